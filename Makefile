@@ -1,0 +1,48 @@
+# One door: `make check` is what CI runs.
+PYTHON ?= .venv/bin/python
+BASE ?= python3
+TORCH ?= 2.13.0
+EXTRAS ?= demo,vision,text,track,report,dev
+WORKERS ?= 2
+IMPORTS = $(PYTHON) -c "from importlinter.cli import lint_imports_command as run; run()"
+
+# More threads than cores make torch many times slower, and PYTHONDONTWRITEBYTECODE doubles the time of every import.
+export OMP_NUM_THREADS = 1
+unexport PYTHONDONTWRITEBYTECODE
+
+.DEFAULT_GOAL := help
+.PHONY: help setup check format lint test docs bench
+
+help:  ## print this list
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1|/' | awk -F '|' '{printf "  make %-8s %s\n", $$1, $$2}'
+
+setup:  ## make .venv with a pinned torch and every tool (BASE=python3.11 chooses the interpreter)
+	$(BASE) -m venv .venv
+	echo "torch==$(TORCH)" > .venv/constraints.txt
+	.venv/bin/python -m pip install "torch==$(TORCH)" hatchling
+	PIP_CONSTRAINT="$(CURDIR)/.venv/constraints.txt" .venv/bin/python -m pip install --no-build-isolation -e ".[$(EXTRAS)]"
+
+check: lint  ## format, lint, types, layers, every test with coverage
+	@echo "lines marked cuda-only, left out of coverage: $$(grep -rhF '# cuda-only' --include='*.py' src | wc -l | tr -d ' ')"
+	$(PYTHON) -m pytest -n $(WORKERS) --cov --cov-config=pyproject.toml --cov-report=term
+
+format:  ## rewrite the sources in the one format
+	$(PYTHON) -m ruff format .
+	$(PYTHON) -m ruff check --fix .
+
+lint:  ## format, lint, types and layers, without the tests
+	$(PYTHON) -m ruff format --check .
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m mypy
+	$(IMPORTS)
+
+test:  ## the quick tests, without coverage
+	$(PYTHON) -m pytest -n $(WORKERS) -m "not slow"
+
+docs:  ## build the documentation into site/
+	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict
+
+bench:  ## every benchmark, quickly, as JSON
+	@set -e; for file in $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py)); do \
+		echo "== $$file" >&2; $(PYTHON) $$file --quick --json; \
+	done

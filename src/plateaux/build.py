@@ -1,0 +1,209 @@
+"""What a recipe means, made real: data, networks, method, optimiser, schedule."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LRScheduler, SequentialLR
+
+from plateaux import registry
+from plateaux.errors import RecipeError, nearest
+from plateaux.exchange import Executor, Method, Settle
+from plateaux.losses import loss_by_name
+from plateaux.machine import dtype_of, seeded
+from plateaux.options import WrongKey, accepts, check, pick
+from plateaux.recipe import DataPart, LossPart, MethodPart, ModelPart, Recipe, fingerprint, own
+from plateaux.samples import Data
+from plateaux.surgery import freeze, load_weights, prune, share
+from plateaux.types import Tree, key
+
+Model = Callable[..., nn.Module]
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a caller hands over in Python instead of naming it in the recipe."""
+
+    data: Data | None = None
+    model: Model | None = None
+    loss: Settle | None = None
+    allow: tuple[str, ...] = ()  # modules outside whose functions a recipe may call
+
+
+def data_of(recipe: Recipe, given: Given = Given()) -> Data:
+    """Return the recipe's data set."""
+    if given.data is not None:
+        return given.data
+    part = recipe.data
+    factory = registry.dataset.get(part.name, allow=given.allow)
+    made = factory(**check("data", factory, part.options, also=DataPart.model_fields))
+    if not isinstance(made, Data):
+        raise RecipeError(f"data set {part.name!r} returned {type(made).__name__}; it must return plateaux.Data")
+    return made
+
+
+def model_options(recipe: Recipe, number: int) -> tuple[str, dict[str, Any]]:
+    """Return the name of one member's model, and the options it has there."""
+    name = own("model.name", recipe.model.name, number, recipe.members)
+    return name, dict(recipe.model.options)
+
+
+def kind_of(recipe: Recipe, number: int) -> str:
+    """Return a hash that two members share when their networks are alike."""
+    tree = recipe.model.model_dump(mode="json")
+    return fingerprint({k: v[number] if isinstance(v, list) and len(v) == recipe.members else v for k, v in tree.items()})
+
+
+def network(recipe: Recipe, data: Data, number: int, given: Given = Given(), *, start: int | None = None) -> nn.Module:
+    """Return one member's network as it is before its first step; `start` replaces the key of its initialisation."""
+    part = recipe.model
+    name, options = model_options(recipe, number)
+    factory = given.model or registry.model.get(name, allow=given.allow)
+    options = check("model", factory, pick(factory, options, number, recipe.members), also=ModelPart.model_fields)
+    for fact in ("shape", "classes"):
+        if accepts(factory, fact):
+            options[fact] = getattr(data, fact)
+    with seeded(key(recipe.seed, "init", number) if start is None else start, torch.device("cpu")):
+        module = factory(**options)
+    if not isinstance(module, nn.Module):
+        raise RecipeError(f"model {name!r} returned {type(module).__name__}; it must return a torch.nn.Module")
+    if part.weights:
+        load_weights(module, part.weights, own("model.prefix", part.prefix, number, recipe.members), partial=part.partial)
+    if part.sparsity:
+        prune(module, part.sparsity)
+    return module.to(dtype_of(recipe.train.precision))
+
+
+def networks(recipe: Recipe, data: Data, numbers: Sequence[int], given: Given = Given()) -> list[nn.Module]:
+    """Return the networks of some members; a frozen prefix is one object that all of them use."""
+    modules = [network(recipe, data, number, given) for number in numbers]
+    if recipe.model.freeze:
+        # The trunk must not depend on which members happen to be built here, so it has a start of its own.
+        trunk = network(recipe, data, 0, given, start=key(recipe.seed, "shared"))
+        share([trunk, *modules], recipe.model.freeze)
+        for module in modules:
+            freeze(module, recipe.model.freeze)
+    return modules
+
+
+def shared_names(recipe: Recipe, module: nn.Module) -> set[str]:
+    """Return the names of the weights and buffers that members share."""
+    return freeze(module, recipe.model.freeze) if recipe.model.freeze else set()
+
+
+def own_state(module: nn.Module, shared: set[str]) -> Tree:
+    """Return what a member's weights file holds: all of the state that is its own."""
+    return {name: tensor for name, tensor in module.state_dict().items() if name not in shared}
+
+
+def method_of(recipe: Recipe, number: int = 0, given: Given = Given()) -> Method:
+    """Return one member's method."""
+    loss = given.loss
+    if loss is None:
+        make_loss = loss_by_name(recipe.loss.name)
+        chosen = pick(make_loss, recipe.loss.options, number, recipe.members)
+        loss = make_loss(**check("loss", make_loss, chosen, also=LossPart.model_fields))
+    factory = registry.method.get(recipe.method.name, allow=given.allow)
+    chosen = pick(factory, recipe.method.options, number, recipe.members)
+    made: Method = factory(loss, **check("method", factory, chosen, also=MethodPart.model_fields))
+    if recipe.optimizer.accumulate > 1 and not made.objective.samplewise:
+        raise RecipeError(
+            f"method {recipe.method.name!r} settles whole batches, so optimizer.accumulate must be 1; "
+            "use a smaller data.batch instead"
+        )
+    return made
+
+
+def executor_of(recipe: Recipe, given: Given = Given()) -> Executor:
+    """Return the executor; it is handed those settings it has an option for."""
+    factory = registry.executor.get(recipe.executor.name, allow=given.allow)
+    settings = {**recipe.executor.model_dump(exclude={"name"}), "randomness": recipe.train.randomness}
+    return factory(**{name: value for name, value in settings.items() if accepts(factory, name)})  # type: ignore[no-any-return]
+
+
+def optimizer_of(recipe: Recipe, number: int, params: Tree) -> torch.optim.Optimizer:
+    """Return one member's optimiser; biases and normalisation may go without decay."""
+    part = recipe.optimizer
+    known = {n: c for n, c in vars(torch.optim).items() if isinstance(c, type) and issubclass(c, torch.optim.Optimizer)}
+    names = {n.lower(): c for n, c in known.items() if n not in ("Optimizer", "LBFGS")}
+    if part.name.lower() not in names:
+        raise RecipeError(f"torch.optim has no optimiser {part.name!r} that works step by step; {nearest(part.name, known)}")
+    factory = names[part.name.lower()]
+    scalars = {
+        "lr": own("optimizer.lr", part.lr, number, recipe.members),
+        "weight_decay": own("optimizer.weight_decay", part.weight_decay, number, recipe.members),
+    }
+    chosen = pick(factory, part.options, number, recipe.members)
+    _known_keys("optimizer", factory, chosen, type(part).model_fields)
+    decayed = [p for p in params.values() if part.decay == "all" or p.ndim > 1]
+    spared = [p for p in params.values() if part.decay == "weights" and p.ndim <= 1]
+    groups = [{"params": decayed}, {"params": spared, "weight_decay": 0.0}]
+    return factory([group for group in groups if group["params"]], **{**scalars, **chosen})  # type: ignore[no-any-return]
+
+
+SHORT = {
+    "cosine": "CosineAnnealingLR", "multistep": "MultiStepLR", "step": "StepLR", "linear": "LinearLR",
+    "constant": "ConstantLR", "exponential": "ExponentialLR", "polynomial": "PolynomialLR",
+}  # fmt: skip
+SPANS = ("T_max", "total_iters", "step_size", "T_0", "milestones")  # options that count time: epochs in a recipe
+
+
+def schedule_of(recipe: Recipe, optimizer: torch.optim.Optimizer, steps: int) -> tuple[LRScheduler | None, bool]:
+    """Return the schedule and whether it moves with every step rather than every epoch."""
+    parts = recipe.schedule
+    if not parts:
+        return None, False
+    if len({part.per for part in parts}) > 1:
+        raise RecipeError("every [[schedule]] must say the same per: 'epoch' or 'step'")
+    unit = steps if parts[0].per == "step" else 1
+    stages: list[LRScheduler] = []
+    ends: list[int] = []
+    begin = 0.0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns about its own way of chaining schedules
+        for position, part in enumerate(parts):
+            last = position == len(parts) - 1
+            if part.epochs is None and not last:
+                raise RecipeError(f"[[schedule]] {part.name!r} is followed by another: say for how many epochs it lasts")
+            span = part.epochs if part.epochs is not None else recipe.train.epochs - begin
+            stages.append(_stage(part.name, part.options, optimizer, span, unit))
+            begin += span
+            ends.append(round(begin * unit))
+        whole = stages[0] if len(stages) == 1 else SequentialLR(optimizer, stages, ends[:-1])
+    return whole, parts[0].per == "step"
+
+
+def _stage(name: str, options: dict[str, Any], optimizer: Any, span: float, unit: int) -> LRScheduler:
+    from torch.optim import lr_scheduler
+
+    known = {n: c for n, c in vars(lr_scheduler).items() if isinstance(c, type) and issubclass(c, LRScheduler)}
+    barred = {"LRScheduler", "SequentialLR", "ChainedScheduler", "ReduceLROnPlateau", "LambdaLR", "MultiplicativeLR"}
+    full = SHORT.get(name, name)
+    if full not in known or full in barred:
+        allowed = [*SHORT, *(n for n in known if n not in barred)]
+        raise RecipeError(f"torch.optim.lr_scheduler has no {name!r} that a recipe can name; {nearest(name, allowed)}")
+    factory = known[full]
+    _known_keys("schedule", factory, options, ("name", "epochs", "per"))
+    timed = {k: _times(v, unit) if k in SPANS else v for k, v in options.items()}
+    for whole in ("T_max", "total_iters"):
+        if accepts(factory, whole):
+            timed.setdefault(whole, max(1, round(span * unit)))
+    return factory(optimizer, **timed)
+
+
+def _times(value: Any, unit: int) -> Any:
+    return [round(v * unit) for v in value] if isinstance(value, list | tuple) else round(value * unit)
+
+
+def _known_keys(section: str, factory: Callable[..., Any], given: dict[str, Any], also: Any) -> None:
+    for name in given:
+        if name in ("params", "optimizer") or not accepts(factory, name):
+            from inspect import signature
+
+            allowed = {*signature(factory).parameters, *also} - {"params", "optimizer", "self"}
+            raise WrongKey(section, name, f"[{section}] has no key {name!r}; {nearest(name, allowed)}")

@@ -1,0 +1,357 @@
+"""The course of one job: epochs, steps, validation, checkpoints, and the end."""
+
+from __future__ import annotations
+
+import math
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from plateaux import registry
+from plateaux.assess import assess, evaluating
+from plateaux.build import Given, shared_names
+from plateaux.errors import Diverged, RecipeError, Stopped
+from plateaux.exchange import Executor, Measure, Tell, View
+from plateaux.executors.local import Local
+from plateaux.learning import feed_of, learners_of, parking, restore, split_of, state_of, weights_of
+from plateaux.loader import Feed, evaluation
+from plateaux.machine import FORMATS, autocast, dtype_of
+from plateaux.plan import Job
+from plateaux.run import Progress, Run
+from plateaux.samples import Data
+from plateaux.step import Learner, Tally, Way, step
+from plateaux.track import Tracker
+from plateaux.types import Batch, Value
+
+GO_ON, SAVE, STOP = 0, 1, 2  # what a process may wish between two steps; the strongest wish is everybody's
+
+
+@dataclass(slots=True)
+class Runner:
+    """One member on the course: how far it is, and what it has seen since it last wrote a line."""
+
+    learner: Learner
+    feed: Feed
+    progress: Progress
+    loss: float = 0.0  # sum over the samples of this epoch so far
+    right: float = 0.0
+    seen: int = 0
+    lines: list[dict[str, Any]] = field(default_factory=list)
+    pending: list[tuple[Tally, int]] = field(default_factory=list)
+
+
+class Course:
+    """Takes the members of a job side by side from its start to its stop."""
+
+    def __init__(
+        self,
+        run: Run,
+        data: Data,
+        job: Job,
+        held: list[int],
+        executor: Executor,
+        device: torch.device,
+        given: Given,
+        tell: Tell,
+    ) -> None:
+        self.run, self.data, self.job, self.executor, self.tell = run, data, job, executor, tell
+        self.recipe = run.recipe
+        self.device = device
+        self.train_ids, self.valid_ids = split_of(self.recipe, data)
+        self.measures = validation_measures(self.recipe.train.keep)
+        self.joint = False
+        self.runners = self._runners(held, given)
+        self.trackers = {n: Tracker(run.store.root / "tensorboard" / str(n)) for n in held if self.recipe.run.tensorboard}
+        self.clock = time.monotonic()  # of the last checkpoint
+        self.begun = time.monotonic()
+        self.told = 0.0
+
+    def _runners(self, held: list[int], given: Given) -> list[Runner]:
+        order = self.recipe.data.order
+        probe = feed_of(self.recipe, self.data, 0, shared=True, device=self.device, ids=self.train_ids)
+        learners = learners_of(
+            self.recipe, self.data, held, self.executor, device=self.device, steps=probe.steps(), given=given
+        )
+        self.joint = bool(learners) and learners[0].method.objective.sees != "own"
+        shared = order == "shared" or self.joint
+        runners = []
+        for learner in learners:
+            feed = feed_of(
+                self.recipe, self.data, learner.number, shared=shared, device=self.device, ids=self.train_ids
+            )
+            runners.append(self._resumed(Runner(learner, probe if shared else feed, self.run.progress(learner.number))))
+        if runners and self.executor.writes():
+            names = shared_names(self.recipe, runners[0].learner.module)
+            state = runners[0].learner.module.state_dict()
+            self.run.put_shared({name: state[name] for name in sorted(names)})
+        return runners
+
+    def _resumed(self, runner: Runner) -> Runner:
+        """Put a member where the job starts; a log part written after that place is forgotten."""
+        epoch, at = self.job.start
+        names = {(e, s): name for e, s, name in runner.progress.states}
+        if (epoch, at) == (0, 0):
+            runner.progress = Progress(seconds=runner.progress.seconds)
+            return runner
+        state = self.run.store.get_state(names[epoch, at])
+        restore(runner.learner, state)
+        runner.loss, runner.right, runner.seen = state["epoch"]
+        runner.progress = replace(Progress(**{**state["progress"], "parts": tuple(state["progress"]["parts"])}), states=runner.progress.states)
+        return runner
+
+    def go(self) -> None:
+        """Run the job; Ctrl-C and SIGTERM end it with a checkpoint."""
+        epoch, at = self.job.start
+        with stop_sign() as asked, ExitStack() as stack:
+            way = self._way(stack)
+            while epoch < self.job.stop and self.runners:
+                self._epoch(epoch, at, way, asked)
+                epoch, at = epoch + 1, 0
+        for runner in self.runners:
+            self._finish(runner, "")
+
+    def _way(self, stack: ExitStack) -> Way:
+        way = Way(self.recipe.train.precision, self.device, self.recipe.optimizer.accumulate)
+        if self.executor.parks and len(self.runners) > 1:
+            way = replace(way, awake=parking(stack.enter_context(self.run.store.scratch())))
+        self.awake = way.awake
+        return way
+
+    def _epoch(self, epoch: int, at: int, way: Way, asked: threading.Event) -> None:
+        steps = self.runners[0].feed.steps()
+        streams: dict[int, Iterator[Batch]] = {}
+        for runner in self.runners:
+            streams.setdefault(id(runner.feed), runner.feed.epoch(epoch, start=at, shard=self.executor.shard))
+        learners = [runner.learner for runner in self.runners]
+        for number in range(at, steps):
+            drawn = {name: next(stream) for name, stream in streams.items()}
+            batches = [drawn[id(runner.feed)] for runner in self.runners]
+            total = min(self.recipe.data.batch, len(self.train_ids) - number * self.recipe.data.batch)
+            tallies = step(self.executor, learners, batches, way, share=len(batches[0]) / total)
+            for runner, tally, batch in zip(self.runners, tallies, batches, strict=True):
+                runner.pending.append((tally, len(batch)))
+            self._after_step(epoch, number + 1, steps, asked)
+        self._after_epoch(epoch + 1)
+
+    def _after_step(self, epoch: int, done: int, steps: int, asked: threading.Event) -> None:
+        if done % self.recipe.run.log_every == 0 or done == steps:
+            self._log_steps(epoch, done)
+        self._news(epoch, done, steps)
+        minutes = self.recipe.run.checkpoint_minutes
+        due = minutes is not None and time.monotonic() - self.clock > 60 * minutes
+        if done == steps:
+            return
+        wish = self.executor.agree(STOP if asked.is_set() else SAVE if due else GO_ON)
+        if wish != GO_ON:
+            self._checkpoint(epoch, done)
+        if wish == STOP:
+            raise Stopped(
+                f"Stopped at epoch {epoch}, step {done}, with a checkpoint. Run the same command again to go on from there"
+            )
+
+    def _after_epoch(self, epoch: int) -> None:
+        found = self._validated() if len(self.valid_ids) and epoch % self.recipe.train.validate_every == 0 else {}
+        last = epoch == self.job.stop
+        for runner in list(self.runners):
+            schedule = runner.learner.schedule
+            if schedule is not None and not runner.learner.every_step:
+                schedule.step()
+            numbers = found.get(runner.learner.number, {})
+            self._log_epoch(runner, epoch, numbers)
+            if numbers:
+                self._judge(runner, epoch, numbers)
+            runner.loss, runner.right, runner.seen = 0.0, 0.0, 0
+            runner.progress = replace(runner.progress, epoch=epoch, step=0)
+        if last or epoch % self.recipe.run.checkpoint_epochs == 0:
+            self._checkpoint(epoch, 0)
+        patience = self.recipe.train.patience
+        for runner in list(self.runners):
+            if patience is not None and runner.progress.stale >= patience and not last:
+                self._finish(runner, f"no better for {patience} validations")
+                self.runners.remove(runner)
+
+    def _validated(self) -> dict[int, dict[str, Value]]:
+        found: dict[int, dict[str, Value]] = {}
+        for runner in self.runners:
+            learner = runner.learner
+            with self.awake(learner), evaluating([learner.module]):
+                view = View(
+                    learner.module, forward=lambda: autocast(self.recipe.train.precision, self.device)
+                )
+                batches = evaluation(
+                    runner.feed.source,
+                    self.valid_ids,
+                    batch=max(self.recipe.data.batch, 256),
+                    mean=self.data.mean,
+                    std=self.data.std,
+                    device=self.device,
+                    dtype=dtype_of(self.recipe.train.precision),
+                    memory_format=FORMATS[self.recipe.train.memory_format],
+                    workers=self.recipe.data.workers,
+                )
+                alone = Local("loop", 1, (), "error")
+                results = assess(alone, [view], batches, self.measures)
+            found[learner.number] = {name: values["member 0"] for name, values in results.items()}
+        return found
+
+    def _judge(self, runner: Runner, epoch: int, numbers: dict[str, Value]) -> None:
+        """Remember the best weights on validation samples, and how long ago they were."""
+        keep = self.recipe.train.keep
+        name = keep.removeprefix("best:") if keep != "last" else "nll"
+        number = numbers[name].number
+        sign = 1 if self.measures[name].better == "higher" else -1
+        best = runner.progress.best
+        if best is not None and sign * number <= sign * best:
+            runner.progress = replace(runner.progress, stale=runner.progress.stale + 1)
+            return
+        runner.progress = replace(runner.progress, best=number, best_epoch=epoch, stale=0)
+        if keep != "last" and self.executor.writes():
+            with self.awake(runner.learner):
+                weights = weights_of(self.recipe, runner.learner)
+                stored = self.run.put_weights(runner.learner.number, weights, epoch=epoch, best=True)
+            words = f"epoch {epoch}, the best {name} on validation samples so far"
+            runner.progress = replace(runner.progress, weights=stored, weights_from=words)
+
+    def _log_steps(self, epoch: int, done: int) -> None:
+        for runner in self.runners:
+            recent = runner.pending
+            runner.pending = []
+            losses = [float(tally.loss) for tally, _ in recent]
+            count = sum(size for _, size in recent)
+            self._sound(runner, losses, epoch, done)
+            right = sum(float(tally.right) for tally, _ in recent if tally.right is not None)
+            runner.loss += sum(loss * size for loss, (_, size) in zip(losses, recent, strict=True))
+            runner.right += right
+            runner.seen += count
+            line = {
+                "epoch": epoch,
+                "step": done,
+                "loss": runner.loss / max(runner.seen, 1),
+                "lr": runner.learner.optimizer.param_groups[0]["lr"],
+            }
+            runner.lines.append(line)
+
+    def _sound(self, runner: Runner, losses: list[float], epoch: int, done: int) -> None:
+        scaler = runner.learner.scaler
+        if scaler is not None and scaler.factor > 1:
+            return  # an overflow under fp16 has skipped its step already
+        if not all(math.isfinite(loss) for loss in losses):
+            held = f"its last checkpoint (epoch {runner.progress.epoch})" if runner.progress.states else "no checkpoint yet"
+            raise Diverged(
+                f"The loss of member {runner.learner.number} is no number any more (epoch {epoch}, step {done}); "
+                f"{held} is untouched. Try a smaller optimizer.lr, optimizer.clip, or train.precision = \"fp32\""
+            )
+
+    def _log_epoch(self, runner: Runner, epoch: int, numbers: dict[str, Value]) -> None:
+        line: dict[str, Any] = {"epoch": epoch, "train loss": runner.loss / max(runner.seen, 1)}
+        if runner.right or runner.seen:
+            line["train accuracy"] = runner.right / max(runner.seen, 1)
+        line |= {f"validation {name}": value.number for name, value in numbers.items()}
+        runner.lines.append(line)
+        if runner.learner.number in self.trackers:
+            self.trackers[runner.learner.number].add(epoch, line)
+        self.tell({"member": runner.learner.number, "done": epoch, "epochs": self.job.stop, **line})
+
+    def _news(self, epoch: int, done: int, steps: int) -> None:
+        now = time.monotonic()
+        if now - self.told < 0.5:
+            return
+        self.told = now
+        start = self.job.start[0] * steps + self.job.start[1]
+        made = epoch * steps + done - start
+        rate = made / max(now - self.begun, 1e-9)
+        left = (self.job.stop * steps - epoch * steps - done) / max(rate, 1e-9)
+        for runner in self.runners:
+            self.tell(
+                {
+                    "member": runner.learner.number,
+                    "epoch": epoch,
+                    "epochs": self.job.stop,
+                    "step": done,
+                    "steps": steps,
+                    "loss": runner.loss / runner.seen if runner.seen else None,
+                    "accuracy": runner.right / runner.seen if runner.seen and runner.right else None,
+                    "rate": rate * self.recipe.data.batch,
+                    "left": left,
+                }
+            )
+
+    def _checkpoint(self, epoch: int, at: int) -> None:
+        """Write where every member is: its state and log first, then the progress that names them."""
+        if at:
+            self._log_steps(epoch, at)
+        now = time.monotonic()
+        for runner in self.runners:
+            number = runner.learner.number
+            seconds = runner.progress.seconds + now - self.clock
+            runner.progress = replace(runner.progress, epoch=epoch, step=at, seconds=seconds)
+            if not self.executor.writes():
+                continue
+            part = self.run.put_log(number, runner.progress, runner.lines)
+            runner.lines = []
+            runner.progress = replace(runner.progress, parts=(*runner.progress.parts, part), states=runner.progress.states)
+            with self.awake(runner.learner):
+                state = state_of(runner.learner)
+                state["epoch"] = (runner.loss, runner.right, runner.seen)
+                state["progress"] = {**_plain(runner.progress), "states": ()}
+                name = self.run.put_state(number, runner.progress, state)
+            older = runner.progress.states[-1:] if self.joint else ()  # one back, so that a group finds a common place
+            runner.progress = replace(runner.progress, states=(*older, (epoch, at, name)))
+            self.run.commit(number, runner.progress)
+            runner.progress = replace(runner.progress, spare=runner.progress.weights if self.joint else None)
+        self.clock = now
+
+    def _finish(self, runner: Runner, why: str) -> None:
+        """Write the weights to use and say that the member is done."""
+        if not self.executor.writes():
+            return
+        number, progress = runner.learner.number, runner.progress
+        if self.recipe.train.keep == "last" or progress.weights is None:
+            with self.awake(runner.learner):
+                weights = weights_of(self.recipe, runner.learner)
+            words = f"epoch {progress.epoch}, the last"
+        else:
+            weights = self.run.store.get_tensors(progress.weights)
+            words = f"epoch {progress.best_epoch}, the best {self.recipe.train.keep.removeprefix('best:')} on validation samples"
+        name = self.run.put_weights(number, weights, epoch=progress.epoch)
+        self.run.commit(number, replace(progress, finished=True, weights=name, weights_from=words, why=why))
+
+
+def validation_measures(keep: str) -> dict[str, Measure]:
+    """Return what is measured on validation samples: accuracy, NLL, and what the best weights are chosen by."""
+    names = {"accuracy", "nll"} | ({keep.removeprefix("best:")} if keep != "last" else set())
+    measures: dict[str, Measure] = {}
+    for name in sorted(names):
+        measures[name] = registry.measure.get(name)()
+    return measures
+
+
+@contextmanager
+def stop_sign() -> Iterator[threading.Event]:
+    """Turn Ctrl-C and SIGTERM into an event that the work looks at between two steps; a second Ctrl-C ends at once."""
+    asked = threading.Event()
+
+    def raise_sign(number: int, _: Any) -> None:
+        if asked.is_set() and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        asked.set()
+
+    if threading.current_thread() is not threading.main_thread():
+        yield asked
+        return
+    old = {number: signal.signal(number, raise_sign) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield asked
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+
+
+def _plain(progress: Progress) -> dict[str, Any]:
+    return {name: getattr(progress, name) for name in Progress.__slots__}

@@ -1,0 +1,1 @@
+"""Plug-ins: one data set a file, found by name."""

@@ -1,0 +1,63 @@
+"""An ensemble ready for use: its members, what they share, and the prediction they make together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from plateaux import trees
+from plateaux.augment import normalise
+from plateaux.surgery import size_in_bytes
+from plateaux.tables import log_probabilities
+from plateaux.types import Inputs
+
+
+class Ensemble(nn.Module):
+    """Members side by side; weights they share are held once.
+
+    >>> two = Ensemble([nn.Linear(4, 3), nn.Linear(4, 3)])
+    >>> two.logits(torch.zeros(5, 4)).shape, two.predict(torch.zeros(5, 4)).shape
+    (torch.Size([2, 5, 3]), torch.Size([5, 3]))
+    """
+
+    def __init__(
+        self,
+        members: Sequence[nn.Module],
+        *,
+        mean: Sequence[float] = (),
+        std: Sequence[float] = (),
+        labels: Sequence[str] = (),
+    ) -> None:
+        super().__init__()
+        self.members = nn.ModuleList(members)
+        self.mean, self.std, self.labels = tuple(mean), tuple(std), tuple(labels)
+        self.eval()
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    @torch.no_grad()
+    def logits(self, x: Inputs) -> Tensor:
+        """Return every member's output `[M, B, C]`; inputs are as the data set has them, and normalised here."""
+        first = next(self.members.parameters())
+        if isinstance(x, Tensor):
+            x = normalise(x.to(first.device), self.mean, self.std, first.dtype)
+        args, kwargs = ((x,), {}) if isinstance(x, Tensor) else ((), dict(x))
+        rows = [member(*args, **kwargs) for member in self.members]
+        return torch.stack([row if isinstance(row, Tensor) else row.logits for row in rows])
+
+    def predict(self, x: Inputs, *, combine: Literal["probability", "logit"] = "probability") -> Tensor:
+        """Return the ensemble's class probabilities `[B, C]`, by the mean of probabilities or of logits."""
+        log_p = log_probabilities(self.logits(x))
+        return (log_p[-2 if combine == "probability" and len(self) > 1 else -1]).exp()
+
+    def forward(self, x: Inputs) -> Tensor:
+        return self.predict(x)
+
+    def bytes(self) -> dict[str, int]:
+        """Return the memory of all members, and what it would be if nothing were shared."""
+        apart = sum(trees.size([*m.parameters(), *m.buffers()]) for m in self.members)
+        return {"held": size_in_bytes(self.members), "unshared": apart}

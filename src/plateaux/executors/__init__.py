@@ -1,0 +1,1 @@
+"""Plug-ins: one executor a file, found by name."""

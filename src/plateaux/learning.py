@@ -1,0 +1,190 @@
+"""Members made ready to learn: built from a recipe, put back to where a checkpoint left them, parked on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import nn
+
+from plateaux.augment import Augment
+from plateaux.build import Given, kind_of, method_of, networks, optimizer_of, own_state, schedule_of, shared_names
+from plateaux.errors import RecipeError
+from plateaux.exchange import Executor
+from plateaux.loader import Feed, split
+from plateaux.machine import FORMATS, dtype_of
+from plateaux.recipe import Recipe, own
+from plateaux.samples import Data, Resident
+from plateaux.step import Learner, Scaler
+from plateaux.store import Store
+from plateaux.surgery import masks, stochastic
+from plateaux.types import key
+
+
+def learners_of(
+    recipe: Recipe,
+    data: Data,
+    numbers: Sequence[int],
+    executor: Executor,
+    *,
+    device: torch.device,
+    steps: int,
+    given: Given = Given(),
+) -> list[Learner]:
+    """Return some members as they are before their first step."""
+    modules = networks(recipe, data, numbers, given)
+    return [
+        _learner(recipe, number, module, executor, device=device, steps=steps, given=given)
+        for number, module in zip(numbers, modules, strict=True)
+    ]
+
+
+def _learner(
+    recipe: Recipe, number: int, module: nn.Module, executor: Executor, *, device: torch.device, steps: int, given: Given
+) -> Learner:
+    shared = shared_names(recipe, module)
+    executor.prepare(module)
+    module.to(device=device, memory_format=FORMATS[recipe.train.memory_format])  # type: ignore[call-overload]
+    module.train()
+    if recipe.executor.manner == "vmap":
+        _refuse_under_vmap(recipe, module)
+    params = {n: p for n, p in module.named_parameters() if p.requires_grad and n not in shared}
+    zeros = masks(module)
+    buffers = {n: b for n, b in module.named_buffers() if n not in shared and n.removesuffix("_mask") not in zeros}
+    optimizer = optimizer_of(recipe, number, params)
+    schedule, every_step = schedule_of(recipe, optimizer, steps)
+    return Learner(
+        number=number,
+        module=module,
+        method=method_of(recipe, number, given),
+        optimizer=optimizer,
+        params=params,
+        buffers=buffers,
+        peak_lr=float(own("optimizer.lr", recipe.optimizer.lr, number, recipe.members)),
+        kind=kind_of(recipe, number),
+        schedule=schedule,
+        every_step=every_step,
+        masks={name: mask for name, mask in zeros.items() if name in params},
+        clip=own("optimizer.clip", recipe.optimizer.clip, number, recipe.members),
+        call=torch.compile(module) if recipe.train.compile else None,
+        scaler=Scaler() if recipe.train.precision == "fp16" else None,
+    )
+
+
+def _refuse_under_vmap(recipe: Recipe, module: nn.Module) -> None:
+    dropping = stochastic(module)
+    if dropping and recipe.train.randomness == "error":
+        raise RecipeError(
+            f"vmap cannot give every member its own dropout exactly as a loop does ({', '.join(dropping[:3])}). "
+            'Set executor.manner = "loop", or train.randomness = "different" to have it inexactly'
+        )
+    if recipe.train.precision in ("bf16", "fp16"):
+        raise RecipeError(
+            f"vmap does not run under autocast ({recipe.train.precision}); "
+            'set executor.manner = "loop", or train.precision = "fp32"'
+        )
+
+
+def feed_of(
+    recipe: Recipe, data: Data, number: int, *, shared: bool, device: torch.device, ids: torch.Tensor
+) -> Feed:
+    """Return how a member is fed: in an order of its own, or in the one all share."""
+    part = recipe.data
+    source = data.train.to(device) if isinstance(data.train, Resident) and device.type != "cpu" else data.train
+    return Feed(
+        source,
+        ids,
+        batch=part.batch,
+        key=key(recipe.seed, "feed", "shared" if shared else number),
+        classes=data.classes,
+        mean=data.mean,
+        std=data.std,
+        augment=Augment(crop=part.crop, flip=part.flip, mixup=part.mixup, cutmix=part.cutmix),
+        device=device,
+        dtype=dtype_of(recipe.train.precision),
+        memory_format=FORMATS[recipe.train.memory_format],
+        workers=part.workers,
+        drop_last=part.drop_last,
+    )
+
+
+def split_of(recipe: Recipe, data: Data) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the ids of the training and of the validation samples."""
+    share = recipe.data.validation
+    return split(len(data.train), share if share < 1 else int(share), key(recipe.seed, "validation"))
+
+
+def state_of(learner: Learner) -> dict[str, Any]:
+    """Return all that a member needs to go on exactly as if nothing had happened."""
+    return {
+        "params": {name: param.detach() for name, param in learner.params.items()},
+        "buffers": dict(learner.buffers),
+        "optimizer": learner.optimizer.state_dict(),
+        "schedule": learner.schedule.state_dict() if learner.schedule is not None else None,
+        "scaler": asdict(learner.scaler) if learner.scaler is not None else None,
+    }
+
+
+@torch.no_grad()
+def restore(learner: Learner, state: dict[str, Any]) -> None:
+    """Put a member back to where `state_of` saw it."""
+    for name, param in learner.params.items():
+        param.copy_(state["params"][name])
+    for name, buffer in learner.buffers.items():
+        buffer.copy_(state["buffers"][name])
+    learner.optimizer.load_state_dict(state["optimizer"])
+    if learner.schedule is not None:
+        learner.schedule.load_state_dict(state["schedule"])
+    if learner.scaler is not None:
+        learner.scaler = Scaler(**state["scaler"])
+
+
+def weights_of(recipe: Recipe, learner: Learner) -> dict[str, torch.Tensor]:
+    """Return the weights a member's file holds."""
+    return own_state(learner.module, shared_names(recipe, learner.module))
+
+
+def parking(scratch: Store) -> Callable[[Learner], AbstractContextManager[None]]:
+    """Return the function that wakes a parked member for its turn and parks it again.
+
+    Between turns a member's weights, buffers and optimiser state lie on disk, and its tensors hold no memory.
+    """
+
+    @contextmanager
+    def awake(learner: Learner) -> Iterator[None]:
+        name = f"{learner.number}.pt"
+        if scratch.has(name):
+            _wake(learner, scratch.get_state(name))
+        try:
+            yield
+        finally:
+            scratch.put_state(name, _park(learner))
+
+    return awake
+
+
+def _moving(learner: Learner) -> dict[str, torch.Tensor]:
+    """Return every tensor that moves with a member, by a name that lasts."""
+    found = {f"params.{n}": p for n, p in learner.params.items()}
+    found |= {f"buffers.{n}": b for n, b in learner.buffers.items()}
+    for name, param in learner.params.items():
+        for slot, value in learner.optimizer.state.get(param, {}).items():
+            if isinstance(value, torch.Tensor):
+                found[f"state.{name}.{slot}"] = value
+    return found
+
+
+def _park(learner: Learner) -> dict[str, torch.Tensor]:
+    moving = _moving(learner)
+    copy = {name: tensor.detach() for name, tensor in moving.items()}
+    for tensor in moving.values():
+        tensor.data = tensor.data.new_empty(0)
+    return copy
+
+
+def _wake(learner: Learner, copy: dict[str, torch.Tensor]) -> None:
+    for name, tensor in _moving(learner).items():
+        tensor.data = copy[name].to(tensor.device)

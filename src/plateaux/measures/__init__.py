@@ -1,0 +1,1 @@
+"""Plug-ins: one measure a file, found by name."""

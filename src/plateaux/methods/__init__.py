@@ -1,0 +1,1 @@
+"""Plug-ins: one method a file, found by name."""

@@ -1,0 +1,57 @@
+"""The SAM family: every member climbs to a sharp point nearby and descends from there."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from plateaux.exchange import Method, Objective, Settle
+from plateaux.registry import method
+from plateaux.updates import adaptive, ball, climb, elementwise, surrogate_gap
+
+Perturbation = Literal["global", "per_worker"]
+
+
+@method
+def sam(
+    loss: Settle, *, rho: float = 0.05, m: int | None = None, perturbation: Perturbation = "global"
+) -> Method:
+    """Sharpness-aware minimisation: descend with the gradient found rho up the slope (Foret et al. 2021)."""
+    return Method(Objective(loss), climb(rho, m=m, perturbation=perturbation))
+
+
+@method
+def asam(
+    loss: Settle,
+    *,
+    rho: float = 0.5,
+    variant: Literal["published", "elementwise"] = "published",
+    eta: float = 0.01,
+    m: int | None = None,
+    perturbation: Perturbation = "global",
+) -> Method:
+    """SAM in a neighbourhood that grows with the weights (Kwon et al. 2021).
+
+    `published`: T = |w| + eta for parameters called weight, 1 for the rest (rho about 0.5). `elementwise`: T = |w| for
+    every parameter, without eta, as the widely copied implementation has it (rho about 2).
+    """
+    reach = adaptive(eta) if variant == "published" else elementwise
+    return Method(Objective(loss), climb(rho, reach=reach, m=m, perturbation=perturbation))
+
+
+@method
+def gsam(
+    loss: Settle,
+    *,
+    rho: float = 0.05,
+    rho_min: float | None = None,
+    alpha: float = 0.4,
+    lr_min: float = 0.0,
+    variant: Literal["plain", "elementwise"] = "plain",
+) -> Method:
+    """SAM that also closes the gap between the peak and the valley (Zhuang et al. 2022).
+
+    The radius falls with the learning rate from rho to rho_min; without rho_min it stays at rho.
+    """
+    low = rho if rho_min is None else rho_min
+    reach = ball if variant == "plain" else elementwise
+    return Method(Objective(loss), surrogate_gap(rho, alpha=alpha, rho_min=low, lr_min=lr_min, reach=reach))

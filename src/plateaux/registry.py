@@ -1,0 +1,142 @@
+"""Plug-ins by name: one file with one decorator is all it takes.
+
+    @method
+    def sam(*, rho: float = 0.05) -> Method:
+        "Climb to the sharpest point within rho, descend from there."
+
+A registry imports the files of its package (and the entry points of other packages) when it is first asked, so there is
+no list to edit. What it holds are factories: functions whose keyword-only options are the options of a recipe.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import pkgutil
+from collections.abc import Callable
+from importlib.machinery import PathFinder
+from importlib.metadata import entry_points
+from inspect import getdoc
+from pathlib import Path
+from typing import Any, TypeVar, overload
+
+from plateaux.errors import NotAllowed, UnknownName, nearest
+
+Factory = TypeVar("Factory", bound=Callable[..., Any])
+
+
+class Registry:
+    """Factories of one kind, found by name."""
+
+    def __init__(self, kind: str, package: str) -> None:
+        self.kind = kind
+        self.package = package
+        self.prefixes: dict[str, Callable[..., Any]] = {}
+        self._found: dict[str, Callable[..., Any]] = {}
+        self._scanned = False
+
+    @overload
+    def __call__(self, given: Factory) -> Factory: ...
+    @overload
+    def __call__(self, given: str | None = None, *, prefix: str | None = None) -> Callable[[Factory], Factory]: ...
+    def __call__(self, given: Any = None, *, prefix: str | None = None) -> Any:
+        """Register a factory under its own name, under `given`, or for every name that starts with `prefix`."""
+        if callable(given):
+            return self._add(given.__name__, given)  # type: ignore[attr-defined]
+
+        def decorate(factory: Factory) -> Factory:
+            if prefix is not None:
+                self.prefixes[prefix] = factory
+                return self._mark(factory)
+            return self._add(given or factory.__name__, factory)
+
+        return decorate
+
+    def get(self, name: str, *, allow: tuple[str, ...] = ()) -> Callable[..., Any]:
+        """Return the factory called `name`; `package.module:function` reaches code outside."""
+        self._scan()
+        if name in self._found:
+            return self._found[name]
+        for prefix, factory in self.prefixes.items():
+            if name.startswith(prefix) and len(name) > len(prefix):
+                return _bind(factory, name.removeprefix(prefix))
+        if ":" in name:
+            return self._outside(name, allow)
+        raise UnknownName(f"There is no {self.kind} called {name!r}; {nearest(name, self.names())}")
+
+    def names(self) -> list[str]:
+        """Return every name, sorted."""
+        self._scan()
+        return sorted([*self._found, *(f"{prefix}<name>" for prefix in self.prefixes)])
+
+    def describe(self) -> dict[str, str]:
+        """Return the first sentence of every plug-in's docstring by name."""
+        self._scan()
+        found = {**self._found, **{f"{prefix}<name>": factory for prefix, factory in self.prefixes.items()}}
+        return {name: (getdoc(found[name]) or "").split("\n", 1)[0] for name in sorted(found)}
+
+    def _add(self, name: str, factory: Factory) -> Factory:
+        self._found[name] = factory
+        return self._mark(factory)
+
+    def _mark(self, factory: Factory) -> Factory:
+        factory.__plateaux__ = self.kind  # type: ignore[attr-defined]
+        return factory
+
+    def _scan(self) -> None:
+        if self._scanned:
+            return
+        self._scanned = True
+        package = importlib.import_module(self.package)
+        for module in pkgutil.iter_modules(package.__path__):
+            importlib.import_module(f"{self.package}.{module.name}")
+        for point in entry_points(group=self.package):
+            point.load()
+
+    def _outside(self, name: str, allow: tuple[str, ...]) -> Callable[..., Any]:
+        module, _, attribute = name.partition(":")
+        # Importing runs code, so the mark is looked for in the source first: a recipe from a stranger is data.
+        if module not in allow and not _marked_in_source(module, attribute, self.kind):
+            raise NotAllowed(
+                f"{name!r} is not marked @plateaux.{self.kind}, so a recipe may not call it. "
+                f"If you trust it, mark the function or add: --allow {module}"
+            )
+        factory = getattr(importlib.import_module(module), attribute, None)
+        if not callable(factory):
+            raise UnknownName(f"{module!r} has no function {attribute!r}")
+        return factory  # type: ignore[no-any-return]
+
+
+def _bind(factory: Callable[..., Any], rest: str) -> Callable[..., Any]:
+    from functools import partial
+
+    return partial(factory, rest)
+
+
+def _marked_in_source(module: str, attribute: str, kind: str) -> bool:
+    """Say whether the module's source decorates that function with `@plateaux.<kind>`, without importing anything."""
+    path: list[str] | None = None
+    spec = None
+    for part in module.split("."):
+        spec = PathFinder.find_spec(part, path)
+        if spec is None:
+            return False
+        path = list(spec.submodule_search_locations or [])
+    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+        return False
+    for node in ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == attribute:
+            return any(_says(decorator, kind) for decorator in node.decorator_list)
+    return False
+
+
+def _says(decorator: ast.expr, kind: str) -> bool:
+    target = decorator.func if isinstance(decorator, ast.Call) else decorator
+    return isinstance(target, ast.Attribute) and target.attr == kind and ast.unparse(target.value) == "plateaux"
+
+
+method = Registry("method", "plateaux.methods")
+measure = Registry("measure", "plateaux.measures")
+dataset = Registry("dataset", "plateaux.data")
+model = Registry("model", "plateaux.models")
+executor = Registry("executor", "plateaux.executors")

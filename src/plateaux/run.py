@@ -1,0 +1,191 @@
+"""The run folder: what was asked, where every member stands, what was measured. Layout in architecture, section 8.
+
+`members/<i>/progress.json` is the one point at which a checkpoint becomes true: state and log parts are written first,
+then progress names them, then what it no longer names is deleted. A kill between any two writes loses nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, field, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from plateaux.errors import RunError
+from plateaux.recipe import Recipe, difference, fingerprint
+from plateaux.store import Store
+from plateaux.types import Tree
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where one member stands."""
+
+    epoch: int = 0  # completed epochs
+    step: int = 0  # completed steps of the epoch under way
+    finished: bool = False
+    states: tuple[tuple[int, int, str], ...] = ()  # (epoch, step, object), newest last
+    parts: tuple[str, ...] = ()  # the log, in order
+    weights: str | None = None  # the object with the weights to use
+    weights_from: str = ""  # which weights these are, in words
+    spare: str | None = None  # the weights to use that an older state still names
+    best: float | None = None
+    best_epoch: int | None = None
+    stale: int = 0  # validations since the best one
+    why: str = ""  # why it ended, where that was not the last epoch
+    seconds: float = 0.0  # of training, over all attempts
+
+    @property
+    def position(self) -> tuple[int, int]:
+        return self.epoch, self.step
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run folder and its recipe."""
+
+    store: Store
+    recipe: Recipe
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def open(cls, root: str | Path) -> Run:
+        """Open a run that exists."""
+        store = Store(root)
+        if not store.has("run.json"):
+            raise RunError(f"{root} is not a run folder: it has no run.json. `plateaux train RECIPE --out {root}` starts one")
+        about = store.get_json("run.json")
+        if about.get("format") != FORMAT:
+            raise RunError(
+                f"{root} has format {about.get('format')!r}; this version of Plateaux reads format {FORMAT}. "
+                "Use the version that wrote it"
+            )
+        return cls(store, Recipe.parse(store.get("recipe.toml").decode(), where=f"{root}/recipe.toml"), about)
+
+    @classmethod
+    def begin(cls, root: str | Path, recipe: Recipe, about: Mapping[str, Any]) -> Run:
+        """Open the run of this recipe, or start it; a folder that belongs to another recipe is refused."""
+        store = Store(root)
+        if store.has("run.json"):
+            old = cls.open(root)
+            changes = difference(old.recipe.determining(), recipe.determining())
+            if changes:
+                raise RunError(
+                    f"{root} belongs to another recipe. What differs (there -> here):\n  "
+                    + "\n  ".join(changes)
+                    + "\nChoose another --out, or put the recipe back"
+                )
+            about = {**about, **old.about}
+        run = cls(store, recipe, {"format": FORMAT, **about})
+        run._write()
+        return run
+
+    def _write(self) -> None:
+        self.store.put("recipe.toml", self.recipe.to_toml().encode())
+        self.store.put_json("environment.json", environment())
+        names = {str(i): self.member_name(i) for i in range(self.recipe.members)}
+        self.store.put_json("run.json", {**self.about, "members": names})
+
+    def with_about(self, **facts: Any) -> Run:
+        """Return the run with more facts recorded: what the machine chose is chosen once."""
+        run = replace(self, about={**self.about, **facts})
+        run._write()
+        return run
+
+    def member_name(self, number: int) -> str:
+        """Return the hash of all that determines a member."""
+        return fingerprint({"recipe": self.recipe.determining(), "member": number, "torch": torch.__version__})
+
+    def progress(self, number: int) -> Progress:
+        """Return where a member stands."""
+        name = f"members/{number}/progress.json"
+        if not self.store.has(name):
+            return Progress()
+        found = self.store.get_json(name)
+        return Progress(**{**found, "states": tuple(tuple(s) for s in found["states"]), "parts": tuple(found["parts"])})
+
+    def all_progress(self) -> list[Progress]:
+        return [self.progress(number) for number in range(self.recipe.members)]
+
+    def lock(self, number: int) -> AbstractContextManager[None]:
+        """Keep every other process off a member."""
+        return self.store.lock(f"members/{number}")
+
+    def commit(self, number: int, progress: Progress) -> None:
+        """Make `progress` true, then delete what it no longer names."""
+        folder = f"members/{number}"
+        self.store.put_json(f"{folder}/progress.json", asdict(progress))
+        keep = {name for *_, name in progress.states} | set(progress.parts) | {progress.weights, progress.spare}
+        for name in self.store.names(folder):
+            if name not in keep and not name.endswith("progress.json"):
+                self.store.delete(name)
+
+    def put_state(self, number: int, progress: Progress, state: Mapping[str, Any]) -> str:
+        """Write a resume state and return its name."""
+        name = f"members/{number}/resume-{progress.epoch}-{progress.step}.pt"
+        self.store.put_state(name, state)
+        return name
+
+    def put_weights(self, number: int, weights: Tree, *, epoch: int, best: bool = False) -> str:
+        """Write a member's own weights, the final ones or the best so far, and return the object's name."""
+        name = f"members/{number}/" + (f"best-{epoch}.safetensors" if best else "weights.safetensors")
+        self.store.put_tensors(name, weights, {"format": "pt", "plateaux": "member", "epoch": str(epoch)})
+        return name
+
+    def put_log(self, number: int, progress: Progress, lines: Sequence[Mapping[str, Any]]) -> str:
+        """Write one part of a member's log and return its name."""
+        name = f"members/{number}/log/{progress.epoch:05d}-{progress.step:07d}.jsonl"
+        self.store.put(name, "".join(json.dumps(line) + "\n" for line in lines).encode())
+        return name
+
+    def log(self, number: int) -> list[dict[str, Any]]:
+        """Return every line a member logged, in order."""
+        parts = [self.store.get(part).decode() for part in self.progress(number).parts]
+        return [json.loads(line) for part in parts for line in part.splitlines()]
+
+    def weights(self, number: int) -> Tree:
+        """Return the weights of a finished member, without the shared ones."""
+        progress = self.progress(number)
+        if progress.weights is None:
+            raise RunError(
+                f"Member {number} of {self.store.root} has no weights yet ({progress.epoch} of "
+                f"{self.recipe.train.epochs} epochs done). Run the same `plateaux train` again to finish it"
+            )
+        return self.store.get_tensors(progress.weights)
+
+    def shared(self) -> Tree:
+        """Return the weights that all members use and nobody trains."""
+        return self.store.get_tensors("shared.safetensors") if self.store.has("shared.safetensors") else {}
+
+    def put_shared(self, weights: Tree) -> None:
+        if weights and not self.store.has("shared.safetensors"):
+            self.store.put_tensors("shared.safetensors", weights, {"format": "pt", "plateaux": "shared"})
+
+
+def own_version() -> str:
+    """Return the installed version of this package."""
+    try:
+        return version("plateaux")
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def environment() -> dict[str, Any]:
+    """Return what the numbers may depend on besides the recipe."""
+    return {
+        "plateaux": own_version(),
+        "python": sys.version.split()[0],
+        "torch": torch.__version__,
+        "system": f"{platform.system()} {platform.machine()}",
+        "devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] or ["cpu"],
+        "threads": torch.get_num_threads(),
+    }

@@ -1,0 +1,316 @@
+"""One training step: members' updates ask for gradients, the executor answers, the optimisers move.
+
+Updates are generators, one a member. All members of a group are driven in lockstep: everyone's current ask is answered
+before anyone asks again, so that a joint objective sees every member at the place it asked about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from plateaux import trees
+from plateaux.exchange import Ask, Executor, Method, Moment, View, finite
+from plateaux.machine import autocast, seeded
+from plateaux.types import Batch, Tree, key
+
+
+@dataclass(slots=True)
+class Scaler:
+    """Keeps fp16 gradients from vanishing: the loss is multiplied, gradients are divided, an overflow skips the step."""
+
+    factor: float = 65536.0
+    calm: int = 0  # steps since the last overflow
+    patience: int = 2000
+
+    def heed(self, sound: bool) -> None:
+        """Halve the factor after an overflow, double it after a long calm."""
+        self.calm = self.calm + 1 if sound else 0
+        if not sound:
+            self.factor = max(self.factor / 2, 1.0)
+        elif self.calm % self.patience == 0:
+            self.factor *= 2
+
+
+@dataclass(slots=True)
+class Learner:
+    """One member in training: its network and all that moves with it."""
+
+    number: int
+    module: nn.Module
+    method: Method
+    optimizer: torch.optim.Optimizer
+    params: dict[str, Tensor]  # its own trained weights: the leaves themselves
+    buffers: Tree  # its own buffers, such as BatchNorm's statistics
+    peak_lr: float
+    kind: str = ""  # equal kinds are equal networks
+    schedule: Any = None
+    every_step: bool = False  # the schedule moves with every step
+    masks: Tree = field(default_factory=dict)  # weights that stay zero
+    clip: float | None = None
+    call: Callable[..., Any] | None = None  # the compiled network
+    scaler: Scaler | None = None
+
+    @property
+    def factor(self) -> float:
+        """By what the loss is multiplied before its gradient is taken."""
+        return 1.0 if self.scaler is None else self.scaler.factor
+
+    @torch.no_grad()
+    def descend(self, direction: Tree) -> None:
+        """Take the optimiser's step along `direction`; one with numbers missing is skipped under fp16."""
+        for name, param in self.params.items():
+            param.grad = direction[name]
+        if self.clip is not None:
+            nn.utils.clip_grad_norm_(self.params.values(), self.clip)
+        sound = self.scaler is None or finite(list(direction.values()))
+        if sound:
+            self.optimizer.step()
+        if self.scaler is not None:
+            self.scaler.heed(sound)
+        for name, mask in self.masks.items():
+            self.params[name].mul_(mask)
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.schedule is not None and self.every_step:
+            self.schedule.step()
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How every step of a job is taken."""
+
+    precision: str = "fp32"
+    device: torch.device = torch.device("cpu")
+    accumulate: int = 1
+    awake: Callable[[Learner], AbstractContextManager[Any]] = lambda _: nullcontext()  # wakes a parked member
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a step saw of one member: the mean loss where it stood, and how many labels it got right."""
+
+    loss: Tensor
+    right: Tensor | None
+
+    def add(self, losses: Tensor, outputs: Tensor, batch: Batch, share: float) -> None:
+        """Add one piece of the batch, `share` of the whole."""
+        self.loss = self.loss + losses.mean() * share
+        if outputs.ndim == 2 and batch.y.ndim == 1 and not batch.y.is_floating_point():
+            right = (outputs.argmax(-1) == batch.y).sum()
+            self.right = right if self.right is None else self.right + right
+
+
+def step(
+    executor: Executor, learners: Sequence[Learner], batches: Sequence[Batch], way: Way, *, share: float = 1.0
+) -> list[Tally]:
+    """Move every learner by one step on its batch; `share` is what part of the batch is worked on here."""
+    joint = learners[0].method.objective.sees != "own"
+    tallies: dict[int, Tally] = {}
+    for group in executor.groups([learner.kind for learner in learners], together=joint):
+        round_of = _Rounds(executor, [learners[i] for i in group], [batches[i] for i in group], way, share)
+        tallies.update(zip(group, round_of.drive(), strict=True))
+    return [tallies[i] for i in range(len(learners))]
+
+
+@dataclass(slots=True)
+class _Rounds:
+    """The asks of one group, answered round by round."""
+
+    executor: Executor
+    learners: Sequence[Learner]
+    batches: Sequence[Batch]
+    way: Way
+    share: float
+
+    def drive(self) -> list[Tally]:
+        """Run every member's update to its end and take the steps."""
+        everyone = range(len(self.learners))
+        in_turn = self.executor.parks and len(self.learners) > 1
+        turns = [[i] for i in everyone] if in_turn else [list(everyone)]
+        walks = [learner.method.update(learner.params, self._moment(i)) for i, learner in enumerate(self.learners)]
+        asks: dict[int, Ask] = {}
+        tallies: dict[int, Tally] = {}
+        for i in everyone:
+            with self.way.awake(self.learners[i]), torch.no_grad():
+                asks[i] = next(walks[i])
+        while asks:
+            rows = self._fill(asks) if in_turn else None
+            following: dict[int, Ask] = {}
+            for turn in turns:
+                with ExitStack() as awake:
+                    for i in turn:
+                        awake.enter_context(self.way.awake(self.learners[i]))
+                    answers, seen = self._answer(turn, asks, rows)
+                    for i, answer, tally in zip(turn, answers, seen, strict=True):
+                        tallies.setdefault(i, tally)  # of the first ask: where the member stood
+                        try:
+                            with torch.no_grad():
+                                following[i] = walks[i].send(answer)
+                        except StopIteration as end:
+                            self.learners[i].descend(end.value)
+            asks = following
+        return [tallies[i] for i in everyone]
+
+    def _moment(self, i: int) -> Moment:
+        learner = self.learners[i]
+        return Moment(len(self.batches[i]), float(learner.optimizer.param_groups[0]["lr"]), learner.peak_lr)
+
+    def _answer(
+        self, turn: list[int], asks: dict[int, Ask], rows: Tensor | None
+    ) -> tuple[list[Tree], list[Tally]]:
+        first = asks[turn[0]]
+        if first.agree is not None:
+            trees_of = [asks[i].agree or {} for i in turn]
+            return [self.executor.average(trees.scale(tree, self.share)) for tree in trees_of], [_NOTHING] * len(turn)
+        learners = [self.learners[i] for i in turn]
+        batches = [_part(self.batches[i], asks[i]) for i in turn]
+        with ExitStack() as places:
+            for learner, i in zip(learners, turn, strict=True):
+                places.enter_context(stand_at(learner, asks[i].at))
+            tallies = self._backward(turn, learners, batches, asks, rows)
+        return [self._collect(learner, asks[i]) for learner, i in zip(learners, turn, strict=True)], tallies
+
+    def _backward(
+        self, turn: list[int], learners: list[Learner], batches: list[Batch], asks: dict[int, Ask], rows: Tensor | None
+    ) -> list[Tally]:
+        """Fill `.grad` of every learner with the gradient of its mean loss; return what was seen."""
+        sizes = [max(len(batch), 1) for batch in batches]
+        tallies = [Tally(torch.zeros(()), None) for _ in turn]
+        for piece in _pieces(len(batches[0]), self.way.accumulate):
+            small = [batch.part(piece) if piece is not None else batch for batch in batches]
+            losses, held, mine = self._losses(turn, learners, small, rows)
+            if self._joint:
+                total = losses.sum() / sizes[0]  # every row counts once, whoever holds it
+            else:
+                scaled = (
+                    _weighted(losses[row], asks[i], piece).sum() / sizes[row] * learners[row].factor
+                    for row, i in enumerate(turn)
+                )
+                total = torch.stack(list(scaled)).sum() if len(turn) > 1 else next(scaled)
+            total.backward()  # type: ignore[no-untyped-call]
+            for row, tally in enumerate(tallies):
+                tally.add(losses[mine[row]].detach(), held[row].detach(), small[row], len(small[row]) / sizes[row])
+        return tallies
+
+    def _losses(
+        self, turn: list[int], learners: list[Learner], batches: list[Batch], rows: Tensor | None
+    ) -> tuple[Tensor, Tensor, list[int]]:
+        """Return losses `[R, B]`, the rows of the table held here, and which rows of the losses these are."""
+        objective = learners[0].method.objective
+        views = [self._view(learner, batch) for learner, batch in zip(learners, batches, strict=True)]
+        held = self.executor.each(objective.offer, views, batches)
+        if not self._joint:
+            settled = [
+                learner.method.objective.settle(held[row : row + 1], batches[row]) for row, learner in enumerate(learners)
+            ]
+            return torch.cat(settled), held, list(range(len(turn)))
+        whole = objective.sees == "whole"
+        if rows is not None:
+            table, start = torch.cat([rows[: turn[0]], held, rows[turn[0] + 1 :]]), turn[0]
+        else:
+            table = self.executor.gather(held, whole=whole)
+            start = self.executor.rows(len(table)).start
+        batch = self._whole(batches[0]) if whole else batches[0]
+        return objective.settle(table, batch), held, list(range(start, start + len(turn)))
+
+    @property
+    def _joint(self) -> bool:
+        return self.learners[0].method.objective.sees != "own"
+
+    def _whole(self, batch: Batch) -> Batch:
+        """Return the batch with everyone's labels and ids; inputs stay this copy's own."""
+
+        def all_of(values: Tensor) -> Tensor:
+            return self.executor.gather(values[None], whole=True)[0]
+
+        return replace(batch, y=all_of(batch.y), index=all_of(batch.index))
+
+    @torch.no_grad()
+    def _fill(self, asks: dict[int, Ask]) -> Tensor | None:
+        """Return everyone's rows without gradients: the pass that only fills the table moves no buffers."""
+        if next(iter(asks.values())).agree is not None:
+            return None
+        rows = []
+        for i, ask in asks.items():
+            learner = self.learners[i]
+            with self.way.awake(learner), stand_at(learner, ask.at), still(learner.buffers):
+                batch = _part(self.batches[i], ask)
+                rows.append(self.executor.each(learner.method.objective.offer, [self._view(learner, batch)], [batch]))
+        return torch.cat(rows)
+
+    def _view(self, learner: Learner, batch: Batch) -> View:
+        def forward() -> AbstractContextManager[Any]:
+            return _forward(key(batch.key, "forward", learner.number), self.way)
+
+        return View(learner.call or learner.module, forward=forward, own=learner.params, buffers=learner.buffers)
+
+    def _collect(self, learner: Learner, ask: Ask) -> Tree:
+        gradient: Tree = {}
+        for name, param in learner.params.items():
+            gradient[name] = param.grad if param.grad is not None else torch.zeros_like(param)
+            param.grad = None
+        for name, mask in learner.masks.items():
+            gradient[name].mul_(mask)
+        if learner.scaler is not None:
+            gradient = trees.scale(gradient, 1.0 / learner.scaler.factor)
+        if ask.local:
+            return gradient
+        return self.executor.average(trees.scale(gradient, self.share) if self.share != 1.0 else gradient)
+
+
+@contextmanager
+def stand_at(learner: Learner, place: Tree | None) -> Iterator[None]:
+    """Put a member's weights somewhere else for a while; its buffers do not move meanwhile."""
+    if place is None:
+        yield
+        return
+    home = trees.clone(learner.params)
+    trees.write(learner.params, place)
+    try:
+        with still(learner.buffers):
+            yield
+    finally:
+        trees.write(learner.params, home)
+
+
+@contextmanager
+def still(buffers: Tree) -> Iterator[None]:
+    """Put buffers back to what they were."""
+    before = trees.clone(buffers)
+    try:
+        yield
+    finally:
+        if before:
+            trees.write(buffers, before)
+
+
+@contextmanager
+def _forward(seed: int, way: Way) -> Iterator[None]:
+    with seeded(seed, way.device), autocast(way.precision, way.device):
+        yield
+
+
+_NOTHING = Tally(torch.zeros(()), None)
+
+
+def _part(batch: Batch, ask: Ask) -> Batch:
+    return batch if ask.part is None else batch.part(ask.part)
+
+
+def _weighted(losses: Tensor, ask: Ask, piece: slice | None) -> Tensor:
+    if ask.weight is None:
+        return losses
+    weight = ask.weight if ask.part is None else ask.weight[ask.part]
+    return losses * (weight if piece is None else weight[piece])
+
+
+def _pieces(size: int, count: int) -> list[slice | None]:
+    if count == 1 or size <= 1:
+        return [None]
+    edge = -(-size // count)
+    return [slice(start, min(start + edge, size)) for start in range(0, size, edge)]

@@ -1,0 +1,149 @@
+"""Train: plan what is missing, carry it out, plan again.
+
+    run = train(Recipe.load("recipes/quickstart.toml"), out="runs/quickstart")
+
+A job takes one member, or a group that steps side by side, from a checkpoint to an epoch. Whatever ends it early, the
+next plan begins where its last checkpoint lies.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from plateaux.build import Given, data_of, executor_of, method_of
+from plateaux.choose import choose
+from plateaux.course import Course
+from plateaux.errors import PlateauxError, RecipeError, RunError
+from plateaux.exchange import Executor, Failure, Tell
+from plateaux.machine import device_named, settle_in
+from plateaux.plan import Job, plan
+from plateaux.recipe import Recipe
+from plateaux.run import Run
+
+ATTEMPTS = 3  # how often a job whose process died is tried before the run is given up
+
+
+def train(recipe: Recipe, out: str | Path, *, given: Given = Given(), tell: Tell = lambda _: None) -> Run:
+    """Train what is missing of a run and return it; the same call again does only what is left."""
+    joint = check(recipe, given)
+    executor = executor_of(recipe, given)
+    run = _open(recipe, out, executor, given, tell)
+    work = Work(str(out), _decided(recipe, run), given)
+    for attempt in range(ATTEMPTS):
+        jobs = plan(recipe, run.all_progress(), joint=joint)
+        failures = executor.launch(jobs, work, tell)
+        executor.agree(0)  # nobody plans before everybody has written
+        if not any(failure.died for failure in failures) or attempt == ATTEMPTS - 1:
+            break
+        tell({"say": f"{sum(f.died for f in failures)} process(es) died; planning again"})
+    if failures:
+        raise _sum_up(failures)
+    _tidy(run, executor)
+    return run
+
+
+def check(recipe: Recipe, given: Given = Given()) -> bool:
+    """Say whether the members see each other; refuse what cannot be carried out before anything is written."""
+    for number in range(recipe.members):
+        method = method_of(recipe, number, given)
+    joint = method.objective.sees != "own"
+    if joint and recipe.train.patience is not None:
+        raise RecipeError(f"members of {recipe.method.name!r} learn together, so none can stop early; leave out train.patience")
+    if joint and recipe.train.precision == "fp16":
+        raise RecipeError(f"members of {recipe.method.name!r} share one loss, which fp16 cannot scale for each; use bf16")
+    if joint and recipe.data.order == "own":
+        raise RecipeError(f"members of {recipe.method.name!r} meet over the same samples: data.order must be 'shared'")
+    if recipe.train.keep != "last" and not recipe.data.validation:
+        raise RecipeError(f"train.keep = {recipe.train.keep!r} needs samples to choose on; set data.validation, such as 0.1")
+    if recipe.train.patience is not None and not recipe.data.validation:
+        raise RecipeError("train.patience needs samples to judge by; set data.validation, such as 0.1")
+    return joint
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Carries out jobs of one run, in whatever process it is called."""
+
+    root: str
+    recipe: Recipe
+    given: Given = Given()
+
+    def __call__(self, job: Job, tell: Tell, *, device: str | None = None, processes: int = 1) -> None:
+        """Take the members of a job from where it starts to where it stops."""
+        settle_in(processes=processes, threads=self.recipe.executor.threads)
+        run = replace(Run.open(self.root), recipe=self.recipe)
+        executor = executor_of(self.recipe, self.given)
+        held = [job.members[row] for row in executor.rows(len(job.members))]
+        with ExitStack() as locks, _deterministic(self.recipe.train.deterministic):
+            if executor.writes():
+                for number in held:
+                    locks.enter_context(run.lock(number))
+                    run.store.sweep(f"members/{number}")
+            course = Course(run, data_of(self.recipe, self.given), job, held, executor, device_named(device), self.given, tell)
+            course.go()
+
+
+def _open(recipe: Recipe, out: str | Path, executor: Executor, given: Given, tell: Tell) -> Run:
+    """Begin the run in one process; the others of a mesh find it there."""
+    if os.environ.get("RANK", "0") == "0":
+        fresh = Run.begin(out, recipe, {"data": _facts(recipe, given)})
+        if "chosen" not in fresh.about:
+            chosen = choose(recipe, given, tell)
+            if chosen:
+                fresh.with_about(chosen=chosen)
+    executor.agree(0)
+    return replace(Run.open(out), recipe=recipe)
+
+
+def _facts(recipe: Recipe, given: Given) -> dict[str, Any]:
+    data = data_of(recipe, given)
+    return {
+        "name": data.name,
+        "classes": data.classes,
+        "shape": list(data.shape),
+        "mean": list(data.mean),
+        "std": list(data.std),
+        "labels": list(data.labels),
+        "train": {"samples": len(data.train), "fingerprint": data.train.fingerprint()},
+        "test": {"samples": len(data.test), "fingerprint": data.test.fingerprint()},
+    }
+
+
+def _decided(recipe: Recipe, run: Run) -> Recipe:
+    """Return the recipe with what the machine chose once for the life of the run."""
+    chosen: Mapping[str, Any] = run.about.get("chosen", {})
+    wanted = {name: chosen[name] for name in ("precision", "memory_format") if name in chosen}
+    return recipe.changed(train=wanted) if wanted else recipe
+
+
+def _sum_up(failures: list[Failure]) -> PlateauxError:
+    if len(failures) == 1:
+        return failures[0].problem if isinstance(failures[0].problem, PlateauxError) else RunError(str(failures[0].problem))
+    lines = [f"{failure.job}: {failure.problem}" for failure in failures]
+    return RunError("Some jobs failed; the others went on. Run the same command again for what is missing:\n  " + "\n  ".join(lines))
+
+
+def _tidy(run: Run, executor: Executor) -> None:
+    """Delete the resume states of a run that is finished, unless they are wanted."""
+    if run.recipe.run.keep_resume == "none" and os.environ.get("RANK", "0") == "0":
+        for number, progress in enumerate(run.all_progress()):
+            if progress.finished and progress.states:
+                run.commit(number, replace(progress, states=()))
+    executor.agree(0)
+
+
+@contextmanager
+def _deterministic(wanted: bool) -> Iterator[None]:
+    import torch
+
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(wanted or before)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)

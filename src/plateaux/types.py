@@ -1,0 +1,62 @@
+"""The nouns everything else is written in: Tree, Batch, Value, and keys for randomness.
+
+Shapes used throughout: M all members, m held here, R rows on the table, B batch, C classes, N data set.
+The member axis is always first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+
+from torch import Tensor
+
+Tree = dict[str, Tensor]
+"""One member's tensors by name."""
+
+Inputs = Tensor | Mapping[str, Tensor]
+"""What a model is called with: a tensor `[B, ...]`, or named tensors for models that take several."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Samples of one step, and the only randomness a settle may use."""
+
+    x: Inputs  # [B, ...]
+    y: Tensor  # [B, ...]; class numbers, or class probabilities [B, C] once samples are mixed
+    index: Tensor  # [B] stable sample ids: the same in every epoch, order and process
+    key: int = 0
+    extra: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def part(self, rows: slice) -> Batch:
+        """Return the samples `rows` of this batch as a batch; named extras go along whole."""
+        return replace(self, x=map_inputs(self.x, lambda t: t[rows]), y=self.y[rows], index=self.index[rows])
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A measured number, with its standard error where it has one."""
+
+    number: float
+    error: float | None = None
+
+
+def map_inputs(x: Inputs, fn) -> Inputs:  # type: ignore[no-untyped-def]
+    """Apply `fn` to the tensor, or to every named tensor, of `x`."""
+    if isinstance(x, Tensor):
+        return fn(x)  # type: ignore[no-any-return]
+    return {name: fn(tensor) for name, tensor in x.items()}
+
+
+def key(*parts: int | str) -> int:
+    """Return a 63-bit number that depends on every part and on their order.
+
+    >>> key(0, "order", 1) == key(0, "order", 1) != key(0, "order", 2)
+    True
+    """
+    text = "\x1f".join(f"{type(part).__name__}:{part}" for part in parts)
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little") >> 1

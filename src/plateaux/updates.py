@@ -1,0 +1,114 @@
+"""How gradients become a step: plain descent, and the ways to climb before descending.
+
+An update is written for ONE member as a generator: it asks for gradients one by one and returns the direction. Whoever
+drives it may run the asks of many members in lockstep, in turn, stacked under vmap or spread over devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from plateaux import trees
+from plateaux.exchange import Ask, Moment, Update, plain
+from plateaux.types import Tree
+
+__all__ = ["Reach", "adaptive", "ball", "climb", "elementwise", "groups", "plain", "surrogate_gap"]
+
+TINY = 1e-12  # keeps a zero gradient from dividing by zero
+
+Reach = Callable[[Tree, Tree], Tree]
+"""The way up from (weights, gradient): a direction whose length the radius then sets."""
+
+
+def ball(params: Tree, gradient: Tree) -> Tree:
+    """g / |g|: the steepest way up inside a ball (SAM)."""
+    return trees.scale(gradient, 1.0 / (trees.norm(gradient) + TINY))
+
+
+def elementwise(params: Tree, gradient: Tree) -> Tree:
+    """w^2 g / | |w| g |, every parameter alike: ASAM as most copies have it."""
+    return _ellipsoid(trees.magnitude(params), gradient)
+
+
+def adaptive(eta: float) -> Reach:
+    """T^2 g / |T g| with T = |w| + eta for weights and 1 for the rest: ASAM as first published."""
+
+    def reach(params: Tree, gradient: Tree) -> Tree:
+        shape = {
+            name: tensor.abs() + eta if "weight" in name else torch.ones_like(tensor)
+            for name, tensor in params.items()
+        }
+        return _ellipsoid(shape, gradient)
+
+    return reach
+
+
+def _ellipsoid(shape: Tree, gradient: Tree) -> Tree:
+    scaled = trees.multiply(shape, gradient)
+    return trees.scale(trees.multiply(shape, scaled), 1.0 / (trees.norm(scaled) + TINY))
+
+
+def climb(
+    rho: float,
+    *,
+    reach: Reach = ball,
+    m: int | None = None,
+    perturbation: Literal["global", "per_worker"] = "global",
+) -> Update:
+    """Climb by rho, take the gradient up there, and go where it says.
+
+    With `m` the batch is worked through in groups of m samples that each climb on their own (m-sharpness). On a data
+    axis `perturbation = "per_worker"` lets every worker climb on its own samples; the second gradient is shared always.
+    """
+    if rho == 0:
+        return plain
+    local = perturbation == "per_worker"
+
+    def once(params: Tree, part: slice | None, local: bool, shared: bool) -> Generator[Ask, Tree, Tree]:
+        gradient = yield Ask(part=part, local=local)
+        descent = yield Ask(at=trees.add(params, reach(params, gradient), times=rho), part=part, local=not shared)
+        return descent
+
+    def update(params: Tree, moment: Moment) -> Generator[Ask, Tree, Tree]:
+        return (yield from once(params, None, local, True))
+
+    def in_groups(params: Tree, moment: Moment) -> Generator[Ask, Tree, Tree]:
+        total: Tree | None = None
+        # Workers may hold different numbers of groups, so they meet only once, at the end.
+        for part, share in groups(moment.size, m or moment.size):
+            descent = yield from once(params, part, True, False)
+            total = trees.scale(descent, share) if total is None else trees.add(total, descent, times=share)
+        return (yield Ask(agree=total))
+
+    return update if m is None else in_groups
+
+
+def surrogate_gap(
+    rho: float, *, alpha: float, rho_min: float, lr_min: float = 0.0, reach: Reach = ball
+) -> Update:
+    """Climb, then leave out what of the first gradient the second does not say (GSAM).
+
+    With g at w and p at the peak, the direction is p - alpha g_perp, g_perp = g - <g, p> p / |p|^2. The radius follows
+    the learning rate: (rho_t - rho_min) / (rho - rho_min) = (lr_t - lr_min) / (lr - lr_min).
+    """
+
+    def update(params: Tree, moment: Moment) -> Generator[Ask, Tree, Tree]:
+        span = moment.peak_lr - lr_min
+        radius = rho_min + (rho - rho_min) * ((moment.lr - lr_min) / span if span > 0 else 1.0)
+        gradient = yield Ask()
+        descent = yield Ask(at=trees.add(params, reach(params, gradient), times=radius))
+        along: Tensor = trees.dot(gradient, descent) / (trees.dot(descent, descent) + TINY)
+        across = trees.add(gradient, descent, times=-along)
+        return trees.add(descent, across, times=-alpha)
+
+    return update
+
+
+def groups(size: int, m: int) -> list[tuple[slice, float]]:
+    """Cut `size` samples into groups of m, the last one smaller, each with its share of the whole."""
+    cuts = [slice(start, min(start + m, size)) for start in range(0, size, m)] or [slice(0, 0)]
+    return [(cut, (cut.stop - cut.start) / max(size, 1)) for cut in cuts]

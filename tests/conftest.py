@@ -1,0 +1,72 @@
+"""What every test stands on: one thread, the same seeds, real data where it is there."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+# Before torch is imported, and inherited by every process that a test starts.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np
+import pytest
+import torch
+
+torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip tests marked `cuda` where there is no CUDA device."""
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if item.get_closest_marker("cuda"):
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture(autouse=True)
+def _same_start() -> Iterator[None]:
+    """Give every test the same global random state and one thread, whatever ran before it."""
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    yield
+    torch.set_default_dtype(torch.float32)
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def untouched_randomness() -> Iterator[None]:
+    """Fail the test that asks for this if it draws from a global generator."""
+    before = _global_randomness()
+    yield
+    after = _global_randomness()
+    moved = [name for name in before if before[name] != after[name]]
+    if moved:
+        pytest.fail(f"drew from the global generator of {', '.join(moved)}; randomness must come from a key")
+
+
+@pytest.fixture
+def data_root() -> Callable[[str], Path]:
+    """Return a function from a set's folder or file to the root that holds it: `data_root("cifar-10-batches-bin")`."""
+
+    def root_with(inside: str) -> Path:
+        given = os.environ.get("PLATEAUX_DATA")
+        if not given:
+            pytest.skip(f"PLATEAUX_DATA is not set, so there is no {inside}")
+        if not (Path(given) / inside).exists():
+            pytest.skip(f"PLATEAUX_DATA={given} has no {inside}")
+        return Path(given)
+
+    return root_with
+
+
+def _global_randomness() -> dict[str, object]:
+    return {
+        "torch": torch.get_rng_state().numpy().tobytes(),
+        "numpy": str(np.random.get_state(legacy=False)),
+        "random": random.getstate(),
+    }

@@ -1,0 +1,207 @@
+"""Well-known nets against published numbers, other libraries and slow twins."""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from plateaux.errors import RecipeError, UnknownName
+from plateaux.guests import guest
+from plateaux.models.resnet import Pad
+from plateaux.registry import model
+from plateaux.surgery import load_weights
+
+DATA = Path(os.environ.get("PLATEAUX_DATA", "/nonexistent"))
+WEIGHTS = DATA / "weights" / "resnet20_32_44_56_cifar10.safetensors"
+needs_weights = pytest.mark.skipif(not WEIGHTS.exists(), reason="PLATEAUX_DATA has no resnet weights")
+needs_timm = pytest.mark.skipif(find_spec("timm") is None, reason="timm is not installed")
+
+
+def build(name: str, *, shape: tuple[int, ...] = (3, 32, 32), classes: int = 10, **options: Any) -> nn.Module:
+    net: nn.Module = model.get(name)(shape=shape, classes=classes, **options)
+    return net
+
+
+def count(name: str) -> int:
+    with torch.device("meta"):
+        return sum(p.numel() for p in build(name).parameters())
+
+
+@pytest.mark.parametrize(
+    ("name", "published"),
+    [
+        ("resnet20", 269_722),
+        ("resnet32", 464_154),
+        ("resnet44", 658_586),
+        ("resnet56", 853_018),
+        ("resnet110", 1_727_962),
+        ("resnet18", 11_173_962),
+        ("resnet34", 21_282_122),
+        ("wrn28_10", 36_479_194),
+        ("wrn40_2", 2_243_546),
+        ("wrn16_4", 2_748_890),
+        ("vgg16_bn", 14_728_266),
+        ("vgg19_bn", 20_040_522),
+    ],
+)
+def test_a_net_has_as_many_parameters_as_published(name: str, published: int) -> None:
+    assert count(name) == published
+
+
+@needs_weights
+@pytest.mark.parametrize("depth", [20, 32, 44, 56])
+def test_published_weights_load_strictly(depth: int) -> None:
+    load_weights(build(f"resnet{depth}"), WEIGHTS, prefix=f"resnet{depth}")
+
+
+@needs_weights
+def test_the_published_resnet20_makes_its_published_errors() -> None:
+    # All 10,000 test images give 91.73 %; the first 2,000 of them 1,833 hits.
+    raw = np.fromfile(DATA / "cifar-10-batches-bin" / "test_batch.bin", dtype=np.uint8, count=2000 * 3073)
+    rows = torch.from_numpy(raw).view(2000, 3073)
+    mean, std = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
+    x = (rows[:, 1:].view(-1, 3, 32, 32) / 255 - mean.view(3, 1, 1)) / std.view(3, 1, 1)
+    net = build("resnet20").eval()
+    load_weights(net, WEIGHTS, prefix="resnet20")
+    with torch.no_grad():
+        hits = sum(int((net(a).argmax(1) == b).sum()) for a, b in zip(x.split(500), rows[:, 0].split(500), strict=True))
+    assert abs(hits - 1833) <= 1  # a tie may fall either way on another processor
+
+
+def test_the_free_shortcut_is_a_slice_with_zeros_on_both_sides() -> None:
+    x = torch.randn(2, 4, 7, 6)
+    zeros = torch.zeros(2, 2, 4, 3)
+    assert torch.equal(Pad(4, 2)(x), torch.cat([zeros, x[:, :, ::2, ::2], zeros], dim=1))
+
+
+def test_the_free_shortcut_keeps_channels_last_forwards_and_backwards() -> None:
+    x = torch.randn(2, 4, 8, 8).contiguous(memory_format=torch.channels_last).requires_grad_()
+    seen: list[Tensor] = []
+    (inner := x * 1).register_hook(seen.append)
+    out = Pad(4, 2)(inner)
+    out.backward(torch.randn(2, 8, 4, 4).contiguous(memory_format=torch.channels_last))
+    assert out.is_contiguous(memory_format=torch.channels_last)
+    assert seen[0].is_contiguous(memory_format=torch.channels_last)
+
+
+def test_shortcuts_with_weights_have_them_only_where_the_shape_changes() -> None:
+    extra = set(build("resnet20", shortcut="B").state_dict()) - set(build("resnet20").state_dict())
+    assert {name.split(".shortcut")[0] for name in extra} == {"layer2.0", "layer3.0"}
+
+
+def test_the_wide_net_agrees_with_its_equations() -> None:
+    net = build("wrn", depth=10, widen=2).double().eval()
+    w = {k: v.double().normal_() * 0.1 + ("var" in k) for k, v in net.state_dict().items() if "tracked" not in k}
+    net.load_state_dict({k: v.abs() if "var" in k else v for k, v in w.items()}, strict=False)
+    w = net.state_dict()
+
+    def ready(x: Tensor, at: str) -> Tensor:
+        mean, var = w[f"{at}.running_mean"], w[f"{at}.running_var"]
+        return F.relu(F.batch_norm(x, mean, var, w[f"{at}.weight"], w[f"{at}.bias"]))
+
+    x = images = torch.randn(2, 3, 8, 8, dtype=torch.float64)
+    x = F.conv2d(x, w["conv1.weight"], padding=1)
+    for stage, stride in (("block1", 1), ("block2", 2), ("block3", 2)):
+        at = f"{stage}.layer.0"
+        r = ready(x, f"{at}.bn1")
+        out = F.conv2d(r, w[f"{at}.conv1.weight"], padding=1, stride=stride)
+        out = F.conv2d(ready(out, f"{at}.bn2"), w[f"{at}.conv2.weight"], padding=1)
+        x = out + F.conv2d(r, w[f"{at}.convShortcut.weight"], stride=stride)
+    expected = F.linear(ready(x, "bn1").mean((2, 3)), w["fc.weight"], w["fc.bias"])
+    torch.testing.assert_close(net(images), expected)
+
+
+@pytest.mark.parametrize(("name", "depth"), [("resnet", 21), ("resnet", 2), ("wrn", 28 + 1)])
+def test_an_impossible_depth_names_a_possible_one(name: str, depth: int) -> None:
+    with pytest.raises(RecipeError, match=r"6n\+\d .*try \d+"):
+        build(name, depth=depth)
+
+
+def test_a_perceptron_without_hidden_layers_is_linear() -> None:
+    net = build("mlp", shape=(2, 3), hidden=()).eval()
+    x, y = torch.randn(2, 4, 2, 3)
+    torch.testing.assert_close(net(x) - net(y), net(x - y) - net(torch.zeros_like(x)))
+    assert sum(p.numel() for p in net.parameters()) == prod((2, 3)) * 10 + 10
+
+
+def test_batch_norm_in_the_small_net_is_an_option() -> None:
+    kinds = [
+        sum(isinstance(p, nn.BatchNorm2d) for p in build("cnn", norm=norm).modules()) for norm in ("none", "batch")
+    ]
+    assert kinds == [0, 3]
+
+
+@pytest.mark.parametrize("options", [{"patch": 5}, {"heads": 5}])
+def test_a_transformer_whose_parts_do_not_fit_says_so(options: dict[str, int]) -> None:
+    with pytest.raises(RecipeError, match="choose a"):
+        build("vit", **options)
+
+
+@needs_timm
+def test_the_transformer_agrees_with_timm() -> None:
+    vision = guest("timm.models.vision_transformer", extra="timm")
+    net = build("vit", width=48, depth=2, dropout=0.1).eval()
+    twin = vision.VisionTransformer(32, 4, 3, 10, embed_dim=48, depth=2, num_heads=3).eval()
+    twin.load_state_dict(net.state_dict(), strict=True)
+    x = torch.randn(2, 3, 32, 32)
+    torch.testing.assert_close(net(x), twin(x))
+
+
+def test_both_kinds_of_attention_agree() -> None:
+    net, x = build("vit", width=48, depth=2).eval(), torch.randn(2, 3, 32, 32)
+    fused = build("vit", width=48, depth=2, attention="fused").eval()
+    fused.load_state_dict(net.state_dict())
+    torch.testing.assert_close(net(x), fused(x))
+
+
+def test_plain_attention_has_second_derivatives() -> None:
+    net, x = build("vit", shape=(1, 8, 8), width=12, depth=1).double(), torch.randn(2, 1, 8, 8).double()
+    where, along = net.get_parameter("blocks.0.attn.qkv.weight"), torch.randn(36, 12).double()
+
+    def gradient(at: Tensor) -> Tensor:
+        out = functional_call(net, {"blocks.0.attn.qkv.weight": at}, (x,)).square().sum()
+        return torch.autograd.grad(out, at, create_graph=True)[0]
+
+    exact = torch.autograd.grad(gradient(where), where, along)[0]
+    step = 1e-5 * along
+    by_hand = (gradient(where + step) - gradient(where - step)) / 2e-5
+    torch.testing.assert_close(exact, by_hand, atol=1e-7, rtol=1e-4)
+
+
+@needs_timm
+def test_timm_says_what_it_does_not_know() -> None:
+    with pytest.raises(UnknownName, match="did you mean 'resnet18'"):
+        build("timm:resnet_18")
+    with pytest.raises(UnknownName, match="list_models"):
+        build("timm:qqqqqq")
+    with pytest.raises(RecipeError, match="img_size"):
+        build("timm:resnet18", img_size=32)
+
+
+@needs_timm
+def test_timm_takes_rates_and_channels_of_the_data() -> None:
+    net = build("timm:vit_tiny_patch16_224", shape=(1, 48, 32), drop_path_rate=0.1, drop_rate=0.2).eval()
+    assert net(torch.randn(2, 1, 48, 32)).shape == (2, 10)
+    assert {type(p).__name__ for p in net.modules()} >= {"DropPath", "Dropout"}
+
+
+@needs_timm
+def test_pretrained_weights_that_cannot_be_fetched_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def offline(*_: Any, **__: Any) -> None:
+        raise OSError("no route")
+
+    monkeypatch.setattr(guest("timm", extra="timm"), "create_model", offline)
+    with pytest.raises(RecipeError, match="network, which failed with OSError: no route"):
+        build("timm:resnet18", pretrained=True)
+    with pytest.raises(OSError, match="no route"):
+        build("timm:resnet18")

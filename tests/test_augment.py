@@ -1,0 +1,211 @@
+"""Augmentation against one-sample twins, closed forms and scipy."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from reference import augment as slow
+
+from plateaux.augment import DRAWS, ROW, SHARE, WHICH, Augment, beta, mix, move, normalise, partners, uniforms
+from plateaux.errors import RecipeError
+
+KEYS = (0, 1, 2**63 - 1, 123456789)
+
+
+def images(n: int = 6, height: int = 7, width: int = 9) -> torch.Tensor:
+    return torch.randint(0, 256, (n, 3, height, width), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_uniforms_equal_the_slow_twin_bit_for_bit(key: int) -> None:
+    ids = torch.tensor([0, 1, 2, 77, 10**9, 2**40])
+    expected = [[slow.uniform(key, int(i), draw) for draw in range(5)] for i in ids]
+    assert uniforms(key, ids, 5).tolist() == expected
+
+
+def test_uniforms_of_any_split_of_the_ids_are_the_same_rows() -> None:
+    ids = torch.randperm(1000, generator=torch.Generator().manual_seed(0))
+    whole = uniforms(7, ids, 4)
+    assert torch.equal(torch.cat([uniforms(7, part, 4) for part in ids.split(37)]), whole)
+    assert torch.equal(uniforms(7, ids.flip(0), 4).flip(0), whole)
+    assert torch.equal(uniforms(7, ids, 9)[:, :4], whole)
+
+
+def test_uniforms_are_uniform() -> None:
+    u = uniforms(3, torch.arange(200_000), 4)
+    assert u.min() >= 0
+    assert u.max() < 1
+    for column in u.T:
+        counts = torch.histc(column, 100, 0, 1)
+        chi2 = ((counts - 2000) ** 2 / 2000).sum().item()
+        assert abs(chi2 - 99) < 5 * math.sqrt(2 * 99)
+
+
+def test_uniforms_of_neighbouring_ids_draws_and_keys_are_independent() -> None:
+    n = 200_000
+    ids = torch.arange(n)
+    u, next_key = uniforms(3, ids, 4), uniforms(4, ids, 4)
+    pairs = [(u[:-1, 0], u[1:, 0]), (u[:, 0], u[:, 1]), (u[:, 2], u[:, 3]), (u[:, 0], next_key[:, 0])]
+    pairs += [(u[:-1, 0], u[1:, 1]), (u[:, 0] * 64 % 1, u[:, 1] * 64 % 1)]
+    for a, b in pairs:
+        joint = torch.histc(torch.floor(a * 10) * 10 + torch.floor(b * 10), 100, 0, 100)
+        expected = len(a) / 100
+        assert abs(((joint - expected) ** 2 / expected).sum().item() - 99) < 5 * math.sqrt(2 * 99)
+
+
+@pytest.mark.parametrize(("pad", "flips"), [(0, True), (1, False), (2, True), (4, True)])
+def test_crop_and_flip_equal_the_slow_twin(pad: int, flips: bool) -> None:
+    x, ids = images(), torch.tensor([5, 0, 17, 99, 3, 12345])
+    expected = torch.stack([slow.move(image, 11, int(i), pad, flips) for image, i in zip(x, ids, strict=True)])
+    moved = move(x, ids, key=11, augment=Augment(crop=pad, flip=flips))
+    assert isinstance(moved, torch.Tensor)
+    assert moved.dtype == torch.uint8
+    assert torch.equal(moved, expected)
+
+
+def test_every_crop_position_and_both_sides_occur() -> None:
+    x = torch.zeros(4000, 1, 3, 3, dtype=torch.uint8)
+    x[:, :, 1, 1] = 1
+    moved = move(x, torch.arange(4000), key=0, augment=Augment(crop=1))
+    assert isinstance(moved, torch.Tensor)
+    counts = moved.sum(0).flatten()
+    assert counts.sum() == 4000
+    assert counts.min() > 350  # 4000 / 9 = 444, four standard deviations below
+
+
+def test_switching_crop_on_changes_no_flip() -> None:
+    x, ids = torch.zeros(64, 1, 5, 5, dtype=torch.uint8), torch.arange(64)
+    x[..., 0] = 1
+    alone = move(x, ids, key=5, augment=Augment(flip=True))
+    u = uniforms(5, ids, DRAWS)
+    assert isinstance(alone, torch.Tensor)
+    assert torch.equal(alone[:, 0, 0, 4] == 1, u[:, 2] < 0.5)
+
+
+def test_moving_leaves_its_input_alone() -> None:
+    x = images()
+    before = x.clone()
+    move(x, torch.arange(6), key=0, augment=Augment(crop=2, flip=True))
+    assert torch.equal(x, before)
+
+
+U = torch.linspace(0, 1, 401, dtype=torch.float64)[:-1]
+
+
+@pytest.mark.parametrize(
+    ("a", "distribution"),
+    [
+        (0.5, lambda t: 2 / math.pi * torch.asin(t.sqrt())),
+        (1.0, lambda t: t),
+        (2.0, lambda t: 3 * t**2 - 2 * t**3),
+    ],
+)
+def test_beta_quantiles_invert_the_closed_forms(a: float, distribution: object) -> None:
+    assert callable(distribution)
+    assert torch.allclose(distribution(beta(U, a)), U, atol=1e-6)
+
+
+@pytest.mark.parametrize("a", [0.05, 0.2, 0.7, 5.0, 50.0])
+def test_beta_quantiles_equal_scipy(a: float) -> None:
+    stats = pytest.importorskip("scipy.stats")
+    assert torch.allclose(beta(U, a), torch.from_numpy(stats.beta.ppf(U.numpy(), a, a)), atol=5e-6)
+
+
+def test_partners_come_from_the_whole_list_and_not_from_the_batch() -> None:
+    among = torch.arange(1000) * 3
+    ids = among[:500]
+    chosen = partners(ids, among, key=9)
+    assert torch.isin(chosen, among).all()
+    assert not torch.isin(chosen, ids).all()
+    assert torch.equal(partners(ids[100:107], among, key=9), chosen[100:107])
+    assert len(chosen.unique()) > 300
+
+
+def mixing(augment: Augment, dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, ...]:
+    generator = torch.Generator().manual_seed(2)
+    x, other = torch.randn(2, 40, 3, 8, 6, generator=generator, dtype=dtype)
+    y, other_y = torch.randint(0, 5, (2, 40), generator=generator)
+    ids = torch.arange(40) + 100
+    mixed, soft = mix(x, y, other, other_y, ids, key=6, classes=5, augment=augment)
+    return x, y, other, other_y, uniforms(6, ids, DRAWS), mixed, soft
+
+
+def test_mixup_blends_each_pair_by_its_own_share() -> None:
+    x, y, other, other_y, u, mixed, soft = mixing(Augment(mixup=0.4))
+    shares = beta(u[:, SHARE], 0.4).tolist()
+    for i, s in enumerate(shares):
+        assert torch.allclose(mixed[i], s * x[i] + (1 - s) * other[i], atol=1e-12)
+        assert soft[i].tolist() == pytest.approx(slow.mixed_label(int(y[i]), int(other_y[i]), s, 5))
+
+
+def test_cutmix_pastes_the_box_of_the_slow_twin_and_counts_its_pixels() -> None:
+    x, y, other, other_y, u, mixed, soft = mixing(Augment(cutmix=1.0))
+    shares = beta(u[:, SHARE], 1.0).tolist()
+    for i, s in enumerate(shares):
+        mask = slow.box(8, 6, s, float(u[i, ROW]), float(u[i, ROW + 1]))
+        assert torch.equal(mixed[i], torch.where(mask, other[i], x[i]))
+        left = 1 - mask.double().mean().item()
+        assert soft[i].tolist() == pytest.approx(slow.mixed_label(int(y[i]), int(other_y[i]), left, 5))
+
+
+def test_with_both_on_each_sample_goes_through_one_of_them() -> None:
+    x, _, other, _, u, mixed, soft = mixing(Augment(mixup=0.4, cutmix=1.0))
+    cut = u[:, WHICH] < 0.5
+    assert 5 < int(cut.sum()) < 35
+    pasted = ((mixed == x) | (mixed == other)).flatten(1).all(1)
+    assert pasted[cut].all()
+    s = beta(u[:, SHARE], 0.4)[~cut].view(-1, 1, 1, 1)
+    assert torch.allclose(mixed[~cut], s * x[~cut] + (1 - s) * other[~cut], atol=1e-12)
+    assert torch.allclose(soft.sum(1), torch.ones(40, dtype=torch.float64))
+
+
+def test_soft_labels_stay_in_single_precision_for_half_inputs() -> None:
+    *_, mixed, soft = mixing(Augment(mixup=1.0), torch.bfloat16)
+    assert mixed.dtype == torch.bfloat16
+    assert soft.dtype == torch.float32
+
+
+MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_normalise_equals_the_formula(dtype: torch.dtype) -> None:
+    x = images()
+    mean, std = (torch.tensor(v, dtype=torch.float64).view(1, 3, 1, 1) for v in (MEAN, STD))
+    expected = (x.double() / 255 - mean) / std
+    out = normalise(x, MEAN, STD, dtype)
+    assert isinstance(out, torch.Tensor)
+    assert out.dtype == dtype
+    assert torch.allclose(out.double(), expected, **{"rtol": 0, "atol": max(4 * torch.finfo(dtype).eps, 1e-12)})
+
+
+def test_normalise_takes_floats_as_they_are_and_passes_tokens_and_names_through() -> None:
+    floats, tokens = torch.randn(4, 2), torch.arange(6).view(2, 3)
+    assert torch.equal(normalise(floats), floats)  # type: ignore[arg-type]
+    assert normalise(tokens, (0.5,), (0.5,)) is tokens
+    named = {"input_ids": tokens}
+    assert normalise(named, (0.5,), (0.5,)) is named
+    scaled = normalise(images())
+    assert isinstance(scaled, torch.Tensor)
+    assert torch.allclose(scaled, images() / 255)
+
+
+def test_normalise_with_a_mean_leaves_float_inputs_alone() -> None:
+    x = torch.rand(2, 3, 4, 4)
+    before = x.clone()
+    out = normalise(x, MEAN, STD)
+    assert isinstance(out, torch.Tensor)
+    assert torch.equal(x, before)
+    assert not torch.equal(out, before)
+
+
+def test_what_cannot_be_augmented_is_refused_with_a_sentence() -> None:
+    with pytest.raises(RecipeError, match="images"):
+        move(torch.zeros(3, 2), torch.arange(3), key=0, augment=Augment(flip=True))
+    tokens = torch.zeros(3, 2, dtype=torch.int64)
+    with pytest.raises(RecipeError, match="mixup and cutmix to 0"):
+        mix(tokens, tokens[:, 0], tokens, tokens[:, 0], torch.arange(3), key=0, classes=2, augment=Augment(mixup=1))
+    with pytest.raises(RecipeError, match=r"augment\.crop is -1"):
+        Augment(crop=-1)

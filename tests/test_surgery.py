@@ -1,0 +1,329 @@
+"""Loading, freezing, sharing, pruning."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.nn.utils import prune as torch_prune
+
+from plateaux import surgery
+from plateaux.errors import RecipeError
+from plateaux.registry import model
+
+
+def net(name: str = "resnet8", *, seed: int = 0, classes: int = 3, **options: Any) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        built: nn.Module = model.get(name)(shape=(3, 8, 8), classes=classes, **options)
+        return built
+
+
+def same(one: nn.Module, two: nn.Module) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one.state_dict().values(), two.state_dict().values(), strict=True))
+
+
+def under(prefix: str, tree: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {f"{prefix}{name}": tensor for name, tensor in tree.items()}
+
+
+# Loading
+
+
+def test_safetensors_load_by_prefix_and_without_batch_counters(tmp_path: Path) -> None:
+    source, target = net(seed=1), net(seed=2)
+    weights = {n: t for n, t in source.state_dict().items() if "num_batches" not in n}
+    save_file({**under("a.b.", weights), **under("other.", net(seed=3).state_dict())}, tmp_path / "w.safetensors")
+    surgery.load_weights(target, tmp_path / "w.safetensors", prefix="a.b")
+    assert same(source, target)
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda w: w,
+        lambda w: {"state_dict": under("module.", w), "epoch": 3},
+        lambda w: {"model": {"state_dict": under("module._orig_mod.", w)}},
+    ],
+)
+def test_torch_checkpoints_load_out_of_their_nests(tmp_path: Path, wrap: Any) -> None:
+    source, target = net(seed=1), net(seed=2)
+    torch.save(wrap(source.state_dict()), tmp_path / "w.pt")
+    surgery.load_weights(target, str(tmp_path / "w.pt"))
+    assert same(source, target)
+
+
+def test_half_precision_is_cast_to_what_the_model_has(tmp_path: Path) -> None:
+    source, target = net(seed=1).half(), net(seed=2)
+    save_file(source.state_dict(), tmp_path / "w.safetensors")
+    surgery.load_weights(target, tmp_path / "w.safetensors")
+    assert target.get_parameter("conv1.weight").dtype is torch.float32
+    assert same(source.float(), target)
+
+
+def test_weights_that_do_not_fit_are_listed_and_change_nothing(tmp_path: Path) -> None:
+    weights = net(seed=1).state_dict()
+    weights["linear.weight"] = torch.zeros(7, 64)
+    weights["layer1.0.conv_1.weight"] = weights.pop("layer1.0.conv1.weight")
+    save_file(weights, tmp_path / "w.safetensors")
+    target, before = net(seed=2), net(seed=2)
+    with pytest.raises(RecipeError) as error:
+        surgery.load_weights(target, tmp_path / "w.safetensors")
+    said = str(error.value)
+    assert "1 weights are missing: layer1.0.conv1.weight." in said
+    assert "1 have no place in the model: layer1.0.conv_1.weight" in said
+    assert "did you mean 'layer1.0.conv1.weight'" in said
+    assert "linear.weight (7 x 64 in the file, 3 x 64 in the model)" in said
+    assert same(target, before)
+
+
+def test_partial_loading_leaves_another_head_and_says_so(tmp_path: Path) -> None:
+    source, target, before = net(seed=1, classes=7), net(seed=2), net(seed=2)
+    save_file(source.state_dict(), tmp_path / "w.safetensors")
+    with pytest.warns(UserWarning, match=r"Not loaded.*linear.weight \(7 x 64 in the file, 3 x 64 in the model\)"):
+        surgery.load_weights(target, tmp_path / "w.safetensors", partial=True)
+    assert torch.equal(target.get_parameter("layer3.0.conv2.weight"), source.get_parameter("layer3.0.conv2.weight"))
+    assert torch.equal(target.get_parameter("linear.weight"), before.get_parameter("linear.weight"))
+
+
+def test_partial_loading_takes_a_head_of_another_name_but_no_missing_trunk(tmp_path: Path) -> None:
+    weights = net(seed=1).state_dict()
+    weights["fc.weight"] = weights.pop("linear.weight")
+    save_file(weights, tmp_path / "w.safetensors")
+    with pytest.warns(UserWarning, match=r"linear.weight \(not in the file\), fc.weight \(no place\)"):
+        surgery.load_weights(net(), tmp_path / "w.safetensors", partial=True)
+    del weights["conv1.weight"]
+    save_file(weights, tmp_path / "w.safetensors")
+    with pytest.raises(RecipeError, match=r"missing: conv1\.weight"):
+        surgery.load_weights(net(), tmp_path / "w.safetensors", partial=True)
+
+
+def test_a_wrong_prefix_names_the_right_one(tmp_path: Path) -> None:
+    save_file(under("resnet8.", net().state_dict()), tmp_path / "w.safetensors")
+    with pytest.raises(RecipeError, match="did you mean 'resnet8'"):
+        surgery.load_weights(net(), tmp_path / "w.safetensors", prefix="resnet_8")
+
+
+class Trap:
+    def __reduce__(self) -> Any:
+        return (print, ("ran",))
+
+
+def test_a_file_that_holds_code_or_nothing_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "trap.pt").write_bytes(pickle.dumps({"state_dict": Trap()}, protocol=2))
+    torch.save({"state_dict": Trap()}, tmp_path / "trap2.pt")
+    (tmp_path / "empty.safetensors").write_bytes(b"")
+    (tmp_path / "empty.pt").write_bytes(b"")
+    torch.save(3, tmp_path / "three.pt")
+    for name in ("trap.pt", "trap2.pt", "empty.safetensors", "empty.pt", "three.pt", "nowhere.pt"):
+        with pytest.raises(RecipeError, match=r"state_dict\(\)|no file of weights"):
+            surgery.load_weights(net(), tmp_path / name)
+    assert "ran" not in capsys.readouterr().out
+
+
+# Freezing and sharing
+
+
+def test_frozen_parts_do_not_move_while_the_rest_trains() -> None:
+    frozen = net()
+    names = surgery.freeze(frozen, ["conv1", "bn1", "layer1", "layer2.0.bn1"])
+    before = copy.deepcopy(frozen.state_dict())
+    optimiser = torch.optim.SGD([p for p in frozen.parameters() if p.requires_grad], lr=0.1)
+    frozen.train()
+    frozen(torch.randn(4, 3, 8, 8)).square().sum().backward()
+    optimiser.step()
+    moved = {name for name, tensor in frozen.state_dict().items() if not torch.equal(tensor, before[name])}
+    assert moved == set(before) - names
+    assert {"conv1.weight", "bn1.running_var", "bn1.num_batches_tracked", "layer2.0.bn1.weight"} <= names
+
+
+@pytest.mark.parametrize("through", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m)), lambda m: m])
+def test_frozen_parts_stay_in_eval_mode_through_copies(through: Any) -> None:
+    original = net()
+    surgery.freeze(original, ["layer1"])
+    copied = through(original)
+    assert copied.train() is copied
+    copied.layer1[0].bn1.train()
+    assert not any(part.training for part in copied.layer1.modules())
+    assert all(part.training for part in copied.layer2.modules())
+    assert copied.layer1.train() is copied.layer1
+    copied.eval()
+    assert not any(part.training for part in copied.modules())
+
+
+def test_a_copy_of_a_frozen_net_holds_nothing_of_the_original() -> None:
+    original = net()
+    surgery.freeze(original, ["layer1"])
+    copied = copy.deepcopy(original)
+    copied.train()
+    for part in copied.get_submodule("layer1").modules():
+        assert vars(part)["train"].args == (part,)
+
+
+def test_single_parameters_can_be_frozen() -> None:
+    vit = net("vit", width=12, depth=1)
+    assert surgery.freeze(vit, ["pos_embed", "cls_token"]) == {"pos_embed", "cls_token"}
+    assert not vit.get_parameter("pos_embed").requires_grad
+    assert vit.get_parameter("head.weight").requires_grad
+
+
+@pytest.mark.parametrize(("wrong", "right"), [("layer_1", "'layer1'"), ("layer1.2", "'layer1.0'"), ("", "conv1")])
+def test_a_wrong_part_names_the_nearest(wrong: str, right: str) -> None:
+    with pytest.raises(RecipeError, match=right):
+        surgery.freeze(net(), [wrong])
+    with pytest.raises(RecipeError, match=right):
+        surgery.share([net(), net()], [wrong])
+    with pytest.raises(RecipeError, match=right):
+        surgery.prune(net(), 0.5, keep=[wrong])
+
+
+def test_200_heads_over_one_trunk_hold_the_trunk_once() -> None:
+    trunk = ["conv1", "bn1", "layer1", "layer2", "layer3", "layer4"]
+    first = net("resnet18", width=8)
+    surgery.freeze(first, trunk)
+    heads = [first]
+    for seed in range(1, 200):
+        heads.append(net("resnet18", width=8, seed=seed))
+        surgery.share([first, heads[-1]], trunk)
+    assert len({head.get_parameter("layer3.1.conv2.weight").data_ptr() for head in heads}) == 1
+    assert len({head.get_parameter("linear.weight").data_ptr() for head in heads}) == 200
+    one_head = surgery.size_in_bytes([first.get_submodule("linear")])
+    assert one_head == 4 * (64 * 3 + 3)
+    assert surgery.size_in_bytes(heads) == surgery.size_in_bytes([first]) + 199 * one_head
+    for head in heads[1:3]:
+        head.train()
+        assert not head.get_submodule("layer1").training
+    x = torch.randn(2, 3, 8, 8)
+    assert not torch.equal(heads[1](x), heads[2](x))
+
+
+def test_sharing_nested_parts_and_parameters_leaves_their_siblings() -> None:
+    one, two = net(seed=1), net(seed=2)
+    surgery.share([one, two], ["layer1.0.conv1", "linear.bias"])
+    assert two.get_submodule("layer1.0.conv1") is one.get_submodule("layer1.0.conv1")
+    assert two.get_parameter("linear.bias") is one.get_parameter("linear.bias")
+    assert two.get_submodule("layer1.0.conv2") is not one.get_submodule("layer1.0.conv2")
+    assert [n for n, _ in two.named_parameters()] == [n for n, _ in one.named_parameters()]
+
+
+def test_bytes_of_views_are_counted_once() -> None:
+    layer, tied = nn.Linear(4, 8), nn.Linear(4, 2)
+    tied.weight = nn.Parameter(layer.weight.detach()[:2])
+    assert surgery.size_in_bytes([layer, tied]) == 4 * (32 + 8 + 2)
+    with torch.device("meta"):
+        assert surgery.size_in_bytes([nn.Linear(4, 8)]) == 4 * (32 + 8)
+
+
+# Pruning
+
+
+def flat(tree: dict[str, Tensor]) -> Tensor:
+    return torch.cat([tensor.flatten() for tensor in tree.values()])
+
+
+@pytest.mark.parametrize("sparsity", [0.0, 0.3, 0.9, 0.999])
+@pytest.mark.parametrize("scope", ["global", "layer"])
+def test_exactly_the_asked_share_falls(sparsity: float, scope: Any) -> None:
+    pruned = net()
+    surgery.prune(pruned, sparsity, scope=scope)
+    found = surgery.masks(pruned)
+    assert set(found) == {name for name, p in pruned.named_parameters() if p.ndim >= 2}
+    for group in [found] if scope == "global" else [{name: mask} for name, mask in found.items()]:
+        alive = flat(group)
+        assert int((~alive).sum()) == round(sparsity * len(alive))
+    for name, mask in found.items():
+        assert torch.equal(pruned.get_parameter(name) != 0, mask)
+
+
+def test_global_pruning_agrees_with_torch() -> None:
+    ours, theirs = net(), net()
+    surgery.prune(ours, 0.7)
+    parts = [(m, "weight") for m in theirs.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
+    torch_prune.global_unstructured(parts, pruning_method=torch_prune.L1Unstructured, amount=0.7)
+    for name, mask in surgery.masks(ours).items():
+        assert torch.equal(mask, theirs.get_buffer(f"{name}_mask").bool())
+
+
+def test_of_equal_weights_the_first_fall() -> None:
+    layer = nn.Linear(4, 2, bias=False)
+    nn.init.constant_(layer.weight, -0.5)
+    with torch.no_grad():
+        layer.weight[0, 0] = 9.0
+    surgery.prune(layer, 0.5)
+    assert surgery.masks(layer)["weight"].flatten().int().tolist() == [1, 0, 0, 0, 0, 1, 1, 1]
+
+
+def test_kept_parts_are_whole_and_masks_are_no_weights() -> None:
+    pruned = net()
+    names = list(pruned.state_dict())
+    surgery.prune(pruned, 0.8, keep=["linear", "layer1.0.conv1"])
+    assert not {"linear.weight", "layer1.0.conv1.weight"} & set(surgery.masks(pruned))
+    assert list(pruned.state_dict()) == names
+    assert surgery.masks(copy.deepcopy(pruned)).keys() == surgery.masks(pruned).keys()
+
+
+def test_pruning_more_keeps_what_fell_before() -> None:
+    pruned = net()
+    surgery.prune(pruned, 0.5)
+    fallen = ~flat(surgery.masks(pruned))
+    surgery.prune(pruned, 0.8)
+    alive = flat(surgery.masks(pruned))
+    assert not (alive & fallen).any()
+    assert int((~alive).sum()) == round(0.8 * len(alive))
+
+
+def test_positions_and_tokens_are_no_weights() -> None:
+    vit = net("vit", width=12, depth=1)
+    surgery.prune(vit, 0.5)
+    assert not {"pos_embed", "cls_token"} & set(surgery.masks(vit))
+
+
+@pytest.mark.parametrize("sparsity", [-0.1, 1.0, 90.0])
+def test_an_impossible_sparsity_is_refused(sparsity: float) -> None:
+    with pytest.raises(RecipeError, match="at least 0 and below 1"):
+        surgery.prune(net(), sparsity)
+
+
+# What is inside
+
+
+def test_batch_norms_are_found() -> None:
+    assert len(surgery.batch_norms(net())) == 7
+    assert surgery.batch_norms(net("vit", width=12, depth=1)) == []
+
+
+class DropPath(nn.Module):
+    def __init__(self, drop_prob: float | None) -> None:
+        super().__init__()
+        self.drop_prob = drop_prob
+
+
+def test_layers_that_draw_random_numbers_are_named() -> None:
+    parts: dict[str, nn.Module] = {
+        "dropout": nn.Dropout(0.1),
+        "dropout2d": nn.Dropout2d(0.1),
+        "alpha": nn.AlphaDropout(0.1),
+        "path": DropPath(0.1),
+        "attention": nn.MultiheadAttention(4, 2, dropout=0.1),
+        "lstm": nn.LSTM(2, 2, num_layers=2, dropout=0.1),
+        "rrelu": nn.RReLU(),
+    }
+    still: dict[str, nn.Module] = {
+        "none": nn.Dropout(0.0),
+        "nopath": DropPath(None),
+        "quiet": nn.MultiheadAttention(4, 2),
+        "norm": nn.BatchNorm2d(3),
+    }
+    assert surgery.stochastic(nn.ModuleDict({**parts, **still})) == list(parts)
+
+
+def test_frozen_dropout_draws_nothing_and_eval_mode_alone_does_not_count() -> None:
+    wide = net("wrn", depth=10, widen=1, dropout=0.3)
+    surgery.freeze(wide, ["block1", "block2"])
+    assert surgery.stochastic(wide.eval()) == ["block3.layer.0.dropout"]
