@@ -13,6 +13,7 @@ import torch
 import torch.multiprocessing
 from reference import augment as slow
 from torch import Tensor
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from plateaux.augment import Augment
 from plateaux.errors import DataError, RecipeError
@@ -224,7 +225,8 @@ def test_a_data_sets_own_randomness_is_new_in_every_epoch_and_for_every_member()
 
 @pytest.mark.parametrize("batch", [1, 23])
 def test_a_worker_that_dies_is_a_data_error_that_says_what_to_do(monkeypatch: pytest.MonkeyPatch, batch: int) -> None:
-    monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.2)
+    # torch looks after its workers every five seconds.
+    monkeypatch.setattr(_MultiProcessingDataLoaderIter._try_get_data, "__defaults__", (0.2,))
     batches = feed(Streamed(Deadly()), workers=1, batch=batch).epoch(0)
     if batch == 1:
         next(batches)

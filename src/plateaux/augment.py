@@ -93,18 +93,17 @@ def mix(
     if y.dim() != 1 or y.is_floating_point():
         raise RecipeError(f"Mixing needs class numbers [B] for labels; these are {y.dtype} {list(y.shape)}.")
     u = uniforms(key, ids, DRAWS).to(x.device)
-    cut = u[:, WHICH] < _cut_share(augment)  # [B]
-    share = torch.ones(len(x), dtype=torch.float64, device=x.device)
-    mixed = x
+    cut = (u[:, WHICH] < _cut_share(augment)).view(-1, 1, 1)
+    # How much of the partner each pixel takes, [B, 1, 1] or [B, H, W]; lerp is exact at 0 and at 1.
+    partner = torch.zeros(len(x), 1, 1, dtype=torch.float64, device=x.device)
     if augment.mixup:
-        blend = torch.where(cut, 1.0, beta(u[:, SHARE], augment.mixup))
-        mixed = torch.lerp(other, x, blend.to(x.dtype).view(-1, *[1] * (x.dim() - 1)))  # a share of 1 is x itself
-        share = blend
+        partner = 1 - beta(u[:, SHARE], augment.mixup).view(-1, 1, 1)
     if augment.cutmix:
         box = boxes(_images(x, "cutmix"), beta(u[:, SHARE], augment.cutmix), u[:, ROW], u[:, COLUMN])
-        box &= cut[:, None, None]
-        mixed = torch.where(box[:, None], other, mixed)
-        share = torch.where(cut, 1.0 - box.to(torch.float64).mean((1, 2)), share)
+        partner = torch.where(cut, box.to(torch.float64), partner)
+    weight = partner[:, None] if augment.cutmix else partner.view(-1, *[1] * (x.dim() - 1))
+    mixed = torch.lerp(x, other, weight.to(x.dtype))
+    share = 1 - partner.mean((1, 2))
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
     share = share.to(wide)[:, None]
     soft = share * F.one_hot(y, classes).to(wide) + (1 - share) * F.one_hot(other_y, classes).to(wide)

@@ -35,6 +35,21 @@ class Given:
     allow: tuple[str, ...] = ()  # modules outside whose functions a recipe may call
 
 
+def check_names(recipe: Recipe, given: Given = Given()) -> None:
+    """Check every name and option of a recipe without reading data or building a network."""
+    if given.data is None:
+        factory = registry.dataset.get(recipe.data.name, allow=given.allow)
+        check("data", factory, recipe.data.options, also=DataPart.model_fields)
+    for number in range(recipe.members):
+        if given.model is None:
+            name = own("model.name", recipe.model.name, number, recipe.members)
+            factory = registry.model.get(name, allow=given.allow)
+            options = pick(factory, recipe.model.options, number, recipe.members)
+            check("model", factory, options, also=ModelPart.model_fields)
+        method_of(recipe, number, given)
+        schedule_of(recipe, optimizer_of(recipe, number, {"weight": nn.Parameter(torch.zeros(1, 1))}), 1)
+
+
 def data_of(recipe: Recipe, given: Given = Given()) -> Data:
     """Return the recipe's data set."""
     if given.data is not None:
@@ -47,12 +62,6 @@ def data_of(recipe: Recipe, given: Given = Given()) -> Data:
     return made
 
 
-def model_options(recipe: Recipe, number: int) -> tuple[str, dict[str, Any]]:
-    """Return the name of one member's model, and the options it has there."""
-    name = own("model.name", recipe.model.name, number, recipe.members)
-    return name, dict(recipe.model.options)
-
-
 def kind_of(recipe: Recipe, number: int) -> str:
     """Return a hash that two members share when their networks are alike."""
     tree = recipe.model.model_dump(mode="json")
@@ -62,9 +71,9 @@ def kind_of(recipe: Recipe, number: int) -> str:
 def network(recipe: Recipe, data: Data, number: int, given: Given = Given(), *, start: int | None = None) -> nn.Module:
     """Return one member's network as it is before its first step; `start` replaces the key of its initialisation."""
     part = recipe.model
-    name, options = model_options(recipe, number)
+    name = own("model.name", part.name, number, recipe.members)
     factory = given.model or registry.model.get(name, allow=given.allow)
-    options = check("model", factory, pick(factory, options, number, recipe.members), also=ModelPart.model_fields)
+    options = check("model", factory, pick(factory, part.options, number, recipe.members), also=ModelPart.model_fields)
     for fact in ("shape", "classes"):
         if accepts(factory, fact):
             options[fact] = getattr(data, fact)

@@ -21,8 +21,8 @@ from plateaux.loader import evaluation
 from plateaux.machine import FORMATS, autocast, device_named, dtype_of, settle_in
 from plateaux.recipe import Recipe, fingerprint
 from plateaux.run import Run
-from plateaux.samples import Data
-from plateaux.types import Tree, Value
+from plateaux.samples import Data, Resident
+from plateaux.types import Value
 
 STANDARD = ("accuracy", "nll", "brier", "ece")
 MEMBERS_MEAN = "mean of members"
@@ -59,7 +59,7 @@ def load(root: str | Path, *, given: Given = Given(), device: str | None = None)
     return ensemble.to(device_named(device))
 
 
-def measure(
+def evaluate(
     root: str | Path,
     *,
     on: str = "test",
@@ -70,7 +70,7 @@ def measure(
 ) -> list[Measurement]:
     """Measure every member and the ensemble on `test`, `validation` or `train` samples, and keep the numbers in the run."""
     run = Run.open(root)
-    recipe = _as_trained(run)
+    recipe = run.as_trained()
     settle_in(threads=recipe.executor.threads)
     data = data_of(recipe, given)
     chosen = {name: registry.measure.get(name, allow=given.allow)() for name in measures}
@@ -108,31 +108,6 @@ def measure(
     return found
 
 
-def adopt(
-    out: str | Path, recipe: Recipe, weights: Sequence[Tree], *, given: Given = Given(), origins: Sequence[str] = ()
-) -> Run:
-    """Make a run of weights that somebody else trained; they are checked against the recipe's models first."""
-    data = data_of(recipe, given)
-    modules = networks(recipe, data, range(len(weights)), given)
-    from plateaux.run import Progress
-    from plateaux.train import facts_of
-
-    run = Run.begin(out, recipe, {"data": facts_of(data), "adopted": list(origins)})
-    for number, (module, tree) in enumerate(zip(modules, weights, strict=True)):
-        module.load_state_dict(tree)
-        with run.lock(number):
-            name = run.put_weights(number, module.state_dict(), epoch=0)
-            where = f"adopted from {origins[number]}" if origins else "adopted"
-            run.commit(number, Progress(finished=True, weights=name, weights_from=where))
-    return run
-
-
-def _as_trained(run: Run) -> Recipe:
-    chosen = run.about.get("chosen", {})
-    wanted = {name: chosen[name] for name in ("precision", "memory_format") if name in chosen}
-    return run.recipe.changed(train=wanted) if wanted else run.recipe
-
-
 def _members(run: Run, data: Data, numbers: Sequence[int], given: Given) -> list[torch.nn.Module]:
     # The weights come from the run folder, so the file they once started from need not be there any more.
     bare = run.recipe.changed(model={"weights": None, "sparsity": 0.0})
@@ -151,8 +126,6 @@ def _members(run: Run, data: Data, numbers: Sequence[int], given: Given) -> list
 
 def _data_facts(run: Run, given: Given) -> Data:
     """Return what models must know of the data, without the data themselves."""
-    from plateaux.samples import Resident
-
     facts = run.about["data"]
     nothing = Resident(torch.empty(0), torch.empty(0))
     return Data(

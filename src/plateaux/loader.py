@@ -9,8 +9,8 @@ Reading, cropping and flipping may happen in worker processes; the batches are t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from threading import Thread
 from typing import Any
 
 import torch
@@ -161,19 +161,28 @@ def _read_by_workers(
     )
     # From its main thread torch reports a dead worker by a signal handler that raises wherever the program happens to
     # be, in the middle of a checkpoint too; from another thread it reports when the next batch is asked for.
-    with ThreadPoolExecutor(1) as thread:
-        running = thread.submit(iter, loader).result()
-    for _ in parts:
-        try:
-            read = next(running)
-        except (RuntimeError, EOFError, OSError) as error:  # the last two: what it had read is gone with it
-            if "Caught" in str(error):
-                raise  # the data set's own complaint
-            raise DataError(
-                f"A worker process that reads samples died ({type(error).__name__}: {error}). Often memory ran out: use fewer workers or a "
-                "smaller batch, or workers = 0 to see the failure itself."
-            ) from error
-        yield read
+    started: list[Any] = []
+    thread = Thread(target=lambda: started.append(iter(loader)))
+    thread.start()
+    thread.join()
+    (running,) = started
+    try:
+        for _ in parts:
+            yield _next(running)
+    finally:  # at once, whatever happened: left to the garbage collector they linger, a failed epoch's for seconds
+        running._shutdown_workers()
+
+
+def _next(running: Any) -> Any:
+    try:
+        return next(running)
+    except (RuntimeError, EOFError, OSError) as error:  # the last two: what it had read is gone with it
+        if "Caught" in str(error):
+            raise  # the data set's own complaint
+        raise DataError(
+            f"A worker process that reads samples died ({type(error).__name__}: {error}). Often memory ran out: use "
+            "fewer workers or a smaller batch, or workers = 0 to see the failure itself."
+        ) from error
 
 
 def _as_is(read: Any) -> Any:

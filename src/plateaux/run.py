@@ -20,6 +20,7 @@ import torch
 
 from plateaux.errors import RunError
 from plateaux.recipe import Recipe, difference, fingerprint
+from plateaux.samples import Data
 from plateaux.store import Store
 from plateaux.types import Tree
 
@@ -101,6 +102,12 @@ class Run:
         run._write()
         return run
 
+    def as_trained(self) -> Recipe:
+        """Return the recipe with what the machine chose once for the life of the run."""
+        chosen = self.about.get("chosen", {})
+        wanted = {name: chosen[name] for name in ("precision", "memory_format") if name in chosen}
+        return self.recipe.changed(train=wanted) if wanted else self.recipe
+
     def member_name(self, number: int) -> str:
         """Return the hash of all that determines a member."""
         return fingerprint({"recipe": self.recipe.determining(), "member": number, "torch": torch.__version__})
@@ -119,6 +126,10 @@ class Run:
     def lock(self, number: int) -> AbstractContextManager[None]:
         """Keep every other process off a member."""
         return self.store.lock(f"members/{number}")
+
+    def held(self, number: int) -> bool:
+        """Say whether a process is at work on a member."""
+        return self.store.held(f"members/{number}")
 
     def commit(self, number: int, progress: Progress) -> None:
         """Make `progress` true, then delete what it no longer names."""
@@ -169,6 +180,20 @@ class Run:
     def put_shared(self, weights: Tree) -> None:
         if weights and not self.store.has("shared.safetensors"):
             self.store.put_tensors("shared.safetensors", weights, {"format": "pt", "plateaux": "shared"})
+
+
+def facts_of(data: Data) -> dict[str, Any]:
+    """Return what a run must remember of its data: enough to use the models, and to know the samples again."""
+    return {
+        "name": data.name,
+        "classes": data.classes,
+        "shape": list(data.shape),
+        "mean": list(data.mean),
+        "std": list(data.std),
+        "labels": list(data.labels),
+        "train": {"samples": len(data.train), "fingerprint": data.train.fingerprint()},
+        "test": {"samples": len(data.test), "fingerprint": data.test.fingerprint()},
+    }
 
 
 def own_version() -> str:

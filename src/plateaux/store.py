@@ -132,6 +132,16 @@ class Store:
                 ) from None
             yield
 
+    def held(self, name: str) -> bool:
+        """Say whether somebody holds `name` now."""
+        if not self._path(f"{name}/.lock").exists():
+            return False
+        try:
+            with self.lock(name):
+                return False
+        except RunError:
+            return True
+
     @contextmanager
     def scratch(self) -> Iterator[Store]:
         """Lend a store for things that nobody needs afterwards."""

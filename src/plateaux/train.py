@@ -9,13 +9,12 @@ next plan begins where its last checkpoint lies.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from plateaux.build import Given, data_of, executor_of, method_of
+from plateaux.build import Given, check_names, data_of, executor_of, method_of
 from plateaux.choose import choose
 from plateaux.course import Course
 from plateaux.errors import PlateauxError, RecipeError, RunError
@@ -23,7 +22,7 @@ from plateaux.exchange import Executor, Failure, Tell
 from plateaux.machine import device_named, settle_in
 from plateaux.plan import Job, plan
 from plateaux.recipe import Recipe
-from plateaux.run import Run
+from plateaux.run import Run, facts_of
 
 ATTEMPTS = 3  # how often a job whose process died is tried before the run is given up
 
@@ -33,7 +32,7 @@ def train(recipe: Recipe, out: str | Path, *, given: Given = Given(), tell: Tell
     joint = check(recipe, given)
     executor = executor_of(recipe, given)
     run = _open(recipe, out, executor, given, tell)
-    work = Work(str(out), _decided(recipe, run), given)
+    work = Work(str(out), run.as_trained(), given)
     for attempt in range(ATTEMPTS):
         jobs = plan(recipe, run.all_progress(), joint=joint)
         failures = executor.launch(jobs, work, tell)
@@ -49,9 +48,10 @@ def train(recipe: Recipe, out: str | Path, *, given: Given = Given(), tell: Tell
 
 def check(recipe: Recipe, given: Given = Given()) -> bool:
     """Say whether the members see each other; refuse what cannot be carried out before anything is written."""
-    for number in range(recipe.members):
-        method = method_of(recipe, number, given)
-    joint = method.objective.sees != "own"
+    if recipe.train.patience is not None and recipe.executor.name != "local":
+        raise RecipeError(f"train.patience lets members end apart, which {recipe.executor.name!r} cannot; use the executor local")
+    check_names(recipe, given)
+    joint = method_of(recipe, 0, given).objective.sees != "own"
     if joint and recipe.train.patience is not None:
         raise RecipeError(f"members of {recipe.method.name!r} learn together, so none can stop early; leave out train.patience")
     if joint and recipe.train.precision == "fp16":
@@ -91,34 +91,13 @@ class Work:
 def _open(recipe: Recipe, out: str | Path, executor: Executor, given: Given, tell: Tell) -> Run:
     """Begin the run in one process; the others of a mesh find it there."""
     if os.environ.get("RANK", "0") == "0":
-        fresh = Run.begin(out, recipe, {"data": _facts(recipe, given)})
+        fresh = Run.begin(out, recipe, {"data": facts_of(data_of(recipe, given))})
         if "chosen" not in fresh.about:
             chosen = choose(recipe, given, tell)
             if chosen:
                 fresh.with_about(chosen=chosen)
     executor.agree(0)
     return replace(Run.open(out), recipe=recipe)
-
-
-def _facts(recipe: Recipe, given: Given) -> dict[str, Any]:
-    data = data_of(recipe, given)
-    return {
-        "name": data.name,
-        "classes": data.classes,
-        "shape": list(data.shape),
-        "mean": list(data.mean),
-        "std": list(data.std),
-        "labels": list(data.labels),
-        "train": {"samples": len(data.train), "fingerprint": data.train.fingerprint()},
-        "test": {"samples": len(data.test), "fingerprint": data.test.fingerprint()},
-    }
-
-
-def _decided(recipe: Recipe, run: Run) -> Recipe:
-    """Return the recipe with what the machine chose once for the life of the run."""
-    chosen: Mapping[str, Any] = run.about.get("chosen", {})
-    wanted = {name: chosen[name] for name in ("precision", "memory_format") if name in chosen}
-    return recipe.changed(train=wanted) if wanted else recipe
 
 
 def _sum_up(failures: list[Failure]) -> PlateauxError:

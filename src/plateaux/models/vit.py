@@ -32,7 +32,7 @@ def vit(
     """A small vision transformer for 32 px images, with learned positions and a class token.
 
     Plain attention runs under vmap and has second derivatives, and at 65 tokens costs about as much as the fused
-    kernel, which has neither on CPU but saves memory on long sequences.
+    kernel, which on CPU loops under vmap and has no second derivatives, but saves memory on long sequences.
     """
     inputs = channels(shape)
     if shape[1] % patch or shape[2] % patch:

@@ -1,0 +1,40 @@
+"""A run made of weights that somebody else trained, so that everything a run can do can be done with them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from plateaux.build import Given, data_of, network
+from plateaux.errors import RecipeError
+from plateaux.recipe import Recipe
+from plateaux.run import Progress, Run, facts_of
+from plateaux.surgery import load_weights
+
+
+def adopt(out: str | Path, recipe: Recipe, files: Sequence[str], *, given: Given = Given()) -> Run:
+    """Make a run of weight files, `FILE` or `FILE:prefix` each; every one is checked against its model first."""
+    if len(files) != recipe.members:
+        raise RecipeError(f"{len(files)} weight files for {recipe.members} members: give one for each")
+    data = data_of(recipe, given)
+    modules = []
+    for number, given_file in enumerate(files):
+        module = network(recipe, data, number, given)
+        file, prefix = split_file(given_file)
+        load_weights(module, file, prefix)
+        modules.append(module)
+    run = Run.begin(out, recipe, {"data": facts_of(data), "adopted": list(files)})
+    for number, module in enumerate(modules):
+        with run.lock(number):
+            name = run.put_weights(number, module.state_dict(), epoch=0)
+            words = f"adopted from {files[number]}"
+            run.commit(number, Progress(epoch=recipe.train.epochs, finished=True, weights=name, weights_from=words))
+    return run
+
+
+def split_file(given: str) -> tuple[str, str]:
+    """Return file and prefix of `FILE[:prefix]`; a colon inside an existing file's name is part of it."""
+    if Path(given).exists() or ":" not in given:
+        return given, ""
+    file, _, prefix = given.rpartition(":")
+    return file, prefix

@@ -1,0 +1,277 @@
+"""The command line: one verb, one noun; tables for people, JSON when piped or with --json.
+
+Exit codes: 0 done, 2 the recipe or call is wrong, 3 data are missing, 4 the run folder or storage cannot serve, 5 a loss
+is no number any more, 6 code that was not allowed, 75 stopped with a checkpoint (run the same command again).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+import plateaux
+from plateaux import errors, registry
+from plateaux.build import method_of
+from plateaux.display import duration, watching
+from plateaux.options import WrongKey
+from plateaux.recipe import located
+from plateaux.report import size, to_markdown, to_rich
+from plateaux.shipped import recipe_file
+from plateaux.train import check as check_recipe
+
+CODES: tuple[tuple[type[Exception], int], ...] = (
+    (errors.NotAllowed, 6), (errors.Stopped, 75), (errors.Diverged, 5), (errors.DataError, 3), (errors.RecipeError, 2),
+    (errors.RunError, 4), (errors.PlateauxError, 1),
+)  # fmt: skip
+KINDS = {
+    "methods": registry.method, "measures": registry.measure, "data": registry.dataset, "models": registry.model,
+    "executors": registry.executor,
+}  # fmt: skip
+
+app = typer.Typer(
+    help="Train, measure and use deep ensembles whose members are flat and diverse.", no_args_is_help=True,
+    add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown",
+)  # fmt: skip
+recipes = typer.Typer(help="Check a recipe, or print the schema of all recipes.", no_args_is_help=True)
+app.add_typer(recipes, name="recipe")
+
+Changes = Annotated[list[str] | None, typer.Option("--set", help="Change one value of the recipe: section.key=value.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, as when the output is piped.")]
+Allow = Annotated[list[str] | None, typer.Option(help="A module whose functions this recipe may call.")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; the best there is by default.")]
+
+
+def main() -> None:
+    """Run the command line."""
+    app()
+
+
+def told(command: Callable[..., None]) -> Callable[..., None]:
+    """Turn what Plateaux raises on purpose into one message and an exit code that means something."""
+
+    @wraps(command)
+    def run(*args: Any, **kwargs: Any) -> None:
+        try:
+            command(*args, **kwargs)
+        except errors.PlateauxError as problem:
+            Console(stderr=True).print(str(problem), style="red", markup=False, highlight=False)
+            raise typer.Exit(next(code for kind, code in CODES if isinstance(problem, kind))) from None
+
+    return run
+
+
+@contextmanager
+def lines_of(file: Path) -> Iterator[None]:
+    """Name the line of the recipe that a wrong key or value stands in."""
+    try:
+        yield
+    except WrongKey as problem:
+        raise located(problem, file.read_text(encoding="utf-8"), str(file)) from None
+
+
+@app.command()
+@told
+def train(
+    recipe: Annotated[str, typer.Argument(help="A TOML file, or the name of a recipe that comes along (quickstart).")],
+    changes: Changes = None,
+    out: Annotated[Path | None, typer.Option(help="The run folder; runs/<recipe> by default.")] = None,
+    executor: Annotated[str | None, typer.Option(help="local or mesh.")] = None,
+    manner: Annotated[str | None, typer.Option(help="loop, vmap or parked (local).")] = None,
+    processes: Annotated[int | None, typer.Option(help="So many processes at once.")] = None,
+    devices: Annotated[str | None, typer.Option(help="Devices to use, such as 0,1.")] = None,
+    allow: Allow = None,
+    measure: Annotated[bool, typer.Option(help="Measure on the test samples at the end.")] = True,
+    as_json: AsJson = False,
+) -> None:
+    """Train an ensemble; run the same command again to go on where it stopped.
+
+    In Python: `plateaux.train(plateaux.Recipe.load("recipe.toml"), out="runs/demo")`
+    """
+    wanted = [*(changes or []), *_executor(executor, manner, processes, devices)]
+    file = recipe_file(recipe)
+    what = plateaux.Recipe.load(file, wanted)
+    root = out or Path("runs") / Path(recipe).stem
+    if what.executor.name == "mesh" and "RANK" not in os.environ:
+        raise typer.Exit(_torchrun(what.executor.processes))
+    given = plateaux.Given(allow=tuple(allow or ()))
+    with lines_of(file), watching(Console(stderr=True)) as tell:
+        plateaux.train(what, root, given=given, tell=tell)
+    if os.environ.get("RANK", "0") != "0":
+        return
+    found = plateaux.evaluate(root, given=given) if measure else []
+    _print(as_json, {"run": str(root), "measurements": [each.to_dict() for each in found]}, lambda: _tables(found))
+
+
+@app.command()
+@told
+def plan(run: Path, as_json: AsJson = False) -> None:
+    """Show the jobs that are missing of a run.
+
+    In Python: `plateaux.plan(plateaux.Run.open("runs/demo").recipe, plateaux.Run.open("runs/demo").all_progress())`
+    """
+    opened = plateaux.Run.open(run)
+    joint = method_of(opened.recipe).objective.sees != "own"
+    jobs = plateaux.plan(opened.recipe, opened.all_progress(), joint=joint)
+    plain = [{"kind": j.kind, "members": list(j.members), "start": list(j.start), "stop": j.stop} for j in jobs]
+    _print(as_json, plain, lambda: [str(job) for job in jobs] or ["nothing is missing"])
+
+
+@app.command()
+@told
+def status(run: Path, as_json: AsJson = False) -> None:
+    """Show where every member of a run stands, and what it takes on disk.
+
+    In Python: `plateaux.Run.open("runs/demo").all_progress()`
+    """
+    opened = plateaux.Run.open(run)
+    rows = []
+    for number, progress in enumerate(opened.all_progress()):
+        state = "finished" if progress.finished else "in work" if opened.held(number) else "waiting"
+        rows.append(
+            {
+                "member": number, "state": state, "epoch": progress.epoch, "step": progress.step,
+                "epochs": opened.recipe.train.epochs, "weights": progress.weights_from, "why": progress.why,
+                "seconds": progress.seconds, "bytes": opened.store.size(f"members/{number}"),
+            }
+        )  # fmt: skip
+    total = opened.store.size()
+
+    def table() -> list[Any]:
+        shown = Table("member", "state", "epoch", "weights", "time", "on disk")
+        for r in rows:
+            at = f"{r['epoch']}/{r['epochs']}" + (f" + {r['step']} steps" if r["step"] else "")
+            words = f"{r['weights']} ({r['why']})" if r["why"] else r["weights"]
+            shown.add_row(str(r["member"]), r["state"], at, words, duration(r["seconds"]), size(r["bytes"]))
+        return [shown, f"{size(total)} in all"]
+
+    _print(as_json, {"run": str(run), "members": rows, "bytes": total}, table)
+
+
+@app.command()
+@told
+def measure(
+    run: Path,
+    on: Annotated[str, typer.Option(help="test, validation or train samples.")] = "test",
+    measures: Annotated[str, typer.Option(help="Names of measures, with commas.")] = "accuracy,nll,brier,ece",
+    allow: Allow = None,
+    device: Device = None,
+    markdown: Annotated[bool, typer.Option(help="Print a Markdown table.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Measure a run's members and ensemble.
+
+    In Python: `plateaux.evaluate("runs/demo")`
+    """
+    names = [name.strip() for name in measures.split(",") if name.strip()]
+    with Console(stderr=True).status("measuring") as shown:
+        found = plateaux.evaluate(
+            run, on=on, measures=names, given=plateaux.Given(allow=tuple(allow or ())), device=device,
+            seen=lambda done, total: shown.update(f"measuring: {done:,} of {total:,} samples"),
+        )  # fmt: skip
+    if markdown:
+        typer.echo(to_markdown(found))
+        return
+    _print(as_json, [each.to_dict() for each in found], lambda: _tables(found))
+
+
+@app.command()
+@told
+def adopt(
+    out: Annotated[Path, typer.Option("--out", "-o", help="The run folder to make.")],
+    model: Annotated[list[str], typer.Option(help="The model's name; once, or once for each file.")],
+    weights: Annotated[list[str], typer.Option(help="FILE or FILE:prefix; once for each member.")],
+    data: Annotated[str, typer.Option(help="The data set the models are for.")],
+    changes: Changes = None,
+    allow: Allow = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a run of existing weights: safetensors files, or torch checkpoints that hold nothing but weights.
+
+    In Python: `plateaux.adopt("runs/mine", recipe, ["a.safetensors", "b.safetensors"])`
+    """
+    names = json.dumps(model) if len(model) > 1 else json.dumps(model[0])
+    text = f"members = {len(weights)}\n[data]\nname = {json.dumps(data)}\n[model]\nname = {names}\n"
+    recipe = plateaux.Recipe.parse(text, changes or [], where="adopt")
+    plateaux.adopt(out, recipe, weights, given=plateaux.Given(allow=tuple(allow or ())))
+    _print(as_json, {"run": str(out), "members": len(weights)}, lambda: [f"{out}: {len(weights)} members adopted"])
+
+
+@app.command(name="list")
+@told
+def list_(
+    kind: Annotated[str, typer.Argument(help="methods, measures, data, models or executors.")], as_json: AsJson = False
+) -> None:
+    """List the plug-ins of one kind, a sentence each.
+
+    In Python: `plateaux.method.describe()`
+    """
+    if kind not in KINDS:
+        raise errors.RecipeError(f"There is no list of {kind!r}; {errors.nearest(kind, KINDS)}")
+    found = KINDS[kind].describe()
+
+    def table() -> list[Any]:
+        shown = Table("name", "what it is")
+        for name, words in found.items():
+            shown.add_row(name, words)
+        return [shown]
+
+    _print(as_json, found, table)
+
+
+@recipes.command()
+@told
+def check(recipe: str, changes: Changes = None, allow: Allow = None, as_json: AsJson = False) -> None:
+    """Check a recipe without training: names, options, and what fits together.
+
+    In Python: `plateaux.Recipe.load("recipe.toml")`
+    """
+    file = recipe_file(recipe)
+    found = plateaux.Recipe.load(file, changes or [])
+    with lines_of(file):
+        check_recipe(found, plateaux.Given(allow=tuple(allow or ())))
+    _print(as_json, found.to_dict(), lambda: [f"{file} is sound: {found.members} members of {found.method.name}"])
+
+
+@recipes.command()
+@told
+def schema() -> None:
+    """Print the JSON schema of recipes, for editors that complete TOML files."""
+    typer.echo(json.dumps(plateaux.Recipe.model_json_schema(), indent=2))
+
+
+def _executor(name: str | None, manner: str | None, processes: int | None, devices: str | None) -> list[str]:
+    listed = json.dumps([part.strip() for part in devices.split(",")]) if devices else None
+    given = {"name": name, "manner": manner, "processes": processes, "devices": listed}
+    return [f"executor.{key}={value}" for key, value in given.items() if value is not None]
+
+
+def _torchrun(processes: int) -> int:
+    """Start this very command again, once for every process of the mesh."""
+    import subprocess
+
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    return subprocess.call([*start, "-m", "plateaux", *sys.argv[1:]])
+
+
+def _tables(found: list[Any]) -> list[Any]:
+
+    return [to_rich(found)] if found else []
+
+
+def _print(as_json: bool, plain: Any, shown: Callable[[], list[Any]]) -> None:
+    console = Console()
+    if as_json or not console.is_terminal:
+        typer.echo(json.dumps(plain, indent=2))
+        return
+    for each in shown():
+        console.print(each, highlight=False)
