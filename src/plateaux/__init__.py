@@ -1,10 +1,10 @@
 """Plateaux: deep ensembles whose members are flat and diverse, and that know when they do not know.
 
-    recipe = plateaux.Recipe.load("recipes/quickstart.toml")
-    run = plateaux.train(recipe, out="runs/quickstart")
-    for measurement in plateaux.evaluate("runs/quickstart"):
-        print(measurement.measure, measurement.rows)
-    probabilities = plateaux.load("runs/quickstart").predict(images)
+recipe = plateaux.Recipe.load("recipes/quickstart.toml")
+run = plateaux.train(recipe, out="runs/quickstart")
+for measurement in plateaux.evaluate("runs/quickstart"):
+    print(measurement.measure, measurement.rows)
+probabilities = plateaux.load("runs/quickstart").predict(images)
 """
 
 __version__ = "0.1.0"

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from plateaux.build import Given, data_of, network
+from plateaux.build import NOTHING_GIVEN, Given, data_of, network
 from plateaux.errors import RecipeError
 from plateaux.recipe import Recipe
 from plateaux.run import Progress, Run, facts_of
 from plateaux.surgery import load_weights
 
 
-def adopt(out: str | Path, recipe: Recipe, files: Sequence[str], *, given: Given = Given()) -> Run:
+def adopt(out: str | Path, recipe: Recipe, files: Sequence[str], *, given: Given = NOTHING_GIVEN) -> Run:
     """Make a run of weight files, `FILE` or `FILE:prefix` each; every one is checked against its model first."""
     if len(files) != recipe.members:
         raise RecipeError(f"{len(files)} weight files for {recipe.members} members: give one for each")

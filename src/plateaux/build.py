@@ -35,7 +35,10 @@ class Given:
     allow: tuple[str, ...] = ()  # modules outside whose functions a recipe may call
 
 
-def check_names(recipe: Recipe, given: Given = Given()) -> None:
+NOTHING_GIVEN = Given()
+
+
+def check_names(recipe: Recipe, given: Given = NOTHING_GIVEN) -> None:
     """Check every name and option of a recipe without reading data or building a network."""
     if given.data is None:
         factory = registry.dataset.get(recipe.data.name, allow=given.allow)
@@ -50,7 +53,7 @@ def check_names(recipe: Recipe, given: Given = Given()) -> None:
         schedule_of(recipe, optimizer_of(recipe, number, {"weight": nn.Parameter(torch.zeros(1, 1))}), 1)
 
 
-def data_of(recipe: Recipe, given: Given = Given()) -> Data:
+def data_of(recipe: Recipe, given: Given = NOTHING_GIVEN) -> Data:
     """Return the recipe's data set."""
     if given.data is not None:
         return given.data
@@ -65,10 +68,14 @@ def data_of(recipe: Recipe, given: Given = Given()) -> Data:
 def kind_of(recipe: Recipe, number: int) -> str:
     """Return a hash that two members share when their networks are alike."""
     tree = recipe.model.model_dump(mode="json")
-    return fingerprint({k: v[number] if isinstance(v, list) and len(v) == recipe.members else v for k, v in tree.items()})
+    return fingerprint(
+        {k: v[number] if isinstance(v, list) and len(v) == recipe.members else v for k, v in tree.items()}
+    )
 
 
-def network(recipe: Recipe, data: Data, number: int, given: Given = Given(), *, start: int | None = None) -> nn.Module:
+def network(
+    recipe: Recipe, data: Data, number: int, given: Given = NOTHING_GIVEN, *, start: int | None = None
+) -> nn.Module:
     """Return one member's network as it is before its first step; `start` replaces the key of its initialisation."""
     part = recipe.model
     name = own("model.name", part.name, number, recipe.members)
@@ -82,13 +89,15 @@ def network(recipe: Recipe, data: Data, number: int, given: Given = Given(), *, 
     if not isinstance(module, nn.Module):
         raise RecipeError(f"model {name!r} returned {type(module).__name__}; it must return a torch.nn.Module")
     if part.weights:
-        load_weights(module, part.weights, own("model.prefix", part.prefix, number, recipe.members), partial=part.partial)
+        load_weights(
+            module, part.weights, own("model.prefix", part.prefix, number, recipe.members), partial=part.partial
+        )
     if part.sparsity:
         prune(module, part.sparsity)
     return module.to(dtype_of(recipe.train.precision))
 
 
-def networks(recipe: Recipe, data: Data, numbers: Sequence[int], given: Given = Given()) -> list[nn.Module]:
+def networks(recipe: Recipe, data: Data, numbers: Sequence[int], given: Given = NOTHING_GIVEN) -> list[nn.Module]:
     """Return the networks of some members; a frozen prefix is one object that all of them use."""
     modules = [network(recipe, data, number, given) for number in numbers]
     if recipe.model.freeze:
@@ -110,7 +119,7 @@ def own_state(module: nn.Module, shared: set[str]) -> Tree:
     return {name: tensor for name, tensor in module.state_dict().items() if name not in shared}
 
 
-def method_of(recipe: Recipe, number: int = 0, given: Given = Given()) -> Method:
+def method_of(recipe: Recipe, number: int = 0, given: Given = NOTHING_GIVEN) -> Method:
     """Return one member's method."""
     loss = given.loss
     if loss is None:
@@ -128,7 +137,7 @@ def method_of(recipe: Recipe, number: int = 0, given: Given = Given()) -> Method
     return made
 
 
-def executor_of(recipe: Recipe, given: Given = Given()) -> Executor:
+def executor_of(recipe: Recipe, given: Given = NOTHING_GIVEN) -> Executor:
     """Return the executor; it is handed those settings it has an option for."""
     factory = registry.executor.get(recipe.executor.name, allow=given.allow)
     settings = {**recipe.executor.model_dump(exclude={"name"}), "randomness": recipe.train.randomness}
@@ -141,7 +150,9 @@ def optimizer_of(recipe: Recipe, number: int, params: Tree) -> torch.optim.Optim
     known = {n: c for n, c in vars(torch.optim).items() if isinstance(c, type) and issubclass(c, torch.optim.Optimizer)}
     names = {n.lower(): c for n, c in known.items() if n not in ("Optimizer", "LBFGS")}
     if part.name.lower() not in names:
-        raise RecipeError(f"torch.optim has no optimiser {part.name!r} that works step by step; {nearest(part.name, known)}")
+        raise RecipeError(
+            f"torch.optim has no optimiser {part.name!r} that works step by step; {nearest(part.name, known)}"
+        )
     factory = names[part.name.lower()]
     scalars = {
         "lr": own("optimizer.lr", part.lr, number, recipe.members),
@@ -151,8 +162,8 @@ def optimizer_of(recipe: Recipe, number: int, params: Tree) -> torch.optim.Optim
     _known_keys("optimizer", factory, chosen, type(part).model_fields)
     decayed = [p for p in params.values() if part.decay == "all" or p.ndim > 1]
     spared = [p for p in params.values() if part.decay == "weights" and p.ndim <= 1]
-    groups = [{"params": decayed}, {"params": spared, "weight_decay": 0.0}]
-    return factory([group for group in groups if group["params"]], **{**scalars, **chosen})  # type: ignore[no-any-return]
+    groups: list[dict[str, Any]] = [{"params": decayed}, {"params": spared, "weight_decay": 0.0}]
+    return factory([group for group in groups if group["params"]], **{**scalars, **chosen})
 
 
 SHORT = {
@@ -178,7 +189,9 @@ def schedule_of(recipe: Recipe, optimizer: torch.optim.Optimizer, steps: int) ->
         for position, part in enumerate(parts):
             last = position == len(parts) - 1
             if part.epochs is None and not last:
-                raise RecipeError(f"[[schedule]] {part.name!r} is followed by another: say for how many epochs it lasts")
+                raise RecipeError(
+                    f"[[schedule]] {part.name!r} is followed by another: say for how many epochs it lasts"
+                )
             span = part.epochs if part.epochs is not None else recipe.train.epochs - begin
             stages.append(_stage(part.name, part.options, optimizer, span, unit))
             begin += span

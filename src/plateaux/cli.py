@@ -1,7 +1,7 @@
 """The command line: one verb, one noun; tables for people, JSON when piped or with --json.
 
-Exit codes: 0 done, 2 the recipe or call is wrong, 3 data are missing, 4 the run folder or storage cannot serve, 5 a loss
-is no number any more, 6 code that was not allowed, 75 stopped with a checkpoint (run the same command again).
+Exit codes: 0 done, 2 the recipe or call is wrong, 3 data are missing, 4 the run folder or storage cannot serve, 5 a
+loss is no number any more, 6 code that was not allowed, 75 stopped with a checkpoint (run the same command again).
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def status(run: Path, as_json: AsJson = False) -> None:
     In Python: `plateaux.Run.open("runs/demo").all_progress()`
     """
     opened = plateaux.Run.open(run)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for number, progress in enumerate(opened.all_progress()):
         state = "finished" if progress.finished else "in work" if opened.held(number) else "waiting"
         rows.append(

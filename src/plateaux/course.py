@@ -16,7 +16,7 @@ import torch
 from plateaux import registry
 from plateaux.assess import assess, evaluating
 from plateaux.build import Given, shared_names
-from plateaux.errors import Diverged, RecipeError, Stopped
+from plateaux.errors import Diverged, Stopped
 from plateaux.exchange import Executor, Measure, Tell, View
 from plateaux.executors.local import Local
 from plateaux.learning import feed_of, learners_of, parking, restore, split_of, state_of, weights_of
@@ -67,7 +67,9 @@ class Course:
         self.measures = validation_measures(self.recipe.train.keep)
         self.joint = False
         self.runners = self._runners(held, given)
-        self.trackers = {n: Tracker(run.store.root / "tensorboard" / str(n)) for n in held if self.recipe.run.tensorboard}
+        self.trackers = {
+            n: Tracker(run.store.root / "tensorboard" / str(n)) for n in held if self.recipe.run.tensorboard
+        }
         self.clock = time.monotonic()  # of the last checkpoint
         self.begun = time.monotonic()
         self.told = 0.0
@@ -102,7 +104,9 @@ class Course:
         state = self.run.store.get_state(names[epoch, at])
         restore(runner.learner, state)
         runner.loss, runner.right, runner.seen = state["epoch"]
-        runner.progress = replace(Progress(**{**state["progress"], "parts": tuple(state["progress"]["parts"])}), states=runner.progress.states)
+        runner.progress = replace(
+            Progress(**{**state["progress"], "parts": tuple(state["progress"]["parts"])}), states=runner.progress.states
+        )
         return runner
 
     def go(self) -> None:
@@ -152,7 +156,7 @@ class Course:
             self._checkpoint(epoch, done)
         if wish == STOP:
             raise Stopped(
-                f"Stopped at epoch {epoch}, step {done}, with a checkpoint. Run the same command again to go on from there"
+                f"Stopped at epoch {epoch}, step {done}, with a checkpoint. Run the same command again to go on"
             )
 
     def _after_epoch(self, epoch: int) -> None:
@@ -181,9 +185,7 @@ class Course:
         for runner in self.runners:
             learner = runner.learner
             with self.awake(learner), evaluating([learner.module]):
-                view = View(
-                    learner.module, forward=lambda: autocast(self.recipe.train.precision, self.device)
-                )
+                view = View(learner.module, forward=lambda: autocast(self.recipe.train.precision, self.device))
                 batches = evaluation(
                     runner.feed.source,
                     self.valid_ids,
@@ -242,10 +244,14 @@ class Course:
         if scaler is not None and scaler.factor > 1:
             return  # an overflow under fp16 has skipped its step already
         if not all(math.isfinite(loss) for loss in losses):
-            held = f"its last checkpoint (epoch {runner.progress.epoch})" if runner.progress.states else "no checkpoint yet"
+            held = (
+                f"its last checkpoint (epoch {runner.progress.epoch})"
+                if runner.progress.states
+                else "no checkpoint yet"
+            )
             raise Diverged(
                 f"The loss of member {runner.learner.number} is no number any more (epoch {epoch}, step {done}); "
-                f"{held} is untouched. Try a smaller optimizer.lr, optimizer.clip, or train.precision = \"fp32\""
+                f'{held} is untouched. Try a smaller optimizer.lr, optimizer.clip, or train.precision = "fp32"'
             )
 
     def _log_epoch(self, runner: Runner, epoch: int, numbers: dict[str, Value]) -> None:
@@ -295,7 +301,9 @@ class Course:
                 continue
             part = self.run.put_log(number, runner.progress, runner.lines)
             runner.lines = []
-            runner.progress = replace(runner.progress, parts=(*runner.progress.parts, part), states=runner.progress.states)
+            runner.progress = replace(
+                runner.progress, parts=(*runner.progress.parts, part), states=runner.progress.states
+            )
             with self.awake(runner.learner):
                 state = state_of(runner.learner)
                 state["epoch"] = (runner.loss, runner.right, runner.seen)
@@ -318,7 +326,8 @@ class Course:
             words = f"epoch {progress.epoch}, the last"
         else:
             weights = self.run.store.get_tensors(progress.weights)
-            words = f"epoch {progress.best_epoch}, the best {self.recipe.train.keep.removeprefix('best:')} on validation samples"
+            best = self.recipe.train.keep.removeprefix("best:")
+            words = f"epoch {progress.best_epoch}, the best {best} on validation samples"
         name = self.run.put_weights(number, weights, epoch=progress.epoch)
         self.run.commit(number, replace(progress, finished=True, weights=name, weights_from=words, why=why))
 

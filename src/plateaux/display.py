@@ -40,7 +40,9 @@ def lines(latest: Mapping[int, Mapping[str, Any]]) -> Table:
         news = latest[number]
         steps = news.get("steps", 1)
         total = news["epochs"] * steps
-        done = max(news.get("done", 0) * steps, news.get("epoch", 0) * steps + news.get("step", 0) if "step" in news else 0)
+        done = max(
+            news.get("done", 0) * steps, news.get("epoch", 0) * steps + news.get("step", 0) if "step" in news else 0
+        )
         finished = news.get("done") == news["epochs"]
         done = total if finished else min(done, total)
         loss = news.get("loss") or news.get("train loss")

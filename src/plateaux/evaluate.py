@@ -11,7 +11,7 @@ import torch
 
 from plateaux import registry
 from plateaux.assess import assess
-from plateaux.build import Given, data_of, networks, shared_names
+from plateaux.build import NOTHING_GIVEN, Given, data_of, networks, shared_names
 from plateaux.ensemble import Ensemble
 from plateaux.errors import RunError
 from plateaux.exchange import View
@@ -50,7 +50,7 @@ class Measurement:
         }
 
 
-def load(root: str | Path, *, given: Given = Given(), device: str | None = None) -> Ensemble:
+def load(root: str | Path, *, given: Given = NOTHING_GIVEN, device: str | None = None) -> Ensemble:
     """Return a run's ensemble, ready to predict."""
     run = Run.open(root)
     modules = _members(run, _data_facts(run, given), list(range(run.recipe.members)), given)
@@ -64,11 +64,11 @@ def evaluate(
     *,
     on: str = "test",
     measures: Sequence[str] = STANDARD,
-    given: Given = Given(),
+    given: Given = NOTHING_GIVEN,
     device: str | None = None,
     seen: Callable[[int, int], None] = lambda *_: None,
 ) -> list[Measurement]:
-    """Measure every member and the ensemble on `test`, `validation` or `train` samples, and keep the numbers in the run."""
+    """Measure every member and the ensemble on `test`, `validation` or `train` samples; keep the numbers in the run."""
     run = Run.open(root)
     recipe = run.as_trained()
     settle_in(threads=recipe.executor.threads)
@@ -148,13 +148,17 @@ def _samples(recipe: Recipe, data: Data, on: str) -> tuple[Any, torch.Tensor]:
         return data.train, train
     if on == "validation" and len(validation):
         return data.train, validation
-    raise RunError(f"There are no samples called {on!r}; allowed: test, train" + (", validation" if len(validation) else ""))
+    raise RunError(
+        f"There are no samples called {on!r}; allowed: test, train" + (", validation" if len(validation) else "")
+    )
 
 
 def _with_mean(rows: Mapping[str, Value]) -> dict[str, Value]:
     members = [value.number for name, value in rows.items() if name.startswith("member ")]
     mean = sum(members) / len(members)
-    spread = (sum((v - mean) ** 2 for v in members) / (len(members) - 1) / len(members)) ** 0.5 if len(members) > 1 else None
+    spread = (
+        (sum((v - mean) ** 2 for v in members) / (len(members) - 1) / len(members)) ** 0.5 if len(members) > 1 else None
+    )
     found = dict(rows)
     return {**{n: v for n, v in found.items() if n.startswith("member ")}, MEMBERS_MEAN: Value(mean, spread),
             **{n: v for n, v in found.items() if not n.startswith("member ")}}  # fmt: skip

@@ -62,7 +62,7 @@ class View:
         stand_in = {**(self.bound or {}), **(params or {})}
         with self.forward():
             if stand_in:
-                out = functional_call(self.module, stand_in, *_arguments(x))  # type: ignore[arg-type]
+                out = functional_call(self.module, stand_in, *_arguments(x))
             else:
                 args, kwargs = _arguments(x)
                 out = self.module(*args, **kwargs)

@@ -11,7 +11,17 @@ import torch
 from torch import nn
 
 from plateaux.augment import Augment
-from plateaux.build import Given, kind_of, method_of, networks, optimizer_of, own_state, schedule_of, shared_names
+from plateaux.build import (
+    NOTHING_GIVEN,
+    Given,
+    kind_of,
+    method_of,
+    networks,
+    optimizer_of,
+    own_state,
+    schedule_of,
+    shared_names,
+)
 from plateaux.errors import RecipeError
 from plateaux.exchange import Executor
 from plateaux.loader import Feed, split
@@ -21,7 +31,7 @@ from plateaux.samples import Data, Resident
 from plateaux.step import Learner, Scaler
 from plateaux.store import Store
 from plateaux.surgery import masks, stochastic
-from plateaux.types import key
+from plateaux.types import Tree, key
 
 
 def learners_of(
@@ -32,7 +42,7 @@ def learners_of(
     *,
     device: torch.device,
     steps: int,
-    given: Given = Given(),
+    given: Given = NOTHING_GIVEN,
 ) -> list[Learner]:
     """Return some members as they are before their first step."""
     modules = networks(recipe, data, numbers, given)
@@ -43,7 +53,14 @@ def learners_of(
 
 
 def _learner(
-    recipe: Recipe, number: int, module: nn.Module, executor: Executor, *, device: torch.device, steps: int, given: Given
+    recipe: Recipe,
+    number: int,
+    module: nn.Module,
+    executor: Executor,
+    *,
+    device: torch.device,
+    steps: int,
+    given: Given,
 ) -> Learner:
     shared = shared_names(recipe, module)
     executor.prepare(module)
@@ -51,7 +68,7 @@ def _learner(
     module.train()
     if recipe.executor.manner == "vmap":
         _refuse_under_vmap(recipe, module)
-    params = {n: p for n, p in module.named_parameters() if p.requires_grad and n not in shared}
+    params: Tree = {n: p for n, p in module.named_parameters() if p.requires_grad and n not in shared}
     zeros = masks(module)
     buffers = {n: b for n, b in module.named_buffers() if n not in shared and n.removesuffix("_mask") not in zeros}
     optimizer = optimizer_of(recipe, number, params)
@@ -88,9 +105,7 @@ def _refuse_under_vmap(recipe: Recipe, module: nn.Module) -> None:
         )
 
 
-def feed_of(
-    recipe: Recipe, data: Data, number: int, *, shared: bool, device: torch.device, ids: torch.Tensor
-) -> Feed:
+def feed_of(recipe: Recipe, data: Data, number: int, *, shared: bool, device: torch.device, ids: torch.Tensor) -> Feed:
     """Return how a member is fed: in an order of its own, or in the one all share."""
     part = recipe.data
     source = data.train.to(device) if isinstance(data.train, Resident) and device.type != "cpu" else data.train

@@ -46,7 +46,7 @@ def loss_by_name(name: str) -> Callable[..., Settle]:
     if name in NOT_YET:
         raise RecipeError(
             f"loss {name!r} is for {NOT_YET[name]}, which Plateaux does not train yet; "
-            f"available: {', '.join(LOSSES)}. A loss of your own can be passed from Python: plateaux.train(..., loss=settle)"
+            f"available: {', '.join(LOSSES)}. From Python, pass one of your own: plateaux.Given(loss=settle)"
         )
     if name not in LOSSES:
         raise RecipeError(f"There is no loss called {name!r}; {nearest(name, [*LOSSES, *NOT_YET])}")

@@ -18,12 +18,13 @@ GIVEN = frozenset({"loss", "shape", "classes", "params"})
 def check(
     section: str, factory: Callable[..., Any], given: Mapping[str, Any], *, also: Iterable[str] = ()
 ) -> dict[str, Any]:
-    """Return `given` validated against the factory's options, or say what is wrong; `also` are the section's own keys."""
+    """Return `given` validated against the factory's options, or say what is wrong; `also` are other keys allowed."""
     known = fields(factory)
     for name in given:
         if name not in known:
             raise WrongKey(section, name, f"[{section}] has no key {name!r}; {nearest(name, [*known, *also])}")
-    schema = create_model("Options", __config__=ConfigDict(extra="forbid", arbitrary_types_allowed=True), **known)
+    strict = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+    schema = create_model("Options", __config__=strict, **known)  # type: ignore[call-overload]
     try:
         return schema(**given).model_dump(include=set(given))
     except ValidationError as problem:
@@ -55,7 +56,7 @@ def accepts(factory: Callable[..., Any], name: str) -> bool:
 def fields(factory: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
     """Return the keyword options of a factory with their types and defaults, as pydantic wants them."""
     bare = factory.func if isinstance(factory, partial) else factory
-    hints = get_type_hints(bare.__init__ if isinstance(bare, type) else bare)
+    hints = get_type_hints(bare.__init__ if isinstance(bare, type) else bare)  # type: ignore[misc]
     found: dict[str, tuple[Any, Any]] = {}
     for name, parameter in signature(factory).parameters.items():
         if name in GIVEN or parameter.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD):

@@ -240,9 +240,15 @@ def _explain(cls: type[Section], problem: ValidationError) -> WrongKey:
     if first["type"] == "extra_forbidden":
         part = cls.model_fields[section].annotation if section else cls
         known = part.model_fields if isinstance(part, type) else {}
-        return WrongKey(section, name, f"{head}has no key {name!r}; {nearest(name, known)}".replace("has", "The recipe has", not section))
+        return WrongKey(
+            section,
+            name,
+            f"{head}has no key {name!r}; {nearest(name, known)}".replace("has", "The recipe has", not section),
+        )
     if first["type"] == "missing":
-        return WrongKey(section, name, f"{head or 'The recipe '}lacks {name!r}: every recipe names its data and its model")
+        return WrongKey(
+            section, name, f"{head or 'The recipe '}lacks {name!r}: every recipe names its data and its model"
+        )
     return WrongKey(section, name, f"{head}{name} = {first['input']!r}: {first['msg']}")
 
 

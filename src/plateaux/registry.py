@@ -42,7 +42,7 @@ class Registry:
     def __call__(self, given: Any = None, *, prefix: str | None = None) -> Any:
         """Register a factory under its own name, under `given`, or for every name that starts with `prefix`."""
         if callable(given):
-            return self._add(given.__name__, given)  # type: ignore[attr-defined]
+            return self._add(given.__name__, given)
 
         def decorate(factory: Factory) -> Factory:
             if prefix is not None:

@@ -46,7 +46,12 @@ def to_rich(measurements: Sequence[Measurement]) -> Table:
 def to_markdown(measurements: Sequence[Measurement]) -> str:
     """Return the table as Markdown."""
     header, rows = grid(measurements)
-    lines = [f"**{heading(measurements)}**", "", "| " + " | ".join(header) + " |", "|---" + "|---:" * (len(header) - 1) + "|"]
+    lines = [
+        f"**{heading(measurements)}**",
+        "",
+        "| " + " | ".join(header) + " |",
+        "|---" + "|---:" * (len(header) - 1) + "|",
+    ]
     return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)]) + "\n"
 
 

@@ -63,7 +63,9 @@ class Run:
         """Open a run that exists."""
         store = Store(root)
         if not store.has("run.json"):
-            raise RunError(f"{root} is not a run folder: it has no run.json. `plateaux train RECIPE --out {root}` starts one")
+            raise RunError(
+                f"{root} is not a run folder: it has no run.json. `plateaux train RECIPE --out {root}` starts one"
+            )
         about = store.get_json("run.json")
         if about.get("format") != FORMAT:
             raise RunError(

@@ -19,10 +19,12 @@ from plateaux.exchange import Ask, Executor, Method, Moment, View, finite
 from plateaux.machine import autocast, seeded
 from plateaux.types import Batch, Tree, key
 
+CPU = torch.device("cpu")
+
 
 @dataclass(slots=True)
 class Scaler:
-    """Keeps fp16 gradients from vanishing: the loss is multiplied, gradients are divided, an overflow skips the step."""
+    """Keeps fp16 gradients from vanishing: the loss is multiplied, gradients divided, an overflow skips the step."""
 
     factor: float = 65536.0
     calm: int = 0  # steps since the last overflow
@@ -85,7 +87,7 @@ class Way:
     """How every step of a job is taken."""
 
     precision: str = "fp32"
-    device: torch.device = torch.device("cpu")
+    device: torch.device = CPU
     accumulate: int = 1
     awake: Callable[[Learner], AbstractContextManager[Any]] = lambda _: nullcontext()  # wakes a parked member
 
@@ -160,9 +162,7 @@ class _Rounds:
         learner = self.learners[i]
         return Moment(len(self.batches[i]), float(learner.optimizer.param_groups[0]["lr"]), learner.peak_lr)
 
-    def _answer(
-        self, turn: list[int], asks: dict[int, Ask], rows: Tensor | None
-    ) -> tuple[list[Tree], list[Tally]]:
+    def _answer(self, turn: list[int], asks: dict[int, Ask], rows: Tensor | None) -> tuple[list[Tree], list[Tally]]:
         first = asks[turn[0]]
         if first.agree is not None:
             trees_of = [asks[i].agree or {} for i in turn]
@@ -206,7 +206,8 @@ class _Rounds:
         held = self.executor.each(objective.offer, views, batches)
         if not self._joint:
             settled = [
-                learner.method.objective.settle(held[row : row + 1], batches[row]) for row, learner in enumerate(learners)
+                learner.method.objective.settle(held[row : row + 1], batches[row])
+                for row, learner in enumerate(learners)
             ]
             return torch.cat(settled), held, list(range(len(turn)))
         whole = objective.sees == "whole"

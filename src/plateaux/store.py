@@ -88,7 +88,9 @@ class Store:
         try:
             return json.loads(content)
         except ValueError as problem:
-            raise StorageError(f"{self._path(name)} is not valid JSON ({problem}); restore it or start a new run") from None
+            raise StorageError(
+                f"{self._path(name)} is not valid JSON ({problem}); restore it or start a new run"
+            ) from None
 
     def put_tensors(self, name: str, tensors: Mapping[str, Tensor], about: Mapping[str, str] | None = None) -> None:
         """Write tensors as safetensors, which any program can read and which can run nothing."""
@@ -100,7 +102,9 @@ class Store:
         try:
             return safetensors.torch.load(content)
         except Exception as problem:
-            raise StorageError(f"{self._path(name)} is damaged ({problem}); restore it or train that member again") from None
+            raise StorageError(
+                f"{self._path(name)} is damaged ({problem}); restore it or train that member again"
+            ) from None
 
     def put_state(self, name: str, state: Mapping[str, Any]) -> None:
         """Write nested tensors and plain values."""
@@ -114,7 +118,9 @@ class Store:
         try:
             return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)  # type: ignore[no-any-return]
         except Exception as problem:
-            raise StorageError(f"{self._path(name)} is damaged ({problem}); delete it to train from the one before") from None
+            raise StorageError(
+                f"{self._path(name)} is damaged ({problem}); delete it to train from the one before"
+            ) from None
 
     @contextmanager
     def lock(self, name: str) -> Iterator[None]:
@@ -161,5 +167,7 @@ class Store:
     def _explain(self, verb: str, name: str, problem: OSError) -> StorageError:
         path = self._path(name)
         if problem.errno == errno.ENOSPC:
-            return StorageError(f"The disk is full: could not write {path}. Free some space and run the same command again")
+            return StorageError(
+                f"The disk is full: could not write {path}. Free some space and run the same command again"
+            )
         return StorageError(f"Cannot {verb} {path}: {problem.strerror or problem}")

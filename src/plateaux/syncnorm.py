@@ -18,7 +18,7 @@ def synchronise(module: nn.Module, group: Any) -> None:
     for child in module.modules():
         if isinstance(child, _BatchNorm):
             child.__class__ = SyncedBatchNorm
-            child.group = group  # type: ignore[assignment]
+            child.group = group
 
 
 class SyncedBatchNorm(_BatchNorm):
@@ -35,12 +35,12 @@ class SyncedBatchNorm(_BatchNorm):
         axes = [axis for axis in range(x.dim()) if axis != 1]
         wide = x if x.dtype == torch.float64 else x.float()
         count = torch.tensor([x.numel() / x.shape[1]], dtype=wide.dtype, device=x.device)
-        total = _AddUp.apply(torch.cat([wide.sum(axes), count]), self.group)
+        total = _add_up(torch.cat([wide.sum(axes), count]), self.group)
         size = total[-1].detach()
         mean = total[:-1] / size
         shape = [1, -1, *[1] * (x.dim() - 2)]
         centred = wide - mean.view(shape)
-        variance = _AddUp.apply((centred * centred).sum(axes), self.group) / size
+        variance = _add_up((centred * centred).sum(axes), self.group) / size
         self._remember(mean.detach(), variance.detach(), float(size))
         out = centred * torch.rsqrt(variance + self.eps).view(shape)
         if self.affine:
@@ -56,6 +56,11 @@ class SyncedBatchNorm(_BatchNorm):
         rate = self.momentum if self.momentum is not None else 1.0 / float(self.num_batches_tracked)
         self.running_mean.lerp_(mean.to(self.running_mean.dtype), rate)
         self.running_var.lerp_((variance * (size / max(size - 1, 1))).to(self.running_var.dtype), rate)
+
+
+def _add_up(x: Tensor, group: Any) -> Tensor:
+    total: Tensor = _AddUp.apply(x, group)  # type: ignore[no-untyped-call]
+    return total
 
 
 class _AddUp(torch.autograd.Function):

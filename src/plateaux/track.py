@@ -19,11 +19,11 @@ class Tracker:
             raise RecipeError(
                 'run.tensorboard = true needs TensorBoard: pip install "plateaux[track]", or leave it out'
             ) from None
-        self._writer = SummaryWriter(str(folder))  # type: ignore[no-untyped-call]
+        self._writer = SummaryWriter(str(folder))
 
     def add(self, epoch: int, line: Mapping[str, Any]) -> None:
         """Write the numbers of one epoch."""
         for name, value in line.items():
             if isinstance(value, float):
-                self._writer.add_scalar(name.replace(" ", "/"), value, epoch)  # type: ignore[no-untyped-call]
-        self._writer.flush()  # type: ignore[no-untyped-call]
+                self._writer.add_scalar(name.replace(" ", "/"), value, epoch)
+        self._writer.flush()

@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from plateaux.build import Given, check_names, data_of, executor_of, method_of
+from plateaux.build import NOTHING_GIVEN, Given, check_names, data_of, executor_of, method_of
 from plateaux.choose import choose
 from plateaux.course import Course
 from plateaux.errors import PlateauxError, RecipeError, RunError
@@ -27,7 +27,7 @@ from plateaux.run import Run, facts_of
 ATTEMPTS = 3  # how often a job whose process died is tried before the run is given up
 
 
-def train(recipe: Recipe, out: str | Path, *, given: Given = Given(), tell: Tell = lambda _: None) -> Run:
+def train(recipe: Recipe, out: str | Path, *, given: Given = NOTHING_GIVEN, tell: Tell = lambda _: None) -> Run:
     """Train what is missing of a run and return it; the same call again does only what is left."""
     joint = check(recipe, given)
     executor = executor_of(recipe, given)
@@ -46,20 +46,28 @@ def train(recipe: Recipe, out: str | Path, *, given: Given = Given(), tell: Tell
     return run
 
 
-def check(recipe: Recipe, given: Given = Given()) -> bool:
+def check(recipe: Recipe, given: Given = NOTHING_GIVEN) -> bool:
     """Say whether the members see each other; refuse what cannot be carried out before anything is written."""
     if recipe.train.patience is not None and recipe.executor.name != "local":
-        raise RecipeError(f"train.patience lets members end apart, which {recipe.executor.name!r} cannot; use the executor local")
+        raise RecipeError(
+            f"train.patience lets members end apart, which {recipe.executor.name!r} cannot; use the executor local"
+        )
     check_names(recipe, given)
     joint = method_of(recipe, 0, given).objective.sees != "own"
     if joint and recipe.train.patience is not None:
-        raise RecipeError(f"members of {recipe.method.name!r} learn together, so none can stop early; leave out train.patience")
+        raise RecipeError(
+            f"members of {recipe.method.name!r} learn together, so none can stop early; leave out train.patience"
+        )
     if joint and recipe.train.precision == "fp16":
-        raise RecipeError(f"members of {recipe.method.name!r} share one loss, which fp16 cannot scale for each; use bf16")
+        raise RecipeError(
+            f"members of {recipe.method.name!r} share one loss, which fp16 cannot scale for each; use bf16"
+        )
     if joint and recipe.data.order == "own":
         raise RecipeError(f"members of {recipe.method.name!r} meet over the same samples: data.order must be 'shared'")
     if recipe.train.keep != "last" and not recipe.data.validation:
-        raise RecipeError(f"train.keep = {recipe.train.keep!r} needs samples to choose on; set data.validation, such as 0.1")
+        raise RecipeError(
+            f"train.keep = {recipe.train.keep!r} needs samples to choose on; set data.validation, such as 0.1"
+        )
     if recipe.train.patience is not None and not recipe.data.validation:
         raise RecipeError("train.patience needs samples to judge by; set data.validation, such as 0.1")
     return joint
@@ -71,7 +79,7 @@ class Work:
 
     root: str
     recipe: Recipe
-    given: Given = Given()
+    given: Given = NOTHING_GIVEN
 
     def __call__(self, job: Job, tell: Tell, *, device: str | None = None, processes: int = 1) -> None:
         """Take the members of a job from where it starts to where it stops."""
@@ -84,7 +92,9 @@ class Work:
                 for number in held:
                     locks.enter_context(run.lock(number))
                     run.store.sweep(f"members/{number}")
-            course = Course(run, data_of(self.recipe, self.given), job, held, executor, device_named(device), self.given, tell)
+            course = Course(
+                run, data_of(self.recipe, self.given), job, held, executor, device_named(device), self.given, tell
+            )
             course.go()
 
 
@@ -102,9 +112,15 @@ def _open(recipe: Recipe, out: str | Path, executor: Executor, given: Given, tel
 
 def _sum_up(failures: list[Failure]) -> PlateauxError:
     if len(failures) == 1:
-        return failures[0].problem if isinstance(failures[0].problem, PlateauxError) else RunError(str(failures[0].problem))
+        return (
+            failures[0].problem
+            if isinstance(failures[0].problem, PlateauxError)
+            else RunError(str(failures[0].problem))
+        )
     lines = [f"{failure.job}: {failure.problem}" for failure in failures]
-    return RunError("Some jobs failed; the others went on. Run the same command again for what is missing:\n  " + "\n  ".join(lines))
+    return RunError(
+        "Some jobs failed; the others went on. Run the same command again for what is missing:\n  " + "\n  ".join(lines)
+    )
 
 
 def _tidy(run: Run, executor: Executor) -> None:

@@ -1,7 +1,7 @@
 """Arithmetic on trees: one member's tensors by name.
 
-Everything here is about ONE member; nothing has a member axis. torch's `_foreach_` kernels do the work, one call for the
-whole tree, because a loop over a hundred small tensors costs more than the arithmetic.
+Everything here is about ONE member; nothing has a member axis. torch's `_foreach_` kernels do the work, one call for
+the whole tree, because a loop over a hundred small tensors costs more than the arithmetic.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ def magnitude(a: Tree) -> Tree:
 
 def norm(a: Tree) -> Tensor:
     """Return the Euclidean norm over all tensors as one number."""
-    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(_list(a))))
+    total: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(_list(a))))
+    return total
 
 
 def dot(a: Tree, b: Tree) -> Tensor:

@@ -39,8 +39,7 @@ def adaptive(eta: float) -> Reach:
 
     def reach(params: Tree, gradient: Tree) -> Tree:
         shape = {
-            name: tensor.abs() + eta if "weight" in name else torch.ones_like(tensor)
-            for name, tensor in params.items()
+            name: tensor.abs() + eta if "weight" in name else torch.ones_like(tensor) for name, tensor in params.items()
         }
         return _ellipsoid(shape, gradient)
 
@@ -87,9 +86,7 @@ def climb(
     return update if m is None else in_groups
 
 
-def surrogate_gap(
-    rho: float, *, alpha: float, rho_min: float, lr_min: float = 0.0, reach: Reach = ball
-) -> Update:
+def surrogate_gap(rho: float, *, alpha: float, rho_min: float, lr_min: float = 0.0, reach: Reach = ball) -> Update:
     """Climb, then leave out what of the first gradient the second does not say (GSAM).
 
     With g at w and p at the peak, the direction is p - alpha g_perp, g_perp = g - <g, p> p / |p|^2. The radius follows

@@ -1,4 +1,4 @@
-"""A mesh of processes: torch.distributed with axes `member` and `data`, started by torchrun or by the command itself."""
+"""A mesh of processes: torch.distributed with axes `member` and `data`, started by torchrun or by `plateaux`."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Mesh:
         for names in _buckets(tree):
             flat = torch.cat([tree[name].reshape(-1) for name in names])
             dist.all_reduce(flat, group=self._data)
-            pieces = flat.split([tree[name].numel() for name in names])
+            pieces = torch.split(flat, [tree[name].numel() for name in names])
             summed.update({name: piece.view_as(tree[name]) for name, piece in zip(names, pieces, strict=True)})
         return {name: summed[name] for name in tree}
 
@@ -83,20 +83,21 @@ class Mesh:
 
 
 @executor
-def mesh(
-    *, data: int = 1, batchnorm: Literal["synced", "local"] = "synced", devices: tuple[str, ...] = ()
-) -> Mesh:
+def mesh(*, data: int = 1, batchnorm: Literal["synced", "local"] = "synced", devices: tuple[str, ...] = ()) -> Mesh:
     """Processes of torch.distributed: members over one axis, the samples of a batch over the other."""
     if "RANK" not in os.environ:
         raise RecipeError(
-            "The mesh needs processes: start it with torchrun, or with `plateaux train RECIPE --executor mesh --processes N`"
+            "The mesh needs processes: start it with torchrun, or with "
+            "`plateaux train RECIPE --executor mesh --processes N`"
         )
     device = device_named(devices[int(os.environ["LOCAL_RANK"]) % len(devices)] if devices else "cpu")
     if not dist.is_initialized():
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     world = dist.get_world_size()
     if world % data:
-        raise RecipeError(f"{world} processes cannot be cut into executor.data = {data} equal parts; choose a divisor of {world}")
+        raise RecipeError(
+            f"{world} processes cannot be cut into executor.data = {data} equal parts; choose a divisor of {world}"
+        )
     axes = init_device_mesh(device.type, (world // data, data), mesh_dim_names=("member", "data"))
     return Mesh(axes, batchnorm, str(device))
 

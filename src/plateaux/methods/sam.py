@@ -12,9 +12,7 @@ Perturbation = Literal["global", "per_worker"]
 
 
 @method
-def sam(
-    loss: Settle, *, rho: float = 0.05, m: int | None = None, perturbation: Perturbation = "global"
-) -> Method:
+def sam(loss: Settle, *, rho: float = 0.05, m: int | None = None, perturbation: Perturbation = "global") -> Method:
     """Sharpness-aware minimisation: descend with the gradient found rho up the slope (Foret et al. 2021)."""
     return Method(Objective(loss), climb(rho, m=m, perturbation=perturbation))
 
