@@ -217,6 +217,12 @@ def test_feeding_leaves_the_global_generators_alone(workers: int) -> None:
     assert states() == before
 
 
+def test_a_data_sets_own_randomness_differs_from_sample_to_sample() -> None:
+    seen = by_id(feed(Streamed(Noisy()), mean=(), std=()).epoch(0))
+    noise = torch.stack([(seen[i][0] - X[i] / 255).mean() for i in range(N)])
+    assert noise.std() > 0.1  # three uniform numbers have 0.5
+
+
 def test_a_data_sets_own_randomness_is_new_in_every_epoch_and_for_every_member() -> None:
     one = by_id(feed(Streamed(Noisy())).epoch(0))
     for other in (feed(Streamed(Noisy())).epoch(1), feed(Streamed(Noisy()), key=43).epoch(0)):

@@ -99,13 +99,16 @@ def network(
 
 def networks(recipe: Recipe, data: Data, numbers: Sequence[int], given: Given = NOTHING_GIVEN) -> list[nn.Module]:
     """Return the networks of some members; a frozen prefix is one object that all of them use."""
-    modules = [network(recipe, data, number, given) for number in numbers]
-    if recipe.model.freeze:
-        # The trunk must not depend on which members happen to be built here, so it has a start of its own.
-        trunk = network(recipe, data, 0, given, start=key(recipe.seed, "shared"))
-        share([trunk, *modules], recipe.model.freeze)
-        for module in modules:
-            freeze(module, recipe.model.freeze)
+    prefixes = recipe.model.freeze
+    # The trunk must not depend on which members happen to be built here, so it has a start of its own.
+    trunk = network(recipe, data, 0, given, start=key(recipe.seed, "shared")) if prefixes else None
+    modules = []
+    for number in numbers:
+        module = network(recipe, data, number, given)
+        if trunk is not None:
+            share([trunk, module], prefixes)
+            freeze(module, prefixes)
+        modules.append(module)
     return modules
 
 

@@ -25,10 +25,13 @@ TOLERANCE = 0.02  # how far the loss over those steps may lie from fp32's
 
 def choose(recipe: Recipe, given: Given, tell: Tell, *, steps: int = STEPS) -> dict[str, Any]:
     """Return the precision and memory format to train in, and what each candidate did; nothing if none is left open."""
-    precisions = ["fp32", "bf16"] if recipe.train.precision == "auto" else [recipe.train.precision]
+    open_to = ["fp32"] if recipe.executor.manner == "vmap" else ["fp32", "bf16"]  # vmap does not run under autocast
+    precisions = open_to if recipe.train.precision == "auto" else [recipe.train.precision]
     formats = ["contiguous", "channels_last"] if recipe.train.memory_format == "auto" else [recipe.train.memory_format]
-    if len(precisions) * len(formats) == 1:
+    if "auto" not in (recipe.train.precision, recipe.train.memory_format):
         return {}
+    if len(precisions) * len(formats) == 1:
+        return {"precision": precisions[0], "memory_format": formats[0], "tried": []}
     settle_in(threads=recipe.executor.threads)
     tried = []
     for precision, memory_format in product(precisions, formats):
@@ -44,8 +47,8 @@ def choose(recipe: Recipe, given: Given, tell: Tell, *, steps: int = STEPS) -> d
 def fastest(tried: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the fastest candidate whose loss lies within the tolerance of the first one's."""
     honest = tried[0]["loss"]
-    sound = [each for each in tried if abs(each["loss"] - honest) <= TOLERANCE * abs(honest)]
-    return max(sound, key=lambda each: float(each["images_per_second"]))
+    sound = [each for each in tried[1:] if abs(each["loss"] - honest) <= TOLERANCE * abs(honest)]
+    return max([tried[0], *sound], key=lambda each: float(each["images_per_second"]))
 
 
 def _try(recipe: Recipe, given: Given, steps: int) -> tuple[float, float]:

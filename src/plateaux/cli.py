@@ -64,7 +64,7 @@ def told(command: Callable[..., None]) -> Callable[..., None]:
         try:
             command(*args, **kwargs)
         except errors.PlateauxError as problem:
-            Console(stderr=True).print(str(problem), style="red", markup=False, highlight=False)
+            Console(stderr=True).print(str(problem), style="red", markup=False, highlight=False, soft_wrap=True)
             raise typer.Exit(next(code for kind, code in CODES if isinstance(problem, kind))) from None
 
     return run

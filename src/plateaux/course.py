@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import math
-import signal
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
 from plateaux import registry
 from plateaux.assess import assess, evaluating
 from plateaux.build import Given, shared_names
-from plateaux.errors import Diverged, Stopped
-from plateaux.exchange import Executor, Measure, Tell, View
+from plateaux.errors import DataError, Diverged, Stopped
+from plateaux.exchange import Executor, Measure, Tell, View, finite
 from plateaux.executors.local import Local
 from plateaux.learning import feed_of, learners_of, parking, restore, split_of, state_of, weights_of
 from plateaux.loader import Feed, evaluation
 from plateaux.machine import FORMATS, autocast, dtype_of
 from plateaux.plan import Job
+from plateaux.pool import Sign, stop_sign
 from plateaux.run import Progress, Run
 from plateaux.samples import Data
 from plateaux.step import Learner, Tally, Way, step
@@ -66,6 +65,7 @@ class Course:
         self.train_ids, self.valid_ids = split_of(self.recipe, data)
         self.measures = validation_measures(self.recipe.train.keep)
         self.joint = False
+        self.lost: list[Diverged] = []  # members that diverged while the others went on
         self.runners = self._runners(held, given)
         self.trackers = {
             n: Tracker(run.store.root / "tensorboard" / str(n)) for n in held if self.recipe.run.tensorboard
@@ -104,62 +104,81 @@ class Course:
         state = self.run.store.get_state(names[epoch, at])
         restore(runner.learner, state)
         runner.loss, runner.right, runner.seen = state["epoch"]
-        runner.progress = replace(
-            Progress(**{**state["progress"], "parts": tuple(state["progress"]["parts"])}), states=runner.progress.states
-        )
+        # A state after this place belongs to an attempt that its group could not follow.
+        kept = tuple(each for each in runner.progress.states if each[:2] <= self.job.start)
+        runner.progress = Progress(**{**state["progress"], "parts": tuple(state["progress"]["parts"]), "states": kept})
         return runner
 
     def go(self) -> None:
         """Run the job; Ctrl-C and SIGTERM end it with a checkpoint."""
         epoch, at = self.job.start
         with stop_sign() as asked, ExitStack() as stack:
-            way = self._way(stack)
+            way = self.way(stack)
+            self._retire(epoch)
             while epoch < self.job.stop and self.runners:
-                self._epoch(epoch, at, way, asked)
+                self.one_epoch(epoch, at, way, asked)
                 epoch, at = epoch + 1, 0
-        for runner in self.runners:
-            self._finish(runner, "")
+            for runner in self.runners:  # before the scratch that parked members lie on is gone
+                self._finish(runner, "")
+            if self.lost:
+                raise Diverged("\n".join(map(str, self.lost)))
+            if self._wish(asked) == STOP:
+                raise Stopped("Stopped, with this job done. Run the same command again for what is missing")
 
-    def _way(self, stack: ExitStack) -> Way:
+    def way(self, stack: ExitStack) -> Way:
+        """Return how steps are taken; `stack` holds what must be given back at the end."""
         way = Way(self.recipe.train.precision, self.device, self.recipe.optimizer.accumulate)
         if self.executor.parks and len(self.runners) > 1:
             way = replace(way, awake=parking(stack.enter_context(self.run.store.scratch())))
         self.awake = way.awake
         return way
 
-    def _epoch(self, epoch: int, at: int, way: Way, asked: threading.Event) -> None:
+    def one_epoch(self, epoch: int, at: int, way: Way, asked: Sign) -> None:
+        """Take every member through one epoch, from step `at` on."""
         steps = self.runners[0].feed.steps()
         streams: dict[int, Iterator[Batch]] = {}
         for runner in self.runners:
             streams.setdefault(id(runner.feed), runner.feed.epoch(epoch, start=at, shard=self.executor.shard))
-        learners = [runner.learner for runner in self.runners]
         for number in range(at, steps):
-            drawn = {name: next(stream) for name, stream in streams.items()}
+            learners = [runner.learner for runner in self.runners]
+            try:
+                drawn = {feed: next(streams[feed]) for feed in {id(runner.feed): None for runner in self.runners}}
+            except DataError:
+                if not asked.is_set():
+                    raise
+                self._stop(epoch, number)  # a signal to the whole process group takes the loader's workers too
             batches = [drawn[id(runner.feed)] for runner in self.runners]
             total = min(self.recipe.data.batch, len(self.train_ids) - number * self.recipe.data.batch)
             tallies = step(self.executor, learners, batches, way, share=len(batches[0]) / total)
             for runner, tally, batch in zip(self.runners, tallies, batches, strict=True):
                 runner.pending.append((tally, len(batch)))
             self._after_step(epoch, number + 1, steps, asked)
-        self._after_epoch(epoch + 1)
+            if not self.runners:
+                return
+        self._after_epoch(epoch + 1, asked)
 
-    def _after_step(self, epoch: int, done: int, steps: int, asked: threading.Event) -> None:
+    def _after_step(self, epoch: int, done: int, steps: int, asked: Sign) -> None:
         if done % self.recipe.run.log_every == 0 or done == steps:
             self._log_steps(epoch, done)
         self._news(epoch, done, steps)
-        minutes = self.recipe.run.checkpoint_minutes
-        due = minutes is not None and time.monotonic() - self.clock > 60 * minutes
         if done == steps:
             return
-        wish = self.executor.agree(STOP if asked.is_set() else SAVE if due else GO_ON)
-        if wish != GO_ON:
+        wish = self._wish(asked)
+        if wish == SAVE:
             self._checkpoint(epoch, done)
         if wish == STOP:
-            raise Stopped(
-                f"Stopped at epoch {epoch}, step {done}, with a checkpoint. Run the same command again to go on"
-            )
+            self._stop(epoch, done)
 
-    def _after_epoch(self, epoch: int) -> None:
+    def _wish(self, asked: Sign) -> int:
+        minutes = self.recipe.run.checkpoint_minutes
+        due = minutes is not None and time.monotonic() - self.clock > 60 * minutes
+        return self.executor.agree(STOP if asked.is_set() else SAVE if due else GO_ON)
+
+    def _stop(self, epoch: int, at: int) -> NoReturn:
+        self._checkpoint(epoch, at)
+        raise Stopped(f"Stopped at epoch {epoch}, step {at}, with a checkpoint. Run the same command again to go on")
+
+    def _after_epoch(self, epoch: int, asked: Sign) -> None:
         found = self._validated() if len(self.valid_ids) and epoch % self.recipe.train.validate_every == 0 else {}
         last = epoch == self.job.stop
         for runner in list(self.runners):
@@ -172,11 +191,18 @@ class Course:
                 self._judge(runner, epoch, numbers)
             runner.loss, runner.right, runner.seen = 0.0, 0.0, 0
             runner.progress = replace(runner.progress, epoch=epoch, step=0)
-        if last or epoch % self.recipe.run.checkpoint_epochs == 0:
+        wish = self._wish(asked)
+        if last or wish != GO_ON or epoch % self.recipe.run.checkpoint_epochs == 0:
             self._checkpoint(epoch, 0)
+        self._retire(epoch)
+        if wish == STOP and not last:
+            self._stop(epoch, 0)
+
+    def _retire(self, epoch: int) -> None:
+        """Finish the members that were no better for too long; after a resume too, so that none trains a bit longer."""
         patience = self.recipe.train.patience
         for runner in list(self.runners):
-            if patience is not None and runner.progress.stale >= patience and not last:
+            if patience is not None and runner.progress.stale >= patience and epoch < self.job.stop:
                 self._finish(runner, f"no better for {patience} validations")
                 self.runners.remove(runner)
 
@@ -209,7 +235,7 @@ class Course:
         number = numbers[name].number
         sign = 1 if self.measures[name].better == "higher" else -1
         best = runner.progress.best
-        if best is not None and sign * number <= sign * best:
+        if best is not None and not (sign * number > sign * best or math.isnan(best)):  # no number is never better
             runner.progress = replace(runner.progress, stale=runner.progress.stale + 1)
             return
         runner.progress = replace(runner.progress, best=number, best_epoch=epoch, stale=0)
@@ -220,17 +246,26 @@ class Course:
             words = f"epoch {epoch}, the best {name} on validation samples so far"
             runner.progress = replace(runner.progress, weights=stored, weights_from=words)
 
-    def _log_steps(self, epoch: int, done: int) -> None:
-        for runner in self.runners:
-            recent = runner.pending
-            runner.pending = []
+    def _add_up(self, epoch: int, done: int) -> None:
+        """Add what every member saw since the last time, sample by sample in order: when it is done changes no bit."""
+        for runner in list(self.runners):
+            recent, runner.pending = runner.pending, []
             losses = [float(tally.loss) for tally, _ in recent]
-            count = sum(size for _, size in recent)
-            self._sound(runner, losses, epoch, done)
-            right = sum(float(tally.right) for tally, _ in recent if tally.right is not None)
-            runner.loss += sum(loss * size for loss, (_, size) in zip(losses, recent, strict=True))
-            runner.right += right
-            runner.seen += count
+            try:
+                self._sound(runner, losses, epoch, done)
+            except Diverged as problem:
+                if self.joint or self.recipe.executor.name != "local":
+                    raise
+                self.lost.append(problem)  # the others do not look at it, and go on
+                self.runners.remove(runner)
+            for loss, (tally, size) in zip(losses, recent, strict=True):
+                runner.loss += loss * size
+                runner.right += float(tally.right) if tally.right is not None else 0.0
+                runner.seen += size
+
+    def _log_steps(self, epoch: int, done: int) -> None:
+        self._add_up(epoch, done)
+        for runner in self.runners:
             line = {
                 "epoch": epoch,
                 "step": done,
@@ -243,15 +278,17 @@ class Course:
         scaler = runner.learner.scaler
         if scaler is not None and scaler.factor > 1:
             return  # an overflow under fp16 has skipped its step already
-        if not all(math.isfinite(loss) for loss in losses):
-            held = (
-                f"its last checkpoint (epoch {runner.progress.epoch})"
-                if runner.progress.states
-                else "no checkpoint yet"
+        if not (all(map(math.isfinite, losses)) and finite(list(runner.learner.params.values()))):
+            held = runner.progress.states
+            where = (
+                f"its checkpoint of epoch {held[-1][0]}, step {held[-1][1]} is untouched"
+                if held
+                else "it has no checkpoint"
             )
             raise Diverged(
                 f"The loss of member {runner.learner.number} is no number any more (epoch {epoch}, step {done}); "
-                f'{held} is untouched. Try a smaller optimizer.lr, optimizer.clip, or train.precision = "fp32"'
+                f"{where}. "
+                'Try a smaller optimizer.lr, optimizer.clip, or train.precision = "fp32"'
             )
 
     def _log_epoch(self, runner: Runner, epoch: int, numbers: dict[str, Value]) -> None:
@@ -290,20 +327,19 @@ class Course:
 
     def _checkpoint(self, epoch: int, at: int) -> None:
         """Write where every member is: its state and log first, then the progress that names them."""
-        if at:
-            self._log_steps(epoch, at)
+        self._add_up(epoch, at)
         now = time.monotonic()
         for runner in self.runners:
             number = runner.learner.number
+            if any(each[:2] == (epoch, at) for each in runner.progress.states):
+                continue  # nothing happened since
             seconds = runner.progress.seconds + now - self.clock
             runner.progress = replace(runner.progress, epoch=epoch, step=at, seconds=seconds)
             if not self.executor.writes():
                 continue
             part = self.run.put_log(number, runner.progress, runner.lines)
             runner.lines = []
-            runner.progress = replace(
-                runner.progress, parts=(*runner.progress.parts, part), states=runner.progress.states
-            )
+            runner.progress = replace(runner.progress, parts=(*runner.progress.parts, part))
             with self.awake(runner.learner):
                 state = state_of(runner.learner)
                 state["epoch"] = (runner.loss, runner.right, runner.seen)
@@ -320,7 +356,8 @@ class Course:
         if not self.executor.writes():
             return
         number, progress = runner.learner.number, runner.progress
-        if self.recipe.train.keep == "last" or progress.weights is None:
+        epoch = progress.epoch
+        if self.recipe.train.keep == "last" or progress.weights is None or progress.best_epoch is None:
             with self.awake(runner.learner):
                 weights = weights_of(self.recipe, runner.learner)
             words = f"epoch {progress.epoch}, the last"
@@ -328,7 +365,8 @@ class Course:
             weights = self.run.store.get_tensors(progress.weights)
             best = self.recipe.train.keep.removeprefix("best:")
             words = f"epoch {progress.best_epoch}, the best {best} on validation samples"
-        name = self.run.put_weights(number, weights, epoch=progress.epoch)
+            epoch = progress.best_epoch
+        name = self.run.put_weights(number, weights, epoch=epoch)
         self.run.commit(number, replace(progress, finished=True, weights=name, weights_from=words, why=why))
 
 
@@ -339,27 +377,6 @@ def validation_measures(keep: str) -> dict[str, Measure]:
     for name in sorted(names):
         measures[name] = registry.measure.get(name)()
     return measures
-
-
-@contextmanager
-def stop_sign() -> Iterator[threading.Event]:
-    """Turn Ctrl-C and SIGTERM into an event that the work looks at between two steps; a second Ctrl-C ends at once."""
-    asked = threading.Event()
-
-    def raise_sign(number: int, _: Any) -> None:
-        if asked.is_set() and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        asked.set()
-
-    if threading.current_thread() is not threading.main_thread():
-        yield asked
-        return
-    old = {number: signal.signal(number, raise_sign) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield asked
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)
 
 
 def _plain(progress: Progress) -> dict[str, Any]:

@@ -50,23 +50,26 @@ class View:
         own: Tree | None = None,
         buffers: Tree | None = None,
         bound: Tree | None = None,
+        kind: Hashable = None,
     ) -> None:
         self.module = module
         self.forward = forward
         self.own = own or {}  # the member's own weights and buffers: what vmap stacks
         self.buffers = buffers or {}
         self.bound = bound  # tensors that stand in for the module's own: how vmap sees a member
+        self.kind = kind  # only members of one kind may be stacked
 
     def __call__(self, x: Inputs, params: Tree | None = None) -> Tensor:
         """Return the model's output, or its `.logits`; `params` stand in for the member's own weights."""
         stand_in = {**(self.bound or {}), **(params or {})}
         with self.forward():
             if stand_in:
+                assert isinstance(self.module, nn.Module)
                 out = functional_call(self.module, stand_in, *_arguments(x))
             else:
                 args, kwargs = _arguments(x)
                 out = self.module(*args, **kwargs)
-        return out if isinstance(out, Tensor) else out.logits  # type: ignore[no-any-return]
+        return out if isinstance(out, Tensor) else out.logits
 
     def record(self, x: Inputs, layers: Sequence[str]) -> tuple[Tensor, Mapping[str, Seen]]:
         """Return the output, and what each named layer saw on the way to it."""

@@ -86,7 +86,7 @@ def _learner(
         every_step=every_step,
         masks={name: mask for name, mask in zeros.items() if name in params},
         clip=own("optimizer.clip", recipe.optimizer.clip, number, recipe.members),
-        call=torch.compile(module) if recipe.train.compile else None,
+        call=torch.compile(module) if recipe.train.compile and recipe.executor.manner != "vmap" else None,
         scaler=Scaler() if recipe.train.precision == "fp16" else None,
     )
 

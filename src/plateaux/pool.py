@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import signal
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
+from threading import current_thread, main_thread
 from typing import Any
 
 from plateaux import errors
@@ -47,22 +47,24 @@ def run_pool(
 ) -> list[Failure]:
     """Carry out jobs by `processes` workers that each take the next one; return what failed."""
     slots = [_Slot(devices[i % len(devices)] if devices else None) for i in range(min(processes, len(jobs)))]
-    waiting, failures, stopped = deque(jobs), list[Failure](), False
-    with _passed_on(slots):
+    waiting, failures = deque(jobs), list[Failure]()
+    with _passed_on(slots) as stopped:
         try:
             while waiting or any(slot.job is not None for slot in slots):
                 for slot in slots:
-                    if slot.job is None and waiting and not stopped:
+                    if slot.job is None and waiting and not stopped.is_set():
                         _hand_over(slot, waiting.popleft(), carry_out, len(slots))
                 busy = [slot for slot in slots if slot.job is not None]
                 if not busy:
                     break
+                if stopped.is_set():
+                    _stop(busy)  # again: one that was about to begin has not heard it
                 for line in wait([slot.line for slot in busy if slot.line is not None]):
                     slot = next(slot for slot in busy if slot.line is line)
-                    stopped |= _listen(slot, tell, failures)
+                    _listen(slot, tell, failures, stopped)
         finally:
             _dismiss(slots)
-    if stopped:
+    if stopped.is_set():
         raise Stopped("The pool was stopped; every member wrote a checkpoint. Run the same command again to go on")
     return failures
 
@@ -71,73 +73,117 @@ def _hand_over(slot: _Slot, job: Any, carry_out: CarryOut, processes: int) -> No
     if slot.worker is None:
         context = multiprocessing.get_context("spawn")
         slot.line, theirs = context.Pipe()
-        slot.worker = context.Process(target=_work, args=(theirs, carry_out, slot.device, processes), daemon=True)
+        # Not a daemon: those may have no children, and a worker that reads by a loader's workers needs some.
+        slot.worker = context.Process(target=_work, args=(theirs, carry_out, slot.device, processes))
         slot.worker.start()
         theirs.close()
     assert slot.line is not None
     slot.job = job
-    slot.line.send(job)
+    with suppress(OSError):  # one that died meanwhile is missed when it is listened to
+        slot.line.send(job)
 
 
-def _listen(slot: _Slot, tell: Tell, failures: list[Failure]) -> bool:
-    """Take one message of a worker; return whether it was told to stop."""
+def _listen(slot: _Slot, tell: Tell, failures: list[Failure], stopped: Sign) -> None:
+    """Take one message of a worker."""
     assert slot.line is not None
     try:
         kind, content = slot.line.recv()
-    except (EOFError, ConnectionResetError):
+    except (EOFError, OSError):
         slot.worker.join()
-        problem = PlateauxError(f"The process of {slot.job} died (exit code {slot.worker.exitcode})")
-        failures.append(Failure(slot.job, problem, died=True))
+        if not stopped.is_set():  # told to stop before it had begun, it just ends
+            problem = PlateauxError(f"The process of {slot.job} died (exit code {slot.worker.exitcode})")
+            failures.append(Failure(slot.job, problem, died=True))
         slot.worker, slot.line, slot.job = None, None, None
-        return False
+        return
     if kind == "news":
         tell(content)
-        return False
+        return
     if kind == "failed":
         name, message = content
         cause = getattr(errors, name, None)
         problem = cause(message) if cause is not None else PlateauxError(f"{name}: {message}")
-        if not isinstance(problem, Stopped):
+        if isinstance(problem, Stopped):
+            stopped.set()
+        else:
             failures.append(Failure(slot.job, problem))
-        slot.job = None
-        return isinstance(problem, Stopped)
     slot.job = None
-    return False
 
 
 def _work(line: Connection, carry_out: CarryOut, device: str | None, processes: int) -> None:
-    """Take jobs until there are none: the whole life of a worker."""
-    while (job := line.recv()) is not None:
-        try:
-            carry_out(job, lambda news: line.send(("news", dict(news))), device=device, processes=processes)
-            line.send(("done", None))
-        except Exception as problem:  # whatever it is, the others go on, and the parent tells
-            line.send(("failed", (type(problem).__name__, str(problem))))
+    """Take jobs until there are none, or nobody to work for: the whole life of a worker."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; the parent passes it on, once
+    with suppress(EOFError, OSError):
+        while (job := line.recv()) is not None:
+            try:
+                carry_out(job, lambda news: line.send(("news", dict(news))), device=device, processes=processes)
+                answer: tuple[str, Any] = "done", None
+            except Exception as problem:  # whatever it is, the others go on, and the parent tells
+                answer = "failed", (type(problem).__name__, str(problem))
+            line.send(answer)
 
 
 def _dismiss(slots: Sequence[_Slot]) -> None:
     for slot in slots:
         if slot.worker is None or slot.line is None:
             continue
-        if slot.job is None:
-            slot.line.send(None)
-        else:
+        if slot.job is not None:
             slot.worker.terminate()
+        with suppress(OSError):  # it may be gone already
+            slot.line.send(None)
         slot.worker.join()
 
 
+def _stop(slots: Sequence[_Slot]) -> None:
+    for slot in slots:
+        if slot.worker is not None and slot.worker.is_alive():
+            slot.worker.terminate()
+
+
 @contextmanager
-def _passed_on(slots: Sequence[_Slot]) -> Iterator[None]:
-    """Pass SIGTERM and SIGINT on to the workers while the pool is at work: each ends with a checkpoint."""
+def _passed_on(slots: Sequence[_Slot]) -> Iterator[Sign]:
+    """Pass Ctrl-C and SIGTERM on to the workers, who end with a checkpoint; a second Ctrl-C ends them at once."""
+    with stop_sign(
+        first=lambda: _stop([slot for slot in slots if slot.job is not None]),
+        again=lambda: [slot.worker.kill() for slot in slots if slot.worker is not None],
+    ) as stopped:
+        yield stopped
 
-    def pass_on(number: int, _: Any) -> None:
-        for slot in slots:
-            if slot.worker is not None and slot.worker.is_alive():
-                os.kill(slot.worker.pid, signal.SIGTERM)
 
-    old = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGINT)}
+class Sign:
+    """Says whether somebody asked to stop; a signal handler may set it at any moment, which would lock up an Event."""
+
+    def __init__(self) -> None:
+        self._up = False
+
+    def is_set(self) -> bool:
+        return self._up
+
+    def set(self) -> None:
+        self._up = True
+
+
+@contextmanager
+def stop_sign(*, first: Callable[[], Any] = lambda: None, again: Callable[[], Any] = lambda: None) -> Iterator[Sign]:
+    """Turn Ctrl-C and SIGTERM into a sign that the work looks at between two steps; a second Ctrl-C ends at once.
+
+    `first` and `again` are called at the moment of the first signal and of the second Ctrl-C.
+    """
+    asked = Sign()
+
+    def raise_sign(number: int, _: Any) -> None:
+        if asked.is_set() and number == signal.SIGINT:
+            again()
+            raise KeyboardInterrupt
+        asked.set()
+        first()
+
+    if current_thread() is not main_thread():
+        yield asked
+        return
+    heard = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) is not signal.SIG_IGN]
+    old = {number: signal.signal(number, raise_sign) for number in heard}
     try:
-        yield
+        yield asked
     finally:
         for number, handler in old.items():
             signal.signal(number, handler)

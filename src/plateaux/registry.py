@@ -13,7 +13,8 @@ from __future__ import annotations
 import ast
 import importlib
 import pkgutil
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
 from importlib.machinery import PathFinder
 from importlib.metadata import entry_points
 from inspect import getdoc
@@ -76,7 +77,15 @@ class Registry:
         return {name: (getdoc(found[name]) or "").split("\n", 1)[0] for name in sorted(found)}
 
     def _add(self, name: str, factory: Factory) -> Factory:
-        self._found[name] = factory
+        old = self._found.get(name, factory)
+        if old.__module__ == factory.__module__:
+            self._found[name] = factory
+        else:  # a name must not change its meaning with what happens to be installed
+            warnings.warn(
+                f"There is a {self.kind} {name!r} in {old.__module__}; that of {factory.__module__} goes by "
+                f"'{factory.__module__}:{factory.__name__}' only",
+                stacklevel=3,
+            )
         return self._mark(factory)
 
     def _mark(self, factory: Factory) -> Factory:
@@ -91,7 +100,10 @@ class Registry:
         for module in pkgutil.iter_modules(package.__path__):
             importlib.import_module(f"{self.package}.{module.name}")
         for point in entry_points(group=self.package):
-            point.load()
+            try:
+                point.load()
+            except Exception as problem:  # somebody else's plug-in must not take everything down
+                warnings.warn(f"The plug-in {point.value!r} was left out: {problem!r}", stacklevel=2)
 
     def _outside(self, name: str, allow: tuple[str, ...]) -> Callable[..., Any]:
         module, _, attribute = name.partition(":")
@@ -101,7 +113,10 @@ class Registry:
                 f"{name!r} is not marked @plateaux.{self.kind}, so a recipe may not call it. "
                 f"If you trust it, mark the function or add: --allow {module}"
             )
-        factory = getattr(importlib.import_module(module), attribute, None)
+        try:
+            factory = getattr(importlib.import_module(module), attribute, None)
+        except ImportError as problem:
+            raise UnknownName(f"{module!r} cannot be imported: {problem}") from problem
         if not callable(factory):
             raise UnknownName(f"{module!r} has no function {attribute!r}")
         return factory  # type: ignore[no-any-return]
@@ -118,21 +133,37 @@ def _marked_in_source(module: str, attribute: str, kind: str) -> bool:
     path: list[str] | None = None
     spec = None
     for part in module.split("."):
-        spec = PathFinder.find_spec(part, path)
+        spec = PathFinder.find_spec(part, path) if part else None
         if spec is None:
             return False
         path = list(spec.submodule_search_locations or [])
     if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
         return False
-    for node in ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body:
+    try:
+        body = ast.parse(Path(spec.origin).read_bytes()).body
+    except (OSError, SyntaxError, ValueError):
+        return False
+    marks = _marks(body, kind)
+    for node in body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == attribute:
-            return any(_says(decorator, kind) for decorator in node.decorator_list)
+            return any(_called(decorator) in marks for decorator in node.decorator_list)
     return False
 
 
-def _says(decorator: ast.expr, kind: str) -> bool:
-    target = decorator.func if isinstance(decorator, ast.Call) else decorator
-    return isinstance(target, ast.Attribute) and target.attr == kind and ast.unparse(target.value) == "plateaux"
+def _marks(body: Sequence[ast.stmt], kind: str) -> set[str]:
+    """Return what a module may call the decorator by, as it imported it."""
+    homes = ("plateaux", "plateaux.registry")
+    found: set[str] = set()
+    for node in body:
+        if isinstance(node, ast.Import):
+            found |= {f"{name.asname or name.name}.{kind}" for name in node.names if name.name in homes}
+        elif isinstance(node, ast.ImportFrom) and node.module in homes and not node.level:
+            found |= {name.asname or name.name for name in node.names if name.name == kind}
+    return found
+
+
+def _called(decorator: ast.expr) -> str:
+    return ast.unparse(decorator.func if isinstance(decorator, ast.Call) else decorator)
 
 
 method = Registry("method", "plateaux.methods")

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from plateaux.errors import RunError
+from plateaux.errors import RunError, StorageError
 from plateaux.recipe import Recipe, difference, fingerprint
 from plateaux.samples import Data
 from plateaux.store import Store
@@ -87,6 +87,13 @@ class Run:
                     + "\n  ".join(changes)
                     + "\nChoose another --out, or put the recipe back"
                 )
+            other = difference(old.about.get("data", {}), about.get("data", {}))
+            if other:
+                raise RunError(
+                    f"{root} was trained on other data. What differs (there -> here):\n  "
+                    + "\n  ".join(other)
+                    + "\nPut the data back, or choose another --out"
+                )
             about = {**about, **old.about}
         run = cls(store, recipe, {"format": FORMAT, **about})
         run._write()
@@ -120,7 +127,14 @@ class Run:
         if not self.store.has(name):
             return Progress()
         found = self.store.get_json(name)
-        return Progress(**{**found, "states": tuple(tuple(s) for s in found["states"]), "parts": tuple(found["parts"])})
+        try:
+            states = tuple((int(epoch), int(step), str(state)) for epoch, step, state in found["states"])
+            return Progress(**{**found, "states": states, "parts": tuple(found["parts"])})
+        except (TypeError, KeyError, ValueError):
+            raise StorageError(
+                f"{self.store.root / name} does not say where a member stands; restore it, or delete its folder to "
+                "train that member again"
+            ) from None
 
     def all_progress(self) -> list[Progress]:
         return [self.progress(number) for number in range(self.recipe.members)]
@@ -135,10 +149,13 @@ class Run:
 
     def commit(self, number: int, progress: Progress) -> None:
         """Make `progress` true, then delete what it no longer names."""
-        folder = f"members/{number}"
-        self.store.put_json(f"{folder}/progress.json", asdict(progress))
+        self.store.put_json(f"members/{number}/progress.json", asdict(progress))
+        self.clear(number, progress)
+
+    def clear(self, number: int, progress: Progress) -> None:
+        """Delete what a member's progress does not name."""
         keep = {name for *_, name in progress.states} | set(progress.parts) | {progress.weights, progress.spare}
-        for name in self.store.names(folder):
+        for name in self.store.names(f"members/{number}"):
             if name not in keep and not name.endswith("progress.json"):
                 self.store.delete(name)
 

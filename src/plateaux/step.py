@@ -15,8 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from plateaux import trees
+from plateaux.errors import RecipeError
 from plateaux.exchange import Ask, Executor, Method, Moment, View, finite
 from plateaux.machine import autocast, seeded
+from plateaux.syncnorm import SyncedBatchNorm
 from plateaux.types import Batch, Tree, key
 
 CPU = torch.device("cpu")
@@ -101,10 +103,18 @@ class Tally:
 
     def add(self, losses: Tensor, outputs: Tensor, batch: Batch, share: float) -> None:
         """Add one piece of the batch, `share` of the whole."""
+        if not losses.numel():
+            return  # the mean of nothing is no number
         self.loss = self.loss + losses.mean() * share
         if outputs.ndim == 2 and batch.y.ndim == 1 and not batch.y.is_floating_point():
             right = (outputs.argmax(-1) == batch.y).sum()
             self.right = right if self.right is None else self.right + right
+
+    def join(self, other: Tally, share: float) -> None:
+        """Add what was seen of another part of the batch, `share` of the whole."""
+        self.loss = self.loss + other.loss * share
+        if other.right is not None:
+            self.right = other.right if self.right is None else self.right + other.right
 
 
 def step(
@@ -133,7 +143,6 @@ class _Rounds:
         """Run every member's update to its end and take the steps."""
         everyone = range(len(self.learners))
         in_turn = self.executor.parks and len(self.learners) > 1
-        turns = [[i] for i in everyone] if in_turn else [list(everyone)]
         walks = [learner.method.update(learner.params, self._moment(i)) for i, learner in enumerate(self.learners)]
         asks: dict[int, Ask] = {}
         tallies: dict[int, Tally] = {}
@@ -143,31 +152,55 @@ class _Rounds:
         while asks:
             rows = self._fill(asks) if in_turn else None
             following: dict[int, Ask] = {}
-            for turn in turns:
+            for turn in [[i] for i in asks] if in_turn else self._turns(asks):
                 with ExitStack() as awake:
                     for i in turn:
                         awake.enter_context(self.way.awake(self.learners[i]))
                     answers, seen = self._answer(turn, asks, rows)
                     for i, answer, tally in zip(turn, answers, seen, strict=True):
-                        tallies.setdefault(i, tally)  # of the first ask: where the member stood
+                        self._note(tallies, i, asks[i], tally)
                         try:
                             with torch.no_grad():
                                 following[i] = walks[i].send(answer)
                         except StopIteration as end:
                             self.learners[i].descend(end.value)
+            if self._joint and following and len(following) < len(asks):
+                raise RecipeError(_OUT_OF_STEP)
             asks = following
         return [tallies[i] for i in everyone]
+
+    def _turns(self, asks: dict[int, Ask]) -> list[list[int]]:
+        """Return which asks are answered in one go: all that members who see each other have, else those alike."""
+        if self._joint:
+            return [list(asks)]
+        alike: dict[Any, list[int]] = {}
+        for i, ask in asks.items():
+            part = ask.part and (ask.part.start, ask.part.stop)
+            alike.setdefault((part, ask.agree is None), []).append(i)
+        return list(alike.values())
+
+    def _note(self, tallies: dict[int, Tally], i: int, ask: Ask, tally: Tally) -> None:
+        """Remember what was seen where the member stands: of the batch once, or of its parts one by one."""
+        if ask.at is not None or ask.agree is not None or (i in tallies and ask.part is None):
+            return
+        size = len(self.batches[i])
+        share = 1.0 if ask.part is None else len(range(size)[ask.part]) / max(size, 1)
+        tallies.setdefault(i, Tally(torch.zeros(()), None)).join(tally, share)
 
     def _moment(self, i: int) -> Moment:
         learner = self.learners[i]
         return Moment(len(self.batches[i]), float(learner.optimizer.param_groups[0]["lr"]), learner.peak_lr)
 
-    def _answer(self, turn: list[int], asks: dict[int, Ask], rows: Tensor | None) -> tuple[list[Tree], list[Tally]]:
+    def _answer(
+        self, turn: list[int], asks: dict[int, Ask], rows: list[Tensor] | None
+    ) -> tuple[list[Tree], list[Tally]]:
         first = asks[turn[0]]
         if first.agree is not None:
             trees_of = [asks[i].agree or {} for i in turn]
             return [self.executor.average(trees.scale(tree, self.share)) for tree in trees_of], [_NOTHING] * len(turn)
         learners = [self.learners[i] for i in turn]
+        if first.part is not None and self._sharded:
+            _refuse_parts(learners[0].module)
         batches = [_part(self.batches[i], asks[i]) for i in turn]
         with ExitStack() as places:
             for learner, i in zip(learners, turn, strict=True):
@@ -176,19 +209,29 @@ class _Rounds:
         return [self._collect(learner, asks[i]) for learner, i in zip(learners, turn, strict=True)], tallies
 
     def _backward(
-        self, turn: list[int], learners: list[Learner], batches: list[Batch], asks: dict[int, Ask], rows: Tensor | None
+        self,
+        turn: list[int],
+        learners: list[Learner],
+        batches: list[Batch],
+        asks: dict[int, Ask],
+        rows: list[Tensor] | None,
     ) -> list[Tally]:
-        """Fill `.grad` of every learner with the gradient of its mean loss; return what was seen."""
+        """Fill `.grad` of every learner with the gradient of its mean loss; return what was seen.
+
+        The loss is weighted by this copy's share before its gradient is taken: BatchNorm over all copies carries
+        everyone's gradients to everyone, so they must be of one loss.
+        """
         sizes = [max(len(batch), 1) for batch in batches]
         tallies = [Tally(torch.zeros(()), None) for _ in turn]
-        for piece in _pieces(len(batches[0]), self.way.accumulate):
-            small = [batch.part(piece) if piece is not None else batch for batch in batches]
-            losses, held, mine = self._losses(turn, learners, small, rows)
+        shares = [1.0 if asks[i].local else self.share for i in turn]
+        for number, piece in enumerate(self._pieces(len(batches[0]))):
+            small = [_cut(batch, piece) for batch in batches]
+            losses, held, mine = self._losses(turn, learners, small, rows[number] if rows is not None else None)
             if self._joint:
-                total = losses.sum() / sizes[0]  # every row counts once, whoever holds it
+                total = losses.sum() / sizes[0] * shares[0]  # every row counts once, whoever holds it
             else:
                 scaled = (
-                    _weighted(losses[row], asks[i], piece).sum() / sizes[row] * learners[row].factor
+                    _weighted(losses[row], asks[i], piece).sum() / sizes[row] * (learners[row].factor * shares[row])
                     for row, i in enumerate(turn)
                 )
                 total = torch.stack(list(scaled)).sum() if len(turn) > 1 else next(scaled)
@@ -223,6 +266,21 @@ class _Rounds:
     def _joint(self) -> bool:
         return self.learners[0].method.objective.sees != "own"
 
+    @property
+    def _sharded(self) -> bool:
+        """Say whether other copies of these members work on other samples."""
+        return self.executor.shard(2) != slice(0, 2)
+
+    def _pieces(self, size: int) -> list[slice | None]:
+        """Cut a batch for accumulation; copies that share one cut equally often, for they may meet in every forward."""
+        count = self.way.accumulate
+        if count == 1 or (size <= 1 and not self._sharded):
+            return [None]
+        if self._sharded:
+            return [slice(size * i // count, size * (i + 1) // count) for i in range(count)]
+        edge = -(-size // count)
+        return [slice(start, min(start + edge, size)) for start in range(0, size, edge)]
+
     def _whole(self, batch: Batch) -> Batch:
         """Return the batch with everyone's labels and ids; inputs stay this copy's own."""
 
@@ -232,23 +290,34 @@ class _Rounds:
         return replace(batch, y=all_of(batch.y), index=all_of(batch.index))
 
     @torch.no_grad()
-    def _fill(self, asks: dict[int, Ask]) -> Tensor | None:
-        """Return everyone's rows without gradients: the pass that only fills the table moves no buffers."""
+    def _fill(self, asks: dict[int, Ask]) -> list[Tensor] | None:
+        """Return everyone's rows of every piece without gradients: filling the table moves no buffers."""
         if next(iter(asks.values())).agree is not None:
             return None
-        rows = []
+        tables: list[list[Tensor]] = []
         for i, ask in asks.items():
             learner = self.learners[i]
+            batch = _part(self.batches[i], ask)
+            small = [_cut(batch, piece) for piece in self._pieces(len(batch))]
+            offer = learner.method.objective.offer
             with self.way.awake(learner), stand_at(learner, ask.at), still(learner.buffers):
-                batch = _part(self.batches[i], ask)
-                rows.append(self.executor.each(learner.method.objective.offer, [self._view(learner, batch)], [batch]))
-        return torch.cat(rows)
+                tables.append([self.executor.each(offer, [self._view(learner, each)], [each]) for each in small])
+        return [torch.cat(rows) for rows in zip(*tables, strict=True)]
 
     def _view(self, learner: Learner, batch: Batch) -> View:
-        def forward() -> AbstractContextManager[Any]:
-            return _forward(key(batch.key, "forward", learner.number), self.way)
+        copy = self.executor.shard(1 << 20).start  # copies that share a batch must not all drop the same units
+        seed = key(batch.key, "forward", learner.number, *([copy] if copy else []))
 
-        return View(learner.call or learner.module, forward=forward, own=learner.params, buffers=learner.buffers)
+        def forward() -> AbstractContextManager[Any]:
+            return _forward(seed, self.way)
+
+        return View(
+            learner.call or learner.module,
+            forward=forward,
+            own=learner.params,
+            buffers=learner.buffers,
+            kind=learner.kind,
+        )
 
     def _collect(self, learner: Learner, ask: Ask) -> Tree:
         gradient: Tree = {}
@@ -259,9 +328,7 @@ class _Rounds:
             gradient[name].mul_(mask)
         if learner.scaler is not None:
             gradient = trees.scale(gradient, 1.0 / learner.scaler.factor)
-        if ask.local:
-            return gradient
-        return self.executor.average(trees.scale(gradient, self.share) if self.share != 1.0 else gradient)
+        return gradient if ask.local else self.executor.average(gradient)
 
 
 @contextmanager
@@ -297,10 +364,21 @@ def _forward(seed: int, way: Way) -> Iterator[None]:
 
 
 _NOTHING = Tally(torch.zeros(()), None)
+_OUT_OF_STEP = (
+    "Members that see each other must ask for gradients equally often, but some have ended and others go on; "
+    "a radius of zero asks once, any other twice: give every member a radius above zero, or all of them zero"
+)
 
 
 def _part(batch: Batch, ask: Ask) -> Batch:
-    return batch if ask.part is None else batch.part(ask.part)
+    return _cut(batch, ask.part)
+
+
+def _cut(batch: Batch, rows: slice | None) -> Batch:
+    """Return some samples of a batch, with a key of their own: parts must not all drop the same units."""
+    if rows is None:
+        return batch
+    return replace(batch.part(rows), key=key(batch.key, "from", rows.start) if rows.start else batch.key)
 
 
 def _weighted(losses: Tensor, ask: Ask, piece: slice | None) -> Tensor:
@@ -310,8 +388,9 @@ def _weighted(losses: Tensor, ask: Ask, piece: slice | None) -> Tensor:
     return losses * (weight if piece is None else weight[piece])
 
 
-def _pieces(size: int, count: int) -> list[slice | None]:
-    if count == 1 or size <= 1:
-        return [None]
-    edge = -(-size // count)
-    return [slice(start, min(start + edge, size)) for start in range(0, size, edge)]
+def _refuse_parts(module: nn.Module) -> None:
+    if any(isinstance(layer, SyncedBatchNorm) for layer in module.modules()):
+        raise RecipeError(
+            "Groups of samples that climb on their own (method.m) cannot share BatchNorm's statistics on a data axis; "
+            'set executor.batchnorm = "local", executor.data = 1, or leave out method.m'
+        )

@@ -8,15 +8,19 @@ beside the target and renames it. Locks are held by the kernel and die with thei
 from __future__ import annotations
 
 import errno
+import fcntl
 import io
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import IO, Any
+from uuid import uuid4
+from weakref import WeakSet
 
 import safetensors.torch
 import torch
@@ -26,29 +30,33 @@ from plateaux.errors import RunError, StorageError
 from plateaux.types import Tree
 
 PART = ".part-"  # names of files still being written
+SCRATCH = ".scratch-"  # names of folders that nobody needs afterwards
+FULL = (errno.ENOSPC, errno.EDQUOT)
+PATIENCE = 1.0  # seconds to wait for a lock: who only looks holds it for a moment, who was killed for a little longer
 
 
 class Store:
     """Objects under one root, by names such as `members/0/progress.json`."""
 
-    def __init__(self, root: str | Path) -> None:
+    def __init__(self, root: str | Path, *, durable: bool = True) -> None:
         self.root = Path(root)
+        self._durable = durable  # what is put outlives a power cut
 
-    def put(self, name: str, content: bytes) -> None:
-        """Write an object whole, or leave the old one as it was."""
+    def put(self, name: str, content: bytes | Callable[[IO[bytes]], object]) -> None:
+        """Write an object whole, or leave the old one as it was; a function writes it without a copy in memory."""
         path = self._path(name)
-        temporary = None
+        part = path.with_name(f"{PART}{uuid4().hex}")  # not mkstemp, whose files nobody else may read
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            handle, temporary = tempfile.mkstemp(prefix=PART, dir=path.parent)
-            with os.fdopen(handle, "wb") as file:
-                file.write(content)
+            with part.open("xb") as file:
+                content(file) if callable(content) else file.write(content)
                 file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
+                if self._durable:
+                    os.fsync(file.fileno())
+            os.replace(part, path)
         except OSError as problem:
-            if temporary is not None:
-                Path(temporary).unlink(missing_ok=True)
+            with suppress(OSError):
+                part.unlink(missing_ok=True)
             raise self._explain("write", name, problem) from None
 
     def get(self, name: str) -> bytes:
@@ -64,12 +72,15 @@ class Store:
     def names(self, prefix: str = "") -> list[str]:
         """Return the names of all objects below `prefix`, sorted."""
         top = self._path(prefix) if prefix else self.root
-        files = (path for path in top.rglob("*") if path.is_file() and not path.name.startswith("."))
-        return sorted(path.relative_to(self.root).as_posix() for path in files)
+        files = (path.relative_to(self.root) for path in top.rglob("*") if path.is_file())
+        return sorted(path.as_posix() for path in files if not any(part.startswith(".") for part in path.parts))
 
     def delete(self, name: str) -> None:
         """Remove an object; one that is not there is no mistake."""
-        self._path(name).unlink(missing_ok=True)
+        try:
+            self._path(name).unlink(missing_ok=True)
+        except OSError as problem:
+            raise self._explain("delete", name, problem) from None
 
     def size(self, prefix: str = "") -> int:
         """Return the bytes of all objects below `prefix`."""
@@ -78,7 +89,7 @@ class Store:
     def sweep(self, prefix: str) -> None:
         """Remove what a killed writer left half-written below `prefix`."""
         for path in self._path(prefix).rglob(f"{PART}*"):
-            path.unlink(missing_ok=True)
+            self.delete(path.relative_to(self.root).as_posix())
 
     def put_json(self, name: str, value: Any) -> None:
         self.put(name, (json.dumps(value, indent=2) + "\n").encode())
@@ -95,7 +106,7 @@ class Store:
     def put_tensors(self, name: str, tensors: Mapping[str, Tensor], about: Mapping[str, str] | None = None) -> None:
         """Write tensors as safetensors, which any program can read and which can run nothing."""
         plain = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
-        self.put(name, safetensors.torch.save(plain, metadata=dict(about or {})))
+        self.put(name, _in_order(safetensors.torch.save(plain, metadata=dict(about or {}))))
 
     def get_tensors(self, name: str) -> Tree:
         content = self.get(name)
@@ -108,34 +119,34 @@ class Store:
 
     def put_state(self, name: str, state: Mapping[str, Any]) -> None:
         """Write nested tensors and plain values."""
-        buffer = io.BytesIO()
-        torch.save(dict(state), buffer)
-        self.put(name, buffer.getvalue())
+        self.put(name, lambda file: torch.save(dict(state), file))
 
     def get_state(self, name: str) -> dict[str, Any]:
         """Read nested tensors and plain values; nothing in the object is executed."""
         content = self.get(name)
         try:
             return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)  # type: ignore[no-any-return]
-        except Exception as problem:
+        except Exception:  # what torch says here ends with how to load it unsafely
             raise StorageError(
-                f"{self._path(name)} is damaged ({problem}); delete it to train from the one before"
+                f"{self._path(name)} is damaged, or holds more than tensors and plain values, which is never loaded. "
+                "Restore it, or delete its folder to train that member again"
             ) from None
 
     @contextmanager
-    def lock(self, name: str) -> Iterator[None]:
+    def lock(self, name: str, *, patience: float = PATIENCE) -> Iterator[None]:
         """Hold `name` alone; the kernel lets go when the process ends, however it ends."""
-        import fcntl
-
         path = self._path(f"{name}/.lock")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = path.open("w")
+        except OSError as problem:
+            raise self._explain("lock", name, problem) from None
+        with file:
+            if not _locked(file, time.monotonic() + patience):
                 raise RunError(
                     f"{path.parent} is in the hands of another process; wait for it, or stop it and run this again"
-                ) from None
+                )
+            _held.add(file)
             yield
 
     def held(self, name: str) -> bool:
@@ -143,18 +154,25 @@ class Store:
         if not self._path(f"{name}/.lock").exists():
             return False
         try:
-            with self.lock(name):
+            with self.lock(name, patience=0):
                 return False
+        except StorageError:
+            raise
         except RunError:
             return True
 
     @contextmanager
     def scratch(self) -> Iterator[Store]:
-        """Lend a store for things that nobody needs afterwards."""
+        """Lend a store for things that nobody needs afterwards; those of killed processes are cleared away."""
         self.root.mkdir(parents=True, exist_ok=True)
-        folder = tempfile.mkdtemp(prefix=".scratch-", dir=self.root)
+        for left in self.root.glob(f"{SCRATCH}*"):
+            if (left / ".lock").exists() and not Store(left).held("."):
+                shutil.rmtree(left, ignore_errors=True)
+        folder = tempfile.mkdtemp(prefix=SCRATCH, dir=self.root)
+        lent = Store(folder, durable=False)
         try:
-            yield Store(folder)
+            with lent.lock("."):
+                yield lent
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -166,8 +184,39 @@ class Store:
 
     def _explain(self, verb: str, name: str, problem: OSError) -> StorageError:
         path = self._path(name)
-        if problem.errno == errno.ENOSPC:
+        if problem.errno in FULL:
             return StorageError(
                 f"The disk is full: could not write {path}. Free some space and run the same command again"
             )
         return StorageError(f"Cannot {verb} {path}: {problem.strerror or problem}")
+
+
+def _in_order(content: bytes) -> bytes:
+    """Return safetensors with a sorted header, which comes in any order: equal tensors make equal files."""
+    end = 8 + int.from_bytes(content[:8], "little")
+    header = json.dumps(json.loads(content[8:end]), sort_keys=True, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    return len(header).to_bytes(8, "little") + header + content[end:]
+
+
+_held: WeakSet[IO[str]] = WeakSet()
+
+
+def _locked(file: IO[str], until: float) -> bool:
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except OSError:
+            if time.monotonic() > until:
+                return False
+            time.sleep(0.05)
+
+
+def _let_go() -> None:
+    """Close a forked child's copies of the locks: a loader's workers outlive their killed parent by seconds."""
+    for file in list(_held):
+        file.close()
+
+
+os.register_at_fork(after_in_child=_let_go)

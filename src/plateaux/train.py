@@ -124,11 +124,14 @@ def _sum_up(failures: list[Failure]) -> PlateauxError:
 
 
 def _tidy(run: Run, executor: Executor) -> None:
-    """Delete the resume states of a run that is finished, unless they are wanted."""
-    if run.recipe.run.keep_resume == "none" and os.environ.get("RANK", "0") == "0":
+    """Delete the resume states of a run that is finished, unless they are wanted, and what killed writers left."""
+    if os.environ.get("RANK", "0") == "0":
         for number, progress in enumerate(run.all_progress()):
-            if progress.finished and progress.states:
-                run.commit(number, replace(progress, states=()))
+            run.store.sweep(f"members/{number}")
+            if run.recipe.run.keep_resume == "none" and progress.states:
+                progress = replace(progress, states=())
+                run.commit(number, progress)
+            run.clear(number, progress)
     executor.agree(0)
 
 

@@ -92,6 +92,8 @@ def surrogate_gap(rho: float, *, alpha: float, rho_min: float, lr_min: float = 0
     With g at w and p at the peak, the direction is p - alpha g_perp, g_perp = g - <g, p> p / |p|^2. The radius follows
     the learning rate: (rho_t - rho_min) / (rho - rho_min) = (lr_t - lr_min) / (lr - lr_min).
     """
+    if rho == 0 and rho_min == 0:
+        return plain
 
     def update(params: Tree, moment: Moment) -> Generator[Ask, Tree, Tree]:
         span = moment.peak_lr - lr_min

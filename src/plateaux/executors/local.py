@@ -39,10 +39,19 @@ class Local:
         return list(alike.values())
 
     def each(self, offer: Offer, views: Sequence[View], batches: Sequence[Batch]) -> Tensor:
-        stackable = self.manner == "vmap" and len(views) > 1 and getattr(offer, "batched", True)
-        if stackable and len({_shape_of(view) for view in views}) == 1:
-            return stacked(offer, views, batches, self._randomness)
-        return looped(offer, views, batches)
+        if self.manner != "vmap" or not getattr(offer, "batched", True):
+            return looped(offer, views, batches)
+        alike: dict[Hashable, list[int]] = {}
+        for position, view in enumerate(views):
+            alike.setdefault((view.kind, _shape_of(view)), []).append(position)
+        rows: dict[int, Tensor] = {}
+        for positions in alike.values():
+            few = [views[i] for i in positions], [batches[i] for i in positions]
+            table = stacked(offer, *few, self._randomness) if len(positions) > 1 else looped(offer, *few)
+            if len(alike) == 1:
+                return table
+            rows.update(zip(positions, table, strict=True))
+        return torch.stack([rows[i] for i in range(len(views))])
 
     def gather(self, rows: Tensor, *, whole: bool = False) -> Tensor:
         return rows

@@ -111,8 +111,8 @@ def _gather(mine: Tensor, group: Any, ranks: int, rank: int, *, axis: int) -> Te
 
     A differentiable all-gather would add every process's gradient of the same loss and multiply it by their number.
     """
-    sizes: list[Any] = [torch.zeros(1, dtype=torch.int64) for _ in range(ranks)]
-    dist.all_gather(sizes, torch.tensor([mine.shape[axis]]), group=group)
+    sizes: list[Any] = [torch.zeros(1, dtype=torch.int64, device=mine.device) for _ in range(ranks)]
+    dist.all_gather(sizes, torch.tensor([mine.shape[axis]], device=mine.device), group=group)
     largest = max(int(size) for size in sizes)
     padded = mine.detach().movedim(axis, 0)
     padded = torch.cat([padded, padded.new_zeros(largest - len(padded), *padded.shape[1:])]).contiguous()

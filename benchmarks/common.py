@@ -1,0 +1,52 @@
+"""What every benchmark shares: its flags, interleaved timing, and the one JSON line it ends with."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+
+def flags(about: str) -> argparse.Namespace:
+    """Read `--json` (print nothing but the last line) and `--quick` (a small version of the same measurement)."""
+    parser = argparse.ArgumentParser(description=about)
+    parser.add_argument("--json", action="store_true", help="print nothing but the closing JSON line")
+    parser.add_argument("--quick", action="store_true", help="a small version of the same measurement")
+    return parser.parse_args()
+
+
+def seconds(work: Callable[[], Any]) -> float:
+    """Return how long one call takes."""
+    begun = time.perf_counter()
+    work()
+    return time.perf_counter() - begun
+
+
+def interleaved(sides: Mapping[str, Callable[[int], Any]], rounds: int) -> dict[str, list[float]]:
+    """Time every side once a round, in an order that turns with the rounds; each side is told the round's number."""
+    names = list(sides)
+    found: dict[str, list[float]] = {name: [] for name in names}
+    for number in range(rounds):
+        turn = number % len(names)
+        for name in names[turn:] + names[:turn]:
+            found[name].append(seconds(lambda name=name: sides[name](number)))  # type: ignore[misc]
+    return found
+
+
+def ratio(over: Sequence[float], under: Sequence[float]) -> float:
+    """Return the median of the rounds' ratios: what drifts over an evening drifts on both sides of each."""
+    return statistics.median(a / b for a, b in zip(over, under, strict=True))
+
+
+def close(figures: Mapping[str, float], limits: Mapping[str, tuple[str, float]], quick: bool, **facts: Any) -> None:
+    """Print the figures, the limits ("at least" or "at most") and whether every limit holds."""
+    held = {
+        name: figures[name] >= bound if word == "at least" else figures[name] <= bound
+        for name, (word, bound) in limits.items()
+    }
+    shown = {name: round(value, 4) for name, value in figures.items()}
+    words = {name: f"{word} {bound:g}" for name, (word, bound) in limits.items()}
+    print(json.dumps({"figures": shown, "limits": words, "quick": quick, **facts, "ok": all(held.values())}))

@@ -1,0 +1,143 @@
+"""Cost of the engine: images a second of `train` against a bare hand-written PyTorch loop.
+
+Both sides have the same network, batches, precision and optimiser, and take turns epoch by epoch in one process. The
+engine's side is the real course of a job: keyed randomness, logs, news, stop signs; checkpoints are not in these epochs.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack
+
+import torch
+import torch.nn.functional as F
+from common import close, flags, interleaved, ratio
+from torch import nn
+
+import plateaux
+from plateaux.build import NOTHING_GIVEN, executor_of, network
+from plateaux.course import Course
+from plateaux.learning import feed_of, split_of
+from plateaux.machine import FORMATS, autocast, settle_in
+from plateaux.plan import Job
+from plateaux.pool import Sign
+from plateaux.run import Run, facts_of
+from plateaux.samples import Data, Resident
+
+CPU = torch.device("cpu")
+NETS = {"resnet18": ("resnet18", {"width": 64}, 6), "resnet8": ("resnet8", {"width": 16}, 24)}
+LEAST = {"resnet18": 0.97, "resnet8": 0.95}
+
+
+def images(steps: int) -> Data:
+    """Return made-up images of CIFAR's shape, `steps` batches of 128."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randint(0, 256, (128 * steps, 3, 32, 32), dtype=torch.uint8, generator=generator)
+    y = torch.randint(0, 10, (128 * steps,), generator=generator)
+    both = Resident(x, y)
+    return Data("noise", both, both, 10, (3, 32, 32), (0.5,) * 3, (0.25,) * 3)
+
+
+def recipe_for(net: str, method: str) -> plateaux.Recipe:
+    name, options, _ = NETS[net]
+    return plateaux.Recipe.from_dict(
+        {
+            "members": 1,
+            "data": {"name": "noise", "batch": 128, "crop": 4, "flip": True},
+            "model": {"name": name, **options},
+            "method": {"name": method, **({"rho": 0.05} if method == "sam" else {})},
+            "optimizer": {"lr": 0.01, "momentum": 0.9, "weight_decay": 5e-4},
+            "train": {"epochs": 10_000, "precision": "bf16", "memory_format": "channels_last"},
+            "run": {"checkpoint_epochs": 10_000},
+        }
+    )
+
+
+def engine(recipe: plateaux.Recipe, data: Data, stack: ExitStack) -> Callable[[int], None]:
+    """Return one epoch of the engine's own course."""
+    root = stack.enter_context(tempfile.TemporaryDirectory())
+    run = Run.begin(root, recipe, {"data": facts_of(data)})
+    job = Job((0,), (0, 0), recipe.train.epochs)
+    course = Course(run, data, job, [0], executor_of(recipe), CPU, NOTHING_GIVEN, lambda _: None)
+    way = course.way(stack)
+    return lambda epoch: course.one_epoch(epoch, 0, way, Sign())
+
+
+def bare(recipe: plateaux.Recipe, data: Data) -> Callable[[int], None]:
+    """Return one epoch of a plain loop, as one would write it by hand."""
+    model = network(recipe, data, 0).to(memory_format=FORMATS[recipe.train.memory_format]).train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4)
+    feed = feed_of(recipe, data, 0, shared=False, device=CPU, ids=split_of(recipe, data)[0])
+    climbing = recipe.method.name == "sam"
+
+    def backward(x: torch.Tensor, y: torch.Tensor) -> None:
+        with autocast(recipe.train.precision, CPU):
+            loss = F.cross_entropy(model(x), y)
+        loss.backward()
+
+    def epoch(number: int) -> None:
+        for batch in feed.epoch(number):
+            backward(batch.x, batch.y)
+            if climbing:
+                home = climb(model, 0.05)
+                optimizer.zero_grad()
+                moving_statistics(model, 0.0)
+                backward(batch.x, batch.y)
+                moving_statistics(model, 0.1)
+                with torch.no_grad():
+                    for parameter, value in zip(model.parameters(), home, strict=True):
+                        parameter.copy_(value)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return epoch
+
+
+@torch.no_grad()
+def climb(model: nn.Module, rho: float) -> list[torch.Tensor]:
+    norm = torch.stack([p.grad.norm() for p in model.parameters()]).norm()
+    home = [p.clone() for p in model.parameters()]
+    for parameter in model.parameters():
+        parameter.add_(parameter.grad * (rho / (norm + 1e-12)))
+    return home
+
+
+def moving_statistics(model: nn.Module, momentum: float) -> None:
+    for layer in model.modules():
+        if isinstance(layer, nn.BatchNorm2d):
+            layer.momentum = momentum
+
+
+def main() -> None:
+    args = flags(__doc__ or "")
+    settle_in()
+    figures: dict[str, float] = {}
+    limits: dict[str, tuple[str, float]] = {}
+    rounds = 3 if args.quick else 9
+    for net, (_, _, steps) in NETS.items():
+        data = images(max(2, steps // 3) if args.quick else steps)
+        with ExitStack() as stack:
+            sides: dict[str, Callable[[int], None]] = {}
+            for method, word in (("deep_ensemble", "sgd"), ("sam", "sam")):
+                recipe = recipe_for(net, method)
+                sides[f"{word} engine"] = engine(recipe, data, stack)
+                sides[f"{word} bare"] = bare(recipe, data)
+            for side in sides.values():
+                side(9_999)  # warm-up
+            found = interleaved(sides, rounds)
+        for word in ("sgd", "sam"):
+            name = f"{net} {word}: engine / bare, images per second"
+            figures[name] = ratio(found[f"{word} bare"], found[f"{word} engine"])
+            limits[name] = ("at least", LEAST[net])
+        figures[f"{net}: sam / sgd, time of a step"] = ratio(found["sam engine"], found["sgd engine"])
+        limits[f"{net}: sam / sgd, time of a step"] = ("at most", 2.05)
+        if not args.json:
+            for name, times in found.items():
+                rate = len(data.train) / sorted(times)[len(times) // 2]
+                print(f"{net:9} {name:11} {rate:8.0f} images/s")
+    close(figures, limits, args.quick)
+
+
+if __name__ == "__main__":
+    main()

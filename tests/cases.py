@@ -1,0 +1,198 @@
+"""The case table: tiny nets, toy data and two joint methods, as recipes that take a fraction of a second.
+
+Add a row here rather than a fixture. Names that begin with `cases:` are reached as a user's own code is, by
+`package.module:function`, so that nothing of this file is in the registries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from plateaux import registry
+from plateaux.build import Given
+from plateaux.exchange import Method, Objective, Settle
+from plateaux.recipe import Recipe
+from plateaux.run import Run
+from plateaux.samples import Data, Resident
+from plateaux.train import train
+from plateaux.types import Batch, Tree
+from plateaux.updates import climb
+
+GIVEN = Given(allow=("cases",))
+
+
+@dataclass(frozen=True)
+class Net:
+    """A network of the table, and what the laws must know of it."""
+
+    model: Mapping[str, Any]
+    data: str
+    batchnorm: bool = False
+    dropout: bool = False
+
+
+NETS = {
+    "mlp": Net({"name": "mlp", "hidden": [6]}, "blobs"),
+    "wide": Net({"name": "mlp", "hidden": [256]}, "blobs"),
+    "conv": Net({"name": "cnn", "channels": [3, 4]}, "cases:patches"),
+    "conv_bn": Net({"name": "cnn", "channels": [3, 4], "norm": "batch"}, "cases:patches", batchnorm=True),
+    "dropout": Net({"name": "cases:dropping", "width": 6}, "blobs", dropout=True),
+}
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to train: the recipe's method section, and what the laws must know of it."""
+
+    method: Mapping[str, Any]
+    sees: str = "own"
+    sharded: bool = True  # a data axis computes the same thing
+
+
+# Values at which a method does something visible in six steps; a method without a row runs with its defaults.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "sam": {"rho": 0.1},
+    "asam": {"rho": 0.5},
+    "gsam": {"rho": 0.1, "rho_min": 0.02, "alpha": 0.4},
+}
+METHODS = {name: Way({"name": name, **OPTIONS.get(name, {})}) for name in registry.method.names()}
+METHODS |= {
+    "asam elementwise": Way({"name": "asam", "variant": "elementwise", "rho": 1.0}),
+    "gsam elementwise": Way({"name": "gsam", "variant": "elementwise", "rho": 0.5}),
+    "sam in groups": Way({"name": "sam", "rho": 0.1, "m": 3}, sharded=False),
+    "sam per worker": Way({"name": "sam", "rho": 0.1, "perturbation": "per_worker"}, sharded=False),
+    "sam, a radius each": Way({"name": "sam", "rho": [0.0, 0.1, 0.3]}),
+    "apart": Way({"name": "cases:apart"}, sees="all"),
+    "apart, climbing": Way({"name": "cases:apart", "rho": 0.1}, sees="all"),
+    "balanced": Way({"name": "cases:balanced"}, sees="whole"),
+    "balanced, climbing": Way({"name": "cases:balanced", "rho": 0.1}, sees="whole"),
+}
+OWN = [name for name, way in METHODS.items() if way.sees == "own"]
+JOINT = [name for name, way in METHODS.items() if way.sees != "own"]
+
+
+def apart(loss: Settle, *, strength: float = 0.5, rho: float = 0.0) -> Method:
+    """Cross entropy plus how alike a member's predictions are to every other's: a mean over samples."""
+
+    def settle(table: Tensor, batch: Batch) -> Tensor:
+        p = table.softmax(-1)  # [R, B, C]
+        alike = torch.einsum("rbc,sbc->rsb", p, p)
+        others = 1 - torch.eye(len(p), dtype=p.dtype)
+        return loss(table, batch) + strength * (others[:, :, None] * alike).sum(1)
+
+    return Method(Objective(settle, sees="all"), climb(rho))
+
+
+def balanced(loss: Settle, *, strength: float = 0.5, rho: float = 0.0) -> Method:
+    """Cross entropy plus how alike members' mean predictions over the batch are: no mean over samples."""
+
+    def settle(table: Tensor, batch: Batch) -> Tensor:
+        mean = table.softmax(-1).mean(1)  # [R, C]
+        alike = mean @ mean.T
+        others = 1 - torch.eye(len(mean), dtype=mean.dtype)
+        return loss(table, batch) + strength * (others * alike).sum(1)[:, None]
+
+    return Method(Objective(settle, sees="whole", samplewise=False), climb(rho))
+
+
+def patches(*, samples: int = 19, test_samples: int = 3, seed: int = 0) -> Data:
+    """Three classes of 6 x 6 noise, each with a bright corner of its own."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(count: int) -> Resident:
+        y = torch.arange(count) % 3
+        x = torch.randn(count, 2, 6, 6, generator=generator)
+        for sample, label in enumerate(y.tolist()):
+            x[sample, :, 2 * label : 2 * label + 2, 2 * label : 2 * label + 2] += 1.5
+        return Resident(x, y)
+
+    return Data("patches", draw(samples), draw(test_samples), 3, (2, 6, 6))
+
+
+def dropping(*, shape: tuple[int, ...], classes: int, width: int = 6) -> nn.Module:
+    """A perceptron with dropout."""
+    return nn.Sequential(nn.Linear(shape[0], width), nn.ReLU(), nn.Dropout(0.5), nn.Linear(width, classes))
+
+
+def bent(*, shape: tuple[int, ...], classes: int, width: int = 6) -> nn.Module:
+    """A perceptron with weights of the same shapes as the table's `mlp`, but another function of them."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(shape[0], width), nn.Tanh(), nn.Linear(width, classes))
+
+
+def recipe(
+    method: str = "deep_ensemble",
+    net: str = "mlp",
+    *,
+    precision: str = "fp32",
+    members: int = 3,
+    samples: int = 19,  # batches of 7, 7 and 5: nothing divides evenly by two
+    batch: int = 7,
+    **sections: Any,
+) -> Recipe:
+    """Return a row of the table as a recipe; `sections` change what is in it."""
+    of_net = NETS[net]
+    whole = Recipe.from_dict(
+        {
+            "members": members,
+            "seed": 7,
+            "data": {"name": of_net.data, "samples": samples, "test_samples": 3, "batch": batch},
+            "model": dict(of_net.model),
+            "method": dict(METHODS[method].method),
+            "optimizer": {"lr": 0.1, "momentum": 0.9, "weight_decay": 1e-3},
+            "schedule": [{"name": "cosine", "per": "step"}],
+            "train": {"epochs": 2, "precision": precision},
+            "executor": {"threads": 1},  # more of them make tiny tensors many times slower
+            "run": {"checkpoint_epochs": 9},
+        }
+    )
+    return whole.changed(**sections)
+
+
+def weights(run: Run) -> list[Tree]:
+    """Return every member's weights and buffers."""
+    return [run.weights(number) for number in range(run.recipe.members)]
+
+
+def trained(row: Recipe, out: Path) -> list[Tree]:
+    """Train a row in this process and return its members' weights."""
+    return weights(train(row, out, given=GIVEN))
+
+
+def distance(left: list[Tree], right: list[Tree]) -> float:
+    """Return the largest difference of any weight of any member; zero only if every bit is the same."""
+    assert len(left) == len(right)
+    return max(_apart(a, b) for a, b in zip(left, right, strict=True))
+
+
+def _apart(a: Tree, b: Tree) -> float:
+    assert a.keys() == b.keys()
+    same = all(torch.equal(a[name], b[name]) for name in a)
+    widest = max(float((a[name].double() - b[name].double()).abs().max()) for name in a)
+    return 0.0 if same else max(widest, 5e-324)
+
+
+@dataclass
+class Corner:
+    """One member's problem without a run: a network, its samples, and the loss."""
+
+    module: nn.Module
+    batch: Batch
+    losses: list[float] = field(default_factory=list)
+
+
+def corner(net: str = "mlp", *, dtype: torch.dtype = torch.float64, size: int = 8, seed: int = 0) -> Corner:
+    """Return a network of the table with a batch of its data."""
+    from plateaux.build import data_of, network
+
+    row = recipe(net=net, samples=size, batch=size, precision="fp64" if dtype == torch.float64 else "fp32")
+    data = data_of(row, GIVEN)
+    module = network(row, data, seed, GIVEN).train()
+    x, y = data.train.fetch(torch.arange(size))
+    assert isinstance(x, Tensor)
+    return Corner(module, Batch(x.to(dtype), y, torch.arange(size), key=seed))

@@ -1,0 +1,28 @@
+"""What the laws share: results of the plain loop, computed once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from cases import recipe, trained
+
+from plateaux.types import Tree
+
+Loop = Callable[..., list[Tree]]
+
+
+@pytest.fixture(scope="session")
+def loop(tmp_path_factory: pytest.TempPathFactory) -> Loop:
+    """Return a function from a row of the table to its members' weights, trained by the plain loop."""
+    known: dict[str, list[Tree]] = {}
+
+    def result(method: str, net: str = "mlp", **options: object) -> list[Tree]:
+        row = recipe(method, net, **options)  # type: ignore[arg-type]
+        name = row.to_toml()
+        if name not in known:
+            known[name] = trained(row, Path(tmp_path_factory.mktemp("loop")) / "run")
+        return known[name]
+
+    return result

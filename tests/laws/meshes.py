@@ -1,0 +1,183 @@
+"""Real process groups on loopback, started once and asked many times: a start costs seconds, a question nothing.
+
+answers = mesh(2).run("laws.meshes:train_here", recipe.to_dict(), out)  # one answer from every process
+"""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import os
+import socket
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from multiprocessing.connection import Connection
+from typing import Any
+
+PATIENCE = 60.0  # seconds for one answer
+
+
+@cache
+def mesh(world: int) -> Processes:
+    """Return the processes of a group of so many, the same for every test of this session."""
+    return Processes(world)
+
+
+class Processes:
+    """Processes of one group that all carry out the same function at the same time."""
+
+    def __init__(self, world: int) -> None:
+        self.world = world
+        self._workers: list[Any] = []
+        self._lines: list[Connection] = []
+
+    def run(self, function: str, *args: Any) -> list[Any]:
+        """Call `module:function` with `args` in every process and return the answers by rank."""
+        if not self._workers:
+            self._start()
+        for line in self._lines:
+            line.send((function, args))
+        answers = []
+        for rank, line in enumerate(self._lines):
+            if not line.poll(PATIENCE):
+                self._end()
+                raise TimeoutError(f"{function}: process {rank} of {self.world} said nothing for {PATIENCE:.0f} s")
+            answers.append(line.recv())
+        wrong = [text for kind, text in answers if kind == "failed"]
+        if wrong:
+            self._end()  # the others may be waiting for it inside a collective
+            raise AssertionError(f"{function} failed in {len(wrong)} of {self.world} processes:\n{wrong[0]}")
+        return [answer for _, answer in answers]
+
+    def _start(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        port = _free_port()
+        for rank in range(self.world):
+            mine, theirs = context.Pipe()
+            worker = context.Process(target=_work, args=(theirs, rank, self.world, port), daemon=True)
+            worker.start()
+            theirs.close()
+            self._workers.append(worker)
+            self._lines.append(mine)
+
+    def _end(self) -> None:
+        for worker in self._workers:
+            worker.kill()
+            worker.join()
+        self._workers, self._lines = [], []
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def _work(line: Connection, rank: int, world: int, port: int) -> None:
+    os.environ |= {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(world),
+        "LOCAL_WORLD_SIZE": str(world),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    while True:
+        try:
+            function, args = line.recv()
+        except EOFError:
+            return  # the tests are over
+        module, _, name = function.partition(":")
+        try:
+            line.send(("done", getattr(importlib.import_module(module), name)(*args)))
+        except BaseException:
+            line.send(("failed", traceback.format_exc()))
+
+
+def train_here(tree: dict[str, Any], out: str, sabotage: str = "") -> None:
+    """Train a recipe as one process of the mesh, with the engine broken in a named way if asked."""
+    from cases import GIVEN
+
+    from plateaux.recipe import Recipe
+    from plateaux.train import train
+
+    with broken(sabotage):
+        train(Recipe.from_dict(tree), out, given=GIVEN)
+
+
+@contextmanager
+def broken(sabotage: str) -> Iterator[None]:
+    """Break "own row live" in one of its halves for a while."""
+    if not sabotage:
+        yield
+        return
+    from plateaux import step
+    from plateaux.executors import mesh
+
+    gather, losses = mesh._gather, step._Rounds._losses
+    if sabotage == "others live":
+        mesh._gather = _differentiable_gather  # type: ignore[assignment]
+    elif sabotage == "own rows only":
+        step._Rounds._losses = _only_mine(losses)  # type: ignore[method-assign]
+    elif sabotage == "own row detached":
+        mesh._gather = lambda mine, *args, **kw: _half_detached(gather(mine, *args, **kw), mine)  # type: ignore
+    else:
+        raise ValueError(sabotage)
+    try:
+        yield
+    finally:
+        mesh._gather, step._Rounds._losses = gather, losses  # type: ignore[method-assign]
+
+
+def _differentiable_gather(mine: Any, group: Any, ranks: int, rank: int, *, axis: int) -> Any:
+    """What looks natural: an all-gather through which gradients flow back to every process's rows."""
+    import torch
+    import torch.distributed as dist
+
+    class Gather(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            ctx.size = x.shape[axis]
+            blocks = [torch.empty_like(x) for _ in range(ranks)]
+            dist.all_gather(blocks, x.detach().contiguous(), group=group)
+            return torch.cat(blocks, axis)
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any) -> Any:
+            grad = grad.contiguous().clone()
+            dist.all_reduce(grad, group=group)
+            return grad.narrow(axis, rank * ctx.size, ctx.size)
+
+    return Gather.apply(mine)
+
+
+def _only_mine(losses: Any) -> Any:
+    """Sum only the rows held here: what members do to each other's losses is forgotten."""
+
+    def patched(self: Any, *args: Any) -> Any:
+        import torch
+
+        settled, held, mine = losses(self, *args)
+        keep = torch.zeros(len(settled), 1, dtype=torch.bool)
+        keep[mine] = True
+        return torch.where(keep, settled, settled.detach()), held, mine
+
+    return patched
+
+
+def _half_detached(table: Any, mine: Any) -> Any:
+    """Let gradients through for half of the classes only, so that something is left to train with."""
+    import torch
+
+    if not table.is_floating_point():
+        return table
+    live = torch.zeros(table.shape[-1], dtype=torch.bool)
+    live[::2] = True
+    return torch.where(live, table, table.detach())

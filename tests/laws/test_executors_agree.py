@@ -1,0 +1,136 @@
+"""Where members live changes nothing: every method ends at the same weights on every executor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from cases import GIVEN, JOINT, METHODS, NETS, distance, recipe, trained, weights
+from laws.conftest import Loop
+from laws.meshes import mesh
+
+from plateaux.run import Run
+from plateaux.train import train
+from plateaux.types import Tree
+
+EXACT = 1e-12  # what float64 may lose when sums are taken in another order
+
+
+def on_mesh(processes: int, data: int, out: Path, method: str, net: str, sabotage: str = "", **options) -> list[Tree]:
+    row = recipe(method, net, executor={"name": "mesh", "data": data}, **options)
+    mesh(processes).run("laws.meshes:train_here", row.to_dict(), str(out), sabotage)
+    return weights(Run.open(out))
+
+
+@pytest.mark.parametrize("net", ["mlp", "conv_bn", "dropout"])
+@pytest.mark.parametrize("method", METHODS)
+def test_parked_is_the_loop_bit_for_bit(method: str, net: str, loop: Loop, tmp_path: Path) -> None:
+    parked = trained(recipe(method, net, executor={"manner": "parked"}), tmp_path / "run")
+    assert distance(parked, loop(method, net)) == 0
+
+
+@pytest.mark.parametrize("net", ["mlp", "conv_bn", "dropout"])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_mesh_of_members_is_the_loop_bit_for_bit(method: str, net: str, loop: Loop, tmp_path: Path) -> None:
+    assert distance(on_mesh(2, 1, tmp_path / "run", method, net), loop(method, net)) == 0
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_vmap_is_the_loop_bit_for_bit_for_a_perceptron(method: str, loop: Loop, tmp_path: Path) -> None:
+    # torch multiplies stacks of matrices with under 400 products each by a loop of its own that rounds otherwise.
+    size = {"samples": 40, "batch": 16}
+    stacked = trained(recipe(method, "wide", **size, executor={"manner": "vmap"}), tmp_path / "run")
+    assert distance(stacked, loop(method, "wide", **size)) == 0
+
+
+@pytest.mark.parametrize("net", ["mlp", "conv_bn"])
+@pytest.mark.parametrize("method", METHODS)
+def test_vmap_is_the_loop_in_float64(method: str, net: str, loop: Loop, tmp_path: Path) -> None:
+    row = recipe(method, net, precision="fp64", executor={"manner": "vmap"})
+    assert distance(trained(row, tmp_path / "run"), loop(method, net, precision="fp64")) <= EXACT
+
+
+# An objective that sees all members on its share of the batch is the same only as a mean over samples, as `apart` is.
+@pytest.mark.parametrize(("processes", "data"), [(2, 2), (4, 2)], ids=["1x2", "2x2"])
+@pytest.mark.parametrize("net", ["mlp", "conv", "conv_bn"])
+@pytest.mark.parametrize("method", [name for name, way in METHODS.items() if way.sharded])
+def test_a_data_axis_is_the_loop_in_float64(
+    method: str, net: str, processes: int, data: int, loop: Loop, tmp_path: Path
+) -> None:
+    spread = on_mesh(processes, data, tmp_path / "run", method, net, precision="fp64")
+    assert distance(spread, loop(method, net, precision="fp64")) <= EXACT
+
+
+@pytest.mark.parametrize("net", ["mlp", "conv_bn"])
+@pytest.mark.parametrize("method", ["sam", "sam per worker", "apart, climbing", "balanced, climbing"])
+def test_a_copy_without_samples_does_no_harm(method: str, net: str, loop: Loop, tmp_path: Path) -> None:
+    spread = on_mesh(2, 2, tmp_path / "run", method, net, precision="fp64", samples=8)  # batches of 7 and 1
+    alone = loop(method, net, precision="fp64", samples=8)
+    if method != "sam per worker":
+        assert distance(spread, alone) <= EXACT
+    assert all(tensor.isfinite().all() for member in spread for tensor in member.values())
+
+
+def test_groups_that_fit_a_share_are_the_loops_own(loop: Loop, tmp_path: Path) -> None:
+    options = {"precision": "fp64", "samples": 12, "batch": 6}
+    spread = on_mesh(2, 2, tmp_path / "run", "sam in groups", "mlp", **options)
+    assert distance(spread, loop("sam in groups", "mlp", **options)) <= EXACT
+
+
+@pytest.mark.parametrize("method", ["sam", "gsam", "apart, climbing"])
+@pytest.mark.parametrize("net", ["mlp", "conv_bn"])
+def test_pieces_of_a_batch_on_a_data_axis_never_wait_for_each_other(method: str, net: str, tmp_path: Path) -> None:
+    # Shares of 2 and 3 samples cut into three make two pieces here and three there.
+    spread = on_mesh(2, 2, tmp_path / "run", method, net, precision="fp64", batch=5, optimizer={"accumulate": 3})
+    assert all(tensor.isfinite().all() for member in spread for tensor in member.values())
+
+
+def test_local_batchnorm_is_another_thing_than_the_loop(loop: Loop, tmp_path: Path) -> None:
+    row = recipe("sam", "conv_bn", precision="fp64", executor={"name": "mesh", "data": 2, "batchnorm": "local"})
+    mesh(2).run("laws.meshes:train_here", row.to_dict(), str(tmp_path / "run"))
+    assert distance(weights(Run.open(tmp_path / "run")), loop("sam", "conv_bn", precision="fp64")) > 1e-6
+
+
+@pytest.mark.parametrize(("processes", "data"), [(2, 1), (4, 2)], ids=["2x1", "2x2"])
+@pytest.mark.parametrize("sabotage", ["others live", "own rows only", "own row detached"])
+@pytest.mark.parametrize("method", JOINT)
+def test_breaking_own_row_live_breaks_the_law(
+    method: str, sabotage: str, processes: int, data: int, loop: Loop, tmp_path: Path
+) -> None:
+    options = {"precision": "fp64", "members": 2, "samples": 24, "batch": 8}
+    spread = on_mesh(processes, data, tmp_path / "run", method, "mlp", sabotage, **options)
+    assert distance(spread, loop(method, "mlp", **options)) > 1e-4
+
+
+def test_fewer_members_than_columns_leave_a_process_idle(loop: Loop, tmp_path: Path) -> None:
+    assert distance(on_mesh(2, 1, tmp_path / "run", "sam", "mlp", members=1), loop("sam", "mlp", members=1)) == 0
+
+
+def test_members_at_different_places_go_on_over_a_mesh(loop: Loop, tmp_path: Path) -> None:
+    row = recipe("sam", members=2, executor={"name": "mesh"}, run={"keep_resume": "last", "checkpoint_epochs": 1})
+    mesh(2).run("laws.meshes:train_here", row.to_dict(), str(tmp_path / "run"))
+    # Member 1 is trained again from its start: a plan with one job of one member, for two processes.
+    for file in (tmp_path / "run" / "members" / "1").glob("*.*"):
+        file.unlink()
+    mesh(2).run("laws.meshes:train_here", row.to_dict(), str(tmp_path / "run"))
+    assert distance(weights(Run.open(tmp_path / "run")), loop("sam", members=2)) == 0
+
+
+def test_a_member_that_stops_early_lets_the_others_go_on_over_a_mesh(tmp_path: Path) -> None:
+    options = {"members": 2, "train": {"epochs": 12, "patience": 1}, "data": {"validation": 6}}
+    options |= {"optimizer": {"lr": [0.0, 0.05], "momentum": 0.0}, "schedule": ()}  # the first one never gets better
+    alone = train(recipe("deep_ensemble", **options), tmp_path / "loop", given=GIVEN)
+    ends = [alone.progress(number).epoch for number in range(2)]
+    assert ends[0] != ends[1]
+    assert distance(on_mesh(2, 1, tmp_path / "mesh", "deep_ensemble", "mlp", **options), weights(alone)) == 0
+
+
+def test_a_pool_is_the_loop_bit_for_bit(loop: Loop, tmp_path: Path) -> None:
+    pooled = trained(recipe("sam", "dropout", executor={"processes": 2}), tmp_path / "run")
+    assert distance(pooled, loop("sam", "dropout")) == 0
+
+
+def test_the_table_has_every_kind_of_net() -> None:
+    assert any(net.batchnorm for net in NETS.values())
+    assert any(net.dropout for net in NETS.values())
+    assert {METHODS[name].sees for name in JOINT} == {"all", "whole"}

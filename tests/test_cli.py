@@ -1,0 +1,242 @@
+"""The command line, as a person and as a pipe meet it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+from rich.console import Console
+from typer.testing import CliRunner
+
+import plateaux
+from plateaux import cli, display, report
+from plateaux.evaluate import Measurement
+from plateaux.types import Value
+
+SMALL = ["--set", "train.epochs=2", "--set", "members=2", "--set", "data.batch=128"]
+
+
+def call(*words: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(cli.app, list(words))
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.stdout, result.stderr
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> Path:
+    code, _, _ = call("train", "quickstart", *SMALL, "--out", str(tmp_path / "run"))
+    assert code == 0
+    return tmp_path / "run"
+
+
+def test_train_prints_json_when_piped_and_progress_beside_it(tmp_path: Path) -> None:
+    code, out, news = call("train", "quickstart", *SMALL, "--out", str(tmp_path / "run"))
+    rows = json.loads(out)["measurements"][0]["rows"]
+    assert code == 0
+    assert "member 1: epoch 2/2" in news
+    assert set(rows) == {
+        "member 0", "member 1", "mean of members", "ensemble (mean probability)", "ensemble (mean logit)",
+    }  # fmt: skip
+
+
+def test_the_same_command_again_trains_nothing(trained: Path) -> None:
+    before = {p: p.stat().st_mtime_ns for p in trained.rglob("weights.safetensors")}
+    code, _, news = call("train", "quickstart", *SMALL, "--out", str(trained))
+    assert (code, news.strip()) == (0, "")
+    assert before == {p: p.stat().st_mtime_ns for p in trained.rglob("weights.safetensors")}
+
+
+def test_a_folder_of_another_recipe_is_refused_with_the_difference(trained: Path) -> None:
+    code, _, message = call("train", "quickstart", *SMALL, "--set", "optimizer.lr=0.3", "--out", str(trained))
+    assert code == 4
+    assert "optimizer.lr: 0.1 -> 0.3" in message
+
+
+def test_plan_and_status_tell_what_is_missing(trained: Path) -> None:
+    assert json.loads(call("plan", str(trained))[1]) == []
+    shown = json.loads(call("status", str(trained))[1])
+    assert [each["state"] for each in shown["members"]] == ["finished"] * 2
+    assert shown["bytes"] >= sum(each["bytes"] for each in shown["members"]) > 0
+
+
+def test_plan_shows_the_jobs_of_a_run_with_more_members(trained: Path) -> None:
+    run = plateaux.Run.open(trained)
+    plateaux.Run.begin(trained, run.recipe.changed(members=3), run.about)
+    assert json.loads(call("plan", str(trained))[1]) == [
+        {"kind": "train", "members": [2], "start": [0, 0], "stop": 2}
+    ]
+
+
+def test_measure_repeats_what_train_measured(trained: Path) -> None:
+    found = json.loads(call("measure", str(trained), "--measures", "accuracy,ece")[1])
+    assert [each["measure"] for each in found] == ["accuracy", "ece"]
+    assert found[0]["weights"]["member 0"] == "epoch 2, the last"
+    again = {each.measure: each for each in plateaux.evaluate(trained, measures=["accuracy"])}
+    assert again["accuracy"].rows["member 1"].number == found[0]["rows"]["member 1"]["value"]
+
+
+def test_measure_prints_markdown(trained: Path) -> None:
+    text = call("measure", str(trained), "--markdown")[1]
+    assert "| ensemble (mean probability) |" in text
+    assert "digits, test samples (599)" in text
+
+
+def test_measure_on_samples_that_are_not_there_says_which_are(trained: Path) -> None:
+    code, _, message = call("measure", str(trained), "--on", "validation")
+    assert code == 4
+    assert "allowed: test, train" in message
+
+
+def test_list_has_a_sentence_for_every_plug_in() -> None:
+    for kind in cli.KINDS:
+        found = json.loads(call("list", kind)[1])
+        assert found
+        assert all(words.endswith(".") for words in found.values()), (kind, found)
+
+
+def test_list_of_something_else_names_the_nearest() -> None:
+    code, _, message = call("list", "method")
+    assert code == 2
+    assert "methods" in message
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("method.roh=0.1", "did you mean 'rho'"),
+        ("data.bacth=3", "did you mean 'batch'"),
+        ("model.name=resnet9", "resnet8"),
+        ("optimizer.name=SDG", "SGD"),
+        ("train.epochs=0", "greater than or equal to 1"),
+        ("loss.name=mse", "regression"),
+        ("schedule=[{name='cosin'}]", "cosine"),
+    ],
+)
+def test_a_wrong_recipe_says_what_is_right(change: str, words: str) -> None:
+    code, _, message = call("recipe", "check", "quickstart", "--set", change)
+    assert code == 2
+    assert words in message
+
+
+def test_a_wrong_key_in_a_file_names_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text("[data]\nname = 'digits'\n[model]\nname = 'mlp'\n[method]\nname = 'sam'\nroh = 0.1\n")
+    code, _, message = call("recipe", "check", str(file))
+    assert code == 2
+    assert "mine.toml, line 7" in message
+
+
+def test_a_sound_recipe_is_called_sound_and_printed_whole() -> None:
+    code, out, _ = call("recipe", "check", "quickstart")
+    assert code == 0
+    assert json.loads(out)["method"] == {"name": "sam", "rho": 0.05}
+
+
+def test_schema_describes_every_section() -> None:
+    assert set(json.loads(call("recipe", "schema")[1])["properties"]) == set(plateaux.Recipe.model_fields)
+
+
+def test_missing_data_end_with_code_three_and_say_where_to_get_them(tmp_path: Path) -> None:
+    code, _, message = call("train", "cifar10_small", "--set", f"data.root={tmp_path}", "--out", str(tmp_path / "run"))
+    assert code == 3
+    assert "cs.toronto.edu" in message
+    assert not (tmp_path / "run").exists()
+
+
+def test_code_that_nobody_allowed_is_not_called(tmp_path: Path) -> None:
+    code, _, message = call("train", "quickstart", "--set", "model.name=os:system", "--out", str(tmp_path / "run"))
+    assert code == 6
+    assert "--allow os" in message
+
+
+def test_adopt_makes_a_run_of_anyones_weights(tmp_path: Path) -> None:
+    from plateaux.models.small import mlp
+
+    nets = [mlp(shape=(1, 8, 8), classes=10) for _ in range(2)]
+    safetensors.torch.save_file({f"net.{k}": v for k, v in nets[0].state_dict().items()}, tmp_path / "a.safetensors")
+    torch.save(nets[1].state_dict(), tmp_path / "b.pt")
+    files = [f"{tmp_path}/a.safetensors:net", f"{tmp_path}/b.pt"]
+    words = ["adopt", "-o", str(tmp_path / "run"), "--model", "mlp", "--data", "digits"]
+    code, _, message = call(*words, "--weights", files[0], "--weights", files[1])
+    assert code == 0, message
+    ensemble = plateaux.load(tmp_path / "run")
+    x = torch.rand(3, 1, 8, 8)
+    seen = (x - ensemble.mean[0]) / ensemble.std[0]
+    torch.testing.assert_close(ensemble.logits(x), torch.stack([net.eval()(seen) for net in nets]).detach())
+    found = json.loads(call("measure", str(tmp_path / "run"))[1])
+    assert found[0]["weights"]["member 0"].startswith("adopted from")
+
+
+def test_adopting_weights_that_do_not_fit_says_why(tmp_path: Path) -> None:
+    safetensors.torch.save_file({"layer.weight": torch.zeros(2)}, tmp_path / "a.safetensors")
+    words = ["adopt", "-o", str(tmp_path / "run"), "--model", "mlp", "--data", "digits"]
+    code, _, message = call(*words, "--weights", f"{tmp_path}/a.safetensors")
+    assert code == 2
+    assert "layer.weight" in message
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_command_starts_its_own_mesh(tmp_path: Path) -> None:
+    words = ["train", "quickstart", *SMALL, "--executor", "mesh", "--processes", "2", "--set", "executor.threads=1"]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "plateaux", *words, "--out", str(tmp_path / "mesh")],
+        env=env, capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    call("train", "quickstart", *SMALL, "--set", "executor.threads=1", "--out", str(tmp_path / "local"))
+    for number in range(2):
+        one, other = (plateaux.Run.open(tmp_path / name).weights(number) for name in ("mesh", "local"))
+        assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_help_shows_the_python_of_every_command() -> None:
+    for name in ("train", "plan", "status", "measure", "adopt", "list"):
+        assert "In Python" in call(name, "--help")[1]
+
+
+def test_a_table_shows_numbers_with_their_errors() -> None:
+    rows = {"member 0": Value(0.5, 0.01), "ensemble (mean logit)": Value(0.75)}
+    found = [Measurement("accuracy", "test", rows, "higher", {}, {"name": "toy", "samples": 1000})]
+    console = Console(width=80, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    console.print(report.to_rich(found))
+    text = console.export_text()
+    assert "50.00 ± 1.00" in text
+    assert "75.00" in text
+
+
+def test_live_lines_show_every_member() -> None:
+    latest = {
+        0: {"member": 0, "epoch": 1, "epochs": 4, "step": 5, "steps": 10, "loss": 0.5, "rate": 1234.5, "left": 3700.0},
+        1: {"member": 1, "done": 4, "epoch": 4, "epochs": 4, "train loss": 0.25, "train accuracy": 0.9},
+    }
+    console = Console(width=160, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    console.print(display.lines(latest))
+    text = console.export_text()
+    assert "epoch 2/4" in text
+    assert "loss 0.5000" in text
+    assert "1,234 images/s" in text or "1,235 images/s" in text
+    assert "1 h 01 min left" in text
+    assert "done" in text
+
+
+def test_a_terminal_gets_live_lines_and_sentences() -> None:
+    console = Console(force_terminal=True, width=160, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    with display.watching(console) as tell:
+        tell({"say": "chose bf16"})
+        tell({"member": 0, "epoch": 0, "epochs": 2, "step": 1, "steps": 2, "loss": 1.5, "rate": 10.0, "left": 61.0})
+    text = console.export_text()
+    assert "chose bf16" in text
+    assert "member 0" in text
+    assert "1 min 01 s left" in text
+
+
+def test_sizes_are_in_units_a_person_reads() -> None:
+    assert [report.size(n) for n in (12, 1_500, 2.5e6, 3e9, 4e12)] == ["12 B", "1.5 kB", "2.5 MB", "3.0 GB", "4.0 TB"]

@@ -1,0 +1,57 @@
+"""The public face: its names, and eight lines of Python that do what the command line does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import plateaux
+
+
+def test_all_names_are_there_sorted_and_nothing_else_is_public() -> None:
+    assert plateaux.__all__ == sorted(plateaux.__all__)
+    missing = [name for name in plateaux.__all__ if not hasattr(plateaux, name)]
+    assert missing == []
+    modules = {path.stem for path in Path(plateaux.__file__).parent.iterdir()}
+    extra = {name for name in vars(plateaux) if not name.startswith("_")} - set(plateaux.__all__) - modules
+    assert extra == set()
+
+
+def test_eight_lines_train_measure_and_predict(tmp_path: Path) -> None:
+    recipe = plateaux.Recipe.load("recipes/quickstart.toml", ["train.epochs=1", "members=2"])
+    plateaux.train(recipe, out=tmp_path / "run")
+    measured = plateaux.evaluate(tmp_path / "run")
+    ensemble = plateaux.load(tmp_path / "run")
+    probabilities = ensemble.predict(torch.randint(0, 255, (4, 1, 8, 8), dtype=torch.uint8))
+    assert {each.measure for each in measured} == {"accuracy", "nll", "brier", "ece"}
+    torch.testing.assert_close(probabilities.sum(-1), torch.ones(4))
+
+
+class Line(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
+    """A data set of one's own: the sign of the first number."""
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        x = torch.tensor([index - 31.5, 1.0]) / 32
+        return x, int(x[0] > 0)
+
+
+def own_model(*, classes: int, width: int = 8) -> nn.Module:
+    return nn.Sequential(nn.Linear(2, width), nn.ReLU(), nn.Linear(width, classes))
+
+
+def test_a_model_and_a_data_set_of_ones_own(tmp_path: Path) -> None:
+    data = plateaux.from_dataset(Line(), Line(), classes=2, shape=(2,))
+    recipe = plateaux.Recipe.from_dict(
+        {"members": 2, "data": {"name": "mine", "batch": 16}, "model": {"name": "mine", "width": [4, 8]}}
+    )
+    given = plateaux.Given(data=data, model=own_model)
+    plateaux.train(recipe, tmp_path / "run", given=given)
+    accuracy = plateaux.evaluate(tmp_path / "run", given=given, measures=["accuracy"])[0]
+    assert accuracy.rows["ensemble (mean probability)"].number > 0.9
+    members = plateaux.load(tmp_path / "run", given=given).members
+    assert [member[0].out_features for member in members] == [4, 8]  # type: ignore[index, union-attr]

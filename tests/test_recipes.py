@@ -1,0 +1,104 @@
+"""Every recipe that comes along loads, is sound, says what its paper says, and trains."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch
+
+import plateaux
+from plateaux.samples import Resident
+from plateaux.shipped import recipe_file
+from plateaux.train import check
+
+FOLDER = Path(__file__).resolve().parents[1] / "recipes"
+FILES = sorted(FOLDER.rglob("*.toml"))
+PAPERS = [file for file in FILES if file.parent.name == "papers"]
+SHAPES = {  # of one sample, and how many classes
+    "digits": ((1, 8, 8), 10),
+    "cifar10": ((3, 32, 32), 10),
+    "cifar100": ((3, 32, 32), 100),
+    "tiny_imagenet": ((3, 64, 64), 200),
+}
+
+
+def test_every_full_size_run_of_the_paper_is_there() -> None:
+    nets = {"cifar10": ("resnet18", "wrn40_2"), "cifar100": ("resnet18", "wrn40_2"), "tiny_imagenet": ("resnet18",)}
+    wanted = {f"{d}_{n}_{m}" for d, known in nets.items() for n in known for m in ("deep_ensemble", "sam")}
+    assert {file.stem for file in PAPERS} == wanted
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_a_recipe_is_sound_and_found_by_its_name(file: Path) -> None:
+    assert recipe_file(file.stem).read_text(encoding="utf-8") == file.read_text(encoding="utf-8")
+    assert check(plateaux.Recipe.load(file)) is False  # none of them trains members jointly
+
+
+def test_no_two_recipes_share_a_name() -> None:
+    stems = [file.stem for file in FILES]
+    assert sorted(set(stems)) == sorted(stems)
+
+
+@pytest.mark.parametrize("file", PAPERS, ids=lambda file: file.stem)
+def test_a_recipe_of_the_paper_says_what_the_paper_says(file: Path) -> None:
+    data, _, rest = file.stem.partition("_resnet18_") if "resnet18" in file.stem else file.stem.partition("_wrn40_2_")
+    recipe = plateaux.Recipe.load(file)
+    assert (recipe.members, recipe.data.name, recipe.data.batch, recipe.train.epochs) == (3, data, 128, 200)
+    assert (recipe.data.crop, recipe.data.flip) == (4, True)
+    assert recipe.data.validation == (0 if data == "tiny_imagenet" else 5000)
+    assert (recipe.optimizer.lr, recipe.optimizer.weight_decay) == (0.1, 5e-4)
+    assert recipe.optimizer.options == {"momentum": 0.9}
+    assert [(part.name, part.options) for part in recipe.schedule] == [
+        ("multistep", {"milestones": [100, 150], "gamma": 0.1})
+    ]
+    assert (recipe.method.name, recipe.method.options) == (rest, {"rho": 0.2} if rest == "sam" else {})
+
+
+def test_the_papers_schedule_falls_to_a_tenth_after_100_and_150_epochs() -> None:
+    from plateaux.build import optimizer_of, schedule_of
+
+    recipe = plateaux.Recipe.load(PAPERS[0])
+    optimizer = optimizer_of(recipe, 0, {"weight": torch.nn.Parameter(torch.zeros(1))})
+    schedule, every_step = schedule_of(recipe, optimizer, steps=352)
+    assert schedule is not None
+    assert not every_step
+    rates = []
+    for _ in range(200):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step()
+    assert rates == pytest.approx([0.1] * 100 + [0.01] * 50 + [0.001] * 50)
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_a_recipe_trains_two_steps(file: Path, tmp_path: Path) -> None:
+    whole = plateaux.Recipe.load(file)
+    batch = 4 if whole.data.name == "tiny_imagenet" else 8  # 64 px cost four times as much as 32 px
+    validation = 2 if whole.data.validation else 0
+    recipe = whole.changed(
+        members=1,
+        data={"batch": batch, "validation": validation},
+        train={"epochs": 1},
+        executor={"processes": 1, "threads": 1},
+    )
+    run = plateaux.train(
+        recipe, tmp_path / "run", given=plateaux.Given(data=made_up(whole.data.name, 2 * batch + validation))
+    )
+    steps = [line["step"] for line in run.log(0) if "step" in line]
+    assert steps[-1] == 2
+    assert run.progress(0).finished
+    start = tomllib.loads(file.read_text(encoding="utf-8"))["optimizer"]["lr"]
+    assert 0 < run.log(0)[0]["lr"] <= start
+    assert all(bool(torch.isfinite(tensor).all()) for tensor in run.weights(0).values())
+
+
+def made_up(name: str, samples: int) -> plateaux.Data:
+    """Return noise of the shape of a published set."""
+    shape, classes = SHAPES[name]
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randint(0, 256, (samples, *shape), generator=generator, dtype=torch.uint8)
+    source = Resident(x, torch.arange(samples) % classes)
+    middle = (0.5,) * shape[0]
+    return plateaux.Data(name, source, source, classes, shape, mean=middle, std=middle)
