@@ -7,6 +7,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 
@@ -32,7 +33,7 @@ def interleaved(sides: Mapping[str, Callable[[int], Any]], rounds: int) -> dict[
     for number in range(rounds):
         turn = number % len(names)
         for name in names[turn:] + names[:turn]:
-            found[name].append(seconds(lambda name=name: sides[name](number)))  # type: ignore[misc]
+            found[name].append(seconds(partial(sides[name], number)))
     return found
 
 

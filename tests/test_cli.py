@@ -69,9 +69,7 @@ def test_plan_and_status_tell_what_is_missing(trained: Path) -> None:
 def test_plan_shows_the_jobs_of_a_run_with_more_members(trained: Path) -> None:
     run = plateaux.Run.open(trained)
     plateaux.Run.begin(trained, run.recipe.changed(members=3), run.about)
-    assert json.loads(call("plan", str(trained))[1]) == [
-        {"kind": "train", "members": [2], "start": [0, 0], "stop": 2}
-    ]
+    assert json.loads(call("plan", str(trained))[1]) == [{"kind": "train", "members": [2], "start": [0, 0], "stop": 2}]
 
 
 def test_measure_repeats_what_train_measured(trained: Path) -> None:

@@ -1,6 +1,6 @@
 """Plateaux: deep ensembles whose members are flat and diverse, and that know when they do not know.
 
-recipe = plateaux.Recipe.load("recipes/quickstart.toml")
+recipe = plateaux.Recipe.load("quickstart")
 run = plateaux.train(recipe, out="runs/quickstart")
 for measurement in plateaux.evaluate("runs/quickstart"):
     print(measurement.measure, measurement.rows)
@@ -19,7 +19,7 @@ from plateaux.plan import Job, plan
 from plateaux.recipe import Recipe
 from plateaux.registry import dataset, executor, measure, method, model
 from plateaux.run import Run
-from plateaux.samples import Data, from_dataset
+from plateaux.samples import Data, from_dataset, from_tensors
 from plateaux.train import train
 from plateaux.types import Batch, Tree, Value
 
@@ -46,6 +46,7 @@ __all__ = [
     "evaluate",
     "executor",
     "from_dataset",
+    "from_tensors",
     "load",
     "measure",
     "method",

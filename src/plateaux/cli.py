@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,10 +24,11 @@ import plateaux
 from plateaux import errors, registry
 from plateaux.build import method_of
 from plateaux.display import duration, watching
+from plateaux.machine import cores
 from plateaux.options import WrongKey
 from plateaux.recipe import located
 from plateaux.report import size, to_markdown, to_rich
-from plateaux.shipped import recipe_file
+from plateaux.shipped import recipe_file, shipped
 from plateaux.train import check as check_recipe
 
 CODES: tuple[tuple[type[Exception], int], ...] = (
@@ -54,6 +56,21 @@ Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; the best th
 def main() -> None:
     """Run the command line."""
     app()
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"plateaux {plateaux.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def everything(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Say which one.")
+    ] = False,
+) -> None:
+    """Train, measure and use deep ensembles whose members are flat and diverse."""
 
 
 def told(command: Callable[..., None]) -> Callable[..., None]:
@@ -147,7 +164,7 @@ def status(run: Path, as_json: AsJson = False) -> None:
     total = opened.store.size()
 
     def table() -> list[Any]:
-        shown = Table("member", "state", "epoch", "weights", "time", "on disk")
+        shown = Table("member", "state", "epoch", "weights", "time of its jobs", "on disk")
         for r in rows:
             at = f"{r['epoch']}/{r['epochs']}" + (f" + {r['step']} steps" if r["step"] else "")
             words = f"{r['weights']} ({r['why']})" if r["why"] else r["weights"]
@@ -209,15 +226,16 @@ def adopt(
 @app.command(name="list")
 @told
 def list_(
-    kind: Annotated[str, typer.Argument(help="methods, measures, data, models or executors.")], as_json: AsJson = False
+    kind: Annotated[str, typer.Argument(help="methods, measures, data, models, executors or recipes.")],
+    as_json: AsJson = False,
 ) -> None:
     """List the plug-ins of one kind, a sentence each.
 
     In Python: `plateaux.method.describe()`
     """
-    if kind not in KINDS:
-        raise errors.RecipeError(f"There is no list of {kind!r}; {errors.nearest(kind, KINDS)}")
-    found = KINDS[kind].describe()
+    if kind not in (*KINDS, "recipes"):
+        raise errors.RecipeError(f"There is no list of {kind!r}; {errors.nearest(kind, [*KINDS, 'recipes'])}")
+    found = KINDS[kind].describe() if kind in KINDS else {name: _first_line(file) for name, file in shipped().items()}
 
     def table() -> list[Any]:
         shown = Table("name", "what it is")
@@ -257,10 +275,14 @@ def _executor(name: str | None, manner: str | None, processes: int | None, devic
 
 def _torchrun(processes: int) -> int:
     """Start this very command again, once for every process of the mesh."""
-    import subprocess
-
     start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    return subprocess.call([*start, "-m", "plateaux", *sys.argv[1:]])
+    threads = str(max(1, cores() // processes))
+    env = {"OMP_NUM_THREADS": threads, **os.environ, "PYTHONSAFEPATH": "1"}
+    return subprocess.call([*start, "-m", "plateaux", *sys.argv[1:]], env=env)
+
+
+def _first_line(file: Path) -> str:
+    return file.read_text(encoding="utf-8").split("\n", 1)[0].lstrip("# ")
 
 
 def _tables(found: list[Any]) -> list[Any]:

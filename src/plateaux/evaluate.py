@@ -155,6 +155,8 @@ def _samples(recipe: Recipe, data: Data, on: str) -> tuple[Any, torch.Tensor]:
 
 def _with_mean(rows: Mapping[str, Value]) -> dict[str, Value]:
     members = [value.number for name, value in rows.items() if name.startswith("member ")]
+    if not members:
+        return dict(rows)
     mean = sum(members) / len(members)
     spread = (
         (sum((v - mean) ** 2 for v in members) / (len(members) - 1) / len(members)) ** 0.5 if len(members) > 1 else None

@@ -20,7 +20,7 @@ def cross_entropy(*, label_smoothing: float = 0.0, class_weights: tuple[float, .
     """
 
     def settle(table: Tensor, batch: Batch) -> Tensor:
-        rows, size = table.shape[:2]
+        rows = len(table)
         weight = None
         if class_weights:
             weight = torch.tensor(class_weights, dtype=table.dtype, device=table.device)
@@ -29,7 +29,8 @@ def cross_entropy(*, label_smoothing: float = 0.0, class_weights: tuple[float, .
             F.cross_entropy(table[row], batch.y, weight, reduction="none", label_smoothing=label_smoothing)
             for row in range(rows)
         ]
-        return torch.stack(losses).reshape(rows, size, -1).mean(-1)
+        table_of = torch.stack(losses)  # [R, B, ...]: text has a loss for every token
+        return table_of.flatten(2).mean(-1) if table_of.ndim > 2 else table_of
 
     return settle
 

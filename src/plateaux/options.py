@@ -57,9 +57,11 @@ def fields(factory: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
     """Return the keyword options of a factory with their types and defaults, as pydantic wants them."""
     bare = factory.func if isinstance(factory, partial) else factory
     hints = get_type_hints(bare.__init__ if isinstance(bare, type) else bare)  # type: ignore[misc]
+    # A data set tells how many classes there are; everything else is told.
+    hidden = frozenset() if getattr(bare, "__plateaux__", "") == "dataset" else GIVEN
     found: dict[str, tuple[Any, Any]] = {}
     for name, parameter in signature(factory).parameters.items():
-        if name in GIVEN or parameter.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD):
+        if name in hidden or parameter.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD):
             continue
         default = ... if parameter.default is Parameter.empty else parameter.default
         found[name] = (hints.get(name, Any), default)

@@ -111,6 +111,8 @@ def _listen(slot: _Slot, tell: Tell, failures: list[Failure], stopped: Sign) -> 
 
 def _work(line: Connection, carry_out: CarryOut, device: str | None, processes: int) -> None:
     """Take jobs until there are none, or nobody to work for: the whole life of a worker."""
+    # A spawned process spawns in its turn: the loader's workers would import torch anew in every epoch.
+    multiprocessing.set_start_method(None, force=True)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; the parent passes it on, once
     with suppress(EOFError, OSError):
         while (job := line.recv()) is not None:

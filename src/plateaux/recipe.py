@@ -13,6 +13,7 @@ from pydantic import Field, ValidationError, field_validator
 
 from plateaux.errors import RecipeError, nearest
 from plateaux.options import OpenSection, Section, WrongKey, own_value
+from plateaux.shipped import recipe_file
 
 Names = str | tuple[str, ...]
 Numbers = float | tuple[float, ...]
@@ -135,8 +136,8 @@ class Recipe(Section):
 
     @classmethod
     def load(cls, path: str | Path, changes: Iterable[str] = ()) -> Recipe:
-        """Read a TOML file, with `a.b=c` changes laid over it."""
-        file = Path(path)
+        """Read a TOML file, or a recipe that comes along by its name, with `a.b=c` changes laid over it."""
+        file = recipe_file(str(path))
         try:
             text = file.read_text(encoding="utf-8")
         except OSError as problem:

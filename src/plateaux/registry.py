@@ -13,9 +13,10 @@ from __future__ import annotations
 import ast
 import importlib
 import pkgutil
+import sys
 import warnings
 from collections.abc import Callable, Sequence
-from importlib.machinery import PathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import entry_points
 from inspect import getdoc
 from pathlib import Path
@@ -107,8 +108,14 @@ class Registry:
 
     def _outside(self, name: str, allow: tuple[str, ...]) -> Callable[..., Any]:
         module, _, attribute = name.partition(":")
+        spec = _find(module)
+        if spec is None and module not in sys.modules and module.split(".")[0] not in sys.builtin_module_names:
+            raise UnknownName(
+                f"There is no module {module!r} on the Python path, so the {self.kind} {name!r} cannot be found. "
+                "If it lies in a folder of yours, name that folder: PYTHONPATH=. plateaux ..."
+            )
         # Importing runs code, so the mark is looked for in the source first: a recipe from a stranger is data.
-        if module not in allow and not _marked_in_source(module, attribute, self.kind):
+        if module not in allow and not _marked_in_source(spec, attribute, self.kind):
             raise NotAllowed(
                 f"{name!r} is not marked @plateaux.{self.kind}, so a recipe may not call it. "
                 f"If you trust it, mark the function or add: --allow {module}"
@@ -128,15 +135,20 @@ def _bind(factory: Callable[..., Any], rest: str) -> Callable[..., Any]:
     return partial(factory, rest)
 
 
-def _marked_in_source(module: str, attribute: str, kind: str) -> bool:
-    """Say whether the module's source decorates that function with `@plateaux.<kind>`, without importing anything."""
+def _find(module: str) -> ModuleSpec | None:
+    """Return where a module would be imported from, without importing it or its parents."""
     path: list[str] | None = None
     spec = None
     for part in module.split("."):
         spec = PathFinder.find_spec(part, path) if part else None
         if spec is None:
-            return False
+            return None
         path = list(spec.submodule_search_locations or [])
+    return spec
+
+
+def _marked_in_source(spec: ModuleSpec | None, attribute: str, kind: str) -> bool:
+    """Say whether the module's source decorates that function with `@plateaux.<kind>`, without importing anything."""
     if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
         return False
     try:

@@ -10,6 +10,7 @@ from plateaux.evaluate import Measurement
 from plateaux.types import Value
 
 PERCENT = ("accuracy", "ece")
+CAPTION = "± one standard error: over samples, and over members for their mean"
 
 
 def heading(measurements: Sequence[Measurement]) -> str:
@@ -21,8 +22,12 @@ def heading(measurements: Sequence[Measurement]) -> str:
 def grid(measurements: Sequence[Measurement]) -> tuple[list[str], list[list[str]]]:
     """Return the header and the rows: one row a member and ensemble, one column a measure."""
     header = ["", *(f"{m.measure}{' %' if m.measure in PERCENT else ''}" for m in measurements)]
-    names = list(measurements[0].rows)
-    return header, [[name, *(show(m.measure, m.rows[name]) for m in measurements)] for name in names]
+    names = list(dict.fromkeys(name for m in measurements for name in m.rows))
+
+    def cell(m: Measurement, name: str) -> str:
+        return show(m.measure, m.rows[name]) if name in m.rows else ""
+
+    return header, [[name, *(cell(m, name) for m in measurements)] for name in names]
 
 
 def show(measure: str, value: Value) -> str:
@@ -35,9 +40,9 @@ def show(measure: str, value: Value) -> str:
 def to_rich(measurements: Sequence[Measurement]) -> Table:
     """Return the table a terminal shows."""
     header, rows = grid(measurements)
-    table = Table(title=heading(measurements), title_justify="left")
+    table = Table(title=heading(measurements), title_justify="left", caption=CAPTION, caption_justify="left")
     for position, name in enumerate(header):
-        table.add_column(name, justify="right" if position else "left")
+        table.add_column(name, justify="right" if position else "left", no_wrap=position > 0)
     for row in rows:
         table.add_row(*row, style="bold" if row[0].startswith("ensemble") else None)
     return table

@@ -159,6 +159,21 @@ def from_dataset(
     return Data(name, *sources, classes, tuple(shape), tuple(mean), tuple(std), tuple(labels))
 
 
+def from_tensors(
+    train: tuple[Tensor, Tensor],
+    test: tuple[Tensor, Tensor],
+    *,
+    classes: int,
+    name: str = "tensors",
+    mean: Sequence[float] = (),
+    std: Sequence[float] = (),
+    labels: Sequence[str] = (),
+) -> Data:
+    """Make a Data set of tensors in memory: `(inputs, labels)` to train on and to test on, channels first."""
+    sources = Resident(*train), Resident(*test)
+    return Data(name, *sources, classes, tuple(train[0].shape[1:]), tuple(mean), tuple(std), tuple(labels))
+
+
 # What data/*.py share.
 
 

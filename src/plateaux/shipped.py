@@ -11,11 +11,16 @@ def recipe_file(given: str) -> Path:
     """Return the file a recipe is read from: a path, or the name of a recipe that comes with the package."""
     if Path(given).is_file():
         return Path(given)
-    found = {file.stem: file for folder in _folders() for file in folder.rglob("*.toml")}
-    stem = Path(given).stem
-    if given in (stem, f"{stem}.toml") and stem in found:
-        return found[stem]
-    raise RecipeError(f"There is no recipe file {given!r}, and none of that name comes along; {nearest(stem, found)}")
+    found = shipped()
+    name = given.removesuffix(".toml").removeprefix("papers/")
+    if name in found:
+        return found[name]
+    raise RecipeError(f"There is no recipe file {given!r}, and none of that name comes along; {nearest(name, found)}")
+
+
+def shipped() -> dict[str, Path]:
+    """Return the recipes that come along, by name."""
+    return {file.stem: file for folder in _folders() for file in sorted(folder.rglob("*.toml"))}
 
 
 def _folders() -> list[Path]:

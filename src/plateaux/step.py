@@ -276,10 +276,9 @@ class _Rounds:
         count = self.way.accumulate
         if count == 1 or (size <= 1 and not self._sharded):
             return [None]
-        if self._sharded:
-            return [slice(size * i // count, size * (i + 1) // count) for i in range(count)]
         edge = -(-size // count)
-        return [slice(start, min(start + edge, size)) for start in range(0, size, edge)]
+        cuts: list[slice | None] = [slice(min(i * edge, size), min((i + 1) * edge, size)) for i in range(count)]
+        return cuts if self._sharded else [cut for cut in cuts if cut and cut.start < cut.stop]
 
     def _whole(self, batch: Batch) -> Batch:
         """Return the batch with everyone's labels and ids; inputs stay this copy's own."""

@@ -36,12 +36,13 @@ class SyncedBatchNorm(_BatchNorm):
         wide = x if x.dtype == torch.float64 else x.float()
         count = torch.tensor([x.numel() / x.shape[1]], dtype=wide.dtype, device=x.device)
         total = _add_up(torch.cat([wide.sum(axes), count]), self.group)
-        size = total[-1].detach()
+        size = total[-1].detach().clamp(min=1)
         mean = total[:-1] / size
         shape = [1, -1, *[1] * (x.dim() - 2)]
         centred = wide - mean.view(shape)
         variance = _add_up((centred * centred).sum(axes), self.group) / size
-        self._remember(mean.detach(), variance.detach(), float(size))
+        if float(total[-1]):  # nobody may have a sample
+            self._remember(mean.detach(), variance.detach(), float(size))
         out = centred * torch.rsqrt(variance + self.eps).view(shape)
         if self.affine:
             out = out * self.weight.view(shape) + self.bias.view(shape)

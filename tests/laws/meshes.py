@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 PATIENCE = 60.0  # seconds for one answer
@@ -39,17 +39,19 @@ class Processes:
             self._start()
         for line in self._lines:
             line.send((function, args))
-        answers = []
-        for rank, line in enumerate(self._lines):
-            if not line.poll(PATIENCE):
-                self._end()
-                raise TimeoutError(f"{function}: process {rank} of {self.world} said nothing for {PATIENCE:.0f} s")
-            answers.append(line.recv())
-        wrong = [text for kind, text in answers if kind == "failed"]
-        if wrong:
-            self._end()  # the others may be waiting for it inside a collective
-            raise AssertionError(f"{function} failed in {len(wrong)} of {self.world} processes:\n{wrong[0]}")
-        return [answer for _, answer in answers]
+        answers: dict[int, Any] = {}
+        while len(answers) < self.world:
+            waiting = [line for rank, line in enumerate(self._lines) if rank not in answers]
+            ready = wait(waiting, PATIENCE)
+            answers |= {self._lines.index(line): line.recv() for line in ready}
+            wrong = {rank: text for rank, (kind, text) in answers.items() if kind == "failed"}
+            if wrong or not ready:
+                self._end()  # the others may be waiting for it inside a collective
+                silent = [rank for rank in range(self.world) if rank not in answers]
+                raise AssertionError(
+                    f"{function}: no answer from {silent}, failures {''.join(wrong.values()) or 'none'}"
+                )
+        return [answers[rank][1] for rank in range(self.world)]
 
     def _start(self) -> None:
         context = multiprocessing.get_context("spawn")

@@ -90,7 +90,9 @@ def mesh(*, data: int = 1, batchnorm: Literal["synced", "local"] = "synced", dev
             "The mesh needs processes: start it with torchrun, or with "
             "`plateaux train RECIPE --executor mesh --processes N`"
         )
-    device = device_named(devices[int(os.environ["LOCAL_RANK"]) % len(devices)] if devices else "cpu")
+    place = int(os.environ["LOCAL_RANK"])
+    usual = f"cuda:{place % torch.cuda.device_count()}" if torch.cuda.is_available() else "cpu"
+    device = device_named(devices[place % len(devices)] if devices else usual)
     if not dist.is_initialized():
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     world = dist.get_world_size()

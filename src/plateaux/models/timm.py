@@ -28,7 +28,7 @@ def timm_model(
     Models of a fixed input size are built for the data set's images, or for `img_size`. `pretrained` fetches weights
     over the network; without one, load a file of weights instead.
     """
-    timm = guest("timm", extra="timm")
+    timm = guest("timm", extra="vision")
     inputs = channels(shape)
     if not timm.is_model(name):
         raise UnknownName(f"timm has no model called {name!r}; {_near(name, timm.list_models())}")

@@ -1,0 +1,310 @@
+"""Storage: whole objects or none, inside the run folder or not at all, and nothing in a file is ever executed."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pickle
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plateaux.errors import RunError, StorageError
+from plateaux.store import PART, SCRATCH, Store
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "run")
+
+
+def files(store: Store) -> set[str]:
+    """Every file there is, hidden ones too."""
+    return {path.relative_to(store.root).as_posix() for path in store.root.rglob("*") if path.is_file()}
+
+
+def test_what_was_put_is_got(store: Store) -> None:
+    store.put("a/b/c.bin", b"\x00one")
+    store.put("a/b/c.bin", b"two")
+    assert store.get("a/b/c.bin") == b"two"
+    assert store.has("a/b/c.bin")
+    assert not store.has("a/b")
+    assert files(store) == {"a/b/c.bin"}
+
+
+@pytest.mark.parametrize("name", ["../x", "/x", "a/../../x", "a/../b", "", ".", "..", "//x", "./../x"])
+def test_names_that_would_leave_the_folder_are_refused(store: Store, name: str) -> None:
+    for touch in (store.get, store.has, store.delete, store.get_json, lambda n: store.put(n, b"")):
+        with pytest.raises(StorageError, match="does not name an object of this run"):
+            touch(name)
+    assert not list(store.root.parent.rglob("*"))
+
+
+@given(st.text(alphabet="./ab\\~ \x00", max_size=12))
+def test_no_name_leads_outside(name: str) -> None:
+    store = Store("/nowhere/run")
+    try:
+        path = store._path(name)
+    except StorageError:
+        return
+    assert os.path.normpath(path).startswith("/nowhere/run/")
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_a_full_disk_is_named_and_the_old_object_stays(
+    store: Store, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    store.put("x.json", b"old")
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, call, full)
+    with pytest.raises(StorageError, match=r"The disk is full: could not write .*x\.json\. Free some space and run"):
+        store.put("x.json", b"new")
+    assert store.get("x.json") == b"old"
+    assert files(store) == {"x.json"}
+
+
+def test_a_disk_that_is_really_full_is_named(tmp_path: Path) -> None:
+    place = tmp_path / "tiny"
+    place.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(place)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("may not mount a small disk here")
+    try:
+        store = Store(place)
+        store.put("old", b"old")
+        with pytest.raises(StorageError, match="The disk is full"):
+            store.put("new", bytes(100_000))
+        assert files(store) == {"old"}
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
+
+
+def test_every_other_refusal_of_the_disk_says_what_and_where(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(StorageError, match=r"Cannot read .*absent: No such file"):
+        store.get("absent")
+    store.put("file", b"")
+    with pytest.raises(StorageError, match=r"Cannot write .*file/below: (File exists|Not a directory)"):
+        store.put("file/below", b"")
+    with pytest.raises(StorageError, match=r"Cannot lock .*file: (File exists|Not a directory)"), store.lock("file"):
+        pass
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(os, "unlink", refuse)
+    with pytest.raises(StorageError, match=r"Cannot delete .*file: Permission denied"):
+        store.delete("file")
+
+
+def test_others_may_read_what_the_umask_lets_them(store: Store) -> None:
+    old = os.umask(0o022)
+    try:
+        store.put("x", b"")
+    finally:
+        os.umask(old)
+    assert stat.S_IMODE((store.root / "x").stat().st_mode) == 0o644
+
+
+def test_names_and_size_leave_out_what_is_not_an_object(store: Store) -> None:
+    store.put("b/2", b"22")
+    store.put("a", b"1")
+    store.put("b/1", b"333")
+    (store.root / f"b/{PART}half").write_bytes(b"half")
+    with store.lock("b"), store.scratch() as scratch:
+        scratch.put("x", b"4444")
+        assert store.names() == ["a", "b/1", "b/2"]
+        assert store.names("b") == ["b/1", "b/2"]
+        assert store.names("c") == []
+        assert (store.size(), store.size("b")) == (6, 5)
+
+
+def test_a_sweep_takes_half_written_files_only(store: Store) -> None:
+    store.put("m/0/x", b"")
+    store.put("m/1/x", b"")
+    for place in ("m/0", "m/0/log", "m/1"):
+        (store.root / place).mkdir(exist_ok=True)
+        (store.root / f"{place}/{PART}1").write_bytes(b"half")
+    store.sweep("m/0")
+    assert files(store) == {"m/0/x", "m/1/x", f"m/1/{PART}1"}
+    store.sweep("m/9")
+
+
+def test_a_deleted_object_may_be_deleted_again(store: Store) -> None:
+    store.put("x", b"")
+    store.delete("x")
+    store.delete("x")
+    assert not store.has("x")
+
+
+@pytest.mark.parametrize("content", [b"{", b"", b"\xff\xfe"])
+def test_damaged_json_is_named(store: Store, content: bytes) -> None:
+    store.put("x.json", content)
+    with pytest.raises(StorageError, match=r"x\.json is not valid JSON"):
+        store.get_json("x.json")
+
+
+def test_tensors_come_back_to_the_bit_and_a_stranger_reads_them(store: Store) -> None:
+    tensors = {
+        "half": torch.randn(3).bfloat16(),
+        "double": torch.randn(2, 3, dtype=torch.float64).T,
+        "count": torch.tensor(7),
+        "none": torch.empty(0, 4),
+        "last": torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last).requires_grad_(),
+    }
+    store.put_tensors("w.safetensors", tensors, {"format": "pt", "epoch": "3", "plateaux": "member"})
+    found = store.get_tensors("w.safetensors")
+    assert found.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert found[name].dtype == tensor.dtype
+        assert torch.equal(found[name], tensor)
+    del tensors["half"]  # numpy has none
+    store.put_tensors("w.safetensors", tensors)
+    np.testing.assert_array_equal(safetensors.numpy.load(store.get("w.safetensors"))["double"], tensors["double"])
+
+
+def test_equal_tensors_make_equal_files(store: Store) -> None:
+    about = {str(i): str(i) for i in range(9)}
+    for i in range(5):
+        store.put_tensors(str(i), {"a": torch.ones(3), "b": torch.zeros(1)}, about)
+    assert len({store.get(str(i)) for i in range(5)}) == 1
+    with safetensors.safe_open(store.root / "0", framework="pt") as opened:
+        assert opened.metadata() == about
+
+
+def cut(content: bytes) -> bytes:
+    return content[: len(content) // 2]
+
+
+def flip(content: bytes) -> bytes:
+    return content[:2] + bytes([content[2] ^ 255]) + content[3:]
+
+
+@pytest.mark.parametrize("damage", [cut, flip, lambda _: b"", lambda _: b"anything"])
+def test_damaged_tensors_and_states_are_named(store: Store, damage: Callable[[bytes], bytes]) -> None:
+    store.put_tensors("w", {"a": torch.ones(30)})
+    store.put_state("s", {"a": torch.ones(30)})
+    for name in "ws":
+        store.put(name, damage(store.get(name)))
+    with pytest.raises(StorageError, match=r"/w is damaged .*; restore it or train that member again"):
+        store.get_tensors("w")
+    with pytest.raises(StorageError, match=r"/s is damaged.*delete its folder to train that member again"):
+        store.get_state("s")
+
+
+class Hostile:
+    """Runs a program when it is unpickled."""
+
+    def __init__(self, trace: Path) -> None:
+        self.trace = trace
+
+    def __reduce__(self) -> Any:
+        return os.system, (f"touch {self.trace}",)
+
+
+@pytest.mark.parametrize("write", ["torch", "old torch", "pickle"])
+def test_a_hostile_state_is_refused_and_not_executed(store: Store, tmp_path: Path, write: str) -> None:
+    trace, file = tmp_path / "executed", store.root / "s.pt"
+    store.root.mkdir()
+    if write == "pickle":
+        file.write_bytes(pickle.dumps({"params": Hostile(trace)}))
+    else:
+        torch.save({"params": Hostile(trace)}, file, _use_new_zipfile_serialization=write == "torch")
+    with pytest.raises(
+        StorageError, match="holds more than tensors and plain values, which is never loaded"
+    ) as refused:
+        store.get_state("s.pt")
+    assert not trace.exists()
+    assert "weights_only" not in str(refused.value)  # no advice how to load it all the same
+    torch.load(file, weights_only=False) if write != "pickle" else pickle.loads(file.read_bytes())
+    assert trace.exists()  # so it would have run
+
+
+def test_nested_states_come_back(store: Store) -> None:
+    state = {"a": {"b": [torch.ones(2), 3, 0.1, None, "x", (True, -0.0)]}, 5: {"step": torch.tensor(3.0)}}
+    store.put_state("s", state)
+    found = store.get_state("s")
+    assert torch.equal(found["a"]["b"][0], torch.ones(2))
+    assert found["a"]["b"][1:] == state["a"]["b"][1:]  # type: ignore[index]
+    assert found[5]["step"] == 3  # type: ignore[index]
+
+
+def test_a_lock_is_held_by_one_at_a_time(store: Store) -> None:
+    other = Store(store.root)
+    assert not store.held("members/0")
+    with store.lock("members/0"):
+        assert other.held("members/0")
+        with (
+            pytest.raises(RunError, match="members/0 is in the hands of another process; wait"),
+            other.lock("members/0"),
+        ):
+            pass
+        with other.lock("members/1"):
+            pass
+    assert not other.held("members/0")
+    with other.lock("members/0"):
+        pass
+
+
+def test_a_lock_dies_with_its_process_though_its_forked_children_live(store: Store, tmp_path: Path) -> None:
+    program = (
+        "import os, sys, time\n"
+        "from plateaux.store import Store\n"
+        "with Store(sys.argv[1]).lock('m'):\n"
+        "    if os.fork() == 0:\n"
+        "        time.sleep(30)\n"
+        "        os._exit(0)\n"
+        "    print('held', flush=True)\n"
+        "    time.sleep(30)\n"
+    )
+    path = os.pathsep.join(filter(None, sys.path))
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(store.root)],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": path},
+        start_new_session=True,
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        assert store.held("m")
+        holder.kill()
+        holder.wait()
+        freed = not store.held("m")
+        os.killpg(holder.pid, 9)
+    assert freed
+
+
+def test_scratch_is_gone_afterwards_and_what_the_killed_left_is_cleared(store: Store) -> None:
+    left = store.root / f"{SCRATCH}left"
+    left.mkdir(parents=True)
+    (left / ".lock").touch()
+    (left / "0.pt").write_bytes(b"much")
+    with store.scratch() as one:
+        assert not left.exists()
+        one.put("x", b"1")
+        with store.scratch() as two:
+            assert one.get("x") == b"1"  # not cleared: it is in use
+            assert one.root != two.root
+    assert files(store) == set()
+
+
+def test_scratch_is_not_forced_to_the_disk(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced = []
+    monkeypatch.setattr(os, "fsync", synced.append)
+    with store.scratch() as scratch:
+        scratch.put("x", b"1")
+    assert not synced
+    store.put("x", b"1")
+    assert len(synced) == 1
