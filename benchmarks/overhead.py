@@ -1,7 +1,7 @@
 """Cost of the engine: images a second of `train` against a bare hand-written PyTorch loop.
 
 Both sides have the same network, batches, precision and optimiser, and take turns epoch by epoch in one process. The
-engine's side is the real course of a job: keyed randomness, logs, news, stop signs; checkpoints fall outside these epochs.
+engine's side is the real course of a job: keyed randomness, logs, news, stop signs. Checkpoints fall outside.
 """
 
 from __future__ import annotations

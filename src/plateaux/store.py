@@ -178,7 +178,7 @@ class Store:
 
     def _path(self, name: str) -> Path:
         parts = PurePosixPath(name).parts
-        if not parts or name.startswith("/") or ".." in parts:
+        if not parts or name.startswith("/") or ".." in parts or "\0" in name:
             raise StorageError(f"{name!r} does not name an object of this run")
         return self.root.joinpath(*parts)
 

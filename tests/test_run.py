@@ -1,0 +1,249 @@
+"""The run folder: what was asked, where members stand, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from plateaux.errors import RunError, StorageError
+from plateaux.recipe import Recipe
+from plateaux.run import FORMAT, Progress, Run, environment, facts_of
+from plateaux.samples import Data, Resident
+from plateaux.train import train
+
+TEXT = """
+members = 2
+[data]
+name = "blobs"
+samples = 30
+test_samples = 9
+batch = 16
+[model]
+name = "mlp"
+hidden = [4]
+[optimizer]
+lr = 0.1
+[train]
+epochs = 2
+[executor]
+threads = 1
+"""
+RECIPE = Recipe.parse(TEXT)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def numbers(x: float = 0.0) -> Data:
+    """A data set of six points."""
+    points = Resident(torch.arange(12.0).reshape(6, 2) + x, torch.arange(6) % 2)
+    return Data("points", points, points, 2, (2,))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("run")
+    train(RECIPE, out)
+    return out
+
+
+def copy(folder: Path, to: Path) -> Path:
+    for name, content in contents(folder).items():
+        (to / name).parent.mkdir(parents=True, exist_ok=True)
+        (to / name).write_bytes(content)
+    return to
+
+
+def test_a_run_is_what_the_architecture_says(trained: Path) -> None:
+    found = set(contents(trained))
+    assert {"run.json", "recipe.toml", "environment.json"} < found
+    assert {f"members/{n}/{file}" for n in (0, 1) for file in ("weights.safetensors", "progress.json")} < found
+    about = json.loads((trained / "run.json").read_text())
+    assert about["format"] == FORMAT
+    assert list(about["members"]) == ["0", "1"]
+    assert about["data"]["train"] == {"samples": 30, "fingerprint": about["data"]["train"]["fingerprint"]}
+    assert Recipe.load(trained / "recipe.toml") == RECIPE
+    assert json.loads((trained / "environment.json").read_text()) == environment()
+
+
+def test_a_stranger_loads_the_members_in_a_few_lines(trained: Path) -> None:
+    import numpy as np
+    from safetensors.numpy import load_file
+
+    x = np.ones((5, 2), dtype=np.float32)
+    w = load_file(trained / "members/1/weights.safetensors")
+    logits = np.maximum(x @ w["1.weight"].T + w["1.bias"], 0) @ w["3.weight"].T + w["3.bias"]
+    from plateaux.evaluate import load
+
+    np.testing.assert_allclose(load(trained).logits(torch.ones(5, 2))[1].numpy(), logits, rtol=1e-5)
+
+
+def test_a_folder_without_a_run_says_how_to_start_one(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"is not a run folder: it has no run\.json\. `plateaux train RECIPE --out"):
+        Run.open(tmp_path)
+
+
+@pytest.mark.parametrize("other", [FORMAT + 1, 0, None, "1"])
+def test_another_format_is_refused_with_a_sentence(trained: Path, tmp_path: Path, other: Any) -> None:
+    run = copy(trained, tmp_path)
+    about = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps({**about, "format": other}))
+    before = contents(run)
+    for call in (lambda: Run.open(run), lambda: train(RECIPE, run)):
+        with pytest.raises(RunError, match=rf"has format .*; this version of Plateaux reads format {FORMAT}\. Use the"):
+            call()
+    assert contents(run) == before
+
+
+@pytest.mark.parametrize("content", ["[1]", '"x"', "3"])
+def test_a_run_file_that_is_no_table_is_refused(trained: Path, tmp_path: Path, content: str) -> None:
+    run = copy(trained, tmp_path)
+    (run / "run.json").write_text(content)
+    with pytest.raises(RunError, match="format"):
+        Run.open(run)
+
+
+def test_another_recipe_is_refused_with_the_difference_shown_and_nothing_is_touched(trained: Path) -> None:
+    before = contents(trained)
+    other = RECIPE.changed(optimizer={"lr": 0.2, "momentum": 0.9}, method={"name": "sam", "rho": 0.1})
+    with pytest.raises(RunError) as refused:
+        train(other, trained)
+    assert str(refused.value).splitlines() == [
+        f"{trained} belongs to another recipe. What differs (there -> here):",
+        "  method.name: 'deep_ensemble' -> 'sam'",
+        "  method.rho: (unset) -> 0.1",
+        "  optimizer.lr: 0.1 -> 0.2",
+        "  optimizer.momentum: (unset) -> 0.9",
+        "Choose another --out, or put the recipe back",
+    ]
+    assert contents(trained) == before
+
+
+@pytest.mark.parametrize(
+    "change", [{"executor": {"manner": "parked"}}, {"executor": {"processes": 2}}, {"run": {"log_every": 7}}]
+)
+def test_where_and_how_often_is_no_other_recipe(trained: Path, tmp_path: Path, change: dict[str, Any]) -> None:
+    run = copy(trained, tmp_path)
+    weights = {name: content for name, content in contents(run).items() if name.startswith("members")}
+    train(RECIPE.changed(**change), run)
+    assert {name: content for name, content in contents(run).items() if name.startswith("members")} == weights
+
+
+def test_other_data_under_the_same_recipe_are_refused(tmp_path: Path) -> None:
+    Run.begin(tmp_path, RECIPE, {"data": facts_of(numbers())})
+    Run.begin(tmp_path, RECIPE, {"data": facts_of(numbers())})
+    with pytest.raises(RunError) as refused:
+        Run.begin(tmp_path, RECIPE, {"data": facts_of(numbers(1.0))})
+    assert "was trained on other data. What differs (there -> here):\n  test.fingerprint: '" in str(refused.value)
+    assert "train.fingerprint: " in str(refused.value)
+
+
+def test_more_members_train_only_the_new_ones(trained: Path, tmp_path: Path) -> None:
+    run = copy(trained, tmp_path / "grown")
+    before = {name: content for name, content in contents(run).items() if name.startswith("members")}
+    seen = set()
+    train(RECIPE.changed(members=3), run, tell=lambda news: seen.add(news.get("member")))
+    assert seen == {2}
+    after = contents(run)
+    assert {name: after[name] for name in before} == before
+    fresh = train(RECIPE.changed(members=3), tmp_path / "fresh")
+    for number in range(3):
+        name = f"members/{number}/weights.safetensors"
+        assert after[name] == fresh.store.get(name)
+    assert len(json.loads(after["run.json"])["members"]) == 3
+
+
+def test_a_finished_run_is_left_as_it_is(trained: Path) -> None:
+    before = contents(trained)
+    news: list[Any] = []
+    train(RECIPE, trained, tell=news.append)
+    assert contents(trained) == before
+    assert news == []
+
+
+def test_a_members_name_depends_on_what_decides_its_weights_only(tmp_path: Path) -> None:
+    def name(number: int = 0, **changes: Any) -> str:
+        return Run.begin(tmp_path / str(len(list(tmp_path.iterdir()))), RECIPE.changed(**changes), {}).member_name(
+            number
+        )
+
+    assert name() == name(members=7) == name(executor={"manner": "vmap"}) == name(run={"log_every": 3})
+    assert len({name(), name(1), name(seed=1), name(train={"epochs": 3}), name(data={"batch": 8})}) == 5
+
+
+def test_a_fresh_member_stands_at_the_beginning(tmp_path: Path) -> None:
+    run = Run.begin(tmp_path, RECIPE, {})
+    assert run.all_progress() == [Progress(), Progress()]
+    assert Progress().position == (0, 0)
+    with pytest.raises(RunError, match=r"Member 1 of .* has no weights yet \(0 of 2 epochs done\)\. Run the same"):
+        run.weights(1)
+
+
+def test_progress_comes_back_and_only_what_it_names_stays(tmp_path: Path) -> None:
+    run = Run.begin(tmp_path, RECIPE, {})
+    old = Progress(epoch=1, step=2)
+    part = run.put_log(0, old, [{"loss": 0.5}, {"loss": 0.25}])
+    state = run.put_state(0, old, {"x": torch.ones(1)})
+    best = run.put_weights(0, {"w": torch.ones(2)}, epoch=1, best=True)
+    spare = run.put_weights(0, {"w": torch.ones(2)}, epoch=0, best=True)
+    run.put_state(0, Progress(epoch=1, step=1), {"x": torch.ones(1)})
+    progress = replace(old, states=((1, 2, state),), parts=(part,), weights=best, spare=spare, best=0.1, seconds=2.5)
+    run.commit(0, progress)
+    assert Run.open(tmp_path).progress(0) == progress
+    assert set(run.store.names("members/0")) == {part, state, best, spare, "members/0/progress.json"}
+    assert run.log(0) == [{"loss": 0.5}, {"loss": 0.25}]
+    assert torch.equal(run.weights(0)["w"], torch.ones(2))
+
+
+@pytest.mark.parametrize(
+    "content", ["[]", "{}", '{"states": [[1]], "parts": []}', '{"states": [], "parts": [], "new": 1}']
+)
+def test_progress_that_says_nothing_is_named(tmp_path: Path, content: str) -> None:
+    run = Run.begin(tmp_path, RECIPE, {})
+    run.store.put("members/1/progress.json", content.encode())
+    with pytest.raises(StorageError, match=r"members/1/progress\.json does not say where a member stands; restore it"):
+        run.progress(1)
+
+
+def test_progress_cannot_name_what_lies_outside(tmp_path: Path) -> None:
+    (tmp_path / "secret.safetensors").write_bytes(b"secret")
+    run = Run.begin(tmp_path / "run", RECIPE, {})
+    run.store.put_json(
+        "members/0/progress.json", asdict(Progress(weights="../secret.safetensors", parts=("/etc/passwd",)))
+    )
+    for read in (run.weights, run.log):
+        with pytest.raises(StorageError, match="does not name an object of this run"):
+            read(0)
+
+
+@pytest.mark.parametrize(("keep", "states"), [("none", 0), ("last", 1)])
+def test_resume_states_stay_only_if_they_are_wanted(tmp_path: Path, keep: str, states: int) -> None:
+    run = train(RECIPE.changed(run={"keep_resume": keep}), tmp_path)
+    for number in range(2):
+        assert len(run.progress(number).states) == states
+        assert len([n for n in run.store.names(f"members/{number}") if n.endswith(".pt")]) == states
+
+
+def test_what_the_machine_chose_is_part_of_the_recipe_as_trained(tmp_path: Path) -> None:
+    run = Run.begin(tmp_path, RECIPE.changed(train={"precision": "auto"}), {})
+    assert run.as_trained().train.precision == "auto"
+    run.with_about(chosen={"precision": "bf16", "memory_format": "channels_last", "tried": []})
+    found = Run.open(tmp_path)
+    assert found.recipe.train.precision == "auto"
+    assert (found.as_trained().train.precision, found.as_trained().train.memory_format) == ("bf16", "channels_last")
+
+
+def test_shared_weights_are_written_once(tmp_path: Path) -> None:
+    run = Run.begin(tmp_path, RECIPE, {})
+    assert run.shared() == {}
+    run.put_shared({})
+    assert not run.store.has("shared.safetensors")
+    run.put_shared({"trunk": torch.ones(2)})
+    run.put_shared({"trunk": torch.zeros(2)})
+    assert torch.equal(run.shared()["trunk"], torch.ones(2))
