@@ -12,7 +12,7 @@ import sys
 import tempfile
 
 import torch
-from common import close, flags
+from _common import close, flags
 
 import plateaux
 from plateaux.build import networks

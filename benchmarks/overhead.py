@@ -12,7 +12,7 @@ from contextlib import ExitStack
 
 import torch
 import torch.nn.functional as F
-from common import close, flags, interleaved, ratio
+from _common import close, flags, interleaved, ratio
 from torch import nn
 
 import plateaux

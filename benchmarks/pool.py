@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from common import close, flags, interleaved, ratio
+from _common import close, flags, interleaved, ratio
 
 import plateaux
 

@@ -14,7 +14,7 @@ import torch
 
 from plateaux.build import Given, data_of, executor_of
 from plateaux.exchange import Tell
-from plateaux.learning import feed_of, learners_of, split_of
+from plateaux.learning import feed_of, learners_of, on_device, split_of
 from plateaux.machine import device_named, settle_in
 from plateaux.recipe import Recipe
 from plateaux.step import Way, step
@@ -53,8 +53,8 @@ def fastest(tried: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _try(recipe: Recipe, given: Given, steps: int) -> tuple[float, float]:
     """Return the mean loss over some steps of the first member, and images a second over the later half of them."""
-    data = data_of(recipe, given)
     device = device_named(recipe.executor.devices[0] if recipe.executor.devices else None)
+    data = on_device(data_of(recipe, given), device)
     alone = recipe.changed(executor={"name": "local", "manner": "loop", "processes": 1})
     ids, _ = split_of(alone, data)
     feed = feed_of(alone, data, 0, shared=False, device=device, ids=ids)

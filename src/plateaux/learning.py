@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -66,8 +67,13 @@ def _learner(
     executor.prepare(module)
     module.to(device=device, memory_format=FORMATS[recipe.train.memory_format])  # type: ignore[call-overload]
     module.train()
+    method = method_of(recipe, number, given)
     if recipe.executor.manner == "vmap":
         _refuse_under_vmap(recipe, module)
+        if not getattr(method.objective.offer, "batched", True):
+            warnings.warn(
+                f"what members of {recipe.method.name!r} offer cannot be stacked: they are looped", stacklevel=2
+            )
     params: Tree = {n: p for n, p in module.named_parameters() if p.requires_grad and n not in shared}
     zeros = masks(module)
     buffers = {n: b for n, b in module.named_buffers() if n not in shared and n.removesuffix("_mask") not in zeros}
@@ -76,7 +82,7 @@ def _learner(
     return Learner(
         number=number,
         module=module,
-        method=method_of(recipe, number, given),
+        method=method,
         optimizer=optimizer,
         params=params,
         buffers=buffers,
@@ -108,9 +114,8 @@ def _refuse_under_vmap(recipe: Recipe, module: nn.Module) -> None:
 def feed_of(recipe: Recipe, data: Data, number: int, *, shared: bool, device: torch.device, ids: torch.Tensor) -> Feed:
     """Return how a member is fed: in an order of its own, or in the one all share."""
     part = recipe.data
-    source = data.train.to(device) if isinstance(data.train, Resident) and device.type != "cpu" else data.train
     return Feed(
-        source,
+        data.train,
         ids,
         batch=part.batch,
         key=key(recipe.seed, "feed", "shared" if shared else number),
@@ -124,6 +129,14 @@ def feed_of(recipe: Recipe, data: Data, number: int, *, shared: bool, device: to
         workers=part.workers,
         drop_last=part.drop_last,
     )
+
+
+def on_device(data: Data, device: torch.device) -> Data:
+    """Return the data with what is small enough to be held in memory moved to the device, once for all members."""
+    if device.type == "cpu":
+        return data
+    train, test = (s.to(device) if isinstance(s, Resident) else s for s in (data.train, data.test))  # cuda-only
+    return replace(data, train=train, test=test)  # cuda-only
 
 
 def split_of(recipe: Recipe, data: Data) -> tuple[torch.Tensor, torch.Tensor]:

@@ -36,9 +36,11 @@ def settle_in(*, processes: int = 1, threads: int | None = None) -> None:
     """Set the threads of this process, one of so many, and tell the allocator to keep what it has.
 
     Two processes of two threads each on two cores run many times slower than two of one thread, so the number is set
-    here and not left to chance.
+    here and not left to chance. OMP_NUM_THREADS may lower it: somebody else may need the other cores.
     """
-    torch.set_num_threads(threads or max(1, cores() // processes))
+    fair = max(1, cores() // processes)
+    limit = os.environ.get("OMP_NUM_THREADS", "")
+    torch.set_num_threads(threads or min(fair, int(limit) if limit.isdigit() and int(limit) else fair))
     _keep_memory()
 
 

@@ -67,12 +67,15 @@ class Run:
                 f"{root} is not a run folder: it has no run.json. `plateaux train RECIPE --out {root}` starts one"
             )
         about = store.get_json("run.json")
-        if about.get("format") != FORMAT:
+        given = about.get("format") if isinstance(about, dict) else None
+        if given != FORMAT:
             raise RunError(
-                f"{root} has format {about.get('format')!r}; this version of Plateaux reads format {FORMAT}. "
+                f"{root} has format {given!r}; this version of Plateaux reads format {FORMAT}. "
                 "Use the version that wrote it"
             )
-        return cls(store, Recipe.parse(store.get("recipe.toml").decode(), where=f"{root}/recipe.toml"), about)
+        return cls(
+            store, Recipe.parse(store.get("recipe.toml").decode(errors="replace"), where=f"{root}/recipe.toml"), about
+        )
 
     @classmethod
     def begin(cls, root: str | Path, recipe: Recipe, about: Mapping[str, Any]) -> Run:

@@ -19,6 +19,7 @@ from plateaux.choose import choose
 from plateaux.course import Course
 from plateaux.errors import PlateauxError, RecipeError, RunError
 from plateaux.exchange import Executor, Failure, Tell
+from plateaux.learning import on_device
 from plateaux.machine import device_named, settle_in
 from plateaux.plan import Job, plan
 from plateaux.recipe import Recipe
@@ -92,10 +93,9 @@ class Work:
                 for number in held:
                     locks.enter_context(run.lock(number))
                     run.store.sweep(f"members/{number}")
-            course = Course(
-                run, data_of(self.recipe, self.given), job, held, executor, device_named(device), self.given, tell
-            )
-            course.go()
+            place = device_named(device)
+            data = on_device(data_of(self.recipe, self.given), place)
+            Course(run, data, job, held, executor, place, self.given, tell).go()
 
 
 def _open(recipe: Recipe, out: str | Path, executor: Executor, given: Given, tell: Tell) -> Run:

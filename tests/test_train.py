@@ -1,0 +1,469 @@
+"""Training ends as it should, whatever happens on the way: divergence, a full disk, damage, signals, early ends."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from plateaux.build import Given, data_of
+from plateaux.errors import DataError, Diverged, RecipeError, RunError, StorageError, Stopped
+from plateaux.learning import split_of
+from plateaux.recipe import Recipe
+from plateaux.run import Run
+from plateaux.store import SCRATCH
+from plateaux.train import check, train
+
+CASES = Given(allow=("cases",))
+TEXT = """
+members = 2
+[data]
+name = "blobs"
+samples = 48
+test_samples = 12
+batch = 16
+[model]
+name = "mlp"
+hidden = [6]
+[optimizer]
+lr = 0.1
+[train]
+epochs = 4
+[executor]
+threads = 1
+[run]
+log_every = 1
+"""
+
+
+def recipe(*changes: str) -> Recipe:
+    return Recipe.parse(TEXT, changes)
+
+
+def weights(run: Run) -> list[bytes]:
+    return [run.store.get(f"members/{n}/weights.safetensors") for n in range(run.recipe.members)]
+
+
+def stop_after(epoch: int, number: signal.Signals = signal.SIGTERM) -> Callable[[Mapping[str, Any]], None]:
+    """Return a listener that asks the process to stop when the epoch is done."""
+
+    def hear(news: Mapping[str, Any]) -> None:
+        if news.get("done") == epoch:
+            os.kill(os.getpid(), number)
+
+    return hear
+
+
+def interrupted(what: Recipe, out: Path, *, epoch: int = 2, given: Given = CASES) -> Run:
+    """Train with a stop on the way."""
+    with pytest.raises(Stopped):
+        train(what, out, given=given, tell=stop_after(epoch))
+    return train(what, out, given=given)
+
+
+OPTIMIZERS = [
+    'optimizer={name="SGD", lr=0.1, momentum=0.9, nesterov=true}',
+    'optimizer={name="Adam", lr=0.01, amsgrad=true}',
+    'optimizer={name="AdamW", lr=0.01, weight_decay=0.1, betas=[0.8, 0.9]}',
+    'optimizer={name="RMSprop", lr=0.01, momentum=0.5, centered=true}',
+    'optimizer={name="Adagrad", lr=0.1}',
+    'optimizer={name="NAdam", lr=0.01}',
+    'optimizer={name="Rprop", lr=0.01}',
+    'optimizer={name="ASGD", lr=0.01}',
+    'optimizer={name="Adadelta", lr=1.0}',
+    'optimizer={name="Adamax", lr=0.01}',
+    'optimizer={name="RAdam", lr=0.01}',
+    'optimizer={name="SGD", lr=[0.1, 0.2], momentum=0.9, clip=0.5, decay="weights", weight_decay=0.1}',
+]
+SCHEDULES = [
+    'schedule=[{name="cosine", per="step"}]',
+    'schedule=[{name="multistep", milestones=[1, 3]}]',
+    'schedule=[{name="linear", epochs=1.5, start_factor=0.1, per="step"}, {name="cosine", per="step"}]',
+    'schedule=[{name="OneCycleLR", per="step", max_lr=0.3, total_steps=13}]',
+    'schedule=[{name="CosineAnnealingWarmRestarts", T_0=1, T_mult=2}]',
+    'schedule=[{name="exponential", gamma=0.5}]',
+    'schedule=[{name="CyclicLR", base_lr=0.01, max_lr=0.1, per="step", step_size_up=2}]',
+]
+MORE = [
+    "method.name=gsam",
+    "train.precision=bf16",
+    "train.precision=fp64",
+    "executor.manner=vmap",
+    "executor.manner=parked",
+    "data.order=shared",
+    "optimizer.accumulate=3",
+    "model.sparsity=0.5",
+    'model={name="cases:dropping", width=6}',
+    'method={name="cases:apart", rho=0.1}',
+]
+
+
+@pytest.mark.parametrize("change", [*OPTIMIZERS, *SCHEDULES, *MORE])
+def test_stopped_and_resumed_is_uninterrupted(tmp_path: Path, change: str) -> None:
+    what = recipe("optimizer.momentum=0.9", change)
+    whole = train(what, tmp_path / "whole", given=CASES)
+    again = interrupted(what, tmp_path / "again")
+    assert weights(again) == weights(whole)
+    assert [again.log(n) for n in range(2)] == [whole.log(n) for n in range(2)]
+
+
+def test_the_interruption_of_these_tests_is_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
+    with pytest.raises(Stopped, match=r"Stopped at epoch 2, step 1, with a checkpoint\. Run the same command again to"):
+        train(recipe("optimizer.momentum=0.9"), tmp_path, tell=stop_after(2))
+    assert [p.position for p in Run.open(tmp_path).all_progress()] == [(2, 1)] * 2
+
+
+def test_an_epoch_of_one_step_can_be_stopped(tmp_path: Path) -> None:
+    what = recipe("data.batch=48", "train.epochs=30", "run.checkpoint_epochs=1000")
+    with pytest.raises(Stopped, match="Stopped at epoch 2, step 0, with a checkpoint"):
+        train(what, tmp_path / "again", tell=stop_after(2))
+    assert [p.position for p in Run.open(tmp_path / "again").all_progress()] == [(2, 0)] * 2
+    assert weights(train(what, tmp_path / "again")) == weights(train(what, tmp_path / "whole"))
+
+
+def test_epochs_of_one_step_are_checkpointed_by_the_clock_too(tmp_path: Path) -> None:
+    what = recipe("data.batch=48", "run.checkpoint_epochs=1000", "run.checkpoint_minutes=1e-9", "train.epochs=3")
+    assert len(train(what, tmp_path).progress(0).parts) == 3
+
+
+def test_a_stop_in_the_last_epoch_lets_no_other_job_begin(tmp_path: Path) -> None:
+    what = recipe("executor.manner=parked", "train.epochs=2")
+    with pytest.raises(Stopped, match="Run the same command again for what is missing"):
+        train(what, tmp_path, tell=stop_after(2))
+    assert [p.finished for p in Run.open(tmp_path).all_progress()] == [True, False]
+    assert [p.finished for p in train(what, tmp_path).all_progress()] == [True, True]
+
+
+def test_signal_handlers_are_put_back(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    train(recipe("train.epochs=1"), tmp_path)
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+@pytest.mark.parametrize("manner", ["loop", "parked", "vmap"])
+def test_a_member_that_diverges_is_named_and_the_others_go_on(tmp_path: Path, manner: str) -> None:
+    what = recipe("members=3", "optimizer.lr=[0.1, 1e30, 0.1]", f"executor.manner={manner}")
+    with pytest.raises(Diverged, match=r"The loss of member 1 is no number any more \(epoch 0, step \d\)") as told:
+        train(what, tmp_path / "run")
+    assert "Try a smaller optimizer.lr" in str(told.value)
+    run = Run.open(tmp_path / "run")
+    assert [p.finished for p in run.all_progress()] == [True, False, True]
+    calm = train(recipe("members=3", f"executor.manner={manner}"), tmp_path / "calm")
+    assert [weights(calm)[n] for n in (0, 2)] == [run.store.get(f"members/{n}/weights.safetensors") for n in (0, 2)]
+
+
+def test_divergence_leaves_the_checkpoint_before_it_loadable(tmp_path: Path) -> None:
+    # The learning rate explodes in the third epoch.
+    what = recipe("members=1", 'schedule=[{name="multistep", milestones=[2], gamma=1e30}]')
+    with pytest.raises(Diverged, match=r"\(epoch 2, step \d\); its checkpoint of epoch 2, step 0 is untouched"):
+        train(what, tmp_path)
+    run = Run.open(tmp_path)
+    assert run.progress(0).position == (2, 0)
+    state = run.store.get_state(run.progress(0).states[-1][2])
+    assert all(torch.isfinite(tensor).all() for tensor in state["params"].values())
+    with pytest.raises(Diverged):
+        train(what, tmp_path)
+
+
+def test_weights_that_are_no_numbers_are_never_written(tmp_path: Path) -> None:
+    # One step in all: its loss is fine, and after it the weights are not.
+    what = recipe("members=1", "data.batch=48", "train.epochs=1", "optimizer.lr=1e30", "run.checkpoint_minutes=1e-9")
+    with pytest.raises(Diverged, match="it has no checkpoint"):
+        train(what, tmp_path)
+    assert not Run.open(tmp_path).progress(0).finished
+    assert Run.open(tmp_path).store.names("members") == []
+
+
+def test_members_that_meet_diverge_together(tmp_path: Path) -> None:
+    what = recipe("optimizer.lr=[0.1, 1e30]", 'method={name="cases:apart"}')
+    with pytest.raises(Diverged, match="The loss of member"):
+        train(what, tmp_path, given=CASES)
+    assert [p.finished for p in Run.open(tmp_path).all_progress()] == [False, False]
+
+
+@pytest.mark.parametrize("call", [5, 11, 17, 23])
+def test_a_full_disk_is_one_message_and_the_run_goes_on_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int
+) -> None:
+    real, calls = os.fsync, []
+
+    def full(handle: int) -> None:
+        calls.append(handle)
+        if len(calls) >= call:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(
+        StorageError, match="The disk is full: could not write .*Free some space and run the same command"
+    ):
+        train(recipe(), tmp_path / "again")
+    monkeypatch.setattr(os, "fsync", real)
+    for progress in Run.open(tmp_path / "again").all_progress():
+        for *_, name in progress.states:
+            Run.open(tmp_path / "again").store.get_state(name)
+    assert weights(train(recipe(), tmp_path / "again")) == weights(train(recipe(), tmp_path / "whole"))
+
+
+def test_a_damaged_checkpoint_is_named_and_its_folder_may_be_deleted(tmp_path: Path) -> None:
+    with pytest.raises(Stopped):
+        train(recipe(), tmp_path / "again", tell=stop_after(2))
+    run = Run.open(tmp_path / "again")
+    name = run.progress(1).states[-1][2]
+    run.store.put(name, run.store.get(name)[:100])
+    with pytest.raises(
+        StorageError, match=r"members/1/resume-2-1\.pt is damaged.*delete its folder to train that member"
+    ):
+        train(recipe(), tmp_path / "again")
+    for name in run.store.names("members/1"):
+        run.store.delete(name)
+    assert weights(train(recipe(), tmp_path / "again")) == weights(train(recipe(), tmp_path / "whole"))
+
+
+def test_a_checkpoint_that_is_gone_is_named(tmp_path: Path) -> None:
+    with pytest.raises(Stopped):
+        train(recipe(), tmp_path, tell=stop_after(1))
+    run = Run.open(tmp_path)
+    run.store.delete(run.progress(0).states[-1][2])
+    with pytest.raises(StorageError, match=r"Cannot read .*resume-1-1\.pt: No such file"):
+        train(recipe(), tmp_path)
+
+
+def test_a_member_in_other_hands_is_left_alone_and_the_others_are_trained(tmp_path: Path) -> None:
+    what = recipe("executor.manner=parked")
+    run = Run.begin(tmp_path, what, {})
+    with run.lock(0), pytest.raises(RunError, match="members/0 is in the hands of another process"):
+        train(what, tmp_path)
+    assert [p.finished for p in Run.open(tmp_path).all_progress()] == [False, True]
+
+
+def test_several_failures_are_told_together(tmp_path: Path) -> None:
+    what = recipe("executor.manner=parked", "optimizer.lr=1e30")
+    with pytest.raises(RunError) as told:
+        train(what, tmp_path)
+    first, *lines = str(told.value).splitlines()
+    assert first == "Some jobs failed; the others went on. Run the same command again for what is missing:"
+    assert [line.split(":")[0].strip() for line in lines] == [
+        "train member 0 from epoch 0 to epoch 4",
+        "train member 1 from epoch 0 to epoch 4",
+    ]
+
+
+def test_parked_members_that_meet_are_awake_when_their_weights_are_written(tmp_path: Path) -> None:
+    what = recipe('method={name="cases:apart"}', "optimizer.momentum=0.9")
+    loop = train(what, tmp_path / "loop", given=CASES)
+    parked = train(what.changed(executor={"manner": "parked"}), tmp_path / "parked", given=CASES)
+    assert weights(parked) == weights(loop)
+    assert not list((tmp_path / "parked").glob(f"{SCRATCH}*"))
+
+
+def test_members_that_meet_never_fall_back_further_than_one_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from plateaux.plan import plan
+
+    what = recipe('method={name="cases:apart"}', "optimizer.momentum=0.9")
+    whole = train(what, tmp_path / "whole", given=CASES)
+    real, commits = Run.commit, 0
+
+    def commit(run: Run, number: int, progress: Any) -> None:
+        nonlocal commits
+        commits += 1
+        if commits == 4:  # of two members: after the first one's second checkpoint
+            raise KeyboardInterrupt
+        real(run, number, progress)
+
+    monkeypatch.setattr(Run, "commit", commit)
+    starts = []
+    for _ in range(3):
+        with pytest.raises(KeyboardInterrupt):
+            train(what, tmp_path / "again", given=CASES)
+        starts += [job.start for job in plan(what, Run.open(tmp_path / "again").all_progress(), joint=True)]
+        commits = 2  # so that the next one is cut at its first checkpoint, between its members
+    assert starts == [(1, 0)] * 3
+    monkeypatch.setattr(Run, "commit", real)
+    assert weights(train(what, tmp_path / "again", given=CASES)) == weights(whole)
+
+
+# Validation: which samples, which weights, and when to end.
+
+
+@pytest.mark.parametrize("share", ["0.25", "7"])
+def test_no_validation_sample_is_ever_trained_on(tmp_path: Path, share: str) -> None:
+    what = recipe(f"data.validation={share}", "train.epochs=2")
+    data = data_of(what)
+    train_ids, valid_ids = split_of(what, data)
+    assert len(valid_ids) == (12 if share == "0.25" else 7)
+    assert sorted([*train_ids.tolist(), *valid_ids.tolist()]) == list(range(48))
+    seen: set[int] = set()
+    seen_data = watching(data, seen)
+    train(what, tmp_path, given=Given(data=seen_data))
+    assert set(train_ids.tolist()) <= seen
+    trained = {i for kind, i in TOUCHED if kind == "train"}
+    assert trained == set(train_ids.tolist())
+    assert trained.isdisjoint(valid_ids.tolist())
+
+
+TOUCHED: set[tuple[str, int]] = set()
+
+
+def watching(data: Any, seen: set[int]) -> Any:
+    """Return the data with its training source watched: who reads while gradients are on is training."""
+    from dataclasses import replace
+
+    from plateaux.samples import Resident
+
+    class Watched(Resident):
+        def fetch(self, ids: torch.Tensor) -> Any:
+            kind = "train" if torch.is_grad_enabled() else "validation"
+            TOUCHED.update((kind, int(i)) for i in ids)
+            seen.update(ids.tolist())
+            return super().fetch(ids)
+
+    TOUCHED.clear()
+    return replace(data, train=Watched(data.train.x, data.train.y))
+
+
+def test_the_best_weights_are_kept_and_say_which_they_are(tmp_path: Path) -> None:
+    from safetensors import safe_open
+
+    from plateaux.evaluate import evaluate
+
+    # Far too fast: accuracy goes up and down.
+    what = recipe("data.validation=16", "train.keep=best:nll", "train.epochs=8", "optimizer.lr=3.0")
+    run = train(what, tmp_path)
+    (found,) = evaluate(tmp_path, on="validation", measures=["nll"])
+    for number in range(2):
+        lines = [line for line in run.log(number) if "validation nll" in line]
+        assert len(lines) == 8
+        best = min(lines, key=lambda line: line["validation nll"])
+        progress = run.progress(number)
+        assert (progress.best_epoch, progress.best) == (best["epoch"], best["validation nll"])
+        assert progress.weights_from == f"epoch {best['epoch']}, the best nll on validation samples"
+        assert found.rows[f"member {number}"].number == pytest.approx(best["validation nll"], rel=1e-6)
+        with safe_open(tmp_path / f"members/{number}/weights.safetensors", framework="pt") as file:
+            assert file.metadata()["epoch"] == str(best["epoch"])
+    assert any(run.progress(n).best_epoch != 8 for n in range(2))
+
+
+def test_the_last_weights_say_so(tmp_path: Path) -> None:
+    assert train(recipe(), tmp_path).progress(1).weights_from == "epoch 4, the last"
+
+
+def test_patience_ends_a_member_early_and_says_why(tmp_path: Path) -> None:
+    # lr = 0 is never better than its first validation.
+    what = recipe("data.validation=16", "train.patience=2", "train.epochs=9", "optimizer.lr=[0.0, 0.05]")
+    run = train(what, tmp_path)
+    still, moving = run.all_progress()
+    assert (still.epoch, still.why, still.finished) == (3, "no better for 2 validations", True)
+    assert still.weights_from == "epoch 3, the last"
+    assert moving.epoch > 3
+    assert train(what, tmp_path).all_progress() == [still, moving]
+
+
+def test_validation_every_few_epochs(tmp_path: Path) -> None:
+    run = train(recipe("data.validation=16", "train.validate_every=2", "train.epochs=5"), tmp_path)
+    assert [line["epoch"] for line in run.log(0) if "validation nll" in line] == [2, 4]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (["train.keep=best:accuracy"], "needs samples to choose on; set data.validation"),
+        (["train.patience=2"], "needs samples to judge by; set data.validation"),
+        (
+            ["train.keep=best:acuracy", "data.validation=0.1"],
+            "There is no measure called 'acuracy'; did you mean 'accuracy'",
+        ),
+        (["optimizer.lr=[0.1, 0.2, 0.3]"], "optimizer.lr lists 3 values, but the ensemble has 2 members"),
+        (["optimizer.name=SDG"], "no optimiser 'SDG'"),
+        (["method.name=sma"], "There is no method called 'sma'; did you mean"),
+        (["model.hiden=[3]"], "has no key 'hiden'; did you mean 'hidden'"),
+        (['schedule=[{name="cosine", per="step"}, {name="linear"}]'], "schedule"),
+        (["loss.name=mse"], "regression"),
+    ],
+)
+def test_what_cannot_be_carried_out_is_refused_before_anything_is_written(
+    tmp_path: Path, changes: list[str], words: str
+) -> None:
+    with pytest.raises(RecipeError, match=words.replace(".", r"\.")):
+        train(recipe(*changes), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_check_says_whether_members_meet() -> None:
+    assert check(recipe()) is False
+    assert check(recipe('method={name="cases:apart"}'), CASES) is True
+
+
+def test_missing_data_are_told_before_anything_is_written(tmp_path: Path) -> None:
+    what = recipe(f'data={{name="arrays", path="none.npz", root="{tmp_path}"}}')
+    with pytest.raises(DataError, match="was not found"):
+        train(what, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+# Logs.
+
+
+def test_the_log_does_not_depend_on_when_checkpoints_are_written(tmp_path: Path) -> None:
+    often = train(recipe("run.checkpoint_minutes=1e-9", "run.log_every=2", "optimizer.lr=0.3"), tmp_path / "often")
+    never = train(recipe("run.checkpoint_epochs=4", "run.log_every=2", "optimizer.lr=0.3"), tmp_path / "never")
+    assert len(often.progress(0).parts) == 12
+    assert len(never.progress(0).parts) == 1
+    assert often.log(0) == never.log(0)
+    assert [line["step"] for line in often.log(0) if "step" in line] == [2, 3] * 4
+    assert weights(often) == weights(never)
+
+
+def test_curves_appear_for_tensorboard_when_asked(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run = train(recipe("run.tensorboard=true", "data.validation=16"), tmp_path)
+    for number in range(2):
+        events = EventAccumulator(str(tmp_path / f"tensorboard/{number}")).Reload()
+        assert set(events.Tags()["scalars"]) == {
+            "train/loss",
+            "train/accuracy",
+            "validation/accuracy",
+            "validation/nll",
+        }
+        drawn = [event.value for event in events.Scalars("train/loss")]
+        logged = [line["train loss"] for line in run.log(number) if "train loss" in line]
+        assert drawn == pytest.approx(logged, rel=1e-6)
+    train(recipe(), tmp_path / "plain")
+    assert not (tmp_path / "plain/tensorboard").exists()
+
+
+def test_without_tensorboard_a_sentence_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    for name in [*sys.modules]:
+        if name.startswith(("tensorboard", "torch.utils.tensorboard")):
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    with pytest.raises(RecipeError, match=r'needs TensorBoard: pip install "plateaux\[track\]", or leave it out'):
+        train(recipe("run.tensorboard=true"), tmp_path)
+
+
+@pytest.mark.usefixtures("untouched_randomness")
+def test_training_draws_from_no_global_generator(tmp_path: Path) -> None:
+    train(recipe("method.name=sam", "data.validation=8"), tmp_path)
+
+
+def test_deterministic_sets_the_flag_for_the_time_of_training(tmp_path: Path) -> None:
+    seen = []
+    train(
+        recipe("train.deterministic=true"),
+        tmp_path,
+        tell=lambda _: seen.append(torch.are_deterministic_algorithms_enabled()),
+    )
+    assert seen
+    assert all(seen)
+    assert not torch.are_deterministic_algorithms_enabled()
