@@ -6,8 +6,8 @@ Add a row here rather than a fixture. Names that begin with `cases:` are reached
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from plateaux import registry
-from plateaux.build import Given
+from plateaux.build import Given, data_of, network
 from plateaux.exchange import Method, Objective, Settle
+from plateaux.executors.local import Local
 from plateaux.recipe import Recipe
 from plateaux.run import Run
 from plateaux.samples import Data, Resident
+from plateaux.step import Learner, Tally, step
+from plateaux.step import Way as StepWay
 from plateaux.train import train
 from plateaux.types import Batch, Tree
 from plateaux.updates import climb
@@ -120,14 +123,16 @@ def dropping(*, shape: tuple[int, ...], classes: int, width: int = 6) -> nn.Modu
     return nn.Sequential(nn.Linear(shape[0], width), nn.ReLU(), nn.Dropout(0.5), nn.Linear(width, classes))
 
 
-def bent(*, shape: tuple[int, ...], classes: int, width: int = 6) -> nn.Module:
-    """A perceptron with weights of the same shapes as the table's `mlp`, but another function of them."""
-    return nn.Sequential(nn.Flatten(), nn.Linear(shape[0], width), nn.Tanh(), nn.Linear(width, classes))
+def bent(*, shape: tuple[int, ...], classes: int) -> nn.Module:
+    """A perceptron whose weights have the names and shapes of `mlp`'s, but are used otherwise."""
+    layers = [nn.Linear(shape[0], 64), nn.Tanh(), nn.Linear(64, 64), nn.Sigmoid(), nn.Linear(64, classes)]
+    return nn.Sequential(nn.Flatten(), *layers)
 
 
 def recipe(
     method: str = "deep_ensemble",
     net: str = "mlp",
+    /,
     *,
     precision: str = "fp32",
     members: int = 3,
@@ -177,22 +182,34 @@ def _apart(a: Tree, b: Tree) -> float:
     return 0.0 if same else max(widest, 5e-324)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Corner:
-    """One member's problem without a run: a network, its samples, and the loss."""
+    """One member's problem without a run: a network and a batch of its data."""
 
     module: nn.Module
     batch: Batch
-    losses: list[float] = field(default_factory=list)
 
 
 def corner(net: str = "mlp", *, dtype: torch.dtype = torch.float64, size: int = 8, seed: int = 0) -> Corner:
     """Return a network of the table with a batch of its data."""
-    from plateaux.build import data_of, network
-
-    row = recipe(net=net, samples=size, batch=size, precision="fp64" if dtype == torch.float64 else "fp32")
+    row = recipe("deep_ensemble", net, samples=size, batch=size, precision="fp64" if dtype == torch.float64 else "fp32")
     data = data_of(row, GIVEN)
-    module = network(row, data, seed, GIVEN).train()
     x, y = data.train.fetch(torch.arange(size))
     assert isinstance(x, Tensor)
-    return Corner(module, Batch(x.to(dtype), y, torch.arange(size), key=seed))
+    return Corner(network(row, data, seed, GIVEN).train(), Batch(x.to(dtype), y, torch.arange(size), key=seed))
+
+
+def learner(module: nn.Module, method: Method, *, number: int = 0, lr: float = 0.1, **options: Any) -> Learner:
+    """Return a member in training by SGD: `options` are the optimiser's, and `clip`, `masks` and `scaler`."""
+    params = dict(module.named_parameters())
+    own = {name: options.pop(name) for name in ("clip", "masks", "scaler") if name in options}
+    optimizer = torch.optim.SGD(params.values(), lr=lr, **options)
+    return Learner(number, module, method, optimizer, params, dict(module.named_buffers()), lr, kind="one", **own)
+
+
+LOOP = Local("loop", 1, (), "error")
+
+
+def steps(member: Learner, batches: Sequence[Batch], **way: Any) -> list[Tally]:
+    """Take a member through batches in the plain loop."""
+    return [step(LOOP, [member], [batch], StepWay(**way))[0] for batch in batches]

@@ -53,18 +53,19 @@ def weights(run: Run) -> list[bytes]:
 
 def work(job: str, tell: Callable[[Mapping[str, Any]], None], *, device: str | None = None, processes: int = 1) -> None:
     """Do what the job says."""
-    tell({"job": job, "device": device, "processes": processes, "pid": os.getpid()})
+    if job == "long":
+        with stop_sign() as asked:
+            tell({"job": job})
+            while not asked.is_set():
+                time.sleep(0.01)
+        raise Stopped("Stopped at epoch 1")
+    tell({"job": job, "device": device, "processes": processes, "start": multiprocessing.get_start_method()})
     if job == "die":
         os.kill(os.getpid(), signal.SIGKILL)
     if job == "raise":
         raise RuntimeError("something unforeseen")
     if job == "diverge":
         raise Diverged("The loss of member 7 is no number any more")
-    if job == "long":
-        with stop_sign() as asked:
-            while not asked.is_set():
-                time.sleep(0.01)
-        raise Stopped("Stopped at epoch 1")
 
 
 def test_a_job_that_raises_or_dies_stops_no_other() -> None:
@@ -74,6 +75,8 @@ def test_a_job_that_raises_or_dies_stops_no_other() -> None:
     assert sorted(each["job"] for each in news) == sorted(jobs)
     assert {each["processes"] for each in news} == {2}
     assert {each["device"] for each in news} == {"cpu", "cpu:0"}
+    # A loader's workers start as they do without a pool, and not by importing torch again.
+    assert {each["start"] for each in news} == {multiprocessing.get_start_method()}
     found = {failure.job: failure for failure in failures}
     assert set(found) == {"raise", "die", "diverge"}
     assert [found[job].died for job in ("raise", "die", "diverge")] == [False, True, False]

@@ -219,7 +219,7 @@ def test_a_hostile_state_is_refused_and_not_executed(store: Store, tmp_path: Pat
     trace, file = tmp_path / "executed", store.root / "s.pt"
     store.root.mkdir()
     if write == "pickle":
-        file.write_bytes(pickle.dumps({"params": Hostile(trace)}))
+        file.write_bytes(pickle.dumps({"params": Hostile(trace)}, protocol=2))
     else:
         torch.save({"params": Hostile(trace)}, file, _use_new_zipfile_serialization=write == "torch")
     with pytest.raises(

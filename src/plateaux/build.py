@@ -161,6 +161,8 @@ def optimizer_of(recipe: Recipe, number: int, params: Tree) -> torch.optim.Optim
         "lr": own("optimizer.lr", part.lr, number, recipe.members),
         "weight_decay": own("optimizer.weight_decay", part.weight_decay, number, recipe.members),
     }
+    if not accepts(factory, "weight_decay") and scalars.pop("weight_decay"):
+        raise RecipeError(f"{part.name} has no weight_decay; leave it out, or choose another optimizer.name")
     chosen = pick(factory, part.options, number, recipe.members)
     _known_keys("optimizer", factory, chosen, type(part).model_fields)
     decayed = [p for p in params.values() if part.decay == "all" or p.ndim > 1]

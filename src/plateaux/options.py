@@ -71,9 +71,10 @@ def fields(factory: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
 class WrongKey(RecipeError):
     """A key or value of a section is wrong; knows which, so that a file's line can be named."""
 
-    def __init__(self, section: str, name: str, message: str) -> None:
+    def __init__(self, section: str, name: str, message: str, *, nth: int = 0) -> None:
         super().__init__(message)
         self.section, self.name = section, name
+        self.nth = nth  # which of several sections of that name
 
 
 def _own(name: str, value: Any, known: tuple[Any, Any] | None, number: int, members: int) -> Any:
@@ -89,13 +90,13 @@ def _own(name: str, value: Any, known: tuple[Any, Any] | None, number: int, memb
 class Section(BaseModel):
     """A part of a recipe: frozen, and strict about its keys."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class OpenSection(BaseModel):
     """A part of a recipe that names a plug-in: further keys are the plug-in's options."""
 
-    model_config = ConfigDict(frozen=True, extra="allow")
+    model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False)
 
     @property
     def options(self) -> dict[str, Any]:

@@ -90,9 +90,8 @@ def _listen(slot: _Slot, tell: Tell, failures: list[Failure], stopped: Sign) -> 
         kind, content = slot.line.recv()
     except (EOFError, OSError):
         slot.worker.join()
-        if not stopped.is_set():  # told to stop before it had begun, it just ends
-            problem = PlateauxError(f"The process of {slot.job} died (exit code {slot.worker.exitcode})")
-            failures.append(Failure(slot.job, problem, died=True))
+        problem = PlateauxError(f"The process of {slot.job} died (exit code {slot.worker.exitcode})")
+        failures.append(Failure(slot.job, problem, died=True))
         slot.worker, slot.line, slot.job = None, None, None
         return
     if kind == "news":

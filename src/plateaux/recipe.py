@@ -149,7 +149,7 @@ class Recipe(Section):
         """Read TOML text; a wrong key names the nearest right one and its line."""
         try:
             tree = tomlkit.parse(text).unwrap()
-        except tomlkit.exceptions.ParseError as problem:
+        except tomlkit.exceptions.TOMLKitError as problem:
             raise RecipeError(f"{where}: {problem}") from None
         for change in changes:
             _change(tree, change)
@@ -210,7 +210,7 @@ def difference(old: Mapping[str, Any], new: Mapping[str, Any], at: str = "") -> 
 
 def located(problem: WrongKey, text: str, where: str) -> RecipeError:
     """Return the problem with the file and line it is about."""
-    line = _line_of(text, problem.section, problem.name)
+    line = _line_of(text, problem.section, problem.name, problem.nth)
     return RecipeError(f"{where}{f', line {line}' if line else ''}: {problem}")
 
 
@@ -229,13 +229,14 @@ def _change(tree: dict[str, Any], change: str) -> None:
             raise RecipeError(f"--set {change!r}: {section} is not a section")
     try:
         tree[last] = tomlkit.parse(f"value = {value.strip()}").unwrap()["value"]
-    except tomlkit.exceptions.ParseError:
+    except tomlkit.exceptions.TOMLKitError:
         tree[last] = value.strip()  # a bare word is a string
 
 
 def _explain(cls: type[Section], problem: ValidationError) -> WrongKey:
     first = problem.errors()[0]
-    place = [str(part) for part in first["loc"]]
+    place = [part for part in first["loc"] if isinstance(part, str)]
+    nth = next((part for part in first["loc"][1:2] if isinstance(part, int)), 0)
     section, name = (place[0], place[1]) if len(place) > 1 else ("", place[0] if place else "")
     head = f"[{section}] " if section else ""
     if first["type"] == "extra_forbidden":
@@ -247,19 +248,20 @@ def _explain(cls: type[Section], problem: ValidationError) -> WrongKey:
             f"{head}has no key {name!r}; {nearest(name, known)}".replace("has", "The recipe has", not section),
         )
     if first["type"] == "missing":
-        return WrongKey(
-            section, name, f"{head or 'The recipe '}lacks {name!r}: every recipe names its data and its model"
-        )
-    return WrongKey(section, name, f"{head}{name} = {first['input']!r}: {first['msg']}")
+        why = ": every recipe names its data and its model" if name in ("data", "model") else ""
+        return WrongKey(section, name, f"{head or 'The recipe '}lacks {name!r}{why}", nth=nth)
+    return WrongKey(section, name, f"{head}{name} = {first['input']!r}: {first['msg']}", nth=nth)
 
 
-def _line_of(text: str, section: str, name: str) -> int | None:
-    at, fallback = "", None
+def _line_of(text: str, section: str, name: str, nth: int = 0) -> int | None:
+    at, fallback, met = "", None, 0
     for number, line in enumerate(text.splitlines(), 1):
         bare = line.strip()
         if bare.startswith("["):
             at = bare.strip("[] ").split("#")[0].strip("[] ")
-            fallback = number if at == section else fallback
-        elif at == section and bare.split("=")[0].strip().strip("\"'") == name:
+            met += at == section
+            if (at == section and met == nth + 1) or (not section and at == name):
+                fallback = number
+        elif at == section and met in (0, nth + 1) and bare.split("=")[0].strip().strip("\"'") == name:
             return number
     return fallback

@@ -91,7 +91,7 @@ class Run:
                     + "\nChoose another --out, or put the recipe back"
                 )
             other = difference(old.about.get("data", {}), about.get("data", {}))
-            if other:
+            if other and "data" in old.about:
                 raise RunError(
                     f"{root} was trained on other data. What differs (there -> here):\n  "
                     + "\n  ".join(other)

@@ -77,6 +77,7 @@ class Learner:
             self.optimizer.step()
         if self.scaler is not None:
             self.scaler.heed(sound)
+            self.optimizer._opt_called = True  # type: ignore[attr-defined]  # to a schedule a skipped step is a step
         for name, mask in self.masks.items():
             self.params[name].mul_(mask)
         self.optimizer.zero_grad(set_to_none=True)

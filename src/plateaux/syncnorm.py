@@ -12,12 +12,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from plateaux.errors import RecipeError
+
 
 def synchronise(module: nn.Module, group: Any) -> None:
     """Turn every BatchNorm of a network, in place, into one that normalises over the group's whole batch."""
-    for child in module.modules():
+    for name, child in module.named_modules():
         if isinstance(child, _BatchNorm):
-            child.__class__ = SyncedBatchNorm
+            child.__class__ = _synced_kind(name, child)
             child.group = group
 
 
@@ -62,6 +64,28 @@ class SyncedBatchNorm(_BatchNorm):
 def _add_up(x: Tensor, group: Any) -> Tensor:
     total: Tensor = _AddUp.apply(x, group)  # type: ignore[no-untyped-call]
     return total
+
+
+class _SyncedThenActive(SyncedBatchNorm):
+    """timm's BatchNorm with dropout and activation in one layer."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = super().forward(x)
+        for layer in (self.drop, self.act):
+            assert isinstance(layer, nn.Module)
+            out = layer(out)
+        return out
+
+
+def _synced_kind(name: str, layer: _BatchNorm) -> type[SyncedBatchNorm]:
+    if type(layer).forward is _BatchNorm.forward or isinstance(layer, nn.SyncBatchNorm | SyncedBatchNorm):
+        return _SyncedThenActive if isinstance(layer, _SyncedThenActive) else SyncedBatchNorm
+    if isinstance(getattr(layer, "act", None), nn.Module) and isinstance(getattr(layer, "drop", None), nn.Module):
+        return _SyncedThenActive
+    raise RecipeError(
+        f"Layer {name!r} is a BatchNorm of its own kind ({type(layer).__name__}), which cannot be made to share its "
+        'statistics over a data axis; set executor.batchnorm = "local", or executor.data = 1'
+    )
 
 
 class _AddUp(torch.autograd.Function):

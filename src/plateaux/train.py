@@ -16,7 +16,7 @@ from pathlib import Path
 
 from plateaux.build import NOTHING_GIVEN, Given, check_names, data_of, executor_of, method_of
 from plateaux.choose import choose
-from plateaux.course import Course
+from plateaux.course import Course, validation_measures
 from plateaux.errors import PlateauxError, RecipeError, RunError
 from plateaux.exchange import Executor, Failure, Tell
 from plateaux.learning import on_device
@@ -69,6 +69,7 @@ def check(recipe: Recipe, given: Given = NOTHING_GIVEN) -> bool:
         raise RecipeError(
             f"train.keep = {recipe.train.keep!r} needs samples to choose on; set data.validation, such as 0.1"
         )
+    validation_measures(recipe.train.keep)
     if recipe.train.patience is not None and not recipe.data.validation:
         raise RecipeError("train.patience needs samples to judge by; set data.validation, such as 0.1")
     return joint

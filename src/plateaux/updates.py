@@ -16,7 +16,7 @@ from plateaux import trees
 from plateaux.exchange import Ask, Moment, Update, plain
 from plateaux.types import Tree
 
-__all__ = ["Reach", "adaptive", "ball", "climb", "elementwise", "groups", "plain", "surrogate_gap"]
+__all__ = ["Reach", "adaptive", "asks_of", "ball", "climb", "elementwise", "groups", "plain", "surrogate_gap"]
 
 TINY = 1e-12  # keeps a zero gradient from dividing by zero
 
@@ -105,6 +105,20 @@ def surrogate_gap(rho: float, *, alpha: float, rho_min: float, lr_min: float = 0
         return trees.add(descent, across, times=-alpha)
 
     return update
+
+
+def asks_of(update: Update, size: int) -> int:
+    """Return how often an update asks for a gradient on a batch of `size`: for members that see each other, a law."""
+    nothing: Tree = {"weight": torch.zeros(1)}
+    walk = update(nothing, Moment(size, lr=1.0, peak_lr=1.0))
+    count = 0
+    try:
+        next(walk)
+        while True:
+            count += 1
+            walk.send(nothing)
+    except StopIteration:
+        return count
 
 
 def groups(size: int, m: int) -> list[tuple[slice, float]]:

@@ -1,0 +1,101 @@
+"""A run that was stopped at any step and carried on is the run that was never stopped, bit for bit."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cases import GIVEN, JOINT, METHODS, distance, recipe, weights
+from laws.conftest import Loop
+
+from plateaux import course
+from plateaux.errors import Stopped
+from plateaux.recipe import Recipe
+from plateaux.run import Run
+from plateaux.train import train
+
+
+def stop_after(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Send this process SIGTERM once so many steps are taken."""
+    real, left = course.step, [steps]
+
+    def counted(*args: Any, **options: Any) -> Any:
+        left[0] -= 1
+        if left[0] == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return real(*args, **options)
+
+    monkeypatch.setattr(course, "step", counted)
+
+
+def stopped_and_carried_on(row: Recipe, out: Path, steps: int) -> Run:
+    with pytest.MonkeyPatch.context() as patch:
+        stop_after(steps, patch)
+        with pytest.raises(Stopped):
+            train(row, out, given=GIVEN)
+    return train(row, out, given=GIVEN)
+
+
+@pytest.mark.parametrize("net", ["dropout", "conv_bn"])
+@pytest.mark.parametrize("method", METHODS)
+def test_stopped_by_a_signal_and_carried_on_changes_no_bit(method: str, net: str, loop: Loop, tmp_path: Path) -> None:
+    steps = {"dropout": 2, "conv_bn": 4}[net]  # within the first epoch, and within the second
+    run = stopped_and_carried_on(recipe(method, net), tmp_path / "run", steps)
+    assert distance(weights(run), loop(method, net)) == 0
+
+
+@pytest.mark.parametrize("manner", ["vmap", "parked"])
+@pytest.mark.parametrize("method", ["sam", *JOINT])
+def test_stopped_in_any_manner_and_carried_on_in_the_loop_changes_no_bit(
+    method: str, manner: str, loop: Loop, tmp_path: Path
+) -> None:
+    size = {"samples": 40, "batch": 16}
+    row = recipe(method, "wide", executor={"manner": manner}, **size)
+    with pytest.MonkeyPatch.context() as patch:
+        stop_after(2, patch)
+        with pytest.raises(Stopped):
+            train(row, tmp_path / "run", given=GIVEN)
+    run = train(recipe(method, "wide", **size), tmp_path / "run", given=GIVEN)
+    assert distance(weights(run), loop(method, "wide", **size)) == 0
+
+
+@pytest.mark.parametrize("method", ["gsam", "apart, climbing"])
+def test_a_checkpoint_after_every_step_changes_no_bit(method: str, loop: Loop, tmp_path: Path) -> None:
+    row = recipe(method, "dropout", run={"checkpoint_minutes": 1e-9, "checkpoint_epochs": 1})
+    assert distance(weights(train(row, tmp_path / "run", given=GIVEN)), loop(method, "dropout")) == 0
+
+
+def test_stopped_at_every_step_changes_no_bit(loop: Loop, tmp_path: Path) -> None:
+    row = recipe("sam", "dropout")
+    stops = 0
+    for _ in range(10):
+        with pytest.MonkeyPatch.context() as patch:
+            stop_after(1, patch)
+            try:
+                run = train(row, tmp_path / "run", given=GIVEN)
+                break
+            except Stopped:
+                stops += 1
+    assert stops >= 4
+    assert distance(weights(run), loop("sam", "dropout")) == 0
+
+
+def test_the_log_of_a_stopped_run_is_that_of_one_never_stopped(tmp_path: Path) -> None:
+    row = recipe("sam", "mlp", run={"log_every": 1, "checkpoint_epochs": 1})
+    whole = train(row, tmp_path / "whole", given=GIVEN)
+    parts = stopped_and_carried_on(row, tmp_path / "parts", 2)
+    assert [parts.log(number) for number in range(3)] == [whole.log(number) for number in range(3)]
+
+
+def test_losing_the_optimisers_state_would_be_seen(loop: Loop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from plateaux import learning
+
+    def forgetful(learner: Any, state: dict[str, Any]) -> None:
+        learning.restore(learner, {**state, "optimizer": learner.optimizer.state_dict()})
+
+    monkeypatch.setattr(course, "restore", forgetful)
+    run = stopped_and_carried_on(recipe("sam", "mlp"), tmp_path / "run", 2)
+    assert distance(weights(run), loop("sam", "mlp")) > 1e-6

@@ -1,0 +1,146 @@
+"""Settles are for any rows in any order, decide the same everywhere, and updates keep in step."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+from cases import GIVEN, JOINT, METHODS, OWN, corner, learner, recipe, steps
+from laws.meshes import mesh
+from torch import Tensor
+
+from plateaux.build import method_of
+from plateaux.errors import RecipeError
+from plateaux.exchange import Ask, Method, Moment, Objective
+from plateaux.executors.local import Local
+from plateaux.step import Way, step
+from plateaux.types import Batch, Tree
+
+
+def method(name: str, number: int = 0) -> Method:
+    return method_of(recipe(name), number, GIVEN)
+
+
+def table(rows: int, size: int = 5, seed: int = 0) -> tuple[Tensor, Batch]:
+    draw = torch.Generator().manual_seed(seed)
+    y = torch.randint(3, (size,), generator=draw)
+    batch = Batch(torch.zeros(size, 2), y, torch.arange(size), key=seed)
+    return torch.randn(rows, size, 3, generator=draw, dtype=torch.float64), batch
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 5])
+@pytest.mark.parametrize("name", METHODS)
+def test_a_settle_accepts_any_number_of_rows(name: str, rows: int) -> None:
+    losses = method(name).objective.settle(*table(rows))
+    assert losses.shape == (rows, 5)
+    assert losses.isfinite().all()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_settle_never_asks_which_members_its_rows_are(name: str) -> None:
+    rows, batch = table(4)
+    settle, order = method(name).objective.settle, torch.tensor([2, 0, 3, 1])
+    torch.testing.assert_close(settle(rows[order], batch), settle(rows, batch)[order], rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_a_row_that_sees_only_itself_is_the_same_in_any_company(name: str) -> None:
+    rows, batch = table(4)
+    settle = method(name).objective.settle
+    assert torch.equal(settle(rows[1:3], batch), settle(rows, batch)[1:3])
+
+
+@pytest.mark.parametrize("name", JOINT)
+def test_a_row_that_sees_others_depends_on_its_company(name: str) -> None:
+    rows, batch = table(4)
+    settle = method(name).objective.settle
+    assert not torch.allclose(settle(rows[1:3], batch), settle(rows, batch)[1:3])
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_settle_decides_the_same_given_table_batch_and_key(name: str) -> None:
+    torch.manual_seed(1)
+    first = method(name).objective.settle(*table(3))
+    torch.manual_seed(2)  # what the global generator holds must not matter
+    assert torch.equal(first, method(name).objective.settle(*table(3)))
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.usefixtures("untouched_randomness")
+def test_a_settle_draws_nothing_from_the_global_generator(name: str) -> None:
+    method(name).objective.settle(*table(3))
+
+
+@pytest.mark.parametrize("name", JOINT)
+def test_every_process_of_a_mesh_settles_the_same(name: str) -> None:
+    first, second = mesh(2).run("laws.test_one_and_all:settled_here", name)
+    assert torch.equal(first, second)
+
+
+def settled_here(name: str) -> Tensor:
+    """Gather rows of this process and the others', and settle them."""
+    from plateaux.executors.mesh import mesh as make
+
+    executor = make()
+    rows, batch = table(4)
+    mine = rows[executor.rows(4).start : executor.rows(4).stop]
+    gathered = executor.gather(mine)
+    assert torch.equal(gathered, rows)
+    return method(name).objective.settle(gathered, batch)
+
+
+def asked(update: Method, size: int, seed: int) -> list[Ask]:
+    """Return what an update asks for when every answer is drawn at random."""
+    draw = torch.Generator().manual_seed(seed)
+    params: Tree = {"weight": torch.randn(3, 2, generator=draw), "bias": torch.randn(2, generator=draw)}
+    walk = update.update(params, Moment(size, lr=0.1, peak_lr=0.1))
+    asks = [next(walk)]
+    try:
+        while True:
+            scale = 10.0 ** (len(asks) + seed)
+            asks.append(walk.send({n: scale * torch.randn(p.shape, generator=draw) for n, p in params.items()}))
+    except StopIteration:
+        return asks
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_an_update_asks_equally_often_whatever_it_hears(name: str) -> None:
+    counts = {len(asked(method(name), 7, seed)) for seed in range(4)}
+    assert len(counts) == 1
+
+
+@pytest.mark.parametrize("name", JOINT)
+def test_members_that_see_each_other_ask_equally_often(name: str) -> None:
+    asks = [asked(method(name, number), 7, number) for number in range(3)]
+    assert all(len(one) == len(other) for one, other in pairwise(asks))
+
+
+@pytest.mark.parametrize("manner", ["loop", "vmap"])
+def test_members_out_of_step_are_refused_with_a_sentence(manner: str) -> None:
+    row = recipe("apart", method={"rho": [0.1, 0.0, 0.1]})
+    learners = [
+        learner(corner(seed=number).module, method_of(row, number, GIVEN), number=number) for number in range(3)
+    ]
+    with pytest.raises(RecipeError, match="equally often"):
+        step(Local(manner, 1, (), "error"), learners, [corner().batch] * 3, Way())
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_sample_of_weight_zero_may_as_well_be_absent(accumulate: int) -> None:
+    weight = torch.tensor([1.0, 0, 1, 0, 1, 1, 1, 1], dtype=torch.float64)
+    found: list[Tree] = []
+
+    def weighted(params: Tree, moment: Moment):  # type: ignore[no-untyped-def]
+        found.append({name: each.clone() for name, each in (yield Ask(weight=weight)).items()})
+        return found[-1]
+
+    own = corner()
+    settle = method("deep_ensemble").objective.settle
+    member = learner(corner().module, Method(Objective(settle), weighted))
+    steps(member, [own.batch], accumulate=accumulate)
+    kept = weight.bool()
+    loss = torch.nn.functional.cross_entropy(own.module(own.batch.x[kept]), own.batch.y[kept], reduction="sum") / 8
+    truth = torch.autograd.grad(loss, list(own.module.parameters()))
+    for mine, other in zip(found[0].values(), truth, strict=True):
+        torch.testing.assert_close(mine, other, rtol=0, atol=1e-14)

@@ -1,0 +1,196 @@
+"""Measuring a run: the right samples, the right weights, and numbers that are kept where they belong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import accuracy_score, log_loss
+
+from plateaux.build import Given, data_of
+from plateaux.errors import NotAllowed, RunError, UnknownName
+from plateaux.evaluate import MEMBERS_MEAN, STANDARD, evaluate, load
+from plateaux.learning import split_of
+from plateaux.recipe import Recipe
+from plateaux.run import Run
+from plateaux.tables import MEAN_LOGIT, MEAN_PROBABILITY
+from plateaux.train import train
+
+CASES = Given(allow=("cases",))
+TEXT = """
+members = 3
+[data]
+name = "spirals"
+samples = 90
+test_samples = 300
+batch = 16
+validation = 30
+[model]
+name = "mlp"
+hidden = [16]
+[optimizer]
+lr = 0.3
+[train]
+epochs = 3
+[executor]
+threads = 1
+"""
+
+
+def recipe(*changes: str) -> Recipe:
+    return Recipe.parse(TEXT, changes)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("run")
+    train(recipe(), out)
+    return out
+
+
+def truth(run: Path, on: str) -> tuple[np.ndarray, np.ndarray]:
+    """Probabilities `[M, N, C]` and labels, by hand."""
+    data = data_of(recipe())
+    train_ids, valid_ids = split_of(recipe(), data)
+    source, ids = {
+        "test": (data.test, torch.arange(300)),
+        "train": (data.train, train_ids),
+        "validation": (data.train, valid_ids),
+    }[on]
+    x, y = source.fetch(ids)
+    return load(run).logits(x).softmax(-1).numpy(), y.numpy()
+
+
+@pytest.mark.parametrize("on", ["test", "train", "validation"])
+def test_numbers_are_those_of_the_stored_weights_on_those_samples(run: Path, on: str) -> None:
+    found = {each.measure: each for each in evaluate(run, on=on)}
+    p, y = truth(run, on)
+    assert list(found) == list(STANDARD)
+    rows = {f"member {n}": p[n] for n in range(3)} | {MEAN_PROBABILITY: p.mean(0)}
+    for name, row in rows.items():
+        assert found["accuracy"].rows[name].number == pytest.approx(accuracy_score(y, row.argmax(-1)))
+        assert found["nll"].rows[name].number == pytest.approx(log_loss(y, row), rel=1e-5)
+    assert found["accuracy"].data["samples"] == len(y)
+
+
+def test_rows_come_in_order_with_the_mean_of_the_members(run: Path) -> None:
+    (found,) = evaluate(run, measures=["nll"])
+    names = [f"member {n}" for n in range(3)]
+    assert list(found.rows) == [*names, MEMBERS_MEAN, MEAN_PROBABILITY, MEAN_LOGIT]
+    numbers = [found.rows[name].number for name in names]
+    assert found.rows[MEMBERS_MEAN].number == pytest.approx(np.mean(numbers))
+    assert found.rows[MEMBERS_MEAN].error == pytest.approx(np.std(numbers, ddof=1) / 3**0.5)
+    assert found.rows[MEAN_PROBABILITY].number <= np.mean(numbers)  # Jensen
+    assert found.rows[MEAN_LOGIT].number <= np.mean(numbers)
+
+
+def test_every_measurement_is_kept_as_one_object_that_says_what_it_is(run: Path) -> None:
+    (found,) = evaluate(run, measures=["brier"], on="validation")
+    kept = [json.loads(p.read_text()) for p in (run / "measures").glob("brier-*.json")]
+    assert found.to_dict() in kept
+    assert found.to_dict()["weights"] == {f"member {n}": "epoch 3, the last" for n in range(3)}
+    assert (found.on, found.better) == ("validation", "lower")
+    before = set((run / "measures").iterdir())
+    evaluate(run, measures=["brier"], on="validation")
+    assert set((run / "measures").iterdir()) == before  # the same question, the same object
+    evaluate(run, measures=["brier"], on="train")
+    asked = [json.loads(p.read_text())["on"] for p in (run / "measures").glob("brier-*.json")]
+    assert len(asked) == len(set(asked)) >= 2
+
+
+def test_measuring_changes_nothing_but_the_measures(run: Path) -> None:
+    def rest() -> dict[str, bytes]:
+        files = (p for p in run.rglob("*") if p.is_file() and "measures" not in p.parts)
+        return {str(p): p.read_bytes() for p in files}
+
+    before = rest()
+    evaluate(run)
+    assert rest() == before
+
+
+def test_samples_that_are_not_there_are_told(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="There are no samples called 'tset'; allowed: test, train, validation"):
+        evaluate(run, on="tset")
+    train(recipe("data.validation=0", "train.epochs=1"), tmp_path)
+    with pytest.raises(RunError, match=r"There are no samples called 'validation'; allowed: test, train$"):
+        evaluate(tmp_path, on="validation")
+
+
+def test_unknown_and_unmarked_measures_are_refused(run: Path) -> None:
+    with pytest.raises(UnknownName, match="There is no measure called 'acuracy'; did you mean 'accuracy'"):
+        evaluate(run, measures=["acuracy"])
+    with pytest.raises(NotAllowed):
+        evaluate(run, measures=["cases:apart"])
+
+
+def test_progress_is_told(run: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    evaluate(run, measures=["nll"], seen=lambda done, total: seen.append((done, total)))
+    assert seen == [(256, 300), (300, 300)]
+
+
+def test_a_run_without_weights_says_so(tmp_path: Path) -> None:
+    train(recipe("members=1"), tmp_path)
+    Run.begin(tmp_path, recipe("members=2"), {"data": Run.open(tmp_path).about["data"]})
+    with pytest.raises(RunError, match=r"Member 1 of .* has no weights yet \(0 of 3 epochs done\)"):
+        evaluate(tmp_path)
+    with pytest.raises(RunError, match="has no weights yet"):
+        load(tmp_path)
+
+
+def test_weights_of_another_model_are_refused(run: Path, tmp_path: Path) -> None:
+    train(recipe("members=1", "train.epochs=1"), tmp_path)
+    opened = Run.open(tmp_path)
+    opened.store.put_tensors("members/0/weights.safetensors", {"other": torch.ones(1)})
+    with pytest.raises(
+        RunError, match=r"The weights of member 0 do not fit 'mlp': missing \['1\.bias'.*unexpected \['other'\]"
+    ):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ["model.sparsity=0.5"],
+        ["model.freeze=['1']"],
+        ["train.precision=bf16"],
+        ["train.precision=fp64"],
+        ["train.keep=best:nll"],
+        ["model.hidden=[[4], [8, 8], [16]]"],
+    ],
+    ids=str,
+)
+def test_what_is_loaded_is_what_was_trained(tmp_path: Path, changes: list[str]) -> None:
+    out = train(recipe(*changes), tmp_path)
+    loaded = load(tmp_path)
+    for number, member in enumerate(loaded.members):
+        state = member.state_dict()
+        for name, tensor in {**out.weights(number), **out.shared()}.items():
+            assert torch.equal(state[name], tensor), name
+    (found,) = evaluate(tmp_path, on="validation", measures=["nll"])
+    for number in range(3):
+        logged = [line["validation nll"] for line in out.log(number) if "validation nll" in line]
+        wanted = min(logged) if changes == ["train.keep=best:nll"] else logged[-1]
+        assert found.rows[f"member {number}"].number == pytest.approx(wanted, rel=1e-6)
+
+
+def test_loading_needs_no_data(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).integers(0, 255, (20, 3, 8, 8), dtype=np.uint8)
+    np.savez(tmp_path / "d.npz", x_train=x, y_train=np.arange(20) % 2, x_test=x, y_test=np.arange(20) % 2)
+    what = Recipe.from_dict(
+        {
+            "members": 2,
+            "data": {"name": "arrays", "path": "d.npz", "root": str(tmp_path), "mean": [0.5] * 3, "std": [0.2] * 3},
+            "model": {"name": "cnn", "channels": [4]},
+            "train": {"epochs": 1},
+        }
+    )
+    train(what, tmp_path / "run")
+    (found,) = evaluate(tmp_path / "run", measures=["accuracy"])
+    (tmp_path / "d.npz").unlink()
+    guess = load(tmp_path / "run").predict(torch.from_numpy(x)).argmax(-1)
+    share = float((guess == torch.arange(20) % 2).float().mean())
+    assert found.rows[MEAN_PROBABILITY].number == pytest.approx(share)

@@ -1,0 +1,94 @@
+"""Losses against their formulas, and against torch's where torch has them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from plateaux.errors import RecipeError
+from plateaux.losses import LOSSES, NOT_YET, cross_entropy, loss_by_name
+from plateaux.types import Batch
+
+
+def problem(rows: int = 3, size: int = 5, classes: int = 4) -> tuple[Tensor, Batch]:
+    y = torch.arange(size) % classes
+    return torch.randn(rows, size, classes, dtype=torch.float64), Batch(torch.zeros(size, 1), y, torch.arange(size))
+
+
+def by_hand(table: Tensor, target: Tensor, weights: Tensor) -> Tensor:
+    """Minus the weighted sum over classes of target times log probability."""
+    log_p = table - table.exp().sum(-1, keepdim=True).log()
+    return -(weights * target * log_p).sum(-1)
+
+
+def test_cross_entropy_is_its_formula() -> None:
+    table, batch = problem()
+    truth = by_hand(table, F.one_hot(batch.y, 4), torch.ones(4))
+    torch.testing.assert_close(cross_entropy()(table, batch), truth)
+
+
+def test_soft_labels_are_weighed() -> None:
+    table, batch = problem()
+    soft = torch.rand(5, 4, dtype=torch.float64)
+    soft = soft / soft.sum(1, keepdim=True)
+    found = cross_entropy()(table, Batch(batch.x, soft, batch.index))
+    torch.testing.assert_close(found, by_hand(table, soft, torch.ones(4)))
+
+
+@pytest.mark.parametrize("soft", [False, True])
+def test_hard_labels_are_soft_ones_with_all_on_one_class(soft: bool) -> None:
+    table, batch = problem()
+    options = {"label_smoothing": 0.2, "class_weights": (1.0, 2.0, 3.0, 4.0)}
+    hot = Batch(batch.x, F.one_hot(batch.y, 4).double(), batch.index)
+    torch.testing.assert_close(cross_entropy(**options)(table, batch), cross_entropy(**options)(table, hot))
+
+
+def test_smoothing_spreads_labels_evenly() -> None:
+    table, batch = problem()
+    target = 0.8 * F.one_hot(batch.y, 4) + 0.2 / 4
+    torch.testing.assert_close(cross_entropy(label_smoothing=0.2)(table, batch), by_hand(table, target, torch.ones(4)))
+
+
+def test_class_weights_have_mean_one_over_the_classes() -> None:
+    table, batch = problem()
+    weights = torch.tensor([1.0, 2.0, 3.0, 10.0], dtype=torch.float64)
+    truth = by_hand(table, F.one_hot(batch.y, 4), weights / weights.mean())
+    torch.testing.assert_close(cross_entropy(class_weights=(1.0, 2.0, 3.0, 10.0))(table, batch), truth)
+    torch.testing.assert_close(cross_entropy(class_weights=(7.0,) * 4)(table, batch), cross_entropy()(table, batch))
+
+
+def test_a_text_has_the_mean_over_its_tokens() -> None:
+    table = torch.randn(2, 3, 4, 6, dtype=torch.float64)  # rows, samples, classes, tokens
+    y = torch.randint(4, (3, 6))
+    found = cross_entropy()(table, Batch(torch.zeros(3, 1), y, torch.arange(3)))
+    truth = torch.stack([F.cross_entropy(row, y, reduction="none").mean(1) for row in table])
+    torch.testing.assert_close(found, truth)
+
+
+def test_no_samples_have_no_losses() -> None:
+    table, batch = problem(size=0)
+    assert cross_entropy()(table, batch).shape == (3, 0)
+
+
+def test_every_row_is_settled_bit_for_bit_as_if_it_were_alone() -> None:
+    table, batch = problem()
+    settle = cross_entropy(label_smoothing=0.1)
+    assert torch.equal(settle(table, batch), torch.cat([settle(table[i : i + 1], batch) for i in range(3)]))
+
+
+def test_losses_are_found_by_name() -> None:
+    assert loss_by_name("cross_entropy") is cross_entropy
+    assert set(LOSSES) == {"cross_entropy"}
+
+
+@pytest.mark.parametrize("name", NOT_YET)
+def test_what_is_not_trained_yet_is_refused_with_a_sentence(name: str) -> None:
+    with pytest.raises(RecipeError, match="does not train yet"):
+        loss_by_name(name)
+
+
+def test_a_wrong_name_is_told_the_nearest_right_one() -> None:
+    with pytest.raises(RecipeError, match="cross_entropy"):
+        loss_by_name("crossentropy")

@@ -1,0 +1,218 @@
+"""Recipes: TOML in and out, changes laid over them, and errors that name the key, the nearest one and the line."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from plateaux.errors import RecipeError
+from plateaux.recipe import Recipe, difference, fingerprint, own
+
+TEXT = """# a recipe
+members = 4
+seed = 3
+
+[data]
+name = "digits"
+batch = 32
+test = 0.3
+
+[model]
+name = ["mlp", "mlp", "cnn", "cnn"]
+
+[optimizer]
+lr = [0.1, 0.2, 0.3, 0.4]
+momentum = 0.9
+
+[[schedule]]
+name = "linear"  # warm-up
+epochs = 1
+
+[[schedule]]
+name = "cosine"
+
+[train]
+epochs = 5
+"""
+
+
+def refused(text: str, *changes: str) -> str:
+    with pytest.raises(RecipeError) as told:
+        Recipe.parse(text, changes, where="r.toml")
+    return str(told.value)
+
+
+def test_what_is_said_is_read_and_the_rest_has_defaults() -> None:
+    recipe = Recipe.parse(TEXT)
+    assert (recipe.members, recipe.seed, recipe.data.batch, recipe.train.epochs) == (4, 3, 32, 5)
+    assert recipe.data.options == {"test": 0.3}
+    assert recipe.optimizer.options == {"momentum": 0.9}
+    assert [part.name for part in recipe.schedule] == ["linear", "cosine"]
+    assert (recipe.method.name, recipe.executor.manner, recipe.train.precision) == ("deep_ensemble", "loop", "fp32")
+
+
+def test_a_recipe_is_frozen() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        Recipe.parse(TEXT).members = 3  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("epochs = 5", "epochz = 5", "r.toml, line 25: [train] has no key 'epochz'; did you mean 'epochs'?"),
+        ("[train]", "[trian]", "r.toml, line 24: The recipe has no key 'trian'; did you mean 'train'?"),
+        ("seed = 3", "sed = 3", "r.toml, line 3: The recipe has no key 'sed'; did you mean 'seed'?"),
+        ("epochs = 5", "epochs = 0", "r.toml, line 25: [train] epochs = 0: Input should be greater than or equal to 1"),
+        ("batch = 32", 'batch = "many"', "r.toml, line 7: [data] batch = 'many': Input should be a valid integer"),
+        ("members = 4", "members = 0", "r.toml, line 2: members = 0: Input should be greater than or equal to 1"),
+        ('name = "cosine"', 'name = "cosine"\nper = "stp"', "r.toml, line 23: [schedule] per = 'stp': Input should be"),
+        ('name = "linear"  # warm-up', "", "r.toml, line 17: [schedule] lacks 'name'"),
+        ('name = "cosine"', "", "r.toml, line 21: [schedule] lacks 'name'"),
+        ('name = "digits"', "", "r.toml, line 5: [data] lacks 'name'"),
+        ("epochs = 5", "epochs = ", "r.toml: "),
+        ("batch = 32", "batch = 32\nbatch = 64", 'r.toml: Key "batch" already exists'),
+        (
+            "epochs = 5",
+            'keep = "first"',
+            "r.toml, line 25: [train] keep = 'first': Value error, allowed: 'last' or 'best:",
+        ),
+        (
+            "momentum = 0.9",
+            "weight_decay = nan",
+            "r.toml, line 15: [optimizer] weight_decay = nan: Input should be a finite",
+        ),
+    ],
+)
+def test_a_wrong_key_or_value_is_named_with_its_line_and_the_nearest_right_one(old: str, new: str, words: str) -> None:
+    assert TEXT.count(old) == 1
+    assert refused(TEXT.replace(old, new)).startswith(words)
+
+
+def test_a_recipe_names_its_data_and_its_model() -> None:
+    assert refused("members = 2") == "r.toml: The recipe lacks 'data': every recipe names its data and its model"
+    assert "lacks 'model'" in refused('[data]\nname = "x"')
+
+
+@pytest.mark.parametrize(
+    ("change", "path", "value"),
+    [
+        ("optimizer.lr=0.05", ("optimizer", "lr"), 0.05),
+        (" optimizer.lr = 0.05 ", ("optimizer", "lr"), 0.05),
+        ("optimizer.lr=[1e-1, 2, 3, 4]", ("optimizer", "lr"), (0.1, 2, 3, 4)),
+        ("members=7", ("members",), 7),
+        ("data.flip=true", ("data", "flip"), True),
+        ("data.name=cifar10", ("data", "name"), "cifar10"),
+        ('data.name="cifar10"', ("data", "name"), "cifar10"),
+        ("model.name=timm:resnet18.a1_in1k", ("model", "name"), "timm:resnet18.a1_in1k"),
+        ("train.keep=best:accuracy", ("train", "keep"), "best:accuracy"),
+        ("run.checkpoint_minutes=0.5", ("run", "checkpoint_minutes"), 0.5),
+        ("data.root=/some/where=else", ("data", "root"), "/some/where=else"),
+        ("method.rho=0.1", ("method", "rho"), 0.1),
+        ("executor.devices=['0', '1']", ("executor", "devices"), ("0", "1")),
+    ],
+)
+def test_a_change_is_laid_over_the_file(change: str, path: tuple[str, ...], value: Any) -> None:
+    found: Any = Recipe.parse(TEXT, [change])
+    for name in path:
+        found = getattr(found, name)
+    assert found == value
+
+
+def test_later_changes_win_and_sections_may_be_new() -> None:
+    recipe = Recipe.parse(TEXT, ["seed=1", "seed=2", "method.name=sam", "loss.label_smoothing=0.1"])
+    assert (recipe.seed, recipe.method.name, recipe.loss.options) == (2, "sam", {"label_smoothing": 0.1})
+    assert Recipe.parse(TEXT, ['schedule=[{name="step", step_size=2}]']).schedule[0].options == {"step_size": 2}
+
+
+@pytest.mark.parametrize("change", ["nonsense", "=3", "", " = 3"])
+def test_a_change_that_is_none_says_how_to_write_one(change: str) -> None:
+    assert refused(TEXT, change) == f"--set {change!r}: write it as section.key=value, such as --set optimizer.lr=0.05"
+
+
+def test_a_change_below_a_value_is_refused() -> None:
+    assert refused(TEXT, "seed.x=3") == "--set 'seed.x=3': seed is not a section"
+    assert "did you mean 'epochs'" in refused(TEXT, "train.epoch=3")
+
+
+def test_a_change_cannot_smuggle_in_other_keys() -> None:
+    recipe = Recipe.parse(TEXT, ["members=7\nseed = 9"])
+    assert (recipe.members, recipe.seed) == (7, 3)
+
+
+def test_a_recipe_goes_out_and_comes_back() -> None:
+    recipe = Recipe.parse(TEXT)
+    again = Recipe.parse(recipe.to_toml())
+    assert again == recipe
+    assert again.to_toml() == recipe.to_toml()
+    assert Recipe.from_dict(recipe.to_dict()) == recipe
+
+
+@given(
+    members=st.integers(1, 99),
+    lr=st.floats(1e-9, 1e9) | st.lists(st.floats(1e-9, 1e9), min_size=1, max_size=3),
+    name=st.text(st.characters(codec="utf-8"), min_size=1, max_size=9),
+    option=st.booleans() | st.integers(-(2**60), 2**60) | st.lists(st.integers(-9, 9), max_size=3),
+)
+def test_any_recipe_goes_out_and_comes_back(members: int, lr: Any, name: str, option: Any) -> None:
+    tree = {"members": members, "data": {"name": name, "x": option}, "model": {"name": "m"}, "optimizer": {"lr": lr}}
+    recipe = Recipe.from_dict(tree)
+    assert Recipe.parse(recipe.to_toml()) == recipe
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"none\.toml"):
+        Recipe.load(tmp_path / "none.toml")
+    (tmp_path / "r.toml").write_text(TEXT)
+    assert Recipe.load(tmp_path / "r.toml", ["seed=8"]).seed == 8
+
+
+def test_a_changed_copy_leaves_the_rest() -> None:
+    recipe = Recipe.parse(TEXT)
+    other = recipe.changed(members=2, optimizer={"lr": 0.5}, model={"name": "mlp"})
+    assert (other.members, other.optimizer.lr, other.optimizer.options) == (2, 0.5, {"momentum": 0.9})
+    assert other.data == recipe.data
+    assert recipe.members == 4
+    with pytest.raises(RecipeError, match="has no key 'epochz'"):
+        recipe.changed(train={"epochz": 3})
+
+
+def test_what_decides_the_weights_leaves_out_size_place_and_pace() -> None:
+    recipe = Recipe.parse(TEXT)
+    same = recipe.changed(members=9, executor={"processes": 3}, run={"log_every": 1})
+    assert recipe.determining() == same.determining()
+    for other in ({"seed": 4}, {"train": {"epochs": 6}}, {"data": {"batch": 31}}, {"method": {"name": "sam"}}):
+        assert recipe.changed(**other).determining() != recipe.determining()
+
+
+def test_a_fingerprint_does_not_depend_on_order_and_does_on_everything_else() -> None:
+    assert fingerprint({"a": 1, "b": {"c": [1, 2]}}) == fingerprint({"b": {"c": [1, 2]}, "a": 1})
+    assert len({fingerprint(t) for t in ({"a": 1}, {"a": 2}, {"b": 1}, {"a": "1"}, {"a": [1]}, {"a": None}, {})}) == 7
+    assert re.fullmatch("[0-9a-f]{16}", fingerprint({}))
+
+
+def test_the_difference_is_a_line_for_every_value() -> None:
+    old = {"a": {"x": 1, "y": [1, 2]}, "b": 3, "same": 0}
+    new = {"a": {"x": 2, "y": [1, 3], "z": "new"}, "c": {"d": 1}, "same": 0}
+    assert difference(old, new) == [
+        "a.x: 1 -> 2",
+        "a.y: [1, 2] -> [1, 3]",
+        "a.z: (unset) -> 'new'",
+        "b: 3 -> (unset)",
+        "c: (unset) -> {'d': 1}",
+    ]
+    assert difference(old, old) == []
+
+
+def test_a_list_is_one_value_for_each_member() -> None:
+    assert [own("optimizer.lr", (0.1, 0.2), n, 2) for n in range(2)] == [0.1, 0.2]
+    assert own("optimizer.lr", 0.1, 1, 2) == 0.1
+    with pytest.raises(
+        RecipeError, match=r"optimizer\.lr lists 2 values, but the ensemble has 3 members: give one value"
+    ):
+        own("optimizer.lr", [0.1, 0.2], 0, 3)

@@ -1,0 +1,74 @@
+"""Arithmetic on trees is that of the flat vector."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from plateaux import trees
+from plateaux.types import Tree
+
+SHAPES: tuple[tuple[int, ...], ...] = ((2, 3), (), (4,), (1, 2, 2))
+
+
+def tree(seed: int, *, backwards: bool = False) -> Tree:
+    draw = torch.Generator().manual_seed(seed)
+    made = {f"p{i}": torch.randn(shape, generator=draw, dtype=torch.float64) for i, shape in enumerate(SHAPES)}
+    return dict(reversed(made.items())) if backwards else made
+
+
+def flat(a: Tree) -> NDArray[np.float64]:
+    return np.concatenate([a[name].detach().numpy().reshape(-1) for name in sorted(a)])
+
+
+@given(seed=st.integers(0, 99), times=st.floats(-10, 10), backwards=st.booleans())
+def test_trees_are_vectors_by_name(seed: int, times: float, backwards: bool) -> None:
+    a, b = tree(seed), tree(seed + 1, backwards=backwards)  # the order of names does not matter
+    x, y = flat(a), flat(b)
+    np.testing.assert_allclose(flat(trees.add(a, b, times=times)), x + times * y, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(flat(trees.scale(a, times)), times * x)
+    np.testing.assert_allclose(flat(trees.multiply(a, b)), x * y)
+    np.testing.assert_allclose(flat(trees.magnitude(a)), np.abs(x))
+    assert float(trees.norm(a)) == pytest.approx(float(np.linalg.norm(x)))
+    assert float(trees.dot(a, b)) == pytest.approx(float(x @ y))
+
+
+def test_a_factor_may_be_a_tensor() -> None:
+    a = tree(0)
+    factor = torch.tensor(2.5, dtype=torch.float64)
+    np.testing.assert_allclose(flat(trees.scale(a, factor)), 2.5 * flat(a))
+    np.testing.assert_allclose(flat(trees.add(a, a, times=factor)), 3.5 * flat(a))
+
+
+def test_arithmetic_changes_none_of_its_operands() -> None:
+    a, b = tree(0), tree(1)
+    x, y = flat(a).copy(), flat(b).copy()
+    trees.add(a, b), trees.scale(a, 2.0), trees.multiply(a, b), trees.magnitude(a)
+    assert np.array_equal(flat(a), x)
+    assert np.array_equal(flat(b), y)
+
+
+def test_a_clone_shares_no_memory_and_no_graph() -> None:
+    a = {name: tensor.requires_grad_() for name, tensor in tree(0).items()}
+    copy = trees.clone(a)
+    assert not any(tensor.requires_grad for tensor in copy.values())
+    with torch.no_grad():
+        a["p0"].zero_()
+    assert copy["p0"].abs().sum() > 0
+
+
+def test_writing_goes_into_the_tensors_themselves() -> None:
+    a, b = {name: t.requires_grad_() for name, t in tree(0).items()}, tree(1, backwards=True)
+    pointers = {name: tensor.data_ptr() for name, tensor in a.items()}
+    trees.write(a, b)
+    assert np.array_equal(flat(a), flat(b))
+    assert {name: tensor.data_ptr() for name, tensor in a.items()} == pointers
+    assert all(tensor.requires_grad and tensor.is_leaf for tensor in a.values())
+
+
+def test_a_size_is_in_bytes() -> None:
+    assert trees.size([torch.zeros(3), torch.zeros(2, 2, dtype=torch.float64)]) == 12 + 32

@@ -1,0 +1,287 @@
+"""The ways to climb, against slow twins, closed forms and another library."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from cases import corner, learner, steps
+from reference import sam as twin
+from torch import Tensor, nn
+
+from plateaux.exchange import Ask, Method, Moment, Objective, Update
+from plateaux.losses import cross_entropy
+from plateaux.methods.sam import asam, gsam, sam
+from plateaux.types import Batch, Tree
+from plateaux.updates import asks_of, climb, groups, plain, surrogate_gap
+
+LOSS = cross_entropy()
+
+
+def numpied(module: nn.Module) -> twin.Arrays:
+    return {name: p.detach().double().numpy().copy() for name, p in module.named_parameters()}
+
+
+def gradient_of(module: nn.Module, batch: Batch) -> twin.Gradient:
+    """Return the gradient of the mean cross entropy as a function of the weights alone."""
+    module = copy.deepcopy(module)
+
+    def gradient(w: twin.Arrays) -> twin.Arrays:
+        fresh = copy.deepcopy(module)
+        with torch.no_grad():
+            for name, p in fresh.named_parameters():
+                p.copy_(torch.from_numpy(w[name]))
+        F.cross_entropy(fresh(batch.x), batch.y).backward()
+        return {name: p.grad.numpy() for name, p in fresh.named_parameters()}  # type: ignore[union-attr]
+
+    return gradient
+
+
+def sam_twin(w: twin.Arrays, g: twin.Gradient) -> twin.Arrays:
+    return twin.climb(w, g, lambda w, g: twin.sam_epsilon(w, g, 0.3))
+
+
+def asam_twin(w: twin.Arrays, g: twin.Gradient) -> twin.Arrays:
+    return twin.climb(w, g, lambda w, g: twin.asam_epsilon(w, g, 0.5, 0.02))
+
+
+def elementwise_twin(w: twin.Arrays, g: twin.Gradient) -> twin.Arrays:
+    return twin.climb(w, g, lambda w, g: twin.elementwise_epsilon(w, g, 2.0))
+
+
+def gsam_twin(w: twin.Arrays, g: twin.Gradient) -> twin.Arrays:
+    return twin.gsam(w, g, lambda w, g: twin.sam_epsilon(w, g, 0.3), 0.4)
+
+
+def adaptive_gsam_twin(w: twin.Arrays, g: twin.Gradient) -> twin.Arrays:
+    return twin.gsam(w, g, lambda w, g: twin.elementwise_epsilon(w, g, 2.0), 0.7)
+
+
+TWINS: dict[str, tuple[Method, Callable[[twin.Arrays, twin.Gradient], twin.Arrays]]] = {
+    "sam": (sam(LOSS, rho=0.3), sam_twin),
+    "asam": (asam(LOSS, rho=0.5, eta=0.02), asam_twin),
+    "asam elementwise": (asam(LOSS, rho=2.0, variant="elementwise"), elementwise_twin),
+    "gsam": (gsam(LOSS, rho=0.3, alpha=0.4), gsam_twin),
+    "gsam elementwise": (gsam(LOSS, rho=2.0, alpha=0.7, variant="elementwise"), adaptive_gsam_twin),
+}
+
+
+@pytest.mark.parametrize("clip", [None, 0.05])
+@pytest.mark.parametrize("net", ["mlp", "conv", "conv_bn"])
+@pytest.mark.parametrize("name", TWINS)
+def test_every_step_is_that_of_its_slow_twin(name: str, net: str, clip: float | None) -> None:
+    method, direction = TWINS[name]
+    module = corner(net).module
+    member = learner(module, method, lr=0.2, momentum=0.9, weight_decay=0.01, clip=clip)
+    descent, w = twin.Descent(0.2, 0.9, 0.01), numpied(module)
+    for seed in range(4):
+        batch = corner(net, seed=seed).batch
+        found = direction(w, gradient_of(module, batch))
+        w = descent.step(w, found if clip is None else twin.clipped(found, clip))
+        steps(member, [batch])
+        for key, value in numpied(module).items():
+            np.testing.assert_allclose(value, w[key], rtol=0, atol=1e-11)
+
+
+def test_clipping_is_of_the_final_direction_only() -> None:
+    # A clip that bites leaves a direction of exactly its length; the climb before it was not clipped.
+    module = corner().module
+    before, batch = numpied(module), corner().batch
+    steps(learner(module, sam(LOSS, rho=0.3), lr=1.0, clip=0.01), [batch])
+    moved = {name: before[name] - after for name, after in numpied(module).items()}
+    peak = sam_twin(before, gradient_of(corner().module, batch))
+    assert twin.length(moved) == pytest.approx(0.01, rel=1e-3)
+    assert twin.inner(moved, peak) == pytest.approx(twin.length(moved) * twin.length(peak), rel=1e-9)
+
+
+ZERO = {
+    "sam": sam(LOSS, rho=0.0),
+    "sam in groups": sam(LOSS, rho=0.0, m=3),
+    "asam": asam(LOSS, rho=0.0),
+    "asam elementwise": asam(LOSS, rho=0.0, variant="elementwise"),
+    "gsam": gsam(LOSS, rho=0.0),
+}
+
+
+@pytest.mark.parametrize("net", ["mlp", "conv_bn", "dropout"])
+@pytest.mark.parametrize("name", ZERO)
+def test_a_radius_of_zero_is_plain_descent_bit_for_bit(name: str, net: str) -> None:
+    ends = []
+    for method in (ZERO[name], Method(Objective(LOSS), plain)):
+        own = corner(net, dtype=torch.float32)
+        steps(learner(own.module, method, momentum=0.9), [own.batch] * 3)
+        ends.append(own.module.state_dict())
+    assert all(torch.equal(ends[0][key], ends[1][key]) for key in ends[0])
+
+
+@pytest.mark.parametrize("name", TWINS)
+def test_a_radius_above_zero_is_not_plain_descent(name: str) -> None:
+    ends = []
+    for method in (TWINS[name][0], Method(Objective(LOSS), plain)):
+        own = corner()
+        steps(learner(own.module, method), [own.batch])
+        ends.append(numpied(own.module))
+    assert max(np.abs(ends[0][key] - ends[1][key]).max() for key in ends[0]) > 1e-4
+
+
+@pytest.mark.parametrize("m", [1, 3, 8, 100])
+def test_groups_of_m_are_those_of_the_slow_twin(m: int) -> None:
+    own = corner()
+    before = numpied(own.module)
+    cuts = [slice(start, min(start + m, 8)) for start in range(0, 8, m)]
+    gradients = [gradient_of(own.module, own.batch.part(cut)) for cut in cuts]
+    shares = [len(range(8)[cut]) / 8 for cut in cuts]
+    truth = twin.Descent(0.1).step(before, twin.in_groups(before, gradients, shares, 0.3))
+    steps(learner(own.module, sam(LOSS, rho=0.3, m=m)), [own.batch])
+    for key, value in numpied(own.module).items():
+        np.testing.assert_allclose(value, truth[key], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("m", [8, 9, 1000])
+@pytest.mark.parametrize("net", ["mlp", "conv_bn", "dropout"])
+def test_one_group_as_large_as_the_batch_is_sam_bit_for_bit(net: str, m: int) -> None:
+    ends = []
+    for method in (sam(LOSS, rho=0.3, m=m), sam(LOSS, rho=0.3)):
+        own = corner(net, dtype=torch.float32)
+        steps(learner(own.module, method, momentum=0.9), [own.batch] * 2)
+        ends.append(own.module.state_dict())
+    assert all(torch.equal(ends[0][key], ends[1][key]) for key in ends[0])
+
+
+def test_groups_cover_every_sample_once() -> None:
+    for size in range(12):
+        for m in range(1, 14):
+            cuts = groups(size, m)
+            assert [i for cut, _ in cuts for i in range(size)[cut]] == list(range(size))
+            assert sum(share for _, share in cuts) == pytest.approx(1.0 if size else 0.0)
+
+
+class Line(nn.Module):
+    """A linear model: its squared error is a quadratic."""
+
+    def __init__(self, start: Tensor) -> None:
+        super().__init__()
+        self.theta = nn.Parameter(start.clone())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.theta[:, None]
+
+
+def squares(table: Tensor, batch: Batch) -> Tensor:
+    """Half the squared error, times the batch's size: the mean is then half the sum of squares."""
+    return 0.5 * len(batch.y) * (table[..., 0] - batch.y) ** 2
+
+
+def test_unnormalised_sam_on_a_quadratic_is_the_closed_form() -> None:
+    # theta_k = theta* + (I - eta W - eta rho W^2)^k (theta_0 - theta*), W = A^T A.
+    draw = torch.Generator().manual_seed(0)
+    a = torch.randn(6, 4, generator=draw, dtype=torch.float64) / 3
+    best, start = (torch.randn(4, generator=draw, dtype=torch.float64) for _ in range(2))
+    module = Line(start)
+    method = Method(Objective(squares), climb(0.4, reach=lambda params, gradient: gradient))
+    batch = Batch(a, a @ best, torch.arange(6))
+    steps(learner(module, method, lr=0.1), [batch] * 7)
+    w = a.T @ a
+    b = torch.eye(4, dtype=torch.float64) - 0.1 * w - 0.1 * 0.4 * w @ w
+    torch.testing.assert_close(module.theta.detach(), best + torch.matrix_power(b, 7) @ (start - best))
+
+
+def test_sam_on_a_parabola_is_the_closed_form() -> None:
+    # Far from its foot, f = h x^2 / 2: x_k = (1 - lr h)^k (x_0 + rho) - rho.
+    h, lr, rho, start = 2.0, 0.05, 0.3, 5.0
+    module = Line(torch.tensor([start], dtype=torch.float64))
+    one = torch.full((1, 1), h**0.5, dtype=torch.float64)
+    batch = Batch(one, torch.zeros(1, dtype=torch.float64), torch.arange(1))
+    steps(learner(module, Method(Objective(squares), climb(rho)), lr=lr), [batch] * 9)
+    assert float(module.theta.detach()) == pytest.approx((1 - lr * h) ** 9 * (start + rho) - rho, rel=1e-12)
+
+
+def test_sam_agrees_with_another_library() -> None:
+    from pytorch_optimizer import SAM
+
+    ours, theirs = corner("conv", dtype=torch.float32).module, corner("conv", dtype=torch.float32).module
+    member = learner(ours, sam(LOSS, rho=0.2), lr=0.1, momentum=0.9, weight_decay=0.01)
+    other = SAM(theirs.parameters(), torch.optim.SGD, rho=0.2, lr=0.1, momentum=0.9, weight_decay=0.01)
+    for seed in range(5):
+        batch = corner("conv", dtype=torch.float32, seed=seed).batch
+        steps(member, [batch])
+        for pass_over in (other.first_step, other.second_step):
+            F.cross_entropy(theirs(batch.x), batch.y).backward()
+            pass_over(zero_grad=True)
+        for mine, its in zip(ours.parameters(), theirs.parameters(), strict=True):
+            torch.testing.assert_close(mine, its, rtol=0, atol=1e-6)
+
+
+def places(update: Update, *, lr: float = 0.1) -> list[Ask]:
+    """Return what an update asks for when every gradient it hears is the same."""
+    params: Tree = {"w": torch.zeros(2)}
+    walk = update(params, Moment(4, lr, peak_lr=0.1))
+    asks = [next(walk)]
+    try:
+        while True:
+            asks.append(walk.send({"w": torch.tensor([3.0, 4.0])}))
+    except StopIteration:
+        return asks
+
+
+@pytest.mark.parametrize("lr", [0.1, 0.055, 0.01])
+def test_the_radius_of_gsam_follows_the_learning_rate(lr: float) -> None:
+    second = places(surrogate_gap(0.5, alpha=0.4, rho_min=0.1, lr_min=0.01), lr=lr)[1]
+    assert second.at is not None
+    assert float(second.at["w"].norm()) == pytest.approx(twin.gsam_radius(0.5, 0.1, lr, 0.1, 0.01), rel=1e-6)
+
+
+def test_gsam_without_a_smallest_radius_keeps_its_radius() -> None:
+    second = places(gsam(LOSS, rho=0.5).update, lr=0.001)[1]
+    assert second.at is not None
+    assert float(second.at["w"].norm()) == pytest.approx(0.5, rel=1e-6)
+
+
+def test_gsam_with_no_weight_on_the_gap_is_sam() -> None:
+    ends = []
+    for method in (gsam(LOSS, rho=0.3, alpha=0.0), sam(LOSS, rho=0.3)):
+        own = corner()
+        steps(learner(own.module, method), [own.batch] * 2)
+        ends.append(numpied(own.module))
+    assert all(np.array_equal(ends[0][key], ends[1][key]) for key in ends[0])
+
+
+def test_a_gradient_of_zero_climbs_nowhere() -> None:
+    for update in (sam(LOSS).update, asam(LOSS).update, asam(LOSS, variant="elementwise").update, gsam(LOSS).update):
+        params: Tree = {"weight": torch.ones(2)}
+        walk = update(params, Moment(4, 0.1, 0.1))
+        next(walk)
+        second = walk.send({"weight": torch.zeros(2)})
+        assert second.at is not None
+        assert torch.equal(second.at["weight"], params["weight"])
+        with pytest.raises(StopIteration) as end:
+            walk.send({"weight": torch.zeros(2)})
+        assert torch.equal(end.value.value["weight"], torch.zeros(2))
+
+
+def test_the_variants_of_asam_differ_where_they_should() -> None:
+    params: Tree = {"layer.weight": torch.tensor([1.0, -2.0]), "layer.bias": torch.tensor([3.0])}
+    gradient: Tree = {"layer.weight": torch.tensor([1.0, 1.0]), "layer.bias": torch.tensor([1.0])}
+    found = {}
+    for variant in ("published", "elementwise"):
+        walk = asam(LOSS, rho=1.0, variant=variant, eta=0.0).update(params, Moment(4, 0.1, 0.1))
+        next(walk)
+        at = walk.send(gradient).at
+        assert at is not None
+        found[variant] = {name: at[name] - params[name] for name in params}
+    assert float(found["published"]["layer.bias"]) == pytest.approx(1 / 6**0.5)  # T = (1, 2, 1)
+    assert float(found["elementwise"]["layer.bias"]) == pytest.approx(9 / 14**0.5)  # T = (1, 2, 3)
+
+
+def test_the_asks_of_an_update_can_be_counted_beforehand() -> None:
+    assert [asks_of(update, 8) for update in (plain, climb(0.0), climb(0.1), climb(0.1, m=3))] == [1, 1, 2, 7]
+    assert asks_of(gsam(LOSS).update, 8) == 2
+
+
+def test_a_worker_of_its_own_asks_only_for_the_climb_alone() -> None:
+    assert [ask.local for ask in places(climb(0.1, perturbation="per_worker"))] == [True, False]
+    assert [ask.local for ask in places(climb(0.1))] == [False, False]
