@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from plateaux.build import Given, data_of
+from plateaux.build import Given
 from plateaux.errors import DataError, Diverged, RecipeError, RunError, Stopped, StorageError
-from plateaux.learning import split_of
 from plateaux.recipe import Recipe
 from plateaux.run import Run
 from plateaux.store import SCRATCH
@@ -302,88 +301,6 @@ def test_members_that_meet_never_fall_back_further_than_one_checkpoint(
     assert weights(train(what, tmp_path / "again", given=CASES)) == weights(whole)
 
 
-# Validation: which samples, which weights, and when to end.
-
-
-@pytest.mark.parametrize("share", ["0.25", "7"])
-def test_no_validation_sample_is_ever_trained_on(tmp_path: Path, share: str) -> None:
-    what = recipe(f"data.validation={share}", "train.epochs=2")
-    data = data_of(what)
-    train_ids, valid_ids = split_of(what, data)
-    assert len(valid_ids) == (12 if share == "0.25" else 7)
-    assert sorted([*train_ids.tolist(), *valid_ids.tolist()]) == list(range(48))
-    seen: set[int] = set()
-    seen_data = watching(data, seen)
-    train(what, tmp_path, given=Given(data=seen_data))
-    assert set(train_ids.tolist()) <= seen
-    trained = {i for kind, i in TOUCHED if kind == "train"}
-    assert trained == set(train_ids.tolist())
-    assert trained.isdisjoint(valid_ids.tolist())
-
-
-TOUCHED: set[tuple[str, int]] = set()
-
-
-def watching(data: Any, seen: set[int]) -> Any:
-    """Return the data with its training source watched: who reads while gradients are on is training."""
-    from dataclasses import replace
-
-    from plateaux.samples import Resident
-
-    class Watched(Resident):
-        def fetch(self, ids: torch.Tensor) -> Any:
-            kind = "train" if torch.is_grad_enabled() else "validation"
-            TOUCHED.update((kind, int(i)) for i in ids)
-            seen.update(ids.tolist())
-            return super().fetch(ids)
-
-    TOUCHED.clear()
-    return replace(data, train=Watched(data.train.x, data.train.y))
-
-
-def test_the_best_weights_are_kept_and_say_which_they_are(tmp_path: Path) -> None:
-    from safetensors import safe_open
-
-    from plateaux.evaluate import evaluate
-
-    # Fine at first, and far too fast later.
-    later = 'schedule=[{name="multistep", milestones=[4], gamma=1000}]'
-    what = recipe("data.validation=16", "train.keep=best:nll", "train.epochs=8", later)
-    run = train(what, tmp_path)
-    (found,) = evaluate(tmp_path, on="validation", measures=["nll"])
-    for number in range(2):
-        lines = [line for line in run.log(number) if "validation nll" in line]
-        assert len(lines) == 8
-        best = min(lines, key=lambda line: line["validation nll"])
-        progress = run.progress(number)
-        assert (progress.best_epoch, progress.best) == (best["epoch"], best["validation nll"])
-        assert progress.weights_from == f"epoch {best['epoch']}, the best nll on validation samples"
-        assert found.rows[f"member {number}"].number == pytest.approx(best["validation nll"], rel=1e-6)
-        with safe_open(tmp_path / f"members/{number}/weights.safetensors", framework="pt") as file:
-            assert file.metadata()["epoch"] == str(best["epoch"])
-    assert any(run.progress(n).best_epoch < 8 for n in range(2))
-
-
-def test_the_last_weights_say_so(tmp_path: Path) -> None:
-    assert train(recipe(), tmp_path).progress(1).weights_from == "epoch 4, the last"
-
-
-def test_patience_ends_a_member_early_and_says_why(tmp_path: Path) -> None:
-    # lr = 0 is never better than its first validation.
-    what = recipe("data.validation=16", "train.patience=2", "train.epochs=9", "optimizer.lr=[0.0, 0.05]")
-    run = train(what, tmp_path)
-    still, moving = run.all_progress()
-    assert (still.epoch, still.why, still.finished) == (3, "no better for 2 validations", True)
-    assert still.weights_from == "epoch 3, the last"
-    assert moving.epoch > 3
-    assert train(what, tmp_path).all_progress() == [still, moving]
-
-
-def test_validation_every_few_epochs(tmp_path: Path) -> None:
-    run = train(recipe("data.validation=16", "train.validate_every=2", "train.epochs=5"), tmp_path)
-    assert [line["epoch"] for line in run.log(0) if "validation nll" in line] == [2, 4]
-
-
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -420,63 +337,3 @@ def test_missing_data_are_told_before_anything_is_written(tmp_path: Path) -> Non
     with pytest.raises(DataError, match="was not found"):
         train(what, tmp_path / "run")
     assert not (tmp_path / "run").exists()
-
-
-# Logs.
-
-
-def test_the_log_does_not_depend_on_when_checkpoints_are_written(tmp_path: Path) -> None:
-    often = train(recipe("run.checkpoint_minutes=1e-9", "run.log_every=2", "optimizer.lr=0.3"), tmp_path / "often")
-    never = train(recipe("run.checkpoint_epochs=4", "run.log_every=2", "optimizer.lr=0.3"), tmp_path / "never")
-    assert len(often.progress(0).parts) == 12
-    assert len(never.progress(0).parts) == 1
-    assert often.log(0) == never.log(0)
-    assert [line["step"] for line in often.log(0) if "step" in line] == [2, 3] * 4
-    assert weights(often) == weights(never)
-
-
-def test_curves_appear_for_tensorboard_when_asked(tmp_path: Path) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    run = train(recipe("run.tensorboard=true", "data.validation=16"), tmp_path)
-    for number in range(2):
-        events = EventAccumulator(str(tmp_path / f"tensorboard/{number}")).Reload()
-        assert set(events.Tags()["scalars"]) == {
-            "train/loss",
-            "train/accuracy",
-            "validation/accuracy",
-            "validation/nll",
-        }
-        drawn = [event.value for event in events.Scalars("train/loss")]
-        logged = [line["train loss"] for line in run.log(number) if "train loss" in line]
-        assert drawn == pytest.approx(logged, rel=1e-6)
-    train(recipe(), tmp_path / "plain")
-    assert not (tmp_path / "plain/tensorboard").exists()
-
-
-def test_without_tensorboard_a_sentence_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-
-    for name in [*sys.modules]:
-        if name.startswith(("tensorboard", "torch.utils.tensorboard")):
-            monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "tensorboard", None)
-    with pytest.raises(RecipeError, match=r'needs TensorBoard: pip install "plateaux\[track\]", or leave it out'):
-        train(recipe("run.tensorboard=true"), tmp_path)
-
-
-@pytest.mark.usefixtures("untouched_randomness")
-def test_training_draws_from_no_global_generator(tmp_path: Path) -> None:
-    train(recipe("method.name=sam", "data.validation=8"), tmp_path)
-
-
-def test_deterministic_sets_the_flag_for_the_time_of_training(tmp_path: Path) -> None:
-    seen = []
-    train(
-        recipe("train.deterministic=true"),
-        tmp_path,
-        tell=lambda _: seen.append(torch.are_deterministic_algorithms_enabled()),
-    )
-    assert seen
-    assert all(seen)
-    assert not torch.are_deterministic_algorithms_enabled()

@@ -8,7 +8,9 @@ from __future__ import annotations
 import importlib
 import multiprocessing
 import os
+import signal
 import socket
+import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -89,18 +91,29 @@ def _work(line: Connection, rank: int, world: int, port: int) -> None:
     import torch
     import torch.distributed as dist
 
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # coverage would write once more, after the report
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     while True:
         try:
             function, args = line.recv()
         except EOFError:
-            return  # the tests are over
+            os.kill(os.getpid(), signal.SIGKILL)  # the tests are over, and what was covered is written
         module, _, name = function.partition(":")
         try:
-            line.send(("done", getattr(importlib.import_module(module), name)(*args)))
+            answer = "done", getattr(importlib.import_module(module), name)(*args)
         except BaseException:
-            line.send(("failed", traceback.format_exc()))
+            answer = "failed", traceback.format_exc()
+        _write_coverage()
+        line.send(answer)
+
+
+def _write_coverage() -> None:
+    """Write what was covered so far: the report is made before these processes end."""
+    coverage = sys.modules.get("coverage")
+    running = coverage.Coverage.current() if coverage else None
+    if running is not None:
+        running.save()
 
 
 def train_here(tree: dict[str, Any], out: str, sabotage: str = "") -> None:
