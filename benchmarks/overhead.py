@@ -26,7 +26,7 @@ from plateaux.run import Run, facts_of
 from plateaux.samples import Data, Resident
 
 CPU = torch.device("cpu")
-NETS = {"resnet18": ("resnet18", {"width": 64}, 6), "resnet8": ("resnet8", {"width": 16}, 24)}
+NETS = {"resnet18": ("resnet18", {"width": 64}, 2), "resnet8": ("resnet8", {"width": 16}, 10)}
 LEAST = {"resnet18": 0.97, "resnet8": 0.95}
 
 
@@ -114,9 +114,9 @@ def main() -> None:
     settle_in()
     figures: dict[str, float] = {}
     limits: dict[str, tuple[str, float]] = {}
-    rounds = 3 if args.quick else 9
+    rounds = 3 if args.quick else 15
     for net, (_, _, steps) in NETS.items():
-        data = images(max(2, steps // 3) if args.quick else steps)
+        data = images(1 if args.quick else steps)
         with ExitStack() as stack:
             sides: dict[str, Callable[[int], None]] = {}
             for method, word in (("deep_ensemble", "sgd"), ("sam", "sam")):

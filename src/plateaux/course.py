@@ -80,6 +80,7 @@ class Course:
         learners = learners_of(
             self.recipe, self.data, held, self.executor, device=self.device, steps=probe.steps(), given=given
         )
+        self.steps = probe.steps()
         self.joint = bool(learners) and learners[0].method.objective.sees != "own"
         shared = order == "shared" or self.joint
         runners = []
@@ -115,14 +116,16 @@ class Course:
         with stop_sign() as asked, ExitStack() as stack:
             way = self.way(stack)
             self._retire(epoch)
-            while epoch < self.job.stop and self.runners:
+            # On a mesh another process's members may go on when there are none (left) here: agreements are everybody's.
+            while epoch < self.job.stop and self.executor.agree(int(bool(self.runners))):
                 self.one_epoch(epoch, at, way, asked)
                 epoch, at = epoch + 1, 0
             for runner in self.runners:  # before the scratch that parked members lie on is gone
                 self._finish(runner, "")
+            wish = self._wish(asked)
             if self.lost:
                 raise Diverged("\n".join(map(str, self.lost)))
-            if self._wish(asked) == STOP:
+            if wish == STOP:
                 raise Stopped("Stopped, with this job done. Run the same command again for what is missing")
 
     def way(self, stack: ExitStack) -> Way:
@@ -135,27 +138,28 @@ class Course:
 
     def one_epoch(self, epoch: int, at: int, way: Way, asked: Sign) -> None:
         """Take every member through one epoch, from step `at` on."""
-        steps = self.runners[0].feed.steps()
         streams: dict[int, Iterator[Batch]] = {}
         for runner in self.runners:
             streams.setdefault(id(runner.feed), runner.feed.epoch(epoch, start=at, shard=self.executor.shard))
-        for number in range(at, steps):
-            learners = [runner.learner for runner in self.runners]
-            try:
-                drawn = {feed: next(streams[feed]) for feed in {id(runner.feed): None for runner in self.runners}}
-            except DataError:
-                if not asked.is_set():
-                    raise
-                self._stop(epoch, number)  # a signal to the whole process group takes the loader's workers too
-            batches = [drawn[id(runner.feed)] for runner in self.runners]
-            total = min(self.recipe.data.batch, len(self.train_ids) - number * self.recipe.data.batch)
-            tallies = step(self.executor, learners, batches, way, share=len(batches[0]) / total)
-            for runner, tally, batch in zip(self.runners, tallies, batches, strict=True):
-                runner.pending.append((tally, len(batch)))
-            self._after_step(epoch, number + 1, steps, asked)
-            if not self.runners:
-                return
+        for number in range(at, self.steps):
+            if self.runners:
+                self._one_step(epoch, number, streams, way, asked)
+            self._after_step(epoch, number + 1, self.steps, asked)
         self._after_epoch(epoch + 1, asked)
+
+    def _one_step(self, epoch: int, number: int, streams: dict[int, Iterator[Batch]], way: Way, asked: Sign) -> None:
+        learners = [runner.learner for runner in self.runners]
+        try:
+            drawn = {feed: next(streams[feed]) for feed in {id(runner.feed): None for runner in self.runners}}
+        except DataError:
+            if not asked.is_set():
+                raise
+            self._stop(epoch, number)  # a signal to the whole process group takes the loader's workers too
+        batches = [drawn[id(runner.feed)] for runner in self.runners]
+        total = min(self.recipe.data.batch, len(self.train_ids) - number * self.recipe.data.batch)
+        tallies = step(self.executor, learners, batches, way, share=len(batches[0]) / total)
+        for runner, tally, batch in zip(self.runners, tallies, batches, strict=True):
+            runner.pending.append((tally, len(batch)))
 
     def _after_step(self, epoch: int, done: int, steps: int, asked: Sign) -> None:
         if done % self.recipe.run.log_every == 0 or done == steps:
@@ -254,7 +258,7 @@ class Course:
             try:
                 self._sound(runner, losses, epoch, done)
             except Diverged as problem:
-                if self.joint or self.recipe.executor.name != "local":
+                if self.joint or self.executor.shard(2) != slice(0, 2):  # copies of a member must go on together
                     raise
                 self.lost.append(problem)  # the others do not look at it, and go on
                 self.runners.remove(runner)

@@ -24,6 +24,7 @@ from plateaux.machine import device_named, settle_in
 from plateaux.plan import Job, plan
 from plateaux.recipe import Recipe
 from plateaux.run import Run, facts_of
+from plateaux.updates import asks_of
 
 ATTEMPTS = 3  # how often a job whose process died is tried before the run is given up
 
@@ -32,29 +33,38 @@ def train(recipe: Recipe, out: str | Path, *, given: Given = NOTHING_GIVEN, tell
     """Train what is missing of a run and return it; the same call again does only what is left."""
     joint = check(recipe, given)
     executor = executor_of(recipe, given)
+    if joint and executor.agree(int(not executor.rows(recipe.members))):
+        raise RecipeError(
+            f"members of {recipe.method.name!r} meet at every step, so every process of the mesh must hold one: "
+            f"use at most {recipe.members} x executor.data processes"
+        )
     run = _open(recipe, out, executor, given, tell)
     work = Work(str(out), run.as_trained(), given)
     for attempt in range(ATTEMPTS):
         jobs = plan(recipe, run.all_progress(), joint=joint)
         failures = executor.launch(jobs, work, tell)
-        executor.agree(0)  # nobody plans before everybody has written
+        failed = executor.agree(int(bool(failures)))  # nobody plans before everybody has written
         if not any(failure.died for failure in failures) or attempt == ATTEMPTS - 1:
             break
         tell({"say": f"{sum(f.died for f in failures)} process(es) died; planning again"})
     if failures:
         raise _sum_up(failures)
+    if failed:
+        raise RunError("Members held by another process failed; those held here are done, or kept as far as they are")
     _tidy(run, executor)
     return run
 
 
 def check(recipe: Recipe, given: Given = NOTHING_GIVEN) -> bool:
     """Say whether the members see each other; refuse what cannot be carried out before anything is written."""
-    if recipe.train.patience is not None and recipe.executor.name != "local":
-        raise RecipeError(
-            f"train.patience lets members end apart, which {recipe.executor.name!r} cannot; use the executor local"
-        )
     check_names(recipe, given)
     joint = method_of(recipe, 0, given).objective.sees != "own"
+    asks = {asks_of(method_of(recipe, number, given).update, recipe.data.batch) for number in range(recipe.members)}
+    if joint and len(asks) > 1:
+        raise RecipeError(
+            f"members of {recipe.method.name!r} see each other, so they must ask for gradients equally often; "
+            "a radius of zero asks once, any other twice: give every member a radius above zero, or all of them zero"
+        )
     if joint and recipe.train.patience is not None:
         raise RecipeError(
             f"members of {recipe.method.name!r} learn together, so none can stop early; leave out train.patience"

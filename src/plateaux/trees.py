@@ -16,7 +16,10 @@ from plateaux.types import Tree
 
 def add(a: Tree, b: Tree, *, times: float | Tensor = 1.0) -> Tree:
     """Return a + times * b."""
-    return _named(a, torch._foreach_add(_list(a), torch._foreach_mul(_like(a, b), times)))
+    if isinstance(times, Tensor) and times.device.type != "cpu":
+        return _named(a, torch._foreach_add(_list(a), torch._foreach_mul(_like(a, b), times)))  # cuda-only
+    # On a CPU a number costs nothing to read, and saves a pass; elsewhere reading it would wait for the device.
+    return _named(a, torch._foreach_add(_list(a), _like(a, b), alpha=float(times)))
 
 
 def scale(a: Tree, factor: float | Tensor) -> Tree:

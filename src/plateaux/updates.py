@@ -20,16 +20,16 @@ __all__ = ["Reach", "adaptive", "asks_of", "ball", "climb", "elementwise", "grou
 
 TINY = 1e-12  # keeps a zero gradient from dividing by zero
 
-Reach = Callable[[Tree, Tree], Tree]
-"""The way up from (weights, gradient): a direction whose length the radius then sets."""
+Reach = Callable[[Tree, Tree], tuple[Tree, Tensor]]
+"""The way up from (weights, gradient), and the number to divide it by: the radius then sets how far to go."""
 
 
-def ball(params: Tree, gradient: Tree) -> Tree:
+def ball(params: Tree, gradient: Tree) -> tuple[Tree, Tensor]:
     """g / |g|: the steepest way up inside a ball (SAM)."""
-    return trees.scale(gradient, 1.0 / (trees.norm(gradient) + TINY))
+    return gradient, trees.norm(gradient)
 
 
-def elementwise(params: Tree, gradient: Tree) -> Tree:
+def elementwise(params: Tree, gradient: Tree) -> tuple[Tree, Tensor]:
     """w^2 g / | |w| g |, every parameter alike: ASAM as most copies have it."""
     return _ellipsoid(trees.magnitude(params), gradient)
 
@@ -37,7 +37,7 @@ def elementwise(params: Tree, gradient: Tree) -> Tree:
 def adaptive(eta: float) -> Reach:
     """T^2 g / |T g| with T = |w| + eta for weights and 1 for the rest: ASAM as first published."""
 
-    def reach(params: Tree, gradient: Tree) -> Tree:
+    def reach(params: Tree, gradient: Tree) -> tuple[Tree, Tensor]:
         shape = {
             name: tensor.abs() + eta if "weight" in name else torch.ones_like(tensor) for name, tensor in params.items()
         }
@@ -46,9 +46,15 @@ def adaptive(eta: float) -> Reach:
     return reach
 
 
-def _ellipsoid(shape: Tree, gradient: Tree) -> Tree:
+def _ellipsoid(shape: Tree, gradient: Tree) -> tuple[Tree, Tensor]:
     scaled = trees.multiply(shape, gradient)
-    return trees.scale(trees.multiply(shape, scaled), 1.0 / (trees.norm(scaled) + TINY))
+    return trees.multiply(shape, scaled), trees.norm(scaled)
+
+
+def peak(params: Tree, gradient: Tree, rho: float, reach: Reach) -> Tree:
+    """Return the weights rho up the slope; one pass over them, for large networks feel every one."""
+    way, length = reach(params, gradient)
+    return trees.add(params, way, times=rho / (length + TINY))
 
 
 def climb(
@@ -69,7 +75,7 @@ def climb(
 
     def once(params: Tree, part: slice | None, local: bool, shared: bool) -> Generator[Ask, Tree, Tree]:
         gradient = yield Ask(part=part, local=local)
-        descent = yield Ask(at=trees.add(params, reach(params, gradient), times=rho), part=part, local=not shared)
+        descent = yield Ask(at=peak(params, gradient, rho, reach), part=part, local=not shared)
         return descent
 
     def update(params: Tree, moment: Moment) -> Generator[Ask, Tree, Tree]:
@@ -99,7 +105,7 @@ def surrogate_gap(rho: float, *, alpha: float, rho_min: float, lr_min: float = 0
         span = moment.peak_lr - lr_min
         radius = rho_min + (rho - rho_min) * ((moment.lr - lr_min) / span if span > 0 else 1.0)
         gradient = yield Ask()
-        descent = yield Ask(at=trees.add(params, reach(params, gradient), times=radius))
+        descent = yield Ask(at=peak(params, gradient, radius, reach))
         along: Tensor = trees.dot(gradient, descent) / (trees.dot(descent, descent) + TINY)
         across = trees.add(gradient, descent, times=-along)
         return trees.add(descent, across, times=-alpha)

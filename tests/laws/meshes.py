@@ -127,6 +127,17 @@ def train_here(tree: dict[str, Any], out: str, sabotage: str = "") -> None:
         train(Recipe.from_dict(tree), out, given=GIVEN)
 
 
+def problem_here(tree: dict[str, Any], out: str) -> str:
+    """Train a recipe as one process of the mesh, and return what is wrong with it."""
+    from plateaux.errors import PlateauxError
+
+    try:
+        train_here(tree, out)
+    except PlateauxError as problem:
+        return str(problem)
+    return ""
+
+
 @contextmanager
 def broken(sabotage: str) -> Iterator[None]:
     """Break "own row live" in one of its halves for a while."""

@@ -9,6 +9,7 @@ from cases import GIVEN, JOINT, METHODS, NETS, distance, recipe, trained, weight
 from laws.conftest import Loop
 from laws.meshes import mesh
 
+from plateaux.errors import Diverged
 from plateaux.run import Run
 from plateaux.train import train
 from plateaux.types import Tree
@@ -106,12 +107,10 @@ def test_breaking_own_row_live_breaks_the_law(
     assert distance(spread, loop(method, "mlp", **options)) > 1e-4
 
 
-@pytest.mark.xfail(reason="a process of the mesh without members does not take part in agreements", run=False)
 def test_fewer_members_than_columns_leave_a_process_idle(loop: Loop, tmp_path: Path) -> None:
     assert distance(on_mesh(2, 1, tmp_path / "run", "sam", "mlp", members=1), loop("sam", "mlp", members=1)) == 0
 
 
-@pytest.mark.xfail(reason="a process of the mesh without members does not take part in agreements", run=False)
 def test_members_at_different_places_go_on_over_a_mesh(loop: Loop, tmp_path: Path) -> None:
     row = recipe("sam", members=2, executor={"name": "mesh"}, run={"keep_resume": "last", "checkpoint_epochs": 1})
     mesh(2).run("laws.meshes:train_here", row.to_dict(), str(tmp_path / "run"))
@@ -122,7 +121,6 @@ def test_members_at_different_places_go_on_over_a_mesh(loop: Loop, tmp_path: Pat
     assert distance(weights(Run.open(tmp_path / "run")), loop("sam", members=2)) == 0
 
 
-@pytest.mark.xfail(reason="a process of the mesh without members does not take part in agreements", run=False)
 def test_a_member_that_stops_early_lets_the_others_go_on_over_a_mesh(tmp_path: Path) -> None:
     options = {"members": 2, "train": {"epochs": 12, "patience": 1}, "data": {"validation": 6}}
     options |= {"optimizer": {"lr": [0.0, 0.05], "momentum": 0.0}, "schedule": ()}  # the first one never gets better
@@ -130,6 +128,26 @@ def test_a_member_that_stops_early_lets_the_others_go_on_over_a_mesh(tmp_path: P
     ends = [alone.progress(number).epoch for number in range(2)]
     assert ends[0] != ends[1]
     assert distance(on_mesh(2, 1, tmp_path / "mesh", "deep_ensemble", "mlp", **options), weights(alone)) == 0
+
+
+def test_a_member_that_diverges_lets_the_others_go_on_over_a_mesh(tmp_path: Path) -> None:
+    options = {"members": 2, "optimizer": {"lr": [1e30, 0.1]}, "run": {"log_every": 1}}
+    row = recipe("sam", executor={"name": "mesh"}, **options)
+    said = mesh(2).run("laws.meshes:problem_here", row.to_dict(), str(tmp_path / "mesh"))
+    assert "no number any more" in said[0]
+    assert "another process" in said[1]
+    alone = recipe("sam", **options)
+    with pytest.raises(Diverged):
+        train(alone, tmp_path / "loop", given=GIVEN)
+    mine, its = (Run.open(tmp_path / name).weights(1) for name in ("mesh", "loop"))
+    assert distance([mine], [its]) == 0
+
+
+@pytest.mark.parametrize("method", JOINT)
+def test_members_that_see_each_other_are_refused_over_too_many_processes(method: str, tmp_path: Path) -> None:
+    row = recipe(method, members=1, executor={"name": "mesh"})
+    for said in mesh(2).run("laws.meshes:problem_here", row.to_dict(), str(tmp_path / "run")):
+        assert "must hold one" in said
 
 
 def test_a_pool_is_the_loop_bit_for_bit(loop: Loop, tmp_path: Path) -> None:

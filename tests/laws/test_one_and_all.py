@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
-from cases import GIVEN, JOINT, METHODS, OWN, corner, learner, recipe, steps
+from cases import GIVEN, JOINT, METHODS, OWN, corner, learner, recipe, steps, trained
 from laws.meshes import mesh
 from torch import Tensor
 
@@ -124,6 +125,12 @@ def test_members_out_of_step_are_refused_with_a_sentence(manner: str) -> None:
     ]
     with pytest.raises(RecipeError, match="equally often"):
         step(Local(manner, 1, (), "error"), learners, [corner().batch] * 3, Way())
+
+
+def test_a_recipe_with_members_out_of_step_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="equally often"):
+        trained(recipe("balanced", method={"rho": [0.1, 0.0, 0.1]}), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
