@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from plateaux.errors import RunError
 from plateaux.plan import Job, plan
 from plateaux.recipe import Recipe
 from plateaux.run import Progress
@@ -77,6 +78,11 @@ def test_members_that_meet_go_on_from_the_last_place_all_have_kept(
     case: str, progress: list[Progress], jobs: list[Job]
 ) -> None:
     assert plan(recipe(len(progress)), progress, joint=True) == jobs
+
+
+def test_nobody_joins_members_that_learnt_together() -> None:
+    with pytest.raises(RunError, match="none can join"):
+        plan(recipe(3), [DONE, DONE, NEW], joint=True)
 
 
 def test_planning_twice_gives_the_same_and_changes_nothing() -> None:

@@ -327,6 +327,20 @@ def test_what_cannot_be_carried_out_is_refused_before_anything_is_written(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (["train.patience=2", "data.validation=0.1"], "none can stop early"),
+        (["train.precision=fp16"], "use bf16"),
+        (["data.order=own"], "data.order must be 'shared'"),
+        (["loss.label_smoothing=[0.0, 0.1]"], "its options cannot differ"),
+    ],
+)
+def test_what_members_that_meet_cannot_do_is_refused(changes: list[str], words: str) -> None:
+    with pytest.raises(RecipeError, match=words):
+        check(recipe('method={name="cases:apart"}', *changes), CASES)
+
+
 def test_check_says_whether_members_meet() -> None:
     assert check(recipe()) is False
     assert check(recipe('method={name="cases:apart"}'), CASES) is True

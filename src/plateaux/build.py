@@ -65,12 +65,12 @@ def data_of(recipe: Recipe, given: Given = NOTHING_GIVEN) -> Data:
     return made
 
 
-def kind_of(recipe: Recipe, number: int) -> str:
+def kind_of(recipe: Recipe, number: int, given: Given = NOTHING_GIVEN) -> str:
     """Return a hash that two members share when their networks are alike."""
-    tree = recipe.model.model_dump(mode="json")
-    return fingerprint(
-        {k: v[number] if isinstance(v, list) and len(v) == recipe.members else v for k, v in tree.items()}
-    )
+    name = own("model.name", recipe.model.name, number, recipe.members)
+    factory = given.model or registry.model.get(name, allow=given.allow)
+    options = pick(factory, recipe.model.options, number, recipe.members)
+    return fingerprint({"name": name, "options": options})
 
 
 def network(
@@ -122,13 +122,17 @@ def own_state(module: nn.Module, shared: set[str]) -> Tree:
     return {name: tensor for name, tensor in module.state_dict().items() if name not in shared}
 
 
+def loss_options(recipe: Recipe, number: int) -> dict[str, Any]:
+    """Return the options that one member's loss has."""
+    return pick(loss_by_name(recipe.loss.name), recipe.loss.options, number, recipe.members)
+
+
 def method_of(recipe: Recipe, number: int = 0, given: Given = NOTHING_GIVEN) -> Method:
     """Return one member's method."""
     loss = given.loss
     if loss is None:
         make_loss = loss_by_name(recipe.loss.name)
-        chosen = pick(make_loss, recipe.loss.options, number, recipe.members)
-        loss = make_loss(**check("loss", make_loss, chosen, also=LossPart.model_fields))
+        loss = make_loss(**check("loss", make_loss, loss_options(recipe, number), also=LossPart.model_fields))
     factory = registry.method.get(recipe.method.name, allow=given.allow)
     chosen = pick(factory, recipe.method.options, number, recipe.members)
     made: Method = factory(loss, **check("method", factory, chosen, also=MethodPart.model_fields))

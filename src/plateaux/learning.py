@@ -87,7 +87,7 @@ def _learner(
         params=params,
         buffers=buffers,
         peak_lr=float(own("optimizer.lr", recipe.optimizer.lr, number, recipe.members)),
-        kind=kind_of(recipe, number),
+        kind=kind_of(recipe, number, given),
         schedule=schedule,
         every_step=every_step,
         masks={name: mask for name, mask in zeros.items() if name in params},

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from plateaux.errors import RunError
 from plateaux.recipe import Recipe
 from plateaux.run import Progress
 
@@ -41,6 +42,11 @@ def plan(recipe: Recipe, progress: Sequence[Progress], *, joint: bool = False) -
         return []
     stop = recipe.train.epochs
     if joint:
+        if any(each.finished for each in progress) and any(not progress[n].states for n in missing):
+            raise RunError(
+                f"members of {recipe.method.name!r} learn together, so none can join those that have finished; "
+                "choose another --out for the larger ensemble"
+            )
         return [Job(tuple(range(len(progress))), _common(progress), stop)]
     alone = recipe.executor.name == "local" and (recipe.executor.manner == "parked" or recipe.executor.processes > 1)
     if alone:

@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from plateaux.build import NOTHING_GIVEN, Given, check_names, data_of, executor_of, method_of
+from plateaux.build import NOTHING_GIVEN, Given, check_names, data_of, executor_of, loss_options, method_of
 from plateaux.choose import choose
 from plateaux.course import Course, validation_measures
 from plateaux.errors import PlateauxError, RecipeError, RunError
@@ -65,6 +65,8 @@ def check(recipe: Recipe, given: Given = NOTHING_GIVEN) -> bool:
             f"members of {recipe.method.name!r} see each other, so they must ask for gradients equally often; "
             "a radius of zero asks once, any other twice: give every member a radius above zero, or all of them zero"
         )
+    if joint and any(loss_options(recipe, n) != loss_options(recipe, 0) for n in range(recipe.members)):
+        raise RecipeError(f"members of {recipe.method.name!r} share one loss: its options cannot differ between them")
     if joint and recipe.train.patience is not None:
         raise RecipeError(
             f"members of {recipe.method.name!r} learn together, so none can stop early; leave out train.patience"
