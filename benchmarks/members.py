@@ -1,6 +1,7 @@
 """Members cost what they must: peak memory of parked and looped members, and a frozen trunk held once.
 
-Every figure is the peak resident memory of a process of its own, less what it held when everything was imported.
+Every figure is the peak resident memory of a process of its own, less what it had taken to train a tiny
+network: interpreter, libraries and kernels.
 """
 
 from __future__ import annotations
@@ -51,10 +52,11 @@ def peak() -> float:
 def trained(members: int, manner: str) -> None:
     """Train in this process and print what it took: the inner half of `measured`."""
     settle_in()
-    torch.nn.functional.conv2d(torch.rand(1, 3, 8, 8), torch.rand(4, 3, 3, 3))  # kernels loaded, threads up
-    before = peak()
+    given = plateaux.Given(data=images())
     with tempfile.TemporaryDirectory() as folder:
-        plateaux.train(recipe_for(members, manner), folder, given=plateaux.Given(data=images()))
+        plateaux.train(recipe_for(1, manner, width=1), f"{folder}/tiny", given=given)  # everything is imported now
+        before = peak()
+        plateaux.train(recipe_for(members, manner), f"{folder}/run", given=given)
     print(json.dumps({"before": before, "net": peak() - before}))
 
 
@@ -82,7 +84,7 @@ def main() -> None:
         "1 member, MB": one["net"],
         f"{count} parked, MB": parked["net"],
         f"{count} looped, MB": looped["net"],
-        "imports alone, MB": one["before"],
+        "a tiny network alone, MB": one["before"],
         "heads over a frozen trunk: held / (trunk once + heads), bytes": held / needed,
         "heads over a frozen trunk: held, MB": held / 1e6,
     }

@@ -22,6 +22,7 @@ from typing import IO, Any
 from uuid import uuid4
 from weakref import WeakSet
 
+import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor
@@ -106,7 +107,7 @@ class Store:
     def put_tensors(self, name: str, tensors: Mapping[str, Tensor], about: Mapping[str, str] | None = None) -> None:
         """Write tensors as safetensors, which any program can read and which can run nothing."""
         plain = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
-        self.put(name, _in_order(safetensors.torch.save(plain, metadata=dict(about or {}))))
+        self.put(name, lambda file: _save_in_order(plain, Path(file.name), dict(about or {})))
 
     def get_tensors(self, name: str) -> Tree:
         content = self.get(name)
@@ -191,12 +192,18 @@ class Store:
         return StorageError(f"Cannot {verb} {path}: {problem.strerror or problem}")
 
 
-def _in_order(content: bytes) -> bytes:
-    """Return safetensors with a sorted header, which comes in any order: equal tensors make equal files."""
-    end = 8 + int.from_bytes(content[:8], "little")
-    header = json.dumps(json.loads(content[8:end]), sort_keys=True, separators=(",", ":")).encode()
-    header += b" " * (-len(header) % 8)
-    return len(header).to_bytes(8, "little") + header + content[end:]
+def _save_in_order(tensors: Tree, path: Path, about: dict[str, str]) -> None:
+    """Write safetensors without a copy in memory; its header comes in any order, so it is sorted: equal in, equal out."""
+    try:
+        safetensors.torch.save_file(tensors, path, metadata=about)
+    except safetensors.SafetensorError as problem:
+        full = f"os error {errno.ENOSPC}" in str(problem)
+        raise OSError(errno.ENOSPC if full else errno.EIO, str(problem)) from None
+    with path.open("r+b") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+        file.seek(8)
+        file.write(json.dumps(header, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode().ljust(size))
 
 
 _held: WeakSet[IO[str]] = WeakSet()
