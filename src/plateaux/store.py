@@ -193,7 +193,7 @@ class Store:
 
 
 def _save_in_order(tensors: Tree, path: Path, about: dict[str, str]) -> None:
-    """Write safetensors without a copy in memory; its header comes in any order, so it is sorted: equal in, equal out."""
+    """Write safetensors without a copy in memory, the header sorted: equal tensors make equal files."""
     try:
         safetensors.torch.save_file(tensors, path, metadata=about)
     except safetensors.SafetensorError as problem:
