@@ -83,7 +83,12 @@ def test_a_job_that_raises_or_dies_stops_no_other() -> None:
     assert str(found["raise"].problem) == "RuntimeError: something unforeseen"
     assert isinstance(found["diverge"].problem, Diverged)
     assert "exit code -9" in str(found["die"].problem)
-    assert not multiprocessing.active_children()
+    assert not workers()
+
+
+def workers() -> list[Any]:
+    """Return the pool's processes; those of other tests' meshes are daemons."""
+    return [child for child in multiprocessing.active_children() if not child.daemon]
 
 
 def test_in_turn_a_job_that_fails_does_not_stop_the_next() -> None:
@@ -105,7 +110,7 @@ def test_a_stop_reaches_the_worker_and_no_further_job_begins() -> None:
         run_pool(["long", "a", "b"], work, hear, processes=1)
     assert [each["job"] for each in news] == ["long"]
     assert signal.getsignal(signal.SIGTERM) is before
-    assert not multiprocessing.active_children()
+    assert not workers()
 
 
 def test_a_stop_before_the_workers_have_begun_is_a_stop_too() -> None:
@@ -120,7 +125,7 @@ def test_a_stop_before_the_workers_have_begun_is_a_stop_too() -> None:
     with pytest.raises(Stopped):
         run_pool(["a", "b"], work, lambda _: None, processes=2)
     thread.join()
-    assert not multiprocessing.active_children()
+    assert not workers()
 
 
 def test_a_listener_that_fails_leaves_no_process_behind() -> None:
@@ -129,7 +134,7 @@ def test_a_listener_that_fails_leaves_no_process_behind() -> None:
 
     with pytest.raises(BrokenPipeError):
         run_pool(["long"], work, fail, processes=1)
-    assert not multiprocessing.active_children()
+    assert not workers()
 
 
 def test_a_second_interrupt_ends_at_once() -> None:
@@ -169,7 +174,7 @@ def test_a_killed_worker_is_replaced_and_no_bit_changes(tmp_path: Path) -> None:
     def kill_one(news: Mapping[str, Any]) -> None:
         said.extend([news["say"]] if "say" in news else [])
         if not killed and news.get("done", 0) >= 2:
-            killed.append(multiprocessing.active_children()[0].pid or 0)
+            killed.append(workers()[0].pid or 0)
             os.kill(killed[0], signal.SIGKILL)
 
     pool = train(recipe, tmp_path / "pool", tell=kill_one)
@@ -177,7 +182,7 @@ def test_a_killed_worker_is_replaced_and_no_bit_changes(tmp_path: Path) -> None:
     assert any("died; planning again" in line for line in said)
     queue = train(recipe.changed(executor={"processes": 1}), tmp_path / "queue")
     assert weights(pool) == weights(queue)
-    assert not multiprocessing.active_children()
+    assert not workers()
 
 
 def test_a_stopped_pool_leaves_checkpoints_and_goes_on_from_them(tmp_path: Path) -> None:
@@ -192,7 +197,7 @@ def test_a_stopped_pool_leaves_checkpoints_and_goes_on_from_them(tmp_path: Path)
     stopped = Run.open(tmp_path).all_progress()
     assert any(progress.states for progress in stopped)
     assert not any(progress.finished for progress in stopped)
-    assert not multiprocessing.active_children()
+    assert not workers()
 
 
 def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:

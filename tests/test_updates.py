@@ -182,7 +182,7 @@ def test_unnormalised_sam_on_a_quadratic_is_the_closed_form() -> None:
     a = torch.randn(6, 4, generator=draw, dtype=torch.float64) / 3
     best, start = (torch.randn(4, generator=draw, dtype=torch.float64) for _ in range(2))
     module = Line(start)
-    method = Method(Objective(squares), climb(0.4, reach=lambda params, gradient: gradient))
+    method = Method(Objective(squares), climb(0.4, reach=lambda params, gradient: (gradient, torch.ones(()))))
     batch = Batch(a, a @ best, torch.arange(6))
     steps(learner(module, method, lr=0.1), [batch] * 7)
     w = a.T @ a
