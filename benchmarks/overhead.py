@@ -1,6 +1,6 @@
 """Cost of the engine: images a second of `train` against a bare hand-written PyTorch loop.
 
-Both sides have the same network, batches, precision and optimiser, and take turns epoch by epoch in one process; five
+Both sides have the same network, batches, precision and optimiser, and take turns epoch by epoch in one process; three
 processes do so one after the other. The engine's side is the real course of a job: keyed randomness, logs, news, stop
 signs. Checkpoints fall outside.
 """
@@ -133,7 +133,7 @@ def main() -> None:
     args = flags(__doc__ or "")
     figures: dict[str, float] = {}
     limits: dict[str, tuple[str, float]] = {}
-    processes, rounds = (1, 2) if args.quick else (5, 4)
+    processes, rounds = (1, 2) if args.quick else (3, 5)
     for net, (_, _, usual) in NETS.items():
         steps = 1 if args.quick else usual
         found: dict[str, list[float]] = {}
