@@ -50,7 +50,7 @@ def main() -> None:
     args = flags(__doc__ or "")
     rounds = 1 if args.quick else 3
     with tempfile.TemporaryDirectory() as folder:
-        file = images(Path(folder), 2_560 if args.quick else 25_600)
+        file = images(Path(folder), 512 if args.quick else 25_600)
         sides = {
             "pool": recipe_for(file, processes=2),
             "queue": recipe_for(file, manner="parked", threads=2),
