@@ -40,7 +40,9 @@ def show(measure: str, value: Value) -> str:
 def to_rich(measurements: Sequence[Measurement]) -> Table:
     """Return the table a terminal shows."""
     header, rows = grid(measurements)
-    table = Table(title=heading(measurements), title_justify="left", caption=CAPTION, caption_justify="left")
+    table = Table(
+        title=heading(measurements), title_justify="left", caption=CAPTION, caption_justify="left", pad_edge=False
+    )
     for position, name in enumerate(header):
         table.add_column(name, justify="right" if position else "left", no_wrap=position > 0)
     for row in rows:
