@@ -1,8 +1,8 @@
 """Cost of the engine: images a second of `train` against a bare hand-written PyTorch loop.
 
-Both sides have the same network, batches, precision and optimiser, and take turns epoch by epoch in one process; three
-processes do so one after the other. The engine's side is the real course of a job: keyed randomness, logs, news, stop
-signs. Checkpoints fall outside.
+Both sides have the same network, batches, precision and optimiser, and take turns epoch by epoch in one process; six
+processes do so one after the other, and every second one builds the bare side first. The engine's side is the real
+course of a job: keyed randomness, logs, news, stop signs. Checkpoints fall outside.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -114,7 +115,7 @@ def moving_statistics(model: nn.Module, momentum: float) -> None:
             layer.momentum = momentum
 
 
-def timed(net: str, steps: int, rounds: int) -> None:
+def timed(net: str, steps: int, rounds: int, bare_first: bool) -> None:
     """Time all sides in this process and print the seconds of every round: the inner half of `main`."""
     settle_in()
     data = images(steps)
@@ -122,8 +123,9 @@ def timed(net: str, steps: int, rounds: int) -> None:
         sides: dict[str, Callable[[int], None]] = {}
         for method, word in (("deep_ensemble", "sgd"), ("sam", "sam")):
             recipe = recipe_for(net, method)
-            sides[f"{word} engine"] = engine(recipe, data, stack)
-            sides[f"{word} bare"] = bare(recipe, data)
+            builders = {"engine": partial(engine, recipe, data, stack), "bare": partial(bare, recipe, data)}
+            for name in sorted(builders, reverse=not bare_first):
+                sides[f"{word} {name}"] = builders[name]()
         for side in sides.values():
             side(9_999)  # warm-up
         print(json.dumps(interleaved(sides, rounds)))
@@ -133,12 +135,12 @@ def main() -> None:
     args = flags(__doc__ or "")
     figures: dict[str, float] = {}
     limits: dict[str, tuple[str, float]] = {}
-    processes, rounds = (1, 2) if args.quick else (3, 5)
+    processes, rounds = (1, 2) if args.quick else (6, 4)
     for net, (_, _, usual) in NETS.items():
         steps = 1 if args.quick else usual
         found: dict[str, list[float]] = {}
-        for _ in range(processes):  # where tensors happen to lie favours one side for the life of a process
-            call = [sys.executable, __file__, "inner", net, str(steps), str(rounds)]
+        for number in range(processes):  # where tensors happen to lie favours one side for the life of a process
+            call = [sys.executable, __file__, "inner", net, str(steps), str(rounds), str(number % 2)]
             for side, times in json.loads(subprocess.check_output(call, text=True).splitlines()[-1]).items():
                 found.setdefault(side, []).extend(times)
         for word in ("sgd", "sam"):
@@ -155,6 +157,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["inner"]:
-        timed(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+        timed(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5] == "1")
     else:
         main()

@@ -33,7 +33,7 @@ def recipe_for(file: Path, **executor: object) -> plateaux.Recipe:
             "model": {"name": "resnet8", "width": 16},
             "method": {"name": "deep_ensemble"},
             "optimizer": {"lr": 0.05, "momentum": 0.9},
-            "train": {"epochs": 1, "precision": "bf16", "memory_format": "channels_last"},
+            "train": {"epochs": 2, "precision": "bf16", "memory_format": "channels_last"},
             "executor": dict(executor),
         }
     )

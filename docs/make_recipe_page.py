@@ -38,8 +38,9 @@ with a radius of its own for each of three members, and `lr = [0.05, 0.1, 0.2]` 
 may be such a list too.
 
 `[executor]`, `[run]` and the number of members do not decide what a member becomes, so a run may be continued with
-other values there (beyond the last digits, `batchnorm = "local"` on a mesh is the one exception). A run folder whose
-recipe differs anywhere else is refused, with the difference shown.
+other values there (beyond the last digits, `batchnorm = "local"` on a mesh is the one exception; and where the method
+makes members meet, none can join or leave after the meeting). A run folder whose recipe differs anywhere else is
+refused, with the difference shown.
 """
 
 MEANINGS = {
@@ -48,7 +49,7 @@ MEANINGS = {
     "data.name": "a data set: see below, or `package.module:function`",
     "data.batch": "samples in a batch; on a mesh, over all copies of a member together",
     "data.order": "`own`: each member has its own shuffling and augmentation; `shared`: all see the same batches; "
-    "`auto`: shared only where the method makes members meet",
+    "`auto`: shared only where members see each other in every batch",
     "data.validation": "training samples held out for validation: a share below 1, else a count; drawn by the seed",
     "data.workers": "processes that read samples not held in memory; batches are the same for any number",
     "data.drop_last": "leave out the last batch of an epoch if it is smaller than the others",
@@ -94,7 +95,8 @@ MEANINGS = {
     "executor.batchnorm": "`mesh`: BatchNorm over the whole batch, or over each copy's share",
     "run.checkpoint_epochs": "write a checkpoint after every so many epochs",
     "run.checkpoint_minutes": "and after so many minutes, in the middle of an epoch",
-    "run.keep_resume": "what to do with the resume state of a finished member",
+    "run.keep_resume": "what to do with the resume states of a finished member: `last` keeps the newest and that of "
+    "the first meeting, where another run may begin (`--span-from`)",
     "run.log_every": "a line in the log after every so many steps",
     "run.tensorboard": "also write curves for TensorBoard (`plateaux[track]`)",
 }

@@ -18,11 +18,12 @@ from plateaux import registry
 from plateaux.build import Given, data_of, network
 from plateaux.exchange import Method, Objective, Settle
 from plateaux.executors.local import Local
+from plateaux.learner import Learner, Tally
+from plateaux.learner import Way as StepWay
 from plateaux.recipe import Recipe
 from plateaux.run import Run
 from plateaux.samples import Data, Resident
-from plateaux.step import Learner, Tally, step
-from plateaux.step import Way as StepWay
+from plateaux.step import step
 from plateaux.train import train
 from plateaux.types import Batch, Tree
 from plateaux.updates import climb
@@ -63,6 +64,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "sam": {"rho": 0.1},
     "asam": {"rho": 0.5},
     "gsam": {"rho": 0.1, "rho_min": 0.02, "alpha": 0.4},
+    "sharpbalance": {"rho": 0.1},
 }
 METHODS = {name: Way({"name": name, **OPTIONS.get(name, {})}) for name in registry.method.names()}
 METHODS |= {
@@ -71,6 +73,8 @@ METHODS |= {
     "sam in groups": Way({"name": "sam", "rho": 0.1, "m": 3}, sharded=False),
     "sam per worker": Way({"name": "sam", "rho": 0.1, "perturbation": "per_worker"}, sharded=False),
     "sam, a radius each": Way({"name": "sam", "rho": [0.0, 0.1, 0.3]}),
+    "sharpbalance, shared": Way({"name": "sharpbalance", "rho": 0.1, "step": "shared"}),
+    "sharpbalance by gsam": Way({"name": "sharpbalance", "rho": 0.1, "climb": "gsam", "rule": "released"}),
     "apart": Way({"name": "cases:apart"}, sees="all"),
     "apart, climbing": Way({"name": "cases:apart", "rho": 0.1}, sees="all"),
     "balanced": Way({"name": "cases:balanced"}, sees="whole"),

@@ -3,8 +3,9 @@
     python -c "import killable; killable.serve()"
 
 reads one request a line (JSON) and answers each with how the trainer ended. A request names the recipe and the run
-folder, and maybe the death to die: `{"seconds": 0.2}` after so long, `{"event": 7}` at the seventh touch of storage;
-`"signal": "SIGTERM"` makes it a polite one, `"group": true` lets the loader's workers hear it too.
+folder, and maybe the death to die: `{"seconds": 0.2}` after so long, `{"event": 7}` at the seventh touch of storage,
+`{"score": 3}` while the third batch is scored; `"signal": "SIGTERM"` makes it a polite one, `"group": true` lets the
+loader's workers hear it too.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import numpy as np
 import torch
 
 import plateaux
+from plateaux.meeting import Scorer
 from plateaux.samples import Data, from_dataset
 from plateaux.train import train
 
@@ -151,6 +153,8 @@ def _trainer(request: dict[str, Any], mouth: int) -> None:
     torch.set_num_threads(1)
     if "event" in request:
         die_at(request["event"], signal.Signals[request.get("signal", "SIGKILL")], group=request.get("group", False))
+    if "score" in request:
+        die_while_scoring(request["score"])
     os.write(mouth, b".")
     code, words = 0, ""
     try:
@@ -160,6 +164,20 @@ def _trainer(request: dict[str, Any], mouth: int) -> None:
         code, words = 1, f"{type(problem).__name__}: {problem}"
     os.write(mouth, words.encode())
     os._exit(code)
+
+
+def die_while_scoring(batch: int) -> None:
+    """Send SIGKILL when the n-th batch is being scored."""
+    left, scores = batch, Scorer._scores
+
+    def dying(*args: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return scores(*args)
+
+    Scorer._scores = dying  # type: ignore[method-assign]
 
 
 def die_at(event: int, number: signal.Signals, *, group: bool) -> None:

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -111,6 +112,34 @@ def small(folder: Path, *, train: str = 'keep = "best:accuracy"', minutes: float
     return file
 
 
+MEETING = """
+members = 3
+[data]
+name = "blobs"
+samples = 48
+test_samples = 12
+batch = 16
+validation = 8
+[model]
+name = "mlp"
+hidden = [4]
+[method]
+name = "sharpbalance"
+rho = 0.1
+[optimizer]
+lr = 0.2
+momentum = 0.9
+[train]
+epochs = 2
+[executor]
+threads = 1
+manner = "{manner}"
+[run]
+checkpoint_minutes = 60
+keep_resume = "last"
+"""
+
+
 def command(recipe: Path, out: Path) -> list[str]:
     call = [sys.executable, "-m", "plateaux", "train", str(recipe), "--out", str(out), "--allow", "killable"]
     return [*call, "--no-measure"]
@@ -149,6 +178,7 @@ def assert_same_run(found: Path, wanted: Path) -> None:
             assert mine.keys() == theirs.keys()
             assert same({**mine, "progress": None}, {**theirs, "progress": None})
         expected = {"progress.json", "weights.safetensors", ".lock", *(Path(name).name for *_, name in here.states)}
+        expected |= {Path(here.met).name} if here.met else set()
         assert {p.name for p in (found / f"members/{number}").iterdir() if p.is_file()} == expected
         assert len(list((found / f"members/{number}/log").iterdir())) == len(here.parts)
     assert not list(found.rglob(f"{SCRATCH}*"))
@@ -347,3 +377,44 @@ def test_the_recipe_of_these_tests_is_what_it_should_be(recipe: Path) -> None:
     assert (what.method.name, what.optimizer.options, what.schedule[0].per) == ("sam", {"momentum": 0.9}, "step")
     assert what.model.options["norm"] == "batch"
     assert what.data.flip
+
+
+def _meeting_files(out: Path) -> dict[str, bytes]:
+    folders = [out / "scores", out / "notes"]
+    files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
+    return {path.relative_to(out).as_posix(): path.read_bytes() for path in files}
+
+
+@pytest.mark.parametrize("manner", ["loop", "parked"])
+def test_a_kill_at_every_moment_of_a_meeting_changes_no_bit(manner: str, tmp_path: Path, ask: Ask) -> None:
+    recipe = tmp_path / "meeting.toml"
+    recipe.write_text(MEETING.format(manner=manner))
+    whole = tmp_path / "whole"
+    assert ask(recipe, whole)["status"] == 0
+    assert len(_meeting_files(whole)) == 3 + 3 + 1
+
+    base = tmp_path / "base"
+    for batch in (1, 1, 2):  # while scoring; in `parked` the first member's scores, then the second's
+        assert ask(recipe, base, score=batch)["status"] == -signal.SIGKILL
+    seen: set[str] = set()
+    for event in range(1, 1000, 1 if manner == "loop" else 4):  # then at one touch of storage after the other
+        out = tmp_path / str(event)
+        shutil.copytree(base, out)
+        if ask(recipe, out, event=event)["status"] == 0:
+            break
+        seen |= _half_way(out)
+        assert ask(recipe, out)["status"] == 0, event
+        assert_same_run(out, whole)
+        assert _meeting_files(out) == _meeting_files(whole), event
+    assert event > 30
+    assert seen == {"some have scored", "all have scored", "a note", "all notes", "decided"}
+
+
+def _half_way(out: Path) -> set[str]:
+    """Say how far a killed run had come in its meeting."""
+    files = [name for name in _meeting_files(out) if PART not in name]
+    scores, notes = (sum(name.startswith(kind) for name in files) for kind in ("scores", "notes"))
+    said = {0: set(), 3: {"all have scored"}}.get(scores, {"some have scored"})
+    if notes:
+        said = {"decided"} if "notes/1/summary.json" in files else {"all notes"} if notes == 3 else {"a note"}
+    return said

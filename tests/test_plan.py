@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from plateaux.errors import RunError
-from plateaux.plan import Job, plan
+from plateaux.plan import Job, Meeting, plan
 from plateaux.recipe import Recipe
 from plateaux.run import Progress
 
@@ -107,3 +107,65 @@ def test_every_member_that_is_not_finished_is_in_exactly_one_job() -> None:
 )
 def test_a_job_says_what_it_is(job: Job, words: str) -> None:
     assert str(job) == words
+
+
+AHEAD = Meeting(3)
+MEETINGS = [
+    ("before it", LOOP, [NEW, NEW], [AHEAD], [Job((0, 1), (0, 0), 3)]),
+    (
+        "one has arrived without scores",
+        LOOP,
+        [at((3, 0)), at((1, 2))],
+        [AHEAD],
+        [Job((0,), (3, 0), 3), Job((1,), (1, 2), 3)],
+    ),
+    ("one waits", POOL, [at((3, 0)), at((1, 2))], [Meeting(3, frozenset({0}))], [Job((1,), (1, 2), 3)]),
+    ("all have scored", POOL, [at((3, 0))] * 2, [Meeting(3, frozenset({0, 1}))], [Job((0, 1), (3, 0), 3, "decide")]),
+    ("decided", LOOP, [at((3, 0))] * 2, [Meeting(3, frozenset({0, 1}), 2)], [Job((0, 1), (3, 0), 5)]),
+    (
+        "after it",
+        LOOP,
+        [at((4, 1)), at((3, 0))],
+        [Meeting(3, frozenset({0, 1}), 2)],
+        [Job((0,), (4, 1), 5), Job((1,), (3, 0), 5)],
+    ),
+    ("the next one", LOOP, [at((3, 0))] * 2, [Meeting(3, frozenset({0, 1}), 2), Meeting(4)], [Job((0, 1), (3, 0), 4)]),
+    ("scores that came along", LOOP, [NEW, NEW], [Meeting(3, frozenset({0}))], [Job((0, 1), (0, 0), 3)]),
+    ("at the very start", LOOP, [NEW, NEW], [Meeting(0)], [Job((0, 1), (0, 0), 0)]),
+    ("one begins anew", LOOP, [DONE, NEW], [Meeting(3, frozenset({0, 1}), 2)], [Job((1,), (0, 0), 3)]),
+    (
+        "one is behind",
+        LOOP,
+        [at((4, 0)), at((1, 0))],
+        [Meeting(3, frozenset({0, 1}), 2)],
+        [Job((0,), (4, 0), 5), Job((1,), (1, 0), 3)],
+    ),
+    ("all done", LOOP, [DONE, DONE], [Meeting(3, frozenset({0, 1}), 2)], []),
+]
+
+
+@pytest.mark.parametrize(
+    ("executor", "progress", "meetings", "jobs"), [row[1:] for row in MEETINGS], ids=[row[0] for row in MEETINGS]
+)
+def test_nobody_goes_past_a_meeting_that_is_not_decided(
+    executor: dict[str, object], progress: list[Progress], meetings: list[Meeting], jobs: list[Job]
+) -> None:
+    assert plan(recipe(len(progress), **executor), progress, meetings=meetings) == jobs
+
+
+def test_members_that_learn_together_meet_together() -> None:
+    progress = [at((3, 0)), at((3, 0))]
+    jobs = plan(recipe(2), progress, joint=True, meetings=[Meeting(3, frozenset({0}))])
+    assert jobs == [Job((0, 1), (3, 0), 3)]
+
+
+def test_jobs_around_a_meeting_say_what_they_are() -> None:
+    assert str(Job((1,), (3, 0), 3)) == "score by member 1 at epoch 3"
+    assert str(Job((0, 1), (3, 0), 3, "decide")) == "decide for members 0, 1 at epoch 3"
+
+
+def test_lost_notes_and_latecomers_are_refused() -> None:
+    with pytest.raises(RunError, match="gone past the meeting after epoch 3"):
+        plan(recipe(2), [at((4, 0)), at((3, 0))], meetings=[AHEAD])
+    with pytest.raises(RunError, match="none can join or leave"):
+        plan(recipe(3), [DONE, DONE, NEW], meetings=[Meeting(3, frozenset({0, 1}), 2)])

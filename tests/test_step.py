@@ -18,9 +18,10 @@ from plateaux import machine
 from plateaux.build import data_of, network
 from plateaux.errors import RecipeError
 from plateaux.exchange import Ask, Method, Objective
+from plateaux.learner import Learner, Scaler, Way
 from plateaux.losses import cross_entropy
 from plateaux.methods.sam import asam, gsam, sam
-from plateaux.step import Learner, Scaler, Way, stand_at, step, still
+from plateaux.step import stand_at, step, still
 from plateaux.train import train
 from plateaux.types import Batch, Tree
 

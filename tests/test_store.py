@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import pickle
 import stat
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -230,6 +232,131 @@ def test_a_hostile_state_is_refused_and_not_executed(store: Store, tmp_path: Pat
     assert "weights_only" not in str(refused.value)  # no advice how to load it all the same
     torch.load(file, weights_only=False) if write != "pickle" else pickle.loads(file.read_bytes())
     assert trace.exists()  # so it would have run
+
+
+def test_what_is_being_written_becomes_an_object_only_at_the_end(store: Store) -> None:
+    with ExitStack() as stack:
+        one, two = (stack.enter_context(store.writing(name)) for name in ("m/1", "m/2"))
+        one.write(b"1")
+        two.write(b"2")
+        assert store.names() == []
+    assert (store.get("m/1"), store.get("m/2")) == (b"1", b"2")
+    assert files(store) == {"m/1", "m/2"}
+
+
+@pytest.mark.parametrize("problem", [KeyError("x"), KeyboardInterrupt(), StorageError("another object's trouble")])
+def test_what_fails_while_it_is_written_vanishes_and_the_old_object_stays(store: Store, problem: BaseException) -> None:
+    store.put("x", b"old")
+
+    def fail() -> None:
+        with store.writing("y"), store.writing("x") as file:
+            file.write(b"new")
+            raise problem
+
+    with pytest.raises(type(problem)) as found:
+        fail()
+    assert found.value is problem
+    assert files(store) == {"x"}
+    assert store.get("x") == b"old"
+
+
+ABOUT = {"fingerprint": "ab", "epoch": "3", "samples": "11", "\u00e9": '"'}
+
+
+def put_array(store: Store, name: str, values: np.ndarray, cuts: list[int]) -> None:
+    with store.array_writer(name, values.dtype, len(values), ABOUT) as write:
+        for chunk in np.split(values, cuts):
+            write(chunk)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int64", "uint8"])
+@pytest.mark.parametrize("length", [0, 1, 11])
+def test_an_array_in_chunks_comes_back_and_a_stranger_reads_it(store: Store, dtype: str, length: int) -> None:
+    values = np.arange(length).astype(dtype)
+    put_array(store, "a", values, [length // 3, length // 2])
+    about, found = store.array("a")
+    assert about == ABOUT
+    assert type(found) is np.ndarray
+    assert found.dtype == values.dtype
+    assert not found.flags.writeable
+    np.testing.assert_array_equal(found, values)
+    chunks = list(store.array_chunks("a", 4))
+    assert [len(chunk) for chunk in chunks] == [4] * (length // 4) + [length % 4] * (length % 4 > 0)
+    assert b"".join(chunk.tobytes() for chunk in chunks) == values.tobytes()
+    np.testing.assert_array_equal(safetensors.numpy.load(store.get("a"))["array"], values)
+    with safetensors.safe_open(store.root / "a", framework="np") as opened:
+        assert opened.metadata() == ABOUT
+    assert int.from_bytes(store.get("a")[:8], "little") % 8 == 0
+
+
+def test_an_array_that_safetensors_wrote_is_read(store: Store) -> None:
+    store.put("a", safetensors.numpy.save({"own name": np.arange(5, dtype=np.float32)}))
+    about, found = store.array("a")
+    assert about == {}
+    assert found.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_an_array_of_another_length_than_promised_is_not_written(store: Store) -> None:
+    with (
+        pytest.raises(StorageError, match=r"/a was not written: 3 numbers came instead of 4"),
+        store.array_writer("a", np.uint8, 4) as write,
+    ):
+        write(np.zeros(3, np.uint8))
+    assert files(store) == set()
+
+
+def array_file(header: object, content: bytes = bytes(16), size: int | None = None) -> bytes:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return (len(text) if size is None else size).to_bytes(8, "little") + text + content
+
+
+GOOD = {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}
+DAMAGED = {
+    "empty": b"",
+    "short": b"\x01\x00",
+    "no header": array_file(b""),
+    "a header longer than the file": array_file({"a": GOOD}, size=2**63),
+    "a header longer than is sane": array_file(b" " * (1 << 21)),
+    "not JSON": array_file(b"{nothing"),
+    "not text": array_file(b"\xff\xfe\xff"),
+    "too deep": array_file(b"[" * 100_000),
+    "a list": array_file([1, 2]),
+    "no tensor": array_file({}),
+    "two tensors": array_file({"a": GOOD, "b": GOOD}),
+    "an unknown kind": array_file({"a": {**GOOD, "dtype": "F4"}}),
+    "a kind that is a list": array_file({"a": {**GOOD, "dtype": ["F32"]}}),
+    "two axes": array_file({"a": {**GOOD, "shape": [2, 2]}}),
+    "a negative length": array_file({"a": {**GOOD, "shape": [-4]}}),
+    "a length that is no whole number": array_file({"a": {**GOOD, "shape": [4.0]}}),
+    "a wrong offset": array_file({"a": {**GOOD, "data_offsets": [4, 20]}}),
+    "too short": array_file({"a": GOOD}, bytes(15)),
+    "too long": array_file({"a": GOOD}, bytes(17)),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGED)
+def test_a_damaged_array_is_named(store: Store, damage: str) -> None:
+    store.put("a", array_file({"a": GOOD}))
+    assert len(store.array("a")[1]) == 4  # so the rest of the header is sound
+    store.put("a", DAMAGED[damage])
+    for read in (store.array, lambda name: next(store.array_chunks(name, 2))):
+        with pytest.raises(StorageError, match=r"/a is damaged \(.*\); restore it or train that member again"):
+            read("a")
+
+
+def test_an_array_that_shrinks_while_it_is_read_is_named(store: Store) -> None:
+    put_array(store, "a", np.zeros(1 << 20), [])
+    chunks = store.array_chunks("a", 1 << 19)
+    next(chunks)
+    os.truncate(store.root / "a", 1 << 22)
+    with pytest.raises(StorageError, match=r"/a is damaged .it ends early"):
+        next(chunks)
+
+
+def test_an_absent_array_is_named(store: Store) -> None:
+    for read in (store.array, lambda name: next(store.array_chunks(name, 2))):
+        with pytest.raises(StorageError, match=r"Cannot read .*absent: No such file"):
+            read("absent")
 
 
 def test_nested_states_come_back(store: Store) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from plateaux.exchange import Ask, Method, Moment, Objective, Update
 from plateaux.losses import cross_entropy
 from plateaux.methods.sam import asam, gsam, sam
 from plateaux.types import Batch, Tree
-from plateaux.updates import asks_of, climb, groups, plain, surrogate_gap
+from plateaux.updates import asks_of, careful, climb, groups, plain, surrogate_gap
 
 LOSS = cross_entropy()
 
@@ -285,3 +286,88 @@ def test_the_asks_of_an_update_can_be_counted_beforehand() -> None:
 def test_a_worker_of_its_own_asks_only_for_the_climb_alone() -> None:
     assert [ask.local for ask in places(climb(0.1, perturbation="per_worker"))] == [True, False]
     assert [ask.local for ask in places(climb(0.1))] == [False, False]
+
+
+# --- careful samples
+
+
+def careful_twin(module: nn.Module, batch: Batch, chosen: Tensor, rho: float) -> dict[str, Tensor]:
+    """The direction from its definition, one part of the batch after the other, on copies of the network."""
+
+    def summed(net: nn.Module, rows: Tensor) -> dict[str, Tensor]:
+        net.zero_grad()
+        if rows.any():
+            F.cross_entropy(net(batch.x[rows]), batch.y[rows], reduction="sum").backward()
+        return {n: torch.zeros_like(p) if p.grad is None else p.grad.clone() for n, p in net.named_parameters()}
+
+    flat = summed(copy.deepcopy(module), ~chosen)
+    there = copy.deepcopy(module)
+    up = {name: tensor / len(batch) for name, tensor in summed(copy.deepcopy(module), chosen).items()}
+    length = sum(float(g.square().sum()) for g in up.values()) ** 0.5
+    with torch.no_grad():
+        for name, p in there.named_parameters():
+            p.add_(up[name] * (rho / (length + 1e-12)))
+    steep = summed(there, chosen)
+    return {name: (flat[name] + steep[name]) / len(batch) for name in flat}
+
+
+CHOSEN = torch.tensor([True, False, False, True, True, False, True, False])
+
+
+@pytest.mark.parametrize("step", ["split", "shared"])
+@pytest.mark.parametrize("net", ["mlp", "conv"])
+@pytest.mark.parametrize(
+    "chosen", [CHOSEN, ~CHOSEN, CHOSEN & False, CHOSEN | True], ids=["half", "rest", "none", "all"]
+)
+def test_a_careful_step_is_that_of_its_definition(step: str, net: str, chosen: Tensor) -> None:
+    own = corner(net)
+    method = Method(Objective(LOSS), careful(climb(0.3), before=plain, step=step))  # type: ignore[arg-type]
+    member = learner(own.module, method, lr=1.0)
+    member.notes = lambda index: chosen[index]
+    before = {name: p.detach().clone() for name, p in own.module.named_parameters()}
+    batch = replace(own.batch, index=torch.arange(len(own.batch)))
+    wanted = careful_twin(own.module, batch, chosen, 0.3)
+    steps(member, [batch])
+    for name, p in own.module.named_parameters():
+        assert torch.allclose(before[name] - p.detach(), wanted[name], rtol=0, atol=1e-13), name
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_split_shows_batchnorm_the_parts_and_shared_the_whole(accumulate: int) -> None:
+    counted = {}
+    for step in ("split", "shared"):
+        own = corner("conv_bn")
+        method = Method(Objective(LOSS), careful(climb(0.3), before=plain, step=step))  # type: ignore[arg-type]
+        member = learner(own.module, method)
+        member.notes = lambda index: CHOSEN[index]
+        steps(member, [replace(own.batch, index=torch.arange(8))], accumulate=accumulate)
+        counted[step] = int(own.module.state_dict()["0.1.num_batches_tracked"])
+    assert counted["shared"] == accumulate
+    assert counted["split"] == 2 * (1 if accumulate == 1 else 2)  # four samples in three pieces of two are two
+
+
+@pytest.mark.parametrize("step", ["split", "shared"])
+def test_what_was_seen_is_counted_once(step: str) -> None:
+    own = corner("mlp")
+    batch = replace(own.batch, index=torch.arange(8))
+    loss = float(F.cross_entropy(own.module(batch.x), batch.y).detach())
+    right = int((own.module(batch.x).argmax(-1) == batch.y).sum())
+    method = Method(Objective(LOSS), careful(climb(0.3), before=plain, step=step))  # type: ignore[arg-type]
+    member = learner(own.module, method)
+    member.notes = lambda index: CHOSEN[index]
+    (tally,) = steps(member, [batch])
+    assert float(tally.loss) == pytest.approx(loss)
+    assert int(tally.right) == right
+
+
+@pytest.mark.parametrize("name", ["sam", "asam", "gsam"])
+def test_before_any_meeting_members_climb_on_everything(name: str) -> None:
+    from plateaux.methods.sharpbalance import sharpbalance
+
+    usual = {"sam": sam, "asam": asam, "gsam": gsam}[name]
+    ends = []
+    for method in (sharpbalance(LOSS, epochs=2, rho=0.3, climb=name), usual(LOSS, rho=0.3)):  # type: ignore[arg-type]
+        own = corner("mlp")
+        steps(learner(own.module, method), [own.batch])
+        ends.append(own.module.state_dict())
+    assert all(torch.equal(ends[0][key], ends[1][key]) for key in ends[0])

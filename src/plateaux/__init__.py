@@ -14,13 +14,13 @@ from plateaux.build import Given
 from plateaux.ensemble import Ensemble
 from plateaux.errors import PlateauxError
 from plateaux.evaluate import Measurement, evaluate, load
-from plateaux.exchange import Ask, Measure, Method, Moment, Objective, View
-from plateaux.plan import Job, plan
+from plateaux.exchange import Ask, Measure, Method, Moment, Objective, Rendezvous, View
+from plateaux.plan import Job, Meeting, plan
 from plateaux.recipe import Recipe
 from plateaux.registry import dataset, executor, measure, method, model
 from plateaux.run import Run
 from plateaux.samples import Data, from_dataset, from_tensors
-from plateaux.train import train
+from plateaux.train import missing, train
 from plateaux.types import Batch, Tree, Value
 
 __all__ = [
@@ -32,11 +32,13 @@ __all__ = [
     "Job",
     "Measure",
     "Measurement",
+    "Meeting",
     "Method",
     "Moment",
     "Objective",
     "PlateauxError",
     "Recipe",
+    "Rendezvous",
     "Run",
     "Tree",
     "Value",
@@ -50,6 +52,7 @@ __all__ = [
     "load",
     "measure",
     "method",
+    "missing",
     "model",
     "plan",
     "train",

@@ -135,7 +135,10 @@ def method_of(recipe: Recipe, number: int = 0, given: Given = NOTHING_GIVEN) -> 
         loss = make_loss(**check("loss", make_loss, loss_options(recipe, number), also=LossPart.model_fields))
     factory = registry.method.get(recipe.method.name, allow=given.allow)
     chosen = pick(factory, recipe.method.options, number, recipe.members)
-    made: Method = factory(loss, **check("method", factory, chosen, also=MethodPart.model_fields))
+    options = check("method", factory, chosen, also=MethodPart.model_fields)
+    if accepts(factory, "epochs"):
+        options["epochs"] = recipe.train.epochs
+    made: Method = factory(loss, **options)
     if recipe.optimizer.accumulate > 1 and not made.objective.samplewise:
         raise RecipeError(
             f"method {recipe.method.name!r} settles whole batches, so optimizer.accumulate must be 1; "

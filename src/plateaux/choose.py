@@ -14,10 +14,11 @@ import torch
 
 from plateaux.build import Given, data_of, executor_of
 from plateaux.exchange import Tell
+from plateaux.learner import Way
 from plateaux.learning import feed_of, learners_of, on_device, split_of
 from plateaux.machine import device_named, settle_in
 from plateaux.recipe import Recipe
-from plateaux.step import Way, step
+from plateaux.step import step
 
 STEPS = 50
 TOLERANCE = 0.02  # how far the loss over those steps may lie from fp32's

@@ -22,7 +22,6 @@ from rich.table import Table
 
 import plateaux
 from plateaux import errors, registry
-from plateaux.build import method_of
 from plateaux.display import duration, watching
 from plateaux.machine import cores
 from plateaux.options import WrongKey
@@ -106,6 +105,7 @@ def train(
     manner: Annotated[str | None, typer.Option(help="loop, vmap or parked (local).")] = None,
     processes: Annotated[int | None, typer.Option(help="So many processes at once.")] = None,
     devices: Annotated[str | None, typer.Option(help="Devices to use, such as 0,1.")] = None,
+    span_from: Annotated[Path | None, typer.Option(help="Begin where this run stood at its first meeting.")] = None,
     allow: Allow = None,
     measure: Annotated[bool, typer.Option(help="Measure on the test samples at the end.")] = True,
     as_json: AsJson = False,
@@ -122,7 +122,7 @@ def train(
         raise typer.Exit(_torchrun(what.executor.processes))
     given = plateaux.Given(allow=tuple(allow or ()))
     with lines_of(file), watching(Console(stderr=True)) as tell:
-        plateaux.train(what, root, given=given, tell=tell)
+        plateaux.train(what, root, given=given, tell=tell, span=span_from)
     if os.environ.get("RANK", "0") != "0":
         return
     found = plateaux.evaluate(root, given=given) if measure else []
@@ -134,11 +134,9 @@ def train(
 def plan(run: Path, as_json: AsJson = False) -> None:
     """Show the jobs that are missing of a run.
 
-    In Python: `plateaux.plan(plateaux.Run.open("runs/demo").recipe, plateaux.Run.open("runs/demo").all_progress())`
+    In Python: `plateaux.missing(plateaux.Run.open("runs/demo"))`
     """
-    opened = plateaux.Run.open(run)
-    joint = method_of(opened.recipe).objective.sees != "own"
-    jobs = plateaux.plan(opened.recipe, opened.all_progress(), joint=joint)
+    jobs = plateaux.missing(plateaux.Run.open(run))
     plain = [{"kind": j.kind, "members": list(j.members), "start": list(j.start), "stop": j.stop} for j in jobs]
     _print(as_json, plain, lambda: [str(job) for job in jobs] or ["nothing is missing"])
 

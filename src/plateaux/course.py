@@ -11,22 +11,21 @@ from typing import Any, NoReturn
 
 import torch
 
-from plateaux import registry
-from plateaux.assess import assess, evaluating
-from plateaux.build import Given, shared_names
+from plateaux.build import Given, method_of, shared_names
 from plateaux.errors import DataError, Diverged, Stopped
-from plateaux.exchange import Executor, Measure, Tell, View, finite
-from plateaux.executors.local import Local
+from plateaux.exchange import Executor, Rendezvous, Tell, finite
+from plateaux.learner import Learner, Tally, Way
 from plateaux.learning import feed_of, learners_of, parking, restore, split_of, state_of, weights_of
-from plateaux.loader import Feed, evaluation
-from plateaux.machine import FORMATS, autocast, dtype_of
+from plateaux.loader import Feed
+from plateaux.meeting import Scorer, notes_of
 from plateaux.plan import Job
 from plateaux.pool import Sign, stop_sign
 from plateaux.run import Progress, Run
 from plateaux.samples import Data
-from plateaux.step import Learner, Tally, Way, step
+from plateaux.step import step
 from plateaux.track import Tracker
 from plateaux.types import Batch, Value
+from plateaux.validation import validated, validation_measures
 
 GO_ON, SAVE, STOP = 0, 1, 2  # what a process may wish between two steps; the strongest wish is everybody's
 
@@ -65,6 +64,7 @@ class Course:
         self.train_ids, self.valid_ids = split_of(self.recipe, data)
         self.measures = validation_measures(self.recipe.train.keep)
         self.joint = False
+        self.meets: Rendezvous | None = None
         self.lost: list[Diverged] = []  # members that diverged while the others went on
         self.runners = self._runners(held, given)
         self.trackers = {
@@ -82,6 +82,10 @@ class Course:
         )
         self.steps = probe.steps()
         self.joint = bool(learners) and learners[0].method.objective.sees != "own"
+        self.meets = method_of(self.recipe, 0, given).rendezvous
+        for learner in learners:
+            if self.job.stop > self.job.start[0]:
+                learner.notes = notes_of(self.run, self.meets, learner.number, self.job.start[0])
         shared = order == "shared" or self.joint
         runners = []
         for learner in learners:
@@ -107,7 +111,8 @@ class Course:
         runner.loss, runner.right, runner.seen = state["epoch"]
         # A state after this place belongs to an attempt that its group could not follow.
         kept = tuple(each for each in runner.progress.states if each[:2] <= self.job.start)
-        runner.progress = Progress(**{**state["progress"], "parts": tuple(state["progress"]["parts"]), "states": kept})
+        progress = {**state["progress"], "parts": tuple(state["progress"]["parts"]), "met": runner.progress.met}
+        runner.progress = Progress(**{**progress, "states": kept})
         return runner
 
     def go(self) -> None:
@@ -121,12 +126,33 @@ class Course:
                 self.one_epoch(epoch, at, way, asked)
                 epoch, at = epoch + 1, 0
             for runner in self.runners:  # before the scratch that parked members lie on is gone
-                self._finish(runner, "")
+                if self.job.stop == self.recipe.train.epochs:
+                    self._finish(runner, "")
+            self._leave_scores(asked)
             wish = self._wish(asked)
             if self.lost:
                 raise Diverged("\n".join(map(str, self.lost)))
             if wish == STOP:
                 raise Stopped("Stopped, with this job done. Run the same command again for what is missing")
+
+    def _leave_scores(self, asked: Sign) -> None:
+        """Score the training samples where the job ends at a meeting."""
+        if self.meets is None or self.job.stop not in self.meets.after:
+            return
+        scorer = Scorer(
+            self.run,
+            self.data,
+            self.train_ids,
+            self.executor,
+            self.device,
+            self.tell,
+            stop=lambda: self._wish(asked) == STOP,
+        )
+        for group in [[runner] for runner in self.runners] if self.executor.parks else [self.runners]:
+            with ExitStack() as awake:
+                for runner in group:
+                    awake.enter_context(self.awake(runner.learner))
+                scorer.score([runner.learner for runner in group], self.job.stop)
 
     def way(self, stack: ExitStack) -> Way:
         """Return how steps are taken; `stack` holds what must be given back at the end."""
@@ -183,7 +209,11 @@ class Course:
         raise Stopped(f"Stopped at epoch {epoch}, step {at}, with a checkpoint. Run the same command again to go on")
 
     def _after_epoch(self, epoch: int, asked: Sign) -> None:
-        found = self._validated() if len(self.valid_ids) and epoch % self.recipe.train.validate_every == 0 else {}
+        found: dict[int, dict[str, Value]] = {}
+        if len(self.valid_ids) and epoch % self.recipe.train.validate_every == 0:
+            for runner in self.runners:
+                with self.awake(runner.learner):
+                    found[runner.learner.number] = self._validated(runner)
         last = epoch == self.job.stop
         for runner in list(self.runners):
             schedule = runner.learner.schedule
@@ -210,27 +240,8 @@ class Course:
                 self._finish(runner, f"no better for {patience} validations")
                 self.runners.remove(runner)
 
-    def _validated(self) -> dict[int, dict[str, Value]]:
-        found: dict[int, dict[str, Value]] = {}
-        for runner in self.runners:
-            learner = runner.learner
-            with self.awake(learner), evaluating([learner.module]):
-                view = View(learner.module, forward=lambda: autocast(self.recipe.train.precision, self.device))
-                batches = evaluation(
-                    runner.feed.source,
-                    self.valid_ids,
-                    batch=max(self.recipe.data.batch, 256),
-                    mean=self.data.mean,
-                    std=self.data.std,
-                    device=self.device,
-                    dtype=dtype_of(self.recipe.train.precision),
-                    memory_format=FORMATS[self.recipe.train.memory_format],
-                    workers=self.recipe.data.workers,
-                )
-                alone = Local("loop", 1, (), "error")
-                results = assess(alone, [view], batches, self.measures)
-            found[learner.number] = {name: values["member 0"] for name, values in results.items()}
-        return found
+    def _validated(self, runner: Runner) -> dict[str, Value]:
+        return validated(self.recipe, self.data, runner.feed.source, self.valid_ids, runner.learner, self.measures)
 
     def _judge(self, runner: Runner, epoch: int, numbers: dict[str, Value]) -> None:
         """Remember the best weights on validation samples, and how long ago they were."""
@@ -303,7 +314,7 @@ class Course:
         runner.lines.append(line)
         if runner.learner.number in self.trackers:
             self.trackers[runner.learner.number].add(epoch, line)
-        self.tell({"member": runner.learner.number, "done": epoch, "epochs": self.job.stop, **line})
+        self.tell({"member": runner.learner.number, "done": epoch, "epochs": self.recipe.train.epochs, **line})
 
     def _news(self, epoch: int, done: int, steps: int) -> None:
         now = time.monotonic()
@@ -319,7 +330,7 @@ class Course:
                 {
                     "member": runner.learner.number,
                     "epoch": epoch,
-                    "epochs": self.job.stop,
+                    "epochs": self.recipe.train.epochs,
                     "step": done,
                     "steps": steps,
                     "loss": runner.loss / runner.seen if runner.seen else None,
@@ -350,7 +361,8 @@ class Course:
                 state["progress"] = {**_plain(runner.progress), "states": ()}
                 name = self.run.put_state(number, runner.progress, state)
             older = runner.progress.states[-1:] if self.joint else ()  # one back, so that a group finds a common place
-            runner.progress = replace(runner.progress, states=(*older, (epoch, at, name)))
+            met = name if self.meets is not None and (epoch, at) == (self.meets.after[0], 0) else runner.progress.met
+            runner.progress = replace(runner.progress, states=(*older, (epoch, at, name)), met=met)
             self.run.commit(number, runner.progress)
             runner.progress = replace(runner.progress, spare=runner.progress.weights if self.joint else None)
         self.clock = now
@@ -372,15 +384,6 @@ class Course:
             epoch = progress.best_epoch
         name = self.run.put_weights(number, weights, epoch=epoch)
         self.run.commit(number, replace(progress, finished=True, weights=name, weights_from=words, why=why))
-
-
-def validation_measures(keep: str) -> dict[str, Measure]:
-    """Return what is measured on validation samples: accuracy, NLL, and what the best weights are chosen by."""
-    names = {"accuracy", "nll"} | ({keep.removeprefix("best:")} if keep != "last" else set())
-    measures: dict[str, Measure] = {}
-    for name in sorted(names):
-        measures[name] = registry.measure.get(name)()
-    return measures
 
 
 def _plain(progress: Progress) -> dict[str, Any]:

@@ -27,7 +27,7 @@ def watching(console: Console) -> Iterator[Tell]:
             if "say" in news:
                 live.console.print(news["say"], highlight=False)
                 return
-            latest.setdefault(news["member"], {}).update(news)
+            latest.setdefault(news["member"], {}).update({"scored": None, **news})
             live.update(lines(latest))
 
         yield tell
@@ -48,6 +48,7 @@ def lines(latest: Mapping[int, Mapping[str, Any]]) -> Table:
         loss = news.get("loss") or news.get("train loss")
         right = news.get("accuracy") or news.get("train accuracy")
         judged = news.get("validation accuracy")
+        scored = news.get("scored")
         table.add_row(
             f"member {number}",
             ProgressBar(total=total, completed=done, width=24),
@@ -55,7 +56,7 @@ def lines(latest: Mapping[int, Mapping[str, Any]]) -> Table:
             f"loss {loss:.4f}" if loss is not None else "",
             f"train {100 * right:.1f} %" if right else "",
             f"validation {100 * judged:.1f} %" if judged is not None else "",
-            f"{news['rate']:,.0f} images/s" if news.get("rate") else "",
+            f"scoring {100 * scored:.0f} %" if scored else f"{news['rate']:,.0f} images/s" if news.get("rate") else "",
             "done" if finished else f"{duration(news['left'])} left" if news.get("left") is not None else "",
         )
     return table

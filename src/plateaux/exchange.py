@@ -18,10 +18,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -121,13 +123,20 @@ class Objective:
     samplewise: bool = True
 
 
+Rows = slice | Tensor
+"""Some samples of a batch: a run of them, or their positions."""
+
+
 @dataclass(frozen=True, slots=True)
 class Ask:
     """A gradient that an update asks for."""
 
     at: Tree | None = None  # the weights to take it at; None: where the member stands
     weight: Tensor | None = None  # [B] weight of every sample; None: all one
-    part: slice | None = None  # only these samples of the batch; the mean is then over them
+    part: Rows | None = None  # only these samples of the batch; the mean is then over them
+    over: int | None = None  # the mean is over so many samples of the batch held here instead
+    keep: bool = False  # the forward pass is kept: another weighting of its losses is asked for next
+    again: bool = False  # of the pass that was kept: no new one is run
     local: bool = False  # this worker's samples only: not averaged over the data axis
     agree: Tree | None = None  # no gradient: this tree of mine, averaged over the data axis
 
@@ -139,7 +148,7 @@ class Moment:
     size: int  # samples of the batch held here
     lr: float  # the optimiser's rate now
     peak_lr: float  # its rate before any schedule
-    careful: Tensor | None = None  # [B] bits from the last meeting
+    careful: Tensor | None = None  # [B] bits from the last meeting; None: there was none yet
 
 
 Update = Callable[[Tree, Moment], Generator[Ask, Tree, Tree]]
@@ -152,8 +161,26 @@ def plain(params: Tree, moment: Moment) -> Generator[Ask, Tree, Tree]:
     return gradient
 
 
-Scores = Iterator[Tensor]
-Notes = Mapping[int, Tensor]
+class Scores(Protocol):
+    """Everyone's scores of every sample, as they lie in the run folder: streamed, never all in memory."""
+
+    @property
+    def members(self) -> int: ...
+
+    @property
+    def samples(self) -> int:
+        """N: ids 0 .. N-1 of the whole training source."""
+
+    @property
+    def key(self) -> int:
+        """The only randomness a decision may use."""
+
+    def chunks(self) -> Iterator[NDArray[np.float32]]:
+        """Yield scores `[M, b]` (float32) in the order of ids, anew at every call; below zero: not trained on."""
+
+
+Decide = Callable[[Scores], Iterator[NDArray[np.bool_]]]
+"""What follows from the scores: bits `[M, b]` in the order of ids, row i what member i is to be careful about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +189,9 @@ class Rendezvous:
 
     after: tuple[int, ...]  # completed epochs at which members meet
     offer: Offer  # -> [B] scores
-    decide: Callable[[Scores], Notes]  # streams [M, N] scores; never needs them all in memory
+    decide: Decide
+    about: Mapping[str, Any] = field(default_factory=dict)  # rule and scores in plain words: recorded with the notes
+    before: Mapping[str, Any] = field(default_factory=dict)  # the method of a recipe that trains the same until then
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +215,7 @@ class Measure:
     finish: Callable[[Tree], Mapping[str, Value]]
     offer: Offer = logits
     merge: Literal["sum", "cat"] = "sum"
-    better: Literal["higher", "lower"] = "higher"
+    better: Literal["higher", "lower", "neither"] = "higher"
 
 
 Tell = Callable[[Mapping[str, Any]], None]

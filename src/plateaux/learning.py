@@ -25,11 +25,11 @@ from plateaux.build import (
 )
 from plateaux.errors import RecipeError
 from plateaux.exchange import Executor
+from plateaux.learner import Learner, Scaler
 from plateaux.loader import Feed, split
 from plateaux.machine import FORMATS, dtype_of
 from plateaux.recipe import Recipe, own
 from plateaux.samples import Data, Resident
-from plateaux.step import Learner, Scaler
 from plateaux.store import Store
 from plateaux.surgery import masks, stochastic
 from plateaux.types import Tree, key

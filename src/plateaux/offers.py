@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-from plateaux.exchange import Offer, View, logits
+from plateaux.errors import RecipeError
+from plateaux.exchange import Offer, Settle, View, logits
+from plateaux.norms import logit_gradient, sample_losses, squared_norms
 from plateaux.types import Batch
 
-__all__ = ["features", "logits"]
+__all__ = ["features", "gradient_norm", "last_layer", "logits", "sample_loss"]
 
 
 def features(layer: str) -> Offer:
@@ -16,5 +20,62 @@ def features(layer: str) -> Offer:
     def offer(view: View, batch: Batch) -> Tensor:
         return view.record(batch.x, [layer])[1][layer].output.flatten(1)
 
+    return _one_at_a_time(offer)
+
+
+def gradient_norm(loss: Settle | None = None) -> Offer:
+    """Offer the squared norm of every sample's gradient over all trained parameters, `[B]`; exact, and cheap.
+
+    The loss is cross entropy unless another is given. In evaluation mode, in float32 or better.
+    """
+
+    def offer(view: View, batch: Batch) -> Tensor:
+        return squared_norms(view, batch, loss)
+
+    return _one_at_a_time(offer)
+
+
+def last_layer(loss: Settle | None = None) -> Offer:
+    """Offer the squared norm of every sample's gradient over the last layer: |delta|^2 (|h|^2 + 1 with a bias).
+
+    For each sample, delta is the gradient at the logits and h what the last layer sees. One forward pass.
+    """
+
+    def offer(view: View, batch: Batch) -> Tensor:
+        assert isinstance(view.module, nn.Module)
+        layers = {name: part for name, part in view.module.named_modules() if isinstance(part, nn.Linear)}
+        with torch.no_grad(), torch.autocast(batch.y.device.type, enabled=False):
+            out, seen = View(view.module).record(batch.x, list(layers))
+            name = next((n for n, s in seen.items() if _same(s.output, out) and s.inputs.ndim == 2), None)
+            if name is None:
+                raise RecipeError(
+                    "The score last_layer needs a network whose output is that of an nn.Linear, and this "
+                    f"{type(view.module).__name__} has none; take gradient_norm or loss"
+                )
+            h, layer = seen[name].inputs.double(), layers[name]
+            bias = None if layer.bias is None else layer.bias.double()
+            delta = logit_gradient(F.linear(h, layer.weight.double(), bias), batch, loss)  # [B, C]
+            mask = getattr(layer, "weight_mask", None)
+            lengths = h.square().sum(1, keepdim=True) if mask is None else h.square() @ mask.double().T
+            return (delta.square() * (lengths + (bias is not None))).sum(1)
+
+    return _one_at_a_time(offer)
+
+
+def sample_loss(loss: Settle | None = None) -> Offer:
+    """Offer the loss of every sample, `[B]`: the cheapest score."""
+
+    def offer(view: View, batch: Batch) -> Tensor:
+        with torch.no_grad(), torch.autocast(batch.y.device.type, enabled=False):
+            return sample_losses(View(view.module)(batch.x), batch, loss)
+
+    return _one_at_a_time(offer)
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return one.data_ptr() == other.data_ptr() and one.shape == other.shape and one.stride() == other.stride()
+
+
+def _one_at_a_time(offer: Offer) -> Offer:
     offer.batched = False  # type: ignore[attr-defined]  # hooks do not run inside vmap's functional call
     return offer

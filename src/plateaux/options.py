@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, create
 
 from plateaux.errors import RecipeError, nearest
 
-GIVEN = frozenset({"loss", "shape", "classes", "params"})
+GIVEN = frozenset({"loss", "shape", "classes", "params", "epochs"})
 """What the engine itself hands to a factory; never an option of a recipe."""
 
 

@@ -1,6 +1,7 @@
 """What is missing: a pure function from a recipe and where its members stand to the jobs still to be done.
 
-Nobody waits inside a job, and restarting anything is planning again.
+Nobody waits inside a job, and restarting anything is planning again. A meeting ends jobs and starts others: every
+member trains to it and leaves its scores, one job decides, and every member goes on.
 """
 
 from __future__ import annotations
@@ -17,42 +18,89 @@ Position = tuple[int, int]  # completed epochs, completed steps of the next one
 
 
 @dataclass(frozen=True, slots=True)
+class Meeting:
+    """A meeting as the run folder shows it."""
+
+    epoch: int  # completed epochs at which members meet
+    scored: frozenset[int] = frozenset()  # members whose scores are there
+    decided: int | None = None  # for how many members it was decided
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     """A span of work for one member or group: small data that any process can carry out, harmless if done twice."""
 
     members: tuple[int, ...]
     start: Position
     stop: int  # epochs completed at its end
-    kind: Literal["train"] = "train"
+    kind: Literal["train", "decide"] = "train"
 
     def __str__(self) -> str:
-        who = "member" if len(self.members) == 1 else "members"
+        who = ("member " if len(self.members) == 1 else "members ") + ", ".join(map(str, self.members))
+        if self.kind == "decide":
+            return f"decide for {who} at epoch {self.stop}"
+        if self.start == (self.stop, 0):
+            return f"score by {who} at epoch {self.stop}"
         at = f"epoch {self.start[0]}" + (f", step {self.start[1]}" if self.start[1] else "")
-        return f"{self.kind} {who} {', '.join(map(str, self.members))} from {at} to epoch {self.stop}"
+        return f"train {who} from {at} to epoch {self.stop}"
 
 
-def plan(recipe: Recipe, progress: Sequence[Progress], *, joint: bool = False) -> list[Job]:
+def plan(
+    recipe: Recipe, progress: Sequence[Progress], *, joint: bool = False, meetings: Sequence[Meeting] = ()
+) -> list[Job]:
     """Return the jobs that are missing, those that began first first.
 
     Members that see each other go on together from the last place all of them have kept. Others go on alone, or side by
-    side where they stand at the same place and one process holds them.
+    side where they stand at the same place and one process holds them. Nobody goes past a meeting that is not decided.
     """
     missing = [number for number, each in enumerate(progress) if not each.finished]
     if not missing:
         return []
-    stop = recipe.train.epochs
+    ahead = _next(recipe, progress, meetings)
+    if ahead is not None:
+        missing = [n for n in missing if progress[n].position < (ahead.epoch, 0) or n not in ahead.scored]
+        if not missing:
+            return [Job(tuple(range(len(progress))), (ahead.epoch, 0), ahead.epoch, "decide")]
     if joint:
         if any(each.finished for each in progress) and any(not progress[n].states for n in missing):
             raise RunError(
                 f"members of {recipe.method.name!r} learn together, so none can join those that have finished; "
                 "choose another --out for the larger ensemble"
             )
-        return [Job(tuple(range(len(progress))), _common(progress), stop)]
+        place = _common(progress)
+        return [Job(tuple(range(len(progress))), place, _stop(recipe, place, meetings))]
     alone = recipe.executor.name == "local" and (recipe.executor.manner == "parked" or recipe.executor.processes > 1)
     if alone:
-        return [Job((number,), progress[number].position, stop) for number in missing]
-    places = sorted({progress[number].position for number in missing}, reverse=True)
-    return [Job(tuple(n for n in missing if progress[n].position == place), place, stop) for place in places]
+        groups: list[tuple[tuple[int, ...], Position]] = [((n,), progress[n].position) for n in missing]
+    else:
+        places = sorted({progress[number].position for number in missing}, reverse=True)
+        groups = [(tuple(n for n in missing if progress[n].position == place), place) for place in places]
+    return [Job(members, place, _stop(recipe, place, meetings)) for members, place in groups]
+
+
+def _stop(recipe: Recipe, place: Position, meetings: Sequence[Meeting]) -> int:
+    """Return where a job from this place ends: at every meeting, for there members get new notes."""
+    ends = (m.epoch for m in meetings if place < (m.epoch, 0) or (place == (m.epoch, 0) and m.decided is None))
+    return next(ends, recipe.train.epochs)
+
+
+def _next(recipe: Recipe, progress: Sequence[Progress], meetings: Sequence[Meeting]) -> Meeting | None:
+    """Return the first meeting that is still to come."""
+    for meeting in meetings:
+        if meeting.decided is None:
+            passed = [n for n, each in enumerate(progress) if each.finished or each.position > (meeting.epoch, 0)]
+            if passed:
+                raise RunError(
+                    f"Member {passed[0]} has gone past the meeting after epoch {meeting.epoch}, but what was decided "
+                    "there is gone from the folder `notes`; put it back, or start again in another --out"
+                )
+            return meeting
+        if meeting.decided != len(progress):
+            raise RunError(
+                f"{meeting.decided} members of {recipe.method.name!r} have met after epoch {meeting.epoch}; the recipe "
+                f"now has {len(progress)}, and none can join or leave after a meeting. Choose another --out"
+            )
+    return None
 
 
 def _common(progress: Sequence[Progress]) -> Position:

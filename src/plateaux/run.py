@@ -44,6 +44,7 @@ class Progress:
     stale: int = 0  # validations since the best one
     why: str = ""  # why it ended, where that was not the last epoch
     seconds: float = 0.0  # of training, over all attempts
+    met: str | None = None  # the state at the first meeting: another run of the same span may begin with it
 
     @property
     def position(self) -> tuple[int, int]:
@@ -157,7 +158,8 @@ class Run:
 
     def clear(self, number: int, progress: Progress) -> None:
         """Delete what a member's progress does not name."""
-        keep = {name for *_, name in progress.states} | set(progress.parts) | {progress.weights, progress.spare}
+        named = {progress.weights, progress.spare, progress.met}
+        keep = {name for *_, name in progress.states} | set(progress.parts) | named
         for name in self.store.names(f"members/{number}"):
             if name not in keep and not name.endswith("progress.json"):
                 self.store.delete(name)

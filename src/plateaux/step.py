@@ -6,8 +6,8 @@ before anyone asks again, so that a joint objective sees every member at the pla
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,106 +16,11 @@ from torch import Tensor, nn
 
 from plateaux import trees
 from plateaux.errors import RecipeError
-from plateaux.exchange import Ask, Executor, Method, Moment, View, finite
+from plateaux.exchange import Ask, Executor, Moment, Rows, View
+from plateaux.learner import Learner, Tally, Way
 from plateaux.machine import autocast, seeded
 from plateaux.syncnorm import SyncedBatchNorm
 from plateaux.types import Batch, Tree, key
-
-CPU = torch.device("cpu")
-
-
-@dataclass(slots=True)
-class Scaler:
-    """Keeps fp16 gradients from vanishing: the loss is multiplied, gradients divided, an overflow skips the step."""
-
-    factor: float = 65536.0
-    calm: int = 0  # steps since the last overflow
-    patience: int = 2000
-
-    def heed(self, sound: bool) -> None:
-        """Halve the factor after an overflow, double it after a long calm."""
-        self.calm = self.calm + 1 if sound else 0
-        if not sound:
-            self.factor = max(self.factor / 2, 1.0)
-        elif self.calm % self.patience == 0:
-            self.factor *= 2
-
-
-@dataclass(slots=True)
-class Learner:
-    """One member in training: its network and all that moves with it."""
-
-    number: int
-    module: nn.Module
-    method: Method
-    optimizer: torch.optim.Optimizer
-    params: dict[str, Tensor]  # its own trained weights: the leaves themselves
-    buffers: Tree  # its own buffers, such as BatchNorm's statistics
-    peak_lr: float
-    kind: str = ""  # equal kinds are equal networks
-    schedule: Any = None
-    every_step: bool = False  # the schedule moves with every step
-    masks: Tree = field(default_factory=dict)  # weights that stay zero
-    clip: float | None = None
-    call: Callable[..., Any] | None = None  # the compiled network
-    scaler: Scaler | None = None
-
-    @property
-    def factor(self) -> float:
-        """By what the loss is multiplied before its gradient is taken."""
-        return 1.0 if self.scaler is None else self.scaler.factor
-
-    @torch.no_grad()
-    def descend(self, direction: Tree) -> None:
-        """Take the optimiser's step along `direction`; one with numbers missing is skipped under fp16."""
-        for name, param in self.params.items():
-            param.grad = direction[name]
-        if self.clip is not None:
-            nn.utils.clip_grad_norm_(self.params.values(), self.clip)
-        sound = self.scaler is None or finite(list(direction.values()))
-        if sound:
-            self.optimizer.step()
-        if self.scaler is not None:
-            self.scaler.heed(sound)
-            self.optimizer._opt_called = True  # type: ignore[attr-defined]  # to a schedule a skipped step is a step
-        for name, mask in self.masks.items():
-            self.params[name].mul_(mask)
-        self.optimizer.zero_grad(set_to_none=True)
-        if self.schedule is not None and self.every_step:
-            self.schedule.step()
-
-
-@dataclass(frozen=True, slots=True)
-class Way:
-    """How every step of a job is taken."""
-
-    precision: str = "fp32"
-    device: torch.device = CPU
-    accumulate: int = 1
-    awake: Callable[[Learner], AbstractContextManager[Any]] = lambda _: nullcontext()  # wakes a parked member
-
-
-@dataclass(slots=True)
-class Tally:
-    """What a step saw of one member: the mean loss where it stood, and how many labels it got right."""
-
-    loss: Tensor
-    right: Tensor | None
-
-    def add(self, losses: Tensor, outputs: Tensor, batch: Batch, share: float) -> None:
-        """Add one piece of the batch, `share` of the whole."""
-        if not losses.numel():
-            return  # the mean of nothing is no number
-        self.loss = self.loss + losses.mean() * share
-        if outputs.ndim == 2 and batch.y.ndim == 1 and not batch.y.is_floating_point():
-            right = (outputs.argmax(-1) == batch.y).sum()
-            self.right = right if self.right is None else self.right + right
-
-    def join(self, other: Tally, share: float) -> None:
-        """Add what was seen of another part of the batch, `share` of the whole."""
-        self.loss = self.loss + other.loss * share
-        if other.right is not None:
-            self.right = other.right if self.right is None else self.right + other.right
 
 
 def step(
@@ -130,6 +35,17 @@ def step(
     return [tallies[i] for i in range(len(learners))]
 
 
+@dataclass(frozen=True, slots=True)
+class _Passed:
+    """One piece of a batch after its forward pass."""
+
+    piece: slice | None
+    batches: list[Batch]
+    losses: Tensor  # [R, B]
+    held: Tensor  # the rows of the table held here
+    mine: list[int]  # which rows of the losses these are
+
+
 @dataclass(slots=True)
 class _Rounds:
     """The asks of one group, answered round by round."""
@@ -139,6 +55,7 @@ class _Rounds:
     batches: Sequence[Batch]
     way: Way
     share: float
+    kept: dict[tuple[int, ...], list[_Passed]] = field(default_factory=dict)  # passes whose losses are asked for again
 
     def drive(self) -> list[Tally]:
         """Run every member's update to its end and take the steps."""
@@ -176,8 +93,12 @@ class _Rounds:
             return [list(asks)]
         alike: dict[Any, list[int]] = {}
         for i, ask in asks.items():
-            part = ask.part and (ask.part.start, ask.part.stop)
-            alike.setdefault((part, ask.agree is None), []).append(i)
+            part: Any = ask.part
+            if isinstance(part, Tensor):
+                part = i  # chosen samples are this member's own: nobody else has as many
+            elif part is not None:
+                part = part.start, part.stop
+            alike.setdefault((part, ask.agree is None, ask.keep, ask.again), []).append(i)
         return list(alike.values())
 
     def _note(self, tallies: dict[int, Tally], i: int, ask: Ask, tally: Tally) -> None:
@@ -185,12 +106,14 @@ class _Rounds:
         if ask.at is not None or ask.agree is not None or (i in tallies and ask.part is None):
             return
         size = len(self.batches[i])
-        share = 1.0 if ask.part is None else len(range(size)[ask.part]) / max(size, 1)
+        share = 1.0 if ask.part is None else _count(ask.part, size) / max(size, 1)
         tallies.setdefault(i, Tally(torch.zeros(()), None)).join(tally, share)
 
     def _moment(self, i: int) -> Moment:
         learner = self.learners[i]
-        return Moment(len(self.batches[i]), float(learner.optimizer.param_groups[0]["lr"]), learner.peak_lr)
+        careful = None if learner.notes is None else learner.notes(self.batches[i].index)
+        rate = float(learner.optimizer.param_groups[0]["lr"])
+        return Moment(len(self.batches[i]), rate, learner.peak_lr, careful)
 
     def _answer(
         self, turn: list[int], asks: dict[int, Ask], rows: list[Tensor] | None
@@ -200,7 +123,7 @@ class _Rounds:
             trees_of = [asks[i].agree or {} for i in turn]
             return [self.executor.average(trees.scale(tree, self.share)) for tree in trees_of], [_NOTHING] * len(turn)
         learners = [self.learners[i] for i in turn]
-        if first.part is not None and self._sharded:
+        if isinstance(first.part, slice) and self._sharded:
             _refuse_parts(learners[0].module)
         batches = [_part(self.batches[i], asks[i]) for i in turn]
         with ExitStack() as places:
@@ -222,24 +145,40 @@ class _Rounds:
         The loss is weighted by this copy's share before its gradient is taken: BatchNorm over all copies carries
         everyone's gradients to everyone, so they must be of one loss.
         """
-        sizes = [max(len(batch), 1) for batch in batches]
+        sizes = [asks[i].over or max(len(batch), 1) for i, batch in zip(turn, batches, strict=True)]
         tallies = [Tally(torch.zeros(()), None) for _ in turn]
         shares = [1.0 if asks[i].local else self.share for i in turn]
-        for number, piece in enumerate(self._pieces(len(batches[0]))):
-            small = [_cut(batch, piece) for batch in batches]
-            losses, held, mine = self._losses(turn, learners, small, rows[number] if rows is not None else None)
+        first = asks[turn[0]]
+        passes = self.kept.pop(tuple(turn)) if first.again else self._forward(turn, learners, batches, rows)
+        for passed in passes:
             if self._joint:
-                total = losses.sum() / sizes[0] * shares[0]  # every row counts once, whoever holds it
+                total = passed.losses.sum() / sizes[0] * shares[0]  # every row counts once, whoever holds it
             else:
                 scaled = (
-                    _weighted(losses[row], asks[i], piece).sum() / sizes[row] * (learners[row].factor * shares[row])
+                    _weighted(passed.losses[row], asks[i], passed.piece).sum()
+                    / sizes[row]
+                    * (learners[row].factor * shares[row])
                     for row, i in enumerate(turn)
                 )
                 total = torch.stack(list(scaled)).sum() if len(turn) > 1 else next(scaled)
-            total.backward()  # type: ignore[no-untyped-call]
+            total.backward(retain_graph=first.keep)  # type: ignore[no-untyped-call]
+            if first.keep:
+                self.kept.setdefault(tuple(turn), []).append(passed)
             for row, tally in enumerate(tallies):
-                tally.add(losses[mine[row]].detach(), held[row].detach(), small[row], len(small[row]) / sizes[row])
+                small = passed.batches[row]
+                share = len(small) / max(len(batches[row]), 1)
+                tally.add(passed.losses[passed.mine[row]].detach(), passed.held[row].detach(), small, share)
         return tallies
+
+    def _forward(
+        self, turn: list[int], learners: list[Learner], batches: list[Batch], rows: list[Tensor] | None
+    ) -> Iterator[_Passed]:
+        """Run the batch forward, piece by piece: the next one only when this one has gone back."""
+        for number, piece in enumerate(self._pieces(len(batches[0]))):
+            small = [_cut(batch, piece) for batch in batches]
+            yield _Passed(
+                piece, small, *self._losses(turn, learners, small, rows[number] if rows is not None else None)
+            )
 
     def _losses(
         self, turn: list[int], learners: list[Learner], batches: list[Batch], rows: Tensor | None
@@ -374,11 +313,16 @@ def _part(batch: Batch, ask: Ask) -> Batch:
     return _cut(batch, ask.part)
 
 
-def _cut(batch: Batch, rows: slice | None) -> Batch:
+def _cut(batch: Batch, rows: Rows | None) -> Batch:
     """Return some samples of a batch, with a key of their own: parts must not all drop the same units."""
     if rows is None:
         return batch
-    return replace(batch.part(rows), key=key(batch.key, "from", rows.start) if rows.start else batch.key)
+    start = rows.start if isinstance(rows, slice) else int(rows[0]) if len(rows) else 0
+    return replace(batch.part(rows), key=key(batch.key, "from", start) if start else batch.key)
+
+
+def _count(rows: Rows, size: int) -> int:
+    return len(range(size)[rows]) if isinstance(rows, slice) else len(rows)
 
 
 def _weighted(losses: Tensor, ask: Ask, piece: slice | None) -> Tensor:

@@ -22,9 +22,11 @@ from typing import IO, Any
 from uuid import uuid4
 from weakref import WeakSet
 
+import numpy as np
 import safetensors
 import safetensors.torch
 import torch
+from numpy.typing import DTypeLike, NDArray
 from torch import Tensor
 
 from plateaux.errors import RunError, StorageError
@@ -32,6 +34,8 @@ from plateaux.types import Tree
 
 PART = ".part-"  # names of files still being written
 SCRATCH = ".scratch-"  # names of folders that nobody needs afterwards
+LONGEST_HEADER = 1 << 20  # bytes of an array's header
+_NAMES = {np.dtype(kind): name for kind, name in (("<f4", "F32"), ("<f8", "F64"), ("<i8", "I64"), ("u1", "U8"))}
 FULL = (errno.ENOSPC, errno.EDQUOT)
 PATIENCE = 1.0  # seconds to wait for a lock: who only looks holds it for a moment, who was killed for a little longer
 
@@ -45,20 +49,28 @@ class Store:
 
     def put(self, name: str, content: bytes | Callable[[IO[bytes]], object]) -> None:
         """Write an object whole, or leave the old one as it was; a function writes it without a copy in memory."""
+        with self.writing(name) as file:
+            content(file) if callable(content) else file.write(content)
+
+    @contextmanager
+    def writing(self, name: str) -> Iterator[IO[bytes]]:
+        """Lend a file whose content becomes the object when all went well, and vanishes when not."""
         path = self._path(name)
         part = path.with_name(f"{PART}{uuid4().hex}")  # not mkstemp, whose files nobody else may read
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with part.open("xb") as file:
-                content(file) if callable(content) else file.write(content)
+                yield file
                 file.flush()
                 if self._durable:
                     os.fsync(file.fileno())
             os.replace(part, path)
-        except OSError as problem:
+        except BaseException as problem:
             with suppress(OSError):
                 part.unlink(missing_ok=True)
-            raise self._explain("write", name, problem) from None
+            if isinstance(problem, OSError) and not isinstance(problem, StorageError):
+                raise self._explain("write", name, problem) from None
+            raise
 
     def get(self, name: str) -> bytes:
         """Read an object whole."""
@@ -114,9 +126,56 @@ class Store:
         try:
             return safetensors.torch.load(content)
         except Exception as problem:
-            raise StorageError(
-                f"{self._path(name)} is damaged ({problem}); restore it or train that member again"
-            ) from None
+            raise self._damaged(name, problem) from None
+
+    @contextmanager
+    def array_writer(
+        self, name: str, dtype: DTypeLike, length: int, about: Mapping[str, str] | None = None
+    ) -> Iterator[Callable[[NDArray[Any]], None]]:
+        """Lend a function that takes an array chunk by chunk and writes it as safetensors with one tensor."""
+        kind, came = np.dtype(dtype), 0
+
+        def write(chunk: NDArray[Any]) -> None:
+            nonlocal came
+            assert (chunk.dtype, chunk.ndim) == (kind, 1), (chunk.dtype, chunk.shape)
+            came += len(chunk)
+            file.write(np.ascontiguousarray(chunk).data)
+
+        with self.writing(name) as file:
+            file.write(_array_header(kind, length, about or {}))
+            yield write
+            if came != length:
+                raise StorageError(f"{self._path(name)} was not written: {came:,} numbers came instead of {length:,}")
+
+    def array(self, name: str) -> tuple[dict[str, str], NDArray[Any]]:
+        """Return what an array's header says about it, and the array, read-only and read where it is looked at."""
+        with self._reading_array(name) as (file, about, kind, length):
+            mapped = np.memmap(file, kind, "r", file.tell(), (length,))
+        return about, mapped.view(np.ndarray)  # a plain array is looked up sooner
+
+    def array_chunks(self, name: str, size: int) -> Iterator[NDArray[Any]]:
+        """Read an array in order, `size` numbers at a time; not through a map, whose pages count as memory."""
+        with self._reading_array(name) as (file, _, kind, length):
+            for start in range(0, length, size):
+                chunk = np.empty(min(size, length - start), kind)
+                if file.readinto(chunk.data) != chunk.nbytes:
+                    raise self._damaged(name, "it ends early")
+                yield chunk
+
+    @contextmanager
+    def _reading_array(self, name: str) -> Iterator[tuple[Any, dict[str, str], np.dtype[Any], int]]:
+        try:
+            file = self._path(name).open("rb")
+        except OSError as problem:
+            raise self._explain("read", name, problem) from None
+        with file:
+            try:
+                about, kind, length = _array_facts(file)
+            except OSError as problem:
+                raise self._explain("read", name, problem) from None
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
+                raise self._damaged(name, problem) from None
+            yield file, about, kind, length
 
     def put_state(self, name: str, state: Mapping[str, Any]) -> None:
         """Write nested tensors and plain values."""
@@ -183,6 +242,9 @@ class Store:
             raise StorageError(f"{name!r} does not name an object of this run")
         return self.root.joinpath(*parts)
 
+    def _damaged(self, name: str, problem: object) -> StorageError:
+        return StorageError(f"{self._path(name)} is damaged ({problem}); restore it or train that member again")
+
     def _explain(self, verb: str, name: str, problem: OSError) -> StorageError:
         path = self._path(name)
         if problem.errno in FULL:
@@ -204,6 +266,35 @@ def _save_in_order(tensors: Tree, path: Path, about: dict[str, str]) -> None:
         header = json.loads(file.read(size))
         file.seek(8)
         file.write(json.dumps(header, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode().ljust(size))
+
+
+def _array_header(kind: np.dtype[Any], length: int, about: Mapping[str, str]) -> bytes:
+    entry = {"dtype": _NAMES[kind], "shape": [length], "data_offsets": [0, length * kind.itemsize]}
+    header = {"__metadata__": dict(about), "array": entry}
+    text = json.dumps(header, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+    text = text.ljust(-(-len(text) // 8) * 8)  # so that the numbers lie where a processor likes them
+    return len(text).to_bytes(8, "little") + text
+
+
+def _array_facts(file: IO[bytes]) -> tuple[dict[str, str], np.dtype[Any], int]:
+    """Read the header of a safetensors file with one tensor of one axis, and believe nothing in it."""
+    whole = os.fstat(file.fileno()).st_size
+    size = int.from_bytes(file.read(8), "little")
+    if not 2 <= size <= min(whole - 8, LONGEST_HEADER):
+        raise ValueError("its header has no sensible length")
+    header = json.loads(file.read(size))
+    about = {str(key): str(value) for key, value in header.pop("__metadata__", {}).items()}
+    (entry,) = header.values()
+    (length,) = entry["shape"]
+    kinds = {name: kind for kind, name in _NAMES.items()}
+    if entry["dtype"] not in kinds:
+        raise ValueError(f"its numbers are {str(entry['dtype'])[:20]!r}, not one of {', '.join(kinds)}")
+    kind = kinds[entry["dtype"]]
+    if type(length) is not int or length < 0 or entry["data_offsets"] != [0, length * kind.itemsize]:
+        raise ValueError("its header contradicts itself")
+    if 8 + size + length * kind.itemsize != whole:
+        raise ValueError(f"its header promises {length:,} numbers, its size does not fit")
+    return about, kind, length
 
 
 _held: WeakSet[IO[str]] = WeakSet()

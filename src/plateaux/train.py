@@ -9,28 +9,51 @@ next plan begins where its last checkpoint lies.
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from plateaux.build import NOTHING_GIVEN, Given, check_names, data_of, executor_of, loss_options, method_of
+from plateaux.build import (
+    NOTHING_GIVEN,
+    Given,
+    check_names,
+    data_of,
+    executor_of,
+    loss_options,
+    method_of,
+    network,
+)
 from plateaux.choose import choose
-from plateaux.course import Course, validation_measures
+from plateaux.course import Course
 from plateaux.errors import PlateauxError, RecipeError, RunError
 from plateaux.exchange import Executor, Failure, Tell
 from plateaux.learning import on_device
 from plateaux.machine import device_named, settle_in
+from plateaux.meeting import decide, meetings, scoring_batch
 from plateaux.plan import Job, plan
 from plateaux.recipe import Recipe
 from plateaux.run import Run, facts_of
+from plateaux.span import begin_from
 from plateaux.updates import asks_of
+from plateaux.validation import validation_measures
 
 ATTEMPTS = 3  # how often a job whose process died is tried before the run is given up
 
 
-def train(recipe: Recipe, out: str | Path, *, given: Given = NOTHING_GIVEN, tell: Tell = lambda _: None) -> Run:
-    """Train what is missing of a run and return it; the same call again does only what is left."""
+def train(
+    recipe: Recipe,
+    out: str | Path,
+    *,
+    given: Given = NOTHING_GIVEN,
+    tell: Tell = lambda _: None,
+    span: str | Path | None = None,
+) -> Run:
+    """Train what is missing of a run and return it; the same call again does only what is left.
+
+    With `span` members begin where those of another run stood at their first meeting, if both train the same until it.
+    """
     joint = check(recipe, given)
     executor = executor_of(recipe, given)
     if joint and executor.agree(int(not executor.rows(recipe.members))):
@@ -39,20 +62,32 @@ def train(recipe: Recipe, out: str | Path, *, given: Given = NOTHING_GIVEN, tell
             f"use at most {recipe.members} x executor.data processes"
         )
     run = _open(recipe, out, executor, given, tell)
+    if span is not None and os.environ.get("RANK", "0") == "0":
+        begin_from(run, Run.open(span), given)
+    executor.agree(0)
     work = Work(str(out), run.as_trained(), given)
-    for attempt in range(ATTEMPTS):
-        jobs = plan(recipe, run.all_progress(), joint=joint)
+    attempts = 1
+    while jobs := missing(run, given):
         failures = executor.launch(jobs, work, tell)
         failed = executor.agree(int(bool(failures)))  # nobody plans before everybody has written
-        if not any(failure.died for failure in failures) or attempt == ATTEMPTS - 1:
-            break
-        tell({"say": f"{sum(f.died for f in failures)} process(es) died; planning again"})
-    if failures:
-        raise _sum_up(failures)
-    if failed:
-        raise RunError("Members held by another process failed; those held here are done, or kept as far as they are")
+        if failures and (attempts == ATTEMPTS or not any(failure.died for failure in failures)):
+            raise _sum_up(failures)
+        if failures:
+            attempts += 1
+            tell({"say": f"{sum(f.died for f in failures)} process(es) died; planning again"})
+        elif failed:
+            raise RunError(
+                "Members held by another process failed; those held here are done, or kept as far as they are"
+            )
     _tidy(run, executor)
     return run
+
+
+def missing(run: Run, given: Given = NOTHING_GIVEN) -> list[Job]:
+    """Return the jobs that are missing of a run."""
+    method = method_of(run.recipe, 0, given)
+    joint = method.objective.sees != "own"
+    return plan(run.recipe, run.all_progress(), joint=joint, meetings=meetings(run, method.rendezvous))
 
 
 def check(recipe: Recipe, given: Given = NOTHING_GIVEN) -> bool:
@@ -67,6 +102,7 @@ def check(recipe: Recipe, given: Given = NOTHING_GIVEN) -> bool:
         )
     if joint and any(loss_options(recipe, n) != loss_options(recipe, 0) for n in range(recipe.members)):
         raise RecipeError(f"members of {recipe.method.name!r} share one loss: its options cannot differ between them")
+    _check_meeting(recipe, given)
     if joint and recipe.train.patience is not None:
         raise RecipeError(
             f"members of {recipe.method.name!r} learn together, so none can stop early; leave out train.patience"
@@ -87,6 +123,26 @@ def check(recipe: Recipe, given: Given = NOTHING_GIVEN) -> bool:
     return joint
 
 
+def _check_meeting(recipe: Recipe, given: Given) -> None:
+    """Refuse what members that meet cannot do; one alone meets nobody."""
+    found = [method_of(recipe, number, given).rendezvous for number in range(recipe.members)]
+    first = found[0]
+    if first is None:
+        return
+    if any(other is None or (other.after, other.about) != (first.after, first.about) for other in found):
+        raise RecipeError(
+            f"members of {recipe.method.name!r} meet at one time and by one rule: only rho may differ between them"
+        )
+    if recipe.train.patience is not None:
+        raise RecipeError(f"members of {recipe.method.name!r} meet, so none can stop early; leave out train.patience")
+    if recipe.members == 1:
+        warnings.warn(
+            f"a single member of {recipe.method.name!r} meets nobody: after its meeting it descends plainly wherever "
+            "the rule looks at others",
+            stacklevel=3,
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Work:
     """Carries out jobs of one run, in whatever process it is called."""
@@ -100,6 +156,9 @@ class Work:
         settle_in(processes=processes, threads=self.recipe.executor.threads)
         run = replace(Run.open(self.root), recipe=self.recipe)
         executor = executor_of(self.recipe, self.given)
+        if job.kind == "decide":
+            _decide(run, job, self.given, tell)
+            return
         held = [job.members[row] for row in executor.rows(len(job.members))]
         with ExitStack() as locks, _deterministic(self.recipe.train.deterministic):
             if executor.writes():
@@ -111,12 +170,25 @@ class Work:
             Course(run, data, job, held, executor, place, self.given, tell).go()
 
 
+def _decide(run: Run, job: Job, given: Given, tell: Tell) -> None:
+    """Take the decision of a meeting, once: the other processes of a mesh find it in the folder."""
+    rendezvous = method_of(run.recipe, 0, given).rendezvous
+    assert rendezvous is not None
+    if os.environ.get("RANK", "0") == "0":
+        for folder in ("scores", "notes"):  # nobody writes there now: every member has left its scores
+            run.store.sweep(folder)
+        decide(run, rendezvous, job.stop, tell)
+
+
 def _open(recipe: Recipe, out: str | Path, executor: Executor, given: Given, tell: Tell) -> Run:
     """Begin the run in one process; the others of a mesh find it there."""
     if os.environ.get("RANK", "0") == "0":
-        fresh = Run.begin(out, recipe, {"data": facts_of(data_of(recipe, given))})
+        data = data_of(recipe, given)
+        fresh = Run.begin(out, recipe, {"data": facts_of(data)})
         if "chosen" not in fresh.about:
             chosen = choose(recipe, given, tell)
+            if method_of(recipe, 0, given).rendezvous is not None:
+                chosen["scoring_batch"] = scoring_batch(recipe, data, network(recipe, data, 0, given))
             if chosen:
                 fresh.with_about(chosen=chosen)
     executor.agree(0)
@@ -141,8 +213,8 @@ def _tidy(run: Run, executor: Executor) -> None:
     if os.environ.get("RANK", "0") == "0":
         for number, progress in enumerate(run.all_progress()):
             run.store.sweep(f"members/{number}")
-            if run.recipe.run.keep_resume == "none" and progress.states:
-                progress = replace(progress, states=())
+            if run.recipe.run.keep_resume == "none" and (progress.states or progress.met):
+                progress = replace(progress, states=(), met=None)
                 run.commit(number, progress)
             run.clear(number, progress)
     executor.agree(0)

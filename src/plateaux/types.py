@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 
+import torch
 from torch import Tensor
 
 Tree = dict[str, Tensor]
@@ -32,9 +33,10 @@ class Batch:
     def __len__(self) -> int:
         return len(self.index)
 
-    def part(self, rows: slice) -> Batch:
+    def part(self, rows: slice | Tensor) -> Batch:
         """Return the samples `rows` of this batch as a batch; named extras go along whole."""
-        return replace(self, x=map_inputs(self.x, lambda t: t[rows]), y=self.y[rows], index=self.index[rows])
+        x = map_inputs(self.x, lambda t: _rows(t, rows))
+        return replace(self, x=x, y=_rows(self.y, rows), index=_rows(self.index, rows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,15 @@ def map_inputs(x: Inputs, fn) -> Inputs:  # type: ignore[no-untyped-def]
     if isinstance(x, Tensor):
         return fn(x)  # type: ignore[no-any-return]
     return {name: fn(tensor) for name, tensor in x.items()}
+
+
+def _rows(tensor: Tensor, rows: slice | Tensor) -> Tensor:
+    """Return some rows, laid out in memory as the tensor is: a convolution feels it."""
+    if isinstance(rows, slice):
+        return tensor[rows]
+    chosen = tensor.index_select(0, rows)
+    last = tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
+    return chosen.contiguous(memory_format=torch.channels_last) if last else chosen
 
 
 def key(*parts: int | str) -> int:

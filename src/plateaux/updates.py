@@ -7,6 +7,7 @@ drives it may run the asks of many members in lockstep, in turn, stacked under v
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -16,9 +17,21 @@ from plateaux import trees
 from plateaux.exchange import Ask, Moment, Update, plain
 from plateaux.types import Tree
 
-__all__ = ["Reach", "adaptive", "asks_of", "ball", "climb", "elementwise", "groups", "plain", "surrogate_gap"]
+__all__ = [
+    "Reach",
+    "adaptive",
+    "asks_of",
+    "ball",
+    "careful",
+    "climb",
+    "elementwise",
+    "groups",
+    "plain",
+    "surrogate_gap",
+]
 
 TINY = 1e-12  # keeps a zero gradient from dividing by zero
+NOBODY = 1e-9  # a share of the batch below any sample's: what rounding leaves of none
 
 Reach = Callable[[Tree, Tree], tuple[Tree, Tensor]]
 """The way up from (weights, gradient), and the number to divide it by: the radius then sets how far to go."""
@@ -111,6 +124,53 @@ def surrogate_gap(rho: float, *, alpha: float, rho_min: float, lr_min: float = 0
         return trees.add(descent, across, times=-alpha)
 
     return update
+
+
+def careful(climbing: Update, *, before: Update, step: Literal["split", "shared"] = "split") -> Update:
+    """Climb on the samples I am careful about and descend plainly on the rest, in one step (SharpBalance).
+
+    The direction is (1/B) [ sum of plain samples' gradients where I stand + sum of careful samples' gradients up there
+    ], the way up found from the careful samples alone. `split` forwards the two parts one after the other, so that
+    BatchNorm sees the parts: 1 + f passes for a careful share f. `shared` forwards the batch once for both first
+    gradients. `before` is the update until the first meeting.
+    """
+
+    def update(params: Tree, moment: Moment) -> Generator[Ask, Tree, Tree]:
+        chosen = moment.careful
+        if chosen is None:
+            return (yield from before(params, moment))
+        size = max(moment.size, 1)
+        # Copies that share a batch hold other samples of it, and must ask for the same.
+        share = float((yield Ask(agree={"share": chosen.sum().double() / size}))["share"])
+        if share < NOBODY:
+            return (yield from plain(params, moment))
+        if share > 1 - NOBODY:
+            return (yield from climbing(params, moment))
+        mine, rest = chosen.nonzero().flatten(), (~chosen).nonzero().flatten()
+        known: Tree | None = None
+        if step == "split":
+            flat = yield Ask(part=rest, over=size)
+        else:
+            flat = yield Ask(weight=~chosen, keep=True)
+            known = yield Ask(weight=chosen, again=True)
+        steep = yield from _among(mine, size, known, climbing(params, replace(moment, size=len(mine), careful=None)))
+        return trees.add(flat, steep)
+
+    return update
+
+
+def _among(rows: Tensor, size: int, known: Tree | None, walk: Generator[Ask, Tree, Tree]) -> Generator[Ask, Tree, Tree]:
+    """Drive an update over some samples of the batch; `known` answers its first ask where it stands already."""
+    ask = next(walk)
+    while True:
+        if known is not None and ask.at is None:
+            answer, known = known, None
+        else:
+            answer = yield replace(ask, part=rows, over=size)
+        try:
+            ask = walk.send(answer)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
 
 
 def asks_of(update: Update, size: int) -> int:

@@ -15,7 +15,8 @@ from plateaux.build import method_of
 from plateaux.errors import RecipeError
 from plateaux.exchange import Ask, Method, Moment, Objective
 from plateaux.executors.local import Local
-from plateaux.step import Way, step
+from plateaux.learner import Way
+from plateaux.step import step
 from plateaux.types import Batch, Tree
 
 

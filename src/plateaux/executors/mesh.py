@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Hashable, Iterable, Sequence
+from functools import lru_cache
 from typing import Any, Literal
 
 import torch
@@ -100,8 +101,13 @@ def mesh(*, data: int = 1, batchnorm: Literal["synced", "local"] = "synced", dev
         raise RecipeError(
             f"{world} processes cannot be cut into executor.data = {data} equal parts; choose a divisor of {world}"
         )
-    axes = init_device_mesh(device.type, (world // data, data), mesh_dim_names=("member", "data"))
-    return Mesh(axes, batchnorm, str(device))
+    return Mesh(_axes(dist.group.WORLD, device.type, world // data, data), batchnorm, str(device))
+
+
+@lru_cache(maxsize=8)
+def _axes(world: Any, device: str, members: int, copies: int) -> DeviceMesh:
+    """Return the two axes; made once in a process, for every group keeps threads of its own that never rest."""
+    return init_device_mesh(device, (members, copies), mesh_dim_names=("member", "data"))
 
 
 def _block(total: int, rank: int, ranks: int) -> range:

@@ -1,0 +1,104 @@
+"""What a step of SharpBalance costs: `split` at careful shares of a quarter, a half and three quarters, in plain steps.
+
+All sides are the engine's own step on the same batches of one resnet18 (width 64), and take turns. Beside it, the time
+to look up a batch's notes, memory-mapped from disk, of 50,000 and of 100,000,000 samples.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from _common import close, flags, interleaved, ratio, seconds
+
+from plateaux.build import network
+from plateaux.exchange import Method
+from plateaux.executors.local import Local
+from plateaux.learner import Learner, Way
+from plateaux.losses import cross_entropy
+from plateaux.machine import FORMATS, settle_in
+from plateaux.methods.independent import deep_ensemble
+from plateaux.methods.sam import sam
+from plateaux.methods.sharpbalance import sharpbalance
+from plateaux.notes import look_up
+from plateaux.recipe import Recipe
+from plateaux.samples import Data, Resident
+from plateaux.step import step
+from plateaux.store import Store
+from plateaux.types import Batch
+
+SHARES = (0.25, 0.5, 0.75)
+LOOP = Local("loop", 1, (), "error")
+LOSS = cross_entropy()
+
+
+def member(method: Method, width: int) -> Learner:
+    """Return one resnet18 in training."""
+    nothing = Resident(torch.empty(0, 3, 32, 32), torch.empty(0, dtype=torch.int64))
+    data = Data("noise", nothing, nothing, 10, (3, 32, 32))
+    recipe = Recipe.from_dict({"data": {"name": "noise"}, "model": {"name": "resnet18", "width": width}})
+    module = network(recipe, data, 0).to(memory_format=FORMATS["channels_last"]).train()
+    params = dict(module.named_parameters())
+    optimizer = torch.optim.SGD(params.values(), lr=0.01, momentum=0.9, weight_decay=5e-4)
+    return Learner(0, module, method, optimizer, params, dict(module.named_buffers()), 0.01)
+
+
+def sides(batch: Batch, width: int) -> dict[str, Callable[[int], object]]:
+    """Return one step of every kind, on a network of its own."""
+    way = Way("bf16")
+    careful = {f"split, f = {share}": share for share in SHARES} | {"shared, f = 0.5": 0.5}
+    found = {"plain": member(deep_ensemble(LOSS), width), "sam": member(sam(LOSS, rho=0.05), width)}
+    for name, share in careful.items():
+        kind = "split" if name.startswith("split") else "shared"
+        learner = member(sharpbalance(LOSS, epochs=2, rho=0.05, step=kind), width)
+        bits = torch.rand(len(batch), generator=torch.Generator().manual_seed(1)).argsort() < share * len(batch)
+        learner.notes = lambda index, bits=bits: bits[index]
+        found[name] = learner
+    return {name: lambda _, own=own: step(LOOP, [own], [batch], way) for name, own in found.items()}
+
+
+def look_up_seconds(folder: Path, samples: int) -> float:
+    """Return the median time to look up a batch's notes among so many samples."""
+    store, name = Store(folder), f"notes/{samples}.safetensors"
+    chance = np.random.default_rng(0)
+    with store.array_writer(name, np.uint8, -(-samples // 8)) as write:
+        for start in range(0, -(-samples // 8), 1 << 20):
+            write(chance.integers(0, 256, min(1 << 20, -(-samples // 8) - start), dtype=np.uint8))
+    bits = store.array(name)[1]
+    batches = [torch.from_numpy(chance.integers(0, samples, 128)) for _ in range(200)]
+    return float(np.median([seconds(partial(look_up, bits, ids)) for ids in batches]))
+
+
+def main() -> None:
+    args = flags(__doc__ or "")
+    settle_in()
+    size, width = (16, 8) if args.quick else (128, 64)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(size, 3, 32, 32, generator=generator).contiguous(memory_format=torch.channels_last)
+    batch = Batch(x, torch.randint(0, 10, (size,), generator=generator), torch.arange(size))
+    kinds = sides(batch, width)
+    for kind in kinds.values():
+        kind(0)  # warm-up
+    found = interleaved(kinds, 1 if args.quick else 9)
+    figures = {f"{name}, plain steps": ratio(found[name], found["plain"]) for name in found if name != "plain"}
+    limits = {f"split, f = {share}, plain steps": ("at most", 1.05 * (1 + share)) for share in SHARES}
+    plain = float(np.median(found["plain"]))
+    with tempfile.TemporaryDirectory() as folder:
+        for samples in (50_000, 1_000_000 if args.quick else 100_000_000):
+            name = f"looking up notes of {samples:,} samples, share of a plain step"
+            figures[name] = look_up_seconds(Path(folder), samples) / plain
+            limits[name] = ("at most", 0.01)
+    if not args.json:
+        print("| step | plain steps |\n|---|---:|\n| plain | 1.00 |")
+        for name in found:
+            if name != "plain":
+                print(f"| {name} | {figures[f'{name}, plain steps']:.2f} |")
+    close(figures, limits, args.quick, torch=torch.__version__)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,197 @@
+"""Draw docs/images/sharpbalance.svg: SharpBalance from the members' training to one step, twelve samples in all.
+
+python docs/make_sharpbalance_picture.py            # write the picture
+python docs/make_sharpbalance_picture.py --check    # exit code 1 if the picture is not what it would write
+
+The scores are made up; who is careful about what is decided by the package's own rule.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from plateaux.rules import rule
+
+PICTURE = Path(__file__).parent / "images" / "sharpbalance.svg"
+TOP = 0.25
+SCORES = np.array(
+    [
+        [0.2, 3.1, 0.1, 0.6, 2.4, 0.3, 0.9, 0.2, 1.2, 0.4, 2.8, 0.1],
+        [0.3, 2.9, 0.2, 2.2, 0.8, 0.4, 0.1, 1.0, 0.3, 0.2, 3.0, 0.6],
+        [0.9, 1.3, 0.2, 0.5, 0.4, 2.6, 0.3, 0.1, 0.2, 2.3, 2.7, 0.4],
+    ],
+    np.float32,
+)
+COLOURS = ("#1b6ca8", "#2e8b57", "#8e44ad")
+INK, PALE, LINE = "#22272e", "#5b6470", "#c4cad1"
+CELL, FIRST, ROW = 23, 108, 58  # of the tables: a cell's side, the first row's top, from row to row
+MEMBERS, TABLE, NOTES = 24, 258, 628  # left edges of the three columns
+WIDTH, HEIGHT = 1000, 548
+
+
+@dataclass(frozen=True)
+class Shown:
+    """The scores of the picture, as a rule wants them."""
+
+    members: int = len(SCORES)
+    samples: int = SCORES.shape[1]
+    key: int = 0
+
+    def chunks(self) -> Iterator[NDArray[np.float32]]:
+        yield SCORES
+
+
+def picture() -> str:
+    """Return the picture as SVG."""
+    careful = np.concatenate(list(rule("paper", top=TOP)(Shown())), 1)
+    sharp = SCORES.argsort(1).argsort(1) >= SCORES.shape[1] - int(TOP * SCORES.shape[1])
+    parts = [*_members(), *_table(sharp), *_notes(careful), *_step(careful[0])]
+    head = (
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" xmlns="http://www.w3.org/2000/svg" '
+        'font-family="DejaVu Sans, Verdana, Helvetica, Arial, sans-serif" font-size="13">'
+    )
+    ground = f'<rect x="0" y="0" width="{WIDTH}" height="{HEIGHT}" rx="10" fill="#ffffff"/>'
+    return "\n".join([head, ground, *parts, "</svg>", ""])
+
+
+def _members() -> Iterator[str]:
+    yield _text(MEMBERS, 36, "1  train until the meeting", bold=True)
+    yield _text(MEMBERS, 56, "each on its own", PALE)
+    for number, colour in enumerate(COLOURS):
+        top = FIRST + number * ROW
+        yield _box(MEMBERS, top - 9, 172, CELL + 18, colour, "#ffffff", 6)
+        yield _text(MEMBERS + 12, top + 8, f"member {number}", colour, bold=True)
+        yield _text(MEMBERS + 12, top + 25, "SAM on every sample", PALE, size=12)
+        yield _arrow(MEMBERS + 180, top + CELL / 2, TABLE - 8)
+
+
+def _table(sharp: NDArray[np.bool_]) -> Iterator[str]:
+    yield _text(TABLE, 36, "2  score every sample, and meet", bold=True)
+    yield _text(TABLE, 56, "a table, members by samples, in the run folder", PALE)
+    yield from _numbers(TABLE)
+    for number, row in enumerate(SCORES):
+        for sample, score in enumerate(row):
+            x, y = TABLE + sample * CELL, FIRST + number * ROW
+            yield _box(x + 1, y + 1, CELL - 2, CELL - 2, LINE, _shade(float(score) / 3.2), 2)
+        for place in np.flatnonzero(sharp[number]).tolist():
+            yield _box(TABLE + place * CELL + 1, FIRST + number * ROW + 1, CELL - 2, CELL - 2, INK, "none", 2, 3)
+        yield _arrow(TABLE + 12 * CELL + 6, FIRST + number * ROW + CELL / 2, TABLE + 12 * CELL + 24)
+        yield _arrow(NOTES - 24, FIRST + number * ROW + CELL / 2, NOTES - 6)
+    middle = (TABLE + 12 * CELL + NOTES) / 2
+    yield _box(middle - 20, FIRST - 9, 40, 2 * ROW + CELL + 18, INK, "#f4f5f7", 6)
+    yield _text(middle, FIRST + ROW + CELL / 2 + 5, "rule", bold=True, middle=True)
+    y = FIRST + 3 * ROW + 2
+    yield _box(TABLE + 1, y - 12, 14, 14, LINE, _shade(0.05), 2)
+    yield _box(TABLE + 19, y - 12, 14, 14, LINE, _shade(0.9), 2)
+    yield _text(TABLE + 42, y, "low and high score: squared gradient norm", PALE, size=12)
+    yield _box(TABLE + 20, y + 9, 13, 13, INK, "none", 2, 3)
+    yield _text(TABLE + 42, y + 20, "the member's highest quarter (top = 0.25)", PALE, size=12)
+
+
+def _notes(careful: NDArray[np.bool_]) -> Iterator[str]:
+    yield _text(NOTES, 36, "3  be careful about what the others find sharp", bold=True)
+    yield _text(NOTES, 56, "one bit a sample, in the run folder", PALE)
+    yield from _numbers(NOTES)
+    for number, row in enumerate(careful):
+        y = FIRST + number * ROW
+        for sample, bit in enumerate(row):
+            fill = COLOURS[number] if bit else "#ffffff"
+            yield _box(NOTES + sample * CELL + 1, y + 1, CELL - 2, CELL - 2, COLOURS[number] if bit else LINE, fill, 2)
+        yield _text(NOTES + 12 * CELL + 10, y + 16, f"{row.sum()} of 12", COLOURS[number], size=12)
+    y = FIRST + 3 * ROW + 2
+    yield _box(NOTES + 1, y - 12, 14, 14, COLOURS[0], COLOURS[0], 2)
+    yield _text(NOTES + 24, y, "careful: climb before descending", PALE, size=12)
+    yield _box(NOTES + 1, y + 8, 14, 14, LINE, "#ffffff", 2)
+    yield _text(NOTES + 24, y + 20, "plain descent", PALE, size=12)
+
+
+def _step(careful: NDArray[np.bool_]) -> Iterator[str]:
+    colour, batch = COLOURS[0], (3, 7, 0, 10, 5, 8, 1, 11)
+    plain = [sample for sample in batch if not careful[sample]]
+    steep = [sample for sample in batch if careful[sample]]
+    yield f'<line x1="24" y1="328" x2="{WIDTH - 24}" y2="328" stroke="{LINE}"/>'
+    yield _text(MEMBERS, 360, "4  one step of member 0, from then on", bold=True)
+    yield _text(MEMBERS, 434, "a batch", PALE)
+    for place, sample in enumerate(batch):
+        yield _sample(MEMBERS + place * CELL, 444, sample, colour if careful[sample] else "")
+    for target in (408, 492):
+        yield _arrow(MEMBERS + 8 * CELL + 10, 444 + CELL / 2, TABLE + 20, target)
+    for top, part in ((396, plain), (480, steep)):
+        for place, sample in enumerate(part):
+            yield _sample(TABLE + 32 + place * CELL, top, sample, colour if careful[sample] else "")
+    yield _text(TABLE + 32, 386, "the plain part", PALE)
+    yield _text(TABLE + 32, 470, "the careful part", PALE)
+    yield _arrow(TABLE + 36 + 5 * CELL, 408, 428)
+    yield _arrow(TABLE + 36 + 5 * CELL, 492, 428)
+    yield _text(440, 412, "gradients at w", colour)
+    yield _text(440, 488, "g at w, up to w + rho g / |g|,", colour)
+    yield _text(440, 507, "gradients up there", colour)
+    for source in (408, 492):
+        yield _arrow(656, source, 704, 444 + CELL / 2)
+    yield _box(714, 424, 262, 62, colour, "#ffffff", 6)
+    yield _text(726, 449, "sum of both, over the batch's size:", colour)
+    yield _text(726, 471, "the direction of one optimiser step", colour)
+
+
+def _numbers(left: int) -> Iterator[str]:
+    for sample in range(SCORES.shape[1]):
+        yield _text(left + sample * CELL + CELL / 2, FIRST - 18, str(sample), PALE, size=11, middle=True)
+
+
+def _sample(x: float, y: float, number: int, colour: str) -> str:
+    square = _box(x + 1, y + 1, CELL - 2, CELL - 2, colour or LINE, colour or "#ffffff", 2)
+    return square + _text(x + CELL / 2, y + 16, str(number), "#ffffff" if colour else PALE, size=11, middle=True)
+
+
+def _shade(share: float) -> str:
+    """Return a colour between white and orange."""
+    mixed = (round(high + (low - high) * share) for high, low in zip((255, 255, 255), (230, 106, 18), strict=True))
+    return "#" + "".join(f"{value:02x}" for value in mixed)
+
+
+def _text(
+    x: float, y: float, words: str, colour: str = INK, *, size: int = 13, bold: bool = False, middle: bool = False
+) -> str:
+    more = (' font-weight="bold"' if bold else "") + (' text-anchor="middle"' if middle else "")
+    return f'<text x="{x:g}" y="{y:g}" fill="{colour}" font-size="{size}"{more}>{words}</text>'
+
+
+def _box(
+    x: float, y: float, width: float, height: float, line: str, fill: str, round_by: int, thick: float = 1.5
+) -> str:
+    return (
+        f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="{round_by}" fill="{fill}" '
+        f'stroke="{line}" stroke-width="{thick:g}"/>'
+    )
+
+
+def _arrow(x: float, y: float, to_x: float, to_y: float | None = None) -> str:
+    """Return an arrow; its head points to the right."""
+    end = y if to_y is None else to_y
+    return (
+        f'<path d="M{x:g} {y:g} L{to_x - 6:g} {end:g}" stroke="{PALE}" stroke-width="1.5" fill="none"/>'
+        f'<path d="M{to_x - 8:g} {end - 5:g} L{to_x:g} {end:g} L{to_x - 8:g} {end + 5:g} Z" fill="{PALE}"/>'
+    )
+
+
+def main() -> int:
+    """Write the picture, or check it."""
+    text = picture()
+    if "--check" in sys.argv[1:]:
+        if PICTURE.exists() and PICTURE.read_text(encoding="utf-8") == text:
+            return 0
+        print("docs/images/sharpbalance.svg is old; run: python docs/make_sharpbalance_picture.py", file=sys.stderr)
+        return 1
+    PICTURE.parent.mkdir(exist_ok=True)
+    PICTURE.write_text(text, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

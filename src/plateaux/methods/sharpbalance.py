@@ -1,0 +1,71 @@
+"""SharpBalance: members meet, and each is careful about the samples that the others find sharp."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from plateaux.errors import RecipeError
+from plateaux.exchange import Method, Objective, Offer, Rendezvous, Settle
+from plateaux.offers import gradient_norm, last_layer, sample_loss
+from plateaux.registry import method
+from plateaux.rules import rule as rule_named
+from plateaux.updates import adaptive, careful, plain, surrogate_gap
+from plateaux.updates import climb as by_climbing
+
+
+@method
+def sharpbalance(
+    loss: Settle,
+    *,
+    epochs: int,
+    rho: float = 0.05,
+    top: float = 0.4,
+    meet_after: int | None = None,
+    rescore_every: int | None = None,
+    rule: str = "paper",
+    score: Literal["gradient_norm", "last_layer", "loss"] = "gradient_norm",
+    climb: Literal["sam", "asam", "gsam"] = "sam",
+    warmup: Literal["sam", "sgd"] = "sam",
+    step: Literal["split", "shared"] = "split",
+) -> Method:
+    """Climb on the samples that the other members find sharp, descend plainly on the rest (Lu et al. 2024).
+
+    After `meet_after` epochs (half of them by default) every member scores every training sample, and `rule` decides
+    from the `top` share of the scores who is careful about what. Until then all climb on everything, or with `warmup =
+    "sgd"` nobody does.
+    """
+    meets = _meetings(epochs, epochs // 2 if meet_after is None else meet_after, rescore_every)
+    climbing = {
+        "sam": by_climbing(rho),
+        "asam": by_climbing(rho, reach=adaptive(0.01)),
+        "gsam": surrogate_gap(rho, alpha=0.4, rho_min=rho),
+    }[climb]
+    own_loss = None if getattr(loss, "plain", False) else loss
+    offers: dict[str, Offer] = {
+        "gradient_norm": gradient_norm(own_loss),
+        "last_layer": last_layer(own_loss),
+        "loss": sample_loss(own_loss),
+    }
+    return Method(
+        Objective(loss),
+        careful(climbing, before=climbing if warmup == "sam" else plain, step=step),
+        Rendezvous(
+            after=meets,
+            offer=offers[score],
+            decide=rule_named(rule, top=top),
+            about={"rule": rule, "top": top, "score": score},
+            before={"name": climb, "rho": rho} if warmup == "sam" else {"name": "deep_ensemble"},
+        ),
+    )
+
+
+def _meetings(epochs: int, first: int, every: int | None) -> tuple[int, ...]:
+    """Return the completed epochs at which members meet."""
+    if not 0 <= first < epochs:
+        raise RecipeError(
+            f"method.meet_after = {first}: members meet after 0 to {epochs - 1} of their {epochs} epochs, so that some "
+            "are left to be careful in"
+        )
+    if every is not None and every < 1:
+        raise RecipeError(f"method.rescore_every = {every}: members can meet again after 1 epoch or more")
+    return tuple(range(first, epochs, every)) if every is not None else (first,)

@@ -1,0 +1,61 @@
+"""A member judged on samples it does not train on: what the best weights are chosen by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from plateaux import registry
+from plateaux.assess import assess, evaluating
+from plateaux.errors import RecipeError
+from plateaux.exchange import Measure, View
+from plateaux.executors.local import Local
+from plateaux.learner import Learner
+from plateaux.loader import evaluation
+from plateaux.machine import FORMATS, autocast, dtype_of
+from plateaux.recipe import Recipe
+from plateaux.samples import Data, Source
+from plateaux.types import Value
+
+
+def validation_measures(keep: str) -> dict[str, Measure]:
+    """Return what is measured on validation samples: accuracy, NLL, and what the best weights are chosen by."""
+    names = {"accuracy", "nll"} | ({keep.removeprefix("best:")} if keep != "last" else set())
+    measures: dict[str, Measure] = {}
+    for name in sorted(names):
+        measures[name] = registry.measure.get(name)()
+        if measures[name].better == "neither":
+            raise RecipeError(
+                f"train.keep = {keep!r}: more of {name} is neither better nor worse, so no weights are the best by it; "
+                "take a measure such as best:nll or best:accuracy"
+            )
+    return measures
+
+
+def validated(
+    recipe: Recipe, data: Data, source: Source, ids: torch.Tensor, learner: Learner, measures: Mapping[str, Measure]
+) -> dict[str, Value]:
+    """Return what the measures find about one member on the samples `ids`."""
+    device = next(iter(learner.params.values())).device
+    with evaluating([learner.module]):
+        view = View(learner.module, forward=lambda: autocast(recipe.train.precision, device))
+        batches = evaluation(
+            source,
+            ids,
+            batch=max(recipe.data.batch, 256),
+            mean=data.mean,
+            std=data.std,
+            device=device,
+            dtype=dtype_of(recipe.train.precision),
+            memory_format=FORMATS[recipe.train.memory_format],
+            workers=recipe.data.workers,
+        )
+        results = assess(Local("loop", 1, (), "error"), [view], batches, measures)
+    silent = [name for name, values in results.items() if "member 0" not in values]
+    if silent:
+        raise RecipeError(
+            f"train.keep = 'best:{silent[0]}': {silent[0]} says nothing about one member alone, so no weights can be "
+            "chosen by it; take a measure such as best:nll or best:accuracy"
+        )
+    return {name: values["member 0"] for name, values in results.items()}

@@ -1,0 +1,82 @@
+"""What one member can offer about a batch: features, and scores of its samples."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from reference.gradient_norms import gradient_norms
+from torch import Tensor, nn
+
+from plateaux.errors import RecipeError
+from plateaux.exchange import Settle, View
+from plateaux.losses import cross_entropy
+from plateaux.offers import features, gradient_norm, last_layer, sample_loss
+from plateaux.registry import model
+from plateaux.surgery import prune
+from plateaux.types import Batch
+
+SMOOTH = cross_entropy(label_smoothing=0.2)
+
+
+def case(*, bias: bool = True) -> tuple[nn.Module, Batch]:
+    module = nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, 4, bias=bias)).double().eval()
+    return module, Batch(torch.randn(5, 6).double(), torch.tensor([0, 1, 2, 3, 0]), torch.arange(5))
+
+
+@pytest.mark.parametrize("offer", [features("1"), gradient_norm(), last_layer(), sample_loss()])
+def test_offers_that_use_hooks_do_not_ask_for_vmap(offer: object) -> None:
+    assert offer.batched is False  # type: ignore[attr-defined]
+
+
+def test_features_are_what_the_layer_puts_out() -> None:
+    module, batch = case()
+    torch.testing.assert_close(features("1")(View(module), batch), torch.tanh(module[0](batch.x)))
+
+
+@pytest.mark.parametrize("loss", [None, SMOOTH], ids=["cross entropy", "smoothed"])
+def test_gradient_norms_are_those_of_the_loop(loss: Settle | None) -> None:
+    module, batch = case()
+    found = gradient_norm(loss)(View(module), batch)
+    torch.testing.assert_close(found, gradient_norms(module, batch, loss), rtol=1e-10, atol=0)
+
+
+@pytest.mark.parametrize("loss", [None, SMOOTH], ids=["cross entropy", "smoothed"])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("pruned", [True, False])
+def test_the_last_layers_norms_are_those_of_a_network_that_trains_nothing_else(
+    loss: Settle | None, bias: bool, pruned: bool
+) -> None:
+    module, batch = case(bias=bias)
+    if pruned:
+        prune(module, 0.4)
+    whole = gradient_norm(loss)(View(module), batch)
+    module[0].requires_grad_(False)
+    only = last_layer(loss)(View(module), batch)
+    torch.testing.assert_close(only, gradient_norm(loss)(View(module), batch), rtol=1e-10, atol=0)
+    torch.testing.assert_close(only, gradient_norms(module, batch, loss), rtol=1e-10, atol=0)
+    assert bool((only < whole).all())
+
+
+def test_a_network_without_a_linear_last_layer_is_told_so() -> None:
+    module, batch = case()
+    with pytest.raises(RecipeError, match=r"last_layer needs a network whose output is that of an nn\.Linear"):
+        last_layer()(View(nn.Sequential(module, nn.Tanh())), batch)
+
+
+def test_the_last_layer_of_a_resnet_is_found_within() -> None:
+    module = model.get("resnet8")(shape=(3, 32, 32), classes=4).eval()
+    batch = Batch(torch.randn(3, 3, 32, 32), torch.arange(3), torch.arange(3))
+    found = last_layer()(View(module), batch)
+    head = {name: p for name, p in module.named_parameters() if name.startswith("linear.")}
+    torch.testing.assert_close(found, gradient_norm()(View(module, own=head), batch), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("labels", [torch.tensor([0, 1, 2, 3, 0]), torch.rand(5, 4).softmax(1)], ids=["hard", "mixed"])
+def test_the_loss_of_a_sample_is_its_cross_entropy(labels: Tensor) -> None:
+    module, batch = case()
+    mixed = Batch(batch.x, labels.double() if labels.ndim == 2 else labels, batch.index)
+    truth = F.cross_entropy(module(batch.x), mixed.y, reduction="none")
+    torch.testing.assert_close(sample_loss()(View(module), mixed), truth)
+    torch.testing.assert_close(sample_loss(SMOOTH)(View(module), mixed), SMOOTH(module(batch.x)[None], mixed)[0])
+    assert not sample_loss()(View(module), mixed).requires_grad

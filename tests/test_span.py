@@ -1,0 +1,94 @@
+"""The span before a meeting is trained once: SAM and every rule begin from it, and end as if they had not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cases import GIVEN, distance, recipe, weights
+
+from plateaux.errors import RunError
+from plateaux.meeting import scores_name
+from plateaux.run import Run
+from plateaux.train import train
+
+OPTIONS = {"train": {"epochs": 4}, "run": {"keep_resume": "last"}}
+
+
+def row(method: dict[str, Any], **options: Any) -> Any:
+    return recipe("deep_ensemble", "mlp", method=method, **{**OPTIONS, **options})
+
+
+PAPER = {"name": "sharpbalance", "rho": 0.2, "meet_after": 2}
+
+
+@pytest.fixture(scope="module")
+def paper(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return train(row(PAPER), tmp_path_factory.mktemp("span") / "paper", given=GIVEN)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        {"name": "sam", "rho": 0.2},
+        {**PAPER, "rule": "released"},
+        {**PAPER, "top": 0.1, "step": "shared"},
+        {**PAPER, "meet_after": 3},
+        {**PAPER, "score": "loss"},
+    ],
+    ids=["sam", "another rule", "another share", "a later meeting", "another score"],
+)
+def test_a_run_that_begins_from_a_span_ends_as_one_that_does_not(
+    method: dict[str, Any], paper: Run, tmp_path: Path
+) -> None:
+    begun = train(row(method), tmp_path / "begun", given=GIVEN, span=paper.store.root)
+    whole = train(row(method), tmp_path / "whole", given=GIVEN)
+    assert distance(weights(begun), weights(whole)) == 0
+    assert [begun.log(n) for n in range(3)] == [whole.log(n) for n in range(3)]
+
+
+def test_a_span_is_not_trained_again(paper: Run, tmp_path: Path) -> None:
+    told: list[Any] = []
+    train(row({"name": "sam", "rho": 0.2}), tmp_path / "sam", given=GIVEN, span=paper.store.root, tell=told.append)
+    assert {news["done"] for news in told if "done" in news} == {3, 4}
+
+
+def test_scores_of_the_same_kind_come_along(paper: Run, tmp_path: Path) -> None:
+    other = row({**PAPER, "rule": "released"})
+    told: list[Any] = []
+    begun = train(other, tmp_path / "released", given=GIVEN, span=paper.store.root, tell=told.append)
+    assert not any(news.get("scored") for news in told)
+    for number in range(3):
+        name = scores_name(2, number)
+        assert begun.store.get(name) == paper.store.get(name)
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "words"),
+    [
+        ({"name": "sam", "rho": 0.1}, {}, "rho: 0.2 -> 0.1"),
+        ({"name": "deep_ensemble"}, {}, "deep_ensemble"),
+        ({"name": "sam", "rho": 0.2}, {"train": {"epochs": 5}}, "epochs"),
+        ({"name": "sam", "rho": 0.2}, {"members": 4}, "needs 4 to begin from"),
+        ({**PAPER, "meet_after": 1}, {}, "after 1 already"),
+    ],
+)
+def test_another_span_is_refused_with_the_difference(
+    method: dict[str, Any], options: dict[str, Any], words: str, paper: Run, tmp_path: Path
+) -> None:
+    with pytest.raises(RunError, match=words):
+        train(row(method, **options), tmp_path / "run", given=GIVEN, span=paper.store.root)
+
+
+def test_a_run_without_a_kept_meeting_is_no_span(tmp_path: Path) -> None:
+    tidy = train(row(PAPER, run={"keep_resume": "none"}), tmp_path / "tidy", given=GIVEN)
+    with pytest.raises(RunError, match="keep_resume"):
+        train(row({"name": "sam", "rho": 0.2}), tmp_path / "sam", given=GIVEN, span=tidy.store.root)
+
+
+def test_best_weights_need_the_whole_course(paper: Run, tmp_path: Path) -> None:
+    best = {"train": {"epochs": 4, "keep": "best:accuracy"}, "data": {"validation": 4}}
+    first = train(row(PAPER, **best), tmp_path / "first", given=GIVEN)
+    with pytest.raises(RunError, match="the whole course"):
+        train(row({"name": "sam", "rho": 0.2}, **best), tmp_path / "second", given=GIVEN, span=first.store.root)
