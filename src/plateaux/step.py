@@ -187,6 +187,8 @@ class _Rounds:
         objective = learners[0].method.objective
         views = [self._view(learner, batch) for learner, batch in zip(learners, batches, strict=True)]
         held = self.executor.each(objective.offer, views, batches)
+        if held.dtype in (torch.bfloat16, torch.float16):
+            held = held.float()  # three digits are enough for a layer, not for what all of them add up to
         if not self._joint:
             settled = [
                 learner.method.objective.settle(held[row : row + 1], batches[row])
