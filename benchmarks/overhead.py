@@ -1,10 +1,9 @@
 """Cost of the engine: images a second of `train` against a bare hand-written PyTorch loop.
 
-Both sides train one and the same network by the same batches, precision and optimiser, and take turns epoch by epoch:
-of two networks one would be faster for where its weights happen to lie. It is built anew several times; the figures are
-medians over the builds of the ratio of the best epochs. How much chance is left is shown by a control: the bare loop
-against another bare loop, in the same way. The engine's side is the real course of a job: keyed randomness, logs, news,
-stop signs. Checkpoints fall outside.
+All sides, engine and bare, SGD and SAM, train one and the same network by the same batches and take turns epoch by
+epoch: of two networks one would be faster for where its weights happen to lie, and a machine's speed drifts within
+minutes. The figures are medians of the rounds' ratios; a second bare loop shows how much chance is left in them. The
+engine's side is the real course of a job: keyed randomness, logs, news, stop signs. Checkpoints fall outside.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ from contextlib import ExitStack
 
 import torch
 import torch.nn.functional as F
-from _common import close, flags, interleaved
+from _common import close, flags, interleaved, ratio
 from torch import nn
 
 import plateaux
-from plateaux.build import NOTHING_GIVEN, executor_of
+from plateaux.build import NOTHING_GIVEN, executor_of, method_of
 from plateaux.course import Course
 from plateaux.learning import feed_of, split_of
 from plateaux.machine import autocast, settle_in
@@ -30,6 +29,7 @@ from plateaux.run import Run, facts_of
 from plateaux.samples import Data, Resident
 
 CPU = torch.device("cpu")
+Epoch = Callable[[int], None]
 NETS = {"resnet18": ("resnet18", {"width": 64}, 2), "resnet8": ("resnet8", {"width": 16}, 12)}
 LEAST = {"resnet18": 0.97, "resnet8": 0.95}
 
@@ -58,21 +58,31 @@ def recipe_for(net: str, method: str) -> plateaux.Recipe:
     )
 
 
-def engine(recipe: plateaux.Recipe, data: Data, stack: ExitStack) -> tuple[nn.Module, Callable[[int], None]]:
-    """Return a network, and one epoch of the engine's own course with it."""
+def engine(recipe: plateaux.Recipe, data: Data, stack: ExitStack) -> tuple[nn.Module, Callable[[str], Epoch]]:
+    """Return a network, and a function from a method to one epoch of the engine's own course with it."""
     root = stack.enter_context(tempfile.TemporaryDirectory())
     run = Run.begin(root, recipe, {"data": facts_of(data)})
     job = Job((0,), (0, 0), recipe.train.epochs)
     course = Course(run, data, job, [0], executor_of(recipe), CPU, NOTHING_GIVEN, lambda _: None)
-    way = course.way(stack)
-    return course.runners[0].learner.module, lambda epoch: course.one_epoch(epoch, 0, way, Sign())
+    way, learner = course.way(stack), course.runners[0].learner
+
+    def by(method: str) -> Epoch:
+        own = method_of(recipe_for(recipe.model.name, method))
+
+        def epoch(number: int) -> None:
+            learner.method = own
+            course.one_epoch(number, 0, way, Sign())
+
+        return epoch
+
+    return learner.module, by
 
 
-def bare(recipe: plateaux.Recipe, data: Data, model: nn.Module) -> Callable[[int], None]:
+def bare(recipe: plateaux.Recipe, data: Data, model: nn.Module, method: str) -> Epoch:
     """Return one epoch of a plain loop over a network, as one would write it by hand."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4)
     feed = feed_of(recipe, data, 0, shared=False, device=CPU, ids=split_of(recipe, data)[0])
-    climbing = recipe.method.name == "sam"
+    climbing = method == "sam"
 
     def backward(x: torch.Tensor, y: torch.Tensor) -> None:
         with autocast(recipe.train.precision, CPU):
@@ -112,22 +122,22 @@ def moving_statistics(model: nn.Module, momentum: float) -> None:
             layer.momentum = momentum
 
 
-def compared(
-    net: str, method: str, steps: int, builds: int, rounds: int, *, control: bool = False
-) -> list[tuple[float, float]]:
-    """Return the seconds of the best epoch of both sides, the bare one first, for every time they were built."""
-    recipe, data = recipe_for(net, method), images(steps)
-    pairs: list[tuple[float, float]] = []
-    for build in range(builds):
+def compared(net: str, steps: int, builds: int, rounds: int) -> dict[str, list[float]]:
+    """Return the seconds of epochs of every side, round by round."""
+    recipe, data = recipe_for(net, "deep_ensemble"), images(steps)
+    found: dict[str, list[float]] = {}
+    for _ in range(builds):
         with ExitStack() as stack:
-            model, own = engine(recipe, data, stack)
-            sides = {"bare": bare(recipe, data, model), "other": bare(recipe, data, model) if control else own}
-            turn = ["bare", "other"] if build % 2 else ["other", "bare"]
-            for name in turn:
-                sides[name](9_999)  # warm-up
-            found = interleaved({name: sides[name] for name in turn}, rounds)
-        pairs.append((min(found["bare"]), min(found["other"])))  # whatever else the machine does only adds
-    return pairs
+            model, by = engine(recipe, data, stack)
+            sides: dict[str, Epoch] = {"sgd bare, again": bare(recipe, data, model, "deep_ensemble")}
+            for word, method in (("sgd", "deep_ensemble"), ("sam", "sam")):
+                sides[f"{word} engine"] = by(method)
+                sides[f"{word} bare"] = bare(recipe, data, model, method)
+            for side in sides.values():
+                side(9_999)  # warm-up
+            for side, times in interleaved(sides, rounds).items():
+                found.setdefault(side, []).extend(times)
+    return found
 
 
 def main() -> None:
@@ -135,23 +145,20 @@ def main() -> None:
     figures: dict[str, float] = {}
     limits: dict[str, tuple[str, float]] = {}
     settle_in()
-    builds, rounds = (1, 2) if args.quick else (5, 4)
+    builds, rounds = (1, 2) if args.quick else (2, 10)
     for net, (_, _, usual) in NETS.items():
         steps = 1 if args.quick else usual
-        engine_times = {}
-        for word, method in (("sgd", "deep_ensemble"), ("sam", "sam")):
-            pairs = compared(net, method, steps, builds, rounds)
+        found = compared(net, steps, builds, rounds)
+        for word in ("sgd", "sam"):
             name = f"{net} {word}: engine / bare, images per second"
-            figures[name] = statistics.median(plain / own for plain, own in pairs)
+            figures[name] = ratio(found[f"{word} bare"], found[f"{word} engine"])
             limits[name] = ("at least", LEAST[net])
-            engine_times[word] = statistics.median(own for _, own in pairs)
-            if not args.json:
-                rate = [128 * steps / statistics.median(times) for times in zip(*pairs, strict=True)]
-                print(f"{net:9} {word}: bare {rate[0]:6.0f} images/s, engine {rate[1]:6.0f}")
-        twins = compared(net, "deep_ensemble", steps, builds, rounds, control=True)
-        figures[f"{net} sgd: bare / bare, the control"] = statistics.median(a / b for a, b in twins)
-        figures[f"{net}: sam / sgd, time of a step"] = engine_times["sam"] / engine_times["sgd"]
+        figures[f"{net} sgd: bare / bare, the control"] = ratio(found["sgd bare"], found["sgd bare, again"])
+        figures[f"{net}: sam / sgd, time of a step"] = ratio(found["sam engine"], found["sgd engine"])
         limits[f"{net}: sam / sgd, time of a step"] = ("at most", 2.05)
+        if not args.json:
+            for side, times in found.items():
+                print(f"{net:9} {side:16} {128 * steps / statistics.median(times):8.0f} images/s")
     close(figures, limits, args.quick)
 
 

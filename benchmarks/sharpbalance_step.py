@@ -1,9 +1,8 @@
 """What a step of SharpBalance costs: `split` at careful shares of a quarter, a half and three quarters, in plain steps.
 
 All sides are the engine's own step on the same batch and with the same resnet18 (width 64), and take turns: of several
-networks one would be faster for where its weights happen to lie. The figures are medians over the builds of a network
-of the ratio of the best steps. Beside it, the time to look up a batch's notes, memory-mapped from disk, of 50,000 and
-of 100,000,000 samples.
+networks one would be faster for where its weights happen to lie. The figures are medians of the rounds' ratios. Beside
+it, the time to look up a batch's notes, memory-mapped from disk, of 50,000 and of 100,000,000 samples.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from _common import close, flags, interleaved, seconds
+from _common import close, flags, interleaved, ratio, seconds
 
 from plateaux.build import network
 from plateaux.exchange import Method
@@ -88,19 +87,16 @@ def main() -> None:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(size, 3, 32, 32, generator=generator).contiguous(memory_format=torch.channels_last)
     batch = Batch(x, torch.randint(0, 10, (size,), generator=generator), torch.arange(size))
-    best: list[dict[str, float]] = []
-    for _ in range(1 if args.quick else 5):
+    found: dict[str, list[float]] = {}
+    for _ in range(1 if args.quick else 2):
         kinds = sides(batch, width)
         for kind in kinds.values():
             kind(0)  # warm-up
-        best.append({name: min(times) for name, times in interleaved(kinds, 1 if args.quick else 4).items()})
-    figures = {
-        f"{name}, plain steps": float(np.median([each[name] / each["plain"] for each in best]))
-        for name in best[0]
-        if name != "plain"
-    }
+        for name, times in interleaved(kinds, 1 if args.quick else 10).items():
+            found.setdefault(name, []).extend(times)
+    figures = {f"{name}, plain steps": ratio(found[name], found["plain"]) for name in found if name != "plain"}
     limits = {f"split, f = {share}, plain steps": ("at most", 1.05 * (1 + share)) for share in SHARES}
-    plain = float(np.median([each["plain"] for each in best]))
+    plain = float(np.median(found["plain"]))
     with tempfile.TemporaryDirectory() as folder:
         for samples in (50_000, 1_000_000 if args.quick else 100_000_000):
             name = f"looking up notes of {samples:,} samples, share of a plain step"
@@ -108,7 +104,7 @@ def main() -> None:
             limits[name] = ("at most", 0.01)
     if not args.json:
         print("| step | plain steps |\n|---|---:|\n| plain | 1.00 |")
-        for name in best[0]:
+        for name in found:
             if name != "plain":
                 print(f"| {name} | {figures[f'{name}, plain steps']:.2f} |")
     close(figures, limits, args.quick, torch=torch.__version__)
