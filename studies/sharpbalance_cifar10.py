@@ -79,15 +79,16 @@ class Study:
 
     def __init__(self, root: Path, quick: bool) -> None:
         self.root, self.quick = root, quick
+        self.rhos = RHOS[:2] if quick else RHOS
+        self.seeds = range(1 if quick else REPETITIONS)
 
     def go(self) -> None:
         """Train what is missing, two runs at a time."""
-        self._all([f"rho/{rho}" for rho in RHOS])
+        self._all([f"rho/{rho}" for rho in self.rhos])
         print(f"rho = {self.rho()} is best for SAM on validation images", flush=True)
-        seeds = range(REPETITIONS)
-        first = [f"{name}/{seed}" for seed in seeds for name in (SPAN, "deep ensemble")]
+        first = [f"{name}/{seed}" for seed in self.seeds for name in (SPAN, "deep ensemble")]
         self._all(first)
-        self._all([f"{name}/{seed}" for seed in seeds for name in METHODS if f"{name}/{seed}" not in first])
+        self._all([f"{name}/{seed}" for seed in self.seeds for name in METHODS if f"{name}/{seed}" not in first])
 
     def _all(self, names: list[str]) -> None:
         with ThreadPoolExecutor(2) as lanes:
@@ -122,10 +123,10 @@ class Study:
     def rho(self) -> float:
         """Return the radius with the best validation accuracy of one SAM member; the smaller of equals."""
         found = {}
-        for rho in RHOS:
+        for rho in self.rhos:
             log = plateaux.Run.open(self.root / f"rho/{rho}").log(0)
             found[rho] = [line["validation accuracy"] for line in log if "validation accuracy" in line][-1]
-        return max(RHOS, key=lambda rho: (found[rho], -rho))
+        return max(self.rhos, key=lambda rho: (found[rho], -rho))
 
     def table(self) -> str:
         """Return what was measured as Markdown."""
@@ -141,7 +142,7 @@ class Study:
             "|---|---:|---:|---:|",
         ]
         for name in METHODS:
-            seeds = [seed for seed in range(REPETITIONS) if (self.root / name / str(seed) / "done").exists()]
+            seeds = [seed for seed in self.seeds if (self.root / name / str(seed) / "done").exists()]
             if not seeds:
                 continue
             found = [self._accuracies(self.root / name / str(seed)) for seed in seeds]

@@ -196,15 +196,15 @@ def test_the_command_starts_its_own_mesh(tmp_path: Path) -> None:
 
 
 def test_help_shows_the_python_of_every_command() -> None:
-    for name in ("train", "plan", "status", "measure", "adopt", "list"):
+    for name in ("train", "plan", "status", "measure", "calibrate", "predict", "adopt", "list"):
         assert "In Python" in call(name, "--help")[1]
 
 
 def test_a_table_shows_numbers_with_their_errors() -> None:
     rows = {"member 0": Value(0.5, 0.01), "ensemble (mean logit)": Value(0.75)}
-    found = [Measurement("accuracy", "test", rows, "higher", {}, {"name": "toy", "samples": 1000})]
+    found = [Measurement("accuracy", "test", rows, "higher", {}, {"name": "toy", "samples": 1000}, percent=True)]
     console = Console(width=80, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
-    console.print(report.to_rich(found))
+    console.print(*report.tables(found))
     text = console.export_text()
     assert "50.00 ± 1.00" in text
     assert "75.00" in text

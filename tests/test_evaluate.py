@@ -101,9 +101,9 @@ def test_every_measurement_is_kept_as_one_object_that_says_what_it_is(run: Path)
     assert len(asked) == len(set(asked)) >= 2
 
 
-def test_measuring_changes_nothing_but_the_measures(run: Path) -> None:
+def test_measuring_changes_nothing_but_the_measures_and_what_is_kept(run: Path) -> None:
     def rest() -> dict[str, bytes]:
-        files = (p for p in run.rglob("*") if p.is_file() and "measures" not in p.parts)
+        files = (p for p in run.rglob("*") if p.is_file() and not {"measures", "predictions"} & set(p.parts))
         return {str(p): p.read_bytes() for p in files}
 
     before = rest()
@@ -128,7 +128,7 @@ def test_unknown_and_unmarked_measures_are_refused(run: Path) -> None:
 
 def test_progress_is_told(run: Path) -> None:
     seen: list[tuple[int, int]] = []
-    evaluate(run, measures=["nll"], seen=lambda done, total: seen.append((done, total)))
+    evaluate(run, measures=["nll"], fresh=True, seen=lambda done, total: seen.append((done, total)))
     assert seen == [(256, 300), (300, 300)]
 
 

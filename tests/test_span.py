@@ -81,6 +81,12 @@ def test_another_span_is_refused_with_the_difference(
         train(row(method, **options), tmp_path / "run", given=GIVEN, span=paper.store.root)
 
 
+def test_a_span_that_is_not_there_leaves_nothing_behind(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="is not a run folder"):
+        train(row({"name": "sam", "rho": 0.2}), tmp_path / "sam", given=GIVEN, span=tmp_path / "nowhere")
+    assert not (tmp_path / "sam").exists()
+
+
 def test_a_run_without_a_kept_meeting_is_no_span(tmp_path: Path) -> None:
     tidy = train(row(PAPER, run={"keep_resume": "none"}), tmp_path / "tidy", given=GIVEN)
     with pytest.raises(RunError, match="keep_resume"):

@@ -304,6 +304,11 @@ def test_members_that_meet_never_fall_back_further_than_one_checkpoint(
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
+        (
+            ["train.keep=best:expected_entropy", "data.validation=0.1"],
+            "more of expected_entropy is neither better nor worse",
+        ),
+        (["train.keep=best:oracle", "data.validation=0.1"], "oracle says nothing about one member alone"),
         (["train.keep=best:accuracy"], "needs samples to choose on; set data.validation"),
         (["train.patience=2"], "needs samples to judge by; set data.validation"),
         (

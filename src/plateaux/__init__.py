@@ -10,22 +10,30 @@ probabilities = plateaux.load("runs/quickstart").predict(images)
 __version__ = "0.1.0"
 
 from plateaux.adopt import adopt
+from plateaux.answers import Answers, predict
 from plateaux.build import Given
+from plateaux.detect import detect
+from plateaux.doubt import Calibration, calibrate, judge
 from plateaux.ensemble import Ensemble
 from plateaux.errors import PlateauxError
 from plateaux.evaluate import Measurement, evaluate, load
 from plateaux.exchange import Ask, Measure, Method, Moment, Objective, Rendezvous, View
+from plateaux.mixing import Chosen, choose_members, load_chosen, soup
 from plateaux.plan import Job, Meeting, plan
 from plateaux.recipe import Recipe
 from plateaux.registry import dataset, executor, measure, method, model
+from plateaux.robust import robustness
 from plateaux.run import Run
 from plateaux.samples import Data, from_dataset, from_tensors
 from plateaux.train import missing, train
 from plateaux.types import Batch, Tree, Value
 
 __all__ = [
+    "Answers",
     "Ask",
     "Batch",
+    "Calibration",
+    "Chosen",
     "Data",
     "Ensemble",
     "Given",
@@ -44,16 +52,24 @@ __all__ = [
     "Value",
     "View",
     "adopt",
+    "calibrate",
+    "choose_members",
     "dataset",
+    "detect",
     "evaluate",
     "executor",
     "from_dataset",
     "from_tensors",
+    "judge",
     "load",
+    "load_chosen",
     "measure",
     "method",
     "missing",
     "model",
     "plan",
+    "predict",
+    "robustness",
+    "soup",
     "train",
 ]

@@ -10,6 +10,7 @@ from plateaux.errors import RecipeError
 from plateaux.recipe import Recipe
 from plateaux.run import Progress, Run, facts_of
 from plateaux.surgery import load_weights
+from plateaux.types import Tree
 
 
 def adopt(out: str | Path, recipe: Recipe, files: Sequence[str], *, given: Given = NOTHING_GIVEN) -> Run:
@@ -24,12 +25,17 @@ def adopt(out: str | Path, recipe: Recipe, files: Sequence[str], *, given: Given
         load_weights(module, file, prefix)
         modules.append(module)
     run = Run.begin(out, recipe, {"data": facts_of(data), "adopted": list(files)})
-    for number, module in enumerate(modules):
-        with run.lock(number):
-            name = run.put_weights(number, module.state_dict(), epoch=0)
-            words = f"adopted from {files[number]}"
-            run.commit(number, Progress(epoch=recipe.train.epochs, finished=True, weights=name, weights_from=words))
+    keep_weights(run, [module.state_dict() for module in modules], [f"adopted from {file}" for file in files])
     return run
+
+
+def keep_weights(run: Run, trees: Sequence[Tree], words: Sequence[str]) -> None:
+    """Make members of finished weights; the words say where they are from."""
+    for number, (tree, origin) in enumerate(zip(trees, words, strict=True)):
+        with run.lock(number):
+            name = run.put_weights(number, tree, epoch=0)
+            done = Progress(epoch=run.recipe.train.epochs, finished=True, weights=name, weights_from=origin)
+            run.commit(number, done)
 
 
 def split_file(given: str) -> tuple[str, str]:

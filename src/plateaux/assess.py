@@ -1,17 +1,38 @@
-"""The evaluation walk: one forward pass per offer, shared by every measure that asks for it."""
+"""The evaluation walk: one forward pass for all measures, sums that add over batches and over processes.
+
+    heard = hear(executor, views, batches, offers)         # or read from the run folder: nothing below can tell
+    sums = settle(executor, heard, measures, casts)        # casts: which members, by position, make up an ensemble
+
+Samples may be spread over processes: each settles its own, and what was settled is added up once at the end.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-from plateaux.exchange import Executor, Measure, Offer, View
+from plateaux.exchange import Executor, Measure, Offer, View, features, logits, logits_and_features
 from plateaux.types import Batch, Tree, Value
 
+Cast = tuple[int, ...]
+"""The members that make up an ensemble, by their positions in the table."""
 
-@torch.no_grad()
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """What every member said about one batch: a table `[M, B, ...]` for each offer."""
+
+    tables: Mapping[Offer, Tensor]
+    batch: Batch
+    start: int  # where the batch begins among all samples of the walk
+    whole: int  # samples of the batch that all processes hold together
+
+
 def assess(
     executor: Executor,
     views: Sequence[View],
@@ -21,17 +42,117 @@ def assess(
     seen: Callable[[int], None] = lambda _: None,
 ) -> dict[str, Mapping[str, Value]]:
     """Return what every measure finds about the members' predictions; `seen` hears of the samples done."""
-    offers: dict[Offer, list[str]] = {}
-    for name, measure in measures.items():
-        offers.setdefault(measure.offer, []).append(name)
-    sums: dict[str, Tree] = {}
+    offers = dict.fromkeys(measure.offer for measure in measures.values())
+    heard = hear(executor, views, batches, list(offers))
+    sums = settle(executor, heard, measures, seen=seen)
+    return {name: measures[name].finish(merged) for (_, name), merged in sums.items()}
+
+
+def hear(
+    executor: Executor, views: Sequence[View], batches: Iterable[Batch], offers: Sequence[Offer]
+) -> Iterator[Heard]:
+    """Ask every member about every batch; logits and features come from the same forward pass."""
+    width = done = 0
     for batch in batches:
-        for offer, names in offers.items():
-            table = executor.gather(executor.each(offer, views, [batch] * len(views)))
-            for name in names:
-                sums[name] = _merge(measures[name], sums.get(name), measures[name].settle(table, batch))
-        seen(len(batch))
-    return {name: measure.finish(sums[name]) for name, measure in measures.items() if name in sums}
+        with torch.no_grad():
+            if features in offers and not width:
+                width = executor.agree(max(_width(view, batch) for view in views) if views else 0)
+            tables = dict(_tables(executor, views, batch, offers, width))
+        here = torch.tensor(len(batch), device=batch.index.device)
+        whole = int(executor.average({"samples": here})["samples"])
+        yield Heard(tables, batch, done + executor.shard(whole).start, whole)
+        done += whole
+
+
+def _tables(
+    executor: Executor, views: Sequence[View], batch: Batch, offers: Sequence[Offer], width: int
+) -> Iterator[tuple[Offer, Tensor]]:
+    both = features in offers
+    if both:
+        table = executor.gather(executor.each(_side_by_side(width), views, [batch] * len(views)))
+        yield logits, table[..., :-width]
+        yield features, table[..., -width:]
+    for offer in offers:
+        if not (both and offer in (logits, features)):
+            yield offer, executor.gather(executor.each(offer, views, [batch] * len(views)))
+
+
+def _side_by_side(width: int) -> Offer:
+    """Offer logits, then features with zeros up to `width`: members of different widths lie in one table."""
+
+    def offer(view: View, batch: Batch) -> Tensor:
+        out, seen = logits_and_features(view, batch)
+        return torch.cat([out, F.pad(seen, (0, width - seen.shape[1])).to(out.dtype)], -1)
+
+    offer.batched = False  # type: ignore[attr-defined]  # hooks do not run inside vmap's functional call
+    return offer
+
+
+def _width(view: View, batch: Batch) -> int:
+    return features(view, batch.part(slice(0, 1))).shape[1]
+
+
+@torch.no_grad()
+def settle(
+    executor: Executor,
+    heard: Iterable[Heard],
+    measures: Mapping[str, Measure],
+    casts: Sequence[Cast | None] = (None,),
+    *,
+    seen: Callable[[int], None] = lambda _: None,
+) -> dict[tuple[Cast | None, str], Tree]:
+    """Return every measure's sums for every cast (None: everybody), added up over batches and processes.
+
+    Measures that settle alike are settled once. One that takes more members than a cast has is left out of it.
+    """
+    sums: dict[tuple[Cast | None, Any], Sums] = {}
+    owners = {(measure.settle, measure.offer): measure for measure in measures.values()}
+    samples = 0
+    for each in heard:
+        for cast in casts:
+            rows = None if cast is None else torch.tensor(cast)
+            for question, measure in owners.items():
+                table = each.tables[measure.offer]
+                table = table if rows is None else table.index_select(0, rows.to(table.device))
+                if len(table) >= measure.least:
+                    sums.setdefault((cast, question), Sums(measure)).add(table, each)
+        samples += each.whole
+        seen(each.whole)
+    merged = {where: found.merged(executor, samples) for where, found in sums.items()}
+    asked = [(cast, name, (measure.settle, measure.offer)) for cast in casts for name, measure in measures.items()]
+    return {(cast, name): merged[cast, question] for cast, name, question in asked if (cast, question) in merged}
+
+
+@dataclass(slots=True)
+class Sums:
+    """What one measure has settled so far, of the samples held here."""
+
+    measure: Measure
+    total: Tree = field(default_factory=dict)
+    parts: list[tuple[int, Tree]] = field(default_factory=list)  # where rows to keep begin, and the rows
+
+    def add(self, table: Tensor, heard: Heard) -> None:
+        """Settle one batch."""
+        new = self.measure.settle(table, heard.batch)
+        if self.measure.merge == "cat":
+            self.parts.append((heard.start, new))
+        else:
+            self.total = {name: self.total[name] + new[name] for name in new} if self.total else new
+
+    def merged(self, executor: Executor, samples: int) -> Tree:
+        """Return what all processes settled about so many samples."""
+        if self.measure.merge == "sum":
+            place = next((t.device for t in self.total.values() if t.device.type != "cpu"), torch.device("cpu"))
+            return executor.average({name: tensor.to(place) for name, tensor in self.total.items()})
+        found: Tree = {}
+        for name in list(self.parts[0][1]):
+            first = self.parts[0][1][name]
+            whole = first.new_zeros(samples, *first.shape[1:])
+            for start, rows in self.parts:
+                part = rows.pop(name)  # freed as they are laid down
+                whole[start : start + len(part)] = part
+            found[name] = executor.average({name: whole})[name]
+        return found
 
 
 class evaluating:
@@ -48,11 +169,3 @@ class evaluating:
     def __exit__(self, *_: object) -> None:
         for layer, mode in zip(self._layers, self._modes, strict=True):
             layer.training = mode
-
-
-def _merge(measure: Measure, old: Tree | None, new: Tree) -> Tree:
-    if old is None:
-        return new
-    if measure.merge == "cat":
-        return {name: torch.cat([old[name], new[name]]) for name in new}
-    return {name: old[name] + new[name] for name in new}

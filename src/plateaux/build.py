@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,13 +14,14 @@ from torch.optim.lr_scheduler import LRScheduler, SequentialLR
 from plateaux import registry
 from plateaux.errors import RecipeError, nearest
 from plateaux.exchange import Executor, Method, Settle
+from plateaux.loader import CPU, Shard, evaluation
 from plateaux.losses import loss_by_name
-from plateaux.machine import dtype_of, seeded
+from plateaux.machine import FORMATS, dtype_of, seeded
 from plateaux.options import WrongKey, accepts, check, pick
 from plateaux.recipe import DataPart, LossPart, MethodPart, ModelPart, Recipe, fingerprint, own
-from plateaux.samples import Data
+from plateaux.samples import Data, Source
 from plateaux.surgery import freeze, load_weights, prune, share
-from plateaux.types import Tree, key
+from plateaux.types import Batch, Tree, key
 
 Model = Callable[..., nn.Module]
 
@@ -63,6 +64,31 @@ def data_of(recipe: Recipe, given: Given = NOTHING_GIVEN) -> Data:
     if not isinstance(made, Data):
         raise RecipeError(f"data set {part.name!r} returned {type(made).__name__}; it must return plateaux.Data")
     return made
+
+
+def in_order(
+    recipe: Recipe,
+    data: Data,
+    source: Source,
+    ids: torch.Tensor,
+    *,
+    batch: int | None = None,
+    device: torch.device = CPU,
+    shard: Shard | None = None,
+) -> Iterator[Batch]:
+    """Yield the samples `ids` in their order, as they are, laid out as the recipe's networks take them."""
+    return evaluation(
+        source,
+        ids,
+        batch=batch or max(recipe.data.batch, 256),
+        mean=data.mean,
+        std=data.std,
+        device=device,
+        dtype=dtype_of(recipe.train.precision),
+        memory_format=FORMATS[recipe.train.memory_format],
+        workers=recipe.data.workers,
+        shard=shard,
+    )
 
 
 def kind_of(recipe: Recipe, number: int, given: Given = NOTHING_GIVEN) -> str:

@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,19 +18,16 @@ from rich.console import Console
 from rich.table import Table
 
 import plateaux
-from plateaux import errors, registry
+from plateaux import errors, measuring, registry
 from plateaux.display import duration, watching
-from plateaux.machine import cores
+from plateaux.machine import is_first
 from plateaux.options import WrongKey
 from plateaux.recipe import located
-from plateaux.report import size, to_markdown, to_rich
+from plateaux.report import size, tables
 from plateaux.shipped import recipe_file, shipped
+from plateaux.terminal import Allow, AsJson, Changes, show, told, torchrun
 from plateaux.train import check as check_recipe
 
-CODES: tuple[tuple[type[Exception], int], ...] = (
-    (errors.NotAllowed, 6), (errors.Stopped, 75), (errors.Diverged, 5), (errors.DataError, 3), (errors.RecipeError, 2),
-    (errors.RunError, 4), (errors.PlateauxError, 1),
-)  # fmt: skip
 KINDS = {
     "methods": registry.method, "measures": registry.measure, "data": registry.dataset, "models": registry.model,
     "executors": registry.executor,
@@ -45,11 +39,8 @@ app = typer.Typer(
 )  # fmt: skip
 recipes = typer.Typer(help="Check a recipe, or print the schema of all recipes.", no_args_is_help=True)
 app.add_typer(recipes, name="recipe")
-
-Changes = Annotated[list[str] | None, typer.Option("--set", help="Change one value of the recipe: section.key=value.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, as when the output is piped.")]
-Allow = Annotated[list[str] | None, typer.Option(help="A module whose functions this recipe may call.")]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; the best there is by default.")]
+for command in (measuring.measure, measuring.calibrate, measuring.predict, measuring.soup, measuring.select):
+    app.command()(told(command))
 
 
 def main() -> None:
@@ -70,20 +61,6 @@ def everything(
     ] = False,
 ) -> None:
     """Train, measure and use deep ensembles whose members are flat and diverse."""
-
-
-def told(command: Callable[..., None]) -> Callable[..., None]:
-    """Turn what Plateaux raises on purpose into one message and an exit code that means something."""
-
-    @wraps(command)
-    def run(*args: Any, **kwargs: Any) -> None:
-        try:
-            command(*args, **kwargs)
-        except errors.PlateauxError as problem:
-            Console(stderr=True).print(str(problem), style="red", markup=False, highlight=False, soft_wrap=True)
-            raise typer.Exit(next(code for kind, code in CODES if isinstance(problem, kind))) from None
-
-    return run
 
 
 @contextmanager
@@ -119,14 +96,14 @@ def train(
     what = plateaux.Recipe.load(file, wanted)
     root = out or Path("runs") / Path(recipe).stem
     if what.executor.name == "mesh" and "RANK" not in os.environ:
-        raise typer.Exit(_torchrun(what.executor.processes))
+        raise typer.Exit(torchrun(what.executor.processes))
     given = plateaux.Given(allow=tuple(allow or ()))
     with lines_of(file), watching(Console(stderr=True)) as tell:
         plateaux.train(what, root, given=given, tell=tell, span=span_from)
-    if os.environ.get("RANK", "0") != "0":
+    if not is_first():
         return
     found = plateaux.evaluate(root, given=given) if measure else []
-    _print(as_json, {"run": str(root), "measurements": [each.to_dict() for each in found]}, lambda: _tables(found))
+    show(as_json, {"run": str(root), "measurements": [each.to_dict() for each in found]}, lambda: tables(found))
 
 
 @app.command()
@@ -138,7 +115,7 @@ def plan(run: Path, as_json: AsJson = False) -> None:
     """
     jobs = plateaux.missing(plateaux.Run.open(run))
     plain = [{"kind": j.kind, "members": list(j.members), "start": list(j.start), "stop": j.stop} for j in jobs]
-    _print(as_json, plain, lambda: [str(job) for job in jobs] or ["nothing is missing"])
+    show(as_json, plain, lambda: [str(job) for job in jobs] or ["nothing is missing"])
 
 
 @app.command()
@@ -169,34 +146,7 @@ def status(run: Path, as_json: AsJson = False) -> None:
             shown.add_row(str(r["member"]), r["state"], at, words, duration(r["seconds"]), size(r["bytes"]))
         return [shown, f"{size(total)} in all"]
 
-    _print(as_json, {"run": str(run), "members": rows, "bytes": total}, table)
-
-
-@app.command()
-@told
-def measure(
-    run: Path,
-    on: Annotated[str, typer.Option(help="test, validation or train samples.")] = "test",
-    measures: Annotated[str, typer.Option(help="Names of measures, with commas.")] = "accuracy,nll,brier,ece",
-    allow: Allow = None,
-    device: Device = None,
-    markdown: Annotated[bool, typer.Option(help="Print a Markdown table.")] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Measure a run's members and ensemble.
-
-    In Python: `plateaux.evaluate("runs/demo")`
-    """
-    names = [name.strip() for name in measures.split(",") if name.strip()]
-    with Console(stderr=True).status("measuring") as shown:
-        found = plateaux.evaluate(
-            run, on=on, measures=names, given=plateaux.Given(allow=tuple(allow or ())), device=device,
-            seen=lambda done, total: shown.update(f"measuring: {done:,} of {total:,} samples"),
-        )  # fmt: skip
-    if markdown:
-        typer.echo(to_markdown(found))
-        return
-    _print(as_json, [each.to_dict() for each in found], lambda: _tables(found))
+    show(as_json, {"run": str(run), "members": rows, "bytes": total}, table)
 
 
 @app.command()
@@ -218,7 +168,7 @@ def adopt(
     text = f"members = {len(weights)}\n[data]\nname = {json.dumps(data)}\n[model]\nname = {names}\n"
     recipe = plateaux.Recipe.parse(text, changes or [], where="adopt")
     plateaux.adopt(out, recipe, weights, given=plateaux.Given(allow=tuple(allow or ())))
-    _print(as_json, {"run": str(out), "members": len(weights)}, lambda: [f"{out}: {len(weights)} members adopted"])
+    show(as_json, {"run": str(out), "members": len(weights)}, lambda: [f"{out}: {len(weights)} members adopted"])
 
 
 @app.command(name="list")
@@ -241,7 +191,7 @@ def list_(
             shown.add_row(name, words)
         return [shown]
 
-    _print(as_json, found, table)
+    show(as_json, found, table)
 
 
 @recipes.command()
@@ -255,7 +205,7 @@ def check(recipe: str, changes: Changes = None, allow: Allow = None, as_json: As
     found = plateaux.Recipe.load(file, changes or [])
     with lines_of(file):
         check_recipe(found, plateaux.Given(allow=tuple(allow or ())))
-    _print(as_json, found.to_dict(), lambda: [f"{file} is sound: {found.members} members of {found.method.name}"])
+    show(as_json, found.to_dict(), lambda: [f"{file} is sound: {found.members} members of {found.method.name}"])
 
 
 @recipes.command()
@@ -271,27 +221,5 @@ def _executor(name: str | None, manner: str | None, processes: int | None, devic
     return [f"executor.{key}={value}" for key, value in given.items() if value is not None]
 
 
-def _torchrun(processes: int) -> int:
-    """Start this very command again, once for every process of the mesh."""
-    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    threads = str(max(1, cores() // processes))
-    env = {"OMP_NUM_THREADS": threads, **os.environ, "PYTHONSAFEPATH": "1"}
-    return subprocess.call([*start, "-m", "plateaux", *sys.argv[1:]], env=env)
-
-
 def _first_line(file: Path) -> str:
     return file.read_text(encoding="utf-8").split("\n", 1)[0].lstrip("# ")
-
-
-def _tables(found: list[Any]) -> list[Any]:
-
-    return [to_rich(found)] if found else []
-
-
-def _print(as_json: bool, plain: Any, shown: Callable[[], list[Any]]) -> None:
-    console = Console()
-    if as_json or not console.is_terminal:
-        typer.echo(json.dumps(plain, indent=2))
-        return
-    for each in shown():
-        console.print(each, highlight=False)

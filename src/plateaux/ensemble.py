@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from plateaux import trees
 from plateaux.augment import normalise
+from plateaux.combine import combined
 from plateaux.surgery import size_in_bytes
-from plateaux.tables import log_probabilities
 from plateaux.types import Inputs
 
 
@@ -30,10 +30,12 @@ class Ensemble(nn.Module):
         mean: Sequence[float] = (),
         std: Sequence[float] = (),
         labels: Sequence[str] = (),
+        weights: Sequence[float] | None = None,
     ) -> None:
         super().__init__()
         self.members = nn.ModuleList(members)
         self.mean, self.std, self.labels = tuple(mean), tuple(std), tuple(labels)
+        self.weights = None if weights is None else tuple(weights)  # how much each counts; None: all alike
         self.eval()
 
     def __len__(self) -> int:
@@ -49,10 +51,16 @@ class Ensemble(nn.Module):
         rows = [member(*args, **kwargs) for member in self.members]
         return torch.stack([row if isinstance(row, Tensor) else row.logits for row in rows])
 
-    def predict(self, x: Inputs, *, combine: Literal["probability", "logit"] = "probability") -> Tensor:
-        """Return the ensemble's class probabilities `[B, C]`, by the mean of probabilities or of logits."""
-        log_p = log_probabilities(self.logits(x))
-        return (log_p[-2 if combine == "probability" and len(self) > 1 else -1]).exp()
+    def predict(
+        self, x: Inputs, *, combine: Literal["probability", "logit", "majority", "weighted"] | None = None
+    ) -> Tensor:
+        """Return the ensemble's class probabilities `[B, C]`.
+
+        By the mean of probabilities (weighted where members have weights), the mean of logits, or the share of votes.
+        """
+        how = combine or ("probability" if self.weights is None else "weighted")
+        name = {"probability": "mean probability", "logit": "mean logit"}.get(how, how)
+        return combined(self.logits(x), name, self.weights if how == "weighted" else None).exp()
 
     def forward(self, x: Inputs) -> Tensor:
         return self.predict(x)

@@ -1,31 +1,46 @@
-"""Measure a run: load its members once, walk once over the data, write one object per measurement."""
+"""Measure a run: walk once over the data, or over what is kept of it, and write one object per measurement."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import combinations
+from math import comb
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import torch
 
-from plateaux import registry
-from plateaux.assess import assess
-from plateaux.build import NOTHING_GIVEN, Given, data_of, networks, shared_names
+from plateaux.assess import Cast, Heard, hear, settle
+from plateaux.build import NOTHING_GIVEN, Given, data_of, executor_of, in_order, networks, shared_names
 from plateaux.ensemble import Ensemble
-from plateaux.errors import RunError
-from plateaux.exchange import View
+from plateaux.errors import RecipeError, RunError
+from plateaux.estimates import mean_of
+from plateaux.exchange import Executor, Measure, NoFeatures, Offer, View, features
 from plateaux.executors.local import Local
-from plateaux.learning import split_of
-from plateaux.loader import evaluation
-from plateaux.machine import FORMATS, autocast, device_named, dtype_of, settle_in
-from plateaux.recipe import Recipe, fingerprint
-from plateaux.run import Run
+from plateaux.machine import DTYPES, FORMATS, autocast, device_named, is_first, local_processes, settle_in
+from plateaux.naming import measures_named
+from plateaux.predictions import Keep, Keeper, Shelf
+from plateaux.recipe import fingerprint
+from plateaux.run import Run, facts_of
 from plateaux.samples import Data, Resident
-from plateaux.types import Value
+from plateaux.tables import MEAN_OF_PAIRS, MEAN_PROBABILITY, PART, TOGETHER, cell, renumbered
+from plateaux.targets import Target, targets
+from plateaux.types import Tree, Value
 
 STANDARD = ("accuracy", "nll", "brier", "ece")
 MEMBERS_MEAN = "mean of members"
+SUBSETS = 30  # at most so many ensembles of one size are averaged
+
+Say = Callable[[str], None]
+Seen = Callable[[int, int], None]
+
+
+def _nothing(*_: Any) -> None:
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,22 +53,34 @@ class Measurement:
     better: str
     weights: Mapping[str, str]  # which weights each member's numbers are from
     data: Mapping[str, Any]
+    hashes: Mapping[str, str] = field(default_factory=dict)  # of those weights
+    asks: str = "good"
+    percent: bool = False
+    convention: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "measure": self.measure,
             "on": self.on,
             "better": self.better,
-            "rows": {name: {"value": v.number, "error": v.error} for name, v in self.rows.items()},
+            "asks": self.asks,
+            "convention": self.convention,
+            "rows": {name: {"value": _plain(v.number), "error": _plain(v.error)} for name, v in self.rows.items()},
             "weights": dict(self.weights),
+            "hashes": dict(self.hashes),
             "data": dict(self.data),
         }
+
+
+def _plain(number: float | None) -> float | None:
+    """Return a number as JSON knows it: where there is none, null."""
+    return number if number is not None and math.isfinite(number) else None
 
 
 def load(root: str | Path, *, given: Given = NOTHING_GIVEN, device: str | None = None) -> Ensemble:
     """Return a run's ensemble, ready to predict."""
     run = Run.open(root)
-    modules = _members(run, _data_facts(run, given), list(range(run.recipe.members)), given)
+    modules = _members(run, _data_facts(run), list(range(run.recipe.members)), given)
     facts = run.about["data"]
     ensemble = Ensemble(modules, mean=facts["mean"], std=facts["std"], labels=facts["labels"])
     return ensemble.to(device_named(device))
@@ -62,50 +89,224 @@ def load(root: str | Path, *, given: Given = NOTHING_GIVEN, device: str | None =
 def evaluate(
     root: str | Path,
     *,
-    on: str = "test",
+    on: str | Sequence[str] = "test",
     measures: Sequence[str] = STANDARD,
+    members: Sequence[int] | None = None,
+    sizes: bool = False,
+    samples: int | None = None,
+    keep: Keep = "float32",
+    fresh: bool = False,
     given: Given = NOTHING_GIVEN,
     device: str | None = None,
-    seen: Callable[[int, int], None] = lambda *_: None,
+    executor: Mapping[str, Any] | None = None,
+    seen: Seen = _nothing,
+    say: Say = _nothing,
 ) -> list[Measurement]:
-    """Measure every member and the ensemble on `test`, `validation` or `train` samples; keep the numbers in the run."""
-    run = Run.open(root)
-    recipe = run.as_trained()
-    settle_in(threads=recipe.executor.threads)
-    data = data_of(recipe, given)
-    chosen = {name: registry.measure.get(name, allow=given.allow)() for name in measures}
-    place = device_named(device)
-    modules = [module.to(place).eval() for module in _members(run, data, list(range(recipe.members)), given)]
-    views = [View(module, forward=lambda: autocast(recipe.train.precision, place)) for module in modules]
-    source, ids = _samples(recipe, data, on)
-    batches = evaluation(
-        source,
-        ids,
-        batch=max(recipe.data.batch, 256),
-        mean=data.mean,
-        std=data.std,
-        device=place,
-        dtype=dtype_of(recipe.train.precision),
-        memory_format=FORMATS[recipe.train.memory_format],
-        workers=recipe.data.workers,
-    )
-    done = 0
+    """Measure members and their ensemble on `test`, `validation` or `train` samples, or `corrupted` ones.
 
-    def count(samples: int) -> None:
-        nonlocal done
-        done += samples
-        seen(done, len(ids))
-
-    results = assess(Local("loop", 1, (), "error"), views, batches, chosen, seen=count)
-    origin = {f"member {i}": run.progress(i).weights_from for i in range(recipe.members)}
-    about = {"name": data.name, "samples": len(ids), "fingerprint": source.fingerprint()}
-    found = [
-        Measurement(name, on, _with_mean(rows), chosen[name].better, origin, about) for name, rows in results.items()
-    ]
-    for each in found:
-        name = fingerprint({"measure": each.measure, "on": on, "data": about, "weights": origin})
-        run.store.put_json(f"measures/{each.measure}-{name}.json", each.to_dict())
+    `members` takes some of them as the ensemble, `sizes` adds curves over ensembles of 1, 2, ... members, `samples`
+    takes the first so many. Logits are kept beside the run, and a second call needs no forward pass, unless `fresh`.
+    """
+    panel = Panel(Run.open(root), members, given=given, device=device, executor=executor, keep=keep, say=say)
+    chosen = measures_named(measures, allow=given.allow)
+    found: list[Measurement] = []
+    for target in targets(panel.run.recipe, panel.facts, [on] if isinstance(on, str) else on):
+        found += panel.measure(target, chosen, sizes=sizes, samples=samples, fresh=fresh, seen=seen)
+    if is_first():
+        for each in found:
+            panel.write(each)
     return found
+
+
+class Panel:
+    """Members of a run, ready to be asked about samples; nothing is read or built before it is needed."""
+
+    def __init__(
+        self,
+        run: Run,
+        members: Sequence[int] | None = None,
+        *,
+        given: Given = NOTHING_GIVEN,
+        device: str | None = None,
+        executor: Mapping[str, Any] | None = None,
+        keep: Keep = "float32",
+        say: Say = _nothing,
+    ) -> None:
+        self.run, self.given, self.keep, self.say = run, given, keep, say
+        self.recipe = run.as_trained()
+        self.numbers = _numbers(members, self.recipe.members)
+        if executor is not None:
+            self.recipe = self.recipe.changed(executor=dict(executor))
+        self.executor: Executor = Local("loop", 1, (), "error") if executor is None else executor_of(self.recipe, given)
+        settle_in(processes=local_processes(), threads=self.recipe.executor.threads)
+        self.place = device_named(device or self.executor.device)
+        self.facts: Mapping[str, Any] = run.about["data"] if given.data is None else facts_of(given.data)
+
+    @cached_property
+    def data(self) -> Data:
+        return data_of(self.recipe, self.given)
+
+    @cached_property
+    def hashes(self) -> list[str]:
+        """The hashes of the members' weights."""
+        return [self.run.weights_hash(number) for number in self.numbers]
+
+    @cached_property
+    def views(self) -> list[View]:
+        held = [self.numbers[row] for row in self.executor.rows(len(self.numbers))]
+        facts = _data_facts(self.run) if self.given.data is None else self.given.data
+        modules = [module.to(self.place).eval() for module in _members(self.run, facts, held, self.given)]
+        layout = FORMATS[self.recipe.train.memory_format]
+        modules = [module.to(memory_format=layout) for module in modules]  # type: ignore[call-overload]
+        return [View(module, forward=lambda: autocast(self.recipe.train.precision, self.place)) for module in modules]
+
+    def measure(
+        self,
+        target: Target,
+        measures: Mapping[str, Measure],
+        *,
+        sizes: bool = False,
+        samples: int | None = None,
+        fresh: bool = False,
+        seen: Seen = _nothing,
+    ) -> list[Measurement]:
+        """Return what the measures find about these members on these samples."""
+        everyone = tuple(range(len(self.numbers)))
+        casts = [everyone, *(cast for cast in _casts(len(everyone)) if cast != everyone)] if sizes else [everyone]
+        try:
+            sums, about = self.settle(target, measures, casts, samples=samples, fresh=fresh, seen=seen)
+        except NoFeatures as problem:
+            rest = {name: measure for name, measure in measures.items() if measure.offer is not features}
+            if not rest:
+                raise
+            self.say(f"{', '.join(measures.keys() - rest.keys())} is left out: {problem}")
+            return self.measure(target, rest, sizes=sizes, samples=samples, fresh=fresh, seen=seen)
+        found = []
+        for name, measure in measures.items():
+            rows = {cast: measure.finish(sums[cast, name]) for cast in casts if (cast, name) in sums}
+            if everyone not in rows:
+                self.say(f"{name} takes {measure.least} members, and there is {len(everyone)}: left out")
+                continue
+            numbered = _with_mean(renumbered(rows[everyone], self.numbers))
+            found.append(self.measurement(name, target.name, numbered, measure, about))
+            if sizes:
+                found.append(self.measurement(f"{name} by size", target.name, _curve(rows), measure, about))
+        return found
+
+    def settle(
+        self,
+        target: Target,
+        measures: Mapping[str, Measure],
+        casts: Sequence[Cast],
+        *,
+        samples: int | None = None,
+        fresh: bool = False,
+        seen: Seen = _nothing,
+    ) -> tuple[dict[tuple[Cast | None, str], Tree], dict[str, Any]]:
+        """Return the measures' sums for every cast, and what is to be known of the samples."""
+        offers = list(dict.fromkeys(measure.offer for measure in measures.values()))
+        executor, heard, about, total = self.hear(target, offers, samples=samples, fresh=fresh)
+        done = 0
+
+        def count(more: int) -> None:
+            nonlocal done
+            done += more
+            seen(done, total)
+
+        return settle(executor, heard, measures, casts, seen=count), about
+
+    def hear(
+        self, target: Target, offers: Sequence[Offer], *, samples: int | None = None, fresh: bool = False
+    ) -> tuple[Executor, Iterator[Heard], dict[str, Any], int]:
+        """Return what members say about the samples: from what is kept, or by a forward pass."""
+        known = {"on": target.name, **target.about, **self.known(target), **({"first": samples} if samples else {})}
+        shelf = Shelf(self.run.store, known)
+        if not fresh and shelf.has(self.hashes, offers):
+            count = shelf.count()
+            self.say(f"{target.name}: from kept {shelf.dtype()} logits of {count:,} samples, no forward pass")
+            about = {**_described(target, known, count), "logits": f"kept, {shelf.dtype()}"}
+            return Local("loop", 1, (), "error"), shelf.read(self.hashes, offers), about, count
+        source, ids = target.open(self.recipe, self.data)
+        ids = ids[:samples]
+        batches = in_order(self.recipe, self.data, source, ids, device=self.place, shard=self.executor.shard)
+        heard = hear(self.executor, self.views, batches, offers)
+        if self.keep != "no":
+            dtype = {"float32": torch.float32, "float16": DTYPES["fp16"]}[self.keep]
+            heard = Keeper(shelf, self.hashes, dtype, len(ids)).listen(heard, self.executor)
+        return self.executor, heard, {**_described(target, known, len(ids)), "logits": "fresh"}, len(ids)
+
+    def measurement(
+        self, name: str, on: str, rows: Mapping[str, Value], measure: Measure, about: Mapping[str, Any]
+    ) -> Measurement:
+        """Return one measurement, with all that is to be known of it."""
+        names = [f"member {number}" for number in self.numbers]
+        weights = {name: self.run.progress(n).weights_from for name, n in zip(names, self.numbers, strict=True)}
+        hashes = dict(zip(names, self.hashes, strict=True))
+        facts = (measure.asks, measure.percent, measure.convention)
+        return Measurement(name, on, rows, measure.better, weights, about, hashes, *facts)
+
+    def write(self, found: Measurement) -> None:
+        """Keep a measurement in the run folder; the same question is the same object."""
+        asked = {"measure": found.measure, "on": found.on, "hashes": found.hashes, "weights": found.weights}
+        data = {name: value for name, value in found.data.items() if name != "logits"}
+        name = "".join(c if c.isalnum() or c in "_-" else "_" for c in found.measure)
+        self.run.store.put_json(f"measures/{name}-{fingerprint({**asked, 'data': data})}.json", found.to_dict())
+
+    def known(self, target: Target) -> dict[str, str]:
+        """Return the fingerprint of the samples, from the run's own record where it has one."""
+        if target.of in ("train", "validation"):
+            return {"fingerprint": self.facts["train"]["fingerprint"]}
+        if target.labelled:
+            return {"fingerprint": self.facts["test"]["fingerprint"]}
+        return {"fingerprint": target.open(self.recipe, self.data)[0].fingerprint()}
+
+
+def _described(target: Target, known: Mapping[str, Any], samples: int) -> dict[str, Any]:
+    return {**{name: value for name, value in known.items() if name != "on"}, "samples": samples}
+
+
+def _numbers(members: Sequence[int] | None, total: int) -> list[int]:
+    if members is None:
+        return list(range(total))
+    if not members or len(set(members)) < len(members) or not set(members) <= set(range(total)):
+        raise RecipeError(
+            f"members {list(members)}: give different numbers from 0 to {total - 1}, such as {[0, total - 1]}"
+        )
+    return list(members)
+
+
+def _casts(members: int) -> list[Cast]:
+    """Return ensembles of every size: all there are, or SUBSETS of them by a seeded draw."""
+    found: list[Cast] = []
+    for size in range(1, members + 1):
+        if comb(members, size) <= SUBSETS:
+            found += combinations(range(members), size)
+            continue
+        chance, drawn = Random(size), set[Cast]()
+        while len(drawn) < SUBSETS:
+            drawn.add(tuple(sorted(chance.sample(range(members), size))))
+        found += sorted(drawn)
+    return found
+
+
+def _curve(rows: Mapping[Cast, Mapping[str, Value]]) -> dict[str, Value]:
+    """Return the mean over ensembles of each size, of the row that stands for all members."""
+    found: dict[str, Value] = {}
+    for size in sorted({len(cast) for cast in rows}):
+        each = [_main(found_) for cast, found_ in rows.items() if len(cast) == size]
+        for part in each[0]:
+            name = f"{size} member{'s' * (size > 1)}"
+            found[cell(name, part) if part else name] = mean_of([one[part] for one in each])
+    return found
+
+
+def _main(rows: Mapping[str, Value]) -> dict[str, Value]:
+    """Return the row of an ensemble: by mean probability, of all together, or the mean of pairs."""
+    for wanted in (MEAN_PROBABILITY, TOGETHER, MEAN_OF_PAIRS, "member 0"):
+        found = {name.partition(PART)[2]: v for name, v in rows.items() if name.partition(PART)[0] == wanted}
+        if found:
+            return found
+    return {}
 
 
 def _members(run: Run, data: Data, numbers: Sequence[int], given: Given) -> list[torch.nn.Module]:
@@ -124,7 +325,7 @@ def _members(run: Run, data: Data, numbers: Sequence[int], given: Given) -> list
     return modules
 
 
-def _data_facts(run: Run, given: Given) -> Data:
+def _data_facts(run: Run) -> Data:
     """Return what models must know of the data, without the data themselves."""
     facts = run.about["data"]
     nothing = Resident(torch.empty(0), torch.empty(0))
@@ -140,27 +341,19 @@ def _data_facts(run: Run, given: Given) -> Data:
     )
 
 
-def _samples(recipe: Recipe, data: Data, on: str) -> tuple[Any, torch.Tensor]:
-    if on == "test":
-        return data.test, torch.arange(len(data.test))
-    train, validation = split_of(recipe, data)
-    if on == "train":
-        return data.train, train
-    if on == "validation" and len(validation):
-        return data.train, validation
-    raise RunError(
-        f"There are no samples called {on!r}; allowed: test, train" + (", validation" if len(validation) else "")
-    )
-
-
 def _with_mean(rows: Mapping[str, Value]) -> dict[str, Value]:
-    members = [value.number for name, value in rows.items() if name.startswith("member ")]
-    if not members:
+    """Return the rows with the mean of the members' after theirs."""
+    members = [value.number for name, value in rows.items() if _is_member(name)]
+    if not members or TOGETHER in rows:
         return dict(rows)
     mean = sum(members) / len(members)
     spread = (
         (sum((v - mean) ** 2 for v in members) / (len(members) - 1) / len(members)) ** 0.5 if len(members) > 1 else None
     )
-    found = dict(rows)
-    return {**{n: v for n, v in found.items() if n.startswith("member ")}, MEMBERS_MEAN: Value(mean, spread),
-            **{n: v for n, v in found.items() if not n.startswith("member ")}}  # fmt: skip
+    own = {name: value for name, value in rows.items() if _is_member(name)}
+    rest = {name: value for name, value in rows.items() if not _is_member(name)}
+    return {**own, MEMBERS_MEAN: Value(mean, spread), **rest}
+
+
+def _is_member(name: str) -> bool:
+    return name.startswith("member ") and name.removeprefix("member ").isdigit()

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from plateaux.errors import RecipeError
 from plateaux.types import Batch, Inputs, Tree, Value
 
 Forward = Callable[[], AbstractContextManager[Any]]
@@ -106,6 +107,37 @@ Settle = Callable[[Tensor, Batch], Tensor]
 def logits(view: View, batch: Batch) -> Tensor:
     """The model's output for every sample."""
     return view(batch.x)
+
+
+class NoFeatures(RecipeError):
+    """A network without a last layer whose inputs could be taken for features."""
+
+
+def features(view: View, batch: Batch) -> Tensor:
+    """What the last layer sees of every sample, `[B, D]`."""
+    return logits_and_features(view, batch)[1]
+
+
+features.batched = False  # type: ignore[attr-defined]  # hooks do not run inside vmap's functional call
+
+
+def logits_and_features(view: View, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Return both from one forward pass; the last layer is the nn.Linear whose output the network returns."""
+    assert isinstance(view.module, nn.Module)
+    layers = [name for name, part in view.module.named_modules() if isinstance(part, nn.Linear)]
+    out, seen = view.record(batch.x, layers)
+    for each in seen.values():
+        if same_memory(each.output, out) and each.inputs.ndim == 2:
+            return out, each.inputs
+    raise NoFeatures(
+        f"Features are what the last nn.Linear sees, and this {type(view.module).__name__} does not end in one; "
+        "leave out measures of features (cka)"
+    )
+
+
+def same_memory(one: Tensor, other: Tensor) -> bool:
+    """Say whether two tensors are one."""
+    return one.data_ptr() == other.data_ptr() and one.shape == other.shape and one.stride() == other.stride()
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +240,7 @@ class Measure:
     """A question about predictions that is answered in one pass, shared with all measures of the same offer.
 
     `settle` turns the table `[M, B, ...]` and its batch into sums (or rows to keep, `merge="cat"`); `finish` turns the
-    merged sums into named numbers.
+    merged sums into named numbers. Members are named by their position in the table: the walk knows their numbers.
     """
 
     settle: Callable[[Tensor, Batch], Tree]
@@ -216,6 +248,11 @@ class Measure:
     offer: Offer = logits
     merge: Literal["sum", "cat"] = "sum"
     better: Literal["higher", "lower", "neither"] = "higher"
+    asks: Literal["good", "sure", "different"] = "good"  # how good, how sure, how different the predictions are
+    usual: bool = True  # asked for by "all"; not what makes a large table, or is not for every run
+    percent: bool = False  # shown in percent
+    least: int = 1  # so many members it takes
+    convention: str = ""  # what must be known to compare the number with somebody else's
 
 
 Tell = Callable[[Mapping[str, Any]], None]
@@ -241,6 +278,7 @@ class Executor(Protocol):
     """Where members live: three verbs and `launch`. Nothing else changes between one process and a mesh."""
 
     parks: bool  # members rest on disk between their turns
+    device: str | None  # where this process works; None: wherever it is told to
 
     def rows(self, members: int) -> range:
         """Say which of so many members are held here."""

@@ -32,6 +32,16 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def is_first() -> bool:
+    """Say whether this is the first process of a mesh, or the only one."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def local_processes() -> int:
+    """Return the processes of a mesh on this machine, this one included."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
 def settle_in(*, processes: int = 1, threads: int | None = None) -> None:
     """Set the threads of this process, one of so many, and tell the allocator to keep what it has.
 

@@ -20,11 +20,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from plateaux.assess import evaluating
+from plateaux.build import in_order
 from plateaux.errors import Diverged, RunError, Stopped
 from plateaux.exchange import Executor, Rendezvous, Tell, View
 from plateaux.learner import Learner
-from plateaux.loader import evaluation
-from plateaux.machine import FORMATS, dtype_of
 from plateaux.norms import batch_for
 from plateaux.notes import look_up, take_notes
 from plateaux.plan import Meeting
@@ -79,6 +78,8 @@ class Scorer:
         todo = [each for each in learners if not self.run.store.has(scores_name(epoch, each.number))]
         if not self.executor.agree(int(bool(todo))):
             return
+        numbers = ", ".join(str(each.number) for each in todo)
+        self.tell({"say": f"scoring {len(self.ids):,} samples for the meeting after epoch {epoch}: member {numbers}"})
         found = {each.number: np.full(len(self.data.train), -1.0, dtype=np.float32) for each in todo}
         begun, done, told = time.monotonic(), 0, 0.0
         with evaluating([each.module for each in todo]):
@@ -103,17 +104,8 @@ class Scorer:
     def _batches(self) -> Iterator[tuple[NDArray[np.int64], Batch]]:
         """Yield the training samples as they are, in the order of their ids: all ids, and what is to be scored here."""
         recipe, size = self.run.recipe, int(self.run.about["chosen"]["scoring_batch"])
-        batches = evaluation(
-            self.data.train,
-            self.ids,
-            batch=size,
-            mean=self.data.mean,
-            std=self.data.std,
-            device=self.device,
-            dtype=dtype_of(recipe.train.precision),
-            memory_format=FORMATS[recipe.train.memory_format],
-            workers=recipe.data.workers,
-            shard=self.executor.shard,
+        batches = in_order(
+            recipe, self.data, self.data.train, self.ids, batch=size, device=self.device, shard=self.executor.shard
         )
         for ids, batch in zip(torch.split(self.ids.cpu(), size), batches, strict=True):
             yield ids.numpy(), batch
@@ -147,16 +139,7 @@ class Scorer:
 
 def scoring_batch(recipe: Recipe, data: Data, module: nn.Module) -> int:
     """Return how many samples are scored at once: what BOUND bytes hold."""
-    batch = next(
-        evaluation(
-            data.train,
-            torch.arange(min(2, len(data.train))),
-            batch=2,
-            mean=data.mean,
-            std=data.std,
-            dtype=dtype_of(recipe.train.precision),
-        )
-    )
+    batch = next(in_order(recipe, data, data.train, torch.arange(min(2, len(data.train))), batch=2))
     with evaluating([module]):
         return batch_for(View(module), batch, bound=BOUND)
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from plateaux.errors import RecipeError
-from plateaux.exchange import Offer, Settle, View, logits
+from plateaux.exchange import Offer, Settle, View, logits, same_memory
 from plateaux.norms import logit_gradient, sample_losses, squared_norms
 from plateaux.types import Batch
 
@@ -46,7 +46,7 @@ def last_layer(loss: Settle | None = None) -> Offer:
         layers = {name: part for name, part in view.module.named_modules() if isinstance(part, nn.Linear)}
         with torch.no_grad(), torch.autocast(batch.y.device.type, enabled=False):
             out, seen = View(view.module).record(batch.x, list(layers))
-            name = next((n for n, s in seen.items() if _same(s.output, out) and s.inputs.ndim == 2), None)
+            name = next((n for n, s in seen.items() if same_memory(s.output, out) and s.inputs.ndim == 2), None)
             if name is None:
                 raise RecipeError(
                     "The score last_layer needs a network whose output is that of an nn.Linear, and this "
@@ -70,10 +70,6 @@ def sample_loss(loss: Settle | None = None) -> Offer:
             return sample_losses(View(view.module)(batch.x), batch, loss)
 
     return _one_at_a_time(offer)
-
-
-def _same(one: Tensor, other: Tensor) -> bool:
-    return one.data_ptr() == other.data_ptr() and one.shape == other.shape and one.stride() == other.stride()
 
 
 def _one_at_a_time(offer: Offer) -> Offer:

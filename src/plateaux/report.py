@@ -2,64 +2,157 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
 
 from rich.table import Table
 
 from plateaux.evaluate import Measurement
+from plateaux.tables import MEAN_PROBABILITY, PART, TOGETHER
 from plateaux.types import Value
 
-PERCENT = ("accuracy", "ece")
 CAPTION = "± one standard error: over samples, and over members for their mean"
+TITLES = {"good": "how good", "sure": "how sure", "different": "how different"}
+COLUMNS = 4  # measures side by side: what 80 characters hold
+PAIRS, MEMBERS = 6, 8  # rows of these before only their mean is shown
 
 
-def heading(measurements: Sequence[Measurement]) -> str:
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """A table of words."""
+
+    title: str
+    header: list[str]
+    rows: list[list[str]]
+    caption: str = ""
+
+
+def tables(found: Sequence[Measurement]) -> list[Table]:
+    """Return what a terminal shows."""
+    return [to_rich(grid) for grid in grids(found)]
+
+
+def to_markdown(found: Sequence[Measurement]) -> str:
+    """Return the tables as Markdown."""
+    return "\n".join(_markdown(grid) for grid in grids(found))
+
+
+def grids(found: Sequence[Measurement]) -> list[Grid]:
+    """Return the tables that show these measurements."""
+    return list(_grids(found))
+
+
+def _grids(found: Sequence[Measurement]) -> Iterator[Grid]:
+    corrupted = [each for each in found if "corruption" in each.data]
+    for on, group in groupby((each for each in found if each not in corrupted), lambda each: (each.on, each.asks)):
+        several = list(group)
+        plain = [each for each in several if not _has_parts(each)]
+        for start in range(0, len(plain), COLUMNS):
+            yield _side_by_side(plain[start : start + COLUMNS], on[1] if len(found) > COLUMNS else "")
+        for each in several:
+            if _has_parts(each):
+                yield _in_parts(each)
+    if corrupted:
+        yield from _under_corruption([each for each in corrupted if each.measure == "accuracy"])
+
+
+def heading(first: Measurement) -> str:
     """Return one line that says what was measured on what."""
-    first = measurements[0]
-    return f"{first.data['name']}, {first.on} samples ({first.data['samples']:,})"
+    what = f"{first.on} samples" if first.on in ("test", "train", "validation") else first.on
+    return f"{first.data['name']}, {what} ({first.data['samples']:,})"
 
 
-def grid(measurements: Sequence[Measurement]) -> tuple[list[str], list[list[str]]]:
-    """Return the header and the rows: one row a member and ensemble, one column a measure."""
-    header = ["", *(f"{m.measure}{' %' if m.measure in PERCENT else ''}" for m in measurements)]
-    names = list(dict.fromkeys(name for m in measurements for name in m.rows))
-
-    def cell(m: Measurement, name: str) -> str:
-        return show(m.measure, m.rows[name]) if name in m.rows else ""
-
-    return header, [[name, *(cell(m, name) for m in measurements)] for name in names]
-
-
-def show(measure: str, value: Value) -> str:
+def show(measurement: Measurement, value: Value) -> str:
     """Return a number with its standard error."""
-    times, digits = (100.0, 2) if measure in PERCENT else (1.0, 4)
+    times, digits = (100.0, 2) if measurement.percent else (1.0, 4)
     text = f"{value.number * times:.{digits}f}"
     return text if value.error is None else f"{text} ± {value.error * times:.{digits}f}"
 
 
-def to_rich(measurements: Sequence[Measurement]) -> Table:
-    """Return the table a terminal shows."""
-    header, rows = grid(measurements)
-    table = Table(
-        title=heading(measurements), title_justify="left", caption=CAPTION, caption_justify="left", pad_edge=False
+def _side_by_side(few: Sequence[Measurement], asks: str) -> Grid:
+    """Return one row a member, pair and ensemble, one column a measure."""
+    header = ["", *(f"{each.measure}{' %' if each.percent else ''}" for each in few)]
+    names = list(dict.fromkeys(name for each in few for name in each.rows))
+    for crowd, most in ((_is_pair, PAIRS), (_is_member, MEMBERS)):
+        if sum(map(crowd, names)) > most:
+            names = [name for name in names if not crowd(name)]
+    rows = [[name, *(show(each, each.rows[name]) if name in each.rows else "" for each in few)] for name in names]
+    title = heading(few[0]) + (f": {TITLES[asks]}" if asks else "")
+    return Grid(title, header, [row for row in rows if any(row[1:])], CAPTION)
+
+
+def _in_parts(found: Measurement) -> Grid:
+    """Return a measurement whose numbers have two or more names: rows by the first, columns by the last.
+
+    Of numbers with three names (a row, a class, what of it) those of the ensemble are shown, or of the only member.
+    """
+    cells = {tuple(name.split(PART)): value for name, value in found.rows.items()}
+    deep = max(len(parts) for parts in cells) > 2
+    if deep:
+        first = {parts[0] for parts in cells}
+        mine = next((row for row in (MEAN_PROBABILITY, TOGETHER) if row in first), next(iter(first)))
+        cells = {parts[1:]: value for parts, value in cells.items() if parts[0] == mine}
+    columns = list(dict.fromkeys(parts[-1] for parts in cells))
+    names = list(dict.fromkeys(PART.join(parts[:-1]) for parts in cells))
+    if len(columns) > len(names) and len(columns) > COLUMNS:
+        columns, names = names, columns
+        cells = {(parts[1], parts[0]): value for parts, value in cells.items()}
+    named = {(PART.join(parts[:-1]), parts[-1]): value for parts, value in cells.items()}
+    rows = [[row, *(show(found, named[row, c]) if (row, c) in named else "" for c in columns)] for row in names]
+    title = f"{heading(found)}: {found.measure}" + (f", {mine}" if deep else "") + (" %" if found.percent else "")
+    return Grid(title, ["", *columns], rows, found.convention)
+
+
+def _under_corruption(found: Sequence[Measurement]) -> Iterator[Grid]:
+    """Return the ensemble's accuracy by kind and severity."""
+    if not found:
+        return
+    row = MEAN_PROBABILITY if MEAN_PROBABILITY in found[0].rows else next(iter(found[0].rows))
+    levels = sorted({int(each.data["severity"]) for each in found})
+    by = {(str(each.data["corruption"]), int(each.data["severity"])): each for each in found}
+    rows = []
+    for kind in dict.fromkeys(kind for kind, _ in by):
+        cells = [f"{100 * by[kind, s].rows[row].number:.2f}" if (kind, s) in by else "" for s in levels]
+        rows.append([kind, *cells])
+    title = f"{heading(found[0]).split(',')[0]}: accuracy % under corruption, {row}"
+    sources = ", ".join(sorted({str(each.data["source"]) for each in found}))
+    yield Grid(
+        title, ["", *(f"severity {s}" for s in levels)], rows, f"{found[0].data['samples']:,} samples; {sources}"
     )
-    for position, name in enumerate(header):
+
+
+def _is_pair(name: str) -> bool:
+    return (name.startswith("members ") and name != TOGETHER) or (name.startswith("member ") and " to " in name)
+
+
+def _is_member(name: str) -> bool:
+    return name.startswith("member ") and " to " not in name
+
+
+def _has_parts(found: Measurement) -> bool:
+    return any(PART in name for name in found.rows)
+
+
+def to_rich(grid: Grid) -> Table:
+    """Return the table a terminal shows."""
+    table = Table(title=grid.title, title_justify="left", caption=grid.caption, caption_justify="left", pad_edge=False)
+    for position, name in enumerate(grid.header):
         table.add_column(name, justify="right" if position else "left", no_wrap=position > 0)
-    for row in rows:
+    for row in grid.rows:
         table.add_row(*row, style="bold" if row[0].startswith("ensemble") else None)
     return table
 
 
-def to_markdown(measurements: Sequence[Measurement]) -> str:
-    """Return the table as Markdown."""
-    header, rows = grid(measurements)
+def _markdown(grid: Grid) -> str:
     lines = [
-        f"**{heading(measurements)}**",
+        f"**{grid.title}**",
         "",
-        "| " + " | ".join(header) + " |",
-        "|---" + "|---:" * (len(header) - 1) + "|",
+        "| " + " | ".join(grid.header) + " |",
+        "|---" + "|---:" * (len(grid.header) - 1) + "|",
     ]
-    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)]) + "\n"
+    rows = ["| " + " | ".join(row) + " |" for row in grid.rows]
+    return "\n".join([*lines, *rows, *(["", grid.caption] if grid.caption else [])]) + "\n"
 
 
 def size(count: float) -> str:

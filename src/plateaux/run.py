@@ -12,6 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
+from hashlib import blake2b
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -189,13 +190,23 @@ class Run:
 
     def weights(self, number: int) -> Tree:
         """Return the weights of a finished member, without the shared ones."""
+        return self.store.get_tensors(self._weights_name(number))
+
+    def weights_hash(self, number: int) -> str:
+        """Return a hash of the weights a member uses, those it shares included."""
+        digest = blake2b(self.store.get(self._weights_name(number)), digest_size=8)
+        if self.store.has("shared.safetensors"):
+            digest.update(self.store.get("shared.safetensors"))
+        return digest.hexdigest()
+
+    def _weights_name(self, number: int) -> str:
         progress = self.progress(number)
         if progress.weights is None:
             raise RunError(
                 f"Member {number} of {self.store.root} has no weights yet ({progress.epoch} of "
                 f"{self.recipe.train.epochs} epochs done). Run the same `plateaux train` again to finish it"
             )
-        return self.store.get_tensors(progress.weights)
+        return progress.weights
 
     def shared(self) -> Tree:
         """Return the weights that all members use and nobody trains."""

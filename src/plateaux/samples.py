@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -290,5 +291,5 @@ def try_read(path: Path, read: Callable[[Path], Any]) -> Any:
         return read(path)
     except DataError:
         raise
-    except (OSError, EOFError, ValueError, KeyError, TypeError, MemoryError) as error:
+    except (OSError, EOFError, ValueError, KeyError, TypeError, MemoryError, zlib.error) as error:
         raise DataError(f"{path} cannot be read ({error}); it is damaged or incomplete: get it again.") from error

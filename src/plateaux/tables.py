@@ -1,14 +1,32 @@
-"""What a table of logits `[M, B, C]` says: the rows of its members, and of the ensemble they make."""
+"""What a table of logits `[M, B, C]` says: the rows of its members, and of the ensemble they make.
+
+Rows are called by the members' positions in the table, `member 0`, `members 0 and 1`; `renumbered` makes numbers of
+them. A name with parts, `member 0 · class 3 · recall`, is a cell of a larger table.
+"""
 
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Mapping, Sequence
+from itertools import combinations, permutations
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 MEAN_PROBABILITY = "ensemble (mean probability)"
 MEAN_LOGIT = "ensemble (mean logit)"
+TOGETHER = "members together"  # of all members at once, and of no ensemble they make
+MEAN_OF_PAIRS = "mean of pairs"
+PART = " · "
+
+T = TypeVar("T")
+
+
+def probabilities_of(table: Tensor) -> Tensor:
+    """Return the members' own log-probabilities `[M, B, C]`, in float32 or better."""
+    return (table if table.dtype == torch.float64 else table.float()).log_softmax(-1)
 
 
 def log_probabilities(table: Tensor) -> Tensor:
@@ -29,3 +47,44 @@ def row_names(rows: int) -> list[str]:
     if rows == 1:
         return ["member 0"]
     return [*(f"member {number}" for number in range(rows - 2)), MEAN_PROBABILITY, MEAN_LOGIT]
+
+
+def pairs(members: int) -> list[tuple[int, int]]:
+    """Return every pair of members once."""
+    return list(combinations(range(members), 2))
+
+
+def ordered_pairs(members: int) -> list[tuple[int, int]]:
+    """Return every pair of members in both orders."""
+    return list(permutations(range(members), 2))
+
+
+def pair_name(one: int, other: int) -> str:
+    """Return what the row of a pair is called."""
+    return f"members {one} and {other}"
+
+
+def ordered_name(one: int, other: int) -> str:
+    """Return what the row of a pair is called whose order matters."""
+    return f"member {one} to {other}"
+
+
+def cell(*parts: str) -> str:
+    """Return what one number of a larger table is called."""
+    return PART.join(parts)
+
+
+def renumbered(rows: Mapping[str, T], members: Sequence[int]) -> dict[str, T]:
+    """Return the rows called by the members' numbers instead of their positions.
+
+    >>> renumbered({"member 0": 1, "members 0 and 1 · class 1": 2, "mean of pairs": 3}, [2, 5])
+    {'member 2': 1, 'members 2 and 5 · class 1': 2, 'mean of pairs': 3}
+    """
+
+    def name(old: str) -> str:
+        first, *rest = old.split(PART)
+        if first.startswith(("member ", "members ")) and first != TOGETHER:
+            first = re.sub(r"\d+", lambda found: str(members[int(found[0])]), first)
+        return cell(first, *rest)
+
+    return {name(old): value for old, value in rows.items()}

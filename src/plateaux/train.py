@@ -8,7 +8,6 @@ next plan begins where its last checkpoint lies.
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -30,7 +29,7 @@ from plateaux.course import Course
 from plateaux.errors import PlateauxError, RecipeError, RunError
 from plateaux.exchange import Executor, Failure, Tell
 from plateaux.learning import on_device
-from plateaux.machine import device_named, settle_in
+from plateaux.machine import device_named, is_first, settle_in
 from plateaux.meeting import decide, meetings, scoring_batch
 from plateaux.plan import Job, plan
 from plateaux.recipe import Recipe
@@ -61,9 +60,10 @@ def train(
             f"members of {recipe.method.name!r} meet at every step, so every process of the mesh must hold one: "
             f"use at most {recipe.members} x executor.data processes"
         )
+    other = None if span is None else Run.open(span)  # before anything is written
     run = _open(recipe, out, executor, given, tell)
-    if span is not None and os.environ.get("RANK", "0") == "0":
-        begin_from(run, Run.open(span), given)
+    if other is not None and is_first():
+        begin_from(run, other, given)
     executor.agree(0)
     work = Work(str(out), run.as_trained(), given)
     attempts = 1
@@ -174,7 +174,7 @@ def _decide(run: Run, job: Job, given: Given, tell: Tell) -> None:
     """Take the decision of a meeting, once: the other processes of a mesh find it in the folder."""
     rendezvous = method_of(run.recipe, 0, given).rendezvous
     assert rendezvous is not None
-    if os.environ.get("RANK", "0") == "0":
+    if is_first():
         for folder in ("scores", "notes"):  # nobody writes there now: every member has left its scores
             run.store.sweep(folder)
         decide(run, rendezvous, job.stop, tell)
@@ -182,7 +182,7 @@ def _decide(run: Run, job: Job, given: Given, tell: Tell) -> None:
 
 def _open(recipe: Recipe, out: str | Path, executor: Executor, given: Given, tell: Tell) -> Run:
     """Begin the run in one process; the others of a mesh find it there."""
-    if os.environ.get("RANK", "0") == "0":
+    if is_first():
         data = data_of(recipe, given)
         fresh = Run.begin(out, recipe, {"data": facts_of(data)})
         if "chosen" not in fresh.about:
@@ -210,7 +210,7 @@ def _sum_up(failures: list[Failure]) -> PlateauxError:
 
 def _tidy(run: Run, executor: Executor) -> None:
     """Delete the resume states of a run that is finished, unless they are wanted, and what killed writers left."""
-    if os.environ.get("RANK", "0") == "0":
+    if is_first():
         for number, progress in enumerate(run.all_progress()):
             run.store.sweep(f"members/{number}")
             if run.recipe.run.keep_resume == "none" and (progress.states or progress.met):

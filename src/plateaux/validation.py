@@ -8,12 +8,12 @@ import torch
 
 from plateaux import registry
 from plateaux.assess import assess, evaluating
+from plateaux.build import in_order
 from plateaux.errors import RecipeError
 from plateaux.exchange import Measure, View
 from plateaux.executors.local import Local
 from plateaux.learner import Learner
-from plateaux.loader import evaluation
-from plateaux.machine import FORMATS, autocast, dtype_of
+from plateaux.machine import autocast
 from plateaux.recipe import Recipe
 from plateaux.samples import Data, Source
 from plateaux.types import Value
@@ -30,6 +30,11 @@ def validation_measures(keep: str) -> dict[str, Measure]:
                 f"train.keep = {keep!r}: more of {name} is neither better nor worse, so no weights are the best by it; "
                 "take a measure such as best:nll or best:accuracy"
             )
+        if measures[name].least > 1:
+            raise RecipeError(
+                f"train.keep = {keep!r}: {name} says nothing about one member alone, so no weights can be chosen by "
+                "it; take a measure such as best:nll or best:accuracy"
+            )
     return measures
 
 
@@ -40,22 +45,6 @@ def validated(
     device = next(iter(learner.params.values())).device
     with evaluating([learner.module]):
         view = View(learner.module, forward=lambda: autocast(recipe.train.precision, device))
-        batches = evaluation(
-            source,
-            ids,
-            batch=max(recipe.data.batch, 256),
-            mean=data.mean,
-            std=data.std,
-            device=device,
-            dtype=dtype_of(recipe.train.precision),
-            memory_format=FORMATS[recipe.train.memory_format],
-            workers=recipe.data.workers,
-        )
+        batches = in_order(recipe, data, source, ids, device=device)
         results = assess(Local("loop", 1, (), "error"), [view], batches, measures)
-    silent = [name for name, values in results.items() if "member 0" not in values]
-    if silent:
-        raise RecipeError(
-            f"train.keep = 'best:{silent[0]}': {silent[0]} says nothing about one member alone, so no weights can be "
-            "chosen by it; take a measure such as best:nll or best:accuracy"
-        )
     return {name: values["member 0"] for name, values in results.items()}

@@ -138,6 +138,14 @@ def problem_here(tree: dict[str, Any], out: str) -> str:
     return ""
 
 
+def measure_here(root: str, copies: int, keep: str = "no") -> dict[str, dict[str, tuple[float, float | None]]]:
+    """Measure a run as one process of the mesh, and return all numbers by measure and row."""
+    from plateaux.evaluate import evaluate
+
+    found = evaluate(root, measures=["all"], executor={"name": "mesh", "data": copies}, keep=keep, fresh=True)
+    return {each.measure: {name: (v.number, v.error) for name, v in each.rows.items()} for each in found}
+
+
 @contextmanager
 def broken(sabotage: str) -> Iterator[None]:
     """Break "own row live" in one of its halves for a while."""

@@ -174,8 +174,7 @@ def test_how_samples_are_cut_into_batches_does_not_matter(
         whole, parts = measured(name, table, y), measured(name, table, y, cuts=cuts)
         for row in whole:
             assert parts[row].number == pytest.approx(whole[row].number, rel=1e-12, abs=1e-14)
-            if name != "ece":  # which has none
-                assert parts[row].error == pytest.approx(whole[row].error, rel=1e-6, abs=1e-9)
+            assert parts[row].error == pytest.approx(whole[row].error, rel=1e-6, abs=1e-9)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -204,7 +203,9 @@ def test_standard_errors_by_formula() -> None:
     assert measured("nll", table, y)["member 0"].error == pytest.approx(losses.std(ddof=1) / math.sqrt(90), rel=1e-9)
     share = measured("accuracy", table, y)["member 0"]
     assert share.error == pytest.approx(math.sqrt(share.number * (1 - share.number) / 90))
-    assert measured("ece", table, y)["member 0"].error is None
+    assert measured("ece", table, y, bins=1)["member 0"].error == pytest.approx(
+        np.std((p.argmax(-1) == y.numpy()) - p.max(-1), ddof=1) / math.sqrt(90), rel=1e-9
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)

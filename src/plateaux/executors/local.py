@@ -18,6 +18,8 @@ from plateaux.types import Batch, Tree
 class Local:
     """All members are held here; gathering and averaging are the identity."""
 
+    device: str | None = None
+
     def __init__(self, manner: str, processes: int, devices: Sequence[str], randomness: str) -> None:
         self.manner = manner
         self.parks = manner == "parked"

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from plateaux.errors import RecipeError
 from plateaux.exchange import CarryOut, Failure, Offer, Tell, View
-from plateaux.machine import device_named
+from plateaux.machine import device_named, local_processes
 from plateaux.pool import run_in_turn
 from plateaux.registry import executor
 from plateaux.syncnorm import synchronise
@@ -34,8 +34,7 @@ class Mesh:
         self._column, self._columns = mesh.get_local_rank("member"), mesh.size(0)
         self._copy, self._copies = mesh.get_local_rank("data"), mesh.size(1)
         self._batchnorm = batchnorm
-        self._device = device
-        self._local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        self.device = device
 
     def rows(self, members: int) -> range:
         return _block(members, self._column, self._columns)
@@ -68,7 +67,7 @@ class Mesh:
         return slice(mine.start, mine.stop)
 
     def agree(self, wish: int) -> int:
-        strongest = torch.tensor(wish, device=self._device)
+        strongest = torch.tensor(wish, device=self.device)
         dist.all_reduce(strongest, op=dist.ReduceOp.MAX)
         return int(strongest)
 
@@ -80,7 +79,7 @@ class Mesh:
         return self._copy == 0
 
     def launch(self, jobs: Sequence[Any], carry_out: CarryOut, tell: Tell) -> list[Failure]:
-        return run_in_turn(jobs, carry_out, tell, device=self._device, processes=self._local)
+        return run_in_turn(jobs, carry_out, tell, device=self.device, processes=local_processes())
 
 
 @executor

@@ -1,0 +1,233 @@
+"""Members put together anew: one network of several (soup), or a weighted ensemble chosen from several runs.
+
+Both choose on held-out samples and record which: numbers on the same samples are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from plateaux.adopt import keep_weights
+from plateaux.build import NOTHING_GIVEN, Given, in_order, kind_of
+from plateaux.combine import combined
+from plateaux.doubt import Said, hear_all
+from plateaux.ensemble import Ensemble
+from plateaux.errors import RecipeError, RunError
+from plateaux.evaluate import Panel, Say, load
+from plateaux.run import Run
+from plateaux.selection import Selection, select
+from plateaux.soup import check_mixable, greedy, path, reestimate, uniform
+from plateaux.store import Store
+from plateaux.tables import probabilities_of
+from plateaux.targets import one_target
+from plateaux.types import Tree
+
+LIMIT = 0.1  # nats that the loss may rise between two members
+PROBE = 1000  # held-out samples that the rise is looked for on
+STATISTICS = 20  # batches that BatchNorm's statistics are taken from
+FILE = "selection.json"
+
+
+def soup(
+    root: str | Path,
+    out: str | Path,
+    *,
+    how: Literal["uniform", "greedy"] = "uniform",
+    on: str = "validation",
+    accept: Literal["better", "as good"] = "better",
+    members: Sequence[int] | None = None,
+    limit: float = LIMIT,
+    given: Given = NOTHING_GIVEN,
+    device: str | None = None,
+    say: Say = lambda _: None,
+) -> Run:
+    """Make a run of one network: the mean of the members' weights, of all or of those that help on held-out samples.
+
+    Members that did not start from the same weights lie in different basins, and their mean lies between them: that is
+    refused when the loss along the straight line from one to the other rises by more than `limit` nats.
+    """
+    panel = Panel(Run.open(root), members, given=given, device=device, say=say)
+    if on == "train":
+        raise RecipeError("Weights are not chosen on the samples they were trained on; hold some out: --on validation")
+    if len({kind_of(panel.recipe, number, given) for number in panel.numbers}) > 1:
+        raise RunError("A soup is of equal networks, and these members differ in architecture; choose some: --members")
+    pot = _Pot(panel, on)
+    trees = [panel.run.weights(number) for number in panel.numbers]
+    same_start = panel.recipe.model.weights is not None
+    if len(trees) > 1:
+        barrier = path(trees[0], trees[1], pot.loss, points=5).barrier
+        say(f"between members {panel.numbers[0]} and {panel.numbers[1]} the loss rises by {barrier:.3f} nats")
+        check_mixable(barrier, limit, same_start)
+    about: dict[str, Any] = {"kind": f"{how} soup", "of": str(root), "on": on, "ids": pot.ids.tolist()}
+    if how == "greedy":
+        found = greedy(trees, pot.accuracy, accept=accept)
+        chosen = [panel.numbers[position] for position in found.chosen]
+        about |= {"members": chosen, "scores": list(found.scores)}
+        mixed = uniform(trees, found.weights)
+    else:
+        about |= {"members": list(panel.numbers)}
+        mixed = uniform(trees)
+    pot.pour(mixed)
+    state = pot.module.state_dict()
+    mixed = {name: state[name].cpu() for name in mixed}  # with the statistics taken anew
+    run = Run.begin(out, panel.run.recipe.changed(members=1), {"data": dict(panel.run.about["data"])})
+    run.put_shared(panel.run.shared())
+    keep_weights(run, [mixed], [f"{about['kind']} of members {about['members']} of {root}"])
+    run.store.put_json(FILE, about)
+    return run
+
+
+class _Pot:
+    """One network that takes any weights, and is judged on held-out samples."""
+
+    def __init__(self, panel: Panel, on: str) -> None:
+        self.panel = panel
+        target = one_target(panel.recipe, panel.facts, on)
+        self.source, ids = target.open(panel.recipe, panel.data)
+        self.ids = ids
+        module = panel.views[0].module
+        assert isinstance(module, nn.Module)
+        self.module = module
+        self.normed = any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in module.modules())
+
+    def pour(self, tree: Tree) -> None:
+        """Put weights in, and take BatchNorm's statistics of them."""
+        self.module.load_state_dict(tree, strict=False)
+        if self.normed:
+            data, recipe = self.panel.data, self.panel.recipe
+            ids = torch.arange(len(data.train))
+            batches = in_order(recipe, data, data.train, ids, device=self.panel.place)
+            reestimate(self.module, (batch.x for batch in islice(batches, STATISTICS)))
+
+    def loss(self, tree: Tree) -> float:
+        return self._judged(tree, self.ids[:PROBE])[0]
+
+    def accuracy(self, tree: Tree) -> float:
+        return self._judged(tree, self.ids)[1]
+
+    @torch.no_grad()
+    def _judged(self, tree: Tree, ids: Tensor) -> tuple[float, float]:
+        self.pour(tree)
+        view, panel = self.panel.views[0], self.panel
+        loss = right = 0.0
+        for batch in in_order(panel.recipe, panel.data, self.source, ids, device=panel.place):
+            log_p = probabilities_of(view(batch.x)[None])[0]
+            loss -= float(log_p.gather(-1, batch.y[:, None]).double().sum())
+            right += float((log_p.argmax(-1) == batch.y).sum())
+        return loss / len(ids), right / len(ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Members of several runs, how much each counts, and the samples they were chosen on."""
+
+    members: tuple[tuple[str, int], ...]  # run folder and number, for every member of the pool
+    selection: Selection
+    on: str
+    fingerprint: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "members": [{"run": run, "member": number} for run, number in self.members],
+            "selection": self.selection.to_dict(),
+            "on": self.on,
+            "fingerprint": self.fingerprint,
+        }
+
+    @classmethod
+    def read(cls, file: str | Path) -> Chosen:
+        """Return what `choose_members` wrote."""
+        store, name = _store(Path(file))
+        if not store.has(name):
+            raise RunError(f"{file} is not there; `plateaux select RUN ... -o {file}` makes it")
+        tree = store.get_json(name)
+        try:
+            members = tuple((str(each["run"]), int(each["member"])) for each in tree["members"])
+            return cls(members, Selection.from_dict(tree["selection"]), str(tree["on"]), str(tree["fingerprint"]))
+        except (KeyError, TypeError, ValueError):
+            raise RunError(f"{file} is no selection of members; `plateaux select` makes one") from None
+
+    def write(self, file: str | Path) -> None:
+        store, name = _store(Path(file))
+        store.put_json(name, self.to_dict())
+
+
+def choose_members(
+    roots: Sequence[str | Path],
+    *,
+    size: int,
+    on: str = "validation",
+    objective: Literal["nll", "accuracy", "brier"] = "nll",
+    unique: bool = False,
+    given: Given = NOTHING_GIVEN,
+    device: str | None = None,
+    say: Say = lambda _: None,
+) -> Chosen:
+    """Choose an ensemble from the members of several runs, greedily and with replacement, on held-out samples."""
+    if on == "train":
+        raise RecipeError("Members are not chosen on the samples they were trained on; hold some out: --on validation")
+    members: list[tuple[str, int]] = []
+    tables: list[Tensor] = []
+    first: tuple[str, Said] | None = None
+    for root in roots:
+        panel = Panel(Run.open(root), given=given, device=device, say=say)
+        target = one_target(panel.recipe, panel.facts, on)
+        said, fingerprint = hear_all(panel, target), panel.known(target)["fingerprint"]
+        if first is not None and (first[0] != fingerprint or not torch.equal(first[1].ids, said.ids)):
+            raise RunError(f"{root} has other {on} samples than {roots[0]}: all must be judged on the same ones")
+        first = first or (fingerprint, said)
+        members += [(str(root), number) for number in panel.numbers]
+        tables.append(probabilities_of(said.table.double()))
+    if first is None:
+        raise RecipeError("No runs were given to choose members from; give one or more run folders")
+    fingerprint, said = first
+    found = select(torch.cat(tables), said.y, size, objective=objective, unique=unique, ids=said.ids)
+    return Chosen(tuple(members), found, on, fingerprint)
+
+
+def load_chosen(file: str | Path, *, given: Given = NOTHING_GIVEN, device: str | None = None) -> Ensemble:
+    """Return the ensemble of a selection, ready to predict: its members count as often as they were drawn."""
+    chosen = Chosen.read(file)
+    used = [(each, weight) for each, weight in zip(chosen.members, chosen.selection.weights, strict=True) if weight]
+    runs = {root: load(root, given=given, device=device) for root in dict.fromkeys(root for (root, _), _ in used)}
+    whole = next(iter(runs.values()))
+    modules = [runs[root].members[number] for (root, number), _ in used]
+    weights = [weight for _, weight in used]
+    return Ensemble(modules, mean=whole.mean, std=whole.std, labels=whole.labels, weights=weights)
+
+
+def judge_chosen(
+    file: str | Path, *, on: str = "test", given: Given = NOTHING_GIVEN, device: str | None = None,
+    say: Say = lambda _: None,
+) -> dict[str, float]:  # fmt: skip
+    """Return accuracy and NLL of a selection on samples it was not chosen on."""
+    chosen = Chosen.read(file)
+    roots = dict.fromkeys(root for root, _ in chosen.members)
+    tables, said = [], None
+    for root in roots:
+        panel = Panel(Run.open(root), given=given, device=device, say=say)
+        target = one_target(panel.recipe, panel.facts, on)
+        said = hear_all(panel, target)
+        if panel.known(target)["fingerprint"] == chosen.fingerprint and _met(said.ids, chosen.selection.samples):
+            raise RunError(f"The members were chosen on these {on} samples; numbers on them would flatter")
+        tables.append(said.table)
+    assert said is not None
+    log_p = combined(torch.cat(tables).double(), "weighted", chosen.selection.weights)
+    right = log_p.argmax(-1) == said.y
+    nll = -log_p.gather(-1, said.y[:, None]).mean()
+    return {"accuracy": float(right.double().mean()), "nll": float(nll), "samples": float(len(said.y))}
+
+
+def _met(ids: Tensor, others: Sequence[int]) -> bool:
+    return bool(torch.isin(ids, torch.tensor(list(others), dtype=ids.dtype)).any())
+
+
+def _store(file: Path) -> tuple[Store, str]:
+    return Store(file.absolute().parent), file.name

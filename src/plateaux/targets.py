@@ -1,0 +1,147 @@
+"""What a run can be measured on: its own samples, corrupted ones, and samples from elsewhere.
+
+test, train, validation          the run's own
+corrupted[:fog[:3]]              its test samples under 15 corruptions at five severities; extra: four more
+mnist, textures32, ...           the test samples of any data set, brought to the shape of the run's own
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from plateaux import registry
+from plateaux.build import NOTHING_GIVEN, Given
+from plateaux.corruptions import CORRUPTIONS, EXTRA, VERSION, Corrupted
+from plateaux.errors import DataError, RunError, nearest
+from plateaux.learning import split_of
+from plateaux.official import official
+from plateaux.recipe import Recipe
+from plateaux.samples import Data, Source, data_root
+from plateaux.types import Inputs
+
+SEVERITIES = (1, 2, 3, 4, 5)
+GENERATED = "generated, CIFAR-C-like"
+PUBLISHED = "published files"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Some samples by name, found only when they are needed."""
+
+    name: str
+    of: str  # what it is measured as part of: test, corrupted, near ...
+    open: Callable[[Recipe, Data], tuple[Source, Tensor]]
+    about: Mapping[str, Any] = field(default_factory=dict)
+    word: str = ""  # that names it alone
+    labelled: bool = True  # whether its labels are classes of the run
+
+
+def targets(recipe: Recipe, facts: Mapping[str, Any], on: Sequence[str], given: Given = NOTHING_GIVEN) -> list[Target]:
+    """Return what the words name; nothing is read yet."""
+    found: list[Target] = []
+    for word in on:
+        if word in ("test", "train", "validation"):
+            found.append(Target(word, word, _own(word), {"name": facts["name"]}, word))
+        elif word.split(":")[0] == "corrupted":
+            found.extend(_corrupted(recipe, facts, word))
+        else:
+            raise RunError(
+                f"There are no samples called {word!r}; allowed: test, train, validation (where the run held some "
+                "out), corrupted, corrupted:<kind>, corrupted:<kind>:<severity>"
+            )
+    return found
+
+
+def one_target(recipe: Recipe, facts: Mapping[str, Any], on: str) -> Target:
+    """Return the one set of samples that the word names."""
+    found = targets(recipe, facts, [on])
+    if len(found) > 1:
+        raise RunError(f"{on!r} names {len(found)} sets of samples, and one is needed, such as {found[0].word!r}")
+    return found[0]
+
+
+def elsewhere(name: str, of: str, given: Given = NOTHING_GIVEN) -> Target:
+    """Return the test samples of another data set, brought to the shape of the run's own."""
+    known = {"tin": "tinyimagenet32", "texture": "textures32", "fashionmnist": "fashion_mnist"}.get(name, name)
+
+    def open_(recipe: Recipe, data: Data) -> tuple[Source, Tensor]:
+        options = {"root": recipe.data.options["root"]} if "root" in recipe.data.options else {}
+        source = registry.dataset.get(known, allow=given.allow)(**options).test
+        return Adapted(source, data.shape), torch.arange(len(source))
+
+    return Target(name, of, open_, {"name": known}, labelled=False)
+
+
+class Adapted:
+    """Images of another set at this run's size and number of channels."""
+
+    def __init__(self, inner: Source, shape: tuple[int, ...]) -> None:
+        self.inner, self.shape = inner, shape
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def fetch(self, ids: Tensor) -> tuple[Inputs, Tensor]:
+        x, y = self.inner.fetch(ids)
+        if not isinstance(x, Tensor) or x.dim() != 4 or len(self.shape) != 3:
+            raise DataError(
+                f"Samples of shape {tuple(x.shape[1:]) if isinstance(x, Tensor) else 'text'} cannot be brought to "
+                f"{self.shape}: only images can; choose image sets for --ood"
+            )
+        x = x.expand(-1, self.shape[0], -1, -1) if x.shape[1] == 1 else x
+        if self.shape[0] == 1 and x.shape[1] == 3:
+            x = x.float().mean(1, keepdim=True).round().to(x.dtype)
+        if x.shape[2:] != self.shape[1:]:
+            scaled = F.interpolate(x.float(), self.shape[1:], mode="bilinear", antialias=True, align_corners=False)
+            x = scaled.round().clamp(0, 255).to(x.dtype) if x.dtype == torch.uint8 else scaled
+        return x.contiguous(), y
+
+    def fingerprint(self) -> str:
+        return f"{self.inner.fingerprint()}-{'x'.join(str(side) for side in self.shape)}"
+
+
+def _own(word: str) -> Callable[[Recipe, Data], tuple[Source, Tensor]]:
+    def open_(recipe: Recipe, data: Data) -> tuple[Source, Tensor]:
+        if word == "test":
+            return data.test, torch.arange(len(data.test))
+        train, validation = split_of(recipe, data)
+        if word == "train":
+            return data.train, train
+        if not len(validation):
+            raise RunError("There are no samples called 'validation'; allowed: test, train")
+        return data.train, validation
+
+    return open_
+
+
+def _corrupted(recipe: Recipe, facts: Mapping[str, Any], word: str) -> list[Target]:
+    _, *rest = word.split(":")
+    kinds = CORRUPTIONS if not rest else EXTRA if rest[0] == "extra" else (rest[0],)
+    levels = SEVERITIES if len(rest) < 2 else (rest[1],)
+    for kind in kinds:
+        if kind not in (*CORRUPTIONS, *EXTRA):
+            raise RunError(f"There is no corruption called {kind!r}; {nearest(kind, [*CORRUPTIONS, *EXTRA, 'extra'])}")
+    if len(rest) > 2 or any(str(level) not in ("1", "2", "3", "4", "5") for level in levels):
+        raise RunError(f"{word!r}: a severity is 1, 2, 3, 4 or 5, as in corrupted:fog:3")
+    root = data_root(recipe.data.options.get("root"))
+    return [_corruption(facts, root, kind, int(level)) for kind in kinds for level in levels]
+
+
+def _corruption(facts: Mapping[str, Any], root: Path, kind: str, severity: int) -> Target:
+    published = official(str(facts["name"]), root, kind, severity, classes=int(facts["classes"]))
+    source = PUBLISHED if published is not None else GENERATED
+
+    def open_(recipe: Recipe, data: Data) -> tuple[Source, Tensor]:
+        found = published if published is not None else Corrupted(data.test, kind, severity)
+        return found, torch.arange(len(found))
+
+    about = {"name": facts["name"], "corruption": kind, "severity": severity, "source": source}
+    about |= {"version": VERSION} if published is None else {"published": published.fingerprint()}
+    return Target(f"{kind} {severity}", "corrupted", open_, about, f"corrupted:{kind}:{severity}")

@@ -1,0 +1,65 @@
+"""Measured on a mesh is measured: counts to the last digit, everything else to 1e-6."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from laws.meshes import mesh
+
+from plateaux.evaluate import evaluate
+from plateaux.recipe import Recipe
+from plateaux.tables import MEAN_OF_PAIRS
+from plateaux.train import train
+
+COUNTS = ("accuracy", "top5", "disagreement", "unique", "oracle", "error_overlap", "q_statistic")
+TEXT = """
+members = 3
+[data]
+name = "spirals"
+samples = 60
+test_samples = 301
+batch = 16
+[model]
+name = "mlp"
+hidden = [8]
+[train]
+epochs = 1
+[executor]
+threads = 1
+"""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("run")
+    train(Recipe.parse(TEXT), out)
+    return out
+
+
+@pytest.mark.parametrize(("copies", "shape"), [(1, "2x1"), (2, "1x2")])
+def test_a_mesh_measures_what_one_process_does(run: Path, copies: int, shape: str) -> None:
+    wanted = {each.measure: each.rows for each in evaluate(run, measures=["all"], keep="no", fresh=True)}
+    for answer in mesh(2).run("laws.meshes:measure_here", str(run), copies):
+        assert list(answer) == list(wanted)
+        for name, rows in answer.items():
+            assert list(rows) == list(wanted[name]), name
+            for row, (number, _) in rows.items():
+                truth = wanted[name][row].number
+                if name in COUNTS and row != MEAN_OF_PAIRS:  # which adds thirds
+                    assert number == truth, (name, row)
+                assert number == pytest.approx(truth, rel=1e-6, abs=1e-9, nan_ok=True), (shape, name, row)
+
+
+def test_what_a_mesh_keeps_is_what_one_process_reads(run: Path) -> None:
+    mesh(2).run("laws.meshes:measure_here", str(run), 2, "float32")
+    said: list[str] = []
+    found = {each.measure: each.rows for each in evaluate(run, measures=["all"], say=said.append)}
+    assert said == ["test: from kept float32 logits of 301 samples, no forward pass"]
+    wanted = {each.measure: each.rows for each in evaluate(run, measures=["all"], keep="no", fresh=True)}
+    for name, rows in wanted.items():
+        for row, value in rows.items():
+            assert found[name][row].number == pytest.approx(value.number, rel=1e-6, abs=1e-7, nan_ok=True), (name, row)
+    assert len(list((run / "predictions").rglob("*-logits.safetensors"))) == 3
+    assert all(json.loads(p.read_text()) for p in (run / "measures").glob("*.json"))

@@ -1,0 +1,141 @@
+"""Linear CKA from sums: against the centred features themselves, rotations, constants, and networks."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reference import diversity as slow
+from reference.diversity import MEAN, check_cuts, check_order, measured
+from torch import Tensor, nn
+
+from plateaux.assess import assess
+from plateaux.errors import RecipeError
+from plateaux.exchange import View, features
+from plateaux.executors.local import Local
+from plateaux.measures.cka import WIDEST, cka
+from plateaux.types import Batch
+
+
+def features_of(members: int, samples: int, width: int, *, seed: int = 0, shift: float = 3.0) -> tuple[Tensor, Tensor]:
+    """Features that members share in part, far from centred."""
+    chance = torch.Generator().manual_seed(seed)
+    common = torch.randn(samples, width, generator=chance, dtype=torch.float64)
+    own = torch.randn(members, samples, width, generator=chance, dtype=torch.float64)
+    return common + own + shift, torch.zeros(samples, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(("members", "samples", "width"), [(2, 50, 3), (4, 30, 8), (3, 5, 20), (2, 40, 1)])
+def test_every_row_is_that_of_the_centred_features(members: int, samples: int, width: int) -> None:
+    x, y = features_of(members, samples, width)
+    rows, truth = measured(cka(), x, y, [samples // 3]), slow.cka(x.numpy(), y.numpy())
+    assert list(rows) == list(truth)
+    assert {row: value.number for row, value in rows.items()} == pytest.approx(truth, rel=1e-9)
+    assert all(value.error is None for value in rows.values())
+
+
+def test_it_is_the_alignment_of_centred_kernels() -> None:
+    x, y = features_of(2, 25, 4)
+    centre = np.eye(25) - 1 / 25
+    k, other = (centre @ f @ f.T @ centre for f in x.numpy())
+    value = (k * other).sum() / math.sqrt((k * k).sum() * (other * other).sum())
+    assert measured(cka(), x, y)["members 0 and 1"].number == pytest.approx(value, rel=1e-10)
+
+
+def test_rotation_scale_and_shift_change_nothing() -> None:
+    x, y = features_of(1, 40, 6)
+    turn = torch.linalg.qr(torch.randn(6, 6, dtype=torch.float64))[0]
+    both = torch.stack([x[0], 7 * x[0] @ turn - 2])
+    assert measured(cka(), both, y)["members 0 and 1"].number == pytest.approx(1, rel=1e-10)
+
+
+def test_features_without_a_common_direction_are_unrelated() -> None:
+    a = torch.tensor([[1.0], [-1.0], [1.0], [-1.0]])
+    b = torch.tensor([[1.0], [1.0], [-1.0], [-1.0]])
+    assert measured(cka(), torch.stack([a, b]), torch.zeros(4))["members 0 and 1"].number == 0
+
+
+def test_columns_of_zeros_change_nothing() -> None:
+    x, y = features_of(3, 30, 5)
+    wide = torch.nn.functional.pad(x, (0, 4))
+    wide[1, :, 4] = 0  # a narrower member
+    narrow = measured(cka(), wide, y)
+    truth = slow.cka(wide.numpy(), y.numpy())
+    assert {row: value.number for row, value in narrow.items()} == pytest.approx(truth, rel=1e-9)
+
+
+@pytest.mark.parametrize("constant", [0.0, 0.1, 1e6])
+def test_constant_features_have_no_number_and_are_left_out_of_the_mean(constant: float) -> None:
+    x, y = features_of(3, 37, 4)
+    x[2] = constant
+    rows = measured(cka(), x, y, [10, 20])
+    assert math.isnan(rows["members 0 and 2"].number)
+    assert math.isnan(rows["members 1 and 2"].number)
+    assert rows[MEAN].number == rows["members 0 and 1"].number
+    assert all(math.isnan(value.number) for value in measured(cka(), x[[2, 2]], y).values())
+
+
+def test_a_constant_column_of_any_size_says_nothing() -> None:
+    x, y = features_of(2, 60, 4, shift=0)
+    x = 1e-3 * x
+    truth = slow.cka(x.numpy(), y.numpy())[MEAN]
+    with_column = torch.cat([x, torch.full((2, 60, 1), 1234567.1, dtype=torch.float64)], -1)
+    assert measured(cka(), with_column, y, [25])[MEAN].number == pytest.approx(truth, rel=1e-6)
+
+
+def test_one_sample_has_no_alignment() -> None:
+    x, y = features_of(2, 1, 3)
+    assert math.isnan(measured(cka(), x, y)[MEAN].number)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_features_of_few_digits_are_summed_in_many(dtype: torch.dtype) -> None:
+    x, y = features_of(2, 300, 5, shift=30)
+    x = x.to(dtype)
+    truth = slow.cka(x.double().numpy(), y.numpy())[MEAN]
+    assert measured(cka(), x, y, [100])[MEAN].number == pytest.approx(truth, rel=1e-9)
+
+
+def test_features_too_wide_are_refused_with_what_to_do() -> None:
+    with pytest.raises(RecipeError, match=rf"{WIDEST + 1} wide, allowed: up to {WIDEST}.*Leave cka out"):
+        measured(cka(), torch.zeros(2, 1, WIDEST + 1), torch.zeros(1))
+
+
+@given(
+    members=st.integers(2, 4),
+    samples=st.integers(2, 20),
+    seed=st.integers(0, 99),
+    cuts=st.sets(st.integers(1, 20), max_size=3),
+    order=st.permutations(range(4)),
+)
+@settings(deadline=None, max_examples=30)
+def test_neither_batches_nor_the_order_of_members_matter(
+    members: int, samples: int, seed: int, cuts: set[int], order: list[int]
+) -> None:
+    x, y = features_of(members, samples, 3, seed=seed)
+    check_cuts(cka(), x, y, sorted(cut for cut in cuts if cut <= samples))
+    check_order(cka(), x, y, [i for i in order if i < members])
+    assert all(-1e-9 <= value.number <= 1 + 1e-9 for value in measured(cka(), x, y).values())
+
+
+def test_networks_of_different_widths_are_compared_by_what_their_last_layer_sees() -> None:
+    networks = [nn.Sequential(nn.Linear(6, width), nn.ReLU(), nn.Linear(width, 3)) for width in (5, 9)]
+    x, y = torch.randn(40, 6), torch.zeros(40, dtype=torch.int64)
+    batches = [Batch(x[a:b], y[a:b], torch.arange(a, b)) for a, b in ((0, 16), (16, 40))]
+    found = assess(Local("loop", 1, (), "error"), [View(network) for network in networks], batches, {"cka": cka()})
+    with torch.no_grad():
+        seen = [network[:2](x).double() for network in networks]
+    a, b = (f - f.mean(0) for f in seen)
+    truth = (a.T @ b).norm() ** 2 / ((a.T @ a).norm() * (b.T @ b).norm())
+    assert found["cka"]["members 0 and 1"].number == pytest.approx(float(truth), rel=1e-5)
+
+
+def test_what_the_measure_says_of_itself() -> None:
+    measure = cka()
+    assert measure.offer is features
+    assert (measure.asks, measure.least, measure.better) == ("different", 2, "neither")
+    assert "no standard error" in measure.convention

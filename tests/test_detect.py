@@ -1,0 +1,120 @@
+"""Alarms: own samples against those of elsewhere, for every member and all together, in one convention."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import roc_auc_score
+
+from plateaux.alarms import ALARMS
+from plateaux.detect import detect, suites_named
+from plateaux.errors import DataError, RecipeError
+from plateaux.evaluate import load
+from plateaux.recipe import Recipe
+from plateaux.registry import dataset
+from plateaux.tables import TOGETHER, cell
+from plateaux.targets import Adapted, Target, elsewhere
+from plateaux.train import train
+
+RECIPE = {
+    "members": 2,
+    "data": {"name": "digits", "batch": 64},
+    "model": {"name": "mlp", "hidden": [16]},
+    "optimizer": {"lr": 0.1},
+    "train": {"epochs": 3},
+    "executor": {"threads": 1},
+}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("run")
+    train(Recipe.from_dict(RECIPE), out)
+    return out
+
+
+def test_a_set_cannot_be_told_from_itself(run: Path) -> None:
+    (found,) = detect(run, {"near": ["digits"]})
+    assert found.on == "digits (near)"
+    rows = {name.split(" · ")[0] for name in found.rows}
+    assert rows == {"member 0", "member 1", TOGETHER}
+    for name, value in found.rows.items():
+        if name.endswith("auroc"):
+            assert value.number == 0.5, name
+    assert "positive" in found.convention
+
+
+def test_scores_are_those_of_the_logits(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = dataset.get("digits")()
+    other = (1 - data.test.x).flip(0)[:60] if data.test.x.is_floating_point() else (255 - data.test.x).flip(0)[:60]
+
+    class Upside:
+        def __len__(self) -> int:
+            return 60
+
+        def fetch(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return other[ids], torch.zeros(len(ids), dtype=torch.int64)
+
+        def fingerprint(self) -> str:
+            return "upside"
+
+    def strange(name: str, of: str, _: object = None) -> Target:
+        return Target(name, of, lambda *_: (Upside(), torch.arange(60)), labelled=False)
+
+    monkeypatch.setattr(import_module("plateaux.detect"), "elsewhere", strange)
+    (found,) = detect(run, {"far": ["upside"]})
+    ensemble = load(run)
+    inside, outside = ensemble.logits(data.test.x), ensemble.logits(other)
+    truth = np.concatenate([np.zeros(inside.shape[1]), np.ones(60)])
+    for score, alarm in ALARMS.items():
+        both = torch.cat([alarm(inside), alarm(outside)]).float().numpy()
+        value = found.rows[cell(TOGETHER, score, "auroc")]
+        assert value.number == pytest.approx(roc_auc_score(truth, both), abs=1e-3), score
+        assert value.error is not None
+
+
+def test_a_suite_of_several_sets_has_a_mean(run: Path) -> None:
+    found = detect(run, {"near": ["digits", "digits"]})
+    assert [each.on for each in found] == ["digits (near)", "digits (near)", "mean of near"]
+    assert found[-1].rows[cell(TOGETHER, "energy", "auroc")].number == 0.5
+
+
+def test_samples_that_are_no_images_are_refused(run: Path) -> None:
+    with pytest.raises(DataError, match=r"cannot be brought to \(1, 8, 8\): only images can"):
+        detect(run, {"far": ["blobs"]})
+
+
+def test_a_set_that_is_not_there_is_told_or_left_out(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PLATEAUX_DATA", str(tmp_path))
+    with pytest.raises(DataError, match="mnist"):
+        detect(run, {"far": ["mnist"]})
+    said: list[str] = []
+    assert detect(run, {"far": ["mnist"]}, skip_missing=True, say=said.append) == []
+    assert said[-1].startswith("mnist is left out: ")
+
+
+def test_images_are_brought_to_the_size_and_channels_of_the_run() -> None:
+    source = elsewhere("digits", "near").open(Recipe.from_dict(RECIPE), dataset.get("digits")())[0]
+    assert source.fetch(torch.arange(3))[0].shape == (3, 1, 8, 8)
+    inner = dataset.get("digits")().test
+    larger = Adapted(inner, (3, 32, 32)).fetch(torch.arange(4))[0]
+    assert larger.shape == (4, 3, 32, 32)
+    assert torch.equal(larger[:, 0], larger[:, 2])
+    grey = Adapted(Adapted(inner, (3, 8, 8)), (1, 8, 8)).fetch(torch.arange(4))[0]
+    assert torch.allclose(grey.float(), inner.fetch(torch.arange(4))[0].float(), atol=1)
+    assert Adapted(inner, (3, 32, 32)).fingerprint() != Adapted(inner, (3, 8, 8)).fingerprint()
+
+
+def test_suites_are_named_in_words() -> None:
+    assert suites_named(["near=a,b", "far=c"], "digits") == ({"near": ["a", "b"], "far": ["c"]}, False)
+    named, by_name = suites_named(["near", "far"], "cifar10")
+    assert (named["near"], by_name) == (["cifar100", "tin"], True)
+    assert named["far"] == ["mnist", "svhn", "texture", "places365"]
+    with pytest.raises(RecipeError, match="near=cifar100,tin far=mnist"):
+        suites_named(["near"], "digits")

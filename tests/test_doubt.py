@@ -1,0 +1,151 @@
+"""Doubt is fitted on held-out samples, stored with their ids, and never judged on the same ones."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from plateaux.answers import predict
+from plateaux.doubt import Calibration, calibrate, judge
+from plateaux.errors import RecipeError, RunError
+from plateaux.evaluate import evaluate, load
+from plateaux.recipe import Recipe
+from plateaux.registry import dataset
+from plateaux.run import Run
+from plateaux.tables import MEAN_PROBABILITY, cell
+from plateaux.train import train
+
+RECIPE = {
+    "members": 3,
+    "data": {"name": "digits", "batch": 64, "validation": 300},
+    "model": {"name": "mlp", "hidden": [16]},
+    "optimizer": {"lr": 0.1, "momentum": 0.9},
+    "train": {"epochs": 4},
+    "executor": {"threads": 1},
+}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("run")
+    train(Recipe.from_dict(RECIPE), out)
+    return out
+
+
+def test_what_was_fitted_is_stored_with_the_ids_it_was_fitted_on(run: Path) -> None:
+    made = calibrate(run)
+    again = Calibration.read(Run.open(run))
+    assert again.to_dict() == made.to_dict() == json.loads((run / "calibration.json").read_text())
+    assert torch.equal(again.ids, made.ids)
+    assert len(made.ids) == 300
+
+
+def test_temperatures_lower_the_loss_on_the_samples_they_were_fitted_on(run: Path) -> None:
+    made = calibrate(run)
+    (raw,) = evaluate(run, on="validation", measures=["nll"])
+    from plateaux.doubt import hear_all
+    from plateaux.evaluate import Panel
+    from plateaux.targets import targets
+
+    panel = Panel(Run.open(run))
+    said = hear_all(panel, targets(panel.recipe, panel.facts, ["validation"])[0])
+    # Calibrating first promises nothing for the pool: doubt is then added twice.
+    log_p = made.log_p(said.table, "pool then calibrate")
+    loss = -float(log_p[torch.arange(300), said.y].mean())
+    assert loss <= raw.rows[MEAN_PROBABILITY].number + 1e-9
+
+
+def test_numbers_on_the_samples_of_the_fit_are_refused(run: Path) -> None:
+    calibrate(run, on="test", part=0.5)
+    with pytest.raises(RunError, match=r"of the 599 test samples are those the calibration was fitted on.*--unseen"):
+        judge(run, on="test")
+    (found,) = judge(run, on="test", unseen=True)
+    assert found.data["samples"] == 599 - 300
+    assert "fitted on 300 test samples" in found.convention
+    calibrate(run, on="test")
+    with pytest.raises(RunError, match="none are left"):
+        judge(run, on="test", unseen=True)
+
+
+def test_judged_on_others_sets_cover_and_answers_are_right_as_often_as_wanted(run: Path) -> None:
+    calibrate(run, on="test", part=0.5, risk=0.05)  # other writers wrote what was trained on: not exchangeable
+    (found,) = judge(run, unseen=True)
+    name = "ensemble (pool then calibrate)"
+    for wanted in (90, 95):
+        value = found.rows[cell(name, f"{wanted} % sets: coverage")]
+        assert value.number == pytest.approx(wanted / 100, abs=0.06)
+    assert found.rows[cell(name, "wrong of those answered")].number < 0.1
+    for number in range(3):
+        before, after = (found.rows[cell(f"member {number}", f"nll {when}")] for when in ("before", "after"))
+        assert after.number < before.number + 0.02
+
+
+def test_training_samples_are_no_ground_for_doubt(run: Path) -> None:
+    with pytest.raises(RecipeError, match="hold some out"):
+        calibrate(run, on="train")
+    with pytest.raises(RecipeError, match="a share above 0"):
+        calibrate(run, part=0)
+
+
+def test_other_weights_are_not_served_by_an_old_calibration(run: Path, tmp_path: Path) -> None:
+    train(Recipe.from_dict({**RECIPE, "seed": 5}), tmp_path)
+    with pytest.raises(RunError, match="is not calibrated; `plateaux calibrate"):
+        judge(tmp_path)
+    calibrate(run)
+    for name in ("calibration.json", "calibration-ids.safetensors"):
+        (tmp_path / name).write_bytes((run / name).read_bytes())
+    with pytest.raises(RunError, match="calibrated with other weights"):
+        judge(tmp_path)
+    with pytest.raises(RunError, match="calibrated with other weights"):
+        predict(tmp_path)
+
+
+def test_answers_before_calibration_are_the_ensembles_probabilities(tmp_path: Path) -> None:
+    train(Recipe.from_dict(RECIPE), tmp_path)
+    said: list[str] = []
+    answers = predict(tmp_path, say=said.append)
+    assert any("not calibrated" in words for words in said)
+    x, _ = dataset.get("digits")().test.fetch(torch.arange(599))
+    p = load(tmp_path).predict(x)
+    assert torch.equal(answers.classes, p.argmax(-1))
+    assert torch.allclose(answers.probability.float(), p.amax(-1), atol=1e-6)
+    assert torch.allclose(answers.doubt + answers.probability, torch.ones(599, dtype=torch.float64))
+    assert answers.sets is None
+    assert "set" not in answers.rows()[0]
+
+
+def test_answers_are_written_in_three_forms_that_say_the_same(run: Path, tmp_path: Path) -> None:
+    calibrate(run, risk=0.02)
+    answers = predict(run, alpha=0.05)
+    assert answers.sets is not None
+    assert answers.abstain is not None
+    for suffix in (".csv", ".jsonl", ".npz"):
+        answers.write(tmp_path / f"a{suffix}")
+    table = list(csv.DictReader((tmp_path / "a.csv").open()))
+    lines = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
+    arrays = np.load(tmp_path / "a.npz")
+    assert len(table) == len(lines) == len(arrays["class"]) == 599
+    for i in (0, 17, 598):
+        assert int(table[i]["class"]) == lines[i]["class"] == arrays["class"][i]
+        assert [int(c) for c in table[i]["set"].split()] == lines[i]["set"] == list(np.flatnonzero(arrays["set"][i]))
+        assert (table[i]["abstain"] == "True") == lines[i]["abstain"] == arrays["abstain"][i]
+        assert table[i]["label"] == lines[i]["label"]
+    with pytest.raises(RecipeError, match=r"\.csv, \.jsonl, \.npz"):
+        answers.write(tmp_path / "a.txt")
+
+
+def test_answers_for_another_set_and_wrong_words(run: Path) -> None:
+    calibrate(run)
+    assert len(predict(run, on="digits", samples=20).ids) == 20
+    with pytest.raises(RecipeError, match="There is no alarm called 'smoke'"):
+        predict(run, alarm="smoke")
+    with pytest.raises(RecipeError, match=r"calibrated for 0\.1, 0\.05"):
+        predict(run, alpha=0.2)
+    said: list[str] = []
+    assert predict(run, members=[0, 1], say=said.append).sets is None
+    assert any("all members together" in words for words in said)

@@ -1,0 +1,205 @@
+"""Kept predictions: a second question needs no forward pass, and gets the same answer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_evaluate import recipe
+
+from plateaux import predictions
+from plateaux.build import Given
+from plateaux.errors import RecipeError, RunError
+from plateaux.evaluate import Panel, evaluate
+from plateaux.exchange import View
+from plateaux.run import Run
+from plateaux.train import train
+
+ALL = ["all"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("run")
+    train(recipe(), out)
+    return out
+
+
+@pytest.fixture
+def silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no network run."""
+
+    def never(*_: Any, **__: Any) -> None:
+        raise AssertionError("a forward pass was run")
+
+    monkeypatch.setattr(View, "__call__", never)
+    monkeypatch.setattr(Panel, "data", property(never))
+
+
+def rows(found: list[Any]) -> dict[str, Any]:
+    return {each.measure: {name: (v.number, v.error) for name, v in each.rows.items()} for each in found}
+
+
+def test_a_second_call_runs_no_forward_pass_reads_no_data_and_says_so(
+    run: Path, request: pytest.FixtureRequest
+) -> None:
+    first = evaluate(run, measures=ALL)
+    assert {each.data["logits"] for each in first} == {"fresh"}
+    request.getfixturevalue("silent")
+    said: list[str] = []
+    second = evaluate(run, measures=ALL, say=said.append)
+    assert said == ["test: from kept float32 logits of 300 samples, no forward pass"]
+    assert {each.data["logits"] for each in second} == {"kept, float32"}
+    for name, numbers in rows(first).items():
+        for row, (number, error) in numbers.items():
+            again = rows(second)[name][row]
+            assert again[0] == pytest.approx(number, rel=1e-6, abs=1e-7, nan_ok=True), (name, row)
+            assert again[1] == (error if error is None else pytest.approx(error, rel=1e-4, abs=1e-7, nan_ok=True))
+
+
+def test_some_members_are_measured_from_what_all_said(run: Path, request: pytest.FixtureRequest) -> None:
+    evaluate(run, measures=ALL)
+    request.getfixturevalue("silent")
+    two = evaluate(run, measures=["nll", "disagreement"], members=[0, 2])
+    names = list(two[0].rows)
+    assert names[:2] == ["member 0", "member 2"]
+    assert list(two[1].rows) == ["members 0 and 2", "mean of pairs"]
+    assert two[0].hashes.keys() == {"member 0", "member 2"}
+
+
+def test_an_ensemble_of_some_members_is_the_ensemble_a_run_of_them_would_be(run: Path) -> None:
+    (found,) = evaluate(run, measures=["nll"], members=[2, 1])
+    panel = Panel(Run.open(run), [2, 1])
+    x, y = panel.data.test.fetch(torch.arange(300))
+    with torch.no_grad():
+        p = torch.stack([view.module(x) for view in panel.views]).double().softmax(-1).mean(0)
+    truth = -p[torch.arange(300), y].log().mean()
+    assert found.rows["ensemble (mean probability)"].number == pytest.approx(float(truth), rel=1e-6)
+
+
+def test_other_weights_never_find_kept_predictions(run: Path, tmp_path: Path) -> None:
+    train(recipe("seed=1"), tmp_path)
+    evaluate(tmp_path, measures=["nll"])
+    said: list[str] = []
+    name = Run.open(tmp_path).progress(0).weights
+    assert name is not None
+    (tmp_path / name).write_bytes((run / name).read_bytes())
+    evaluate(tmp_path, measures=["nll"], say=said.append)
+    assert said == []
+
+
+def test_float16_is_kept_if_asked_for_and_recorded(tmp_path: Path) -> None:
+    train(recipe(), tmp_path)
+    (fresh,) = evaluate(tmp_path, measures=["nll"], keep="float16")
+    (kept,) = evaluate(tmp_path, measures=["nll"])
+    assert kept.data["logits"] == "kept, float16"
+    for row, value in fresh.rows.items():
+        assert kept.rows[row].number == pytest.approx(value.number, rel=1e-3)
+
+
+def test_what_is_too_large_or_unwanted_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train(recipe(), tmp_path)
+    evaluate(tmp_path, measures=["nll"], keep="no")
+    assert not (tmp_path / "predictions").exists()
+    monkeypatch.setattr(predictions.Keeper.__init__, "__defaults__", (100, None, False))
+    evaluate(tmp_path, measures=["nll"])
+    assert not (tmp_path / "predictions").exists()
+
+
+def test_features_are_kept_once_somebody_asked_for_them(tmp_path: Path) -> None:
+    train(recipe(), tmp_path)
+    evaluate(tmp_path, measures=["nll"])
+    said: list[str] = []
+    (fresh,) = evaluate(tmp_path, measures=["cka"], say=said.append)
+    assert said == []  # nobody had asked before
+    (kept,) = evaluate(tmp_path, measures=["cka"], say=said.append)
+    assert len(said) == 1
+    for row, value in fresh.rows.items():
+        assert kept.rows[row].number == pytest.approx(value.number, rel=1e-5)
+
+
+def test_features_of_different_widths_lie_in_one_table(tmp_path: Path) -> None:
+    train(recipe("model.hidden=[[4], [8, 8], [16]]"), tmp_path)
+    for _ in range(2):
+        found = {each.measure: each.rows for each in evaluate(tmp_path, measures=["cka", "nll"])}
+        assert all(0 <= value.number <= 1 + 1e-9 for value in found["cka"].values())
+
+
+def test_the_first_samples_are_other_samples_than_all(run: Path) -> None:
+    (few,) = evaluate(run, measures=["nll"], samples=100)
+    (all_,) = evaluate(run, measures=["nll"])
+    assert (few.data["samples"], all_.data["samples"]) == (100, 300)
+    assert few.rows["member 0"].number != all_.rows["member 0"].number
+
+
+@pytest.mark.parametrize("members", [[], [0, 0], [3], [-1]])
+def test_members_that_are_not_there_are_told(run: Path, members: list[int]) -> None:
+    with pytest.raises(RecipeError, match=r"give different numbers from 0 to 2, such as \[0, 2\]"):
+        evaluate(run, members=members)
+
+
+def test_curves_are_means_over_all_ensembles_of_a_size(run: Path) -> None:
+    found = {each.measure: each for each in evaluate(run, measures=["nll", "disagreement"], sizes=True)}
+    curve = found["nll by size"].rows
+    assert list(curve) == ["1 member", "2 members", "3 members"]
+    pairs = [evaluate(run, measures=["nll"], members=two)[0].rows for two in ([0, 1], [0, 2], [1, 2])]
+    mean = sum(each["ensemble (mean probability)"].number for each in pairs) / 3
+    assert curve["2 members"].number == pytest.approx(mean)
+    assert curve["1 member"].number == pytest.approx(found["nll"].rows["mean of members"].number)
+    assert curve["3 members"].number == pytest.approx(found["nll"].rows["ensemble (mean probability)"].number)
+    assert list(found["disagreement by size"].rows) == ["2 members", "3 members"]
+
+
+def test_one_member_has_no_diversity_and_that_is_said(tmp_path: Path) -> None:
+    train(recipe("members=1", "train.epochs=1"), tmp_path)
+    said: list[str] = []
+    found = evaluate(tmp_path, measures=["nll", "kl"], say=said.append)
+    assert [each.measure for each in found] == ["nll"]
+    assert said == ["kl takes 2 members, and there is 1: left out"]
+
+
+def test_damaged_predictions_are_told(tmp_path: Path) -> None:
+    train(recipe("members=1", "train.epochs=1"), tmp_path)
+    evaluate(tmp_path, measures=["nll"])
+    (file,) = (tmp_path / "predictions").rglob("*-logits.safetensors")
+    file.write_bytes(b"no safetensors")
+    with pytest.raises(RunError, match="logits"):
+        evaluate(tmp_path, measures=["nll"])
+
+
+def test_kept_files_can_be_read_by_a_stranger(run: Path) -> None:
+    from safetensors.torch import load_file
+
+    evaluate(run, measures=["nll"])
+    folders = [p.parent for p in (run / "predictions").rglob("about.json") if "first" not in json.loads(p.read_text())]
+    (folder,) = [f for f in folders if json.loads((f / "about.json").read_text())["on"] == "test"]
+    said = [load_file(p)["logits"] for p in folder.glob("*-logits.safetensors")]
+    samples = load_file(folder / "samples.safetensors")
+    assert {tuple(each.shape) for each in said} == {(300, said[0].shape[1])}
+    assert samples["ids"].tolist() == list(range(300))
+
+
+def test_a_network_without_features_is_measured_without_them(tmp_path: Path) -> None:
+    class Doubled(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = torch.nn.Linear(2, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return 2 * self.inner(x)
+
+    def doubled(*, hidden: list[int]) -> torch.nn.Module:
+        return Doubled()
+
+    given = Given(model=doubled)
+    train(recipe("train.epochs=1"), tmp_path, given=given)
+    said: list[str] = []
+    names = [each.measure for each in evaluate(tmp_path, measures=ALL, given=given, say=said.append)]
+    assert "accuracy" in names
+    assert "cka" not in names
+    assert said[0].startswith("cka is left out: Features are what the last nn.Linear sees")
+    with pytest.raises(RecipeError, match="does not end in one"):
+        evaluate(tmp_path, measures=["cka"], given=given)

@@ -1,0 +1,68 @@
+"""Robustness: what accuracies under corruption come to, against sums by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from plateaux.errors import DataError
+from plateaux.evaluate import Measurement
+from plateaux.robust import read_baseline, robustness
+from plateaux.types import Value
+
+ACCURACIES = {("fog", 1): 0.9, ("fog", 2): 0.8, ("snow", 1): 0.7, ("snow", 2): 0.5}
+
+
+def measured() -> list[Measurement]:
+    data = {"name": "cifar10", "samples": 100, "source": "generated, CIFAR-C-like"}
+    return [
+        Measurement("accuracy", f"{kind} {level}", {"member 0": Value(number, 0.02)}, "higher", {},
+                    {**data, "corruption": kind, "severity": level})
+        for (kind, level), number in ACCURACIES.items()
+    ]  # fmt: skip
+
+
+def test_means_are_by_kind_by_severity_and_over_all() -> None:
+    summary, error = robustness(measured())
+    rows = {name: value.number for name, value in summary.rows.items()}
+    assert rows == pytest.approx(
+        {
+            "member 0 · cACC": 0.725,
+            "member 0 · severity 1": 0.8,
+            "member 0 · severity 2": 0.65,
+            "member 0 · fog": 0.85,
+            "member 0 · snow": 0.6,
+        }
+    )
+    assert summary.rows["member 0 · cACC"].error == pytest.approx(0.02)
+    assert summary.data["source"] == "generated, CIFAR-C-like"
+    assert error.measure == "mean corruption error (not normalised)"
+    assert error.rows["member 0"].number == pytest.approx(1 - 0.725)
+    assert error.better == "lower"
+
+
+def test_mce_is_the_mean_of_ratios_to_the_baseline() -> None:
+    baseline = {"fog": [0.2, 0.4, 1, 1, 1], "snow": [0.5, 0.5, 1, 1, 1]}
+    found = robustness(measured(), baseline)[1]
+    assert found.measure == "mCE"
+    assert found.rows["member 0"].number == pytest.approx(((0.1 + 0.2) / 0.6 + (0.3 + 0.5) / 1.0) / 2)
+    with pytest.raises(DataError, match="The baseline says nothing about snow"):
+        robustness(measured(), {"fog": baseline["fog"]})
+
+
+def test_without_corruption_there_is_nothing_to_sum_up() -> None:
+    assert robustness([]) == []
+
+
+@pytest.mark.parametrize("tree", [{"fog": [0.1]}, {"fog": [0.1] * 4 + [2.0]}, [1, 2], {"fog": 3}])
+def test_a_table_that_is_none_is_told(tree: object, tmp_path: Path) -> None:
+    (tmp_path / "b.json").write_text(json.dumps(tree))
+    with pytest.raises(DataError, match=r"it must read \{\"fog\": \[0.18"):
+        read_baseline(tmp_path / "b.json")
+
+
+def test_a_table_is_read(tmp_path: Path) -> None:
+    (tmp_path / "b.json").write_text(json.dumps({"fog": [0.1, 0.2, 0.3, 0.4, 0.5]}))
+    assert read_baseline(tmp_path / "b.json")["fog"][2] == 0.3

@@ -1,0 +1,246 @@
+"""Greedy selection against a slow twin, exhaustive search and the reference's mistakes."""
+
+from __future__ import annotations
+
+import json
+import math
+from itertools import combinations_with_replacement
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from plateaux import selection
+from plateaux.combine import combined
+from plateaux.errors import RecipeError, RunError
+from plateaux.selection import Selection, select
+
+OBJECTIVES = ["nll", "accuracy", "brier"]
+
+
+def pool_of(members: int, samples: int, classes: int, *, seed: int = 0, scale: float = 2.0) -> tuple[Tensor, Tensor]:
+    """A pool that knows something: logits lean towards the right class, more in some members than in others."""
+    chance = torch.Generator().manual_seed(seed)
+    y = torch.randint(classes, (samples,), generator=chance)
+    logits = scale * torch.randn(members, samples, classes, generator=chance, dtype=torch.float64)
+    lean = torch.rand(members, 1, generator=chance, dtype=torch.float64) * scale
+    return (logits + lean[..., None] * torch.eye(classes, dtype=torch.float64)[y]).log_softmax(-1), y
+
+
+def score(objective: str, p: np.ndarray, y: np.ndarray) -> float:
+    """The slow twin of an objective: higher accuracy, lower nll and Brier are better."""
+    if objective == "accuracy":
+        return float(np.mean(p.argmax(-1) == y))
+    if objective == "nll":
+        return float(np.mean([-np.log(row[label]) for row, label in zip(p, y, strict=True)]))
+    return float(np.mean([((row - np.eye(len(row))[label]) ** 2).sum() for row, label in zip(p, y, strict=True)]))
+
+
+def better(objective: str, a: float, b: float) -> bool:
+    return a > b + 1e-12 if objective == "accuracy" else a < b - 1e-12
+
+
+def twin(log_p: Tensor, y: Tensor, size: int, objective: str, unique: bool) -> tuple[list[int], list[float]]:
+    """The slow twin: the mean of the chosen is taken anew for every candidate."""
+    p, labels = log_p.double().exp().numpy(), y.numpy()
+    chosen: list[int] = []
+    scores: list[float] = []
+    while len(set(chosen) if unique else chosen) < size:
+        tried = [score(objective, p[[*chosen, i]].mean(0), labels) for i in range(len(p))]
+        best = 0
+        for i, found in enumerate(tried):
+            best = i if better(objective, found, tried[best]) else best
+        if scores and not better(objective, tried[best], scores[-1]):
+            break
+        chosen.append(best)
+        scores.append(tried[best])
+    return chosen, scores
+
+
+@given(
+    members=st.integers(1, 6),
+    samples=st.integers(1, 40),
+    classes=st.integers(1, 5),
+    seed=st.integers(0, 999),
+    size=st.integers(1, 8),
+    objective=st.sampled_from(OBJECTIVES),
+    unique=st.booleans(),
+)
+@settings(deadline=None, max_examples=120)
+def test_a_selection_is_the_slow_twins(
+    members: int, samples: int, classes: int, seed: int, size: int, objective: str, unique: bool
+) -> None:
+    log_p, y = pool_of(members, samples, classes, seed=seed)
+    size = min(size, members) if unique else size
+    found = select(log_p, y, size, objective=objective, unique=unique)  # type: ignore[arg-type]
+    chosen, scores = twin(log_p, y, size, objective, unique)
+    assert list(found.chosen) == chosen
+    assert found.scores == pytest.approx(scores, rel=1e-10, abs=1e-12)
+    assert found.weights == pytest.approx([chosen.count(i) / len(chosen) for i in range(members)])
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("seed", range(8))
+def test_a_selection_lies_between_the_best_single_and_the_best_of_all_multisets(objective: str, seed: int) -> None:
+    log_p, y = pool_of(4, 25, 3, seed=seed)
+    p, labels = log_p.exp().numpy(), y.numpy()
+    found = select(log_p, y, 4, objective=objective)  # type: ignore[arg-type]
+    sets = [draws for size in range(1, 5) for draws in combinations_with_replacement(range(4), size)]
+    all_of_them = {draws: score(objective, p[list(draws)].mean(0), labels) for draws in sets}
+    sign = -1 if objective == "accuracy" else 1
+    best = min(sign * value for value in all_of_them.values())
+    single = min(sign * all_of_them[i,] for i in range(4))
+    assert best - 1e-12 <= sign * found.scores[-1] <= single + 1e-12
+    assert sign * found.scores[0] == pytest.approx(single)
+    assert found.scores[-1] == pytest.approx(all_of_them[tuple(sorted(found.chosen))])
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_every_draw_improves_and_the_weights_predict_what_was_scored(objective: str) -> None:
+    log_p, y = pool_of(8, 200, 5, seed=3)
+    found = select(log_p, y, 20, objective=objective)  # type: ignore[arg-type]
+    steps = np.diff(found.scores) * (1 if objective == "accuracy" else -1)
+    assert (steps > 0).all()
+    assert 1 < len(found.chosen) < 20  # it stopped by itself
+    p = combined(log_p, "weighted", found.weights).exp().numpy()
+    assert score(objective, p, y.numpy()) == pytest.approx(found.scores[-1], rel=1e-9)
+
+
+def test_accuracy_is_to_be_high() -> None:
+    # The reference implementation of hyper-deep ensembles minimises it, and would take the worst member here.
+    y = torch.zeros(10, dtype=torch.int64)
+    right = torch.tensor([2, 9, 5])[:, None] > torch.arange(10)
+    log_p = torch.stack([right.double(), 1 - right.double()], -1).mul(3).log_softmax(-1)
+    found = select(log_p, y, 1, objective="accuracy")
+    assert found.chosen == (1,)
+    assert found.scores == (0.9,)
+    assert int(right.double().mean(-1).argmin()) == 0  # the mistake
+
+
+def test_size_counts_draws_or_different_members() -> None:
+    # Member 0 is better than 1, but 1 knows the sample that 0 is wrong about: the best mixture is mostly 0.
+    p = torch.tensor([[[0.9, 0.1]] * 9 + [[0.05, 0.95]], [[0.6, 0.4]] * 10], dtype=torch.float64)
+    y = torch.zeros(10, dtype=torch.int64)
+    draws = select(p.log(), y, 3)
+    assert draws.chosen == (0, 1, 0)
+    assert draws.weights == pytest.approx((2 / 3, 1 / 3))
+    members = select(p.log(), y, 2, unique=True)
+    assert members.chosen == (0, 1)
+    assert (draws.unique, members.unique) == (False, True)
+
+
+def test_repeats_of_different_members_do_not_count_and_end() -> None:
+    log_p, y = pool_of(6, 500, 4, seed=2)
+    by_members = select(log_p, y, 5, unique=True)
+    assert len(set(by_members.chosen)) <= 5
+    assert len(by_members.chosen) > len(set(by_members.chosen))
+    by_draws = select(log_p, y, len(by_members.chosen))
+    assert by_draws.chosen == by_members.chosen
+
+
+def test_draws_end_even_if_every_one_improves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selection, "REPEATS", 1)
+    log_p, y = pool_of(6, 500, 4, seed=2)
+    assert len(select(log_p, y, 5, unique=True).chosen) == 5
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_of_equal_members_the_first_is_drawn_and_once_is_enough(objective: str) -> None:
+    log_p, y = pool_of(1, 30, 4)
+    found = select(log_p.expand(5, -1, -1), y, 5, objective=objective)  # type: ignore[arg-type]
+    assert found.chosen == (0,)
+    assert found.weights == (1.0, 0.0, 0.0, 0.0, 0.0)
+
+
+@given(seed=st.integers(0, 99), order=st.permutations(range(5)))
+@settings(deadline=None, max_examples=30)
+def test_the_order_of_members_and_samples_does_not_matter(seed: int, order: list[int]) -> None:
+    log_p, y = pool_of(5, 60, 3, seed=seed)
+    shuffled = torch.randperm(60, generator=torch.Generator().manual_seed(seed))
+    one, other = select(log_p, y, 6), select(log_p[order][:, shuffled], y[shuffled], 6)
+    assert [order[member] for member in other.chosen] == list(one.chosen)
+    assert other.scores == pytest.approx(one.scores)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_log_probabilities_of_few_digits_are_summed_in_many(objective: str, dtype: torch.dtype) -> None:
+    log_p, y = pool_of(4, 50, 3, seed=5)
+    few = log_p.to(dtype)
+    found = select(few, y, 6, objective=objective)  # type: ignore[arg-type]
+    chosen, scores = twin(few, y, 6, objective, False)
+    assert list(found.chosen) == chosen
+    assert found.scores == pytest.approx(scores, rel=1e-10)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_probabilities_of_exactly_zero_and_one(objective: str) -> None:
+    # Each member is sure, and wrong about one sample of three; together they are right, though never sure.
+    y = torch.zeros(3, dtype=torch.int64)
+    wrong = torch.eye(3)
+    log_p = torch.stack([1 - wrong, wrong], -1).log()
+    found = select(log_p, y, 3, objective=objective)  # type: ignore[arg-type]
+    assert found.chosen[0] == 0
+    if objective == "nll":  # two halves leave no zero: -log(1/2) twice of three
+        assert found.chosen[:2] == (0, 1)
+        assert found.scores[0] == math.inf
+        assert found.scores[1] == pytest.approx(2 * math.log(2) / 3)
+    if objective == "brier":
+        assert found.scores[0] == pytest.approx(2 / 3)
+    if objective == "accuracy":
+        assert found.scores[-1] == 1.0
+
+
+def test_a_pool_without_hope_still_gives_its_first_member() -> None:
+    log_p = torch.tensor([[[-math.inf, 0.0]], [[-math.inf, 0.0]]])
+    found = select(log_p, torch.tensor([0]), 3)
+    assert found.chosen == (0,)
+    assert found.scores == (math.inf,)
+
+
+def test_inputs_are_left_as_they_were() -> None:
+    log_p, y = pool_of(3, 10, 4)
+    before = log_p.clone(), y.clone()
+    for objective in OBJECTIVES:
+        select(log_p, y, 3, objective=objective)  # type: ignore[arg-type]
+    assert torch.equal(log_p, before[0])
+    assert torch.equal(y, before[1])
+
+
+def test_the_record_goes_through_json_and_names_its_samples() -> None:
+    log_p, y = pool_of(3, 10, 4)
+    found = select(log_p, y, 4, objective="brier", ids=torch.arange(100, 110))
+    assert found.samples == tuple(range(100, 110))
+    again = Selection.from_dict(json.loads(json.dumps(found.to_dict())))
+    assert again == found
+    assert list(found.to_dict()) == ["chosen", "weights", "scores", "objective", "unique", "samples"]
+
+
+@pytest.mark.parametrize("record", [{}, {"chosen": 3}, {"chosen": ["a"]}])
+def test_a_record_of_something_else_is_refused(record: dict[str, object]) -> None:
+    with pytest.raises(RunError, match="select the members again"):
+        Selection.from_dict(record)
+
+
+def test_what_cannot_be_selected_is_refused_with_a_way_out() -> None:
+    log_p, y = pool_of(3, 10, 4)
+    with pytest.raises(RecipeError, match="did you mean 'accuracy'"):
+        select(log_p, y, 1, objective="acuracy")  # type: ignore[arg-type]
+    with pytest.raises(RecipeError, match=r"given: \[3, 10, 4\], \[9\]"):
+        select(log_p, y[:9], 1)
+    with pytest.raises(RecipeError, match=r"given: \[0, 10, 4\]"):
+        select(log_p[:0], y, 1)
+    with pytest.raises(RecipeError, match="allowed: 1 or more"):
+        select(log_p, y, 0)
+    with pytest.raises(RecipeError, match="allowed: 1 to 3"):
+        select(log_p, y, 4, unique=True)
+    with pytest.raises(RecipeError, match="from 0 to 3"):
+        select(log_p, y + 4, 1)
+    with pytest.raises(RecipeError, match="9 sample ids were given for 10"):
+        select(log_p, y, 1, ids=range(9))
+    for broken in (log_p * 3, log_p.masked_fill(log_p < -1, math.nan), log_p.exp()):
+        with pytest.raises(RecipeError, match="apply log_softmax"):
+            select(torch.stack([log_p[0], broken[1]]), y, 1)

@@ -1,0 +1,25 @@
+"""Studies run: a small version of each, from the first run to the table."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not (Path(os.environ.get("PLATEAUX_DATA", "data")) / "cifar-10-batches-bin").is_dir(),
+    reason="CIFAR-10 is not here: set PLATEAUX_DATA",
+)
+def test_the_study_of_sharpbalance_runs_and_goes_on_to_its_table(tmp_path: Path) -> None:
+    call = [sys.executable, "studies/sharpbalance_cifar10.py", str(tmp_path / "study"), "--quick"]
+    done = subprocess.run(call, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr
+    for words in ("rho chosen on validation images", "SharpBalance, paper (1) | ensemble", "careful share"):
+        assert words in done.stdout, words
+    again = subprocess.run([*call, "--table"], capture_output=True, text=True, timeout=60, check=True)
+    assert again.stdout.splitlines()[-1] == done.stdout.splitlines()[-1]
