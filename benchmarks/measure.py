@@ -41,6 +41,8 @@ def against_bare(samples: int, width: int) -> dict[str, float]:
     """Return the time of the walk over that of bare forward passes, and the share of settling alone."""
     settle_in()
     nets = [resnet18(shape=(3, 32, 32), classes=10, width=width).eval() for _ in range(5)]
+    for net in nets:
+        net.to(memory_format=torch.channels_last)
     measures = measures_named(["all"])
     offers = list(dict.fromkeys(measure.offer for measure in measures.values()))
     views = [View(net) for net in nets]
@@ -77,7 +79,7 @@ def against_bare(samples: int, width: int) -> dict[str, float]:
 
 def _images(start: int, count: int) -> Batch:
     generator = torch.Generator().manual_seed(start)
-    x = torch.randn(count, 3, 32, 32, generator=generator)
+    x = torch.randn(count, 3, 32, 32, generator=generator).contiguous(memory_format=torch.channels_last)
     return Batch(x, torch.randint(10, (count,), generator=generator), torch.arange(start, start + count))
 
 

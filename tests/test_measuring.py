@@ -62,10 +62,14 @@ def test_markdown_has_a_table_for_each_question(run: str) -> None:
 
 
 def test_own_samples_cannot_be_told_from_themselves(run: str) -> None:
-    found = asked("measure", run, "--ood", "near=digits", "far=digits")
+    found = asked("measure", run, "--ood", "near=digits", "far=digits", "--measures", "none")
     assert [each["on"] for each in found] == ["digits (near)", "digits (far)"]
     assert found[0]["rows"]["members together · energy · auroc"]["value"] == 0.5
     assert "members together" in call("measure", run, "--ood", "near=digits", "--markdown")[1]
+    both = asked("measure", run, "--ood", "near=digits", "--on", "test@100")
+    assert {each["measure"] for each in both} > {"accuracy", "ood"}
+    assert both[0]["data"]["samples"] == 100
+    assert call("measure", run, "--on", "test@many")[0] == 4
     code, _, message = call("measure", run, "--ood", "near")
     assert (code, "name the sets" in message) == (2, True)
 

@@ -219,6 +219,7 @@ class Panel:
         self, target: Target, offers: Sequence[Offer], *, samples: int | None = None, fresh: bool = False
     ) -> tuple[Executor, Iterator[Heard], dict[str, Any], int]:
         """Return what members say about the samples: from what is kept, or by a forward pass."""
+        samples = target.first or samples
         known = {"on": target.name, **target.about, **self.known(target), **({"first": samples} if samples else {})}
         shelf = Shelf(self.run.store, known)
         if not fresh and shelf.has(self.hashes, offers):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -21,6 +22,8 @@ from plateaux.robust import read_baseline, robustness
 from plateaux.run import Run
 from plateaux.terminal import Allow, AsJson, Changes, Device, asking, show, torchrun
 
+UNDER_CORRUPTION = ["accuracy", "nll", "ece"]
+
 Keep = Annotated[
     Literal["float32", "float16", "no"], typer.Option(help="Keep logits beside the run: float32, float16 or no.")
 ]
@@ -37,7 +40,7 @@ def measure(
         str, typer.Option(help="test, validation, train, corrupted[:KIND[:SEVERITY]]; with commas.")
     ] = "test",
     measures: Annotated[
-        str, typer.Option(help="Names with commas, or all, good, sure, different; options in brackets: ece(bins=10).")
+        str, typer.Option(help="Names with commas, or all, none, good, sure, different; options: ece(bins=10).")
     ] = "all",
     ood: Annotated[
         list[str] | None, typer.Option(help="Sets to tell apart: near=cifar100,tin far=mnist; or OpenOOD's near far.")
@@ -69,13 +72,12 @@ def measure(
     walk = {"members": _numbers(members), "samples": samples, "fresh": fresh, **shared}
     if executor is not None:
         walk["executor"] = _executor(executor, processes, changes or [])
-    names = [] if calibrated and measures == "all" else split_names(measures)
+    names = [] if measures == "none" or (calibrated and measures == "all") else split_names(measures)
     with asking("measuring") as told:
         found: list[Measurement] = []
-        if names and not (ood and measures == "all" and on == "test"):
-            wanted = ["accuracy", "nll", "ece"] if on.startswith("corrupted") and measures == "all" else names
-            found = plateaux.evaluate(run, on=split_names(on), measures=wanted, sizes=sizes, **walk, **told)
-            found += robustness(found, read_baseline(baseline) if baseline else None)
+        for words, wanted in _by_kind(split_names(on), names):
+            found += plateaux.evaluate(run, on=words, measures=wanted, sizes=sizes, **walk, **told)
+        found += robustness(found, read_baseline(baseline) if baseline else None)
         if calibrated:
             found += judge(run, on=on, unseen=unseen, **shared, **told)
         if ood or more:
@@ -231,6 +233,14 @@ def _numbers(text: str | None) -> list[int] | None:
     if not all(part.isdigit() for part in parts):
         raise RecipeError(f"--members {text}: give numbers with commas, such as 0,2")
     return [int(part) for part in parts]
+
+
+def _by_kind(words: list[str], names: list[str]) -> Iterator[tuple[list[str], list[str]]]:
+    """Yield words and what to measure on them: under corruption `all` means three measures, for there are 75 sets."""
+    for bare, wanted in ((True, names), (False, UNDER_CORRUPTION if names == ["all"] else names)):
+        chosen = [word for word in words if word.startswith("corrupted") is not bare]
+        if chosen and wanted:
+            yield chosen, wanted
 
 
 def _executor(name: str, processes: int, changes: list[str]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ mnist, textures32, ...           the test samples of any data set, brought to th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,13 +40,16 @@ class Target:
     open: Callable[[Recipe, Data], tuple[Source, Tensor]]
     about: Mapping[str, Any] = field(default_factory=dict)
     word: str = ""  # that names it alone
+    first: int | None = None  # only so many of its samples
     labelled: bool = True  # whether its labels are classes of the run
 
 
-def targets(recipe: Recipe, facts: Mapping[str, Any], on: Sequence[str], given: Given = NOTHING_GIVEN) -> list[Target]:
+def targets(recipe: Recipe, facts: Mapping[str, Any], on: Sequence[str]) -> list[Target]:
     """Return what the words name; nothing is read yet."""
     found: list[Target] = []
-    for word in on:
+    for given_word in on:
+        word, first = _counted(given_word)
+        before = len(found)
         if word in ("test", "train", "validation"):
             found.append(Target(word, word, _own(word), {"name": facts["name"]}, word))
         elif word.split(":")[0] == "corrupted":
@@ -54,9 +57,18 @@ def targets(recipe: Recipe, facts: Mapping[str, Any], on: Sequence[str], given: 
         else:
             raise RunError(
                 f"There are no samples called {word!r}; allowed: test, train, validation (where the run held some "
-                "out), corrupted, corrupted:<kind>, corrupted:<kind>:<severity>"
+                "out), corrupted, corrupted:<kind>, corrupted:<kind>:<severity>, and of each the first N: test@N"
             )
+        found[before:] = [replace(each, first=first) for each in found[before:]]
     return found
+
+
+def _counted(word: str) -> tuple[str, int | None]:
+    """Return a word and how many samples it asks for: `corrupted@2000`."""
+    name, at, count = word.partition("@")
+    if at and not (count.isdigit() and int(count)):
+        raise RunError(f"{word!r}: after @ stands how many samples to take, such as {name}@2000")
+    return name, int(count) if at else None
 
 
 def one_target(recipe: Recipe, facts: Mapping[str, Any], on: str) -> Target:
