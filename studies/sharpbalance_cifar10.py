@@ -3,6 +3,9 @@
     python studies/sharpbalance_cifar10.py runs/study            # about two hours on two cores; run it again to go on
     python studies/sharpbalance_cifar10.py runs/study --table    # the table of what is there so far
 
+What was measured is written to `results.json` in that folder, run by run; runs that stand there are not trained again,
+so that the file alone carries a study from one machine to the next.
+
 rho is chosen for SAM on validation images with one member and then fixed for all. SAM and both rules of SharpBalance
 begin from one span before the meeting. Two runs at a time, one thread each. Accuracies are of the test set and of the
 test set with seeded Gaussian noise; mean over the repetitions with a 95 % t interval.
@@ -11,7 +14,6 @@ test set with seeded Gaussian noise; mean over the repetitions with a 95 % t int
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import subprocess
@@ -19,11 +21,14 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Lock
+from typing import Any
 
 import torch
 
 import plateaux
 from plateaux.build import data_of
+from plateaux.store import Store
 from plateaux.tables import log_probabilities
 
 RHOS = (0.02, 0.05, 0.1, 0.2)
@@ -49,8 +54,8 @@ def recipe_for(
             "seed": seed,
             "data": {
                 "name": "cifar10",
-                "limit": 1_100 if quick else 22_000,
-                "validation": 100 if quick else 2_000,
+                "limit": 300 if quick else 22_000,
+                "validation": 44 if quick else 2_000,
                 "batch": 128,
                 "crop": 2,
                 "flip": True,
@@ -81,14 +86,16 @@ class Study:
         self.root, self.quick = root, quick
         self.rhos = RHOS[:2] if quick else RHOS
         self.seeds = range(1 if quick else REPETITIONS)
+        self.store = Store(root)
+        self.writing = Lock()
 
     def go(self) -> None:
-        """Train what is missing, two runs at a time."""
+        """Train and measure what is missing, two runs at a time, one repetition after the other."""
         self._all([f"rho/{rho}" for rho in self.rhos])
         print(f"rho = {self.rho()} is best for SAM on validation images", flush=True)
-        first = [f"{name}/{seed}" for seed in self.seeds for name in (SPAN, "deep ensemble")]
-        self._all(first)
-        self._all([f"{name}/{seed}" for seed in self.seeds for name in METHODS if f"{name}/{seed}" not in first])
+        for seed in self.seeds:
+            for pair in ((SPAN, "deep ensemble"), ("SAM", "SharpBalance, released")):
+                self._all([f"{name}/{seed}" for name in pair])
 
     def _all(self, names: list[str]) -> None:
         with ThreadPoolExecutor(2) as lanes:
@@ -101,13 +108,27 @@ class Study:
                 raise
 
     def _train(self, name: str) -> None:
-        """Train one run in a process of its own."""
-        if (self.root / name / "done").exists():
+        """Train one run in a process of its own, and write down what it measures."""
+        if name in self.results():
             return
         call = [sys.executable, __file__, str(self.root), "--one", name, *(["--quick"] if self.quick else [])]
         subprocess.run(call, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-        (self.root / name / "done").touch()
+        with self.writing:
+            self.store.put_json("results.json", {**self.results(), name: self._measured(name)})
         print(f"{name} done", flush=True)
+
+    def results(self) -> dict[str, dict[str, Any]]:
+        """Return what was measured so far, by run."""
+        return dict(self.store.get_json("results.json")) if self.store.has("results.json") else {}
+
+    def _measured(self, name: str) -> dict[str, Any]:
+        run = plateaux.Run.open(self.root / name)
+        if name.startswith("rho/"):
+            return {
+                "validation accuracy": [x["validation accuracy"] for x in run.log(0) if "validation accuracy" in x][-1]
+            }
+        seconds = statistics.mean(run.progress(member).seconds for member in range(3))
+        return {"accuracies": self._accuracies(self.root / name), "seconds": seconds, "careful": _careful(run)}
 
     def one(self, name: str) -> None:
         """Train one run in this process."""
@@ -117,15 +138,12 @@ class Study:
             plateaux.train(recipe, self.root / name)
             return
         recipe = recipe_for(METHODS[kind], rho=self.rho(), seed=int(which), members=3, quick=self.quick)
-        shares = kind not in (SPAN, "deep ensemble")
+        shares = kind not in (SPAN, "deep ensemble") and (self.root / SPAN / which).exists()
         plateaux.train(recipe, self.root / name, span=self.root / SPAN / which if shares else None)
 
     def rho(self) -> float:
         """Return the radius with the best validation accuracy of one SAM member; the smaller of equals."""
-        found = {}
-        for rho in self.rhos:
-            log = plateaux.Run.open(self.root / f"rho/{rho}").log(0)
-            found[rho] = [line["validation accuracy"] for line in log if "validation accuracy" in line][-1]
+        found = {rho: self.results()[f"rho/{rho}"]["validation accuracy"] for rho in self.rhos}
         return max(self.rhos, key=lambda rho: (found[rho], -rho))
 
     def table(self) -> str:
@@ -142,52 +160,44 @@ class Study:
             "|---|---:|---:|---:|",
         ]
         for name in METHODS:
-            seeds = [seed for seed in self.seeds if (self.root / name / str(seed) / "done").exists()]
-            if not seeds:
+            found = [self.results()[f"{name}/{seed}"] for seed in self.seeds if f"{name}/{seed}" in self.results()]
+            if not found:
                 continue
-            found = [self._accuracies(self.root / name / str(seed)) for seed in seeds]
             for row in ("members", "ensemble"):
-                cells = [_interval([each[row][str(sigma)] for each in found]) for sigma in SIGMAS]
-                lines.append(f"| {name} ({len(seeds)}) | {row} | " + " | ".join(cells) + " |")
-            costs.append(self._cost(name, seeds))
+                cells = [_interval([each["accuracies"][row][str(sigma)] for each in found]) for sigma in SIGMAS]
+                lines.append(f"| {name} ({len(found)}) | {row} | " + " | ".join(cells) + " |")
+            costs.append(_cost(name, found, 2 if self.quick else 20))
         return "\n".join(lines + costs)
-
-    def _cost(self, name: str, seeds: list[int]) -> str:
-        runs = [plateaux.Run.open(self.root / name / str(seed)) for seed in seeds]
-        epochs = runs[0].recipe.train.epochs
-        seconds = statistics.mean(run.progress(i).seconds for run in runs for i in range(3))
-        shares = [share for run in runs for share in _careful(run)]
-        if shares:
-            meet = epochs // 2
-            passes = 2 * meet + (epochs - meet) * (1 + statistics.mean(shares))
-        else:
-            passes = epochs * (2 if name == "SAM" else 1)
-        share = f"{100 * statistics.mean(shares):.1f} %" if shares else ""
-        return f"| {name} | {share} | {passes:.1f} | {seconds:.0f} |"
 
     def _accuracies(self, root: Path) -> dict[str, dict[str, float]]:
         """Return the accuracy of the members' mean and of the ensemble by mean probability, at every noise."""
-        file = root / "accuracies.json"
-        if not file.exists():
-            run = plateaux.Run.open(root)
-            test = data_of(run.recipe).test
-            samples = 500 if self.quick else len(test)
-            ensemble = plateaux.load(root).to(memory_format=torch.channels_last)
-            found: dict[str, dict[str, float]] = {"members": {}, "ensemble": {}}
-            for sigma in SIGMAS:
-                right = torch.zeros(len(ensemble) + 1)
-                for ids, noise in _noises(samples):
-                    x, y = test.fetch(ids)
-                    noisy = (x.float() / 255 + sigma * noise).clamp(0, 1).contiguous(memory_format=torch.channels_last)
-                    with torch.autocast("cpu", dtype=torch.bfloat16):  # as trained, and four times as fast
-                        table = ensemble.logits(noisy)
-                    log_p = log_probabilities(table)[: len(ensemble) + 1]
-                    right += (log_p.argmax(-1) == y).sum(-1)
-                right = 100 * right / samples
-                found["members"][str(sigma)] = float(right[:-1].mean())
-                found["ensemble"][str(sigma)] = float(right[-1])
-            file.write_text(json.dumps(found))
-        return json.loads(file.read_text())
+        test = data_of(plateaux.Run.open(root).recipe).test
+        samples = 100 if self.quick else len(test)
+        ensemble = plateaux.load(root).to(memory_format=torch.channels_last)
+        found: dict[str, dict[str, float]] = {"members": {}, "ensemble": {}}
+        for sigma in SIGMAS:
+            right = torch.zeros(len(ensemble) + 1)
+            for ids, noise in _noises(samples):
+                x, y = test.fetch(ids)
+                noisy = (x.float() / 255 + sigma * noise).clamp(0, 1).contiguous(memory_format=torch.channels_last)
+                with torch.autocast("cpu", dtype=torch.bfloat16):  # as trained
+                    table = ensemble.logits(noisy)
+                right += (log_probabilities(table)[: len(ensemble) + 1].argmax(-1) == y).sum(-1)
+            right = 100 * right / samples
+            found["members"][str(sigma)] = float(right[:-1].mean())
+            found["ensemble"][str(sigma)] = float(right[-1])
+        return found
+
+
+def _cost(name: str, found: list[dict[str, Any]], epochs: int) -> str:
+    seconds = statistics.mean(each["seconds"] for each in found)
+    shares = [share for each in found for share in each["careful"]]
+    passes = epochs * (2.0 if name == "SAM" else 1.0)
+    if shares:
+        meet = epochs // 2
+        passes = 2 * meet + (epochs - meet) * (1 + statistics.mean(shares))
+    share = f"{100 * statistics.mean(shares):.1f} %" if shares else ""
+    return f"| {name} | {share} | {passes:.1f} | {seconds:.0f} |"
 
 
 def _careful(run: plateaux.Run) -> list[float]:

@@ -1,0 +1,40 @@
+"""Published networks on real images: what is measured is what their data sheet says."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from plateaux.adopt import adopt
+from plateaux.detect import detect
+from plateaux.evaluate import evaluate
+from plateaux.recipe import Recipe
+from plateaux.tables import cell
+
+DATA = Path(os.environ.get("PLATEAUX_DATA", "data"))
+WEIGHTS = DATA / "weights" / "resnet20_32_44_56_cifar10.safetensors"
+SAMPLES = 600
+
+
+@pytest.mark.skipif(not WEIGHTS.is_file(), reason="CIFAR-10 and the weights are not here: set PLATEAUX_DATA")
+def test_two_published_resnets_are_as_good_and_as_alarmed_as_their_sheet_says(tmp_path: Path) -> None:
+    recipe = Recipe.from_dict(
+        {
+            "members": 2,
+            "data": {"name": "cifar10", "mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]},
+            "model": {"name": ["resnet20", "resnet32"]},
+            "train": {"memory_format": "channels_last"},
+        }
+    )
+    adopt(tmp_path, recipe, [f"{WEIGHTS}:resnet{depth}." for depth in (20, 32)])
+    found = {each.measure: each.rows for each in evaluate(tmp_path, on=f"test@{SAMPLES}", measures=["all"])}
+    accuracy = found["accuracy"]["member 0"]
+    assert accuracy.error is not None
+    assert abs(accuracy.number - 0.9173) < 3 * accuracy.error
+    assert 0 < found["disagreement"]["members 0 and 1"].number < 0.2
+    (far,) = detect(tmp_path, {"far": ["texture"]}, samples=SAMPLES)
+    alarm = far.rows[cell("member 0", "max_probability", "auroc")]
+    assert alarm.error is not None
+    assert abs(alarm.number - 0.871) < 3 * alarm.error
