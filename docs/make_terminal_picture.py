@@ -51,7 +51,8 @@ font-size: {char_height}px; line-height: {line_height}px; }}
 def main() -> None:
     """Run the quickstart in an empty folder and write the picture."""
     console = Console(record=True, force_terminal=True, width=104, height=40, file=io.StringIO(), legacy_windows=False)
-    plateaux.cli.Console = lambda **_: console  # type: ignore[attr-defined, assignment, misc]
+    for module in (plateaux.cli, plateaux.terminal):
+        module.Console = lambda **_: console  # type: ignore[attr-defined]
     plateaux.cli.watching = _watching  # type: ignore[attr-defined]
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)

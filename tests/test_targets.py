@@ -9,8 +9,8 @@ import pytest
 import torch
 from test_cli import call
 
-from plateaux.corruptions import corrupt
-from plateaux.errors import RunError
+from plateaux.corruptions import Corrupted, corrupt
+from plateaux.errors import RunError, StorageError
 from plateaux.evaluate import evaluate, load
 from plateaux.recipe import Recipe
 from plateaux.robust import robustness
@@ -91,6 +91,22 @@ def test_several_corruptions_are_summed_up_and_shown(run: Path) -> None:
     assert code == 0, message
     for words in ("| fog |", "severity 5", "cACC", "not normalised", "generated, CIFAR-C-like"):
         assert words in out, words
+
+
+def test_corrupted_images_are_made_once_where_they_are_kept(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"on": "corrupted:snow:2", "measures": ["nll"], "fresh": True}
+    (loose,) = evaluate(run, **options)
+    (first,) = evaluate(run, cache=tmp_path, **options)
+    (file,) = tmp_path.iterdir()
+    assert file.name.startswith("snow-2-")
+    monkeypatch.setattr(Corrupted, "fetch", None)  # nothing is made any more
+    (second,) = evaluate(run, cache=tmp_path, **options)
+    assert loose.rows == first.rows == second.rows
+    file.write_bytes(b"damaged")
+    with pytest.raises(StorageError, match="snow-2"):
+        evaluate(run, cache=tmp_path, **options)
 
 
 def test_published_files_are_preferred_where_they_lie(tmp_path: Path, run: Path) -> None:

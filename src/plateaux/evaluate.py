@@ -96,6 +96,7 @@ def evaluate(
     samples: int | None = None,
     keep: Keep = "float32",
     fresh: bool = False,
+    cache: str | Path | None = None,
     given: Given = NOTHING_GIVEN,
     device: str | None = None,
     executor: Mapping[str, Any] | None = None,
@@ -106,11 +107,12 @@ def evaluate(
 
     `members` takes some of them as the ensemble, `sizes` adds curves over ensembles of 1, 2, ... members, `samples`
     takes the first so many. Logits are kept beside the run, and a second call needs no forward pass, unless `fresh`.
+    Corrupted images are made when they are needed, or once, in the folder `cache`.
     """
     panel = Panel(Run.open(root), members, given=given, device=device, executor=executor, keep=keep, say=say)
     chosen = measures_named(measures, allow=given.allow)
     found: list[Measurement] = []
-    for target in targets(panel.run.recipe, panel.facts, [on] if isinstance(on, str) else on):
+    for target in targets(panel.run.recipe, panel.facts, [on] if isinstance(on, str) else on, cache=cache):
         found += panel.measure(target, chosen, sizes=sizes, samples=samples, fresh=fresh, seen=seen)
     if is_first():
         for each in found:

@@ -53,6 +53,7 @@ def measure(
     baseline: Annotated[Path | None, typer.Option(help="A JSON table of errors that mCE is divided by.")] = None,
     keep: Keep = "float32",
     fresh: Annotated[bool, typer.Option(help="Run forward passes even where logits are kept.")] = False,
+    cache: Annotated[Path | None, typer.Option(help="A folder to keep generated corrupted images in.")] = None,
     executor: Annotated[str | None, typer.Option(help="mesh: spread the samples over processes.")] = None,
     processes: Annotated[int, typer.Option(min=1, help="Processes of the mesh.")] = 2,
     changes: Changes = None,
@@ -76,7 +77,7 @@ def measure(
     with asking("measuring") as told:
         found: list[Measurement] = []
         for words, wanted in _by_kind(split_names(on), names):
-            found += plateaux.evaluate(run, on=words, measures=wanted, sizes=sizes, **walk, **told)
+            found += plateaux.evaluate(run, on=words, measures=wanted, sizes=sizes, cache=cache, **walk, **told)
         found += robustness(found, read_baseline(baseline) if baseline else None)
         if calibrated:
             found += judge(run, on=on, unseen=unseen, **shared, **told)

@@ -45,11 +45,16 @@ def grids(found: Sequence[Measurement]) -> list[Grid]:
 
 def _grids(found: Sequence[Measurement]) -> Iterator[Grid]:
     corrupted = [each for each in found if "corruption" in each.data]
-    for on, group in groupby((each for each in found if each not in corrupted), lambda each: (each.on, each.asks)):
+    for _, group in groupby((each for each in found if each not in corrupted), lambda each: each.on):
         several = list(group)
         plain = [each for each in several if not _has_parts(each)]
-        for start in range(0, len(plain), COLUMNS):
-            yield _side_by_side(plain[start : start + COLUMNS], on[1] if len(found) > COLUMNS else "")
+        if len(plain) <= COLUMNS:
+            yield from [_side_by_side(plain, "")] if plain else []
+        else:
+            for asks, few in groupby(plain, lambda each: each.asks):
+                alike = list(few)
+                for start in range(0, len(alike), COLUMNS):
+                    yield _side_by_side(alike[start : start + COLUMNS], asks)
         for each in several:
             if _has_parts(each):
                 yield _in_parts(each)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from plateaux import registry
 from plateaux.build import NOTHING_GIVEN, Given
+from plateaux.cache import Cached
 from plateaux.corruptions import CORRUPTIONS, EXTRA, VERSION, Corrupted
 from plateaux.errors import DataError, RunError, nearest
 from plateaux.learning import split_of
@@ -44,8 +45,10 @@ class Target:
     labelled: bool = True  # whether its labels are classes of the run
 
 
-def targets(recipe: Recipe, facts: Mapping[str, Any], on: Sequence[str]) -> list[Target]:
-    """Return what the words name; nothing is read yet."""
+def targets(
+    recipe: Recipe, facts: Mapping[str, Any], on: Sequence[str], *, cache: str | Path | None = None
+) -> list[Target]:
+    """Return what the words name; nothing is read yet. Corrupted images may be kept in the folder `cache`."""
     found: list[Target] = []
     for given_word in on:
         word, first = _counted(given_word)
@@ -53,7 +56,7 @@ def targets(recipe: Recipe, facts: Mapping[str, Any], on: Sequence[str]) -> list
         if word in ("test", "train", "validation"):
             found.append(Target(word, word, _own(word), {"name": facts["name"]}, word))
         elif word.split(":")[0] == "corrupted":
-            found.extend(_corrupted(recipe, facts, word))
+            found.extend(_corrupted(recipe, facts, word, cache))
         else:
             raise RunError(
                 f"There are no samples called {word!r}; allowed: test, train, validation (where the run held some "
@@ -133,7 +136,7 @@ def _own(word: str) -> Callable[[Recipe, Data], tuple[Source, Tensor]]:
     return open_
 
 
-def _corrupted(recipe: Recipe, facts: Mapping[str, Any], word: str) -> list[Target]:
+def _corrupted(recipe: Recipe, facts: Mapping[str, Any], word: str, cache: str | Path | None) -> list[Target]:
     _, *rest = word.split(":")
     kinds = CORRUPTIONS if not rest else EXTRA if rest[0] == "extra" else (rest[0],)
     levels = SEVERITIES if len(rest) < 2 else (rest[1],)
@@ -143,15 +146,17 @@ def _corrupted(recipe: Recipe, facts: Mapping[str, Any], word: str) -> list[Targ
     if len(rest) > 2 or any(str(level) not in ("1", "2", "3", "4", "5") for level in levels):
         raise RunError(f"{word!r}: a severity is 1, 2, 3, 4 or 5, as in corrupted:fog:3")
     root = data_root(recipe.data.options.get("root"))
-    return [_corruption(facts, root, kind, int(level)) for kind in kinds for level in levels]
+    return [_corruption(facts, root, kind, int(level), cache) for kind in kinds for level in levels]
 
 
-def _corruption(facts: Mapping[str, Any], root: Path, kind: str, severity: int) -> Target:
+def _corruption(facts: Mapping[str, Any], root: Path, kind: str, severity: int, cache: str | Path | None) -> Target:
     published = official(str(facts["name"]), root, kind, severity, classes=int(facts["classes"]))
     source = PUBLISHED if published is not None else GENERATED
 
     def open_(recipe: Recipe, data: Data) -> tuple[Source, Tensor]:
-        found = published if published is not None else Corrupted(data.test, kind, severity)
+        found: Source = published if published is not None else Corrupted(data.test, kind, severity)
+        if cache is not None and isinstance(found, Corrupted):
+            found = Cached(found, cache)
         return found, torch.arange(len(found))
 
     about = {"name": facts["name"], "corruption": kind, "severity": severity, "source": source}
