@@ -79,7 +79,7 @@ def test_scores_are_those_of_the_logits(run: Path, monkeypatch: pytest.MonkeyPat
 
 def test_a_suite_of_several_sets_has_a_mean(run: Path) -> None:
     found = detect(run, {"near": ["digits", "digits"]})
-    assert [each.on for each in found] == ["digits (near)", "digits (near)", "mean of near"]
+    assert [each.on for each in found] == ["digits (near)", "digits (near)", "mean of near (digits, digits)"]
     assert found[-1].rows[cell(TOGETHER, "energy", "auroc")].number == 0.5
 
 
@@ -112,7 +112,7 @@ def test_images_are_brought_to_the_size_and_channels_of_the_run() -> None:
 
 
 def test_suites_are_named_in_words() -> None:
-    assert suites_named(["near=a,b", "far=c"], "digits") == ({"near": ["a", "b"], "far": ["c"]}, False)
+    assert suites_named(["near=a", "far=c", "near=b"], "digits") == ({"near": ["a", "b"], "far": ["c"]}, False)
     named, by_name = suites_named(["near", "far"], "cifar10")
     assert (named["near"], by_name) == (["cifar100", "tin"], True)
     assert named["far"] == ["mnist", "svhn", "texture", "places365"]

@@ -88,6 +88,8 @@ def test_judged_on_others_sets_cover_and_answers_are_right_as_often_as_wanted(ru
 def test_training_samples_are_no_ground_for_doubt(run: Path) -> None:
     with pytest.raises(RecipeError, match="hold some out"):
         calibrate(run, on="train")
+    with pytest.raises(RecipeError, match="hold some out"):
+        calibrate(run, on="train@30")
     with pytest.raises(RecipeError, match="a share above 0"):
         calibrate(run, part=0)
 

@@ -70,6 +70,9 @@ def test_own_samples_cannot_be_told_from_themselves(run: str) -> None:
     assert {each["measure"] for each in both} > {"accuracy", "ood"}
     assert both[0]["data"]["samples"] == 100
     assert call("measure", run, "--on", "test@many")[0] == 4
+    assert call("measure", run, "--executor", "local")[0] == 2
+    assert call("measure", run, "--set", "executor.data=2")[0] == 2
+    assert call("measure", run, "--calibrated", "--members", "0")[0] == 2
     code, _, message = call("measure", run, "--ood", "near")
     assert (code, "name the sets" in message) == (2, True)
 

@@ -67,6 +67,9 @@ def test_a_soup_of_one_basin_is_a_run_of_one_member(near: Path, how: str, tmp_pa
     about = json.loads((tmp_path / "soup/selection.json").read_text())
     assert about["kind"] == f"{how} soup"
     assert len(about["ids"]) == 200
+    if how == "greedy":
+        with pytest.raises(RunError, match="were chosen on these samples"):
+            evaluate(tmp_path / "soup", on="validation", measures=["nll"])
     old = [Run.open(near).weights(number) for number in about["members"]]
     for name, tensor in made.weights(0).items():
         if "running" not in name and "num_batches" not in name:
@@ -91,7 +94,23 @@ def test_different_networks_and_training_samples_make_no_soup(tmp_path: Path, ap
     with pytest.raises(RecipeError, match="hold some out"):
         soup(apart, tmp_path / "soup", on="train")
     with pytest.raises(RecipeError, match="hold some out"):
-        choose_members([apart], size=2, on="train")
+        choose_members([apart], size=2, on="train@20")
+
+
+def test_a_soup_of_members_named_one_by_one_is_a_sound_run(apart: Path, tmp_path: Path) -> None:
+    named = _trained(tmp_path / "named", model={"name": ["mlp"] * 3, "hidden": [8]}, optimizer={"lr": [0.1, 0.2, 0.3]})
+    soup(named, tmp_path / "soup", limit=1e9)
+    assert len(load(tmp_path / "soup")) == 1
+    assert Recipe.load(tmp_path / "soup/recipe.toml").model.name == "mlp"
+
+
+def test_runs_of_other_test_samples_cannot_be_judged_together(tmp_path: Path) -> None:
+    data = {"name": "blobs", "samples": 90, "validation": 30, "batch": 16}
+    for name, count in (("a", 101), ("b", 77)):
+        _trained(tmp_path / name, members=1, data={**data, "test_samples": count})
+    choose_members([tmp_path / "a", tmp_path / "b"], size=2).write(tmp_path / "c.json")
+    with pytest.raises(RunError, match="has other test samples than the others"):
+        judge_chosen(tmp_path / "c.json")
 
 
 def test_members_of_several_runs_make_one_ensemble(apart: Path, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from test_evaluate import recipe
@@ -14,9 +15,13 @@ from plateaux import predictions
 from plateaux.build import Given
 from plateaux.errors import RecipeError, RunError
 from plateaux.evaluate import Panel, evaluate
-from plateaux.exchange import View
+from plateaux.exchange import Measure, View
+from plateaux.recipe import Recipe
 from plateaux.run import Run
+from plateaux.samples import from_dataset
+from plateaux.targets import one_target
 from plateaux.train import train
+from plateaux.types import Value
 
 ALL = ["all"]
 
@@ -104,9 +109,15 @@ def test_what_is_too_large_or_unwanted_is_not_kept(tmp_path: Path, monkeypatch: 
     train(recipe(), tmp_path)
     evaluate(tmp_path, measures=["nll"], keep="no")
     assert not (tmp_path / "predictions").exists()
-    monkeypatch.setattr(predictions.Keeper.__init__, "__defaults__", (100, None, False))
-    evaluate(tmp_path, measures=["nll"])
+    monkeypatch.setattr(predictions, "KEEP_BELOW", 100)
+    said: list[str] = []
+    evaluate(tmp_path, measures=["nll"], say=said.append)
     assert not (tmp_path / "predictions").exists()
+    assert said == ["logits are not kept: 0 MB, and at most 0"]
+    monkeypatch.setattr(predictions, "KEEP_BELOW", 300 * 3 * (3 + 3) * 4)  # room for logits, not for 16 features
+    evaluate(tmp_path, measures=["nll", "cka"])
+    kept = {p.name.split("-")[1] for p in (tmp_path / "predictions").rglob("*-*.safetensors")}
+    assert kept == {"logits.safetensors"}
 
 
 def test_features_are_kept_once_somebody_asked_for_them(tmp_path: Path) -> None:
@@ -203,3 +214,54 @@ def test_a_network_without_features_is_measured_without_them(tmp_path: Path) -> 
     assert said[0].startswith("cka is left out: Features are what the last nn.Linear sees")
     with pytest.raises(RecipeError, match="does not end in one"):
         evaluate(tmp_path, measures=["cka"], given=given)
+
+
+def test_members_kept_in_different_types_say_so(tmp_path: Path) -> None:
+    train(recipe(), tmp_path)
+    evaluate(tmp_path, measures=["nll"], members=[0], keep="float16")
+    evaluate(tmp_path, measures=["nll"], members=[1])
+    (both,) = evaluate(tmp_path, measures=["nll"], members=[0, 1])
+    assert both.data["logits"] == "kept, float16 and float32"
+
+
+def test_what_cannot_be_told_apart_is_not_kept(tmp_path: Path) -> None:
+    x = torch.randn(40, 2)
+    sets = [torch.utils.data.TensorDataset(x + shift, torch.arange(40) % 3) for shift in (0, 0, 5)]
+    first, second = (from_dataset(sets[0], test, classes=3, shape=(2,)) for test in sets[1:])
+    train(recipe("train.epochs=1", "data.validation=0"), tmp_path, given=Given(data=first))
+    numbers = [evaluate(tmp_path, measures=["nll"], given=Given(data=data))[0].rows for data in (first, second)]
+    assert numbers[0]["member 0"] != numbers[1]["member 0"]
+    assert not (tmp_path / "predictions").exists()
+
+
+def test_data_that_changed_since_training_are_told(tmp_path: Path) -> None:
+    def write(seed: int) -> None:
+        x = np.random.default_rng(seed).normal(size=(20, 4)).astype(np.float32)
+        np.savez(tmp_path / "d.npz", x_train=x, y_train=np.arange(20) % 2, x_test=x, y_test=np.arange(20) % 2)
+
+    write(0)
+    data = {"name": "arrays", "path": "d.npz", "root": str(tmp_path)}
+    train(Recipe.from_dict({"data": data, "model": {"name": "mlp"}, "train": {"epochs": 1}}), tmp_path / "run")
+    evaluate(tmp_path / "run", measures=["nll"])
+    write(1)
+    with pytest.raises(RunError, match="The test samples are not those this run was made with"):
+        evaluate(tmp_path / "run", measures=["nll"], fresh=True)
+
+
+def test_a_measure_with_an_offer_of_its_own_is_measured_and_not_kept(run: Path) -> None:
+    panel = Panel(Run.open(run))
+    own = Measure(
+        lambda table, batch: {"sum": table.double().sum(-1), "count": torch.tensor(len(batch))},
+        lambda sums: {f"member {n}": Value(float(s / sums["count"])) for n, s in enumerate(sums["sum"])},
+        offer=lambda view, batch: view(batch.x).logsumexp(-1),
+    )
+    target = one_target(panel.recipe, panel.facts, "train")
+    (found,) = panel.measure(target, {"own": own})
+    assert len([name for name in found.rows if name.startswith("member ")]) == 3
+
+
+def test_curves_of_tables_and_of_features(run: Path) -> None:
+    said: list[str] = []
+    found = {each.measure for each in evaluate(run, measures=["reliability", "cka"], sizes=True, say=said.append)}
+    assert found == {"reliability", "reliability by size", "cka"}
+    assert "measures of features have no curve over sizes" in said

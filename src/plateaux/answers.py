@@ -71,7 +71,8 @@ class Answers:
         return text.getvalue().encode()
 
     def _jsonl(self) -> bytes:
-        return "".join(json.dumps(row) + "\n" for row in self.rows()).encode()
+        rows = [{k: None if v != v else v for k, v in row.items()} for row in self.rows()]  # nan is no JSON
+        return "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows).encode()
 
     def _npz(self) -> bytes:
         named = {"ids": self.ids, "class": self.classes, "probability": self.probability, "doubt": self.doubt,

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from plateaux.exchange import Executor, Measure, Offer, View, features, logits, logits_and_features
+from plateaux.exchange import Executor, Measure, NoFeatures, Offer, View, features, logits, logits_and_features
 from plateaux.types import Batch, Tree, Value
 
 Cast = tuple[int, ...]
@@ -56,7 +56,7 @@ def hear(
     for batch in batches:
         with torch.no_grad():
             if features in offers and not width:
-                width = executor.agree(max(_width(view, batch) for view in views) if views else 0)
+                width = _agreed_width(executor, views, batch)
             tables = dict(_tables(executor, views, batch, offers, width))
         here = torch.tensor(len(batch), device=batch.index.device)
         whole = int(executor.average({"samples": here})["samples"])
@@ -88,8 +88,17 @@ def _side_by_side(width: int) -> Offer:
     return offer
 
 
-def _width(view: View, batch: Batch) -> int:
-    return features(view, batch.part(slice(0, 1))).shape[1]
+def _agreed_width(executor: Executor, views: Sequence[View], batch: Batch) -> int:
+    """Return the largest width of any member's features; where one has none, every process hears of it."""
+    width, problem = 0, None
+    for view in views:
+        try:
+            width = max(width, features(view, batch.part(slice(0, 1))).shape[1])
+        except NoFeatures as found:
+            problem = found
+    if executor.agree(int(problem is not None)):
+        raise problem or NoFeatures("A member held by another process does not end in an nn.Linear")
+    return executor.agree(width)
 
 
 @torch.no_grad()
@@ -113,6 +122,8 @@ def settle(
             rows = None if cast is None else torch.tensor(cast)
             for question, measure in owners.items():
                 table = each.tables[measure.offer]
+                if measure.offer is features and cast is not None and len(cast) < len(table):
+                    continue  # sums of features are D x D for every pair: kept for everybody once, and for no subset
                 table = table if rows is None else table.index_select(0, rows.to(table.device))
                 if len(table) >= measure.least:
                     sums.setdefault((cast, question), Sums(measure)).add(table, each)

@@ -48,7 +48,7 @@ def suites_named(words: Sequence[str], about: str) -> tuple[dict[str, list[str]]
                     f"OpenOOD's sets, which there are for {' and '.join(OPENOOD)}, and this run is about {about}"
                 )
             by_name, names = True, ",".join(known[suite])
-        found[suite] = [name.strip() for name in names.split(",") if name.strip()]
+        found.setdefault(suite, []).extend(name.strip() for name in names.split(",") if name.strip())
     return found, by_name
 
 
@@ -109,7 +109,7 @@ def _settle(table: Tensor, batch: Batch) -> Tree:
     return {"scores": torch.stack([alarm(table) for alarm in ALARMS.values()], -1)}
 
 
-SCORES = Measure(_settle, lambda _: {}, merge="cat", better="higher", convention=CONVENTION)
+SCORES = Measure(_settle, lambda _: {}, merge="cat", better="neither", convention=CONVENTION)
 
 
 def _named(found: Tree) -> dict[str, Any]:
@@ -118,4 +118,7 @@ def _named(found: Tree) -> dict[str, Any]:
 
 def _mean_of_suite(panel: Panel, suite: str, found: Sequence[Measurement], about: Mapping[str, Any]) -> Measurement:
     rows = {name: mean_of([each.rows[name] for each in found]) for name in found[0].rows}
-    return panel.measurement("ood", f"mean of {suite}", rows, SCORES, {**about, "sets": [each.on for each in found]})
+    names = [each.on.split(" (")[0] for each in found]
+    return panel.measurement(
+        "ood", f"mean of {suite} ({', '.join(names)})", rows, SCORES, {**about, "sets": [each.on for each in found]}
+    )

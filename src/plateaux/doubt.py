@@ -114,10 +114,10 @@ def calibrate(
 
     `part` takes a seeded share of the samples, so that the others are left to judge by.
     """
-    if on == "train":
-        raise RecipeError("Members were trained on the train samples: doubt fitted there is too small; hold some out")
     panel = Panel(Run.open(root), given=given, device=device, keep=keep, say=say)
     target = one_target(panel.recipe, panel.facts, on)
+    if target.of == "train":
+        raise RecipeError("Members were trained on the train samples: doubt fitted there is too small; hold some out")
     heard = hear_all(panel, target, seen=seen)
     if not 0 < part <= 1:
         raise RecipeError(f"part = {part}: give a share above 0 and at most 1")
@@ -169,7 +169,9 @@ def judge(
         heard = heard.part(~old)
         if not len(heard.y):
             raise RunError(f"The calibration was fitted on all {on} samples: none are left to judge it by")
-    data = {**known, "name": panel.facts["name"], "samples": len(heard.y), "fitted on": fitted.on}
+    kinds = [f"{each.kind} {each.alpha:g}" for each in fitted.sets]
+    asked = {"sets": kinds, "risk": fitted.threshold.risk, "bound": fitted.threshold.bound, "fitted on": fitted.on}
+    data = {**known, "name": panel.facts["name"], "samples": len(heard.y), **asked}
     words = f"fitted on {len(fitted.ids):,} {fitted.on} samples; {fitted.order}"
     measure = Measure(lambda *_: {}, lambda _: {}, better="neither", asks="sure", convention=words)
     found = [panel.measurement("calibrated", on, _judged(heard, fitted, panel.numbers), measure, data)]

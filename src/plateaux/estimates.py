@@ -26,6 +26,8 @@ def means(sums: Tree, names: Sequence[str]) -> Mapping[str, Value]:
 def mean(total: float, squares: float, count: float) -> Value:
     """Return a mean over samples from their sum and the sum of their squares."""
     middle = total / count
+    if count < 2:
+        return Value(middle)
     spread = max(squares / count - middle * middle, 0.0) * count / max(count - 1, 1)
     return Value(middle, (spread / count) ** 0.5)
 
@@ -40,6 +42,8 @@ def mean_of(values: Sequence[Value]) -> Value:
 def share(right: float, count: float) -> Value:
     """Return a share of samples, with its binomial standard error."""
     part = right / count
+    if count < 2:
+        return Value(part)
     return Value(part, (max(part * (1 - part), 0.0) / count) ** 0.5)
 
 
@@ -63,6 +67,9 @@ def ratios(sums: Tree, names: Sequence[str]) -> Mapping[str, Value]:
             found[name] = Value(float("nan"))
             continue
         r = a / b
+        if count < 2:
+            found[name] = Value(r)
+            continue
         spread = max(aa - 2 * r * ab + r * r * bb, 0.0) / max(count - 1, 1)
         found[name] = Value(r, (spread / count) ** 0.5 / (b / count))
     return found

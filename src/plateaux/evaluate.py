@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from plateaux import predictions
 from plateaux.assess import Cast, Heard, hear, settle
 from plateaux.build import NOTHING_GIVEN, Given, data_of, executor_of, in_order, networks, shared_names
 from plateaux.ensemble import Ensemble
@@ -26,13 +27,14 @@ from plateaux.naming import measures_named
 from plateaux.predictions import Keep, Keeper, Shelf
 from plateaux.recipe import fingerprint
 from plateaux.run import Run, facts_of
-from plateaux.samples import Data, Resident
+from plateaux.samples import Data, Resident, Source
 from plateaux.tables import MEAN_OF_PAIRS, MEAN_PROBABILITY, PART, TOGETHER, cell, renumbered
 from plateaux.targets import Target, targets
 from plateaux.types import Tree, Value
 
 STANDARD = ("accuracy", "nll", "brier", "ece")
 MEMBERS_MEAN = "mean of members"
+SELECTION = "selection.json"  # of a soup: the samples its members were chosen on
 SUBSETS = 30  # at most so many ensembles of one size are averaged
 
 Say = Callable[[str], None]
@@ -141,6 +143,11 @@ class Panel:
             self.recipe = self.recipe.changed(executor=dict(executor))
         self.executor: Executor = Local("loop", 1, (), "error") if executor is None else executor_of(self.recipe, given)
         settle_in(processes=local_processes(), threads=self.recipe.executor.threads)
+        if self.executor.agree(int(not self.executor.rows(len(self.numbers)))):
+            raise RecipeError(
+                f"{len(self.numbers)} members cannot be spread over so many processes; use fewer, or spread the "
+                "samples: --set executor.data=N"
+            )
         self.place = device_named(device or self.executor.device)
         self.facts: Mapping[str, Any] = run.about["data"] if given.data is None else facts_of(given.data)
 
@@ -177,6 +184,8 @@ class Panel:
         casts = [everyone, *(cast for cast in _casts(len(everyone)) if cast != everyone)] if sizes else [everyone]
         try:
             sums, about = self.settle(target, measures, casts, samples=samples, fresh=fresh, seen=seen)
+            if sizes and any(measure.offer is features for measure in measures.values()):
+                self.say("measures of features have no curve over sizes")
         except NoFeatures as problem:
             rest = {name: measure for name, measure in measures.items() if measure.offer is not features}
             if not rest:
@@ -191,7 +200,7 @@ class Panel:
                 continue
             numbered = _with_mean(renumbered(rows[everyone], self.numbers))
             found.append(self.measurement(name, target.name, numbered, measure, about))
-            if sizes:
+            if sizes and measure.offer is not features:
                 found.append(self.measurement(f"{name} by size", target.name, _curve(rows), measure, about))
         return found
 
@@ -223,20 +232,27 @@ class Panel:
         """Return what members say about the samples: from what is kept, or by a forward pass."""
         samples = target.first or samples
         known = {"on": target.name, **target.about, **self.known(target), **({"first": samples} if samples else {})}
-        shelf = Shelf(self.run.store, known)
-        if not fresh and shelf.has(self.hashes, offers):
-            count = shelf.count()
-            self.say(f"{target.name}: from kept {shelf.dtype()} logits of {count:,} samples, no forward pass")
-            about = {**_described(target, known, count), "logits": f"kept, {shelf.dtype()}"}
-            return Local("loop", 1, (), "error"), shelf.read(self.hashes, offers), about, count
+        looks = {"mean": self.facts["mean"], "std": self.facts["std"], "precision": self.recipe.train.precision}
+        shelf = Shelf(self.run.store, {**known, **looks})
+        lacks = fresh or not self._may_keep or not shelf.has(self.hashes, offers)
+        if not self.executor.agree(int(lacks)):  # all processes read, or none
+            ids, dtype = shelf.ids(), shelf.dtype(self.hashes)
+            self._check_not_chosen_on(known, ids)
+            self.say(f"{target.name}: from kept {dtype} logits of {len(ids):,} samples, no forward pass")
+            about = {**_described(known, len(ids)), "logits": f"kept, {dtype}"}
+            return Local("loop", 1, (), "error"), shelf.read(self.hashes, offers), about, len(ids)
         source, ids = target.open(self.recipe, self.data)
         ids = ids[:samples]
+        self._check_same_data(target, source, known)
+        self._check_not_chosen_on(known, ids)
         batches = in_order(self.recipe, self.data, source, ids, device=self.place, shard=self.executor.shard)
         heard = hear(self.executor, self.views, batches, offers)
-        if self.keep != "no":
-            dtype = {"float32": torch.float32, "float16": DTYPES["fp16"]}[self.keep]
-            heard = Keeper(shelf, self.hashes, dtype, len(ids)).listen(heard, self.executor)
-        return self.executor, heard, {**_described(target, known, len(ids)), "logits": "fresh"}, len(ids)
+        if self.keep != "no" and self._may_keep:
+            kind = {"float32": torch.float32, "float16": DTYPES["fp16"]}[self.keep]
+            heard = Keeper(shelf, self.hashes, kind, len(ids), self.say, predictions.KEEP_BELOW).listen(
+                heard, self.executor
+            )
+        return self.executor, heard, {**_described(known, len(ids)), "logits": "fresh"}, len(ids)
 
     def measurement(
         self, name: str, on: str, rows: Mapping[str, Value], measure: Measure, about: Mapping[str, Any]
@@ -251,9 +267,34 @@ class Panel:
     def write(self, found: Measurement) -> None:
         """Keep a measurement in the run folder; the same question is the same object."""
         asked = {"measure": found.measure, "on": found.on, "hashes": found.hashes, "weights": found.weights}
-        data = {name: value for name, value in found.data.items() if name != "logits"}
+        data = _without_origin(found.data)
         name = "".join(c if c.isalnum() or c in "_-" else "_" for c in found.measure)
         self.run.store.put_json(f"measures/{name}-{fingerprint({**asked, 'data': data})}.json", found.to_dict())
+
+    @property
+    def _may_keep(self) -> bool:
+        """Whether other calls can be told apart: not where Python hands over a network, or samples without a hash."""
+        sources = [] if self.given.data is None else [self.given.data.train, self.given.data.test]
+        return self.given.model is None and all(getattr(source, "told_apart", True) for source in sources)
+
+    def _check_same_data(self, target: Target, source: Source, known: Mapping[str, Any]) -> None:
+        if target.of in ("test", "train", "validation") and source.fingerprint() != known["fingerprint"]:
+            raise RunError(
+                f"The {target.of} samples are not those this run was made with (fingerprint {source.fingerprint()} and "
+                f"not {known['fingerprint']}). Put the data back, or hand the new ones over in Python: plateaux.Given"
+            )
+
+    def _check_not_chosen_on(self, known: Mapping[str, Any], ids: torch.Tensor) -> None:
+        """Refuse samples that the weights were chosen on, as a greedy soup's were."""
+        if not self.run.store.has(SELECTION):
+            return
+        chosen = self.run.store.get_json(SELECTION)
+        same = chosen.get("fingerprint") == known["fingerprint"] and chosen.get("kind") == "greedy soup"
+        if same and bool(torch.isin(ids, torch.tensor(chosen["ids"], dtype=ids.dtype)).any()):
+            raise RunError(
+                f"The members of {self.run.store.root} were chosen on these samples ({chosen['on']}); numbers on them "
+                "would flatter. Choose others, such as --on test"
+            )
 
     def known(self, target: Target) -> dict[str, str]:
         """Return the fingerprint of the samples, from the run's own record where it has one."""
@@ -264,8 +305,14 @@ class Panel:
         return {"fingerprint": target.open(self.recipe, self.data)[0].fingerprint()}
 
 
-def _described(target: Target, known: Mapping[str, Any], samples: int) -> dict[str, Any]:
+def _described(known: Mapping[str, Any], samples: int) -> dict[str, Any]:
     return {**{name: value for name, value in known.items() if name != "on"}, "samples": samples}
+
+
+def _without_origin(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what tells samples apart, and not whether logits were kept or fresh."""
+    plain = {name: value for name, value in data.items() if name != "logits"}
+    return {name: _without_origin(value) if isinstance(value, Mapping) else value for name, value in plain.items()}
 
 
 def _numbers(members: Sequence[int] | None, total: int) -> list[int]:
@@ -297,9 +344,9 @@ def _curve(rows: Mapping[Cast, Mapping[str, Value]]) -> dict[str, Value]:
     found: dict[str, Value] = {}
     for size in sorted({len(cast) for cast in rows}):
         each = [_main(found_) for cast, found_ in rows.items() if len(cast) == size]
-        for part in each[0]:
+        for part in dict.fromkeys(part for one in each for part in one):
             name = f"{size} member{'s' * (size > 1)}"
-            found[cell(name, part) if part else name] = mean_of([one[part] for one in each])
+            found[cell(name, part) if part else name] = mean_of([one[part] for one in each if part in one])
     return found
 
 

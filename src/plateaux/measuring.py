@@ -54,7 +54,9 @@ def measure(
     keep: Keep = "float32",
     fresh: Annotated[bool, typer.Option(help="Run forward passes even where logits are kept.")] = False,
     cache: Annotated[Path | None, typer.Option(help="A folder to keep generated corrupted images in.")] = None,
-    executor: Annotated[str | None, typer.Option(help="mesh: spread the samples over processes.")] = None,
+    executor: Annotated[
+        Literal["mesh"] | None, typer.Option(help="Spread the samples over the processes of a mesh.")
+    ] = None,
     processes: Annotated[int, typer.Option(min=1, help="Processes of the mesh.")] = 2,
     changes: Changes = None,
     allow: Allow = None,
@@ -66,6 +68,13 @@ def measure(
 
     In Python: `plateaux.evaluate("runs/demo", measures=["all"])`
     """
+    if changes and executor is None:
+        raise RecipeError("--set changes the executor of a finished run, so it needs --executor mesh")
+    if calibrated and (executor or members or samples):
+        raise RecipeError("--calibrated is of all members, in one process; leave --executor, --members, --samples out")
+    words = [*(ood or []), *(more or [])]
+    suites, by_name = suites_named(words, Run.open(run).about["data"]["name"]) if words else ({}, False)
+    table = read_baseline(baseline) if baseline else None
     if executor is not None and "RANK" not in os.environ:
         raise typer.Exit(torchrun(processes))
     given = plateaux.Given(allow=tuple(allow or ()))
@@ -76,13 +85,12 @@ def measure(
     names = [] if measures == "none" or (calibrated and measures == "all") else split_names(measures)
     with asking("measuring") as told:
         found: list[Measurement] = []
-        for words, wanted in _by_kind(split_names(on), names):
-            found += plateaux.evaluate(run, on=words, measures=wanted, sizes=sizes, cache=cache, **walk, **told)
-        found += robustness(found, read_baseline(baseline) if baseline else None)
+        for where, wanted in _by_kind(split_names(on), names):
+            found += plateaux.evaluate(run, on=where, measures=wanted, sizes=sizes, cache=cache, **walk, **told)
+        found += robustness(found, table)
         if calibrated:
             found += judge(run, on=on, unseen=unseen, **shared, **told)
-        if ood or more:
-            suites, by_name = suites_named([*(ood or []), *(more or [])], Run.open(run).about["data"]["name"])
+        if suites:
             found += detect(run, suites, skip_missing=by_name, **walk, **told)
     if not is_first():
         return

@@ -14,25 +14,28 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from plateaux import registry
 from plateaux.adopt import keep_weights
 from plateaux.build import NOTHING_GIVEN, Given, in_order, kind_of
 from plateaux.combine import combined
 from plateaux.doubt import Said, hear_all
 from plateaux.ensemble import Ensemble
 from plateaux.errors import RecipeError, RunError
-from plateaux.evaluate import Panel, Say, load
+from plateaux.evaluate import SELECTION, Panel, Say, load
+from plateaux.learning import split_of
+from plateaux.options import pick
+from plateaux.recipe import Recipe, own
 from plateaux.run import Run
 from plateaux.selection import Selection, select
 from plateaux.soup import check_mixable, greedy, path, reestimate, uniform
 from plateaux.store import Store
 from plateaux.tables import probabilities_of
-from plateaux.targets import one_target
-from plateaux.types import Tree
+from plateaux.targets import Target, one_target
+from plateaux.types import Tree, key
 
 LIMIT = 0.1  # nats that the loss may rise between two members
 PROBE = 1000  # held-out samples that the rise is looked for on
 STATISTICS = 20  # batches that BatchNorm's statistics are taken from
-FILE = "selection.json"
 
 
 def soup(
@@ -54,18 +57,17 @@ def soup(
     refused when the loss along the straight line from one to the other rises by more than `limit` nats.
     """
     panel = Panel(Run.open(root), members, given=given, device=device, say=say)
-    if on == "train":
-        raise RecipeError("Weights are not chosen on the samples they were trained on; hold some out: --on validation")
     if len({kind_of(panel.recipe, number, given) for number in panel.numbers}) > 1:
         raise RunError("A soup is of equal networks, and these members differ in architecture; choose some: --members")
-    pot = _Pot(panel, on)
+    pot = _Pot(panel, _held_out(panel, on))
     trees = [panel.run.weights(number) for number in panel.numbers]
     same_start = panel.recipe.model.weights is not None
-    if len(trees) > 1:
-        barrier = path(trees[0], trees[1], pot.loss, points=5).barrier
-        say(f"between members {panel.numbers[0]} and {panel.numbers[1]} the loss rises by {barrier:.3f} nats")
+    for number, tree in zip(panel.numbers[1:], trees[1:], strict=True):
+        barrier = path(trees[0], tree, pot.loss, points=5).barrier
+        say(f"between members {panel.numbers[0]} and {number} the loss rises by {barrier:.3f} nats")
         check_mixable(barrier, limit, same_start)
     about: dict[str, Any] = {"kind": f"{how} soup", "of": str(root), "on": on, "ids": pot.ids.tolist()}
+    about["fingerprint"] = pot.fingerprint
     if how == "greedy":
         found = greedy(trees, pot.accuracy, accept=accept)
         chosen = [panel.numbers[position] for position in found.chosen]
@@ -77,21 +79,21 @@ def soup(
     pot.pour(mixed)
     state = pot.module.state_dict()
     mixed = {name: state[name].cpu() for name in mixed}  # with the statistics taken anew
-    run = Run.begin(out, panel.run.recipe.changed(members=1), {"data": dict(panel.run.about["data"])})
+    run = Run.begin(out, _alone(panel), {"data": dict(panel.run.about["data"])})
     run.put_shared(panel.run.shared())
     keep_weights(run, [mixed], [f"{about['kind']} of members {about['members']} of {root}"])
-    run.store.put_json(FILE, about)
+    run.store.put_json(SELECTION, about)
     return run
 
 
 class _Pot:
     """One network that takes any weights, and is judged on held-out samples."""
 
-    def __init__(self, panel: Panel, on: str) -> None:
+    def __init__(self, panel: Panel, target: Target) -> None:
         self.panel = panel
-        target = one_target(panel.recipe, panel.facts, on)
         self.source, ids = target.open(panel.recipe, panel.data)
-        self.ids = ids
+        self.ids = ids[: target.first]
+        self.fingerprint = panel.known(target)["fingerprint"]
         module = panel.views[0].module
         assert isinstance(module, nn.Module)
         self.module = module
@@ -102,7 +104,9 @@ class _Pot:
         self.module.load_state_dict(tree, strict=False)
         if self.normed:
             data, recipe = self.panel.data, self.panel.recipe
-            ids = torch.arange(len(data.train))
+            train, _ = split_of(recipe, data)
+            chance = torch.Generator().manual_seed(key(recipe.seed, "statistics"))
+            ids = train[torch.randperm(len(train), generator=chance)]  # sources may be sorted by class
             batches = in_order(recipe, data, data.train, ids, device=self.panel.place)
             reestimate(self.module, (batch.x for batch in islice(batches, STATISTICS)))
 
@@ -122,6 +126,25 @@ class _Pot:
             loss -= float(log_p.gather(-1, batch.y[:, None]).double().sum())
             right += float((log_p.argmax(-1) == batch.y).sum())
         return loss / len(ids), right / len(ids)
+
+
+def _held_out(panel: Panel, on: str) -> Target:
+    target = one_target(panel.recipe, panel.facts, on)
+    if target.of == "train":
+        raise RecipeError("Nothing is chosen on the samples it was trained on; hold some out: --on validation")
+    return target
+
+
+def _alone(panel: Panel) -> Recipe:
+    """Return the recipe of one such network; how the members were trained is not its story."""
+    recipe, number = panel.run.recipe, panel.numbers[0]
+    name = own("model.name", recipe.model.name, number, recipe.members)
+    factory = panel.given.model or registry.model.get(name, allow=panel.given.allow)
+    options = pick(factory, recipe.model.options, number, recipe.members)
+    model = {"name": name, "freeze": list(recipe.model.freeze), **options}
+    kept = {part: getattr(panel.recipe.train, part) for part in ("epochs", "precision", "memory_format")}
+    data = recipe.data.model_dump(exclude_none=True)
+    return Recipe.from_dict({"members": 1, "seed": recipe.seed, "data": data, "model": model, "train": kept})
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,15 +194,17 @@ def choose_members(
     say: Say = lambda _: None,
 ) -> Chosen:
     """Choose an ensemble from the members of several runs, greedily and with replacement, on held-out samples."""
-    if on == "train":
-        raise RecipeError("Members are not chosen on the samples they were trained on; hold some out: --on validation")
     members: list[tuple[str, int]] = []
     tables: list[Tensor] = []
     first: tuple[str, Said] | None = None
+    looks: tuple[Any, Any] | None = None
     for root in roots:
         panel = Panel(Run.open(root), given=given, device=device, say=say)
-        target = one_target(panel.recipe, panel.facts, on)
+        target = _held_out(panel, on)
         said, fingerprint = hear_all(panel, target), panel.known(target)["fingerprint"]
+        looks = looks or (panel.facts["mean"], panel.facts["std"])
+        if looks != (panel.facts["mean"], panel.facts["std"]):
+            raise RunError(f"{root} normalises its inputs otherwise than {roots[0]}: one ensemble cannot do both")
         if first is not None and (first[0] != fingerprint or not torch.equal(first[1].ids, said.ids)):
             raise RunError(f"{root} has other {on} samples than {roots[0]}: all must be judged on the same ones")
         first = first or (fingerprint, said)
@@ -210,11 +235,14 @@ def judge_chosen(
     """Return accuracy and NLL of a selection on samples it was not chosen on."""
     chosen = Chosen.read(file)
     roots = dict.fromkeys(root for root, _ in chosen.members)
-    tables, said = [], None
+    tables: list[Tensor] = []
+    said: Said | None = None
     for root in roots:
         panel = Panel(Run.open(root), given=given, device=device, say=say)
         target = one_target(panel.recipe, panel.facts, on)
-        said = hear_all(panel, target)
+        before, said = said, hear_all(panel, target)
+        if before is not None and not torch.equal(before.ids, said.ids):
+            raise RunError(f"{root} has other {on} samples than the others: all must be judged on the same ones")
         if panel.known(target)["fingerprint"] == chosen.fingerprint and _met(said.ids, chosen.selection.samples):
             raise RunError(f"The members were chosen on these {on} samples; numbers on them would flatter")
         tables.append(said.table)

@@ -9,7 +9,7 @@ Both names are hashes: of the samples, and of the weights that spoke. Other weig
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -18,13 +18,14 @@ from torch import Tensor
 
 from plateaux.assess import Heard, Sums
 from plateaux.exchange import Executor, Measure, Offer, features, logits
+from plateaux.machine import is_first
 from plateaux.recipe import fingerprint
 from plateaux.store import Store
 from plateaux.types import Batch, Tree
 
 Keep = Literal["float32", "float16", "no"]
 KEEP_BELOW = 512_000_000  # bytes of predictions about one set of samples
-CHUNK = 8192  # samples read at once
+CHUNK = 1 << 22  # numbers of one table at once
 KINDS: dict[str, Offer] = {"logits": logits, "features": features}
 
 
@@ -55,8 +56,9 @@ class Shelf:
             for kind, offer in wanted.items()
         }
         total = len(known["ids"])
-        for start in range(0, total, CHUNK):
-            part = slice(start, min(start + CHUNK, total))
+        step = max(256, CHUNK // max(sum(row.shape[1] for row in each) for each in rows.values()))
+        for start in range(0, total, step):
+            part = slice(start, min(start + step, total))
             tables = {offer: _stacked([row[part] for row in each]) for offer, each in rows.items()}
             ids = known["ids"][part]
             yield Heard(tables, Batch(ids, known["labels"][part], ids), start, len(ids))
@@ -64,18 +66,25 @@ class Shelf:
     def write(self, weights: Sequence[str], found: Tree) -> None:
         """Keep what members said: `ids`, `labels`, and for each kind a table `[N, M, ...]`."""
         self.store.put_tensors(f"{self.folder}/samples.safetensors", {"ids": found["ids"], "labels": found["labels"]})
-        self.store.put_json(f"{self.folder}/about.json", {**self.samples, "dtype": str(found["logits"].dtype)})
+        kept = str(found["logits"].dtype).removeprefix("torch.")
+        dtypes = {**self._dtypes(), **dict.fromkeys(weights, kept)}
+        self.store.put_json(f"{self.folder}/about.json", {**self.samples, "dtypes": dtypes})
         for position, name in enumerate(weights):
             for kind in KINDS.keys() & found.keys():
                 self.store.put_tensors(self._name(name, kind), {kind: found[kind][:, position].contiguous()})
 
-    def count(self) -> int:
-        """Return the number of samples."""
-        return len(self.store.get_tensors(f"{self.folder}/samples.safetensors")["ids"])
+    def ids(self) -> Tensor:
+        """Return the ids of the samples."""
+        return self.store.get_tensors(f"{self.folder}/samples.safetensors")["ids"]
 
-    def dtype(self) -> str:
-        """Return the type the predictions are kept in."""
-        return str(self.store.get_json(f"{self.folder}/about.json")["dtype"]).removeprefix("torch.")
+    def dtype(self, weights: Sequence[str]) -> str:
+        """Return the type these members' predictions are kept in."""
+        known = self._dtypes()
+        return " and ".join(sorted({known.get(each, "unknown") for each in weights}))
+
+    def _dtypes(self) -> dict[str, str]:
+        name = f"{self.folder}/about.json"
+        return dict(self.store.get_json(name)["dtypes"]) if self.store.has(name) else {}
 
     def _name(self, weights: str, kind: str) -> str:
         return f"{self.folder}/{weights}-{kind}.safetensors"
@@ -89,7 +98,9 @@ class Keeper:
     weights: Sequence[str]
     dtype: torch.dtype
     samples: int
-    below: int = KEEP_BELOW
+    say: Callable[[str], None]
+    below: int  # bytes
+    _kinds: Mapping[str, Offer] = field(default_factory=lambda: KINDS)
     _sums: Sums | None = field(default=None)
     _given_up: bool = False
 
@@ -100,21 +111,30 @@ class Keeper:
             yield each
         if self._sums is not None:
             found = self._sums.merged(executor, self.samples)
-            if executor.writes():
+            if is_first():
                 self.shelf.write(self.weights, {name: tensor.cpu() for name, tensor in found.items()})
 
     def _add(self, each: Heard) -> None:
         if self._given_up:
             return
         if self._sums is None:
-            width = sum(each.tables[offer][:, 0].numel() for offer in KINDS.values() if offer in each.tables)
-            if width * self.samples * self.dtype.itemsize > self.below or each.batch.y.ndim != 1:
+            if logits not in each.tables or each.batch.y.ndim != 1:
                 self._given_up = True
                 return
+            if self._bytes(each) > self.below:  # features are the larger part
+                self._kinds = {"logits": logits}
+            if self._bytes(each) > self.below:
+                self._given_up = True
+                self.say(f"logits are not kept: {self._bytes(each) / 1e6:,.0f} MB, and at most {self.below / 1e6:,.0f}")
+                return
             self._sums = Sums(Measure(lambda *_: {}, lambda _: {}, merge="cat"))
-        said = {kind: each.tables[offer].transpose(0, 1).to(self.dtype) for kind, offer in KINDS.items()
+        said = {kind: each.tables[offer].transpose(0, 1).to(self.dtype) for kind, offer in self._kinds.items()
                 if offer in each.tables}  # fmt: skip
         self._sums.parts.append((each.start, {**said, "ids": each.batch.index, "labels": each.batch.y}))
+
+    def _bytes(self, each: Heard) -> int:
+        tables = [each.tables[offer] for offer in self._kinds.values() if offer in each.tables]
+        return sum(len(t) * t.shape[-1] for t in tables) * self.samples * self.dtype.itemsize
 
 
 def _stacked(rows: Sequence[Tensor]) -> Tensor:

@@ -95,8 +95,8 @@ def _in_parts(found: Measurement) -> Grid:
     cells = {tuple(name.split(PART)): value for name, value in found.rows.items()}
     deep = max(len(parts) for parts in cells) > 2
     if deep:
-        first = {parts[0] for parts in cells}
-        mine = next((row for row in (MEAN_PROBABILITY, TOGETHER) if row in first), next(iter(first)))
+        first = list(dict.fromkeys(parts[0] for parts in cells))
+        mine = next((row for row in (MEAN_PROBABILITY, TOGETHER) if row in first), first[-1])
         cells = {parts[1:]: value for parts, value in cells.items() if parts[0] == mine}
     columns = list(dict.fromkeys(parts[-1] for parts in cells))
     names = list(dict.fromkeys(PART.join(parts[:-1]) for parts in cells))

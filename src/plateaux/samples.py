@@ -103,6 +103,11 @@ class Streamed:
         with _generators_kept():
             return collate([self._seeded(i, key) for i in ids.tolist()])
 
+    @property
+    def told_apart(self) -> bool:
+        """Whether the fingerprint is of the samples themselves, and not only of their number and kind."""
+        return callable(getattr(self.dataset, "fingerprint", None))
+
     def fingerprint(self) -> str:
         own = getattr(self.dataset, "fingerprint", None)
         if callable(own):

@@ -23,6 +23,7 @@ from plateaux.corruptions import CORRUPTIONS, EXTRA, VERSION, Corrupted
 from plateaux.errors import DataError, RunError, nearest
 from plateaux.learning import split_of
 from plateaux.official import official
+from plateaux.options import accepts
 from plateaux.recipe import Recipe
 from plateaux.samples import Data, Source, data_root
 from plateaux.types import Inputs
@@ -87,8 +88,9 @@ def elsewhere(name: str, of: str, given: Given = NOTHING_GIVEN) -> Target:
     known = {"tin": "tinyimagenet32", "texture": "textures32", "fashionmnist": "fashion_mnist"}.get(name, name)
 
     def open_(recipe: Recipe, data: Data) -> tuple[Source, Tensor]:
-        options = {"root": recipe.data.options["root"]} if "root" in recipe.data.options else {}
-        source = registry.dataset.get(known, allow=given.allow)(**options).test
+        factory = registry.dataset.get(known, allow=given.allow)
+        rooted = "root" in recipe.data.options and accepts(factory, "root")
+        source = factory(**({"root": recipe.data.options["root"]} if rooted else {})).test
         return Adapted(source, data.shape), torch.arange(len(source))
 
     return Target(name, of, open_, {"name": known}, labelled=False)
@@ -149,8 +151,18 @@ def _corrupted(recipe: Recipe, facts: Mapping[str, Any], word: str, cache: str |
     return [_corruption(facts, root, kind, int(level), cache) for kind in kinds for level in levels]
 
 
+def _published(facts: Mapping[str, Any], root: Path, kind: str, severity: int) -> Source | None:
+    """Return the published images where they lie; a folder of images may be ImageNet, with ImageNet-C beside it."""
+    if facts["name"] != "folder":
+        return official(str(facts["name"]), root, kind, severity, classes=int(facts["classes"]))
+    try:
+        return official("imagenet", root, kind, severity, folders=facts["labels"], size=int(facts["shape"][-1]))
+    except DataError:  # of other classes: not this set's
+        return None
+
+
 def _corruption(facts: Mapping[str, Any], root: Path, kind: str, severity: int, cache: str | Path | None) -> Target:
-    published = official(str(facts["name"]), root, kind, severity, classes=int(facts["classes"]))
+    published = _published(facts, root, kind, severity)
     source = PUBLISHED if published is not None else GENERATED
 
     def open_(recipe: Recipe, data: Data) -> tuple[Source, Tensor]:
