@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from measures.test_prediction import measured, probabilities, table_of, twin
+from measures.test_prediction import measured, near, probabilities, table_of, twin
 
 from plateaux import registry
 from plateaux.bins import binned, equal_mass, equal_width, guesses, pack, unpack
@@ -119,7 +119,7 @@ def test_equals_may_come_in_any_order(name: str) -> None:
     rows, other = measured(name, table, y), measured(name, table[:, order], y[order])
     for row in rows:
         assert rows[row].number == pytest.approx(other[row].number, rel=1e-12, abs=1e-15)
-        assert rows[row].error == pytest.approx(other[row].error, rel=1e-6, abs=1e-8)
+        assert rows[row].error == near(other[row].error, rel=1e-6, abs=1e-8)
 
 
 def test_the_error_of_ece_is_the_spread_inside_bins() -> None:
@@ -255,7 +255,7 @@ def test_how_samples_are_cut_into_batches_does_not_matter(
         whole, parts = measured(name, table, y), measured(name, table, y, cuts=cuts)
         for row in whole:
             assert parts[row].number == pytest.approx(whole[row].number, rel=1e-12, abs=1e-14)
-            assert parts[row].error == pytest.approx(whole[row].error, rel=1e-6, abs=1e-8)
+            assert parts[row].error == near(whole[row].error, rel=1e-6, abs=1e-8)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -289,7 +289,7 @@ def test_one_sample_has_no_spread() -> None:
         value = measured(name, table, y)["member 0"]
         assert value.number == pytest.approx(twin("ece", p, y.numpy()), abs=1e-6)
         assert value.error == 0
-    assert measured("classwise_ece", table, y)["member 0"].error == pytest.approx(0, abs=1e-8)
+    assert measured("classwise_ece", table, y)["member 0"].error in (None, pytest.approx(0, abs=1e-8))
 
 
 def test_what_is_no_number_stays_none() -> None:
