@@ -79,7 +79,7 @@ def _side_by_side(few: Sequence[Measurement], asks: str) -> Grid:
     """Return one row a member, pair and ensemble, one column a measure."""
     header = ["", *(f"{each.measure}{' %' if each.percent else ''}" for each in few)]
     names = list(dict.fromkeys(name for each in few for name in each.rows))
-    for crowd, most in ((_is_pair, PAIRS), (_is_member, MEMBERS)):
+    for crowd, most in ((_is_pair, PAIRS), (_is_ordered, PAIRS), (_is_member, MEMBERS)):
         if sum(map(crowd, names)) > most:
             names = [name for name in names if not crowd(name)]
     rows = [[name, *(show(each, each.rows[name]) if name in each.rows else "" for each in few)] for name in names]
@@ -128,7 +128,11 @@ def _under_corruption(found: Sequence[Measurement]) -> Iterator[Grid]:
 
 
 def _is_pair(name: str) -> bool:
-    return (name.startswith("members ") and name != TOGETHER) or (name.startswith("member ") and " to " in name)
+    return name.startswith("members ") and name != TOGETHER
+
+
+def _is_ordered(name: str) -> bool:
+    return name.startswith("member ") and " to " in name
 
 
 def _is_member(name: str) -> bool:
