@@ -18,7 +18,7 @@ from _common import close
 import plateaux
 from plateaux import conformal
 from plateaux.doubt import Said, hear_all
-from plateaux.evaluate import Panel
+from plateaux.panel import Panel
 from plateaux.tables import log_probabilities
 from plateaux.targets import one_target
 from plateaux.temperature import apply, calibrate_then_pool, fit, pool_then_calibrate

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 import plateaux
 from plateaux import cli, display, report
-from plateaux.evaluate import Measurement
+from plateaux.measurement import Measurement
 from plateaux.types import Value
 
 SMALL = ["--set", "train.epochs=2", "--set", "members=2", "--set", "data.batch=128"]

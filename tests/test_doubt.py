@@ -49,7 +49,7 @@ def test_temperatures_lower_the_loss_on_the_samples_they_were_fitted_on(run: Pat
     made = calibrate(run)
     (raw,) = evaluate(run, on="validation", measures=["nll"])
     from plateaux.doubt import hear_all
-    from plateaux.evaluate import Panel
+    from plateaux.panel import Panel
     from plateaux.targets import targets
 
     panel = Panel(Run.open(run))

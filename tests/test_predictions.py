@@ -14,8 +14,9 @@ from test_evaluate import recipe
 from plateaux import predictions
 from plateaux.build import Given
 from plateaux.errors import RecipeError, RunError
-from plateaux.evaluate import Panel, evaluate
+from plateaux.evaluate import evaluate
 from plateaux.exchange import Measure, View
+from plateaux.panel import Panel
 from plateaux.recipe import Recipe
 from plateaux.run import Run
 from plateaux.samples import from_dataset

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from plateaux.errors import DataError
-from plateaux.evaluate import Measurement
+from plateaux.measurement import Measurement
 from plateaux.robust import read_baseline, robustness
 from plateaux.types import Value
 

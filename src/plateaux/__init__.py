@@ -16,8 +16,9 @@ from plateaux.detect import detect
 from plateaux.doubt import Calibration, calibrate, judge
 from plateaux.ensemble import Ensemble
 from plateaux.errors import PlateauxError
-from plateaux.evaluate import Measurement, evaluate, load
+from plateaux.evaluate import evaluate, load
 from plateaux.exchange import Ask, Measure, Method, Moment, Objective, Rendezvous, View
+from plateaux.measurement import Measurement
 from plateaux.mixing import Chosen, choose_members, load_chosen, soup
 from plateaux.plan import Job, Meeting, plan
 from plateaux.recipe import Recipe

@@ -18,7 +18,7 @@ from plateaux.alarms import ALARMS
 from plateaux.build import NOTHING_GIVEN, Given
 from plateaux.doubt import FILE, Calibration, doubts, hear_all
 from plateaux.errors import RecipeError, RunError
-from plateaux.evaluate import Panel, Say, Seen
+from plateaux.panel import Panel, Say, Seen
 from plateaux.predictions import Keep
 from plateaux.registry import dataset
 from plateaux.run import Run

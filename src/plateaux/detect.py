@@ -13,9 +13,10 @@ from plateaux.alarms import ALARMS, CONVENTION, compare
 from plateaux.build import NOTHING_GIVEN, Given
 from plateaux.errors import DataError, RecipeError, UnknownName
 from plateaux.estimates import mean_of
-from plateaux.evaluate import Measurement, Panel, Say, Seen
 from plateaux.exchange import Measure
 from plateaux.machine import is_first
+from plateaux.measurement import Measurement
+from plateaux.panel import Panel, Say, Seen
 from plateaux.predictions import Keep
 from plateaux.run import Run
 from plateaux.tables import TOGETHER, cell

@@ -20,8 +20,9 @@ from plateaux.build import NOTHING_GIVEN, Given
 from plateaux.conformal import Conformal
 from plateaux.errors import RecipeError, RunError
 from plateaux.estimates import mean, share
-from plateaux.evaluate import Measurement, Panel, Say, Seen
 from plateaux.exchange import Measure
+from plateaux.measurement import Measurement
+from plateaux.panel import Panel, Say, Seen
 from plateaux.predictions import Keep
 from plateaux.run import Run
 from plateaux.tables import MEAN_PROBABILITY, cell, log_probabilities

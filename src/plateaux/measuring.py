@@ -13,8 +13,8 @@ import plateaux
 from plateaux.detect import detect, suites_named
 from plateaux.doubt import judge
 from plateaux.errors import RecipeError
-from plateaux.evaluate import Measurement
 from plateaux.machine import is_first
+from plateaux.measurement import Measurement
 from plateaux.mixing import judge_chosen
 from plateaux.naming import split_names
 from plateaux.report import tables, to_markdown

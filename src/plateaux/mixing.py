@@ -21,9 +21,10 @@ from plateaux.combine import combined
 from plateaux.doubt import Said, hear_all
 from plateaux.ensemble import Ensemble
 from plateaux.errors import RecipeError, RunError
-from plateaux.evaluate import SELECTION, Panel, Say, load
+from plateaux.evaluate import load
 from plateaux.learning import split_of
 from plateaux.options import pick
+from plateaux.panel import SELECTION, Panel, Say
 from plateaux.recipe import Recipe, own
 from plateaux.run import Run
 from plateaux.selection import Selection, select

@@ -8,7 +8,7 @@ from itertools import groupby
 
 from rich.table import Table
 
-from plateaux.evaluate import Measurement
+from plateaux.measurement import Measurement
 from plateaux.tables import MEAN_PROBABILITY, PART, TOGETHER
 from plateaux.types import Value
 

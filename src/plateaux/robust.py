@@ -9,7 +9,7 @@ from pathlib import Path
 
 from plateaux.errors import DataError
 from plateaux.estimates import mean_of
-from plateaux.evaluate import Measurement
+from plateaux.measurement import Measurement
 from plateaux.tables import cell
 from plateaux.types import Value
 
