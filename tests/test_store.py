@@ -391,9 +391,9 @@ def test_a_lock_dies_with_its_process_though_its_forked_children_live(store: Sto
         "from plateaux.store import Store\n"
         "with Store(sys.argv[1]).lock('m'):\n"
         "    if os.fork() == 0:\n"
+        "        print('held', flush=True)\n"  # the child: once it runs, it has let go of what its parent holds
         "        time.sleep(30)\n"
         "        os._exit(0)\n"
-        "    print('held', flush=True)\n"
         "    time.sleep(30)\n"
     )
     path = os.pathsep.join(filter(None, sys.path))
