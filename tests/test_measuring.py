@@ -10,7 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from test_cli import SMALL, call
+
+import plateaux
+from plateaux import report
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +74,7 @@ def test_own_samples_cannot_be_told_from_themselves(run: str) -> None:
     assert {each["measure"] for each in both} > {"accuracy", "ood"}
     assert both[0]["data"]["samples"] == 100
     assert call("measure", run, "--on", "test@many")[0] == 4
+    assert "There is no dataset called" in call("measure", run, "--ood", "near=digts", "--fresh")[2]
     assert call("measure", run, "--executor", "local")[0] == 2
     assert call("measure", run, "--set", "executor.data=2")[0] == 2
     assert call("measure", run, "--calibrated", "--members", "0")[0] == 2
@@ -116,3 +121,15 @@ def test_the_command_measures_on_a_mesh(run: str) -> None:
     assert meshed[0]["rows"] == local[0]["rows"]
     for row, value in local[1]["rows"].items():
         assert meshed[1]["rows"][row]["value"] == pytest.approx(value["value"], rel=1e-6)
+
+
+def test_tables_fit_the_terminal_and_keep_the_names_of_their_rows(run: str) -> None:
+    found = plateaux.evaluate(run, measures=["all", "per_class"], sizes=True)
+    for width in (80, 120):
+        console = Console(width=width, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+        for table in report.tables(found, width):
+            console.print(table)
+        text = console.export_text()
+        assert "…" not in text
+        for words in ("ensemble (mean probability)", "members 0 and 1", "2 members", "q_statistic by size", "class 9"):
+            assert words in text, words

@@ -103,7 +103,11 @@ def train(
     if not is_first():
         return
     found = plateaux.evaluate(root, given=given) if measure else []
-    show(as_json, {"run": str(root), "measurements": [each.to_dict() for each in found]}, lambda: tables(found))
+    show(
+        as_json,
+        {"run": str(root), "measurements": [each.to_dict() for each in found]},
+        lambda: tables(found, Console().width),
+    )
 
 
 @app.command()

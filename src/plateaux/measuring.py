@@ -1,4 +1,4 @@
-"""The commands that ask a finished run: measure, calibrate, predict."""
+"""The commands that ask finished runs, and make new ones of them: measure, calibrate, predict, soup, select."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
+from rich.console import Console
 
 import plateaux
 from plateaux.detect import detect, suites_named
@@ -20,6 +21,7 @@ from plateaux.naming import split_names
 from plateaux.report import tables, to_markdown
 from plateaux.robust import read_baseline, robustness
 from plateaux.run import Run
+from plateaux.targets import elsewhere
 from plateaux.terminal import Allow, AsJson, Changes, Device, asking, show, torchrun
 
 UNDER_CORRUPTION = ["accuracy", "nll", "ece"]
@@ -37,7 +39,7 @@ def measure(
         list[str] | None, typer.Argument(metavar="[SUITE=SETS]...", help="Further suites of --ood.")
     ] = None,
     on: Annotated[
-        str, typer.Option(help="test, validation, train, corrupted[:KIND[:SEVERITY]]; with commas.")
+        str, typer.Option(help="test, validation, train, corrupted[:KIND[:SEVERITY]]; with commas; @N: the first N.")
     ] = "test",
     measures: Annotated[
         str, typer.Option(help="Names with commas, or all, none, good, sure, different; options: ece(bins=10).")
@@ -75,6 +77,8 @@ def measure(
     words = [*(ood or []), *(more or [])]
     suites, by_name = suites_named(words, Run.open(run).about["data"]["name"]) if words else ({}, False)
     table = read_baseline(baseline) if baseline else None
+    for name in [] if by_name else [each for sets in suites.values() for each in sets]:
+        elsewhere(name, "", plateaux.Given(allow=tuple(allow or ())))  # before hours of measuring
     if executor is not None and "RANK" not in os.environ:
         raise typer.Exit(torchrun(processes))
     given = plateaux.Given(allow=tuple(allow or ()))
@@ -97,7 +101,7 @@ def measure(
     if markdown:
         typer.echo(to_markdown(found))
         return
-    show(as_json, [each.to_dict() for each in found], lambda: tables(found))
+    show(as_json, [each.to_dict() for each in found], lambda: tables(found, Console().width))
 
 
 def calibrate(

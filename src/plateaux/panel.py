@@ -271,6 +271,7 @@ def _main(rows: Mapping[str, Value]) -> dict[str, Value]:
 
 
 def members_of(run: Run, data: Data, numbers: Sequence[int], given: Given) -> list[torch.nn.Module]:
+    """Return some members' networks with the weights of the run folder."""
     # The weights come from the run folder, so the file they once started from need not be there any more.
     bare = run.recipe.changed(model={"weights": None, "sparsity": 0.0})
     modules = networks(bare, data, numbers, given)
@@ -289,11 +290,11 @@ def members_of(run: Run, data: Data, numbers: Sequence[int], given: Given) -> li
 def data_facts(run: Run) -> Data:
     """Return what models must know of the data, without the data themselves."""
     facts = run.about["data"]
-    nothing = Resident(torch.empty(0), torch.empty(0))
+    empty = Resident(torch.empty(0), torch.empty(0))
     return Data(
         name=facts["name"],
-        train=nothing,
-        test=nothing,
+        train=empty,
+        test=empty,
         classes=facts["classes"],
         shape=tuple(facts["shape"]),
         mean=tuple(facts["mean"]),

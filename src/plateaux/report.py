@@ -28,9 +28,9 @@ class Grid:
     caption: str = ""
 
 
-def tables(found: Sequence[Measurement]) -> list[Table]:
-    """Return what a terminal shows."""
-    return [to_rich(grid) for grid in grids(found)]
+def tables(found: Sequence[Measurement], width: int = 80) -> list[Table]:
+    """Return what a terminal of so many characters shows."""
+    return [to_rich(part) for grid in grids(found) for part in _fitted(grid, width)]
 
 
 def to_markdown(found: Sequence[Measurement]) -> str:
@@ -48,18 +48,40 @@ def _grids(found: Sequence[Measurement]) -> Iterator[Grid]:
     for _, group in groupby((each for each in found if each not in corrupted), lambda each: each.on):
         several = list(group)
         plain = [each for each in several if not _has_parts(each)]
-        if len(plain) <= COLUMNS:
-            yield from [_side_by_side(plain, "")] if plain else []
-        else:
-            for asks, few in groupby(plain, lambda each: each.asks):
-                alike = list(few)
-                for start in range(0, len(alike), COLUMNS):
-                    yield _side_by_side(alike[start : start + COLUMNS], asks)
+        for curves in (False, True):  # whose rows are sizes
+            yield from _columns([each for each in plain if each.measure.endswith(" by size") is curves])
         for each in several:
             if _has_parts(each):
                 yield _in_parts(each)
     if corrupted:
         yield from _under_corruption([each for each in corrupted if each.measure == "accuracy"])
+
+
+def _columns(plain: Sequence[Measurement]) -> Iterator[Grid]:
+    """Yield tables of a few measures each, those of one question together."""
+    if len(plain) <= COLUMNS:
+        yield from [_side_by_side(plain, "")] if plain else []
+        return
+    for asks, few in groupby(plain, lambda each: each.asks):
+        alike = list(few)
+        for start in range(0, len(alike), COLUMNS):
+            yield _side_by_side(alike[start : start + COLUMNS], asks)
+
+
+def _fitted(grid: Grid, width: int) -> list[Grid]:
+    """Return the table in parts that are no wider than a terminal; each has the first column."""
+    wide = [max(len(row[i]) for row in [grid.header, *grid.rows]) + 3 for i in range(len(grid.header))]
+    parts: list[list[int]] = [[]]
+    for i in range(1, len(wide)):
+        if parts[-1] and wide[0] + sum(wide[j] for j in parts[-1]) + wide[i] > width:
+            parts.append([])
+        parts[-1].append(i)
+    found = []
+    for number, columns in enumerate(parts, start=1):
+        rows = [[row[0], *(row[i] for i in columns)] for row in grid.rows if any(row[i] for i in columns)]
+        header = ["", *(grid.header[i] for i in columns)]
+        found.append(Grid(grid.title, header, rows, grid.caption if number == len(parts) else ""))
+    return found
 
 
 def heading(first: Measurement) -> str:
@@ -147,7 +169,7 @@ def to_rich(grid: Grid) -> Table:
     """Return the table a terminal shows."""
     table = Table(title=grid.title, title_justify="left", caption=grid.caption, caption_justify="left", pad_edge=False)
     for position, name in enumerate(grid.header):
-        table.add_column(name, justify="right" if position else "left", no_wrap=position > 0)
+        table.add_column(name, justify="right" if position else "left", no_wrap=True)
     for row in grid.rows:
         table.add_row(*row, style="bold" if row[0].startswith("ensemble") else None)
     return table

@@ -34,12 +34,11 @@ def log_probabilities(table: Tensor) -> Tensor:
 
     One member alone is no ensemble: its table stays `[1, B, C]`.
     """
-    wide = table.double() if table.dtype == torch.float64 else table.float()
-    members = wide.log_softmax(-1)
+    members = probabilities_of(table)
     if len(table) == 1:
         return members
     pooled = members.logsumexp(0) - math.log(len(table))
-    return torch.cat([members, pooled[None], wide.mean(0).log_softmax(-1)[None]])
+    return torch.cat([members, pooled[None], table.to(members.dtype).mean(0).log_softmax(-1)[None]])
 
 
 def row_names(rows: int) -> list[str]:

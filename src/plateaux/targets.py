@@ -86,9 +86,9 @@ def one_target(recipe: Recipe, facts: Mapping[str, Any], on: str) -> Target:
 def elsewhere(name: str, of: str, given: Given = NOTHING_GIVEN) -> Target:
     """Return the test samples of another data set, brought to the shape of the run's own."""
     known = {"tin": "tinyimagenet32", "texture": "textures32", "fashionmnist": "fashion_mnist"}.get(name, name)
+    factory = registry.dataset.get(known, allow=given.allow)  # a wrong name is told before anything is walked over
 
     def open_(recipe: Recipe, data: Data) -> tuple[Source, Tensor]:
-        factory = registry.dataset.get(known, allow=given.allow)
         rooted = "root" in recipe.data.options and accepts(factory, "root")
         source = factory(**({"root": recipe.data.options["root"]} if rooted else {})).test
         return Adapted(source, data.shape), torch.arange(len(source))
