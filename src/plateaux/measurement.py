@@ -32,7 +32,7 @@ class Measurement:
             "better": self.better,
             "asks": self.asks,
             "convention": self.convention,
-            "rows": {name: {"value": _plain(v.number), "error": _plain(v.error)} for name, v in self.rows.items()},
+            "rows": {name: _row(value) for name, value in self.rows.items()},
             "weights": dict(self.weights),
             "hashes": dict(self.hashes),
             "data": dict(self.data),
@@ -42,6 +42,11 @@ class Measurement:
         """Return what was asked: the same question has the same answer, from kept logits or fresh ones."""
         asked = {"measure": self.measure, "on": self.on, "hashes": dict(self.hashes), "weights": dict(self.weights)}
         return {**asked, "data": _without_origin(self.data)}
+
+
+def _row(value: Value) -> dict[str, float | None]:
+    drawn = {} if value.draws is None else {"draws": _plain(value.draws)}
+    return {"value": _plain(value.number), "error": _plain(value.error), **drawn}
 
 
 def _plain(number: float | None) -> float | None:

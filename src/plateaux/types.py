@@ -41,10 +41,14 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A measured number, with its standard error where it has one."""
+    """A measured number, with its standard error where it has one.
+
+    `error` comes from the sample of data, `draws` from what was drawn at random to find the number.
+    """
 
     number: float
     error: float | None = None
+    draws: float | None = None
 
 
 def map_inputs(x: Inputs, fn) -> Inputs:  # type: ignore[no-untyped-def]

@@ -1,0 +1,1 @@
+"""Questions about the landscape around one member, one file a family."""
