@@ -115,7 +115,7 @@ def stream(samples: int, classes: int) -> None:
     """Measure synthetic logits in this process and print its peak memory: the inner half of `growth`."""
     settle_in()
     measures = {name: each for name, each in measures_named(["all"]).items() if each.offer is logits}
-    sums = settle(LOCAL, _said(samples, classes), measures)
+    sums = settle(LOCAL, _said(samples, classes), measures, samples=samples)
     for (_, name), merged in list(sums.items()):
         measures[name].finish(merged)
     kept = {id(t): t for merged in sums.values() for t in merged.values() if len(t.shape) and len(t) == samples}

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from plateaux.exchange import Executor, Measure, NoFeatures, Offer, View, features, logits, logits_and_features
+from plateaux.tables import shared
 from plateaux.types import Batch, Tree, Value
 
 Cast = tuple[int, ...]
@@ -108,28 +110,31 @@ def settle(
     measures: Mapping[str, Measure],
     casts: Sequence[Cast | None] = (None,),
     *,
+    samples: int = 0,
     seen: Callable[[int], None] = lambda _: None,
 ) -> dict[tuple[Cast | None, str], Tree]:
     """Return every measure's sums for every cast (None: everybody), added up over batches and processes.
 
     Measures that settle alike are settled once. One that takes more members than a cast has is left out of it.
+    `samples` says how many are expected: where rows are kept, there is then room for them from the start.
     """
     sums: dict[tuple[Cast | None, Any], Sums] = {}
     owners = {(measure.settle, measure.offer): measure for measure in measures.values()}
-    samples = 0
+    offers = dict.fromkeys(measure.offer for measure in owners.values())
+    done = 0
     for each in heard:
-        for cast in casts:
-            rows = None if cast is None else torch.tensor(cast)
-            for question, measure in owners.items():
-                table = each.tables[measure.offer]
-                if measure.offer is features and cast is not None and len(cast) < len(table):
-                    continue  # sums of features are D x D for every pair: kept for everybody once, and for no subset
-                table = table if rows is None else table.index_select(0, rows.to(table.device))
-                if len(table) >= measure.least:
-                    sums.setdefault((cast, question), Sums(measure)).add(table, each)
-        samples += each.whole
+        for cast, offer in product(casts, offers):
+            table = each.tables[offer]
+            if offer is features and cast is not None and len(cast) < len(table):
+                continue  # sums of features are D x D for every pair: kept for everybody once, and for no subset
+            table = table if cast is None else table.index_select(0, torch.tensor(cast, device=table.device))
+            with shared(table):
+                for question, measure in owners.items():
+                    if measure.offer is offer and len(table) >= measure.least:
+                        sums.setdefault((cast, question), Sums(measure, samples)).add(table, each)
+        done += each.whole
         seen(each.whole)
-    merged = {where: found.merged(executor, samples) for where, found in sums.items()}
+    merged = {where: found.merged(executor, done) for where, found in sums.items()}
     asked = [(cast, name, (measure.settle, measure.offer)) for cast in casts for name, measure in measures.items()]
     return {(cast, name): merged[cast, question] for cast, name, question in asked if (cast, question) in merged}
 
@@ -139,16 +144,24 @@ class Sums:
     """What one measure has settled so far, of the samples held here."""
 
     measure: Measure
-    total: Tree = field(default_factory=dict)
-    parts: list[tuple[int, Tree]] = field(default_factory=list)  # where rows to keep begin, and the rows
+    expected: int = 0  # samples
+    total: Tree = field(default_factory=dict)  # sums, or rows where they belong among all samples
 
     def add(self, table: Tensor, heard: Heard) -> None:
         """Settle one batch."""
         new = self.measure.settle(table, heard.batch)
         if self.measure.merge == "cat":
-            self.parts.append((heard.start, new))
+            self.lay(heard.start, new)
         else:
             self.total = {name: self.total[name] + new[name] for name in new} if self.total else new
+
+    def lay(self, start: int, rows: Tree) -> None:
+        """Lay down rows to keep, the first of them at `start`."""
+        for name, part in rows.items():
+            end = start + len(part)
+            room = self.total.pop(name, part[:0])
+            self.total[name] = room = _with_room(room, end, max(self.expected, len(room) * 3 // 2))
+            room[start:end] = part
 
     def merged(self, executor: Executor, samples: int) -> Tree:
         """Return what all processes settled about so many samples."""
@@ -156,14 +169,19 @@ class Sums:
             place = next((t.device for t in self.total.values() if t.device.type != "cpu"), torch.device("cpu"))
             return executor.average({name: tensor.to(place) for name, tensor in self.total.items()})
         found: Tree = {}
-        for name in list(self.parts[0][1]):
-            first = self.parts[0][1][name]
-            whole = first.new_zeros(samples, *first.shape[1:])
-            for start, rows in self.parts:
-                part = rows.pop(name)  # freed as they are laid down
-                whole[start : start + len(part)] = part
+        for name in list(self.total):
+            whole = _with_room(self.total.pop(name), samples, samples)[:samples]
             found[name] = executor.average({name: whole})[name]
         return found
+
+
+def _with_room(rows: Tensor, needed: int, better: int) -> Tensor:
+    """Return the rows with zeros after them, so that there are as many as needed; if any are lacking, better more."""
+    if needed <= len(rows):
+        return rows
+    room = rows.new_zeros(max(needed, better), *rows.shape[1:])
+    room[: len(rows)] = rows
+    return room
 
 
 class evaluating:

@@ -33,23 +33,6 @@ def equal_width(p: Tensor, bins: int) -> Tensor:
     return torch.bucketize(p.double().contiguous(), edges, right=True)
 
 
-def equal_mass(values: Tensor, bins: int) -> Tensor:
-    """Return the bin of every value `[N]`, so that bins hold equally many; equal values share the bin of their first.
-
-    >>> equal_mass(torch.tensor([0.9, 0.2, 0.9, 0.4, 0.9, 0.9]), 3).tolist()
-    [1, 0, 1, 0, 1, 1]
-    """
-    group, _, lower = equals(values)
-    return (lower * bins // len(values))[group]
-
-
-def equals(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the group of equals that each value `[N]` is in, and how many are in each group and how many below it."""
-    group: Tensor
-    _, group, size = values.unique(return_inverse=True, return_counts=True)  # type: ignore[no-untyped-call]
-    return group, size, size.cumsum(0) - size
-
-
 def binned(home: Tensor, parts: Sequence[Tensor], bins: int) -> Tensor:
     """Return the sum of every part `[..., B]` over the samples of every bin: `[..., bins, parts]`."""
     empty = home.new_zeros(*home.shape[:-1], bins, dtype=torch.float64)

@@ -143,7 +143,7 @@ class Panel:
             done += more
             seen(done, total)
 
-        return settle(executor, heard, measures, casts, seen=count), about
+        return settle(executor, heard, measures, casts, samples=total, seen=count), about
 
     def hear(
         self, target: Target, offers: Sequence[Offer], *, samples: int | None = None, fresh: bool = False

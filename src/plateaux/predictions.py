@@ -127,10 +127,10 @@ class Keeper:
                 self._given_up = True
                 self.say(f"logits are not kept: {self._bytes(each) / 1e6:,.0f} MB, and at most {self.below / 1e6:,.0f}")
                 return
-            self._sums = Sums(Measure(lambda *_: {}, lambda _: {}, merge="cat"))
+            self._sums = Sums(Measure(lambda *_: {}, lambda _: {}, merge="cat"), self.samples)
         said = {kind: each.tables[offer].transpose(0, 1).to(self.dtype) for kind, offer in self._kinds.items()
                 if offer in each.tables}  # fmt: skip
-        self._sums.parts.append((each.start, {**said, "ids": each.batch.index, "labels": each.batch.y}))
+        self._sums.lay(each.start, {**said, "ids": each.batch.index, "labels": each.batch.y})
 
     def _bytes(self, each: Heard) -> int:
         tables = [each.tables[offer] for offer in self._kinds.values() if offer in each.tables]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from measures.test_prediction import measured, near, probabilities, table_of, twin
 
 from plateaux import registry
-from plateaux.bins import binned, equal_mass, equal_width, guesses, pack, unpack
+from plateaux.bins import binned, equal_width, guesses, pack, unpack
 from plateaux.errors import RecipeError
 from plateaux.guests import guest
 from plateaux.measures.calibration import CELLS_AT_MOST
@@ -73,33 +73,6 @@ def test_a_probability_on_an_edge_is_in_the_bin_above(bins: int) -> None:
     assert equal_width(edges, bins).tolist() == [*range(bins), bins - 1]
     below = torch.nextafter(edges[1:], torch.zeros(bins, dtype=torch.float64))
     assert equal_width(below, bins).tolist() == list(range(bins))
-
-
-@given(
-    values=st.lists(st.sampled_from([0.1, 0.2, 0.5, 0.9, 1.0]), min_size=1, max_size=40),
-    bins=st.integers(1, 20),
-    seed=st.integers(0, 99),
-)
-@settings(deadline=None, max_examples=60)
-def test_equals_share_a_bin_whatever_their_order(values: list[float], bins: int, seed: int) -> None:
-    given_values = torch.tensor(values, dtype=torch.float64)
-    home = equal_mass(given_values, bins)
-    assert all(len(set(home[given_values == v].tolist())) == 1 for v in values)
-    order = torch.randperm(len(values), generator=torch.Generator().manual_seed(seed))
-    assert equal_mass(given_values[order], bins).tolist() == home[order].tolist()
-    assert home.max() < bins
-
-
-def test_the_bin_of_equals_is_that_of_the_first_of_them() -> None:
-    assert equal_mass(torch.tensor([0.9, 0.2, 0.9, 0.4, 0.9, 0.9]), 3).tolist() == [1, 0, 1, 0, 1, 1]
-
-
-@given(samples=st.integers(1, 60), bins=st.integers(1, 20), seed=st.integers(0, 99))
-@settings(deadline=None, max_examples=40)
-def test_without_equals_bins_hold_equally_many(samples: int, bins: int, seed: int) -> None:
-    values = torch.randperm(samples, generator=torch.Generator().manual_seed(seed))
-    counts = equal_mass(values, bins).bincount(minlength=bins)
-    assert counts.max() - counts.min() <= 1
 
 
 def test_bins_of_equally_many_are_the_sorted_samples_cut_in_pieces() -> None:

@@ -11,7 +11,7 @@ from plateaux.errors import RecipeError
 from plateaux.estimates import share
 from plateaux.exchange import Measure
 from plateaux.registry import measure
-from plateaux.tables import log_probabilities, row_names
+from plateaux.tables import guesses_of, log_probabilities, row_names
 from plateaux.types import Batch, Tree, Value
 
 
@@ -20,7 +20,7 @@ def accuracy() -> Measure:
     """The share of samples whose most likely class is the right one, with its binomial standard error."""
 
     def settle(table: Tensor, batch: Batch) -> Tree:
-        return _count(log_probabilities(table).argmax(-1) == batch.y)
+        return _count(guesses_of(table) == batch.y)
 
     return Measure(
         settle, _finish, percent=True, convention="of equally likely classes the first is the guess; binomial error"

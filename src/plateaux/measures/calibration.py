@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from plateaux.bins import binned, check_bins, equal_mass, equal_width, guesses, unpack
+from plateaux.bins import binned, check_bins, equal_width, guesses
 from plateaux.estimates import mean, share
 from plateaux.exchange import Measure
-from plateaux.kept import confidences
+from plateaux.kept import Codes, Equals, confidences, equal_mass, groups, surest_first
 from plateaux.registry import measure
 from plateaux.tables import cell, log_probabilities, row_names
 from plateaux.types import Batch, Tree, Value
@@ -48,13 +50,14 @@ def adaptive_ece(*, bins: int = 15) -> Measure:
     check_bins(bins)
 
     def finish(sums: Tree) -> Mapping[str, Value]:
-        kept = sums["kept"].T.cpu()
-        return {name: adaptive(row) for name, row in zip(row_names(len(kept)), kept, strict=True)}
+        rows = sums["kept"].unbind(-1)
+        return {name: adaptive(surest_first(row)) for name, row in zip(row_names(len(rows)), rows, strict=True)}
 
-    def adaptive(packed: Tensor) -> Value:
-        doubt, right = unpack(packed)
-        gap = right.double() - doubt.neg().exp()
-        return _gap(*binned(equal_mass(-doubt, bins), [torch.ones_like(gap), gap, gap**2], bins).unbind(-1))
+    def adaptive(codes: Codes) -> Value:
+        tallies = np.zeros((3, bins))
+        for each in groups(codes):
+            tallies += _tallies(each, len(codes), bins)
+        return _gap(*torch.from_numpy(tallies))
 
     return Measure(
         confidences,
@@ -137,6 +140,14 @@ def _confidence(table: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
     return log_confidence.double().exp(), (guess == batch.y).double()
 
 
+def _tallies(each: Equals, samples: int, bins: int) -> NDArray[np.float64]:
+    """Return every bin's samples, sum of right - confidence and sum of its squares, `[3, bins]`."""
+    confidence, right, home = np.exp(-each.doubt), each.size - each.wrong, equal_mass(each, samples, bins)
+    squares = right * (1 - confidence) ** 2 + each.wrong * confidence**2
+    parts = (each.size, right - each.size * confidence, squares)
+    return np.stack([np.bincount(home, part, minlength=bins) for part in parts])
+
+
 def _gap(count: Tensor, gap: Tensor, squares: Tensor) -> Value:
     """Return the calibration error from every bin's samples, sum of right - confidence and sum of its squares."""
     inside = (squares - gap * gap / count.clamp(min=1)).clamp(min=0)
@@ -145,10 +156,21 @@ def _gap(count: Tensor, gap: Tensor, squares: Tensor) -> Value:
 
 
 def _products(home: Tensor, gap: Tensor, bins: int) -> Tensor:
-    """Return the summed products of every two cells' gaps: `[R, C * bins, C * bins]`; a cell is a class and a bin."""
-    cells = home + bins * torch.arange(home.shape[-1], device=home.device)
-    laid = gap.new_zeros(*gap.shape[:-1], gap.shape[-1] * bins).scatter(-1, cells, gap)  # [R, B, C * bins]
-    return laid.mT @ laid
+    """Return the summed products of every two cells' gaps: `[R, C * bins, C * bins]`; a cell is a class and a bin.
+
+    The product of two different classes is counted twice in the cell of the first by that of the second, and not at
+    all in that of the second by the first: a sum with signs on both sides comes out the same.
+    """
+    rows, _, classes = home.shape
+    home, gap = home.mT.contiguous(), gap.mT.contiguous()  # [R, C, B]
+    cells = home + bins * torch.arange(classes, device=home.device)[:, None]
+    sums = gap.new_zeros(rows, (classes * bins) ** 2)
+    for one in range(classes):
+        where = (cells[:, one, None] * (classes * bins) + cells[:, one:]).flatten(1)
+        product = gap[:, one, None] * gap[:, one:]
+        product[:, 1:] *= 2
+        sums.scatter_add_(1, where, product.flatten(1))
+    return sums.view(rows, classes * bins, classes * bins)
 
 
 def _classwise(sums: Tree) -> Mapping[str, Value]:

@@ -15,7 +15,7 @@ from plateaux.errors import RecipeError
 from plateaux.estimates import share
 from plateaux.exchange import Measure
 from plateaux.registry import measure
-from plateaux.tables import cell, log_probabilities, row_names
+from plateaux.tables import cell, guesses_of, row_names
 from plateaux.types import Batch, Tree, Value
 
 MATRIX_AT_MOST = 200  # classes; the matrix of 1000 would take 8 MB a row and cast
@@ -53,7 +53,7 @@ def macro_f1() -> Measure:
     """The mean over classes of F1, which is 2 hits / (labelled + guessed)."""
 
     def settle(table: Tensor, batch: Batch) -> Tree:
-        guess, classes = log_probabilities(table).argmax(-1), table.shape[-1]
+        guess, classes = guesses_of(table), table.shape[-1]
         sums = _tally(guess, batch.y, classes)
         return sums | ({"matrix": _matrix(guess, batch.y, classes)} if classes <= MATRIX_AT_MOST else {})
 
@@ -139,7 +139,7 @@ def _macro_f1(counts: Counts, matrix: Tensor | None) -> Value:
 
 
 def _settle(table: Tensor, batch: Batch) -> Tree:
-    return _tally(log_probabilities(table).argmax(-1), batch.y, table.shape[-1])
+    return _tally(guesses_of(table), batch.y, table.shape[-1])
 
 
 def _tally(guess: Tensor, y: Tensor, classes: int) -> Tree:

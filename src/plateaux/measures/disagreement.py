@@ -14,11 +14,12 @@ from plateaux.registry import measure
 from plateaux.tables import (
     MEAN_OF_PAIRS,
     TOGETHER,
+    guesses_of,
     ordered_name,
     ordered_pairs,
     pair_name,
     pairs,
-    probabilities_of,
+    wide_probabilities_of,
 )
 from plateaux.types import Batch, Tree, Value
 
@@ -75,7 +76,7 @@ def kl() -> Measure:
     """Kullback-Leibler divergence KL(p_i || p_j) of one member's probabilities from another's, in nats."""
 
     def settle(table: Tensor, batch: Batch) -> Tree:
-        return moments(_and_mean(_divergences(probabilities_of(table.double()))))
+        return moments(_and_mean(_divergences(wide_probabilities_of(table))))
 
     def finish(sums: Tree) -> Mapping[str, Value]:
         members = _members((len(sums["sum"]) - 1) // 2)
@@ -93,7 +94,7 @@ def kl() -> Measure:
 
 def _guesses(table: Tensor) -> Tensor:
     """Return the members' most likely classes `[M, B]`, as accuracy takes them."""
-    return probabilities_of(table).argmax(-1)
+    return guesses_of(table)[: len(table)]
 
 
 def _differ(guesses: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from torch import Tensor
 from plateaux.estimates import means, moments
 from plateaux.exchange import Measure
 from plateaux.registry import measure
-from plateaux.tables import TOGETHER, probabilities_of
+from plateaux.tables import TOGETHER, wide_probabilities_of
 from plateaux.types import Batch, Tree, Value
 
 
@@ -53,7 +53,7 @@ def _mean_of(scores: Callable[[Tensor], Tensor], convention: str) -> Measure:
     """Return the measure that averages `scores`, log-probabilities `[M, B, C]` to `[1, B]` or `[M + 1, B]`."""
 
     def settle(table: Tensor, batch: Batch) -> Tree:
-        return moments(scores(probabilities_of(table.double())))
+        return moments(scores(wide_probabilities_of(table)))
 
     def finish(sums: Tree) -> Mapping[str, Value]:
         return means(sums, _names(len(sums["sum"])))

@@ -16,10 +16,9 @@ from plateaux.tables import (
     MEAN_OF_PAIRS,
     MEAN_PROBABILITY,
     TOGETHER,
-    log_probabilities,
+    guesses_of,
     pair_name,
     pairs,
-    probabilities_of,
 )
 from plateaux.types import Batch, Tree, Value
 
@@ -58,7 +57,7 @@ def eir() -> Measure:
     """Ensemble improvement rate: the share of the members' mean error that the ensemble takes away."""
 
     def settle(table: Tensor, batch: Batch) -> Tree:
-        wrong = (log_probabilities(table).argmax(-1) != batch.y).double()  # [M + 2, B]
+        wrong = (guesses_of(table) != batch.y).double()  # [M + 2, B]
         members = wrong[:-2].mean(0)
         return ratio(members - wrong[-2:], members.expand(2, -1))
 
@@ -112,7 +111,7 @@ def best_member() -> Measure:
 
 def _wrong(table: Tensor, batch: Batch) -> Tensor:
     """Return which samples each member gets wrong, `[M, B]`, as accuracy counts them."""
-    return probabilities_of(table).argmax(-1) != batch.y
+    return guesses_of(table)[: len(table)] != batch.y
 
 
 def _of_errors(number: Callable[[float, float, float, float], Found], convention: str) -> Measure:

@@ -11,7 +11,7 @@ from plateaux.errors import RecipeError
 from plateaux.estimates import means, moments
 from plateaux.exchange import Measure
 from plateaux.registry import measure
-from plateaux.tables import TOGETHER, probabilities_of
+from plateaux.tables import TOGETHER, guesses_of, wide_probabilities_of
 from plateaux.types import Batch, Tree
 
 
@@ -28,8 +28,7 @@ def variance(*, space: Literal["logits", "probabilities"] = "logits", ddof: int 
                 f"variance was given ddof = {ddof} and {len(table)} members; allowed: 0 to {len(table) - 1}. "
                 "Take ddof = 0, or measure more members"
             )
-        wide = table.double()
-        answers = wide if space == "logits" else probabilities_of(wide).exp()
+        answers = table.double() if space == "logits" else wide_probabilities_of(table).exp()
         return answers.var(0, correction=ddof).sum(-1)
 
     about = "raw logits, so a constant added to one member's counts" if space == "logits" else "probabilities"
@@ -41,7 +40,7 @@ def unique() -> Measure:
     """The number of distinct most likely classes among the members, from 1 to their number."""
 
     def score(table: Tensor) -> Tensor:
-        guesses = probabilities_of(table).argmax(-1).sort(0).values  # [M, B]
+        guesses = guesses_of(table)[: len(table)].sort(0).values  # [M, B]
         return 1 + (guesses[1:] != guesses[:-1]).sum(0)
 
     return _mean_of(score, "of equal classes the first is the most likely one; grows with the number of members")
@@ -56,7 +55,7 @@ def pds(*, normalise: bool = False) -> Measure:
     """
 
     def score(table: Tensor) -> Tensor:
-        highest = probabilities_of(table.double()).exp().amax(0)  # [B, C]
+        highest = wide_probabilities_of(table).exp().amax(0)  # [B, C]
         return highest.mean(-1) if normalise else highest.sum(-1)
 
     how = "divided by the number of classes" if normalise else "not divided by the number of classes"

@@ -1,0 +1,107 @@
+"""What is worked out of a table: once while it is shared, and never of another or an older one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from plateaux.assess import Heard, settle
+from plateaux.exchange import Measure, logits
+from plateaux.executors.local import Local
+from plateaux.tables import guesses_of, log_probabilities, probabilities_of, shared, wide_probabilities_of
+from plateaux.types import Batch, Tree
+
+LOCAL = Local("loop", 1, (), "error")
+WORKS = [probabilities_of, wide_probabilities_of, log_probabilities, guesses_of]
+
+
+def table_of(members: int = 3) -> Tensor:
+    return torch.randn(members, 7, 4, generator=torch.Generator().manual_seed(members))
+
+
+@pytest.mark.parametrize("work", WORKS)
+def test_it_is_worked_out_once_while_the_table_is_shared(work: Callable[[Tensor], Tensor]) -> None:
+    table = table_of()
+    alone = work(table)
+    assert work(table) is not alone
+    with shared(table):
+        first = work(table)
+        assert work(table) is first
+        with shared(table_of(2)):
+            assert work(table) is not first
+        assert work(table) is first
+        assert torch.equal(work(table.clone()), first)
+        assert work(table.clone()) is not first
+    assert torch.equal(first, alone)
+    assert work(table) is not first
+
+
+@pytest.mark.parametrize("work", WORKS)
+def test_what_was_written_into_is_worked_out_anew(work: Callable[[Tensor], Tensor]) -> None:
+    table = table_of()
+    with shared(table):
+        truth = work(table).clone()
+        work(table).zero_()
+        assert torch.equal(work(table), truth)
+        table.neg_()
+        assert torch.equal(work(table), work(table.clone()))
+        assert not torch.equal(work(table), truth)
+
+
+def test_inference_tensors_do_not_count_and_are_not_shared() -> None:
+    with torch.inference_mode():
+        table = table_of()
+        with shared(table):
+            assert torch.equal(log_probabilities(table), log_probabilities(table.clone()))
+
+
+def test_nothing_is_shared_after_a_failure() -> None:
+    table = table_of()
+    found: list[Tensor] = []
+
+    def fail() -> None:
+        with shared(table):
+            found.append(probabilities_of(table))
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert probabilities_of(table) is not found[0]
+
+
+def test_in_float64_there_are_float64_probabilities() -> None:
+    table = table_of()
+    assert wide_probabilities_of(table).dtype == torch.float64
+    assert torch.equal(wide_probabilities_of(table), table.double().log_softmax(-1))
+    assert probabilities_of(table.half()).dtype == torch.float32
+
+
+def test_guesses_are_of_members_and_of_both_ensembles() -> None:
+    table = table_of()
+    assert torch.equal(guesses_of(table)[:3], table.argmax(-1))
+    assert torch.equal(guesses_of(table)[3], table.softmax(-1).mean(0).argmax(-1))
+    assert torch.equal(guesses_of(table)[4], table.mean(0).argmax(-1))
+    assert guesses_of(table[:1]).shape == (1, 7)
+
+
+def test_measures_of_one_walk_share_a_table_and_casts_do_not() -> None:
+    seen: list[tuple[int, int]] = []
+    kept: list[Tensor] = []  # so that no address is used twice
+
+    def asks() -> Measure:
+        def measured(table: Tensor, batch: Batch) -> Tree:
+            kept.append(log_probabilities(table))
+            seen.append((len(table), id(kept[-1])))
+            return {"sum": kept[-1].sum()}
+
+        return Measure(measured, lambda _: {})
+
+    ids = torch.arange(7)
+    heard = [Heard({logits: table_of()}, Batch(ids, ids % 4, ids), 0, 7)]
+    settle(LOCAL, heard, {"one": asks(), "other": asks()}, [(0, 1, 2), (0, 2)])
+    assert [members for members, _ in seen] == [3, 3, 2, 2]
+    assert seen[0] == seen[1]
+    assert seen[2] == seen[3] != seen[0]
