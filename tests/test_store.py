@@ -158,6 +158,23 @@ def test_damaged_json_is_named(store: Store, content: bytes) -> None:
         store.get_json("x.json")
 
 
+def test_the_very_same_values_are_not_written_again_unless_told_to(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[str] = []
+    put = Store.put
+    monkeypatch.setattr(Store, "put", lambda self, name, content: (written.append(name), put(self, name, content)))
+    for value in ({"a": 1}, {"a": 1}, {"a": 2}):
+        store.put_json("x.json", value, again=False)
+        assert store.get_json("x.json") == value
+    assert written == ["x.json"] * 2
+    store.put_json("x.json", {"a": 2})
+    assert written == ["x.json"] * 3
+    store.put("x.json", b"{")
+    store.put_json("x.json", {"a": 2}, again=False)
+    assert store.get_json("x.json") == {"a": 2}
+
+
 def test_tensors_come_back_to_the_bit_and_a_stranger_reads_them(store: Store) -> None:
     tensors = {
         "half": torch.randn(3).bfloat16(),

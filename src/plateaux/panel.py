@@ -80,6 +80,11 @@ class Panel:
         return [self.run.weights_hash(number) for number in self.numbers]
 
     @cached_property
+    def origins(self) -> list[str]:
+        """Which weights each member's are: the last, the best, an average."""
+        return [self.run.progress(number).weights_from for number in self.numbers]
+
+    @cached_property
     def views(self) -> list[View]:
         held = [self.numbers[row] for row in self.executor.rows(len(self.numbers))]
         facts = data_facts(self.run) if self.given.data is None else self.given.data
@@ -178,7 +183,7 @@ class Panel:
     ) -> Measurement:
         """Return one measurement, with all that is to be known of it."""
         names = [f"member {number}" for number in self.numbers]
-        weights = {name: self.run.progress(n).weights_from for name, n in zip(names, self.numbers, strict=True)}
+        weights = dict(zip(names, self.origins, strict=True))
         hashes = dict(zip(names, self.hashes, strict=True))
         facts = (measure.asks, measure.percent, measure.convention)
         return Measurement(name, on, rows, measure.better, weights, about, hashes, *facts)
@@ -186,7 +191,7 @@ class Panel:
     def write(self, found: Measurement) -> None:
         """Keep a measurement in the run folder; the same question is the same object."""
         name = "".join(c if c.isalnum() or c in "_-" else "_" for c in found.measure)
-        self.run.store.put_json(f"measures/{name}-{fingerprint(found.question())}.json", found.to_dict())
+        self.run.store.put_json(f"measures/{name}-{fingerprint(found.question())}.json", found.to_dict(), again=False)
 
     @property
     def _may_keep(self) -> bool:

@@ -104,8 +104,11 @@ class Store:
         for path in self._path(prefix).rglob(f"{PART}*"):
             self.delete(path.relative_to(self.root).as_posix())
 
-    def put_json(self, name: str, value: Any) -> None:
-        self.put(name, (json.dumps(value, indent=2) + "\n").encode())
+    def put_json(self, name: str, value: Any, *, again: bool = True) -> None:
+        """Write plain values; with `again=False` not where the very same are written already, which is sooner done."""
+        content = (json.dumps(value, indent=2) + "\n").encode()
+        if again or not self.has(name) or self.get(name) != content:
+            self.put(name, content)
 
     def get_json(self, name: str) -> Any:
         content = self.get(name)
