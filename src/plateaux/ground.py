@@ -97,10 +97,14 @@ class Ground:
 
     def of_logits(self, logits: Tensor, batch: Batch) -> Tensor:
         """Return every sample's loss `[B]`."""
-        if self.unit_logits:
-            logits = logits - logits.mean(-1, keepdim=True)
-            logits = logits / torch.linalg.vector_norm(logits, dim=-1, keepdim=True).clamp(min=1e-10)
-        return F.cross_entropy(logits, batch.y, reduction="none")
+        return F.cross_entropy(self.scaled(logits), batch.y, reduction="none")
+
+    def scaled(self, logits: Tensor) -> Tensor:
+        """Return logits as the cross entropy sees them."""
+        if not self.unit_logits:
+            return logits
+        logits = logits - logits.mean(-1, keepdim=True)
+        return logits / torch.linalg.vector_norm(logits, dim=-1, keepdim=True).clamp(min=1e-10)
 
     @contextmanager
     def _still(self) -> Iterator[None]:
