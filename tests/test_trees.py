@@ -52,6 +52,27 @@ def test_arithmetic_changes_none_of_its_operands() -> None:
     assert np.array_equal(flat(b), y)
 
 
+@given(seed=st.integers(0, 99), times=st.floats(-10, 10), backwards=st.booleans())
+def test_arithmetic_in_place_is_that_of_new_trees_and_keeps_the_tensors(
+    seed: int, times: float, backwards: bool
+) -> None:
+    b = tree(seed + 1, backwards=backwards)
+    y = flat(b).copy()
+    for change, wanted in (
+        (lambda a: trees.add_(a, b, times=times), lambda x: x + times * y),
+        (lambda a: trees.scale_(a, times), lambda x: times * x),
+        (lambda a: trees.multiply_(a, b), lambda x: x * y),
+        (lambda a: trees.clamp_(a, abs(times)), lambda x: np.clip(x, -abs(times), abs(times))),
+    ):
+        a = tree(seed)
+        pointers = [tensor.data_ptr() for tensor in a.values()]
+        should = wanted(flat(a).copy())
+        change(a)
+        np.testing.assert_allclose(flat(a), should, rtol=1e-12, atol=1e-12)
+        assert [tensor.data_ptr() for tensor in a.values()] == pointers
+    assert np.array_equal(flat(b), y)
+
+
 def test_a_clone_shares_no_memory_and_no_graph() -> None:
     a = {name: tensor.requires_grad_() for name, tensor in tree(0).items()}
     copy = trees.clone(a)
@@ -68,6 +89,7 @@ def test_writing_goes_into_the_tensors_themselves() -> None:
     assert np.array_equal(flat(a), flat(b))
     assert {name: tensor.data_ptr() for name, tensor in a.items()} == pointers
     assert all(tensor.requires_grad and tensor.is_leaf for tensor in a.values())
+    trees.write({}, {})
 
 
 def test_a_size_is_in_bytes() -> None:

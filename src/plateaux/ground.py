@@ -77,9 +77,9 @@ class Ground:
         return torch.cat([self.losses(batch, at) for batch in self.batches])
 
     def gradient(self, batch: Batch, at: Tree | None = None) -> tuple[Tensor, Tree]:
-        """Return the mean loss of a batch and its gradient over the trained weights."""
+        """Return the mean loss of a batch in float64, and its gradient over the trained weights."""
         with self.standing(at), self._still(), torch.enable_grad():
-            loss = self.of_logits(self.view(batch.x), batch).mean()
+            loss = self.of_logits(self.view(batch.x).double(), batch).mean()
             found = torch.autograd.grad(loss, list(self.params.values()), allow_unused=True)
         pairs = zip(self.params.items(), found, strict=True)
         return loss.detach(), {name: torch.zeros_like(p) if g is None else g for (name, p), g in pairs}

@@ -37,6 +37,27 @@ def magnitude(a: Tree) -> Tree:
     return _named(a, torch._foreach_abs(_list(a)))
 
 
+def add_(a: Tree, b: Tree, *, times: float = 1.0) -> None:
+    """Add times * b to a, in place."""
+    torch._foreach_add_(_list(a), _like(a, b), alpha=times)
+
+
+def scale_(a: Tree, factor: float) -> None:
+    """Multiply a by a number, in place."""
+    torch._foreach_mul_(_list(a), factor)
+
+
+def multiply_(a: Tree, b: Tree) -> None:
+    """Multiply a by b entry by entry, in place."""
+    torch._foreach_mul_(_list(a), _like(a, b))
+
+
+def clamp_(a: Tree, limit: float) -> None:
+    """Bring the entries of a between -limit and limit, in place."""
+    torch._foreach_clamp_max_(_list(a), limit)
+    torch._foreach_clamp_min_(_list(a), -limit)
+
+
 def norm(a: Tree) -> Tensor:
     """Return the Euclidean norm over all tensors as one number."""
     total: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(_list(a))))
@@ -55,6 +76,8 @@ def clone(a: Mapping[str, Tensor]) -> Tree:
 
 def write(target: Mapping[str, Tensor], source: Mapping[str, Tensor]) -> None:
     """Copy the values of source into the tensors of target, in place."""
+    if not target:  # a network without buffers
+        return
     with torch.no_grad():
         torch._foreach_copy_(list(target.values()), [source[name] for name in target])
 

@@ -1,0 +1,181 @@
+"""Worst-case sharpness by our ascent against the released one: which finds the larger loss, at what cost?
+
+    python studies/apgd_against_released.py runs/deep_ensemble           # every member; about ten minutes each
+    python studies/apgd_against_released.py --quick                      # trains a small network first; a minute or two
+
+Both climb from the same weights on the same 20 groups of training samples, for as many steps, at the radii that
+`plateaux.probes.worst` takes where none is given. The released form (tests/reference/apgd.py, two defects mended) steps
+in delta; ours in delta / |w|. Printed for each norm: the mean over groups of the rise of the loss, in how many groups
+ours is at least as large, and how many gradients each has taken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+import plateaux
+from plateaux import trees
+from plateaux.ascent import Ball, Norm, ascents
+from plateaux.build import NOTHING_GIVEN, data_of, in_order
+from plateaux.exchange import View
+from plateaux.ground import Ground
+from plateaux.grouping import Group, gradient, groups
+from plateaux.neighbourhood import scale_of
+from plateaux.panel import data_facts, members_of
+from plateaux.probes.worst import RADII
+from plateaux.run import Run
+from plateaux.train import train
+from plateaux.types import Batch, Tree
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+from reference import apgd
+
+GROUPS, ENOUGH = 20, 15  # ours must be at least as large in the mean and in so many groups
+TOLERANCE = 1e-6  # of the rise: what float32 losses leave undecided
+
+
+def small_run(folder: Path) -> Run:
+    """Train a small network on a few hundred images."""
+    recipe = plateaux.Recipe.from_dict(
+        {
+            "members": 1,
+            "data": {"name": "cifar10", "limit": 640, "batch": 64},
+            "model": {"name": "resnet8", "width": 8},
+            "optimizer": {"name": "SGD", "lr": 0.1, "momentum": 0.9, "weight_decay": 2e-4},
+            "train": {"epochs": 8},
+            "executor": {"threads": 1},
+        }
+    )
+    return train(recipe, folder)
+
+
+def grounds(run: Run, samples: int, batch: int) -> Iterator[tuple[int, Counting]]:
+    """Yield every finished member with so many of the samples it was trained on."""
+    recipe = run.as_trained()
+    data = data_of(recipe, NOTHING_GIVEN)
+    seen = list(in_order(recipe, data, data.train, torch.arange(samples), batch=batch))
+    for number in range(recipe.members):
+        if run.progress(number).weights_from:
+            module = members_of(run, data_facts(run), [number], NOTHING_GIVEN)[0].eval()
+            yield number, Counting(View(module), seen, key=number)
+
+
+class Counting(Ground):
+    """A ground that counts the gradients taken on it."""
+
+    taken = 0
+
+    def gradient(self, batch: Batch, at: Tree | None = None) -> tuple[Tensor, Tree]:
+        self.taken += 1
+        return super().gradient(batch, at)
+
+
+def looks(ground: Ground, group: Group) -> apgd.Looks:
+    """Return the loss of a group as a function of flat weights, for the released form."""
+
+    def look(flat: Tensor) -> tuple[float, Tensor]:
+        trees.write(ground.params, unflat(flat, ground.home))
+        loss, found = gradient(ground, group)
+        return loss, flatted(found)
+
+    return look
+
+
+def flatted(tree: Tree) -> Tensor:
+    return torch.cat([tensor.reshape(-1) for tensor in tree.values()])
+
+
+def unflat(flat: Tensor, like: Tree) -> Tree:
+    pieces = flat.split([tensor.numel() for tensor in like.values()])
+    return {name: piece.reshape(tensor.shape) for (name, tensor), piece in zip(like.items(), pieces, strict=True)}
+
+
+@dataclass
+class Duel:
+    """The rises that the two found, group by group, and the gradients they took for it."""
+
+    gradients: list[int] = field(default_factory=lambda: [0, 0])
+    ours: list[float] = field(default_factory=list)
+    released: list[float] = field(default_factory=list)
+
+    @property
+    def means(self) -> tuple[float, float]:
+        return sum(self.ours) / len(self.ours), sum(self.released) / len(self.released)
+
+    @property
+    def won(self) -> int:
+        return sum(a >= b * (1 - TOLERANCE) for a, b in zip(self.ours, self.released, strict=True))
+
+    @property
+    def good(self) -> bool:
+        mine, theirs = self.means
+        cheap = self.gradients[0] <= self.gradients[1]
+        return cheap and mine >= theirs * (1 - TOLERANCE) and self.won >= ENOUGH / GROUPS * len(self.ours)
+
+
+def duel(ground: Counting, *, norm: Norm, adaptive: bool, radius: float, steps: int, m: int) -> Duel:
+    """Let both climb on every group."""
+    ball = Ball(radius, norm, scale_of(ground.home, adaptive=adaptive))
+    found = Duel()
+    home = flatted(ground.home)
+    with ground.standing(ground.home):
+        for number, group in enumerate(groups(ground.batches, m)):
+            ground.taken = 0
+            ours = ascents(ground, group, ball, steps=steps, generator=ground.generator(number))[0]
+            found.gradients[0] += ground.taken
+            first, best, taken = apgd.worst(
+                home, looks(ground, group), radius=radius, norm=norm, adaptive=adaptive, steps=steps
+            )
+            found.gradients[1] += taken
+            found.ours.append(ours.best - ours.home)
+            found.released.append(best - first)
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", nargs="?", type=Path)
+    parser.add_argument("--quick", action="store_true", help="small groups; without a run a small network is trained")
+    parser.add_argument("--m", type=int, help="samples in a group")
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--radius", type=float, nargs="*", default=[], help="radii instead of the usual ones")
+    parser.add_argument("--norm", nargs="*", choices=["l2", "linf"], default=["l2", "linf"])
+    options = parser.parse_args()
+    if options.run is None and not options.quick:
+        parser.error("name a run folder with resnet members, or ask for --quick")
+    m = options.m or (16 if options.quick else 128)
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as scratch:
+        run = Run.open(options.run) if options.run else small_run(Path(scratch) / "run")
+        return compare(run, options, m)
+
+
+def compare(run: Run, options: argparse.Namespace, m: int) -> int:
+    good = True
+    print("member | norm | adaptive | radius | ours | released | at least as large | gradients, ours and released")
+    for number, ground in grounds(run, GROUPS * m, m):
+        for norm in options.norm:
+            for adaptive in (True, False):
+                for radius in options.radius or [RADII[norm, adaptive]]:
+                    found = duel(ground, norm=norm, adaptive=adaptive, radius=radius, steps=options.steps, m=m)
+                    mine, theirs = found.means
+                    good &= found.good
+                    print(
+                        f"{number} | {norm} | {'yes' if adaptive else 'no'} | {radius:g} | {mine:.5f} | {theirs:.5f} | "
+                        f"{found.won} of {len(found.ours)} | {found.gradients[0]} and {found.gradients[1]}",
+                        flush=True,
+                    )
+    print("ours finds at least as much" if good else "the released form finds more somewhere")
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
