@@ -68,6 +68,22 @@ def test_buffers_never_move_whatever_the_mode_of_batchnorm() -> None:
     assert all(torch.equal(b, before[name]) for name, b in here.module.named_buffers())
 
 
+def test_a_network_without_buffers_may_be_in_training_mode() -> None:
+    here = ground(training=True)
+    plain = Ground(View(nn.Sequential(nn.Flatten(), nn.Linear(16, 4)).train()), here.batches)
+    assert plain.all_losses().shape == (10,)
+
+
+def test_recording_is_without_a_graph_and_moves_nothing() -> None:
+    here = ground(training=True)
+    before = {name: b.clone() for name, b in here.module.named_buffers()}
+    logits, seen = here.record(here.batches[0], ["4"])
+    assert not logits.requires_grad
+    assert torch.equal(seen["4"].output, logits)
+    assert torch.allclose(here.of_logits(logits.double(), here.batches[0]), here.losses(here.batches[0]))
+    assert all(torch.equal(b, before[name]) for name, b in here.module.named_buffers())
+
+
 def test_unit_logits_do_not_feel_the_scale_of_the_last_layer() -> None:
     here = ground(unit_logits=True)
     doubled = {name: 2 * w if name.startswith("4.") else w for name, w in here.home.items()}

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from plateaux import trees
-from plateaux.exchange import View
+from plateaux.exchange import Seen, View
 from plateaux.types import Batch, Tree, Value, key
 
 
@@ -84,32 +84,44 @@ class Ground:
         pairs = zip(self.params.items(), found, strict=True)
         return loss.detach(), {name: torch.zeros_like(p) if g is None else g for (name, p), g in pairs}
 
-    def function(self, batch: Batch) -> Callable[[Tree], Tensor]:
-        """Return every sample's loss `[B]` as a function of the trained weights, for torch.func."""
+    def record(self, batch: Batch, layers: Sequence[str] = ()) -> tuple[Tensor, Mapping[str, Seen]]:
+        """Return the logits of a batch and what each named layer saw of it, without a graph."""
+        with torch.no_grad(), self._still():
+            return self.view.record(batch.x, layers)
+
+    def outputs(self, batch: Batch) -> Callable[[Tree], Tensor]:
+        """Return every sample's logits `[B, C]` as a function of the trained weights, for torch.func."""
         buffers = {name: b for name, b in self.module.named_buffers()}
 
-        def losses(at: Tree) -> Tensor:
+        def logits(at: Tree) -> Tensor:
             # A BatchNorm in training mode writes its buffers: it gets copies.
             given = {**{name: b.clone() for name, b in buffers.items()}, **at} if self.module.training else at
-            return self.of_logits(self.view(batch.x, given), batch)
+            return self.view(batch.x, given)
 
-        return losses
+        return logits
+
+    def function(self, batch: Batch) -> Callable[[Tree], Tensor]:
+        """Return every sample's loss `[B]` as a function of the trained weights, for torch.func."""
+        logits = self.outputs(batch)
+        return lambda at: self.of_logits(logits(at), batch)
 
     def of_logits(self, logits: Tensor, batch: Batch) -> Tensor:
         """Return every sample's loss `[B]`."""
-        return F.cross_entropy(self.scaled(logits), batch.y, reduction="none")
+        y = batch.y.to(logits.dtype) if batch.y.is_floating_point() else batch.y
+        return F.cross_entropy(self.scaled(logits), y, reduction="none")
 
     def scaled(self, logits: Tensor) -> Tensor:
         """Return logits as the cross entropy sees them."""
         if not self.unit_logits:
             return logits
         logits = logits - logits.mean(-1, keepdim=True)
-        return logits / torch.linalg.vector_norm(logits, dim=-1, keepdim=True).clamp(min=1e-10)
+        length: Tensor = torch.linalg.vector_norm(logits, dim=-1, keepdim=True)
+        return logits / length.clamp(min=1e-10)
 
     @contextmanager
     def _still(self) -> Iterator[None]:
         """Put back what a BatchNorm in training mode writes."""
-        if not self.module.training:
+        if not self.module.training or next(self.module.buffers(), None) is None:
             yield
             return
         before = {name: b.clone() for name, b in self.module.named_buffers()}
