@@ -2,6 +2,7 @@
 
 One convention throughout: a larger score means further out of distribution, and out-of-distribution (`outside`) samples
 are the positives. So a true positive is an outside sample that is caught, a false positive an inside one that is.
+`spearman` is about one set: how well two scores agree about the order of its samples.
 """
 
 from __future__ import annotations
@@ -64,6 +65,38 @@ def fpr_at_tpr(inside: ArrayLike, outside: ArrayLike, tpr: float = 0.95) -> Valu
     threshold = np.sort(high)[len(high) - needed]
     share = float(np.mean(low >= threshold))
     return Value(share, (share * (1 - share) / len(low)) ** 0.5)
+
+
+def spearman(one: ArrayLike, other: ArrayLike) -> Value:
+    """Spearman's rank correlation of two scores of the same samples, tied samples sharing their mean rank.
+
+    With F and G the shares of samples below (ties counting half), it is E[(F - 1/2)(G - 1/2)] over its largest value.
+    The standard error is by the delta method, from the influence of every sample: by its own ranks, and by how it
+    shifts those of the others. A score that is the same for all samples has no ranks: the number is nan.
+    """
+    x, y = _scores(one, "first"), _scores(other, "second")
+    if len(x) != len(y):
+        raise ValueError(f"There are {len(x)} first scores and {len(y)} second ones; give both for the same samples.")
+    f, g = (_twice_below(s, s) / (2 * len(s)) - 0.5 for s in (x, y))
+    largest = float(np.sqrt((f * f).mean() * (g * g).mean()))
+    if largest == 0:
+        return Value(float("nan"))
+    found = float((f * g).mean()) / largest
+    together = f * g + _lifted(x, g) + _lifted(y, f)
+    # Of the largest value too: it is the same for all sets of samples only where there are no ties.
+    own = sum((s * s + 2 * _lifted(at, s)) / (s * s).mean() for at, s in ((x, f), (y, g)))
+    influence = together / largest - found / 2 * own
+    return Value(min(max(found, -1.0), 1.0), float(influence.std(ddof=1)) / len(x) ** 0.5)
+
+
+def _lifted(scores: Scores, weights: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return, for every score, the mean over all samples of their weights where it is below them, half where equal."""
+    order = np.argsort(scores, kind="stable")
+    at = scores[order]
+    sums = np.concatenate([[0.0], np.cumsum(weights[order])])
+    below, up_to = (sums[np.searchsorted(at, scores, side)] for side in ("left", "right"))
+    lifted: NDArray[np.float64] = (sums[-1] - (below + up_to) / 2) / len(scores)
+    return lifted
 
 
 def _scores(given: ArrayLike, name: str) -> Scores:
