@@ -144,8 +144,8 @@ class Curvature:
         def of(at: Tree) -> Tensor:
             return logits({**still, **at})
 
-        out, change = jvp(of, (moving,), (along,))
-        found: Tree = vjp(of, moving)[1](_bent(out, change))[0]
+        pushed = jvp(of, (moving,), (along,))
+        found: Tree = vjp(of, moving)[1](_bent(pushed[0], pushed[1]))[0]
         return found
 
     def _gauss_newton_backwards(self, batch: Batch, along: Tree) -> Tree:
