@@ -74,7 +74,7 @@ def _squares(ground: Ground, batch: Batch, labels: Labels, degree: int | None) -
         moved = degree * logits
     if labels == "true":
         return _along(lambda z: ground.of_logits(z, batch), logits, moved)[1].square()
-    log_p, slopes = _along(lambda z: ground.shown(z).log_softmax(-1), logits, moved)
+    log_p, slopes = _along(lambda z: ground.scaled(z).log_softmax(-1), logits, moved)
     return (log_p.exp() * slopes.square()).sum(-1)
 
 
