@@ -52,6 +52,11 @@ def vector(seed: int) -> Tensor:
     return torch.randn(SIZE, generator=draw(seed), dtype=torch.float64)
 
 
+def near_level(w: Tensor, curvature: Tensor, count: int) -> Tensor:
+    """Return slopes `[count, p]` that nearly cancel that of the bowl at w, so that the curvature shows."""
+    return 0.2 * torch.randn(count, SIZE, generator=draw(3), dtype=torch.float64) - curvature @ w
+
+
 def draw(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
