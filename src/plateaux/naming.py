@@ -1,17 +1,21 @@
-"""Measures by name: single ones, with options in brackets, or all that ask the same."""
+"""Measures and probes by name: single ones, with options in brackets, or several by one word."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from plateaux import registry
 from plateaux.errors import RecipeError
 from plateaux.exchange import Measure
+from plateaux.ground import Probe
 from plateaux.options import check
 
 QUESTIONS = ("good", "sure", "different")
+EXAMPLES = {"measure": "ece(bins=10)", "probe": "worst_l2(radius=0.5; steps=50)"}
+
+Made = TypeVar("Made", Measure, Probe)
 
 
 def measures_named(words: Sequence[str], *, allow: tuple[str, ...] = ()) -> dict[str, Measure]:
@@ -25,38 +29,56 @@ def measures_named(words: Sequence[str], *, allow: tuple[str, ...] = ()) -> dict
         if word in (*QUESTIONS, "all"):
             found |= _asking(word)
         else:
-            found[word] = _one(word, allow)
+            found[word] = _one(word, registry.measure, Measure, allow)
+    return found
+
+
+def probes_named(words: Sequence[str], *, allow: tuple[str, ...] = ()) -> dict[str, Probe]:
+    """Return probes by name; `all` stands for the usual ones."""
+    found: dict[str, Probe] = {}
+    for word in words:
+        if word == "all":
+            found |= {name: made for name, made in _every(registry.probe).items() if made.usual}
+        else:
+            found[word] = _one(word, registry.probe, Probe, allow)
     return found
 
 
 def _asking(question: str) -> dict[str, Measure]:
-    made = {name: registry.measure.get(name)() for name in sorted(registry.measure.names(), key=_place)}
+    made = _every(registry.measure)
     order = sorted(made, key=lambda name: QUESTIONS.index(made[name].asks))
     return {name: made[name] for name in order if made[name].usual and question in ("all", made[name].asks)}
 
 
-def _place(name: str) -> tuple[str, int]:
-    """Return where a measure stands: those of one file belong together, in the order they were written."""
-    factory = registry.measure.get(name)
-    return factory.__module__, factory.__code__.co_firstlineno
+def _every(kind: registry.Registry) -> dict[str, Any]:
+    """Return all of a kind as they are without options: those of one file together, in the order they were written."""
+
+    def place(name: str) -> tuple[str, int]:
+        factory = kind.get(name)
+        return factory.__module__, factory.__code__.co_firstlineno
+
+    return {name: kind.get(name)() for name in sorted(kind.names(), key=place)}
 
 
-def _one(word: str, allow: tuple[str, ...]) -> Measure:
+def _one(word: str, kind: registry.Registry, what: type[Made], allow: tuple[str, ...]) -> Made:
+    example = EXAMPLES[kind.kind]
     found = re.fullmatch(r"([^()]+)(?:\(([^()]*)\))?", word)
     if found is None:
-        raise RecipeError(f"{word!r} is no measure; write a name, or options in brackets: ece(bins=10)")
-    factory = registry.measure.get(found[1].strip(), allow=allow)
-    options = dict(_option(word, part) for part in (found[2] or "").split(";") if part.strip())
+        raise RecipeError(f"{word!r} is no {kind.kind}; write a name, or options in brackets: {example}")
+    factory = kind.get(found[1].strip(), allow=allow)
+    options = dict(_option(word, part, example) for part in (found[2] or "").split(";") if part.strip())
     made = factory(**check(found[1], factory, options))
-    if not isinstance(made, Measure):
-        raise RecipeError(f"measure {found[1]!r} returned {type(made).__name__}; it must return plateaux.Measure")
+    if not isinstance(made, what):
+        raise RecipeError(
+            f"{kind.kind} {found[1]!r} returned {type(made).__name__}; it must return plateaux.{what.__name__}"
+        )
     return made
 
 
-def _option(word: str, part: str) -> tuple[str, Any]:
+def _option(word: str, part: str, example: str) -> tuple[str, Any]:
     name, equals, value = (piece.strip() for piece in part.partition("="))
     if not equals:
-        raise RecipeError(f"{word!r}: options are written name=value, several with semicolons: ece(bins=10)")
+        raise RecipeError(f"{word!r}: options are written name=value, several with semicolons: {example}")
     return name, value
 
 
