@@ -37,7 +37,7 @@ plug-in's options as further keys. **A number may be a list with one value per m
 with a radius of its own for each of three members, and `lr = [0.05, 0.1, 0.2]` a hyper-parameter ensemble. `model.name`
 may be such a list too.
 
-`[executor]`, `[run]` and the number of members do not decide what a member becomes, so a run may be continued with
+`[executor]`, `[run]`, `[probe]` and the number of members do not decide what a member becomes, so a run may be continued with
 other values there (beyond the last digits, `batchnorm = "local"` on a mesh is the one exception; and where the method
 makes members meet, none can join or leave after the meeting). A run folder whose recipe differs anywhere else is
 refused, with the difference shown.
@@ -99,6 +99,9 @@ MEANINGS = {
     "the first meeting, where another run may begin (`--span-from`)",
     "run.log_every": "a line in the log after every so many steps",
     "run.tensorboard": "also write curves for TensorBoard (`plateaux[track]`)",
+    "probe.names": "[probes](landscape.md) to ask of every member while it trains, options in brackets; none: not asked",
+    "probe.every": "ask after so many epochs each time, and after the last",
+    "probe.samples": "training samples to ask about, drawn by the seed and always the same",
 }
 
 PLUGINS: tuple[tuple[str, str, Registry], ...] = (

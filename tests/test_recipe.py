@@ -184,7 +184,7 @@ def test_a_changed_copy_leaves_the_rest() -> None:
 
 def test_what_decides_the_weights_leaves_out_size_place_and_pace() -> None:
     recipe = Recipe.parse(TEXT)
-    same = recipe.changed(members=9, executor={"processes": 3}, run={"log_every": 1})
+    same = recipe.changed(members=9, executor={"processes": 3}, run={"log_every": 1}, probe={"every": 2})
     assert recipe.determining() == same.determining()
     for other in ({"seed": 4}, {"train": {"epochs": 6}}, {"data": {"batch": 31}}, {"method": {"name": "sam"}}):
         assert recipe.changed(**other).determining() != recipe.determining()

@@ -94,3 +94,7 @@ def test_writing_goes_into_the_tensors_themselves() -> None:
 
 def test_a_size_is_in_bytes() -> None:
     assert trees.size([torch.zeros(3), torch.zeros(2, 2, dtype=torch.float64)]) == 12 + 32
+
+
+def test_writing_nothing_is_no_mistake() -> None:
+    trees.write({}, {})

@@ -18,11 +18,13 @@ from plateaux.ensemble import Ensemble
 from plateaux.errors import PlateauxError
 from plateaux.evaluate import evaluate, load
 from plateaux.exchange import Ask, Measure, Method, Moment, Objective, Rendezvous, View
+from plateaux.ground import Ground, Probe
+from plateaux.landscape import landscape
 from plateaux.measurement import Measurement
 from plateaux.mixing import Chosen, choose_members, load_chosen, soup
 from plateaux.plan import Job, Meeting, plan
 from plateaux.recipe import Recipe
-from plateaux.registry import dataset, executor, measure, method, model
+from plateaux.registry import dataset, executor, measure, method, model, probe
 from plateaux.robust import robustness
 from plateaux.run import Run
 from plateaux.samples import Data, from_dataset, from_tensors
@@ -38,6 +40,7 @@ __all__ = [
     "Data",
     "Ensemble",
     "Given",
+    "Ground",
     "Job",
     "Measure",
     "Measurement",
@@ -46,6 +49,7 @@ __all__ = [
     "Moment",
     "Objective",
     "PlateauxError",
+    "Probe",
     "Recipe",
     "Rendezvous",
     "Run",
@@ -62,6 +66,7 @@ __all__ = [
     "from_dataset",
     "from_tensors",
     "judge",
+    "landscape",
     "load",
     "load_chosen",
     "measure",
@@ -70,6 +75,7 @@ __all__ = [
     "model",
     "plan",
     "predict",
+    "probe",
     "robustness",
     "soup",
     "train",

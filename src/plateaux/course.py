@@ -20,6 +20,7 @@ from plateaux.loader import Feed
 from plateaux.meeting import Scorer, notes_of
 from plateaux.plan import Job
 from plateaux.pool import Sign, stop_sign
+from plateaux.probing import Recorder
 from plateaux.run import Progress, Run
 from plateaux.samples import Data
 from plateaux.step import step
@@ -63,6 +64,7 @@ class Course:
         self.device = device
         self.train_ids, self.valid_ids = split_of(self.recipe, data)
         self.measures = validation_measures(self.recipe.train.keep)
+        self.recorder = Recorder(self.recipe, data, self.train_ids, device, allow=given.allow)
         self.joint = False
         self.meets: Rendezvous | None = None
         self.lost: list[Diverged] = []  # members that diverged while the others went on
@@ -215,6 +217,9 @@ class Course:
                 with self.awake(runner.learner):
                     found[runner.learner.number] = self._validated(runner)
         last = epoch == self.job.stop
+        for runner in self.runners if self.recorder.due(epoch) else []:
+            with self.awake(runner.learner):
+                runner.lines += self.recorder.ask(runner.learner, epoch, self.trackers.get(runner.learner.number))
         for runner in list(self.runners):
             schedule = runner.learner.schedule
             if schedule is not None and not runner.learner.every_step:

@@ -62,13 +62,18 @@ class Feed:
     def epoch(self, epoch: int, *, start: int = 0, shard: Shard | None = None) -> Iterator[Batch]:
         """Yield batches start, start + 1, ... of an epoch; `shard` says which samples of each are wanted here."""
         order = self.ids.cpu()[_permutation(len(self.ids), key(self.key, "order", epoch))]
-        parts = _parts(order[: self.steps() * self.batch], self.batch, start, shard)
-        reader = _Reader(
-            self.source, key(self.key, "augment", epoch), self.augment, self.ids.cpu() if self.augment.mixes else None
-        )
-        steps = range(start, self.steps())
-        for step, ids, read in zip(steps, parts, _read_all(reader, parts, self.workers, self.device), strict=True):
-            x, y = self._finish(read, ids, reader.key)
+        return self._varied(_parts(order[: self.steps() * self.batch], self.batch, start, shard), epoch, start)
+
+    def some(self, ids: Tensor, epoch: int, *, batch: int | None = None) -> Iterator[Batch]:
+        """Yield the samples `ids` in their order, each as it looks in that epoch."""
+        return self._varied(_parts(ids.cpu(), batch or self.batch, 0, None), epoch, 0)
+
+    def _varied(self, parts: Sequence[Tensor], epoch: int, start: int) -> Iterator[Batch]:
+        among = self.ids.cpu() if self.augment.mixes else None
+        reader = _Reader(self.source, key(self.key, "augment", epoch), self.augment, among)
+        read = _read_all(reader, parts, self.workers, self.device)
+        for step, (ids, each) in enumerate(zip(parts, read, strict=True), start):
+            x, y = self._finish(each, ids, reader.key)
             yield Batch(x, y, ids.to(self.device), key(self.key, epoch, step))
 
     def _finish(self, read: tuple[Inputs, Tensor], ids: Tensor, augment_key: int) -> tuple[Inputs, Tensor]:

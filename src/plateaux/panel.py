@@ -167,7 +167,7 @@ class Panel:
             return Local("loop", 1, (), "error"), shelf.read(self.hashes, offers), about, len(ids)
         source, ids = target.open(self.recipe, self.data)
         ids = ids[:samples]
-        self._check_same_data(target, source, known)
+        self.check_same_data(target, source, known)
         self._check_not_chosen_on(known, ids)
         batches = in_order(self.recipe, self.data, source, ids, device=self.place, shard=self.executor.shard)
         heard = hear(self.executor, self.views, batches, offers)
@@ -199,7 +199,8 @@ class Panel:
         sources = [] if self.given.data is None else [self.given.data.train, self.given.data.test]
         return self.given.model is None and all(getattr(source, "told_apart", True) for source in sources)
 
-    def _check_same_data(self, target: Target, source: Source, known: Mapping[str, Any]) -> None:
+    def check_same_data(self, target: Target, source: Source, known: Mapping[str, Any]) -> None:
+        """Refuse samples of the run's own sets that are not those it was made with."""
         if target.of in ("test", "train", "validation") and source.fingerprint() != known["fingerprint"]:
             raise RunError(
                 f"The {target.of} samples are not those this run was made with (fingerprint {source.fingerprint()} and "

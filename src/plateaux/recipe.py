@@ -119,6 +119,14 @@ class RunPart(Section):
     tensorboard: bool = False
 
 
+class ProbePart(Section):
+    """Which probes are asked of members while they train, and how often. Nothing here changes what is trained."""
+
+    names: tuple[str, ...] = ()  # with options in brackets, as in worst_l2(steps=10)
+    every: int = Field(5, ge=1)  # epochs; after the last one too
+    samples: int = Field(256, ge=1)  # of the training samples, drawn by the seed
+
+
 class Recipe(Section):
     """An experiment, whole."""
 
@@ -133,6 +141,7 @@ class Recipe(Section):
     train: TrainPart = TrainPart()
     executor: ExecutorPart = ExecutorPart()
     run: RunPart = RunPart()
+    probe: ProbePart = ProbePart()
 
     @classmethod
     def load(cls, path: str | Path, changes: Iterable[str] = ()) -> Recipe:
@@ -183,7 +192,8 @@ class Recipe(Section):
 
     def determining(self) -> dict[str, Any]:
         """Return what decides a member's weights: not the ensemble's size, nor where and how often it is written."""
-        return {name: part for name, part in self.to_dict().items() if name not in ("members", "executor", "run")}
+        beside = ("members", "executor", "run", "probe")
+        return {name: part for name, part in self.to_dict().items() if name not in beside}
 
 
 def fingerprint(tree: Mapping[str, Any]) -> str:

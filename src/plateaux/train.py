@@ -31,6 +31,7 @@ from plateaux.exchange import Executor, Failure, Tell
 from plateaux.learning import on_device
 from plateaux.machine import device_named, is_first, settle_in
 from plateaux.meeting import decide, meetings, scoring_batch
+from plateaux.naming import probes_named
 from plateaux.plan import Job, plan
 from plateaux.recipe import Recipe
 from plateaux.run import Run, facts_of
@@ -118,6 +119,7 @@ def check(recipe: Recipe, given: Given = NOTHING_GIVEN) -> bool:
             f"train.keep = {recipe.train.keep!r} needs samples to choose on; set data.validation, such as 0.1"
         )
     validation_measures(recipe.train.keep)
+    probes_named(recipe.probe.names, allow=given.allow)
     if recipe.train.patience is not None and not recipe.data.validation:
         raise RecipeError("train.patience needs samples to judge by; set data.validation, such as 0.1")
     return joint
