@@ -37,10 +37,10 @@ plug-in's options as further keys. **A number may be a list with one value per m
 with a radius of its own for each of three members, and `lr = [0.05, 0.1, 0.2]` a hyper-parameter ensemble. `model.name`
 may be such a list too.
 
-`[executor]`, `[run]`, `[probe]` and the number of members do not decide what a member becomes, so a run may be continued with
-other values there (beyond the last digits, `batchnorm = "local"` on a mesh is the one exception; and where the method
-makes members meet, none can join or leave after the meeting). A run folder whose recipe differs anywhere else is
-refused, with the difference shown.
+`[executor]`, `[run]`, `[probe]` and the number of members do not decide what a member becomes, so a run may be
+continued with other values there (beyond the last digits, `batchnorm = "local"` on a mesh is the one exception; and
+where the method makes members meet, none can join or leave after the meeting). A run folder whose recipe differs
+anywhere else is refused, with the difference shown.
 """
 
 MEANINGS = {
@@ -99,7 +99,7 @@ MEANINGS = {
     "the first meeting, where another run may begin (`--span-from`)",
     "run.log_every": "a line in the log after every so many steps",
     "run.tensorboard": "also write curves for TensorBoard (`plateaux[track]`)",
-    "probe.names": "[probes](landscape.md) to ask of every member while it trains, options in brackets; none: not asked",
+    "probe.names": "[probes](landscape.md) to ask of every member while it trains, options in brackets",
     "probe.every": "ask after so many epochs each time, and after the last",
     "probe.samples": "training samples to ask about, drawn by the seed and always the same",
 }

@@ -62,7 +62,8 @@ def landscape(
     counts = {name: samples or probe.samples for name, probe in chosen.items()}
     scene = Scene(panel, on, Conditions(batchnorm, augment, unit_logits), most=max(counts.values(), default=1))
     passes = {name: probe.passes(len(scene.sample.first(counts[name]).ids)) for name, probe in chosen.items()}
-    meter = scene.meter(sum(passes.values()), f"{len(chosen)} probe{'s' * (len(chosen) != 1)}", seen)
+    costs = dict.fromkeys(panel.numbers, sum(passes.values()))
+    meter = scene.meter(costs, f"{len(chosen)} probe{'s' * (len(chosen) != 1)}", seen)
     found: list[Measurement] = []
     problems: list[PlateauxError] = []
     for name, probe in chosen.items():
@@ -152,21 +153,21 @@ class Scene:
         varied = {"augmentation": self.varies or "none", "precision": precision}
         return {**self.target.about, **self.known, **sample.about(), **mode, **batch, **varied}
 
-    def meter(self, each: float, what: str, seen: Seen) -> Meter:
+    def meter(self, costs: Mapping[int, float], what: str, seen: Seen) -> Meter:
         """Time a pass of every kind of network, say how long the walk will take, and return what tells how far it is.
 
-        `each` is what every member costs, in forward-and-backward passes of one sample.
+        Costs are of members by number, in forward-and-backward passes of one sample.
         """
         kinds: dict[str, float] = {}
-        for number in self.panel.numbers:
+        for number in costs:
             kind = kind_of(self.panel.recipe, number, self.panel.given)
             if kind not in kinds:
                 kinds[kind] = self._pace(number)
             self.paces[number] = kinds[kind]
-        many = len(self.panel.numbers)
-        wanted = duration(sum(each * pace for pace in self.paces.values()))
-        self.panel.say(f"{what} of {many} member{'s' * (many > 1)} on {self.target.name} samples: about {wanted}")
-        return Meter(each * many, seen)
+        wanted = duration(sum(cost * self.paces[number] for number, cost in costs.items()))
+        many = f"{len(costs)} member{'s' * (len(costs) > 1)}"
+        self.panel.say(f"{what} of {many} on {self.target.name} samples: about {wanted}")
+        return Meter(sum(costs.values()), seen)
 
     def _pace(self, number: int) -> float:
         """Return the seconds of one sample's forward-and-backward pass, timed after one that warms up."""
