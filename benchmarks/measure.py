@@ -93,9 +93,9 @@ def from_kept(folder: str, samples: int, rounds: int) -> dict[str, float]:
             "train": {"epochs": 1},
         }
     )
-    plateaux.train(recipe, f"{folder}/run")
-    env = _with_bytecode(folder)
-    call = [sys.executable, "-m", "plateaux", "measure", f"{folder}/run"]
+    plateaux.train(recipe, folder)
+    env = _with_bytecode()
+    call = [sys.executable, "-m", "plateaux", "measure", folder]
     first = subprocess.run(call, check=True, capture_output=True, text=True, env=env)
     assert "no forward pass" not in first.stderr
     second = subprocess.run(call, check=True, capture_output=True, text=True, env=env)
@@ -112,10 +112,9 @@ def from_kept(folder: str, samples: int, rounds: int) -> dict[str, float]:
     return {"kept: seconds more than import torch": more, "import torch seconds": median(times["import"])}
 
 
-def _with_bytecode(folder: str) -> dict[str, str]:
-    """Return an environment in which sources are compiled once, as they are where packages are installed."""
-    env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    return {**env, "PYTHONPYCACHEPREFIX": f"{folder}/bytecode"}
+def _with_bytecode() -> dict[str, str]:
+    """Return an environment in which sources are compiled once, as they are where a package is installed."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
 def stream(samples: int, classes: int) -> None:
