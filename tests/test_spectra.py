@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from plateaux.errors import Diverged
-from plateaux.spectra import apart, density, eigenpairs, orthonormal, quadrature, signs, standard_error
+from plateaux.spectra import Krylov, apart, density, eigenpairs, orthonormal, quadrature, signs, standard_error
 
 
 def matrix(values: Tensor, seed: int = 0) -> Tensor:
@@ -81,6 +81,14 @@ def test_a_matrix_of_single_precision_has_eigenvalues_to_its_precision() -> None
     a = matrix(SPREAD).float()
     values, _ = eigenpairs(lambda v: a @ v, starts(85, torch.float32), count=3, space=16, steps=200, tolerance=1e-5)
     assert values.tolist() == pytest.approx([7, 5, 3], abs=1e-4)
+
+
+def test_vectors_stay_orthogonal_where_one_eigenvalue_outweighs_all_others() -> None:
+    a = matrix(torch.cat([torch.linspace(0, 1, 60), torch.tensor([1e9])]))
+    krylov = Krylov(lambda v: a @ v, starts(61)(0), space=40)
+    while not krylov.full:
+        krylov.grow()
+    assert torch.allclose(krylov.basis @ krylov.basis.T, torch.eye(40, dtype=torch.float64), atol=1e-13)
 
 
 def test_a_product_that_is_not_finite_is_told() -> None:

@@ -186,6 +186,14 @@ def test_hutch_plus_plus_is_exact_where_its_sketch_holds_the_matrix() -> None:
     assert (flat.number, flat.draws) == (0, None)
 
 
+@pytest.mark.parametrize("method", ["hutchinson", "hutch++"])
+def test_a_trace_takes_as_many_products_as_it_has_draws(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken, applied = [], Curvature.applied
+    monkeypatch.setattr(Curvature, "applied", lambda self, v: taken.append(v) or applied(self, v))
+    asked("trace", mlp(), method=method, draws=11)
+    assert len(taken) == 11
+
+
 def test_the_spectrum_integrates_to_one_and_its_mean_is_the_trace_over_the_weights() -> None:
     found = asked("spectrum", mlp(), draws=3, steps=31)
     points = {float(name.removeprefix("density at ")): v for name, v in found.items() if name.startswith("density")}
