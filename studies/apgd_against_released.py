@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from plateaux.ascent import Ball, Norm, ascents
 from plateaux.build import NOTHING_GIVEN, data_of, in_order
 from plateaux.exchange import View
 from plateaux.ground import Ground
-from plateaux.grouping import Group, gradient, groups
+from plateaux.grouping import Group, gradient, groups, losses
 from plateaux.neighbourhood import scale_of
 from plateaux.panel import data_facts, members_of
 from plateaux.probes.worst import RADII
@@ -57,12 +57,12 @@ def small_run(folder: Path) -> Run:
     return train(recipe, folder)
 
 
-def grounds(run: Run, samples: int, batch: int) -> Iterator[tuple[int, Counting]]:
+def grounds(run: Run, samples: int, batch: int, members: Sequence[int] | None) -> Iterator[tuple[int, Counting]]:
     """Yield every finished member with so many of the samples it was trained on."""
     recipe = run.as_trained()
     data = data_of(recipe, NOTHING_GIVEN)
     seen = list(in_order(recipe, data, data.train, torch.arange(samples), batch=batch))
-    for number in range(recipe.members):
+    for number in range(recipe.members) if members is None else members:
         if run.progress(number).weights_from:
             module = members_of(run, data_facts(run), [number], NOTHING_GIVEN)[0].eval()
             yield number, Counting(View(module), seen, key=number)
@@ -78,15 +78,19 @@ class Counting(Ground):
         return super().gradient(batch, at)
 
 
-def looks(ground: Ground, group: Group) -> apgd.Looks:
-    """Return the loss of a group as a function of flat weights, for the released form."""
+def flat_ground(ground: Ground, group: Group) -> tuple[apgd.Looks, apgd.Heights]:
+    """Return the loss of a group as functions of flat weights, for the released form."""
 
     def look(flat: Tensor) -> tuple[float, Tensor]:
         trees.write(ground.params, unflat(flat, ground.home))
         loss, found = gradient(ground, group)
         return loss, flatted(found)
 
-    return look
+    def height(flat: Tensor) -> float:
+        trees.write(ground.params, unflat(flat, ground.home))
+        return float(losses(ground, group).mean())
+
+    return look, height
 
 
 def flatted(tree: Tree) -> Tensor:
@@ -132,7 +136,7 @@ def duel(ground: Counting, *, norm: Norm, adaptive: bool, radius: float, steps: 
             ours = ascents(ground, group, ball, steps=steps, generator=ground.generator(number))[0]
             found.gradients[0] += ground.taken
             first, best, taken = apgd.worst(
-                home, looks(ground, group), radius=radius, norm=norm, adaptive=adaptive, steps=steps
+                home, *flat_ground(ground, group), radius=radius, norm=norm, adaptive=adaptive, steps=steps
             )
             found.gradients[1] += taken
             found.ours.append(ours.best - ours.home)
@@ -147,6 +151,7 @@ def main() -> int:
     parser.add_argument("--m", type=int, help="samples in a group")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--radius", type=float, nargs="*", default=[], help="radii instead of the usual ones")
+    parser.add_argument("--members", type=int, nargs="*", help="only these")
     parser.add_argument("--norm", nargs="*", choices=["l2", "linf"], default=["l2", "linf"])
     options = parser.parse_args()
     if options.run is None and not options.quick:
@@ -161,7 +166,7 @@ def main() -> int:
 def compare(run: Run, options: argparse.Namespace, m: int) -> int:
     good = True
     print("member | norm | adaptive | radius | ours | released | at least as large | gradients, ours and released")
-    for number, ground in grounds(run, GROUPS * m, m):
+    for number, ground in grounds(run, GROUPS * m, m, options.members):
         for norm in options.norm:
             for adaptive in (True, False):
                 for radius in options.radius or [RADII[norm, adaptive]]:

@@ -13,11 +13,11 @@ from reference import apgd
 from torch import Tensor, nn
 
 from plateaux import registry, trees
-from plateaux.ascent import Ball, ascents, checkpoints
+from plateaux.ascent import Ball, _anywhere, ascents, checkpoints
 from plateaux.errors import RecipeError
 from plateaux.exchange import View
 from plateaux.ground import Ground
-from plateaux.grouping import gradient, groups
+from plateaux.grouping import gradient, groups, losses
 from plateaux.neighbourhood import scale_of
 from plateaux.probes.worst import worst_l2, worst_linf
 from plateaux.types import Batch
@@ -198,6 +198,19 @@ def test_random_starts_leave_a_hollow_that_home_cannot_see() -> None:
     assert worst_l2(**options, restarts=8).ask(here)[""].number == pytest.approx(5 * 0.49 - 0.1)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("norm", ["l2", "linf"])
+def test_random_starts_fill_the_ball_but_for_weights_that_cannot_move(norm: str) -> None:
+    home = {"w": torch.tensor([1.0, -2.0, 0.0], dtype=torch.float64)}
+    ball = Ball(0.5, norm, scale_of(home, adaptive=True))  # type: ignore[arg-type]
+    chance = bowls.draw(0)
+    starts = torch.stack([_anywhere(home, ball, chance)["w"] for _ in range(2000)])
+    assert torch.equal(starts[:, 2], torch.zeros(2000, dtype=torch.float64))
+    far = starts.norm(dim=1) if norm == "l2" else starts.abs().amax(1)
+    assert float(far.max()) <= 0.5
+    assert float((far < 0.25).double().mean()) == pytest.approx(0.25, abs=0.04)  # of a disc or a square: by area
+    assert torch.allclose(starts.mean(0), torch.zeros(3, dtype=torch.float64), atol=0.03)
+
+
 class Cliff(nn.Module):
     """A loss that is beyond numbers from 1 on, in one direction."""
 
@@ -306,8 +319,12 @@ def test_on_a_trained_resnet_the_ascent_finds_no_less_than_the_released_form_but
                 loss, way = gradient(here, group)
                 return loss, torch.cat([tensor.flatten() for tensor in way.values()])
 
+            def height(at: Tensor, group: list[Batch] = group) -> float:  # type: ignore[assignment]
+                nn.utils.vector_to_parameters(at, here.params.values())
+                return float(losses(here, group).mean())
+
             climbed = ascents(here, group, ball, steps=20, generator=bowls.draw(0))[0]
-            home, best, taken = apgd.worst(flat, look, radius=radius, norm=norm, adaptive=adaptive)
+            home, best, taken = apgd.worst(flat, look, height, radius=radius, norm=norm, adaptive=adaptive)
             assert taken == 20
             assert climbed.home == pytest.approx(home, rel=1e-6)
             ours.append(climbed.best - home)

@@ -16,6 +16,9 @@ from torch import Tensor
 Looks = Callable[[Tensor], tuple[float, Tensor]]
 """The mean loss of a group at flat weights, and its gradient."""
 
+Heights = Callable[[Tensor], float]
+"""The mean loss alone."""
+
 
 def checkpoints(steps: int) -> set[int]:
     shares = [0.0, 0.22]
@@ -58,13 +61,20 @@ def project(delta: Tensor, t: Tensor, radius: float, norm: str, adaptive: bool) 
 
 
 def worst(
-    home: Tensor, look: Looks, *, radius: float, norm: str = "l2", adaptive: bool = True, steps: int = 20
+    home: Tensor,
+    look: Looks,
+    height: Heights,
+    *,
+    radius: float,
+    norm: str = "l2",
+    adaptive: bool = True,
+    steps: int = 20,
 ) -> tuple[float, float, int]:
     """Return the loss at home, the largest loss found, and how many gradients were taken."""
     w = home.double()
     t = w.abs() if adaptive else torch.ones_like(w)
     delta = older = best_delta = torch.zeros_like(w)
-    first = best = last = last_best = look(home)[0]
+    first = best = last = last_best = height(home)
     step, last_step, rises, since, taken = 2 * radius, None, 0, 0, 0
     for number in range(1, steps + 1):
         _, g = look((w + delta).to(home.dtype))
@@ -73,7 +83,7 @@ def worst(
         up = g.sign() * t if norm == "linf" else g * t / (g.norm() + 1e-12)
         z = project(delta + step * up, t, radius, norm, adaptive)
         delta, older = 0.75 * z + 0.25 * older, delta
-        loss = look((w + delta).to(home.dtype))[0]  # a forward pass; its gradient is not used
+        loss = height((w + delta).to(home.dtype))
         rises += loss > last
         last = loss
         if loss > best:
