@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 import plateaux
-from plateaux import errors, measuring, registry
+from plateaux import errors, landscaping, measuring, registry
 from plateaux.display import duration, watching
 from plateaux.machine import is_first
 from plateaux.options import WrongKey
@@ -30,7 +30,7 @@ from plateaux.train import check as check_recipe
 
 KINDS = {
     "methods": registry.method, "measures": registry.measure, "data": registry.dataset, "models": registry.model,
-    "executors": registry.executor,
+    "executors": registry.executor, "probes": registry.probe,
 }  # fmt: skip
 
 app = typer.Typer(
@@ -41,6 +41,7 @@ recipes = typer.Typer(help="Check a recipe, or print the schema of all recipes."
 app.add_typer(recipes, name="recipe")
 for command in (measuring.measure, measuring.calibrate, measuring.predict, measuring.soup, measuring.select):
     app.command()(told(command))
+app.command()(told(landscaping.landscape))
 
 
 def main() -> None:
@@ -178,7 +179,7 @@ def adopt(
 @app.command(name="list")
 @told
 def list_(
-    kind: Annotated[str, typer.Argument(help="methods, measures, data, models, executors or recipes.")],
+    kind: Annotated[str, typer.Argument(help="methods, measures, probes, data, models, executors or recipes.")],
     as_json: AsJson = False,
 ) -> None:
     """List the plug-ins of one kind, a sentence each.

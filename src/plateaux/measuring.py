@@ -22,14 +22,13 @@ from plateaux.report import tables, to_markdown
 from plateaux.robust import read_baseline, robustness
 from plateaux.run import Run
 from plateaux.targets import elsewhere
-from plateaux.terminal import Allow, AsJson, Changes, Device, asking, show, torchrun
+from plateaux.terminal import Allow, AsJson, Changes, Device, Members, asking, numbers_of, show, torchrun
 
 UNDER_CORRUPTION = ["accuracy", "nll", "ece"]
 
 Keep = Annotated[
     Literal["float32", "float16", "no"], typer.Option(help="Keep logits beside the run: float32, float16 or no.")
 ]
-Members = Annotated[str | None, typer.Option(help="Only these members, such as 0,2.")]
 Samples = Annotated[int | None, typer.Option(min=1, help="Only the first so many samples.")]
 
 
@@ -83,7 +82,7 @@ def measure(
         raise typer.Exit(torchrun(processes))
     given = plateaux.Given(allow=tuple(allow or ()))
     shared: dict[str, Any] = {"given": given, "device": device, "keep": keep}
-    walk = {"members": _numbers(members), "samples": samples, "fresh": fresh, **shared}
+    walk = {"members": numbers_of(members), "samples": samples, "fresh": fresh, **shared}
     if executor is not None:
         walk["executor"] = _executor(executor, processes, changes or [])
     names = [] if measures == "none" or (calibrated and measures == "all") else split_names(measures)
@@ -172,7 +171,7 @@ def predict(
     """
     with asking("predicting") as told:
         answers = plateaux.predict(
-            run, on=on, alarm=alarm, alpha=alpha, members=_numbers(members), samples=samples, keep=keep,
+            run, on=on, alarm=alarm, alpha=alpha, members=numbers_of(members), samples=samples, keep=keep,
             given=plateaux.Given(allow=tuple(allow or ())), device=device, **told,
         )  # fmt: skip
     answers.write(out)
@@ -200,7 +199,7 @@ def soup(
     given = plateaux.Given(allow=tuple(allow or ()))
     with asking("mixing") as told:
         made = plateaux.soup(
-            run, out, how=how, on=on, members=_numbers(members), limit=limit, given=given, device=device,
+            run, out, how=how, on=on, members=numbers_of(members), limit=limit, given=given, device=device,
             say=told["say"],
         )  # fmt: skip
     words = made.progress(0).weights_from
@@ -237,15 +236,6 @@ def select(
         return [*lines, f"chosen on {len(chosen.selection.samples):,} {on} samples; {found}", f"written to {out}"]
 
     show(as_json, {**chosen.to_dict(), judge_on: judged}, words)
-
-
-def _numbers(text: str | None) -> list[int] | None:
-    if text is None:
-        return None
-    parts = split_names(text)
-    if not all(part.isdigit() for part in parts):
-        raise RecipeError(f"--members {text}: give numbers with commas, such as 0,2")
-    return [int(part) for part in parts]
 
 
 def _by_kind(words: list[str], names: list[str]) -> Iterator[tuple[list[str], list[str]]]:

@@ -47,7 +47,6 @@ def pictures(
     """Draw landscapes: `slices` around members, `paths` between each two, the `plane` through the first three."""
     panel = Panel(Run.open(root), members, given=given, device=device, keep="no", say=say)
     _check(kinds, panel)
-    draw.check_matplotlib()  # before an hour of work
     gallery = Gallery(Scene(panel, on, Conditions(batchnorm, augment, unit_logits), most=samples))
     made: list[Picture] = []
     try:
@@ -61,10 +60,16 @@ def pictures(
     return made
 
 
-def _check(kinds: Sequence[str], panel: Panel) -> None:
+def check_drawable(kinds: Sequence[str]) -> None:
+    """Refuse pictures that there are not, or all where matplotlib is missing: before an hour of work."""
     for kind in kinds:
         if kind not in KINDS:
             raise RecipeError(f"There is no picture called {kind!r}; {nearest(kind, KINDS)}")
+    draw.check_matplotlib()
+
+
+def _check(kinds: Sequence[str], panel: Panel) -> None:
+    check_drawable(kinds)
     for kind, least in (("paths", 2), ("plane", 3)):
         if kind in kinds and len(panel.numbers) < least:
             raise RecipeError(

@@ -13,9 +13,11 @@ from plateaux.tables import MEAN_PROBABILITY, PART, TOGETHER
 from plateaux.types import Value
 
 CAPTION = "± one standard error: over samples, and over members for their mean"
+APART = "± one standard error: over samples / over random draws; of a mean: over members"
 TITLES = {"good": "how good", "sure": "how sure", "different": "how different"}
 COLUMNS = 4  # measures side by side: what 80 characters hold
 PAIRS, MEMBERS = 6, 8  # rows of these before only their mean is shown
+BESIDE = 4  # numbers beside a probe's answer before they are left to JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,10 @@ def grids(found: Sequence[Measurement]) -> list[Grid]:
 
 
 def _grids(found: Sequence[Measurement]) -> Iterator[Grid]:
+    flat = [each for each in found if each.asks == "flat"]
+    for _, group in groupby(flat, lambda each: each.on):
+        yield _landscape(list(group))
+    found = [each for each in found if each.asks != "flat"]
     corrupted = [each for each in found if "corruption" in each.data]
     for _, group in groupby((each for each in found if each not in corrupted), lambda each: each.on):
         several = list(group)
@@ -129,6 +135,44 @@ def _in_parts(found: Measurement) -> Grid:
     rows = [[row, *(show(found, named[row, c]) if (row, c) in named else "" for c in columns)] for row in names]
     title = f"{heading(found)}: {found.measure}" + (f", {mine}" if deep else "") + (" %" if found.percent else "")
     return Grid(title, ["", *columns], rows, found.convention)
+
+
+def _landscape(found: Sequence[Measurement]) -> Grid:
+    """Return one row a probe, one column a member; numbers beside an answer where they are few, or of one probe."""
+    columns = list(dict.fromkeys(name.partition(PART)[0] for each in found for name in each.rows))
+    if sum(map(_is_member, columns)) > MEMBERS:
+        columns = [name for name in columns if not _is_member(name)]
+    rows, left = [], 0
+    for each in found:
+        parts = list(dict.fromkeys(name.partition(PART)[2] for name in each.rows))
+        if len(parts) - 1 > BESIDE and len(found) > 1:
+            left += len(parts) - 1
+            parts = parts[:1]
+        for part in parts:
+            cells = [each.rows.get(f"{column}{PART}{part}" if part else column) for column in columns]
+            name = f"{each.measure}{PART}{part}" if part else each.measure
+            rows.append([name, f"{each.data['samples']:,}", *("" if c is None else both_errors(c) for c in cells)])
+    first = found[0]
+    modes = {"BatchNorm in training mode": first.data["batchnorm"] == "train", "unit logits": first.data["unit_logits"]}
+    modes["augmented"] = first.data["augmentation"] != "none"
+    title = ", ".join(
+        [f"{first.data['name']}, {first.on} samples: how flat", *(name for name, on in modes.items() if on)]
+    )
+    caption = APART + (f". {left} numbers beside these are in --json" if left else "")
+    return Grid(title, ["", "samples", *columns], rows, caption)
+
+
+def both_errors(value: Value) -> str:
+    """Return a number with its standard errors: over samples, and over what was drawn at random.
+
+    >>> both_errors(Value(1.23456, 0.0421, 0.0212)), both_errors(Value(12345.6)), both_errors(Value(1.0, None, 0.1))
+    ('1.235 ± 0.042 / 0.021', '1.235e+04', '1 ± - / 0.1')
+    """
+    text = f"{value.number:.4g}"
+    if value.error is None and value.draws is None:
+        return text
+    text += " ± -" if value.error is None else f" ± {value.error:.2g}"
+    return text if value.draws is None else f"{text} / {value.draws:.2g}"
 
 
 def _under_corruption(found: Sequence[Measurement]) -> Iterator[Grid]:

@@ -18,6 +18,7 @@ from rich.console import Console
 from plateaux import errors
 from plateaux.display import duration
 from plateaux.machine import cores
+from plateaux.naming import split_names
 
 CODES: tuple[tuple[type[Exception], int], ...] = (
     (errors.NotAllowed, 6), (errors.Stopped, 75), (errors.Diverged, 5), (errors.DataError, 3), (errors.RecipeError, 2),
@@ -28,6 +29,7 @@ Changes = Annotated[list[str] | None, typer.Option("--set", help="Change one val
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, as when the output is piped.")]
 Allow = Annotated[list[str] | None, typer.Option(help="A module whose functions this recipe may call.")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; the best there is by default.")]
+Members = Annotated[str | None, typer.Option(help="Only these members, such as 0,2.")]
 
 
 def told(command: Callable[..., None]) -> Callable[..., None]:
@@ -55,7 +57,7 @@ def show(as_json: bool, plain: Any, shown: Callable[[], list[Any]]) -> None:
 
 
 @contextmanager
-def asking(what: str) -> Iterator[dict[str, Any]]:
+def asking(what: str, unit: str = "samples") -> Iterator[dict[str, Any]]:
     """Lend `seen` and `say`: progress with an estimate on a terminal, lines that stay on standard error."""
     console = Console(stderr=True)
     with console.status(what) as status:
@@ -66,9 +68,19 @@ def asking(what: str) -> Iterator[dict[str, Any]]:
                 begun[0] = time.monotonic()
             begun[1] = done
             left = (total - done) * (time.monotonic() - begun[0]) / done
-            status.update(f"{what}: {done:,} of {total:,} samples" + (f", {duration(left)} left" if left >= 2 else ""))
+            status.update(f"{what}: {done:,} of {total:,} {unit}" + (f", {duration(left)} left" if left >= 2 else ""))
 
         yield {"seen": seen, "say": lambda words: console.print(words, highlight=False, markup=False, soft_wrap=True)}
+
+
+def numbers_of(text: str | None) -> list[int] | None:
+    """Return the members that `--members` names; None: all of them."""
+    if text is None:
+        return None
+    parts = split_names(text)
+    if not all(part.isdigit() for part in parts):
+        raise errors.RecipeError(f"--members {text}: give numbers with commas, such as 0,2")
+    return [int(part) for part in parts]
 
 
 def torchrun(processes: int) -> int:
