@@ -19,7 +19,7 @@ from plateaux.theory import (
     theorem1,
     theorem2,
 )
-from plateaux.theory.simulate import mean
+from plateaux.theory.intervals import mean_of
 
 ignore = pytest.mark.filterwarnings("ignore::plateaux.theory.Unstable")
 C_SETTINGS = [  # printed excess in per cent, as known
@@ -95,7 +95,7 @@ def seen() -> dict[Setting, tuple[float, float, float, float]]:
     settings = [*WHOLE, *PARTS, FAR]
     found = {}
     for setting, each in zip(settings, simulate(settings, matrices=200, starts=20), strict=True):
-        diversity, sharpness = mean(each.diversity), mean(each.sharpness)
+        diversity, sharpness = mean_of(each.diversity), mean_of(each.sharpness)
         assert diversity.error is not None
         assert sharpness.error is not None
         found[setting] = (diversity.number, diversity.error, sharpness.number, sharpness.error)

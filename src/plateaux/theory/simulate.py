@@ -17,7 +17,7 @@ from plateaux.errors import RecipeError
 from plateaux.theory.phi import Floats, contraction
 from plateaux.theory.quadratic import worst_case
 from plateaux.theory.setting import Setting
-from plateaux.types import Value, key
+from plateaux.types import key
 
 TESTS = 1000  # rows of new data, as in the paper
 
@@ -76,11 +76,6 @@ def simulate(
         if seen is not None:
             seen(number + 1, matrices)
     return [Simulated(*found[:, at]) for at in range(len(settings))]
-
-
-def mean(values: Floats) -> Value:
-    """Return the mean over data matrices with its standard error."""
-    return Value(float(values.mean()), float(values.std(ddof=1)) / sqrt(len(values)))
 
 
 def _experiment(settings: Sequence[Setting], starts: int, seed: int, number: int) -> Floats:

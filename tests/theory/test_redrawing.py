@@ -1,0 +1,287 @@
+"""The experiment, its figures, captions, numbers and verdicts, and the command that makes them."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from plateaux import theory_command
+from plateaux.errors import RecipeError
+from plateaux.theory import Setting, Simulated, theorem1
+from plateaux.theory.captions import captions, off, percent
+from plateaux.theory.claims import bounds_of_sam, diversity_of_sam, judge, parts, trade_off
+from plateaux.theory.experiment import Experiment, Pair, Panel, Point, plotted_bounds, predictions, run
+from plateaux.theory.figures import draw
+from plateaux.theory.intervals import around, interval, mean_of, t_quantile
+from plateaux.theory.record import deviations, record
+
+BASE = Setting(n=1200, d=60)  # the paper's ratios, smaller
+
+
+@pytest.fixture(scope="module")
+def experiment() -> Experiment:
+    return run(matrices=8, starts=6, density=3, steps=20, base=BASE)
+
+
+@pytest.mark.parametrize(
+    ("probability", "freedom", "known"),
+    [  # scipy.stats.t.ppf
+        (0.6, 1, 0.324919696233),
+        (0.975, 1, 12.7062047362),
+        (0.975, 2, 4.30265272975),
+        (0.975, 5, 2.57058183564),
+        (0.9999, 5, 9.67756630088),
+        (0.975, 49, 2.00957523713),
+        (0.9999, 49, 4.02049005878),
+        (0.975, 999, 1.96234146113),
+    ],
+)
+def test_students_t_is_that_of_another_library(probability: float, freedom: int, known: float) -> None:
+    assert t_quantile(probability, freedom) == pytest.approx(known, rel=1e-9)
+
+
+@pytest.mark.parametrize("count", [2, 3, 10])
+def test_the_interval_covers_what_it_says(count: int) -> None:
+    draws = np.random.default_rng(0).standard_normal((4000, count)) + 3
+    held = [low <= 3 <= high for low, high in (interval(row) for row in draws)]
+    assert np.mean(held) == pytest.approx(0.95, abs=0.012)
+
+
+def test_intervals_that_hold_at_once_are_wider() -> None:
+    values = np.random.default_rng(0).standard_normal(20)
+    (low, high), (lower, higher) = interval(values), interval(values, among=50)
+    assert lower < low < mean_of(values).number < high < higher
+    assert around(mean_of(values), 20) == interval(values)
+
+
+def test_settings_are_the_papers(experiment: Experiment) -> None:
+    assert list(experiment.figures) == ["1b", "2", "9", "10", "11"]
+    assert [len(panels) for panels in experiment.figures.values()] == [2, 1, 2, 9, 9]
+    ten = [setting for panel in experiment.figures["10"] for setting in panel.curves["SAM"]]
+    assert {(s.k, s.eta) for s in ten} == {(k, eta) for k in (2, 4, 8) for eta in (0.1, 0.05, 0.01)}
+    assert {s.rho for s in ten} == {0.3, 0.4, 0.5}
+    assert not any(s.stable for s in ten)
+    eleven = [setting for panel in experiment.figures["11"] for setting in panel.curves["subsets"]]
+    assert {s.parts for s in eleven} == {10}
+    nine = experiment.figures["9"]
+    assert [s.k for s in nine[1].curves["subsets"]] == list(range(1, 16))
+    assert (nine[0].curves["subsets"][0].rho, nine[0].curves["subsets"][-1].rho) == (0.4, 1.0)
+    assert Setting() == replace(Setting(), n=3000, d=150, variance=0.1, radius=0.01)
+
+
+def test_pairs_have_equal_bounds_and_converge_where_they_should(experiment: Experiment) -> None:
+    assert {pair.formula for pair in experiment.pairs} == {"printed", "corrected"}
+    for pair in experiment.pairs:
+        for setting in (pair.whole, pair.parts):
+            assert experiment.points[setting].says[pair.formula].upper == pytest.approx(pair.bound, rel=2e-3)
+    assert {pair.bound for pair in experiment.pairs if pair.whole.stable} == {0.2, 0.3, 0.4, 0.5}
+    assert all(pair.parts.stable for pair in experiment.pairs)
+
+
+def test_a_bound_that_the_other_curve_does_not_have_is_left_out() -> None:
+    flat, steep = replace(BASE, rho=0.1), replace(BASE, rho=0.5)
+    some = [replace(BASE, parts=10, rho=rho) for rho in (0.01, 1.5)]
+    panel = Panel("", "rho", {"SAM": [flat, flat, steep], "subsets": some})
+    assert plotted_bounds({"1b": [panel]}) == []
+
+
+def test_every_number_that_is_drawn_is_recorded(experiment: Experiment) -> None:
+    found = json.loads(json.dumps(record(experiment), allow_nan=False))
+    assert (found["matrices"], found["starts"], found["seed"]) == (8, 6, 0)
+    drawn = [s for panels in experiment.figures.values() for p in panels for c in p.curves.values() for s in c]
+    kept = [
+        point
+        for figure in found["figures"].values()
+        for panel in figure["panels"]
+        for curve in panel["curves"].values()
+        for point in curve
+    ]
+    assert len(kept) == len(drawn)
+    for setting, point in zip(drawn, kept, strict=True):
+        seen = experiment.points[setting].simulated
+        assert point["simulated"]["sharpness"]["mean"] == pytest.approx(float(seen.sharpness.mean()))
+        assert point["simulated"]["diversity"]["error"] == pytest.approx(float(seen.diversity.std(ddof=1)) / 8**0.5)
+        assert point["printed"]["upper"] == predictions(setting)["printed"].upper
+        assert point["stable"] == setting.stable
+
+
+def test_captions_tell_the_numbers(experiment: Experiment) -> None:
+    words = captions(experiment)
+    assert set(words) == set(experiment.figures)
+    assert re.search(r"where SAM converges, .* subsets are \d\.\d to \d\.\d times as diverse", words["1b"])
+    points = [experiment.points[s] for s in experiment.figures["2"][0].curves["SAM"]]
+    assert percent(off(points, "printed", "diversity")) in words["2"]
+    assert words["10"].endswith("SAM diverges in 27 of 27 settings.")
+    assert all(words[name].endswith(".") for name in words)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"), [([0.5, -3.25], "-3.2 %"), ([12.6, 1.0], "+13 %"), ([-0.01], "0 %"), ([0.04, 0.0], "0 %")]
+)
+def test_per_cents_are_short(values: list[float], words: str) -> None:
+    assert percent(np.array(values)) == words
+
+
+def test_figures_are_drawn_and_the_same_numbers_make_the_same_files(experiment: Experiment, tmp_path: Path) -> None:
+    few = replace_figures(experiment, ("1b", "2", "10"))
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+    files = draw(few, tmp_path / "a")
+    assert sorted(file.name for file in files) == [
+        "theory-10.png", "theory-10.svg", "theory-1b.png", "theory-1b.svg", "theory-2.png", "theory-2.svg",
+    ]  # fmt: skip
+    for file in files:
+        if file.suffix == ".svg":
+            text = file.read_text(encoding="utf-8")
+            assert ET.fromstring(text).tag.endswith("svg")
+            assert "upper bound, corrected" in text or "bound, corrected" in text
+        else:
+            assert file.read_bytes().startswith(b"\x89PNG")
+    one = replace_figures(experiment, ("2",))
+    again = draw(one, tmp_path / "b")
+    assert [file.read_bytes() for file in again] == [(tmp_path / "a" / file.name).read_bytes() for file in again]
+
+
+def replace_figures(experiment: Experiment, names: tuple[str, ...]) -> Experiment:
+    return replace(experiment, figures={name: experiment.figures[name] for name in names})
+
+
+def made_up(off_by: float, *, spread: float = 0.01, sharp: float = 0.97, rho: float = 0.1) -> Experiment:
+    """Return an experiment of one setting, its diversity off the corrected formula by that share."""
+    setting = Setting(rho=rho)
+    says = predictions(setting)
+    noise = np.linspace(-1, 1, 20)
+    diversity = says["corrected"].diversity * (1 + off_by + spread * noise)
+    sharpness = says["corrected"].upper * (sharp + spread * noise)
+    point = Point(setting, Simulated(diversity, sharpness), says)
+    return Experiment({}, [], {setting: point}, 20, 2, 0)
+
+
+@pytest.mark.parametrize(
+    ("off_by", "spread", "verdict"),
+    [(0.0, 0.01, "reproduced"), (0.1, 0.01, "not reproduced"), (0.0, 0.4, "inconclusive"), (-0.1, 0.4, "inconclusive")],
+)
+def test_an_equality_is_judged_by_its_interval(off_by: float, spread: float, verdict: str) -> None:
+    found = diversity_of_sam(made_up(off_by, spread=spread))
+    assert found["claim"] == 14
+    assert found["corrected"]["verdict"] == verdict
+    assert found["corrected"]["converging"]["simulation / formula - 1"]["mean"] == pytest.approx(off_by)
+    assert "diverging" not in found["corrected"]
+
+
+@pytest.mark.parametrize(
+    ("sharp", "verdict"),
+    [(0.99, "reproduced"), (1.02, "not reproduced"), (0.5, "not reproduced"), (0.97, "not reproduced")],
+)
+def test_bounds_are_judged_by_theirs(sharp: float, verdict: str) -> None:
+    found = bounds_of_sam(made_up(0.0, sharp=sharp, spread=0.005))["corrected"]
+    assert found["verdict"] == verdict
+    assert found["converging"]["settings above the upper bound"] == int(sharp > 1)
+    assert found["converging"]["settings below the lower bound"] == int(sharp < 0.98)
+
+
+def test_near_the_limit_of_close_nothing_is_said() -> None:
+    wide = made_up(0.0, sharp=0.9, spread=0.3)
+    assert bounds_of_sam(wide)["corrected"]["verdict"] == "inconclusive"
+
+
+def pair_of(more: float, spread: float = 1e-3) -> Experiment:
+    whole, some = Setting(), Setting(parts=10)
+    noise = np.linspace(-1, 1, 20)
+    points = {
+        each: Point(each, Simulated(0.01 + shift + spread * noise**power, np.ones(20)), predictions(each))
+        for each, shift, power in ((whole, 0.0, 1), (some, more, 2))
+    }
+    return Experiment({}, [Pair("printed", 0.1, whole, some), Pair("corrected", 0.1, whole, some)], points, 20, 2, 0)
+
+
+@pytest.mark.parametrize(
+    ("more", "verdict"), [(0.05, "reproduced"), (-0.05, "not reproduced"), (-3.5e-4, "inconclusive")]
+)
+def test_the_trade_off_is_judged_by_the_difference(more: float, verdict: str) -> None:
+    assert trade_off(pair_of(more))["printed"]["verdict"] == verdict
+
+
+def test_all_claims_are_answered_in_both_ways(experiment: Experiment) -> None:
+    found = judge(experiment)
+    assert [each["claim"] for each in found] == [14, 15, 16, 17]
+    for each in found:
+        assert len(each["criterion"]) > 40
+        for formula in ("printed", "corrected"):
+            assert each[formula]["verdict"] in ("reproduced", "not reproduced", "inconclusive")
+            assert {"converging", "diverging"} <= set(each[formula])
+    assert parts(experiment) == found[2]
+    assert found[3]["corrected"]["converging"]["verdict"] == "reproduced"
+    means = {name: found[0][name]["diverging"]["simulation / formula - 1"]["mean"] for name in ("printed", "corrected")}
+    assert abs(means["corrected"]) < abs(means["printed"])
+
+
+def test_the_table_has_a_row_for_each_figure(experiment: Experiment) -> None:
+    rows = deviations(experiment)
+    assert [row[0] for row in rows] == list(experiment.figures)
+    assert all(len(row) == 7 for row in rows)
+
+
+def command(monkeypatch: pytest.MonkeyPatch, experiment: Experiment) -> typer.Typer:
+    def short(**options: Any) -> Experiment:
+        options["seen"](1, 1)
+        return replace_figures(experiment, ("2",))
+
+    monkeypatch.setattr(theory_command, "run", short)
+    app = typer.Typer()
+    theory_command.register(app)
+    app.command()(lambda: None)
+    return app
+
+
+def test_the_command_writes_figures_and_numbers(
+    experiment: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = command(monkeypatch, experiment)
+    out = tmp_path / "new" / "folder"
+    done = CliRunner().invoke(app, ["theory", "--out", str(out), "--matrices", "8"])
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout)
+    assert sorted(file.name for file in out.iterdir()) == ["theory-2.png", "theory-2.svg", "theory.json"]
+    kept = json.loads((out / "theory.json").read_text(encoding="utf-8"))
+    assert told["figures"] == kept["figures"]
+    assert [each["claim"] for each in kept["claims"]] == [14, 15, 16, 17]
+
+
+def test_the_command_prints_two_tables_for_a_person(experiment: Experiment) -> None:
+    from rich.console import Console
+
+    console = Console(width=110, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(theory_command._differences(deviations(experiment)))
+    console.print(theory_command._verdicts(judge(experiment)))
+    text = console.export_text()
+    assert "the furthest of each figure" in text
+    assert "1b" in text
+    assert "Theorem 2's diversity and bound hold" in text
+
+
+def test_without_matplotlib_a_sentence_says_what_to_install(
+    experiment: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(RecipeError, match=r"plateaux\[report\]"):
+        draw(experiment, tmp_path)
+    done = CliRunner().invoke(command(monkeypatch, experiment), ["theory", "--out", str(tmp_path / "none")])
+    assert done.exit_code == 2
+    assert not (tmp_path / "none").exists()
+
+
+def test_predictions_do_not_warn_where_theorems_do() -> None:
+    assert predictions(Setting(rho=0.4))["corrected"].upper > 1
+    with pytest.warns(UserWarning, match="diverges"):
+        theorem1(Setting(rho=0.4))
