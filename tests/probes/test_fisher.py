@@ -209,13 +209,11 @@ def test_errors_of_samples_and_draws_are_told_apart() -> None:
     maker = torch.Generator().manual_seed(0)
     found = []
     for _ in range(200):
-        of_samples = torch.randn(40, generator=maker)
-        found.append(
-            over_draws(of_samples + 0.5 * torch.randn(8, 1, generator=maker) + torch.randn(8, 40, generator=maker))
-        )
-    by_draw = (0.5**2 / 8 + 1 / (8 * 40)) ** 0.5
-    assert sum(v.error or 0 for v in found) / 200 == pytest.approx(1 / 40**0.5, rel=0.05)
-    assert sum(v.draws or 0 for v in found) / 200 == pytest.approx(by_draw, rel=0.05)
+        of_samples, of_draws = torch.randn(40, generator=maker), torch.randn(8, 1, generator=maker)
+        found.append(over_draws(of_samples + of_draws / 2 + 2 * torch.randn(8, 40, generator=maker)))
+    by_sample, by_draw = (1 / 40) ** 0.5, (1 / 4 / 8 + 4 / (8 * 40)) ** 0.5
+    assert (sum((v.error or 0) ** 2 for v in found) / 200) ** 0.5 == pytest.approx(by_sample, rel=0.05)
+    assert (sum((v.draws or 0) ** 2 for v in found) / 200) ** 0.5 == pytest.approx(by_draw, rel=0.05)
     assert over_draws(torch.ones(1, 4)).draws is None
     assert over_draws(torch.ones(2, 1)).error is None
     assert over_draws(torch.arange(4.0)[None]).error == over_samples(torch.arange(4.0)).error
