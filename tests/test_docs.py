@@ -23,7 +23,7 @@ import typer
 
 import plateaux
 from plateaux import cli, registry, terminal
-from plateaux.naming import measures_named, split_names
+from plateaux.naming import measures_named, probes_named, split_names
 from plateaux.shipped import recipe_file
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -63,7 +63,7 @@ def quickstart(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quickstart: Path) -> Iterator[Path]:
     """Return an empty working folder that modules can be imported from, and forget what they registered."""
-    kinds = (registry.method, registry.measure, registry.dataset, registry.model, registry.executor)
+    kinds = (registry.method, registry.measure, registry.probe, registry.dataset, registry.model, registry.executor)
     for kind in kinds:
         kind.names()  # whatever comes along is registered first
         monkeypatch.setattr(kind, "_found", dict(kind._found))
@@ -207,6 +207,8 @@ def test_every_command_of_a_page_parses_and_means_something(page: Path) -> None:
             assert given["kind"] in cli.KINDS
         named_here = [word for word in split_names(given.get("measures") or "") if ":" not in word]
         assert not named_here or measures_named(named_here)
+        asked = [word for word in split_names(given.get("probes") or "") if ":" not in word]
+        assert not asked or probes_named(asked)
 
 
 @pytest.mark.parametrize("wrong", ["tran quickstart", "train", "train quickstart --sets a=1", "recipe chek x"])
@@ -250,6 +252,11 @@ def test_the_navigation_names_every_page_once() -> None:
     nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
     listed = re.findall(r"(\S+\.md)$", nav, re.MULTILINE)
     assert sorted(listed) == sorted(str(page.relative_to(ROOT / "docs")) for page in PAGES[1:])
+
+
+def test_the_page_of_the_landscape_defines_every_probe() -> None:
+    page = (ROOT / "docs" / "landscape.md").read_text(encoding="utf-8")
+    assert [name for name in registry.probe.names() if f"\n| `{name}` |" not in page] == []
 
 
 def test_the_page_of_the_recipe_is_what_the_code_says() -> None:

@@ -127,7 +127,21 @@ def test_many_numbers_beside_an_answer_are_left_to_json_unless_nothing_else_was_
     assert both.caption.endswith("7 numbers beside these are in --json")
     (alone,) = report.grids([measured("spectrum", 7)])
     assert len(alone.rows) == 8
-    assert alone.rows[0] == ["spectrum", "1,024", "1 ± 0.12 / 0.01", "1 ± 0.12 / 0.01", "1.5 ± 0.2"]
+    assert alone.rows[0] == ["spectrum", "1,024", *["1.000 ± 0.12 / 0.010"] * 2, "1.500 ± 0.20"]
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (Value(0.0), "0"),
+        (Value(-196.12, 181.0, 5.9), "-196.1 ± 181 / 5.9"),
+        (Value(1.234567e-7, 2e-8), "1.235e-07 ± 2.0e-08"),
+        (Value(123456.0, None, 99.0), "1.235e+05 ± - / 99"),
+        (Value(float("nan"), float("inf")), "nan ± inf"),
+    ],
+)
+def test_numbers_of_any_size_are_written_in_few_digits(value: Value, words: str) -> None:
+    assert report.both_errors(value) == words
 
 
 def test_of_many_members_the_mean_is_shown_and_how_they_were_asked_is_in_the_title() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -165,14 +166,22 @@ def _landscape(found: Sequence[Measurement]) -> Grid:
 def both_errors(value: Value) -> str:
     """Return a number with its standard errors: over samples, and over what was drawn at random.
 
-    >>> both_errors(Value(1.23456, 0.0421, 0.0212)), both_errors(Value(12345.6)), both_errors(Value(1.0, None, 0.1))
-    ('1.235 ± 0.042 / 0.021', '1.235e+04', '1 ± - / 0.1')
+    >>> [both_errors(value) for value in (Value(1.23456, 0.0421, 0.0212), Value(512.34, 98.7), Value(1.0, None, 0.1))]
+    ['1.235 ± 0.042 / 0.021', '512.3 ± 99', '1.000 ± - / 0.10']
     """
-    text = f"{value.number:.4g}"
+    text = _digits(value.number, 4)
     if value.error is None and value.draws is None:
         return text
-    text += " ± -" if value.error is None else f" ± {value.error:.2g}"
-    return text if value.draws is None else f"{text} / {value.draws:.2g}"
+    text += " ± -" if value.error is None else f" ± {_digits(value.error, 2)}"
+    return text if value.draws is None else f"{text} / {_digits(value.draws, 2)}"
+
+
+def _digits(number: float, count: int) -> str:
+    """Return a number by so many digits, without an exponent where a person would write none."""
+    if number and not 1e-4 <= abs(number) < 1e5:  # what is no number too
+        return f"{number:.{count - 1}e}"
+    places = count - 1 - math.floor(math.log10(abs(number))) if number else 0
+    return f"{number:.{max(places, 0)}f}"
 
 
 def _under_corruption(found: Sequence[Measurement]) -> Iterator[Grid]:
