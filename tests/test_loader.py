@@ -177,6 +177,15 @@ def test_a_sample_varies_alike_in_any_batch_size_and_differently_in_another_epoc
     assert sum(torch.equal(small[i][0], other[i][0]) for i in range(N)) < 3
 
 
+def test_some_samples_in_their_order_look_as_they_do_in_that_epoch() -> None:
+    whole = by_id(feed(augment=MIXED).epoch(4))
+    few = list(feed(augment=MIXED).some(torch.tensor([5, 2, 7]), 4, batch=2))
+    assert [batch.index.tolist() for batch in few] == [[5, 2], [7]]
+    for number, (x, y) in by_id(few).items():
+        assert torch.equal(x, whole[number][0])
+        assert torch.equal(y, whole[number][1])
+
+
 def test_labels_are_soft_only_when_samples_are_mixed() -> None:
     hard = next(feed(augment=Augment(crop=1)).epoch(0))
     soft = next(feed(augment=Augment(mixup=0.3)).epoch(0))
