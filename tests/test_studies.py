@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 
-
-@pytest.mark.slow
-@pytest.mark.skipif(
+WITH_CIFAR = pytest.mark.skipif(
     not (Path(os.environ.get("PLATEAUX_DATA", "data")) / "cifar-10-batches-bin").is_dir(),
     reason="CIFAR-10 is not here: set PLATEAUX_DATA",
 )
+
+
+@pytest.mark.slow
+@WITH_CIFAR
 def test_the_study_of_sharpbalance_runs_and_goes_on_to_its_table(tmp_path: Path) -> None:
     call = [sys.executable, "studies/sharpbalance_cifar10.py", str(tmp_path / "study"), "--quick"]
     done = subprocess.run(call, capture_output=True, text=True, timeout=280, check=False)
@@ -23,3 +25,13 @@ def test_the_study_of_sharpbalance_runs_and_goes_on_to_its_table(tmp_path: Path)
         assert words in done.stdout, words
     again = subprocess.run([*call, "--table"], capture_output=True, text=True, timeout=60, check=True)
     assert again.stdout.splitlines()[-1] == done.stdout.splitlines()[-1]
+
+
+@pytest.mark.slow
+@WITH_CIFAR
+def test_our_ascent_finds_no_less_than_the_released_one_on_images() -> None:
+    call = [sys.executable, "studies/apgd_against_released.py", "--quick", "--norm", "l2", "--m", "8"]
+    done = subprocess.run(call, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "0 | l2 | yes | 0.5" in done.stdout
+    assert done.stdout.splitlines()[-1] == "ours finds at least as much"
