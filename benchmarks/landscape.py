@@ -43,12 +43,12 @@ def compared(ground: Ground, asked: Probe, each: float, quick: bool) -> float:
 
     Cheap probes take more turns, and dear ones stand beside several passes: a machine is never quite quiet.
     """
-    passes = max(1, min(4, round(each)))
+    passes = max(1, min(2, round(each)))
     sides = {"bare": lambda _: bare(ground, passes), "probe": lambda _: asked.ask(ground)}
-    if not quick:
+    if each <= 4 and not quick:  # what is done once, at the first meeting, is little beside many passes
         for side in sides.values():
             side(0)
-    times = interleaved(sides, 1 if quick else max(3, min(9, round(9 / each))))
+    times = interleaved(sides, 1 if quick else max(3, min(5, round(5 / each))))
     return ratio(times["probe"], times["bare"]) * passes / each
 
 
