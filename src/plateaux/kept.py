@@ -18,7 +18,7 @@ from plateaux.bins import guesses, pack, unpack
 from plateaux.tables import log_probabilities
 from plateaux.types import Batch, Tree
 
-PIECE = 1 << 16  # samples at once
+PIECE = 1 << 14  # samples at once
 
 Codes = NDArray[np.uint32]
 """The packed numbers of one row in ascending order of doubt, the right ones of equals first."""
