@@ -57,7 +57,7 @@ class Ground:
 
     @contextmanager
     def standing(self, at: Tree | None) -> Iterator[None]:
-        """Put the member somewhere else for a while; buffers are put back too."""
+        """Put the member somewhere else for a while."""
         if at is None:
             yield
             return
