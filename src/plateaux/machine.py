@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import platform
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -40,6 +41,11 @@ def is_first() -> bool:
 def local_processes() -> int:
     """Return the processes of a mesh on this machine, this one included."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
+def node() -> str:
+    """Return the name of the machine this process works on, as its cluster calls it."""
+    return os.environ.get("PLATEAUX_NODE") or platform.node()
 
 
 def settle_in(*, processes: int = 1, threads: int | None = None) -> None:

@@ -45,8 +45,10 @@ def meetings(run: Run, rendezvous: Rendezvous | None) -> list[Meeting]:
 def _meeting(run: Run, epoch: int) -> Meeting:
     members = range(run.recipe.members)
     scored = frozenset(n for n in members if run.store.has(scores_name(epoch, n)))
-    decided = run.store.get_json(summary_name(epoch))["members"] if run.store.has(summary_name(epoch)) else None
-    return Meeting(epoch, scored, decided)
+    if not run.store.has(summary_name(epoch)):
+        return Meeting(epoch, scored)
+    summary = run.store.get_json(summary_name(epoch))
+    return Meeting(epoch, scored, summary["members"], frozenset(summary.get("without", ())))
 
 
 def scores_name(epoch: int, member: int) -> str:
@@ -150,20 +152,30 @@ class StoredScores:
 
     store: Store
     epoch: int
-    members: int
+    numbers: Sequence[int]
     samples: int
     key: int
 
+    @property
+    def members(self) -> int:
+        return len(self.numbers)
+
     def chunks(self) -> Iterator[NDArray[np.float32]]:
-        names = [scores_name(self.epoch, member) for member in range(self.members)]
+        names = [scores_name(self.epoch, number) for number in self.numbers]
         for rows in zip(*(self.store.array_chunks(name, CHUNK) for name in names), strict=True):
             yield np.stack(rows)
 
 
-def decide(run: Run, rendezvous: Rendezvous, epoch: int, tell: Tell = lambda _: None) -> None:
-    """Take the decision of a meeting from the scores in the run folder, and write everybody's notes."""
-    members, samples = run.recipe.members, int(run.about["data"]["train"]["samples"])
-    for member in range(members):
+def decide(
+    run: Run, rendezvous: Rendezvous, epoch: int, tell: Tell = lambda _: None, *, members: Sequence[int] | None = None
+) -> None:
+    """Take the decision of a meeting from the scores in the run folder, and write the notes of all who are there.
+
+    Should some be missing from `members`, the others go on without them, for good; the summary says so.
+    """
+    everyone, samples = range(run.recipe.members), int(run.about["data"]["train"]["samples"])
+    members = everyone if members is None else members
+    for member in members:
         _check(run, scores_name(epoch, member), samples)
     scores = StoredScores(run.store, epoch, members, samples, key(run.recipe.seed, "meeting", epoch))
     about = {**_facts(run, epoch), **{name: str(value) for name, value in rendezvous.about.items()}}
@@ -173,12 +185,17 @@ def decide(run: Run, rendezvous: Rendezvous, epoch: int, tell: Tell = lambda _: 
             files.enter_context(
                 run.store.array_writer(notes_name(epoch, member), np.uint8, length, {**about, "member": str(member)})
             )
-            for member in range(members)
+            for member in members
         ]
         found = take_notes(scores, rendezvous.decide, writers)
-    run.store.put_json(summary_name(epoch), {"members": members, "epoch": epoch, **rendezvous.about, **found})
+    without = sorted(set(everyone) - set(members))
+    lacks = {"without": without} if without else {}
+    run.store.put_json(
+        summary_name(epoch), {"members": len(everyone), **lacks, "epoch": epoch, **rendezvous.about, **found}
+    )
     shares = ", ".join(f"{100 * (share or 0):.1f} %" for share in found["share"])
-    tell({"say": f"met after epoch {epoch}: members are careful about {shares} of the samples"})
+    words = f" (without {', '.join(f'member {number}' for number in without)}, for good)" if without else ""
+    tell({"say": f"met after epoch {epoch}{words}: members are careful about {shares} of the samples"})
 
 
 def notes_of(run: Run, rendezvous: Rendezvous | None, member: int, epoch: int) -> Callable[[Tensor], Tensor] | None:

@@ -6,8 +6,8 @@ member trains to it and leaves its scores, one job decides, and every member goe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from plateaux.errors import RunError
@@ -24,6 +24,7 @@ class Meeting:
     epoch: int  # completed epochs at which members meet
     scored: frozenset[int] = frozenset()  # members whose scores are there
     decided: int | None = None  # for how many members it was decided
+    without: frozenset[int] = frozenset()  # those of them that were given up, and have no part in the run any more
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,7 @@ class Job:
     start: Position
     stop: int  # epochs completed at its end
     kind: Literal["train", "decide"] = "train"
+    attempt: int = 0  # how often it was begun before
 
     def __str__(self) -> str:
         who = ("member " if len(self.members) == 1 else "members ") + ", ".join(map(str, self.members))
@@ -46,21 +48,33 @@ class Job:
 
 
 def plan(
-    recipe: Recipe, progress: Sequence[Progress], *, joint: bool = False, meetings: Sequence[Meeting] = ()
+    recipe: Recipe,
+    progress: Sequence[Progress],
+    *,
+    joint: bool = False,
+    meetings: Sequence[Meeting] = (),
+    without: Collection[int] = (),
 ) -> list[Job]:
     """Return the jobs that are missing, those that began first first.
 
     Members that see each other go on together from the last place all of them have kept. Others go on alone, or side by
     side where they stand at the same place and one process holds them. Nobody goes past a meeting that is not decided.
+    Members in `without` are given up for now; a meeting goes ahead without them where the recipe's min_members lets it.
     """
-    missing = [number for number, each in enumerate(progress) if not each.finished]
-    if not missing:
+    absent = {*without, *(number for meeting in meetings for number in meeting.without)}
+    missing = [number for number, each in enumerate(progress) if not each.finished and number not in absent]
+    if all(each.finished for each in progress):
         return []
     ahead = _next(recipe, progress, meetings)
     if ahead is not None:
         missing = [n for n in missing if progress[n].position < (ahead.epoch, 0) or n not in ahead.scored]
         if not missing:
-            return [Job(tuple(range(len(progress))), (ahead.epoch, 0), ahead.epoch, "decide")]
+            there = tuple(sorted(ahead.scored - absent))
+            enough = recipe.run.min_members if absent else len(progress)
+            able = enough is not None and len(there) >= enough
+            return [Job(there, (ahead.epoch, 0), ahead.epoch, "decide")] if able else []
+    if not missing:
+        return []
     if joint:
         if any(each.finished for each in progress) and any(not progress[n].states for n in missing):
             raise RunError(
@@ -69,13 +83,55 @@ def plan(
             )
         place = _common(progress)
         return [Job(tuple(range(len(progress))), place, _stop(recipe, place, meetings))]
-    alone = recipe.executor.name == "local" and (recipe.executor.manner == "parked" or recipe.executor.processes > 1)
-    if alone:
+    if _alone(recipe):
         groups: list[tuple[tuple[int, ...], Position]] = [((n,), progress[n].position) for n in missing]
     else:
         places = sorted({progress[number].position for number in missing}, reverse=True)
         groups = [(tuple(n for n in missing if progress[n].position == place), place) for place in places]
     return [Job(members, place, _stop(recipe, place, meetings)) for members, place in groups]
+
+
+def left_of(job: Job, progress: Sequence[Progress], *, joint: bool = False) -> Job | None:
+    """Return what is left of a job, where its members stand now; None: nothing. So it may be carried out twice."""
+    if job.kind == "decide" or not job.members:
+        return job
+    if joint:
+        place = _common([progress[number] for number in job.members])
+        return None if all(progress[n].finished for n in job.members) else replace(job, start=place)
+    members = tuple(number for number in job.members if not progress[number].finished)
+    places = {progress[number].position for number in members}
+    if len(places) != 1:  # those that stood side by side do not any more: another plan is needed, or nobody is left
+        return job if members else None
+    (place,) = places
+    return replace(job, members=members, start=place) if place <= (job.stop, 0) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Some members and some samples to ask them about: a part of a measurement that any process can carry out."""
+
+    members: tuple[int, ...]
+    start: int  # the first sample, by its place in the walk
+    stop: int
+
+    def __str__(self) -> str:
+        who = ("member " if len(self.members) == 1 else "members ") + ", ".join(map(str, self.members))
+        return f"ask {who} about samples {self.start:,} to {self.stop:,}"
+
+
+def shards(members: Sequence[int], samples: int, *, block: int, size: int) -> Iterator[list[Shard]]:
+    """Cut members x samples into shards: for every run of `size` samples one shard for each `block` members."""
+    blocks = [tuple(members[i : i + block]) for i in range(0, len(members), block)]
+    for start in range(0, samples, size):
+        yield [Shard(some, start, min(start + size, samples)) for some in blocks]
+
+
+def _alone(recipe: Recipe) -> bool:
+    """Say whether independent members are jobs of their own, which may be carried out anywhere."""
+    here = recipe.executor.name == "local"
+    return recipe.executor.name == "ray" or (
+        here and (recipe.executor.manner == "parked" or recipe.executor.processes > 1)
+    )
 
 
 def _stop(recipe: Recipe, place: Position, meetings: Sequence[Meeting]) -> int:

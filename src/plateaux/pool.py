@@ -5,9 +5,10 @@ from __future__ import annotations
 import multiprocessing
 import signal
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from threading import current_thread, main_thread
 from typing import Any
@@ -98,9 +99,7 @@ def _listen(slot: _Slot, tell: Tell, failures: list[Failure], stopped: Sign) -> 
         tell(content)
         return
     if kind == "failed":
-        name, message = content
-        cause = getattr(errors, name, None)
-        problem = cause(message) if cause is not None else PlateauxError(f"{name}: {message}")
+        problem = told_problem(*content)
         if isinstance(problem, Stopped):
             stopped.set()
         else:
@@ -113,14 +112,30 @@ def _work(line: Connection, carry_out: CarryOut, device: str | None, processes: 
     # A spawned process spawns in its turn: the loader's workers would import torch anew in every epoch.
     multiprocessing.set_start_method(None, force=True)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; the parent passes it on, once
+
+    def send(news: Mapping[str, Any]) -> None:
+        line.send(("news", dict(news)))
+
     with suppress(EOFError, OSError):
         while (job := line.recv()) is not None:
-            try:
-                carry_out(job, lambda news: line.send(("news", dict(news))), device=device, processes=processes)
-                answer: tuple[str, Any] = "done", None
-            except Exception as problem:  # whatever it is, the others go on, and the parent tells
-                answer = "failed", (type(problem).__name__, str(problem))
-            line.send(answer)
+            line.send(answer_of(partial(carry_out, job, send, device=device, processes=processes)))
+
+
+def answer_of(work: Callable[[], Any]) -> tuple[str, Any]:
+    """Return `done`, or `failed` with the error's name and words: what a parent is told, whatever its child raised."""
+    try:
+        work()
+        return "done", None
+    except Exception as problem:
+        return "failed", (type(problem).__name__, str(problem))
+
+
+def told_problem(name: str, message: str) -> PlateauxError:
+    """Return the error that a worker told of: one of ours, or one that names what somebody's code raised."""
+    cause = getattr(errors, name, None)
+    if isinstance(cause, type) and issubclass(cause, PlateauxError):
+        return cause(message)
+    return PlateauxError(f"{name}: {message}")
 
 
 def _dismiss(slots: Sequence[_Slot]) -> None:
@@ -163,6 +178,14 @@ class Sign:
         self._up = True
 
 
+_everywhere = Sign()  # for work in other threads than the main one, which no signal reaches
+
+
+def stop_threads() -> None:
+    """Ask the work in this process's other threads to stop, as a signal asks the main one."""
+    _everywhere.set()
+
+
 @contextmanager
 def stop_sign(*, first: Callable[[], Any] = lambda: None, again: Callable[[], Any] = lambda: None) -> Iterator[Sign]:
     """Turn Ctrl-C and SIGTERM into a sign that the work looks at between two steps; a second Ctrl-C ends at once.
@@ -179,7 +202,7 @@ def stop_sign(*, first: Callable[[], Any] = lambda: None, again: Callable[[], An
         first()
 
     if current_thread() is not main_thread():
-        yield asked
+        yield _everywhere
         return
     heard = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) is not signal.SIG_IGN]
     old = {number: signal.signal(number, raise_sign) for number in heard}

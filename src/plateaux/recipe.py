@@ -107,6 +107,10 @@ class ExecutorPart(Section):
     threads: int | None = Field(None, ge=1)
     data: int = Field(1, ge=1)  # mesh: copies of each member that share a batch
     batchnorm: Literal["synced", "local"] = "synced"  # mesh: statistics of the whole batch, or of each copy's share
+    address: str | None = None  # ray: the cluster to join; unset: one of our own on this machine
+    cpus: float = Field(1.0, gt=0)  # ray: of one process
+    gpus: float = Field(0.0, ge=0)  # ray: of one process; a fraction lets several share a device
+    retries: int = Field(5, ge=0)  # ray: how often a job whose process or node died is begun again
 
 
 class RunPart(Section):
@@ -116,6 +120,7 @@ class RunPart(Section):
     checkpoint_minutes: float | None = Field(10.0, gt=0)
     keep_resume: Literal["last", "none"] = "none"  # once a member has finished
     log_every: int = Field(50, ge=1)
+    min_members: int | None = Field(None, ge=1)  # a meeting goes ahead with so many, should the others be given up
     tensorboard: bool = False
 
 

@@ -22,7 +22,7 @@ import torch
 from plateaux.errors import RunError, StorageError
 from plateaux.recipe import Recipe, difference, fingerprint
 from plateaux.samples import Data
-from plateaux.store import Store
+from plateaux.store import PATIENCE, Store
 from plateaux.types import Tree
 
 FORMAT = 1
@@ -144,9 +144,15 @@ class Run:
     def all_progress(self) -> list[Progress]:
         return [self.progress(number) for number in range(self.recipe.members)]
 
-    def lock(self, number: int) -> AbstractContextManager[None]:
-        """Keep every other process off a member."""
-        return self.store.lock(f"members/{number}")
+    def present(self) -> list[int]:
+        """Return the members that have a part in the run: not those that a meeting went ahead without."""
+        summaries = [name for name in self.store.names("notes") if name.endswith("/summary.json")]
+        absent = {number for name in summaries for number in self.store.get_json(name).get("without", ())}
+        return [number for number in range(self.recipe.members) if number not in absent]
+
+    def lock(self, number: int, *, patience: float = 0.0) -> AbstractContextManager[None]:
+        """Keep every other process off a member; wait for one that is just leaving, longer if `patience` says so."""
+        return self.store.lock(f"members/{number}", patience=max(patience, PATIENCE))
 
     def held(self, number: int) -> bool:
         """Say whether a process is at work on a member."""

@@ -9,7 +9,7 @@ next plan begins where its last checkpoint lies.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,15 +30,17 @@ from plateaux.errors import PlateauxError, RecipeError, RunError
 from plateaux.exchange import Executor, Failure, Tell
 from plateaux.learning import on_device
 from plateaux.machine import device_named, is_first, settle_in
-from plateaux.meeting import decide, meetings, scoring_batch
+from plateaux.meeting import decide, meetings, scoring_batch, summary_name
 from plateaux.naming import probes_named
-from plateaux.plan import Job, plan
+from plateaux.plan import Job, left_of, plan
 from plateaux.recipe import Recipe
+from plateaux.records import Record, recorded
 from plateaux.run import Run, facts_of
 from plateaux.span import begin_from
 from plateaux.updates import asks_of
 from plateaux.validation import validation_measures
 
+LEAVING = 60.0  # seconds that a process on a lost node may take to notice, and to let go of its member
 ATTEMPTS = 3  # how often a job whose process died is tried before the run is given up
 
 
@@ -67,28 +69,49 @@ def train(
         begin_from(run, other, given)
     executor.agree(0)
     work = Work(str(out), run.as_trained(), given)
-    attempts = 1
-    while jobs := missing(run, given):
-        failures = executor.launch(jobs, work, tell)
-        failed = executor.agree(int(bool(failures)))  # nobody plans before everybody has written
-        if failures and (attempts == ATTEMPTS or not any(failure.died for failure in failures)):
-            raise _sum_up(failures)
-        if failures:
-            attempts += 1
-            tell({"say": f"{sum(f.died for f in failures)} process(es) died; planning again"})
-        elif failed:
-            raise RunError(
-                "Members held by another process failed; those held here are done, or kept as far as they are"
-            )
+    with _closing(executor):
+        lost = _carry_out(run, executor, work, given, tell)
+    if lost:
+        raise _sum_up(lost)
     _tidy(run, executor)
     return run
 
 
-def missing(run: Run, given: Given = NOTHING_GIVEN) -> list[Job]:
-    """Return the jobs that are missing of a run."""
+def _carry_out(run: Run, executor: Executor, work: Work, given: Given, tell: Tell) -> list[Failure]:
+    """Launch what is missing until nothing is, or nothing can be done; return what failed for good."""
+    attempts, lost = 1, list[Failure]()
+    while jobs := missing(run, given, without={number for failure in lost for number in failure.job.members}):
+        failures = executor.launch(jobs, work, tell)
+        failed = executor.agree(int(bool(failures)))  # nobody plans before everybody has written
+        if failures and attempts < ATTEMPTS and any(failure.died for failure in failures):
+            attempts += 1
+            tell({"say": f"{sum(f.died for f in failures)} process(es) died; planning again"})
+        elif failures:
+            lost += failures
+            if run.recipe.run.min_members is None:
+                break
+        elif failed:
+            raise RunError(
+                "Members held by another process failed; those held here are done, or kept as far as they are"
+            )
+    return lost
+
+
+@contextmanager
+def _closing(executor: Executor) -> Iterator[None]:
+    """Give back what an executor holds between launches, if it holds anything."""
+    try:
+        yield
+    finally:
+        getattr(executor, "close", lambda: None)()
+
+
+def missing(run: Run, given: Given = NOTHING_GIVEN, *, without: Collection[int] = ()) -> list[Job]:
+    """Return the jobs that are missing of a run; members in `without` are given up for now."""
     method = method_of(run.recipe, 0, given)
+    met = meetings(run, method.rendezvous)
     joint = method.objective.sees != "own"
-    return plan(run.recipe, run.all_progress(), joint=joint, meetings=meetings(run, method.rendezvous))
+    return plan(run.recipe, run.all_progress(), joint=joint, meetings=met, without=without)
 
 
 def check(recipe: Recipe, given: Given = NOTHING_GIVEN) -> bool:
@@ -154,32 +177,42 @@ class Work:
     given: Given = NOTHING_GIVEN
 
     def __call__(self, job: Job, tell: Tell, *, device: str | None = None, processes: int = 1) -> None:
-        """Take the members of a job from where it starts to where it stops."""
+        """Take the members of a job from where they stand to where it stops."""
         settle_in(processes=processes, threads=self.recipe.executor.threads)
         run = replace(Run.open(self.root), recipe=self.recipe)
         executor = executor_of(self.recipe, self.given)
-        if job.kind == "decide":
-            _decide(run, job, self.given, tell)
-            return
+        with recorded(run, job, tell, wanted=self.recipe.executor.name == "ray" and is_first()) as record:
+            if job.kind == "decide":
+                _decide(run, job, self.given, record.tell)
+            else:
+                self._train(run, job, executor, record, device)
+
+    def _train(self, run: Run, job: Job, executor: Executor, record: Record, device: str | None) -> None:
         held = [job.members[row] for row in executor.rows(len(job.members))]
+        joint = method_of(self.recipe, 0, self.given).objective.sees != "own"
         with ExitStack() as locks, _deterministic(self.recipe.train.deterministic):
             if executor.writes():
                 for number in held:
-                    locks.enter_context(run.lock(number))
+                    locks.enter_context(run.lock(number, patience=LEAVING if self.recipe.executor.name == "ray" else 0))
                     run.store.sweep(f"members/{number}")
-            place = device_named(device)
+            left = left_of(job, run.all_progress(), joint=joint)
+            if left is None:
+                return
+            record.begins(left.start)
+            held = [number for number in held if number in left.members]
+            place = device_named(device or executor.device)
             data = on_device(data_of(self.recipe, self.given), place)
-            Course(run, data, job, held, executor, place, self.given, tell).go()
+            Course(run, data, left, held, executor, place, self.given, record.tell).go()
 
 
 def _decide(run: Run, job: Job, given: Given, tell: Tell) -> None:
     """Take the decision of a meeting, once: the other processes of a mesh find it in the folder."""
     rendezvous = method_of(run.recipe, 0, given).rendezvous
     assert rendezvous is not None
-    if is_first():
+    if is_first() and not run.store.has(summary_name(job.stop)):
         for folder in ("scores", "notes"):  # nobody writes there now: every member has left its scores
             run.store.sweep(folder)
-        decide(run, rendezvous, job.stop, tell)
+        decide(run, rendezvous, job.stop, tell, members=job.members)
 
 
 def _open(recipe: Recipe, out: str | Path, executor: Executor, given: Given, tell: Tell) -> Run:

@@ -1,0 +1,77 @@
+"""A pair of hands on a Ray cluster: a process that carries out jobs in one thread and answers in others."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections import deque
+from collections.abc import Mapping
+from functools import partial
+from threading import Condition
+from typing import Any
+
+from plateaux.exchange import CarryOut
+from plateaux.machine import cores
+from plateaux.pool import answer_of, stop_threads
+
+BROKEN = ("gloo", "NCCL", "TCPStore", "ProcessGroup", "Connection reset", "Broken pipe")
+
+
+class Hand:
+    """Carries out jobs in a process of the cluster, and keeps what there is to tell until it is asked."""
+
+    def __init__(self) -> None:
+        self._news: deque[dict[str, Any]] = deque(maxlen=10_000)
+        self._bell = Condition()
+        self._busy = False
+        self._group = False
+
+    def about(self) -> dict[str, Any]:
+        """Say where this is: node, process, address, and a port that is free there."""
+        import ray
+
+        address = ray.util.get_node_ip_address()
+        os.environ["PLATEAUX_NODE"] = f"{address} {ray.get_runtime_context().get_node_id()[:6]}"
+        with socket.socket() as door:
+            door.bind(("", 0))
+            port = door.getsockname()[1]
+        return {"node": os.environ["PLATEAUX_NODE"], "pid": os.getpid(), "address": address, "port": port}
+
+    def join(self, rank: int, world: int, address: str, port: int) -> None:
+        """Become one process of a group; the mesh finds it by these names, as torchrun sets them."""
+        self._group = True
+        names = {"RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
+        os.environ |= {name: str(value) for name, value in names.items()}
+        os.environ |= {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
+
+    def work(self, carry_out: CarryOut, job: Any, cpus: float) -> tuple[str, Any, list[dict[str, Any]]]:
+        """Carry out a job; say `done`, `failed` and why, or `broken` where the fault is another process's.
+
+        The third part of the answer is the news that nobody has asked for yet.
+        """
+        fair = max(1, cores() // max(1, int(cpus)))  # so many of us the machine has room for
+        self._busy = True
+        kind, content = answer_of(partial(carry_out, job, self._keep, processes=fair))
+        if kind == "failed" and self._group and any(word in ": ".join(content) for word in BROKEN):
+            kind = "broken"
+        with self._bell:
+            self._busy = False
+            self._bell.notify_all()
+        return kind, content, self.listen(0)
+
+    def listen(self, patience: float) -> list[dict[str, Any]]:
+        """Return the news since the last time; wait a while for some."""
+        with self._bell:
+            self._bell.wait_for(lambda: self._news or not self._busy, patience)
+            heard = list(self._news)
+            self._news.clear()
+        return heard
+
+    def stop(self) -> None:
+        """Ask the job to end with a checkpoint."""
+        stop_threads()
+
+    def _keep(self, news: Mapping[str, Any]) -> None:
+        with self._bell:
+            self._news.append(dict(news))
+            self._bell.notify_all()
