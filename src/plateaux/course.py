@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
@@ -70,7 +71,7 @@ class Course:
         self.lost: list[Diverged] = []  # members that diverged while the others went on
         self.runners = self._runners(held, given)
         self.trackers = {
-            n: Tracker(run.store.root / "tensorboard" / str(n)) for n in held if self.recipe.run.tensorboard
+            n: Tracker(Path(run.store.root) / "tensorboard" / str(n)) for n in held if self.recipe.run.tensorboard
         }
         self.clock = time.monotonic()  # of the last checkpoint
         self.begun = time.monotonic()

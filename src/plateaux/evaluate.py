@@ -22,7 +22,7 @@ STANDARD = ("accuracy", "nll", "brier", "ece")
 def load(root: str | Path, *, given: Given = NOTHING_GIVEN, device: str | None = None) -> Ensemble:
     """Return a run's ensemble, ready to predict."""
     run = Run.open(root)
-    modules = members_of(run, data_facts(run), list(range(run.recipe.members)), given)
+    modules = members_of(run, data_facts(run), run.present(), given)
     facts = run.about["data"]
     ensemble = Ensemble(modules, mean=facts["mean"], std=facts["std"], labels=facts["labels"])
     return ensemble.to(device_named(device))

@@ -57,7 +57,7 @@ class Panel:
     ) -> None:
         self.run, self.given, self.keep, self.say = run, given, keep, say
         self.recipe = run.as_trained()
-        self.numbers = _numbers(members, self.recipe.members)
+        self.numbers = run.present() if members is None else _numbers(members, self.recipe.members)
         if executor is not None:
             self.recipe = self.recipe.changed(executor=dict(executor))
         self.executor: Executor = Local("loop", 1, (), "error") if executor is None else executor_of(self.recipe, given)
@@ -232,9 +232,7 @@ def _described(known: Mapping[str, Any], samples: int) -> dict[str, Any]:
     return {**{name: value for name, value in known.items() if name != "on"}, "samples": samples}
 
 
-def _numbers(members: Sequence[int] | None, total: int) -> list[int]:
-    if members is None:
-        return list(range(total))
+def _numbers(members: Sequence[int], total: int) -> list[int]:
     if not members or len(set(members)) < len(members) or not set(members) <= set(range(total)):
         raise RecipeError(
             f"members {list(members)}: give different numbers from 0 to {total - 1}, such as {[0, total - 1]}"

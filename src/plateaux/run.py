@@ -22,7 +22,7 @@ import torch
 from plateaux.errors import RunError, StorageError
 from plateaux.recipe import Recipe, difference, fingerprint
 from plateaux.samples import Data
-from plateaux.store import PATIENCE, Store
+from plateaux.store import PATIENCE, Store, store_at
 from plateaux.types import Tree
 
 FORMAT = 1
@@ -63,7 +63,7 @@ class Run:
     @classmethod
     def open(cls, root: str | Path) -> Run:
         """Open a run that exists."""
-        store = Store(root)
+        store = store_at(root)
         if not store.has("run.json"):
             raise RunError(
                 f"{root} is not a run folder: it has no run.json. `plateaux train RECIPE --out {root}` starts one"
@@ -82,7 +82,7 @@ class Run:
     @classmethod
     def begin(cls, root: str | Path, recipe: Recipe, about: Mapping[str, Any]) -> Run:
         """Open the run of this recipe, or start it; a folder that belongs to another recipe is refused."""
-        store = Store(root)
+        store = store_at(root)
         if store.has("run.json"):
             old = cls.open(root)
             changes = difference(old.recipe.determining(), recipe.determining())

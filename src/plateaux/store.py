@@ -17,25 +17,26 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from hashlib import blake2b
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 from uuid import uuid4
 from weakref import WeakSet
 
 import numpy as np
-import safetensors
 import safetensors.torch
 import torch
 from numpy.typing import DTypeLike, NDArray
 from torch import Tensor
 
 from plateaux.errors import RunError, StorageError
+from plateaux.lease import Lease, alive, owner_of
+from plateaux.remote import Address, Bucket, address_of
+from plateaux.tensorfile import array_facts, array_header, save_in_order
 from plateaux.types import Tree
 
 PART = ".part-"  # names of files still being written
 SCRATCH = ".scratch-"  # names of folders that nobody needs afterwards
-LONGEST_HEADER = 1 << 20  # bytes of an array's header
-_NAMES = {np.dtype(kind): name for kind, name in (("<f4", "F32"), ("<f8", "F64"), ("<i8", "I64"), ("u1", "U8"))}
 FULL = (errno.ENOSPC, errno.EDQUOT)
 PATIENCE = 1.0  # seconds to wait for a lock: who only looks holds it for a moment, who was killed for a little longer
 
@@ -44,7 +45,8 @@ class Store:
     """Objects under one root, by names such as `members/0/progress.json`."""
 
     def __init__(self, root: str | Path, *, durable: bool = True) -> None:
-        self.root = Path(root)
+        self.root: Path | Address = Path(root)  # for words
+        self._folder = Path(root)
         self._durable = durable  # what is put outlives a power cut
 
     def put(self, name: str, content: bytes | Callable[[IO[bytes]], object]) -> None:
@@ -84,8 +86,8 @@ class Store:
 
     def names(self, prefix: str = "") -> list[str]:
         """Return the names of all objects below `prefix`, sorted."""
-        top = self._path(prefix) if prefix else self.root
-        files = (path.relative_to(self.root) for path in top.rglob("*") if path.is_file())
+        top = self._path(prefix) if prefix else self._folder
+        files = (path.relative_to(self._folder) for path in top.rglob("*") if path.is_file())
         return sorted(path.as_posix() for path in files if not any(part.startswith(".") for part in path.parts))
 
     def delete(self, name: str) -> None:
@@ -102,7 +104,7 @@ class Store:
     def sweep(self, prefix: str) -> None:
         """Remove what a killed writer left half-written below `prefix`."""
         for path in self._path(prefix).rglob(f"{PART}*"):
-            self.delete(path.relative_to(self.root).as_posix())
+            self.delete(path.relative_to(self._folder).as_posix())
 
     def put_json(self, name: str, value: Any, *, again: bool = True) -> None:
         """Write plain values; with `again=False` not where the very same are written already, which is sooner done."""
@@ -116,13 +118,13 @@ class Store:
             return json.loads(content)
         except ValueError as problem:
             raise StorageError(
-                f"{self._path(name)} is not valid JSON ({problem}); restore it or start a new run"
+                f"{self.root / name} is not valid JSON ({problem}); restore it or start a new run"
             ) from None
 
     def put_tensors(self, name: str, tensors: Mapping[str, Tensor], about: Mapping[str, str] | None = None) -> None:
         """Write tensors as safetensors, which any program can read and which can run nothing."""
         plain = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
-        self.put(name, lambda file: _save_in_order(plain, Path(file.name), dict(about or {})))
+        self.put(name, lambda file: save_in_order(plain, Path(file.name), dict(about or {})))
 
     def get_tensors(self, name: str) -> Tree:
         content = self.get(name)
@@ -145,10 +147,10 @@ class Store:
             file.write(np.ascontiguousarray(chunk).data)
 
         with self.writing(name) as file:
-            file.write(_array_header(kind, length, about or {}))
+            file.write(array_header(kind, length, about or {}))
             yield write
             if came != length:
-                raise StorageError(f"{self._path(name)} was not written: {came:,} numbers came instead of {length:,}")
+                raise StorageError(f"{self.root / name} was not written: {came:,} numbers came instead of {length:,}")
 
     def array(self, name: str) -> tuple[dict[str, str], NDArray[Any]]:
         """Return what an array's header says about it, and the array, read-only and read where it is looked at."""
@@ -168,12 +170,12 @@ class Store:
     @contextmanager
     def _reading_array(self, name: str) -> Iterator[tuple[Any, dict[str, str], np.dtype[Any], int]]:
         try:
-            file = self._path(name).open("rb")
+            file = self._file(name).open("rb")
         except OSError as problem:
             raise self._explain("read", name, problem) from None
         with file:
             try:
-                about, kind, length = _array_facts(file)
+                about, kind, length = array_facts(file)
             except OSError as problem:
                 raise self._explain("read", name, problem) from None
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
@@ -191,7 +193,7 @@ class Store:
             return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)  # type: ignore[no-any-return]
         except Exception:  # what torch says here ends with how to load it unsafely
             raise StorageError(
-                f"{self._path(name)} is damaged, or holds more than tensors and plain values, which is never loaded. "
+                f"{self.root / name} is damaged, or holds more than tensors and plain values, which is never loaded. "
                 "Restore it, or delete its folder to train that member again"
             ) from None
 
@@ -227,11 +229,11 @@ class Store:
     @contextmanager
     def scratch(self) -> Iterator[Store]:
         """Lend a store for things that nobody needs afterwards; those of killed processes are cleared away."""
-        self.root.mkdir(parents=True, exist_ok=True)
-        for left in self.root.glob(f"{SCRATCH}*"):
+        self._folder.mkdir(parents=True, exist_ok=True)
+        for left in self._folder.glob(f"{SCRATCH}*"):
             if (left / ".lock").exists() and not Store(left).held("."):
                 shutil.rmtree(left, ignore_errors=True)
-        folder = tempfile.mkdtemp(prefix=SCRATCH, dir=self.root)
+        folder = tempfile.mkdtemp(prefix=SCRATCH, dir=self._folder)
         lent = Store(folder, durable=False)
         try:
             with lent.lock("."):
@@ -240,16 +242,17 @@ class Store:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _path(self, name: str) -> Path:
-        parts = PurePosixPath(name).parts
-        if not parts or name.startswith("/") or ".." in parts or "\0" in name:
-            raise StorageError(f"{name!r} does not name an object of this run")
-        return self.root.joinpath(*parts)
+        return self._folder.joinpath(*_parts(name))
+
+    def _file(self, name: str) -> Path:
+        """Return a file on this machine that holds the object."""
+        return self._path(name)
 
     def _damaged(self, name: str, problem: object) -> StorageError:
-        return StorageError(f"{self._path(name)} is damaged ({problem}); restore it or train that member again")
+        return StorageError(f"{self.root / name} is damaged ({problem}); restore it or train that member again")
 
     def _explain(self, verb: str, name: str, problem: OSError) -> StorageError:
-        path = self._path(name)
+        path = self.root / name
         if problem.errno in FULL:
             return StorageError(
                 f"The disk is full: could not write {path}. Free some space and run the same command again"
@@ -257,47 +260,119 @@ class Store:
         return StorageError(f"Cannot {verb} {path}: {problem.strerror or problem}")
 
 
-def _save_in_order(tensors: Tree, path: Path, about: dict[str, str]) -> None:
-    """Write safetensors without a copy in memory, the header sorted: equal tensors make equal files."""
-    try:
-        safetensors.torch.save_file(tensors, path, metadata=about)
-    except safetensors.SafetensorError as problem:
-        full = f"os error {errno.ENOSPC}" in str(problem)
-        raise OSError(errno.ENOSPC if full else errno.EIO, str(problem)) from None
-    with path.open("r+b") as file:
-        size = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(size))
-        file.seek(8)
-        file.write(json.dumps(header, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode().ljust(size))
+class RemoteStore(Store):
+    """Objects at an address that fsspec reaches; a lease does what the kernel's lock does in a folder."""
+
+    def __init__(self, address: Address) -> None:
+        self.root = address
+        self._bucket = Bucket(address)
+        self._leases: list[Lease] = []
+        self._room = tempfile.TemporaryDirectory(prefix="plateaux-")  # what is read by parts, or being written
+        self._folder = Path(self._room.name)
+
+    def put(self, name: str, content: bytes | Callable[[IO[bytes]], object]) -> None:
+        if callable(content):
+            super().put(name, content)
+        else:
+            self._upload(name, content)
+
+    @contextmanager
+    def writing(self, name: str) -> Iterator[IO[bytes]]:
+        part = self._folder / f"{PART}{uuid4().hex}"
+        try:
+            with part.open("xb") as file:
+                yield file
+            self._upload(name, part)
+        finally:
+            part.unlink(missing_ok=True)
+
+    def _upload(self, name: str, content: bytes | Path) -> None:
+        for lease in self._leases:
+            if name.startswith(lease.prefix):
+                lease.check()
+        with self._explained("write", name):
+            self._bucket.write(_checked(name), content)
+
+    def get(self, name: str) -> bytes:
+        with self._explained("read", name):
+            return self._bucket.read(_checked(name))
+
+    def has(self, name: str) -> bool:
+        with self._explained("read", name):
+            return self._bucket.has(_checked(name))
+
+    def names(self, prefix: str = "") -> list[str]:
+        return sorted(self._sizes(prefix))
+
+    def size(self, prefix: str = "") -> int:
+        return sum(self._sizes(prefix).values())
+
+    def _sizes(self, prefix: str) -> dict[str, int]:
+        with self._explained("list", prefix):
+            found = self._bucket.sizes(_checked(prefix) if prefix else "")
+        return {name: size for name, size in found.items() if not any(p.startswith(".") for p in _parts(name))}
+
+    def delete(self, name: str) -> None:
+        with self._explained("delete", name):
+            self._bucket.remove(_checked(name))
+
+    def sweep(self, prefix: str) -> None:
+        """Do nothing: an object appears whole, and what was being sent when its writer was killed is no object."""
+
+    @contextmanager
+    def lock(self, name: str, *, patience: float = PATIENCE) -> Iterator[None]:
+        with Lease(self._bucket, _checked(name)).held(patience) as lease:
+            self._leases.append(lease)
+            try:
+                yield
+            finally:
+                self._leases.remove(lease)
+
+    def held(self, name: str) -> bool:
+        try:
+            return alive(owner_of(self._bucket, f"{_checked(name)}/.lease"))
+        except FileNotFoundError:
+            return False
+
+    def _file(self, name: str) -> Path:
+        """Return a copy on this machine, made when the object is first looked at, and anew when it has changed."""
+        with self._explained("read", name):
+            file = self._folder / _mark_of(name, self._bucket.mark(_checked(name)))
+            if not file.exists():
+                part = file.with_name(f"{PART}{uuid4().hex}")
+                self._bucket.fetch(name, part)
+                os.replace(part, file)
+        return file
+
+    @contextmanager
+    def _explained(self, verb: str, name: str) -> Iterator[None]:
+        try:
+            yield
+        except StorageError:
+            raise
+        except OSError as problem:
+            raise self._explain(verb, name, problem) from None
 
 
-def _array_header(kind: np.dtype[Any], length: int, about: Mapping[str, str]) -> bytes:
-    entry = {"dtype": _NAMES[kind], "shape": [length], "data_offsets": [0, length * kind.itemsize]}
-    header = {"__metadata__": dict(about), "array": entry}
-    text = json.dumps(header, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
-    text = text.ljust(-(-len(text) // 8) * 8)  # so that the numbers lie where a processor likes them
-    return len(text).to_bytes(8, "little") + text
+def store_at(root: str | Path) -> Store:
+    """Return the store at a path, or at an address such as s3://bucket/runs/demo."""
+    address = address_of(root)
+    return Store(root) if address is None else RemoteStore(address)
 
 
-def _array_facts(file: IO[bytes]) -> tuple[dict[str, str], np.dtype[Any], int]:
-    """Read the header of a safetensors file with one tensor of one axis, and believe nothing in it."""
-    whole = os.fstat(file.fileno()).st_size
-    size = int.from_bytes(file.read(8), "little")
-    if not 2 <= size <= min(whole - 8, LONGEST_HEADER):
-        raise ValueError("its header has no sensible length")
-    header = json.loads(file.read(size))
-    about = {str(key): str(value) for key, value in header.pop("__metadata__", {}).items()}
-    (entry,) = header.values()
-    (length,) = entry["shape"]
-    kinds = {name: kind for kind, name in _NAMES.items()}
-    if entry["dtype"] not in kinds:
-        raise ValueError(f"its numbers are {str(entry['dtype'])[:20]!r}, not one of {', '.join(kinds)}")
-    kind = kinds[entry["dtype"]]
-    if type(length) is not int or length < 0 or entry["data_offsets"] != [0, length * kind.itemsize]:
-        raise ValueError("its header contradicts itself")
-    if 8 + size + length * kind.itemsize != whole:
-        raise ValueError(f"its header promises {length:,} numbers, its size does not fit")
-    return about, kind, length
+def _mark_of(*words: str) -> str:
+    return blake2b("\n".join(words).encode(), digest_size=16).hexdigest()
+
+
+def _parts(name: str) -> tuple[str, ...]:
+    parts = PurePosixPath(name).parts
+    if not parts or name.startswith("/") or ".." in parts or "\0" in name:
+        raise StorageError(f"{name!r} does not name an object of this run")
+    return parts
+
+
+def _checked(name: str) -> str:
+    return "/".join(_parts(name))
 
 
 _held: WeakSet[IO[str]] = WeakSet()

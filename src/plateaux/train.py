@@ -35,6 +35,7 @@ from plateaux.naming import probes_named
 from plateaux.plan import Job, left_of, plan
 from plateaux.recipe import Recipe
 from plateaux.records import Record, recorded
+from plateaux.remote import address_of
 from plateaux.run import Run, facts_of
 from plateaux.span import begin_from
 from plateaux.updates import asks_of
@@ -217,6 +218,8 @@ def _decide(run: Run, job: Job, given: Given, tell: Tell) -> None:
 
 def _open(recipe: Recipe, out: str | Path, executor: Executor, given: Given, tell: Tell) -> Run:
     """Begin the run in one process; the others of a mesh find it there."""
+    if recipe.run.tensorboard and address_of(out) is not None:
+        raise RecipeError(f"TensorBoard's files are appended to, which {out} cannot; leave out run.tensorboard")
     if is_first():
         data = data_of(recipe, given)
         fresh = Run.begin(out, recipe, {"data": facts_of(data)})

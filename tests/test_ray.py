@@ -1,0 +1,328 @@
+"""A real cluster of three nodes on one machine: whatever dies, runs end by themselves at the weights of `local`."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+from cases import distance, weights
+from rayable import counted
+
+import plateaux
+from plateaux.errors import PlateauxError, RecipeError, RunError
+from plateaux.executors.ray import OnRay
+from plateaux.executors.ray import ray as on_ray
+from plateaux.recipe import Recipe
+from plateaux.records import records
+from plateaux.run import Run
+
+ray = pytest.importorskip("ray", reason='Ray is not installed: pip install "plateaux[ray]"')
+
+from ray.cluster_utils import Cluster  # noqa: E402
+
+from plateaux import crew  # noqa: E402
+
+HERE = Path(__file__).parent
+LONG = os.environ.get("PLATEAUX_LONG") == "1"
+GIVEN = plateaux.Given(allow=("rayable", "cases"))
+STEPS = 5  # of an epoch: what may be lost by a kill
+SMALL = {"object_store_memory": 80 << 20}
+pytestmark = pytest.mark.timeout(1500 if LONG else 600)
+
+
+class Nodes:
+    """A head that takes no jobs, and nodes with a place each that can be taken away and brought back."""
+
+    def __init__(self, count: int) -> None:
+        self.cluster = Cluster(
+            initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False, **SMALL}
+        )
+        self.address = self.cluster.address
+        self.nodes = [self.cluster.add_node(num_cpus=1, wait=False, **SMALL) for _ in range(count)]
+        self.cluster.wait_for_nodes()
+
+    def lose(self, which: int) -> None:
+        """Take a node away without grace, and bring another in its place."""
+        self.cluster.remove_node(self.nodes.pop(which), allow_graceful=False)
+        self.nodes.append(self.cluster.add_node(num_cpus=1, wait=False, **SMALL))
+
+
+def processes() -> list[int]:
+    """Return the processes of Ray on this machine."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            words = (folder / "cmdline").read_bytes().replace(b"\0", b" ")
+            if b"raylet" in words or b"gcs_server" in words or words.startswith(b"ray::"):
+                found.append(int(folder.name))
+    return found
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Nodes]:
+    before = set(processes())
+    paths = os.pathsep.join([str(HERE.parent / "src"), str(HERE), os.environ.get("PYTHONPATH", "")])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", paths)
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        made = Nodes(2)
+        ray.init(made.address, log_to_driver=False, configure_logging=False)
+        yield made
+        ray.shutdown()
+        made.cluster.shutdown()
+    wait_until(lambda: not set(processes()) - before, seconds=60)  # nothing is left behind
+
+
+def wait_until(happened: Callable[[], Any], *, seconds: float = 120) -> None:
+    end = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.05)
+
+
+def recipe(folder: Path, method: Mapping[str, Any], *, members: int = 3, epochs: int = 2, **data: Any) -> Recipe:
+    return Recipe.from_dict(
+        {
+            "members": members, "seed": 3,
+            "data": {"name": "rayable:watched", "samples": 40, "batch": 8, "log": str(folder / "steps"), **data},
+            "model": {"name": "mlp", "hidden": [6]},
+            "method": dict(method),
+            "optimizer": {"lr": 0.1, "momentum": 0.9},
+            "schedule": [{"name": "cosine", "per": "step"}],
+            "train": {"epochs": epochs},
+            "executor": {"threads": 1},
+            "run": {"checkpoint_minutes": 60},
+        }
+    )  # fmt: skip
+
+
+def locally(row: Recipe, folder: Path) -> Run:
+    """Train the same recipe in this process; its steps are not counted."""
+    run = plateaux.train(row, folder / "local", given=GIVEN)
+    (folder / "steps").unlink()
+    return run
+
+
+def at_work(out: Path) -> list[dict[str, Any]]:
+    """Return the records of jobs whose process lives."""
+    with suppress(PlateauxError):
+        running = [each for each in records(Run.open(out)) if each["outcome"] == "running"]
+        return [each for each in running if Path(f"/proc/{each['pid']}").exists()]
+    return []
+
+
+class Watching(Thread):
+    """Does something to a run while it goes on; what goes wrong there fails the test."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        super().__init__(daemon=True)
+        self.work, self.problem = work, None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self.work()
+        except BaseException as problem:
+            self.problem = problem  # type: ignore[assignment]
+
+    def end(self) -> None:
+        self.join(60)
+        assert not self.is_alive()
+        if self.problem is not None:
+            raise self.problem
+
+
+def test_twenty_kills_and_five_lost_nodes_change_no_bit(nodes: Nodes, tmp_path: Path) -> None:
+    """Five members on two places, killed before, during and after a meeting; the short version kills less often."""
+    kills, losses, epochs, pause = (20, 5, 24, 0.25) if LONG else (2, 1, 4, 0.05)
+    row = recipe(tmp_path, {"name": "sharpbalance", "rho": 0.1}, members=5, epochs=epochs, pause=pause)
+    out, chance, done = tmp_path / "run", random.Random(4), {"kills": 0, "losses": 0}
+
+    def harm() -> None:
+        while done["kills"] < kills or done["losses"] < losses:
+            if chance.random() < kills / (kills + losses) and done["kills"] < kills:
+                wait_until(lambda: at_work(out), seconds=600)
+                time.sleep(chance.uniform(0, 6 * pause))
+                for each in at_work(out)[:1]:
+                    os.kill(each["pid"], signal.SIGKILL)
+                    done["kills"] += 1
+            elif done["losses"] < losses:
+                wait_until(lambda: at_work(out), seconds=600)
+                time.sleep(chance.uniform(0, 6 * pause))
+                nodes.lose(chance.randrange(2))
+                done["losses"] += 1
+
+    harming = Watching(harm)
+    heard: list[Mapping[str, Any]] = []
+    settings = {"name": "ray", "address": nodes.address, "retries": 50}
+    run = plateaux.train(row.changed(executor=settings), out, given=GIVEN, tell=heard.append)
+    done_before_the_end = dict(done)
+    harming.work = lambda: None
+    assert done_before_the_end == {"kills": kills, "losses": losses}, "the run ended before all the harm was done"
+    harming.end()
+    needed = epochs * STEPS
+    taken = counted(tmp_path / "steps")
+    assert set(taken) == set(range(5))
+    lost = sum(taken.values()) - 5 * needed
+    assert 0 <= lost <= STEPS * (kills + losses), (lost, taken)
+    print(f"{kills} kills, {losses} lost nodes: {lost} of {5 * needed} steps were taken twice")
+    assert any(each.get("retries") for each in heard)
+    assert all("node" in each for each in heard if "member" in each)
+    assert distance(weights(locally(row, tmp_path)), weights(run)) == 0
+
+
+def test_a_group_that_loses_one_begins_again_and_nobody_else_notices(nodes: Nodes, tmp_path: Path) -> None:
+    joint = recipe(tmp_path, {"name": "cases:apart"}, epochs=6, pause=0.1)
+    other = tmp_path / "other"
+    other.mkdir()
+    alone = recipe(other, {"name": "sam", "rho": 0.1}, members=1, epochs=4, pause=0.1)
+    settings = {"name": "ray", "address": nodes.address, "cpus": 0.5}
+    aside = Watching(lambda: plateaux.train(alone.changed(executor=settings), other / "run", given=GIVEN))
+
+    def harm() -> None:
+        wait_until(lambda: at_work(tmp_path / "run") and counted(tmp_path / "steps").get(0, 0) > STEPS + 1)
+        pids = {int(line.split()[1]) for line in (tmp_path / "steps").read_text().splitlines()}
+        assert len(pids) == 2  # the members are spread over the group's processes
+        os.kill(max(pids), signal.SIGKILL)
+
+    harming = Watching(harm)
+    run = plateaux.train(joint.changed(executor={**settings, "processes": 2}), tmp_path / "run", given=GIVEN)
+    harming.end()
+    aside.end()
+    attempts = [(each["attempt"], tuple(each["start"])) for each in records(run)]
+    assert attempts[0] == (0, (0, 0))
+    assert attempts[-1][0] == 1
+    assert attempts[-1][1] >= (1, 0)  # from its checkpoint
+    assert [each["attempt"] for each in records(Run.open(other / "run"))] == [0]
+    assert distance(weights(locally(joint, tmp_path)), weights(run)) == 0
+
+
+def test_a_member_that_cannot_read_its_data_ends_alone_and_the_next_call_does_only_that_one(
+    nodes: Nodes, tmp_path: Path
+) -> None:
+    flaw = tmp_path / "flaw"
+    row = recipe(tmp_path, {"name": "sam", "rho": 0.1}, flaw=str(flaw))
+    flaw.write_text("1")
+    settings = {"name": "ray", "address": nodes.address}
+    with pytest.raises(PlateauxError, match=r"train member 1 .* failed: KeyError: 'sample 7 cannot be read'"):
+        plateaux.train(row.changed(executor=settings), tmp_path / "run", given=GIVEN)
+    run = Run.open(tmp_path / "run")
+    assert [each.finished for each in run.all_progress()] == [True, False, True]
+    (failed,) = [each for each in records(run) if each["outcome"] == "failed"]
+    assert failed["members"] == [1]
+    assert failed["attempt"] == 0  # not tried again
+    assert "Traceback" in failed["problem"]
+    flaw.unlink()
+    before = len(records(run))
+    plateaux.train(row.changed(executor=settings), tmp_path / "run", given=GIVEN)
+    assert [each["members"] for each in records(run)[before:]] == [[1]]
+    assert distance(weights(locally(row, tmp_path)), weights(run)) == 0
+
+
+def test_a_meeting_goes_ahead_without_a_member_that_is_given_up(nodes: Nodes, tmp_path: Path) -> None:
+    flaw = tmp_path / "flaw"
+    flaw.write_text("2")
+    row = recipe(tmp_path, {"name": "sharpbalance", "rho": 0.1}, flaw=str(flaw)).changed(run={"min_members": 2})
+    settings = {"name": "ray", "address": nodes.address}
+    with pytest.raises(PlateauxError, match="member 2"):
+        plateaux.train(row.changed(executor=settings), tmp_path / "run", given=GIVEN)
+    run = Run.open(tmp_path / "run")
+    assert [each.finished for each in run.all_progress()] == [True, True, False]
+    assert run.store.get_json("notes/1/summary.json")["without"] == [2]
+    assert run.present() == [0, 1]
+    assert plateaux.missing(run, GIVEN) == []
+    found = plateaux.evaluate(tmp_path / "run", measures=["accuracy"], given=GIVEN)
+    assert "member 1" in found[0].rows
+    assert "member 2" not in found[0].rows
+
+
+def test_a_job_whose_process_dies_too_often_is_given_up(nodes: Nodes, tmp_path: Path) -> None:
+    row = recipe(tmp_path, {"name": "sam", "rho": 0.1}, members=2, epochs=3, pause=0.1)
+    settings = {"name": "ray", "address": nodes.address, "retries": 0}
+
+    def harm() -> None:
+        wait_until(lambda: any(each["members"] == [0] for each in at_work(tmp_path / "run")))
+        (pid,) = [each["pid"] for each in at_work(tmp_path / "run") if each["members"] == [0]]
+        os.kill(pid, signal.SIGKILL)
+
+    harming = Watching(harm)
+    with pytest.raises(RunError, match=r"member 0 .* died, for the 1\. time; given up"):
+        plateaux.train(row.changed(executor=settings), tmp_path / "run", given=GIVEN)
+    harming.end()
+    assert [each.finished for each in Run.open(tmp_path / "run").all_progress()] == [False, True]
+
+
+def driver(row: Recipe, out: Path, **changes: Any) -> subprocess.Popen[str]:
+    file = out.parent / "recipe.toml"
+    file.write_text(row.changed(executor=changes).to_toml())
+    call = [sys.executable, "-m", "plateaux", "train", str(file), "--out", str(out), "--no-measure"]
+    allowed = ["--allow", "rayable", "--allow", "cases"]
+    return subprocess.Popen([*call, *allowed], stderr=subprocess.PIPE, text=True)
+
+
+def test_a_driver_that_is_stopped_or_killed_trains_no_member_twice(nodes: Nodes, tmp_path: Path) -> None:
+    row = recipe(tmp_path, {"name": "sam", "rho": 0.1}, members=2, epochs=6, pause=0.1)
+    out, settings = tmp_path / "run", {"name": "ray", "address": nodes.address}
+
+    def steps() -> int:
+        return sum(counted(tmp_path / "steps").values())
+
+    with driver(row, out, **settings) as first:
+        wait_until(lambda: steps() > 2)
+        first.send_signal(signal.SIGINT)
+        words = first.communicate(timeout=60)[1]
+    assert first.returncode == 75, words
+    assert "Run the same command again to go on" in " ".join(words.split())
+    assert {each["outcome"] for each in records(Run.open(out))} <= {"stopped", "done"}
+    after_stop, held = steps(), [each.position for each in Run.open(out).all_progress()]
+    assert sum(epoch * STEPS + step for epoch, step in held) == after_stop  # a polite stop loses nothing
+    with driver(row, out, **settings) as second:
+        wait_until(lambda: steps() > after_stop + STEPS)
+        second.kill()
+        assert second.stderr is not None
+    wait_until(lambda: not at_work(out))  # the jobs end with their driver
+    with driver(row, out, **settings) as third:
+        words = third.communicate(timeout=300)[1]
+    assert third.returncode == 0, words
+    assert 0 <= steps() - 2 * 6 * STEPS <= 2 * STEPS  # at most what two members had done since their checkpoints
+    assert distance(weights(locally(row, tmp_path)), weights(Run.open(out))) == 0
+
+
+def test_a_thousand_jobs_queue_on_two_places(nodes: Nodes) -> None:
+    people, begun = crew.Crew(crew.Needs()), time.monotonic()
+    heard: list[Mapping[str, Any]] = []
+    try:
+        jobs = list(range(1000 if LONG else 200))
+        assert people.carry_out(jobs, echo, heard.append) == []
+    finally:
+        people.dismiss()
+    assert sorted(each["say"] for each in heard) == sorted(map(str, jobs))
+    assert time.monotonic() - begun < 60 * (1 if LONG else 2)
+
+
+def echo(job: Any, tell: Any, *, device: str | None = None, processes: int = 1) -> None:
+    tell({"say": str(job)})
+
+
+# --- Without a cluster
+
+
+def test_without_ray_the_executor_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("plateaux.executors.ray.find_spec", lambda _: None)
+    with pytest.raises(RecipeError, match=r"plateaux\[ray\]"):
+        OnRay(None, 1, 0, 0, 1, 1).launch([], echo, print)
+
+
+def test_a_group_must_be_cut_evenly() -> None:
+    with pytest.raises(RecipeError, match=r"executor\.data = 2"):
+        on_ray(processes=3, data=2)

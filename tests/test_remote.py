@@ -1,0 +1,294 @@
+"""A run folder that is a bucket: whole objects, requests tried again, a lease in place of the kernel's lock."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from buckets import Flaky, serving
+from cases import GIVEN, distance, recipe, weights
+
+import plateaux
+from plateaux import lease, remote
+from plateaux.errors import RecipeError, RunError, StorageError
+from plateaux.remote import Address, Bucket, address_of
+from plateaux.run import Run
+from plateaux.store import RemoteStore, Store, store_at
+
+pytest.importorskip("fsspec", reason="fsspec is not installed")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Flaky]:
+    with serving() as made:
+        yield made
+
+
+@pytest.fixture(params=["memory", "s3"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    if request.param == "s3":
+        request.getfixturevalue("server")
+        return store_at(f"s3://bucket/{tmp_path.name}")
+    return store_at(f"memory://{tmp_path}")
+
+
+@pytest.mark.parametrize(
+    ("given", "address"),
+    [
+        ("s3://bucket/runs/demo", "s3://bucket/runs/demo"),
+        ("s3://bucket/runs/demo/", "s3://bucket/runs/demo"),
+        (Path("s3://bucket/runs"), "s3://bucket/runs"),  # a Path leaves one slash
+        ("memory:///tmp/x", "memory://tmp/x"),
+        ("runs/demo", None),
+        ("/runs/demo", None),
+        ("c:/runs", None),
+    ],
+)
+def test_an_address_is_told_from_a_path(given: str | Path, address: str | None) -> None:
+    assert address_of(given) == address
+    assert isinstance(store_at("runs/x"), Store)
+
+
+def test_an_address_goes_on_with_a_slash() -> None:
+    assert Address("s3://b/run") / "members" / 3 == "s3://b/run/members/3"
+
+
+def test_credentials_in_an_address_are_refused_and_not_repeated() -> None:
+    with pytest.raises(RecipeError, match="environment") as told:
+        address_of("s3://me:secret@bucket/run")
+    assert "secret" not in str(told.value)
+
+
+def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "find_spec", lambda name: None if name == "s3fs" else True)
+    with pytest.raises(RecipeError, match=r"needs s3fs: pip install s3fs, or \"plateaux\[cloud\]\""):
+        Bucket(Address("s3://bucket/run"))
+
+
+def test_objects_are_whole_and_listed(store: Store) -> None:
+    store.put("a/b.bin", b"one")
+    store.put("a/b.bin", b"three")
+    store.put("a/.hidden", b"x")
+    store.put_json("c.json", {"x": 1})
+    assert (store.get("a/b.bin"), store.get_json("c.json")) == (b"three", {"x": 1})
+    assert store.names() == ["a/b.bin", "c.json"]
+    assert store.names("a") == ["a/b.bin"]
+    assert store.names("nowhere") == []
+    assert store.size("a") == 5
+    assert store.has("a/b.bin")
+    assert not store.has("a")
+    store.sweep("a")
+    store.delete("a/b.bin")
+    store.delete("a/b.bin")
+    assert not store.has("a/b.bin")
+    with pytest.raises(StorageError, match=r"Cannot read .*://.*a/b\.bin"):
+        store.get("a/b.bin")
+
+
+def test_what_fails_while_it_is_written_leaves_the_old_object(store: Store) -> None:
+    store.put("x", b"old")
+
+    def half(file: Any) -> None:
+        file.write(b"ne")
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        store.put("x", half)
+    assert store.get("x") == b"old"
+    assert isinstance(store, RemoteStore)
+    assert not list(store._folder.iterdir())
+
+
+@pytest.mark.parametrize("name", ["../x", "/x", "a/../b", ""])
+def test_names_that_would_lead_elsewhere_are_refused(store: Store, name: str) -> None:
+    for touch in (store.get, store.has, store.delete, lambda n: store.put(n, b"")):
+        with pytest.raises(StorageError, match="does not name an object"):
+            touch(name)
+
+
+def test_tensors_states_and_arrays_come_back(store: Store) -> None:
+    tensors = {"w": torch.randn(3, 2), "b": torch.arange(4)}
+    store.put_tensors("t.safetensors", tensors, {"format": "pt"})
+    assert all(torch.equal(store.get_tensors("t.safetensors")[name], tensors[name]) for name in tensors)
+    store.put_state("s.pt", {"n": 3, "t": tensors["w"]})
+    assert torch.equal(store.get_state("s.pt")["t"], tensors["w"])
+    for round_ in range(2):  # the copy on this machine is made anew when the object has changed
+        numbers = np.arange(10, dtype=np.float32) + round_
+        with store.array_writer("n.safetensors", np.float32, 10, {"about": "it"}) as write:
+            write(numbers[:4])
+            write(numbers[4:])
+        about, mapped = store.array("n.safetensors")
+        assert about == {"about": "it"}
+        np.testing.assert_array_equal(mapped, numbers)
+        np.testing.assert_array_equal(np.concatenate(list(store.array_chunks("n.safetensors", 3))), numbers)
+        time.sleep(0.01)
+    with store.scratch() as lent:
+        lent.put("x", b"1")
+        assert lent.get("x") == b"1"
+
+
+# --- Requests that fail
+
+
+class Stumbling:
+    """Files that fail so many times before they answer."""
+
+    def __init__(self, times: int, problem: Exception) -> None:
+        self.left, self.problem = times, problem
+
+    def cat_file(self, path: str) -> bytes:
+        self.left -= 1
+        if self.left >= 0:
+            raise self.problem
+        return b"content"
+
+
+def raised(problem: Exception) -> None:
+    raise problem
+
+
+def bucket_of(files: Any, monkeypatch: pytest.MonkeyPatch) -> Bucket:
+    monkeypatch.setattr(remote, "FIRST_WAIT", 0.0)
+    made = Bucket(Address("memory://stumbling"))
+    made._files = files
+    return made
+
+
+def test_a_request_is_tried_again_until_it_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert bucket_of(Stumbling(remote.TRIES - 1, TimeoutError("slow")), monkeypatch).read("x") == b"content"
+    with pytest.raises(StorageError, match=r"Cannot read memory://stumbling/x: slow"):
+        bucket_of(Stumbling(remote.TRIES, TimeoutError("slow")), monkeypatch).read("x")
+
+
+def test_what_no_repetition_mends_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = Stumbling(2, PermissionError("no"))
+    with pytest.raises(PermissionError):
+        bucket_of(files, monkeypatch).read("x")
+    assert files.left == 1
+
+
+# --- Leases
+
+
+def words(store: Store, name: str, **changes: Any) -> None:
+    """Change what a lease says."""
+    found = json.loads(store.get(f"{name}/.lease"))
+    store.put(f"{name}/.lease", json.dumps({**found, **changes}).encode())
+
+
+def test_a_second_writer_is_refused_while_the_first_is_there(store: Store) -> None:
+    other = store_at(str(store.root))
+    with store.lock("members/0"):
+        assert store.held("members/0")
+        with pytest.raises(RunError, match=r"members/0/ is in the hands of another process \(process \d+ on"):
+            other.lock("members/0", patience=0).__enter__()
+        with other.lock("members/1", patience=0):
+            other.put("members/1/x", b"1")
+    assert not store.held("members/0")
+    assert not store.held("members/7")
+    with other.lock("members/0", patience=0):
+        assert store.names("members/0") == []
+
+
+@pytest.mark.parametrize("gone", [{"until": 0.0}, {"started": "0"}], ids=["expired", "its process is dead"])
+def test_a_lease_whose_owner_is_gone_is_taken_over_where_the_store_can_replace_on_a_condition(
+    store: Store, gone: dict[str, Any]
+) -> None:
+    assert isinstance(store, RemoteStore)
+    with store.lock("m"):
+        left = store.get("m/.lease")
+    store.put("m/.lease", left)
+    words(store, "m", **gone)
+    assert not store.held("m")
+    if store._bucket.swaps:
+        with store.lock("m", patience=0):
+            assert store.held("m")
+        return
+    with pytest.raises(RunError, match=r"delete memory://.*/m/\.lease and run this again"):
+        store.lock("m", patience=0).__enter__()
+    store.delete("m/.lease")
+    with store.lock("m", patience=0):
+        assert store.held("m")
+
+
+def test_another_machines_lease_is_good_until_it_expires(store: Store) -> None:
+    with store.lock("m"):
+        words(store, "m", host="elsewhere", started="0")
+        assert store.held("m")
+        words(store, "m", host="elsewhere", until=time.time() - lease.SLACK - 1)
+        assert not store.held("m")
+        store.put("m/.lease", b"nonsense")
+        assert not store.held("m")
+
+
+def test_who_has_lost_the_lease_writes_nothing_more(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "LENGTH", 0.6)
+    with store.lock("m"):
+        store.put("m/x", b"1")
+        time.sleep(1.0)
+        store.put("m/x", b"2")  # it was renewed
+        words(store, "m", owner="another")
+        time.sleep(0.5)
+        with pytest.raises(RunError, match="may be in the hands of another process"):
+            store.put("m/x", b"3")
+        store.put("n/x", b"4")
+    assert store.get("m/x") == b"2"
+    assert store.has("m/.lease")  # it is not ours to remove
+
+
+def test_who_could_not_renew_in_time_writes_nothing_more(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(store, RemoteStore)
+    monkeypatch.setattr(lease, "LENGTH", 0.3)
+    with store.lock("m"):
+        monkeypatch.setattr(remote, "FIRST_WAIT", 0.0)
+        monkeypatch.setattr(lease, "owner_of", lambda *_: raised(StorageError("gone")))
+        time.sleep(0.5)
+        with pytest.raises(RunError, match="could not renew"):
+            store.put("m/x", b"1")
+
+
+def test_a_store_without_conditions_refuses_whoever_finds_a_lease(tmp_path: Path) -> None:
+    bucket = Bucket(Address(f"memory://{tmp_path}"))
+    bucket.creates = False
+    assert bucket.create("m/.lease", b"1")
+    assert not bucket.create("m/.lease", b"2")
+
+
+# --- Whole runs
+
+
+@pytest.mark.parametrize("method", ["sam", "sharpbalance", "apart"])
+def test_a_run_in_a_bucket_whose_server_stumbles_ends_at_the_same_weights(method: str, tmp_path: Path) -> None:
+    row = recipe(method, run={"checkpoint_epochs": 1})
+    local = plateaux.train(row, tmp_path / "run", given=GIVEN)
+    with serving(share=0.05) as server:
+        run = plateaux.train(row, f"s3://bucket/{method}", given=GIVEN)
+        assert distance(weights(local), weights(run)) == 0
+        assert plateaux.missing(run, GIVEN) == []
+        found = plateaux.evaluate(Path(f"s3://bucket/{method}"), given=GIVEN)
+        assert [each.rows for each in found] == [each.rows for each in plateaux.evaluate(tmp_path / "run", given=GIVEN)]
+        kept = {name for name in local.store.names() if not name.startswith(("predictions/", "measures/"))}
+        assert kept <= set(run.store.names())
+        assert server.failed > 3, (server.failed, server.requests)
+        assert run.log(0) == local.log(0)
+
+
+def test_a_killed_run_in_a_bucket_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    row, out = recipe("sam", run={"checkpoint_epochs": 1}), f"memory://{tmp_path}/run"
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "commit", lambda *_: raised(ZeroDivisionError()))
+        with pytest.raises(ZeroDivisionError):
+            plateaux.train(row, out, given=GIVEN)
+    run = plateaux.train(row, out, given=GIVEN)
+    assert distance(weights(plateaux.train(row, tmp_path / "local", given=GIVEN)), weights(run)) == 0
+
+
+def test_tensorboard_is_refused_where_nothing_can_be_appended(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="TensorBoard"):
+        plateaux.train(recipe("sam", run={"tensorboard": True}), f"memory://{tmp_path}", given=GIVEN)
