@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from plateaux.errors import RunError
-from plateaux.plan import Job, Meeting, plan
+from plateaux.plan import Job, Meeting, left_of, plan, shards
 from plateaux.recipe import Recipe
 from plateaux.run import Progress
 
@@ -169,3 +169,60 @@ def test_lost_notes_and_latecomers_are_refused() -> None:
         plan(recipe(2), [at((4, 0)), at((3, 0))], meetings=[AHEAD])
     with pytest.raises(RunError, match="none can join or leave"):
         plan(recipe(3), [DONE, DONE, NEW], meetings=[Meeting(3, frozenset({0, 1}), 2)])
+
+
+# --- Members that are given up, jobs done twice, shards
+
+ON_RAY = {"name": "ray"}
+
+
+def test_on_a_cluster_every_member_is_a_job() -> None:
+    assert plan(recipe(2, **ON_RAY), [NEW, NEW]) == [Job((0,), (0, 0), 5), Job((1,), (0, 0), 5)]
+    assert plan(recipe(2, **ON_RAY), [NEW, NEW], joint=True) == [Job((0, 1), (0, 0), 5)]
+
+
+def test_a_meeting_waits_for_a_member_that_is_given_up_unless_the_recipe_says_otherwise() -> None:
+    progress, met = [at((3, 0)), at((3, 0)), NEW], [Meeting(3, frozenset({0, 1}))]
+    assert plan(recipe(3), progress, meetings=met) == [Job((2,), (0, 0), 3)]
+    assert plan(recipe(3), progress, meetings=met, without={2}) == []
+    few = recipe(3).changed(run={"min_members": 2})
+    assert plan(few, progress, meetings=met, without={2}) == [Job((0, 1), (3, 0), 3, "decide")]
+    assert plan(few.changed(run={"min_members": 3}), progress, meetings=met, without={2}) == []
+    assert plan(few, progress, meetings=[Meeting(3, frozenset({0}))], without={2}) == [Job((1,), (3, 0), 3)]
+
+
+def test_a_member_that_a_meeting_went_ahead_without_is_never_missing_again() -> None:
+    met = [Meeting(3, frozenset({0, 1}), 3, frozenset({2}))]
+    assert plan(recipe(3), [at((3, 0)), at((4, 0)), NEW], meetings=met) == [Job((1,), (4, 0), 5), Job((0,), (3, 0), 5)]
+    assert plan(recipe(3), [DONE, DONE, NEW], meetings=met) == []
+
+
+@pytest.mark.parametrize(
+    ("job", "progress", "joint", "left"),
+    [
+        (Job((0,), (0, 0), 5), [NEW], False, Job((0,), (0, 0), 5)),
+        (Job((0,), (0, 0), 5, attempt=2), [at((2, 3))], False, Job((0,), (2, 3), 5, attempt=2)),
+        (Job((0,), (0, 0), 5), [DONE], False, None),
+        (Job((0,), (0, 0), 3), [at((4, 0))], False, None),
+        (Job((0,), (0, 0), 3), [at((3, 0))], False, Job((0,), (3, 0), 3)),
+        (Job((0, 1), (0, 0), 5), [at((2, 0)), at((2, 0))], False, Job((0, 1), (2, 0), 5)),
+        (Job((0, 1), (2, 0), 5), [at((2, 0)), at((3, 0))], False, Job((0, 1), (2, 0), 5)),
+        (Job((0, 1), (2, 0), 5), [DONE, at((3, 0))], False, Job((1,), (3, 0), 5)),
+        (Job((0, 1), (0, 0), 5), [at((1, 0), (2, 0)), at((1, 0))], True, Job((0, 1), (1, 0), 5)),
+        (Job((0, 1), (0, 0), 5), [DONE, DONE], True, None),
+        (Job((0, 1), (3, 0), 3, "decide"), [at((3, 0)), at((3, 0))], False, Job((0, 1), (3, 0), 3, "decide")),
+    ],
+)
+def test_a_job_that_is_done_again_does_only_what_is_left_of_it(
+    job: Job, progress: list[Progress], joint: bool, left: Job | None
+) -> None:
+    assert left_of(job, progress, joint=joint) == left
+
+
+def test_shards_cover_members_and_samples_once() -> None:
+    found = list(shards([0, 2, 3], 10, block=2, size=4))
+    assert [[(s.members, s.start, s.stop) for s in each] for each in found] == [
+        [((0, 2), a, b), ((3,), a, b)] for a, b in [(0, 4), (4, 8), (8, 10)]
+    ]
+    assert str(found[0][0]) == "ask members 0, 2 about samples 0 to 4"
+    assert str(found[0][1]) == "ask member 3 about samples 0 to 4"

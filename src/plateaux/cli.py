@@ -19,10 +19,11 @@ from rich.table import Table
 
 import plateaux
 from plateaux import errors, landscaping, measuring, registry, theory_command
-from plateaux.display import duration, watching
+from plateaux.display import duration, lines, watching
 from plateaux.machine import is_first
 from plateaux.options import WrongKey
 from plateaux.recipe import located
+from plateaux.records import latest
 from plateaux.report import size, tables
 from plateaux.shipped import recipe_file, shipped
 from plateaux.terminal import Allow, AsJson, Changes, show, told, torchrun
@@ -80,10 +81,12 @@ def train(
     recipe: Annotated[str, typer.Argument(help="A TOML file, or the name of a recipe that comes along (quickstart).")],
     changes: Changes = None,
     out: Annotated[Path | None, typer.Option(help="The run folder; runs/<recipe> by default.")] = None,
-    executor: Annotated[str | None, typer.Option(help="local or mesh.")] = None,
+    executor: Annotated[str | None, typer.Option(help="local, mesh or ray.")] = None,
+    address: Annotated[str | None, typer.Option(help="The Ray cluster to join; one of our own by default.")] = None,
     manner: Annotated[str | None, typer.Option(help="loop, vmap or parked (local).")] = None,
     processes: Annotated[int | None, typer.Option(help="So many processes at once.")] = None,
     devices: Annotated[str | None, typer.Option(help="Devices to use, such as 0,1.")] = None,
+    min_members: Annotated[int | None, typer.Option(help="A meeting may go ahead with so many.")] = None,
     span_from: Annotated[Path | None, typer.Option(help="Begin where this run stood at its first meeting.")] = None,
     allow: Allow = None,
     measure: Annotated[bool, typer.Option(help="Measure on the test samples at the end.")] = True,
@@ -93,7 +96,8 @@ def train(
 
     In Python: `plateaux.train(plateaux.Recipe.load("recipe.toml"), out="runs/demo")`
     """
-    wanted = [*(changes or []), *_executor(executor, manner, processes, devices)]
+    wanted = [*(changes or []), *_executor(executor, manner, processes, devices, address)]
+    wanted += [f"run.min_members={min_members}"] if min_members is not None else []
     file = recipe_file(recipe)
     what = plateaux.Recipe.load(file, wanted)
     root = out or Path("runs") / Path(recipe).stem
@@ -133,13 +137,16 @@ def status(run: Path, as_json: AsJson = False) -> None:
     """
     opened = plateaux.Run.open(run)
     rows: list[dict[str, Any]] = []
+    jobs, present = latest(opened), opened.present()
     for number, progress in enumerate(opened.all_progress()):
         state = "finished" if progress.finished else "in work" if opened.held(number) else "waiting"
+        state = state if number in present else "left out"
         rows.append(
             {
                 "member": number, "state": state, "epoch": progress.epoch, "step": progress.step,
                 "epochs": opened.recipe.train.epochs, "weights": progress.weights_from, "why": progress.why,
                 "seconds": progress.seconds, "bytes": opened.store.size(f"members/{number}"),
+                **({"job": jobs[number]} if number in jobs else {}),
             }
         )  # fmt: skip
     total = opened.store.size()
@@ -150,7 +157,8 @@ def status(run: Path, as_json: AsJson = False) -> None:
             at = f"{r['epoch']}/{r['epochs']}" + (f" + {r['step']} steps" if r["step"] else "")
             words = f"{r['weights']} ({r['why']})" if r["why"] else r["weights"]
             shown.add_row(str(r["member"]), r["state"], at, words, duration(r["seconds"]), size(r["bytes"]))
-        return [shown, f"{size(total)} in all"]
+        live = {n: job for n, job in jobs.items() if job["outcome"] in ("running", "silent") and "epochs" in job}
+        return [shown, *([lines(live)] if live else []), f"{size(total)} in all"]
 
     show(as_json, {"run": str(run), "members": rows, "bytes": total}, table)
 
@@ -221,9 +229,12 @@ def schema() -> None:
     typer.echo(json.dumps(plateaux.Recipe.model_json_schema(), indent=2))
 
 
-def _executor(name: str | None, manner: str | None, processes: int | None, devices: str | None) -> list[str]:
+def _executor(
+    name: str | None, manner: str | None, processes: int | None, devices: str | None, address: str | None
+) -> list[str]:
     listed = json.dumps([part.strip() for part in devices.split(",")]) if devices else None
     given = {"name": name, "manner": manner, "processes": processes, "devices": listed}
+    given |= {"address": json.dumps(address) if address else None}
     return [f"executor.{key}={value}" for key, value in given.items() if value is not None]
 
 

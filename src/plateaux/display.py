@@ -34,7 +34,7 @@ def watching(console: Console) -> Iterator[Tell]:
 
 
 def lines(latest: Mapping[int, Mapping[str, Any]]) -> Table:
-    """Return one line a member: how far, loss, accuracy, images a second, time left."""
+    """Return one line a member: how far, loss, accuracy, images a second, time left; on a cluster node and retries."""
     table = Table.grid(padding=(0, 2))
     for number in sorted(latest):
         news = latest[number]
@@ -58,8 +58,16 @@ def lines(latest: Mapping[int, Mapping[str, Any]]) -> Table:
             f"validation {100 * judged:.1f} %" if judged is not None else "",
             f"scoring {100 * scored:.0f} %" if scored else f"{news['rate']:,.0f} images/s" if news.get("rate") else "",
             "done" if finished else f"{duration(news['left'])} left" if news.get("left") is not None else "",
+            *([f"on {news['node']}", _tried(news)] if "node" in news else ()),
         )
     return table
+
+
+def _tried(news: Mapping[str, Any]) -> str:
+    """Say how often a job was begun again, and whether it still talks."""
+    count = news.get("retries", news.get("attempt", 0))
+    again = f"{count} retr{'y' if count == 1 else 'ies'}" if count else ""
+    return " ".join(filter(None, [again, "silent" if news.get("outcome") == "silent" else ""]))
 
 
 def duration(seconds: float) -> str:

@@ -1,0 +1,156 @@
+"""Records of jobs: what happens is written down, and can be seen from outside while it happens and afterwards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cases import GIVEN, recipe
+from rich.console import Console
+
+import plateaux
+from plateaux import records
+from plateaux.display import lines
+from plateaux.errors import Diverged, Stopped, StorageError
+from plateaux.hand import Hand
+from plateaux.plan import Job
+from plateaux.pool import answer_of, stop_sign, told_problem
+from plateaux.run import Run
+
+JOB = Job((1,), (0, 0), 4, attempt=2)
+NEWS = {"member": 1, "epoch": 2, "epochs": 4, "step": 3, "steps": 5, "loss": 0.5, "rate": 900.0, "left": 61.0}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run.begin(tmp_path / "run", recipe("sam"), {"data": {}})
+
+
+def test_a_job_is_written_down_while_it_goes_on_and_when_it_has_ended(run: Run) -> None:
+    heard: list[Any] = []
+    with records.recorded(run, JOB, heard.append, wanted=True) as record:
+        record.begins((2, 0))
+        record.tell(NEWS)
+        (now,) = records.records(run)
+        assert (now["outcome"], now["start"], now["attempt"], now["members"]) == ("running", [2, 0], 2, [1])
+        record._written -= records.EVERY + 1
+        record.tell({"say": "hello"})
+        (now,) = records.records(run)
+        assert (now["said"], now["news"]["1"]["loss"]) == (["hello"], 0.5)
+    (now,) = records.records(run)
+    assert now["outcome"] == "done"
+    assert now["begun"] <= now["ended"]
+    assert heard == [NEWS, {"say": "hello"}]
+
+
+@pytest.mark.parametrize(
+    ("problem", "outcome"), [(Stopped("so"), "stopped"), (Diverged("so"), "failed"), (KeyError("so"), "failed")]
+)
+def test_how_a_job_ended_is_written_down(run: Run, problem: Exception, outcome: str) -> None:
+    with pytest.raises(type(problem)), records.recorded(run, JOB, print, wanted=True):
+        raise problem
+    (found,) = records.records(run)
+    assert found["outcome"] == outcome
+    assert "so" in found["problem"]
+    assert ("Traceback" in found["problem"]) == (outcome == "failed")
+
+
+def test_nothing_is_written_unless_it_is_wanted(run: Run) -> None:
+    with records.recorded(run, JOB, print, wanted=False) as record:
+        record.begins((0, 0))
+    assert records.records(run) == []
+
+
+def test_a_full_disk_ends_the_record_and_not_the_job(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise StorageError("full")
+
+    monkeypatch.setattr(type(run.store), "put_json", full)
+    with records.recorded(run, JOB, print, wanted=True) as record:
+        record.begins((0, 0))
+
+
+def test_the_newest_record_of_a_member_is_what_is_shown(run: Run) -> None:
+    many = Job(tuple(range(10)), (0, 0), 4)
+    with records.recorded(run, many, print, wanted=True) as record:
+        assert "_and_more" in record.name
+    with records.recorded(run, Job((1,), (4, 0), 4, "decide"), print, wanted=True):
+        pass
+    record = records.Record(run, JOB, lambda _: None, wanted=True)
+    record._news = {"1": dict(NEWS)}
+    record.begins((2, 0))
+    found = records.latest(run)
+    assert found[0]["outcome"] == "done"
+    assert (found[1]["outcome"], found[1]["attempt"], found[1]["loss"]) == ("running", 2, 0.5)
+    stale = run.store.get_json(record.name)
+    run.store.put_json(record.name, {**stale, "seen": 0.0})
+    console = Console(width=160, record=True)
+    console.print(lines({1: records.latest(run)[1]}))
+    shown = console.export_text()
+    assert f"on {found[1]['node']}" in shown
+    assert "2 retries silent" in shown
+    assert "1 min 01 s left" in shown
+
+
+# --- The hands of a cluster, without one
+
+
+def test_a_hand_carries_out_and_tells_what_it_heard() -> None:
+    hand = Hand()
+
+    def work(job: Any, tell: Any, *, device: str | None = None, processes: int = 1) -> None:
+        tell({"say": f"{job} of {processes >= 1}"})
+
+    assert hand.listen(0.0) == []
+    assert hand.work(work, "it", 1.0) == ("done", None, [{"say": "it of True"}])
+
+
+def test_a_fault_of_the_group_is_told_from_one_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "")
+
+    def fails(words: str) -> Any:
+        def work(job: Any, tell: Any, **_: Any) -> None:
+            raise RuntimeError(words)
+
+        return work
+
+    hand = Hand()
+    torn = fails("[/gloo/transport/tcp/pair.cc:553] Connection closed by peer")
+    assert hand.work(torn, "it", 1.0)[0] == "failed"
+    hand.join(1, 2, "127.0.0.1", 1234)
+    assert hand.work(torn, "it", 1.0)[0] == "broken"
+    assert hand.work(fails("sample 7"), "it", 1.0)[:2] == ("failed", ("RuntimeError", "sample 7"))
+
+
+def test_a_stop_reaches_work_in_other_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    from threading import Thread
+
+    from plateaux import pool
+
+    monkeypatch.setattr(pool, "_everywhere", pool.Sign())
+    seen: list[bool] = []
+
+    def work() -> None:
+        with stop_sign() as asked:
+            seen.append(asked.is_set())
+            Hand().stop()
+            seen.append(asked.is_set())
+
+    thread = Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [False, True]
+
+
+def test_what_a_worker_raised_is_told_by_its_name() -> None:
+    assert answer_of(lambda: None) == ("done", None)
+    assert isinstance(told_problem("Diverged", "so"), Diverged)
+    assert str(told_problem("KeyError", "so")) == "KeyError: so"
+    assert str(told_problem("nearest", "so")) == "nearest: so"  # a function of that module is no error
+
+
+def test_a_run_on_this_machine_leaves_no_records(tmp_path: Path) -> None:
+    run = plateaux.train(recipe("sam"), tmp_path / "run", given=GIVEN)
+    assert records.latest(run) == {}
