@@ -135,8 +135,8 @@ class Watching(Thread):
         except BaseException as problem:
             self.problem = problem  # type: ignore[assignment]
 
-    def end(self) -> None:
-        self.join(60)
+    def end(self, *, seconds: float = 60) -> None:
+        self.join(seconds)
         assert not self.is_alive()
         if self.problem is not None:
             raise self.problem
@@ -144,32 +144,31 @@ class Watching(Thread):
 
 def test_twenty_kills_and_five_lost_nodes_change_no_bit(nodes: Nodes, tmp_path: Path) -> None:
     """Five members on two places, killed before, during and after a meeting; the short version kills less often."""
-    kills, losses, epochs, pause = (20, 5, 24, 0.25) if LONG else (2, 1, 4, 0.05)
+    kills, losses, epochs, pause = (20, 5, 24, 0.2) if LONG else (2, 1, 4, 0.05)
     row = recipe(tmp_path, {"name": "sharpbalance", "rho": 0.1}, members=5, epochs=epochs, pause=pause)
-    out, chance, done = tmp_path / "run", random.Random(4), {"kills": 0, "losses": 0}
+    out, chance, whole = tmp_path / "run", random.Random(4), 5 * epochs * STEPS
+    harms = ["kill"] * kills + ["lose"] * losses
+    chance.shuffle(harms)
 
     def harm() -> None:
-        while done["kills"] < kills or done["losses"] < losses:
-            if chance.random() < kills / (kills + losses) and done["kills"] < kills:
-                wait_until(lambda: at_work(out), seconds=600)
-                time.sleep(chance.uniform(0, 6 * pause))
-                for each in at_work(out)[:1]:
-                    os.kill(each["pid"], signal.SIGKILL)
-                    done["kills"] += 1
-            elif done["losses"] < losses:
-                wait_until(lambda: at_work(out), seconds=600)
-                time.sleep(chance.uniform(0, 6 * pause))
+        for number, kind in enumerate(harms):
+            due = 0.9 * whole * (number + chance.random()) / len(harms)
+            wait_until(lambda due=due: sum(counted(tmp_path / "steps").values()) >= due, seconds=1200)
+            assert training.is_alive()
+            time.sleep(chance.uniform(0, 4 * pause))
+            wait_until(lambda: at_work(out), seconds=300)
+            if kind == "lose":
                 nodes.lose(chance.randrange(2))
-                done["losses"] += 1
+            else:
+                os.kill(at_work(out)[0]["pid"], signal.SIGKILL)
 
-    harming = Watching(harm)
     heard: list[Mapping[str, Any]] = []
     settings = {"name": "ray", "address": nodes.address, "retries": 50}
-    run = plateaux.train(row.changed(executor=settings), out, given=GIVEN, tell=heard.append)
-    done_before_the_end = dict(done)
-    harming.work = lambda: None
-    assert done_before_the_end == {"kills": kills, "losses": losses}, "the run ended before all the harm was done"
-    harming.end()
+    away = row.changed(executor=settings)
+    training = Watching(lambda: plateaux.train(away, out, given=GIVEN, tell=heard.append))
+    harm()  # in the main thread, where alone nodes can be brought back
+    training.end(seconds=600)
+    run = Run.open(out)
     needed = epochs * STEPS
     taken = counted(tmp_path / "steps")
     assert set(taken) == set(range(5))
@@ -296,6 +295,39 @@ def test_a_driver_that_is_stopped_or_killed_trains_no_member_twice(nodes: Nodes,
     assert third.returncode == 0, words
     assert 0 <= steps() - 2 * 6 * STEPS <= 2 * STEPS  # at most what two members had done since their checkpoints
     assert distance(weights(locally(row, tmp_path)), weights(Run.open(out))) == 0
+
+
+def test_numbers_measured_on_the_cluster_are_those_of_one_process(nodes: Nodes, tmp_path: Path) -> None:
+    row = recipe(tmp_path, {"name": "deep_ensemble"}).to_dict()
+    row["data"] = {"name": "blobs", "samples": 40, "test_samples": 700, "batch": 8}
+    plateaux.train(Recipe.from_dict(row), tmp_path / "run", given=GIVEN)
+    asked: dict[str, Any] = {"measures": ["all"], "sizes": True, "given": GIVEN, "keep": "no", "fresh": True}
+    here = plateaux.evaluate(tmp_path / "run", **asked)
+    seen: list[tuple[int, int]] = []
+    spread = {"name": "ray", "address": nodes.address}
+    there = plateaux.evaluate(tmp_path / "run", executor=spread, seen=lambda *at: seen.append(at), **asked)
+    assert seen == [(256, 700), (512, 700), (700, 700)]
+    assert [each.measure for each in there] == [each.measure for each in here]
+    for one, other in zip(here, there, strict=True):
+        assert list(one.rows) == list(other.rows)
+        for name in one.rows:
+            assert other.rows[name].number == pytest.approx(one.rows[name].number, rel=1e-12, abs=1e-15, nan_ok=True)
+            errors = [each.rows[name].error for each in (one, other)]
+            assert errors == [None, None] or errors[1] == pytest.approx(errors[0], rel=1e-9, abs=1e-15, nan_ok=True)
+    plateaux.evaluate(tmp_path / "run", measures=["accuracy"], given=GIVEN)
+    kept = plateaux.evaluate(tmp_path / "run", measures=["accuracy"], executor=spread, given=GIVEN)
+    assert kept[0].data["logits"] == "kept, float32"
+
+
+def test_what_goes_wrong_while_measuring_is_told_as_it_is(nodes: Nodes) -> None:
+    people = crew.Crew(crew.Needs(cpus=0.5))
+    with pytest.raises(RunError, match=r"^nothing about 3$"):
+        list(people.map([[1], [3]], refusing, lambda *_: 0, None))
+
+
+def refusing(_: Any, job: int) -> None:
+    if job == 3:
+        raise RunError("nothing about 3")
 
 
 def test_a_thousand_jobs_queue_on_two_places(nodes: Nodes) -> None:

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any
 
 import ray
@@ -108,6 +110,37 @@ class Crew:
             self._hear()
         if self.stopping:
             raise Stopped("Stopped; every member wrote a checkpoint. Run the same command again to go on")
+
+    def places(self) -> int:
+        """Return how many processes the cluster has room for."""
+        has, needs = ray.cluster_resources(), {"CPU": self.needs.cpus, "GPU": self.needs.gpus}
+        return max(1, int(min(has.get(name, 0) / need for name, need in needs.items() if need)))
+
+    def map(
+        self,
+        jobs: Sequence[Sequence[Any]],
+        ask: Callable[[Any, Any], Any],
+        answer: Callable[..., Any],
+        parcel: Any,
+    ) -> Iterator[tuple[Any, Any]]:
+        """Yield each list's first job and `answer(parcel, it, *asked)`, in turn; `asked` is `ask(parcel, job)` of all.
+
+        Both are tasks: what they return stays on the cluster, and Ray runs again what is lost with a node.
+        """
+        what = {"num_cpus": self.needs.cpus, "num_gpus": self.needs.gpus, "max_retries": self.needs.retries}
+        asking, answering = (ray.remote(work).options(**what) for work in (ask, answer))
+        sent, coming, under_way = ray.put(parcel), iter(jobs), deque[tuple[Any, Any]]()
+        while True:
+            for some in islice(coming, 2 * self.places() - len(under_way)):
+                asked = [asking.remote(sent, job) for job in some]
+                under_way.append((some[0], answering.remote(sent, some[0], *asked)))
+            if not under_way:
+                return
+            job, ref = under_way.popleft()
+            try:
+                yield job, ray.get(ref)
+            except RayTaskError as problem:
+                raise problem.cause if isinstance(problem.cause, PlateauxError) else problem from None
 
     def dismiss(self) -> None:
         """Let everybody go."""

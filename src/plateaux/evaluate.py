@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from plateaux.naming import measures_named
 from plateaux.panel import Panel, Say, Seen, data_facts, members_of, nothing
 from plateaux.predictions import Keep
 from plateaux.run import Run
+from plateaux.spread import SpreadPanel
 from plateaux.targets import targets
 
 STANDARD = ("accuracy", "nll", "brier", "ece")
@@ -49,13 +51,16 @@ def evaluate(
 
     `members` takes some of them as the ensemble, `sizes` adds curves over ensembles of 1, 2, ... members, `samples`
     takes the first so many. Logits are kept beside the run, and a second call needs no forward pass, unless `fresh`.
-    Corrupted images are made when they are needed, or once, in the folder `cache`.
+    Corrupted images are made when they are needed, or once, in the folder `cache`. On `executor = {"name": "ray"}`
+    members x samples are spread over a cluster; logits are not kept then.
     """
-    panel = Panel(Run.open(root), members, given=given, device=device, executor=executor, keep=keep, say=say)
+    kind = SpreadPanel if (executor or {}).get("name") == "ray" else Panel
+    panel = kind(Run.open(root), members, given=given, device=device, executor=executor, keep=keep, say=say)
     chosen = measures_named(measures, allow=given.allow)
     found: list[Measurement] = []
-    for target in targets(panel.run.recipe, panel.facts, [on] if isinstance(on, str) else on, cache=cache):
-        found += panel.measure(target, chosen, sizes=sizes, samples=samples, fresh=fresh, seen=seen)
+    with closing(panel):
+        for target in targets(panel.run.recipe, panel.facts, [on] if isinstance(on, str) else on, cache=cache):
+            found += panel.measure(target, chosen, sizes=sizes, samples=samples, fresh=fresh, seen=seen)
     if is_first():
         for each in found:
             panel.write(each)

@@ -56,7 +56,7 @@ def measure(
     fresh: Annotated[bool, typer.Option(help="Run forward passes even where logits are kept.")] = False,
     cache: Annotated[Path | None, typer.Option(help="A folder to keep generated corrupted images in.")] = None,
     executor: Annotated[
-        Literal["mesh"] | None, typer.Option(help="Spread the samples over the processes of a mesh.")
+        Literal["mesh", "ray"] | None, typer.Option(help="Spread the samples over a mesh, or a Ray cluster.")
     ] = None,
     processes: Annotated[int, typer.Option(min=1, help="Processes of the mesh.")] = 2,
     changes: Changes = None,
@@ -70,7 +70,7 @@ def measure(
     In Python: `plateaux.evaluate("runs/demo", measures=["all"])`
     """
     if changes and executor is None:
-        raise RecipeError("--set changes the executor of a finished run, so it needs --executor mesh")
+        raise RecipeError("--set changes the executor of a finished run, so it needs --executor mesh or ray")
     if calibrated and (executor or members or samples):
         raise RecipeError("--calibrated is of all members, in one process; leave --executor, --members, --samples out")
     words = [*(ood or []), *(more or [])]
@@ -78,7 +78,7 @@ def measure(
     table = read_baseline(baseline) if baseline else None
     for name in [] if by_name else [each for sets in suites.values() for each in sets]:
         elsewhere(name, "", plateaux.Given(allow=tuple(allow or ())))  # before hours of measuring
-    if executor is not None and "RANK" not in os.environ:
+    if executor == "mesh" and "RANK" not in os.environ:
         raise typer.Exit(torchrun(processes))
     given = plateaux.Given(allow=tuple(allow or ()))
     shared: dict[str, Any] = {"given": given, "device": device, "keep": keep}
@@ -248,7 +248,7 @@ def _by_kind(words: list[str], names: list[str]) -> Iterator[tuple[list[str], li
 
 def _executor(name: str, processes: int, changes: list[str]) -> dict[str, Any]:
     """Return the executor's part of a recipe: all processes share the samples unless told otherwise."""
-    found: dict[str, Any] = {"name": name, "data": processes, "processes": processes}
+    found: dict[str, Any] = {"name": name} | ({"data": processes, "processes": processes} if name == "mesh" else {})
     for change in changes:
         where, _, value = change.partition("=")
         if not where.startswith("executor."):

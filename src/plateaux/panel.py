@@ -70,6 +70,10 @@ class Panel:
         self.place = device_named(device or self.executor.device)
         self.facts: Mapping[str, Any] = run.about["data"] if given.data is None else facts_of(given.data)
 
+    def close(self) -> None:
+        """Give back what the executor holds, if it holds anything."""
+        getattr(self.executor, "close", nothing)()
+
     @cached_property
     def data(self) -> Data:
         return data_of(self.recipe, self.given)
@@ -154,10 +158,8 @@ class Panel:
         self, target: Target, offers: Sequence[Offer], *, samples: int | None = None, fresh: bool = False
     ) -> tuple[Executor, Iterator[Heard], dict[str, Any], int]:
         """Return what members say about the samples: from what is kept, or by a forward pass."""
-        samples = target.first or samples
-        known = {"on": target.name, **target.about, **self.known(target), **({"first": samples} if samples else {})}
-        looks = {"mean": self.facts["mean"], "std": self.facts["std"], "precision": self.recipe.train.precision}
-        shelf = Shelf(self.run.store, {**known, **looks})
+        known = self._described_all(target, samples)
+        shelf = self._shelf(known)
         lacks = fresh or not self._may_keep or not shelf.has(self.hashes, offers)
         if not self.executor.agree(int(lacks)):  # all processes read, or none
             ids, dtype = shelf.ids(), shelf.dtype(self.hashes)
@@ -165,10 +167,7 @@ class Panel:
             self.say(f"{target.name}: from kept {dtype} logits of {len(ids):,} samples, no forward pass")
             about = {**_described(known, len(ids)), "logits": f"kept, {dtype}"}
             return Local("loop", 1, (), "error"), shelf.read(self.hashes, offers), about, len(ids)
-        source, ids = target.open(self.recipe, self.data)
-        ids = ids[:samples]
-        self.check_same_data(target, source, known)
-        self._check_not_chosen_on(known, ids)
+        source, ids = self._opened(target, known)
         batches = in_order(self.recipe, self.data, source, ids, device=self.place, shard=self.executor.shard)
         heard = hear(self.executor, self.views, batches, offers)
         if self.keep != "no" and self._may_keep:
@@ -177,6 +176,31 @@ class Panel:
                 heard, self.executor
             )
         return self.executor, heard, {**_described(known, len(ids)), "logits": "fresh"}, len(ids)
+
+    def keeps(self, target: Target, measures: Mapping[str, Measure], samples: int | None) -> bool:
+        """Say whether all that these measures ask for is kept from an earlier walk."""
+        offers = list(dict.fromkeys(measure.offer for measure in measures.values()))
+        return self._may_keep and self._shelf(self._described_all(target, samples)).has(self.hashes, offers)
+
+    def opened(self, target: Target, samples: int | None) -> tuple[dict[str, Any], torch.Tensor]:
+        """Return what is to be known of the samples, and their ids, once they were found to be the right ones."""
+        known = self._described_all(target, samples)
+        return {name: value for name, value in known.items() if name != "on"}, self._opened(target, known)[1]
+
+    def _described_all(self, target: Target, samples: int | None) -> dict[str, Any]:
+        first = target.first or samples
+        return {"on": target.name, **target.about, **self.known(target), **({"first": first} if first else {})}
+
+    def _shelf(self, known: Mapping[str, Any]) -> Shelf:
+        looks = {"mean": self.facts["mean"], "std": self.facts["std"], "precision": self.recipe.train.precision}
+        return Shelf(self.run.store, {**known, **looks})
+
+    def _opened(self, target: Target, known: Mapping[str, Any]) -> tuple[Source, torch.Tensor]:
+        source, ids = target.open(self.recipe, self.data)
+        ids = ids[: known.get("first")]
+        self.check_same_data(target, source, known)
+        self._check_not_chosen_on(known, ids)
+        return source, ids
 
     def measurement(
         self, name: str, on: str, rows: Mapping[str, Value], measure: Measure, about: Mapping[str, Any]

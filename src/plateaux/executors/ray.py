@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -40,6 +40,14 @@ class OnRay(Local):
         self._crew = None
         if self._ours:
             crew.disconnect()
+
+    def places(self) -> int:
+        """Return how many processes of a job's size the cluster has room for now."""
+        return self._joined().places()
+
+    def map(self, jobs: Sequence[Sequence[Any]], ask: Any, answer: Any, parcel: Any) -> Iterator[tuple[Any, Any]]:
+        """Yield what `answer` makes of the answers to each list of jobs, asked one by one, in turn."""
+        return self._joined().map(jobs, ask, answer, parcel)
 
     def world(self, job: Any) -> int:
         """Return how many processes a job takes: a member's copies, or the mesh of members that learn together."""
