@@ -15,6 +15,7 @@ from threading import Thread
 from typing import Any
 
 import pytest
+from buckets import Flaky, serving
 from cases import distance, weights
 from rayable import counted
 
@@ -37,7 +38,7 @@ LONG = os.environ.get("PLATEAUX_LONG") == "1"
 GIVEN = plateaux.Given(allow=("rayable", "cases"))
 STEPS = 5  # of an epoch: what may be lost by a kill
 SMALL = {"object_store_memory": 80 << 20}
-pytestmark = pytest.mark.timeout(1500 if LONG else 600)
+pytestmark = pytest.mark.timeout(3400 if LONG else 600)
 
 
 class Nodes:
@@ -69,7 +70,13 @@ def processes() -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def nodes() -> Iterator[Nodes]:
+def server() -> Iterator[Flaky]:
+    with serving() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def nodes(server: Flaky) -> Iterator[Nodes]:
     before = set(processes())
     paths = os.pathsep.join([str(HERE.parent / "src"), str(HERE), os.environ.get("PYTHONPATH", "")])
     with pytest.MonkeyPatch.context() as patch:
@@ -113,7 +120,7 @@ def locally(row: Recipe, folder: Path) -> Run:
     return run
 
 
-def at_work(out: Path) -> list[dict[str, Any]]:
+def at_work(out: str | Path) -> list[dict[str, Any]]:
     """Return the records of jobs whose process lives."""
     with suppress(PlateauxError):
         running = [each for each in records(Run.open(out)) if each["outcome"] == "running"]
@@ -167,7 +174,7 @@ def test_twenty_kills_and_five_lost_nodes_change_no_bit(nodes: Nodes, tmp_path: 
     away = row.changed(executor=settings)
     training = Watching(lambda: plateaux.train(away, out, given=GIVEN, tell=heard.append))
     harm()  # in the main thread, where alone nodes can be brought back
-    training.end(seconds=600)
+    training.end(seconds=1200)
     run = Run.open(out)
     needed = epochs * STEPS
     taken = counted(tmp_path / "steps")
@@ -177,6 +184,27 @@ def test_twenty_kills_and_five_lost_nodes_change_no_bit(nodes: Nodes, tmp_path: 
     print(f"{kills} kills, {losses} lost nodes: {lost} of {5 * needed} steps were taken twice")
     assert any(each.get("retries") for each in heard)
     assert all("node" in each for each in heard if "member" in each)
+    assert distance(weights(locally(row, tmp_path)), weights(run)) == 0
+
+
+def test_a_run_in_a_bucket_whose_server_stumbles_survives_a_kill(nodes: Nodes, server: Flaky, tmp_path: Path) -> None:
+    row = recipe(tmp_path, {"name": "sharpbalance", "rho": 0.1}, pause=0.1)
+    out, settings = f"s3://bucket/{tmp_path.name}", {"name": "ray", "address": nodes.address}
+
+    def harm() -> None:
+        wait_until(lambda: counted(tmp_path / "steps") and at_work(out))
+        os.kill(at_work(out)[0]["pid"], signal.SIGKILL)
+
+    server.share, server.failed = 0.05, 0
+    harming = Watching(harm)
+    try:
+        run = plateaux.train(row.changed(executor=settings), out, given=GIVEN)
+    finally:
+        server.share = 0.0
+    harming.end()
+    assert server.failed > 3
+    assert max(each["attempt"] for each in records(run)) == 1
+    assert not any(map(run.held, range(3)))
     assert distance(weights(locally(row, tmp_path)), weights(run)) == 0
 
 

@@ -1,0 +1,154 @@
+"""What a Ray cluster of our own costs over `local`: work and time after start-up, and how fast jobs are handed out.
+
+Three resnet8 members on two cores: a pool of two processes against two places of a cluster, the same recipe, in turns.
+Work is CPU seconds of this process and all it started; what the cluster takes to start is reported apart. A thousand
+jobs that do nothing show what handing one over takes.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+
+HERE = str(Path(__file__).resolve().parent)
+sys.path.insert(0, HERE)
+from _common import close, flags  # noqa: E402
+
+sys.path[:] = [path for path in sys.path if str(Path(path).resolve()) != HERE]  # or this file were taken for Ray itself
+
+import plateaux  # noqa: E402
+
+MEMBERS = 3
+
+
+def images(folder: Path, count: int) -> Path:
+    """Write made-up images of CIFAR's shape where every process can read them."""
+    random = np.random.default_rng(0)
+    x = random.integers(0, 256, (count + 128, 3, 32, 32), dtype=np.uint8)
+    y = random.integers(0, 10, count + 128)
+    file = folder / "images.npz"
+    np.savez(file, x_train=x[:count], y_train=y[:count], x_test=x[count:], y_test=y[count:])
+    return file
+
+
+def recipe_for(file: Path, epochs: int, **executor: object) -> plateaux.Recipe:
+    return plateaux.Recipe.from_dict(
+        {
+            "members": MEMBERS,
+            "data": {"name": "arrays", "path": str(file), "classes": 10, "batch": 128, "crop": 4, "flip": True},
+            "model": {"name": "resnet8", "width": 16},
+            "optimizer": {"lr": 0.05, "momentum": 0.9},
+            "train": {"epochs": epochs, "precision": "bf16", "memory_format": "channels_last"},
+            "executor": {"threads": 1, **executor},
+        }
+    )
+
+
+def work_of_children() -> float:
+    """Return the CPU seconds of this process, of those that have ended below it, and of those that live below it."""
+    ended = sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    alive = 0.0
+    for child in psutil.Process().children(recursive=True):
+        try:
+            spent = child.cpu_times()
+        except psutil.Error:
+            continue
+        alive += spent.user + spent.system + spent.children_user + spent.children_system
+    return ended + alive
+
+
+def measured(train: Callable[[Callable[[Mapping[str, Any]], None]], Any]) -> dict[str, float]:
+    """Return a run's seconds and work between its first and its last news of a member, and what came before.
+
+    Work is looked up while all who did it live: what a process has used is lost where another than its parent ends it.
+    """
+    begun, seen = time.perf_counter(), list[tuple[float, float]]()
+
+    def tell(news: Mapping[str, Any]) -> None:
+        if "member" in news:
+            seen.append((time.perf_counter(), work_of_children()))
+
+    train(tell)
+    (first, before), (last, after) = seen[0], seen[-1]
+    return {"start-up seconds": first - begun, "seconds": last - first, "work": after - before}
+
+
+def nothing(job: Any, tell: Any, *, device: str | None = None, processes: int = 1) -> None:
+    """A job that does nothing."""
+
+
+def thousand(jobs: int) -> float:
+    """Return the seconds that so many jobs which do nothing take on two places of a cluster that runs."""
+    from plateaux import crew
+
+    people = crew.Crew(crew.Needs())
+    begun = time.perf_counter()
+    failed = people.carry_out(list(range(jobs)), nothing, lambda _: None)
+    people.dismiss()
+    assert not failed
+    return time.perf_counter() - begun
+
+
+def main() -> None:
+    args = flags(__doc__ or "")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    import ray
+
+    rounds, epochs, count, jobs = (1, 2, 512, 100) if args.quick else (2, 6, 25_600, 1000)
+    found: dict[str, list[dict[str, float]]] = {"local": [], "ray": []}
+    with tempfile.TemporaryDirectory() as folder:
+        file = images(Path(folder), count)
+        sides = {
+            "local": recipe_for(file, epochs, processes=2),
+            "ray": recipe_for(file, epochs, name="ray"),
+        }
+        starting = time.perf_counter()
+        ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
+        started = time.perf_counter() - starting
+        for number in range(rounds):
+            for side, recipe in list(sides.items())[:: 1 if number % 2 else -1]:
+                out = Path(folder) / f"{side}-{number}"
+                found[side].append(measured(lambda tell, r=recipe, o=out: plateaux.train(r, o, tell=tell)))
+        one, other = (plateaux.Run.open(Path(folder) / f"{side}-0") for side in sides)
+        apart = max(
+            float((one.weights(n)[name] - other.weights(n)[name]).abs().max())
+            for n in range(MEMBERS) for name in one.weights(n)
+        )  # fmt: skip
+        trivial = thousand(jobs)
+        ray.shutdown()
+    mean = {side: {name: median(each[name] for each in runs) for name in runs[0]} for side, runs in found.items()}
+    figures = {
+        "ray over local, work after start-up": mean["ray"]["work"] / mean["local"]["work"],
+        "ray over local, time after start-up": mean["ray"]["seconds"] / mean["local"]["seconds"],
+        "start-up of the jobs, ray, seconds": mean["ray"]["start-up seconds"],
+        "start-up of the jobs, local, seconds": mean["local"]["start-up seconds"],
+        "largest difference of a weight": apart,
+        "seconds for trivial jobs": trivial,
+        "trivial jobs": jobs,
+        "start-up of the cluster, seconds": started,
+    }
+    if not args.json:
+        for side, runs in found.items():
+            for each in runs:
+                print(f"{side:6} " + ", ".join(f"{name} {value:.1f}" for name, value in each.items()))
+    limits = {
+        "ray over local, work after start-up": ("at most", 1.05),
+        "largest difference of a weight": ("at most", 0.0),
+        "seconds for trivial jobs": ("at most", 60.0),
+    }
+    close(figures, limits, args.quick, torch=torch.__version__)
+
+
+if __name__ == "__main__":
+    main()
