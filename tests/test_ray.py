@@ -374,7 +374,65 @@ def echo(job: Any, tell: Any, *, device: str | None = None, processes: int = 1) 
     tell({"say": str(job)})
 
 
+class Heard(Exception):
+    """What was waited for was said."""
+
+
+def test_who_finds_no_place_is_told_what_there_is(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    def tell(news: Mapping[str, Any]) -> None:
+        raise Heard(news["say"])
+
+    monkeypatch.setattr(crew, "NO_PLACE", 0.2)
+    with pytest.raises(Heard, match="waiting for a place with 1 CPUs and 1 GPUs; the cluster has 2 CPUs and 0 GPUs"):
+        crew.Crew(crew.Needs(gpus=1)).carry_out([1], echo, tell)
+
+
+class Stillborn:
+    """Cannot begin."""
+
+    def __init__(self) -> None:
+        raise RuntimeError("no hands")
+
+
+def test_processes_that_cannot_begin_are_not_asked_for_again_and_again(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(crew, "Hand", Stillborn)
+    monkeypatch.setattr(crew, "STARTS", 0)
+    with pytest.raises(RunError, match="died before they began"):
+        crew.Crew(crew.Needs()).carry_out([1], echo, print)
+
+
+def refuse() -> None:
+    raise KeyError("this cannot travel")
+
+
+class Untravelled:
+    """Work that arrives nowhere."""
+
+    def __reduce__(self) -> Any:
+        return refuse, ()
+
+
+def test_work_that_cannot_travel_is_a_fault_of_its_own(nodes: Nodes) -> None:
+    people = crew.Crew(crew.Needs())
+    (failure,) = people.carry_out([1], Untravelled(), print)  # type: ignore[arg-type]
+    people.dismiss()
+    assert "this cannot travel" in str(failure.problem)
+    assert not failure.died
+
+
 # --- Without a cluster
+
+
+def test_the_ready_files_can_be_read() -> None:
+    yaml = pytest.importorskip("yaml")
+    folder = HERE.parent / "docs" / "cluster"
+    job = yaml.safe_load((folder / "kuberay.yaml").read_text())
+    assert job["kind"] == "RayJob"
+    (group,) = job["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+    assert group["template"]["spec"]["containers"][0]["image"].endswith("plateaux:latest")
+    subprocess.run(["bash", "-n", str(folder / "slurm.sh")], check=True)
 
 
 def test_without_ray_the_executor_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,100 @@
+"""A measurement in shards is the whole one: the same tables, the same sums, whoever asked whom."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cases import GIVEN, patches, recipe
+
+import plateaux
+from plateaux import spread
+from plateaux.exchange import Measure
+from plateaux.executors.ray import OnRay
+from plateaux.plan import Shard
+from plateaux.run import Run
+from plateaux.samples import Data
+from plateaux.types import Tree, Value
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("spread") / "run"
+    plateaux.train(recipe("deep_ensemble", data={"test_samples": 600}), out, given=GIVEN)
+    return out
+
+
+@pytest.fixture(autouse=True)
+def _in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cluster of two places that is this process."""
+
+    def map_(_: OnRay, jobs: Sequence[Sequence[Any]], ask: Any, answer: Any, parcel: Any) -> Iterator[tuple[Any, Any]]:
+        for some in jobs:
+            yield some[0], answer(parcel, some[0], *[ask(parcel, job) for job in some])
+
+    monkeypatch.setattr(OnRay, "map", map_)
+    monkeypatch.setattr(OnRay, "places", lambda _: 2)
+
+
+def numbers(found: list[Any]) -> dict[tuple[str, str], float]:
+    return {(each.measure, name): value.number for each in found for name, value in each.rows.items()}
+
+
+@pytest.mark.parametrize("samples", [None, 300])
+def test_shards_add_up_to_what_one_walk_finds(run: Path, samples: int | None) -> None:
+    asked: dict[str, Any] = {"measures": ["all"], "sizes": True, "samples": samples, "given": GIVEN, "fresh": True}
+    here = numbers(plateaux.evaluate(run, keep="no", **asked))
+    seen: list[tuple[int, int]] = []
+    there = plateaux.evaluate(run, executor={"name": "ray"}, seen=lambda *at: seen.append(at), **asked)
+    assert numbers(there) == pytest.approx(here, rel=1e-12, abs=1e-15, nan_ok=True)
+    assert seen[-1] == (samples or 600,) * 2
+    assert len(seen) > 1
+    assert there[0].data["logits"] == "fresh, on a cluster"
+    assert not list(run.glob("predictions/*"))
+
+
+def test_some_members_and_data_from_python_are_asked_too(tmp_path: Path) -> None:
+    data: Data = patches(samples=19, test_samples=300)
+    given = plateaux.Given(data=data, allow=("cases",))
+    plateaux.train(recipe("deep_ensemble", "conv"), tmp_path / "run", given=given)
+    asked: dict[str, Any] = {"measures": ["accuracy", "nll"], "members": [0, 2], "given": given, "fresh": True}
+    here = numbers(plateaux.evaluate(tmp_path / "run", keep="no", **asked))
+    there = numbers(plateaux.evaluate(tmp_path / "run", executor={"name": "ray"}, **asked))
+    assert there == pytest.approx(here, rel=1e-12)
+
+
+def test_members_are_asked_in_blocks_where_samples_are_few(run: Path) -> None:
+    panel = spread.SpreadPanel(Run.open(run), given=GIVEN, executor={"name": "ray"})
+    assert [len(each) for each in panel._shards(200)] == [3]
+    assert [len(each) for each in panel._shards(600)] == [2, 2, 2]
+    assert [each[0].stop for each in panel._shards(10_000)] == [2304, 4608, 6912, 9216, 10_000]
+
+
+def test_tables_stay_below_the_bound(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spread, "TABLE", 1)
+    panel = spread.SpreadPanel(Run.open(run), given=GIVEN, executor={"name": "ray"})
+    assert {each[0].stop - each[0].start for each in panel._shards(1024)} == {256}
+
+
+def test_rows_to_keep_are_laid_where_they_belong() -> None:
+    def finish(_: Tree) -> dict[str, Value]:
+        return {}
+
+    kept = {"rows": Measure(lambda *_: {}, finish, merge="cat"), "sum": Measure(lambda *_: {}, finish)}
+    whole: spread.Settled = {}
+    for start in (2, 0):
+        shard = Shard((0,), start, start + 2)
+        found = {(None, "rows"): {"r": torch.tensor([start, start + 1])}, (None, "sum"): {"s": torch.tensor(1.0)}}
+        spread.merge(whole, found, kept, shard, 4)
+    assert whole[None, "rows"]["r"].tolist() == [0, 1, 2, 3]
+    assert float(whole[None, "sum"]["s"]) == 2.0
+
+
+def test_features_of_different_widths_lie_side_by_side() -> None:
+    table = spread._side_by_side([torch.ones(1, 2, 3), torch.ones(2, 2, 5)])
+    assert table.shape == (3, 2, 5)
+    assert table[0].sum() == 6
+
