@@ -88,8 +88,8 @@ MEANINGS = {
     "train.randomness": "what vmap does about dropout: refuse it, or let it differ from a loop",
     "executor.name": "an executor: `local`, `mesh` or `ray`",
     "executor.manner": "how `local` holds members; see [executors](executors.md)",
-    "executor.processes": "`local`: a pool of so many processes; `mesh`: processes to start; `ray`: those of members that learn "
-    "together",
+    "executor.processes": "`local`: a pool of so many processes; `mesh`: processes to start; `ray`: those of "
+    "members that learn together",
     "executor.devices": 'devices to use, such as `["0", "1"]` or `["cpu"]`; without it the best there is',
     "executor.threads": "CPU threads of each process; without it the cores, shared among the processes",
     "executor.data": "`mesh`, `ray`: copies of each member that share a batch",

@@ -97,4 +97,3 @@ def test_features_of_different_widths_lie_side_by_side() -> None:
     table = spread._side_by_side([torch.ones(1, 2, 3), torch.ones(2, 2, 5)])
     assert table.shape == (3, 2, 5)
     assert table[0].sum() == 6
-
