@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from buckets import Flaky, serving
@@ -38,7 +39,7 @@ LONG = os.environ.get("PLATEAUX_LONG") == "1"
 GIVEN = plateaux.Given(allow=("rayable", "cases"))
 STEPS = 5  # of an epoch: what may be lost by a kill
 SMALL = {"object_store_memory": 80 << 20}
-pytestmark = pytest.mark.timeout(3400 if LONG else 600)
+pytestmark = [pytest.mark.timeout(3400 if LONG else 600), pytest.mark.xdist_group("ray")]
 
 
 class Nodes:
@@ -58,13 +59,12 @@ class Nodes:
         self.nodes.append(self.cluster.add_node(num_cpus=1, wait=False, **SMALL))
 
 
-def processes() -> list[int]:
-    """Return the processes of Ray on this machine."""
+def processes(mark: str) -> list[int]:
+    """Return the processes that were started with a mark in their environment."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            words = (folder / "cmdline").read_bytes().replace(b"\0", b" ")
-            if b"raylet" in words or b"gcs_server" in words or words.startswith(b"ray::"):
+            if mark.encode() in (folder / "environ").read_bytes():
                 found.append(int(folder.name))
     return found
 
@@ -77,17 +77,19 @@ def server() -> Iterator[Flaky]:
 
 @pytest.fixture(scope="module")
 def nodes(server: Flaky) -> Iterator[Nodes]:
-    before = set(processes())
+    mark = uuid4().hex
     paths = os.pathsep.join([str(HERE.parent / "src"), str(HERE), os.environ.get("PYTHONPATH", "")])
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", paths)
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("PLATEAUX_MARK", mark)
         made = Nodes(2)
         ray.init(made.address, log_to_driver=False, configure_logging=False)
+        assert processes(mark)
         yield made
         ray.shutdown()
         made.cluster.shutdown()
-    wait_until(lambda: not set(processes()) - before, seconds=60)  # nothing is left behind
+    wait_until(lambda: not processes(mark), seconds=60)  # nothing is left behind
 
 
 def wait_until(happened: Callable[[], Any], *, seconds: float = 120) -> None:
@@ -289,12 +291,12 @@ def test_a_job_whose_process_dies_too_often_is_given_up(nodes: Nodes, tmp_path: 
     assert [each.finished for each in Run.open(tmp_path / "run").all_progress()] == [False, True]
 
 
-def driver(row: Recipe, out: Path, **changes: Any) -> subprocess.Popen[str]:
+def driver(row: Recipe, out: Path, *, env: Mapping[str, str] | None = None, **changes: Any) -> subprocess.Popen[str]:
     file = out.parent / "recipe.toml"
     file.write_text(row.changed(executor=changes).to_toml())
     call = [sys.executable, "-m", "plateaux", "train", str(file), "--out", str(out), "--no-measure"]
     allowed = ["--allow", "rayable", "--allow", "cases"]
-    return subprocess.Popen([*call, *allowed], stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen([*call, *allowed], stderr=subprocess.PIPE, text=True, env=env)
 
 
 def test_a_driver_that_is_stopped_or_killed_trains_no_member_twice(nodes: Nodes, tmp_path: Path) -> None:
@@ -323,6 +325,18 @@ def test_a_driver_that_is_stopped_or_killed_trains_no_member_twice(nodes: Nodes,
     assert third.returncode == 0, words
     assert 0 <= steps() - 2 * 6 * STEPS <= 2 * STEPS  # at most what two members had done since their checkpoints
     assert distance(weights(locally(row, tmp_path)), weights(Run.open(out))) == 0
+
+
+def test_a_cluster_of_our_own_ends_with_the_command(tmp_path: Path) -> None:
+    row, mark = recipe(tmp_path, {"name": "sam", "rho": 0.1}, members=1, epochs=1), uuid4().hex
+    paths = os.pathsep.join([str(HERE.parent / "src"), str(HERE), os.environ.get("PYTHONPATH", "")])
+    env = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    with driver(row, tmp_path / "run", env={**env, "PYTHONPATH": paths, "PLATEAUX_MARK": mark}, name="ray") as command:
+        wait_until(lambda: len(processes(mark)) > 2)  # the command, and a cluster
+        words = command.communicate(timeout=300)[1]
+    assert command.returncode == 0, words
+    wait_until(lambda: not processes(mark), seconds=30)
+    assert distance(weights(locally(row, tmp_path)), weights(Run.open(tmp_path / "run"))) == 0
 
 
 def test_numbers_measured_on_the_cluster_are_those_of_one_process(nodes: Nodes, tmp_path: Path) -> None:
