@@ -2,7 +2,7 @@
 PYTHON ?= .venv/bin/python
 BASE ?= python3
 TORCH ?= 2.13.0
-EXTRAS ?= demo,vision,text,track,report,dev
+EXTRAS ?= demo,vision,text,track,report,ray,cloud,dev
 WORKERS ?= 2
 IMPORTS = $(PYTHON) -c "from importlinter.cli import lint_imports_command as run; run()"
 
