@@ -121,7 +121,8 @@ def test_captions_tell_the_numbers(experiment: Experiment) -> None:
     assert re.search(r"where SAM converges, .* subsets are \d\.\d to \d\.\d times as diverse", words["1b"])
     points = [experiment.points[s] for s in experiment.figures["2"][0].curves["SAM"]]
     assert percent(off(points, "printed", "diversity")) in words["2"]
-    assert words["10"].endswith("SAM diverges in 27 of 27 settings.")
+    assert "SAM diverges in 27 of 27 settings. The printed lower bound is below zero in 27 of them." in words["10"]
+    assert "lower bound" not in words["11"]
     assert all(words[name].endswith(".") for name in words)
 
 

@@ -20,6 +20,7 @@ from plateaux.theory import (
     theorem2,
 )
 from plateaux.theory.intervals import mean_of
+from plateaux.theory.theorems import _turned
 
 ignore = pytest.mark.filterwarnings("ignore::plateaux.theory.Unstable")
 C_SETTINGS = [  # printed excess in per cent, as known
@@ -65,6 +66,20 @@ def test_the_excess_of_the_printed_c_is_a_sum_of_squares() -> None:
     printed, leading = subset_constant(setting, paper=True), subset_constant(setting, order="leading")
     assert excess > 0
     assert printed - leading == pytest.approx(excess, rel=1e-10)
+
+
+def test_what_is_turned_at_random_is_right_on_average() -> None:
+    d, random = 4, np.random.default_rng(0)
+    turns, upper = np.linalg.qr(random.standard_normal((40_000, d, d)))
+    turns = turns * np.sign(np.einsum("sii->si", upper))[:, None, :]  # now every rotation is as likely
+    x, y = np.array([3.0, -1.0, -1.0, -1.0]), np.array([2.0, 1.0, -1.0, -2.0])
+    turned = np.einsum("sij,j,skj->sik", turns, y, turns, optimize=True)
+    product = x[:, None] * turned  # X times the turned Y
+    seen = np.einsum("sij,sji->s", product, product) / d
+    known = (x @ x / d) * (y @ y / d) * _turned(d)
+    assert abs(seen.mean() - known) < 4 * seen.std() / np.sqrt(len(seen))
+    assert known > 20 * seen.std() / np.sqrt(len(seen))
+    assert _turned(1) == 0
 
 
 def test_one_part_is_all_data() -> None:

@@ -68,4 +68,6 @@ def _deviations(panels: Sequence[Panel], experiment: Experiment) -> str:
         f" {percent(off(points, 'corrected', part))} as corrected"
         for part, name in parts
     ]
-    return f"{'; '.join(words)}. SAM diverges in {diverging} of {len(points)} settings."
+    useless = int((said(points, "printed", "lower") < 0).sum())
+    lower = f" The printed lower bound is below zero in {useless} of them." if useless else ""
+    return f"{'; '.join(words)}. SAM diverges in {diverging} of {len(points)} settings.{lower}"
