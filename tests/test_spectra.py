@@ -55,6 +55,11 @@ def test_it_stops_when_the_residuals_are_small_and_after_so_many_steps_at_most()
     assert 2 < counts[0] < counts[1] < counts[2] == 60
 
 
+def test_an_end_among_many_eigenvalues_near_zero_is_not_taken_for_found_too_early() -> None:
+    a = matrix(torch.cat([torch.tensor([100.0, 90.0]), torch.linspace(-0.2, 0.05, 300)]))
+    assert float(eigenpairs(lambda v: a @ v, starts(302), end="smallest")[0]) == pytest.approx(-0.2, rel=1e-2)
+
+
 def test_equal_eigenvalues_are_each_found() -> None:
     a = matrix(torch.tensor([5.0, 5.0, 5.0, 2.0, 2.0, 1.0]))
     assert eigenpairs(lambda v: a @ v, starts(6), count=3)[0].tolist() == pytest.approx([5, 5, 5], abs=1e-10)
@@ -71,10 +76,11 @@ def test_every_eigenvalue_of_a_small_matrix_is_found() -> None:
 
 
 def test_a_closed_and_full_space_goes_on_from_its_best_vectors() -> None:
-    """Ten copies of one eigenvalue close the space at every step, and it holds fewer vectors than steps are taken."""
-    a = matrix(torch.cat([torch.full((40,), 2.0), torch.tensor([1.0])]))
-    values, _ = eigenpairs(lambda v: a @ v, starts(41), count=10, space=2, steps=60)
-    assert values.tolist() == pytest.approx([2.0] * 10, abs=1e-9)
+    """Seven eigenvalues close the space twice, when it is full with fourteen vectors; a third copy is still found."""
+    a = matrix(torch.arange(1.0, 8.0).repeat(5))
+    values, vectors = eigenpairs(lambda v: a @ v, starts(35), count=3, space=14, steps=60)
+    assert values.tolist() == pytest.approx([7.0] * 3, abs=1e-9)
+    assert torch.allclose(vectors @ vectors.T, torch.eye(3, dtype=torch.float64), atol=1e-9)
 
 
 def test_a_matrix_of_single_precision_has_eigenvalues_to_its_precision() -> None:

@@ -147,8 +147,8 @@ def _top(name: str, kind: Kind, *, k: int, end: End, steps: int, tolerance: floa
     return Probe(
         ask,
         passes=lambda samples: COST[kind] * (steps + k) * samples,
-        convention=f"{MATRIX[kind]}; {_END[end]}; Lanczos until all residuals are below {tolerance:g} of the norm, or "
-        f"{steps} products; an eigenvalue lies within the residual of the number; {DATA}, at the vector found",
+        convention=f"{MATRIX[kind]}; {_END[end]}; Lanczos until residuals are below {tolerance:g} of the eigenvalue, "
+        f"or {steps} products; an eigenvalue lies within the residual of the number; {DATA}, at the vector found",
     )
 
 
