@@ -52,8 +52,8 @@ def register(app: typer.Typer) -> None:
 def _differences(rows: list[list[str]]) -> Table:
     """Show where the formulas differ from the simulation, and so from each other."""
     header = ["figure", "settings", "diverging"]
-    columns = ["diversity, printed", "corrected", "upper bound, printed", "corrected"]
-    table = Table(*header, *columns, title="formula above simulation, the furthest of each figure")
+    columns = ["diversity printed", "diversity corrected", "bound printed", "bound corrected"]
+    table = Table(*header, *columns, title="formula above simulation, the furthest of each figure", padding=(0, 0))
     for row in rows:
         table.add_row(*row)
     return table
