@@ -57,6 +57,9 @@ MEANINGS = {
     "data.flip": "mirror half of the images, at random",
     "data.mixup": "alpha of mixup; 0 switches it off",
     "data.cutmix": "alpha of cutmix; 0 switches it off",
+    "data.unlabelled": "another data set whose samples, without their labels, go along with every batch, or so many of "
+    "them: `tinyimagenet32@1000`; see [training together](joint.md)",
+    "data.unlabelled_batch": "how many of them go along; as many as labelled ones if unset",
     "model.name": "a model: see below, `timm:<name>`, or `package.module:function`; may be one for each member",
     "model.weights": "a safetensors file, or a torch checkpoint that holds nothing but weights, to start from",
     "model.prefix": "take only the weights under this name from that file; may be one for each member",

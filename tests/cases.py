@@ -20,6 +20,8 @@ from plateaux.exchange import Method, Objective, Settle
 from plateaux.executors.local import Local
 from plateaux.learner import Learner, Tally
 from plateaux.learner import Way as StepWay
+from plateaux.losses import cross_entropy
+from plateaux.options import accepts
 from plateaux.recipe import Recipe
 from plateaux.run import Run
 from plateaux.samples import Data, Resident
@@ -37,6 +39,7 @@ class Net:
 
     model: Mapping[str, Any]
     data: str
+    unlabelled: str = "spirals@13"
     batchnorm: bool = False
     dropout: bool = False
 
@@ -44,8 +47,8 @@ class Net:
 NETS = {
     "mlp": Net({"name": "mlp", "hidden": [6]}, "blobs"),
     "wide": Net({"name": "mlp", "hidden": [256]}, "blobs"),
-    "conv": Net({"name": "cnn", "channels": [3, 4]}, "cases:patches"),
-    "conv_bn": Net({"name": "cnn", "channels": [3, 4], "norm": "batch"}, "cases:patches", batchnorm=True),
+    "conv": Net({"name": "cnn", "channels": [3, 4]}, "cases:patches", "cases:static@13"),
+    "conv_bn": Net({"name": "cnn", "channels": [3, 4], "norm": "batch"}, "cases:patches", "cases:static@13", True),
     "dropout": Net({"name": "cases:dropping", "width": 6}, "blobs", dropout=True),
 }
 
@@ -57,6 +60,8 @@ class Way:
     method: Mapping[str, Any]
     sees: str = "own"
     sharded: bool = True  # a data axis computes the same thing
+    unlabelled: bool = False  # it looks at samples without labels
+    ordered: bool = False  # a row looks at those before it
 
 
 # Values at which a method does something visible in six steps; a method without a row runs with its defaults.
@@ -65,9 +70,24 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "asam": {"rho": 0.5},
     "gsam": {"rho": 0.1, "rho_min": 0.02, "alpha": 0.4},
     "sharpbalance": {"rho": 0.1},
+    "divdis": {"strength": 100.0, "regularise": 1.0},
+    "sed": {"strength": 0.5},
 }
-METHODS = {name: Way({"name": name, **OPTIONS.get(name, {})}) for name in registry.method.names()}
+
+
+def way(name: str, *, ordered: bool = False, **options: Any) -> Way:
+    """Return a row for a registered method: what it sees and wants, it says itself."""
+    factory = registry.method.get(name)
+    epochs = {"epochs": 2} if accepts(factory, "epochs") else {}
+    objective = factory(cross_entropy(), **epochs, **options).objective
+    return Way({"name": name, **options}, objective.sees, True, "unlabelled" in objective.wants, ordered)
+
+
+METHODS = {name: way(name, **OPTIONS.get(name, {})) for name in registry.method.names()}
 METHODS |= {
+    "a2d, sequential": way("a2d", mode="sequential", on="both", ordered=True),
+    "a2d on labelled, climbing": way("a2d", on="labelled", update="sam", rho=0.1),
+    "sed, climbing": way("sed", strength=0.5, update="sam", rho=0.1),
     "asam elementwise": Way({"name": "asam", "variant": "elementwise", "rho": 1.0}),
     "gsam elementwise": Way({"name": "gsam", "variant": "elementwise", "rho": 0.5}),
     "sam in groups": Way({"name": "sam", "rho": 0.1, "m": 3}, sharded=False),
@@ -122,6 +142,13 @@ def patches(*, samples: int = 19, test_samples: int = 3, seed: int = 0) -> Data:
     return Data("patches", draw(samples), draw(test_samples), 3, (2, 6, 6))
 
 
+def static(*, samples: int = 17, seed: int = 1) -> Data:
+    """6 x 6 noise of no class."""
+    x = 2 * torch.randn(samples, 2, 6, 6, generator=torch.Generator().manual_seed(seed))
+    some = Resident(x, torch.zeros(samples, dtype=torch.int64))
+    return Data("static", some, some, 1, (2, 6, 6))
+
+
 def dropping(*, shape: tuple[int, ...], classes: int, width: int = 6) -> nn.Module:
     """A perceptron with dropout."""
     return nn.Sequential(nn.Linear(shape[0], width), nn.ReLU(), nn.Dropout(0.5), nn.Linear(width, classes))
@@ -146,11 +173,12 @@ def recipe(
 ) -> Recipe:
     """Return a row of the table as a recipe; `sections` change what is in it."""
     of_net = NETS[net]
+    besides = {"unlabelled": of_net.unlabelled, "unlabelled_batch": batch - 2} if METHODS[method].unlabelled else {}
     whole = Recipe.from_dict(
         {
             "members": members,
             "seed": 7,
-            "data": {"name": of_net.data, "samples": samples, "test_samples": 3, "batch": batch},
+            "data": {"name": of_net.data, "samples": samples, "test_samples": 3, "batch": batch, **besides},
             "model": dict(of_net.model),
             "method": dict(METHODS[method].method),
             "optimizer": {"lr": 0.1, "momentum": 0.9, "weight_decay": 1e-3},

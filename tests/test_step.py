@@ -18,10 +18,10 @@ from plateaux import machine
 from plateaux.build import data_of, network
 from plateaux.errors import RecipeError
 from plateaux.exchange import Ask, Method, Objective
-from plateaux.learner import Learner, Scaler, Way
+from plateaux.learner import Learner, Scaler, Way, stand_at, still
 from plateaux.losses import cross_entropy
 from plateaux.methods.sam import asam, gsam, sam
-from plateaux.step import stand_at, step, still
+from plateaux.step import step
 from plateaux.train import train
 from plateaux.types import Batch, Tree
 
@@ -64,7 +64,7 @@ def test_the_perturbed_pass_does_not_touch_batchnorm(name: str, momentum: float 
 def test_touching_batchnorm_in_the_perturbed_pass_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     from contextlib import nullcontext
 
-    from plateaux import step as engine
+    from plateaux import learner as engine
 
     monkeypatch.setattr(engine, "still", lambda _: nullcontext())
     touched, untouched = state_after("sam", "conv_bn"), state_after("plain", "conv_bn")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from plateaux.losses import loss_by_name
 from plateaux.machine import FORMATS, dtype_of, seeded
 from plateaux.options import WrongKey, accepts, check, pick
 from plateaux.recipe import DataPart, LossPart, MethodPart, ModelPart, Recipe, fingerprint, own
-from plateaux.samples import Data, Source
+from plateaux.samples import Data, Extra, Source
 from plateaux.surgery import freeze, load_weights, prune, share
 from plateaux.types import Batch, Tree, key
 
@@ -33,6 +33,7 @@ class Given:
     data: Data | None = None
     model: Model | None = None
     loss: Settle | None = None
+    unlabelled: Source | None = None  # samples whose labels are not looked at, laid out as the data's
     allow: tuple[str, ...] = ()  # modules outside whose functions a recipe may call
 
 
@@ -64,6 +65,45 @@ def data_of(recipe: Recipe, given: Given = NOTHING_GIVEN) -> Data:
     if not isinstance(made, Data):
         raise RecipeError(f"data set {part.name!r} returned {type(made).__name__}; it must return plateaux.Data")
     return made
+
+
+def training_data(recipe: Recipe, given: Given = NOTHING_GIVEN) -> Data:
+    """Return the recipe's data set with the unlabelled samples that its method looks at."""
+    data = data_of(recipe, given)
+    if "unlabelled" not in method_of(recipe, 0, given).objective.wants:
+        return data
+    name, _, count = (recipe.data.unlabelled or "").partition("@")
+    source = given.unlabelled or _unlabelled(name, data, given)
+    wanted = int(count) if count.isdigit() else len(source)
+    if (count and not count.isdigit()) or not 0 < wanted <= len(source):
+        raise RecipeError(
+            f"data.unlabelled = {recipe.data.unlabelled!r}: write name@count, with a count from 1 to {len(source)}, "
+            "or the name alone for all samples"
+        )
+    draw = torch.Generator().manual_seed(key(recipe.seed, "unlabelled"))
+    ids = torch.randperm(len(source), generator=draw)[:wanted].sort().values
+    return replace(data, unlabelled=Extra(name or "given", source, ids))
+
+
+def unlabelled_facts(data: Data) -> dict[str, Any]:
+    """Return what a run must remember of its unlabelled samples: which they are, so that no test is made of them."""
+    extra = data.unlabelled
+    if extra is None:
+        return {}
+    print_of = extra.source.fingerprint()
+    return {"unlabelled": {"name": extra.name, "fingerprint": print_of, "ids": extra.ids.tolist()}}
+
+
+def _unlabelled(name: str, data: Data, given: Given) -> Source:
+    """Return the train samples of a set, or its test samples where it has no others."""
+    factory = registry.dataset.get(name, allow=given.allow)
+    other: Data = factory(**check("data", factory, {}))
+    if other.shape != data.shape:
+        raise RecipeError(
+            f"data.unlabelled = {name!r} has samples of shape {list(other.shape)}, and {data.name!r} of "
+            f"{list(data.shape)}: the same network must take both"
+        )
+    return other.train if len(other.train) else other.test
 
 
 def in_order(
@@ -153,6 +193,12 @@ def loss_options(recipe: Recipe, number: int) -> dict[str, Any]:
     return pick(loss_by_name(recipe.loss.name), recipe.loss.options, number, recipe.members)
 
 
+def method_options(recipe: Recipe, number: int, given: Given = NOTHING_GIVEN) -> dict[str, Any]:
+    """Return the options that one member's method has."""
+    factory = registry.method.get(recipe.method.name, allow=given.allow)
+    return pick(factory, recipe.method.options, number, recipe.members)
+
+
 def method_of(recipe: Recipe, number: int = 0, given: Given = NOTHING_GIVEN) -> Method:
     """Return one member's method."""
     loss = given.loss
@@ -160,8 +206,7 @@ def method_of(recipe: Recipe, number: int = 0, given: Given = NOTHING_GIVEN) -> 
         make_loss = loss_by_name(recipe.loss.name)
         loss = make_loss(**check("loss", make_loss, loss_options(recipe, number), also=LossPart.model_fields))
     factory = registry.method.get(recipe.method.name, allow=given.allow)
-    chosen = pick(factory, recipe.method.options, number, recipe.members)
-    options = check("method", factory, chosen, also=MethodPart.model_fields)
+    options = check("method", factory, method_options(recipe, number, given), also=MethodPart.model_fields)
     if accepts(factory, "epochs"):
         options["epochs"] = recipe.train.epochs
     made: Method = factory(loss, **options)
@@ -169,6 +214,11 @@ def method_of(recipe: Recipe, number: int = 0, given: Given = NOTHING_GIVEN) -> 
         raise RecipeError(
             f"method {recipe.method.name!r} settles whole batches, so optimizer.accumulate must be 1; "
             "use a smaller data.batch instead"
+        )
+    if "unlabelled" in made.objective.wants and recipe.data.unlabelled is None and given.unlabelled is None:
+        raise RecipeError(
+            f"method {recipe.method.name!r} looks at unlabelled samples: set data.unlabelled, such as "
+            "'tinyimagenet32@1000', or have it look at the labelled ones (method.on = 'labelled')"
         )
     return made
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from plateaux.build import Given, data_of, executor_of
+from plateaux.build import Given, executor_of, training_data
 from plateaux.exchange import Tell
 from plateaux.learner import Way
-from plateaux.learning import feed_of, learners_of, on_device, split_of
+from plateaux.learning import feed_of, learners_of, on_device, paces_of, split_of
 from plateaux.machine import device_named, settle_in
 from plateaux.recipe import Recipe
 from plateaux.step import step
@@ -55,13 +55,13 @@ def fastest(tried: list[dict[str, Any]]) -> dict[str, Any]:
 def _try(recipe: Recipe, given: Given, steps: int) -> tuple[float, float]:
     """Return the mean loss over some steps of the first member, and images a second over the later half of them."""
     device = device_named(recipe.executor.devices[0] if recipe.executor.devices else None)
-    data = on_device(data_of(recipe, given), device)
+    data = on_device(training_data(recipe, given), device)
     alone = recipe.changed(executor={"name": "local", "manner": "loop", "processes": 1})
     ids, _ = split_of(alone, data)
     feed = feed_of(alone, data, 0, shared=False, device=device, ids=ids)
     executor = executor_of(alone, given)
     learners = learners_of(alone, data, [0], executor, device=device, steps=feed.steps(), given=given)
-    way = Way(alone.train.precision, device)
+    way = Way(alone.train.precision, device, paces=paces_of(learners))
     losses: list[torch.Tensor] = []
     epoch, half, seen, clock = 0, steps // 2, 0, time.perf_counter()
     while len(losses) < steps:

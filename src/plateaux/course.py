@@ -15,8 +15,8 @@ import torch
 from plateaux.build import Given, method_of, shared_names
 from plateaux.errors import DataError, Diverged, Stopped
 from plateaux.exchange import Executor, Rendezvous, Tell, finite
-from plateaux.learner import Learner, Tally, Way
-from plateaux.learning import feed_of, learners_of, parking, restore, split_of, state_of, weights_of
+from plateaux.learner import ABSENT, Learner, Tally, Way
+from plateaux.learning import feed_of, learners_of, paces_of, parking, restore, split_of, state_of, weights_of
 from plateaux.loader import Feed
 from plateaux.meeting import Scorer, notes_of
 from plateaux.plan import Job
@@ -83,7 +83,7 @@ class Course:
         learners = learners_of(
             self.recipe, self.data, held, self.executor, device=self.device, steps=probe.steps(), given=given
         )
-        self.steps = probe.steps()
+        self.steps, self.paces = probe.steps(), paces_of(learners)
         self.joint = bool(learners) and learners[0].method.objective.sees != "own"
         self.meets = method_of(self.recipe, 0, given).rendezvous
         for learner in learners:
@@ -92,15 +92,16 @@ class Course:
         shared = order == "shared" or self.joint
         runners = []
         for learner in learners:
-            feed = feed_of(
-                self.recipe, self.data, learner.number, shared=shared, device=self.device, ids=self.train_ids
-            )
-            runners.append(self._resumed(Runner(learner, probe if shared else feed, self.run.progress(learner.number))))
+            feed = probe if shared else self._own_feed(learner.number)
+            runners.append(self._resumed(Runner(learner, feed, self.run.progress(learner.number))))
         if runners and self.executor.writes():
             names = shared_names(self.recipe, runners[0].learner.module)
             state = runners[0].learner.module.state_dict()
             self.run.put_shared({name: state[name] for name in sorted(names)})
         return runners
+
+    def _own_feed(self, number: int) -> Feed:
+        return feed_of(self.recipe, self.data, number, shared=False, device=self.device, ids=self.train_ids)
 
     def _resumed(self, runner: Runner) -> Runner:
         """Put a member where the job starts; a log part written after that place is forgotten."""
@@ -142,15 +143,8 @@ class Course:
         """Score the training samples where the job ends at a meeting."""
         if self.meets is None or self.job.stop not in self.meets.after:
             return
-        scorer = Scorer(
-            self.run,
-            self.data,
-            self.train_ids,
-            self.executor,
-            self.device,
-            self.tell,
-            stop=lambda: self._wish(asked) == STOP,
-        )
+        where = (self.run, self.data, self.train_ids, self.executor, self.device, self.tell)
+        scorer = Scorer(*where, stop=lambda: self._wish(asked) == STOP)
         for group in [[runner] for runner in self.runners] if self.executor.parks else [self.runners]:
             with ExitStack() as awake:
                 for runner in group:
@@ -160,8 +154,12 @@ class Course:
     def way(self, stack: ExitStack) -> Way:
         """Return how steps are taken; `stack` holds what must be given back at the end."""
         way = Way(self.recipe.train.precision, self.device, self.recipe.optimizer.accumulate)
+        way = replace(way, members=len(self.job.members), paces=self.paces)
         if self.executor.parks and len(self.runners) > 1:
             way = replace(way, awake=parking(stack.enter_context(self.run.store.scratch())))
+            for runner in self.runners:  # who is absent from the first steps rests on disk too
+                with way.awake(runner.learner):
+                    pass
         self.awake = way.awake
         return way
 
@@ -188,7 +186,8 @@ class Course:
         total = min(self.recipe.data.batch, len(self.train_ids) - number * self.recipe.data.batch)
         tallies = step(self.executor, learners, batches, way, share=len(batches[0]) / total)
         for runner, tally, batch in zip(self.runners, tallies, batches, strict=True):
-            runner.pending.append((tally, len(batch)))
+            if tally is not ABSENT:
+                runner.pending.append((tally, len(batch)))
 
     def _after_step(self, epoch: int, done: int, steps: int, asked: Sign) -> None:
         if done % self.recipe.run.log_every == 0 or done == steps:
@@ -221,6 +220,9 @@ class Course:
         for runner in self.runners if self.recorder.due(epoch) else []:
             with self.awake(runner.learner):
                 runner.lines += self.recorder.ask(runner.learner, epoch, self.trackers.get(runner.learner.number))
+        for pace in self.paces:
+            if not pace.every_step:
+                pace.move()
         for runner in list(self.runners):
             schedule = runner.learner.schedule
             if schedule is not None and not runner.learner.every_step:
@@ -269,7 +271,7 @@ class Course:
 
     def _add_up(self, epoch: int, done: int) -> None:
         """Add what every member saw since the last time, sample by sample in order: when it is done changes no bit."""
-        for runner in list(self.runners):
+        for runner in [each for each in self.runners if each.pending]:
             recent, runner.pending = runner.pending, []
             losses = [float(tally.loss) for tally, _ in recent]
             try:
@@ -286,14 +288,10 @@ class Course:
 
     def _log_steps(self, epoch: int, done: int) -> None:
         self._add_up(epoch, done)
-        for runner in self.runners:
-            line = {
-                "epoch": epoch,
-                "step": done,
-                "loss": runner.loss / max(runner.seen, 1),
-                "lr": runner.learner.optimizer.param_groups[0]["lr"],
-            }
-            runner.lines.append(line)
+        for runner in [each for each in self.runners if each.seen]:
+            runner.learner.keep_pace()
+            rate = runner.learner.optimizer.param_groups[0]["lr"]
+            runner.lines.append({"epoch": epoch, "step": done, "loss": runner.loss / runner.seen, "lr": rate})
 
     def _sound(self, runner: Runner, losses: list[float], epoch: int, done: int) -> None:
         scaler = runner.learner.scaler
@@ -313,9 +311,9 @@ class Course:
             )
 
     def _log_epoch(self, runner: Runner, epoch: int, numbers: dict[str, Value]) -> None:
-        line: dict[str, Any] = {"epoch": epoch, "train loss": runner.loss / max(runner.seen, 1)}
-        if runner.right or runner.seen:
-            line["train accuracy"] = runner.right / max(runner.seen, 1)
+        line: dict[str, Any] = {"epoch": epoch}
+        if runner.seen:  # not absent from every step
+            line |= {"train loss": runner.loss / runner.seen, "train accuracy": runner.right / runner.seen}
         line |= {f"validation {name}": value.number for name, value in numbers.items()}
         runner.lines.append(line)
         if runner.learner.number in self.trackers:

@@ -9,7 +9,7 @@ The laws, each a test over every method and executor (tests/laws):
 2. Own row live: a gathered table carries gradients only in the holder's rows, and the loss is summed over all rows.
 3. Same decision everywhere: settle and decide are deterministic given table, batch and key.
 4. Lockstep: when an objective sees others, its update asks for gradients a fixed number of times.
-5. Weight zero may be skipped where the forward treats each sample alone.
+5. Weight zero may be skipped where the forward treats each sample alone; absent members are skipped always.
 6. Adding a member changes no other member, for methods that see only their own row.
 7. Interrupted equals uninterrupted, bit for bit on one thread.
 """
@@ -74,6 +74,14 @@ class View:
                 out = self.module(*args, **kwargs)
         return out if isinstance(out, Tensor) else out.logits
 
+    def aside(self, x: Inputs) -> Tensor:
+        """Return the output for other samples; buffers, such as BatchNorm's running statistics, do not move."""
+        copies = {name: buffer.clone() for name, buffer in self.buffers.items()}
+        if not copies:
+            return self(x)
+        module = getattr(self.module, "_orig_mod", self.module)  # a compiled network has other names for its parts
+        return View(module, forward=self.forward, bound={**(self.bound or {}), **copies})(x)
+
     def record(self, x: Inputs, layers: Sequence[str]) -> tuple[Tensor, Mapping[str, Seen]]:
         """Return the output, and what each named layer saw on the way to it."""
         assert isinstance(self.module, nn.Module)
@@ -102,6 +110,9 @@ Offer = Callable[[View, Batch], Tensor]
 
 Settle = Callable[[Tensor, Batch], Tensor]
 """What follows for ALL rows: the table `[R, B, ...]` to losses `[R, B]`."""
+
+Present = Callable[[int, int], Sequence[int]]
+"""Who takes part in a step: the number of members and the batch's key to their positions."""
 
 
 def logits(view: View, batch: Batch) -> Tensor:
@@ -147,12 +158,18 @@ class Objective:
     `sees` is the whole communication pattern in one word: `own`, nothing is gathered; `all`, every member on this
     rank's share of the batch; `whole`, every member and the whole batch. `samplewise` says that the loss of a batch is
     the mean of its samples' losses, so that a batch may be worked through in pieces.
+
+    `wants` names the extras of a batch that the offer speaks of too, their rows after those of the labelled samples:
+    the table is then `[R, B + U, ...]`. Members that are not `present` in a step are left alone: no forward, no
+    gradient, no decay, no moments; the settle sees the rows of the others only.
     """
 
     settle: Settle
     offer: Offer = logits
     sees: Literal["own", "all", "whole"] = "own"
     samplewise: bool = True
+    wants: tuple[str, ...] = ()
+    present: Present | None = None  # None: everyone, in every step
 
 
 Rows = slice | Tensor

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from plateaux import trees
 from plateaux.exchange import Method, finite
 from plateaux.types import Batch, Tree
 
@@ -34,6 +35,38 @@ class Scaler:
 
 
 @dataclass(slots=True)
+class Pace:
+    """A schedule that several members keep, whether or not they take part in a step.
+
+    It moves an optimiser of its own that trains nothing; a member takes over the rates when it is its turn. So a
+    thousand idle members cost nothing, and one that comes back has the rate it would have had.
+    """
+
+    optimizer: torch.optim.Optimizer
+    schedule: Any
+    every_step: bool  # it moves with every step rather than every epoch
+
+    def move(self) -> None:
+        """Take the schedule one step or epoch further."""
+        self.optimizer._opt_called = True  # type: ignore[attr-defined]  # there is nothing to step: no cause to warn
+        self.schedule.step()
+
+    def lead(self, optimizer: torch.optim.Optimizer) -> None:
+        """Set an optimiser's rates to what they are now."""
+        _take_over(optimizer, self.optimizer)
+
+    def return_to(self, optimizer: torch.optim.Optimizer, schedule: dict[str, Any]) -> None:
+        """Go back to where the schedule was when an optimiser had these rates."""
+        self.schedule.load_state_dict(schedule)
+        _take_over(self.optimizer, optimizer)
+
+
+def _take_over(mine: torch.optim.Optimizer, other: torch.optim.Optimizer) -> None:
+    for group, model in zip(mine.param_groups, other.param_groups, strict=True):
+        group.update({name: value for name, value in model.items() if name != "params"})
+
+
+@dataclass(slots=True)
 class Learner:
     """One member in training: its network and all that moves with it."""
 
@@ -47,6 +80,7 @@ class Learner:
     kind: str = ""  # equal kinds are equal networks
     schedule: Any = None
     every_step: bool = False  # the schedule moves with every step
+    pace: Pace | None = None  # instead of a schedule of its own, where members may be absent
     masks: Tree = field(default_factory=dict)  # weights that stay zero
     clip: float | None = None
     call: Callable[..., Any] | None = None  # the compiled network
@@ -57,6 +91,11 @@ class Learner:
     def factor(self) -> float:
         """By what the loss is multiplied before its gradient is taken."""
         return 1.0 if self.scaler is None else self.scaler.factor
+
+    def keep_pace(self) -> None:
+        """Take over the rates of now, however long this member was absent."""
+        if self.pace is not None:
+            self.pace.lead(self.optimizer)
 
     @torch.no_grad()
     def descend(self, direction: Tree) -> None:
@@ -86,6 +125,8 @@ class Way:
     device: torch.device = CPU
     accumulate: int = 1
     awake: Callable[[Learner], AbstractContextManager[Any]] = lambda _: nullcontext()  # wakes a parked member
+    members: int | None = None  # of all processes together; None: those given to a step are all there are
+    paces: tuple[Pace, ...] = ()
 
 
 @dataclass(slots=True)
@@ -109,3 +150,33 @@ class Tally:
         self.loss = self.loss + other.loss * share
         if other.right is not None:
             self.right = other.right if self.right is None else self.right + other.right
+
+
+ABSENT = Tally(torch.zeros(()), None)
+"""What a step saw of a member that took no part in it."""
+
+
+@contextmanager
+def stand_at(learner: Learner, place: Tree | None) -> Iterator[None]:
+    """Put a member's weights somewhere else for a while; its buffers do not move meanwhile."""
+    if place is None:
+        yield
+        return
+    home = trees.clone(learner.params)
+    trees.write(learner.params, place)
+    try:
+        with still(learner.buffers):
+            yield
+    finally:
+        trees.write(learner.params, home)
+
+
+@contextmanager
+def still(buffers: Tree) -> Iterator[None]:
+    """Put buffers back to what they were."""
+    before = trees.clone(buffers)
+    try:
+        yield
+    finally:
+        if before:
+            trees.write(buffers, before)

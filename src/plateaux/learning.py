@@ -25,7 +25,7 @@ from plateaux.build import (
 )
 from plateaux.errors import RecipeError
 from plateaux.exchange import Executor
-from plateaux.learner import Learner, Scaler
+from plateaux.learner import Learner, Pace, Scaler
 from plateaux.loader import Feed, split
 from plateaux.machine import FORMATS, dtype_of
 from plateaux.recipe import Recipe, own
@@ -47,10 +47,16 @@ def learners_of(
 ) -> list[Learner]:
     """Return some members as they are before their first step."""
     modules = networks(recipe, data, numbers, given)
+    paces: dict[str, Pace] = {}
     return [
-        _learner(recipe, number, module, executor, device=device, steps=steps, given=given)
+        _learner(recipe, number, module, executor, device=device, steps=steps, given=given, paces=paces)
         for number, module in zip(numbers, modules, strict=True)
     ]
+
+
+def paces_of(learners: Sequence[Learner]) -> tuple[Pace, ...]:
+    """Return the schedules that learners keep together, each once."""
+    return tuple({id(each.pace): each.pace for each in learners if each.pace is not None}.values())
 
 
 def _learner(
@@ -62,6 +68,7 @@ def _learner(
     device: torch.device,
     steps: int,
     given: Given,
+    paces: dict[str, Pace],
 ) -> Learner:
     shared = shared_names(recipe, module)
     executor.prepare(module)
@@ -78,7 +85,8 @@ def _learner(
     zeros = masks(module)
     buffers = {n: b for n, b in module.named_buffers() if n not in shared and n.removesuffix("_mask") not in zeros}
     optimizer = optimizer_of(recipe, number, params)
-    schedule, every_step = schedule_of(recipe, optimizer, steps)
+    pace = None if method.objective.present is None else _pace(recipe, number, params, optimizer, steps, paces)
+    schedule, every_step = schedule_of(recipe, optimizer, steps) if pace is None else (None, False)
     return Learner(
         number=number,
         module=module,
@@ -90,11 +98,26 @@ def _learner(
         kind=kind_of(recipe, number, given),
         schedule=schedule,
         every_step=every_step,
+        pace=pace,
         masks={name: mask for name, mask in zeros.items() if name in params},
         clip=own("optimizer.clip", recipe.optimizer.clip, number, recipe.members),
         call=torch.compile(module) if recipe.train.compile and recipe.executor.manner != "vmap" else None,
         scaler=Scaler() if recipe.train.precision == "fp16" else None,
     )
+
+
+def _pace(
+    recipe: Recipe, number: int, params: Tree, optimizer: torch.optim.Optimizer, steps: int, known: dict[str, Pace]
+) -> Pace | None:
+    """Return the schedule of all members with the same rates to begin with."""
+    if not recipe.schedule:
+        return None
+    rates = repr([{name: v for name, v in group.items() if name != "params"} for group in optimizer.param_groups])
+    if rates not in known:
+        stand_ins = {name: nn.Parameter(torch.zeros([1] * param.ndim)) for name, param in params.items()}
+        leader = optimizer_of(recipe, number, dict(stand_ins))
+        known[rates] = Pace(leader, *schedule_of(recipe, leader, steps))
+    return known[rates]
 
 
 def _refuse_under_vmap(recipe: Recipe, module: nn.Module) -> None:
@@ -128,6 +151,8 @@ def feed_of(recipe: Recipe, data: Data, number: int, *, shared: bool, device: to
         memory_format=FORMATS[recipe.train.memory_format],
         workers=part.workers,
         drop_last=part.drop_last,
+        unlabelled=data.unlabelled,
+        unlabelled_batch=part.unlabelled_batch or part.batch,
     )
 
 
@@ -147,11 +172,13 @@ def split_of(recipe: Recipe, data: Data) -> tuple[torch.Tensor, torch.Tensor]:
 
 def state_of(learner: Learner) -> dict[str, Any]:
     """Return all that a member needs to go on exactly as if nothing had happened."""
+    learner.keep_pace()
+    schedule = learner.schedule if learner.pace is None else learner.pace.schedule
     return {
         "params": {name: param.detach() for name, param in learner.params.items()},
         "buffers": dict(learner.buffers),
         "optimizer": learner.optimizer.state_dict(),
-        "schedule": learner.schedule.state_dict() if learner.schedule is not None else None,
+        "schedule": schedule.state_dict() if schedule is not None else None,
         "scaler": asdict(learner.scaler) if learner.scaler is not None else None,
     }
 
@@ -166,6 +193,8 @@ def restore(learner: Learner, state: dict[str, Any]) -> None:
     learner.optimizer.load_state_dict(state["optimizer"])
     if learner.schedule is not None:
         learner.schedule.load_state_dict(state["schedule"])
+    if learner.pace is not None:
+        learner.pace.return_to(learner.optimizer, state["schedule"])
     if learner.scaler is not None:
         learner.scaler = Scaler(**state["scaler"])
 

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 
 from plateaux.augment import Augment, mix, move, normalise, partners
 from plateaux.errors import DataError, RecipeError
-from plateaux.samples import Resident, Source, Streamed
+from plateaux.samples import Extra, Resident, Source, Streamed
 from plateaux.types import Batch, Inputs, key, map_inputs
 
 CPU = torch.device("cpu")
@@ -45,9 +45,13 @@ class Feed:
     memory_format: torch.memory_format = torch.contiguous_format
     workers: int = 0
     drop_last: bool = False
+    unlabelled: Extra | None = None  # other samples that go along with every batch
+    unlabelled_batch: int = 0  # so many of them
 
     def __post_init__(self) -> None:
         _check(self.source, self.ids, self.batch, self.workers)
+        if self.unlabelled is not None:
+            _check(self.unlabelled.source, self.unlabelled.ids, self.unlabelled_batch, self.workers)
         if self.steps() == 0:
             raise RecipeError(
                 f"{len(self.ids)} samples make no whole batch of {self.batch}, and drop_last drops the rest; "
@@ -62,19 +66,37 @@ class Feed:
     def epoch(self, epoch: int, *, start: int = 0, shard: Shard | None = None) -> Iterator[Batch]:
         """Yield batches start, start + 1, ... of an epoch; `shard` says which samples of each are wanted here."""
         order = self.ids.cpu()[_permutation(len(self.ids), key(self.key, "order", epoch))]
-        return self._varied(_parts(order[: self.steps() * self.batch], self.batch, start, shard), epoch, start)
+        parts = _parts(order[: self.steps() * self.batch], self.batch, start, shard)
+        return self._varied(parts, epoch, start, self._extras(epoch, range(start, self.steps()), shard))
 
     def some(self, ids: Tensor, epoch: int, *, batch: int | None = None) -> Iterator[Batch]:
         """Yield the samples `ids` in their order, each as it looks in that epoch."""
-        return self._varied(_parts(ids.cpu(), batch or self.batch, 0, None), epoch, 0)
+        parts = _parts(ids.cpu(), batch or self.batch, 0, None)
+        return self._varied(parts, epoch, 0, ({} for _ in parts))
 
-    def _varied(self, parts: Sequence[Tensor], epoch: int, start: int) -> Iterator[Batch]:
+    def _varied(
+        self, parts: Sequence[Tensor], epoch: int, start: int, extras: Iterator[dict[str, Inputs]]
+    ) -> Iterator[Batch]:
         among = self.ids.cpu() if self.augment.mixes else None
         reader = _Reader(self.source, key(self.key, "augment", epoch), self.augment, among)
         read = _read_all(reader, parts, self.workers, self.device)
-        for step, (ids, each) in enumerate(zip(parts, read, strict=True), start):
+        for step, (ids, each, extra) in enumerate(zip(parts, read, extras, strict=True), start):
             x, y = self._finish(each, ids, reader.key)
-            yield Batch(x, y, ids.to(self.device), key(self.key, epoch, step))
+            yield Batch(x, y, ids.to(self.device), key(self.key, epoch, step), extra)
+
+    def _extras(self, epoch: int, steps: range, shard: Shard | None) -> Iterator[dict[str, Inputs]]:
+        """Yield what goes along with each of these batches; found by counting, so it carries on anywhere too."""
+        if self.unlabelled is None:
+            yield from ({} for _ in steps)
+            return
+        size, own = self.unlabelled_batch, key(self.key, "unlabelled")
+        done = epoch * self.steps()
+        parts = [endless(self.unlabelled.ids.cpu(), (done + step) * size, size, own) for step in steps]
+        parts = [part[shard(size)] if shard else part for part in parts]
+        reader = _Reader(self.unlabelled.source, key(own, "augment", epoch), self.augment)
+        for read in _read_all(reader, parts, self.workers, self.device):
+            x, _ = _place(read, self.mean, self.std, self.device, self.dtype)
+            yield {"unlabelled": _laid_out(x, self.memory_format)}
 
     def _finish(self, read: tuple[Inputs, Tensor], ids: Tensor, augment_key: int) -> tuple[Inputs, Tensor]:
         """Bring what was read to the device, and do there what takes floating point numbers."""
@@ -108,6 +130,13 @@ def evaluation(
     for step, (part, read) in enumerate(zip(parts, _read_all(reader, parts, workers, device), strict=True)):
         x, y = _place(read, mean, std, device, dtype)
         yield Batch(_laid_out(x, memory_format), y, part.to(device), key("evaluation", step))
+
+
+def endless(ids: Tensor, start: int, count: int, key_of: int) -> Tensor:
+    """Return samples start .. start + count - 1 of an endless row of passes over `ids`, each in an order of its own."""
+    first, last = start // len(ids), (start + count - 1) // len(ids)
+    passes = [ids[_permutation(len(ids), key(key_of, "pass", number))] for number in range(first, last + 1)]
+    return torch.cat(passes)[start - first * len(ids) :][:count]
 
 
 def split(n: int, validation: float | int, key: int) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,17 @@ from plateaux.exchange import Offer, Settle, View, logits, same_memory
 from plateaux.norms import logit_gradient, sample_losses, squared_norms
 from plateaux.types import Batch
 
-__all__ = ["features", "gradient_norm", "last_layer", "logits", "sample_loss"]
+__all__ = ["also_unlabelled", "features", "gradient_norm", "last_layer", "logits", "sample_loss"]
+
+
+def also_unlabelled(view: View, batch: Batch) -> Tensor:
+    """Offer the logits of the labelled samples, then of the unlabelled ones: `[B + U, C]`.
+
+    Two forward passes, and only the first moves buffers. BatchNorm normalises each kind of sample by its own
+    statistics, and remembers those of the samples that the network is to be used on: what a member does with labelled
+    samples is what it would do without the others.
+    """
+    return torch.cat([view(batch.x), view.aside(batch.extra["unlabelled"])])
 
 
 def features(layer: str) -> Offer:

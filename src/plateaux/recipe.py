@@ -32,6 +32,8 @@ class DataPart(OpenSection):
     flip: bool = False
     mixup: float = Field(0.0, ge=0)
     cutmix: float = Field(0.0, ge=0)
+    unlabelled: str | None = None  # another data set, or so many of its samples: "tinyimagenet32@1000"
+    unlabelled_batch: int | None = Field(None, ge=1)  # of them in a batch; as many as labelled ones if unset
 
 
 class ModelPart(OpenSection):

@@ -33,6 +33,15 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Extra:
+    """Some samples of another set, without their labels, to train beside the labelled ones."""
+
+    name: str
+    source: Source
+    ids: Tensor  # [n] which of the source's samples
+
+
+@dataclass(frozen=True, slots=True)
 class Data:
     """A data set: where its samples come from and what a model must know of them."""
 
@@ -45,6 +54,7 @@ class Data:
     std: tuple[float, ...] = ()
     labels: tuple[str, ...] = ()  # the classes' names
     remarks: tuple[str, ...] = ()  # what differs from the published set: "20,000 of 50,000 train images"
+    unlabelled: Extra | None = None  # what a recipe asks for besides
 
 
 class Resident:

@@ -1,7 +1,8 @@
 """One training step: members' updates ask for gradients, the executor answers, the optimisers move.
 
 Updates are generators, one a member. All members of a group are driven in lockstep: everyone's current ask is answered
-before anyone asks again, so that a joint objective sees every member at the place it asked about.
+before anyone asks again, so that a joint objective sees every member at the place it asked about. Members that are
+absent from a step are not touched; a process that holds only such members is there when the others gather.
 """
 
 from __future__ import annotations
@@ -16,23 +17,54 @@ from torch import Tensor, nn
 
 from plateaux import trees
 from plateaux.errors import RecipeError
-from plateaux.exchange import Ask, Executor, Moment, Rows, View
-from plateaux.learner import Learner, Tally, Way
+from plateaux.exchange import Ask, Executor, Moment, Objective, Rows, View
+from plateaux.learner import ABSENT, Learner, Tally, Way, stand_at, still
 from plateaux.machine import autocast, seeded
 from plateaux.syncnorm import SyncedBatchNorm
 from plateaux.types import Batch, Tree, key
+from plateaux.updates import rehearsed
 
 
 def step(
     executor: Executor, learners: Sequence[Learner], batches: Sequence[Batch], way: Way, *, share: float = 1.0
 ) -> list[Tally]:
-    """Move every learner by one step on its batch; `share` is what part of the batch is worked on here."""
-    joint = learners[0].method.objective.sees != "own"
-    tallies: dict[int, Tally] = {}
-    for group in executor.groups([learner.kind for learner in learners], together=joint):
-        round_of = _Rounds(executor, [learners[i] for i in group], [batches[i] for i in group], way, share)
-        tallies.update(zip(group, round_of.drive(), strict=True))
-    return [tallies[i] for i in range(len(learners))]
+    """Move every learner that is present by one step on its batch; `share` is what part of it is worked on here."""
+    objective = learners[0].method.objective
+    joint = objective.sees != "own"
+    here, first = _present(executor, objective, way.members or len(learners), batches[0].key, len(learners))
+    tallies = [ABSENT] * len(learners)
+    for group in executor.groups([learners[i].kind for i in here], together=joint) if here else []:
+        taking_part = [here[i] for i in group]
+        for i in taking_part:
+            learners[i].keep_pace()
+        rounds = _Rounds(
+            executor, [learners[i] for i in taking_part], [batches[i] for i in taking_part], way, share, first
+        )
+        for i, tally in zip(taking_part, rounds.drive(), strict=True):
+            tallies[i] = tally
+    if joint and not here and first is not None:
+        _Rounds(executor, learners[:1], batches[:1], way, share).attend()
+    for pace in way.paces:
+        if pace.every_step:
+            pace.move()
+    return tallies
+
+
+def _present(
+    executor: Executor, objective: Objective, members: int, step: int, held: int
+) -> tuple[Sequence[int], int | None]:
+    """Return which of the learners held here take part, and how many rows others lay on the table before theirs.
+
+    Without a number everyone takes part, or nobody at all.
+    """
+    if objective.present is None:
+        return range(held), None
+    chosen = sorted(set(objective.present(members, step)))
+    if chosen and not 0 <= chosen[0] <= chosen[-1] < members:
+        raise RecipeError(f"the objective has members {chosen} take part in a step; there are 0 to {members - 1}")
+    mine = executor.rows(members)
+    before = sum(position < mine.start for position in chosen)
+    return [position - mine.start for position in chosen if position in mine], before if chosen else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +87,7 @@ class _Rounds:
     batches: Sequence[Batch]
     way: Way
     share: float
+    first: int | None = None  # which row of the table is the first of ours, where not everyone takes part
     kept: dict[tuple[int, ...], list[_Passed]] = field(default_factory=dict)  # passes whose losses are asked for again
 
     def drive(self) -> list[Tally]:
@@ -151,8 +184,11 @@ class _Rounds:
         first = asks[turn[0]]
         passes = self.kept.pop(tuple(turn)) if first.again else self._forward(turn, learners, batches, rows)
         for passed in passes:
-            if self._joint:
-                total = passed.losses.sum() / sizes[0] * shares[0]  # every row counts once, whoever holds it
+            if self._joint:  # every row counts once, whoever holds it
+                # A share without labelled samples may have unlabelled ones: what is settled whole is divided by all.
+                whole = self._objective.sees == "whole" and passed.piece is None and not first.local
+                size, part = (passed.losses.shape[1], 1.0) if whole else (sizes[0], shares[0])
+                total = passed.losses.sum() / size * part
             else:
                 scaled = (
                     _weighted(passed.losses[row], asks[i], passed.piece).sum()
@@ -167,7 +203,10 @@ class _Rounds:
             for row, tally in enumerate(tallies):
                 small = passed.batches[row]
                 share = len(small) / max(len(batches[row]), 1)
-                tally.add(passed.losses[passed.mine[row]].detach(), passed.held[row].detach(), small, share)
+                labelled = (
+                    passed.held[row].detach()[: len(small)] if self._objective.wants else passed.held[row].detach()
+                )
+                tally.add(passed.losses[passed.mine[row]].detach(), labelled, small, share)
         return tallies
 
     def _forward(
@@ -184,7 +223,7 @@ class _Rounds:
         self, turn: list[int], learners: list[Learner], batches: list[Batch], rows: Tensor | None
     ) -> tuple[Tensor, Tensor, list[int]]:
         """Return losses `[R, B]`, the rows of the table held here, and which rows of the losses these are."""
-        objective = learners[0].method.objective
+        objective = self._objective
         views = [self._view(learner, batch) for learner, batch in zip(learners, batches, strict=True)]
         held = self.executor.each(objective.offer, views, batches)
         if held.dtype in (torch.bfloat16, torch.float16):
@@ -195,18 +234,38 @@ class _Rounds:
                 for row, learner in enumerate(learners)
             ]
             return torch.cat(settled), held, list(range(len(turn)))
-        whole = objective.sees == "whole"
         if rows is not None:
-            table, start = torch.cat([rows[: turn[0]], held, rows[turn[0] + 1 :]]), turn[0]
+            table, batch, start = torch.cat([rows[: turn[0]], held, rows[turn[0] + 1 :]]), batches[0], turn[0]
         else:
-            table = self.executor.gather(held, whole=whole)
-            start = self.executor.rows(len(table)).start
-        batch = self._whole(batches[0]) if whole else batches[0]
+            table, batch = self._laid_out(held, batches[0])
+            start = self.executor.rows(len(table)).start if self.first is None else self.first
         return objective.settle(table, batch), held, list(range(start, start + len(turn)))
+
+    def _laid_out(self, held: Tensor | None, batch: Batch) -> tuple[Tensor, Batch]:
+        """Return everyone's rows, those of labelled samples first, and the batch they are about; None: we have none."""
+        whole = self._objective.sees == "whole"
+        parts = [torch.empty(0, device=self.way.device) if held is None else held]
+        if whole and self._objective.wants and self._sharded:
+            size = len(batch)
+            parts = parts * 2 if held is None else [held[:, :size], held[:, size:]]
+        gathered = [self.executor.gather(part, whole=whole) for part in parts]
+        return torch.cat(gathered, 1) if len(gathered) > 1 else gathered[0], self._whole(batch) if whole else batch
+
+    def attend(self) -> None:
+        """Be there whenever the others lay out their rows: of the members held here none takes part."""
+        for ask in rehearsed(self.learners[0].method.update, len(self.batches[0])):
+            if ask.agree is None and not ask.again:
+                batch = _part(self.batches[0], ask)
+                for piece in self._pieces(len(batch)):
+                    self._laid_out(None, _cut(batch, piece))
+
+    @property
+    def _objective(self) -> Objective:
+        return self.learners[0].method.objective
 
     @property
     def _joint(self) -> bool:
-        return self.learners[0].method.objective.sees != "own"
+        return self._objective.sees != "own"
 
     @property
     def _sharded(self) -> bool:
@@ -270,32 +329,6 @@ class _Rounds:
         if learner.scaler is not None:
             gradient = trees.scale(gradient, 1.0 / learner.scaler.factor)
         return gradient if ask.local else self.executor.average(gradient)
-
-
-@contextmanager
-def stand_at(learner: Learner, place: Tree | None) -> Iterator[None]:
-    """Put a member's weights somewhere else for a while; its buffers do not move meanwhile."""
-    if place is None:
-        yield
-        return
-    home = trees.clone(learner.params)
-    trees.write(learner.params, place)
-    try:
-        with still(learner.buffers):
-            yield
-    finally:
-        trees.write(learner.params, home)
-
-
-@contextmanager
-def still(buffers: Tree) -> Iterator[None]:
-    """Put buffers back to what they were."""
-    before = trees.clone(buffers)
-    try:
-        yield
-    finally:
-        if before:
-            trees.write(buffers, before)
 
 
 @contextmanager

@@ -18,11 +18,13 @@ from plateaux.build import (
     NOTHING_GIVEN,
     Given,
     check_names,
-    data_of,
     executor_of,
     loss_options,
     method_of,
+    method_options,
     network,
+    training_data,
+    unlabelled_facts,
 )
 from plateaux.choose import choose
 from plateaux.course import Course
@@ -127,6 +129,10 @@ def check(recipe: Recipe, given: Given = NOTHING_GIVEN) -> bool:
         )
     if joint and any(loss_options(recipe, n) != loss_options(recipe, 0) for n in range(recipe.members)):
         raise RecipeError(f"members of {recipe.method.name!r} share one loss: its options cannot differ between them")
+    if joint and len({repr(_joint_options(recipe, n, given)) for n in range(recipe.members)}) > 1:
+        raise RecipeError(f"members of {recipe.method.name!r} settle together: only rho may differ between them")
+    if recipe.data.unlabelled and "unlabelled" not in method_of(recipe, 0, given).objective.wants:
+        warnings.warn(f"{recipe.method.name!r} looks at no unlabelled samples: they are not read", stacklevel=3)
     _check_meeting(recipe, given)
     if joint and recipe.train.patience is not None:
         raise RecipeError(
@@ -147,6 +153,10 @@ def check(recipe: Recipe, given: Given = NOTHING_GIVEN) -> bool:
     if recipe.train.patience is not None and not recipe.data.validation:
         raise RecipeError("train.patience needs samples to judge by; set data.validation, such as 0.1")
     return joint
+
+
+def _joint_options(recipe: Recipe, number: int, given: Given) -> dict[str, object]:
+    return {name: value for name, value in method_options(recipe, number, given).items() if name != "rho"}
 
 
 def _check_meeting(recipe: Recipe, given: Given) -> None:
@@ -202,7 +212,7 @@ class Work:
             record.begins(left.start)
             held = [number for number in held if number in left.members]
             place = device_named(device or executor.device)
-            data = on_device(data_of(self.recipe, self.given), place)
+            data = on_device(training_data(self.recipe, self.given), place)
             Course(run, data, left, held, executor, place, self.given, record.tell).go()
 
 
@@ -221,8 +231,8 @@ def _open(recipe: Recipe, out: str | Path, executor: Executor, given: Given, tel
     if recipe.run.tensorboard and address_of(out) is not None:
         raise RecipeError(f"TensorBoard's files are appended to, which {out} cannot; leave out run.tensorboard")
     if is_first():
-        data = data_of(recipe, given)
-        fresh = Run.begin(out, recipe, {"data": facts_of(data)})
+        data = training_data(recipe, given)
+        fresh = Run.begin(out, recipe, {"data": {**facts_of(data), **unlabelled_facts(data)}})
         if "chosen" not in fresh.about:
             chosen = choose(recipe, given, tell)
             if method_of(recipe, 0, given).rendezvous is not None:

@@ -28,7 +28,7 @@ class Batch:
     y: Tensor  # [B, ...]; class numbers, or class probabilities [B, C] once samples are mixed
     index: Tensor  # [B] stable sample ids: the same in every epoch, order and process
     key: int = 0
-    extra: Mapping[str, Tensor] = field(default_factory=dict)
+    extra: Mapping[str, Inputs] = field(default_factory=dict)  # inputs of other samples, by name
 
     def __len__(self) -> int:
         return len(self.index)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from plateaux import trees
+from plateaux.errors import RecipeError
 from plateaux.exchange import Ask, Moment, Update, plain
 from plateaux.types import Tree
 
@@ -27,7 +28,9 @@ __all__ = [
     "elementwise",
     "groups",
     "plain",
+    "rehearsed",
     "surrogate_gap",
+    "update_named",
 ]
 
 TINY = 1e-12  # keeps a zero gradient from dividing by zero
@@ -173,18 +176,39 @@ def _among(rows: Tensor, size: int, known: Tree | None, walk: Generator[Ask, Tre
             return end.value  # type: ignore[no-any-return]
 
 
+Climb = Literal["plain", "sam", "asam", "gsam"]
+
+
+def update_named(name: Climb, rho: float | None = None) -> Update:
+    """Return the update of that name, at its usual radius unless `rho` says another."""
+    if name == "plain":
+        if rho:
+            raise RecipeError(
+                f"method.rho = {rho} is how far to climb: name what climbs, such as method.update = 'sam'"
+            )
+        return plain
+    radius = {"sam": 0.05, "asam": 0.5, "gsam": 0.05}[name] if rho is None else rho
+    if name == "gsam":
+        return surrogate_gap(radius, alpha=0.4, rho_min=radius)
+    return climb(radius, reach=adaptive(0.01) if name == "asam" else ball)
+
+
 def asks_of(update: Update, size: int) -> int:
     """Return how often an update asks for a gradient on a batch of `size`: for members that see each other, a law."""
+    return len(rehearsed(update, size))
+
+
+def rehearsed(update: Update, size: int) -> list[Ask]:
+    """Return what an update asks for on a batch of `size` when every answer is zero."""
     nothing: Tree = {"weight": torch.zeros(1)}
     walk = update(nothing, Moment(size, lr=1.0, peak_lr=1.0))
-    count = 0
+    asks: list[Ask] = []
     try:
-        next(walk)
+        asks.append(next(walk))
         while True:
-            count += 1
-            walk.send(nothing)
+            asks.append(walk.send(nothing))
     except StopIteration:
-        return count
+        return asks
 
 
 def groups(size: int, m: int) -> list[tuple[slice, float]]:

@@ -63,7 +63,7 @@ def test_a_data_axis_is_the_loop_in_float64(
 
 
 @pytest.mark.parametrize("net", ["mlp", "conv_bn"])
-@pytest.mark.parametrize("method", ["sam", "sam per worker", "apart, climbing", "balanced, climbing"])
+@pytest.mark.parametrize("method", ["sam", "sam per worker", "apart, climbing", "balanced, climbing", "a2d", "sed"])
 def test_a_copy_without_samples_does_no_harm(method: str, net: str, loop: Loop, tmp_path: Path) -> None:
     spread = on_mesh(2, 2, tmp_path / "run", method, net, precision="fp64", samples=8)  # batches of 7 and 1
     alone = loop(method, net, precision="fp64", samples=8)
@@ -78,7 +78,7 @@ def test_groups_that_fit_a_share_are_the_loops_own(loop: Loop, tmp_path: Path) -
     assert distance(spread, loop("sam in groups", "mlp", **options)) <= EXACT
 
 
-@pytest.mark.parametrize("method", ["sam", "gsam", "apart, climbing"])
+@pytest.mark.parametrize("method", ["sam", "gsam", "apart, climbing", "a2d on labelled, climbing"])
 @pytest.mark.parametrize("net", ["mlp", "conv_bn"])
 def test_pieces_of_a_batch_on_a_data_axis_never_wait_for_each_other(
     method: str, net: str, loop: Loop, tmp_path: Path
@@ -98,7 +98,7 @@ def test_local_batchnorm_is_another_thing_than_the_loop(loop: Loop, tmp_path: Pa
 
 @pytest.mark.parametrize(("processes", "data"), [(2, 1), (4, 2)], ids=["2x1", "2x2"])
 @pytest.mark.parametrize("sabotage", ["others live", "own rows only", "own row detached"])
-@pytest.mark.parametrize("method", JOINT)
+@pytest.mark.parametrize("method", [name for name in JOINT if not METHODS[name].ordered])
 def test_breaking_own_row_live_breaks_the_law(
     method: str, sabotage: str, processes: int, data: int, loop: Loop, tmp_path: Path
 ) -> None:

@@ -112,7 +112,7 @@ def stacked(offer: Offer, views: Sequence[View], batches: Sequence[Batch], rando
     )
 
     def one(own: Tree, buffers: Tree, x: Any, y: Tensor, index: Tensor) -> Tensor:
-        view = View(first.module, bound={**own, **buffers})
+        view = View(first.module, buffers=buffers, bound={**own, **buffers})
         return offer(view, Batch(x, y, index, batches[0].key, batches[0].extra))
 
     dims = None if shared else 0

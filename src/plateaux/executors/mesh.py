@@ -21,6 +21,8 @@ from plateaux.syncnorm import synchronise
 from plateaux.types import Batch, Tree
 
 BUCKET = 64 << 20  # bytes that travel in one message
+DIMENSIONS = 8  # of a block at most
+KINDS = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.uint8, torch.bool]
 
 
 class Mesh:
@@ -47,7 +49,7 @@ class Mesh:
         return torch.stack([offer(view, batch) for view, batch in zip(views, batches, strict=True)])
 
     def gather(self, rows: Tensor, *, whole: bool = False) -> Tensor:
-        if whole and self._copies > 1:
+        if whole and self._copies > 1 and len(rows):  # copies of members without rows have none either
             rows = _gather(rows, self._data, self._copies, self._copy, axis=1)
         return _gather(rows, self._members, self._columns, self._column, axis=0) if self._columns > 1 else rows
 
@@ -116,18 +118,31 @@ def _block(total: int, rank: int, ranks: int) -> range:
 def _gather(mine: Tensor, group: Any, ranks: int, rank: int, *, axis: int) -> Tensor:
     """Lay everyone's blocks side by side; only this process's own block carries gradients.
 
-    A differentiable all-gather would add every process's gradient of the same loss and multiply it by their number.
+    A differentiable all-gather would add every process's gradient of the same loss and multiply it by their number. A
+    process that has nothing to show, `torch.empty(0)`, learns from the others what shape and type nothing has.
     """
-    sizes: list[Any] = [torch.zeros(1, dtype=torch.int64, device=mine.device) for _ in range(ranks)]
-    dist.all_gather(sizes, torch.tensor([mine.shape[axis]], device=mine.device), group=group)
-    largest = max(int(size) for size in sizes)
+    shapes, kinds = _everyones(mine, group, ranks)
+    fullest = max(range(ranks), key=lambda other: len(shapes[other]))
+    if not mine.numel() and mine.ndim < len(shapes[fullest]):
+        mine = mine.new_zeros(0, *shapes[fullest][1:], dtype=KINDS[kinds[fullest]])
+        shapes[rank] = tuple(mine.shape)
+    sizes = [shape[axis] if len(shape) > axis else 0 for shape in shapes]
     padded = mine.detach().movedim(axis, 0)
-    padded = torch.cat([padded, padded.new_zeros(largest - len(padded), *padded.shape[1:])]).contiguous()
+    padded = torch.cat([padded, padded.new_zeros(max(sizes) - len(padded), *padded.shape[1:])]).contiguous()
     blocks = [torch.empty_like(padded) for _ in range(ranks)]
     dist.all_gather(blocks, padded, group=group)
-    table = [block[: int(size)].movedim(0, axis) for block, size in zip(blocks, sizes, strict=True)]
+    table = [block[:size].movedim(0, axis) for block, size in zip(blocks, sizes, strict=True)]
     table[rank] = mine
     return torch.cat(table, axis)
+
+
+def _everyones(mine: Tensor, group: Any, ranks: int) -> tuple[list[tuple[int, ...]], list[int]]:
+    """Return the shape and the kind of every process's block."""
+    words = [KINDS.index(mine.dtype), mine.ndim, *mine.shape, *[0] * (DIMENSIONS - mine.ndim)]
+    known: list[Any] = [torch.zeros(len(words), dtype=torch.int64, device=mine.device) for _ in range(ranks)]
+    dist.all_gather(known, torch.tensor(words, device=mine.device), group=group)
+    told = [each.tolist() for each in known]
+    return [tuple(each[2 : 2 + each[1]]) for each in told], [each[0] for each in told]
 
 
 def _buckets(tree: Tree) -> Iterable[list[str]]:

@@ -1,0 +1,143 @@
+"""What members that meet cost: SED's steps up to a thousand heads, all pairs beside it, and the memory of DivDis.
+
+A step of SED trains two of M linear heads (768 wide, 1000 classes, batch 16, AdamW with a schedule), whatever M is; all
+pairs (A2D on labelled samples) train all of them. The ensembles are the first M of one row of heads, every head was
+trained for a step before the clock starts, and the sides take turns: the figures are medians of the rounds' ratios.
+DivDis settles 128 labelled and 128 unlabelled samples of 5 heads and 1000 classes, forwards and backwards, in a process
+of its own: its peak resident memory, less what the process held before.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+
+import psutil
+import torch
+from _common import close, flags, interleaved, ratio
+from members import heads as heads_over_a_trunk
+from members import peak
+from torch import nn
+
+from plateaux.exchange import Method
+from plateaux.executors.local import Local
+from plateaux.learner import Learner, Pace, Way
+from plateaux.losses import cross_entropy
+from plateaux.machine import settle_in
+from plateaux.methods.a2d import a2d
+from plateaux.methods.divdis import divdis
+from plateaux.methods.sed import sed
+from plateaux.step import step
+from plateaux.surgery import size_in_bytes
+from plateaux.types import Batch, key
+
+LOOP = Local("loop", 1, (), "error")
+LOSS = cross_entropy()
+
+
+def row_of_heads(count: int, width: int, classes: int, pace: Pace) -> list[Learner]:
+    """Return linear heads in training."""
+    made = []
+    for number in range(count):
+        head = nn.Linear(width, classes)
+        params = dict(head.named_parameters())
+        optimizer = torch.optim.AdamW(params.values(), lr=1e-3, weight_decay=0.01)
+        made.append(Learner(number, head, sed(LOSS), optimizer, params, {}, 1e-3, pace=pace))
+    return made
+
+
+def cosine() -> Pace:
+    leader = torch.optim.AdamW([nn.Parameter(torch.zeros(1))], lr=1e-3, weight_decay=0.01)
+    return Pace(leader, torch.optim.lr_scheduler.CosineAnnealingLR(leader, T_max=100_000), every_step=True)
+
+
+def stepping(learners: list[Learner], method: Method, batch: Batch, way: Way) -> Callable[[int], object]:
+    """Return one step of an ensemble; who takes part changes with the round."""
+    own = [replace(learner, method=method) for learner in learners]
+
+    def go(number: int) -> object:
+        return step(LOOP, own, [replace(batch, key=key("round", number))] * len(own), way)
+
+    return go
+
+
+def times(
+    sizes: tuple[int, ...], pairs: tuple[int, ...], width: int, classes: int, rounds: int
+) -> tuple[dict[str, float], float]:
+    """Return the steps' times in steps of the smallest ensemble and in milliseconds, and the bytes of one head."""
+    torch.manual_seed(0)
+    batch = Batch(torch.randn(16, width), torch.randint(classes, (16,)), torch.arange(16))
+    pace = cosine()
+    way = Way(paces=(pace,))
+    everyone = row_of_heads(max(*sizes, *pairs), width, classes, pace)
+    for start in range(0, len(everyone) - 1, 2):
+        step(LOOP, everyone[start : start + 2], [batch] * 2, way)
+    step(LOOP, everyone[-2:], [batch] * 2, way)
+    sides = {f"SED, {m} heads": stepping(everyone[:m], sed(LOSS), batch, way) for m in sizes}
+    sides |= {f"all pairs, {m} heads": stepping(everyone[:m], a2d(LOSS, on="labelled"), batch, way) for m in pairs}
+    for side in sides.values():
+        side(0)
+    found = interleaved(sides, rounds)
+    first = f"SED, {sizes[0]} heads"
+    figures = {f"{name} / {first}": ratio(found[name], found[first]) for name in found if name != first}
+    figures |= {f"{name}, ms": 1e3 * statistics.median(found[name]) for name in found}
+    return figures, float(size_in_bytes([everyone[0].module]))
+
+
+def settle_once(size: int, rows: int, classes: int) -> None:
+    """Settle DivDis in this process and print what it took: the inner half of `divdis_memory`."""
+    settle_in(threads=1)
+    settle = divdis(LOSS).objective.settle
+
+    def both(size: int, rows: int, classes: int) -> None:
+        batch = Batch(torch.zeros(size, 1), torch.arange(size) % classes, torch.arange(size))
+        table = torch.randn(rows, 2 * size, classes, requires_grad=True)
+        settle(table, batch).mean(1).sum().backward()
+
+    both(4, 2, 3)  # everything is loaded now
+    before = psutil.Process().memory_info().rss / 2**20
+    both(size, rows, classes)
+    print(json.dumps({"before": before, "net": peak() - before}))
+
+
+def divdis_memory(size: int, rows: int, classes: int) -> dict[str, float]:
+    words = [sys.executable, __file__, "inner", str(size), str(rows), str(classes)]
+    return dict(json.loads(subprocess.check_output(words, text=True).splitlines()[-1]))
+
+
+def main() -> None:
+    args = flags(__doc__ or "")
+    settle_in(threads=1)
+    sizes, pairs, width, classes, rounds = (5, 50, 500, 1000), (5, 10, 25, 50), 768, 1000, 101
+    problem = (128, 5, 1000)
+    if args.quick:
+        sizes, pairs, width, classes, rounds, problem = (5, 40), (5, 10), 96, 50, 5, (16, 3, 100)
+    memory = divdis_memory(*problem)  # first: a process begins with the peak of the one that started it
+    figures, head = times(sizes, pairs, width, classes, rounds)
+    held, needed = heads_over_a_trunk(20 if args.quick else 200)
+    figures |= {
+        "one head, MB": head / 1e6,
+        "heads over a frozen trunk: held / (trunk once + heads), bytes": held / needed,
+        "DivDis, MB beyond the process": memory["net"],
+        "the process before, MB": memory["before"],
+    }
+    limits = {
+        f"SED, {sizes[-1]} heads / SED, {sizes[0]} heads": ("at most", 1.2),
+        "heads over a frozen trunk: held / (trunk once + heads), bytes": ("at most", 1.01),
+        "DivDis, MB beyond the process": ("at most", 300.0),
+    }
+    if not args.json:
+        for name, value in figures.items():
+            print(f"{value:10.2f}  {name}")
+    close(figures, limits, args.quick, torch=torch.__version__)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["inner"]:
+        settle_once(*map(int, sys.argv[2:]))
+    else:
+        main()

@@ -1,0 +1,49 @@
+"""A2D: members are right together on labelled samples and disagree on the others."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from plateaux.exchange import Method, Objective, Settle, logits
+from plateaux.losses import after, among, disagreement
+from plateaux.offers import also_unlabelled
+from plateaux.registry import method
+from plateaux.types import Batch
+from plateaux.updates import Climb, update_named
+
+
+@method
+def a2d(
+    loss: Settle,
+    *,
+    strength: float = 1.0,
+    on: Literal["unlabelled", "labelled", "both"] = "unlabelled",
+    mode: Literal["joint", "sequential"] = "joint",
+    update: Climb = "plain",
+    rho: float | None = None,
+) -> Method:
+    """Agree to disagree: the loss plus, on unlabelled samples, how surely pairs say the same (Pagliardini et al. 2022).
+
+    A row's term is the mean of -log(p(1 - q) + q(1 - p)) over its company, p and q what the two give the class that the
+    other finds likeliest. `joint`: over all other members, and gradients flow through both. `sequential`, the loss as
+    first published: over the earlier members, taken as they are; the first has no such term. Members train side by
+    side in either mode, so the earlier ones are not finished, as they were in the publication.
+    """
+    weights = among if mode == "joint" else after
+
+    def settle(table: Tensor, batch: Batch) -> Tensor:
+        size = len(batch)
+        chosen = {"unlabelled": table[:, size:], "labelled": table[:, :size], "both": table}[on]
+        pairs = disagreement(chosen.softmax(-1), frozen=mode == "sequential")  # [R, R, K]
+        alike = torch.einsum("rs,rsk->rk", weights(len(table), pairs), pairs)
+        # Unlabelled samples have no place in [R, B]: their mean is a part of every labelled sample's loss.
+        return loss(table[:, :size], batch) + strength * (alike if on == "labelled" else alike.mean(1, keepdim=True))
+
+    if on == "labelled":
+        objective = Objective(settle, logits, sees="all")
+    else:
+        objective = Objective(settle, also_unlabelled, sees="whole", samplewise=False, wants=("unlabelled",))
+    return Method(objective, update_named(update, rho))

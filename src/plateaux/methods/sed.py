@@ -1,0 +1,56 @@
+"""SED: members disagree where the ensemble finds the training samples hard, a few members at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from plateaux.errors import RecipeError
+from plateaux.exchange import Method, Objective, Present, Settle
+from plateaux.losses import among, disagreement, hardness
+from plateaux.registry import method
+from plateaux.types import Batch, key
+from plateaux.updates import Climb, update_named
+
+
+@method
+def sed(
+    loss: Settle,
+    *,
+    strength: float = 0.05,
+    pair: int | Literal["all"] = 2,
+    floor: float = 1e-3,
+    update: Climb = "plain",
+    rho: float | None = None,
+) -> Method:
+    """Scalable ensemble diversification: A2D on labelled samples, weighed by how hard they are (SED 2024).
+
+    In every step `pair` members drawn at random take part and no others run. Their loss is the loss plus `strength`
+    times alpha_n A2D, mean over the pairs of them (the paper's lambda is twice that, 0.1), with alpha_n = CE_n / (mean
+    CE)^2 of their averaged logits, taken as it is. `floor` is the least mean CE that alpha is divided by.
+    """
+    if pair != "all" and pair < 2:
+        raise RecipeError(f"method.pair = {pair}: at least 2 members meet in a step; give 2 or more, or 'all'")
+    if floor <= 0:
+        raise RecipeError(f"method.floor = {floor}: alpha is divided by it where a batch is fitted; give more than 0")
+
+    def settle(table: Tensor, batch: Batch) -> Tensor:
+        pairs = disagreement(table.softmax(-1))  # [R, R, B]
+        alike = torch.einsum("rs,rsb->rb", among(len(table), pairs), pairs)
+        return loss(table, batch) + strength * hardness(table, batch, floor=floor) * alike
+
+    present = None if pair == "all" else drawn(pair)
+    return Method(Objective(settle, sees="whole", samplewise=False, present=present), update_named(update, rho))
+
+
+def drawn(count: int) -> Present:
+    """Return the rule by which so many members take part in a step, all equally often, as the batch's key says."""
+
+    def present(members: int, step: int) -> Sequence[int]:
+        order = torch.randperm(members, generator=torch.Generator().manual_seed(key(step, "present")))
+        return sorted(order[:count].tolist())
+
+    return present
