@@ -24,6 +24,7 @@ import plateaux
 from plateaux.errors import PlateauxError, RecipeError, RunError
 from plateaux.executors.ray import OnRay
 from plateaux.executors.ray import ray as on_ray
+from plateaux.hand import Hand
 from plateaux.recipe import Recipe
 from plateaux.records import records
 from plateaux.run import Run
@@ -388,33 +389,11 @@ def echo(job: Any, tell: Any, *, device: str | None = None, processes: int = 1) 
     tell({"say": str(job)})
 
 
-class Heard(Exception):
-    """What was waited for was said."""
-
-
-def test_who_finds_no_place_is_told_what_there_is(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    def tell(news: Mapping[str, Any]) -> None:
-        raise Heard(news["say"])
-
-    monkeypatch.setattr(crew, "NO_PLACE", 0.2)
-    with pytest.raises(Heard, match="waiting for a place with 1 CPUs and 1 GPUs; the cluster has 2 CPUs and 0 GPUs"):
-        crew.Crew(crew.Needs(gpus=1)).carry_out([1], echo, tell)
-
-
-class Stillborn:
-    """Cannot begin."""
-
-    def __init__(self) -> None:
-        raise RuntimeError("no hands")
-
-
-def test_processes_that_cannot_begin_are_not_asked_for_again_and_again(
-    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(crew, "Hand", Stillborn)
-    monkeypatch.setattr(crew, "STARTS", 0)
-    with pytest.raises(RunError, match="died before they began"):
-        crew.Crew(crew.Needs()).carry_out([1], echo, print)
+def test_a_hand_says_where_it_is(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLATEAUX_NODE", "")
+    where = Hand().about()
+    assert where["node"].startswith(where["address"])
+    assert (where["pid"], where["port"] > 1023) == (os.getpid(), True)
 
 
 def refuse() -> None:

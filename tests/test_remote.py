@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Event, Thread, Timer
 from typing import Any
 
 import numpy as np
@@ -227,30 +228,119 @@ def test_another_machines_lease_is_good_until_it_expires(store: Store) -> None:
         assert not store.held("m")
 
 
-def test_who_has_lost_the_lease_writes_nothing_more(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease, "LENGTH", 0.6)
+def wait_until(happened: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not happened():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.02)
+
+
+def test_a_lease_is_renewed_until_another_has_it_and_then_nothing_is_written(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert isinstance(store, RemoteStore)
+    monkeypatch.setattr(lease, "LENGTH", 3.0)
+    other = store_at(str(store.root))
     with store.lock("m"):
-        store.put("m/x", b"1")
-        time.sleep(1.0)
-        store.put("m/x", b"2")  # it was renewed
-        words(store, "m", owner="another")
-        time.sleep(0.5)
+        (mine,) = store._leases
+        first = mine._good_until
+        wait_until(lambda: mine._good_until > first)
+        words(other, "m", owner="another")
+        wait_until(lambda: mine._lost)
         with pytest.raises(RunError, match="may be in the hands of another process"):
             store.put("m/x", b"3")
         store.put("n/x", b"4")
-    assert store.get("m/x") == b"2"
+    assert not store.has("m/x")
     assert store.has("m/.lease")  # it is not ours to remove
+
+
+def test_a_lease_that_somebody_deleted_is_lost(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(store, RemoteStore)
+    monkeypatch.setattr(lease, "LENGTH", 0.3)
+    with store.lock("m"):
+        store_at(str(store.root)).delete("m/.lease")
+        wait_until(lambda: store._leases[0]._lost)
 
 
 def test_who_could_not_renew_in_time_writes_nothing_more(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(store, RemoteStore)
     monkeypatch.setattr(lease, "LENGTH", 0.3)
+    monkeypatch.setattr(lease, "owner_of", lambda *_: raised(StorageError("gone")))
     with store.lock("m"):
-        monkeypatch.setattr(remote, "FIRST_WAIT", 0.0)
-        monkeypatch.setattr(lease, "owner_of", lambda *_: raised(StorageError("gone")))
-        time.sleep(0.5)
+        wait_until(lambda: time.monotonic() > store._leases[0]._good_until)
         with pytest.raises(RunError, match="could not renew"):
             store.put("m/x", b"1")
+
+
+def test_a_renewal_whose_condition_failed_is_looked_at_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(store, RemoteStore)
+    if not store._bucket.swaps:
+        pytest.skip("this store has no conditions")
+    monkeypatch.setattr(lease, "LENGTH", 3.0)
+    swap, refused = store._bucket.swap, list[str]()
+    monkeypatch.setattr(
+        store._bucket,
+        "swap",
+        lambda *a: swap(*a) if refused else bool(refused.append(a[0])),  # type: ignore[func-returns-value]
+    )
+    with store.lock("m"):
+        first = store._leases[0]._good_until
+        wait_until(lambda: store._leases[0]._good_until > first)
+    assert refused == ["m/.lease"]
+
+
+def test_a_lease_that_was_put_though_the_answer_was_lost_is_ours(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(store, RemoteStore)
+    create = store._bucket.create
+    monkeypatch.setattr(store._bucket, "create", lambda *a: create(*a) and False)
+    with store.lock("m", patience=0):
+        assert store.held("m")
+
+
+def test_who_waits_gets_the_lease_when_the_first_leaves(store: Store) -> None:
+    other, left = store_at(str(store.root)), Event()
+
+    def hold() -> None:
+        with store.lock("m"):
+            there.set()
+            left.wait(60)
+
+    there = Event()
+    holding = Thread(target=hold)
+    holding.start()
+    assert there.wait(60)
+    Timer(0.3, left.set).start()
+    with other.lock("m", patience=60):
+        assert left.is_set()
+    holding.join()
+
+
+def test_a_lease_that_can_neither_be_made_nor_found_is_refused(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(store, RemoteStore)
+    monkeypatch.setattr(store._bucket, "create", lambda *_: False)
+    with pytest.raises(RunError, match="run this again"):
+        store.lock("m", patience=0).__enter__()
+
+
+def test_an_object_is_replaced_only_on_the_condition(server: Flaky) -> None:
+    bucket = Bucket(Address("s3://bucket/conditions"))
+    assert bucket.create("x", b"1")
+    assert not bucket.create("x", b"2")
+    tag = bucket.tag("x")
+    assert bucket.swap("x", b"3", tag)
+    assert not bucket.swap("x", b"4", tag)
+    assert bucket.read("x") == b"3"
+
+
+class Empty:
+    """Files of a store that says a prefix without objects is not there."""
+
+    def find(self, path: str, detail: bool) -> Any:
+        raise FileNotFoundError(path)
+
+
+def test_a_prefix_that_is_not_there_holds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert bucket_of(Empty(), monkeypatch).sizes("x") == {}
 
 
 def test_a_store_without_conditions_refuses_whoever_finds_a_lease(tmp_path: Path) -> None:

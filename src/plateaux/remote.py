@@ -125,8 +125,9 @@ class Bucket:
 
     def _again(self, verb: str, name: str, call: Callable[[str], Found]) -> Found:
         """Make a request until it is answered; what no repetition mends is raised at once."""
-        path, wait = f"{self._root}/{name}".rstrip("/"), FIRST_WAIT
-        for attempt in range(TRIES):
+        path, left = f"{self._root}/{name}".rstrip("/"), TRIES
+        while True:
+            left -= 1
             try:
                 return call(path)
             except FINAL:
@@ -134,11 +135,9 @@ class Bucket:
             except Exception as problem:  # each client has a tree of errors of its own
                 if _refused(problem):
                     raise FileExistsError(f"{self.address}/{name}") from None
-                if attempt == TRIES - 1:
+                if not left:
                     raise StorageError(f"Cannot {verb} {self.address}/{name}: {problem}") from problem
-            time.sleep(wait)
-            wait *= 2
-        raise AssertionError("not reached")
+            time.sleep(FIRST_WAIT * 2 ** (TRIES - 1 - left))
 
 
 def _refused(problem: BaseException) -> bool:

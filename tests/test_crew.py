@@ -1,0 +1,335 @@
+"""What a crew does about everything that can happen to its people, on a cluster that does what it is told to."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from plateaux.errors import PlateauxError, RunError, Stopped
+from plateaux.exchange import CarryOut
+
+pytest.importorskip("ray", reason='Ray is not installed: pip install "plateaux[ray]"')
+
+from ray.exceptions import ActorDiedError
+
+from plateaux import crew
+from plateaux.executors import ray as on_ray
+
+DONE = ("done", None, [{"say": "well"}])
+DEAD = ActorDiedError()
+
+
+class Ref:
+    """An answer that is there at once, never, or once something has happened."""
+
+    def __init__(self, answer: Callable[[], Any] | None, when: Callable[[], bool] = lambda: True) -> None:
+        self.answer, self.when = answer, when
+
+
+class Handle:
+    """A hand whose methods answer what the cluster's script says."""
+
+    def __init__(self, cluster: FakeRay, place: Any = None) -> None:
+        self.cluster, self.place = cluster, place
+
+    def __getattr__(self, name: str) -> Any:
+        handle = self
+
+        class Method:
+            @staticmethod
+            def remote(*args: Any) -> Ref:
+                return handle.cluster.called(handle, name, args)
+
+        return Method()
+
+
+class FakeRay:
+    """As much of Ray as a crew uses; `script` holds what the next jobs end with."""
+
+    def __init__(self, *script: Any, places: int = 2) -> None:
+        self.script, self.places = list(script), places
+        self.alive: list[Handle] = []
+        self.calls: list[tuple[str, Any]] = []
+        self.waited: list[tuple[Handle, Any]] = []  # work that ends when it is asked to stop
+
+    def put(self, thing: Any) -> Any:
+        return thing
+
+    def remote(self, _: type) -> Any:
+        cluster = self
+
+        class Made:
+            @staticmethod
+            def options(*, scheduling_strategy: Any = None, **_: Any) -> Any:
+                return Made
+
+            @staticmethod
+            def remote() -> Handle:
+                cluster.alive.append(Handle(cluster))
+                return cluster.alive[-1]
+
+        return Made
+
+    def called(self, handle: Handle, name: str, args: Any) -> Ref:
+        self.calls.append((name, args))
+        if name == "about":
+            facts = {"pid": 1, "address": "127.0.0.1", "port": 9}
+            return Ref(
+                lambda: {"node": f"node {self.alive.index(handle)}", **facts},
+                lambda: handle in self.alive[: self.places],
+            )
+        if name == "work":
+            answer = self.script.pop(0) if self.script else DONE
+            if answer == "until stopped":
+                ref = Ref(None)
+                self.waited.append((handle, ref))
+                return ref
+            return Ref(lambda: _given(answer))
+        if name == "stop":
+            for whose, ref in self.waited:
+                if whose is handle:
+                    ref.answer = lambda: ("failed", ("Stopped", "with a checkpoint"), [])
+        return Ref(lambda: []) if name == "listen" else Ref(None)
+
+    def wait(self, refs: list[Ref], *, num_returns: int, timeout: float) -> tuple[list[Ref], list[Ref]]:
+        there = [ref for ref in refs if ref.answer is not None and ref.when()]
+        return there, [ref for ref in refs if ref not in there]
+
+    def get(self, ref: Ref) -> Any:
+        assert ref.answer is not None
+        return ref.answer()
+
+    def kill(self, handle: Handle) -> None:
+        self.alive.remove(handle)
+
+    def cluster_resources(self) -> dict[str, float]:
+        return {"CPU": 4.0, "GPU": 1.0}
+
+
+def _given(answer: Any) -> Any:
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+def echo(job: Any, tell: Any, *, device: str | None = None, processes: int = 1) -> None:
+    """Never called: the script says what comes of it."""
+
+
+WORK: CarryOut = echo
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Callable[..., FakeRay]:
+    def make(*script: Any, **options: Any) -> FakeRay:
+        made = FakeRay(*script, **options)
+        monkeypatch.setattr(crew, "ray", made)
+        monkeypatch.setattr(crew, "placement_group", lambda bundles, strategy: bundles)
+        monkeypatch.setattr(crew, "remove_placement_group", lambda group: made.calls.append(("removed", group)))
+        return made
+
+    monkeypatch.setattr(crew, "LONGEST_WAIT", 0.01)
+    return make
+
+
+def carry_out(jobs: list[Any], *, needs: crew.Needs | None = None, **options: Any) -> tuple[list[Any], list[str]]:
+    heard: list[str] = []
+
+    def tell(news: Mapping[str, Any]) -> None:
+        heard.append(str(news.get("say")))
+
+    people = crew.Crew(needs or crew.Needs())
+    failures = people.carry_out(jobs, WORK, tell, **options)
+    people.dismiss()
+    return failures, heard
+
+
+def test_hands_are_used_again_and_all_let_go_in_the_end(cluster: Callable[..., FakeRay]) -> None:
+    made = cluster()
+    failures, heard = carry_out(list(range(5)))
+    assert failures == []
+    assert heard == ["well"] * 5
+    assert [name for name, _ in made.calls].count("work") == 5
+    assert made.alive == []
+
+
+def test_a_job_whose_process_died_begins_again_at_most_so_often(cluster: Callable[..., FakeRay]) -> None:
+    cluster(DEAD, DEAD, DONE)
+    failures, heard = carry_out(["it"], needs=crew.Needs(retries=2))
+    assert failures == []
+    assert "it: its process on node 0 died; begun again in 0.01 s (1 of 2 retries)" in heard[0]
+    assert "(2 of 2 retries)" in heard[1]
+    cluster(DEAD, DEAD, DEAD)
+    (failure,), _ = carry_out(["it"], needs=crew.Needs(retries=2))
+    assert "for the 3. time; given up" in str(failure.problem)
+    assert not failure.died
+
+
+def test_waiting_grows(cluster: Callable[..., FakeRay], monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster(DEAD, DEAD, DEAD, DONE)
+    monkeypatch.setattr(crew, "LONGEST_WAIT", 1.0)
+    now = [0.0]
+    monkeypatch.setattr(crew.time, "monotonic", lambda: now.__setitem__(0, now[0] + 0.02) or now[0])
+    monkeypatch.setattr(crew.time, "sleep", lambda _: None)
+    _, heard = carry_out(["it"])
+    assert [words.split(" in ")[1].split(" s ")[0] for words in heard[:3]] == ["0.5", "1", "1"]
+
+
+def test_a_fault_of_its_own_is_not_tried_again(cluster: Callable[..., FakeRay]) -> None:
+    made = cluster(("failed", ("KeyError", "'x'"), []), ("failed", ("Diverged", "no number"), []), DONE)
+    failures, _ = carry_out(["a", "b", "c"])
+    assert sorted(str(each.problem) for each in failures) == ["a failed: KeyError: 'x'", "no number"]
+    assert [name for name, _ in made.calls].count("work") == 3
+
+
+def test_one_of_a_group_that_dies_takes_its_group_along(cluster: Callable[..., FakeRay]) -> None:
+    torn = ("broken", ("RuntimeError", "[gloo] Connection closed by peer\nmore"), [])
+    made = cluster(DONE, DEAD, torn, DONE, DONE, DONE)
+    failures, heard = carry_out(["it"], world=lambda _: 2)
+    assert failures == []
+    assert [words for words in heard if "died" in words] == [
+        "it: its process on node 0, node 1 died; begun again in 0.01 s (1 of 5 retries)",
+        "it: its process on node 0, node 1 died; begun again in 0.01 s (2 of 5 retries)",
+    ]
+    assert [name for name, _ in made.calls].count("removed") == 3
+    joins = [args for name, args in made.calls if name == "join"]
+    assert [args[:2] for args in joins] == [(0, 2), (1, 2)] * 3
+
+
+def test_jobs_of_one_process_make_room_for_a_group(cluster: Callable[..., FakeRay]) -> None:
+    made = cluster()
+    people = crew.Crew(crew.Needs())
+    assert people.carry_out([1, 2], WORK, print) == []
+    assert len(made.alive) == 2  # they stay for a while
+    assert people.carry_out(["group"], WORK, print, world=lambda _: 2) == []
+    assert {slot.world for slot in people.slots} == {2}
+    people.dismiss()
+
+
+def test_those_without_work_do_not_stay_for_ever(cluster: Callable[..., FakeRay], monkeypatch: Any) -> None:
+    made = cluster(DONE, "until stopped")
+    monkeypatch.setattr(crew, "STAYING", -1.0)
+    people = crew.Crew(crew.Needs())
+    people.tell = lambda _: None
+    people.waiting = [crew.Task(1, 1), crew.Task(2, 1)]
+    for _ in range(4):
+        people._ask_for_hands()
+        people._hand_over(None)
+        people._hear()
+    assert len(made.alive) == 1
+    people.dismiss()
+
+
+@pytest.mark.parametrize("dying", [False, True])
+def test_a_signal_lets_everybody_end_with_a_checkpoint(
+    cluster: Callable[..., FakeRay], dying: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = cluster("until stopped", "until stopped", places=2)
+    called, rounds = made.called, [0]
+
+    def wait(refs: list[Ref], **options: Any) -> Any:
+        rounds[0] += 1
+        if rounds[0] == 6:
+            os.kill(os.getpid(), signal.SIGINT)
+        return FakeRay.wait(made, refs, **options)
+
+    def dies(handle: Handle, name: str, args: Any) -> Ref:
+        ref = called(handle, name, args)
+        if name == "stop" and dying:
+            for _, waits in made.waited:
+                waits.answer = lambda: _given(DEAD)
+        return ref
+
+    monkeypatch.setattr(made, "wait", wait)
+    monkeypatch.setattr(made, "called", dies)
+    with pytest.raises(Stopped, match="Run the same command again"):
+        carry_out([1, 2, 3])
+    assert made.alive == []
+    assert [name for name, _ in made.calls].count("work") == 2  # the third never began
+
+
+def test_hands_that_die_before_they_begin_are_asked_for_only_so_often(
+    cluster: Callable[..., FakeRay], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = cluster()
+    monkeypatch.setattr(made, "called", lambda *_: Ref(lambda: _given(DEAD)))
+    with pytest.raises(RunError, match="10 processes on the cluster died before they began"):
+        carry_out(["it"])
+
+
+def test_who_finds_no_place_says_so(cluster: Callable[..., FakeRay], monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster(places=0)
+    monkeypatch.setattr(crew, "NO_PLACE", 0.0)
+
+    def tell(news: Mapping[str, Any]) -> None:
+        raise PlateauxError(str(news["say"]))
+
+    with pytest.raises(PlateauxError, match="place with 2 CPUs and 1 GPUs; the cluster has 4 CPUs and 1 GPUs"):
+        crew.Crew(crew.Needs(cpus=2, gpus=1)).carry_out(["it"], WORK, tell)
+
+
+def test_places_are_what_the_scarcest_resource_allows(cluster: Callable[..., FakeRay]) -> None:
+    cluster()
+    assert crew.Crew(crew.Needs(cpus=0.5)).places() == 8
+    assert crew.Crew(crew.Needs(cpus=1, gpus=0.25)).places() == 4
+    assert crew.Crew(crew.Needs(cpus=100)).places() == 1
+
+
+# --- Joining a cluster
+
+
+class Starting:
+    """Ray that only notes how it was started."""
+
+    def __init__(self, *, running: bool = False) -> None:
+        self.running, self.started = running, list[Any]()
+
+    def is_initialized(self) -> bool:
+        return self.running
+
+    def init(self, address: str, **options: Any) -> None:
+        self.started.append((address, options))
+
+    def shutdown(self) -> None:
+        self.started.append("shutdown")
+
+
+def test_a_cluster_is_joined_or_one_of_our_own_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    made = Starting()
+    monkeypatch.setattr(crew, "ray", made)
+    assert crew.connect("head:6379")
+    assert crew.connect(None)
+    monkeypatch.setenv("RAY_ADDRESS", "other:6379")
+    assert crew.connect(None)
+    assert [address for address, _ in made.started] == ["head:6379", "local", "other:6379"]
+    assert made.started[1][1]["include_dashboard"] is False
+    crew.disconnect()
+    assert made.started[-1] == "shutdown"
+    made.running = True
+    assert not crew.connect("head:6379")
+
+
+def test_an_executor_joins_when_it_is_first_needed_and_leaves_what_it_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Starting()
+    monkeypatch.setattr(crew, "ray", made)
+    executor = on_ray.OnRay("head:6379", 1, 0, 5, 4, 2)
+    executor.close()
+    assert made.started == []
+    people = executor._joined()
+    assert executor._joined() is people
+    executor.close()
+    assert made.started[-1] == "shutdown"
+    assert executor.world(type("Job", (), {"kind": "decide", "members": (0, 1)})) == 1
+    assert executor.world(type("Job", (), {"kind": "train", "members": (0,)})) == 2
+    assert executor.world(type("Job", (), {"kind": "train", "members": (0, 1)})) == 4
+
+
+def test_inside_a_group_the_executor_is_a_mesh(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setattr(on_ray, "mesh", lambda **options: options)
+    assert on_ray.ray(data=2, processes=4) == {"data": 2, "batchnorm": "synced"}
