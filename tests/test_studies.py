@@ -35,3 +35,14 @@ def test_our_ascent_finds_no_less_than_the_released_one_on_images() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "0 | l2 | yes | 0.5" in done.stdout
     assert done.stdout.splitlines()[-1] == "ours finds at least as much"
+
+
+@pytest.mark.slow
+@WITH_CIFAR
+def test_the_study_of_landscapes_trains_asks_and_goes_on_to_its_table(tmp_path: Path) -> None:
+    call = [sys.executable, "studies/landscape_cifar10.py", str(tmp_path / "study"), "--quick"]
+    done = subprocess.run(call, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "| `fisher_rao` | " in done.stdout
+    again = subprocess.run([*call, "--table"], capture_output=True, text=True, timeout=60, check=True)
+    assert again.stdout.splitlines()[-1] == done.stdout.splitlines()[-1]

@@ -1,0 +1,154 @@
+"""Which probes find that SAM is flatter? A deep ensemble and SAM at three radii: resnet8, 10,000 images of CIFAR-10.
+
+    python studies/landscape_cifar10.py runs/landscape            # about three hours on two cores; again to go on
+    python studies/landscape_cifar10.py runs/landscape --table    # the table of what is there so far
+    python studies/landscape_cifar10.py runs/landscape --draw     # pictures of every run, into its folder
+
+Three members each, 15 epochs without augmentation. Probes are asked on 512 training images, those of curvature on 256.
+What was found is written to `results.json` in that folder, probe by probe. SAM is said to be flatter, or sharper,
+where the mean over members differs from the deep ensemble's by more than twice the standard error of that difference.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from pathlib import Path
+from typing import Any
+
+import plateaux
+from plateaux.measurement import Measurement
+from plateaux.naming import probes_named
+from plateaux.panel import MEMBERS_MEAN
+from plateaux.pictures import pictures
+from plateaux.store import Store
+
+CONDITIONS: dict[str, dict[str, Any]] = {
+    "deep_ensemble": {"name": "deep_ensemble"},
+    **{f"sam_{rho}": {"name": "sam", "rho": rho} for rho in (0.05, 0.1, 0.2)},
+}
+BASE = "deep_ensemble"
+CURVED = ("trace", "top_eigenvalue", "gauss_newton_trace", "gauss_newton_eigenvalue")  # four passes a product: fewer
+MORE = ("worst_l2(preset=sharpbalance)", "worst_l2(adaptive=false)", "average_l2(adaptive=false)", "rank_agreement")
+
+
+def recipe_for(method: dict[str, Any], *, members: int, quick: bool) -> plateaux.Recipe:
+    return plateaux.Recipe.from_dict(
+        {
+            "members": members,
+            "data": {"name": "cifar10", "limit": 256 if quick else 10_000, "batch": 128},
+            "model": {"name": "resnet8", "width": 16},
+            "method": method,
+            "optimizer": {"name": "SGD", "lr": 0.2, "momentum": 0.9, "weight_decay": 2e-4, "nesterov": True},
+            "schedule": [
+                {"name": "linear", "epochs": 0.5 if quick else 2, "start_factor": 0.1, "per": "step"},
+                {"name": "cosine", "per": "step"},
+            ],
+            "train": {
+                "epochs": 2 if quick else 15,
+                "validate_every": 2 if quick else 15,
+                "memory_format": "channels_last",
+            },
+            "executor": {"processes": 1 if quick else 2, "threads": 1},
+        }
+    )
+
+
+class Study:
+    """All runs below one folder, and what was found of them."""
+
+    def __init__(self, root: Path, members: int, quick: bool) -> None:
+        self.root, self.members, self.quick = root, members, quick
+        self.store = Store(root)
+        usual = ["fisher_rao", "sam_step(samples=64; m=32)"] if quick else list(probes_named(["all"]))
+        self.probes = [*usual, *(() if quick else MORE)]
+
+    def go(self) -> None:
+        """Train and ask what is missing, the conditions in turn for every probe."""
+        for name, method in CONDITIONS.items():
+            plateaux.train(recipe_for(method, members=self.members, quick=self.quick), self.root / name)
+            print(f"{name} is trained", flush=True)
+        for probe in self.probes:
+            for name in CONDITIONS:
+                if f"{name}/{probe}" not in self.results():
+                    self._ask(name, probe)
+
+    def _ask(self, name: str, probe: str) -> None:
+        count = 64 if self.quick else 256 if probe in CURVED else None if "preset" in probe else 512
+        (found,) = plateaux.landscape(self.root / name, probes=[probe], samples=count)
+        self.store.put_json("results.json", {**self.results(), f"{name}/{probe}": summary(found)})
+        print(f"{name}, {probe}: {_cell(self.results()[f'{name}/{probe}'])}", flush=True)
+
+    def results(self) -> dict[str, dict[str, Any]]:
+        found: dict[str, dict[str, Any]] = self.store.get_json("results.json") if self.store.has("results.json") else {}
+        return found
+
+    def draw(self) -> None:
+        for name in CONDITIONS:
+            kinds = ["slices", "paths", "plane"] if self.members > 2 else ["slices", "paths"]
+            pictures(self.root / name, kinds, samples=64 if self.quick else 512, say=print)
+
+    def table(self) -> str:
+        """Return what was found as Markdown: mean over members, its standard error, and what each radius did."""
+        names = [name for name in CONDITIONS if any(key.startswith(f"{name}/") for key in self.results())]
+        head = ["probe", *names, *(f"{name} is" for name in names if name != BASE), "rescaled", "errors: data, draws"]
+        lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * len(names) + "---|" * (len(head) - 1 - len(names))]
+        for probe in self.probes:
+            found = {name: self.results().get(f"{name}/{probe}") for name in names}
+            base = found.get(BASE)
+            cells = [_cell(each) if each else "" for each in found.values()]
+            said = [verdict(base, each) if base and each else "" for name, each in found.items() if name != BASE]
+            kind = probes_named([probe])[probe].rescaled
+            lines.append("| " + " | ".join([f"`{probe}`", *cells, *said, kind, _errors(base)]) + " |")
+        return "\n".join(lines)
+
+
+def summary(found: Measurement) -> dict[str, Any]:
+    """Return the members' numbers with both errors, and their mean."""
+    rows = {name: v for name, v in found.rows.items() if "·" not in name}
+    mean = rows.get(MEMBERS_MEAN) or next(iter(rows.values()))
+    members = {name: [v.number, v.error, v.draws] for name, v in rows.items() if name != MEMBERS_MEAN}
+    over_members = mean.error if MEMBERS_MEAN in rows else None
+    return {"mean": mean.number, "error": over_members, "members": members, "better": found.better}
+
+
+def verdict(base: dict[str, Any], other: dict[str, Any]) -> str:
+    """Say what becomes of a member by the difference of two means and its standard error over members."""
+    if base["error"] is None or other["error"] is None or base["better"] == "neither":
+        return ""
+    apart = other["mean"] - base["mean"]
+    if abs(apart) <= 2 * math.hypot(base["error"], other["error"]):
+        return "not told apart"
+    return "flatter" if (apart < 0) == (base["better"] == "lower") else "sharper"
+
+
+def _cell(found: dict[str, Any]) -> str:
+    return f"{found['mean']:.4g}" + (f" ± {found['error']:.2g}" if found["error"] is not None else "")
+
+
+def _errors(found: dict[str, Any] | None) -> str:
+    """Return the mean size of the members' two errors."""
+    columns = list(zip(*found["members"].values(), strict=True))[1:] if found else []
+    means = ["-" if None in column else f"{sum(column) / len(column):.2g}" for column in columns]
+    return ", ".join(means)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("root", type=Path)
+    parser.add_argument("--members", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="256 images, 2 epochs, 2 members: does it run?")
+    parser.add_argument("--table", action="store_true", help="only print what is there")
+    parser.add_argument("--draw", action="store_true", help="only draw pictures of what is trained")
+    args = parser.parse_args()
+    study = Study(args.root, 2 if args.quick else args.members, args.quick)
+    if args.draw:
+        study.draw()
+    elif not args.table:
+        study.go()
+    if not args.draw:
+        print(study.table())
+
+
+if __name__ == "__main__":
+    main()
