@@ -19,11 +19,14 @@ Preset = Literal["sharpbalance"]
 
 RADII: Mapping[tuple[Norm, bool], float] = {
     ("l2", True): 0.5,
-    ("l2", False): 0.5,
+    ("l2", False): 0.05,
     ("linf", True): 0.002,
     ("linf", False): 0.001,
 }
-"""Radius by norm and whether it is adaptive, where none is given: the second of those Andriushchenko et al. sweep."""
+"""Radius by norm and whether it is adaptive, where none is given.
+
+Of those Andriushchenko et al. sweep; the plain ball is as large as that in which SAM usually trains.
+"""
 
 PRESETS: Mapping[str, Mapping[str, float]] = {"sharpbalance": {"radius": 0.5, "m": 5, "samples": 500}}
 
