@@ -52,6 +52,11 @@ def fastest(tried: list[dict[str, Any]]) -> dict[str, Any]:
     return max([tried[0], *sound], key=lambda each: float(each["images_per_second"]))
 
 
+def pace(recipe: Recipe, given: Given, *, steps: int = 6) -> float:
+    """Return how many images a second one member trains, from a few steps that are forgotten."""
+    return _try(recipe, given, steps)[1]
+
+
 def _try(recipe: Recipe, given: Given, steps: int) -> tuple[float, float]:
     """Return the mean loss over some steps of the first member, and images a second over the later half of them."""
     device = device_named(recipe.executor.devices[0] if recipe.executor.devices else None)

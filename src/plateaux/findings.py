@@ -83,10 +83,10 @@ def stored(found: Measurement) -> dict[str, Any]:
     return {**found.to_dict(), "percent": found.percent}
 
 
-def costs_of(run: Run) -> dict[str, dict[str, float]]:
-    """Return what every member of a run has cost, by row."""
+def costs_of(run: Run, members: int | None = None) -> dict[str, dict[str, float]]:
+    """Return what the members of a run, or the first so many, have cost, by row."""
     try:
-        each = {f"member {number}": spent(run, number) for number in range(run.recipe.members)}
+        each = {f"member {number}": spent(run, number) for number in range(members or run.recipe.members)}
     except PlateauxError:  # a method from outside that nobody allowed: a run from a stranger is data
         return {}
     mean = Cost(*(sum(getattr(cost, by) for cost in each.values()) / len(each) for by in COSTS))
