@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 import plateaux
-from plateaux import errors, landscaping, measuring, registry, theory_command
+from plateaux import errors, landscaping, measuring, registry, studying, theory_command
 from plateaux.display import duration, lines, watching
 from plateaux.machine import is_first
 from plateaux.options import WrongKey
@@ -43,6 +43,7 @@ app.add_typer(recipes, name="recipe")
 for command in (measuring.measure, measuring.calibrate, measuring.predict, measuring.soup, measuring.select):
     app.command()(told(command))
 app.command()(told(landscaping.landscape))
+app.command()(told(studying.study))
 theory_command.register(app)
 
 

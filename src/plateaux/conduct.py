@@ -20,7 +20,9 @@ from typing import Any
 
 from plateaux.build import NOTHING_GIVEN, Given
 from plateaux.choose import choose
+from plateaux.costs import passes_of
 from plateaux.detect import detect, suites_named
+from plateaux.display import duration
 from plateaux.errors import Diverged, RunError
 from plateaux.evaluate import evaluate
 from plateaux.exchange import Tell
@@ -72,7 +74,7 @@ class Conduct:
             except Diverged as problem:
                 problems.append(f"{todo[0]}: {problem}")
                 self.say(problems[-1])
-            done += task.recipe.members * task.recipe.train.epochs
+            done += self._weight(task)
         self._tidy()  # what a kill has left
         if problems:
             raise Diverged("Some runs diverged; the others are finished:\n  " + "\n  ".join(problems))
@@ -231,8 +233,11 @@ class Conduct:
         """Return how long what is left will take, by how long went into what is done."""
         if not done:
             return ""
-        more = sum(task.recipe.members * task.recipe.train.epochs for task, _ in missing)
-        return f", about {(time.monotonic() - begun) * more / done / 60:.0f} min left"
+        more = sum(self._weight(task) for task, _ in missing)
+        return f"; about {duration((time.monotonic() - begun) * more / done)} left"
+
+    def _weight(self, task: Task) -> float:
+        return sum(passes_of(task.recipe, number, given=self.given) for number in range(task.recipe.members))
 
 
 def _drop(run: Run) -> None:

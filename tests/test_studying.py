@@ -1,0 +1,419 @@
+"""A study is carried out: nothing is trained twice, its file alone carries the numbers, and a dry run does nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cases import GIVEN
+from typer.testing import CliRunner
+
+from plateaux.cli import app
+from plateaux.comparison import Comparison
+from plateaux.conduct import CHOSEN, Conduct
+from plateaux.errors import Diverged, RecipeError, RunError
+from plateaux.findings import Finding, findings_of_study
+from plateaux.recipe import Recipe
+from plateaux.reckoning import Reckoning
+from plateaux.run import Run
+from plateaux.study import Study
+
+BASE: dict[str, Any] = {
+    "members": 2,
+    "data": {"name": "blobs", "samples": 30, "test_samples": 12, "batch": 10},
+    "model": {"name": "mlp", "hidden": [4]},
+    "method": {"name": "sam", "rho": 0.1},
+    "optimizer": {"lr": 0.1},
+    "train": {"epochs": 4},
+    "executor": {"threads": 1},
+}
+BALANCED = {"method": {"name": "sharpbalance", "rho": 0.1, "meet_after": 2}}
+WAYS = {"plain": {"method": {"rho": 0.0}}, "sam": {}, "paper": BALANCED}
+MEASURE = {"measures": ["accuracy", "nll"]}
+SMALL = {"base": BASE, "grid": {"method": WAYS}, "measure": MEASURE}
+
+
+def study(**parts: Any) -> Study:
+    return Study.from_dict({**SMALL, **parts})
+
+
+class Heard(list[Any]):
+    """What a study told, and the epochs that were trained by it."""
+
+    def epochs(self) -> Counter[tuple[int, int]]:
+        return Counter((news["member"], news["done"]) for news in self if "done" in news)
+
+
+def conducted(what: Study, root: Path, **options: Any) -> tuple[dict[str, Any], Heard]:
+    heard = Heard()
+    return Conduct(what, root, tell=heard.append, say=lambda w: heard.append({"say": w}), **options).go(), heard
+
+
+def test_members_and_spans_that_conditions_share_are_trained_once(tmp_path: Path) -> None:
+    ways = {**WAYS, "sam again": {"run": {"log_every": 1}}, "small": {"members": 1}}
+    results, heard = conducted(study(grid={"method": ways}), tmp_path / "all")
+    # Two members: four epochs of plain, four of sharpbalance with its span, and the last two of SAM.
+    assert sum(heard.epochs().values()) == 2 * (4 + 4 + 2)
+    assert len(list((tmp_path / "all" / "runs").iterdir())) == 3 + 1  # and the lock
+    assert len(results["conditions"]) == 5
+    assert len(results["runs"]) == 4
+    by = {each["condition"]["method"]: each["run"] for each in results["conditions"]}
+    assert by["sam"] == by["sam again"] != by["small"]
+    assert by["sam"].split("-")[0] == by["small"].split("-")[0]
+
+
+def test_what_begins_from_a_span_ends_as_what_does_not(tmp_path: Path) -> None:
+    shared, _ = conducted(study(), tmp_path / "shared")
+    alone, _ = conducted(study(), tmp_path / "alone", only="method=sam #0")
+    run = next(iter(alone["runs"]))
+    for name in ("measurements", "course"):
+        assert alone["runs"][run][name] == shared["runs"][run][name]
+
+
+def test_the_same_call_again_trains_nothing_and_more_repetitions_train_only_those(tmp_path: Path) -> None:
+    before, _ = conducted(study(), tmp_path)
+    again, heard = conducted(study(), tmp_path)
+    assert again == before
+    assert not heard.epochs()
+    more, heard = conducted(study(repetitions=2), tmp_path)
+    assert sum(heard.epochs().values()) == 2 * (4 + 4 + 2)
+    assert {run: more["runs"][run] for run in before["runs"]} == before["runs"]
+
+
+def test_one_repetition_of_everything_comes_before_the_second(tmp_path: Path) -> None:
+    _, heard = conducted(study(repetitions=2, grid={"method.rho": [0.0, 0.1]}), tmp_path)
+    told = [news["say"] for news in heard if news.get("say", "").startswith("run ")]
+    assert [re.split("[:;]", each)[1] for each in told] == [" rho=0.0 #0", " rho=0.1 #0", " rho=0.0 #1", " rho=0.1 #1"]
+    assert "left" in told[1]
+
+
+def test_states_kept_for_a_span_are_deleted_when_nobody_needs_them_any_more(tmp_path: Path) -> None:
+    conducted(study(), tmp_path, only="*paper*")
+    assert list(tmp_path.glob("runs/*/members/0/resume-*"))
+    conducted(study(), tmp_path)
+    assert not list(tmp_path.glob("runs/*/members/*/resume-*"))
+
+
+def test_numbers_are_those_of_a_run_on_its_own_and_live_in_the_file_alone(tmp_path: Path) -> None:
+    results, _ = conducted(study(), tmp_path / "study")
+    file = tmp_path / "carried.json"
+    (tmp_path / "study" / "results.json").rename(file)
+    found = findings_of_study(file)
+    assert {each.condition["method"] for each in found} == {"plain", "sam", "paper"}
+    (one,) = [e for e in found if (e.condition["method"], e.measure, e.row) == ("sam", "accuracy", "member 1")]
+    folder = tmp_path / "study" / results["runs"][one.run]["folder"]
+    (kept,) = [json.loads(path.read_text()) for path in (folder / "measures").glob("accuracy-*.json")]
+    assert kept["rows"]["member 1"]["value"] == one.number
+    costs = {e.condition["method"]: e.number for e in found if (e.measure, e.row) == ("passes", "mean of members")}
+    assert (costs["plain"], costs["sam"]) == (4, 8)
+    assert 4 + 1 + 2 <= costs["paper"] <= 4 + 1 + 4
+
+
+def test_weights_may_be_dropped_and_numbers_stay(tmp_path: Path) -> None:
+    kept, _ = conducted(study(), tmp_path / "kept")
+    dropped, _ = conducted(study(keep_weights=False), tmp_path / "dropped")
+    assert not list(tmp_path.glob("dropped/runs/*/members/*/*.safetensors"))
+    assert not list(tmp_path.glob("dropped/runs/*/predictions/*/*"))
+    for run in kept["runs"]:
+        assert kept["runs"][run]["measurements"] == dropped["runs"][run]["measurements"]
+    _, heard = conducted(study(keep_weights=False), tmp_path / "dropped")
+    assert not heard.epochs()
+
+
+def test_a_new_question_about_dropped_weights_trains_them_again(tmp_path: Path) -> None:
+    what = {"keep_weights": False, "grid": {"method.rho": [0.1]}}
+    conducted(study(**what), tmp_path)
+    results, heard = conducted(study(**what, measure={"measures": ["brier"]}), tmp_path)
+    assert sum(heard.epochs().values()) == 8
+    assert any("trained again" in news.get("say", "") for news in heard)
+    assert [each["measure"] for each in next(iter(results["runs"].values()))["measurements"]] == ["brier"]
+
+
+def test_a_new_question_about_kept_weights_trains_nothing(tmp_path: Path) -> None:
+    conducted(study(), tmp_path)
+    _, heard = conducted(study(measure={"measures": ["brier"], "on": ["test", "train"]}), tmp_path)
+    assert not heard.epochs()
+
+
+def test_everything_that_is_asked_is_measured(tmp_path: Path) -> None:
+    base = {**BASE, "data": {"name": "digits", "limit": 40, "test_limit": 30, "batch": 20}, "train": {"epochs": 1}}
+    parts = {
+        "base": base,
+        "grid": {},
+        "measure": {"measures": ["accuracy", "der"], "ood": ["near=digits"], "sizes": True},
+        "landscape": {"probes": ["fisher_trace"], "samples": 10},
+    }
+    results, _ = conducted(study(**parts), tmp_path)
+    (entry,) = results["runs"].values()
+    names = [(each["measure"], each["on"]) for each in entry["measurements"]]
+    assert ("accuracy by size", "test") in names
+    assert ("ood", "digits (near)") in names
+    assert ("fisher_trace", "train") in names
+    assert entry["measurements"][-1]["data"]["samples"] == 10
+
+
+def test_the_machine_chooses_once_for_all_runs_that_are_compared(tmp_path: Path) -> None:
+    base = {**BASE, "train": {"epochs": 4, "precision": "auto"}}
+    results, heard = conducted(study(base=base, repetitions=2), tmp_path)
+    assert sum("chose" in news.get("say", "") for news in heard) == 1
+    (chosen,) = json.loads((tmp_path / CHOSEN).read_text()).values()
+    assert {entry["recipe"]["train"]["precision"] for entry in results["runs"].values()} == {chosen["precision"]}
+
+
+def test_a_run_that_diverges_does_not_hold_up_the_others(tmp_path: Path) -> None:
+    with pytest.raises(Diverged, match=r"lr=1e\+30"):
+        conducted(study(grid={"optimizer.lr": [1e30, 0.1]}), tmp_path)
+    assert {each.condition["lr"] for each in findings_of_study(tmp_path)} == {0.1}
+
+
+def test_what_cannot_be_carried_out_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    for parts, words in (
+        ({"measure": {"measures": ["acuracy"]}}, "accuracy"),
+        ({"landscape": {"probes": ["worst"]}}, "worst_l2"),
+        ({"grid": {"train.patience": [2]}}, "patience"),
+    ):
+        with pytest.raises(RecipeError, match=words):
+            Conduct(study(**parts), tmp_path / "out").go()
+    assert not (tmp_path / "out").exists()
+
+
+# Forks a process that carries out the study for every line it reads, and says how each ended.
+FORKING = """
+import os, sys, traceback
+from pathlib import Path
+import torch
+from plateaux import registry
+from plateaux.conduct import Conduct
+from plateaux.study import Study
+
+root, now = Path(sys.argv[1]), [""]
+
+def train(self, recipe, folder, span, before=Conduct._train):
+    now[0] = folder.name
+    before(self, recipe, folder, span)
+
+def life():
+    torch.set_num_threads(1)
+    log = open(root / "log", "a", buffering=1)
+    tell = lambda news: "done" in news and log.write(f"{now[0]} {news['done']} {news['member']}\\n")
+    Conduct(Study.load(root / "study.toml"), root / "out", tell=tell).go()
+
+Conduct._train = train
+for kind in (registry.method, registry.measure, registry.dataset, registry.model, registry.executor, registry.probe):
+    kind.names()
+for _ in sys.stdin:
+    pid = os.fork()
+    if pid == 0:
+        try:
+            life()
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+    print(pid, flush=True)
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+"""
+
+
+def test_a_study_killed_at_random_and_restarted_trains_nothing_twice(tmp_path: Path) -> None:
+    (tmp_path / "base.toml").write_text(Recipe.from_dict({**BASE, "train": {"epochs": 6}}).to_toml())
+    lines = ['base = "base.toml"', "[grid.method]", "plain = {method = {rho = 0.0}}", "sam = {}"]
+    lines += [
+        'paper = {method = {name = "sharpbalance", rho = 0.1, meet_after = 3}}',
+        "[measure]",
+        'measures = ["nll"]',
+    ]
+    (tmp_path / "study.toml").write_text("\n".join(lines))
+    log, chance, codes = tmp_path / "log", random.Random(1), [1]
+    log.touch()
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    words = [sys.executable, "-c", FORKING, str(tmp_path)]
+    with subprocess.Popen(words, env=environment, stdin=-1, stdout=-1, text=True) as server:
+        assert server.stdin is not None
+        assert server.stdout is not None
+        while codes[-1] != 0:
+            server.stdin.write("\n")
+            server.stdin.flush()
+            pid, before = int(server.stdout.readline()), len(log.read_text().splitlines())
+            more = chance.randint(2, 9) if len(codes) < 4 else 10**9
+            while more < 10**9 and len(log.read_text().splitlines()) < before + more:
+                time.sleep(0.001)
+            if more < 10**9:
+                time.sleep(chance.random() / 20)
+                os.kill(pid, signal.SIGKILL)
+            codes.append(int(server.stdout.readline()))
+        server.stdin.close()
+    assert codes[1:] == [-signal.SIGKILL] * 3 + [0]
+    trained = Counter(log.read_text().splitlines())
+    # A kill may fall between an epoch's end and its checkpoint: then that epoch is trained again, and no other.
+    assert len({line.rsplit(" ", 1)[0] for line in trained if trained[line] > 1}) <= 3
+    assert len(trained) == 2 * (6 + 6 + 3)  # members; SAM begins from the span
+    assert sum(trained.values()) <= len(trained) + 3 * 2
+    whole, _ = conducted(Study.load(tmp_path / "study.toml"), tmp_path / "whole")
+    killed = json.loads((tmp_path / "out" / "results.json").read_text())
+    for run, entry in whole["runs"].items():
+        assert killed["runs"][run]["measurements"] == entry["measurements"]
+        assert killed["runs"][run]["course"] == entry["course"]
+
+
+def reckoned(what: Study, root: Path, **options: Any) -> list[Any]:
+    return Reckoning(Conduct(what, root, given=GIVEN, **options)).all()
+
+
+def test_a_reckoning_knows_passes_spans_and_what_is_done(tmp_path: Path) -> None:
+    found = {each.conditions[0]: each for each in reckoned(study(), tmp_path)}
+    assert not list(tmp_path.iterdir())
+    plain, sam, paper = (found[f"method={name} #0"] for name in ("plain", "sam", "paper"))
+    assert (plain.passes, sam.passes, paper.passes) == (2 * 4, 2 * 2 * 2, 2 * (4 + 1 + 2 * 1.5))
+    assert sam.begins_from == paper.run
+    assert plain.measuring == pytest.approx(2 * 12 / 3)
+    assert {each.state for each in found.values()} == {"missing"}
+    assert all(each.seconds > 0 for each in found.values())
+    conducted(study(), tmp_path, only="*plain*")
+    found = {each.conditions[0]: each for each in reckoned(study(), tmp_path)}
+    assert (found["method=plain #0"].state, found["method=plain #0"].seconds) == ("done", 0)
+    again = {each.conditions[0]: each for each in reckoned(study(measure={"measures": ["brier"]}), tmp_path)}
+    assert (again["method=plain #0"].state, again["method=plain #0"].passes) == ("begun", 0)
+
+
+def test_a_reckoning_takes_its_pace_from_runs_that_are_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("plateaux.reckoning.pace", lambda *_: 10.0)
+    parts = {"grid": {"method.rho": [0.0, 0.1]}, "landscape": {"probes": ["fisher_trace"], "samples": 6}}
+    base = {**BASE, "train": {"epochs": 4, "precision": "auto"}}
+    probed = reckoned(study(base=base, **parts), tmp_path)[0]
+    assert probed.seconds == pytest.approx((probed.passes * 30 + probed.measuring) / 10)
+    results, _ = conducted(study(**parts), tmp_path, only="*rho=0.0*")
+    (entry,) = results["runs"].values()
+    cost = entry["costs"]["mean of members"]
+    left = reckoned(study(**parts), tmp_path, only="*rho=0.1*")
+    assert len(left) == 1
+    assert left[0].seconds == pytest.approx((left[0].passes * 30 + left[0].measuring) * cost["seconds"] / (4 * 30))
+    two = reckoned(study(**parts), tmp_path, only="*rho=0.1*", executor={"processes": 2})[0]
+    assert two.seconds < left[0].seconds
+
+
+def test_samples_from_elsewhere_are_reckoned(tmp_path: Path) -> None:
+    digits = {**BASE, "data": {"name": "digits", "limit": 40, "test_limit": 30, "batch": 20}}
+    with_ood = reckoned(study(base=digits, measure={"measures": [], "ood": ["near=digits,nowhere"]}), tmp_path)[0]
+    from plateaux.data.digits import digits as data
+
+    assert with_ood.measuring == pytest.approx(2 * (len(data().test) + 30) / 3)
+
+
+def test_a_mesh_is_started_for_every_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[list[str]] = []
+    monkeypatch.setattr("plateaux.conduct.subprocess.call", lambda words, **_: calls.append(words) or 3)
+    with pytest.raises(RunError, match="exit code 3"):
+        conducted(study(), tmp_path, executor={"name": "mesh", "processes": 2}, given=GIVEN)
+    (words,) = calls
+    assert words[words.index("--nproc-per-node") + 1] == "2"
+    assert words[-2:] == ["--allow", "cases"]
+    recipe = Recipe.load(words[words.index("train") + 1])
+    assert (recipe.executor.name, recipe.method.name) == ("mesh", "sam")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    (tmp_path / "base.toml").write_text(Recipe.from_dict(BASE).to_toml())
+    lines = ['base = "base.toml"', "baseline = {rho = 0.0}", "[grid]", "method.rho = [0.0, 0.1]"]
+    found = tmp_path / "small.toml"
+    found.write_text("\n".join([*lines, "[measure]", 'measures = ["accuracy", "nll"]']))
+    return found
+
+
+def call(*words: Any) -> Any:
+    return CliRunner().invoke(app, ["study", *map(str, words)])
+
+
+def test_a_dry_run_runs_nothing_and_writes_nothing(file: Path, tmp_path: Path) -> None:
+    before = sorted(tmp_path.rglob("*"))
+    done = call(file, "--out", tmp_path / "out", "--dry-run")
+    assert done.exit_code == 0, done.output
+    assert sorted(tmp_path.rglob("*")) == before
+    told = json.loads(done.stdout)
+    assert told["passes"] == 2 * 4 + 2 * 8
+    assert [run["conditions"] for run in told["runs"]] == [["rho=0.0 #0"], ["rho=0.1 #0"]]
+
+
+def test_a_dry_run_is_shown_to_a_person(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "120")
+    words = call(file, "--out", tmp_path / "out", "--dry-run").stdout
+    assert "2 of 2 runs to do: 24 passes over the training samples, about" in words
+
+
+def test_the_command_trains_measures_and_compares(file: Path, tmp_path: Path) -> None:
+    done = call(file, "--out", tmp_path / "out", "--processes", "1", "--executor", "local")
+    assert done.exit_code == 0, done.output
+    means, differences = json.loads(done.stdout)["tables"]
+    assert means["header"][1] == "accuracy, test %"
+    assert [row[0] for row in means["rows"]] == ["rho=0.0", "rho=0.1"]
+    assert differences["title"] == "difference from rho=0.0"
+    table = call(file, "--out", tmp_path / "out", "--table")
+    assert json.loads(table.stdout) == json.loads(done.stdout)
+
+
+def test_a_pattern_that_matches_nothing_is_told_with_the_names(file: Path, tmp_path: Path) -> None:
+    done = call(file, "--out", tmp_path / "out", "--only", "*width*")
+    assert done.exit_code == 2
+    assert "rho=0.1 #0" in done.stderr
+
+
+def finding(number: float, repetition: int = 0, measure: str = "accuracy", **condition: Any) -> Finding:
+    row = "mean of members" if measure in ("epochs", "passes", "seconds") else "ensemble (mean probability)"
+    on = "training" if row == "mean of members" else "test"
+    return Finding("r", condition, repetition, measure, on, row, number, None, None, "higher", measure == "accuracy")
+
+
+def test_a_condition_is_compared_with_the_baseline_that_is_like_it_otherwise() -> None:
+    ways = [{"method": "plain"}, {"method": "sam", "rho": 0.1}, {"method": "sam", "rho": 0.2}]
+    found = [
+        finding(0.5 + 0.1 * place + 0.01 * r + 0.2 * (w == 8), r, **way, width=w)
+        for place, way in enumerate(ways) for w in (8, 16) for r in (0, 1)
+    ]  # fmt: skip
+    made = Comparison(found, {"method": "plain"})
+    assert made.against({"method": "sam", "rho": 0.2, "width": 8}) == {"method": "plain", "width": 8}
+    assert made.difference({"method": "sam", "rho": 0.2, "width": 8}, made.columns()[0]).number == pytest.approx(0.2)
+    means, differences = made.grids()
+    assert len(means.rows) == 6
+    assert differences.rows[0] == ["method=sam, rho=0.1, width=8", "10.00 ± " + differences.rows[0][1].split()[-1]]
+    assert Comparison(found, {"method": "none"}).grids() == [means]
+    assert Comparison([finding(float("nan"))]).grids()[0].rows == [["base", ""]]
+
+
+def test_runs_of_several_lengths_are_compared_at_equal_cost() -> None:
+    found = []
+    for r in (0, 1):
+        for rho, passes in ((0.0, 1), (0.1, 2)):
+            for epochs in (10, 20):
+                way = {"rho": rho, "epochs": epochs}
+                found += [finding(0.5 + rho + epochs / 100, r, **way), finding(epochs, r, "epochs", **way)]
+                found += [finding(epochs * passes, r, "passes", **way), finding(epochs * passes, r, "seconds", **way)]
+    made = Comparison(found, {"rho": 0.0})
+    *_, epochs, passes, seconds = made.grids()
+    assert [grid.title for grid in (epochs, passes, seconds)] == [
+        f"difference at equal {by}" for by in ("epochs", "passes", "seconds")
+    ]
+    assert epochs.rows == [["rho=0.1", "20", "10.00 ± 0"]]
+    assert passes.rows == [["rho=0.1", "20", "0.00 ± 0"]]  # ten epochs of two passes against twenty of one
+    assert len(made.at_equal({"rho": 0.3}, made.columns()[0], "passes")) == 2
+
+
+def test_a_run_folder_of_a_study_is_a_run_like_any_other(tmp_path: Path) -> None:
+    results, _ = conducted(study(grid={"method.rho": [0.1]}), tmp_path)
+    (entry,) = results["runs"].values()
+    run = Run.open(tmp_path / entry["folder"])
+    assert all(each.finished for each in run.all_progress())
+    assert Recipe.from_dict(entry["recipe"]).determining() == run.recipe.determining()
