@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tomlkit
 from cases import GIVEN
 
 from plateaux.errors import RecipeError
+from plateaux.naming import measures_named, probes_named
 from plateaux.recipe import Recipe
 from plateaux.study import Study, Task, called, changed, factors, planned, tasks
+from plateaux.train import check
 from plateaux.types import key
 
 BASE = {
@@ -174,3 +178,31 @@ def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
 
 def test_what_is_asked_has_a_name_of_its_own() -> None:
     assert study().asked() == study(grid={"members": [1]}).asked() != study(measure={"on": ["train"]}).asked()
+
+
+STUDIES = Path(__file__).parents[1] / "studies"
+
+
+@pytest.mark.parametrize("file", sorted(STUDIES.glob("*.toml")), ids=lambda file: file.stem)
+def test_studies_that_come_along_are_sound(file: Path) -> None:
+    found = Study.load(file)
+    measures_named([*found.measure.measures, *found.measure.under_corruption])
+    probes_named(found.landscape.probes)
+    for task in tasks(planned(found)):
+        check(task.recipe)
+
+
+def test_the_study_of_flatness_and_diversity_trains_both_rules_and_sam_from_one_span() -> None:
+    found = tasks(planned(Study.load(STUDIES / "flat_and_diverse.toml")))
+    assert len(found) == 2 * 2 * (6 + 2)
+    assert sum(task.lends for task in found) == 2 * 2
+    assert sum(task.span is not None for task in found) == 2 * 2 * 2
+
+
+def test_the_study_of_the_page_is_one() -> None:
+    page = (STUDIES.parent / "docs" / "studies.md").read_text(encoding="utf-8")
+    text = page.partition('title="study.toml"\n')[2].partition("```")[0]
+    found = Study.from_dict(tomlkit.parse(text).unwrap())
+    assert len(found.conditions()) == 2 * 4
+    told = set(re.findall(r"^\| (?:`\[?(\w+)\]?`)(?:, `(\w+)`)? \|", page, re.MULTILINE))
+    assert {name for pair in told for name in pair if name} == set(Study.model_fields) - {"name", "question"}

@@ -226,10 +226,10 @@ for _ in sys.stdin:
 
 
 def test_a_study_killed_at_random_and_restarted_trains_nothing_twice(tmp_path: Path) -> None:
-    (tmp_path / "base.toml").write_text(Recipe.from_dict({**BASE, "train": {"epochs": 6}}).to_toml())
+    (tmp_path / "base.toml").write_text(Recipe.from_dict({**BASE, "train": {"epochs": 8}}).to_toml())
     lines = ['base = "base.toml"', "[grid.method]", "plain = {method = {rho = 0.0}}", "sam = {}"]
     lines += [
-        'paper = {method = {name = "sharpbalance", rho = 0.1, meet_after = 3}}',
+        'paper = {method = {name = "sharpbalance", rho = 0.1, meet_after = 4}}',
         "[measure]",
         'measures = ["nll"]',
     ]
@@ -249,7 +249,7 @@ def test_a_study_killed_at_random_and_restarted_trains_nothing_twice(tmp_path: P
             while more < 10**9 and len(log.read_text().splitlines()) < before + more:
                 time.sleep(0.001)
             if more < 10**9:
-                time.sleep(chance.random() / 20)
+                time.sleep(chance.random() / 100)
                 os.kill(pid, signal.SIGKILL)
             codes.append(int(server.stdout.readline()))
         server.stdin.close()
@@ -257,7 +257,7 @@ def test_a_study_killed_at_random_and_restarted_trains_nothing_twice(tmp_path: P
     trained = Counter(log.read_text().splitlines())
     # A kill may fall between an epoch's end and its checkpoint: then that epoch is trained again, and no other.
     assert len({line.rsplit(" ", 1)[0] for line in trained if trained[line] > 1}) <= 3
-    assert len(trained) == 2 * (6 + 6 + 3)  # members; SAM begins from the span
+    assert len(trained) == 2 * (8 + 8 + 4)  # members; SAM begins from the span
     assert sum(trained.values()) <= len(trained) + 3 * 2
     whole, _ = conducted(Study.load(tmp_path / "study.toml"), tmp_path / "whole")
     killed = json.loads((tmp_path / "out" / "results.json").read_text())

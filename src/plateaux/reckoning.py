@@ -13,6 +13,7 @@ from plateaux.conduct import Conduct
 from plateaux.costs import passes_of
 from plateaux.errors import PlateauxError
 from plateaux.learning import split_of
+from plateaux.machine import cores
 from plateaux.naming import probes_named
 from plateaux.panel import MEMBERS_MEAN
 from plateaux.recipe import Recipe, fingerprint
@@ -23,7 +24,10 @@ from plateaux.study import Study, Task
 from plateaux.targets import targets
 
 FORWARD = 1 / 3  # of a pass
-OPEN: dict[str, str] = {"precision": "fp32", "memory_format": "contiguous"}  # what `auto` certainly is not slower than
+CANDIDATES = (
+    {"precision": "fp32", "memory_format": "contiguous"},
+    {"precision": "bf16", "memory_format": "channels_last"},
+)  # for what is left to the machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +69,8 @@ class Reckoning:
         passes = sum(self._left(recipe, number, each, start) for number, each in enumerate(standing))
         measuring = recipe.members * measuring_of(self.conduct.study, recipe, self._data(recipe))
         samples = len(split_of(recipe, self._data(recipe))[0])
-        executor = self.conduct.trained(task).executor
-        seconds = (passes * samples / min(executor.processes, recipe.members) + measuring) / self._pace(recipe, samples)
+        at_once = min(self.conduct.trained(task).executor.processes, recipe.members, cores())
+        seconds = (passes * samples / at_once + measuring) / self._pace(recipe, samples)
         state: Literal["begun", "missing"] = "begun" if begun else "missing"
         left = (recipe.members, recipe.train.epochs, passes, measuring, seconds)
         return Reckoned(task.folder, words, state, *left, task.span if start else None)
@@ -118,11 +122,17 @@ class Reckoning:
         return None
 
     def _tried(self, recipe: Recipe) -> float:
+        """Return the pace of plain descent; of what is left to the machine, that of the faster candidate."""
         tree = recipe.to_dict()
         train = tree["train"]
-        auto = {name: value for name, value in OPEN.items() if train[name] == "auto"}
-        plain = {**tree, "method": {"name": "deep_ensemble"}, "train": {**train, **auto}}
-        return pace(Recipe.from_dict(plain), self.conduct.given)
+        found = []
+        for candidate in CANDIDATES:
+            auto = {name: value for name, value in candidate.items() if train[name] == "auto"}
+            plain = {**tree, "method": {"name": "deep_ensemble"}, "train": {**train, **auto}}
+            found.append(pace(Recipe.from_dict(plain), self.conduct.given))
+            if not auto:
+                break
+        return max(found)
 
 
 def measuring_of(study: Study, recipe: Recipe, data: Data) -> float:
