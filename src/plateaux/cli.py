@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 import plateaux
-from plateaux import errors, landscaping, measuring, registry, studying, theory_command
+from plateaux import claiming, errors, landscaping, measuring, registry, studying, theory_command
 from plateaux.display import duration, lines, watching
 from plateaux.machine import is_first
 from plateaux.options import WrongKey
@@ -45,6 +45,7 @@ for command in (measuring.measure, measuring.calibrate, measuring.predict, measu
 app.command()(told(landscaping.landscape))
 app.command()(told(studying.study))
 theory_command.register(app)
+claiming.register(app)
 
 
 def main() -> None:

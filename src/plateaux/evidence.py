@@ -1,0 +1,120 @@
+"""Studies of claims, started from the ledger, and what they leave behind as evidence.
+
+A study leaves `evidence/<claim>.json` in its folder; the theory leaves `theory.json`, which is read here. Command, time
+and commit are filled in where the study did not write them: a study that was resumed knows better.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from plateaux.errors import RecipeError, RunError
+from plateaux.ledger import Case, Claim, Evidence, Figure, read_evidence, write_evidence
+
+MATRICES = 400
+FORMULAS = {"printed": "as printed", "corrected": "as corrected"}
+REGIMES = {"converging": "SAM converges", "diverging": "SAM diverges"}
+EQUAL, BOUND = "simulation / formula - 1", "simulation / upper bound"
+DIGITS = 6  # more would be noise, and a diff in every line
+Call = Callable[[Sequence[str]], int]
+
+
+def gather(claims: Sequence[Claim], out: Path, evidence: Path, root: Path, call: Call = subprocess.call) -> list[Path]:
+    """Run every study of these claims once, and return the files of evidence it led to; `root` holds the studies."""
+    written = []
+    for study in dict.fromkeys(claim.study for claim in claims):
+        folder = out / Path(study).stem
+        words, began = command_of(study, folder, root), time.monotonic()
+        code = call([sys.executable, *words])
+        if code:
+            raise RunError(f"{shown(words)} ended with exit code {code}; what it wrote is in {folder}")
+        told = {"command": shown(words), "seconds": round(time.monotonic() - began, 1), "commit": commit(root)}
+        for found in collect([claim for claim in claims if claim.study == study], folder):
+            known = {name: value for name, value in told.items() if not getattr(found, name)}
+            written.append(write_evidence(found.model_copy(update=known), evidence))
+    return written
+
+
+def command_of(study: str, folder: Path, root: Path) -> list[str]:
+    """Return what Python is to be given to run a study."""
+    if study == "theory":
+        return ["-m", "plateaux", "theory", "--out", str(folder), "--matrices", str(MATRICES)]
+    file = root / study
+    if not file.is_file():
+        raise RecipeError(f"There is no {file}: studies do not come with the package; call from a clone of the project")
+    return (
+        [str(file), str(folder)]
+        if file.suffix == ".py"
+        else ["-m", "plateaux", "study", str(file), "--out", str(folder)]
+    )
+
+
+def shown(words: Sequence[str]) -> str:
+    """Return a command as a person types it."""
+    return shlex.join(words[1:] if words[0] == "-m" else ["python", *words])
+
+
+def collect(claims: Sequence[Claim], folder: Path) -> list[Evidence]:
+    """Return the evidence that a finished study left in its folder."""
+    record = folder / "theory.json"
+    if claims[0].study == "theory":
+        by_number = {each["claim"]: each for each in json.loads(record.read_text(encoding="utf-8"))["claims"]}
+        return [of_theory(claim, by_number[claim.number]) for claim in claims]
+    found = {claim.name: read_evidence(claim, folder / "evidence") for claim in claims}
+    missing = [name for name, each in found.items() if each is None]
+    if missing:
+        raise RunError(f"The study left no {folder / 'evidence'}/{missing[0]}.json, so there is nothing to judge by")
+    return [each for each in found.values() if each is not None]
+
+
+def of_theory(claim: Claim, answer: Mapping[str, Any]) -> Evidence:
+    """Return what the simulation says of a claim, as evidence: a case for each formula and regime."""
+    cases = {
+        f"{words}, {regime}": _case(claim, answer[formula][name])
+        for formula, words in FORMULAS.items()
+        for name, regime in REGIMES.items()
+        if name in answer[formula]
+    }
+    return Evidence(claim=claim.name, cases=cases)
+
+
+def commit(root: Path) -> str:
+    """Return the commit of a clone, or nothing."""
+    asked = ["git", "-C", str(root), "rev-parse", "--short=12", "HEAD"]
+    try:
+        return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
+def _case(claim: Claim, found: Mapping[str, Any]) -> Case:
+    if "bounds" in found:
+        rows = [_figure(row["more diversity"], f"bound {row['bound']:.2f}") for row in found["bounds"]]
+        return Case(primary=tuple(rows))
+    first, *others = [_figure(found[key], _outside(key, found)) for key in (EQUAL, BOUND) if key in found]
+    return Case(primary=(first,), also=tuple(others[: len(claim.also)]), by_theory=found["verdict"])
+
+
+def _outside(key: str, found: Mapping[str, Any]) -> str:
+    """Say in how many settings the formula fails, which is what the theory's criterion asks."""
+    if key == EQUAL:
+        outside = found["settings whose interval excludes the formula"]
+        return f"{outside} of {found['settings']} settings exclude the formula, mean"
+    beyond = sum(found.get(f"settings {side} bound", 0) for side in ("above the upper", "below the lower"))
+    return f"{beyond} of {found['settings']} settings beyond a bound, mean"
+
+
+def _figure(number: Mapping[str, Any], what: str = "") -> Figure:
+    low, high = (_short(each) for each in number["interval"])
+    return Figure(value=_short(number["mean"]), interval=(low, high), what=what)
+
+
+def _short(number: float) -> float:
+    return float(f"{number:.{DIGITS}g}")
