@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -106,7 +107,7 @@ def test_run_runs_the_study_and_the_verdict_follows(project: Path) -> None:
     assert (code, message) == (0, "")
     found = json.loads(out)[0]
     assert found["verdicts"] == {STATED: "reproduced"}
-    assert found["evidence"]["command"].startswith("python ")
+    assert found["evidence"]["command"] == "python studies/lead.py runs/claims/lead"
     assert found["evidence"]["seconds"] > 0
     assert (project / "claims" / "evidence" / "1-lead.json").is_file()
     written = (project / "pages" / "claims.md").read_text(encoding="utf-8")
@@ -156,7 +157,7 @@ def test_claims_of_one_study_run_it_once(project: Path) -> None:
     assert calls[0][1:5] == ["-m", "plateaux", "study", str(project / "studies" / "lead.toml")]
     found = read_evidence(twice[0], project / "found")
     assert found is not None
-    assert found.command == f"plateaux study {project}/studies/lead.toml --out {project}/out/lead"
+    assert found.command == "plateaux study studies/lead.toml --out out/lead"
     assert written == [project / "found" / "1-lead.json"]
 
 
@@ -192,7 +193,7 @@ def test_the_theorys_numbers_become_evidence(theory: dict[str, Any], tmp_path: P
     for each, answer in zip(asked, theory["claims"], strict=True):
         found = read_evidence(each, tmp_path / "found")
         assert found is not None
-        assert found.command == f"plateaux theory --out {tmp_path}/out/theory --matrices 400"
+        assert found.command == "plateaux theory --out out/theory --matrices 400"
         verdicts = Entry(each, found).verdicts
         for formula, words in studies.FORMULAS.items():
             for regime, tail in studies.REGIMES.items():
@@ -223,6 +224,28 @@ def test_the_theorys_study_comes_with_the_package_and_others_do_not(tmp_path: Pa
         studies.command_of("studies/flat.toml", tmp_path, tmp_path)
     with pytest.raises(RunError, match="left no"):
         studies.collect([claim()], tmp_path)
+
+
+def test_what_was_repeated_has_a_t_interval_and_one_number_has_none() -> None:
+    found = studies.repeated([1.0, 2.0, 3.0], "lead")
+    assert found.interval is not None
+    half = 4.302653 / math.sqrt(3)  # scipy.stats.t.ppf(0.975, 2) times the standard error
+    assert (found.value, found.what) == (2.0, "lead")
+    assert found.interval == (pytest.approx(2 - half, abs=1e-5), pytest.approx(2 + half, abs=1e-5))
+    assert studies.repeated([1.5]) == Figure(value=1.5)
+
+
+def test_the_study_of_the_scores_cost_leaves_evidence_that_fits(tmp_path: Path) -> None:
+    call_ = [sys.executable, str(ROOT / "studies" / "scoring_cost.py"), str(tmp_path), "--quick"]
+    done = subprocess.run(call_, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    found = read_evidence(CLAIMS[8], tmp_path / "evidence")
+    assert found is not None
+    figure = found.cases[STATED].primary[0]
+    costs = [float(line.split()[-2]) for line in done.stdout.splitlines() if line.startswith("round")]
+    assert len(costs) == 3
+    assert figure.interval is not None
+    assert figure.value == pytest.approx(sum(costs) / 3 / 4, rel=0.01)  # a pass is a quarter of a percent of 400
 
 
 # The page.

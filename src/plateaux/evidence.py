@@ -15,8 +15,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from plateaux.errors import RecipeError, RunError
 from plateaux.ledger import Case, Claim, Evidence, Figure, read_evidence, write_evidence
+from plateaux.theory.intervals import interval
 
 MATRICES = 400
 FORMULAS = {"printed": "as printed", "corrected": "as corrected"}
@@ -34,8 +37,8 @@ def gather(claims: Sequence[Claim], out: Path, evidence: Path, root: Path, call:
         words, began = command_of(study, folder, root), time.monotonic()
         code = call([sys.executable, *words])
         if code:
-            raise RunError(f"{shown(words)} ended with exit code {code}; what it wrote is in {folder}")
-        told = {"command": shown(words), "seconds": round(time.monotonic() - began, 1), "commit": commit(root)}
+            raise RunError(f"{shown(words, root)} ended with exit code {code}; what it wrote is in {folder}")
+        told = {"command": shown(words, root), "seconds": round(time.monotonic() - began, 1), "commit": commit(root)}
         for found in collect([claim for claim in claims if claim.study == study], folder):
             known = {name: value for name, value in told.items() if not getattr(found, name)}
             written.append(write_evidence(found.model_copy(update=known), evidence))
@@ -56,9 +59,10 @@ def command_of(study: str, folder: Path, root: Path) -> list[str]:
     )
 
 
-def shown(words: Sequence[str]) -> str:
-    """Return a command as a person types it."""
-    return shlex.join(words[1:] if words[0] == "-m" else ["python", *words])
+def shown(words: Sequence[str], root: Path) -> str:
+    """Return a command as a person types it at the root of the project."""
+    typed = words[1:] if words[0] == "-m" else ["python", *words]
+    return shlex.join(word.removeprefix(f"{root}/") for word in typed)
 
 
 def collect(claims: Sequence[Claim], folder: Path) -> list[Evidence]:
@@ -83,6 +87,14 @@ def of_theory(claim: Claim, answer: Mapping[str, Any]) -> Evidence:
         if name in answer[formula]
     }
     return Evidence(claim=claim.name, cases=cases)
+
+
+def repeated(numbers: Sequence[float], what: str = "") -> Figure:
+    """Return the mean of what was repeated, with its 95 % t interval; of one number there is none."""
+    if len(numbers) < 2:
+        return Figure(value=_short(numbers[0]), what=what)
+    found = np.asarray(numbers, float)
+    return _figure({"mean": found.mean(), "interval": interval(found)}, what)
 
 
 def commit(root: Path) -> str:
