@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from plateaux.evidence import repeated
+from plateaux.contrasts import repeated
 from plateaux.exchange import View
 from plateaux.ledger import Case, Evidence, write_evidence
 from plateaux.offers import gradient_norm

@@ -1,7 +1,8 @@
 """Studies of claims, started from the ledger, and what they leave behind as evidence.
 
-A study leaves `evidence/<claim>.json` in its folder; the theory leaves `theory.json`, which is read here. Command, time
-and commit are filled in where the study did not write them: a study that was resumed knows better.
+A study leaves `evidence/<claim>.json` in its folder, or numbers that the claim says how to compare; the theory leaves
+`theory.json`, which is read here. Command, time and commit are filled in where the study did not write them: a study
+that was resumed knows better.
 """
 
 from __future__ import annotations
@@ -15,21 +16,27 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from plateaux.contrasts import Found, evidence_of, figure
 from plateaux.errors import RecipeError, RunError
 from plateaux.ledger import Case, Claim, Evidence, Figure, read_evidence, write_evidence
-from plateaux.theory.intervals import interval
 
 MATRICES = 400
 FORMULAS = {"printed": "as printed", "corrected": "as corrected"}
 REGIMES = {"converging": "SAM converges", "diverging": "SAM diverges"}
 EQUAL, BOUND = "simulation / formula - 1", "simulation / upper bound"
-DIGITS = 6  # more would be noise, and a diff in every line
 Call = Callable[[Sequence[str]], int]
+Read = Callable[[Path], Sequence[Found]]
+"""Returns all numbers of the study in a folder."""
 
 
-def gather(claims: Sequence[Claim], out: Path, evidence: Path, root: Path, call: Call = subprocess.call) -> list[Path]:
+def gather(
+    claims: Sequence[Claim],
+    out: Path,
+    evidence: Path,
+    root: Path,
+    call: Call = subprocess.call,
+    read: Read | None = None,
+) -> list[Path]:
     """Run every study of these claims once, and return the files of evidence it led to; `root` holds the studies."""
     written = []
     for study in dict.fromkeys(claim.study for claim in claims):
@@ -39,7 +46,7 @@ def gather(claims: Sequence[Claim], out: Path, evidence: Path, root: Path, call:
         if code:
             raise RunError(f"{shown(words, root)} ended with exit code {code}; what it wrote is in {folder}")
         told = {"command": shown(words, root), "seconds": round(time.monotonic() - began, 1), "commit": commit(root)}
-        for found in collect([claim for claim in claims if claim.study == study], folder):
+        for found in collect([claim for claim in claims if claim.study == study], folder, read):
             known = {name: value for name, value in told.items() if not getattr(found, name)}
             written.append(write_evidence(found.model_copy(update=known), evidence))
     return written
@@ -65,17 +72,21 @@ def shown(words: Sequence[str], root: Path) -> str:
     return shlex.join(word.removeprefix(f"{root}/") for word in typed)
 
 
-def collect(claims: Sequence[Claim], folder: Path) -> list[Evidence]:
-    """Return the evidence that a finished study left in its folder."""
-    record = folder / "theory.json"
+def collect(claims: Sequence[Claim], folder: Path, read: Read | None = None) -> list[Evidence]:
+    """Return the evidence that a finished study left in its folder, as files or as numbers to compare."""
     if claims[0].study == "theory":
-        by_number = {each["claim"]: each for each in json.loads(record.read_text(encoding="utf-8"))["claims"]}
+        record = json.loads((folder / "theory.json").read_text(encoding="utf-8"))
+        by_number = {each["claim"]: each for each in record["claims"]}
         return [of_theory(claim, by_number[claim.number]) for claim in claims]
-    found = {claim.name: read_evidence(claim, folder / "evidence") for claim in claims}
-    missing = [name for name, each in found.items() if each is None]
-    if missing:
-        raise RunError(f"The study left no {folder / 'evidence'}/{missing[0]}.json, so there is nothing to judge by")
-    return [each for each in found.values() if each is not None]
+    found = []
+    for claim in claims:
+        left = read_evidence(claim, folder / "evidence")
+        if left is None and read is not None and claim.compare is not None:
+            left = evidence_of(claim, claim.compare, read(folder))
+        if left is None:
+            raise RunError(f"The study left no {folder / 'evidence' / claim.name}.json: there is nothing to judge by")
+        found.append(left)
+    return found
 
 
 def of_theory(claim: Claim, answer: Mapping[str, Any]) -> Evidence:
@@ -87,14 +98,6 @@ def of_theory(claim: Claim, answer: Mapping[str, Any]) -> Evidence:
         if name in answer[formula]
     }
     return Evidence(claim=claim.name, cases=cases)
-
-
-def repeated(numbers: Sequence[float], what: str = "") -> Figure:
-    """Return the mean of what was repeated, with its 95 % t interval; of one number there is none."""
-    if len(numbers) < 2:
-        return Figure(value=_short(numbers[0]), what=what)
-    found = np.asarray(numbers, float)
-    return _figure({"mean": found.mean(), "interval": interval(found)}, what)
 
 
 def commit(root: Path) -> str:
@@ -124,9 +127,5 @@ def _outside(key: str, found: Mapping[str, Any]) -> str:
 
 
 def _figure(number: Mapping[str, Any], what: str = "") -> Figure:
-    low, high = (_short(each) for each in number["interval"])
-    return Figure(value=_short(number["mean"]), interval=(low, high), what=what)
-
-
-def _short(number: float) -> float:
-    return float(f"{number:.{DIGITS}g}")
+    low, high = number["interval"]
+    return figure(number["mean"], (low, high), what)

@@ -50,6 +50,18 @@ class Precondition(Section):
     at_least: float
 
 
+class Compare(Section):
+    """Which numbers of a study make the figures: in the condition `of` each case, less those `against` it."""
+
+    measure: str
+    on: str
+    rows: tuple[str, ...] = Field(min_length=1)  # of several, in order, the slope over them is the figure
+    of: dict[str, dict[str, Any]]
+    against: dict[str, Any]
+    same: tuple[str, ...] = ()  # factors in which both conditions agree
+    times: float = 1.0  # 100 for percentage points
+
+
 class Claim(Section):
     """One claim of a paper, how it is tested, and whether that was fixed before any figure was seen."""
 
@@ -66,6 +78,7 @@ class Claim(Section):
     precondition: Precondition | None = None
     primary: Measured
     also: tuple[Measured, ...] = ()  # shown and judged too, but the verdict is the primary's
+    compare: Compare | None = None  # how a study's numbers become figures, where the study does not do it itself
     consistent_with_own_tables: Literal["yes", "no", "no table"]
     why: str
 
