@@ -10,9 +10,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from plateaux.errors import RunError
-from plateaux.ledger import Case, Claim, Compare, Evidence, Figure
+from plateaux.ledger import Case, Claim, Compare, Evidence, Figure, Number
 from plateaux.theory.intervals import interval
 
 Condition = Mapping[str, Any]
@@ -38,37 +39,88 @@ class Found(Protocol):
 
 def evidence_of(claim: Claim, compare: Compare, findings: Sequence[Found]) -> Evidence:
     """Return what a study's numbers say of a claim."""
-    mine = [each for each in findings if (each.measure, each.on) == (compare.measure, compare.on)]
+    others = [Compare.model_validate({**compare.model_dump(), **changes}) for changes in compare.also]
     cases = {}
     for case in claim.cases:
-        of = only(mine, compare.of[case])
-        against = only(mine, {**compare.against, **{factor: of.get(factor) for factor in compare.same}})
-        cases[case] = Case(primary=(repeated(differences(compare, of, against, mine)),))
-    return Evidence(claim=claim.name, cases=cases)
+        first, *more = [repeated(differences(each, case, findings)) for each in (compare, *others)]
+        cases[case] = Case(primary=(first,), also=tuple(more))
+    return Evidence(claim=claim.name, precondition=lowest(compare.precondition, findings), cases=cases)
 
 
-def only(findings: Sequence[Found], where: Condition) -> Condition:
-    """Return the one condition that is as told."""
+def differences(compare: Compare, case: str, findings: Sequence[Found]) -> list[float]:
+    """Return the case's number less the other condition's, by repetition."""
+    mine = [each for each in findings if (each.measure, each.on) == (compare.measure, compare.on)]
+    of = conditions(mine, compare.of[case])
+    ours = numbers(compare, of, mine, findings)
+    if compare.against is None:
+        return list(ours.values())
+    agreed = {factor: of[0].get(factor) for factor in compare.same}
+    theirs = numbers(compare, conditions(mine, {**compare.against, **agreed}), mine, findings)
+    both = sorted(ours.keys() & theirs.keys())
+    if not both:
+        raise RunError(f"No repetition has {compare.measure!r} both where {compare.of[case]} and {compare.against}")
+    return [ours[at] - theirs[at] for at in both]
+
+
+def numbers(
+    compare: Compare, at: Sequence[Condition], mine: Sequence[Found], findings: Sequence[Found]
+) -> dict[int, float]:
+    """Return the number of one condition by repetition, or of several the slope over them."""
+    if compare.by is not None:
+        return _slopes(compare, compare.by, at, mine, findings)
+    if len(at) != 1:
+        raise RunError(f"{len(at)} conditions of the study are as told: {[dict(each) for each in at]}; tell more")
+    table = [by_repetition(mine, row, at[0]) for row in compare.rows]
+    if compare.less:
+        without = by_repetition(mine, compare.less, at[0])
+        table = [{number: value - without[number] for number, value in row.items()} for row in table]
+    found = {number: [compare.times * row[number] for row in table] for number in table[0]}
+    return {number: row[0] if len(row) == 1 else _slope(range(len(row)), row) for number, row in found.items()}
+
+
+def conditions(findings: Sequence[Found], where: Condition) -> list[Condition]:
+    """Return the conditions that are as told."""
     found: list[Condition] = []
     for each in findings:
         if each.condition not in found and all(each.condition.get(name) == value for name, value in where.items()):
             found.append(each.condition)
-    if len(found) != 1:
-        raise RunError(f"{len(found)} conditions of the study have this measure and {dict(where)}; it takes one")
-    return found[0]
+    if not found:
+        raise RunError(f"No condition of the study has this measure and {dict(where)}")
+    return found
 
 
-def differences(compare: Compare, of: Condition, against: Condition, findings: Sequence[Found]) -> list[float]:
-    """Return the paired differences by repetition; of several rows, the slopes of the differences over them."""
-    table = []
-    for row in compare.rows:
-        ours, theirs = (_by_repetition(findings, row, condition) for condition in (of, against))
-        table.append([compare.times * (ours[at] - theirs[at]) for at in sorted(ours.keys() & theirs.keys())])
-    if not all(table):
-        raise RunError(f"No repetition has {compare.rows[0]!r} in both {dict(of)} and {dict(against)}")
-    if len(table) == 1:
-        return table[0]
-    return [float(each) for each in np.polyfit(np.arange(len(table)), np.array(table), 1)[0]]
+def by_repetition(findings: Sequence[Found], row: str, condition: Condition) -> dict[int, float]:
+    """Return the numbers of a row in one condition."""
+    found = {each.repetition: each.number for each in findings if each.row == row and each.condition == condition}
+    if not found:
+        raise RunError(f"There is no row {row!r} where {dict(condition)}")
+    return found
+
+
+def lowest(number: Number | None, findings: Sequence[Found]) -> float | None:
+    """Return the lowest of a number over conditions and repetitions."""
+    if number is None:
+        return None
+    mine = [each for each in findings if (each.measure, each.on) == (number.measure, number.on)]
+    rows = [by_repetition(mine, number.row, each) for each in conditions(mine, number.where)]
+    return min(value for row in rows for value in row.values())
+
+
+def _slopes(
+    compare: Compare, by: Number, at: Sequence[Condition], mine: Sequence[Found], findings: Sequence[Found]
+) -> dict[int, float]:
+    axis = [each for each in findings if (each.measure, each.on) == (by.measure, by.on)]
+    heights = [by_repetition(mine, compare.rows[0], each) for each in at]
+    places = [by_repetition(axis, by.row, each) for each in at]
+    shared = sorted(set.intersection(*(set(each) for each in (*heights, *places))))
+    points = {number: ([each[number] for each in places], [each[number] for each in heights]) for number in shared}
+    if len(at) < 3 or not shared or min(min(x + y) for x, y in points.values()) <= 0:
+        raise RunError(f"A slope takes three conditions in one repetition, all numbers above zero; {len(at)} are there")
+    return {number: _slope(np.log(x), np.log(y)) for number, (x, y) in points.items()}
+
+
+def _slope(x: ArrayLike, y: ArrayLike) -> float:
+    return float(np.polyfit(np.asarray(x, float), np.asarray(y, float), 1)[0])
 
 
 def repeated(values: Sequence[float], what: str = "") -> Figure:
@@ -81,10 +133,6 @@ def figure(value: float, around: tuple[float, float] | None, what: str = "") -> 
     """Return a figure with as many digits as are worth keeping."""
     ends = None if around is None else (_short(around[0]), _short(around[1]))
     return Figure(value=_short(value), interval=ends, what=what)
-
-
-def _by_repetition(findings: Sequence[Found], row: str, condition: Condition) -> dict[int, float]:
-    return {each.repetition: each.number for each in findings if each.row == row and each.condition == condition}
 
 
 def _short(number: float) -> float:

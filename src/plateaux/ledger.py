@@ -50,16 +50,29 @@ class Precondition(Section):
     at_least: float
 
 
-class Compare(Section):
-    """Which numbers of a study make the figures: in the condition `of` each case, less those `against` it."""
+class Number(Section):
+    """A number of a study's runs; `where` it is looked for."""
 
     measure: str
     on: str
-    rows: tuple[str, ...] = Field(min_length=1)  # of several, in order, the slope over them is the figure
+    row: str
+    where: dict[str, Any] = Field(default_factory=dict)
+
+
+class Compare(Section):
+    """How a study's numbers make the figures of a claim: of each case, less those of the condition `against` it."""
+
+    measure: str
+    on: str
+    rows: tuple[str, ...] = Field(min_length=1)  # of several, in order, the slope over them is the number
+    less: str = ""  # a row to take away from each
+    by: Number | None = None  # the number is the slope of log on log of this, over all conditions as told
     of: dict[str, dict[str, Any]]
-    against: dict[str, Any]
+    against: dict[str, Any] | None = None
     same: tuple[str, ...] = ()  # factors in which both conditions agree
     times: float = 1.0  # 100 for percentage points
+    also: tuple[dict[str, Any], ...] = ()  # what is different for each further measure
+    precondition: Number | None = None  # the lowest of all conditions and repetitions counts
 
 
 class Claim(Section):
