@@ -155,9 +155,23 @@ def test_the_gain_is_what_the_ensemble_has_more_than_its_members() -> None:
     assert [case.primary[0].value, case.also[0].value] == pytest.approx(wanted)
 
 
+def test_a_ratio_is_told_by_its_logarithm() -> None:
+    columns = {"fisher_rao": 4, "relative_flatness": 6, "sam_sharpness": 5}
+    found = []
+    for rho, row in zip((0.0, 0.05), papers.RESNET_CIFAR10, strict=False):
+        at = {"control": "baseline", "rho": rho}
+        found.append(Finding(at, 0, 0.995, "mean of members", "accuracy", "train"))
+        found += [Finding(at, 0, row[c], "mean of members", name, "train") for name, c in columns.items()]
+    case = said(12, found).cases[STATED]
+    wanted = [CLAIMS[12].primary.effect, *(each.effect for each in CLAIMS[12].also)]
+    assert [each.value for each in (*case.primary, *case.also)] == pytest.approx(wanted, abs=6e-4)
+    with pytest.raises(RunError, match="'sam_sharpness' where .* no logarithm"):
+        said(12, [replace(each, number=-1e-6) if each.measure == "sam_sharpness" else each for each in found])
+
+
 def test_claims_that_compare_do_so_for_each_of_their_cases_and_measures() -> None:
     comparing = {number: each.compare for number, each in CLAIMS.items() if each.compare}
-    assert list(comparing) == [1, 2, 4, 5, 7]
+    assert list(comparing) == [1, 2, 3, 4, 5, 7, 12]
     for number, compare in comparing.items():
         asked = CLAIMS[number]
         assert tuple(compare.of) == asked.cases

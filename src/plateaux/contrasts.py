@@ -74,6 +74,10 @@ def numbers(
     if compare.less:
         without = by_repetition(mine, compare.less, at[0])
         table = [{number: value - without[number] for number, value in row.items()} for row in table]
+    if compare.log10:
+        if min(value for row in table for value in row.values()) <= 0:
+            raise RunError(f"{compare.measure!r} where {dict(at[0])} is not above zero, so it has no logarithm")
+        table = [{number: float(np.log10(value)) for number, value in row.items()} for row in table]
     found = {number: [compare.times * row[number] for row in table] for number in table[0]}
     return {number: row[0] if len(row) == 1 else _slope(range(len(row)), row) for number, row in found.items()}
 

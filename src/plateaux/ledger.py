@@ -71,6 +71,7 @@ class Compare(Section):
     against: dict[str, Any] | None = None
     same: tuple[str, ...] = ()  # factors in which both conditions agree
     times: float = 1.0  # 100 for percentage points
+    log10: bool = False  # of every number, so that a difference is a ratio
     also: tuple[dict[str, Any], ...] = ()  # what is different for each further measure
     precondition: Number | None = None  # the lowest of all conditions and repetitions counts
 
