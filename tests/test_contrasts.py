@@ -165,7 +165,7 @@ def test_a_ratio_is_told_by_its_logarithm() -> None:
     case = said(12, found).cases[STATED]
     wanted = [CLAIMS[12].primary.effect, *(each.effect for each in CLAIMS[12].also)]
     assert [each.value for each in (*case.primary, *case.also)] == pytest.approx(wanted, abs=6e-4)
-    with pytest.raises(RunError, match="'sam_sharpness' where .* no logarithm"):
+    with pytest.raises(RunError, match=r"'sam_sharpness' where .* no logarithm"):
         said(12, [replace(each, number=-1e-6) if each.measure == "sam_sharpness" else each for each in found])
 
 
