@@ -14,6 +14,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from cases import GIVEN
 from typer.testing import CliRunner
@@ -146,18 +147,24 @@ def test_a_new_question_about_kept_weights_trains_nothing(tmp_path: Path) -> Non
 
 
 def test_everything_that_is_asked_is_measured(tmp_path: Path) -> None:
-    base = {**BASE, "data": {"name": "digits", "limit": 40, "test_limit": 30, "batch": 20}, "train": {"epochs": 1}}
+    chance = np.random.default_rng(0)
+    x, y = chance.integers(0, 256, (40, 3, 32, 32), dtype=np.uint8), np.arange(40) % 3
+    np.savez(tmp_path / "images.npz", x_train=x[:20], y_train=y[:20], x_test=x[20:], y_test=y[20:])
+    data = {"name": "arrays", "path": "images.npz", "root": str(tmp_path), "batch": 20}
+    base = {**BASE, "data": data, "train": {"epochs": 1}}
+    corrupted = ["corrupted:brightness:1@10", "corrupted:contrast:5@10"]
     parts = {
         "base": base,
         "grid": {},
-        "measure": {"measures": ["accuracy", "der"], "ood": ["near=digits"], "sizes": True},
+        "measure": {"measures": ["accuracy", "der"], "ood": ["near=digits"], "sizes": True, "corruptions": corrupted},
         "landscape": {"probes": ["fisher_trace"], "samples": 10},
     }
-    results, _ = conducted(study(**parts), tmp_path)
+    results, _ = conducted(study(**parts), tmp_path / "out")
     (entry,) = results["runs"].values()
     names = [(each["measure"], each["on"]) for each in entry["measurements"]]
     assert ("accuracy by size", "test") in names
     assert ("ood", "digits (near)") in names
+    assert ("accuracy under corruption", "corrupted") in names
     assert ("fisher_trace", "train") in names
     assert entry["measurements"][-1]["data"]["samples"] == 10
 
