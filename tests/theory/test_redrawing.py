@@ -22,7 +22,7 @@ from plateaux.theory.captions import captions, off, percent
 from plateaux.theory.claims import bounds_of_sam, diversity_of_sam, judge, parts, trade_off
 from plateaux.theory.experiment import Experiment, Pair, Panel, Point, plotted_bounds, predictions, run
 from plateaux.theory.figures import draw
-from plateaux.theory.intervals import around, interval, mean_of, t_quantile
+from plateaux.theory.intervals import around, interval, mean_of
 from plateaux.theory.record import deviations, record
 
 BASE = Setting(n=1200, d=60)  # the paper's ratios, smaller
@@ -31,23 +31,6 @@ BASE = Setting(n=1200, d=60)  # the paper's ratios, smaller
 @pytest.fixture(scope="module")
 def experiment() -> Experiment:
     return run(matrices=8, starts=6, density=3, steps=20, base=BASE)
-
-
-@pytest.mark.parametrize(
-    ("probability", "freedom", "known"),
-    [  # scipy.stats.t.ppf
-        (0.6, 1, 0.324919696233),
-        (0.975, 1, 12.7062047362),
-        (0.975, 2, 4.30265272975),
-        (0.975, 5, 2.57058183564),
-        (0.9999, 5, 9.67756630088),
-        (0.975, 49, 2.00957523713),
-        (0.9999, 49, 4.02049005878),
-        (0.975, 999, 1.96234146113),
-    ],
-)
-def test_students_t_is_that_of_another_library(probability: float, freedom: int, known: float) -> None:
-    assert t_quantile(probability, freedom) == pytest.approx(known, rel=1e-9)
 
 
 @pytest.mark.parametrize("count", [2, 3, 10])
