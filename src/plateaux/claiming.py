@@ -11,6 +11,7 @@ from rich.table import Table
 
 from plateaux.errors import StorageError
 from plateaux.evidence import gather
+from plateaux.findings import findings_of_study
 from plateaux.ledger import Entry, chosen, home, read_claims, read_evidence
 from plateaux.ledger_page import figures, page
 from plateaux.terminal import AsJson, show, told
@@ -33,7 +34,7 @@ def claims(
     known = chosen(read_claims(), names or [])
     where = evidence or home() / "evidence"
     if run:
-        gather(known, work, where, home().parent)
+        gather(known, work, where, home().parent, read=findings_of_study)
     entries = [Entry(claim, read_evidence(claim, where)) for claim in known]
     if out is not None:
         _write(out, page(entries))
