@@ -27,7 +27,7 @@ def watched(*, samples: int = 40, log: str = "", pause: float = 0.0, flaw: str =
     return blobs(samples=samples, test_samples=6)
 
 
-def step(executor: Any, learners: Any, batches: Any, way: Any, *, share: float = 1.0) -> Any:
+def step(executor: Any, learners: Any, *args: Any, **options: Any) -> Any:
     for learner in learners:
         if (
             SETTINGS["flaw"]
@@ -40,7 +40,7 @@ def step(executor: Any, learners: Any, batches: Any, way: Any, *, share: float =
             os.write(handle, f"{learner.number} {os.getpid()}\n".encode())
             os.close(handle)
     time.sleep(SETTINGS["pause"])
-    return _step(executor, learners, batches, way, share=share)
+    return _step(executor, learners, *args, **options)
 
 
 course.step = step  # type: ignore[assignment]

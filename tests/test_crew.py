@@ -314,6 +314,20 @@ def test_a_cluster_is_joined_or_one_of_our_own_is_started(monkeypatch: pytest.Mo
     assert not crew.connect("head:6379")
 
 
+def test_a_cluster_that_cannot_be_joined_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(address: str, **_: Any) -> None:
+        raise ConnectionError("no answer\nmore")
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    made = Starting()
+    monkeypatch.setattr(made, "init", refuse)
+    monkeypatch.setattr(crew, "ray", made)
+    with pytest.raises(RunError, match=r"Ray's cluster at head:1 cannot be joined: no answer\. Look"):
+        crew.connect("head:1")
+    with pytest.raises(RunError, match="Ray cannot start a cluster here: no answer"):
+        crew.connect(None)
+
+
 def test_an_executor_joins_when_it_is_first_needed_and_leaves_what_it_joined(monkeypatch: pytest.MonkeyPatch) -> None:
     made = Starting()
     monkeypatch.setattr(crew, "ray", made)

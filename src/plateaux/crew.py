@@ -316,10 +316,12 @@ def connect(address: str | None) -> bool:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     address = address or os.environ.get("RAY_ADDRESS")
     quiet: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
-    if address:
-        ray.init(address, **quiet)
-    else:
-        ray.init("local", include_dashboard=False, object_store_memory=OBJECTS, **quiet)
+    ours = {} if address else {"include_dashboard": False, "object_store_memory": OBJECTS}
+    try:
+        ray.init(address or "local", **ours, **quiet)
+    except Exception as problem:  # Ray raises plain ones too
+        words = f"Ray's cluster at {address} cannot be joined" if address else "Ray cannot start a cluster here"
+        raise RunError(f"{words}: {_first_line(problem)}. Look at `ray status`, or choose another --address") from None
     return True
 
 
