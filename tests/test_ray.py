@@ -103,6 +103,8 @@ def nodes(server: Flaky) -> Iterator[Nodes]:
         patch.setenv("PLATEAUX_MARK", mark)
         for name in ("COVERAGE_PROCESS_CONFIG", "COVERAGE_PROCESS_START"):  # Ray's own processes are many, and not ours
             patch.delenv(name, raising=False)
+        for kind in (plateaux.method, plateaux.measure, plateaux.dataset, plateaux.executor, plateaux.model):
+            kind.names()  # before there are threads, which must not look for plug-ins at the same time
         made = Nodes(2, mark)
         assert processes(mark)
         yield made
