@@ -24,7 +24,7 @@ setup:  ## make .venv with a pinned torch and every tool (BASE=python3.11 choose
 
 check: lint  ## format, lint, types, layers, every test with coverage
 	@echo "lines marked cuda-only, left out of coverage: $$(grep -rhF '# cuda-only' --include='*.py' src | wc -l | tr -d ' ')"
-	$(PYTHON) -m pytest -n $(WORKERS) --cov --cov-config=pyproject.toml --cov-report=term
+	$(PYTHON) -m pytest -n $(WORKERS) --dist loadgroup --cov --cov-config=pyproject.toml --cov-report=term
 
 format:  ## rewrite the sources in the one format
 	$(PYTHON) -m ruff format .

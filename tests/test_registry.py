@@ -211,3 +211,14 @@ def test_entry_points_of_other_packages_are_found_and_broken_ones_left_out(tmp_p
     assert done.stdout == "9 Their way. plateaux.methods.sam\n"
     assert "The plug-in 'broken_plugin' was left out: RuntimeError('broken')" in done.stderr
     assert "There is a method 'sam' in plateaux.methods.sam" in done.stderr
+
+
+def test_threads_that_ask_at_once_all_find_everything() -> None:
+    code = """
+from concurrent.futures import ThreadPoolExecutor
+from plateaux import registry
+with ThreadPoolExecutor(4) as threads:
+    found = list(threads.map(lambda _: registry.measure.names(), range(4)))
+assert found[0] == found[1] == found[2] == found[3] != [], [len(each) for each in found]
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

@@ -20,6 +20,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import entry_points
 from inspect import getdoc
 from pathlib import Path
+from threading import RLock
 from typing import Any, TypeVar, overload
 
 from plateaux.errors import NotAllowed, UnknownName, nearest
@@ -35,7 +36,8 @@ class Registry:
         self.package = package
         self.prefixes: dict[str, Callable[..., Any]] = {}
         self._found: dict[str, Callable[..., Any]] = {}
-        self._scanned = False
+        self._begun = self._scanned = False
+        self._scanning = RLock()
 
     @overload
     def __call__(self, given: Factory) -> Factory: ...
@@ -96,15 +98,19 @@ class Registry:
     def _scan(self) -> None:
         if self._scanned:
             return
-        self._scanned = True
-        package = importlib.import_module(self.package)
-        for module in pkgutil.iter_modules(package.__path__):
-            importlib.import_module(f"{self.package}.{module.name}")
-        for point in entry_points(group=self.package):
-            try:
-                point.load()
-            except Exception as problem:  # somebody else's plug-in must not take everything down
-                warnings.warn(f"The plug-in {point.value!r} was left out: {problem!r}", stacklevel=2)
+        with self._scanning:  # another thread finds all of them or waits; a plug-in that asks while it loads does not
+            if self._begun:
+                return
+            self._begun = True
+            package = importlib.import_module(self.package)
+            for module in pkgutil.iter_modules(package.__path__):
+                importlib.import_module(f"{self.package}.{module.name}")
+            for point in entry_points(group=self.package):
+                try:
+                    point.load()
+                except Exception as problem:  # somebody else's plug-in must not take everything down
+                    warnings.warn(f"The plug-in {point.value!r} was left out: {problem!r}", stacklevel=2)
+            self._scanned = True
 
     def _outside(self, name: str, allow: tuple[str, ...]) -> Callable[..., Any]:
         module, _, attribute = name.partition(":")
