@@ -1,4 +1,4 @@
-"""What every benchmark shares: its flags, interleaved timing, and the one JSON line it ends with."""
+"""What every benchmark shares: its flags, interleaved timing, made-up images, and the one JSON line it ends with."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 
 def flags(about: str) -> argparse.Namespace:
@@ -51,3 +54,13 @@ def close(figures: Mapping[str, float], limits: Mapping[str, tuple[str, float]],
     shown = {name: round(value, 4) for name, value in figures.items()}
     words = {name: f"{word} {bound:g}" for name, (word, bound) in limits.items()}
     print(json.dumps({"figures": shown, "limits": words, "quick": quick, **facts, "ok": all(held.values())}))
+
+
+def images(folder: Path, count: int) -> Path:
+    """Write made-up images of CIFAR's shape where every process can read them."""
+    random = np.random.default_rng(0)
+    x = random.integers(0, 256, (count + 128, 3, 32, 32), dtype=np.uint8)
+    y = random.integers(0, 10, count + 128)
+    file = folder / "images.npz"
+    np.savez(file, x_train=x[:count], y_train=y[:count], x_test=x[count:], y_test=y[count:])
+    return file

@@ -8,21 +8,10 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-import numpy as np
 import torch
-from _common import close, flags, interleaved, ratio
+from _common import close, flags, images, interleaved, ratio
 
 import plateaux
-
-
-def images(folder: Path, count: int) -> Path:
-    """Write made-up images of CIFAR's shape where every process can read them."""
-    random = np.random.default_rng(0)
-    x = random.integers(0, 256, (count + 128, 3, 32, 32), dtype=np.uint8)
-    y = random.integers(0, 10, count + 128)
-    file = folder / "images.npz"
-    np.savez(file, x_train=x[:count], y_train=y[:count], x_test=x[count:], y_test=y[count:])
-    return file
 
 
 def recipe_for(file: Path, **executor: object) -> plateaux.Recipe:

@@ -17,29 +17,18 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import numpy as np
 import psutil
 import torch
 
 HERE = str(Path(__file__).resolve().parent)
 sys.path.insert(0, HERE)
-from _common import close, flags  # noqa: E402
+from _common import close, flags, images  # noqa: E402
 
 sys.path[:] = [path for path in sys.path if str(Path(path).resolve()) != HERE]  # or this file were taken for Ray itself
 
 import plateaux  # noqa: E402
 
 MEMBERS = 3
-
-
-def images(folder: Path, count: int) -> Path:
-    """Write made-up images of CIFAR's shape where every process can read them."""
-    random = np.random.default_rng(0)
-    x = random.integers(0, 256, (count + 128, 3, 32, 32), dtype=np.uint8)
-    y = random.integers(0, 10, count + 128)
-    file = folder / "images.npz"
-    np.savez(file, x_train=x[:count], y_train=y[:count], x_test=x[count:], y_test=y[count:])
-    return file
 
 
 def recipe_for(file: Path, epochs: int, **executor: object) -> plateaux.Recipe:

@@ -28,6 +28,7 @@ import torch
 
 import plateaux
 from plateaux.build import data_of
+from plateaux.statistics import over_repetitions
 from plateaux.store import Store
 from plateaux.tables import log_probabilities
 
@@ -41,7 +42,6 @@ METHODS = {
     "SharpBalance, released": {"name": "sharpbalance", "rule": "released", "top": 0.4},
 }
 SPAN = "SharpBalance, paper"  # trains the span before the meeting that SAM and the other rule begin from
-T_975 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}  # two-sided 95 % quantiles of Student's t, by repetitions
 
 
 def recipe_for(
@@ -215,8 +215,8 @@ def _noises(samples: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
 def _interval(values: list[float]) -> str:
     if len(values) == 1:
         return f"{values[0]:.2f}"
-    half = T_975[len(values)] * statistics.stdev(values) / len(values) ** 0.5
-    return f"{statistics.mean(values):.2f} ± {half:.2f}"
+    found = over_repetitions(values)
+    return f"{found.number:.2f} ± {found.half:.2f}"
 
 
 def main() -> None:

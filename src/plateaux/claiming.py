@@ -14,7 +14,7 @@ from plateaux.evidence import gather
 from plateaux.findings import findings_of_study
 from plateaux.ledger import Entry, chosen, home, read_claims, read_evidence
 from plateaux.ledger_page import figures, page
-from plateaux.terminal import AsJson, show, told
+from plateaux.terminal import AsJson, show
 
 
 def claims(
@@ -53,11 +53,6 @@ def table(entries: Sequence[Entry]) -> Table:
             ours = figures(cases[case].primary, each.claim.primary.unit) if case in cases else ""
             shown.add_row(number, words, case, effect, ours, verdict)
     return shown
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command to a command line."""
-    app.command()(told(claims))
 
 
 def _write(file: Path, text: str) -> None:

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 import plateaux
-from plateaux import claiming, errors, landscaping, measuring, registry, studying, theory_command
+from plateaux import claiming, errors, landscaping, measuring, registry, studying, theorising
 from plateaux.display import duration, lines, watching
 from plateaux.machine import is_first
 from plateaux.options import WrongKey
@@ -40,12 +40,11 @@ app = typer.Typer(
 )  # fmt: skip
 recipes = typer.Typer(help="Check a recipe, or print the schema of all recipes.", no_args_is_help=True)
 app.add_typer(recipes, name="recipe")
-for command in (measuring.measure, measuring.calibrate, measuring.predict, measuring.soup, measuring.select):
+for command in (
+    measuring.measure, measuring.calibrate, measuring.predict, measuring.soup, measuring.select,
+    landscaping.landscape, studying.study, theorising.theory, claiming.claims,
+):  # fmt: skip
     app.command()(told(command))
-app.command()(told(landscaping.landscape))
-app.command()(told(studying.study))
-theory_command.register(app)
-claiming.register(app)
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 
 from plateaux.errors import RunError
 from plateaux.ledger import Case, Claim, Compare, Evidence, Figure, Number
-from plateaux.theory.intervals import interval
+from plateaux.statistics import over_repetitions
 
 Condition = Mapping[str, Any]
 DIGITS = 6  # more would be noise, and a diff in every line
@@ -129,8 +129,8 @@ def _slope(x: ArrayLike, y: ArrayLike) -> float:
 
 def repeated(values: Sequence[float], what: str = "") -> Figure:
     """Return the mean of what was repeated, with its 95 % t interval; of one number there is none."""
-    found = np.asarray(values, float)
-    return figure(float(found.mean()), interval(found) if len(found) > 1 else None, what)
+    found = over_repetitions(values)
+    return figure(found.number, (found.low, found.high) if len(values) > 1 else None, what)
 
 
 def figure(value: float, around: tuple[float, float] | None, what: str = "") -> Figure:

@@ -15,10 +15,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 from torch.func import grad, jvp, vjp
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from plateaux.errors import RecipeError, nearest
 from plateaux.ground import Ground
+from plateaux.tangents import plain_kernels
 from plateaux.types import Batch, Tree
 
 Kind = Literal["hessian", "gauss_newton"]
@@ -120,7 +120,7 @@ class Curvature:
         }
 
         def of_piece(batch: Batch, along: Tree) -> Tree:
-            with sdpa_kernel(SDPBackend.MATH):  # no other kernel of attention has second derivatives
+            with plain_kernels():
                 return ways[self.kind, manner](batch, along)
 
         return of_piece
@@ -160,14 +160,8 @@ class Curvature:
         return self._named(torch.autograd.grad(out, params, _bent(out.detach(), change), allow_unused=True))
 
     def _logits(self, batch: Batch) -> Callable[[Tree], Tensor]:
-        buffers = dict(self.ground.module.named_buffers()) if self.ground.module.training else {}
-
-        def logits(at: Tree) -> Tensor:
-            # A BatchNorm in training mode writes its buffers: it gets copies.
-            given = {**{name: b.clone() for name, b in buffers.items()}, **at}
-            return self.ground.scaled(self.ground.view(batch.x, given))
-
-        return logits
+        outputs = self.ground.outputs(batch)
+        return lambda at: self.ground.scaled(outputs(at))
 
     def _parted(self) -> tuple[Tree, Tree]:
         """Return the weights that the matrix is about, and all others."""

@@ -32,6 +32,12 @@ def mean(total: float, squares: float, count: float) -> Value:
     return Value(middle, (spread / count) ** 0.5)
 
 
+def mean_over(numbers: Sequence[float]) -> Value:
+    """Return the mean of independent numbers, with its standard error over them; of one there is none."""
+    wide = torch.tensor(numbers, dtype=torch.float64)
+    return Value(float(wide.mean()), float(wide.std()) / len(wide) ** 0.5 if len(wide) > 1 else None)
+
+
 def mean_of(values: Sequence[Value]) -> Value:
     """Return the mean of numbers that share their samples; its error is the mean of theirs, and cannot be larger."""
     errors = [value.error for value in values if value.error is not None]

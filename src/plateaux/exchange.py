@@ -296,6 +296,7 @@ class Executor(Protocol):
 
     parks: bool  # members rest on disk between their turns
     device: str | None  # where this process works; None: wherever it is told to
+    far: bool  # jobs are carried out in other places: they leave records, and one that is lost may live on for a moment
 
     def rows(self, members: int) -> range:
         """Say which of so many members are held here."""
@@ -326,6 +327,9 @@ class Executor(Protocol):
 
     def launch(self, jobs: Sequence[Any], carry_out: CarryOut, tell: Tell) -> list[Failure]:
         """Carry out the jobs; executors import nothing above them, so they are given the function."""
+
+    def close(self) -> None:
+        """Give back what is held between launches."""
 
 
 def finite(tensors: Sequence[Tensor]) -> bool:

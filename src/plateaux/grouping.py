@@ -14,7 +14,7 @@ from torch import Tensor
 from plateaux import trees
 from plateaux.errors import RecipeError
 from plateaux.ground import Ground
-from plateaux.types import Batch, Tree, Value
+from plateaux.types import Batch, Tree
 
 Group = Sequence[Batch]
 """Samples whose mean loss counts, in pieces that fit memory."""
@@ -84,11 +84,3 @@ def gradient(ground: Ground, group: Group) -> tuple[float, Tree]:
             trees.add_(sums, found, times=len(batch) / total)
     assert sums is not None
     return mean, sums
-
-
-def over_groups(values: Sequence[float]) -> Value:
-    """Return the mean over groups with its standard error over them; of one group there is none."""
-    numbers = torch.tensor(values, dtype=torch.float64)
-    if len(values) < 2:
-        return Value(float(numbers.mean()))
-    return Value(float(numbers.mean()), float(numbers.std()) / len(values) ** 0.5)

@@ -21,6 +21,7 @@ from torch import nn
 from plateaux.build import NOTHING_GIVEN, Given, in_order, kind_of
 from plateaux.display import duration
 from plateaux.errors import PlateauxError, Stopped
+from plateaux.estimates import mean_over
 from plateaux.ground import Ground, Probe
 from plateaux.learning import feed_of
 from plateaux.measurement import Measurement
@@ -235,14 +236,5 @@ def _rows(answers: Mapping[int, Mapping[str, Value]]) -> dict[str, Value]:
     parts = dict.fromkeys(part for found in answers.values() for part in found)
     for part in parts if len(answers) > 1 else []:
         name = cell(MEMBERS_MEAN, *([part] if part else []))
-        rows[name] = _mean([found[part].number for found in answers.values() if part in found])
+        rows[name] = mean_over([found[part].number for found in answers.values() if part in found])
     return rows
-
-
-def _mean(numbers: Sequence[float]) -> Value:
-    """Return the mean of members' numbers, with its standard error over members."""
-    mean = sum(numbers) / len(numbers)
-    if len(numbers) < 2:
-        return Value(mean)
-    spread = sum((number - mean) ** 2 for number in numbers) / (len(numbers) - 1)
-    return Value(mean, (spread / len(numbers)) ** 0.5)

@@ -52,6 +52,21 @@ def _drawn(like: Tensor, generator: torch.Generator, law: Law) -> Tensor:
     return found if found.stride() == like.stride() else torch.empty_like(like).copy_(found)
 
 
+def as_filters(way: Tensor, weights: Tensor) -> Tensor:
+    """Return a direction whose filters, slices along the first axis, are as long as those of the weights."""
+    axes = tuple(range(1, weights.ndim))
+    if not axes:  # every entry is a filter of its own
+        return way.sign() * weights.abs()
+    return as_long(way, weights, axes)
+
+
+def as_long(way: Tensor, weights: Tensor, axes: tuple[int, ...]) -> Tensor:
+    """Return a direction that is, over these axes, as long as the weights."""
+    wanted, own = (torch.linalg.vector_norm(each, dim=axes, keepdim=True) for each in (weights, way))
+    scaled: Tensor = way * (wanted / own.clamp(min=1e-10))
+    return scaled
+
+
 def check(*, lengths: Mapping[str, float], counts: Mapping[str, int]) -> None:
     """Refuse lengths below zero and counts below one."""
     for least, given in ((0, lengths), (1, counts)):

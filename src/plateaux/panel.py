@@ -15,7 +15,7 @@ from plateaux import predictions
 from plateaux.assess import Cast, Heard, hear, settle
 from plateaux.build import NOTHING_GIVEN, Given, data_of, executor_of, in_order, networks, shared_names
 from plateaux.errors import RecipeError, RunError
-from plateaux.estimates import mean_of
+from plateaux.estimates import mean_of, mean_over
 from plateaux.exchange import Executor, Measure, NoFeatures, Offer, View, features
 from plateaux.executors.local import Local
 from plateaux.machine import DTYPES, FORMATS, autocast, device_named, local_processes, settle_in
@@ -336,13 +336,9 @@ def _with_mean(rows: Mapping[str, Value]) -> dict[str, Value]:
     members = [value.number for name, value in rows.items() if _is_member(name)]
     if not members or TOGETHER in rows:
         return dict(rows)
-    mean = sum(members) / len(members)
-    spread = (
-        (sum((v - mean) ** 2 for v in members) / (len(members) - 1) / len(members)) ** 0.5 if len(members) > 1 else None
-    )
     own = {name: value for name, value in rows.items() if _is_member(name)}
     rest = {name: value for name, value in rows.items() if not _is_member(name)}
-    return {**own, MEMBERS_MEAN: Value(mean, spread), **rest}
+    return {**own, MEMBERS_MEAN: mean_over(members), **rest}
 
 
 def _is_member(name: str) -> bool:

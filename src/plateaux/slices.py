@@ -20,6 +20,7 @@ from torch import Tensor
 from plateaux import trees
 from plateaux.errors import RecipeError
 from plateaux.ground import Ground
+from plateaux.neighbourhood import as_filters, as_long, drawn
 from plateaux.soup import Path, uniform
 from plateaux.soup import reestimate as take_anew
 from plateaux.surgery import batch_norms
@@ -96,26 +97,17 @@ def direction(
     normalisation layers, all that has one axis, stay `still` as in the original; where they `move`, every entry is a
     filter of its own.
     """
-    found: Tree = {}
-    for name, weight in home.items():
-        drawn = torch.randn(weight.shape, generator=chance, device=weight.device, dtype=weight.dtype)
-        if weight.ndim > 1:
-            found[name] = _scaled(drawn, weight, scale)
-        else:
-            found[name] = _scaled(drawn, weight, scale) if vectors == "move" else torch.zeros_like(weight)
-    return found
+    ways = drawn(home, chance)
+    return {name: _scaled(ways[name], weight, scale, vectors == "still") for name, weight in home.items()}
 
 
-def _scaled(drawn: Tensor, weight: Tensor, scale: Scale) -> Tensor:
+def _scaled(way: Tensor, weight: Tensor, scale: Scale, still: bool) -> Tensor:
     """Return what was drawn, each filter's part (or all) as long as the filter (or the weight)."""
-    if scale == "none":
-        return drawn
-    axes = tuple(range(1, weight.ndim)) if scale == "filter" else tuple(range(weight.ndim))
-    if not axes:
-        return drawn.sign() * weight.abs()
-    wanted, given = (torch.linalg.vector_norm(each, dim=axes, keepdim=True) for each in (weight, drawn))
-    scaled: Tensor = drawn * (wanted / given.clamp(min=1e-10))
-    return scaled
+    if weight.ndim < 2 and still:
+        return torch.zeros_like(way)
+    if scale == "filter":
+        return as_filters(way, weight)
+    return way if scale == "none" else as_long(way, weight, tuple(range(weight.ndim)))
 
 
 def line(ground: Ground, along: Tree, *, span: float = 1.0, points: int = 51, reestimate: bool = False) -> Line:

@@ -24,7 +24,7 @@ Function = Callable[[Tree], Tensor]
 
 def slope(function: Function, at: Tree, along: Tree) -> tuple[Tensor, Tensor]:
     """Return the function there, and its first derivative in the direction `along`."""
-    with _plain_kernels():
+    with plain_kernels():
         try:
             return _forward(function, at, along)
         except RuntimeError:  # forward mode is missing somewhere; any other trouble comes again
@@ -36,7 +36,7 @@ def slope(function: Function, at: Tree, along: Tree) -> tuple[Tensor, Tensor]:
 
 def bend(function: Function, at: Tree, along: Tree) -> Tensor:
     """Return the second derivative of the function there in the direction `along`: v'Hv of every sample."""
-    with _plain_kernels():
+    with plain_kernels():
         try:
             return _forward(lambda there: _forward(function, there, along)[1], at, along)[1]
         except RuntimeError:
@@ -64,7 +64,7 @@ def _pushed(value: Tensor, leaves: Tree, along: Tree) -> Tensor:
 
 
 @contextmanager
-def _plain_kernels() -> Iterator[None]:
+def plain_kernels() -> Iterator[None]:
     """Open a context in which attention is computed by operations that can be differentiated in any way."""
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)

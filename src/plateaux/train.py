@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Collection, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -72,7 +72,7 @@ def train(
         begin_from(run, other, given)
     executor.agree(0)
     work = Work(str(out), run.as_trained(), given)
-    with _closing(executor):
+    with closing(executor):
         lost = _carry_out(run, executor, work, given, tell)
     if lost:
         raise _sum_up(lost)
@@ -98,15 +98,6 @@ def _carry_out(run: Run, executor: Executor, work: Work, given: Given, tell: Tel
                 "Members held by another process failed; those held here are done, or kept as far as they are"
             )
     return lost
-
-
-@contextmanager
-def _closing(executor: Executor) -> Iterator[None]:
-    """Give back what an executor holds between launches, if it holds anything."""
-    try:
-        yield
-    finally:
-        getattr(executor, "close", lambda: None)()
 
 
 def missing(run: Run, given: Given = NOTHING_GIVEN, *, without: Collection[int] = ()) -> list[Job]:
@@ -192,7 +183,7 @@ class Work:
         settle_in(processes=processes, threads=self.recipe.executor.threads)
         run = replace(Run.open(self.root), recipe=self.recipe)
         executor = executor_of(self.recipe, self.given)
-        with recorded(run, job, tell, wanted=self.recipe.executor.name == "ray" and is_first()) as record:
+        with recorded(run, job, tell, wanted=executor.far and is_first()) as record:
             if job.kind == "decide":
                 _decide(run, job, self.given, record.tell)
             else:
@@ -204,7 +195,7 @@ class Work:
         with ExitStack() as locks, _deterministic(self.recipe.train.deterministic):
             if executor.writes():
                 for number in held:
-                    locks.enter_context(run.lock(number, patience=LEAVING if self.recipe.executor.name == "ray" else 0))
+                    locks.enter_context(run.lock(number, patience=LEAVING if executor.far else 0))
                     run.store.sweep(f"members/{number}")
             left = left_of(job, run.all_progress(), joint=joint)
             if left is None:

@@ -15,8 +15,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from plateaux import theory_command
+from plateaux import theorising
 from plateaux.errors import RecipeError
+from plateaux.terminal import told
 from plateaux.theory import Setting, Simulated, theorem1
 from plateaux.theory.captions import captions, off, percent
 from plateaux.theory.claims import bounds_of_sam, diversity_of_sam, judge, parts, trade_off
@@ -227,9 +228,9 @@ def command(monkeypatch: pytest.MonkeyPatch, experiment: Experiment) -> typer.Ty
         options["seen"](1, 1)
         return replace_figures(experiment, ("2",))
 
-    monkeypatch.setattr(theory_command, "run", short)
+    monkeypatch.setattr(theorising, "run", short)
     app = typer.Typer()
-    theory_command.register(app)
+    app.command()(told(theorising.theory))
     app.command()(lambda: None)
     return app
 
@@ -252,8 +253,8 @@ def test_the_command_prints_two_tables_for_a_person(experiment: Experiment) -> N
     from rich.console import Console
 
     console = Console(width=110, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    console.print(theory_command._differences(deviations(experiment)))
-    console.print(theory_command._verdicts(judge(experiment)))
+    console.print(theorising._differences(deviations(experiment)))
+    console.print(theorising._verdicts(judge(experiment)))
     text = console.export_text()
     assert "the furthest of each figure" in text
     assert "1b" in text

@@ -19,6 +19,7 @@ class Local:
     """All members are held here; gathering and averaging are the identity."""
 
     device: str | None = None
+    far = False
 
     def __init__(self, manner: str, processes: int, devices: Sequence[str], randomness: str) -> None:
         self.manner = manner
@@ -77,6 +78,9 @@ class Local:
         if self._processes > 1:
             return run_pool(jobs, carry_out, tell, processes=self._processes, devices=self._devices)
         return run_in_turn(jobs, carry_out, tell, device=self._devices[0] if self._devices else None)
+
+    def close(self) -> None:
+        return None
 
 
 @executor

@@ -29,6 +29,7 @@ class Mesh:
     """Members are spread over the axis `member`, the samples of a batch over the axis `data`."""
 
     parks = False
+    far = False
 
     def __init__(self, mesh: DeviceMesh, batchnorm: str, device: str) -> None:
         self._members = mesh.get_group("member")
@@ -82,6 +83,9 @@ class Mesh:
 
     def launch(self, jobs: Sequence[Any], carry_out: CarryOut, tell: Tell) -> list[Failure]:
         return run_in_turn(jobs, carry_out, tell, device=self.device, processes=local_processes())
+
+    def close(self) -> None:
+        return None
 
 
 @executor

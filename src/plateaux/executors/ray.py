@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 class OnRay(Local):
     """Plans here, works elsewhere; a process of the cluster that has a job to itself holds all of its members."""
 
+    far = True
+
     def __init__(self, address: str | None, cpus: float, gpus: float, retries: int, processes: int, data: int) -> None:
         super().__init__("loop", 1, (), "error")
         self._address, self._needs = address, (cpus, gpus, retries)
@@ -84,5 +86,7 @@ def ray(
             f"executor.processes = {processes} cannot be cut into executor.data = {data} equal parts; choose a multiple"
         )
     if "RANK" in os.environ:
-        return mesh(data=data, batchnorm=batchnorm)
+        group = mesh(data=data, batchnorm=batchnorm)
+        group.far = True
+        return group
     return OnRay(address, cpus, gpus, retries, processes, data)

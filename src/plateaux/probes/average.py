@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from plateaux import neighbourhood, trees
+from plateaux.estimates import mean_over
 from plateaux.ground import Ground, Probe
-from plateaux.grouping import CONVENTION, Group, groups, losses, over_groups, used
+from plateaux.grouping import CONVENTION, Group, groups, losses, used
 from plateaux.registry import probe
 from plateaux.types import Tree, Value
 
@@ -109,7 +110,7 @@ def _rises(
 
 def _reported(each: list[Tensor], over: list[Tensor], draws: int) -> dict[str, Value]:
     """Return the mean with its errors: groups have draws of their own, so that their variances add."""
-    whole = over_groups(torch.cat(each).tolist())
+    whole = mean_over(torch.cat(each).tolist())
     if draws < 2:
         return {"": whole}
     noise = float(torch.stack(over).var(1).sum() / draws) ** 0.5 / len(over)

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from plateaux import neighbourhood, trees
 from plateaux.errors import RecipeError, nearest
+from plateaux.estimates import mean_over
 from plateaux.ground import Ground, Probe
-from plateaux.grouping import CONVENTION, Group, gradient, groups, losses, over_groups, used
+from plateaux.grouping import CONVENTION, Group, gradient, groups, losses, used
 from plateaux.registry import probe
 from plateaux.types import Tree, Value
 
@@ -68,18 +69,13 @@ def _away(home: Tree, chance: torch.Generator, direction: Direction) -> tuple[Tr
 
 
 def _filters(way: Tensor, weights: Tensor) -> Tensor:
-    """Return a direction whose filters (first axis) are as long as those of the weights; biases and scales stay."""
-    if weights.ndim < 2:
-        return torch.zeros_like(way)
-    axes = tuple(range(1, weights.ndim))
-    own, wanted = (torch.linalg.vector_norm(each, dim=axes, keepdim=True) for each in (way, weights))
-    scaled: Tensor = way * (wanted / own)
-    return scaled
+    """Return a direction as long, filter by filter, as the weights; biases and scales stay."""
+    return torch.zeros_like(way) if weights.ndim < 2 else neighbourhood.as_filters(way, weights)
 
 
 def _reported(each: Tensor, means: Tensor, largest: Tensor) -> dict[str, Value]:
     """Return the numbers of the samples' means over places, of the places' means, and of the largest place."""
-    whole, most = over_groups(each.tolist()), over_groups(largest.tolist())
+    whole, most = mean_over(each.tolist()), mean_over(largest.tolist())
     if len(means) < 2:
         return {"": whole, "largest": most}
     deviation = float(means.std())
@@ -106,8 +102,8 @@ def sam_step(
         with ground.standing(ground.home):
             found = [_stepped(ground, group, scale, rho) for group in groups(ground.batches, m)]
         return {
-            "": over_groups([rise for rise, _ in found]),
-            "first order": over_groups([slope for _, slope in found]),
+            "": mean_over([rise for rise, _ in found]),
+            "first order": mean_over([slope for _, slope in found]),
         }
 
     return Probe(

@@ -10,8 +10,9 @@ import torch
 from plateaux import neighbourhood
 from plateaux.ascent import Ascent, Ball, Norm, ascents
 from plateaux.errors import RecipeError, nearest
+from plateaux.estimates import mean_over
 from plateaux.ground import Ground, Probe
-from plateaux.grouping import CONVENTION, groups, over_groups, used
+from plateaux.grouping import CONVENTION, groups, used
 from plateaux.registry import probe
 from plateaux.types import Value
 
@@ -130,7 +131,7 @@ def _reported(found: torch.Tensor) -> dict[str, Value]:
     rises, half = found[:, :-1], found[:, -1]
     largest = rises.amax(1)
     total = float(largest.sum())
-    report = {"": over_groups(largest.tolist()), "converged": Value(float(half.sum()) / total if total else 1.0)}
+    report = {"": mean_over(largest.tolist()), "converged": Value(float(half.sum()) / total if total else 1.0)}
     starts = rises.shape[1]
     if starts > 1:
         each = rises.mean(0)

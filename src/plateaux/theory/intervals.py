@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from math import sqrt
-
+from plateaux.estimates import mean_over
 from plateaux.statistics import t_quantile
 from plateaux.theory.phi import Floats
 from plateaux.types import Value
@@ -22,4 +21,4 @@ def around(mean: Value, count: int, *, among: int = 1) -> tuple[float, float]:
 
 def mean_of(values: Floats) -> Value:
     """Return a mean with its standard error."""
-    return Value(float(values.mean()), float(values.std(ddof=1)) / sqrt(len(values)))
+    return mean_over(values.tolist())

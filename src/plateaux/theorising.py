@@ -12,13 +12,13 @@ from rich.table import Table
 
 from plateaux.display import duration
 from plateaux.guests import guest
-from plateaux.terminal import AsJson, asking, show, told
+from plateaux.terminal import AsJson, asking, show
 from plateaux.theory.experiment import run
 from plateaux.theory.figures import draw
 from plateaux.theory.record import deviations, record
 
 
-def theory_command(
+def theory(
     out: Annotated[Path, typer.Option("--out", "-o", help="The folder to write figures and theory.json to.")],
     matrices: Annotated[int, typer.Option(min=2, help="Random data matrices to simulate.")] = 50,
     starts: Annotated[int, typer.Option(min=2, help="Initialisations for each of them.")] = 50,
@@ -42,11 +42,6 @@ def theory_command(
     plain = {"files": [str(file) for file in files], "seconds": round(seconds, 1), **found}
     last = f"{len(files)} files in {out}, after {duration(seconds)}"
     show(as_json, plain, lambda: [_differences(deviations(experiment)), _verdicts(found["claims"]), last])
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command to a command line."""
-    app.command(name="theory")(told(theory_command))
 
 
 def _differences(rows: list[list[str]]) -> Table:
