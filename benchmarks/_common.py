@@ -1,4 +1,4 @@
-"""What every benchmark shares: its flags, interleaved timing, made-up images, and the one JSON line it ends with."""
+"""What every benchmark shares: flags, interleaved timing, made-up images, a precision, and the JSON line at its end."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 
 def flags(about: str) -> argparse.Namespace:
@@ -54,6 +55,20 @@ def close(figures: Mapping[str, float], limits: Mapping[str, tuple[str, float]],
     shown = {name: round(value, 4) for name, value in figures.items()}
     words = {name: f"{word} {bound:g}" for name, (word, bound) in limits.items()}
     print(json.dumps({"figures": shown, "limits": words, "quick": quick, **facts, "ok": all(held.values())}))
+
+
+@cache
+def precision_here() -> str:
+    """Return bf16 where this machine computes in it faster than in fp32, else fp32: without units for it, it crawls."""
+    x, net = torch.randn(32, 16, 32, 32), torch.nn.Conv2d(16, 16, 3, padding=1)
+
+    def side(precision: torch.dtype) -> Callable[[int], Any]:
+        return lambda _: net.to(precision)(x.to(precision)).sum().backward()
+
+    sides = {"fp32": side(torch.float32), "bf16": side(torch.bfloat16)}
+    interleaved(sides, 2)  # kernels are chosen at the first call
+    times = interleaved(sides, 5)
+    return "bf16" if ratio(times["bf16"], times["fp32"]) < 1 else "fp32"
 
 
 def images(folder: Path, count: int) -> Path:

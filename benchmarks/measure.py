@@ -165,7 +165,7 @@ def main() -> None:
     add(against_bare(500 if args.quick else 10_000, 8 if args.quick else 64))
     with tempfile.TemporaryDirectory() as folder:
         add(from_kept(folder, 1_000 if args.quick else 10_000, 3 if args.quick else 7))
-    add(growth(200_000 if args.quick else 1_000_000, 10 if args.quick else 1000))
+    add(growth(40_000 if args.quick else 1_000_000, 10 if args.quick else 1000))
     limits = {
         "walk over bare": ("at most", 1.10),
         "kept: seconds more than import torch": ("at most", 1.5),

@@ -15,7 +15,7 @@ from contextlib import ExitStack
 
 import torch
 import torch.nn.functional as F
-from _common import close, flags, interleaved, ratio
+from _common import close, flags, interleaved, precision_here, ratio
 from torch import nn
 
 import plateaux
@@ -52,7 +52,7 @@ def recipe_for(net: str, method: str) -> plateaux.Recipe:
             "model": {"name": name, **options},
             "method": {"name": method, **({"rho": 0.05} if method == "sam" else {})},
             "optimizer": {"lr": 0.01, "momentum": 0.9, "weight_decay": 5e-4},
-            "train": {"epochs": 10_000, "precision": "bf16", "memory_format": "channels_last"},
+            "train": {"epochs": 10_000, "precision": precision_here(), "memory_format": "channels_last"},
             "run": {"checkpoint_epochs": 10_000},
         }
     )
@@ -147,7 +147,7 @@ def main() -> None:
     settle_in()
     builds, rounds = (1, 2) if args.quick else (2, 10)
     if args.quick:
-        NETS["resnet18"] = ("resnet18", {"width": 8}, 1)  # without bf16 units the full one takes minutes a step
+        NETS["resnet18"] = ("resnet18", {"width": 8}, 1)
     for net, (_, _, usual) in NETS.items():
         steps = 1 if args.quick else usual
         found = compared(net, steps, builds, rounds)
@@ -161,7 +161,7 @@ def main() -> None:
         if not args.json:
             for side, times in found.items():
                 print(f"{net:9} {side:16} {128 * steps / statistics.median(times):8.0f} images/s")
-    close(figures, limits, args.quick)
+    close(figures, limits, args.quick, precision=precision_here())
 
 
 if __name__ == "__main__":

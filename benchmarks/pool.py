@@ -6,23 +6,24 @@ Both sides are whole runs of `plateaux.train` on the same images, start-up of pr
 from __future__ import annotations
 
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import torch
-from _common import close, flags, images, interleaved, ratio
+from _common import close, flags, images, interleaved, precision_here, ratio
 
 import plateaux
 
 
-def recipe_for(file: Path, **executor: object) -> plateaux.Recipe:
+def recipe_for(file: Path, quick: bool, **executor: object) -> plateaux.Recipe:
     return plateaux.Recipe.from_dict(
         {
             "members": 4,
             "data": {"name": "arrays", "path": str(file), "classes": 10, "batch": 128, "crop": 4, "flip": True},
-            "model": {"name": "resnet8", "width": 16},
+            "model": {"name": "resnet8", "width": 4 if quick else 16},
             "method": {"name": "deep_ensemble"},
             "optimizer": {"lr": 0.05, "momentum": 0.9},
-            "train": {"epochs": 2, "precision": "bf16", "memory_format": "channels_last"},
+            "train": {"epochs": 1 if quick else 2, "precision": precision_here(), "memory_format": "channels_last"},
             "executor": dict(executor),
         }
     )
@@ -39,11 +40,12 @@ def main() -> None:
     args = flags(__doc__ or "")
     rounds = 1 if args.quick else 3
     with tempfile.TemporaryDirectory() as folder:
-        file = images(Path(folder), 512 if args.quick else 25_600)
+        file = images(Path(folder), 256 if args.quick else 25_600)
+        recipe = partial(recipe_for, file, args.quick)
         sides = {
-            "pool": recipe_for(file, processes=2),
-            "queue": recipe_for(file, manner="parked", threads=2),
-            "queue of one thread": recipe_for(file, manner="parked", threads=1),
+            "pool": recipe(processes=2),
+            "queue": recipe(manner="parked", threads=2),
+            "queue of one thread": recipe(manner="parked", threads=1),
         }
         runs = {name: Path(folder) / name for name in sides}
 
@@ -68,7 +70,7 @@ def main() -> None:
         "queue / pool, time": ("at least", 1.2),
         "pool against one thread in turn, largest difference of a weight": ("at most", 0.0),
     }
-    close(figures, limits, args.quick, torch=torch.__version__)
+    close(figures, limits, args.quick, torch=torch.__version__, precision=precision_here())
 
 
 if __name__ == "__main__":

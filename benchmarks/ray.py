@@ -22,7 +22,7 @@ import torch
 
 HERE = str(Path(__file__).resolve().parent)
 sys.path.insert(0, HERE)
-from _common import close, flags, images  # noqa: E402
+from _common import close, flags, images, precision_here  # noqa: E402
 
 sys.path[:] = [path for path in sys.path if str(Path(path).resolve()) != HERE]  # or this file were taken for Ray itself
 
@@ -38,7 +38,7 @@ def recipe_for(file: Path, epochs: int, **executor: object) -> plateaux.Recipe:
             "data": {"name": "arrays", "path": str(file), "classes": 10, "batch": 128, "crop": 4, "flip": True},
             "model": {"name": "resnet8", "width": 16},
             "optimizer": {"lr": 0.05, "momentum": 0.9},
-            "train": {"epochs": epochs, "precision": "bf16", "memory_format": "channels_last"},
+            "train": {"epochs": epochs, "precision": precision_here(), "memory_format": "channels_last"},
             "executor": {"threads": 1, **executor},
         }
     )
@@ -94,7 +94,7 @@ def main() -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     import ray
 
-    rounds, epochs, count, jobs = (1, 2, 512, 100) if args.quick else (2, 6, 25_600, 1000)
+    rounds, epochs, count, jobs = (1, 2, 256, 30) if args.quick else (2, 6, 25_600, 1000)
     found: dict[str, list[dict[str, float]]] = {"local": [], "ray": []}
     with tempfile.TemporaryDirectory() as folder:
         file = images(Path(folder), count)
@@ -136,7 +136,7 @@ def main() -> None:
         "largest difference of a weight": ("at most", 0.0),
         "seconds for trivial jobs": ("at most", 60.0),
     }
-    close(figures, limits, args.quick, torch=torch.__version__)
+    close(figures, limits, args.quick, torch=torch.__version__, precision=precision_here())
 
 
 if __name__ == "__main__":

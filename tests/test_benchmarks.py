@@ -5,24 +5,23 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 SCRIPTS = sorted(path for path in Path("benchmarks").glob("*.py") if not path.name.startswith("_"))
 NEED_CIFAR = {"doubt"}
+Script = Callable[..., subprocess.CompletedProcess[str]]
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
-def test_a_benchmark_ends_with_figures_limits_and_a_verdict(script: Path) -> None:
-    if script.stem in NEED_CIFAR and not (Path(os.environ.get("PLATEAUX_DATA", "data")) / "weights").is_dir():
+@pytest.mark.parametrize("file", SCRIPTS, ids=lambda path: path.stem)
+def test_a_benchmark_ends_with_figures_limits_and_a_verdict(file: Path, script: Script) -> None:
+    if file.stem in NEED_CIFAR and not (Path(os.environ.get("PLATEAUX_DATA", "data")) / "weights").is_dir():
         pytest.skip("CIFAR-10 and the weights are not here: set PLATEAUX_DATA")
-    if script.stem == "ray":
+    if file.stem == "ray":
         pytest.importorskip("ray", reason="Ray is not installed")
-    done = subprocess.run(
-        [sys.executable, str(script), "--quick", "--json"], capture_output=True, text=True, timeout=280, check=False
-    )
+    done = script(file, "--quick", "--json")
     assert done.returncode == 0, done.stderr
     (line,) = done.stdout.splitlines()
     found = json.loads(line)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+Script = Callable[..., subprocess.CompletedProcess[str]]
 WITH_CIFAR = pytest.mark.skipif(
     not (Path(os.environ.get("PLATEAUX_DATA", "data")) / "cifar-10-batches-bin").is_dir(),
     reason="CIFAR-10 is not here: set PLATEAUX_DATA",
@@ -17,21 +18,19 @@ WITH_CIFAR = pytest.mark.skipif(
 
 @pytest.mark.slow
 @WITH_CIFAR
-def test_the_study_of_sharpbalance_runs_and_goes_on_to_its_table(tmp_path: Path) -> None:
-    call = [sys.executable, "studies/sharpbalance_cifar10.py", str(tmp_path / "study"), "--quick"]
-    done = subprocess.run(call, capture_output=True, text=True, timeout=280, check=False)
+def test_the_study_of_sharpbalance_runs_and_goes_on_to_its_table(tmp_path: Path, script: Script) -> None:
+    done = script("studies/sharpbalance_cifar10.py", str(tmp_path / "study"), "--quick")
     assert done.returncode == 0, done.stderr
     for words in ("rho chosen on validation images", "SharpBalance, paper (1) | ensemble", "careful share"):
         assert words in done.stdout, words
-    again = subprocess.run([*call, "--table"], capture_output=True, text=True, timeout=60, check=True)
+    again = script(*done.args[1:], "--table")
     assert again.stdout.splitlines()[-1] == done.stdout.splitlines()[-1]
 
 
 @pytest.mark.slow
 @WITH_CIFAR
-def test_our_ascent_finds_no_less_than_the_released_one_on_images() -> None:
-    call = [sys.executable, "studies/apgd_against_released.py", "--quick", "--norm", "l2", "--m", "8"]
-    done = subprocess.run(call, capture_output=True, text=True, timeout=280, check=False)
+def test_our_ascent_finds_no_less_than_the_released_one_on_images(script: Script) -> None:
+    done = script("studies/apgd_against_released.py", "--quick", "--norm", "l2", "--m", "8")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "0 | l2 | yes | 0.5" in done.stdout
     assert done.stdout.splitlines()[-1] == "ours finds at least as much"
@@ -39,10 +38,9 @@ def test_our_ascent_finds_no_less_than_the_released_one_on_images() -> None:
 
 @pytest.mark.slow
 @WITH_CIFAR
-def test_the_study_of_landscapes_trains_asks_and_goes_on_to_its_table(tmp_path: Path) -> None:
-    call = [sys.executable, "studies/landscape_cifar10.py", str(tmp_path / "study"), "--quick"]
-    done = subprocess.run(call, capture_output=True, text=True, timeout=280, check=False)
+def test_the_study_of_landscapes_trains_asks_and_goes_on_to_its_table(tmp_path: Path, script: Script) -> None:
+    done = script("studies/landscape_cifar10.py", str(tmp_path / "study"), "--quick")
     assert done.returncode == 0, done.stderr
     assert "| `fisher_rao` | " in done.stdout
-    again = subprocess.run([*call, "--table"], capture_output=True, text=True, timeout=60, check=True)
+    again = script(*done.args[1:], "--table")
     assert again.stdout.splitlines()[-1] == done.stdout.splitlines()[-1]

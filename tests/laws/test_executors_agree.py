@@ -52,8 +52,11 @@ def test_vmap_is_the_loop_in_float64(method: str, net: str, loop: Loop, tmp_path
 
 
 # An objective that sees all members on its share of the batch is the same only as a mean over samples, as `apart` is.
-@pytest.mark.parametrize(("processes", "data"), [(2, 2), (4, 2)], ids=["1x2", "2x2"])
-@pytest.mark.parametrize("net", ["mlp", "conv", "conv_bn"])
+@pytest.mark.parametrize(
+    ("net", "processes", "data"),
+    [("mlp", 2, 2), ("conv", 2, 2), ("conv_bn", 2, 2), ("mlp", 4, 2), ("conv_bn", 4, 2)],
+    ids=["mlp-1x2", "conv-1x2", "conv_bn-1x2", "mlp-2x2", "conv_bn-2x2"],
+)
 @pytest.mark.parametrize("method", [name for name, way in METHODS.items() if way.sharded])
 def test_a_data_axis_is_the_loop_in_float64(
     method: str, net: str, processes: int, data: int, loop: Loop, tmp_path: Path
@@ -96,9 +99,14 @@ def test_local_batchnorm_is_another_thing_than_the_loop(loop: Loop, tmp_path: Pa
     assert distance(weights(Run.open(tmp_path / "run")), loop("sam", "conv_bn", precision="fp64")) > 1e-6
 
 
-@pytest.mark.parametrize(("processes", "data"), [(2, 1), (4, 2)], ids=["2x1", "2x2"])
+LIVE = [name for name in JOINT if not METHODS[name].ordered]
+ONE_EACH = [next(name for name in LIVE if METHODS[name].sees == sees) for sees in ("all", "whole")]
+
+
 @pytest.mark.parametrize("sabotage", ["others live", "own rows only", "own row detached"])
-@pytest.mark.parametrize("method", [name for name in JOINT if not METHODS[name].ordered])
+@pytest.mark.parametrize(
+    ("method", "processes", "data"), [*((name, 2, 1) for name in LIVE), *((name, 4, 2) for name in ONE_EACH)]
+)
 def test_breaking_own_row_live_breaks_the_law(
     method: str, sabotage: str, processes: int, data: int, loop: Loop, tmp_path: Path
 ) -> None:
