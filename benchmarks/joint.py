@@ -65,15 +65,15 @@ def stepping(learners: list[Learner], method: Method, batch: Batch, way: Way) ->
     return go
 
 
-def times(
+def timed(
     sizes: tuple[int, ...], pairs: tuple[int, ...], width: int, classes: int, rounds: int
-) -> tuple[dict[str, float], float]:
-    """Return the steps' times in steps of the smallest ensemble and in milliseconds, and the bytes of one head."""
+) -> tuple[dict[str, list[float]], float]:
+    """Return the seconds of steps of SED and of all pairs, by number of heads, and the bytes of one head."""
     torch.manual_seed(0)
     batch = Batch(torch.randn(16, width), torch.randint(classes, (16,)), torch.arange(16))
     pace = cosine()
     way = Way(paces=(pace,))
-    everyone = row_of_heads(max(*sizes, *pairs), width, classes, pace)
+    everyone = row_of_heads(max((*sizes, *pairs)), width, classes, pace)
     for start in range(0, len(everyone) - 1, 2):
         step(LOOP, everyone[start : start + 2], [batch] * 2, way)
     step(LOOP, everyone[-2:], [batch] * 2, way)
@@ -81,11 +81,14 @@ def times(
     sides |= {f"all pairs, {m} heads": stepping(everyone[:m], a2d(LOSS, on="labelled"), batch, way) for m in pairs}
     for side in sides.values():
         side(0)
-    found = interleaved(sides, rounds)
-    first = f"SED, {sizes[0]} heads"
+    return interleaved(sides, rounds), float(size_in_bytes([everyone[0].module]))
+
+
+def compared(found: dict[str, list[float]]) -> dict[str, float]:
+    """Return the steps' times in steps of the first side, and in milliseconds."""
+    first = next(iter(found))
     figures = {f"{name} / {first}": ratio(found[name], found[first]) for name in found if name != first}
-    figures |= {f"{name}, ms": 1e3 * statistics.median(found[name]) for name in found}
-    return figures, float(size_in_bytes([everyone[0].module]))
+    return figures | {f"{name}, ms": 1e3 * statistics.median(found[name]) for name in found}
 
 
 def settle_once(size: int, rows: int, classes: int) -> None:
@@ -117,7 +120,8 @@ def main() -> None:
     if args.quick:
         sizes, pairs, width, classes, rounds, problem = (5, 40), (5, 10), 96, 50, 5, (16, 3, 100)
     memory = divdis_memory(*problem)  # first: a process begins with the peak of the one that started it
-    figures, head = times(sizes, pairs, width, classes, rounds)
+    found, head = timed(sizes, pairs, width, classes, rounds)
+    figures = compared(found)
     held, needed = heads_over_a_trunk(20 if args.quick else 200)
     figures |= {
         "one head, MB": head / 1e6,

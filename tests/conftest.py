@@ -24,6 +24,9 @@ if (
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+Script = Callable[..., subprocess.CompletedProcess[str]]
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip tests marked `cuda` where there is no CUDA device."""
     if torch.cuda.is_available():
@@ -46,7 +49,7 @@ def _same_start() -> Iterator[None]:
 
 
 @pytest.fixture
-def script() -> Callable[..., subprocess.CompletedProcess[str]]:
+def script() -> Script:
     """Return a function that runs a script of the project to its end, its lines not counted: in half the time."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from conftest import Script
 
 SCRIPTS = sorted(path for path in Path("benchmarks").glob("*.py") if not path.name.startswith("_"))
 NEED_CIFAR = {"doubt"}
-Script = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.mark.parametrize("file", SCRIPTS, ids=lambda path: path.stem)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import Script
 from rich.console import Console
 from test_cli import call
 from test_ledger import CLAIMS, STATED, around, claim, evidence
@@ -225,9 +226,8 @@ def test_the_theorys_study_comes_with_the_package_and_others_do_not(tmp_path: Pa
         studies.collect([claim()], tmp_path)
 
 
-def test_the_study_of_the_scores_cost_leaves_evidence_that_fits(tmp_path: Path) -> None:
-    call_ = [sys.executable, str(ROOT / "studies" / "scoring_cost.py"), str(tmp_path), "--quick"]
-    done = subprocess.run(call_, capture_output=True, text=True, timeout=120, check=False)
+def test_the_study_of_the_scores_cost_leaves_evidence_that_fits(tmp_path: Path, script: Script) -> None:
+    done = script(ROOT / "studies" / "scoring_cost.py", str(tmp_path), "--quick")
     assert done.returncode == 0, done.stderr
     found = read_evidence(CLAIMS[8], tmp_path / "evidence")
     assert found is not None
@@ -284,3 +284,13 @@ def test_the_page_counts_its_verdicts() -> None:
 
 def test_the_claims_lie_at_the_root_of_the_project() -> None:
     assert home() == ROOT / "claims"
+
+
+def test_the_study_of_steps_with_many_members_leaves_evidence_that_fits(tmp_path: Path, script: Script) -> None:
+    done = script(ROOT / "studies" / "sed_steps.py", str(tmp_path), "--quick")
+    assert done.returncode == 0, done.stderr
+    found = read_evidence(CLAIMS[10], tmp_path / "evidence")
+    assert found is not None
+    slopes = [float(line.split()[-1]) for line in done.stdout.splitlines() if line.startswith("round")]
+    assert len(slopes) == 3
+    assert found.cases[STATED].primary[0].value == pytest.approx(sum(slopes) / 3, abs=1e-3)

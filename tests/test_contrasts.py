@@ -143,6 +143,31 @@ def test_a_slope_needs_three_points_above_zero() -> None:
         said(1, zero)
 
 
+def test_a_lead_with_more_members_is_taken_beyond_that_with_fewer() -> None:
+    leads = {(3, 0): 0.01, (5, 0): 0.04, (3, 1): 0.02, (5, 1): 0.03}
+    found = []
+    for (members, repetition), lead in leads.items():
+        for method, number in (("SAM", 0.5 + members / 100), ("SharpBalance, paper", 0.5 + members / 100 + lead)):
+            at = {"method": method, "members": members}
+            row = "ensemble (mean probability) · cACC"
+            found.append(Finding(at, repetition, number, row, "accuracy under corruption", "corrupted"))
+    assert said(6, found).cases[STATED].primary[0].value == pytest.approx(2.0)  # three points and one
+
+
+def test_the_flattest_of_the_others_is_found_in_each_repetition() -> None:
+    controls = {("baseline", 0.0): (1.0, 1.0), ("baseline", 0.05): (100.0, 10.0), ("weight decay", 0.0): (10.0, 1000.0)}
+    found = []
+    for (control, rho), norms in controls.items():
+        at = {"control": control, "rho": rho}
+        for repetition, norm in enumerate(norms):
+            found.append(Finding(at, repetition, norm, "mean of members", "fisher_rao", "train"))
+            found.append(Finding(at, repetition, 0.5 + rho, "mean of members", "accuracy", "test"))
+            found.append(Finding(at, repetition, 0.995, "mean of members", "accuracy", "train"))
+    case = said(11, found).cases[STATED]
+    assert case.primary[0] == Figure(value=1.0, interval=(1.0, 1.0))
+    assert case.also[0].value == 0.0
+
+
 def test_the_gain_is_what_the_ensemble_has_more_than_its_members() -> None:
     found = []
     for rho, (members, _, ensemble) in zip((0.0, 0.1), papers.FIGURE_7["CIFAR10-C"], strict=False):
@@ -171,7 +196,7 @@ def test_a_ratio_is_told_by_its_logarithm() -> None:
 
 def test_claims_that_compare_do_so_for_each_of_their_cases_and_measures() -> None:
     comparing = {number: each.compare for number, each in CLAIMS.items() if each.compare}
-    assert list(comparing) == [1, 2, 3, 4, 5, 7, 12]
+    assert list(comparing) == [1, 2, 3, 4, 5, 6, 7, 11, 12]
     for number, compare in comparing.items():
         asked = CLAIMS[number]
         assert tuple(compare.of) == asked.cases

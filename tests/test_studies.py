@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from conftest import Script
+from test_ledger import CLAIMS
 
-Script = Callable[..., subprocess.CompletedProcess[str]]
+from plateaux.ledger import read_evidence
+
 WITH_CIFAR = pytest.mark.skipif(
     not (Path(os.environ.get("PLATEAUX_DATA", "data")) / "cifar-10-batches-bin").is_dir(),
     reason="CIFAR-10 is not here: set PLATEAUX_DATA",
@@ -44,3 +45,14 @@ def test_the_study_of_landscapes_trains_asks_and_goes_on_to_its_table(tmp_path: 
     assert "| `fisher_rao` | " in done.stdout
     again = script(*done.args[1:], "--table")
     assert again.stdout.splitlines()[-1] == done.stdout.splitlines()[-1]
+
+
+@pytest.mark.slow
+@WITH_CIFAR
+def test_the_study_of_two_rankings_leaves_evidence_that_fits(tmp_path: Path, script: Script) -> None:
+    done = script("studies/sample_ranks.py", str(tmp_path), "--quick")
+    assert done.returncode == 0, done.stderr
+    found = read_evidence(CLAIMS[13], tmp_path / "evidence")
+    assert found is not None
+    ranks = [float(line.split()[-1]) for line in done.stdout.splitlines() if line.startswith("network")]
+    assert found.cases["as stated"].primary[0].value == pytest.approx(sum(ranks) / 3, abs=1e-3)

@@ -48,18 +48,33 @@ def evidence_of(claim: Claim, compare: Compare, findings: Sequence[Found]) -> Ev
 
 
 def differences(compare: Compare, case: str, findings: Sequence[Found]) -> list[float]:
-    """Return the case's number less the other condition's, by repetition."""
+    """Return the case's number less the other condition's, by repetition; less the same elsewhere where it is asked."""
+    wanted = compare.of[case]
+    here = _difference(compare, wanted, findings)
+    if compare.beyond is None:
+        return list(here.values())
+    return list(_less(here, _difference(compare, {**wanted, **compare.beyond}, findings), compare.measure).values())
+
+
+def _difference(compare: Compare, wanted: Condition, findings: Sequence[Found]) -> dict[int, float]:
     mine = [each for each in findings if (each.measure, each.on) == (compare.measure, compare.on)]
-    of = conditions(mine, compare.of[case])
-    ours = numbers(compare, of, mine, findings)
+    of = conditions(mine, wanted)
     if compare.against is None:
-        return list(ours.values())
-    agreed = {factor: of[0].get(factor) for factor in compare.same}
-    theirs = numbers(compare, conditions(mine, {**compare.against, **agreed}), mine, findings)
+        return numbers(compare, of, mine, findings)
+    against = conditions(mine, {**compare.against, **{factor: of[0].get(factor) for factor in compare.same}})
+    theirs = numbers(compare, against, mine, findings)
+    if not compare.least:
+        return _less(numbers(compare, of, mine, findings), theirs, compare.measure)
+    others = [numbers(compare, [each], mine, findings) for each in of if each not in against]
+    smallest = {at: min(each[at] for each in others) for at in set.intersection(*map(set, others))}
+    return _less(smallest, theirs, compare.measure)
+
+
+def _less(ours: Mapping[int, float], theirs: Mapping[int, float], measure: str) -> dict[int, float]:
     both = sorted(ours.keys() & theirs.keys())
     if not both:
-        raise RunError(f"No repetition has {compare.measure!r} both where {compare.of[case]} and {compare.against}")
-    return [ours[at] - theirs[at] for at in both]
+        raise RunError(f"No repetition has {measure!r} in both of the conditions to be compared; run the study on")
+    return {at: ours[at] - theirs[at] for at in both}
 
 
 def numbers(

@@ -70,6 +70,8 @@ class Compare(Section):
     of: dict[str, dict[str, Any]]
     against: dict[str, Any] | None = None
     same: tuple[str, ...] = ()  # factors in which both conditions agree
+    least: bool = False  # of all conditions as told but the one against them, the smallest number in each repetition
+    beyond: dict[str, Any] | None = None  # the same difference where these factors are so is taken away
     times: float = 1.0  # 100 for percentage points
     log10: bool = False  # of every number, so that a difference is a ratio
     also: tuple[dict[str, Any], ...] = ()  # what is different for each further measure
