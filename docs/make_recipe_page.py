@@ -57,6 +57,8 @@ MEANINGS = {
     "data.flip": "mirror half of the images, at random",
     "data.mixup": "alpha of mixup; 0 switches it off",
     "data.cutmix": "alpha of cutmix; 0 switches it off",
+    "data.bag": "bagging: every member learns from a bag of its own, so large a share of the training samples drawn "
+    "with replacement (1.0: as many draws as samples); see [ways to differ](differ.md)",
     "data.unlabelled": "another data set whose samples, without their labels, go along with every batch, or so many of "
     "them: `tinyimagenet32@1000`; see [training together](joint.md)",
     "data.unlabelled_batch": "how many of them go along; as many as labelled ones if unset",
@@ -112,6 +114,10 @@ MEANINGS = {
     "probe.names": "[probes](landscape.md) to ask of every member while it trains, options in brackets",
     "probe.every": "ask after so many epochs each time, and after the last",
     "probe.samples": "training samples to ask about, drawn by the seed and always the same",
+    "search.method": "options of the method that every member draws for itself, as in `rho = { low = 0.01, high = 0.5, "
+    "log = true }`; `whole = true` draws integers, a list is chosen from; see [ways to differ](differ.md)",
+    "search.loss": "options of the loss, likewise",
+    "search.optimizer": "keys of the optimiser, likewise: `lr`, `weight_decay`, `clip`, and its options",
 }
 
 PLUGINS: tuple[tuple[str, str, Registry], ...] = (
@@ -200,6 +206,8 @@ def _type(annotation: Any) -> str:
         return " or ".join(f"`{value}`" for value in inner)
     if origin in (Union, UnionType):
         return " or ".join(dict.fromkeys(_type(each) for each in inner if each is not NoneType))
+    if origin is dict:
+        return "table"
     if origin is tuple:
         return f"list of {_type(inner[0])}s"
     return {int: "whole number", float: "number", str: "text", bool: "true or false"}[annotation]

@@ -190,11 +190,13 @@ def own_state(module: nn.Module, shared: set[str]) -> Tree:
 
 def loss_options(recipe: Recipe, number: int) -> dict[str, Any]:
     """Return the options that one member's loss has."""
+    recipe = recipe.of_member(number)
     return pick(loss_by_name(recipe.loss.name), recipe.loss.options, number, recipe.members)
 
 
 def method_options(recipe: Recipe, number: int, given: Given = NOTHING_GIVEN) -> dict[str, Any]:
     """Return the options that one member's method has."""
+    recipe = recipe.of_member(number)
     factory = registry.method.get(recipe.method.name, allow=given.allow)
     return pick(factory, recipe.method.options, number, recipe.members)
 
@@ -232,7 +234,7 @@ def executor_of(recipe: Recipe, given: Given = NOTHING_GIVEN) -> Executor:
 
 def optimizer_of(recipe: Recipe, number: int, params: Tree) -> torch.optim.Optimizer:
     """Return one member's optimiser; biases and normalisation may go without decay."""
-    part = recipe.optimizer
+    part = recipe.of_member(number).optimizer
     known = {n: c for n, c in vars(torch.optim).items() if isinstance(c, type) and issubclass(c, torch.optim.Optimizer)}
     names = {n.lower(): c for n, c in known.items() if n not in ("Optimizer", "LBFGS")}
     if part.name.lower() not in names:

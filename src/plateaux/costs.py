@@ -58,11 +58,12 @@ def passes_of(
     method, size = method_of(recipe, number, given), recipe.data.batch
     wanted = recipe.train.epochs if epochs is None else epochs
     ends = [epoch for epoch in (method.rendezvous.after if method.rendezvous else ()) if epoch <= wanted]
-    found = (ends[0] if ends else wanted) * passes_a_step(method.update, size)
+    drawn = recipe.data.bag or 1.0  # of all samples, in an epoch
+    found = drawn * (ends[0] if ends else wanted) * passes_a_step(method.update, size)
     for begin, end in pairwise([*ends, wanted]):
         share = (shares or {}).get(begin, UNKNOWN_SHARE)
         careful = torch.arange(size) < round(share * size)
-        found += 1 + (end - begin) * passes_a_step(method.update, size, careful)
+        found += 1 + drawn * (end - begin) * passes_a_step(method.update, size, careful)
     return found
 
 

@@ -183,7 +183,7 @@ class Course:
                 raise
             self._stop(epoch, number)  # a signal to the whole process group takes the loader's workers too
         batches = [drawn[id(runner.feed)] for runner in self.runners]
-        total = min(self.recipe.data.batch, len(self.train_ids) - number * self.recipe.data.batch)
+        total = min(self.recipe.data.batch, len(self.runners[0].feed.ids) - number * self.recipe.data.batch)
         tallies = step(self.executor, learners, batches, way, share=len(batches[0]) / total)
         for runner, tally, batch in zip(self.runners, tallies, batches, strict=True):
             if tally is not ABSENT:

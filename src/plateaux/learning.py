@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from plateaux.augment import Augment
+from plateaux.bagging import bag
 from plateaux.build import (
     NOTHING_GIVEN,
     Given,
@@ -70,6 +71,7 @@ def _learner(
     given: Given,
     paces: dict[str, Pace],
 ) -> Learner:
+    own_part = recipe.of_member(number).optimizer
     shared = shared_names(recipe, module)
     executor.prepare(module)
     module.to(device=device, memory_format=FORMATS[recipe.train.memory_format])  # type: ignore[call-overload]
@@ -94,13 +96,13 @@ def _learner(
         optimizer=optimizer,
         params=params,
         buffers=buffers,
-        peak_lr=float(own("optimizer.lr", recipe.optimizer.lr, number, recipe.members)),
+        peak_lr=float(own("optimizer.lr", own_part.lr, number, recipe.members)),
         kind=kind_of(recipe, number, given),
         schedule=schedule,
         every_step=every_step,
         pace=pace,
         masks={name: mask for name, mask in zeros.items() if name in params},
-        clip=own("optimizer.clip", recipe.optimizer.clip, number, recipe.members),
+        clip=own("optimizer.clip", own_part.clip, number, recipe.members),
         call=torch.compile(module) if recipe.train.compile and recipe.executor.manner != "vmap" else None,
         scaler=Scaler() if recipe.train.precision == "fp16" else None,
     )
@@ -136,12 +138,12 @@ def _refuse_under_vmap(recipe: Recipe, module: nn.Module) -> None:
 
 def feed_of(recipe: Recipe, data: Data, number: int, *, shared: bool, device: torch.device, ids: torch.Tensor) -> Feed:
     """Return how a member is fed: in an order of its own, or in the one all share."""
-    part = recipe.data
+    part, who = recipe.data, "shared" if shared else number
     return Feed(
         data.train,
-        ids,
+        ids if part.bag is None else bag(ids, part.bag, key(recipe.seed, "bag", who)),
         batch=part.batch,
-        key=key(recipe.seed, "feed", "shared" if shared else number),
+        key=key(recipe.seed, "feed", who),
         classes=data.classes,
         mean=data.mean,
         std=data.std,

@@ -6,14 +6,17 @@ import json
 from collections.abc import Iterable, Mapping
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Literal
+from types import NoneType
+from typing import Any, Literal, get_args
 
 import tomlkit
 from pydantic import Field, ValidationError, field_validator
 
 from plateaux.errors import RecipeError, nearest
 from plateaux.options import OpenSection, Section, WrongKey, own_value
+from plateaux.ranges import SearchPart, drawn
 from plateaux.shipped import recipe_file
+from plateaux.types import key
 
 Names = str | tuple[str, ...]
 Numbers = float | tuple[float, ...]
@@ -32,6 +35,7 @@ class DataPart(OpenSection):
     flip: bool = False
     mixup: float = Field(0.0, ge=0)
     cutmix: float = Field(0.0, ge=0)
+    bag: float | None = Field(None, gt=0)  # share of the training samples that every member draws, with replacement
     unlabelled: str | None = None  # another data set, or so many of its samples: "tinyimagenet32@1000"
     unlabelled_batch: int | None = Field(None, ge=1)  # of them in a batch; as many as labelled ones if unset
 
@@ -149,6 +153,7 @@ class Recipe(Section):
     executor: ExecutorPart = ExecutorPart()
     run: RunPart = RunPart()
     probe: ProbePart = ProbePart()
+    search: SearchPart | None = None
 
     @classmethod
     def load(cls, path: str | Path, changes: Iterable[str] = ()) -> Recipe:
@@ -196,6 +201,15 @@ class Recipe(Section):
         for name, value in sections.items():
             tree[name] = {**tree[name], **value} if isinstance(value, Mapping) and name in tree else value
         return Recipe.from_dict(tree)
+
+    def of_member(self, number: int) -> Recipe:
+        """Return the recipe with what [search] draws for one member put in place, whatever the ensemble's size."""
+        if self.search is None:
+            return self
+        found: dict[str, dict[str, Any]] = {}
+        for section, name, what in self.search.all():
+            found.setdefault(section, {})[name] = drawn(what, key(self.seed, "search", number, section, name))
+        return self.changed(search=None, **found)
 
     def determining(self) -> dict[str, Any]:
         """Return what decides a member's weights: not the ensemble's size, nor where and how often it is written."""
@@ -255,10 +269,15 @@ def _explain(cls: type[Section], problem: ValidationError) -> WrongKey:
     place = [part for part in first["loc"] if isinstance(part, str)]
     nth = next((part for part in first["loc"][1:2] if isinstance(part, int)), 0)
     section, name = (place[0], place[1]) if len(place) > 1 else ("", place[0] if place else "")
+    if section == "search":  # the one section with sections of its own
+        name = ".".join(place[1:])
     head = f"[{section}] " if section else ""
     if first["type"] == "extra_forbidden":
-        part = cls.model_fields[section].annotation if section else cls
-        known = part.model_fields if isinstance(part, type) else {}
+        annotation = cls.model_fields[section].annotation if section else cls
+        parts = [
+            each for each in (annotation, *get_args(annotation)) if isinstance(each, type) and each is not NoneType
+        ]
+        known = parts[0].model_fields if parts and issubclass(parts[0], Section) else {}
         return WrongKey(
             section,
             name,

@@ -135,6 +135,11 @@ def check(recipe: Recipe, given: Given = NOTHING_GIVEN) -> bool:
         )
     if joint and recipe.data.order == "own":
         raise RecipeError(f"members of {recipe.method.name!r} meet over the same samples: data.order must be 'shared'")
+    if recipe.data.bag is not None and (joint or recipe.data.order == "shared"):
+        raise RecipeError(
+            "Members that share their batches cannot have bags of their own: leave out data.bag, or use a method whose "
+            "members do not meet in every batch with data.order = 'own'"
+        )
     if recipe.train.keep != "last" and not recipe.data.validation:
         raise RecipeError(
             f"train.keep = {recipe.train.keep!r} needs samples to choose on; set data.validation, such as 0.1"
