@@ -84,6 +84,8 @@ MEANINGS = {
     "train.epochs": "passes over the training samples",
     "train.validate_every": "measure on the validation samples after every so many epochs",
     "train.keep": "`last`, or `best:<measure>`: the weights with the best value on the validation samples",
+    "train.average_from": "use every member at the moving average of its weights after this step and all later ones, "
+    "BatchNorm's statistics taken anew; `keep` then chooses among averages; see [ways to differ](differ.md)",
     "train.patience": "end a member after so many validations without a better one",
     "train.precision": "`auto` tries fp32 and bf16 for 50 steps and takes the fastest whose loss stays within 2 % of "
     "fp32; chosen once, recorded in the run",

@@ -5,24 +5,27 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 
+from plateaux.averaging import at_average, in_words, statistics_batches
 from plateaux.build import Given, method_of, shared_names
 from plateaux.errors import DataError, Diverged, Stopped
-from plateaux.exchange import Executor, Rendezvous, Tell, finite
-from plateaux.learner import ABSENT, Learner, Tally, Way
+from plateaux.exchange import Executor, Rendezvous, Tell
+from plateaux.learner import ABSENT, Learner, Way
 from plateaux.learning import feed_of, learners_of, paces_of, parking, restore, split_of, state_of, weights_of
 from plateaux.loader import Feed
+from plateaux.machine import autocast
 from plateaux.meeting import Scorer, notes_of
 from plateaux.plan import Job
 from plateaux.pool import Sign, stop_sign
 from plateaux.probing import Recorder
 from plateaux.run import Progress, Run
+from plateaux.runner import Runner, plain
 from plateaux.samples import Data
 from plateaux.step import step
 from plateaux.track import Tracker
@@ -30,20 +33,6 @@ from plateaux.types import Batch, Value
 from plateaux.validation import validated, validation_measures
 
 GO_ON, SAVE, STOP = 0, 1, 2  # what a process may wish between two steps; the strongest wish is everybody's
-
-
-@dataclass(slots=True)
-class Runner:
-    """One member on the course: how far it is, and what it has seen since it last wrote a line."""
-
-    learner: Learner
-    feed: Feed
-    progress: Progress
-    loss: float = 0.0  # sum over the samples of this epoch so far
-    right: float = 0.0
-    seen: int = 0
-    lines: list[dict[str, Any]] = field(default_factory=list)
-    pending: list[tuple[Tally, int]] = field(default_factory=list)
 
 
 class Course:
@@ -214,7 +203,7 @@ class Course:
         found: dict[int, dict[str, Value]] = {}
         if len(self.valid_ids) and epoch % self.recipe.train.validate_every == 0:
             for runner in self.runners:
-                with self.awake(runner.learner):
+                with self._in_use(runner.learner):
                     found[runner.learner.number] = self._validated(runner)
         last = epoch == self.job.stop
         for runner in self.runners if self.recorder.due(epoch) else []:
@@ -248,6 +237,20 @@ class Course:
                 self._finish(runner, f"no better for {patience} validations")
                 self.runners.remove(runner)
 
+    @contextmanager
+    def _in_use(self, learner: Learner) -> Iterator[None]:
+        """Wake a member and put it where it is used: at its moving average, where it keeps one."""
+        precision, shard = self.recipe.train.precision, self.executor.shard
+        with (
+            self.awake(learner),
+            at_average(
+                learner,
+                lambda: statistics_batches(self.recipe, self.data, self.device, shard),
+                lambda: autocast(precision, self.device),
+            ),
+        ):
+            yield
+
     def _validated(self, runner: Runner) -> dict[str, Value]:
         return validated(self.recipe, self.data, runner.feed.source, self.valid_ids, runner.learner, self.measures)
 
@@ -262,10 +265,8 @@ class Course:
             runner.progress = replace(runner.progress, stale=runner.progress.stale + 1)
             return
         runner.progress = replace(runner.progress, best=number, best_epoch=epoch, stale=0)
-        if keep != "last" and self.executor.writes():
-            with self.awake(runner.learner):
-                weights = weights_of(self.recipe, runner.learner)
-                stored = self.run.put_weights(runner.learner.number, weights, epoch=epoch, best=True)
+        if keep != "last":
+            stored = self._put_weights(runner.learner, epoch, best=True)
             words = f"epoch {epoch}, the best {name} on validation samples so far"
             runner.progress = replace(runner.progress, weights=stored, weights_from=words)
 
@@ -275,7 +276,7 @@ class Course:
             recent, runner.pending = runner.pending, []
             losses = [float(tally.loss) for tally, _ in recent]
             try:
-                self._sound(runner, losses, epoch, done)
+                runner.check(losses, epoch, done)
             except Diverged as problem:
                 if self.joint or self.executor.shard(2) != slice(0, 2):  # copies of a member must go on together
                     raise
@@ -292,23 +293,6 @@ class Course:
             runner.learner.keep_pace()
             rate = runner.learner.optimizer.param_groups[0]["lr"]
             runner.lines.append({"epoch": epoch, "step": done, "loss": runner.loss / runner.seen, "lr": rate})
-
-    def _sound(self, runner: Runner, losses: list[float], epoch: int, done: int) -> None:
-        scaler = runner.learner.scaler
-        if scaler is not None and scaler.factor > 1:
-            return  # an overflow under fp16 has skipped its step already
-        if not (all(map(math.isfinite, losses)) and finite(list(runner.learner.params.values()))):
-            held = runner.progress.states
-            where = (
-                f"its checkpoint of epoch {held[-1][0]}, step {held[-1][1]} is untouched"
-                if held
-                else "it has no checkpoint"
-            )
-            raise Diverged(
-                f"The loss of member {runner.learner.number} is no number any more (epoch {epoch}, step {done}); "
-                f"{where}. "
-                'Try a smaller optimizer.lr, optimizer.clip, or train.precision = "fp32"'
-            )
 
     def _log_epoch(self, runner: Runner, epoch: int, numbers: dict[str, Value]) -> None:
         line: dict[str, Any] = {"epoch": epoch}
@@ -362,7 +346,7 @@ class Course:
             with self.awake(runner.learner):
                 state = state_of(runner.learner)
                 state["epoch"] = (runner.loss, runner.right, runner.seen)
-                state["progress"] = {**_plain(runner.progress), "states": ()}
+                state["progress"] = plain(runner.progress)
                 name = self.run.put_state(number, runner.progress, state)
             older = runner.progress.states[-1:] if self.joint else ()  # one back, so that a group finds a common place
             met = name if self.meets is not None and (epoch, at) == (self.meets.after[0], 0) else runner.progress.met
@@ -371,24 +355,24 @@ class Course:
             runner.progress = replace(runner.progress, spare=runner.progress.weights if self.joint else None)
         self.clock = now
 
+    def _put_weights(self, learner: Learner, epoch: int, *, best: bool = False) -> str | None:
+        """Write the weights a member is used at, where this process writes; copies of it take its statistics too."""
+        with self._in_use(learner):
+            if not self.executor.writes():
+                return None
+            return self.run.put_weights(learner.number, weights_of(self.recipe, learner), epoch=epoch, best=best)
+
     def _finish(self, runner: Runner, why: str) -> None:
         """Write the weights to use and say that the member is done."""
-        if not self.executor.writes():
-            return
         number, progress = runner.learner.number, runner.progress
-        epoch = progress.epoch
-        if self.recipe.train.keep == "last" or progress.weights is None or progress.best_epoch is None:
-            with self.awake(runner.learner):
-                weights = weights_of(self.recipe, runner.learner)
-            words = f"epoch {progress.epoch}, the last"
-        else:
+        if self.recipe.train.keep == "last" or progress.best_epoch is None:
+            name = self._put_weights(runner.learner, progress.epoch)
+            words = f"epoch {progress.epoch}, {in_words(runner.learner)}"
+        elif self.executor.writes():
+            assert progress.weights is not None
             weights = self.run.store.get_tensors(progress.weights)
+            name = self.run.put_weights(number, weights, epoch=progress.best_epoch)
             best = self.recipe.train.keep.removeprefix("best:")
             words = f"epoch {progress.best_epoch}, the best {best} on validation samples"
-            epoch = progress.best_epoch
-        name = self.run.put_weights(number, weights, epoch=epoch)
-        self.run.commit(number, replace(progress, finished=True, weights=name, weights_from=words, why=why))
-
-
-def _plain(progress: Progress) -> dict[str, Any]:
-    return {name: getattr(progress, name) for name in Progress.__slots__}
+        if self.executor.writes():
+            self.run.commit(number, replace(progress, finished=True, weights=name, weights_from=words, why=why))

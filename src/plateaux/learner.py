@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from plateaux import trees
 from plateaux.exchange import Method, finite
+from plateaux.moving import Average
 from plateaux.types import Batch, Tree
 
 CPU = torch.device("cpu")
@@ -85,6 +86,7 @@ class Learner:
     clip: float | None = None
     call: Callable[..., Any] | None = None  # the compiled network
     scaler: Scaler | None = None
+    average: Average | None = None  # of its weights, where it is to be used there
     notes: Callable[[Tensor], Tensor] | None = None  # from the last meeting: sample ids to bits
 
     @property
@@ -115,6 +117,8 @@ class Learner:
         self.optimizer.zero_grad(set_to_none=True)
         if self.schedule is not None and self.every_step:
             self.schedule.step()
+        if self.average is not None:
+            self.average.add({**self.params, **self.buffers})
 
 
 @dataclass(frozen=True, slots=True)

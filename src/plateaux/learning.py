@@ -29,6 +29,7 @@ from plateaux.exchange import Executor
 from plateaux.learner import Learner, Pace, Scaler
 from plateaux.loader import Feed, split
 from plateaux.machine import FORMATS, dtype_of
+from plateaux.moving import Average
 from plateaux.recipe import Recipe, own
 from plateaux.samples import Data, Resident
 from plateaux.store import Store
@@ -105,6 +106,7 @@ def _learner(
         clip=own("optimizer.clip", own_part.clip, number, recipe.members),
         call=torch.compile(module) if recipe.train.compile and recipe.executor.manner != "vmap" else None,
         scaler=Scaler() if recipe.train.precision == "fp16" else None,
+        average=None if recipe.train.average_from is None else Average(recipe.train.average_from),
     )
 
 
@@ -182,6 +184,7 @@ def state_of(learner: Learner) -> dict[str, Any]:
         "optimizer": learner.optimizer.state_dict(),
         "schedule": schedule.state_dict() if schedule is not None else None,
         "scaler": asdict(learner.scaler) if learner.scaler is not None else None,
+        "average": learner.average.state() if learner.average is not None else None,
     }
 
 
@@ -199,6 +202,8 @@ def restore(learner: Learner, state: dict[str, Any]) -> None:
         learner.pace.return_to(learner.optimizer, state["schedule"])
     if learner.scaler is not None:
         learner.scaler = Scaler(**state["scaler"])
+    if learner.average is not None:
+        learner.average.restore(state["average"], next(iter(learner.params.values())).device)
 
 
 def weights_of(recipe: Recipe, learner: Learner) -> dict[str, torch.Tensor]:
@@ -229,6 +234,7 @@ def _moving(learner: Learner) -> dict[str, torch.Tensor]:
     """Return every tensor that moves with a member, by a name that lasts."""
     found = {f"params.{n}": p for n, p in learner.params.items()}
     found |= {f"buffers.{n}": b for n, b in learner.buffers.items()}
+    found |= {f"average.{n}": t for n, t in learner.average.tree.items()} if learner.average is not None else {}
     for name, param in learner.params.items():
         for slot, value in learner.optimizer.state.get(param, {}).items():
             if isinstance(value, torch.Tensor):

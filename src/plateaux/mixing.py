@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,13 +15,13 @@ from torch import Tensor, nn
 
 from plateaux import registry
 from plateaux.adopt import keep_weights
+from plateaux.averaging import statistics_batches
 from plateaux.build import NOTHING_GIVEN, Given, in_order, kind_of
 from plateaux.combine import combined
 from plateaux.doubt import Said, hear_all
 from plateaux.ensemble import Ensemble
 from plateaux.errors import RecipeError, RunError
 from plateaux.evaluate import load
-from plateaux.learning import split_of
 from plateaux.options import pick
 from plateaux.panel import SELECTION, Panel, Say
 from plateaux.recipe import Recipe, own
@@ -32,11 +31,10 @@ from plateaux.soup import check_mixable, greedy, path, reestimate, uniform
 from plateaux.store import Store
 from plateaux.tables import probabilities_of
 from plateaux.targets import Target, one_target
-from plateaux.types import Tree, key
+from plateaux.types import Tree
 
 LIMIT = 0.1  # nats that the loss may rise between two members
 PROBE = 1000  # held-out samples that the rise is looked for on
-STATISTICS = 20  # batches that BatchNorm's statistics are taken from
 
 
 def soup(
@@ -104,12 +102,7 @@ class _Pot:
         """Put weights in, and take BatchNorm's statistics of them."""
         self.module.load_state_dict(tree, strict=False)
         if self.normed:
-            data, recipe = self.panel.data, self.panel.recipe
-            train, _ = split_of(recipe, data)
-            chance = torch.Generator().manual_seed(key(recipe.seed, "statistics"))
-            ids = train[torch.randperm(len(train), generator=chance)]  # sources may be sorted by class
-            batches = in_order(recipe, data, data.train, ids, device=self.panel.place)
-            reestimate(self.module, (batch.x for batch in islice(batches, STATISTICS)))
+            reestimate(self.module, statistics_batches(self.panel.recipe, self.panel.data, self.panel.place))
 
     def loss(self, tree: Tree) -> float:
         return self._judged(tree, self.ids[:PROBE])[0]

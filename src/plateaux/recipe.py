@@ -88,6 +88,7 @@ class TrainPart(Section):
     epochs: int = Field(10, ge=1)
     validate_every: int = Field(1, ge=1)
     keep: str = "last"  # or best:<measure>, chosen on validation samples
+    average_from: int | None = Field(None, ge=1)  # use the mean of the weights after this step and all later ones
     patience: int | None = Field(None, ge=1)  # stop after so many validations without a better one
     precision: Literal["fp32", "bf16", "fp16", "fp64", "auto"] = "fp32"
     memory_format: Literal["contiguous", "channels_last", "auto"] = "contiguous"

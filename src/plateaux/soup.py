@@ -8,6 +8,7 @@ Held-out samples choose what goes in, never the test set.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import chain
 from typing import Literal
@@ -18,7 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from plateaux.combine import shares
 from plateaux.errors import DataError, RecipeError
-from plateaux.exchange import View
+from plateaux.exchange import Forward, View
 from plateaux.surgery import batch_norms
 from plateaux.types import Inputs, Tree
 
@@ -118,7 +119,7 @@ def check_mixable(barrier: float, limit: float, same_start: bool) -> None:
 
 
 @torch.no_grad()
-def reestimate(module: nn.Module, batches: Iterable[Inputs]) -> None:
+def reestimate(module: nn.Module, batches: Iterable[Inputs], forward: Forward = nullcontext) -> None:
     """Replace BatchNorm's running statistics by their averages over batches, every batch counting alike.
 
     As torch.optim.swa_utils.update_bn does, but every module's mode is kept, and all other layers are in evaluation
@@ -139,7 +140,7 @@ def reestimate(module: nn.Module, batches: Iterable[Inputs]) -> None:
             layer.reset_running_stats()
             layer.training, layer.momentum = True, None
         for x in chain([first], stream):
-            View(module)(x)
+            View(module, forward=forward)(x)
     finally:
         for part, mode in modes:
             part.training = mode

@@ -167,3 +167,10 @@ def test_the_table_has_every_kind_of_net() -> None:
     assert any(net.batchnorm for net in NETS.values())
     assert any(net.dropout for net in NETS.values())
     assert {METHODS[name].sees for name in JOINT} == {"all", "whole"}
+
+
+@pytest.mark.parametrize("net", ["mlp", "conv_bn"])
+def test_averages_are_the_same_on_a_data_axis(net: str, loop: Loop, tmp_path: Path) -> None:
+    options = {"precision": "fp64", "train": {"average_from": 2, "keep": "best:nll"}, "data": {"validation": 5}}
+    spread = on_mesh(2, 2, tmp_path / "run", "sam", net, **options)
+    assert distance(spread, loop("sam", net, **options)) <= EXACT

@@ -1,0 +1,172 @@
+"""Members used at the mean of their weights: the mean is one, resuming changes no bit, training is not disturbed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cases import GIVEN, distance, recipe, trained, weights
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, update_bn
+
+from plateaux import course
+from plateaux.averaging import statistics_batches
+from plateaux.build import data_of, network
+from plateaux.errors import Stopped
+from plateaux.evaluate import evaluate
+from plateaux.moving import Average
+from plateaux.recipe import Recipe
+from plateaux.run import Run
+from plateaux.train import train
+from plateaux.types import Tree
+
+CPU = torch.device("cpu")
+
+
+def watched(row: Recipe, out: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Run, list[Tree]]:
+    """Train a row and return the first member's weights after every step."""
+    seen: list[Tree] = []
+    real = course.step
+
+    def watching(executor: Any, learners: Any, *args: Any, **options: Any) -> Any:
+        found = real(executor, learners, *args, **options)
+        seen.append({name: tensor.detach().clone() for name, tensor in learners[0].module.state_dict().items()})
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(course, "step", watching)
+        return train(row, out, given=GIVEN), seen
+
+
+def mean(trees: list[Tree], name: str) -> Tensor:
+    return torch.stack([tree[name].double() for tree in trees]).mean(0)
+
+
+def test_a_moving_average_is_the_mean_and_leaves_integers_out() -> None:
+    generator = torch.Generator().manual_seed(0)
+    trees = [{"w": torch.randn(5, generator=generator), "n": torch.tensor(each)} for each in range(50)]
+    average = Average(start=11)
+    for number, tree in enumerate(trees, 1):
+        average.add(tree)
+        assert average.count == max(0, number - 10)
+    assert set(average.tree) == {"w"}
+    torch.testing.assert_close(average.tree["w"].double(), mean(trees[10:], "w"), rtol=0, atol=1e-6)
+
+
+def test_the_mean_of_equal_weights_is_those_weights_exactly() -> None:
+    w = {"w": torch.tensor([0.1, 1e-8, 3e7])}
+    average = Average(start=1)
+    for _ in range(1000):
+        average.add(w)
+    assert torch.equal(average.tree["w"], w["w"])
+
+
+def test_a_members_weights_are_the_mean_over_its_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, seen = watched(recipe("sam", members=1, train={"average_from": 3}), tmp_path / "run", monkeypatch)
+    assert len(seen) == 6
+    for name, tensor in run.weights(0).items():
+        torch.testing.assert_close(tensor.double(), mean(seen[2:], name), rtol=0, atol=1e-6)
+    assert run.progress(0).weights_from == "epoch 2, the mean of the last 4 steps"
+
+
+def test_batchnorm_is_estimated_anew_as_torch_does_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = recipe("sam", "conv_bn", members=1, train={"average_from": 2})
+    run, seen = watched(row, tmp_path / "run", monkeypatch)
+    data = data_of(row, GIVEN)
+    module: nn.Module = network(row, data, 0, GIVEN)
+    twin = AveragedModel(module, use_buffers=False)
+    for tree in seen[1:]:
+        module.load_state_dict(tree)
+        twin.update_parameters(module)
+    update_bn(statistics_batches(row, data, CPU), twin)
+    found, truth = run.weights(0), twin.module.state_dict()
+    assert any("running_var" in name for name in found)
+    for name, tensor in found.items():
+        torch.testing.assert_close(tensor, truth[name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("net", ["mlp", "conv_bn"])
+def test_an_average_that_never_begins_changes_nothing(net: str, tmp_path: Path) -> None:
+    late = trained(recipe("sam", net, train={"average_from": 7}), tmp_path / "late")
+    assert distance(late, trained(recipe("sam", net), tmp_path / "plain")) == 0
+    assert Run.open(tmp_path / "late").progress(0).weights_from == "epoch 2, the last"
+
+
+def test_an_average_of_the_last_step_is_the_last_step(tmp_path: Path) -> None:
+    last = trained(recipe("sam", train={"average_from": 6}), tmp_path / "last")
+    assert distance(last, trained(recipe("sam"), tmp_path / "plain")) == 0
+
+
+def test_looking_at_the_average_does_not_disturb_the_course(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options: dict[str, Any] = {"members": 1, "data": {"validation": 5}}
+    _, plain = watched(recipe("sam", "conv_bn", **options), tmp_path / "plain", monkeypatch)
+    row = recipe("sam", "conv_bn", train={"average_from": 1, "keep": "best:nll"}, **options)
+    _, seen = watched(row, tmp_path / "mean", monkeypatch)
+    assert distance(seen, plain) == 0
+
+
+def test_the_best_average_on_validation_samples_is_kept(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"data": {"validation": 20}, "samples": 60, "batch": 10}
+    row = recipe("sam", "conv_bn", train={"average_from": 2, "keep": "best:nll", "epochs": 4}, **options)
+    run = train(row, tmp_path / "run", given=GIVEN)
+    (found,) = evaluate(tmp_path / "run", on="validation", measures=["nll"], given=GIVEN)
+    for number in range(3):
+        progress = run.progress(number)
+        logged = [line["validation nll"] for line in run.log(number) if "validation nll" in line]
+        assert progress.best == min(logged)
+        assert found.rows[f"member {number}"].number == pytest.approx(progress.best, rel=1e-5)
+
+
+def stopped_after(row: Recipe, out: Path, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, left = course.step, [steps]
+
+    def counted(*args: Any, **options: Any) -> Any:
+        left[0] -= 1
+        if left[0] == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return real(*args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(course, "step", counted)
+        with pytest.raises(Stopped):
+            train(row, out, given=GIVEN)
+
+
+@pytest.mark.parametrize(
+    ("method", "net", "manner"),
+    [("sam", "conv_bn", "loop"), ("sam", "dropout", "parked"), ("sed", "conv_bn", "parked"), ("sed", "mlp", "loop")],
+)
+def test_interrupted_at_any_step_changes_no_bit(
+    method: str, net: str, manner: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train_part = {"average_from": 2, "keep": "best:nll"}
+    plain = recipe(method, net, data={"validation": 3}, train=train_part)
+    whole = trained(plain, tmp_path / "whole")
+    for steps in (2, 3, 5):  # before and after the average begins, and in the second epoch
+        out = tmp_path / str(steps)
+        stopped_after(plain.changed(executor={"manner": manner}), out, steps, monkeypatch)
+        assert distance(weights(train(plain, out, given=GIVEN)), whole) == 0
+
+
+def test_forgetting_the_average_would_be_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = recipe("sam", train={"average_from": 1})
+    whole = trained(row, tmp_path / "whole")
+    stopped_after(row, tmp_path / "run", 4, monkeypatch)
+    monkeypatch.setattr(Average, "restore", lambda self, state, device: None)
+    assert distance(weights(train(row, tmp_path / "run", given=GIVEN)), whole) > 1e-6
+
+
+def test_adding_a_member_changes_no_others_average(tmp_path: Path) -> None:
+    three, two = (recipe("sam", "conv_bn", members=m, train={"average_from": 2}) for m in (3, 2))
+    assert distance(trained(three, tmp_path / "3")[:2], trained(two, tmp_path / "2")) == 0
+
+
+def test_an_absent_member_averages_its_own_steps(tmp_path: Path) -> None:
+    run = train(recipe("sed", train={"average_from": 1, "epochs": 3}), tmp_path / "run", given=GIVEN)
+    words = [run.progress(number).weights_from for number in range(3)]
+    counts = [int(each.split("last ")[1].split()[0]) for each in words]
+    assert sum(counts) == 2 * 9  # two of three members in each of nine steps
