@@ -36,8 +36,9 @@ class Cost:
 def spent(run: Run, number: int, given: Given = NOTHING_GIVEN) -> Cost:
     """Return what a member of a run has cost until now; of those that step side by side each has its share of time."""
     progress = run.progress(number)
-    executor, joint = run.recipe.executor, method_of(run.recipe, number, given).objective.sees != "own"
-    alone = executor.name == "local" and (executor.manner == "parked" or executor.processes > 1) and not joint
+    executor, method = run.recipe.executor, method_of(run.recipe, number, given)
+    alone = executor.name == "local" and (executor.manner == "parked" or executor.processes > 1) and not method.together
+    alone = alone or method.turn != "any"
     seconds = progress.seconds if alone else progress.seconds / run.recipe.members
     passes = passes_of(run.recipe, number, epochs=progress.epoch, shares=_shares(run, number, given), given=given)
     return Cost(progress.epoch, passes, seconds)

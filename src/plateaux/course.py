@@ -4,20 +4,31 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
+from torch import nn
 
 from plateaux.averaging import at_average, in_words, statistics_batches
 from plateaux.build import Given, method_of, shared_names
 from plateaux.errors import DataError, Diverged, Stopped
-from plateaux.exchange import Executor, Rendezvous, Tell
+from plateaux.exchange import Executor, Tell
 from plateaux.learner import ABSENT, Learner, Way
-from plateaux.learning import feed_of, learners_of, paces_of, parking, restore, split_of, state_of, weights_of
+from plateaux.learning import (
+    feed_of,
+    learners_of,
+    paces_of,
+    parking,
+    restore,
+    shares_order,
+    split_of,
+    state_of,
+    weights_of,
+)
 from plateaux.loader import Feed
 from plateaux.machine import autocast
 from plateaux.meeting import Scorer, notes_of
@@ -29,6 +40,7 @@ from plateaux.runner import Runner, plain
 from plateaux.samples import Data
 from plateaux.step import step
 from plateaux.track import Tracker
+from plateaux.turns import beside, go_on
 from plateaux.types import Batch, Value
 from plateaux.validation import validated, validation_measures
 
@@ -48,6 +60,8 @@ class Course:
         device: torch.device,
         given: Given,
         tell: Tell,
+        *,
+        earlier: Sequence[nn.Module] = (),
     ) -> None:
         self.run, self.data, self.job, self.executor, self.tell = run, data, job, executor, tell
         self.recipe = run.recipe
@@ -55,8 +69,9 @@ class Course:
         self.train_ids, self.valid_ids = split_of(self.recipe, data)
         self.measures = validation_measures(self.recipe.train.keep)
         self.recorder = Recorder(self.recipe, data, self.train_ids, device, allow=given.allow)
-        self.joint = False
-        self.meets: Rendezvous | None = None
+        self.method = method_of(self.recipe, 0, given)
+        self.joint, self.meets = self.method.together, self.method.rendezvous
+        self.earlier = earlier  # members that have finished, and are seen by the one in turn
         self.lost: list[Diverged] = []  # members that diverged while the others went on
         self.runners = self._runners(held, given)
         self.trackers = {
@@ -67,18 +82,15 @@ class Course:
         self.told = 0.0
 
     def _runners(self, held: list[int], given: Given) -> list[Runner]:
-        order = self.recipe.data.order
         probe = feed_of(self.recipe, self.data, 0, shared=True, device=self.device, ids=self.train_ids)
         learners = learners_of(
             self.recipe, self.data, held, self.executor, device=self.device, steps=probe.steps(), given=given
         )
         self.steps, self.paces = probe.steps(), paces_of(learners)
-        self.joint = bool(learners) and learners[0].method.objective.sees != "own"
-        self.meets = method_of(self.recipe, 0, given).rendezvous
         for learner in learners:
             if self.job.stop > self.job.start[0]:
                 learner.notes = notes_of(self.run, self.meets, learner.number, self.job.start[0])
-        shared = order == "shared" or self.joint
+        shared = shares_order(self.recipe, self.method)
         runners = []
         for learner in learners:
             feed = probe if shared else self._own_feed(learner.number)
@@ -98,6 +110,8 @@ class Course:
         names = {(e, s): name for e, s, name in runner.progress.states}
         if (epoch, at) == (0, 0):
             runner.progress = Progress(seconds=runner.progress.seconds)
+            if self.method.turn == "onward" and runner.learner.number:
+                go_on(runner.learner, self.run)
             return runner
         state = self.run.store.get_state(names[epoch, at])
         restore(runner.learner, state)
@@ -143,7 +157,10 @@ class Course:
     def way(self, stack: ExitStack) -> Way:
         """Return how steps are taken; `stack` holds what must be given back at the end."""
         way = Way(self.recipe.train.precision, self.device, self.recipe.optimizer.accumulate)
-        way = replace(way, members=len(self.job.members), paces=self.paces)
+        way = replace(way, members=len(self.job.members), paces=self.paces, alone=self.method.turn != "any")
+        if self.earlier:
+            rows = beside(self.earlier, self.method.objective.offer, self.recipe, self.device)
+            way = replace(way, beside=rows)
         if self.executor.parks and len(self.runners) > 1:
             way = replace(way, awake=parking(stack.enter_context(self.run.store.scratch())))
             for runner in self.runners:  # who is absent from the first steps rests on disk too

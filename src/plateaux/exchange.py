@@ -245,11 +245,21 @@ class Rendezvous:
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """How an ensemble is trained: an objective, an update, and maybe a meeting."""
+    """How an ensemble is trained: an objective, an update, and maybe a meeting.
+
+    `turn` says when a member may begin: at `any` time; `after` all before it have finished, whose rows then stand
+    before its own on its table; `onward` from where the one before it ended.
+    """
 
     objective: Objective
     update: Update = plain
     rendezvous: Rendezvous | None = None
+    turn: Literal["any", "after", "onward"] = "any"
+
+    @property
+    def together(self) -> bool:
+        """Whether members take every step side by side, because each sees what the others say of it."""
+        return self.objective.sees != "own" and self.turn == "any"
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,8 +317,8 @@ class Executor(Protocol):
     def each(self, offer: Offer, views: Sequence[View], batches: Sequence[Batch]) -> Tensor:
         """Run the offer for every member given; one row each."""
 
-    def gather(self, rows: Tensor, *, whole: bool = False) -> Tensor:
-        """Bring everyone's rows: own rows attached, others detached."""
+    def gather(self, rows: Tensor, *, whole: bool = False, alone: bool = False) -> Tensor:
+        """Bring everyone's rows: own rows attached, others detached; `alone`, no rows of other members."""
 
     def average(self, tree: Tree) -> Tree:
         """Add up a tree, already weighted by this copy's share, over the copies that saw other samples."""

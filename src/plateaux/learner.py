@@ -131,6 +131,8 @@ class Way:
     awake: Callable[[Learner], AbstractContextManager[Any]] = lambda _: nullcontext()  # wakes a parked member
     members: int | None = None  # of all processes together; None: those given to a step are all there are
     paces: tuple[Pace, ...] = ()
+    alone: bool = False  # no other process has a member at work
+    beside: Callable[[Batch], Tensor] | None = None  # the rows of members that have finished, which come first
 
 
 @dataclass(slots=True)

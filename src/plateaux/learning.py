@@ -25,7 +25,7 @@ from plateaux.build import (
     shared_names,
 )
 from plateaux.errors import RecipeError
-from plateaux.exchange import Executor
+from plateaux.exchange import Executor, Method
 from plateaux.learner import Learner, Pace, Scaler
 from plateaux.loader import Feed, split
 from plateaux.machine import FORMATS, dtype_of
@@ -158,6 +158,12 @@ def feed_of(recipe: Recipe, data: Data, number: int, *, shared: bool, device: to
         unlabelled=data.unlabelled,
         unlabelled_batch=part.unlabelled_batch or part.batch,
     )
+
+
+def shares_order(recipe: Recipe, method: Method) -> bool:
+    """Say whether all members are fed the same batches."""
+    order = recipe.data.order
+    return order == "shared" or (order == "auto" and method.objective.sees != "own")
 
 
 def on_device(data: Data, device: torch.device) -> Data:

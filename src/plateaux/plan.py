@@ -52,6 +52,7 @@ def plan(
     progress: Sequence[Progress],
     *,
     joint: bool = False,
+    in_turn: bool = False,
     meetings: Sequence[Meeting] = (),
     without: Collection[int] = (),
 ) -> list[Job]:
@@ -59,12 +60,16 @@ def plan(
 
     Members that see each other go on together from the last place all of them have kept. Others go on alone, or side by
     side where they stand at the same place and one process holds them. Nobody goes past a meeting that is not decided.
+    Members in turn begin when all before them have finished: the plan is then about one of them.
     Members in `without` are given up for now; a meeting goes ahead without them where the recipe's min_members lets it.
     """
     absent = {*without, *(number for meeting in meetings for number in meeting.without)}
     missing = [number for number, each in enumerate(progress) if not each.finished and number not in absent]
     if all(each.finished for each in progress):
         return []
+    if in_turn:
+        first = next(number for number, each in enumerate(progress) if not each.finished)
+        missing = [first] if first in missing else []
     ahead = _next(recipe, progress, meetings)
     if ahead is not None:
         missing = [n for n in missing if progress[n].position < (ahead.epoch, 0) or n not in ahead.scored]

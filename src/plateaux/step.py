@@ -236,6 +236,10 @@ class _Rounds:
             return torch.cat(settled), held, list(range(len(turn)))
         if rows is not None:
             table, batch, start = torch.cat([rows[: turn[0]], held, rows[turn[0] + 1 :]]), batches[0], turn[0]
+        elif self.way.beside is not None:
+            earlier = self.way.beside(batches[0]).to(held.dtype)
+            table, batch = self._laid_out(torch.cat([earlier, held]), batches[0])
+            start = len(earlier)
         else:
             table, batch = self._laid_out(held, batches[0])
             start = self.executor.rows(len(table)).start if self.first is None else self.first
@@ -248,7 +252,7 @@ class _Rounds:
         if whole and self._objective.wants and self._sharded:
             size = len(batch)
             parts = parts * 2 if held is None else [held[:, :size], held[:, size:]]
-        gathered = [self.executor.gather(part, whole=whole) for part in parts]
+        gathered = [self.executor.gather(part, whole=whole, alone=self.way.alone) for part in parts]
         return torch.cat(gathered, 1) if len(gathered) > 1 else gathered[0], self._whole(batch) if whole else batch
 
     def attend(self) -> None:
@@ -285,7 +289,7 @@ class _Rounds:
         """Return the batch with everyone's labels and ids; inputs stay this copy's own."""
 
         def all_of(values: Tensor) -> Tensor:
-            return self.executor.gather(values[None], whole=True)[0]
+            return self.executor.gather(values[None], whole=True, alone=self.way.alone)[0]
 
         return replace(batch, y=all_of(batch.y), index=all_of(batch.index))
 

@@ -172,7 +172,7 @@ def tasks(plans: Sequence[Planned], given: Given = NOTHING_GIVEN) -> list[Task]:
 def folder_of(recipe: Recipe, given: Given = NOTHING_GIVEN) -> str:
     """Return the hash of all that determines a run's members; their number, where they see each other or meet."""
     method = method_of(recipe, 0, given)
-    alone = method.objective.sees == "own" and method.rendezvous is None
+    alone = not method.together and method.rendezvous is None
     return fingerprint({"recipe": recipe.determining(), "members": None if alone else recipe.members})
 
 

@@ -30,16 +30,18 @@ from plateaux.choose import choose
 from plateaux.course import Course
 from plateaux.errors import PlateauxError, RecipeError, RunError
 from plateaux.exchange import Executor, Failure, Tell
-from plateaux.learning import on_device
+from plateaux.learning import on_device, shares_order
 from plateaux.machine import device_named, is_first, settle_in
 from plateaux.meeting import decide, meetings, scoring_batch, summary_name
 from plateaux.naming import probes_named
+from plateaux.panel import members_of
 from plateaux.plan import Job, left_of, plan
 from plateaux.recipe import Recipe
 from plateaux.records import Record, recorded
 from plateaux.remote import address_of
 from plateaux.run import Run, facts_of
 from plateaux.span import begin_from
+from plateaux.turns import check_turns
 from plateaux.updates import asks_of
 from plateaux.validation import validation_measures
 
@@ -104,14 +106,16 @@ def missing(run: Run, given: Given = NOTHING_GIVEN, *, without: Collection[int] 
     """Return the jobs that are missing of a run; members in `without` are given up for now."""
     method = method_of(run.recipe, 0, given)
     met = meetings(run, method.rendezvous)
-    joint = method.objective.sees != "own"
-    return plan(run.recipe, run.all_progress(), joint=joint, meetings=met, without=without)
+    turns = {"joint": method.together, "in_turn": method.turn != "any"}
+    return plan(run.recipe, run.all_progress(), **turns, meetings=met, without=without)
 
 
 def check(recipe: Recipe, given: Given = NOTHING_GIVEN) -> bool:
     """Say whether the members see each other; refuse what cannot be carried out before anything is written."""
     check_names(recipe, given)
-    joint = method_of(recipe, 0, given).objective.sees != "own"
+    method = method_of(recipe, 0, given)
+    joint, sees = method.together, method.objective.sees != "own"
+    check_turns(recipe, method, given)
     asks = {asks_of(method_of(recipe, number, given).update, recipe.data.batch) for number in range(recipe.members)}
     if joint and len(asks) > 1:
         raise RecipeError(
@@ -122,20 +126,20 @@ def check(recipe: Recipe, given: Given = NOTHING_GIVEN) -> bool:
         raise RecipeError(f"members of {recipe.method.name!r} share one loss: its options cannot differ between them")
     if joint and len({repr(_joint_options(recipe, n, given)) for n in range(recipe.members)}) > 1:
         raise RecipeError(f"members of {recipe.method.name!r} settle together: only rho may differ between them")
-    if recipe.data.unlabelled and "unlabelled" not in method_of(recipe, 0, given).objective.wants:
+    if recipe.data.unlabelled and "unlabelled" not in method.objective.wants:
         warnings.warn(f"{recipe.method.name!r} looks at no unlabelled samples: they are not read", stacklevel=3)
     _check_meeting(recipe, given)
     if joint and recipe.train.patience is not None:
         raise RecipeError(
             f"members of {recipe.method.name!r} learn together, so none can stop early; leave out train.patience"
         )
-    if joint and recipe.train.precision == "fp16":
+    if sees and recipe.train.precision == "fp16":
         raise RecipeError(
             f"members of {recipe.method.name!r} share one loss, which fp16 cannot scale for each; use bf16"
         )
     if joint and recipe.data.order == "own":
         raise RecipeError(f"members of {recipe.method.name!r} meet over the same samples: data.order must be 'shared'")
-    if recipe.data.bag is not None and (joint or recipe.data.order == "shared"):
+    if recipe.data.bag is not None and (joint or shares_order(recipe, method)):
         raise RecipeError(
             "Members that share their batches cannot have bags of their own: leave out data.bag, or use a method whose "
             "members do not meet in every batch with data.order = 'own'"
@@ -196,20 +200,22 @@ class Work:
 
     def _train(self, run: Run, job: Job, executor: Executor, record: Record, device: str | None) -> None:
         held = [job.members[row] for row in executor.rows(len(job.members))]
-        joint = method_of(self.recipe, 0, self.given).objective.sees != "own"
+        method = method_of(self.recipe, 0, self.given)
         with ExitStack() as locks, _deterministic(self.recipe.train.deterministic):
             if executor.writes():
                 for number in held:
                     locks.enter_context(run.lock(number, patience=LEAVING if executor.far else 0))
                     run.store.sweep(f"members/{number}")
-            left = left_of(job, run.all_progress(), joint=joint)
+            left = left_of(job, run.all_progress(), joint=method.together)
             if left is None:
                 return
             record.begins(left.start)
             held = [number for number in held if number in left.members]
             place = device_named(device or executor.device)
             data = on_device(training_data(self.recipe, self.given), place)
-            Course(run, data, left, held, executor, place, self.given, record.tell).go()
+            follows = bool(held) and method.turn == "after"
+            earlier = members_of(run, data, range(held[0]), self.given) if follows else []
+            Course(run, data, left, held, executor, place, self.given, record.tell, earlier=earlier).go()
 
 
 def _decide(run: Run, job: Job, given: Given, tell: Tell) -> None:

@@ -56,7 +56,7 @@ class Local:
             rows.update(zip(positions, table, strict=True))
         return torch.stack([rows[i] for i in range(len(views))])
 
-    def gather(self, rows: Tensor, *, whole: bool = False) -> Tensor:
+    def gather(self, rows: Tensor, *, whole: bool = False, alone: bool = False) -> Tensor:
         return rows
 
     def average(self, tree: Tree) -> Tree:

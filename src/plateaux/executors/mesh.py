@@ -49,10 +49,12 @@ class Mesh:
     def each(self, offer: Offer, views: Sequence[View], batches: Sequence[Batch]) -> Tensor:
         return torch.stack([offer(view, batch) for view, batch in zip(views, batches, strict=True)])
 
-    def gather(self, rows: Tensor, *, whole: bool = False) -> Tensor:
+    def gather(self, rows: Tensor, *, whole: bool = False, alone: bool = False) -> Tensor:
         if whole and self._copies > 1 and len(rows):  # copies of members without rows have none either
             rows = _gather(rows, self._data, self._copies, self._copy, axis=1)
-        return _gather(rows, self._members, self._columns, self._column, axis=0) if self._columns > 1 else rows
+        if alone or self._columns == 1:
+            return rows
+        return _gather(rows, self._members, self._columns, self._column, axis=0)
 
     def average(self, tree: Tree) -> Tree:
         if self._copies == 1:

@@ -28,9 +28,9 @@ def a2d(
     """Agree to disagree: the loss plus, on unlabelled samples, how surely pairs say the same (Pagliardini et al. 2022).
 
     A row's term is the mean of -log(p(1 - q) + q(1 - p)) over its company, p and q what the two give the class that the
-    other finds likeliest. `joint`: over all other members, and gradients flow through both. `sequential`, the loss as
-    first published: over the earlier members, taken as they are; the first has no such term. Members train side by
-    side in either mode, so the earlier ones are not finished, as they were in the publication.
+    other finds likeliest. `joint`: over all other members, and gradients flow through both. `sequential`, as first
+    published: members train one after the other, and the company of one is those before it, finished and taken as they
+    are; the first has no such term.
     """
     weights = among if mode == "joint" else after
 
@@ -46,4 +46,4 @@ def a2d(
         objective = Objective(settle, logits, sees="all")
     else:
         objective = Objective(settle, also_unlabelled, sees="whole", samplewise=False, wants=("unlabelled",))
-    return Method(objective, update_named(update, rho))
+    return Method(objective, update_named(update, rho), turn="any" if mode == "joint" else "after")

@@ -1,0 +1,18 @@
+"""Snapshot ensembles: members are the ends of cycles of one course."""
+
+from __future__ import annotations
+
+from plateaux.exchange import Method, Objective, Settle
+from plateaux.registry import method
+from plateaux.updates import Climb, update_named
+
+
+@method
+def snapshot(loss: Settle, *, update: Climb = "plain", rho: float | None = None) -> Method:
+    """Take one network through a cycle of the learning rate for each member, kept at its end (Huang et al. 2017).
+
+    `train.epochs` is the length of a cycle. A member begins with the weights and moments that the one before it ended
+    with, and with the schedule from its start: cosine, per step, is lr(t) = (lr / 2) (cos(pi (t - 1) / T) + 1), t the
+    step of the cycle and T its length.
+    """
+    return Method(Objective(loss), update_named(update, rho), turn="onward")
