@@ -226,3 +226,23 @@ def test_shards_cover_members_and_samples_once() -> None:
     ]
     assert str(found[0][0]) == "ask members 0, 2 about samples 0 to 4"
     assert str(found[0][1]) == "ask member 3 about samples 0 to 4"
+
+
+@pytest.mark.parametrize(
+    ("progress", "jobs"),
+    [
+        ([NEW, NEW], [Job((0,), (0, 0), 5)]),
+        ([at((3, 1)), NEW], [Job((0,), (3, 1), 5)]),
+        ([DONE, NEW, NEW], [Job((1,), (0, 0), 5)]),
+        ([DONE, DONE], []),
+    ],
+)
+@pytest.mark.parametrize("executor", [LOOP, POOL, MESH])
+def test_members_in_turn_begin_when_those_before_have_finished(
+    progress: list[Progress], jobs: list[Job], executor: dict[str, object]
+) -> None:
+    assert plan(recipe(len(progress), **executor), progress, in_turn=True) == jobs
+
+
+def test_nobody_follows_a_member_that_is_given_up() -> None:
+    assert plan(recipe(3), [DONE, NEW, NEW], in_turn=True, without={1}) == []
