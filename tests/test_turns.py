@@ -157,6 +157,15 @@ def test_a_sequence_is_trained_one_after_the_other_against_finished_members(tmp_
     assert distance(trained(row, tmp_path / "run"), truth) <= 1e-12
 
 
+def test_the_loss_that_is_told_is_the_members_own(tmp_path: Path) -> None:
+    row = recipe("a2d, sequential", precision="fp64", members=2, run={"log_every": 1})
+    run = train(row, tmp_path / "run", given=GIVEN)
+    first = built(row, 0)
+    first.load_state_dict(run.weights(0))
+    truth = agree_to_disagree(built(row, 1), batches_of(row, 1)[0], [first.eval()])
+    assert run.log(1)[0]["loss"] == pytest.approx(float(truth.detach()))
+
+
 def test_finished_members_are_seen_in_evaluation_mode_and_left_as_they_are(tmp_path: Path) -> None:
     row = recipe("a2d, sequential", "conv_bn", members=2, precision="fp64")
     run = train(row, tmp_path / "run", given=GIVEN)
