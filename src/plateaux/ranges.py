@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from plateaux.options import Section
 
@@ -43,9 +43,9 @@ Ranges = dict[str, Range | Choices]
 class SearchPart(Section):
     """Hyper-parameters that every member draws for itself: a range, or a list to choose from, all equally likely."""
 
-    method: Ranges = {}
-    loss: Ranges = {}
-    optimizer: Ranges = {}
+    method: Ranges = Field({})
+    loss: Ranges = Field({})
+    optimizer: Ranges = Field({})
 
     @model_validator(mode="after")
     def _something(self) -> SearchPart:
