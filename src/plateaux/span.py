@@ -82,7 +82,7 @@ def _until_meeting(recipe: Recipe, number: int, given: Given) -> dict[str, Any]:
     if rendezvous is not None:
         name, options = str(rendezvous.before["name"]), {k: v for k, v in rendezvous.before.items() if k != "name"}
     else:
-        name, options = recipe.method.name, recipe.method.options
+        name, options = recipe.method.name, recipe.of_member(number).method.options
     factory = registry.method.get(name, allow=given.allow)
     usual = {option: default for option, (_, default) in fields(factory).items()}
     return {"name": name, **usual, **pick(factory, options, number, recipe.members)}
