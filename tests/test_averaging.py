@@ -70,7 +70,7 @@ def test_a_members_weights_are_the_mean_over_its_steps(tmp_path: Path, monkeypat
     assert len(seen) == 6
     for name, tensor in run.weights(0).items():
         torch.testing.assert_close(tensor.double(), mean(seen[2:], name), rtol=0, atol=1e-6)
-    assert run.progress(0).weights_from == "epoch 2, the mean of the last 4 steps"
+    assert run.progress(0).weights_from == "epoch 2, the mean of the last 4 steps, the last"
 
 
 def test_batchnorm_is_estimated_anew_as_torch_does_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,6 +118,9 @@ def test_the_best_average_on_validation_samples_is_kept(tmp_path: Path) -> None:
         progress = run.progress(number)
         logged = [line["validation nll"] for line in run.log(number) if "validation nll" in line]
         assert progress.best == min(logged)
+        steps = 4 * progress.best_epoch - 1  # from the second on
+        words = f"epoch {progress.best_epoch}, the mean of the last {steps} steps, the best nll on validation samples"
+        assert progress.weights_from == words
         assert found.rows[f"member {number}"].number == pytest.approx(progress.best, rel=1e-5)
 
 

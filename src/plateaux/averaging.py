@@ -51,7 +51,7 @@ def statistics_batches(
     return (batch.x for batch in islice(batches, STATISTICS))
 
 
-def in_words(learner: Learner) -> str:
-    """Say which weights of the course a member is used at."""
+def in_words(learner: Learner, epoch: int) -> str:
+    """Say which weights a member is used at once so many epochs are completed."""
     count = 0 if learner.average is None else learner.average.count
-    return f"the mean of the last {count} steps" if count else "the last"
+    return f"epoch {epoch}, the mean of the last {count} steps" if count else f"epoch {epoch}"

@@ -284,7 +284,7 @@ class Course:
         runner.progress = replace(runner.progress, best=number, best_epoch=epoch, stale=0)
         if keep != "last":
             stored = self._put_weights(runner.learner, epoch, best=True)
-            words = f"epoch {epoch}, the best {name} on validation samples so far"
+            words = f"{in_words(runner.learner, epoch)}, the best {name} on validation samples so far"
             runner.progress = replace(runner.progress, weights=stored, weights_from=words)
 
     def _add_up(self, epoch: int, done: int) -> None:
@@ -384,12 +384,11 @@ class Course:
         number, progress = runner.learner.number, runner.progress
         if self.recipe.train.keep == "last" or progress.best_epoch is None:
             name = self._put_weights(runner.learner, progress.epoch)
-            words = f"epoch {progress.epoch}, {in_words(runner.learner)}"
+            words = f"{in_words(runner.learner, progress.epoch)}, the last"
         elif self.executor.writes():
             assert progress.weights is not None
             weights = self.run.store.get_tensors(progress.weights)
             name = self.run.put_weights(number, weights, epoch=progress.best_epoch)
-            best = self.recipe.train.keep.removeprefix("best:")
-            words = f"epoch {progress.best_epoch}, the best {best} on validation samples"
+            words = progress.weights_from.removesuffix(" so far")
         if self.executor.writes():
             self.run.commit(number, replace(progress, finished=True, weights=name, weights_from=words, why=why))
