@@ -50,6 +50,7 @@ NETS = {
     "conv": Net({"name": "cnn", "channels": [3, 4]}, "cases:patches", "cases:static@13"),
     "conv_bn": Net({"name": "cnn", "channels": [3, 4], "norm": "batch"}, "cases:patches", "cases:static@13", True),
     "dropout": Net({"name": "cases:dropping", "width": 6}, "blobs", dropout=True),
+    "adapted": Net({"name": "mlp", "hidden": [6, 6], "adapters": {"rank": 2, "layers": ["1", "3"]}}, "blobs"),
 }
 
 

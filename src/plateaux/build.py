@@ -15,11 +15,12 @@ from plateaux import registry
 from plateaux.errors import RecipeError, nearest
 from plateaux.exchange import Executor, Method, Settle
 from plateaux.loader import CPU, Shard, evaluation
+from plateaux.lora import adapt, base_names, share_base
 from plateaux.losses import loss_by_name
 from plateaux.machine import FORMATS, dtype_of, seeded
 from plateaux.options import WrongKey, accepts, check, pick
 from plateaux.recipe import DataPart, LossPart, MethodPart, ModelPart, Recipe, fingerprint, own
-from plateaux.samples import Data, Extra, Source
+from plateaux.samples import Data, Extra, Source, weights_file
 from plateaux.surgery import freeze, load_weights, prune, share
 from plateaux.types import Batch, Tree, key
 
@@ -136,7 +137,16 @@ def kind_of(recipe: Recipe, number: int, given: Given = NOTHING_GIVEN) -> str:
     name = own("model.name", recipe.model.name, number, recipe.members)
     factory = given.model or registry.model.get(name, allow=given.allow)
     options = pick(factory, recipe.model.options, number, recipe.members)
-    return fingerprint({"name": name, "options": options})
+    return fingerprint({"name": name, "options": options, "adapters": adapters_of(recipe, number)})
+
+
+def adapters_of(recipe: Recipe, number: int) -> dict[str, Any]:
+    """Return the options of one member's adapters; empty: it has none."""
+    part = recipe.model.adapters
+    if part is None:
+        return {}
+    mine = {name: own(f"adapters.{name}", getattr(part, name), number, recipe.members) for name in ("rank", "alpha")}
+    return {**mine, "layers": part.layers, "train": part.train}
 
 
 def network(
@@ -156,22 +166,31 @@ def network(
         raise RecipeError(f"model {name!r} returned {type(module).__name__}; it must return a torch.nn.Module")
     if part.weights:
         load_weights(
-            module, part.weights, own("model.prefix", part.prefix, number, recipe.members), partial=part.partial
+            module,
+            weights_file(part.weights),
+            own("model.prefix", part.prefix, number, recipe.members),
+            partial=part.partial,
         )
     if part.sparsity:
         prune(module, part.sparsity)
+    if adapters := adapters_of(recipe, number):
+        with seeded(key(recipe.seed, "adapters", number), torch.device("cpu")):
+            adapt(module, **adapters)
     return module.to(dtype_of(recipe.train.precision))
 
 
 def networks(recipe: Recipe, data: Data, numbers: Sequence[int], given: Given = NOTHING_GIVEN) -> list[nn.Module]:
-    """Return the networks of some members; a frozen prefix is one object that all of them use."""
+    """Return the networks of some members; what is frozen is one object that all of them use."""
     prefixes = recipe.model.freeze
+    adapted = recipe.model.adapters is not None
     # The trunk must not depend on which members happen to be built here, so it has a start of its own.
-    trunk = network(recipe, data, 0, given, start=key(recipe.seed, "shared")) if prefixes else None
+    trunk = network(recipe, data, 0, given, start=key(recipe.seed, "shared")) if prefixes or adapted else None
     modules = []
     for number in numbers:
         module = network(recipe, data, number, given)
-        if trunk is not None:
+        if trunk is not None and adapted:
+            share_base(trunk, module, shared_names(recipe, module))
+        elif trunk is not None:
             share([trunk, module], prefixes)
             freeze(module, prefixes)
         modules.append(module)
@@ -180,6 +199,8 @@ def networks(recipe: Recipe, data: Data, numbers: Sequence[int], given: Given = 
 
 def shared_names(recipe: Recipe, module: nn.Module) -> set[str]:
     """Return the names of the weights and buffers that members share."""
+    if recipe.model.adapters is not None:
+        return base_names(module, recipe.model.adapters.train)
     return freeze(module, recipe.model.freeze) if recipe.model.freeze else set()
 
 

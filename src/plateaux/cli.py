@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 import plateaux
-from plateaux import claiming, errors, landscaping, measuring, registry, studying, theorising
+from plateaux import claiming, errors, landscaping, measuring, registry, studying, theorising, trees
 from plateaux.display import duration, lines, watching
 from plateaux.machine import is_first
 from plateaux.options import WrongKey
@@ -151,6 +151,8 @@ def status(run: Path, as_json: AsJson = False) -> None:
             }
         )  # fmt: skip
     total = opened.store.size()
+    shared = trees.size(opened.shared().values())
+    held = [f"{size(shared)} that all members share, held once"] if shared else []
 
     def table() -> list[Any]:
         shown = Table("member", "state", "epoch", "weights", "time of its jobs", "on disk")
@@ -159,9 +161,9 @@ def status(run: Path, as_json: AsJson = False) -> None:
             words = f"{r['weights']} ({r['why']})" if r["why"] else r["weights"]
             shown.add_row(str(r["member"]), r["state"], at, words, duration(r["seconds"]), size(r["bytes"]))
         live = {n: job for n, job in jobs.items() if job["outcome"] in ("running", "silent") and "epochs" in job}
-        return [shown, *([lines(live)] if live else []), f"{size(total)} in all"]
+        return [shown, *([lines(live)] if live else []), *held, f"{size(total)} in all"]
 
-    show(as_json, {"run": str(run), "members": rows, "bytes": total}, table)
+    show(as_json, {"run": str(run), "members": rows, "shared_bytes": shared, "bytes": total}, table)
 
 
 @app.command()

@@ -98,7 +98,7 @@ class Course:
         if runners and self.executor.writes():
             names = shared_names(self.recipe, runners[0].learner.module)
             state = runners[0].learner.module.state_dict()
-            self.run.put_shared({name: state[name] for name in sorted(names)})
+            self.run.put_shared({name: state[name] for name in sorted(names & state.keys())})
         return runners
 
     def _own_feed(self, number: int) -> Feed:

@@ -58,6 +58,11 @@ def soup(
     panel = Panel(Run.open(root), members, given=given, device=device, say=say)
     if len({kind_of(panel.recipe, number, given) for number in panel.numbers}) > 1:
         raise RunError("A soup is of equal networks, and these members differ in architecture; choose some: --members")
+    if panel.recipe.model.adapters is not None:
+        raise RunError(
+            "A soup is a mean of weights, and the mean of two adapters' factors is not what they say on average; merge "
+            "every member first (plateaux.lora.merged), adopt the merged weights, and make a soup of those"
+        )
     pot = _Pot(panel, _held_out(panel, on))
     trees = [panel.run.weights(number) for number in panel.numbers]
     same_start = panel.recipe.model.weights is not None

@@ -10,7 +10,7 @@ from types import NoneType
 from typing import Any, Literal, get_args
 
 import tomlkit
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
 from plateaux.errors import RecipeError, nearest
 from plateaux.options import OpenSection, Section, WrongKey, own_value
@@ -40,6 +40,22 @@ class DataPart(OpenSection):
     unlabelled_batch: int | None = Field(None, ge=1)  # of them in a batch; as many as labelled ones if unset
 
 
+class AdapterPart(Section):
+    """Low-rank adapters on chosen linear layers: the rest is held once for all members, and nobody trains it."""
+
+    rank: int | tuple[int, ...] = 4
+    alpha: Numbers = 8.0  # what an adapter says counts alpha / rank
+    layers: tuple[str, ...] = Field(min_length=1)  # names, with wildcards
+    train: tuple[str, ...] | None = None  # parts that are trained whole; the last layer if unset
+
+    @field_validator("rank")
+    @classmethod
+    def _positive(cls, rank: int | tuple[int, ...]) -> int | tuple[int, ...]:
+        if min(rank if isinstance(rank, tuple) else (rank,), default=0) < 1:
+            raise ValueError("a rank is 1 or more")
+        return rank
+
+
 class ModelPart(OpenSection):
     """Which network; further keys go to the model."""
 
@@ -49,6 +65,14 @@ class ModelPart(OpenSection):
     partial: bool = False  # let the file lack what does not fit, such as another classifier
     freeze: tuple[str, ...] = ()  # submodules that nobody trains: held once for all members
     sparsity: float = Field(0.0, ge=0, lt=1)
+    adapters: AdapterPart | None = None
+
+    @field_validator("adapters")
+    @classmethod
+    def _not_beside_freeze(cls, adapters: AdapterPart | None, info: ValidationInfo) -> AdapterPart | None:
+        if adapters is not None and info.data.get("freeze"):
+            raise ValueError("beside adapters everything is frozen but adapters.train; leave freeze out")
+        return adapters
 
 
 class MethodPart(OpenSection):
@@ -273,6 +297,8 @@ def _explain(cls: type[Section], problem: ValidationError) -> WrongKey:
     if section == "search":  # the one section with sections of its own
         name = ".".join(place[1:])
     head = f"[{section}] " if section else ""
+    if len(place) > 2:  # within a table of a section
+        return WrongKey(section, name, f"[{section}] {name}: {'.'.join(place[2:])}: {first['msg']}", nth=nth)
     if first["type"] == "extra_forbidden":
         annotation = cls.model_fields[section].annotation if section else cls
         parts = [

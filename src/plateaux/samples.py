@@ -198,6 +198,12 @@ def data_root(root: str | None) -> Path:
     return Path(root or os.environ.get("PLATEAUX_DATA") or "data").expanduser()
 
 
+def weights_file(name: str) -> Path:
+    """Return where a file of weights lies: here, else under PLATEAUX_DATA, where data sets lie too."""
+    path = Path(name).expanduser()
+    return path if path.exists() or not (data_root(None) / path).exists() else data_root(None) / path
+
+
 def missing(name: str, *, wanted: str, where: Path, get: str) -> DataError:
     """Return the error for a set that is not there: what was looked for, where, and how to get it."""
     return DataError(

@@ -36,7 +36,7 @@ def load_weights(module: nn.Module, file: str | Path, prefix: str = "", *, parti
     shapes = [f"{name} ({_shape(weights[name])} in the file, {_shape(own[name])} in the model)" for name in other]
     fits = len(weights) - len(unexpected) - len(other)
     if partial:
-        left, missing = missing, [name for name in missing if not name.startswith(_last_layer(module) + ".")]
+        left, missing = missing, [name for name in missing if not name.startswith(last_layer(module) + ".")]
         if fits and not missing and (left or unexpected or other):
             skipped = [*shapes, *(f"{n} (not in the file)" for n in left), *(f"{n} (no place)" for n in unexpected)]
             warnings.warn(f"Not loaded from {file}: {', '.join(skipped)}", stacklevel=2)
@@ -185,7 +185,8 @@ def _shape(tensor: Tensor) -> str:
     return " x ".join(map(str, tensor.shape)) or "one number"
 
 
-def _last_layer(module: nn.Module) -> str:
+def last_layer(module: nn.Module) -> str:
+    """Return the name of the part that holds the last parameters: where a network has a head, the head."""
     names = [name.rpartition(".")[0] for name, _ in module.named_parameters()]
     return names[-1] if names else ""
 

@@ -1,0 +1,260 @@
+"""Low-rank adapters: the base exactly at first, merged the same, held once, and under every law."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cases import GIVEN, distance, recipe, trained, weights
+from laws.meshes import mesh
+from laws.test_interrupted import stopped_and_carried_on
+from reference.gradient_norms import gradient_norms
+from torch import Tensor, nn
+from typer.testing import CliRunner
+
+import plateaux
+from plateaux.build import adapters_of, data_of, kind_of, networks, shared_names
+from plateaux.cli import app
+from plateaux.ensemble import Ensemble
+from plateaux.errors import RecipeError, RunError
+from plateaux.exchange import View
+from plateaux.lora import Adapted, adapt, base_names, merged
+from plateaux.norms import squared_norms
+from plateaux.recipe import Recipe
+from plateaux.registry import model
+from plateaux.run import Run
+from plateaux.train import train
+from plateaux.types import Batch
+
+METHODS = ["sharpbalance", "sed"]  # alone, climbing and having met; and together
+SHAPES = {"mlp": (5,), "vit": (3, 8, 8), "cnn": (3, 8, 8)}
+LAYERS = {"mlp": ["1", "3"], "vit": ["*.qkv", "*.fc2"], "cnn": ["*"]}
+OPTIONS: dict[str, dict[str, Any]] = {"mlp": {}, "vit": {"width": 24, "depth": 2}, "cnn": {"norm": "batch"}}
+
+
+def net(name: str = "mlp", *, seed: int = 0) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        built: nn.Module = model.get(name)(shape=SHAPES[name], classes=3, **OPTIONS[name])
+        return built
+
+
+def inputs(name: str = "mlp", count: int = 6) -> Tensor:
+    return torch.randn(count, *SHAPES[name], generator=torch.Generator().manual_seed(1))
+
+
+def adapted(name: str = "mlp", *, moved: bool = True, **options: Any) -> nn.Module:
+    """Return a network with adapters that have moved away from zero."""
+    built = net(name)
+    adapt(built, **{"rank": 2, "alpha": 4.0, "layers": LAYERS[name], **options})
+    generator = torch.Generator().manual_seed(2)
+    for part in built.modules():
+        if moved and isinstance(part, Adapted):
+            part.up.weight.data = 0.3 * torch.randn(part.up.weight.shape, generator=generator)
+    return built
+
+
+# One network.
+
+
+@pytest.mark.parametrize("name", ["mlp", "vit"])
+def test_with_b_at_zero_a_network_is_its_base_exactly(name: str) -> None:
+    assert torch.equal(adapted(name, moved=False)(inputs(name)), net(name)(inputs(name)))
+
+
+def test_an_adapter_adds_alpha_over_rank_times_b_a_x() -> None:
+    torch.manual_seed(0)
+    plain = nn.Linear(7, 4).double()
+    layer = Adapted(plain, rank=3, alpha=6.0)
+    layer.up.weight.data.normal_()
+    x, a, b = torch.randn(5, 7).double(), layer.down.weight, layer.up.weight
+    by_hand = torch.stack([plain.weight @ row + plain.bias + 2.0 * (b @ (a @ row)) for row in x])
+    torch.testing.assert_close(layer(x), by_hand, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["mlp", "vit"])
+def test_merged_is_unmerged_in_a_plain_network(name: str) -> None:
+    one, plain = adapted(name), net(name, seed=9)
+    assert not torch.allclose(one(inputs(name)), net(name)(inputs(name)), atol=1e-2)
+    plain.load_state_dict(merged(one), strict=True)
+    torch.testing.assert_close(plain(inputs(name)), one(inputs(name)), rtol=0, atol=1e-6)
+
+
+def test_merging_leaves_the_network_as_it_is() -> None:
+    one = adapted()
+    before = {name: tensor.clone() for name, tensor in one.state_dict().items()}
+    for tensor in merged(one).values():
+        tensor.zero_()
+    assert all(torch.equal(before[name], tensor) for name, tensor in one.state_dict().items())
+
+
+def test_only_adapters_and_the_last_layer_are_trained() -> None:
+    one = adapted()
+    trained_ = {name for name, p in one.named_parameters() if p.requires_grad}
+    assert trained_ == {f"{n}.{part}.weight" for n in "13" for part in ("down", "up")} | {"5.weight", "5.bias"}
+    assert base_names(one) == {f"{n}.{part}" for n in "13" for part in ("weight", "bias")}
+
+
+def test_parts_named_in_train_are_trained_whole_and_get_no_adapter() -> None:
+    one = adapted(layers=["*"], train=["1"])
+    assert [name for name, part in one.named_modules() if isinstance(part, Adapted)] == ["3", "5"]
+    assert base_names(one, ["1"]) == {"3.weight", "3.bias", "5.weight", "5.bias"}
+    assert all(p.requires_grad for p in one[1].parameters())  # type: ignore[index]
+
+
+def test_batchnorm_of_the_base_keeps_its_statistics() -> None:
+    one = adapted("cnn", train=[])
+    before = {name: buffer.clone() for name, buffer in one.named_buffers()}
+    one.train()(inputs("cnn"))
+    assert before
+    assert all(torch.equal(before[name], buffer) for name, buffer in one.named_buffers())
+
+
+def test_a_layer_that_occurs_twice_has_one_adapter() -> None:
+    twice = nn.Linear(4, 4)
+    one = nn.Sequential(twice, nn.ReLU(), twice, nn.Linear(4, 2))
+    adapt(one, rank=2, alpha=2.0, layers=["0", "2"])
+    assert one[0] is one[2]
+    assert sorted(merged(one)) == sorted(nn.Sequential(twice, nn.ReLU(), twice, nn.Linear(4, 2)).state_dict())
+
+
+@pytest.mark.parametrize("name", ["mlp", "vit"])
+def test_scores_are_those_of_one_backward_pass_for_each_sample(name: str) -> None:
+    one = adapted(name)
+    batch = Batch(inputs(name), torch.arange(6) % 3, torch.arange(6))
+    torch.testing.assert_close(squared_norms(View(one), batch), gradient_norms(one, batch), rtol=1e-5, atol=0)
+
+
+class Own(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + 1
+
+
+@pytest.mark.parametrize(
+    ("module", "options", "words"),
+    [
+        (nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), {"layers": ["*.query"]}, r"no linear .*'\*.query'.*: 0$"),
+        (nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), {"layers": ["1"]}, "beside those trained whole"),
+        (nn.Sequential(nn.Linear(2, 2)), {"layers": ["0"], "train": ["hed"]}, "no part 'hed'"),
+        (nn.Sequential(Own(2, 2), nn.Linear(2, 2)), {"layers": ["0"]}, "forward of its own"),
+        (nn.Sequential(nn.MultiheadAttention(2, 1), nn.Linear(2, 2)), {"layers": ["*proj"]}, "without calling it"),
+        (nn.Sequential(nn.TransformerEncoderLayer(2, 1), nn.Linear(2, 2)), {"layers": ["*1"]}, "without calling it"),
+    ],
+)
+def test_what_cannot_be_adapted_is_refused(module: nn.Module, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(RecipeError, match=words):
+        adapt(module, rank=2, alpha=2.0, **options)
+
+
+# Recipes.
+
+
+@pytest.mark.parametrize(
+    ("model_part", "words"),
+    [
+        ({"adapters": {"rank": 2}}, r"adapters: layers: .*required"),
+        ({"adapters": {"rank": 0, "layers": ["1"]}}, "rank.*1 or more"),
+        ({"adapters": {"rnk": 1, "layers": ["1"]}}, "adapters: rnk"),
+        ({"adapters": {"layers": []}}, "adapters: layers"),
+        ({"adapters": {"layers": ["1"]}, "freeze": ["1"]}, "leave freeze out"),
+        ({"adapters": {"layers": ["1"], "rank": [1, 2]}}, "lists 2 values, but the ensemble has 3"),
+    ],
+)
+def test_a_recipe_says_what_is_wrong_with_its_adapters(model_part: dict[str, Any], words: str) -> None:
+    def built() -> None:
+        row = recipe("deep_ensemble", "mlp", model={"hidden": [6, 6], **model_part})
+        networks(row, data_of(row), [0])
+
+    with pytest.raises(RecipeError, match=words):
+        built()
+
+
+def test_a_recipe_with_adapters_survives_toml_and_changes_nobody_elses_name() -> None:
+    row = recipe("deep_ensemble", "adapted")
+    assert Recipe.parse(row.to_toml()) == row
+    assert "adapters" not in recipe("deep_ensemble", "mlp").to_dict()["model"]
+
+
+def test_five_members_hold_the_base_once_and_differ_in_what_is_theirs() -> None:
+    row = recipe("deep_ensemble", "adapted", members=5, model={"hidden": [64, 64]})
+    nets = networks(row, data_of(row), range(5))
+    names = shared_names(row, nets[0])
+    states = [each.state_dict() for each in nets]
+    assert all(states[0][name].data_ptr() == each[name].data_ptr() for name in names for each in states)
+    assert all(not torch.equal(a["1.down.weight"], b["1.down.weight"]) for a, b in pairwise(states))
+    held = Ensemble(nets).bytes()
+    base = 4 * sum(states[0][name].numel() for name in names)
+    own = 4 * sum(t.numel() for n, t in states[0].items() if n not in names)
+    assert held == {"held": base + 5 * own, "unshared": 5 * (base + own)}
+    again = networks(row, data_of(row), [3])[0].state_dict()  # whoever else is built
+    assert all(torch.equal(again[name], states[3][name]) for name in again)
+
+
+def test_members_may_have_a_rank_and_an_alpha_each() -> None:
+    row = recipe(
+        "deep_ensemble", "adapted", model={"adapters": {"rank": [1, 2, 3], "alpha": [4, 4, 6], "layers": ["1"]}}
+    )
+    nets = networks(row, data_of(row), range(3))
+    parts = [each[1] for each in nets]  # type: ignore[index]
+    assert [(part.down.out_features, part.scale) for part in parts] == [(1, 4.0), (2, 2.0), (3, 2.0)]
+    assert len({kind_of(row, number) for number in range(3)}) == 3
+    assert adapters_of(recipe(), 0) == {}
+
+
+# The laws.
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_executor_ends_at_the_loops_adapters_and_no_base_moves(method: str, tmp_path: Path) -> None:
+    row = recipe(method, "adapted", precision="fp64")
+    loop = train(row, tmp_path / "loop", given=GIVEN)
+    start = networks(row, data_of(row), [0])[0].state_dict()
+    assert all(torch.equal(start[name], tensor) for name, tensor in loop.shared().items())
+    assert not loop.shared().keys() & loop.weights(0).keys()
+    assert float(loop.weights(0)["3.up.weight"].abs().max()) > 1e-3
+    assert distance(trained(row.changed(executor={"manner": "parked"}), tmp_path / "parked"), weights(loop)) == 0
+    assert distance(trained(row.changed(executor={"manner": "vmap"}), tmp_path / "vmap"), weights(loop)) <= 1e-12
+    for name, copies, bound in (("2x1", 1, 0.0), ("1x2", 2, 1e-12)):
+        spread = row.changed(executor={"name": "mesh", "data": copies})
+        mesh(2).run("laws.meshes:train_here", spread.to_dict(), str(tmp_path / name))
+        assert distance(weights(Run.open(tmp_path / name)), weights(loop)) <= bound
+
+
+@pytest.mark.parametrize("method", ["sam", "sharpbalance"])
+def test_stopped_and_carried_on_changes_no_bit_of_an_adapter(method: str, tmp_path: Path) -> None:
+    row = recipe(method, "adapted")
+    whole = trained(row, tmp_path / "whole")
+    assert distance(weights(stopped_and_carried_on(row, tmp_path / "parts", 4)), whole) == 0
+
+
+# What is done with a run.
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return train(recipe("deep_ensemble", "adapted"), tmp_path_factory.mktemp("lora") / "run", given=GIVEN)
+
+
+def test_a_run_is_loaded_with_its_base_held_once_and_merges(run: Run) -> None:
+    ensemble = plateaux.load(run.store.root)
+    assert ensemble.bytes()["held"] < ensemble.bytes()["unshared"]
+    row = run.recipe.changed(model={"adapters": None})
+    plain = networks(row, data_of(row), [0])[0]
+    plain.load_state_dict(merged(ensemble.members[0]), strict=True)
+    x = torch.randn(7, 2)
+    torch.testing.assert_close(plain(x), ensemble.members[0](x), rtol=0, atol=1e-6)
+    assert plateaux.evaluate(run.store.root, measures=["accuracy"])
+
+
+def test_status_shows_what_is_shared(run: Run) -> None:
+    said = json.loads(CliRunner().invoke(app, ["status", str(run.store.root), "--json"]).stdout)
+    assert said["shared_bytes"] == 4 * sum(tensor.numel() for tensor in run.shared().values()) > 0
+
+
+def test_a_soup_of_factors_is_refused(run: Run, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="merge every member first"):
+        plateaux.soup(run.store.root, tmp_path / "soup", on="test")
