@@ -1,0 +1,91 @@
+"""Do flat members, and SharpBalance, help an ensemble of adapters on text? Five rank-4 adapters each way, on MRPC.
+
+    python studies/lora_mrpc.py runs/lora            # a quarter of an hour on one core; again to go on
+    python studies/lora_mrpc.py runs/lora --table    # the table of what is there so far
+
+The grid is studies/lora_mrpc.toml, so `plateaux study studies/lora_mrpc.toml --out runs/lora` trains the same runs.
+Needs MRPC and the weights of MiniLM under PLATEAUX_DATA, and the extra `text`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import warnings
+from pathlib import Path
+
+import plateaux
+from plateaux.conduct import Conduct
+from plateaux.findings import Finding, findings_of_study
+from plateaux.panel import MEMBERS_MEAN
+from plateaux.study import Study
+from plateaux.tables import MEAN_OF_PAIRS, MEAN_PROBABILITY
+
+FILE = Path(__file__).with_suffix(".toml")
+QUICK = {"members": 2, "data": {"limit": 32, "test_limit": 32, "length": 16}}
+COLUMNS = {
+    "members: accuracy": ("accuracy", MEMBERS_MEAN),
+    "ensemble: accuracy": ("accuracy", MEAN_PROBABILITY),
+    "members: F1": ("binary_f1", MEMBERS_MEAN),
+    "ensemble: F1": ("binary_f1", MEAN_PROBABILITY),
+    "members: NLL": ("nll", MEMBERS_MEAN),
+    "ensemble: NLL": ("nll", MEAN_PROBABILITY),
+    "disagreement": ("disagreement", MEAN_OF_PAIRS),
+}
+
+
+def study(*, quick: bool) -> Study:
+    """Return the study of the file, or a very small one of the same shape."""
+    whole = Study.load(FILE)
+    if not quick:
+        return whole
+    base = {**whole.base, "members": QUICK["members"], "data": {**whole.base["data"], **QUICK["data"]}}
+    return Study.from_dict({**whole.model_dump(), "base": base})
+
+
+def table(found: list[Finding]) -> list[str]:
+    """Return a row for each method, in Markdown."""
+    lines = [f"| trained by | {' | '.join(COLUMNS)} |", f"|---|{'---:|' * len(COLUMNS)}"]
+    for name in dict.fromkeys(each.condition["method"] for each in found):
+        cells = [cell(found, name, *wanted) for wanted in COLUMNS.values()]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return lines
+
+
+def cell(found: list[Finding], method: str, measure: str, row: str) -> str:
+    for each in found:
+        if (each.condition["method"], each.measure, each.row) == (method, measure, row):
+            factor, digits = (100, 2) if each.percent else (1, 3)
+            error = "" if each.error is None else f" ± {factor * each.error:.{digits}f}"
+            return f"{factor * each.number:.{digits}f}{error}"
+    return ""
+
+
+def held(conduct: Conduct) -> str:
+    """Return what one run's members take in memory, in words."""
+    root = next(path for path in (conduct.root / "runs").iterdir() if path.is_dir())
+    ensemble, run = plateaux.load(root), plateaux.Run.open(root)
+    base = sum(t.numel() * t.element_size() for t in run.shared().values())
+    own = sum(t.numel() * t.element_size() for t in run.weights(0).values())
+    whole = ensemble.bytes()
+    return (
+        f"{len(ensemble)} members hold {whole['held']:,} bytes: a base of {base:,} once, and {own:,} each. "
+        f"With nothing shared they would hold {whole['unshared']:,}."
+    )
+
+
+def main() -> None:
+    words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    words.add_argument("root", type=Path, help="the study folder")
+    words.add_argument("--table", action="store_true", help="only the table of what is there so far")
+    words.add_argument("--quick", action="store_true", help="a very small one, to see that it runs")
+    given = words.parse_args()
+    warnings.filterwarnings("ignore", message="Not loaded from")  # the head is new
+    conduct = Conduct(study(quick=given.quick), given.root, say=lambda line: print(line, flush=True))
+    if not given.table:
+        conduct.go()
+    print("\n".join(table(findings_of_study(given.root))))
+    print(f"\n{held(conduct)}")
+
+
+if __name__ == "__main__":
+    main()
