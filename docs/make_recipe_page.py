@@ -63,15 +63,15 @@ MEANINGS = {
     "them: `tinyimagenet32@1000`; see [training together](joint.md)",
     "data.unlabelled_batch": "how many of them go along; as many as labelled ones if unset",
     "model.name": "a model: see below, `timm:<name>`, or `package.module:function`; may be one for each member",
-    "model.weights": "a safetensors file, or a torch checkpoint that holds nothing but weights, to start from; looked for "
-    "here, then under PLATEAUX_DATA",
+    "model.weights": "a safetensors file, or a torch checkpoint that holds nothing but weights, to start from; looked "
+    "for here, then under PLATEAUX_DATA",
     "model.prefix": "take only the weights under this name from that file; may be one for each member",
     "model.partial": "let the file lack the last layer, and skip weights of another shape",
     "model.freeze": "parts of the network that nobody trains; all members share them, and they are held once",
     "model.sparsity": "share of the weights that magnitude pruning sets to zero at the start; training keeps them zero",
     "model.adapters": "low-rank adapters on chosen linear layers, such as "
-    '`{ rank = 4, alpha = 8, layers = ["*.query", "*.value"] }`; all else is shared as if frozen, but for the last layer '
-    "or the parts named in `train`; see [adapters](adapters.md)",
+    '`{ rank = 4, alpha = 8, layers = ["*.query", "*.value"] }`; all else is shared as if frozen, but for the last '
+    "layer or the parts named in `train`; see [adapters](adapters.md)",
     "method.name": "a method: see below, or `package.module:function`",
     "loss.name": "a loss: see below; one of your own goes through `plateaux.Given(loss=...)` from Python",
     "optimizer.name": "any optimiser of `torch.optim` that works step by step; its options, such as `momentum`, "
