@@ -72,6 +72,16 @@ MEANINGS = {
     "model.adapters": "low-rank adapters on chosen linear layers, such as "
     '`{ rank = 4, alpha = 8, layers = ["*.query", "*.value"] }`; all else is shared as if frozen, but for the last '
     "layer or the parts named in `train`; see [adapters](adapters.md)",
+    "model.trunk": "all up to this part, `layer2` say, is frozen and shared, and members are what stands on it; "
+    "`features`: all but the last layer; see [one trunk](trunk.md)",
+    "model.head": "what stands on the trunk: `rest`, the model's own further parts; `linear` or `mlp`, a new head over "
+    "its features, which are averaged over the places of an image",
+    "model.head_width": "units in the middle of an `mlp`; may be one for each member",
+    "model.resize": "bring images to so many pixels a side before the trunk",
+    "model.cache_features": "keep the trunk's features on disk: it sees every image once, and no run after that needs it",
+    "model.cache_dtype": "how they are kept; `float16` takes half the room and rounds to three digits",
+    "model.rounds": "with `data.crop` or `data.flip`: keep features of so many variations of every image; each epoch "
+    "draws one of them for each",
     "method.name": "a method: see below, or `package.module:function`",
     "loss.name": "a loss: see below; one of your own goes through `plateaux.Given(loss=...)` from Python",
     "optimizer.name": "any optimiser of `torch.optim` that works step by step; its options, such as `momentum`, "
@@ -117,6 +127,8 @@ MEANINGS = {
     "run.log_every": "a line in the log after every so many steps",
     "run.min_members": "a meeting goes ahead with so many members, should the others be given up; without it, with all",
     "run.tensorboard": "also write curves for TensorBoard (`plateaux[track]`)",
+    "run.features": "where `model.cache_features` keeps features, for any number of runs; unset: below the folder that "
+    "PLATEAUX_CACHE names, or ~/.cache/plateaux",
     "probe.names": "[probes](landscape.md) to ask of every member while it trains, options in brackets",
     "probe.every": "ask after so many epochs each time, and after the last",
     "probe.samples": "training samples to ask about, drawn by the seed and always the same",

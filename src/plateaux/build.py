@@ -22,6 +22,7 @@ from plateaux.options import WrongKey, accepts, check, pick
 from plateaux.recipe import DataPart, LossPart, MethodPart, ModelPart, Recipe, fingerprint, own
 from plateaux.samples import Data, Extra, Source, weights_file
 from plateaux.surgery import freeze, load_weights, prune, share
+from plateaux.trunk import Headed, Trunk, check_trunk, head, rest
 from plateaux.types import Batch, Tree, key
 
 Model = Callable[..., nn.Module]
@@ -46,6 +47,7 @@ def check_names(recipe: Recipe, given: Given = NOTHING_GIVEN) -> None:
     if given.data is None:
         factory = registry.dataset.get(recipe.data.name, allow=given.allow)
         check("data", factory, recipe.data.options, also=DataPart.model_fields)
+    check_trunk(dict(recipe.model), mixes=recipe.data.mixup + recipe.data.cutmix > 0)
     for number in range(recipe.members):
         if given.model is None:
             name = own("model.name", recipe.model.name, number, recipe.members)
@@ -137,7 +139,8 @@ def kind_of(recipe: Recipe, number: int, given: Given = NOTHING_GIVEN) -> str:
     name = own("model.name", recipe.model.name, number, recipe.members)
     factory = given.model or registry.model.get(name, allow=given.allow)
     options = pick(factory, recipe.model.options, number, recipe.members)
-    return fingerprint({"name": name, "options": options, "adapters": adapters_of(recipe, number)})
+    width = {} if recipe.model.head != "mlp" else {"head": own_width(recipe, number)}
+    return fingerprint({"name": name, "options": options, "adapters": adapters_of(recipe, number), **width})
 
 
 def adapters_of(recipe: Recipe, number: int) -> dict[str, Any]:
@@ -150,9 +153,58 @@ def adapters_of(recipe: Recipe, number: int) -> dict[str, Any]:
 
 
 def network(
-    recipe: Recipe, data: Data, number: int, given: Given = NOTHING_GIVEN, *, start: int | None = None
+    recipe: Recipe,
+    data: Data,
+    number: int,
+    given: Given = NOTHING_GIVEN,
+    *,
+    start: int | None = None,
+    trunk: Trunk | None = None,
 ) -> nn.Module:
-    """Return one member's network as it is before its first step; `start` replaces the key of its initialisation."""
+    """Return one member's network as it is before its first step.
+
+    `start` replaces the key of its initialisation; a `trunk` that is there already is not built again.
+    """
+    part = recipe.model
+    if part.trunk is None:
+        module = _whole(recipe, data, number, given, start)
+    else:
+        module = _headed(recipe, data, number, given, trunk or trunk_of(recipe, data, given))
+    if part.sparsity:
+        prune(module, part.sparsity, keep=() if part.trunk is None else ("trunk",))
+    if adapters := adapters_of(recipe, number):
+        with seeded(key(recipe.seed, "adapters", number), torch.device("cpu")):
+            adapt(module, **adapters)
+    return module.to(dtype_of(recipe.train.precision))
+
+
+def trunk_of(recipe: Recipe, data: Data, given: Given = NOTHING_GIVEN) -> Trunk:
+    """Return the trunk that all members share."""
+    part = recipe.model
+    assert part.trunk is not None
+    # It must not depend on which members happen to be built here, so it has a start of its own.
+    whole = _whole(recipe, data, 0, given, key(recipe.seed, "shared"))
+    return Trunk(whole, part.trunk, shape=data.shape, resize=part.resize, pool=part.head != "rest")
+
+
+def own_width(recipe: Recipe, number: int) -> int:
+    """Return the width of one member's head."""
+    return int(own("model.head_width", recipe.model.head_width, number, recipe.members))
+
+
+def _headed(recipe: Recipe, data: Data, number: int, given: Given, trunk: Trunk) -> nn.Module:
+    part = recipe.model
+    if part.head == "rest":
+        assert part.trunk is not None
+        return Headed(
+            trunk, rest(_whole(recipe, data, number, given, None), part.trunk, data.shape, resize=part.resize)
+        )
+    with seeded(key(recipe.seed, "init", number), torch.device("cpu")):
+        return Headed(trunk, head(part.head, trunk.shape, classes=data.classes, width=own_width(recipe, number)))
+
+
+def _whole(recipe: Recipe, data: Data, number: int, given: Given, start: int | None) -> nn.Module:
+    """Return a network as its model makes it, with the weights it starts from."""
     part = recipe.model
     name = own("model.name", part.name, number, recipe.members)
     factory = given.model or registry.model.get(name, allow=given.allow)
@@ -171,37 +223,39 @@ def network(
             own("model.prefix", part.prefix, number, recipe.members),
             partial=part.partial,
         )
-    if part.sparsity:
-        prune(module, part.sparsity)
-    if adapters := adapters_of(recipe, number):
-        with seeded(key(recipe.seed, "adapters", number), torch.device("cpu")):
-            adapt(module, **adapters)
-    return module.to(dtype_of(recipe.train.precision))
+    return module
 
 
 def networks(recipe: Recipe, data: Data, numbers: Sequence[int], given: Given = NOTHING_GIVEN) -> list[nn.Module]:
     """Return the networks of some members; what is frozen is one object that all of them use."""
-    prefixes = recipe.model.freeze
+    prefixes = _frozen(recipe)
+    trunk = trunk_of(recipe, data, given) if recipe.model.trunk else None
     adapted = recipe.model.adapters is not None
-    # The trunk must not depend on which members happen to be built here, so it has a start of its own.
-    trunk = network(recipe, data, 0, given, start=key(recipe.seed, "shared")) if prefixes or adapted else None
+    # What is shared must not depend on which members happen to be built here, so it has a start of its own.
+    alone = bool(recipe.model.freeze) or adapted
+    first = network(recipe, data, 0, given, start=key(recipe.seed, "shared")) if alone else None
     modules = []
     for number in numbers:
-        module = network(recipe, data, number, given)
-        if trunk is not None and adapted:
-            share_base(trunk, module, shared_names(recipe, module))
-        elif trunk is not None:
-            share([trunk, module], prefixes)
-            freeze(module, prefixes)
+        module = network(recipe, data, number, given, trunk=trunk)
+        if first is not None and adapted:
+            share_base(first, module, shared_names(recipe, module))
+        elif first is not None:
+            share([first, module], prefixes)
+        freeze(module, prefixes)
         modules.append(module)
     return modules
+
+
+def _frozen(recipe: Recipe) -> tuple[str, ...]:
+    return recipe.model.freeze if recipe.model.trunk is None else ("trunk",)
 
 
 def shared_names(recipe: Recipe, module: nn.Module) -> set[str]:
     """Return the names of the weights and buffers that members share."""
     if recipe.model.adapters is not None:
         return base_names(module, recipe.model.adapters.train)
-    return freeze(module, recipe.model.freeze) if recipe.model.freeze else set()
+    prefixes = _frozen(recipe)
+    return freeze(module, prefixes) if prefixes else set()
 
 
 def own_state(module: nn.Module, shared: set[str]) -> Tree:

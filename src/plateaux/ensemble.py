@@ -12,6 +12,7 @@ from plateaux import trees
 from plateaux.augment import normalise
 from plateaux.combine import combined
 from plateaux.surgery import size_in_bytes
+from plateaux.trunk import common_trunk
 from plateaux.types import Inputs
 
 
@@ -47,6 +48,9 @@ class Ensemble(nn.Module):
         first = next(self.members.parameters())
         if isinstance(x, Tensor):
             x = normalise(x.to(first.device), self.mean, self.std, first.dtype)
+        trunk = common_trunk(list(self.members))
+        if trunk is not None:  # it runs once for all
+            x = trunk(x) if isinstance(x, Tensor) else trunk(**x)
         args, kwargs = ((x,), {}) if isinstance(x, Tensor) else ((), dict(x))
         rows = [member(*args, **kwargs) for member in self.members]
         return torch.stack([row if isinstance(row, Tensor) else row.logits for row in rows])

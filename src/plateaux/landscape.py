@@ -125,7 +125,8 @@ class Scene:
         panel = self.panel
         size = panel.recipe.data.batch
         if not self.varies:
-            return in_order(panel.recipe, panel.data, source, ids, batch=size, device=panel.place)
+            data, source = panel.ready(source, ids)
+            return in_order(panel.recipe, data, source, ids, batch=size, device=panel.place)
         # All members see the same variations: those of the first epoch in the order that members can share.
         every = torch.arange(len(panel.data.train))
         feed = feed_of(panel.recipe, panel.data, 0, shared=True, device=panel.place, ids=every)

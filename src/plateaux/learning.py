@@ -26,8 +26,9 @@ from plateaux.build import (
 )
 from plateaux.errors import RecipeError
 from plateaux.exchange import Executor, Method
+from plateaux.features import Features
 from plateaux.learner import Learner, Pace, Scaler
-from plateaux.loader import Feed, split
+from plateaux.loader import UNVARIED, Feed, split
 from plateaux.machine import FORMATS, dtype_of
 from plateaux.moving import Average
 from plateaux.recipe import Recipe, own
@@ -141,6 +142,7 @@ def _refuse_under_vmap(recipe: Recipe, module: nn.Module) -> None:
 def feed_of(recipe: Recipe, data: Data, number: int, *, shared: bool, device: torch.device, ids: torch.Tensor) -> Feed:
     """Return how a member is fed: in an order of its own, or in the one all share."""
     part, who = recipe.data, "shared" if shared else number
+    varied = Augment(crop=part.crop, flip=part.flip, mixup=part.mixup, cutmix=part.cutmix)
     return Feed(
         data.train,
         ids if part.bag is None else bag(ids, part.bag, key(recipe.seed, "bag", who)),
@@ -149,7 +151,7 @@ def feed_of(recipe: Recipe, data: Data, number: int, *, shared: bool, device: to
         classes=data.classes,
         mean=data.mean,
         std=data.std,
-        augment=Augment(crop=part.crop, flip=part.flip, mixup=part.mixup, cutmix=part.cutmix),
+        augment=UNVARIED if isinstance(data.train, Features) else varied,  # features are kept of varied images
         device=device,
         dtype=dtype_of(recipe.train.precision),
         memory_format=FORMATS[recipe.train.memory_format],

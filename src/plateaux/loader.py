@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 
 from plateaux.augment import Augment, mix, move, normalise, partners
 from plateaux.errors import DataError, RecipeError
-from plateaux.samples import Extra, Resident, Source, Streamed
+from plateaux.samples import Extra, Resident, Source
 from plateaux.types import Batch, Inputs, key, map_inputs
 
 CPU = torch.device("cpu")
@@ -123,6 +123,7 @@ def evaluation(
     shard: Shard | None = None,
 ) -> Iterator[Batch]:
     """Yield the samples `ids` (all of them when None) in their order, as they are."""
+    source = getattr(source, "plain", source)  # features are kept of samples varied and not
     ids = torch.arange(len(source)) if ids is None else ids.cpu()
     _check(source, ids, batch, workers)
     parts = _parts(ids, batch, 0, shard)
@@ -167,15 +168,16 @@ class _Reader:
         return move(x, wanted, key=self.key, augment=self.augment), y
 
     def _fetch(self, ids: Tensor) -> tuple[Inputs, Tensor]:
-        if isinstance(self.source, Streamed):
-            return self.source.fetch(ids, key=self.key)
+        if getattr(self.source, "keyed", False):  # what it hands out may depend on the epoch
+            return self.source.fetch(ids, key=self.key)  # type: ignore[call-arg]
         return self.source.fetch(ids)
 
 
 def _read_all(
     reader: _Reader, parts: Sequence[Tensor], workers: int, device: torch.device
 ) -> Iterator[tuple[Inputs, Tensor]]:
-    if workers == 0 or isinstance(reader.source, Resident) or not parts:
+    near = isinstance(reader.source, Resident) or getattr(reader.source, "mapped", False)
+    if workers == 0 or near or not parts:
         return (reader[part.tolist()] for part in parts)
     return _read_by_workers(reader, parts, workers, device)
 

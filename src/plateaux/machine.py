@@ -38,6 +38,11 @@ def is_first() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
+def place_among() -> tuple[int, int]:
+    """Return this process's place in the mesh, and how many processes there are."""
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
 def local_processes() -> int:
     """Return the processes of a mesh on this machine, this one included."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))

@@ -6,7 +6,7 @@ Both choose on held-out samples and record which: numbers on the same samples ar
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +22,7 @@ from plateaux.doubt import Said, hear_all
 from plateaux.ensemble import Ensemble
 from plateaux.errors import RecipeError, RunError
 from plateaux.evaluate import load
+from plateaux.learning import split_of
 from plateaux.options import pick
 from plateaux.panel import SELECTION, Panel, Say
 from plateaux.recipe import Recipe, own
@@ -95,8 +96,9 @@ class _Pot:
 
     def __init__(self, panel: Panel, target: Target) -> None:
         self.panel = panel
-        self.source, ids = target.open(panel.recipe, panel.data)
+        source, ids = target.open(panel.recipe, panel.data)
         self.ids = ids[: target.first]
+        self.data, self.source = panel.ready(source, self.ids)
         self.fingerprint = panel.known(target)["fingerprint"]
         module = panel.views[0].module
         assert isinstance(module, nn.Module)
@@ -107,7 +109,9 @@ class _Pot:
         """Put weights in, and take BatchNorm's statistics of them."""
         self.module.load_state_dict(tree, strict=False)
         if self.normed:
-            reestimate(self.module, statistics_batches(self.panel.recipe, self.panel.data, self.panel.place))
+            recipe, panel = self.panel.recipe, self.panel
+            data, source = panel.ready(panel.data.train, split_of(recipe, panel.data)[0])
+            reestimate(self.module, statistics_batches(recipe, replace(data, train=source), panel.place))
 
     def loss(self, tree: Tree) -> float:
         return self._judged(tree, self.ids[:PROBE])[0]
@@ -120,7 +124,7 @@ class _Pot:
         self.pour(tree)
         view, panel = self.panel.views[0], self.panel
         loss = right = 0.0
-        for batch in in_order(panel.recipe, panel.data, self.source, ids, device=panel.place):
+        for batch in in_order(panel.recipe, self.data, self.source, ids, device=panel.place):
             log_p = probabilities_of(view(batch.x)[None])[0]
             loss -= float(log_p.gather(-1, batch.y[:, None]).double().sum())
             right += float((log_p.argmax(-1) == batch.y).sum())
@@ -140,7 +144,10 @@ def _alone(panel: Panel) -> Recipe:
     name = own("model.name", recipe.model.name, number, recipe.members)
     factory = panel.given.model or registry.model.get(name, allow=panel.given.allow)
     options = pick(factory, recipe.model.options, number, recipe.members)
-    model = {"name": name, "freeze": list(recipe.model.freeze), **options}
+    kept_parts = ("trunk", "head", "resize", "cache_features", "cache_dtype")
+    stands = {part: getattr(recipe.model, part) for part in kept_parts if getattr(recipe.model, part) is not None}
+    width = {"head_width": own("model.head_width", recipe.model.head_width, number, recipe.members)}
+    model = {"name": name, "freeze": list(recipe.model.freeze), **stands, **width, **options}
     kept = {part: getattr(panel.recipe.train, part) for part in ("epochs", "precision", "memory_format")}
     data = recipe.data.model_dump(exclude_none=True)
     return Recipe.from_dict({"members": 1, "seed": recipe.seed, "data": data, "model": model, "train": kept})

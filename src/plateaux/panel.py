@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import combinations
 from math import comb
@@ -18,6 +19,7 @@ from plateaux.errors import RecipeError, RunError
 from plateaux.estimates import mean_of, mean_over
 from plateaux.exchange import Executor, Measure, NoFeatures, Offer, View, features
 from plateaux.executors.local import Local
+from plateaux.features import prepare, seen_through
 from plateaux.machine import DTYPES, FORMATS, autocast, device_named, local_processes, settle_in
 from plateaux.measurement import Measurement
 from plateaux.predictions import Keep, Keeper, Shelf
@@ -26,6 +28,7 @@ from plateaux.run import Run, facts_of
 from plateaux.samples import Data, Resident, Source
 from plateaux.tables import MEAN_OF_PAIRS, MEAN_PROBABILITY, PART, TOGETHER, cell, renumbered
 from plateaux.targets import Target
+from plateaux.trunk import Headed
 from plateaux.types import Tree, Value
 
 MEMBERS_MEAN = "mean of members"
@@ -168,7 +171,8 @@ class Panel:
             about = {**_described(known, len(ids)), "logits": f"kept, {dtype}"}
             return Local("loop", 1, (), "error"), shelf.read(self.hashes, offers), about, len(ids)
         source, ids = self._opened(target, known)
-        batches = in_order(self.recipe, self.data, source, ids, device=self.place, shard=self.executor.shard)
+        data, source = self.ready(source, ids)
+        batches = in_order(self.recipe, data, source, ids, device=self.place, shard=self.executor.shard)
         heard = hear(self.executor, self.views, batches, offers)
         if self.keep != "no" and self._may_keep:
             kind = {"float32": torch.float32, "float16": DTYPES["fp16"]}[self.keep]
@@ -190,6 +194,17 @@ class Panel:
     def _described_all(self, target: Target, samples: int | None) -> dict[str, Any]:
         first = target.first or samples
         return {"on": target.name, **target.about, **self.known(target), **({"first": first} if first else {})}
+
+    def ready(self, source: Source, ids: torch.Tensor) -> tuple[Data, Source]:
+        """Return samples as members take them: as they are, or as features of the trunk where these are kept."""
+        module = self.views[0].module
+        if not (
+            self.recipe.model.cache_features and isinstance(module, Headed) and getattr(source, "told_apart", True)
+        ):
+            return self.data, source
+        found = seen_through(self.recipe, self.data, source, module.trunk, device=self.place, ids=ids)
+        prepare([found], self.executor, self.say, ids=ids)
+        return replace(self.data, mean=(), std=()), found
 
     def _shelf(self, known: Mapping[str, Any]) -> Shelf:
         looks = {"mean": self.facts["mean"], "std": self.facts["std"], "precision": self.recipe.train.precision}

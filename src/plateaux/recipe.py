@@ -20,6 +20,7 @@ from plateaux.types import key
 
 Names = str | tuple[str, ...]
 Numbers = float | tuple[float, ...]
+OF_A_TRUNK = ("head", "head_width", "resize", "cache_features", "cache_dtype", "rounds")  # keys of [model]
 
 
 class DataPart(OpenSection):
@@ -65,13 +66,21 @@ class ModelPart(OpenSection):
     partial: bool = False  # let the file lack what does not fit, such as another classifier
     freeze: tuple[str, ...] = ()  # submodules that nobody trains: held once for all members
     sparsity: float = Field(0.0, ge=0, lt=1)
+    trunk: str | None = None  # nobody trains what comes up to this part: held once, members are what stands on it
+    head: Literal["rest", "linear", "mlp"] = "rest"  # what members are: the model's own last parts, or a new head
+    head_width: int | tuple[int, ...] = 512  # units in the middle of an mlp
+    resize: int | None = Field(None, ge=1)  # images are brought to so many pixels before the trunk
+    cache_features: bool = False  # the trunk sees every image once, and never again
+    cache_dtype: Literal["float32", "float16"] = "float32"
+    rounds: int = Field(1, ge=1)  # features are kept of so many augmentations of every image
     adapters: AdapterPart | None = None
 
     @field_validator("adapters")
     @classmethod
-    def _not_beside_freeze(cls, adapters: AdapterPart | None, info: ValidationInfo) -> AdapterPart | None:
-        if adapters is not None and info.data.get("freeze"):
-            raise ValueError("beside adapters everything is frozen but adapters.train; leave freeze out")
+    def _alone(cls, adapters: AdapterPart | None, info: ValidationInfo) -> AdapterPart | None:
+        for other in ("freeze", "trunk"):
+            if adapters is not None and info.data.get(other):
+                raise ValueError(f"beside adapters everything is frozen but adapters.train; leave {other} out")
         return adapters
 
 
@@ -153,6 +162,7 @@ class RunPart(Section):
     log_every: int = Field(50, ge=1)
     min_members: int | None = Field(None, ge=1)  # a meeting goes ahead with so many, should the others be given up
     tensorboard: bool = False
+    features: str | None = None  # where features of a trunk are kept, for all runs
 
 
 class ProbePart(Section):
@@ -239,7 +249,10 @@ class Recipe(Section):
     def determining(self) -> dict[str, Any]:
         """Return what decides a member's weights: not the ensemble's size, nor where and how often it is written."""
         beside = ("members", "executor", "run", "probe")
-        return {name: part for name, part in self.to_dict().items() if name not in beside}
+        found = {name: part for name, part in self.to_dict().items() if name not in beside}
+        if self.model.trunk is None:  # a network without one is the same as before there were any
+            found["model"] = {name: value for name, value in found["model"].items() if name not in OF_A_TRUNK}
+        return found
 
 
 def fingerprint(tree: Mapping[str, Any]) -> str:

@@ -97,6 +97,8 @@ class Streamed:
     transforms of the data set's own give the same sample in any batch, worker or process.
     """
 
+    keyed = True
+
     def __init__(self, dataset: Any, *, name: str = "") -> None:
         self.dataset = dataset
         self.name = name or type(dataset).__name__

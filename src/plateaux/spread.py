@@ -104,7 +104,8 @@ def ask(question: Question, shard: Shard) -> dict[str, Any]:
     )
     source, ids = question.target.open(panel.recipe, panel.data)
     ids = ids[: question.samples][shard.start : shard.stop]
-    batches = in_order(panel.recipe, panel.data, source, ids, device=panel.place)
+    data, source = panel.ready(source, ids)
+    batches = in_order(panel.recipe, data, source, ids, device=panel.place)
     heard = list(hear(HERE, panel.views, batches, question.offers))
     tables = [torch.cat([each.tables[offer] for each in heard], 1).cpu() for offer in question.offers]
     labels, index = (torch.cat([getattr(each.batch, name) for each in heard]).cpu() for name in ("y", "index"))

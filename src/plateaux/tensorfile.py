@@ -16,7 +16,8 @@ import safetensors.torch
 from plateaux.types import Tree
 
 LONGEST_HEADER = 1 << 20  # bytes of an array's header
-NAMES = {np.dtype(kind): name for kind, name in (("<f4", "F32"), ("<f8", "F64"), ("<i8", "I64"), ("u1", "U8"))}
+KINDS = {"F16": "<f2", "F32": "<f4", "F64": "<f8", "I64": "<i8", "U8": "u1"}
+NAMES = {np.dtype(kind): name for name, kind in KINDS.items()}
 
 
 def save_in_order(tensors: Tree, path: Path, about: dict[str, str]) -> None:

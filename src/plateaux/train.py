@@ -30,6 +30,7 @@ from plateaux.choose import choose
 from plateaux.course import Course
 from plateaux.errors import PlateauxError, RecipeError, RunError
 from plateaux.exchange import Executor, Failure, Tell
+from plateaux.features import featured, needed, prepare
 from plateaux.learning import on_device, shares_order
 from plateaux.machine import device_named, is_first, settle_in
 from plateaux.meeting import decide, meetings, scoring_batch, summary_name
@@ -73,6 +74,9 @@ def train(
     if other is not None and is_first():
         begin_from(run, other, given)
     executor.agree(0)
+    if recipe.model.cache_features:
+        seen = featured(run.as_trained(), training_data(recipe, given), given)
+        prepare(needed(recipe, seen), executor, lambda words: tell({"say": words}))
     work = Work(str(out), run.as_trained(), given)
     with closing(executor):
         lost = _carry_out(run, executor, work, given, tell)
@@ -212,7 +216,7 @@ class Work:
             record.begins(left.start)
             held = [number for number in held if number in left.members]
             place = device_named(device or executor.device)
-            data = on_device(training_data(self.recipe, self.given), place)
+            data = on_device(featured(self.recipe, training_data(self.recipe, self.given), self.given), place)
             follows = bool(held) and method.turn == "after"
             earlier = members_of(run, data, range(held[0]), self.given) if follows else []
             Course(run, data, left, held, executor, place, self.given, record.tell, earlier=earlier).go()

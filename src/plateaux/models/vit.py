@@ -75,7 +75,7 @@ class ViT(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.patch_embed(x)  # [B, T, D]
-        x = torch.cat([self.cls_token.expand(len(x), -1, -1), x], dim=1)
+        x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1), x], dim=1)
         x = self.norm(self.blocks(self.pos_drop(x + self.pos_embed)))
         return self.head(x[:, 0])  # type: ignore[no-any-return]
 

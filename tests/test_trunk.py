@@ -1,0 +1,281 @@
+"""One trunk for all members: where networks are cut, what stands on the cut, and what it holds in memory."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from plateaux.build import Given, network, networks, shared_names, trunk_of
+from plateaux.ensemble import Ensemble
+from plateaux.errors import RecipeError
+from plateaux.models.resnet import resnet8
+from plateaux.models.small import cnn, mlp
+from plateaux.models.vit import vit
+from plateaux.recipe import Recipe
+from plateaux.run import Run
+from plateaux.samples import from_tensors
+from plateaux.surgery import masks, size_in_bytes
+from plateaux.train import check, train
+from plateaux.trunk import Headed, Trunk, common_trunk, cut_at, head, resized, rest
+
+SHAPE = (3, 16, 16)
+IMAGES = torch.rand(40, *SHAPE, generator=torch.Generator().manual_seed(1))
+LABELS = torch.arange(40) % 5
+DATA = from_tensors((IMAGES[:30], LABELS[:30]), (IMAGES[30:], LABELS[30:]), classes=5, mean=(0.5,) * 3, std=(0.5,) * 3)
+GIVEN = Given(data=DATA)
+
+NETS: dict[str, Any] = {
+    "cnn": lambda: cnn(shape=SHAPE, classes=5, channels=(4, 6), norm="batch"),
+    "resnet8": lambda: resnet8(shape=SHAPE, classes=5, width=4),
+    "vit": lambda: vit(shape=SHAPE, classes=5, patch=8, width=8, depth=2, heads=2),
+    "mlp": lambda: mlp(shape=SHAPE, classes=5, hidden=(7, 6)),
+}
+CUTS = [("cnn", "0"), ("cnn", "features"), ("resnet8", "layer1"), ("resnet8", "layer2.0"), ("resnet8", "features"),
+        ("vit", "norm"), ("vit", "features"), ("mlp", "2"), ("mlp", "4")]  # fmt: skip
+
+
+def recipe(**model: Any) -> Recipe:
+    return Recipe.from_dict(
+        {
+            "members": 3,
+            "data": {"name": "given", "batch": 10},
+            "model": {"name": "cnn", "channels": [4, 6], **model},
+            "optimizer": {"lr": 0.05, "momentum": 0.9},
+            "train": {"epochs": 2},
+            "executor": {"threads": 1},
+        }
+    )
+
+
+@pytest.mark.parametrize(("name", "layer"), CUTS)
+def test_what_follows_a_cut_makes_of_features_what_the_network_makes_of_images(name: str, layer: str) -> None:
+    whole = NETS[name]().eval()
+    trunk = Trunk(copy.deepcopy(whole), layer, shape=SHAPE, pool=False)
+    member = Headed(trunk, rest(copy.deepcopy(whole), layer, SHAPE)).eval()
+    with torch.no_grad():
+        features = trunk(IMAGES)
+        assert tuple(features.shape[1:]) == trunk.shape
+        assert torch.equal(member(IMAGES), whole(IMAGES))
+        assert torch.equal(member(features), whole(IMAGES))
+    parts = size_in_bytes([trunk]), size_in_bytes([member.head])
+    assert sum(parts) == size_in_bytes([whole])  # every weight is on one side, and none on both
+
+
+def test_the_rest_trains_under_the_names_it_had() -> None:
+    whole = resnet8(shape=SHAPE, classes=5, width=4)
+    after = rest(whole, "layer2", SHAPE)
+    assert {name for name, _ in after.named_parameters()} == {
+        name for name, _ in whole.named_parameters() if name.startswith(("layer3", "linear"))
+    }
+    after.train()
+    assert all(part.training for part in after.modules())
+
+
+class Odd(nn.Module):
+    """A network of parts, and whatever a test does with them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.never = nn.Linear(4, 3), nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.two(self.one(x))
+
+
+class LooksBack(Odd):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.two(self.one(x)) + x[:, :3]
+
+
+class DropsByHand(Odd):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.two(F.dropout(self.one(x), training=self.training))
+
+
+class Branches(Odd):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.two(self.one(x)) if bool((x > 0).any()) else x
+
+
+class Deep(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Odd()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner.two(self.inner.one(x))
+
+
+class Soft(Odd):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.two(self.one(x)).softmax(-1)
+
+
+class Pairs(Odd):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn = nn.GRU(4, 3, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.two(self.rnn(x[:, None])[0][:, 0])
+
+
+@pytest.mark.parametrize(
+    ("net", "layer", "words"),
+    [
+        (LooksBack, "one", "looks back"),
+        (DropsByHand, "one", "other things in training"),
+        (Branches, "one", "cannot be traced"),
+        (Odd, "never", "does not call that part"),
+    ],
+)
+def test_a_rest_that_cannot_stand_alone_is_refused_with_a_way_out(net: Any, layer: str, words: str) -> None:
+    with pytest.raises(RecipeError, match=words) as problem:
+        rest(net(), layer, (4,))
+    assert "model.head = 'linear' or 'mlp'" in str(problem.value)
+
+
+def test_a_cut_inside_of_a_part_is_followed() -> None:
+    whole = Deep()
+    x = torch.randn(2, 4)
+    assert torch.equal(rest(whole, "inner.one", (4,))(whole.inner.one(x)), whole(x))
+
+
+def test_wrong_cuts_name_what_there_is() -> None:
+    with pytest.raises(RecipeError, match="did you mean 'layer2'"):
+        cut_at(resnet8(shape=SHAPE, classes=5, width=4), "layer_2", SHAPE)
+    with pytest.raises(RecipeError, match="allowed: features, never"):
+        cut_at(Odd(), "xyz", (4,))
+    with pytest.raises(RecipeError, match="does not end in one; name the part to cut after: one, two"):
+        cut_at(Soft(), "features", (4,))
+    with pytest.raises(RecipeError, match="never comes to its part 'never'"):
+        Trunk(Odd(), "never", shape=(4,))
+    with pytest.raises(RecipeError, match="could not be told apart"):
+        Trunk(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)), "0", shape=(4,))
+
+
+def test_of_several_outputs_the_first_is_the_feature_and_places_are_averaged() -> None:
+    whole = Pairs()
+    x = torch.randn(2, 4)
+    assert torch.equal(Trunk(whole, "rnn", shape=(4,))(x), whole.rnn(x[:, None])[0].mean(1))
+    picture = cnn(shape=SHAPE, classes=5, channels=(4, 6))
+    assert Trunk(picture, "0", shape=SHAPE).shape == (4,)
+
+
+def test_images_are_brought_to_size_before_the_trunk() -> None:
+    whole = cnn(shape=SHAPE, classes=5, channels=(4,))
+    trunk = Trunk(copy.deepcopy(whole), "0", shape=SHAPE, resize=24, pool=False)
+    assert trunk.shape == (4, 12, 12)
+    wanted = F.interpolate(IMAGES, (24, 24), mode="bilinear", antialias=True, align_corners=False)
+    assert torch.equal(trunk(IMAGES), whole[0](wanted))
+    assert resized(IMAGES, 16) is IMAGES
+
+
+def test_the_hash_is_of_weights_and_cut() -> None:
+    whole = NETS["cnn"]()
+    trunks = [Trunk(copy.deepcopy(whole), layer, shape=SHAPE, resize=size)
+              for layer, size in (("0", None), ("0", None), ("1", None), ("0", 8))]  # fmt: skip
+    first, same, *others = [trunk.hash() for trunk in trunks]
+    assert first == same
+    assert len({first, *others}) == 3
+    assert copy.deepcopy(trunks[0]).double().hash() == first
+    with torch.no_grad():
+        next(trunks[0].parameters()).mul_(1.001)
+    assert trunks[0].hash() != first
+
+
+def test_heads_are_one_layer_or_two() -> None:
+    sizes = {
+        kind: [p.numel() for p in head(kind, (4, 2), classes=5, width=3).parameters()] for kind in ("linear", "mlp")
+    }
+    assert sizes == {"linear": [40, 5], "mlp": [24, 3, 15, 5]}
+
+
+def test_two_hundred_heads_hold_the_trunk_once() -> None:
+    net = {"name": "resnet8", "width": 16, "trunk": "features", "head": "linear"}
+    asked = Recipe.from_dict({**recipe().to_dict(), "model": net})
+    two, many = (networks(asked.changed(members=count), DATA, range(count), GIVEN) for count in (2, 200))
+    trunk = size_in_bytes([many[0].trunk])  # type: ignore[list-item]
+    one = size_in_bytes([many[0].head])  # type: ignore[list-item]
+    assert trunk > 100 * one
+    assert size_in_bytes(many) == trunk + 200 * one
+    assert size_in_bytes(two) == trunk + 2 * one
+    assert torch.equal(two[1].head[1].weight, many[1].head[1].weight)  # type: ignore[union-attr,index]
+    assert not torch.equal(many[0].head[1].weight, many[1].head[1].weight)  # type: ignore[union-attr,index]
+    held = Ensemble(many).bytes()
+    assert held == {"held": trunk + 200 * one, "unshared": 200 * (trunk + one)}
+
+
+def test_an_ensemble_runs_its_trunk_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    members = networks(recipe(trunk="features", head="mlp", head_width=[3, 4, 5]), DATA, range(3), GIVEN)
+    together = Ensemble(members, mean=DATA.mean, std=DATA.std)
+    wanted = torch.stack([member((IMAGES - 0.5) / 0.5) for member in members])
+    calls: list[int] = []
+    before = Trunk.forward
+    monkeypatch.setattr(Trunk, "forward", lambda self, *a, **k: (calls.append(1), before(self, *a, **k))[1])
+    torch.testing.assert_close(together.logits(IMAGES), wanted)
+    assert len(calls) == 1
+    assert [member.head[1].out_features for member in members] == [3, 4, 5]  # type: ignore[union-attr,index]
+    assert common_trunk([nn.Linear(1, 1)]) is common_trunk([]) is None
+    assert common_trunk([members[0], copy.deepcopy(members[1])]) is None
+
+
+@pytest.mark.parametrize("top", ["rest", "mlp"])
+def test_members_share_the_trunk_and_nothing_else(top: str, tmp_path: Path) -> None:
+    asked = recipe(trunk="0", head=top, norm="batch")
+    run = train(asked, tmp_path / "run", given=GIVEN)
+    shared = run.shared()
+    assert shared
+    assert all(name.startswith("trunk.model.0.") for name in shared)
+    start = trunk_of(asked, DATA, GIVEN).state_dict()
+    assert all(torch.equal(tensor, start[name.removeprefix("trunk.")]) for name, tensor in shared.items())
+    weights = [run.weights(number) for number in range(3)]
+    assert all(name.startswith("head.") for name in weights[0])
+    assert any(not torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+def test_stacked_heads_are_looped_heads(tmp_path: Path) -> None:
+    found: list[Run] = []
+    for manner in ("loop", "vmap", "parked"):
+        asked = recipe(trunk="features", head="mlp", head_width=6).changed(
+            executor={"manner": manner}, data={"order": "shared"}
+        )
+        found.append(train(asked, tmp_path / manner, given=GIVEN))
+    for number in range(3):
+        looped, stacked, parked = [run.weights(number) for run in found]
+        assert all(torch.equal(looped[name], parked[name]) for name in looped)
+        torch.testing.assert_close(stacked, looped, rtol=1e-4, atol=1e-6)  # convolutions under vmap round otherwise
+
+
+def test_pruning_leaves_the_trunk_alone() -> None:
+    module = network(recipe(trunk="features", head="mlp", head_width=6, sparsity=0.5), DATA, 0, GIVEN)
+    assert set(masks(module)) == {"head.1.weight", "head.3.weight"}
+    assert shared_names(recipe(trunk="0"), network(recipe(trunk="0"), DATA, 0, GIVEN)) == {
+        "trunk.model.0.0.weight", "trunk.model.0.0.bias"}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "words"),
+    [
+        ({"head": "mlp"}, {}, "model.head = 'mlp' speaks of a trunk"),
+        ({"resize": 8}, {}, "model.resize = 8 speaks of a trunk"),
+        ({"cache_features": True}, {}, "model.cache_features = True speaks of a trunk"),
+        ({"trunk": "features", "name": ["cnn", "cnn", "cnn"]}, {}, "one trunk, so give one name"),
+        ({"trunk": "features", "freeze": ["0"]}, {}, "leave one of them out"),
+        ({"trunk": "features", "cache_features": True}, {"mixup": 0.2}, "leave out one of the two"),
+    ],
+)
+def test_keys_that_do_not_go_together_are_refused(model: dict[str, Any], data: dict[str, Any], words: str) -> None:
+    with pytest.raises(RecipeError, match=words):
+        check(recipe(**model).changed(data=data), GIVEN)
+
+
+def test_a_recipe_without_a_trunk_determines_what_it_always_did() -> None:
+    assert set(recipe().determining()["model"]) == {"name", "channels", "prefix", "partial", "freeze", "sparsity"}
+    assert {"trunk", "head", "cache_features"} <= set(recipe(trunk="0").determining()["model"])
