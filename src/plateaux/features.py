@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ from plateaux.store import Store, store_at
 from plateaux.trunk import Trunk
 from plateaux.types import Batch, Inputs, key
 
-VERSION = 1  # goes up whenever a feature changes by a bit
+VERSION = 1  # goes up whenever a feature changes by a bit, or lies elsewhere in its shard
 SHARD = 1024  # samples
 CHUNK = 64  # samples that go through the trunk at once
 PATIENCE = 3600.0  # seconds to wait for another process that builds the same
@@ -197,20 +198,19 @@ class Features:
 
     def fetch(self, ids: Tensor, *, key: int | None = None) -> tuple[Inputs, Tensor]:
         among = self.rounds if self.rounds and key is not None else [self._unvaried]
-        turn = torch.zeros_like(ids) if key is None else (uniforms(key, ids, 1)[:, 0] * len(among)).long()
-        slots = (turn * len(among[0].shards()) + ids // SHARD).numpy()
-        rows = np.empty((len(ids), *self.trunk.shape), self.look.dtype)
-        labels: NDArray[Any] = np.empty(0, np.int64)
-        order = np.argsort(slots, kind="stable")
-        starts = np.flatnonzero(np.diff(slots[order], prepend=-1))
-        places = (ids % SHARD).numpy()
-        for group in np.split(order, starts[1:]) if len(order) else ():
-            number, shard = divmod(int(slots[group[0]]), len(among[0].shards()))
-            features, known = among[number].opened(shard)
-            if len(labels) < len(ids):
-                labels = np.empty((len(ids), *known.shape[1:]), known.dtype)
-            rows[group], labels[group] = features[places[group]], known[places[group]]
-        return torch.from_numpy(rows), torch.from_numpy(labels)
+        if not len(ids):  # an empty share of a batch still has the shape of a sample
+            return torch.zeros(0, *self.trunk.shape), torch.zeros(0, dtype=torch.int64)
+        whole, places = np.divmod(ids.numpy(), SHARD)
+        count = len(among[0].shards())
+        if len(among) > 1 and key is not None:
+            whole = whole + count * (uniforms(key, ids, 1)[:, 0] * len(among)).long().numpy()
+        order = whole.argsort(kind="stable")
+        slots, places = whole[order], places[order]
+        ends = [0, *(np.flatnonzero(slots[1:] != slots[:-1]) + 1).tolist(), len(ids)]
+        rows, labels = zip(*[_taken(among, count, slots, places, a, b) for a, b in pairwise(ends)], strict=True)
+        back = np.empty_like(order)
+        back[order] = np.arange(len(order))
+        return torch.from_numpy(np.concatenate(rows)[back]), torch.from_numpy(np.concatenate(labels)[back])
 
     def fingerprint(self) -> str:
         """Return the hash of the samples themselves: features are another way to look at them."""
@@ -219,6 +219,15 @@ class Features:
     def tables(self) -> list[Round]:
         """Return what training reads."""
         return self.rounds or [self._unvaried]
+
+
+def _taken(
+    among: Sequence[Round], count: int, slots: NDArray[Any], places: NDArray[Any], start: int, stop: int
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return what lies at some places of one shard."""
+    number, shard = divmod(int(slots[start]), count)
+    features, labels = among[number].opened(shard)
+    return features.take(places[start:stop], 0), labels.take(places[start:stop], 0)
 
 
 def featured(recipe: Recipe, data: Data, given: Given = NOTHING_GIVEN, *, device: torch.device = CPU) -> Data:

@@ -1,0 +1,131 @@
+"""What features kept on disk cost and save: reading beside a head's step, the trunk's passes, room, and restarts.
+
+    python benchmarks/features.py          # 10,000 made-up images, 768 features
+    python benchmarks/features.py --quick  # 600 of them
+
+A step is one of an MLP head with 512 units and 100 classes on a batch of 128, SGD; reading is all that comes before it:
+order, shards, labels. A second run is another seed over the same images; passes are counted, not timed.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from _common import close, flags, images, interleaved, ratio, seconds
+
+import plateaux
+from plateaux.build import data_of, trunk_of
+from plateaux.executors.local import Local
+from plateaux.features import Features, featured, needed, prepare
+from plateaux.learner import Way
+from plateaux.learning import feed_of, learners_of
+from plateaux.machine import settle_in
+from plateaux.step import step
+from plateaux.surgery import size_in_bytes
+from plateaux.trunk import Trunk
+
+HERE = Local("loop", 1, (), "error")
+CPU = torch.device("cpu")
+
+
+def recipe_for(folder: Path, file: Path, width: int, **changes: Any) -> plateaux.Recipe:
+    return plateaux.Recipe.from_dict(
+        {
+            "members": 2,
+            "data": {"name": "arrays", "path": str(file), "batch": 128},
+            "model": {
+                "name": "cnn",
+                "channels": [8, width],
+                "trunk": "features",
+                "head": "mlp",
+                "cache_features": True,
+            },
+            "optimizer": {"lr": 0.05, "momentum": 0.9},
+            "train": {"epochs": 1},
+            "run": {"features": str(folder / "features")},
+            **changes,
+        }
+    )
+
+
+@contextmanager
+def counted() -> Iterator[list[int]]:
+    """Lend a list that grows by the number of images whenever a trunk is run."""
+    seen: list[int] = []
+    before = Trunk.forward
+
+    def forward(self: Trunk, x: torch.Tensor) -> torch.Tensor:
+        seen.append(len(x))
+        return before(self, x)
+
+    Trunk.forward = forward  # type: ignore[method-assign,assignment]
+    try:
+        yield seen
+    finally:
+        Trunk.forward = before  # type: ignore[method-assign]
+
+
+def reading(recipe: plateaux.Recipe, rounds: int) -> dict[str, float]:
+    """Return what reading a batch takes, as a share of a head's step and in milliseconds."""
+    data = featured(recipe, data_of(recipe))
+    assert isinstance(data.train, Features)
+    ids = torch.arange(len(data.train))
+    feed = feed_of(recipe, data, 0, shared=False, device=CPU, ids=ids)
+    (learner,) = learners_of(recipe, data, [0], HERE, device=CPU, steps=feed.steps())
+    batches = list(feed.epoch(0))
+
+    def read(number: int) -> None:
+        for _ in feed.epoch(number):
+            pass
+
+    def train(_: int) -> None:
+        for batch in batches:
+            step(HERE, [learner], [batch], Way())
+
+    found = interleaved({"read": read, "train": train}, rounds)
+    share = {"reading / a step of an MLP head": ratio(found["read"], found["train"])}
+    return share | {f"{name}, ms a batch": 1e3 * min(times) / len(batches) for name, times in found.items()}
+
+
+def main() -> None:
+    args = flags(__doc__ or "")
+    settle_in(threads=1)
+    count, width, rounds = (600, 96, 3) if args.quick else (10_000, 768, 7)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        recipe = recipe_for(folder, images(folder, count), width)
+        with counted() as first:
+            whole = featured(recipe, data_of(recipe))
+            building = seconds(lambda: prepare(needed(recipe, whole), HERE))
+            plateaux.train(recipe, folder / "one")
+        # The trunk starts from the seed where it has no file of weights: the second run differs in its heads only.
+        with counted() as second:
+            plateaux.train(recipe.changed(optimizer={"lr": 0.02}), folder / "two")
+        trunk = size_in_bytes([trunk_of(recipe, data_of(recipe))])
+        kept = sum(file.stat().st_size for file in (folder / "features").rglob("*.safetensors"))
+        figures = {
+            **reading(recipe, rounds),
+            "images through the trunk, first run / images": sum(first) / count,
+            "images through the trunk, second run": float(sum(second)),
+            "building, ms an image": 1e3 * building / count,
+            "bytes kept / (4 bytes x features)": kept / (4 * width * count),
+            "the trunk, MB": trunk / 1e6,
+        }
+    limits = {
+        "reading / a step of an MLP head": ("at most", 0.1),
+        "images through the trunk, first run / images": ("at most", 1.0),
+        "images through the trunk, second run": ("at most", 0.0),
+    }
+    if not args.json:
+        for what, value in figures.items():
+            print(f"{value:10.3f}  {what}")
+    close(figures, limits, args.quick, torch=torch.__version__)
+
+
+if __name__ == "__main__":
+    main()

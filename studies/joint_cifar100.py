@@ -1,0 +1,355 @@
+"""Does training together pay? Five heads over one ImageNet trunk: CIFAR-100, corruptions, and samples from elsewhere.
+
+    python studies/joint_cifar100.py runs/joint              # about 40 minutes on one core; again to go on
+    python studies/joint_cifar100.py runs/joint --features   # only the trunk's features: the first quarter of it
+    python studies/joint_cifar100.py runs/joint --table      # the tables of what is there so far, as Markdown
+    python studies/joint_cifar100.py runs/joint --json       # the same as JSON
+
+The trunk is timm's tf_efficientnet_lite0 with ImageNet weights, which has seen ImageNet: that Tiny-ImageNet is foreign
+to CIFAR-100's classes does not make it foreign to the trunk. Images of 32 px are brought to 96 px; each goes through
+the trunk once. Members are perceptrons over its 1280 features, trained on 20,000 images. SED trains two of five heads
+in a step, so it has 2.5 times the epochs: every head makes as many steps as in the other methods.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+import plateaux
+from plateaux import registry
+from plateaux.alarms import compare, max_probability, pds
+from plateaux.build import data_of, trunk_of
+from plateaux.corruptions import CORRUPTIONS, Corrupted
+from plateaux.executors.local import Local
+from plateaux.features import Features, prepare, seen_through
+from plateaux.machine import settle_in
+from plateaux.samples import Resident, Source, data_root
+from plateaux.soup import uniform
+from plateaux.statistics import Interval, over_repetitions, paired
+from plateaux.store import Store
+from plateaux.targets import Adapted
+from plateaux.types import key
+
+LAMBDAS = (0.0, 0.1, 1.0, 3.0, 10.0)  # the paper's; `strength` is half of it
+HERE = Local("loop", 1, (), "error")
+# Tiny-ImageNet's classes that CIFAR-100 has too, by another name or as a kind of one of its own.
+ALSO_IN_CIFAR100 = frozenset(
+    """African elephant|American alligator|American lobster|Arabian camel|alp|bee|beer bottle|bell pepper|black widow
+boa constrictor|brown bear|bullet train|chimpanzee|cockroach|computer keyboard|desk|dining table|freight car|goldfish
+ladybug|lampshade|lawn mower|lion|monarch|mushroom|orange|ox|pay-phone|pill bottle|plate|pop bottle|projectile
+rocking chair|school bus|seashore|snail|spiny lobster|steel arch bridge|stopwatch|sulphur butterfly|suspension bridge
+tarantula|tractor|trolleybus|viaduct""".replace("\n", "|").split("|")
+)
+
+
+def recipe_for(condition: Mapping[str, Any], repetition: int, root: Path, *, quick: bool) -> plateaux.Recipe:
+    """Return a condition's recipe; repetitions are paired by their seed."""
+    epochs = condition.get("epochs", 1) * (1 if quick else 8)
+    rate = condition.get("lr", 1e-3)
+    return plateaux.Recipe.from_dict(
+        {
+            "members": 5,
+            "seed": key("joint", repetition),
+            "data": {
+                "name": "cifar100",
+                "limit": 300 if quick else 20_000,
+                "test_limit": 100 if quick else 10_000,
+                "batch": 256,
+                "mean": [0.5] * 3,
+                "std": [0.5] * 3,
+                "unlabelled_batch": 128,
+            },
+            "model": {
+                "name": "timm:tf_efficientnet_lite0",
+                "weights": str(data_root(None) / "weights" / "efficientnet_lite0_imagenet_fp16.safetensors"),
+                "partial": True,
+                "trunk": "features",
+                "resize": 32 if quick else 96,
+                "head": "mlp",
+                "head_width": condition.get("width", 256),
+                "cache_features": True,
+            },
+            "method": condition["method"],
+            "optimizer": {"name": "AdamW", "lr": rate, "weight_decay": condition.get("decay", 0.01)},
+            "schedule": [{"name": "cosine", "per": "step"}],
+            "train": {"epochs": int(epochs), "memory_format": "channels_last"},
+            "run": {"features": str(root / "features"), "checkpoint_minutes": None, "checkpoint_epochs": 1000},
+        }
+    )
+
+
+CONDITIONS: dict[str, dict[str, Any]] = {
+    "deep ensemble": {"method": {"name": "deep_ensemble"}},
+    "diverse hyper-parameters": {
+        "method": {"name": "deep_ensemble"},
+        "lr": [3e-4, 6e-4, 1e-3, 2e-3, 4e-3],
+        "decay": [0.1, 0.001, 0.03, 0.01, 0.3],
+    },
+    "A2D": {"method": {"name": "a2d", "strength": 0.05}},
+    "DivDis": {"method": {"name": "divdis", "strength": 10.0, "regularise": 10.0}},
+    **{f"SED {lam:g}": {"method": {"name": "sed", "strength": lam / 2}, "epochs": 2.5} for lam in LAMBDAS},
+}
+BASE = "deep ensemble"
+PAPERS = "SED 0.1"
+SEVERITIES = (1, 2, 3, 4, 5)
+OUT = ("Tiny-ImageNet", "CIFAR-10", "textures", "MNIST", "Fashion-MNIST")
+Numbers = dict[str, float]
+
+
+class Study:
+    """All runs below one folder, and what was found of them."""
+
+    def __init__(self, root: Path, *, quick: bool, repetitions: int) -> None:
+        self.root, self.quick, self.repetitions = root, quick, repetitions
+        self.store = Store(root)
+        self.recipe = recipe_for(CONDITIONS[BASE], 0, root, quick=quick)
+
+    def go(self) -> None:
+        """Train and ask what is missing: one repetition of everything before the second."""
+        self.ready()
+        for repetition in range(self.repetitions):
+            for name, condition in CONDITIONS.items():
+                if f"{name}/{repetition}" not in self.results():
+                    self._one(name, condition, repetition)
+
+    def ready(self) -> None:
+        """Send every image through the trunk that did not go yet."""
+        self.data = data_of(self.recipe)
+        self.unlabelled, self.others = foreign(50 if self.quick else 1000)
+        self.trunk = trunk_of(self.recipe, self.data)
+        train = seen_through(self.recipe, self.data, self.data.train, self.trunk)
+        spare = seen_through(self.recipe, self.data, self.unlabelled, self.trunk)
+        self.seen = dict(self._sets())
+        for name, source in {"train": train, "unlabelled": spare, **self.seen}.items():
+            made = prepare([source], HERE)
+            if made:
+                print(f"{name}: {len(source):,} samples, {made:,} went through the trunk", flush=True)
+
+    def _sets(self) -> Iterator[tuple[str, Features]]:
+        """Yield what members are asked about, by name."""
+        first, few = (20, 50) if self.quick else (200, 1000)
+        yield "test", self._through(self.data.test, len(self.data.test))
+        yield "out: Tiny-ImageNet", self._through(self.others, len(self.others))
+        names = {"CIFAR-10": "cifar10", "textures": "textures32", "MNIST": "mnist", "Fashion-MNIST": "fashion_mnist"}
+        for title, name in names.items():
+            yield f"out: {title}", self._through(Adapted(registry.dataset.get(name)().test, (3, 32, 32)), few)
+        for kind in CORRUPTIONS[:2] if self.quick else CORRUPTIONS:
+            for severity in SEVERITIES:
+                yield f"{kind} {severity}", self._through(Corrupted(self.data.test, kind, severity), first)
+
+    def _through(self, source: Source, count: int) -> Features:
+        return seen_through(self.recipe, self.data, source, self.trunk, ids=torch.arange(min(count, len(source))))
+
+    def _one(self, name: str, condition: Mapping[str, Any], repetition: int) -> None:
+        folder = self.root / "runs" / f"{name.replace(' ', '_')}-{repetition}"
+        recipe = recipe_for(condition, repetition, self.root, quick=self.quick)
+        run = plateaux.train(recipe, folder, given=plateaux.Given(unlabelled=self.unlabelled))
+        seconds = sum(progress.seconds for progress in run.all_progress())
+        found = {**self._asked(folder), "seconds of training": seconds}
+        self.store.put_json("results.json", {**self.results(), f"{name}/{repetition}": found})
+        print(f"{name} #{repetition}: " + ", ".join(f"{k} {found[k]:.3f}" for k in list(found)[:4]), flush=True)
+
+    @torch.no_grad()
+    def _asked(self, folder: Path) -> Numbers:
+        """Return every number about one run."""
+        heads = [member.head for member in plateaux.load(folder).members]
+        mixed = uniform([head.state_dict() for head in heads])
+        tables: dict[str, Tensor] = {}
+        labels: dict[str, Tensor] = {}
+        for name, source in self.seen.items():
+            x, labels[name] = source.fetch(torch.arange(len(source)))
+            rows = [head(x) for head in heads]
+            tables[name] = torch.stack([*rows, functional_call(heads[0], mixed, x)])
+        found = answers("test", tables["test"], labels["test"])
+        for severity in SEVERITIES:
+            names = [name for name in tables if name.endswith(f" {severity}")]
+            each = [answers(f"C-{severity}", tables[name], labels[name]) for name in names]
+            found |= {key_: sum(one[key_] for one in each) / len(each) for key_ in each[0]}
+        out = {name: tables[f"out: {name}"][:-1] for name in OUT}
+        for severity in (1, 5):
+            out[f"C-{severity}"] = torch.cat([tables[n][:-1] for n in tables if n.endswith(f" {severity}")], 1)
+        for name, table in out.items():
+            found |= {f"AUROC {score}, {name}": v for score, v in told_apart(tables["test"][:-1], table).items()}
+            found[f"#unique, {name}"], found[f"PDS, {name}"] = unique(table), float(pds(table).mean())
+        for size in range(2, len(heads) + 1):
+            casts = list(combinations(range(len(heads)), size))
+            apart = [told_apart(tables["test"][list(cast)], out["C-1"][list(cast)])["PDS"] for cast in casts]
+            found[f"AUROC PDS of {size}, C-1"] = sum(apart) / len(apart)
+        return found
+
+    def results(self) -> dict[str, Numbers]:
+        found: dict[str, Numbers] = self.store.get_json("results.json") if self.store.has("results.json") else {}
+        return found
+
+    def numbers(self, condition: str, what: str) -> list[float]:
+        """Return a number in every repetition that all conditions have."""
+        found = self.results()
+        whole = [r for r in range(self.repetitions) if all(f"{name}/{r}" in found for name in CONDITIONS)]
+        return [found[f"{condition}/{repetition}"][what] for repetition in whole]
+
+
+def answers(name: str, rows: Tensor, y: Tensor) -> Numbers:
+    """Return how good and how different five heads are; the last row is their soup."""
+    table, guesses = rows[:-1], rows.argmax(-1)
+    single = (guesses[:-1] == y).float().mean(1)
+    pairs = [float((a != b).float().mean()) for a, b in combinations(guesses[:-1], 2)]
+    return {
+        f"accuracy of the prediction ensemble, {name}": float((table.mean(0).argmax(-1) == y).float().mean()),
+        f"accuracy of the uniform soup, {name}": float((guesses[-1] == y).float().mean()),
+        f"accuracy of the oracle, {name}": float(single.max()),
+        f"accuracy of a member, {name}": float(single.mean()),
+        f"#unique, {name}": unique(table),
+        f"PDS, {name}": float(pds(table).mean()),
+        f"disagreement, {name}": sum(pairs) / len(pairs),
+    }
+
+
+def unique(table: Tensor) -> float:
+    """Return the mean number of different guesses."""
+    guesses = table.argmax(-1).sort(0).values
+    return 1 + float((guesses[1:] != guesses[:-1]).float().sum(0).mean())
+
+
+def told_apart(inside: Tensor, outside: Tensor) -> dict[str, float]:
+    """Return the AUROC of two scores: one less the largest mean probability (BMA), and PDS."""
+    scores = {"BMA": max_probability, "PDS": pds}
+    found = compare(*({n: score(t).numpy() for n, score in scores.items()} for t in (inside, outside)))
+    return {name: each["auroc"].number for name, each in found.items()}
+
+
+def foreign(count: int) -> tuple[Resident, Resident]:
+    """Return Tiny-ImageNet images of classes that CIFAR-100 lacks: so many to train beside, the others to test on."""
+    made = registry.dataset.get("tinyimagenet32")()
+    allowed = torch.tensor([name not in ALSO_IN_CIFAR100 for name in made.labels])
+    ids = allowed[made.test.y].nonzero().flatten()
+    ids = ids[torch.randperm(len(ids), generator=torch.Generator().manual_seed(key("foreign")))]
+    x, y = made.test.fetch(ids)
+    return Resident(x[:count].clone(), y[:count].clone()), Resident(x[count:].clone(), y[count:].clone())
+
+
+# What was found, in tables and sentences.
+
+ALL = [*OUT, "C-1", "C-5"]
+TABLES: dict[str, tuple[Sequence[str], Sequence[str]]] = {
+    "How different: #unique of five, PDS and disagreement (Table 1)": (
+        tuple(CONDITIONS),
+        ("#unique, test", "#unique, C-1", "#unique, C-5", "#unique, Tiny-ImageNet", "#unique, textures", "PDS, test",
+         "PDS, C-1", "PDS, C-5", "disagreement, test", "disagreement, C-1", "disagreement, C-5"),
+    ),
+    "How good: accuracy on test and corrupted images (Table 2)": (
+        tuple(CONDITIONS),
+        tuple(f"accuracy of {who}, {on}" for who in ("the oracle", "the prediction ensemble", "the uniform soup")
+              for on in ("test", "C-1", "C-5")),
+    ),
+    "How alarmed: AUROC of BMA (Table 3)": (tuple(CONDITIONS), tuple(f"AUROC BMA, {name}" for name in ALL)),
+    "How alarmed: AUROC of PDS (Table 3)": (tuple(CONDITIONS), tuple(f"AUROC PDS, {name}" for name in ALL)),
+    "Lambda, diversity and alarm (Figure 3)": (
+        tuple(f"SED {lam:g}" for lam in LAMBDAS),
+        ("PDS, C-1", "AUROC PDS, C-1", "PDS, Tiny-ImageNet", "AUROC PDS, Tiny-ImageNet"),
+    ),
+    "Size of the ensemble, some of five: AUROC of PDS on C-1 (Figure 4)": (
+        tuple(CONDITIONS), tuple(f"AUROC PDS of {size}, C-1" for size in range(2, 6)),
+    ),
+}  # fmt: skip
+
+
+def tables(study: Study) -> str:
+    """Return all tables as Markdown: mean over repetitions, and half the width of its 95 % t interval."""
+    lines: list[str] = []
+    for title, (conditions, columns) in TABLES.items():
+        lines += [f"**{title}**", "", "| | " + " | ".join(columns) + " |", "|---|" + "---:|" * len(columns)]
+        for name in conditions:
+            cells = [_cell(over_repetitions(study.numbers(name, what)), what) for what in columns]
+            lines.append(f"| {name} | " + " | ".join(cells) + " |")
+        lines.append("")
+    return "\n".join([*lines, "**Claims**", "", *(f"- {words}" for words in claims(study))])
+
+
+def claims(study: Study) -> list[str]:
+    """Return a sentence on each claim; a difference is seen where its paired 95 % interval lies above zero."""
+    found = []
+    for name in ("A2D", "DivDis", *(f"SED {lam:g}" for lam in LAMBDAS[1:])):
+        found.append(_compared(study, f"{name} has more different guesses on lightly corrupted images than the deep "
+                               "ensemble (the paper: SED 5.00 of 5 against 1.09, A2D and DivDis no more)",
+                               (name, "#unique, C-1"), (BASE, "#unique, C-1")))  # fmt: skip
+    for on in ("C-1", "C-5"):
+        for name in (f"SED {lam:g}" for lam in LAMBDAS[1:]):
+            what = f"accuracy of the prediction ensemble, {on}"
+            found.append(_compared(study, f"the prediction ensemble of {name} is better than the deep ensemble's on "
+                                   f"{on}", (name, what), (BASE, what)))  # fmt: skip
+    for on in ALL:
+        found.append(_best_against_best(study, on))
+    for what in ("PDS, C-1", "AUROC PDS, C-1"):
+        found.append(_compared(study, f"{what} rises with lambda, from 0 to 10", ("SED 10", what), ("SED 0", what)))
+    for name in (PAPERS, "SED 1"):
+        found.append(_compared(study, f"five members of {name} are more alarmed by C-1 (PDS) than two of them",
+                               (name, "AUROC PDS of 5, C-1"), (name, "AUROC PDS of 2, C-1")))  # fmt: skip
+    found.append("that SED reaches .977 on iNaturalist: not testable here (other data, another trunk).")
+    return found
+
+
+def _best_against_best(study: Study, on: str) -> str:
+    """Compare SED by PDS with the best BMA of any method, the best of each by its mean."""
+    means = {name: _mean(study.numbers(name, f"AUROC BMA, {on}")) for name in CONDITIONS}
+    best = max(means, key=lambda name: means[name])
+    ours = {f"SED {lam:g}": _mean(study.numbers(f"SED {lam:g}", f"AUROC PDS, {on}")) for lam in LAMBDAS[1:]}
+    most = max(ours, key=lambda name: ours[name])
+    return _compared(study, f"SED with PDS is more alarmed by {on} than the best BMA of any method ({most} against "
+                     f"{best}, each the best by its mean on these very samples)",
+                     (most, f"AUROC PDS, {on}"), (best, f"AUROC BMA, {on}"))  # fmt: skip
+
+
+def _compared(study: Study, words: str, mine: tuple[str, str], other: tuple[str, str]) -> str:
+    here, there = study.numbers(*mine), study.numbers(*other)
+    apart = paired(here, there)
+    verdict = "seen" if apart.low > 0 else "not seen, rather the opposite" if apart.high < 0 else "inconclusive"
+    return (
+        f"{words}: {verdict} ({_mean(here):.3f} against {_mean(there):.3f}, difference {apart.number:+.3f}, "
+        f"95 % interval {apart.low:+.3f} to {apart.high:+.3f})."
+    )
+
+
+def _mean(numbers: Sequence[float]) -> float:
+    return sum(numbers) / len(numbers) if numbers else float("nan")
+
+
+def _cell(found: Interval, what: str) -> str:
+    scale, digits = (100, 1) if what.startswith(("accuracy", "disagreement")) else (1, 3)
+    reach = (found.high - found.number) * scale
+    return f"{found.number * scale:.{digits}f}" + (f" ± {reach:.{digits}f}" if reach == reach else "")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("root", type=Path)
+    parser.add_argument("--quick", action="store_true", help="a few images, one epoch, 32 px: does it run?")
+    parser.add_argument("--features", action="store_true", help="only send the images through the trunk")
+    parser.add_argument("--table", action="store_true", help="only print what is there")
+    parser.add_argument("--json", action="store_true", help="only print what is there, as JSON")
+    args = parser.parse_args()
+    settle_in(threads=1)
+    warnings.filterwarnings("ignore", message="Not loaded from")
+    warnings.filterwarnings("ignore", message=".*looks at no unlabelled")
+    study = Study(args.root, quick=args.quick, repetitions=1 if args.quick else 3)
+    if args.features:
+        study.ready()
+    elif not (args.table or args.json):
+        study.go()
+    if args.json:
+        print(json.dumps({"numbers": study.results(), "claims": claims(study)}))
+    elif not args.features:
+        print(tables(study))
+
+
+if __name__ == "__main__":
+    main()
