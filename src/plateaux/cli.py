@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 import plateaux
-from plateaux import claiming, errors, landscaping, measuring, registry, studying, theorising, trees
+from plateaux import claiming, errors, landscaping, measuring, registry, reporting, studying, theorising, trees
 from plateaux.display import duration, lines, watching
 from plateaux.machine import is_first
 from plateaux.options import WrongKey
@@ -42,7 +42,7 @@ recipes = typer.Typer(help="Check a recipe, or print the schema of all recipes."
 app.add_typer(recipes, name="recipe")
 for command in (
     measuring.measure, measuring.calibrate, measuring.predict, measuring.soup, measuring.select,
-    landscaping.landscape, studying.study, theorising.theory, claiming.claims,
+    landscaping.landscape, studying.study, reporting.report, theorising.theory, claiming.claims,
 ):  # fmt: skip
     app.command()(told(command))
 

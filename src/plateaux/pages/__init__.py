@@ -1,0 +1,1 @@
+"""Reports: what runs and studies came to, as one page, as tables, and as figures for papers."""

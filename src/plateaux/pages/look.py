@@ -1,0 +1,155 @@
+"""One look for every figure of a report, and a figure's ways out: inside a page, or as a file for a paper.
+
+In a page a figure is SVG with the page's own ink, so that it turns with light and dark; its text stays text. Colours
+are Okabe and Ito's, safe for colour-blind eyes, and dashes and markers tell the same apart.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import BytesIO
+from typing import TYPE_CHECKING, Any, Literal
+
+from plateaux.draw import COLOURS, DASHES, INK, LOOK, PAPER
+from plateaux.guests import guest
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Kind = Literal["svg", "png", "pdf"]
+KINDS: tuple[Kind, ...] = ("svg", "png", "pdf")
+WIDTH = 5.2  # inches: what a phone shows without making letters too small
+SERIES = len(COLOURS)  # that have a colour of their own; the others are drawn in grey
+GREY, RULE = "#888888", "#dddddd"
+MARKERS = "osD^vPX"
+LABEL = 34  # characters of a name beside a figure
+PAGE_LOOK: Any = {
+    **LOOK, "figure.facecolor": "none", "axes.facecolor": "none", "savefig.facecolor": "none", "text.parse_math": False,
+    "xtick.color": INK, "ytick.color": INK, "axes.grid": True, "axes.axisbelow": True, "legend.handlelength": 2.2,
+    "axes.formatter.use_mathtext": False, "axes.unicode_minus": True, "lines.markersize": 4.5, "pdf.fonttype": 42,
+}  # fmt: skip
+# What a page draws in its own colours.
+INKS = {INK: "currentColor", "#000000": "currentColor", RULE: "var(--rule)", PAPER: "var(--paper)"}
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """A figure under a name, its heading, and the sentence that says what it shows."""
+
+    name: str
+    title: str
+    sentence: str
+    figure: Figure
+
+    def inline(self, mark: str) -> str:
+        """Return the figure as SVG for the inside of a page, where `mark` tells it from all others."""
+        return for_a_page(self.file("svg").decode(), mark)
+
+    def file(self, kind: Kind) -> bytes:
+        """Return the figure as a file; the same numbers give the same bytes."""
+        made = BytesIO()
+        facts = {"svg": {"Date": None}, "png": {"Software": None}, "pdf": {"CreationDate": None}}[kind]
+        paper = "none" if kind == "svg" else PAPER
+        with look():
+            self.figure.savefig(made, format=kind, metadata=facts, facecolor=paper)
+        return made.getvalue()
+
+
+@contextmanager
+def look() -> Iterator[None]:
+    """Draw in the one look; a letter that the font lacks is no reason to complain, for a page has other fonts."""
+    matplotlib = guest("matplotlib", extra="report")
+    with matplotlib.rc_context(PAGE_LOOK), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
+        yield
+
+
+def empty(height: float = 3.0, rows: int = 1, columns: int = 1, **options: Any) -> tuple[Figure, Any]:
+    """Return a figure with its axes, one or an array of them."""
+    guest("matplotlib", extra="report")
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(WIDTH, height), layout="constrained")
+    return figure, figure.subplots(rows, columns, **options)
+
+
+def finished(name: str, title: str, sentence: str, figure: Figure) -> Drawing:
+    """Lay everything out once and for all, which takes longer than drawing."""
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+    return Drawing(name, title, sentence, figure)
+
+
+def pen(position: int) -> dict[str, Any]:
+    """Return how the series at a position is drawn: beyond the colours there are, in grey."""
+    if position >= SERIES:
+        return {"color": GREY, "linestyle": "-", "linewidth": 0.8, "alpha": 0.5, "zorder": 1}
+    dash = DASHES[position % len(DASHES)]
+    return {"color": COLOURS[position], "linestyle": dash, "marker": MARKERS[position], "zorder": 2}
+
+
+def named(position: int, names: Sequence[str]) -> str | None:
+    """Return what a legend says of the series at a position: of those in grey, once how many they are."""
+    if position < SERIES:
+        return plain(names[position])
+    return f"{len(names) - SERIES} others" if position == SERIES else None
+
+
+def legend(figure: Figure, axes: Axes) -> None:
+    """Put the names below the figure: in two columns where they are short."""
+    handles, names = axes.get_legend_handles_labels()
+    if names:
+        columns = 2 if max(map(len, names)) <= LABEL and len(names) > 1 else 1
+        figure.legend(handles, names, loc="outside lower left", ncols=columns)
+
+
+def plain(name: str, most: int = LABEL) -> str:
+    """Return a name as a figure can show it: printable, not too long, and not hidden from legends.
+
+    >>> plain("a" * 60, 11), plain("_hidden")
+    ('aaaaa…aaaaa', ' _hidden')
+    """
+    text = " ".join("".join(letter if letter.isprintable() else " " for letter in name).split())
+    if len(text) > most:
+        text = f"{text[: most // 2]}…{text[-((most - 1) // 2) :]}"
+    return f" {text}" if text.startswith("_") else text
+
+
+def wide(numbers: Sequence[float], factor: float = 20.0) -> bool:
+    """Say whether numbers above zero differ so much that a logarithmic scale shows more."""
+    return bool(numbers) and min(numbers) > 0 and max(numbers) > factor * min(numbers)
+
+
+def logarithmic(axis: Any) -> None:
+    """Make the scale of an axis logarithmic, with plain numbers at its ticks."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    axis.axes.set(**{f"{axis.axis_name}scale": "log"})
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=8))
+    axis.set_major_formatter(FuncFormatter(lambda height, _: f"{height:g}"))
+    axis.set_minor_locator(NullLocator())
+
+
+def for_a_page(svg: str, mark: str) -> str:
+    """Return SVG that may stand inside a page: no head, names of its own, the page's ink, as wide as there is room."""
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r"<!--.*?-->\n?", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'(<svg)[^>]*?(viewBox="[^"]*")[^>]*>', r'\1 \2 aria-hidden="true">', svg, count=1)
+    svg = re.sub(r'\bid="([^"]+)"', rf'id="{mark}-\1"', svg)
+    svg = re.sub(r"url\(#", f"url(#{mark}-", svg)
+    svg = re.sub(r'(?:xlink:)?href="#', f'href="#{mark}-', svg)
+    svg = svg.replace("xlink:href=", "href=")
+    svg = re.sub(r'(?:style|fill|stroke)="[^"]*"', lambda found: _inked(found[0]), svg)
+    return re.sub(r' d="[^"]*"', lambda found: re.sub(r"(\.\d{2})\d+", r"\1", found[0]), svg)
+
+
+def _inked(style: str) -> str:
+    for colour, ink in INKS.items():
+        style = style.replace(colour, ink)
+    return style
