@@ -12,6 +12,7 @@ from plateaux.pages.picking import (
     DIVERSITY,
     ROWS,
     SHARPNESS,
+    bare,
     by_condition,
     first_of,
     is_member,
@@ -55,23 +56,26 @@ def cards(findings: Sequence[Finding]) -> list[Card]:
     on = usual_on(findings)
     facts: dict[str, list[tuple[str, str]]] = {}
     for each in findings:
-        if is_member(each.row) and (each.on in (on, TRAINING) or question_of(each.measure) == "flat"):
+        name = bare(each.measure).replace("_", " ")
+        if (
+            name in PLACES
+            and is_member(each.row)
+            and (each.on in (on, TRAINING) or question_of(each.measure) == "flat")
+        ):
             value = Value(each.number, each.error)
             if each.measure == "seconds":
                 text = duration(each.number)
             else:
                 text = with_error(value, each.percent) + (" %" if each.percent else "")
-            facts.setdefault(each.row, []).append((_short(each), text))
+            facts.setdefault(each.row, []).append((name, text))
     order = sorted(facts, key=lambda row: int(row.removeprefix("member ")))
-    return [Card(row.capitalize(), [pair for pair in facts[row] if pair[0]]) for row in order]
+    return [Card(row.capitalize(), sorted(facts[row], key=lambda pair: PLACES[pair[0]])) for row in order]
 
 
 WORTH_A_LINE = ("accuracy", "nll", "ece", "epochs", "passes", "seconds", *SHARPNESS, "fisher_rao")
 
 
-def _short(each: Finding) -> str:
-    name = each.measure.partition("(")[0]
-    return name.replace("_", " ") if name in WORTH_A_LINE else ""
+PLACES = {name.replace("_", " "): place for place, name in enumerate(WORTH_A_LINE)}
 
 
 def _good(findings: Sequence[Finding]) -> Answer:

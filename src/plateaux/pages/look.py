@@ -25,16 +25,21 @@ Kind = Literal["svg", "png", "pdf"]
 KINDS: tuple[Kind, ...] = ("svg", "png", "pdf")
 WIDTH = 5.2  # inches: what a phone shows without making letters too small
 SERIES = len(COLOURS)  # that have a colour of their own; the others are drawn in grey
+LINE = 0.17  # inches of a line of the legend
 GREY, RULE = "#888888", "#dddddd"
 MARKERS = "osD^vPX"
 LABEL = 34  # characters of a name beside a figure
+BESIDE = 26  # characters of names that stand in two columns
 PAGE_LOOK: Any = {
     **LOOK, "figure.facecolor": "none", "axes.facecolor": "none", "savefig.facecolor": "none", "text.parse_math": False,
     "xtick.color": INK, "ytick.color": INK, "axes.grid": True, "axes.axisbelow": True, "legend.handlelength": 2.2,
     "axes.formatter.use_mathtext": False, "axes.unicode_minus": True, "lines.markersize": 4.5, "pdf.fonttype": 42,
 }  # fmt: skip
 # What a page draws in its own colours.
-INKS = {INK: "currentColor", "#000000": "currentColor", RULE: "var(--rule)", PAPER: "var(--paper)"}
+INKS = {
+    INK: "currentColor", "#000000": "currentColor", RULE: "var(--rule)", PAPER: "var(--paper)",
+    COLOURS[0].lower(): "var(--blue)",  # too dark for a dark page
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +74,19 @@ def look() -> Iterator[None]:
         yield
 
 
-def empty(height: float = 3.0, rows: int = 1, columns: int = 1, **options: Any) -> tuple[Figure, Any]:
+def empty(
+    height: float = 3.0,
+    rows: int = 1,
+    columns: int = 1,
+    *,
+    layout: Literal["constrained"] | None = "constrained",
+    **options: Any,
+) -> tuple[Figure, Any]:
     """Return a figure with its axes, one or an array of them."""
     guest("matplotlib", extra="report")
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(WIDTH, height), layout="constrained")
+    figure = Figure(figsize=(WIDTH, height), layout=layout)
     return figure, figure.subplots(rows, columns, **options)
 
 
@@ -101,11 +113,13 @@ def named(position: int, names: Sequence[str]) -> str | None:
 
 
 def legend(figure: Figure, axes: Axes) -> None:
-    """Put the names below the figure: in two columns where they are short."""
-    handles, names = axes.get_legend_handles_labels()
-    if names:
-        columns = 2 if max(map(len, names)) <= LABEL and len(names) > 1 else 1
-        figure.legend(handles, names, loc="outside lower left", ncols=columns)
+    """Put the names below the figure, which grows by as much: in two columns where they are short."""
+    found = list(zip(*axes.get_legend_handles_labels(), strict=True))
+    found.sort(key=lambda pair: pair[1].endswith(" others"))
+    if found:
+        columns = 2 if max(len(name) for _, name in found) <= BESIDE and len(found) > 1 else 1
+        figure.legend(*zip(*found, strict=True), loc="outside lower left", ncols=columns)
+        figure.set_figheight(figure.get_figheight() + LINE * -(-len(found) // columns))
 
 
 def plain(name: str, most: int = LABEL) -> str:
@@ -130,7 +144,8 @@ def logarithmic(axis: Any) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     axis.axes.set(**{f"{axis.axis_name}scale": "log"})
-    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=8))
+    low, high = axis.get_view_interval()
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 100 * low else (1.0,), numticks=8))
     axis.set_major_formatter(FuncFormatter(lambda height, _: f"{height:g}"))
     axis.set_minor_locator(NullLocator())
 

@@ -86,7 +86,8 @@ def compose(
     over_all = _over_all(book, findings) if figures else iter(())
     sheets = [*tables.summary(findings), *tables.severities(findings), *tables.strangers(findings)]
     sheets += tables.differences(findings, book.baseline)
-    parts = [Part("All runs" if not alone else "This run", _only(over_all, wanted), sheets)]
+    fitting = [part for sheet in sheets for part in tables.narrow(sheet)]
+    parts = [Part("All runs" if not alone else "This run", _only(over_all, wanted), fitting)]
     for chapter in book.chapters[: details if figures else 0]:
         parts.append(_details(chapter, wanted, alone, given))
     parts = [part for part in parts if part.drawings or part.sheets or part.cards]

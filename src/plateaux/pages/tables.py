@@ -22,6 +22,7 @@ QUESTIONS = {
     "other": "Other measures",
 }  # fmt: skip
 APART = ("ood", "reliability", "per_class", "brier_parts", "spectrum")  # that have tables or figures of their own
+COLUMNS = 7  # of a table, besides the names of its rows
 ERRORS = "± one standard error: over repetitions, or of a single run over its samples (of means, over members)."
 
 
@@ -99,9 +100,21 @@ def differences(findings: Sequence[Finding], baseline: Mapping[str, object]) -> 
     return [_sheet(grid) for grid in Comparison(findings, baseline).grids()[1:]]
 
 
+def narrow(sheet: Sheet, most: int = COLUMNS) -> list[Sheet]:
+    """Return a table in parts of so many columns, each with the names of its rows: what a printed page holds."""
+    parts = [range(start, min(start + most, len(sheet.header) - 1)) for start in range(0, len(sheet.header) - 1, most)]
+    found = []
+    for number, part in enumerate(parts, start=1):
+        rows = [(name, [entries[i] for i in part]) for name, entries in sheet.rows]
+        title = sheet.title if len(parts) == 1 else f"{sheet.title} ({number} of {len(parts)})"
+        header = [sheet.header[0], *(sheet.header[i + 1] for i in part)]
+        found.append(Sheet(title, header, rows, sheet.sentence if number == len(parts) else ""))
+    return found
+
+
 def _sheet(grid: Grid) -> Sheet:
     rows = [(row[0], [Entry(text) for text in row[1:]]) for row in grid.rows]
-    return Sheet(grid.title.capitalize(), grid.header, rows, grid.caption)
+    return Sheet(grid.title[:1].upper() + grid.title[1:], grid.header, rows, grid.caption)
 
 
 def _columns(findings: Sequence[Finding]) -> dict[Column, dict[str, list[Finding]]]:
@@ -184,7 +197,7 @@ def _marked(values: Sequence[Value | None], better: str, percent: bool) -> list[
     numbers = [math.nan if value is None else value.number for value in values]
     fine = [each for each in numbers if math.isfinite(each)]
     pick = {"higher": max, "lower": min}.get(better)
-    best = pick(fine) if pick is not None and len(fine) > 1 else None
+    best = pick(fine) if pick is not None and len(set(fine)) > 1 else None
     return [
         Entry("" if value is None else with_error(value, percent), best is not None and each == best)
         for each, value in zip(numbers, values, strict=True)

@@ -29,6 +29,8 @@ def to_html(made: Report) -> str:
         loader=jinja2.PackageLoader("plateaux.pages"), autoescape=True, trim_blocks=True, lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )  # fmt: skip
+    # A long name may be broken where words of it end.
+    environment.filters["breakable"] = lambda name: markup.escape(name).replace("_", markup.Markup("_<wbr>"))
     # The only text that is not escaped: SVG as matplotlib writes it, which escapes names itself.
     figures = {id(each): markup.Markup(each.inline(name)) for name, each in made.drawings()}
     page = environment.get_template("report.html.j2").render(report=made, svg=lambda each: figures[id(each)])

@@ -45,8 +45,8 @@ def accuracy_bars(findings: Sequence[Finding], *, on: str | None = None) -> Draw
         for position, name in enumerate(shown):
             _draw(axes, bars[name], position)
         start = _start([bars[name] for name in shown])
-        axes.set_xlim(start, None)
-        axes.margins(x=0.12)
+        end = max(_end(bars[name]) for name in shown)
+        axes.set_xlim(start, end + 0.14 * max(end - start, 1.0))
         axes.set_yticks(range(len(shown)), [look.plain(name) for name in shown])
         axes.set_ylim(len(shown) - 0.4, -0.6)
         axes.grid(False, axis="y")
@@ -86,13 +86,18 @@ def _draw(axes: Any, bar: Bar, position: int) -> None:
         if bar.ensemble.error and math.isfinite(bar.ensemble.error):
             end, error = 100 * bar.ensemble.number, 100 * bar.ensemble.error
             axes.errorbar(end, position, xerr=error, color=INK, elinewidth=0.9, capsize=2)
-        top = 100 * (max(bar.ensemble.number, bar.mean) + (bar.ensemble.error or 0.0))
         words = points(bar.gain).removesuffix(" points")
-        axes.annotate(words, (top, position), (4, 0), textcoords="offset points", va="center", fontsize=8)
+        axes.annotate(words, (_end(bar), position), (4, 0), textcoords="offset points", va="center", fontsize=8)
     dots = [100 * each for each in bar.members[:CROWD]]
     heights = [position + 0.2 * ((i % 5) - 2) / 2 for i in range(len(dots))]
     name = "a member" if first else None
     axes.plot(dots, heights, "o", color=INK, markersize=2.2, alpha=0.7, label=name, zorder=3)
+
+
+def _end(bar: Bar) -> float:
+    """Return how far right something is drawn of a bar."""
+    error = bar.ensemble.error if bar.ensemble.error and math.isfinite(bar.ensemble.error) else 0.0
+    return 100 * max(bar.mean, *bar.members, _height(bar) + error)
 
 
 def _start(bars: Sequence[Bar]) -> float:

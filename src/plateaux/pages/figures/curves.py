@@ -36,7 +36,7 @@ def over_size(findings: Sequence[Finding], *, measure: str = "accuracy", on: str
     percent, sizes = _percent(curves), [size for curve in curves.values() for size in curve]
     first, last = ([pair[side].number for pair in ends.values()] for side in (0, 1))
     sentence = (
-        f"{measure.capitalize()} on {on} samples goes from {between(first, percent)} with {min(sizes):.0f} to "
+        f"On {on} samples {measure} goes from {between(first, percent)} with {min(sizes):.0f} to "
         f"{between(last, percent)} with {max(sizes):.0f} members; means over ensembles of each size."
     )
     names = ("members", f"{measure} on {on} samples")
@@ -142,7 +142,8 @@ def _drawn(
             axes.xaxis.get_major_locator().set_params(integer=True)
         axes.set_xlabel(look.plain(labels[0], 60))
         axes.set_ylabel(look.plain(labels[1], 44) + (", %" if percent else ""))
-        look.legend(figure, axes)
+        if len(curves) > 1:
+            look.legend(figure, axes)
         return look.finished(name, title, sentence, figure)
 
 

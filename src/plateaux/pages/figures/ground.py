@@ -14,7 +14,7 @@ from plateaux.pages.look import Drawing
 from plateaux.pages.words import between, counted
 
 Tree = Mapping[str, Any]  # one picture's numbers, as its JSON file has them
-MOST = 9  # surfaces side by side
+MOST = 6  # surfaces side by side
 
 
 def lines(tree: Tree) -> Drawing | None:
@@ -56,7 +56,7 @@ def surfaces(trees: Mapping[str, Tree]) -> Drawing | None:
         figure, cells = look.empty(0.7 + 4.6 / columns * rows, rows, columns, squeeze=False)
         for name, axes in zip(shown, cells.ravel(), strict=False):
             drawn = _surface(axes, found[name], grids[name], scale, logs)
-            axes.set_title(look.plain(name, 22))
+            axes.set_title(look.plain(_called(name), 24))
         for axes in cells.ravel()[len(shown) :]:
             axes.set_axis_off()
         bar = figure.colorbar(drawn, ax=cells, location="bottom", shrink=0.7, aspect=40)
@@ -64,7 +64,7 @@ def surfaces(trees: Mapping[str, Tree]) -> Drawing | None:
         if logs:
             look.logarithmic(bar.ax.xaxis)
         marks = [float(mark["loss"]) for name in shown for mark in found[name].get("marks", {}).values()]
-        words = f"The loss around {', '.join(shown)}: {between(marks)} at the members (dots), up to "
+        words = f"The loss around {', '.join(map(_called, shown))}: {between(marks)} at the members (dots), up to "
         sentence = f"{words}{between([max(heights)])} at the edges; all pictures share one scale."
         kind = trees[shown[0]]["kind"]
         return look.finished(f"landscape_{kind}", "The loss from above", sentence, figure)
@@ -84,6 +84,13 @@ def _surface(axes: Any, each: Tree, heights: NDArray[np.float64], scale: tuple[f
     axes.grid(False)
     axes.locator_params(nbins=3)
     return drawn
+
+
+def _called(name: str) -> str:
+    """Return what a picture is of: `surface-2` and `plane-0-1-2` are named by members."""
+    kind, *numbers = name.split("-")
+    words = {"surface": "member", "plane": "members"}.get(kind, kind)
+    return f"{words} {', '.join(numbers)}".strip()
 
 
 def _numbers(each: Tree) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -43,7 +43,8 @@ def sharpness_diversity(
             look.logarithmic(axes.xaxis)
         axes.set_xlabel(f"{bare(across[0])}, mean of members, on {across[1]} samples (flatter to the left)")
         axes.set_ylabel(f"{bare(up[0])} on {up[1]} samples")
-        look.legend(figure, axes)
+        if len(families) > 1:
+            look.legend(figure, axes)
         return look.finished(
             "sharpness_diversity", "How flat against how different", _sentence(families, across[0], up[0]), figure
         )

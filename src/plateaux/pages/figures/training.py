@@ -35,7 +35,8 @@ def training(courses: Mapping[str, Sequence[Course]]) -> Drawing | None:
         high.set_ylabel("training loss")
         low.set(xlabel="epoch", ylabel="accuracy, %")
         low.xaxis.get_major_locator().set_params(integer=True)
-        look.legend(figure, high)
+        if len(fine) > 1:
+            look.legend(figure, high)
         return look.finished("training", "How training went", _sentence(fine), figure)
 
 

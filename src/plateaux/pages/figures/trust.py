@@ -14,11 +14,12 @@ from plateaux.findings import Finding
 from plateaux.pages import look
 from plateaux.pages.look import Drawing
 from plateaux.pages.picking import bare, is_member, label_of, usual_on
-from plateaux.pages.words import between, number
+from plateaux.pages.words import between
 from plateaux.ranks import auroc
 from plateaux.tables import MEAN_PROBABILITY, PART
 
 Bins = dict[int, dict[str, float]]  # bin -> share, confidence, accuracy
+LEAST = 0.01  # of the samples, for a bin to be drawn
 POINTS = 200  # of a curve at most
 THIN = {"color": look.GREY, "linewidth": 0.7, "alpha": 0.5, "zorder": 1}
 
@@ -40,7 +41,7 @@ def reliability(findings: Sequence[Finding], *, on: str | None = None) -> Drawin
             _members(high, [bins for (_, row), bins in tables.items() if is_member(row) and (_, row) not in whole])
         names = [row if alone else label for label, row in whole]
         for position, bins in enumerate(whole.values()):
-            x, y, share = (_column(bins, what) for what in ("confidence", "accuracy", "share"))
+            x, y, share = (_column(_worth(bins), what) for what in ("confidence", "accuracy", "share"))
             high.plot(x, y, label=look.named(position, names), **look.pen(position))
             low.plot(x, share, **look.pen(position))
         high.set(ylabel="accuracy, %", xlim=(0, 100), ylim=(0, 102))
@@ -110,7 +111,12 @@ def _tables(mine: Sequence[Finding]) -> dict[tuple[str, str], Bins]:
 def _members(axes: Any, tables: Sequence[Bins]) -> None:
     for position, bins in enumerate(tables):
         label = "members" if position == 0 else None
-        axes.plot(_column(bins, "confidence"), _column(bins, "accuracy"), label=label, **THIN)
+        axes.plot(*(_column(_worth(bins), what) for what in ("confidence", "accuracy")), label=label, **THIN)
+
+
+def _worth(bins: Bins) -> Bins:
+    """Return the bins that hold enough samples to be drawn: of a handful of samples any share may come out."""
+    return {at: each for at, each in bins.items() if each["share"] >= LEAST} or bins
 
 
 def _column(bins: Bins, what: str) -> list[float]:
@@ -124,7 +130,9 @@ def _sentence(whole: Mapping[tuple[str, str], Bins], names: Sequence[str], on: s
     }
     worst = max(gaps, key=lambda name: abs(gaps[name]))
     how = "too sure" if gaps[worst] > 0 else "not sure enough"
-    words = f"On {on} samples {worst} is {how} by {number(abs(gaps[worst]), True)} on average"
-    return f"{words}; above the dotted line answers are right more often than they claim." if len(gaps) == 1 else (
-        f"{words}, the furthest of {len(gaps)}; above the dotted line answers are right more often than they claim."
-    )  # fmt: skip
+    words = f"On {on} samples {worst} is {how} by {100 * abs(gaps[worst]):.1f} points on average"
+    words += f", the furthest of {len(gaps)}" if len(gaps) > 1 else ""
+    return (
+        f"{words}. Above the dotted line answers are right more often than they claim; bins with less than "
+        f"{LEAST:.0%} of the samples are left out."
+    )
