@@ -78,7 +78,7 @@ MEANINGS = {
     "its features, which are averaged over the places of an image",
     "model.head_width": "units in the middle of an `mlp`; may be one for each member",
     "model.resize": "bring images to so many pixels a side before the trunk",
-    "model.cache_features": "keep the trunk's features on disk: it sees every image once, and no run after that needs it",
+    "model.cache_features": "keep the trunk's features on disk: it sees every image once, and never after that",
     "model.cache_dtype": "how they are kept; `float16` takes half the room and rounds to three digits",
     "model.rounds": "with `data.crop` or `data.flip`: keep features of so many variations of every image; each epoch "
     "draws one of them for each",

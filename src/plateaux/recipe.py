@@ -304,20 +304,17 @@ def _change(tree: dict[str, Any], change: str) -> None:
 
 def _explain(cls: type[Section], problem: ValidationError) -> WrongKey:
     first = problem.errors()[0]
-    place = [part for part in first["loc"] if isinstance(part, str)]
+    # A validator of a whole class puts its own name into the place.
+    place = [part for part in first["loc"] if isinstance(part, str) and "[" not in part]
     nth = next((part for part in first["loc"][1:2] if isinstance(part, int)), 0)
     section, name = (place[0], place[1]) if len(place) > 1 else ("", place[0] if place else "")
     if section == "search":  # the one section with sections of its own
         name = ".".join(place[1:])
     head = f"[{section}] " if section else ""
-    if len(place) > 2:  # within a table of a section
+    known = _keys(cls.model_fields[section].annotation if section else cls)
+    if len(place) > 2 and name in known and _keys(known[name].annotation):  # within a table of a section
         return WrongKey(section, name, f"[{section}] {name}: {'.'.join(place[2:])}: {first['msg']}", nth=nth)
     if first["type"] == "extra_forbidden":
-        annotation = cls.model_fields[section].annotation if section else cls
-        parts = [
-            each for each in (annotation, *get_args(annotation)) if isinstance(each, type) and each is not NoneType
-        ]
-        known = parts[0].model_fields if parts and issubclass(parts[0], Section) else {}
         return WrongKey(
             section,
             name,
@@ -327,6 +324,12 @@ def _explain(cls: type[Section], problem: ValidationError) -> WrongKey:
         why = ": every recipe names its data and its model" if name in ("data", "model") else ""
         return WrongKey(section, name, f"{head or 'The recipe '}lacks {name!r}{why}", nth=nth)
     return WrongKey(section, name, f"{head}{name} = {first['input']!r}: {first['msg']}", nth=nth)
+
+
+def _keys(annotation: Any) -> dict[str, Any]:
+    """Return the fields of the section that an annotation names, alone or among others."""
+    parts = [each for each in (annotation, *get_args(annotation)) if isinstance(each, type) and each is not NoneType]
+    return dict(parts[0].model_fields) if parts and issubclass(parts[0], Section | OpenSection) else {}
 
 
 def _line_of(text: str, section: str, name: str, nth: int = 0) -> int | None:

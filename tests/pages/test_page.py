@@ -162,7 +162,7 @@ def test_only_the_figures_that_are_asked_for_are_drawn() -> None:
     assert [name for name, _ in compose(told).drawings()] == ["accuracy_bars"]
     assert [name for name, _ in compose(told, draw=["severity"]).drawings()] == ["severity"]
     assert not list(compose(told, figures=False).drawings())
-    with pytest.raises(RecipeError, match="no figure called 'bars'.*accuracy_bars"):
+    with pytest.raises(RecipeError, match=r"no figure called 'bars'.*accuracy_bars"):
         compose(told, draw=["bars"])
     assert [name for name, _ in compose(book([{}, {"a": 1}]), draw=["reliability"]).drawings()] == [
         "reliability", "reliability_2", "reliability_3",
@@ -191,7 +191,8 @@ def test_five_lines_answer_five_questions_about_one_run() -> None:
     told = words(found)
     assert all(answer.known for answer in told.values())
     assert told["How good?"].words == (
-        "The ensemble answers 92.5 ± 1.0 % of the test samples rightly, +2.5 points from the mean of its members (90.0 %)."
+        "The ensemble answers 92.5 ± 1.0 % of the test samples rightly, "
+        "+2.5 points from the mean of its members (90.0 %)."
     )
     assert told["How sure?"].words == "Negative log-likelihood 0.250 ± 0.010."
     assert told["How different?"].words == "Two members answer 8.0 % of the test samples differently."
