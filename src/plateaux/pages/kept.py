@@ -28,6 +28,8 @@ from plateaux.types import Batch
 
 LARGEST = 60_000_000  # numbers of kept logits that are read at once
 SCORES = ("max_probability", "mutual_information")  # whose curves are drawn
+Heard = tuple[Said, torch.Tensor]
+"""What members said, as probabilities and as the logits `[M, N, C]` they are of."""
 Scores = dict[str, dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]]]
 
 
@@ -40,9 +42,9 @@ def if_it_can_be_read() -> Iterator[None]:
         return
 
 
-def said_of(run: Run) -> dict[str, tuple[Said, torch.Tensor]]:
-    """Return what members said, by the name of the samples: probabilities, and the logits `[M, N, C]` they are of."""
-    found: dict[str, tuple[Said, torch.Tensor]] = {}
+def said_of(run: Run) -> dict[str, Heard]:
+    """Return what members said, by the name of the samples."""
+    found: dict[str, Heard] = {}
     abouts = [name for name in run.store.names("predictions") if name.endswith("/about.json")]
     for name in abouts:
         with if_it_can_be_read():
@@ -55,7 +57,7 @@ def said_of(run: Run) -> dict[str, tuple[Said, torch.Tensor]]:
     return found
 
 
-def _said(shelf: Shelf, on: str, members: Sequence[int], hashes: Sequence[str]) -> tuple[Said, torch.Tensor]:
+def _said(shelf: Shelf, on: str, members: Sequence[int], hashes: Sequence[str]) -> Heard:
     known = shelf.store.get_tensors(f"{shelf.folder}/samples.safetensors")
     first = shelf.store.get_tensors(f"{shelf.folder}/{hashes[0]}-logits.safetensors")["logits"]
     if first.numel() * len(hashes) > LARGEST:
@@ -78,7 +80,7 @@ def reliability_of(said: Said, logits: torch.Tensor, like: Finding) -> list[Find
     ]
 
 
-def scores_of(said: Mapping[str, tuple[Said, torch.Tensor]], strange: Sequence[str]) -> Scores:
+def scores_of(said: Mapping[str, Heard], strange: Sequence[str]) -> Scores:
     """Return the scores of a run's own samples and of strange ones, by set and score."""
     if "test" not in said:
         return {}
@@ -122,10 +124,8 @@ def pictures_of(run: Run) -> dict[str, Mapping[str, Any]]:
     return found
 
 
-def images_of(run: Run, on: str, given: Given = NOTHING_GIVEN) -> Images | None:
-    """Return how to get pictures of a run's own samples; None, if it has no pictures or the data are not there."""
-    if on != "test":
-        return None
+def images_of(run: Run, given: Given = NOTHING_GIVEN) -> Images | None:
+    """Return how to get pictures of a run's test samples; None, if it has no pictures or the data are not there."""
     with if_it_can_be_read():
         data = data_of(run.recipe, given)
         if len(data.shape) == 3 and data.test.fingerprint() == run.about["data"]["test"]["fingerprint"]:

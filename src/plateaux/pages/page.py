@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from plateaux.build import NOTHING_GIVEN, Given
@@ -17,6 +18,7 @@ from plateaux.pages.look import Drawing
 from plateaux.pages.picking import DIVERSITY, SHARPNESS, first_of, label_of, swept
 from plateaux.pages.tables import Entry, Sheet
 from plateaux.pages.words import counted
+from plateaux.run import Run
 
 FAMILIES = (
     "sharpness_diversity", "accuracy_bars", "over_size", "severity", "against", "reliability", "roc", "training",
@@ -24,6 +26,8 @@ FAMILIES = (
 )  # fmt: skip
 SIZES = ("accuracy", "nll")  # whose curves over the ensemble's size are drawn
 DETAILS = 3  # runs shown one by one, unless told otherwise
+Plan = tuple[str, Callable[[], Drawing | None]]
+"""A figure to draw: its family, and how."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,30 +87,31 @@ def compose(
             raise RecipeError(f"There is no figure called {name!r}; {nearest(name, FAMILIES)}")
     findings = book.findings
     alone = len(book.chapters) == 1
-    over_all = _over_all(book, findings) if figures else iter(())
+    over_all = _drawn(_over_all(book, findings), wanted if figures else ())
     sheets = [*tables.summary(findings), *tables.severities(findings), *tables.strangers(findings)]
     sheets += tables.differences(findings, book.baseline)
     fitting = [part for sheet in sheets for part in tables.narrow(sheet)]
-    parts = [Part("All runs" if not alone else "This run", _only(over_all, wanted), fitting)]
+    parts = [Part("All runs" if not alone else "This run", over_all, fitting)]
     for chapter in book.chapters[: details if figures else 0]:
         parts.append(_details(chapter, wanted, alone, given))
     parts = [part for part in parts if part.drawings or part.sheets or part.cards]
     return Report(book.title, book.question, _about(book, details), front(findings), parts, findings)
 
 
-def _over_all(book: Book, findings: Sequence[Finding]) -> Iterator[Drawing | None]:
-    if len(book.chapters) > 1:
-        yield plane.sharpness_diversity(findings)
-    yield bars.accuracy_bars(findings)
+def _over_all(book: Book, findings: Sequence[Finding]) -> Iterator[Plan]:
+    several = len(book.chapters) > 1
+    if several:
+        yield "sharpness_diversity", lambda: plane.sharpness_diversity(findings)
+    yield "accuracy_bars", lambda: bars.accuracy_bars(findings)
     for measure in SIZES:
-        yield curves.over_size(findings, measure=measure)
-    yield curves.severity(findings)
+        yield "over_size", partial(curves.over_size, findings, measure=measure)
+    yield "severity", lambda: curves.severity(findings)
     if (factor := swept(findings)) is not None:
-        for where in _swept_measures(findings):
-            yield curves.against(findings, measure=where[0], on=where[1], factor=factor)
-    if len(book.chapters) > 1:
-        yield trust.reliability(findings)
-    yield training.training(book.courses())
+        for measure, on in _swept_measures(findings):
+            yield "against", partial(curves.against, findings, measure=measure, on=on, factor=factor)
+    if several:
+        yield "reliability", lambda: trust.reliability(findings)
+    yield "training", lambda: training.training(book.courses())
 
 
 def _swept_measures(findings: Sequence[Finding]) -> list[tuple[str, str]]:
@@ -120,41 +125,51 @@ def _details(chapter: Chapter, wanted: Sequence[str], alone: bool, given: Given)
     several = cards(chapter.findings)
     sheets = [_members(several)] if len(several) > CARDS else []
     title = "Members" if alone else f"{chapter.name}, repetition {chapter.repetition}"
-    drawings = _only(_of_run(chapter, given), wanted)
+    drawings = _drawn(_of_run(chapter, given), wanted)
     return Part(title, drawings, sheets, several if len(several) <= CARDS else ())
 
 
-def _of_run(chapter: Chapter, given: Given) -> Iterator[Drawing | None]:
-    """Yield the figures of one run that take more than its numbers."""
+def _of_run(chapter: Chapter, given: Given) -> Iterator[Plan]:
+    """Yield the figures of one run, of which most take more than its numbers."""
     run = chapter.run
     if run is None:
-        yield trust.reliability(chapter.findings)
+        yield "reliability", lambda: trust.reliability(chapter.findings)
         return
     said = kept.said_of(run)
-    drawn = trust.reliability(chapter.findings)
-    if drawn is None and "test" in said and chapter.findings:
-        with kept.if_it_can_be_read():
-            drawn = trust.reliability(kept.reliability_of(*said["test"], chapter.findings[0]))
-    yield drawn
+    yield "reliability", lambda: trust.reliability(chapter.findings) or _reliability(chapter, said)
     strange = list(dict.fromkeys(each.on for each in chapter.findings if each.measure == "ood"))
-    yield trust.roc(kept.scores_of(said, strange))
+    yield "roc", lambda: trust.roc(kept.scores_of(said, strange))
     for met in kept.meetings_of(run):
-        with kept.if_it_can_be_read():
-            yield careful.careful(met)
-    images = kept.images_of(run, "test", given) if "test" in said else None
-    if images is not None:
-        with kept.if_it_can_be_read():
-            yield gallery.gallery(said["test"][0], images, run.about["data"].get("labels", ()))
+        yield "careful", partial(careful.careful, met)
+    yield "gallery", lambda: _gallery(run, said, given)
     pictures = kept.pictures_of(run)
-    with kept.if_it_can_be_read():
-        for tree in pictures.values():
-            yield ground.lines(tree)
-        yield ground.surfaces({n: tree for n, tree in pictures.items() if tree["kind"] == "surface"})
-        yield ground.surfaces({n: tree for n, tree in pictures.items() if tree["kind"] == "plane"})
+    for tree in pictures.values():
+        yield "landscape", partial(ground.lines, tree)
+    for kind in ("surface", "plane"):
+        alike = {name: tree for name, tree in pictures.items() if tree.get("kind") == kind}
+        yield "landscape", partial(ground.surfaces, alike)
 
 
-def _only(drawings: Iterator[Drawing | None], wanted: Sequence[str]) -> list[Drawing]:
-    return [each for each in drawings if each is not None and each.name.startswith(tuple(wanted))]
+def _reliability(chapter: Chapter, said: Mapping[str, kept.Heard]) -> Drawing | None:
+    """Draw from what members said, where nobody asked for the bins."""
+    if "test" not in said or not chapter.findings:
+        return None
+    return trust.reliability(kept.reliability_of(*said["test"], chapter.findings[0]))
+
+
+def _gallery(run: Run, said: Mapping[str, kept.Heard], given: Given) -> Drawing | None:
+    images = kept.images_of(run, given) if "test" in said else None
+    return gallery.gallery(said["test"][0], images, run.about["data"].get("labels", ())) if images else None
+
+
+def _drawn(plans: Iterable[Plan], wanted: Sequence[str]) -> list[Drawing]:
+    """Return the figures that are wanted and have something to show; one that cannot be read costs no report."""
+    found: list[Drawing | None] = []
+    for family, draw in plans:
+        if family in wanted:
+            with kept.if_it_can_be_read():
+                found.append(draw())
+    return [each for each in found if each is not None]
 
 
 def _members(several: Sequence[Card]) -> Sheet:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import PurePath
 from typing import Any
 
@@ -65,6 +66,7 @@ def is_member(row: str) -> bool:
     return re.fullmatch(r"member \d+", row) is not None
 
 
+@lru_cache(maxsize=1024)
 def question_of(measure: str, on: str = "") -> str:
     """Return what a measure asks: good, sure, different, flat, cost, or other."""
     if on == TRAINING:

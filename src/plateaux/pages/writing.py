@@ -11,6 +11,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any, Literal
 
+from plateaux.findings import Finding
 from plateaux.guests import guest
 from plateaux.pages.look import KINDS, Kind
 from plateaux.pages.page import Report
@@ -50,7 +51,7 @@ def to_json(made: Report) -> str:
         "answers": [asdict(each) for each in made.answers],
         "tables": [asdict(sheet) for part in made.parts for sheet in part.sheets],
         "figures": [{"name": name, "title": d.title, "sentence": d.sentence} for name, d in made.drawings()],
-        "findings": [_plain({**asdict(each), "condition": dict(each.condition)}) for each in made.findings],
+        "findings": [_plain(each) for each in made.findings],
     }
     return json.dumps(plain, indent=1, allow_nan=False, default=str) + "\n"
 
@@ -120,6 +121,8 @@ def _safe(text: str) -> str:
     return flat
 
 
-def _plain(tree: dict[str, Any]) -> dict[str, Any]:
+def _plain(each: Finding) -> dict[str, Any]:
     """Return a finding as JSON knows it: where there is no number, null."""
+    told = {"run": each.run, "condition": dict(each.condition), "repetition": each.repetition}
+    tree = {**told, **{name: getattr(each, name) for name in FIELDS}}
     return {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in tree.items()}

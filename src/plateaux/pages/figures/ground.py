@@ -42,7 +42,9 @@ def lines(tree: Tree) -> Drawing | None:
 
 def surfaces(trees: Mapping[str, Tree]) -> Drawing | None:
     """Draw the loss over two directions, a small picture for every member, or over the plane through three."""
-    found = {name: tree["surface"] for name, tree in trees.items() if tree.get("kind") in ("surface", "plane")}
+    found = {
+        name: tree["surface"] for name, tree in trees.items() if {"x", "y", "losses"} <= set(tree.get("surface", ()))
+    }
     grids = {name: _grid(each["losses"]) for name, each in found.items()}
     shown = [name for name in found if np.isfinite(grids[name]).any()][:MOST]
     if not shown:
