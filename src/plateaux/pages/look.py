@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 Kind = Literal["svg", "png", "pdf"]
 KINDS: tuple[Kind, ...] = ("svg", "png", "pdf")
-WIDTH = 5.2  # inches: what a phone shows without making letters too small
+WIDTH = 4.8  # inches: what a phone shows without making letters too small
 SERIES = len(COLOURS)  # that have a colour of their own; the others are drawn in grey
 LINE = 0.17  # inches of a line of the legend
 GREY, RULE = "#888888", "#dddddd"
 MARKERS = "osD^vPX"
-LABEL = 34  # characters of a name beside a figure
-BESIDE = 26  # characters of names that stand in two columns
+LABEL = 32  # characters of a name beside a figure
+BESIDE = 24  # characters of names that stand in two columns
 PAGE_LOOK: Any = {
     **LOOK, "figure.facecolor": "none", "axes.facecolor": "none", "savefig.facecolor": "none", "text.parse_math": False,
     "xtick.color": INK, "ytick.color": INK, "axes.grid": True, "axes.axisbelow": True, "legend.handlelength": 2.2,
