@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import re
 import time
 from dataclasses import replace
@@ -20,8 +21,10 @@ from plateaux.pages import front, tables
 from plateaux.pages.book import Book, Chapter
 from plateaux.pages.page import Report, compose
 from plateaux.pages.tables import Entry, Sheet
+from plateaux.pages.words import between, with_error
 from plateaux.pages.writing import to_csv, to_html, to_json, to_markdown
 from plateaux.tables import MEAN_PROBABILITY
+from plateaux.types import Value
 
 EVIL = "<script>alert(1)</script>"
 
@@ -131,7 +134,7 @@ def test_csv_and_json_carry_every_number(evil: tuple[Report, str]) -> None:
 
 def test_two_hundred_runs_are_reported_in_time_and_size() -> None:
     conditions = [{"method": f"{made.LONG} {i % 10}", "rho": round(0.01 * (i // 10), 2)} for i in range(100)]
-    whole = book(conditions, members=5, repetitions=2, baseline={"rho": 0.0})
+    whole = book(conditions, members=3, repetitions=2, baseline={"rho": 0.0})
     begun = time.process_time()
     page = to_html(compose(whole))
     assert time.process_time() - begun < 30
@@ -215,6 +218,23 @@ def test_of_several_conditions_the_best_is_named() -> None:
     assert told["How good?"].words.startswith("Best is method=b: the ensemble answers 90.0 ± 1.0 %")
     assert "(method=b), 1 other 0.3" in told["How sure?"].words
     assert told["How different?"].words == "Der is 0.5 to 1, least for method=b, most for method=a."
+
+
+@pytest.mark.parametrize(
+    ("value", "percent", "text"),
+    [
+        (Value(0.96333, 0.00771), True, "96.33 ± 0.77"),
+        (Value(0.5, None), True, "50.00"),
+        (Value(math.nan, 0.1), False, "no number"),
+        (Value(2.5e7, 1e5), False, "2.5e+07 ± 1e+05"),
+        (Value(1e-6, 1e-7), False, "1e-06 ± 1e-07"),
+        (Value(12345.6), False, "12,346"),
+        (Value(0.2, math.nan), False, "0.2"),
+    ],
+)
+def test_a_number_is_shown_to_as_many_places_as_its_error_is_worth(value: Value, percent: bool, text: str) -> None:
+    assert with_error(value, percent) == text
+    assert between([math.nan]) == "no number"
 
 
 # Tables.

@@ -92,8 +92,9 @@ def empty(
 
 def finished(name: str, title: str, sentence: str, figure: Figure) -> Drawing:
     """Lay everything out once and for all, which takes longer than drawing."""
-    figure.draw_without_rendering()
-    figure.set_layout_engine("none")
+    if (engine := figure.get_layout_engine()) is not None:
+        engine.execute(figure)
+        figure.set_layout_engine("none")
     return Drawing(name, title, sentence, figure)
 
 
