@@ -17,7 +17,7 @@ import torch
 from laws.meshes import mesh
 from torch import Tensor
 
-from plateaux import features, registry
+from plateaux import features
 from plateaux.augment import Augment, move
 from plateaux.build import Given, in_order, training_data, trunk_of
 from plateaux.corruptions import Corrupted
@@ -40,7 +40,7 @@ CHANCE = torch.Generator().manual_seed(3)
 IMAGES = torch.randint(0, 256, (70, 3, 16, 16), dtype=torch.uint8, generator=CHANCE)
 LABELS = torch.arange(70) % 5
 DATA = from_tensors((IMAGES[:50], LABELS[:50]), (IMAGES[50:], LABELS[50:]), classes=5, mean=(0.5,) * 3, std=(0.2,) * 3)
-GIVEN = Given(data=DATA)
+GIVEN = Given(data=DATA, allow=("test_features",))
 
 
 @pytest.fixture(autouse=True)
@@ -126,37 +126,45 @@ def test_numbers_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         seen_through(asked, DATA, DATA.test, trunk).fetch(torch.arange(2))
 
 
-def test_a_build_killed_at_ten_moments_ends_in_the_same_bytes(tmp_path: Path) -> None:
+def test_a_build_killed_at_ten_moments_ends_in_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(features, "SHARD", 4)
+
     def source(folder: Path) -> Features:
         found = featured(recipe(folder, {"flip": True}, rounds=2), DATA, GIVEN).train
         assert isinstance(found, Features)
         return found
 
+    def build(folder: Path, begun: int) -> None:
+        before = Round.make
+
+        def slowly(self: Round, shard: int) -> int:
+            os.write(begun, b".")
+            time.sleep(0.005)
+            return before(self, shard)
+
+        Round.make = slowly  # type: ignore[method-assign]
+        prepare([source(folder)], HERE)
+
     prepare([source(tmp_path / "whole")], HERE)
-    before = Round.make
-
-    def slowly(self: Round, shard: int) -> int:
-        time.sleep(0.01)
-        return before(self, shard)
-
-    chance, broken = random.Random(5), 0
+    whole, chance, killed = content(tmp_path / "whole"), random.Random(5), 0
     for _ in range(10):
+        begins, begun = os.pipe()
         child = os.fork()
         if child == 0:  # killed while it builds, or done
-            Round.make = slowly  # type: ignore[method-assign]
-            prepare([source(tmp_path / "killed")], HERE)
+            build(tmp_path / "killed", begun)
             os._exit(0)
-        time.sleep(chance.uniform(0.01, 0.12))
+        os.close(begun)
+        os.read(begins, 1)
+        time.sleep(chance.uniform(0.0, 0.05))
         os.kill(child, signal.SIGKILL)
-        _, status = os.waitpid(child, 0)
-        broken += status != 0
-        done = content(tmp_path / "killed")
-        assert done.items() <= content(tmp_path / "whole").items()  # what is there is whole
-    assert broken >= 3
+        killed += os.waitpid(child, 0)[1] == signal.SIGKILL
+        os.close(begins)
+        assert content(tmp_path / "killed").items() <= whole.items()  # what is there is whole
+    assert killed >= 3
     prepare([source(tmp_path / "killed")], HERE)
-    assert content(tmp_path / "killed") == content(tmp_path / "whole")
+    assert content(tmp_path / "killed") == whole
     assert not list(tmp_path.rglob(".part-*"))
-    assert len(content(tmp_path / "whole")) == 2 * (2 * 4 + 1)
+    assert len(whole) == 2 * (2 * 13 + 1)
 
 
 def test_a_second_run_spends_no_time_in_the_trunk(tmp_path: Path, passes: list[int]) -> None:
@@ -244,7 +252,6 @@ def test_unlabelled_samples_are_kept_too(tmp_path: Path, passes: list[int]) -> N
     assert isinstance(extra.source, Features)
 
 
-@registry.dataset
 def foreign_patches() -> Data:
     """Pictures of nothing; only for tests."""
     x = torch.randint(0, 256, (24, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(9))
@@ -260,7 +267,7 @@ def test_measuring_looks_at_features_of_test_corrupted_and_foreign_samples(tmp_p
     words = ["test", "corrupted:fog:3@8"]
     found = evaluate(tmp_path / "run", on=words, measures=["nll"], **given)
     assert sum(passes) == 20 + 8
-    outside = detect(tmp_path / "run", {"near": ["foreign_patches"]}, **given)
+    outside = detect(tmp_path / "run", {"near": ["test_features:foreign_patches"]}, **given)
     assert sum(passes) == 20 + 8 + 24
     foggy, _ = Corrupted(DATA.test, "fog", 3).fetch(torch.arange(8))
     for each, images in zip(found, (IMAGES[50:], foggy), strict=True):
@@ -271,7 +278,7 @@ def test_measuring_looks_at_features_of_test_corrupted_and_foreign_samples(tmp_p
     passes.clear()
     again = evaluate(tmp_path / "run", on=words, measures=["nll"], **given)
     assert [each.rows for each in again] == [each.rows for each in found]
-    assert [each.rows for each in detect(tmp_path / "run", {"near": ["foreign_patches"]}, **given)] == [
+    assert [each.rows for each in detect(tmp_path / "run", {"near": ["test_features:foreign_patches"]}, **given)] == [
         each.rows for each in outside
     ]
     mixed = soup(tmp_path / "run", tmp_path / "soup", on="test", limit=100.0, given=GIVEN)
