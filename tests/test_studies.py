@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -56,3 +57,17 @@ def test_the_study_of_two_rankings_leaves_evidence_that_fits(tmp_path: Path, scr
     assert found is not None
     ranks = [float(line.split()[-1]) for line in done.stdout.splitlines() if line.startswith("network")]
     assert found.cases["as stated"].primary[0].value == pytest.approx(sum(ranks) / 3, abs=1e-3)
+
+
+@pytest.mark.slow
+@WITH_CIFAR
+def test_the_study_of_training_together_runs_and_goes_on_to_its_tables(tmp_path: Path, script: Script) -> None:
+    pytest.importorskip("timm", reason="timm is not installed")
+    done = script("studies/joint_cifar100.py", str(tmp_path / "study"), "--quick")
+    assert done.returncode == 0, done.stderr
+    for words in ("train: 300 samples, 300 went through the trunk", "SED 10 #0", "(Table 3)", "not testable here"):
+        assert words in done.stdout, words
+    again = script(*done.args[1:], "--table")
+    assert again.stdout.splitlines() == done.stdout.splitlines()[-len(again.stdout.splitlines()) :]
+    told = script(*done.args[1:], "--json")
+    assert set(json.loads(told.stdout)) == {"numbers", "claims"}
