@@ -29,6 +29,7 @@ from plateaux.features import Features, First, Round, featured, folder_of, neede
 from plateaux.learning import feed_of
 from plateaux.mixing import soup
 from plateaux.recipe import Recipe
+from plateaux.run import Run
 from plateaux.samples import Data, Resident, Streamed, from_tensors
 from plateaux.store import Store
 from plateaux.train import train
@@ -36,6 +37,7 @@ from plateaux.trunk import Trunk
 from plateaux.types import key, map_inputs
 
 HERE = Local("loop", 1, (), "error")
+USUAL = features.SHARD, features.CHUNK
 CHANCE = torch.Generator().manual_seed(3)
 IMAGES = torch.randint(0, 256, (70, 3, 16, 16), dtype=torch.uint8, generator=CHANCE)
 LABELS = torch.arange(70) % 5
@@ -366,10 +368,14 @@ def built_here(folder: str) -> tuple[int, list[str]]:
     """Build in this process of a mesh what is its share; return how many samples that were, and what is there."""
     from plateaux.executors.mesh import mesh as meshed
 
+    usual = features.SHARD, features.CHUNK
     features.SHARD, features.CHUNK = 16, 4
-    source = featured(recipe(Path(folder)), DATA, GIVEN).train
-    made = prepare([source], meshed())
-    x, _ = source.fetch(torch.arange(50))
+    try:
+        source = featured(recipe(Path(folder)), DATA, GIVEN).train
+        made = prepare([source], meshed())
+        x, _ = source.fetch(torch.arange(50))
+    finally:  # the process lives on, for other tests
+        features.SHARD, features.CHUNK = usual
     return made, np.asarray(x).round(4).tolist()
 
 
@@ -379,3 +385,19 @@ def test_processes_of_a_mesh_share_the_work(tmp_path: Path) -> None:
     assert first == second
     prepare([featured(recipe(tmp_path / "alone"), DATA, GIVEN).train], HERE)
     assert content(tmp_path / "mesh") == content(tmp_path / "alone")
+
+
+def test_members_that_meet_over_kept_features_are_the_same_on_a_mesh(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(features, "SHARD", USUAL[0])
+    monkeypatch.setattr(features, "CHUNK", USUAL[1])
+    tree = recipe(tmp_path / "here", {"name": "cases:patches", "batch": 12, "unlabelled": "cases:static@13"}).to_dict()
+    tree |= {"method": {"name": "a2d", "strength": 0.5}}
+    alone = train(Recipe.from_dict(tree), tmp_path / "alone", given=Given(allow=("cases",)))
+    spread = {**tree, "executor": {"name": "mesh", "threads": 1}, "run": {"features": str(tmp_path / "there")}}
+    mesh(2).run("laws.meshes:train_here", spread, str(tmp_path / "spread"))
+    there = Run.open(tmp_path / "spread")
+    for number in range(2):
+        assert all(torch.equal(tensor, there.weights(number)[name]) for name, tensor in alone.weights(number).items())
+    assert content(tmp_path / "here") == content(tmp_path / "there")
