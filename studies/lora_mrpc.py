@@ -1,6 +1,6 @@
 """Do flat members, and SharpBalance, help an ensemble of adapters on text? Five rank-4 adapters each way, on MRPC.
 
-    python studies/lora_mrpc.py runs/lora            # a quarter of an hour on one core; again to go on
+    python studies/lora_mrpc.py runs/lora            # twenty minutes on one core; again to go on
     python studies/lora_mrpc.py runs/lora --table    # the table of what is there so far
 
 The grid is studies/lora_mrpc.toml, so `plateaux study studies/lora_mrpc.toml --out runs/lora` trains the same runs.
