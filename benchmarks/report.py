@@ -1,0 +1,87 @@
+"""How long a report takes and how large it is: a study of 200 runs from its results.json to one page.
+
+    python benchmarks/report.py [--json] [--quick]
+
+Limits: 30 seconds and 15 MB.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from _common import close, flags, seconds
+
+from plateaux.pages.page import report
+from plateaux.pages.writing import to_html
+
+MEMBERS, EPOCHS = 5, 30
+MEMBER_ROWS = [*(f"member {i}" for i in range(MEMBERS)), "mean of members"]
+ENSEMBLE = ["ensemble (mean probability)", "ensemble (mean logit)"]
+MEASURES = {  # measure -> on, better, rows
+    "accuracy": ("test", "higher", [*MEMBER_ROWS, *ENSEMBLE]),
+    "nll": ("test", "lower", [*MEMBER_ROWS, *ENSEMBLE]),
+    "ece": ("test", "lower", [*MEMBER_ROWS, *ENSEMBLE]),
+    "accuracy by size": ("test", "higher", [f"{n} member{'s' * (n > 1)}" for n in range(1, MEMBERS + 1)]),
+    "der": ("test", "neither", ["members together"]),
+    "variance": ("test", "neither", ["members together"]),
+    "worst_l2": ("train", "lower", MEMBER_ROWS),
+    "accuracy under corruption": ("corrupted", "higher", [f"{ENSEMBLE[0]} · severity {n}" for n in range(1, 6)]),
+}
+
+
+def main() -> None:
+    told = flags(__doc__.splitlines()[0])
+    runs = 20 if told.quick else 200
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "results.json"
+        file.write_text(json.dumps(study(runs)), encoding="utf-8")
+        pages: list[str] = []
+        took = seconds(lambda: pages.append(to_html(report([file]))))
+    figures = {"seconds": took, "megabytes": len(pages[0].encode()) / 1e6}
+    if not told.json:
+        print(f"{runs} runs: {took:.1f} s, {figures['megabytes']:.2f} MB")
+    close(figures, {"seconds": ("at most", 30), "megabytes": ("at most", 15)}, told.quick, runs=runs)
+
+
+def study(runs: int) -> dict[str, Any]:
+    """Return the results of a study with two repetitions of every condition."""
+    chance = Random(0)
+    conditions = [
+        {
+            "condition": {"method": f"method {i % 8}", "rho": round(0.01 * (i // 8), 2)},
+            "repetition": repetition,
+            "run": f"{i}-{repetition}",
+        }
+        for i in range(runs // 2)
+        for repetition in range(2)
+    ]
+    told = {"question": "How long does a report take?", "baseline": {"rho": 0.0}}
+    return {
+        "format": 1,
+        "study": told,
+        "conditions": conditions,
+        "runs": {each["run"]: entry(chance) for each in conditions},
+    }
+
+
+def entry(chance: Random) -> dict[str, Any]:
+    """Return what a study writes down of one run."""
+    measurements = [
+        {
+            "measure": name, "on": on, "better": better, "percent": name.startswith(("accuracy", "ece")),
+            "rows": {row: {"value": chance.uniform(0.2, 0.9), "error": 0.01} for row in rows},
+        }
+        for name, (on, better, rows) in MEASURES.items()
+    ]  # fmt: skip
+    costs = {row: {"epochs": EPOCHS, "passes": 2 * EPOCHS, "seconds": chance.uniform(50, 90)} for row in MEMBER_ROWS}
+    lines = [{"epoch": e, "train loss": 2.0 / e, "train accuracy": 1 - 0.8 / e} for e in range(1, EPOCHS + 1)]
+    course = {f"member {i}": lines for i in range(MEMBERS)}
+    return {"measurements": measurements, "costs": costs, "course": course, "recipe": {}}
+
+
+if __name__ == "__main__":
+    main()
