@@ -55,12 +55,17 @@ def read(paths: Sequence[str | Path]) -> Book:
     if not paths:
         raise RunError("Nothing to report on: name a run folder or a study folder")
     books = [_study(path) if _is_study(path) else _run(path) for path in paths]
-    runs = _told_apart([each for book in books for each in book.chapters if not book.baseline and not book.question])
-    rest = [each for book in books for each in book.chapters if book.baseline or book.question]
+    runs = _told_apart([each for book in books for each in book.chapters if not book.question])
+    rest = [each for book in books if book.question for each in (_under(book) if len(books) > 1 else book.chapters)]
     first = books[0]
     draw = tuple(dict.fromkeys(name for book in books for name in book.draw))
     title = first.title if len(books) == 1 else f"{first.title} and {len(books) - 1} more"
     return Book(title, [*runs, *rest], first.question, first.baseline, draw)
+
+
+def _under(book: Book) -> list[Chapter]:
+    """Return the runs of a study with the study's name in their conditions: others may have the same factors."""
+    return [_conditioned(each, {"study": book.title, **each.condition}, each.repetition) for each in book.chapters]
 
 
 def _is_study(path: str | Path) -> bool:
