@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any, Literal
 
 from plateaux.draw import COLOURS, DASHES, INK, LOOK, PAPER
@@ -28,7 +29,8 @@ SERIES = len(COLOURS)  # that have a colour of their own; the others are drawn i
 LINE = 0.17  # inches of a line of the legend
 GREY, RULE = "#888888", "#dddddd"
 MARKERS = "osD^vPX"
-LABEL = 32  # characters of a name beside a figure
+LABEL = 32  # characters of a line of a name beside a figure
+LINES = 3  # of a name
 BESIDE = 24  # characters of names that stand in two columns
 PAGE_LOOK: Any = {
     **LOOK, "figure.facecolor": "none", "axes.facecolor": "none", "savefig.facecolor": "none", "text.parse_math": False,
@@ -119,19 +121,23 @@ def legend(figure: Figure, axes: Axes) -> None:
     found.sort(key=lambda pair: pair[1].endswith(" others"))
     if found:
         columns = 2 if max(len(name) for _, name in found) <= BESIDE and len(found) > 1 else 1
+        lines = sum(name.count("\n") for _, name in found) - (-len(found) // columns)
         figure.legend(*zip(*found, strict=True), loc="outside lower left", ncols=columns)
-        figure.set_figheight(figure.get_figheight() + LINE * -(-len(found) // columns))
+        figure.set_figheight(figure.get_figheight() + LINE * lines)
 
 
-def plain(name: str, most: int = LABEL) -> str:
-    """Return a name as a figure can show it: printable, not too long, and not hidden from legends.
+def plain(name: str, most: int = LABEL, lines: int = LINES) -> str:
+    """Return a name as a figure can show it: printable, in lines that are not too long, and not hidden from legends.
 
-    >>> plain("a" * 60, 11), plain("_hidden")
-    ('aaaaa…aaaaa', ' _hidden')
+    >>> plain("width=16, method=SAM", 11), plain("a" * 60, 5, 2), plain("_hidden")
+    ('width=16,\\nmethod=SAM', 'aaaaa\\n…aaaa', ' _hidden')
     """
     text = " ".join("".join(letter if letter.isprintable() else " " for letter in name).split())
-    if len(text) > most:
-        text = f"{text[: most // 2]}…{text[-((most - 1) // 2) :]}"
+    pieces = wrap(text, most, break_on_hyphens=False)
+    if len(pieces) > lines:  # what cannot be told in so many lines keeps its two ends
+        room = most * lines
+        pieces = wrap(f"{text[: room // 2]}…{text[-((room - 1) // 2) :]}", most, break_on_hyphens=False)[:lines]
+    text = "\n".join(pieces)
     return f" {text}" if text.startswith("_") else text
 
 

@@ -41,13 +41,15 @@ def accuracy_bars(findings: Sequence[Finding], *, on: str | None = None) -> Draw
         return None
     shown = sorted(bars, key=lambda name: -_height(bars[name]))[:MOST] if len(bars) > MOST else list(bars)
     with look.look():
-        figure, axes = look.empty(0.9 + 0.34 * max(len(shown), 2))
+        labels = [look.plain(name) for name in shown]
+        more = sum(label.count("\n") for label in labels)
+        figure, axes = look.empty(0.9 + 0.34 * max(len(shown), 2) + 0.12 * more)
         for position, name in enumerate(shown):
             _draw(axes, bars[name], position)
         start = _start([bars[name] for name in shown])
         end = max(_end(bars[name]) for name in shown)
         axes.set_xlim(start, end + 0.14 * max(end - start, 1.0))
-        axes.set_yticks(range(len(shown)), [look.plain(name) for name in shown])
+        axes.set_yticks(range(len(shown)), labels)
         axes.set_ylim(len(shown) - 0.4, -0.6)
         axes.grid(False, axis="y")
         axes.set_xlabel(f"accuracy on {on} samples, %")

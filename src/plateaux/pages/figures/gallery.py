@@ -79,7 +79,7 @@ def _answers(said: Said, at: int, names: Sequence[str]) -> str:
     """Return two lines: what it is, and what members say it is."""
 
     def name(number: int) -> str:
-        return look.plain(names[number], WORD) if number < len(names) else str(number)
+        return look.plain(names[number], WORD, 1) if number < len(names) else str(number)
 
     guesses = [int(guess) for guess in said.probabilities[:, at].argmax(-1)]
     if len(guesses) <= ONE_BY_ONE and max(len(name(guess)) for guess in guesses) <= 2:
