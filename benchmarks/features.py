@@ -63,7 +63,7 @@ def counted() -> Iterator[list[int]]:
         seen.append(len(x))
         return before(self, x)
 
-    Trunk.forward = forward  # type: ignore[method-assign,assignment]
+    Trunk.forward = forward  # type: ignore[method-assign]
     try:
         yield seen
     finally:
