@@ -7,7 +7,7 @@
     python studies/joint_cifar100.py runs/joint --into docs/joint.md   # the tables between the page's two marks
 
 The trunk is timm's tf_efficientnet_lite0 with ImageNet weights, which has seen ImageNet: that Tiny-ImageNet is foreign
-to CIFAR-100's classes does not make it foreign to the trunk. Images of 32 px are brought to 96 px; each goes through
+to CIFAR-100's classes does not make it foreign to the trunk. Images of 32 px are brought to 128 px; each goes through
 the trunk once. Members are perceptrons over its 1280 features, trained on 20,000 images. SED trains two of five heads
 in a step, so it has 2.5 times the epochs: every head makes as many steps as in the other methods. The evidence for
 claim 9 of the ledger is written to `evidence/` in that folder.
@@ -78,7 +78,7 @@ def recipe_for(condition: Mapping[str, Any], repetition: int, root: Path, *, qui
                 "weights": str(data_root(None) / "weights" / "efficientnet_lite0_imagenet_fp16.safetensors"),
                 "partial": True,
                 "trunk": "features",
-                "resize": 32 if quick else 96,
+                "resize": 32 if quick else 128,
                 "head": "mlp",
                 "head_width": condition.get("width", 256),
                 "cache_features": True,

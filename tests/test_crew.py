@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -345,5 +346,5 @@ def test_an_executor_joins_when_it_is_first_needed_and_leaves_what_it_joined(mon
 
 def test_inside_a_group_the_executor_is_a_mesh(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0")
-    monkeypatch.setattr(on_ray, "mesh", lambda **options: options)
-    assert on_ray.ray(data=2, processes=4) == {"data": 2, "batchnorm": "synced"}
+    monkeypatch.setattr(on_ray, "mesh", lambda **options: SimpleNamespace(**options))
+    assert vars(on_ray.ray(data=2, processes=4)) == {"data": 2, "batchnorm": "synced", "far": True}
