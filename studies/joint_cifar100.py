@@ -289,6 +289,9 @@ def claims(study: Study) -> list[tuple[str, str, str, str]]:
     for name in ("A2D", "DivDis", *lams):
         asked = f"{name} guesses more differently on C-1 than the deep ensemble (#unique)"
         found.append(_compared(study, asked, (name, "#unique, C-1"), (BASE, "#unique, C-1")))
+    for name in lams:  # two of five heads at a time, and no diversity: what is left is the diversity's doing
+        asked = f"{name} guesses more differently on C-1 than SED without its diversity term (#unique)"
+        found.append(_compared(study, asked, (name, "#unique, C-1"), ("SED 0", "#unique, C-1")))
     for on in ("C-1", "C-5"):
         what = f"accuracy of the prediction ensemble, {on}"
         for name in lams:
@@ -300,6 +303,8 @@ def claims(study: Study) -> list[tuple[str, str, str, str]]:
         for name in dict.fromkeys((PAPERS, _best(study, lams, f"AUROC PDS, {on}"))):
             words = f"{asked}; {name}" + (", the paper's lambda" if name == PAPERS else ", the best lambda here")
             found.append(_compared(study, words, (name, f"AUROC PDS, {on}"), (best, f"AUROC BMA, {on}")))
+        asked = f"{PAPERS} with PDS tells {on} from test better than the deep ensemble with PDS"
+        found.append(_compared(study, asked, (PAPERS, f"AUROC PDS, {on}"), (BASE, f"AUROC PDS, {on}")))
     for what in ("PDS, C-1", "AUROC PDS, C-1"):
         found.append(_compared(study, f"{what} rises from lambda 0 to 10", ("SED 10", what), ("SED 0", what)))
     for name in lams:
