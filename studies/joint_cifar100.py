@@ -56,7 +56,9 @@ tarantula|tractor|trolleybus|viaduct""".replace("\n", "|").split("|")
 )
 
 
-def recipe_for(condition: Mapping[str, Any], repetition: int, root: Path, *, quick: bool) -> plateaux.Recipe:
+def recipe_for(
+    condition: Mapping[str, Any], repetition: int, root: Path, *, quick: bool, pixels: int
+) -> plateaux.Recipe:
     """Return a condition's recipe; repetitions are paired by their seed."""
     epochs = condition.get("epochs", 1) * (1 if quick else 8)
     rate = condition.get("lr", 1e-3)
@@ -78,7 +80,7 @@ def recipe_for(condition: Mapping[str, Any], repetition: int, root: Path, *, qui
                 "weights": str(data_root(None) / "weights" / "efficientnet_lite0_imagenet_fp16.safetensors"),
                 "partial": True,
                 "trunk": "features",
-                "resize": 32 if quick else 128,
+                "resize": pixels,
                 "head": "mlp",
                 "head_width": condition.get("width", 256),
                 "cache_features": True,
@@ -115,10 +117,10 @@ Numbers = dict[str, float]
 class Study:
     """All runs below one folder, and what was found of them."""
 
-    def __init__(self, root: Path, *, quick: bool, repetitions: int) -> None:
-        self.root, self.quick, self.repetitions = root, quick, repetitions
+    def __init__(self, root: Path, *, quick: bool, repetitions: int, pixels: int) -> None:
+        self.root, self.quick, self.repetitions, self.pixels = root, quick, repetitions, pixels
         self.store = Store(root)
-        self.recipe = recipe_for(CONDITIONS[BASE], 0, root, quick=quick)
+        self.recipe = recipe_for(CONDITIONS[BASE], 0, root, quick=quick, pixels=pixels)
 
     def go(self) -> None:
         """Train and ask what is missing: one repetition of everything before the second."""
@@ -158,7 +160,7 @@ class Study:
 
     def _one(self, name: str, condition: Mapping[str, Any], repetition: int) -> None:
         folder = self.root / "runs" / f"{name.replace(' ', '_')}-{repetition}"
-        recipe = recipe_for(condition, repetition, self.root, quick=self.quick)
+        recipe = recipe_for(condition, repetition, self.root, quick=self.quick, pixels=self.pixels)
         run = plateaux.train(recipe, folder, given=plateaux.Given(unlabelled=self.unlabelled))
         seconds = sum(progress.seconds for progress in run.all_progress())
         found = {**self._asked(folder), "seconds of training": seconds}
@@ -354,6 +356,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("root", type=Path)
     parser.add_argument("--quick", action="store_true", help="a few images, one epoch, 32 px: does it run?")
+    parser.add_argument("--pixels", type=int, default=128, help="the side that images are brought to before the trunk")
     parser.add_argument("--features", action="store_true", help="only send the images through the trunk")
     parser.add_argument("--table", action="store_true", help="only print what is there")
     parser.add_argument("--into", type=Path, help="only write what is there into a page, between its marks")
@@ -362,7 +365,8 @@ def main() -> None:
     settle_in(threads=1)
     warnings.filterwarnings("ignore", message="Not loaded from")
     warnings.filterwarnings("ignore", message=".*looks at no unlabelled")
-    study = Study(args.root, quick=args.quick, repetitions=1 if args.quick else 3)
+    few, pixels = (1, 32) if args.quick else (3, args.pixels)
+    study = Study(args.root, quick=args.quick, repetitions=few, pixels=pixels)
     if args.features:
         study.ready()
     elif not (args.table or args.json or args.into):
