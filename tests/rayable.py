@@ -17,7 +17,7 @@ from plateaux.data.toy import blobs
 from plateaux.samples import Data
 
 SETTINGS: dict[str, Any] = {"log": "", "pause": 0.0, "flaw": ""}
-_step = course.step
+plain_step = course.step
 
 
 @plateaux.dataset
@@ -40,7 +40,7 @@ def step(executor: Any, learners: Any, *args: Any, **options: Any) -> Any:
             os.write(handle, f"{learner.number} {os.getpid()}\n".encode())
             os.close(handle)
     time.sleep(SETTINGS["pause"])
-    return _step(executor, learners, *args, **options)
+    return plain_step(executor, learners, *args, **options)
 
 
 course.step = step  # type: ignore[assignment]

@@ -16,11 +16,13 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+import rayable
 from buckets import Flaky, serving
 from cases import distance, weights
 from rayable import counted
 
 import plateaux
+from plateaux import course
 from plateaux.errors import PlateauxError, RecipeError, RunError
 from plateaux.executors.ray import OnRay
 from plateaux.executors.ray import ray as on_ray
@@ -40,7 +42,17 @@ LONG = os.environ.get("PLATEAUX_LONG") == "1"
 GIVEN = plateaux.Given(allow=("rayable", "cases"))
 STEPS = 5  # of an epoch: what may be lost by a kill
 SMALL = {"object_store_memory": 80 << 20}
+PLAIN = dict(rayable.SETTINGS)
+course.step = rayable.plain_step  # tests of other files go on in this process
 pytestmark = [pytest.mark.timeout(3400 if LONG else 600), pytest.mark.xdist_group("ray")]
+
+
+@pytest.fixture(autouse=True)
+def _steps_tell(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let steps of this process tell too, as those of the cluster do, until the test is over."""
+    monkeypatch.setattr(course, "step", rayable.step)
+    yield
+    rayable.SETTINGS.update(PLAIN)
 
 
 class Nodes:
