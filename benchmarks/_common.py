@@ -46,6 +46,12 @@ def ratio(over: Sequence[float], under: Sequence[float]) -> float:
     return statistics.median(a / b for a, b in zip(over, under, strict=True))
 
 
+def listed(figures: Mapping[str, float]) -> None:
+    """Print one figure a line."""
+    for name, value in figures.items():
+        print(f"{value:10.3f}  {name}")
+
+
 def close(figures: Mapping[str, float], limits: Mapping[str, tuple[str, float]], quick: bool, **facts: Any) -> None:
     """Print the figures, the limits ("at least" or "at most") and whether every limit holds."""
     held = {

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _common import close, flags, images, interleaved, ratio, seconds
+from _common import close, flags, images, interleaved, listed, ratio, seconds
 
 import plateaux
 from plateaux.build import data_of, trunk_of
@@ -122,8 +122,7 @@ def main() -> None:
         "images through the trunk, second run": ("at most", 0.0),
     }
     if not args.json:
-        for what, value in figures.items():
-            print(f"{value:10.3f}  {what}")
+        listed(figures)
     close(figures, limits, args.quick, torch=torch.__version__)
 
 

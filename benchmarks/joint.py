@@ -18,7 +18,7 @@ from dataclasses import replace
 
 import psutil
 import torch
-from _common import close, flags, interleaved, ratio
+from _common import close, flags, interleaved, listed, ratio
 from members import heads as heads_over_a_trunk
 from members import peak
 from torch import nn
@@ -135,8 +135,7 @@ def main() -> None:
         "DivDis, MB beyond the process": ("at most", 300.0),
     }
     if not args.json:
-        for name, value in figures.items():
-            print(f"{value:10.2f}  {name}")
+        listed(figures)
     close(figures, limits, args.quick, torch=torch.__version__)
 
 

@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 import torch
-from _common import close, flags
+from _common import close, flags, listed
 
 import plateaux
 from plateaux.build import networks
@@ -100,8 +100,7 @@ def main() -> None:
     if not args.quick:
         limits[f"{count} looped / 1, peak memory"] = ("at least", 4.0)
     if not args.json:
-        for name, value in figures.items():
-            print(f"{value:10.2f}  {name}")
+        listed(figures)
     close(figures, limits, args.quick)
 
 

@@ -14,11 +14,10 @@ import argparse
 import time
 from pathlib import Path
 
+from _leaving import leave
 from landscape_cifar10 import BASE, CONDITIONS, recipe_for
 
 import plateaux
-from plateaux.contrasts import repeated
-from plateaux.ledger import Case, Evidence, write_evidence
 from plateaux.panel import MEMBERS_MEAN
 
 CLAIM = "13-two-rankings-of-samples"
@@ -43,9 +42,7 @@ def main() -> None:
     found = correlations(args.run or args.out / "run", 64 if args.quick else 1000)
     for number, value in enumerate(found):
         print(f"network {number}: {value:.4f}")
-    mean, took = repeated(found), round(time.monotonic() - began, 1)
-    evidence = Evidence(claim=CLAIM, seconds=took, cases={"as stated": Case(primary=(mean,))})
-    print(f"mean {mean.value:.4g}; written to {write_evidence(evidence, args.out / 'evidence')}")
+    leave(CLAIM, found, args.out, began)
 
 
 if __name__ == "__main__":

@@ -17,12 +17,11 @@ import time
 from pathlib import Path
 
 import numpy as np
+from _leaving import leave
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 from joint import timed
 
-from plateaux.contrasts import repeated
-from plateaux.ledger import Case, Evidence, write_evidence
 from plateaux.machine import settle_in
 
 CLAIM = "10-sed-costs-the-same-for-many"
@@ -47,9 +46,7 @@ def main() -> None:
     found = slopes(dict(zip(sizes, timed(sizes, (), width, classes, STEPS * rounds)[0].values(), strict=True)))
     for number, slope in enumerate(found):
         print(f"round {number}: slope {slope:.4f}")
-    mean, took = repeated(found), round(time.monotonic() - began, 1)
-    evidence = Evidence(claim=CLAIM, seconds=took, cases={"as stated": Case(primary=(mean,))})
-    print(f"mean {mean.value:.4g}; written to {write_evidence(evidence, args.out / 'evidence')}")
+    leave(CLAIM, found, args.out, began)
 
 
 if __name__ == "__main__":

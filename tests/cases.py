@@ -6,15 +6,18 @@ Add a row here rather than a fixture. Names that begin with `cases:` are reached
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
-from plateaux import registry
+from plateaux import course, registry
 from plateaux.build import Given, data_of, network
 from plateaux.exchange import Method, Objective, Settle
 from plateaux.executors.local import Local
@@ -246,3 +249,16 @@ LOOP = Local("loop", 1, (), "error")
 def steps(member: Learner, batches: Sequence[Batch], **way: Any) -> list[Tally]:
     """Take a member through batches in the plain loop."""
     return [step(LOOP, [member], [batch], StepWay(**way))[0] for batch in batches]
+
+
+def stop_after(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Send this process SIGTERM once so many steps are taken."""
+    real, left = course.step, [steps]
+
+    def counted(*args: Any, **options: Any) -> Any:
+        left[0] -= 1
+        if left[0] == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return real(*args, **options)
+
+    monkeypatch.setattr(course, "step", counted)

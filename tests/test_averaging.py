@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from cases import GIVEN, distance, recipe, trained, weights
+from cases import GIVEN, distance, recipe, stop_after, trained, weights
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, update_bn
 
@@ -125,16 +123,8 @@ def test_the_best_average_on_validation_samples_is_kept(tmp_path: Path) -> None:
 
 
 def stopped_after(row: Recipe, out: Path, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, left = course.step, [steps]
-
-    def counted(*args: Any, **options: Any) -> Any:
-        left[0] -= 1
-        if left[0] == 0:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return real(*args, **options)
-
     with monkeypatch.context() as patch:
-        patch.setattr(course, "step", counted)
+        stop_after(steps, patch)
         with pytest.raises(Stopped):
             train(row, out, given=GIVEN)
 

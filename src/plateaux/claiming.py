@@ -9,12 +9,11 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from plateaux.errors import StorageError
 from plateaux.evidence import gather
 from plateaux.findings import findings_of_study
 from plateaux.ledger import Entry, chosen, home, read_claims, read_evidence
 from plateaux.ledger_page import figures, page
-from plateaux.terminal import AsJson, show
+from plateaux.terminal import AsJson, show, write_whole
 
 
 def claims(
@@ -37,7 +36,7 @@ def claims(
         gather(known, work, where, home().parent, read=findings_of_study)
     entries = [Entry(claim, read_evidence(claim, where)) for claim in known]
     if out is not None:
-        _write(out, page(entries))
+        write_whole(out, page(entries))
     last = [f"written to {out}"] if out else []
     show(as_json, [each.to_dict() for each in entries], lambda: [table(entries), *last])
 
@@ -53,11 +52,3 @@ def table(entries: Sequence[Entry]) -> Table:
             ours = figures(cases[case].primary, each.claim.primary.unit) if case in cases else ""
             shown.add_row(number, words, case, effect, ours, verdict)
     return shown
-
-
-def _write(file: Path, text: str) -> None:
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text, encoding="utf-8")
-    except OSError as problem:
-        raise StorageError(f"{file} cannot be written: {problem}") from None

@@ -40,6 +40,7 @@ from plateaux.types import Batch, Inputs, key
 
 VERSION = 1  # goes up whenever a feature changes by a bit, or lies elsewhere in its shard
 SHARD = 1024  # samples
+KEY = key("features")  # of all variations: a round is the same for every run
 CHUNK = 64  # samples that go through the trunk at once
 PATIENCE = 3600.0  # seconds to wait for another process that builds the same
 
@@ -88,12 +89,8 @@ class Round:
             "std": list(self.look.std),
             "memory_format": self.look.memory_format,
             "dtype": self.look.dtype,
-            "varied": {"crop": varied.crop, "flip": varied.flip, "key": self._key, "round": self.number},
+            "varied": {"crop": varied.crop, "flip": varied.flip, "key": KEY, "round": self.number},
         }
-
-    @property
-    def _key(self) -> int:
-        return key("features")
 
     def shards(self) -> range:
         return range(-(-len(self.source) // SHARD))
@@ -138,7 +135,7 @@ class Round:
         laid["memory_format"] = FORMATS[look.memory_format]
         if self.number is None:
             return evaluation(self.source, ids, batch=CHUNK, **laid)
-        feed = Feed(self.source, ids, batch=CHUNK, key=self._key, classes=0, augment=look.augment, **laid)
+        feed = Feed(self.source, ids, batch=CHUNK, key=KEY, classes=0, augment=look.augment, **laid)
         return feed.some(ids, self.number)
 
     @torch.no_grad()

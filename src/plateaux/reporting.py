@@ -9,13 +9,13 @@ from typing import Annotated, Any
 import typer
 
 from plateaux.build import Given
-from plateaux.errors import RecipeError, RunError, nearest
+from plateaux.errors import RecipeError, nearest
 from plateaux.naming import split_names
 from plateaux.pages.page import DETAILS, Report
 from plateaux.pages.page import report as made_of
 from plateaux.pages.writing import FORMATS, to_csv, to_html, to_json, to_markdown, write_figures
 from plateaux.report import size
-from plateaux.terminal import Allow, AsJson, show
+from plateaux.terminal import Allow, AsJson, show, write_whole
 
 
 def report(
@@ -40,7 +40,7 @@ def report(
     options: dict[str, Any] = {"details": details, "draw": split_names(draw or "")}
     drawn = kind != "csv" or figures is not None
     made = made_of(paths, figures=drawn, given=Given(allow=tuple(allow or ())), **options)
-    _write(out, _text(made, kind, out, figures))
+    write_whole(out, _text(made, kind, out, figures))
     files = write_figures(made, figures) if figures is not None else []
     plain = {
         "file": str(out), "bytes": out.stat().st_size, "figures": [str(file) for file in files],
@@ -56,14 +56,3 @@ def _text(made: Report, kind: str, out: Path, figures: Path | None) -> str:
         where = None if figures is None else os.path.relpath(figures, out.parent).replace(os.sep, "/")
         return to_markdown(made, where)
     return {"html": to_html, "json": to_json, "csv": to_csv}[kind](made)
-
-
-def _write(out: Path, text: str) -> None:
-    """Write the whole file or none of it."""
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        beside = out.with_name(f".{out.name}.part")
-        beside.write_text(text, encoding="utf-8")
-        beside.replace(out)
-    except OSError as problem:
-        raise RunError(f"{out} cannot be written ({problem.strerror}); choose another --out") from None

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cases import GIVEN, JOINT, METHODS, distance, recipe, weights
+from cases import GIVEN, JOINT, METHODS, distance, recipe, stop_after, weights
 from laws.conftest import Loop
 
 from plateaux import course
@@ -16,19 +14,6 @@ from plateaux.errors import Stopped
 from plateaux.recipe import Recipe
 from plateaux.run import Run
 from plateaux.train import train
-
-
-def stop_after(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Send this process SIGTERM once so many steps are taken."""
-    real, left = course.step, [steps]
-
-    def counted(*args: Any, **options: Any) -> Any:
-        left[0] -= 1
-        if left[0] == 0:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return real(*args, **options)
-
-    monkeypatch.setattr(course, "step", counted)
 
 
 def stopped_and_carried_on(row: Recipe, out: Path, steps: int) -> Run:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from plateaux.draw import COLOURS, DASHES, INK, LOOK, PAPER
 from plateaux.guests import guest
+from plateaux.pages.words import counted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,6 +32,7 @@ GREY, RULE = "#888888", "#dddddd"
 MARKERS = "osD^vPX"
 LABEL = 32  # characters of a line of a name beside a figure
 LINES = 3  # of a name
+OTHER = "other"  # a series without a colour of its own
 BESIDE = 24  # characters of names that stand in two columns
 PAGE_LOOK: Any = {
     **LOOK, "figure.facecolor": "none", "axes.facecolor": "none", "savefig.facecolor": "none", "text.parse_math": False,
@@ -112,13 +114,13 @@ def named(position: int, names: Sequence[str]) -> str | None:
     """Return what a legend says of the series at a position: of those in grey, once how many they are."""
     if position < SERIES:
         return plain(names[position])
-    return f"{len(names) - SERIES} others" if position == SERIES else None
+    return counted(len(names) - SERIES, OTHER) if position == SERIES else None
 
 
 def legend(figure: Figure, axes: Axes) -> None:
     """Put the names below the figure, which grows by as much: in two columns where they are short."""
     found = list(zip(*axes.get_legend_handles_labels(), strict=True))
-    found.sort(key=lambda pair: pair[1].endswith(" others"))
+    found.sort(key=lambda pair: pair[1].endswith((f" {OTHER}", f" {OTHER}s")))
     if found:
         columns = 2 if max(len(name) for _, name in found) <= BESIDE and len(found) > 1 else 1
         lines = sum(name.count("\n") for _, name in found) - (-len(found) // columns)
