@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from threading import Thread
@@ -163,6 +163,20 @@ def at_work(out: str | Path) -> list[dict[str, Any]]:
     return []
 
 
+def strike(out: str | Path, members: Collection[int] | None = None, *, seconds: float = 120) -> None:
+    """Kill the process of a job, of these members if some are named, as soon as one is at work."""
+
+    def struck() -> bool:
+        for each in at_work(out):
+            if members is None or each["members"] == list(members):
+                with suppress(ProcessLookupError):  # it ended just now: another will do
+                    os.kill(each["pid"], signal.SIGKILL)
+                    return True
+        return False
+
+    wait_until(struck, seconds=seconds)
+
+
 class Watching(Thread):
     """Does something to a run while it goes on; what goes wrong there fails the test."""
 
@@ -198,11 +212,11 @@ def test_twenty_kills_and_five_lost_nodes_change_no_bit(nodes: Nodes, tmp_path: 
             wait_until(lambda due=due: sum(counted(tmp_path / "steps").values()) >= due, seconds=1200)
             assert training.is_alive()
             time.sleep(chance.uniform(0, 4 * pause))
-            wait_until(lambda: at_work(out), seconds=300)
             if kind == "lose":
+                wait_until(lambda: at_work(out), seconds=300)
                 nodes.lose(chance.randrange(2))
             else:
-                os.kill(at_work(out)[0]["pid"], signal.SIGKILL)
+                strike(out, seconds=300)
 
     heard: list[Mapping[str, Any]] = []
     settings = {"name": "ray", "address": nodes.address, "retries": 50}
@@ -227,8 +241,8 @@ def test_a_run_in_a_bucket_whose_server_stumbles_survives_a_kill(nodes: Nodes, s
     out, settings = f"s3://bucket/{tmp_path.name}", {"name": "ray", "address": nodes.address}
 
     def harm() -> None:
-        wait_until(lambda: counted(tmp_path / "steps") and at_work(out))
-        os.kill(at_work(out)[0]["pid"], signal.SIGKILL)
+        wait_until(lambda: counted(tmp_path / "steps"))
+        strike(out)
 
     server.share, server.failed = 0.05, 0
     harming = Watching(harm)
@@ -312,12 +326,7 @@ def test_a_job_whose_process_dies_too_often_is_given_up(nodes: Nodes, tmp_path: 
     row = recipe(tmp_path, {"name": "sam", "rho": 0.1}, members=2, epochs=3, pause=0.1)
     settings = {"name": "ray", "address": nodes.address, "retries": 0}
 
-    def harm() -> None:
-        wait_until(lambda: any(each["members"] == [0] for each in at_work(tmp_path / "run")))
-        (pid,) = [each["pid"] for each in at_work(tmp_path / "run") if each["members"] == [0]]
-        os.kill(pid, signal.SIGKILL)
-
-    harming = Watching(harm)
+    harming = Watching(lambda: strike(tmp_path / "run", [0]))
     with pytest.raises(RunError, match=r"member 0 .* died, for the 1\. time; given up"):
         plateaux.train(row.changed(executor=settings), tmp_path / "run", given=GIVEN)
     harming.end()
