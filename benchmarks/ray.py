@@ -8,13 +8,14 @@ jobs that do nothing show what handing one over takes.
 from __future__ import annotations
 
 import os
-import resource
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from statistics import median
+from threading import Event, Lock, Thread
 from typing import Any
 
 import psutil
@@ -44,31 +45,43 @@ def recipe_for(file: Path, epochs: int, **executor: object) -> plateaux.Recipe:
     )
 
 
-def work_of_children() -> float:
-    """Return the CPU seconds of this process, of those that have ended below it, and of those that live below it."""
-    ended = sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    alive = 0.0
-    for child in psutil.Process().children(recursive=True):
-        try:
-            spent = child.cpu_times()
-        except psutil.Error:
-            continue
-        alive += spent.user + spent.system + spent.children_user + spent.children_system
-    return ended + alive
+class Work:
+    """The CPU seconds of this process and of all that were ever seen below it, looked up every half second.
+
+    What a process used is remembered by us: Ray dismisses an actor that has no more to do, and who asks for its time
+    afterwards finds nothing.
+    """
+
+    def __init__(self) -> None:
+        self.used: dict[tuple[int, float], float] = {}
+        self.lock = Lock()
+
+    def __call__(self) -> float:
+        with self.lock:
+            here = psutil.Process()
+            for each in [here, *here.children(recursive=True)]:
+                with suppress(psutil.Error):
+                    self.used[each.pid, each.create_time()] = sum(each.cpu_times()[:2])
+            return sum(self.used.values())
+
+    def watch(self, over: Event) -> None:
+        while not over.wait(0.5):
+            self()
 
 
 def measured(train: Callable[[Callable[[Mapping[str, Any]], None]], Any]) -> dict[str, float]:
-    """Return a run's seconds and work between its first and its last news of a member, and what came before.
-
-    Work is looked up while all who did it live: what a process has used is lost where another than its parent ends it.
-    """
-    begun, seen = time.perf_counter(), list[tuple[float, float]]()
+    """Return a run's seconds and work between its first and its last news of a member, and what came before."""
+    begun, seen, work, over = time.perf_counter(), list[tuple[float, float]](), Work(), Event()
 
     def tell(news: Mapping[str, Any]) -> None:
         if "member" in news:
-            seen.append((time.perf_counter(), work_of_children()))
+            seen.append((time.perf_counter(), work()))
 
+    watching = Thread(target=work.watch, args=(over,), daemon=True)
+    watching.start()
     train(tell)
+    over.set()
+    watching.join()
     (first, before), (last, after) = seen[0], seen[-1]
     return {"start-up seconds": first - begun, "seconds": last - first, "work": after - before}
 
