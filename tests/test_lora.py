@@ -156,10 +156,10 @@ def test_what_cannot_be_adapted_is_refused(module: nn.Module, options: dict[str,
 @pytest.mark.parametrize(
     ("model_part", "words"),
     [
-        ({"adapters": {"rank": 2}}, r"adapters: layers: .*required"),
+        ({"adapters": {"rank": 2}}, r"\[model\] adapters lacks 'layers'"),
         ({"adapters": {"rank": 0, "layers": ["1"]}}, "rank.*1 or more"),
-        ({"adapters": {"rnk": 1, "layers": ["1"]}}, "adapters: rnk"),
-        ({"adapters": {"layers": []}}, "adapters: layers"),
+        ({"adapters": {"rnk": 1, "layers": ["1"]}}, r"\[model\] adapters has no key 'rnk'; did you mean 'rank'"),
+        ({"adapters": {"layers": []}}, r"adapters.layers = \[\]: "),
         ({"adapters": {"layers": ["1"]}, "freeze": ["1"]}, "leave freeze out"),
         ({"adapters": {"layers": ["1"], "rank": [1, 2]}}, "lists 2 values, but the ensemble has 3"),
     ],

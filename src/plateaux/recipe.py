@@ -312,18 +312,17 @@ def _explain(cls: type[Section], problem: ValidationError) -> WrongKey:
         name = ".".join(place[1:])
     head = f"[{section}] " if section else ""
     known = _keys(cls.model_fields[section].annotation if section else cls)
-    if len(place) > 2 and name in known and _keys(known[name].annotation):  # within a table of a section
-        return WrongKey(section, name, f"[{section}] {name}: {'.'.join(place[2:])}: {first['msg']}", nth=nth)
+    key, whole = name, f"{head}{name}"
+    if len(place) > 2 and name in known and (inside := _keys(known[name].annotation)):  # within a table of a section
+        head, key, whole, known = f"{whole} ", place[2], f"{whole}.{place[2]}", inside
     if first["type"] == "extra_forbidden":
-        return WrongKey(
-            section,
-            name,
-            f"{head}has no key {name!r}; {nearest(name, known)}".replace("has", "The recipe has", not section),
-        )
-    if first["type"] == "missing":
-        why = ": every recipe names its data and its model" if name in ("data", "model") else ""
-        return WrongKey(section, name, f"{head or 'The recipe '}lacks {name!r}{why}", nth=nth)
-    return WrongKey(section, name, f"{head}{name} = {first['input']!r}: {first['msg']}", nth=nth)
+        text = f"{head}has no key {key!r}; {nearest(key, known)}".replace("has", "The recipe has", not section)
+    elif first["type"] == "missing":
+        why = ": every recipe names its data and its model" if key in ("data", "model") else ""
+        text = f"{head or 'The recipe '}lacks {key!r}{why}"
+    else:
+        text = f"{whole} = {first['input']!r}: {first['msg']}"
+    return WrongKey(section, name, text, nth=nth)
 
 
 def _keys(annotation: Any) -> dict[str, Any]:
