@@ -1,26 +1,31 @@
 """Which probes find that SAM is flatter? A deep ensemble and SAM at three radii: resnet8, 10,000 images of CIFAR-10.
 
-    python studies/landscape_cifar10.py runs/landscape            # about three hours on two cores; again to go on
+    python studies/landscape_cifar10.py runs/landscape            # about ninety minutes on two cores; again to go on
     python studies/landscape_cifar10.py runs/landscape --table    # the table of what is there so far
     python studies/landscape_cifar10.py runs/landscape --draw     # pictures of every run, into its folder
 
-Three members each, 15 epochs without augmentation. Probes are asked on 512 training images, those of curvature on 256.
-What was found is written to `results.json` in that folder, probe by probe. SAM is said to be flatter, or sharper,
-where the mean over members differs from the deep ensemble's by more than twice the standard error of that difference.
+Three members each, 15 epochs without augmentation. Probes are asked on 512 training images, those of curvature on 128.
+What was found is written to `results/` in that folder, probe by probe. Members of one number begin at the same weights
+and see the same batches in every condition: SAM is said to be flatter, or sharper, where the 95 % t interval of the
+paired differences from the deep ensemble's members leaves out zero.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
+
+import torch
 
 import plateaux
 from plateaux.measurement import Measurement
 from plateaux.naming import probes_named
 from plateaux.panel import MEMBERS_MEAN
 from plateaux.pictures import pictures
+from plateaux.statistics import paired
 from plateaux.store import Store
 
 CONDITIONS: dict[str, dict[str, Any]] = {
@@ -64,23 +69,31 @@ class Study:
         self.probes = [*usual, *(() if quick else MORE)]
 
     def go(self) -> None:
-        """Train and ask what is missing, the conditions in turn for every probe."""
+        """Train and ask what is missing: two processes of one thread each."""
         for name, method in CONDITIONS.items():
             plateaux.train(recipe_for(method, members=self.members, quick=self.quick), self.root / name)
             print(f"{name} is trained", flush=True)
-        for probe in self.probes:
+        if self.quick:
             for name in CONDITIONS:
-                if f"{name}/{probe}" not in self.results():
-                    self._ask(name, probe)
+                self.ask(name)
+        else:
+            with ProcessPoolExecutor(2, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
+                list(pool.map(self.ask, CONDITIONS))
 
-    def _ask(self, name: str, probe: str) -> None:
-        count = 64 if self.quick else 256 if probe in CURVED else None if "preset" in probe else 512
-        (found,) = plateaux.landscape(self.root / name, probes=[probe], samples=count)
-        self.store.put_json("results.json", {**self.results(), f"{name}/{probe}": summary(found)})
-        print(f"{name}, {probe}: {_cell(self.results()[f'{name}/{probe}'])}", flush=True)
+    def ask(self, name: str) -> None:
+        """Ask the members of a condition what they have not been asked."""
+        for probe in self.probes:
+            found = self.results(name)
+            if probe not in found:
+                count = 64 if self.quick else 128 if probe in CURVED else None if "preset" in probe else 512
+                (measured,) = plateaux.landscape(self.root / name, probes=[probe], samples=count)
+                found[probe] = summary(measured)
+                self.store.put_json(f"results/{name}.json", found)
+                print(f"{name}, {probe}: {_cell(found[probe])}", flush=True)
 
-    def results(self) -> dict[str, dict[str, Any]]:
-        found: dict[str, dict[str, Any]] = self.store.get_json("results.json") if self.store.has("results.json") else {}
+    def results(self, name: str) -> dict[str, dict[str, Any]]:
+        at = f"results/{name}.json"
+        found: dict[str, dict[str, Any]] = self.store.get_json(at) if self.store.has(at) else {}
         return found
 
     def draw(self) -> None:
@@ -90,15 +103,16 @@ class Study:
 
     def table(self) -> str:
         """Return what was found as Markdown: mean over members, its standard error, and what each radius did."""
-        names = [name for name in CONDITIONS if any(key.startswith(f"{name}/") for key in self.results())]
+        results = {name: found for name in CONDITIONS if (found := self.results(name))}
+        names = list(results)
         head = ["probe", *names, *(f"{name} is" for name in names if name != BASE), "rescaled", "errors: data, draws"]
         lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * len(names) + "---|" * (len(head) - 1 - len(names))]
         for probe in self.probes:
-            found = {name: self.results().get(f"{name}/{probe}") for name in names}
+            found = {name: results[name].get(probe) for name in names}
             base = found.get(BASE)
             cells = [_cell(each) if each else "" for each in found.values()]
             said = [verdict(base, each) if base and each else "" for name, each in found.items() if name != BASE]
-            kind = probes_named([probe])[probe].rescaled
+            kind = "stays" if probes_named([probe])[probe].rescaled == "same" else "moves"
             lines.append("| " + " | ".join([f"`{probe}`", *cells, *said, kind, _errors(base)]) + " |")
         return "\n".join(lines)
 
@@ -113,13 +127,15 @@ def summary(found: Measurement) -> dict[str, Any]:
 
 
 def verdict(base: dict[str, Any], other: dict[str, Any]) -> str:
-    """Say what becomes of a member by the difference of two means and its standard error over members."""
-    if base["error"] is None or other["error"] is None or base["better"] == "neither":
+    """Say what becomes of a member: by the interval of the differences between members of one number."""
+    both = [name for name in base["members"] if name in other["members"]]
+    if len(both) < 2 or base["better"] == "neither":
         return ""
-    apart = other["mean"] - base["mean"]
-    if abs(apart) <= 2 * math.hypot(base["error"], other["error"]):
+    mine, theirs = ([each["members"][name][0] for name in both] for each in (other, base))
+    apart = paired(mine, theirs)
+    if not apart.excludes_zero:
         return "not told apart"
-    return "flatter" if (apart < 0) == (base["better"] == "lower") else "sharper"
+    return "flatter" if (apart.high < 0) == (base["better"] == "lower") else "sharper"
 
 
 def _cell(found: dict[str, Any]) -> str:

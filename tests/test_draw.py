@@ -110,6 +110,17 @@ def test_a_path_says_its_barrier_and_draws_it_where_there_is_one() -> None:
     assert steep.numbers["barriers"]["members 0 and 1"]["loss"] == {"above_line": 4.0, "above_mean": 4.0}
 
 
+@pytest.mark.parametrize("pairs", [1, 3, 6, 10])
+def test_the_legend_of_paths_stands_above_them_all(pairs: int) -> None:
+    picture = draw.paths({f"members {n} and {n + 1}": hill(4.0 - n / 9) for n in range(pairs)}, ABOUT)
+    picture.figure.canvas.draw()
+    axes = picture.figure.axes[0]
+    legend = axes.get_legend()
+    assert legend is not None
+    lowest = axes.transData.inverted().transform(legend.get_window_extent())[0][1]
+    assert lowest > max(picture.numbers["lines"]["members 0 and 1"]["losses"])
+
+
 def test_heights_that_differ_much_are_drawn_by_their_logarithms() -> None:
     deep = Line((-1.0, 0.0, 1.0), (9.0, 0.01, 9.0), (0.001,) * 3, (0.5,) * 3, "none")
     assert draw.slices({"member 0": deep}, ABOUT).figure.axes[0].get_yscale() == "log"

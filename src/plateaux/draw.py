@@ -99,7 +99,7 @@ def paths(found: Mapping[str, Line], about: Mapping[str, Any]) -> Picture:
             low.plot(each.at, [100 * a for a in each.accuracies], **_pen(position))
         high.set_title("Loss on the straight path between members")
         high.set_ylabel("loss")
-        high.legend(loc="best")
+        _legend_above(high, len(found))
         low.set_xlabel("from the one member (0) to the other (1)")
         caption = (
             f"The loss rises by {_range([r.above_line for r in rises.values()])} above the straight line between its "
@@ -252,6 +252,14 @@ def _contours(figure: Figure, axes: Axes, found: Surface) -> None:
     bar.set_label("loss")
     axes.locator_params(nbins=6)
     axes.set_aspect("equal")
+
+
+def _legend_above(axes: Axes, lines: int) -> None:
+    """Put a legend of two columns over curves that rise in the middle, where any corner may be too small for it."""
+    bottom, top = axes.get_ylim()
+    share = min(0.02 + 0.08 * math.ceil(lines / 2), 0.8)  # of the height, for so many rows
+    axes.set_ylim(bottom, bottom + (top - bottom) / (1 - share))
+    axes.legend(loc="upper left", ncols=2)
 
 
 def _legend_below(axes: Axes) -> None:
