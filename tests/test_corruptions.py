@@ -309,7 +309,7 @@ def test_a_real_network_gets_worse_with_severity(name: str, data_root: Callable[
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)  # 24,900 images on one thread
+@pytest.mark.timeout(900)  # 24,300 images on one thread
 def test_a_real_network_gets_worse_under_every_kind(data_root: Callable[[str], Path], network: Any) -> None:
     accuracy = judge(data_root, network, 300)
     found = {name: [accuracy(name, severity) for severity in range(1, 6)] for name in CORRUPTIONS}

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from threading import Thread
@@ -163,12 +163,12 @@ def at_work(out: str | Path) -> list[dict[str, Any]]:
     return []
 
 
-def strike(out: str | Path, members: Collection[int] | None = None, *, seconds: float = 120) -> None:
+def strike(out: str | Path, members: list[int] | None = None, *, seconds: float = 120) -> None:
     """Kill the process of a job, of these members if some are named, as soon as one is at work."""
 
     def struck() -> bool:
         for each in at_work(out):
-            if members is None or each["members"] == list(members):
+            if members is None or each["members"] == members:
                 with suppress(ProcessLookupError):  # it ended just now: another will do
                     os.kill(each["pid"], signal.SIGKILL)
                     return True
