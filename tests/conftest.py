@@ -29,7 +29,7 @@ Script = Callable[..., subprocess.CompletedProcess[str]]
 
 
 # Hundreds of trainings over lines that other tests count too: to count them here takes half as long again.
-NOT_COUNTED = ("laws", "test_meeting.py", "test_pool.py", "test_recipes.py")
+NOT_COUNTED = ("laws", "test_kill.py", "test_meeting.py", "test_pool.py", "test_ray.py", "test_recipes.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -89,7 +89,11 @@ def train(
 def _carry_out(run: Run, executor: Executor, work: Work, given: Given, tell: Tell) -> list[Failure]:
     """Launch what is missing until nothing is, or nothing can be done; return what failed for good."""
     attempts, lost = 1, list[Failure]()
-    while jobs := missing(run, given, without={number for failure in lost for number in failure.job.members}):
+    while True:
+        jobs = missing(run, given, without={number for failure in lost for number in failure.job.members})
+        executor.agree(0)  # nobody begins before everybody has planned: a decision begun would change the plan
+        if not jobs:
+            break
         failures = executor.launch(jobs, work, tell)
         failed = executor.agree(int(bool(failures)))  # nobody plans before everybody has written
         if failures and attempts < ATTEMPTS and any(failure.died for failure in failures):

@@ -11,14 +11,17 @@ import os
 import signal
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from multiprocessing.connection import Connection, wait
 from typing import Any
+from unittest.mock import patch
 
 PATIENCE = 60.0  # seconds for one answer
+LATE = 2.0  # seconds that others have to say what went wrong with them, once one has
 
 
 @cache
@@ -48,11 +51,12 @@ class Processes:
             answers |= {self._lines.index(line): line.recv() for line in ready}
             wrong = {rank: text for rank, (kind, text) in answers.items() if kind == "failed"}
             if wrong or not ready:
+                late = [line for rank, line in enumerate(self._lines) if rank not in answers]
+                wrong |= {self._lines.index(line): line.recv()[1] for line in wait(late, LATE)}
                 self._end()  # the others may be waiting for it inside a collective
-                silent = [rank for rank in range(self.world) if rank not in answers]
-                raise AssertionError(
-                    f"{function}: no answer from {silent}, failures {''.join(wrong.values()) or 'none'}"
-                )
+                silent = [rank for rank in range(self.world) if rank not in {*answers, *wrong}]
+                said = "".join(f"rank {rank}: {text}" for rank, text in wrong.items())
+                raise AssertionError(f"{function}: no answer from {silent}, failures {said or 'none'}")
         return [answers[rank][1] for rank in range(self.world)]
 
     def _start(self) -> None:
@@ -148,9 +152,13 @@ def measure_here(root: str, copies: int, keep: str = "no") -> dict[str, dict[str
 
 @contextmanager
 def broken(sabotage: str) -> Iterator[None]:
-    """Break "own row live" in one of its halves for a while."""
+    """Break "own row live" in one of its halves for a while, or let one process plan when others have long begun."""
     if not sabotage:
         yield
+        return
+    if sabotage == "one plans late":
+        with _planning_late():
+            yield
         return
     from plateaux import step
     from plateaux.executors import mesh
@@ -168,6 +176,19 @@ def broken(sabotage: str) -> Iterator[None]:
         yield
     finally:
         mesh._gather, step._Rounds._losses = gather, losses  # type: ignore[method-assign]
+
+
+@contextmanager
+def _planning_late() -> Iterator[None]:
+    train = importlib.import_module("plateaux.train")  # as an attribute it is the function of that name
+    missing = train.missing
+
+    def late(*args: Any, **options: Any) -> Any:
+        time.sleep(0.3 * (int(os.environ["RANK"]) > 0))
+        return missing(*args, **options)
+
+    with patch.object(train, "missing", late):
+        yield
 
 
 def _differentiable_gather(mine: Any, group: Any, ranks: int, rank: int, *, axis: int) -> Any:

@@ -36,6 +36,12 @@ def test_a_mesh_of_members_is_the_loop_bit_for_bit(method: str, net: str, loop: 
     assert distance(on_mesh(2, 1, tmp_path / "run", method, net), loop(method, net)) == 0
 
 
+@pytest.mark.parametrize("copies", [1, 2])
+def test_a_process_that_plans_late_finds_the_plan_of_the_others(copies: int, loop: Loop, tmp_path: Path) -> None:
+    late = on_mesh(2, copies, tmp_path / "run", "sharpbalance", "mlp", "one plans late", precision="fp64")
+    assert distance(late, loop("sharpbalance", "mlp", precision="fp64")) <= EXACT
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_vmap_is_the_loop_bit_for_bit_for_a_perceptron(method: str, loop: Loop, tmp_path: Path) -> None:
     # torch multiplies stacks of matrices with under 400 products each by a loop of its own that rounds otherwise.
