@@ -2,8 +2,8 @@
 
 All sides are the engine's own step on the same batch and with the same resnet18 (width 64), and take turns: of several
 networks one would be faster for where its weights happen to lie. The figures are medians of the rounds' ratios, in
-fp32, which recipes train in by default and the limits are for, and in bf16 beside it. Then the time to look up a
-batch's notes, memory-mapped from disk, of 50,000 and of 100,000,000 samples.
+fp32, which recipes train in by default and the limits are for, and in bf16 beside it where the processor has units for
+it. Then the time to look up a batch's notes, memory-mapped from disk, of 50,000 and of 100,000,000 samples.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from _common import close, flags, interleaved, ratio, seconds
+from _common import close, flags, interleaved, precision_here, ratio, seconds
 
 from plateaux.build import network
 from plateaux.exchange import Method
@@ -91,7 +91,8 @@ def main() -> None:
     batch = Batch(x, torch.randint(0, 10, (size,), generator=generator), torch.arange(size))
     figures: dict[str, float] = {}
     plain = 0.0
-    for precision, rounds in ROUNDS.items():
+    for precision in dict.fromkeys(("fp32", precision_here())):
+        rounds = ROUNDS[precision]
         found: dict[str, list[float]] = {}
         for _ in range(1 if args.quick else 2):
             kinds = sides(batch, width, precision)
