@@ -11,7 +11,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from statistics import median
@@ -23,7 +23,7 @@ import torch
 
 HERE = str(Path(__file__).resolve().parent)
 sys.path.insert(0, HERE)
-from _common import close, flags, images, precision_here  # noqa: E402
+from _common import close, flags, images, precision_here, ratio  # noqa: E402
 
 sys.path[:] = [path for path in sys.path if str(Path(path).resolve()) != HERE]  # or this file were taken for Ray itself
 
@@ -102,11 +102,6 @@ def thousand(jobs: int) -> float:
     return time.perf_counter() - begun
 
 
-def ratio(name: str, found: Mapping[str, Sequence[Mapping[str, float]]]) -> float:
-    """Return the median over rounds of what Ray took in terms of what `local` took beside it."""
-    return median(ray[name] / local[name] for ray, local in zip(found["ray"], found["local"], strict=True))
-
-
 def main() -> None:
     args = flags(__doc__ or "")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -128,6 +123,9 @@ def main() -> None:
             for side, recipe in list(sides.items())[:: 1 if number % 2 else -1]:
                 out = Path(folder) / f"{side}-{number}"
                 found[side].append(measured(lambda tell, r=recipe, o=out: plateaux.train(r, o, tell=tell)))
+                if not args.json:
+                    took = ", ".join(f"{name} {value:.1f}" for name, value in found[side][-1].items())
+                    print(f"{side:6} {took}", flush=True)
         one, other = (plateaux.Run.open(Path(folder) / f"{side}-0") for side in sides)
         apart = max(
             float((one.weights(n)[name] - other.weights(n)[name]).abs().max())
@@ -136,9 +134,10 @@ def main() -> None:
         trivial = thousand(jobs)
         ray.shutdown()
     mean = {side: {name: median(each[name] for each in runs) for name in runs[0]} for side, runs in found.items()}
+    ours, theirs = ({name: [each[name] for each in found[side]] for name in ("work", "seconds")} for side in sides)
     figures = {
-        "ray over local, work after start-up": ratio("work", found),
-        "ray over local, time after start-up": ratio("seconds", found),
+        "ray over local, work after start-up": ratio(theirs["work"], ours["work"]),
+        "ray over local, time after start-up": ratio(theirs["seconds"], ours["seconds"]),
         "start-up of the jobs, ray, seconds": mean["ray"]["start-up seconds"],
         "start-up of the jobs, local, seconds": mean["local"]["start-up seconds"],
         "largest difference of a weight": apart,
@@ -146,10 +145,6 @@ def main() -> None:
         "trivial jobs": jobs,
         "start-up of the cluster, seconds": started,
     }
-    if not args.json:
-        for side, runs in found.items():
-            for each in runs:
-                print(f"{side:6} " + ", ".join(f"{name} {value:.1f}" for name, value in each.items()))
     limits = {
         "ray over local, work after start-up": ("at most", 1.05),
         "largest difference of a weight": ("at most", 0.0),

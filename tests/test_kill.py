@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 from killable import BY_WORKERS, IN_MEMORY, RECIPE, write_images
+from waiting import wait_until
 
 from plateaux.recipe import Recipe
 from plateaux.run import Run
@@ -183,13 +183,6 @@ def assert_same_run(found: Path, wanted: Path) -> None:
         assert {p.name for p in (found / f"members/{number}").iterdir() if p.is_file()} == expected
         assert len(list((found / f"members/{number}/log").iterdir())) == len(here.parts)
     assert not list(found.rglob(f"{SCRATCH}*"))
-
-
-def wait_until(happened: Callable[[], bool], *, seconds: float = 30) -> None:
-    end = time.monotonic() + seconds
-    while not happened():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.01)
 
 
 def test_twenty_kills_at_random_moments_change_no_bit(recipe: Path, whole: Path, ask: Ask) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from threading import Event, Thread, Timer
 from typing import Any
@@ -14,6 +14,7 @@ import pytest
 import torch
 from buckets import Flaky, serving
 from cases import GIVEN, distance, recipe, weights
+from waiting import wait_until
 
 import plateaux
 from plateaux import lease, remote
@@ -226,13 +227,6 @@ def test_another_machines_lease_is_good_until_it_expires(store: Store) -> None:
         assert not store.held("m")
         store.put("m/.lease", b"nonsense")
         assert not store.held("m")
-
-
-def wait_until(happened: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not happened():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.02)
 
 
 def test_a_lease_is_renewed_until_another_has_it_and_then_nothing_is_written(

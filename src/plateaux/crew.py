@@ -32,6 +32,9 @@ STAYING = 30.0  # seconds that an actor without work keeps its place
 NO_PLACE = 30.0  # seconds without a place for anybody before that is said
 OBJECTS = 256 << 20  # bytes of a cluster of our own that travel between processes
 STARTS = 10  # actors that may die one after the other before any has begun
+# An actor that listens while it works does so in a thread of its own, and glibc gives such a thread's memory back to
+# the system with every step, whatever it is told, unless all threads share one arena: 5 % of a step for nothing.
+ENVIRONMENT = {"env_vars": {"MALLOC_ARENA_MAX": "1"}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +176,7 @@ class Crew:
 
     def _engage(self, world: int) -> None:
         what = {"num_cpus": self.needs.cpus, "num_gpus": self.needs.gpus}
-        options = {"max_concurrency": 4, "max_restarts": 0, **what}
+        options = {"max_concurrency": 4, "max_restarts": 0, "runtime_env": ENVIRONMENT, **what}
         actor, group = ray.remote(Hand), None
         if world > 1:
             bundle = {"CPU": self.needs.cpus, "GPU": self.needs.gpus}

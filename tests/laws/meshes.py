@@ -49,13 +49,12 @@ class Processes:
             waiting = [line for rank, line in enumerate(self._lines) if rank not in answers]
             ready = wait(waiting, PATIENCE)
             answers |= {self._lines.index(line): line.recv() for line in ready}
-            wrong = {rank: text for rank, (kind, text) in answers.items() if kind == "failed"}
-            if wrong or not ready:
+            if not ready or any(kind == "failed" for kind, _ in answers.values()):
                 late = [line for rank, line in enumerate(self._lines) if rank not in answers]
-                wrong |= {self._lines.index(line): line.recv()[1] for line in wait(late, LATE)}
+                answers |= {self._lines.index(line): line.recv() for line in wait(late, LATE)}
                 self._end()  # the others may be waiting for it inside a collective
-                silent = [rank for rank in range(self.world) if rank not in {*answers, *wrong}]
-                said = "".join(f"rank {rank}: {text}" for rank, text in wrong.items())
+                silent = [rank for rank in range(self.world) if rank not in answers]
+                said = "".join(f"rank {rank}: {text}" for rank, (kind, text) in answers.items() if kind == "failed")
                 raise AssertionError(f"{function}: no answer from {silent}, failures {said or 'none'}")
         return [answers[rank][1] for rank in range(self.world)]
 

@@ -203,7 +203,7 @@ draw = ["accuracy_bars", "training"]
 
 
 def test_what_is_no_run_is_said_to_be_none(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="is not a run folder"):
+    with pytest.raises(RunError, match=r"is neither a run folder, which has run\.json, nor a study"):
         read([tmp_path])
     with pytest.raises(RunError, match="Nothing to report on"):
         read([])

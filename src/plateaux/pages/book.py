@@ -12,6 +12,7 @@ from plateaux.findings import RESULTS, Finding, findings_of_run, findings_of_stu
 from plateaux.pages.figures.training import Course
 from plateaux.pages.picking import label_of
 from plateaux.run import Run
+from plateaux.store import store_at
 from plateaux.study import called
 
 
@@ -73,6 +74,9 @@ def _is_study(path: str | Path) -> bool:
 
 
 def _run(path: str | Path) -> Book:
+    if not store_at(path).has("run.json"):
+        words = "a run folder, which has run.json, nor a study, which has results.json"
+        raise RunError(f"{path} is neither {words}: `plateaux train` and `plateaux study` make them")
     run = Run.open(path)
     courses = [_course(run, number) for number in range(run.recipe.members)]
     name = Path(path).resolve().name
