@@ -173,6 +173,15 @@ def words(found: list[Finding]) -> dict[str, front.Answer]:
     return {each.question: each for each in front.front(found)}
 
 
+@pytest.mark.parametrize(
+    ("shown", "words"), [(0, ""), (1, " The first is shown by itself;"), (2, " The first 2 are shown one by one;"), (3, "")]
+)
+def test_the_head_says_which_runs_are_shown_one_by_one(shown: int, words: str) -> None:
+    report = compose(book([{"rho": 0.1}, {"rho": 0.2}, {"rho": 0.3}], repetitions=1), details=shown, draw=["training"])
+    assert report.about.partition(".")[2] == (f"{words} all are in the tables." if words else "")
+    assert len([part for part in report.parts if part.title != "All runs"]) == shown
+
+
 def test_five_lines_answer_five_questions_about_one_run() -> None:
     found = [
         made.finding("accuracy", "mean of members", 0.9, percent=True),
@@ -217,7 +226,8 @@ def test_of_several_conditions_the_best_is_named() -> None:
     told = words(found)
     assert told["How good?"].words.startswith("Best is method=b: the ensemble answers 90.0 ± 1.0 %")
     assert "(method=b), 1 other 0.3" in told["How sure?"].words
-    assert told["How different?"].words == "Der is 0.5 to 1, least for method=b, most for method=a."
+    apart = "Diversity (der on test samples) is 0.5 to 1, least for method=b, most for method=a."
+    assert told["How different?"].words == apart
 
 
 @pytest.mark.parametrize(

@@ -122,7 +122,8 @@ def _different(findings: Sequence[Finding]) -> Answer:
     if (other := first_of(findings, [name for name in DIVERSITY if name != "disagreement"])) is not None:
         found = _means(findings, *other, main_row(findings, *other))
         if found:
-            parts.append(f"{other[0]} is {between([value.number for value in found.values()])}{_extremes(found)}")
+            range_of = between([value.number for value in found.values()])
+            parts.append(f"diversity ({other[0]} on {other[1]} samples) is {range_of}{_extremes(found)}")
     if not parts:
         return Answer("How different?", "Not measured: plateaux measure RUN --measures different.", known=False)
     return Answer("How different?", _sentence("; ".join(parts)))

@@ -92,10 +92,11 @@ def compose(
     sheets += tables.differences(findings, book.baseline)
     fitting = [part for sheet in sheets for part in tables.narrow(sheet)]
     parts = [Part("All runs" if not alone else "This run", over_all, fitting)]
-    for chapter in book.chapters[: details if figures else 0]:
+    shown = details if figures else 0
+    for chapter in book.chapters[:shown]:
         parts.append(_details(chapter, wanted, alone, given))
     parts = [part for part in parts if part.drawings or part.sheets or part.cards]
-    return Report(book.title, book.question, _about(book, details), front(findings), parts, findings)
+    return Report(book.title, book.question, _about(book, shown), front(findings), parts, findings)
 
 
 def _over_all(book: Book, findings: Sequence[Finding]) -> Iterator[Plan]:
@@ -179,13 +180,14 @@ def _members(several: Sequence[Card]) -> Sheet:
     return Sheet("Members", ["", *header], rows)
 
 
-def _about(book: Book, details: int) -> str:
+def _about(book: Book, shown: int) -> str:
     runs = len(book.chapters)
     labels = {label_of(each) for each in book.findings}
     words = counted(runs, "run")
     if len(labels) not in (0, runs):
         words += f" of {counted(len(labels), 'condition')}"
     words += f", {counted(len(book.findings), 'number')}"
-    if runs > details:
-        words += f". The first {details} are shown one by one; all are in the tables"
+    if runs > shown > 0:
+        first = "The first is shown by itself" if shown == 1 else f"The first {shown} are shown one by one"
+        words += f". {first}; all are in the tables"
     return f"{words}."
