@@ -174,7 +174,8 @@ def words(found: list[Finding]) -> dict[str, front.Answer]:
 
 
 @pytest.mark.parametrize(
-    ("shown", "words"), [(0, ""), (1, " The first is shown by itself;"), (2, " The first 2 are shown one by one;"), (3, "")]
+    ("shown", "words"),
+    [(0, ""), (1, " The first is shown by itself;"), (2, " The first 2 are shown one by one;"), (3, "")],
 )
 def test_the_head_says_which_runs_are_shown_one_by_one(shown: int, words: str) -> None:
     report = compose(book([{"rho": 0.1}, {"rho": 0.2}, {"rho": 0.3}], repetitions=1), details=shown, draw=["training"])
