@@ -1,8 +1,9 @@
 """What a Ray cluster of our own costs over `local`: work and time after start-up, and how fast jobs are handed out.
 
-Three resnet8 members on two cores: a pool of two processes against two places of a cluster, the same recipe, in turns.
-Work is CPU seconds of this process and all it started; what the cluster takes to start is reported apart. A thousand
-jobs that do nothing show what handing one over takes.
+Three resnet8 members on two cores: a pool of two processes against two places of a cluster, the same recipe, in turns
+of three seconds: one side's processes are halted while the other's work. Work is CPU seconds of a side's process and
+all it started, Ray's own included; what comes before the first news of a member is reported apart. A thousand jobs that
+do nothing show what handing one over takes.
 """
 
 from __future__ import annotations
@@ -11,19 +12,18 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
-from threading import Event, Lock, Thread
 from typing import Any
 
-import psutil
 import torch
 
 HERE = str(Path(__file__).resolve().parent)
 sys.path.insert(0, HERE)
 from _common import close, flags, images, precision_here, ratio  # noqa: E402
+from _turns import TURN, Side, in_turns  # noqa: E402
 
 sys.path[:] = [path for path in sys.path if str(Path(path).resolve()) != HERE]  # or this file were taken for Ray itself
 
@@ -45,54 +45,37 @@ def recipe_for(file: Path, epochs: int, **executor: object) -> plateaux.Recipe:
     )
 
 
-class Work:
-    """The CPU seconds of this process and of all that were ever seen below it, looked up every half second.
-
-    What a process used is remembered by us: Ray dismisses an actor that has no more to do, and who asks for its time
-    afterwards finds nothing.
-    """
-
-    def __init__(self) -> None:
-        self.used: dict[tuple[int, float], float] = {}
-        self.lock = Lock()
-
-    def __call__(self) -> float:
-        with self.lock:
-            here = psutil.Process()
-            for each in [here, *here.children(recursive=True)]:
-                with suppress(psutil.Error):
-                    self.used[each.pid, each.create_time()] = sum(each.cpu_times()[:2])
-            return sum(self.used.values())
-
-    def watch(self, over: Event) -> None:
-        while not over.wait(0.5):
-            self()
+def local(say: Callable[[Any], None], file: Path, epochs: int, out: Path, jobs: int) -> dict[str, float]:
+    """Train by a pool of two processes."""
+    train(recipe_for(file, epochs, processes=2), out, say)
+    return {}
 
 
-def measured(train: Callable[[Callable[[Mapping[str, Any]], None]], Any]) -> dict[str, float]:
-    """Return a run's seconds and work between its first and its last news of a member, and what came before."""
-    begun, seen, work, over = time.perf_counter(), list[tuple[float, float]](), Work(), Event()
+def on_a_cluster(say: Callable[[Any], None], file: Path, epochs: int, out: Path, jobs: int) -> dict[str, float]:
+    """Train on two places of a cluster of our own, and then hand out jobs that do nothing."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    import ray
 
-    def tell(news: Mapping[str, Any]) -> None:
-        if "member" in news:
-            seen.append((time.perf_counter(), work()))
-
-    watching = Thread(target=work.watch, args=(over,), daemon=True)
-    watching.start()
-    train(tell)
-    over.set()
-    watching.join()
-    (first, before), (last, after) = seen[0], seen[-1]
-    return {"start-up seconds": first - begun, "seconds": last - first, "work": after - before}
+    begun = time.perf_counter()
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    started = time.perf_counter() - begun
+    train(recipe_for(file, epochs, name="ray"), out, say)
+    facts = {"start-up of the cluster, seconds": started, "seconds for trivial jobs": thousand(jobs)}
+    ray.shutdown()
+    return facts
 
 
-def nothing(job: Any, tell: Any, *, device: str | None = None, processes: int = 1) -> None:
-    """A job that does nothing."""
+def train(recipe: plateaux.Recipe, out: Path, say: Callable[[Any], None]) -> None:
+    plateaux.train(recipe, out, tell=lambda news: say("news") if "member" in news else None)
+    say("done")
 
 
 def thousand(jobs: int) -> float:
     """Return the seconds that so many jobs which do nothing take on two places of a cluster that runs."""
     from plateaux import crew
+
+    def nothing(job: Any, tell: Any, *, device: str | None = None, processes: int = 1) -> None:
+        """A job that does nothing; in here, since a file that was started is no module to a cluster."""
 
     people = crew.Crew(crew.Needs())
     begun = time.perf_counter()
@@ -104,46 +87,35 @@ def thousand(jobs: int) -> float:
 
 def main() -> None:
     args = flags(__doc__ or "")
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    import ray
-
-    # Five runs of three minutes, not one of fifteen: a machine's mood lasts minutes, and so meets both sides alike.
-    rounds, epochs, count, jobs = (1, 2, 256, 30) if args.quick else (5, 2, 25_600, 1000)
+    rounds, epochs, count, jobs = (1, 2, 256, 30) if args.quick else (2, 6, 25_600, 1000)  # ten minutes a run
     found: dict[str, list[dict[str, float]]] = {"local": [], "ray": []}
+    facts: list[dict[str, float]] = []
     with tempfile.TemporaryDirectory() as folder:
         file = images(Path(folder), count)
-        sides = {
-            "local": recipe_for(file, epochs, processes=2),
-            "ray": recipe_for(file, epochs, name="ray"),
-        }
-        starting = time.perf_counter()
-        ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
-        started = time.perf_counter() - starting
         for number in range(rounds):
-            for side, recipe in list(sides.items())[:: 1 if number % 2 else -1]:
-                out = Path(folder) / f"{side}-{number}"
-                found[side].append(measured(lambda tell, r=recipe, o=out: plateaux.train(r, o, tell=tell)))
+            kinds = [("local", local), ("ray", on_a_cluster)][:: 1 if number % 2 else -1]
+            starts = [
+                partial(Side, work, file, epochs, Path(folder) / f"{name}-{number}", jobs) for name, work in kinds
+            ]
+            for (name, _), side in zip(kinds, in_turns(starts, 0.5 if args.quick else TURN), strict=True):
+                found[name].append(side.taken())
+                facts += [side.facts] if side.facts else []
                 if not args.json:
-                    took = ", ".join(f"{name} {value:.1f}" for name, value in found[side][-1].items())
-                    print(f"{side:6} {took}", flush=True)
-        one, other = (plateaux.Run.open(Path(folder) / f"{side}-0") for side in sides)
+                    print(f"{name:6} " + ", ".join(f"{k} {v:.1f}" for k, v in side.taken().items()), flush=True)
+        one, other = (plateaux.Run.open(Path(folder) / f"{side}-0") for side in found)
         apart = max(
             float((one.weights(n)[name] - other.weights(n)[name]).abs().max())
             for n in range(MEMBERS) for name in one.weights(n)
         )  # fmt: skip
-        trivial = thousand(jobs)
-        ray.shutdown()
-    mean = {side: {name: median(each[name] for each in runs) for name in runs[0]} for side, runs in found.items()}
-    ours, theirs = ({name: [each[name] for each in found[side]] for name in ("work", "seconds")} for side in sides)
+    each = {side: {name: [run[name] for run in runs] for name in runs[0]} for side, runs in found.items()}
     figures = {
-        "ray over local, work after start-up": ratio(theirs["work"], ours["work"]),
-        "ray over local, time after start-up": ratio(theirs["seconds"], ours["seconds"]),
-        "start-up of the jobs, ray, seconds": mean["ray"]["start-up seconds"],
-        "start-up of the jobs, local, seconds": mean["local"]["start-up seconds"],
+        "ray over local, work after start-up": ratio(each["ray"]["work"], each["local"]["work"]),
+        "ray over local, time after start-up": ratio(each["ray"]["seconds"], each["local"]["seconds"]),
+        "start-up of cluster and jobs, ray, seconds": median(each["ray"]["start-up seconds"]),
+        "start-up of the jobs, local, seconds": median(each["local"]["start-up seconds"]),
         "largest difference of a weight": apart,
-        "seconds for trivial jobs": trivial,
         "trivial jobs": jobs,
-        "start-up of the cluster, seconds": started,
+        **{name: median(some[name] for some in facts) for name in facts[0]},
     }
     limits = {
         "ray over local, work after start-up": ("at most", 1.05),

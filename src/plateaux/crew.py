@@ -33,7 +33,7 @@ NO_PLACE = 30.0  # seconds without a place for anybody before that is said
 OBJECTS = 256 << 20  # bytes of a cluster of our own that travel between processes
 STARTS = 10  # actors that may die one after the other before any has begun
 # An actor that listens while it works does so in a thread of its own, and glibc gives such a thread's memory back to
-# the system with every step, whatever it is told, unless all threads share one arena: 5 % of a step for nothing.
+# the system with every step, whatever it is told, unless all threads share one arena: thousands of page faults a step.
 ENVIRONMENT = {"env_vars": {"MALLOC_ARENA_MAX": "1"}}
 
 

@@ -1,0 +1,115 @@
+"""Two sides of a measurement in turns of seconds: while one works, every process of the other is halted.
+
+What a machine shared with strangers does to one run of ten minutes it need not do to the next. In turns of seconds both
+sides meet the same minutes, and their ratio is steady.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from typing import Any
+
+import psutil
+
+TURN = 3.0  # seconds
+
+
+class Side:
+    """Work in a process of its own and in those it starts, which is given time and halted.
+
+    It gets a line to say "news" whenever there is some, "done" when what is compared is over, and at last a dictionary.
+    """
+
+    def __init__(self, work: Callable[..., None], *args: Any) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.line, theirs = context.Pipe()
+        self.process = context.Process(target=_answered, args=(theirs, work, args))
+        self.process.start()
+        theirs.close()
+        self.news: list[tuple[float, float]] = []  # the seconds and the work until then
+        self.facts: dict[str, float] = {}
+        self.done = self.over = False
+        self.awake = 0.0
+        self._used: dict[tuple[int, float], float] = {}
+
+    def work(self) -> float:
+        """Return the CPU seconds of all its processes; what one has used is remembered beyond its end."""
+        for each in self._processes():
+            with suppress(psutil.Error):
+                self._used[each.pid, each.create_time()] = sum(each.cpu_times()[:2])
+        return sum(self._used.values())
+
+    def go(self, enough: Callable[[], object], seconds: float = float("inf")) -> None:
+        """Give it time until there is enough, or so many seconds."""
+        self._each(psutil.Process.resume)
+        begun = time.perf_counter()
+        while not enough() and not self.over and (left := begun + seconds - time.perf_counter()) > 0:
+            if self.line.poll(min(left, 0.5)):
+                self._hear(self.line.recv(), self.awake + time.perf_counter() - begun)
+            else:
+                self.work()
+        self._each(psutil.Process.suspend)
+        self.awake += time.perf_counter() - begun
+
+    def taken(self) -> dict[str, float]:
+        """Return the seconds and the work between its first and its last news, and what came before."""
+        (first, before), (last, after) = self.news[0], self.news[-1]
+        return {"start-up seconds": first, "seconds": last - first, "work": after - before}
+
+    def end(self) -> None:
+        """Leave nothing behind."""
+        if not self.over:
+            self._each(psutil.Process.kill)
+        self._each(psutil.Process.resume)
+        self.process.join()
+
+    def _hear(self, said: Any, now: float) -> None:
+        if said == "news":
+            self.news.append((now, self.work()))
+        elif said == "done":
+            self.done = True
+        elif isinstance(said, dict):
+            self.facts, self.over = said, True
+        else:
+            raise RuntimeError(said)
+
+    def _processes(self) -> list[psutil.Process]:
+        with suppress(psutil.Error):
+            here = psutil.Process(self.process.pid)
+            return [here, *here.children(recursive=True)]
+        return []
+
+    def _each(self, act: Callable[[psutil.Process], None]) -> None:
+        for each in self._processes():
+            with suppress(psutil.Error):
+                act(each)
+
+
+def in_turns(sides: Sequence[Callable[[], Side]], turn: float = TURN) -> list[Side]:
+    """Start each side alone until its first news, let them take turns until all are done, and each end alone."""
+    begun: list[Side] = []
+    try:
+        for start in sides:
+            begun.append(side := start())
+            side.go(lambda side=side: side.news)
+        while any(not side.done for side in begun):
+            for side in begun:
+                side.go(lambda side=side: side.done, turn)
+        for side in begun:
+            side.go(lambda: False)
+    finally:
+        for side in begun:
+            side.end()
+    return begun
+
+
+def _answered(line: Connection, work: Callable[..., dict[str, float]], args: Sequence[Any]) -> None:
+    try:
+        line.send(work(line.send, *args))
+    except BaseException as problem:
+        line.send(f"{type(problem).__name__}: {problem}")
+        raise
