@@ -24,7 +24,7 @@ class Side:
     It gets a line to say "news" whenever there is some, "done" when what is compared is over, and at last a dictionary.
     """
 
-    def __init__(self, work: Callable[..., None], *args: Any) -> None:
+    def __init__(self, work: Callable[..., dict[str, float]], *args: Any) -> None:
         context = multiprocessing.get_context("spawn")
         self.line, theirs = context.Pipe()
         self.process = context.Process(target=_answered, args=(theirs, work, args))

@@ -32,26 +32,26 @@ import plateaux  # noqa: E402
 MEMBERS = 3
 
 
-def recipe_for(file: Path, epochs: int, **executor: object) -> plateaux.Recipe:
+def recipe_for(file: Path, epochs: int, precision: str, **executor: object) -> plateaux.Recipe:
     return plateaux.Recipe.from_dict(
         {
             "members": MEMBERS,
             "data": {"name": "arrays", "path": str(file), "classes": 10, "batch": 128, "crop": 4, "flip": True},
             "model": {"name": "resnet8", "width": 16},
             "optimizer": {"lr": 0.05, "momentum": 0.9},
-            "train": {"epochs": epochs, "precision": precision_here(), "memory_format": "channels_last"},
+            "train": {"epochs": epochs, "precision": precision, "memory_format": "channels_last"},
             "executor": {"threads": 1, **executor},
         }
     )
 
 
-def local(say: Callable[[Any], None], file: Path, epochs: int, out: Path, jobs: int) -> dict[str, float]:
+def local(say: Callable[[Any], None], recipe: plateaux.Recipe, out: Path, jobs: int) -> dict[str, float]:
     """Train by a pool of two processes."""
-    train(recipe_for(file, epochs, processes=2), out, say)
+    train(recipe, out, say)
     return {}
 
 
-def on_a_cluster(say: Callable[[Any], None], file: Path, epochs: int, out: Path, jobs: int) -> dict[str, float]:
+def on_a_cluster(say: Callable[[Any], None], recipe: plateaux.Recipe, out: Path, jobs: int) -> dict[str, float]:
     """Train on two places of a cluster of our own, and then hand out jobs that do nothing."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     import ray
@@ -59,7 +59,7 @@ def on_a_cluster(say: Callable[[Any], None], file: Path, epochs: int, out: Path,
     begun = time.perf_counter()
     ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
     started = time.perf_counter() - begun
-    train(recipe_for(file, epochs, name="ray"), out, say)
+    train(recipe, out, say)
     facts = {"start-up of the cluster, seconds": started, "seconds for trivial jobs": thousand(jobs)}
     ray.shutdown()
     return facts
@@ -91,13 +91,15 @@ def main() -> None:
     found: dict[str, list[dict[str, float]]] = {"local": [], "ray": []}
     facts: list[dict[str, float]] = []
     with tempfile.TemporaryDirectory() as folder:
-        file = images(Path(folder), count)
+        file, precision = images(Path(folder), count), precision_here()
+        pool = recipe_for(file, epochs, precision, processes=2)
+        cluster = recipe_for(file, epochs, precision, name="ray")
         for number in range(rounds):
-            kinds = [("local", local), ("ray", on_a_cluster)][:: 1 if number % 2 else -1]
+            kinds = [("local", local, pool), ("ray", on_a_cluster, cluster)][:: 1 if number % 2 else -1]
             starts = [
-                partial(Side, work, file, epochs, Path(folder) / f"{name}-{number}", jobs) for name, work in kinds
+                partial(Side, work, recipe, Path(folder) / f"{name}-{number}", jobs) for name, work, recipe in kinds
             ]
-            for (name, _), side in zip(kinds, in_turns(starts, 0.5 if args.quick else TURN), strict=True):
+            for (name, *_), side in zip(kinds, in_turns(starts, 0.5 if args.quick else TURN), strict=True):
                 found[name].append(side.taken())
                 facts += [side.facts] if side.facts else []
                 if not args.json:
@@ -122,7 +124,7 @@ def main() -> None:
         "largest difference of a weight": ("at most", 0.0),
         "seconds for trivial jobs": ("at most", 60.0),
     }
-    close(figures, limits, args.quick, torch=torch.__version__, precision=precision_here())
+    close(figures, limits, args.quick, torch=torch.__version__, precision=precision)
 
 
 if __name__ == "__main__":
