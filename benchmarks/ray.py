@@ -2,8 +2,8 @@
 
 Three resnet8 members on two cores: a pool of two processes against two places of a cluster, the same recipe, in turns
 of three seconds: one side's processes are halted while the other's work. Work is CPU seconds of a side's process and
-all it started, Ray's own included; what comes before the first news of a member is reported apart. A thousand jobs that
-do nothing show what handing one over takes.
+all it started, Ray's own included; what comes before there is news of both places is reported apart. A thousand jobs
+that do nothing show what handing one over takes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -29,7 +29,7 @@ sys.path[:] = [path for path in sys.path if str(Path(path).resolve()) != HERE]  
 
 import plateaux  # noqa: E402
 
-MEMBERS = 3
+MEMBERS, PLACES = 3, 2
 
 
 def recipe_for(file: Path, epochs: int, precision: str, **executor: object) -> plateaux.Recipe:
@@ -57,7 +57,7 @@ def on_a_cluster(say: Callable[[Any], None], recipe: plateaux.Recipe, out: Path,
     import ray
 
     begun = time.perf_counter()
-    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    ray.init("local", num_cpus=PLACES, include_dashboard=False, log_to_driver=False, configure_logging=False)
     started = time.perf_counter() - begun
     train(recipe, out, say)
     facts = {"start-up of the cluster, seconds": started, "seconds for trivial jobs": thousand(jobs)}
@@ -66,7 +66,15 @@ def on_a_cluster(say: Callable[[Any], None], recipe: plateaux.Recipe, out: Path,
 
 
 def train(recipe: plateaux.Recipe, out: Path, say: Callable[[Any], None]) -> None:
-    plateaux.train(recipe, out, tell=lambda news: say("news") if "member" in news else None)
+    heard: set[int] = set()
+
+    def listen(news: Mapping[str, Any]) -> None:
+        if "member" in news:
+            heard.add(news["member"])
+            if len(heard) >= PLACES:  # before that, one of them is still being started
+                say("news")
+
+    plateaux.train(recipe, out, tell=listen)
     say("done")
 
 
@@ -92,7 +100,7 @@ def main() -> None:
     facts: list[dict[str, float]] = []
     with tempfile.TemporaryDirectory() as folder:
         file, precision = images(Path(folder), count), precision_here()
-        pool = recipe_for(file, epochs, precision, processes=2)
+        pool = recipe_for(file, epochs, precision, processes=PLACES)
         cluster = recipe_for(file, epochs, precision, name="ray")
         for number in range(rounds):
             kinds = [("local", local, pool), ("ray", on_a_cluster, cluster)][:: 1 if number % 2 else -1]

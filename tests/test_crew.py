@@ -158,6 +158,15 @@ def test_hands_are_used_again_and_all_let_go_in_the_end(cluster: Callable[..., F
     assert made.alive == []
 
 
+def test_many_hands_are_each_heard_less_often(cluster: Callable[..., FakeRay]) -> None:
+    made = cluster()
+    carry_out(list(range(3)))
+    assert {args for name, args in made.calls if name == "listen"} == {(crew.GATHERED,)}
+    made = cluster(places=200)
+    carry_out([f"job {number}" for number in range(2)], world=lambda _: 100)
+    assert max(args for name, args in made.calls if name == "listen") == (200 / crew.HEARD,)
+
+
 def test_a_job_whose_process_died_begins_again_at_most_so_often(cluster: Callable[..., FakeRay]) -> None:
     cluster(DEAD, DEAD, DONE)
     failures, heard = carry_out(["it"], needs=crew.Needs(retries=2))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -106,6 +109,27 @@ def test_a_hand_carries_out_and_tells_what_it_heard() -> None:
     assert hand.work(work, "it", 1.0) == ("done", None, [{"say": "it of True"}])
 
 
+def test_news_are_gathered_while_a_job_goes_on_and_come_at_once_when_it_ends() -> None:
+    hand, told, ends = Hand(), Event(), Event()
+
+    def work(job: Any, tell: Any, **_: Any) -> None:
+        tell({"say": "one"})
+        tell({"say": "two"})
+        told.set()
+        ends.wait()
+        tell({"say": "three"})
+
+    with ThreadPoolExecutor(2) as threads:
+        answer = threads.submit(hand.work, work, "it", 1.0)
+        told.wait()
+        begun = time.perf_counter()
+        assert hand.listen(0.3) == [{"say": "one"}, {"say": "two"}]  # it waits although there is news
+        assert time.perf_counter() - begun >= 0.29
+        heard = threads.submit(hand.listen, 60.0)
+        ends.set()
+        assert [*heard.result(timeout=30), *answer.result(timeout=30)[2]] == [{"say": "three"}]
+
+
 def test_a_fault_of_the_group_is_told_from_one_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.setenv(name, "")
@@ -125,8 +149,6 @@ def test_a_fault_of_the_group_is_told_from_one_of_its_own(monkeypatch: pytest.Mo
 
 
 def test_a_stop_reaches_work_in_other_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    from threading import Thread
-
     from plateaux import pool
 
     monkeypatch.setattr(pool, "_everywhere", pool.Sign())

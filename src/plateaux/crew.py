@@ -31,6 +31,8 @@ LONGEST_WAIT = 60.0  # seconds before a job whose process died is begun again
 STAYING = 30.0  # seconds that an actor without work keeps its place
 NO_PLACE = 30.0  # seconds without a place for anybody before that is said
 OBJECTS = 256 << 20  # bytes of a cluster of our own that travel between processes
+GATHERED = 1.0  # seconds of news in one answer of an actor, and the longest wait for any
+HEARD = 50  # answers with news that a driver takes in a second, however many actors there are
 STARTS = 10  # actors that may die one after the other before any has begun
 # An actor that listens while it works does so in a thread of its own, and glibc gives such a thread's memory back to
 # the system with every step, whatever it is told, unless all threads share one arena: thousands of page faults a step.
@@ -201,14 +203,20 @@ class Crew:
             job = replace(task.job, attempt=task.attempt) if hasattr(task.job, "attempt") else task.job
             for rank, hand in enumerate(slot.hands):
                 self.refs[hand.work.remote(parcel, job, self.needs.cpus)] = "work", slot, rank
-                self.refs[hand.listen.remote(1.0)] = "news", slot, rank
+                self._listen(slot, rank)
+
+    def _listen(self, slot: Slot, rank: int) -> None:
+        patience = max(GATHERED, sum(each.world for each in self.slots if each.task) / HEARD)
+        self.refs[slot.hands[rank].listen.remote(patience)] = "news", slot, rank
 
     def _hear(self) -> None:
         """Wait a moment for whatever comes first, and see to it."""
         if not self.refs:
             time.sleep(0.05)
             return
-        done, _ = ray.wait(list(self.refs), num_returns=1, timeout=0.2)
+        now = time.monotonic()
+        moment = min((task.ready - now for task in self.waiting if task.ready > now), default=GATHERED)
+        done, _ = ray.wait(list(self.refs), num_returns=1, timeout=min(moment, GATHERED))
         more, _ = ray.wait(list(self.refs), num_returns=len(self.refs), timeout=0)
         for ref in dict.fromkeys([*done, *more]):
             if ref not in self.refs:
@@ -227,7 +235,7 @@ class Crew:
             self._begin(slot, rank, said)
         elif kind == "news":
             self._pass_on(slot, said)
-            self.refs[slot.hands[rank].listen.remote(1.0)] = "news", slot, rank
+            self._listen(slot, rank)
         else:
             self._ended(slot, rank, *said)
 

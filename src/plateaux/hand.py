@@ -23,7 +23,7 @@ class Hand:
     def __init__(self) -> None:
         self._news: deque[dict[str, Any]] = deque(maxlen=10_000)
         self._bell = Condition()
-        self._busy = False
+        self._over = False  # whether the last job has ended, and there is nothing to wait for
         self._group = False
 
     def about(self) -> dict[str, Any]:
@@ -50,19 +50,22 @@ class Hand:
         The third part of the answer is the news that nobody has asked for yet.
         """
         fair = max(1, cores() // max(1, int(cpus)))  # so many of us the machine has room for
-        self._busy = True
+        self._over = False
         kind, content = answer_of(partial(carry_out, job, self._keep, processes=fair))
         if kind == "failed" and self._group and any(word in ": ".join(content) for word in BROKEN):
             kind = "broken"
         with self._bell:
-            self._busy = False
+            self._over = True
             self._bell.notify_all()
         return kind, content, self.listen(0)
 
     def listen(self, patience: float) -> list[dict[str, Any]]:
-        """Return the news since the last time; wait a while for some."""
+        """Return the news since the last time, gathered for a while, or until the job is over.
+
+        Every answer costs both sides some milliseconds, so it does not come for each piece of news.
+        """
         with self._bell:
-            self._bell.wait_for(lambda: self._news or not self._busy, patience)
+            self._bell.wait_for(lambda: self._over, patience)
             heard = list(self._news)
             self._news.clear()
         return heard
@@ -74,4 +77,3 @@ class Hand:
     def _keep(self, news: Mapping[str, Any]) -> None:
         with self._bell:
             self._news.append(dict(news))
-            self._bell.notify_all()
