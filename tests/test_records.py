@@ -116,7 +116,7 @@ def test_news_are_gathered_while_a_job_goes_on_and_come_at_once_when_it_ends() -
         tell({"say": "one"})
         tell({"say": "two"})
         told.set()
-        ends.wait()
+        ends.wait(20)
         tell({"say": "three"})
 
     with ThreadPoolExecutor(2) as threads:
