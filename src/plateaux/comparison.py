@@ -13,6 +13,8 @@ from plateaux.panel import MEMBERS_MEAN
 from plateaux.report import Grid
 from plateaux.statistics import Cost, Interval, Spent, at_equal_cost, over_repetitions, paired
 from plateaux.tables import MEAN_OF_PAIRS, MEAN_PROBABILITY, TOGETHER, cell
+from plateaux.types import Value
+from plateaux.words import with_error
 
 MAIN = (MEAN_PROBABILITY, TOGETHER, MEAN_OF_PAIRS, MEMBERS_MEAN, "member 0")
 SUMMED = "cACC"
@@ -126,9 +128,7 @@ class Comparison:
     def _shown(self, column: Column, made: Interval) -> str:
         if math.isnan(made.number):
             return ""
-        times, places = (100, ".2f") if self.facts[column].percent else (1, ".4g")
-        text = format(made.number * times, places)
-        return text if math.isnan(made.half) else f"{text} ± {format(made.half * times, '.2g')}"
+        return with_error(Value(made.number, made.half), self.facts[column].percent)
 
 
 def _name(condition: Condition) -> str:

@@ -21,10 +21,10 @@ from plateaux.pages import front, tables
 from plateaux.pages.book import Book, Chapter
 from plateaux.pages.page import Report, compose
 from plateaux.pages.tables import Entry, Sheet
-from plateaux.pages.words import between, with_error
 from plateaux.pages.writing import to_csv, to_html, to_json, to_markdown
 from plateaux.tables import MEAN_PROBABILITY
 from plateaux.types import Value
+from plateaux.words import between, with_error
 
 EVIL = "<script>alert(1)</script>"
 

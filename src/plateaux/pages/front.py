@@ -21,10 +21,10 @@ from plateaux.pages.picking import (
     question_of,
     usual_on,
 )
-from plateaux.pages.words import between, counted, number, points, with_error
 from plateaux.panel import MEMBERS_MEAN
 from plateaux.tables import MEAN_PROBABILITY
 from plateaux.types import Value
+from plateaux.words import between, counted, number, points, with_error
 
 CARDS = 12  # members at most that have a card each
 

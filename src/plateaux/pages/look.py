@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from plateaux.draw import COLOURS, DASHES, INK, LOOK, PAPER
 from plateaux.guests import guest
-from plateaux.pages.words import counted
+from plateaux.words import counted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

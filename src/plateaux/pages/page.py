@@ -17,8 +17,8 @@ from plateaux.pages.front import CARDS, Answer, Card, cards, front
 from plateaux.pages.look import Drawing
 from plateaux.pages.picking import DIVERSITY, SHARPNESS, first_of, label_of, swept
 from plateaux.pages.tables import Entry, Sheet
-from plateaux.pages.words import counted
 from plateaux.run import Run
+from plateaux.words import counted
 
 FAMILIES = (
     "sharpness_diversity", "accuracy_bars", "over_size", "severity", "against", "reliability", "roc", "training",

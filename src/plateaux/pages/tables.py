@@ -11,11 +11,11 @@ from plateaux.alarms import ALARMS
 from plateaux.comparison import MAIN, SUMMED, Comparison
 from plateaux.findings import TRAINING, Finding
 from plateaux.pages.picking import ROWS, Column, bare, is_member, label_of, over, question_of
-from plateaux.pages.words import between, counted, with_error
 from plateaux.panel import MEMBERS_MEAN
 from plateaux.report import Grid
 from plateaux.tables import MEAN_PROBABILITY, TOGETHER, cell
 from plateaux.types import Value
+from plateaux.words import between, counted, with_error
 
 QUESTIONS = {
     "good": "How good", "sure": "How sure", "different": "How different", "flat": "How flat", "cost": "At what cost",

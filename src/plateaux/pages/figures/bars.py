@@ -12,9 +12,9 @@ from plateaux.findings import Finding
 from plateaux.pages import look
 from plateaux.pages.look import Drawing
 from plateaux.pages.picking import is_member, label_of, over, usual_on
-from plateaux.pages.words import between, counted, number, points
 from plateaux.tables import MEAN_PROBABILITY
 from plateaux.types import Value
+from plateaux.words import between, counted, number, points
 
 MOST = 20  # conditions that have a bar
 CROWD = 200  # dots of members before they are left out

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from plateaux.draw import COLOURS
 from plateaux.pages import look
 from plateaux.pages.look import Drawing
-from plateaux.pages.words import between, counted, number
+from plateaux.words import between, counted, number
 
 WRITTEN = 6  # members at most whose overlaps are written into the picture
 

@@ -12,10 +12,10 @@ from plateaux.findings import Finding
 from plateaux.pages import look
 from plateaux.pages.look import Drawing
 from plateaux.pages.picking import ROWS, bare, is_number, label_of, main_row, over, swept, usual_on, without
-from plateaux.pages.words import between, number
 from plateaux.panel import MEMBERS_MEAN
 from plateaux.tables import PART, cell
 from plateaux.types import Value
+from plateaux.words import between, number
 
 Curve = Mapping[float, Sequence[Finding]]  # by what goes along the axis: the repetitions there
 CORRUPTED = "accuracy under corruption"

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from plateaux.pages import look
 from plateaux.pages.look import Drawing
-from plateaux.pages.words import counted, number
+from plateaux.words import counted, number
 
 EACH, COLUMNS = 8, 4  # pictures of either kind, and beside each other
 SIDE = 64  # pixels of a picture at most

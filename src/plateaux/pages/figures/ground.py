@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from plateaux.pages import look
 from plateaux.pages.look import Drawing
-from plateaux.pages.words import between, counted
+from plateaux.words import between, counted
 
 Tree = Mapping[str, Any]  # one picture's numbers, as its JSON file has them
 MOST = 6  # surfaces side by side

@@ -12,8 +12,8 @@ from plateaux.findings import Finding
 from plateaux.pages import look
 from plateaux.pages.look import Drawing
 from plateaux.pages.picking import DIVERSITY, ROWS, SHARPNESS, bare, first_of, main_row, swept, usual_on, without
-from plateaux.pages.words import counted, number
 from plateaux.statistics import slope
+from plateaux.words import counted, number
 
 Point = tuple[Finding, Finding]  # sharpness, diversity
 WITH_ERRORS = 40  # points at most that have bars of error

@@ -10,7 +10,7 @@ import numpy as np
 
 from plateaux.pages import look
 from plateaux.pages.look import Drawing
-from plateaux.pages.words import between, counted
+from plateaux.words import between, counted
 
 Course = Sequence[Mapping[str, Any]]  # lines of one member's log: epoch, train loss, train accuracy, validation ...
 THIN = 30  # members of one condition whose own curves are drawn

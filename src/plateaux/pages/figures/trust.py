@@ -14,9 +14,9 @@ from plateaux.findings import Finding
 from plateaux.pages import look
 from plateaux.pages.look import Drawing
 from plateaux.pages.picking import bare, is_member, label_of, usual_on
-from plateaux.pages.words import between
 from plateaux.ranks import auroc
 from plateaux.tables import MEAN_PROBABILITY, PART
+from plateaux.words import between
 
 Bins = dict[int, dict[str, float]]  # bin -> share, confidence, accuracy
 LEAST = 0.01  # of the samples, for a bin to be drawn
