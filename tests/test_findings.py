@@ -133,6 +133,18 @@ def test_careful_shares_are_read_from_the_notes(tmp_path: Path) -> None:
     assert spent(run, 0).passes == pytest.approx(2 + 1 + 1 + round(10 * share) / 10)
 
 
+def test_the_seconds_of_a_meeting_count(tmp_path: Path) -> None:
+    run = train(recipe("sharpbalance", "mlp", batch=10, method={"meet_after": 1}), tmp_path / "run")
+    summary = run.store.get_json("notes/1/summary.json")
+    scoring = [float(run.store.array(f"scores/1/{number}.safetensors")[0]["seconds"]) for number in range(3)]
+    assert all(0 < scored < both for scored, both in zip(scoring, summary["seconds"], strict=True))
+    run.store.put_json("notes/1/summary.json", {**summary, "seconds": [100.0, 200.0, 300.0]})
+    trained = run.progress(1).seconds / 3  # in a loop, of which each has its share
+    assert spent(run, 1).seconds == pytest.approx(trained + 200)
+    run.store.put_json("notes/1/summary.json", {name: what for name, what in summary.items() if name != "seconds"})
+    assert spent(run, 1).seconds == pytest.approx(trained)  # a run from before this was written down
+
+
 def test_costs_of_a_method_that_nobody_allowed_are_not_known(run: Run, tmp_path: Path) -> None:
     root = Path(shutil.copytree(run.store.root, tmp_path / "run"))
     text = (root / "recipe.toml").read_text()

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from plateaux.build import NOTHING_GIVEN, Given, method_of
 from plateaux.exchange import Ask, Moment, Update
-from plateaux.meeting import summary_name
+from plateaux.meeting import SECONDS, summary_name
 from plateaux.recipe import Recipe
 from plateaux.run import Run
 from plateaux.types import Tree
@@ -34,13 +35,18 @@ class Cost:
 
 
 def spent(run: Run, number: int, given: Given = NOTHING_GIVEN) -> Cost:
-    """Return what a member of a run has cost until now; of those that step side by side each has its share of time."""
-    progress = run.progress(number)
+    """Return what a member of a run has cost until now; of those that step side by side each has its share of time.
+
+    Meetings count: the pass that scores the samples, and the seconds of scoring and deciding.
+    """
+    progress, met = run.progress(number), _meetings(run, number, given)
     executor, method = run.recipe.executor, method_of(run.recipe, number, given)
     alone = executor.name == "local" and (executor.manner == "parked" or executor.processes > 1) and not method.together
     alone = alone or method.turn != "any"
     seconds = progress.seconds if alone else progress.seconds / run.recipe.members
-    passes = passes_of(run.recipe, number, epochs=progress.epoch, shares=_shares(run, number, given), given=given)
+    seconds += sum(float(summary.get(SECONDS, {number: 0.0})[number]) for summary in met.values())
+    shares = {epoch: float(summary["share"][number] or 0.0) for epoch, summary in met.items()}
+    passes = passes_of(run.recipe, number, epochs=progress.epoch, shares=shares, given=given)
     return Cost(progress.epoch, passes, seconds)
 
 
@@ -92,10 +98,8 @@ def _pass(asked: Ask, size: int) -> float:
     return (BACKWARD if asked.again else 1.0) * size_of_part / size
 
 
-def _shares(run: Run, number: int, given: Given) -> dict[int, float]:
+def _meetings(run: Run, number: int, given: Given) -> dict[int, Mapping[str, Any]]:
+    """Return the summaries of the meetings that were."""
     rendezvous = method_of(run.recipe, number, given).rendezvous
-    found: dict[int, float] = {}
-    for epoch in rendezvous.after if rendezvous else ():
-        if run.store.has(summary_name(epoch)):
-            found[epoch] = float(run.store.get_json(summary_name(epoch))["share"][number] or 0.0)
-    return found
+    names = {epoch: summary_name(epoch) for epoch in (rendezvous.after if rendezvous else ())}
+    return {epoch: run.store.get_json(name) for epoch, name in names.items() if run.store.has(name)}
