@@ -159,6 +159,19 @@ def test_claims_of_one_study_run_it_once(project: Path) -> None:
     assert found is not None
     assert found.command == "plateaux study studies/lead.toml --out out/lead"
     assert written == [project / "found" / "1-lead.json"] * 2
+    assert found.seconds is not None
+    studies.gather(twice, project / "out", project / "found", project, pretend)
+    again = read_evidence(twice[0], project / "found")
+    assert again is not None
+    assert again.seconds is None  # the time of the second call is not that of the study
+
+
+def test_where_a_study_lay_outside_the_project_is_not_told(project: Path, tmp_path_factory: Any) -> None:
+    out = tmp_path_factory.mktemp("elsewhere")
+    studies.gather([claim(study="studies/lead.py")], out, project / "found", project)
+    found = read_evidence(claim(), project / "found")
+    assert found is not None
+    assert found.command == "python studies/lead.py runs/lead"
 
 
 def test_what_a_study_says_of_itself_is_kept(project: Path) -> None:
@@ -176,6 +189,8 @@ def test_the_commit_is_that_of_the_clone_or_nothing(tmp_path: Path, monkeypatch:
     for words in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "first"]):
         subprocess.run([*git, *words], check=True)
     assert len(studies.commit(tmp_path)) == 12
+    (tmp_path / "inside").mkdir()
+    assert studies.commit(tmp_path / "inside") == ""  # of another project, within which this one lies
     monkeypatch.setenv("PATH", str(tmp_path))
     assert studies.commit(tmp_path) == ""
 
@@ -275,6 +290,8 @@ def test_a_section_tells_what_was_asked_what_was_found_and_how_to_get_it_again()
     assert "time not recorded." in bare
     assert "**not testable at this scale**" in bare
     assert "|  | members, claimed < 2 | 1 |  |  |" in bare
+    failed = "\n".join(section(Entry(asked, found.model_copy(update={"precondition": 0.5}))))
+    assert "|  | members, claimed < 2 | 1 | 3 (no interval) |  |" in failed  # what cannot be tested is not judged
 
 
 def test_the_page_counts_its_verdicts() -> None:

@@ -52,7 +52,7 @@ def test_differences_are_paired_by_repetition_at_the_same_radius() -> None:
 
 
 def test_one_repetition_has_no_interval() -> None:
-    assert compared(PAIRED[:2]) == Figure(value=2.0)
+    assert compared(PAIRED[:2]) == Figure(value=2.0, repetitions=1)
 
 
 def test_the_papers_own_table_gives_the_papers_own_slope() -> None:
@@ -99,14 +99,16 @@ def test_what_was_repeated_has_a_t_interval() -> None:
     assert found.interval == (pytest.approx(2 - half, abs=1e-5), pytest.approx(2 + half, abs=1e-5))
 
 
-def curve(width: int, beta: float, radii: tuple[float, ...] = (0.0, 0.1, 0.2)) -> list[Finding]:
+def curve(
+    width: int, beta: float, radii: tuple[float, ...] = (0.0, 0.1, 0.2), *, fitted: tuple[float, ...] = (1.0, 1.0, 0.99)
+) -> list[Finding]:
     """Return a study in which diversity is sharpness to the power of beta, and a little more in each repetition."""
     found = []
     for repetition, more in enumerate((0.0, 0.02)):
-        for sharpness, rho in zip((1.0, 2.0, 5.0), radii, strict=False):
+        for sharpness, rho, right in zip((1.0, 2.0, 5.0), radii, fitted, strict=False):
             at = {"method": "SAM", "width": width, "rho": rho}
             found.append(Finding(at, repetition, sharpness, "mean of members", "worst_l2(m=128; samples=512)", "train"))
-            found.append(Finding(at, repetition, 0.5 + 0.1 * repetition, "mean of members", "accuracy", "train"))
+            found.append(Finding(at, repetition, right, "mean of members", "accuracy", "train"))
             for measure, row in (
                 ("der", "members together"),
                 ("variance", "members together"),
@@ -125,12 +127,35 @@ def said(number: int, found: list[Finding]) -> Evidence:
 def test_a_power_law_has_its_power_as_slope() -> None:
     found = said(1, [*curve(16, 0.3), *curve(8, 0.5)])
     case = found.cases[STATED]
-    assert [each.value for each in (*case.primary, *case.also)] == pytest.approx([0.31] * 3)
-    assert found.precondition == 0.5
+    assert [each.value for each in (*case.primary, *case.also)] == pytest.approx([0.31] * 4)
+    assert [each.repetitions for each in case.primary] == [2]
+    assert found.precondition == 1.0
+
+
+def test_a_slope_can_be_asked_of_those_only_that_are_fitted() -> None:
+    found = curve(16, 0.3)
+    sharp = {"method": "SAM", "width": 16, "rho": 0.4}
+    for repetition in (0, 1):  # a point that is not fitted, and off the line
+        found.append(Finding(sharp, repetition, 10.0, "mean of members", "worst_l2(m=128; samples=512)", "train"))
+        found.append(Finding(sharp, repetition, 0.5, "mean of members", "accuracy", "train"))
+        for measure, row in (("der", "members together"), ("variance", "members together"), ("kl", "mean of pairs")):
+            found.append(Finding(sharp, repetition, 9.0, row, measure, "test"))
+    case = said(1, found).cases[STATED]
+    assert case.also[-1].value == pytest.approx(0.31)
+    assert min(each.value for each in (*case.primary, *case.also[:-1])) > 1
+    with pytest.raises(RunError, match="2 are there"):
+        said(1, curve(16, 0.3, fitted=(1.0, 1.0, 0.9)))
+
+
+def test_what_is_no_number_is_refused_and_not_left_out() -> None:
+    found = curve(16, 0.3)
+    found[0] = replace(found[0], number=float("nan"))
+    with pytest.raises(RunError, match=r"repetition 0 where .*'rho': 0.0.* is no number"):
+        said(1, found)
 
 
 def test_slopes_of_two_widths_are_compared_in_each_repetition() -> None:
-    found = said(2, [*curve(16, 0.3), *curve(8, 0.5)])
+    found = said(2, [*curve(16, 0.3, fitted=(0.5, 1.0, 1.0)), *curve(8, 0.5)])
     assert found.cases[STATED].primary[0].value == pytest.approx(0.2)
     assert Entry(CLAIMS[2], found).verdicts == {STATED: "not testable at this scale"}  # half of the samples are fitted
 
@@ -164,7 +189,7 @@ def test_the_flattest_of_the_others_is_found_in_each_repetition() -> None:
             found.append(Finding(at, repetition, 0.5 + rho, "mean of members", "accuracy", "test"))
             found.append(Finding(at, repetition, 0.995, "mean of members", "accuracy", "train"))
     case = said(11, found).cases[STATED]
-    assert case.primary[0] == Figure(value=1.0, interval=(1.0, 1.0))
+    assert case.primary[0] == Figure(value=1.0, interval=(1.0, 1.0), repetitions=2)
     assert case.also[0].value == 0.0
 
 

@@ -262,6 +262,60 @@ def test_a_signal_lets_everybody_end_with_a_checkpoint(
     assert [name for name, _ in made.calls].count("work") == 2  # the third never began
 
 
+def test_a_group_that_stops_is_let_go_when_all_have_answered(cluster: Callable[..., FakeRay]) -> None:
+    stopped = ("failed", ("Stopped", "with a checkpoint"), [])
+    made = cluster(stopped, "until stopped")  # the one that writes nothing is done at once
+    people = crew.Crew(crew.Needs(), waiting=[crew.Task("it", 2)])
+    for _ in range(6):
+        people._ask_for_hands()
+        people._hand_over(None)
+        people._hear()
+    assert len(made.alive) == 2
+    assert people.slots[0].answers == 1
+    ((_, ref),) = made.waited
+    ref.answer = lambda: stopped
+    people._hear()
+    assert made.alive == people.failures == []
+
+
+def test_a_cluster_that_shrinks_gets_no_more_work_for_a_while(
+    cluster: Callable[..., FakeRay], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = cluster()
+    monkeypatch.setattr(made, "remote", lambda work: Tasks(work), raising=False)
+    sizes = iter([3, *[1] * 20])
+    monkeypatch.setattr(made, "cluster_resources", lambda: {"CPU": float(next(sizes))})
+    found = crew.Crew(crew.Needs()).map([[n] for n in range(9)], lambda _, job: job, lambda _, job, *asked: asked, None)
+    assert list(found) == [(n, (n,)) for n in range(9)]
+
+
+class Tasks:
+    """A function that Ray would carry out elsewhere, and here when it is asked for."""
+
+    def __init__(self, work: Callable[..., Any]) -> None:
+        self.work = work
+
+    def options(self, **_: Any) -> Tasks:
+        return self
+
+    def remote(self, *args: Any) -> Ref:
+        return Ref(lambda: self.work(*(each.answer() if isinstance(each, Ref) else each for each in args)))
+
+
+def test_hands_that_die_before_they_begin_do_not_end_the_work_of_others(cluster: Callable[..., FakeRay]) -> None:
+    made = cluster("until stopped", places=1)
+    people = crew.Crew(crew.Needs(), waiting=[crew.Task("it", 1)])
+    for _ in range(3):
+        people._ask_for_hands()
+        people._hand_over(None)
+        people._hear()
+    assert people.slots[0].task is not None
+    for _ in range(crew.STARTS + 2):  # a machine that came and went, with all that were to begin there
+        people._lose(crew.Slot(1, []), RuntimeError("gone"))
+    assert len(made.alive) == 1
+    people.dismiss()
+
+
 def test_hands_that_die_before_they_begin_are_asked_for_only_so_often(
     cluster: Callable[..., FakeRay], monkeypatch: pytest.MonkeyPatch
 ) -> None:

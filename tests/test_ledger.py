@@ -78,6 +78,13 @@ def test_the_interval_decides(value: float, spread: float, expected: str) -> Non
     assert verdict(around(-value, spread), falls) == expected
 
 
+def test_what_may_be_somewhere_is_not_contradicted_by_one_place() -> None:
+    can = claim(somewhere=True)
+    assert judge(can, evidence(around(-0.9, 0.5)), STATED) == "not reproduced"
+    assert judge(can, evidence(around(0.9, 0.5)), STATED) == "reproduced"
+    assert judge(claim(), evidence(around(-0.9, 0.5)), STATED) == "contradicted"
+
+
 def test_another_value_than_zero_can_mean_no_effect() -> None:
     cheap = Measured(measure="cost", direction="below", zero=1.5, effect=0.99, paper="")
     assert verdict(around(0.3, 0.1), cheap) == "reproduced"

@@ -216,7 +216,7 @@ def test_a_member_that_a_meeting_went_ahead_without_is_never_missing_again() -> 
 def test_a_job_that_is_done_again_does_only_what_is_left_of_it(
     job: Job, progress: list[Progress], joint: bool, left: Job | None
 ) -> None:
-    assert left_of(job, progress, joint=joint) == left
+    assert left_of(job, dict(enumerate(progress)), joint=joint) == left
 
 
 def test_shards_cover_members_and_samples_once() -> None:

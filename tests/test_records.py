@@ -134,9 +134,9 @@ def test_a_fault_of_the_group_is_told_from_one_of_its_own(monkeypatch: pytest.Mo
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.setenv(name, "")
 
-    def fails(words: str) -> Any:
+    def fails(what: str | Exception) -> Any:
         def work(job: Any, tell: Any, **_: Any) -> None:
-            raise RuntimeError(words)
+            raise RuntimeError(what) if isinstance(what, str) else what
 
         return work
 
@@ -145,6 +145,8 @@ def test_a_fault_of_the_group_is_told_from_one_of_its_own(monkeypatch: pytest.Mo
     assert hand.work(torn, "it", 1.0)[0] == "failed"
     hand.join(1, 2, "127.0.0.1", 1234)
     assert hand.work(torn, "it", 1.0)[0] == "broken"
+    lost = type("DistNetworkError", (RuntimeError,), {})("Failed to recv, got 0 bytes")
+    assert hand.work(fails(lost), "it", 1.0)[0] == "broken"
     assert hand.work(fails("sample 7"), "it", 1.0)[:2] == ("failed", ("RuntimeError", "sample 7"))
 
 

@@ -61,6 +61,11 @@ def test_an_address_goes_on_with_a_slash() -> None:
     assert Address("s3://b/run") / "members" / 3 == "s3://b/run/members/3"
 
 
+def test_an_address_of_this_machine_is_a_path() -> None:
+    with pytest.raises(RecipeError, match="give the path itself"):
+        address_of("file:///data/runs/demo")
+
+
 def test_credentials_in_an_address_are_refused_and_not_repeated() -> None:
     with pytest.raises(RecipeError, match="environment") as told:
         address_of("s3://me:secret@bucket/run")
@@ -175,6 +180,25 @@ def test_what_no_repetition_mends_is_told_at_once(monkeypatch: pytest.MonkeyPatc
     assert files.left == 1
 
 
+class Answered(Exception):
+    """An error of a client, with a status or with an object's name in its words."""
+
+    def __init__(self, words: str, status: int | None = None) -> None:
+        super().__init__(words)
+        self.response = {"ResponseMetadata": {"HTTPStatusCode": status}} if status else None
+
+
+def test_a_condition_that_does_not_hold_is_told_by_its_status_and_not_by_a_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    files = Stumbling(2, Answered("cannot connect to .../members/412/progress.json"))
+    assert bucket_of(files, monkeypatch).read("members/412/progress.json") == b"content"
+    with pytest.raises(FileExistsError):
+        bucket_of(Stumbling(2, Answered("no", 412)), monkeypatch).read("x")
+    with pytest.raises(FileExistsError):
+        bucket_of(Stumbling(2, Answered("PreconditionFailed: no")), monkeypatch).read("x")
+
+
 # --- Leases
 
 
@@ -264,6 +288,7 @@ def test_who_could_not_renew_in_time_writes_nothing_more(store: Store, monkeypat
         wait_until(lambda: time.monotonic() > store._leases[0]._good_until)
         with pytest.raises(RunError, match="could not renew"):
             store.put("m/x", b"1")
+    assert store.has("m/.lease") is store._bucket.swaps  # where others may take it over, it may be theirs by now
 
 
 def test_a_renewal_whose_condition_failed_is_looked_at_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,6 +62,20 @@ def test_a_key_may_be_written_without_quotes(tmp_path: Path) -> None:
     assert found.base["data"]["name"] == "digits"
 
 
+def test_what_one_condition_changes_deep_inside_stays_with_it() -> None:
+    base = {**BASE, "model": {**BASE["model"], "adapters": {"rank": 4, "layers": ["*"]}}}
+    grid = {"rank": {"rank 4": {}, "rank 16": {"model": {"adapters": {"rank": 16}}}}}
+    found = study(base=base, grid=grid)
+    for _ in range(2):
+        assert [recipe.to_dict()["model"]["adapters"]["rank"] for _, recipe in found.conditions()] == [4, 16]
+    assert found.base["model"]["adapters"]["rank"] == 4
+
+
+def test_a_key_of_what_has_no_keys_is_refused() -> None:
+    with pytest.raises(RecipeError, match=r"schedule\.epochs: schedule = .* is no section of keys"):
+        study(base={**BASE, "schedule": [{"name": "cosine"}]}, grid={"schedule.epochs": [1, 2]})
+
+
 def test_named_conditions_may_list_values_of_their_own() -> None:
     grid = {
         "method": {"flat": {"each": {"method.rho": [0.0, 0.3]}}, "plain": {"method": {"name": "deep_ensemble"}}},

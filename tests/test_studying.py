@@ -91,6 +91,45 @@ def test_the_same_call_again_trains_nothing_and_more_repetitions_train_only_thos
     assert {run: more["runs"][run] for run in before["runs"]} == before["runs"]
 
 
+def test_what_another_process_has_finished_meanwhile_is_not_done_again(tmp_path: Path) -> None:
+    heard, others = Heard(), Heard()
+
+    def say(words: str) -> None:
+        if words.startswith("run 1 of 3") and not others:
+            others.append({"say": "begun"})
+            Conduct(study(), tmp_path, tell=others.append, only="*paper*").go()
+
+    results = Conduct(study(), tmp_path, tell=heard.append, say=say).go()
+    assert len(results["runs"]) == 3
+    trained = Counter(heard.epochs().values()) + Counter(others.epochs().values())
+    assert sum(heard.epochs().values()) == 2 * (4 + 2)  # of plain, and of SAM from where the other's span ends
+    assert sum(trained.values()) > 0
+
+
+def test_answers_to_another_question_are_not_mixed_in(tmp_path: Path) -> None:
+    conducted(study(repetitions=2), tmp_path)
+    assert {each.repetition for each in findings_of_study(tmp_path)} == {0, 1}
+    conducted(study(repetitions=2, measure={"measures": ["accuracy"], "on": ["test", "train"]}), tmp_path, only="*#0")
+    assert {each.repetition for each in findings_of_study(tmp_path)} == {0}
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"measure": {**MEASURE, "on": ["tset"]}}, "no samples called 'tset'"),
+        ({"measure": {**MEASURE, "corruptions": ["corupted@10"]}}, "no samples called 'corupted'"),
+        ({"measure": {**MEASURE, "ood": ["near=blops"]}}, "blops"),
+        ({"landscape": {"probes": ["fisher_rao"], "on": "tarin"}}, "no samples called 'tarin'"),
+    ],
+)
+def test_samples_that_there_are_not_are_told_before_anything_is_trained(
+    parts: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises((RecipeError, RunError), match=message):
+        conducted(study(**parts), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_one_repetition_of_everything_comes_before_the_second(tmp_path: Path) -> None:
     _, heard = conducted(study(repetitions=2, grid={"method.rho": [0.0, 0.1]}), tmp_path)
     told = [news["say"] for news in heard if news.get("say", "").startswith("run ")]

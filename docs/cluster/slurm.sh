@@ -20,10 +20,13 @@ RAY_AUTH_TOKEN=$(head -c 32 /dev/urandom | base64 | tr -dc 'a-zA-Z0-9')
 export RAY_USAGE_STATS_ENABLED=0 OMP_NUM_THREADS=1
 
 # Starts Ray on every node, runs the command on the first, and stops Ray when the command ends. Slurm's warning two
-# minutes before the end is passed on as SIGTERM: every member then ends with a checkpoint.
+# minutes before the end goes to that command alone, as SIGTERM: every member then ends with a checkpoint. To the whole
+# step it would stop Ray itself, and the members with it.
+DRIVER=/tmp/plateaux-$SLURM_JOB_ID.pid # on the first node
 srun --kill-on-bad-exit=0 ray symmetric-run --address "$HEAD:6379" --min-nodes "$SLURM_JOB_NUM_NODES" -- \
+    bash -c 'echo $$ > "$0" && exec "$@"' "$DRIVER" \
     plateaux train "$RECIPE" --out "$OUT" --executor ray --address "$HEAD:6379" \
     --set executor.gpus=1 --set executor.cpus=8 --set executor.retries=20 &
 WORK=$!
-trap 'scancel --signal=TERM "$SLURM_JOB_ID.0"' TERM
+trap 'srun --overlap --nodes=1 --ntasks=1 --nodelist="$HEAD" bash -c "kill -TERM \$(cat $DRIVER)"' TERM
 wait "$WORK" || wait "$WORK"

@@ -155,7 +155,7 @@ def status(run: Path, as_json: AsJson = False) -> None:
     held = [f"{size(shared)} that all members share, held once"] if shared else []
 
     def table() -> list[Any]:
-        shown = Table("member", "state", "epoch", "weights", "time of its jobs", "on disk")
+        shown = Table("member", "state", "epoch", "weights", "time", "on disk")
         for r in rows:
             at = f"{r['epoch']}/{r['epochs']}" + (f" + {r['step']} steps" if r["step"] else "")
             words = f"{r['weights']} ({r['why']})" if r["why"] else r["weights"]

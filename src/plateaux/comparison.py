@@ -84,8 +84,9 @@ class Comparison:
             if _name(_less(each)) != _name(_less(condition)):
                 continue
             for repetition, number in self.numbers.get((name, column), {}).items():
-                costs = [self.numbers[name, (by, TRAINING, MEMBERS_MEAN)][repetition] for by in get_args(Cost)]
-                found.setdefault(repetition, []).append(Spent(number, *costs))
+                spent = [self.numbers.get((name, (by, TRAINING, MEMBERS_MEAN)), {}) for by in get_args(Cost)]
+                if all(repetition in each for each in spent):
+                    found.setdefault(repetition, []).append(Spent(number, *(each[repetition] for each in spent)))
         return found
 
     def grids(self) -> list[Grid]:
@@ -102,10 +103,15 @@ class Comparison:
 
     def _grid(self, title: str, columns: Sequence[Column], rows: Sequence[Condition], ask: Any) -> Grid:
         header = ["", *(self._title(column) for column in columns)]
-        cells = [[_words(each), *(self._shown(column, ask(each, column)) for column in columns)] for each in rows]
+        cells = [[_words(each), *(self._told(each, column, ask) for column in columns)] for each in rows]
         return Grid(
             title, header, cells, "± half of the 95 % Student-t interval over repetitions; none of a single one"
         )
+
+    def _told(self, condition: Condition, column: Column, ask: Any) -> str:
+        """Return a number in words, and how many of its repetitions made it where some have none."""
+        made, there = ask(condition, column), len(self.numbers.get((_name(condition), column), {}))
+        return self._shown(column, made) + (f" ({made.count} of {there})" if 0 < made.count < there else "")
 
     def _equal(self, columns: Sequence[Column], others: Sequence[Condition]) -> list[Grid]:
         """Return a table for every kind of cost; runs that differ only in length are one course, and one row."""
@@ -126,9 +132,7 @@ class Comparison:
         return f"{measure}{'' if on == TRAINING else f', {on}'}{' %' if self.facts[column].percent else ''}"
 
     def _shown(self, column: Column, made: Interval) -> str:
-        if math.isnan(made.number):
-            return ""
-        return with_error(Value(made.number, made.half), self.facts[column].percent)
+        return "" if math.isnan(made.number) else with_error(Value(made.number, made.half), self.facts[column].percent)
 
 
 def _name(condition: Condition) -> str:

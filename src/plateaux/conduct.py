@@ -18,7 +18,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from plateaux.build import NOTHING_GIVEN, Given
+from plateaux.build import NOTHING_GIVEN, Given, data_of
 from plateaux.choose import choose
 from plateaux.costs import passes_of
 from plateaux.detect import detect, suites_named
@@ -32,12 +32,14 @@ from plateaux.measurement import Measurement
 from plateaux.naming import measures_named, probes_named
 from plateaux.recipe import Recipe, fingerprint
 from plateaux.robust import robustness
-from plateaux.run import Run, environment
+from plateaux.run import Run, environment, facts_of
 from plateaux.store import Store
 from plateaux.study import Planned, Study, Task, planned, tasks
+from plateaux.targets import elsewhere, one_target, targets
 from plateaux.train import check, train
 
 CHOSEN = "chosen.json"
+PATIENCE = 600.0  # seconds to wait for another process at the same study, which writes or chooses
 
 
 class Conduct:
@@ -67,7 +69,11 @@ class Conduct:
         self.write({})
         problems: list[str] = []
         missing, begun, done = self.missing(), time.monotonic(), 0.0
-        for place, (task, todo) in enumerate(missing, start=1):
+        for place, (task, asked) in enumerate(missing, start=1):
+            results = self.results()
+            todo = [plan for plan in asked if not self.done(plan, results)]  # others may be at the same study
+            if not todo:
+                continue
             self.say(f"run {place} of {len(missing)}: {todo[0]}{self._left(missing[place - 1 :], begun, done)}")
             try:
                 self.carry_out(task, todo)
@@ -87,6 +93,18 @@ class Conduct:
         wanted = (*self.study.measure.measures, *self.study.measure.under_corruption)
         measures_named(wanted, allow=self.given.allow)
         probes_named(self.study.landscape.probes, allow=self.given.allow)
+        for recipe in {fingerprint(task.recipe.to_dict()["data"]): task.recipe for task in self.tasks}.values():
+            self._check_samples(recipe)
+
+    def _check_samples(self, recipe: Recipe) -> None:
+        asked, looked = self.study.measure, self.study.landscape
+        facts = facts_of(data_of(recipe, self.given))
+        targets(recipe, facts, [*(asked.on if asked.measures else ()), *asked.corruptions])
+        if looked.probes:
+            one_target(recipe, facts, looked.on)
+        suites, _ = suites_named(asked.ood, facts["name"])
+        for name in dict.fromkeys(name for names in suites.values() for name in names):
+            elsewhere(name, "", self.given)
 
     def missing(self) -> list[tuple[Task, list[Planned]]]:
         """Return the runs that have numbers to give that are not there yet, in the order they are to be made."""
@@ -125,13 +143,14 @@ class Conduct:
 
     def write(self, entries: Mapping[str, Any]) -> None:
         """Add runs to what is written down; nobody else's are lost."""
-        with self.store.lock("runs"):
+        with self.store.lock("runs", patience=PATIENCE):
             runs = {**self.results().get("runs", {}), **entries}
             conditions = [
                 {"condition": dict(p.condition), "repetition": p.repetition, "run": p.run} for p in self.plans
             ]
-            whole = {"format": FORMAT, "study": self.study.model_dump(mode="json"), "conditions": conditions}
-            self.store.put(RESULTS, (json.dumps({**whole, "runs": runs}, allow_nan=False) + "\n").encode())
+            whole = {"format": FORMAT, "study": self.study.model_dump(mode="json"), "asked": self.study.asked()}
+            whole |= {"conditions": conditions, "runs": runs}
+            self.store.put(RESULTS, (json.dumps(whole, allow_nan=False) + "\n").encode())
 
     def _train(self, recipe: Recipe, root: Path, span: Path | None) -> None:
         if recipe.executor.name != "mesh":
@@ -155,10 +174,11 @@ class Conduct:
             return recipe
         alike = {name: part for name, part in recipe.determining().items() if name not in ("method", "seed")}
         name = fingerprint(alike)
-        known = self.store.get_json(CHOSEN) if self.store.has(CHOSEN) else {}
-        if name not in known:
-            known[name] = choose(recipe, self.given, self.tell)
-            self.store.put_json(CHOSEN, known)
+        with self.store.lock("runs", patience=PATIENCE):
+            known = self.store.get_json(CHOSEN) if self.store.has(CHOSEN) else {}
+            if name not in known:
+                known[name] = choose(recipe, self.given, self.tell)
+                self.store.put_json(CHOSEN, known)
         return recipe.changed(train={part: known[name][part] for part in ("precision", "memory_format")})
 
     def _lender(self, task: Task) -> Path | None:
@@ -210,7 +230,7 @@ class Conduct:
             "recipe": run.as_trained().changed(members=plan.recipe.members).to_dict(),
             "environment": environment(),
             "measurements": [stored(each) for each in found],
-            "costs": costs_of(run, plan.recipe.members),
+            "costs": costs_of(run, plan.recipe.members, self.given),
             "course": course,
         }
 

@@ -6,6 +6,7 @@ finding: condition, repetition, measure, on, row, number.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -113,6 +114,11 @@ def by_repetition(findings: Sequence[Found], row: str, condition: Condition) -> 
     found = {each.repetition: each.number for each in findings if each.row == row and each.condition == condition}
     if not found:
         raise RunError(f"There is no row {row!r} where {dict(condition)}")
+    for repetition, number in found.items():
+        if not math.isfinite(number):
+            raise RunError(
+                f"{row!r} of repetition {repetition} where {dict(condition)} is no number, so nothing follows"
+            )
     return found
 
 
@@ -132,10 +138,22 @@ def _slopes(
     heights = [by_repetition(mine, compare.rows[0], each) for each in at]
     places = [by_repetition(axis, by.row, each) for each in at]
     shared = sorted(set.intersection(*(set(each) for each in (*heights, *places))))
-    points = {number: ([each[number] for each in places], [each[number] for each in heights]) for number in shared}
-    if len(at) < 3 or not shared or min(min(x + y) for x, y in points.values()) <= 0:
-        raise RunError(f"A slope takes three conditions in one repetition, all numbers above zero; {len(at)} are there")
-    return {number: _slope(np.log(x), np.log(y)) for number, (x, y) in points.items()}
+    points: dict[int, list[tuple[float, float]]] = {}
+    for number in shared:
+        used = [place for place, each in enumerate(at) if _is_fitted(compare, each, number, findings)]
+        points[number] = [(places[place][number], heights[place][number]) for place in used]
+    least = min((len(each) for each in points.values()), default=0)
+    if least < 3 or min(min(point) for each in points.values() for point in each) <= 0:
+        raise RunError(f"A slope takes three conditions in one repetition, all numbers above zero; {least} are there")
+    return {number: _slope(*np.log(each).T) for number, each in points.items()}
+
+
+def _is_fitted(compare: Compare, condition: Condition, repetition: int, findings: Sequence[Found]) -> bool:
+    if compare.fitted is None or compare.precondition is None:
+        return True
+    asked = compare.precondition
+    mine = [each for each in findings if (each.measure, each.on) == (asked.measure, asked.on)]
+    return by_repetition(mine, asked.row, condition)[repetition] >= compare.fitted
 
 
 def _slope(x: ArrayLike, y: ArrayLike) -> float:
@@ -145,7 +163,8 @@ def _slope(x: ArrayLike, y: ArrayLike) -> float:
 def repeated(values: Sequence[float], what: str = "") -> Figure:
     """Return the mean of what was repeated, with its 95 % t interval; of one number there is none."""
     found = over_repetitions(values)
-    return figure(found.number, (found.low, found.high) if len(values) > 1 else None, what)
+    made = figure(found.number, (found.low, found.high) if found.count > 1 else None, what)
+    return made.model_copy(update={"repetitions": found.count})
 
 
 def figure(value: float, around: tuple[float, float] | None, what: str = "") -> Figure:

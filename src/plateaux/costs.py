@@ -35,16 +35,12 @@ class Cost:
 
 
 def spent(run: Run, number: int, given: Given = NOTHING_GIVEN) -> Cost:
-    """Return what a member of a run has cost until now; of those that step side by side each has its share of time.
+    """Return what a member of a run has cost until now.
 
     Meetings count: the pass that scores the samples, and the seconds of scoring and deciding.
     """
     progress, met = run.progress(number), _meetings(run, number, given)
-    executor, method = run.recipe.executor, method_of(run.recipe, number, given)
-    alone = executor.name == "local" and (executor.manner == "parked" or executor.processes > 1) and not method.together
-    alone = alone or method.turn != "any"
-    seconds = progress.seconds if alone else progress.seconds / run.recipe.members
-    seconds += sum(float(summary.get(SECONDS, {number: 0.0})[number]) for summary in met.values())
+    seconds = progress.seconds + sum(float(summary.get(SECONDS, {number: 0.0})[number]) for summary in met.values())
     shares = {epoch: float(summary["share"][number] or 0.0) for epoch, summary in met.items()}
     passes = passes_of(run.recipe, number, epochs=progress.epoch, shares=shares, given=given)
     return Cost(progress.epoch, passes, seconds)

@@ -353,7 +353,7 @@ class Course:
             number = runner.learner.number
             if any(each[:2] == (epoch, at) for each in runner.progress.states):
                 continue  # nothing happened since
-            seconds = runner.progress.seconds + now - self.clock
+            seconds = runner.progress.seconds + (now - self.clock) / len(self.runners)
             runner.progress = replace(runner.progress, epoch=epoch, step=at, seconds=seconds)
             if not self.executor.writes():
                 continue

@@ -136,7 +136,7 @@ class Crew:
         asking, answering = (ray.remote(work).options(**what) for work in (ask, answer))
         sent, coming, under_way = ray.put(parcel), iter(jobs), deque[tuple[Any, Any]]()
         while True:
-            for some in islice(coming, 2 * self.places() - len(under_way)):
+            for some in islice(coming, max(0, 2 * self.places() - len(under_way))):  # a cluster may shrink
                 asked = [asking.remote(sent, job) for job in some]
                 under_way.append((some[0], answering.remote(sent, some[0], *asked)))
             if not under_way:
@@ -259,12 +259,15 @@ class Crew:
         if kind == "broken":
             self._lose(slot, PlateauxError(f"its group fell apart: {content[1].splitlines()[0]}"))
             return
-        if kind == "failed":
+        stopped = kind == "failed" and content[0] == Stopped.__name__
+        if kind == "failed" and not stopped:
             self._fail(slot, told_problem(*content))
             return
         slot.answers += 1
-        if slot.answers == slot.world:
+        if slot.answers == slot.world:  # of a group that stops, one may still be writing the checkpoint
             slot.task, slot.since = None, time.monotonic()
+            if stopped:
+                self._dismiss(slot)
 
     def _fail(self, slot: Slot, problem: PlateauxError, beginning: PlateauxError | None = None) -> None:
         """End a task that failed by its own fault: it is not tried again, and its process is not used again."""
@@ -272,8 +275,7 @@ class Crew:
         self._dismiss(slot)
         if task is None:
             raise beginning or problem
-        if not isinstance(problem, Stopped):
-            self.failures.append(Failure(task.job, _named(task.job, problem)))
+        self.failures.append(Failure(task.job, _named(task.job, problem)))
 
     def _lose(self, slot: Slot, problem: Exception) -> None:
         """See to a process or node that died: its task begins again later, elsewhere, unless that was tried enough."""
@@ -281,7 +283,7 @@ class Crew:
         self._dismiss(slot)
         if task is None:
             self.starts += 1
-            if self.starts > STARTS:
+            if self.starts > STARTS and not any(each.begun for each in self.slots):
                 raise RunError(f"{STARTS} processes on the cluster died before they began: {_first_line(problem)}")
             return
         if self.stopping:

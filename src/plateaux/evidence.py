@@ -41,15 +41,23 @@ def gather(
     written = []
     for study in dict.fromkeys(claim.study for claim in claims):
         folder = out / Path(study).stem
-        words, began = command_of(study, folder, root), time.monotonic()
+        words, began, fresh = command_of(study, folder, root), time.monotonic(), not folder.exists()
         code = call([sys.executable, *words])
         if code:
             raise RunError(f"{shown(words, root)} ended with exit code {code}; what it wrote is in {folder}")
-        told = {"command": shown(words, root), "seconds": round(time.monotonic() - began, 1), "commit": commit(root)}
+        took = round(time.monotonic() - began, 1) if fresh else None  # of a study that went on nobody knows it here
+        told = {"command": shown(command_of(study, _told(folder, root), root), root), "seconds": took}
+        told |= {"commit": commit(root)}
         for found in collect([claim for claim in claims if claim.study == study], folder, read):
             known = {name: value for name, value in told.items() if not getattr(found, name)}
             written.append(write_evidence(found.model_copy(update=known), evidence))
     return written
+
+
+def _told(folder: Path, root: Path) -> Path:
+    """Return a study's folder as it is told to others: where it lay on this machine is nobody's business."""
+    inside = folder.resolve().is_relative_to(root.resolve())
+    return folder.resolve().relative_to(root.resolve()) if inside else Path("runs") / folder.name
 
 
 def command_of(study: str, folder: Path, root: Path) -> list[str]:
@@ -102,9 +110,10 @@ def of_theory(claim: Claim, answer: Mapping[str, Any]) -> Evidence:
 
 def commit(root: Path) -> str:
     """Return the commit of a clone, or nothing."""
-    asked = ["git", "-C", str(root), "rev-parse", "--short=12", "HEAD"]
+    asked = ["git", "-C", str(root), "rev-parse", "--show-toplevel", "--short=12", "HEAD"]
     try:
-        return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+        top, found = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.splitlines()
+        return found if Path(top).resolve() == root.resolve() else ""  # else of whatever the package lies within
     except (OSError, subprocess.CalledProcessError):
         return ""
 

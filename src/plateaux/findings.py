@@ -9,6 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from plateaux.build import NOTHING_GIVEN, Given
 from plateaux.costs import Cost, spent
 from plateaux.errors import PlateauxError, RunError
 from plateaux.measurement import Measurement
@@ -58,7 +59,8 @@ def findings_of_study(path: str | Path) -> list[Finding]:
         raise RunError(f"{path} holds no {RESULTS}: it is no study folder, or none of its runs is finished yet")
     found: list[Finding] = []
     for each in results["conditions"]:
-        if entry := results["runs"].get(each["run"]):
+        entry = results["runs"].get(each["run"])
+        if entry and results.get("asked") in (None, entry.get("asked")):  # else it answers what was asked before
             where = (str(each["run"]), each["condition"], int(each["repetition"]))
             found += _findings(*where, entry["measurements"], entry["costs"])
     return found
@@ -83,10 +85,10 @@ def stored(found: Measurement) -> dict[str, Any]:
     return {**found.to_dict(), "percent": found.percent}
 
 
-def costs_of(run: Run, members: int | None = None) -> dict[str, dict[str, float]]:
+def costs_of(run: Run, members: int | None = None, given: Given = NOTHING_GIVEN) -> dict[str, dict[str, float]]:
     """Return what the members of a run, or the first so many, have cost, by row."""
     try:
-        each = {f"member {number}": spent(run, number) for number in range(members or run.recipe.members)}
+        each = {f"member {number}": spent(run, number, given) for number in range(members or run.recipe.members)}
     except PlateauxError:  # a method from outside that nobody allowed: a run from a stranger is data
         return {}
     mean = Cost(*(sum(getattr(cost, by) for cost in each.values()) / len(each) for by in COSTS))

@@ -14,7 +14,7 @@ from plateaux.exchange import CarryOut
 from plateaux.machine import cores
 from plateaux.pool import answer_of, stop_threads
 
-BROKEN = ("gloo", "NCCL", "TCPStore", "ProcessGroup", "Connection reset", "Broken pipe")
+BROKEN = ("gloo", "NCCL", "TCPStore", "ProcessGroup", "Connection reset", "Broken pipe", "DistNetwork", "DistStore")
 
 
 class Hand:

@@ -46,7 +46,8 @@ class Lease:
         finally:
             self._done.set()
             renewing.join()
-            if not self._lost:
+            ours = not self._bucket.swaps or time.monotonic() <= self._good_until  # else another may have taken it over
+            if ours and not self._lost:
                 with suppress(StorageError):
                     self._bucket.remove(self._object)
 
@@ -83,13 +84,14 @@ class Lease:
         while not self._done.wait(LENGTH / 3):
             begun = time.monotonic()
             try:
+                tag = self._bucket.tag(self._object) if self._bucket.swaps else ""  # first: it is of what is read next
                 found = owner_of(self._bucket, self._object)
                 if found is None or found["owner"] != self._owner:
                     self._lost = True
                     return
                 if not self._bucket.swaps:
                     self._bucket.write(self._object, self._words())
-                elif not self._bucket.swap(self._object, self._words(), self._bucket.tag(self._object)):
+                elif not self._bucket.swap(self._object, self._words(), tag):
                     continue  # somebody was faster, or our own request was answered late: look again
                 self._good_until = begun + LENGTH
             except FileNotFoundError:

@@ -67,6 +67,7 @@ class Compare(Section):
     rows: tuple[str, ...] = Field(min_length=1)  # of several, in order, the slope over them is the number
     less: str = ""  # a row to take away from each
     by: Number | None = None  # the number is the slope of log on log of this, over all conditions as told
+    fitted: float | None = None  # over those only, in each repetition, whose number of the precondition is as high
     of: dict[str, dict[str, Any]]
     against: dict[str, Any] | None = None
     same: tuple[str, ...] = ()  # factors in which both conditions agree
@@ -85,6 +86,7 @@ class Claim(Section):
     number: int = Field(ge=1)
     source: str
     statement: str
+    somewhere: bool = False  # a claim that something can happen: where it does not, that contradicts nothing
     where: str
     study: str  # a study file, or "theory"
     cases: tuple[str, ...] = ("as stated",)
@@ -105,6 +107,7 @@ class Figure(Section):
     value: float
     interval: tuple[float, float] | None = None
     what: str = ""  # tells several figures of one measure apart; their intervals hold at once
+    repetitions: int | None = None  # that the interval is over, where it is over repetitions
 
     @model_validator(mode="after")
     def _inside(self) -> Figure:
@@ -158,15 +161,15 @@ def judge(claim: Claim, evidence: Evidence | None, case: str) -> Verdict:
         return "not testable at this scale"
     if found.by_theory is not None:
         return found.by_theory
-    return worst([verdict(each, claim.primary) for each in found.primary])
+    return worst([verdict(each, claim.primary, claim.somewhere) for each in found.primary])
 
 
-def verdict(figure: Figure, measured: Measured) -> Verdict:
-    """Compare an interval with zero, then with the paper's effect."""
+def verdict(figure: Figure, measured: Measured, somewhere: bool = False) -> Verdict:
+    """Compare an interval with zero, then with the paper's effect; what may be `somewhere` is not contradicted here."""
     if figure.interval is None or measured.by_theory:
         return "inconclusive"
     low, high = figure.interval
-    sides: tuple[Verdict, Verdict] = ("reproduced", "contradicted")
+    sides: tuple[Verdict, Verdict] = ("reproduced", "not reproduced" if somewhere else "contradicted")
     above, below = sides if measured.direction == "above" else sides[::-1]
     if low > measured.zero:
         return above

@@ -27,10 +27,11 @@ plateaux claims --out docs/claims.md   # make this page
 
 The verdict follows by rule from the 95 % interval of the primary measure: **reproduced** when it excludes zero in the
 claimed direction, **contradicted** when in the other, **not reproduced** when it includes zero and excludes the paper's
-effect, otherwise **inconclusive**; **not testable at this scale** where a precondition fails. Where a claim names
-another value than zero to compare with, its criterion says so. What is shown beside the primary measure is judged by
-the same rule and decides nothing. That a formula is equal to a simulated mean, or bounds it, is judged as its criterion
-says. A verdict holds for the scale that was tested.
+effect, otherwise **inconclusive**; **not testable at this scale** where a precondition fails. A claim that something
+does *not always* hold is not contradicted where it holds, and then is not reproduced. Where a claim names another value
+than zero to compare with, its criterion says so. What is shown beside the primary measure is judged by the same rule
+and decides nothing. That a formula is equal to a simulated mean, or bounds it, is judged as its criterion says. A
+verdict holds for the scale that was tested.
 """
 
 
@@ -94,7 +95,8 @@ def _ours(entry: Entry, case: str, at: int, measured: Measured) -> tuple[str, st
     if found is None or (at and not found.also):
         return "", ""
     mine = found.primary if at == 0 else (found.also[at - 1],)
-    beside = "" if measured.by_theory or not at else f"({verdict(mine[0], measured)})"
+    silent = measured.by_theory or not at or entry.verdicts[case] == "not testable at this scale"
+    beside = "" if silent else f"({verdict(mine[0], measured, entry.claim.somewhere)})"
     return figures(mine, measured.unit), beside
 
 
@@ -107,7 +109,8 @@ def _measure(measured: Measured) -> str:
 def _figure(figure: Figure) -> str:
     where = f"{figure.what}: " if figure.what else ""
     spread = "no interval" if figure.interval is None else f"{figure.interval[0]:.4g} to {figure.interval[1]:.4g}"
-    return f"{where}{figure.value:.4g} ({spread})"
+    often = f", {figure.repetitions} repetitions" if figure.repetitions else ""
+    return f"{where}{figure.value:.4g} ({spread}{often})"
 
 
 def _again(entry: Entry) -> str:

@@ -6,7 +6,7 @@ member trains to it and leaves its scores, one job decides, and every member goe
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -96,7 +96,7 @@ def plan(
     return [Job(members, place, _stop(recipe, place, meetings)) for members, place in groups]
 
 
-def left_of(job: Job, progress: Sequence[Progress], *, joint: bool = False) -> Job | None:
+def left_of(job: Job, progress: Mapping[int, Progress], *, joint: bool = False) -> Job | None:
     """Return what is left of a job, where its members stand now; None: nothing. So it may be carried out twice."""
     if job.kind == "decide" or not job.members:
         return job

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from plateaux import registry
-from plateaux.build import data_of, method_of
+from plateaux.build import NOTHING_GIVEN, Given, data_of, method_of
 from plateaux.choose import pace
 from plateaux.conduct import Conduct
 from plateaux.costs import passes_of
@@ -67,7 +67,7 @@ class Reckoning:
         begun = any(each != Progress() for each in standing)
         start = 0 if begun else self._span(task)
         passes = sum(self._left(recipe, number, each, start) for number, each in enumerate(standing))
-        measuring = recipe.members * measuring_of(self.conduct.study, recipe, self._data(recipe))
+        measuring = recipe.members * measuring_of(self.conduct.study, recipe, self._data(recipe), self.conduct.given)
         samples = len(split_of(recipe, self._data(recipe))[0])
         at_once = min(self.conduct.trained(task).executor.processes, recipe.members, cores())
         seconds = (passes * samples / at_once + measuring) / self._pace(recipe, samples)
@@ -135,7 +135,7 @@ class Reckoning:
         return max(found)
 
 
-def measuring_of(study: Study, recipe: Recipe, data: Data) -> float:
+def measuring_of(study: Study, recipe: Recipe, data: Data, given: Given = NOTHING_GIVEN) -> float:
     """Return how many samples' passes it takes to measure one member; making corrupted images is not counted."""
     asked, looked = study.measure, study.landscape
     words = [*(asked.on if asked.measures else ()), *asked.corruptions]
@@ -145,7 +145,7 @@ def measuring_of(study: Study, recipe: Recipe, data: Data) -> float:
         found += FORWARD * min(target.first or there, there)
     for name in (name for words in asked.ood for name in words.partition("=")[2].split(",") if name):
         found += FORWARD * _elsewhere(name, len(data.test))
-    probes = probes_named(looked.probes)
+    probes = probes_named(looked.probes, allow=given.allow)
     return found + sum(probe.passes(looked.samples or probe.samples) for probe in probes.values())
 
 

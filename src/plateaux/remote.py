@@ -39,6 +39,8 @@ def address_of(root: str | Path) -> Address | None:
     found = URL.match(str(root))
     if found is None:
         return None
+    if found[1] in ("file", "local"):
+        raise RecipeError(f"{root} is on this machine: give the path itself, without {found[1]}://")
     if "@" in found[2].split("/")[0]:
         raise RecipeError(f"Credentials have no place in an address: {found[1]}://... takes them from the environment")
     return Address(f"{found[1]}://{found[2].rstrip('/')}")
@@ -142,6 +144,14 @@ class Bucket:
 
 def _refused(problem: BaseException) -> bool:
     """Say whether a store's answer was that the condition does not hold."""
-    words = ("PreconditionFailed", "ConditionalRequestConflict", "412", "pre-conditions")
-    causes = [problem, problem.__cause__, problem.__context__]
-    return any(word in str(each) for each in causes if each is not None for word in words)
+    words = ("PreconditionFailed", "ConditionalRequestConflict", "pre-conditions")
+    causes = [each for each in (problem, problem.__cause__, problem.__context__) if each is not None]
+    return any(_status(each) == "412" or any(word in str(each) for word in words) for each in causes)
+
+
+def _status(problem: BaseException) -> str:
+    """Return the HTTP status that an error of some client tells; in its words any number may stand, as a name."""
+    response = getattr(problem, "response", None)
+    about = response.get("ResponseMetadata", {}) if isinstance(response, dict) else {}
+    told = (about.get("HTTPStatusCode"), *(getattr(problem, name, None) for name in ("code", "status", "status_code")))
+    return next((str(each) for each in told if each is not None), "")

@@ -44,7 +44,7 @@ class Progress:
     best_epoch: int | None = None
     stale: int = 0  # validations since the best one
     why: str = ""  # why it ended, where that was not the last epoch
-    seconds: float = 0.0  # of training, over all attempts
+    seconds: float = 0.0  # of its jobs, over all attempts; of members that step side by side, each has its share
     met: str | None = None  # the state at the first meeting: another run of the same span may begin with it
 
     @property

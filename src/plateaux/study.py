@@ -18,6 +18,7 @@ samples. What determines the same members is one run, and is trained once.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -189,7 +190,7 @@ def factors(grid: Mapping[str, Any]) -> list[list[Choice]]:
 
 def changed(base: Mapping[str, Any], changes: Changes) -> dict[str, Any]:
     """Return a recipe's tree with some values changed; a section that gets another name loses its further options."""
-    tree = {name: dict(part) if isinstance(part, Mapping) else part for name, part in base.items()}
+    tree = deepcopy(dict(base))
     if ("seed",) in changes:
         raise RecipeError(
             "a study sets the seed of every repetition itself; use `seed` and `repetitions` beside [grid]"
@@ -199,6 +200,11 @@ def changed(base: Mapping[str, Any], changes: Changes) -> dict[str, Any]:
         part = tree
         for section in sections:
             part = part.setdefault(section, {})
+            if not isinstance(part, dict):
+                raise RecipeError(
+                    f"{'.'.join(path)}: {section} = {part!r} is no section of keys, so it has no {last!r}; give "
+                    f"{section} as a whole, or name conditions: [grid.mine.one]"
+                )
         if last == "name" and part.get("name") != value and len(sections) == 1:
             for option in set(part) - _own_keys(sections[0]):
                 del part[option]

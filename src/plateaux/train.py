@@ -214,7 +214,8 @@ class Work:
                 for number in held:
                     locks.enter_context(run.lock(number, patience=LEAVING if executor.far else 0))
                     run.store.sweep(f"members/{number}")
-            left = left_of(job, run.all_progress(), joint=method.together)
+            executor.agree(0)  # or one who waited for a lock would find members further on than the others did
+            left = left_of(job, {number: run.progress(number) for number in job.members}, joint=method.together)
             if left is None:
                 return
             record.begins(left.start)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from plateaux.alarms import ALARMS
 from plateaux.comparison import MAIN, SUMMED, Comparison
@@ -190,7 +190,14 @@ def _entries(column: Mapping[str, Sequence[Finding]], names: Sequence[str]) -> l
     """Return a column of a table, by conditions."""
     values = [over(column[name]) if name in column else None for name in names]
     first = next(iter(column.values()))[0]
-    return _marked(values, first.better, first.percent)
+    entries = zip(names, _marked(values, first.better, first.percent), strict=True)
+    return [replace(entry, text=entry.text + _lacking(column.get(name, ()))) for name, entry in entries]
+
+
+def _lacking(several: Sequence[Finding]) -> str:
+    """Say how many repetitions made a number, where some have none: those left need not be like the others."""
+    fine = sum(math.isfinite(each.number) for each in several)
+    return f" ({fine} of {len(several)})" if 0 < fine < len(several) else ""
 
 
 def _marked(values: Sequence[Value | None], better: str, percent: bool) -> list[Entry]:
