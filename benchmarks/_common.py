@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -39,6 +40,23 @@ def interleaved(sides: Mapping[str, Callable[[int], Any]], rounds: int) -> dict[
         for name in names[turn:] + names[:turn]:
             found[name].append(seconds(partial(sides[name], number)))
     return found
+
+
+def beside(
+    base: Callable[[int], Any], sides: Mapping[str, Callable[[int], Any]], rounds: int
+) -> tuple[list[float], dict[str, list[float]]]:
+    """Time every side between two turns of the base, in another order each round; return its times, and the ratios.
+
+    A ratio is over the mean of the turns right before and right after, so that what drifts within a round is in both.
+    """
+    chance = random.Random(0)
+    times, found = [seconds(partial(base, 0))], dict[str, list[float]]({name: [] for name in sides})
+    for number in range(rounds):
+        for name in chance.sample(list(sides), len(sides)):
+            took = seconds(partial(sides[name], number))
+            times.append(seconds(partial(base, number)))
+            found[name].append(2 * took / (times[-2] + times[-1]))
+    return times, found
 
 
 def ratio(over: Sequence[float], under: Sequence[float]) -> float:

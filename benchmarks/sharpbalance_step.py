@@ -1,9 +1,10 @@
 """What a step of SharpBalance costs: `split` at careful shares of a quarter, a half and three quarters, in plain steps.
 
-All sides are the engine's own step on the same batch and with the same resnet18 (width 64), and take turns: of several
-networks one would be faster for where its weights happen to lie. The figures are medians of the rounds' ratios, in
-fp32, which recipes train in by default and the limits are for, and in bf16 beside it where the processor has units for
-it. Then the time to look up a batch's notes, memory-mapped from disk, of 50,000 and of 100,000,000 samples.
+All sides are the engine's own step on the same batch and with the same resnet18 (width 64): of several networks one
+would be faster for where its weights happen to lie. Each takes its turn between two plain steps, in another order every
+round; a plain step among them shows how much is chance. The figures are medians of the ratios, in fp32, which recipes
+train in by default and the limits are for, and in bf16 where the processor has units for it. Then the time to look up a
+batch's notes, memory-mapped from disk, of 50,000 and of 100,000,000 samples.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from _common import close, flags, interleaved, precision_here, ratio, seconds
+from _common import beside, close, flags, precision_here, seconds
 
 from plateaux.build import network
 from plateaux.exchange import Method
@@ -35,6 +36,7 @@ from plateaux.types import Batch
 
 SHARES = (0.25, 0.5, 0.75)
 ROUNDS = {"fp32": 5, "bf16": 3}  # on each of two networks
+BASE = "plain"
 LOOP = Local("loop", 1, (), "error")
 LOSS = cross_entropy()
 
@@ -63,7 +65,8 @@ def sides(batch: Batch, width: int, precision: str) -> dict[str, Callable[[int],
 
         return go
 
-    found = {"plain": side(deep_ensemble(LOSS), None), "sam": side(sam(LOSS, rho=0.05), None)}
+    plain = deep_ensemble(LOSS)
+    found = {BASE: side(plain, None), "plain, again": side(plain, None), "sam": side(sam(LOSS, rho=0.05), None)}
     for share in SHARES:
         found[f"split, f = {share}"] = side(sharpbalance(LOSS, epochs=2, rho=0.05, step="split"), share)
     found["shared, f = 0.5"] = side(sharpbalance(LOSS, epochs=2, rho=0.05, step="shared"), 0.5)
@@ -98,10 +101,13 @@ def main() -> None:
             kinds = sides(batch, width, precision)
             for kind in kinds.values():
                 kind(0)  # warm-up
-            for name, times in interleaved(kinds, 1 if args.quick else rounds).items():
-                found.setdefault(name, []).extend(times)
-        plain = plain or float(np.median(found["plain"]))
-        figures |= {f"{precision}, {name}": ratio(found[name], found["plain"]) for name in found if name != "plain"}
+            times, ratios = beside(kinds.pop(BASE), kinds, 1 if args.quick else rounds)
+            plain = plain or float(np.median(times))
+            for name, some in ratios.items():
+                found.setdefault(name, []).extend(some)
+        figures |= {f"{precision}, {name}": float(np.median(some)) for name, some in found.items()}
+        if not args.json:
+            print(f"{precision}:", *(f"{name}: {', '.join(f'{x:.2f}' for x in some)}" for name, some in found.items()))
     limits = {f"fp32, split, f = {share}": ("at most", 1.05 * (1 + share)) for share in SHARES}
     if not args.json:
         print("| step | plain steps |\n|---|---:|\n| plain | 1.00 |")

@@ -7,8 +7,9 @@ What was measured is written to `results.json` in that folder, run by run; runs 
 so that the file alone carries a study from one machine to the next.
 
 rho is chosen for SAM on validation images with one member and then fixed for all. SAM and both rules of SharpBalance
-begin from one span before the meeting. Two runs at a time, one thread each. Accuracies are of the test set and of the
-test set with seeded Gaussian noise; mean over the repetitions with a 95 % t interval.
+begin from one span before the meeting. Two runs at a time, one thread each: passes are the cost to compare, seconds are
+as they were beside whatever else ran. Scoring counts as a pass. Accuracies are of the test set and of the test set with
+seeded Gaussian noise; mean over the repetitions with a 95 % t interval.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import torch
 
 import plateaux
 from plateaux.build import data_of
+from plateaux.costs import spent
 from plateaux.statistics import over_repetitions
 from plateaux.store import Store
 from plateaux.tables import log_probabilities
@@ -126,8 +128,9 @@ class Study:
             return {
                 "validation accuracy": [x["validation accuracy"] for x in run.log(0) if "validation accuracy" in x][-1]
             }
-        seconds = statistics.mean(run.progress(member).seconds for member in range(3))
-        return {"accuracies": self._accuracies(self.root / name), "seconds": seconds, "careful": _careful(run)}
+        costs = [spent(run, member) for member in range(3)]
+        means = {by: statistics.mean(getattr(cost, by) for cost in costs) for by in ("passes", "seconds")}
+        return {"accuracies": self._accuracies(self.root / name), **means, "careful": _careful(run)}
 
     def one(self, name: str) -> None:
         """Train one run in this process."""
@@ -140,6 +143,10 @@ class Study:
         shares = kind not in (SPAN, "deep ensemble") and (self.root / SPAN / which).exists()
         plateaux.train(recipe, self.root / name, span=self.root / SPAN / which if shares else None)
 
+    def chosen(self) -> bool:
+        """Say whether all radii were tried."""
+        return all(f"rho/{rho}" in self.results() for rho in self.rhos)
+
     def rho(self) -> float:
         """Return the radius with the best validation accuracy of one SAM member; the smaller of equals."""
         found = {rho: self.results()[f"rho/{rho}"]["validation accuracy"] for rho in self.rhos}
@@ -148,7 +155,7 @@ class Study:
     def table(self) -> str:
         """Return what was measured as Markdown."""
         lines = [
-            f"rho chosen on validation images: {self.rho()}",
+            f"rho chosen on validation images: {self.rho()}" if self.chosen() else "rho is not chosen yet",
             "",
             "| method | of | " + " | ".join("clean" if not s else f"noise {s:.2f}" for s in SIGMAS) + " |",
             "|---|---|" + "---:|" * len(SIGMAS),
@@ -165,7 +172,7 @@ class Study:
             for row in ("members", "ensemble"):
                 cells = [_interval([each["accuracies"][row][str(sigma)] for each in found]) for sigma in SIGMAS]
                 lines.append(f"| {name} ({len(found)}) | {row} | " + " | ".join(cells) + " |")
-            costs.append(_cost(name, found, 2 if self.quick else 20))
+            costs.append(_cost(name, found))
         return "\n".join(lines + costs)
 
     def _accuracies(self, root: Path) -> dict[str, dict[str, float]]:
@@ -186,13 +193,9 @@ class Study:
         return found
 
 
-def _cost(name: str, found: list[dict[str, Any]], epochs: int) -> str:
-    seconds = statistics.mean(each["seconds"] for each in found)
+def _cost(name: str, found: list[dict[str, Any]]) -> str:
+    passes, seconds = (statistics.mean(each[by] for each in found) for by in ("passes", "seconds"))
     shares = [share for each in found for share in each["careful"]]
-    passes = epochs * (2.0 if name == "SAM" else 1.0)
-    if shares:
-        meet = epochs // 2
-        passes = 2 * meet + (epochs - meet) * (1 + statistics.mean(shares))
     share = f"{100 * statistics.mean(shares):.1f} %" if shares else ""
     return f"| {name} | {share} | {passes:.1f} | {seconds:.0f} |"
 
@@ -223,6 +226,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a minute instead of hours: to see that it works")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    torch.set_num_threads(1)  # what is measured here must not slow down what trains beside it
     study = Study(args.folder, args.quick)
     if args.one:
         study.one(args.one)
