@@ -11,12 +11,34 @@ import pytest
 from conftest import Script
 from test_ledger import CLAIMS
 
+from plateaux.contrasts import evidence_of
+from plateaux.findings import findings_of_study
 from plateaux.ledger import read_evidence
+from plateaux.pages.page import report
+from plateaux.pages.writing import to_markdown
 
+ROOT = Path(__file__).resolve().parents[1]
 WITH_CIFAR = pytest.mark.skipif(
     not (Path(os.environ.get("PLATEAUX_DATA", "data")) / "cifar-10-batches-bin").is_dir(),
     reason="CIFAR-10 is not here: set PLATEAUX_DATA",
 )
+
+
+def test_the_page_of_the_study_is_made_of_its_numbers() -> None:
+    made = report([ROOT / "studies" / "results" / "flat_and_diverse.json"], details=0)
+    page = (ROOT / "docs" / "flat-and-diverse.md").read_text(encoding="utf-8")
+    assert to_markdown(made, "images/flat-and-diverse") == page, "make it again, as docs/studies.md says"
+
+
+@pytest.mark.parametrize("number", [1, 2, 4, 5, 7])
+def test_the_evidence_of_the_study_is_made_of_its_numbers(number: int) -> None:
+    claim = CLAIMS[number]
+    found = read_evidence(claim, ROOT / "claims" / "evidence")
+    assert found is not None
+    assert claim.compare is not None
+    numbers = findings_of_study(ROOT / "studies" / "results" / "flat_and_diverse.json")
+    again = evidence_of(claim, claim.compare, numbers)
+    assert (again.cases, again.precondition) == (found.cases, found.precondition)
 
 
 @pytest.mark.slow

@@ -26,6 +26,8 @@ def with_error(value: Value, percent: bool = False) -> str:
 
     >>> with_error(Value(0.96333, 0.00771), percent=True), with_error(Value(12.5)), with_error(Value(0.2, 0.0123))
     ('96.33 ± 0.77', '12.5', '0.200 ± 0.012')
+    >>> with_error(Value(-0.0004, 0.12))
+    '0.00 ± 0.12'
     """
     if not math.isfinite(value.number):
         return "no number"
@@ -36,7 +38,7 @@ def with_error(value: Value, percent: bool = False) -> str:
     if abs(middle) >= 1e6 or max(abs(middle), error) < 1e-4:
         return f"{middle:.3g} ± {error:.2g}"
     places = min(max(0, 1 - math.floor(math.log10(error))), 6)
-    return f"{middle:,.{places}f} ± {error:,.{places}f}"
+    return f"{round(middle, places) + 0.0:,.{places}f} ± {error:,.{places}f}"  # and no zero below zero
 
 
 def between(values: Sequence[float], percent: bool = False) -> str:

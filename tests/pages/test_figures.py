@@ -239,6 +239,20 @@ def test_severities_of_one_run_show_its_members_too() -> None:
     assert curves.severity(odd) is None
 
 
+def test_of_many_curves_those_that_are_best_at_the_end_have_the_colours() -> None:
+    row = "ensemble (mean probability) · severity"
+    found = [
+        made.finding("accuracy under corruption", f"{row} {level}", 0.3 + way / 100 - level / 50, on="corrupted",
+                     percent=True, condition={"way": way})
+        for way in range(12) for level in (1, 5)
+    ]  # fmt: skip
+    drawn = curves.severity(found)
+    assert drawn is not None
+    assert drawn.sentence.endswith("best there: way=11. The 7 best there are in colour.")
+    legend = [text.get_text() for text in drawn.figure.legends[0].texts]
+    assert legend == [*(f"way={way}" for way in range(11, 4, -1)), "5 others"]
+
+
 def test_the_same_numbers_give_the_same_bytes_and_every_kind_is_a_file() -> None:
     starts = {"svg": b"<?xml", "png": b"\x89PNG", "pdf": b"%PDF"}
     first, second = (bars.accuracy_bars(made.one_run()) for _ in range(2))

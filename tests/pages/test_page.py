@@ -260,6 +260,8 @@ def test_the_best_of_a_column_is_marked_and_means_have_their_error() -> None:
     (sheet,) = tables.summary(found)
     assert sheet.header == ["", "nll"]
     assert sheet.rows == [("a=x", [Entry("2.0 ± 1.0")]), ("a=y", [Entry("1.25 ± 0.25", best=True)])]
+    lacking = [replace(each, number=math.nan) if each.number == 1.5 else each for each in found]
+    assert tables.summary(lacking)[0].rows == [("a=x", [Entry("2.0 ± 1.0")]), ("a=y", [Entry("1 (1 of 2)")])]
     same = [replace(each, number=1.0) for each in found]
     assert not any(entry.best for _, entries in tables.summary(same)[0].rows for entry in entries)
 

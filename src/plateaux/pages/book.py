@@ -100,7 +100,8 @@ def _study(path: str | Path) -> Book:
     told = results.get("study", {})
     draw = told.get("figures", {}).get("draw", ())
     question = str(told.get("question") or "A study")
-    return Book(folder.resolve().name, chapters, question, told.get("baseline", {}), tuple(map(str, draw)))
+    title = folder.resolve().name if Path(path).is_dir() or Path(path).name == RESULTS else Path(path).stem
+    return Book(title, chapters, question, told.get("baseline", {}), tuple(map(str, draw)))
 
 
 def _opened(root: Path) -> Run | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from plateaux.alarms import ALARMS
 from plateaux.comparison import MAIN, SUMMED, Comparison
@@ -191,7 +191,8 @@ def _entries(column: Mapping[str, Sequence[Finding]], names: Sequence[str]) -> l
     values = [over(column[name]) if name in column else None for name in names]
     first = next(iter(column.values()))[0]
     entries = zip(names, _marked(values, first.better, first.percent), strict=True)
-    return [replace(entry, text=entry.text + _lacking(column.get(name, ()))) for name, entry in entries]
+    lacks = {name: _lacking(column.get(name, ())) for name in names}
+    return [Entry(entry.text + lacks[name], entry.best and not lacks[name]) for name, entry in entries]
 
 
 def _lacking(several: Sequence[Finding]) -> str:

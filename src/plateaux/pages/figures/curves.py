@@ -68,6 +68,10 @@ def severity(findings: Sequence[Finding]) -> Drawing | None:
         f"{between(list(ends.values()), True)} at severity {worst:.0f}, mean over the corruptions"
         + (f"; best there: {best}." if len(ends) > 1 else ".")
     )
+    if len(curves) > look.SERIES:  # whom the sentence names must be seen
+        known = {name: end for name, end in ends.items() if not math.isnan(end)}
+        curves = dict(sorted(curves.items(), key=lambda item: -known.get(item[0], -math.inf)))
+        sentence += f" The {look.SERIES} best there are in colour."
     names = ("severity of corruption", "accuracy, mean over corruptions")
     return _drawn("severity", "Under corruption", sentence, curves, names, whole=True)
 
