@@ -16,7 +16,7 @@ from torch import Tensor
 
 from plateaux.build import NOTHING_GIVEN, Given, method_of
 from plateaux.exchange import Ask, Moment, Update
-from plateaux.meeting import SECONDS, summary_name
+from plateaux.meeting import summary_name
 from plateaux.recipe import Recipe
 from plateaux.run import Run
 from plateaux.types import Tree
@@ -37,13 +37,12 @@ class Cost:
 def spent(run: Run, number: int, given: Given = NOTHING_GIVEN) -> Cost:
     """Return what a member of a run has cost until now.
 
-    Meetings count: the pass that scores the samples, and the seconds of scoring and deciding.
+    Scoring for a meeting counts, as a pass and in seconds.
     """
     progress, met = run.progress(number), _meetings(run, number, given)
-    seconds = progress.seconds + sum(float(summary.get(SECONDS, {number: 0.0})[number]) for summary in met.values())
     shares = {epoch: float(summary["share"][number] or 0.0) for epoch, summary in met.items()}
     passes = passes_of(run.recipe, number, epochs=progress.epoch, shares=shares, given=given)
-    return Cost(progress.epoch, passes, seconds)
+    return Cost(progress.epoch, passes, progress.seconds)
 
 
 def passes_of(

@@ -119,7 +119,7 @@ class Course:
         # A state after this place belongs to an attempt that its group could not follow.
         kept = tuple(each for each in runner.progress.states if each[:2] <= self.job.start)
         progress = {**state["progress"], "parts": tuple(state["progress"]["parts"]), "met": runner.progress.met}
-        runner.progress = Progress(**{**progress, "states": kept})
+        runner.progress = Progress(**{**progress, "states": kept, "seconds": runner.progress.seconds})
         return runner
 
     def go(self) -> None:
@@ -152,7 +152,12 @@ class Course:
             with ExitStack() as awake:
                 for runner in group:
                     awake.enter_context(self.awake(runner.learner))
+                begun = time.monotonic()
                 scorer.score([runner.learner for runner in group], self.job.stop)
+            share = (time.monotonic() - begun) / max(1, len(group))
+            for number in [runner.learner.number for runner in group if self.executor.writes()]:
+                now = self.run.progress(number)
+                self.run.commit(number, replace(now, seconds=now.seconds + share))
 
     def way(self, stack: ExitStack) -> Way:
         """Return how steps are taken; `stack` holds what must be given back at the end."""

@@ -8,7 +8,7 @@ notes/<epoch>/summary.json             shares, overlaps, rank correlations; writ
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -35,7 +35,6 @@ from plateaux.types import Batch, key
 
 CHUNK = 1 << 18  # samples of one member in memory while deciding
 BOUND = 1 << 30  # bytes that scoring one batch may take
-SECONDS = "seconds"  # under this name scores say how long they took, and a decision what the meeting cost each member
 
 
 def meetings(run: Run, rendezvous: Rendezvous | None) -> list[Meeting]:
@@ -101,9 +100,8 @@ class Scorer:
                         f"Stopped while scoring at epoch {epoch}, with the checkpoint before it. "
                         "Run the same command again to go on"
                     )
-        seconds = (time.monotonic() - begun) / len(todo) if todo else 0.0
         for learner in todo:
-            self._write(learner, epoch, found[learner.number], seconds)
+            self._write(learner, epoch, found[learner.number])
 
     def _batches(self) -> Iterator[tuple[NDArray[np.int64], Batch]]:
         """Yield the training samples as they are, in the order of their ids: all ids, and what is to be scored here."""
@@ -130,13 +128,12 @@ class Scorer:
             )
         return scores
 
-    def _write(self, learner: Learner, epoch: int, found: NDArray[np.float32], seconds: float) -> None:
+    def _write(self, learner: Learner, epoch: int, found: NDArray[np.float32]) -> None:
         if not self.executor.writes():
             return
         rendezvous = learner.method.rendezvous
         assert rendezvous is not None
         about = {**_facts(self.run, epoch), "member": str(learner.number), "score": str(rendezvous.about.get("score"))}
-        about |= {SECONDS: f"{seconds:.3f}"}
         name = scores_name(epoch, learner.number)
         with self.run.store.array_writer(name, np.float32, len(found), about) as write:
             write(found)
@@ -176,12 +173,10 @@ def decide(
 
     Should some be missing from `members`, the others go on without them, for good; the summary says so.
     """
-    begun, everyone = time.monotonic(), range(run.recipe.members)
-    members, samples = everyone if members is None else members, int(run.about["data"]["train"]["samples"])
-    seconds = dict.fromkeys(everyone, 0.0)
+    everyone, samples = range(run.recipe.members), int(run.about["data"]["train"]["samples"])
+    members = everyone if members is None else members
     for member in members:
-        about, _ = _check(run, scores_name(epoch, member), samples)
-        seconds[member] = float(about.get(SECONDS, 0.0))
+        _check(run, scores_name(epoch, member), samples)
     scores = StoredScores(run.store, epoch, members, samples, key(run.recipe.seed, "meeting", epoch))
     about = {**_facts(run, epoch), **{name: str(value) for name, value in rendezvous.about.items()}}
     length = -(-samples // 8)
@@ -195,10 +190,8 @@ def decide(
         found = take_notes(scores, rendezvous.decide, writers)
     without = sorted(set(everyone) - set(members))
     lacks = {"without": without} if without else {}
-    shared = (time.monotonic() - begun) / len(members)
-    cost = {SECONDS: [round(seconds[member] + shared * (member in members), 3) for member in everyone]}
     run.store.put_json(
-        summary_name(epoch), {"members": len(everyone), **lacks, "epoch": epoch, **rendezvous.about, **found, **cost}
+        summary_name(epoch), {"members": len(everyone), **lacks, "epoch": epoch, **rendezvous.about, **found}
     )
     shares = ", ".join(f"{100 * (share or 0):.1f} %" for share in found["share"])
     words = f" (without {', '.join(f'member {number}' for number in without)}, for good)" if without else ""
@@ -211,7 +204,7 @@ def notes_of(run: Run, rendezvous: Rendezvous | None, member: int, epoch: int) -
     if not met:
         return None
     samples = int(run.about["data"]["train"]["samples"])
-    _, bits = _check(run, notes_name(met[-1], member), -(-samples // 8))
+    bits = _check(run, notes_name(met[-1], member), -(-samples // 8))
     return partial(look_up, bits)
 
 
@@ -220,8 +213,8 @@ def _facts(run: Run, epoch: int) -> dict[str, str]:
     return {"fingerprint": str(train["fingerprint"]), "samples": str(train["samples"]), "epoch": str(epoch)}
 
 
-def _check(run: Run, name: str, length: int) -> tuple[Mapping[str, str], NDArray[Any]]:
-    """Return what an array of a meeting says of itself, and it, mapped; refuse one that is about other samples."""
+def _check(run: Run, name: str, length: int) -> NDArray[Any]:
+    """Return an array of a meeting, mapped; refuse one that is about other samples."""
     about, values = run.store.array(name)
     mine = _facts(run, 0)["fingerprint"]
     if about.get("fingerprint") != mine or len(values) != length:
@@ -230,4 +223,4 @@ def _check(run: Run, name: str, length: int) -> tuple[Mapping[str, str], NDArray
             f"{len(values)} entries; this run has {mine}, {length} entries. Put back what belongs to this run, or "
             "start again in another --out"
         )
-    return about, values
+    return values

@@ -196,7 +196,7 @@ draw = ["accuracy_bars", "training"]
     assert books[0].chapters[0].run is not None
     both = read([tmp_path / "out", tmp_path / "alone.json"])
     assert len(both.chapters) == 8
-    assert {each.condition["study"] for each in both.findings} == {"out", tmp_path.name}
+    assert {each.condition["study"] for each in both.findings} == {"out", "alone"}
     assert len({each.name for each in both.chapters}) == 4
     titles = [sheet.title for sheet in compose(books[0], figures=False).parts[0].sheets]
     assert "Difference from rho=0.0" in titles
