@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 
 TURN = 3.0  # seconds
+PARTS = ("members", "driver", "services")  # whose work it is: those who train, who hands out, and Ray's own
 
 
 class Side:
@@ -30,18 +31,21 @@ class Side:
         self.process = context.Process(target=_answered, args=(theirs, work, args))
         self.process.start()
         theirs.close()
-        self.news: list[tuple[float, float]] = []  # the seconds and the work until then
+        self.news: list[tuple[float, dict[str, float]]] = []  # the seconds and the work until then
         self.facts: dict[str, float] = {}
         self.done = self.over = False
         self.awake = 0.0
-        self._used: dict[tuple[int, float], float] = {}
+        self._used: dict[tuple[int, float], tuple[str, float]] = {}
 
-    def work(self) -> float:
-        """Return the CPU seconds of all its processes; what one has used is remembered beyond its end."""
+    def work(self) -> dict[str, float]:
+        """Return the CPU seconds of its processes by their part; what one has used is remembered beyond its end."""
         for each in self._processes():
             with suppress(psutil.Error):
-                self._used[each.pid, each.create_time()] = sum(each.cpu_times()[:2])
-        return sum(self._used.values())
+                self._used[each.pid, each.create_time()] = self._part(each), sum(each.cpu_times()[:2])
+        parts = dict.fromkeys(PARTS, 0.0)
+        for part, seconds in self._used.values():
+            parts[part] += seconds
+        return parts
 
     def go(self, enough: Callable[[], object], seconds: float = float("inf")) -> None:
         """Give it time until there is enough, or so many seconds."""
@@ -56,9 +60,10 @@ class Side:
         self.awake += time.perf_counter() - begun
 
     def taken(self) -> dict[str, float]:
-        """Return the seconds and the work between its first and its last news, and what came before."""
+        """Return the seconds and the work between its first and its last news, by parts too, and what came before."""
         (first, before), (last, after) = self.news[0], self.news[-1]
-        return {"start-up seconds": first, "seconds": last - first, "work": after - before}
+        parts = {part: after[part] - before[part] for part in PARTS}
+        return {"start-up seconds": first, "seconds": last - first, "work": sum(parts.values()), **parts}
 
     def end(self) -> None:
         """Leave nothing behind."""
@@ -76,6 +81,12 @@ class Side:
             self.facts, self.over = said, True
         else:
             raise RuntimeError(said)
+
+    def _part(self, process: psutil.Process) -> str:
+        if process.pid == self.process.pid:
+            return "driver"
+        words = " ".join(process.cmdline())
+        return "members" if "ray::Hand" in words or "spawn_main" in words else "services"
 
     def _processes(self) -> list[psutil.Process]:
         with suppress(psutil.Error):

@@ -8,7 +8,6 @@ that do nothing show what handing one over takes.
 
 from __future__ import annotations
 
-import os
 import sys
 import tempfile
 import time
@@ -23,13 +22,15 @@ import torch
 HERE = str(Path(__file__).resolve().parent)
 sys.path.insert(0, HERE)
 from _common import close, flags, images, precision_here, ratio  # noqa: E402
-from _turns import TURN, Side, in_turns  # noqa: E402
+from _turns import PARTS, TURN, Side, in_turns  # noqa: E402
 
 sys.path[:] = [path for path in sys.path if str(Path(path).resolve()) != HERE]  # or this file were taken for Ray itself
 
 import plateaux  # noqa: E402
+from plateaux.machine import cores  # noqa: E402
 
 MEMBERS, PLACES = 3, 2
+SHARE = max(1, cores() // PLACES)  # of this machine's cores, for a place: so there are two, whatever it has
 
 
 def recipe_for(file: Path, epochs: int, precision: str, **executor: object) -> plateaux.Recipe:
@@ -52,16 +53,15 @@ def local(say: Callable[[Any], None], recipe: plateaux.Recipe, out: Path, jobs: 
 
 
 def on_a_cluster(say: Callable[[Any], None], recipe: plateaux.Recipe, out: Path, jobs: int) -> dict[str, float]:
-    """Train on two places of a cluster of our own, and then hand out jobs that do nothing."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    import ray
+    """Train on two places of a cluster of our own, and then hand out jobs that do nothing on another."""
+    from plateaux import crew
 
-    begun = time.perf_counter()
-    ray.init("local", num_cpus=PLACES, include_dashboard=False, log_to_driver=False, configure_logging=False)
-    started = time.perf_counter() - begun
     train(recipe, out, say)
+    begun = time.perf_counter()
+    crew.connect(None)
+    started = time.perf_counter() - begun
     facts = {"start-up of the cluster, seconds": started, "seconds for trivial jobs": thousand(jobs)}
-    ray.shutdown()
+    crew.disconnect()
     return facts
 
 
@@ -85,12 +85,16 @@ def thousand(jobs: int) -> float:
     def nothing(job: Any, tell: Any, *, device: str | None = None, processes: int = 1) -> None:
         """A job that does nothing; in here, since a file that was started is no module to a cluster."""
 
-    people = crew.Crew(crew.Needs())
+    people = crew.Crew(crew.Needs(cpus=SHARE), most=PLACES)
     begun = time.perf_counter()
     failed = people.carry_out(list(range(jobs)), nothing, lambda _: None)
     people.dismiss()
     assert not failed
     return time.perf_counter() - begun
+
+
+def _share(each: Mapping[str, Mapping[str, list[float]]], side: str, part: str) -> float:
+    return ratio(each[side][part], each["local"]["work"])
 
 
 def main() -> None:
@@ -101,7 +105,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         file, precision = images(Path(folder), count), precision_here()
         pool = recipe_for(file, epochs, precision, processes=PLACES)
-        cluster = recipe_for(file, epochs, precision, name="ray")
+        cluster = recipe_for(file, epochs, precision, name="ray", cpus=SHARE)
         for number in range(rounds):
             kinds = [("local", local, pool), ("ray", on_a_cluster, cluster)][:: 1 if number % 2 else -1]
             starts = [
@@ -121,6 +125,7 @@ def main() -> None:
     figures = {
         "ray over local, work after start-up": ratio(each["ray"]["work"], each["local"]["work"]),
         "ray over local, time after start-up": ratio(each["ray"]["seconds"], each["local"]["seconds"]),
+        **{f"{part} of {side}, share of local's work": _share(each, side, part) for side in found for part in PARTS},
         "start-up of cluster and jobs, ray, seconds": median(each["ray"]["start-up seconds"]),
         "start-up of the jobs, local, seconds": median(each["local"]["start-up seconds"]),
         "largest difference of a weight": apart,

@@ -206,8 +206,8 @@ def test_one_of_a_group_that_dies_takes_its_group_along(cluster: Callable[..., F
         "it: its process on node 0, node 1 died; begun again in 0.01 s (2 of 5 retries)",
     ]
     assert [name for name, _ in made.calls].count("removed") == 3
-    joins = [args for name, args in made.calls if name == "join"]
-    assert [args[:2] for args in joins] == [(0, 2), (1, 2)] * 3
+    groups = [args[3] for name, args in made.calls if name == "work"]
+    assert [(group["RANK"], group["WORLD_SIZE"]) for group in groups] == [(0, 2), (1, 2)] * 3
 
 
 def test_jobs_of_one_process_make_room_for_a_group(cluster: Callable[..., FakeRay]) -> None:
@@ -217,6 +217,22 @@ def test_jobs_of_one_process_make_room_for_a_group(cluster: Callable[..., FakeRa
     assert len(made.alive) == 2  # they stay for a while
     assert people.carry_out(["group"], WORK, print, world=lambda _: 2) == []
     assert {slot.world for slot in people.slots} == {2}
+    people.dismiss()
+
+
+def test_nobody_is_asked_for_whom_there_will_never_be_room(cluster: Callable[..., FakeRay]) -> None:
+    made = cluster()
+    people = crew.Crew(crew.Needs(), most=2)
+    people.waiting = [crew.Task(number, 1) for number in range(5)]
+    people._ask_for_hands()
+    assert len(made.alive) == 2
+    people.dismiss()
+    assert people.carry_out(list(range(5)), WORK, print) == []
+    assert [name for name, _ in made.calls].count("about") == 2 + 2
+    people.waiting = [crew.Task("too large", 3)]
+    people._ask_for_hands()  # those who stayed leave
+    people._ask_for_hands()
+    assert [slot.world for slot in people.slots] == [3]  # asked for all the same: that there is no room will be told
     people.dismiss()
 
 
@@ -405,6 +421,20 @@ def test_an_executor_joins_when_it_is_first_needed_and_leaves_what_it_joined(mon
     assert executor.world(type("Job", (), {"kind": "decide", "members": (0, 1)})) == 1
     assert executor.world(type("Job", (), {"kind": "train", "members": (0,)})) == 2
     assert executor.world(type("Job", (), {"kind": "train", "members": (0, 1)})) == 4
+
+
+def test_only_a_cluster_of_our_own_never_grows(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Starting()
+    monkeypatch.setattr(made, "cluster_resources", lambda: {"CPU": 4.0}, raising=False)
+    monkeypatch.setattr(crew, "ray", made)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert on_ray.OnRay(None, 2, 0, 5, 1, 1)._joined().most == 2
+    assert on_ray.OnRay("head:6379", 2, 0, 5, 1, 1)._joined().most is None
+    monkeypatch.setenv("RAY_ADDRESS", "other:6379")
+    assert on_ray.OnRay(None, 2, 0, 5, 1, 1)._joined().most is None
+    made.running = True  # by somebody else: it may be any
+    monkeypatch.delenv("RAY_ADDRESS")
+    assert on_ray.OnRay(None, 2, 0, 5, 1, 1)._joined().most is None
 
 
 def test_inside_a_group_the_executor_is_a_mesh(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -107,6 +109,12 @@ def test_a_hand_carries_out_and_tells_what_it_heard() -> None:
 
     assert hand.listen(0.0) == []
     assert hand.work(work, "it", 1.0) == ("done", None, [{"say": "it of True"}])
+    kept = gc.get_freeze_count()
+    assert kept > 10_000  # all that was imported is left alone when Ray asks for garbage
+    garbage: list[Any] = []
+    garbage.append(garbage)
+    hand.work(work, "it", 1.0)
+    assert gc.get_freeze_count() <= kept  # but what earlier jobs left behind is found
 
 
 def test_news_are_gathered_while_a_job_goes_on_and_come_at_once_when_it_ends() -> None:
@@ -143,11 +151,13 @@ def test_a_fault_of_the_group_is_told_from_one_of_its_own(monkeypatch: pytest.Mo
     hand = Hand()
     torn = fails("[/gloo/transport/tcp/pair.cc:553] Connection closed by peer")
     assert hand.work(torn, "it", 1.0)[0] == "failed"
-    hand.join(1, 2, "127.0.0.1", 1234)
-    assert hand.work(torn, "it", 1.0)[0] == "broken"
+    group = {"RANK": 1, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
+    group |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 1234}
+    assert hand.work(torn, "it", 1.0, group)[0] == "broken"
+    assert os.environ["RANK"] == "1"
     lost = type("DistNetworkError", (RuntimeError,), {})("Failed to recv, got 0 bytes")
-    assert hand.work(fails(lost), "it", 1.0)[0] == "broken"
-    assert hand.work(fails("sample 7"), "it", 1.0)[:2] == ("failed", ("RuntimeError", "sample 7"))
+    assert hand.work(fails(lost), "it", 1.0, group)[0] == "broken"
+    assert hand.work(fails("sample 7"), "it", 1.0, group)[:2] == ("failed", ("RuntimeError", "sample 7"))
 
 
 def test_a_stop_reaches_work_in_other_threads(monkeypatch: pytest.MonkeyPatch) -> None:

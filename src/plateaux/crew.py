@@ -78,12 +78,20 @@ class Slot:
     def node(self) -> str:
         return ", ".join(dict.fromkeys(str(each["node"]) for each in self.found.values()))
 
+    def group_of(self, rank: int) -> dict[str, Any] | None:
+        """Return what one of several processes must know to find the others: they meet at the first one's."""
+        if self.world == 1:
+            return None
+        where = {"MASTER_ADDR": self.found[0]["address"], "MASTER_PORT": self.found[0]["port"]}
+        return {"RANK": rank, "WORLD_SIZE": self.world, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, **where}
+
 
 @dataclass(slots=True)
 class Crew:
     """Carries out jobs by actors, which stay for a while should there be more jobs."""
 
     needs: Needs
+    most: int | None = None  # processes that there will ever be room for, where nobody adds machines
     tell: Tell = lambda _: None
     waiting: list[Task] = field(default_factory=list)
     slots: list[Slot] = field(default_factory=list)
@@ -174,7 +182,12 @@ class Crew:
                 if not slot.begun or wants - {world} or time.monotonic() - slot.since > STAYING:
                     self._dismiss(slot)
             for _ in range(min(wanted, ASKED_FOR) - len(free)):
+                if self.slots and self.most is not None and self._asked_for() + world > self.most:
+                    break  # while somebody waits for a place, Ray lets every process look for garbage, again and again
                 self._engage(world)
+
+    def _asked_for(self) -> int:
+        return sum(slot.world for slot in self.slots)
 
     def _engage(self, world: int) -> None:
         what = {"num_cpus": self.needs.cpus, "num_gpus": self.needs.gpus}
@@ -202,7 +215,7 @@ class Crew:
             slot.task, slot.answers = task, 0
             job = replace(task.job, attempt=task.attempt) if hasattr(task.job, "attempt") else task.job
             for rank, hand in enumerate(slot.hands):
-                self.refs[hand.work.remote(parcel, job, self.needs.cpus)] = "work", slot, rank
+                self.refs[hand.work.remote(parcel, job, self.needs.cpus, slot.group_of(rank))] = "work", slot, rank
                 self._listen(slot, rank)
 
     def _listen(self, slot: Slot, rank: int) -> None:
@@ -242,9 +255,6 @@ class Crew:
     def _begin(self, slot: Slot, rank: int, where: Mapping[str, Any]) -> None:
         slot.found[rank] = where
         self.starts = 0
-        if slot.begun and slot.world > 1:
-            for each, hand in enumerate(slot.hands):
-                hand.join.remote(each, slot.world, slot.found[0]["address"], slot.found[0]["port"])
 
     def _pass_on(self, slot: Slot, heard: Sequence[Mapping[str, Any]]) -> None:
         assert slot.task is not None
@@ -322,12 +332,17 @@ class Crew:
             self.tell({"say": f"waiting for a place with {asked}; the cluster has {cpus:g} CPUs and {gpus:g} GPUs"})
 
 
+def elsewhere(address: str | None) -> str | None:
+    """Return the address of the cluster that is meant; none where it is to be one of our own."""
+    return address or os.environ.get("RAY_ADDRESS") or None
+
+
 def connect(address: str | None) -> bool:
     """Be connected to a cluster, one that runs, or one of our own that ends with us; say whether it was needed."""
     if ray.is_initialized():
         return False
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    address = address or os.environ.get("RAY_ADDRESS")
+    address = elsewhere(address)
     quiet: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
     ours = {} if address else {"include_dashboard": False, "object_store_memory": OBJECTS}
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 from collections import deque
@@ -24,7 +25,6 @@ class Hand:
         self._news: deque[dict[str, Any]] = deque(maxlen=10_000)
         self._bell = Condition()
         self._over = False  # whether the last job has ended, and there is nothing to wait for
-        self._group = False
 
     def about(self) -> dict[str, Any]:
         """Say where this is: node, process, address, and a port that is free there."""
@@ -37,22 +37,21 @@ class Hand:
             port = door.getsockname()[1]
         return {"node": os.environ["PLATEAUX_NODE"], "pid": os.getpid(), "address": address, "port": port}
 
-    def join(self, rank: int, world: int, address: str, port: int) -> None:
-        """Become one process of a group; the mesh finds it by these names, as torchrun sets them."""
-        self._group = True
-        names = {"RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
-        os.environ |= {name: str(value) for name, value in names.items()}
-        os.environ |= {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
-
-    def work(self, carry_out: CarryOut, job: Any, cpus: float) -> tuple[str, Any, list[dict[str, Any]]]:
+    def work(
+        self, carry_out: CarryOut, job: Any, cpus: float, group: Mapping[str, Any] | None = None
+    ) -> tuple[str, Any, list[dict[str, Any]]]:
         """Carry out a job; say `done`, `failed` and why, or `broken` where the fault is another process's.
 
-        The third part of the answer is the news that nobody has asked for yet.
+        `group` is our place among the job's processes, by the names that torchrun sets and the mesh looks for. The
+        third part of the answer is the news that nobody has asked for yet.
         """
+        os.environ |= {name: str(value) for name, value in (group or {}).items()}
         fair = max(1, cores() // max(1, int(cpus)))  # so many of us the machine has room for
+        if not gc.get_freeze_count():  # Ray lets every process look for garbage while an actor waits for a place
+            gc.freeze()  # so that it is not looked for among all that was imported: half a second each time
         self._over = False
         kind, content = answer_of(partial(carry_out, job, self._keep, processes=fair))
-        if kind == "failed" and self._group and any(word in ": ".join(content) for word in BROKEN):
+        if kind == "failed" and group and any(word in ": ".join(content) for word in BROKEN):
             kind = "broken"
         with self._bell:
             self._over = True

@@ -66,6 +66,8 @@ class OnRay(Local):
 
             self._ours = crew.connect(self._address)
             self._crew = crew.Crew(crew.Needs(*self._needs))
+            if self._ours and not crew.elsewhere(self._address):
+                self._crew.most = self._crew.places()
         return self._crew
 
 
