@@ -24,19 +24,23 @@ WITH_CIFAR = pytest.mark.skipif(
 )
 
 
-def test_the_page_of_the_study_is_made_of_its_numbers() -> None:
-    made = report([ROOT / "studies" / "results" / "flat_and_diverse.json"], details=0)
-    page = (ROOT / "docs" / "flat-and-diverse.md").read_text(encoding="utf-8")
-    assert to_markdown(made, "images/flat-and-diverse") == page, "make it again, as docs/studies.md says"
+@pytest.mark.parametrize("study", ["flat_and_diverse", "six_controls"])
+def test_the_page_of_a_study_is_made_of_its_numbers(study: str) -> None:
+    made, name = report([ROOT / "studies" / "results" / f"{study}.json"], details=0), study.replace("_", "-")
+    page = (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
+    assert to_markdown(made, f"images/{name}") == page, "make it again, as docs/studies.md says"
 
 
-@pytest.mark.parametrize("number", [1, 2, 4, 5, 7])
-def test_the_evidence_of_the_study_is_made_of_its_numbers(number: int) -> None:
+@pytest.mark.parametrize(
+    ("study", "number"),
+    [*(("flat_and_diverse", number) for number in (1, 2, 4, 5, 7)), *(("six_controls", number) for number in (11, 12))],
+)
+def test_the_evidence_of_a_study_is_made_of_its_numbers(study: str, number: int) -> None:
     claim = CLAIMS[number]
     found = read_evidence(claim, ROOT / "claims" / "evidence")
     assert found is not None
     assert claim.compare is not None
-    numbers = findings_of_study(ROOT / "studies" / "results" / "flat_and_diverse.json")
+    numbers = findings_of_study(ROOT / "studies" / "results" / f"{study}.json")
     again = evidence_of(claim, claim.compare, numbers)
     assert (again.cases, again.precondition) == (found.cases, found.precondition)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import inventions as made
@@ -13,6 +14,7 @@ import pytest
 from plateaux.pages import look
 from plateaux.pages.figures import bars, careful, curves, gallery, ground, plane, training, trust
 from plateaux.pages.look import Drawing
+from plateaux.pages.picking import SHARPNESS, first_of
 from plateaux.ranks import auroc
 from plateaux.statistics import slope
 from plateaux.tables import MEAN_PROBABILITY
@@ -110,6 +112,21 @@ def test_a_figure_of_no_numbers_is_none_or_says_so(name: str) -> None:
     drawn = DRAW[name]("nan")
     assert (drawn is None) is (name not in DRAWS_NAN)
     assert drawn is None or "nan" not in drawn.sentence
+
+
+def test_small_numbers_are_told_at_the_ticks_and_a_long_name_in_two_lines() -> None:
+    found = made.study(made.grid(4))
+    named = first_of(found, SHARPNESS)
+    assert named is not None
+    tiny = [replace(each, measure="sam_sharpness", number=1e-6 * (each.number - 0.3), error=None)
+            if each.measure == named[0] else each for each in found]  # fmt: skip
+    drawn = plane.sharpness_diversity(tiny, sharpness="sam_sharpness")
+    assert drawn is not None
+    assert not reaches_over(drawn)
+    (axes,) = drawn.figure.axes
+    assert axes.xaxis.get_offset_text().get_text() == ""
+    assert any("e-0" in label.get_text() for label in axes.get_xticklabels())
+    assert axes.get_xlabel().count("\n") == 1
 
 
 def test_a_measure_is_drawn_against_a_factor() -> None:

@@ -96,6 +96,9 @@ def empty(
 
 def finished(name: str, title: str, sentence: str, figure: Figure) -> Drawing:
     """Lay everything out once and for all, which takes longer than drawing."""
+    for axes in figure.axes:
+        _told_whole(axes.xaxis)
+        _told_whole(axes.yaxis)
     if (engine := figure.get_layout_engine()) is not None:
         engine.execute(figure)
         figure.set_layout_engine("none")
@@ -157,6 +160,15 @@ def logarithmic(axis: Any) -> None:
     axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 100 * low else (1.0,), numticks=8))
     axis.set_major_formatter(FuncFormatter(lambda height, _: f"{height:g}"))
     axis.set_minor_locator(NullLocator())
+
+
+def _told_whole(axis: Any) -> None:
+    """Write small numbers whole at the ticks: a factor such as 1e-6 in the corner would lie upon the axis's name."""
+    from matplotlib.ticker import FuncFormatter
+
+    axis.get_tightbbox()
+    if axis.get_offset_text().get_text():
+        axis.set_major_formatter(FuncFormatter(lambda height, _: f"{height:g}"))
 
 
 def for_a_page(svg: str, mark: str) -> str:
