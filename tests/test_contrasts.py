@@ -215,8 +215,11 @@ def test_a_ratio_is_told_by_its_logarithm() -> None:
     case = said(12, found).cases[STATED]
     wanted = [CLAIMS[12].primary.effect, *(each.effect for each in CLAIMS[12].also)]
     assert [each.value for each in (*case.primary, *case.also)] == pytest.approx(wanted, abs=6e-4)
-    with pytest.raises(RunError, match=r"'sam_sharpness' where .* no logarithm"):
-        said(12, [replace(each, number=-1e-6) if each.measure == "sam_sharpness" else each for each in found])
+    assert case.also[1].value == pytest.approx(wanted[2], rel=1e-3)
+    signed = [replace(each, number=-each.number) if each.measure == "sam_sharpness" else each for each in found]
+    assert said(12, signed).cases[STATED].also[1].value == pytest.approx(-wanted[2], rel=1e-3)  # a difference
+    with pytest.raises(RunError, match=r"'relative_flatness' where .* no logarithm"):
+        said(12, [replace(each, number=-1e-6) if each.measure == "relative_flatness" else each for each in found])
 
 
 def test_claims_that_compare_do_so_for_each_of_their_cases_and_measures() -> None:
