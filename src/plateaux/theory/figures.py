@@ -158,7 +158,8 @@ def _scale(axes: Axes, which: Literal["x", "y"], values: Sequence[float]) -> Non
     ticker = guest("matplotlib.ticker", extra="report")
     (axes.set_xscale if which == "x" else axes.set_yscale)("log")
     axis = axes.xaxis if which == "x" else axes.yaxis
-    axis.set_major_locator(ticker.LogLocator(subs=(1.0, 3.0) if span < 30 else (1.0,), numticks=6))
+    subs = (1.0, 2.0, 5.0) if span < 10 else (1.0, 3.0) if span < 30 else (1.0,)  # of one tick it would make many
+    axis.set_major_locator(ticker.LogLocator(subs=subs, numticks=6))
     axis.set_major_formatter(ticker.LogFormatterSciNotation(minor_thresholds=(np.inf, np.inf)))
     axis.set_minor_locator(ticker.NullLocator())
 
