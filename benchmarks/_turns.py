@@ -41,7 +41,10 @@ class Side:
         """Return the CPU seconds of its processes by their part; what one has used is remembered beyond its end."""
         for each in self._processes():
             with suppress(psutil.Error):
-                self._used[each.pid, each.create_time()] = self._part(each), sum(each.cpu_times()[:2])
+                key = each.pid, each.create_time()
+                known = self._used.get(key, ("", 0.0))[0]  # one that has trained is called idle at its end
+                part = known if known == "members" else self._part(each)
+                self._used[key] = part, sum(each.cpu_times()[:2])
         parts = dict.fromkeys(PARTS, 0.0)
         for part, seconds in self._used.values():
             parts[part] += seconds
