@@ -182,12 +182,10 @@ class Crew:
                 if not slot.begun or wants - {world} or time.monotonic() - slot.since > STAYING:
                     self._dismiss(slot)
             for _ in range(min(wanted, ASKED_FOR) - len(free)):
-                if self.slots and self.most is not None and self._asked_for() + world > self.most:
+                held = sum(slot.world for slot in self.slots)
+                if held and self.most is not None and held + world > self.most:
                     break  # while somebody waits for a place, Ray lets every process look for garbage, again and again
                 self._engage(world)
-
-    def _asked_for(self) -> int:
-        return sum(slot.world for slot in self.slots)
 
     def _engage(self, world: int) -> None:
         what = {"num_cpus": self.needs.cpus, "num_gpus": self.needs.gpus}

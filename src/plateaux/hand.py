@@ -48,7 +48,7 @@ class Hand:
         os.environ |= {name: str(value) for name, value in (group or {}).items()}
         fair = max(1, cores() // max(1, int(cpus)))  # so many of us the machine has room for
         if not gc.get_freeze_count():  # Ray lets every process look for garbage while an actor waits for a place
-            gc.freeze()  # so that it is not looked for among all that was imported: half a second each time
+            gc.freeze()  # so that it is not looked for among all that was imported
         self._over = False
         kind, content = answer_of(partial(carry_out, job, self._keep, processes=fair))
         if kind == "failed" and group and any(word in ": ".join(content) for word in BROKEN):

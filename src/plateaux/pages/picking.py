@@ -19,7 +19,10 @@ from plateaux.statistics import Interval, over_repetitions, t_quantile
 from plateaux.study import called
 from plateaux.types import Value
 
-SHARPNESS = ("worst_l2", "average_l2", "worst_linf", "average_linf", "sam_sharpness", "top_eigenvalue", "trace")
+SHARPNESS = (  # the first that was asked is shown: those before the others that stay when layers are rescaled
+    *("worst_l2", "average_l2", "worst_linf", "average_linf", "fisher_rao", "relative_flatness"),
+    *("top_eigenvalue", "trace", "sam_sharpness"),
+)
 DIVERSITY = ("der", "variance", "kl", "disagreement", "mutual_information", "unique", "pds")
 ROWS = (MEMBERS_MEAN, *MAIN)
 Column = tuple[str, str, str]  # measure, on, row

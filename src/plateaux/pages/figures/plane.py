@@ -41,8 +41,7 @@ def sharpness_diversity(
             _fit(axes, several, position)
         if look.wide([each[0].number for each in points]):
             look.logarithmic(axes.xaxis)
-        words = look.plain(f"{bare(across[0])}, mean of members, on {across[1]} samples", 60)
-        axes.set_xlabel(f"{words}{' ' if len(words) < 45 else chr(10)}(flatter to the left)")
+        axes.set_xlabel(f"{bare(across[0])}, mean of members, on {across[1]} samples\n(flatter to the left)")
         axes.set_ylabel(f"{bare(up[0])} on {up[1]} samples")
         if len(families) > 1:
             look.legend(figure, axes)
