@@ -24,11 +24,11 @@ def flags(about: str) -> argparse.Namespace:
     return parser.parse_args()
 
 
-def seconds(work: Callable[[], Any]) -> float:
-    """Return how long one call takes."""
-    begun = time.perf_counter()
+def seconds(work: Callable[[], Any], clock: Callable[[], float] = time.perf_counter) -> float:
+    """Return how long one call takes by a clock: the wall's, or the processor's (`time.process_time`)."""
+    begun = clock()
     work()
-    return time.perf_counter() - begun
+    return clock() - begun
 
 
 def interleaved(sides: Mapping[str, Callable[[int], Any]], rounds: int) -> dict[str, list[float]]:
@@ -48,13 +48,14 @@ def beside(
     """Time every side between two turns of the base, in another order each round; return its times, and the ratios.
 
     A ratio is over the mean of the turns right before and right after, so that what drifts within a round is in both.
+    The clock is the processor's: steps of seconds would otherwise meet the moments in which another has the core.
     """
-    chance = random.Random(0)
-    times, found = [seconds(partial(base, 0))], dict[str, list[float]]({name: [] for name in sides})
+    chance, clock = random.Random(0), time.process_time
+    times, found = [seconds(partial(base, 0), clock)], dict[str, list[float]]({name: [] for name in sides})
     for number in range(rounds):
         for name in chance.sample(list(sides), len(sides)):
-            took = seconds(partial(sides[name], number))
-            times.append(seconds(partial(base, number)))
+            took = seconds(partial(sides[name], number), clock)
+            times.append(seconds(partial(base, number), clock))
             found[name].append(2 * took / (times[-2] + times[-1]))
     return times, found
 

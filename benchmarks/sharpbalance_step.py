@@ -2,9 +2,9 @@
 
 All sides are the engine's own step on the same batch and with the same resnet18 (width 64): of several networks one
 would be faster for where its weights happen to lie. Each takes its turn between two plain steps, in another order every
-round; a plain step among them shows how much is chance. The figures are medians of the ratios, in fp32, which recipes
-train in by default and the limits are for, and in bf16 where the processor has units for it. Then the time to look up a
-batch's notes, memory-mapped from disk, of 50,000 and of 100,000,000 samples.
+round; a plain step among them shows how much is chance. The figures are medians of the ratios of processor seconds on
+one thread, in fp32, which recipes train in by default and the limits are for, and in bf16 where the processor has units
+for it. Then the time to look up a batch's notes, memory-mapped from disk, of 50,000 and of 100,000,000 samples.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def look_up_seconds(folder: Path, samples: int) -> float:
 
 def main() -> None:
     args = flags(__doc__ or "")
-    settle_in()
+    settle_in(threads=1)
     size, width = (16, 8) if args.quick else (128, 64)
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(size, 3, 32, 32, generator=generator).contiguous(memory_format=torch.channels_last)

@@ -25,6 +25,7 @@ class Hand:
         self._news: deque[dict[str, Any]] = deque(maxlen=10_000)
         self._bell = Condition()
         self._over = False  # whether the last job has ended, and there is nothing to wait for
+        self._frozen = False  # whether what was imported is left out where garbage is looked for
 
     def about(self) -> dict[str, Any]:
         """Say where this is: node, process, address, and a port that is free there."""
@@ -47,8 +48,9 @@ class Hand:
         """
         os.environ |= {name: str(value) for name, value in (group or {}).items()}
         fair = max(1, cores() // max(1, int(cpus)))  # so many of us the machine has room for
-        if not gc.get_freeze_count():  # Ray lets every process look for garbage while an actor waits for a place
-            gc.freeze()  # so that it is not looked for among all that was imported
+        if not self._frozen:  # Ray lets every process look for garbage while an actor waits for a place
+            gc.freeze()  # so that it is not looked for among all that was imported; to count those takes milliseconds
+            self._frozen = True
         self._over = False
         kind, content = answer_of(partial(carry_out, job, self._keep, processes=fair))
         if kind == "failed" and group and any(word in ": ".join(content) for word in BROKEN):
