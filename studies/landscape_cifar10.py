@@ -101,6 +101,19 @@ class Study:
             kinds = ["slices", "paths", "plane"] if self.members > 2 else ["slices", "paths"]
             pictures(self.root / name, kinds, samples=64 if self.quick else 512, say=print)
 
+    def fitted(self) -> str:
+        """Say on how many of its training images member 0 of every trained condition was right in the last epoch."""
+        logs = {
+            name: plateaux.Run.open(self.root / name).log(0)
+            for name in CONDITIONS
+            if self.store.has(f"{name}/run.json")
+        }
+        shares = {
+            name: [each["train accuracy"] for each in log if "train accuracy" in each] for name, log in logs.items()
+        }
+        said = [f"{name} {share[-1]:.1%}" for name, share in shares.items() if share]
+        return "training images on which member 0 is right in the last epoch: " + ", ".join(said)
+
     def table(self) -> str:
         """Return what was found as Markdown: mean over members, its standard error, and what each radius did."""
         results = {name: found for name in CONDITIONS if (found := self.results(name))}
@@ -163,6 +176,7 @@ def main() -> None:
     elif not args.table:
         study.go()
     if not args.draw:
+        print(study.fitted())
         print(study.table())
 
 

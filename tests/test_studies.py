@@ -71,6 +71,7 @@ def test_the_study_of_landscapes_trains_asks_and_goes_on_to_its_table(tmp_path: 
     done = script("studies/landscape_cifar10.py", str(tmp_path / "study"), "--quick")
     assert done.returncode == 0, done.stderr
     assert "| `fisher_rao` | " in done.stdout
+    assert "right in the last epoch: deep_ensemble " in done.stdout
     again = script(*done.args[1:], "--table")
     assert again.stdout.splitlines()[-1] == done.stdout.splitlines()[-1]
 
