@@ -20,7 +20,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -43,7 +43,8 @@ METHODS = {
     "SharpBalance, paper": {"name": "sharpbalance", "rule": "paper", "top": 0.4},
     "SharpBalance, released": {"name": "sharpbalance", "rule": "released", "top": 0.4},
 }
-SPAN = "SharpBalance, paper"  # trains the span before the meeting that SAM and the other rule begin from
+SPAN = "SharpBalance, paper"  # trains the span before the meeting
+FROM_SPAN = ("SAM", "SharpBalance, released")  # begin from that span
 
 
 def recipe_for(
@@ -91,25 +92,35 @@ class Study:
         self.writing = Lock()
 
     def go(self) -> None:
-        """Train and measure what is missing, two runs at a time, one repetition after the other."""
+        """Train and measure what is missing, two runs at a time."""
         self._all([f"rho/{rho}" for rho in self.rhos])
         print(f"rho = {self.rho()} is best for SAM on validation images", flush=True)
-        for seed in self.seeds:
-            for pair in ((SPAN, "deep ensemble"), ("SAM", "SharpBalance, released")):
-                self._all([f"{name}/{seed}" for name in pair])
+        self._all(self._order())
+
+    def _order(self) -> list[str]:
+        """Return all runs in an order in which a span is trained, while there is other work, before it is wanted."""
+        begins = [[f"{SPAN}/{seed}", f"deep ensemble/{seed}"] for seed in self.seeds]
+        follows = [[f"{name}/{seed}" for name in FROM_SPAN] for seed in self.seeds]
+        return [name for pair in zip([*begins, []], [[], *follows], strict=True) for each in pair for name in each]
 
     def _all(self, names: list[str]) -> None:
         with ThreadPoolExecutor(2) as lanes:
-            work = [lanes.submit(self._train, name) for name in names]
+            work = dict[str, Future[None]]()
+            for name in names:
+                kind, _, which = name.partition("/")
+                span = work.get(f"{SPAN}/{which}") if kind in FROM_SPAN else None
+                work[name] = lanes.submit(self._train, name, span)
             try:
-                for each in work:
+                for each in work.values():
                     each.result()
             except BaseException:
                 lanes.shutdown(cancel_futures=True)
                 raise
 
-    def _train(self, name: str) -> None:
-        """Train one run in a process of its own, and write down what it measures."""
+    def _train(self, name: str, after: Future[None] | None) -> None:
+        """Train one run in a process of its own, after that whose span it shares; write down what it measures."""
+        if after:
+            after.result()
         if name in self.results():
             return
         call = [sys.executable, __file__, str(self.root), "--one", name, *(["--quick"] if self.quick else [])]
@@ -140,7 +151,7 @@ class Study:
             plateaux.train(recipe, self.root / name)
             return
         recipe = recipe_for(METHODS[kind], rho=self.rho(), seed=int(which), members=3, quick=self.quick)
-        shares = kind not in (SPAN, "deep ensemble") and (self.root / SPAN / which).exists()
+        shares = kind in FROM_SPAN and (self.root / SPAN / which).exists()
         plateaux.train(recipe, self.root / name, span=self.root / SPAN / which if shares else None)
 
     def chosen(self) -> bool:
