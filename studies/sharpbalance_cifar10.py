@@ -9,7 +9,8 @@ so that the file alone carries a study from one machine to the next.
 rho is chosen for SAM on validation images with one member and then fixed for all. SAM and both rules of SharpBalance
 begin from one span before the meeting. Two runs at a time, one thread each: passes are the cost to compare, seconds are
 as they were beside whatever else ran. Scoring counts as a pass. Accuracies are of the test set and of the test set with
-seeded Gaussian noise; mean over the repetitions with a 95 % t interval.
+seeded Gaussian noise; mean over the repetitions with a 95 % t interval. The methods of one repetition begin from the
+same weights and see the same batches, so the gain over the deep ensemble is given repetition by repetition.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ import torch
 import plateaux
 from plateaux.build import data_of
 from plateaux.costs import spent
-from plateaux.statistics import over_repetitions
+from plateaux.statistics import over_repetitions, paired
 from plateaux.store import Store
 from plateaux.tables import log_probabilities
 
@@ -45,6 +46,8 @@ METHODS = {
 }
 SPAN = "SharpBalance, paper"  # trains the span before the meeting
 FROM_SPAN = ("SAM", "SharpBalance, released")  # begin from that span
+BESIDE = "deep ensemble"  # what the others are to gain on
+NOISES = " | ".join(f"noise {sigma:.2f}" if sigma else "clean" for sigma in SIGMAS)
 
 
 def recipe_for(
@@ -168,23 +171,39 @@ class Study:
         lines = [
             f"rho chosen on validation images: {self.rho()}" if self.chosen() else "rho is not chosen yet",
             "",
-            "| method | of | " + " | ".join("clean" if not s else f"noise {s:.2f}" for s in SIGMAS) + " |",
+            f"| method | of | {NOISES} |",
             "|---|---|" + "---:|" * len(SIGMAS),
         ]
+        gains = ["", f"| ensemble, less the deep ensemble | {NOISES} |", "|---|" + "---:|" * len(SIGMAS)]
         costs = [
             "",
             "| method | careful share | passes over the data, a member | seconds, a member |",
             "|---|---:|---:|---:|",
         ]
         for name in METHODS:
-            found = [self.results()[f"{name}/{seed}"] for seed in self.seeds if f"{name}/{seed}" in self.results()]
+            found = list(self._found(name).values())
             if not found:
                 continue
             for row in ("members", "ensemble"):
                 cells = [_interval([each["accuracies"][row][str(sigma)] for each in found]) for sigma in SIGMAS]
                 lines.append(f"| {name} ({len(found)}) | {row} | " + " | ".join(cells) + " |")
+            gains += self._gain(name)
             costs.append(_cost(name, found))
-        return "\n".join(lines + costs)
+        return "\n".join(lines + gains + costs)
+
+    def _found(self, name: str) -> dict[int, dict[str, Any]]:
+        """Return what was measured of a method, by repetition."""
+        results = self.results()
+        return {seed: results[f"{name}/{seed}"] for seed in self.seeds if f"{name}/{seed}" in results}
+
+    def _gain(self, name: str) -> list[str]:
+        """Return the row of a method's gain over the deep ensemble of the same repetition; none for itself."""
+        mine, theirs = ({s: x["accuracies"]["ensemble"] for s, x in self._found(n).items()} for n in (name, BESIDE))
+        both = sorted(mine.keys() & theirs.keys())
+        if name == BESIDE or not both:
+            return []
+        cells = [_difference(*([x[s][str(sigma)] for s in both] for x in (mine, theirs))) for sigma in SIGMAS]
+        return [f"| {name} ({len(both)}) | " + " | ".join(cells) + " |"]
 
     def _accuracies(self, root: Path) -> dict[str, dict[str, float]]:
         """Return the accuracy of the members' mean and of the ensemble by mean probability, at every noise."""
@@ -228,6 +247,13 @@ def _interval(values: list[float]) -> str:
         return f"{values[0]:.2f}"
     found = over_repetitions(values)
     return f"{found.number:.2f} ± {found.half:.2f}"
+
+
+def _difference(values: list[float], baseline: list[float]) -> str:
+    if len(values) == 1:
+        return f"{values[0] - baseline[0]:+.2f}"
+    found = paired(values, baseline)
+    return f"{found.number:+.2f} ± {found.half:.2f}"
 
 
 def main() -> None:

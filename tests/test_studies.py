@@ -50,7 +50,12 @@ def test_the_evidence_of_a_study_is_made_of_its_numbers(study: str, number: int)
 def test_the_study_of_sharpbalance_runs_and_goes_on_to_its_table(tmp_path: Path, script: Script) -> None:
     done = script("studies/sharpbalance_cifar10.py", str(tmp_path / "study"), "--quick")
     assert done.returncode == 0, done.stderr
-    for words in ("rho chosen on validation images", "SharpBalance, paper (1) | ensemble", "careful share"):
+    for words in (
+        "rho chosen on validation images",
+        "SharpBalance, paper (1) | ensemble",
+        "less the deep",
+        "careful share",
+    ):
         assert words in done.stdout, words
     again = script(*done.args[1:], "--table")
     assert again.stdout.splitlines()[-1] == done.stdout.splitlines()[-1]
