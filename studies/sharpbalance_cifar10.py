@@ -10,7 +10,7 @@ rho is chosen for SAM on validation images with one member and then fixed for al
 begin from one span before the meeting. Two runs at a time, one thread each: passes are the cost to compare, seconds are
 as they were beside whatever else ran. Scoring counts as a pass. Accuracies are of the test set and of the test set with
 seeded Gaussian noise; mean over the repetitions with a 95 % t interval. The methods of one repetition begin from the
-same weights and see the same batches, so the gain over the deep ensemble is given repetition by repetition.
+same weights and see the same batches, so what one gains on another is the mean of differences within repetitions.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ METHODS = {
 }
 SPAN = "SharpBalance, paper"  # trains the span before the meeting
 FROM_SPAN = ("SAM", "SharpBalance, released")  # begin from that span
-BESIDE = "deep ensemble"  # what the others are to gain on
+PAIRS = [("SAM", "deep ensemble")]  # who is to gain on whom
+PAIRS += [(f"SharpBalance, {rule}", other) for other in ("deep ensemble", "SAM") for rule in ("paper", "released")]
 NOISES = " | ".join(f"noise {sigma:.2f}" if sigma else "clean" for sigma in SIGMAS)
 
 
@@ -174,7 +175,8 @@ class Study:
             f"| method | of | {NOISES} |",
             "|---|---|" + "---:|" * len(SIGMAS),
         ]
-        gains = ["", f"| ensemble, less the deep ensemble | {NOISES} |", "|---|" + "---:|" * len(SIGMAS)]
+        gains = ["", f"| ensemble of | less that of | {NOISES} |", "|---|---|" + "---:|" * len(SIGMAS)]
+        gains += [row for pair in PAIRS for row in self._gain(*pair)]
         costs = [
             "",
             "| method | careful share | passes over the data, a member | seconds, a member |",
@@ -187,7 +189,6 @@ class Study:
             for row in ("members", "ensemble"):
                 cells = [_interval([each["accuracies"][row][str(sigma)] for each in found]) for sigma in SIGMAS]
                 lines.append(f"| {name} ({len(found)}) | {row} | " + " | ".join(cells) + " |")
-            gains += self._gain(name)
             costs.append(_cost(name, found))
         return "\n".join(lines + gains + costs)
 
@@ -196,14 +197,12 @@ class Study:
         results = self.results()
         return {seed: results[f"{name}/{seed}"] for seed in self.seeds if f"{name}/{seed}" in results}
 
-    def _gain(self, name: str) -> list[str]:
-        """Return the row of a method's gain over the deep ensemble of the same repetition; none for itself."""
-        mine, theirs = ({s: x["accuracies"]["ensemble"] for s, x in self._found(n).items()} for n in (name, BESIDE))
+    def _gain(self, name: str, other: str) -> list[str]:
+        """Return the row of a method's gain on another in the repetitions both have; none where there are none."""
+        mine, theirs = ({s: x["accuracies"]["ensemble"] for s, x in self._found(n).items()} for n in (name, other))
         both = sorted(mine.keys() & theirs.keys())
-        if name == BESIDE or not both:
-            return []
-        cells = [_difference(*([x[s][str(sigma)] for s in both] for x in (mine, theirs))) for sigma in SIGMAS]
-        return [f"| {name} ({len(both)}) | " + " | ".join(cells) + " |"]
+        cells = [_difference(*([x[s][str(sigma)] for s in both] for x in (mine, theirs))) for sigma in SIGMAS if both]
+        return [f"| {name} ({len(both)}) | {other} | " + " | ".join(cells) + " |"] if both else []
 
     def _accuracies(self, root: Path) -> dict[str, dict[str, float]]:
         """Return the accuracy of the members' mean and of the ensemble by mean probability, at every noise."""

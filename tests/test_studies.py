@@ -53,7 +53,7 @@ def test_the_study_of_sharpbalance_runs_and_goes_on_to_its_table(tmp_path: Path,
     for words in (
         "rho chosen on validation images",
         "SharpBalance, paper (1) | ensemble",
-        "less the deep",
+        "| less that of |",
         "careful share",
     ):
         assert words in done.stdout, words
