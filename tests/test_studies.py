@@ -45,6 +45,16 @@ def test_the_evidence_of_a_study_is_made_of_its_numbers(study: str, number: int)
     assert (again.cases, again.precondition) == (found.cases, found.precondition)
 
 
+def test_the_tables_of_sharpbalance_in_the_docs_are_what_its_study_prints(script: Script) -> None:
+    numbers = ROOT / "studies" / "results" / "sharpbalance_cifar10"
+    done = script(ROOT / "studies" / "sharpbalance_cifar10.py", str(numbers), "--table")
+    assert done.returncode == 0, done.stderr
+    rho, tables = done.stdout.strip().split("\n\n", 1)
+    assert rho == "rho chosen on validation images: 0.05"
+    assert tables.count("(3) |") == 13, "three repetitions of four methods and five comparisons"
+    assert tables in (ROOT / "docs" / "sharpbalance.md").read_text(encoding="utf-8")
+
+
 @pytest.mark.slow
 @WITH_CIFAR
 def test_the_study_of_sharpbalance_runs_and_goes_on_to_its_table(tmp_path: Path, script: Script) -> None:
