@@ -129,8 +129,9 @@ class Study:
             return
         call = [sys.executable, __file__, str(self.root), "--one", name, *(["--quick"] if self.quick else [])]
         subprocess.run(call, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        found = self._measured(name)
         with self.writing:
-            self.store.put_json("results.json", {**self.results(), name: self._measured(name)})
+            self.store.put_json("results.json", {**self.results(), name: found})
         print(f"{name} done", flush=True)
 
     def results(self) -> dict[str, dict[str, Any]]:
