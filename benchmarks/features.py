@@ -22,8 +22,9 @@ import plateaux
 from plateaux.build import data_of, trunk_of
 from plateaux.executors.local import Local
 from plateaux.features import Features, featured, needed, prepare
+from plateaux.feeding import feed_of
 from plateaux.learner import Way
-from plateaux.learning import feed_of, learners_of
+from plateaux.learning import learners_of
 from plateaux.machine import settle_in
 from plateaux.step import step
 from plateaux.surgery import size_in_bytes

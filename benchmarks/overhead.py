@@ -21,7 +21,7 @@ from torch import nn
 import plateaux
 from plateaux.build import NOTHING_GIVEN, executor_of, method_of
 from plateaux.course import Course
-from plateaux.learning import feed_of, split_of
+from plateaux.feeding import feed_of, split_of
 from plateaux.machine import autocast, settle_in
 from plateaux.plan import Job
 from plateaux.pool import Sign

@@ -22,9 +22,9 @@ import torch
 
 import plateaux
 from plateaux.measurement import Measurement
-from plateaux.naming import probes_named
 from plateaux.panel import MEMBERS_MEAN
 from plateaux.pictures import pictures
+from plateaux.probe_naming import probes_named
 from plateaux.statistics import paired
 from plateaux.store import Store
 

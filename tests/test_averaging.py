@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, update_bn
 
 from plateaux import course
-from plateaux.averaging import statistics_batches
 from plateaux.build import data_of, network
 from plateaux.errors import Stopped
 from plateaux.evaluate import evaluate
+from plateaux.feeding import statistics_batches
 from plateaux.moving import Average
 from plateaux.recipe import Recipe
 from plateaux.run import Run

@@ -14,7 +14,7 @@ from plateaux.bagging import bag
 from plateaux.build import data_of
 from plateaux.costs import passes_of
 from plateaux.errors import RecipeError
-from plateaux.learning import feed_of, split_of
+from plateaux.feeding import feed_of, split_of
 from plateaux.train import check, train
 
 

@@ -14,7 +14,7 @@ from safetensors import safe_open
 from plateaux.build import Given, data_of
 from plateaux.errors import RecipeError
 from plateaux.evaluate import evaluate
-from plateaux.learning import split_of
+from plateaux.feeding import split_of
 from plateaux.recipe import Recipe
 from plateaux.run import Run
 from plateaux.samples import Resident

@@ -23,7 +23,8 @@ import typer
 
 import plateaux
 from plateaux import cli, registry, terminal
-from plateaux.naming import measures_named, probes_named, split_names
+from plateaux.naming import measures_named, split_names
+from plateaux.probe_naming import probes_named
 from plateaux.shipped import recipe_file
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -13,7 +13,7 @@ from sklearn.metrics import accuracy_score, log_loss
 from plateaux.build import Given, data_of
 from plateaux.errors import NotAllowed, RunError, UnknownName
 from plateaux.evaluate import STANDARD, evaluate, load
-from plateaux.learning import split_of
+from plateaux.feeding import split_of
 from plateaux.panel import MEMBERS_MEAN
 from plateaux.recipe import Recipe
 from plateaux.run import Run

@@ -26,7 +26,7 @@ from plateaux.errors import DataError, RecipeError
 from plateaux.evaluate import evaluate, load
 from plateaux.executors.local import Local
 from plateaux.features import Features, First, Round, featured, folder_of, needed, prepare, seen_through
-from plateaux.learning import feed_of
+from plateaux.feeding import feed_of
 from plateaux.mixing import soup
 from plateaux.recipe import Recipe
 from plateaux.run import Run

@@ -21,8 +21,9 @@ from plateaux.build import Given, data_of, method_of, network, training_data
 from plateaux.errors import DataError, RecipeError
 from plateaux.exchange import Method, Objective, View
 from plateaux.executors.local import Local
+from plateaux.feeding import feed_of, split_of
 from plateaux.learner import ABSENT, Way
-from plateaux.learning import feed_of, learners_of, paces_of, split_of
+from plateaux.learning import learners_of, paces_of
 from plateaux.loader import Feed, endless
 from plateaux.losses import cross_entropy, disagreement, hardness, information
 from plateaux.losses import distance as apart

@@ -21,8 +21,8 @@ from plateaux.exchange import View
 from plateaux.ground import Ground, Probe
 from plateaux.landscape import Meter, Scene, landscape
 from plateaux.measurement import Measurement
-from plateaux.naming import probes_named
 from plateaux.panel import Panel
+from plateaux.probe_naming import probes_named
 from plateaux.probing import Conditions, Sample, drawn, ground_of, posed
 from plateaux.samples import Data, Resident
 from plateaux.train import check, train

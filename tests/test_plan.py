@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from plateaux.errors import RunError
-from plateaux.plan import Job, Meeting, left_of, plan, shards
+from plateaux.plan import Job, Meeting, left_of, plan
 from plateaux.recipe import Recipe
 from plateaux.run import Progress
+from plateaux.spread import shards
 
 NEW = Progress()
 DONE = Progress(epoch=5, finished=True)

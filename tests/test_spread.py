@@ -14,9 +14,9 @@ import plateaux
 from plateaux import spread
 from plateaux.exchange import Measure
 from plateaux.executors.ray import OnRay
-from plateaux.plan import Shard
 from plateaux.run import Run
 from plateaux.samples import Data
+from plateaux.spread import Shard
 from plateaux.types import Tree, Value
 
 

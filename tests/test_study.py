@@ -11,7 +11,8 @@ import tomlkit
 from cases import GIVEN
 
 from plateaux.errors import RecipeError
-from plateaux.naming import measures_named, probes_named
+from plateaux.naming import measures_named
+from plateaux.probe_naming import probes_named
 from plateaux.recipe import Recipe
 from plateaux.study import Study, Task, called, changed, factors, planned, tasks
 from plateaux.train import check

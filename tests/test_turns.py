@@ -16,7 +16,7 @@ from plateaux import course, turns
 from plateaux.build import method_of, network, training_data
 from plateaux.costs import spent
 from plateaux.errors import Diverged, RecipeError, RunError
-from plateaux.learning import feed_of, shares_order, split_of
+from plateaux.feeding import feed_of, shares_order, split_of
 from plateaux.recipe import Recipe
 from plateaux.run import Run
 from plateaux.study import folder_of

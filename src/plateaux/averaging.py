@@ -7,22 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from itertools import islice
-
-import torch
 
 from plateaux import trees
-from plateaux.build import in_order
 from plateaux.exchange import Forward
 from plateaux.learner import Learner, stand_at
-from plateaux.learning import split_of
-from plateaux.loader import Shard
-from plateaux.recipe import Recipe
-from plateaux.samples import Data
 from plateaux.soup import reestimate
-from plateaux.types import Inputs, key
-
-STATISTICS = 20  # batches that BatchNorm's statistics are taken from
+from plateaux.types import Inputs
 
 
 @contextmanager
@@ -38,17 +28,6 @@ def at_average(
         trees.write(learner.buffers, {**learner.buffers, **average.tree})
         reestimate(learner.module, batches(), forward)
         yield
-
-
-def statistics_batches(
-    recipe: Recipe, data: Data, device: torch.device, shard: Shard | None = None
-) -> Iterator[Inputs]:
-    """Yield the inputs of some training samples, drawn by the seed and always the same, as they are."""
-    train, _ = split_of(recipe, data)
-    chance = torch.Generator().manual_seed(key(recipe.seed, "statistics"))
-    ids = train[torch.randperm(len(train), generator=chance)]  # sources may be sorted by class
-    batches = in_order(recipe, data, data.train, ids, device=device, shard=shard)
-    return (batch.x for batch in islice(batches, STATISTICS))
 
 
 def in_words(learner: Learner, epoch: int) -> str:

@@ -14,8 +14,9 @@ import torch
 
 from plateaux.build import Given, executor_of, training_data
 from plateaux.exchange import Tell
+from plateaux.feeding import feed_of, on_device, split_of
 from plateaux.learner import Way
-from plateaux.learning import feed_of, learners_of, on_device, paces_of, split_of
+from plateaux.learning import learners_of, paces_of
 from plateaux.machine import device_named, settle_in
 from plateaux.recipe import Recipe
 from plateaux.step import step

@@ -19,7 +19,7 @@ from rich.table import Table
 
 import plateaux
 from plateaux import claiming, errors, landscaping, measuring, registry, reporting, studying, theorising, trees
-from plateaux.display import duration, lines, watching
+from plateaux.display import lines, watching
 from plateaux.machine import is_first
 from plateaux.options import WrongKey
 from plateaux.recipe import located
@@ -28,6 +28,7 @@ from plateaux.report import size, tables
 from plateaux.shipped import recipe_file, shipped
 from plateaux.terminal import Allow, AsJson, Changes, show, told, torchrun
 from plateaux.train import check as check_recipe
+from plateaux.words import duration
 
 KINDS = {
     "methods": registry.method, "measures": registry.measure, "data": registry.dataset, "models": registry.model,

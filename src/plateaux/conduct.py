@@ -22,14 +22,14 @@ from plateaux.build import NOTHING_GIVEN, Given, data_of
 from plateaux.choose import choose
 from plateaux.costs import passes_of
 from plateaux.detect import detect, suites_named
-from plateaux.display import duration
 from plateaux.errors import Diverged, RunError
 from plateaux.evaluate import evaluate
 from plateaux.exchange import Tell
 from plateaux.findings import FORMAT, RESULTS, costs_of, read_results, stored
 from plateaux.landscape import landscape
 from plateaux.measurement import Measurement
-from plateaux.naming import measures_named, probes_named
+from plateaux.naming import measures_named
+from plateaux.probe_naming import probes_named
 from plateaux.recipe import Recipe, fingerprint
 from plateaux.robust import robustness
 from plateaux.run import Run, environment, facts_of
@@ -37,6 +37,7 @@ from plateaux.store import Store
 from plateaux.study import Planned, Study, Task, planned, tasks
 from plateaux.targets import elsewhere, one_target, targets
 from plateaux.train import check, train
+from plateaux.words import duration
 
 CHOSEN = "chosen.json"
 PATIENCE = 600.0  # seconds to wait for another process at the same study, which writes or chooses

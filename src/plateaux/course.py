@@ -13,22 +13,13 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
-from plateaux.averaging import at_average, in_words, statistics_batches
+from plateaux.averaging import at_average, in_words
 from plateaux.build import Given, method_of, shared_names
 from plateaux.errors import DataError, Diverged, Stopped
 from plateaux.exchange import Executor, Tell
+from plateaux.feeding import feed_of, shares_order, split_of, statistics_batches
 from plateaux.learner import ABSENT, Learner, Way
-from plateaux.learning import (
-    feed_of,
-    learners_of,
-    paces_of,
-    parking,
-    restore,
-    shares_order,
-    split_of,
-    state_of,
-    weights_of,
-)
+from plateaux.learning import learners_of, paces_of, parking, restore, state_of, weights_of
 from plateaux.loader import Feed
 from plateaux.machine import autocast
 from plateaux.meeting import Scorer, notes_of
@@ -230,7 +221,10 @@ class Course:
         last = epoch == self.job.stop
         for runner in self.runners if self.recorder.due(epoch) else []:
             with self.awake(runner.learner):
-                runner.lines += self.recorder.ask(runner.learner, epoch, self.trackers.get(runner.learner.number))
+                tracker = self.trackers.get(runner.learner.number)
+                runner.lines += self.recorder.ask(
+                    runner.learner.module, runner.learner.number, epoch, None if tracker is None else tracker.add
+                )
         for pace in self.paces:
             if not pace.every_step:
                 pace.move()

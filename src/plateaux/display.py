@@ -12,6 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from plateaux.exchange import Tell
+from plateaux.words import duration
 
 
 @contextmanager
@@ -68,13 +69,6 @@ def _tried(news: Mapping[str, Any]) -> str:
     count = news.get("retries", news.get("attempt", 0))
     again = f"{count} retr{'y' if count == 1 else 'ies'}" if count else ""
     return " ".join(filter(None, [again, "silent" if news.get("outcome") == "silent" else ""]))
-
-
-def duration(seconds: float) -> str:
-    """Return a time span in the units a person uses."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
 
 
 def _plain(console: Console, news: Mapping[str, Any]) -> None:

@@ -169,6 +169,7 @@ class Features:
     """A source of features in place of inputs: each sample, in each epoch, in one of so many rounds of variation."""
 
     keyed = True  # which round is drawn by the key of the epoch
+    augmented = True  # its features are of augmented images already
     mapped = True  # read at once: no worker could do it sooner
 
     def __init__(self, source: Source, trunk: Trunk, store: Store, look: Look, *, rounds: int = 0) -> None:

@@ -19,20 +19,20 @@ import torch
 from torch import nn
 
 from plateaux.build import NOTHING_GIVEN, Given, in_order, kind_of
-from plateaux.display import duration
 from plateaux.errors import PlateauxError, Stopped
 from plateaux.estimates import mean_over
+from plateaux.feeding import feed_of
 from plateaux.ground import Ground, Probe
-from plateaux.learning import feed_of
 from plateaux.measurement import Measurement
-from plateaux.naming import probes_named
 from plateaux.panel import MEMBERS_MEAN, Panel, Say, Seen, nothing
+from plateaux.probe_naming import probes_named
 from plateaux.probing import Conditions, Pulse, Sample, drawn, ground_of, posed
 from plateaux.run import Run
 from plateaux.samples import Source
 from plateaux.tables import cell
 from plateaux.targets import one_target
 from plateaux.types import Batch, Value
+from plateaux.words import duration
 
 RESCALED = {"same": "stays the same", "moves": "moves"}
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 import torch
 from torch import nn
 
-from plateaux.augment import Augment
-from plateaux.bagging import bag
 from plateaux.build import (
     NOTHING_GIVEN,
     Given,
@@ -25,17 +23,15 @@ from plateaux.build import (
     shared_names,
 )
 from plateaux.errors import RecipeError
-from plateaux.exchange import Executor, Method
-from plateaux.features import Features
+from plateaux.exchange import Executor
 from plateaux.learner import Learner, Pace, Scaler
-from plateaux.loader import UNVARIED, Feed, split
-from plateaux.machine import FORMATS, dtype_of
+from plateaux.machine import FORMATS
 from plateaux.moving import Average
 from plateaux.recipe import Recipe, own
-from plateaux.samples import Data, Resident
+from plateaux.samples import Data
 from plateaux.store import Store
 from plateaux.surgery import masks, stochastic
-from plateaux.types import Tree, key
+from plateaux.types import Tree
 
 
 def learners_of(
@@ -137,49 +133,6 @@ def _refuse_under_vmap(recipe: Recipe, module: nn.Module) -> None:
             f"vmap does not run under autocast ({recipe.train.precision}); "
             'set executor.manner = "loop", or train.precision = "fp32"'
         )
-
-
-def feed_of(recipe: Recipe, data: Data, number: int, *, shared: bool, device: torch.device, ids: torch.Tensor) -> Feed:
-    """Return how a member is fed: in an order of its own, or in the one all share."""
-    part, who = recipe.data, "shared" if shared else number
-    varied = Augment(crop=part.crop, flip=part.flip, mixup=part.mixup, cutmix=part.cutmix)
-    return Feed(
-        data.train,
-        ids if part.bag is None else bag(ids, part.bag, key(recipe.seed, "bag", who)),
-        batch=part.batch,
-        key=key(recipe.seed, "feed", who),
-        classes=data.classes,
-        mean=data.mean,
-        std=data.std,
-        augment=UNVARIED if isinstance(data.train, Features) else varied,  # features are kept of varied images
-        device=device,
-        dtype=dtype_of(recipe.train.precision),
-        memory_format=FORMATS[recipe.train.memory_format],
-        workers=part.workers,
-        drop_last=part.drop_last,
-        unlabelled=data.unlabelled,
-        unlabelled_batch=part.unlabelled_batch or part.batch,
-    )
-
-
-def shares_order(recipe: Recipe, method: Method) -> bool:
-    """Say whether all members are fed the same batches."""
-    order = recipe.data.order
-    return order == "shared" or (order == "auto" and method.objective.sees != "own")
-
-
-def on_device(data: Data, device: torch.device) -> Data:
-    """Return the data with what is small enough to be held in memory moved to the device, once for all members."""
-    if device.type == "cpu":
-        return data
-    train, test = (s.to(device) if isinstance(s, Resident) else s for s in (data.train, data.test))  # cuda-only
-    return replace(data, train=train, test=test)  # cuda-only
-
-
-def split_of(recipe: Recipe, data: Data) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the ids of the training and of the validation samples."""
-    share = recipe.data.validation
-    return split(len(data.train), share if share < 1 else int(share), key(recipe.seed, "validation"))
 
 
 def state_of(learner: Learner) -> dict[str, Any]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from plateaux.display import duration
 from plateaux.ledger import BEST_LAST, Claim, Entry, Figure, Measured, verdict
+from plateaux.words import duration
 
 SOURCES = {
     "Lu et al. 2024": "H. Lu, X. Liu, Y. Zhou, Q. Li, K. Keutzer, M. W. Mahoney, Y. Yan, H. Yang, Y. Yang. Sharpness-diversity tradeoff: improving flat ensembles with SharpBalance. NeurIPS 2024.",  # noqa: E501

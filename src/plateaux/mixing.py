@@ -15,14 +15,13 @@ from torch import Tensor, nn
 
 from plateaux import registry
 from plateaux.adopt import keep_weights
-from plateaux.averaging import statistics_batches
 from plateaux.build import NOTHING_GIVEN, Given, in_order, kind_of
 from plateaux.combine import combined
 from plateaux.doubt import Said, hear_all
 from plateaux.ensemble import Ensemble
 from plateaux.errors import RecipeError, RunError
 from plateaux.evaluate import load
-from plateaux.learning import split_of
+from plateaux.feeding import split_of, statistics_batches
 from plateaux.options import pick
 from plateaux.panel import SELECTION, Panel, Say
 from plateaux.recipe import Recipe, own

@@ -9,13 +9,12 @@ from typing import Any, TypeVar
 from plateaux import registry
 from plateaux.errors import RecipeError
 from plateaux.exchange import Measure
-from plateaux.ground import Probe
 from plateaux.options import check
 
 QUESTIONS = ("good", "sure", "different")
 EXAMPLES = {"measure": "ece(bins=10)", "probe": "worst_l2(radius=0.5; steps=50)"}
 
-Made = TypeVar("Made", Measure, Probe)
+Made = TypeVar("Made")
 
 
 def measures_named(words: Sequence[str], *, allow: tuple[str, ...] = ()) -> dict[str, Measure]:
@@ -29,28 +28,17 @@ def measures_named(words: Sequence[str], *, allow: tuple[str, ...] = ()) -> dict
         if word in (*QUESTIONS, "all"):
             found |= _asking(word)
         else:
-            found[word] = _one(word, registry.measure, Measure, allow)
-    return found
-
-
-def probes_named(words: Sequence[str], *, allow: tuple[str, ...] = ()) -> dict[str, Probe]:
-    """Return probes by name; `all` stands for the usual ones."""
-    found: dict[str, Probe] = {}
-    for word in words:
-        if word == "all":
-            found |= {name: made for name, made in _every(registry.probe).items() if made.usual}
-        else:
-            found[word] = _one(word, registry.probe, Probe, allow)
+            found[word] = one(word, registry.measure, Measure, allow)
     return found
 
 
 def _asking(question: str) -> dict[str, Measure]:
-    made = _every(registry.measure)
+    made = every(registry.measure)
     order = sorted(made, key=lambda name: QUESTIONS.index(made[name].asks))
     return {name: made[name] for name in order if made[name].usual and question in ("all", made[name].asks)}
 
 
-def _every(kind: registry.Registry) -> dict[str, Any]:
+def every(kind: registry.Registry) -> dict[str, Any]:
     """Return all of a kind as they are without options: those of one file together, in the order they were written."""
 
     def place(name: str) -> tuple[str, int]:
@@ -60,7 +48,7 @@ def _every(kind: registry.Registry) -> dict[str, Any]:
     return {name: kind.get(name)() for name in sorted(kind.names(), key=place)}
 
 
-def _one(word: str, kind: registry.Registry, what: type[Made], allow: tuple[str, ...]) -> Made:
+def one(word: str, kind: registry.Registry, what: type[Made], allow: tuple[str, ...]) -> Made:
     example = EXAMPLES[kind.kind]
     found = re.fullmatch(r"([^()]+)(?:\(([^()]*)\))?", word)
     if found is None:

@@ -6,7 +6,7 @@ member trains to it and leaves its scores, one job decides, and every member goe
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -109,26 +109,6 @@ def left_of(job: Job, progress: Mapping[int, Progress], *, joint: bool = False) 
         return job if members else None
     (place,) = places
     return replace(job, members=members, start=place) if place <= (job.stop, 0) else None
-
-
-@dataclass(frozen=True, slots=True)
-class Shard:
-    """Some members and some samples to ask them about: a part of a measurement that any process can carry out."""
-
-    members: tuple[int, ...]
-    start: int  # the first sample, by its place in the walk
-    stop: int
-
-    def __str__(self) -> str:
-        who = ("member " if len(self.members) == 1 else "members ") + ", ".join(map(str, self.members))
-        return f"ask {who} about samples {self.start:,} to {self.stop:,}"
-
-
-def shards(members: Sequence[int], samples: int, *, block: int, size: int) -> Iterator[list[Shard]]:
-    """Cut members x samples into shards: for every run of `size` samples one shard for each `block` members."""
-    blocks = [tuple(members[i : i + block]) for i in range(0, len(members), block)]
-    for start in range(0, samples, size):
-        yield [Shard(some, start, min(start + size, samples)) for some in blocks]
 
 
 def _alone(recipe: Recipe) -> bool:

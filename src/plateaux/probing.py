@@ -16,14 +16,12 @@ from plateaux.build import in_order
 from plateaux.errors import PlateauxError
 from plateaux.exchange import View
 from plateaux.ground import Ground, Probe
-from plateaux.learner import Learner
 from plateaux.machine import seeded
 from plateaux.measurement import Measurement
-from plateaux.naming import probes_named
+from plateaux.probe_naming import probes_named
 from plateaux.recipe import Recipe
 from plateaux.samples import Data
 from plateaux.surgery import batch_norms
-from plateaux.track import Tracker
 from plateaux.types import Batch, Value, key
 
 Pulse = Callable[[], None]
@@ -137,20 +135,22 @@ class Recorder:
             self._sample = Sample(ids, tuple(batches))
         return self._sample
 
-    def ask(self, learner: Learner, epoch: int, tracker: Tracker | None = None) -> Sequence[dict[str, Any]]:
+    def ask(
+        self, module: nn.Module, number: int, epoch: int, track: Callable[[int, Mapping[str, Any]], None] | None = None
+    ) -> Sequence[dict[str, Any]]:
         """Return a line of the log for every probe; one that cannot be asked of this network says why."""
         sample, seed, lines = self.sample(), self.recipe.seed, []
         for name, probe in self.probes.items():
             line: dict[str, Any] = {"epoch": epoch, "probe": name}
-            with posed(learner.module, "eval"):
-                ground = ground_of(learner.module, sample, USUAL, seed=seed, number=learner.number)
-                about = {**sample.about(), **USUAL.of(learner.module)}
+            with posed(module, "eval"):
+                ground = ground_of(module, sample, USUAL, seed=seed, number=number)
+                about = {**sample.about(), **USUAL.of(module)}
                 try:
                     found = _measured(name, probe.ask(ground), about)
                     line |= {"rows": found["rows"], "data": found["data"]}
                 except PlateauxError as problem:
                     line["problem"] = str(problem)
             lines.append(line)
-            if tracker is not None and "rows" in line:
-                tracker.add(epoch, {f"probe {name}": line["rows"].get("", {}).get("value")})
+            if track is not None and "rows" in line:
+                track(epoch, {f"probe {name}": line["rows"].get("", {}).get("value")})
         return lines

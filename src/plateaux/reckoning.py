@@ -12,10 +12,10 @@ from plateaux.choose import pace
 from plateaux.conduct import Conduct
 from plateaux.costs import passes_of
 from plateaux.errors import PlateauxError
-from plateaux.learning import split_of
+from plateaux.feeding import split_of
 from plateaux.machine import cores
-from plateaux.naming import probes_named
 from plateaux.panel import MEMBERS_MEAN
+from plateaux.probe_naming import probes_named
 from plateaux.recipe import Recipe, fingerprint
 from plateaux.run import Progress, Run, facts_of
 from plateaux.samples import Data

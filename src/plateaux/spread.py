@@ -21,7 +21,6 @@ from plateaux.exchange import Measure, Offer
 from plateaux.executors.local import Local
 from plateaux.executors.ray import OnRay
 from plateaux.panel import Panel, Seen, nothing
-from plateaux.plan import Shard, shards
 from plateaux.run import Run
 from plateaux.targets import Target
 from plateaux.types import Batch, Tree
@@ -31,6 +30,26 @@ TABLE = 64 << 20  # bytes of all members' answers about one shard
 AHEAD = 2  # shards under way for every place of the cluster
 
 Settled = dict[tuple[Cast | None, str], Tree]
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Some members and some samples to ask them about: a part of a measurement that any process can carry out."""
+
+    members: tuple[int, ...]
+    start: int  # the first sample, by its place in the walk
+    stop: int
+
+    def __str__(self) -> str:
+        who = ("member " if len(self.members) == 1 else "members ") + ", ".join(map(str, self.members))
+        return f"ask {who} about samples {self.start:,} to {self.stop:,}"
+
+
+def shards(members: Sequence[int], samples: int, *, block: int, size: int) -> Iterator[list[Shard]]:
+    """Cut members x samples into shards: for every run of `size` samples one shard for each `block` members."""
+    blocks = [tuple(members[i : i + block]) for i in range(0, len(members), block)]
+    for start in range(0, samples, size):
+        yield [Shard(some, start, min(start + size, samples)) for some in blocks]
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,14 @@ from rich.table import Table
 from plateaux.build import Given
 from plateaux.comparison import Comparison
 from plateaux.conduct import Conduct
-from plateaux.display import duration, watching
+from plateaux.display import watching
 from plateaux.errors import RecipeError
 from plateaux.findings import findings_of_study
 from plateaux.reckoning import Reckoned, Reckoning
 from plateaux.report import to_rich
 from plateaux.study import Study
 from plateaux.terminal import Allow, AsJson, show
+from plateaux.words import duration
 
 
 def study(

@@ -21,7 +21,7 @@ from plateaux.build import NOTHING_GIVEN, Given
 from plateaux.cache import Cached
 from plateaux.corruptions import CORRUPTIONS, EXTRA, VERSION, Corrupted
 from plateaux.errors import DataError, RunError, nearest
-from plateaux.learning import split_of
+from plateaux.feeding import split_of
 from plateaux.official import official
 from plateaux.options import accepts
 from plateaux.recipe import Recipe

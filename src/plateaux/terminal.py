@@ -17,9 +17,9 @@ import typer
 from rich.console import Console
 
 from plateaux import errors
-from plateaux.display import duration
 from plateaux.machine import cores
 from plateaux.naming import split_names
+from plateaux.words import duration
 
 CODES: tuple[tuple[type[Exception], int], ...] = (
     (errors.NotAllowed, 6), (errors.Stopped, 75), (errors.Diverged, 5), (errors.DataError, 3), (errors.RecipeError, 2),

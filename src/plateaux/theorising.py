@@ -10,12 +10,12 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from plateaux.display import duration
 from plateaux.guests import guest
 from plateaux.terminal import AsJson, asking, show
 from plateaux.theory.experiment import run
 from plateaux.theory.figures import draw
 from plateaux.theory.record import deviations, record
+from plateaux.words import duration
 
 
 def theory(

@@ -31,12 +31,12 @@ from plateaux.course import Course
 from plateaux.errors import PlateauxError, RecipeError, RunError
 from plateaux.exchange import Executor, Failure, Tell
 from plateaux.features import featured, needed, prepare
-from plateaux.learning import on_device, shares_order
+from plateaux.feeding import on_device, shares_order
 from plateaux.machine import device_named, is_first, settle_in
 from plateaux.meeting import decide, meetings, scoring_batch, summary_name
-from plateaux.naming import probes_named
 from plateaux.panel import members_of
 from plateaux.plan import Job, left_of, plan
+from plateaux.probe_naming import probes_named
 from plateaux.recipe import Recipe
 from plateaux.records import Record, recorded
 from plateaux.remote import address_of

@@ -70,3 +70,10 @@ def counted(count: int, one: str) -> str:
     ('1 member', '3 members')
     """
     return f"{count:,} {one}{'' if count == 1 else 's'}"
+
+
+def duration(seconds: float) -> str:
+    """Return a time span in the units a person uses."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"

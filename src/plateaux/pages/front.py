@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from plateaux.display import duration
 from plateaux.findings import TRAINING, Finding
 from plateaux.pages.picking import (
     DIVERSITY,
@@ -24,7 +23,7 @@ from plateaux.pages.picking import (
 from plateaux.panel import MEMBERS_MEAN
 from plateaux.tables import MEAN_PROBABILITY
 from plateaux.types import Value
-from plateaux.words import between, counted, number, points, with_error
+from plateaux.words import between, counted, duration, number, points, with_error
 
 CARDS = 12  # members at most that have a card each
 
