@@ -12,9 +12,9 @@ import torch
 from _common import close, flags
 from torch import Tensor
 
-from plateaux.corruptions import CORRUPTIONS, EXTRA, corrupt
-from plateaux.data.cifar import cifar10
-from plateaux.errors import DataError
+from plateaux.core.errors import DataError
+from plateaux.data.corruptions.corrupt import CORRUPTIONS, EXTRA, corrupt
+from plateaux.data.datasets.cifar import cifar10
 
 WHOLE = 10_000
 MOST = 10.0  # seconds

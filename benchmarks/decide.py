@@ -23,9 +23,9 @@ import numpy as np
 import torch
 from _common import close, flags, seconds
 
-from plateaux.notes import look_up, take_notes
-from plateaux.rules import rule
-from plateaux.store import Store
+from plateaux.data.partition.masks import look_up, take_notes
+from plateaux.data.partition.rules import rule
+from plateaux.storage.store import Store
 
 MEMBERS, TOP, CHUNK = 3, 0.2, 1 << 18
 SIZES = (10**5, 10**6, 10**7, 10**8)

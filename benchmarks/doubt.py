@@ -16,12 +16,12 @@ import torch
 from _common import close
 
 import plateaux
-from plateaux import conformal
-from plateaux.doubt import Said, hear_all
-from plateaux.panel import Panel
-from plateaux.tables import log_probabilities
-from plateaux.targets import one_target
-from plateaux.temperature import apply, calibrate_then_pool, fit, pool_then_calibrate
+from plateaux.ensembles import conformal
+from plateaux.ensembles.log_probs import log_probabilities
+from plateaux.ensembles.temperature import apply, calibrate_then_pool, fit, pool_then_calibrate
+from plateaux.evaluation.calibration import Said, hear_all
+from plateaux.evaluation.evaluator import Panel
+from plateaux.evaluation.splits import one_target
 
 DEPTHS = (20, 32, 44, 56)
 KINDS = ("lac", "aps", "raps")

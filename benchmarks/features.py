@@ -19,16 +19,16 @@ import torch
 from _common import close, flags, images, interleaved, listed, ratio, seconds
 
 import plateaux
-from plateaux.build import data_of, trunk_of
-from plateaux.executors.local import Local
-from plateaux.features import Features, featured, needed, prepare
-from plateaux.feeding import feed_of
-from plateaux.learner import Way
-from plateaux.learning import learners_of
-from plateaux.machine import settle_in
-from plateaux.step import step
-from plateaux.surgery import size_in_bytes
-from plateaux.trunk import Trunk
+from plateaux.config.builders.data import feed_of
+from plateaux.config.builders.model import data_of, trunk_of
+from plateaux.core.runtime import settle_in
+from plateaux.distributed.executors.local import Local
+from plateaux.models.backbone import Trunk
+from plateaux.models.surgery import size_in_bytes
+from plateaux.storage.feature_cache import Features, featured, needed, prepare
+from plateaux.training.setup import learners_of
+from plateaux.training.state import Way
+from plateaux.training.step import step
 
 HERE = Local("loop", 1, (), "error")
 CPU = torch.device("cpu")

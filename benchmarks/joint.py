@@ -23,17 +23,17 @@ from members import heads as heads_over_a_trunk
 from members import peak
 from torch import nn
 
-from plateaux.exchange import Method
-from plateaux.executors.local import Local
-from plateaux.learner import Learner, Pace, Way
-from plateaux.losses import cross_entropy
-from plateaux.machine import settle_in
+from plateaux.core.method import Method
+from plateaux.core.runtime import settle_in
+from plateaux.core.types import Batch, key
+from plateaux.distributed.executors.local import Local
 from plateaux.methods.a2d import a2d
 from plateaux.methods.divdis import divdis
 from plateaux.methods.sed import sed
-from plateaux.step import step
-from plateaux.surgery import size_in_bytes
-from plateaux.types import Batch, key
+from plateaux.models.surgery import size_in_bytes
+from plateaux.optim.losses import cross_entropy
+from plateaux.training.state import Learner, Pace, Way
+from plateaux.training.step import step
 
 LOOP = Local("loop", 1, (), "error")
 LOSS = cross_entropy()

@@ -16,12 +16,12 @@ import torch.nn.functional as F
 from _common import close, flags, interleaved, ratio, seconds
 from torch import Tensor
 
-from plateaux.exchange import View
-from plateaux.flatness import last_layer_flatness, unit_spread
-from plateaux.ground import Ground, Probe
-from plateaux.options import accepts
-from plateaux.registry import model, probe
-from plateaux.types import Batch
+from plateaux.config.schema import accepts
+from plateaux.core.method import View
+from plateaux.core.registry import model, probe
+from plateaux.core.types import Batch
+from plateaux.loss_landscape.loss_surface import Ground, Probe
+from plateaux.loss_landscape.relative_flatness import last_layer_flatness, unit_spread
 
 MOST = 1.2
 FEWER = {"draws": 2, "steps": 3, "directions": 6, "m": 32}

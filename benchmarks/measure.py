@@ -24,13 +24,13 @@ from _common import close, flags, interleaved
 from members import peak
 
 import plateaux
-from plateaux.assess import Heard, hear, settle
-from plateaux.exchange import View, logits
-from plateaux.executors.local import Local
-from plateaux.machine import settle_in
-from plateaux.models.resnet import resnet18
-from plateaux.naming import measures_named
-from plateaux.types import Batch
+from plateaux.config.specs import measures_named
+from plateaux.core.method import View, logits
+from plateaux.core.runtime import settle_in
+from plateaux.core.types import Batch
+from plateaux.distributed.executors.local import Local
+from plateaux.evaluation.metric_loop import Heard, hear, settle
+from plateaux.models.architectures.resnet import resnet18
 
 LOCAL = Local("loop", 1, (), "error")
 MEMBERS = 2  # of the stream: rows are two members and two ensembles

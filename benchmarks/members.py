@@ -18,10 +18,10 @@ import torch
 from _common import close, flags, listed
 
 import plateaux
-from plateaux.build import networks
-from plateaux.machine import settle_in
-from plateaux.samples import Data, Resident
-from plateaux.surgery import size_in_bytes
+from plateaux.config.builders.model import networks
+from plateaux.core.runtime import settle_in
+from plateaux.data.sources import Data, Resident
+from plateaux.models.surgery import size_in_bytes
 
 TRUNK = ["conv1", "bn1", "layer1", "layer2", "layer3", "layer4"]
 

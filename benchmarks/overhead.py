@@ -19,14 +19,14 @@ from _common import close, flags, interleaved, precision_here, ratio
 from torch import nn
 
 import plateaux
-from plateaux.build import NOTHING_GIVEN, executor_of, method_of
-from plateaux.course import Course
-from plateaux.feeding import feed_of, split_of
-from plateaux.machine import autocast, settle_in
-from plateaux.plan import Job
-from plateaux.pool import Sign
-from plateaux.run import Run, facts_of
-from plateaux.samples import Data, Resident
+from plateaux.config.builders.data import feed_of, split_of
+from plateaux.config.builders.model import NOTHING_GIVEN, executor_of, method_of
+from plateaux.core.runtime import autocast, settle_in
+from plateaux.data.sources import Data, Resident
+from plateaux.distributed.process_pool import Sign
+from plateaux.storage.run import Run, facts_of
+from plateaux.training.planning import Job
+from plateaux.training.trainer import Course
 
 CPU = torch.device("cpu")
 Epoch = Callable[[int], None]

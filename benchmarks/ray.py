@@ -27,7 +27,7 @@ from _turns import PARTS, TURN, Side, in_turns  # noqa: E402
 sys.path[:] = [path for path in sys.path if str(Path(path).resolve()) != HERE]  # or this file were taken for Ray itself
 
 import plateaux  # noqa: E402
-from plateaux.machine import cores  # noqa: E402
+from plateaux.core.runtime import cores  # noqa: E402
 
 MEMBERS, PLACES = 3, 2
 SHARE = max(1, cores() // PLACES)  # of this machine's cores, for a place: so there are two, whatever it has
@@ -54,7 +54,7 @@ def local(say: Callable[[Any], None], recipe: plateaux.Recipe, out: Path, jobs: 
 
 def on_a_cluster(say: Callable[[Any], None], recipe: plateaux.Recipe, out: Path, jobs: int) -> dict[str, float]:
     """Train on two places of a cluster of our own, and then hand out jobs that do nothing on another."""
-    from plateaux import crew
+    from plateaux.distributed import ray_pool as crew
 
     train(recipe, out, say)
     begun = time.perf_counter()
@@ -80,7 +80,7 @@ def train(recipe: plateaux.Recipe, out: Path, say: Callable[[Any], None]) -> Non
 
 def thousand(jobs: int) -> float:
     """Return the seconds that so many jobs which do nothing take on two places of a cluster that runs."""
-    from plateaux import crew
+    from plateaux.distributed import ray_pool as crew
 
     def nothing(job: Any, tell: Any, *, device: str | None = None, processes: int = 1) -> None:
         """A job that does nothing; in here, since a file that was started is no module to a cluster."""

@@ -15,8 +15,8 @@ from typing import Any
 
 from _common import close, flags, seconds
 
-from plateaux.pages.page import report
-from plateaux.pages.writing import to_html
+from plateaux.reports.export import to_html
+from plateaux.reports.report import report
 
 MEMBERS, EPOCHS = 5, 30
 MEMBER_ROWS = [*(f"member {i}" for i in range(MEMBERS)), "mean of members"]

@@ -22,10 +22,10 @@ from _common import close, flags, interleaved, ratio
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from plateaux.exchange import View
-from plateaux.offers import gradient_norm
-from plateaux.registry import model
-from plateaux.types import Batch
+from plateaux.core.method import View
+from plateaux.core.registry import model
+from plateaux.core.types import Batch
+from plateaux.optim.sample_scores import gradient_norm
 
 # name, options, pixels, batch, batch of the quick version, limit of the time
 NETS = {

@@ -18,21 +18,21 @@ import numpy as np
 import torch
 from _common import beside, close, flags, precision_here, seconds
 
-from plateaux.build import network
-from plateaux.exchange import Method
-from plateaux.executors.local import Local
-from plateaux.learner import Learner, Way
-from plateaux.losses import cross_entropy
-from plateaux.machine import FORMATS, settle_in
-from plateaux.methods.independent import deep_ensemble
+from plateaux.config.builders.model import network
+from plateaux.config.recipe import Recipe
+from plateaux.core.method import Method
+from plateaux.core.runtime import FORMATS, settle_in
+from plateaux.core.types import Batch
+from plateaux.data.partition.masks import look_up
+from plateaux.data.sources import Data, Resident
+from plateaux.distributed.executors.local import Local
+from plateaux.methods.deep_ensemble import deep_ensemble
 from plateaux.methods.sam import sam
 from plateaux.methods.sharpbalance import sharpbalance
-from plateaux.notes import look_up
-from plateaux.recipe import Recipe
-from plateaux.samples import Data, Resident
-from plateaux.step import step
-from plateaux.store import Store
-from plateaux.types import Batch
+from plateaux.optim.losses import cross_entropy
+from plateaux.storage.store import Store
+from plateaux.training.state import Learner, Way
+from plateaux.training.step import step
 
 SHARES = (0.25, 0.5, 0.75)
 ROUNDS = {"fp32": 5, "bf16": 3}  # on each of two networks

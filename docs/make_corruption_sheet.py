@@ -11,8 +11,8 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from plateaux.corruptions import CORRUPTIONS, EXTRA, corrupt
-from plateaux.data.cifar import cifar10
+from plateaux.data.corruptions.corrupt import CORRUPTIONS, EXTRA, corrupt
+from plateaux.data.datasets.cifar import cifar10
 
 PICTURE = Path(__file__).parent / "images" / "corruptions.png"
 # The number of a test image, and the corruptions shown on it.

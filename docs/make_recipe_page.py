@@ -16,10 +16,10 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
-from plateaux.losses import LOSSES
-from plateaux.options import fields
-from plateaux.recipe import Recipe
-from plateaux.registry import Registry, dataset, method, model
+from plateaux.config.recipe import Recipe
+from plateaux.config.schema import fields
+from plateaux.core.registry import Registry, dataset, method, model
+from plateaux.optim.losses import LOSSES
 
 PAGE = Path(__file__).parent / "recipe.md"
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from plateaux.rules import rule
+from plateaux.data.partition.rules import rule
 
 PICTURE = Path(__file__).parent / "images" / "sharpbalance.svg"
 TOP = 0.25

@@ -13,14 +13,17 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
-import plateaux.cli
-from plateaux.display import lines
+from plateaux.cli import common
+from plateaux.cli.progress import lines
+
+cli: Any = import_module("plateaux.cli.main")  # as an attribute of the package it is the function of that name
 
 PICTURE = Path(__file__).parent / "images" / "terminal.svg"
 COMMANDS = ("train quickstart", "status runs/quickstart")
@@ -51,14 +54,14 @@ font-size: {char_height}px; line-height: {line_height}px; }}
 def main() -> None:
     """Run the quickstart in an empty folder and write the picture."""
     console = Console(record=True, force_terminal=True, width=104, height=40, file=io.StringIO(), legacy_windows=False)
-    for module in (plateaux.cli, plateaux.terminal):
-        module.Console = lambda **_: console  # type: ignore[attr-defined]
-    plateaux.cli.watching = _watching  # type: ignore[attr-defined]
+    for module in (cli, common):
+        module.Console = lambda **_: console
+    cli.watching = _watching
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         for command in COMMANDS:
             console.print(Text.assemble(("$ ", "green"), ("plateaux " + command, "bold")))
-            plateaux.cli.app(command.split(), standalone_mode=False)
+            cli.app(command.split(), standalone_mode=False)
             console.print()
         os.chdir("/")
     picture = console.export_svg(title="plateaux", code_format=FRAME, unique_id="t")

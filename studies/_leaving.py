@@ -6,8 +6,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from plateaux.contrasts import repeated
-from plateaux.ledger import Case, Evidence, write_evidence
+from plateaux.studies.claims.claim import Case, Evidence, write_evidence
+from plateaux.studies.claims.contrasts import repeated
 
 
 def leave(claim: str, values: Sequence[float], out: Path, began: float) -> None:

@@ -4,9 +4,9 @@
     python studies/apgd_against_released.py --quick                      # trains a small network first; a minute or two
 
 Both climb from the same weights on the same 20 groups of training samples, for as many steps, at the radii that
-`plateaux.probes.worst` takes where none is given. The released form (tests/reference/apgd.py, two defects mended) steps
-in delta; ours in delta / |w|. Printed for each norm: the mean over groups of the rise of the loss, in how many groups
-ours is at least as large, and how many gradients each has taken.
+`plateaux.loss_landscape.probes.worst_case` takes where none is given. The released form (tests/reference/apgd.py, two
+defects mended) steps in delta; ours in delta / |w|. Printed for each norm: the mean over groups of the rise of the
+loss, in how many groups ours is at least as large, and how many gradients each has taken.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ import torch
 from torch import Tensor
 
 import plateaux
-from plateaux import trees
-from plateaux.ascent import Ball, Norm, ascents
-from plateaux.build import NOTHING_GIVEN, data_of, in_order
-from plateaux.exchange import View
-from plateaux.ground import Ground
-from plateaux.grouping import Group, gradient, groups, losses
-from plateaux.neighbourhood import scale_of
-from plateaux.panel import data_facts, members_of
-from plateaux.probes.worst import RADII
-from plateaux.run import Run
-from plateaux.train import train
-from plateaux.types import Batch, Tree
+from plateaux.config.builders.model import NOTHING_GIVEN, data_of, in_order
+from plateaux.core import tensor_tree as trees
+from plateaux.core.method import View
+from plateaux.core.types import Batch, Tree
+from plateaux.evaluation.evaluator import data_facts, members_of
+from plateaux.loss_landscape.apgd import Ball, Norm, ascents
+from plateaux.loss_landscape.groups import Group, gradient, groups, losses
+from plateaux.loss_landscape.loss_surface import Ground
+from plateaux.loss_landscape.perturbations import scale_of
+from plateaux.loss_landscape.probes.worst_case import RADII
+from plateaux.storage.run import Run
+from plateaux.training.train import train
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from reference import apgd

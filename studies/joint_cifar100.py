@@ -28,21 +28,21 @@ from torch import Tensor
 from torch.func import functional_call
 
 import plateaux
-from plateaux import registry
-from plateaux.alarms import compare, max_probability, pds
-from plateaux.build import data_of, trunk_of
-from plateaux.contrasts import repeated
-from plateaux.corruptions import CORRUPTIONS, Corrupted
-from plateaux.executors.local import Local
-from plateaux.features import Features, prepare, seen_through
-from plateaux.ledger import Case, Evidence, write_evidence
-from plateaux.machine import settle_in
-from plateaux.samples import Resident, Source, data_root
-from plateaux.soup import uniform
-from plateaux.statistics import Interval, over_repetitions, paired
-from plateaux.store import Store
-from plateaux.targets import Adapted
-from plateaux.types import key
+from plateaux.config.builders.model import data_of, trunk_of
+from plateaux.core import registry
+from plateaux.core.runtime import settle_in
+from plateaux.core.stats.intervals import Interval, over_repetitions, paired
+from plateaux.core.types import key
+from plateaux.data.corruptions.corrupt import CORRUPTIONS, Corrupted
+from plateaux.data.sources import Resident, Source, data_root
+from plateaux.distributed.executors.local import Local
+from plateaux.ensembles.ood_scores import compare, max_probability, pds
+from plateaux.ensembles.soup import uniform
+from plateaux.evaluation.splits import Adapted
+from plateaux.storage.feature_cache import Features, prepare, seen_through
+from plateaux.storage.store import Store
+from plateaux.studies.claims.claim import Case, Evidence, write_evidence
+from plateaux.studies.claims.contrasts import repeated
 
 LAMBDAS = (0.0, 0.1, 1.0, 3.0, 10.0)  # the paper's; `strength` is half of it
 HERE = Local("loop", 1, (), "error")

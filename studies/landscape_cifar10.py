@@ -21,12 +21,12 @@ from typing import Any
 import torch
 
 import plateaux
-from plateaux.measurement import Measurement
-from plateaux.panel import MEMBERS_MEAN
-from plateaux.pictures import pictures
-from plateaux.probe_naming import probes_named
-from plateaux.statistics import paired
-from plateaux.store import Store
+from plateaux.core.stats.intervals import paired
+from plateaux.evaluation.evaluator import MEMBERS_MEAN
+from plateaux.evaluation.results import Measurement
+from plateaux.loss_landscape.probe_specs import probes_named
+from plateaux.loss_landscape.render import pictures
+from plateaux.storage.store import Store
 
 CONDITIONS: dict[str, dict[str, Any]] = {
     "deep_ensemble": {"name": "deep_ensemble"},

@@ -14,11 +14,11 @@ import warnings
 from pathlib import Path
 
 import plateaux
-from plateaux.conduct import Conduct
-from plateaux.findings import Finding, findings_of_study
-from plateaux.panel import MEMBERS_MEAN
-from plateaux.study import Study
-from plateaux.tables import MEAN_OF_PAIRS, MEAN_PROBABILITY
+from plateaux.ensembles.log_probs import MEAN_OF_PAIRS, MEAN_PROBABILITY
+from plateaux.evaluation.evaluator import MEMBERS_MEAN
+from plateaux.studies.results import Finding, findings_of_study
+from plateaux.studies.runner import Conduct
+from plateaux.studies.study import Study
 
 FILE = Path(__file__).with_suffix(".toml")
 QUICK = {"members": 2, "data": {"limit": 32, "test_limit": 32, "length": 16}}

@@ -20,10 +20,10 @@ import torch
 import torch.nn.functional as F
 from _leaving import leave
 
-from plateaux.exchange import View
-from plateaux.offers import gradient_norm
-from plateaux.registry import model
-from plateaux.types import Batch
+from plateaux.core.method import View
+from plateaux.core.registry import model
+from plateaux.core.types import Batch
+from plateaux.optim.sample_scores import gradient_norm
 
 CLAIM = "08-one-percent-more-time"
 PASSES = 400  # two for each of 200 epochs

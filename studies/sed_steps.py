@@ -22,7 +22,7 @@ from _leaving import leave
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 from joint import timed
 
-from plateaux.machine import settle_in
+from plateaux.core.runtime import settle_in
 
 CLAIM = "10-sed-costs-the-same-for-many"
 STEPS = 11  # of each size in a round

@@ -29,11 +29,11 @@ from typing import Any
 import torch
 
 import plateaux
-from plateaux.build import data_of
-from plateaux.costs import spent
-from plateaux.statistics import over_repetitions, paired
-from plateaux.store import Store
-from plateaux.tables import log_probabilities
+from plateaux.config.builders.model import data_of
+from plateaux.core.stats.intervals import over_repetitions, paired
+from plateaux.ensembles.log_probs import log_probabilities
+from plateaux.storage.store import Store
+from plateaux.training.cost import spent
 
 RHOS = (0.02, 0.05, 0.1, 0.2)
 SIGMAS = (0.0, 0.04, 0.06, 0.08, 0.09, 0.10)

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from plateaux.exchange import View
-from plateaux.ground import Ground
-from plateaux.types import Batch, Tree
+from plateaux.core.method import View
+from plateaux.core.types import Batch, Tree
+from plateaux.loss_landscape.loss_surface import Ground
 
 SIZE = 7  # weights of a bowl, in two tensors
 

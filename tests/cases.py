@@ -17,21 +17,22 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from plateaux import course, registry
-from plateaux.build import Given, data_of, network
-from plateaux.exchange import Method, Objective, Settle
-from plateaux.executors.local import Local
-from plateaux.learner import Learner, Tally
-from plateaux.learner import Way as StepWay
-from plateaux.losses import cross_entropy
-from plateaux.options import accepts
-from plateaux.recipe import Recipe
-from plateaux.run import Run
-from plateaux.samples import Data, Resident
-from plateaux.step import step
-from plateaux.train import train
-from plateaux.types import Batch, Tree
-from plateaux.updates import climb
+from plateaux.config.builders.model import Given, data_of, network
+from plateaux.config.recipe import Recipe
+from plateaux.config.schema import accepts
+from plateaux.core import registry
+from plateaux.core.method import Method, Objective, Settle
+from plateaux.core.types import Batch, Tree
+from plateaux.data.sources import Data, Resident
+from plateaux.distributed.executors.local import Local
+from plateaux.optim.losses import cross_entropy
+from plateaux.optim.sam import climb
+from plateaux.storage.run import Run
+from plateaux.training import trainer as course
+from plateaux.training.state import Learner, Tally
+from plateaux.training.state import Way as StepWay
+from plateaux.training.step import step
+from plateaux.training.train import train
 
 GIVEN = Given(allow=("cases",))
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 import torch
 
-from plateaux import trees
-from plateaux.errors import RecipeError
-from plateaux.ground import Ground, Probe
-from plateaux.types import Value
+from plateaux.core import tensor_tree as trees
+from plateaux.core.errors import RecipeError
+from plateaux.core.types import Value
+from plateaux.loss_landscape.loss_surface import Ground, Probe
 
 
 def loss(*, scale: float = 1.0, samples: int = 8) -> Probe:

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from plateaux.findings import Finding
-from plateaux.pages.figures.careful import Careful
-from plateaux.pages.figures.gallery import Said
-from plateaux.tables import MEAN_OF_PAIRS, MEAN_PROBABILITY, TOGETHER, cell
+from plateaux.ensembles.log_probs import MEAN_OF_PAIRS, MEAN_PROBABILITY, TOGETHER, cell
+from plateaux.reports.figures.gallery import Said
+from plateaux.reports.figures.partition import Careful
+from plateaux.studies.results import Finding
 
 LONG = "a very long name of sixty characters, as people like to write"[:60]
 ROWS = {"accuracy": True, "nll": False, "ece": True}  # measure -> whether in percent

@@ -22,9 +22,9 @@ import numpy as np
 import torch
 
 import plateaux
-from plateaux.meeting import Scorer
-from plateaux.samples import Data, from_dataset
-from plateaux.train import train
+from plateaux.data.sources import Data, from_dataset
+from plateaux.training.partition import Scorer
+from plateaux.training.train import train
 
 SAMPLES, SIDE = 80, 8
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import plateaux
-from plateaux import course
-from plateaux.data.toy import blobs
-from plateaux.samples import Data
+from plateaux.data.datasets.toy import blobs
+from plateaux.data.sources import Data
+from plateaux.training import trainer as course
 
 SETTINGS: dict[str, Any] = {"log": "", "pause": 0.0, "flaw": ""}
 plain_step = course.step

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from scipy.stats import beta
 from torch import Tensor
 
-from plateaux.abstention import Bound, Threshold, fit, upper_bound
-from plateaux.errors import DataError, RecipeError
+from plateaux.core.errors import DataError, RecipeError
+from plateaux.ensembles.selective import Bound, Threshold, fit, upper_bound
 
 INF = math.inf
 CAREFUL: list[Bound] = ["clopper-pearson", "hoeffding"]

@@ -14,9 +14,9 @@ from scipy.stats import entropy as scipy_entropy
 from sklearn.metrics import average_precision_score, roc_auc_score
 from torch import Tensor
 
-from plateaux.alarms import ALARMS, CONVENTION, compare
-from plateaux.errors import DataError
-from plateaux.types import Value
+from plateaux.core.errors import DataError
+from plateaux.core.types import Value
+from plateaux.ensembles.ood_scores import ALARMS, CONVENTION, compare
 
 NAMES = list(ALARMS)
 DIVERSITY = ["mutual_information", "pds", "variance"]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from plateaux.assess import Heard, Sums, settle
-from plateaux.exchange import Measure, logits
-from plateaux.executors.local import Local
-from plateaux.types import Batch
+from plateaux.core.method import Measure, logits
+from plateaux.core.types import Batch
+from plateaux.distributed.executors.local import Local
+from plateaux.evaluation.metric_loop import Heard, Sums, settle
 
 LOCAL = Local("loop", 1, (), "error")
 KEEP = Measure(lambda table, _: {"row": table.transpose(0, 1)}, lambda _: {}, merge="cat")

@@ -8,8 +8,8 @@ import pytest
 import torch
 from reference import augment as slow
 
-from plateaux.augment import DRAWS, ROW, SHARE, WHICH, Augment, beta, mix, move, normalise, partners, uniforms
-from plateaux.errors import RecipeError
+from plateaux.core.errors import RecipeError
+from plateaux.data.augment import DRAWS, ROW, SHARE, WHICH, Augment, beta, mix, move, normalise, partners, uniforms
 
 KEYS = (0, 1, 2**63 - 1, 123456789)
 

@@ -11,16 +11,16 @@ from cases import GIVEN, distance, recipe, stop_after, trained, weights
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, update_bn
 
-from plateaux import course
-from plateaux.build import data_of, network
-from plateaux.errors import Stopped
-from plateaux.evaluate import evaluate
-from plateaux.feeding import statistics_batches
-from plateaux.moving import Average
-from plateaux.recipe import Recipe
-from plateaux.run import Run
-from plateaux.train import train
-from plateaux.types import Tree
+from plateaux.config.builders.data import statistics_batches
+from plateaux.config.builders.model import data_of, network
+from plateaux.config.recipe import Recipe
+from plateaux.core.errors import Stopped
+from plateaux.core.types import Tree
+from plateaux.evaluation.evaluate import evaluate
+from plateaux.optim.weight_averaging import Average
+from plateaux.storage.run import Run
+from plateaux.training import trainer as course
+from plateaux.training.train import train
 
 CPU = torch.device("cpu")
 

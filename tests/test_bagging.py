@@ -9,13 +9,13 @@ import pytest
 import torch
 from cases import GIVEN, distance, recipe, trained
 
-from plateaux import course
-from plateaux.bagging import bag
-from plateaux.build import data_of
-from plateaux.costs import passes_of
-from plateaux.errors import RecipeError
-from plateaux.feeding import feed_of, split_of
-from plateaux.train import check, train
+from plateaux.config.builders.data import feed_of, split_of
+from plateaux.config.builders.model import data_of
+from plateaux.core.errors import RecipeError
+from plateaux.data.splits import bag
+from plateaux.training import trainer as course
+from plateaux.training.cost import passes_of
+from plateaux.training.train import check, train
 
 
 def test_a_bag_holds_as_many_ids_as_asked_for_and_no_others() -> None:

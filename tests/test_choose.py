@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from plateaux.build import Given
-from plateaux.choose import choose, fastest
-from plateaux.recipe import Recipe
-from plateaux.run import Run
-from plateaux.train import train
+from plateaux.config.builders.model import Given
+from plateaux.config.recipe import Recipe
+from plateaux.storage.run import Run
+from plateaux.training.autotune import choose, fastest
+from plateaux.training.train import train
 
-choosing: Any = import_module("plateaux.choose")
-training: Any = import_module("plateaux.train")  # the package has a function of that name
+choosing: Any = import_module("plateaux.training.autotune")
+training: Any = import_module("plateaux.training.train")  # the package has a function of that name
 CASES = Given(allow=("cases",))
 TEXT = """
 members = 2

@@ -16,11 +16,12 @@ from rich.console import Console
 from test_cli import call
 from test_ledger import CLAIMS, STATED, around, claim, evidence
 
-from plateaux import claiming, ledger
-from plateaux import evidence as studies
-from plateaux.errors import RecipeError, RunError
-from plateaux.ledger import Case, Entry, Evidence, Figure, home, read_entries, read_evidence
-from plateaux.ledger_page import page, section
+from plateaux.cli import claims as claiming
+from plateaux.core.errors import RecipeError, RunError
+from plateaux.studies.claims import claim as ledger
+from plateaux.studies.claims import evidence as studies
+from plateaux.studies.claims.claim import Case, Entry, Evidence, Figure, home, read_entries, read_evidence
+from plateaux.studies.claims.page import page, section
 from plateaux.theory import Setting
 from plateaux.theory.experiment import run as simulated
 from plateaux.theory.record import record

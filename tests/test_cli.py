@@ -15,15 +15,17 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import plateaux
-from plateaux import cli, display, report
-from plateaux.measurement import Measurement
-from plateaux.types import Value
+from plateaux.cli import progress as display
+from plateaux.cli.main import KINDS, app
+from plateaux.core.types import Value
+from plateaux.evaluation import tables as report
+from plateaux.evaluation.results import Measurement
 
 SMALL = ["--set", "train.epochs=2", "--set", "members=2", "--set", "data.batch=128"]
 
 
 def call(*words: str) -> tuple[int, str, str]:
-    result = CliRunner().invoke(cli.app, list(words))
+    result = CliRunner().invoke(app, list(words))
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result.exit_code, result.stdout, result.stderr
@@ -93,7 +95,7 @@ def test_measure_on_samples_that_are_not_there_says_which_are(trained: Path) -> 
 
 
 def test_list_has_a_sentence_for_every_plug_in() -> None:
-    for kind in cli.KINDS:
+    for kind in KINDS:
         found = json.loads(call("list", kind)[1])
         assert found
         assert all(words.endswith(".") for words in found.values()), (kind, found)
@@ -155,7 +157,7 @@ def test_code_that_nobody_allowed_is_not_called(tmp_path: Path) -> None:
 
 
 def test_adopt_makes_a_run_of_anyones_weights(tmp_path: Path) -> None:
-    from plateaux.models.small import mlp
+    from plateaux.models.architectures.small import mlp
 
     nets = [mlp(shape=(1, 8, 8), classes=10) for _ in range(2)]
     safetensors.torch.save_file({f"net.{k}": v for k, v in nets[0].state_dict().items()}, tmp_path / "a.safetensors")

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from plateaux.combine import COMBINE, HOW, combined, shares
-from plateaux.errors import RecipeError
-from plateaux.tables import log_probabilities
+from plateaux.core.errors import RecipeError
+from plateaux.ensembles.combine import COMBINE, HOW, combined, shares
+from plateaux.ensembles.log_probs import log_probabilities
 
 Array = np.ndarray
 

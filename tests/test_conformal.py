@@ -17,11 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from plateaux.conformal import KINDS, Conformal, Kind, coverage, fit, mean_size
-from plateaux.errors import DataError, RecipeError
-from plateaux.models.resnet import resnet20
-from plateaux.surgery import load_weights
-from plateaux.types import Value, key
+from plateaux.core.errors import DataError, RecipeError
+from plateaux.core.types import Value, key
+from plateaux.ensembles.conformal import KINDS, Conformal, Kind, coverage, fit, mean_size
+from plateaux.models.architectures.resnet import resnet20
+from plateaux.models.surgery import load_weights
 
 DATA = Path(os.environ.get("PLATEAUX_DATA", "/nonexistent"))
 WEIGHTS = DATA / "weights" / "resnet20_32_44_56_cifar10.safetensors"
@@ -200,7 +200,7 @@ def test_chance_comes_from_the_ids_and_the_seed_alone(untouched_randomness: None
 
 
 def test_uniform_numbers_are_uniform() -> None:
-    from plateaux.conformal import _uniform
+    from plateaux.ensembles.conformal import _uniform
 
     u = _uniform(torch.arange(20_000), 0).numpy()
     assert u.min() >= 0

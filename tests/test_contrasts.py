@@ -11,10 +11,10 @@ import pytest
 from reference import paper_tables as papers
 from test_ledger import CLAIMS, STATED, claim
 
-from plateaux import evidence as studies
-from plateaux.contrasts import evidence_of, repeated
-from plateaux.errors import RunError
-from plateaux.ledger import Compare, Entry, Evidence, Figure
+from plateaux.core.errors import RunError
+from plateaux.studies.claims import evidence as studies
+from plateaux.studies.claims.claim import Compare, Entry, Evidence, Figure
+from plateaux.studies.claims.contrasts import evidence_of, repeated
 
 SAM, OURS = {"method": "SAM", "rho": 0.1}, {"method": "ours", "rho": 0.1}
 COMPARE = Compare(

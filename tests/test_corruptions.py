@@ -16,13 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from plateaux.corruption_tables import SIZES, TABLES, table_size
-from plateaux.corruptions import CORRUPTIONS, EXTRA, VERSION, Corrupted, corrupt, describe
-from plateaux.errors import DataError, RecipeError, UnknownName
-from plateaux.loader import evaluation
-from plateaux.models.resnet import resnet20
-from plateaux.samples import Resident
-from plateaux.surgery import load_weights
+from plateaux.core.errors import DataError, RecipeError, UnknownName
+from plateaux.data.corruptions.corrupt import CORRUPTIONS, EXTRA, VERSION, Corrupted, corrupt, describe
+from plateaux.data.corruptions.severities import SIZES, TABLES, table_size
+from plateaux.data.loader import evaluation
+from plateaux.data.sources import Resident
+from plateaux.models.architectures.resnet import resnet20
+from plateaux.models.surgery import load_weights
 
 pytest.importorskip("scipy")
 pytest.importorskip("PIL")
@@ -149,7 +149,7 @@ def test_cutting_a_batch_anywhere_changes_no_bit(cuts: list[int], name: str, sev
 def test_batches_larger_than_what_is_worked_on_at_once_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     images, ids = pictures(), torch.arange(6)
     whole = corrupt(images, ids, "elastic_transform", 3)
-    monkeypatch.setattr("plateaux.corruptions.CHUNK", 2 * 3 * 32 * 32)
+    monkeypatch.setattr("plateaux.data.corruptions.corrupt.CHUNK", 2 * 3 * 32 * 32)
     assert torch.equal(corrupt(images, ids, "elastic_transform", 3), whole)
 
 
@@ -259,7 +259,7 @@ def test_a_fingerprint_names_the_samples_the_kind_the_severity_and_the_version(m
     sources = [(inner, "fog", 1), (inner, "fog", 2), (inner, "snow", 1), (other, "fog", 1)]
     prints = [Corrupted(*each).fingerprint() for each in sources]
     assert prints == [Corrupted(*each).fingerprint() for each in sources]
-    monkeypatch.setattr("plateaux.corruptions.VERSION", VERSION + 1)
+    monkeypatch.setattr("plateaux.data.corruptions.corrupt.VERSION", VERSION + 1)
     prints += [Corrupted(*each).fingerprint() for each in sources]
     assert len({*prints, inner.fingerprint()}) == 9
 

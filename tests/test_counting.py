@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from reference import rules as slow
 from reference.rules import sizes, stream, tables, tops
 
-from plateaux.counting import chosen, edge
-from plateaux.errors import DataError, Diverged
+from plateaux.core.errors import DataError, Diverged
+from plateaux.data.partition.topk import chosen, edge
 
 
 def picked(table: NDArray[np.float32], top: float, highest: bool, *sizes: int) -> list[set[int]]:

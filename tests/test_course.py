@@ -11,14 +11,14 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from plateaux.build import Given, data_of
-from plateaux.errors import RecipeError
-from plateaux.evaluate import evaluate
-from plateaux.feeding import split_of
-from plateaux.recipe import Recipe
-from plateaux.run import Run
-from plateaux.samples import Resident
-from plateaux.train import train
+from plateaux.config.builders.data import split_of
+from plateaux.config.builders.model import Given, data_of
+from plateaux.config.recipe import Recipe
+from plateaux.core.errors import RecipeError
+from plateaux.data.sources import Resident
+from plateaux.evaluation.evaluate import evaluate
+from plateaux.storage.run import Run
+from plateaux.training.train import train
 
 TEXT = """
 members = 2

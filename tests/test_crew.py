@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from plateaux.errors import PlateauxError, RunError, Stopped
-from plateaux.exchange import CarryOut
+from plateaux.core.errors import PlateauxError, RunError, Stopped
+from plateaux.core.method import CarryOut
 
 pytest.importorskip("ray", reason='Ray is not installed: pip install "plateaux[ray]"')
 
 from ray.exceptions import ActorDiedError
 
-from plateaux import crew
-from plateaux.executors import ray as on_ray
+from plateaux.distributed import ray_pool as crew
+from plateaux.distributed.executors import ray as on_ray
 
 DONE = ("done", None, [{"say": "well"}])
 DEAD = ActorDiedError()

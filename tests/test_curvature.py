@@ -12,11 +12,11 @@ from reference import curvature as reference
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from plateaux.curvature import Curvature, Kind, layer_of
-from plateaux.errors import RecipeError
-from plateaux.exchange import View
-from plateaux.ground import Ground
-from plateaux.types import Batch
+from plateaux.core.errors import RecipeError
+from plateaux.core.method import View
+from plateaux.core.types import Batch
+from plateaux.loss_landscape.curvature import Curvature, Kind, layer_of
+from plateaux.loss_landscape.loss_surface import Ground
 
 
 class Scores(nn.Module):

@@ -10,15 +10,15 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
-from plateaux.alarms import ALARMS
-from plateaux.detect import detect, suites_named
-from plateaux.errors import DataError, RecipeError
-from plateaux.evaluate import load
-from plateaux.recipe import Recipe
-from plateaux.registry import dataset
-from plateaux.tables import TOGETHER, cell
-from plateaux.targets import Adapted, Target, elsewhere
-from plateaux.train import train
+from plateaux.config.recipe import Recipe
+from plateaux.core.errors import DataError, RecipeError
+from plateaux.core.registry import dataset
+from plateaux.ensembles.log_probs import TOGETHER, cell
+from plateaux.ensembles.ood_scores import ALARMS
+from plateaux.evaluation.evaluate import load
+from plateaux.evaluation.ood import detect, suites_named
+from plateaux.evaluation.splits import Adapted, Target, elsewhere
+from plateaux.training.train import train
 
 RECIPE = {
     "members": 2,
@@ -65,7 +65,7 @@ def test_scores_are_those_of_the_logits(run: Path, monkeypatch: pytest.MonkeyPat
     def strange(name: str, of: str, _: object = None) -> Target:
         return Target(name, of, lambda *_: (Upside(), torch.arange(60)), labelled=False)
 
-    monkeypatch.setattr(import_module("plateaux.detect"), "elsewhere", strange)
+    monkeypatch.setattr(import_module("plateaux.evaluation.ood"), "elsewhere", strange)
     (found,) = detect(run, {"far": ["upside"]})
     ensemble = load(run)
     inside, outside = ensemble.logits(data.test.x), ensemble.logits(other)

@@ -12,9 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plateaux import blurs, distortions, rasters, weather
-from plateaux.errors import DataError
-from plateaux.rasters import Array, generators
+from plateaux.core.errors import DataError
+from plateaux.data.corruptions import blur as blurs
+from plateaux.data.corruptions import digital as distortions
+from plateaux.data.corruptions import image_ops as rasters
+from plateaux.data.corruptions import weather
+from plateaux.data.corruptions.image_ops import Array, generators
 
 ndimage = pytest.importorskip("scipy.ndimage")
 Image = pytest.importorskip("PIL.Image")

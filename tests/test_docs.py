@@ -22,10 +22,12 @@ import torch
 import typer
 
 import plateaux
-from plateaux import cli, registry, terminal
-from plateaux.naming import measures_named, split_names
-from plateaux.probe_naming import probes_named
-from plateaux.shipped import recipe_file
+from plateaux.cli import common as terminal
+from plateaux.cli.main import KINDS, app
+from plateaux.config.builtin import recipe_file
+from plateaux.config.specs import measures_named, split_names
+from plateaux.core import registry
+from plateaux.loss_landscape.probe_specs import probes_named
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -186,7 +188,7 @@ def commands(page: Path) -> list[list[str]]:
 
 def parsed(arguments: list[str]) -> tuple[str, dict[str, Any]]:
     """Return the command's name and what it was given, without running it."""
-    command: Any = typer.main.get_command(cli.app)
+    command: Any = typer.main.get_command(app)
     context, name = command.make_context("plateaux", list(arguments)), ""
     while hasattr(command, "commands"):
         word, command, rest = command.resolve_command(context, [*context._protected_args, *context.args])
@@ -205,7 +207,7 @@ def test_every_command_of_a_page_parses_and_means_something(page: Path) -> None:
         if recipe is not None and recipe not in files and recipe.lower() == recipe and not (ROOT / recipe).is_file():
             plateaux.Recipe.load(recipe_file(recipe), given["changes"] or [])
         if name == "list":
-            assert given["kind"] in cli.KINDS
+            assert given["kind"] in KINDS
         named_here = [word for word in split_names(given.get("measures") or "") if ":" not in word]
         assert not named_here or measures_named(named_here)
         asked = [word for word in split_names(given.get("probes") or "") if ":" not in word]
@@ -232,7 +234,7 @@ def test_recipes_speak_of_themselves() -> None:
 def test_readme_tells_every_command_and_every_exit_code() -> None:
     rows = [line.split("|") for line in PAGES[0].read_text(encoding="utf-8").splitlines() if line.startswith("|")]
     told = " ".join(row[1] for row in rows)
-    missing = [name for name in typer.main.get_command(cli.app).commands if f"plateaux {name} " not in told + " "]  # type: ignore[attr-defined]
+    missing = [name for name in typer.main.get_command(app).commands if f"plateaux {name} " not in told + " "]  # type: ignore[attr-defined]
     assert missing == []
     codes = {int(row[1]) for row in rows if row[1].strip().isdigit()}
     assert codes == {0, *(code for _, code in terminal.CODES)}

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-from plateaux.answers import predict
-from plateaux.doubt import Calibration, calibrate, judge
-from plateaux.errors import RecipeError, RunError
-from plateaux.evaluate import evaluate, load
-from plateaux.recipe import Recipe
-from plateaux.registry import dataset
-from plateaux.run import Run
-from plateaux.tables import MEAN_PROBABILITY, cell
-from plateaux.train import train
+from plateaux.config.recipe import Recipe
+from plateaux.core.errors import RecipeError, RunError
+from plateaux.core.registry import dataset
+from plateaux.ensembles.log_probs import MEAN_PROBABILITY, cell
+from plateaux.evaluation.calibration import Calibration, calibrate, judge
+from plateaux.evaluation.evaluate import evaluate, load
+from plateaux.evaluation.predict import predict
+from plateaux.storage.run import Run
+from plateaux.training.train import train
 
 RECIPE = {
     "members": 3,
@@ -48,9 +48,9 @@ def test_what_was_fitted_is_stored_with_the_ids_it_was_fitted_on(run: Path) -> N
 def test_temperatures_lower_the_loss_on_the_samples_they_were_fitted_on(run: Path) -> None:
     made = calibrate(run)
     (raw,) = evaluate(run, on="validation", measures=["nll"])
-    from plateaux.doubt import hear_all
-    from plateaux.panel import Panel
-    from plateaux.targets import targets
+    from plateaux.evaluation.calibration import hear_all
+    from plateaux.evaluation.evaluator import Panel
+    from plateaux.evaluation.splits import targets
 
     panel = Panel(Run.open(run))
     said = hear_all(panel, targets(panel.recipe, panel.facts, ["validation"])[0])

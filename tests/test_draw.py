@@ -13,12 +13,14 @@ from xml.etree import ElementTree
 import pytest
 from cases import recipe
 
-from plateaux import Given, draw, pictures
-from plateaux.build import kind_of
-from plateaux.draw import Picture
-from plateaux.errors import RecipeError, RunError, Stopped
-from plateaux.slices import Line, Mark, Surface
-from plateaux.train import train
+from plateaux import Given
+from plateaux.config.builders.model import kind_of
+from plateaux.core.errors import RecipeError, RunError, Stopped
+from plateaux.loss_landscape import plots as draw
+from plateaux.loss_landscape import render as pictures
+from plateaux.loss_landscape.plots import Picture
+from plateaux.loss_landscape.slices import Line, Mark, Surface
+from plateaux.training.train import train
 
 GIVEN = Given(allow=("cases",))
 ABOUT = {"samples": 1000, "on": "train", "name": "hills"}

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from plateaux.ensemble import Ensemble
-from plateaux.surgery import freeze, share
+from plateaux.ensembles.ensemble import Ensemble
+from plateaux.models.surgery import freeze, share
 
 
 def members(count: int, inputs: int = 4, classes: int = 3) -> list[nn.Module]:

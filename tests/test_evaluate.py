@@ -10,15 +10,15 @@ import pytest
 import torch
 from sklearn.metrics import accuracy_score, log_loss
 
-from plateaux.build import Given, data_of
-from plateaux.errors import NotAllowed, RunError, UnknownName
-from plateaux.evaluate import STANDARD, evaluate, load
-from plateaux.feeding import split_of
-from plateaux.panel import MEMBERS_MEAN
-from plateaux.recipe import Recipe
-from plateaux.run import Run
-from plateaux.tables import MEAN_LOGIT, MEAN_PROBABILITY
-from plateaux.train import train
+from plateaux.config.builders.data import split_of
+from plateaux.config.builders.model import Given, data_of
+from plateaux.config.recipe import Recipe
+from plateaux.core.errors import NotAllowed, RunError, UnknownName
+from plateaux.ensembles.log_probs import MEAN_LOGIT, MEAN_PROBABILITY
+from plateaux.evaluation.evaluate import STANDARD, evaluate, load
+from plateaux.evaluation.evaluator import MEMBERS_MEAN
+from plateaux.storage.run import Run
+from plateaux.training.train import train
 
 CASES = Given(allow=("cases",))
 TEXT = """

@@ -10,10 +10,10 @@ import torch
 from cases import corner
 from torch import Tensor, nn
 
-from plateaux.exchange import Moment, Objective, View, finite, logits, plain
-from plateaux.losses import cross_entropy
-from plateaux.offers import features
-from plateaux.types import Batch
+from plateaux.core.method import Moment, Objective, View, finite, logits, plain
+from plateaux.core.types import Batch
+from plateaux.optim.losses import cross_entropy
+from plateaux.optim.sample_scores import features
 
 
 def test_a_view_calls_the_network_itself() -> None:

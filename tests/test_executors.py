@@ -10,13 +10,13 @@ from cases import corner
 from laws.meshes import mesh
 from torch import Tensor, nn
 
-from plateaux import registry
-from plateaux.errors import RecipeError
-from plateaux.exchange import View, logits
-from plateaux.executors import mesh as meshes
-from plateaux.executors.local import Local, local, looped, stacked
-from plateaux.offers import features
-from plateaux.types import Batch
+from plateaux.core import registry
+from plateaux.core.errors import RecipeError
+from plateaux.core.method import View, logits
+from plateaux.core.types import Batch
+from plateaux.distributed.executors import mesh as meshes
+from plateaux.distributed.executors.local import Local, local, looped, stacked
+from plateaux.optim.sample_scores import features
 
 
 def views(net: str, count: int = 3) -> tuple[list[View], Batch]:

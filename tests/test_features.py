@@ -17,24 +17,24 @@ import torch
 from laws.meshes import mesh
 from torch import Tensor
 
-from plateaux import features
-from plateaux.augment import Augment, move
-from plateaux.build import Given, in_order, training_data, trunk_of
-from plateaux.corruptions import Corrupted
-from plateaux.detect import detect
-from plateaux.errors import DataError, RecipeError
-from plateaux.evaluate import evaluate, load
-from plateaux.executors.local import Local
-from plateaux.features import Features, First, Round, featured, folder_of, needed, prepare, seen_through
-from plateaux.feeding import feed_of
-from plateaux.mixing import soup
-from plateaux.recipe import Recipe
-from plateaux.run import Run
-from plateaux.samples import Data, Resident, Streamed, from_tensors
-from plateaux.store import Store
-from plateaux.train import train
-from plateaux.trunk import Trunk
-from plateaux.types import key, map_inputs
+from plateaux.config.builders.data import feed_of
+from plateaux.config.builders.model import Given, in_order, training_data, trunk_of
+from plateaux.config.recipe import Recipe
+from plateaux.core.errors import DataError, RecipeError
+from plateaux.core.types import key, map_inputs
+from plateaux.data.augment import Augment, move
+from plateaux.data.corruptions.corrupt import Corrupted
+from plateaux.data.sources import Data, Resident, Streamed, from_tensors
+from plateaux.distributed.executors.local import Local
+from plateaux.evaluation.evaluate import evaluate, load
+from plateaux.evaluation.ood import detect
+from plateaux.evaluation.soup import soup
+from plateaux.models.backbone import Trunk
+from plateaux.storage import feature_cache as features
+from plateaux.storage.feature_cache import Features, First, Round, featured, folder_of, needed, prepare, seen_through
+from plateaux.storage.run import Run
+from plateaux.storage.store import Store
+from plateaux.training.train import train
 
 HERE = Local("loop", 1, (), "error")
 USUAL = features.SHARD, features.CHUNK
@@ -366,7 +366,7 @@ def test_the_first_few_samples_are_a_source_of_their_own(tmp_path: Path, passes:
 
 def built_here(folder: str) -> tuple[int, list[str]]:
     """Build in this process of a mesh what is its share; return how many samples that were, and what is there."""
-    from plateaux.executors.mesh import mesh as meshed
+    from plateaux.distributed.executors.mesh import mesh as meshed
 
     usual = features.SHARD, features.CHUNK
     features.SHARD, features.CHUNK = 16, 4

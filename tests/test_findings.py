@@ -14,15 +14,15 @@ import pytest
 import torch
 from cases import recipe
 
-from plateaux import meeting
-from plateaux.costs import passes_a_step, passes_of, spent
-from plateaux.errors import RunError
-from plateaux.evaluate import evaluate
-from plateaux.findings import COSTS, Finding, costs_of, findings_of_run, findings_of_study, read_results
-from plateaux.recipe import Recipe
-from plateaux.run import Run
-from plateaux.train import train
-from plateaux.updates import climb, plain
+from plateaux.config.recipe import Recipe
+from plateaux.core.errors import RunError
+from plateaux.evaluation.evaluate import evaluate
+from plateaux.optim.sam import climb, plain
+from plateaux.storage.run import Run
+from plateaux.studies.results import COSTS, Finding, costs_of, findings_of_run, findings_of_study, read_results
+from plateaux.training import partition as meeting
+from plateaux.training.cost import passes_a_step, passes_of, spent
+from plateaux.training.train import train
 
 
 @pytest.fixture(scope="module")

@@ -3,10 +3,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from plateaux import trees
-from plateaux.exchange import View
-from plateaux.ground import Ground
-from plateaux.types import Batch
+from plateaux.core import tensor_tree as trees
+from plateaux.core.method import View
+from plateaux.core.types import Batch
+from plateaux.loss_landscape.loss_surface import Ground
 
 
 def ground(*, training: bool = False, **options: object) -> Ground:

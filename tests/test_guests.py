@@ -35,7 +35,7 @@ def run(code: str, *, files: dict[str, str] | None = None, at: Path | None = Non
         (at / name).parent.mkdir(parents=True, exist_ok=True)
         (at / name).write_text(dedent(text))
     path = os.pathsep.join([*([str(at)] if at else []), HOME])
-    script = "import torch\nfrom plateaux.guests import guest\n" + dedent(code)
+    script = "import torch\nfrom plateaux.core.optional import guest\n" + dedent(code)
     done = subprocess.run(
         [sys.executable, "-c", script],
         env={**os.environ, "PYTHONPATH": path},
@@ -79,7 +79,7 @@ def test_transformers_imported_before_is_the_same_module_after() -> None:
 @needs_timm
 def test_a_spawned_process_mends_for_itself(tmp_path: Path) -> None:
     worker = """
-        from plateaux.guests import guest
+        from plateaux.core.optional import guest
 
         def work(_):
             return guest("timm", extra="timm").__name__
@@ -140,7 +140,7 @@ def test_another_error_passes_through_unchanged(tmp_path: Path) -> None:
 
 def test_a_missing_guest_says_how_to_install_it(tmp_path: Path) -> None:
     code = """
-        from plateaux.errors import RecipeError
+        from plateaux.core.errors import RecipeError
         for name in ("nobody_home", "visitor"):
             try:
                 guest(name, extra="house")

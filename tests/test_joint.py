@@ -16,26 +16,26 @@ from cases import GIVEN, LOOP, NETS, distance, learner, recipe, trained
 from reference import joint as twin
 from torch import Tensor, nn
 
-from plateaux import losses
-from plateaux.build import Given, data_of, method_of, network, training_data
-from plateaux.errors import DataError, RecipeError
-from plateaux.exchange import Method, Objective, View
-from plateaux.executors.local import Local
-from plateaux.feeding import feed_of, split_of
-from plateaux.learner import ABSENT, Way
-from plateaux.learning import learners_of, paces_of
-from plateaux.loader import Feed, endless
-from plateaux.losses import cross_entropy, disagreement, hardness, information
-from plateaux.losses import distance as apart
+from plateaux.config.builders.data import feed_of, split_of
+from plateaux.config.builders.model import Given, data_of, method_of, network, training_data
+from plateaux.core.errors import DataError, RecipeError
+from plateaux.core.method import Method, Objective, View
+from plateaux.core.types import Batch, key
+from plateaux.data.loader import Feed, endless
+from plateaux.data.sources import Extra, Resident, from_tensors
+from plateaux.distributed.executors.local import Local
 from plateaux.methods.a2d import a2d
 from plateaux.methods.divdis import divdis
 from plateaux.methods.sed import drawn, sed
-from plateaux.run import Run
-from plateaux.samples import Extra, Resident, from_tensors
-from plateaux.step import step
-from plateaux.train import check, train
-from plateaux.types import Batch, key
-from plateaux.updates import rehearsed, update_named
+from plateaux.optim import losses
+from plateaux.optim.losses import cross_entropy, disagreement, hardness, information
+from plateaux.optim.losses import distance as apart
+from plateaux.optim.sam import rehearsed, update_named
+from plateaux.storage.run import Run
+from plateaux.training.setup import learners_of, paces_of
+from plateaux.training.state import ABSENT, Way
+from plateaux.training.step import step
+from plateaux.training.train import check, train
 
 CPU = torch.device("cpu")
 LOSS = cross_entropy()

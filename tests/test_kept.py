@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from reference import selective as slow
 from torch import Tensor
 
-from plateaux import kept, registry
-from plateaux.bins import pack
-from plateaux.kept import equal_mass, groups, has_no_number, of_codes, surest_first
-from plateaux.measures.selective import Tally, _harmonic
-from plateaux.types import Value
+from plateaux.core import registry
+from plateaux.core.types import Value
+from plateaux.evaluation import confidence as kept
+from plateaux.evaluation.binning import pack
+from plateaux.evaluation.confidence import equal_mass, groups, has_no_number, of_codes, surest_first
+from plateaux.evaluation.metrics.selective import Tally, _harmonic
 
 NAMES = ["aurc", "e_aurc", "risk_at_coverage", "adaptive_ece"]
 Samples = list[tuple[float, bool]]

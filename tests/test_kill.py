@@ -20,9 +20,9 @@ import torch
 from killable import BY_WORKERS, IN_MEMORY, RECIPE, write_images
 from waiting import wait_until
 
-from plateaux.recipe import Recipe
-from plateaux.run import Run
-from plateaux.store import PART, SCRATCH
+from plateaux.config.recipe import Recipe
+from plateaux.storage.run import Run
+from plateaux.storage.store import PART, SCRATCH
 
 HERE = Path(__file__).parent
 ENVIRONMENT = {

@@ -14,19 +14,20 @@ from cases import recipe, weights
 from torch import nn
 
 import plateaux
-from plateaux import Given, Run, trees
-from plateaux.build import data_of
-from plateaux.errors import RecipeError, RunError, Stopped
-from plateaux.exchange import View
-from plateaux.ground import Ground, Probe
-from plateaux.landscape import Meter, Scene, landscape
-from plateaux.measurement import Measurement
-from plateaux.panel import Panel
-from plateaux.probe_naming import probes_named
-from plateaux.probing import Conditions, Sample, drawn, ground_of, posed
-from plateaux.samples import Data, Resident
-from plateaux.train import check, train
-from plateaux.types import Batch, Value
+from plateaux import Given, Run
+from plateaux.config.builders.model import data_of
+from plateaux.core import tensor_tree as trees
+from plateaux.core.errors import RecipeError, RunError, Stopped
+from plateaux.core.method import View
+from plateaux.core.types import Batch, Value
+from plateaux.data.sources import Data, Resident
+from plateaux.evaluation.evaluator import Panel
+from plateaux.evaluation.results import Measurement
+from plateaux.loss_landscape.loss_surface import Ground, Probe
+from plateaux.loss_landscape.probe_specs import probes_named
+from plateaux.loss_landscape.run_probes import Meter, Scene, landscape
+from plateaux.loss_landscape.session import Conditions, Sample, drawn, ground_of, posed
+from plateaux.training.train import check, train
 
 GIVEN = Given(allow=("cases", "hills"))
 VARIED = {"data": {"crop": 2, "flip": True}}
@@ -333,8 +334,10 @@ def test_a_run_may_go_on_with_other_probes(tmp_path: Path) -> None:
 
 def test_curves_of_probes_reach_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[tuple[int, Any]] = []
-    monkeypatch.setattr("plateaux.track.Tracker.__init__", lambda *_: None)
-    monkeypatch.setattr("plateaux.track.Tracker.add", lambda _, epoch, line: shown.append((epoch, dict(line))))
+    monkeypatch.setattr("plateaux.training.tensorboard.Tracker.__init__", lambda *_: None)
+    monkeypatch.setattr(
+        "plateaux.training.tensorboard.Tracker.add", lambda _, epoch, line: shown.append((epoch, dict(line)))
+    )
     train(recipe(members=1, probe=PROBE, run={"tensorboard": True}), tmp_path / "run", given=GIVEN)
     (number,) = [line["probe hills:loss"] for _, line in shown if "probe hills:loss" in line]
     assert isinstance(number, float)

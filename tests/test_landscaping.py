@@ -13,10 +13,12 @@ from rich.console import Console
 from test_cli import call
 
 import plateaux
-from plateaux import pictures, registry, report
-from plateaux.measurement import Measurement
-from plateaux.train import train
-from plateaux.types import Value
+from plateaux.core import registry
+from plateaux.core.types import Value
+from plateaux.evaluation import tables as report
+from plateaux.evaluation.results import Measurement
+from plateaux.loss_landscape import render as pictures
+from plateaux.training.train import train
 
 GIVEN = plateaux.Given(allow=("cases", "hills"))
 ALLOW = ["--allow", "hills", "--allow", "cases"]

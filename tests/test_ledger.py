@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from reference import paper_tables as papers
 
-from plateaux.errors import RecipeError, StorageError
-from plateaux.ledger import (
+from plateaux.core.errors import RecipeError, StorageError
+from plateaux.studies.claims.claim import (
     BEST_LAST,
     Case,
     Claim,

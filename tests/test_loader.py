@@ -15,11 +15,11 @@ from reference import augment as slow
 from torch import Tensor
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from plateaux.augment import Augment
-from plateaux.errors import DataError, RecipeError
-from plateaux.loader import Feed, evaluation, split
-from plateaux.samples import Resident, Streamed, from_dataset
-from plateaux.types import Batch, key
+from plateaux.core.errors import DataError, RecipeError
+from plateaux.core.types import Batch, key
+from plateaux.data.augment import Augment
+from plateaux.data.loader import Feed, evaluation, split
+from plateaux.data.sources import Resident, Streamed, from_dataset
 
 N = 23
 X = torch.randint(0, 256, (N, 3, 6, 5), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
@@ -212,7 +212,7 @@ def test_workers_change_no_bit_when_they_are_spawned() -> None:
 
 
 def test_resident_sources_never_use_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("plateaux.loader.DataLoader", None)
+    monkeypatch.setattr("plateaux.data.loader.DataLoader", None)
     assert len(list(feed(workers=4).epoch(0))) == 5
 
 

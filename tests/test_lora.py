@@ -17,18 +17,18 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 import plateaux
-from plateaux.build import adapters_of, data_of, kind_of, networks, shared_names
-from plateaux.cli import app
-from plateaux.ensemble import Ensemble
-from plateaux.errors import RecipeError, RunError
-from plateaux.exchange import View
-from plateaux.lora import Adapted, adapt, base_names, merged
-from plateaux.norms import squared_norms
-from plateaux.recipe import Recipe
-from plateaux.registry import model
-from plateaux.run import Run
-from plateaux.train import train
-from plateaux.types import Batch
+from plateaux.cli.main import app
+from plateaux.config.builders.model import adapters_of, data_of, kind_of, networks, shared_names
+from plateaux.config.recipe import Recipe
+from plateaux.core.errors import RecipeError, RunError
+from plateaux.core.method import View
+from plateaux.core.registry import model
+from plateaux.core.types import Batch
+from plateaux.ensembles.ensemble import Ensemble
+from plateaux.models.lora import Adapted, adapt, base_names, merged
+from plateaux.optim.grad_norms import squared_norms
+from plateaux.storage.run import Run
+from plateaux.training.train import train
 
 METHODS = ["sharpbalance", "sed"]  # alone, climbing and having met; and together
 SHAPES = {"mlp": (5,), "vit": (3, 8, 8), "cnn": (3, 8, 8)}

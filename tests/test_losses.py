@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from plateaux.errors import RecipeError
-from plateaux.losses import LOSSES, NOT_YET, cross_entropy, loss_by_name
-from plateaux.types import Batch
+from plateaux.core.errors import RecipeError
+from plateaux.core.types import Batch
+from plateaux.optim.losses import LOSSES, NOT_YET, cross_entropy, loss_by_name
 
 
 def problem(rows: int = 3, size: int = 5, classes: int = 4) -> tuple[Tensor, Batch]:

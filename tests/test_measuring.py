@@ -14,7 +14,7 @@ from rich.console import Console
 from test_cli import SMALL, call
 
 import plateaux
-from plateaux import report
+from plateaux.evaluation import tables as report
 
 
 @pytest.fixture(scope="module")

@@ -16,12 +16,12 @@ from cases import GIVEN, distance, recipe, trained, weights
 from laws.meshes import mesh
 from reference import rules as twin
 
-from plateaux.build import data_of, method_of
-from plateaux.errors import RecipeError, RunError, Stopped
-from plateaux.evaluate import load
-from plateaux.meeting import Scorer, decide, notes_name, notes_of, scores_name, summary_name
-from plateaux.run import Run
-from plateaux.train import missing, train
+from plateaux.config.builders.model import data_of, method_of
+from plateaux.core.errors import RecipeError, RunError, Stopped
+from plateaux.evaluation.evaluate import load
+from plateaux.storage.run import Run
+from plateaux.training.partition import Scorer, decide, notes_name, notes_of, scores_name, summary_name
+from plateaux.training.train import missing, train
 
 THREE = {"train": {"epochs": 4}, "data": {"validation": 4}}
 

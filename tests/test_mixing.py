@@ -11,13 +11,13 @@ from safetensors.torch import save_file
 from test_cli import call
 
 import plateaux
-from plateaux.errors import RecipeError, RunError
-from plateaux.evaluate import evaluate, load
-from plateaux.mixing import Chosen, choose_members, judge_chosen, load_chosen, soup
-from plateaux.recipe import Recipe
-from plateaux.run import Run
-from plateaux.tables import MEAN_PROBABILITY
-from plateaux.train import train
+from plateaux.config.recipe import Recipe
+from plateaux.core.errors import RecipeError, RunError
+from plateaux.ensembles.log_probs import MEAN_PROBABILITY
+from plateaux.evaluation.evaluate import evaluate, load
+from plateaux.evaluation.soup import Chosen, choose_members, judge_chosen, load_chosen, soup
+from plateaux.storage.run import Run
+from plateaux.training.train import train
 
 RECIPE = {
     "members": 3,

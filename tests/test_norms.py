@@ -12,13 +12,13 @@ import torch.nn.functional as F
 from reference.gradient_norms import gradient_norms
 from torch import Tensor, nn
 
-from plateaux import norms
-from plateaux.exchange import View
-from plateaux.losses import cross_entropy
-from plateaux.norms import batch_for, squared_norms
-from plateaux.registry import model
-from plateaux.surgery import freeze, prune
-from plateaux.types import Batch
+from plateaux.core.method import View
+from plateaux.core.registry import model
+from plateaux.core.types import Batch
+from plateaux.models.surgery import freeze, prune
+from plateaux.optim import grad_norms as norms
+from plateaux.optim.grad_norms import batch_for, squared_norms
+from plateaux.optim.losses import cross_entropy
 
 
 @pytest.fixture(autouse=True)

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from reference import rules as slow
 from reference.rules import Table, sizes, stream
 
-from plateaux.notes import Summary, look_up, pack, take_notes
-from plateaux.rules import rule
+from plateaux.data.partition.masks import Summary, look_up, pack, take_notes
+from plateaux.data.partition.rules import rule
 
 
 @given(st.integers(1, 3), st.integers(0, 70), sizes, st.integers(0, 99))

@@ -8,13 +8,13 @@ import torch.nn.functional as F
 from reference.gradient_norms import gradient_norms
 from torch import Tensor, nn
 
-from plateaux.errors import RecipeError
-from plateaux.exchange import Settle, View
-from plateaux.losses import cross_entropy
-from plateaux.offers import features, gradient_norm, last_layer, sample_loss
-from plateaux.registry import model
-from plateaux.surgery import prune
-from plateaux.types import Batch
+from plateaux.core.errors import RecipeError
+from plateaux.core.method import Settle, View
+from plateaux.core.registry import model
+from plateaux.core.types import Batch
+from plateaux.models.surgery import prune
+from plateaux.optim.losses import cross_entropy
+from plateaux.optim.sample_scores import features, gradient_norm, last_layer, sample_loss
 
 SMOOTH = cross_entropy(label_smoothing=0.2)
 

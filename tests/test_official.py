@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from plateaux.errors import DataError, RecipeError, UnknownName
-from plateaux.official import official
+from plateaux.core.errors import DataError, RecipeError, UnknownName
+from plateaux.data.corruptions.published import official
 
 Image = pytest.importorskip("PIL.Image")
 RNG = np.random.default_rng(0)

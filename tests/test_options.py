@@ -8,8 +8,8 @@ from typing import Any, Literal
 import pytest
 import torch
 
-from plateaux.errors import RecipeError
-from plateaux.options import WrongKey, accepts, check, fields, pick
+from plateaux.config.schema import WrongKey, accepts, check, fields, pick
+from plateaux.core.errors import RecipeError
 
 
 def factory(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from plateaux.errors import RunError
-from plateaux.plan import Job, Meeting, left_of, plan
-from plateaux.recipe import Recipe
-from plateaux.run import Progress
-from plateaux.spread import shards
+from plateaux.config.recipe import Recipe
+from plateaux.core.errors import RunError
+from plateaux.evaluation.ray_evaluator import shards
+from plateaux.storage.run import Progress
+from plateaux.training.planning import Job, Meeting, left_of, plan
 
 NEW = Progress()
 DONE = Progress(epoch=5, finished=True)

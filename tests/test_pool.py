@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 from killable import BY_WORKERS, RECIPE
 
-from plateaux.build import Given
-from plateaux.errors import Diverged, Stopped
-from plateaux.pool import run_in_turn, run_pool, stop_sign
-from plateaux.recipe import Recipe
-from plateaux.run import Run
-from plateaux.train import train
+from plateaux.config.builders.model import Given
+from plateaux.config.recipe import Recipe
+from plateaux.core.errors import Diverged, Stopped
+from plateaux.distributed.process_pool import run_in_turn, run_pool, stop_sign
+from plateaux.storage.run import Run
+from plateaux.training.train import train
 
 ALLOWED = Given(allow=("killable",))
 LITTLE = """
@@ -202,7 +202,7 @@ def test_a_stopped_pool_leaves_checkpoints_and_goes_on_from_them(tmp_path: Path)
 
 def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
     program = (
-        "from plateaux.pool import run_pool\n"
+        "from plateaux.distributed.process_pool import run_pool\n"
         "from tests.test_pool import endless\n"
         "if __name__ == '__main__':\n"
         "    run_pool([1], endless, lambda news: print(news['pid'], flush=True), processes=1)\n"

@@ -11,18 +11,18 @@ import pytest
 import torch
 from test_evaluate import recipe
 
-from plateaux import predictions
-from plateaux.build import Given
-from plateaux.errors import RecipeError, RunError
-from plateaux.evaluate import evaluate
-from plateaux.exchange import Measure, View
-from plateaux.panel import Panel
-from plateaux.recipe import Recipe
-from plateaux.run import Run
-from plateaux.samples import from_dataset
-from plateaux.targets import one_target
-from plateaux.train import train
-from plateaux.types import Value
+from plateaux.config.builders.model import Given
+from plateaux.config.recipe import Recipe
+from plateaux.core.errors import RecipeError, RunError
+from plateaux.core.method import Measure, View
+from plateaux.core.types import Value
+from plateaux.data.sources import from_dataset
+from plateaux.evaluation import prediction_cache as predictions
+from plateaux.evaluation.evaluate import evaluate
+from plateaux.evaluation.evaluator import Panel
+from plateaux.evaluation.splits import one_target
+from plateaux.storage.run import Run
+from plateaux.training.train import train
 
 ALL = ["all"]
 

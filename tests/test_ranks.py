@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
 
-from plateaux.ranks import aupr, auroc, fpr_at_tpr
-from plateaux.types import Value
+from plateaux.core.stats.ranking import aupr, auroc, fpr_at_tpr
+from plateaux.core.types import Value
 
 Scores = NDArray[np.float64]
 INF = math.inf

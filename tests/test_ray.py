@@ -29,22 +29,22 @@ from rayable import counted
 from waiting import wait_until
 
 import plateaux
-from plateaux import course
-from plateaux.errors import PlateauxError, RecipeError, RunError
-from plateaux.executors.ray import OnRay
-from plateaux.executors.ray import ray as on_ray
-from plateaux.hand import Hand
-from plateaux.machine import settle_in
-from plateaux.models.resnet import resnet8
-from plateaux.recipe import Recipe
-from plateaux.records import records
-from plateaux.run import Run
+from plateaux.config.recipe import Recipe
+from plateaux.core.errors import PlateauxError, RecipeError, RunError
+from plateaux.core.runtime import settle_in
+from plateaux.distributed.executors.ray import OnRay
+from plateaux.distributed.executors.ray import ray as on_ray
+from plateaux.distributed.ray_worker import Hand
+from plateaux.models.architectures.resnet import resnet8
+from plateaux.storage.run import Run
+from plateaux.training import trainer as course
+from plateaux.training.job_records import records
 
 ray = pytest.importorskip("ray", reason='Ray is not installed: pip install "plateaux[ray]"')
 
 from ray.cluster_utils import Cluster  # noqa: E402
 
-from plateaux import crew  # noqa: E402
+from plateaux.distributed import ray_pool as crew  # noqa: E402
 
 HERE = Path(__file__).parent
 LONG = os.environ.get("PLATEAUX_LONG") == "1"
@@ -513,7 +513,7 @@ def test_the_ready_files_can_be_read() -> None:
 
 
 def test_without_ray_the_executor_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("plateaux.executors.ray.find_spec", lambda _: None)
+    monkeypatch.setattr("plateaux.distributed.executors.ray.find_spec", lambda _: None)
     with pytest.raises(RecipeError, match=r"plateaux\[ray\]"):
         OnRay(None, 1, 0, 0, 1, 1).launch([], echo, print)
 

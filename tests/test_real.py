@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from plateaux.adopt import adopt
-from plateaux.detect import detect
-from plateaux.evaluate import evaluate
-from plateaux.recipe import Recipe
-from plateaux.tables import cell
+from plateaux.config.recipe import Recipe
+from plateaux.ensembles.log_probs import cell
+from plateaux.evaluation.evaluate import evaluate
+from plateaux.evaluation.ood import detect
+from plateaux.storage.import_weights import adopt
 
 DATA = Path(os.environ.get("PLATEAUX_DATA", "data"))
 WEIGHTS = DATA / "weights" / "resnet20_32_44_56_cifar10.safetensors"

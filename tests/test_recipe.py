@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from plateaux.errors import RecipeError
-from plateaux.recipe import Recipe, difference, fingerprint, own
+from plateaux.config.recipe import Recipe, difference, fingerprint, own
+from plateaux.core.errors import RecipeError
 
 TEXT = """# a recipe
 members = 4

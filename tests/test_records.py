@@ -15,13 +15,13 @@ from cases import GIVEN, recipe
 from rich.console import Console
 
 import plateaux
-from plateaux import records
-from plateaux.display import lines
-from plateaux.errors import Diverged, Stopped, StorageError
-from plateaux.hand import Hand
-from plateaux.plan import Job
-from plateaux.pool import answer_of, stop_sign, told_problem
-from plateaux.run import Run
+from plateaux.cli.progress import lines
+from plateaux.core.errors import Diverged, Stopped, StorageError
+from plateaux.distributed.process_pool import answer_of, stop_sign, told_problem
+from plateaux.distributed.ray_worker import Hand
+from plateaux.storage.run import Run
+from plateaux.training import job_records as records
+from plateaux.training.planning import Job
 
 JOB = Job((1,), (0, 0), 4, attempt=2)
 NEWS = {"member": 1, "epoch": 2, "epochs": 4, "step": 3, "steps": 5, "loss": 0.5, "rate": 900.0, "left": 61.0}
@@ -161,7 +161,7 @@ def test_a_fault_of_the_group_is_told_from_one_of_its_own(monkeypatch: pytest.Mo
 
 
 def test_a_stop_reaches_work_in_other_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    from plateaux import pool
+    from plateaux.distributed import process_pool as pool
 
     monkeypatch.setattr(pool, "_everywhere", pool.Sign())
     seen: list[bool] = []

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from plateaux.errors import NotAllowed, UnknownName
-from plateaux.registry import Registry, dataset, executor, measure, method, model
+from plateaux.core.errors import NotAllowed, UnknownName
+from plateaux.core.registry import Registry, dataset, executor, measure, method, model
 
 KINDS = [method, measure, dataset, model, executor]
 
@@ -52,7 +52,7 @@ def test_an_unknown_name_is_told_the_nearest() -> None:
 
 
 def test_a_factory_is_registered_under_its_name_another_or_a_prefix() -> None:
-    own = Registry("toy", "plateaux.methods")
+    own = Registry("toy", "plateaux.methods", group="plateaux.toys")
     own._scanned = True
 
     @own
@@ -119,9 +119,9 @@ MARKED = [
     ("import plateaux", "@plateaux.model"),
     ("import plateaux", '@plateaux.model("another_name")'),
     ("import plateaux as p", "@p.model"),
-    ("import plateaux.registry", "@plateaux.registry.model"),
+    ("import plateaux.core.registry", "@plateaux.core.registry.model"),
     ("from plateaux import model", "@model"),
-    ("from plateaux.registry import model as network", "@network"),
+    ("from plateaux.core.registry import model as network", "@network"),
 ]
 
 
@@ -167,7 +167,7 @@ def test_a_second_plugin_of_a_name_does_not_take_the_firsts_place(outside: Path)
     write(outside, "rival", "import plateaux", "@plateaux.model", "def mlp(): return 'rival'")
     mine = model.get("mlp")
     with pytest.warns(
-        UserWarning, match="There is a model 'mlp' in plateaux.models.small; that of rival goes by 'rival:mlp'"
+        UserWarning, match="There is a model 'mlp' in plateaux.models.architectures.small; that of rival goes by 'rival:mlp'"
     ):
         rival = model.get("rival:mlp")
     assert rival() == "rival"
@@ -216,7 +216,7 @@ def test_entry_points_of_other_packages_are_found_and_broken_ones_left_out(tmp_p
 def test_threads_that_ask_at_once_all_find_everything() -> None:
     code = """
 from concurrent.futures import ThreadPoolExecutor
-from plateaux import registry
+from plateaux.core import registry
 with ThreadPoolExecutor(4) as threads:
     found = list(threads.map(lambda _: registry.measure.names(), range(4)))
 assert found[0] == found[1] == found[2] == found[3] != [], [len(each) for each in found]

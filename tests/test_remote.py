@@ -17,11 +17,11 @@ from cases import GIVEN, distance, recipe, weights
 from waiting import wait_until
 
 import plateaux
-from plateaux import lease, remote
-from plateaux.errors import RecipeError, RunError, StorageError
-from plateaux.remote import Address, Bucket, address_of
-from plateaux.run import Run
-from plateaux.store import RemoteStore, Store, store_at
+from plateaux.core.errors import RecipeError, RunError, StorageError
+from plateaux.storage import lease, remote
+from plateaux.storage.remote import Address, Bucket, address_of
+from plateaux.storage.run import Run
+from plateaux.storage.store import RemoteStore, Store, store_at
 
 pytest.importorskip("fsspec", reason="fsspec is not installed")
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from plateaux.errors import DataError
-from plateaux.measurement import Measurement
-from plateaux.robust import read_baseline, robustness
-from plateaux.types import Value
+from plateaux.core.errors import DataError
+from plateaux.core.types import Value
+from plateaux.evaluation.results import Measurement
+from plateaux.evaluation.robustness import read_baseline, robustness
 
 ACCURACIES = {("fog", 1): 0.9, ("fog", 2): 0.8, ("snow", 1): 0.7, ("snow", 2): 0.5}
 

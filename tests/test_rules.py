@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from reference import rules as slow
 from reference.rules import Table, sizes, tables, tops
 
-from plateaux.errors import RecipeError
-from plateaux.rules import RULES, rule
-from plateaux.types import key
+from plateaux.core.errors import RecipeError
+from plateaux.core.types import key
+from plateaux.data.partition.rules import RULES, rule
 
 
 def careful(scores: Table, name: str, top: float) -> list[set[int]]:

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from cases import GIVEN, distance, recipe, trained
 
-from plateaux.errors import RecipeError
-from plateaux.learning import learners_of
-from plateaux.mixing import choose_members
-from plateaux.options import Section
-from plateaux.ranges import Range, drawn
-from plateaux.recipe import Recipe
-from plateaux.train import check, train
-from plateaux.types import key
+from plateaux.config.recipe import Recipe
+from plateaux.config.schema import Section
+from plateaux.config.search_space import Range, drawn
+from plateaux.core.errors import RecipeError
+from plateaux.core.types import key
+from plateaux.evaluation.soup import choose_members
+from plateaux.training.setup import learners_of
+from plateaux.training.train import check, train
 
 SEARCH = {"optimizer": {"lr": {"low": 0.01, "high": 1.0, "log": True}}, "method": {"rho": [0.05, 0.2]}}
 
@@ -112,8 +112,8 @@ def test_a_member_that_drew_is_the_one_that_was_told_the_same(tmp_path: Path) ->
 def test_a_learner_knows_the_rate_it_drew() -> None:
     from cases import LOOP
 
-    from plateaux.build import data_of
-    from plateaux.loader import CPU
+    from plateaux.config.builders.model import data_of
+    from plateaux.data.loader import CPU
 
     row = recipe("sam", search=SEARCH)
     found = learners_of(row, data_of(row, GIVEN), range(3), LOOP, device=CPU, steps=3, given=GIVEN)

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from plateaux import selection
-from plateaux.combine import combined
-from plateaux.errors import RecipeError, RunError
-from plateaux.selection import Selection, select
+from plateaux.core.errors import RecipeError, RunError
+from plateaux.ensembles import selection
+from plateaux.ensembles.combine import combined
+from plateaux.ensembles.selection import Selection, select
 
 OBJECTIVES = ["nll", "accuracy", "brier"]
 

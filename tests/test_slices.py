@@ -7,12 +7,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from plateaux import trees
-from plateaux.errors import RecipeError
-from plateaux.exchange import View
-from plateaux.ground import Ground
-from plateaux.slices import Surface, barrier, direction, line, path, plane, surface
-from plateaux.types import Batch, Tree
+from plateaux.core import tensor_tree as trees
+from plateaux.core.errors import RecipeError
+from plateaux.core.method import View
+from plateaux.core.types import Batch, Tree
+from plateaux.loss_landscape.loss_surface import Ground
+from plateaux.loss_landscape.slices import Surface, barrier, direction, line, path, plane, surface
 
 
 class Bowl(Ground):

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.optim.swa_utils import update_bn
 
-from plateaux.errors import DataError, RecipeError
-from plateaux.soup import Greedy, Path, check_mixable, greedy, path, reestimate, uniform
-from plateaux.types import Tree
+from plateaux.core.errors import DataError, RecipeError
+from plateaux.core.types import Tree
+from plateaux.ensembles.soup import Greedy, Path, check_mixable, greedy, path, reestimate, uniform
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from cases import GIVEN, distance, recipe, weights
 
-from plateaux.errors import RunError
-from plateaux.meeting import scores_name
-from plateaux.run import Run
-from plateaux.train import train
+from plateaux.core.errors import RunError
+from plateaux.storage.run import Run
+from plateaux.training.partition import scores_name
+from plateaux.training.train import train
 
 OPTIONS = {"train": {"epochs": 4}, "run": {"keep_resume": "last"}}
 

@@ -8,8 +8,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from plateaux.errors import Diverged
-from plateaux.spectra import Krylov, apart, density, eigenpairs, orthonormal, quadrature, signs, standard_error
+from plateaux.core.errors import Diverged
+from plateaux.loss_landscape.lanczos import (
+    Krylov,
+    apart,
+    density,
+    eigenpairs,
+    orthonormal,
+    quadrature,
+    signs,
+    standard_error,
+)
 
 
 def matrix(values: Tensor, seed: int = 0) -> Tensor:

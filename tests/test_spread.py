@@ -11,13 +11,13 @@ import torch
 from cases import GIVEN, patches, recipe
 
 import plateaux
-from plateaux import spread
-from plateaux.exchange import Measure
-from plateaux.executors.ray import OnRay
-from plateaux.run import Run
-from plateaux.samples import Data
-from plateaux.spread import Shard
-from plateaux.types import Tree, Value
+from plateaux.core.method import Measure
+from plateaux.core.types import Tree, Value
+from plateaux.data.sources import Data
+from plateaux.distributed.executors.ray import OnRay
+from plateaux.evaluation import ray_evaluator as spread
+from plateaux.evaluation.ray_evaluator import Shard
+from plateaux.storage.run import Run
 
 
 @pytest.fixture(scope="module")

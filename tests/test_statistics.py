@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from plateaux.statistics import (
+from plateaux.core.stats.intervals import (
     Spent,
     at_cost,
     at_equal_cost,

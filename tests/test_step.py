@@ -14,16 +14,16 @@ from reference import sam as twin
 from test_updates import gradient_of, numpied
 from torch import Tensor, nn
 
-from plateaux import machine
-from plateaux.build import data_of, network
-from plateaux.errors import RecipeError
-from plateaux.exchange import Ask, Method, Objective
-from plateaux.learner import Learner, Scaler, Way, stand_at, still
-from plateaux.losses import cross_entropy
+from plateaux.config.builders.model import data_of, network
+from plateaux.core import runtime as machine
+from plateaux.core.errors import RecipeError
+from plateaux.core.method import Ask, Method, Objective
+from plateaux.core.types import Batch, Tree
 from plateaux.methods.sam import asam, gsam, sam
-from plateaux.step import step
-from plateaux.train import train
-from plateaux.types import Batch, Tree
+from plateaux.optim.losses import cross_entropy
+from plateaux.training.state import Learner, Scaler, Way, stand_at, still
+from plateaux.training.step import step
+from plateaux.training.train import train
 
 LOSS = cross_entropy()
 PLAIN = Method(Objective(LOSS))
@@ -64,7 +64,7 @@ def test_the_perturbed_pass_does_not_touch_batchnorm(name: str, momentum: float 
 def test_touching_batchnorm_in_the_perturbed_pass_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     from contextlib import nullcontext
 
-    from plateaux import learner as engine
+    from plateaux.training import state as engine
 
     monkeypatch.setattr(engine, "still", lambda _: nullcontext())
     touched, untouched = state_after("sam", "conv_bn"), state_after("plain", "conv_bn")
@@ -132,7 +132,7 @@ def test_one_autocast_context_for_both_passes_would_make_sam_plain_descent() -> 
 
 
 def test_every_forward_opens_a_precision_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    from plateaux import step as engine
+    from plateaux.training import step as engine
 
     opened: list[str] = []
 
@@ -329,7 +329,7 @@ def test_pruned_weights_do_not_lengthen_the_climb() -> None:
 
 def shared_step(perturbation: str, m: int | None, size: int) -> twin.Arrays:
     """Take one step of SAM as one of the copies that share a batch."""
-    from plateaux.executors.mesh import mesh as make
+    from plateaux.distributed.executors.mesh import mesh as make
 
     executor = make(data=2)
     own = corner(size=size)
@@ -366,7 +366,7 @@ def test_a_climb_on_a_data_axis_is_that_of_its_reference(kind: str, size: int) -
 
 
 def groups_with_synced_norms() -> str:
-    from plateaux.executors.mesh import mesh as make
+    from plateaux.distributed.executors.mesh import mesh as make
 
     executor = make(data=2)
     own = corner("conv_bn")
@@ -384,7 +384,7 @@ def test_groups_with_batchnorm_over_a_data_axis_are_refused() -> None:
 
 
 def dropped_here() -> Tensor:
-    from plateaux.executors.mesh import mesh as make
+    from plateaux.distributed.executors.mesh import mesh as make
 
     executor, module = make(data=2), Watched()
     step(executor, [learner(module, FAMILY["sam"])], [batch_of(8)], Way(), share=0.5)

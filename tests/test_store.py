@@ -21,8 +21,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plateaux.errors import RunError, StorageError
-from plateaux.store import PART, SCRATCH, Store
+from plateaux.core.errors import RunError, StorageError
+from plateaux.storage.store import PART, SCRATCH, Store
 
 
 @pytest.fixture
@@ -405,7 +405,7 @@ def test_a_lock_is_held_by_one_at_a_time(store: Store) -> None:
 def test_a_lock_dies_with_its_process_though_its_forked_children_live(store: Store, tmp_path: Path) -> None:
     program = (
         "import os, sys, time\n"
-        "from plateaux.store import Store\n"
+        "from plateaux.storage.store import Store\n"
         "with Store(sys.argv[1]).lock('m'):\n"
         "    if os.fork() == 0:\n"
         "        print('held', flush=True)\n"  # the child: once it runs, it has let go of what its parent holds

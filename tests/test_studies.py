@@ -11,11 +11,11 @@ import pytest
 from conftest import Script
 from test_ledger import CLAIMS
 
-from plateaux.contrasts import evidence_of
-from plateaux.findings import findings_of_study
-from plateaux.ledger import read_evidence
-from plateaux.pages.page import report
-from plateaux.pages.writing import to_markdown
+from plateaux.reports.export import to_markdown
+from plateaux.reports.report import report
+from plateaux.studies.claims.claim import read_evidence
+from plateaux.studies.claims.contrasts import evidence_of
+from plateaux.studies.results import findings_of_study
 
 ROOT = Path(__file__).resolve().parents[1]
 WITH_CIFAR = pytest.mark.skipif(

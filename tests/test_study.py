@@ -10,13 +10,13 @@ import pytest
 import tomlkit
 from cases import GIVEN
 
-from plateaux.errors import RecipeError
-from plateaux.naming import measures_named
-from plateaux.probe_naming import probes_named
-from plateaux.recipe import Recipe
-from plateaux.study import Study, Task, called, changed, factors, planned, tasks
-from plateaux.train import check
-from plateaux.types import key
+from plateaux.config.recipe import Recipe
+from plateaux.config.specs import measures_named
+from plateaux.core.errors import RecipeError
+from plateaux.core.types import key
+from plateaux.loss_landscape.probe_specs import probes_named
+from plateaux.studies.study import Study, Task, called, changed, factors, planned, tasks
+from plateaux.training.train import check
 
 BASE = {
     "members": 2,

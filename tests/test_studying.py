@@ -19,15 +19,15 @@ import pytest
 from cases import GIVEN
 from typer.testing import CliRunner
 
-from plateaux.cli import app
-from plateaux.comparison import Comparison
-from plateaux.conduct import CHOSEN, Conduct
-from plateaux.errors import Diverged, RecipeError, RunError
-from plateaux.findings import Finding, findings_of_study
-from plateaux.recipe import Recipe
-from plateaux.reckoning import Reckoning
-from plateaux.run import Run
-from plateaux.study import Study
+from plateaux.cli.main import app
+from plateaux.config.recipe import Recipe
+from plateaux.core.errors import Diverged, RecipeError, RunError
+from plateaux.storage.run import Run
+from plateaux.studies.comparison import Comparison
+from plateaux.studies.cost_estimate import Reckoning
+from plateaux.studies.results import Finding, findings_of_study
+from plateaux.studies.runner import CHOSEN, Conduct
+from plateaux.studies.study import Study
 
 BASE: dict[str, Any] = {
     "members": 2,
@@ -238,9 +238,9 @@ FORKING = """
 import os, sys, traceback
 from pathlib import Path
 import torch
-from plateaux import registry
-from plateaux.conduct import Conduct
-from plateaux.study import Study
+from plateaux.core import registry
+from plateaux.studies.runner import Conduct
+from plateaux.studies.study import Study
 
 root, now = Path(sys.argv[1]), [""]
 
@@ -335,7 +335,7 @@ def test_a_reckoning_knows_passes_spans_and_what_is_done(tmp_path: Path) -> None
 def test_a_reckoning_takes_its_pace_from_runs_that_are_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("plateaux.reckoning.pace", lambda *_: 10.0)
+    monkeypatch.setattr("plateaux.studies.cost_estimate.pace", lambda *_: 10.0)
     parts = {"grid": {"method.rho": [0.0, 0.1]}, "landscape": {"probes": ["fisher_trace"], "samples": 6}}
     base = {**BASE, "train": {"epochs": 4, "precision": "auto"}}
     probed = reckoned(study(base=base, **parts), tmp_path)[0]
@@ -353,14 +353,14 @@ def test_a_reckoning_takes_its_pace_from_runs_that_are_finished(
 def test_samples_from_elsewhere_are_reckoned(tmp_path: Path) -> None:
     digits = {**BASE, "data": {"name": "digits", "limit": 40, "test_limit": 30, "batch": 20}}
     with_ood = reckoned(study(base=digits, measure={"measures": [], "ood": ["near=digits,nowhere"]}), tmp_path)[0]
-    from plateaux.data.digits import digits as data
+    from plateaux.data.datasets.digits import digits as data
 
     assert with_ood.measuring == pytest.approx(2 * (len(data().test) + 30) / 3)
 
 
 def test_a_mesh_is_started_for_every_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[list[str]] = []
-    monkeypatch.setattr("plateaux.conduct.subprocess.call", lambda words, **_: calls.append(words) or 3)
+    monkeypatch.setattr("plateaux.studies.runner.subprocess.call", lambda words, **_: calls.append(words) or 3)
     with pytest.raises(RunError, match="exit code 3"):
         conducted(study(), tmp_path, executor={"name": "mesh", "processes": 2}, given=GIVEN)
     (words,) = calls

@@ -13,9 +13,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.utils import prune as torch_prune
 
-from plateaux import surgery
-from plateaux.errors import RecipeError
-from plateaux.registry import model
+from plateaux.core.errors import RecipeError
+from plateaux.core.registry import model
+from plateaux.models import surgery
 
 
 def net(name: str = "resnet8", *, seed: int = 0, classes: int = 3, **options: Any) -> nn.Module:

@@ -12,8 +12,8 @@ from laws.meshes import mesh
 from reference import batchnorm as twin
 from torch import Tensor, nn
 
-from plateaux.errors import RecipeError
-from plateaux.syncnorm import SyncedBatchNorm, synchronise
+from plateaux.core.errors import RecipeError
+from plateaux.distributed.sync_batchnorm import SyncedBatchNorm, synchronise
 
 SHAPES = {"flat": (7, 3), "line": (7, 3, 4), "image": (7, 3, 4, 5)}
 CUTS = [(0, 3, 7), (0, 1, 7), (0, 0, 7)]  # the last: one process has nothing
@@ -136,7 +136,7 @@ def timm_here() -> float:
     """Return how far timm's layer with its activation is from itself on the whole batch."""
     import torch.distributed as dist
 
-    from plateaux.guests import guest
+    from plateaux.core.optional import guest
 
     BatchNormAct2d = guest("timm.layers", extra="vision").BatchNormAct2d
     x = problem((8, 3, 2, 2))[0].float()

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from plateaux.assess import Heard, settle
-from plateaux.exchange import Measure, logits
-from plateaux.executors.local import Local
-from plateaux.tables import guesses_of, log_probabilities, probabilities_of, shared, wide_probabilities_of
-from plateaux.types import Batch, Tree
+from plateaux.core.method import Measure, logits
+from plateaux.core.types import Batch, Tree
+from plateaux.distributed.executors.local import Local
+from plateaux.ensembles.log_probs import guesses_of, log_probabilities, probabilities_of, shared, wide_probabilities_of
+from plateaux.evaluation.metric_loop import Heard, settle
 
 LOCAL = Local("loop", 1, (), "error")
 WORKS = [probabilities_of, wide_probabilities_of, log_probabilities, guesses_of]

@@ -9,15 +9,15 @@ import pytest
 import torch
 from test_cli import call
 
-from plateaux.corruptions import Corrupted, corrupt
-from plateaux.errors import RunError, StorageError
-from plateaux.evaluate import evaluate, load
-from plateaux.recipe import Recipe
-from plateaux.robust import robustness
-from plateaux.run import Run
-from plateaux.tables import MEAN_PROBABILITY
-from plateaux.targets import targets
-from plateaux.train import train
+from plateaux.config.recipe import Recipe
+from plateaux.core.errors import RunError, StorageError
+from plateaux.data.corruptions.corrupt import Corrupted, corrupt
+from plateaux.ensembles.log_probs import MEAN_PROBABILITY
+from plateaux.evaluation.evaluate import evaluate, load
+from plateaux.evaluation.robustness import robustness
+from plateaux.evaluation.splits import targets
+from plateaux.storage.run import Run
+from plateaux.training.train import train
 
 FACTS = {"name": "cifar10", "classes": 10}
 

@@ -14,9 +14,17 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from plateaux.errors import DataError, RecipeError
-from plateaux.tables import log_probabilities
-from plateaux.temperature import LEAST, MOST, Temperatures, apply, calibrate_then_pool, fit, pool_then_calibrate
+from plateaux.core.errors import DataError, RecipeError
+from plateaux.ensembles.log_probs import log_probabilities
+from plateaux.ensembles.temperature import (
+    LEAST,
+    MOST,
+    Temperatures,
+    apply,
+    calibrate_then_pool,
+    fit,
+    pool_then_calibrate,
+)
 
 
 def drawn(

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 
-from plateaux.build import Given
-from plateaux.errors import DataError, Diverged, RecipeError, RunError, Stopped, StorageError
-from plateaux.recipe import Recipe
-from plateaux.run import Run
-from plateaux.store import SCRATCH
-from plateaux.train import check, train
+from plateaux.config.builders.model import Given
+from plateaux.config.recipe import Recipe
+from plateaux.core.errors import DataError, Diverged, RecipeError, RunError, Stopped, StorageError
+from plateaux.storage.run import Run
+from plateaux.storage.store import SCRATCH
+from plateaux.training.train import check, train
 
 CASES = Given(allow=("cases",))
 TEXT = """
@@ -276,7 +276,7 @@ def test_parked_members_that_meet_are_awake_when_their_weights_are_written(tmp_p
 def test_members_that_meet_never_fall_back_further_than_one_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from plateaux.plan import plan
+    from plateaux.training.planning import plan
 
     what = recipe('method={name="cases:apart"}', "optimizer.momentum=0.9")
     whole = train(what, tmp_path / "whole", given=CASES)

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from plateaux import trees
-from plateaux.types import Tree
+from plateaux.core import tensor_tree as trees
+from plateaux.core.types import Tree
 
 SHAPES: tuple[tuple[int, ...], ...] = ((2, 3), (), (4,), (1, 2, 2))
 

@@ -11,18 +11,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from plateaux.build import Given, network, networks, shared_names, trunk_of
-from plateaux.ensemble import Ensemble
-from plateaux.errors import RecipeError
-from plateaux.models.resnet import resnet8
-from plateaux.models.small import cnn, mlp
-from plateaux.models.vit import vit
-from plateaux.recipe import Recipe
-from plateaux.run import Run
-from plateaux.samples import from_tensors
-from plateaux.surgery import masks, size_in_bytes
-from plateaux.train import check, train
-from plateaux.trunk import Headed, Trunk, common_trunk, cut_at, head, resized, rest
+from plateaux.config.builders.model import Given, network, networks, shared_names, trunk_of
+from plateaux.config.recipe import Recipe
+from plateaux.core.errors import RecipeError
+from plateaux.data.sources import from_tensors
+from plateaux.ensembles.ensemble import Ensemble
+from plateaux.models.architectures.resnet import resnet8
+from plateaux.models.architectures.small import cnn, mlp
+from plateaux.models.architectures.vit import vit
+from plateaux.models.backbone import Headed, Trunk, common_trunk, cut_at, head, resized, rest
+from plateaux.models.surgery import masks, size_in_bytes
+from plateaux.storage.run import Run
+from plateaux.training.train import check, train
 
 SHAPE = (3, 16, 16)
 IMAGES = torch.rand(40, *SHAPE, generator=torch.Generator().manual_seed(1))

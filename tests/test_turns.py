@@ -12,16 +12,17 @@ from cases import GIVEN, distance, recipe, trained, weights
 from reference import turns as twin
 from torch import Tensor, nn
 
-from plateaux import course, turns
-from plateaux.build import method_of, network, training_data
-from plateaux.costs import spent
-from plateaux.errors import Diverged, RecipeError, RunError
-from plateaux.feeding import feed_of, shares_order, split_of
-from plateaux.recipe import Recipe
-from plateaux.run import Run
-from plateaux.study import folder_of
-from plateaux.train import check, missing, train
-from plateaux.types import Batch
+from plateaux.config.builders.data import feed_of, shares_order, split_of
+from plateaux.config.builders.model import method_of, network, training_data
+from plateaux.config.recipe import Recipe
+from plateaux.core.errors import Diverged, RecipeError, RunError
+from plateaux.core.types import Batch
+from plateaux.storage.run import Run
+from plateaux.studies.study import folder_of
+from plateaux.training import sequential as turns
+from plateaux.training import trainer as course
+from plateaux.training.cost import spent
+from plateaux.training.train import check, missing, train
 
 SGD = {"lr": 0.1, "momentum": 0.9, "decay": 1e-3}  # as the table's recipes have it
 CPU = torch.device("cpu")

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plateaux.types import Batch, Value, key, map_inputs
+from plateaux.core.types import Batch, Value, key, map_inputs
 
 PARTS = st.lists(st.integers() | st.text(), max_size=4)
 

@@ -14,11 +14,11 @@ from cases import corner, learner, steps
 from reference import sam as twin
 from torch import Tensor, nn
 
-from plateaux.exchange import Ask, Method, Moment, Objective, Update
-from plateaux.losses import cross_entropy
+from plateaux.core.method import Ask, Method, Moment, Objective, Update
+from plateaux.core.types import Batch, Tree
 from plateaux.methods.sam import asam, gsam, sam
-from plateaux.types import Batch, Tree
-from plateaux.updates import asks_of, careful, climb, groups, plain, surrogate_gap
+from plateaux.optim.losses import cross_entropy
+from plateaux.optim.sam import asks_of, careful, climb, groups, plain, surrogate_gap
 
 LOSS = cross_entropy()
 

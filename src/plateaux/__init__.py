@@ -9,27 +9,27 @@ probabilities = plateaux.load("runs/quickstart").predict(images)
 
 __version__ = "0.1.0"
 
-from plateaux.adopt import adopt
-from plateaux.answers import Answers, predict
-from plateaux.build import Given
-from plateaux.detect import detect
-from plateaux.doubt import Calibration, calibrate, judge
-from plateaux.ensemble import Ensemble
-from plateaux.errors import PlateauxError
-from plateaux.evaluate import evaluate, load
-from plateaux.exchange import Ask, Measure, Method, Moment, Objective, Rendezvous, View
-from plateaux.ground import Ground, Probe
-from plateaux.landscape import landscape
-from plateaux.measurement import Measurement
-from plateaux.mixing import Chosen, choose_members, load_chosen, soup
-from plateaux.plan import Job, Meeting, plan
-from plateaux.recipe import Recipe
-from plateaux.registry import dataset, executor, measure, method, model, probe
-from plateaux.robust import robustness
-from plateaux.run import Run
-from plateaux.samples import Data, from_dataset, from_tensors
-from plateaux.train import missing, train
-from plateaux.types import Batch, Tree, Value
+from plateaux.config.builders.model import Given
+from plateaux.config.recipe import Recipe
+from plateaux.core.errors import PlateauxError
+from plateaux.core.method import Ask, Measure, Method, Moment, Objective, Rendezvous, View
+from plateaux.core.registry import dataset, executor, measure, method, model, probe
+from plateaux.core.types import Batch, Tree, Value
+from plateaux.data.sources import Data, from_dataset, from_tensors
+from plateaux.ensembles.ensemble import Ensemble
+from plateaux.evaluation.calibration import Calibration, calibrate, judge
+from plateaux.evaluation.evaluate import evaluate, load
+from plateaux.evaluation.ood import detect
+from plateaux.evaluation.predict import Answers, predict
+from plateaux.evaluation.results import Measurement
+from plateaux.evaluation.robustness import robustness
+from plateaux.evaluation.soup import Chosen, choose_members, load_chosen, soup
+from plateaux.loss_landscape.loss_surface import Ground, Probe
+from plateaux.loss_landscape.run_probes import landscape
+from plateaux.storage.import_weights import adopt
+from plateaux.storage.run import Run
+from plateaux.training.planning import Job, Meeting, plan
+from plateaux.training.train import missing, train
 
 __all__ = [
     "Answers",

@@ -7,7 +7,7 @@ if not sys.flags.safe_path and sys.path[:1] in ([""], [os.getcwd()]):
     # `python -m` puts the working folder on the path; a recipe from a stranger's folder must not find code there.
     del sys.path[0]
 
-from plateaux.cli import main
+from plateaux.cli.main import main
 
 if __name__ == "__main__":
     main()

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from plateaux.data.cifar import cifar10, cifar100
-from plateaux.errors import DataError
-from plateaux.samples import Resident
+from plateaux.core.errors import DataError
+from plateaux.data.datasets.cifar import cifar10, cifar100
+from plateaux.data.sources import Resident
 
 REAL = os.environ.get("PLATEAUX_DATA", "")
 RNG = np.random.default_rng(0)

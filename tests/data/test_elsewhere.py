@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from plateaux.data.elsewhere import notmnist, textures32, tinyimagenet32
-from plateaux.errors import DataError, RecipeError
-from plateaux.registry import dataset
-from plateaux.samples import Data, Resident
+from plateaux.core.errors import DataError, RecipeError
+from plateaux.core.registry import dataset
+from plateaux.data.datasets.ood_images import notmnist, textures32, tinyimagenet32
+from plateaux.data.sources import Data, Resident
 
 REAL = Path(os.environ.get("PLATEAUX_DATA", "/nonexistent")) / "ood"
 RNG = np.random.default_rng(0)

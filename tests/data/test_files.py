@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from plateaux.data.arrays import arrays
-from plateaux.data.folder import folder
-from plateaux.data.tiny_imagenet import tiny_imagenet
-from plateaux.errors import DataError
-from plateaux.loader import Feed
-from plateaux.samples import Resident
+from plateaux.core.errors import DataError
+from plateaux.data.datasets.arrays import arrays
+from plateaux.data.datasets.image_folder import folder
+from plateaux.data.datasets.tiny_imagenet import tiny_imagenet
+from plateaux.data.loader import Feed
+from plateaux.data.sources import Resident
 
 Image = pytest.importorskip("PIL.Image")
 RNG = np.random.default_rng(0)

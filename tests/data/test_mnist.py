@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from plateaux.data.mnist import fashion_mnist, mnist
-from plateaux.errors import DataError
-from plateaux.samples import Resident
+from plateaux.core.errors import DataError
+from plateaux.data.datasets.mnist import fashion_mnist, mnist
+from plateaux.data.sources import Resident
 
 REAL = os.environ.get("PLATEAUX_DATA", "")
 X = np.random.default_rng(0).integers(0, 256, (7, 28, 28), dtype=np.uint8)

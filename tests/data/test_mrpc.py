@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from plateaux.augment import Augment
-from plateaux.data.mrpc import FILES, VOCABULARY, mrpc
-from plateaux.errors import DataError, RecipeError
-from plateaux.loader import Feed
-from plateaux.samples import Resident
+from plateaux.core.errors import DataError, RecipeError
+from plateaux.data.augment import Augment
+from plateaux.data.datasets.mrpc import FILES, VOCABULARY, mrpc
+from plateaux.data.loader import Feed
+from plateaux.data.sources import Resident
 
 pytestmark = pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed")
 

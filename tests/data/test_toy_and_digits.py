@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from plateaux.data.digits import digits
-from plateaux.data.toy import blobs, moons, spirals
-from plateaux.errors import DataError, RecipeError
-from plateaux.samples import Data, Resident
+from plateaux.core.errors import DataError, RecipeError
+from plateaux.data.datasets.digits import digits
+from plateaux.data.datasets.toy import blobs, moons, spirals
+from plateaux.data.sources import Data, Resident
 
 
 def points(data: Data) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from cases import recipe, trained
 
-from plateaux.types import Tree
+from plateaux.core.types import Tree
 
 Loop = Callable[..., list[Tree]]
 

@@ -123,8 +123,8 @@ def train_here(tree: dict[str, Any], out: str, sabotage: str = "") -> None:
     """Train a recipe as one process of the mesh, with the engine broken in a named way if asked."""
     from cases import GIVEN
 
-    from plateaux.recipe import Recipe
-    from plateaux.train import train
+    from plateaux.config.recipe import Recipe
+    from plateaux.training.train import train
 
     with broken(sabotage):
         train(Recipe.from_dict(tree), out, given=GIVEN)
@@ -132,7 +132,7 @@ def train_here(tree: dict[str, Any], out: str, sabotage: str = "") -> None:
 
 def problem_here(tree: dict[str, Any], out: str) -> str:
     """Train a recipe as one process of the mesh, and return what is wrong with it."""
-    from plateaux.errors import PlateauxError
+    from plateaux.core.errors import PlateauxError
 
     try:
         train_here(tree, out)
@@ -143,7 +143,7 @@ def problem_here(tree: dict[str, Any], out: str) -> str:
 
 def measure_here(root: str, copies: int, keep: str = "no") -> dict[str, dict[str, tuple[float, float | None]]]:
     """Measure a run as one process of the mesh, and return all numbers by measure and row."""
-    from plateaux.evaluate import evaluate
+    from plateaux.evaluation.evaluate import evaluate
 
     found = evaluate(root, measures=["all"], executor={"name": "mesh", "data": copies}, keep=keep, fresh=True)
     return {each.measure: {name: (v.number, v.error) for name, v in each.rows.items()} for each in found}
@@ -159,8 +159,8 @@ def broken(sabotage: str) -> Iterator[None]:
         with _planning_late():
             yield
         return
-    from plateaux import step
-    from plateaux.executors import mesh
+    from plateaux.distributed.executors import mesh
+    from plateaux.training import step
 
     gather, losses = mesh._gather, step._Rounds._losses
     if sabotage == "others live":
@@ -179,7 +179,7 @@ def broken(sabotage: str) -> Iterator[None]:
 
 @contextmanager
 def _planning_late() -> Iterator[None]:
-    train = importlib.import_module("plateaux.train")  # as an attribute it is the function of that name
+    train = importlib.import_module("plateaux.training.train")  # as an attribute it is the function of that name
     missing = train.missing
 
     def late(*args: Any, **options: Any) -> Any:

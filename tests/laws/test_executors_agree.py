@@ -9,10 +9,10 @@ from cases import GIVEN, JOINT, METHODS, NETS, distance, recipe, trained, weight
 from laws.conftest import Loop
 from laws.meshes import mesh
 
-from plateaux.errors import Diverged
-from plateaux.run import Run
-from plateaux.train import train
-from plateaux.types import Tree
+from plateaux.core.errors import Diverged
+from plateaux.core.types import Tree
+from plateaux.storage.run import Run
+from plateaux.training.train import train
 
 EXACT = 1e-12  # what float64 may lose when sums are taken in another order
 

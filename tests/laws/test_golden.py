@@ -20,17 +20,17 @@ import torch
 from cases import GIVEN, recipe
 
 import plateaux
-from plateaux.conduct import Conduct
-from plateaux.corruptions import CORRUPTIONS, EXTRA, corrupt
-from plateaux.doubt import calibrate, judge
-from plateaux.evaluate import evaluate
-from plateaux.landscape import landscape
-from plateaux.meeting import notes_name, scores_name
-from plateaux.recipe import Recipe
-from plateaux.run import Run
-from plateaux.study import Study
-from plateaux.train import train
-from plateaux.types import Tree
+from plateaux.config.recipe import Recipe
+from plateaux.core.types import Tree
+from plateaux.data.corruptions.corrupt import CORRUPTIONS, EXTRA, corrupt
+from plateaux.evaluation.calibration import calibrate, judge
+from plateaux.evaluation.evaluate import evaluate
+from plateaux.loss_landscape.run_probes import landscape
+from plateaux.storage.run import Run
+from plateaux.studies.runner import Conduct
+from plateaux.studies.study import Study
+from plateaux.training.partition import notes_name, scores_name
+from plateaux.training.train import train
 
 FILE = Path(__file__).with_name("golden.json")
 IMAGES = {"data": {"crop": 1, "flip": True, "mixup": 0.4}}

@@ -9,11 +9,11 @@ import pytest
 from cases import GIVEN, JOINT, METHODS, distance, recipe, stop_after, weights
 from laws.conftest import Loop
 
-from plateaux import course
-from plateaux.errors import Stopped
-from plateaux.recipe import Recipe
-from plateaux.run import Run
-from plateaux.train import train
+from plateaux.config.recipe import Recipe
+from plateaux.core.errors import Stopped
+from plateaux.storage.run import Run
+from plateaux.training import trainer as course
+from plateaux.training.train import train
 
 
 def stopped_and_carried_on(row: Recipe, out: Path, steps: int) -> Run:
@@ -76,7 +76,7 @@ def test_the_log_of_a_stopped_run_is_that_of_one_never_stopped(tmp_path: Path) -
 
 
 def test_losing_the_optimisers_state_would_be_seen(loop: Loop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from plateaux import learning
+    from plateaux.training import setup as learning
 
     def forgetful(learner: Any, state: dict[str, Any]) -> None:
         learning.restore(learner, {**state, "optimizer": learner.optimizer.state_dict()})

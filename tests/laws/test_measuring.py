@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from laws.meshes import mesh
 
-from plateaux.evaluate import evaluate
-from plateaux.recipe import Recipe
-from plateaux.tables import MEAN_OF_PAIRS
-from plateaux.train import train
+from plateaux.config.recipe import Recipe
+from plateaux.ensembles.log_probs import MEAN_OF_PAIRS
+from plateaux.evaluation.evaluate import evaluate
+from plateaux.training.train import train
 
 COUNTS = ("accuracy", "top5", "disagreement", "unique", "oracle", "error_overlap", "q_statistic")
 TEXT = """

@@ -9,8 +9,8 @@ import torch
 from cases import JOINT, METHODS, OWN, distance, recipe, trained
 from laws.conftest import Loop
 
-from plateaux.executors import local
-from plateaux.recipe import Recipe
+from plateaux.config.recipe import Recipe
+from plateaux.distributed.executors import local
 
 ONE_VALUE = [name for name in OWN if not any(isinstance(v, list) for v in METHODS[name].method.values())]
 UNMET = [name for name in ONE_VALUE if METHODS[name].method["name"] != "sharpbalance"]  # whoever met has heard others

@@ -11,13 +11,13 @@ from cases import GIVEN, JOINT, METHODS, OWN, corner, learner, recipe, steps, tr
 from laws.meshes import mesh
 from torch import Tensor
 
-from plateaux.build import method_of
-from plateaux.errors import RecipeError
-from plateaux.exchange import Ask, Method, Moment, Objective
-from plateaux.executors.local import Local
-from plateaux.learner import Way
-from plateaux.step import step
-from plateaux.types import Batch, Tree
+from plateaux.config.builders.model import method_of
+from plateaux.core.errors import RecipeError
+from plateaux.core.method import Ask, Method, Moment, Objective
+from plateaux.core.types import Batch, Tree
+from plateaux.distributed.executors.local import Local
+from plateaux.training.state import Way
+from plateaux.training.step import step
 
 
 def method(name: str, number: int = 0) -> Method:
@@ -83,7 +83,7 @@ def test_every_process_of_a_mesh_settles_the_same(name: str) -> None:
 
 def settled_here(name: str) -> Tensor:
     """Gather rows of this process and the others', and settle them."""
-    from plateaux.executors.mesh import mesh as make
+    from plateaux.distributed.executors.mesh import mesh as make
 
     executor = make()
     rows, batch = table(name, 4)

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from measures.test_prediction import measured, near, probabilities, table_of, twin
 
-from plateaux import registry
-from plateaux.bins import binned, equal_width, guesses, pack, unpack
-from plateaux.errors import RecipeError
-from plateaux.guests import guest
-from plateaux.measures.calibration import CELLS_AT_MOST
-from plateaux.tables import MEAN_PROBABILITY, cell
-from plateaux.types import Batch
+from plateaux.core import registry
+from plateaux.core.errors import RecipeError
+from plateaux.core.optional import guest
+from plateaux.core.types import Batch
+from plateaux.ensembles.log_probs import MEAN_PROBABILITY, cell
+from plateaux.evaluation.binning import binned, equal_width, guesses, pack, unpack
+from plateaux.evaluation.metrics.calibration import CELLS_AT_MOST
 
 NAMES = ["ece", "adaptive_ece", "classwise_ece", "reliability"]
 SHAPES = [(1, 50, 3), (3, 200, 10), (2, 1, 2), (2, 20, 1), (2, 40, 2)]

@@ -13,12 +13,12 @@ from reference import diversity as slow
 from reference.diversity import MEAN, check_cuts, check_order, measured
 from torch import Tensor, nn
 
-from plateaux.assess import assess
-from plateaux.errors import RecipeError
-from plateaux.exchange import View, features
-from plateaux.executors.local import Local
-from plateaux.measures.cka import WIDEST, cka
-from plateaux.types import Batch
+from plateaux.core.errors import RecipeError
+from plateaux.core.method import View, features
+from plateaux.core.types import Batch
+from plateaux.distributed.executors.local import Local
+from plateaux.evaluation.metric_loop import assess
+from plateaux.evaluation.metrics.cka import WIDEST, cka
 
 
 def features_of(members: int, samples: int, width: int, *, seed: int = 0, shift: float = 3.0) -> tuple[Tensor, Tensor]:

@@ -19,11 +19,11 @@ from sklearn.metrics import (
 )
 from torch import Tensor
 
-from plateaux import registry
-from plateaux.errors import RecipeError
-from plateaux.measures.classes import MATRIX_AT_MOST
-from plateaux.tables import MEAN_LOGIT, MEAN_PROBABILITY, cell
-from plateaux.types import Batch
+from plateaux.core import registry
+from plateaux.core.errors import RecipeError
+from plateaux.core.types import Batch
+from plateaux.ensembles.log_probs import MEAN_LOGIT, MEAN_PROBABILITY, cell
+from plateaux.evaluation.metrics.per_class import MATRIX_AT_MOST
 
 NAMES = ["accuracy", "top5", "balanced_accuracy", "macro_f1", "per_class"]
 SHAPES = [(1, 50, 3), (3, 200, 10), (2, 60, 2), (2, 30, 40)]

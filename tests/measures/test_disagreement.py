@@ -15,7 +15,7 @@ from scipy.stats import entropy
 from sklearn.metrics import hamming_loss
 from torch import Tensor
 
-from plateaux.measures.disagreement import der, disagreement, kl
+from plateaux.evaluation.metrics.disagreement import der, disagreement, kl
 
 ALL = {"disagreement": disagreement, "der": der, "kl": kl}
 Cut = tuple[Tensor, Tensor, tuple[int, ...]]

@@ -13,7 +13,7 @@ from reference.diversity import TOGETHER, check_cuts, check_order, cut_tables, m
 from scipy.stats import entropy
 from torch import Tensor
 
-from plateaux.measures.entropy import expected_entropy, mutual_information, predictive_entropy
+from plateaux.evaluation.metrics.entropy import expected_entropy, mutual_information, predictive_entropy
 
 ALL = {
     "predictive_entropy": predictive_entropy,

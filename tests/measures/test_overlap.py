@@ -14,8 +14,8 @@ from scipy.stats.contingency import odds_ratio
 from sklearn.metrics import jaccard_score
 from torch import Tensor
 
-from plateaux.measures.overlap import best_member, eir, error_overlap, oracle, q_statistic
-from plateaux.tables import MEAN_LOGIT, MEAN_PROBABILITY
+from plateaux.ensembles.log_probs import MEAN_LOGIT, MEAN_PROBABILITY
+from plateaux.evaluation.metrics.error_overlap import best_member, eir, error_overlap, oracle, q_statistic
 
 ALL = {"error_overlap": error_overlap, "q_statistic": q_statistic, "eir": eir, "oracle": oracle}
 Cut = tuple[Tensor, Tensor, tuple[int, ...]]

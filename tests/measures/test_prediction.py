@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, log_loss
 from torch import Tensor
 
-from plateaux import registry
-from plateaux.assess import assess
-from plateaux.exchange import Measure, View
-from plateaux.executors.local import Local
-from plateaux.tables import MEAN_LOGIT, MEAN_PROBABILITY, log_probabilities, row_names
-from plateaux.types import Batch, Value
+from plateaux.core import registry
+from plateaux.core.method import Measure, View
+from plateaux.core.types import Batch, Value
+from plateaux.distributed.executors.local import Local
+from plateaux.ensembles.log_probs import MEAN_LOGIT, MEAN_PROBABILITY, log_probabilities, row_names
+from plateaux.evaluation.metric_loop import assess
 
 NAMES = ["accuracy", "nll", "brier", "ece"]
 Rows = Mapping[str, Value]

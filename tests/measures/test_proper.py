@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from measures.test_prediction import measured, probabilities, table_of
 from torch import Tensor
 
-from plateaux import registry
-from plateaux.errors import RecipeError
-from plateaux.tables import cell
-from plateaux.types import Batch, Value
+from plateaux.core import registry
+from plateaux.core.errors import RecipeError
+from plateaux.core.types import Batch, Value
+from plateaux.ensembles.log_probs import cell
 
 PARTS = ["reliability", "resolution", "uncertainty", "remainder"]
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from measures.test_prediction import measured, probabilities, table_of
 from torch import Tensor
 
-from plateaux import registry
-from plateaux.errors import RecipeError
-from plateaux.tables import MEAN_PROBABILITY
-from plateaux.types import Batch
+from plateaux.core import registry
+from plateaux.core.errors import RecipeError
+from plateaux.core.types import Batch
+from plateaux.ensembles.log_probs import MEAN_PROBABILITY
 
 NAMES = ["aurc", "e_aurc", "risk_at_coverage"]
 

@@ -14,8 +14,8 @@ from reference.diversity import TOGETHER, check_cuts, check_order, cut_tables, m
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from plateaux.errors import RecipeError
-from plateaux.measures.spread import pds, unique, variance
+from plateaux.core.errors import RecipeError
+from plateaux.evaluation.metrics.variance import pds, unique, variance
 
 ALL = {"variance": variance, "unique": unique, "pds": pds}
 Cut = tuple[Tensor, Tensor, tuple[int, ...]]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from measures.test_prediction import measured, table_of
 
-from plateaux.guests import guest
+from plateaux.core.optional import guest
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def test_a_confidence_of_exactly_one_is_lost_in_a_bin_that_does_not_exist(theirs
 
 
 def test_alarms_are_told_apart_alike(theirs: Any) -> None:
-    from plateaux.ranks import aupr, auroc
+    from plateaux.core.stats.ranking import aupr, auroc
 
     chance = torch.Generator().manual_seed(1)
     inside = torch.randn(300, generator=chance, dtype=torch.float64)

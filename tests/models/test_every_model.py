@@ -1,4 +1,4 @@
-"""What every registered model must do; a new file in plateaux/models is tested by existing."""
+"""What every registered model must do; a new file in plateaux/models/architectures is tested by existing."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
-from plateaux.errors import RecipeError, UnknownName
-from plateaux.registry import model
+from plateaux.core.errors import RecipeError, UnknownName
+from plateaux.core.registry import model
 
 IMAGE, CLASSES = (3, 32, 32), 5
 SMALL: dict[str, dict[str, Any]] = {

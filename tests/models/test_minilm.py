@@ -19,16 +19,16 @@ from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 from typer.testing import CliRunner
 
-from plateaux.cli import app
-from plateaux.errors import RecipeError
-from plateaux.exchange import View
-from plateaux.guests import guest
-from plateaux.lora import Adapted, adapt, merged
-from plateaux.models.minilm import minilm
-from plateaux.norms import squared_norms
-from plateaux.recipe import Recipe
-from plateaux.train import train
-from plateaux.types import Batch
+from plateaux.cli.main import app
+from plateaux.config.recipe import Recipe
+from plateaux.core.errors import RecipeError
+from plateaux.core.method import View
+from plateaux.core.optional import guest
+from plateaux.core.types import Batch
+from plateaux.models.architectures.minilm import minilm
+from plateaux.models.lora import Adapted, adapt, merged
+from plateaux.optim.grad_norms import squared_norms
+from plateaux.training.train import train
 
 pytestmark = pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed")
 
@@ -173,7 +173,7 @@ def test_a_text_ensemble_trains_stops_goes_on_and_is_measured_from_the_command_l
     call = ["train", str(tmp_path / "text.toml"), "--out", str(tmp_path / "whole"), "--json"]
     assert CliRunner().invoke(app, call).exit_code == 0
     parts = stopped_and_carried_on(row, tmp_path / "parts", 4)
-    from plateaux.run import Run
+    from plateaux.storage.run import Run
 
     whole = Run.open(tmp_path / "whole")
     assert distance(weights(parts), weights(whole)) == 0
@@ -197,8 +197,8 @@ def test_stacked_text_members_are_looped_ones(corpus: Path, tmp_path: Path) -> N
 
 @pytest.mark.skipif(not REAL.is_file(), reason="the weights of MiniLM are not here: set PLATEAUX_DATA")
 def test_the_real_weights_fit_and_tell_paraphrases_apart() -> None:
-    from plateaux.data.mrpc import mrpc
-    from plateaux.surgery import load_weights
+    from plateaux.data.datasets.mrpc import mrpc
+    from plateaux.models.surgery import load_weights
 
     data = mrpc(length=64, limit=1, test_limit=96)
     one = minilm(shape=(64,), classes=2).eval()

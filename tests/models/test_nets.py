@@ -15,11 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from plateaux.errors import RecipeError, UnknownName
-from plateaux.guests import guest
-from plateaux.models.resnet import Pad
-from plateaux.registry import model
-from plateaux.surgery import load_weights
+from plateaux.core.errors import RecipeError, UnknownName
+from plateaux.core.optional import guest
+from plateaux.core.registry import model
+from plateaux.models.architectures.resnet import Pad
+from plateaux.models.surgery import load_weights
 
 DATA = Path(os.environ.get("PLATEAUX_DATA", "/nonexistent"))
 WEIGHTS = DATA / "weights" / "resnet20_32_44_56_cifar10.safetensors"

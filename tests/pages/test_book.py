@@ -14,17 +14,17 @@ import torch
 from typer.testing import CliRunner
 
 import plateaux
-from plateaux import cli
-from plateaux.errors import RunError
-from plateaux.measurement import Measurement
-from plateaux.measures.calibration import reliability
-from plateaux.pages import kept
-from plateaux.pages.book import read
-from plateaux.pages.page import FAMILIES, compose, report
-from plateaux.pages.writing import to_html, write_figures
-from plateaux.run import Run
-from plateaux.samples import from_tensors
-from plateaux.types import Value
+from plateaux.cli.main import app
+from plateaux.core.errors import RunError
+from plateaux.core.types import Value
+from plateaux.data.sources import from_tensors
+from plateaux.evaluation.metrics.calibration import reliability
+from plateaux.evaluation.results import Measurement
+from plateaux.reports import artifacts as kept
+from plateaux.reports.export import to_html, write_figures
+from plateaux.reports.inputs import read
+from plateaux.reports.report import FAMILIES, compose, report
+from plateaux.storage.run import Run
 
 RECIPE = {
     "members": 2,
@@ -182,8 +182,8 @@ measures = ["accuracy"]
 [figures]
 draw = ["accuracy_bars", "training"]
 """
-    from plateaux.conduct import Conduct
-    from plateaux.study import Study
+    from plateaux.studies.runner import Conduct
+    from plateaux.studies.study import Study
 
     (tmp_path / "study.toml").write_text(text)
     Conduct(Study.load(tmp_path / "study.toml"), tmp_path / "out").go()
@@ -213,7 +213,7 @@ def test_what_is_no_run_is_said_to_be_none(tmp_path: Path) -> None:
 
 
 def told(*words: str) -> tuple[int, str]:
-    done = CliRunner().invoke(cli.app, ["report", *words])
+    done = CliRunner().invoke(app, ["report", *words])
     return done.exit_code, done.output
 
 

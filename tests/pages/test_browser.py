@@ -10,9 +10,9 @@ from typing import Any
 import inventions as made
 import pytest
 
-from plateaux.pages.book import Book, Chapter
-from plateaux.pages.page import compose
-from plateaux.pages.writing import to_html
+from plateaux.reports.export import to_html
+from plateaux.reports.inputs import Book, Chapter
+from plateaux.reports.report import compose
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 if BROWSER is None:

@@ -11,13 +11,18 @@ import inventions as made
 import numpy as np
 import pytest
 
-from plateaux.pages import look
-from plateaux.pages.figures import bars, careful, curves, gallery, ground, plane, training, trust
-from plateaux.pages.look import Drawing
-from plateaux.pages.picking import SHARPNESS, first_of
-from plateaux.ranks import auroc
-from plateaux.statistics import slope
-from plateaux.tables import MEAN_PROBABILITY
+from plateaux.core.stats.intervals import slope
+from plateaux.core.stats.ranking import auroc
+from plateaux.ensembles.log_probs import MEAN_PROBABILITY
+from plateaux.reports import style as look
+from plateaux.reports.figures import accuracy as bars
+from plateaux.reports.figures import curves, gallery, training
+from plateaux.reports.figures import landscape as ground
+from plateaux.reports.figures import partition as careful
+from plateaux.reports.figures import sharpness_diversity as plane
+from plateaux.reports.figures import uncertainty as trust
+from plateaux.reports.query import SHARPNESS, first_of
+from plateaux.reports.style import Drawing
 
 Draw = Callable[[str], Drawing | None]
 

@@ -15,16 +15,17 @@ from typing import Any
 import inventions as made
 import pytest
 
-from plateaux.errors import RecipeError
-from plateaux.findings import Finding
-from plateaux.pages import front, tables
-from plateaux.pages.book import Book, Chapter
-from plateaux.pages.page import Report, compose
-from plateaux.pages.tables import Entry, Sheet
-from plateaux.pages.writing import to_csv, to_html, to_json, to_markdown
-from plateaux.tables import MEAN_PROBABILITY
-from plateaux.types import Value
-from plateaux.words import between, with_error
+from plateaux.core.errors import RecipeError
+from plateaux.core.formatting import between, with_error
+from plateaux.core.types import Value
+from plateaux.ensembles.log_probs import MEAN_PROBABILITY
+from plateaux.reports import summary as front
+from plateaux.reports import tables
+from plateaux.reports.export import to_csv, to_html, to_json, to_markdown
+from plateaux.reports.inputs import Book, Chapter
+from plateaux.reports.report import Report, compose
+from plateaux.reports.tables import Entry, Sheet
+from plateaux.studies.results import Finding
 
 EVIL = "<script>alert(1)</script>"
 

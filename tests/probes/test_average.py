@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch.func import functional_call, vmap
 
-from plateaux.errors import RecipeError
-from plateaux.exchange import View
-from plateaux.ground import Ground
-from plateaux.neighbourhood import drawn, move, scale_of
-from plateaux.probes.average import average_l2, average_linf
-from plateaux.types import Value
+from plateaux.core.errors import RecipeError
+from plateaux.core.method import View
+from plateaux.core.types import Value
+from plateaux.loss_landscape.loss_surface import Ground
+from plateaux.loss_landscape.perturbations import drawn, move, scale_of
+from plateaux.loss_landscape.probes.average_case import average_l2, average_linf
 
 PROBES = {"l2": average_l2, "linf": average_linf}
 SPREAD = {"l2": 1.0, "linf": 1 / 3}  # the variance of one draw

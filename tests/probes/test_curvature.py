@@ -13,14 +13,14 @@ import torch
 from reference import curvature as reference
 from torch import Tensor, nn
 
-from plateaux import registry
-from plateaux.curvature import Curvature
-from plateaux.errors import RecipeError
-from plateaux.exchange import View
-from plateaux.ground import Ground
-from plateaux.guests import guest
-from plateaux.probes.curvature import _value, ordinal
-from plateaux.types import Batch, Value
+from plateaux.core import registry
+from plateaux.core.errors import RecipeError
+from plateaux.core.method import View
+from plateaux.core.optional import guest
+from plateaux.core.types import Batch, Value
+from plateaux.loss_landscape.curvature import Curvature
+from plateaux.loss_landscape.loss_surface import Ground
+from plateaux.loss_landscape.probes.hessian import _value, ordinal
 
 QUICK: dict[str, dict[str, Any]] = {
     "trace": {"draws": 3},

@@ -5,13 +5,13 @@ import torch
 from reference.fisher import empirical_fisher, gradients, model_fisher, weights
 from torch import Tensor, nn
 
-from plateaux import tangents
-from plateaux.errors import RecipeError
-from plateaux.exchange import View
-from plateaux.ground import Ground
-from plateaux.probes.fisher import fisher_rao, fisher_trace
-from plateaux.samplewise import over_draws, over_samples
-from plateaux.types import Batch
+from plateaux.core.errors import RecipeError
+from plateaux.core.method import View
+from plateaux.core.types import Batch
+from plateaux.loss_landscape import forward_mode as tangents
+from plateaux.loss_landscape.loss_surface import Ground
+from plateaux.loss_landscape.per_sample import over_draws, over_samples
+from plateaux.loss_landscape.probes.fisher import fisher_rao, fisher_trace
 
 
 def bare(*, bias: bool = False, dtype: torch.dtype = torch.float64) -> nn.Sequential:

@@ -7,12 +7,12 @@ from reference.fisher import gradients, input_hessians
 from scipy.stats import spearmanr
 from torch import Tensor, nn
 
-from plateaux.errors import RecipeError
-from plateaux.exchange import View
-from plateaux.ground import Ground
-from plateaux.probes.per_sample import gradient_norm, input_curvature, input_curvatures, rank_agreement
-from plateaux.ranks import spearman
-from plateaux.types import Batch
+from plateaux.core.errors import RecipeError
+from plateaux.core.method import View
+from plateaux.core.stats.ranking import spearman
+from plateaux.core.types import Batch
+from plateaux.loss_landscape.loss_surface import Ground
+from plateaux.loss_landscape.probes.per_sample import gradient_norm, input_curvature, input_curvatures, rank_agreement
 
 
 class Bowl(nn.Module):
@@ -60,7 +60,7 @@ def test_the_error_of_a_quantile_is_what_repeating_shows(monkeypatch: pytest.Mon
     found, here = [], ground(mlp())
     for _ in range(300):
         drawn = torch.randn(400, generator=maker, dtype=torch.float64).exp()
-        monkeypatch.setattr("plateaux.probes.per_sample.gradient_norms", lambda _, drawn=drawn: drawn)
+        monkeypatch.setattr("plateaux.loss_landscape.probes.per_sample.gradient_norms", lambda _, drawn=drawn: drawn)
         found.append(gradient_norm(quantiles=(0.9,)).ask(here)["90 %"])
     assert np.mean([v.error for v in found]) == pytest.approx(np.std([v.number for v in found]), rel=0.15)
 

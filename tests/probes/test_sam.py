@@ -10,12 +10,12 @@ import torch
 from torch import nn
 from torch.func import functional_call, vmap
 
-from plateaux import updates
-from plateaux.errors import RecipeError
-from plateaux.exchange import View
-from plateaux.grouping import groups
-from plateaux.probes.sam import sam_sharpness, sam_step
-from plateaux.types import Batch
+from plateaux.core.errors import RecipeError
+from plateaux.core.method import View
+from plateaux.core.types import Batch
+from plateaux.loss_landscape.groups import groups
+from plateaux.loss_landscape.probes.sam_sharpness import sam_sharpness, sam_step
+from plateaux.optim import sam as updates
 
 DIRECTIONS = ("sphere", "gaussian", "filter")
 

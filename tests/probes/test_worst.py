@@ -12,15 +12,16 @@ import torch.nn.functional as F
 from reference import apgd
 from torch import Tensor, nn
 
-from plateaux import registry, trees
-from plateaux.ascent import Ball, _anywhere, ascents, checkpoints
-from plateaux.errors import RecipeError
-from plateaux.exchange import View
-from plateaux.ground import Ground
-from plateaux.grouping import gradient, groups, losses
-from plateaux.neighbourhood import scale_of
-from plateaux.probes.worst import worst_l2, worst_linf
-from plateaux.types import Batch
+from plateaux.core import registry
+from plateaux.core import tensor_tree as trees
+from plateaux.core.errors import RecipeError
+from plateaux.core.method import View
+from plateaux.core.types import Batch
+from plateaux.loss_landscape.apgd import Ball, _anywhere, ascents, checkpoints
+from plateaux.loss_landscape.groups import gradient, groups, losses
+from plateaux.loss_landscape.loss_surface import Ground
+from plateaux.loss_landscape.perturbations import scale_of
+from plateaux.loss_landscape.probes.worst_case import worst_l2, worst_linf
 
 PROBES = {"l2": worst_l2, "linf": worst_linf}
 RADIUS = {"l2": 0.3, "linf": 0.05}

@@ -1,4 +1,4 @@
-"""Augmentation one sample and one pixel at a time: slow, obvious twins of plateaux.augment."""
+"""Augmentation one sample and one pixel at a time: slow, obvious twins of plateaux.data.augment."""
 
 from __future__ import annotations
 

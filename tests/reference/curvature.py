@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from plateaux.types import Batch
+from plateaux.core.types import Batch
 
 
 def flat(module: nn.Module) -> Tensor:

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
-from plateaux.exchange import Measure
-from plateaux.types import Batch, Value
+from plateaux.core.method import Measure
+from plateaux.core.types import Batch, Value
 
 Array = NDArray[Any]
 Rows = Mapping[str, Value]

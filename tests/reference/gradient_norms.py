@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from plateaux.exchange import Settle, View
-from plateaux.types import Batch, map_inputs
+from plateaux.core.method import Settle, View
+from plateaux.core.types import Batch, map_inputs
 
 
 def gradient_norms(module: nn.Module, batch: Batch, loss: Settle | None = None) -> Tensor:

@@ -1,4 +1,4 @@
-"""Who is careful about what, with full sorts and Python's sets: slow, obvious twins of plateaux.rules.
+"""Who is careful about what, with full sorts and Python's sets: slow, obvious twins of plateaux.data.partition.rules.
 
 Below them: tables of scores to try both on.
 """

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from plateaux.types import Batch, Tree
+from plateaux.core.types import Batch, Tree
 
 Loss = Callable[[nn.Module, Batch], Tensor]
 

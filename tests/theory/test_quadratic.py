@@ -7,7 +7,7 @@ import warnings
 import numpy as np
 import pytest
 
-from plateaux.errors import RecipeError
+from plateaux.core.errors import RecipeError
 from plateaux.theory import Setting, Unstable, sam_weights, stability_limit, theorem1, theorem2, worst_case
 from plateaux.theory.phi import Floats
 from plateaux.theory.quadratic import rise

@@ -15,16 +15,16 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from plateaux import theorising
-from plateaux.errors import RecipeError
-from plateaux.terminal import told
+from plateaux.cli import theory as theorising
+from plateaux.cli.common import told
+from plateaux.core.errors import RecipeError
 from plateaux.theory import Setting, Simulated, theorem1
 from plateaux.theory.captions import captions, off, percent
-from plateaux.theory.claims import bounds_of_sam, diversity_of_sam, judge, parts, trade_off
 from plateaux.theory.experiment import Experiment, Pair, Panel, Point, plotted_bounds, predictions, run
 from plateaux.theory.figures import draw
 from plateaux.theory.intervals import around, interval, mean_of
 from plateaux.theory.record import deviations, record
+from plateaux.theory.verdicts import bounds_of_sam, diversity_of_sam, judge, parts, trade_off
 
 BASE = Setting(n=1200, d=60)  # the paper's ratios, smaller
 

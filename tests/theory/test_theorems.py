@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from reference.subset_constant import simulated_constant
 
-from plateaux.errors import RecipeError
+from plateaux.core.errors import RecipeError
 from plateaux.theory import (
     Setting,
     Unstable,

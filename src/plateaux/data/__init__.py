@@ -1,1 +1,3 @@
-"""Plug-ins: one data set a file, found by name."""
+"""Data sources, loading, augmentation, and splits of the data that members are trained and evaluated on.
+
+Data sets are plug-ins in `data.datasets`. Building data from a recipe belongs in `config.builders`."""

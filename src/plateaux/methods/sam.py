@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from plateaux.exchange import Method, Objective, Settle
-from plateaux.registry import method
-from plateaux.updates import adaptive, ball, climb, elementwise, surrogate_gap
+from plateaux.core.method import Method, Objective, Settle
+from plateaux.core.registry import method
+from plateaux.optim.sam import adaptive, ball, climb, elementwise, surrogate_gap
 
 Perturbation = Literal["global", "per_worker"]
 

@@ -8,12 +8,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from plateaux.errors import RecipeError
-from plateaux.exchange import Method, Objective, Present, Settle
-from plateaux.losses import among, disagreement, hardness
-from plateaux.registry import method
-from plateaux.types import Batch, key
-from plateaux.updates import Climb, update_named
+from plateaux.core.errors import RecipeError
+from plateaux.core.method import Method, Objective, Present, Settle
+from plateaux.core.registry import method
+from plateaux.core.types import Batch, key
+from plateaux.optim.losses import among, disagreement, hardness
+from plateaux.optim.sam import Climb, update_named
 
 
 @method

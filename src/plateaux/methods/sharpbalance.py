@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Literal
 
-from plateaux.errors import RecipeError
-from plateaux.exchange import Method, Objective, Offer, Rendezvous, Settle
-from plateaux.offers import gradient_norm, last_layer, sample_loss
-from plateaux.registry import method
-from plateaux.rules import rule as rule_named
-from plateaux.updates import adaptive, careful, plain, surrogate_gap
-from plateaux.updates import climb as by_climbing
+from plateaux.core.errors import RecipeError
+from plateaux.core.method import Method, Objective, Offer, Rendezvous, Settle
+from plateaux.core.registry import method
+from plateaux.data.partition.rules import rule as rule_named
+from plateaux.optim.sam import adaptive, careful, plain, surrogate_gap
+from plateaux.optim.sam import climb as by_climbing
+from plateaux.optim.sample_scores import gradient_norm, last_layer, sample_loss
 
 
 @method

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from plateaux.exchange import Method, Objective, Settle
-from plateaux.registry import method
-from plateaux.updates import Climb, update_named
+from plateaux.core.method import Method, Objective, Settle
+from plateaux.core.registry import method
+from plateaux.optim.sam import Climb, update_named
 
 
 @method

@@ -1,15 +1,3 @@
-"""Plug-ins: one model a file, found by name."""
+"""Changes to networks: freezing, pruning, LoRA adapters, and a shared backbone with heads.
 
-from __future__ import annotations
-
-from plateaux.errors import RecipeError
-
-
-def channels(shape: tuple[int, ...]) -> int:
-    """Return the channels of an image of that shape, or say that the data set has no images."""
-    if len(shape) != 3:
-        raise RecipeError(
-            f"This model takes images (channels, height, width), but the data set's inputs have shape {shape}; "
-            "choose a data set of images, or the model 'mlp', which takes any shape"
-        )
-    return shape[0]
+Architectures are plug-ins in `models.architectures`. Building a model from a recipe belongs in `config.builders`."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from plateaux.guests import guest
+from plateaux.core.optional import guest
 from plateaux.theory.captions import Part, captions, off, percent, said
 from plateaux.theory.experiment import FORMULAS, Experiment, Formula, Panel, Point
 from plateaux.theory.intervals import around, mean_of

@@ -8,7 +8,7 @@ from functools import cache
 
 import numpy as np
 
-from plateaux.errors import RecipeError
+from plateaux.core.errors import RecipeError
 from plateaux.theory.setting import Setting
 from plateaux.theory.theorems import Order, Prediction, theorem2
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from plateaux.estimates import mean_over
-from plateaux.statistics import t_quantile
+from plateaux.core.stats.estimates import mean_over
+from plateaux.core.stats.intervals import t_quantile
+from plateaux.core.types import Value
 from plateaux.theory.phi import Floats
-from plateaux.types import Value
 
 
 def interval(values: Floats, *, among: int = 1) -> tuple[float, float]:

@@ -6,10 +6,10 @@ from dataclasses import asdict
 from typing import Any
 
 from plateaux.theory.captions import captions, off, percent
-from plateaux.theory.claims import judge
 from plateaux.theory.experiment import FORMULAS, Experiment, Panel, Point
 from plateaux.theory.intervals import mean_of
 from plateaux.theory.phi import Floats
+from plateaux.theory.verdicts import judge
 
 
 def record(experiment: Experiment) -> dict[str, Any]:

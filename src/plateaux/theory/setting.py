@@ -6,7 +6,7 @@ import warnings
 from dataclasses import dataclass
 from math import sqrt
 
-from plateaux.errors import RecipeError
+from plateaux.core.errors import RecipeError
 
 
 class Unstable(UserWarning):

@@ -13,11 +13,11 @@ from math import lcm, sqrt
 import numpy as np
 from numpy.typing import NDArray
 
-from plateaux.errors import RecipeError
+from plateaux.core.errors import RecipeError
+from plateaux.core.types import key
 from plateaux.theory.phi import Floats, contraction
 from plateaux.theory.quadratic import worst_case
 from plateaux.theory.setting import Setting
-from plateaux.types import key
 
 TESTS = 1000  # rows of new data, as in the paper
 

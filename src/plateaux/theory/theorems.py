@@ -12,7 +12,7 @@ from functools import partial
 from math import sqrt
 from typing import Literal, Protocol
 
-from plateaux.errors import RecipeError
+from plateaux.core.errors import RecipeError
 from plateaux.theory.phi import phi, trace_variance
 from plateaux.theory.setting import Setting, warn_if_unstable
 from plateaux.theory.spectrum import exact_phi

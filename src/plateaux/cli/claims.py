@@ -1,0 +1,54 @@
+"""The command that shows the ledger of claims, runs their studies, and writes its page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from plateaux.cli.common import AsJson, show, write_whole
+from plateaux.studies.claims.claim import Entry, chosen, home, read_claims, read_evidence
+from plateaux.studies.claims.evidence import gather
+from plateaux.studies.claims.page import figures, page
+from plateaux.studies.results import findings_of_study
+
+
+def claims(
+    names: Annotated[list[str] | None, typer.Argument(metavar="[CLAIM]...", help="Numbers or names; all.")] = None,
+    run: Annotated[bool, typer.Option("--run", help="Run the studies that test them, and keep the evidence.")] = False,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write a page of them, such as claims.md.")] = None,
+    work: Annotated[Path, typer.Option(help="The folder that studies run in.")] = Path("runs/claims"),
+    evidence: Annotated[
+        Path | None, typer.Option(help="Another folder of evidence than claims/evidence; written by --run.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what papers claim and what became of it here; run the studies; write the page.
+
+    In Python: `from plateaux.studies.claims.claim import read_entries; read_entries()`
+    """
+    known = chosen(read_claims(), names or [])
+    where = evidence or home() / "evidence"
+    if run:
+        gather(known, work, where, home().parent, read=findings_of_study)
+    entries = [Entry(claim, read_evidence(claim, where)) for claim in known]
+    if out is not None:
+        write_whole(out, page(entries))
+    last = [f"written to {out}"] if out else []
+    show(as_json, [each.to_dict() for each in entries], lambda: [table(entries), *last])
+
+
+def table(entries: Sequence[Entry]) -> Table:
+    """Return the ledger for a terminal: a line for every case of every claim."""
+    shown = Table("claim", "what it says", "case", "the paper's effect", "here (95 % interval)", "verdict")
+    for each in entries:
+        cases = each.evidence.cases if each.evidence else {}
+        effect = "" if each.claim.primary.effect is None else f"{each.claim.primary.effect:g}"
+        for at, (case, verdict) in enumerate(each.verdicts.items()):
+            number, words = (str(each.claim.number), each.claim.statement) if at == 0 else ("", "")
+            ours = figures(cases[case].primary, each.claim.primary.unit) if case in cases else ""
+            shown.add_row(number, words, case, effect, ours, verdict)
+    return shown

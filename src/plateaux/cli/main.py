@@ -1,0 +1,253 @@
+"""The command line: one verb, one noun; tables for people, JSON when piped or with --json.
+
+Exit codes: 0 done, 2 the recipe or call is wrong, 3 data are missing, 4 the run folder or storage cannot serve, 5 a
+loss is no number any more, 6 code that was not allowed, 75 stopped with a checkpoint (run the same command again).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+import plateaux
+from plateaux.cli import claims as claiming
+from plateaux.cli import evaluate as measuring
+from plateaux.cli import landscape as landscaping
+from plateaux.cli import report as reporting
+from plateaux.cli import study as studying
+from plateaux.cli import theory as theorising
+from plateaux.cli.common import Allow, AsJson, Changes, show, told, torchrun
+from plateaux.cli.progress import lines, watching
+from plateaux.config.builtin import recipe_file, shipped
+from plateaux.config.recipe import located
+from plateaux.config.schema import WrongKey
+from plateaux.core import errors, registry
+from plateaux.core import tensor_tree as trees
+from plateaux.core.formatting import duration
+from plateaux.core.runtime import is_first
+from plateaux.evaluation.tables import size, tables
+from plateaux.training.job_records import latest
+from plateaux.training.train import check as check_recipe
+
+KINDS = {
+    "methods": registry.method, "measures": registry.measure, "data": registry.dataset, "models": registry.model,
+    "executors": registry.executor, "probes": registry.probe,
+}  # fmt: skip
+
+app = typer.Typer(
+    help="Train, measure and use deep ensembles whose members are flat and diverse.", no_args_is_help=True,
+    add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown",
+)  # fmt: skip
+recipes = typer.Typer(help="Check a recipe, or print the schema of all recipes.", no_args_is_help=True)
+app.add_typer(recipes, name="recipe")
+for command in (
+    measuring.measure, measuring.calibrate, measuring.predict, measuring.soup, measuring.select,
+    landscaping.landscape, studying.study, reporting.report, theorising.theory, claiming.claims,
+):  # fmt: skip
+    app.command()(told(command))
+
+
+def main() -> None:
+    """Run the command line."""
+    app()
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"plateaux {plateaux.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def everything(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Say which one.")
+    ] = False,
+) -> None:
+    """Train, measure and use deep ensembles whose members are flat and diverse."""
+
+
+@contextmanager
+def lines_of(file: Path) -> Iterator[None]:
+    """Name the line of the recipe that a wrong key or value stands in."""
+    try:
+        yield
+    except WrongKey as problem:
+        raise located(problem, file.read_text(encoding="utf-8"), str(file)) from None
+
+
+@app.command()
+@told
+def train(
+    recipe: Annotated[str, typer.Argument(help="A TOML file, or the name of a recipe that comes along (quickstart).")],
+    changes: Changes = None,
+    out: Annotated[Path | None, typer.Option(help="The run folder; runs/<recipe> by default.")] = None,
+    executor: Annotated[str | None, typer.Option(help="local, mesh or ray.")] = None,
+    address: Annotated[str | None, typer.Option(help="The Ray cluster to join; one of our own by default.")] = None,
+    manner: Annotated[str | None, typer.Option(help="loop, vmap or parked (local).")] = None,
+    processes: Annotated[int | None, typer.Option(help="So many processes at once.")] = None,
+    devices: Annotated[str | None, typer.Option(help="Devices to use, such as 0,1.")] = None,
+    min_members: Annotated[int | None, typer.Option(help="A meeting may go ahead with so many.")] = None,
+    span_from: Annotated[Path | None, typer.Option(help="Begin where this run stood at its first meeting.")] = None,
+    allow: Allow = None,
+    measure: Annotated[bool, typer.Option(help="Measure on the test samples at the end.")] = True,
+    as_json: AsJson = False,
+) -> None:
+    """Train an ensemble; run the same command again to go on where it stopped.
+
+    In Python: `plateaux.train(plateaux.Recipe.load("recipe.toml"), out="runs/demo")`
+    """
+    wanted = [*(changes or []), *_executor(executor, manner, processes, devices, address)]
+    wanted += [f"run.min_members={min_members}"] if min_members is not None else []
+    file = recipe_file(recipe)
+    what = plateaux.Recipe.load(file, wanted)
+    root = out or Path("runs") / Path(recipe).stem
+    if what.executor.name == "mesh" and "RANK" not in os.environ:
+        raise typer.Exit(torchrun(what.executor.processes))
+    given = plateaux.Given(allow=tuple(allow or ()))
+    with lines_of(file), watching(Console(stderr=True)) as tell:
+        plateaux.train(what, root, given=given, tell=tell, span=span_from)
+    if not is_first():
+        return
+    found = plateaux.evaluate(root, given=given) if measure else []
+    show(
+        as_json,
+        {"run": str(root), "measurements": [each.to_dict() for each in found]},
+        lambda: tables(found, Console().width),
+    )
+
+
+@app.command()
+@told
+def plan(run: Path, as_json: AsJson = False) -> None:
+    """Show the jobs that are missing of a run.
+
+    In Python: `plateaux.missing(plateaux.Run.open("runs/demo"))`
+    """
+    jobs = plateaux.missing(plateaux.Run.open(run))
+    plain = [{"kind": j.kind, "members": list(j.members), "start": list(j.start), "stop": j.stop} for j in jobs]
+    show(as_json, plain, lambda: [str(job) for job in jobs] or ["nothing is missing"])
+
+
+@app.command()
+@told
+def status(run: Path, as_json: AsJson = False) -> None:
+    """Show where every member of a run stands, and what it takes on disk.
+
+    In Python: `plateaux.Run.open("runs/demo").all_progress()`
+    """
+    opened = plateaux.Run.open(run)
+    rows: list[dict[str, Any]] = []
+    jobs, present = latest(opened), opened.present()
+    for number, progress in enumerate(opened.all_progress()):
+        state = "finished" if progress.finished else "in work" if opened.held(number) else "waiting"
+        state = state if number in present else "left out"
+        rows.append(
+            {
+                "member": number, "state": state, "epoch": progress.epoch, "step": progress.step,
+                "epochs": opened.recipe.train.epochs, "weights": progress.weights_from, "why": progress.why,
+                "seconds": progress.seconds, "bytes": opened.store.size(f"members/{number}"),
+                **({"job": jobs[number]} if number in jobs else {}),
+            }
+        )  # fmt: skip
+    total = opened.store.size()
+    shared = trees.size(opened.shared().values())
+    held = [f"{size(shared)} that all members share, held once"] if shared else []
+
+    def table() -> list[Any]:
+        shown = Table("member", "state", "epoch", "weights", "time", "on disk")
+        for r in rows:
+            at = f"{r['epoch']}/{r['epochs']}" + (f" + {r['step']} steps" if r["step"] else "")
+            words = f"{r['weights']} ({r['why']})" if r["why"] else r["weights"]
+            shown.add_row(str(r["member"]), r["state"], at, words, duration(r["seconds"]), size(r["bytes"]))
+        live = {n: job for n, job in jobs.items() if job["outcome"] in ("running", "silent") and "epochs" in job}
+        return [shown, *([lines(live)] if live else []), *held, f"{size(total)} in all"]
+
+    show(as_json, {"run": str(run), "members": rows, "shared_bytes": shared, "bytes": total}, table)
+
+
+@app.command()
+@told
+def adopt(
+    out: Annotated[Path, typer.Option("--out", "-o", help="The run folder to make.")],
+    model: Annotated[list[str], typer.Option(help="The model's name; once, or once for each file.")],
+    weights: Annotated[list[str], typer.Option(help="FILE or FILE:prefix; once for each member.")],
+    data: Annotated[str, typer.Option(help="The data set the models are for.")],
+    changes: Changes = None,
+    allow: Allow = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a run of existing weights: safetensors files, or torch checkpoints that hold nothing but weights.
+
+    In Python: `plateaux.adopt("runs/mine", recipe, ["a.safetensors", "b.safetensors"])`
+    """
+    names = json.dumps(model) if len(model) > 1 else json.dumps(model[0])
+    text = f"members = {len(weights)}\n[data]\nname = {json.dumps(data)}\n[model]\nname = {names}\n"
+    recipe = plateaux.Recipe.parse(text, changes or [], where="adopt")
+    plateaux.adopt(out, recipe, weights, given=plateaux.Given(allow=tuple(allow or ())))
+    show(as_json, {"run": str(out), "members": len(weights)}, lambda: [f"{out}: {len(weights)} members adopted"])
+
+
+@app.command(name="list")
+@told
+def list_(
+    kind: Annotated[str, typer.Argument(help="methods, measures, probes, data, models, executors or recipes.")],
+    as_json: AsJson = False,
+) -> None:
+    """List the plug-ins of one kind, a sentence each.
+
+    In Python: `plateaux.method.describe()`
+    """
+    if kind not in (*KINDS, "recipes"):
+        raise errors.RecipeError(f"There is no list of {kind!r}; {errors.nearest(kind, [*KINDS, 'recipes'])}")
+    found = KINDS[kind].describe() if kind in KINDS else {name: _first_line(file) for name, file in shipped().items()}
+
+    def table() -> list[Any]:
+        shown = Table("name", "what it is")
+        for name, words in found.items():
+            shown.add_row(name, words)
+        return [shown]
+
+    show(as_json, found, table)
+
+
+@recipes.command()
+@told
+def check(recipe: str, changes: Changes = None, allow: Allow = None, as_json: AsJson = False) -> None:
+    """Check a recipe without training: names, options, and what fits together.
+
+    In Python: `plateaux.Recipe.load("recipe.toml")`
+    """
+    file = recipe_file(recipe)
+    found = plateaux.Recipe.load(file, changes or [])
+    with lines_of(file):
+        check_recipe(found, plateaux.Given(allow=tuple(allow or ())))
+    show(as_json, found.to_dict(), lambda: [f"{file} is sound: {found.members} members of {found.method.name}"])
+
+
+@recipes.command()
+@told
+def schema() -> None:
+    """Print the JSON schema of recipes, for editors that complete TOML files."""
+    typer.echo(json.dumps(plateaux.Recipe.model_json_schema(), indent=2))
+
+
+def _executor(
+    name: str | None, manner: str | None, processes: int | None, devices: str | None, address: str | None
+) -> list[str]:
+    listed = json.dumps([part.strip() for part in devices.split(",")]) if devices else None
+    given = {"name": name, "manner": manner, "processes": processes, "devices": listed}
+    given |= {"address": json.dumps(address) if address else None}
+    return [f"executor.{key}={value}" for key, value in given.items() if value is not None]
+
+
+def _first_line(file: Path) -> str:
+    return file.read_text(encoding="utf-8").split("\n", 1)[0].lstrip("# ")

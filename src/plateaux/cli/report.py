@@ -1,0 +1,58 @@
+"""The command that reports on runs and studies: one page, or tables and numbers for other programs."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from plateaux.cli.common import Allow, AsJson, show, write_whole
+from plateaux.config.builders.model import Given
+from plateaux.config.specs import split_names
+from plateaux.core.errors import RecipeError, nearest
+from plateaux.evaluation.tables import size
+from plateaux.reports.export import FORMATS, to_csv, to_html, to_json, to_markdown, write_figures
+from plateaux.reports.report import DETAILS, Report
+from plateaux.reports.report import report as made_of
+
+
+def report(
+    paths: Annotated[
+        list[Path], typer.Argument(metavar="RUN|STUDY ...", help="Run folders, study folders, results.json.")
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The file to write.")] = Path("report.html"),
+    format: Annotated[str | None, typer.Option(help="html, md, json or csv; by the file's ending by default.")] = None,
+    figures: Annotated[Path | None, typer.Option(help="A folder for the figures as SVG, PNG and PDF.")] = None,
+    draw: Annotated[str | None, typer.Option(help="Only these figures, such as accuracy_bars,training.")] = None,
+    details: Annotated[int, typer.Option(min=0, help="Runs that are shown one by one.")] = DETAILS,
+    allow: Allow = None,
+    as_json: AsJson = False,
+) -> None:
+    """Report on runs and studies: one page that opens without a network, or Markdown, JSON, CSV; figures for papers.
+
+    In Python: `plateaux.reports.export.to_html(plateaux.reports.report.report(["runs/demo"]))`
+    """  # fmt: skip
+    kind = format or out.suffix.removeprefix(".")
+    if kind not in FORMATS:
+        raise RecipeError(f"A report cannot be written as {kind!r}; {nearest(kind, FORMATS)}")
+    options: dict[str, Any] = {"details": details, "draw": split_names(draw or "")}
+    drawn = kind != "csv" or figures is not None
+    made = made_of(paths, figures=drawn, given=Given(allow=tuple(allow or ())), **options)
+    write_whole(out, _text(made, kind, out, figures))
+    files = write_figures(made, figures) if figures is not None else []
+    plain = {
+        "file": str(out), "bytes": out.stat().st_size, "figures": [str(file) for file in files],
+        "answers": {each.question: each.words for each in made.answers},
+    }  # fmt: skip
+    words = [f"{each.question:15} {each.words}" for each in made.answers]
+    last = f"{out}: {size(out.stat().st_size)}" + (f"; {len(files)} files in {figures}" if files else "")
+    show(as_json, plain, lambda: [*words, last])
+
+
+def _text(made: Report, kind: str, out: Path, figures: Path | None) -> str:
+    if kind == "md":
+        where = None if figures is None else os.path.relpath(figures, out.parent).replace(os.sep, "/")
+        return to_markdown(made, where)
+    return {"html": to_html, "json": to_json, "csv": to_csv}[kind](made)

@@ -1,0 +1,88 @@
+"""The command that carries out a study, or says beforehand what it will cost."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from plateaux.cli.common import Allow, AsJson, show
+from plateaux.cli.progress import watching
+from plateaux.config.builders.model import Given
+from plateaux.core.errors import RecipeError
+from plateaux.core.formatting import duration
+from plateaux.evaluation.tables import to_rich
+from plateaux.studies.comparison import Comparison
+from plateaux.studies.cost_estimate import Reckoned, Reckoning
+from plateaux.studies.results import findings_of_study
+from plateaux.studies.runner import Conduct
+from plateaux.studies.study import Study
+
+
+def study(
+    file: Annotated[Path, typer.Argument(metavar="STUDY", help="A TOML file: a base recipe, a grid, what to measure.")],
+    out: Annotated[Path | None, typer.Option(help="The study folder; runs/<study> by default.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it will cost; run and write nothing.")] = False,
+    executor: Annotated[str | None, typer.Option(help="local or mesh.")] = None,
+    processes: Annotated[int | None, typer.Option(min=1, help="So many processes at once.")] = None,
+    only: Annotated[str, typer.Option(help='Only conditions that match, such as "*rho=0.05*" or "*#0".')] = "*",
+    table: Annotated[bool, typer.Option("--table", help="Only the table of what is there so far.")] = False,
+    allow: Allow = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run a study: train what is missing of its grid, measure it, and compare.
+
+    In Python: `Conduct(Study.load("study.toml"), "runs/study").go()`
+    """
+    what = Study.load(file)
+    root = out or Path("runs") / file.stem
+    place = {"name": executor} if executor else {}
+    options: dict[str, Any] = {
+        "given": Given(allow=tuple(allow or ())),
+        "only": only,
+        "executor": {**place, **({"processes": processes} if processes else {})},
+    }
+    if dry_run:
+        conduct = Conduct(what, root, **options)
+        _some(conduct, only)
+        conduct.check()
+        _told(Reckoning(conduct).all(), as_json)
+        return
+    if not table:
+        with watching(Console(stderr=True)) as tell:
+            conduct = Conduct(what, root, tell=tell, say=lambda words: tell({"say": words}), **options)
+            _some(conduct, only)
+            conduct.go()
+    found = findings_of_study(root)
+    grids = Comparison(found, what.baseline).grids() if found else []
+    plain = {"study": str(root), "tables": [asdict(grid) for grid in grids]}
+    show(as_json, plain, lambda: [to_rich(grid) for grid in grids] or ["no run is finished yet"])
+
+
+def _some(conduct: Conduct, only: str) -> None:
+    if not conduct.wanted:
+        names = "\n  ".join(str(each) for each in conduct.plans[:10])
+        raise RecipeError(f"--only {only}: no condition matches; there are\n  {names}")
+
+
+def _told(found: list[Reckoned], as_json: bool) -> None:
+    passes, seconds = sum(each.passes for each in found), sum(each.seconds for each in found)
+    plain = {"runs": [asdict(each) for each in found], "passes": passes, "seconds": seconds}
+
+    def shown() -> list[Any]:
+        table = Table(pad_edge=False)
+        for name in ("run", "", "members", "epochs", "passes", "time"):
+            table.add_column(name, justify="left" if name in ("run", "") else "right")
+        for each in found:
+            state = f"{each.state}, from {each.begins_from[:6]}" if each.begins_from else each.state
+            cost = (str(each.members), str(each.epochs), f"{each.passes:.1f}", duration(each.seconds))
+            table.add_row(" = ".join(each.conditions), state, *cost)
+        left = sum(each.state != "done" for each in found)
+        words = f"{left} of {len(found)} runs to do: {passes:,.0f} passes over the training samples"
+        return [table, f"{words}, about {duration(seconds)} in all"]
+
+    show(as_json, plain, shown)

@@ -1,0 +1,62 @@
+"""The command that redraws the theory: figures, their numbers, and what becomes of the claims."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from plateaux.cli.common import AsJson, asking, show
+from plateaux.core.formatting import duration
+from plateaux.core.optional import guest
+from plateaux.theory.experiment import run
+from plateaux.theory.figures import draw
+from plateaux.theory.record import deviations, record
+
+
+def theory(
+    out: Annotated[Path, typer.Option("--out", "-o", help="The folder to write figures and theory.json to.")],
+    matrices: Annotated[int, typer.Option(min=2, help="Random data matrices to simulate.")] = 50,
+    starts: Annotated[int, typer.Option(min=2, help="Initialisations for each of them.")] = 50,
+    density: Annotated[int, typer.Option(min=2, help="Settings along a curve.")] = 9,
+    seed: Annotated[int, typer.Option(help="Another number draws other data.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Redraw the theory: Figures 1b, 2, 9, 10 and 11 of Lu et al. 2024, formulas as printed and corrected.
+
+    In Python: `plateaux.theory.theorem1(plateaux.theory.Setting(k=3, eta=0.01, rho=0.1))`
+    """
+    guest("matplotlib", extra="report")  # before minutes of simulation
+    began = time.monotonic()
+    with asking("simulating", unit="matrices") as ask:
+        experiment = run(matrices=matrices, starts=starts, density=density, seed=seed, seen=ask["seen"])
+        found = record(experiment)
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "theory.json").write_text(json.dumps(found, indent=1), encoding="utf-8")
+        files = [out / "theory.json", *draw(experiment, out)]
+    seconds = time.monotonic() - began
+    plain = {"files": [str(file) for file in files], "seconds": round(seconds, 1), **found}
+    last = f"{len(files)} files in {out}, after {duration(seconds)}"
+    show(as_json, plain, lambda: [_differences(deviations(experiment)), _verdicts(found["claims"]), last])
+
+
+def _differences(rows: list[list[str]]) -> Table:
+    """Show where the formulas differ from the simulation, and so from each other."""
+    header = ["figure", "settings", "diverging"]
+    columns = ["diversity printed", "diversity corrected", "bound printed", "bound corrected"]
+    table = Table(*header, *columns, title="formula above simulation, the furthest of each figure", padding=(0, 0))
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _verdicts(claims: list[dict[str, Any]]) -> Table:
+    table = Table("claim", "what it says", "as printed", "as corrected", title="claims")
+    for each in claims:
+        verdicts = [each[formula]["verdict"] for formula in ("printed", "corrected")]
+        table.add_row(str(each["claim"]), each["statement"], *verdicts)
+    return table

@@ -1,0 +1,3 @@
+"""Functions that build the objects a recipe describes: models, data, methods, optimizers.
+
+The objects themselves belong in `data`, `models`, `optim`, and `methods`."""

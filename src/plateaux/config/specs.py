@@ -1,0 +1,75 @@
+"""Measures and probes by name: single ones, with options in brackets, or several by one word."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from plateaux.config.schema import check
+from plateaux.core import registry
+from plateaux.core.errors import RecipeError
+from plateaux.core.method import Measure
+
+QUESTIONS = ("good", "sure", "different")
+EXAMPLES = {"measure": "ece(bins=10)", "probe": "worst_l2(radius=0.5; steps=50)"}
+
+Made = TypeVar("Made")
+
+
+def measures_named(words: Sequence[str], *, allow: tuple[str, ...] = ()) -> dict[str, Measure]:
+    """Return measures by name; `all`, `good`, `sure` and `different` stand for several.
+
+    >>> list(measures_named(["ece(bins=10)"]))
+    ['ece(bins=10)']
+    """
+    found: dict[str, Measure] = {}
+    for word in words:
+        if word in (*QUESTIONS, "all"):
+            found |= _asking(word)
+        else:
+            found[word] = one(word, registry.measure, Measure, allow)
+    return found
+
+
+def _asking(question: str) -> dict[str, Measure]:
+    made = every(registry.measure)
+    order = sorted(made, key=lambda name: QUESTIONS.index(made[name].asks))
+    return {name: made[name] for name in order if made[name].usual and question in ("all", made[name].asks)}
+
+
+def every(kind: registry.Registry) -> dict[str, Any]:
+    """Return all of a kind as they are without options: those of one file together, in the order they were written."""
+
+    def place(name: str) -> tuple[str, int]:
+        factory = kind.get(name)
+        return factory.__module__, factory.__code__.co_firstlineno
+
+    return {name: kind.get(name)() for name in sorted(kind.names(), key=place)}
+
+
+def one(word: str, kind: registry.Registry, what: type[Made], allow: tuple[str, ...]) -> Made:
+    example = EXAMPLES[kind.kind]
+    found = re.fullmatch(r"([^()]+)(?:\(([^()]*)\))?", word)
+    if found is None:
+        raise RecipeError(f"{word!r} is no {kind.kind}; write a name, or options in brackets: {example}")
+    factory = kind.get(found[1].strip(), allow=allow)
+    options = dict(_option(word, part, example) for part in (found[2] or "").split(";") if part.strip())
+    made = factory(**check(found[1], factory, options))
+    if not isinstance(made, what):
+        raise RecipeError(
+            f"{kind.kind} {found[1]!r} returned {type(made).__name__}; it must return plateaux.{what.__name__}"
+        )
+    return made
+
+
+def _option(word: str, part: str, example: str) -> tuple[str, Any]:
+    name, equals, value = (piece.strip() for piece in part.partition("="))
+    if not equals:
+        raise RecipeError(f"{word!r}: options are written name=value, several with semicolons: {example}")
+    return name, value
+
+
+def split_names(text: str) -> list[str]:
+    """Return the names in a text with commas."""
+    return [name.strip() for name in text.split(",") if name.strip()]

@@ -1,0 +1,131 @@
+"""Images corrupted on the fly: the 15 + 4 kinds of Hendrycks and Dietterich (2019) at severities 1 to 5.
+
+    noisy = corrupt(images, ids, "gaussian_noise", severity=3)  # uint8 [B, 3, H, W] -> uint8 [B, 3, H, W]
+    source = Corrupted(data.test, "fog", 5)                     # a Source like any other
+
+They are generated, CIFAR-C-like: the published constants and operations, drawn anew, so not bit for bit the published
+files (those are read by `published.py`). The randomness of an image comes from its id, the kind and the severity alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from hashlib import blake2b
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from plateaux.core.errors import DataError
+from plateaux.core.types import Inputs, key
+from plateaux.data.corruptions import blur as blurs
+from plateaux.data.corruptions import digital as distortions
+from plateaux.data.corruptions import weather
+from plateaux.data.corruptions.image_ops import Array, generators
+from plateaux.data.corruptions.severities import TABLES, check_kind, table_size
+from plateaux.data.sources import Source
+
+VERSION = 1  # goes up whenever a corrupted image changes by a bit: fingerprints hang on it
+SMALLEST = 16  # pixels
+CHUNK = 2**20  # values worked on at once: a few MB an array, whatever the batch
+
+KINDS: dict[str, Callable[..., Array]] = {
+    "gaussian_noise": distortions.gaussian_noise,
+    "shot_noise": distortions.shot_noise,
+    "impulse_noise": distortions.impulse_noise,
+    "defocus_blur": blurs.defocus_blur,
+    "glass_blur": blurs.glass_blur,
+    "motion_blur": blurs.motion_blur,
+    "zoom_blur": blurs.zoom_blur,
+    "snow": weather.snow,
+    "frost": weather.frost,
+    "fog": weather.fog,
+    "brightness": distortions.brightness,
+    "contrast": distortions.contrast,
+    "elastic_transform": distortions.elastic_transform,
+    "pixelate": distortions.pixelate,
+    "jpeg_compression": distortions.jpeg_compression,
+    "speckle_noise": distortions.speckle_noise,
+    "gaussian_blur": blurs.gaussian_blur,
+    "spatter": weather.spatter,
+    "saturate": distortions.saturate,
+}
+CORRUPTIONS: tuple[str, ...] = tuple(KINDS)[:15]
+EXTRA: tuple[str, ...] = tuple(KINDS)[15:]
+
+
+def corrupt(images: Tensor, ids: Tensor, name: str, severity: int) -> Tensor:
+    """Return images `[B, 3, H, W]`, uint8, corrupted; what becomes of image i depends on it and `ids[i]` only.
+
+    >>> grey = torch.full((2, 3, 32, 32), 128, dtype=torch.uint8)
+    >>> corrupt(grey, torch.arange(2), "brightness", 4)[0, 0, 0, :2].tolist()  # 128 + 0.2 * 255
+    [179, 179]
+    """
+    check_kind(name, severity)
+    _check(images, ids)
+    size = table_size(*images.shape[2:])
+    constants = TABLES[size][name][severity - 1]
+    first = key("corruption", name, severity)
+    out = torch.empty_like(images, device="cpu", memory_format=torch.contiguous_format)
+    step = max(1, CHUNK // max(images[:1].numel(), 1))
+    for start in range(0, len(images), step):
+        part = images[start : start + step].cpu().permute(0, 2, 3, 1).numpy()
+        x = np.ascontiguousarray(part, dtype=np.float32) / np.float32(255)
+        made = KINDS[name](x, generators(first, ids[start : start + step].tolist()), *constants)
+        out[start : start + step] = torch.from_numpy(distortions.to_bytes(made)).permute(0, 3, 1, 2)
+    return out.to(images.device)
+
+
+class Corrupted:
+    """A source whose images are those of another, corrupted when they are asked for."""
+
+    def __init__(self, inner: Source, name: str, severity: int) -> None:
+        check_kind(name, severity)
+        self.inner, self.name, self.severity = inner, name, severity
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def fetch(self, ids: Tensor) -> tuple[Inputs, Tensor]:
+        x, y = self.inner.fetch(ids)
+        if not isinstance(x, Tensor):
+            raise DataError(f"Corruptions are for images; these samples have the parts {', '.join(sorted(x))}.")
+        return corrupt(x, ids, self.name, self.severity), y
+
+    def fingerprint(self) -> str:
+        parts = f"{self.inner.fingerprint()}:{self.name}:{self.severity}:{VERSION}"
+        return blake2b(parts.encode(), digest_size=8).hexdigest()
+
+    def remark(self) -> str:
+        """Say what these images are and, where no table fits their size, whose constants they took."""
+        x, _ = self.inner.fetch(torch.zeros(min(1, len(self)), dtype=torch.int64))
+        return describe(self.name, self.severity, (x.shape[-2], x.shape[-1])) if isinstance(x, Tensor) else ""
+
+
+def describe(name: str, severity: int, size: tuple[int, int]) -> str:
+    """Say in a line what generated images of this size are.
+
+    >>> describe("fog", 3, (48, 48))
+    'fog, severity 3: generated, CIFAR-C-like, with the constants for 64 px on 48 x 48 px'
+    """
+    table = table_size(*size)
+    other = "" if size == (table, table) else f", with the constants for {table} px on {size[0]} x {size[1]} px"
+    return f"{name}, severity {severity}: generated, CIFAR-C-like{other}"
+
+
+def _check(images: Tensor, ids: Tensor) -> None:
+    shape = list(images.shape)
+    if images.dtype != torch.uint8 or images.dim() != 4:
+        raise DataError(
+            f"Corruptions are for uint8 images [B, 3, H, W]; {images.dtype} {shape} was given. Give them as they are "
+            "before normalisation."
+        )
+    if shape[1] != 3:
+        raise DataError(
+            f"Corruptions are defined for colour images [B, 3, H, W]; {shape} was given. Repeat a grey channel three "
+            "times first if that is what you want: images.expand(-1, 3, -1, -1)."
+        )
+    if min(shape[2:]) < SMALLEST:
+        raise DataError(f"Corruptions need images of at least {SMALLEST} pixels a side; {shape} was given.")
+    if ids.shape != images.shape[:1]:
+        raise DataError(f"{shape[0]} images need as many ids, [{shape[0]}]; ids of shape {list(ids.shape)} were given.")

@@ -1,0 +1,34 @@
+"""scikit-learn's bundled digits: real data that needs no file at all."""
+
+from __future__ import annotations
+
+import torch
+
+from plateaux.core.errors import DataError
+from plateaux.core.registry import dataset
+from plateaux.core.types import key
+from plateaux.data.sources import Data, first
+
+
+@dataset
+def digits(*, seed: int = 0, limit: int | None = None, test_limit: int | None = None) -> Data:
+    """Digits: 1,198 + 599 handwritten digits of 8 x 8 grey pixels that come with scikit-learn."""
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise DataError("The digits come with scikit-learn; install it with: pip install 'plateaux[demo]'") from error
+    images, numbers = load_digits(return_X_y=True)
+    x = torch.from_numpy(images * 255 / 16).round().to(torch.uint8).view(-1, 1, 8, 8)
+    y = torch.from_numpy(numbers).long()
+    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(key(seed, "digits")))
+    test, train = (part.sort().values for part in (order[: len(y) // 3], order[len(y) // 3 :]))
+    return Data(
+        "digits",
+        train=first(x[train], y[train], limit),
+        test=first(x[test], y[test], test_limit),
+        classes=10,
+        shape=(1, 8, 8),
+        mean=(0.3046,),
+        std=(0.3751,),
+        labels=tuple("0123456789"),
+    )

@@ -1,0 +1,259 @@
+"""How a member is fed: batches in an order and with variations that depend on its key, the epoch and the sample only.
+
+    feed = Feed(data.train, ids, batch=128, key=key(run, member), classes=data.classes, mean=data.mean, std=data.std)
+    for batch in feed.epoch(3, start=17): ...  # carries on in the middle of an epoch, reading nothing before
+
+Reading, cropping and flipping may happen in worker processes; the batches are the same, bit for bit, for any number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from threading import Thread
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from plateaux.core.errors import DataError, RecipeError
+from plateaux.core.types import Batch, Inputs, key, map_inputs
+from plateaux.data.augment import Augment, mix, move, normalise, partners
+from plateaux.data.sources import Extra, Resident, Source
+
+CPU = torch.device("cpu")
+UNVARIED = Augment()
+Shard = Callable[[int], slice]
+"""Which samples of a batch of so many are worked on here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """The training samples of one member, epoch by epoch."""
+
+    source: Source
+    ids: Tensor  # [n] the samples to draw from: a train split keeps the ids of the whole source
+    batch: int
+    key: int  # of this member's own order and augmentation, or the shared one
+    classes: int
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    augment: Augment = UNVARIED
+    device: torch.device = CPU
+    dtype: torch.dtype = torch.float32
+    memory_format: torch.memory_format = torch.contiguous_format
+    workers: int = 0
+    drop_last: bool = False
+    unlabelled: Extra | None = None  # other samples that go along with every batch
+    unlabelled_batch: int = 0  # so many of them
+
+    def __post_init__(self) -> None:
+        _check(self.source, self.ids, self.batch, self.workers)
+        if self.unlabelled is not None:
+            _check(self.unlabelled.source, self.unlabelled.ids, self.unlabelled_batch, self.workers)
+        if self.steps() == 0:
+            raise RecipeError(
+                f"{len(self.ids)} samples make no whole batch of {self.batch}, and drop_last drops the rest; "
+                f"give a batch of at most {len(self.ids)}, or drop_last = false."
+            )
+
+    def steps(self) -> int:
+        """Return the batches of one epoch."""
+        whole, rest = divmod(len(self.ids), self.batch)
+        return whole + (rest > 0 and not self.drop_last)
+
+    def epoch(self, epoch: int, *, start: int = 0, shard: Shard | None = None) -> Iterator[Batch]:
+        """Yield batches start, start + 1, ... of an epoch; `shard` says which samples of each are wanted here."""
+        order = self.ids.cpu()[_permutation(len(self.ids), key(self.key, "order", epoch))]
+        parts = _parts(order[: self.steps() * self.batch], self.batch, start, shard)
+        return self._varied(parts, epoch, start, self._extras(epoch, range(start, self.steps()), shard))
+
+    def some(self, ids: Tensor, epoch: int, *, batch: int | None = None) -> Iterator[Batch]:
+        """Yield the samples `ids` in their order, each as it looks in that epoch."""
+        parts = _parts(ids.cpu(), batch or self.batch, 0, None)
+        return self._varied(parts, epoch, 0, ({} for _ in parts))
+
+    def _varied(
+        self, parts: Sequence[Tensor], epoch: int, start: int, extras: Iterator[dict[str, Inputs]]
+    ) -> Iterator[Batch]:
+        among = self.ids.cpu() if self.augment.mixes else None
+        reader = _Reader(self.source, key(self.key, "augment", epoch), self.augment, among)
+        read = _read_all(reader, parts, self.workers, self.device)
+        for step, (ids, each, extra) in enumerate(zip(parts, read, extras, strict=True), start):
+            x, y = self._finish(each, ids, reader.key)
+            yield Batch(x, y, ids.to(self.device), key(self.key, epoch, step), extra)
+
+    def _extras(self, epoch: int, steps: range, shard: Shard | None) -> Iterator[dict[str, Inputs]]:
+        """Yield what goes along with each of these batches; found by counting, so it carries on anywhere too."""
+        if self.unlabelled is None:
+            yield from ({} for _ in steps)
+            return
+        size, own = self.unlabelled_batch, key(self.key, "unlabelled")
+        done = epoch * self.steps()
+        parts = [endless(self.unlabelled.ids.cpu(), (done + step) * size, size, own) for step in steps]
+        parts = [part[shard(size)] if shard else part for part in parts]
+        reader = _Reader(self.unlabelled.source, key(own, "augment", epoch), self.augment)
+        for read in _read_all(reader, parts, self.workers, self.device):
+            x, _ = _place(read, self.mean, self.std, self.device, self.dtype)
+            yield {"unlabelled": _laid_out(x, self.memory_format)}
+
+    def _finish(self, read: tuple[Inputs, Tensor], ids: Tensor, augment_key: int) -> tuple[Inputs, Tensor]:
+        """Bring what was read to the device, and do there what takes floating point numbers."""
+        x, y = _place(read, self.mean, self.std, self.device, self.dtype)
+        if self.augment.mixes:
+            n = len(ids)
+            other, other_y = map_inputs(x, lambda t: t[n:]), y[n:]
+            x, y = map_inputs(x, lambda t: t[:n]), y[:n]
+            x, y = mix(x, y, other, other_y, ids, key=augment_key, classes=self.classes, augment=self.augment)
+        return _laid_out(x, self.memory_format), y
+
+
+def evaluation(
+    source: Source,
+    ids: Tensor | None = None,
+    *,
+    batch: int,
+    mean: tuple[float, ...] = (),
+    std: tuple[float, ...] = (),
+    device: torch.device = CPU,
+    dtype: torch.dtype = torch.float32,
+    memory_format: torch.memory_format = torch.contiguous_format,
+    workers: int = 0,
+    shard: Shard | None = None,
+) -> Iterator[Batch]:
+    """Yield the samples `ids` (all of them when None) in their order, as they are."""
+    source = getattr(source, "plain", source)  # features are kept of samples varied and not
+    ids = torch.arange(len(source)) if ids is None else ids.cpu()
+    _check(source, ids, batch, workers)
+    parts = _parts(ids, batch, 0, shard)
+    reader = _Reader(source, key("evaluation"))
+    for step, (part, read) in enumerate(zip(parts, _read_all(reader, parts, workers, device), strict=True)):
+        x, y = _place(read, mean, std, device, dtype)
+        yield Batch(_laid_out(x, memory_format), y, part.to(device), key("evaluation", step))
+
+
+def endless(ids: Tensor, start: int, count: int, key_of: int) -> Tensor:
+    """Return samples start .. start + count - 1 of an endless row of passes over `ids`, each in an order of its own."""
+    first, last = start // len(ids), (start + count - 1) // len(ids)
+    passes = [ids[_permutation(len(ids), key(key_of, "pass", number))] for number in range(first, last + 1)]
+    return torch.cat(passes)[start - first * len(ids) :][:count]
+
+
+def split(n: int, validation: float | int, key: int) -> tuple[Tensor, Tensor]:
+    """Return the ids to train on and the ids to validate on, both sorted: a share (0.1) or a number (5000) of n."""
+    if isinstance(validation, float) and not 0 <= validation < 1:
+        raise RecipeError(f"A validation share of {validation} is not in [0, 1); give a whole number for a count.")
+    count = round(n * validation) if isinstance(validation, float) else validation
+    if not 0 <= count < n:
+        raise RecipeError(f"{count} of {n} samples cannot be kept for validation; give 0 to {n - 1}.")
+    order = _permutation(n, key)
+    return order[count:].sort().values, order[:count].sort().values
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """Reads, crops and flips the samples of one epoch; small and picklable, so that a worker can have its own."""
+
+    source: Source
+    key: int
+    augment: Augment = UNVARIED
+    among: Tensor | None = None  # where partners come from, if samples are mixed
+
+    def __getitem__(self, ids: Sequence[int]) -> tuple[Inputs, Tensor]:
+        wanted = torch.tensor(ids, dtype=torch.int64)
+        if self.among is not None:  # each partner looks as it does in this epoch's own turn
+            wanted = torch.cat([wanted, partners(wanted, self.among, key=self.key)])
+        x, y = self._fetch(wanted)
+        return move(x, wanted, key=self.key, augment=self.augment), y
+
+    def _fetch(self, ids: Tensor) -> tuple[Inputs, Tensor]:
+        if getattr(self.source, "keyed", False):  # what it hands out may depend on the epoch
+            return self.source.fetch(ids, key=self.key)  # type: ignore[call-arg]
+        return self.source.fetch(ids)
+
+
+def _read_all(
+    reader: _Reader, parts: Sequence[Tensor], workers: int, device: torch.device
+) -> Iterator[tuple[Inputs, Tensor]]:
+    near = isinstance(reader.source, Resident) or getattr(reader.source, "mapped", False)
+    if workers == 0 or near or not parts:
+        return (reader[part.tolist()] for part in parts)
+    return _read_by_workers(reader, parts, workers, device)
+
+
+def _read_by_workers(
+    reader: _Reader, parts: Sequence[Tensor], workers: int, device: torch.device
+) -> Iterator[tuple[Inputs, Tensor]]:
+    loader: DataLoader[Any] = DataLoader(
+        reader,  # type: ignore[arg-type]  # indexed by lists of ids, which the sampler below hands out
+        sampler=(part.tolist() for part in parts),
+        batch_size=None,
+        collate_fn=_as_is,
+        num_workers=min(workers, len(parts)),
+        pin_memory=device.type == "cuda",
+        # Without its own generator a DataLoader draws a seed from the global one.
+        generator=torch.Generator().manual_seed(reader.key),
+    )
+    # From its main thread torch reports a dead worker by a signal handler that raises wherever the program happens to
+    # be, in the middle of a checkpoint too; from another thread it reports when the next batch is asked for.
+    started: list[Any] = []
+    thread = Thread(target=lambda: started.append(iter(loader)))
+    thread.start()
+    thread.join()
+    (running,) = started
+    try:
+        for _ in parts:
+            yield _next(running)
+    finally:  # at once, whatever happened: left to the garbage collector they linger, a failed epoch's for seconds
+        running._shutdown_workers()
+
+
+def _next(running: Any) -> Any:
+    try:
+        return next(running)
+    except (RuntimeError, EOFError, OSError) as error:  # the last two: what it had read is gone with it
+        if "Caught" in str(error):
+            raise  # the data set's own complaint
+        raise DataError(
+            f"A worker process that reads samples died ({type(error).__name__}: {error}). Often memory ran out: use "
+            "fewer workers or a smaller batch, or workers = 0 to see the failure itself."
+        ) from error
+
+
+def _as_is(read: Any) -> Any:
+    return read
+
+
+def _permutation(n: int, key: int) -> Tensor:
+    return torch.randperm(n, generator=torch.Generator().manual_seed(key))
+
+
+def _parts(ids: Tensor, batch: int, start: int, shard: Shard | None) -> list[Tensor]:
+    parts = torch.split(ids, batch)[start:] if len(ids) else ()
+    return [part[shard(len(part))] if shard else part for part in parts]
+
+
+def _place(
+    read: tuple[Inputs, Tensor], mean: Sequence[float], std: Sequence[float], device: torch.device, dtype: torch.dtype
+) -> tuple[Inputs, Tensor]:
+    x, y = map_inputs(read[0], lambda t: t.to(device, non_blocking=True)), read[1].to(device, non_blocking=True)
+    return normalise(x, mean, std, dtype), y
+
+
+def _laid_out(x: Inputs, memory_format: torch.memory_format) -> Inputs:
+    images = isinstance(x, Tensor) and x.dim() == 4
+    return map_inputs(x, lambda t: t.contiguous(memory_format=memory_format if images else torch.contiguous_format))
+
+
+def _check(source: Source, ids: Tensor, batch: int, workers: int) -> None:
+    if batch < 1 or workers < 0:
+        raise RecipeError(
+            f"batch = {batch} and workers = {workers}: a batch needs at least 1 sample, workers at least 0."
+        )
+    if not len(ids):
+        raise DataError("There are no samples to draw from; check the data's limit and the validation share.")
+    if not (int(ids.min()) >= 0 and int(ids.max()) < len(source)):
+        raise DataError(
+            f"Sample ids run from {int(ids.min())} to {int(ids.max())}; the source holds 0 to {len(source) - 1}."
+        )

@@ -1,0 +1,145 @@
+"""One process, or a pool of plain ones: members side by side, stacked under vmap, or parked on disk in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from plateaux.core.errors import RecipeError
+from plateaux.core.method import CarryOut, Failure, Offer, Tell, View
+from plateaux.core.registry import executor
+from plateaux.core.types import Batch, Tree
+from plateaux.distributed.process_pool import run_in_turn, run_pool
+
+
+class Local:
+    """All members are held here; gathering and averaging are the identity."""
+
+    device: str | None = None
+    far = False
+
+    def __init__(self, manner: str, processes: int, devices: Sequence[str], randomness: str) -> None:
+        self.manner = manner
+        self.parks = manner == "parked"
+        self._processes = processes
+        self._devices = devices
+        self._randomness = randomness
+
+    def rows(self, members: int) -> range:
+        return range(members)
+
+    def groups(self, kinds: Sequence[Hashable], *, together: bool) -> list[list[int]]:
+        if together:
+            return [list(range(len(kinds)))]
+        if self.manner != "vmap":
+            return [[position] for position in range(len(kinds))]
+        alike: dict[Hashable, list[int]] = {}
+        for position, kind in enumerate(kinds):
+            alike.setdefault(kind, []).append(position)
+        return list(alike.values())
+
+    def each(self, offer: Offer, views: Sequence[View], batches: Sequence[Batch]) -> Tensor:
+        if self.manner != "vmap" or not getattr(offer, "batched", True):
+            return looped(offer, views, batches)
+        alike: dict[Hashable, list[int]] = {}
+        for position, view in enumerate(views):
+            alike.setdefault((view.kind, _shape_of(view)), []).append(position)
+        rows: dict[int, Tensor] = {}
+        for positions in alike.values():
+            few = [views[i] for i in positions], [batches[i] for i in positions]
+            table = stacked(offer, *few, self._randomness) if len(positions) > 1 else looped(offer, *few)
+            if len(alike) == 1:
+                return table
+            rows.update(zip(positions, table, strict=True))
+        return torch.stack([rows[i] for i in range(len(views))])
+
+    def gather(self, rows: Tensor, *, whole: bool = False, alone: bool = False) -> Tensor:
+        return rows
+
+    def average(self, tree: Tree) -> Tree:
+        return tree
+
+    def shard(self, batch: int) -> slice:
+        return slice(0, batch)
+
+    def agree(self, wish: int) -> int:
+        return wish
+
+    def prepare(self, module: nn.Module) -> None:
+        return None
+
+    def writes(self) -> bool:
+        return True
+
+    def launch(self, jobs: Sequence[Any], carry_out: CarryOut, tell: Tell) -> list[Failure]:
+        if self._processes > 1:
+            return run_pool(jobs, carry_out, tell, processes=self._processes, devices=self._devices)
+        return run_in_turn(jobs, carry_out, tell, device=self._devices[0] if self._devices else None)
+
+    def close(self) -> None:
+        return None
+
+
+@executor
+def local(
+    *,
+    manner: Literal["loop", "vmap", "parked"] = "loop",
+    processes: int = 1,
+    devices: tuple[str, ...] = (),
+    randomness: Literal["error", "different"] = "error",
+) -> Local:
+    """This machine: members in a loop, stacked under vmap, or parked on disk between their turns."""
+    return Local(manner, processes, devices, randomness)
+
+
+def looped(offer: Offer, views: Sequence[View], batches: Sequence[Batch]) -> Tensor:
+    """Run the offer for one member after the other."""
+    return torch.stack([offer(view, batch) for view, batch in zip(views, batches, strict=True)])
+
+
+def stacked(offer: Offer, views: Sequence[View], batches: Sequence[Batch], randomness: str) -> Tensor:
+    """Run the offer for all members at once, their weights stacked for this call only.
+
+    Leaves stay per member: rows indexed out of one stacked leaf would make backward quadratic in the members.
+    """
+    first = views[0]
+    own = {name: torch.stack([view.own[name] for view in views]) for name in first.own}
+    buffers = {name: torch.stack([view.buffers[name] for view in views]) for name in first.buffers}
+    shared = all(batch.x is batches[0].x for batch in batches)
+    x, y, index = (
+        (batches[0].x, batches[0].y, batches[0].index)
+        if shared
+        else tuple(_stack([getattr(batch, name) for batch in batches]) for name in ("x", "y", "index"))
+    )
+
+    def one(own: Tree, buffers: Tree, x: Any, y: Tensor, index: Tensor) -> Tensor:
+        view = View(first.module, buffers=buffers, bound={**own, **buffers})
+        return offer(view, Batch(x, y, index, batches[0].key, batches[0].extra))
+
+    dims = None if shared else 0
+    try:
+        with first.forward():
+            rows = torch.vmap(one, in_dims=(0, 0, dims, dims, dims), randomness=randomness)(own, buffers, x, y, index)
+    except (RuntimeError, ValueError) as problem:
+        raise RecipeError(
+            f"vmap cannot run this model: {str(problem).splitlines()[0]}. "
+            'Set executor.manner = "loop", or train.randomness = "different" where the reason is dropout'
+        ) from problem
+    with torch.no_grad():
+        for position, view in enumerate(views):
+            for name, stack in buffers.items():
+                view.buffers[name].copy_(stack[position])
+    return rows
+
+
+def _stack(values: Sequence[Any]) -> Any:
+    if isinstance(values[0], Tensor):
+        return torch.stack(list(values))
+    return {name: torch.stack([value[name] for value in values]) for name in values[0]}
+
+
+def _shape_of(view: View) -> tuple[Any, ...]:
+    return tuple((name, tensor.shape, tensor.dtype) for name, tensor in view.own.items())

@@ -1,0 +1,165 @@
+"""A mesh of processes: torch.distributed with axes `member` and `data`, started by torchrun or by `plateaux`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Hashable, Iterable, Sequence
+from functools import lru_cache
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from plateaux.core.errors import RecipeError
+from plateaux.core.method import CarryOut, Failure, Offer, Tell, View
+from plateaux.core.registry import executor
+from plateaux.core.runtime import device_named, local_processes
+from plateaux.core.types import Batch, Tree
+from plateaux.distributed.process_pool import run_in_turn
+from plateaux.distributed.sync_batchnorm import synchronise
+
+BUCKET = 64 << 20  # bytes that travel in one message
+DIMENSIONS = 8  # of a block at most
+KINDS = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.uint8, torch.bool]
+
+
+class Mesh:
+    """Members are spread over the axis `member`, the samples of a batch over the axis `data`."""
+
+    parks = False
+    far = False
+
+    def __init__(self, mesh: DeviceMesh, batchnorm: str, device: str) -> None:
+        self._members = mesh.get_group("member")
+        self._data = mesh.get_group("data")
+        self._column, self._columns = mesh.get_local_rank("member"), mesh.size(0)
+        self._copy, self._copies = mesh.get_local_rank("data"), mesh.size(1)
+        self._batchnorm = batchnorm
+        self.device = device
+
+    def rows(self, members: int) -> range:
+        return _block(members, self._column, self._columns)
+
+    def groups(self, kinds: Sequence[Hashable], *, together: bool) -> list[list[int]]:
+        everyone = list(range(len(kinds)))
+        return [everyone] if together else [[position] for position in everyone]
+
+    def each(self, offer: Offer, views: Sequence[View], batches: Sequence[Batch]) -> Tensor:
+        return torch.stack([offer(view, batch) for view, batch in zip(views, batches, strict=True)])
+
+    def gather(self, rows: Tensor, *, whole: bool = False, alone: bool = False) -> Tensor:
+        if whole and self._copies > 1 and len(rows):  # copies of members without rows have none either
+            rows = _gather(rows, self._data, self._copies, self._copy, axis=1)
+        if alone or self._columns == 1:
+            return rows
+        return _gather(rows, self._members, self._columns, self._column, axis=0)
+
+    def average(self, tree: Tree) -> Tree:
+        if self._copies == 1:
+            return tree
+        summed: Tree = {}
+        for names in _buckets(tree):
+            flat = torch.cat([tree[name].reshape(-1) for name in names])
+            dist.all_reduce(flat, group=self._data)
+            pieces = torch.split(flat, [tree[name].numel() for name in names])
+            summed.update({name: piece.view_as(tree[name]) for name, piece in zip(names, pieces, strict=True)})
+        return {name: summed[name] for name in tree}
+
+    def shard(self, batch: int) -> slice:
+        mine = _block(batch, self._copy, self._copies)
+        return slice(mine.start, mine.stop)
+
+    def agree(self, wish: int) -> int:
+        strongest = torch.tensor(wish, device=self.device)
+        dist.all_reduce(strongest, op=dist.ReduceOp.MAX)
+        return int(strongest)
+
+    def prepare(self, module: nn.Module) -> None:
+        if self._copies > 1 and self._batchnorm == "synced":
+            synchronise(module, self._data)
+
+    def writes(self) -> bool:
+        return self._copy == 0
+
+    def launch(self, jobs: Sequence[Any], carry_out: CarryOut, tell: Tell) -> list[Failure]:
+        return run_in_turn(jobs, carry_out, tell, device=self.device, processes=local_processes())
+
+    def close(self) -> None:
+        return None
+
+
+@executor
+def mesh(*, data: int = 1, batchnorm: Literal["synced", "local"] = "synced", devices: tuple[str, ...] = ()) -> Mesh:
+    """Processes of torch.distributed: members over one axis, the samples of a batch over the other."""
+    if "RANK" not in os.environ:
+        raise RecipeError(
+            "The mesh needs processes: start it with torchrun, or with "
+            "`plateaux train RECIPE --executor mesh --processes N`"
+        )
+    place = int(os.environ["LOCAL_RANK"])
+    usual = f"cuda:{place % torch.cuda.device_count()}" if torch.cuda.is_available() else "cpu"
+    device = device_named(devices[place % len(devices)] if devices else usual)
+    if not dist.is_initialized():
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    world = dist.get_world_size()
+    if world % data:
+        raise RecipeError(
+            f"{world} processes cannot be cut into executor.data = {data} equal parts; choose a divisor of {world}"
+        )
+    return Mesh(_axes(dist.group.WORLD, device.type, world // data, data), batchnorm, str(device))
+
+
+@lru_cache(maxsize=8)
+def _axes(world: Any, device: str, members: int, copies: int) -> DeviceMesh:
+    """Return the two axes; made once in a process, for every group keeps threads of its own that never rest."""
+    return init_device_mesh(device, (members, copies), mesh_dim_names=("member", "data"))
+
+
+def _block(total: int, rank: int, ranks: int) -> range:
+    return range(total * rank // ranks, total * (rank + 1) // ranks)
+
+
+def _gather(mine: Tensor, group: Any, ranks: int, rank: int, *, axis: int) -> Tensor:
+    """Lay everyone's blocks side by side; only this process's own block carries gradients.
+
+    A differentiable all-gather would add every process's gradient of the same loss and multiply it by their number. A
+    process that has nothing to show, `torch.empty(0)`, learns from the others what shape and type nothing has.
+    """
+    shapes, kinds = _everyones(mine, group, ranks)
+    fullest = max(range(ranks), key=lambda other: len(shapes[other]))
+    if not mine.numel() and mine.ndim < len(shapes[fullest]):
+        mine = mine.new_zeros(0, *shapes[fullest][1:], dtype=KINDS[kinds[fullest]])
+        shapes[rank] = tuple(mine.shape)
+    sizes = [shape[axis] if len(shape) > axis else 0 for shape in shapes]
+    padded = mine.detach().movedim(axis, 0)
+    padded = torch.cat([padded, padded.new_zeros(max(sizes) - len(padded), *padded.shape[1:])]).contiguous()
+    blocks = [torch.empty_like(padded) for _ in range(ranks)]
+    dist.all_gather(blocks, padded, group=group)
+    table = [block[:size].movedim(0, axis) for block, size in zip(blocks, sizes, strict=True)]
+    table[rank] = mine
+    return torch.cat(table, axis)
+
+
+def _everyones(mine: Tensor, group: Any, ranks: int) -> tuple[list[tuple[int, ...]], list[int]]:
+    """Return the shape and the kind of every process's block."""
+    words = [KINDS.index(mine.dtype), mine.ndim, *mine.shape, *[0] * (DIMENSIONS - mine.ndim)]
+    known: list[Any] = [torch.zeros(len(words), dtype=torch.int64, device=mine.device) for _ in range(ranks)]
+    dist.all_gather(known, torch.tensor(words, device=mine.device), group=group)
+    told = [each.tolist() for each in known]
+    return [tuple(each[2 : 2 + each[1]]) for each in told], [each[0] for each in told]
+
+
+def _buckets(tree: Tree) -> Iterable[list[str]]:
+    """Cut the names of a tree into few runs of equal type and at most BUCKET bytes."""
+    run: list[str] = []
+    size = 0
+    for name, tensor in tree.items():
+        if run and (size + tensor.nbytes > BUCKET or tensor.dtype != tree[run[0]].dtype):
+            yield run
+            run, size = [], 0
+        run.append(name)
+        size += tensor.nbytes
+    if run:
+        yield run

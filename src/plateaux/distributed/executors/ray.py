@@ -1,0 +1,94 @@
+"""A Ray cluster: every job is an actor's, or a group's that forms a mesh; lost machines cost one job's time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Literal
+
+from plateaux.core.errors import RecipeError
+from plateaux.core.method import CarryOut, Failure, Tell
+from plateaux.core.registry import executor
+from plateaux.distributed.executors.local import Local
+from plateaux.distributed.executors.mesh import Mesh, mesh
+
+if TYPE_CHECKING:
+    from plateaux.distributed.ray_pool import Crew
+
+
+class OnRay(Local):
+    """Plans here, works elsewhere; a process of the cluster that has a job to itself holds all of its members."""
+
+    far = True
+
+    def __init__(self, address: str | None, cpus: float, gpus: float, retries: int, processes: int, data: int) -> None:
+        super().__init__("loop", 1, (), "error")
+        self._address, self._needs = address, (cpus, gpus, retries)
+        self._processes, self._data = processes, data
+        self._ours = False  # the connection
+        self._crew: Crew | None = None
+
+    def launch(self, jobs: Sequence[Any], carry_out: CarryOut, tell: Tell) -> list[Failure]:
+        return self._joined().carry_out(jobs, carry_out, tell, world=self.world)
+
+    def close(self) -> None:
+        """Leave the cluster; one that was started here ends."""
+        if self._crew is None:
+            return
+        from plateaux.distributed import ray_pool as crew
+
+        self._crew.dismiss()
+        self._crew = None
+        if self._ours:
+            crew.disconnect()
+
+    def places(self) -> int:
+        """Return how many processes of a job's size the cluster has room for now."""
+        return self._joined().places()
+
+    def map(self, jobs: Sequence[Sequence[Any]], ask: Any, answer: Any, parcel: Any) -> Iterator[tuple[Any, Any]]:
+        """Yield what `answer` makes of the answers to each list of jobs, asked one by one, in turn."""
+        return self._joined().map(jobs, ask, answer, parcel)
+
+    def world(self, job: Any) -> int:
+        """Return how many processes a job takes: a member's copies, or the mesh of members that learn together."""
+        if getattr(job, "kind", "") == "decide":
+            return 1
+        return self._data if len(getattr(job, "members", "1")) == 1 else max(self._processes, self._data)
+
+    def _joined(self) -> Crew:
+        """Return our people on the cluster; connect to it first."""
+        if self._crew is None:
+            if find_spec("ray") is None:
+                raise RecipeError('The executor "ray" needs Ray: pip install "plateaux[ray]"')
+            from plateaux.distributed import ray_pool as crew
+
+            self._ours = crew.connect(self._address)
+            self._crew = crew.Crew(crew.Needs(*self._needs))
+            if self._ours and not crew.elsewhere(self._address):
+                self._crew.most = self._crew.places()
+        return self._crew
+
+
+@executor
+def ray(
+    *,
+    address: str | None = None,
+    cpus: float = 1.0,
+    gpus: float = 0.0,
+    retries: int = 5,
+    processes: int = 1,
+    data: int = 1,
+    batchnorm: Literal["synced", "local"] = "synced",
+) -> OnRay | Mesh:
+    """A Ray cluster: members are jobs that survive lost processes and machines; joint ones form a mesh there."""
+    if processes > data and processes % data:
+        raise RecipeError(
+            f"executor.processes = {processes} cannot be cut into executor.data = {data} equal parts; choose a multiple"
+        )
+    if "RANK" in os.environ:
+        group = mesh(data=data, batchnorm=batchnorm)
+        group.far = True
+        return group
+    return OnRay(address, cpus, gpus, retries, processes, data)

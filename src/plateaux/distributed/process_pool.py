@@ -1,0 +1,213 @@
+"""Jobs in turn, or by a pool of plain processes: no process group, so one that dies costs one job's time."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.connection import Connection, wait
+from threading import current_thread, main_thread
+from typing import Any
+
+from plateaux.core import errors
+from plateaux.core.errors import PlateauxError, Stopped
+from plateaux.core.method import CarryOut, Failure, Tell
+
+
+def run_in_turn(
+    jobs: Sequence[Any], carry_out: CarryOut, tell: Tell, *, device: str | None = None, processes: int = 1
+) -> list[Failure]:
+    """Carry out one job after the other in this process; a job that fails does not stop the next."""
+    failures: list[Failure] = []
+    for job in jobs:
+        try:
+            carry_out(job, tell, device=device, processes=processes)
+        except Stopped:
+            raise
+        except PlateauxError as problem:
+            failures.append(Failure(job, problem))
+    return failures
+
+
+@dataclass(slots=True)
+class _Slot:
+    """A place in the pool: its device, and the worker and job that hold it now."""
+
+    device: str | None
+    worker: Any = None
+    line: Connection | None = None
+    job: Any = None
+
+
+def run_pool(
+    jobs: Sequence[Any], carry_out: CarryOut, tell: Tell, *, processes: int, devices: Sequence[str] = ()
+) -> list[Failure]:
+    """Carry out jobs by `processes` workers that each take the next one; return what failed."""
+    slots = [_Slot(devices[i % len(devices)] if devices else None) for i in range(min(processes, len(jobs)))]
+    waiting, failures = deque(jobs), list[Failure]()
+    with _passed_on(slots) as stopped:
+        try:
+            while waiting or any(slot.job is not None for slot in slots):
+                for slot in slots:
+                    if slot.job is None and waiting and not stopped.is_set():
+                        _hand_over(slot, waiting.popleft(), carry_out, len(slots))
+                busy = [slot for slot in slots if slot.job is not None]
+                if not busy:
+                    break
+                if stopped.is_set():
+                    _stop(busy)  # again: one that was about to begin has not heard it
+                for line in wait([slot.line for slot in busy if slot.line is not None]):
+                    slot = next(slot for slot in busy if slot.line is line)
+                    _listen(slot, tell, failures, stopped)
+        finally:
+            _dismiss(slots)
+    if stopped.is_set():
+        raise Stopped("The pool was stopped; every member wrote a checkpoint. Run the same command again to go on")
+    return failures
+
+
+def _hand_over(slot: _Slot, job: Any, carry_out: CarryOut, processes: int) -> None:
+    if slot.worker is None:
+        context = multiprocessing.get_context("spawn")
+        slot.line, theirs = context.Pipe()
+        # Not a daemon: those may have no children, and a worker that reads by a loader's workers needs some.
+        slot.worker = context.Process(target=_work, args=(theirs, carry_out, slot.device, processes))
+        slot.worker.start()
+        theirs.close()
+    assert slot.line is not None
+    slot.job = job
+    with suppress(OSError):  # one that died meanwhile is missed when it is listened to
+        slot.line.send(job)
+
+
+def _listen(slot: _Slot, tell: Tell, failures: list[Failure], stopped: Sign) -> None:
+    """Take one message of a worker."""
+    assert slot.line is not None
+    try:
+        kind, content = slot.line.recv()
+    except (EOFError, OSError):
+        slot.worker.join()
+        problem = PlateauxError(f"The process of {slot.job} died (exit code {slot.worker.exitcode})")
+        failures.append(Failure(slot.job, problem, died=True))
+        slot.worker, slot.line, slot.job = None, None, None
+        return
+    if kind == "news":
+        tell(content)
+        return
+    if kind == "failed":
+        problem = told_problem(*content)
+        if isinstance(problem, Stopped):
+            stopped.set()
+        else:
+            failures.append(Failure(slot.job, problem))
+    slot.job = None
+
+
+def _work(line: Connection, carry_out: CarryOut, device: str | None, processes: int) -> None:
+    """Take jobs until there are none, or nobody to work for: the whole life of a worker."""
+    # A spawned process spawns in its turn: the loader's workers would import torch anew in every epoch.
+    multiprocessing.set_start_method(None, force=True)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; the parent passes it on, once
+
+    def send(news: Mapping[str, Any]) -> None:
+        line.send(("news", dict(news)))
+
+    with suppress(EOFError, OSError):
+        while (job := line.recv()) is not None:
+            line.send(answer_of(partial(carry_out, job, send, device=device, processes=processes)))
+
+
+def answer_of(work: Callable[[], Any]) -> tuple[str, Any]:
+    """Return `done`, or `failed` with the error's name and words: what a parent is told, whatever its child raised."""
+    try:
+        work()
+        return "done", None
+    except Exception as problem:
+        return "failed", (type(problem).__name__, str(problem))
+
+
+def told_problem(name: str, message: str) -> PlateauxError:
+    """Return the error that a worker told of: one of ours, or one that names what somebody's code raised."""
+    cause = getattr(errors, name, None)
+    if isinstance(cause, type) and issubclass(cause, PlateauxError):
+        return cause(message)
+    return PlateauxError(f"{name}: {message}")
+
+
+def _dismiss(slots: Sequence[_Slot]) -> None:
+    for slot in slots:
+        if slot.worker is None or slot.line is None:
+            continue
+        if slot.job is not None:
+            slot.worker.terminate()
+        with suppress(OSError):  # it may be gone already
+            slot.line.send(None)
+        slot.worker.join()
+
+
+def _stop(slots: Sequence[_Slot]) -> None:
+    for slot in slots:
+        if slot.worker is not None and slot.worker.is_alive():
+            slot.worker.terminate()
+
+
+@contextmanager
+def _passed_on(slots: Sequence[_Slot]) -> Iterator[Sign]:
+    """Pass Ctrl-C and SIGTERM on to the workers, who end with a checkpoint; a second Ctrl-C ends them at once."""
+    with stop_sign(
+        first=lambda: _stop([slot for slot in slots if slot.job is not None]),
+        again=lambda: [slot.worker.kill() for slot in slots if slot.worker is not None],
+    ) as stopped:
+        yield stopped
+
+
+class Sign:
+    """Says whether somebody asked to stop; a signal handler may set it at any moment, which would lock up an Event."""
+
+    def __init__(self) -> None:
+        self._up = False
+
+    def is_set(self) -> bool:
+        return self._up
+
+    def set(self) -> None:
+        self._up = True
+
+
+_everywhere = Sign()  # for work in other threads than the main one, which no signal reaches
+
+
+def stop_threads() -> None:
+    """Ask the work in this process's other threads to stop, as a signal asks the main one."""
+    _everywhere.set()
+
+
+@contextmanager
+def stop_sign(*, first: Callable[[], Any] = lambda: None, again: Callable[[], Any] = lambda: None) -> Iterator[Sign]:
+    """Turn Ctrl-C and SIGTERM into a sign that the work looks at between two steps; a second Ctrl-C ends at once.
+
+    `first` and `again` are called at the moment of the first signal and of the second Ctrl-C.
+    """
+    asked = Sign()
+
+    def raise_sign(number: int, _: Any) -> None:
+        if asked.is_set() and number == signal.SIGINT:
+            again()
+            raise KeyboardInterrupt
+        asked.set()
+        first()
+
+    if current_thread() is not main_thread():
+        yield _everywhere
+        return
+    heard = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) is not signal.SIG_IGN]
+    old = {number: signal.signal(number, raise_sign) for number in heard}
+    try:
+        yield asked
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)

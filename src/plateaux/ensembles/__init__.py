@@ -1,0 +1,3 @@
+"""The trained ensemble and computations on its outputs: combination, soups, selection, temperature, conformal sets.
+
+Reading runs and evaluating them belongs in `evaluation`."""

@@ -1,0 +1,242 @@
+"""Calibrated doubt: fitted on held-out samples, stored with their ids, and never judged on the same ones.
+
+calibration.json             temperatures, conformal thresholds, the threshold of abstention
+calibration-ids.safetensors  ids of the samples they were fitted on
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from plateaux.config.builders.model import NOTHING_GIVEN, Given
+from plateaux.core.errors import RecipeError, RunError
+from plateaux.core.method import Measure
+from plateaux.core.stats.estimates import mean, share
+from plateaux.core.types import Batch, Tree, Value, key
+from plateaux.ensembles import conformal
+from plateaux.ensembles import selective as abstention
+from plateaux.ensembles.conformal import Conformal
+from plateaux.ensembles.log_probs import MEAN_PROBABILITY, cell, log_probabilities
+from plateaux.ensembles.selective import Threshold
+from plateaux.ensembles.temperature import ORDERS, Order, Temperatures, apply, calibrate_then_pool, pool_then_calibrate
+from plateaux.evaluation.evaluator import Panel, Say, Seen
+from plateaux.evaluation.prediction_cache import Keep
+from plateaux.evaluation.results import Measurement
+from plateaux.evaluation.splits import Target, one_target
+from plateaux.storage.run import Run
+
+FILE, IDS = "calibration.json", "calibration-ids.safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """All that members said about some samples."""
+
+    table: Tensor  # [M, N, C]
+    y: Tensor
+    ids: Tensor
+
+    def part(self, chosen: Tensor) -> Said:
+        """Return what was said about some of them."""
+        return Said(self.table[:, chosen], self.y[chosen], self.ids[chosen])
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """What was fitted on held-out samples of a run."""
+
+    on: str
+    fingerprint: str  # of the source the samples are from
+    ids: Tensor
+    hashes: tuple[str, ...]  # of the members' weights
+    order: Order  # the one that is used
+    temperatures: Mapping[Order, Temperatures]
+    sets: tuple[Conformal, ...]
+    threshold: Threshold
+
+    def log_p(self, table: Tensor, order: Order | None = None) -> Tensor:
+        """Return the ensemble's calibrated log-probabilities `[N, C]`."""
+        return apply(table, self.temperatures[order or self.order])
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "on": self.on,
+            "fingerprint": self.fingerprint,
+            "samples": len(self.ids),
+            "hashes": list(self.hashes),
+            "order": self.order,
+            "temperatures": {order: each.to_dict() for order, each in self.temperatures.items()},
+            "sets": [each.to_dict() for each in self.sets],
+            "threshold": self.threshold.to_dict(),
+        }
+
+    def write(self, run: Run) -> None:
+        run.store.put_tensors(IDS, {"ids": self.ids})
+        run.store.put_json(FILE, self.to_dict())
+
+    @classmethod
+    def read(cls, run: Run) -> Calibration:
+        """Return what is stored with the run."""
+        if not run.store.has(FILE):
+            root = run.store.root
+            raise RunError(f"{root} is not calibrated; `plateaux calibrate {root} --on validation` does it")
+        tree, ids = run.store.get_json(FILE), run.store.get_tensors(IDS)["ids"]
+        temperatures: dict[Order, Temperatures] = {
+            order: Temperatures.from_dict(tree["temperatures"][order]) for order in ORDERS
+        }
+        sets = tuple(Conformal.from_dict(each) for each in tree["sets"])
+        threshold = Threshold.from_dict(tree["threshold"])
+        hashes = tuple(tree["hashes"])
+        return cls(tree["on"], tree["fingerprint"], ids, hashes, tree["order"], temperatures, sets, threshold)
+
+
+def calibrate(
+    root: str | Path,
+    *,
+    on: str = "validation",
+    part: float = 1.0,
+    alphas: Sequence[float] = (0.1, 0.05),
+    kind: conformal.Kind = "aps",
+    risk: float = 0.05,
+    bound: abstention.Bound = "none",
+    order: Order = "pool then calibrate",
+    given: Given = NOTHING_GIVEN,
+    device: str | None = None,
+    keep: Keep = "float32",
+    seen: Seen = lambda *_: None,
+    say: Say = lambda _: None,
+) -> Calibration:
+    """Fit temperatures, conformal sets and a threshold of abstention on held-out samples, and store them in the run.
+
+    `part` takes a seeded share of the samples, so that the others are left to judge by.
+    """
+    panel = Panel(Run.open(root), given=given, device=device, keep=keep, say=say)
+    target = one_target(panel.recipe, panel.facts, on)
+    if target.of == "train":
+        raise RecipeError("Members were trained on the train samples: doubt fitted there is too small; hold some out")
+    heard = hear_all(panel, target, seen=seen)
+    if not 0 < part <= 1:
+        raise RecipeError(f"part = {part}: give a share above 0 and at most 1")
+    if part < 1:
+        generator = torch.Generator().manual_seed(key(panel.recipe.seed, "calibrate", on))
+        count = max(1, round(part * len(heard.y)))
+        heard = heard.part(torch.randperm(len(heard.y), generator=generator)[:count].sort().values)
+    temperatures: dict[Order, Temperatures] = {
+        "pool then calibrate": pool_then_calibrate(heard.table, heard.y),
+        "calibrate then pool": calibrate_then_pool(heard.table, heard.y),
+    }
+    log_p = apply(heard.table, temperatures[order])
+    sets = tuple(conformal.fit(log_p, heard.y, heard.ids, alpha, kind) for alpha in alphas)
+    threshold = abstention.fit(doubts(log_p), log_p.argmax(-1) != heard.y, risk, bound=bound)
+    fingerprint = panel.known(target)["fingerprint"]
+    made = Calibration(on, fingerprint, heard.ids, tuple(panel.hashes), order, temperatures, sets, threshold)
+    made.write(panel.run)
+    for words in [*temperatures[order].remarks, *(each.remark for each in sets), threshold.remark]:
+        if words:
+            say(words)
+    return made
+
+
+def judge(
+    root: str | Path,
+    *,
+    on: str = "test",
+    unseen: bool = False,
+    given: Given = NOTHING_GIVEN,
+    device: str | None = None,
+    keep: Keep = "float32",
+    seen: Seen = lambda *_: None,
+    say: Say = lambda _: None,
+) -> list[Measurement]:
+    """Measure what calibration did, on samples it was not fitted on; `unseen` leaves those out that it was."""
+    panel = Panel(Run.open(root), given=given, device=device, keep=keep, say=say)
+    fitted = Calibration.read(panel.run)
+    _same_weights(fitted, panel)
+    target = one_target(panel.recipe, panel.facts, on)
+    heard = hear_all(panel, target, seen=seen)
+    known = panel.known(target)
+    if known["fingerprint"] == fitted.fingerprint:
+        old = torch.isin(heard.ids, fitted.ids)
+        if old.any() and not unseen:
+            raise RunError(
+                f"{int(old.sum()):,} of the {len(old):,} {on} samples are those the calibration was fitted on; numbers "
+                "on them would flatter. Add --unseen to leave them out, or choose other samples"
+            )
+        heard = heard.part(~old)
+        if not len(heard.y):
+            raise RunError(f"The calibration was fitted on all {on} samples: none are left to judge it by")
+    kinds = [f"{each.kind} {each.alpha:g}" for each in fitted.sets]
+    asked = {"sets": kinds, "risk": fitted.threshold.risk, "bound": fitted.threshold.bound, "fitted on": fitted.on}
+    data = {**known, "name": panel.facts["name"], "samples": len(heard.y), **asked}
+    words = f"fitted on {len(fitted.ids):,} {fitted.on} samples; {fitted.order}"
+    measure = Measure(lambda *_: {}, lambda _: {}, better="neither", asks="sure", convention=words)
+    found = [panel.measurement("calibrated", on, _judged(heard, fitted, panel.numbers), measure, data)]
+    for each in found:
+        panel.write(each)
+    return found
+
+
+def hear_all(panel: Panel, target: Target, *, samples: int | None = None, seen: Seen = lambda *_: None) -> Said:
+    """Return what all members say about all samples, in memory."""
+    everyone = tuple(range(len(panel.numbers)))
+    sums, _ = panel.settle(target, {"all": ALL}, [everyone], samples=samples, seen=seen)
+    found = sums[everyone, "all"]
+    return Said(found["logits"].transpose(0, 1).cpu(), found["labels"].cpu(), found["ids"].cpu())
+
+
+def doubts(log_p: Tensor) -> Tensor:
+    """Return the probability that the most likely class is not the right one, as the ensemble sees it."""
+    return -torch.expm1(log_p.amax(-1))
+
+
+def _everything(table: Tensor, batch: Batch) -> Tree:
+    return {"logits": table.transpose(0, 1), "labels": batch.y, "ids": batch.index}
+
+
+ALL = Measure(_everything, lambda _: {}, merge="cat")
+
+
+def _same_weights(fitted: Calibration, panel: Panel) -> None:
+    if fitted.hashes != tuple(panel.hashes):
+        raise RunError(
+            f"{panel.run.store.root} was calibrated with other weights than it has now; run `plateaux calibrate` again"
+        )
+
+
+def _judged(heard: Said, fitted: Calibration, numbers: Sequence[int]) -> dict[str, Value]:
+    rows: dict[str, Value] = {}
+    before = log_probabilities(heard.table.double())
+    own = fitted.temperatures["calibrate then pool"].values
+    for position, number in enumerate(numbers):
+        scaled = (heard.table[position].double() / own[position]).log_softmax(-1)
+        rows[cell(f"member {number}", "temperature")] = Value(own[position])
+        rows[cell(f"member {number}", "nll before")] = _nll(before[position], heard.y)
+        rows[cell(f"member {number}", "nll after")] = _nll(scaled, heard.y)
+    if len(numbers) > 1:
+        rows[cell(MEAN_PROBABILITY, "nll before")] = _nll(before[-2], heard.y)
+    for order in ORDERS:
+        rows[cell(f"ensemble ({order})", "nll after")] = _nll(fitted.log_p(heard.table, order), heard.y)
+    log_p = fitted.log_p(heard.table)
+    name = f"ensemble ({fitted.order})"
+    for each in fitted.sets:
+        sets = each.sets(log_p, heard.ids)
+        wanted = f"{100 * (1 - each.alpha):g} % sets"
+        rows[cell(name, f"{wanted}: coverage")] = conformal.coverage(sets, heard.y)
+        rows[cell(name, f"{wanted}: classes")] = conformal.mean_size(sets)
+    used = fitted.threshold.accepts(doubts(log_p))
+    wrong = log_p.argmax(-1) != heard.y
+    rows[cell(name, "answered")] = share(float(used.sum()), len(used))
+    if used.any():
+        rows[cell(name, "wrong of those answered")] = share(float((wrong & used).sum()), float(used.sum()))
+    return rows
+
+
+def _nll(log_p: Tensor, y: Tensor) -> Value:
+    losses = -log_p.gather(-1, y[:, None])[:, 0].double()
+    return mean(float(losses.sum()), float((losses * losses).sum()), len(y))

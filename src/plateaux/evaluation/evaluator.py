@@ -1,0 +1,360 @@
+"""The members of a run, ready to be asked about samples: by a forward pass, or from what is kept of an earlier one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from itertools import combinations
+from math import comb
+from random import Random
+from typing import Any
+
+import torch
+
+from plateaux.config.builders.model import NOTHING_GIVEN, Given, data_of, executor_of, in_order, networks, shared_names
+from plateaux.config.recipe import fingerprint
+from plateaux.core.errors import RecipeError, RunError
+from plateaux.core.method import Executor, Measure, NoFeatures, Offer, View, features
+from plateaux.core.runtime import DTYPES, FORMATS, autocast, device_named, local_processes, settle_in
+from plateaux.core.stats.estimates import mean_of, mean_over
+from plateaux.core.types import Tree, Value
+from plateaux.data.sources import Data, Resident, Source
+from plateaux.distributed.executors.local import Local
+from plateaux.ensembles.log_probs import MEAN_OF_PAIRS, MEAN_PROBABILITY, PART, TOGETHER, cell, renumbered
+from plateaux.evaluation import prediction_cache as predictions
+from plateaux.evaluation.metric_loop import Cast, Heard, hear, settle
+from plateaux.evaluation.prediction_cache import Keep, Keeper, Shelf
+from plateaux.evaluation.results import Measurement
+from plateaux.evaluation.splits import Target
+from plateaux.models.backbone import Headed
+from plateaux.storage.feature_cache import prepare, seen_through
+from plateaux.storage.run import Run, facts_of
+
+MEMBERS_MEAN = "mean of members"
+SELECTION = "selection.json"  # of a soup: the samples its members were chosen on
+SUBSETS = 30  # at most so many ensembles of one size are averaged
+
+Say = Callable[[str], None]
+Seen = Callable[[int, int], None]
+
+
+def nothing(*_: Any) -> None:
+    """Say and show nothing."""
+    return None
+
+
+class Panel:
+    """Members of a run, ready to be asked about samples; nothing is read or built before it is needed."""
+
+    def __init__(
+        self,
+        run: Run,
+        members: Sequence[int] | None = None,
+        *,
+        given: Given = NOTHING_GIVEN,
+        device: str | None = None,
+        executor: Mapping[str, Any] | None = None,
+        keep: Keep = "float32",
+        say: Say = nothing,
+    ) -> None:
+        self.run, self.given, self.keep, self.say = run, given, keep, say
+        self.recipe = run.as_trained()
+        self.numbers = run.present() if members is None else _numbers(members, self.recipe.members)
+        if executor is not None:
+            self.recipe = self.recipe.changed(executor=dict(executor))
+        self.executor: Executor = Local("loop", 1, (), "error") if executor is None else executor_of(self.recipe, given)
+        settle_in(processes=local_processes(), threads=self.recipe.executor.threads)
+        if self.executor.agree(int(not self.executor.rows(len(self.numbers)))):
+            raise RecipeError(
+                f"{len(self.numbers)} members cannot be spread over so many processes; use fewer, or spread the "
+                "samples: --set executor.data=N"
+            )
+        self.place = device_named(device or self.executor.device)
+        self.facts: Mapping[str, Any] = run.about["data"] if given.data is None else facts_of(given.data)
+
+    def close(self) -> None:
+        """Give back what the executor holds, if it holds anything."""
+        getattr(self.executor, "close", nothing)()
+
+    @cached_property
+    def data(self) -> Data:
+        return data_of(self.recipe, self.given)
+
+    @cached_property
+    def hashes(self) -> list[str]:
+        """The hashes of the members' weights."""
+        return [self.run.weights_hash(number) for number in self.numbers]
+
+    @cached_property
+    def origins(self) -> list[str]:
+        """Which weights each member's are: the last, the best, an average."""
+        return [self.run.progress(number).weights_from for number in self.numbers]
+
+    @cached_property
+    def views(self) -> list[View]:
+        held = [self.numbers[row] for row in self.executor.rows(len(self.numbers))]
+        facts = data_facts(self.run) if self.given.data is None else self.given.data
+        modules = [module.to(self.place).eval() for module in members_of(self.run, facts, held, self.given)]
+        layout = FORMATS[self.recipe.train.memory_format]
+        modules = [module.to(memory_format=layout) for module in modules]  # type: ignore[call-overload]
+        return [View(module, forward=lambda: autocast(self.recipe.train.precision, self.place)) for module in modules]
+
+    def measure(
+        self,
+        target: Target,
+        measures: Mapping[str, Measure],
+        *,
+        sizes: bool = False,
+        samples: int | None = None,
+        fresh: bool = False,
+        seen: Seen = nothing,
+    ) -> list[Measurement]:
+        """Return what the measures find about these members on these samples."""
+        everyone = tuple(range(len(self.numbers)))
+        casts = [everyone, *(cast for cast in _casts(len(everyone)) if cast != everyone)] if sizes else [everyone]
+        try:
+            sums, about = self.settle(target, measures, casts, samples=samples, fresh=fresh, seen=seen)
+            if sizes and any(measure.offer is features for measure in measures.values()):
+                self.say("measures of features have no curve over sizes")
+        except NoFeatures as problem:
+            rest = {name: measure for name, measure in measures.items() if measure.offer is not features}
+            if not rest:
+                raise
+            self.say(f"{', '.join(measures.keys() - rest.keys())} is left out: {problem}")
+            return self.measure(target, rest, sizes=sizes, samples=samples, fresh=fresh, seen=seen)
+        found = []
+        for name, measure in measures.items():
+            rows = {cast: measure.finish(sums[cast, name]) for cast in casts if (cast, name) in sums}
+            if everyone not in rows:
+                self.say(f"{name} takes {measure.least} members, and there is {len(everyone)}: left out")
+                continue
+            numbered = _with_mean(renumbered(rows[everyone], self.numbers))
+            found.append(self.measurement(name, target.name, numbered, measure, about))
+            if sizes and measure.offer is not features:
+                found.append(self.measurement(f"{name} by size", target.name, _curve(rows), measure, about))
+        return found
+
+    def settle(
+        self,
+        target: Target,
+        measures: Mapping[str, Measure],
+        casts: Sequence[Cast],
+        *,
+        samples: int | None = None,
+        fresh: bool = False,
+        seen: Seen = nothing,
+    ) -> tuple[dict[tuple[Cast | None, str], Tree], dict[str, Any]]:
+        """Return the measures' sums for every cast, and what is to be known of the samples."""
+        offers = list(dict.fromkeys(measure.offer for measure in measures.values()))
+        executor, heard, about, total = self.hear(target, offers, samples=samples, fresh=fresh)
+        done = 0
+
+        def count(more: int) -> None:
+            nonlocal done
+            done += more
+            seen(done, total)
+
+        return settle(executor, heard, measures, casts, samples=total, seen=count), about
+
+    def hear(
+        self, target: Target, offers: Sequence[Offer], *, samples: int | None = None, fresh: bool = False
+    ) -> tuple[Executor, Iterator[Heard], dict[str, Any], int]:
+        """Return what members say about the samples: from what is kept, or by a forward pass."""
+        known = self._described_all(target, samples)
+        shelf = self._shelf(known)
+        lacks = fresh or not self._may_keep or not shelf.has(self.hashes, offers)
+        if not self.executor.agree(int(lacks)):  # all processes read, or none
+            ids, dtype = shelf.ids(), shelf.dtype(self.hashes)
+            self._check_not_chosen_on(known, ids)
+            self.say(f"{target.name}: from kept {dtype} logits of {len(ids):,} samples, no forward pass")
+            about = {**_described(known, len(ids)), "logits": f"kept, {dtype}"}
+            return Local("loop", 1, (), "error"), shelf.read(self.hashes, offers), about, len(ids)
+        source, ids = self._opened(target, known)
+        data, source = self.ready(source, ids)
+        batches = in_order(self.recipe, data, source, ids, device=self.place, shard=self.executor.shard)
+        heard = hear(self.executor, self.views, batches, offers)
+        if self.keep != "no" and self._may_keep:
+            kind = {"float32": torch.float32, "float16": DTYPES["fp16"]}[self.keep]
+            heard = Keeper(shelf, self.hashes, kind, len(ids), self.say, predictions.KEEP_BELOW).listen(
+                heard, self.executor
+            )
+        return self.executor, heard, {**_described(known, len(ids)), "logits": "fresh"}, len(ids)
+
+    def keeps(self, target: Target, measures: Mapping[str, Measure], samples: int | None) -> bool:
+        """Say whether all that these measures ask for is kept from an earlier walk."""
+        offers = list(dict.fromkeys(measure.offer for measure in measures.values()))
+        return self._may_keep and self._shelf(self._described_all(target, samples)).has(self.hashes, offers)
+
+    def opened(self, target: Target, samples: int | None) -> tuple[dict[str, Any], torch.Tensor]:
+        """Return what is to be known of the samples, and their ids, once they were found to be the right ones."""
+        known = self._described_all(target, samples)
+        return {name: value for name, value in known.items() if name != "on"}, self._opened(target, known)[1]
+
+    def _described_all(self, target: Target, samples: int | None) -> dict[str, Any]:
+        first = target.first or samples
+        return {"on": target.name, **target.about, **self.known(target), **({"first": first} if first else {})}
+
+    def ready(self, source: Source, ids: torch.Tensor) -> tuple[Data, Source]:
+        """Return samples as members take them: as they are, or as features of the trunk where these are kept."""
+        module = self.views[0].module
+        if not (
+            self.recipe.model.cache_features and isinstance(module, Headed) and getattr(source, "told_apart", True)
+        ):
+            return self.data, source
+        found = seen_through(self.recipe, self.data, source, module.trunk, device=self.place, ids=ids)
+        prepare([found], self.executor, self.say, ids=ids)
+        return replace(self.data, mean=(), std=()), found
+
+    def _shelf(self, known: Mapping[str, Any]) -> Shelf:
+        looks = {"mean": self.facts["mean"], "std": self.facts["std"], "precision": self.recipe.train.precision}
+        return Shelf(self.run.store, {**known, **looks})
+
+    def _opened(self, target: Target, known: Mapping[str, Any]) -> tuple[Source, torch.Tensor]:
+        source, ids = target.open(self.recipe, self.data)
+        ids = ids[: known.get("first")]
+        self.check_same_data(target, source, known)
+        self._check_not_chosen_on(known, ids)
+        return source, ids
+
+    def measurement(
+        self, name: str, on: str, rows: Mapping[str, Value], measure: Measure, about: Mapping[str, Any]
+    ) -> Measurement:
+        """Return one measurement, with all that is to be known of it."""
+        names = [f"member {number}" for number in self.numbers]
+        weights = dict(zip(names, self.origins, strict=True))
+        hashes = dict(zip(names, self.hashes, strict=True))
+        facts = (measure.asks, measure.percent, measure.convention)
+        return Measurement(name, on, rows, measure.better, weights, about, hashes, *facts)
+
+    def write(self, found: Measurement) -> None:
+        """Keep a measurement in the run folder; the same question is the same object."""
+        name = "".join(c if c.isalnum() or c in "_-" else "_" for c in found.measure)
+        self.run.store.put_json(f"measures/{name}-{fingerprint(found.question())}.json", found.to_dict(), again=False)
+
+    @property
+    def _may_keep(self) -> bool:
+        """Whether other calls can be told apart: not where Python hands over a network, or samples without a hash."""
+        sources = [] if self.given.data is None else [self.given.data.train, self.given.data.test]
+        return self.given.model is None and all(getattr(source, "told_apart", True) for source in sources)
+
+    def check_same_data(self, target: Target, source: Source, known: Mapping[str, Any]) -> None:
+        """Refuse samples of the run's own sets that are not those it was made with."""
+        if target.of in ("test", "train", "validation") and source.fingerprint() != known["fingerprint"]:
+            raise RunError(
+                f"The {target.of} samples are not those this run was made with (fingerprint {source.fingerprint()} and "
+                f"not {known['fingerprint']}). Put the data back, or hand the new ones over in Python: plateaux.Given"
+            )
+
+    def _check_not_chosen_on(self, known: Mapping[str, Any], ids: torch.Tensor) -> None:
+        """Refuse samples that the weights were chosen on, as a greedy soup's were."""
+        if not self.run.store.has(SELECTION):
+            return
+        chosen = self.run.store.get_json(SELECTION)
+        same = chosen.get("fingerprint") == known["fingerprint"] and chosen.get("kind") == "greedy soup"
+        if same and bool(torch.isin(ids, torch.tensor(chosen["ids"], dtype=ids.dtype)).any()):
+            raise RunError(
+                f"The members of {self.run.store.root} were chosen on these samples ({chosen['on']}); numbers on them "
+                "would flatter. Choose others, such as --on test"
+            )
+
+    def known(self, target: Target) -> dict[str, str]:
+        """Return the fingerprint of the samples, from the run's own record where it has one."""
+        if target.of in ("train", "validation"):
+            return {"fingerprint": self.facts["train"]["fingerprint"]}
+        if target.labelled:
+            return {"fingerprint": self.facts["test"]["fingerprint"]}
+        return {"fingerprint": target.open(self.recipe, self.data)[0].fingerprint()}
+
+
+def _described(known: Mapping[str, Any], samples: int) -> dict[str, Any]:
+    return {**{name: value for name, value in known.items() if name != "on"}, "samples": samples}
+
+
+def _numbers(members: Sequence[int], total: int) -> list[int]:
+    if not members or len(set(members)) < len(members) or not set(members) <= set(range(total)):
+        raise RecipeError(
+            f"members {list(members)}: give different numbers from 0 to {total - 1}, such as {[0, total - 1]}"
+        )
+    return list(members)
+
+
+def _casts(members: int) -> list[Cast]:
+    """Return ensembles of every size: all there are, or SUBSETS of them by a seeded draw."""
+    found: list[Cast] = []
+    for size in range(1, members + 1):
+        if comb(members, size) <= SUBSETS:
+            found += combinations(range(members), size)
+            continue
+        chance, drawn = Random(size), set[Cast]()
+        while len(drawn) < SUBSETS:
+            drawn.add(tuple(sorted(chance.sample(range(members), size))))
+        found += sorted(drawn)
+    return found
+
+
+def _curve(rows: Mapping[Cast, Mapping[str, Value]]) -> dict[str, Value]:
+    """Return the mean over ensembles of each size, of the row that stands for all members."""
+    found: dict[str, Value] = {}
+    for size in sorted({len(cast) for cast in rows}):
+        each = [_main(found_) for cast, found_ in rows.items() if len(cast) == size]
+        for part in dict.fromkeys(part for one in each for part in one):
+            name = f"{size} member{'s' * (size > 1)}"
+            found[cell(name, part) if part else name] = mean_of([one[part] for one in each if part in one])
+    return found
+
+
+def _main(rows: Mapping[str, Value]) -> dict[str, Value]:
+    """Return the row of an ensemble: by mean probability, of all together, or the mean of pairs."""
+    for wanted in (MEAN_PROBABILITY, TOGETHER, MEAN_OF_PAIRS, "member 0"):
+        found = {name.partition(PART)[2]: v for name, v in rows.items() if name.partition(PART)[0] == wanted}
+        if found:
+            return found
+    return {}
+
+
+def members_of(run: Run, data: Data, numbers: Sequence[int], given: Given) -> list[torch.nn.Module]:
+    """Return some members' networks with the weights of the run folder."""
+    # The weights come from the run folder, so the file they once started from need not be there any more.
+    bare = run.recipe.changed(model={"weights": None, "sparsity": 0.0})
+    modules = networks(bare, data, numbers, given)
+    shared = run.shared()
+    for number, module in zip(numbers, modules, strict=True):
+        names = shared_names(bare, module)
+        missing, unexpected = module.load_state_dict({**run.weights(number), **shared}, strict=False)
+        if unexpected or set(missing) - names:
+            raise RunError(
+                f"The weights of member {number} do not fit {run.recipe.model.name!r}: "
+                f"missing {sorted(missing)[:3]}, unexpected {sorted(unexpected)[:3]}"
+            )
+    return modules
+
+
+def data_facts(run: Run) -> Data:
+    """Return what models must know of the data, without the data themselves."""
+    facts = run.about["data"]
+    empty = Resident(torch.empty(0), torch.empty(0))
+    return Data(
+        name=facts["name"],
+        train=empty,
+        test=empty,
+        classes=facts["classes"],
+        shape=tuple(facts["shape"]),
+        mean=tuple(facts["mean"]),
+        std=tuple(facts["std"]),
+        labels=tuple(facts["labels"]),
+    )
+
+
+def _with_mean(rows: Mapping[str, Value]) -> dict[str, Value]:
+    """Return the rows with the mean of the members' after theirs."""
+    members = [value.number for name, value in rows.items() if _is_member(name)]
+    if not members or TOGETHER in rows:
+        return dict(rows)
+    own = {name: value for name, value in rows.items() if _is_member(name)}
+    rest = {name: value for name, value in rows.items() if not _is_member(name)}
+    return {**own, MEMBERS_MEAN: mean_over(members), **rest}
+
+
+def _is_member(name: str) -> bool:
+    return name.startswith("member ") and name.removeprefix("member ").isdigit()

@@ -1,0 +1,200 @@
+"""The evaluation walk: one forward pass for all measures, sums that add over batches and over processes.
+
+    heard = hear(executor, views, batches, offers)         # or read from the run folder: nothing below can tell
+    sums = settle(executor, heard, measures, casts)        # casts: which members, by position, make up an ensemble
+
+Samples may be spread over processes: each settles its own, and what was settled is added up once at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from plateaux.core.method import Executor, Measure, NoFeatures, Offer, View, features, logits, logits_and_features
+from plateaux.core.types import Batch, Tree, Value
+from plateaux.ensembles.log_probs import shared
+
+Cast = tuple[int, ...]
+"""The members that make up an ensemble, by their positions in the table."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """What every member said about one batch: a table `[M, B, ...]` for each offer."""
+
+    tables: Mapping[Offer, Tensor]
+    batch: Batch
+    start: int  # where the batch begins among all samples of the walk
+    whole: int  # samples of the batch that all processes hold together
+
+
+def assess(
+    executor: Executor,
+    views: Sequence[View],
+    batches: Iterable[Batch],
+    measures: Mapping[str, Measure],
+    *,
+    seen: Callable[[int], None] = lambda _: None,
+) -> dict[str, Mapping[str, Value]]:
+    """Return what every measure finds about the members' predictions; `seen` hears of the samples done."""
+    offers = dict.fromkeys(measure.offer for measure in measures.values())
+    heard = hear(executor, views, batches, list(offers))
+    sums = settle(executor, heard, measures, seen=seen)
+    return {name: measures[name].finish(merged) for (_, name), merged in sums.items()}
+
+
+def hear(
+    executor: Executor, views: Sequence[View], batches: Iterable[Batch], offers: Sequence[Offer]
+) -> Iterator[Heard]:
+    """Ask every member about every batch; logits and features come from the same forward pass."""
+    width = done = 0
+    for batch in batches:
+        with torch.no_grad():
+            if features in offers and not width:
+                width = _agreed_width(executor, views, batch)
+            tables = dict(_tables(executor, views, batch, offers, width))
+        here = torch.tensor(len(batch), device=batch.index.device)
+        whole = int(executor.average({"samples": here})["samples"])
+        yield Heard(tables, batch, done + executor.shard(whole).start, whole)
+        done += whole
+
+
+def _tables(
+    executor: Executor, views: Sequence[View], batch: Batch, offers: Sequence[Offer], width: int
+) -> Iterator[tuple[Offer, Tensor]]:
+    both = features in offers
+    if both:
+        table = executor.gather(executor.each(_side_by_side(width), views, [batch] * len(views)))
+        yield logits, table[..., :-width]
+        yield features, table[..., -width:]
+    for offer in offers:
+        if not (both and offer in (logits, features)):
+            yield offer, executor.gather(executor.each(offer, views, [batch] * len(views)))
+
+
+def _side_by_side(width: int) -> Offer:
+    """Offer logits, then features with zeros up to `width`: members of different widths lie in one table."""
+
+    def offer(view: View, batch: Batch) -> Tensor:
+        out, seen = logits_and_features(view, batch)
+        return torch.cat([out, F.pad(seen, (0, width - seen.shape[1])).to(out.dtype)], -1)
+
+    offer.batched = False  # type: ignore[attr-defined]  # hooks do not run inside vmap's functional call
+    return offer
+
+
+def _agreed_width(executor: Executor, views: Sequence[View], batch: Batch) -> int:
+    """Return the largest width of any member's features; where one has none, every process hears of it."""
+    width, problem = 0, None
+    for view in views:
+        try:
+            width = max(width, features(view, batch.part(slice(0, 1))).shape[1])
+        except NoFeatures as found:
+            problem = found
+    if executor.agree(int(problem is not None)):
+        raise problem or NoFeatures("A member held by another process does not end in an nn.Linear")
+    return executor.agree(width)
+
+
+@torch.no_grad()
+def settle(
+    executor: Executor,
+    heard: Iterable[Heard],
+    measures: Mapping[str, Measure],
+    casts: Sequence[Cast | None] = (None,),
+    *,
+    samples: int = 0,
+    seen: Callable[[int], None] = lambda _: None,
+) -> dict[tuple[Cast | None, str], Tree]:
+    """Return every measure's sums for every cast (None: everybody), added up over batches and processes.
+
+    Measures that settle alike are settled once. One that takes more members than a cast has is left out of it.
+    `samples` says how many are expected: where rows are kept, there is then room for them from the start.
+    """
+    sums: dict[tuple[Cast | None, Any], Sums] = {}
+    owners = {(measure.settle, measure.offer): measure for measure in measures.values()}
+    offers = dict.fromkeys(measure.offer for measure in owners.values())
+    done = 0
+    for each in heard:
+        for cast, offer in product(casts, offers):
+            table = each.tables[offer]
+            if offer is features and cast is not None and len(cast) < len(table):
+                continue  # sums of features are D x D for every pair: kept for everybody once, and for no subset
+            table = table if cast is None else table.index_select(0, torch.tensor(cast, device=table.device))
+            with shared(table):
+                for question, measure in owners.items():
+                    if measure.offer is offer and len(table) >= measure.least:
+                        sums.setdefault((cast, question), Sums(measure, samples)).add(table, each)
+        done += each.whole
+        seen(each.whole)
+    merged = {where: found.merged(executor, done) for where, found in sums.items()}
+    asked = [(cast, name, (measure.settle, measure.offer)) for cast in casts for name, measure in measures.items()]
+    return {(cast, name): merged[cast, question] for cast, name, question in asked if (cast, question) in merged}
+
+
+@dataclass(slots=True)
+class Sums:
+    """What one measure has settled so far, of the samples held here."""
+
+    measure: Measure
+    expected: int = 0  # samples
+    total: Tree = field(default_factory=dict)  # sums, or rows where they belong among all samples
+
+    def add(self, table: Tensor, heard: Heard) -> None:
+        """Settle one batch."""
+        new = self.measure.settle(table, heard.batch)
+        if self.measure.merge == "cat":
+            self.lay(heard.start, new)
+        else:
+            self.total = {name: self.total[name] + new[name] for name in new} if self.total else new
+
+    def lay(self, start: int, rows: Tree) -> None:
+        """Lay down rows to keep, the first of them at `start`."""
+        for name, part in rows.items():
+            end = start + len(part)
+            room = self.total.pop(name, part[:0])
+            self.total[name] = room = _with_room(room, end, max(self.expected, len(room) * 3 // 2))
+            room[start:end] = part
+
+    def merged(self, executor: Executor, samples: int) -> Tree:
+        """Return what all processes settled about so many samples."""
+        if self.measure.merge == "sum":
+            place = next((t.device for t in self.total.values() if t.device.type != "cpu"), torch.device("cpu"))
+            return executor.average({name: tensor.to(place) for name, tensor in self.total.items()})
+        found: Tree = {}
+        for name in list(self.total):
+            whole = _with_room(self.total.pop(name), samples, samples)[:samples]
+            found[name] = executor.average({name: whole})[name]
+        return found
+
+
+def _with_room(rows: Tensor, needed: int, better: int) -> Tensor:
+    """Return the rows with zeros after them, so that there are as many as needed; if any are lacking, better more."""
+    if needed <= len(rows):
+        return rows
+    room = rows.new_zeros(max(needed, better), *rows.shape[1:])
+    room[: len(rows)] = rows
+    return room
+
+
+class evaluating:
+    """Hold networks in evaluation mode for a while, and put each layer back to the mode it was in."""
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        self._layers = [layer for module in modules for layer in module.modules()]
+
+    def __enter__(self) -> None:
+        self._modes = [layer.training for layer in self._layers]
+        for layer in self._layers:
+            layer.training = False
+
+    def __exit__(self, *_: object) -> None:
+        for layer, mode in zip(self._layers, self._modes, strict=True):
+            layer.training = mode

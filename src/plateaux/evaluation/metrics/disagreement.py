@@ -1,0 +1,128 @@
+"""How often, and how far, two members' answers differ."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from plateaux.core.method import Measure
+from plateaux.core.registry import measure
+from plateaux.core.stats.estimates import means, moments, ratio, ratios
+from plateaux.core.types import Batch, Tree, Value
+from plateaux.ensembles.log_probs import (
+    MEAN_OF_PAIRS,
+    TOGETHER,
+    guesses_of,
+    ordered_name,
+    ordered_pairs,
+    pair_name,
+    pairs,
+    wide_probabilities_of,
+)
+
+
+@measure
+def disagreement() -> Measure:
+    """The share of samples on which two members' most likely classes differ."""
+
+    def settle(table: Tensor, batch: Batch) -> Tree:
+        return moments(_and_mean(_differ(_guesses(table))))
+
+    def finish(sums: Tree) -> Mapping[str, Value]:
+        return means(sums, [*_pair_names(len(sums["sum"]) - 1), MEAN_OF_PAIRS])
+
+    return Measure(
+        settle,
+        finish,
+        better="neither",
+        asks="different",
+        percent=True,
+        least=2,
+        convention="distinct pairs; of equal classes the first is the most likely one; standard error over samples",
+    )
+
+
+@measure
+def der() -> Measure:
+    """Disagreement-error ratio: the members' mean disagreement over their mean error.
+
+    Of a pair, its disagreement over the mean error of the two. Where nobody errs there is no ratio: nan.
+    """
+
+    def settle(table: Tensor, batch: Batch) -> Tree:
+        guesses = _guesses(table)
+        wrong = (guesses != batch.y).double()  # [M, B]
+        of_pairs = torch.stack([(wrong[i] + wrong[j]) / 2 for i, j in pairs(len(wrong))])
+        return ratio(_and_mean(_differ(guesses)), torch.cat([of_pairs, wrong.mean(0, keepdim=True)]))
+
+    def finish(sums: Tree) -> Mapping[str, Value]:
+        return ratios(sums, [*_pair_names(len(sums["a"]) - 1), TOGETHER])
+
+    return Measure(
+        settle,
+        finish,
+        better="neither",
+        asks="different",
+        least=2,
+        convention="E[disagreement] over distinct pairs / E[error] over members, a ratio of means; delta-method error",
+    )
+
+
+@measure
+def kl() -> Measure:
+    """Kullback-Leibler divergence KL(p_i || p_j) of one member's probabilities from another's, in nats."""
+
+    def settle(table: Tensor, batch: Batch) -> Tree:
+        return moments(_and_mean(_divergences(wide_probabilities_of(table))))
+
+    def finish(sums: Tree) -> Mapping[str, Value]:
+        members = _members((len(sums["sum"]) - 1) // 2)
+        return means(sums, [*(ordered_name(i, j) for i, j in ordered_pairs(members)), MEAN_OF_PAIRS])
+
+    return Measure(
+        settle,
+        finish,
+        better="neither",
+        asks="different",
+        least=2,
+        convention="nats; `member i to j` is KL(p_i || p_j); the mean is over both orders; standard error over samples",
+    )
+
+
+def _guesses(table: Tensor) -> Tensor:
+    """Return the members' most likely classes `[M, B]`, as accuracy takes them."""
+    return guesses_of(table)[: len(table)]
+
+
+def _differ(guesses: Tensor) -> Tensor:
+    """Return for every pair and sample whether the guesses differ, `[P, B]`."""
+    return torch.stack([guesses[i] != guesses[j] for i, j in pairs(len(guesses))]).double()
+
+
+def _divergences(log_p: Tensor) -> Tensor:
+    """Return KL(p_i || p_j) of every ordered pair and sample, `[M (M - 1), B]`; one member against all at a time."""
+    rows = []
+    for i, own in enumerate(log_p):
+        p = own.exp()
+        # A class of probability 0 adds nothing, even where its logarithm is -inf on both sides.
+        terms = torch.where(p > 0, p * (own - log_p), 0.0)  # [M, B, C]
+        against = terms.sum(-1).clamp(min=0)
+        rows += [against[:i], against[i + 1 :]]
+    return torch.cat(rows)
+
+
+def _and_mean(scores: Tensor) -> Tensor:
+    """Return the pairs' scores `[P, B]` and, below them, their mean."""
+    return torch.cat([scores, scores.mean(0, keepdim=True)])
+
+
+def _pair_names(count: int) -> list[str]:
+    return [pair_name(i, j) for i, j in pairs(_members(count))]
+
+
+def _members(count: int) -> int:
+    """Return how many members make so many distinct pairs."""
+    return (1 + math.isqrt(1 + 8 * count)) // 2

@@ -1,0 +1,81 @@
+"""How unsure members are: together, each by itself, and the difference, which is their disagreement.
+
+    predictive_entropy    H(mean_m p_m)                     the entropy of the mean probability
+    expected_entropy      mean_m H(p_m)                     the mean of the members' entropies
+    mutual_information    H(mean_m p_m) - mean_m H(p_m)     their difference, taken sample by sample
+
+One member alone has all three: its entropy, its entropy again, and zero.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from plateaux.core.method import Measure
+from plateaux.core.registry import measure
+from plateaux.core.stats.estimates import means, moments
+from plateaux.core.types import Batch, Tree, Value
+from plateaux.ensembles.log_probs import TOGETHER, wide_probabilities_of
+
+
+@measure
+def predictive_entropy() -> Measure:
+    """The entropy of the members' mean probability, in nats."""
+    return _mean_of(_predictive, "H(mean_m p_m) in nats")
+
+
+@measure
+def expected_entropy() -> Measure:
+    """The mean of the members' entropies, and each of them, in nats."""
+
+    def scores(log_p: Tensor) -> Tensor:
+        own = _entropy(log_p)
+        return torch.cat([own, own.mean(0, keepdim=True)])
+
+    return _mean_of(scores, "mean_m H(p_m) in nats, the entropy of each member beside it")
+
+
+@measure
+def mutual_information() -> Measure:
+    """Mutual information of prediction and member: predictive less expected entropy, in nats."""
+
+    def scores(log_p: Tensor) -> Tensor:
+        return (_predictive(log_p) - _entropy(log_p).mean(0)).clamp(min=0)  # below zero by rounding only
+
+    return _mean_of(scores, "H(mean_m p_m) - mean_m H(p_m) of each sample, in nats; 0 to log M")
+
+
+def _mean_of(scores: Callable[[Tensor], Tensor], convention: str) -> Measure:
+    """Return the measure that averages `scores`, log-probabilities `[M, B, C]` to `[1, B]` or `[M + 1, B]`."""
+
+    def settle(table: Tensor, batch: Batch) -> Tree:
+        return moments(scores(wide_probabilities_of(table)))
+
+    def finish(sums: Tree) -> Mapping[str, Value]:
+        return means(sums, _names(len(sums["sum"])))
+
+    return Measure(
+        settle,
+        finish,
+        better="neither",
+        asks="different",
+        convention=f"{convention}; mean over samples with its standard error",
+    )
+
+
+def _names(rows: int) -> Sequence[str]:
+    return [*(f"member {i}" for i in range(rows - 1)), TOGETHER]
+
+
+def _predictive(log_p: Tensor) -> Tensor:
+    return _entropy(log_p.logsumexp(0, keepdim=True) - math.log(len(log_p)))
+
+
+def _entropy(log_p: Tensor) -> Tensor:
+    """Return the entropy over the last axis; a class of probability 0 adds nothing."""
+    p = log_p.exp()
+    return -torch.where(p > 0, p * log_p, 0.0).sum(-1)

@@ -1,0 +1,125 @@
+"""How alarmed: how well doubt tells a run's own samples from samples of elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from plateaux.config.builders.model import NOTHING_GIVEN, Given
+from plateaux.core.errors import DataError, RecipeError, UnknownName
+from plateaux.core.method import Measure
+from plateaux.core.runtime import is_first
+from plateaux.core.stats.estimates import mean_of
+from plateaux.core.types import Batch, Tree, Value
+from plateaux.ensembles.log_probs import TOGETHER, cell
+from plateaux.ensembles.ood_scores import ALARMS, CONVENTION, compare
+from plateaux.evaluation.evaluator import Panel, Say, Seen
+from plateaux.evaluation.prediction_cache import Keep
+from plateaux.evaluation.results import Measurement
+from plateaux.evaluation.splits import elsewhere, one_target
+from plateaux.storage.run import Run
+
+OPENOOD = {  # the near and far sets of OpenOOD 1.5, by the data set a run is about
+    "cifar10": {"near": ("cifar100", "tin"), "far": ("mnist", "svhn", "texture", "places365")},
+    "cifar100": {"near": ("cifar10", "tin"), "far": ("mnist", "svhn", "texture", "places365")},
+}
+Suites = Mapping[str, Sequence[str]]
+"""Data sets by suite: {"near": ["cifar100"], "far": ["mnist", "textures32"]}."""
+
+
+def suites_named(words: Sequence[str], about: str) -> tuple[dict[str, list[str]], bool]:
+    """Return the data sets by suite, and whether those that are not there may be left out.
+
+    >>> suites_named(["near=cifar100,tin", "far=mnist"], "cifar10")[0]
+    {'near': ['cifar100', 'tin'], 'far': ['mnist']}
+    """
+    found: dict[str, list[str]] = {}
+    by_name = False
+    for word in words:
+        suite, equals, names = word.partition("=")
+        if not equals:
+            known = OPENOOD.get(about, {})
+            if suite not in known:
+                raise RecipeError(
+                    f"--ood {word}: name the sets, such as near=cifar100,tin far=mnist; near and far alone stand for "
+                    f"OpenOOD's sets, which there are for {' and '.join(OPENOOD)}, and this run is about {about}"
+                )
+            by_name, names = True, ",".join(known[suite])
+        found.setdefault(suite, []).extend(name.strip() for name in names.split(",") if name.strip())
+    return found, by_name
+
+
+def detect(
+    root: str | Path,
+    suites: Suites,
+    *,
+    members: Sequence[int] | None = None,
+    samples: int | None = None,
+    skip_missing: bool = False,
+    keep: Keep = "float32",
+    fresh: bool = False,
+    given: Given = NOTHING_GIVEN,
+    device: str | None = None,
+    executor: Mapping[str, Any] | None = None,
+    seen: Seen = lambda *_: None,
+    say: Say = lambda _: None,
+) -> list[Measurement]:
+    """Measure how well each score tells test samples from those of other sets: by members alone, and by all together.
+
+    Larger scores are more out of distribution, and out of distribution is positive.
+    """
+    panel = Panel(Run.open(root), members, given=given, device=device, executor=executor, keep=keep, say=say)
+    everyone = tuple(range(len(panel.numbers)))
+    casts = [*((position,) for position in everyone if len(everyone) > 1), everyone]
+    options: dict[str, Any] = {"samples": samples, "fresh": fresh, "seen": seen}
+    own = one_target(panel.recipe, panel.facts, "test")
+    inside, about = panel.settle(own, {"alarms": SCORES}, casts, **options)
+    found: list[Measurement] = []
+    for suite, names in suites.items():
+        one_suite: list[Measurement] = []
+        for name in names:
+            try:
+                outside, other = panel.settle(elsewhere(name, suite, given), {"alarms": SCORES}, casts, **options)
+            except (DataError, UnknownName) as problem:
+                if not skip_missing:
+                    raise
+                say(f"{name} is left out: {problem}")
+                continue
+            rows: dict[str, Value] = {}
+            for cast in casts:
+                row = f"member {panel.numbers[cast[0]]}" if len(cast) < len(everyone) or len(cast) == 1 else TOGETHER
+                apart = compare(_named(inside[cast, "alarms"]), _named(outside[cast, "alarms"]))
+                rows |= {cell(row, score, what): v for score, each in apart.items() for what, v in each.items()}
+            data = {**about, "outside": other}
+            one_suite.append(panel.measurement("ood", f"{name} ({suite})", rows, SCORES, data))
+        found += one_suite
+        if len(one_suite) > 1:
+            found.append(_mean_of_suite(panel, suite, one_suite, about))
+    if is_first():
+        for each in found:
+            panel.write(each)
+    return found
+
+
+def _settle(table: Tensor, batch: Batch) -> Tree:
+    # In float64: of fitted networks float32 would tie the surest samples.
+    return {"scores": torch.stack([alarm(table) for alarm in ALARMS.values()], -1)}
+
+
+SCORES = Measure(_settle, lambda _: {}, merge="cat", better="neither", convention=CONVENTION)
+
+
+def _named(found: Tree) -> dict[str, Any]:
+    return {name: found["scores"][:, column].cpu().numpy() for column, name in enumerate(ALARMS)}
+
+
+def _mean_of_suite(panel: Panel, suite: str, found: Sequence[Measurement], about: Mapping[str, Any]) -> Measurement:
+    rows = {name: mean_of([each.rows[name] for each in found]) for name in found[0].rows}
+    names = [each.on.split(" (")[0] for each in found]
+    return panel.measurement(
+        "ood", f"mean of {suite} ({', '.join(names)})", rows, SCORES, {**about, "sets": [each.on for each in found]}
+    )

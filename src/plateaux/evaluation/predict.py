@@ -1,0 +1,143 @@
+"""Answers for samples: class, probability, doubt, how far out of distribution, a set of classes, whether to abstain."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from plateaux.config.builders.model import NOTHING_GIVEN, Given
+from plateaux.core.errors import RecipeError, RunError
+from plateaux.core.registry import dataset
+from plateaux.ensembles.log_probs import log_probabilities
+from plateaux.ensembles.ood_scores import ALARMS
+from plateaux.evaluation.calibration import FILE, Calibration, doubts, hear_all
+from plateaux.evaluation.evaluator import Panel, Say, Seen
+from plateaux.evaluation.prediction_cache import Keep
+from plateaux.evaluation.splits import elsewhere, one_target
+from plateaux.storage.run import Run
+from plateaux.storage.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What an ensemble says about samples; row by row."""
+
+    ids: Tensor  # [N]
+    classes: Tensor  # [N] the most likely class
+    probability: Tensor  # [N] that it gives to it
+    doubt: Tensor  # [N] that it is wrong, as the ensemble sees it
+    ood: Tensor  # [N] larger: further out of distribution
+    sets: Tensor | None  # [N, C] conformal sets; None: not calibrated
+    abstain: Tensor | None  # [N]
+    labels: tuple[str, ...] = ()  # the classes' names
+    about: str = ""
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return one plain dictionary a sample."""
+        found = []
+        for i, number in enumerate(self.classes.tolist()):
+            row: dict[str, Any] = {"id": int(self.ids[i]), "class": number}
+            if self.labels:
+                row["label"] = self.labels[number]
+            row |= {name: float(getattr(self, name)[i]) for name in ("probability", "doubt", "ood")}
+            if self.sets is not None and self.abstain is not None:
+                row["set"] = torch.nonzero(self.sets[i])[:, 0].tolist()
+                row["abstain"] = bool(self.abstain[i])
+            found.append(row)
+        return found
+
+    def write(self, file: Path) -> None:
+        """Write .csv, .jsonl or .npz, whole or not at all."""
+        kinds: dict[str, Callable[[], bytes]] = {".csv": self._csv, ".jsonl": self._jsonl, ".npz": self._npz}
+        if file.suffix not in kinds:
+            raise RecipeError(f"{file}: answers are written as {', '.join(kinds)}; end the name in one of these")
+        Store(file.absolute().parent).put(file.name, kinds[file.suffix]())
+
+    def _csv(self) -> bytes:
+        rows = [{**row, **({"set": " ".join(map(str, row["set"]))} if "set" in row else {})} for row in self.rows()]
+        text = io.StringIO()
+        writer = csv.DictWriter(text, list(rows[0]) if rows else ["id"], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        return text.getvalue().encode()
+
+    def _jsonl(self) -> bytes:
+        rows = [{k: None if v != v else v for k, v in row.items()} for row in self.rows()]  # nan is no JSON
+        return "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows).encode()
+
+    def _npz(self) -> bytes:
+        named = {"ids": self.ids, "class": self.classes, "probability": self.probability, "doubt": self.doubt,
+                 "ood": self.ood, "set": self.sets, "abstain": self.abstain}  # fmt: skip
+        content = io.BytesIO()
+        np.savez_compressed(content, **{name: t.numpy() for name, t in named.items() if t is not None})  # type: ignore[arg-type]
+        return content.getvalue()
+
+
+def predict(
+    root: str | Path,
+    *,
+    on: str = "test",
+    alarm: str = "max_probability",
+    alpha: float | None = None,
+    members: Sequence[int] | None = None,
+    samples: int | None = None,
+    given: Given = NOTHING_GIVEN,
+    device: str | None = None,
+    keep: Keep = "float32",
+    seen: Seen = lambda *_: None,
+    say: Say = lambda _: None,
+) -> Answers:
+    """Answer for a run's own samples or those of another data set; calibrated, if the run is.
+
+    `alarm` names the score of how far out of distribution a sample is, `alpha` which of the fitted sets to give.
+    """
+    if alarm not in ALARMS:
+        raise RecipeError(f"There is no alarm called {alarm!r}; allowed: {', '.join(ALARMS)}")
+    panel = Panel(Run.open(root), members, given=given, device=device, keep=keep, say=say)
+    foreign = on.split(":")[0] not in ("test", "train", "validation", "corrupted") and on in dataset.names()
+    target = elsewhere(on, "elsewhere", given) if foreign else one_target(panel.recipe, panel.facts, on)
+    heard = hear_all(panel, target, samples=samples, seen=seen)
+    fitted = _fitted(panel, members is None, say)
+    rows = log_probabilities(heard.table.double())
+    log_p = rows[-2 if len(rows) > 1 else 0] if fitted is None else fitted.log_p(heard.table)
+    sets = abstain = None
+    if fitted is not None:
+        sets = _chosen(fitted, alpha).sets(log_p, heard.ids)
+        abstain = ~fitted.threshold.accepts(doubts(log_p))
+    best = log_p.max(-1)
+    labels = tuple(panel.facts["labels"])
+    scores = ALARMS[alarm](heard.table)
+    return Answers(
+        heard.ids, best.indices, best.values.exp(), doubts(log_p), scores, sets, abstain, labels, f"{on}, ood: {alarm}"
+    )
+
+
+def _fitted(panel: Panel, everyone: bool, say: Say) -> Calibration | None:
+    """Return the run's calibration where it is about these members."""
+    if not panel.run.store.has(FILE):
+        say("not calibrated: no sets and no abstention; `plateaux calibrate` fits them on held-out samples")
+        return None
+    fitted = Calibration.read(panel.run)
+    if fitted.hashes != tuple(panel.hashes):
+        if everyone:
+            raise RunError("The run was calibrated with other weights than it has now; run `plateaux calibrate` again")
+        say("the calibration is about all members together, so it is left out for some of them")
+        return None
+    return fitted
+
+
+def _chosen(fitted: Calibration, alpha: float | None) -> Any:
+    for each in fitted.sets:
+        if alpha is None or each.alpha == alpha:
+            return each
+    have = ", ".join(f"{each.alpha:g}" for each in fitted.sets)
+    raise RecipeError(f"alpha = {alpha}: the run is calibrated for {have}; choose one of these or calibrate again")

@@ -1,0 +1,168 @@
+"""A measurement spread over a cluster: members x samples are asked in shards, and only sums come back.
+
+Every shard of samples is a run of whole batches. Some tasks ask a block of members each, another lays their answers
+side by side and settles them where they are; the tables travel between the cluster's nodes, never to the driver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from plateaux.config.builders.model import NOTHING_GIVEN, Given, in_order
+from plateaux.core.method import Measure, Offer
+from plateaux.core.types import Batch, Tree
+from plateaux.distributed.executors.local import Local
+from plateaux.distributed.executors.ray import OnRay
+from plateaux.evaluation.evaluator import Panel, Seen, nothing
+from plateaux.evaluation.metric_loop import Cast, Heard, hear, settle
+from plateaux.evaluation.splits import Target
+from plateaux.storage.run import Run
+
+HERE = Local("loop", 1, (), "error")
+TABLE = 64 << 20  # bytes of all members' answers about one shard
+AHEAD = 2  # shards under way for every place of the cluster
+
+Settled = dict[tuple[Cast | None, str], Tree]
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Some members and some samples to ask them about: a part of a measurement that any process can carry out."""
+
+    members: tuple[int, ...]
+    start: int  # the first sample, by its place in the walk
+    stop: int
+
+    def __str__(self) -> str:
+        who = ("member " if len(self.members) == 1 else "members ") + ", ".join(map(str, self.members))
+        return f"ask {who} about samples {self.start:,} to {self.stop:,}"
+
+
+def shards(members: Sequence[int], samples: int, *, block: int, size: int) -> Iterator[list[Shard]]:
+    """Cut members x samples into shards: for every run of `size` samples one shard for each `block` members."""
+    blocks = [tuple(members[i : i + block]) for i in range(0, len(members), block)]
+    for start in range(0, samples, size):
+        yield [Shard(some, start, min(start + size, samples)) for some in blocks]
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a process of the cluster must know to ask members about samples; it travels once."""
+
+    root: str
+    target: Target
+    measures: Mapping[str, Measure]
+    casts: tuple[Cast, ...]
+    given: Given = NOTHING_GIVEN
+    samples: int | None = None  # only the first so many
+
+    @property
+    def offers(self) -> list[Offer]:
+        return list(dict.fromkeys(measure.offer for measure in self.measures.values()))
+
+
+class SpreadPanel(Panel):
+    """Members of a run that are asked by the processes of a cluster; answers that are kept need no cluster."""
+
+    def settle(
+        self,
+        target: Target,
+        measures: Mapping[str, Measure],
+        casts: Sequence[Cast],
+        *,
+        samples: int | None = None,
+        fresh: bool = False,
+        seen: Seen = nothing,
+    ) -> tuple[Settled, dict[str, Any]]:
+        assert isinstance(self.executor, OnRay)
+        if not fresh and self.keeps(target, measures, samples):
+            return super().settle(target, measures, casts, samples=samples, seen=seen)
+        known, ids = self.opened(target, samples)
+        question = Question(
+            str(self.run.store.root), target, measures, tuple(casts), self.given, target.first or samples
+        )
+        merged: Settled = {}
+        done = 0
+        for shard, found in self.executor.map(self._shards(len(ids)), ask, answer, question):
+            merge(merged, found, measures, shard, len(ids))
+            done += shard.stop - shard.start
+            seen(done, len(ids))
+        return merged, {**known, "samples": len(ids), "logits": "fresh, on a cluster"}
+
+    def _shards(self, samples: int) -> list[list[Shard]]:
+        """Cut so that every place has work, tables stay small, and samples are read by few."""
+        assert isinstance(self.executor, OnRay)
+        batch = max(self.recipe.data.batch, 256)
+        wanted = AHEAD * self.executor.places()
+        room = TABLE // (4 * len(self.numbers) * int(self.facts["classes"]))
+        size = max(1, min(room, -(-samples // wanted)) // batch) * batch
+        count = -(-samples // size)
+        block = -(-len(self.numbers) // min(len(self.numbers), -(-wanted // count)))
+        return list(shards(self.numbers, samples, block=block, size=size))
+
+
+@lru_cache(maxsize=2)
+def _panel(root: str, members: tuple[int, ...], given: Given) -> Panel:
+    return Panel(Run.open(root), members, given=given)
+
+
+def ask(question: Question, shard: Shard) -> dict[str, Any]:
+    """Return what some members say about some samples: a table for every offer, and the samples' labels and ids."""
+    key = question.given if question.given.data is None else NOTHING_GIVEN
+    panel = (
+        _panel(question.root, shard.members, key)
+        if key is question.given
+        else Panel(Run.open(question.root), shard.members, given=question.given)
+    )
+    source, ids = question.target.open(panel.recipe, panel.data)
+    ids = ids[: question.samples][shard.start : shard.stop]
+    data, source = panel.ready(source, ids)
+    batches = in_order(panel.recipe, data, source, ids, device=panel.place)
+    heard = list(hear(HERE, panel.views, batches, question.offers))
+    tables = [torch.cat([each.tables[offer] for each in heard], 1).cpu() for offer in question.offers]
+    labels, index = (torch.cat([getattr(each.batch, name) for each in heard]).cpu() for name in ("y", "index"))
+    return {"tables": tables, "labels": labels, "index": index, "sizes": [len(each.batch) for each in heard]}
+
+
+def answer(question: Question, shard: Shard, *said: Mapping[str, Any]) -> Settled:
+    """Return what follows from everybody's answers about a shard, as sums, or rows to keep."""
+    return settle(HERE, _laid_down(question, said), question.measures, question.casts)
+
+
+def _laid_down(question: Question, said: Sequence[Mapping[str, Any]]) -> Iterator[Heard]:
+    tables = {
+        offer: _side_by_side([each["tables"][position] for each in said])
+        for position, offer in enumerate(question.offers)
+    }
+    start = 0
+    for size in said[0]["sizes"]:
+        part = slice(start, start + size)
+        batch = Batch(said[0]["index"][part], said[0]["labels"][part], said[0]["index"][part])
+        yield Heard({offer: table[:, part] for offer, table in tables.items()}, batch, start, size)
+        start += size
+
+
+def _side_by_side(tables: Sequence[Tensor]) -> Tensor:
+    """Lay blocks of members under each other; features of different widths are filled up with zeros."""
+    width = max(table.shape[-1] for table in tables)
+    return torch.cat([F.pad(table, (0, width - table.shape[-1])) for table in tables])
+
+
+def merge(whole: Settled, found: Settled, measures: Mapping[str, Measure], shard: Shard, samples: int) -> None:
+    """Add what was found about a shard to what is known of all samples."""
+    for (cast, name), tree in found.items():
+        if measures[name].merge == "sum":
+            old = whole.get((cast, name))
+            whole[cast, name] = tree if old is None else {part: old[part] + tree[part] for part in tree}
+            continue
+        empty = {part: rows.new_zeros(samples, *rows.shape[1:]) for part, rows in tree.items()}
+        laid = whole.setdefault((cast, name), empty)
+        for part, rows in tree.items():
+            laid[part][shard.start : shard.stop] = rows

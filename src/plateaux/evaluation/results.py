@@ -1,0 +1,60 @@
+"""One measure's numbers about one run on one set of samples, with all that must be known to trust them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from plateaux.core.types import Value
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """One measure's numbers about one run on one set of samples."""
+
+    measure: str
+    on: str
+    rows: Mapping[str, Value]
+    better: str
+    weights: Mapping[str, str]  # which weights each member's numbers are from
+    data: Mapping[str, Any]
+    hashes: Mapping[str, str] = field(default_factory=dict)  # of those weights
+    asks: str = "good"
+    percent: bool = False
+    convention: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "measure": self.measure,
+            "on": self.on,
+            "better": self.better,
+            "asks": self.asks,
+            "convention": self.convention,
+            "rows": {name: _row(value) for name, value in self.rows.items()},
+            "weights": dict(self.weights),
+            "hashes": dict(self.hashes),
+            "data": dict(self.data),
+        }
+
+    def question(self) -> dict[str, Any]:
+        """Return what was asked: the same question has the same answer, from kept logits or fresh ones."""
+        asked = {"measure": self.measure, "on": self.on, "hashes": dict(self.hashes), "weights": dict(self.weights)}
+        return {**asked, "data": _without_origin(self.data)}
+
+
+def _row(value: Value) -> dict[str, float | None]:
+    drawn = {} if value.draws is None else {"draws": _plain(value.draws)}
+    return {"value": _plain(value.number), "error": _plain(value.error), **drawn}
+
+
+def _plain(number: float | None) -> float | None:
+    """Return a number as JSON knows it: where there is none, null."""
+    return number if number is not None and math.isfinite(number) else None
+
+
+def _without_origin(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what tells samples apart, and not whether logits were kept or fresh."""
+    plain = {name: value for name, value in data.items() if name != "logits"}
+    return {name: _without_origin(value) if isinstance(value, Mapping) else value for name, value in plain.items()}

@@ -1,0 +1,248 @@
+"""Measured numbers as tables: for people, for Markdown, for programs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from rich.table import Table
+
+from plateaux.core.types import Value
+from plateaux.ensembles.log_probs import MEAN_PROBABILITY, PART, TOGETHER
+from plateaux.evaluation.results import Measurement
+
+CAPTION = "± one standard error: over samples, and over members for their mean"
+APART = "± one standard error: over samples / over random draws; of a mean: over members"
+TITLES = {"good": "how good", "sure": "how sure", "different": "how different"}
+COLUMNS = 4  # measures side by side: what 80 characters hold
+PAIRS, MEMBERS = 6, 8  # rows of these before only their mean is shown
+BESIDE = 4  # numbers beside a probe's answer before they are left to JSON
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """A table of words."""
+
+    title: str
+    header: list[str]
+    rows: list[list[str]]
+    caption: str = ""
+
+
+def tables(found: Sequence[Measurement], width: int = 80) -> list[Table]:
+    """Return what a terminal of so many characters shows."""
+    return [to_rich(part) for grid in grids(found) for part in _fitted(grid, width)]
+
+
+def to_markdown(found: Sequence[Measurement]) -> str:
+    """Return the tables as Markdown."""
+    return "\n".join(_markdown(grid) for grid in grids(found))
+
+
+def grids(found: Sequence[Measurement]) -> list[Grid]:
+    """Return the tables that show these measurements."""
+    return list(_grids(found))
+
+
+def _grids(found: Sequence[Measurement]) -> Iterator[Grid]:
+    flat = [each for each in found if each.asks == "flat"]
+    for _, group in groupby(flat, lambda each: each.on):
+        yield _landscape(list(group))
+    found = [each for each in found if each.asks != "flat"]
+    corrupted = [each for each in found if "corruption" in each.data]
+    for _, group in groupby((each for each in found if each not in corrupted), lambda each: each.on):
+        several = list(group)
+        plain = [each for each in several if not _has_parts(each)]
+        for curves in (False, True):  # whose rows are sizes
+            yield from _columns([each for each in plain if each.measure.endswith(" by size") is curves])
+        for each in several:
+            if _has_parts(each):
+                yield _in_parts(each)
+    if corrupted:
+        yield from _under_corruption([each for each in corrupted if each.measure == "accuracy"])
+
+
+def _columns(plain: Sequence[Measurement]) -> Iterator[Grid]:
+    """Yield tables of a few measures each, those of one question together."""
+    if len(plain) <= COLUMNS:
+        yield from [_side_by_side(plain, "")] if plain else []
+        return
+    for asks, few in groupby(plain, lambda each: each.asks):
+        alike = list(few)
+        for start in range(0, len(alike), COLUMNS):
+            yield _side_by_side(alike[start : start + COLUMNS], asks)
+
+
+def _fitted(grid: Grid, width: int) -> list[Grid]:
+    """Return the table in parts that are no wider than a terminal; each has the first column."""
+    wide = [max(len(row[i]) for row in [grid.header, *grid.rows]) + 3 for i in range(len(grid.header))]
+    parts: list[list[int]] = [[]]
+    for i in range(1, len(wide)):
+        if parts[-1] and wide[0] + sum(wide[j] for j in parts[-1]) + wide[i] > width:
+            parts.append([])
+        parts[-1].append(i)
+    found = []
+    for number, columns in enumerate(parts, start=1):
+        rows = [[row[0], *(row[i] for i in columns)] for row in grid.rows if any(row[i] for i in columns)]
+        header = ["", *(grid.header[i] for i in columns)]
+        found.append(Grid(grid.title, header, rows, grid.caption if number == len(parts) else ""))
+    return found
+
+
+def heading(first: Measurement) -> str:
+    """Return one line that says what was measured on what."""
+    what = f"{first.on} samples" if first.on in ("test", "train", "validation") else first.on
+    return f"{first.data['name']}, {what} ({first.data['samples']:,})"
+
+
+def show(measurement: Measurement, value: Value) -> str:
+    """Return a number with its standard error."""
+    times, digits = (100.0, 2) if measurement.percent else (1.0, 4)
+    text = f"{value.number * times:.{digits}f}"
+    return text if value.error is None else f"{text} ± {value.error * times:.{digits}f}"
+
+
+def _side_by_side(few: Sequence[Measurement], asks: str) -> Grid:
+    """Return one row a member, pair and ensemble, one column a measure."""
+    header = ["", *(f"{each.measure}{' %' if each.percent else ''}" for each in few)]
+    names = list(dict.fromkeys(name for each in few for name in each.rows))
+    for crowd, most in ((_is_pair, PAIRS), (_is_ordered, PAIRS), (_is_member, MEMBERS)):
+        if sum(map(crowd, names)) > most:
+            names = [name for name in names if not crowd(name)]
+    rows = [[name, *(show(each, each.rows[name]) if name in each.rows else "" for each in few)] for name in names]
+    title = heading(few[0]) + (f": {TITLES[asks]}" if asks else "")
+    return Grid(title, header, [row for row in rows if any(row[1:])], CAPTION)
+
+
+def _in_parts(found: Measurement) -> Grid:
+    """Return a measurement whose numbers have two or more names: rows by the first, columns by the last.
+
+    Of numbers with three names (a row, a class, what of it) those of the ensemble are shown, or of the only member.
+    """
+    cells = {tuple(name.split(PART)): value for name, value in found.rows.items()}
+    deep = max(len(parts) for parts in cells) > 2
+    if deep:
+        first = list(dict.fromkeys(parts[0] for parts in cells))
+        mine = next((row for row in (MEAN_PROBABILITY, TOGETHER) if row in first), first[-1])
+        cells = {parts[1:]: value for parts, value in cells.items() if parts[0] == mine}
+    columns = list(dict.fromkeys(parts[-1] for parts in cells))
+    names = list(dict.fromkeys(PART.join(parts[:-1]) for parts in cells))
+    if len(columns) > len(names) and len(columns) > COLUMNS:
+        columns, names = names, columns
+        cells = {(parts[1], parts[0]): value for parts, value in cells.items()}
+    named = {(PART.join(parts[:-1]), parts[-1]): value for parts, value in cells.items()}
+    rows = [[row, *(show(found, named[row, c]) if (row, c) in named else "" for c in columns)] for row in names]
+    title = f"{heading(found)}: {found.measure}" + (f", {mine}" if deep else "") + (" %" if found.percent else "")
+    return Grid(title, ["", *columns], rows, found.convention)
+
+
+def _landscape(found: Sequence[Measurement]) -> Grid:
+    """Return one row a probe, one column a member; numbers beside an answer where they are few, or of one probe."""
+    columns = list(dict.fromkeys(name.partition(PART)[0] for each in found for name in each.rows))
+    if sum(map(_is_member, columns)) > MEMBERS:
+        columns = [name for name in columns if not _is_member(name)]
+    rows, left = [], 0
+    for each in found:
+        parts = list(dict.fromkeys(name.partition(PART)[2] for name in each.rows))
+        if len(parts) - 1 > BESIDE and len(found) > 1:
+            left += len(parts) - 1
+            parts = parts[:1]
+        for part in parts:
+            cells = [each.rows.get(f"{column}{PART}{part}" if part else column) for column in columns]
+            name = f"{each.measure}{PART}{part}" if part else each.measure
+            rows.append([name, f"{each.data['samples']:,}", *("" if c is None else both_errors(c) for c in cells)])
+    first = found[0]
+    modes = {"BatchNorm in training mode": first.data["batchnorm"] == "train", "unit logits": first.data["unit_logits"]}
+    modes["augmented"] = first.data["augmentation"] != "none"
+    title = ", ".join(
+        [f"{first.data['name']}, {first.on} samples: how flat", *(name for name, on in modes.items() if on)]
+    )
+    caption = APART + (f". {left} numbers beside these are in --json" if left else "")
+    return Grid(title, ["", "samples", *columns], rows, caption)
+
+
+def both_errors(value: Value) -> str:
+    """Return a number with its standard errors: over samples, and over what was drawn at random.
+
+    >>> [both_errors(value) for value in (Value(1.23456, 0.0421, 0.0212), Value(512.34, 98.7), Value(1.0, None, 0.1))]
+    ['1.235 ± 0.042 / 0.021', '512.3 ± 99', '1.000 ± - / 0.10']
+    """
+    text = _digits(value.number, 4)
+    if value.error is None and value.draws is None:
+        return text
+    text += " ± -" if value.error is None else f" ± {_digits(value.error, 2)}"
+    return text if value.draws is None else f"{text} / {_digits(value.draws, 2)}"
+
+
+def _digits(number: float, count: int) -> str:
+    """Return a number by so many digits, without an exponent where a person would write none."""
+    if number and not 1e-4 <= abs(number) < 1e5:  # what is no number too
+        return f"{number:.{count - 1}e}"
+    places = count - 1 - math.floor(math.log10(abs(number))) if number else 0
+    return f"{number:.{max(places, 0)}f}"
+
+
+def _under_corruption(found: Sequence[Measurement]) -> Iterator[Grid]:
+    """Return the ensemble's accuracy by kind and severity."""
+    if not found:
+        return
+    row = MEAN_PROBABILITY if MEAN_PROBABILITY in found[0].rows else next(iter(found[0].rows))
+    levels = sorted({int(each.data["severity"]) for each in found})
+    by = {(str(each.data["corruption"]), int(each.data["severity"])): each for each in found}
+    rows = []
+    for kind in dict.fromkeys(kind for kind, _ in by):
+        cells = [f"{100 * by[kind, s].rows[row].number:.2f}" if (kind, s) in by else "" for s in levels]
+        rows.append([kind, *cells])
+    title = f"{heading(found[0]).split(',')[0]}: accuracy % under corruption, {row}"
+    sources = ", ".join(sorted({str(each.data["source"]) for each in found}))
+    yield Grid(
+        title, ["", *(f"severity {s}" for s in levels)], rows, f"{found[0].data['samples']:,} samples; {sources}"
+    )
+
+
+def _is_pair(name: str) -> bool:
+    return name.startswith("members ") and name != TOGETHER
+
+
+def _is_ordered(name: str) -> bool:
+    return name.startswith("member ") and " to " in name
+
+
+def _is_member(name: str) -> bool:
+    return name.startswith("member ") and " to " not in name
+
+
+def _has_parts(found: Measurement) -> bool:
+    return any(PART in name for name in found.rows)
+
+
+def to_rich(grid: Grid) -> Table:
+    """Return the table a terminal shows."""
+    table = Table(title=grid.title, title_justify="left", caption=grid.caption, caption_justify="left", pad_edge=False)
+    for position, name in enumerate(grid.header):
+        table.add_column(name, justify="right" if position else "left", no_wrap=True)
+    for row in grid.rows:
+        table.add_row(*row, style="bold" if row[0].startswith("ensemble") else None)
+    return table
+
+
+def _markdown(grid: Grid) -> str:
+    lines = [
+        f"**{grid.title}**",
+        "",
+        "| " + " | ".join(grid.header) + " |",
+        "|---" + "|---:" * (len(grid.header) - 1) + "|",
+    ]
+    rows = ["| " + " | ".join(row) + " |" for row in grid.rows]
+    return "\n".join([*lines, *rows, *(["", grid.caption] if grid.caption else [])]) + "\n"
+
+
+def size(count: float) -> str:
+    """Return bytes in a unit a person reads."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"

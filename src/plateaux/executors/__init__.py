@@ -1,1 +1,0 @@
-"""Plug-ins: one executor a file, found by name."""

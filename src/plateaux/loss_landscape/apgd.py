@@ -1,0 +1,203 @@
+"""The largest loss within a ball around a member, by projected gradient ascent with adaptive steps (APGD).
+
+APGD: Croce and Hein 2020. Weights are home + scale * u, and the ascent runs in u, where an ellipsoid around the weights
+is a ball: the steepest way up is scale * g, and rescaling neighbouring layers changes nothing. One gradient is taken a
+step; the largest loss seen is kept with its place and its gradient, so that going back to it costs no pass.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil, inf, isfinite, nan
+from typing import Literal
+
+import torch
+
+from plateaux.core import tensor_tree as trees
+from plateaux.core.types import Tree
+from plateaux.loss_landscape.groups import Group, gradient, losses
+from plateaux.loss_landscape.loss_surface import Ground
+from plateaux.loss_landscape.perturbations import drawn, move
+
+Norm = Literal["l2", "linf"]
+
+MOMENTUM = 0.75  # the share of the new step; the rest goes on as before
+RISING = 0.75  # a step is halved where fewer than this share of steps since the last checkpoint went up
+
+
+@dataclass(frozen=True, slots=True)
+class Ball:
+    """Where weights may go: home + scale * u with |u| at most the radius; without a scale all weights count alike."""
+
+    radius: float
+    norm: Norm = "l2"
+    scale: Tree | None = None
+
+    def project_(self, u: Tree) -> None:
+        """Bring u to the nearest point of the ball, in place."""
+        if self.norm == "linf":
+            trees.clamp_(u, self.radius)
+        elif (length := float(trees.norm(u))) > self.radius:
+            trees.scale_(u, self.radius / length)
+
+
+@dataclass(frozen=True, slots=True)
+class Ascent:
+    """Where an ascent came from and how far it got, in mean losses of its group."""
+
+    home: float
+    half: float  # the largest seen after half of the steps
+    best: float  # the largest seen
+    at: Tree  # u of the best
+
+
+@dataclass(frozen=True, slots=True)
+class _Point:
+    u: Tree
+    loss: float
+    way: Tree  # up, of length one in the ball's sense
+
+    @property
+    def sound(self) -> bool:
+        return isfinite(self.loss)
+
+
+def ascents(
+    ground: Ground, group: Group, ball: Ball, *, steps: int, generator: torch.Generator, restarts: int = 1
+) -> list[Ascent]:
+    """Climb from home, and from random points of the ball where there is more than one start.
+
+    Takes `steps` gradients and one forward pass a start. Whoever calls is inside `ground.standing`.
+    """
+    if ball.radius == 0:
+        nowhere = _nowhere(ground.home)
+        move(ground, nowhere)
+        home = float(losses(ground, group).mean())
+        return [Ascent(home, home, home, nowhere)] * restarts
+    first = _ascend(ground, group, ball, _nowhere(ground.home), steps, generator, None)
+    starts = (_anywhere(ground.home, ball, generator) for _ in range(restarts - 1))
+    return [first, *(_ascend(ground, group, ball, start, steps, generator, first.home) for start in starts)]
+
+
+def _ascend(
+    ground: Ground,
+    group: Group,
+    ball: Ball,
+    u: Tree,
+    steps: int,
+    generator: torch.Generator,
+    home: float | None,
+) -> Ascent:
+    pace = _Pace(2 * ball.radius, steps)
+    best: _Point | None = None
+    older: Tree | None = None
+    half = last = -inf if home is None else home
+    for number in range(steps):
+        here = _look(ground, group, ball, u, generator)
+        home = here.loss if home is None else home
+        if not isfinite(home):
+            return Ascent(nan, nan, nan, u)
+        best = here if here.sound and (best is None or here.loss > best.loss) else best
+        if number == steps // 2 and best is not None:
+            half = best.loss
+        stalled = pace.stalled(number, rose=number > 0 and here.loss > last, best=best.loss if best else -inf)
+        if best is None:  # a random start beyond what numbers can hold
+            u, older = _nowhere(u), None
+            continue
+        if stalled or not here.sound:
+            pace.step /= 2
+            here, older = best, None
+        last = here.loss
+        u, older = _next(here, older, pace.step, ball), here.u
+    assert home is not None
+    return _ended(ground, group, ball, u, best, home, half)
+
+
+def _ended(ground: Ground, group: Group, ball: Ball, u: Tree, best: _Point | None, home: float, half: float) -> Ascent:
+    """Return what was found, after a look at the last point."""
+    move(ground, u, scale=ball.scale)
+    last = float(losses(ground, group).mean())
+    found = [(home, _nowhere(u)), *([(best.loss, best.u)] if best else []), *([(last, u)] if isfinite(last) else [])]
+    largest, at = max(found, key=lambda pair: pair[0])
+    return Ascent(home, max(half, home), largest, at)
+
+
+def _look(ground: Ground, group: Group, ball: Ball, u: Tree, generator: torch.Generator) -> _Point:
+    """Return the loss at u and the steepest way up from there; where all is level, any way."""
+    move(ground, u, scale=ball.scale)
+    loss, way = gradient(ground, group)
+    if ball.scale is not None:
+        trees.multiply_(way, ball.scale)
+    length = float(trees.norm(way))
+    if length == 0:
+        way = drawn(way, generator)
+        length = float(trees.norm(way))
+    if ball.norm == "linf":
+        torch._foreach_sign_(list(way.values()))
+    else:
+        trees.scale_(way, 1 / length)
+    return _Point(u, loss if isfinite(length) else nan, way)
+
+
+def _next(here: _Point, older: Tree | None, step: float, ball: Ball) -> Tree:
+    """Return P(u + a (z - u) + (1 - a) (u - older)) with z = P(u + step * way); without an older point z."""
+    z = trees.add(here.u, here.way, times=step)
+    ball.project_(z)
+    if older is not None:
+        trees.scale_(z, MOMENTUM)
+        trees.add_(z, here.u, times=2 * (1 - MOMENTUM))
+        trees.add_(z, older, times=MOMENTUM - 1)
+        ball.project_(z)
+    return z
+
+
+class _Pace:
+    """The length of a step, and whether the climb has stalled."""
+
+    def __init__(self, step: float, steps: int) -> None:
+        self.step, self.marks = step, checkpoints(steps)
+        self.rises, self.since = 0, 0
+        self.before = (0.0, -inf)  # step and largest loss at the last checkpoint
+
+    def stalled(self, number: int, *, rose: bool, best: float) -> bool:
+        """Say, at a checkpoint, whether too few steps went up, or nothing has changed since the last one."""
+        self.rises += rose
+        if number not in self.marks:
+            return False
+        few = self.rises < RISING * (number - self.since)
+        same = self.before == (self.step, best)
+        self.rises, self.since, self.before = 0, number, (self.step, best)
+        return few or same
+
+
+def checkpoints(steps: int) -> set[int]:
+    """Return after how many steps the pace is looked at: p = 0, .22, then each gap .03 shorter, but .06 at least.
+
+    >>> sorted(checkpoints(20))
+    [5, 9, 12, 14, 16, 18, 19, 20]
+    """
+    found, share, gap = set(), 22, 22  # per cent: whole numbers round nothing
+    while share <= 100:
+        found.add(ceil(share * steps / 100))
+        gap = max(gap - 3, 6)
+        share += gap
+    return found
+
+
+def _nowhere(like: Tree) -> Tree:
+    return {name: torch.zeros_like(tensor) for name, tensor in like.items()}
+
+
+def _anywhere(home: Tree, ball: Ball, generator: torch.Generator) -> Tree:
+    """Return a random point of the ball, spread evenly; weights that cannot move take no part."""
+    u = drawn(home, generator, "uniform" if ball.norm == "linf" else "normal")
+    if ball.scale is not None:
+        trees.multiply_(u, {name: (tensor != 0).to(tensor.dtype) for name, tensor in ball.scale.items()})
+    if ball.norm == "linf":
+        trees.scale_(u, ball.radius)
+        return u
+    free = sum(int(tensor.count_nonzero()) for tensor in u.values())
+    if free:
+        depth = float(torch.rand((), generator=generator, device=generator.device)) ** (1 / free)
+        trees.scale_(u, ball.radius * depth / float(trees.norm(u)))
+    return u

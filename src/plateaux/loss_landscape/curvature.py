@@ -1,0 +1,240 @@
+"""The curvature of a ground's mean loss, as a symmetric matrix that is known by its products with vectors.
+
+    hessian = Curvature(ground)
+    product, forms = hessian.applied(v)  # H v, and v . H v of every piece of the samples and every tensor
+
+A product is taken forwards over backwards (`torch.func.jvp` of `grad`), or, where forward mode cannot, backwards twice.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.func import grad, jvp, vjp
+
+from plateaux.core.errors import RecipeError, nearest
+from plateaux.core.types import Batch, Tree
+from plateaux.loss_landscape.forward_mode import plain_kernels
+from plateaux.loss_landscape.loss_surface import Ground
+
+Kind = Literal["hessian", "gauss_newton"]
+Manner = Literal["forwards over backwards", "twice backwards"]
+
+PIECES = 8  # into at least so many the samples are cut, for the error that comes from them
+SMALLEST = 16  # but no piece below so many samples: small ones cost more a sample
+
+
+class Curvature:
+    """A matrix of second derivatives over all trained weights, or those of one layer (`layer1` is all within it).
+
+    `hessian` is the mean over samples of the loss's second derivatives; `gauss_newton` that of J' (diag p - p p') J,
+    where J are the derivatives of a sample's logits as the cross entropy sees them and p its probabilities. The matrix
+    is that of the place where the member stands.
+    """
+
+    def __init__(self, ground: Ground, *, kind: Kind = "hessian", layer: str | None = None) -> None:
+        self.ground, self.kind = ground, kind
+        self.names = _within(ground, layer)
+        self.pieces = tuple(_pieces(ground))
+        sizes = torch.tensor([len(piece) for piece in self.pieces], dtype=torch.float64)
+        self.shares = sizes / sizes.sum()  # [G] of the samples
+        self.manner: Manner = self._choose()
+
+    @property
+    def size(self) -> int:
+        """How many rows and columns there are."""
+        return sum(self.ground.home[name].numel() for name in self.names)
+
+    @property
+    def like(self) -> Tensor:
+        """A tensor whose type and device vectors have."""
+        return self.ground.home[self.names[0]]
+
+    def layers(self) -> dict[str, list[int]]:
+        """Return which tensors, by position, belong to each layer: those that one module holds itself."""
+        found: dict[str, list[int]] = {}
+        for position, name in enumerate(self.names):
+            found.setdefault(layer_of(name), []).append(position)
+        return found
+
+    def product(self, vector: Tensor) -> Tensor:
+        """Return the matrix times a vector `[P]`."""
+        return self.applied(vector)[0]
+
+    def applied(self, vector: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the matrix times a vector `[P]`, and every piece's and tensor's part of `v . H v`, `[G, T]`."""
+        along = self._tree(vector)
+        total = [torch.zeros_like(part) for part in along.values()]
+        forms = torch.zeros(len(self.pieces), len(total), dtype=torch.float64)
+        for number, (piece, share) in enumerate(zip(self.pieces, self.shares.tolist(), strict=True)):
+            found = list(self._of_piece(self.manner)(piece, along).values())
+            torch._foreach_add_(total, found, alpha=share)
+            dots = torch._foreach_mul(found, list(along.values()))
+            forms[number] = torch.stack([part.sum(dtype=torch.float64) for part in dots])
+        return torch.cat([part.flatten() for part in total]), forms
+
+    def data_error(self, values: Tensor) -> float | None:
+        """Return the standard error of the mean over all samples of what was found on each piece `[G]`."""
+        count = len(values)
+        if count < 2:
+            return None
+        from_mean = values - values @ self.shares
+        return float(((self.shares * from_mean).square().sum() * count / (count - 1)).sqrt())
+
+    def _tree(self, vector: Tensor) -> Tree:
+        homes = [self.ground.home[name] for name in self.names]
+        parts = torch.split(vector, [home.numel() for home in homes])
+        return {n: part.view_as(home).to(home) for n, part, home in zip(self.names, parts, homes, strict=True)}
+
+    def _choose(self) -> Manner:
+        """Try forward mode on two samples; where it fails, say so and try without."""
+        two, along = self.pieces[0].part(slice(0, 2)), {name: self.ground.home[name] for name in self.names}
+        try:
+            self._of_piece("forwards over backwards")(two, along)
+            return "forwards over backwards"
+        except Exception as problem:  # there is no end to what a network may do that torch.func does not
+            kind, said = type(self.ground.module).__name__, problem
+        try:
+            self._of_piece("twice backwards")(two, along)
+        except RuntimeError as problem:
+            raise RecipeError(
+                f"This {kind} cannot be differentiated twice ({_first_line(problem)}); "
+                "leave out probes of its curvature, or use layers that have second derivatives"
+            ) from problem
+        warnings.warn(
+            f"Curvature of this {kind} is found by going backwards twice: forward mode cannot ({_first_line(said)})",
+            stacklevel=4,
+        )
+        return "twice backwards"
+
+    def _of_piece(self, manner: Manner) -> Callable[[Batch, Tree], Tree]:
+        ways: dict[tuple[Kind, Manner], Callable[[Batch, Tree], Tree]] = {
+            ("hessian", "forwards over backwards"): self._hessian,
+            ("hessian", "twice backwards"): self._hessian_backwards,
+            ("gauss_newton", "forwards over backwards"): self._gauss_newton,
+            ("gauss_newton", "twice backwards"): self._gauss_newton_backwards,
+        }
+
+        def of_piece(batch: Batch, along: Tree) -> Tree:
+            with plain_kernels():
+                return ways[self.kind, manner](batch, along)
+
+        return of_piece
+
+    def _hessian(self, batch: Batch, along: Tree) -> Tree:
+        losses, (moving, still) = self.ground.function(batch), self._parted()
+        slope = grad(lambda at: losses({**still, **at}).mean())
+        found: Tree = jvp(slope, (moving,), (along,))[1]
+        return found
+
+    def _hessian_backwards(self, batch: Batch, along: Tree) -> Tree:
+        params = self._params()
+        with torch.enable_grad():
+            loss = self.ground.function(batch)(self.ground.params).mean()
+            slope = torch.autograd.grad(loss, params, create_graph=True, allow_unused=True)
+        return self._named(_pulled(slope, along, params))
+
+    def _gauss_newton(self, batch: Batch, along: Tree) -> Tree:
+        logits, (moving, still) = self._logits(batch), self._parted()
+
+        def of(at: Tree) -> Tensor:
+            return logits({**still, **at})
+
+        pushed = jvp(of, (moving,), (along,))
+        found: Tree = vjp(of, moving)[1](_bent(pushed[0], pushed[1]))[0]
+        return found
+
+    def _gauss_newton_backwards(self, batch: Batch, along: Tree) -> Tree:
+        params = self._params()
+        with torch.enable_grad():
+            out = self._logits(batch)(self.ground.params)
+            pull = torch.zeros_like(out, requires_grad=True)
+            back = torch.autograd.grad(out, params, pull, create_graph=True, allow_unused=True)
+        (change,) = _pulled(back, along, [pull])
+        if change is None:
+            return self._named([None] * len(params))
+        return self._named(torch.autograd.grad(out, params, _bent(out.detach(), change), allow_unused=True))
+
+    def _logits(self, batch: Batch) -> Callable[[Tree], Tensor]:
+        outputs = self.ground.outputs(batch)
+        return lambda at: self.ground.scaled(outputs(at))
+
+    def _parted(self) -> tuple[Tree, Tree]:
+        """Return the weights that the matrix is about, and all others."""
+        weights = {name: p.detach() for name, p in self.ground.params.items()}
+        moving = {name: weights.pop(name) for name in self.names}
+        return moving, weights
+
+    def _params(self) -> list[Tensor]:
+        return [self.ground.params[name] for name in self.names]
+
+    def _named(self, found: list[Tensor | None] | tuple[Tensor | None, ...]) -> Tree:
+        pairs = zip(self.names, found, strict=True)
+        return {name: torch.zeros_like(self.ground.home[name]) if part is None else part for name, part in pairs}
+
+
+def layer_of(name: str) -> str:
+    """Return the module that holds a weight itself; a weight of the network's own stands for itself."""
+    return name.rpartition(".")[0] or name
+
+
+def _within(ground: Ground, layer: str | None) -> list[str]:
+    names = [n for n in ground.home if layer is None or n == layer or n.startswith(f"{layer}.")]
+    if not names:
+        layers = {layer_of(name) for name in ground.home}
+        raise RecipeError(f"There is no layer {layer!r} with trained weights; {nearest(str(layer), layers)}")
+    return names
+
+
+def _pieces(ground: Ground) -> Iterator[Batch]:
+    """Yield the samples cut finely enough, but where BatchNorm would see other batches than the member's."""
+    each = -(-ground.samples // PIECES)
+    for batch in ground.batches:
+        parts = min(-(-len(batch) // max(each, 1)), len(batch) // SMALLEST)
+        if parts < 2 or ground.module.training:
+            yield batch
+            continue
+        step = -(-len(batch) // parts)
+        yield from (batch.part(slice(start, start + step)) for start in range(0, len(batch), step))
+
+
+def _pulled(slope: tuple[Tensor | None, ...], along: Tree, to: list[Tensor]) -> tuple[Tensor | None, ...]:
+    """Return the derivatives of slope . along; what does not depend has none."""
+    live = [(s, v) for s, v in zip(slope, along.values(), strict=True) if s is not None and s.requires_grad]
+    if not live:
+        return (None,) * len(to)
+    outputs, weights = zip(*live, strict=True)
+    if _ends_in_error(outputs):
+        raise RuntimeError("a function in it is marked once_differentiable")
+    return torch.autograd.grad(outputs, to, weights, allow_unused=True, retain_graph=True)
+
+
+def _ends_in_error(outputs: Sequence[Tensor]) -> bool:
+    """Say whether a graph holds a node that refuses to be differentiated.
+
+    Autograd passes by such a node in silence where it is asked for the derivatives of some tensors only.
+    """
+    waiting, seen = [output.grad_fn for output in outputs], set[object]()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        if type(node).__name__ == "Error":
+            return True
+        seen.add(node)
+        waiting += [after for after, _ in node.next_functions]
+    return False
+
+
+def _bent(out: Tensor, change: Tensor) -> Tensor:
+    """Return the mean cross entropy's second derivatives over the logits, times a change of them."""
+    p = out.softmax(-1)
+    return p * (change - (p * change).sum(-1, keepdim=True)) / len(out)
+
+
+def _first_line(problem: Exception) -> str:
+    return str(problem).strip().split("\n", 1)[0].rstrip(".")

@@ -1,0 +1,210 @@
+"""What a symmetric matrix is like that is known only by its products with vectors.
+
+Vectors are flat, `[P]`; a basis is kept as rows `[m, P]` in the vectors' own type, and everything small is float64.
+
+    values, vectors = eigenpairs(lambda v: matrix @ v, start, count=2)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from plateaux.core.errors import Diverged
+
+Product = Callable[[Tensor], Tensor]
+"""A symmetric matrix times a vector `[P]`."""
+
+End = Literal["largest", "smallest", "magnitude"]
+"""The most positive, the most negative, or those farthest from zero."""
+
+REACH = 6  # widths beyond the outermost node at which a bell curve is taken for zero
+
+
+def signs(size: int, like: Tensor, generator: torch.Generator) -> Tensor:
+    """Return a vector of +1 and -1, each as likely."""
+    bits = torch.randint(0, 2, (size,), generator=generator, device=like.device, dtype=like.dtype)
+    return bits.mul_(2).sub_(1)
+
+
+def standard_error(draws: Tensor) -> float | None:
+    """Return the standard error of the mean of draws `[D]`; of one draw nothing is known."""
+    return float(draws.std() / len(draws) ** 0.5) if len(draws) > 1 else None
+
+
+def apart(vector: Tensor, basis: Tensor) -> Tensor:
+    """Return the part of a vector that is orthogonal to every row of the basis."""
+    return _split(vector, basis)[0]
+
+
+def orthonormal(vectors: Iterable[Tensor]) -> list[Tensor]:
+    """Return an orthonormal basis of what the vectors span; those that add next to nothing are left out."""
+    rows: list[Tensor] = []
+    for vector in vectors:
+        rest = apart(vector, torch.stack(rows)) if rows else vector
+        length = torch.linalg.vector_norm(rest)
+        if length > torch.finfo(vector.dtype).eps ** 0.5 * torch.linalg.vector_norm(vector):
+            rows.append(rest / length)
+    return rows
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The matrix as seen from a space of few dimensions, in its own eigenvectors."""
+
+    values: Tensor  # [m] ascending
+    weights: Tensor  # [m, m] eigenvector j is the sum over rows i of the basis times weights[i, j]
+    residuals: Tensor  # [m] how far each is from an eigenvector of the whole matrix
+
+
+class Krylov:
+    """A space that grows by one product at a time: Lanczos, every new vector made orthogonal to all before, twice.
+
+    The coefficients of that are kept whole, so that nothing depends on how the space was come by and it can be shrunk
+    to its best vectors (Wu and Simon 2000, thick restart) where memory ends.
+    """
+
+    def __init__(self, product: Product, start: Tensor, *, space: int) -> None:
+        self.product = product
+        self.basis = start.new_empty(min(space, len(start)), len(start))
+        self.inner = torch.zeros(len(self.basis), len(self.basis), dtype=torch.float64)
+        self.next = start / torch.linalg.vector_norm(start)
+        self.size = 0
+        self.rest = 0.0  # the length of what the last product leaves outside
+
+    @property
+    def full(self) -> bool:
+        return self.size == len(self.basis)
+
+    @property
+    def closed(self) -> bool:
+        """Whether products lead out of the space no more, but for rounding."""
+        whole = self.size == self.basis.shape[1]
+        return whole or self.rest <= 100 * torch.finfo(self.basis.dtype).eps * float(self.inner.abs().max())
+
+    def grow(self) -> None:
+        self.basis[self.size] = self.next
+        self.size += 1
+        rows = self.basis[: self.size]
+        rest, inside = _split(self.product(self.next), rows)
+        self.inner[: self.size, self.size - 1] = self.inner[self.size - 1, : self.size] = inside.double().cpu()
+        self._lead(rest)
+
+    def seen(self) -> Seen:
+        values, weights = torch.linalg.eigh(self.inner[: self.size, : self.size])
+        return Seen(values, weights, self.rest * weights[-1].abs())
+
+    def vectors(self, weights: Tensor) -> Tensor:
+        """Return the vectors `[k, P]` with weights `[m, k]`."""
+        return weights.T.to(self.basis) @ self.basis[: self.size]
+
+    def shrink(self, kept: Tensor) -> None:
+        """Keep only some of the eigenvectors seen, by position; the next vector stays what it is."""
+        seen = self.seen()
+        self.basis[: len(kept)] = self.vectors(seen.weights[:, kept])
+        self.inner.zero_()
+        self.inner[: len(kept), : len(kept)] = seen.values[kept].diag()
+        self.size = len(kept)
+
+    def turn(self, vector: Tensor) -> None:
+        """Go on in another direction, where the space is closed."""
+        self._lead(apart(vector, self.basis[: self.size]))
+
+    def _lead(self, rest: Tensor) -> None:
+        self.rest = float(torch.linalg.vector_norm(rest))
+        if self.rest != self.rest or self.rest == float("inf"):
+            raise Diverged(
+                "A product with the curvature is not finite: the member's weights or its losses have diverged"
+            )
+        self.next = rest / self.rest if self.rest else rest
+
+
+def eigenpairs(
+    product: Product,
+    starts: Callable[[int], Tensor],
+    *,
+    count: int = 1,
+    end: End = "largest",
+    steps: int = 100,
+    space: int = 40,
+    tolerance: float = 1e-3,
+) -> tuple[Tensor, Tensor]:
+    """Return the outermost eigenvalues `[k]` of one end, the outermost first, and their vectors `[k, P]`.
+
+    It ends after so many products, or as soon as every residual is below the tolerance times its own eigenvalue. Not
+    the largest one: among many eigenvalues near zero almost any vector has a small residual, and is at no end. An
+    eigenvalue is wrong by at most its residual, and mostly by the square of it. `starts` gives random vectors: one,
+    and one more for each time the space closes, because from one vector equal eigenvalues are seen once.
+    """
+    krylov = Krylov(product, starts(0), space=max(space, 2 * count + 8))
+    turns = 0
+    for step in range(1, steps + 1):
+        krylov.grow()
+        if krylov.closed:
+            turns += 1
+            if turns == count or krylov.size == krylov.basis.shape[1] or step == steps:
+                break
+            if krylov.full:
+                krylov.shrink(_outermost(krylov.seen().values, end)[: krylov.size // 2])
+            krylov.turn(starts(turns))
+            continue
+        seen = krylov.seen()
+        order = _outermost(seen.values, end)
+        if not turns and len(order) >= count and _settled(seen, order[:count], tolerance):
+            break
+        if krylov.full and step < steps:
+            krylov.shrink(order[: krylov.size // 2])
+    seen = krylov.seen()
+    chosen = _outermost(seen.values, end)[:count]
+    return seen.values[chosen], krylov.vectors(seen.weights[:, chosen])
+
+
+def quadrature(product: Product, start: Tensor, *, steps: int) -> tuple[Tensor, Tensor]:
+    """Return nodes and weights `[m]` that stand for the eigenvalues as the start vector is made of their vectors.
+
+    Stochastic Lanczos quadrature: exact for polynomials of a degree below twice the steps; the weights add to one.
+    """
+    krylov = Krylov(product, start, space=steps)
+    krylov.grow()
+    while not krylov.full and not krylov.closed:
+        krylov.grow()
+    seen = krylov.seen()
+    return seen.values, seen.weights[0].square()
+
+
+def density(nodes: Sequence[Tensor], weights: Sequence[Tensor], *, points: int) -> tuple[Tensor, Tensor]:
+    """Return a grid `[points]` and the density of each draw on it `[draws, points]`, blurred by one step of the grid.
+
+    With a blur of one step, sums over the grid are integrals to eight digits.
+    """
+    low, high = float(torch.cat(list(nodes)).min()), float(torch.cat(list(nodes)).max())
+    step = (high - low) / (points - 1 - 2 * REACH) or max(abs(low), 1.0) * 1e-3
+    grid = low + step * (torch.arange(points, dtype=torch.float64) - REACH)
+    rows = [(_bell((grid[:, None] - at) / step) / step) @ weight for at, weight in zip(nodes, weights, strict=True)]
+    return grid, torch.stack(rows)
+
+
+def _split(vector: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what of a vector is outside a basis, and its coefficients inside."""
+    inside = basis @ vector
+    rest = torch.addmv(vector, basis.T, inside, alpha=-1)
+    again = basis @ rest  # rounding leaves as much inside as a small rest is long
+    return rest.addmv_(basis.T, again, alpha=-1), inside + again
+
+
+def _outermost(values: Tensor, end: End) -> Tensor:
+    key = {"largest": values, "smallest": -values, "magnitude": values.abs()}[end]
+    return key.argsort(descending=True)
+
+
+def _settled(seen: Seen, wanted: Tensor, tolerance: float) -> bool:
+    return bool((seen.residuals[wanted] <= tolerance * seen.values[wanted].abs()).all())
+
+
+def _bell(x: Tensor) -> Tensor:
+    height: Tensor = torch.exp(-x.square() / 2) / (2 * torch.pi) ** 0.5
+    return height

@@ -1,0 +1,150 @@
+"""What a probe stands on: one member, some samples, and the loss as a function of the member's weights.
+
+    ground = Ground(View(module), batches, key=7)
+    loss, gradient = ground.gradient(batch, at=trees.add(ground.home, direction, times=0.1))
+
+A Probe asks one question about ONE member's landscape and takes as many passes over the samples as it likes. Weights
+are moved in place and put back, so that any module works as it does in training; `function` is for torch.func.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from plateaux.core import tensor_tree as trees
+from plateaux.core.method import Seen, View
+from plateaux.core.types import Batch, Tree, Value, key
+
+
+class Ground:
+    """One member and the samples its landscape is asked about.
+
+    `batches` hold the samples as the member sees them, in pieces that fit memory. The loss is the cross entropy of
+    every sample; with `unit_logits` each sample's logits are centred and scaled to length one before it. Only weights
+    that are trained move; buffers never do.
+    """
+
+    def __init__(self, view: View, batches: Sequence[Batch], *, key: int = 0, unit_logits: bool = False) -> None:
+        assert isinstance(view.module, nn.Module)
+        self.view, self.batches, self.key, self.unit_logits = view, tuple(batches), key, unit_logits
+        self.module: nn.Module = view.module
+        self.params: Tree = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
+        self.home: Tree = trees.clone(self.params)  # where the member stands
+
+    @property
+    def samples(self) -> int:
+        return sum(len(batch) for batch in self.batches)
+
+    @property
+    def weights(self) -> int:
+        """How many numbers are trained."""
+        return sum(tensor.numel() for tensor in self.home.values())
+
+    @property
+    def device(self) -> torch.device:
+        return next(iter(self.home.values())).device
+
+    def generator(self, *words: int | str) -> torch.Generator:
+        """Return randomness of one's own, which depends on the ground's key and on the words alone."""
+        return torch.Generator(self.device).manual_seed(key(self.key, *words))
+
+    @contextmanager
+    def standing(self, at: Tree | None) -> Iterator[None]:
+        """Put the member somewhere else for a while."""
+        if at is None:
+            yield
+            return
+        trees.write(self.params, at)
+        try:
+            yield
+        finally:
+            trees.write(self.params, self.home)
+
+    def losses(self, batch: Batch, at: Tree | None = None) -> Tensor:
+        """Return every sample's loss `[B]` in float64, without a graph."""
+        with torch.no_grad(), self.standing(at), self._still():
+            return self.of_logits(self.view(batch.x).double(), batch)
+
+    def all_losses(self, at: Tree | None = None) -> Tensor:
+        """Return the loss of every sample of the ground `[N]` in float64."""
+        return torch.cat([self.losses(batch, at) for batch in self.batches])
+
+    def gradient(self, batch: Batch, at: Tree | None = None) -> tuple[Tensor, Tree]:
+        """Return the mean loss of a batch in float64, and its gradient over the trained weights."""
+        with self.standing(at), self._still(), torch.enable_grad():
+            loss = self.of_logits(self.view(batch.x).double(), batch).mean()
+            found = torch.autograd.grad(loss, list(self.params.values()), allow_unused=True)
+        pairs = zip(self.params.items(), found, strict=True)
+        return loss.detach(), {name: torch.zeros_like(p) if g is None else g for (name, p), g in pairs}
+
+    def record(self, batch: Batch, layers: Sequence[str] = ()) -> tuple[Tensor, Mapping[str, Seen]]:
+        """Return the logits of a batch and what each named layer saw of it, without a graph."""
+        with torch.no_grad(), self._still():
+            return self.view.record(batch.x, layers)
+
+    def outputs(self, batch: Batch) -> Callable[[Tree], Tensor]:
+        """Return every sample's logits `[B, C]` as a function of the trained weights, for torch.func."""
+        buffers = {name: b for name, b in self.module.named_buffers()}
+
+        def logits(at: Tree) -> Tensor:
+            # A BatchNorm in training mode writes its buffers: it gets copies.
+            given = {**{name: b.clone() for name, b in buffers.items()}, **at} if self.module.training else at
+            return self.view(batch.x, given)
+
+        return logits
+
+    def function(self, batch: Batch) -> Callable[[Tree], Tensor]:
+        """Return every sample's loss `[B]` as a function of the trained weights, for torch.func."""
+        logits = self.outputs(batch)
+        return lambda at: self.of_logits(logits(at), batch)
+
+    def of_logits(self, logits: Tensor, batch: Batch) -> Tensor:
+        """Return every sample's loss `[B]`."""
+        y = batch.y.to(logits.dtype) if batch.y.is_floating_point() else batch.y
+        return F.cross_entropy(self.scaled(logits), y, reduction="none")
+
+    def scaled(self, logits: Tensor) -> Tensor:
+        """Return logits as the cross entropy sees them."""
+        if not self.unit_logits:
+            return logits
+        logits = logits - logits.mean(-1, keepdim=True)
+        length: Tensor = torch.linalg.vector_norm(logits, dim=-1, keepdim=True)
+        return logits / length.clamp(min=1e-10)
+
+    @contextmanager
+    def _still(self) -> Iterator[None]:
+        """Put back what a BatchNorm in training mode writes."""
+        if not self.module.training or next(self.module.buffers(), None) is None:
+            yield
+            return
+        before = {name: b.clone() for name, b in self.module.named_buffers()}
+        try:
+            yield
+        finally:
+            trees.write(dict(self.module.named_buffers()), before)
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """A question about one member's landscape.
+
+    `ask` returns numbers by name: "" is the answer itself, others stand beside it (`layer conv1`, `largest`). A
+    Value's `error` is that of the sample of data, its `draws` that of the random directions drawn. `passes` says what
+    asking costs on so many samples: forward-and-backward passes of one sample each, a Hessian-vector product counting
+    four, a forward pass alone a third.
+    """
+
+    ask: Callable[[Ground], Mapping[str, Value]]
+    passes: Callable[[int], float]
+    samples: int = 1024  # it asks for so many unless told otherwise
+    rescaled: Literal["same", "moves"] = "moves"  # what becomes of it when neighbouring layers are rescaled
+    better: Literal["lower", "higher", "neither"] = "lower"
+    usual: bool = True  # asked where nothing is named
+    convention: str = ""  # what must be known to compare the number with somebody else's

@@ -1,0 +1,77 @@
+"""Points around a member: home + scale * u, where u says how far and which way.
+
+With scale = |w| (adaptive) a point does not change its meaning when neighbouring layers are rescaled, and a weight of
+zero stays zero; without a scale u is the difference of the weights itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import isfinite
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from plateaux.core import tensor_tree as trees
+from plateaux.core.errors import RecipeError
+from plateaux.core.types import Tree
+from plateaux.loss_landscape.loss_surface import Ground
+
+Law = Literal["normal", "uniform"]
+
+
+def scale_of(home: Tree, *, adaptive: bool, eta: float = 0.0) -> Tree | None:
+    """Return |w| + eta for every weight, or nothing where all weights count alike."""
+    if not adaptive:
+        return None
+    return {name: tensor + eta for name, tensor in trees.magnitude(home).items()} if eta else trees.magnitude(home)
+
+
+def move(ground: Ground, u: Tree, *, scale: Tree | None = None, times: float = 1.0) -> None:
+    """Put the member at home + times * scale * u; whoever calls is inside `ground.standing`."""
+    trees.write(ground.params, ground.home)
+    places, ways = list(ground.params.values()), [u[name] for name in ground.params]
+    with torch.no_grad():
+        if scale is None:
+            torch._foreach_add_(places, ways, alpha=times)
+        else:
+            torch._foreach_addcmul_(places, [scale[name] for name in ground.params], ways, value=times)
+
+
+def drawn(like: Tree, generator: torch.Generator, law: Law = "normal") -> Tree:
+    """Return independent entries, of variance one or uniform between -1 and 1; the layout in memory changes none."""
+    return {name: _drawn(tensor, generator, law) for name, tensor in like.items()}
+
+
+def _drawn(like: Tensor, generator: torch.Generator, law: Law) -> Tensor:
+    draw = torch.randn if law == "normal" else torch.rand
+    found = draw(like.shape, generator=generator, dtype=like.dtype, device=like.device)
+    if law == "uniform":
+        found.mul_(2).sub_(1)
+    return found if found.stride() == like.stride() else torch.empty_like(like).copy_(found)
+
+
+def as_filters(way: Tensor, weights: Tensor) -> Tensor:
+    """Return a direction whose filters, slices along the first axis, are as long as those of the weights."""
+    axes = tuple(range(1, weights.ndim))
+    if not axes:  # every entry is a filter of its own
+        return way.sign() * weights.abs()
+    return as_long(way, weights, axes)
+
+
+def as_long(way: Tensor, weights: Tensor, axes: tuple[int, ...]) -> Tensor:
+    """Return a direction that is, over these axes, as long as the weights."""
+    wanted, own = (torch.linalg.vector_norm(each, dim=axes, keepdim=True) for each in (weights, way))
+    scaled: Tensor = way * (wanted / own.clamp(min=1e-10))
+    return scaled
+
+
+def check(*, lengths: Mapping[str, float], counts: Mapping[str, int]) -> None:
+    """Refuse lengths below zero and counts below one."""
+    for least, given in ((0, lengths), (1, counts)):
+        for name, number in given.items():
+            if not isfinite(number) or number < least:
+                raise RecipeError(
+                    f"{name} = {number}: must be a finite number of at least {least}; leave it out for the usual one"
+                )

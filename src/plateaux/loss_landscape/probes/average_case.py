@@ -1,0 +1,118 @@
+"""The average case: how much the loss rises on average at random points around the weights."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from plateaux.core import tensor_tree as trees
+from plateaux.core.registry import probe
+from plateaux.core.stats.estimates import mean_over
+from plateaux.core.types import Tree, Value
+from plateaux.loss_landscape import perturbations as neighbourhood
+from plateaux.loss_landscape.groups import CONVENTION, Group, groups, losses, used
+from plateaux.loss_landscape.loss_surface import Ground, Probe
+
+
+@probe
+def average_l2(
+    *,
+    radius: float | None = None,
+    adaptive: bool = True,
+    m: int = 128,
+    samples: int = 1024,
+    draws: int = 20,
+    eta: float = 0.0,
+) -> Probe:
+    """Average-case sharpness: the mean rise of the loss when every weight gets Gaussian noise in its own proportion.
+
+    delta_i = radius (|w_i| + eta) N(0, 1), or radius N(0, 1) where not adaptive; the radius is .1, or .01 where not
+    adaptive.
+    """
+    return _average("l2", radius, adaptive, m, samples, draws, eta)
+
+
+@probe
+def average_linf(
+    *,
+    radius: float | None = None,
+    adaptive: bool = True,
+    m: int = 128,
+    samples: int = 1024,
+    draws: int = 20,
+    eta: float = 0.0,
+) -> Probe:
+    """Average-case sharpness in a box: the mean rise of the loss when weights get uniform noise in their proportion.
+
+    delta_i = radius (|w_i| + eta) U(-1, 1), or radius U(-1, 1) where not adaptive; the radius is .2, or .02 where not
+    adaptive.
+    """
+    return _average("linf", radius, adaptive, m, samples, draws, eta)
+
+
+RADII = {("l2", True): 0.1, ("l2", False): 0.01, ("linf", True): 0.2, ("linf", False): 0.02}
+
+
+def _average(
+    norm: Literal["l2", "linf"],
+    radius: float | None,
+    adaptive: bool,
+    m: int,
+    samples: int,
+    draws: int,
+    eta: float,
+) -> Probe:
+    far = RADII[norm, adaptive] if radius is None else radius
+    neighbourhood.check(lengths={"radius": far, "eta": eta}, counts={"m": m, "samples": samples, "draws": draws})
+    law: neighbourhood.Law = "normal" if norm == "l2" else "uniform"
+
+    def ask(ground: Ground) -> dict[str, Value]:
+        scale = neighbourhood.scale_of(ground.home, adaptive=adaptive, eta=eta)
+        found = []
+        with ground.standing(ground.home):
+            for number, group in enumerate(groups(ground.batches, m)):
+                chance = ground.generator(f"average_{norm}", number)
+                found.append(_rises(ground, group, scale, far, law, draws, chance))
+        return _reported([each for each, _ in found], [over for _, over in found], draws)
+
+    noise = "N(0, 1)" if norm == "l2" else "U(-1, 1)"
+    return Probe(
+        ask,
+        passes=lambda given: (draws + 1) / 3 * used(given, m),
+        samples=samples,
+        rescaled="same" if adaptive and not eta else "moves",
+        convention=f"delta = {far:g} {'(|w| + eta) ' if eta else '|w| ' if adaptive else ''}{noise}, {draws} draws for "
+        f"every {m} samples; signed; error over samples of their means over draws, {CONVENTION}",
+    )
+
+
+def _rises(
+    ground: Ground,
+    group: Group,
+    scale: Tree | None,
+    radius: float,
+    law: neighbourhood.Law,
+    draws: int,
+    chance: torch.Generator,
+) -> tuple[Tensor, Tensor]:
+    """Return the mean rise of every sample `[m]`, and the rise of the group at every draw `[draws]`, in float64."""
+    trees.write(ground.params, ground.home)
+    home = losses(ground, group)
+    each, over = torch.zeros_like(home), []
+    for _ in range(draws):
+        neighbourhood.move(ground, neighbourhood.drawn(ground.home, chance, law), scale=scale, times=radius)
+        rise = losses(ground, group) - home
+        each += rise / draws
+        over.append(rise.mean())
+    return each, torch.stack(over)
+
+
+def _reported(each: list[Tensor], over: list[Tensor], draws: int) -> dict[str, Value]:
+    """Return the mean with its errors: groups have draws of their own, so that their variances add."""
+    whole = mean_over(torch.cat(each).tolist())
+    if draws < 2:
+        return {"": whole}
+    noise = float(torch.stack(over).var(1).sum() / draws) ** 0.5 / len(over)
+    return {"": Value(whole.number, whole.error, noise)}

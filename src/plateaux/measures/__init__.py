@@ -1,1 +1,0 @@
-"""Plug-ins: one measure a file, found by name."""

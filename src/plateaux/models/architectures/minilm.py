@@ -1,0 +1,85 @@
+"""A small BERT for pairs of sentences: Wang et al., arXiv:2002.10957. Names of weights are those of transformers."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from plateaux.core.errors import RecipeError
+from plateaux.core.optional import guest
+from plateaux.core.registry import model
+
+Pool = Literal["pair", "mean"]
+
+
+@model
+def minilm(
+    *,
+    shape: tuple[int, ...],
+    classes: int,
+    vocabulary: int = 13_801,
+    width: int = 384,
+    depth: int = 3,
+    heads: int = 12,
+    hidden: int = 1536,
+    positions: int = 512,
+    dropout: float = 0.0,
+    pool: Pool = "pair",
+) -> nn.Module:
+    """A small BERT encoder with a linear head on pooled tokens, for text given as named rows of token numbers.
+
+    With `pool = "pair"` the tokens of either sentence are averaged to u and v, and the head sees |u - v| and u v; with
+    `"mean"` it sees the average of all tokens. The sizes are those of MiniLM with three layers and MRPC's vocabulary.
+    """
+    if len(shape) != 1 or shape[0] > positions:
+        raise RecipeError(
+            f"minilm takes rows of up to {positions} tokens, but the data set's inputs have shape {shape}; choose a "
+            "data set of text, such as mrpc, or another model.positions"
+        )
+    if width % heads:
+        raise RecipeError(f"A width of {width} cannot be shared by {heads} heads; choose a multiple of {heads}")
+    transformers = guest("transformers", extra="text")
+    config = transformers.BertConfig(
+        vocab_size=vocabulary,
+        hidden_size=width,
+        num_hidden_layers=depth,
+        num_attention_heads=heads,
+        intermediate_size=hidden,
+        max_position_embeddings=positions,
+        hidden_dropout_prob=dropout,
+        attention_probs_dropout_prob=dropout,
+        attn_implementation="eager",  # runs under vmap and has second derivatives
+    )
+    return TextEncoder(transformers.BertModel(config, add_pooling_layer=False), width, classes, pool)
+
+
+class TextEncoder(nn.Module):
+    """Tokens to vectors, vectors pooled, a linear head."""
+
+    embeddings: nn.Module
+    encoder: nn.Module
+
+    def __init__(self, bert: Any, width: int, classes: int, pool: Pool) -> None:
+        super().__init__()
+        self.embeddings, self.encoder = bert.embeddings, bert.encoder
+        self.pool = pool
+        self.head = nn.Linear(width * (2 if pool == "pair" else 1), classes)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor) -> Tensor:
+        tokens = self.embeddings(input_ids=input_ids, token_type_ids=token_type_ids)  # [B, T, D]
+        # Made here and not by transformers, which looks at the mask's numbers: vmap cannot.
+        unseen = (1.0 - attention_mask[:, None, None].to(tokens.dtype)) * torch.finfo(tokens.dtype).min
+        tokens = self.encoder(tokens, attention_mask=unseen)[0]
+        if self.pool == "mean":
+            return self.head(_mean(tokens, attention_mask))  # type: ignore[no-any-return]
+        one = _mean(tokens, attention_mask * (1 - token_type_ids))
+        two = _mean(tokens, attention_mask * token_type_ids)
+        return self.head(torch.cat([(one - two).abs(), one * two], -1))  # type: ignore[no-any-return]
+
+
+def _mean(tokens: Tensor, which: Tensor) -> Tensor:
+    """Return the average `[B, D]` of the tokens that count."""
+    weight = which.to(tokens.dtype)[..., None]
+    return (tokens * weight).sum(1) / weight.sum(1).clamp(min=1)

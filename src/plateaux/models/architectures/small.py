@@ -1,0 +1,62 @@
+"""Small nets for small data: a perceptron for inputs of any shape, and a plain convolutional net."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Literal
+
+from torch import Tensor, nn
+
+from plateaux.core.registry import model
+from plateaux.models.architectures import channels as image_channels
+
+Activation = Literal["relu", "gelu", "tanh"]
+ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "gelu": nn.GELU, "tanh": nn.Tanh}
+
+
+@model
+def mlp(
+    *, shape: tuple[int, ...], classes: int, hidden: tuple[int, ...] = (64, 64), activation: Activation = "relu"
+) -> nn.Module:
+    """A perceptron on the flattened input.
+
+    >>> mlp(shape=(2,), classes=3, hidden=(8,))[1]
+    Linear(in_features=2, out_features=8, bias=True)
+    """
+    layers: list[nn.Module] = [nn.Flatten()]
+    width = prod(shape)
+    for size in hidden:
+        layers += [nn.Linear(width, size), ACTIVATIONS[activation]()]
+        width = size
+    return nn.Sequential(*layers, nn.Linear(width, classes))
+
+
+@model
+def cnn(
+    *,
+    shape: tuple[int, ...],
+    classes: int,
+    channels: tuple[int, ...] = (16, 32, 64),
+    norm: Literal["none", "batch"] = "none",
+) -> nn.Module:
+    """A plain convolutional net: 3x3 convolutions that halve the image, an average over space, a linear head."""
+    stages: list[nn.Module] = []
+    width = image_channels(shape)
+    for size in channels:
+        stages.append(_stage(width, size, norm))
+        width = size
+    return nn.Sequential(*stages, SpatialMean(), nn.Linear(width, classes))
+
+
+class SpatialMean(nn.Module):
+    """The average over height and width."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean((2, 3))
+
+
+def _stage(width: int, size: int, norm: str) -> nn.Module:
+    conv = nn.Conv2d(width, size, 3, padding=1, bias=norm == "none")
+    between = [nn.BatchNorm2d(size)] if norm == "batch" else []
+    # Rounding up keeps a last row of odd images, and lets images too small for every stage through.
+    return nn.Sequential(conv, *between, nn.ReLU(), nn.MaxPool2d(2, ceil_mode=True))

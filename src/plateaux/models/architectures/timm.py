@@ -1,0 +1,60 @@
+"""Every model of timm as `timm:<name>`."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+
+from torch import nn
+
+from plateaux.core.errors import RecipeError, UnknownName
+from plateaux.core.optional import guest
+from plateaux.core.registry import model
+from plateaux.models.architectures import channels
+
+
+@model(prefix="timm:")
+def timm_model(
+    name: str,
+    *,
+    shape: tuple[int, ...],
+    classes: int,
+    pretrained: bool = False,
+    img_size: int | None = None,
+    drop_rate: float = 0.0,
+    drop_path_rate: float = 0.0,
+) -> nn.Module:
+    """Any model of timm, by its name there.
+
+    Models of a fixed input size are built for the data set's images, or for `img_size`. `pretrained` fetches weights
+    over the network; without one, load a file of weights instead.
+    """
+    timm = guest("timm", extra="vision")
+    inputs = channels(shape)
+    if not timm.is_model(name):
+        raise UnknownName(f"timm has no model called {name!r}; {_near(name, timm.list_models())}")
+    options: dict[str, object] = {"num_classes": classes, "in_chans": inputs}
+    entry = timm.get_pretrained_cfg(name)
+    if img_size is not None:
+        options["img_size"] = img_size
+    elif entry is not None and entry.fixed_input_size:
+        options["img_size"] = shape[1] if shape[1] == shape[2] else shape[1:]
+    # Not every model knows both rates, so a rate of zero is not mentioned.
+    options |= {k: v for k, v in {"drop_rate": drop_rate, "drop_path_rate": drop_path_rate}.items() if v}
+    try:
+        return timm.create_model(name, pretrained=pretrained, **options)  # type: ignore[no-any-return]
+    except TypeError as error:
+        if "unexpected keyword argument" in str(error):
+            raise RecipeError(f"timm's {name} does not take an option it was given: {error}; leave it out") from error
+        raise
+    except Exception as error:
+        if not pretrained:
+            raise
+        raise RecipeError(
+            f"pretrained = true fetches the weights of timm's {name} over the network, which failed with "
+            f"{type(error).__name__}: {error}. Leave it out, and load a file of weights if you have one"
+        ) from error
+
+
+def _near(name: str, names: list[str]) -> str:
+    close = get_close_matches(name, names, n=3)
+    return f"did you mean {' or '.join(map(repr, close))}?" if close else "timm.list_models() has all of them"

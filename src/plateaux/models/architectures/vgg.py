@@ -1,0 +1,54 @@
+"""Plain deep convolutional nets: Simonyan and Zisserman, arXiv:1409.1556, with one linear layer for 32 px images."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+
+from plateaux.core.registry import model
+from plateaux.models.architectures import channels
+
+CONVOLUTIONS = {11: (1, 1, 2, 2, 2), 13: (2, 2, 2, 2, 2), 16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}
+
+
+def _named(depth: int, *, norm: bool) -> Callable[..., nn.Module]:
+    def build(*, shape: tuple[int, ...], classes: int, width: int = 64) -> nn.Module:
+        return VGG(channels(shape), classes, depth=depth, width=width, norm=norm)
+
+    build.__name__ = build.__qualname__ = f"vgg{depth}_bn" if norm else f"vgg{depth}"
+    build.__doc__ = f"The plain convolutional net with {depth} layers, {'with' if norm else 'without'} BatchNorm."
+    return model(build)
+
+
+vgg11, vgg11_bn = _named(11, norm=False), _named(11, norm=True)
+vgg13, vgg13_bn = _named(13, norm=False), _named(13, norm=True)
+vgg16, vgg16_bn = _named(16, norm=False), _named(16, norm=True)
+vgg19, vgg19_bn = _named(19, norm=False), _named(19, norm=True)
+
+
+class VGG(nn.Module):
+    """Five stages of 3x3 convolutions, an average over space, a linear head."""
+
+    def __init__(self, inputs: int, classes: int, *, depth: int, width: int, norm: bool) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for stage, convolutions in enumerate(CONVOLUTIONS[depth]):
+            size = width * min(2**stage, 8)
+            for _ in range(convolutions):
+                layers += [nn.Conv2d(inputs, size, 3, padding=1)]
+                layers += [nn.BatchNorm2d(size), nn.ReLU()] if norm else [nn.ReLU()]
+                inputs = size
+            # Rounding up changes nothing at 32 px and lets smaller images through.
+            layers += [nn.MaxPool2d(2, ceil_mode=True)]
+        self.features = nn.Sequential(*layers)
+        self.classifier = nn.Linear(inputs, classes)
+        for part in self.features:
+            if isinstance(part, nn.Conv2d):
+                # Without BatchNorm torch's default shrinks the signal at every layer and 19 of them do not train.
+                nn.init.kaiming_normal_(part.weight, nonlinearity="relu")
+                assert part.bias is not None
+                nn.init.zeros_(part.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.classifier(self.features(x).mean((2, 3)))  # type: ignore[no-any-return]

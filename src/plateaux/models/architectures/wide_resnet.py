@@ -1,0 +1,94 @@
+"""Wide residual nets: Zagoruyko and Komodakis, arXiv:1605.07146, with normalisation before each convolution."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from plateaux.core.errors import RecipeError
+from plateaux.core.registry import model
+from plateaux.models.architectures import channels
+
+
+@model
+def wrn(*, shape: tuple[int, ...], classes: int, depth: int = 28, widen: int = 10, dropout: float = 0.0) -> nn.Module:
+    """A wide residual net of any depth 6n+4, `widen` times as wide as the thin one."""
+    blocks, rest = divmod(depth - 4, 6)
+    if rest or blocks < 1:
+        near = 6 * max(1, round((depth - 4) / 6)) + 4
+        raise RecipeError(f"A wide resnet has a depth of 6n+4 (10, 16, 22, 28, ...), got {depth}; try {near}")
+    return WideResNet(channels(shape), classes, blocks=blocks, widen=widen, dropout=dropout)
+
+
+@model
+def wrn16_4(*, shape: tuple[int, ...], classes: int, dropout: float = 0.0) -> nn.Module:
+    """The wide residual net with 16 layers, 4 times as wide."""
+    return wrn(shape=shape, classes=classes, depth=16, widen=4, dropout=dropout)
+
+
+@model
+def wrn28_10(*, shape: tuple[int, ...], classes: int, dropout: float = 0.0) -> nn.Module:
+    """The wide residual net with 28 layers, 10 times as wide."""
+    return wrn(shape=shape, classes=classes, depth=28, widen=10, dropout=dropout)
+
+
+@model
+def wrn40_2(*, shape: tuple[int, ...], classes: int, dropout: float = 0.0) -> nn.Module:
+    """The wide residual net with 40 layers, twice as wide."""
+    return wrn(shape=shape, classes=classes, depth=40, widen=2, dropout=dropout)
+
+
+class WideResNet(nn.Module):
+    """Three stages of blocks that normalise first; names of weights as in the nets most often passed around."""
+
+    def __init__(self, inputs: int, classes: int, *, blocks: int, widen: int, dropout: float) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, 16, 3, padding=1, bias=False)
+        self.block1 = Stage(16, 16 * widen, blocks=blocks, stride=1, dropout=dropout)
+        self.block2 = Stage(16 * widen, 32 * widen, blocks=blocks, stride=2, dropout=dropout)
+        self.block3 = Stage(32 * widen, 64 * widen, blocks=blocks, stride=2, dropout=dropout)
+        self.bn1 = nn.BatchNorm2d(64 * widen)
+        self.fc = nn.Linear(64 * widen, classes)
+        nn.init.zeros_(self.fc.bias)
+        for part in self.modules():
+            if isinstance(part, nn.Conv2d):
+                nn.init.kaiming_normal_(part.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.block3(self.block2(self.block1(self.conv1(x))))
+        return self.fc(F.relu(self.bn1(x)).mean((2, 3)))  # type: ignore[no-any-return]
+
+
+class Stage(nn.Module):
+    """Blocks of one size."""
+
+    def __init__(self, before: int, size: int, *, blocks: int, stride: int, dropout: float) -> None:
+        super().__init__()
+        first = WideBlock(before, size, stride=stride, dropout=dropout)
+        others = [WideBlock(size, size, stride=1, dropout=dropout) for _ in range(blocks - 1)]
+        self.layer = nn.Sequential(first, *others)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)  # type: ignore[no-any-return]
+
+
+class WideBlock(nn.Module):
+    """Two normalised 3x3 convolutions around which the input is led."""
+
+    def __init__(self, before: int, size: int, *, stride: int, dropout: float) -> None:
+        super().__init__()
+        self.bn1 = nn.BatchNorm2d(before)
+        self.conv1 = nn.Conv2d(before, size, 3, stride=stride, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(size)
+        self.dropout = nn.Dropout(dropout)
+        self.conv2 = nn.Conv2d(size, size, 3, padding=1, bias=False)
+        self.changes = before != size or stride != 1
+        if self.changes:
+            self.convShortcut = nn.Conv2d(before, size, 1, stride=stride, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        ready = F.relu(self.bn1(x))
+        out = self.conv2(self.dropout(F.relu(self.bn2(self.conv1(ready)))))
+        # A block that changes the shape leads the normalised input around; the others lead the input itself.
+        around = self.convShortcut(ready) if self.changes else x
+        return out + around  # type: ignore[no-any-return]

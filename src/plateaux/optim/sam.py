@@ -1,0 +1,217 @@
+"""How gradients become a step: plain descent, and the ways to climb before descending.
+
+An update is written for ONE member as a generator: it asks for gradients one by one and returns the direction. Whoever
+drives it may run the asks of many members in lockstep, in turn, stacked under vmap or spread over devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from plateaux.core import tensor_tree as trees
+from plateaux.core.errors import RecipeError
+from plateaux.core.method import Ask, Moment, Update, plain
+from plateaux.core.types import Tree
+
+__all__ = [
+    "Reach",
+    "adaptive",
+    "asks_of",
+    "ball",
+    "careful",
+    "climb",
+    "elementwise",
+    "groups",
+    "plain",
+    "rehearsed",
+    "surrogate_gap",
+    "update_named",
+]
+
+TINY = 1e-12  # keeps a zero gradient from dividing by zero
+NOBODY = 1e-9  # a share of the batch below any sample's: what rounding leaves of none
+
+Reach = Callable[[Tree, Tree], tuple[Tree, Tensor]]
+"""The way up from (weights, gradient), and the number to divide it by: the radius then sets how far to go."""
+
+
+def ball(params: Tree, gradient: Tree) -> tuple[Tree, Tensor]:
+    """g / |g|: the steepest way up inside a ball (SAM)."""
+    return gradient, trees.norm(gradient)
+
+
+def elementwise(params: Tree, gradient: Tree) -> tuple[Tree, Tensor]:
+    """w^2 g / | |w| g |, every parameter alike: ASAM as most copies have it."""
+    return _ellipsoid(trees.magnitude(params), gradient)
+
+
+def adaptive(eta: float) -> Reach:
+    """T^2 g / |T g| with T = |w| + eta for weights and 1 for the rest: ASAM as first published."""
+
+    def reach(params: Tree, gradient: Tree) -> tuple[Tree, Tensor]:
+        shape = {
+            name: tensor.abs() + eta if "weight" in name else torch.ones_like(tensor) for name, tensor in params.items()
+        }
+        return _ellipsoid(shape, gradient)
+
+    return reach
+
+
+def _ellipsoid(shape: Tree, gradient: Tree) -> tuple[Tree, Tensor]:
+    scaled = trees.multiply(shape, gradient)
+    return trees.multiply(shape, scaled), trees.norm(scaled)
+
+
+def peak(params: Tree, gradient: Tree, rho: float, reach: Reach) -> Tree:
+    """Return the weights rho up the slope; one pass over them, for large networks feel every one."""
+    way, length = reach(params, gradient)
+    return trees.add(params, way, times=rho / (length + TINY))
+
+
+def climb(
+    rho: float,
+    *,
+    reach: Reach = ball,
+    m: int | None = None,
+    perturbation: Literal["global", "per_worker"] = "global",
+) -> Update:
+    """Climb by rho, take the gradient up there, and go where it says.
+
+    With `m` the batch is worked through in groups of m samples that each climb on their own (m-sharpness). On a data
+    axis `perturbation = "per_worker"` lets every worker climb on its own samples; the second gradient is shared always.
+    """
+    if rho == 0:
+        return plain
+    local = perturbation == "per_worker"
+
+    def once(params: Tree, part: slice | None, local: bool, shared: bool) -> Generator[Ask, Tree, Tree]:
+        gradient = yield Ask(part=part, local=local)
+        descent = yield Ask(at=peak(params, gradient, rho, reach), part=part, local=not shared)
+        return descent
+
+    def update(params: Tree, moment: Moment) -> Generator[Ask, Tree, Tree]:
+        return (yield from once(params, None, local, True))
+
+    def in_groups(params: Tree, moment: Moment) -> Generator[Ask, Tree, Tree]:
+        total: Tree | None = None
+        # Workers may hold different numbers of groups, so they meet only once, at the end.
+        for part, share in groups(moment.size, m or moment.size):
+            descent = yield from once(params, part, True, False)
+            total = trees.scale(descent, share) if total is None else trees.add(total, descent, times=share)
+        return (yield Ask(agree=total))
+
+    return update if m is None else in_groups
+
+
+def surrogate_gap(rho: float, *, alpha: float, rho_min: float, lr_min: float = 0.0, reach: Reach = ball) -> Update:
+    """Climb, then leave out what of the first gradient the second does not say (GSAM).
+
+    With g at w and p at the peak, the direction is p - alpha g_perp, g_perp = g - <g, p> p / |p|^2. The radius follows
+    the learning rate: (rho_t - rho_min) / (rho - rho_min) = (lr_t - lr_min) / (lr - lr_min).
+    """
+    if rho == 0 and rho_min == 0:
+        return plain
+
+    def update(params: Tree, moment: Moment) -> Generator[Ask, Tree, Tree]:
+        span = moment.peak_lr - lr_min
+        radius = rho_min + (rho - rho_min) * ((moment.lr - lr_min) / span if span > 0 else 1.0)
+        gradient = yield Ask()
+        descent = yield Ask(at=peak(params, gradient, radius, reach))
+        along: Tensor = trees.dot(gradient, descent) / (trees.dot(descent, descent) + TINY)
+        across = trees.add(gradient, descent, times=-along)
+        return trees.add(descent, across, times=-alpha)
+
+    return update
+
+
+def careful(climbing: Update, *, before: Update, step: Literal["split", "shared"] = "split") -> Update:
+    """Climb on the samples I am careful about and descend plainly on the rest, in one step (SharpBalance).
+
+    The direction is (1/B) [ sum of plain samples' gradients where I stand + sum of careful samples' gradients up there
+    ], the way up found from the careful samples alone. `split` forwards the two parts one after the other, so that
+    BatchNorm sees the parts: 1 + f passes for a careful share f. `shared` forwards the batch once for both first
+    gradients. `before` is the update until the first meeting.
+    """
+
+    def update(params: Tree, moment: Moment) -> Generator[Ask, Tree, Tree]:
+        chosen = moment.careful
+        if chosen is None:
+            return (yield from before(params, moment))
+        size = max(moment.size, 1)
+        # Copies that share a batch hold other samples of it, and must ask for the same.
+        share = float((yield Ask(agree={"share": chosen.sum().double() / size}))["share"])
+        if share < NOBODY:
+            return (yield from plain(params, moment))
+        if share > 1 - NOBODY:
+            return (yield from climbing(params, moment))
+        mine, rest = chosen.nonzero().flatten(), (~chosen).nonzero().flatten()
+        known: Tree | None = None
+        if step == "split":
+            flat = yield Ask(part=rest, over=size)
+        else:
+            flat = yield Ask(weight=~chosen, keep=True)
+            known = yield Ask(weight=chosen, again=True)
+        steep = yield from _among(mine, size, known, climbing(params, replace(moment, size=len(mine), careful=None)))
+        return trees.add(flat, steep)
+
+    return update
+
+
+def _among(rows: Tensor, size: int, known: Tree | None, walk: Generator[Ask, Tree, Tree]) -> Generator[Ask, Tree, Tree]:
+    """Drive an update over some samples of the batch; `known` answers its first ask where it stands already."""
+    ask = next(walk)
+    while True:
+        if known is not None and ask.at is None:
+            answer, known = known, None
+        else:
+            answer = yield replace(ask, part=rows, over=size)
+        try:
+            ask = walk.send(answer)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+
+
+Climb = Literal["plain", "sam", "asam", "gsam"]
+
+
+def update_named(name: Climb, rho: float | None = None) -> Update:
+    """Return the update of that name, at its usual radius unless `rho` says another."""
+    if name == "plain":
+        if rho:
+            raise RecipeError(
+                f"method.rho = {rho} is how far to climb: name what climbs, such as method.update = 'sam'"
+            )
+        return plain
+    radius = {"sam": 0.05, "asam": 0.5, "gsam": 0.05}[name] if rho is None else rho
+    if name == "gsam":
+        return surrogate_gap(radius, alpha=0.4, rho_min=radius)
+    return climb(radius, reach=adaptive(0.01) if name == "asam" else ball)
+
+
+def asks_of(update: Update, size: int) -> int:
+    """Return how often an update asks for a gradient on a batch of `size`: for members that see each other, a law."""
+    return len(rehearsed(update, size))
+
+
+def rehearsed(update: Update, size: int) -> list[Ask]:
+    """Return what an update asks for on a batch of `size` when every answer is zero."""
+    nothing: Tree = {"weight": torch.zeros(1)}
+    walk = update(nothing, Moment(size, lr=1.0, peak_lr=1.0))
+    asks: list[Ask] = []
+    try:
+        asks.append(next(walk))
+        while True:
+            asks.append(walk.send(nothing))
+    except StopIteration:
+        return asks
+
+
+def groups(size: int, m: int) -> list[tuple[slice, float]]:
+    """Cut `size` samples into groups of m, the last one smaller, each with its share of the whole."""
+    cuts = [slice(start, min(start + m, size)) for start in range(0, size, m)] or [slice(0, 0)]
+    return [(cut, (cut.stop - cut.start) / max(size, 1)) for cut in cuts]

@@ -1,0 +1,87 @@
+"""What one member can offer about a batch."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from plateaux.core.errors import RecipeError
+from plateaux.core.method import Offer, Settle, View, logits, same_memory
+from plateaux.core.types import Batch
+from plateaux.optim.grad_norms import logit_gradient, sample_losses, squared_norms
+
+__all__ = ["also_unlabelled", "features", "gradient_norm", "last_layer", "logits", "sample_loss"]
+
+
+def also_unlabelled(view: View, batch: Batch) -> Tensor:
+    """Offer the logits of the labelled samples, then of the unlabelled ones: `[B + U, C]`.
+
+    Two forward passes, and only the first moves buffers. BatchNorm normalises each kind of sample by its own
+    statistics, and remembers those of the samples that the network is to be used on: what a member does with labelled
+    samples is what it would do without the others.
+    """
+    return torch.cat([view(batch.x), view.aside(batch.extra["unlabelled"])])
+
+
+def features(layer: str) -> Offer:
+    """Offer what the named layer puts out, flattened to `[B, D]`."""
+
+    def offer(view: View, batch: Batch) -> Tensor:
+        return view.record(batch.x, [layer])[1][layer].output.flatten(1)
+
+    return _one_at_a_time(offer)
+
+
+def gradient_norm(loss: Settle | None = None) -> Offer:
+    """Offer the squared norm of every sample's gradient over all trained parameters, `[B]`; exact, and cheap.
+
+    The loss is cross entropy unless another is given. In evaluation mode, in float32 or better.
+    """
+
+    def offer(view: View, batch: Batch) -> Tensor:
+        return squared_norms(view, batch, loss)
+
+    return _one_at_a_time(offer)
+
+
+def last_layer(loss: Settle | None = None) -> Offer:
+    """Offer the squared norm of every sample's gradient over the last layer: |delta|^2 (|h|^2 + 1 with a bias).
+
+    For each sample, delta is the gradient at the logits and h what the last layer sees. One forward pass.
+    """
+
+    def offer(view: View, batch: Batch) -> Tensor:
+        assert isinstance(view.module, nn.Module)
+        layers = {name: part for name, part in view.module.named_modules() if isinstance(part, nn.Linear)}
+        with torch.no_grad(), torch.autocast(batch.y.device.type, enabled=False):
+            out, seen = View(view.module).record(batch.x, list(layers))
+            name = next((n for n, s in seen.items() if same_memory(s.output, out) and s.inputs.ndim == 2), None)
+            if name is None:
+                raise RecipeError(
+                    "The score last_layer needs a network whose output is that of an nn.Linear, and this "
+                    f"{type(view.module).__name__} has none; take gradient_norm or loss"
+                )
+            h, layer = seen[name].inputs.double(), layers[name]
+            bias = None if layer.bias is None else layer.bias.double()
+            delta = logit_gradient(F.linear(h, layer.weight.double(), bias), batch, loss)  # [B, C]
+            mask = getattr(layer, "weight_mask", None)
+            lengths = h.square().sum(1, keepdim=True) if mask is None else h.square() @ mask.double().T
+            return (delta.square() * (lengths + (bias is not None))).sum(1)
+
+    return _one_at_a_time(offer)
+
+
+def sample_loss(loss: Settle | None = None) -> Offer:
+    """Offer the loss of every sample, `[B]`: the cheapest score."""
+
+    def offer(view: View, batch: Batch) -> Tensor:
+        with torch.no_grad(), torch.autocast(batch.y.device.type, enabled=False):
+            return sample_losses(View(view.module)(batch.x), batch, loss)
+
+    return _one_at_a_time(offer)
+
+
+def _one_at_a_time(offer: Offer) -> Offer:
+    offer.batched = False  # type: ignore[attr-defined]  # hooks do not run inside vmap's functional call
+    return offer

@@ -1,1 +1,0 @@
-"""Questions about the landscape around one member, one file a family."""

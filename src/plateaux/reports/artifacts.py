@@ -1,0 +1,142 @@
+"""What a run folder keeps besides numbers: what members said, what they decided, and pictures of their landscape.
+
+All of it is optional, and comes from a folder that may be damaged or a stranger's: what cannot be read is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from plateaux.config.builders.model import NOTHING_GIVEN, Given, data_of
+from plateaux.config.specs import measures_named
+from plateaux.core.errors import PlateauxError
+from plateaux.core.types import Batch
+from plateaux.ensembles.log_probs import renumbered
+from plateaux.ensembles.ood_scores import ALARMS
+from plateaux.evaluation.prediction_cache import Shelf
+from plateaux.reports.figures.gallery import Images, Said
+from plateaux.reports.figures.partition import Careful
+from plateaux.storage.run import Run
+from plateaux.studies.results import Finding
+from plateaux.training.partition import notes_name, summary_name
+
+LARGEST = 60_000_000  # numbers of kept logits that are read at once
+SCORES = ("max_probability", "mutual_information")  # whose curves are drawn
+Heard = tuple[Said, torch.Tensor]
+"""What members said, as probabilities and as the logits `[M, N, C]` they are of."""
+Scores = dict[str, dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]]]
+
+
+@contextmanager
+def if_it_can_be_read() -> Iterator[None]:
+    """Leave out what is damaged, missing, or of another shape than it should be."""
+    try:
+        yield
+    except (PlateauxError, OSError, KeyError, ValueError, TypeError, IndexError, AttributeError, RuntimeError):
+        return
+
+
+def said_of(run: Run) -> dict[str, Heard]:
+    """Return what members said, by the name of the samples."""
+    found: dict[str, Heard] = {}
+    abouts = [name for name in run.store.names("predictions") if name.endswith("/about.json")]
+    for name in abouts:
+        with if_it_can_be_read():
+            about = run.store.get_json(name)
+            members = [n for n in range(run.recipe.members) if run.weights_hash(n) in about["dtypes"]]
+            shelf = Shelf(run.store, {key: value for key, value in about.items() if key != "dtypes"})
+            said, logits = _said(shelf, str(about["on"]), members, [run.weights_hash(n) for n in members])
+            if said.on not in found or len(said.ids) > len(found[said.on][0].ids):
+                found[said.on] = said, logits
+    return found
+
+
+def _said(shelf: Shelf, on: str, members: Sequence[int], hashes: Sequence[str]) -> Heard:
+    known = shelf.store.get_tensors(f"{shelf.folder}/samples.safetensors")
+    first = shelf.store.get_tensors(f"{shelf.folder}/{hashes[0]}-logits.safetensors")["logits"]
+    if first.numel() * len(hashes) > LARGEST:
+        raise ValueError("too much to draw from")
+    rest = [shelf.store.get_tensors(f"{shelf.folder}/{each}-logits.safetensors")["logits"] for each in hashes[1:]]
+    logits = torch.stack([first, *rest]).float()  # [M, N, C]
+    probabilities = logits.softmax(-1).numpy()
+    return Said(on, members, known["ids"].numpy(), known["labels"].numpy(), probabilities), logits
+
+
+def reliability_of(said: Said, logits: torch.Tensor, like: Finding) -> list[Finding]:
+    """Return the bins of a reliability diagram, for a run that was not asked for them."""
+    measure = measures_named(["reliability"])["reliability"]
+    ids = torch.from_numpy(said.ids)
+    rows = measure.finish(measure.settle(logits, Batch(ids, torch.from_numpy(said.labels), ids)))
+    where = (like.run, like.condition, like.repetition, "reliability", said.on)
+    return [
+        Finding(*where, row, value.number, value.error, None, "neither", True)
+        for row, value in renumbered(rows, said.members).items()
+    ]
+
+
+def scores_of(said: Mapping[str, Heard], strange: Sequence[str]) -> Scores:
+    """Return the scores of a run's own samples and of strange ones, by set and score."""
+    if "test" not in said:
+        return {}
+    own = {name: ALARMS[name](said["test"][1]).double().numpy() for name in SCORES}
+    found: Scores = {}
+    for name in strange:
+        with if_it_can_be_read():
+            other = said[name.rpartition(" (")[0]][1]
+            found[name] = {score: (own[score], ALARMS[score](other).double().numpy()) for score in SCORES}
+    return found
+
+
+def meetings_of(run: Run) -> list[Careful]:
+    """Return what members decided whenever they met."""
+    found: list[Careful] = []
+    names = [name for name in run.store.names("notes") if name.endswith("/summary.json")]
+    for epoch in sorted(int(name.split("/")[1]) for name in names if name.split("/")[1].isdigit()):
+        with if_it_can_be_read():
+            summary = run.store.get_json(summary_name(epoch))
+            numbers = [n for n in range(summary["members"]) if n not in summary.get("without", ())]
+            careful = np.zeros(0, np.int64)
+            for number in numbers:
+                bits = np.unpackbits(run.store.array(notes_name(epoch, number))[1].view(np.uint8)).astype(np.int64)
+                careful = bits if not len(careful) else careful + bits
+            counts = np.bincount(careful, minlength=len(numbers) + 1)
+            counts[0] = max(0, int(summary["trained"]) - int(counts[1:].sum()))  # the rest was not trained on
+            found.append(Careful(epoch, counts.tolist(), summary["share"], summary["overlap"]))
+    return found
+
+
+def pictures_of(run: Run) -> dict[str, Mapping[str, Any]]:
+    """Return the numbers of the landscape's pictures by name, of weights the run still has."""
+    found: dict[str, Mapping[str, Any]] = {}
+    for name in run.store.names("landscape"):
+        if name.endswith(".json"):
+            with if_it_can_be_read():
+                tree = run.store.get_json(name)
+                now = {who: run.weights_hash(int(who.split()[1])) for who in tree["about"]["hashes"]}
+                if now == tree["about"]["hashes"]:
+                    found[name.removeprefix("landscape/").removesuffix(".json")] = tree
+    return found
+
+
+def images_of(run: Run, given: Given = NOTHING_GIVEN) -> Images | None:
+    """Return how to get pictures of a run's test samples; None, if it has no pictures or the data are not there."""
+    with if_it_can_be_read():
+        data = data_of(run.recipe, given)
+        if len(data.shape) == 3 and data.test.fingerprint() == run.about["data"]["test"]["fingerprint"]:
+            return lambda ids: _pixels(data.test.fetch(torch.from_numpy(ids))[0])
+    return None
+
+
+def _pixels(x: Any) -> NDArray[Any]:
+    if not isinstance(x, torch.Tensor) or x.dim() != 4:
+        raise ValueError("no pictures")
+    if x.dtype == torch.uint8:
+        return x.numpy()
+    low, high = float(x.min()), float(x.max())
+    return ((x.float() - low) / max(high - low, 1e-12)).numpy()

@@ -1,0 +1,128 @@
+"""A report written down: as a page that needs nothing else, as Markdown, as JSON, as CSV, and its figures as files."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from io import StringIO
+from pathlib import Path
+from typing import Any, Literal
+
+from plateaux.core.optional import guest
+from plateaux.reports.report import Report
+from plateaux.reports.style import KINDS, Kind
+from plateaux.reports.tables import Sheet
+from plateaux.studies.results import Finding
+from plateaux.studies.study import called
+
+Format = Literal["html", "md", "json", "csv"]
+FORMATS: tuple[Format, ...] = ("html", "md", "json", "csv")
+FIELDS = ("measure", "on", "row", "number", "error", "draws", "better", "percent")
+
+
+def to_html(made: Report) -> str:
+    """Return one page that fetches nothing from anywhere."""
+    jinja2, markup = guest("jinja2", extra="report"), guest("markupsafe", extra="report")
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("plateaux.reports"), autoescape=True, trim_blocks=True, lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )  # fmt: skip
+    # A long name may be broken where words of it end.
+    environment.filters["breakable"] = lambda name: markup.escape(name).replace("_", markup.Markup("_<wbr>"))
+    # The only text that is not escaped: SVG as matplotlib writes it, which escapes names itself.
+    figures = {id(each): markup.Markup(each.inline(name)) for name, each in made.drawings()}
+    page = environment.get_template("report.html.j2").render(report=made, svg=lambda each: figures[id(each)])
+    return str(page)
+
+
+def to_markdown(made: Report, figures: str | None = None) -> str:
+    """Return the report as Markdown; its figures are linked, if they lie in the folder `figures`."""
+    return "\n".join(_markdown(made, figures)) + "\n"
+
+
+def to_json(made: Report) -> str:
+    """Return everything as JSON: answers, tables, sentences of figures, and every number."""
+    plain = {
+        "title": made.title,
+        "question": made.question,
+        "answers": [asdict(each) for each in made.answers],
+        "tables": [asdict(sheet) for part in made.parts for sheet in part.sheets],
+        "figures": [{"name": name, "title": d.title, "sentence": d.sentence} for name, d in made.drawings()],
+        "findings": [_plain(each) for each in made.findings],
+    }
+    return json.dumps(plain, indent=1, allow_nan=False, default=str) + "\n"
+
+
+def to_csv(made: Report) -> str:
+    """Return one line a number; every factor has a column of its own."""
+    factors = list(dict.fromkeys(name for each in made.findings for name in each.condition))
+    text = StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["run", "condition", "repetition", *(f"factor {name}" for name in factors), *FIELDS])
+    for each in made.findings:
+        values = [each.condition.get(name, "") for name in factors]
+        numbers = [getattr(each, name) for name in FIELDS]
+        writer.writerow([each.run, called(each.condition), each.repetition, *values, *("" if n is None else n for n in numbers)])  # fmt: skip  # noqa: E501
+    return text.getvalue()
+
+
+def write_figures(made: Report, folder: Path, kinds: Sequence[Kind] = KINDS) -> list[Path]:
+    """Write every figure for papers, and return the files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files = []
+    for name, each in made.drawings():
+        for kind in kinds:
+            files.append(folder / f"{name}.{kind}")
+            files[-1].write_bytes(each.file(kind))
+    return files
+
+
+def _markdown(made: Report, figures: str | None) -> Iterator[str]:
+    yield f"# {_safe(made.title)}\n"
+    if made.question:
+        yield f"*{_safe(made.question)}*\n"
+    yield f"{_safe(made.about)}\n"
+    for answer in made.answers:
+        yield f"- **{answer.question}** {_safe(answer.words)}"
+    names = {id(each): name for name, each in made.drawings()}
+    for part in made.parts:
+        yield f"\n## {_safe(part.title)}\n"
+        for each in part.drawings:
+            yield f"### {_safe(each.title)}\n"
+            if figures is not None:
+                yield f"![{_safe(each.title)}]({figures}/{names[id(each)]}.svg)\n"
+            yield f"{_safe(each.sentence)}\n"
+        for card in part.cards:
+            facts = "; ".join(f"{name} {value}" for name, value in card.facts)
+            yield f"- **{_safe(card.title)}**: {_safe(facts)}"
+        for sheet in part.sheets:
+            yield from _table(sheet)
+
+
+def _table(sheet: Sheet) -> Iterator[str]:
+    yield f"\n### {_safe(sheet.title)}\n"
+    yield "| " + " | ".join(map(_safe, sheet.header)) + " |"
+    yield "|---" + "|---:" * (len(sheet.header) - 1) + "|"
+    for name, entries in sheet.rows:
+        cells = [f"**{_safe(each.text)}**" if each.best else _safe(each.text) for each in entries]
+        yield "| " + " | ".join([_safe(name), *cells]) + " |"
+    if sheet.sentence:
+        yield f"\n{_safe(sheet.sentence)}\n"
+
+
+def _safe(text: str) -> str:
+    """Return text that Markdown takes for words: no cells, no tags, no links, no lines of its own."""
+    flat = " ".join(text.split())
+    for letter, instead in (("&", "&amp;"), ("<", "&lt;"), ("|", "\\|"), ("[", "\\["), ("]", "\\]"), ("`", "\\`")):
+        flat = flat.replace(letter, instead)
+    return flat
+
+
+def _plain(each: Finding) -> dict[str, Any]:
+    """Return a finding as JSON knows it: where there is no number, null."""
+    told = {"run": each.run, "condition": dict(each.condition), "repetition": each.repetition}
+    tree = {**told, **{name: getattr(each, name) for name in FIELDS}}
+    return {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in tree.items()}

@@ -1,0 +1,161 @@
+"""Curves: over the size of the ensemble, over severities of corruption, over a factor of a study."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from plateaux.core.formatting import between, number
+from plateaux.core.types import Value
+from plateaux.ensembles.log_probs import PART, cell
+from plateaux.evaluation.evaluator import MEMBERS_MEAN
+from plateaux.reports import style as look
+from plateaux.reports.query import ROWS, bare, is_number, label_of, main_row, over, swept, usual_on, without
+from plateaux.reports.style import Drawing
+from plateaux.studies.comparison import MAIN
+from plateaux.studies.results import Finding
+
+Curve = Mapping[float, Sequence[Finding]]  # by what goes along the axis: the repetitions there
+CORRUPTED = "accuracy under corruption"
+
+
+def over_size(findings: Sequence[Finding], *, measure: str = "accuracy", on: str | None = None) -> Drawing | None:
+    """Draw a measure over the size of the ensemble."""
+    on = on or usual_on(findings, f"{measure} by size")
+    found: dict[str, dict[float, list[Finding]]] = {}
+    for each in findings:
+        size = re.fullmatch(r"(\d+) members?", each.row)
+        if size and each.measure == f"{measure} by size" and each.on == on:
+            found.setdefault(label_of(each), {}).setdefault(float(size[1]), []).append(each)
+    curves = _usable(found)
+    if not curves:
+        return None
+    ends = {name: (_at(curve, min(curve)), _at(curve, max(curve))) for name, curve in curves.items()}
+    percent, sizes = _percent(curves), [size for curve in curves.values() for size in curve]
+    first, last = ([pair[side].number for pair in ends.values()] for side in (0, 1))
+    sentence = (
+        f"On {on} samples {measure} goes from {between(first, percent)} with {min(sizes):.0f} to "
+        f"{between(last, percent)} with {max(sizes):.0f} members; means over ensembles of each size."
+    )
+    names = ("members", f"{measure} on {on} samples")
+    return _drawn(f"over_size_{bare(measure)}", f"More members: {measure}", sentence, curves, names, whole=True)
+
+
+def severity(findings: Sequence[Finding]) -> Drawing | None:
+    """Draw accuracy over the severity of corruptions, clean samples at 0."""
+    rows = [MEMBERS_MEAN, *MAIN] if len({label_of(each) for each in findings}) == 1 else list(MAIN)
+    there = {each.row.partition(PART)[0] for each in findings if each.measure == CORRUPTED}
+    main = [row for row in rows if row in there][:2] if rows[0] == MEMBERS_MEAN else [r for r in rows if r in there][:1]
+    found: dict[str, dict[float, list[Finding]]] = {}
+    for each in findings:
+        for row in main:
+            level = _severity(each, row)
+            if level is not None:
+                name = row if len(main) > 1 else label_of(each)
+                found.setdefault(name, {}).setdefault(level, []).append(each)
+    curves = {name: curve for name, curve in _usable(found).items() if max(curve) > 0}
+    if not curves:
+        return None
+    worst = max(level for curve in curves.values() for level in curve)
+    mild = min(level for curve in curves.values() for level in curve)
+    ends = {name: _at(curve, worst).number for name, curve in curves.items() if worst in curve}
+    begins = [_at(curve, mild).number for curve in curves.values() if mild in curve]
+    best = max(ends, key=lambda name: -math.inf if math.isnan(ends[name]) else ends[name])
+    sentence = (
+        f"Accuracy falls from {between(begins, True)} at severity {mild:.0f}{' (clean)' * (mild == 0)} to "
+        f"{between(list(ends.values()), True)} at severity {worst:.0f}, mean over the corruptions"
+        + (f"; best there: {best}." if len(ends) > 1 else ".")
+    )
+    if len(curves) > look.SERIES:  # whom the sentence names must be seen
+        known = {name: end for name, end in ends.items() if not math.isnan(end)}
+        curves = dict(sorted(curves.items(), key=lambda item: -known.get(item[0], -math.inf)))
+        sentence += f" The {look.SERIES} best there are in colour."
+    names = ("severity of corruption", "accuracy, mean over corruptions")
+    return _drawn("severity", "Under corruption", sentence, curves, names, whole=True)
+
+
+def against(
+    findings: Sequence[Finding],
+    *,
+    measure: str,
+    factor: str | None = None,
+    on: str | None = None,
+    row: str | None = None,
+) -> Drawing | None:
+    """Draw a measure against a factor of a study that is a number, such as lambda or rho."""
+    factor = factor or swept(findings)
+    on = on or usual_on(findings, measure)
+    row = row or main_row(findings, measure, on, wanted=(*MAIN, *ROWS))
+    found: dict[str, dict[float, list[Finding]]] = {}
+    for each in findings:
+        if (each.measure, each.on, each.row) == (measure, on, row) and is_number(each.condition.get(factor or "")):
+            at = float(each.condition[factor or ""])
+            found.setdefault(without(each, factor), {}).setdefault(at, []).append(each)
+    curves = _usable(found)
+    if factor is None or not any(len(curve) > 1 for curve in curves.values()):
+        return None
+    tops = {(name, at): _at(curve, at).number for name, curve in curves.items() for at in curve}
+    low, high = (pick(tops, key=lambda key: tops[key]) for pick in (min, max))
+    percent = _percent(curves)
+    sentence = (
+        f"{measure} ({row}, {on} samples) against {factor}: lowest {number(tops[low], percent)} at "
+        f"{factor}={low[1]:g} ({low[0]}), highest {number(tops[high], percent)} at {factor}={high[1]:g} ({high[0]})."
+    )
+    title = f"{bare(measure)} against {factor}"
+    return _drawn(f"against_{bare(measure)}", title, sentence, curves, (factor, f"{bare(measure)} on {on}"))
+
+
+def _severity(each: Finding, row: str) -> float | None:
+    """Return the severity that a finding is about, of clean samples 0; None, if it is about none."""
+    if each.measure == "accuracy" and each.on == "test" and each.row == row:
+        return 0.0
+    if each.measure == CORRUPTED and each.row.startswith(cell(row, "severity ")):
+        level = each.row.rpartition(" ")[2]
+        return float(level) if level.isdigit() else None
+    return None
+
+
+def _usable(found: Mapping[str, Curve]) -> dict[str, Curve]:
+    """Return the curves without what is no number."""
+    fine = {
+        name: {at: curve[at] for at in sorted(curve) if math.isfinite(_at(curve, at).number)}
+        for name, curve in found.items()
+    }
+    return {name: curve for name, curve in fine.items() if curve}
+
+
+def _at(curve: Curve, at: float) -> Value:
+    return over(curve[at])
+
+
+def _percent(curves: Mapping[str, Curve]) -> bool:
+    return any(each.percent for curve in curves.values() for several in curve.values() for each in several)
+
+
+def _drawn(
+    name: str, title: str, sentence: str, curves: Mapping[str, Curve], labels: tuple[str, str], *, whole: bool = False
+) -> Drawing:
+    percent = _percent(curves)
+    with look.look():
+        figure, axes = look.empty(3.2)
+        for position, curve in enumerate(curves.values()):
+            _line(axes, curve, position, look.named(position, list(curves)), 100.0 if percent else 1.0)
+        if whole:
+            axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.set_xlabel(look.plain(labels[0], 60))
+        axes.set_ylabel(look.plain(labels[1], 44) + (", %" if percent else ""))
+        if len(curves) > 1:
+            look.legend(figure, axes)
+        return look.finished(name, title, sentence, figure)
+
+
+def _line(axes: Any, curve: Curve, position: int, name: str | None, times: float) -> None:
+    values = [_at(curve, at) for at in curve]
+    heights = [times * value.number for value in values]
+    if position >= look.SERIES:
+        axes.plot(list(curve), heights, label=name, **look.pen(position))
+        return
+    errors = [times * (value.error or 0.0) for value in values]
+    axes.errorbar(list(curve), heights, yerr=errors, label=name, elinewidth=0.8, capsize=2, **look.pen(position))

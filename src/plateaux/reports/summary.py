@@ -1,0 +1,179 @@
+"""The front page: five lines that answer how good, how sure, how different, how flat, at what cost; a card a member."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from plateaux.core.formatting import between, counted, duration, number, points, with_error
+from plateaux.core.types import Value
+from plateaux.ensembles.log_probs import MEAN_PROBABILITY
+from plateaux.evaluation.evaluator import MEMBERS_MEAN
+from plateaux.reports.query import (
+    DIVERSITY,
+    ROWS,
+    SHARPNESS,
+    bare,
+    by_condition,
+    first_of,
+    is_member,
+    main_row,
+    over,
+    question_of,
+    usual_on,
+)
+from plateaux.studies.results import TRAINING, Finding
+
+CARDS = 12  # members at most that have a card each
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One of the five questions, and what is known of it."""
+
+    question: str
+    words: str
+    known: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """What is to be said of one member."""
+
+    title: str
+    facts: Sequence[tuple[str, str]]
+
+
+def front(findings: Sequence[Finding]) -> list[Answer]:
+    """Return the five answers."""
+    return [_good(findings), _sure(findings), _different(findings), _flat(findings), _cost(findings)]
+
+
+def cards(findings: Sequence[Finding]) -> list[Card]:
+    """Return a card for every member of one run."""
+    on = usual_on(findings)
+    facts: dict[str, list[tuple[str, str]]] = {}
+    for each in findings:
+        name = bare(each.measure).replace("_", " ")
+        if (
+            name in PLACES
+            and is_member(each.row)
+            and (each.on in (on, TRAINING) or question_of(each.measure) == "flat")
+        ):
+            value = Value(each.number, each.error)
+            if each.measure == "seconds":
+                text = duration(each.number)
+            else:
+                text = with_error(value, each.percent) + (" %" if each.percent else "")
+            facts.setdefault(each.row, []).append((name, text))
+    order = sorted(facts, key=lambda row: int(row.removeprefix("member ")))
+    return [Card(row.capitalize(), sorted(facts[row], key=lambda pair: PLACES[pair[0]])) for row in order]
+
+
+WORTH_A_LINE = ("accuracy", "nll", "ece", "epochs", "passes", "seconds", *SHARPNESS, "fisher_rao")
+
+
+PLACES = {name.replace("_", " "): place for place, name in enumerate(WORTH_A_LINE)}
+
+
+def _good(findings: Sequence[Finding]) -> Answer:
+    on = usual_on(findings)
+    row = main_row(findings, "accuracy", on)
+    found = _means(findings, "accuracy", on, row)
+    if not found:
+        return Answer("How good?", "Accuracy was not measured: plateaux measure RUN.", known=False)
+    means = _means(findings, "accuracy", on, MEMBERS_MEAN)
+    best = max(found, key=lambda name: found[name].number)
+    who = "ensemble" if row == MEAN_PROBABILITY else str(row)
+    words = f"{_sides(best, found)}the {who} answers {with_error(found[best], True)} % of the {on} samples rightly"
+    if best in means and row != MEMBERS_MEAN:
+        gain = found[best].number - means[best].number
+        words += f", {points(gain)} from the mean of its members ({number(means[best].number, True)})"
+    return Answer("How good?", _sentence(words + _others(found, best, percent=True)))
+
+
+def _sure(findings: Sequence[Finding]) -> Answer:
+    parts = []
+    for measure, words, percent in (
+        ("nll", "negative log-likelihood", False),
+        ("ece", "calibration error (ECE)", True),
+    ):
+        on = usual_on(findings, measure)
+        found = _means(findings, measure, on, main_row(findings, measure, on))
+        if found:
+            best = min(found, key=lambda name: found[name].number)
+            unit = " %" if percent else ""
+            where = f" ({best})" if len(found) > 1 else ""
+            parts.append(f"{words} {with_error(found[best], percent)}{unit}{where}{_others(found, best, percent)}")
+    if not parts:
+        return Answer("How sure?", "Not measured: plateaux measure RUN --measures sure.", known=False)
+    return Answer("How sure?", _sentence("; ".join(parts)))
+
+
+def _different(findings: Sequence[Finding]) -> Answer:
+    parts = []
+    on = usual_on(findings, "disagreement")
+    apart = _means(findings, "disagreement", on, main_row(findings, "disagreement", on))
+    if apart:
+        shares = between([value.number for value in apart.values()], percent=True)
+        parts.append(f"two members answer {shares} of the {on} samples differently")
+    if (other := first_of(findings, [name for name in DIVERSITY if name != "disagreement"])) is not None:
+        found = _means(findings, *other, main_row(findings, *other))
+        if found:
+            range_of = between([value.number for value in found.values()])
+            parts.append(f"diversity ({other[0]} on {other[1]} samples) is {range_of}{_extremes(found)}")
+    if not parts:
+        return Answer("How different?", "Not measured: plateaux measure RUN --measures different.", known=False)
+    return Answer("How different?", _sentence("; ".join(parts)))
+
+
+def _flat(findings: Sequence[Finding]) -> Answer:
+    flat = [each for each in findings if question_of(each.measure) == "flat" and each.on != TRAINING]
+    where = first_of(flat, SHARPNESS) or next(((each.measure, each.on) for each in flat), None)
+    found = _means(flat, *where, main_row(flat, *where, wanted=ROWS)) if where else {}
+    if not found or where is None:
+        return Answer("How flat?", "Not measured: plateaux landscape RUN.", known=False)
+    words = f"sharpness ({where[0]} on {where[1]} samples) is {between([v.number for v in found.values()])}"
+    if len(found) == 1:
+        members = [each.number for each in flat if (each.measure, each.on) == where and is_member(each.row)]
+        words += f" on average over {counted(len(members), 'member')} ({between(members)})" if members else ""
+    return Answer("How flat?", _sentence(words + _extremes(found, low="flattest", high="sharpest")))
+
+
+def _cost(findings: Sequence[Finding]) -> Answer:
+    costs = {by: _means(findings, by, TRAINING, MEMBERS_MEAN) for by in ("epochs", "passes", "seconds")}
+    if not costs["seconds"]:
+        return Answer("At what cost?", "The cost of training is not known.", known=False)
+    epochs, passes, seconds = ([value.number for value in found.values()] for found in costs.values())
+    low, high = duration(min(seconds)), duration(max(seconds))
+    time = low if low == high else f"{low} to {high}"
+    total = sum(each.number for each in findings if each.measure == "seconds" and is_member(each.row))
+    members = sum(1 for each in findings if each.measure == "seconds" and is_member(each.row))
+    words = f"{between(epochs)} epochs, {between(passes)} passes over the training samples and {time} a member"
+    return Answer("At what cost?", _sentence(f"{words}; {duration(total)} for all {counted(members, 'member')}"))
+
+
+def _means(findings: Sequence[Finding], measure: str, on: str, row: str | None) -> dict[str, Value]:
+    found = {name: over(several) for name, several in by_condition(findings, measure, on, row or "").items()}
+    return {name: value for name, value in found.items() if math.isfinite(value.number)}
+
+
+def _sides(best: str, found: dict[str, Value]) -> str:
+    return f"best is {best}: " if len(found) > 1 else ""
+
+
+def _others(found: dict[str, Value], best: str, percent: bool) -> str:
+    rest = [value.number for name, value in found.items() if name != best]
+    return f", {counted(len(rest), 'other')} {between(rest, percent)}" if rest else ""
+
+
+def _extremes(found: dict[str, Value], low: str = "least", high: str = "most") -> str:
+    if len(found) < 2:
+        return ""
+    least, most = (pick(found, key=lambda name: found[name].number) for pick in (min, max))
+    return f", {low} for {least}, {high} for {most}"
+
+
+def _sentence(words: str) -> str:
+    return f"{words[:1].upper()}{words[1:]}."

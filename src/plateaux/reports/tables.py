@@ -1,0 +1,241 @@
+"""Tables of a report: conditions by measures with the best in bold, severities, strangers, and one run by itself."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from plateaux.core.formatting import between, counted, with_error
+from plateaux.core.types import Value
+from plateaux.ensembles.log_probs import MEAN_PROBABILITY, TOGETHER, cell
+from plateaux.ensembles.ood_scores import ALARMS
+from plateaux.evaluation.evaluator import MEMBERS_MEAN
+from plateaux.evaluation.tables import Grid
+from plateaux.reports.query import ROWS, Column, bare, is_member, label_of, over, question_of
+from plateaux.studies.comparison import MAIN, SUMMED, Comparison
+from plateaux.studies.results import TRAINING, Finding
+
+QUESTIONS = {
+    "good": "How good", "sure": "How sure", "different": "How different", "flat": "How flat", "cost": "At what cost",
+    "other": "Other measures",
+}  # fmt: skip
+APART = ("ood", "reliability", "per_class", "brier_parts", "spectrum")  # that have tables or figures of their own
+COLUMNS = 7  # of a table, besides the names of its rows
+ERRORS = "± one standard error: over repetitions, or of a single run over its samples (of means, over members)."
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One number of a table."""
+
+    text: str
+    best: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Sheet:
+    """A table of a report."""
+
+    title: str
+    header: Sequence[str]
+    rows: Sequence[tuple[str, Sequence[Entry]]]
+    sentence: str = ""
+
+
+def summary(findings: Sequence[Finding]) -> list[Sheet]:
+    """Return what was measured: of one condition its measures one below the other, of several side by side."""
+    names = dict.fromkeys(label_of(each) for each in findings)
+    found = _columns(findings)
+    return list(_one(found) if len(names) == 1 else _control_by_measure(found, list(names)))
+
+
+def severities(findings: Sequence[Finding]) -> list[Sheet]:
+    """Return accuracies under corruption: of one condition by kind and severity, of several by severity."""
+    names = list(dict.fromkeys(label_of(each) for each in findings))
+    if len(names) == 1:
+        return list(_kinds(findings))
+    by: dict[str, dict[str, list[Finding]]] = {}
+    for each in findings:
+        row, _, part = each.row.partition(" · ")
+        mine = each.measure == "accuracy under corruption" and row == MEAN_PROBABILITY
+        if mine and (part == SUMMED or part.startswith("severity ")):
+            by.setdefault(part, {}).setdefault(label_of(each), []).append(each)
+    if not by:
+        return []
+    columns = sorted(by, key=lambda part: (part == SUMMED, part))
+    cells = [_entries(by[part], names) for part in columns]
+    rows = [(name, [column[i] for column in cells]) for i, name in enumerate(names) if any(c[i].text for c in cells)]
+    sentence = "Accuracy of the ensemble, mean over corruptions; cACC is the mean over severities too. Best in bold."
+    return [Sheet("Accuracy under corruption, %", ["", *columns], rows, sentence)]
+
+
+def strangers(findings: Sequence[Finding]) -> list[Sheet]:
+    """Return how well each score tells strange samples from own ones, the best score of a row in bold."""
+    found: dict[tuple[str, str], dict[str, list[Finding]]] = {}
+    for each in findings:
+        row, *rest = each.row.split(" · ")
+        if each.measure == "ood" and len(rest) == 2 and row in (TOGETHER, "member 0"):
+            found.setdefault((label_of(each), each.on), {}).setdefault(f"{row}{rest[1]}{rest[0]}", []).append(each)
+    several = len({label for label, _ in found}) > 1
+    sheets = []
+    for what, title, better in (("auroc", "AUROC", "higher"), ("fpr95", "FPR at 95 % TPR", "lower")):
+        rows = []
+        for (label, on), cells in found.items():
+            row = TOGETHER if any(key.startswith(TOGETHER) for key in cells) else "member 0"
+            values = [over(cells[f"{row}{what}{name}"]) if f"{row}{what}{name}" in cells else None for name in ALARMS]
+            rows.append((f"{label}: {on}" if several else on, _marked(values, better, percent=True)))
+        if any(entry.text for _, entries in rows for entry in entries):
+            header = ["", *(name.replace("_", " ") for name in ALARMS)]
+            words = f"{title} of the members together, {better} is better; the best score of each row in bold."
+            sheets.append(Sheet(f"Strange samples: {title}, %", header, rows, words))
+    return sheets
+
+
+def differences(findings: Sequence[Finding], baseline: Mapping[str, object]) -> list[Sheet]:
+    """Return the differences from a baseline, paired by repetition."""
+    if not baseline:
+        return []
+    return [_sheet(grid) for grid in Comparison(findings, baseline).grids()[1:]]
+
+
+def narrow(sheet: Sheet, most: int = COLUMNS) -> list[Sheet]:
+    """Return a table in parts of so many columns, each with the names of its rows: what a printed page holds."""
+    parts = [range(start, min(start + most, len(sheet.header) - 1)) for start in range(0, len(sheet.header) - 1, most)]
+    found = []
+    for number, part in enumerate(parts, start=1):
+        rows = [(name, [entries[i] for i in part]) for name, entries in sheet.rows]
+        title = sheet.title if len(parts) == 1 else f"{sheet.title} ({number} of {len(parts)})"
+        header = [sheet.header[0], *(sheet.header[i + 1] for i in part)]
+        found.append(Sheet(title, header, rows, sheet.sentence if number == len(parts) else ""))
+    return found
+
+
+def _sheet(grid: Grid) -> Sheet:
+    rows = [(row[0], [Entry(text) for text in row[1:]]) for row in grid.rows]
+    return Sheet(grid.title[:1].upper() + grid.title[1:], grid.header, rows, grid.caption)
+
+
+def _columns(findings: Sequence[Finding]) -> dict[Column, dict[str, list[Finding]]]:
+    """Return the findings by column and condition, without what has a table of its own."""
+    found: dict[Column, dict[str, list[Finding]]] = {}
+    for each in findings:
+        aside = bare(each.measure) in APART or each.measure.endswith(" by size") or re.search(r" [1-5]$", each.on)
+        if not aside:
+            column = found.setdefault((each.measure, each.on, each.row), {})
+            column.setdefault(label_of(each), []).append(each)
+    return found
+
+
+def _by_measure(found: Mapping[Column, object]) -> dict[str, list[tuple[str, str, list[str]]]]:
+    """Return measures with their rows, by the question they answer."""
+    rows: dict[tuple[str, str], list[str]] = {}
+    for measure, on, row in found:
+        rows.setdefault((measure, on), []).append(row)
+    groups: dict[str, list[tuple[str, str, list[str]]]] = {name: [] for name in QUESTIONS}
+    for (measure, on), there in rows.items():
+        groups[question_of(measure, on)].append((measure, on, there))
+    return {name: group for name, group in groups.items() if group}
+
+
+def _main(rows: Sequence[str], question: str) -> str | None:
+    wanted = ROWS if question in ("flat", "cost") else MAIN
+    return next((row for row in (*wanted, *(cell(name, SUMMED) for name in wanted)) if row in rows), None)
+
+
+def _one(found: Mapping[Column, Mapping[str, Sequence[Finding]]]) -> Iterator[Sheet]:
+    """Yield one table a question: measures below each other; members' mean and range beside the ensemble."""
+    for question, group in _by_measure(found).items():
+        rows: list[tuple[str, list[Entry]]] = []
+        for measure, on, there in group:
+            main = _main(there, question)
+            if main is None:
+                continue
+            members = [one for row in there if is_member(row) for one in next(iter(found[measure, on, row].values()))]
+            first = next(iter(found[measure, on, main].values()))
+            mean = next(iter(found.get((measure, on, MEMBERS_MEAN), {}).values()), None)
+            percent = first[0].percent
+            cells = [
+                Entry("" if main == MEMBERS_MEAN else with_error(over(first), percent)),
+                Entry(with_error(over(mean), percent) if mean else ""),
+                Entry(between([one.number for one in members], percent) if members else ""),
+            ]
+            rows.append((_name(measure, on, percent), cells))
+        if rows:
+            header = ["", "all together", "mean of members", "members"]
+            yield Sheet(QUESTIONS[question], header, rows, ERRORS)
+
+
+def _control_by_measure(
+    found: Mapping[Column, Mapping[str, Sequence[Finding]]], names: Sequence[str]
+) -> Iterator[Sheet]:  # fmt: skip
+    """Yield one table a question: conditions below each other, measures side by side, the best in bold."""
+    for question, group in _by_measure(found).items():
+        header, columns = [""], []
+        for measure, on, there in group:
+            main = _main(there, question)
+            if main is not None:
+                column = found[measure, on, main]
+                header.append(_name(measure, on, next(iter(column.values()))[0].percent))
+                columns.append(_entries(column, names))
+        rows = [(name, [column[i] for column in columns]) for i, name in enumerate(names)]
+        rows = [row for row in rows if any(entry.text for entry in row[1])]
+        if rows:
+            words = f"{counted(len(rows), 'condition')}; the best of each column in bold, where one end is better."
+            yield Sheet(QUESTIONS[question], header, rows, f"{words} {ERRORS}")
+
+
+def _entries(column: Mapping[str, Sequence[Finding]], names: Sequence[str]) -> list[Entry]:
+    """Return a column of a table, by conditions."""
+    values = [over(column[name]) if name in column else None for name in names]
+    first = next(iter(column.values()))[0]
+    entries = zip(names, _marked(values, first.better, first.percent), strict=True)
+    lacks = {name: _lacking(column.get(name, ())) for name in names}
+    return [Entry(entry.text + lacks[name], entry.best and not lacks[name]) for name, entry in entries]
+
+
+def _lacking(several: Sequence[Finding]) -> str:
+    """Say how many repetitions made a number, where some have none: those left need not be like the others."""
+    fine = sum(math.isfinite(each.number) for each in several)
+    return f" ({fine} of {len(several)})" if 0 < fine < len(several) else ""
+
+
+def _marked(values: Sequence[Value | None], better: str, percent: bool) -> list[Entry]:
+    numbers = [math.nan if value is None else value.number for value in values]
+    fine = [each for each in numbers if math.isfinite(each)]
+    pick = {"higher": max, "lower": min}.get(better)
+    best = pick(fine) if pick is not None and len(set(fine)) > 1 else None
+    return [
+        Entry("" if value is None else with_error(value, percent), best is not None and each == best)
+        for each, value in zip(numbers, values, strict=True)
+    ]
+
+
+def _kinds(findings: Sequence[Finding]) -> Iterator[Sheet]:
+    by: dict[tuple[str, int], list[Finding]] = {}
+    rows = {each.row for each in findings if each.measure == "accuracy" and each.on != TRAINING}
+    main = next((row for row in MAIN if row in rows), None)
+    for each in findings:
+        place = re.fullmatch(r"(.+) ([1-5])", each.on)
+        if place and each.measure == "accuracy" and each.row == main:
+            by.setdefault((place[1], int(place[2])), []).append(each)
+    levels = sorted({level for _, level in by})
+    cells = {where: over(several) for where, several in by.items()}
+    lines = []
+    for kind in dict.fromkeys(kind for kind, _ in by):
+        there = [cells.get((kind, level)) for level in levels]
+        lines.append((kind.replace("_", " "), [Entry(f"{100 * v.number:.1f}" if v else "") for v in there]))
+    if lines:
+        words = f"Accuracy of the {main} by kind and severity; a single error is about {_error(cells.values())} points."
+        yield Sheet("Accuracy under corruption, %", ["", *(f"severity {level}" for level in levels)], lines, words)
+
+
+def _error(cells: Iterable[Value]) -> str:
+    errors = [100 * value.error for value in cells if value.error is not None and math.isfinite(value.error)]
+    return between(errors)
+
+
+def _name(measure: str, on: str, percent: bool) -> str:
+    where = "" if on in ("test", TRAINING) else f", {on}"
+    return f"{measure}{where}{' %' if percent else ''}"

@@ -1,0 +1,318 @@
+"""Features of a frozen trunk, computed once: memory-mapped shards that any number of runs are trained from.
+
+<folder>/<hash>/about.json              what the features are of
+<folder>/<hash>/00000.safetensors       [n, ...] of samples 0 .. SHARD - 1, flat
+<folder>/<hash>/00000-labels.safetensors
+
+The hash is of all that decides the numbers: the samples, the trunk's weights and cut, size and normalisation of the
+images, how and with what key they are varied, and the type. A shard is put whole or not at all, so a killed build goes
+on where it was. A shard that is not there is made when it is asked for.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from plateaux.config.builders.model import NOTHING_GIVEN, Given, trunk_of
+from plateaux.config.recipe import Recipe, fingerprint
+from plateaux.core.errors import DataError, RecipeError
+from plateaux.core.method import Executor
+from plateaux.core.runtime import FORMATS, is_first, place_among
+from plateaux.core.types import Batch, Inputs, key
+from plateaux.data.augment import Augment, uniforms
+from plateaux.data.loader import CPU, UNVARIED, Feed, evaluation
+from plateaux.data.sources import Data, Extra, Source
+from plateaux.models.backbone import Trunk
+from plateaux.storage.store import Store, store_at
+
+VERSION = 1  # goes up whenever a feature changes by a bit, or lies elsewhere in its shard
+SHARD = 1024  # samples
+KEY = key("features")  # of all variations: a round is the same for every run
+CHUNK = 64  # samples that go through the trunk at once
+PATIENCE = 3600.0  # seconds to wait for another process that builds the same
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How samples are laid out for the trunk, and how its answers are kept."""
+
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    memory_format: str = "contiguous"
+    dtype: str = "float32"
+    augment: Augment = UNVARIED
+    workers: int = 0
+    device: torch.device = CPU
+
+
+@dataclass(slots=True)
+class Round:
+    """The features of every sample of a source, varied in one way, or not at all (`number` is None)."""
+
+    source: Source
+    trunk: Trunk
+    store: Store
+    look: Look
+    number: int | None = None
+    _maps: dict[int, tuple[NDArray[Any], NDArray[Any]]] = field(default_factory=dict)
+    _folder: str = ""
+
+    @property
+    def folder(self) -> str:
+        if not self._folder:
+            self._folder = fingerprint(self.about())
+        return self._folder
+
+    def about(self) -> dict[str, Any]:
+        """Return all that decides the numbers."""
+        varied = self.look.augment if self.number is not None else UNVARIED
+        return {
+            "version": VERSION,
+            "samples": self.source.fingerprint(),
+            "trunk": self.trunk.hash(),
+            "mean": list(self.look.mean),
+            "std": list(self.look.std),
+            "memory_format": self.look.memory_format,
+            "dtype": self.look.dtype,
+            "varied": {"crop": varied.crop, "flip": varied.flip, "key": KEY, "round": self.number},
+        }
+
+    def shards(self) -> range:
+        return range(-(-len(self.source) // SHARD))
+
+    def missing(self, ids: Tensor | None = None) -> list[int]:
+        """Return the shards that are not there yet, of all or of those that hold the samples `ids`."""
+        wanted = self.shards() if ids is None else sorted(set((ids // SHARD).tolist()))
+        return [shard for shard in wanted if not self.store.has(self._name(shard))]
+
+    def make(self, shard: int) -> int:
+        """Run the trunk over the samples of one shard; return how many they were."""
+        ids = torch.arange(shard * SHARD, min((shard + 1) * SHARD, len(self.source)))
+        rows, labels = zip(*[(self._seen(batch), batch.y.cpu()) for batch in self._batches(ids)], strict=True)
+        flat = np.concatenate(rows).reshape(-1)
+        if not np.isfinite(flat).all():
+            raise DataError(
+                f"The trunk's features of samples {int(ids[0])} to {int(ids[-1])} are no numbers in {self.look.dtype}; "
+                "use model.cache_dtype = 'float32', or look at the trunk's weights"
+            )
+        self.store.put_json(f"{self.folder}/about.json", self.about(), again=False)
+        self.store.put_tensors(self._name(shard, "-labels"), {"labels": torch.cat(labels)})
+        with self.store.array_writer(self._name(shard), flat.dtype, flat.size) as write:  # the shard is there now
+            write(flat)
+        return len(ids)
+
+    def opened(self, shard: int) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Return features and labels of a shard, read where they are looked at."""
+        if shard not in self._maps:
+            if not self.store.has(self._name(shard)):
+                self.make(shard)
+            _, flat = self.store.array(self._name(shard))
+            labels = self.store.get_tensors(self._name(shard, "-labels"))["labels"].numpy()
+            self._maps[shard] = flat.reshape(-1, *self.trunk.shape), labels
+        return self._maps[shard]
+
+    def _name(self, shard: int, part: str = "") -> str:
+        return f"{self.folder}/{shard:05d}{part}.safetensors"
+
+    def _batches(self, ids: Tensor) -> Iterator[Batch]:
+        look = self.look
+        laid: dict[str, Any] = {"mean": look.mean, "std": look.std, "device": look.device, "workers": look.workers}
+        laid["memory_format"] = FORMATS[look.memory_format]
+        if self.number is None:
+            return evaluation(self.source, ids, batch=CHUNK, **laid)
+        feed = Feed(self.source, ids, batch=CHUNK, key=KEY, classes=0, augment=look.augment, **laid)
+        return feed.some(ids, self.number)
+
+    @torch.no_grad()
+    def _seen(self, batch: Batch) -> NDArray[Any]:
+        found = self.trunk(batch.x) if isinstance(batch.x, Tensor) else self.trunk(**batch.x)
+        return found.to("cpu", getattr(torch, self.look.dtype)).numpy()  # type: ignore[no-any-return]
+
+    def __getstate__(self) -> tuple[None, dict[str, Any]]:
+        """Leave out what is mapped: pickled, it would be copied whole."""
+        kept = ("source", "trunk", "store", "look", "number", "_folder")
+        return None, {**{name: getattr(self, name) for name in kept}, "_maps": {}}
+
+
+class First:
+    """The first samples of a source: fewer than a shard, so that no more than those go through the trunk."""
+
+    def __init__(self, source: Source, count: int) -> None:
+        self.source, self.count = source, count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def fetch(self, ids: Tensor) -> tuple[Inputs, Tensor]:
+        return self.source.fetch(ids)
+
+    def fingerprint(self) -> str:
+        return f"{self.source.fingerprint()}-first-{self.count}"
+
+
+class Features:
+    """A source of features in place of inputs: each sample, in each epoch, in one of so many rounds of variation."""
+
+    keyed = True  # which round is drawn by the key of the epoch
+    augmented = True  # its features are of augmented images already
+    mapped = True  # read at once: no worker could do it sooner
+
+    def __init__(self, source: Source, trunk: Trunk, store: Store, look: Look, *, rounds: int = 0) -> None:
+        if not getattr(source, "told_apart", True):
+            raise RecipeError(
+                "model.cache_features keeps features by what the samples are, and this data set does not say: give it "
+                "a method fingerprint() that returns a hash of its samples, or leave model.cache_features out"
+            )
+        self.source, self.trunk, self.store, self.look = source, trunk, store, look
+        numbers = range(rounds) if look.augment.crop or look.augment.flip else range(0)
+        self.rounds = [Round(source, trunk, store, look, number) for number in numbers]
+
+    @cached_property
+    def plain(self) -> Features:
+        """The same samples as they are, not varied."""
+        return Features(self.source, self.trunk, self.store, self.look) if self.rounds else self
+
+    @cached_property
+    def _unvaried(self) -> Round:
+        return Round(self.source, self.trunk, self.store, self.look)
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def fetch(self, ids: Tensor, *, key: int | None = None) -> tuple[Inputs, Tensor]:
+        among = self.rounds if self.rounds and key is not None else [self._unvaried]
+        if not len(ids):  # an empty share of a batch still has the shape of a sample
+            return torch.zeros(0, *self.trunk.shape), torch.zeros(0, dtype=torch.int64)
+        whole, places = np.divmod(ids.numpy(), SHARD)
+        count = len(among[0].shards())
+        if len(among) > 1 and key is not None:
+            whole = whole + count * (uniforms(key, ids, 1)[:, 0] * len(among)).long().numpy()
+        order = whole.argsort(kind="stable")
+        slots, places = whole[order], places[order]
+        ends = [0, *(np.flatnonzero(slots[1:] != slots[:-1]) + 1).tolist(), len(ids)]
+        rows, labels = zip(*[_taken(among, count, slots, places, a, b) for a, b in pairwise(ends)], strict=True)
+        back = np.empty_like(order)
+        back[order] = np.arange(len(order))
+        return torch.from_numpy(np.concatenate(rows)[back]), torch.from_numpy(np.concatenate(labels)[back])
+
+    def fingerprint(self) -> str:
+        """Return the hash of the samples themselves: features are another way to look at them."""
+        return self.source.fingerprint()
+
+    def tables(self) -> list[Round]:
+        """Return what training reads."""
+        return self.rounds or [self._unvaried]
+
+
+def _taken(
+    among: Sequence[Round], count: int, slots: NDArray[Any], places: NDArray[Any], start: int, stop: int
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return what lies at some places of one shard."""
+    number, shard = divmod(int(slots[start]), count)
+    features, labels = among[number].opened(shard)
+    return features.take(places[start:stop], 0), labels.take(places[start:stop], 0)
+
+
+def featured(recipe: Recipe, data: Data, given: Given = NOTHING_GIVEN, *, device: torch.device = CPU) -> Data:
+    """Return the data as training sees them: features of the trunk, where the recipe keeps them."""
+    if not recipe.model.cache_features:
+        return data
+    trunk = trunk_of(recipe, data, given)
+    train = seen_through(recipe, data, data.train, trunk, rounds=recipe.model.rounds, device=device)
+    test = seen_through(recipe, data, data.test, trunk, device=device)
+    extra = data.unlabelled
+    if extra is not None:
+        other = seen_through(recipe, data, extra.source, trunk, rounds=recipe.model.rounds, device=device)
+        extra = Extra(extra.name, other, extra.ids)
+    return replace(data, train=train, test=test, unlabelled=extra, mean=(), std=())
+
+
+def seen_through(
+    recipe: Recipe,
+    data: Data,
+    source: Source,
+    trunk: Trunk,
+    *,
+    rounds: int = 0,
+    device: torch.device = CPU,
+    ids: Tensor | None = None,
+) -> Features:
+    """Return samples as the trunk sees them, kept where the recipe says; `ids`: which of them will be asked for."""
+    if ids is not None and len(ids) and int(ids.max()) + 1 < min(SHARD, len(source)):
+        source = First(source, int(ids.max()) + 1)
+    look = Look(
+        data.mean,
+        data.std,
+        recipe.train.memory_format,
+        recipe.model.cache_dtype,
+        Augment(crop=recipe.data.crop, flip=recipe.data.flip),
+        recipe.data.workers,
+        device,
+    )
+    layout = FORMATS[recipe.train.memory_format]
+    if any(tensor.is_floating_point() and tensor.dtype != torch.float32 for tensor in trunk.state_dict().values()):
+        trunk = copy.deepcopy(trunk)  # that of members in float64 is theirs
+    trunk = trunk.to(device=device, dtype=torch.float32, memory_format=layout).eval()  # type: ignore[call-overload]
+    return Features(source, trunk, store_at(folder_of(recipe)), look, rounds=rounds)
+
+
+def folder_of(recipe: Recipe) -> str:
+    """Return where features are kept: run.features, else PLATEAUX_CACHE, else a folder of the user's."""
+    usual = os.environ.get("PLATEAUX_CACHE") or Path("~/.cache/plateaux").expanduser()
+    return recipe.run.features or str(Path(usual) / "features")
+
+
+def prepare(
+    sources: Iterable[Source], executor: Executor, say: Say = lambda _: None, *, ids: Tensor | None = None
+) -> int:
+    """Make what is missing of these sources' features, each process its share; return of how many samples.
+
+    With `ids` only what these need is made. Another process that builds the same is waited for, and what it has made is
+    not made again.
+    """
+    tables = [table for each in sources if isinstance(each, Features) for table in each.tables()]
+    made = 0
+    for table in {table.folder: table for table in tables}.values():
+        if not executor.agree(int(bool(table.missing(ids)))):
+            continue
+        with ExitStack() as held:
+            if is_first():
+                held.enter_context(table.store.lock(table.folder, patience=PATIENCE))
+                table.store.sweep(table.folder)  # what a killed builder left half-written
+            executor.agree(0)
+            made += _make(table, say, ids)
+            executor.agree(0)  # nobody reads before everything is there
+    return made
+
+
+def needed(recipe: Recipe, data: Data) -> list[Source]:
+    """Return the sources that training reads."""
+    found: list[Source] = [data.train]
+    if recipe.data.validation and isinstance(data.train, Features):
+        found.append(data.train.plain)
+    return found if data.unlabelled is None else [*found, data.unlabelled.source]
+
+
+def _make(table: Round, say: Say, ids: Tensor | None) -> int:
+    rank, ranks = place_among()
+    mine = [shard for shard in table.missing(ids) if shard % ranks == rank]
+    made = 0
+    for count, shard in enumerate(mine, 1):
+        made += table.make(shard)
+        say(f"features of {len(table.source):,} samples: {count} of {len(mine)} shards")
+    return made

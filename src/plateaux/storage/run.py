@@ -1,0 +1,257 @@
+"""The run folder: what was asked, where every member stands, what was measured. Layout in architecture, section 8.
+
+`members/<i>/progress.json` is the one point at which a checkpoint becomes true: state and log parts are written first,
+then progress names them, then what it no longer names is deleted. A kill between any two writes loses nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, field, replace
+from hashlib import blake2b
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from plateaux.config.recipe import Recipe, difference, fingerprint
+from plateaux.core.errors import RunError, StorageError
+from plateaux.core.types import Tree
+from plateaux.data.sources import Data
+from plateaux.storage.store import PATIENCE, Store, store_at
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where one member stands."""
+
+    epoch: int = 0  # completed epochs
+    step: int = 0  # completed steps of the epoch under way
+    finished: bool = False
+    states: tuple[tuple[int, int, str], ...] = ()  # (epoch, step, object), newest last
+    parts: tuple[str, ...] = ()  # the log, in order
+    weights: str | None = None  # the object with the weights to use
+    weights_from: str = ""  # which weights these are, in words
+    spare: str | None = None  # the weights to use that an older state still names
+    best: float | None = None
+    best_epoch: int | None = None
+    stale: int = 0  # validations since the best one
+    why: str = ""  # why it ended, where that was not the last epoch
+    seconds: float = 0.0  # of its jobs, over all attempts; of members that step side by side, each has its share
+    met: str | None = None  # the state at the first meeting: another run of the same span may begin with it
+
+    @property
+    def position(self) -> tuple[int, int]:
+        return self.epoch, self.step
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run folder and its recipe."""
+
+    store: Store
+    recipe: Recipe
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def open(cls, root: str | Path) -> Run:
+        """Open a run that exists."""
+        store = store_at(root)
+        if not store.has("run.json"):
+            raise RunError(
+                f"{root} is not a run folder: it has no run.json. `plateaux train RECIPE --out {root}` starts one"
+            )
+        about = store.get_json("run.json")
+        given = about.get("format") if isinstance(about, dict) else None
+        if given != FORMAT:
+            raise RunError(
+                f"{root} has format {given!r}; this version of Plateaux reads format {FORMAT}. "
+                "Use the version that wrote it"
+            )
+        return cls(
+            store, Recipe.parse(store.get("recipe.toml").decode(errors="replace"), where=f"{root}/recipe.toml"), about
+        )
+
+    @classmethod
+    def begin(cls, root: str | Path, recipe: Recipe, about: Mapping[str, Any]) -> Run:
+        """Open the run of this recipe, or start it; a folder that belongs to another recipe is refused."""
+        store = store_at(root)
+        if store.has("run.json"):
+            old = cls.open(root)
+            changes = difference(old.recipe.determining(), recipe.determining())
+            if changes:
+                raise RunError(
+                    f"{root} belongs to another recipe. What differs (there -> here):\n  "
+                    + "\n  ".join(changes)
+                    + "\nChoose another --out, or put the recipe back"
+                )
+            other = difference(old.about.get("data", {}), about.get("data", {}))
+            if other and "data" in old.about:
+                raise RunError(
+                    f"{root} was trained on other data. What differs (there -> here):\n  "
+                    + "\n  ".join(other)
+                    + "\nPut the data back, or choose another --out"
+                )
+            about = {**about, **old.about}
+        run = cls(store, recipe, {"format": FORMAT, **about})
+        run._write()
+        return run
+
+    def _write(self) -> None:
+        self.store.put("recipe.toml", self.recipe.to_toml().encode())
+        self.store.put_json("environment.json", environment())
+        names = {str(i): self.member_name(i) for i in range(self.recipe.members)}
+        self.store.put_json("run.json", {**self.about, "members": names})
+
+    def with_about(self, **facts: Any) -> Run:
+        """Return the run with more facts recorded: what the machine chose is chosen once."""
+        run = replace(self, about={**self.about, **facts})
+        run._write()
+        return run
+
+    def as_trained(self) -> Recipe:
+        """Return the recipe with what the machine chose once for the life of the run."""
+        chosen = self.about.get("chosen", {})
+        wanted = {name: chosen[name] for name in ("precision", "memory_format") if name in chosen}
+        return self.recipe.changed(train=wanted) if wanted else self.recipe
+
+    def member_name(self, number: int) -> str:
+        """Return the hash of all that determines a member."""
+        return fingerprint({"recipe": self.recipe.determining(), "member": number, "torch": torch.__version__})
+
+    def progress(self, number: int) -> Progress:
+        """Return where a member stands."""
+        name = f"members/{number}/progress.json"
+        if not self.store.has(name):
+            return Progress()
+        found = self.store.get_json(name)
+        try:
+            states = tuple((int(epoch), int(step), str(state)) for epoch, step, state in found["states"])
+            return Progress(**{**found, "states": states, "parts": tuple(found["parts"])})
+        except (TypeError, KeyError, ValueError):
+            raise StorageError(
+                f"{self.store.root / name} does not say where a member stands; restore it, or delete its folder to "
+                "train that member again"
+            ) from None
+
+    def all_progress(self) -> list[Progress]:
+        return [self.progress(number) for number in range(self.recipe.members)]
+
+    def present(self) -> list[int]:
+        """Return the members that have a part in the run: not those that a meeting went ahead without."""
+        summaries = [name for name in self.store.names("notes") if name.endswith("/summary.json")]
+        absent = {number for name in summaries for number in self.store.get_json(name).get("without", ())}
+        return [number for number in range(self.recipe.members) if number not in absent]
+
+    def lock(self, number: int, *, patience: float = 0.0) -> AbstractContextManager[None]:
+        """Keep every other process off a member; wait for one that is just leaving, longer if `patience` says so."""
+        return self.store.lock(f"members/{number}", patience=max(patience, PATIENCE))
+
+    def held(self, number: int) -> bool:
+        """Say whether a process is at work on a member."""
+        return self.store.held(f"members/{number}")
+
+    def commit(self, number: int, progress: Progress) -> None:
+        """Make `progress` true, then delete what it no longer names."""
+        self.store.put_json(f"members/{number}/progress.json", asdict(progress))
+        self.clear(number, progress)
+
+    def clear(self, number: int, progress: Progress) -> None:
+        """Delete what a member's progress does not name."""
+        named = {progress.weights, progress.spare, progress.met}
+        keep = {name for *_, name in progress.states} | set(progress.parts) | named
+        for name in self.store.names(f"members/{number}"):
+            if name not in keep and not name.endswith("progress.json"):
+                self.store.delete(name)
+
+    def put_state(self, number: int, progress: Progress, state: Mapping[str, Any]) -> str:
+        """Write a resume state and return its name."""
+        name = f"members/{number}/resume-{progress.epoch}-{progress.step}.pt"
+        self.store.put_state(name, state)
+        return name
+
+    def put_weights(self, number: int, weights: Tree, *, epoch: int, best: bool = False) -> str:
+        """Write a member's own weights, the final ones or the best so far, and return the object's name."""
+        name = f"members/{number}/" + (f"best-{epoch}.safetensors" if best else "weights.safetensors")
+        self.store.put_tensors(name, weights, {"format": "pt", "plateaux": "member", "epoch": str(epoch)})
+        return name
+
+    def put_log(self, number: int, progress: Progress, lines: Sequence[Mapping[str, Any]]) -> str:
+        """Write one part of a member's log and return its name."""
+        name = f"members/{number}/log/{progress.epoch:05d}-{progress.step:07d}.jsonl"
+        self.store.put(name, "".join(json.dumps(line) + "\n" for line in lines).encode())
+        return name
+
+    def log(self, number: int) -> list[dict[str, Any]]:
+        """Return every line a member logged, in order."""
+        parts = [self.store.get(part).decode() for part in self.progress(number).parts]
+        return [json.loads(line) for part in parts for line in part.splitlines()]
+
+    def weights(self, number: int) -> Tree:
+        """Return the weights of a finished member, without the shared ones."""
+        return self.store.get_tensors(self._weights_name(number))
+
+    def weights_hash(self, number: int) -> str:
+        """Return a hash of the weights a member uses, those it shares included."""
+        digest = blake2b(self.store.get(self._weights_name(number)), digest_size=8)
+        if self.store.has("shared.safetensors"):
+            digest.update(self.store.get("shared.safetensors"))
+        return digest.hexdigest()
+
+    def _weights_name(self, number: int) -> str:
+        progress = self.progress(number)
+        if progress.weights is None:
+            raise RunError(
+                f"Member {number} of {self.store.root} has no weights yet ({progress.epoch} of "
+                f"{self.recipe.train.epochs} epochs done). Run the same `plateaux train` again to finish it"
+            )
+        return progress.weights
+
+    def shared(self) -> Tree:
+        """Return the weights that all members use and nobody trains."""
+        return self.store.get_tensors("shared.safetensors") if self.store.has("shared.safetensors") else {}
+
+    def put_shared(self, weights: Tree) -> None:
+        if weights and not self.store.has("shared.safetensors"):
+            self.store.put_tensors("shared.safetensors", weights, {"format": "pt", "plateaux": "shared"})
+
+
+def facts_of(data: Data) -> dict[str, Any]:
+    """Return what a run must remember of its data: enough to use the models, and to know the samples again."""
+    return {
+        "name": data.name,
+        "classes": data.classes,
+        "shape": list(data.shape),
+        "mean": list(data.mean),
+        "std": list(data.std),
+        "labels": list(data.labels),
+        "train": {"samples": len(data.train), "fingerprint": data.train.fingerprint()},
+        "test": {"samples": len(data.test), "fingerprint": data.test.fingerprint()},
+    }
+
+
+def own_version() -> str:
+    """Return the installed version of this package."""
+    try:
+        return version("plateaux")
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def environment() -> dict[str, Any]:
+    """Return what the numbers may depend on besides the recipe."""
+    return {
+        "plateaux": own_version(),
+        "python": sys.version.split()[0],
+        "torch": torch.__version__,
+        "system": f"{platform.system()} {platform.machine()}",
+        "devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] or ["cpu"],
+        "threads": torch.get_num_threads(),
+    }

@@ -1,0 +1,147 @@
+"""Conditions of a study side by side: means with their intervals, differences from a baseline, equal costs."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args
+
+from plateaux.core.formatting import with_error
+from plateaux.core.stats.intervals import Cost, Interval, Spent, at_equal_cost, over_repetitions, paired
+from plateaux.core.types import Value
+from plateaux.ensembles.log_probs import MEAN_OF_PAIRS, MEAN_PROBABILITY, TOGETHER, cell
+from plateaux.evaluation.evaluator import MEMBERS_MEAN
+from plateaux.evaluation.tables import Grid
+from plateaux.studies.results import TRAINING, Finding
+
+MAIN = (MEAN_PROBABILITY, TOGETHER, MEAN_OF_PAIRS, MEMBERS_MEAN, "member 0")
+SUMMED = "cACC"
+LENGTH = "epochs"  # the factor that makes a course of runs
+
+Column = tuple[str, str, str]  # measure, on, row
+Condition = Mapping[str, Any]
+
+
+class Comparison:
+    """The findings of a study, by condition and column."""
+
+    def __init__(self, found: Sequence[Finding], baseline: Condition | None = None) -> None:
+        self.baseline = dict(baseline or {})
+        self.conditions: dict[str, Condition] = {}
+        self.numbers: dict[tuple[str, Column], dict[int, float]] = {}
+        self.facts: dict[Column, Finding] = {}
+        for each in found:
+            name, column = _name(each.condition), (each.measure, each.on, each.row)
+            self.conditions.setdefault(name, each.condition)
+            self.numbers.setdefault((name, column), {})[each.repetition] = each.number
+            self.facts.setdefault(column, each)
+
+    def columns(self) -> list[Column]:
+        """Return one column for every measure: the row of the ensemble, of all together, or the members' mean."""
+        rows: dict[tuple[str, str], list[str]] = {}
+        for measure, on, row in self.facts:
+            rows.setdefault((measure, on), []).append(row)
+        found: list[Column] = []
+        for (measure, on), there in rows.items():
+            names = [*MAIN, *(cell(row, SUMMED) for row in MAIN)]
+            main = next((row for row in names if row in there), None)
+            if main is not None and not re.search(r" [1-5]$", on):  # of single corruptions their sum is shown
+                found.append((measure, on, main))
+        return found
+
+    def mean(self, condition: Condition, column: Column) -> Interval:
+        """Return the mean over repetitions."""
+        return over_repetitions(list(self.numbers.get((_name(condition), column), {}).values()))
+
+    def difference(self, condition: Condition, column: Column) -> Interval:
+        """Return the difference from the baseline, over the repetitions that both have."""
+        mine = self.numbers.get((_name(condition), column), {})
+        theirs = self.numbers.get((_name(self.against(condition) or {}), column), {})
+        both = sorted(mine.keys() & theirs.keys())
+        return paired([mine[r] for r in both], [theirs[r] for r in both])
+
+    def against(self, condition: Condition) -> Condition | None:
+        """Return what a condition is compared with: a baseline that is the same in all its other factors."""
+        for each in self.conditions.values():
+            same = all(condition.get(name) == value for name, value in each.items() if name not in self.baseline)
+            if same and self.baseline and all(each.get(name) == value for name, value in self.baseline.items()):
+                return each
+        return None
+
+    def at_equal(self, condition: Condition, column: Column, by: Cost) -> tuple[float, Interval]:
+        """Return the difference from the baseline at equal cost, each course made of runs of several lengths."""
+        mine, theirs = self._courses(condition, column), self._courses(self.against(condition) or {}, column)
+        both = sorted(mine.keys() & theirs.keys())
+        if not both:
+            return math.nan, paired([], [])
+        return at_equal_cost([mine[r] for r in both], [theirs[r] for r in both], by)
+
+    def _courses(self, condition: Condition, column: Column) -> dict[int, list[Spent]]:
+        found: dict[int, list[Spent]] = {}
+        for name, each in self.conditions.items():
+            if _name(_less(each)) != _name(_less(condition)):
+                continue
+            for repetition, number in self.numbers.get((name, column), {}).items():
+                spent = [self.numbers.get((name, (by, TRAINING, MEMBERS_MEAN)), {}) for by in get_args(Cost)]
+                if all(repetition in each for each in spent):
+                    found.setdefault(repetition, []).append(Spent(number, *(each[repetition] for each in spent)))
+        return found
+
+    def grids(self) -> list[Grid]:
+        """Return the tables: means, then differences from the baseline, then those at equal costs."""
+        columns = self.columns()
+        grids = [self._grid("mean over repetitions", columns, list(self.conditions.values()), self.mean)]
+        others = [each for each in self.conditions.values() if self.against(each) not in (None, each)]
+        if others:
+            title = "difference from " + ", ".join(f"{name}={value}" for name, value in self.baseline.items())
+            rest = [column for column in columns if column[1] != TRAINING]
+            grids.append(self._grid(title, rest, others, self.difference))
+            grids += self._equal(rest, others) if any(LENGTH in each for each in others) else []
+        return grids
+
+    def _grid(self, title: str, columns: Sequence[Column], rows: Sequence[Condition], ask: Any) -> Grid:
+        header = ["", *(self._title(column) for column in columns)]
+        cells = [[_words(each), *(self._told(each, column, ask) for column in columns)] for each in rows]
+        return Grid(
+            title, header, cells, "± half of the 95 % Student-t interval over repetitions; none of a single one"
+        )
+
+    def _told(self, condition: Condition, column: Column, ask: Any) -> str:
+        """Return a number in words, and how many of its repetitions made it where some have none."""
+        made, there = ask(condition, column), len(self.numbers.get((_name(condition), column), {}))
+        return self._shown(column, made) + (f" ({made.count} of {there})" if 0 < made.count < there else "")
+
+    def _equal(self, columns: Sequence[Column], others: Sequence[Condition]) -> list[Grid]:
+        """Return a table for every kind of cost; runs that differ only in length are one course, and one row."""
+        found = []
+        courses = list({_name(_less(each)): each for each in others}.values())
+        for by in get_args(Cost):
+            rows = []
+            for each in courses:
+                there = [self.at_equal(each, column, by) for column in columns]
+                cells = [self._shown(column, made) for column, (_, made) in zip(columns, there, strict=True)]
+                rows.append([_words(_less(each)), f"{there[0][0]:.4g}" if there else "", *cells])
+            header = ["", by, *(self._title(column) for column in columns)]
+            found.append(Grid(f"difference at equal {by}", header, rows, "at the largest cost that both came to"))
+        return found
+
+    def _title(self, column: Column) -> str:
+        measure, on, _ = column
+        return f"{measure}{'' if on == TRAINING else f', {on}'}{' %' if self.facts[column].percent else ''}"
+
+    def _shown(self, column: Column, made: Interval) -> str:
+        return "" if math.isnan(made.number) else with_error(Value(made.number, made.half), self.facts[column].percent)
+
+
+def _name(condition: Condition) -> str:
+    return json.dumps(condition, sort_keys=True, default=str)
+
+
+def _less(condition: Condition) -> dict[str, Any]:
+    return {name: value for name, value in condition.items() if name != LENGTH}
+
+
+def _words(condition: Condition) -> str:
+    return ", ".join(f"{name}={value}" for name, value in condition.items()) or "base"

@@ -1,0 +1,161 @@
+"""What a study will cost before it is run: passes from its recipes, time from runs that are finished or a few steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from plateaux.config.builders.data import split_of
+from plateaux.config.builders.model import NOTHING_GIVEN, Given, data_of, method_of
+from plateaux.config.recipe import Recipe, fingerprint
+from plateaux.core import registry
+from plateaux.core.errors import PlateauxError
+from plateaux.core.runtime import cores
+from plateaux.data.sources import Data
+from plateaux.evaluation.evaluator import MEMBERS_MEAN
+from plateaux.evaluation.splits import targets
+from plateaux.loss_landscape.probe_specs import probes_named
+from plateaux.storage.run import Progress, Run, facts_of
+from plateaux.storage.store import Store
+from plateaux.studies.runner import Conduct
+from plateaux.studies.study import Study, Task
+from plateaux.training.autotune import pace
+from plateaux.training.cost import passes_of
+
+FORWARD = 1 / 3  # of a pass
+CANDIDATES = (
+    {"precision": "fp32", "memory_format": "contiguous"},
+    {"precision": "bf16", "memory_format": "channels_last"},
+)  # for what is left to the machine
+
+
+@dataclass(frozen=True, slots=True)
+class Reckoned:
+    """One run of a study, and what is left to do of it."""
+
+    run: str
+    conditions: tuple[str, ...]
+    state: Literal["done", "begun", "missing"]
+    members: int
+    epochs: int
+    passes: float  # over the training samples, of all members, still to be trained
+    measuring: float  # samples' passes still to be measured
+    seconds: float
+    begins_from: str | None = None
+
+
+class Reckoning:
+    """Reckons a study; what it has timed or read once it does not time or read again."""
+
+    def __init__(self, conduct: Conduct) -> None:
+        self.conduct = conduct
+        self.data: dict[str, Data] = {}
+        self.paces: dict[str, float] = {}
+
+    def all(self) -> list[Reckoned]:
+        """Return every run of the study with what is left to do of it; nothing is trained and nothing written."""
+        missing = {task.folder for task, _ in self.conduct.missing()}
+        return [self.one(task, task.folder in missing) for task in self.conduct.tasks if self._wanted(task)]
+
+    def one(self, task: Task, missing: bool) -> Reckoned:
+        """Reckon one run."""
+        recipe, words = task.recipe, tuple(str(plan) for plan in task.planned)
+        if not missing:
+            return Reckoned(task.folder, words, "done", recipe.members, recipe.train.epochs, 0.0, 0.0, 0.0)
+        standing = self._standing(task)
+        begun = any(each != Progress() for each in standing)
+        start = 0 if begun else self._span(task)
+        passes = sum(self._left(recipe, number, each, start) for number, each in enumerate(standing))
+        measuring = recipe.members * measuring_of(self.conduct.study, recipe, self._data(recipe), self.conduct.given)
+        samples = len(split_of(recipe, self._data(recipe))[0])
+        at_once = min(self.conduct.trained(task).executor.processes, recipe.members, cores())
+        seconds = (passes * samples / at_once + measuring) / self._pace(recipe, samples)
+        state: Literal["begun", "missing"] = "begun" if begun else "missing"
+        left = (recipe.members, recipe.train.epochs, passes, measuring, seconds)
+        return Reckoned(task.folder, words, state, *left, task.span if start else None)
+
+    def _wanted(self, task: Task) -> bool:
+        return any(plan.run in self.conduct.wanted for plan in task.planned)
+
+    def _left(self, recipe: Recipe, number: int, progress: Progress, start: int) -> float:
+        if progress.finished:
+            return 0.0
+        given = self.conduct.given
+        before = passes_of(recipe, number, epochs=max(progress.epoch, start), given=given)
+        return passes_of(recipe, number, given=given) - before
+
+    def _standing(self, task: Task) -> list[Progress]:
+        root = self.conduct.root / "runs" / task.folder
+        if not Store(root).has("run.json"):
+            return [Progress()] * task.recipe.members
+        run = Run.open(root)
+        return [run.progress(number) for number in range(task.recipe.members)]
+
+    def _span(self, task: Task) -> int:
+        """Return the epochs that another run of the study trains for this one."""
+        lender = next((each for each in self.conduct.tasks if each.folder == task.span), None)
+        if lender is None:
+            return 0
+        rendezvous = method_of(lender.recipe, 0, self.conduct.given).rendezvous
+        assert rendezvous is not None
+        return rendezvous.after[0]
+
+    def _data(self, recipe: Recipe) -> Data:
+        name = fingerprint(recipe.to_dict()["data"])
+        if name not in self.data:
+            self.data[name] = data_of(recipe, self.conduct.given)
+        return self.data[name]
+
+    def _pace(self, recipe: Recipe, samples: int) -> float:
+        """Return how many samples' passes a second a member makes: as runs with that network did, or by trying."""
+        kind = _kind(recipe.to_dict())
+        if kind not in self.paces:
+            self.paces[kind] = self._found(kind, samples) or self._tried(recipe)
+        return self.paces[kind]
+
+    def _found(self, kind: str, samples: int) -> float | None:
+        for entry in self.conduct.results().get("runs", {}).values():
+            cost = entry["costs"].get(MEMBERS_MEAN)
+            if cost and cost["seconds"] > 0 and _kind(entry["recipe"]) == kind:
+                return float(cost["passes"] * samples / cost["seconds"])
+        return None
+
+    def _tried(self, recipe: Recipe) -> float:
+        """Return the pace of plain descent; of what is left to the machine, that of the faster candidate."""
+        tree = recipe.to_dict()
+        train = tree["train"]
+        found = []
+        for candidate in CANDIDATES:
+            auto = {name: value for name, value in candidate.items() if train[name] == "auto"}
+            plain = {**tree, "method": {"name": "deep_ensemble"}, "train": {**train, **auto}}
+            found.append(pace(Recipe.from_dict(plain), self.conduct.given))
+            if not auto:
+                break
+        return max(found)
+
+
+def measuring_of(study: Study, recipe: Recipe, data: Data, given: Given = NOTHING_GIVEN) -> float:
+    """Return how many samples' passes it takes to measure one member; making corrupted images is not counted."""
+    asked, looked = study.measure, study.landscape
+    words = [*(asked.on if asked.measures else ()), *asked.corruptions]
+    found = 0.0
+    for target in targets(recipe, facts_of(data), words):
+        there = len(data.train) if target.of in ("train", "validation") else len(data.test)
+        found += FORWARD * min(target.first or there, there)
+    for name in (name for words in asked.ood for name in words.partition("=")[2].split(",") if name):
+        found += FORWARD * _elsewhere(name, len(data.test))
+    probes = probes_named(looked.probes, allow=given.allow)
+    return found + sum(probe.passes(looked.samples or probe.samples) for probe in probes.values())
+
+
+def _elsewhere(name: str, usual: int) -> int:
+    """Return how many samples another set has; where that cannot be told, as many as the run's own."""
+    try:
+        return len(registry.dataset.get(name)().test)
+    except PlateauxError:
+        return usual
+
+
+def _kind(recipe: Mapping[str, Any]) -> str:
+    return fingerprint({name: recipe[name] for name in ("model", "data", "loss", "optimizer")})

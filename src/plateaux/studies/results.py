@@ -1,0 +1,166 @@
+"""Findings: every number of a run or of a study as one flat record, with all that tells it apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from plateaux.config.builders.model import NOTHING_GIVEN, Given
+from plateaux.config.specs import measures_named
+from plateaux.core.errors import PlateauxError, RunError
+from plateaux.core.types import Value
+from plateaux.evaluation.evaluator import MEMBERS_MEAN
+from plateaux.evaluation.results import Measurement
+from plateaux.evaluation.robustness import robustness
+from plateaux.storage.run import Run
+from plateaux.storage.store import Store
+from plateaux.training.cost import Cost, spent
+
+RESULTS = "results.json"
+FORMAT = 1
+COSTS = ("epochs", "passes", "seconds")
+TRAINING = "training"  # what costs are measured on
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One number of one run, with all that tells it apart."""
+
+    run: str
+    condition: Mapping[str, Any]  # factor -> value, such as {"method": "sam", "rho": 0.05, "width": 16}
+    repetition: int
+    measure: str
+    on: str
+    row: str
+    number: float
+    error: float | None
+    draws: float | None
+    better: str
+    percent: bool
+
+
+def findings_of_run(run: Run, condition: Mapping[str, Any] = NOTHING, repetition: int = 0) -> list[Finding]:
+    """Return everything that was measured of a run's members as they are now, and what they cost."""
+    found = _kept(run)
+    found += robustness(found)
+    trees = [stored(each) for each in found]
+    return list(_findings(str(run.store.root), condition, repetition, trees, costs_of(run)))
+
+
+def findings_of_study(path: str | Path) -> list[Finding]:
+    """Return everything that was measured in a study: from its folder, or from its `results.json` alone."""
+    results = read_results(path)
+    if not results:
+        raise RunError(f"{path} holds no {RESULTS}: it is no study folder, or none of its runs is finished yet")
+    found: list[Finding] = []
+    for each in results["conditions"]:
+        entry = results["runs"].get(each["run"])
+        if entry and results.get("asked") in (None, entry.get("asked")):  # else it answers what was asked before
+            where = (str(each["run"]), each["condition"], int(each["repetition"]))
+            found += _findings(*where, entry["measurements"], entry["costs"])
+    return found
+
+
+def read_results(path: str | Path) -> dict[str, Any]:
+    """Return what a study has written down so far; nothing, if it has not begun."""
+    file = Path(path)
+    folder, name = (file.parent, file.name) if file.is_file() else (file, RESULTS)
+    store = Store(folder)
+    if not store.has(name):
+        return {}
+    found = store.get_json(name)
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        given = found.get("format") if isinstance(found, dict) else None
+        raise RunError(f"{folder / name} has format {given!r}; this version of Plateaux reads format {FORMAT}")
+    return found
+
+
+def stored(found: Measurement) -> dict[str, Any]:
+    """Return a measurement as a study keeps it."""
+    return {**found.to_dict(), "percent": found.percent}
+
+
+def costs_of(run: Run, members: int | None = None, given: Given = NOTHING_GIVEN) -> dict[str, dict[str, float]]:
+    """Return what the members of a run, or the first so many, have cost, by row."""
+    try:
+        each = {f"member {number}": spent(run, number, given) for number in range(members or run.recipe.members)}
+    except PlateauxError:  # a method from outside that nobody allowed: a run from a stranger is data
+        return {}
+    mean = Cost(*(sum(getattr(cost, by) for cost in each.values()) / len(each) for by in COSTS))
+    return {row: asdict(cost) for row, cost in {**each, MEMBERS_MEAN: mean}.items()}
+
+
+def _findings(
+    run: str,
+    condition: Mapping[str, Any],
+    repetition: int,
+    measurements: Iterable[Mapping[str, Any]],
+    costs: Mapping[str, Mapping[str, float]],
+) -> Iterator[Finding]:
+    for tree in measurements:
+        name = str(tree["measure"])
+        percent = bool(tree["percent"]) if "percent" in tree else _in_percent(name)
+        for row, value in tree["rows"].items():
+            number = float("nan") if value["value"] is None else float(value["value"])
+            errors = (value["error"], value.get("draws"))
+            yield Finding(
+                run, condition, repetition, name, str(tree["on"]), row, number, *errors, str(tree["better"]), percent
+            )
+    for row, cost in costs.items():
+        for by in COSTS:
+            yield Finding(run, condition, repetition, by, TRAINING, row, cost[by], None, None, "lower", False)
+
+
+def _kept(run: Run) -> list[Measurement]:
+    """Return the measurements in a run folder that are about its members' weights, one for each question.
+
+    Where several answer, that of most members counts, then one under the usual conditions, then of most samples.
+    """
+    now = _hashes(run)
+    best: dict[tuple[str, str], Measurement] = {}
+    for name in run.store.names("measures"):
+        found = _measurement(run.store.get_json(name))
+        if any(now.get(member, hash_) != hash_ for member, hash_ in found.hashes.items()):
+            continue
+        key = found.measure, found.on
+        if key not in best or _weight(found) > _weight(best[key]):
+            best[key] = found
+    return list(best.values())
+
+
+def _weight(found: Measurement) -> tuple[int, bool, int]:
+    varied = found.data.get("augmentation", "none") != "none"
+    usual = found.data.get("batchnorm") != "train" and not found.data.get("unit_logits") and not varied
+    return len(found.hashes), usual, int(found.data.get("samples", 0))
+
+
+def _hashes(run: Run) -> dict[str, str]:
+    """Return the hashes of the weights that are there; where they were dropped, nothing is known to be out of date."""
+    there = [n for n, each in enumerate(run.all_progress()) if each.weights and run.store.has(each.weights)]
+    return {f"member {number}": run.weights_hash(number) for number in there}
+
+
+def _measurement(tree: Mapping[str, Any]) -> Measurement:
+    nan = float("nan")
+    rows = {
+        row: Value(nan if each["value"] is None else each["value"], each["error"], each.get("draws"))
+        for row, each in tree["rows"].items()
+    }
+    facts = (tree["better"], tree["weights"], tree["data"], tree["hashes"], tree["asks"])
+    return Measurement(
+        tree["measure"], tree["on"], rows, *facts, _in_percent(tree["measure"]), tree.get("convention", "")
+    )
+
+
+@lru_cache(maxsize=256)
+def _in_percent(measure: str) -> bool:
+    """Say whether a measure is shown in percent, by its name."""
+    try:
+        return measures_named([measure.removesuffix(" by size")])[measure.removesuffix(" by size")].percent
+    except (PlateauxError, KeyError):  # a probe, a sum of others, or a measure from outside
+        return False

@@ -1,0 +1,273 @@
+"""Carry out a study: train what is missing, measure it, and write it down run by run.
+
+results.json      every number of every finished run: this file alone carries them to another machine
+chosen.json       what the machine chose, once for the whole study
+runs/<hash>/      run folders, named by all that determines their members
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from plateaux.config.builders.model import NOTHING_GIVEN, Given, data_of
+from plateaux.config.recipe import Recipe, fingerprint
+from plateaux.config.specs import measures_named
+from plateaux.core.errors import Diverged, RunError
+from plateaux.core.formatting import duration
+from plateaux.core.method import Tell
+from plateaux.evaluation.evaluate import evaluate
+from plateaux.evaluation.ood import detect, suites_named
+from plateaux.evaluation.results import Measurement
+from plateaux.evaluation.robustness import robustness
+from plateaux.evaluation.splits import elsewhere, one_target, targets
+from plateaux.loss_landscape.probe_specs import probes_named
+from plateaux.loss_landscape.run_probes import landscape
+from plateaux.storage.run import Run, environment, facts_of
+from plateaux.storage.store import Store
+from plateaux.studies.results import FORMAT, RESULTS, costs_of, read_results, stored
+from plateaux.studies.study import Planned, Study, Task, planned, tasks
+from plateaux.training.autotune import choose
+from plateaux.training.cost import passes_of
+from plateaux.training.train import check, train
+
+CHOSEN = "chosen.json"
+PATIENCE = 600.0  # seconds to wait for another process at the same study, which writes or chooses
+
+
+class Conduct:
+    """A study and the folder it is carried out in."""
+
+    def __init__(
+        self,
+        study: Study,
+        root: str | Path,
+        *,
+        given: Given = NOTHING_GIVEN,
+        only: str = "*",
+        executor: Mapping[str, Any] | None = None,
+        tell: Tell = lambda _: None,
+        say: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self.study, self.root, self.given = study, Path(root), given
+        self.executor, self.tell, self.say = dict(executor or {}), tell, say
+        self.store = Store(self.root)
+        self.plans = planned(study, given)
+        self.tasks = tasks(self.plans, given)
+        self.wanted = {each.run for each in self.plans if fnmatch(str(each), only)}
+
+    def go(self) -> dict[str, Any]:
+        """Train and measure what is missing and return all results; a run that diverges does not hold up the others."""
+        self.check()
+        self.write({})
+        problems: list[str] = []
+        missing, begun, done = self.missing(), time.monotonic(), 0.0
+        for place, (task, asked) in enumerate(missing, start=1):
+            results = self.results()
+            todo = [plan for plan in asked if not self.done(plan, results)]  # others may be at the same study
+            if not todo:
+                continue
+            self.say(f"run {place} of {len(missing)}: {todo[0]}{self._left(missing[place - 1 :], begun, done)}")
+            try:
+                self.carry_out(task, todo)
+            except Diverged as problem:
+                problems.append(f"{todo[0]}: {problem}")
+                self.say(problems[-1])
+            done += self._weight(task)
+        self._tidy()  # what a kill has left
+        if problems:
+            raise Diverged("Some runs diverged; the others are finished:\n  " + "\n  ".join(problems))
+        return self.results()
+
+    def check(self) -> None:
+        """Refuse what cannot be carried out before anything is written."""
+        for task in self.tasks:
+            check(self.trained(task), self.given)
+        wanted = (*self.study.measure.measures, *self.study.measure.under_corruption)
+        measures_named(wanted, allow=self.given.allow)
+        probes_named(self.study.landscape.probes, allow=self.given.allow)
+        for recipe in {fingerprint(task.recipe.to_dict()["data"]): task.recipe for task in self.tasks}.values():
+            self._check_samples(recipe)
+
+    def _check_samples(self, recipe: Recipe) -> None:
+        asked, looked = self.study.measure, self.study.landscape
+        facts = facts_of(data_of(recipe, self.given))
+        targets(recipe, facts, [*(asked.on if asked.measures else ()), *asked.corruptions])
+        if looked.probes:
+            one_target(recipe, facts, looked.on)
+        suites, _ = suites_named(asked.ood, facts["name"])
+        for name in dict.fromkeys(name for names in suites.values() for name in names):
+            elsewhere(name, "", self.given)
+
+    def missing(self) -> list[tuple[Task, list[Planned]]]:
+        """Return the runs that have numbers to give that are not there yet, in the order they are to be made."""
+        results = self.results()
+        found = []
+        for task in self.tasks:
+            todo = {p.run: p for p in reversed(task.planned) if p.run in self.wanted and not self.done(p, results)}
+            if todo:
+                found.append((task, list(todo.values())[::-1]))
+        return found
+
+    def done(self, plan: Planned, results: Mapping[str, Any]) -> bool:
+        """Say whether everything that is asked of a condition is written down."""
+        entry = results.get("runs", {}).get(plan.run)
+        return entry is not None and entry["asked"] == self.study.asked()
+
+    def carry_out(self, task: Task, todo: Sequence[Planned]) -> None:
+        """Train one run as far as it is missing, and write down the numbers of the conditions it serves."""
+        root = self.root / "runs" / task.folder
+        recipe = self._chosen(self.trained(task))
+        self._begin_again(root)
+        self._train(recipe, root, self._lender(task))
+        for plan in todo:
+            found = self._measured(root, plan.recipe.members)
+            self.write({plan.run: self._entry(root, plan, found)})
+        self._tidy()
+
+    def trained(self, task: Task) -> Recipe:
+        """Return the recipe a run is trained by: a lender keeps its state at the meeting."""
+        recipe = task.recipe.changed(executor=self.executor) if self.executor else task.recipe
+        return recipe.changed(run={"keep_resume": "last"}) if task.lends else recipe
+
+    def results(self) -> dict[str, Any]:
+        """Return what is written down so far."""
+        return read_results(self.root)
+
+    def write(self, entries: Mapping[str, Any]) -> None:
+        """Add runs to what is written down; nobody else's are lost."""
+        with self.store.lock("runs", patience=PATIENCE):
+            runs = {**self.results().get("runs", {}), **entries}
+            conditions = [
+                {"condition": dict(p.condition), "repetition": p.repetition, "run": p.run} for p in self.plans
+            ]
+            whole = {"format": FORMAT, "study": self.study.model_dump(mode="json"), "asked": self.study.asked()}
+            whole |= {"conditions": conditions, "runs": runs}
+            self.store.put(RESULTS, (json.dumps(whole, allow_nan=False) + "\n").encode())
+
+    def _train(self, recipe: Recipe, root: Path, span: Path | None) -> None:
+        if recipe.executor.name != "mesh":
+            train(recipe, root, given=self.given, tell=self.tell, span=span)
+            return
+        name = f"recipes/{root.name}.toml"
+        self.store.put(name, recipe.to_toml().encode())
+        words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+        words += [str(recipe.executor.processes), "-m", "plateaux", "train", str(self.root / name), "--out", str(root)]
+        words += ["--no-measure", *(["--span-from", str(span)] if span else [])]
+        words += [word for module in self.given.allow for word in ("--allow", module)]
+        if code := subprocess.call(words, stdout=subprocess.DEVNULL):
+            raise RunError(f"The mesh that trained {root} ended with exit code {code}; run the same command again")
+
+    def _chosen(self, recipe: Recipe) -> Recipe:
+        """Return the recipe with what the machine chose: once for all runs that differ only in method and seed.
+
+        Runs that are compared must not differ in precision, and those that share a span cannot.
+        """
+        if "auto" not in (recipe.train.precision, recipe.train.memory_format):
+            return recipe
+        alike = {name: part for name, part in recipe.determining().items() if name not in ("method", "seed")}
+        name = fingerprint(alike)
+        with self.store.lock("runs", patience=PATIENCE):
+            known = self.store.get_json(CHOSEN) if self.store.has(CHOSEN) else {}
+            if name not in known:
+                known[name] = choose(recipe, self.given, self.tell)
+                self.store.put_json(CHOSEN, known)
+        return recipe.changed(train={part: known[name][part] for part in ("precision", "memory_format")})
+
+    def _lender(self, task: Task) -> Path | None:
+        """Return the run to begin from, where it has come to its meeting and its state is kept."""
+        root = self.root / "runs" / str(task.span)
+        if task.span is None or not Store(root).has("run.json"):
+            return None
+        other = Run.open(root)
+        return root if all(each.met for each in other.all_progress()) else None
+
+    def _begin_again(self, root: Path) -> None:
+        """Forget members whose weights were dropped: something is asked of them that was not asked before."""
+        if not Store(root).has("run.json"):
+            return
+        run = Run.open(root)
+        for number, progress in enumerate(run.all_progress()):
+            if progress.weights is not None and progress.finished and not run.store.has(progress.weights):
+                self.say(f"member {number} of {root.name} is trained again: its weights were dropped")
+                for name in run.store.names(f"members/{number}"):
+                    run.store.delete(name)
+
+    def _measured(self, root: Path, members: int) -> list[Measurement]:
+        asked, looked = self.study.measure, self.study.landscape
+        some = list(range(members)) if members < Run.open(root).recipe.members else None
+        walk: dict[str, Any] = {"members": some, "given": self.given, "say": self.say}
+        found = (
+            evaluate(root, on=asked.on, measures=asked.measures, sizes=asked.sizes, **walk) if asked.measures else []
+        )
+        if asked.corruptions:
+            options = {"measures": asked.under_corruption, "cache": asked.cache, "keep": "no", **walk}
+            found += evaluate(root, on=asked.corruptions, **options)
+        found += robustness(found)
+        if asked.ood:
+            suites, by_name = suites_named(asked.ood, Run.open(root).about["data"]["name"])
+            found += detect(root, suites, skip_missing=by_name, **walk)
+        if looked.probes:
+            options = {"on": looked.on, "samples": looked.samples, "batchnorm": looked.batchnorm, **walk}
+            found += landscape(root, probes=looked.probes, **options)
+        return found
+
+    def _entry(self, root: Path, plan: Planned, found: Sequence[Measurement]) -> dict[str, Any]:
+        run = Run.open(root)
+        members = range(plan.recipe.members)
+        course = {f"member {n}": [_numbers(line) for line in run.log(n) if "train loss" in line] for n in members}
+        return {
+            "folder": f"runs/{plan.folder}",
+            "members": plan.recipe.members,
+            "asked": self.study.asked(),
+            "recipe": run.as_trained().changed(members=plan.recipe.members).to_dict(),
+            "environment": environment(),
+            "measurements": [stored(each) for each in found],
+            "costs": costs_of(run, plan.recipe.members, self.given),
+            "course": course,
+        }
+
+    def _tidy(self) -> None:
+        """Delete states that no run will begin from any more, and weights that nothing more is asked of."""
+        results = self.results()
+        left = {task.span for task in self.tasks if not all(self.done(p, results) for p in task.planned)}
+        for task in self.tasks:
+            root = self.root / "runs" / task.folder
+            if not Store(root).has("run.json") or not all(self.done(p, results) for p in task.planned):
+                continue
+            run = Run.open(root)
+            if task.lends and task.folder not in left and task.recipe.run.keep_resume == "none":
+                for number, progress in enumerate(run.all_progress()):
+                    run.commit(number, replace(progress, states=(), met=None))
+            if not self.study.keep_weights:
+                _drop(run)
+
+    def _left(self, missing: Sequence[tuple[Task, Any]], begun: float, done: float) -> str:
+        """Return how long what is left will take, by how long went into what is done."""
+        if not done:
+            return ""
+        more = sum(self._weight(task) for task, _ in missing)
+        return f"; about {duration((time.monotonic() - begun) * more / done)} left"
+
+    def _weight(self, task: Task) -> float:
+        return sum(passes_of(task.recipe, number, given=self.given) for number in range(task.recipe.members))
+
+
+def _drop(run: Run) -> None:
+    """Delete what takes room, and leave what was measured and how training went."""
+    weights = [progress.weights for progress in run.all_progress() if progress.weights]
+    for name in [*weights, *run.store.names("predictions")]:
+        run.store.delete(name)
+
+
+def _numbers(line: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a line of a log as JSON knows it: what is no number is null."""
+    return {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in line.items()}

@@ -1,0 +1,83 @@
+"""Choices left to the machine: which precision and memory format train fastest here without losing the loss.
+
+Made once before the first step, written into the run, and never made again: a resume elsewhere must not choose
+differently.
+"""
+
+from __future__ import annotations
+
+import time
+from itertools import product
+from typing import Any
+
+import torch
+
+from plateaux.config.builders.data import feed_of, on_device, split_of
+from plateaux.config.builders.model import Given, executor_of, training_data
+from plateaux.config.recipe import Recipe
+from plateaux.core.method import Tell
+from plateaux.core.runtime import device_named, settle_in
+from plateaux.training.setup import learners_of, paces_of
+from plateaux.training.state import Way
+from plateaux.training.step import step
+
+STEPS = 50
+TOLERANCE = 0.02  # how far the loss over those steps may lie from fp32's
+
+
+def choose(recipe: Recipe, given: Given, tell: Tell, *, steps: int = STEPS) -> dict[str, Any]:
+    """Return the precision and memory format to train in, and what each candidate did; nothing if none is left open."""
+    open_to = ["fp32"] if recipe.executor.manner == "vmap" else ["fp32", "bf16"]  # vmap does not run under autocast
+    precisions = open_to if recipe.train.precision == "auto" else [recipe.train.precision]
+    formats = ["contiguous", "channels_last"] if recipe.train.memory_format == "auto" else [recipe.train.memory_format]
+    if "auto" not in (recipe.train.precision, recipe.train.memory_format):
+        return {}
+    if len(precisions) * len(formats) == 1:
+        return {"precision": precisions[0], "memory_format": formats[0], "tried": []}
+    settle_in(threads=recipe.executor.threads)
+    tried = []
+    for precision, memory_format in product(precisions, formats):
+        candidate = recipe.changed(train={"precision": precision, "memory_format": memory_format, "compile": False})
+        loss, rate = _try(candidate, given, steps)
+        tried.append({"precision": precision, "memory_format": memory_format, "loss": loss, "images_per_second": rate})
+        tell({"say": f"tried {precision}, {memory_format}: {rate:,.0f} images/s, loss {loss:.4f}"})
+    best = fastest(tried)
+    tell({"say": f"chose {best['precision']} and {best['memory_format']} for the life of this run"})
+    return {"precision": best["precision"], "memory_format": best["memory_format"], "tried": tried}
+
+
+def fastest(tried: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the fastest candidate whose loss lies within the tolerance of the first one's."""
+    honest = tried[0]["loss"]
+    sound = [each for each in tried[1:] if abs(each["loss"] - honest) <= TOLERANCE * abs(honest)]
+    return max([tried[0], *sound], key=lambda each: float(each["images_per_second"]))
+
+
+def pace(recipe: Recipe, given: Given, *, steps: int = 6) -> float:
+    """Return how many images a second one member trains, from a few steps that are forgotten."""
+    return _try(recipe, given, steps)[1]
+
+
+def _try(recipe: Recipe, given: Given, steps: int) -> tuple[float, float]:
+    """Return the mean loss over some steps of the first member, and images a second over the later half of them."""
+    device = device_named(recipe.executor.devices[0] if recipe.executor.devices else None)
+    data = on_device(training_data(recipe, given), device)
+    alone = recipe.changed(executor={"name": "local", "manner": "loop", "processes": 1})
+    ids, _ = split_of(alone, data)
+    feed = feed_of(alone, data, 0, shared=False, device=device, ids=ids)
+    executor = executor_of(alone, given)
+    learners = learners_of(alone, data, [0], executor, device=device, steps=feed.steps(), given=given)
+    way = Way(alone.train.precision, device, paces=paces_of(learners))
+    losses: list[torch.Tensor] = []
+    epoch, half, seen, clock = 0, steps // 2, 0, time.perf_counter()
+    while len(losses) < steps:
+        for batch in feed.epoch(epoch):
+            losses.append(step(executor, learners, [batch], way)[0].loss)
+            if len(losses) == half:
+                seen, clock = 0, time.perf_counter()
+            seen += len(batch)
+            if len(losses) == steps:
+                break
+        epoch += 1
+    rate = seen / (time.perf_counter() - clock)
+    return float(torch.stack(losses).mean()), rate

@@ -1,0 +1,36 @@
+"""An ensemble of averages: members are used at the moving average of their weights, not where their last step ended.
+
+Averaged weights give a network other activations than any step did, so BatchNorm's statistics are taken anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+
+from plateaux.core import tensor_tree as trees
+from plateaux.core.method import Forward
+from plateaux.core.types import Inputs
+from plateaux.ensembles.soup import reestimate
+from plateaux.training.state import Learner, stand_at
+
+
+@contextmanager
+def at_average(
+    learner: Learner, batches: Callable[[], Iterable[Inputs]], forward: Forward = nullcontext
+) -> Iterator[None]:
+    """Put a member at its moving average for a while, BatchNorm's statistics taken from batches; then put it back."""
+    average = learner.average
+    if average is None or not average.count:
+        yield
+        return
+    with stand_at(learner, {name: average.tree[name] for name in learner.params}):
+        trees.write(learner.buffers, {**learner.buffers, **average.tree})
+        reestimate(learner.module, batches(), forward)
+        yield
+
+
+def in_words(learner: Learner, epoch: int) -> str:
+    """Say which weights a member is used at once so many epochs are completed."""
+    count = 0 if learner.average is None else learner.average.count
+    return f"epoch {epoch}, the mean of the last {count} steps" if count else f"epoch {epoch}"

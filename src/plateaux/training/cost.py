@@ -1,0 +1,100 @@
+"""What training costs: epochs, passes over the training samples, seconds.
+
+A pass is one forward and one backward pass over every training sample. SAM takes two an epoch, so methods are compared
+at equal epochs, at equal passes and at equal time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from plateaux.config.builders.model import NOTHING_GIVEN, Given, method_of
+from plateaux.config.recipe import Recipe
+from plateaux.core.method import Ask, Moment, Update
+from plateaux.core.types import Tree
+from plateaux.storage.run import Run
+from plateaux.training.partition import summary_name
+
+BACKWARD = 2 / 3  # of a pass
+UNKNOWN_SHARE = 0.5  # of the samples a member is careful about, before its meeting
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What one member has cost."""
+
+    epochs: float
+    passes: float
+    seconds: float
+
+
+def spent(run: Run, number: int, given: Given = NOTHING_GIVEN) -> Cost:
+    """Return what a member of a run has cost until now.
+
+    Scoring for a meeting counts, as a pass and in seconds.
+    """
+    progress, met = run.progress(number), _meetings(run, number, given)
+    shares = {epoch: float(summary["share"][number] or 0.0) for epoch, summary in met.items()}
+    passes = passes_of(run.recipe, number, epochs=progress.epoch, shares=shares, given=given)
+    return Cost(progress.epoch, passes, progress.seconds)
+
+
+def passes_of(
+    recipe: Recipe,
+    number: int = 0,
+    *,
+    epochs: int | None = None,
+    shares: Mapping[int, float] | None = None,
+    given: Given = NOTHING_GIVEN,
+) -> float:
+    """Return how many passes a member takes; `shares` says of each meeting about what part it is careful then.
+
+    Scoring every sample at a meeting counts one pass.
+    """
+    method, size = method_of(recipe, number, given), recipe.data.batch
+    wanted = recipe.train.epochs if epochs is None else epochs
+    ends = [epoch for epoch in (method.rendezvous.after if method.rendezvous else ()) if epoch <= wanted]
+    drawn = recipe.data.bag or 1.0  # of all samples, in an epoch
+    found = drawn * (ends[0] if ends else wanted) * passes_a_step(method.update, size)
+    for begin, end in pairwise([*ends, wanted]):
+        share = (shares or {}).get(begin, UNKNOWN_SHARE)
+        careful = torch.arange(size) < round(share * size)
+        found += 1 + drawn * (end - begin) * passes_a_step(method.update, size, careful)
+    return found
+
+
+def passes_a_step(update: Update, size: int, careful: Tensor | None = None) -> float:
+    """Return how many passes over its batch an update takes."""
+    nothing: Tree = {"weight": torch.zeros(1)}
+    walk = update(nothing, Moment(size, lr=1.0, peak_lr=1.0, careful=careful))
+    found = 0.0
+    try:
+        asked = next(walk)
+        while True:
+            found += _pass(asked, size)
+            asked = walk.send(nothing if asked.agree is None else asked.agree)
+    except StopIteration:
+        return found
+
+
+def _pass(asked: Ask, size: int) -> float:
+    if asked.agree is not None:
+        return 0.0
+    if isinstance(asked.part, slice):
+        size_of_part = len(range(*asked.part.indices(size)))
+    else:
+        size_of_part = size if asked.part is None else len(asked.part)
+    return (BACKWARD if asked.again else 1.0) * size_of_part / size
+
+
+def _meetings(run: Run, number: int, given: Given) -> dict[int, Mapping[str, Any]]:
+    """Return the summaries of the meetings that were."""
+    rendezvous = method_of(run.recipe, number, given).rendezvous
+    names = {epoch: summary_name(epoch) for epoch in (rendezvous.after if rendezvous else ())}
+    return {epoch: run.store.get_json(name) for epoch, name in names.items() if run.store.has(name)}

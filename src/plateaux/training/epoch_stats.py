@@ -1,0 +1,51 @@
+"""One member on its course: how far it is, and what it has seen since it last wrote a line."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from plateaux.core.errors import Diverged
+from plateaux.core.method import finite
+from plateaux.data.loader import Feed
+from plateaux.storage.run import Progress
+from plateaux.training.state import Learner, Tally
+
+
+@dataclass(slots=True)
+class Runner:
+    """One member on the course: how far it is, and what it has seen since it last wrote a line."""
+
+    learner: Learner
+    feed: Feed
+    progress: Progress
+    loss: float = 0.0  # sum over the samples of this epoch so far
+    right: float = 0.0
+    seen: int = 0
+    lines: list[dict[str, Any]] = field(default_factory=list)
+    pending: list[tuple[Tally, int]] = field(default_factory=list)
+
+    def check(self, losses: Sequence[float], epoch: int, done: int) -> None:
+        """Refuse to go on with a loss or with weights that are no numbers."""
+        scaler = self.learner.scaler
+        if scaler is not None and scaler.factor > 1:
+            return  # an overflow under fp16 has skipped its step already
+        if not (all(map(math.isfinite, losses)) and finite(list(self.learner.params.values()))):
+            held = self.progress.states
+            where = (
+                f"its checkpoint of epoch {held[-1][0]}, step {held[-1][1]} is untouched"
+                if held
+                else "it has no checkpoint"
+            )
+            raise Diverged(
+                f"The loss of member {self.learner.number} is no number any more (epoch {epoch}, step {done}); "
+                f"{where}. "
+                'Try a smaller optimizer.lr, optimizer.clip, or train.precision = "fp32"'
+            )
+
+
+def plain(progress: Progress) -> dict[str, Any]:
+    """Return where a member stands as a state keeps it: a state does not name states."""
+    return {**{name: getattr(progress, name) for name in Progress.__slots__}, "states": ()}

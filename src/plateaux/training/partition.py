@@ -1,0 +1,226 @@
+"""A meeting: every member leaves its scores in the run folder, the decision is taken from there, all take notes.
+
+scores/<epoch>/<member>.safetensors    one number a training sample; below zero: not trained on
+notes/<epoch>/<member>.safetensors     one bit a training sample: whether to be careful about it
+notes/<epoch>/summary.json             shares, overlaps, rank correlations; written last: it makes the decision true
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from plateaux.config.builders.model import in_order
+from plateaux.config.recipe import Recipe
+from plateaux.core.errors import Diverged, RunError, Stopped
+from plateaux.core.method import Executor, Rendezvous, Tell, View
+from plateaux.core.types import Batch, key
+from plateaux.data.partition.masks import look_up, take_notes
+from plateaux.data.sources import Data
+from plateaux.evaluation.metric_loop import evaluating
+from plateaux.optim.grad_norms import batch_for
+from plateaux.storage.run import Run
+from plateaux.storage.store import Store
+from plateaux.training.planning import Meeting
+from plateaux.training.state import Learner
+
+CHUNK = 1 << 18  # samples of one member in memory while deciding
+BOUND = 1 << 30  # bytes that scoring one batch may take
+
+
+def meetings(run: Run, rendezvous: Rendezvous | None) -> list[Meeting]:
+    """Return the meetings of a run as its folder shows them."""
+    return [_meeting(run, epoch) for epoch in rendezvous.after] if rendezvous is not None else []
+
+
+def _meeting(run: Run, epoch: int) -> Meeting:
+    members = range(run.recipe.members)
+    scored = frozenset(n for n in members if run.store.has(scores_name(epoch, n)))
+    if not run.store.has(summary_name(epoch)):
+        return Meeting(epoch, scored)
+    summary = run.store.get_json(summary_name(epoch))
+    return Meeting(epoch, scored, summary["members"], frozenset(summary.get("without", ())))
+
+
+def scores_name(epoch: int, member: int) -> str:
+    return f"scores/{epoch}/{member}.safetensors"
+
+
+def notes_name(epoch: int, member: int) -> str:
+    return f"notes/{epoch}/{member}.safetensors"
+
+
+def summary_name(epoch: int) -> str:
+    return f"notes/{epoch}/summary.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Scorer:
+    """Scores the training samples for members that have come to a meeting."""
+
+    run: Run
+    data: Data
+    ids: Tensor  # of the training samples
+    executor: Executor
+    device: torch.device
+    tell: Tell = lambda _: None
+    stop: Callable[[], bool] = lambda: False  # asked after every batch: all processes get the same answer
+
+    def score(self, learners: Sequence[Learner], epoch: int) -> None:
+        """Leave the members' scores in the run folder; those that lie there are not made again."""
+        todo = [each for each in learners if not self.run.store.has(scores_name(epoch, each.number))]
+        if not self.executor.agree(int(bool(todo))):
+            return
+        numbers = ", ".join(str(each.number) for each in todo)
+        self.tell({"say": f"scoring {len(self.ids):,} samples for the meeting after epoch {epoch}: member {numbers}"})
+        found = {each.number: np.full(len(self.data.train), -1.0, dtype=np.float32) for each in todo}
+        begun, done, told = time.monotonic(), 0, 0.0
+        with evaluating([each.module for each in todo]):
+            for ids, batch in self._batches():
+                for learner in todo:
+                    found[learner.number][ids] = self._scores(learner, ids, batch)
+                done += len(ids)
+                if (now := time.monotonic()) - told > 0.5:
+                    told = now
+                    left = (len(self.ids) - done) * (now - begun) / done
+                    news = {"epoch": epoch, "epochs": self.run.recipe.train.epochs, "scored": done / len(self.ids)}
+                    for learner in todo:
+                        self.tell({"member": learner.number, **news, "left": left})
+                if self.stop():
+                    raise Stopped(
+                        f"Stopped while scoring at epoch {epoch}, with the checkpoint before it. "
+                        "Run the same command again to go on"
+                    )
+        for learner in todo:
+            self._write(learner, epoch, found[learner.number])
+
+    def _batches(self) -> Iterator[tuple[NDArray[np.int64], Batch]]:
+        """Yield the training samples as they are, in the order of their ids: all ids, and what is to be scored here."""
+        recipe, size = self.run.recipe, int(self.run.about["chosen"]["scoring_batch"])
+        batches = in_order(
+            recipe, self.data, self.data.train, self.ids, batch=size, device=self.device, shard=self.executor.shard
+        )
+        for ids, batch in zip(torch.split(self.ids.cpu(), size), batches, strict=True):
+            yield ids.numpy(), batch
+
+    def _scores(self, learner: Learner, ids: NDArray[np.int64], batch: Batch) -> NDArray[np.float32]:
+        """Return one member's scores of a whole batch, whoever worked on which of its samples."""
+        assert learner.method.rendezvous is not None
+        whole = torch.zeros(len(ids), dtype=torch.float64, device=self.device)
+        if len(batch):
+            mine = learner.method.rendezvous.offer(View(learner.module, own=learner.params), batch)
+            whole[self.executor.shard(len(ids))] = mine.detach().double()
+        scores = self.executor.average({"scores": whole})["scores"].float().cpu().numpy()
+        if not np.isfinite(scores).all():
+            bad = int(ids[~np.isfinite(scores)][0])
+            raise Diverged(
+                f"Member {learner.number} scores sample {bad} with no number. Try a smaller optimizer.lr, or look at "
+                "the sample"
+            )
+        return scores
+
+    def _write(self, learner: Learner, epoch: int, found: NDArray[np.float32]) -> None:
+        if not self.executor.writes():
+            return
+        rendezvous = learner.method.rendezvous
+        assert rendezvous is not None
+        about = {**_facts(self.run, epoch), "member": str(learner.number), "score": str(rendezvous.about.get("score"))}
+        name = scores_name(epoch, learner.number)
+        with self.run.store.array_writer(name, np.float32, len(found), about) as write:
+            write(found)
+
+
+def scoring_batch(recipe: Recipe, data: Data, module: nn.Module) -> int:
+    """Return how many samples are scored at once: what BOUND bytes hold."""
+    batch = next(in_order(recipe, data, data.train, torch.arange(min(2, len(data.train))), batch=2))
+    with evaluating([module]):
+        return batch_for(View(module), batch, bound=BOUND)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredScores:
+    """The scores of all members as they lie in the run folder."""
+
+    store: Store
+    epoch: int
+    numbers: Sequence[int]
+    samples: int
+    key: int
+
+    @property
+    def members(self) -> int:
+        return len(self.numbers)
+
+    def chunks(self) -> Iterator[NDArray[np.float32]]:
+        names = [scores_name(self.epoch, number) for number in self.numbers]
+        for rows in zip(*(self.store.array_chunks(name, CHUNK) for name in names), strict=True):
+            yield np.stack(rows)
+
+
+def decide(
+    run: Run, rendezvous: Rendezvous, epoch: int, tell: Tell = lambda _: None, *, members: Sequence[int] | None = None
+) -> None:
+    """Take the decision of a meeting from the scores in the run folder, and write the notes of all who are there.
+
+    Should some be missing from `members`, the others go on without them, for good; the summary says so.
+    """
+    everyone, samples = range(run.recipe.members), int(run.about["data"]["train"]["samples"])
+    members = everyone if members is None else members
+    for member in members:
+        _check(run, scores_name(epoch, member), samples)
+    scores = StoredScores(run.store, epoch, members, samples, key(run.recipe.seed, "meeting", epoch))
+    about = {**_facts(run, epoch), **{name: str(value) for name, value in rendezvous.about.items()}}
+    length = -(-samples // 8)
+    with ExitStack() as files:
+        writers = [
+            files.enter_context(
+                run.store.array_writer(notes_name(epoch, member), np.uint8, length, {**about, "member": str(member)})
+            )
+            for member in members
+        ]
+        found = take_notes(scores, rendezvous.decide, writers)
+    without = sorted(set(everyone) - set(members))
+    lacks = {"without": without} if without else {}
+    run.store.put_json(
+        summary_name(epoch), {"members": len(everyone), **lacks, "epoch": epoch, **rendezvous.about, **found}
+    )
+    shares = ", ".join(f"{100 * (share or 0):.1f} %" for share in found["share"])
+    words = f" (without {', '.join(f'member {number}' for number in without)}, for good)" if without else ""
+    tell({"say": f"met after epoch {epoch}{words}: members are careful about {shares} of the samples"})
+
+
+def notes_of(run: Run, rendezvous: Rendezvous | None, member: int, epoch: int) -> Callable[[Tensor], Tensor] | None:
+    """Return the notes a member holds once `epoch` epochs are completed; none before its first meeting."""
+    met = [each for each in rendezvous.after if each <= epoch] if rendezvous is not None else []
+    if not met:
+        return None
+    samples = int(run.about["data"]["train"]["samples"])
+    bits = _check(run, notes_name(met[-1], member), -(-samples // 8))
+    return partial(look_up, bits)
+
+
+def _facts(run: Run, epoch: int) -> dict[str, str]:
+    train = run.about["data"]["train"]
+    return {"fingerprint": str(train["fingerprint"]), "samples": str(train["samples"]), "epoch": str(epoch)}
+
+
+def _check(run: Run, name: str, length: int) -> NDArray[Any]:
+    """Return an array of a meeting, mapped; refuse one that is about other samples."""
+    about, values = run.store.array(name)
+    mine = _facts(run, 0)["fingerprint"]
+    if about.get("fingerprint") != mine or len(values) != length:
+        raise RunError(
+            f"{run.store.root / name} is about other samples: data fingerprint {about.get('fingerprint')}, "
+            f"{len(values)} entries; this run has {mine}, {length} entries. Put back what belongs to this run, or "
+            "start again in another --out"
+        )
+    return values

@@ -1,0 +1,149 @@
+"""What is missing: a pure function from a recipe and where its members stand to the jobs still to be done.
+
+Nobody waits inside a job, and restarting anything is planning again. A meeting ends jobs and starts others: every
+member trains to it and leaves its scores, one job decides, and every member goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from plateaux.config.recipe import Recipe
+from plateaux.core.errors import RunError
+from plateaux.storage.run import Progress
+
+Position = tuple[int, int]  # completed epochs, completed steps of the next one
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """A meeting as the run folder shows it."""
+
+    epoch: int  # completed epochs at which members meet
+    scored: frozenset[int] = frozenset()  # members whose scores are there
+    decided: int | None = None  # for how many members it was decided
+    without: frozenset[int] = frozenset()  # those of them that were given up, and have no part in the run any more
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A span of work for one member or group: small data that any process can carry out, harmless if done twice."""
+
+    members: tuple[int, ...]
+    start: Position
+    stop: int  # epochs completed at its end
+    kind: Literal["train", "decide"] = "train"
+    attempt: int = 0  # how often it was begun before
+
+    def __str__(self) -> str:
+        who = ("member " if len(self.members) == 1 else "members ") + ", ".join(map(str, self.members))
+        if self.kind == "decide":
+            return f"decide for {who} at epoch {self.stop}"
+        if self.start == (self.stop, 0):
+            return f"score by {who} at epoch {self.stop}"
+        at = f"epoch {self.start[0]}" + (f", step {self.start[1]}" if self.start[1] else "")
+        return f"train {who} from {at} to epoch {self.stop}"
+
+
+def plan(
+    recipe: Recipe,
+    progress: Sequence[Progress],
+    *,
+    joint: bool = False,
+    in_turn: bool = False,
+    meetings: Sequence[Meeting] = (),
+    without: Collection[int] = (),
+) -> list[Job]:
+    """Return the jobs that are missing, those that began first first.
+
+    Members that see each other go on together from the last place all of them have kept. Others go on alone, or side by
+    side where they stand at the same place and one process holds them. Nobody goes past a meeting that is not decided.
+    Members in turn begin when all before them have finished: the plan is then about one of them.
+    Members in `without` are given up for now; a meeting goes ahead without them where the recipe's min_members lets it.
+    """
+    absent = {*without, *(number for meeting in meetings for number in meeting.without)}
+    missing = [number for number, each in enumerate(progress) if not each.finished and number not in absent]
+    if all(each.finished for each in progress):
+        return []
+    if in_turn:
+        first = next(number for number, each in enumerate(progress) if not each.finished)
+        missing = [first] if first in missing else []
+    ahead = _next(recipe, progress, meetings)
+    if ahead is not None:
+        missing = [n for n in missing if progress[n].position < (ahead.epoch, 0) or n not in ahead.scored]
+        if not missing:
+            there = tuple(sorted(ahead.scored - absent))
+            enough = recipe.run.min_members if absent else len(progress)
+            able = enough is not None and len(there) >= enough
+            return [Job(there, (ahead.epoch, 0), ahead.epoch, "decide")] if able else []
+    if not missing:
+        return []
+    if joint:
+        if any(each.finished for each in progress) and any(not progress[n].states for n in missing):
+            raise RunError(
+                f"members of {recipe.method.name!r} learn together, so none can join those that have finished; "
+                "choose another --out for the larger ensemble"
+            )
+        place = _common(progress)
+        return [Job(tuple(range(len(progress))), place, _stop(recipe, place, meetings))]
+    if _alone(recipe):
+        groups: list[tuple[tuple[int, ...], Position]] = [((n,), progress[n].position) for n in missing]
+    else:
+        places = sorted({progress[number].position for number in missing}, reverse=True)
+        groups = [(tuple(n for n in missing if progress[n].position == place), place) for place in places]
+    return [Job(members, place, _stop(recipe, place, meetings)) for members, place in groups]
+
+
+def left_of(job: Job, progress: Mapping[int, Progress], *, joint: bool = False) -> Job | None:
+    """Return what is left of a job, where its members stand now; None: nothing. So it may be carried out twice."""
+    if job.kind == "decide" or not job.members:
+        return job
+    if joint:
+        place = _common([progress[number] for number in job.members])
+        return None if all(progress[n].finished for n in job.members) else replace(job, start=place)
+    members = tuple(number for number in job.members if not progress[number].finished)
+    places = {progress[number].position for number in members}
+    if len(places) != 1:  # those that stood side by side do not any more: another plan is needed, or nobody is left
+        return job if members else None
+    (place,) = places
+    return replace(job, members=members, start=place) if place <= (job.stop, 0) else None
+
+
+def _alone(recipe: Recipe) -> bool:
+    """Say whether independent members are jobs of their own, which may be carried out anywhere."""
+    here = recipe.executor.name == "local"
+    return recipe.executor.name == "ray" or (
+        here and (recipe.executor.manner == "parked" or recipe.executor.processes > 1)
+    )
+
+
+def _stop(recipe: Recipe, place: Position, meetings: Sequence[Meeting]) -> int:
+    """Return where a job from this place ends: at every meeting, for there members get new notes."""
+    ends = (m.epoch for m in meetings if place < (m.epoch, 0) or (place == (m.epoch, 0) and m.decided is None))
+    return next(ends, recipe.train.epochs)
+
+
+def _next(recipe: Recipe, progress: Sequence[Progress], meetings: Sequence[Meeting]) -> Meeting | None:
+    """Return the first meeting that is still to come."""
+    for meeting in meetings:
+        if meeting.decided is None:
+            passed = [n for n, each in enumerate(progress) if each.finished or each.position > (meeting.epoch, 0)]
+            if passed:
+                raise RunError(
+                    f"Member {passed[0]} has gone past the meeting after epoch {meeting.epoch}, but what was decided "
+                    "there is gone from the folder `notes`; put it back, or start again in another --out"
+                )
+            return meeting
+        if meeting.decided != len(progress):
+            raise RunError(
+                f"{meeting.decided} members of {recipe.method.name!r} have met after epoch {meeting.epoch}; the recipe "
+                f"now has {len(progress)}, and none can join or leave after a meeting. Choose another --out"
+            )
+    return None
+
+
+def _common(progress: Sequence[Progress]) -> Position:
+    kept = [{(epoch, step) for epoch, step, _ in each.states} | {(0, 0)} for each in progress]
+    return max(set.intersection(*kept))

@@ -1,0 +1,216 @@
+"""Members made ready to learn: built from a recipe, put back to where a checkpoint left them, parked on disk."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import nn
+
+from plateaux.config.builders.model import (
+    NOTHING_GIVEN,
+    Given,
+    kind_of,
+    method_of,
+    networks,
+    optimizer_of,
+    own_state,
+    schedule_of,
+    shared_names,
+)
+from plateaux.config.recipe import Recipe, own
+from plateaux.core.errors import RecipeError
+from plateaux.core.method import Executor
+from plateaux.core.runtime import FORMATS
+from plateaux.core.types import Tree
+from plateaux.data.sources import Data
+from plateaux.models.surgery import masks, stochastic
+from plateaux.optim.weight_averaging import Average
+from plateaux.storage.store import Store
+from plateaux.training.state import Learner, Pace, Scaler
+
+
+def learners_of(
+    recipe: Recipe,
+    data: Data,
+    numbers: Sequence[int],
+    executor: Executor,
+    *,
+    device: torch.device,
+    steps: int,
+    given: Given = NOTHING_GIVEN,
+) -> list[Learner]:
+    """Return some members as they are before their first step."""
+    modules = networks(recipe, data, numbers, given)
+    paces: dict[str, Pace] = {}
+    return [
+        _learner(recipe, number, module, executor, device=device, steps=steps, given=given, paces=paces)
+        for number, module in zip(numbers, modules, strict=True)
+    ]
+
+
+def paces_of(learners: Sequence[Learner]) -> tuple[Pace, ...]:
+    """Return the schedules that learners keep together, each once."""
+    return tuple({id(each.pace): each.pace for each in learners if each.pace is not None}.values())
+
+
+def _learner(
+    recipe: Recipe,
+    number: int,
+    module: nn.Module,
+    executor: Executor,
+    *,
+    device: torch.device,
+    steps: int,
+    given: Given,
+    paces: dict[str, Pace],
+) -> Learner:
+    own_part = recipe.of_member(number).optimizer
+    shared = shared_names(recipe, module)
+    executor.prepare(module)
+    module.to(device=device, memory_format=FORMATS[recipe.train.memory_format])  # type: ignore[call-overload]
+    module.train()
+    method = method_of(recipe, number, given)
+    if recipe.executor.manner == "vmap":
+        _refuse_under_vmap(recipe, module)
+        if not getattr(method.objective.offer, "batched", True):
+            warnings.warn(
+                f"what members of {recipe.method.name!r} offer cannot be stacked: they are looped", stacklevel=2
+            )
+    params: Tree = {n: p for n, p in module.named_parameters() if p.requires_grad and n not in shared}
+    zeros = masks(module)
+    buffers = {n: b for n, b in module.named_buffers() if n not in shared and n.removesuffix("_mask") not in zeros}
+    optimizer = optimizer_of(recipe, number, params)
+    pace = None if method.objective.present is None else _pace(recipe, number, params, optimizer, steps, paces)
+    schedule, every_step = schedule_of(recipe, optimizer, steps) if pace is None else (None, False)
+    return Learner(
+        number=number,
+        module=module,
+        method=method,
+        optimizer=optimizer,
+        params=params,
+        buffers=buffers,
+        peak_lr=float(own("optimizer.lr", own_part.lr, number, recipe.members)),
+        kind=kind_of(recipe, number, given),
+        schedule=schedule,
+        every_step=every_step,
+        pace=pace,
+        masks={name: mask for name, mask in zeros.items() if name in params},
+        clip=own("optimizer.clip", own_part.clip, number, recipe.members),
+        call=torch.compile(module) if recipe.train.compile and recipe.executor.manner != "vmap" else None,
+        scaler=Scaler() if recipe.train.precision == "fp16" else None,
+        average=None if recipe.train.average_from is None else Average(recipe.train.average_from),
+    )
+
+
+def _pace(
+    recipe: Recipe, number: int, params: Tree, optimizer: torch.optim.Optimizer, steps: int, known: dict[str, Pace]
+) -> Pace | None:
+    """Return the schedule of all members with the same rates to begin with."""
+    if not recipe.schedule:
+        return None
+    rates = repr([{name: v for name, v in group.items() if name != "params"} for group in optimizer.param_groups])
+    if rates not in known:
+        stand_ins = {name: nn.Parameter(torch.zeros([1] * param.ndim)) for name, param in params.items()}
+        leader = optimizer_of(recipe, number, dict(stand_ins))
+        known[rates] = Pace(leader, *schedule_of(recipe, leader, steps))
+    return known[rates]
+
+
+def _refuse_under_vmap(recipe: Recipe, module: nn.Module) -> None:
+    dropping = stochastic(module)
+    if dropping and recipe.train.randomness == "error":
+        raise RecipeError(
+            f"vmap cannot give every member its own dropout exactly as a loop does ({', '.join(dropping[:3])}). "
+            'Set executor.manner = "loop", or train.randomness = "different" to have it inexactly'
+        )
+    if recipe.train.precision in ("bf16", "fp16"):
+        raise RecipeError(
+            f"vmap does not run under autocast ({recipe.train.precision}); "
+            'set executor.manner = "loop", or train.precision = "fp32"'
+        )
+
+
+def state_of(learner: Learner) -> dict[str, Any]:
+    """Return all that a member needs to go on exactly as if nothing had happened."""
+    learner.keep_pace()
+    schedule = learner.schedule if learner.pace is None else learner.pace.schedule
+    return {
+        "params": {name: param.detach() for name, param in learner.params.items()},
+        "buffers": dict(learner.buffers),
+        "optimizer": learner.optimizer.state_dict(),
+        "schedule": schedule.state_dict() if schedule is not None else None,
+        "scaler": asdict(learner.scaler) if learner.scaler is not None else None,
+        "average": learner.average.state() if learner.average is not None else None,
+    }
+
+
+@torch.no_grad()
+def restore(learner: Learner, state: dict[str, Any]) -> None:
+    """Put a member back to where `state_of` saw it."""
+    for name, param in learner.params.items():
+        param.copy_(state["params"][name])
+    for name, buffer in learner.buffers.items():
+        buffer.copy_(state["buffers"][name])
+    learner.optimizer.load_state_dict(state["optimizer"])
+    if learner.schedule is not None:
+        learner.schedule.load_state_dict(state["schedule"])
+    if learner.pace is not None:
+        learner.pace.return_to(learner.optimizer, state["schedule"])
+    if learner.scaler is not None:
+        learner.scaler = Scaler(**state["scaler"])
+    if learner.average is not None:
+        learner.average.restore(state["average"], next(iter(learner.params.values())).device)
+
+
+def weights_of(recipe: Recipe, learner: Learner) -> dict[str, torch.Tensor]:
+    """Return the weights a member's file holds."""
+    return own_state(learner.module, shared_names(recipe, learner.module))
+
+
+def parking(scratch: Store) -> Callable[[Learner], AbstractContextManager[None]]:
+    """Return the function that wakes a parked member for its turn and parks it again.
+
+    Between turns a member's weights, buffers and optimiser state lie on disk, and its tensors hold no memory.
+    """
+
+    @contextmanager
+    def awake(learner: Learner) -> Iterator[None]:
+        name = f"{learner.number}.pt"
+        if scratch.has(name):
+            _wake(learner, scratch.get_state(name))
+        try:
+            yield
+        finally:
+            scratch.put_state(name, _park(learner))
+
+    return awake
+
+
+def _moving(learner: Learner) -> dict[str, torch.Tensor]:
+    """Return every tensor that moves with a member, by a name that lasts."""
+    found = {f"params.{n}": p for n, p in learner.params.items()}
+    found |= {f"buffers.{n}": b for n, b in learner.buffers.items()}
+    found |= {f"average.{n}": t for n, t in learner.average.tree.items()} if learner.average is not None else {}
+    for name, param in learner.params.items():
+        for slot, value in learner.optimizer.state.get(param, {}).items():
+            if isinstance(value, torch.Tensor):
+                found[f"state.{name}.{slot}"] = value
+    return found
+
+
+def _park(learner: Learner) -> dict[str, torch.Tensor]:
+    moving = _moving(learner)
+    copy = {name: tensor.detach() for name, tensor in moving.items()}
+    for tensor in moving.values():
+        tensor.data = tensor.data.new_empty(0)
+    return copy
+
+
+def _wake(learner: Learner, copy: dict[str, torch.Tensor]) -> None:
+    for name, tensor in _moving(learner).items():
+        tensor.data = copy[name].to(tensor.device)

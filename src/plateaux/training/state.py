@@ -1,0 +1,188 @@
+"""One member in training: its network, all that moves with it, and what a step saw of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from plateaux.core import tensor_tree as trees
+from plateaux.core.method import Method, finite
+from plateaux.core.types import Batch, Tree
+from plateaux.optim.weight_averaging import Average
+
+CPU = torch.device("cpu")
+
+
+@dataclass(slots=True)
+class Scaler:
+    """Keeps fp16 gradients from vanishing: the loss is multiplied, gradients divided, an overflow skips the step."""
+
+    factor: float = 65536.0
+    calm: int = 0  # steps since the last overflow
+    patience: int = 2000
+
+    def heed(self, sound: bool) -> None:
+        """Halve the factor after an overflow, double it after a long calm."""
+        self.calm = self.calm + 1 if sound else 0
+        if not sound:
+            self.factor = max(self.factor / 2, 1.0)
+        elif self.calm % self.patience == 0:
+            self.factor *= 2
+
+
+@dataclass(slots=True)
+class Pace:
+    """A schedule that several members keep, whether or not they take part in a step.
+
+    It moves an optimiser of its own that trains nothing; a member takes over the rates when it is its turn. So a
+    thousand idle members cost nothing, and one that comes back has the rate it would have had.
+    """
+
+    optimizer: torch.optim.Optimizer
+    schedule: Any
+    every_step: bool  # it moves with every step rather than every epoch
+
+    def move(self) -> None:
+        """Take the schedule one step or epoch further."""
+        self.optimizer._opt_called = True  # type: ignore[attr-defined]  # there is nothing to step: no cause to warn
+        self.schedule.step()
+
+    def lead(self, optimizer: torch.optim.Optimizer) -> None:
+        """Set an optimiser's rates to what they are now."""
+        _take_over(optimizer, self.optimizer)
+
+    def return_to(self, optimizer: torch.optim.Optimizer, schedule: dict[str, Any]) -> None:
+        """Go back to where the schedule was when an optimiser had these rates."""
+        self.schedule.load_state_dict(schedule)
+        _take_over(self.optimizer, optimizer)
+
+
+def _take_over(mine: torch.optim.Optimizer, other: torch.optim.Optimizer) -> None:
+    for group, model in zip(mine.param_groups, other.param_groups, strict=True):
+        group.update({name: value for name, value in model.items() if name != "params"})
+
+
+@dataclass(slots=True)
+class Learner:
+    """One member in training: its network and all that moves with it."""
+
+    number: int
+    module: nn.Module
+    method: Method
+    optimizer: torch.optim.Optimizer
+    params: dict[str, Tensor]  # its own trained weights: the leaves themselves
+    buffers: Tree  # its own buffers, such as BatchNorm's statistics
+    peak_lr: float
+    kind: str = ""  # equal kinds are equal networks
+    schedule: Any = None
+    every_step: bool = False  # the schedule moves with every step
+    pace: Pace | None = None  # instead of a schedule of its own, where members may be absent
+    masks: Tree = field(default_factory=dict)  # weights that stay zero
+    clip: float | None = None
+    call: Callable[..., Any] | None = None  # the compiled network
+    scaler: Scaler | None = None
+    average: Average | None = None  # of its weights, where it is to be used there
+    notes: Callable[[Tensor], Tensor] | None = None  # from the last meeting: sample ids to bits
+
+    @property
+    def factor(self) -> float:
+        """By what the loss is multiplied before its gradient is taken."""
+        return 1.0 if self.scaler is None else self.scaler.factor
+
+    def keep_pace(self) -> None:
+        """Take over the rates of now, however long this member was absent."""
+        if self.pace is not None:
+            self.pace.lead(self.optimizer)
+
+    @torch.no_grad()
+    def descend(self, direction: Tree) -> None:
+        """Take the optimiser's step along `direction`; one with numbers missing is skipped under fp16."""
+        for name, param in self.params.items():
+            param.grad = direction[name]
+        if self.clip is not None:
+            nn.utils.clip_grad_norm_(self.params.values(), self.clip)
+        sound = self.scaler is None or finite(list(direction.values()))
+        if sound:
+            self.optimizer.step()
+        if self.scaler is not None:
+            self.scaler.heed(sound)
+            self.optimizer._opt_called = True  # type: ignore[attr-defined]  # to a schedule a skipped step is a step
+        for name, mask in self.masks.items():
+            self.params[name].mul_(mask)
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.schedule is not None and self.every_step:
+            self.schedule.step()
+        if self.average is not None:
+            self.average.add({**self.params, **self.buffers})
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How every step of a job is taken."""
+
+    precision: str = "fp32"
+    device: torch.device = CPU
+    accumulate: int = 1
+    awake: Callable[[Learner], AbstractContextManager[Any]] = lambda _: nullcontext()  # wakes a parked member
+    members: int | None = None  # of all processes together; None: those given to a step are all there are
+    paces: tuple[Pace, ...] = ()
+    alone: bool = False  # no other process has a member at work
+    beside: Callable[[Batch], Tensor] | None = None  # the rows of members that have finished, which come first
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a step saw of one member: the mean loss where it stood, and how many labels it got right."""
+
+    loss: Tensor
+    right: Tensor | None
+
+    def add(self, losses: Tensor, outputs: Tensor, batch: Batch, share: float) -> None:
+        """Add one piece of the batch, `share` of the whole."""
+        if not losses.numel():
+            return  # the mean of nothing is no number
+        self.loss = self.loss + losses.mean() * share
+        if outputs.ndim == 2 and batch.y.ndim == 1 and not batch.y.is_floating_point():
+            right = (outputs.argmax(-1) == batch.y).sum()
+            self.right = right if self.right is None else self.right + right
+
+    def join(self, other: Tally, share: float) -> None:
+        """Add what was seen of another part of the batch, `share` of the whole."""
+        self.loss = self.loss + other.loss * share
+        if other.right is not None:
+            self.right = other.right if self.right is None else self.right + other.right
+
+
+ABSENT = Tally(torch.zeros(()), None)
+"""What a step saw of a member that took no part in it."""
+
+
+@contextmanager
+def stand_at(learner: Learner, place: Tree | None) -> Iterator[None]:
+    """Put a member's weights somewhere else for a while; its buffers do not move meanwhile."""
+    if place is None:
+        yield
+        return
+    home = trees.clone(learner.params)
+    trees.write(learner.params, place)
+    try:
+        with still(learner.buffers):
+            yield
+    finally:
+        trees.write(learner.params, home)
+
+
+@contextmanager
+def still(buffers: Tree) -> Iterator[None]:
+    """Put buffers back to what they were."""
+    before = trees.clone(buffers)
+    try:
+        yield
+    finally:
+        if before:
+            trees.write(buffers, before)

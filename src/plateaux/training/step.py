@@ -1,0 +1,379 @@
+"""One training step: members' updates ask for gradients, the executor answers, the optimisers move.
+
+Updates are generators, one a member. All members of a group are driven in lockstep: everyone's current ask is answered
+before anyone asks again, so that a joint objective sees every member at the place it asked about. Members that are
+absent from a step are not touched; a process that holds only such members is there when the others gather.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from plateaux.core import tensor_tree as trees
+from plateaux.core.errors import RecipeError
+from plateaux.core.method import Ask, Executor, Moment, Objective, Rows, View
+from plateaux.core.runtime import autocast, seeded
+from plateaux.core.types import Batch, Tree, key
+from plateaux.distributed.sync_batchnorm import SyncedBatchNorm
+from plateaux.optim.sam import rehearsed
+from plateaux.training.state import ABSENT, Learner, Tally, Way, stand_at, still
+
+
+def step(
+    executor: Executor, learners: Sequence[Learner], batches: Sequence[Batch], way: Way, *, share: float = 1.0
+) -> list[Tally]:
+    """Move every learner that is present by one step on its batch; `share` is what part of it is worked on here."""
+    objective = learners[0].method.objective
+    joint = objective.sees != "own"
+    here, first = _present(executor, objective, way.members or len(learners), batches[0].key, len(learners))
+    tallies = [ABSENT] * len(learners)
+    for group in executor.groups([learners[i].kind for i in here], together=joint) if here else []:
+        taking_part = [here[i] for i in group]
+        for i in taking_part:
+            learners[i].keep_pace()
+        rounds = _Rounds(
+            executor, [learners[i] for i in taking_part], [batches[i] for i in taking_part], way, share, first
+        )
+        for i, tally in zip(taking_part, rounds.drive(), strict=True):
+            tallies[i] = tally
+    if joint and not here and first is not None:
+        _Rounds(executor, learners[:1], batches[:1], way, share).attend()
+    for pace in way.paces:
+        if pace.every_step:
+            pace.move()
+    return tallies
+
+
+def _present(
+    executor: Executor, objective: Objective, members: int, step: int, held: int
+) -> tuple[Sequence[int], int | None]:
+    """Return which of the learners held here take part, and how many rows others lay on the table before theirs.
+
+    Without a number everyone takes part, or nobody at all.
+    """
+    if objective.present is None:
+        return range(held), None
+    chosen = sorted(set(objective.present(members, step)))
+    if chosen and not 0 <= chosen[0] <= chosen[-1] < members:
+        raise RecipeError(f"the objective has members {chosen} take part in a step; there are 0 to {members - 1}")
+    mine = executor.rows(members)
+    before = sum(position < mine.start for position in chosen)
+    return [position - mine.start for position in chosen if position in mine], before if chosen else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Passed:
+    """One piece of a batch after its forward pass."""
+
+    piece: slice | None
+    batches: list[Batch]
+    losses: Tensor  # [R, B]
+    held: Tensor  # the rows of the table held here
+    mine: list[int]  # which rows of the losses these are
+
+
+@dataclass(slots=True)
+class _Rounds:
+    """The asks of one group, answered round by round."""
+
+    executor: Executor
+    learners: Sequence[Learner]
+    batches: Sequence[Batch]
+    way: Way
+    share: float
+    first: int | None = None  # which row of the table is the first of ours, where not everyone takes part
+    kept: dict[tuple[int, ...], list[_Passed]] = field(default_factory=dict)  # passes whose losses are asked for again
+
+    def drive(self) -> list[Tally]:
+        """Run every member's update to its end and take the steps."""
+        everyone = range(len(self.learners))
+        in_turn = self.executor.parks and len(self.learners) > 1
+        walks = [learner.method.update(learner.params, self._moment(i)) for i, learner in enumerate(self.learners)]
+        asks: dict[int, Ask] = {}
+        tallies: dict[int, Tally] = {}
+        for i in everyone:
+            with self.way.awake(self.learners[i]), torch.no_grad():
+                asks[i] = next(walks[i])
+        while asks:
+            rows = self._fill(asks) if in_turn else None
+            following: dict[int, Ask] = {}
+            for turn in [[i] for i in asks] if in_turn else self._turns(asks):
+                with ExitStack() as awake:
+                    for i in turn:
+                        awake.enter_context(self.way.awake(self.learners[i]))
+                    answers, seen = self._answer(turn, asks, rows)
+                    for i, answer, tally in zip(turn, answers, seen, strict=True):
+                        self._note(tallies, i, asks[i], tally)
+                        try:
+                            with torch.no_grad():
+                                following[i] = walks[i].send(answer)
+                        except StopIteration as end:
+                            self.learners[i].descend(end.value)
+            if self._joint and following and len(following) < len(asks):
+                raise RecipeError(_OUT_OF_STEP)
+            asks = following
+        return [tallies[i] for i in everyone]
+
+    def _turns(self, asks: dict[int, Ask]) -> list[list[int]]:
+        """Return which asks are answered in one go: all that members who see each other have, else those alike."""
+        if self._joint:
+            return [list(asks)]
+        alike: dict[Any, list[int]] = {}
+        for i, ask in asks.items():
+            part: Any = ask.part
+            if isinstance(part, Tensor):
+                part = i  # chosen samples are this member's own: nobody else has as many
+            elif part is not None:
+                part = part.start, part.stop
+            alike.setdefault((part, ask.agree is None, ask.keep, ask.again), []).append(i)
+        return list(alike.values())
+
+    def _note(self, tallies: dict[int, Tally], i: int, ask: Ask, tally: Tally) -> None:
+        """Remember what was seen where the member stands: of the batch once, or of its parts one by one."""
+        if ask.at is not None or ask.agree is not None or (i in tallies and ask.part is None):
+            return
+        size = len(self.batches[i])
+        share = 1.0 if ask.part is None else _count(ask.part, size) / max(size, 1)
+        tallies.setdefault(i, Tally(torch.zeros(()), None)).join(tally, share)
+
+    def _moment(self, i: int) -> Moment:
+        learner = self.learners[i]
+        careful = None if learner.notes is None else learner.notes(self.batches[i].index)
+        rate = float(learner.optimizer.param_groups[0]["lr"])
+        return Moment(len(self.batches[i]), rate, learner.peak_lr, careful)
+
+    def _answer(
+        self, turn: list[int], asks: dict[int, Ask], rows: list[Tensor] | None
+    ) -> tuple[list[Tree], list[Tally]]:
+        first = asks[turn[0]]
+        if first.agree is not None:
+            trees_of = [asks[i].agree or {} for i in turn]
+            return [self.executor.average(trees.scale(tree, self.share)) for tree in trees_of], [_NOTHING] * len(turn)
+        learners = [self.learners[i] for i in turn]
+        if isinstance(first.part, slice) and self._sharded:
+            _refuse_parts(learners[0].module)
+        batches = [_part(self.batches[i], asks[i]) for i in turn]
+        with ExitStack() as places:
+            for learner, i in zip(learners, turn, strict=True):
+                places.enter_context(stand_at(learner, asks[i].at))
+            tallies = self._backward(turn, learners, batches, asks, rows)
+        return [self._collect(learner, asks[i]) for learner, i in zip(learners, turn, strict=True)], tallies
+
+    def _backward(
+        self,
+        turn: list[int],
+        learners: list[Learner],
+        batches: list[Batch],
+        asks: dict[int, Ask],
+        rows: list[Tensor] | None,
+    ) -> list[Tally]:
+        """Fill `.grad` of every learner with the gradient of its mean loss; return what was seen.
+
+        The loss is weighted by this copy's share before its gradient is taken: BatchNorm over all copies carries
+        everyone's gradients to everyone, so they must be of one loss.
+        """
+        sizes = [asks[i].over or max(len(batch), 1) for i, batch in zip(turn, batches, strict=True)]
+        tallies = [Tally(torch.zeros(()), None) for _ in turn]
+        shares = [1.0 if asks[i].local else self.share for i in turn]
+        first = asks[turn[0]]
+        passes = self.kept.pop(tuple(turn)) if first.again else self._forward(turn, learners, batches, rows)
+        for passed in passes:
+            if self._joint:  # every row counts once, whoever holds it
+                # A share without labelled samples may have unlabelled ones: what is settled whole is divided by all.
+                whole = self._objective.sees == "whole" and passed.piece is None and not first.local
+                size, part = (passed.losses.shape[1], 1.0) if whole else (sizes[0], shares[0])
+                total = passed.losses.sum() / size * part
+            else:
+                scaled = (
+                    _weighted(passed.losses[row], asks[i], passed.piece).sum()
+                    / sizes[row]
+                    * (learners[row].factor * shares[row])
+                    for row, i in enumerate(turn)
+                )
+                total = torch.stack(list(scaled)).sum() if len(turn) > 1 else next(scaled)
+            total.backward(retain_graph=first.keep)  # type: ignore[no-untyped-call]
+            if first.keep:
+                self.kept.setdefault(tuple(turn), []).append(passed)
+            for row, tally in enumerate(tallies):
+                small = passed.batches[row]
+                share = len(small) / max(len(batches[row]), 1)
+                labelled = (
+                    passed.held[row].detach()[: len(small)] if self._objective.wants else passed.held[row].detach()
+                )
+                tally.add(passed.losses[passed.mine[row]].detach(), labelled, small, share)
+        return tallies
+
+    def _forward(
+        self, turn: list[int], learners: list[Learner], batches: list[Batch], rows: list[Tensor] | None
+    ) -> Iterator[_Passed]:
+        """Run the batch forward, piece by piece: the next one only when this one has gone back."""
+        for number, piece in enumerate(self._pieces(len(batches[0]))):
+            small = [_cut(batch, piece) for batch in batches]
+            yield _Passed(
+                piece, small, *self._losses(turn, learners, small, rows[number] if rows is not None else None)
+            )
+
+    def _losses(
+        self, turn: list[int], learners: list[Learner], batches: list[Batch], rows: Tensor | None
+    ) -> tuple[Tensor, Tensor, list[int]]:
+        """Return losses `[R, B]`, the rows of the table held here, and which rows of the losses these are."""
+        objective = self._objective
+        views = [self._view(learner, batch) for learner, batch in zip(learners, batches, strict=True)]
+        held = self.executor.each(objective.offer, views, batches)
+        if held.dtype in (torch.bfloat16, torch.float16):
+            held = held.float()  # three digits are enough for a layer, not for what all of them add up to
+        if not self._joint:
+            settled = [
+                learner.method.objective.settle(held[row : row + 1], batches[row])
+                for row, learner in enumerate(learners)
+            ]
+            return torch.cat(settled), held, list(range(len(turn)))
+        if rows is not None:
+            table, batch, start = torch.cat([rows[: turn[0]], held, rows[turn[0] + 1 :]]), batches[0], turn[0]
+        elif self.way.beside is not None:
+            earlier = self.way.beside(batches[0]).to(held.dtype)
+            table, batch = self._laid_out(torch.cat([earlier, held]), batches[0])
+            start = len(earlier)
+        else:
+            table, batch = self._laid_out(held, batches[0])
+            start = self.executor.rows(len(table)).start if self.first is None else self.first
+        return objective.settle(table, batch), held, list(range(start, start + len(turn)))
+
+    def _laid_out(self, held: Tensor | None, batch: Batch) -> tuple[Tensor, Batch]:
+        """Return everyone's rows, those of labelled samples first, and the batch they are about; None: we have none."""
+        whole = self._objective.sees == "whole"
+        parts = [torch.empty(0, device=self.way.device) if held is None else held]
+        if whole and self._objective.wants and self._sharded:
+            size = len(batch)
+            parts = parts * 2 if held is None else [held[:, :size], held[:, size:]]
+        gathered = [self.executor.gather(part, whole=whole, alone=self.way.alone) for part in parts]
+        return torch.cat(gathered, 1) if len(gathered) > 1 else gathered[0], self._whole(batch) if whole else batch
+
+    def attend(self) -> None:
+        """Be there whenever the others lay out their rows: of the members held here none takes part."""
+        for ask in rehearsed(self.learners[0].method.update, len(self.batches[0])):
+            if ask.agree is None and not ask.again:
+                batch = _part(self.batches[0], ask)
+                for piece in self._pieces(len(batch)):
+                    self._laid_out(None, _cut(batch, piece))
+
+    @property
+    def _objective(self) -> Objective:
+        return self.learners[0].method.objective
+
+    @property
+    def _joint(self) -> bool:
+        return self._objective.sees != "own"
+
+    @property
+    def _sharded(self) -> bool:
+        """Say whether other copies of these members work on other samples."""
+        return self.executor.shard(2) != slice(0, 2)
+
+    def _pieces(self, size: int) -> list[slice | None]:
+        """Cut a batch for accumulation; copies that share one cut equally often, for they may meet in every forward."""
+        count = self.way.accumulate
+        if count == 1 or (size <= 1 and not self._sharded):
+            return [None]
+        edge = -(-size // count)
+        cuts: list[slice | None] = [slice(min(i * edge, size), min((i + 1) * edge, size)) for i in range(count)]
+        return cuts if self._sharded else [cut for cut in cuts if cut and cut.start < cut.stop]
+
+    def _whole(self, batch: Batch) -> Batch:
+        """Return the batch with everyone's labels and ids; inputs stay this copy's own."""
+
+        def all_of(values: Tensor) -> Tensor:
+            return self.executor.gather(values[None], whole=True, alone=self.way.alone)[0]
+
+        return replace(batch, y=all_of(batch.y), index=all_of(batch.index))
+
+    @torch.no_grad()
+    def _fill(self, asks: dict[int, Ask]) -> list[Tensor] | None:
+        """Return everyone's rows of every piece without gradients: filling the table moves no buffers."""
+        if next(iter(asks.values())).agree is not None:
+            return None
+        tables: list[list[Tensor]] = []
+        for i, ask in asks.items():
+            learner = self.learners[i]
+            batch = _part(self.batches[i], ask)
+            small = [_cut(batch, piece) for piece in self._pieces(len(batch))]
+            offer = learner.method.objective.offer
+            with self.way.awake(learner), stand_at(learner, ask.at), still(learner.buffers):
+                tables.append([self.executor.each(offer, [self._view(learner, each)], [each]) for each in small])
+        return [torch.cat(rows) for rows in zip(*tables, strict=True)]
+
+    def _view(self, learner: Learner, batch: Batch) -> View:
+        copy = self.executor.shard(1 << 20).start  # copies that share a batch must not all drop the same units
+        seed = key(batch.key, "forward", learner.number, *([copy] if copy else []))
+
+        def forward() -> AbstractContextManager[Any]:
+            return _forward(seed, self.way)
+
+        return View(
+            learner.call or learner.module,
+            forward=forward,
+            own=learner.params,
+            buffers=learner.buffers,
+            kind=learner.kind,
+        )
+
+    def _collect(self, learner: Learner, ask: Ask) -> Tree:
+        gradient: Tree = {}
+        for name, param in learner.params.items():
+            gradient[name] = param.grad if param.grad is not None else torch.zeros_like(param)
+            param.grad = None
+        for name, mask in learner.masks.items():
+            gradient[name].mul_(mask)
+        if learner.scaler is not None:
+            gradient = trees.scale(gradient, 1.0 / learner.scaler.factor)
+        return gradient if ask.local else self.executor.average(gradient)
+
+
+@contextmanager
+def _forward(seed: int, way: Way) -> Iterator[None]:
+    with seeded(seed, way.device), autocast(way.precision, way.device):
+        yield
+
+
+_NOTHING = Tally(torch.zeros(()), None)
+_OUT_OF_STEP = (
+    "Members that see each other must ask for gradients equally often, but some have ended and others go on; "
+    "a radius of zero asks once, any other twice: give every member a radius above zero, or all of them zero"
+)
+
+
+def _part(batch: Batch, ask: Ask) -> Batch:
+    return _cut(batch, ask.part)
+
+
+def _cut(batch: Batch, rows: Rows | None) -> Batch:
+    """Return some samples of a batch, with a key of their own: parts must not all drop the same units."""
+    if rows is None:
+        return batch
+    start = rows.start if isinstance(rows, slice) else int(rows[0]) if len(rows) else 0
+    return replace(batch.part(rows), key=key(batch.key, "from", start) if start else batch.key)
+
+
+def _count(rows: Rows, size: int) -> int:
+    return len(range(size)[rows]) if isinstance(rows, slice) else len(rows)
+
+
+def _weighted(losses: Tensor, ask: Ask, piece: slice | None) -> Tensor:
+    if ask.weight is None:
+        return losses
+    weight = ask.weight if ask.part is None else ask.weight[ask.part]
+    return losses * (weight if piece is None else weight[piece])
+
+
+def _refuse_parts(module: nn.Module) -> None:
+    if any(isinstance(layer, SyncedBatchNorm) for layer in module.modules()):
+        raise RecipeError(
+            "Groups of samples that climb on their own (method.m) cannot share BatchNorm's statistics on a data axis; "
+            'set executor.batchnorm = "local", executor.data = 1, or leave out method.m'
+        )

@@ -1,0 +1,50 @@
+"""A member judged on samples it does not train on: what the best weights are chosen by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from plateaux.config.builders.model import in_order
+from plateaux.config.recipe import Recipe
+from plateaux.core import registry
+from plateaux.core.errors import RecipeError
+from plateaux.core.method import Measure, View
+from plateaux.core.runtime import autocast
+from plateaux.core.types import Value
+from plateaux.data.sources import Data, Source
+from plateaux.distributed.executors.local import Local
+from plateaux.evaluation.metric_loop import assess, evaluating
+from plateaux.training.state import Learner
+
+
+def validation_measures(keep: str) -> dict[str, Measure]:
+    """Return what is measured on validation samples: accuracy, NLL, and what the best weights are chosen by."""
+    names = {"accuracy", "nll"} | ({keep.removeprefix("best:")} if keep != "last" else set())
+    measures: dict[str, Measure] = {}
+    for name in sorted(names):
+        measures[name] = registry.measure.get(name)()
+        if measures[name].better == "neither":
+            raise RecipeError(
+                f"train.keep = {keep!r}: more of {name} is neither better nor worse, so no weights are the best by it; "
+                "take a measure such as best:nll or best:accuracy"
+            )
+        if measures[name].least > 1:
+            raise RecipeError(
+                f"train.keep = {keep!r}: {name} says nothing about one member alone, so no weights can be chosen by "
+                "it; take a measure such as best:nll or best:accuracy"
+            )
+    return measures
+
+
+def validated(
+    recipe: Recipe, data: Data, source: Source, ids: torch.Tensor, learner: Learner, measures: Mapping[str, Measure]
+) -> dict[str, Value]:
+    """Return what the measures find about one member on the samples `ids`."""
+    device = next(iter(learner.params.values())).device
+    with evaluating([learner.module]):
+        view = View(learner.module, forward=lambda: autocast(recipe.train.precision, device))
+        batches = in_order(recipe, data, source, ids, device=device)
+        results = assess(Local("loop", 1, (), "error"), [view], batches, measures)
+    return {name: values["member 0"] for name, values in results.items()}
