@@ -29,7 +29,14 @@ Script = Callable[..., subprocess.CompletedProcess[str]]
 
 
 # Hundreds of trainings over lines that other tests count too: to count them here takes half as long again.
-NOT_COUNTED = ("laws", "test_kill.py", "test_meeting.py", "test_pool.py", "test_ray.py", "test_recipes.py")
+NOT_COUNTED = (
+    "laws",
+    "distributed/test_process_pool.py",
+    "integration/test_kill.py",
+    "integration/test_ray.py",
+    "project/test_recipes.py",
+    "training/test_partition.py",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -44,7 +51,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """Count no lines where that only takes time, nor let the processes that are started there count theirs."""
-    if item.path.relative_to(Path(__file__).parent).parts[0] not in NOT_COUNTED:
+    path = item.path.relative_to(Path(__file__).parent)
+    if not any(path.is_relative_to(each) for each in NOT_COUNTED):
         return (yield)
     here, threads = sys.gettrace(), threading.gettrace()
     told = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("COVERAGE_")}

@@ -1,0 +1,180 @@
+"""The command `plateaux landscape`, as a person and as a pipe meet it."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cases import recipe
+from rich.console import Console
+
+import plateaux
+from plateaux.core import registry
+from plateaux.core.types import Value
+from plateaux.evaluation import tables as report
+from plateaux.evaluation.results import Measurement
+from plateaux.loss_landscape import render as pictures
+from plateaux.training.train import train
+from tests.cli.test_main import call
+
+GIVEN = plateaux.Given(allow=("cases", "toy_probes"))
+ALLOW = ["--allow", "toy_probes", "--allow", "cases"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> str:
+    out = tmp_path_factory.mktemp("run")
+    train(recipe("deep_ensemble", "conv_bn", members=3, samples=30), out, given=GIVEN)
+    return str(out)
+
+
+def asked(*words: str) -> dict[str, Any]:
+    code, out, message = call("landscape", *words, *ALLOW)
+    assert code == 0, message
+    return dict(json.loads(out))
+
+
+def test_a_pipe_gets_json_and_the_time_is_told_beside_it(run: str) -> None:
+    code, out, message = call("landscape", run, "--probes", "toy_probes:climb(draws=2),toy_probes:loss", *ALLOW)
+    found = json.loads(out)
+    assert code == 0
+    assert [each["measure"] for each in found["measurements"]] == ["toy_probes:climb(draws=2)", "toy_probes:loss"]
+    assert found["pictures"] == []
+    first = found["measurements"][0]
+    assert first["rows"]["member 2"].keys() == {"value", "error", "draws"}
+    assert first["on"] == "train"
+    assert "2 probes of 3 members on train samples: about" in message
+
+
+def test_options_reach_the_walk_and_are_recorded(run: str) -> None:
+    words = [
+        "--probes",
+        "toy_probes:loss",
+        "--on",
+        "test",
+        "--samples",
+        "2",
+        "--members",
+        "2,0",
+        "--batchnorm",
+        "train",
+    ]
+    (found,) = asked(run, *words, "--augment", "--unit-logits")["measurements"]
+    assert list(found["hashes"]) == ["member 2", "member 0"]
+    wanted = {"samples": 2, "batchnorm": "train", "unit_logits": True, "augmentation": "none"}
+    assert found["on"] == "test"
+    assert found["data"].items() >= wanted.items()
+
+
+def test_pictures_alone_ask_no_probe(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pictures.Picture, "_as", lambda _, kind: kind.encode())  # painting is tested elsewhere
+    monkeypatch.setattr(pictures, "PATH", 3)
+    monkeypatch.setattr(pictures, "PLANE", 3)
+    found = asked(run, "--draw", "paths, plane", "--samples", "6")
+    assert found["measurements"] == []
+    assert [each["name"] for each in found["pictures"]] == ["paths", "plane-0-1-2"]
+    for file in found["pictures"][0]["files"]:
+        assert Path(file).stat().st_size > 0
+    both = asked(run, "--draw", "paths", "--probes", "toy_probes:loss", "--samples", "6")
+    assert (len(both["measurements"]), len(both["pictures"])) == (1, 1)
+
+
+def test_all_probes_there_are_is_the_default(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import toy_probes
+
+    registry.probe.names()
+    monkeypatch.setattr(registry.probe, "_found", {"loss": toy_probes.loss, "many": toy_probes.many})
+    assert [each["measure"] for each in asked(run)["measurements"]] == ["loss", "many"]
+    assert json.loads(call("list", "probes")[1])["loss"] == "The mean loss, times a scale."
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (["--probes", "hils"], 2, "There is no probe called 'hils'"),
+        (["--draw", "slice"], 2, "did you mean 'slices'"),
+        (["--probes", "toy_probes:loss(scale=a)"], 2, "scale"),
+        (["--members", "a"], 2, "give numbers with commas"),
+        (["--members", "7", "--probes", "toy_probes:loss"], 2, "different numbers from 0 to 2"),
+        (["--on", "tset", "--probes", "toy_probes:loss"], 4, "no samples called 'tset'"),
+        (["--draw", "plane", "--members", "0,1"], 2, "takes 3 members"),
+        (["--probes", "toy_probes:stopped"], 75, "1 of 3 members"),
+    ],
+)
+def test_what_is_wrong_is_told_with_its_exit_code(run: str, words: list[str], code: int, told: str) -> None:
+    found, _, message = call("landscape", run, *words, *ALLOW)
+    assert (found, told in message) == (code, True), message
+
+
+# Tables.
+
+
+def test_a_table_has_a_row_a_probe_and_errors_of_data_and_draws_apart(run: str) -> None:
+    text = call("landscape", run, "--probes", "toy_probes:climb,toy_probes:loss", "--markdown", *ALLOW)[1]
+    lines = {line.split("|")[1].strip(): line for line in text.splitlines() if line.startswith("| ")}
+    assert [part.strip() for part in lines[""].split("|")[2:-1]] == [
+        "samples", "member 0", "member 1", "member 2", "mean of members",
+    ]  # fmt: skip
+    assert lines["toy_probes:climb"].count(" / ") == 3  # of each member, and none of their mean
+    assert lines["toy_probes:loss"].count(" ± ") == 4
+    assert "± - /" not in text
+    assert " / " not in lines["toy_probes:climb · uphill"]
+    assert "over samples / over random draws" in text
+    assert "train samples: how flat" in text
+
+
+def measured(name: str, parts: int, members: int = 2, **data: Any) -> Measurement:
+    rows = {f"member {number}": Value(1.0, 0.123456, 0.01) for number in range(members)}
+    rows |= {f"member 0 · part {part}": Value(2.0) for part in range(parts)}
+    facts = {"name": "hills", "samples": 1024, "batchnorm": "eval", "augmentation": "none", "unit_logits": False}
+    rows["mean of members"] = Value(1.5, 0.2)
+    return Measurement(name, "train", rows, "lower", {}, {**facts, **data}, asks="flat")
+
+
+def test_many_numbers_beside_an_answer_are_left_to_json_unless_nothing_else_was_asked() -> None:
+    (both,) = report.grids([measured("spectrum", 7), measured("worst", 2)])
+    assert [row[0] for row in both.rows] == ["spectrum", "worst", "worst · part 0", "worst · part 1"]
+    assert both.caption.endswith("7 numbers beside these are in --json")
+    (alone,) = report.grids([measured("spectrum", 7)])
+    assert len(alone.rows) == 8
+    assert alone.rows[0] == ["spectrum", "1,024", *["1.000 ± 0.12 / 0.010"] * 2, "1.500 ± 0.20"]
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (Value(0.0), "0"),
+        (Value(-196.12, 181.0, 5.9), "-196.1 ± 181 / 5.9"),
+        (Value(1.234567e-7, 2e-8), "1.235e-07 ± 2.0e-08"),
+        (Value(123456.0, None, 99.0), "1.235e+05 ± - / 99"),
+        (Value(float("nan"), float("inf")), "nan ± inf"),
+    ],
+)
+def test_numbers_of_any_size_are_written_in_few_digits(value: Value, words: str) -> None:
+    assert report.both_errors(value) == words
+
+
+def test_of_many_members_the_mean_is_shown_and_how_they_were_asked_is_in_the_title() -> None:
+    (grid,) = report.grids([measured("worst", 0, members=20, batchnorm="train", unit_logits=True)])
+    assert grid.header == ["", "samples", "mean of members"]
+    assert grid.title == "hills, train samples: how flat, BatchNorm in training mode, unit logits"
+
+
+def test_landscapes_and_measures_have_tables_of_their_own(run: str) -> None:
+    found = [*plateaux.evaluate(run, measures=["accuracy"], given=GIVEN), measured("worst", 0)]
+    assert [grid.header[1] for grid in report.grids(found)] == ["samples", "accuracy %"]
+
+
+def test_tables_fit_the_terminal() -> None:
+    found = [measured("worst_l2(radius=0.5; steps=50)", 3, members=5)]
+    for width in (80, 120):
+        console = Console(width=width, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+        for table in report.tables(found, width):
+            console.print(table)
+        text = console.export_text()
+        assert "…" not in text
+        assert max(map(len, text.splitlines())) <= width
+        assert "member 4" in text

@@ -1,0 +1,225 @@
+"""Plug-ins by name: found without a list, never imported without consent, never able to change a name's meaning."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from plateaux.core.errors import NotAllowed, UnknownName
+from plateaux.core.registry import Registry, dataset, executor, measure, method, model
+
+KINDS = [method, measure, dataset, model, executor]
+
+
+@pytest.fixture
+def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder on the path; what is imported from it is forgotten afterwards."""
+    monkeypatch.syspath_prepend(tmp_path)
+    before = set(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
+
+
+def write(folder: Path, name: str, head: str, decorator: str = "", body: str = "def build(): ...") -> Path:
+    """Write a module that leaves a trace when it is imported; return where."""
+    trace = folder / f"{name}.imported"
+    file = folder / f"{name.replace('.', '/')}.py"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(f"{head}\nfrom pathlib import Path\nPath({str(trace)!r}).touch()\n{decorator}\n{body}\n")
+    return trace
+
+
+@pytest.mark.parametrize("registry", KINDS, ids=lambda r: r.kind)
+def test_every_plugin_is_found_by_its_file_and_says_in_a_sentence_what_it_is(registry: Registry) -> None:
+    assert registry.names()
+    for name, words in registry.describe().items():
+        assert words.endswith(".") or words.endswith(":"), name
+        assert words[0].isupper() or words[0].isdigit(), name
+        if not name.endswith("<name>"):
+            assert getattr(registry.get(name), "__plateaux__") == registry.kind  # noqa: B009
+
+
+def test_an_unknown_name_is_told_the_nearest() -> None:
+    with pytest.raises(UnknownName, match=r"There is no method called 'smam'; did you mean 'sam'.*\?"):
+        method.get("smam")
+    with pytest.raises(UnknownName, match="There is no executor called 'zzz'; allowed: local, mesh"):
+        executor.get("zzz")
+
+
+def test_a_factory_is_registered_under_its_name_another_or_a_prefix() -> None:
+    own = Registry("toy", "plateaux.methods", group="plateaux.toys")
+    own._scanned = True
+
+    @own
+    def first() -> int:
+        """The first."""
+        return 1
+
+    @own("zweites")
+    def second() -> int:
+        return 2
+
+    @own(prefix="hub:")
+    def third(rest: str, *, times: int = 1) -> str:
+        return rest * times
+
+    assert own.names() == ["first", "hub:<name>", "zweites"]
+    assert (own.get("first")(), own.get("zweites")(), own.get("hub:ab")(times=2)) == (1, 2, "abab")
+    assert own.describe() == {"first": "The first.", "hub:<name>": "", "zweites": ""}
+    with pytest.raises(UnknownName):
+        own.get("hub:")
+
+
+UNMARKED = [
+    ("import plateaux", "", "def build(): ..."),
+    ("import plateaux", "@plateaux.method", "def build(): ..."),  # marked, as something else
+    ("import plateaux", "@plateaux.model", "def other(): ..."),  # another function is marked
+    ("import plateaux", "# @plateaux.model", "def build(): ..."),
+    ("import plateaux", '"""@plateaux.model"""', "def build(): ..."),
+    ("class plateaux:\n    model = staticmethod(lambda f: f)", "@plateaux.model", "def build(): ..."),  # not ours
+    ("from elsewhere import model", "@model", "def build(): ..."),
+    ("import plateaux", "if True:\n  pass\ndef outer():\n    @plateaux.model", "    def build(): ..."),
+    ("import plateaux\nthis is no python", "@plateaux.model", "def build(): ..."),
+]
+
+
+@pytest.mark.parametrize(("head", "decorator", "body"), UNMARKED)
+def test_code_that_nobody_marked_is_not_even_imported(outside: Path, head: str, decorator: str, body: str) -> None:
+    trace = write(outside, "stranger", head, decorator, body)
+    with pytest.raises(
+        NotAllowed, match=r"'stranger:build' is not marked @plateaux\.model, so a recipe may not call it\."
+    ):
+        model.get("stranger:build")
+    assert not trace.exists()
+    assert "stranger" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    "name", ["os:system", "builtins:exec", "sys:exit", "subprocess:run", "posix:system", "torch:load"]
+)
+def test_what_python_itself_holds_cannot_be_called(name: str) -> None:
+    with pytest.raises(NotAllowed, match="so a recipe may not call it"):
+        model.get(name)
+
+
+@pytest.mark.parametrize("name", [":build", "a..b:c", "no_such_module:build", "stranger.deeper:build", ".:x", "x:"])
+def test_what_is_not_there_is_not_found(outside: Path, name: str) -> None:
+    trace = write(outside, "stranger", "")
+    with pytest.raises((NotAllowed, UnknownName)):
+        model.get(name)
+    assert not trace.exists()
+
+
+MARKED = [
+    ("import plateaux", "@plateaux.model"),
+    ("import plateaux", '@plateaux.model("another_name")'),
+    ("import plateaux as p", "@p.model"),
+    ("import plateaux.core.registry", "@plateaux.core.registry.model"),
+    ("from plateaux import model", "@model"),
+    ("from plateaux.core.registry import model as network", "@network"),
+]
+
+
+@pytest.mark.parametrize(("head", "decorator"), MARKED)
+def test_marked_code_is_called_however_the_mark_was_imported(outside: Path, head: str, decorator: str) -> None:
+    trace = write(outside, "friend", head, decorator, "def build_of_a_friend(): return 5")
+    found = model.get("friend:build_of_a_friend")
+    assert trace.exists()
+    assert found() == 5
+    for name in ("build_of_a_friend", "another_name"):
+        model._found.pop(name, None)
+
+
+def test_code_allowed_by_name_is_called_and_no_other(outside: Path) -> None:
+    write(outside, "mine", "", "", "def build(): return 7")
+    other = write(outside, "mine2", "")
+    assert model.get("mine:build", allow=("mine",))() == 7
+    with pytest.raises(NotAllowed):
+        model.get("mine2:build", allow=("mine",))
+    assert not other.exists()
+    with pytest.raises(UnknownName, match="'mine' has no function 'nothing'"):
+        model.get("mine:nothing", allow=("mine",))
+
+
+def test_a_package_is_not_imported_to_look_inside_it(outside: Path) -> None:
+    (outside / "pack").mkdir()
+    (outside / "pack/__init__.py").write_text(
+        f"from pathlib import Path\nPath({str(outside / 'pack.imported')!r}).touch()\n"
+    )
+    write(outside, "pack.inner", "")
+    with pytest.raises(NotAllowed):
+        model.get("pack.inner:build")
+    assert not list(outside.rglob("*.imported"))
+
+
+def test_an_allowed_module_that_cannot_be_imported_says_why(outside: Path) -> None:
+    (outside / "broken.py").write_text("import a_package_that_is_not_there\n")
+    with pytest.raises(UnknownName, match="'broken' cannot be imported: No module named 'a_package_that_is_not_there'"):
+        model.get("broken:build", allow=("broken",))
+
+
+def test_a_second_plugin_of_a_name_does_not_take_the_firsts_place(outside: Path) -> None:
+    write(outside, "rival", "import plateaux", "@plateaux.model", "def mlp(): return 'rival'")
+    mine = model.get("mlp")
+    with pytest.warns(
+        UserWarning,
+        match="There is a model 'mlp' in plateaux.models.architectures.small; that of rival goes by 'rival:mlp'",
+    ):
+        rival = model.get("rival:mlp")
+    assert rival() == "rival"
+    assert model.get("mlp") is mine
+
+
+def installed(folder: Path, name: str, group: str, value: str) -> None:
+    """Lay out a package as pip would have installed it."""
+    info = folder / f"{name}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[{group}]\n{name} = {value}\n")
+
+
+def test_entry_points_of_other_packages_are_found_and_broken_ones_left_out(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        "fine_plugin",
+        "import plateaux",
+        "@plateaux.method",
+        'def theirs(loss):\n    "Their way."\n    return 9',
+    )
+    write(tmp_path, "rival_plugin", "import plateaux", "@plateaux.method", "def sam(loss): return 'rival'")
+    (tmp_path / "broken_plugin.py").write_text("raise RuntimeError('broken')\n")
+    installed(tmp_path, "fine", "plateaux.methods", "fine_plugin:theirs")
+    installed(tmp_path, "rival", "plateaux.methods", "rival_plugin")
+    installed(tmp_path, "broken", "plateaux.methods", "broken_plugin")
+    program = (
+        "import plateaux\n"
+        "get, describe = plateaux.method.get, plateaux.method.describe\n"
+        "print(get('theirs')(None), describe()['theirs'], get('sam').__module__)\n"
+    )
+    path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "9 Their way. plateaux.methods.sam\n"
+    assert "The plug-in 'broken_plugin' was left out: RuntimeError('broken')" in done.stderr
+    assert "There is a method 'sam' in plateaux.methods.sam" in done.stderr
+
+
+def test_threads_that_ask_at_once_all_find_everything() -> None:
+    code = """
+from concurrent.futures import ThreadPoolExecutor
+from plateaux.core import registry
+with ThreadPoolExecutor(4) as threads:
+    found = list(threads.map(lambda _: registry.measure.names(), range(4)))
+assert found[0] == found[1] == found[2] == found[3] != [], [len(each) for each in found]
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

@@ -1,0 +1,225 @@
+"""The verbs of every executor: which rows are held, run for each, gather, average, agree."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from cases import corner
+from laws.meshes import mesh
+from torch import Tensor, nn
+
+from plateaux.core import registry
+from plateaux.core.errors import RecipeError
+from plateaux.core.method import View, logits
+from plateaux.core.types import Batch
+from plateaux.distributed.executors import mesh as meshes
+from plateaux.distributed.executors.local import Local, local, looped, stacked
+from plateaux.optim.sample_scores import features
+
+
+def views(net: str, count: int = 3) -> tuple[list[View], Batch]:
+    corners = [corner(net, seed=seed) for seed in range(count)]
+    made = [
+        View(c.module, own=dict(c.module.named_parameters()), buffers=dict(c.module.named_buffers())) for c in corners
+    ]
+    return made, corners[0].batch
+
+
+def test_both_executors_are_found_by_name() -> None:
+    assert {"local", "mesh"} <= set(registry.executor.names())
+
+
+# --- Local
+
+
+def test_local_holds_everyone_and_gathering_is_the_identity() -> None:
+    here = local()
+    rows, tree = torch.randn(3, 4), {"w": torch.ones(2)}
+    assert here.rows(5) == range(5)
+    assert here.gather(rows) is rows
+    assert here.gather(rows, whole=True) is rows
+    assert here.average(tree) is tree
+    assert (here.shard(9), here.agree(2), here.writes()) == (slice(0, 9), 2, True)
+    here.prepare(nn.Linear(1, 1))
+
+
+@pytest.mark.parametrize(
+    ("manner", "together", "groups"),
+    [
+        ("loop", False, [[0], [1], [2], [3]]),
+        ("parked", False, [[0], [1], [2], [3]]),
+        ("vmap", False, [[0, 2], [1], [3]]),
+        ("loop", True, [[0, 1, 2, 3]]),
+        ("vmap", True, [[0, 1, 2, 3]]),
+    ],
+)
+def test_equal_kinds_are_grouped_under_vmap(manner: Any, together: bool, groups: list[list[int]]) -> None:
+    assert local(manner=manner).groups(["a", "b", "a", "c"], together=together) == groups
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("net", ["mlp", "conv", "conv_bn"])
+def test_stacked_is_looped(net: str, shared: bool) -> None:
+    (ours, batch), (theirs, _) = views(net), views(net)
+    batches = [batch] * 3 if shared else [corner(net, seed=seed).batch for seed in range(3)]
+    one, other = stacked(logits, ours, batches, "error"), looped(logits, theirs, batches)
+    torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+    one.square().sum().backward()
+    other.square().sum().backward()
+    for mine, its in zip(ours, theirs, strict=True):
+        for name in mine.own:
+            torch.testing.assert_close(mine.own[name].grad, its.own[name].grad, rtol=0, atol=1e-11)
+        for name in mine.buffers:
+            torch.testing.assert_close(mine.buffers[name], its.buffers[name], rtol=0, atol=1e-12)
+
+
+def test_named_inputs_are_stacked_too() -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(torch.randn(2))
+
+        def forward(self, a: Tensor, b: Tensor) -> Tensor:
+            return self.w * a + b
+
+    modules = [Named(), Named()]
+    ours = [View(m, own=dict(m.named_parameters())) for m in modules]
+    batches = [
+        Batch({"a": torch.randn(4, 2), "b": torch.randn(4, 2)}, torch.zeros(4), torch.arange(4)) for _ in range(2)
+    ]
+    torch.testing.assert_close(stacked(logits, ours, batches, "error"), looped(logits, ours, batches))
+
+
+def test_an_offer_that_cannot_be_stacked_is_looped() -> None:
+    ours, batch = views("conv")
+    rows = Local("vmap", 1, (), "error").each(features("0"), ours, [batch] * 3)
+    torch.testing.assert_close(rows, looped(features("0"), ours, [batch] * 3))
+
+
+def test_members_of_different_kinds_are_never_stacked_with_each_other() -> None:
+    class Doubled(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return 2 * super().forward(x)
+
+    modules = [nn.Linear(2, 3), Doubled(2, 3), nn.Linear(2, 3), Doubled(2, 3)]
+    ours = [View(m, own=dict(m.named_parameters()), kind=type(m)) for m in modules]
+    batch = Batch(torch.randn(5, 2), torch.zeros(5), torch.arange(5))
+    rows = Local("vmap", 1, (), "error").each(logits, ours, [batch] * 4)
+    torch.testing.assert_close(rows, looped(logits, ours, [batch] * 4))
+
+
+def test_what_vmap_cannot_run_is_named_with_a_way_out() -> None:
+    class Asking(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) if self.weight.sum() > 0 else x  # a question to the numbers
+
+    modules = [Asking(2, 2), Asking(2, 2)]
+    ours = [View(m, own=dict(m.named_parameters())) for m in modules]
+    batch = Batch(torch.randn(5, 2), torch.zeros(5), torch.arange(5))
+    with pytest.raises(RecipeError, match=r'vmap cannot run this model: .*executor\.manner = "loop"'):
+        stacked(logits, ours, [batch] * 2, "error")
+
+
+def test_dropout_under_vmap_differs_between_members_when_asked_for() -> None:
+    modules = [nn.Sequential(nn.Linear(2, 50), nn.Dropout(0.5)) for _ in range(2)]
+    modules[1].load_state_dict(modules[0].state_dict())
+    ours = [View(m, own=dict(m.named_parameters())) for m in modules]
+    batch = Batch(torch.randn(5, 2), torch.zeros(5), torch.arange(5))
+    rows = stacked(logits, ours, [batch] * 2, "different")
+    assert not torch.equal(rows[0] == 0, rows[1] == 0)
+    with pytest.raises(RecipeError, match="randomness"):
+        stacked(logits, ours, [batch] * 2, "error")
+
+
+# --- Mesh
+
+
+def test_a_mesh_without_processes_says_how_to_start_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(RecipeError, match="torchrun"):
+        meshes.mesh()
+
+
+@pytest.mark.parametrize(("total", "ranks"), [(5, 2), (3, 4), (8, 4), (0, 3), (7, 7)])
+def test_blocks_cover_everything_once_and_evenly(total: int, ranks: int) -> None:
+    blocks = [meshes._block(total, rank, ranks) for rank in range(ranks)]
+    assert [i for block in blocks for i in block] == list(range(total))
+    assert max(map(len, blocks)) - min(map(len, blocks)) <= 1
+
+
+def test_a_tree_travels_in_few_buckets_of_one_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meshes, "BUCKET", 40)
+    tree = {"a": torch.zeros(4), "b": torch.zeros(5), "c": torch.zeros(2), "d": torch.zeros(3).double()}
+    tree |= {"e": torch.zeros(100), "f": torch.zeros(1)}
+    buckets = list(meshes._buckets(tree))
+    assert buckets == [["a", "b"], ["c"], ["d"], ["e"], ["f"]]
+    assert list(meshes._buckets({})) == []
+    monkeypatch.undo()
+    assert len(list(meshes._buckets({str(i): torch.zeros(100) for i in range(300)}))) == 1
+
+
+def verbs_here() -> dict[str, Any]:
+    """Use every verb of a 2 x 2 mesh once; what is checked here is checked in every process."""
+    executor = meshes.mesh(data=2)
+    column, copy = divmod(torch.distributed.get_rank(), 2)
+    held = executor.rows(3)
+    own = executor.shard(5)
+    whole = torch.arange(30.0).view(3, 5, 2)
+    mine = whole[held.start : held.stop, own].clone().requires_grad_()
+    table = executor.gather(mine, whole=True)
+    assert torch.equal(table, whole)
+    assert torch.equal(executor.gather(mine), whole[:, own])
+    table.sum().backward()
+    assert mine.grad is not None
+    assert torch.equal(mine.grad, torch.ones_like(mine))  # once, not once for every process
+    mixed = {"w": torch.full((2, 2), 1.0 + copy), "n": torch.tensor([10.0 * column], dtype=torch.float64)}
+    total = executor.average(mixed)
+    assert list(total) == ["w", "n"]
+    assert torch.equal(total["w"], torch.full((2, 2), 3.0))
+    assert float(total["n"]) == 20.0 * column  # over copies, never over members
+    return {
+        "rows": list(held),
+        "samples": list(range(5)[own]),
+        "agree": executor.agree(torch.distributed.get_rank()),
+        "writes": executor.writes(),
+        "groups": (executor.groups(["a", "a"], together=False), executor.groups(["a", "a"], together=True)),
+    }
+
+
+def test_the_verbs_of_a_mesh() -> None:
+    found = mesh(4).run("tests.distributed.executors.test_executors:verbs_here")
+    assert [each["rows"] for each in found] == [[0], [0], [1, 2], [1, 2]]
+    assert [each["samples"] for each in found] == [[0, 1], [2, 3, 4]] * 2
+    assert [each["agree"] for each in found] == [3] * 4
+    assert [each["writes"] for each in found] == [True, False, True, False]
+    assert all(each["groups"] == ([[0], [1]], [[0, 1]]) for each in found)
+
+
+def odd_mesh_here() -> str:
+    try:
+        meshes.mesh(data=3)
+    except RecipeError as problem:
+        return str(problem)
+    return ""
+
+
+def test_a_data_axis_must_divide_the_processes() -> None:
+    assert all(
+        "divisor of 2" in said for said in mesh(2).run("tests.distributed.executors.test_executors:odd_mesh_here")
+    )
+
+
+def prepared_here() -> list[str]:
+    names = []
+    for options in ({"data": 2}, {"data": 2, "batchnorm": "local"}, {"data": 1}):
+        module = nn.Sequential(nn.BatchNorm2d(3))
+        meshes.mesh(**options).prepare(module)  # type: ignore[arg-type]
+        names.append(type(module[0]).__name__)
+    return names
+
+
+def test_batchnorm_is_synchronised_only_on_a_data_axis_and_unless_unwanted() -> None:
+    for names in mesh(2).run("tests.distributed.executors.test_executors:prepared_here"):
+        assert names == ["SyncedBatchNorm", "BatchNorm2d", "BatchNorm2d"]

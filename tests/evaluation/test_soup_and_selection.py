@@ -1,0 +1,177 @@
+"""Members put together anew: soups of one basin, and ensembles chosen from a pool, never judged where chosen."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import plateaux
+from plateaux.config.recipe import Recipe
+from plateaux.core.errors import RecipeError, RunError
+from plateaux.ensembles.log_probs import MEAN_PROBABILITY
+from plateaux.evaluation.evaluate import evaluate, load
+from plateaux.evaluation.soup import Chosen, choose_members, judge_chosen, load_chosen, soup
+from plateaux.storage.run import Run
+from plateaux.training.train import train
+from tests.cli.test_main import call
+
+RECIPE = {
+    "members": 3,
+    "data": {"name": "digits", "batch": 64, "validation": 200},
+    "model": {"name": "mlp", "hidden": [16]},
+    "optimizer": {"lr": 0.1, "momentum": 0.9},
+    "train": {"epochs": 2},
+    "executor": {"threads": 1},
+}
+
+
+@pytest.fixture(scope="module")
+def apart(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three members that share no start."""
+    return _trained(tmp_path_factory.mktemp("apart"))
+
+
+@pytest.fixture(scope="module")
+def near(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three members trained on, a little, from one network; with BatchNorm."""
+    folder = tmp_path_factory.mktemp("near")
+    net = {"name": "resnet8", "width": 4}
+    first = train(Recipe.from_dict({**RECIPE, "members": 1, "model": net, "train": {"epochs": 6}}), folder / "first")
+    save_file(first.weights(0), folder / "start.safetensors")
+    model = {**net, "weights": str(folder / "start.safetensors")}
+    recipe = {**RECIPE, "model": model, "optimizer": {"lr": 0.01}, "train": {"epochs": 1}}
+    train(Recipe.from_dict(recipe), folder / "run")
+    return folder / "run"
+
+
+def _trained(out: Path, **changes: object) -> Path:
+    train(Recipe.from_dict({**RECIPE, **changes}), out)
+    return out
+
+
+def test_a_soup_of_strangers_is_refused_with_the_rise_of_the_loss(apart: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    with pytest.raises(RecipeError, match=r"barrier|initiali|start"):
+        soup(apart, tmp_path / "soup", say=said.append)
+    assert said[0].startswith("between members 0 and 1 the loss rises by ")
+    assert not (tmp_path / "soup").exists()
+
+
+@pytest.mark.parametrize("how", ["uniform", "greedy"])
+def test_a_soup_of_one_basin_is_a_run_of_one_member(near: Path, how: str, tmp_path: Path) -> None:
+    made = soup(near, tmp_path / "soup", how=how)  # type: ignore[arg-type]
+    about = json.loads((tmp_path / "soup/selection.json").read_text())
+    assert about["kind"] == f"{how} soup"
+    assert len(about["ids"]) == 200
+    if how == "greedy":
+        with pytest.raises(RunError, match="were chosen on these samples"):
+            evaluate(tmp_path / "soup", on="validation", measures=["nll"])
+    old = [Run.open(near).weights(number) for number in about["members"]]
+    for name, tensor in made.weights(0).items():
+        if "running" not in name and "num_batches" not in name:
+            wanted = torch.stack([each[name].double() for each in old]).mean(0)
+            assert torch.allclose(tensor.double(), wanted, atol=1e-7), name
+    (one,) = evaluate(made.store.root, measures=["accuracy"])
+    (many,) = evaluate(near, measures=["accuracy"])
+    assert one.rows["member 0"].number > many.rows["mean of members"].number - 0.03
+
+
+def test_batchnorm_statistics_of_a_soup_are_taken_anew(near: Path, tmp_path: Path) -> None:
+    made = soup(near, tmp_path / "soup")
+    names = [name for name in made.weights(0) if name.endswith("running_mean")]
+    old = torch.stack([Run.open(near).weights(n)[names[0]] for n in range(3)]).mean(0)
+    assert not torch.equal(made.weights(0)[names[0]], old)
+
+
+def test_different_networks_and_training_samples_make_no_soup(tmp_path: Path, apart: Path) -> None:
+    mixed = _trained(tmp_path / "mixed", model={"name": "mlp", "hidden": [[8], [16], [16]]})
+    with pytest.raises(RunError, match="differ in architecture"):
+        soup(mixed, tmp_path / "soup")
+    with pytest.raises(RecipeError, match="hold some out"):
+        soup(apart, tmp_path / "soup", on="train")
+    with pytest.raises(RecipeError, match="hold some out"):
+        choose_members([apart], size=2, on="train@20")
+
+
+def test_a_soup_of_members_named_one_by_one_is_a_sound_run(apart: Path, tmp_path: Path) -> None:
+    named = _trained(tmp_path / "named", model={"name": ["mlp"] * 3, "hidden": [8]}, optimizer={"lr": [0.1, 0.2, 0.3]})
+    soup(named, tmp_path / "soup", limit=1e9)
+    assert len(load(tmp_path / "soup")) == 1
+    assert Recipe.load(tmp_path / "soup/recipe.toml").model.name == "mlp"
+
+
+def test_runs_of_other_test_samples_cannot_be_judged_together(tmp_path: Path) -> None:
+    data = {"name": "blobs", "samples": 90, "validation": 30, "batch": 16}
+    for name, count in (("a", 101), ("b", 77)):
+        _trained(tmp_path / name, members=1, data={**data, "test_samples": count})
+    choose_members([tmp_path / "a", tmp_path / "b"], size=2).write(tmp_path / "c.json")
+    with pytest.raises(RunError, match="has other test samples than the others"):
+        judge_chosen(tmp_path / "c.json")
+
+
+def test_members_of_several_runs_make_one_ensemble(apart: Path, tmp_path: Path) -> None:
+    other = _trained(tmp_path / "other", model={"name": "mlp", "hidden": [32]})
+    chosen = choose_members([apart, other], size=4)
+    assert len(chosen.members) == 6
+    assert sum(chosen.selection.weights) == pytest.approx(1)
+    chosen.write(tmp_path / "chosen.json")
+    assert Chosen.read(tmp_path / "chosen.json") == chosen
+    ensemble = load_chosen(tmp_path / "chosen.json")
+    assert len(ensemble) == sum(weight > 0 for weight in chosen.selection.weights)
+    x, y = plateaux.dataset.get("digits")().test.fetch(torch.arange(599))
+    p = ensemble.predict(x)
+    judged = judge_chosen(tmp_path / "chosen.json")
+    assert judged["accuracy"] == pytest.approx(float((p.argmax(-1) == y).double().mean()))
+    assert judged["nll"] == pytest.approx(float(-p.double()[torch.arange(599), y].log().mean()), rel=1e-4)
+    with pytest.raises(RunError, match="numbers on them would flatter"):
+        judge_chosen(tmp_path / "chosen.json", on="validation")
+
+
+def test_a_choice_is_no_worse_than_the_best_single_member_where_it_was_made(apart: Path) -> None:
+    chosen = choose_members([apart], size=5)
+    (found,) = evaluate(apart, on="validation", measures=["nll"])
+    best = min(found.rows[f"member {n}"].number for n in range(3))
+    assert chosen.selection.scores[-1] <= best + 1e-6
+    assert MEAN_PROBABILITY in found.rows
+
+
+def test_runs_judged_on_other_samples_are_no_pool(apart: Path, tmp_path: Path) -> None:
+    other = _trained(tmp_path / "other", seed=3)
+    with pytest.raises(RunError, match="has other validation samples than"):
+        choose_members([apart, other], size=2)
+    with pytest.raises(RecipeError, match="No runs were given"):
+        choose_members([], size=2)
+
+
+def test_a_file_that_is_no_selection_is_told(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="is not there"):
+        Chosen.read(tmp_path / "none.json")
+    (tmp_path / "bad.json").write_text("{}")
+    with pytest.raises(RunError, match="is no selection"):
+        Chosen.read(tmp_path / "bad.json")
+
+
+def test_an_ensemble_is_combined_by_name(apart: Path) -> None:
+    x, _ = plateaux.dataset.get("digits")().test.fetch(torch.arange(9))
+    ensemble = load(apart)
+    table = ensemble.logits(x)
+    assert torch.allclose(ensemble.predict(x), table.softmax(-1).mean(0), atol=1e-6)
+    assert torch.allclose(ensemble.predict(x, combine="logit"), table.mean(0).softmax(-1), atol=1e-6)
+    votes = ensemble.predict(x, combine="majority")
+    assert torch.allclose(votes.sum(-1), torch.ones(9), atol=1e-5)
+    ensemble.weights = (1.0, 0.0, 0.0)
+    assert torch.allclose(ensemble.predict(x), table[0].softmax(-1), atol=1e-6)
+
+
+def test_the_commands_say_what_they_made(near: Path, apart: Path, tmp_path: Path) -> None:
+    code, out, message = call("soup", str(near), "-o", str(tmp_path / "soup"), "--how", "greedy")
+    assert code == 0, message
+    assert "greedy soup of members" in json.loads(out)["weights"]
+    code, out, message = call("select", str(apart), "-o", str(tmp_path / "c.json"), "--size", "3")
+    assert code == 0, message
+    assert 0 <= json.loads(out)["test"]["accuracy"] <= 1
+    assert call("soup", str(apart), "-o", str(tmp_path / "no"))[0] == 2

@@ -1,0 +1,123 @@
+"""What a run can be measured on: named in words, read only when needed, and labelled for what it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from plateaux.config.recipe import Recipe
+from plateaux.core.errors import RunError, StorageError
+from plateaux.data.corruptions.corrupt import Corrupted, corrupt
+from plateaux.ensembles.log_probs import MEAN_PROBABILITY
+from plateaux.evaluation.evaluate import evaluate, load
+from plateaux.evaluation.robustness import robustness
+from plateaux.evaluation.splits import targets
+from plateaux.storage.run import Run
+from plateaux.training.train import train
+from tests.cli.test_main import call
+
+FACTS = {"name": "cifar10", "classes": 10}
+
+
+def recipe(root: Path) -> Recipe:
+    return Recipe.from_dict(
+        {
+            "members": 2,
+            "data": {"name": "arrays", "path": "d.npz", "root": str(root), "batch": 16},
+            "model": {"name": "cnn", "channels": [4]},
+            "train": {"epochs": 1},
+            "executor": {"threads": 1},
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("images")
+    x = np.random.default_rng(0).integers(0, 255, (40, 3, 32, 32), dtype=np.uint8)
+    y = np.arange(40) % 2
+    np.savez(root / "d.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    train(recipe(root), root / "run")
+    return root / "run"
+
+
+def test_words_name_samples(tmp_path: Path) -> None:
+    what = recipe(tmp_path)
+    assert [each.name for each in targets(what, FACTS, ["test", "train"])] == ["test", "train"]
+    every = targets(what, FACTS, ["corrupted"])
+    assert len({each.name for each in every}) == 75
+    assert {each.about["source"] for each in every} == {"generated, CIFAR-C-like"}
+    assert len(targets(what, FACTS, ["corrupted:extra"])) == 20
+    assert [each.name for each in targets(what, FACTS, ["corrupted:fog:3"])] == ["fog 3"]
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("tets", "There are no samples called 'tets'"),
+        ("corrupted:fig", "There is no corruption called 'fig'; did you mean 'fog'"),
+        ("corrupted:fog:0", "a severity is 1, 2, 3, 4 or 5"),
+        ("corrupted:fog:3:1", "a severity is 1, 2, 3, 4 or 5"),
+        ("corrupted:fog:", "a severity is 1, 2, 3, 4 or 5"),
+    ],
+)
+def test_words_that_name_nothing_are_told(word: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=message):
+        targets(recipe(tmp_path), FACTS, [word])
+
+
+def test_numbers_under_corruption_are_those_of_the_corrupted_images(run: Path) -> None:
+    (found,) = evaluate(run, on="corrupted:gaussian_noise:5", measures=["accuracy"])
+    x, y = (torch.from_numpy(np.load(run.parent / "d.npz")[name]) for name in ("x_test", "y_test"))
+    seen = corrupt(x, torch.arange(40), "gaussian_noise", 5)
+    wanted = float((load(run).predict(seen).argmax(-1) == y).double().mean())
+    assert found.rows[MEAN_PROBABILITY].number == pytest.approx(wanted)
+    assert (found.data["corruption"], found.data["severity"]) == ("gaussian_noise", 5)
+    assert found.data["source"] == "generated, CIFAR-C-like"
+    said: list[str] = []
+    evaluate(run, on="corrupted:gaussian_noise:5", measures=["nll"], say=said.append)
+    assert "gaussian_noise 5: from kept" in said[0]
+
+
+def test_several_corruptions_are_summed_up_and_shown(run: Path) -> None:
+    found = evaluate(run, on=["corrupted:fog", "corrupted:contrast"], measures=["accuracy"], samples=8)
+    summary = robustness(found)[0]
+    every = [each.rows["member 0"].number for each in found]
+    assert summary.rows["member 0 · cACC"].number == pytest.approx(sum(every) / 10)
+    code, out, message = call("measure", str(run), "--on", "corrupted:fog,corrupted:contrast", "--markdown")
+    assert code == 0, message
+    for words in ("| fog |", "severity 5", "cACC", "not normalised", "generated, CIFAR-C-like"):
+        assert words in out, words
+
+
+def test_corrupted_images_are_made_once_where_they_are_kept(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"on": "corrupted:snow:2", "measures": ["nll"], "fresh": True}
+    (loose,) = evaluate(run, **options)
+    (first,) = evaluate(run, cache=tmp_path, **options)
+    (file,) = tmp_path.iterdir()
+    assert file.name.startswith("snow-2-")
+    monkeypatch.setattr(Corrupted, "fetch", None)  # nothing is made any more
+    (second,) = evaluate(run, cache=tmp_path, **options)
+    assert loose.rows == first.rows == second.rows
+    file.write_bytes(b"damaged")
+    with pytest.raises(StorageError, match="snow-2"):
+        evaluate(run, cache=tmp_path, **options)
+
+
+def test_published_files_are_preferred_where_they_lie(tmp_path: Path, run: Path) -> None:
+    folder = tmp_path / "CIFAR-10-C"
+    folder.mkdir()
+    file = np.lib.format.open_memmap(folder / "fog.npy", mode="w+", dtype=np.uint8, shape=(50_000, 32, 32, 3))
+    file[20_000] = 7
+    np.save(folder / "labels.npy", np.tile(np.arange(10_000) % 10, 5).astype(np.uint8))
+    (found,) = targets(recipe(tmp_path), FACTS, ["corrupted:fog:3"])
+    assert found.about["source"] == "published files"
+    source, ids = found.open(recipe(tmp_path), None)  # type: ignore[arg-type]
+    x, y = source.fetch(ids[:2])
+    assert (len(ids), int(x[0].sum()), int(x[1].sum()), y.tolist()) == (10_000, 7 * 3 * 32 * 32, 0, [0, 1])
+    assert Run.open(run).recipe.data.name == "arrays"

@@ -1,0 +1,520 @@
+"""Objectives in which members meet in every batch, against slow twins; who is absent; unlabelled samples."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cases import GIVEN, LOOP, NETS, distance, learner, recipe, trained
+from reference import joint as twin
+from torch import Tensor, nn
+
+from plateaux.config.builders.data import feed_of, split_of
+from plateaux.config.builders.model import Given, data_of, method_of, network, training_data
+from plateaux.core.errors import DataError, RecipeError
+from plateaux.core.method import Method, Objective, View
+from plateaux.core.types import Batch, key
+from plateaux.data.loader import Feed, endless
+from plateaux.data.sources import Extra, Resident, from_tensors
+from plateaux.distributed.executors.local import Local
+from plateaux.methods.a2d import a2d
+from plateaux.methods.divdis import divdis
+from plateaux.methods.sed import drawn, sed
+from plateaux.optim import losses
+from plateaux.optim.losses import cross_entropy, disagreement, hardness, information
+from plateaux.optim.losses import distance as apart
+from plateaux.optim.sam import rehearsed, update_named
+from plateaux.storage.run import Run
+from plateaux.training.setup import learners_of, paces_of
+from plateaux.training.state import ABSENT, Way
+from plateaux.training.step import step
+from plateaux.training.train import check, train
+
+CPU = torch.device("cpu")
+LOSS = cross_entropy()
+ON, MODES = ("unlabelled", "labelled", "both"), ("joint", "sequential")
+A2D = [{"strength": 0.7, "on": on, "mode": mode} for on in ON for mode in MODES]
+DIVDIS = [
+    {"strength": 3.0, "regularise": 2.0, "on": on, "mode": mode, "regulariser": name, "shares": shares}
+    for on, mode, name, shares in [
+        ("unlabelled", "mi", "kl_backward", ()),
+        ("unlabelled", "mi", "kl_forward", ()),
+        ("labelled", "mi", "entropy", ()),
+        ("both", "l1", "kl_backward", ()),
+        ("unlabelled", "l1", "ratio", (0.2, 0.5, 0.3)),
+    ]
+]
+SED = [{"strength": 0.6, "floor": 1e-3}, {"strength": 0.6, "floor": 5.0}]
+WRITTEN = [(a2d, twin.a2d, options) for options in A2D]
+WRITTEN += [(divdis, twin.divdis, options) for options in DIVDIS]
+WRITTEN += [(partial(sed, pair="all"), twin.sed, options) for options in SED]
+
+
+def problem(
+    rows: int = 3, size: int = 4, unlabelled: int = 3, classes: int = 3, dtype: torch.dtype = torch.float64
+) -> tuple[Tensor, Batch]:
+    draw = torch.Generator().manual_seed(5)
+    y = torch.randint(classes, (size,), generator=draw)
+    table = 2 * torch.randn(rows, size + unlabelled, classes, generator=draw, dtype=torch.float64)
+    return table.to(dtype), Batch(torch.zeros(size, 1), y, torch.arange(size))
+
+
+def settled(make: Callable[..., Method], options: dict[str, Any], table: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Return the losses, and the gradient of what a step descends."""
+    objective = make(LOSS, **options).objective
+    table = (table if objective.wants else table[:, : len(batch)]).clone().requires_grad_()
+    found = objective.settle(table, batch)
+    (gradient,) = torch.autograd.grad(found.mean(1).sum(), table)
+    return found.detach(), gradient
+
+
+def label_of(value: Any) -> str:
+    return "-".join(map(str, value.values())) if isinstance(value, dict) else ""
+
+
+@pytest.mark.parametrize(("make", "slow", "options"), WRITTEN, ids=label_of)
+def test_losses_and_gradients_are_those_of_the_slow_twin(make, slow, options) -> None:
+    table, batch = problem(unlabelled=3 if make is not WRITTEN[-1][0] else 0)
+    if not make(LOSS, **options).objective.wants:
+        table = table[:, : len(batch)]
+    found, gradient = settled(make, options, table, batch)
+    plain, labels = table.tolist(), batch.y.tolist()
+    truth = slow(plain, plain, labels, **options)
+    torch.testing.assert_close(found, torch.tensor(truth, dtype=torch.float64), rtol=1e-9, atol=1e-9)
+    slopes = twin.slopes(lambda moved: slow(moved, plain, labels, **options), plain)
+    torch.testing.assert_close(gradient, torch.tensor(slopes, dtype=torch.float64), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("make", "slow", "options"), WRITTEN, ids=label_of)
+def test_probabilities_of_exactly_zero_and_one_give_numbers(make, slow, options, dtype: torch.dtype) -> None:
+    table, batch = problem(dtype=dtype)
+    sure = 1e4 * torch.nn.functional.one_hot(table.argmax(-1), 3).to(dtype)
+    assert set(sure.softmax(-1).unique().tolist()) == {0.0, 1.0}
+    for rows in (sure, sure[:1].expand(3, -1, -1), torch.cat([sure[:2], table[2:]])):
+        for each in settled(make, options, rows.contiguous(), batch):
+            assert each.isfinite().all()
+
+
+def test_a2d_is_smallest_where_the_likeliest_classes_are_disjoint_and_sure() -> None:
+    apart_from = torch.eye(3, dtype=torch.float64)[:, None]  # three rows, each sure of a class of its own
+    others = ~torch.eye(3, dtype=torch.bool)
+    assert disagreement(apart_from)[others].abs().max() < 1e-6
+    together = torch.eye(3, dtype=torch.float64)[:1, None].expand(3, -1, -1)
+    assert disagreement(together)[others].min() == pytest.approx(-math.log(1e-7))
+    drawn_at_random = problem()[0].softmax(-1)
+    assert disagreement(drawn_at_random)[others].min() > -1e-6
+
+
+def test_rows_that_do_not_look_at_the_samples_have_no_mutual_information() -> None:
+    constant = problem(rows=4, size=1, unlabelled=0)[0].softmax(-1).expand(-1, 9, -1)
+    assert information(constant).abs().max() < 1e-14
+    one_looks = torch.cat([constant[:1, :9], problem(rows=1, size=9, unlabelled=0)[0].softmax(-1)])
+    assert information(one_looks).abs().max() < 1e-14
+
+
+def test_rows_that_always_agree_have_all_the_information_there_is() -> None:
+    sure = torch.eye(5, dtype=torch.float64).expand(2, -1, -1)
+    torch.testing.assert_close(information(sure)[0, 1], torch.tensor(math.log(5), dtype=torch.float64))
+    assert apart(sure)[0, 1] == 0
+    assert apart(torch.stack([sure[0], sure[0].roll(1, 0)]))[0, 1] == -2
+
+
+def test_mutual_information_is_the_same_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    p = problem(rows=5)[0].softmax(-1)
+    whole = information(p)
+    monkeypatch.setattr(losses, "CELLS", 2 * 9)  # two pairs at a time
+    torch.testing.assert_close(information(p), whole, rtol=0, atol=1e-15)
+    assert information(p[:1]).tolist() == [[0.0]]
+
+
+def test_hardness_has_the_mean_of_one_over_the_mean_loss_until_the_floor() -> None:
+    table, batch = problem(unlabelled=0)
+    alike = torch.nn.functional.cross_entropy(table.mean(0), batch.y)
+    assert hardness(table, batch, floor=1e-3).mean() == pytest.approx(float(1 / alike))
+    fitted = 1e4 * torch.nn.functional.one_hot(batch.y, 3).double().expand(3, -1, -1)
+    assert hardness(fitted, batch, floor=1e-3).tolist() == [0.0] * 4
+    nearly = 12 * torch.nn.functional.one_hot(batch.y, 3).double().expand(3, -1, -1)
+    alpha = hardness(nearly, batch, floor=1e-3)
+    assert 0 < alpha.max() < 100  # without the floor: 80,000
+    assert not hardness(table.requires_grad_(), batch, floor=1e-3).requires_grad
+
+
+@pytest.mark.parametrize("mode", ["joint", "sequential"])
+def test_without_strength_a2d_is_the_deep_ensemble_on_the_same_batches(mode: str, tmp_path: Path) -> None:
+    weak = {"method": {"strength": 0.0, "mode": mode}}
+    mine = trained(recipe("a2d", "conv_bn", **weak), tmp_path / "weak")
+    alone = trained(recipe("deep_ensemble", "conv_bn", data={"order": "shared"}), tmp_path / "alone")
+    assert distance(mine, alone) == 0  # BatchNorm's statistics too: unlabelled samples leave no trace
+
+
+def test_the_first_member_of_a_sequence_is_the_deep_ensembles(tmp_path: Path) -> None:
+    mine = trained(recipe("a2d, sequential", "mlp"), tmp_path / "mine")
+    alone = trained(recipe("deep_ensemble", "mlp", data={"order": "shared"}), tmp_path / "alone")
+    assert distance(mine[:1], alone[:1]) == 0
+    assert distance(mine[1:2], alone[1:2]) > 1e-4
+
+
+def test_joint_training_makes_members_disagree_on_the_unlabelled_samples(tmp_path: Path) -> None:
+    found = {}
+    for strength in (0.0, 3.0):
+        row = recipe("a2d", samples=120, batch=20, method={"strength": strength}, train={"epochs": 15})
+        run = train(row, tmp_path / str(strength), given=GIVEN)
+        data = training_data(row, GIVEN)
+        x, _ = data.unlabelled.source.fetch(data.unlabelled.ids)
+        rows = []
+        for number in range(3):
+            module = network(row, data, number, GIVEN)
+            module.load_state_dict(run.weights(number))
+            rows.append(module(x).argmax(-1))
+        found[strength] = float((rows[0] != rows[1]).float().mean())
+    assert found[3.0] > found[0.0]
+
+
+# Who takes part.
+
+
+def heads(count: int, method: Method) -> list[Any]:
+    made = []
+    for number in range(count):
+        module = nn.Linear(2, 3).double()
+        nn.init.normal_(module.weight, generator=torch.Generator().manual_seed(number))
+        one = learner(module, method, number=number)
+        one.optimizer = torch.optim.AdamW(one.params.values(), lr=0.1, weight_decay=0.5)
+        made.append(one)
+    return made
+
+
+def points(number: int = 0, size: int = 6) -> Batch:
+    draw = torch.Generator().manual_seed(number)
+    x = torch.randn(size, 2, generator=draw, dtype=torch.float64)
+    return Batch(x, torch.randint(3, (size,), generator=draw), torch.arange(size), key=key("points", number))
+
+
+def state(one: Any) -> list[Tensor]:
+    held = [value for slots in one.optimizer.state.values() for value in slots.values()]
+    return [each.detach().clone() for each in [*one.params.values(), *held]]
+
+
+@pytest.mark.parametrize("manner", ["loop", "vmap"])
+def test_absent_members_are_not_run_and_not_touched(manner: str) -> None:
+    method = sed(LOSS, update="sam", rho=0.1)
+    members = heads(5, method)
+    ran: list[int] = []
+    for one in members:
+        one.module.register_forward_hook(lambda *_, number=one.number: ran.append(number))
+    executor = Local(manner, 1, (), "error")
+    for number in range(6):
+        batch = points(number)
+        chosen = drawn(2)(5, batch.key)
+        before = [state(one) for one in members]
+        ran.clear()
+        tallies = step(executor, members, [batch] * 5, Way())
+        assert [i for i, tally in enumerate(tallies) if tally is not ABSENT] == chosen
+        assert manner == "vmap" or ran == chosen * 2  # once where they stand, once up the slope
+        for i, one in enumerate(members):
+            now = state(one)
+            same = len(now) == len(before[i]) and all(map(torch.equal, now, before[i]))
+            assert same == (i not in chosen)
+            assert all(param.grad is None for param in one.params.values())
+
+
+def test_every_member_takes_part_equally_often() -> None:
+    counts = Counter(i for number in range(3000) for i in drawn(2)(6, key("step", number)))
+    assert sorted(counts) == list(range(6))
+    assert all(abs(count - 1000) < 5 * math.sqrt(3000 * (1 / 3) * (2 / 3)) for count in counts.values())
+    assert drawn(4)(3, 1) == [0, 1, 2]
+
+
+def by_hand(row: Any) -> list[dict[str, Tensor]]:
+    """Train SED slowly: pick members by the rule, descend the formula with autograd; all schedules move with time."""
+    data = data_of(row, GIVEN)
+    ids, _ = split_of(row, data)
+    feed = feed_of(row, data, 0, shared=True, device=CPU, ids=ids)
+    modules = [network(row, data, number, GIVEN) for number in range(row.members)]
+    optimizers = [
+        torch.optim.AdamW(module.parameters(), lr=lr, weight_decay=0.1)
+        for module, lr in zip(modules, row.optimizer.lr, strict=True)
+    ]
+    schedules = [
+        torch.optim.lr_scheduler.CosineAnnealingLR(o, T_max=feed.steps() * row.train.epochs) for o in optimizers
+    ]
+    for epoch in range(row.train.epochs):
+        for batch in feed.epoch(epoch):
+            chosen = drawn(2)(row.members, batch.key)
+            logits = {i: modules[i](batch.x) for i in chosen}
+            log_p = {i: logits[i].log_softmax(-1) for i in chosen}
+            hard = torch.nn.functional.cross_entropy(sum(logits.values()) / 2, batch.y, reduction="none").detach()
+            alpha = hard / max(float(hard.mean()), 1e-3) ** 2
+            total = torch.zeros((), dtype=torch.float64)
+            for mine, other in (chosen, chosen[::-1]):
+                p, q = log_p[other].exp(), log_p[mine].exp()
+                y = p.argmax(-1, keepdim=True)
+                p, q = p.gather(1, y)[:, 0], q.gather(1, y)[:, 0]
+                pair = -(p * (1 - q) + q * (1 - p) + 1e-7).log()
+                total = total - log_p[mine].gather(1, batch.y[:, None]).mean() + 0.5 * (alpha * pair).mean()
+            for i in chosen:
+                optimizers[i].zero_grad()
+            total.backward()
+            for i in chosen:
+                optimizers[i].step()
+            for schedule, optimizer in zip(schedules, optimizers, strict=True):
+                optimizer._opt_called = True
+                schedule.step()
+    return [{name: each.detach() for name, each in module.state_dict().items()} for module in modules]
+
+
+def absent_row(**sections: Any) -> Any:
+    optimizer = {"name": "AdamW", "lr": [0.05, 0.1, 0.1, 0.02], "weight_decay": 0.1}
+    row = recipe("sed", "mlp", precision="fp64", members=4, train={"epochs": 3, "precision": "fp64"}).to_dict()
+    return type(recipe()).from_dict({**row, "optimizer": optimizer, **sections})
+
+
+def test_training_with_absent_members_is_the_loop_written_by_hand(tmp_path: Path) -> None:
+    row = absent_row()
+    assert distance(trained(row, tmp_path / "run"), by_hand(row)) < 1e-12
+
+
+def test_a_schedule_by_epochs_goes_on_for_absent_members(tmp_path: Path) -> None:
+    row = absent_row(schedule=[{"name": "step", "step_size": 1, "gamma": 0.5}], run={"log_every": 1})
+    run = train(row, tmp_path / "run", given=GIVEN)
+    lines = [line for number in range(4) for line in run.log(number) if "lr" in line]
+    assert lines
+    firsts = row.optimizer.lr
+    for number in range(4):
+        for line in run.log(number):
+            if "lr" in line:
+                assert line["lr"] == firsts[number] * 0.5 ** line["epoch"]
+
+
+def test_members_with_the_same_rates_share_a_pace_and_others_do_not() -> None:
+    row = absent_row()
+    made = learners_of(row, data_of(row, GIVEN), range(4), LOOP, device=CPU, steps=3, given=GIVEN)
+    assert len(paces_of(made)) == 3
+    assert made[1].pace is made[2].pace
+    plain = absent_row(schedule=[])
+    assert paces_of(learners_of(plain, data_of(plain, GIVEN), [0, 1], LOOP, device=CPU, steps=3, given=GIVEN)) == ()
+
+
+def test_a_pair_of_two_members_is_all_of_them(tmp_path: Path) -> None:
+    pair = trained(recipe("sed", "mlp", members=2), tmp_path / "pair")
+    everyone = trained(recipe("sed", "mlp", members=2, method={"pair": "all"}), tmp_path / "all")
+    assert distance(pair, everyone) == 0
+
+
+def test_a_member_that_was_never_present_logs_no_loss(tmp_path: Path) -> None:
+    row = recipe("sed", "mlp", members=9, samples=7, train={"epochs": 1}, run={"log_every": 1})
+    run = train(row, tmp_path / "run", given=GIVEN)
+    seen = ["train loss" in run.log(number)[-1] for number in range(9)]
+    assert sum(seen) == 2
+    assert all(progress.finished for progress in run.all_progress())
+
+
+def test_nobody_may_be_present_and_strangers_may_not() -> None:
+    nobody = Method(Objective(LOSS, sees="all", present=lambda members, key: []))
+    members = heads(2, nobody)
+    before = [state(one) for one in members]
+    assert step(LOOP, members, [points()] * 2, Way()) == [ABSENT] * 2
+    for one, held in zip(members, before, strict=True):
+        assert all(map(torch.equal, state(one), held))
+    stranger = Method(Objective(LOSS, sees="all", present=lambda members, key: [0, 2]))
+    with pytest.raises(RecipeError, match=r"\[0, 2\] take part .* there are 0 to 1"):
+        step(LOOP, heads(2, stranger), [points()] * 2, Way())
+
+
+def test_members_that_see_only_themselves_may_be_absent_too() -> None:
+    one_by_one = Method(Objective(LOSS, present=lambda members, key: [key % members]))
+    members = heads(3, one_by_one)
+    found = [step(LOOP, members, [replace(points(), key=number)] * 3, Way()) for number in range(3)]
+    assert [[tally is not ABSENT for tally in tallies] for tallies in found] == torch.eye(3).bool().tolist()
+
+
+# Unlabelled samples.
+
+
+def test_an_endless_row_of_passes_gives_every_sample_once_a_pass() -> None:
+    ids = torch.arange(10, 17)
+    row = torch.cat([endless(ids, start, 5, 3) for start in range(0, 70, 5)])
+    for start in range(0, 70, 7):
+        assert sorted(row[start : start + 7].tolist()) == ids.tolist()
+    assert not torch.equal(row[:7], row[7:14])
+    assert torch.equal(endless(ids, 12, 20, 3), row[12:32])  # more than a pass at once
+
+
+def feed(**options: Any) -> Feed:
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randint(0, 256, (11, 3, 4, 4), dtype=torch.uint8, generator=draw)
+    other = Resident(x[:9].flip(0), torch.zeros(9, dtype=torch.int64))
+    usual: dict[str, Any] = {
+        "batch": 4,
+        "key": 1,
+        "classes": 2,
+        "mean": (0.5,) * 3,
+        "std": (0.25,) * 3,
+        "unlabelled_batch": 3,
+    }
+    usual["unlabelled"] = Extra("other", other, torch.tensor([0, 2, 4, 6, 8]))
+    return Feed(Resident(x, torch.arange(11) % 2), torch.arange(11), **{**usual, **options})
+
+
+def test_unlabelled_samples_go_along_normalised_as_the_data_is() -> None:
+    own = feed()
+    rows = [each for epoch in range(5) for batch in own.epoch(epoch) for each in batch.extra["unlabelled"]]
+    assert len(rows) == 5 * 3 * 3
+    source = own.unlabelled.source.x.float() / 255
+    known = {i: (source[i] - 0.5) / 0.25 for i in own.unlabelled.ids.tolist()}
+    counts = Counter(i for row in rows for i, each in known.items() if torch.allclose(row, each, atol=1e-6))
+    assert counts == dict.fromkeys([0, 2, 4, 6, 8], 9)
+
+
+def test_unlabelled_samples_carry_on_in_the_middle_of_an_epoch() -> None:
+    whole = [batch.extra["unlabelled"] for batch in feed().epoch(2)]
+    rest = [batch.extra["unlabelled"] for batch in feed().epoch(2, start=1)]
+    assert all(map(torch.equal, whole[1:], rest))
+    assert not torch.equal(whole[0], whole[1])
+
+
+def test_copies_share_the_unlabelled_samples_of_a_batch() -> None:
+    whole = [batch.extra["unlabelled"] for batch in feed().epoch(0)]
+    halves = [list(feed().epoch(0, shard=lambda n, i=i: slice(n * i // 2, n * (i + 1) // 2))) for i in range(2)]
+    for both, left, right in zip(whole, *halves, strict=True):
+        assert torch.equal(both, torch.cat([left.extra["unlabelled"], right.extra["unlabelled"]]))
+
+
+def test_a_batch_without_unlabelled_samples_has_no_extras() -> None:
+    assert all(batch.extra == {} for batch in feed(unlabelled=None).epoch(0))
+
+
+def test_the_run_remembers_which_unlabelled_samples_it_used(tmp_path: Path) -> None:
+    row = recipe("a2d")
+    facts = train(row, tmp_path / "run", given=GIVEN).about["data"]["unlabelled"]
+    extra = training_data(row, GIVEN).unlabelled
+    assert facts == {"name": "spirals", "fingerprint": extra.source.fingerprint(), "ids": extra.ids.tolist()}
+    assert len(set(facts["ids"])) == 13
+    assert facts["ids"] == sorted(facts["ids"])
+    assert facts == Run.open(tmp_path / "run").about["data"]["unlabelled"]
+    assert training_data(row.changed(seed=8), GIVEN).unlabelled.ids.tolist() != facts["ids"]
+
+
+def test_a_name_alone_takes_all_samples_and_a_set_only_to_test_on_gives_those() -> None:
+    row = recipe("a2d", "conv", data={"unlabelled": "cases:static"})
+    assert training_data(row, GIVEN).unlabelled.ids.tolist() == list(range(17))
+    only_test = recipe("a2d", "conv", data={"unlabelled": "tests.methods.test_joint_methods:only_to_test_on@3"})
+    found = training_data(only_test, Given(allow=("cases", "tests.methods.test_joint_methods"))).unlabelled
+    assert len(found.source) == 5
+    assert len(found.ids) == 3
+
+
+def only_to_test_on() -> Any:
+    """Five images to test on, and none to train on."""
+    x = torch.zeros(5, 2, 6, 6)
+    return from_tensors((x[:0], torch.zeros(0, dtype=torch.int64)), (x, torch.zeros(5, dtype=torch.int64)), classes=1)
+
+
+def test_unlabelled_samples_may_be_handed_over_in_python(tmp_path: Path) -> None:
+    x = torch.randn(6, 2, generator=torch.Generator().manual_seed(0))
+    given = replace(GIVEN, unlabelled=Resident(x, torch.zeros(6, dtype=torch.int64)))
+    row = recipe("deep_ensemble", method={"name": "a2d"})
+    run = train(row, tmp_path / "run", given=given)
+    assert run.about["data"]["unlabelled"]["ids"] == list(range(6))
+
+
+@pytest.mark.parametrize(
+    ("unlabelled", "said"),
+    [
+        (None, r"'a2d' looks at unlabelled samples: set data.unlabelled"),
+        ("spirals@1001", "count from 1 to 1000"),
+        ("spirals@0", "count from 1 to 1000"),
+        ("spirals@many", "write name@count"),
+        ("cases:static@5", r"shape \[2, 6, 6\], and 'blobs' of \[2\]"),
+    ],
+)
+def test_unlabelled_samples_that_cannot_be_had_are_refused(unlabelled: str | None, said: str, tmp_path: Path) -> None:
+    tree = recipe("a2d").to_dict()
+    tree["data"] = {**tree["data"], "unlabelled": unlabelled} if unlabelled else {"name": "blobs"}
+    with pytest.raises(RecipeError, match=said):
+        train(type(recipe()).from_dict(tree), tmp_path / "run", given=GIVEN)
+    assert not (tmp_path / "run").exists()
+
+
+def test_unlabelled_samples_that_nobody_looks_at_are_told(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="looks at no unlabelled samples"):
+        check(recipe("deep_ensemble", data={"unlabelled": "spirals@5"}), GIVEN)
+
+
+def test_no_unlabelled_samples_are_no_samples() -> None:
+    nothing = Extra("none", Resident(torch.zeros(2, 3, 4, 4), torch.zeros(2)), torch.zeros(0, dtype=torch.int64))
+    with pytest.raises(DataError, match="no samples"):
+        feed(unlabelled=nothing)
+
+
+def test_looking_aside_moves_no_buffers() -> None:
+    row = recipe("deep_ensemble", "conv_bn")
+    module = network(row, data_of(row, GIVEN), 0, GIVEN).train()
+    x = torch.randn(4, 2, 6, 6, generator=torch.Generator().manual_seed(0))
+    buffers = dict(module.named_buffers())
+    before = {name: each.clone() for name, each in buffers.items()}
+    out = View(module, buffers=buffers).aside(x)
+    assert all(torch.equal(before[name], each) for name, each in buffers.items())
+    assert torch.equal(out, View(module, buffers=buffers)(x))  # with the statistics of these samples all the same
+    assert not all(torch.equal(before[name], each) for name, each in buffers.items())
+    compiled = torch.compile(module, backend="eager")
+    now = {name: each.clone() for name, each in buffers.items()}
+    assert torch.equal(View(compiled, buffers=buffers).aside(x), out)
+    assert all(torch.equal(now[name], each) for name, each in buffers.items())
+
+
+# Options.
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "said"),
+    [
+        ("sed", {"pair": 1}, "at least 2 members"),
+        ("sed", {"floor": 0.0}, "give more than 0"),
+        ("sed", {"rho": 0.1, "update": "plain"}, "name what climbs"),
+        ("divdis", {"regulariser": "ratio"}, "needs the share of every class"),
+        ("divdis", {"shares": [0.5, 0.5]}, "'ratio', and no other"),
+        ("a2d", {"strength": [0.1, 0.2, 0.3]}, "only rho may differ"),
+        ("a2d", {"on": "nowhere"}, "on = 'nowhere'"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(method: str, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(RecipeError, match=said):
+        check(recipe(method, method=options), GIVEN)
+
+
+@pytest.mark.parametrize("method", ["a2d", "divdis", "sed"])
+def test_what_is_no_mean_over_samples_is_not_worked_through_in_pieces(method: str) -> None:
+    with pytest.raises(RecipeError, match=r"settles whole batches, so optimizer\.accumulate must be 1"):
+        check(recipe(method, optimizer={"accumulate": 2}), GIVEN)
+
+
+def test_a2d_on_labelled_samples_is_a_mean_over_them(tmp_path: Path) -> None:
+    row = partial(recipe, "a2d on labelled, climbing", precision="fp64")
+    pieces = trained(row(optimizer={"accumulate": 3}), tmp_path / "pieces")
+    assert distance(pieces, trained(row(), tmp_path / "whole")) < 1e-12
+
+
+@pytest.mark.parametrize(("name", "asks"), [("plain", 1), ("sam", 2), ("asam", 2), ("gsam", 2)])
+def test_any_joint_method_takes_any_update(name: Any, asks: int) -> None:
+    assert len(rehearsed(update_named(name), 4)) == asks
+    for method in ("a2d", "divdis", "sed"):
+        made = method_of(recipe(method, method={"update": name}), 0, GIVEN)
+        assert len(rehearsed(made.update, 4)) == asks
+
+
+def test_a_radius_each_is_each_members_own() -> None:
+    row = recipe("sed", method={"update": "sam", "rho": [0.1, 0.2, 0.3]})
+    assert check(row, GIVEN)
+
+
+def test_the_table_has_unlabelled_samples_for_every_kind_of_net() -> None:
+    assert all("@" in net.unlabelled for net in NETS.values())

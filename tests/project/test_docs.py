@@ -1,0 +1,284 @@
+"""The words are true: every Python block runs, every command parses, every link leads somewhere, no page drifts.
+
+In a page, a block with a title (```python title="mine.py") is a file of that name; a Python block without one is run
+as a script in the folder that holds those files. Pages that speak of `runs/quickstart` find such a run there.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import typer
+
+import plateaux
+from plateaux.cli import common as terminal
+from plateaux.cli.main import KINDS, app
+from plateaux.config.builtin import recipe_file
+from plateaux.config.specs import measures_named, split_names
+from plateaux.core import registry
+from plateaux.loss_landscape.probe_specs import probes_named
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+LINKED = [*PAGES, *(ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"))]
+FENCE = re.compile(r"^```(\w*)(?: title=\"([^\"]+)\")?\n(.*?)^```", re.DOTALL | re.MULTILINE)
+SHELLS = ("bash", "console", "sh")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of a page."""
+
+    language: str
+    title: str
+    text: str
+    line: int
+
+
+def blocks(page: Path) -> list[Block]:
+    text = page.read_text(encoding="utf-8")
+    return [Block(m[1], m[2] or "", m[3], text[: m.start()].count("\n") + 2) for m in FENCE.finditer(text)]
+
+
+def named(pages: list[Path]) -> Any:
+    return pytest.mark.parametrize("page", pages, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+@pytest.fixture(scope="module")
+def quickstart(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a short run of the quickstart."""
+    root = tmp_path_factory.mktemp("docs") / "quickstart"
+    plateaux.train(plateaux.Recipe.load(recipe_file("quickstart"), ["train.epochs=2"]), root)
+    return root
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quickstart: Path) -> Iterator[Path]:
+    """Return an empty working folder that modules can be imported from, and forget what they registered."""
+    kinds = (registry.method, registry.measure, registry.probe, registry.dataset, registry.model, registry.executor)
+    for kind in kinds:
+        kind.names()  # whatever comes along is registered first
+        monkeypatch.setattr(kind, "_found", dict(kind._found))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    shutil.copytree(quickstart, tmp_path / "runs" / "quickstart")
+    before = set(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+def run_page(page: Path, folder: Path) -> list[dict[str, Any]]:
+    """Run the Python blocks of a page, each on its own, and return what each of them named."""
+    found = blocks(page)
+    for block in found:
+        if block.title:
+            (folder / block.title).write_text(block.text, encoding="utf-8")
+    spaces = []
+    for block in found:
+        if block.language == "python" and not block.title:
+            space: dict[str, Any] = {"__name__": "__main__"}
+            exec(compile("\n" * (block.line - 1) + block.text, str(page), "exec"), space)
+            spaces.append(space)
+    return spaces
+
+
+@named([page for page in PAGES if any(block.language == "python" for block in blocks(page))])
+def test_every_python_block_of_a_page_runs(page: Path, folder: Path) -> None:
+    run_page(page, folder)
+
+
+def test_a_block_that_cannot_run_is_noticed(tmp_path: Path, folder: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# A page\n\n```python\nimport plateaux\nplateaux.nothing\n```\n", encoding="utf-8")
+    with pytest.raises(AttributeError, match="nothing"):
+        run_page(page, folder)
+
+
+def test_python_does_it_in_at_most_eight_lines() -> None:
+    first = next(block for block in blocks(PAGES[0]) if block.language == "python")
+    assert len([line for line in first.text.splitlines() if line.strip()]) <= 8
+    assert "plateaux.train(" in first.text
+    assert "plateaux.evaluate(" in first.text
+
+
+# The pages that show how to add something.
+
+
+@pytest.mark.parametrize("name", ["two_steps:look_ahead", "apart:apart"])
+def test_the_methods_of_the_page_are_the_same_on_every_executor(name: str, folder: Path) -> None:
+    for block in blocks(ROOT / "docs" / "add-a-method.md"):
+        if block.title:
+            (folder / block.title).write_text(block.text, encoding="utf-8")
+    recipe = plateaux.Recipe.from_dict(
+        {
+            "members": 2,
+            "data": {"name": "moons", "samples": 96, "batch": 32},
+            "model": {"name": "mlp"},
+            "method": {"name": name},
+            "train": {"epochs": 2, "precision": "fp64"},
+        }
+    )
+    ends = {}
+    for manner in ("loop", "vmap", "parked"):
+        run = plateaux.train(recipe.changed(executor={"manner": manner}), f"runs/{manner}")
+        ends[manner] = [run.weights(number) for number in range(2)]
+    plain = plateaux.train(recipe.changed(method={"name": "deep_ensemble"}, data={"order": "shared"}), "runs/plain")
+    for number in range(2):
+        for weight, end in ends["loop"][number].items():
+            assert torch.equal(end, ends["parked"][number][weight])
+            torch.testing.assert_close(end, ends["vmap"][number][weight], rtol=0, atol=1e-12)
+        assert not torch.allclose(ends["loop"][number]["1.weight"], plain.weights(number)["1.weight"])
+
+
+def test_looking_ahead_on_a_parabola_is_gradient_descent_with_a_shorter_step(folder: Path) -> None:
+    run_page(ROOT / "docs" / "add-a-method.md", folder)
+    import two_steps
+
+    # f(w) = w^2 / 2 has the gradient w, and w - lr w one step ahead: 3 - 0.1 * 3.
+    walk = two_steps.extragradient({"w": torch.tensor([3.0])}, plateaux.Moment(size=1, lr=0.1, peak_lr=0.1))
+    assert next(walk).at is None
+    ahead = walk.send({"w": torch.tensor([3.0])})
+    assert ahead.at is not None
+    with pytest.raises(StopIteration) as end:
+        walk.send(ahead.at)
+    torch.testing.assert_close(end.value.value["w"], torch.tensor([2.7]))
+
+
+def test_a_stranger_gets_the_same_probabilities(folder: Path) -> None:
+    space = run_page(ROOT / "docs" / "run-folder.md", folder)[0]
+    expected = plateaux.load("runs/quickstart").predict(space["images"])
+    torch.testing.assert_close(space["probabilities"], expected)
+    block = next(block for block in blocks(ROOT / "docs" / "run-folder.md") if block.language == "python")
+    assert "plateaux" not in block.text.replace("plateaux train", "")
+    assert len([line for line in block.text.splitlines() if line.strip()]) <= 20
+
+
+# Commands.
+
+
+def commands(page: Path) -> list[list[str]]:
+    """Return the arguments of every `plateaux ...` in shell blocks, and in running text if more than a bare name."""
+    text = page.read_text(encoding="utf-8")
+    lines = [line for block in blocks(page) if block.language in SHELLS for line in block.text.splitlines()]
+    lines += re.findall(r"(?<!`)`((?:[A-Z_]+=\S+ )?plateaux \w+ [^`\n]+)`", FENCE.sub("", text))
+    found = []
+    for line in lines:
+        words = shlex.split(line.removeprefix("$ "), comments=True)
+        while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
+            words = words[1:]
+        if words[:1] == ["plateaux"]:
+            found.append(words[1:])
+        elif "-m" in words and "plateaux" in words:
+            found.append(words[words.index("plateaux") + 1 :])
+    return found
+
+
+def parsed(arguments: list[str]) -> tuple[str, dict[str, Any]]:
+    """Return the command's name and what it was given, without running it."""
+    command: Any = typer.main.get_command(app)
+    context, name = command.make_context("plateaux", list(arguments)), ""
+    while hasattr(command, "commands"):
+        word, command, rest = command.resolve_command(context, [*context._protected_args, *context.args])
+        context, name = command.make_context(word, list(rest), parent=context), f"{name} {word}".strip()
+    return name, context.params
+
+
+@named([page for page in PAGES if commands(page)])
+def test_every_command_of_a_page_parses_and_means_something(page: Path) -> None:
+    files = {block.title for block in blocks(page)}
+    for arguments in commands(page):
+        if arguments in (["--help"], ["--version"]):
+            continue
+        name, given = parsed(arguments)
+        recipe = given.get("recipe")
+        if recipe is not None and recipe not in files and recipe.lower() == recipe and not (ROOT / recipe).is_file():
+            plateaux.Recipe.load(recipe_file(recipe), given["changes"] or [])
+        if name == "list":
+            assert given["kind"] in KINDS
+        named_here = [word for word in split_names(given.get("measures") or "") if ":" not in word]
+        assert not named_here or measures_named(named_here)
+        asked = [word for word in split_names(given.get("probes") or "") if ":" not in word]
+        assert not asked or probes_named(asked)
+
+
+@pytest.mark.parametrize("wrong", ["tran quickstart", "train", "train quickstart --sets a=1", "recipe chek x"])
+def test_a_wrong_command_does_not_parse(wrong: str) -> None:
+    with pytest.raises((Exception, SystemExit)):
+        parsed(wrong.split())
+
+
+def test_recipes_speak_of_themselves() -> None:
+    for file in (ROOT / "recipes" / "papers").glob("*.toml"):
+        lines = re.findall(
+            r"^#\s+plateaux (train (\S+)(?: --\S+ \S+)*)", file.read_text(encoding="utf-8"), re.MULTILINE
+        )
+        assert lines
+        for line, name in lines:
+            assert name == file.stem
+            parsed(line.split())
+
+
+def test_readme_tells_every_command_and_every_exit_code() -> None:
+    rows = [line.split("|") for line in PAGES[0].read_text(encoding="utf-8").splitlines() if line.startswith("|")]
+    told = " ".join(row[1] for row in rows)
+    missing = [name for name in typer.main.get_command(app).commands if f"plateaux {name} " not in told + " "]  # type: ignore[attr-defined]
+    assert missing == []
+    codes = {int(row[1]) for row in rows if row[1].strip().isdigit()}
+    assert codes == {0, *(code for _, code in terminal.CODES)}
+
+
+# Links, and pages made from code.
+
+
+@named(LINKED)
+def test_every_relative_link_leads_somewhere(page: Path) -> None:
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    targets = re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r"(?:src|href)=\"([^\"]+)\"", text)
+    local = [target.partition("#")[0] for target in targets if not re.match(r"[a-z]+:|#", target)]
+    assert [target for target in local if not (page.parent / target).exists()] == []
+
+
+def test_the_navigation_and_the_front_page_name_every_page_once() -> None:
+    nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
+    listed = re.findall(r"(\S+\.md)$", nav, re.MULTILINE)
+    assert sorted(listed) == sorted(str(page.relative_to(ROOT / "docs")) for page in PAGES[1:])
+    front = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    assert sorted([*re.findall(r"\]\((\S+\.md)\)", front), "index.md"]) == sorted(listed)
+
+
+def test_the_page_of_the_landscape_defines_every_probe() -> None:
+    page = (ROOT / "docs" / "landscape.md").read_text(encoding="utf-8")
+    assert [name for name in registry.probe.names() if f"\n| `{name}` |" not in page] == []
+
+
+def test_the_page_of_the_recipe_is_what_the_code_says() -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "docs" / "make_recipe_page.py"), "--check"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_picture_of_the_terminal_is_small_and_fetches_nothing() -> None:
+    picture = (ROOT / "docs" / "images" / "terminal.svg").read_text(encoding="utf-8")
+    assert len(picture) < 50_000
+    assert not re.search(r"url\((?!#)|@import|<script|xlink:href", picture)
+
+
+def test_toml_blocks_are_recipes(folder: Path) -> None:
+    for page in PAGES:
+        for block in blocks(page):
+            if block.language == "toml":
+                assert json.dumps(plateaux.Recipe.parse(block.text, where=str(page)).to_dict())

@@ -1,0 +1,165 @@
+"""The project keeps its own rules: sizes, versions, layers, reasons for dependencies, no stranger's code."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import plateaux
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = sorted((ROOT / "src").rglob("*.py"))
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+EXTRAS = {name: packages for name, packages in PROJECT["optional-dependencies"].items() if name != "all"}
+CUDA_ONLY_AT_MOST = 40
+
+
+def test_no_source_file_is_longer_than_400_lines() -> None:
+    files = [*SOURCES, *(ROOT / "benchmarks").glob("*.py")]
+    lengths = {str(path.relative_to(ROOT)): len(path.read_text(encoding="utf-8").splitlines()) for path in files}
+    assert {name: length for name, length in lengths.items() if length > 400} == {}
+
+
+def test_lines_left_out_of_coverage_for_cuda_are_few() -> None:
+    marked = [
+        line for path in SOURCES for line in path.read_text(encoding="utf-8").splitlines() if "# cuda-only" in line
+    ]
+    assert len(marked) <= CUDA_ONLY_AT_MOST, "more of the package can only be checked on CUDA than was agreed"
+
+
+def test_coverage_leaves_out_nothing_but_cuda() -> None:
+    text = "".join(path.read_text(encoding="utf-8") for path in SOURCES)
+    assert not re.search(r"pragma:\s*no\s*cover", text)
+
+
+def test_changelog_and_citation_name_the_version_of_the_package() -> None:
+    newest = re.search(r"^## \[[^\]]+\].*$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert newest is not None
+    assert re.findall(r"\d+\.\d+\.\d+", newest[0])[:1] == [plateaux.__version__]
+    assert f"\nversion: {plateaux.__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("package", [re.split(r"[\[<>=!~ ]", line)[0] for line in PROJECT["dependencies"]])
+def test_readme_gives_a_reason_for_each_core_dependency(package: str) -> None:
+    assert any(package in words(first) and len(words(reason)) >= 3 for first, *_, reason in readme_rows())
+
+
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_readme_gives_a_reason_for_each_extra_and_names_its_packages(extra: str) -> None:
+    rows = [row for row in readme_rows() if extra in words(row[0]) and len(words(row[-1])) >= 3]
+    assert rows, f"no row of README's dependency table starts with the extra {extra!r} and ends with a reason"
+    packages = [] if extra == "dev" else [re.split(r"[\[<>=!~ ]", line)[0] for line in EXTRAS[extra]]
+    assert [name for name in packages if not any(name in words(" ".join(row)) for row in rows)] == []
+
+
+def test_readme_has_a_quickstart_that_ci_can_run() -> None:
+    block = re.search(r"<!-- quickstart -->\s*```\w*\n(.*?)```", readme(), re.DOTALL)
+    assert block is not None
+    assert re.match(r"pip install [\"']?plateaux(\[[a-z,]+\])?[\"']?\n", block[1])
+
+
+def test_imports_point_down_the_layers() -> None:
+    command = "from importlinter.cli import lint_imports_command as run; run()"
+    done = subprocess.run([sys.executable, "-c", command, "--no-cache"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_recipe_or_a_run_from_a_stranger_cannot_run_code() -> None:
+    found = {path.name: list(dangerous_calls(path.read_text(encoding="utf-8"))) for path in SOURCES}
+    assert {name: calls for name, calls in found.items() if calls} == {}
+
+
+def test_only_the_helper_that_mends_torchvision_imports_it() -> None:
+    users = [str(path.relative_to(ROOT)) for path in SOURCES if imports_torchvision(path.read_text(encoding="utf-8"))]
+    assert set(users) <= {"src/plateaux/core/optional.py"}
+
+
+@pytest.mark.parametrize(
+    ("line", "dangerous"),
+    [
+        ("eval(text)", True),
+        ("exec(text)", True),
+        ("pickle.load(file)", True),
+        ("pickle.loads(data)", True),
+        ("from pickle import loads", True),
+        ("torch.load(path)", True),
+        ("torch.load(path, weights_only=False)", True),
+        ("np.load(path, allow_pickle=True)", True),
+        ("model.eval()", False),
+        ("torch.load(path, weights_only=True)", False),
+        ("np.load(path)", False),
+    ],
+)
+def test_the_search_for_dangerous_calls_knows_them(line: str, dangerous: bool) -> None:
+    assert bool(list(dangerous_calls(line))) is dangerous
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("import torchvision", True),
+        ("from torchvision.ops import nms", True),
+        ("importlib.import_module('torchvision')", True),
+        ("import torch", False),
+        ("'torchvision'", False),
+    ],
+)
+def test_the_search_for_torchvision_knows_an_import(line: str, found: bool) -> None:
+    assert imports_torchvision(line) is found
+
+
+def dangerous_calls(source: str) -> Iterator[str]:
+    """Yield what in a source could run code that came as data."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and node.module == "pickle":
+            names = {alias.name for alias in node.names} & {"load", "loads"}
+            yield from (f"{node.lineno}: from pickle import {name}" for name in names)
+        elif isinstance(node, ast.Call) and _is_dangerous(node):
+            yield f"{node.lineno}: {ast.unparse(node)}"
+
+
+def _is_dangerous(call: ast.Call) -> bool:
+    function = ast.unparse(call.func)
+    options = {word.arg: ast.unparse(word.value) for word in call.keywords}
+    if function == "torch.load":
+        return options.get("weights_only") != "True"
+    return function in {"eval", "exec", "pickle.load", "pickle.loads"} or options.get("allow_pickle") == "True"
+
+
+def imports_torchvision(source: str) -> bool:
+    return any(
+        "torchvision" in (name.split(".")[0] for name in _imported(node)) for node in ast.walk(ast.parse(source))
+    )
+
+
+def _imported(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        return [node.module or ""]
+    if isinstance(node, ast.Call) and node.args and ast.unparse(node.func).endswith("import_module"):
+        return [ast.unparse(node.args[0]).strip("'")]
+    return []
+
+
+def readme() -> str:
+    path = ROOT / "README.md"
+    assert path.exists(), "README.md is missing; the package cannot be built without it"
+    return path.read_text(encoding="utf-8")
+
+
+def readme_rows() -> list[list[str]]:
+    """Return the cells of every table row in README.md."""
+    lines = [line.strip() for line in readme().splitlines()]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
+
+
+def words(cell: str) -> list[str]:
+    return re.findall(r"[\w-]+", cell)

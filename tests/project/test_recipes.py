@@ -1,0 +1,149 @@
+"""Every recipe that comes along loads, is sound, says what its paper says, and trains."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+
+import plateaux
+from plateaux.config.builtin import recipe_file
+from plateaux.data.sources import Resident
+from plateaux.training.train import check
+
+FOLDER = Path(__file__).resolve().parents[2] / "recipes"
+FILES = sorted(FOLDER.rglob("*.toml"))
+PAPERS = [file for file in FILES if file.parent.name == "papers"]
+SHAPES = {  # of one sample, and how many classes
+    "digits": ((1, 8, 8), 10),
+    "cifar10": ((3, 32, 32), 10),
+    "cifar100": ((3, 32, 32), 100),
+    "tiny_imagenet": ((3, 64, 64), 200),
+    "folder": ((3, 224, 224), 100),
+    "mrpc": ((64,), 2),
+}
+JOINT = {"sed_imagenet"}  # members see each other in every batch
+BALANCED = {"cifar10": (0.4, 100), "cifar100": (0.5, 100), "tiny_imagenet": (0.3, 100)}  # top and meet_after, Table 1
+
+
+def test_every_full_size_run_of_the_paper_is_there() -> None:
+    nets = {"cifar10": ("resnet18", "wrn40_2"), "cifar100": ("resnet18", "wrn40_2"), "tiny_imagenet": ("resnet18",)}
+    methods = ("deep_ensemble", "sam", "sharpbalance")
+    wanted = {f"{d}_{n}_{m}" for d, known in nets.items() for n in known for m in methods}
+    wanted |= {"cifar10_resnet18_sparse_sharpbalance", "cifar100_resnet18_sparse_sharpbalance"}
+    assert {file.stem for file in PAPERS} == {*wanted, "cifar100_vit_tiny_sharpbalance"}
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_a_recipe_is_sound_and_found_by_its_name(file: Path) -> None:
+    assert recipe_file(file.stem).read_text(encoding="utf-8") == file.read_text(encoding="utf-8")
+    assert check(plateaux.Recipe.load(file)) is (file.stem in JOINT)
+
+
+def test_no_two_recipes_share_a_name() -> None:
+    stems = [file.stem for file in FILES]
+    assert sorted(set(stems)) == sorted(stems)
+
+
+@pytest.mark.parametrize("file", PAPERS, ids=lambda file: file.stem)
+def test_a_recipe_of_the_paper_says_what_the_paper_says(file: Path) -> None:
+    data, net, sparse, method = re.fullmatch(r"(.+?)_(resnet18|wrn40_2|vit_tiny)_(sparse_)?(.+)", file.stem).groups()  # type: ignore[union-attr]
+    recipe = plateaux.Recipe.load(file)
+    # The transformer wants larger images than CIFAR-100's, which it reads from folders.
+    name, crop = ("folder", 28) if net == "vit_tiny" else (data, 4)
+    assert (recipe.members, recipe.data.name, recipe.data.batch, recipe.train.epochs) == (3, name, 128, 200)
+    assert (recipe.data.crop, recipe.data.flip) == (crop, True)
+    assert recipe.data.validation == (0 if data == "tiny_imagenet" else 5000)
+    assert (recipe.optimizer.lr, recipe.optimizer.weight_decay) == (0.1, 5e-4)
+    assert recipe.optimizer.options == {"momentum": 0.9}
+    assert [(part.name, part.options) for part in recipe.schedule] == [
+        ("multistep", {"milestones": [100, 150], "gamma": 0.1})
+    ]
+    assert recipe.model.sparsity == (0.95 if sparse else 0)
+    top, meet_after = BALANCED[data]
+    if sparse and data == "cifar100":
+        meet_after = 150  # appendix D.3
+    options = {
+        "deep_ensemble": {},
+        "sam": {"rho": 0.2},
+        "sharpbalance": {"rho": 0.2, "top": top, "meet_after": meet_after},
+    }
+    assert (recipe.method.name, recipe.method.options) == (method, options[method])
+
+
+def test_the_papers_schedule_falls_to_a_tenth_after_100_and_150_epochs() -> None:
+    from plateaux.config.builders.model import optimizer_of, schedule_of
+
+    recipe = plateaux.Recipe.load(PAPERS[0])
+    optimizer = optimizer_of(recipe, 0, {"weight": torch.nn.Parameter(torch.zeros(1))})
+    schedule, every_step = schedule_of(recipe, optimizer, steps=352)
+    assert schedule is not None
+    assert not every_step
+    rates = []
+    for _ in range(200):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step()
+    assert rates == pytest.approx([0.1] * 100 + [0.01] * 50 + [0.001] * 50)
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_a_recipe_trains_two_steps(file: Path, tmp_path: Path) -> None:
+    whole = plateaux.Recipe.load(file)
+    if whole.model.name == "minilm" and find_spec("transformers") is None:
+        pytest.skip("transformers is not installed")
+    batch = 8 if whole.data.name in ("digits", "cifar10", "cifar100") else 4  # larger images cost more
+    joint = file.stem in JOINT
+    batch = 2 if joint else batch  # and a larger network even more
+    validation = 2 if whole.data.validation else 0
+    meets = whole.method.name == "sharpbalance"  # then at once, and there must be somebody to meet
+    recipe = whole.changed(
+        members=2 if meets or joint else 1,
+        model={"weights": None, "rounds": 1},
+        method={"meet_after": 0} if meets else {},
+        data={"batch": batch, "validation": validation},
+        train={"epochs": 1},
+        executor={"processes": 1, "threads": 1},
+        run={"features": str(tmp_path / "features")},
+    )
+    run = plateaux.train(
+        recipe,
+        tmp_path / "run",
+        given=plateaux.Given(data=made_up(whole.data.name, 2 * batch + validation, 1000 * joint)),
+    )
+    steps = [line["step"] for line in run.log(0) if "step" in line]
+    assert steps[-1] == 2
+    assert run.progress(0).finished
+    start = tomllib.loads(file.read_text(encoding="utf-8"))["optimizer"]["lr"]
+    to_zero = any(part.name == "cosine" and part.per == "step" for part in whole.schedule)  # at the very last step
+    rate = run.log(0)[0]["lr"]
+    assert rate > 0 or (rate == 0 and to_zero)
+    assert rate <= start
+    assert all(bool(torch.isfinite(tensor).all()) for tensor in run.weights(0).values())
+    assert run.store.has("notes/0/summary.json") is meets
+
+
+def test_the_recipe_of_sed_says_what_its_paper_says() -> None:
+    recipe = plateaux.Recipe.load(FOLDER / "sed_imagenet.toml")
+    assert (recipe.members, recipe.data.batch, recipe.train.epochs, recipe.model.rounds) == (5, 16, 10, 4)
+    assert (recipe.method.name, recipe.method.options) == ("sed", {"strength": 0.1 / 2, "pair": 2})
+    assert (recipe.optimizer.name, recipe.optimizer.lr, recipe.optimizer.weight_decay) == ("AdamW", 1e-3, 0.01)
+    assert recipe.model.name == "timm:deit3_base_patch16_224"
+    assert recipe.model.cache_features
+
+
+def made_up(name: str, samples: int, classes: int = 0) -> plateaux.Data:
+    """Return noise of the shape of a published set."""
+    shape, usual = SHAPES[name]
+    classes = classes or usual
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randint(0, 256, (samples, *shape), generator=generator, dtype=torch.uint8)
+    tokens = {word: x % 2 for word in ("attention_mask", "token_type_ids")} | {"input_ids": x}
+    text = {word: rows.long() for word, rows in tokens.items()}
+    source = Resident(text if name == "mrpc" else x, torch.arange(samples) % classes)
+    middle = (0.5,) * shape[0]
+    return plateaux.Data(name, source, source, classes, shape, mean=middle, std=middle)

@@ -1,0 +1,117 @@
+"""Studies run: a small version of each, from the first run to the table."""
+
+from __future__ import annotations
+
+import json
+import os
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from conftest import Script
+
+from plateaux.reports.export import to_markdown
+from plateaux.reports.report import report
+from plateaux.studies.claims.claim import read_evidence
+from plateaux.studies.claims.contrasts import evidence_of
+from plateaux.studies.results import findings_of_study
+from tests.studies.claims.test_claim import CLAIMS
+
+ROOT = Path(__file__).resolve().parents[2]
+WITH_CIFAR = pytest.mark.skipif(
+    not (Path(os.environ.get("PLATEAUX_DATA", "data")) / "cifar-10-batches-bin").is_dir(),
+    reason="CIFAR-10 is not here: set PLATEAUX_DATA",
+)
+
+
+@pytest.mark.parametrize("study", ["flat_and_diverse", "six_controls"])
+def test_the_page_of_a_study_is_made_of_its_numbers(study: str) -> None:
+    made, name = report([ROOT / "studies" / "results" / f"{study}.json"], details=0), study.replace("_", "-")
+    page = (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
+    assert to_markdown(made, f"images/{name}") == page, "make it again, as docs/studies.md says"
+
+
+@pytest.mark.parametrize(
+    ("study", "number"),
+    [*(("flat_and_diverse", number) for number in (1, 2, 4, 5, 7)), *(("six_controls", number) for number in (11, 12))],
+)
+def test_the_evidence_of_a_study_is_made_of_its_numbers(study: str, number: int) -> None:
+    claim = CLAIMS[number]
+    found = read_evidence(claim, ROOT / "claims" / "evidence")
+    assert found is not None
+    assert claim.compare is not None
+    numbers = findings_of_study(ROOT / "studies" / "results" / f"{study}.json")
+    again = evidence_of(claim, claim.compare, numbers)
+    assert (again.cases, again.precondition) == (found.cases, found.precondition)
+
+
+def test_the_tables_of_sharpbalance_in_the_docs_are_what_its_study_prints(script: Script) -> None:
+    numbers = ROOT / "studies" / "results" / "sharpbalance_cifar10"
+    done = script(ROOT / "studies" / "sharpbalance_cifar10.py", str(numbers), "--table")
+    assert done.returncode == 0, done.stderr
+    rho, tables = done.stdout.strip().split("\n\n", 1)
+    assert rho == "rho chosen on validation images: 0.05"
+    assert tables.count("(3) |") == 13, "three repetitions of four methods and five comparisons"
+    assert tables in (ROOT / "docs" / "sharpbalance.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+@WITH_CIFAR
+def test_the_study_of_sharpbalance_runs_and_goes_on_to_its_table(tmp_path: Path, script: Script) -> None:
+    done = script("studies/sharpbalance_cifar10.py", str(tmp_path / "study"), "--quick")
+    assert done.returncode == 0, done.stderr
+    for words in (
+        "rho chosen on validation images",
+        "SharpBalance, paper (1) | ensemble",
+        "| less that of |",
+        "careful share",
+    ):
+        assert words in done.stdout, words
+    again = script(*done.args[1:], "--table")
+    assert again.stdout.splitlines()[-1] == done.stdout.splitlines()[-1]
+
+
+@pytest.mark.slow
+@WITH_CIFAR
+def test_our_ascent_finds_no_less_than_the_released_one_on_images(script: Script) -> None:
+    done = script("studies/apgd_against_released.py", "--quick", "--norm", "l2", "--m", "8")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "0 | l2 | yes | 0.5" in done.stdout
+    assert done.stdout.splitlines()[-1] == "ours finds at least as much"
+
+
+@pytest.mark.slow
+@WITH_CIFAR
+def test_the_study_of_landscapes_trains_asks_and_goes_on_to_its_table(tmp_path: Path, script: Script) -> None:
+    done = script("studies/landscape_cifar10.py", str(tmp_path / "study"), "--quick")
+    assert done.returncode == 0, done.stderr
+    assert "| `fisher_rao` | " in done.stdout
+    assert "right in the last epoch: deep_ensemble " in done.stdout
+    again = script(*done.args[1:], "--table")
+    assert again.stdout.splitlines()[-1] == done.stdout.splitlines()[-1]
+
+
+@pytest.mark.slow
+@WITH_CIFAR
+def test_the_study_of_two_rankings_leaves_evidence_that_fits(tmp_path: Path, script: Script) -> None:
+    done = script("studies/sample_ranks.py", str(tmp_path), "--quick")
+    assert done.returncode == 0, done.stderr
+    found = read_evidence(CLAIMS[13], tmp_path / "evidence")
+    assert found is not None
+    ranks = [float(line.split()[-1]) for line in done.stdout.splitlines() if line.startswith("network")]
+    assert found.cases["as stated"].primary[0].value == pytest.approx(sum(ranks) / 3, abs=1e-3)
+
+
+@pytest.mark.slow
+@WITH_CIFAR
+def test_the_study_of_training_together_runs_and_goes_on_to_its_tables(tmp_path: Path, script: Script) -> None:
+    if find_spec("timm") is None:  # not imported here: the script knows what torchvision beside it may lack
+        pytest.skip("timm is not installed")
+    done = script("studies/joint_cifar100.py", str(tmp_path / "study"), "--quick")
+    assert done.returncode == 0, done.stderr
+    for words in ("train: 300 samples, 300 went through the trunk", "SED 10 #0", "(Table 3)", "not testable here"):
+        assert words in done.stdout, words
+    again = script(*done.args[1:], "--table")
+    assert again.stdout.splitlines() == done.stdout.splitlines()[-len(again.stdout.splitlines()) :]
+    told = script(*done.args[1:], "--json")
+    assert set(json.loads(told.stdout)) == {"numbers", "claims"}

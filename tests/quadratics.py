@@ -1,0 +1,148 @@
+"""Grounds whose landscape is known: quadratics, and tiny networks to rescale, prune and cut into batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from plateaux.core.method import View
+from plateaux.core.types import Batch, Tree
+from plateaux.loss_landscape.loss_surface import Ground
+
+SIZE = 7  # weights of a bowl, in two tensors
+
+
+class Bowl(nn.Module):
+    """Sample x has the loss x . w + 1/2 w H w at the weights w."""
+
+    def __init__(self, w: Tensor, curvature: Tensor) -> None:
+        super().__init__()
+        self.a = nn.Parameter(w[:4].clone().view(2, 2))
+        self.b = nn.Parameter(w[4:].clone())
+        self.curvature = curvature
+
+    def forward(self, x: Tensor) -> Tensor:
+        w = torch.cat([self.a.flatten(), self.b])
+        return (x @ w + w @ self.curvature @ w / 2)[:, None]
+
+
+class Level(Ground):
+    """A ground whose module says its samples' losses itself."""
+
+    def of_logits(self, logits: Tensor, batch: Batch) -> Tensor:
+        return logits[:, 0]
+
+
+def bowl(w: Tensor, curvature: Tensor, slopes: Tensor, *, key: int = 0) -> Level:
+    """Return a bowl whose samples have the given slopes `[N, p]`."""
+    count = len(slopes)
+    batch = Batch(slopes, torch.zeros(count, dtype=torch.long), torch.arange(count))
+    return Level(View(Bowl(w, curvature)), [batch], key=key)
+
+
+def matrix(seed: int, *, lift: float = 0.0) -> Tensor:
+    """Return a symmetric matrix with eigenvalues on both sides of `lift`."""
+    made = torch.randn(SIZE, SIZE, generator=draw(seed), dtype=torch.float64)
+    return (made + made.T) / 2 + lift * torch.eye(SIZE, dtype=torch.float64)
+
+
+def vector(seed: int) -> Tensor:
+    return torch.randn(SIZE, generator=draw(seed), dtype=torch.float64)
+
+
+def near_level(w: Tensor, curvature: Tensor, count: int) -> Tensor:
+    """Return slopes `[count, p]` that nearly cancel that of the bowl at w, so that the curvature shows."""
+    return 0.2 * torch.randn(count, SIZE, generator=draw(3), dtype=torch.float64) - curvature @ w
+
+
+def draw(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def highest_in_ball(slope: Tensor, curvature: Tensor, radius: float) -> float:
+    """Return the largest slope . u + 1/2 u H u with |u| = radius, by eigenvectors and bisection.
+
+    The highest point solves (l - H) u = slope with l above every eigenvalue and |u| = radius.
+    """
+    values, vectors = torch.linalg.eigh(curvature)
+    along = vectors.T @ slope
+    low, high = float(values[-1]), float(values[-1]) + float(along.norm()) / radius
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (middle, high) if float((along / (middle - values)).norm()) > radius else (low, middle)
+    u = along / (high - values)
+    return float(along @ u + (values * u * u).sum() / 2)
+
+
+def net(*, batchnorm: bool = False, dtype: torch.dtype = torch.float64, seed: int = 0) -> nn.Sequential:
+    """Return a small ReLU network on four numbers, with three classes."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        norm = [nn.BatchNorm1d(6)] if batchnorm else []
+        made = nn.Sequential(nn.Linear(4, 6), *norm, nn.ReLU(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
+        if batchnorm:
+            made[1].running_mean.normal_()
+            made[1].running_var.uniform_(0.5, 2)
+    return made.to(dtype).eval()
+
+
+def rescaled(module: nn.Sequential, factor: float = 4.0) -> nn.Sequential:
+    """Return the same function by other weights: one layer times a factor, the next divided by it."""
+    layers = [part for part in module if isinstance(part, nn.Linear)]
+    with torch.no_grad():
+        layers[-2].weight.mul_(factor), layers[-2].bias.mul_(factor)
+        layers[-1].weight.div_(factor)
+    return module
+
+
+def samples(count: int = 12, *, dtype: torch.dtype = torch.float64, seed: int = 1) -> Batch:
+    x = torch.randn(count, 4, generator=draw(seed), dtype=torch.float64).to(dtype)
+    return Batch(x, torch.arange(count) % 3, torch.arange(count))
+
+
+def cut(batch: Batch, sizes: Sequence[int]) -> list[Batch]:
+    """Return a batch in pieces of these sizes."""
+    ends = torch.tensor(sizes).cumsum(0).tolist()
+    return [batch.part(slice(end - size, end)) for end, size in zip(ends, sizes, strict=True)]
+
+
+def ground(module: nn.Module | None = None, batches: Sequence[Batch] | None = None, *, key: int = 0) -> Ground:
+    return Ground(View(module or net()), batches or [samples()], key=key)
+
+
+def state(module: nn.Module) -> Tree:
+    return {name: tensor.clone() for name, tensor in module.state_dict().items()}
+
+
+class Named(nn.Module):
+    """A network that takes its inputs by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = net()
+
+    def forward(self, *, one: Tensor, two: Tensor) -> Tensor:
+        out: Tensor = self.inner(one + two)
+        return out
+
+
+def named(batch: Batch) -> Batch:
+    """Return a batch whose inputs are named halves."""
+    assert isinstance(batch.x, Tensor)
+    return Batch({"one": batch.x / 2, "two": batch.x / 2}, batch.y, batch.index)
+
+
+class Counting(Ground):
+    """A ground that counts its passes over samples: a gradient one, a loss alone a third."""
+
+    passes = 0.0
+
+    def losses(self, batch: Batch, at: Tree | None = None) -> Tensor:
+        self.passes += len(batch) / 3
+        return super().losses(batch, at)
+
+    def gradient(self, batch: Batch, at: Tree | None = None) -> tuple[Tensor, Tree]:
+        self.passes += len(batch)
+        return super().gradient(batch, at)

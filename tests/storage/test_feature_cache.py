@@ -1,0 +1,404 @@
+"""Features kept on disk: equal to the trunk's own, made once, whatever kills the making, and used everywhere."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import random
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from laws.meshes import mesh
+from torch import Tensor
+
+from plateaux.config.builders.data import feed_of
+from plateaux.config.builders.model import Given, in_order, training_data, trunk_of
+from plateaux.config.recipe import Recipe
+from plateaux.core.errors import DataError, RecipeError
+from plateaux.core.types import key, map_inputs
+from plateaux.data.augment import Augment, move
+from plateaux.data.corruptions.corrupt import Corrupted
+from plateaux.data.sources import Data, Resident, Streamed, from_tensors
+from plateaux.distributed.executors.local import Local
+from plateaux.evaluation.evaluate import evaluate, load
+from plateaux.evaluation.ood import detect
+from plateaux.evaluation.soup import soup
+from plateaux.models.backbone import Trunk
+from plateaux.storage import feature_cache as features
+from plateaux.storage.feature_cache import Features, First, Round, featured, folder_of, needed, prepare, seen_through
+from plateaux.storage.run import Run
+from plateaux.storage.store import Store
+from plateaux.training.train import train
+
+HERE = Local("loop", 1, (), "error")
+USUAL = features.SHARD, features.CHUNK
+CHANCE = torch.Generator().manual_seed(3)
+IMAGES = torch.randint(0, 256, (70, 3, 16, 16), dtype=torch.uint8, generator=CHANCE)
+LABELS = torch.arange(70) % 5
+DATA = from_tensors((IMAGES[:50], LABELS[:50]), (IMAGES[50:], LABELS[50:]), classes=5, mean=(0.5,) * 3, std=(0.2,) * 3)
+GIVEN = Given(data=DATA, allow=("tests.storage.test_feature_cache",))
+
+
+@pytest.fixture(autouse=True)
+def _small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(features, "SHARD", 16)
+    monkeypatch.setattr(features, "CHUNK", 4)
+
+
+@pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that grows by the number of samples whenever a trunk is run."""
+    seen: list[int] = []
+    before = Trunk.forward
+
+    def counted(self: Trunk, x: Tensor) -> Tensor:
+        seen.append(len(x))
+        return before(self, x)
+
+    monkeypatch.setattr(Trunk, "forward", counted)
+    return seen
+
+
+def recipe(folder: Path, data: dict[str, Any] | None = None, **model: Any) -> Recipe:
+    net = {"name": "cnn", "channels": [4, 6], "trunk": "features", "head": "mlp", "head_width": 6}
+    return Recipe.from_dict(
+        {
+            "members": 2,
+            "data": {"name": "given", "batch": 10, **(data or {})},
+            "model": {**net, "cache_features": True, **model},
+            "optimizer": {"lr": 0.05, "momentum": 0.9},
+            "train": {"epochs": 3},
+            "executor": {"threads": 1},
+            "run": {"features": str(folder)},
+        }
+    )
+
+
+def normal(images: Tensor) -> Tensor:
+    return (images.float() - 127.5) / (0.2 * 255)
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {name: Store(folder).get(name) for name in Store(folder).names()}
+
+
+def test_features_are_the_trunks_own_bit_for_bit(tmp_path: Path) -> None:
+    asked = recipe(tmp_path)
+    source = featured(asked, DATA, GIVEN).train
+    trunk = trunk_of(asked, DATA, GIVEN)
+    ids = torch.tensor([3, 49, 17, 3, 16, 0])
+    x, y = source.fetch(ids)
+    assert isinstance(x, Tensor)
+    with torch.no_grad():
+        by_chunks = torch.cat([trunk(normal(part)) for part in IMAGES[:50].split(4)])
+        at_once = trunk(normal(IMAGES[:50]))
+    assert torch.equal(x, by_chunks[ids])
+    torch.testing.assert_close(x, at_once[ids], rtol=1e-5, atol=1e-6)  # other batches may round otherwise
+    assert torch.equal(y, LABELS[ids])
+    assert source.fetch(ids[:0])[0].shape == (0, 6)  # type: ignore[union-attr]
+    assert len(source) == 50
+    assert source.fingerprint() == DATA.train.fingerprint()
+
+
+def test_half_precision_keeps_three_digits_and_half_the_bytes(tmp_path: Path) -> None:
+    half, full = (featured(recipe(tmp_path, cache_dtype=kind), DATA, GIVEN).test for kind in ("float16", "float32"))
+    ids = torch.arange(20)
+    (x, _), (wanted, _) = half.fetch(ids), full.fetch(ids)
+    assert isinstance(x, Tensor)
+    assert x.dtype == torch.float16
+    assert torch.equal(x, wanted.to(torch.float16))  # type: ignore[union-attr]
+    assert not torch.equal(x.float(), wanted)  # type: ignore[arg-type]
+    sizes = [sum(len(v) for n, v in content(tmp_path).items() if each._unvaried.folder in n and "labels" not in n
+                 and "about" not in n) for each in (half, full)]  # type: ignore[attr-defined]  # fmt: skip
+    assert sizes[1] - sizes[0] == 20 * 6 * 2
+
+
+def test_numbers_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    asked = recipe(tmp_path, cache_dtype="float16")
+    trunk = trunk_of(asked, DATA, GIVEN)
+    with torch.no_grad():
+        trunk.model[1][0].weight.mul_(1e9)  # type: ignore[index,operator,union-attr]
+    with pytest.raises(DataError, match="cache_dtype = 'float32'"):
+        seen_through(asked, DATA, DATA.test, trunk).fetch(torch.arange(2))
+
+
+def test_a_build_killed_at_ten_moments_ends_in_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(features, "SHARD", 4)
+
+    def source(folder: Path) -> Features:
+        found = featured(recipe(folder, {"flip": True}, rounds=2), DATA, GIVEN).train
+        assert isinstance(found, Features)
+        return found
+
+    def build(folder: Path, begun: int) -> None:
+        before = Round.make
+
+        def slowly(self: Round, shard: int) -> int:
+            os.write(begun, b".")
+            time.sleep(0.005)
+            return before(self, shard)
+
+        Round.make = slowly  # type: ignore[method-assign]
+        prepare([source(folder)], HERE)
+
+    prepare([source(tmp_path / "whole")], HERE)
+    whole, chance, killed = content(tmp_path / "whole"), random.Random(5), 0
+    for _ in range(10):
+        begins, begun = os.pipe()
+        child = os.fork()
+        if child == 0:  # killed while it builds, or done
+            build(tmp_path / "killed", begun)
+            os._exit(0)
+        os.close(begun)
+        os.read(begins, 1)
+        time.sleep(chance.uniform(0.0, 0.05))
+        os.kill(child, signal.SIGKILL)
+        killed += os.waitpid(child, 0)[1] == signal.SIGKILL
+        os.close(begins)
+        assert content(tmp_path / "killed").items() <= whole.items()  # what is there is whole
+    assert killed >= 3
+    prepare([source(tmp_path / "killed")], HERE)
+    assert content(tmp_path / "killed") == whole
+    assert not list(tmp_path.rglob(".part-*"))
+    assert len(whole) == 2 * (2 * 13 + 1)
+
+
+def test_a_second_run_spends_no_time_in_the_trunk(tmp_path: Path, passes: list[int]) -> None:
+    asked = recipe(tmp_path / "features", {"validation": 10})
+    first = train(asked, tmp_path / "one", given=GIVEN)
+    assert sum(passes) == 50  # every image once, for both members and all epochs
+    passes.clear()
+    second = train(asked.changed(members=3), tmp_path / "two", given=GIVEN)
+    assert passes == []
+    assert all(torch.equal(first.weights(1)[name], tensor) for name, tensor in second.weights(1).items())
+
+
+def test_features_train_what_images_train(tmp_path: Path) -> None:
+    found = [
+        train(recipe(tmp_path / "f", cache_features=kept), tmp_path / str(kept), given=GIVEN) for kept in (True, False)
+    ]
+    for number in range(2):
+        torch.testing.assert_close(*[run.weights(number) for run in found], rtol=1e-4, atol=1e-5)
+    assert found[0].about["data"] == found[1].about["data"]
+
+
+def test_every_epoch_draws_one_of_the_rounds_for_each_sample(tmp_path: Path) -> None:
+    asked = recipe(tmp_path, {"crop": 2, "flip": True}, rounds=3)
+    data = featured(asked, DATA, GIVEN)
+    trunk = trunk_of(asked, DATA, GIVEN)
+    augment = Augment(crop=2, flip=True)
+    ids = torch.arange(50)
+    with torch.no_grad():
+        varied = [
+            trunk(normal(move(IMAGES[:50], ids, key=key(key("features"), "augment", number), augment=augment)))  # type: ignore[arg-type]
+            for number in range(3)
+        ]
+        plain = trunk(normal(IMAGES[:50]))
+    drawn = []
+    for epoch in range(4):
+        feed = feed_of(asked, data, 0, shared=False, device=torch.device("cpu"), ids=ids)
+        (batch,) = feed.some(ids, epoch, batch=50)
+        near = torch.stack([(batch.x - each).abs().amax(1) for each in varied])  # type: ignore[operator]
+        assert float(near.amin(0).max()) < 1e-5
+        drawn.append(near.argmin(0))
+    assert {int(n) for each in drawn for n in each} == {0, 1, 2}
+    assert not torch.equal(drawn[0], drawn[1])
+    (batch,) = in_order(asked, data, data.train, ids, batch=50)
+    torch.testing.assert_close(batch.x, plain, rtol=1e-5, atol=1e-5)
+    assert [len(each.tables()) for each in needed(asked.changed(data={"validation": 10}), data)] == [3, 1]  # type: ignore[attr-defined]
+
+
+def test_whatever_decides_a_feature_decides_where_it_lies(tmp_path: Path) -> None:
+    asked = recipe(tmp_path)
+    other = replace(DATA, train=Resident(IMAGES[:50].flip(0), LABELS[:50]))
+    varied = {"flip": True}
+    made: list[tuple[Recipe, Data]] = [
+        (asked, DATA),
+        (asked, other),
+        (asked, replace(DATA, mean=(0.4,) * 3)),
+        (asked.changed(seed=1), DATA),  # another trunk
+        (asked.changed(model={"resize": 20}), DATA),
+        (asked.changed(model={"trunk": "0"}), DATA),
+        (asked.changed(model={"cache_dtype": "float16"}), DATA),
+        (asked.changed(train={"memory_format": "channels_last"}), DATA),
+        (asked.changed(data=varied), DATA),
+        (asked.changed(data={**varied, "crop": 1}), DATA),
+    ]
+    tables = [featured(each, data, Given(data=data)).train.tables()[0] for each, data in made]  # type: ignore[attr-defined]
+    assert len({table.folder for table in tables}) == len(made)
+    same = featured(asked.changed(optimizer={"lr": 1.0}, model={"head": "linear"}, members=7), DATA, GIVEN).train
+    assert same.tables()[0].folder == tables[0].folder  # type: ignore[attr-defined]
+
+
+def test_unlabelled_samples_are_kept_too(tmp_path: Path, passes: list[int]) -> None:
+    given = replace(GIVEN, unlabelled=Resident(IMAGES[:30].flip(3), torch.zeros(30, dtype=torch.int64)))
+    method = {"name": "a2d", "strength": 0.5}
+    asked = Recipe.from_dict({**recipe(tmp_path / "f").to_dict(), "method": method})
+    first = train(asked, tmp_path / "one", given=given)
+    assert sum(passes) == 80
+    passes.clear()
+    second = train(asked, tmp_path / "two", given=given)
+    assert passes == []
+    third = train(asked.changed(model={"cache_features": False}), tmp_path / "three", given=given)
+    for name, tensor in first.weights(0).items():
+        assert torch.equal(tensor, second.weights(0)[name])
+        torch.testing.assert_close(tensor, third.weights(0)[name], rtol=1e-3, atol=1e-5)
+    extra = featured(asked, training_data(asked, given), given).unlabelled
+    assert extra is not None
+    assert isinstance(extra.source, Features)
+
+
+def foreign_patches() -> Data:
+    """Pictures of nothing; only for tests."""
+    x = torch.randint(0, 256, (24, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(9))
+    return from_tensors((x[:0], LABELS[:0]), (x, torch.zeros(24, dtype=torch.int64)), classes=1)
+
+
+def test_measuring_looks_at_features_of_test_corrupted_and_foreign_samples(tmp_path: Path, passes: list[int]) -> None:
+    asked = recipe(tmp_path / "f", head="linear")
+    run = train(asked, tmp_path / "run", given=GIVEN)
+    members = load(tmp_path / "run", given=GIVEN)
+    passes.clear()
+    given: dict[str, Any] = {"given": GIVEN, "keep": "no"}
+    words = ["test", "corrupted:fog:3@8"]
+    found = evaluate(tmp_path / "run", on=words, measures=["nll"], **given)
+    assert sum(passes) == 20 + 8
+    outside = detect(tmp_path / "run", {"near": ["tests.storage.test_feature_cache:foreign_patches"]}, **given)
+    assert sum(passes) == 20 + 8 + 24
+    foggy, _ = Corrupted(DATA.test, "fog", 3).fetch(torch.arange(8))
+    for each, images in zip(found, (IMAGES[50:], foggy), strict=True):
+        assert isinstance(images, Tensor)
+        log_p = members.predict(images).log()
+        nll = -float(log_p[torch.arange(len(images)), LABELS[50 : 50 + len(images)]].mean())
+        assert each.rows["ensemble (mean probability)"].number == pytest.approx(nll, rel=1e-4)
+    passes.clear()
+    again = evaluate(tmp_path / "run", on=words, measures=["nll"], **given)
+    assert [each.rows for each in again] == [each.rows for each in found]
+    assert [
+        each.rows
+        for each in detect(tmp_path / "run", {"near": ["tests.storage.test_feature_cache:foreign_patches"]}, **given)
+    ] == [each.rows for each in outside]
+    mixed = soup(tmp_path / "run", tmp_path / "soup", on="test", limit=100.0, given=GIVEN)
+    assert passes == []
+    assert run.weights_hash(0) != mixed.weights_hash(0)
+    assert (mixed.recipe.model.trunk, mixed.recipe.model.head) == ("features", "linear")
+
+
+def test_members_in_float64_keep_a_trunk_of_their_own(tmp_path: Path) -> None:
+    asked = recipe(tmp_path / "f").changed(train={"precision": "fp64"})
+    train(asked, tmp_path / "run", given=GIVEN)
+    (found,) = evaluate(tmp_path / "run", measures=["nll"], given=GIVEN)
+    wanted = load(tmp_path / "run", given=GIVEN).predict(IMAGES[50:]).log()
+    assert wanted.dtype == torch.float64
+    nll = -float(wanted[torch.arange(20), LABELS[50:]].mean())
+    assert found.rows["ensemble (mean probability)"].number == pytest.approx(nll, rel=1e-4)
+
+
+def test_samples_that_cannot_be_told_apart_are_not_kept(tmp_path: Path, passes: list[int]) -> None:
+    class Unmarked(torch.utils.data.Dataset[Any]):
+        def __len__(self) -> int:
+            return 20
+
+        def __getitem__(self, i: int) -> tuple[Tensor, int]:
+            return IMAGES[i], int(LABELS[i])
+
+    asked = recipe(tmp_path / "f")
+    with pytest.raises(RecipeError, match="fingerprint"):
+        featured(asked, replace(DATA, train=Streamed(Unmarked())), GIVEN)
+    train(asked, tmp_path / "run", given=GIVEN)
+    passes.clear()
+    other = Given(data=replace(DATA, test=Streamed(Unmarked())))
+    evaluate(tmp_path / "run", given=other)
+    assert sum(passes) == 40  # through the trunk, for each member
+
+
+def test_named_inputs_go_through_a_trunk_that_takes_them(tmp_path: Path) -> None:
+    class Sums(torch.nn.Module):
+        shape = (2,)
+
+        def forward(self, a: Tensor, b: Tensor) -> Tensor:
+            return torch.stack([a, b], 1).float()
+
+        def hash(self) -> str:
+            return "sums"
+
+    words = Resident({"a": torch.arange(5), "b": torch.arange(5) * 2}, torch.arange(5))
+    source = Features(words, Sums(), Store(tmp_path), features.Look())  # type: ignore[arg-type]
+    assert source.fetch(torch.tensor([4, 1]))[0].tolist() == [[4, 8], [1, 2]]  # type: ignore[union-attr]
+    assert map_inputs(source.plain.fetch(torch.tensor([2]))[0], lambda t: t.tolist()) == [[2, 4]]
+
+
+def test_a_copy_in_another_process_maps_the_files_anew(tmp_path: Path) -> None:
+    source = featured(recipe(tmp_path), DATA, GIVEN).train
+    wanted, _ = source.fetch(torch.arange(50))
+    assert isinstance(source, Features)
+    assert source._unvaried._maps
+    copied = pickle.loads(pickle.dumps(source))
+    assert not copied._unvaried._maps
+    assert torch.equal(copied.fetch(torch.arange(50))[0], wanted)
+
+
+def test_the_folder_is_the_recipes_or_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    unset = recipe(tmp_path).changed(run={"features": None})
+    assert folder_of(recipe(tmp_path)) == str(tmp_path)
+    monkeypatch.setenv("PLATEAUX_CACHE", "/somewhere")
+    assert folder_of(unset) == "/somewhere/features"
+    monkeypatch.delenv("PLATEAUX_CACHE")
+    assert folder_of(unset).endswith(".cache/plateaux/features")
+
+
+def test_the_first_few_samples_are_a_source_of_their_own(tmp_path: Path, passes: list[int]) -> None:
+    asked = recipe(tmp_path)
+    trunk = trunk_of(asked, DATA, GIVEN)
+    few = seen_through(asked, DATA, DATA.train, trunk, ids=torch.arange(5))
+    assert isinstance(few.source, First)
+    assert len(few) == 5
+    assert sum([prepare([few], HERE), *passes]) == 10
+    assert few.fingerprint() != DATA.train.fingerprint()
+    most = seen_through(asked, DATA, DATA.train, trunk, ids=torch.arange(40))
+    assert most.source is DATA.train
+
+
+def built_here(folder: str) -> tuple[int, list[str]]:
+    """Build in this process of a mesh what is its share; return how many samples that were, and what is there."""
+    from plateaux.distributed.executors.mesh import mesh as meshed
+
+    usual = features.SHARD, features.CHUNK
+    features.SHARD, features.CHUNK = 16, 4
+    try:
+        source = featured(recipe(Path(folder)), DATA, GIVEN).train
+        made = prepare([source], meshed())
+        x, _ = source.fetch(torch.arange(50))
+    finally:  # the process lives on, for other tests
+        features.SHARD, features.CHUNK = usual
+    return made, np.asarray(x).round(4).tolist()
+
+
+def test_processes_of_a_mesh_share_the_work(tmp_path: Path) -> None:
+    (one, first), (two, second) = mesh(2).run("tests.storage.test_feature_cache:built_here", str(tmp_path / "mesh"))
+    assert (one, two) == (32, 18)  # shards 0 and 2, 1 and 3
+    assert first == second
+    prepare([featured(recipe(tmp_path / "alone"), DATA, GIVEN).train], HERE)
+    assert content(tmp_path / "mesh") == content(tmp_path / "alone")
+
+
+def test_members_that_meet_over_kept_features_are_the_same_on_a_mesh(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(features, "SHARD", USUAL[0])
+    monkeypatch.setattr(features, "CHUNK", USUAL[1])
+    tree = recipe(tmp_path / "here", {"name": "cases:patches", "batch": 12, "unlabelled": "cases:static@13"}).to_dict()
+    tree |= {"method": {"name": "a2d", "strength": 0.5}}
+    alone = train(Recipe.from_dict(tree), tmp_path / "alone", given=Given(allow=("cases",)))
+    spread = {**tree, "executor": {"name": "mesh", "threads": 1}, "run": {"features": str(tmp_path / "there")}}
+    mesh(2).run("laws.meshes:train_here", spread, str(tmp_path / "spread"))
+    there = Run.open(tmp_path / "spread")
+    for number in range(2):
+        assert all(torch.equal(tensor, there.weights(number)[name]) for name, tensor in alone.weights(number).items())
+    assert content(tmp_path / "here") == content(tmp_path / "there")

@@ -1,0 +1,403 @@
+"""A run folder that is a bucket: whole objects, requests tried again, a lease in place of the kernel's lock."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Event, Thread, Timer
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from cases import GIVEN, distance, recipe, weights
+from s3_server import Flaky, serving
+from waiting import wait_until
+
+import plateaux
+from plateaux.core.errors import RecipeError, RunError, StorageError
+from plateaux.storage import lease, remote
+from plateaux.storage.remote import Address, Bucket, address_of
+from plateaux.storage.run import Run
+from plateaux.storage.store import RemoteStore, Store, store_at
+
+pytest.importorskip("fsspec", reason="fsspec is not installed")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Flaky]:
+    with serving() as made:
+        yield made
+
+
+@pytest.fixture(params=["memory", "s3"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    if request.param == "s3":
+        request.getfixturevalue("server")
+        return store_at(f"s3://bucket/{tmp_path.name}")
+    return store_at(f"memory://{tmp_path}")
+
+
+@pytest.mark.parametrize(
+    ("given", "address"),
+    [
+        ("s3://bucket/runs/demo", "s3://bucket/runs/demo"),
+        ("s3://bucket/runs/demo/", "s3://bucket/runs/demo"),
+        (Path("s3://bucket/runs"), "s3://bucket/runs"),  # a Path leaves one slash
+        ("memory:///tmp/x", "memory://tmp/x"),
+        ("runs/demo", None),
+        ("/runs/demo", None),
+        ("c:/runs", None),
+    ],
+)
+def test_an_address_is_told_from_a_path(given: str | Path, address: str | None) -> None:
+    assert address_of(given) == address
+    assert isinstance(store_at("runs/x"), Store)
+
+
+def test_an_address_goes_on_with_a_slash() -> None:
+    assert Address("s3://b/run") / "members" / 3 == "s3://b/run/members/3"
+
+
+def test_an_address_of_this_machine_is_a_path() -> None:
+    with pytest.raises(RecipeError, match="give the path itself"):
+        address_of("file:///data/runs/demo")
+
+
+def test_credentials_in_an_address_are_refused_and_not_repeated() -> None:
+    with pytest.raises(RecipeError, match="environment") as told:
+        address_of("s3://me:secret@bucket/run")
+    assert "secret" not in str(told.value)
+
+
+def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "find_spec", lambda name: None if name == "s3fs" else True)
+    with pytest.raises(RecipeError, match=r"needs s3fs: pip install s3fs, or \"plateaux\[cloud\]\""):
+        Bucket(Address("s3://bucket/run"))
+
+
+def test_objects_are_whole_and_listed(store: Store) -> None:
+    store.put("a/b.bin", b"one")
+    store.put("a/b.bin", b"three")
+    store.put("a/.hidden", b"x")
+    store.put_json("c.json", {"x": 1})
+    assert (store.get("a/b.bin"), store.get_json("c.json")) == (b"three", {"x": 1})
+    assert store.names() == ["a/b.bin", "c.json"]
+    assert store.names("a") == ["a/b.bin"]
+    assert store.names("nowhere") == []
+    assert store.size("a") == 5
+    assert store.has("a/b.bin")
+    assert not store.has("a")
+    store.sweep("a")
+    store.delete("a/b.bin")
+    store.delete("a/b.bin")
+    assert not store.has("a/b.bin")
+    with pytest.raises(StorageError, match=r"Cannot read .*://.*a/b\.bin"):
+        store.get("a/b.bin")
+
+
+def test_what_fails_while_it_is_written_leaves_the_old_object(store: Store) -> None:
+    store.put("x", b"old")
+
+    def half(file: Any) -> None:
+        file.write(b"ne")
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        store.put("x", half)
+    assert store.get("x") == b"old"
+    assert isinstance(store, RemoteStore)
+    assert not list(store._folder.iterdir())
+
+
+@pytest.mark.parametrize("name", ["../x", "/x", "a/../b", ""])
+def test_names_that_would_lead_elsewhere_are_refused(store: Store, name: str) -> None:
+    for touch in (store.get, store.has, store.delete, lambda n: store.put(n, b"")):
+        with pytest.raises(StorageError, match="does not name an object"):
+            touch(name)
+
+
+def test_tensors_states_and_arrays_come_back(store: Store) -> None:
+    tensors = {"w": torch.randn(3, 2), "b": torch.arange(4)}
+    store.put_tensors("t.safetensors", tensors, {"format": "pt"})
+    assert all(torch.equal(store.get_tensors("t.safetensors")[name], tensors[name]) for name in tensors)
+    store.put_state("s.pt", {"n": 3, "t": tensors["w"]})
+    assert torch.equal(store.get_state("s.pt")["t"], tensors["w"])
+    for round_ in range(2):  # the copy on this machine is made anew when the object has changed
+        numbers = np.arange(10, dtype=np.float32) + round_
+        with store.array_writer("n.safetensors", np.float32, 10, {"about": "it"}) as write:
+            write(numbers[:4])
+            write(numbers[4:])
+        about, mapped = store.array("n.safetensors")
+        assert about == {"about": "it"}
+        np.testing.assert_array_equal(mapped, numbers)
+        np.testing.assert_array_equal(np.concatenate(list(store.array_chunks("n.safetensors", 3))), numbers)
+        time.sleep(0.01)
+    with store.scratch() as lent:
+        lent.put("x", b"1")
+        assert lent.get("x") == b"1"
+
+
+# --- Requests that fail
+
+
+class Stumbling:
+    """Files that fail so many times before they answer."""
+
+    def __init__(self, times: int, problem: Exception) -> None:
+        self.left, self.problem = times, problem
+
+    def cat_file(self, path: str) -> bytes:
+        self.left -= 1
+        if self.left >= 0:
+            raise self.problem
+        return b"content"
+
+
+def raised(problem: Exception) -> None:
+    raise problem
+
+
+def bucket_of(files: Any, monkeypatch: pytest.MonkeyPatch) -> Bucket:
+    monkeypatch.setattr(remote, "FIRST_WAIT", 0.0)
+    made = Bucket(Address("memory://stumbling"))
+    made._files = files
+    return made
+
+
+def test_a_request_is_tried_again_until_it_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert bucket_of(Stumbling(remote.TRIES - 1, TimeoutError("slow")), monkeypatch).read("x") == b"content"
+    with pytest.raises(StorageError, match=r"Cannot read memory://stumbling/x: slow"):
+        bucket_of(Stumbling(remote.TRIES, TimeoutError("slow")), monkeypatch).read("x")
+
+
+def test_what_no_repetition_mends_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = Stumbling(2, PermissionError("no"))
+    with pytest.raises(PermissionError):
+        bucket_of(files, monkeypatch).read("x")
+    assert files.left == 1
+
+
+class Answered(Exception):
+    """An error of a client, with a status or with an object's name in its words."""
+
+    def __init__(self, words: str, status: int | None = None) -> None:
+        super().__init__(words)
+        self.response = {"ResponseMetadata": {"HTTPStatusCode": status}} if status else None
+
+
+def test_a_condition_that_does_not_hold_is_told_by_its_status_and_not_by_a_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    files = Stumbling(2, Answered("cannot connect to .../members/412/progress.json"))
+    assert bucket_of(files, monkeypatch).read("members/412/progress.json") == b"content"
+    with pytest.raises(FileExistsError):
+        bucket_of(Stumbling(2, Answered("no", 412)), monkeypatch).read("x")
+    with pytest.raises(FileExistsError):
+        bucket_of(Stumbling(2, Answered("PreconditionFailed: no")), monkeypatch).read("x")
+
+
+# --- Leases
+
+
+def words(store: Store, name: str, **changes: Any) -> None:
+    """Change what a lease says."""
+    found = json.loads(store.get(f"{name}/.lease"))
+    store.put(f"{name}/.lease", json.dumps({**found, **changes}).encode())
+
+
+def test_a_second_writer_is_refused_while_the_first_is_there(store: Store) -> None:
+    other = store_at(str(store.root))
+    with store.lock("members/0"):
+        assert store.held("members/0")
+        with pytest.raises(RunError, match=r"members/0/ is in the hands of another process \(process \d+ on"):
+            other.lock("members/0", patience=0).__enter__()
+        with other.lock("members/1", patience=0):
+            other.put("members/1/x", b"1")
+    assert not store.held("members/0")
+    assert not store.held("members/7")
+    with other.lock("members/0", patience=0):
+        assert store.names("members/0") == []
+
+
+@pytest.mark.parametrize("gone", [{"until": 0.0}, {"started": "0"}], ids=["expired", "its process is dead"])
+def test_a_lease_whose_owner_is_gone_is_taken_over_where_the_store_can_replace_on_a_condition(
+    store: Store, gone: dict[str, Any]
+) -> None:
+    assert isinstance(store, RemoteStore)
+    with store.lock("m"):
+        left = store.get("m/.lease")
+    store.put("m/.lease", left)
+    words(store, "m", **gone)
+    assert not store.held("m")
+    if store._bucket.swaps:
+        with store.lock("m", patience=0):
+            assert store.held("m")
+        return
+    with pytest.raises(RunError, match=r"delete memory://.*/m/\.lease and run this again"):
+        store.lock("m", patience=0).__enter__()
+    store.delete("m/.lease")
+    with store.lock("m", patience=0):
+        assert store.held("m")
+
+
+def test_another_machines_lease_is_good_until_it_expires(store: Store) -> None:
+    with store.lock("m"):
+        words(store, "m", host="elsewhere", started="0")
+        assert store.held("m")
+        words(store, "m", host="elsewhere", until=time.time() - lease.SLACK - 1)
+        assert not store.held("m")
+        store.put("m/.lease", b"nonsense")
+        assert not store.held("m")
+
+
+def test_a_lease_is_renewed_until_another_has_it_and_then_nothing_is_written(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert isinstance(store, RemoteStore)
+    monkeypatch.setattr(lease, "LENGTH", 3.0)
+    other = store_at(str(store.root))
+    with store.lock("m"):
+        (mine,) = store._leases
+        first = mine._good_until
+        wait_until(lambda: mine._good_until > first)
+        words(other, "m", owner="another")
+        wait_until(lambda: mine._lost)
+        with pytest.raises(RunError, match="may be in the hands of another process"):
+            store.put("m/x", b"3")
+        store.put("n/x", b"4")
+    assert not store.has("m/x")
+    assert store.has("m/.lease")  # it is not ours to remove
+
+
+def test_a_lease_that_somebody_deleted_is_lost(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(store, RemoteStore)
+    monkeypatch.setattr(lease, "LENGTH", 0.3)
+    with store.lock("m"):
+        store_at(str(store.root)).delete("m/.lease")
+        wait_until(lambda: store._leases[0]._lost)
+
+
+def test_who_could_not_renew_in_time_writes_nothing_more(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(store, RemoteStore)
+    monkeypatch.setattr(lease, "LENGTH", 0.3)
+    monkeypatch.setattr(lease, "owner_of", lambda *_: raised(StorageError("gone")))
+    with store.lock("m"):
+        wait_until(lambda: time.monotonic() > store._leases[0]._good_until)
+        with pytest.raises(RunError, match="could not renew"):
+            store.put("m/x", b"1")
+    assert store.has("m/.lease") is store._bucket.swaps  # where others may take it over, it may be theirs by now
+
+
+def test_a_renewal_whose_condition_failed_is_looked_at_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(store, RemoteStore)
+    if not store._bucket.swaps:
+        pytest.skip("this store has no conditions")
+    monkeypatch.setattr(lease, "LENGTH", 3.0)
+    swap, refused = store._bucket.swap, list[str]()
+    monkeypatch.setattr(
+        store._bucket,
+        "swap",
+        lambda *a: swap(*a) if refused else bool(refused.append(a[0])),  # type: ignore[func-returns-value]
+    )
+    with store.lock("m"):
+        first = store._leases[0]._good_until
+        wait_until(lambda: store._leases[0]._good_until > first)
+    assert refused == ["m/.lease"]
+
+
+def test_a_lease_that_was_put_though_the_answer_was_lost_is_ours(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(store, RemoteStore)
+    create = store._bucket.create
+    monkeypatch.setattr(store._bucket, "create", lambda *a: create(*a) and False)
+    with store.lock("m", patience=0):
+        assert store.held("m")
+
+
+def test_who_waits_gets_the_lease_when_the_first_leaves(store: Store) -> None:
+    other, left = store_at(str(store.root)), Event()
+
+    def hold() -> None:
+        with store.lock("m"):
+            there.set()
+            left.wait(60)
+
+    there = Event()
+    holding = Thread(target=hold)
+    holding.start()
+    assert there.wait(60)
+    Timer(0.3, left.set).start()
+    with other.lock("m", patience=60):
+        assert left.is_set()
+    holding.join()
+
+
+def test_a_lease_that_can_neither_be_made_nor_found_is_refused(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(store, RemoteStore)
+    monkeypatch.setattr(store._bucket, "create", lambda *_: False)
+    with pytest.raises(RunError, match="run this again"):
+        store.lock("m", patience=0).__enter__()
+
+
+def test_an_object_is_replaced_only_on_the_condition(server: Flaky) -> None:
+    bucket = Bucket(Address("s3://bucket/conditions"))
+    assert bucket.create("x", b"1")
+    assert not bucket.create("x", b"2")
+    tag = bucket.tag("x")
+    assert bucket.swap("x", b"3", tag)
+    assert not bucket.swap("x", b"4", tag)
+    assert bucket.read("x") == b"3"
+
+
+class Empty:
+    """Files of a store that says a prefix without objects is not there."""
+
+    def find(self, path: str, detail: bool) -> Any:
+        raise FileNotFoundError(path)
+
+
+def test_a_prefix_that_is_not_there_holds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert bucket_of(Empty(), monkeypatch).sizes("x") == {}
+
+
+def test_a_store_without_conditions_refuses_whoever_finds_a_lease(tmp_path: Path) -> None:
+    bucket = Bucket(Address(f"memory://{tmp_path}"))
+    bucket.creates = False
+    assert bucket.create("m/.lease", b"1")
+    assert not bucket.create("m/.lease", b"2")
+
+
+# --- Whole runs
+
+
+@pytest.mark.parametrize("method", ["sam", "sharpbalance", "apart"])
+def test_a_run_in_a_bucket_whose_server_stumbles_ends_at_the_same_weights(method: str, tmp_path: Path) -> None:
+    row = recipe(method, run={"checkpoint_epochs": 1})
+    local = plateaux.train(row, tmp_path / "run", given=GIVEN)
+    with serving(share=0.05) as server:
+        run = plateaux.train(row, f"s3://bucket/{method}", given=GIVEN)
+        assert distance(weights(local), weights(run)) == 0
+        assert plateaux.missing(run, GIVEN) == []
+        found = plateaux.evaluate(Path(f"s3://bucket/{method}"), given=GIVEN)
+        assert [each.rows for each in found] == [each.rows for each in plateaux.evaluate(tmp_path / "run", given=GIVEN)]
+        kept = {name for name in local.store.names() if not name.startswith(("predictions/", "measures/"))}
+        assert kept <= set(run.store.names())
+        assert server.failed > 3, (server.failed, server.requests)
+        assert run.log(0) == local.log(0)
+
+
+def test_a_killed_run_in_a_bucket_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    row, out = recipe("sam", run={"checkpoint_epochs": 1}), f"memory://{tmp_path}/run"
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "commit", lambda *_: raised(ZeroDivisionError()))
+        with pytest.raises(ZeroDivisionError):
+            plateaux.train(row, out, given=GIVEN)
+    run = plateaux.train(row, out, given=GIVEN)
+    assert distance(weights(plateaux.train(row, tmp_path / "local", given=GIVEN)), weights(run)) == 0
+
+
+def test_tensorboard_is_refused_where_nothing_can_be_appended(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="TensorBoard"):
+        plateaux.train(recipe("sam", run={"tensorboard": True}), f"memory://{tmp_path}", given=GIVEN)

@@ -1,0 +1,233 @@
+"""Evidence from the numbers of a study: paired differences, slopes, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from reference import paper_tables as papers
+
+from plateaux.core.errors import RunError
+from plateaux.studies.claims import evidence as studies
+from plateaux.studies.claims.claim import Compare, Entry, Evidence, Figure
+from plateaux.studies.claims.contrasts import evidence_of, repeated
+from tests.studies.claims.test_claim import CLAIMS, STATED, claim
+
+SAM, OURS = {"method": "SAM", "rho": 0.1}, {"method": "ours", "rho": 0.1}
+COMPARE = Compare(
+    measure="accuracy", on="test", rows=("ensemble",), of={STATED: {"method": "ours"}}, against={"method": "SAM"},
+    same=("rho",), times=100,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Finding:
+    condition: Mapping[str, Any]
+    repetition: int
+    number: float
+    row: str = "ensemble"
+    measure: str = "accuracy"
+    on: str = "test"
+
+
+def compared(found: list[Finding], compare: Compare = COMPARE) -> Figure:
+    return evidence_of(claim(), compare, found).cases[STATED].primary[0]
+
+
+PAIRED = [
+    Finding(SAM, 0, 0.50), Finding(OURS, 0, 0.52), Finding(SAM, 1, 0.70), Finding(OURS, 1, 0.71),
+    Finding({"method": "SAM", "rho": 0.2}, 0, 0.9), Finding(OURS, 0, 9.0, on="train"),
+    Finding(OURS, 0, 9.0, measure="nll"), Finding(OURS, 0, 9.0, row="member 0"), Finding(OURS, 2, 0.9),
+]  # fmt: skip
+
+
+def test_differences_are_paired_by_repetition_at_the_same_radius() -> None:
+    found = compared(PAIRED)
+    half = 12.706205 * 0.5  # scipy.stats.t.ppf(0.975, 1) times the standard error of 2 and 1
+    assert found.value == pytest.approx(1.5)
+    assert found.interval == (pytest.approx(1.5 - half, abs=1e-4), pytest.approx(1.5 + half, abs=1e-4))
+
+
+def test_one_repetition_has_no_interval() -> None:
+    assert compared(PAIRED[:2]) == Figure(value=2.0, repetitions=1)
+
+
+def test_the_papers_own_table_gives_the_papers_own_slope() -> None:
+    rows = tuple(f"severity {level}" for level in range(1, 6))
+    tables = {"SAM": papers.SEVERITIES["CIFAR10-C"][1], "ours": papers.SEVERITIES["CIFAR10-C"][2]}
+    found = [
+        Finding({"method": name, "rho": 0.2}, repetition, number / 100, row)
+        for name, numbers in tables.items()
+        for repetition in range(2)
+        for row, number in zip(rows, numbers, strict=True)
+    ]
+    slope = compared(found, COMPARE.model_copy(update={"rows": rows}))
+    assert slope.value == pytest.approx(CLAIMS[7].primary.effect)
+    assert slope.interval == (pytest.approx(0.405), pytest.approx(0.405))  # both repetitions are the same
+
+
+@pytest.mark.parametrize(
+    ("found", "message"),
+    [
+        (PAIRED[:1], "No condition of the study"),
+        ([*PAIRED, Finding({"method": "ours", "rho": 0.2}, 0, 0.5)], "2 conditions"),
+        ([PAIRED[0], PAIRED[3]], "No repetition has 'accuracy'"),
+        ([PAIRED[0], PAIRED[7]], "no row 'ensemble'"),
+    ],
+)
+def test_numbers_that_cannot_be_compared_are_refused(found: list[Finding], message: str) -> None:
+    with pytest.raises(RunError, match=message):
+        compared(found)
+
+
+def test_a_study_that_left_numbers_and_no_files_is_compared(tmp_path: Path) -> None:
+    asked = claim(compare=COMPARE.model_dump())
+    found = studies.collect([asked], tmp_path, lambda folder: PAIRED if folder == tmp_path else [])
+    assert Entry(asked, found[0]).verdicts == {STATED: "inconclusive"}
+    assert isinstance(found[0], Evidence)
+    with pytest.raises(RunError, match="nothing to judge by"):
+        studies.collect([claim()], tmp_path, lambda _: PAIRED)
+
+
+def test_what_was_repeated_has_a_t_interval() -> None:
+    found = repeated([1.0, 2.0, 3.0], "lead")
+    half = 4.302653 / 3**0.5  # scipy.stats.t.ppf(0.975, 2) times the standard error
+    assert (found.value, found.what) == (2.0, "lead")
+    assert found.interval == (pytest.approx(2 - half, abs=1e-5), pytest.approx(2 + half, abs=1e-5))
+
+
+def curve(
+    width: int, beta: float, radii: tuple[float, ...] = (0.0, 0.1, 0.2), *, fitted: tuple[float, ...] = (1.0, 1.0, 0.99)
+) -> list[Finding]:
+    """Return a study in which diversity is sharpness to the power of beta, and a little more in each repetition."""
+    found = []
+    for repetition, more in enumerate((0.0, 0.02)):
+        for sharpness, rho, right in zip((1.0, 2.0, 5.0), radii, fitted, strict=False):
+            at = {"method": "SAM", "width": width, "rho": rho}
+            found.append(Finding(at, repetition, sharpness, "mean of members", "worst_l2(m=128; samples=512)", "train"))
+            found.append(Finding(at, repetition, right, "mean of members", "accuracy", "train"))
+            for measure, row in (
+                ("der", "members together"),
+                ("variance", "members together"),
+                ("kl", "mean of pairs"),
+            ):
+                found.append(Finding(at, repetition, 0.1 * sharpness ** (beta + more), row, measure, "test"))
+    return found
+
+
+def said(number: int, found: list[Finding]) -> Evidence:
+    compare = CLAIMS[number].compare
+    assert compare is not None
+    return evidence_of(CLAIMS[number], compare, found)
+
+
+def test_a_power_law_has_its_power_as_slope() -> None:
+    found = said(1, [*curve(16, 0.3), *curve(8, 0.5)])
+    case = found.cases[STATED]
+    assert [each.value for each in (*case.primary, *case.also)] == pytest.approx([0.31] * 4)
+    assert [each.repetitions for each in case.primary] == [2]
+    assert found.precondition == 1.0
+
+
+def test_a_slope_can_be_asked_of_those_only_that_are_fitted() -> None:
+    found = curve(16, 0.3)
+    sharp = {"method": "SAM", "width": 16, "rho": 0.4}
+    for repetition in (0, 1):  # a point that is not fitted, and off the line
+        found.append(Finding(sharp, repetition, 10.0, "mean of members", "worst_l2(m=128; samples=512)", "train"))
+        found.append(Finding(sharp, repetition, 0.5, "mean of members", "accuracy", "train"))
+        for measure, row in (("der", "members together"), ("variance", "members together"), ("kl", "mean of pairs")):
+            found.append(Finding(sharp, repetition, 9.0, row, measure, "test"))
+    case = said(1, found).cases[STATED]
+    assert case.also[-1].value == pytest.approx(0.31)
+    assert min(each.value for each in (*case.primary, *case.also[:-1])) > 1
+    with pytest.raises(RunError, match="2 are there"):
+        said(1, curve(16, 0.3, fitted=(1.0, 1.0, 0.9)))
+
+
+def test_what_is_no_number_is_refused_and_not_left_out() -> None:
+    found = curve(16, 0.3)
+    found[0] = replace(found[0], number=float("nan"))
+    with pytest.raises(RunError, match=r"repetition 0 where .*'rho': 0.0.* is no number"):
+        said(1, found)
+
+
+def test_slopes_of_two_widths_are_compared_in_each_repetition() -> None:
+    found = said(2, [*curve(16, 0.3, fitted=(0.5, 1.0, 1.0)), *curve(8, 0.5)])
+    assert found.cases[STATED].primary[0].value == pytest.approx(0.2)
+    assert Entry(CLAIMS[2], found).verdicts == {STATED: "not testable at this scale"}  # half of the samples are fitted
+
+
+def test_a_slope_needs_three_points_above_zero() -> None:
+    with pytest.raises(RunError, match="2 are there"):
+        said(1, curve(16, 0.3, (0.0, 0.1)))
+    zero = [replace(each, number=0.0) if each.measure == "der" else each for each in curve(16, 0.3)]
+    with pytest.raises(RunError, match="above zero"):
+        said(1, zero)
+
+
+def test_a_lead_with_more_members_is_taken_beyond_that_with_fewer() -> None:
+    leads = {(3, 0): 0.01, (5, 0): 0.04, (3, 1): 0.02, (5, 1): 0.03}
+    found = []
+    for (members, repetition), lead in leads.items():
+        for method, number in (("SAM", 0.5 + members / 100), ("SharpBalance, paper", 0.5 + members / 100 + lead)):
+            at = {"method": method, "members": members}
+            row = "ensemble (mean probability) · cACC"
+            found.append(Finding(at, repetition, number, row, "accuracy under corruption", "corrupted"))
+    assert said(6, found).cases[STATED].primary[0].value == pytest.approx(2.0)  # three points and one
+
+
+def test_the_flattest_of_the_others_is_found_in_each_repetition() -> None:
+    controls = {("baseline", 0.0): (1.0, 1.0), ("baseline", 0.05): (100.0, 10.0), ("weight decay", 0.0): (10.0, 1000.0)}
+    found = []
+    for (control, rho), norms in controls.items():
+        at = {"control": control, "rho": rho}
+        for repetition, norm in enumerate(norms):
+            found.append(Finding(at, repetition, norm, "mean of members", "fisher_rao", "train"))
+            found.append(Finding(at, repetition, 0.5 + rho, "mean of members", "accuracy", "test"))
+            found.append(Finding(at, repetition, 0.995, "mean of members", "accuracy", "train"))
+    case = said(11, found).cases[STATED]
+    assert case.primary[0] == Figure(value=1.0, interval=(1.0, 1.0), repetitions=2)
+    assert case.also[0].value == 0.0
+
+
+def test_the_gain_is_what_the_ensemble_has_more_than_its_members() -> None:
+    found = []
+    for rho, (members, _, ensemble) in zip((0.0, 0.1), papers.FIGURE_7["CIFAR10-C"], strict=False):
+        at = {"method": "SAM", "width": 16, "rho": rho}
+        found.append(Finding(at, 0, 1.0, "mean of members", "accuracy", "train"))
+        for row, number in (("mean of members", members), ("ensemble (mean probability)", ensemble)):
+            found.append(Finding(at, 0, number / 100, f"{row} · cACC", "accuracy under corruption", "corrupted"))
+    case = said(4, found).cases[STATED]
+    wanted = [CLAIMS[4].primary.effect, CLAIMS[4].also[0].effect]
+    assert [case.primary[0].value, case.also[0].value] == pytest.approx(wanted)
+
+
+def test_a_ratio_is_told_by_its_logarithm() -> None:
+    columns = {"fisher_rao": 4, "relative_flatness": 6, "sam_sharpness": 5}
+    found = []
+    for rho, row in zip((0.0, 0.05), papers.RESNET_CIFAR10, strict=False):
+        at = {"control": "baseline", "rho": rho}
+        found.append(Finding(at, 0, 0.995, "mean of members", "accuracy", "train"))
+        found += [Finding(at, 0, row[c], "mean of members", name, "train") for name, c in columns.items()]
+    case = said(12, found).cases[STATED]
+    wanted = [CLAIMS[12].primary.effect, *(each.effect for each in CLAIMS[12].also)]
+    assert [each.value for each in (*case.primary, *case.also)] == pytest.approx(wanted, abs=6e-4)
+    assert case.also[1].value == pytest.approx(wanted[2], rel=1e-3)
+    signed = [replace(each, number=-each.number) if each.measure == "sam_sharpness" else each for each in found]
+    assert said(12, signed).cases[STATED].also[1].value == pytest.approx(-wanted[2], rel=1e-3)  # a difference
+    with pytest.raises(RunError, match=r"'relative_flatness' where .* no logarithm"):
+        said(12, [replace(each, number=-1e-6) if each.measure == "relative_flatness" else each for each in found])
+
+
+def test_claims_that_compare_do_so_for_each_of_their_cases_and_measures() -> None:
+    comparing = {number: each.compare for number, each in CLAIMS.items() if each.compare}
+    assert list(comparing) == [1, 2, 3, 4, 5, 6, 7, 11, 12]
+    for number, compare in comparing.items():
+        asked = CLAIMS[number]
+        assert tuple(compare.of) == asked.cases
+        assert len(compare.also) == len(asked.also)
+        assert (compare.precondition is None) is (asked.precondition is None)
+        assert compare.times == (100 if asked.primary.unit.startswith("percentage points") else 1)

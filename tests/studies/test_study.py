@@ -1,0 +1,223 @@
+"""A study is data: its grid, its paired seeds, and which of its runs are one."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomlkit
+from cases import GIVEN
+
+from plateaux.config.recipe import Recipe
+from plateaux.config.specs import measures_named
+from plateaux.core.errors import RecipeError
+from plateaux.core.types import key
+from plateaux.loss_landscape.probe_specs import probes_named
+from plateaux.studies.study import Study, Task, called, changed, factors, planned, tasks
+from plateaux.training.train import check
+
+BASE = {
+    "members": 2,
+    "data": {"name": "blobs", "samples": 30, "test_samples": 12, "batch": 10},
+    "model": {"name": "mlp", "hidden": [4]},
+    "method": {"name": "sam", "rho": 0.1},
+    "optimizer": {"name": "SGD", "lr": 0.1, "momentum": 0.9},
+    "train": {"epochs": 4},
+}
+BALANCED = {"method": {"name": "sharpbalance", "rho": 0.1, "meet_after": 2}}
+
+
+def study(**parts: Any) -> Study:
+    return Study.from_dict({"base": BASE, **parts})
+
+
+def made(**parts: Any) -> list[Task]:
+    return tasks(planned(study(**parts), GIVEN), GIVEN)
+
+
+def test_a_study_without_a_grid_is_one_run() -> None:
+    (only,) = planned(study())
+    assert (only.condition, only.repetition, str(only)) == ({}, 0, "#0")
+    assert only.recipe.method.options["rho"] == 0.1
+
+
+def test_factors_are_crossed_in_the_order_they_are_written() -> None:
+    found = study(grid={"method.rho": [0.0, 0.2], "model.hidden": [[4], [8]]}).conditions()
+    assert [called(condition) for condition, _ in found] == [
+        "rho=0.0, hidden=[4]", "rho=0.0, hidden=[8]", "rho=0.2, hidden=[4]", "rho=0.2, hidden=[8]",
+    ]  # fmt: skip
+    assert found[3][1].model.options["hidden"] == [8]
+
+
+def test_a_key_may_be_written_without_quotes(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text('base = "quickstart"\n[grid]\nmethod.rho = [0.1, 0.2]\nmembers = [1, 2]\n')
+    found = Study.load(file)
+    assert found.name == "mine"
+    assert [condition for condition, _ in found.conditions()][:2] == [
+        {"rho": 0.1, "members": 1},
+        {"rho": 0.1, "members": 2},
+    ]
+    assert found.base["data"]["name"] == "digits"
+
+
+def test_what_one_condition_changes_deep_inside_stays_with_it() -> None:
+    base = {**BASE, "model": {**BASE["model"], "adapters": {"rank": 4, "layers": ["*"]}}}
+    grid = {"rank": {"rank 4": {}, "rank 16": {"model": {"adapters": {"rank": 16}}}}}
+    found = study(base=base, grid=grid)
+    for _ in range(2):
+        assert [recipe.to_dict()["model"]["adapters"]["rank"] for _, recipe in found.conditions()] == [4, 16]
+    assert found.base["model"]["adapters"]["rank"] == 4
+
+
+def test_a_key_of_what_has_no_keys_is_refused() -> None:
+    with pytest.raises(RecipeError, match=r"schedule\.epochs: schedule = .* is no section of keys"):
+        study(base={**BASE, "schedule": [{"name": "cosine"}]}, grid={"schedule.epochs": [1, 2]})
+
+
+def test_named_conditions_may_list_values_of_their_own() -> None:
+    grid = {
+        "method": {"flat": {"each": {"method.rho": [0.0, 0.3]}}, "plain": {"method": {"name": "deep_ensemble"}}},
+        "data.batch": [5],
+    }
+    found = study(grid=grid).conditions()
+    assert [condition for condition, _ in found] == [
+        {"method": "flat", "rho": 0.0, "batch": 5},
+        {"method": "flat", "rho": 0.3, "batch": 5},
+        {"method": "plain", "batch": 5},
+    ]
+    assert [recipe.method.name for _, recipe in found] == ["sam", "sam", "deep_ensemble"]
+
+
+def test_a_section_with_another_name_loses_its_further_options_and_keeps_its_own_keys() -> None:
+    tree = changed(BASE, {("optimizer", "name"): "Adam", ("optimizer", "eps"): 1e-6})
+    assert tree["optimizer"] == {"name": "Adam", "lr": 0.1, "eps": 1e-6}
+    assert changed(BASE, {("method", "name"): "sam"})["method"] == BASE["method"]
+    assert BASE["optimizer"] == {"name": "SGD", "lr": 0.1, "momentum": 0.9}
+
+
+def test_values_of_a_factor_that_names_plugins_are_called_by_their_section() -> None:
+    assert [choice[0] for choice in factors({"method.name": ["sam", "asam"]})[0]] == [
+        {"method": "sam"},
+        {"method": "asam"},
+    ]
+
+
+def test_repetitions_are_paired() -> None:
+    found = planned(study(seed=3, repetitions=2, grid={"method.rho": [0.0, 0.1]}))
+    assert [each.repetition for each in found] == [0, 0, 1, 1]
+    assert [each.recipe.seed for each in found] == [key(3, 0)] * 2 + [key(3, 1)] * 2
+    assert len({each.folder for each in found}) == 4
+
+
+def test_what_determines_the_same_members_is_one_run() -> None:
+    grid = {"way": {"spelt out": {"method": {"rho": 0.05}}, "by default": {"method": {"name": "sam"}}}}
+    tree = {**BASE, "method": {"name": "sam"}}
+    (one,) = tasks(planned(Study.from_dict({"base": tree, "grid": grid})))
+    assert [str(each) for each in one.planned] == ["way=spelt out #0", "way=by default #0"]
+    (one,) = made(grid={"executor.manner": ["loop", "vmap"]})
+    assert len(one.planned) == 2
+
+
+def test_a_smaller_ensemble_is_the_first_members_of_a_larger_one() -> None:
+    (one,) = made(grid={"members": [1, 3, 2]})
+    assert one.recipe.members == 3
+    assert len({each.run for each in one.planned}) == 3
+
+
+@pytest.mark.parametrize("method", [{"name": "cases:apart"}, BALANCED["method"]])
+def test_members_that_see_each_other_or_meet_are_their_own_run(method: dict[str, Any]) -> None:
+    tree = {**BASE, "method": method}
+    assert len(tasks(planned(Study.from_dict({"base": tree, "grid": {"members": [2, 3]}}), GIVEN), GIVEN)) == 2
+
+
+def test_spans_before_a_meeting_are_trained_once_and_first() -> None:
+    released = {"method": {**BALANCED["method"], "rule": "released", "meet_after": 3}}
+    grid = {"way": {"sam": {}, "released": released, "other": {"method": {"rho": 0.5}}, "paper": BALANCED}}
+    found = made(grid=grid, repetitions=2)
+    by = {str(task.planned[0]): task for task in found}
+    paper = by["way=paper #0"]
+    assert paper.lends
+    assert paper.span is None
+    assert by["way=sam #0"].span == by["way=released #0"].span == paper.folder
+    assert by["way=other #0"].span is None
+    assert by["way=sam #1"].span == by["way=paper #1"].folder != paper.folder
+    places = [str(task.planned[0]) for task in found]
+    assert places.index("way=paper #0") < places.index("way=sam #0") < places.index("way=other #1")
+
+
+def test_a_span_is_not_shared_where_the_whole_course_counts() -> None:
+    base = {**BASE, "train": {"epochs": 4, "keep": "best:accuracy"}, "data": {**BASE["data"], "validation": 6}}
+    found = tasks(planned(Study.from_dict({"base": base, "grid": {"way": {"sam": {}, "paper": BALANCED}}})))
+    assert [task.span for task in found] == [None, None]
+
+
+def test_a_base_may_be_a_file_beside_the_study_with_changes(tmp_path: Path) -> None:
+    (tmp_path / "own.toml").write_text(Recipe.from_dict(BASE).to_toml())
+    (tmp_path / "study.toml").write_text('[base]\nrecipe = "own.toml"\nmembers = 5\nmethod.rho = 0.7\n')
+    found = Study.load(tmp_path / "study.toml").conditions()[0][1]
+    assert (found.members, found.method.options["rho"], found.data.batch) == (5, 0.7, 10)
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        ({"grid": {"method.rho": 0.1}}, "give a list of values"),
+        ({"grid": {"method.rho": []}}, "give a list of values"),
+        ({"grid": {"seed": [1, 2]}}, "sets the seed of every repetition itself"),
+        ({"grid": {"model.wdith": [1], "train.epoch": [3]}}, "wdith=1, epoch=3: .*did you mean 'epochs'"),
+        ({"grid": {"method.rho": [0.1], "way": {"a": {"each": {"loss.rho": [1]}}}}}, "two factors called 'rho'"),
+        ({"repetitons": 3}, "no key 'repetitons'; did you mean 'repetitions'"),
+        ({"measure": {"measure": ["nll"]}}, "no key 'measure.measure'; did you mean 'measures'"),
+        ({"repetitions": 0}, "repetitions = 0"),
+        ({"base": None}, "lacks 'base'"),
+        ({"base": "quickstrat"}, "quickstart"),
+        ({"base": 3}, "base = 3"),
+    ],
+)
+def test_what_is_wrong_is_told_with_what_is_right(parts: dict[str, Any], words: str) -> None:
+    tree = {"base": BASE, **parts}
+    with pytest.raises(RecipeError, match=words):
+        Study.from_dict({name: part for name, part in tree.items() if part is not None})
+
+
+def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="Cannot read the study"):
+        Study.load(tmp_path / "none.toml")
+    (tmp_path / "bad.toml").write_text("name = \n")
+    with pytest.raises(RecipeError, match=r"bad\.toml"):
+        Study.load(tmp_path / "bad.toml")
+
+
+def test_what_is_asked_has_a_name_of_its_own() -> None:
+    assert study().asked() == study(grid={"members": [1]}).asked() != study(measure={"on": ["train"]}).asked()
+
+
+STUDIES = Path(__file__).parents[2] / "studies"
+
+
+@pytest.mark.parametrize("file", sorted(STUDIES.glob("*.toml")), ids=lambda file: file.stem)
+def test_studies_that_come_along_are_sound(file: Path) -> None:
+    found = Study.load(file)
+    measures_named([*found.measure.measures, *found.measure.under_corruption])
+    probes_named(found.landscape.probes)
+    for task in tasks(planned(found)):
+        check(task.recipe)
+
+
+def test_the_study_of_flatness_and_diversity_trains_both_rules_and_sam_from_one_span() -> None:
+    found = tasks(planned(Study.load(STUDIES / "flat_and_diverse.toml")))
+    assert len(found) == 2 * 2 * (6 + 2)
+    assert sum(task.lends for task in found) == 2 * 2
+    assert sum(task.span is not None for task in found) == 2 * 2 * 2
+
+
+def test_the_study_of_the_page_is_one() -> None:
+    page = (STUDIES.parent / "docs" / "studies.md").read_text(encoding="utf-8")
+    text = page.partition('title="study.toml"\n')[2].partition("```")[0]
+    found = Study.from_dict(tomlkit.parse(text).unwrap())
+    assert len(found.conditions()) == 2 * 4
+    told = set(re.findall(r"^\| (?:`\[?(\w+)\]?`)(?:, `(\w+)`)? \|", page, re.MULTILINE))
+    assert {name for pair in told for name in pair if name} == set(Study.model_fields) - {"name", "question"}

@@ -1,0 +1,68 @@
+"""Probes for tests, reached as a user's own are: `toy_probes:loss`. None of them is in the registry."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from plateaux.core import tensor_tree as trees
+from plateaux.core.errors import RecipeError
+from plateaux.core.types import Value
+from plateaux.loss_landscape.loss_surface import Ground, Probe
+
+
+def loss(*, scale: float = 1.0, samples: int = 8) -> Probe:
+    """The mean loss, times a scale."""
+
+    def ask(ground: Ground) -> Mapping[str, Value]:
+        found = scale * ground.all_losses()
+        return {"": Value(float(found.mean()), float(found.std() / len(found) ** 0.5)), "samples": Value(len(found))}
+
+    return Probe(ask, lambda n: n / 3, samples=samples, rescaled="same", convention="the mean over samples")
+
+
+def climb(*, draws: int = 3) -> Probe:
+    """The loss after random steps and one along the gradient: moves the weights and draws numbers."""
+
+    def ask(ground: Ground) -> Mapping[str, Value]:
+        found = []
+        for number in range(draws):
+            chance = ground.generator("climb", number)
+            away = {n: torch.randn(w.shape, generator=chance, dtype=w.dtype) for n, w in ground.home.items()}
+            found.append(float(ground.all_losses(trees.add(ground.home, away, times=0.1)).mean()))
+        _, gradient = ground.gradient(ground.batches[0])
+        uphill = ground.all_losses(trees.add(ground.home, gradient, times=0.1))
+        spread = torch.tensor(found).std() / draws**0.5
+        return {"": Value(sum(found) / draws, 0.01, float(spread)), "uphill": Value(float(uphill.mean()))}
+
+    return Probe(ask, lambda n: n * (draws / 3 + 4 / 3), samples=16)
+
+
+def many() -> Probe:
+    """A number of every layer."""
+    return Probe(
+        lambda ground: {"": Value(1.0), **{f"layer {name}": Value(2.0) for name in "abcdefg"}}, lambda n: 0.0, samples=4
+    )
+
+
+def refuses() -> Probe:
+    """A probe that no network suits."""
+
+    def ask(_: Ground) -> Mapping[str, Value]:
+        raise RecipeError("this network has no summit; ask another")
+
+    return Probe(ask, lambda n: n, samples=4)
+
+
+def stopped(*, after: int = 1) -> Probe:
+    """A probe in which Ctrl-C is pressed."""
+    asked: list[int] = []
+
+    def ask(_: Ground) -> Mapping[str, Value]:
+        if len(asked) == after:
+            raise KeyboardInterrupt
+        asked.append(1)
+        return {"": Value(1.0)}
+
+    return Probe(ask, lambda n: n, samples=4)

@@ -1,0 +1,202 @@
+"""Members in turn: snapshots are places on one course, and A2D's later members see the earlier ones finished."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from cases import GIVEN, distance, recipe, trained, weights
+from reference import sequential as twin
+from torch import Tensor, nn
+
+from plateaux.config.builders.data import feed_of, shares_order, split_of
+from plateaux.config.builders.model import method_of, network, training_data
+from plateaux.config.recipe import Recipe
+from plateaux.core.errors import Diverged, RecipeError, RunError
+from plateaux.core.types import Batch
+from plateaux.storage.run import Run
+from plateaux.studies.study import folder_of
+from plateaux.training import sequential as turns
+from plateaux.training import trainer as course
+from plateaux.training.cost import spent
+from plateaux.training.train import check, missing, train
+
+SGD = {"lr": 0.1, "momentum": 0.9, "decay": 1e-3}  # as the table's recipes have it
+CPU = torch.device("cpu")
+
+
+def batches_of(row: Recipe, number: int) -> list[Batch]:
+    """Return every batch that a member is fed."""
+    data = training_data(row, GIVEN)
+    shared = shares_order(row, method_of(row, 0, GIVEN))
+    feed = feed_of(row, data, number, shared=shared, device=CPU, ids=split_of(row, data)[0])
+    return [batch for epoch in range(row.train.epochs) for batch in feed.epoch(epoch)]
+
+
+def built(row: Recipe, number: int) -> nn.Module:
+    return network(row, training_data(row, GIVEN), number, GIVEN).train()
+
+
+def cross_entropy(module: nn.Module, batch: Batch) -> Tensor:
+    return F.cross_entropy(module(batch.x), batch.y)
+
+
+@pytest.mark.parametrize("net", ["mlp", "conv_bn"])
+def test_snapshots_are_places_on_one_course(net: str, tmp_path: Path) -> None:
+    row = recipe("snapshot", net, precision="fp64")
+    cycles = [batches_of(row, number) for number in range(3)]
+    truth = twin.snapshots(built(row, 0), cycles, cross_entropy, **SGD)
+    assert distance(trained(row, tmp_path / "run"), truth) <= 1e-12
+
+
+def test_the_rate_of_every_cycle_falls_from_its_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rates: list[float] = []
+    real = course.step
+
+    def watched(executor: Any, learners: Any, *args: Any, **options: Any) -> Any:
+        rates.append(learners[0].optimizer.param_groups[0]["lr"])
+        return real(executor, learners, *args, **options)
+
+    monkeypatch.setattr(course, "step", watched)
+    train(recipe("snapshot", train={"epochs": 3}), tmp_path / "run", given=GIVEN)
+    assert rates == pytest.approx([twin.rate(t, 9, 0.1) for t in range(1, 28)])
+
+
+def test_one_snapshot_is_a_deep_ensemble_of_one(tmp_path: Path) -> None:
+    one, alone = (
+        trained(recipe(name, "conv_bn", members=1), tmp_path / name) for name in ("snapshot", "deep_ensemble")
+    )
+    assert distance(one, alone) == 0
+
+
+def test_snapshots_can_climb(tmp_path: Path) -> None:
+    climbing = trained(recipe("snapshot", method={"update": "sam", "rho": 0.1}), tmp_path / "climbing")
+    assert distance(climbing[:1], trained(recipe("sam", members=1), tmp_path / "sam")) == 0
+    assert distance(climbing, trained(recipe("snapshot"), tmp_path / "plain")) > 1e-4
+
+
+def test_a_course_can_be_continued_where_its_end_was_kept(tmp_path: Path) -> None:
+    kept = {"run": {"keep_resume": "last"}}
+    train(recipe("snapshot", members=2, **kept), tmp_path / "run", given=GIVEN)
+    longer = weights(train(recipe("snapshot", **kept), tmp_path / "run", given=GIVEN))
+    assert distance(longer, trained(recipe("snapshot"), tmp_path / "whole")) == 0
+    with pytest.raises(RunError, match=r"member 2 ended, .* Train with run\.keep_resume = \"last\""):
+        train(recipe("snapshot", members=4), tmp_path / "whole", given=GIVEN)
+
+
+def test_averages_along_a_course_do_not_change_it(tmp_path: Path) -> None:
+    averaged = recipe("snapshot", train={"average_from": 6})  # the last step of each cycle
+    assert distance(trained(averaged, tmp_path / "averaged"), trained(recipe("snapshot"), tmp_path / "plain")) == 0
+
+
+def test_under_fp16_the_factor_goes_on_too(tmp_path: Path) -> None:
+    run = train(recipe("snapshot", precision="fp16", run={"keep_resume": "last"}), tmp_path / "run", given=GIVEN)
+    calm = [run.store.get_state(run.progress(number).states[-1][2])["scaler"]["calm"] for number in range(3)]
+    assert calm == sorted(calm)
+    assert calm[2] > 6  # no cycle has more steps
+
+
+def test_only_the_next_member_is_planned_and_none_after_one_that_is_lost(tmp_path: Path) -> None:
+    row = recipe("snapshot", optimizer={"lr": [0.1, 1e30, 0.1]}, run={"log_every": 1})
+    with pytest.raises(Diverged, match="member 1"):
+        train(row, tmp_path / "run", given=GIVEN)
+    run = Run.open(tmp_path / "run")
+    assert [progress.finished for progress in run.all_progress()] == [True, False, False]
+    assert [job.members for job in missing(run, GIVEN)] == [(1,)]
+    assert missing(run, GIVEN, without={1}) == []
+
+
+@pytest.mark.parametrize(
+    ("sections", "complaint"),
+    [
+        ({"model": {"name": ["mlp", "mlp", "cases:bent"]}}, "the same model"),
+        ({"model": {"sparsity": 0.5}}, "leave out sparsity"),
+        ({"train": {"patience": 2}, "data": {"validation": 3}}, "leave out train.patience"),
+    ],
+)
+def test_what_does_not_fit_one_course_is_refused(sections: dict[str, Any], complaint: str) -> None:
+    row = recipe("snapshot", **sections)
+    if "name" in sections.get("model", {}):
+        row = Recipe.from_dict({**row.to_dict(), "model": sections["model"]})
+    with pytest.raises(RecipeError, match=complaint):
+        check(row, GIVEN)
+
+
+def test_a_course_without_cycles_is_warned_about() -> None:
+    with pytest.warns(UserWarning, match=r"add \[\[schedule\]\]"):
+        check(recipe("snapshot", schedule=()), GIVEN)
+
+
+def test_members_in_turn_are_shared_by_studies_and_cost_their_own_time(tmp_path: Path) -> None:
+    for name in ("snapshot", "a2d, sequential"):
+        assert folder_of(recipe(name, members=2), GIVEN) == folder_of(recipe(name, members=3), GIVEN)
+    run = train(recipe("snapshot", members=2), tmp_path / "run", given=GIVEN)
+    assert spent(run, 1, GIVEN).seconds == run.progress(1).seconds > 0
+
+
+def agree_to_disagree(module: nn.Module, batch: Batch, earlier: Any) -> Tensor:
+    """Cross entropy plus the mean over earlier members of -log(p (1 - q) + q (1 - p)) at their likeliest class."""
+    loss = cross_entropy(module, batch)
+    buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    other = batch.extra["unlabelled"]
+    p = torch.cat([module(batch.x), torch.func.functional_call(module, buffers, (other,))]).softmax(-1)
+    for one in earlier:
+        with torch.no_grad():
+            q, likeliest = torch.cat([one(batch.x), one(other)]).softmax(-1).max(-1)
+        own = p.gather(1, likeliest[:, None])[:, 0]
+        loss = loss - (own * (1 - q) + q * (1 - own) + 1e-7).log().mean() / len(earlier)
+    return loss
+
+
+def test_a_sequence_is_trained_one_after_the_other_against_finished_members(tmp_path: Path) -> None:
+    row = recipe("a2d, sequential", precision="fp64")
+    modules = [built(row, number) for number in range(3)]
+    truth = twin.in_turn(modules, batches_of(row, 0), agree_to_disagree, **SGD)
+    assert distance(trained(row, tmp_path / "run"), truth) <= 1e-12
+
+
+def test_the_loss_that_is_told_is_the_members_own(tmp_path: Path) -> None:
+    row = recipe("a2d, sequential", precision="fp64", members=2, run={"log_every": 1})
+    run = train(row, tmp_path / "run", given=GIVEN)
+    first = built(row, 0)
+    first.load_state_dict(run.weights(0))
+    truth = agree_to_disagree(built(row, 1), batches_of(row, 1)[0], [first.eval()])
+    assert run.log(1)[0]["loss"] == pytest.approx(float(truth.detach()))
+
+
+def test_finished_members_are_seen_in_evaluation_mode_and_left_as_they_are(tmp_path: Path) -> None:
+    row = recipe("a2d, sequential", "conv_bn", members=2, precision="fp64")
+    run = train(row, tmp_path / "run", given=GIVEN)
+    first = built(row, 0)
+    first.load_state_dict(run.weights(0))
+    before = {name: tensor.clone() for name, tensor in first.state_dict().items()}
+    batch = batches_of(row, 0)[0]
+    offer = method_of(row, 0, GIVEN).objective.offer
+    (said,) = turns.beside([first], offer, row, CPU)(batch)
+    assert not said.requires_grad
+    assert torch.equal(said, torch.cat([first(batch.x), first(batch.extra["unlabelled"])]))
+    assert not first.training
+    assert distance([dict(first.state_dict())], [before]) == 0
+
+
+def test_a_sequence_may_have_an_order_and_options_of_its_own_for_each_member(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"data": {"order": "own", "bag": 1.0}, "method": {"strength": [1.0, 0.0, 1.0]}}
+    found = trained(recipe("a2d, sequential", **options), tmp_path / "run")
+    alone = trained(recipe("deep_ensemble", data={"order": "own", "bag": 1.0}), tmp_path / "alone")
+    assert distance(found[:2], alone[:2]) == 0
+    assert distance(found[2:], alone[2:]) > 1e-4
+
+
+def test_a_finished_sequence_can_be_continued(tmp_path: Path) -> None:
+    two = trained(recipe("a2d, sequential", members=2), tmp_path / "run")
+    three = trained(recipe("a2d, sequential"), tmp_path / "run")
+    assert distance(three[:2], two) == 0
+    assert distance(three, trained(recipe("a2d, sequential"), tmp_path / "whole")) == 0
+
+
+def test_a_sequence_under_fp16_is_refused() -> None:
+    with pytest.raises(RecipeError, match="use bf16"):
+        check(recipe("a2d, sequential", precision="fp16"), GIVEN)
