@@ -19,8 +19,8 @@ import plateaux
 from plateaux.ensembles import conformal
 from plateaux.ensembles.log_probs import log_probabilities
 from plateaux.ensembles.temperature import apply, calibrate_then_pool, fit, pool_then_calibrate
-from plateaux.evaluation.calibration import Said, hear_all
 from plateaux.evaluation.evaluator import Panel
+from plateaux.evaluation.predictions import Said, hear_all
 from plateaux.evaluation.splits import one_target
 
 DEPTHS = (20, 32, 44, 56)

@@ -19,8 +19,8 @@ import torch
 from _common import close, flags, images, interleaved, listed, ratio, seconds
 
 import plateaux
-from plateaux.config.builders.data import feed_of
-from plateaux.config.builders.model import data_of, trunk_of
+from plateaux.config.builders.data import data_of, feed_of
+from plateaux.config.builders.model import trunk_of
 from plateaux.core.runtime import settle_in
 from plateaux.distributed.executors.local import Local
 from plateaux.models.backbone import Trunk

@@ -17,11 +17,12 @@ from _common import close, flags, interleaved, ratio, seconds
 from torch import Tensor
 
 from plateaux.config.schema import accepts
-from plateaux.core.method import View
+from plateaux.core.member import View
 from plateaux.core.registry import model, probe
 from plateaux.core.types import Batch
-from plateaux.loss_landscape.loss_surface import Ground, Probe
-from plateaux.loss_landscape.relative_flatness import last_layer_flatness, unit_spread
+from plateaux.loss_landscape.loss_surface import Ground
+from plateaux.loss_landscape.probe import Probe
+from plateaux.loss_landscape.probes.relative_flatness import last_layer_flatness, unit_spread
 
 MOST = 1.2
 FEWER = {"draws": 2, "steps": 3, "directions": 6, "m": 32}

@@ -24,12 +24,13 @@ from _common import close, flags, interleaved
 from members import peak
 
 import plateaux
-from plateaux.config.specs import measures_named
-from plateaux.core.method import View, logits
+from plateaux.core.member import View
+from plateaux.core.outputs import logits
 from plateaux.core.runtime import settle_in
 from plateaux.core.types import Batch
 from plateaux.distributed.executors.local import Local
 from plateaux.evaluation.metric_loop import Heard, hear, settle
+from plateaux.evaluation.metric_specs import measures_named
 from plateaux.models.architectures.resnet import resnet18
 
 LOCAL = Local("loop", 1, (), "error")

@@ -20,12 +20,13 @@ from torch import nn
 
 import plateaux
 from plateaux.config.builders.data import feed_of, split_of
-from plateaux.config.builders.model import NOTHING_GIVEN, executor_of, method_of
+from plateaux.config.builders.training import executor_of, method_of
+from plateaux.config.components import NOTHING_GIVEN
 from plateaux.core.runtime import autocast, settle_in
-from plateaux.data.sources import Data, Resident
-from plateaux.distributed.process_pool import Sign
-from plateaux.storage.run import Run, facts_of
-from plateaux.training.planning import Job
+from plateaux.data.sources import Data, Resident, facts_of
+from plateaux.distributed.stop_signal import Sign
+from plateaux.storage.run import Run
+from plateaux.training.jobs import Job
 from plateaux.training.trainer import Course
 
 CPU = torch.device("cpu")

@@ -54,14 +54,14 @@ def local(say: Callable[[Any], None], recipe: plateaux.Recipe, out: Path, jobs: 
 
 def on_a_cluster(say: Callable[[Any], None], recipe: plateaux.Recipe, out: Path, jobs: int) -> dict[str, float]:
     """Train on two places of a cluster of our own, and then hand out jobs that do nothing on another."""
-    from plateaux.distributed import ray_pool as crew
+    from plateaux.distributed import ray_pool
 
     train(recipe, out, say)
     begun = time.perf_counter()
-    crew.connect(None)
+    ray_pool.connect(None)
     started = time.perf_counter() - begun
     facts = {"start-up of the cluster, seconds": started, "seconds for trivial jobs": thousand(jobs)}
-    crew.disconnect()
+    ray_pool.disconnect()
     return facts
 
 
@@ -80,12 +80,12 @@ def train(recipe: plateaux.Recipe, out: Path, say: Callable[[Any], None]) -> Non
 
 def thousand(jobs: int) -> float:
     """Return the seconds that so many jobs which do nothing take on two places of a cluster that runs."""
-    from plateaux.distributed import ray_pool as crew
+    from plateaux.distributed import ray_pool
 
     def nothing(job: Any, tell: Any, *, device: str | None = None, processes: int = 1) -> None:
         """A job that does nothing; in here, since a file that was started is no module to a cluster."""
 
-    people = crew.Crew(crew.Needs(cpus=SHARE), most=PLACES)
+    people = ray_pool.Crew(ray_pool.Needs(cpus=SHARE), most=PLACES)
     begun = time.perf_counter()
     failed = people.carry_out(list(range(jobs)), nothing, lambda _: None)
     people.dismiss()

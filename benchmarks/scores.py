@@ -22,7 +22,7 @@ from _common import close, flags, interleaved, ratio
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from plateaux.core.method import View
+from plateaux.core.member import View
 from plateaux.core.registry import model
 from plateaux.core.types import Batch
 from plateaux.optim.sample_scores import gradient_norm

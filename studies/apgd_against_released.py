@@ -22,11 +22,12 @@ import torch
 from torch import Tensor
 
 import plateaux
-from plateaux.config.builders.model import NOTHING_GIVEN, data_of, in_order
-from plateaux.core import tensor_tree as trees
-from plateaux.core.method import View
+from plateaux.config.builders.data import data_of, in_order
+from plateaux.config.components import NOTHING_GIVEN
+from plateaux.core import tensor_tree
+from plateaux.core.member import View
 from plateaux.core.types import Batch, Tree
-from plateaux.evaluation.evaluator import data_facts, members_of
+from plateaux.evaluation.loading import data_facts, members_of
 from plateaux.loss_landscape.apgd import Ball, Norm, ascents
 from plateaux.loss_landscape.groups import Group, gradient, groups, losses
 from plateaux.loss_landscape.loss_surface import Ground
@@ -82,12 +83,12 @@ def flat_ground(ground: Ground, group: Group) -> tuple[apgd.Looks, apgd.Heights]
     """Return the loss of a group as functions of flat weights, for the released form."""
 
     def look(flat: Tensor) -> tuple[float, Tensor]:
-        trees.write(ground.params, unflat(flat, ground.home))
+        tensor_tree.write(ground.params, unflat(flat, ground.home))
         loss, found = gradient(ground, group)
         return loss, flatted(found)
 
     def height(flat: Tensor) -> float:
-        trees.write(ground.params, unflat(flat, ground.home))
+        tensor_tree.write(ground.params, unflat(flat, ground.home))
         return float(losses(ground, group).mean())
 
     return look, height

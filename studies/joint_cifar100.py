@@ -28,13 +28,15 @@ from torch import Tensor
 from torch.func import functional_call
 
 import plateaux
-from plateaux.config.builders.model import data_of, trunk_of
+from plateaux.config.builders.data import data_of
+from plateaux.config.builders.model import trunk_of
 from plateaux.core import registry
 from plateaux.core.runtime import settle_in
 from plateaux.core.stats.intervals import Interval, over_repetitions, paired
 from plateaux.core.types import key
 from plateaux.data.corruptions.corrupt import CORRUPTIONS, Corrupted
-from plateaux.data.sources import Resident, Source, data_root
+from plateaux.data.files import data_root
+from plateaux.data.sources import Resident, Source
 from plateaux.distributed.executors.local import Local
 from plateaux.ensembles.ood_scores import compare, max_probability, pds
 from plateaux.ensembles.soup import uniform

@@ -22,9 +22,9 @@ import torch
 
 import plateaux
 from plateaux.core.stats.intervals import paired
-from plateaux.evaluation.evaluator import MEMBERS_MEAN
 from plateaux.evaluation.results import Measurement
-from plateaux.loss_landscape.probe_specs import probes_named
+from plateaux.evaluation.row_names import MEMBERS_MEAN
+from plateaux.loss_landscape.probe import probes_named
 from plateaux.loss_landscape.render import pictures
 from plateaux.storage.store import Store
 

@@ -14,8 +14,7 @@ import warnings
 from pathlib import Path
 
 import plateaux
-from plateaux.ensembles.log_probs import MEAN_OF_PAIRS, MEAN_PROBABILITY
-from plateaux.evaluation.evaluator import MEMBERS_MEAN
+from plateaux.evaluation.row_names import MEAN_OF_PAIRS, MEAN_PROBABILITY, MEMBERS_MEAN
 from plateaux.studies.results import Finding, findings_of_study
 from plateaux.studies.runner import Conduct
 from plateaux.studies.study import Study

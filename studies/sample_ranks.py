@@ -18,7 +18,7 @@ from _leaving import leave
 from landscape_cifar10 import BASE, CONDITIONS, recipe_for
 
 import plateaux
-from plateaux.evaluation.evaluator import MEMBERS_MEAN
+from plateaux.evaluation.row_names import MEMBERS_MEAN
 
 CLAIM = "13-two-rankings-of-samples"
 MEMBERS = 3

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from _leaving import leave
 
-from plateaux.core.method import View
+from plateaux.core.member import View
 from plateaux.core.registry import model
 from plateaux.core.types import Batch
 from plateaux.optim.sample_scores import gradient_norm

@@ -29,7 +29,7 @@ from typing import Any
 import torch
 
 import plateaux
-from plateaux.config.builders.model import data_of
+from plateaux.config.builders.data import data_of
 from plateaux.core.stats.intervals import over_repetitions, paired
 from plateaux.ensembles.log_probs import log_probabilities
 from plateaux.storage.store import Store

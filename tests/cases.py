@@ -17,7 +17,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from plateaux.config.builders.model import Given, data_of, network
+from plateaux.config.builders.data import data_of
+from plateaux.config.builders.model import network
+from plateaux.config.components import Given
 from plateaux.config.recipe import Recipe
 from plateaux.config.schema import accepts
 from plateaux.core import registry
@@ -28,7 +30,7 @@ from plateaux.distributed.executors.local import Local
 from plateaux.optim.losses import cross_entropy
 from plateaux.optim.sam import climb
 from plateaux.storage.run import Run
-from plateaux.training import trainer as course
+from plateaux.training import trainer
 from plateaux.training.state import Learner, Tally
 from plateaux.training.state import Way as StepWay
 from plateaux.training.step import step
@@ -254,7 +256,7 @@ def steps(member: Learner, batches: Sequence[Batch], **way: Any) -> list[Tally]:
 
 def stop_after(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Send this process SIGTERM once so many steps are taken."""
-    real, left = course.step, [steps]
+    real, left = trainer.step, [steps]
 
     def counted(*args: Any, **options: Any) -> Any:
         left[0] -= 1
@@ -262,4 +264,4 @@ def stop_after(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
             os.kill(os.getpid(), signal.SIGTERM)
         return real(*args, **options)
 
-    monkeypatch.setattr(course, "step", counted)
+    monkeypatch.setattr(trainer, "step", counted)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from plateaux.ensembles.log_probs import MEAN_OF_PAIRS, MEAN_PROBABILITY, TOGETHER, cell
+from plateaux.evaluation.row_names import MEAN_OF_PAIRS, MEAN_PROBABILITY, TOGETHER, cell
 from plateaux.reports.figures.gallery import Said
 from plateaux.reports.figures.partition import Careful
 from plateaux.studies.results import Finding

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from plateaux.core.method import View
+from plateaux.core.member import View
 from plateaux.core.types import Batch, Tree
 from plateaux.loss_landscape.loss_surface import Ground
 

@@ -14,10 +14,10 @@ from typing import Any
 import plateaux
 from plateaux.data.datasets.toy import blobs
 from plateaux.data.sources import Data
-from plateaux.training import trainer as course
+from plateaux.training import trainer
 
 SETTINGS: dict[str, Any] = {"log": "", "pause": 0.0, "flaw": ""}
-plain_step = course.step
+plain_step = trainer.step
 
 
 @plateaux.dataset
@@ -43,7 +43,7 @@ def step(executor: Any, learners: Any, *args: Any, **options: Any) -> Any:
     return plain_step(executor, learners, *args, **options)
 
 
-course.step = step  # type: ignore[assignment]
+trainer.step = step  # type: ignore[assignment]
 
 
 def counted(log: Path) -> dict[int, int]:

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 
 import torch
 
-from plateaux.core import tensor_tree as trees
+from plateaux.core import tensor_tree
 from plateaux.core.errors import RecipeError
 from plateaux.core.types import Value
-from plateaux.loss_landscape.loss_surface import Ground, Probe
+from plateaux.loss_landscape.loss_surface import Ground
+from plateaux.loss_landscape.probe import Probe
 
 
 def loss(*, scale: float = 1.0, samples: int = 8) -> Probe:
@@ -30,9 +31,9 @@ def climb(*, draws: int = 3) -> Probe:
         for number in range(draws):
             chance = ground.generator("climb", number)
             away = {n: torch.randn(w.shape, generator=chance, dtype=w.dtype) for n, w in ground.home.items()}
-            found.append(float(ground.all_losses(trees.add(ground.home, away, times=0.1)).mean()))
+            found.append(float(ground.all_losses(tensor_tree.add(ground.home, away, times=0.1)).mean()))
         _, gradient = ground.gradient(ground.batches[0])
-        uphill = ground.all_losses(trees.add(ground.home, gradient, times=0.1))
+        uphill = ground.all_losses(tensor_tree.add(ground.home, gradient, times=0.1))
         spread = torch.tensor(found).std() / draws**0.5
         return {"": Value(sum(found) / draws, 0.01, float(spread)), "uphill": Value(float(uphill.mean()))}
 

@@ -9,27 +9,33 @@ probabilities = plateaux.load("runs/quickstart").predict(images)
 
 __version__ = "0.1.0"
 
-from plateaux.config.builders.model import Given
+from plateaux.config.components import Given
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import PlateauxError
-from plateaux.core.method import Ask, Measure, Method, Moment, Objective, Rendezvous, View
+from plateaux.core.member import View
+from plateaux.core.method import Ask, Method, Moment, Objective, Rendezvous
+from plateaux.core.metric import Measure
 from plateaux.core.registry import dataset, executor, measure, method, model, probe
 from plateaux.core.types import Batch, Tree, Value
 from plateaux.data.sources import Data, from_dataset, from_tensors
 from plateaux.ensembles.ensemble import Ensemble
 from plateaux.evaluation.calibration import Calibration, calibrate, judge
-from plateaux.evaluation.evaluate import evaluate, load
+from plateaux.evaluation.evaluate import evaluate
+from plateaux.evaluation.loading import load
 from plateaux.evaluation.ood import detect
 from plateaux.evaluation.predict import Answers, predict
 from plateaux.evaluation.results import Measurement
 from plateaux.evaluation.robustness import robustness
-from plateaux.evaluation.soup import Chosen, choose_members, load_chosen, soup
-from plateaux.loss_landscape.loss_surface import Ground, Probe
+from plateaux.evaluation.selection import Chosen, choose_members, load_chosen
+from plateaux.evaluation.soup import soup
+from plateaux.loss_landscape.loss_surface import Ground
+from plateaux.loss_landscape.probe import Probe
 from plateaux.loss_landscape.run_probes import landscape
 from plateaux.storage.import_weights import adopt
 from plateaux.storage.run import Run
-from plateaux.training.planning import Job, Meeting, plan
-from plateaux.training.train import missing, train
+from plateaux.training.jobs import Job, Meeting
+from plateaux.training.planning import missing, plan
+from plateaux.training.train import train
 
 __all__ = [
     "Answers",

@@ -14,7 +14,7 @@ import pytest
 from conftest import Script
 from rich.console import Console
 
-from plateaux.cli import claims as claiming
+from plateaux.cli import claims
 from plateaux.core.errors import RecipeError, RunError
 from plateaux.studies.claims import claim as ledger
 from plateaux.studies.claims import evidence as studies
@@ -61,7 +61,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / folder).mkdir()
     (tmp_path / "claims" / "1-lead.toml").write_text(TOML, encoding="utf-8")
     (tmp_path / "studies" / "lead.py").write_text(SCRIPT, encoding="utf-8")
-    for module in (ledger, claiming):
+    for module in (ledger, claims):
         monkeypatch.setattr(module, "home", lambda: tmp_path / "claims")
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -95,7 +95,7 @@ def test_the_command_shows_the_claims_asked_for() -> None:
 
 def test_a_person_gets_a_table_with_our_figures() -> None:
     lines = Console(width=200, record=True, file=io.StringIO())
-    lines.print(claiming.table([Entry(claim(), evidence(around(1.5, 1))), Entry(claim(number=2))]))
+    lines.print(claims.table([Entry(claim(), evidence(around(1.5, 1))), Entry(claim(number=2))]))
     text = lines.export_text()
     assert "1.5 (0.5 to 2.5)" in text
     assert "reproduced" in text

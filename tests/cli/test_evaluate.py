@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 import plateaux
-from plateaux.evaluation import tables as report
+from plateaux.evaluation import tables
 from tests.cli.test_main import SMALL, call
 
 
@@ -127,7 +127,7 @@ def test_tables_fit_the_terminal_and_keep_the_names_of_their_rows(run: str) -> N
     found = plateaux.evaluate(run, measures=["all", "per_class"], sizes=True)
     for width in (80, 120):
         console = Console(width=width, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
-        for table in report.tables(found, width):
+        for table in tables.tables(found, width):
             console.print(table)
         text = console.export_text()
         assert "…" not in text

@@ -14,9 +14,9 @@ from rich.console import Console
 import plateaux
 from plateaux.core import registry
 from plateaux.core.types import Value
-from plateaux.evaluation import tables as report
+from plateaux.evaluation import tables
 from plateaux.evaluation.results import Measurement
-from plateaux.loss_landscape import render as pictures
+from plateaux.loss_landscape import render
 from plateaux.training.train import train
 from tests.cli.test_main import call
 
@@ -70,9 +70,9 @@ def test_options_reach_the_walk_and_are_recorded(run: str) -> None:
 
 
 def test_pictures_alone_ask_no_probe(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pictures.Picture, "_as", lambda _, kind: kind.encode())  # painting is tested elsewhere
-    monkeypatch.setattr(pictures, "PATH", 3)
-    monkeypatch.setattr(pictures, "PLANE", 3)
+    monkeypatch.setattr(render.Picture, "_as", lambda _, kind: kind.encode())  # painting is tested elsewhere
+    monkeypatch.setattr(render, "PATH", 3)
+    monkeypatch.setattr(render, "PLANE", 3)
     found = asked(run, "--draw", "paths, plane", "--samples", "6")
     assert found["measurements"] == []
     assert [each["name"] for each in found["pictures"]] == ["paths", "plane-0-1-2"]
@@ -135,10 +135,10 @@ def measured(name: str, parts: int, members: int = 2, **data: Any) -> Measuremen
 
 
 def test_many_numbers_beside_an_answer_are_left_to_json_unless_nothing_else_was_asked() -> None:
-    (both,) = report.grids([measured("spectrum", 7), measured("worst", 2)])
+    (both,) = tables.grids([measured("spectrum", 7), measured("worst", 2)])
     assert [row[0] for row in both.rows] == ["spectrum", "worst", "worst · part 0", "worst · part 1"]
     assert both.caption.endswith("7 numbers beside these are in --json")
-    (alone,) = report.grids([measured("spectrum", 7)])
+    (alone,) = tables.grids([measured("spectrum", 7)])
     assert len(alone.rows) == 8
     assert alone.rows[0] == ["spectrum", "1,024", *["1.000 ± 0.12 / 0.010"] * 2, "1.500 ± 0.20"]
 
@@ -154,25 +154,25 @@ def test_many_numbers_beside_an_answer_are_left_to_json_unless_nothing_else_was_
     ],
 )
 def test_numbers_of_any_size_are_written_in_few_digits(value: Value, words: str) -> None:
-    assert report.both_errors(value) == words
+    assert tables.both_errors(value) == words
 
 
 def test_of_many_members_the_mean_is_shown_and_how_they_were_asked_is_in_the_title() -> None:
-    (grid,) = report.grids([measured("worst", 0, members=20, batchnorm="train", unit_logits=True)])
+    (grid,) = tables.grids([measured("worst", 0, members=20, batchnorm="train", unit_logits=True)])
     assert grid.header == ["", "samples", "mean of members"]
     assert grid.title == "hills, train samples: how flat, BatchNorm in training mode, unit logits"
 
 
 def test_landscapes_and_measures_have_tables_of_their_own(run: str) -> None:
     found = [*plateaux.evaluate(run, measures=["accuracy"], given=GIVEN), measured("worst", 0)]
-    assert [grid.header[1] for grid in report.grids(found)] == ["samples", "accuracy %"]
+    assert [grid.header[1] for grid in tables.grids(found)] == ["samples", "accuracy %"]
 
 
 def test_tables_fit_the_terminal() -> None:
     found = [measured("worst_l2(radius=0.5; steps=50)", 3, members=5)]
     for width in (80, 120):
         console = Console(width=width, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
-        for table in report.tables(found, width):
+        for table in tables.tables(found, width):
             console.print(table)
         text = console.export_text()
         assert "…" not in text

@@ -15,10 +15,11 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import plateaux
-from plateaux.cli import progress as display
+from plateaux.cli import progress
 from plateaux.cli.main import KINDS, app
+from plateaux.core import formatting
 from plateaux.core.types import Value
-from plateaux.evaluation import tables as report
+from plateaux.evaluation import tables
 from plateaux.evaluation.results import Measurement
 
 SMALL = ["--set", "train.epochs=2", "--set", "members=2", "--set", "data.batch=128"]
@@ -206,7 +207,7 @@ def test_a_table_shows_numbers_with_their_errors() -> None:
     rows = {"member 0": Value(0.5, 0.01), "ensemble (mean logit)": Value(0.75)}
     found = [Measurement("accuracy", "test", rows, "higher", {}, {"name": "toy", "samples": 1000}, percent=True)]
     console = Console(width=80, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
-    console.print(*report.tables(found))
+    console.print(*tables.tables(found))
     text = console.export_text()
     assert "50.00 ± 1.00" in text
     assert "75.00" in text
@@ -218,7 +219,7 @@ def test_live_lines_show_every_member() -> None:
         1: {"member": 1, "done": 4, "epoch": 4, "epochs": 4, "train loss": 0.25, "train accuracy": 0.9},
     }
     console = Console(width=160, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
-    console.print(display.lines(latest))
+    console.print(progress.lines(latest))
     text = console.export_text()
     assert "epoch 2/4" in text
     assert "loss 0.5000" in text
@@ -229,7 +230,7 @@ def test_live_lines_show_every_member() -> None:
 
 def test_a_terminal_gets_live_lines_and_sentences() -> None:
     console = Console(force_terminal=True, width=160, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
-    with display.watching(console) as tell:
+    with progress.watching(console) as tell:
         tell({"say": "chose bf16"})
         tell({"member": 0, "epoch": 0, "epochs": 2, "step": 1, "steps": 2, "loss": 1.5, "rate": 10.0, "left": 61.0})
     text = console.export_text()
@@ -239,4 +240,10 @@ def test_a_terminal_gets_live_lines_and_sentences() -> None:
 
 
 def test_sizes_are_in_units_a_person_reads() -> None:
-    assert [report.size(n) for n in (12, 1_500, 2.5e6, 3e9, 4e12)] == ["12 B", "1.5 kB", "2.5 MB", "3.0 GB", "4.0 TB"]
+    assert [formatting.size(n) for n in (12, 1_500, 2.5e6, 3e9, 4e12)] == [
+        "12 B",
+        "1.5 kB",
+        "2.5 MB",
+        "3.0 GB",
+        "4.0 TB",
+    ]

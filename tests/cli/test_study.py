@@ -353,9 +353,9 @@ def test_a_reckoning_takes_its_pace_from_runs_that_are_finished(
 def test_samples_from_elsewhere_are_reckoned(tmp_path: Path) -> None:
     digits = {**BASE, "data": {"name": "digits", "limit": 40, "test_limit": 30, "batch": 20}}
     with_ood = reckoned(study(base=digits, measure={"measures": [], "ood": ["near=digits,nowhere"]}), tmp_path)[0]
-    from plateaux.data.datasets.digits import digits as data
+    from plateaux.data.datasets.digits import digits as load_digits
 
-    assert with_ood.measuring == pytest.approx(2 * (len(data().test) + 30) / 3)
+    assert with_ood.measuring == pytest.approx(2 * (len(load_digits().test) + 30) / 3)
 
 
 def test_a_mesh_is_started_for_every_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

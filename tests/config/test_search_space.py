@@ -13,9 +13,10 @@ from plateaux.config.schema import Section
 from plateaux.config.search_space import Range, drawn
 from plateaux.core.errors import RecipeError
 from plateaux.core.types import key
-from plateaux.evaluation.soup import choose_members
+from plateaux.evaluation.selection import choose_members
+from plateaux.training.checks import check
 from plateaux.training.setup import learners_of
-from plateaux.training.train import check, train
+from plateaux.training.train import train
 
 SEARCH = {"optimizer": {"lr": {"low": 0.01, "high": 1.0, "log": True}}, "method": {"rho": [0.05, 0.2]}}
 
@@ -112,7 +113,7 @@ def test_a_member_that_drew_is_the_one_that_was_told_the_same(tmp_path: Path) ->
 def test_a_learner_knows_the_rate_it_drew() -> None:
     from cases import LOOP
 
-    from plateaux.config.builders.model import data_of
+    from plateaux.config.builders.data import data_of
     from plateaux.data.loader import CPU
 
     row = recipe("sam", search=SEARCH)

@@ -10,7 +10,10 @@ import torch
 from cases import corner
 from torch import Tensor, nn
 
-from plateaux.core.method import Moment, Objective, View, finite, logits, plain
+from plateaux.core.member import View
+from plateaux.core.method import Moment, Objective, plain
+from plateaux.core.outputs import logits
+from plateaux.core.tensor_tree import finite
 from plateaux.core.types import Batch
 from plateaux.optim.losses import cross_entropy
 from plateaux.optim.sample_scores import features

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from plateaux.core import tensor_tree as trees
+from plateaux.core import tensor_tree
 from plateaux.core.types import Tree
 
 SHAPES: tuple[tuple[int, ...], ...] = ((2, 3), (), (4,), (1, 2, 2))
@@ -29,25 +29,25 @@ def flat(a: Tree) -> NDArray[np.float64]:
 def test_trees_are_vectors_by_name(seed: int, times: float, backwards: bool) -> None:
     a, b = tree(seed), tree(seed + 1, backwards=backwards)  # the order of names does not matter
     x, y = flat(a), flat(b)
-    np.testing.assert_allclose(flat(trees.add(a, b, times=times)), x + times * y, rtol=1e-12, atol=1e-12)
-    np.testing.assert_allclose(flat(trees.scale(a, times)), times * x)
-    np.testing.assert_allclose(flat(trees.multiply(a, b)), x * y)
-    np.testing.assert_allclose(flat(trees.magnitude(a)), np.abs(x))
-    assert float(trees.norm(a)) == pytest.approx(float(np.linalg.norm(x)))
-    assert float(trees.dot(a, b)) == pytest.approx(float(x @ y))
+    np.testing.assert_allclose(flat(tensor_tree.add(a, b, times=times)), x + times * y, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(flat(tensor_tree.scale(a, times)), times * x)
+    np.testing.assert_allclose(flat(tensor_tree.multiply(a, b)), x * y)
+    np.testing.assert_allclose(flat(tensor_tree.magnitude(a)), np.abs(x))
+    assert float(tensor_tree.norm(a)) == pytest.approx(float(np.linalg.norm(x)))
+    assert float(tensor_tree.dot(a, b)) == pytest.approx(float(x @ y))
 
 
 def test_a_factor_may_be_a_tensor() -> None:
     a = tree(0)
     factor = torch.tensor(2.5, dtype=torch.float64)
-    np.testing.assert_allclose(flat(trees.scale(a, factor)), 2.5 * flat(a))
-    np.testing.assert_allclose(flat(trees.add(a, a, times=factor)), 3.5 * flat(a))
+    np.testing.assert_allclose(flat(tensor_tree.scale(a, factor)), 2.5 * flat(a))
+    np.testing.assert_allclose(flat(tensor_tree.add(a, a, times=factor)), 3.5 * flat(a))
 
 
 def test_arithmetic_changes_none_of_its_operands() -> None:
     a, b = tree(0), tree(1)
     x, y = flat(a).copy(), flat(b).copy()
-    trees.add(a, b), trees.scale(a, 2.0), trees.multiply(a, b), trees.magnitude(a)
+    tensor_tree.add(a, b), tensor_tree.scale(a, 2.0), tensor_tree.multiply(a, b), tensor_tree.magnitude(a)
     assert np.array_equal(flat(a), x)
     assert np.array_equal(flat(b), y)
 
@@ -59,10 +59,10 @@ def test_arithmetic_in_place_is_that_of_new_trees_and_keeps_the_tensors(
     b = tree(seed + 1, backwards=backwards)
     y = flat(b).copy()
     for change, wanted in (
-        (lambda a: trees.add_(a, b, times=times), lambda x: x + times * y),
-        (lambda a: trees.scale_(a, times), lambda x: times * x),
-        (lambda a: trees.multiply_(a, b), lambda x: x * y),
-        (lambda a: trees.clamp_(a, abs(times)), lambda x: np.clip(x, -abs(times), abs(times))),
+        (lambda a: tensor_tree.add_(a, b, times=times), lambda x: x + times * y),
+        (lambda a: tensor_tree.scale_(a, times), lambda x: times * x),
+        (lambda a: tensor_tree.multiply_(a, b), lambda x: x * y),
+        (lambda a: tensor_tree.clamp_(a, abs(times)), lambda x: np.clip(x, -abs(times), abs(times))),
     ):
         a = tree(seed)
         pointers = [tensor.data_ptr() for tensor in a.values()]
@@ -75,7 +75,7 @@ def test_arithmetic_in_place_is_that_of_new_trees_and_keeps_the_tensors(
 
 def test_a_clone_shares_no_memory_and_no_graph() -> None:
     a = {name: tensor.requires_grad_() for name, tensor in tree(0).items()}
-    copy = trees.clone(a)
+    copy = tensor_tree.clone(a)
     assert not any(tensor.requires_grad for tensor in copy.values())
     with torch.no_grad():
         a["p0"].zero_()
@@ -85,16 +85,16 @@ def test_a_clone_shares_no_memory_and_no_graph() -> None:
 def test_writing_goes_into_the_tensors_themselves() -> None:
     a, b = {name: t.requires_grad_() for name, t in tree(0).items()}, tree(1, backwards=True)
     pointers = {name: tensor.data_ptr() for name, tensor in a.items()}
-    trees.write(a, b)
+    tensor_tree.write(a, b)
     assert np.array_equal(flat(a), flat(b))
     assert {name: tensor.data_ptr() for name, tensor in a.items()} == pointers
     assert all(tensor.requires_grad and tensor.is_leaf for tensor in a.values())
-    trees.write({}, {})
+    tensor_tree.write({}, {})
 
 
 def test_a_size_is_in_bytes() -> None:
-    assert trees.size([torch.zeros(3), torch.zeros(2, 2, dtype=torch.float64)]) == 12 + 32
+    assert tensor_tree.size([torch.zeros(3), torch.zeros(2, 2, dtype=torch.float64)]) == 12 + 32
 
 
 def test_writing_nothing_is_no_mistake() -> None:
-    trees.write({}, {})
+    tensor_tree.write({}, {})

@@ -18,8 +18,9 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 from plateaux.core.errors import DataError, RecipeError
 from plateaux.core.types import Batch, key
 from plateaux.data.augment import Augment
-from plateaux.data.loader import Feed, evaluation, split
+from plateaux.data.loader import Feed, evaluation
 from plateaux.data.sources import Resident, Streamed, from_dataset
+from plateaux.data.splits import split
 
 N = 23
 X = torch.randint(0, 256, (N, 3, 6, 5), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))

@@ -9,13 +9,13 @@ import pytest
 import torch
 from cases import GIVEN, distance, recipe, trained
 
-from plateaux.config.builders.data import feed_of, split_of
-from plateaux.config.builders.model import data_of
+from plateaux.config.builders.data import data_of, feed_of, split_of
 from plateaux.core.errors import RecipeError
 from plateaux.data.splits import bag
-from plateaux.training import trainer as course
+from plateaux.training import trainer
+from plateaux.training.checks import check
 from plateaux.training.cost import passes_of
-from plateaux.training.train import check, train
+from plateaux.training.train import train
 
 
 def test_a_bag_holds_as_many_ids_as_asked_for_and_no_others() -> None:
@@ -71,13 +71,13 @@ def test_adding_a_member_changes_no_others_bag(share: float, tmp_path: Path) -> 
 
 def test_a_smaller_bag_makes_a_shorter_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shares: list[float] = []
-    real = course.step
+    real = trainer.step
 
     def counted(*args, share: float, **options):  # type: ignore[no-untyped-def]
         shares.append(share)
         return real(*args, share=share, **options)
 
-    monkeypatch.setattr(course, "step", counted)
+    monkeypatch.setattr(trainer, "step", counted)
     train(recipe(members=1, data={"bag": 0.5}, train={"epochs": 1}), tmp_path / "run", given=GIVEN)
     assert shares == [1.0, 1.0]  # of 19 samples 10 draws: batches of 7 and 3, each whole here
     assert passes_of(recipe(data={"bag": 0.5}), epochs=4) == 2.0

@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 from killable import BY_WORKERS, RECIPE
 
-from plateaux.config.builders.model import Given
+from plateaux.config.components import Given
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import Diverged, Stopped
-from plateaux.distributed.process_pool import run_in_turn, run_pool, stop_sign
+from plateaux.distributed.process_pool import run_in_turn, run_pool
+from plateaux.distributed.stop_signal import stop_sign
 from plateaux.storage.run import Run
 from plateaux.training.train import train
 

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from plateaux.core.errors import PlateauxError, RunError, Stopped
-from plateaux.core.method import CarryOut
+from plateaux.core.executor import CarryOut
 
 pytest.importorskip("ray", reason='Ray is not installed: pip install "plateaux[ray]"')
 
 from ray.exceptions import ActorDiedError
 
-from plateaux.distributed import ray_pool as crew
+from plateaux.distributed import ray_pool
 from plateaux.distributed.executors import ray as on_ray
 
 DONE = ("done", None, [{"say": "well"}])
@@ -128,22 +128,22 @@ WORK: CarryOut = echo
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Callable[..., FakeRay]:
     def make(*script: Any, **options: Any) -> FakeRay:
         made = FakeRay(*script, **options)
-        monkeypatch.setattr(crew, "ray", made)
-        monkeypatch.setattr(crew, "placement_group", lambda bundles, strategy: bundles)
-        monkeypatch.setattr(crew, "remove_placement_group", lambda group: made.calls.append(("removed", group)))
+        monkeypatch.setattr(ray_pool, "ray", made)
+        monkeypatch.setattr(ray_pool, "placement_group", lambda bundles, strategy: bundles)
+        monkeypatch.setattr(ray_pool, "remove_placement_group", lambda group: made.calls.append(("removed", group)))
         return made
 
-    monkeypatch.setattr(crew, "LONGEST_WAIT", 0.01)
+    monkeypatch.setattr(ray_pool, "LONGEST_WAIT", 0.01)
     return make
 
 
-def carry_out(jobs: list[Any], *, needs: crew.Needs | None = None, **options: Any) -> tuple[list[Any], list[str]]:
+def carry_out(jobs: list[Any], *, needs: ray_pool.Needs | None = None, **options: Any) -> tuple[list[Any], list[str]]:
     heard: list[str] = []
 
     def tell(news: Mapping[str, Any]) -> None:
         heard.append(str(news.get("say")))
 
-    people = crew.Crew(needs or crew.Needs())
+    people = ray_pool.Crew(needs or ray_pool.Needs())
     failures = people.carry_out(jobs, WORK, tell, **options)
     people.dismiss()
     return failures, heard
@@ -161,30 +161,30 @@ def test_hands_are_used_again_and_all_let_go_in_the_end(cluster: Callable[..., F
 def test_many_hands_are_each_heard_less_often(cluster: Callable[..., FakeRay]) -> None:
     made = cluster()
     carry_out(list(range(3)))
-    assert {args for name, args in made.calls if name == "listen"} == {(crew.GATHERED,)}
+    assert {args for name, args in made.calls if name == "listen"} == {(ray_pool.GATHERED,)}
     made = cluster(places=200)
     carry_out([f"job {number}" for number in range(2)], world=lambda _: 100)
-    assert max(args for name, args in made.calls if name == "listen") == (200 / crew.HEARD,)
+    assert max(args for name, args in made.calls if name == "listen") == (200 / ray_pool.HEARD,)
 
 
 def test_a_job_whose_process_died_begins_again_at_most_so_often(cluster: Callable[..., FakeRay]) -> None:
     cluster(DEAD, DEAD, DONE)
-    failures, heard = carry_out(["it"], needs=crew.Needs(retries=2))
+    failures, heard = carry_out(["it"], needs=ray_pool.Needs(retries=2))
     assert failures == []
     assert "it: its process on node 0 died; begun again in 0.01 s (1 of 2 retries)" in heard[0]
     assert "(2 of 2 retries)" in heard[1]
     cluster(DEAD, DEAD, DEAD)
-    (failure,), _ = carry_out(["it"], needs=crew.Needs(retries=2))
+    (failure,), _ = carry_out(["it"], needs=ray_pool.Needs(retries=2))
     assert "for the 3. time; given up" in str(failure.problem)
     assert not failure.died
 
 
 def test_waiting_grows(cluster: Callable[..., FakeRay], monkeypatch: pytest.MonkeyPatch) -> None:
     cluster(DEAD, DEAD, DEAD, DONE)
-    monkeypatch.setattr(crew, "LONGEST_WAIT", 1.0)
+    monkeypatch.setattr(ray_pool, "LONGEST_WAIT", 1.0)
     now = [0.0]
-    monkeypatch.setattr(crew.time, "monotonic", lambda: now.__setitem__(0, now[0] + 0.02) or now[0])
-    monkeypatch.setattr(crew.time, "sleep", lambda _: None)
+    monkeypatch.setattr(ray_pool.time, "monotonic", lambda: now.__setitem__(0, now[0] + 0.02) or now[0])
+    monkeypatch.setattr(ray_pool.time, "sleep", lambda _: None)
     _, heard = carry_out(["it"])
     assert [words.split(" in ")[1].split(" s ")[0] for words in heard[:3]] == ["0.5", "1", "1"]
 
@@ -212,7 +212,7 @@ def test_one_of_a_group_that_dies_takes_its_group_along(cluster: Callable[..., F
 
 def test_jobs_of_one_process_make_room_for_a_group(cluster: Callable[..., FakeRay]) -> None:
     made = cluster()
-    people = crew.Crew(crew.Needs())
+    people = ray_pool.Crew(ray_pool.Needs())
     assert people.carry_out([1, 2], WORK, print) == []
     assert len(made.alive) == 2  # they stay for a while
     assert people.carry_out(["group"], WORK, print, world=lambda _: 2) == []
@@ -222,14 +222,14 @@ def test_jobs_of_one_process_make_room_for_a_group(cluster: Callable[..., FakeRa
 
 def test_nobody_is_asked_for_whom_there_will_never_be_room(cluster: Callable[..., FakeRay]) -> None:
     made = cluster()
-    people = crew.Crew(crew.Needs(), most=2)
-    people.waiting = [crew.Task(number, 1) for number in range(5)]
+    people = ray_pool.Crew(ray_pool.Needs(), most=2)
+    people.waiting = [ray_pool.Task(number, 1) for number in range(5)]
     people._ask_for_hands()
     assert len(made.alive) == 2
     people.dismiss()
     assert people.carry_out(list(range(5)), WORK, print) == []
     assert [name for name, _ in made.calls].count("about") == 2 + 2
-    people.waiting = [crew.Task("too large", 3)]
+    people.waiting = [ray_pool.Task("too large", 3)]
     people._ask_for_hands()  # those who stayed leave
     people._ask_for_hands()
     assert [slot.world for slot in people.slots] == [3]  # asked for all the same: that there is no room will be told
@@ -238,10 +238,10 @@ def test_nobody_is_asked_for_whom_there_will_never_be_room(cluster: Callable[...
 
 def test_those_without_work_do_not_stay_for_ever(cluster: Callable[..., FakeRay], monkeypatch: Any) -> None:
     made = cluster(DONE, "until stopped")
-    monkeypatch.setattr(crew, "STAYING", -1.0)
-    people = crew.Crew(crew.Needs())
+    monkeypatch.setattr(ray_pool, "STAYING", -1.0)
+    people = ray_pool.Crew(ray_pool.Needs())
     people.tell = lambda _: None
-    people.waiting = [crew.Task(1, 1), crew.Task(2, 1)]
+    people.waiting = [ray_pool.Task(1, 1), ray_pool.Task(2, 1)]
     for _ in range(4):
         people._ask_for_hands()
         people._hand_over(None)
@@ -281,7 +281,7 @@ def test_a_signal_lets_everybody_end_with_a_checkpoint(
 def test_a_group_that_stops_is_let_go_when_all_have_answered(cluster: Callable[..., FakeRay]) -> None:
     stopped = ("failed", ("Stopped", "with a checkpoint"), [])
     made = cluster(stopped, "until stopped")  # the one that writes nothing is done at once
-    people = crew.Crew(crew.Needs(), waiting=[crew.Task("it", 2)])
+    people = ray_pool.Crew(ray_pool.Needs(), waiting=[ray_pool.Task("it", 2)])
     for _ in range(6):
         people._ask_for_hands()
         people._hand_over(None)
@@ -301,7 +301,9 @@ def test_a_cluster_that_shrinks_gets_no_more_work_for_a_while(
     monkeypatch.setattr(made, "remote", lambda work: Tasks(work), raising=False)
     sizes = iter([3, *[1] * 20])
     monkeypatch.setattr(made, "cluster_resources", lambda: {"CPU": float(next(sizes))})
-    found = crew.Crew(crew.Needs()).map([[n] for n in range(9)], lambda _, job: job, lambda _, job, *asked: asked, None)
+    found = ray_pool.Crew(ray_pool.Needs()).map(
+        [[n] for n in range(9)], lambda _, job: job, lambda _, job, *asked: asked, None
+    )
     assert list(found) == [(n, (n,)) for n in range(9)]
 
 
@@ -320,14 +322,14 @@ class Tasks:
 
 def test_hands_that_die_before_they_begin_do_not_end_the_work_of_others(cluster: Callable[..., FakeRay]) -> None:
     made = cluster("until stopped", places=1)
-    people = crew.Crew(crew.Needs(), waiting=[crew.Task("it", 1)])
+    people = ray_pool.Crew(ray_pool.Needs(), waiting=[ray_pool.Task("it", 1)])
     for _ in range(3):
         people._ask_for_hands()
         people._hand_over(None)
         people._hear()
     assert people.slots[0].task is not None
-    for _ in range(crew.STARTS + 2):  # a machine that came and went, with all that were to begin there
-        people._lose(crew.Slot(1, []), RuntimeError("gone"))
+    for _ in range(ray_pool.STARTS + 2):  # a machine that came and went, with all that were to begin there
+        people._lose(ray_pool.Slot(1, []), RuntimeError("gone"))
     assert len(made.alive) == 1
     people.dismiss()
 
@@ -343,20 +345,20 @@ def test_hands_that_die_before_they_begin_are_asked_for_only_so_often(
 
 def test_who_finds_no_place_says_so(cluster: Callable[..., FakeRay], monkeypatch: pytest.MonkeyPatch) -> None:
     cluster(places=0)
-    monkeypatch.setattr(crew, "NO_PLACE", 0.0)
+    monkeypatch.setattr(ray_pool, "NO_PLACE", 0.0)
 
     def tell(news: Mapping[str, Any]) -> None:
         raise PlateauxError(str(news["say"]))
 
     with pytest.raises(PlateauxError, match="place with 2 CPUs and 1 GPUs; the cluster has 4 CPUs and 1 GPUs"):
-        crew.Crew(crew.Needs(cpus=2, gpus=1)).carry_out(["it"], WORK, tell)
+        ray_pool.Crew(ray_pool.Needs(cpus=2, gpus=1)).carry_out(["it"], WORK, tell)
 
 
 def test_places_are_what_the_scarcest_resource_allows(cluster: Callable[..., FakeRay]) -> None:
     cluster()
-    assert crew.Crew(crew.Needs(cpus=0.5)).places() == 8
-    assert crew.Crew(crew.Needs(cpus=1, gpus=0.25)).places() == 4
-    assert crew.Crew(crew.Needs(cpus=100)).places() == 1
+    assert ray_pool.Crew(ray_pool.Needs(cpus=0.5)).places() == 8
+    assert ray_pool.Crew(ray_pool.Needs(cpus=1, gpus=0.25)).places() == 4
+    assert ray_pool.Crew(ray_pool.Needs(cpus=100)).places() == 1
 
 
 # --- Joining a cluster
@@ -381,17 +383,17 @@ class Starting:
 def test_a_cluster_is_joined_or_one_of_our_own_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     made = Starting()
-    monkeypatch.setattr(crew, "ray", made)
-    assert crew.connect("head:6379")
-    assert crew.connect(None)
+    monkeypatch.setattr(ray_pool, "ray", made)
+    assert ray_pool.connect("head:6379")
+    assert ray_pool.connect(None)
     monkeypatch.setenv("RAY_ADDRESS", "other:6379")
-    assert crew.connect(None)
+    assert ray_pool.connect(None)
     assert [address for address, _ in made.started] == ["head:6379", "local", "other:6379"]
     assert made.started[1][1]["include_dashboard"] is False
-    crew.disconnect()
+    ray_pool.disconnect()
     assert made.started[-1] == "shutdown"
     made.running = True
-    assert not crew.connect("head:6379")
+    assert not ray_pool.connect("head:6379")
 
 
 def test_a_cluster_that_cannot_be_joined_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -401,16 +403,16 @@ def test_a_cluster_that_cannot_be_joined_is_named(monkeypatch: pytest.MonkeyPatc
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     made = Starting()
     monkeypatch.setattr(made, "init", refuse)
-    monkeypatch.setattr(crew, "ray", made)
+    monkeypatch.setattr(ray_pool, "ray", made)
     with pytest.raises(RunError, match=r"Ray's cluster at head:1 cannot be joined: no answer\. Look"):
-        crew.connect("head:1")
+        ray_pool.connect("head:1")
     with pytest.raises(RunError, match="Ray cannot start a cluster here: no answer"):
-        crew.connect(None)
+        ray_pool.connect(None)
 
 
 def test_an_executor_joins_when_it_is_first_needed_and_leaves_what_it_joined(monkeypatch: pytest.MonkeyPatch) -> None:
     made = Starting()
-    monkeypatch.setattr(crew, "ray", made)
+    monkeypatch.setattr(ray_pool, "ray", made)
     executor = on_ray.OnRay("head:6379", 1, 0, 5, 4, 2)
     executor.close()
     assert made.started == []
@@ -426,7 +428,7 @@ def test_an_executor_joins_when_it_is_first_needed_and_leaves_what_it_joined(mon
 def test_only_a_cluster_of_our_own_never_grows(monkeypatch: pytest.MonkeyPatch) -> None:
     made = Starting()
     monkeypatch.setattr(made, "cluster_resources", lambda: {"CPU": 4.0}, raising=False)
-    monkeypatch.setattr(crew, "ray", made)
+    monkeypatch.setattr(ray_pool, "ray", made)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     assert on_ray.OnRay(None, 2, 0, 5, 1, 1)._joined().most == 2
     assert on_ray.OnRay("head:6379", 2, 0, 5, 1, 1)._joined().most is None

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from plateaux.core.method import Measure, logits
+from plateaux.core.metric import Measure
+from plateaux.core.outputs import logits
 from plateaux.core.types import Batch, Tree
 from plateaux.distributed.executors.local import Local
 from plateaux.ensembles.log_probs import guesses_of, log_probabilities, probabilities_of, shared, wide_probabilities_of

@@ -16,7 +16,8 @@ from torch.optim.swa_utils import update_bn
 
 from plateaux.core.errors import DataError, RecipeError
 from plateaux.core.types import Tree
-from plateaux.ensembles.soup import Greedy, Path, check_mixable, greedy, path, reestimate, uniform
+from plateaux.ensembles.soup import Greedy, Path, check_mixable, greedy, path, uniform
+from plateaux.models.modes import reestimate
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 

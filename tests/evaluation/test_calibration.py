@@ -13,10 +13,11 @@ import torch
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RecipeError, RunError
 from plateaux.core.registry import dataset
-from plateaux.ensembles.log_probs import MEAN_PROBABILITY, cell
 from plateaux.evaluation.calibration import Calibration, calibrate, judge
-from plateaux.evaluation.evaluate import evaluate, load
+from plateaux.evaluation.evaluate import evaluate
+from plateaux.evaluation.loading import load
 from plateaux.evaluation.predict import predict
+from plateaux.evaluation.row_names import MEAN_PROBABILITY, cell
 from plateaux.storage.run import Run
 from plateaux.training.train import train
 
@@ -48,8 +49,8 @@ def test_what_was_fitted_is_stored_with_the_ids_it_was_fitted_on(run: Path) -> N
 def test_temperatures_lower_the_loss_on_the_samples_they_were_fitted_on(run: Path) -> None:
     made = calibrate(run)
     (raw,) = evaluate(run, on="validation", measures=["nll"])
-    from plateaux.evaluation.calibration import hear_all
     from plateaux.evaluation.evaluator import Panel
+    from plateaux.evaluation.predictions import hear_all
     from plateaux.evaluation.splits import targets
 
     panel = Panel(Run.open(run))

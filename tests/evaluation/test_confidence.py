@@ -14,9 +14,8 @@ from torch import Tensor
 
 from plateaux.core import registry
 from plateaux.core.types import Value
-from plateaux.evaluation import confidence as kept
-from plateaux.evaluation.binning import pack
-from plateaux.evaluation.confidence import equal_mass, groups, has_no_number, of_codes, surest_first
+from plateaux.evaluation import confidence
+from plateaux.evaluation.confidence import equal_mass, groups, has_no_number, of_codes, pack, surest_first
 from plateaux.evaluation.metrics.selective import Tally, _harmonic
 
 NAMES = ["aurc", "e_aurc", "risk_at_coverage", "adaptive_ece"]
@@ -66,7 +65,7 @@ def test_what_is_no_number_comes_last(sign: int) -> None:
 def test_no_group_of_equals_is_cut_in_two(samples: Samples, piece: int) -> None:
     packed = packed_of(samples)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kept, "PIECE", piece)
+        patch.setattr(confidence, "PIECE", piece)
         found = list(groups(surest_first(packed)))
     doubt = packed.abs().numpy().astype(np.float64)
     for each in found:
@@ -86,7 +85,7 @@ def test_numbers_do_not_feel_how_the_samples_are_cut(samples: Samples, piece: in
     for name in NAMES:
         whole = value_of(name, packed)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(kept, "PIECE", piece)
+            patch.setattr(confidence, "PIECE", piece)
             cut = value_of(name, packed)
         assert cut.number == pytest.approx(whole.number, rel=1e-12, abs=1e-14)
         assert cut.error == (None if whole.error is None else pytest.approx(whole.error, rel=1e-9, abs=1e-12))
@@ -121,7 +120,7 @@ def test_harmonic_numbers_are_sums_of_reciprocals(count: int) -> None:
 
 
 def test_what_follows_takes_no_more_memory_for_more_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept, "PIECE", 1 << 12)
+    monkeypatch.setattr(confidence, "PIECE", 1 << 12)
 
     def most(name: str, count: int) -> int:
         codes = many(count, 1 << 23)

@@ -10,13 +10,13 @@ import pytest
 import torch
 from sklearn.metrics import accuracy_score, log_loss
 
-from plateaux.config.builders.data import split_of
-from plateaux.config.builders.model import Given, data_of
+from plateaux.config.builders.data import data_of, split_of
+from plateaux.config.components import Given
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import NotAllowed, RunError, UnknownName
-from plateaux.ensembles.log_probs import MEAN_LOGIT, MEAN_PROBABILITY
-from plateaux.evaluation.evaluate import STANDARD, evaluate, load
-from plateaux.evaluation.evaluator import MEMBERS_MEAN
+from plateaux.evaluation.evaluate import STANDARD, evaluate
+from plateaux.evaluation.loading import load
+from plateaux.evaluation.row_names import MEAN_LOGIT, MEAN_PROBABILITY, MEMBERS_MEAN
 from plateaux.storage.run import Run
 from plateaux.training.train import train
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from plateaux.core.method import Measure, logits
+from plateaux.core.metric import Measure
+from plateaux.core.outputs import logits
 from plateaux.core.types import Batch
 from plateaux.distributed.executors.local import Local
 from plateaux.evaluation.metric_loop import Heard, Sums, settle

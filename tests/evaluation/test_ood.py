@@ -13,10 +13,10 @@ from sklearn.metrics import roc_auc_score
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import DataError, RecipeError
 from plateaux.core.registry import dataset
-from plateaux.ensembles.log_probs import TOGETHER, cell
 from plateaux.ensembles.ood_scores import ALARMS
-from plateaux.evaluation.evaluate import load
+from plateaux.evaluation.loading import load
 from plateaux.evaluation.ood import detect, suites_named
+from plateaux.evaluation.row_names import TOGETHER, cell
 from plateaux.evaluation.splits import Adapted, Target, elsewhere
 from plateaux.training.train import train
 

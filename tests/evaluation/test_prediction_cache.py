@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from plateaux.config.builders.model import Given
+from plateaux.config.components import Given
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RecipeError, RunError
-from plateaux.core.method import Measure, View
+from plateaux.core.member import View
+from plateaux.core.metric import Measure
 from plateaux.core.types import Value
 from plateaux.data.sources import from_dataset
-from plateaux.evaluation import prediction_cache as predictions
+from plateaux.evaluation import prediction_cache
 from plateaux.evaluation.evaluate import evaluate
 from plateaux.evaluation.evaluator import Panel
 from plateaux.evaluation.splits import one_target
@@ -110,12 +111,12 @@ def test_what_is_too_large_or_unwanted_is_not_kept(tmp_path: Path, monkeypatch: 
     train(recipe(), tmp_path)
     evaluate(tmp_path, measures=["nll"], keep="no")
     assert not (tmp_path / "predictions").exists()
-    monkeypatch.setattr(predictions, "KEEP_BELOW", 100)
+    monkeypatch.setattr(prediction_cache, "KEEP_BELOW", 100)
     said: list[str] = []
     evaluate(tmp_path, measures=["nll"], say=said.append)
     assert not (tmp_path / "predictions").exists()
     assert said == ["logits are not kept: 0 MB, and at most 0"]
-    monkeypatch.setattr(predictions, "KEEP_BELOW", 300 * 3 * (3 + 3) * 4)  # room for logits, not for 16 features
+    monkeypatch.setattr(prediction_cache, "KEEP_BELOW", 300 * 3 * (3 + 3) * 4)  # room for logits, not for 16 features
     evaluate(tmp_path, measures=["nll", "cka"])
     kept = {p.name.split("-")[1] for p in (tmp_path / "predictions").rglob("*-*.safetensors")}
     assert kept == {"logits.safetensors"}

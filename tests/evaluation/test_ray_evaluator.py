@@ -11,11 +11,11 @@ import torch
 from cases import GIVEN, patches, recipe
 
 import plateaux
-from plateaux.core.method import Measure
+from plateaux.core.metric import Measure
 from plateaux.core.types import Tree, Value
 from plateaux.data.sources import Data
 from plateaux.distributed.executors.ray import OnRay
-from plateaux.evaluation import ray_evaluator as spread
+from plateaux.evaluation import ray_evaluator
 from plateaux.evaluation.ray_evaluator import Shard
 from plateaux.storage.run import Run
 
@@ -67,15 +67,15 @@ def test_some_members_and_data_from_python_are_asked_too(tmp_path: Path) -> None
 
 
 def test_members_are_asked_in_blocks_where_samples_are_few(run: Path) -> None:
-    panel = spread.SpreadPanel(Run.open(run), given=GIVEN, executor={"name": "ray"})
+    panel = ray_evaluator.SpreadPanel(Run.open(run), given=GIVEN, executor={"name": "ray"})
     assert [len(each) for each in panel._shards(200)] == [3]
     assert [len(each) for each in panel._shards(600)] == [2, 2, 2]
     assert [each[0].stop for each in panel._shards(10_000)] == [2304, 4608, 6912, 9216, 10_000]
 
 
 def test_tables_stay_below_the_bound(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spread, "TABLE", 1)
-    panel = spread.SpreadPanel(Run.open(run), given=GIVEN, executor={"name": "ray"})
+    monkeypatch.setattr(ray_evaluator, "TABLE", 1)
+    panel = ray_evaluator.SpreadPanel(Run.open(run), given=GIVEN, executor={"name": "ray"})
     assert {each[0].stop - each[0].start for each in panel._shards(1024)} == {256}
 
 
@@ -84,16 +84,16 @@ def test_rows_to_keep_are_laid_where_they_belong() -> None:
         return {}
 
     kept = {"rows": Measure(lambda *_: {}, finish, merge="cat"), "sum": Measure(lambda *_: {}, finish)}
-    whole: spread.Settled = {}
+    whole: ray_evaluator.Settled = {}
     for start in (2, 0):
         shard = Shard((0,), start, start + 2)
         found = {(None, "rows"): {"r": torch.tensor([start, start + 1])}, (None, "sum"): {"s": torch.tensor(1.0)}}
-        spread.merge(whole, found, kept, shard, 4)
+        ray_evaluator.merge(whole, found, kept, shard, 4)
     assert whole[None, "rows"]["r"].tolist() == [0, 1, 2, 3]
     assert float(whole[None, "sum"]["s"]) == 2.0
 
 
 def test_features_of_different_widths_lie_side_by_side() -> None:
-    table = spread._side_by_side([torch.ones(1, 2, 3), torch.ones(2, 2, 5)])
+    table = ray_evaluator._side_by_side([torch.ones(1, 2, 3), torch.ones(2, 2, 5)])
     assert table.shape == (3, 2, 5)
     assert table[0].sum() == 6

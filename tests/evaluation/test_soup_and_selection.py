@@ -12,9 +12,11 @@ from safetensors.torch import save_file
 import plateaux
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RecipeError, RunError
-from plateaux.ensembles.log_probs import MEAN_PROBABILITY
-from plateaux.evaluation.evaluate import evaluate, load
-from plateaux.evaluation.soup import Chosen, choose_members, judge_chosen, load_chosen, soup
+from plateaux.evaluation.evaluate import evaluate
+from plateaux.evaluation.loading import load
+from plateaux.evaluation.row_names import MEAN_PROBABILITY
+from plateaux.evaluation.selection import Chosen, choose_members, judge_chosen, load_chosen
+from plateaux.evaluation.soup import soup
 from plateaux.storage.run import Run
 from plateaux.training.train import train
 from tests.cli.test_main import call

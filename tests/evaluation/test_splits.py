@@ -11,9 +11,10 @@ import torch
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RunError, StorageError
 from plateaux.data.corruptions.corrupt import Corrupted, corrupt
-from plateaux.ensembles.log_probs import MEAN_PROBABILITY
-from plateaux.evaluation.evaluate import evaluate, load
+from plateaux.evaluation.evaluate import evaluate
+from plateaux.evaluation.loading import load
 from plateaux.evaluation.robustness import robustness
+from plateaux.evaluation.row_names import MEAN_PROBABILITY
 from plateaux.evaluation.splits import targets
 from plateaux.storage.run import Run
 from plateaux.training.train import train

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from plateaux.config.recipe import Recipe
-from plateaux.ensembles.log_probs import cell
 from plateaux.evaluation.evaluate import evaluate
 from plateaux.evaluation.ood import detect
+from plateaux.evaluation.row_names import cell
 from plateaux.storage.import_weights import adopt
 
 DATA = Path(os.environ.get("PLATEAUX_DATA", "data"))

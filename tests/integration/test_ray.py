@@ -37,14 +37,14 @@ from plateaux.distributed.executors.ray import ray as on_ray
 from plateaux.distributed.ray_worker import Hand
 from plateaux.models.architectures.resnet import resnet8
 from plateaux.storage.run import Run
-from plateaux.training import trainer as course
+from plateaux.training import trainer
 from plateaux.training.job_records import records
 
 ray = pytest.importorskip("ray", reason='Ray is not installed: pip install "plateaux[ray]"')
 
 from ray.cluster_utils import Cluster  # noqa: E402
 
-from plateaux.distributed import ray_pool as crew  # noqa: E402
+from plateaux.distributed import ray_pool  # noqa: E402
 
 HERE = Path(__file__).parents[1]  # the folder of the helpers
 LONG = os.environ.get("PLATEAUX_LONG") == "1"
@@ -52,14 +52,14 @@ GIVEN = plateaux.Given(allow=("rayable", "cases"))
 STEPS = 5  # of an epoch: what may be lost by a kill
 SMALL = {"object_store_memory": 80 << 20}
 PLAIN = dict(rayable.SETTINGS)
-course.step = rayable.plain_step  # tests of other files go on in this process
+trainer.step = rayable.plain_step  # tests of other files go on in this process
 pytestmark = [pytest.mark.timeout(3400 if LONG else 600), pytest.mark.xdist_group("ray")]
 
 
 @pytest.fixture(autouse=True)
 def _steps_tell(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let steps of this process tell too, as those of the cluster do, until the test is over."""
-    monkeypatch.setattr(course, "step", rayable.step)
+    monkeypatch.setattr(trainer, "step", rayable.step)
     yield
     rayable.SETTINGS.update(PLAIN)
 
@@ -406,7 +406,7 @@ def test_numbers_measured_on_the_cluster_are_those_of_one_process(nodes: Nodes, 
 
 
 def test_what_goes_wrong_while_measuring_is_told_as_it_is(nodes: Nodes) -> None:
-    people = crew.Crew(crew.Needs(cpus=0.5))
+    people = ray_pool.Crew(ray_pool.Needs(cpus=0.5))
     with pytest.raises(RunError, match=r"^nothing about 3$"):
         list(people.map([[1], [3]], refusing, lambda *_: 0, None))
 
@@ -417,7 +417,7 @@ def refusing(_: Any, job: int) -> None:
 
 
 def test_a_thousand_jobs_queue_on_two_places(nodes: Nodes) -> None:
-    people, begun = crew.Crew(crew.Needs()), time.monotonic()
+    people, begun = ray_pool.Crew(ray_pool.Needs()), time.monotonic()
     heard: list[Mapping[str, Any]] = []
     try:
         jobs = list(range(1000 if LONG else 200))
@@ -435,7 +435,7 @@ def echo(job: Any, tell: Any, *, device: str | None = None, processes: int = 1) 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="what is told to glibc")
 def test_a_hand_keeps_the_memory_of_a_step_for_the_next(nodes: Nodes) -> None:
-    people, heard = crew.Crew(crew.Needs()), list[Mapping[str, Any]]()
+    people, heard = ray_pool.Crew(ray_pool.Needs()), list[Mapping[str, Any]]()
     try:
         assert people.carry_out([0], fault, heard.append) == []
     finally:
@@ -492,7 +492,7 @@ class Untravelled:
 
 
 def test_work_that_cannot_travel_is_a_fault_of_its_own(nodes: Nodes) -> None:
-    people = crew.Crew(crew.Needs())
+    people = ray_pool.Crew(ray_pool.Needs())
     (failure,) = people.carry_out([1], Untravelled(), print)  # type: ignore[arg-type]
     people.dismiss()
     assert "this cannot travel" in str(failure.problem)

@@ -26,10 +26,9 @@ from plateaux.data.corruptions.corrupt import CORRUPTIONS, EXTRA, corrupt
 from plateaux.evaluation.calibration import calibrate, judge
 from plateaux.evaluation.evaluate import evaluate
 from plateaux.loss_landscape.run_probes import landscape
-from plateaux.storage.run import Run
+from plateaux.storage.run import Run, notes_name, scores_name
 from plateaux.studies.runner import Conduct
 from plateaux.studies.study import Study
-from plateaux.training.partition import notes_name, scores_name
 from plateaux.training.train import train
 
 FILE = Path(__file__).with_name("golden.json")

@@ -12,7 +12,7 @@ from laws.conftest import Loop
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import Stopped
 from plateaux.storage.run import Run
-from plateaux.training import trainer as course
+from plateaux.training import checkpoint, trainer
 from plateaux.training.train import train
 
 
@@ -76,11 +76,10 @@ def test_the_log_of_a_stopped_run_is_that_of_one_never_stopped(tmp_path: Path) -
 
 
 def test_losing_the_optimisers_state_would_be_seen(loop: Loop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from plateaux.training import setup as learning
 
     def forgetful(learner: Any, state: dict[str, Any]) -> None:
-        learning.restore(learner, {**state, "optimizer": learner.optimizer.state_dict()})
+        checkpoint.restore(learner, {**state, "optimizer": learner.optimizer.state_dict()})
 
-    monkeypatch.setattr(course, "restore", forgetful)
+    monkeypatch.setattr(trainer, "restore", forgetful)
     run = stopped_and_carried_on(recipe("sam", "mlp"), tmp_path / "run", 2)
     assert distance(weights(run), loop("sam", "mlp")) > 1e-6

@@ -11,7 +11,7 @@ from cases import GIVEN, JOINT, METHODS, OWN, corner, learner, recipe, steps, tr
 from laws.meshes import mesh
 from torch import Tensor
 
-from plateaux.config.builders.model import method_of
+from plateaux.config.builders.training import method_of
 from plateaux.core.errors import RecipeError
 from plateaux.core.method import Ask, Method, Moment, Objective
 from plateaux.core.types import Batch, Tree

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from plateaux.core.errors import RecipeError
-from plateaux.core.method import View
+from plateaux.core.member import View
 from plateaux.core.types import Batch
 from plateaux.loss_landscape.curvature import Curvature, Kind, layer_of
 from plateaux.loss_landscape.loss_surface import Ground

@@ -3,8 +3,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from plateaux.core import tensor_tree as trees
-from plateaux.core.method import View
+from plateaux.core import tensor_tree
+from plateaux.core.member import View
 from plateaux.core.types import Batch
 from plateaux.loss_landscape.loss_surface import Ground
 
@@ -17,7 +17,7 @@ def ground(*, training: bool = False, **options: object) -> Ground:
     return Ground(View(net.train(training)), [whole.part(slice(0, 6)), whole.part(slice(6, 10))], key=3, **options)  # type: ignore[arg-type]
 
 
-def shifted(here: Ground) -> trees.Tree:
+def shifted(here: Ground) -> tensor_tree.Tree:
     return {name: tensor + 0.1 for name, tensor in here.home.items()}
 
 

@@ -16,8 +16,7 @@ from cases import recipe
 from plateaux import Given
 from plateaux.config.builders.model import kind_of
 from plateaux.core.errors import RecipeError, RunError, Stopped
-from plateaux.loss_landscape import plots as draw
-from plateaux.loss_landscape import render as pictures
+from plateaux.loss_landscape import plots, render
 from plateaux.loss_landscape.plots import Picture
 from plateaux.loss_landscape.slices import Line, Mark, Surface
 from plateaux.training.train import train
@@ -59,10 +58,10 @@ def words_in(picture: Picture) -> str:
 @cache
 def all_pictures() -> list[Picture]:
     return [
-        draw.slices({"member 0": bowl(1.0), "member 1": bowl(2.0)}, ABOUT),
-        draw.paths({"members 0 and 1": hill(4.0)}, ABOUT),
-        draw.surface("surface-0", "member 0", bumps(*ROWS, **HOME), ABOUT),
-        draw.plane("plane", bumps(*ROWS, **THREE), ABOUT),
+        plots.slices({"member 0": bowl(1.0), "member 1": bowl(2.0)}, ABOUT),
+        plots.paths({"members 0 and 1": hill(4.0)}, ABOUT),
+        plots.surface("surface-0", "member 0", bumps(*ROWS, **HOME), ABOUT),
+        plots.plane("plane", bumps(*ROWS, **THREE), ABOUT),
     ]
 
 
@@ -79,7 +78,7 @@ def test_every_picture_is_a_png_an_svg_and_its_numbers_and_fetches_nothing() -> 
 
 
 def test_the_same_numbers_give_the_same_bytes() -> None:
-    one, other = (draw.slices({"member 0": bowl(1.0)}, ABOUT) for _ in range(2))
+    one, other = (plots.slices({"member 0": bowl(1.0)}, ABOUT) for _ in range(2))
     assert one.files() == other.files()
 
 
@@ -101,11 +100,11 @@ def test_captions_are_made_from_the_numbers() -> None:
     assert "BatchNorm" not in surface
     assert "Members 0, 1 and 4 lie 1.58 to 1.80 apart" in plane
     assert "0.300 to 1.00 at the members and 0.200 amid them" in plane
-    assert draw.slices({"member 3": bowl(1.0)}, ABOUT).caption.startswith("Member 3 along a random direction")
+    assert plots.slices({"member 3": bowl(1.0)}, ABOUT).caption.startswith("Member 3 along a random direction")
 
 
 def test_a_path_says_its_barrier_and_draws_it_where_there_is_one() -> None:
-    steep, flat = (draw.paths({"members 0 and 1": hill(top)}, ABOUT) for top in (4.0, -1.0))
+    steep, flat = (plots.paths({"members 0 and 1": hill(top)}, ABOUT) for top in (4.0, -1.0))
     assert "members 0 and 1: barrier 4.00" in words_in(steep)
     assert "members 0 and 1: barrier 0" in words_in(flat)
     assert len(steep.figure.axes[0].lines) == len(flat.figure.axes[0].lines) + 1 == 3
@@ -114,7 +113,7 @@ def test_a_path_says_its_barrier_and_draws_it_where_there_is_one() -> None:
 
 @pytest.mark.parametrize("pairs", [1, 3, 6, 10])
 def test_the_legend_of_paths_stands_above_them_all(pairs: int) -> None:
-    picture = draw.paths({f"members {n} and {n + 1}": hill(4.0 - n / 9) for n in range(pairs)}, ABOUT)
+    picture = plots.paths({f"members {n} and {n + 1}": hill(4.0 - n / 9) for n in range(pairs)}, ABOUT)
     picture.figure.canvas.draw()
     axes = picture.figure.axes[0]
     legend = axes.get_legend()
@@ -125,25 +124,25 @@ def test_the_legend_of_paths_stands_above_them_all(pairs: int) -> None:
 
 def test_heights_that_differ_much_are_drawn_by_their_logarithms() -> None:
     deep = Line((-1.0, 0.0, 1.0), (9.0, 0.01, 9.0), (0.001,) * 3, (0.5,) * 3, "none")
-    assert draw.slices({"member 0": deep}, ABOUT).figure.axes[0].get_yscale() == "log"
-    assert draw.slices({"member 0": bowl(1.0)}, ABOUT).figure.axes[0].get_yscale() == "linear"
-    ticks = [words_in(draw.surface("s", "member 0", bumps(*rows, **HOME), ABOUT)) for rows in (WIDE_ROWS, ROWS)]
+    assert plots.slices({"member 0": deep}, ABOUT).figure.axes[0].get_yscale() == "log"
+    assert plots.slices({"member 0": bowl(1.0)}, ABOUT).figure.axes[0].get_yscale() == "linear"
+    ticks = [words_in(plots.surface("s", "member 0", bumps(*rows, **HOME), ABOUT)) for rows in (WIDE_ROWS, ROWS)]
     assert "90.0" in ticks[0]  # the highest level, not its logarithm
     assert "1.00" in ticks[1]
 
 
 def test_what_is_no_number_is_null_and_leaves_a_gap() -> None:
-    picture = draw.surface("s", "member 0", bumps(*WIDE_ROWS, **HOME), ABOUT)
+    picture = plots.surface("s", "member 0", bumps(*WIDE_ROWS, **HOME), ABOUT)
     assert json.loads(picture.files()["json"])["surface"]["losses"][1][2] is None
     assert picture.files()["png"]
-    broken = draw.paths(
+    broken = plots.paths(
         {"members 0 and 1": Line((0.0, 0.5, 1.0), (1.0, NAN, 1.0), (NAN,) * 3, (0.5,) * 3, "none")}, ABOUT
     )
     assert "no number" in broken.caption
 
 
 def test_a_level_landscape_can_be_drawn() -> None:
-    assert draw.surface("s", "member 0", bumps(*((0.0,) * 3,) * 3, **HOME), ABOUT).files()["png"]
+    assert plots.surface("s", "member 0", bumps(*((0.0,) * 3,) * 3, **HOME), ABOUT).files()["png"]
 
 
 @pytest.mark.parametrize(
@@ -151,11 +150,11 @@ def test_a_level_landscape_can_be_drawn() -> None:
     [(0.0, "0"), (1234.5, "1234"), (12.345, "12.3"), (0.012345, "0.0123"), (1.5e-7, "1.50e-07"), (NAN, "no number")],
 )
 def test_numbers_are_written_as_a_person_would(number: float, words: str) -> None:
-    assert draw._short(number) == words
+    assert plots._short(number) == words
 
 
 def test_curves_beyond_the_colours_are_dashed() -> None:
-    many = draw.slices({f"member {number}": bowl(1.0) for number in range(9)}, ABOUT)
+    many = plots.slices({f"member {number}": bowl(1.0) for number in range(9)}, ABOUT)
     pens = {(line.get_color(), line.get_linestyle()) for line in many.figure.axes[0].lines}
     assert len(pens) == 9
 
@@ -170,7 +169,7 @@ def test_without_matplotlib_it_is_said_how_to_get_it(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(builtins, "__import__", none)
     with pytest.raises(RecipeError, match="pip install"):
-        draw.check_matplotlib()
+        plots.check_matplotlib()
 
 
 # The gallery of a run.
@@ -188,14 +187,14 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look at few points, and leave out the painting, which is tested above."""
     monkeypatch.setattr(Picture, "_as", lambda _, kind: kind.encode())
     for name, points in (("LINE", 5), ("SURFACE", 3), ("PATH", 3), ("PLANE", 3)):
-        monkeypatch.setattr(pictures, name, points)
+        monkeypatch.setattr(render, name, points)
 
 
 @pytest.mark.usefixtures("quick")
 def test_pictures_lie_in_the_run_folder(run: Path) -> None:
     told: list[str] = []
     seen: list[tuple[int, int]] = []
-    made = pictures.pictures(run, samples=8, given=GIVEN, say=told.append, seen=lambda *n: seen.append(n))
+    made = render.pictures(run, samples=8, given=GIVEN, say=told.append, seen=lambda *n: seen.append(n))
     names = ["slices", "surface-0", "surface-1", "surface-2", "paths", "plane-0-1-2"]
     assert [each.name for each in made] == names
     wanted = {f"{name}.{ending}" for name in names for ending in ("png", "svg", "json")}
@@ -210,7 +209,7 @@ def test_pictures_lie_in_the_run_folder(run: Path) -> None:
 
 @pytest.mark.usefixtures("quick")
 def test_some_members_and_some_pictures_can_be_asked_for(run: Path) -> None:
-    (made,) = pictures.pictures(run, ["paths"], samples=8, members=[2, 0], batchnorm="train", given=GIVEN)
+    (made,) = render.pictures(run, ["paths"], samples=8, members=[2, 0], batchnorm="train", given=GIVEN)
     assert list(made.numbers["lines"]) == ["members 2 and 0"]
     assert made.numbers["lines"]["members 2 and 0"]["statistics"] == "batch"
 
@@ -222,14 +221,14 @@ def test_some_members_and_some_pictures_can_be_asked_for(run: Path) -> None:
 @pytest.mark.usefixtures("quick")
 def test_what_cannot_be_drawn_is_told(run: Path, kinds: list[str], members: list[int] | None, words: str) -> None:
     with pytest.raises(RecipeError, match=words):
-        pictures.pictures(run, kinds, members=members, given=GIVEN)
+        render.pictures(run, kinds, members=members, given=GIVEN)
 
 
 @pytest.mark.usefixtures("quick")
 def test_between_different_architectures_there_is_no_path(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pictures, "kind_of", lambda *given: kind_of(*given) + str(given[1]))
+    monkeypatch.setattr(render, "kind_of", lambda *given: kind_of(*given) + str(given[1]))
     with pytest.raises(RunError, match="no straight path"):
-        pictures.pictures(run, ["paths"], given=GIVEN)
+        render.pictures(run, ["paths"], given=GIVEN)
 
 
 @pytest.mark.usefixtures("quick")
@@ -237,6 +236,6 @@ def test_ctrl_c_leaves_the_pictures_that_are_drawn(run: Path, monkeypatch: pytes
     def stop(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(pictures, "plane", stop)
+    monkeypatch.setattr(render, "plane", stop)
     with pytest.raises(Stopped, match="1 pictures are drawn"):
-        pictures.pictures(run, ["paths", "plane"], samples=8, given=GIVEN)
+        render.pictures(run, ["paths", "plane"], samples=8, given=GIVEN)

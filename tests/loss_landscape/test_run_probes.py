@@ -15,19 +15,20 @@ from torch import nn
 
 import plateaux
 from plateaux import Given, Run
-from plateaux.config.builders.model import data_of
-from plateaux.core import tensor_tree as trees
+from plateaux.config.builders.data import data_of
+from plateaux.core import tensor_tree
 from plateaux.core.errors import RecipeError, RunError, Stopped
-from plateaux.core.method import View
+from plateaux.core.member import View
 from plateaux.core.types import Batch, Value
 from plateaux.data.sources import Data, Resident
 from plateaux.evaluation.evaluator import Panel
 from plateaux.evaluation.results import Measurement
-from plateaux.loss_landscape.loss_surface import Ground, Probe
-from plateaux.loss_landscape.probe_specs import probes_named
+from plateaux.loss_landscape.loss_surface import Ground
+from plateaux.loss_landscape.probe import Probe, probes_named
 from plateaux.loss_landscape.run_probes import Meter, Scene, landscape
 from plateaux.loss_landscape.session import Conditions, Sample, drawn, ground_of, posed
-from plateaux.training.train import check, train
+from plateaux.training.checks import check
+from plateaux.training.train import train
 
 GIVEN = Given(allow=("cases", "toy_probes"))
 VARIED = {"data": {"crop": 2, "flip": True}}
@@ -256,7 +257,7 @@ def test_members_are_left_as_they_were(runs: dict[str, Path], tmp_path: Path) ->
 
     probe: Probe = toy_probes.climb()
     module = plateaux.load(runs["conv"], given=GIVEN).members[0]
-    before = trees.clone(module.state_dict())
+    before = tensor_tree.clone(module.state_dict())
     x, y = data_of(recipe("deep_ensemble", "conv_bn", samples=9), GIVEN).train.fetch(torch.arange(9))
     assert isinstance(x, torch.Tensor)
     with posed(module, "train"):

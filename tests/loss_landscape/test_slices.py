@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from plateaux.core import tensor_tree as trees
+from plateaux.core import tensor_tree
 from plateaux.core.errors import RecipeError
-from plateaux.core.method import View
+from plateaux.core.member import View
 from plateaux.core.types import Batch, Tree
 from plateaux.loss_landscape.loss_surface import Ground
 from plateaux.loss_landscape.slices import Surface, barrier, direction, line, path, plane, surface
@@ -40,7 +40,7 @@ def ground(seed: int = 0, *, norm: bool = False, training: bool = False) -> Grou
 
 
 def state(seed: int, *, norm: bool = False) -> Tree:
-    found = trees.clone(net(seed, norm=norm).state_dict())
+    found = tensor_tree.clone(net(seed, norm=norm).state_dict())
     if norm:
         found["1.running_mean"] += 0.1 * seed
         found["1.running_var"] *= 1 + seed
@@ -99,7 +99,7 @@ def test_a_slice_of_a_parabola_is_a_parabola() -> None:
     along = direction(bowl.home, torch.Generator().manual_seed(0))
     found = line(bowl, along, span=2.0, points=5)
     assert found.at == (-2.0, -1.0, 0.0, 1.0, 2.0)
-    a, b, c = (float(trees.dot(*pair)) for pair in ((along, along), (along, bowl.home), (bowl.home, bowl.home)))
+    a, b, c = (float(tensor_tree.dot(*pair)) for pair in ((along, along), (along, bowl.home), (bowl.home, bowl.home)))
     wanted = [(c + 2 * t * b + t * t * a) / 2 + 0.5 for t in found.at]
     assert found.losses == pytest.approx(wanted, rel=1e-5)
     spread = torch.tensor([0.0, 1.0] * 5).std() / 10**0.5
@@ -108,7 +108,7 @@ def test_a_slice_of_a_parabola_is_a_parabola() -> None:
 
 def test_the_middle_of_a_slice_is_the_member_and_it_is_left_as_it_was() -> None:
     here = ground(norm=True)
-    before = trees.clone(here.module.state_dict())
+    before = tensor_tree.clone(here.module.state_dict())
     along = direction(here.home, here.generator("slice", 0))
     found = line(here, along, points=11)
     assert found.losses[5] == float(here.all_losses().mean())
@@ -208,7 +208,7 @@ def test_statistics_along_a_path_are_mixed_or_taken_anew(reestimate: bool) -> No
 
 def test_statistics_of_every_batch_are_recorded_as_such_and_nothing_moves() -> None:
     here = ground(norm=True, training=True)
-    before = trees.clone(here.module.state_dict())
+    before = tensor_tree.clone(here.module.state_dict())
     found = path(here, state(0, norm=True), state(1, norm=True), points=3)
     assert found.statistics == "batch"
     assert all(torch.equal(tensor, before[name]) for name, tensor in here.module.state_dict().items())
@@ -218,7 +218,9 @@ def test_a_plane_goes_through_its_members() -> None:
     here = ground()
     members = {f"member {seed}": state(seed) for seed in (0, 1, 2)}
     found = plane(here, members, points=5, margin=0.5)
-    apart = [[float(trees.norm(trees.add(a, b, times=-1.0))) for b in members.values()] for a in members.values()]
+    apart = [
+        [float(tensor_tree.norm(tensor_tree.add(a, b, times=-1.0))) for b in members.values()] for a in members.values()
+    ]
     places = [(mark.x, mark.y) for mark in found.marks.values()]
     for i, one in enumerate(places):
         for j, other in enumerate(places):
@@ -232,7 +234,7 @@ def test_a_plane_goes_through_its_members() -> None:
 
 def test_the_loss_in_the_plane_of_a_bowl_is_that_of_a_bowl() -> None:
     bowl = Bowl(View(net()), batches())
-    members = {str(seed): trees.scale(bowl.home, 1.0) for seed in range(3)}
+    members = {str(seed): tensor_tree.scale(bowl.home, 1.0) for seed in range(3)}
     members["1"] = {name: tensor + 1 for name, tensor in bowl.home.items()}
     members["2"] = {name: tensor * 3 for name, tensor in bowl.home.items()}
     found = plane(bowl, members, points=4)
@@ -248,4 +250,4 @@ def test_the_loss_in_the_plane_of_a_bowl_is_that_of_a_bowl() -> None:
 def test_members_that_span_no_plane_are_refused(scales: tuple[int, ...], words: str) -> None:
     here = ground()
     with pytest.raises(RecipeError, match=words):
-        plane(here, {str(number): trees.scale(here.home, scale) for number, scale in enumerate(scales)})
+        plane(here, {str(number): tensor_tree.scale(here.home, scale) for number, scale in enumerate(scales)})

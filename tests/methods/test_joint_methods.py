@@ -16,10 +16,13 @@ from cases import GIVEN, LOOP, NETS, distance, learner, recipe, trained
 from reference import joint as twin
 from torch import Tensor, nn
 
-from plateaux.config.builders.data import feed_of, split_of
-from plateaux.config.builders.model import Given, data_of, method_of, network, training_data
+from plateaux.config.builders.data import data_of, feed_of, split_of, training_data
+from plateaux.config.builders.model import network
+from plateaux.config.builders.training import method_of
+from plateaux.config.components import Given
 from plateaux.core.errors import DataError, RecipeError
-from plateaux.core.method import Method, Objective, View
+from plateaux.core.member import View
+from plateaux.core.method import Method, Objective
 from plateaux.core.types import Batch, key
 from plateaux.data.loader import Feed, endless
 from plateaux.data.sources import Extra, Resident, from_tensors
@@ -32,10 +35,11 @@ from plateaux.optim.losses import cross_entropy, disagreement, hardness, informa
 from plateaux.optim.losses import distance as apart
 from plateaux.optim.sam import rehearsed, update_named
 from plateaux.storage.run import Run
+from plateaux.training.checks import check
 from plateaux.training.setup import learners_of, paces_of
 from plateaux.training.state import ABSENT, Way
 from plateaux.training.step import step
-from plateaux.training.train import check, train
+from plateaux.training.train import train
 
 CPU = torch.device("cpu")
 LOSS = cross_entropy()

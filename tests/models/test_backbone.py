@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from plateaux.config.builders.model import Given, network, networks, shared_names, trunk_of
+from plateaux.config.builders.model import network, networks, shared_names, trunk_of
+from plateaux.config.components import Given
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RecipeError
 from plateaux.data.sources import from_tensors
@@ -22,7 +23,8 @@ from plateaux.models.architectures.vit import vit
 from plateaux.models.backbone import Headed, Trunk, common_trunk, cut_at, head, resized, rest
 from plateaux.models.surgery import masks, size_in_bytes
 from plateaux.storage.run import Run
-from plateaux.training.train import check, train
+from plateaux.training.checks import check
+from plateaux.training.train import train
 
 SHAPE = (3, 16, 16)
 IMAGES = torch.rand(40, *SHAPE, generator=torch.Generator().manual_seed(1))

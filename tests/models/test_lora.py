@@ -18,10 +18,11 @@ from typer.testing import CliRunner
 
 import plateaux
 from plateaux.cli.main import app
-from plateaux.config.builders.model import adapters_of, data_of, kind_of, networks, shared_names
+from plateaux.config.builders.data import data_of
+from plateaux.config.builders.model import adapters_of, kind_of, networks, shared_names
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RecipeError, RunError
-from plateaux.core.method import View
+from plateaux.core.member import View
 from plateaux.core.registry import model
 from plateaux.core.types import Batch
 from plateaux.ensembles.ensemble import Ensemble

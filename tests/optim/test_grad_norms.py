@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from reference.gradient_norms import gradient_norms
 from torch import Tensor, nn
 
-from plateaux.core.method import View
+from plateaux.core.member import View
 from plateaux.core.registry import model
 from plateaux.core.types import Batch
 from plateaux.models.surgery import freeze, prune
-from plateaux.optim import grad_norms as norms
+from plateaux.optim import grad_norms
 from plateaux.optim.grad_norms import batch_for, squared_norms
 from plateaux.optim.losses import cross_entropy
 
@@ -526,12 +526,12 @@ def test_hooks_that_change_an_output_are_followed() -> None:
 
 
 def test_no_network_is_kept_alive() -> None:
-    count = len(norms._plans)
+    count = len(grad_norms._plans)
     module = built("vit", depth=1, width=12)
     squared_norms(View(module), batch_of(torch.randn(2, 3, 32, 32), 5))
-    assert len(norms._plans) == count + 1
+    assert len(grad_norms._plans) == count + 1
     del module
-    assert len(norms._plans) == count
+    assert len(grad_norms._plans) == count
 
 
 def test_autocast_does_not_reach_the_norms() -> None:

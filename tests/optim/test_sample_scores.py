@@ -9,7 +9,8 @@ from reference.gradient_norms import gradient_norms
 from torch import Tensor, nn
 
 from plateaux.core.errors import RecipeError
-from plateaux.core.method import Settle, View
+from plateaux.core.member import View
+from plateaux.core.method import Settle
 from plateaux.core.registry import model
 from plateaux.core.types import Batch
 from plateaux.models.surgery import prune

@@ -22,12 +22,13 @@ import torch
 import typer
 
 import plateaux
-from plateaux.cli import common as terminal
+from plateaux.cli import common
 from plateaux.cli.main import KINDS, app
 from plateaux.config.builtin import recipe_file
-from plateaux.config.specs import measures_named, split_names
+from plateaux.config.specs import split_names
 from plateaux.core import registry
-from plateaux.loss_landscape.probe_specs import probes_named
+from plateaux.evaluation.metric_specs import measures_named
+from plateaux.loss_landscape.probe import probes_named
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -237,7 +238,7 @@ def test_readme_tells_every_command_and_every_exit_code() -> None:
     missing = [name for name in typer.main.get_command(app).commands if f"plateaux {name} " not in told + " "]  # type: ignore[attr-defined]
     assert missing == []
     codes = {int(row[1]) for row in rows if row[1].strip().isdigit()}
-    assert codes == {0, *(code for _, code in terminal.CODES)}
+    assert codes == {0, *(code for _, code in common.CODES)}
 
 
 # Links, and pages made from code.

@@ -13,7 +13,7 @@ import torch
 import plateaux
 from plateaux.config.builtin import recipe_file
 from plateaux.data.sources import Resident
-from plateaux.training.train import check
+from plateaux.training.checks import check
 
 FOLDER = Path(__file__).resolve().parents[2] / "recipes"
 FILES = sorted(FOLDER.rglob("*.toml"))
@@ -76,7 +76,7 @@ def test_a_recipe_of_the_paper_says_what_the_paper_says(file: Path) -> None:
 
 
 def test_the_papers_schedule_falls_to_a_tenth_after_100_and_150_epochs() -> None:
-    from plateaux.config.builders.model import optimizer_of, schedule_of
+    from plateaux.config.builders.training import optimizer_of, schedule_of
 
     recipe = plateaux.Recipe.load(PAPERS[0])
     optimizer = optimizer_of(recipe, 0, {"weight": torch.nn.Parameter(torch.zeros(1))})

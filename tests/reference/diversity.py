@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
-from plateaux.core.method import Measure
+from plateaux.core.metric import Measure
 from plateaux.core.types import Batch, Value
 
 Array = NDArray[Any]

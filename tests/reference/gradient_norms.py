@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from plateaux.core.method import Settle, View
+from plateaux.core.member import View
+from plateaux.core.method import Settle
 from plateaux.core.types import Batch, map_inputs
 
 

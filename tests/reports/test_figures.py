@@ -13,14 +13,18 @@ import pytest
 
 from plateaux.core.stats.intervals import slope
 from plateaux.core.stats.ranking import auroc
-from plateaux.ensembles.log_probs import MEAN_PROBABILITY
-from plateaux.reports import style as look
-from plateaux.reports.figures import accuracy as bars
-from plateaux.reports.figures import curves, gallery, training
-from plateaux.reports.figures import landscape as ground
-from plateaux.reports.figures import partition as careful
-from plateaux.reports.figures import sharpness_diversity as plane
-from plateaux.reports.figures import uncertainty as trust
+from plateaux.evaluation.row_names import MEAN_PROBABILITY
+from plateaux.reports import style
+from plateaux.reports.figures import (
+    accuracy,
+    curves,
+    gallery,
+    landscape,
+    partition,
+    sharpness_diversity,
+    training,
+    uncertainty,
+)
 from plateaux.reports.query import SHARPNESS, first_of
 from plateaux.reports.style import Drawing
 
@@ -82,17 +86,17 @@ def slices(case: str) -> Any:
 
 
 DRAW: dict[str, Draw] = {
-    "sharpness_diversity": lambda case: plane.sharpness_diversity(numbers(case)),
-    "accuracy_bars": lambda case: bars.accuracy_bars(numbers(case)),
+    "sharpness_diversity": lambda case: sharpness_diversity.sharpness_diversity(numbers(case)),
+    "accuracy_bars": lambda case: accuracy.accuracy_bars(numbers(case)),
     "over_size": lambda case: curves.over_size(numbers(case)),
     "severity": lambda case: curves.severity(numbers(case)),
-    "reliability": lambda case: trust.reliability(numbers(case)),
-    "roc": lambda case: trust.roc(scores(case)),
+    "reliability": lambda case: uncertainty.reliability(numbers(case)),
+    "roc": lambda case: uncertainty.roc(scores(case)),
     "training": lambda case: training.training(courses(case)),
-    "careful": lambda case: careful.careful(met(case)),
+    "careful": lambda case: partition.careful(met(case)),
     "gallery": answers,
-    "lines": lambda case: ground.lines(slices(case)),
-    "surfaces": lambda case: ground.surfaces(pictures(case)),
+    "lines": lambda case: landscape.lines(slices(case)),
+    "surfaces": lambda case: landscape.surfaces(pictures(case)),
 }
 DRAWS_NAN = ("training", "careful")  # there is still something to see
 
@@ -125,7 +129,7 @@ def test_small_numbers_are_told_at_the_ticks_and_a_long_name_in_two_lines() -> N
     assert named is not None
     tiny = [replace(each, measure="sam_sharpness", number=1e-6 * (each.number - 0.3), error=None)
             if each.measure == named[0] else each for each in found]  # fmt: skip
-    drawn = plane.sharpness_diversity(tiny, sharpness="sam_sharpness")
+    drawn = sharpness_diversity.sharpness_diversity(tiny, sharpness="sam_sharpness")
     assert drawn is not None
     assert not reaches_over(drawn)
     (axes,) = drawn.figure.axes
@@ -154,7 +158,7 @@ def test_the_fit_of_the_plane_is_that_of_statistics() -> None:
         where = {"run": f"runs/{i}", "condition": {"rho": float(i)}}
         found.append(made.finding("worst_l2", "mean of members", x, on="train", **where))
         found.append(made.finding("der", "members together", 2 * x**0.5, **where))
-    drawn = plane.sharpness_diversity(found)
+    drawn = sharpness_diversity.sharpness_diversity(found)
     assert drawn is not None
     assert "β is 0.5" in drawn.sentence
     line = next(each for each in drawn.figure.axes[0].lines if len(each.get_xdata()) == 50)
@@ -162,36 +166,36 @@ def test_the_fit_of_the_plane_is_that_of_statistics() -> None:
     assert math.isclose(slope([0.1, 0.2, 0.4], [1, 2, 4]).number, 1)
     wide = [made.finding("trace", "mean of members", 10.0**i, run=f"{i}", condition={"n": i}) for i in range(3)]
     wide += [made.finding("kl", "mean of pairs", 1.0, run=f"{i}", condition={"n": i}) for i in range(3)]
-    again = plane.sharpness_diversity(wide, sharpness="trace", diversity="kl", on="test")
+    again = sharpness_diversity.sharpness_diversity(wide, sharpness="trace", diversity="kl", on="test")
     assert again is not None
     assert again.figure.axes[0].get_xscale() == "log"
-    many = plane.sharpness_diversity(made.study(made.grid(50), 1))
+    many = sharpness_diversity.sharpness_diversity(made.study(made.grid(50), 1))
     assert many is not None
 
 
 def test_bars_are_the_means_of_members_and_the_gain_lies_on_top() -> None:
     found = [made.finding("accuracy", f"member {i}", a, percent=True) for i, a in enumerate((0.8, 0.9))]
     found.append(made.finding("accuracy", MEAN_PROBABILITY, 0.87, percent=True))
-    drawn = bars.accuracy_bars(found)
+    drawn = accuracy.accuracy_bars(found)
     assert drawn is not None
     mean, gain = drawn.figure.axes[0].patches
     assert (round(mean.get_width(), 6), round(gain.get_x(), 6), round(gain.get_width(), 6)) == (85, 85, 2)  # type: ignore[attr-defined]
     assert "87.0 % of the test samples, +2.0 points" in drawn.sentence
-    alone = bars.accuracy_bars(found[:1])
+    alone = accuracy.accuracy_bars(found[:1])
     assert alone is not None
     assert "gain" not in alone.sentence
-    worse = bars.accuracy_bars([*found[:2], made.finding("accuracy", MEAN_PROBABILITY, 0.5, error=math.nan)])
+    worse = accuracy.accuracy_bars([*found[:2], made.finding("accuracy", MEAN_PROBABILITY, 0.5, error=math.nan)])
     assert worse is not None
     assert "-35.0 points" in worse.sentence
     members = [each for each in made.study(made.grid(4)) if each.row != MEAN_PROBABILITY]
-    several = bars.accuracy_bars(members)
+    several = accuracy.accuracy_bars(members)
     assert several is not None
     assert several.sentence.startswith("Members are right on")
 
 
 def test_of_many_conditions_the_best_have_bars_and_only_some_a_colour() -> None:
     found = made.study(made.grid(24), 1)
-    drawn = bars.accuracy_bars(found)
+    drawn = accuracy.accuracy_bars(found)
     assert drawn is not None
     assert "Shown are the 20 best" in drawn.sentence
     best = max(
@@ -206,10 +210,10 @@ def test_of_many_conditions_the_best_have_bars_and_only_some_a_colour() -> None:
 def test_the_area_under_the_drawn_rates_is_the_auroc() -> None:
     chance = np.random.default_rng(1)
     inside, outside = chance.normal(size=80).round(1), chance.normal(1, size=90).round(1)
-    false, true = trust.rates(inside, outside)
+    false, true = uncertainty.rates(inside, outside)
     assert np.trapezoid(true, false) == pytest.approx(auroc(inside, outside).number)
-    thinned = trust.rates(chance.normal(size=2000), chance.normal(1, size=2000))[0]
-    assert len(thinned) <= trust.POINTS + 1
+    thinned = uncertainty.rates(chance.normal(size=2000), chance.normal(1, size=2000))[0]
+    assert len(thinned) <= uncertainty.POINTS + 1
     assert (thinned[0], thinned[-1]) == (0, 1)
 
 
@@ -220,11 +224,11 @@ def test_a_reliability_diagram_says_how_far_confidence_is_off() -> None:
         for what, values in cells.items()
         for i, value in enumerate(values)
     ]
-    drawn = trust.reliability(found)
+    drawn = uncertainty.reliability(found)
     assert drawn is not None
     assert "too sure by 9.5 points" in drawn.sentence
     assert [len(each.get_xdata()) for each in drawn.figure.axes[0].lines] == [2, 2]  # the smallest bin is left out
-    several = trust.reliability(made.study(made.grid(3), 1))
+    several = uncertainty.reliability(made.study(made.grid(3), 1))
     assert several is not None
     assert "the furthest of 3" in several.sentence
 
@@ -237,16 +241,16 @@ def test_members_that_differ_have_mutual_information() -> None:
 
 
 def test_paths_and_planes_are_drawn() -> None:
-    drawn = ground.lines(made.lines(["members 0 and 1"], kind="paths"))
+    drawn = landscape.lines(made.lines(["members 0 and 1"], kind="paths"))
     assert drawn is not None
     assert "rises by 0.25 above" in drawn.sentence
-    assert ground.lines({"kind": "spirals"}) is None
-    through = ground.surfaces({"plane-0-1-2": made.surface(kind="plane")})
+    assert landscape.lines({"kind": "spirals"}) is None
+    through = landscape.surfaces({"plane-0-1-2": made.surface(kind="plane")})
     assert through is not None
     assert "members 0, 1, 2" in through.sentence
     wide = made.lines(["member 0"])
     wide["lines"]["member 0"]["losses"] = [100.0, 0.1, None]
-    assert ground.lines(wide) is not None
+    assert landscape.lines(wide) is not None
 
 
 def test_severities_of_one_run_show_its_members_too() -> None:
@@ -277,11 +281,11 @@ def test_of_many_curves_those_that_are_best_at_the_end_have_the_colours() -> Non
 
 def test_the_same_numbers_give_the_same_bytes_and_every_kind_is_a_file() -> None:
     starts = {"svg": b"<?xml", "png": b"\x89PNG", "pdf": b"%PDF"}
-    first, second = (bars.accuracy_bars(made.one_run()) for _ in range(2))
+    first, second = (accuracy.accuracy_bars(made.one_run()) for _ in range(2))
     assert first is not None
     assert second is not None
     assert first.file("svg") == second.file("svg")
-    for kind in look.KINDS:
+    for kind in style.KINDS:
         assert first.file(kind).startswith(starts[kind])
 
 
@@ -302,6 +306,6 @@ def test_any_name_can_be_drawn_and_is_only_text(name: str) -> None:
 
 def reaches_over(drawn: Drawing) -> bool:
     """Say whether something is drawn beyond the paper: a word would be cut there."""
-    with look.look():
+    with style.look():
         box, (width, height) = drawn.figure.get_tightbbox(), drawn.figure.get_size_inches()
     return bool(box.x0 < -0.01 or box.y0 < -0.01 or box.x1 > width + 0.01 or box.y1 > height + 0.01)

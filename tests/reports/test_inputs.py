@@ -20,7 +20,7 @@ from plateaux.core.types import Value
 from plateaux.data.sources import from_tensors
 from plateaux.evaluation.metrics.calibration import reliability
 from plateaux.evaluation.results import Measurement
-from plateaux.reports import artifacts as kept
+from plateaux.reports import artifacts
 from plateaux.reports.export import to_html, write_figures
 from plateaux.reports.inputs import read
 from plateaux.reports.report import FAMILIES, compose, report
@@ -56,9 +56,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def strangers(run: Run) -> None:
     """Keep predictions about samples of elsewhere, as measuring on them would have done."""
-    said, logits = kept.said_of(run)["test"]
+    said, logits = artifacts.said_of(run)["test"]
     hashes = [run.weights_hash(n) for n in said.members]
-    shelf = kept.Shelf(run.store, {"on": "mnist", "name": "mnist"})
+    shelf = artifacts.Shelf(run.store, {"on": "mnist", "name": "mnist"})
     labels, ids = torch.from_numpy(said.labels), torch.from_numpy(said.ids)
     shelf.write(hashes, {"ids": ids, "labels": labels, "logits": logits.transpose(0, 1) / 3})
     rows = {"members together · entropy · auroc": Value(0.9, 0.01)}
@@ -104,16 +104,16 @@ def test_what_is_damaged_is_left_out_and_the_rest_is_shown(whole: Path, tmp_path
 
 
 def test_the_bins_made_from_kept_logits_are_those_that_measuring_finds(whole: Path) -> None:
-    said, logits = kept.said_of(Run.open(whole))["test"]
+    said, logits = artifacts.said_of(Run.open(whole))["test"]
     like = read([whole]).findings[0]
-    mine = {each.row: each.number for each in kept.reliability_of(said, logits, like)}
+    mine = {each.row: each.number for each in artifacts.reliability_of(said, logits, like)}
     (truth,) = plateaux.evaluate(whole, measures=["reliability"])
     assert mine == {row: pytest.approx(value.number, nan_ok=True) for row, value in truth.rows.items()}
     assert reliability().asks == "sure"
 
 
 def test_a_meeting_counts_who_is_careful(whole: Path) -> None:
-    (met,) = kept.meetings_of(Run.open(whole))
+    (met,) = artifacts.meetings_of(Run.open(whole))
     summary = Run.open(whole).store.get_json("notes/1/summary.json")
     assert sum(met.counts) == summary["trained"]
     careful = sum(k * count for k, count in enumerate(met.counts))
@@ -122,23 +122,23 @@ def test_a_meeting_counts_who_is_careful(whole: Path) -> None:
 
 def test_pictures_come_from_the_very_samples_or_not_at_all(whole: Path) -> None:
     run = Run.open(whole)
-    images = kept.images_of(run)
+    images = artifacts.images_of(run)
     assert images is not None
     data = plateaux.dataset.get("digits")()
     np.testing.assert_array_equal(images(np.array([3, 1])), data.test.fetch(torch.tensor([3, 1]))[0].numpy())
     samples = torch.rand(4, 1, 8, 8), torch.arange(4)
     other = from_tensors(samples, samples, classes=10)
-    assert kept.images_of(run, plateaux.Given(data=other)) is None
-    floats = kept._pixels(torch.tensor([[[[-1.0, 3.0]]]]))
+    assert artifacts.images_of(run, plateaux.Given(data=other)) is None
+    floats = artifacts._pixels(torch.tensor([[[[-1.0, 3.0]]]]))
     np.testing.assert_allclose(floats, [[[[0.0, 1.0]]]])
     with pytest.raises(ValueError, match="no pictures"):
-        kept._pixels({"words": torch.zeros(1)})
+        artifacts._pixels({"words": torch.zeros(1)})
 
 
 def test_too_many_logits_are_not_read(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept, "LARGEST", 10)
-    assert kept.said_of(Run.open(whole)) == {}
-    assert kept.scores_of({}, ["mnist (far)"]) == {}
+    monkeypatch.setattr(artifacts, "LARGEST", 10)
+    assert artifacts.said_of(Run.open(whole)) == {}
+    assert artifacts.scores_of({}, ["mnist (far)"]) == {}
 
 
 def test_runs_are_told_apart_by_their_recipes(whole: Path, tmp_path: Path) -> None:

@@ -18,9 +18,8 @@ import pytest
 from plateaux.core.errors import RecipeError
 from plateaux.core.formatting import between, with_error
 from plateaux.core.types import Value
-from plateaux.ensembles.log_probs import MEAN_PROBABILITY
-from plateaux.reports import summary as front
-from plateaux.reports import tables
+from plateaux.evaluation.row_names import MEAN_PROBABILITY
+from plateaux.reports import summary, tables
 from plateaux.reports.export import to_csv, to_html, to_json, to_markdown
 from plateaux.reports.inputs import Book, Chapter
 from plateaux.reports.report import Report, compose
@@ -170,8 +169,8 @@ def test_only_the_figures_that_are_asked_for_are_drawn() -> None:
 # The front page.
 
 
-def words(found: list[Finding]) -> dict[str, front.Answer]:
-    return {each.question: each for each in front.front(found)}
+def words(found: list[Finding]) -> dict[str, summary.Answer]:
+    return {each.question: each for each in summary.front(found)}
 
 
 @pytest.mark.parametrize(

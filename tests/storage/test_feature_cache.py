@@ -17,8 +17,9 @@ import torch
 from laws.meshes import mesh
 from torch import Tensor
 
-from plateaux.config.builders.data import feed_of
-from plateaux.config.builders.model import Given, in_order, training_data, trunk_of
+from plateaux.config.builders.data import feed_of, in_order, training_data
+from plateaux.config.builders.model import trunk_of
+from plateaux.config.components import Given
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import DataError, RecipeError
 from plateaux.core.types import key, map_inputs
@@ -26,18 +27,19 @@ from plateaux.data.augment import Augment, move
 from plateaux.data.corruptions.corrupt import Corrupted
 from plateaux.data.sources import Data, Resident, Streamed, from_tensors
 from plateaux.distributed.executors.local import Local
-from plateaux.evaluation.evaluate import evaluate, load
+from plateaux.evaluation.evaluate import evaluate
+from plateaux.evaluation.loading import load
 from plateaux.evaluation.ood import detect
 from plateaux.evaluation.soup import soup
 from plateaux.models.backbone import Trunk
-from plateaux.storage import feature_cache as features
+from plateaux.storage import feature_cache
 from plateaux.storage.feature_cache import Features, First, Round, featured, folder_of, needed, prepare, seen_through
 from plateaux.storage.run import Run
 from plateaux.storage.store import Store
 from plateaux.training.train import train
 
 HERE = Local("loop", 1, (), "error")
-USUAL = features.SHARD, features.CHUNK
+USUAL = feature_cache.SHARD, feature_cache.CHUNK
 CHANCE = torch.Generator().manual_seed(3)
 IMAGES = torch.randint(0, 256, (70, 3, 16, 16), dtype=torch.uint8, generator=CHANCE)
 LABELS = torch.arange(70) % 5
@@ -47,8 +49,8 @@ GIVEN = Given(data=DATA, allow=("tests.storage.test_feature_cache",))
 
 @pytest.fixture(autouse=True)
 def _small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(features, "SHARD", 16)
-    monkeypatch.setattr(features, "CHUNK", 4)
+    monkeypatch.setattr(feature_cache, "SHARD", 16)
+    monkeypatch.setattr(feature_cache, "CHUNK", 4)
 
 
 @pytest.fixture
@@ -129,7 +131,7 @@ def test_numbers_that_do_not_fit_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_build_killed_at_ten_moments_ends_in_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(features, "SHARD", 4)
+    monkeypatch.setattr(feature_cache, "SHARD", 4)
 
     def source(folder: Path) -> Features:
         found = featured(recipe(folder, {"flip": True}, rounds=2), DATA, GIVEN).train
@@ -329,7 +331,7 @@ def test_named_inputs_go_through_a_trunk_that_takes_them(tmp_path: Path) -> None
             return "sums"
 
     words = Resident({"a": torch.arange(5), "b": torch.arange(5) * 2}, torch.arange(5))
-    source = Features(words, Sums(), Store(tmp_path), features.Look())  # type: ignore[arg-type]
+    source = Features(words, Sums(), Store(tmp_path), feature_cache.Look())  # type: ignore[arg-type]
     assert source.fetch(torch.tensor([4, 1]))[0].tolist() == [[4, 8], [1, 2]]  # type: ignore[union-attr]
     assert map_inputs(source.plain.fetch(torch.tensor([2]))[0], lambda t: t.tolist()) == [[2, 4]]
 
@@ -369,14 +371,14 @@ def built_here(folder: str) -> tuple[int, list[str]]:
     """Build in this process of a mesh what is its share; return how many samples that were, and what is there."""
     from plateaux.distributed.executors.mesh import mesh as meshed
 
-    usual = features.SHARD, features.CHUNK
-    features.SHARD, features.CHUNK = 16, 4
+    usual = feature_cache.SHARD, feature_cache.CHUNK
+    feature_cache.SHARD, feature_cache.CHUNK = 16, 4
     try:
         source = featured(recipe(Path(folder)), DATA, GIVEN).train
         made = prepare([source], meshed())
         x, _ = source.fetch(torch.arange(50))
     finally:  # the process lives on, for other tests
-        features.SHARD, features.CHUNK = usual
+        feature_cache.SHARD, feature_cache.CHUNK = usual
     return made, np.asarray(x).round(4).tolist()
 
 
@@ -391,8 +393,8 @@ def test_processes_of_a_mesh_share_the_work(tmp_path: Path) -> None:
 def test_members_that_meet_over_kept_features_are_the_same_on_a_mesh(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(features, "SHARD", USUAL[0])
-    monkeypatch.setattr(features, "CHUNK", USUAL[1])
+    monkeypatch.setattr(feature_cache, "SHARD", USUAL[0])
+    monkeypatch.setattr(feature_cache, "CHUNK", USUAL[1])
     tree = recipe(tmp_path / "here", {"name": "cases:patches", "batch": 12, "unlabelled": "cases:static@13"}).to_dict()
     tree |= {"method": {"name": "a2d", "strength": 0.5}}
     alone = train(Recipe.from_dict(tree), tmp_path / "alone", given=Given(allow=("cases",)))

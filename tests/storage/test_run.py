@@ -12,8 +12,8 @@ import torch
 
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RunError, StorageError
-from plateaux.data.sources import Data, Resident
-from plateaux.storage.run import FORMAT, Progress, Run, environment, facts_of
+from plateaux.data.sources import Data, Resident, facts_of
+from plateaux.storage.run import FORMAT, Progress, Run, environment
 from plateaux.training.train import train
 
 TEXT = """
@@ -79,7 +79,7 @@ def test_a_stranger_loads_the_members_in_a_few_lines(trained: Path) -> None:
     x = np.ones((5, 2), dtype=np.float32)
     w = load_file(trained / "members/1/weights.safetensors")
     logits = np.maximum(x @ w["1.weight"].T + w["1.bias"], 0) @ w["3.weight"].T + w["3.bias"]
-    from plateaux.evaluation.evaluate import load
+    from plateaux.evaluation.loading import load
 
     np.testing.assert_allclose(load(trained).logits(torch.ones(5, 2))[1].numpy(), logits, rtol=1e-5)
 

@@ -20,7 +20,7 @@ from plateaux.evaluation.evaluate import evaluate
 from plateaux.optim.sam import climb, plain
 from plateaux.storage.run import Run
 from plateaux.studies.results import COSTS, Finding, costs_of, findings_of_run, findings_of_study, read_results
-from plateaux.training import partition as meeting
+from plateaux.training import partition
 from plateaux.training.cost import passes_a_step, passes_of, spent
 from plateaux.training.train import train
 
@@ -137,13 +137,13 @@ def test_careful_shares_are_read_from_the_notes(tmp_path: Path) -> None:
 
 
 def test_the_seconds_of_scoring_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    score = meeting.Scorer.score
+    score = partition.Scorer.score
 
-    def slowly(self: meeting.Scorer, *args: Any) -> None:
+    def slowly(self: partition.Scorer, *args: Any) -> None:
         time.sleep(3)
         score(self, *args)
 
-    monkeypatch.setattr(meeting.Scorer, "score", slowly)
+    monkeypatch.setattr(partition.Scorer, "score", slowly)
     run = train(recipe("sharpbalance", "mlp", batch=10, method={"meet_after": 1}), tmp_path / "run")
     assert all(spent(run, number).seconds > 1 for number in range(3))  # of those that are scored together, a share
     assert spent(run, 0).seconds == run.progress(0).seconds

@@ -11,12 +11,14 @@ import tomlkit
 from cases import GIVEN
 
 from plateaux.config.recipe import Recipe
-from plateaux.config.specs import measures_named
 from plateaux.core.errors import RecipeError
 from plateaux.core.types import key
-from plateaux.loss_landscape.probe_specs import probes_named
-from plateaux.studies.study import Study, Task, called, changed, factors, planned, tasks
-from plateaux.training.train import check
+from plateaux.evaluation.metric_specs import measures_named
+from plateaux.loss_landscape.probe import probes_named
+from plateaux.studies.grid import called, changed, factors
+from plateaux.studies.planning import Task, planned, tasks
+from plateaux.studies.study import Study
+from plateaux.training.checks import check
 
 BASE = {
     "members": 2,

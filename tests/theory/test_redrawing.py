@@ -15,7 +15,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from plateaux.cli import theory as theorising
+from plateaux.cli import theory
 from plateaux.cli.common import told
 from plateaux.core.errors import RecipeError
 from plateaux.theory import Setting, Simulated, theorem1
@@ -228,9 +228,9 @@ def command(monkeypatch: pytest.MonkeyPatch, experiment: Experiment) -> typer.Ty
         options["seen"](1, 1)
         return replace_figures(experiment, ("2",))
 
-    monkeypatch.setattr(theorising, "run", short)
+    monkeypatch.setattr(theory, "run", short)
     app = typer.Typer()
-    app.command()(told(theorising.theory))
+    app.command()(told(theory.theory))
     app.command()(lambda: None)
     return app
 
@@ -253,8 +253,8 @@ def test_the_command_prints_two_tables_for_a_person(experiment: Experiment) -> N
     from rich.console import Console
 
     console = Console(width=110, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    console.print(theorising._differences(deviations(experiment)))
-    console.print(theorising._verdicts(judge(experiment)))
+    console.print(theory._differences(deviations(experiment)))
+    console.print(theory._verdicts(judge(experiment)))
     text = console.export_text()
     assert "the furthest of each figure" in text
     assert "1b" in text

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from plateaux.config.builders.model import Given
+from plateaux.config.components import Given
 from plateaux.config.recipe import Recipe
 from plateaux.storage.run import Run
 from plateaux.training.autotune import choose, fastest

@@ -11,15 +11,15 @@ from cases import GIVEN, distance, recipe, stop_after, trained, weights
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, update_bn
 
-from plateaux.config.builders.data import statistics_batches
-from plateaux.config.builders.model import data_of, network
+from plateaux.config.builders.data import data_of, statistics_batches
+from plateaux.config.builders.model import network
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import Stopped
 from plateaux.core.types import Tree
 from plateaux.evaluation.evaluate import evaluate
 from plateaux.optim.weight_averaging import Average
 from plateaux.storage.run import Run
-from plateaux.training import trainer as course
+from plateaux.training import trainer
 from plateaux.training.train import train
 
 CPU = torch.device("cpu")
@@ -28,7 +28,7 @@ CPU = torch.device("cpu")
 def watched(row: Recipe, out: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Run, list[Tree]]:
     """Train a row and return the first member's weights after every step."""
     seen: list[Tree] = []
-    real = course.step
+    real = trainer.step
 
     def watching(executor: Any, learners: Any, *args: Any, **options: Any) -> Any:
         found = real(executor, learners, *args, **options)
@@ -36,7 +36,7 @@ def watched(row: Recipe, out: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Ru
         return found
 
     with monkeypatch.context() as patch:
-        patch.setattr(course, "step", watching)
+        patch.setattr(trainer, "step", watching)
         return train(row, out, given=GIVEN), seen
 
 

@@ -9,8 +9,7 @@ import pytest
 from cases import GIVEN, distance, recipe, weights
 
 from plateaux.core.errors import RunError
-from plateaux.storage.run import Run
-from plateaux.training.partition import scores_name
+from plateaux.storage.run import Run, scores_name
 from plateaux.training.train import train
 
 OPTIONS = {"train": {"epochs": 4}, "run": {"keep_resume": "last"}}

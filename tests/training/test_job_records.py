@@ -17,11 +17,13 @@ from rich.console import Console
 import plateaux
 from plateaux.cli.progress import lines
 from plateaux.core.errors import Diverged, Stopped, StorageError
-from plateaux.distributed.process_pool import answer_of, stop_sign, told_problem
+from plateaux.distributed import stop_signal
+from plateaux.distributed.process_pool import answer_of, told_problem
 from plateaux.distributed.ray_worker import Hand
+from plateaux.distributed.stop_signal import stop_sign
 from plateaux.storage.run import Run
-from plateaux.training import job_records as records
-from plateaux.training.planning import Job
+from plateaux.training import job_records
+from plateaux.training.jobs import Job
 
 JOB = Job((1,), (0, 0), 4, attempt=2)
 NEWS = {"member": 1, "epoch": 2, "epochs": 4, "step": 3, "steps": 5, "loss": 0.5, "rate": 900.0, "left": 61.0}
@@ -34,16 +36,16 @@ def run(tmp_path: Path) -> Run:
 
 def test_a_job_is_written_down_while_it_goes_on_and_when_it_has_ended(run: Run) -> None:
     heard: list[Any] = []
-    with records.recorded(run, JOB, heard.append, wanted=True) as record:
+    with job_records.recorded(run, JOB, heard.append, wanted=True) as record:
         record.begins((2, 0))
         record.tell(NEWS)
-        (now,) = records.records(run)
+        (now,) = job_records.records(run)
         assert (now["outcome"], now["start"], now["attempt"], now["members"]) == ("running", [2, 0], 2, [1])
-        record._written -= records.EVERY + 1
+        record._written -= job_records.EVERY + 1
         record.tell({"say": "hello"})
-        (now,) = records.records(run)
+        (now,) = job_records.records(run)
         assert (now["said"], now["news"]["1"]["loss"]) == (["hello"], 0.5)
-    (now,) = records.records(run)
+    (now,) = job_records.records(run)
     assert now["outcome"] == "done"
     assert now["begun"] <= now["ended"]
     assert heard == [NEWS, {"say": "hello"}]
@@ -53,18 +55,18 @@ def test_a_job_is_written_down_while_it_goes_on_and_when_it_has_ended(run: Run) 
     ("problem", "outcome"), [(Stopped("so"), "stopped"), (Diverged("so"), "failed"), (KeyError("so"), "failed")]
 )
 def test_how_a_job_ended_is_written_down(run: Run, problem: Exception, outcome: str) -> None:
-    with pytest.raises(type(problem)), records.recorded(run, JOB, print, wanted=True):
+    with pytest.raises(type(problem)), job_records.recorded(run, JOB, print, wanted=True):
         raise problem
-    (found,) = records.records(run)
+    (found,) = job_records.records(run)
     assert found["outcome"] == outcome
     assert "so" in found["problem"]
     assert ("Traceback" in found["problem"]) == (outcome == "failed")
 
 
 def test_nothing_is_written_unless_it_is_wanted(run: Run) -> None:
-    with records.recorded(run, JOB, print, wanted=False) as record:
+    with job_records.recorded(run, JOB, print, wanted=False) as record:
         record.begins((0, 0))
-    assert records.records(run) == []
+    assert job_records.records(run) == []
 
 
 def test_a_full_disk_ends_the_record_and_not_the_job(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,26 +74,26 @@ def test_a_full_disk_ends_the_record_and_not_the_job(run: Run, monkeypatch: pyte
         raise StorageError("full")
 
     monkeypatch.setattr(type(run.store), "put_json", full)
-    with records.recorded(run, JOB, print, wanted=True) as record:
+    with job_records.recorded(run, JOB, print, wanted=True) as record:
         record.begins((0, 0))
 
 
 def test_the_newest_record_of_a_member_is_what_is_shown(run: Run) -> None:
     many = Job(tuple(range(10)), (0, 0), 4)
-    with records.recorded(run, many, print, wanted=True) as record:
+    with job_records.recorded(run, many, print, wanted=True) as record:
         assert "_and_more" in record.name
-    with records.recorded(run, Job((1,), (4, 0), 4, "decide"), print, wanted=True):
+    with job_records.recorded(run, Job((1,), (4, 0), 4, "decide"), print, wanted=True):
         pass
-    record = records.Record(run, JOB, lambda _: None, wanted=True)
+    record = job_records.Record(run, JOB, lambda _: None, wanted=True)
     record._news = {"1": dict(NEWS)}
     record.begins((2, 0))
-    found = records.latest(run)
+    found = job_records.latest(run)
     assert found[0]["outcome"] == "done"
     assert (found[1]["outcome"], found[1]["attempt"], found[1]["loss"]) == ("running", 2, 0.5)
     stale = run.store.get_json(record.name)
     run.store.put_json(record.name, {**stale, "seen": 0.0})
     console = Console(width=160, record=True)
-    console.print(lines({1: records.latest(run)[1]}))
+    console.print(lines({1: job_records.latest(run)[1]}))
     shown = console.export_text()
     assert f"on {found[1]['node']}" in shown
     assert "2 retries silent" in shown
@@ -161,9 +163,7 @@ def test_a_fault_of_the_group_is_told_from_one_of_its_own(monkeypatch: pytest.Mo
 
 
 def test_a_stop_reaches_work_in_other_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    from plateaux.distributed import process_pool as pool
-
-    monkeypatch.setattr(pool, "_everywhere", pool.Sign())
+    monkeypatch.setattr(stop_signal, "_everywhere", stop_signal.Sign())
     seen: list[bool] = []
 
     def work() -> None:
@@ -187,4 +187,4 @@ def test_what_a_worker_raised_is_told_by_its_name() -> None:
 
 def test_a_run_on_this_machine_leaves_no_records(tmp_path: Path) -> None:
     run = plateaux.train(recipe("sam"), tmp_path / "run", given=GIVEN)
-    assert records.latest(run) == {}
+    assert job_records.latest(run) == {}

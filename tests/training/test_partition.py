@@ -16,12 +16,14 @@ from cases import GIVEN, distance, recipe, trained, weights
 from laws.meshes import mesh
 from reference import partition_rules as twin
 
-from plateaux.config.builders.model import data_of, method_of
+from plateaux.config.builders.data import data_of
+from plateaux.config.builders.training import method_of
 from plateaux.core.errors import RecipeError, RunError, Stopped
-from plateaux.evaluation.evaluate import load
-from plateaux.storage.run import Run
-from plateaux.training.partition import Scorer, decide, notes_name, notes_of, scores_name, summary_name
-from plateaux.training.train import missing, train
+from plateaux.evaluation.loading import load
+from plateaux.storage.run import Run, notes_name, scores_name, summary_name
+from plateaux.training.partition import Scorer, decide, notes_of
+from plateaux.training.planning import missing
+from plateaux.training.train import train
 
 THREE = {"train": {"epochs": 4}, "data": {"validation": 4}}
 

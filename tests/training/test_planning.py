@@ -8,7 +8,8 @@ from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RunError
 from plateaux.evaluation.ray_evaluator import shards
 from plateaux.storage.run import Progress
-from plateaux.training.planning import Job, Meeting, left_of, plan
+from plateaux.training.jobs import Job, Meeting
+from plateaux.training.planning import left_of, plan
 
 NEW = Progress()
 DONE = Progress(epoch=5, finished=True)

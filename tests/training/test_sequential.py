@@ -12,17 +12,19 @@ from cases import GIVEN, distance, recipe, trained, weights
 from reference import sequential as twin
 from torch import Tensor, nn
 
-from plateaux.config.builders.data import feed_of, shares_order, split_of
-from plateaux.config.builders.model import method_of, network, training_data
+from plateaux.config.builders.data import feed_of, shares_order, split_of, training_data
+from plateaux.config.builders.model import network
+from plateaux.config.builders.training import method_of
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import Diverged, RecipeError, RunError
 from plateaux.core.types import Batch
 from plateaux.storage.run import Run
-from plateaux.studies.study import folder_of
-from plateaux.training import sequential as turns
-from plateaux.training import trainer as course
+from plateaux.studies.planning import folder_of
+from plateaux.training import sequential, trainer
+from plateaux.training.checks import check
 from plateaux.training.cost import spent
-from plateaux.training.train import check, missing, train
+from plateaux.training.planning import missing
+from plateaux.training.train import train
 
 SGD = {"lr": 0.1, "momentum": 0.9, "decay": 1e-3}  # as the table's recipes have it
 CPU = torch.device("cpu")
@@ -54,13 +56,13 @@ def test_snapshots_are_places_on_one_course(net: str, tmp_path: Path) -> None:
 
 def test_the_rate_of_every_cycle_falls_from_its_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rates: list[float] = []
-    real = course.step
+    real = trainer.step
 
     def watched(executor: Any, learners: Any, *args: Any, **options: Any) -> Any:
         rates.append(learners[0].optimizer.param_groups[0]["lr"])
         return real(executor, learners, *args, **options)
 
-    monkeypatch.setattr(course, "step", watched)
+    monkeypatch.setattr(trainer, "step", watched)
     train(recipe("snapshot", train={"epochs": 3}), tmp_path / "run", given=GIVEN)
     assert rates == pytest.approx([twin.rate(t, 9, 0.1) for t in range(1, 28)])
 
@@ -175,7 +177,7 @@ def test_finished_members_are_seen_in_evaluation_mode_and_left_as_they_are(tmp_p
     before = {name: tensor.clone() for name, tensor in first.state_dict().items()}
     batch = batches_of(row, 0)[0]
     offer = method_of(row, 0, GIVEN).objective.offer
-    (said,) = turns.beside([first], offer, row, CPU)(batch)
+    (said,) = sequential.beside([first], offer, row, CPU)(batch)
     assert not said.requires_grad
     assert torch.equal(said, torch.cat([first(batch.x), first(batch.extra["unlabelled"])]))
     assert not first.training

@@ -13,8 +13,9 @@ from laws.meshes import mesh
 from reference import sam as twin
 from torch import Tensor, nn
 
-from plateaux.config.builders.model import data_of, network
-from plateaux.core import runtime as machine
+from plateaux.config.builders.data import data_of
+from plateaux.config.builders.model import network
+from plateaux.core import runtime
 from plateaux.core.errors import RecipeError
 from plateaux.core.method import Ask, Method, Objective
 from plateaux.core.types import Batch, Tree
@@ -138,7 +139,7 @@ def test_every_forward_opens_a_precision_of_its_own(monkeypatch: pytest.MonkeyPa
 
     def counted(precision: str, device: torch.device) -> Any:
         opened.append(precision)
-        return machine.autocast(precision, device)
+        return runtime.autocast(precision, device)
 
     monkeypatch.setattr(engine, "autocast", counted)
     state_after("sam", "mlp", dtype=torch.float32, precision="bf16", accumulate=2)

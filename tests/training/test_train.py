@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 import torch
 
-from plateaux.config.builders.model import Given
+from plateaux.config.components import Given
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import DataError, Diverged, RecipeError, RunError, Stopped, StorageError
 from plateaux.storage.run import Run
 from plateaux.storage.store import SCRATCH
-from plateaux.training.train import check, train
+from plateaux.training.checks import check
+from plateaux.training.train import train
 
 CASES = Given(allow=("cases",))
 TEXT = """

@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from plateaux.config.builders.data import split_of
-from plateaux.config.builders.model import Given, data_of
+from plateaux.config.builders.data import data_of, split_of
+from plateaux.config.components import Given
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RecipeError
 from plateaux.data.sources import Resident

@@ -19,7 +19,7 @@ from plateaux.evaluation.calibration import judge
 from plateaux.evaluation.ood import detect, suites_named
 from plateaux.evaluation.results import Measurement
 from plateaux.evaluation.robustness import read_baseline, robustness
-from plateaux.evaluation.soup import judge_chosen
+from plateaux.evaluation.selection import judge_chosen
 from plateaux.evaluation.splits import elsewhere
 from plateaux.evaluation.tables import tables, to_markdown
 from plateaux.storage.run import Run

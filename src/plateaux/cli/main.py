@@ -18,24 +18,18 @@ from rich.console import Console
 from rich.table import Table
 
 import plateaux
-from plateaux.cli import claims as claiming
-from plateaux.cli import evaluate as measuring
-from plateaux.cli import landscape as landscaping
-from plateaux.cli import report as reporting
-from plateaux.cli import study as studying
-from plateaux.cli import theory as theorising
+from plateaux.cli import claims, evaluate, landscape, report, study, theory
 from plateaux.cli.common import Allow, AsJson, Changes, show, told, torchrun
 from plateaux.cli.progress import lines, watching
 from plateaux.config.builtin import recipe_file, shipped
 from plateaux.config.recipe import located
 from plateaux.config.schema import WrongKey
-from plateaux.core import errors, registry
-from plateaux.core import tensor_tree as trees
-from plateaux.core.formatting import duration
+from plateaux.core import errors, registry, tensor_tree
+from plateaux.core.formatting import duration, size
 from plateaux.core.runtime import is_first
-from plateaux.evaluation.tables import size, tables
+from plateaux.evaluation.tables import tables
+from plateaux.training.checks import check as check_recipe
 from plateaux.training.job_records import latest
-from plateaux.training.train import check as check_recipe
 
 KINDS = {
     "methods": registry.method, "measures": registry.measure, "data": registry.dataset, "models": registry.model,
@@ -49,8 +43,8 @@ app = typer.Typer(
 recipes = typer.Typer(help="Check a recipe, or print the schema of all recipes.", no_args_is_help=True)
 app.add_typer(recipes, name="recipe")
 for command in (
-    measuring.measure, measuring.calibrate, measuring.predict, measuring.soup, measuring.select,
-    landscaping.landscape, studying.study, reporting.report, theorising.theory, claiming.claims,
+    evaluate.measure, evaluate.calibrate, evaluate.predict, evaluate.soup, evaluate.select,
+    landscape.landscape, study.study, report.report, theory.theory, claims.claims,
 ):  # fmt: skip
     app.command()(told(command))
 
@@ -159,7 +153,7 @@ def status(run: Path, as_json: AsJson = False) -> None:
             }
         )  # fmt: skip
     total = opened.store.size()
-    shared = trees.size(opened.shared().values())
+    shared = tensor_tree.size(opened.shared().values())
     held = [f"{size(shared)} that all members share, held once"] if shared else []
 
     def table() -> list[Any]:

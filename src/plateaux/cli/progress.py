@@ -11,8 +11,8 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
+from plateaux.core.callbacks import Tell
 from plateaux.core.formatting import duration
-from plateaux.core.method import Tell
 
 
 @contextmanager

@@ -9,10 +9,10 @@ from typing import Annotated, Any
 import typer
 
 from plateaux.cli.common import Allow, AsJson, show, write_whole
-from plateaux.config.builders.model import Given
+from plateaux.config.components import Given
 from plateaux.config.specs import split_names
 from plateaux.core.errors import RecipeError, nearest
-from plateaux.evaluation.tables import size
+from plateaux.core.formatting import size
 from plateaux.reports.export import FORMATS, to_csv, to_html, to_json, to_markdown, write_figures
 from plateaux.reports.report import DETAILS, Report
 from plateaux.reports.report import report as made_of

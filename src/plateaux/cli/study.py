@@ -12,10 +12,10 @@ from rich.table import Table
 
 from plateaux.cli.common import Allow, AsJson, show
 from plateaux.cli.progress import watching
-from plateaux.config.builders.model import Given
+from plateaux.config.components import Given
 from plateaux.core.errors import RecipeError
 from plateaux.core.formatting import duration
-from plateaux.evaluation.tables import to_rich
+from plateaux.core.text_table import to_rich
 from plateaux.studies.comparison import Comparison
 from plateaux.studies.cost_estimate import Reckoned, Reckoning
 from plateaux.studies.results import findings_of_study

@@ -3,39 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from plateaux.config.schema import check
 from plateaux.core import registry
 from plateaux.core.errors import RecipeError
-from plateaux.core.method import Measure
 
-QUESTIONS = ("good", "sure", "different")
 EXAMPLES = {"measure": "ece(bins=10)", "probe": "worst_l2(radius=0.5; steps=50)"}
 
 Made = TypeVar("Made")
-
-
-def measures_named(words: Sequence[str], *, allow: tuple[str, ...] = ()) -> dict[str, Measure]:
-    """Return measures by name; `all`, `good`, `sure` and `different` stand for several.
-
-    >>> list(measures_named(["ece(bins=10)"]))
-    ['ece(bins=10)']
-    """
-    found: dict[str, Measure] = {}
-    for word in words:
-        if word in (*QUESTIONS, "all"):
-            found |= _asking(word)
-        else:
-            found[word] = one(word, registry.measure, Measure, allow)
-    return found
-
-
-def _asking(question: str) -> dict[str, Measure]:
-    made = every(registry.measure)
-    order = sorted(made, key=lambda name: QUESTIONS.index(made[name].asks))
-    return {name: made[name] for name in order if made[name].usual and question in ("all", made[name].asks)}
 
 
 def every(kind: registry.Registry) -> dict[str, Any]:

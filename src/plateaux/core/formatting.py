@@ -77,3 +77,20 @@ def duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+
+
+def _digits(number: float, count: int) -> str:
+    """Return a number by so many digits, without an exponent where a person would write none."""
+    if number and not 1e-4 <= abs(number) < 1e5:  # what is no number too
+        return f"{number:.{count - 1}e}"
+    places = count - 1 - math.floor(math.log10(abs(number))) if number else 0
+    return f"{number:.{max(places, 0)}f}"
+
+
+def size(count: float) -> str:
+    """Return bytes in a unit a person reads."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"

@@ -6,7 +6,7 @@ the whole tree, because a loop over a hundred small tensors costs more than the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -97,3 +97,8 @@ def _like(a: Tree, b: Tree) -> list[Tensor]:
 
 def _named(a: Tree, values: Iterable[Tensor]) -> Tree:
     return dict(zip(a, values, strict=True))
+
+
+def finite(tensors: Sequence[Tensor]) -> bool:
+    """Say whether every entry of every tensor is a number."""
+    return not tensors or bool(torch.isfinite(torch.stack(torch._foreach_norm(list(tensors)))).all())

@@ -21,6 +21,7 @@ from plateaux.core.errors import DataError, RecipeError
 from plateaux.core.types import Batch, Inputs, key, map_inputs
 from plateaux.data.augment import Augment, mix, move, normalise, partners
 from plateaux.data.sources import Extra, Resident, Source
+from plateaux.data.splits import _permutation
 
 CPU = torch.device("cpu")
 UNVARIED = Augment()
@@ -140,17 +141,6 @@ def endless(ids: Tensor, start: int, count: int, key_of: int) -> Tensor:
     return torch.cat(passes)[start - first * len(ids) :][:count]
 
 
-def split(n: int, validation: float | int, key: int) -> tuple[Tensor, Tensor]:
-    """Return the ids to train on and the ids to validate on, both sorted: a share (0.1) or a number (5000) of n."""
-    if isinstance(validation, float) and not 0 <= validation < 1:
-        raise RecipeError(f"A validation share of {validation} is not in [0, 1); give a whole number for a count.")
-    count = round(n * validation) if isinstance(validation, float) else validation
-    if not 0 <= count < n:
-        raise RecipeError(f"{count} of {n} samples cannot be kept for validation; give 0 to {n - 1}.")
-    order = _permutation(n, key)
-    return order[count:].sort().values, order[:count].sort().values
-
-
 @dataclass(frozen=True, slots=True)
 class _Reader:
     """Reads, crops and flips the samples of one epoch; small and picklable, so that a worker can have its own."""
@@ -223,10 +213,6 @@ def _next(running: Any) -> Any:
 
 def _as_is(read: Any) -> Any:
     return read
-
-
-def _permutation(n: int, key: int) -> Tensor:
-    return torch.randperm(n, generator=torch.Generator().manual_seed(key))
 
 
 def _parts(ids: Tensor, batch: int, start: int, shard: Shard | None) -> list[Tensor]:

@@ -21,3 +21,18 @@ def bag(ids: Tensor, share: float, key: int) -> Tensor:
         )
     draw = torch.Generator().manual_seed(key)
     return ids[torch.randint(len(ids), (count,), generator=draw)].sort().values
+
+
+def split(n: int, validation: float | int, key: int) -> tuple[Tensor, Tensor]:
+    """Return the ids to train on and the ids to validate on, both sorted: a share (0.1) or a number (5000) of n."""
+    if isinstance(validation, float) and not 0 <= validation < 1:
+        raise RecipeError(f"A validation share of {validation} is not in [0, 1); give a whole number for a count.")
+    count = round(n * validation) if isinstance(validation, float) else validation
+    if not 0 <= count < n:
+        raise RecipeError(f"{count} of {n} samples cannot be kept for validation; give 0 to {n - 1}.")
+    order = _permutation(n, key)
+    return order[count:].sort().values, order[:count].sort().values
+
+
+def _permutation(n: int, key: int) -> Tensor:
+    return torch.randperm(n, generator=torch.Generator().manual_seed(key))

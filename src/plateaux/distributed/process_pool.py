@@ -10,12 +10,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection, wait
-from threading import current_thread, main_thread
 from typing import Any
 
 from plateaux.core import errors
+from plateaux.core.callbacks import Tell
 from plateaux.core.errors import PlateauxError, Stopped
-from plateaux.core.method import CarryOut, Failure, Tell
+from plateaux.core.executor import CarryOut, Failure
+from plateaux.distributed.stop_signal import Sign, stop_sign
 
 
 def run_in_turn(
@@ -163,51 +164,3 @@ def _passed_on(slots: Sequence[_Slot]) -> Iterator[Sign]:
         again=lambda: [slot.worker.kill() for slot in slots if slot.worker is not None],
     ) as stopped:
         yield stopped
-
-
-class Sign:
-    """Says whether somebody asked to stop; a signal handler may set it at any moment, which would lock up an Event."""
-
-    def __init__(self) -> None:
-        self._up = False
-
-    def is_set(self) -> bool:
-        return self._up
-
-    def set(self) -> None:
-        self._up = True
-
-
-_everywhere = Sign()  # for work in other threads than the main one, which no signal reaches
-
-
-def stop_threads() -> None:
-    """Ask the work in this process's other threads to stop, as a signal asks the main one."""
-    _everywhere.set()
-
-
-@contextmanager
-def stop_sign(*, first: Callable[[], Any] = lambda: None, again: Callable[[], Any] = lambda: None) -> Iterator[Sign]:
-    """Turn Ctrl-C and SIGTERM into a sign that the work looks at between two steps; a second Ctrl-C ends at once.
-
-    `first` and `again` are called at the moment of the first signal and of the second Ctrl-C.
-    """
-    asked = Sign()
-
-    def raise_sign(number: int, _: Any) -> None:
-        if asked.is_set() and number == signal.SIGINT:
-            again()
-            raise KeyboardInterrupt
-        asked.set()
-        first()
-
-    if current_thread() is not main_thread():
-        yield _everywhere
-        return
-    heard = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) is not signal.SIG_IGN]
-    old = {number: signal.signal(number, raise_sign) for number in heard}
-    try:
-        yield asked
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)

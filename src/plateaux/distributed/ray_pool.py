@@ -21,10 +21,12 @@ from ray.exceptions import RayError, RayTaskError
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from plateaux.core.callbacks import Tell
 from plateaux.core.errors import PlateauxError, RunError, Stopped
-from plateaux.core.method import CarryOut, Failure, Tell
-from plateaux.distributed.process_pool import Sign, stop_sign, told_problem
+from plateaux.core.executor import CarryOut, Failure
+from plateaux.distributed.process_pool import told_problem
 from plateaux.distributed.ray_worker import Hand
+from plateaux.distributed.stop_signal import Sign, stop_sign
 
 ASKED_FOR = 64  # actors that may be waiting for a place at once: enough for an autoscaler to see the need
 LONGEST_WAIT = 60.0  # seconds before a job whose process died is begun again

@@ -11,9 +11,10 @@ from functools import partial
 from threading import Condition
 from typing import Any
 
-from plateaux.core.method import CarryOut
+from plateaux.core.executor import CarryOut
 from plateaux.core.runtime import cores
-from plateaux.distributed.process_pool import answer_of, stop_threads
+from plateaux.distributed.process_pool import answer_of
+from plateaux.distributed.stop_signal import stop_threads
 
 BROKEN = ("gloo", "NCCL", "TCPStore", "ProcessGroup", "Connection reset", "Broken pipe", "DistNetwork", "DistStore")
 

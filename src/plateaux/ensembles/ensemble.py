@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from plateaux.core import tensor_tree as trees
+from plateaux.core import tensor_tree
 from plateaux.core.types import Inputs
 from plateaux.data.augment import normalise
 from plateaux.ensembles.combine import combined
@@ -71,5 +71,5 @@ class Ensemble(nn.Module):
 
     def bytes(self) -> dict[str, int]:
         """Return the memory of all members, and what it would be if nothing were shared."""
-        apart = sum(trees.size([*m.parameters(), *m.buffers()]) for m in self.members)
+        apart = sum(tensor_tree.size([*m.parameters(), *m.buffers()]) for m in self.members)
         return {"held": size_in_bytes(self.members), "unshared": apart}

@@ -7,25 +7,13 @@ them. A name with parts, `member 0 · class 3 · recall`, is a cell of a larger 
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import wraps
-from itertools import combinations, permutations
-from typing import TypeVar
 
 import torch
 from torch import Tensor
-
-MEAN_PROBABILITY = "ensemble (mean probability)"
-MEAN_LOGIT = "ensemble (mean logit)"
-TOGETHER = "members together"  # of all members at once, and of no ensemble they make
-MEAN_OF_PAIRS = "mean of pairs"
-PART = " · "
-
-T = TypeVar("T")
-
 
 Work = Callable[[Tensor], Tensor]
 
@@ -87,51 +75,3 @@ def log_probabilities(table: Tensor) -> Tensor:
 def guesses_of(table: Tensor) -> Tensor:
     """Return the most likely class of every row of `log_probabilities`, `[M + 2, B]`; of equal ones the first."""
     return log_probabilities(table).argmax(-1)
-
-
-def row_names(rows: int) -> list[str]:
-    """Return what each row of `log_probabilities` is called."""
-    if rows == 1:
-        return ["member 0"]
-    return [*(f"member {number}" for number in range(rows - 2)), MEAN_PROBABILITY, MEAN_LOGIT]
-
-
-def pairs(members: int) -> list[tuple[int, int]]:
-    """Return every pair of members once."""
-    return list(combinations(range(members), 2))
-
-
-def ordered_pairs(members: int) -> list[tuple[int, int]]:
-    """Return every pair of members in both orders."""
-    return list(permutations(range(members), 2))
-
-
-def pair_name(one: int, other: int) -> str:
-    """Return what the row of a pair is called."""
-    return f"members {one} and {other}"
-
-
-def ordered_name(one: int, other: int) -> str:
-    """Return what the row of a pair is called whose order matters."""
-    return f"member {one} to {other}"
-
-
-def cell(*parts: str) -> str:
-    """Return what one number of a larger table is called."""
-    return PART.join(parts)
-
-
-def renumbered(rows: Mapping[str, T], members: Sequence[int]) -> dict[str, T]:
-    """Return the rows called by the members' numbers instead of their positions.
-
-    >>> renumbered({"member 0": 1, "members 0 and 1 · class 1": 2, "mean of pairs": 3}, [2, 5])
-    {'member 2': 1, 'members 2 and 5 · class 1': 2, 'mean of pairs': 3}
-    """
-
-    def name(old: str) -> str:
-        first, *rest = old.split(PART)
-        if first.startswith(("member ", "members ")) and first != TOGETHER:
-            first = re.sub(r"\d+", lambda found: str(members[int(found[0])]), first)
-        return cell(first, *rest)
-
-    return {name(old): value for old, value in rows.items()}

@@ -7,21 +7,16 @@ Held-out samples choose what goes in, never the test set.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch import Tensor
 
-from plateaux.core.errors import DataError, RecipeError
-from plateaux.core.method import Forward, View
-from plateaux.core.types import Inputs, Tree
+from plateaux.core.errors import RecipeError
+from plateaux.core.types import Tree
 from plateaux.ensembles.combine import shares
-from plateaux.models.surgery import batch_norms
 
 Judge = Callable[[Tree], float]
 """Says of weights how good or how bad they are on held-out samples; where there is BatchNorm, after `reestimate`."""
@@ -116,36 +111,6 @@ def check_mixable(barrier: float, limit: float, same_start: bool) -> None:
         f"weights, where {limit:g} is allowed: their mean would be worse than each of them. Combine their predictions "
         "instead, mix networks that started from the same weights, or allow a higher barrier"
     )
-
-
-@torch.no_grad()
-def reestimate(module: nn.Module, batches: Iterable[Inputs], forward: Forward = nullcontext) -> None:
-    """Replace BatchNorm's running statistics by their averages over batches, every batch counting alike.
-
-    As torch.optim.swa_utils.update_bn does, but every module's mode is kept, and all other layers are in evaluation
-    mode meanwhile: dropout draws nothing. A network without BatchNorm is left alone, and the batches unread.
-    """
-    layers = [layer for layer in batch_norms(module) if isinstance(layer, _BatchNorm) and layer.track_running_stats]
-    if not layers:
-        return
-    stream = iter(batches)
-    first = next(stream, None)
-    if first is None:
-        raise DataError("There are no batches to estimate BatchNorm's statistics from; give training samples")
-    modes, momenta = [(part, part.training) for part in module.modules()], [layer.momentum for layer in layers]
-    try:
-        for part, _ in modes:
-            part.training = False
-        for layer in layers:
-            layer.reset_running_stats()
-            layer.training, layer.momentum = True, None
-        for x in chain([first], stream):
-            View(module, forward=forward)(x)
-    finally:
-        for part, mode in modes:
-            part.training = mode
-        for layer, momentum in zip(layers, momenta, strict=True):
-            layer.momentum = momentum
 
 
 def _equal(chosen: Sequence[int], count: int) -> tuple[float, ...]:

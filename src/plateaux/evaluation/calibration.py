@@ -14,37 +14,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plateaux.config.builders.model import NOTHING_GIVEN, Given
+from plateaux.config.components import NOTHING_GIVEN, Given
+from plateaux.core.callbacks import Say, Seen
 from plateaux.core.errors import RecipeError, RunError
-from plateaux.core.method import Measure
+from plateaux.core.metric import Measure
 from plateaux.core.stats.estimates import mean, share
-from plateaux.core.types import Batch, Tree, Value, key
-from plateaux.ensembles import conformal
-from plateaux.ensembles import selective as abstention
+from plateaux.core.types import Value, key
+from plateaux.ensembles import conformal, selective
 from plateaux.ensembles.conformal import Conformal
-from plateaux.ensembles.log_probs import MEAN_PROBABILITY, cell, log_probabilities
+from plateaux.ensembles.log_probs import log_probabilities
 from plateaux.ensembles.selective import Threshold
 from plateaux.ensembles.temperature import ORDERS, Order, Temperatures, apply, calibrate_then_pool, pool_then_calibrate
-from plateaux.evaluation.evaluator import Panel, Say, Seen
+from plateaux.evaluation.evaluator import Panel
 from plateaux.evaluation.prediction_cache import Keep
+from plateaux.evaluation.predictions import Said, doubts, hear_all
 from plateaux.evaluation.results import Measurement
-from plateaux.evaluation.splits import Target, one_target
+from plateaux.evaluation.row_names import MEAN_PROBABILITY, cell
+from plateaux.evaluation.splits import one_target
 from plateaux.storage.run import Run
 
 FILE, IDS = "calibration.json", "calibration-ids.safetensors"
-
-
-@dataclass(frozen=True, slots=True)
-class Said:
-    """All that members said about some samples."""
-
-    table: Tensor  # [M, N, C]
-    y: Tensor
-    ids: Tensor
-
-    def part(self, chosen: Tensor) -> Said:
-        """Return what was said about some of them."""
-        return Said(self.table[:, chosen], self.y[chosen], self.ids[chosen])
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +93,7 @@ def calibrate(
     alphas: Sequence[float] = (0.1, 0.05),
     kind: conformal.Kind = "aps",
     risk: float = 0.05,
-    bound: abstention.Bound = "none",
+    bound: selective.Bound = "none",
     order: Order = "pool then calibrate",
     given: Given = NOTHING_GIVEN,
     device: str | None = None,
@@ -133,7 +122,7 @@ def calibrate(
     }
     log_p = apply(heard.table, temperatures[order])
     sets = tuple(conformal.fit(log_p, heard.y, heard.ids, alpha, kind) for alpha in alphas)
-    threshold = abstention.fit(doubts(log_p), log_p.argmax(-1) != heard.y, risk, bound=bound)
+    threshold = selective.fit(doubts(log_p), log_p.argmax(-1) != heard.y, risk, bound=bound)
     fingerprint = panel.known(target)["fingerprint"]
     made = Calibration(on, fingerprint, heard.ids, tuple(panel.hashes), order, temperatures, sets, threshold)
     made.write(panel.run)
@@ -180,26 +169,6 @@ def judge(
     for each in found:
         panel.write(each)
     return found
-
-
-def hear_all(panel: Panel, target: Target, *, samples: int | None = None, seen: Seen = lambda *_: None) -> Said:
-    """Return what all members say about all samples, in memory."""
-    everyone = tuple(range(len(panel.numbers)))
-    sums, _ = panel.settle(target, {"all": ALL}, [everyone], samples=samples, seen=seen)
-    found = sums[everyone, "all"]
-    return Said(found["logits"].transpose(0, 1).cpu(), found["labels"].cpu(), found["ids"].cpu())
-
-
-def doubts(log_p: Tensor) -> Tensor:
-    """Return the probability that the most likely class is not the right one, as the ensemble sees it."""
-    return -torch.expm1(log_p.amax(-1))
-
-
-def _everything(table: Tensor, batch: Batch) -> Tree:
-    return {"logits": table.transpose(0, 1), "labels": batch.y, "ids": batch.index}
-
-
-ALL = Measure(_everything, lambda _: {}, merge="cat")
 
 
 def _same_weights(fitted: Calibration, panel: Panel) -> None:

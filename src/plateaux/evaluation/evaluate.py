@@ -7,11 +7,11 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from plateaux.config.builders.model import NOTHING_GIVEN, Given
-from plateaux.config.specs import measures_named
-from plateaux.core.runtime import device_named, is_first
-from plateaux.ensembles.ensemble import Ensemble
-from plateaux.evaluation.evaluator import Panel, Say, Seen, data_facts, members_of, nothing
+from plateaux.config.components import NOTHING_GIVEN, Given
+from plateaux.core.callbacks import Say, Seen, nothing
+from plateaux.core.runtime import is_first
+from plateaux.evaluation.evaluator import Panel
+from plateaux.evaluation.metric_specs import measures_named
 from plateaux.evaluation.prediction_cache import Keep
 from plateaux.evaluation.ray_evaluator import SpreadPanel
 from plateaux.evaluation.results import Measurement
@@ -19,15 +19,6 @@ from plateaux.evaluation.splits import targets
 from plateaux.storage.run import Run
 
 STANDARD = ("accuracy", "nll", "brier", "ece")
-
-
-def load(root: str | Path, *, given: Given = NOTHING_GIVEN, device: str | None = None) -> Ensemble:
-    """Return a run's ensemble, ready to predict."""
-    run = Run.open(root)
-    modules = members_of(run, data_facts(run), run.present(), given)
-    facts = run.about["data"]
-    ensemble = Ensemble(modules, mean=facts["mean"], std=facts["std"], labels=facts["labels"])
-    return ensemble.to(device_named(device))
 
 
 def evaluate(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import combinations
@@ -12,36 +12,34 @@ from typing import Any
 
 import torch
 
-from plateaux.config.builders.model import NOTHING_GIVEN, Given, data_of, executor_of, in_order, networks, shared_names
+from plateaux.config.builders.data import data_of, in_order
+from plateaux.config.builders.training import executor_of
+from plateaux.config.components import NOTHING_GIVEN, Given
 from plateaux.config.recipe import fingerprint
+from plateaux.core.callbacks import Say, Seen, nothing
 from plateaux.core.errors import RecipeError, RunError
-from plateaux.core.method import Executor, Measure, NoFeatures, Offer, View, features
+from plateaux.core.executor import Executor
+from plateaux.core.member import View
+from plateaux.core.metric import Measure
+from plateaux.core.outputs import NoFeatures, Offer, features
 from plateaux.core.runtime import DTYPES, FORMATS, autocast, device_named, local_processes, settle_in
-from plateaux.core.stats.estimates import mean_of, mean_over
+from plateaux.core.stats.estimates import mean_of
 from plateaux.core.types import Tree, Value
-from plateaux.data.sources import Data, Resident, Source
+from plateaux.data.sources import Data, Source, facts_of
 from plateaux.distributed.executors.local import Local
-from plateaux.ensembles.log_probs import MEAN_OF_PAIRS, MEAN_PROBABILITY, PART, TOGETHER, cell, renumbered
-from plateaux.evaluation import prediction_cache as predictions
+from plateaux.evaluation import prediction_cache
+from plateaux.evaluation.loading import data_facts, members_of
 from plateaux.evaluation.metric_loop import Cast, Heard, hear, settle
 from plateaux.evaluation.prediction_cache import Keep, Keeper, Shelf
 from plateaux.evaluation.results import Measurement
-from plateaux.evaluation.splits import Target
+from plateaux.evaluation.row_names import MEAN_OF_PAIRS, MEAN_PROBABILITY, PART, TOGETHER, _with_mean, cell, renumbered
+from plateaux.evaluation.splits import Target, one_target
 from plateaux.models.backbone import Headed
 from plateaux.storage.feature_cache import prepare, seen_through
-from plateaux.storage.run import Run, facts_of
+from plateaux.storage.run import Run
 
-MEMBERS_MEAN = "mean of members"
 SELECTION = "selection.json"  # of a soup: the samples its members were chosen on
 SUBSETS = 30  # at most so many ensembles of one size are averaged
-
-Say = Callable[[str], None]
-Seen = Callable[[int, int], None]
-
-
-def nothing(*_: Any) -> None:
-    """Say and show nothing."""
-    return None
 
 
 class Panel:
@@ -176,7 +174,7 @@ class Panel:
         heard = hear(self.executor, self.views, batches, offers)
         if self.keep != "no" and self._may_keep:
             kind = {"float32": torch.float32, "float16": DTYPES["fp16"]}[self.keep]
-            heard = Keeper(shelf, self.hashes, kind, len(ids), self.say, predictions.KEEP_BELOW).listen(
+            heard = Keeper(shelf, self.hashes, kind, len(ids), self.say, prediction_cache.KEEP_BELOW).listen(
                 heard, self.executor
             )
         return self.executor, heard, {**_described(known, len(ids)), "logits": "fresh"}, len(ids)
@@ -313,48 +311,8 @@ def _main(rows: Mapping[str, Value]) -> dict[str, Value]:
     return {}
 
 
-def members_of(run: Run, data: Data, numbers: Sequence[int], given: Given) -> list[torch.nn.Module]:
-    """Return some members' networks with the weights of the run folder."""
-    # The weights come from the run folder, so the file they once started from need not be there any more.
-    bare = run.recipe.changed(model={"weights": None, "sparsity": 0.0})
-    modules = networks(bare, data, numbers, given)
-    shared = run.shared()
-    for number, module in zip(numbers, modules, strict=True):
-        names = shared_names(bare, module)
-        missing, unexpected = module.load_state_dict({**run.weights(number), **shared}, strict=False)
-        if unexpected or set(missing) - names:
-            raise RunError(
-                f"The weights of member {number} do not fit {run.recipe.model.name!r}: "
-                f"missing {sorted(missing)[:3]}, unexpected {sorted(unexpected)[:3]}"
-            )
-    return modules
-
-
-def data_facts(run: Run) -> Data:
-    """Return what models must know of the data, without the data themselves."""
-    facts = run.about["data"]
-    empty = Resident(torch.empty(0), torch.empty(0))
-    return Data(
-        name=facts["name"],
-        train=empty,
-        test=empty,
-        classes=facts["classes"],
-        shape=tuple(facts["shape"]),
-        mean=tuple(facts["mean"]),
-        std=tuple(facts["std"]),
-        labels=tuple(facts["labels"]),
-    )
-
-
-def _with_mean(rows: Mapping[str, Value]) -> dict[str, Value]:
-    """Return the rows with the mean of the members' after theirs."""
-    members = [value.number for name, value in rows.items() if _is_member(name)]
-    if not members or TOGETHER in rows:
-        return dict(rows)
-    own = {name: value for name, value in rows.items() if _is_member(name)}
-    rest = {name: value for name, value in rows.items() if not _is_member(name)}
-    return {**own, MEMBERS_MEAN: mean_over(members), **rest}
-
-
-def _is_member(name: str) -> bool:
-    return name.startswith("member ") and name.removeprefix("member ").isdigit()
+def _held_out(panel: Panel, on: str) -> Target:
+    target = one_target(panel.recipe, panel.facts, on)
+    if target.of == "train":
+        raise RecipeError("Nothing is chosen on the samples it was trained on; hold some out: --on validation")
+    return target

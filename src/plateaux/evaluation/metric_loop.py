@@ -15,9 +15,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from plateaux.core.method import Executor, Measure, NoFeatures, Offer, View, features, logits, logits_and_features
+from plateaux.core.executor import Executor
+from plateaux.core.member import View
+from plateaux.core.metric import Measure
+from plateaux.core.outputs import NoFeatures, Offer, features, logits, logits_and_features
 from plateaux.core.types import Batch, Tree, Value
 from plateaux.ensembles.log_probs import shared
 
@@ -182,19 +185,3 @@ def _with_room(rows: Tensor, needed: int, better: int) -> Tensor:
     room = rows.new_zeros(max(needed, better), *rows.shape[1:])
     room[: len(rows)] = rows
     return room
-
-
-class evaluating:
-    """Hold networks in evaluation mode for a while, and put each layer back to the mode it was in."""
-
-    def __init__(self, modules: Iterable[nn.Module]) -> None:
-        self._layers = [layer for module in modules for layer in module.modules()]
-
-    def __enter__(self) -> None:
-        self._modes = [layer.training for layer in self._layers]
-        for layer in self._layers:
-            layer.training = False
-
-    def __exit__(self, *_: object) -> None:
-        for layer, mode in zip(self._layers, self._modes, strict=True):
-            layer.training = mode

@@ -9,17 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plateaux.config.builders.model import NOTHING_GIVEN, Given
+from plateaux.config.components import NOTHING_GIVEN, Given
+from plateaux.core.callbacks import Say, Seen
 from plateaux.core.errors import DataError, RecipeError, UnknownName
-from plateaux.core.method import Measure
+from plateaux.core.metric import Measure
 from plateaux.core.runtime import is_first
 from plateaux.core.stats.estimates import mean_of
 from plateaux.core.types import Batch, Tree, Value
-from plateaux.ensembles.log_probs import TOGETHER, cell
 from plateaux.ensembles.ood_scores import ALARMS, CONVENTION, compare
-from plateaux.evaluation.evaluator import Panel, Say, Seen
+from plateaux.evaluation.evaluator import Panel
 from plateaux.evaluation.prediction_cache import Keep
 from plateaux.evaluation.results import Measurement
+from plateaux.evaluation.row_names import TOGETHER, cell
 from plateaux.evaluation.splits import elsewhere, one_target
 from plateaux.storage.run import Run
 

@@ -14,14 +14,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from plateaux.config.builders.model import NOTHING_GIVEN, Given
+from plateaux.config.components import NOTHING_GIVEN, Given
+from plateaux.core.callbacks import Say, Seen
 from plateaux.core.errors import RecipeError, RunError
 from plateaux.core.registry import dataset
 from plateaux.ensembles.log_probs import log_probabilities
 from plateaux.ensembles.ood_scores import ALARMS
-from plateaux.evaluation.calibration import FILE, Calibration, doubts, hear_all
-from plateaux.evaluation.evaluator import Panel, Say, Seen
+from plateaux.evaluation.calibration import FILE, Calibration
+from plateaux.evaluation.evaluator import Panel
 from plateaux.evaluation.prediction_cache import Keep
+from plateaux.evaluation.predictions import doubts, hear_all
 from plateaux.evaluation.splits import elsewhere, one_target
 from plateaux.storage.run import Run
 from plateaux.storage.store import Store

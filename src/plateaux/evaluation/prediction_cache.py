@@ -17,7 +17,9 @@ import torch
 from torch import Tensor
 
 from plateaux.config.recipe import fingerprint
-from plateaux.core.method import Executor, Measure, Offer, features, logits
+from plateaux.core.executor import Executor
+from plateaux.core.metric import Measure
+from plateaux.core.outputs import Offer, features, logits
 from plateaux.core.runtime import is_first
 from plateaux.core.types import Batch, Tree
 from plateaux.evaluation.metric_loop import Heard, Sums

@@ -15,12 +15,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from plateaux.config.builders.model import NOTHING_GIVEN, Given, in_order
-from plateaux.core.method import Measure, Offer
+from plateaux.config.builders.data import in_order
+from plateaux.config.components import NOTHING_GIVEN, Given
+from plateaux.core.callbacks import Seen, nothing
+from plateaux.core.metric import Measure
+from plateaux.core.outputs import Offer
 from plateaux.core.types import Batch, Tree
 from plateaux.distributed.executors.local import Local
 from plateaux.distributed.executors.ray import OnRay
-from plateaux.evaluation.evaluator import Panel, Seen, nothing
+from plateaux.evaluation.evaluator import Panel
 from plateaux.evaluation.metric_loop import Cast, Heard, hear, settle
 from plateaux.evaluation.splits import Target
 from plateaux.storage.run import Run

@@ -10,8 +10,8 @@ from pathlib import Path
 from plateaux.core.errors import DataError
 from plateaux.core.stats.estimates import mean_of
 from plateaux.core.types import Value
-from plateaux.ensembles.log_probs import cell
 from plateaux.evaluation.results import Measurement
+from plateaux.evaluation.row_names import cell
 
 Baseline = Mapping[str, Sequence[float]]
 """Errors of the network that counts as 1: five numbers, one a severity, for each corruption."""

@@ -6,32 +6,29 @@ Both choose on held-out samples and record which: numbers on the same samples ar
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from plateaux.config.builders.data import split_of, statistics_batches
-from plateaux.config.builders.model import NOTHING_GIVEN, Given, in_order, kind_of
+from plateaux.config.builders.data import in_order, split_of, statistics_batches
+from plateaux.config.builders.model import kind_of
+from plateaux.config.components import NOTHING_GIVEN, Given
 from plateaux.config.recipe import Recipe, own
 from plateaux.config.schema import pick
 from plateaux.core import registry
-from plateaux.core.errors import RecipeError, RunError
+from plateaux.core.callbacks import Say
+from plateaux.core.errors import RunError
 from plateaux.core.types import Tree
-from plateaux.ensembles.combine import combined
-from plateaux.ensembles.ensemble import Ensemble
 from plateaux.ensembles.log_probs import probabilities_of
-from plateaux.ensembles.selection import Selection, select
-from plateaux.ensembles.soup import check_mixable, greedy, path, reestimate, uniform
-from plateaux.evaluation.calibration import Said, hear_all
-from plateaux.evaluation.evaluate import load
-from plateaux.evaluation.evaluator import SELECTION, Panel, Say
-from plateaux.evaluation.splits import Target, one_target
+from plateaux.ensembles.soup import check_mixable, greedy, path, uniform
+from plateaux.evaluation.evaluator import SELECTION, Panel, _held_out
+from plateaux.evaluation.splits import Target
+from plateaux.models.modes import reestimate
 from plateaux.storage.import_weights import keep_weights
 from plateaux.storage.run import Run
-from plateaux.storage.store import Store
 
 LIMIT = 0.1  # nats that the loss may rise between two members
 PROBE = 1000  # held-out samples that the rise is looked for on
@@ -130,13 +127,6 @@ class _Pot:
         return loss / len(ids), right / len(ids)
 
 
-def _held_out(panel: Panel, on: str) -> Target:
-    target = one_target(panel.recipe, panel.facts, on)
-    if target.of == "train":
-        raise RecipeError("Nothing is chosen on the samples it was trained on; hold some out: --on validation")
-    return target
-
-
 def _alone(panel: Panel) -> Recipe:
     """Return the recipe of one such network; how the members were trained is not its story."""
     recipe, number = panel.run.recipe, panel.numbers[0]
@@ -150,117 +140,3 @@ def _alone(panel: Panel) -> Recipe:
     kept = {part: getattr(panel.recipe.train, part) for part in ("epochs", "precision", "memory_format")}
     data = recipe.data.model_dump(exclude_none=True)
     return Recipe.from_dict({"members": 1, "seed": recipe.seed, "data": data, "model": model, "train": kept})
-
-
-@dataclass(frozen=True, slots=True)
-class Chosen:
-    """Members of several runs, how much each counts, and the samples they were chosen on."""
-
-    members: tuple[tuple[str, int], ...]  # run folder and number, for every member of the pool
-    selection: Selection
-    on: str
-    fingerprint: str
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "members": [{"run": run, "member": number} for run, number in self.members],
-            "selection": self.selection.to_dict(),
-            "on": self.on,
-            "fingerprint": self.fingerprint,
-        }
-
-    @classmethod
-    def read(cls, file: str | Path) -> Chosen:
-        """Return what `choose_members` wrote."""
-        store, name = _store(Path(file))
-        if not store.has(name):
-            raise RunError(f"{file} is not there; `plateaux select RUN ... -o {file}` makes it")
-        tree = store.get_json(name)
-        try:
-            members = tuple((str(each["run"]), int(each["member"])) for each in tree["members"])
-            return cls(members, Selection.from_dict(tree["selection"]), str(tree["on"]), str(tree["fingerprint"]))
-        except (KeyError, TypeError, ValueError):
-            raise RunError(f"{file} is no selection of members; `plateaux select` makes one") from None
-
-    def write(self, file: str | Path) -> None:
-        store, name = _store(Path(file))
-        store.put_json(name, self.to_dict())
-
-
-def choose_members(
-    roots: Sequence[str | Path],
-    *,
-    size: int,
-    on: str = "validation",
-    objective: Literal["nll", "accuracy", "brier"] = "nll",
-    unique: bool = False,
-    given: Given = NOTHING_GIVEN,
-    device: str | None = None,
-    say: Say = lambda _: None,
-) -> Chosen:
-    """Choose an ensemble from the members of several runs, greedily and with replacement, on held-out samples."""
-    members: list[tuple[str, int]] = []
-    tables: list[Tensor] = []
-    first: tuple[str, Said] | None = None
-    looks: tuple[Any, Any] | None = None
-    for root in roots:
-        panel = Panel(Run.open(root), given=given, device=device, say=say)
-        target = _held_out(panel, on)
-        said, fingerprint = hear_all(panel, target), panel.known(target)["fingerprint"]
-        looks = looks or (panel.facts["mean"], panel.facts["std"])
-        if looks != (panel.facts["mean"], panel.facts["std"]):
-            raise RunError(f"{root} normalises its inputs otherwise than {roots[0]}: one ensemble cannot do both")
-        if first is not None and (first[0] != fingerprint or not torch.equal(first[1].ids, said.ids)):
-            raise RunError(f"{root} has other {on} samples than {roots[0]}: all must be judged on the same ones")
-        first = first or (fingerprint, said)
-        members += [(str(root), number) for number in panel.numbers]
-        tables.append(probabilities_of(said.table.double()))
-    if first is None:
-        raise RecipeError("No runs were given to choose members from; give one or more run folders")
-    fingerprint, said = first
-    found = select(torch.cat(tables), said.y, size, objective=objective, unique=unique, ids=said.ids)
-    return Chosen(tuple(members), found, on, fingerprint)
-
-
-def load_chosen(file: str | Path, *, given: Given = NOTHING_GIVEN, device: str | None = None) -> Ensemble:
-    """Return the ensemble of a selection, ready to predict: its members count as often as they were drawn."""
-    chosen = Chosen.read(file)
-    used = [(each, weight) for each, weight in zip(chosen.members, chosen.selection.weights, strict=True) if weight]
-    runs = {root: load(root, given=given, device=device) for root in dict.fromkeys(root for (root, _), _ in used)}
-    whole = next(iter(runs.values()))
-    modules = [runs[root].members[number] for (root, number), _ in used]
-    weights = [weight for _, weight in used]
-    return Ensemble(modules, mean=whole.mean, std=whole.std, labels=whole.labels, weights=weights)
-
-
-def judge_chosen(
-    file: str | Path, *, on: str = "test", given: Given = NOTHING_GIVEN, device: str | None = None,
-    say: Say = lambda _: None,
-) -> dict[str, float]:  # fmt: skip
-    """Return accuracy and NLL of a selection on samples it was not chosen on."""
-    chosen = Chosen.read(file)
-    roots = dict.fromkeys(root for root, _ in chosen.members)
-    tables: list[Tensor] = []
-    said: Said | None = None
-    for root in roots:
-        panel = Panel(Run.open(root), given=given, device=device, say=say)
-        target = one_target(panel.recipe, panel.facts, on)
-        before, said = said, hear_all(panel, target)
-        if before is not None and not torch.equal(before.ids, said.ids):
-            raise RunError(f"{root} has other {on} samples than the others: all must be judged on the same ones")
-        if panel.known(target)["fingerprint"] == chosen.fingerprint and _met(said.ids, chosen.selection.samples):
-            raise RunError(f"The members were chosen on these {on} samples; numbers on them would flatter")
-        tables.append(said.table)
-    assert said is not None
-    log_p = combined(torch.cat(tables).double(), "weighted", chosen.selection.weights)
-    right = log_p.argmax(-1) == said.y
-    nll = -log_p.gather(-1, said.y[:, None]).mean()
-    return {"accuracy": float(right.double().mean()), "nll": float(nll), "samples": float(len(said.y))}
-
-
-def _met(ids: Tensor, others: Sequence[int]) -> bool:
-    return bool(torch.isin(ids, torch.tensor(list(others), dtype=ids.dtype)).any())
-
-
-def _store(file: Path) -> tuple[Store, str]:
-    return Store(file.absolute().parent), file.name

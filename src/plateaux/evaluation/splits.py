@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from plateaux.config.builders.data import split_of
-from plateaux.config.builders.model import NOTHING_GIVEN, Given
+from plateaux.config.components import NOTHING_GIVEN, Given
 from plateaux.config.recipe import Recipe
 from plateaux.config.schema import accepts
 from plateaux.core import registry
@@ -25,7 +25,8 @@ from plateaux.core.errors import DataError, RunError, nearest
 from plateaux.core.types import Inputs
 from plateaux.data.corruptions.corrupt import CORRUPTIONS, EXTRA, VERSION, Corrupted
 from plateaux.data.corruptions.published import official
-from plateaux.data.sources import Data, Source, data_root
+from plateaux.data.files import data_root
+from plateaux.data.sources import Data, Source
 from plateaux.storage.image_cache import Cached
 
 SEVERITIES = (1, 2, 3, 4, 5)

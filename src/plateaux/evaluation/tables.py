@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 
 from rich.table import Table
 
+from plateaux.core.formatting import _digits
+from plateaux.core.text_table import Grid, _fitted, _markdown, to_rich
 from plateaux.core.types import Value
-from plateaux.ensembles.log_probs import MEAN_PROBABILITY, PART, TOGETHER
 from plateaux.evaluation.results import Measurement
+from plateaux.evaluation.row_names import MEAN_PROBABILITY, PART, TOGETHER
 
 CAPTION = "± one standard error: over samples, and over members for their mean"
 APART = "± one standard error: over samples / over random draws; of a mean: over members"
@@ -19,16 +19,6 @@ TITLES = {"good": "how good", "sure": "how sure", "different": "how different"}
 COLUMNS = 4  # measures side by side: what 80 characters hold
 PAIRS, MEMBERS = 6, 8  # rows of these before only their mean is shown
 BESIDE = 4  # numbers beside a probe's answer before they are left to JSON
-
-
-@dataclass(frozen=True, slots=True)
-class Grid:
-    """A table of words."""
-
-    title: str
-    header: list[str]
-    rows: list[list[str]]
-    caption: str = ""
 
 
 def tables(found: Sequence[Measurement], width: int = 80) -> list[Table]:
@@ -73,22 +63,6 @@ def _columns(plain: Sequence[Measurement]) -> Iterator[Grid]:
         alike = list(few)
         for start in range(0, len(alike), COLUMNS):
             yield _side_by_side(alike[start : start + COLUMNS], asks)
-
-
-def _fitted(grid: Grid, width: int) -> list[Grid]:
-    """Return the table in parts that are no wider than a terminal; each has the first column."""
-    wide = [max(len(row[i]) for row in [grid.header, *grid.rows]) + 3 for i in range(len(grid.header))]
-    parts: list[list[int]] = [[]]
-    for i in range(1, len(wide)):
-        if parts[-1] and wide[0] + sum(wide[j] for j in parts[-1]) + wide[i] > width:
-            parts.append([])
-        parts[-1].append(i)
-    found = []
-    for number, columns in enumerate(parts, start=1):
-        rows = [[row[0], *(row[i] for i in columns)] for row in grid.rows if any(row[i] for i in columns)]
-        header = ["", *(grid.header[i] for i in columns)]
-        found.append(Grid(grid.title, header, rows, grid.caption if number == len(parts) else ""))
-    return found
 
 
 def heading(first: Measurement) -> str:
@@ -176,14 +150,6 @@ def both_errors(value: Value) -> str:
     return text if value.draws is None else f"{text} / {_digits(value.draws, 2)}"
 
 
-def _digits(number: float, count: int) -> str:
-    """Return a number by so many digits, without an exponent where a person would write none."""
-    if number and not 1e-4 <= abs(number) < 1e5:  # what is no number too
-        return f"{number:.{count - 1}e}"
-    places = count - 1 - math.floor(math.log10(abs(number))) if number else 0
-    return f"{number:.{max(places, 0)}f}"
-
-
 def _under_corruption(found: Sequence[Measurement]) -> Iterator[Grid]:
     """Return the ensemble's accuracy by kind and severity."""
     if not found:
@@ -216,33 +182,3 @@ def _is_member(name: str) -> bool:
 
 def _has_parts(found: Measurement) -> bool:
     return any(PART in name for name in found.rows)
-
-
-def to_rich(grid: Grid) -> Table:
-    """Return the table a terminal shows."""
-    table = Table(title=grid.title, title_justify="left", caption=grid.caption, caption_justify="left", pad_edge=False)
-    for position, name in enumerate(grid.header):
-        table.add_column(name, justify="right" if position else "left", no_wrap=True)
-    for row in grid.rows:
-        table.add_row(*row, style="bold" if row[0].startswith("ensemble") else None)
-    return table
-
-
-def _markdown(grid: Grid) -> str:
-    lines = [
-        f"**{grid.title}**",
-        "",
-        "| " + " | ".join(grid.header) + " |",
-        "|---" + "|---:" * (len(grid.header) - 1) + "|",
-    ]
-    rows = ["| " + " | ".join(row) + " |" for row in grid.rows]
-    return "\n".join([*lines, *rows, *(["", grid.caption] if grid.caption else [])]) + "\n"
-
-
-def size(count: float) -> str:
-    """Return bytes in a unit a person reads."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"

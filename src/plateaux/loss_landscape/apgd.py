@@ -13,7 +13,7 @@ from typing import Literal
 
 import torch
 
-from plateaux.core import tensor_tree as trees
+from plateaux.core import tensor_tree
 from plateaux.core.types import Tree
 from plateaux.loss_landscape.groups import Group, gradient, losses
 from plateaux.loss_landscape.loss_surface import Ground
@@ -36,9 +36,9 @@ class Ball:
     def project_(self, u: Tree) -> None:
         """Bring u to the nearest point of the ball, in place."""
         if self.norm == "linf":
-            trees.clamp_(u, self.radius)
-        elif (length := float(trees.norm(u))) > self.radius:
-            trees.scale_(u, self.radius / length)
+            tensor_tree.clamp_(u, self.radius)
+        elif (length := float(tensor_tree.norm(u))) > self.radius:
+            tensor_tree.scale_(u, self.radius / length)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,26 +127,26 @@ def _look(ground: Ground, group: Group, ball: Ball, u: Tree, generator: torch.Ge
     move(ground, u, scale=ball.scale)
     loss, way = gradient(ground, group)
     if ball.scale is not None:
-        trees.multiply_(way, ball.scale)
-    length = float(trees.norm(way))
+        tensor_tree.multiply_(way, ball.scale)
+    length = float(tensor_tree.norm(way))
     if length == 0:
         way = drawn(way, generator)
-        length = float(trees.norm(way))
+        length = float(tensor_tree.norm(way))
     if ball.norm == "linf":
         torch._foreach_sign_(list(way.values()))
     else:
-        trees.scale_(way, 1 / length)
+        tensor_tree.scale_(way, 1 / length)
     return _Point(u, loss if isfinite(length) else nan, way)
 
 
 def _next(here: _Point, older: Tree | None, step: float, ball: Ball) -> Tree:
     """Return P(u + a (z - u) + (1 - a) (u - older)) with z = P(u + step * way); without an older point z."""
-    z = trees.add(here.u, here.way, times=step)
+    z = tensor_tree.add(here.u, here.way, times=step)
     ball.project_(z)
     if older is not None:
-        trees.scale_(z, MOMENTUM)
-        trees.add_(z, here.u, times=2 * (1 - MOMENTUM))
-        trees.add_(z, older, times=MOMENTUM - 1)
+        tensor_tree.scale_(z, MOMENTUM)
+        tensor_tree.add_(z, here.u, times=2 * (1 - MOMENTUM))
+        tensor_tree.add_(z, older, times=MOMENTUM - 1)
         ball.project_(z)
     return z
 
@@ -192,12 +192,12 @@ def _anywhere(home: Tree, ball: Ball, generator: torch.Generator) -> Tree:
     """Return a random point of the ball, spread evenly; weights that cannot move take no part."""
     u = drawn(home, generator, "uniform" if ball.norm == "linf" else "normal")
     if ball.scale is not None:
-        trees.multiply_(u, {name: (tensor != 0).to(tensor.dtype) for name, tensor in ball.scale.items()})
+        tensor_tree.multiply_(u, {name: (tensor != 0).to(tensor.dtype) for name, tensor in ball.scale.items()})
     if ball.norm == "linf":
-        trees.scale_(u, ball.radius)
+        tensor_tree.scale_(u, ball.radius)
         return u
     free = sum(int(tensor.count_nonzero()) for tensor in u.values())
     if free:
         depth = float(torch.rand((), generator=generator, device=generator.device)) ** (1 / free)
-        trees.scale_(u, ball.radius * depth / float(trees.norm(u)))
+        tensor_tree.scale_(u, ball.radius * depth / float(tensor_tree.norm(u)))
     return u

@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from plateaux.core import tensor_tree as trees
+from plateaux.core import tensor_tree
 from plateaux.core.errors import RecipeError
 from plateaux.core.types import Batch, Tree
 from plateaux.loss_landscape.loss_surface import Ground
@@ -79,8 +79,8 @@ def gradient(ground: Ground, group: Group) -> tuple[float, Tree]:
         loss, found = ground.gradient(batch)
         mean += float(loss) * len(batch) / total
         if sums is None:
-            sums = trees.scale(found, len(batch) / total)
+            sums = tensor_tree.scale(found, len(batch) / total)
         else:
-            trees.add_(sums, found, times=len(batch) / total)
+            tensor_tree.add_(sums, found, times=len(batch) / total)
     assert sums is not None
     return mean, sums

@@ -11,16 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from plateaux.core import tensor_tree as trees
-from plateaux.core.method import Seen, View
-from plateaux.core.types import Batch, Tree, Value, key
+from plateaux.core import tensor_tree
+from plateaux.core.member import Seen, View
+from plateaux.core.types import Batch, Tree, key
 
 
 class Ground:
@@ -36,7 +34,7 @@ class Ground:
         self.view, self.batches, self.key, self.unit_logits = view, tuple(batches), key, unit_logits
         self.module: nn.Module = view.module
         self.params: Tree = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
-        self.home: Tree = trees.clone(self.params)  # where the member stands
+        self.home: Tree = tensor_tree.clone(self.params)  # where the member stands
 
     @property
     def samples(self) -> int:
@@ -61,11 +59,11 @@ class Ground:
         if at is None:
             yield
             return
-        trees.write(self.params, at)
+        tensor_tree.write(self.params, at)
         try:
             yield
         finally:
-            trees.write(self.params, self.home)
+            tensor_tree.write(self.params, self.home)
 
     def losses(self, batch: Batch, at: Tree | None = None) -> Tensor:
         """Return every sample's loss `[B]` in float64, without a graph."""
@@ -128,23 +126,4 @@ class Ground:
         try:
             yield
         finally:
-            trees.write(dict(self.module.named_buffers()), before)
-
-
-@dataclass(frozen=True, slots=True)
-class Probe:
-    """A question about one member's landscape.
-
-    `ask` returns numbers by name: "" is the answer itself, others stand beside it (`layer conv1`, `largest`). A
-    Value's `error` is that of the sample of data, its `draws` that of the random directions drawn. `passes` says what
-    asking costs on so many samples: forward-and-backward passes of one sample each, a Hessian-vector product counting
-    four, a forward pass alone a third.
-    """
-
-    ask: Callable[[Ground], Mapping[str, Value]]
-    passes: Callable[[int], float]
-    samples: int = 1024  # it asks for so many unless told otherwise
-    rescaled: Literal["same", "moves"] = "moves"  # what becomes of it when neighbouring layers are rescaled
-    better: Literal["lower", "higher", "neither"] = "lower"
-    usual: bool = True  # asked where nothing is named
-    convention: str = ""  # what must be known to compare the number with somebody else's
+            tensor_tree.write(dict(self.module.named_buffers()), before)

@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from plateaux.core import tensor_tree as trees
+from plateaux.core import tensor_tree
 from plateaux.core.errors import RecipeError
 from plateaux.core.types import Tree
 from plateaux.loss_landscape.loss_surface import Ground
@@ -25,12 +25,16 @@ def scale_of(home: Tree, *, adaptive: bool, eta: float = 0.0) -> Tree | None:
     """Return |w| + eta for every weight, or nothing where all weights count alike."""
     if not adaptive:
         return None
-    return {name: tensor + eta for name, tensor in trees.magnitude(home).items()} if eta else trees.magnitude(home)
+    return (
+        {name: tensor + eta for name, tensor in tensor_tree.magnitude(home).items()}
+        if eta
+        else tensor_tree.magnitude(home)
+    )
 
 
 def move(ground: Ground, u: Tree, *, scale: Tree | None = None, times: float = 1.0) -> None:
     """Put the member at home + times * scale * u; whoever calls is inside `ground.standing`."""
-    trees.write(ground.params, ground.home)
+    tensor_tree.write(ground.params, ground.home)
     places, ways = list(ground.params.values()), [u[name] for name in ground.params]
     with torch.no_grad():
         if scale is None:

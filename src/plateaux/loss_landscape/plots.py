@@ -16,22 +16,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from plateaux.core.errors import RecipeError
+from plateaux.core.plot_style import COLOURS, DASHES, INK, LOOK, PAPER
 from plateaux.loss_landscape.slices import Line, Surface, barrier
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000")
-DASHES = ("-", "--", ":")
-INK, PAPER = "#222222", "#ffffff"
-LOOK: Any = {
-    "font.size": 9.0, "axes.titlesize": 9.5, "axes.titlelocation": "left", "axes.spines.top": False,
-    "axes.spines.right": False, "axes.edgecolor": INK, "axes.labelcolor": INK, "text.color": INK,
-    "lines.linewidth": 1.6, "legend.frameon": False, "legend.fontsize": 8.0, "grid.color": "#dddddd",
-    "grid.linewidth": 0.6, "figure.facecolor": PAPER, "savefig.facecolor": PAPER, "figure.dpi": 160.0,
-    "svg.fonttype": "none", "svg.hashsalt": "plateaux", "axes.formatter.useoffset": False,
-}  # fmt: skip
 STATISTICS = {
     "none": "",
     "batch": "BatchNorm by the statistics of every batch",

@@ -12,11 +12,13 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any, Literal
 
-from plateaux.config.builders.model import NOTHING_GIVEN, Given, kind_of
+from plateaux.config.builders.model import kind_of
+from plateaux.config.components import NOTHING_GIVEN, Given
+from plateaux.core.callbacks import Say, Seen, nothing
 from plateaux.core.errors import RecipeError, RunError, Stopped, nearest
-from plateaux.ensembles.log_probs import pair_name
-from plateaux.evaluation.evaluator import Panel, Say, Seen, nothing
-from plateaux.loss_landscape import plots as draw
+from plateaux.evaluation.evaluator import Panel
+from plateaux.evaluation.row_names import pair_name
+from plateaux.loss_landscape import plots
 from plateaux.loss_landscape.loss_surface import Ground
 from plateaux.loss_landscape.plots import Picture
 from plateaux.loss_landscape.run_probes import Meter, Scene
@@ -65,7 +67,7 @@ def check_drawable(kinds: Sequence[str]) -> None:
     for kind in kinds:
         if kind not in KINDS:
             raise RecipeError(f"There is no picture called {kind!r}; {nearest(kind, KINDS)}")
-    draw.check_matplotlib()
+    plots.check_matplotlib()
 
 
 def _check(kinds: Sequence[str], panel: Panel) -> None:
@@ -105,11 +107,11 @@ class Gallery:
         found: dict[str, Line] = {}
         for number in numbers:
             found[f"member {number}"] = self._line(number)
-        yield draw.slices(found, self._about(directions="one each, seeded", scale="filter", vectors="still"))
+        yield plots.slices(found, self._about(directions="one each, seeded", scale="filter", vectors="still"))
         for number in numbers:
             seen = self._surface(number)
             about = self._about(directions="two, seeded", scale="filter", vectors="still")
-            yield draw.surface(f"surface-{number}", f"member {number}", seen, about)
+            yield plots.surface(f"surface-{number}", f"member {number}", seen, about)
 
     def _paths(self) -> Picture:
         panel = self.scene.panel
@@ -119,14 +121,14 @@ class Gallery:
             found[pair_name(a, b)] = self._look(
                 a, self._anew(PATH), partial(path, start=ends[0], end=ends[1], points=PATH)
             )
-        return draw.paths(found, self._about())
+        return plots.paths(found, self._about())
 
     def _plane(self) -> Picture:
         panel = self.scene.panel
         three = panel.numbers[:3]
         members = {f"member {number}": panel.run.weights(number) for number in three}
         found: Surface = self._look(three[0], self._anew(PLANE**2), partial(plane, members=members, points=PLANE))
-        return draw.plane("plane-" + "-".join(map(str, three)), found, self._about())
+        return plots.plane("plane-" + "-".join(map(str, three)), found, self._about())
 
     def _line(self, number: int) -> Line:
         def look(ground: Ground) -> Line:

@@ -18,19 +18,21 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from plateaux.config.builders.data import feed_of
-from plateaux.config.builders.model import NOTHING_GIVEN, Given, in_order, kind_of
+from plateaux.config.builders.data import feed_of, in_order
+from plateaux.config.builders.model import kind_of
+from plateaux.config.components import NOTHING_GIVEN, Given
+from plateaux.core.callbacks import Say, Seen, nothing
 from plateaux.core.errors import PlateauxError, Stopped
 from plateaux.core.formatting import duration
 from plateaux.core.stats.estimates import mean_over
 from plateaux.core.types import Batch, Value
 from plateaux.data.sources import Source
-from plateaux.ensembles.log_probs import cell
-from plateaux.evaluation.evaluator import MEMBERS_MEAN, Panel, Say, Seen, nothing
+from plateaux.evaluation.evaluator import Panel
 from plateaux.evaluation.results import Measurement
+from plateaux.evaluation.row_names import MEMBERS_MEAN, cell
 from plateaux.evaluation.splits import one_target
-from plateaux.loss_landscape.loss_surface import Ground, Probe
-from plateaux.loss_landscape.probe_specs import probes_named
+from plateaux.loss_landscape.loss_surface import Ground
+from plateaux.loss_landscape.probe import Probe, probes_named
 from plateaux.loss_landscape.session import Conditions, Pulse, Sample, drawn, ground_of, posed
 from plateaux.storage.run import Run
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -11,17 +11,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from plateaux.config.builders.model import in_order
-from plateaux.config.recipe import Recipe
-from plateaux.core.errors import PlateauxError
-from plateaux.core.method import View
+from plateaux.core.member import View
 from plateaux.core.runtime import seeded
-from plateaux.core.types import Batch, Value, key
-from plateaux.data.sources import Data
-from plateaux.evaluation.metric_loop import evaluating
-from plateaux.evaluation.results import Measurement
-from plateaux.loss_landscape.loss_surface import Ground, Probe
-from plateaux.loss_landscape.probe_specs import probes_named
+from plateaux.core.types import Batch, key
+from plateaux.loss_landscape.loss_surface import Ground
+from plateaux.models.modes import evaluating
 from plateaux.models.surgery import batch_norms
 
 Pulse = Callable[[], None]
@@ -104,53 +98,3 @@ def posed(module: nn.Module, batchnorm: Literal["eval", "train"]) -> Iterator[No
             layer.train()  # a frozen one knows better
         module.training = bool(layers)  # so that a ground puts the buffers back
         yield
-
-
-def _measured(name: str, rows: Mapping[str, Value], about: Mapping[str, Any]) -> dict[str, Any]:
-    return Measurement(name, "train", rows, "neither", {}, about).to_dict()
-
-
-class Recorder:
-    """Asks members in training every few epochs, on the same samples and with the same draws, and moves nothing."""
-
-    def __init__(
-        self, recipe: Recipe, data: Data, ids: Tensor, device: torch.device, *, allow: tuple[str, ...] = ()
-    ) -> None:
-        self.recipe, self.data, self.ids, self.device = recipe, data, ids, device
-        self.probes: Mapping[str, Probe] = probes_named(recipe.probe.names, allow=allow)
-        self._sample: Sample | None = None
-
-    def due(self, epoch: int) -> bool:
-        """Say whether members are asked after so many epochs."""
-        part = self.recipe.probe
-        return bool(self.probes) and (epoch % part.every == 0 or epoch == self.recipe.train.epochs)
-
-    def sample(self) -> Sample:
-        """Return the samples, read when they are first needed."""
-        if self._sample is None:
-            ids = drawn(self.ids, self.recipe.seed, self.recipe.probe.samples)
-            batches = in_order(
-                self.recipe, self.data, self.data.train, ids, batch=self.recipe.data.batch, device=self.device
-            )
-            self._sample = Sample(ids, tuple(batches))
-        return self._sample
-
-    def ask(
-        self, module: nn.Module, number: int, epoch: int, track: Callable[[int, Mapping[str, Any]], None] | None = None
-    ) -> Sequence[dict[str, Any]]:
-        """Return a line of the log for every probe; one that cannot be asked of this network says why."""
-        sample, seed, lines = self.sample(), self.recipe.seed, []
-        for name, probe in self.probes.items():
-            line: dict[str, Any] = {"epoch": epoch, "probe": name}
-            with posed(module, "eval"):
-                ground = ground_of(module, sample, USUAL, seed=seed, number=number)
-                about = {**sample.about(), **USUAL.of(module)}
-                try:
-                    found = _measured(name, probe.ask(ground), about)
-                    line |= {"rows": found["rows"], "data": found["data"]}
-                except PlateauxError as problem:
-                    line["problem"] = str(problem)
-            lines.append(line)
-            if track is not None and "rows" in line:
-                track(epoch, {f"probe {name}": line["rows"].get("", {}).get("value")})
-        return lines

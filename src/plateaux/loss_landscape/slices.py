@@ -17,13 +17,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from plateaux.core import tensor_tree as trees
+from plateaux.core import tensor_tree
 from plateaux.core.errors import RecipeError
 from plateaux.core.types import Tree
 from plateaux.ensembles.soup import Path, uniform
-from plateaux.ensembles.soup import reestimate as take_anew
 from plateaux.loss_landscape.loss_surface import Ground
 from plateaux.loss_landscape.perturbations import as_filters, as_long, drawn
+from plateaux.models.modes import reestimate as take_anew
 from plateaux.models.surgery import batch_norms
 
 Scale = Literal["filter", "layer", "none"]
@@ -116,7 +116,7 @@ def line(ground: Ground, along: Tree, *, span: float = 1.0, points: int = 51, re
     with wandering(ground) as go:
 
         def look(t: float) -> Seen:
-            go(trees.add(ground.home, along, times=t) if t else ground.home)
+            go(tensor_tree.add(ground.home, along, times=t) if t else ground.home)
             return _look(ground, reestimate)
 
         return _line(at, [look(t) for t in at], _statistics(ground, "anew" if reestimate else "own"))
@@ -156,7 +156,7 @@ def surface(
     with wandering(ground) as go:
 
         def look(s: float, t: float) -> Seen:
-            go(trees.add(trees.add(ground.home, x, times=s), y, times=t) if s or t else ground.home)
+            go(tensor_tree.add(tensor_tree.add(ground.home, x, times=s), y, times=t) if s or t else ground.home)
             return _look(ground, reestimate)
 
         seen = [[look(s, t) for s in at] for t in at]
@@ -185,7 +185,7 @@ def plane(ground: Ground, members: Mapping[str, Tree], *, points: int = 21, marg
             return _look(ground, True)
 
         def there(s: float, t: float) -> Tree:
-            moved = trees.add(trees.add(origin, across, times=s), up, times=t)
+            moved = tensor_tree.add(tensor_tree.add(origin, across, times=s), up, times=t)
             return {name: moved[name].to(first[name].dtype) for name in moved}
 
         seen = [[look(there(s, t)) for s in xs] for t in ys]
@@ -200,11 +200,11 @@ def plane(ground: Ground, members: Mapping[str, Tree], *, points: int = 21, marg
 def wandering(ground: Ground) -> Iterator[Callable[[Tree], None]]:
     """Lend the function that writes weights and buffers into the member; at the end all are as they were."""
     state = {name: tensor for name, tensor in ground.module.state_dict().items() if isinstance(tensor, Tensor)}
-    before = trees.clone(state)
+    before = tensor_tree.clone(state)
     try:
-        yield lambda at: trees.write({name: state[name] for name in at}, at)
+        yield lambda at: tensor_tree.write({name: state[name] for name in at}, at)
     finally:
-        trees.write(state, before)
+        tensor_tree.write(state, before)
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,17 +252,17 @@ def _reach(places: Sequence[float], margin: float, points: int) -> tuple[float, 
 
 def _axes(first: Tree, second: Tree, third: Tree) -> tuple[Tree, Tree, list[tuple[float, float]]]:
     """Return two orthogonal directions of length one in float64, and where the three members lie."""
-    one, other = (trees.add(_wide(tree), _wide(first), times=-1.0) for tree in (second, third))
-    width = float(trees.norm(one))
+    one, other = (tensor_tree.add(_wide(tree), _wide(first), times=-1.0) for tree in (second, third))
+    width = float(tensor_tree.norm(one))
     if width == 0:
         raise RecipeError("Two of the three members have the same weights, so no plane is theirs; give other members")
-    across = trees.scale(one, 1 / width)
-    along = float(trees.dot(other, across))
-    rest = trees.add(other, across, times=-along)
-    height = float(trees.norm(rest))
+    across = tensor_tree.scale(one, 1 / width)
+    along = float(tensor_tree.dot(other, across))
+    rest = tensor_tree.add(other, across, times=-along)
+    height = float(tensor_tree.norm(rest))
     if height <= 1e-6 * width:  # what rounding in float32 leaves
         raise RecipeError("The three members lie on one line, so no plane is theirs; give other members")
-    return across, trees.scale(rest, 1 / height), [(0.0, 0.0), (width, 0.0), (along, height)]
+    return across, tensor_tree.scale(rest, 1 / height), [(0.0, 0.0), (width, 0.0), (along, height)]
 
 
 def _wide(tree: Tree) -> Tree:

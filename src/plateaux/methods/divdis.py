@@ -7,12 +7,12 @@ from typing import Literal
 from torch import Tensor
 
 from plateaux.core.errors import RecipeError
-from plateaux.core.method import Method, Objective, Settle, logits
+from plateaux.core.method import Method, Objective, Settle
+from plateaux.core.outputs import also_unlabelled, logits
 from plateaux.core.registry import method
 from plateaux.core.types import Batch
 from plateaux.optim.losses import among, distance, entropy, information, kl_backward, kl_forward, ratio
 from plateaux.optim.sam import Climb, update_named
-from plateaux.optim.sample_scores import also_unlabelled
 
 
 @method

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Literal
 
 from plateaux.core.errors import RecipeError
-from plateaux.core.method import Method, Objective, Offer, Rendezvous, Settle
+from plateaux.core.method import Method, Objective, Rendezvous, Settle
+from plateaux.core.outputs import Offer
 from plateaux.core.registry import method
 from plateaux.data.partition.rules import rule as rule_named
 from plateaux.optim.sam import adaptive, careful, plain, surrogate_gap

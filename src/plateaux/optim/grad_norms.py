@@ -23,7 +23,8 @@ from torch.func import grad as gradient_of
 from torch.func import vmap
 
 from plateaux.core.errors import RecipeError
-from plateaux.core.method import Settle, View
+from plateaux.core.member import View
+from plateaux.core.method import Settle
 from plateaux.core.types import Batch, map_inputs
 from plateaux.optim.grad_norm_hooks import Call, Recording, masks_of
 from plateaux.optim.grad_norm_rules import attention_trouble, kind_of

@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from plateaux.core import tensor_tree as trees
+from plateaux.core import tensor_tree
 from plateaux.core.errors import RecipeError
 from plateaux.core.method import Ask, Moment, Update, plain
 from plateaux.core.types import Tree
@@ -42,12 +42,12 @@ Reach = Callable[[Tree, Tree], tuple[Tree, Tensor]]
 
 def ball(params: Tree, gradient: Tree) -> tuple[Tree, Tensor]:
     """g / |g|: the steepest way up inside a ball (SAM)."""
-    return gradient, trees.norm(gradient)
+    return gradient, tensor_tree.norm(gradient)
 
 
 def elementwise(params: Tree, gradient: Tree) -> tuple[Tree, Tensor]:
     """w^2 g / | |w| g |, every parameter alike: ASAM as most copies have it."""
-    return _ellipsoid(trees.magnitude(params), gradient)
+    return _ellipsoid(tensor_tree.magnitude(params), gradient)
 
 
 def adaptive(eta: float) -> Reach:
@@ -63,14 +63,14 @@ def adaptive(eta: float) -> Reach:
 
 
 def _ellipsoid(shape: Tree, gradient: Tree) -> tuple[Tree, Tensor]:
-    scaled = trees.multiply(shape, gradient)
-    return trees.multiply(shape, scaled), trees.norm(scaled)
+    scaled = tensor_tree.multiply(shape, gradient)
+    return tensor_tree.multiply(shape, scaled), tensor_tree.norm(scaled)
 
 
 def peak(params: Tree, gradient: Tree, rho: float, reach: Reach) -> Tree:
     """Return the weights rho up the slope; one pass over them, for large networks feel every one."""
     way, length = reach(params, gradient)
-    return trees.add(params, way, times=rho / (length + TINY))
+    return tensor_tree.add(params, way, times=rho / (length + TINY))
 
 
 def climb(
@@ -102,7 +102,7 @@ def climb(
         # Workers may hold different numbers of groups, so they meet only once, at the end.
         for part, share in groups(moment.size, m or moment.size):
             descent = yield from once(params, part, True, False)
-            total = trees.scale(descent, share) if total is None else trees.add(total, descent, times=share)
+            total = tensor_tree.scale(descent, share) if total is None else tensor_tree.add(total, descent, times=share)
         return (yield Ask(agree=total))
 
     return update if m is None else in_groups
@@ -122,9 +122,9 @@ def surrogate_gap(rho: float, *, alpha: float, rho_min: float, lr_min: float = 0
         radius = rho_min + (rho - rho_min) * ((moment.lr - lr_min) / span if span > 0 else 1.0)
         gradient = yield Ask()
         descent = yield Ask(at=peak(params, gradient, radius, reach))
-        along: Tensor = trees.dot(gradient, descent) / (trees.dot(descent, descent) + TINY)
-        across = trees.add(gradient, descent, times=-along)
-        return trees.add(descent, across, times=-alpha)
+        along: Tensor = tensor_tree.dot(gradient, descent) / (tensor_tree.dot(descent, descent) + TINY)
+        across = tensor_tree.add(gradient, descent, times=-along)
+        return tensor_tree.add(descent, across, times=-alpha)
 
     return update
 
@@ -157,7 +157,7 @@ def careful(climbing: Update, *, before: Update, step: Literal["split", "shared"
             flat = yield Ask(weight=~chosen, keep=True)
             known = yield Ask(weight=chosen, again=True)
         steep = yield from _among(mine, size, known, climbing(params, replace(moment, size=len(mine), careful=None)))
-        return trees.add(flat, steep)
+        return tensor_tree.add(flat, steep)
 
     return update
 

@@ -7,21 +7,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from plateaux.core.errors import RecipeError
-from plateaux.core.method import Offer, Settle, View, logits, same_memory
+from plateaux.core.member import View, same_memory
+from plateaux.core.method import Settle
+from plateaux.core.outputs import Offer, logits
 from plateaux.core.types import Batch
 from plateaux.optim.grad_norms import logit_gradient, sample_losses, squared_norms
 
-__all__ = ["also_unlabelled", "features", "gradient_norm", "last_layer", "logits", "sample_loss"]
-
-
-def also_unlabelled(view: View, batch: Batch) -> Tensor:
-    """Offer the logits of the labelled samples, then of the unlabelled ones: `[B + U, C]`.
-
-    Two forward passes, and only the first moves buffers. BatchNorm normalises each kind of sample by its own
-    statistics, and remembers those of the samples that the network is to be used on: what a member does with labelled
-    samples is what it would do without the others.
-    """
-    return torch.cat([view(batch.x), view.aside(batch.extra["unlabelled"])])
+__all__ = ["features", "gradient_norm", "last_layer", "logits", "sample_loss"]
 
 
 def features(layer: str) -> Offer:

@@ -13,18 +13,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from plateaux.config.builders.model import NOTHING_GIVEN, Given, data_of
-from plateaux.config.specs import measures_named
+from plateaux.config.builders.data import data_of
+from plateaux.config.components import NOTHING_GIVEN, Given
 from plateaux.core.errors import PlateauxError
 from plateaux.core.types import Batch
-from plateaux.ensembles.log_probs import renumbered
 from plateaux.ensembles.ood_scores import ALARMS
+from plateaux.evaluation.metric_specs import measures_named
 from plateaux.evaluation.prediction_cache import Shelf
+from plateaux.evaluation.row_names import renumbered
 from plateaux.reports.figures.gallery import Images, Said
 from plateaux.reports.figures.partition import Careful
-from plateaux.storage.run import Run
+from plateaux.storage.run import Run, notes_name, summary_name
 from plateaux.studies.results import Finding
-from plateaux.training.partition import notes_name, summary_name
 
 LARGEST = 60_000_000  # numbers of kept logits that are read at once
 SCORES = ("max_probability", "mutual_information")  # whose curves are drawn

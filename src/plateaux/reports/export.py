@@ -15,8 +15,8 @@ from plateaux.core.optional import guest
 from plateaux.reports.report import Report
 from plateaux.reports.style import KINDS, Kind
 from plateaux.reports.tables import Sheet
+from plateaux.studies.grid import called
 from plateaux.studies.results import Finding
-from plateaux.studies.study import called
 
 Format = Literal["html", "md", "json", "csv"]
 FORMATS: tuple[Format, ...] = ("html", "md", "json", "csv")

@@ -12,8 +12,8 @@ from plateaux.reports.figures.training import Course
 from plateaux.reports.query import label_of
 from plateaux.storage.run import Run
 from plateaux.storage.store import store_at
+from plateaux.studies.grid import called
 from plateaux.studies.results import RESULTS, Finding, findings_of_run, findings_of_study, read_results
-from plateaux.studies.study import called
 
 
 @dataclass(frozen=True, slots=True)

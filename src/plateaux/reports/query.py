@@ -9,15 +9,15 @@ from functools import lru_cache
 from pathlib import PurePath
 from typing import Any
 
-from plateaux.config.specs import measures_named
 from plateaux.core import registry
 from plateaux.core.errors import PlateauxError
 from plateaux.core.stats.intervals import Interval, over_repetitions, t_quantile
 from plateaux.core.types import Value
-from plateaux.evaluation.evaluator import MEMBERS_MEAN
+from plateaux.evaluation.metric_specs import measures_named
+from plateaux.evaluation.row_names import MEMBERS_MEAN
 from plateaux.studies.comparison import MAIN
+from plateaux.studies.grid import called
 from plateaux.studies.results import TRAINING, Finding
-from plateaux.studies.study import called
 
 SHARPNESS = (  # the first that was asked is shown: those before the others that stay when layers are rescaled
     *("worst_l2", "average_l2", "worst_linf", "average_linf", "fisher_rao", "relative_flatness"),

@@ -7,17 +7,20 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from plateaux.config.builders.model import NOTHING_GIVEN, Given
+from plateaux.config.components import NOTHING_GIVEN, Given
 from plateaux.core.errors import RecipeError, nearest
 from plateaux.core.formatting import counted
-from plateaux.reports import artifacts as kept
-from plateaux.reports import tables
-from plateaux.reports.figures import accuracy as bars
-from plateaux.reports.figures import curves, gallery, training
-from plateaux.reports.figures import landscape as ground
-from plateaux.reports.figures import partition as careful
-from plateaux.reports.figures import sharpness_diversity as plane
-from plateaux.reports.figures import uncertainty as trust
+from plateaux.reports import artifacts, tables
+from plateaux.reports.figures import (
+    accuracy,
+    curves,
+    gallery,
+    landscape,
+    partition,
+    sharpness_diversity,
+    training,
+    uncertainty,
+)
 from plateaux.reports.inputs import Book, Chapter, read
 from plateaux.reports.query import DIVERSITY, SHARPNESS, first_of, label_of, swept
 from plateaux.reports.style import Drawing
@@ -108,8 +111,8 @@ def compose(
 def _over_all(book: Book, findings: Sequence[Finding]) -> Iterator[Plan]:
     several = len(book.chapters) > 1
     if several:
-        yield "sharpness_diversity", lambda: plane.sharpness_diversity(findings)
-    yield "accuracy_bars", lambda: bars.accuracy_bars(findings)
+        yield "sharpness_diversity", lambda: sharpness_diversity.sharpness_diversity(findings)
+    yield "accuracy_bars", lambda: accuracy.accuracy_bars(findings)
     for measure in SIZES:
         yield "over_size", partial(curves.over_size, findings, measure=measure)
     yield "severity", lambda: curves.severity(findings)
@@ -117,7 +120,7 @@ def _over_all(book: Book, findings: Sequence[Finding]) -> Iterator[Plan]:
         for measure, on in _swept_measures(findings):
             yield "against", partial(curves.against, findings, measure=measure, on=on, factor=factor)
     if several:
-        yield "reliability", lambda: trust.reliability(findings)
+        yield "reliability", lambda: uncertainty.reliability(findings)
     yield "training", lambda: training.training(book.courses())
 
 
@@ -140,32 +143,32 @@ def _of_run(chapter: Chapter, given: Given) -> Iterator[Plan]:
     """Yield the figures of one run, of which most take more than its numbers."""
     run = chapter.run
     if run is None:
-        yield "reliability", lambda: trust.reliability(chapter.findings)
+        yield "reliability", lambda: uncertainty.reliability(chapter.findings)
         return
-    said = kept.said_of(run)
-    yield "reliability", lambda: trust.reliability(chapter.findings) or _reliability(chapter, said)
+    said = artifacts.said_of(run)
+    yield "reliability", lambda: uncertainty.reliability(chapter.findings) or _reliability(chapter, said)
     strange = list(dict.fromkeys(each.on for each in chapter.findings if each.measure == "ood"))
-    yield "roc", lambda: trust.roc(kept.scores_of(said, strange))
-    for met in kept.meetings_of(run):
-        yield "careful", partial(careful.careful, met)
+    yield "roc", lambda: uncertainty.roc(artifacts.scores_of(said, strange))
+    for met in artifacts.meetings_of(run):
+        yield "careful", partial(partition.careful, met)
     yield "gallery", lambda: _gallery(run, said, given)
-    pictures = kept.pictures_of(run)
+    pictures = artifacts.pictures_of(run)
     for tree in pictures.values():
-        yield "landscape", partial(ground.lines, tree)
+        yield "landscape", partial(landscape.lines, tree)
     for kind in ("surface", "plane"):
         alike = {name: tree for name, tree in pictures.items() if tree.get("kind") == kind}
-        yield "landscape", partial(ground.surfaces, alike)
+        yield "landscape", partial(landscape.surfaces, alike)
 
 
-def _reliability(chapter: Chapter, said: Mapping[str, kept.Heard]) -> Drawing | None:
+def _reliability(chapter: Chapter, said: Mapping[str, artifacts.Heard]) -> Drawing | None:
     """Draw from what members said, where nobody asked for the bins."""
     if "test" not in said or not chapter.findings:
         return None
-    return trust.reliability(kept.reliability_of(*said["test"], chapter.findings[0]))
+    return uncertainty.reliability(artifacts.reliability_of(*said["test"], chapter.findings[0]))
 
 
-def _gallery(run: Run, said: Mapping[str, kept.Heard], given: Given) -> Drawing | None:
-    images = kept.images_of(run, given) if "test" in said else None
+def _gallery(run: Run, said: Mapping[str, artifacts.Heard], given: Given) -> Drawing | None:
+    images = artifacts.images_of(run, given) if "test" in said else None
     return gallery.gallery(said["test"][0], images, run.about["data"].get("labels", ())) if images else None
 
 
@@ -174,7 +177,7 @@ def _drawn(plans: Iterable[Plan], wanted: Sequence[str]) -> list[Drawing]:
     found: list[Drawing | None] = []
     for family, draw in plans:
         if family in wanted:
-            with kept.if_it_can_be_read():
+            with artifacts.if_it_can_be_read():
                 found.append(draw())
     return [each for each in found if each is not None]
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from plateaux.core.formatting import counted
 from plateaux.core.optional import guest
-from plateaux.loss_landscape.plots import COLOURS, DASHES, INK, LOOK, PAPER
+from plateaux.core.plot_style import COLOURS, DASHES, INK, LOOK, PAPER
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

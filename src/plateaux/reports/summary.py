@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from plateaux.core.formatting import between, counted, duration, number, points, with_error
 from plateaux.core.types import Value
-from plateaux.ensembles.log_probs import MEAN_PROBABILITY
-from plateaux.evaluation.evaluator import MEMBERS_MEAN
+from plateaux.evaluation.row_names import MEAN_PROBABILITY, MEMBERS_MEAN
 from plateaux.reports.query import (
     DIVERSITY,
     ROWS,

@@ -8,11 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from plateaux.core.formatting import between, counted, with_error
+from plateaux.core.text_table import Grid
 from plateaux.core.types import Value
-from plateaux.ensembles.log_probs import MEAN_PROBABILITY, TOGETHER, cell
 from plateaux.ensembles.ood_scores import ALARMS
-from plateaux.evaluation.evaluator import MEMBERS_MEAN
-from plateaux.evaluation.tables import Grid
+from plateaux.evaluation.row_names import MEAN_PROBABILITY, MEMBERS_MEAN, TOGETHER, cell
 from plateaux.reports.query import ROWS, Column, bare, is_member, label_of, over, question_of
 from plateaux.studies.comparison import MAIN, SUMMED, Comparison
 from plateaux.studies.results import TRAINING, Finding

@@ -26,10 +26,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from plateaux.config.builders.model import NOTHING_GIVEN, Given, trunk_of
+from plateaux.config.builders.model import trunk_of
+from plateaux.config.components import NOTHING_GIVEN, Given
 from plateaux.config.recipe import Recipe, fingerprint
 from plateaux.core.errors import DataError, RecipeError
-from plateaux.core.method import Executor
+from plateaux.core.executor import Executor
 from plateaux.core.runtime import FORMATS, is_first, place_among
 from plateaux.core.types import Batch, Inputs, key
 from plateaux.data.augment import Augment, uniforms

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from plateaux.config.builders.model import NOTHING_GIVEN, Given, data_of, network
+from plateaux.config.builders.data import data_of
+from plateaux.config.builders.model import network
+from plateaux.config.components import NOTHING_GIVEN, Given
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RecipeError
 from plateaux.core.types import Tree
+from plateaux.data.sources import facts_of
 from plateaux.models.surgery import load_weights
-from plateaux.storage.run import Progress, Run, facts_of
+from plateaux.storage.run import Progress, Run
 
 
 def adopt(out: str | Path, recipe: Recipe, files: Sequence[str], *, given: Given = NOTHING_GIVEN) -> Run:

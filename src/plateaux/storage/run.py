@@ -22,7 +22,6 @@ import torch
 from plateaux.config.recipe import Recipe, difference, fingerprint
 from plateaux.core.errors import RunError, StorageError
 from plateaux.core.types import Tree
-from plateaux.data.sources import Data
 from plateaux.storage.store import PATIENCE, Store, store_at
 
 FORMAT = 1
@@ -223,20 +222,6 @@ class Run:
             self.store.put_tensors("shared.safetensors", weights, {"format": "pt", "plateaux": "shared"})
 
 
-def facts_of(data: Data) -> dict[str, Any]:
-    """Return what a run must remember of its data: enough to use the models, and to know the samples again."""
-    return {
-        "name": data.name,
-        "classes": data.classes,
-        "shape": list(data.shape),
-        "mean": list(data.mean),
-        "std": list(data.std),
-        "labels": list(data.labels),
-        "train": {"samples": len(data.train), "fingerprint": data.train.fingerprint()},
-        "test": {"samples": len(data.test), "fingerprint": data.test.fingerprint()},
-    }
-
-
 def own_version() -> str:
     """Return the installed version of this package."""
     try:
@@ -255,3 +240,15 @@ def environment() -> dict[str, Any]:
         "devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] or ["cpu"],
         "threads": torch.get_num_threads(),
     }
+
+
+def scores_name(epoch: int, member: int) -> str:
+    return f"scores/{epoch}/{member}.safetensors"
+
+
+def notes_name(epoch: int, member: int) -> str:
+    return f"notes/{epoch}/{member}.safetensors"
+
+
+def summary_name(epoch: int) -> str:
+    return f"notes/{epoch}/summary.json"

@@ -10,10 +10,9 @@ from typing import Any, get_args
 
 from plateaux.core.formatting import with_error
 from plateaux.core.stats.intervals import Cost, Interval, Spent, at_equal_cost, over_repetitions, paired
+from plateaux.core.text_table import Grid
 from plateaux.core.types import Value
-from plateaux.ensembles.log_probs import MEAN_OF_PAIRS, MEAN_PROBABILITY, TOGETHER, cell
-from plateaux.evaluation.evaluator import MEMBERS_MEAN
-from plateaux.evaluation.tables import Grid
+from plateaux.evaluation.row_names import MEAN_OF_PAIRS, MEAN_PROBABILITY, MEMBERS_MEAN, TOGETHER, cell
 from plateaux.studies.results import TRAINING, Finding
 
 MAIN = (MEAN_PROBABILITY, TOGETHER, MEAN_OF_PAIRS, MEMBERS_MEAN, "member 0")

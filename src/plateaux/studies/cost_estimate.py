@@ -6,20 +6,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from plateaux.config.builders.data import split_of
-from plateaux.config.builders.model import NOTHING_GIVEN, Given, data_of, method_of
+from plateaux.config.builders.data import data_of, split_of
+from plateaux.config.builders.training import method_of
+from plateaux.config.components import NOTHING_GIVEN, Given
 from plateaux.config.recipe import Recipe, fingerprint
 from plateaux.core import registry
 from plateaux.core.errors import PlateauxError
 from plateaux.core.runtime import cores
-from plateaux.data.sources import Data
-from plateaux.evaluation.evaluator import MEMBERS_MEAN
+from plateaux.data.sources import Data, facts_of
+from plateaux.evaluation.row_names import MEMBERS_MEAN
 from plateaux.evaluation.splits import targets
-from plateaux.loss_landscape.probe_specs import probes_named
-from plateaux.storage.run import Progress, Run, facts_of
+from plateaux.loss_landscape.probe import probes_named
+from plateaux.storage.run import Progress, Run
 from plateaux.storage.store import Store
+from plateaux.studies.planning import Task
 from plateaux.studies.runner import Conduct
-from plateaux.studies.study import Study, Task
+from plateaux.studies.study import Study
 from plateaux.training.autotune import pace
 from plateaux.training.cost import passes_of
 

@@ -9,13 +9,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from plateaux.config.builders.model import NOTHING_GIVEN, Given
-from plateaux.config.specs import measures_named
+from plateaux.config.components import NOTHING_GIVEN, Given
 from plateaux.core.errors import PlateauxError, RunError
 from plateaux.core.types import Value
-from plateaux.evaluation.evaluator import MEMBERS_MEAN
+from plateaux.evaluation.metric_specs import measures_named
 from plateaux.evaluation.results import Measurement
 from plateaux.evaluation.robustness import robustness
+from plateaux.evaluation.row_names import MEMBERS_MEAN
 from plateaux.storage.run import Run
 from plateaux.storage.store import Store
 from plateaux.training.cost import Cost, spent

@@ -18,26 +18,30 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from plateaux.config.builders.model import NOTHING_GIVEN, Given, data_of
+from plateaux.config.builders.data import data_of
+from plateaux.config.components import NOTHING_GIVEN, Given
 from plateaux.config.recipe import Recipe, fingerprint
-from plateaux.config.specs import measures_named
+from plateaux.core.callbacks import Tell
 from plateaux.core.errors import Diverged, RunError
 from plateaux.core.formatting import duration
-from plateaux.core.method import Tell
+from plateaux.data.sources import facts_of
 from plateaux.evaluation.evaluate import evaluate
+from plateaux.evaluation.metric_specs import measures_named
 from plateaux.evaluation.ood import detect, suites_named
 from plateaux.evaluation.results import Measurement
 from plateaux.evaluation.robustness import robustness
 from plateaux.evaluation.splits import elsewhere, one_target, targets
-from plateaux.loss_landscape.probe_specs import probes_named
+from plateaux.loss_landscape.probe import probes_named
 from plateaux.loss_landscape.run_probes import landscape
-from plateaux.storage.run import Run, environment, facts_of
+from plateaux.storage.run import Run, environment
 from plateaux.storage.store import Store
+from plateaux.studies.planning import Planned, Task, planned, tasks
 from plateaux.studies.results import FORMAT, RESULTS, costs_of, read_results, stored
-from plateaux.studies.study import Planned, Study, Task, planned, tasks
+from plateaux.studies.study import Study
 from plateaux.training.autotune import choose
+from plateaux.training.checks import check
 from plateaux.training.cost import passes_of
-from plateaux.training.train import check, train
+from plateaux.training.train import train
 
 CHOSEN = "chosen.json"
 PATIENCE = 600.0  # seconds to wait for another process at the same study, which writes or chooses

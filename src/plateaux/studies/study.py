@@ -17,9 +17,7 @@ samples. What determines the same members is one run, and is trained once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from copy import deepcopy
-from dataclasses import dataclass
+from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal
@@ -27,17 +25,10 @@ from typing import Any, Literal
 import tomlkit
 from pydantic import Field, ValidationError
 
-from plateaux.config.builders.model import NOTHING_GIVEN, Given, method_of
 from plateaux.config.recipe import Recipe, fingerprint
-from plateaux.config.schema import Section, fields
-from plateaux.core import registry
+from plateaux.config.schema import Section
 from plateaux.core.errors import RecipeError, nearest
-from plateaux.core.types import key
-from plateaux.training.branching import span_of
-
-Changes = Mapping[tuple[str, ...], Any]
-Choice = tuple[dict[str, Any], Changes]
-"""One level of a factor: what it is called, and what it changes."""
+from plateaux.studies.grid import _flat, _together, called, changed, factors
 
 
 class MeasurePart(Section):
@@ -116,107 +107,6 @@ class Study(Section):
         return fingerprint({"measure": self.measure.model_dump(), "landscape": self.landscape.model_dump()})
 
 
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """One condition in one repetition."""
-
-    condition: Mapping[str, Any]
-    repetition: int
-    recipe: Recipe
-    folder: str  # named by the hash of all that determines its members
-
-    @property
-    def run(self) -> str:
-        """The name of its numbers: the run, and how many of its members they are about."""
-        return f"{self.folder}-{self.recipe.members}"
-
-    def __str__(self) -> str:
-        return f"{called(self.condition)} #{self.repetition}".strip()
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """One run folder, and the conditions that it serves: all whose members are among its own."""
-
-    folder: str
-    recipe: Recipe
-    planned: tuple[Planned, ...]
-    span: str | None = None  # the folder of the run to begin from
-    lends: bool = False  # others begin from this one
-
-
-def planned(study: Study, given: Given = NOTHING_GIVEN) -> list[Planned]:
-    """Return the whole grid: one repetition of everything before the second."""
-    found: list[Planned] = []
-    whole = [(condition, _filled_in(recipe, given)) for condition, recipe in study.conditions()]
-    for repetition in range(study.repetitions):
-        for condition, recipe in whole:
-            seeded = recipe.changed(seed=key(study.seed, repetition))
-            found.append(Planned(condition, repetition, seeded, folder_of(seeded, given)))
-    return found
-
-
-def tasks(plans: Sequence[Planned], given: Given = NOTHING_GIVEN) -> list[Task]:
-    """Return the runs that serve these conditions, each once, those that others begin from before the others."""
-    served: dict[str, list[Planned]] = {}
-    for each in plans:
-        served.setdefault(each.folder, []).append(each)
-    largest = {folder: max((p.recipe for p in group), key=lambda r: r.members) for folder, group in served.items()}
-    lenders = _lenders(largest, given)
-    found = [
-        Task(folder, largest[folder], tuple(group), lenders.get(folder), folder in lenders.values())
-        for folder, group in served.items()
-    ]
-    return sorted(found, key=lambda task: (min(p.repetition for p in task.planned), task.span is not None))
-
-
-def folder_of(recipe: Recipe, given: Given = NOTHING_GIVEN) -> str:
-    """Return the hash of all that determines a run's members; their number, where they see each other or meet."""
-    method = method_of(recipe, 0, given)
-    alone = not method.together and method.rendezvous is None
-    return fingerprint({"recipe": recipe.determining(), "members": None if alone else recipe.members})
-
-
-def factors(grid: Mapping[str, Any]) -> list[list[Choice]]:
-    """Return the levels of every factor."""
-    found: list[tuple[str, Any]] = []
-    for name, value in grid.items():
-        if isinstance(value, Mapping) and not all(isinstance(each, Mapping) for each in value.values()):
-            found += [(f"{name}.{rest}", each) for rest, each in value.items()]  # model.width without quotes
-        else:
-            found.append((name, value))
-    return [_named(name, value) if isinstance(value, Mapping) else _values(name, value) for name, value in found]
-
-
-def changed(base: Mapping[str, Any], changes: Changes) -> dict[str, Any]:
-    """Return a recipe's tree with some values changed; a section that gets another name loses its further options."""
-    tree = deepcopy(dict(base))
-    if ("seed",) in changes:
-        raise RecipeError(
-            "a study sets the seed of every repetition itself; use `seed` and `repetitions` beside [grid]"
-        )
-    for path, value in sorted(changes.items(), key=lambda change: change[0][-1] != "name"):
-        *sections, last = path
-        part = tree
-        for section in sections:
-            part = part.setdefault(section, {})
-            if not isinstance(part, dict):
-                raise RecipeError(
-                    f"{'.'.join(path)}: {section} = {part!r} is no section of keys, so it has no {last!r}; give "
-                    f"{section} as a whole, or name conditions: [grid.mine.one]"
-                )
-        if last == "name" and part.get("name") != value and len(sections) == 1:
-            for option in set(part) - _own_keys(sections[0]):
-                del part[option]
-        part[last] = value
-    return tree
-
-
-def called(condition: Mapping[str, Any]) -> str:
-    """Return a condition in words: `method=SAM, rho=0.05`."""
-    return ", ".join(f"{name}={value}" for name, value in condition.items())
-
-
 def _base(given: Any, beside: Path) -> dict[str, Any]:
     """Return the base recipe whole: by name or file, with changes, or as it stands."""
     if isinstance(given, str):
@@ -226,78 +116,6 @@ def _base(given: Any, beside: Path) -> dict[str, Any]:
     file = beside / str(given["recipe"])
     recipe = Recipe.load(file if file.is_file() else str(given["recipe"]))
     return {"base": changed(recipe.to_dict(), _flat({name: v for name, v in given.items() if name != "recipe"}))}
-
-
-def _values(name: str, values: Any) -> list[Choice]:
-    if not isinstance(values, list | tuple) or not values:
-        raise RecipeError(
-            f"[grid] {name} = {values!r}: give a list of values of that key, such as [8, 16], or a table of conditions"
-        )
-    return [({_short(name): value}, {tuple(name.split(".")): value}) for value in values]
-
-
-def _named(name: str, conditions: Mapping[str, Any]) -> list[Choice]:
-    """Return named conditions; `each` in one lists values of further keys, which only that one is crossed with."""
-    found: list[Choice] = []
-    for title, table in conditions.items():
-        changes = _flat({key: value for key, value in table.items() if key != "each"})
-        for inner in product(*factors(table.get("each", {}))):
-            found.append(_together([({name: title}, changes), *inner]))
-    return found
-
-
-def _together(choices: Sequence[Choice]) -> Choice:
-    """Return one choice of all factors as one condition and its changes."""
-    names = [name for told, _ in choices for name in told]
-    if twice := {name for name in names if names.count(name) > 1}:
-        raise RecipeError(
-            f"[grid] has two factors called {min(twice)!r}; give one of them as a table of named conditions"
-        )
-    condition = {name: value for told, _ in choices for name, value in told.items()}
-    return condition, {path: value for _, changes in choices for path, value in changes.items()}
-
-
-def _flat(table: Mapping[str, Any], at: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
-    found: dict[tuple[str, ...], Any] = {}
-    for name, value in table.items():
-        path = (*at, *name.split("."))
-        found |= _flat(value, path) if isinstance(value, Mapping) else {path: value}
-    return found
-
-
-def _short(name: str) -> str:
-    """Return what a key of a recipe is called in a condition: its last word, or its section where that is `name`."""
-    *sections, last = name.split(".")
-    return sections[-1] if last == "name" and sections else last
-
-
-def _own_keys(section: str) -> set[str]:
-    part = Recipe.model_fields[section].annotation if section in Recipe.model_fields else None
-    return set(getattr(part, "model_fields", {}))
-
-
-def _filled_in(recipe: Recipe, given: Given) -> Recipe:
-    """Return a recipe with the defaults of its method written out, so that what is the same has one name."""
-    factory = registry.method.get(recipe.method.name, allow=given.allow)
-    usual = {name: default for name, (_, default) in fields(factory).items() if default is not ...}
-    return recipe.changed(method={**usual, **recipe.method.options})
-
-
-def _lenders(recipes: Mapping[str, Recipe], given: Given) -> dict[str, str]:
-    """Return from which run each begins: of those that train the same until a meeting, the one that meets first."""
-    groups: dict[str, list[str]] = {}
-    for folder, recipe in recipes.items():
-        if recipe.train.keep == "last" and recipe.train.patience is None:
-            groups.setdefault(fingerprint(span_of(recipe, given)), []).append(folder)
-    return {folder: lender for group in groups.values() for folder, lender in _begin(group, recipes, given)}
-
-
-def _begin(group: Sequence[str], recipes: Mapping[str, Recipe], given: Given) -> Iterator[tuple[str, str]]:
-    meets = {folder: method_of(recipes[folder], 0, given).rendezvous for folder in group}
-    first = {folder: each.after[0] for folder, each in meets.items() if each is not None and each.after[0] > 0}
-    if first:
-        lender = min(first, key=lambda folder: first[folder])
-        yield from ((folder, lender) for folder in group if folder != lender)
 
 
 def _explained(problem: ValidationError) -> RecipeError:

@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 
-from plateaux.config.builders.data import feed_of, on_device, split_of
-from plateaux.config.builders.model import Given, executor_of, training_data
+from plateaux.config.builders.data import feed_of, on_device, split_of, training_data
+from plateaux.config.builders.training import executor_of
+from plateaux.config.components import Given
 from plateaux.config.recipe import Recipe
-from plateaux.core.method import Tell
+from plateaux.core.callbacks import Tell
 from plateaux.core.runtime import device_named, settle_in
 from plateaux.training.setup import learners_of, paces_of
 from plateaux.training.state import Way

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 
-from plateaux.core import tensor_tree as trees
-from plateaux.core.method import Forward
+from plateaux.core import tensor_tree
+from plateaux.core.member import Forward
 from plateaux.core.types import Inputs
-from plateaux.ensembles.soup import reestimate
+from plateaux.models.modes import reestimate
 from plateaux.training.state import Learner, stand_at
 
 
@@ -25,7 +25,7 @@ def at_average(
         yield
         return
     with stand_at(learner, {name: average.tree[name] for name in learner.params}):
-        trees.write(learner.buffers, {**learner.buffers, **average.tree})
+        tensor_tree.write(learner.buffers, {**learner.buffers, **average.tree})
         reestimate(learner.module, batches(), forward)
         yield
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from plateaux.config.builders.model import NOTHING_GIVEN, Given, method_of
+from plateaux.config.builders.training import method_of
+from plateaux.config.components import NOTHING_GIVEN, Given
 from plateaux.config.recipe import Recipe, difference
 from plateaux.config.schema import fields, pick
 from plateaux.core import registry
 from plateaux.core.errors import RunError
-from plateaux.storage.run import Progress, Run
-from plateaux.training.partition import scores_name
+from plateaux.storage.run import Progress, Run, scores_name
 
 
 def span_of(recipe: Recipe, given: Given = NOTHING_GIVEN) -> dict[str, Any]:

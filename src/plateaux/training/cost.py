@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plateaux.config.builders.model import NOTHING_GIVEN, Given, method_of
+from plateaux.config.builders.training import method_of
+from plateaux.config.components import NOTHING_GIVEN, Given
 from plateaux.config.recipe import Recipe
 from plateaux.core.method import Ask, Moment, Update
 from plateaux.core.types import Tree
-from plateaux.storage.run import Run
-from plateaux.training.partition import summary_name
+from plateaux.storage.run import Run, summary_name
 
 BACKWARD = 2 / 3  # of a pass
 UNKNOWN_SHARE = 0.5  # of the samples a member is careful about, before its meeting

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from plateaux.core.errors import Diverged
-from plateaux.core.method import finite
+from plateaux.core.tensor_tree import finite
 from plateaux.data.loader import Feed
 from plateaux.storage.run import Progress
 from plateaux.training.state import Learner, Tally

@@ -15,11 +15,11 @@ from contextlib import contextmanager, suppress
 from typing import Any
 from uuid import uuid4
 
+from plateaux.core.callbacks import Tell
 from plateaux.core.errors import Stopped, StorageError
-from plateaux.core.method import Tell
 from plateaux.core.runtime import node
 from plateaux.storage.run import Run
-from plateaux.training.planning import Job, Position
+from plateaux.training.jobs import Job, Position
 
 EVERY = 5.0  # seconds between two writes
 SILENT = 60.0  # seconds after which a job that says nothing counts as gone

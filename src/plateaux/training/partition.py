@@ -19,18 +19,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from plateaux.config.builders.model import in_order
+from plateaux.config.builders.data import in_order
 from plateaux.config.recipe import Recipe
+from plateaux.core.callbacks import Tell
 from plateaux.core.errors import Diverged, RunError, Stopped
-from plateaux.core.method import Executor, Rendezvous, Tell, View
+from plateaux.core.executor import Executor
+from plateaux.core.member import View
+from plateaux.core.method import Rendezvous
 from plateaux.core.types import Batch, key
 from plateaux.data.partition.masks import look_up, take_notes
 from plateaux.data.sources import Data
-from plateaux.evaluation.metric_loop import evaluating
+from plateaux.models.modes import evaluating
 from plateaux.optim.grad_norms import batch_for
-from plateaux.storage.run import Run
+from plateaux.storage.run import Run, notes_name, scores_name, summary_name
 from plateaux.storage.store import Store
-from plateaux.training.planning import Meeting
+from plateaux.training.jobs import Meeting
 from plateaux.training.state import Learner
 
 CHUNK = 1 << 18  # samples of one member in memory while deciding
@@ -49,18 +52,6 @@ def _meeting(run: Run, epoch: int) -> Meeting:
         return Meeting(epoch, scored)
     summary = run.store.get_json(summary_name(epoch))
     return Meeting(epoch, scored, summary["members"], frozenset(summary.get("without", ())))
-
-
-def scores_name(epoch: int, member: int) -> str:
-    return f"scores/{epoch}/{member}.safetensors"
-
-
-def notes_name(epoch: int, member: int) -> str:
-    return f"notes/{epoch}/{member}.safetensors"
-
-
-def summary_name(epoch: int) -> str:
-    return f"notes/{epoch}/summary.json"
 
 
 @dataclass(frozen=True, slots=True)

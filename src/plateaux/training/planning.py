@@ -7,44 +7,15 @@ member trains to it and leaves its scores, one job decides, and every member goe
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import replace
 
+from plateaux.config.builders.training import method_of
+from plateaux.config.components import NOTHING_GIVEN, Given
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RunError
-from plateaux.storage.run import Progress
-
-Position = tuple[int, int]  # completed epochs, completed steps of the next one
-
-
-@dataclass(frozen=True, slots=True)
-class Meeting:
-    """A meeting as the run folder shows it."""
-
-    epoch: int  # completed epochs at which members meet
-    scored: frozenset[int] = frozenset()  # members whose scores are there
-    decided: int | None = None  # for how many members it was decided
-    without: frozenset[int] = frozenset()  # those of them that were given up, and have no part in the run any more
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """A span of work for one member or group: small data that any process can carry out, harmless if done twice."""
-
-    members: tuple[int, ...]
-    start: Position
-    stop: int  # epochs completed at its end
-    kind: Literal["train", "decide"] = "train"
-    attempt: int = 0  # how often it was begun before
-
-    def __str__(self) -> str:
-        who = ("member " if len(self.members) == 1 else "members ") + ", ".join(map(str, self.members))
-        if self.kind == "decide":
-            return f"decide for {who} at epoch {self.stop}"
-        if self.start == (self.stop, 0):
-            return f"score by {who} at epoch {self.stop}"
-        at = f"epoch {self.start[0]}" + (f", step {self.start[1]}" if self.start[1] else "")
-        return f"train {who} from {at} to epoch {self.stop}"
+from plateaux.storage.run import Progress, Run
+from plateaux.training.jobs import Job, Meeting, Position
+from plateaux.training.partition import meetings
 
 
 def plan(
@@ -147,3 +118,11 @@ def _next(recipe: Recipe, progress: Sequence[Progress], meetings: Sequence[Meeti
 def _common(progress: Sequence[Progress]) -> Position:
     kept = [{(epoch, step) for epoch, step, _ in each.states} | {(0, 0)} for each in progress]
     return max(set.intersection(*kept))
+
+
+def missing(run: Run, given: Given = NOTHING_GIVEN, *, without: Collection[int] = ()) -> list[Job]:
+    """Return the jobs that are missing of a run; members in `without` are given up for now."""
+    method = method_of(run.recipe, 0, given)
+    met = meetings(run, method.rendezvous)
+    turns = {"joint": method.together, "in_turn": method.turn != "any"}
+    return plan(run.recipe, run.all_progress(), **turns, meetings=met, without=without)

@@ -6,39 +6,19 @@ needed of the others lies in the run folder.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from plateaux.config.builders.model import Given, kind_of
 from plateaux.config.recipe import Recipe
-from plateaux.core.errors import RecipeError, RunError
-from plateaux.core.method import Method, Offer, View
+from plateaux.core.errors import RunError
+from plateaux.core.member import View
+from plateaux.core.outputs import Offer
 from plateaux.core.runtime import FORMATS, autocast
 from plateaux.core.types import Batch
 from plateaux.storage.run import Run
 from plateaux.training.state import Learner, Scaler
-
-
-def check_turns(recipe: Recipe, method: Method, given: Given) -> None:
-    """Refuse what members that go on from each other cannot do."""
-    if method.turn != "onward":
-        return
-    name = recipe.method.name
-    if len({kind_of(recipe, number, given) for number in range(recipe.members)}) > 1:
-        raise RecipeError(f"members of {name!r} are places on one course: give all of them the same model")
-    if recipe.model.sparsity:
-        raise RecipeError(f"members of {name!r} are places on one course, but are pruned apart; leave out sparsity")
-    if recipe.train.patience is not None:
-        raise RecipeError(f"members of {name!r} go on where the last one ended: leave out train.patience")
-    if not recipe.schedule:
-        warnings.warn(
-            f"members of {name!r} end cycles of the learning rate, and this recipe has none: add [[schedule]] with "
-            "name = 'cosine' and per = 'step'",
-            stacklevel=4,
-        )
 
 
 def beside(

@@ -3,34 +3,22 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import nn
 
-from plateaux.config.builders.model import (
-    NOTHING_GIVEN,
-    Given,
-    kind_of,
-    method_of,
-    networks,
-    optimizer_of,
-    own_state,
-    schedule_of,
-    shared_names,
-)
+from plateaux.config.builders.model import kind_of, networks, shared_names
+from plateaux.config.builders.training import method_of, optimizer_of, schedule_of
+from plateaux.config.components import NOTHING_GIVEN, Given
 from plateaux.config.recipe import Recipe, own
 from plateaux.core.errors import RecipeError
-from plateaux.core.method import Executor
+from plateaux.core.executor import Executor
 from plateaux.core.runtime import FORMATS
 from plateaux.core.types import Tree
 from plateaux.data.sources import Data
 from plateaux.models.surgery import masks, stochastic
 from plateaux.optim.weight_averaging import Average
-from plateaux.storage.store import Store
 from plateaux.training.state import Learner, Pace, Scaler
 
 
@@ -133,84 +121,3 @@ def _refuse_under_vmap(recipe: Recipe, module: nn.Module) -> None:
             f"vmap does not run under autocast ({recipe.train.precision}); "
             'set executor.manner = "loop", or train.precision = "fp32"'
         )
-
-
-def state_of(learner: Learner) -> dict[str, Any]:
-    """Return all that a member needs to go on exactly as if nothing had happened."""
-    learner.keep_pace()
-    schedule = learner.schedule if learner.pace is None else learner.pace.schedule
-    return {
-        "params": {name: param.detach() for name, param in learner.params.items()},
-        "buffers": dict(learner.buffers),
-        "optimizer": learner.optimizer.state_dict(),
-        "schedule": schedule.state_dict() if schedule is not None else None,
-        "scaler": asdict(learner.scaler) if learner.scaler is not None else None,
-        "average": learner.average.state() if learner.average is not None else None,
-    }
-
-
-@torch.no_grad()
-def restore(learner: Learner, state: dict[str, Any]) -> None:
-    """Put a member back to where `state_of` saw it."""
-    for name, param in learner.params.items():
-        param.copy_(state["params"][name])
-    for name, buffer in learner.buffers.items():
-        buffer.copy_(state["buffers"][name])
-    learner.optimizer.load_state_dict(state["optimizer"])
-    if learner.schedule is not None:
-        learner.schedule.load_state_dict(state["schedule"])
-    if learner.pace is not None:
-        learner.pace.return_to(learner.optimizer, state["schedule"])
-    if learner.scaler is not None:
-        learner.scaler = Scaler(**state["scaler"])
-    if learner.average is not None:
-        learner.average.restore(state["average"], next(iter(learner.params.values())).device)
-
-
-def weights_of(recipe: Recipe, learner: Learner) -> dict[str, torch.Tensor]:
-    """Return the weights a member's file holds."""
-    return own_state(learner.module, shared_names(recipe, learner.module))
-
-
-def parking(scratch: Store) -> Callable[[Learner], AbstractContextManager[None]]:
-    """Return the function that wakes a parked member for its turn and parks it again.
-
-    Between turns a member's weights, buffers and optimiser state lie on disk, and its tensors hold no memory.
-    """
-
-    @contextmanager
-    def awake(learner: Learner) -> Iterator[None]:
-        name = f"{learner.number}.pt"
-        if scratch.has(name):
-            _wake(learner, scratch.get_state(name))
-        try:
-            yield
-        finally:
-            scratch.put_state(name, _park(learner))
-
-    return awake
-
-
-def _moving(learner: Learner) -> dict[str, torch.Tensor]:
-    """Return every tensor that moves with a member, by a name that lasts."""
-    found = {f"params.{n}": p for n, p in learner.params.items()}
-    found |= {f"buffers.{n}": b for n, b in learner.buffers.items()}
-    found |= {f"average.{n}": t for n, t in learner.average.tree.items()} if learner.average is not None else {}
-    for name, param in learner.params.items():
-        for slot, value in learner.optimizer.state.get(param, {}).items():
-            if isinstance(value, torch.Tensor):
-                found[f"state.{name}.{slot}"] = value
-    return found
-
-
-def _park(learner: Learner) -> dict[str, torch.Tensor]:
-    moving = _moving(learner)
-    copy = {name: tensor.detach() for name, tensor in moving.items()}
-    for tensor in moving.values():
-        tensor.data = tensor.data.new_empty(0)
-    return copy
-
-
-def _wake(learner: Learner, copy: dict[str, torch.Tensor]) -> None:
-    for name, tensor in _moving(learner).items():
-        tensor.data = copy[name].to(tensor.device)

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from plateaux.core import tensor_tree as trees
-from plateaux.core.method import Method, finite
+from plateaux.core import tensor_tree
+from plateaux.core.method import Method
+from plateaux.core.tensor_tree import finite
 from plateaux.core.types import Batch, Tree
 from plateaux.optim.weight_averaging import Average
 
@@ -168,21 +169,21 @@ def stand_at(learner: Learner, place: Tree | None) -> Iterator[None]:
     if place is None:
         yield
         return
-    home = trees.clone(learner.params)
-    trees.write(learner.params, place)
+    home = tensor_tree.clone(learner.params)
+    tensor_tree.write(learner.params, place)
     try:
         with still(learner.buffers):
             yield
     finally:
-        trees.write(learner.params, home)
+        tensor_tree.write(learner.params, home)
 
 
 @contextmanager
 def still(buffers: Tree) -> Iterator[None]:
     """Put buffers back to what they were."""
-    before = trees.clone(buffers)
+    before = tensor_tree.clone(buffers)
     try:
         yield
     finally:
         if before:
-            trees.write(buffers, before)
+            tensor_tree.write(buffers, before)

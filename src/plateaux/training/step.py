@@ -15,9 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from plateaux.core import tensor_tree as trees
+from plateaux.core import tensor_tree
 from plateaux.core.errors import RecipeError
-from plateaux.core.method import Ask, Executor, Moment, Objective, Rows, View
+from plateaux.core.executor import Executor
+from plateaux.core.member import View
+from plateaux.core.method import Ask, Moment, Objective, Rows
 from plateaux.core.runtime import autocast, seeded
 from plateaux.core.types import Batch, Tree, key
 from plateaux.distributed.sync_batchnorm import SyncedBatchNorm
@@ -154,7 +156,9 @@ class _Rounds:
         first = asks[turn[0]]
         if first.agree is not None:
             trees_of = [asks[i].agree or {} for i in turn]
-            return [self.executor.average(trees.scale(tree, self.share)) for tree in trees_of], [_NOTHING] * len(turn)
+            return [self.executor.average(tensor_tree.scale(tree, self.share)) for tree in trees_of], [_NOTHING] * len(
+                turn
+            )
         learners = [self.learners[i] for i in turn]
         if isinstance(first.part, slice) and self._sharded:
             _refuse_parts(learners[0].module)
@@ -331,7 +335,7 @@ class _Rounds:
         for name, mask in learner.masks.items():
             gradient[name].mul_(mask)
         if learner.scaler is not None:
-            gradient = trees.scale(gradient, 1.0 / learner.scaler.factor)
+            gradient = tensor_tree.scale(gradient, 1.0 / learner.scaler.factor)
         return gradient if ask.local else self.executor.average(gradient)
 
 

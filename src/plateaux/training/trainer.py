@@ -14,22 +14,27 @@ import torch
 from torch import nn
 
 from plateaux.config.builders.data import feed_of, shares_order, split_of, statistics_batches
-from plateaux.config.builders.model import Given, method_of, shared_names
+from plateaux.config.builders.model import shared_names
+from plateaux.config.builders.training import method_of
+from plateaux.config.components import Given
+from plateaux.core.callbacks import Tell
 from plateaux.core.errors import DataError, Diverged, Stopped
-from plateaux.core.method import Executor, Tell
+from plateaux.core.executor import Executor
 from plateaux.core.runtime import autocast
 from plateaux.core.types import Batch, Value
 from plateaux.data.loader import Feed
 from plateaux.data.sources import Data
-from plateaux.distributed.process_pool import Sign, stop_sign
-from plateaux.loss_landscape.session import Recorder
+from plateaux.distributed.stop_signal import Sign, stop_sign
+from plateaux.loss_landscape.callback import Recorder
 from plateaux.storage.run import Progress, Run
 from plateaux.training.averaged_weights import at_average, in_words
+from plateaux.training.checkpoint import restore, state_of, weights_of
 from plateaux.training.epoch_stats import Runner, plain
+from plateaux.training.jobs import Job
+from plateaux.training.offload import parking
 from plateaux.training.partition import Scorer, notes_of
-from plateaux.training.planning import Job
 from plateaux.training.sequential import beside, go_on
-from plateaux.training.setup import learners_of, paces_of, parking, restore, state_of, weights_of
+from plateaux.training.setup import learners_of, paces_of
 from plateaux.training.state import ABSENT, Learner, Way
 from plateaux.training.step import step
 from plateaux.training.tensorboard import Tracker

@@ -6,16 +6,18 @@ from collections.abc import Mapping
 
 import torch
 
-from plateaux.config.builders.model import in_order
+from plateaux.config.builders.data import in_order
 from plateaux.config.recipe import Recipe
 from plateaux.core import registry
 from plateaux.core.errors import RecipeError
-from plateaux.core.method import Measure, View
+from plateaux.core.member import View
+from plateaux.core.metric import Measure
 from plateaux.core.runtime import autocast
 from plateaux.core.types import Value
 from plateaux.data.sources import Data, Source
 from plateaux.distributed.executors.local import Local
-from plateaux.evaluation.metric_loop import assess, evaluating
+from plateaux.evaluation.metric_loop import assess
+from plateaux.models.modes import evaluating
 from plateaux.training.state import Learner
 
 

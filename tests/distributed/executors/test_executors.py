@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from plateaux.core import registry
 from plateaux.core.errors import RecipeError
-from plateaux.core.method import View, logits
+from plateaux.core.member import View
+from plateaux.core.outputs import logits
 from plateaux.core.types import Batch
 from plateaux.distributed.executors import mesh as meshes
 from plateaux.distributed.executors.local import Local, local, looped, stacked

@@ -14,9 +14,9 @@ from plateaux.core import registry
 from plateaux.core.errors import RecipeError
 from plateaux.core.optional import guest
 from plateaux.core.types import Batch
-from plateaux.ensembles.log_probs import MEAN_PROBABILITY, cell
-from plateaux.evaluation.binning import binned, equal_width, guesses, pack, unpack
+from plateaux.evaluation.confidence import binned, equal_width, guesses, pack, unpack
 from plateaux.evaluation.metrics.calibration import CELLS_AT_MOST
+from plateaux.evaluation.row_names import MEAN_PROBABILITY, cell
 from tests.evaluation.metrics.test_every_metric import measured, near, probabilities, table_of, twin
 
 NAMES = ["ece", "adaptive_ece", "classwise_ece", "reliability"]

@@ -14,7 +14,8 @@ from reference.diversity import MEAN, check_cuts, check_order, measured
 from torch import Tensor, nn
 
 from plateaux.core.errors import RecipeError
-from plateaux.core.method import View, features
+from plateaux.core.member import View
+from plateaux.core.outputs import features
 from plateaux.core.types import Batch
 from plateaux.distributed.executors.local import Local
 from plateaux.evaluation.metric_loop import assess

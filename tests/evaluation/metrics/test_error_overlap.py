@@ -14,8 +14,8 @@ from scipy.stats.contingency import odds_ratio
 from sklearn.metrics import jaccard_score
 from torch import Tensor
 
-from plateaux.ensembles.log_probs import MEAN_LOGIT, MEAN_PROBABILITY
 from plateaux.evaluation.metrics.error_overlap import best_member, eir, error_overlap, oracle, q_statistic
+from plateaux.evaluation.row_names import MEAN_LOGIT, MEAN_PROBABILITY
 
 ALL = {"error_overlap": error_overlap, "q_statistic": q_statistic, "eir": eir, "oracle": oracle}
 Cut = tuple[Tensor, Tensor, tuple[int, ...]]

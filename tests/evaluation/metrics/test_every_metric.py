@@ -16,11 +16,13 @@ from sklearn.metrics import accuracy_score, log_loss
 from torch import Tensor
 
 from plateaux.core import registry
-from plateaux.core.method import Measure, View
+from plateaux.core.member import View
+from plateaux.core.metric import Measure
 from plateaux.core.types import Batch, Value
 from plateaux.distributed.executors.local import Local
-from plateaux.ensembles.log_probs import MEAN_LOGIT, MEAN_PROBABILITY, log_probabilities, row_names
+from plateaux.ensembles.log_probs import log_probabilities
 from plateaux.evaluation.metric_loop import assess
+from plateaux.evaluation.row_names import MEAN_LOGIT, MEAN_PROBABILITY, row_names
 
 NAMES = ["accuracy", "nll", "brier", "ece"]
 Rows = Mapping[str, Value]

@@ -12,7 +12,7 @@ from torch import Tensor
 from plateaux.core import registry
 from plateaux.core.errors import RecipeError
 from plateaux.core.types import Batch, Value
-from plateaux.ensembles.log_probs import cell
+from plateaux.evaluation.row_names import cell
 from tests.evaluation.metrics.test_every_metric import measured, probabilities, table_of
 
 PARTS = ["reliability", "resolution", "uncertainty", "remainder"]

@@ -10,7 +10,7 @@ import torch
 from torch.func import functional_call, vmap
 
 from plateaux.core.errors import RecipeError
-from plateaux.core.method import View
+from plateaux.core.member import View
 from plateaux.core.types import Value
 from plateaux.loss_landscape.loss_surface import Ground
 from plateaux.loss_landscape.perturbations import drawn, move, scale_of

@@ -6,7 +6,7 @@ from reference.fisher import empirical_fisher, gradients, model_fisher, weights
 from torch import Tensor, nn
 
 from plateaux.core.errors import RecipeError
-from plateaux.core.method import View
+from plateaux.core.member import View
 from plateaux.core.types import Batch
 from plateaux.loss_landscape import forward_mode as tangents
 from plateaux.loss_landscape.loss_surface import Ground

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from plateaux.core import registry
 from plateaux.core.errors import RecipeError
-from plateaux.core.method import View
+from plateaux.core.member import View
 from plateaux.core.optional import guest
 from plateaux.core.types import Batch, Value
 from plateaux.loss_landscape.curvature import Curvature

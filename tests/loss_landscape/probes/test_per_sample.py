@@ -8,7 +8,7 @@ from scipy.stats import spearmanr
 from torch import Tensor, nn
 
 from plateaux.core.errors import RecipeError
-from plateaux.core.method import View
+from plateaux.core.member import View
 from plateaux.core.stats.ranking import spearman
 from plateaux.core.types import Batch
 from plateaux.loss_landscape.loss_surface import Ground

@@ -6,11 +6,15 @@ from reference.fisher import relative_flatness as twin
 from torch import Tensor, nn
 
 from plateaux.core.errors import RecipeError
-from plateaux.core.method import View
+from plateaux.core.member import View
 from plateaux.core.types import Batch
 from plateaux.loss_landscape.loss_surface import Ground
-from plateaux.loss_landscape.probes.relative_flatness import relative_flatness
-from plateaux.loss_landscape.relative_flatness import last_layer_flatness, layer_flatness, unit_spread
+from plateaux.loss_landscape.probes.relative_flatness import (
+    last_layer_flatness,
+    layer_flatness,
+    relative_flatness,
+    unit_spread,
+)
 
 
 def mlp(*, dtype: torch.dtype = torch.float64) -> nn.Sequential:
@@ -79,7 +83,7 @@ def test_all_directions_together_are_exact_however_wide_or_tall_a_layer_is(monke
             return torch.eye(size[0] * size[1], dtype=torch.float64)[draw].view(size)
 
         monkeypatch.setattr(
-            "plateaux.loss_landscape.relative_flatness._signs",
+            "plateaux.loss_landscape.probes.relative_flatness._signs",
             lambda ground, size, draw, one=one_entry: one(size, draw),
         )
         found = layer_flatness(here, layer, draws=shape[0] * shape[1]).sum(0).mean()
@@ -157,7 +161,7 @@ def test_many_samples_are_worked_through_in_pieces(monkeypatch: pytest.MonkeyPat
     torch.manual_seed(0)
     features, weight = torch.randn(10, 4), torch.randn(3, 4)
     whole = last_layer_flatness(features, features @ weight.T, weight)
-    monkeypatch.setattr("plateaux.loss_landscape.relative_flatness.ROWS", 3)
+    monkeypatch.setattr("plateaux.loss_landscape.probes.relative_flatness.ROWS", 3)
     assert torch.allclose(last_layer_flatness(features, features @ weight.T, weight), whole)
 
 

@@ -11,11 +11,11 @@ from torch import nn
 from torch.func import functional_call, vmap
 
 from plateaux.core.errors import RecipeError
-from plateaux.core.method import View
+from plateaux.core.member import View
 from plateaux.core.types import Batch
 from plateaux.loss_landscape.groups import groups
 from plateaux.loss_landscape.probes.sam_sharpness import sam_sharpness, sam_step
-from plateaux.optim import sam as updates
+from plateaux.optim import sam
 
 DIRECTIONS = ("sphere", "gaussian", "filter")
 
@@ -153,13 +153,13 @@ def test_one_step_on_a_bowl_is_the_closed_form(adaptive: bool) -> None:
     assert found[""].number == pytest.approx(float(delta @ slope + delta @ curvature @ delta / 2))
 
 
-@pytest.mark.parametrize(("adaptive", "reach"), [(False, updates.ball), (True, updates.elementwise)])
-def test_one_step_ends_where_the_update_of_training_climbs_to(adaptive: bool, reach: updates.Reach) -> None:
+@pytest.mark.parametrize(("adaptive", "reach"), [(False, sam.ball), (True, sam.elementwise)])
+def test_one_step_ends_where_the_update_of_training_climbs_to(adaptive: bool, reach: sam.Reach) -> None:
     here = quadratics.ground()
     rises = []
     for (batch,) in groups(here.batches, 4):
         _, gradient = here.gradient(batch)
-        peak = updates.peak(here.home, gradient, 0.3, reach)
+        peak = sam.peak(here.home, gradient, 0.3, reach)
         rises.append(float(here.losses(batch, peak).mean() - here.losses(batch).mean()))
     found = sam_step(rho=0.3, m=4, adaptive=adaptive).ask(here)[""]
     assert found.number == pytest.approx(sum(rises) / 3)

@@ -12,10 +12,9 @@ import torch.nn.functional as F
 from reference import apgd
 from torch import Tensor, nn
 
-from plateaux.core import registry
-from plateaux.core import tensor_tree as trees
+from plateaux.core import registry, tensor_tree
 from plateaux.core.errors import RecipeError
-from plateaux.core.method import View
+from plateaux.core.member import View
 from plateaux.core.types import Batch
 from plateaux.loss_landscape.apgd import Ball, _anywhere, ascents, checkpoints
 from plateaux.loss_landscape.groups import gradient, groups, losses
@@ -166,7 +165,7 @@ def test_the_loss_was_seen_at_a_point_of_the_ball(norm: str) -> None:
     for each in climbed:
         u = torch.cat([tensor.flatten() for tensor in each.at.values()])
         assert float(u.norm() if norm == "l2" else u.abs().max()) <= 0.3 * (1 + 1e-9)
-        there = trees.add(here.home, trees.multiply(scale, each.at))  # type: ignore[arg-type]
+        there = tensor_tree.add(here.home, tensor_tree.multiply(scale, each.at))  # type: ignore[arg-type]
         assert each.home == pytest.approx(float(here.all_losses().mean()))
         assert each.best == pytest.approx(float(here.all_losses(there).mean()))
         assert each.home <= each.half <= each.best

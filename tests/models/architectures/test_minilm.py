@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 from plateaux.cli.main import app
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RecipeError
-from plateaux.core.method import View
+from plateaux.core.member import View
 from plateaux.core.optional import guest
 from plateaux.core.types import Batch
 from plateaux.models.architectures.minilm import minilm

@@ -5,18 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
+from typing import Any
 
 import torch
 
-from plateaux.config.builders.model import in_order
-from plateaux.config.recipe import Recipe
+from plateaux.config.builders.training import method_of
+from plateaux.config.components import NOTHING_GIVEN, Given
+from plateaux.config.recipe import DataPart, Recipe
+from plateaux.config.schema import check
+from plateaux.core import registry
+from plateaux.core.errors import RecipeError
 from plateaux.core.method import Method
 from plateaux.core.runtime import FORMATS, dtype_of
-from plateaux.core.types import Inputs, key
+from plateaux.core.types import Batch, Inputs, key
 from plateaux.data.augment import Augment
-from plateaux.data.loader import UNVARIED, Feed, Shard, split
-from plateaux.data.sources import Data, Resident
-from plateaux.data.splits import bag
+from plateaux.data.loader import CPU, UNVARIED, Feed, Shard, evaluation
+from plateaux.data.sources import Data, Extra, Resident, Source
+from plateaux.data.splits import bag, split
 
 STATISTICS = 20  # batches that BatchNorm's statistics are taken from
 
@@ -73,3 +78,79 @@ def statistics_batches(
     ids = train[torch.randperm(len(train), generator=chance)]  # sources may be sorted by class
     batches = in_order(recipe, data, data.train, ids, device=device, shard=shard)
     return (batch.x for batch in islice(batches, STATISTICS))
+
+
+def data_of(recipe: Recipe, given: Given = NOTHING_GIVEN) -> Data:
+    """Return the recipe's data set."""
+    if given.data is not None:
+        return given.data
+    part = recipe.data
+    factory = registry.dataset.get(part.name, allow=given.allow)
+    made = factory(**check("data", factory, part.options, also=DataPart.model_fields))
+    if not isinstance(made, Data):
+        raise RecipeError(f"data set {part.name!r} returned {type(made).__name__}; it must return plateaux.Data")
+    return made
+
+
+def training_data(recipe: Recipe, given: Given = NOTHING_GIVEN) -> Data:
+    """Return the recipe's data set with the unlabelled samples that its method looks at."""
+    data = data_of(recipe, given)
+    if "unlabelled" not in method_of(recipe, 0, given).objective.wants:
+        return data
+    name, _, count = (recipe.data.unlabelled or "").partition("@")
+    source = given.unlabelled or _unlabelled(name, data, given)
+    wanted = int(count) if count.isdigit() else len(source)
+    if (count and not count.isdigit()) or not 0 < wanted <= len(source):
+        raise RecipeError(
+            f"data.unlabelled = {recipe.data.unlabelled!r}: write name@count, with a count from 1 to {len(source)}, "
+            "or the name alone for all samples"
+        )
+    draw = torch.Generator().manual_seed(key(recipe.seed, "unlabelled"))
+    ids = torch.randperm(len(source), generator=draw)[:wanted].sort().values
+    return replace(data, unlabelled=Extra(name or "given", source, ids))
+
+
+def unlabelled_facts(data: Data) -> dict[str, Any]:
+    """Return what a run must remember of its unlabelled samples: which they are, so that no test is made of them."""
+    extra = data.unlabelled
+    if extra is None:
+        return {}
+    print_of = extra.source.fingerprint()
+    return {"unlabelled": {"name": extra.name, "fingerprint": print_of, "ids": extra.ids.tolist()}}
+
+
+def _unlabelled(name: str, data: Data, given: Given) -> Source:
+    """Return the train samples of a set, or its test samples where it has no others."""
+    factory = registry.dataset.get(name, allow=given.allow)
+    other: Data = factory(**check("data", factory, {}))
+    if other.shape != data.shape:
+        raise RecipeError(
+            f"data.unlabelled = {name!r} has samples of shape {list(other.shape)}, and {data.name!r} of "
+            f"{list(data.shape)}: the same network must take both"
+        )
+    return other.train if len(other.train) else other.test
+
+
+def in_order(
+    recipe: Recipe,
+    data: Data,
+    source: Source,
+    ids: torch.Tensor,
+    *,
+    batch: int | None = None,
+    device: torch.device = CPU,
+    shard: Shard | None = None,
+) -> Iterator[Batch]:
+    """Yield the samples `ids` in their order, as they are, laid out as the recipe's networks take them."""
+    return evaluation(
+        source,
+        ids,
+        batch=batch or max(recipe.data.batch, 256),
+        mean=data.mean,
+        std=data.std,
+        device=device,
+        dtype=dtype_of(recipe.train.precision),
+        memory_format=FORMATS[recipe.train.memory_format],
+        workers=recipe.data.workers,
+        shard=shard,
+    )

@@ -18,9 +18,7 @@ from torch import Tensor
 
 from plateaux.core.errors import DataError
 from plateaux.core.types import Inputs, key
-from plateaux.data.corruptions import blur as blurs
-from plateaux.data.corruptions import digital as distortions
-from plateaux.data.corruptions import weather
+from plateaux.data.corruptions import blur, digital, noise, weather
 from plateaux.data.corruptions.image_ops import Array, generators
 from plateaux.data.corruptions.severities import TABLES, check_kind, table_size
 from plateaux.data.sources import Source
@@ -30,25 +28,25 @@ SMALLEST = 16  # pixels
 CHUNK = 2**20  # values worked on at once: a few MB an array, whatever the batch
 
 KINDS: dict[str, Callable[..., Array]] = {
-    "gaussian_noise": distortions.gaussian_noise,
-    "shot_noise": distortions.shot_noise,
-    "impulse_noise": distortions.impulse_noise,
-    "defocus_blur": blurs.defocus_blur,
-    "glass_blur": blurs.glass_blur,
-    "motion_blur": blurs.motion_blur,
-    "zoom_blur": blurs.zoom_blur,
+    "gaussian_noise": noise.gaussian_noise,
+    "shot_noise": noise.shot_noise,
+    "impulse_noise": noise.impulse_noise,
+    "defocus_blur": blur.defocus_blur,
+    "glass_blur": blur.glass_blur,
+    "motion_blur": blur.motion_blur,
+    "zoom_blur": blur.zoom_blur,
     "snow": weather.snow,
     "frost": weather.frost,
     "fog": weather.fog,
-    "brightness": distortions.brightness,
-    "contrast": distortions.contrast,
-    "elastic_transform": distortions.elastic_transform,
-    "pixelate": distortions.pixelate,
-    "jpeg_compression": distortions.jpeg_compression,
-    "speckle_noise": distortions.speckle_noise,
-    "gaussian_blur": blurs.gaussian_blur,
+    "brightness": digital.brightness,
+    "contrast": digital.contrast,
+    "elastic_transform": digital.elastic_transform,
+    "pixelate": digital.pixelate,
+    "jpeg_compression": digital.jpeg_compression,
+    "speckle_noise": noise.speckle_noise,
+    "gaussian_blur": blur.gaussian_blur,
     "spatter": weather.spatter,
-    "saturate": distortions.saturate,
+    "saturate": digital.saturate,
 }
 CORRUPTIONS: tuple[str, ...] = tuple(KINDS)[:15]
 EXTRA: tuple[str, ...] = tuple(KINDS)[15:]
@@ -72,7 +70,7 @@ def corrupt(images: Tensor, ids: Tensor, name: str, severity: int) -> Tensor:
         part = images[start : start + step].cpu().permute(0, 2, 3, 1).numpy()
         x = np.ascontiguousarray(part, dtype=np.float32) / np.float32(255)
         made = KINDS[name](x, generators(first, ids[start : start + step].tolist()), *constants)
-        out[start : start + step] = torch.from_numpy(distortions.to_bytes(made)).permute(0, 3, 1, 2)
+        out[start : start + step] = torch.from_numpy(digital.to_bytes(made)).permute(0, 3, 1, 2)
     return out.to(images.device)
 
 

@@ -23,7 +23,8 @@ from torch import Tensor
 from plateaux.core.errors import DataError
 from plateaux.core.types import Inputs
 from plateaux.data.corruptions.severities import check_kind
-from plateaux.data.sources import ImageFiles, Source, Streamed, balanced, check_labels, read_lines, try_read
+from plateaux.data.files import ImageFiles, balanced, check_labels, read_lines, try_read
+from plateaux.data.sources import Source, Streamed
 
 ARRAYS = {"cifar10": ("CIFAR-10-C", 10), "cifar100": ("CIFAR-100-C", 100)}
 FOLDERS = {"tiny_imagenet": ("Tiny-ImageNet-C", 64), "imagenet": ("ImageNet-C", 224)}  # and their pixels

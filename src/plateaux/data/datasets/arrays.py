@@ -14,7 +14,8 @@ from torch import Tensor
 from plateaux.core.errors import DataError, RecipeError
 from plateaux.core.registry import dataset
 from plateaux.core.types import key
-from plateaux.data.sources import Data, channels, check_labels, data_root, first, missing, try_read
+from plateaux.data.files import channels, check_labels, data_root, first, missing, try_read
+from plateaux.data.sources import Data
 
 NAMES = ("x_train", "y_train", "x_test", "y_test")
 Layout = Literal["guess", "channels_first", "channels_last"]

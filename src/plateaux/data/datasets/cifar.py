@@ -16,7 +16,8 @@ from torch import Tensor
 
 from plateaux.core.errors import DataError
 from plateaux.core.registry import dataset
-from plateaux.data.sources import Data, channels, check_labels, data_root, first, missing, read_lines, try_read
+from plateaux.data.files import channels, check_labels, data_root, first, missing, read_lines, try_read
+from plateaux.data.sources import Data
 
 PAGE = "https://www.cs.toronto.edu/~kriz/cifar.html"
 PIXELS = 3 * 32 * 32

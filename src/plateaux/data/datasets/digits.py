@@ -7,7 +7,8 @@ import torch
 from plateaux.core.errors import DataError
 from plateaux.core.registry import dataset
 from plateaux.core.types import key
-from plateaux.data.sources import Data, first
+from plateaux.data.files import first
+from plateaux.data.sources import Data
 
 
 @dataset

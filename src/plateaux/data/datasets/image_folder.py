@@ -7,7 +7,8 @@ from pathlib import Path
 
 from plateaux.core.errors import DataError
 from plateaux.core.registry import dataset
-from plateaux.data.sources import Data, ImageFiles, Streamed, balanced, channels, data_root, kept, missing
+from plateaux.data.files import ImageFiles, balanced, channels, data_root, kept, missing
+from plateaux.data.sources import Data, Streamed
 
 ENDINGS = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp"}
 

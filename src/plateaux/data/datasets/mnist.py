@@ -14,7 +14,8 @@ from torch import Tensor
 
 from plateaux.core.errors import DataError
 from plateaux.core.registry import dataset
-from plateaux.data.sources import Data, channels, check_labels, data_root, first, missing, try_read
+from plateaux.data.files import channels, check_labels, data_root, first, missing, try_read
+from plateaux.data.sources import Data
 
 PUBLISHED = {  # md5 of the archives, for a remark only: a set with fewer images is a set too
     "mnist": {

@@ -12,7 +12,8 @@ from torch import Tensor
 from plateaux.core.errors import DataError, RecipeError
 from plateaux.core.optional import guest
 from plateaux.core.registry import dataset
-from plateaux.data.sources import Data, Resident, data_root, kept, missing, try_read
+from plateaux.data.files import data_root, kept, missing, try_read
+from plateaux.data.sources import Data, Resident
 
 FILES = ("msr_paraphrase_train.txt", "msr_paraphrase_test.txt")
 VOCABULARY = "weights/minilm_l3_mrpc_fp16.safetensors"

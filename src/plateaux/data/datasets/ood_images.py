@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 
 from plateaux.core.errors import DataError
 from plateaux.core.registry import dataset
-from plateaux.data.sources import Data, Resident, check_labels, data_root, first, missing, try_read
+from plateaux.data.files import check_labels, data_root, first, missing, try_read
+from plateaux.data.sources import Data, Resident
 
 Arrays = Mapping[str, NDArray[Any]]
 

@@ -9,7 +9,8 @@ import torch
 
 from plateaux.core.errors import DataError
 from plateaux.core.registry import dataset
-from plateaux.data.sources import Data, ImageFiles, Resident, balanced, channels, data_root, kept, missing, read_lines
+from plateaux.data.files import ImageFiles, balanced, channels, data_root, kept, missing, read_lines
+from plateaux.data.sources import Data, Resident
 
 PAGE = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
 

@@ -8,8 +8,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from plateaux.core.callbacks import Tell
 from plateaux.core.errors import RecipeError
-from plateaux.core.method import CarryOut, Failure, Offer, Tell, View
+from plateaux.core.executor import CarryOut, Failure
+from plateaux.core.member import View
+from plateaux.core.outputs import Offer
 from plateaux.core.registry import executor
 from plateaux.core.types import Batch, Tree
 from plateaux.distributed.process_pool import run_in_turn, run_pool

@@ -12,8 +12,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from plateaux.core.callbacks import Tell
 from plateaux.core.errors import RecipeError
-from plateaux.core.method import CarryOut, Failure, Offer, Tell, View
+from plateaux.core.executor import CarryOut, Failure
+from plateaux.core.member import View
+from plateaux.core.outputs import Offer
 from plateaux.core.registry import executor
 from plateaux.core.runtime import device_named, local_processes
 from plateaux.core.types import Batch, Tree

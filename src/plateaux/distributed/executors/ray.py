@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 
+from plateaux.core.callbacks import Tell
 from plateaux.core.errors import RecipeError
-from plateaux.core.method import CarryOut, Failure, Tell
+from plateaux.core.executor import CarryOut, Failure
 from plateaux.core.registry import executor
 from plateaux.distributed.executors.local import Local
 from plateaux.distributed.executors.mesh import Mesh, mesh
@@ -36,12 +37,12 @@ class OnRay(Local):
         """Leave the cluster; one that was started here ends."""
         if self._crew is None:
             return
-        from plateaux.distributed import ray_pool as crew
+        from plateaux.distributed import ray_pool
 
         self._crew.dismiss()
         self._crew = None
         if self._ours:
-            crew.disconnect()
+            ray_pool.disconnect()
 
     def places(self) -> int:
         """Return how many processes of a job's size the cluster has room for now."""
@@ -62,11 +63,11 @@ class OnRay(Local):
         if self._crew is None:
             if find_spec("ray") is None:
                 raise RecipeError('The executor "ray" needs Ray: pip install "plateaux[ray]"')
-            from plateaux.distributed import ray_pool as crew
+            from plateaux.distributed import ray_pool
 
-            self._ours = crew.connect(self._address)
-            self._crew = crew.Crew(crew.Needs(*self._needs))
-            if self._ours and not crew.elsewhere(self._address):
+            self._ours = ray_pool.connect(self._address)
+            self._crew = ray_pool.Crew(ray_pool.Needs(*self._needs))
+            if self._ours and not ray_pool.elsewhere(self._address):
                 self._crew.most = self._crew.places()
         return self._crew
 

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from plateaux.core.errors import RecipeError
-from plateaux.core.method import Measure
+from plateaux.core.metric import Measure
 from plateaux.core.registry import measure
 from plateaux.core.stats.estimates import share
 from plateaux.core.types import Batch, Tree, Value
-from plateaux.ensembles.log_probs import guesses_of, log_probabilities, row_names
+from plateaux.ensembles.log_probs import guesses_of, log_probabilities
+from plateaux.evaluation.row_names import row_names
 
 
 @measure

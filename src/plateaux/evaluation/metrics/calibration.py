@@ -9,13 +9,24 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from plateaux.core.method import Measure
+from plateaux.core.metric import Measure
 from plateaux.core.registry import measure
 from plateaux.core.stats.estimates import mean, share
 from plateaux.core.types import Batch, Tree, Value
-from plateaux.ensembles.log_probs import cell, log_probabilities, row_names
-from plateaux.evaluation.binning import binned, check_bins, equal_width, guesses
-from plateaux.evaluation.confidence import Codes, Equals, confidences, equal_mass, groups, surest_first
+from plateaux.ensembles.log_probs import log_probabilities
+from plateaux.evaluation.confidence import (
+    Codes,
+    Equals,
+    binned,
+    check_bins,
+    confidences,
+    equal_mass,
+    equal_width,
+    groups,
+    guesses,
+    surest_first,
+)
+from plateaux.evaluation.row_names import cell, row_names
 
 CELLS_AT_MOST = 300  # classes times bins, whose products two by two an error needs: 0.7 MB a row
 ERROR = "error by the delta method with the bins' samples fixed; a bin of one sample adds none"

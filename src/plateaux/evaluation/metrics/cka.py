@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from plateaux.core.errors import RecipeError
-from plateaux.core.method import Measure, features
+from plateaux.core.metric import Measure
+from plateaux.core.outputs import features
 from plateaux.core.registry import measure
 from plateaux.core.types import Batch, Tree, Value
-from plateaux.ensembles.log_probs import MEAN_OF_PAIRS, pair_name, pairs
+from plateaux.evaluation.row_names import MEAN_OF_PAIRS, pair_name, pairs
 
 WIDEST = 4096  # a pair's products are D x D numbers of 8 bytes: 134 MB at this width
 CONSTANT = 1e-12  # a centred square so small against the raw one is rounding

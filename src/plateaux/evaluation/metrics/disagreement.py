@@ -8,20 +8,12 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from plateaux.core.method import Measure
+from plateaux.core.metric import Measure
 from plateaux.core.registry import measure
 from plateaux.core.stats.estimates import means, moments, ratio, ratios
 from plateaux.core.types import Batch, Tree, Value
-from plateaux.ensembles.log_probs import (
-    MEAN_OF_PAIRS,
-    TOGETHER,
-    guesses_of,
-    ordered_name,
-    ordered_pairs,
-    pair_name,
-    pairs,
-    wide_probabilities_of,
-)
+from plateaux.ensembles.log_probs import guesses_of, wide_probabilities_of
+from plateaux.evaluation.row_names import MEAN_OF_PAIRS, TOGETHER, ordered_name, ordered_pairs, pair_name, pairs
 
 
 @measure

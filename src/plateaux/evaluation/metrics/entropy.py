@@ -15,11 +15,12 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from plateaux.core.method import Measure
+from plateaux.core.metric import Measure
 from plateaux.core.registry import measure
 from plateaux.core.stats.estimates import means, moments
 from plateaux.core.types import Batch, Tree, Value
-from plateaux.ensembles.log_probs import TOGETHER, wide_probabilities_of
+from plateaux.ensembles.log_probs import wide_probabilities_of
+from plateaux.evaluation.row_names import TOGETHER
 
 
 @measure

@@ -8,19 +8,12 @@ from math import isnan, nan, sqrt
 import torch
 from torch import Tensor
 
-from plateaux.core.method import Measure
+from plateaux.core.metric import Measure
 from plateaux.core.registry import measure
 from plateaux.core.stats.estimates import ratio, ratios, share
 from plateaux.core.types import Batch, Tree, Value
-from plateaux.ensembles.log_probs import (
-    MEAN_LOGIT,
-    MEAN_OF_PAIRS,
-    MEAN_PROBABILITY,
-    TOGETHER,
-    guesses_of,
-    pair_name,
-    pairs,
-)
+from plateaux.ensembles.log_probs import guesses_of
+from plateaux.evaluation.row_names import MEAN_LOGIT, MEAN_OF_PAIRS, MEAN_PROBABILITY, TOGETHER, pair_name, pairs
 
 Found = tuple[float, tuple[float, float, float, float] | None]
 """A pair's number, and how it moves with the four cells of its table; None where that says nothing of its error."""

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from plateaux.core.errors import RecipeError
-from plateaux.core.method import Measure
+from plateaux.core.metric import Measure
 from plateaux.core.registry import measure
 from plateaux.core.stats.estimates import share
 from plateaux.core.types import Batch, Tree, Value
-from plateaux.ensembles.log_probs import cell, guesses_of, row_names
+from plateaux.ensembles.log_probs import guesses_of
+from plateaux.evaluation.row_names import cell, row_names
 
 MATRIX_AT_MOST = 200  # classes; the matrix of 1000 would take 8 MB a row and cast
 NOTHING = Value(float("nan"))

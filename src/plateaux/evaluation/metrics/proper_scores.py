@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from plateaux.core.method import Measure
+from plateaux.core.metric import Measure
 from plateaux.core.registry import measure
 from plateaux.core.stats.estimates import means, moments
 from plateaux.core.types import Batch, Tree, Value
-from plateaux.ensembles.log_probs import cell, log_probabilities, row_names
-from plateaux.evaluation.binning import binned, check_bins, equal_width
+from plateaux.ensembles.log_probs import log_probabilities
+from plateaux.evaluation.confidence import binned, check_bins, equal_width
+from plateaux.evaluation.row_names import cell, row_names
 
 
 @measure

@@ -15,12 +15,12 @@ import torch
 from numpy.typing import NDArray
 
 from plateaux.core.errors import RecipeError
-from plateaux.core.method import Measure
+from plateaux.core.metric import Measure
 from plateaux.core.registry import measure
 from plateaux.core.stats.estimates import share
 from plateaux.core.types import Tree, Value
-from plateaux.ensembles.log_probs import row_names
 from plateaux.evaluation.confidence import Codes, Equals, confidences, groups, has_no_number, surest_first
+from plateaux.evaluation.row_names import row_names
 
 TIES = "confidence is the largest probability; ties count as their mean"
 Floats = NDArray[np.float64]

@@ -8,11 +8,12 @@ from typing import Literal
 from torch import Tensor
 
 from plateaux.core.errors import RecipeError
-from plateaux.core.method import Measure
+from plateaux.core.metric import Measure
 from plateaux.core.registry import measure
 from plateaux.core.stats.estimates import means, moments
 from plateaux.core.types import Batch, Tree
-from plateaux.ensembles.log_probs import TOGETHER, guesses_of, wide_probabilities_of
+from plateaux.ensembles.log_probs import guesses_of, wide_probabilities_of
+from plateaux.evaluation.row_names import TOGETHER
 
 
 @measure

@@ -7,13 +7,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from plateaux.core import tensor_tree as trees
+from plateaux.core import tensor_tree
 from plateaux.core.registry import probe
 from plateaux.core.stats.estimates import mean_over
 from plateaux.core.types import Tree, Value
-from plateaux.loss_landscape import perturbations as neighbourhood
+from plateaux.loss_landscape import perturbations
 from plateaux.loss_landscape.groups import CONVENTION, Group, groups, losses, used
-from plateaux.loss_landscape.loss_surface import Ground, Probe
+from plateaux.loss_landscape.loss_surface import Ground
+from plateaux.loss_landscape.probe import Probe
 
 
 @probe
@@ -65,11 +66,11 @@ def _average(
     eta: float,
 ) -> Probe:
     far = RADII[norm, adaptive] if radius is None else radius
-    neighbourhood.check(lengths={"radius": far, "eta": eta}, counts={"m": m, "samples": samples, "draws": draws})
-    law: neighbourhood.Law = "normal" if norm == "l2" else "uniform"
+    perturbations.check(lengths={"radius": far, "eta": eta}, counts={"m": m, "samples": samples, "draws": draws})
+    law: perturbations.Law = "normal" if norm == "l2" else "uniform"
 
     def ask(ground: Ground) -> dict[str, Value]:
-        scale = neighbourhood.scale_of(ground.home, adaptive=adaptive, eta=eta)
+        scale = perturbations.scale_of(ground.home, adaptive=adaptive, eta=eta)
         found = []
         with ground.standing(ground.home):
             for number, group in enumerate(groups(ground.batches, m)):
@@ -93,16 +94,16 @@ def _rises(
     group: Group,
     scale: Tree | None,
     radius: float,
-    law: neighbourhood.Law,
+    law: perturbations.Law,
     draws: int,
     chance: torch.Generator,
 ) -> tuple[Tensor, Tensor]:
     """Return the mean rise of every sample `[m]`, and the rise of the group at every draw `[draws]`, in float64."""
-    trees.write(ground.params, ground.home)
+    tensor_tree.write(ground.params, ground.home)
     home = losses(ground, group)
     each, over = torch.zeros_like(home), []
     for _ in range(draws):
-        neighbourhood.move(ground, neighbourhood.drawn(ground.home, chance, law), scale=scale, times=radius)
+        perturbations.move(ground, perturbations.drawn(ground.home, chance, law), scale=scale, times=radius)
         rise = losses(ground, group) - home
         each += rise / draws
         over.append(rise.mean())

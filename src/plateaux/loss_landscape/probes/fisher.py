@@ -9,13 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from plateaux.core import tensor_tree as trees
+from plateaux.core import tensor_tree
 from plateaux.core.errors import RecipeError
 from plateaux.core.registry import probe
 from plateaux.core.types import Batch, Value
 from plateaux.loss_landscape.forward_mode import slope
-from plateaux.loss_landscape.loss_surface import Ground, Probe
+from plateaux.loss_landscape.loss_surface import Ground
 from plateaux.loss_landscape.per_sample import gradient_norms, over_samples
+from plateaux.loss_landscape.probe import Probe
 
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, nn.LocalResponseNorm)
@@ -110,7 +111,7 @@ def _refuse_what_is_not_homogeneous(ground: Ground, degree: int) -> None:
         )
     two = ground.batches[0].part(slice(0, 2))
     with torch.no_grad():
-        here, there = (ground.outputs(two)(at) for at in (ground.home, trees.scale(ground.home, 1.1)))
+        here, there = (ground.outputs(two)(at) for at in (ground.home, tensor_tree.scale(ground.home, 1.1)))
     if not torch.allclose(there, 1.1**degree * here, rtol=1e-3, atol=1e-3 * float(here.abs().max())):
         raise RecipeError(
             f'method = "logit" with {degree - 1} hidden layers does not hold: with all weights times 1.1 the logits '

@@ -26,7 +26,8 @@ from plateaux.loss_landscape.lanczos import (
     signs,
     standard_error,
 )
-from plateaux.loss_landscape.loss_surface import Ground, Probe
+from plateaux.loss_landscape.loss_surface import Ground
+from plateaux.loss_landscape.probe import Probe
 
 Method = Literal["hutchinson", "hutch++"]
 

@@ -13,8 +13,9 @@ from plateaux.core.errors import RecipeError
 from plateaux.core.registry import probe
 from plateaux.core.stats.ranking import spearman
 from plateaux.core.types import Batch, Inputs, Value, map_inputs
-from plateaux.loss_landscape.loss_surface import Ground, Probe
+from plateaux.loss_landscape.loss_surface import Ground
 from plateaux.loss_landscape.per_sample import alone, gradient_norms, over_draws, over_samples
+from plateaux.loss_landscape.probe import Probe
 
 GARG_AND_ROY = (
     "mean over random signs v of |grad(x + h v) - grad(x)|^2 / h^2, the samples' own losses; h = {radius:g} of \

@@ -7,14 +7,15 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from plateaux.core import tensor_tree as trees
+from plateaux.core import tensor_tree
 from plateaux.core.errors import RecipeError, nearest
 from plateaux.core.registry import probe
 from plateaux.core.stats.estimates import mean_over
 from plateaux.core.types import Tree, Value
-from plateaux.loss_landscape import perturbations as neighbourhood
+from plateaux.loss_landscape import perturbations
 from plateaux.loss_landscape.groups import CONVENTION, Group, gradient, groups, losses, used
-from plateaux.loss_landscape.loss_surface import Ground, Probe
+from plateaux.loss_landscape.loss_surface import Ground
+from plateaux.loss_landscape.probe import Probe
 
 Direction = Literal["sphere", "gaussian", "filter"]
 
@@ -36,7 +37,7 @@ def sam_sharpness(
     """
     if direction not in get_args(Direction):
         raise RecipeError(f"There is no direction {direction!r}; {nearest(direction, get_args(Direction))}")
-    neighbourhood.check(lengths={"rho": rho}, counts={"directions": directions, "samples": samples})
+    perturbations.check(lengths={"rho": rho}, counts={"directions": directions, "samples": samples})
 
     def ask(ground: Ground) -> dict[str, Value]:
         home = ground.all_losses()
@@ -45,7 +46,7 @@ def sam_sharpness(
         with ground.standing(ground.home):
             for number in range(directions):
                 way, times = _away(ground.home, ground.generator("sam_sharpness", number), direction)
-                neighbourhood.move(ground, way, times=rho * times)
+                perturbations.move(ground, way, times=rho * times)
                 rise = ground.all_losses() - home
                 largest = rise if not means or rise.mean() > max(means) else largest
                 means.append(rise.mean())
@@ -63,15 +64,15 @@ def sam_sharpness(
 
 def _away(home: Tree, chance: torch.Generator, direction: Direction) -> tuple[Tree, float]:
     """Return a direction, and what to multiply it by."""
-    way = neighbourhood.drawn(home, chance)
+    way = perturbations.drawn(home, chance)
     if direction == "sphere":
-        return way, 1 / float(trees.norm(way))
+        return way, 1 / float(tensor_tree.norm(way))
     return (way if direction == "gaussian" else {name: _filters(way[name], home[name]) for name in way}), 1.0
 
 
 def _filters(way: Tensor, weights: Tensor) -> Tensor:
     """Return a direction as long, filter by filter, as the weights; biases and scales stay."""
-    return torch.zeros_like(way) if weights.ndim < 2 else neighbourhood.as_filters(way, weights)
+    return torch.zeros_like(way) if weights.ndim < 2 else perturbations.as_filters(way, weights)
 
 
 def _reported(each: Tensor, means: Tensor, largest: Tensor) -> dict[str, Value]:
@@ -96,10 +97,10 @@ def sam_step(
     The point is w + rho g / |g|, or with T = |w| + eta, w + rho T^2 g / |T g| where adaptive. Beside it what the slope
     alone promises, rho |g| or rho |T g|.
     """
-    neighbourhood.check(lengths={"rho": rho, "eta": eta}, counts={"m": m, "samples": samples})
+    perturbations.check(lengths={"rho": rho, "eta": eta}, counts={"m": m, "samples": samples})
 
     def ask(ground: Ground) -> dict[str, Value]:
-        scale = neighbourhood.scale_of(ground.home, adaptive=adaptive, eta=eta)
+        scale = perturbations.scale_of(ground.home, adaptive=adaptive, eta=eta)
         with ground.standing(ground.home):
             found = [_stepped(ground, group, scale, rho) for group in groups(ground.batches, m)]
         return {
@@ -120,12 +121,12 @@ def sam_step(
 
 def _stepped(ground: Ground, group: Group, scale: Tree | None, rho: float) -> tuple[float, float]:
     """Return how much the loss rises in one step, and what the gradient promised."""
-    trees.write(ground.params, ground.home)
+    tensor_tree.write(ground.params, ground.home)
     home, way = gradient(ground, group)
     if scale is not None:
-        trees.multiply_(way, scale)
-    length = float(trees.norm(way))
+        tensor_tree.multiply_(way, scale)
+    length = float(tensor_tree.norm(way))
     if rho * length == 0:
         return 0.0, 0.0
-    neighbourhood.move(ground, way, scale=scale, times=rho / length)
+    perturbations.move(ground, way, scale=scale, times=rho / length)
     return float(losses(ground, group).mean()) - home, rho * length

@@ -11,10 +11,11 @@ from plateaux.core.errors import RecipeError, nearest
 from plateaux.core.registry import probe
 from plateaux.core.stats.estimates import mean_over
 from plateaux.core.types import Value
-from plateaux.loss_landscape import perturbations as neighbourhood
+from plateaux.loss_landscape import perturbations
 from plateaux.loss_landscape.apgd import Ascent, Ball, Norm, ascents
 from plateaux.loss_landscape.groups import CONVENTION, groups, used
-from plateaux.loss_landscape.loss_surface import Ground, Probe
+from plateaux.loss_landscape.loss_surface import Ground
+from plateaux.loss_landscape.probe import Probe
 
 Preset = Literal["sharpbalance"]
 
@@ -88,13 +89,13 @@ def _worst(
     usual = PRESETS[preset] if preset else {"radius": RADII[norm, adaptive], "m": 128, "samples": 1024}
     far = float(usual["radius"] if radius is None else radius)
     size, count = int(usual["m"] if m is None else m), int(usual["samples"] if samples is None else samples)
-    neighbourhood.check(
+    perturbations.check(
         lengths={"radius": far, "eta": eta},
         counts={"m": size, "samples": count, "steps": steps, "restarts": restarts},
     )
 
     def ask(ground: Ground) -> dict[str, Value]:
-        ball = Ball(far, norm, neighbourhood.scale_of(ground.home, adaptive=adaptive, eta=eta))
+        ball = Ball(far, norm, perturbations.scale_of(ground.home, adaptive=adaptive, eta=eta))
         found = []
         with ground.standing(ground.home):
             for number, group in enumerate(groups(ground.batches, size)):

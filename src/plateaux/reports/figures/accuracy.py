@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from plateaux.core.formatting import between, counted, number, points
+from plateaux.core.plot_style import COLOURS, INK
 from plateaux.core.types import Value
-from plateaux.ensembles.log_probs import MEAN_PROBABILITY
-from plateaux.loss_landscape.plots import COLOURS, INK
-from plateaux.reports import style as look
+from plateaux.evaluation.row_names import MEAN_PROBABILITY
+from plateaux.reports import style
 from plateaux.reports.query import is_member, label_of, over, usual_on
 from plateaux.reports.style import Drawing
 from plateaux.studies.results import Finding
@@ -40,10 +40,10 @@ def accuracy_bars(findings: Sequence[Finding], *, on: str | None = None) -> Draw
     if not bars:
         return None
     shown = sorted(bars, key=lambda name: -_height(bars[name]))[:MOST] if len(bars) > MOST else list(bars)
-    with look.look():
-        labels = [look.plain(name) for name in shown]
+    with style.look():
+        labels = [style.plain(name) for name in shown]
         more = sum(label.count("\n") for label in labels)
-        figure, axes = look.empty(0.9 + 0.34 * max(len(shown), 2) + 0.12 * more)
+        figure, axes = style.empty(0.9 + 0.34 * max(len(shown), 2) + 0.12 * more)
         for position, name in enumerate(shown):
             _draw(axes, bars[name], position)
         start = _start([bars[name] for name in shown])
@@ -53,9 +53,9 @@ def accuracy_bars(findings: Sequence[Finding], *, on: str | None = None) -> Draw
         axes.set_ylim(len(shown) - 0.4, -0.6)
         axes.grid(False, axis="y")
         axes.set_xlabel(f"accuracy on {on} samples, %")
-        look.legend(figure, axes)
+        style.legend(figure, axes)
         sentence = _sentence(bars, on) + _left_out(len(bars)) + f" The axis starts at {start:g} %."
-        return look.finished("accuracy_bars", "Members, and what they gain together", sentence, figure)
+        return style.finished("accuracy_bars", "Members, and what they gain together", sentence, figure)
 
 
 def _bars(findings: Sequence[Finding], on: str) -> dict[str, Bar]:

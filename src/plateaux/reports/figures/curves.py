@@ -9,9 +9,8 @@ from typing import Any
 
 from plateaux.core.formatting import between, number
 from plateaux.core.types import Value
-from plateaux.ensembles.log_probs import PART, cell
-from plateaux.evaluation.evaluator import MEMBERS_MEAN
-from plateaux.reports import style as look
+from plateaux.evaluation.row_names import MEMBERS_MEAN, PART, cell
+from plateaux.reports import style
 from plateaux.reports.query import ROWS, bare, is_number, label_of, main_row, over, swept, usual_on, without
 from plateaux.reports.style import Drawing
 from plateaux.studies.comparison import MAIN
@@ -68,10 +67,10 @@ def severity(findings: Sequence[Finding]) -> Drawing | None:
         f"{between(list(ends.values()), True)} at severity {worst:.0f}, mean over the corruptions"
         + (f"; best there: {best}." if len(ends) > 1 else ".")
     )
-    if len(curves) > look.SERIES:  # whom the sentence names must be seen
+    if len(curves) > style.SERIES:  # whom the sentence names must be seen
         known = {name: end for name, end in ends.items() if not math.isnan(end)}
         curves = dict(sorted(curves.items(), key=lambda item: -known.get(item[0], -math.inf)))
-        sentence += f" The {look.SERIES} best there are in colour."
+        sentence += f" The {style.SERIES} best there are in colour."
     names = ("severity of corruption", "accuracy, mean over corruptions")
     return _drawn("severity", "Under corruption", sentence, curves, names, whole=True)
 
@@ -138,24 +137,24 @@ def _drawn(
     name: str, title: str, sentence: str, curves: Mapping[str, Curve], labels: tuple[str, str], *, whole: bool = False
 ) -> Drawing:
     percent = _percent(curves)
-    with look.look():
-        figure, axes = look.empty(3.2)
+    with style.look():
+        figure, axes = style.empty(3.2)
         for position, curve in enumerate(curves.values()):
-            _line(axes, curve, position, look.named(position, list(curves)), 100.0 if percent else 1.0)
+            _line(axes, curve, position, style.named(position, list(curves)), 100.0 if percent else 1.0)
         if whole:
             axes.xaxis.get_major_locator().set_params(integer=True)
-        axes.set_xlabel(look.plain(labels[0], 60))
-        axes.set_ylabel(look.plain(labels[1], 44) + (", %" if percent else ""))
+        axes.set_xlabel(style.plain(labels[0], 60))
+        axes.set_ylabel(style.plain(labels[1], 44) + (", %" if percent else ""))
         if len(curves) > 1:
-            look.legend(figure, axes)
-        return look.finished(name, title, sentence, figure)
+            style.legend(figure, axes)
+        return style.finished(name, title, sentence, figure)
 
 
 def _line(axes: Any, curve: Curve, position: int, name: str | None, times: float) -> None:
     values = [_at(curve, at) for at in curve]
     heights = [times * value.number for value in values]
-    if position >= look.SERIES:
-        axes.plot(list(curve), heights, label=name, **look.pen(position))
+    if position >= style.SERIES:
+        axes.plot(list(curve), heights, label=name, **style.pen(position))
         return
     errors = [times * (value.error or 0.0) for value in values]
-    axes.errorbar(list(curve), heights, yerr=errors, label=name, elinewidth=0.8, capsize=2, **look.pen(position))
+    axes.errorbar(list(curve), heights, yerr=errors, label=name, elinewidth=0.8, capsize=2, **style.pen(position))

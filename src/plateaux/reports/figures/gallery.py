@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plateaux.core.formatting import counted, number
-from plateaux.reports import style as look
+from plateaux.reports import style
 from plateaux.reports.style import Drawing
 
 EACH, COLUMNS = 8, 4  # pictures of either kind, and beside each other
@@ -47,10 +47,10 @@ def gallery(said: Said, images: Images, names: Sequence[str] = ()) -> Drawing | 
     chosen = np.concatenate([order[::-1][:each], order[:each]])
     pictures = [_picture(one) for one in images(said.ids[chosen])]
     rows = -(-each // COLUMNS)
-    with look.look():
+    with style.look():
         height = 0.3 + 3.2 * rows
         # All cells are alike, and laying out so many takes long.
-        figure, cells = look.empty(height, 2 * rows, COLUMNS, layout=None, squeeze=False)
+        figure, cells = style.empty(height, 2 * rows, COLUMNS, layout=None, squeeze=False)
         figure.subplots_adjust(0.01, 0.01, 0.99, 1 - 0.42 / height, wspace=0.1, hspace=0.42)
         for axes in cells.ravel():
             axes.set_axis_off()
@@ -60,7 +60,7 @@ def gallery(said: Said, images: Images, names: Sequence[str] = ()) -> Drawing | 
             colours = {"cmap": "gray"} if picture.ndim == 2 else {}
             axes.imshow(picture, interpolation="none", **colours)
             axes.set_title(_answers(said, int(at), names), fontsize=6.8, loc="center")
-        return look.finished("gallery", "Where members differ most and least", _sentence(said, apart, each), figure)
+        return style.finished("gallery", "Where members differ most and least", _sentence(said, apart, each), figure)
 
 
 def differing(probabilities: NDArray[np.float32]) -> NDArray[np.float64]:
@@ -79,7 +79,7 @@ def _answers(said: Said, at: int, names: Sequence[str]) -> str:
     """Return two lines: what it is, and what members say it is."""
 
     def name(number: int) -> str:
-        return look.plain(names[number], WORD, 1) if number < len(names) else str(number)
+        return style.plain(names[number], WORD, 1) if number < len(names) else str(number)
 
     guesses = [int(guess) for guess in said.probabilities[:, at].argmax(-1)]
     if len(guesses) <= ONE_BY_ONE and max(len(name(guess)) for guess in guesses) <= 2:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plateaux.core.formatting import between, counted
-from plateaux.reports import style as look
+from plateaux.reports import style
 from plateaux.reports.style import Drawing
 
 Tree = Mapping[str, Any]  # one picture's numbers, as its JSON file has them
@@ -24,20 +24,20 @@ def lines(tree: Tree) -> Drawing | None:
     found = {name: (at, losses) for name, (at, losses) in found.items() if np.isfinite(losses).any()}
     if kind not in ("slices", "paths") or not found:
         return None
-    with look.look():
-        figure, axes = look.empty(3.2)
+    with style.look():
+        figure, axes = style.empty(3.2)
         for position, (at, losses) in enumerate(found.values()):
-            label = look.named(position, list(found))
-            axes.plot(at, losses, label=label, **{**look.pen(position), "marker": None})
+            label = style.named(position, list(found))
+            axes.plot(at, losses, label=label, **{**style.pen(position), "marker": None})
         heights = [float(loss) for _, losses in found.values() for loss in losses if math.isfinite(loss)]
-        if look.wide(heights):
-            look.logarithmic(axes.yaxis)
+        if style.wide(heights):
+            style.logarithmic(axes.yaxis)
         along = "distance from the member, in norms of its filters"
         axes.set_xlabel(along if kind == "slices" else "from the one member (0) to the other (1)")
         axes.set_ylabel("loss")
-        look.legend(figure, axes)
+        style.legend(figure, axes)
         title = "Around each member" if kind == "slices" else "Between members"
-        return look.finished(f"landscape_{kind}", title, _about_lines(kind, found), figure)
+        return style.finished(f"landscape_{kind}", title, _about_lines(kind, found), figure)
 
 
 def surfaces(trees: Mapping[str, Tree]) -> Drawing | None:
@@ -50,26 +50,26 @@ def surfaces(trees: Mapping[str, Tree]) -> Drawing | None:
     if not shown:
         return None
     heights = [float(height) for name in shown for height in grids[name].ravel() if math.isfinite(height)]
-    logs = look.wide(heights)
+    logs = style.wide(heights)
     scale = min(heights), max(heights)
     columns = min(3, len(shown))
     rows = math.ceil(len(shown) / columns)
-    with look.look():
-        figure, cells = look.empty(0.7 + 4.6 / columns * rows, rows, columns, squeeze=False)
+    with style.look():
+        figure, cells = style.empty(0.7 + 4.6 / columns * rows, rows, columns, squeeze=False)
         for name, axes in zip(shown, cells.ravel(), strict=False):
             drawn = _surface(axes, found[name], grids[name], scale, logs)
-            axes.set_title(look.plain(_called(name), 24))
+            axes.set_title(style.plain(_called(name), 24))
         for axes in cells.ravel()[len(shown) :]:
             axes.set_axis_off()
         bar = figure.colorbar(drawn, ax=cells, location="bottom", shrink=0.7, aspect=40)
         bar.set_label("loss")
         if logs:
-            look.logarithmic(bar.ax.xaxis)
+            style.logarithmic(bar.ax.xaxis)
         marks = [float(mark["loss"]) for name in shown for mark in found[name].get("marks", {}).values()]
         words = f"The loss around {', '.join(map(_called, shown))}: {between(marks)} at the members (dots), up to "
         sentence = f"{words}{between([max(heights)])} at the edges; all pictures share one scale."
         kind = trees[shown[0]]["kind"]
-        return look.finished(f"landscape_{kind}", "The loss from above", sentence, figure)
+        return style.finished(f"landscape_{kind}", "The loss from above", sentence, figure)
 
 
 def _surface(axes: Any, each: Tree, heights: NDArray[np.float64], scale: tuple[float, float], logs: bool) -> Any:

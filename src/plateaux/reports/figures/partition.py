@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plateaux.core.formatting import between, counted, number
-from plateaux.loss_landscape.plots import COLOURS
-from plateaux.reports import style as look
+from plateaux.core.plot_style import COLOURS
+from plateaux.reports import style
 from plateaux.reports.style import Drawing
 
 WRITTEN = 6  # members at most whose overlaps are written into the picture
@@ -33,8 +33,8 @@ def careful(met: Careful) -> Drawing | None:
     if not members or not sum(met.counts):
         return None
     table = np.array(met.overlap, dtype=np.float64)  # null is nan
-    with look.look():
-        figure, (left, right) = look.empty(2.8, 1, 2, width_ratios=(3, 2))
+    with style.look():
+        figure, (left, right) = style.empty(2.8, 1, 2, width_ratios=(3, 2))
         total = sum(met.counts)
         heights = [100 * count / total for count in met.counts]
         left.bar(range(len(heights)), heights, color=COLOURS[0], width=0.8)
@@ -42,7 +42,7 @@ def careful(met: Careful) -> Drawing | None:
         left.xaxis.get_major_locator().set_params(integer=True)
         left.grid(False, axis="x")
         _overlap(right, table)
-        return look.finished("careful", f"Careful about what, at epoch {met.epoch}", _sentence(met, table), figure)
+        return style.finished("careful", f"Careful about what, at epoch {met.epoch}", _sentence(met, table), figure)
 
 
 def _overlap(axes: Any, table: NDArray[np.float64]) -> None:

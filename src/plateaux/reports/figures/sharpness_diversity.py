@@ -10,7 +10,7 @@ import numpy as np
 
 from plateaux.core.formatting import counted, number
 from plateaux.core.stats.intervals import slope
-from plateaux.reports import style as look
+from plateaux.reports import style
 from plateaux.reports.query import DIVERSITY, ROWS, SHARPNESS, bare, first_of, main_row, swept, usual_on, without
 from plateaux.reports.style import Drawing
 from plateaux.studies.results import Finding
@@ -34,18 +34,18 @@ def sharpness_diversity(
     families: dict[str, list[Point]] = {}
     for each in points:
         families.setdefault(without(each[0], factor), []).append(each)
-    with look.look():
-        figure, axes = look.empty(3.6)
+    with style.look():
+        figure, axes = style.empty(3.6)
         for position, several in enumerate(families.values()):
-            _scatter(axes, several, position, look.named(position, list(families)), bars=len(points) <= WITH_ERRORS)
+            _scatter(axes, several, position, style.named(position, list(families)), bars=len(points) <= WITH_ERRORS)
             _fit(axes, several, position)
-        if look.wide([each[0].number for each in points]):
-            look.logarithmic(axes.xaxis)
+        if style.wide([each[0].number for each in points]):
+            style.logarithmic(axes.xaxis)
         axes.set_xlabel(f"{bare(across[0])}, mean of members, on {across[1]} samples\n(flatter to the left)")
         axes.set_ylabel(f"{bare(up[0])} on {up[1]} samples")
         if len(families) > 1:
-            look.legend(figure, axes)
-        return look.finished(
+            style.legend(figure, axes)
+        return style.finished(
             "sharpness_diversity", "How flat against how different", _sentence(families, across[0], up[0]), figure
         )
 
@@ -61,26 +61,26 @@ def _points(findings: Sequence[Finding], across: tuple[str, str], up: tuple[str,
 
 
 def _scatter(axes: Any, several: Sequence[Point], position: int, name: str | None, *, bars: bool) -> None:
-    style = {**look.pen(position), "linestyle": "none"}
-    style.setdefault("marker", "o")
+    options = {**style.pen(position), "linestyle": "none"}
+    options.setdefault("marker", "o")
     x, y = ([each[side].number for each in several] for side in (0, 1))
     if bars:
         errors = [[each[side].error or 0.0 for each in several] for side in (0, 1)]
-        axes.errorbar(x, y, xerr=errors[0], yerr=errors[1], label=name, elinewidth=0.7, **style)
+        axes.errorbar(x, y, xerr=errors[0], yerr=errors[1], label=name, elinewidth=0.7, **options)
     else:
-        axes.plot(x, y, label=name, **style)
+        axes.plot(x, y, label=name, **options)
 
 
 def _fit(axes: Any, several: Sequence[Point], position: int) -> None:
     """Draw diversity = c sharpness^beta through the points, where there are enough of them."""
     x, y = (np.array([each[side].number for each in several]) for side in (0, 1))
     beta = slope(x, y).number
-    if len(several) < 3 or math.isnan(beta) or position >= look.SERIES:
+    if len(several) < 3 or math.isnan(beta) or position >= style.SERIES:
         return
     fine = (x > 0) & (y > 0)
     height = float(np.exp((np.log(y[fine]) - beta * np.log(x[fine])).mean()))
     line = np.geomspace(x[fine].min(), x[fine].max(), 50)
-    axes.plot(line, height * line**beta, color=look.pen(position)["color"], linewidth=1.0, alpha=0.8, zorder=1)
+    axes.plot(line, height * line**beta, color=style.pen(position)["color"], linewidth=1.0, alpha=0.8, zorder=1)
 
 
 def _sentence(families: Mapping[str, Sequence[Point]], sharpness: str, diversity: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from plateaux.core.formatting import between, counted
-from plateaux.reports import style as look
+from plateaux.reports import style
 from plateaux.reports.style import Drawing
 
 Course = Sequence[Mapping[str, Any]]  # lines of one member's log: epoch, train loss, train accuracy, validation ...
@@ -22,22 +22,22 @@ def training(courses: Mapping[str, Sequence[Course]]) -> Drawing | None:
     fine = {name: several for name, several in fine.items() if several}
     if not fine:
         return None
-    with look.look():
-        figure, (high, low) = look.empty(4.2, 2, 1, sharex=True)
+    with style.look():
+        figure, (high, low) = style.empty(4.2, 2, 1, sharex=True)
         for position, several in enumerate(fine.values()):
-            label = look.named(position, list(fine))
+            label = style.named(position, list(fine))
             _curves(high, several, "train loss", position, 1.0, label)
             _curves(low, several, "train accuracy", position, 100.0, None)
             _curves(low, several, "validation accuracy", position, 100.0, None, dashed=True)
         losses = [loss for several in fine.values() for each in several for loss in _column(each, "train loss")[1]]
-        if look.wide([loss for loss in losses if math.isfinite(loss)]):
-            look.logarithmic(high.yaxis)
+        if style.wide([loss for loss in losses if math.isfinite(loss)]):
+            style.logarithmic(high.yaxis)
         high.set_ylabel("training loss")
         low.set(xlabel="epoch", ylabel="accuracy, %")
         low.xaxis.get_major_locator().set_params(integer=True)
         if len(fine) > 1:
-            look.legend(figure, high)
-        return look.finished("training", "How training went", _sentence(fine), figure)
+            style.legend(figure, high)
+        return style.finished("training", "How training went", _sentence(fine), figure)
 
 
 def _usable(course: Course) -> list[Mapping[str, Any]]:
@@ -59,18 +59,18 @@ def _curves(
     *,
     dashed: bool = False,
 ) -> None:
-    style = {**look.pen(position), "marker": None, **({"linestyle": ":"} if dashed else {})}
+    options = {**style.pen(position), "marker": None, **({"linestyle": ":"} if dashed else {})}
     by_epoch: dict[int, list[float]] = {}
-    thin = {**style, "linewidth": 0.6, "alpha": 0.35, "zorder": 1}
+    thin = {**options, "linewidth": 0.6, "alpha": 0.35, "zorder": 1}
     for number, course in enumerate(several):
         epochs, heights = _column(course, what)
         for epoch, height in zip(epochs, heights, strict=True):
             by_epoch.setdefault(epoch, []).append(times * height)
-        if len(several) > 1 and number < THIN and position < look.SERIES:
+        if len(several) > 1 and number < THIN and position < style.SERIES:
             axes.plot(epochs, [times * height for height in heights], **thin)
     if by_epoch:
         mean = [float(np.mean([h for h in by_epoch[e] if math.isfinite(h)] or [math.nan])) for e in sorted(by_epoch)]
-        axes.plot(sorted(by_epoch), mean, label=label, **style)
+        axes.plot(sorted(by_epoch), mean, label=label, **options)
 
 
 def _sentence(courses: Mapping[str, Sequence[Course]]) -> str:

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from plateaux.core.formatting import between
+from plateaux.core.plot_style import INK
 from plateaux.core.stats.ranking import auroc
-from plateaux.ensembles.log_probs import MEAN_PROBABILITY, PART
-from plateaux.loss_landscape.plots import INK
-from plateaux.reports import style as look
+from plateaux.evaluation.row_names import MEAN_PROBABILITY, PART
+from plateaux.reports import style
 from plateaux.reports.query import bare, is_member, label_of, usual_on
 from plateaux.reports.style import Drawing
 from plateaux.studies.results import Finding
@@ -21,7 +21,7 @@ from plateaux.studies.results import Finding
 Bins = dict[int, dict[str, float]]  # bin -> share, confidence, accuracy
 LEAST = 0.01  # of the samples, for a bin to be drawn
 POINTS = 200  # of a curve at most
-THIN = {"color": look.GREY, "linewidth": 0.7, "alpha": 0.5, "zorder": 1}
+THIN = {"color": style.GREY, "linewidth": 0.7, "alpha": 0.5, "zorder": 1}
 
 
 def reliability(findings: Sequence[Finding], *, on: str | None = None) -> Drawing | None:
@@ -34,20 +34,20 @@ def reliability(findings: Sequence[Finding], *, on: str | None = None) -> Drawin
     if not whole:
         return None
     alone = len({label for label, _ in tables}) == 1
-    with look.look():
-        figure, (high, low) = look.empty(4.4, 2, 1, sharex=True, height_ratios=(3, 1))
+    with style.look():
+        figure, (high, low) = style.empty(4.4, 2, 1, sharex=True, height_ratios=(3, 1))
         high.plot((0, 100), (0, 100), color=INK, linewidth=0.8, linestyle=":", label="as sure as right")
         if alone:
             _members(high, [bins for (_, row), bins in tables.items() if is_member(row) and (_, row) not in whole])
         names = [row if alone else label for label, row in whole]
         for position, bins in enumerate(whole.values()):
             x, y, share = (_column(_worth(bins), what) for what in ("confidence", "accuracy", "share"))
-            high.plot(x, y, label=look.named(position, names), **look.pen(position))
-            low.plot(x, share, **look.pen(position))
+            high.plot(x, y, label=style.named(position, names), **style.pen(position))
+            low.plot(x, share, **style.pen(position))
         high.set(ylabel="accuracy, %", xlim=(0, 100), ylim=(0, 102))
         low.set(ylabel="samples, %", xlabel="confidence, %")
-        look.legend(figure, high)
-        return look.finished("reliability", "As sure as right?", _sentence(whole, names, on), figure)
+        style.legend(figure, high)
+        return style.finished("reliability", "As sure as right?", _sentence(whole, names, on), figure)
 
 
 def roc(scores: Mapping[str, Mapping[str, tuple[ArrayLike, ArrayLike]]]) -> Drawing | None:
@@ -62,22 +62,22 @@ def roc(scores: Mapping[str, Mapping[str, tuple[ArrayLike, ArrayLike]]]) -> Draw
                 curves[name], areas[name] = rates(inner, outer), auroc(inner, outer).number
     if not curves:
         return None
-    with look.look():
-        figure, axes = look.empty(4.2)
+    with style.look():
+        figure, axes = style.empty(4.2)
         axes.plot((0, 100), (0, 100), color=INK, linewidth=0.8, linestyle=":")
         for position, name in enumerate(curves):
-            style = {**look.pen(position), "marker": None}
-            words = look.named(position, list(curves))
-            label = f"{words} ({areas[name]:.3f})" if words and position < look.SERIES else words
-            axes.plot(*(100 * side for side in curves[name]), label=label, **style)
+            options = {**style.pen(position), "marker": None}
+            words = style.named(position, list(curves))
+            label = f"{words} ({areas[name]:.3f})" if words and position < style.SERIES else words
+            axes.plot(*(100 * side for side in curves[name]), label=label, **options)
         axes.set(xlabel="own samples taken for strange, %", ylabel="strange samples caught, %", aspect="equal")
-        look.legend(figure, axes)
+        style.legend(figure, axes)
         best = max(areas, key=lambda name: areas[name])
         sentence = (
             f"Strange samples caught against own samples alarmed about; areas (AUROC, in brackets) go from "
             f"{between(list(areas.values()))}, the largest for {best}."
         )
-        return look.finished("roc", "Alarmed by what was never seen", sentence, figure)
+        return style.finished("roc", "Alarmed by what was never seen", sentence, figure)
 
 
 def rates(inside: ArrayLike, outside: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -1,0 +1,27 @@
+"""Python objects that stand in for the names in a recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import nn
+
+from plateaux.core.method import Settle
+from plateaux.data.sources import Data, Source
+
+Model = Callable[..., nn.Module]
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a caller hands over in Python instead of naming it in the recipe."""
+
+    data: Data | None = None
+    model: Model | None = None
+    loss: Settle | None = None
+    unlabelled: Source | None = None  # samples whose labels are not looked at, laid out as the data's
+    allow: tuple[str, ...] = ()  # modules outside whose functions a recipe may call
+
+
+NOTHING_GIVEN = Given()

@@ -1,0 +1,47 @@
+"""Outputs of all members on all samples, in memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from plateaux.core.callbacks import Seen
+from plateaux.core.metric import Measure
+from plateaux.core.types import Batch, Tree
+from plateaux.evaluation.evaluator import Panel
+from plateaux.evaluation.splits import Target
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """All that members said about some samples."""
+
+    table: Tensor  # [M, N, C]
+    y: Tensor
+    ids: Tensor
+
+    def part(self, chosen: Tensor) -> Said:
+        """Return what was said about some of them."""
+        return Said(self.table[:, chosen], self.y[chosen], self.ids[chosen])
+
+
+def hear_all(panel: Panel, target: Target, *, samples: int | None = None, seen: Seen = lambda *_: None) -> Said:
+    """Return what all members say about all samples, in memory."""
+    everyone = tuple(range(len(panel.numbers)))
+    sums, _ = panel.settle(target, {"all": ALL}, [everyone], samples=samples, seen=seen)
+    found = sums[everyone, "all"]
+    return Said(found["logits"].transpose(0, 1).cpu(), found["labels"].cpu(), found["ids"].cpu())
+
+
+def doubts(log_p: Tensor) -> Tensor:
+    """Return the probability that the most likely class is not the right one, as the ensemble sees it."""
+    return -torch.expm1(log_p.amax(-1))
+
+
+def _everything(table: Tensor, batch: Batch) -> Tree:
+    return {"logits": table.transpose(0, 1), "labels": batch.y, "ids": batch.index}
+
+
+ALL = Measure(_everything, lambda _: {}, merge="cat")

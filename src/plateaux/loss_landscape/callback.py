@@ -1,0 +1,68 @@
+"""Run probes during training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from plateaux.config.builders.data import in_order
+from plateaux.config.recipe import Recipe
+from plateaux.core.errors import PlateauxError
+from plateaux.core.types import Value
+from plateaux.data.sources import Data
+from plateaux.evaluation.results import Measurement
+from plateaux.loss_landscape.probe import Probe, probes_named
+from plateaux.loss_landscape.session import USUAL, Sample, drawn, ground_of, posed
+
+
+def _measured(name: str, rows: Mapping[str, Value], about: Mapping[str, Any]) -> dict[str, Any]:
+    return Measurement(name, "train", rows, "neither", {}, about).to_dict()
+
+
+class Recorder:
+    """Asks members in training every few epochs, on the same samples and with the same draws, and moves nothing."""
+
+    def __init__(
+        self, recipe: Recipe, data: Data, ids: Tensor, device: torch.device, *, allow: tuple[str, ...] = ()
+    ) -> None:
+        self.recipe, self.data, self.ids, self.device = recipe, data, ids, device
+        self.probes: Mapping[str, Probe] = probes_named(recipe.probe.names, allow=allow)
+        self._sample: Sample | None = None
+
+    def due(self, epoch: int) -> bool:
+        """Say whether members are asked after so many epochs."""
+        part = self.recipe.probe
+        return bool(self.probes) and (epoch % part.every == 0 or epoch == self.recipe.train.epochs)
+
+    def sample(self) -> Sample:
+        """Return the samples, read when they are first needed."""
+        if self._sample is None:
+            ids = drawn(self.ids, self.recipe.seed, self.recipe.probe.samples)
+            batches = in_order(
+                self.recipe, self.data, self.data.train, ids, batch=self.recipe.data.batch, device=self.device
+            )
+            self._sample = Sample(ids, tuple(batches))
+        return self._sample
+
+    def ask(
+        self, module: nn.Module, number: int, epoch: int, track: Callable[[int, Mapping[str, Any]], None] | None = None
+    ) -> Sequence[dict[str, Any]]:
+        """Return a line of the log for every probe; one that cannot be asked of this network says why."""
+        sample, seed, lines = self.sample(), self.recipe.seed, []
+        for name, probe in self.probes.items():
+            line: dict[str, Any] = {"epoch": epoch, "probe": name}
+            with posed(module, "eval"):
+                ground = ground_of(module, sample, USUAL, seed=seed, number=number)
+                about = {**sample.about(), **USUAL.of(module)}
+                try:
+                    found = _measured(name, probe.ask(ground), about)
+                    line |= {"rows": found["rows"], "data": found["data"]}
+                except PlateauxError as problem:
+                    line["problem"] = str(problem)
+            lines.append(line)
+            if track is not None and "rows" in line:
+                track(epoch, {f"probe {name}": line["rows"].get("", {}).get("value")})
+        return lines

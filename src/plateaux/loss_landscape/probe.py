@@ -1,0 +1,42 @@
+"""The contract of a probe, and probes by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from plateaux.config.specs import every, one
+from plateaux.core import registry
+from plateaux.core.types import Value
+from plateaux.loss_landscape.loss_surface import Ground
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """A question about one member's landscape.
+
+    `ask` returns numbers by name: "" is the answer itself, others stand beside it (`layer conv1`, `largest`). A
+    Value's `error` is that of the sample of data, its `draws` that of the random directions drawn. `passes` says what
+    asking costs on so many samples: forward-and-backward passes of one sample each, a Hessian-vector product counting
+    four, a forward pass alone a third.
+    """
+
+    ask: Callable[[Ground], Mapping[str, Value]]
+    passes: Callable[[int], float]
+    samples: int = 1024  # it asks for so many unless told otherwise
+    rescaled: Literal["same", "moves"] = "moves"  # what becomes of it when neighbouring layers are rescaled
+    better: Literal["lower", "higher", "neither"] = "lower"
+    usual: bool = True  # asked where nothing is named
+    convention: str = ""  # what must be known to compare the number with somebody else's
+
+
+def probes_named(words: Sequence[str], *, allow: tuple[str, ...] = ()) -> dict[str, Probe]:
+    """Return probes by name; `all` stands for the usual ones."""
+    found: dict[str, Probe] = {}
+    for word in words:
+        if word == "all":
+            found |= {name: made for name, made in every(registry.probe).items() if made.usual}
+        else:
+            found[word] = one(word, registry.probe, Probe, allow)
+    return found

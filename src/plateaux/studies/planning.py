@@ -1,0 +1,102 @@
+"""The trials and runs of a study."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from plateaux.config.builders.training import method_of
+from plateaux.config.components import NOTHING_GIVEN, Given
+from plateaux.config.recipe import Recipe, fingerprint
+from plateaux.config.schema import fields
+from plateaux.core import registry
+from plateaux.core.types import key
+from plateaux.studies.grid import called
+from plateaux.studies.study import Study
+from plateaux.training.branching import span_of
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """One condition in one repetition."""
+
+    condition: Mapping[str, Any]
+    repetition: int
+    recipe: Recipe
+    folder: str  # named by the hash of all that determines its members
+
+    @property
+    def run(self) -> str:
+        """The name of its numbers: the run, and how many of its members they are about."""
+        return f"{self.folder}-{self.recipe.members}"
+
+    def __str__(self) -> str:
+        return f"{called(self.condition)} #{self.repetition}".strip()
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One run folder, and the conditions that it serves: all whose members are among its own."""
+
+    folder: str
+    recipe: Recipe
+    planned: tuple[Planned, ...]
+    span: str | None = None  # the folder of the run to begin from
+    lends: bool = False  # others begin from this one
+
+
+def planned(study: Study, given: Given = NOTHING_GIVEN) -> list[Planned]:
+    """Return the whole grid: one repetition of everything before the second."""
+    found: list[Planned] = []
+    whole = [(condition, _filled_in(recipe, given)) for condition, recipe in study.conditions()]
+    for repetition in range(study.repetitions):
+        for condition, recipe in whole:
+            seeded = recipe.changed(seed=key(study.seed, repetition))
+            found.append(Planned(condition, repetition, seeded, folder_of(seeded, given)))
+    return found
+
+
+def tasks(plans: Sequence[Planned], given: Given = NOTHING_GIVEN) -> list[Task]:
+    """Return the runs that serve these conditions, each once, those that others begin from before the others."""
+    served: dict[str, list[Planned]] = {}
+    for each in plans:
+        served.setdefault(each.folder, []).append(each)
+    largest = {folder: max((p.recipe for p in group), key=lambda r: r.members) for folder, group in served.items()}
+    lenders = _lenders(largest, given)
+    found = [
+        Task(folder, largest[folder], tuple(group), lenders.get(folder), folder in lenders.values())
+        for folder, group in served.items()
+    ]
+    return sorted(found, key=lambda task: (min(p.repetition for p in task.planned), task.span is not None))
+
+
+def folder_of(recipe: Recipe, given: Given = NOTHING_GIVEN) -> str:
+    """Return the hash of all that determines a run's members; their number, where they see each other or meet."""
+    method = method_of(recipe, 0, given)
+    alone = not method.together and method.rendezvous is None
+    return fingerprint({"recipe": recipe.determining(), "members": None if alone else recipe.members})
+
+
+def _filled_in(recipe: Recipe, given: Given) -> Recipe:
+    """Return a recipe with the defaults of its method written out, so that what is the same has one name."""
+    factory = registry.method.get(recipe.method.name, allow=given.allow)
+    usual = {name: default for name, (_, default) in fields(factory).items() if default is not ...}
+    return recipe.changed(method={**usual, **recipe.method.options})
+
+
+def _lenders(recipes: Mapping[str, Recipe], given: Given) -> dict[str, str]:
+    """Return from which run each begins: of those that train the same until a meeting, the one that meets first."""
+    groups: dict[str, list[str]] = {}
+    for folder, recipe in recipes.items():
+        if recipe.train.keep == "last" and recipe.train.patience is None:
+            groups.setdefault(fingerprint(span_of(recipe, given)), []).append(folder)
+    return {folder: lender for group in groups.values() for folder, lender in _begin(group, recipes, given)}
+
+
+def _begin(group: Sequence[str], recipes: Mapping[str, Recipe], given: Given) -> Iterator[tuple[str, str]]:
+    meets = {folder: method_of(recipes[folder], 0, given).rendezvous for folder in group}
+    first = {folder: each.after[0] for folder, each in meets.items() if each is not None and each.after[0] > 0}
+    if first:
+        lender = min(first, key=lambda folder: first[folder])
+        yield from ((folder, lender) for folder in group if folder != lender)

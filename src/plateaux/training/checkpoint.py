@@ -1,0 +1,49 @@
+"""Save and load the training state of a member."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from plateaux.config.builders.model import own_state, shared_names
+from plateaux.config.recipe import Recipe
+from plateaux.training.state import Learner, Scaler
+
+
+def state_of(learner: Learner) -> dict[str, Any]:
+    """Return all that a member needs to go on exactly as if nothing had happened."""
+    learner.keep_pace()
+    schedule = learner.schedule if learner.pace is None else learner.pace.schedule
+    return {
+        "params": {name: param.detach() for name, param in learner.params.items()},
+        "buffers": dict(learner.buffers),
+        "optimizer": learner.optimizer.state_dict(),
+        "schedule": schedule.state_dict() if schedule is not None else None,
+        "scaler": asdict(learner.scaler) if learner.scaler is not None else None,
+        "average": learner.average.state() if learner.average is not None else None,
+    }
+
+
+@torch.no_grad()
+def restore(learner: Learner, state: dict[str, Any]) -> None:
+    """Put a member back to where `state_of` saw it."""
+    for name, param in learner.params.items():
+        param.copy_(state["params"][name])
+    for name, buffer in learner.buffers.items():
+        buffer.copy_(state["buffers"][name])
+    learner.optimizer.load_state_dict(state["optimizer"])
+    if learner.schedule is not None:
+        learner.schedule.load_state_dict(state["schedule"])
+    if learner.pace is not None:
+        learner.pace.return_to(learner.optimizer, state["schedule"])
+    if learner.scaler is not None:
+        learner.scaler = Scaler(**state["scaler"])
+    if learner.average is not None:
+        learner.average.restore(state["average"], next(iter(learner.params.values())).device)
+
+
+def weights_of(recipe: Recipe, learner: Learner) -> dict[str, torch.Tensor]:
+    """Return the weights a member's file holds."""
+    return own_state(learner.module, shared_names(recipe, learner.module))

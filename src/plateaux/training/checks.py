@@ -1,0 +1,104 @@
+"""Rules that a recipe must satisfy before training."""
+
+from __future__ import annotations
+
+import warnings
+
+from plateaux.config.builders.data import shares_order
+from plateaux.config.builders.model import kind_of
+from plateaux.config.builders.training import check_names, loss_options, method_of, method_options
+from plateaux.config.components import NOTHING_GIVEN, Given
+from plateaux.config.recipe import Recipe
+from plateaux.core.errors import RecipeError
+from plateaux.core.method import Method
+from plateaux.loss_landscape.probe import probes_named
+from plateaux.optim.sam import asks_of
+from plateaux.training.validation import validation_measures
+
+
+def check(recipe: Recipe, given: Given = NOTHING_GIVEN) -> bool:
+    """Say whether the members see each other; refuse what cannot be carried out before anything is written."""
+    check_names(recipe, given)
+    method = method_of(recipe, 0, given)
+    joint, sees = method.together, method.objective.sees != "own"
+    check_turns(recipe, method, given)
+    asks = {asks_of(method_of(recipe, number, given).update, recipe.data.batch) for number in range(recipe.members)}
+    if joint and len(asks) > 1:
+        raise RecipeError(
+            f"members of {recipe.method.name!r} see each other, so they must ask for gradients equally often; "
+            "a radius of zero asks once, any other twice: give every member a radius above zero, or all of them zero"
+        )
+    if joint and any(loss_options(recipe, n) != loss_options(recipe, 0) for n in range(recipe.members)):
+        raise RecipeError(f"members of {recipe.method.name!r} share one loss: its options cannot differ between them")
+    if joint and len({repr(_joint_options(recipe, n, given)) for n in range(recipe.members)}) > 1:
+        raise RecipeError(f"members of {recipe.method.name!r} settle together: only rho may differ between them")
+    if recipe.data.unlabelled and "unlabelled" not in method.objective.wants:
+        warnings.warn(f"{recipe.method.name!r} looks at no unlabelled samples: they are not read", stacklevel=3)
+    _check_meeting(recipe, given)
+    if joint and recipe.train.patience is not None:
+        raise RecipeError(
+            f"members of {recipe.method.name!r} learn together, so none can stop early; leave out train.patience"
+        )
+    if sees and recipe.train.precision == "fp16":
+        raise RecipeError(
+            f"members of {recipe.method.name!r} share one loss, which fp16 cannot scale for each; use bf16"
+        )
+    if joint and recipe.data.order == "own":
+        raise RecipeError(f"members of {recipe.method.name!r} meet over the same samples: data.order must be 'shared'")
+    if recipe.data.bag is not None and (joint or shares_order(recipe, method)):
+        raise RecipeError(
+            "Members that share their batches cannot have bags of their own: leave out data.bag, or use a method whose "
+            "members do not meet in every batch with data.order = 'own'"
+        )
+    if recipe.train.keep != "last" and not recipe.data.validation:
+        raise RecipeError(
+            f"train.keep = {recipe.train.keep!r} needs samples to choose on; set data.validation, such as 0.1"
+        )
+    validation_measures(recipe.train.keep)
+    probes_named(recipe.probe.names, allow=given.allow)
+    if recipe.train.patience is not None and not recipe.data.validation:
+        raise RecipeError("train.patience needs samples to judge by; set data.validation, such as 0.1")
+    return joint
+
+
+def _joint_options(recipe: Recipe, number: int, given: Given) -> dict[str, object]:
+    return {name: value for name, value in method_options(recipe, number, given).items() if name != "rho"}
+
+
+def _check_meeting(recipe: Recipe, given: Given) -> None:
+    """Refuse what members that meet cannot do; one alone meets nobody."""
+    found = [method_of(recipe, number, given).rendezvous for number in range(recipe.members)]
+    first = found[0]
+    if first is None:
+        return
+    if any(other is None or (other.after, other.about) != (first.after, first.about) for other in found):
+        raise RecipeError(
+            f"members of {recipe.method.name!r} meet at one time and by one rule: only rho may differ between them"
+        )
+    if recipe.train.patience is not None:
+        raise RecipeError(f"members of {recipe.method.name!r} meet, so none can stop early; leave out train.patience")
+    if recipe.members == 1:
+        warnings.warn(
+            f"a single member of {recipe.method.name!r} meets nobody: after its meeting it descends plainly wherever "
+            "the rule looks at others",
+            stacklevel=3,
+        )
+
+
+def check_turns(recipe: Recipe, method: Method, given: Given) -> None:
+    """Refuse what members that go on from each other cannot do."""
+    if method.turn != "onward":
+        return
+    name = recipe.method.name
+    if len({kind_of(recipe, number, given) for number in range(recipe.members)}) > 1:
+        raise RecipeError(f"members of {name!r} are places on one course: give all of them the same model")
+    if recipe.model.sparsity:
+        raise RecipeError(f"members of {name!r} are places on one course, but are pruned apart; leave out sparsity")
+    if recipe.train.patience is not None:
+        raise RecipeError(f"members of {name!r} go on where the last one ended: leave out train.patience")
+    if not recipe.schedule:
+        warnings.warn(
+            f"members of {name!r} end cycles of the learning rate, and this recipe has none: add [[schedule]] with "
+            "name = 'cosine' and per = 'step'",
+            stacklevel=4,
+        )

@@ -1,0 +1,38 @@
+"""Jobs, and the state of a run that they are planned from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Position = tuple[int, int]  # completed epochs, completed steps of the next one
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """A meeting as the run folder shows it."""
+
+    epoch: int  # completed epochs at which members meet
+    scored: frozenset[int] = frozenset()  # members whose scores are there
+    decided: int | None = None  # for how many members it was decided
+    without: frozenset[int] = frozenset()  # those of them that were given up, and have no part in the run any more
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A span of work for one member or group: small data that any process can carry out, harmless if done twice."""
+
+    members: tuple[int, ...]
+    start: Position
+    stop: int  # epochs completed at its end
+    kind: Literal["train", "decide"] = "train"
+    attempt: int = 0  # how often it was begun before
+
+    def __str__(self) -> str:
+        who = ("member " if len(self.members) == 1 else "members ") + ", ".join(map(str, self.members))
+        if self.kind == "decide":
+            return f"decide for {who} at epoch {self.stop}"
+        if self.start == (self.stop, 0):
+            return f"score by {who} at epoch {self.stop}"
+        at = f"epoch {self.start[0]}" + (f", step {self.start[1]}" if self.start[1] else "")
+        return f"train {who} from {at} to epoch {self.stop}"
