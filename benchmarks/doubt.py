@@ -58,8 +58,8 @@ def judged(said: Said, split: int) -> dict[str, float]:
         for wanted in WANTED:
             made = conformal.fit(log_p["held"], held.y, held.ids, round(1 - wanted, 6), kind)  # type: ignore[arg-type]
             sets = made.sets(log_p["rest"], rest.ids)
-            found[f"{kind} {100 * wanted:g} %: coverage"] = 100 * conformal.coverage(sets, rest.y).number
-            found[f"{kind} {100 * wanted:g} %: classes"] = conformal.mean_size(sets).number
+            found[f"{kind} {100 * wanted:g} %: coverage"] = 100 * conformal.coverage(sets, rest.y).value
+            found[f"{kind} {100 * wanted:g} %: classes"] = conformal.mean_size(sets).value
     rows = log_probabilities(rest.table.double())
     for position, depth in enumerate(DEPTHS):
         scaled = (rest.table[position].double() / fit(held.table[position], held.y)).log_softmax(-1)

@@ -21,7 +21,7 @@ from _common import close, flags, images, interleaved, listed, ratio, seconds
 import plateaux
 from plateaux.config.builders.data import data_of, feed_of
 from plateaux.config.builders.model import trunk_of
-from plateaux.core.runtime import settle_in
+from plateaux.core.runtime import configure_runtime
 from plateaux.distributed.executors.local import Local
 from plateaux.models.backbone import Trunk
 from plateaux.models.surgery import size_in_bytes
@@ -95,7 +95,7 @@ def reading(recipe: plateaux.Recipe, rounds: int) -> dict[str, float]:
 
 def main() -> None:
     args = flags(__doc__ or "")
-    settle_in(threads=1)
+    configure_runtime(threads=1)
     count, width, rounds = (600, 96, 3) if args.quick else (10_000, 768, 7)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -24,8 +24,8 @@ from members import peak
 from torch import nn
 
 from plateaux.core.method import Method
-from plateaux.core.runtime import settle_in
-from plateaux.core.types import Batch, key
+from plateaux.core.runtime import configure_runtime
+from plateaux.core.types import Batch, derive_seed
 from plateaux.distributed.executors.local import Local
 from plateaux.methods.a2d import a2d
 from plateaux.methods.divdis import divdis
@@ -60,7 +60,7 @@ def stepping(learners: list[Learner], method: Method, batch: Batch, way: Way) ->
     own = [replace(learner, method=method) for learner in learners]
 
     def go(number: int) -> object:
-        return step(LOOP, own, [replace(batch, key=key("round", number))] * len(own), way)
+        return step(LOOP, own, [replace(batch, seed=derive_seed("round", number))] * len(own), way)
 
     return go
 
@@ -93,8 +93,8 @@ def compared(found: dict[str, list[float]]) -> dict[str, float]:
 
 def settle_once(size: int, rows: int, classes: int) -> None:
     """Settle DivDis in this process and print what it took: the inner half of `divdis_memory`."""
-    settle_in(threads=1)
-    settle = divdis(LOSS).objective.settle
+    configure_runtime(threads=1)
+    settle = divdis(LOSS).objective.loss
 
     def both(size: int, rows: int, classes: int) -> None:
         batch = Batch(torch.zeros(size, 1), torch.arange(size) % classes, torch.arange(size))
@@ -114,7 +114,7 @@ def divdis_memory(size: int, rows: int, classes: int) -> dict[str, float]:
 
 def main() -> None:
     args = flags(__doc__ or "")
-    settle_in(threads=1)
+    configure_runtime(threads=1)
     sizes, pairs, width, classes, rounds = (5, 50, 500, 1000), (5, 10, 25, 50), 768, 1000, 101
     problem = (128, 5, 1000)
     if args.quick:

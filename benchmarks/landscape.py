@@ -17,7 +17,7 @@ from _common import close, flags, interleaved, ratio, seconds
 from torch import Tensor
 
 from plateaux.config.schema import accepts
-from plateaux.core.member import View
+from plateaux.core.member import MemberModule
 from plateaux.core.registry import model, probe
 from plateaux.core.types import Batch
 from plateaux.loss_landscape.loss_surface import Ground
@@ -36,7 +36,7 @@ def problem(quick: bool) -> Ground:
     module = model.get(name)(shape=(3, 32, 32), classes=10, width=width).eval()
     x, y = torch.randn(2 * size, 3, 32, 32), torch.arange(2 * size) % 10
     whole = Batch(x, y, torch.arange(2 * size))
-    return Ground(View(module), [whole.part(slice(0, size)), whole.part(slice(size, 2 * size))], key=1)
+    return Ground(MemberModule(module), [whole.take(slice(0, size)), whole.take(slice(size, 2 * size))], key=1)
 
 
 def compared(ground: Ground, asked: Probe, each: float, quick: bool) -> float:

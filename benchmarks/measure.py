@@ -24,9 +24,9 @@ from _common import close, flags, interleaved
 from members import peak
 
 import plateaux
-from plateaux.core.member import View
+from plateaux.core.member import MemberModule
 from plateaux.core.outputs import logits
-from plateaux.core.runtime import settle_in
+from plateaux.core.runtime import configure_runtime
 from plateaux.core.types import Batch
 from plateaux.distributed.executors.local import Local
 from plateaux.evaluation.metric_loop import Heard, hear, settle
@@ -40,13 +40,13 @@ ROWS = MEMBERS + 2
 
 def against_bare(samples: int, width: int) -> dict[str, float]:
     """Return the time of the walk over that of bare forward passes, and the share of settling alone."""
-    settle_in()
+    configure_runtime()
     nets = [resnet18(shape=(3, 32, 32), classes=10, width=width).eval() for _ in range(5)]
     for net in nets:
         net.to(memory_format=torch.channels_last)
     measures = measures_named(["all"])
-    offers = list(dict.fromkeys(measure.offer for measure in measures.values()))
-    views = [View(net) for net in nets]
+    offers = list(dict.fromkeys(measure.output for measure in measures.values()))
+    views = [MemberModule(net) for net in nets]
     bare = 0.0
     batches = [_images(start, min(250, samples - start)) for start in range(0, samples, 250)]
     for net in nets:
@@ -73,7 +73,7 @@ def against_bare(samples: int, width: int) -> dict[str, float]:
     whole = time.perf_counter() - begun - bare
     begun = time.perf_counter()
     for (_, name), merged in sums.items():
-        measures[name].finish(merged)
+        measures[name].compute(merged)
     whole += time.perf_counter() - begun
     return {"walk over bare": whole / bare, "bare seconds": bare}
 
@@ -120,11 +120,11 @@ def _with_bytecode() -> dict[str, str]:
 
 def stream(samples: int, classes: int) -> None:
     """Measure synthetic logits in this process and print its peak memory: the inner half of `growth`."""
-    settle_in()
-    measures = {name: each for name, each in measures_named(["all"]).items() if each.offer is logits}
+    configure_runtime()
+    measures = {name: each for name, each in measures_named(["all"]).items() if each.output is logits}
     sums = settle(LOCAL, _said(samples, classes), measures, samples=samples)
     for (_, name), merged in list(sums.items()):
-        measures[name].finish(merged)
+        measures[name].compute(merged)
     kept = {id(t): t for merged in sums.values() for t in merged.values() if len(t.shape) and len(t) == samples}
     numbers = sum(tensor.numel() for tensor in kept.values()) // samples
     print(json.dumps({"peak": peak(), "kept": numbers}))

@@ -19,7 +19,7 @@ from _common import close, flags, listed
 
 import plateaux
 from plateaux.config.builders.model import networks
-from plateaux.core.runtime import settle_in
+from plateaux.core.runtime import configure_runtime
 from plateaux.data.sources import Data, Resident
 from plateaux.models.surgery import size_in_bytes
 
@@ -56,7 +56,7 @@ def peak() -> float:
 
 def trained(members: int, manner: str) -> None:
     """Train in this process and print what it took: the inner half of `measured`."""
-    settle_in()
+    configure_runtime()
     given = plateaux.Given(data=images())
     with tempfile.TemporaryDirectory() as folder:
         plateaux.train(recipe_for(1, manner, width=1), f"{folder}/tiny", given=given)  # everything is imported now

@@ -22,7 +22,7 @@ import plateaux
 from plateaux.config.builders.data import feed_of, split_of
 from plateaux.config.builders.training import executor_of, method_of
 from plateaux.config.components import NOTHING_GIVEN
-from plateaux.core.runtime import autocast, settle_in
+from plateaux.core.runtime import autocast, configure_runtime
 from plateaux.data.sources import Data, Resident, facts_of
 from plateaux.distributed.stop_signal import Sign
 from plateaux.storage.run import Run
@@ -145,7 +145,7 @@ def main() -> None:
     args = flags(__doc__ or "")
     figures: dict[str, float] = {}
     limits: dict[str, tuple[str, float]] = {}
-    settle_in()
+    configure_runtime()
     builds, rounds = (1, 2) if args.quick else (2, 10)
     if args.quick:
         NETS["resnet18"] = ("resnet18", {"width": 8}, 1)

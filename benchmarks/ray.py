@@ -27,10 +27,10 @@ from _turns import PARTS, TURN, Side, in_turns  # noqa: E402
 sys.path[:] = [path for path in sys.path if str(Path(path).resolve()) != HERE]  # or this file were taken for Ray itself
 
 import plateaux  # noqa: E402
-from plateaux.core.runtime import cores  # noqa: E402
+from plateaux.core.runtime import num_cores  # noqa: E402
 
 MEMBERS, PLACES = 3, 2
-SHARE = max(1, cores() // PLACES)  # of this machine's cores, for a place: so there are two, whatever it has
+SHARE = max(1, num_cores() // PLACES)  # of this machine's cores, for a place: so there are two, whatever it has
 
 
 def recipe_for(file: Path, epochs: int, precision: str, **executor: object) -> plateaux.Recipe:

@@ -22,7 +22,7 @@ from _common import close, flags, interleaved, ratio
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from plateaux.core.member import View
+from plateaux.core.member import MemberModule
 from plateaux.core.registry import model
 from plateaux.core.types import Batch
 from plateaux.optim.sample_scores import gradient_norm
@@ -61,7 +61,7 @@ def plain(module: nn.Module, batch: Batch) -> Side:
 
 def ours(module: nn.Module, batch: Batch) -> Side:
     """Return one scoring of the batch."""
-    offer, view = gradient_norm(), View(module)
+    offer, view = gradient_norm(), MemberModule(module)
 
     def score(_: int) -> Tensor:
         module.eval()

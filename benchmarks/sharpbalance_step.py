@@ -21,7 +21,7 @@ from _common import beside, close, flags, precision_here, seconds
 from plateaux.config.builders.model import network
 from plateaux.config.recipe import Recipe
 from plateaux.core.method import Method
-from plateaux.core.runtime import FORMATS, settle_in
+from plateaux.core.runtime import FORMATS, configure_runtime
 from plateaux.core.types import Batch
 from plateaux.data.partition.masks import look_up
 from plateaux.data.sources import Data, Resident
@@ -87,7 +87,7 @@ def look_up_seconds(folder: Path, samples: int) -> float:
 
 def main() -> None:
     args = flags(__doc__ or "")
-    settle_in(threads=1)
+    configure_runtime(threads=1)
     size, width = (16, 8) if args.quick else (128, 64)
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(size, 3, 32, 32, generator=generator).contiguous(memory_format=torch.channels_last)

@@ -25,8 +25,8 @@ import plateaux
 from plateaux.config.builders.data import data_of, in_order
 from plateaux.config.components import NOTHING_GIVEN
 from plateaux.core import tensor_tree
-from plateaux.core.member import View
-from plateaux.core.types import Batch, Tree
+from plateaux.core.member import MemberModule
+from plateaux.core.types import Batch, TensorTree
 from plateaux.evaluation.loading import data_facts, members_of
 from plateaux.loss_landscape.apgd import Ball, Norm, ascents
 from plateaux.loss_landscape.groups import Group, gradient, groups, losses
@@ -66,7 +66,7 @@ def grounds(run: Run, samples: int, batch: int, members: Sequence[int] | None) -
     for number in range(recipe.members) if members is None else members:
         if run.progress(number).weights_from:
             module = members_of(run, data_facts(run), [number], NOTHING_GIVEN)[0].eval()
-            yield number, Counting(View(module), seen, key=number)
+            yield number, Counting(MemberModule(module), seen, key=number)
 
 
 class Counting(Ground):
@@ -74,7 +74,7 @@ class Counting(Ground):
 
     taken = 0
 
-    def gradient(self, batch: Batch, at: Tree | None = None) -> tuple[Tensor, Tree]:
+    def gradient(self, batch: Batch, at: TensorTree | None = None) -> tuple[Tensor, TensorTree]:
         self.taken += 1
         return super().gradient(batch, at)
 
@@ -94,11 +94,11 @@ def flat_ground(ground: Ground, group: Group) -> tuple[apgd.Looks, apgd.Heights]
     return look, height
 
 
-def flatted(tree: Tree) -> Tensor:
+def flatted(tree: TensorTree) -> Tensor:
     return torch.cat([tensor.reshape(-1) for tensor in tree.values()])
 
 
-def unflat(flat: Tensor, like: Tree) -> Tree:
+def unflat(flat: Tensor, like: TensorTree) -> TensorTree:
     pieces = flat.split([tensor.numel() for tensor in like.values()])
     return {name: piece.reshape(tensor.shape) for (name, tensor), piece in zip(like.items(), pieces, strict=True)}
 

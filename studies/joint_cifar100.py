@@ -31,9 +31,9 @@ import plateaux
 from plateaux.config.builders.data import data_of
 from plateaux.config.builders.model import trunk_of
 from plateaux.core import registry
-from plateaux.core.runtime import settle_in
-from plateaux.core.stats.intervals import Interval, over_repetitions, paired
-from plateaux.core.types import key
+from plateaux.core.runtime import configure_runtime
+from plateaux.core.stats.intervals import Interval, paired_t_interval, t_interval
+from plateaux.core.types import derive_seed
 from plateaux.data.corruptions.corrupt import CORRUPTIONS, Corrupted
 from plateaux.data.files import data_root
 from plateaux.data.sources import Resident, Source
@@ -67,7 +67,7 @@ def recipe_for(
     return plateaux.Recipe.from_dict(
         {
             "members": 5,
-            "seed": key("joint", repetition),
+            "seed": derive_seed("joint", repetition),
             "data": {
                 "name": "cifar100",
                 "limit": 300 if quick else 20_000,
@@ -234,7 +234,7 @@ def told_apart(inside: Tensor, outside: Tensor) -> dict[str, float]:
     """Return the AUROC of two scores: one less the largest mean probability (BMA), and PDS."""
     scores = {"BMA": max_probability, "PDS": pds}
     found = compare(*({n: score(t).numpy() for n, score in scores.items()} for t in (inside, outside)))
-    return {name: each["auroc"].number for name, each in found.items()}
+    return {name: each["auroc"].value for name, each in found.items()}
 
 
 def foreign(count: int) -> tuple[Resident, Resident]:
@@ -242,7 +242,7 @@ def foreign(count: int) -> tuple[Resident, Resident]:
     made = registry.dataset.get("tinyimagenet32")()
     allowed = torch.tensor([name not in ALSO_IN_CIFAR100 for name in made.labels])
     ids = allowed[made.test.y].nonzero().flatten()
-    ids = ids[torch.randperm(len(ids), generator=torch.Generator().manual_seed(key("foreign")))]
+    ids = ids[torch.randperm(len(ids), generator=torch.Generator().manual_seed(derive_seed("foreign")))]
     x, y = made.test.fetch(ids)
     return Resident(x[:count].clone(), y[:count].clone()), Resident(x[count:].clone(), y[count:].clone())
 
@@ -279,7 +279,7 @@ def tables(study: Study) -> str:
     for title, (conditions, columns) in TABLES.items():
         lines += [f"**{title}**", "", "| | " + " | ".join(columns) + " |", "|---|" + "---:|" * len(columns)]
         for name in conditions:
-            cells = [_cell(over_repetitions(study.numbers(name, what)), what) for what in columns]
+            cells = [_cell(t_interval(study.numbers(name, what)), what) for what in columns]
             lines.append(f"| {name} | " + " | ".join(cells) + " |")
         lines.append("")
     lines += ["**Claims**", "", "| claim | here | numbers | paired difference, 95 % interval |", "|---|---|---|---|"]
@@ -338,10 +338,10 @@ def _best(study: Study, names: Sequence[str], what: str) -> str:
 
 def _compared(study: Study, words: str, mine: tuple[str, str], other: tuple[str, str]) -> tuple[str, str, str, str]:
     here, there = study.numbers(*mine), study.numbers(*other)
-    apart = paired(here, there)
+    apart = paired_t_interval(here, there)
     verdict = "seen" if apart.low > 0 else "not seen: the opposite" if apart.high < 0 else "inconclusive"
     numbers = f"{_mean(here):.3f} against {_mean(there):.3f}"
-    return words, verdict, numbers, f"{apart.number:+.3f}, {apart.low:+.3f} to {apart.high:+.3f}"
+    return words, verdict, numbers, f"{apart.value:+.3f}, {apart.low:+.3f} to {apart.high:+.3f}"
 
 
 def _mean(numbers: Sequence[float]) -> float:
@@ -350,8 +350,8 @@ def _mean(numbers: Sequence[float]) -> float:
 
 def _cell(found: Interval, what: str) -> str:
     scale, digits = (100, 1) if what.startswith(("accuracy", "disagreement")) else (1, 3)
-    reach = (found.high - found.number) * scale
-    return f"{found.number * scale:.{digits}f}" + (f" ± {reach:.{digits}f}" if reach == reach else "")
+    reach = (found.high - found.value) * scale
+    return f"{found.value * scale:.{digits}f}" + (f" ± {reach:.{digits}f}" if reach == reach else "")
 
 
 def main() -> None:
@@ -364,7 +364,7 @@ def main() -> None:
     parser.add_argument("--into", type=Path, help="only write what is there into a page, between its marks")
     parser.add_argument("--json", action="store_true", help="only print what is there, as JSON")
     args = parser.parse_args()
-    settle_in(threads=1)
+    configure_runtime(threads=1)
     warnings.filterwarnings("ignore", message="Not loaded from")
     warnings.filterwarnings("ignore", message=".*looks at no unlabelled")
     few, pixels = (1, 32) if args.quick else (3, args.pixels)

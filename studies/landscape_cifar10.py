@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 import plateaux
-from plateaux.core.stats.intervals import paired
+from plateaux.core.stats.intervals import paired_t_interval
 from plateaux.evaluation.results import Measurement
 from plateaux.evaluation.row_names import MEMBERS_MEAN
 from plateaux.loss_landscape.probe import probes_named
@@ -134,9 +134,9 @@ def summary(found: Measurement) -> dict[str, Any]:
     """Return the members' numbers with both errors, and their mean."""
     rows = {name: v for name, v in found.rows.items() if "·" not in name}
     mean = rows.get(MEMBERS_MEAN) or next(iter(rows.values()))
-    members = {name: [v.number, v.error, v.draws] for name, v in rows.items() if name != MEMBERS_MEAN}
-    over_members = mean.error if MEMBERS_MEAN in rows else None
-    return {"mean": mean.number, "error": over_members, "members": members, "better": found.better}
+    members = {name: [v.value, v.stderr, v.mc_stderr] for name, v in rows.items() if name != MEMBERS_MEAN}
+    over_members = mean.stderr if MEMBERS_MEAN in rows else None
+    return {"mean": mean.value, "error": over_members, "members": members, "better": found.better}
 
 
 def verdict(base: dict[str, Any], other: dict[str, Any]) -> str:
@@ -145,7 +145,7 @@ def verdict(base: dict[str, Any], other: dict[str, Any]) -> str:
     if len(both) < 2 or base["better"] == "neither":
         return ""
     mine, theirs = ([each["members"][name][0] for name in both] for each in (other, base))
-    apart = paired(mine, theirs)
+    apart = paired_t_interval(mine, theirs)
     if not apart.excludes_zero:
         return "not told apart"
     return "flatter" if (apart.high < 0) == (base["better"] == "lower") else "sharper"

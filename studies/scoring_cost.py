@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from _leaving import leave
 
-from plateaux.core.member import View
+from plateaux.core.member import MemberModule
 from plateaux.core.registry import model
 from plateaux.core.types import Batch
 from plateaux.optim.sample_scores import gradient_norm
@@ -35,7 +35,7 @@ def sides(width: int, size: int) -> tuple[Callable[[], Any], Callable[[], Any]]:
     torch.manual_seed(0)
     module = model.get("resnet18")(shape=(3, 32, 32), classes=10, width=width)
     batch = Batch(torch.randn(size, 3, 32, 32), torch.arange(size) % 10, torch.arange(size))
-    offer, view = gradient_norm(), View(module)
+    offer, view = gradient_norm(), MemberModule(module)
 
     def plain() -> None:
         module.train()

@@ -22,7 +22,7 @@ from _leaving import leave
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 from joint import timed
 
-from plateaux.core.runtime import settle_in
+from plateaux.core.runtime import configure_runtime
 
 CLAIM = "10-sed-costs-the-same-for-many"
 STEPS = 11  # of each size in a round
@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="few and thin heads")
     args = parser.parse_args()
     began = time.monotonic()
-    settle_in(threads=1)
+    configure_runtime(threads=1)
     sizes, width, classes, rounds = ((5, 20, 40), 96, 50, 3) if args.quick else ((5, 50, 500, 1000), 768, 1000, 20)
     found = slopes(dict(zip(sizes, timed(sizes, (), width, classes, STEPS * rounds)[0].values(), strict=True)))
     for number, slope in enumerate(found):

@@ -30,7 +30,7 @@ import torch
 
 import plateaux
 from plateaux.config.builders.data import data_of
-from plateaux.core.stats.intervals import over_repetitions, paired
+from plateaux.core.stats.intervals import paired_t_interval, t_interval
 from plateaux.ensembles.log_probs import log_probabilities
 from plateaux.storage.store import Store
 from plateaux.training.cost import spent
@@ -245,15 +245,15 @@ def _noises(samples: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
 def _interval(values: list[float]) -> str:
     if len(values) == 1:
         return f"{values[0]:.2f}"
-    found = over_repetitions(values)
-    return f"{found.number:.2f} ± {found.half:.2f}"
+    found = t_interval(values)
+    return f"{found.value:.2f} ± {found.half:.2f}"
 
 
 def _difference(values: list[float], baseline: list[float]) -> str:
     if len(values) == 1:
         return f"{values[0] - baseline[0]:+.2f}"
-    found = paired(values, baseline)
-    return f"{found.number:+.2f} ± {found.half:.2f}"
+    found = paired_t_interval(values, baseline)
+    return f"{found.value:+.2f} ± {found.half:.2f}"
 
 
 def main() -> None:

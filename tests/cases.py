@@ -23,8 +23,8 @@ from plateaux.config.components import Given
 from plateaux.config.recipe import Recipe
 from plateaux.config.schema import accepts
 from plateaux.core import registry
-from plateaux.core.method import Method, Objective, Settle
-from plateaux.core.types import Batch, Tree
+from plateaux.core.method import LossFn, Method, Objective
+from plateaux.core.types import Batch, TensorTree
 from plateaux.data.sources import Data, Resident
 from plateaux.distributed.executors.local import Local
 from plateaux.optim.losses import cross_entropy
@@ -87,7 +87,7 @@ def way(name: str, *, ordered: bool = False, **options: Any) -> Way:
     factory = registry.method.get(name)
     epochs = {"epochs": 2} if accepts(factory, "epochs") else {}
     objective = factory(cross_entropy(), **epochs, **options).objective
-    return Way({"name": name, **options}, objective.sees, True, "unlabelled" in objective.wants, ordered)
+    return Way({"name": name, **options}, objective.gather, True, "unlabelled" in objective.extra_inputs, ordered)
 
 
 METHODS = {name: way(name, **OPTIONS.get(name, {})) for name in registry.method.names()}
@@ -111,7 +111,7 @@ OWN = [name for name, way in METHODS.items() if way.sees == "own"]
 JOINT = [name for name, way in METHODS.items() if way.sees != "own"]
 
 
-def apart(loss: Settle, *, strength: float = 0.5, rho: float = 0.0) -> Method:
+def apart(loss: LossFn, *, strength: float = 0.5, rho: float = 0.0) -> Method:
     """Cross entropy plus how alike a member's predictions are to every other's: a mean over samples."""
 
     def settle(table: Tensor, batch: Batch) -> Tensor:
@@ -120,10 +120,10 @@ def apart(loss: Settle, *, strength: float = 0.5, rho: float = 0.0) -> Method:
         others = 1 - torch.eye(len(p), dtype=p.dtype)
         return loss(table, batch) + strength * (others[:, :, None] * alike).sum(1)
 
-    return Method(Objective(settle, sees="all"), climb(rho))
+    return Method(Objective(settle, gather="all"), climb(rho))
 
 
-def balanced(loss: Settle, *, strength: float = 0.5, rho: float = 0.0) -> Method:
+def balanced(loss: LossFn, *, strength: float = 0.5, rho: float = 0.0) -> Method:
     """Cross entropy plus how alike members' mean predictions over the batch are: no mean over samples."""
 
     def settle(table: Tensor, batch: Batch) -> Tensor:
@@ -132,7 +132,7 @@ def balanced(loss: Settle, *, strength: float = 0.5, rho: float = 0.0) -> Method
         others = 1 - torch.eye(len(mean), dtype=mean.dtype)
         return loss(table, batch) + strength * (others * alike).sum(1)[:, None]
 
-    return Method(Objective(settle, sees="whole", samplewise=False), climb(rho))
+    return Method(Objective(settle, gather="whole", per_sample=False), climb(rho))
 
 
 def patches(*, samples: int = 19, test_samples: int = 3, seed: int = 0) -> Data:
@@ -198,23 +198,23 @@ def recipe(
     return whole.changed(**sections)
 
 
-def weights(run: Run) -> list[Tree]:
+def weights(run: Run) -> list[TensorTree]:
     """Return every member's weights and buffers."""
     return [run.weights(number) for number in range(run.recipe.members)]
 
 
-def trained(row: Recipe, out: Path) -> list[Tree]:
+def trained(row: Recipe, out: Path) -> list[TensorTree]:
     """Train a row in this process and return its members' weights."""
     return weights(train(row, out, given=GIVEN))
 
 
-def distance(left: list[Tree], right: list[Tree]) -> float:
+def distance(left: list[TensorTree], right: list[TensorTree]) -> float:
     """Return the largest difference of any weight of any member; zero only if every bit is the same."""
     assert len(left) == len(right)
     return max(_apart(a, b) for a, b in zip(left, right, strict=True))
 
 
-def _apart(a: Tree, b: Tree) -> float:
+def _apart(a: TensorTree, b: TensorTree) -> float:
     assert a.keys() == b.keys()
     same = all(torch.equal(a[name], b[name]) for name in a)
     widest = max(float((a[name].double() - b[name].double()).abs().max()) for name in a)
@@ -235,7 +235,7 @@ def corner(net: str = "mlp", *, dtype: torch.dtype = torch.float64, size: int = 
     data = data_of(row, GIVEN)
     x, y = data.train.fetch(torch.arange(size))
     assert isinstance(x, Tensor)
-    return Corner(network(row, data, seed, GIVEN).train(), Batch(x.to(dtype), y, torch.arange(size), key=seed))
+    return Corner(network(row, data, seed, GIVEN).train(), Batch(x.to(dtype), y, torch.arange(size), seed=seed))
 
 
 def learner(module: nn.Module, method: Method, *, number: int = 0, lr: float = 0.1, **options: Any) -> Learner:

@@ -113,7 +113,7 @@ def noisy() -> Data:
 def serve() -> None:
     """Fork a trainer for every request and answer with how it ended."""
     # Everything that is imported late is imported once, here; no thread may be running when the trainers are forked.
-    for registry in (plateaux.method, plateaux.measure, plateaux.dataset, plateaux.executor, plateaux.model):
+    for registry in (plateaux.method, plateaux.metric, plateaux.dataset, plateaux.executor, plateaux.model):
         registry.names()
     torch.optim.SGD([torch.zeros(1)], lr=1.0)
     groups = []

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from plateaux.core.member import View
-from plateaux.core.types import Batch, Tree
+from plateaux.core.member import MemberModule
+from plateaux.core.types import Batch, TensorTree
 from plateaux.loss_landscape.loss_surface import Ground
 
 SIZE = 7  # weights of a bowl, in two tensors
@@ -39,7 +39,7 @@ def bowl(w: Tensor, curvature: Tensor, slopes: Tensor, *, key: int = 0) -> Level
     """Return a bowl whose samples have the given slopes `[N, p]`."""
     count = len(slopes)
     batch = Batch(slopes, torch.zeros(count, dtype=torch.long), torch.arange(count))
-    return Level(View(Bowl(w, curvature)), [batch], key=key)
+    return Level(MemberModule(Bowl(w, curvature)), [batch], key=key)
 
 
 def matrix(seed: int, *, lift: float = 0.0) -> Tensor:
@@ -105,14 +105,14 @@ def samples(count: int = 12, *, dtype: torch.dtype = torch.float64, seed: int = 
 def cut(batch: Batch, sizes: Sequence[int]) -> list[Batch]:
     """Return a batch in pieces of these sizes."""
     ends = torch.tensor(sizes).cumsum(0).tolist()
-    return [batch.part(slice(end - size, end)) for end, size in zip(ends, sizes, strict=True)]
+    return [batch.take(slice(end - size, end)) for end, size in zip(ends, sizes, strict=True)]
 
 
 def ground(module: nn.Module | None = None, batches: Sequence[Batch] | None = None, *, key: int = 0) -> Ground:
-    return Ground(View(module or net()), batches or [samples()], key=key)
+    return Ground(MemberModule(module or net()), batches or [samples()], key=key)
 
 
-def state(module: nn.Module) -> Tree:
+def state(module: nn.Module) -> TensorTree:
     return {name: tensor.clone() for name, tensor in module.state_dict().items()}
 
 
@@ -139,10 +139,10 @@ class Counting(Ground):
 
     passes = 0.0
 
-    def losses(self, batch: Batch, at: Tree | None = None) -> Tensor:
+    def losses(self, batch: Batch, at: TensorTree | None = None) -> Tensor:
         self.passes += len(batch) / 3
         return super().losses(batch, at)
 
-    def gradient(self, batch: Batch, at: Tree | None = None) -> tuple[Tensor, Tree]:
+    def gradient(self, batch: Batch, at: TensorTree | None = None) -> tuple[Tensor, TensorTree]:
         self.passes += len(batch)
         return super().gradient(batch, at)

@@ -8,7 +8,7 @@ import torch
 
 from plateaux.core import tensor_tree
 from plateaux.core.errors import RecipeError
-from plateaux.core.types import Value
+from plateaux.core.types import Estimate
 from plateaux.loss_landscape.loss_surface import Ground
 from plateaux.loss_landscape.probe import Probe
 
@@ -16,9 +16,12 @@ from plateaux.loss_landscape.probe import Probe
 def loss(*, scale: float = 1.0, samples: int = 8) -> Probe:
     """The mean loss, times a scale."""
 
-    def ask(ground: Ground) -> Mapping[str, Value]:
+    def ask(ground: Ground) -> Mapping[str, Estimate]:
         found = scale * ground.all_losses()
-        return {"": Value(float(found.mean()), float(found.std() / len(found) ** 0.5)), "samples": Value(len(found))}
+        return {
+            "": Estimate(float(found.mean()), float(found.std() / len(found) ** 0.5)),
+            "samples": Estimate(len(found)),
+        }
 
     return Probe(ask, lambda n: n / 3, samples=samples, rescaled="same", convention="the mean over samples")
 
@@ -26,7 +29,7 @@ def loss(*, scale: float = 1.0, samples: int = 8) -> Probe:
 def climb(*, draws: int = 3) -> Probe:
     """The loss after random steps and one along the gradient: moves the weights and draws numbers."""
 
-    def ask(ground: Ground) -> Mapping[str, Value]:
+    def ask(ground: Ground) -> Mapping[str, Estimate]:
         found = []
         for number in range(draws):
             chance = ground.generator("climb", number)
@@ -35,7 +38,7 @@ def climb(*, draws: int = 3) -> Probe:
         _, gradient = ground.gradient(ground.batches[0])
         uphill = ground.all_losses(tensor_tree.add(ground.home, gradient, times=0.1))
         spread = torch.tensor(found).std() / draws**0.5
-        return {"": Value(sum(found) / draws, 0.01, float(spread)), "uphill": Value(float(uphill.mean()))}
+        return {"": Estimate(sum(found) / draws, 0.01, float(spread)), "uphill": Estimate(float(uphill.mean()))}
 
     return Probe(ask, lambda n: n * (draws / 3 + 4 / 3), samples=16)
 
@@ -43,14 +46,16 @@ def climb(*, draws: int = 3) -> Probe:
 def many() -> Probe:
     """A number of every layer."""
     return Probe(
-        lambda ground: {"": Value(1.0), **{f"layer {name}": Value(2.0) for name in "abcdefg"}}, lambda n: 0.0, samples=4
+        lambda ground: {"": Estimate(1.0), **{f"layer {name}": Estimate(2.0) for name in "abcdefg"}},
+        lambda n: 0.0,
+        samples=4,
     )
 
 
 def refuses() -> Probe:
     """A probe that no network suits."""
 
-    def ask(_: Ground) -> Mapping[str, Value]:
+    def ask(_: Ground) -> Mapping[str, Estimate]:
         raise RecipeError("this network has no summit; ask another")
 
     return Probe(ask, lambda n: n, samples=4)
@@ -60,10 +65,10 @@ def stopped(*, after: int = 1) -> Probe:
     """A probe in which Ctrl-C is pressed."""
     asked: list[int] = []
 
-    def ask(_: Ground) -> Mapping[str, Value]:
+    def ask(_: Ground) -> Mapping[str, Estimate]:
         if len(asked) == after:
             raise KeyboardInterrupt
         asked.append(1)
-        return {"": Value(1.0)}
+        return {"": Estimate(1.0)}
 
     return Probe(ask, lambda n: n, samples=4)

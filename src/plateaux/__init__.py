@@ -12,11 +12,11 @@ __version__ = "0.1.0"
 from plateaux.config.components import Given
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import PlateauxError
-from plateaux.core.member import View
-from plateaux.core.method import Ask, Method, Moment, Objective, Rendezvous
-from plateaux.core.metric import Measure
-from plateaux.core.registry import dataset, executor, measure, method, model, probe
-from plateaux.core.types import Batch, Tree, Value
+from plateaux.core.member import MemberModule
+from plateaux.core.method import DataPartition, GradRequest, Method, Objective, StepContext
+from plateaux.core.metric import Metric
+from plateaux.core.registry import dataset, executor, method, metric, model, probe
+from plateaux.core.types import Batch, Estimate, TensorTree
 from plateaux.data.sources import Data, from_dataset, from_tensors
 from plateaux.ensembles.ensemble import Ensemble
 from plateaux.evaluation.calibration import Calibration, calibrate, judge
@@ -39,29 +39,29 @@ from plateaux.training.train import train
 
 __all__ = [
     "Answers",
-    "Ask",
     "Batch",
     "Calibration",
     "Chosen",
     "Data",
+    "DataPartition",
     "Ensemble",
+    "Estimate",
     "Given",
+    "GradRequest",
     "Ground",
     "Job",
-    "Measure",
     "Measurement",
     "Meeting",
+    "MemberModule",
     "Method",
-    "Moment",
+    "Metric",
     "Objective",
     "PlateauxError",
     "Probe",
     "Recipe",
-    "Rendezvous",
     "Run",
-    "Tree",
-    "Value",
-    "View",
+    "StepContext",
+    "TensorTree",
     "adopt",
     "calibrate",
     "choose_members",
@@ -75,8 +75,8 @@ __all__ = [
     "landscape",
     "load",
     "load_chosen",
-    "measure",
     "method",
+    "metric",
     "missing",
     "model",
     "plan",

@@ -13,7 +13,7 @@ from rich.console import Console
 
 import plateaux
 from plateaux.core import registry
-from plateaux.core.types import Value
+from plateaux.core.types import Estimate
 from plateaux.evaluation import tables
 from plateaux.evaluation.results import Measurement
 from plateaux.loss_landscape import render
@@ -127,10 +127,10 @@ def test_a_table_has_a_row_a_probe_and_errors_of_data_and_draws_apart(run: str) 
 
 
 def measured(name: str, parts: int, members: int = 2, **data: Any) -> Measurement:
-    rows = {f"member {number}": Value(1.0, 0.123456, 0.01) for number in range(members)}
-    rows |= {f"member 0 · part {part}": Value(2.0) for part in range(parts)}
+    rows = {f"member {number}": Estimate(1.0, 0.123456, 0.01) for number in range(members)}
+    rows |= {f"member 0 · part {part}": Estimate(2.0) for part in range(parts)}
     facts = {"name": "hills", "samples": 1024, "batchnorm": "eval", "augmentation": "none", "unit_logits": False}
-    rows["mean of members"] = Value(1.5, 0.2)
+    rows["mean of members"] = Estimate(1.5, 0.2)
     return Measurement(name, "train", rows, "lower", {}, {**facts, **data}, asks="flat")
 
 
@@ -146,14 +146,14 @@ def test_many_numbers_beside_an_answer_are_left_to_json_unless_nothing_else_was_
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        (Value(0.0), "0"),
-        (Value(-196.12, 181.0, 5.9), "-196.1 ± 181 / 5.9"),
-        (Value(1.234567e-7, 2e-8), "1.235e-07 ± 2.0e-08"),
-        (Value(123456.0, None, 99.0), "1.235e+05 ± - / 99"),
-        (Value(float("nan"), float("inf")), "nan ± inf"),
+        (Estimate(0.0), "0"),
+        (Estimate(-196.12, 181.0, 5.9), "-196.1 ± 181 / 5.9"),
+        (Estimate(1.234567e-7, 2e-8), "1.235e-07 ± 2.0e-08"),
+        (Estimate(123456.0, None, 99.0), "1.235e+05 ± - / 99"),
+        (Estimate(float("nan"), float("inf")), "nan ± inf"),
     ],
 )
-def test_numbers_of_any_size_are_written_in_few_digits(value: Value, words: str) -> None:
+def test_numbers_of_any_size_are_written_in_few_digits(value: Estimate, words: str) -> None:
     assert tables.both_errors(value) == words
 
 

@@ -18,7 +18,7 @@ import plateaux
 from plateaux.cli import progress
 from plateaux.cli.main import KINDS, app
 from plateaux.core import formatting
-from plateaux.core.types import Value
+from plateaux.core.types import Estimate
 from plateaux.evaluation import tables
 from plateaux.evaluation.results import Measurement
 
@@ -80,7 +80,7 @@ def test_measure_repeats_what_train_measured(trained: Path) -> None:
     assert [each["measure"] for each in found] == ["accuracy", "ece"]
     assert found[0]["weights"]["member 0"] == "epoch 2, the last"
     again = {each.measure: each for each in plateaux.evaluate(trained, measures=["accuracy"])}
-    assert again["accuracy"].rows["member 1"].number == found[0]["rows"]["member 1"]["value"]
+    assert again["accuracy"].rows["member 1"].value == found[0]["rows"]["member 1"]["value"]
 
 
 def test_measure_prints_markdown(trained: Path) -> None:
@@ -204,7 +204,7 @@ def test_help_shows_the_python_of_every_command() -> None:
 
 
 def test_a_table_shows_numbers_with_their_errors() -> None:
-    rows = {"member 0": Value(0.5, 0.01), "ensemble (mean logit)": Value(0.75)}
+    rows = {"member 0": Estimate(0.5, 0.01), "ensemble (mean logit)": Estimate(0.75)}
     found = [Measurement("accuracy", "test", rows, "higher", {}, {"name": "toy", "samples": 1000}, percent=True)]
     console = Console(width=80, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
     console.print(*tables.tables(found))
@@ -240,7 +240,7 @@ def test_a_terminal_gets_live_lines_and_sentences() -> None:
 
 
 def test_sizes_are_in_units_a_person_reads() -> None:
-    assert [formatting.size(n) for n in (12, 1_500, 2.5e6, 3e9, 4e12)] == [
+    assert [formatting.format_size(n) for n in (12, 1_500, 2.5e6, 3e9, 4e12)] == [
         "12 B",
         "1.5 kB",
         "2.5 MB",

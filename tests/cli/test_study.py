@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from plateaux.cli.main import app
 from plateaux.config.recipe import Recipe
-from plateaux.core.errors import Diverged, RecipeError, RunError
+from plateaux.core.errors import DivergedError, RecipeError, RunError
 from plateaux.storage.run import Run
 from plateaux.studies.comparison import Comparison
 from plateaux.studies.cost_estimate import Reckoning
@@ -217,7 +217,7 @@ def test_the_machine_chooses_once_for_all_runs_that_are_compared(tmp_path: Path)
 
 
 def test_a_run_that_diverges_does_not_hold_up_the_others(tmp_path: Path) -> None:
-    with pytest.raises(Diverged, match=r"lr=1e\+30"):
+    with pytest.raises(DivergedError, match=r"lr=1e\+30"):
         conducted(study(grid={"optimizer.lr": [1e30, 0.1]}), tmp_path)
     assert {each.condition["lr"] for each in findings_of_study(tmp_path)} == {0.1}
 
@@ -431,7 +431,7 @@ def test_a_condition_is_compared_with_the_baseline_that_is_like_it_otherwise() -
     ]  # fmt: skip
     made = Comparison(found, {"method": "plain"})
     assert made.against({"method": "sam", "rho": 0.2, "width": 8}) == {"method": "plain", "width": 8}
-    assert made.difference({"method": "sam", "rho": 0.2, "width": 8}, made.columns()[0]).number == pytest.approx(0.2)
+    assert made.difference({"method": "sam", "rho": 0.2, "width": 8}, made.columns()[0]).value == pytest.approx(0.2)
     means, differences = made.grids()
     assert len(means.rows) == 6
     assert differences.rows[0] == ["method=sam, rho=0.1, width=8", "10.0 ± 6.4"]  # t of one degree times half a point

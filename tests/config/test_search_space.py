@@ -12,7 +12,7 @@ from plateaux.config.recipe import Recipe
 from plateaux.config.schema import Section
 from plateaux.config.search_space import Range, drawn
 from plateaux.core.errors import RecipeError
-from plateaux.core.types import key
+from plateaux.core.types import derive_seed
 from plateaux.evaluation.selection import choose_members
 from plateaux.training.checks import check
 from plateaux.training.setup import learners_of
@@ -22,14 +22,14 @@ SEARCH = {"optimizer": {"lr": {"low": 0.01, "high": 1.0, "log": True}}, "method"
 
 
 def test_draws_are_spread_evenly_over_a_range() -> None:
-    found = sorted(drawn(Range(low=2, high=4), key(each)) for each in range(400))
+    found = sorted(drawn(Range(low=2, high=4), derive_seed(each)) for each in range(400))
     assert all(2 <= number <= 4 for number in found)
     # Kolmogorov and Smirnov: the largest distance from the straight line, one in ten thousand.
     assert max(abs((number - 2) / 2 - (place + 0.5) / 400) for place, number in enumerate(found)) < 2.23 / 20
 
 
 def test_with_log_the_logarithms_are_spread_evenly() -> None:
-    found = sorted(drawn(Range(low=0.01, high=1, log=True), key(each)) for each in range(400))
+    found = sorted(drawn(Range(low=0.01, high=1, log=True), derive_seed(each)) for each in range(400))
     assert all(0.01 <= number <= 1 for number in found)
     even = [math.log10(number) / 2 + 1 for number in found]
     assert max(abs(number - (place + 0.5) / 400) for place, number in enumerate(even)) < 2.23 / 20
@@ -37,13 +37,13 @@ def test_with_log_the_logarithms_are_spread_evenly() -> None:
 
 @pytest.mark.parametrize("log", [False, True])
 def test_whole_numbers_come_from_low_to_high(log: bool) -> None:
-    found = [drawn(Range(low=1, high=3, whole=True, log=log), key(each)) for each in range(100)]
+    found = [drawn(Range(low=1, high=3, whole=True, log=log), derive_seed(each)) for each in range(100)]
     assert set(found) == {1, 2, 3}
     assert all(isinstance(number, int) for number in found)
 
 
 def test_choices_are_equally_likely() -> None:
-    found = [drawn(("a", "b"), key(each)) for each in range(400)]
+    found = [drawn(("a", "b"), derive_seed(each)) for each in range(400)]
     assert abs(found.count("a") - 200) < 4 * 10
 
 

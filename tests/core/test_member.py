@@ -10,8 +10,8 @@ import torch
 from cases import corner
 from torch import Tensor, nn
 
-from plateaux.core.member import View
-from plateaux.core.method import Moment, Objective, plain
+from plateaux.core.member import MemberModule
+from plateaux.core.method import Objective, StepContext, plain_gradient
 from plateaux.core.outputs import logits
 from plateaux.core.tensor_tree import finite
 from plateaux.core.types import Batch
@@ -21,22 +21,22 @@ from plateaux.optim.sample_scores import features
 
 def test_a_view_calls_the_network_itself() -> None:
     own = corner()
-    assert torch.equal(logits(View(own.module), own.batch), own.module(own.batch.x))
+    assert torch.equal(logits(MemberModule(own.module), own.batch), own.module(own.batch.x))
 
 
 def test_weights_may_stand_in_for_the_members_own() -> None:
     own, other = corner(), corner(seed=1)
     before = {name: p.clone() for name, p in own.module.named_parameters()}
     stand_in = dict(other.module.named_parameters())
-    assert torch.equal(View(own.module)(own.batch.x, stand_in), other.module(own.batch.x))
-    assert torch.equal(View(own.module, bound=stand_in)(own.batch.x), other.module(own.batch.x))
+    assert torch.equal(MemberModule(own.module)(own.batch.x, stand_in), other.module(own.batch.x))
+    assert torch.equal(MemberModule(own.module, replaced=stand_in)(own.batch.x), other.module(own.batch.x))
     assert all(torch.equal(p, before[name]) for name, p in own.module.named_parameters())
 
 
 def test_gradients_reach_weights_that_stand_in() -> None:
     own = corner()
     stand_in = {name: p.detach().clone().requires_grad_() for name, p in own.module.named_parameters()}
-    View(own.module)(own.batch.x, stand_in).sum().backward()
+    MemberModule(own.module)(own.batch.x, stand_in).sum().backward()
     assert all(p.grad is not None for p in stand_in.values())
     assert all(p.grad is None for p in own.module.parameters())
 
@@ -51,7 +51,7 @@ class Text(nn.Module):
 def test_named_inputs_and_an_output_with_logits_are_understood() -> None:
     x = {"ids": torch.tensor([[2.0, 3.0]]), "mask": torch.tensor([[1.0, 0.0]])}
     batch = Batch(x, torch.zeros(1), torch.arange(1))
-    assert torch.equal(logits(View(Text()), batch), torch.tensor([[2.0, 0.0]]))
+    assert torch.equal(logits(MemberModule(Text()), batch), torch.tensor([[2.0, 0.0]]))
 
 
 def test_every_forward_opens_its_own_context() -> None:
@@ -63,14 +63,14 @@ def test_every_forward_opens_its_own_context() -> None:
         yield
 
     own = corner()
-    view = View(own.module, forward=forward)
+    view = MemberModule(own.module, forward=forward)
     view(own.batch.x), view(own.batch.x)
     assert len(opened) == 2
 
 
 def test_a_record_is_what_the_layers_see() -> None:
     own = corner("conv")
-    output, seen = View(own.module).record(own.batch.x, ["0", "3"])
+    output, seen = MemberModule(own.module).record(own.batch.x, ["0", "3"])
     assert torch.equal(seen["0"].inputs, own.batch.x)
     assert torch.equal(seen["3"].output, output)
     assert torch.equal(own.module[3](seen["3"].inputs), output)
@@ -80,21 +80,21 @@ def test_a_record_is_what_the_layers_see() -> None:
 def test_a_record_leaves_nothing_behind_when_the_forward_fails() -> None:
     own = corner("conv")
     with pytest.raises(RuntimeError):
-        View(own.module).record(torch.zeros(1, 9, 9), ["0"])
+        MemberModule(own.module).record(torch.zeros(1, 9, 9), ["0"])
     assert not own.module[0]._forward_hooks
 
 
 def test_features_are_a_layers_output_laid_flat() -> None:
     own = corner("conv")
     offer = features("0")
-    assert torch.equal(offer(View(own.module), own.batch), own.module[0](own.batch.x).flatten(1))
+    assert torch.equal(offer(MemberModule(own.module), own.batch), own.module[0](own.batch.x).flatten(1))
     assert offer.batched is False  # type: ignore[attr-defined]
 
 
 def test_plain_descent_goes_where_the_gradient_says() -> None:
-    walk = plain({}, Moment(1, 0.1, 0.1))
+    walk = plain_gradient({}, StepContext(1, 0.1, 0.1))
     ask = next(walk)
-    assert (ask.at, ask.weight, ask.part, ask.local, ask.agree) == (None, None, None, False, None)
+    assert (ask.at, ask.weight, ask.rows, ask.local, ask.average) == (None, None, None, False, None)
     gradient = {"w": torch.ones(1)}
     with pytest.raises(StopIteration) as end:
         walk.send(gradient)
@@ -103,7 +103,7 @@ def test_plain_descent_goes_where_the_gradient_says() -> None:
 
 def test_an_objective_sees_its_own_row_unless_it_says_otherwise() -> None:
     objective = Objective(cross_entropy())
-    assert (objective.sees, objective.samplewise, objective.offer) == ("own", True, logits)
+    assert (objective.gather, objective.per_sample, objective.output) == ("own", True, logits)
 
 
 @pytest.mark.parametrize(("bad", "good"), [(float("nan"), False), (float("inf"), False), (3.0, True)])

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from plateaux.core.errors import NotAllowed, UnknownName
-from plateaux.core.registry import Registry, dataset, executor, measure, method, model
+from plateaux.core.errors import UnknownNameError, UntrustedCodeError
+from plateaux.core.registry import Registry, dataset, executor, method, metric, model
 
-KINDS = [method, measure, dataset, model, executor]
+KINDS = [method, metric, dataset, model, executor]
 
 
 @pytest.fixture
@@ -45,9 +45,9 @@ def test_every_plugin_is_found_by_its_file_and_says_in_a_sentence_what_it_is(reg
 
 
 def test_an_unknown_name_is_told_the_nearest() -> None:
-    with pytest.raises(UnknownName, match=r"There is no method called 'smam'; did you mean 'sam'.*\?"):
+    with pytest.raises(UnknownNameError, match=r"There is no method called 'smam'; did you mean 'sam'.*\?"):
         method.get("smam")
-    with pytest.raises(UnknownName, match="There is no executor called 'zzz'; allowed: local, mesh"):
+    with pytest.raises(UnknownNameError, match="There is no executor called 'zzz'; allowed: local, mesh"):
         executor.get("zzz")
 
 
@@ -71,7 +71,7 @@ def test_a_factory_is_registered_under_its_name_another_or_a_prefix() -> None:
     assert own.names() == ["first", "hub:<name>", "zweites"]
     assert (own.get("first")(), own.get("zweites")(), own.get("hub:ab")(times=2)) == (1, 2, "abab")
     assert own.describe() == {"first": "The first.", "hub:<name>": "", "zweites": ""}
-    with pytest.raises(UnknownName):
+    with pytest.raises(UnknownNameError):
         own.get("hub:")
 
 
@@ -92,7 +92,7 @@ UNMARKED = [
 def test_code_that_nobody_marked_is_not_even_imported(outside: Path, head: str, decorator: str, body: str) -> None:
     trace = write(outside, "stranger", head, decorator, body)
     with pytest.raises(
-        NotAllowed, match=r"'stranger:build' is not marked @plateaux\.model, so a recipe may not call it\."
+        UntrustedCodeError, match=r"'stranger:build' is not marked @plateaux\.model, so a recipe may not call it\."
     ):
         model.get("stranger:build")
     assert not trace.exists()
@@ -103,14 +103,14 @@ def test_code_that_nobody_marked_is_not_even_imported(outside: Path, head: str, 
     "name", ["os:system", "builtins:exec", "sys:exit", "subprocess:run", "posix:system", "torch:load"]
 )
 def test_what_python_itself_holds_cannot_be_called(name: str) -> None:
-    with pytest.raises(NotAllowed, match="so a recipe may not call it"):
+    with pytest.raises(UntrustedCodeError, match="so a recipe may not call it"):
         model.get(name)
 
 
 @pytest.mark.parametrize("name", [":build", "a..b:c", "no_such_module:build", "stranger.deeper:build", ".:x", "x:"])
 def test_what_is_not_there_is_not_found(outside: Path, name: str) -> None:
     trace = write(outside, "stranger", "")
-    with pytest.raises((NotAllowed, UnknownName)):
+    with pytest.raises((UntrustedCodeError, UnknownNameError)):
         model.get(name)
     assert not trace.exists()
 
@@ -139,10 +139,10 @@ def test_code_allowed_by_name_is_called_and_no_other(outside: Path) -> None:
     write(outside, "mine", "", "", "def build(): return 7")
     other = write(outside, "mine2", "")
     assert model.get("mine:build", allow=("mine",))() == 7
-    with pytest.raises(NotAllowed):
+    with pytest.raises(UntrustedCodeError):
         model.get("mine2:build", allow=("mine",))
     assert not other.exists()
-    with pytest.raises(UnknownName, match="'mine' has no function 'nothing'"):
+    with pytest.raises(UnknownNameError, match="'mine' has no function 'nothing'"):
         model.get("mine:nothing", allow=("mine",))
 
 
@@ -152,14 +152,16 @@ def test_a_package_is_not_imported_to_look_inside_it(outside: Path) -> None:
         f"from pathlib import Path\nPath({str(outside / 'pack.imported')!r}).touch()\n"
     )
     write(outside, "pack.inner", "")
-    with pytest.raises(NotAllowed):
+    with pytest.raises(UntrustedCodeError):
         model.get("pack.inner:build")
     assert not list(outside.rglob("*.imported"))
 
 
 def test_an_allowed_module_that_cannot_be_imported_says_why(outside: Path) -> None:
     (outside / "broken.py").write_text("import a_package_that_is_not_there\n")
-    with pytest.raises(UnknownName, match="'broken' cannot be imported: No module named 'a_package_that_is_not_there'"):
+    with pytest.raises(
+        UnknownNameError, match="'broken' cannot be imported: No module named 'a_package_that_is_not_there'"
+    ):
         model.get("broken:build", allow=("broken",))
 
 

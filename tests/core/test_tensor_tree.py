@@ -10,18 +10,18 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from plateaux.core import tensor_tree
-from plateaux.core.types import Tree
+from plateaux.core.types import TensorTree
 
 SHAPES: tuple[tuple[int, ...], ...] = ((2, 3), (), (4,), (1, 2, 2))
 
 
-def tree(seed: int, *, backwards: bool = False) -> Tree:
+def tree(seed: int, *, backwards: bool = False) -> TensorTree:
     draw = torch.Generator().manual_seed(seed)
     made = {f"p{i}": torch.randn(shape, generator=draw, dtype=torch.float64) for i, shape in enumerate(SHAPES)}
     return dict(reversed(made.items())) if backwards else made
 
 
-def flat(a: Tree) -> NDArray[np.float64]:
+def flat(a: TensorTree) -> NDArray[np.float64]:
     return np.concatenate([a[name].detach().numpy().reshape(-1) for name in sorted(a)])
 
 

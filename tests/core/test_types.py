@@ -9,58 +9,71 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plateaux.core.types import Batch, Value, key, map_inputs
+from plateaux.core.types import Batch, Estimate, derive_seed, map_tensors
 
 PARTS = st.lists(st.integers() | st.text(), max_size=4)
 
 
 def test_keys_never_change() -> None:
     # Runs made by any version must come out alike, so these numbers are part of the format.
-    assert key() == 6510301506637419378
-    assert key(0, "order", 1) == 3583953554662909129
-    assert key(5, "init", 2) == 3848422270064573258
+    assert derive_seed() == 6510301506637419378
+    assert derive_seed(0, "order", 1) == 3583953554662909129
+    assert derive_seed(5, "init", 2) == 3848422270064573258
 
 
 @given(PARTS)
 def test_a_key_is_a_number_that_generators_take(parts: list[int | str]) -> None:
-    number = key(*parts)
+    number = derive_seed(*parts)
     assert 0 <= number < 2**63
-    assert number == key(*parts)
+    assert number == derive_seed(*parts)
     torch.Generator().manual_seed(number)
 
 
 @given(PARTS, PARTS)
 def test_different_parts_make_different_keys(one: list[int | str], other: list[int | str]) -> None:
-    assert (key(*one) == key(*other)) == (one == other)
+    assert (derive_seed(*one) == derive_seed(*other)) == (one == other)
 
 
 def test_order_type_and_grouping_count() -> None:
-    assert len({key(1, 2), key(2, 1), key("1", 2), key(12), key("12"), key(1, 2, ""), key("1,2")}) == 7
+    assert (
+        len(
+            {
+                derive_seed(1, 2),
+                derive_seed(2, 1),
+                derive_seed("1", 2),
+                derive_seed(12),
+                derive_seed("12"),
+                derive_seed(1, 2, ""),
+                derive_seed("1,2"),
+            }
+        )
+        == 7
+    )
 
 
 def test_many_keys_do_not_meet() -> None:
-    assert len({key(0, "augment", i) for i in range(20000)}) == 20000
-    bits = torch.tensor([key(0, i) >> 62 for i in range(4000)]).float()
+    assert len({derive_seed(0, "augment", i) for i in range(20000)}) == 20000
+    bits = torch.tensor([derive_seed(0, i) >> 62 for i in range(4000)]).float()
     assert abs(float(bits.mean()) - 0.5) < 0.05
 
 
 def test_a_part_of_a_batch_keeps_its_ids_and_key() -> None:
-    batch = Batch(torch.arange(10.0), torch.arange(10), torch.arange(100, 110), key=7, extra={"u": torch.ones(3)})
-    part = batch.part(slice(2, 5))
+    batch = Batch(torch.arange(10.0), torch.arange(10), torch.arange(100, 110), seed=7, extra={"u": torch.ones(3)})
+    part = batch.take(slice(2, 5))
     assert len(part) == 3
     assert part.x.tolist() == [2, 3, 4]  # type: ignore[union-attr]
-    assert (part.y.tolist(), part.index.tolist(), part.key) == ([2, 3, 4], [102, 103, 104], 7)
+    assert (part.y.tolist(), part.index.tolist(), part.seed) == ([2, 3, 4], [102, 103, 104], 7)
     assert part.extra is batch.extra
 
 
 def test_named_inputs_are_cut_by_name() -> None:
     batch = Batch({"ids": torch.arange(4), "mask": torch.ones(4, 2)}, torch.arange(4), torch.arange(4))
-    part = batch.part(slice(0, 1))
+    part = batch.take(slice(0, 1))
     assert {name: tuple(tensor.shape) for name, tensor in part.x.items()} == {"ids": (1,), "mask": (1, 2)}  # type: ignore[union-attr]
-    assert map_inputs(torch.ones(2), lambda t: t + 1).tolist() == [2, 2]
+    assert map_tensors(torch.ones(2), lambda t: t + 1).tolist() == [2, 2]
 
 
 def test_values_are_frozen() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
-        Value(1.0).number = 2.0  # type: ignore[misc]
-    assert Value(1.0).error is None
+        Estimate(1.0).value = 2.0  # type: ignore[misc]
+    assert Estimate(1.0).stderr is None

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from plateaux.core.errors import DataError, RecipeError
-from plateaux.core.types import Batch, key
+from plateaux.core.types import Batch, derive_seed
 from plateaux.data.augment import Augment
 from plateaux.data.loader import Feed, evaluation
 from plateaux.data.sources import Resident, Streamed, from_dataset
@@ -79,7 +79,7 @@ def feed(source: Any = RESIDENT, **changes: Any) -> Feed:
 def same(a: Batch, b: Batch) -> bool:
     assert isinstance(a.x, Tensor)
     assert isinstance(b.x, Tensor)
-    return torch.equal(a.x, b.x) and torch.equal(a.y, b.y) and torch.equal(a.index, b.index) and a.key == b.key
+    return torch.equal(a.x, b.x) and torch.equal(a.y, b.y) and torch.equal(a.index, b.index) and a.seed == b.seed
 
 
 def all_same(a: Any, b: Any) -> bool:
@@ -108,10 +108,10 @@ def test_another_key_gives_another_order() -> None:
 
 
 def test_batches_equal_the_slow_twin() -> None:
-    augment_key = key(42, "augment", 3)
+    augment_key = derive_seed(42, "augment", 3)
     mean, std = (torch.tensor(v).view(3, 1, 1) for v in (MEAN, STD))
     for step, batch in enumerate(feed(augment=Augment(crop=2, flip=True)).epoch(3)):
-        assert batch.key == key(42, 3, step)
+        assert batch.seed == derive_seed(42, 3, step)
         assert isinstance(batch.x, Tensor)
         for x, y, i in zip(batch.x, batch.y, batch.index.tolist(), strict=True):
             moved = slow.move(X[i], augment_key, i, 2, True)
@@ -154,7 +154,7 @@ def test_shards_of_a_batch_make_up_the_batch(source: Any) -> None:
         assert torch.equal(torch.cat([low.x, high.x]), b.x)  # type: ignore[list-item, arg-type]
         assert torch.equal(torch.cat([low.y, high.y]), b.y)
         assert torch.equal(torch.cat([low.index, high.index]), b.index)
-        assert low.key == high.key == b.key
+        assert low.seed == high.seed == b.seed
 
 
 @pytest.mark.parametrize("source", [RESIDENT, Streamed(Plain())])

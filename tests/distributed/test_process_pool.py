@@ -17,7 +17,7 @@ from killable import BY_WORKERS, RECIPE
 
 from plateaux.config.components import Given
 from plateaux.config.recipe import Recipe
-from plateaux.core.errors import Diverged, Stopped
+from plateaux.core.errors import DivergedError, Interrupted
 from plateaux.distributed.process_pool import run_in_turn, run_pool
 from plateaux.distributed.stop_signal import stop_sign
 from plateaux.storage.run import Run
@@ -59,14 +59,14 @@ def work(job: str, tell: Callable[[Mapping[str, Any]], None], *, device: str | N
             tell({"job": job})
             while not asked.is_set():
                 time.sleep(0.01)
-        raise Stopped("Stopped at epoch 1")
+        raise Interrupted("Stopped at epoch 1")
     tell({"job": job, "device": device, "processes": processes, "start": multiprocessing.get_start_method()})
     if job == "die":
         os.kill(os.getpid(), signal.SIGKILL)
     if job == "raise":
         raise RuntimeError("something unforeseen")
     if job == "diverge":
-        raise Diverged("The loss of member 7 is no number any more")
+        raise DivergedError("The loss of member 7 is no number any more")
 
 
 def test_a_job_that_raises_or_dies_stops_no_other() -> None:
@@ -82,7 +82,7 @@ def test_a_job_that_raises_or_dies_stops_no_other() -> None:
     assert set(found) == {"raise", "die", "diverge"}
     assert [found[job].died for job in ("raise", "die", "diverge")] == [False, True, False]
     assert str(found["raise"].problem) == "RuntimeError: something unforeseen"
-    assert isinstance(found["diverge"].problem, Diverged)
+    assert isinstance(found["diverge"].problem, DivergedError)
     assert "exit code -9" in str(found["die"].problem)
     assert not workers()
 
@@ -107,7 +107,7 @@ def test_a_stop_reaches_the_worker_and_no_further_job_begins() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(Stopped, match="Run the same command again to go on"):
+    with pytest.raises(Interrupted, match="Run the same command again to go on"):
         run_pool(["long", "a", "b"], work, hear, processes=1)
     assert [each["job"] for each in news] == ["long"]
     assert signal.getsignal(signal.SIGTERM) is before
@@ -123,7 +123,7 @@ def test_a_stop_before_the_workers_have_begun_is_a_stop_too() -> None:
 
     thread = Thread(target=stop_soon)
     thread.start()
-    with pytest.raises(Stopped):
+    with pytest.raises(Interrupted):
         run_pool(["a", "b"], work, lambda _: None, processes=2)
     thread.join()
     assert not workers()
@@ -193,7 +193,7 @@ def test_a_stopped_pool_leaves_checkpoints_and_goes_on_from_them(tmp_path: Path)
         if news.get("done", 0) >= 2:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    with pytest.raises(Stopped):
+    with pytest.raises(Interrupted):
         train(recipe, tmp_path, tell=stop)
     stopped = Run.open(tmp_path).all_progress()
     assert any(progress.states for progress in stopped)

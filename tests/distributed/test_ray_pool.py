@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from plateaux.core.errors import PlateauxError, RunError, Stopped
-from plateaux.core.executor import CarryOut
+from plateaux.core.errors import Interrupted, PlateauxError, RunError
+from plateaux.core.executor import JobFn
 
 pytest.importorskip("ray", reason='Ray is not installed: pip install "plateaux[ray]"')
 
@@ -121,7 +121,7 @@ def echo(job: Any, tell: Any, *, device: str | None = None, processes: int = 1) 
     """Never called: the script says what comes of it."""
 
 
-WORK: CarryOut = echo
+WORK: JobFn = echo
 
 
 @pytest.fixture
@@ -272,7 +272,7 @@ def test_a_signal_lets_everybody_end_with_a_checkpoint(
 
     monkeypatch.setattr(made, "wait", wait)
     monkeypatch.setattr(made, "called", dies)
-    with pytest.raises(Stopped, match="Run the same command again"):
+    with pytest.raises(Interrupted, match="Run the same command again"):
         carry_out([1, 2, 3])
     assert made.alive == []
     assert [name for name, _ in made.calls].count("work") == 2  # the third never began

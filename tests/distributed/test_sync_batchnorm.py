@@ -136,9 +136,9 @@ def timm_here() -> float:
     """Return how far timm's layer with its activation is from itself on the whole batch."""
     import torch.distributed as dist
 
-    from plateaux.core.optional import guest
+    from plateaux.core.optional import optional_import
 
-    BatchNormAct2d = guest("timm.layers", extra="vision").BatchNormAct2d
+    BatchNormAct2d = optional_import("timm.layers", extra="vision").BatchNormAct2d
     x = problem((8, 3, 2, 2))[0].float()
     own = slice(4 * dist.get_rank(), 4 * dist.get_rank() + 4)
     alone, shared = BatchNormAct2d(3), BatchNormAct2d(3)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from plateaux.core.errors import DataError, RecipeError
-from plateaux.core.types import Value, key
+from plateaux.core.types import Estimate, derive_seed
 from plateaux.ensembles.conformal import KINDS, Conformal, Kind, coverage, fit, mean_size
 from plateaux.models.architectures.resnet import resnet20
 from plateaux.models.surgery import load_weights
@@ -61,7 +61,7 @@ def covered(
         order = torch.randperm(len(y), generator=torch.Generator().manual_seed(split))
         a, b = order[:held_out], order[held_out:]
         fitted = fit(log_p[a], y[a], ids[a], alpha, kind, **options)
-        found.append(coverage(fitted.sets(log_p[b], ids[b]), y[b]).number)
+        found.append(coverage(fitted.sets(log_p[b], ids[b]), y[b]).value)
     return float(np.mean(found))
 
 
@@ -104,7 +104,7 @@ def test_sets_that_are_never_empty_hold_the_likeliest_class_and_are_right_at_lea
     assert full.gather(1, top[:, None]).all()
     assert torch.equal(full | bare, full)
     assert (full & ~bare).sum() == (~bare.gather(1, top[:, None])).sum()
-    assert coverage(full, y[b]).number >= float((top == y[b]).double().mean())
+    assert coverage(full, y[b]).value >= float((top == y[b]).double().mean())
 
 
 @needs_cifar
@@ -126,7 +126,7 @@ def test_threshold_and_sets_are_the_slow_twins(kind: Kind, classes: int, randomi
     fitted = fit(log_p, y, ids, 0.2, kind, randomised=randomised, seed=5, **options)  # type: ignore[arg-type]
     rows = []
     for row, number in zip(log_p.exp().tolist(), ids.tolist(), strict=True):
-        u = (key(5, "conformal", number) >> 10) / 2**53 if randomised else 1.0
+        u = (derive_seed(5, "conformal", number) >> 10) / 2**53 if randomised else 1.0
         rows.append(twin(kind, row, u, k_reg=2, penalty=0.05))
     own = sorted(row[label] for row, label in zip(rows, y.tolist(), strict=True))
     assert fitted.threshold == pytest.approx(own[math.ceil(61 * 0.8) - 1], abs=1e-11)
@@ -169,9 +169,9 @@ def test_held_out_samples_themselves_are_covered_by_count(kind: Kind, randomised
     log_p, y, ids = drawn(199, 6)
     for alpha, inside in ((0.1, 180), (0.05, 190), (0.5, 100)):
         fitted = fit(log_p, y, ids, alpha, kind, randomised=randomised)
-        assert coverage(fitted.sets(log_p, ids), y).number >= inside / 199
+        assert coverage(fitted.sets(log_p, ids), y).value >= inside / 199
         if randomised and kind != "lac":  # no ties
-            assert coverage(fitted.sets(log_p, ids), y).number == inside / 199
+            assert coverage(fitted.sets(log_p, ids), y).value == inside / 199
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -249,7 +249,7 @@ def test_probabilities_of_exactly_zero_and_one(kind: Kind) -> None:
     sure = fit(log_p, torch.zeros(40).long(), ids, 0.1, kind, never_empty=True).sets(log_p, ids)
     assert sure.tolist() == [[True, False, False]] * 40
     wrong = fit(log_p, torch.full((40,), 2), ids, 0.1, kind)
-    assert coverage(wrong.sets(log_p, ids), torch.full((40,), 2)).number >= 0.9
+    assert coverage(wrong.sets(log_p, ids), torch.full((40,), 2)).value >= 0.9
     masked = torch.tensor([[0.0, -math.inf]]).expand(40, -1)
     assert fit(masked, torch.zeros(40).long(), ids, 0.1, kind, never_empty=True).sets(masked, ids)[:, 0].all()
 
@@ -263,11 +263,11 @@ def test_half_precision_log_probabilities_are_taken(kind: Kind) -> None:
 def test_coverage_and_mean_size_by_hand() -> None:
     sets = torch.tensor([[True, True, False], [False, False, False], [False, True, False], [True, True, True]])
     y = torch.tensor([1, 0, 2, 2])
-    assert coverage(sets, y) == Value(0.5, 0.25)
+    assert coverage(sets, y) == Estimate(0.5, 0.25)
     found = mean_size(sets)
-    assert found.number == 1.5
-    assert found.error == pytest.approx(np.std([2, 0, 1, 3], ddof=1) / 2)
-    assert mean_size(sets[:1]) == Value(2.0)
+    assert found.value == 1.5
+    assert found.stderr == pytest.approx(np.std([2, 0, 1, 3], ddof=1) / 2)
+    assert mean_size(sets[:1]) == Estimate(2.0)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from plateaux.core.metric import Measure
+from plateaux.core.metric import Metric
 from plateaux.core.outputs import logits
-from plateaux.core.types import Batch, Tree
+from plateaux.core.types import Batch, TensorTree
 from plateaux.distributed.executors.local import Local
 from plateaux.ensembles.log_probs import guesses_of, log_probabilities, probabilities_of, shared, wide_probabilities_of
 from plateaux.evaluation.metric_loop import Heard, settle
@@ -92,13 +92,13 @@ def test_measures_of_one_walk_share_a_table_and_casts_do_not() -> None:
     seen: list[tuple[int, int]] = []
     kept: list[Tensor] = []  # so that no address is used twice
 
-    def asks() -> Measure:
-        def measured(table: Tensor, batch: Batch) -> Tree:
+    def asks() -> Metric:
+        def measured(table: Tensor, batch: Batch) -> TensorTree:
             kept.append(log_probabilities(table))
             seen.append((len(table), id(kept[-1])))
             return {"sum": kept[-1].sum()}
 
-        return Measure(measured, lambda _: {})
+        return Metric(measured, lambda _: {})
 
     ids = torch.arange(7)
     heard = [Heard({logits: table_of()}, Batch(ids, ids % 4, ids), 0, 7)]

@@ -15,7 +15,7 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 from torch import Tensor
 
 from plateaux.core.errors import DataError
-from plateaux.core.types import Value
+from plateaux.core.types import Estimate
 from plateaux.ensembles.ood_scores import ALARMS, CONVENTION, compare
 
 NAMES = list(ALARMS)
@@ -94,7 +94,7 @@ def test_members_that_all_but_agree_have_no_negative_information() -> None:
 @pytest.mark.parametrize("name", DIVERSITY)
 def test_diversity_of_one_member_tells_nothing_apart(name: str) -> None:
     inside, outside = ALARMS[name](table_of(1, 50, 10)), ALARMS[name](table_of(1, 40, 10, seed=1, scale=0.1))
-    assert compare({name: inside.numpy()}, {name: outside.numpy()})[name]["auroc"] == Value(0.5, 0.0)
+    assert compare({name: inside.numpy()}, {name: outside.numpy()})[name]["auroc"] == Estimate(0.5, 0.0)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -169,13 +169,13 @@ def test_compare_says_of_every_score_how_well_it_does() -> None:
     for name, numbers in found.items():
         assert list(numbers) == ["auroc", "aupr out", "aupr in", "fpr95"]
         both = np.concatenate([ALARMS[name](inside).numpy(), ALARMS[name](outside).numpy()])
-        assert numbers["auroc"].number == pytest.approx(roc_auc_score(y, both))
-        assert numbers["aupr out"].number == pytest.approx(average_precision_score(y, both))
-        assert numbers["aupr in"].number == pytest.approx(average_precision_score(1 - y, -both))
-        assert numbers["fpr95"].number == pytest.approx(np.mean(both[:200] >= np.sort(both[200:])[150 - 143]))
-        assert all(value.error is not None for value in numbers.values())
+        assert numbers["auroc"].value == pytest.approx(roc_auc_score(y, both))
+        assert numbers["aupr out"].value == pytest.approx(average_precision_score(y, both))
+        assert numbers["aupr in"].value == pytest.approx(average_precision_score(1 - y, -both))
+        assert numbers["fpr95"].value == pytest.approx(np.mean(both[:200] >= np.sort(both[200:])[150 - 143]))
+        assert all(value.stderr is not None for value in numbers.values())
     for name in ("max_probability", "entropy", "energy", "max_logit"):  # outside logits are small: larger scores
-        assert found[name]["auroc"].number > 0.95
+        assert found[name]["auroc"].value > 0.95
 
 
 def test_what_is_outside_changes_the_numbers() -> None:
@@ -183,7 +183,7 @@ def test_what_is_outside_changes_the_numbers() -> None:
     inside, near, far = table_of(3, 200, 10, scale=4.0), table_of(3, 200, 10, seed=1, scale=3.0), table_of(3, 200, 10)
     here, there = compare(scored(inside), scored(near)), compare(scored(inside), scored(far))
     assert all(here[name]["auroc"] != there[name]["auroc"] for name in NAMES)
-    assert all(numbers["auroc"].number == 0.5 for numbers in compare(scored(inside), scored(inside)).values())
+    assert all(numbers["auroc"].value == 0.5 for numbers in compare(scored(inside), scored(inside)).values())
 
 
 def test_scores_that_do_not_match_or_are_no_numbers_are_refused() -> None:

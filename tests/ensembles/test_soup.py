@@ -15,14 +15,14 @@ from torch.func import functional_call
 from torch.optim.swa_utils import update_bn
 
 from plateaux.core.errors import DataError, RecipeError
-from plateaux.core.types import Tree
+from plateaux.core.types import TensorTree
 from plateaux.ensembles.soup import Greedy, Path, check_mixable, greedy, path, uniform
 from plateaux.models.modes import reestimate
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
 
-def tree(seed: int, dtype: torch.dtype = torch.float32) -> Tree:
+def tree(seed: int, dtype: torch.dtype = torch.float32) -> TensorTree:
     chance = torch.Generator().manual_seed(seed)
     return {
         "weight": torch.randn(5, 3, generator=chance, dtype=torch.float64).to(dtype),
@@ -31,7 +31,7 @@ def tree(seed: int, dtype: torch.dtype = torch.float32) -> Tree:
     }
 
 
-def bits(a: Tree) -> dict[str, bytes]:
+def bits(a: TensorTree) -> dict[str, bytes]:
     return {name: t.reshape(-1).view(torch.uint8).numpy().tobytes() for name, t in a.items()}
 
 
@@ -130,12 +130,12 @@ def test_networks_that_differ_are_refused_and_the_difference_is_named() -> None:
 # The greedy soup
 
 
-def nearness(target: Tensor) -> Callable[[Tree], float]:
+def nearness(target: Tensor) -> Callable[[TensorTree], float]:
     """A held-out score that is higher the nearer the weights are to a target."""
     return lambda weights: -float((weights["w"].double() - target).square().sum())
 
 
-def twin(trees: list[Tree], score: Callable[[Tree], float], *, or_equal: bool) -> tuple[list[int], Tensor]:
+def twin(trees: list[TensorTree], score: Callable[[TensorTree], float], *, or_equal: bool) -> tuple[list[int], Tensor]:
     """The slow twin, by the running mean n/(n+1)."""
     order = sorted(range(len(trees)), key=lambda i: (-score(trees[i]), i))
     chosen, mean = [order[0]], trees[order[0]]["w"].double()
@@ -167,9 +167,9 @@ def test_a_greedy_soup_is_the_slow_twins_and_never_below_the_best_single(seed: i
 
 
 def test_in_float32_the_weights_make_the_very_soup_that_was_judged() -> None:
-    judged: list[Tree] = []
+    judged: list[TensorTree] = []
 
-    def score(weights: Tree) -> float:
+    def score(weights: TensorTree) -> float:
         judged.append(weights)
         return nearness(torch.zeros(50, dtype=torch.float64))(weights)
 
@@ -233,7 +233,7 @@ def test_a_double_well_has_the_barrier_of_its_closed_form() -> None:
 
 
 def test_the_ends_of_a_path_are_the_networks_themselves() -> None:
-    seen: list[Tree] = []
+    seen: list[TensorTree] = []
     path(tree(0), tree(1), lambda w: float(len(seen)) if seen.append(w) is None else 0.0, points=2)
     assert [bits(end) for end in seen] == [bits(tree(0)), bits(tree(1))]
 

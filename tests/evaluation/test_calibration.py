@@ -58,7 +58,7 @@ def test_temperatures_lower_the_loss_on_the_samples_they_were_fitted_on(run: Pat
     # Calibrating first promises nothing for the pool: doubt is then added twice.
     log_p = made.log_p(said.table, "pool then calibrate")
     loss = -float(log_p[torch.arange(300), said.y].mean())
-    assert loss <= raw.rows[MEAN_PROBABILITY].number + 1e-9
+    assert loss <= raw.rows[MEAN_PROBABILITY].value + 1e-9
 
 
 def test_numbers_on_the_samples_of_the_fit_are_refused(run: Path) -> None:
@@ -79,11 +79,11 @@ def test_judged_on_others_sets_cover_and_answers_are_right_as_often_as_wanted(ru
     name = "ensemble (pool then calibrate)"
     for wanted in (90, 95):
         value = found.rows[cell(name, f"{wanted} % sets: coverage")]
-        assert value.number == pytest.approx(wanted / 100, abs=0.06)
-    assert found.rows[cell(name, "wrong of those answered")].number < 0.1
+        assert value.value == pytest.approx(wanted / 100, abs=0.06)
+    assert found.rows[cell(name, "wrong of those answered")].value < 0.1
     for number in range(3):
         before, after = (found.rows[cell(f"member {number}", f"nll {when}")] for when in ("before", "after"))
-        assert after.number < before.number + 0.02
+        assert after.value < before.value + 0.02
 
 
 def test_training_samples_are_no_ground_for_doubt(run: Path) -> None:

@@ -13,7 +13,7 @@ from reference import selective as slow
 from torch import Tensor
 
 from plateaux.core import registry
-from plateaux.core.types import Value
+from plateaux.core.types import Estimate
 from plateaux.evaluation import confidence
 from plateaux.evaluation.confidence import equal_mass, groups, has_no_number, of_codes, pack, surest_first
 from plateaux.evaluation.metrics.selective import Tally, _harmonic
@@ -35,8 +35,8 @@ def many(count: int, levels: int, *, seed: int = 0) -> Tensor:
     return pack(-doubt, torch.rand(count, generator=chance) > doubt**2)
 
 
-def value_of(name: str, packed: Tensor) -> Value:
-    return registry.measure.get(name)().finish({"kept": packed[:, None]})["member 0"]
+def value_of(name: str, packed: Tensor) -> Estimate:
+    return registry.metric.get(name)().compute({"kept": packed[:, None]})["member 0"]
 
 
 @given(some_samples)
@@ -87,8 +87,8 @@ def test_numbers_do_not_feel_how_the_samples_are_cut(samples: Samples, piece: in
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(confidence, "PIECE", piece)
             cut = value_of(name, packed)
-        assert cut.number == pytest.approx(whole.number, rel=1e-12, abs=1e-14)
-        assert cut.error == (None if whole.error is None else pytest.approx(whole.error, rel=1e-9, abs=1e-12))
+        assert cut.value == pytest.approx(whole.value, rel=1e-12, abs=1e-14)
+        assert cut.stderr == (None if whole.stderr is None else pytest.approx(whole.stderr, rel=1e-9, abs=1e-12))
 
 
 @pytest.mark.parametrize("levels", [2, 1000, 1 << 23])
@@ -104,13 +104,13 @@ def test_many_samples_have_the_numbers_of_the_twin_that_keeps_everything(levels:
     }
     for name, (number, error) in truth.items():
         found = value_of(name, packed)
-        assert found.number == pytest.approx(number, rel=1e-10), name
-        assert found.error == pytest.approx(error, rel=1e-7), name
+        assert found.value == pytest.approx(number, rel=1e-10), name
+        assert found.stderr == pytest.approx(error, rel=1e-7), name
 
 
 def test_if_all_are_equally_sure_the_risk_is_the_error_everywhere() -> None:
     packed = many(200_000, 1)
-    assert value_of("aurc", packed).number == pytest.approx(float((packed < 0).double().mean()), rel=1e-12)
+    assert value_of("aurc", packed).value == pytest.approx(float((packed < 0).double().mean()), rel=1e-12)
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 9, 10, 1000, 10**6])
@@ -124,9 +124,9 @@ def test_what_follows_takes_no_more_memory_for_more_samples(monkeypatch: pytest.
 
     def most(name: str, count: int) -> int:
         codes = many(count, 1 << 23)
-        measure = registry.measure.get(name)()
+        measure = registry.metric.get(name)()
         tracemalloc.start()
-        measure.finish({"kept": codes[:, None]})
+        measure.compute({"kept": codes[:, None]})
         found = tracemalloc.get_traced_memory()[1]  # of NumPy: the copy of one row that is sorted is torch's
         tracemalloc.stop()
         return found

@@ -13,7 +13,7 @@ from sklearn.metrics import accuracy_score, log_loss
 from plateaux.config.builders.data import data_of, split_of
 from plateaux.config.components import Given
 from plateaux.config.recipe import Recipe
-from plateaux.core.errors import NotAllowed, RunError, UnknownName
+from plateaux.core.errors import RunError, UnknownNameError, UntrustedCodeError
 from plateaux.evaluation.evaluate import STANDARD, evaluate
 from plateaux.evaluation.loading import load
 from plateaux.evaluation.row_names import MEAN_LOGIT, MEAN_PROBABILITY, MEMBERS_MEAN
@@ -72,8 +72,8 @@ def test_numbers_are_those_of_the_stored_weights_on_those_samples(run: Path, on:
     assert list(found) == list(STANDARD)
     rows = {f"member {n}": p[n] for n in range(3)} | {MEAN_PROBABILITY: p.mean(0)}
     for name, row in rows.items():
-        assert found["accuracy"].rows[name].number == pytest.approx(accuracy_score(y, row.argmax(-1)))
-        assert found["nll"].rows[name].number == pytest.approx(log_loss(y, row), rel=1e-5)
+        assert found["accuracy"].rows[name].value == pytest.approx(accuracy_score(y, row.argmax(-1)))
+        assert found["nll"].rows[name].value == pytest.approx(log_loss(y, row), rel=1e-5)
     assert found["accuracy"].data["samples"] == len(y)
 
 
@@ -81,11 +81,11 @@ def test_rows_come_in_order_with_the_mean_of_the_members(run: Path) -> None:
     (found,) = evaluate(run, measures=["nll"])
     names = [f"member {n}" for n in range(3)]
     assert list(found.rows) == [*names, MEMBERS_MEAN, MEAN_PROBABILITY, MEAN_LOGIT]
-    numbers = [found.rows[name].number for name in names]
-    assert found.rows[MEMBERS_MEAN].number == pytest.approx(np.mean(numbers))
-    assert found.rows[MEMBERS_MEAN].error == pytest.approx(np.std(numbers, ddof=1) / 3**0.5)
-    assert found.rows[MEAN_PROBABILITY].number <= np.mean(numbers)  # Jensen
-    assert found.rows[MEAN_LOGIT].number <= np.mean(numbers)
+    numbers = [found.rows[name].value for name in names]
+    assert found.rows[MEMBERS_MEAN].value == pytest.approx(np.mean(numbers))
+    assert found.rows[MEMBERS_MEAN].stderr == pytest.approx(np.std(numbers, ddof=1) / 3**0.5)
+    assert found.rows[MEAN_PROBABILITY].value <= np.mean(numbers)  # Jensen
+    assert found.rows[MEAN_LOGIT].value <= np.mean(numbers)
 
 
 def test_every_measurement_is_kept_as_one_object_that_says_what_it_is(run: Path) -> None:
@@ -121,9 +121,9 @@ def test_samples_that_are_not_there_are_told(run: Path, tmp_path: Path) -> None:
 
 
 def test_unknown_and_unmarked_measures_are_refused(run: Path) -> None:
-    with pytest.raises(UnknownName, match="There is no measure called 'acuracy'; did you mean 'accuracy'"):
+    with pytest.raises(UnknownNameError, match="There is no measure called 'acuracy'; did you mean 'accuracy'"):
         evaluate(run, measures=["acuracy"])
-    with pytest.raises(NotAllowed):
+    with pytest.raises(UntrustedCodeError):
         evaluate(run, measures=["cases:apart"])
 
 
@@ -175,7 +175,7 @@ def test_what_is_loaded_is_what_was_trained(tmp_path: Path, changes: list[str]) 
     for number in range(3):
         logged = [line["validation nll"] for line in out.log(number) if "validation nll" in line]
         wanted = min(logged) if changes == ["train.keep=best:nll"] else logged[-1]
-        assert found.rows[f"member {number}"].number == pytest.approx(wanted, rel=1e-6)
+        assert found.rows[f"member {number}"].value == pytest.approx(wanted, rel=1e-6)
 
 
 def test_loading_needs_no_data(tmp_path: Path) -> None:
@@ -194,4 +194,4 @@ def test_loading_needs_no_data(tmp_path: Path) -> None:
     (tmp_path / "d.npz").unlink()
     guess = load(tmp_path / "run").predict(torch.from_numpy(x)).argmax(-1)
     share = float((guess == torch.arange(20) % 2).float().mean())
-    assert found.rows[MEAN_PROBABILITY].number == pytest.approx(share)
+    assert found.rows[MEAN_PROBABILITY].value == pytest.approx(share)

@@ -44,7 +44,7 @@ def test_a_set_cannot_be_told_from_itself(run: Path) -> None:
     assert rows == {"member 0", "member 1", TOGETHER}
     for name, value in found.rows.items():
         if name.endswith("auroc"):
-            assert value.number == 0.5, name
+            assert value.value == 0.5, name
     assert "positive" in found.convention
 
 
@@ -73,14 +73,14 @@ def test_scores_are_those_of_the_logits(run: Path, monkeypatch: pytest.MonkeyPat
     for score, alarm in ALARMS.items():
         both = torch.cat([alarm(inside), alarm(outside)]).float().numpy()
         value = found.rows[cell(TOGETHER, score, "auroc")]
-        assert value.number == pytest.approx(roc_auc_score(truth, both), abs=1e-3), score
-        assert value.error is not None
+        assert value.value == pytest.approx(roc_auc_score(truth, both), abs=1e-3), score
+        assert value.stderr is not None
 
 
 def test_a_suite_of_several_sets_has_a_mean(run: Path) -> None:
     found = detect(run, {"near": ["digits", "digits"]})
     assert [each.on for each in found] == ["digits (near)", "digits (near)", "mean of near (digits, digits)"]
-    assert found[-1].rows[cell(TOGETHER, "energy", "auroc")].number == 0.5
+    assert found[-1].rows[cell(TOGETHER, "energy", "auroc")].value == 0.5
 
 
 def test_samples_that_are_no_images_are_refused(run: Path) -> None:

@@ -13,9 +13,9 @@ import torch
 from plateaux.config.components import Given
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RecipeError, RunError
-from plateaux.core.member import View
-from plateaux.core.metric import Measure
-from plateaux.core.types import Value
+from plateaux.core.member import MemberModule
+from plateaux.core.metric import Metric
+from plateaux.core.types import Estimate
 from plateaux.data.sources import from_dataset
 from plateaux.evaluation import prediction_cache
 from plateaux.evaluation.evaluate import evaluate
@@ -42,12 +42,12 @@ def silent(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: Any, **__: Any) -> None:
         raise AssertionError("a forward pass was run")
 
-    monkeypatch.setattr(View, "__call__", never)
+    monkeypatch.setattr(MemberModule, "__call__", never)
     monkeypatch.setattr(Panel, "data", property(never))
 
 
 def rows(found: list[Any]) -> dict[str, Any]:
-    return {each.measure: {name: (v.number, v.error) for name, v in each.rows.items()} for each in found}
+    return {each.measure: {name: (v.value, v.stderr) for name, v in each.rows.items()} for each in found}
 
 
 def test_a_second_call_runs_no_forward_pass_reads_no_data_and_says_so(
@@ -84,7 +84,7 @@ def test_an_ensemble_of_some_members_is_the_ensemble_a_run_of_them_would_be(run:
     with torch.no_grad():
         p = torch.stack([view.module(x) for view in panel.views]).double().softmax(-1).mean(0)
     truth = -p[torch.arange(300), y].log().mean()
-    assert found.rows["ensemble (mean probability)"].number == pytest.approx(float(truth), rel=1e-6)
+    assert found.rows["ensemble (mean probability)"].value == pytest.approx(float(truth), rel=1e-6)
 
 
 def test_other_weights_never_find_kept_predictions(run: Path, tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_float16_is_kept_if_asked_for_and_recorded(tmp_path: Path) -> None:
     (kept,) = evaluate(tmp_path, measures=["nll"])
     assert kept.data["logits"] == "kept, float16"
     for row, value in fresh.rows.items():
-        assert kept.rows[row].number == pytest.approx(value.number, rel=1e-3)
+        assert kept.rows[row].value == pytest.approx(value.value, rel=1e-3)
 
 
 def test_what_is_too_large_or_unwanted_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,21 +131,21 @@ def test_features_are_kept_once_somebody_asked_for_them(tmp_path: Path) -> None:
     (kept,) = evaluate(tmp_path, measures=["cka"], say=said.append)
     assert len(said) == 1
     for row, value in fresh.rows.items():
-        assert kept.rows[row].number == pytest.approx(value.number, rel=1e-5)
+        assert kept.rows[row].value == pytest.approx(value.value, rel=1e-5)
 
 
 def test_features_of_different_widths_lie_in_one_table(tmp_path: Path) -> None:
     train(recipe("model.hidden=[[4], [8, 8], [16]]"), tmp_path)
     for _ in range(2):
         found = {each.measure: each.rows for each in evaluate(tmp_path, measures=["cka", "nll"])}
-        assert all(0 <= value.number <= 1 + 1e-9 for value in found["cka"].values())
+        assert all(0 <= value.value <= 1 + 1e-9 for value in found["cka"].values())
 
 
 def test_the_first_samples_are_other_samples_than_all(run: Path) -> None:
     (few,) = evaluate(run, measures=["nll"], samples=100)
     (all_,) = evaluate(run, measures=["nll"])
     assert (few.data["samples"], all_.data["samples"]) == (100, 300)
-    assert few.rows["member 0"].number != all_.rows["member 0"].number
+    assert few.rows["member 0"].value != all_.rows["member 0"].value
 
 
 @pytest.mark.parametrize("members", [[], [0, 0], [3], [-1]])
@@ -159,10 +159,10 @@ def test_curves_are_means_over_all_ensembles_of_a_size(run: Path) -> None:
     curve = found["nll by size"].rows
     assert list(curve) == ["1 member", "2 members", "3 members"]
     pairs = [evaluate(run, measures=["nll"], members=two)[0].rows for two in ([0, 1], [0, 2], [1, 2])]
-    mean = sum(each["ensemble (mean probability)"].number for each in pairs) / 3
-    assert curve["2 members"].number == pytest.approx(mean)
-    assert curve["1 member"].number == pytest.approx(found["nll"].rows["mean of members"].number)
-    assert curve["3 members"].number == pytest.approx(found["nll"].rows["ensemble (mean probability)"].number)
+    mean = sum(each["ensemble (mean probability)"].value for each in pairs) / 3
+    assert curve["2 members"].value == pytest.approx(mean)
+    assert curve["1 member"].value == pytest.approx(found["nll"].rows["mean of members"].value)
+    assert curve["3 members"].value == pytest.approx(found["nll"].rows["ensemble (mean probability)"].value)
     assert list(found["disagreement by size"].rows) == ["2 members", "3 members"]
 
 
@@ -252,10 +252,10 @@ def test_data_that_changed_since_training_are_told(tmp_path: Path) -> None:
 
 def test_a_measure_with_an_offer_of_its_own_is_measured_and_not_kept(run: Path) -> None:
     panel = Panel(Run.open(run))
-    own = Measure(
+    own = Metric(
         lambda table, batch: {"sum": table.double().sum(-1), "count": torch.tensor(len(batch))},
-        lambda sums: {f"member {n}": Value(float(s / sums["count"])) for n, s in enumerate(sums["sum"])},
-        offer=lambda view, batch: view(batch.x).logsumexp(-1),
+        lambda sums: {f"member {n}": Estimate(float(s / sums["count"])) for n, s in enumerate(sums["sum"])},
+        output=lambda view, batch: view(batch.x).logsumexp(-1),
     )
     target = one_target(panel.recipe, panel.facts, "train")
     (found,) = panel.measure(target, {"own": own})

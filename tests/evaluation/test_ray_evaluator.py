@@ -11,8 +11,8 @@ import torch
 from cases import GIVEN, patches, recipe
 
 import plateaux
-from plateaux.core.metric import Measure
-from plateaux.core.types import Tree, Value
+from plateaux.core.metric import Metric
+from plateaux.core.types import Estimate, TensorTree
 from plateaux.data.sources import Data
 from plateaux.distributed.executors.ray import OnRay
 from plateaux.evaluation import ray_evaluator
@@ -40,7 +40,7 @@ def _in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def numbers(found: list[Any]) -> dict[tuple[str, str], float]:
-    return {(each.measure, name): value.number for each in found for name, value in each.rows.items()}
+    return {(each.measure, name): value.value for each in found for name, value in each.rows.items()}
 
 
 @pytest.mark.parametrize("samples", [None, 300])
@@ -80,10 +80,10 @@ def test_tables_stay_below_the_bound(run: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_rows_to_keep_are_laid_where_they_belong() -> None:
-    def finish(_: Tree) -> dict[str, Value]:
+    def finish(_: TensorTree) -> dict[str, Estimate]:
         return {}
 
-    kept = {"rows": Measure(lambda *_: {}, finish, merge="cat"), "sum": Measure(lambda *_: {}, finish)}
+    kept = {"rows": Metric(lambda *_: {}, finish, reduce="cat"), "sum": Metric(lambda *_: {}, finish)}
     whole: ray_evaluator.Settled = {}
     for start in (2, 0):
         shard = Shard((0,), start, start + 2)

@@ -79,7 +79,7 @@ def test_a_soup_of_one_basin_is_a_run_of_one_member(near: Path, how: str, tmp_pa
             assert torch.allclose(tensor.double(), wanted, atol=1e-7), name
     (one,) = evaluate(made.store.root, measures=["accuracy"])
     (many,) = evaluate(near, measures=["accuracy"])
-    assert one.rows["member 0"].number > many.rows["mean of members"].number - 0.03
+    assert one.rows["member 0"].value > many.rows["mean of members"].value - 0.03
 
 
 def test_batchnorm_statistics_of_a_soup_are_taken_anew(near: Path, tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_members_of_several_runs_make_one_ensemble(apart: Path, tmp_path: Path) 
 def test_a_choice_is_no_worse_than_the_best_single_member_where_it_was_made(apart: Path) -> None:
     chosen = choose_members([apart], size=5)
     (found,) = evaluate(apart, on="validation", measures=["nll"])
-    best = min(found.rows[f"member {n}"].number for n in range(3))
+    best = min(found.rows[f"member {n}"].value for n in range(3))
     assert chosen.selection.scores[-1] <= best + 1e-6
     assert MEAN_PROBABILITY in found.rows
 

@@ -75,7 +75,7 @@ def test_numbers_under_corruption_are_those_of_the_corrupted_images(run: Path) -
     x, y = (torch.from_numpy(np.load(run.parent / "d.npz")[name]) for name in ("x_test", "y_test"))
     seen = corrupt(x, torch.arange(40), "gaussian_noise", 5)
     wanted = float((load(run).predict(seen).argmax(-1) == y).double().mean())
-    assert found.rows[MEAN_PROBABILITY].number == pytest.approx(wanted)
+    assert found.rows[MEAN_PROBABILITY].value == pytest.approx(wanted)
     assert (found.data["corruption"], found.data["severity"]) == ("gaussian_noise", 5)
     assert found.data["source"] == "generated, CIFAR-C-like"
     said: list[str] = []
@@ -86,7 +86,7 @@ def test_numbers_under_corruption_are_those_of_the_corrupted_images(run: Path) -
 def test_several_corruptions_are_summed_up_and_shown(run: Path) -> None:
     found = evaluate(run, on=["corrupted:fog", "corrupted:contrast"], measures=["accuracy"], samples=8)
     summary = robustness(found)[0]
-    every = [each.rows["member 0"].number for each in found]
+    every = [each.rows["member 0"].value for each in found]
     assert summary.rows["member 0 · cACC"].number == pytest.approx(sum(every) / 10)
     code, out, message = call("measure", str(run), "--on", "corrupted:fog,corrupted:contrast", "--markdown")
     assert code == 0, message

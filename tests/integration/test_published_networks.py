@@ -31,10 +31,10 @@ def test_two_published_resnets_are_as_good_and_as_alarmed_as_their_sheet_says(tm
     adopt(tmp_path, recipe, [f"{WEIGHTS}:resnet{depth}." for depth in (20, 32)])
     found = {each.measure: each.rows for each in evaluate(tmp_path, on=f"test@{SAMPLES}", measures=["all"])}
     accuracy = found["accuracy"]["member 0"]
-    assert accuracy.error is not None
-    assert abs(accuracy.number - 0.9173) < 3 * accuracy.error
-    assert 0 < found["disagreement"]["members 0 and 1"].number < 0.2
+    assert accuracy.stderr is not None
+    assert abs(accuracy.value - 0.9173) < 3 * accuracy.stderr
+    assert 0 < found["disagreement"]["members 0 and 1"].value < 0.2
     (far,) = detect(tmp_path, {"far": ["texture"]}, samples=SAMPLES)
     alarm = far.rows[cell("member 0", "max_probability", "auroc")]
-    assert alarm.error is not None
-    assert abs(alarm.number - 0.871) < 3 * alarm.error
+    assert alarm.stderr is not None
+    assert abs(alarm.value - 0.871) < 3 * alarm.stderr

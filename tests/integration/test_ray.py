@@ -31,7 +31,7 @@ from waiting import wait_until
 import plateaux
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import PlateauxError, RecipeError, RunError
-from plateaux.core.runtime import settle_in
+from plateaux.core.runtime import configure_runtime
 from plateaux.distributed.executors.ray import OnRay
 from plateaux.distributed.executors.ray import ray as on_ray
 from plateaux.distributed.ray_worker import Hand
@@ -124,7 +124,7 @@ def nodes(server: Flaky) -> Iterator[Nodes]:
         patch.setenv("PLATEAUX_MARK", mark)
         for name in ("COVERAGE_PROCESS_CONFIG", "COVERAGE_PROCESS_START"):  # Ray's own processes are many, and not ours
             patch.delenv(name, raising=False)
-        for kind in (plateaux.method, plateaux.measure, plateaux.dataset, plateaux.executor, plateaux.model):
+        for kind in (plateaux.method, plateaux.metric, plateaux.dataset, plateaux.executor, plateaux.model):
             kind.names()  # before there are threads, which must not look for plug-ins at the same time
         made = Nodes(2, mark)
         assert processes(mark)
@@ -397,8 +397,8 @@ def test_numbers_measured_on_the_cluster_are_those_of_one_process(nodes: Nodes, 
     for one, other in zip(here, there, strict=True):
         assert list(one.rows) == list(other.rows)
         for name in one.rows:
-            assert other.rows[name].number == pytest.approx(one.rows[name].number, rel=1e-12, abs=1e-15, nan_ok=True)
-            errors = [each.rows[name].error for each in (one, other)]
+            assert other.rows[name].value == pytest.approx(one.rows[name].value, rel=1e-12, abs=1e-15, nan_ok=True)
+            errors = [each.rows[name].stderr for each in (one, other)]
             assert errors == [None, None] or errors[1] == pytest.approx(errors[0], rel=1e-9, abs=1e-15, nan_ok=True)
     plateaux.evaluate(tmp_path / "run", measures=["accuracy"], given=GIVEN)
     kept = plateaux.evaluate(tmp_path / "run", measures=["accuracy"], executor=spread, given=GIVEN)
@@ -447,7 +447,7 @@ def test_a_hand_keeps_the_memory_of_a_step_for_the_next(nodes: Nodes) -> None:
 
 def fault(job: Any, tell: Any, *, device: str | None = None, processes: int = 1) -> None:
     """Tell how many pages each of some passes asks of the system, and among how many arenas memory is divided."""
-    settle_in(threads=1)
+    configure_runtime(threads=1)
     net = resnet8(shape=(3, 32, 32), classes=10, width=16).to(memory_format=torch.channels_last)
     x = torch.randn(128, 3, 32, 32).contiguous(memory_format=torch.channels_last)
     counts = list[int]()

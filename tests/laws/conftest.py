@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 from cases import recipe, trained
 
-from plateaux.core.types import Tree
+from plateaux.core.types import TensorTree
 
-Loop = Callable[..., list[Tree]]
+Loop = Callable[..., list[TensorTree]]
 
 
 @pytest.fixture(scope="session")
 def loop(tmp_path_factory: pytest.TempPathFactory) -> Loop:
     """Return a function from a row of the table to its members' weights, trained by the plain loop."""
-    known: dict[str, list[Tree]] = {}
+    known: dict[str, list[TensorTree]] = {}
 
-    def result(method: str, net: str = "mlp", **options: object) -> list[Tree]:
+    def result(method: str, net: str = "mlp", **options: object) -> list[TensorTree]:
         row = recipe(method, net, **options)  # type: ignore[arg-type]
         name = row.to_toml()
         if name not in known:

@@ -146,7 +146,7 @@ def measure_here(root: str, copies: int, keep: str = "no") -> dict[str, dict[str
     from plateaux.evaluation.evaluate import evaluate
 
     found = evaluate(root, measures=["all"], executor={"name": "mesh", "data": copies}, keep=keep, fresh=True)
-    return {each.measure: {name: (v.number, v.error) for name, v in each.rows.items()} for each in found}
+    return {each.measure: {name: (v.value, v.stderr) for name, v in each.rows.items()} for each in found}
 
 
 @contextmanager

@@ -9,15 +9,17 @@ from cases import GIVEN, JOINT, METHODS, NETS, distance, recipe, trained, weight
 from laws.conftest import Loop
 from laws.meshes import mesh
 
-from plateaux.core.errors import Diverged
-from plateaux.core.types import Tree
+from plateaux.core.errors import DivergedError
+from plateaux.core.types import TensorTree
 from plateaux.storage.run import Run
 from plateaux.training.train import train
 
 EXACT = 1e-12  # what float64 may lose when sums are taken in another order
 
 
-def on_mesh(processes: int, copies: int, out: Path, method: str, net: str, sabotage: str = "", **options) -> list[Tree]:
+def on_mesh(
+    processes: int, copies: int, out: Path, method: str, net: str, sabotage: str = "", **options
+) -> list[TensorTree]:
     row = recipe(method, net, executor={"name": "mesh", "data": copies}, **options)
     mesh(processes).run("laws.meshes:train_here", row.to_dict(), str(out), sabotage)
     return weights(Run.open(out))
@@ -151,7 +153,7 @@ def test_a_member_that_diverges_lets_the_others_go_on_over_a_mesh(tmp_path: Path
     assert "no number any more" in said[0]
     assert "another process" in said[1]
     alone = recipe("sam", **options)
-    with pytest.raises(Diverged):
+    with pytest.raises(DivergedError):
         train(alone, tmp_path / "loop", given=GIVEN)
     mine, its = (Run.open(tmp_path / name).weights(1) for name in ("mesh", "loop"))
     assert distance([mine], [its]) == 0

@@ -21,7 +21,7 @@ from cases import GIVEN, recipe
 
 import plateaux
 from plateaux.config.recipe import Recipe
-from plateaux.core.types import Tree
+from plateaux.core.types import TensorTree
 from plateaux.data.corruptions.corrupt import CORRUPTIONS, EXTRA, corrupt
 from plateaux.evaluation.calibration import calibrate, judge
 from plateaux.evaluation.evaluate import evaluate
@@ -111,7 +111,7 @@ def projections(values: torch.Tensor) -> list[float]:
     return [float(flat.sum()), float(flat @ torch.cos(at)), float(flat @ torch.sin(0.7 * at))]
 
 
-def of_weights(tree: Tree) -> list[float]:
+def of_weights(tree: TensorTree) -> list[float]:
     return projections(torch.cat([tree[name].double().flatten() for name in sorted(tree)]))
 
 

@@ -10,7 +10,7 @@ from cases import GIVEN, JOINT, METHODS, distance, recipe, stop_after, weights
 from laws.conftest import Loop
 
 from plateaux.config.recipe import Recipe
-from plateaux.core.errors import Stopped
+from plateaux.core.errors import Interrupted
 from plateaux.storage.run import Run
 from plateaux.training import checkpoint, trainer
 from plateaux.training.train import train
@@ -19,7 +19,7 @@ from plateaux.training.train import train
 def stopped_and_carried_on(row: Recipe, out: Path, steps: int) -> Run:
     with pytest.MonkeyPatch.context() as patch:
         stop_after(steps, patch)
-        with pytest.raises(Stopped):
+        with pytest.raises(Interrupted):
             train(row, out, given=GIVEN)
     return train(row, out, given=GIVEN)
 
@@ -41,7 +41,7 @@ def test_stopped_in_any_manner_and_carried_on_in_the_loop_changes_no_bit(
     row = recipe(method, "wide", executor={"manner": manner}, **size)
     with pytest.MonkeyPatch.context() as patch:
         stop_after(2, patch)
-        with pytest.raises(Stopped):
+        with pytest.raises(Interrupted):
             train(row, tmp_path / "run", given=GIVEN)
     run = train(recipe(method, "wide", **size), tmp_path / "run", given=GIVEN)
     assert distance(weights(run), loop(method, "wide", **size)) == 0
@@ -62,7 +62,7 @@ def test_stopped_at_every_step_changes_no_bit(loop: Loop, tmp_path: Path) -> Non
             try:
                 run = train(row, tmp_path / "run", given=GIVEN)
                 break
-            except Stopped:
+            except Interrupted:
                 stops += 1
     assert stops >= 4
     assert distance(weights(run), loop("sam", "dropout")) == 0

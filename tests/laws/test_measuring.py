@@ -46,7 +46,7 @@ def test_a_mesh_measures_what_one_process_does(run: Path, copies: int, shape: st
         for name, rows in answer.items():
             assert list(rows) == list(wanted[name]), name
             for row, (number, _) in rows.items():
-                truth = wanted[name][row].number
+                truth = wanted[name][row].value
                 if name in COUNTS and row != MEAN_OF_PAIRS:  # which adds thirds
                     assert number == truth, (name, row)
                 assert number == pytest.approx(truth, rel=1e-6, abs=1e-9, nan_ok=True), (shape, name, row)
@@ -60,6 +60,6 @@ def test_what_a_mesh_keeps_is_what_one_process_reads(run: Path) -> None:
     wanted = {each.measure: each.rows for each in evaluate(run, measures=["all"], keep="no", fresh=True)}
     for name, rows in wanted.items():
         for row, value in rows.items():
-            assert found[name][row].number == pytest.approx(value.number, rel=1e-6, abs=1e-7, nan_ok=True), (name, row)
+            assert found[name][row].value == pytest.approx(value.value, rel=1e-6, abs=1e-7, nan_ok=True), (name, row)
     assert len(list((run / "predictions").rglob("*-logits.safetensors"))) == 3
     assert all(json.loads(p.read_text()) for p in (run / "measures").glob("*.json"))

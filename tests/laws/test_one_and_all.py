@@ -13,8 +13,8 @@ from torch import Tensor
 
 from plateaux.config.builders.training import method_of
 from plateaux.core.errors import RecipeError
-from plateaux.core.method import Ask, Method, Moment, Objective
-from plateaux.core.types import Batch, Tree
+from plateaux.core.method import GradRequest, Method, Objective, StepContext
+from plateaux.core.types import Batch, TensorTree
 from plateaux.distributed.executors.local import Local
 from plateaux.training.state import Way
 from plateaux.training.step import step
@@ -27,7 +27,7 @@ def method(name: str, number: int = 0) -> Method:
 def table(name: str, rows: int, size: int = 5, seed: int = 0) -> tuple[Tensor, Batch]:
     draw = torch.Generator().manual_seed(seed)
     y = torch.randint(3, (size,), generator=draw)
-    batch = Batch(torch.zeros(size, 2), y, torch.arange(size), key=seed)
+    batch = Batch(torch.zeros(size, 2), y, torch.arange(size), seed=seed)
     unlabelled = 4 if METHODS[name].unlabelled else 0
     return torch.randn(rows, size + unlabelled, 3, generator=draw, dtype=torch.float64), batch
 
@@ -35,7 +35,7 @@ def table(name: str, rows: int, size: int = 5, seed: int = 0) -> tuple[Tensor, B
 @pytest.mark.parametrize("rows", [1, 2, 3, 5])
 @pytest.mark.parametrize("name", METHODS)
 def test_a_settle_accepts_any_number_of_rows(name: str, rows: int) -> None:
-    losses = method(name).objective.settle(*table(name, rows))
+    losses = method(name).objective.loss(*table(name, rows))
     assert losses.shape == (rows, 5)
     assert losses.isfinite().all()
 
@@ -43,36 +43,36 @@ def test_a_settle_accepts_any_number_of_rows(name: str, rows: int) -> None:
 @pytest.mark.parametrize("name", [name for name, way in METHODS.items() if not way.ordered])
 def test_a_settle_never_asks_which_members_its_rows_are(name: str) -> None:
     rows, batch = table(name, 4)
-    settle, order = method(name).objective.settle, torch.tensor([2, 0, 3, 1])
+    settle, order = method(name).objective.loss, torch.tensor([2, 0, 3, 1])
     torch.testing.assert_close(settle(rows[order], batch), settle(rows, batch)[order], rtol=0, atol=1e-14)
 
 
 @pytest.mark.parametrize("name", OWN)
 def test_a_row_that_sees_only_itself_is_the_same_in_any_company(name: str) -> None:
     rows, batch = table(name, 4)
-    settle = method(name).objective.settle
+    settle = method(name).objective.loss
     assert torch.equal(settle(rows[1:3], batch), settle(rows, batch)[1:3])
 
 
 @pytest.mark.parametrize("name", JOINT)
 def test_a_row_that_sees_others_depends_on_its_company(name: str) -> None:
     rows, batch = table(name, 4)
-    settle = method(name).objective.settle
+    settle = method(name).objective.loss
     assert not torch.allclose(settle(rows[1:3], batch), settle(rows, batch)[1:3])
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_settle_decides_the_same_given_table_batch_and_key(name: str) -> None:
     torch.manual_seed(1)
-    first = method(name).objective.settle(*table(name, 3))
+    first = method(name).objective.loss(*table(name, 3))
     torch.manual_seed(2)  # what the global generator holds must not matter
-    assert torch.equal(first, method(name).objective.settle(*table(name, 3)))
+    assert torch.equal(first, method(name).objective.loss(*table(name, 3)))
 
 
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.usefixtures("untouched_randomness")
 def test_a_settle_draws_nothing_from_the_global_generator(name: str) -> None:
-    method(name).objective.settle(*table(name, 3))
+    method(name).objective.loss(*table(name, 3))
 
 
 @pytest.mark.parametrize("name", JOINT)
@@ -87,17 +87,17 @@ def settled_here(name: str) -> Tensor:
 
     executor = make()
     rows, batch = table(name, 4)
-    mine = rows[executor.rows(4).start : executor.rows(4).stop]
-    gathered = executor.gather(mine)
+    mine = rows[executor.local_members(4).start : executor.local_members(4).stop]
+    gathered = executor.all_gather(mine)
     assert torch.equal(gathered, rows)
-    return method(name).objective.settle(gathered, batch)
+    return method(name).objective.loss(gathered, batch)
 
 
-def asked(update: Method, size: int, seed: int) -> list[Ask]:
+def asked(update: Method, size: int, seed: int) -> list[GradRequest]:
     """Return what an update asks for when every answer is drawn at random."""
     draw = torch.Generator().manual_seed(seed)
-    params: Tree = {"weight": torch.randn(3, 2, generator=draw), "bias": torch.randn(2, generator=draw)}
-    walk = update.update(params, Moment(size, lr=0.1, peak_lr=0.1))
+    params: TensorTree = {"weight": torch.randn(3, 2, generator=draw), "bias": torch.randn(2, generator=draw)}
+    walk = update.update(params, StepContext(size, lr=0.1, peak_lr=0.1))
     asks = [next(walk)]
     try:
         while True:
@@ -138,14 +138,14 @@ def test_a_recipe_with_members_out_of_step_is_refused_before_anything_is_written
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_a_sample_of_weight_zero_may_as_well_be_absent(accumulate: int) -> None:
     weight = torch.tensor([1.0, 0, 1, 0, 1, 1, 1, 1], dtype=torch.float64)
-    found: list[Tree] = []
+    found: list[TensorTree] = []
 
-    def weighted(params: Tree, moment: Moment):  # type: ignore[no-untyped-def]
-        found.append({name: each.clone() for name, each in (yield Ask(weight=weight)).items()})
+    def weighted(params: TensorTree, moment: StepContext):  # type: ignore[no-untyped-def]
+        found.append({name: each.clone() for name, each in (yield GradRequest(weight=weight)).items()})
         return found[-1]
 
     own = corner()
-    settle = method("deep_ensemble").objective.settle
+    settle = method("deep_ensemble").objective.loss
     member = learner(corner().module, Method(Objective(settle), weighted))
     steps(member, [own.batch], accumulate=accumulate)
     kept = weight.bool()

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from plateaux.core.errors import RecipeError
-from plateaux.core.member import View
+from plateaux.core.member import MemberModule
 from plateaux.core.types import Batch
 from plateaux.loss_landscape.curvature import Curvature, Kind, layer_of
 from plateaux.loss_landscape.loss_surface import Ground
@@ -110,7 +110,7 @@ def made(net: str, *, training: bool = False, **options: Any) -> Ground:
     torch.manual_seed(0)
     build, inputs = NETS[net]
     module = build().double().train(training)  # type: ignore[no-untyped-call]
-    return Ground(View(module), batches(inputs), **options)
+    return Ground(MemberModule(module), batches(inputs), **options)
 
 
 def whole(matrix: Curvature) -> Tensor:
@@ -152,15 +152,15 @@ def test_what_forward_mode_cannot_is_done_twice_backwards_and_said(kind: Kind, w
     hard, easy = Cubes(way=way).double(), Plain(way=way).double()
     easy.load_state_dict(hard.state_dict())
     with pytest.warns(UserWarning, match="backwards twice: forward mode cannot"):
-        matrix = Curvature(Ground(View(hard), batches("flat")), kind=kind)
+        matrix = Curvature(Ground(MemberModule(hard), batches("flat")), kind=kind)
     assert matrix.manner == "twice backwards"
-    assert torch.allclose(whole(matrix), explicit(Ground(View(easy), batches("flat")), kind), atol=1e-12)
+    assert torch.allclose(whole(matrix), explicit(Ground(MemberModule(easy), batches("flat")), kind), atol=1e-12)
 
 
 def test_a_transformer_whose_fast_path_has_no_derivatives_is_right_all_the_same() -> None:
     torch.manual_seed(0)
     layers = [nn.TransformerEncoderLayer(4, 2, 3, 0.0, batch_first=True), nn.Flatten(), nn.Linear(20, 3)]
-    ground = Ground(View(nn.Sequential(*layers).double().eval()), batches("tokens", (2, 1)))
+    ground = Ground(MemberModule(nn.Sequential(*layers).double().eval()), batches("tokens", (2, 1)))
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # nothing falls back: the fast path is switched off
         matrix = Curvature(ground, kind="gauss_newton")
@@ -174,7 +174,7 @@ def test_a_transformer_whose_fast_path_has_no_derivatives_is_right_all_the_same(
 @pytest.mark.parametrize("kind", ["hessian", "gauss_newton"])
 @pytest.mark.parametrize("manner", ["forwards over backwards", "twice backwards"])
 def test_weights_that_the_loss_does_not_feel_have_no_curvature(kind: Kind, manner: Any) -> None:
-    matrix = Curvature(Ground(View(Plain(way="function").double()), batches("flat")), kind=kind, layer="idle")
+    matrix = Curvature(Ground(MemberModule(Plain(way="function").double()), batches("flat")), kind=kind, layer="idle")
     matrix.manner = manner
     assert torch.equal(whole(matrix), torch.zeros(2, 2, dtype=torch.float64))
 
@@ -189,7 +189,7 @@ def test_a_network_without_second_derivatives_is_told() -> None:
             return OnceOnly.apply(self.layer(x))  # type: ignore[no-any-return, no-untyped-call]
 
     with pytest.raises(RecipeError, match="Once cannot be differentiated twice"):
-        Curvature(Ground(View(Once().double()), batches("flat")))
+        Curvature(Ground(MemberModule(Once().double()), batches("flat")))
 
 
 class OnceOnly(OnlyBackwards):
@@ -271,7 +271,7 @@ def test_single_precision_is_near_double() -> None:
     wanted = explicit(ground, "hessian")
     ground.module.float()
     near = [Batch(b.x.float(), b.y, b.index) for b in ground.batches if isinstance(b.x, Tensor)]
-    matrix = Curvature(Ground(View(ground.module), near))
+    matrix = Curvature(Ground(MemberModule(ground.module), near))
     rows = torch.stack([matrix.product(row) for row in torch.eye(matrix.size)])
     assert rows.dtype == torch.float32
     assert torch.allclose(rows.double(), wanted, atol=1e-5)

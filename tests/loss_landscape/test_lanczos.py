@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from plateaux.core.errors import Diverged
+from plateaux.core.errors import DivergedError
 from plateaux.loss_landscape.lanczos import (
     Krylov,
     apart,
@@ -107,7 +107,7 @@ def test_vectors_stay_orthogonal_where_one_eigenvalue_outweighs_all_others() -> 
 
 
 def test_a_product_that_is_not_finite_is_told() -> None:
-    with pytest.raises(Diverged, match="not finite"):
+    with pytest.raises(DivergedError, match="not finite"):
         eigenpairs(lambda v: v * float("nan"), starts(5))
 
 

@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from plateaux.core import tensor_tree
-from plateaux.core.member import View
+from plateaux.core.member import MemberModule
 from plateaux.core.types import Batch
 from plateaux.loss_landscape.loss_surface import Ground
 
@@ -14,10 +14,12 @@ def ground(*, training: bool = False, **options: object) -> Ground:
     net = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 4))
     x, y = torch.randn(10, 1, 4, 4), torch.randint(0, 4, (10,))
     whole = Batch(x, y, torch.arange(10))
-    return Ground(View(net.train(training)), [whole.part(slice(0, 6)), whole.part(slice(6, 10))], key=3, **options)  # type: ignore[arg-type]
+    return Ground(
+        MemberModule(net.train(training)), [whole.take(slice(0, 6)), whole.take(slice(6, 10))], key=3, **options
+    )  # type: ignore[arg-type]
 
 
-def shifted(here: Ground) -> tensor_tree.Tree:
+def shifted(here: Ground) -> tensor_tree.TensorTree:
     return {name: tensor + 0.1 for name, tensor in here.home.items()}
 
 
@@ -70,7 +72,7 @@ def test_buffers_never_move_whatever_the_mode_of_batchnorm() -> None:
 
 def test_a_network_without_buffers_may_be_in_training_mode() -> None:
     here = ground(training=True)
-    plain = Ground(View(nn.Sequential(nn.Flatten(), nn.Linear(16, 4)).train()), here.batches)
+    plain = Ground(MemberModule(nn.Sequential(nn.Flatten(), nn.Linear(16, 4)).train()), here.batches)
     assert plain.all_losses().shape == (10,)
 
 

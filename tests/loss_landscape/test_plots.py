@@ -15,7 +15,7 @@ from cases import recipe
 
 from plateaux import Given
 from plateaux.config.builders.model import kind_of
-from plateaux.core.errors import RecipeError, RunError, Stopped
+from plateaux.core.errors import Interrupted, RecipeError, RunError
 from plateaux.loss_landscape import plots, render
 from plateaux.loss_landscape.plots import Picture
 from plateaux.loss_landscape.slices import Line, Mark, Surface
@@ -237,5 +237,5 @@ def test_ctrl_c_leaves_the_pictures_that_are_drawn(run: Path, monkeypatch: pytes
         raise KeyboardInterrupt
 
     monkeypatch.setattr(render, "plane", stop)
-    with pytest.raises(Stopped, match="1 pictures are drawn"):
+    with pytest.raises(Interrupted, match="1 pictures are drawn"):
         render.pictures(run, ["paths", "plane"], samples=8, given=GIVEN)

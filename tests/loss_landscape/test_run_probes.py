@@ -17,9 +17,9 @@ import plateaux
 from plateaux import Given, Run
 from plateaux.config.builders.data import data_of
 from plateaux.core import tensor_tree
-from plateaux.core.errors import RecipeError, RunError, Stopped
-from plateaux.core.member import View
-from plateaux.core.types import Batch, Value
+from plateaux.core.errors import Interrupted, RecipeError, RunError
+from plateaux.core.member import MemberModule
+from plateaux.core.types import Batch, Estimate
 from plateaux.data.sources import Data, Resident
 from plateaux.evaluation.evaluator import Panel
 from plateaux.evaluation.results import Measurement
@@ -92,7 +92,7 @@ def test_a_sample_is_drawn_by_the_seed_without_replacement_and_fewer_are_the_fir
 
 def test_the_first_of_a_sample_are_cut_out_of_its_batches() -> None:
     whole = Batch(torch.arange(10.0)[:, None], torch.arange(10), torch.arange(10))
-    sample = Sample(whole.index, (whole.part(slice(0, 4)), whole.part(slice(4, 8)), whole.part(slice(8, 10))))
+    sample = Sample(whole.index, (whole.take(slice(0, 4)), whole.take(slice(4, 8)), whole.take(slice(8, 10))))
     for count, sizes in ((10, [4, 4, 2]), (99, [4, 4, 2]), (8, [4, 4]), (6, [4, 2]), (1, [1])):
         few = sample.first(count)
         assert [len(batch) for batch in few.batches] == sizes
@@ -109,13 +109,13 @@ def test_answers_are_those_of_the_members_on_the_drawn_samples(runs: dict[str, P
     for number, module in enumerate(plateaux.load(runs["mlp"], given=GIVEN).members):
         losses = F.cross_entropy(module(x), y, reduction="none").detach()
         row = found.rows[f"member {number}"]
-        assert row.number == pytest.approx(float(losses.mean()), rel=1e-5)
-        assert row.error == pytest.approx(float(losses.std() / 12**0.5), rel=1e-4)
-        assert found.rows[f"member {number} · samples"].number == 12
-    own = [found.rows[f"member {number}"].number for number in (0, 1)]
+        assert row.value == pytest.approx(float(losses.mean()), rel=1e-5)
+        assert row.stderr == pytest.approx(float(losses.std() / 12**0.5), rel=1e-4)
+        assert found.rows[f"member {number} · samples"].value == 12
+    own = [found.rows[f"member {number}"].value for number in (0, 1)]
     mean = found.rows["mean of members"]
-    assert mean.number == pytest.approx(sum(own) / 2)
-    assert mean.error == pytest.approx(abs(own[0] - own[1]) / 2)
+    assert mean.value == pytest.approx(sum(own) / 2)
+    assert mean.stderr == pytest.approx(abs(own[0] - own[1]) / 2)
 
 
 def test_probes_take_so_many_samples_as_they_ask_for_unless_told(runs: dict[str, Path]) -> None:
@@ -160,7 +160,7 @@ def test_batch_statistics_and_unit_logits_change_the_number_and_are_recorded(run
     )
     assert (moving.data["batchnorm"], moving.data["batch"]) == ("train", 7)
     assert unit.data["unit_logits"] is True
-    assert len({each.rows["member 0"].number for each in (still, moving, unit)}) == 3
+    assert len({each.rows["member 0"].value for each in (still, moving, unit)}) == 3
 
 
 def test_samples_are_varied_as_in_training(runs: dict[str, Path]) -> None:
@@ -170,7 +170,7 @@ def test_samples_are_varied_as_in_training(runs: dict[str, Path]) -> None:
     )
     assert varied.data["augmentation"] == {"crop": 2, "flip": True}
     assert varied.rows == again.rows
-    assert varied.rows["member 0"].number != plain.rows["member 0"].number
+    assert varied.rows["member 0"].value != plain.rows["member 0"].value
     assert asked(runs["conv"], "toy_probes:loss", augment=True, on="test")[0].data["samples"] == 3
     told: list[str] = []
     (same,) = asked(runs["mlp"], "toy_probes:loss", augment=True, say=told.append)
@@ -243,12 +243,12 @@ def test_a_probe_that_cannot_be_asked_is_left_out_with_its_reason(runs: dict[str
 def test_ctrl_c_leaves_what_is_finished(runs: dict[str, Path]) -> None:
     for file in (runs["mlp"] / "measures").glob("*.json"):
         file.unlink()
-    with pytest.raises(Stopped, match=r"asking toy_probes:stopped.*1 of 2 members.*1 of 3 probes"):
+    with pytest.raises(Interrupted, match=r"asking toy_probes:stopped.*1 of 2 members.*1 of 3 probes"):
         asked(runs["mlp"], "toy_probes:loss", "toy_probes:stopped", "toy_probes:climb")
     left = [json.loads(file.read_text()) for file in sorted((runs["mlp"] / "measures").glob("*.json"))]
     assert [each["measure"] for each in left] == ["toy_probes:loss", "toy_probes:stopped"]
     assert list(left[1]["rows"]) == list(left[1]["hashes"]) == ["member 0"]
-    with pytest.raises(Stopped, match="0 of 2 members"):
+    with pytest.raises(Interrupted, match="0 of 2 members"):
         asked(runs["mlp"], "toy_probes:stopped(after=0)")
 
 
@@ -261,7 +261,7 @@ def test_members_are_left_as_they_were(runs: dict[str, Path], tmp_path: Path) ->
     x, y = data_of(recipe("deep_ensemble", "conv_bn", samples=9), GIVEN).train.fetch(torch.arange(9))
     assert isinstance(x, torch.Tensor)
     with posed(module, "train"):
-        probe.ask(Ground(View(module), [Batch(x, y, torch.arange(9))]))
+        probe.ask(Ground(MemberModule(module), [Batch(x, y, torch.arange(9))]))
     assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
 
 
@@ -304,7 +304,7 @@ def test_the_last_record_is_what_the_walk_finds_of_the_finished_member(tmp_path:
         for line in run.log(number):
             if "rows" in line:
                 walked = found[line["probe"]]
-                assert line["rows"][""]["value"] == walked.rows[f"member {number}"].number
+                assert line["rows"][""]["value"] == walked.rows[f"member {number}"].value
                 assert line["data"].items() <= walked.data.items()
 
 
@@ -314,9 +314,9 @@ def test_records_survive_a_stop_and_a_resume(tmp_path: Path) -> None:
 
     def stop(news: Any) -> None:
         if news.get("done") == 3:
-            raise Stopped("enough")
+            raise Interrupted("enough")
 
-    with pytest.raises(Stopped):
+    with pytest.raises(Interrupted):
         train(row, tmp_path / "cut", given=GIVEN, tell=stop)
     rest = train(row, tmp_path / "cut", given=GIVEN)
     for one, other in zip(weights(whole), weights(rest), strict=True):
@@ -352,7 +352,7 @@ def test_a_wrong_probe_is_told_before_training() -> None:
 def test_a_value_that_is_no_number_is_null_in_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import toy_probes
 
-    nan = Probe(lambda _: {"": Value(float("nan"))}, lambda n: n)
+    nan = Probe(lambda _: {"": Estimate(float("nan"))}, lambda n: n)
     monkeypatch.setattr(toy_probes, "nothing", lambda: nan, raising=False)
     run = train(recipe(members=1, probe={"names": ["toy_probes:nothing"]}), tmp_path / "run", given=GIVEN)
     (line,) = [line for line in run.log(0) if "probe" in line]

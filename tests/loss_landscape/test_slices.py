@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from plateaux.core import tensor_tree
 from plateaux.core.errors import RecipeError
-from plateaux.core.member import View
-from plateaux.core.types import Batch, Tree
+from plateaux.core.member import MemberModule
+from plateaux.core.types import Batch, TensorTree
 from plateaux.loss_landscape.loss_surface import Ground
 from plateaux.loss_landscape.slices import Surface, barrier, direction, line, path, plane, surface
 
@@ -32,14 +32,14 @@ def net(seed: int = 0, *, norm: bool = False) -> nn.Module:
 def batches() -> list[Batch]:
     chance = torch.Generator().manual_seed(1)
     whole = Batch(torch.randn(10, 1, 4, 4, generator=chance), torch.arange(10) % 2, torch.arange(10))
-    return [whole.part(slice(0, 6)), whole.part(slice(6, 10))]
+    return [whole.take(slice(0, 6)), whole.take(slice(6, 10))]
 
 
 def ground(seed: int = 0, *, norm: bool = False, training: bool = False) -> Ground:
-    return Ground(View(net(seed, norm=norm).train(training)), batches(), key=3)
+    return Ground(MemberModule(net(seed, norm=norm).train(training)), batches(), key=3)
 
 
-def state(seed: int, *, norm: bool = False) -> Tree:
+def state(seed: int, *, norm: bool = False) -> TensorTree:
     found = tensor_tree.clone(net(seed, norm=norm).state_dict())
     if norm:
         found["1.running_mean"] += 0.1 * seed
@@ -95,7 +95,7 @@ def test_a_direction_depends_on_its_generator_alone(untouched_randomness: None) 
 
 
 def test_a_slice_of_a_parabola_is_a_parabola() -> None:
-    bowl = Bowl(View(net()), batches())
+    bowl = Bowl(MemberModule(net()), batches())
     along = direction(bowl.home, torch.Generator().manual_seed(0))
     found = line(bowl, along, span=2.0, points=5)
     assert found.at == (-2.0, -1.0, 0.0, 1.0, 2.0)
@@ -233,7 +233,7 @@ def test_a_plane_goes_through_its_members() -> None:
 
 
 def test_the_loss_in_the_plane_of_a_bowl_is_that_of_a_bowl() -> None:
-    bowl = Bowl(View(net()), batches())
+    bowl = Bowl(MemberModule(net()), batches())
     members = {str(seed): tensor_tree.scale(bowl.home, 1.0) for seed in range(3)}
     members["1"] = {name: tensor + 1 for name, tensor in bowl.home.items()}
     members["2"] = {name: tensor * 3 for name, tensor in bowl.home.items()}

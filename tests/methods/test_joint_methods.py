@@ -21,9 +21,9 @@ from plateaux.config.builders.model import network
 from plateaux.config.builders.training import method_of
 from plateaux.config.components import Given
 from plateaux.core.errors import DataError, RecipeError
-from plateaux.core.member import View
+from plateaux.core.member import MemberModule
 from plateaux.core.method import Method, Objective
-from plateaux.core.types import Batch, key
+from plateaux.core.types import Batch, derive_seed
 from plateaux.data.loader import Feed, endless
 from plateaux.data.sources import Extra, Resident, from_tensors
 from plateaux.distributed.executors.local import Local
@@ -73,8 +73,8 @@ def problem(
 def settled(make: Callable[..., Method], options: dict[str, Any], table: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
     """Return the losses, and the gradient of what a step descends."""
     objective = make(LOSS, **options).objective
-    table = (table if objective.wants else table[:, : len(batch)]).clone().requires_grad_()
-    found = objective.settle(table, batch)
+    table = (table if objective.extra_inputs else table[:, : len(batch)]).clone().requires_grad_()
+    found = objective.loss(table, batch)
     (gradient,) = torch.autograd.grad(found.mean(1).sum(), table)
     return found.detach(), gradient
 
@@ -86,7 +86,7 @@ def label_of(value: Any) -> str:
 @pytest.mark.parametrize(("make", "slow", "options"), WRITTEN, ids=label_of)
 def test_losses_and_gradients_are_those_of_the_slow_twin(make, slow, options) -> None:
     table, batch = problem(unlabelled=3 if make is not WRITTEN[-1][0] else 0)
-    if not make(LOSS, **options).objective.wants:
+    if not make(LOSS, **options).objective.extra_inputs:
         table = table[:, : len(batch)]
     found, gradient = settled(make, options, table, batch)
     plain, labels = table.tolist(), batch.y.tolist()
@@ -199,7 +199,7 @@ def heads(count: int, method: Method) -> list[Any]:
 def points(number: int = 0, size: int = 6) -> Batch:
     draw = torch.Generator().manual_seed(number)
     x = torch.randn(size, 2, generator=draw, dtype=torch.float64)
-    return Batch(x, torch.randint(3, (size,), generator=draw), torch.arange(size), key=key("points", number))
+    return Batch(x, torch.randint(3, (size,), generator=draw), torch.arange(size), seed=derive_seed("points", number))
 
 
 def state(one: Any) -> list[Tensor]:
@@ -217,7 +217,7 @@ def test_absent_members_are_not_run_and_not_touched(manner: str) -> None:
     executor = Local(manner, 1, (), "error")
     for number in range(6):
         batch = points(number)
-        chosen = drawn(2)(5, batch.key)
+        chosen = drawn(2)(5, batch.seed)
         before = [state(one) for one in members]
         ran.clear()
         tallies = step(executor, members, [batch] * 5, Way())
@@ -231,7 +231,7 @@ def test_absent_members_are_not_run_and_not_touched(manner: str) -> None:
 
 
 def test_every_member_takes_part_equally_often() -> None:
-    counts = Counter(i for number in range(3000) for i in drawn(2)(6, key("step", number)))
+    counts = Counter(i for number in range(3000) for i in drawn(2)(6, derive_seed("step", number)))
     assert sorted(counts) == list(range(6))
     assert all(abs(count - 1000) < 5 * math.sqrt(3000 * (1 / 3) * (2 / 3)) for count in counts.values())
     assert drawn(4)(3, 1) == [0, 1, 2]
@@ -252,7 +252,7 @@ def by_hand(row: Any) -> list[dict[str, Tensor]]:
     ]
     for epoch in range(row.train.epochs):
         for batch in feed.epoch(epoch):
-            chosen = drawn(2)(row.members, batch.key)
+            chosen = drawn(2)(row.members, batch.seed)
             logits = {i: modules[i](batch.x) for i in chosen}
             log_p = {i: logits[i].log_softmax(-1) for i in chosen}
             hard = torch.nn.functional.cross_entropy(sum(logits.values()) / 2, batch.y, reduction="none").detach()
@@ -322,21 +322,21 @@ def test_a_member_that_was_never_present_logs_no_loss(tmp_path: Path) -> None:
 
 
 def test_nobody_may_be_present_and_strangers_may_not() -> None:
-    nobody = Method(Objective(LOSS, sees="all", present=lambda members, key: []))
+    nobody = Method(Objective(LOSS, gather="all", active=lambda members, key: []))
     members = heads(2, nobody)
     before = [state(one) for one in members]
     assert step(LOOP, members, [points()] * 2, Way()) == [ABSENT] * 2
     for one, held in zip(members, before, strict=True):
         assert all(map(torch.equal, state(one), held))
-    stranger = Method(Objective(LOSS, sees="all", present=lambda members, key: [0, 2]))
+    stranger = Method(Objective(LOSS, gather="all", active=lambda members, key: [0, 2]))
     with pytest.raises(RecipeError, match=r"\[0, 2\] take part .* there are 0 to 1"):
         step(LOOP, heads(2, stranger), [points()] * 2, Way())
 
 
 def test_members_that_see_only_themselves_may_be_absent_too() -> None:
-    one_by_one = Method(Objective(LOSS, present=lambda members, key: [key % members]))
+    one_by_one = Method(Objective(LOSS, active=lambda members, key: [key % members]))
     members = heads(3, one_by_one)
-    found = [step(LOOP, members, [replace(points(), key=number)] * 3, Way()) for number in range(3)]
+    found = [step(LOOP, members, [replace(points(), seed=number)] * 3, Way()) for number in range(3)]
     assert [[tally is not ABSENT for tally in tallies] for tallies in found] == torch.eye(3).bool().tolist()
 
 
@@ -465,13 +465,15 @@ def test_looking_aside_moves_no_buffers() -> None:
     x = torch.randn(4, 2, 6, 6, generator=torch.Generator().manual_seed(0))
     buffers = dict(module.named_buffers())
     before = {name: each.clone() for name, each in buffers.items()}
-    out = View(module, buffers=buffers).aside(x)
+    out = MemberModule(module, buffers=buffers).call_preserving_buffers(x)
     assert all(torch.equal(before[name], each) for name, each in buffers.items())
-    assert torch.equal(out, View(module, buffers=buffers)(x))  # with the statistics of these samples all the same
+    assert torch.equal(
+        out, MemberModule(module, buffers=buffers)(x)
+    )  # with the statistics of these samples all the same
     assert not all(torch.equal(before[name], each) for name, each in buffers.items())
     compiled = torch.compile(module, backend="eager")
     now = {name: each.clone() for name, each in buffers.items()}
-    assert torch.equal(View(compiled, buffers=buffers).aside(x), out)
+    assert torch.equal(MemberModule(compiled, buffers=buffers).call_preserving_buffers(x), out)
     assert all(torch.equal(now[name], each) for name, each in buffers.items())
 
 

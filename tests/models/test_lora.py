@@ -22,7 +22,7 @@ from plateaux.config.builders.data import data_of
 from plateaux.config.builders.model import adapters_of, kind_of, networks, shared_names
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RecipeError, RunError
-from plateaux.core.member import View
+from plateaux.core.member import MemberModule
 from plateaux.core.registry import model
 from plateaux.core.types import Batch
 from plateaux.ensembles.ensemble import Ensemble
@@ -127,7 +127,7 @@ def test_a_layer_that_occurs_twice_has_one_adapter() -> None:
 def test_scores_are_those_of_one_backward_pass_for_each_sample(name: str) -> None:
     one = adapted(name)
     batch = Batch(inputs(name), torch.arange(6) % 3, torch.arange(6))
-    torch.testing.assert_close(squared_norms(View(one), batch), gradient_norms(one, batch), rtol=1e-5, atol=0)
+    torch.testing.assert_close(squared_norms(MemberModule(one), batch), gradient_norms(one, batch), rtol=1e-5, atol=0)
 
 
 class Own(nn.Linear):

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from reference.gradient_norms import gradient_norms
 from torch import Tensor, nn
 
-from plateaux.core.member import View
+from plateaux.core.member import MemberModule
 from plateaux.core.registry import model
 from plateaux.core.types import Batch
 from plateaux.models.surgery import freeze, prune
@@ -58,7 +58,7 @@ def check(module: nn.Module, x: Tensor, classes: int = 5) -> None:
     for dtype, most in ((torch.float64, 1e-10), (torch.float32, 1e-5)):
         module.to(dtype)
         given = x.to(dtype) if x.is_floating_point() else x
-        found = squared_norms(View(module), batch_of(given, classes))
+        found = squared_norms(MemberModule(module), batch_of(given, classes))
         wide = x.double() if x.is_floating_point() else x
         truth = gradient_norms(module.double(), batch_of(wide, classes))
         assert float(truth.min()) > 0
@@ -85,7 +85,7 @@ def test_norms_of_a_network_are_those_of_the_loop(name: str) -> None:
 
 def test_norms_of_the_wide_resnet18_are_those_of_the_loop() -> None:
     module, x = built("resnet18", width=64), torch.randn(2, 3, 32, 32)
-    found = squared_norms(View(module), batch_of(x, 5))
+    found = squared_norms(MemberModule(module), batch_of(x, 5))
     assert off(found, gradient_norms(module.double(), batch_of(x.double(), 5))) < 1e-5
 
 
@@ -96,7 +96,7 @@ def test_norms_of_a_guest_transformer_are_those_of_the_loop() -> None:
 
 def test_pruned_weights_do_not_count() -> None:
     module = built("resnet8")
-    dense = squared_norms(View(module), batch_of(torch.randn(3, 3, 32, 32), 5))
+    dense = squared_norms(MemberModule(module), batch_of(torch.randn(3, 3, 32, 32), 5))
     prune(module, 0.7)
     check(module, torch.randn(3, 3, 32, 32))
     assert dense.shape == (3,)
@@ -296,9 +296,9 @@ def test_a_layer_that_sees_the_same_for_all_samples_has_a_gradient_for_each(lone
 def test_frozen_parameters_and_parameters_of_others_do_not_count() -> None:
     module, batch = built("resnet8").double(), batch_of(torch.randn(3, 3, 32, 32).double(), 5)
     freeze(module, ["conv1", "layer2"])
-    assert off(squared_norms(View(module), batch), gradient_norms(module, batch)) < 1e-10
+    assert off(squared_norms(MemberModule(module), batch), gradient_norms(module, batch)) < 1e-10
     head = {name: p for name, p in module.named_parameters() if name.startswith("linear")}
-    found = squared_norms(View(module, own=head), batch)
+    found = squared_norms(MemberModule(module, own=head), batch)
     freeze(module, ["bn1", "layer1", "layer3"])
     assert off(found, gradient_norms(module, batch)) < 1e-10
 
@@ -323,18 +323,18 @@ def test_well_fitted_samples_keep_their_digits(margin: float, by: str) -> None:
             module.linear.bias[2] += margin
         else:
             module.linear.weight[2] += margin * mean / mean.square().sum()
-    found = squared_norms(View(module), Batch(x, y, y))
+    found = squared_norms(MemberModule(module), Batch(x, y, y))
     wide = Batch(x.double(), y, y)
     truth = gradient_norms(module.double(), wide, uncancelled)
     assert off(found, truth) < 1e-5
-    assert off(squared_norms(View(module), wide), truth) < 1e-10
+    assert off(squared_norms(MemberModule(module), wide), truth) < 1e-10
 
 
 def test_logits_are_not_rounded_before_their_margin_is_taken() -> None:
     module, x, y = nn.Linear(64, 5), 1 + torch.rand(64, 64), torch.full((64,), 2)
     with torch.no_grad():
         module.weight[2] += 25 / 96
-    found = squared_norms(View(module), Batch(x, y, y))
+    found = squared_norms(MemberModule(module), Batch(x, y, y))
     truth = gradient_norms(module.double(), Batch(x.double(), y, y), uncancelled)
     assert float((found / truth - 1).abs().max()) < 5e-7  # rounding to float32 would cost ten times as much
 
@@ -344,7 +344,7 @@ def test_a_label_that_is_certain_beyond_float32_still_has_a_norm() -> None:
     with torch.no_grad():
         module.weight.zero_()
         module.bias.copy_(torch.tensor([200.0, 0.0]))
-    found = squared_norms(View(module), Batch(torch.ones(1, 3), torch.tensor([0]), torch.arange(1)))
+    found = squared_norms(MemberModule(module), Batch(torch.ones(1, 3), torch.tensor([0]), torch.arange(1)))
     truth = 2 * torch.exp(torch.tensor(-400.0, dtype=torch.float64)) * 4  # delta = (-p, p), |x|^2 + 1 = 4
     torch.testing.assert_close(found, truth[None], rtol=1e-6, atol=0)
 
@@ -353,14 +353,14 @@ def test_other_losses_and_mixed_labels_are_differentiated() -> None:
     module, x = built("resnet8").double(), torch.randn(3, 3, 32, 32).double()
     smooth = cross_entropy(label_smoothing=0.1, class_weights=(1.0, 2.0, 3.0, 1.0, 1.0))
     batch = batch_of(x, 5)
-    assert off(squared_norms(View(module), batch, smooth), gradient_norms(module, batch, smooth)) < 1e-10
+    assert off(squared_norms(MemberModule(module), batch, smooth), gradient_norms(module, batch, smooth)) < 1e-10
     mixed = Batch(x, torch.rand(3, 5).double().softmax(1), torch.arange(3))
-    assert off(squared_norms(View(module), mixed), gradient_norms(module, mixed)) < 1e-10
+    assert off(squared_norms(MemberModule(module), mixed), gradient_norms(module, mixed)) < 1e-10
 
 
 def test_one_class_has_no_gradient_and_one_sample_is_enough() -> None:
     alone = shaken(nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1)))
-    assert squared_norms(View(alone), batch_of(torch.randn(3, 4), 1)).tolist() == [0.0, 0.0, 0.0]
+    assert squared_norms(MemberModule(alone), batch_of(torch.randn(3, 4), 1)).tolist() == [0.0, 0.0, 0.0]
     check(built("resnet8"), torch.randn(1, 3, 32, 32))
 
 
@@ -470,12 +470,12 @@ def test_what_is_unknown_goes_sample_by_sample_with_one_line(name: str) -> None:
     module = nn.Sequential(nn.Linear(4, 6), build(), nn.Linear(6, 5)).double().eval()
     batch = batch_of(torch.randn(20, 4).double(), 5)
     with pytest.warns(UserWarning, match=words) as said:
-        found = squared_norms(View(module), batch)
+        found = squared_norms(MemberModule(module), batch)
     ours = [str(line.message) for line in said if "Gradient norms" in str(line.message)]
     assert len(ours) == 1
     assert "\n" not in ours[0]
     assert off(found, gradient_norms(module, batch)) < 1e-10
-    again = squared_norms(View(module), batch)  # and says so once
+    again = squared_norms(MemberModule(module), batch)  # and says so once
     torch.testing.assert_close(again, found, rtol=0, atol=0)
 
 
@@ -483,10 +483,10 @@ def test_a_network_that_changes_its_ways_is_followed() -> None:
     module = nn.Sequential(nn.Linear(4, 6), Meddling(), nn.Linear(6, 5)).double().eval()
     kept, module[1].forward = module[1].forward, lambda x: torch.sin(module[1].inner(x))
     batch = batch_of(torch.randn(4, 4).double(), 5)
-    assert off(squared_norms(View(module), batch), gradient_norms(module, batch)) < 1e-10
+    assert off(squared_norms(MemberModule(module), batch), gradient_norms(module, batch)) < 1e-10
     module[1].forward = kept
     with pytest.warns(UserWarning, match=r"1\.inner \(what it saw was changed in place"):
-        found = squared_norms(View(module), batch)
+        found = squared_norms(MemberModule(module), batch)
     assert off(found, gradient_norms(module, batch)) < 1e-10
 
 
@@ -498,7 +498,7 @@ def test_the_network_is_left_as_it_was() -> None:
     module.encoder.layers[0].linear1.requires_grad_(False)
     before = {name: (p.requires_grad, p.clone()) for name, p in module.named_parameters()}
     parts = {name: (set(vars(part)), list(part._forward_hooks)) for name, part in module.named_modules()}
-    squared_norms(View(module), batch_of(torch.randint(1, 9, (3, 4)), 9))
+    squared_norms(MemberModule(module), batch_of(torch.randint(1, 9, (3, 4)), 9))
     assert heard
     assert torch.backends.mha.get_fastpath_enabled()
     assert parts == {name: (set(vars(part)), list(part._forward_hooks)) for name, part in module.named_modules()}
@@ -511,9 +511,9 @@ def test_the_network_is_left_as_it_was() -> None:
 def test_the_network_is_left_as_it_was_after_an_error() -> None:
     module = built("vit", depth=1, width=12)
     good, bad = torch.randn(2, 3, 32, 32), torch.randn(2, 3, 28, 28)
-    squared_norms(View(module), batch_of(good, 5))
+    squared_norms(MemberModule(module), batch_of(good, 5))
     with pytest.raises(RuntimeError):
-        squared_norms(View(module), batch_of(bad, 5))
+        squared_norms(MemberModule(module), batch_of(bad, 5))
     assert all(p.requires_grad for p in module.parameters())
     assert isinstance(module.cls_token, nn.Parameter)
     assert not any(part._forward_hooks for part in module.modules())
@@ -528,7 +528,7 @@ def test_hooks_that_change_an_output_are_followed() -> None:
 def test_no_network_is_kept_alive() -> None:
     count = len(grad_norms._plans)
     module = built("vit", depth=1, width=12)
-    squared_norms(View(module), batch_of(torch.randn(2, 3, 32, 32), 5))
+    squared_norms(MemberModule(module), batch_of(torch.randn(2, 3, 32, 32), 5))
     assert len(grad_norms._plans) == count + 1
     del module
     assert len(grad_norms._plans) == count
@@ -536,28 +536,30 @@ def test_no_network_is_kept_alive() -> None:
 
 def test_autocast_does_not_reach_the_norms() -> None:
     module, batch = built("resnet8"), batch_of(torch.randn(3, 3, 32, 32), 5)
-    plain = squared_norms(View(module), batch)
+    plain = squared_norms(MemberModule(module), batch)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(squared_norms(View(module), batch), plain)
+        assert torch.equal(squared_norms(MemberModule(module), batch), plain)
     with torch.no_grad():
-        assert torch.equal(squared_norms(View(module), batch), plain)
+        assert torch.equal(squared_norms(MemberModule(module), batch), plain)
 
 
 def test_half_precision_and_nothing_to_train_are_refused() -> None:
     batch = batch_of(torch.randn(3, 4), 5)
     with pytest.raises(ValueError, match=r"bfloat16.*call \.float"):
-        squared_norms(View(nn.Linear(4, 5).bfloat16()), batch)
+        squared_norms(MemberModule(nn.Linear(4, 5).bfloat16()), batch)
     with pytest.raises(ValueError, match="No parameter is trained"):
-        squared_norms(View(nn.Linear(4, 5).requires_grad_(False)), batch)
+        squared_norms(MemberModule(nn.Linear(4, 5).requires_grad_(False)), batch)
 
 
 def test_the_scoring_batch_is_a_power_of_two_that_grows_with_the_bound() -> None:
     module, batch = built("resnet8"), batch_of(torch.randn(2, 3, 32, 32), 5)
-    sizes = [batch_for(View(module), batch, bound=bound) for bound in (1, 2**25 + 2**22, 2**26, 2**28, 2**40)]
+    sizes = [batch_for(MemberModule(module), batch, bound=bound) for bound in (1, 2**25 + 2**22, 2**26, 2**28, 2**40)]
     assert sizes[0] == 1
     assert sizes[-1] == 512
     assert sizes == sorted(sizes)
     assert 1 < sizes[2] < sizes[3] < 512
     assert all(size & (size - 1) == 0 for size in sizes)
     one = batch_of(batch.x[:1], 5)
-    assert [batch_for(View(module), one, bound=bound) for bound in (1, 2**25 + 2**22, 2**26, 2**28, 2**40)] == sizes
+    assert [
+        batch_for(MemberModule(module), one, bound=bound) for bound in (1, 2**25 + 2**22, 2**26, 2**28, 2**40)
+    ] == sizes

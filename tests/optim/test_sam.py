@@ -14,11 +14,11 @@ from cases import corner, learner, steps
 from reference import sam as twin
 from torch import Tensor, nn
 
-from plateaux.core.method import Ask, Method, Moment, Objective, Update
-from plateaux.core.types import Batch, Tree
+from plateaux.core.method import GradRequest, Method, Objective, StepContext, Update
+from plateaux.core.types import Batch, TensorTree
 from plateaux.methods.sam import asam, gsam, sam
 from plateaux.optim.losses import cross_entropy
-from plateaux.optim.sam import asks_of, careful, climb, groups, plain, surrogate_gap
+from plateaux.optim.sam import asks_of, careful, climb, groups, plain_gradient, surrogate_gap
 
 LOSS = cross_entropy()
 
@@ -112,7 +112,7 @@ ZERO = {
 @pytest.mark.parametrize("name", ZERO)
 def test_a_radius_of_zero_is_plain_descent_bit_for_bit(name: str, net: str) -> None:
     ends = []
-    for method in (ZERO[name], Method(Objective(LOSS), plain)):
+    for method in (ZERO[name], Method(Objective(LOSS), plain_gradient)):
         own = corner(net, dtype=torch.float32)
         steps(learner(own.module, method, momentum=0.9), [own.batch] * 3)
         ends.append(own.module.state_dict())
@@ -122,7 +122,7 @@ def test_a_radius_of_zero_is_plain_descent_bit_for_bit(name: str, net: str) -> N
 @pytest.mark.parametrize("name", TWINS)
 def test_a_radius_above_zero_is_not_plain_descent(name: str) -> None:
     ends = []
-    for method in (TWINS[name][0], Method(Objective(LOSS), plain)):
+    for method in (TWINS[name][0], Method(Objective(LOSS), plain_gradient)):
         own = corner()
         steps(learner(own.module, method), [own.batch])
         ends.append(numpied(own.module))
@@ -134,7 +134,7 @@ def test_groups_of_m_are_those_of_the_slow_twin(m: int) -> None:
     own = corner()
     before = numpied(own.module)
     cuts = [slice(start, min(start + m, 8)) for start in range(0, 8, m)]
-    gradients = [gradient_of(own.module, own.batch.part(cut)) for cut in cuts]
+    gradients = [gradient_of(own.module, own.batch.take(cut)) for cut in cuts]
     shares = [len(range(8)[cut]) / 8 for cut in cuts]
     truth = twin.Descent(0.1).step(before, twin.in_groups(before, gradients, shares, 0.3))
     steps(learner(own.module, sam(LOSS, rho=0.3, m=m)), [own.batch])
@@ -217,10 +217,10 @@ def test_sam_agrees_with_another_library() -> None:
             torch.testing.assert_close(mine, its, rtol=0, atol=1e-6)
 
 
-def places(update: Update, *, lr: float = 0.1) -> list[Ask]:
+def places(update: Update, *, lr: float = 0.1) -> list[GradRequest]:
     """Return what an update asks for when every gradient it hears is the same."""
-    params: Tree = {"w": torch.zeros(2)}
-    walk = update(params, Moment(4, lr, peak_lr=0.1))
+    params: TensorTree = {"w": torch.zeros(2)}
+    walk = update(params, StepContext(4, lr, peak_lr=0.1))
     asks = [next(walk)]
     try:
         while True:
@@ -253,8 +253,8 @@ def test_gsam_with_no_weight_on_the_gap_is_sam() -> None:
 
 def test_a_gradient_of_zero_climbs_nowhere() -> None:
     for update in (sam(LOSS).update, asam(LOSS).update, asam(LOSS, variant="elementwise").update, gsam(LOSS).update):
-        params: Tree = {"weight": torch.ones(2)}
-        walk = update(params, Moment(4, 0.1, 0.1))
+        params: TensorTree = {"weight": torch.ones(2)}
+        walk = update(params, StepContext(4, 0.1, 0.1))
         next(walk)
         second = walk.send({"weight": torch.zeros(2)})
         assert second.at is not None
@@ -265,11 +265,11 @@ def test_a_gradient_of_zero_climbs_nowhere() -> None:
 
 
 def test_the_variants_of_asam_differ_where_they_should() -> None:
-    params: Tree = {"layer.weight": torch.tensor([1.0, -2.0]), "layer.bias": torch.tensor([3.0])}
-    gradient: Tree = {"layer.weight": torch.tensor([1.0, 1.0]), "layer.bias": torch.tensor([1.0])}
+    params: TensorTree = {"layer.weight": torch.tensor([1.0, -2.0]), "layer.bias": torch.tensor([3.0])}
+    gradient: TensorTree = {"layer.weight": torch.tensor([1.0, 1.0]), "layer.bias": torch.tensor([1.0])}
     found = {}
     for variant in ("published", "elementwise"):
-        walk = asam(LOSS, rho=1.0, variant=variant, eta=0.0).update(params, Moment(4, 0.1, 0.1))
+        walk = asam(LOSS, rho=1.0, variant=variant, eta=0.0).update(params, StepContext(4, 0.1, 0.1))
         next(walk)
         at = walk.send(gradient).at
         assert at is not None
@@ -279,7 +279,7 @@ def test_the_variants_of_asam_differ_where_they_should() -> None:
 
 
 def test_the_asks_of_an_update_can_be_counted_beforehand() -> None:
-    assert [asks_of(update, 8) for update in (plain, climb(0.0), climb(0.1), climb(0.1, m=3))] == [1, 1, 2, 7]
+    assert [asks_of(update, 8) for update in (plain_gradient, climb(0.0), climb(0.1), climb(0.1, m=3))] == [1, 1, 2, 7]
     assert asks_of(gsam(LOSS).update, 8) == 2
 
 
@@ -321,7 +321,7 @@ CHOSEN = torch.tensor([True, False, False, True, True, False, True, False])
 )
 def test_a_careful_step_is_that_of_its_definition(step: str, net: str, chosen: Tensor) -> None:
     own = corner(net)
-    method = Method(Objective(LOSS), careful(climb(0.3), before=plain, step=step))  # type: ignore[arg-type]
+    method = Method(Objective(LOSS), careful(climb(0.3), before=plain_gradient, step=step))  # type: ignore[arg-type]
     member = learner(own.module, method, lr=1.0)
     member.notes = lambda index: chosen[index]
     before = {name: p.detach().clone() for name, p in own.module.named_parameters()}
@@ -337,7 +337,7 @@ def test_split_shows_batchnorm_the_parts_and_shared_the_whole(accumulate: int) -
     counted = {}
     for step in ("split", "shared"):
         own = corner("conv_bn")
-        method = Method(Objective(LOSS), careful(climb(0.3), before=plain, step=step))  # type: ignore[arg-type]
+        method = Method(Objective(LOSS), careful(climb(0.3), before=plain_gradient, step=step))  # type: ignore[arg-type]
         member = learner(own.module, method)
         member.notes = lambda index: CHOSEN[index]
         steps(member, [replace(own.batch, index=torch.arange(8))], accumulate=accumulate)
@@ -352,7 +352,7 @@ def test_what_was_seen_is_counted_once(step: str) -> None:
     batch = replace(own.batch, index=torch.arange(8))
     loss = float(F.cross_entropy(own.module(batch.x), batch.y).detach())
     right = int((own.module(batch.x).argmax(-1) == batch.y).sum())
-    method = Method(Objective(LOSS), careful(climb(0.3), before=plain, step=step))  # type: ignore[arg-type]
+    method = Method(Objective(LOSS), careful(climb(0.3), before=plain_gradient, step=step))  # type: ignore[arg-type]
     member = learner(own.module, method)
     member.notes = lambda index: CHOSEN[index]
     (tally,) = steps(member, [batch])

@@ -9,8 +9,8 @@ from reference.gradient_norms import gradient_norms
 from torch import Tensor, nn
 
 from plateaux.core.errors import RecipeError
-from plateaux.core.member import View
-from plateaux.core.method import Settle
+from plateaux.core.member import MemberModule
+from plateaux.core.method import LossFn
 from plateaux.core.registry import model
 from plateaux.core.types import Batch
 from plateaux.models.surgery import prune
@@ -32,13 +32,13 @@ def test_offers_that_use_hooks_do_not_ask_for_vmap(offer: object) -> None:
 
 def test_features_are_what_the_layer_puts_out() -> None:
     module, batch = case()
-    torch.testing.assert_close(features("1")(View(module), batch), torch.tanh(module[0](batch.x)))
+    torch.testing.assert_close(features("1")(MemberModule(module), batch), torch.tanh(module[0](batch.x)))
 
 
 @pytest.mark.parametrize("loss", [None, SMOOTH], ids=["cross entropy", "smoothed"])
-def test_gradient_norms_are_those_of_the_loop(loss: Settle | None) -> None:
+def test_gradient_norms_are_those_of_the_loop(loss: LossFn | None) -> None:
     module, batch = case()
-    found = gradient_norm(loss)(View(module), batch)
+    found = gradient_norm(loss)(MemberModule(module), batch)
     torch.testing.assert_close(found, gradient_norms(module, batch, loss), rtol=1e-10, atol=0)
 
 
@@ -46,15 +46,15 @@ def test_gradient_norms_are_those_of_the_loop(loss: Settle | None) -> None:
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("pruned", [True, False])
 def test_the_last_layers_norms_are_those_of_a_network_that_trains_nothing_else(
-    loss: Settle | None, bias: bool, pruned: bool
+    loss: LossFn | None, bias: bool, pruned: bool
 ) -> None:
     module, batch = case(bias=bias)
     if pruned:
         prune(module, 0.4)
-    whole = gradient_norm(loss)(View(module), batch)
+    whole = gradient_norm(loss)(MemberModule(module), batch)
     module[0].requires_grad_(False)
-    only = last_layer(loss)(View(module), batch)
-    torch.testing.assert_close(only, gradient_norm(loss)(View(module), batch), rtol=1e-10, atol=0)
+    only = last_layer(loss)(MemberModule(module), batch)
+    torch.testing.assert_close(only, gradient_norm(loss)(MemberModule(module), batch), rtol=1e-10, atol=0)
     torch.testing.assert_close(only, gradient_norms(module, batch, loss), rtol=1e-10, atol=0)
     assert bool((only < whole).all())
 
@@ -62,15 +62,15 @@ def test_the_last_layers_norms_are_those_of_a_network_that_trains_nothing_else(
 def test_a_network_without_a_linear_last_layer_is_told_so() -> None:
     module, batch = case()
     with pytest.raises(RecipeError, match=r"last_layer needs a network whose output is that of an nn\.Linear"):
-        last_layer()(View(nn.Sequential(module, nn.Tanh())), batch)
+        last_layer()(MemberModule(nn.Sequential(module, nn.Tanh())), batch)
 
 
 def test_the_last_layer_of_a_resnet_is_found_within() -> None:
     module = model.get("resnet8")(shape=(3, 32, 32), classes=4).eval()
     batch = Batch(torch.randn(3, 3, 32, 32), torch.arange(3), torch.arange(3))
-    found = last_layer()(View(module), batch)
+    found = last_layer()(MemberModule(module), batch)
     head = {name: p for name, p in module.named_parameters() if name.startswith("linear.")}
-    torch.testing.assert_close(found, gradient_norm()(View(module, own=head), batch), rtol=1e-5, atol=0)
+    torch.testing.assert_close(found, gradient_norm()(MemberModule(module, own=head), batch), rtol=1e-5, atol=0)
 
 
 @pytest.mark.parametrize("labels", [torch.tensor([0, 1, 2, 3, 0]), torch.rand(5, 4).softmax(1)], ids=["hard", "mixed"])
@@ -78,6 +78,8 @@ def test_the_loss_of_a_sample_is_its_cross_entropy(labels: Tensor) -> None:
     module, batch = case()
     mixed = Batch(batch.x, labels.double() if labels.ndim == 2 else labels, batch.index)
     truth = F.cross_entropy(module(batch.x), mixed.y, reduction="none")
-    torch.testing.assert_close(sample_loss()(View(module), mixed), truth)
-    torch.testing.assert_close(sample_loss(SMOOTH)(View(module), mixed), SMOOTH(module(batch.x)[None], mixed)[0])
-    assert not sample_loss()(View(module), mixed).requires_grad
+    torch.testing.assert_close(sample_loss()(MemberModule(module), mixed), truth)
+    torch.testing.assert_close(
+        sample_loss(SMOOTH)(MemberModule(module), mixed), SMOOTH(module(batch.x)[None], mixed)[0]
+    )
+    assert not sample_loss()(MemberModule(module), mixed).requires_grad

@@ -67,7 +67,7 @@ def quickstart(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quickstart: Path) -> Iterator[Path]:
     """Return an empty working folder that modules can be imported from, and forget what they registered."""
-    kinds = (registry.method, registry.measure, registry.probe, registry.dataset, registry.model, registry.executor)
+    kinds = (registry.method, registry.metric, registry.probe, registry.dataset, registry.model, registry.executor)
     for kind in kinds:
         kind.names()  # whatever comes along is registered first
         monkeypatch.setattr(kind, "_found", dict(kind._found))
@@ -149,7 +149,7 @@ def test_looking_ahead_on_a_parabola_is_gradient_descent_with_a_shorter_step(fol
     import two_steps
 
     # f(w) = w^2 / 2 has the gradient w, and w - lr w one step ahead: 3 - 0.1 * 3.
-    walk = two_steps.extragradient({"w": torch.tensor([3.0])}, plateaux.Moment(size=1, lr=0.1, peak_lr=0.1))
+    walk = two_steps.extragradient({"w": torch.tensor([3.0])}, plateaux.StepContext(size=1, lr=0.1, peak_lr=0.1))
     assert next(walk).at is None
     ahead = walk.send({"w": torch.tensor([3.0])})
     assert ahead.at is not None

@@ -52,6 +52,6 @@ def test_a_model_and_a_data_set_of_ones_own(tmp_path: Path) -> None:
     given = plateaux.Given(data=data, model=own_model)
     plateaux.train(recipe, tmp_path / "run", given=given)
     accuracy = plateaux.evaluate(tmp_path / "run", given=given, measures=["accuracy"])[0]
-    assert accuracy.rows["ensemble (mean probability)"].number > 0.9
+    assert accuracy.rows["ensemble (mean probability)"].value > 0.9
     members = plateaux.load(tmp_path / "run", given=given).members
     assert [member[0].out_features for member in members] == [4, 8]  # type: ignore[index, union-attr]

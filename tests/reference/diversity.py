@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
-from plateaux.core.metric import Measure
-from plateaux.core.types import Batch, Value
+from plateaux.core.metric import Metric
+from plateaux.core.types import Batch, Estimate
 
 Array = NDArray[Any]
-Rows = Mapping[str, Value]
+Rows = Mapping[str, Estimate]
 TOGETHER, MEAN = "members together", "mean of pairs"
 
 
@@ -188,17 +188,17 @@ def cka(table: Array, y: Array) -> dict[str, float]:
     return {**rows, MEAN: mean_of_known(list(rows.values()))}
 
 
-def measured(measure: Measure, table: Tensor, y: Tensor, cuts: Sequence[int] = ()) -> Rows:
+def measured(measure: Metric, table: Tensor, y: Tensor, cuts: Sequence[int] = ()) -> Rows:
     """Return what a measure of sums says of a table `[M, N, ...]`, taken in batches that end at `cuts`."""
-    assert measure.merge == "sum"
-    assert len(table) >= measure.least
+    assert measure.reduce == "sum"
+    assert len(table) >= measure.min_members
     total: dict[str, Tensor] = {}
     for start, end in pairwise([0, *cuts, len(y)]):
         if end > start:
             ids = torch.arange(start, end)
-            new = measure.settle(table[:, start:end], Batch(ids, y[start:end], ids))
+            new = measure.update(table[:, start:end], Batch(ids, y[start:end], ids))
             total = {name: total[name] + new[name] for name in new} if total else new
-    return measure.finish(total)
+    return measure.compute(total)
 
 
 def table_of(members: int, samples: int, classes: int, *, seed: int = 0, alike: float = 0.5) -> tuple[Tensor, Tensor]:
@@ -212,13 +212,13 @@ def table_of(members: int, samples: int, classes: int, *, seed: int = 0, alike: 
     return table, y
 
 
-def bootstrap(measure: Measure, table: Tensor, y: Tensor, row: str, times: int = 300) -> float:
+def bootstrap(measure: Metric, table: Tensor, y: Tensor, row: str, times: int = 300) -> float:
     """Return the spread of a row's number over resamples of the samples."""
     chance = torch.Generator().manual_seed(1)
     numbers = []
     for _ in range(times):
         ids = torch.randint(len(y), (len(y),), generator=chance)
-        numbers.append(measured(measure, table[:, ids], y[ids])[row].number)
+        numbers.append(measured(measure, table[:, ids], y[ids])[row].value)
     return float(np.nanstd(numbers))
 
 
@@ -244,23 +244,23 @@ def reordered(rows: Mapping[str, float], order: Sequence[int]) -> dict[str, floa
     return found
 
 
-def check_cuts(measure: Measure, table: Tensor, y: Tensor, cuts: Sequence[int]) -> None:
+def check_cuts(measure: Metric, table: Tensor, y: Tensor, cuts: Sequence[int]) -> None:
     """Fail unless the rows are the same however the samples are cut into batches."""
     whole, parts = measured(measure, table, y), measured(measure, table, y, cuts)
     assert list(whole) == list(parts)
     for row, value in whole.items():
-        assert same(parts[row].number, value.number, 1e-9), row
-        assert (parts[row].error is None) == (value.error is None), row
-        assert same(parts[row].error or 0.0, value.error or 0.0, 1e-6), row
+        assert same(parts[row].value, value.value, 1e-9), row
+        assert (parts[row].stderr is None) == (value.stderr is None), row
+        assert same(parts[row].stderr or 0.0, value.stderr or 0.0, 1e-6), row
 
 
-def check_order(measure: Measure, table: Tensor, y: Tensor, order: Sequence[int]) -> None:
+def check_order(measure: Metric, table: Tensor, y: Tensor, order: Sequence[int]) -> None:
     """Fail unless members in another order get the same rows."""
     rows, other = measured(measure, table, y), measured(measure, table[list(order)], y)
-    moved = reordered({name: value.number for name, value in other.items()}, order)
+    moved = reordered({name: value.value for name, value in other.items()}, order)
     assert set(moved) == set(rows)
     for row, value in rows.items():
-        assert same(moved[row], value.number, 1e-9), row
+        assert same(moved[row], value.value, 1e-9), row
 
 
 def same(one: float, other: float, within: float) -> bool:

@@ -6,19 +6,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from plateaux.core.member import View
-from plateaux.core.method import Settle
-from plateaux.core.types import Batch, map_inputs
+from plateaux.core.member import MemberModule
+from plateaux.core.method import LossFn
+from plateaux.core.types import Batch, map_tensors
 
 
-def gradient_norms(module: nn.Module, batch: Batch, loss: Settle | None = None) -> Tensor:
+def gradient_norms(module: nn.Module, batch: Batch, loss: LossFn | None = None) -> Tensor:
     """Return `[B]` in float64; a pruned weight's gradient is zero."""
     trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
     masks = dict(module.named_buffers())
     norms = []
     for row in range(len(batch)):
-        one = Batch(map_inputs(batch.x, lambda t, r=row: t[r : r + 1]), batch.y[row : row + 1], batch.index[:1])
-        logits = View(module)(one.x)
+        one = Batch(map_tensors(batch.x, lambda t, r=row: t[r : r + 1]), batch.y[row : row + 1], batch.index[:1])
+        logits = MemberModule(module)(one.x)
         value = F.cross_entropy(logits, one.y) if loss is None else loss(logits[None], one).sum()
         found = torch.autograd.grad(value, [p for _, p in trained], allow_unused=True)
         total = 0.0

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from plateaux.core.types import Batch, Tree
+from plateaux.core.types import Batch, TensorTree
 
 Loss = Callable[[nn.Module, Batch], Tensor]
 
@@ -18,7 +18,7 @@ def rate(t: int, length: int, start: float) -> float:
     return start / 2 * (math.cos(math.pi * ((t - 1) % length) / length) + 1)
 
 
-def descend(module: nn.Module, velocity: Tree, loss: Tensor, lr: float, momentum: float, decay: float) -> None:
+def descend(module: nn.Module, velocity: TensorTree, loss: Tensor, lr: float, momentum: float, decay: float) -> None:
     params = dict(module.named_parameters())
     gradients = torch.autograd.grad(loss, list(params.values()))
     with torch.no_grad():
@@ -29,9 +29,9 @@ def descend(module: nn.Module, velocity: Tree, loss: Tensor, lr: float, momentum
 
 def snapshots(
     module: nn.Module, cycles: Sequence[Sequence[Batch]], loss: Loss, *, lr: float, momentum: float, decay: float
-) -> list[Tree]:
+) -> list[TensorTree]:
     """One network over all cycles; its weights at every cycle's end."""
-    velocity: Tree = {}
+    velocity: TensorTree = {}
     found, t = [], 0
     for batches in cycles:
         for batch in batches:
@@ -49,10 +49,10 @@ def in_turn(
     lr: float,
     momentum: float,
     decay: float,
-) -> list[Tree]:
+) -> list[TensorTree]:
     """One network after the other over the same batches; each sees those before it, finished."""
     for number, module in enumerate(modules):
-        velocity: Tree = {}
+        velocity: TensorTree = {}
         for t, batch in enumerate(batches, 1):
             value = loss(module, batch, modules[:number])
             descend(module, velocity, value, rate(t, len(batches), lr), momentum, decay)

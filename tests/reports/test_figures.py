@@ -163,7 +163,7 @@ def test_the_fit_of_the_plane_is_that_of_statistics() -> None:
     assert "β is 0.5" in drawn.sentence
     line = next(each for each in drawn.figure.axes[0].lines if len(each.get_xdata()) == 50)
     np.testing.assert_allclose(line.get_ydata(), 2 * np.asarray(line.get_xdata()) ** 0.5)
-    assert math.isclose(slope([0.1, 0.2, 0.4], [1, 2, 4]).number, 1)
+    assert math.isclose(slope([0.1, 0.2, 0.4], [1, 2, 4]).value, 1)
     wide = [made.finding("trace", "mean of members", 10.0**i, run=f"{i}", condition={"n": i}) for i in range(3)]
     wide += [made.finding("kl", "mean of pairs", 1.0, run=f"{i}", condition={"n": i}) for i in range(3)]
     again = sharpness_diversity.sharpness_diversity(wide, sharpness="trace", diversity="kl", on="test")
@@ -211,7 +211,7 @@ def test_the_area_under_the_drawn_rates_is_the_auroc() -> None:
     chance = np.random.default_rng(1)
     inside, outside = chance.normal(size=80).round(1), chance.normal(1, size=90).round(1)
     false, true = uncertainty.rates(inside, outside)
-    assert np.trapezoid(true, false) == pytest.approx(auroc(inside, outside).number)
+    assert np.trapezoid(true, false) == pytest.approx(auroc(inside, outside).value)
     thinned = uncertainty.rates(chance.normal(size=2000), chance.normal(1, size=2000))[0]
     assert len(thinned) <= uncertainty.POINTS + 1
     assert (thinned[0], thinned[-1]) == (0, 1)

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import plateaux
 from plateaux.cli.main import app
 from plateaux.core.errors import RunError
-from plateaux.core.types import Value
+from plateaux.core.types import Estimate
 from plateaux.data.sources import from_tensors
 from plateaux.evaluation.metrics.calibration import reliability
 from plateaux.evaluation.results import Measurement
@@ -61,7 +61,7 @@ def strangers(run: Run) -> None:
     shelf = artifacts.Shelf(run.store, {"on": "mnist", "name": "mnist"})
     labels, ids = torch.from_numpy(said.labels), torch.from_numpy(said.ids)
     shelf.write(hashes, {"ids": ids, "labels": labels, "logits": logits.transpose(0, 1) / 3})
-    rows = {"members together · entropy · auroc": Value(0.9, 0.01)}
+    rows = {"members together · entropy · auroc": Estimate(0.9, 0.01)}
     found = Measurement("ood", "mnist (far)", rows, "neither", {}, {"samples": 5})
     run.store.put_json("measures/ood-1.json", found.to_dict())
 
@@ -108,8 +108,8 @@ def test_the_bins_made_from_kept_logits_are_those_that_measuring_finds(whole: Pa
     like = read([whole]).findings[0]
     mine = {each.row: each.number for each in artifacts.reliability_of(said, logits, like)}
     (truth,) = plateaux.evaluate(whole, measures=["reliability"])
-    assert mine == {row: pytest.approx(value.number, nan_ok=True) for row, value in truth.rows.items()}
-    assert reliability().asks == "sure"
+    assert mine == {row: pytest.approx(value.value, nan_ok=True) for row, value in truth.rows.items()}
+    assert reliability().group == "sure"
 
 
 def test_a_meeting_counts_who_is_careful(whole: Path) -> None:

@@ -16,8 +16,8 @@ import made_up_results as made
 import pytest
 
 from plateaux.core.errors import RecipeError
-from plateaux.core.formatting import between, with_error
-from plateaux.core.types import Value
+from plateaux.core.formatting import format_range, format_with_stderr
+from plateaux.core.types import Estimate
 from plateaux.evaluation.row_names import MEAN_PROBABILITY
 from plateaux.reports import summary, tables
 from plateaux.reports.export import to_csv, to_html, to_json, to_markdown
@@ -234,18 +234,18 @@ def test_of_several_conditions_the_best_is_named() -> None:
 @pytest.mark.parametrize(
     ("value", "percent", "text"),
     [
-        (Value(0.96333, 0.00771), True, "96.33 ± 0.77"),
-        (Value(0.5, None), True, "50.00"),
-        (Value(math.nan, 0.1), False, "no number"),
-        (Value(2.5e7, 1e5), False, "2.5e+07 ± 1e+05"),
-        (Value(1e-6, 1e-7), False, "1e-06 ± 1e-07"),
-        (Value(12345.6), False, "12,346"),
-        (Value(0.2, math.nan), False, "0.2"),
+        (Estimate(0.96333, 0.00771), True, "96.33 ± 0.77"),
+        (Estimate(0.5, None), True, "50.00"),
+        (Estimate(math.nan, 0.1), False, "no number"),
+        (Estimate(2.5e7, 1e5), False, "2.5e+07 ± 1e+05"),
+        (Estimate(1e-6, 1e-7), False, "1e-06 ± 1e-07"),
+        (Estimate(12345.6), False, "12,346"),
+        (Estimate(0.2, math.nan), False, "0.2"),
     ],
 )
-def test_a_number_is_shown_to_as_many_places_as_its_error_is_worth(value: Value, percent: bool, text: str) -> None:
-    assert with_error(value, percent) == text
-    assert between([math.nan]) == "no number"
+def test_a_number_is_shown_to_as_many_places_as_its_error_is_worth(value: Estimate, percent: bool, text: str) -> None:
+    assert format_with_stderr(value, percent) == text
+    assert format_range([math.nan]) == "no number"
 
 
 # Tables.

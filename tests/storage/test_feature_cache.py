@@ -22,7 +22,7 @@ from plateaux.config.builders.model import trunk_of
 from plateaux.config.components import Given
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import DataError, RecipeError
-from plateaux.core.types import key, map_inputs
+from plateaux.core.types import derive_seed, map_tensors
 from plateaux.data.augment import Augment, move
 from plateaux.data.corruptions.corrupt import Corrupted
 from plateaux.data.sources import Data, Resident, Streamed, from_tensors
@@ -198,7 +198,11 @@ def test_every_epoch_draws_one_of_the_rounds_for_each_sample(tmp_path: Path) -> 
     ids = torch.arange(50)
     with torch.no_grad():
         varied = [
-            trunk(normal(move(IMAGES[:50], ids, key=key(key("features"), "augment", number), augment=augment)))  # type: ignore[arg-type]
+            trunk(
+                normal(
+                    move(IMAGES[:50], ids, key=derive_seed(derive_seed("features"), "augment", number), augment=augment)
+                )
+            )  # type: ignore[arg-type]
             for number in range(3)
         ]
         plain = trunk(normal(IMAGES[:50]))
@@ -278,7 +282,7 @@ def test_measuring_looks_at_features_of_test_corrupted_and_foreign_samples(tmp_p
         assert isinstance(images, Tensor)
         log_p = members.predict(images).log()
         nll = -float(log_p[torch.arange(len(images)), LABELS[50 : 50 + len(images)]].mean())
-        assert each.rows["ensemble (mean probability)"].number == pytest.approx(nll, rel=1e-4)
+        assert each.rows["ensemble (mean probability)"].value == pytest.approx(nll, rel=1e-4)
     passes.clear()
     again = evaluate(tmp_path / "run", on=words, measures=["nll"], **given)
     assert [each.rows for each in again] == [each.rows for each in found]
@@ -299,7 +303,7 @@ def test_members_in_float64_keep_a_trunk_of_their_own(tmp_path: Path) -> None:
     wanted = load(tmp_path / "run", given=GIVEN).predict(IMAGES[50:]).log()
     assert wanted.dtype == torch.float64
     nll = -float(wanted[torch.arange(20), LABELS[50:]].mean())
-    assert found.rows["ensemble (mean probability)"].number == pytest.approx(nll, rel=1e-4)
+    assert found.rows["ensemble (mean probability)"].value == pytest.approx(nll, rel=1e-4)
 
 
 def test_samples_that_cannot_be_told_apart_are_not_kept(tmp_path: Path, passes: list[int]) -> None:
@@ -333,7 +337,7 @@ def test_named_inputs_go_through_a_trunk_that_takes_them(tmp_path: Path) -> None
     words = Resident({"a": torch.arange(5), "b": torch.arange(5) * 2}, torch.arange(5))
     source = Features(words, Sums(), Store(tmp_path), feature_cache.Look())  # type: ignore[arg-type]
     assert source.fetch(torch.tensor([4, 1]))[0].tolist() == [[4, 8], [1, 2]]  # type: ignore[union-attr]
-    assert map_inputs(source.plain.fetch(torch.tensor([2]))[0], lambda t: t.tolist()) == [[2, 4]]
+    assert map_tensors(source.plain.fetch(torch.tensor([2]))[0], lambda t: t.tolist()) == [[2, 4]]
 
 
 def test_a_copy_in_another_process_maps_the_files_anew(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from cases import recipe
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RunError
 from plateaux.evaluation.evaluate import evaluate
-from plateaux.optim.sam import climb, plain
+from plateaux.optim.sam import climb, plain_gradient
 from plateaux.storage.run import Run
 from plateaux.studies.results import COSTS, Finding, costs_of, findings_of_run, findings_of_study, read_results
 from plateaux.training import partition
@@ -41,7 +41,7 @@ def pick(found: list[Finding], measure: str, row: str, on: str = "test") -> Find
 def test_a_finding_says_all_that_tells_it_apart(run: Run) -> None:
     found = pick(findings_of_run(run, {"rho": 0.1}, 3), "accuracy", "member 1")
     truth = {each.measure: each for each in evaluate(run.store.root, measures=["accuracy"])}["accuracy"]
-    assert (found.number, found.error) == (truth.rows["member 1"].number, truth.rows["member 1"].error)
+    assert (found.number, found.error) == (truth.rows["member 1"].value, truth.rows["member 1"].stderr)
     assert (found.condition, found.repetition, found.run) == ({"rho": 0.1}, 3, str(run.store.root))
     assert (found.better, found.percent, found.draws) == ("higher", True, None)
     assert not pick(findings_of_run(run), "nll", "member 1").percent
@@ -124,7 +124,7 @@ def test_passes_follow_from_the_method(method: dict[str, object], passes: float)
 
 
 def test_a_step_in_groups_costs_what_a_whole_one_does() -> None:
-    assert passes_a_step(plain, 8) == 1
+    assert passes_a_step(plain_gradient, 8) == 1
     assert passes_a_step(climb(0.1, m=3), 8) == pytest.approx(2)
     assert passes_a_step(climb(0.1, perturbation="per_worker"), 8) == 2
     assert passes_a_step(climb(0.1), 8, torch.ones(8, dtype=torch.bool)) == 2

@@ -12,7 +12,7 @@ from cases import GIVEN
 
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RecipeError
-from plateaux.core.types import key
+from plateaux.core.types import derive_seed
 from plateaux.evaluation.metric_specs import measures_named
 from plateaux.loss_landscape.probe import probes_named
 from plateaux.studies.grid import called, changed, factors
@@ -110,7 +110,7 @@ def test_values_of_a_factor_that_names_plugins_are_called_by_their_section() -> 
 def test_repetitions_are_paired() -> None:
     found = planned(study(seed=3, repetitions=2, grid={"method.rho": [0.0, 0.1]}))
     assert [each.repetition for each in found] == [0, 0, 1, 1]
-    assert [each.recipe.seed for each in found] == [key(3, 0)] * 2 + [key(3, 1)] * 2
+    assert [each.recipe.seed for each in found] == [derive_seed(3, 0)] * 2 + [derive_seed(3, 1)] * 2
     assert len({each.folder for each in found}) == 4
 
 

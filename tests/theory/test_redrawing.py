@@ -44,7 +44,7 @@ def test_the_interval_covers_what_it_says(count: int) -> None:
 def test_intervals_that_hold_at_once_are_wider() -> None:
     values = np.random.default_rng(0).standard_normal(20)
     (low, high), (lower, higher) = interval(values), interval(values, among=50)
-    assert lower < low < mean_of(values).number < high < higher
+    assert lower < low < mean_of(values).value < high < higher
     assert around(mean_of(values), 20) == interval(values)
 
 

@@ -98,9 +98,9 @@ def seen() -> dict[Setting, tuple[float, float, float, float]]:
     found = {}
     for setting, each in zip(settings, simulate(settings, matrices=200, starts=20), strict=True):
         diversity, sharpness = mean_of(each.diversity), mean_of(each.sharpness)
-        assert diversity.error is not None
-        assert sharpness.error is not None
-        found[setting] = (diversity.number, diversity.error, sharpness.number, sharpness.error)
+        assert diversity.stderr is not None
+        assert sharpness.stderr is not None
+        found[setting] = (diversity.value, diversity.stderr, sharpness.value, sharpness.stderr)
     return found
 
 

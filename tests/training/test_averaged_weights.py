@@ -14,8 +14,8 @@ from torch.optim.swa_utils import AveragedModel, update_bn
 from plateaux.config.builders.data import data_of, statistics_batches
 from plateaux.config.builders.model import network
 from plateaux.config.recipe import Recipe
-from plateaux.core.errors import Stopped
-from plateaux.core.types import Tree
+from plateaux.core.errors import Interrupted
+from plateaux.core.types import TensorTree
 from plateaux.evaluation.evaluate import evaluate
 from plateaux.optim.weight_averaging import Average
 from plateaux.storage.run import Run
@@ -25,9 +25,9 @@ from plateaux.training.train import train
 CPU = torch.device("cpu")
 
 
-def watched(row: Recipe, out: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Run, list[Tree]]:
+def watched(row: Recipe, out: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Run, list[TensorTree]]:
     """Train a row and return the first member's weights after every step."""
-    seen: list[Tree] = []
+    seen: list[TensorTree] = []
     real = trainer.step
 
     def watching(executor: Any, learners: Any, *args: Any, **options: Any) -> Any:
@@ -40,7 +40,7 @@ def watched(row: Recipe, out: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Ru
         return train(row, out, given=GIVEN), seen
 
 
-def mean(trees: list[Tree], name: str) -> Tensor:
+def mean(trees: list[TensorTree], name: str) -> Tensor:
     return torch.stack([tree[name].double() for tree in trees]).mean(0)
 
 
@@ -119,13 +119,13 @@ def test_the_best_average_on_validation_samples_is_kept(tmp_path: Path) -> None:
         steps = 4 * progress.best_epoch - 1  # from the second on
         words = f"epoch {progress.best_epoch}, the mean of the last {steps} steps, the best nll on validation samples"
         assert progress.weights_from == words
-        assert found.rows[f"member {number}"].number == pytest.approx(progress.best, rel=1e-5)
+        assert found.rows[f"member {number}"].value == pytest.approx(progress.best, rel=1e-5)
 
 
 def stopped_after(row: Recipe, out: Path, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         stop_after(steps, patch)
-        with pytest.raises(Stopped):
+        with pytest.raises(Interrupted):
             train(row, out, given=GIVEN)
 
 

@@ -16,7 +16,7 @@ from rich.console import Console
 
 import plateaux
 from plateaux.cli.progress import lines
-from plateaux.core.errors import Diverged, Stopped, StorageError
+from plateaux.core.errors import DivergedError, Interrupted, StorageError
 from plateaux.distributed import stop_signal
 from plateaux.distributed.process_pool import answer_of, told_problem
 from plateaux.distributed.ray_worker import Hand
@@ -52,7 +52,8 @@ def test_a_job_is_written_down_while_it_goes_on_and_when_it_has_ended(run: Run) 
 
 
 @pytest.mark.parametrize(
-    ("problem", "outcome"), [(Stopped("so"), "stopped"), (Diverged("so"), "failed"), (KeyError("so"), "failed")]
+    ("problem", "outcome"),
+    [(Interrupted("so"), "stopped"), (DivergedError("so"), "failed"), (KeyError("so"), "failed")],
 )
 def test_how_a_job_ended_is_written_down(run: Run, problem: Exception, outcome: str) -> None:
     with pytest.raises(type(problem)), job_records.recorded(run, JOB, print, wanted=True):
@@ -180,7 +181,7 @@ def test_a_stop_reaches_work_in_other_threads(monkeypatch: pytest.MonkeyPatch) -
 
 def test_what_a_worker_raised_is_told_by_its_name() -> None:
     assert answer_of(lambda: None) == ("done", None)
-    assert isinstance(told_problem("Diverged", "so"), Diverged)
+    assert isinstance(told_problem("Diverged", "so"), DivergedError)
     assert str(told_problem("KeyError", "so")) == "KeyError: so"
     assert str(told_problem("nearest", "so")) == "nearest: so"  # a function of that module is no error
 

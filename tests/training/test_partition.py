@@ -18,7 +18,7 @@ from reference import partition_rules as twin
 
 from plateaux.config.builders.data import data_of
 from plateaux.config.builders.training import method_of
-from plateaux.core.errors import RecipeError, RunError, Stopped
+from plateaux.core.errors import Interrupted, RecipeError, RunError
 from plateaux.evaluation.loading import load
 from plateaux.storage.run import Run, notes_name, scores_name, summary_name
 from plateaux.training.partition import Scorer, decide, notes_of
@@ -61,10 +61,10 @@ def test_notes_are_what_the_slow_twin_decides(met: Run) -> None:
     scores = np.stack([met.store.array(scores_name(2, n))[1] for n in range(3)])
     wanted = twin.paper(scores, 0.4)
     for number in range(3):
-        look = notes_of(met, method_of(met.recipe).rendezvous, number, 2)
+        look = notes_of(met, method_of(met.recipe).partition, number, 2)
         assert look is not None
         assert set(look(torch.arange(scores.shape[1])).nonzero().flatten().tolist()) == wanted[number]
-    assert notes_of(met, method_of(met.recipe).rendezvous, 0, 1) is None
+    assert notes_of(met, method_of(met.recipe).partition, 0, 1) is None
     summary = met.store.get_json(summary_name(2))
     trained_on = (scores[0] >= 0).sum()
     assert summary["share"] == pytest.approx([len(careful) / trained_on for careful in wanted])
@@ -75,7 +75,7 @@ def test_notes_are_what_the_slow_twin_decides(met: Run) -> None:
 @pytest.mark.parametrize("name", ["scores", "notes"])
 def test_what_is_about_other_samples_is_refused(name: str, tmp_path: Path) -> None:
     run = train(balanced(), tmp_path / "run", given=GIVEN)
-    rendezvous = method_of(run.recipe).rendezvous
+    rendezvous = method_of(run.recipe).partition
     assert rendezvous is not None
     file = (scores_name if name == "scores" else notes_name)(2, 1)
     about, values = run.store.array(file)
@@ -183,7 +183,7 @@ def test_a_polite_stop_while_scoring_goes_on_later(met: Run, tmp_path: Path, mon
         original(replace(self, stop=lambda: wish["stop"]), *args)
 
     monkeypatch.setattr(Scorer, "score", impatient)
-    with pytest.raises(Stopped, match="while scoring"):
+    with pytest.raises(Interrupted, match="while scoring"):
         train(balanced(), tmp_path / "run", given=GIVEN)
     wish["stop"] = False
     assert distance(weights(train(balanced(), tmp_path / "run", given=GIVEN)), weights(met)) == 0

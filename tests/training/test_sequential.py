@@ -16,7 +16,7 @@ from plateaux.config.builders.data import feed_of, shares_order, split_of, train
 from plateaux.config.builders.model import network
 from plateaux.config.builders.training import method_of
 from plateaux.config.recipe import Recipe
-from plateaux.core.errors import Diverged, RecipeError, RunError
+from plateaux.core.errors import DivergedError, RecipeError, RunError
 from plateaux.core.types import Batch
 from plateaux.storage.run import Run
 from plateaux.studies.planning import folder_of
@@ -103,7 +103,7 @@ def test_under_fp16_the_factor_goes_on_too(tmp_path: Path) -> None:
 
 def test_only_the_next_member_is_planned_and_none_after_one_that_is_lost(tmp_path: Path) -> None:
     row = recipe("snapshot", optimizer={"lr": [0.1, 1e30, 0.1]}, run={"log_every": 1})
-    with pytest.raises(Diverged, match="member 1"):
+    with pytest.raises(DivergedError, match="member 1"):
         train(row, tmp_path / "run", given=GIVEN)
     run = Run.open(tmp_path / "run")
     assert [progress.finished for progress in run.all_progress()] == [True, False, False]
@@ -176,7 +176,7 @@ def test_finished_members_are_seen_in_evaluation_mode_and_left_as_they_are(tmp_p
     first.load_state_dict(run.weights(0))
     before = {name: tensor.clone() for name, tensor in first.state_dict().items()}
     batch = batches_of(row, 0)[0]
-    offer = method_of(row, 0, GIVEN).objective.offer
+    offer = method_of(row, 0, GIVEN).objective.output
     (said,) = sequential.beside([first], offer, row, CPU)(batch)
     assert not said.requires_grad
     assert torch.equal(said, torch.cat([first(batch.x), first(batch.extra["unlabelled"])]))

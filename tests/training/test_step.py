@@ -17,8 +17,8 @@ from plateaux.config.builders.data import data_of
 from plateaux.config.builders.model import network
 from plateaux.core import runtime
 from plateaux.core.errors import RecipeError
-from plateaux.core.method import Ask, Method, Objective
-from plateaux.core.types import Batch, Tree
+from plateaux.core.method import GradRequest, Method, Objective
+from plateaux.core.types import Batch, TensorTree
 from plateaux.methods.sam import asam, gsam, sam
 from plateaux.optim.losses import cross_entropy
 from plateaux.training.state import Learner, Scaler, Way, stand_at, still
@@ -38,7 +38,7 @@ FAMILY = {
 CLIMBING = [name for name in FAMILY if name != "plain"]
 
 
-def state_after(name: str, net: str, count: int = 1, *, dtype: torch.dtype = torch.float64, **way: Any) -> Tree:
+def state_after(name: str, net: str, count: int = 1, *, dtype: torch.dtype = torch.float64, **way: Any) -> TensorTree:
     own = corner(net, dtype=dtype)
     steps(learner(own.module, FAMILY[name], momentum=0.9), [own.batch] * count, **way)
     return {key: value.clone() for key, value in own.module.state_dict().items()}
@@ -108,7 +108,7 @@ def test_every_precision_follows_float64(name: str, net: str, precision: str, to
     assert scaler is None or (scaler.factor, scaler.calm) == (1024.0, 3)
 
 
-def from_start(name: str, net: str, *, precision: str) -> Tree:
+def from_start(name: str, net: str, *, precision: str) -> TensorTree:
     start = corner(net, dtype=torch.float32).module.state_dict()
     return {
         key: value - start[key]
@@ -254,7 +254,7 @@ class Watched(nn.Module):
 
 
 def batch_of(size: int = 16, key: int = 0) -> Batch:
-    return Batch(torch.randn(size, 2), torch.arange(size) % 3, torch.arange(size), key=key)
+    return Batch(torch.randn(size, 2), torch.arange(size) % 3, torch.arange(size), seed=key)
 
 
 @pytest.mark.parametrize("name", CLIMBING)
@@ -334,7 +334,7 @@ def shared_step(perturbation: str, m: int | None, size: int) -> twin.Arrays:
 
     executor = make(data=2)
     own = corner(size=size)
-    part = own.batch.part(executor.shard(size))
+    part = own.batch.take(executor.shard(size))
     member = learner(own.module, sam(LOSS, rho=0.3, m=m, perturbation=perturbation))  # type: ignore[arg-type]
     step(executor, [member], [part], Way(), share=len(part) / size)
     return numpied(own.module)
@@ -356,7 +356,7 @@ def test_a_climb_on_a_data_axis_is_that_of_its_reference(kind: str, size: int) -
     }
     truths = {}
     for name, parts in cuts.items():
-        gradients = [gradient_of(own.module, own.batch.part(cut)) for cut in parts]
+        gradients = [gradient_of(own.module, own.batch.take(cut)) for cut in parts]
         shares = [(cut.stop - cut.start) / size for cut in parts]
         truths[name] = after(own, twin.in_groups(numpied(own.module), gradients, shares, 0.3))
     perturbation, m = ("global", 2) if kind == "groups" else (kind, None)
@@ -371,9 +371,9 @@ def groups_with_synced_norms() -> str:
 
     executor = make(data=2)
     own = corner("conv_bn")
-    executor.prepare(own.module)
+    executor.setup_module(own.module)
     try:
-        step(executor, [learner(own.module, sam(LOSS, m=2))], [own.batch.part(executor.shard(8))], Way(), share=0.5)
+        step(executor, [learner(own.module, sam(LOSS, m=2))], [own.batch.take(executor.shard(8))], Way(), share=0.5)
     except RecipeError as problem:
         return str(problem)
     return ""
@@ -414,7 +414,7 @@ def test_a_tally_is_of_the_whole_batch_where_the_member_stood(method: Method, ac
 
 def test_a_tally_of_no_samples_is_a_number() -> None:
     own = corner()
-    (tally,) = steps(learner(own.module, FAMILY["sam"]), [own.batch.part(slice(0, 0))])
+    (tally,) = steps(learner(own.module, FAMILY["sam"]), [own.batch.take(slice(0, 0))])
     assert float(tally.loss) == 0
 
 
@@ -459,9 +459,9 @@ def test_a_schedule_by_step_moves_with_every_step() -> None:
 def test_an_update_hears_the_rate_and_the_size_of_its_step() -> None:
     heard: list[Any] = []
 
-    def update(params: Tree, moment: Any):  # type: ignore[no-untyped-def]
+    def update(params: TensorTree, moment: Any):  # type: ignore[no-untyped-def]
         heard.append(moment)
-        return (yield Ask())
+        return (yield GradRequest())
 
     own = corner()
     member = learner(own.module, Method(Objective(LOSS), update), lr=1.0)

@@ -14,7 +14,7 @@ import torch
 
 from plateaux.config.components import Given
 from plateaux.config.recipe import Recipe
-from plateaux.core.errors import DataError, Diverged, RecipeError, RunError, Stopped, StorageError
+from plateaux.core.errors import DataError, DivergedError, Interrupted, RecipeError, RunError, StorageError
 from plateaux.storage.run import Run
 from plateaux.storage.store import SCRATCH
 from plateaux.training.checks import check
@@ -72,7 +72,7 @@ def interrupted(what: Recipe, out: Path, monkeypatch: pytest.MonkeyPatch) -> Run
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", sync)
-        with pytest.raises(Stopped):
+        with pytest.raises(Interrupted):
             train(what.changed(run={"checkpoint_minutes": 1e-9}), out, given=CASES)
     assert Run.open(out).progress(0).step > 0
     return train(what, out, given=CASES)
@@ -125,14 +125,16 @@ def test_stopped_and_resumed_is_uninterrupted(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_stop_says_where_and_how_to_go_on(tmp_path: Path) -> None:
-    with pytest.raises(Stopped, match=r"Stopped at epoch 2, step 0, with a checkpoint\. Run the same command again to"):
+    with pytest.raises(
+        Interrupted, match=r"Stopped at epoch 2, step 0, with a checkpoint\. Run the same command again to"
+    ):
         train(recipe(), tmp_path, tell=stop_after(2))
     assert [p.position for p in Run.open(tmp_path).all_progress()] == [(2, 0)] * 2
 
 
 def test_an_epoch_of_one_step_can_be_stopped(tmp_path: Path) -> None:
     what = recipe("data.batch=48", "train.epochs=30", "run.checkpoint_epochs=1000")
-    with pytest.raises(Stopped, match="Stopped at epoch 2, step 0, with a checkpoint"):
+    with pytest.raises(Interrupted, match="Stopped at epoch 2, step 0, with a checkpoint"):
         train(what, tmp_path / "again", tell=stop_after(2))
     assert [p.position for p in Run.open(tmp_path / "again").all_progress()] == [(2, 0)] * 2
     assert weights(train(what, tmp_path / "again")) == weights(train(what, tmp_path / "whole"))
@@ -145,7 +147,7 @@ def test_epochs_of_one_step_are_checkpointed_by_the_clock_too(tmp_path: Path) ->
 
 def test_a_stop_in_the_last_epoch_lets_no_other_job_begin(tmp_path: Path) -> None:
     what = recipe("executor.manner=parked", "train.epochs=2")
-    with pytest.raises(Stopped, match="Run the same command again for what is missing"):
+    with pytest.raises(Interrupted, match="Run the same command again for what is missing"):
         train(what, tmp_path, tell=stop_after(2))
     assert [p.finished for p in Run.open(tmp_path).all_progress()] == [True, False]
     assert [p.finished for p in train(what, tmp_path).all_progress()] == [True, True]
@@ -160,7 +162,7 @@ def test_signal_handlers_are_put_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize("manner", ["loop", "parked", "vmap"])
 def test_a_member_that_diverges_is_named_and_the_others_go_on(tmp_path: Path, manner: str) -> None:
     what = recipe("members=3", "optimizer.lr=[0.1, 1e30, 0.1]", f"executor.manner={manner}")
-    with pytest.raises(Diverged, match=r"The loss of member 1 is no number any more \(epoch 0, step \d\)") as told:
+    with pytest.raises(DivergedError, match=r"The loss of member 1 is no number any more \(epoch 0, step \d\)") as told:
         train(what, tmp_path / "run")
     assert "Try a smaller optimizer.lr" in str(told.value)
     run = Run.open(tmp_path / "run")
@@ -172,20 +174,20 @@ def test_a_member_that_diverges_is_named_and_the_others_go_on(tmp_path: Path, ma
 def test_divergence_leaves_the_checkpoint_before_it_loadable(tmp_path: Path) -> None:
     # The learning rate explodes in the third epoch.
     what = recipe("members=1", 'schedule=[{name="multistep", milestones=[2], gamma=1e30}]')
-    with pytest.raises(Diverged, match=r"\(epoch 2, step \d\); its checkpoint of epoch 2, step 0 is untouched"):
+    with pytest.raises(DivergedError, match=r"\(epoch 2, step \d\); its checkpoint of epoch 2, step 0 is untouched"):
         train(what, tmp_path)
     run = Run.open(tmp_path)
     assert run.progress(0).position == (2, 0)
     state = run.store.get_state(run.progress(0).states[-1][2])
     assert all(torch.isfinite(tensor).all() for tensor in state["params"].values())
-    with pytest.raises(Diverged):
+    with pytest.raises(DivergedError):
         train(what, tmp_path)
 
 
 def test_weights_that_are_no_numbers_are_never_written(tmp_path: Path) -> None:
     # One step in all: its loss is fine, and after it the weights are not.
     what = recipe("members=1", "data.batch=48", "train.epochs=1", "optimizer.lr=1e30", "run.checkpoint_minutes=1e-9")
-    with pytest.raises(Diverged, match="it has no checkpoint"):
+    with pytest.raises(DivergedError, match="it has no checkpoint"):
         train(what, tmp_path)
     assert not Run.open(tmp_path).progress(0).finished
     assert Run.open(tmp_path).store.names("members") == []
@@ -193,7 +195,7 @@ def test_weights_that_are_no_numbers_are_never_written(tmp_path: Path) -> None:
 
 def test_members_that_meet_diverge_together(tmp_path: Path) -> None:
     what = recipe("optimizer.lr=[0.1, 1e30]", 'method={name="cases:apart"}')
-    with pytest.raises(Diverged, match="The loss of member"):
+    with pytest.raises(DivergedError, match="The loss of member"):
         train(what, tmp_path, given=CASES)
     assert [p.finished for p in Run.open(tmp_path).all_progress()] == [False, False]
 
@@ -223,7 +225,7 @@ def test_a_full_disk_is_one_message_and_the_run_goes_on_later(
 
 
 def test_a_damaged_checkpoint_is_named_and_its_folder_may_be_deleted(tmp_path: Path) -> None:
-    with pytest.raises(Stopped):
+    with pytest.raises(Interrupted):
         train(recipe(), tmp_path / "again", tell=stop_after(2))
     run = Run.open(tmp_path / "again")
     name = run.progress(1).states[-1][2]
@@ -238,7 +240,7 @@ def test_a_damaged_checkpoint_is_named_and_its_folder_may_be_deleted(tmp_path: P
 
 
 def test_a_checkpoint_that_is_gone_is_named(tmp_path: Path) -> None:
-    with pytest.raises(Stopped):
+    with pytest.raises(Interrupted):
         train(recipe(), tmp_path, tell=stop_after(1))
     run = Run.open(tmp_path)
     run.store.delete(run.progress(0).states[-1][2])

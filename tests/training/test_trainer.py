@@ -95,7 +95,7 @@ def test_the_best_weights_are_kept_and_say_which_they_are(tmp_path: Path) -> Non
         progress = run.progress(number)
         assert (progress.best_epoch, progress.best) == (best["epoch"], best["validation nll"])
         assert progress.weights_from == f"epoch {best['epoch']}, the best nll on validation samples"
-        assert found.rows[f"member {number}"].number == pytest.approx(best["validation nll"], rel=1e-6)
+        assert found.rows[f"member {number}"].value == pytest.approx(best["validation nll"], rel=1e-6)
         with safe_open(tmp_path / f"members/{number}/weights.safetensors", framework="pt") as file:
             assert file.metadata()["epoch"] == str(best["epoch"])
     assert any(run.progress(n).best_epoch < 8 for n in range(2))

@@ -18,11 +18,11 @@ from rich.console import Console
 
 from plateaux.config.specs import split_names
 from plateaux.core import errors
-from plateaux.core.formatting import duration
-from plateaux.core.runtime import cores
+from plateaux.core.formatting import format_duration
+from plateaux.core.runtime import num_cores
 
 CODES: tuple[tuple[type[Exception], int], ...] = (
-    (errors.NotAllowed, 6), (errors.Stopped, 75), (errors.Diverged, 5), (errors.DataError, 3), (errors.RecipeError, 2),
+    (errors.UntrustedCodeError, 6), (errors.Interrupted, 75), (errors.DivergedError, 5), (errors.DataError, 3), (errors.RecipeError, 2),
     (errors.RunError, 4), (errors.PlateauxError, 1),
 )  # fmt: skip
 
@@ -80,7 +80,9 @@ def asking(what: str, unit: str = "samples") -> Iterator[dict[str, Any]]:
                 begun[0] = time.monotonic()
             begun[1] = done
             left = (total - done) * (time.monotonic() - begun[0]) / done
-            status.update(f"{what}: {done:,} of {total:,} {unit}" + (f", {duration(left)} left" if left >= 2 else ""))
+            status.update(
+                f"{what}: {done:,} of {total:,} {unit}" + (f", {format_duration(left)} left" if left >= 2 else "")
+            )
 
         yield {"seen": seen, "say": lambda words: console.print(words, highlight=False, markup=False, soft_wrap=True)}
 
@@ -98,6 +100,6 @@ def numbers_of(text: str | None) -> list[int] | None:
 def torchrun(processes: int) -> int:
     """Start this very command again, once for every process of the mesh."""
     start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    threads = str(max(1, cores() // processes))
+    threads = str(max(1, num_cores() // processes))
     env = {"OMP_NUM_THREADS": threads, **os.environ, "PYTHONSAFEPATH": "1"}
     return subprocess.call([*start, "-m", "plateaux", *sys.argv[1:]], env=env)

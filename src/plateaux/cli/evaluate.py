@@ -14,7 +14,7 @@ import plateaux
 from plateaux.cli.common import Allow, AsJson, Changes, Device, Members, asking, numbers_of, show, torchrun
 from plateaux.config.specs import split_names
 from plateaux.core.errors import RecipeError
-from plateaux.core.runtime import is_first
+from plateaux.core.runtime import is_rank_zero
 from plateaux.evaluation.calibration import judge
 from plateaux.evaluation.ood import detect, suites_named
 from plateaux.evaluation.results import Measurement
@@ -95,7 +95,7 @@ def measure(
             found += judge(run, on=on, unseen=unseen, **shared, **told)
         if suites:
             found += detect(run, suites, skip_missing=by_name, **walk, **told)
-    if not is_first():
+    if not is_rank_zero():
         return
     if markdown:
         typer.echo(to_markdown(found))

@@ -25,14 +25,14 @@ from plateaux.config.builtin import recipe_file, shipped
 from plateaux.config.recipe import located
 from plateaux.config.schema import WrongKey
 from plateaux.core import errors, registry, tensor_tree
-from plateaux.core.formatting import duration, size
-from plateaux.core.runtime import is_first
+from plateaux.core.formatting import format_duration, format_size
+from plateaux.core.runtime import is_rank_zero
 from plateaux.evaluation.tables import tables
 from plateaux.training.checks import check as check_recipe
 from plateaux.training.job_records import latest
 
 KINDS = {
-    "methods": registry.method, "measures": registry.measure, "data": registry.dataset, "models": registry.model,
+    "methods": registry.method, "measures": registry.metric, "data": registry.dataset, "models": registry.model,
     "executors": registry.executor, "probes": registry.probe,
 }  # fmt: skip
 
@@ -109,7 +109,7 @@ def train(
     given = plateaux.Given(allow=tuple(allow or ()))
     with lines_of(file), watching(Console(stderr=True)) as tell:
         plateaux.train(what, root, given=given, tell=tell, span=span_from)
-    if not is_first():
+    if not is_rank_zero():
         return
     found = plateaux.evaluate(root, given=given) if measure else []
     show(
@@ -154,16 +154,18 @@ def status(run: Path, as_json: AsJson = False) -> None:
         )  # fmt: skip
     total = opened.store.size()
     shared = tensor_tree.size(opened.shared().values())
-    held = [f"{size(shared)} that all members share, held once"] if shared else []
+    held = [f"{format_size(shared)} that all members share, held once"] if shared else []
 
     def table() -> list[Any]:
         shown = Table("member", "state", "epoch", "weights", "time", "on disk")
         for r in rows:
             at = f"{r['epoch']}/{r['epochs']}" + (f" + {r['step']} steps" if r["step"] else "")
             words = f"{r['weights']} ({r['why']})" if r["why"] else r["weights"]
-            shown.add_row(str(r["member"]), r["state"], at, words, duration(r["seconds"]), size(r["bytes"]))
+            shown.add_row(
+                str(r["member"]), r["state"], at, words, format_duration(r["seconds"]), format_size(r["bytes"])
+            )
         live = {n: job for n, job in jobs.items() if job["outcome"] in ("running", "silent") and "epochs" in job}
-        return [shown, *([lines(live)] if live else []), *held, f"{size(total)} in all"]
+        return [shown, *([lines(live)] if live else []), *held, f"{format_size(total)} in all"]
 
     show(as_json, {"run": str(run), "members": rows, "shared_bytes": shared, "bytes": total}, table)
 
@@ -201,7 +203,7 @@ def list_(
     In Python: `plateaux.method.describe()`
     """
     if kind not in (*KINDS, "recipes"):
-        raise errors.RecipeError(f"There is no list of {kind!r}; {errors.nearest(kind, [*KINDS, 'recipes'])}")
+        raise errors.RecipeError(f"There is no list of {kind!r}; {errors.suggest(kind, [*KINDS, 'recipes'])}")
     found = KINDS[kind].describe() if kind in KINDS else {name: _first_line(file) for name, file in shipped().items()}
 
     def table() -> list[Any]:

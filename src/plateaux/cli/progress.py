@@ -12,7 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from plateaux.core.callbacks import Tell
-from plateaux.core.formatting import duration
+from plateaux.core.formatting import format_duration
 
 
 @contextmanager
@@ -58,7 +58,7 @@ def lines(latest: Mapping[int, Mapping[str, Any]]) -> Table:
             f"train {100 * right:.1f} %" if right else "",
             f"validation {100 * judged:.1f} %" if judged is not None else "",
             f"scoring {100 * scored:.0f} %" if scored else f"{news['rate']:,.0f} images/s" if news.get("rate") else "",
-            "done" if finished else f"{duration(news['left'])} left" if news.get("left") is not None else "",
+            "done" if finished else f"{format_duration(news['left'])} left" if news.get("left") is not None else "",
             *([f"on {news['node']}", _tried(news)] if "node" in news else ()),
         )
     return table

@@ -11,8 +11,8 @@ import typer
 from plateaux.cli.common import Allow, AsJson, show, write_whole
 from plateaux.config.components import Given
 from plateaux.config.specs import split_names
-from plateaux.core.errors import RecipeError, nearest
-from plateaux.core.formatting import size
+from plateaux.core.errors import RecipeError, suggest
+from plateaux.core.formatting import format_size
 from plateaux.reports.export import FORMATS, to_csv, to_html, to_json, to_markdown, write_figures
 from plateaux.reports.report import DETAILS, Report
 from plateaux.reports.report import report as made_of
@@ -36,7 +36,7 @@ def report(
     """  # fmt: skip
     kind = format or out.suffix.removeprefix(".")
     if kind not in FORMATS:
-        raise RecipeError(f"A report cannot be written as {kind!r}; {nearest(kind, FORMATS)}")
+        raise RecipeError(f"A report cannot be written as {kind!r}; {suggest(kind, FORMATS)}")
     options: dict[str, Any] = {"details": details, "draw": split_names(draw or "")}
     drawn = kind != "csv" or figures is not None
     made = made_of(paths, figures=drawn, given=Given(allow=tuple(allow or ())), **options)
@@ -47,7 +47,7 @@ def report(
         "answers": {each.question: each.words for each in made.answers},
     }  # fmt: skip
     words = [f"{each.question:15} {each.words}" for each in made.answers]
-    last = f"{out}: {size(out.stat().st_size)}" + (f"; {len(files)} files in {figures}" if files else "")
+    last = f"{out}: {format_size(out.stat().st_size)}" + (f"; {len(files)} files in {figures}" if files else "")
     show(as_json, plain, lambda: [*words, last])
 
 

@@ -14,7 +14,7 @@ from plateaux.cli.common import Allow, AsJson, show
 from plateaux.cli.progress import watching
 from plateaux.config.components import Given
 from plateaux.core.errors import RecipeError
-from plateaux.core.formatting import duration
+from plateaux.core.formatting import format_duration
 from plateaux.core.text_table import to_rich
 from plateaux.studies.comparison import Comparison
 from plateaux.studies.cost_estimate import Reckoned, Reckoning
@@ -79,10 +79,10 @@ def _told(found: list[Reckoned], as_json: bool) -> None:
             table.add_column(name, justify="left" if name in ("run", "") else "right")
         for each in found:
             state = f"{each.state}, from {each.begins_from[:6]}" if each.begins_from else each.state
-            cost = (str(each.members), str(each.epochs), f"{each.passes:.1f}", duration(each.seconds))
+            cost = (str(each.members), str(each.epochs), f"{each.passes:.1f}", format_duration(each.seconds))
             table.add_row(" = ".join(each.conditions), state, *cost)
         left = sum(each.state != "done" for each in found)
         words = f"{left} of {len(found)} runs to do: {passes:,.0f} passes over the training samples"
-        return [table, f"{words}, about {duration(seconds)} in all"]
+        return [table, f"{words}, about {format_duration(seconds)} in all"]
 
     show(as_json, plain, shown)

@@ -11,8 +11,8 @@ import typer
 from rich.table import Table
 
 from plateaux.cli.common import AsJson, asking, show
-from plateaux.core.formatting import duration
-from plateaux.core.optional import guest
+from plateaux.core.formatting import format_duration
+from plateaux.core.optional import optional_import
 from plateaux.theory.experiment import run
 from plateaux.theory.figures import draw
 from plateaux.theory.record import deviations, record
@@ -30,7 +30,7 @@ def theory(
 
     In Python: `plateaux.theory.theorem1(plateaux.theory.Setting(k=3, eta=0.01, rho=0.1))`
     """
-    guest("matplotlib", extra="report")  # before minutes of simulation
+    optional_import("matplotlib", extra="report")  # before minutes of simulation
     began = time.monotonic()
     with asking("simulating", unit="matrices") as ask:
         experiment = run(matrices=matrices, starts=starts, density=density, seed=seed, seen=ask["seen"])
@@ -40,7 +40,7 @@ def theory(
         files = [out / "theory.json", *draw(experiment, out)]
     seconds = time.monotonic() - began
     plain = {"files": [str(file) for file in files], "seconds": round(seconds, 1), **found}
-    last = f"{len(files)} files in {out}, after {duration(seconds)}"
+    last = f"{len(files)} files in {out}, after {format_duration(seconds)}"
     show(as_json, plain, lambda: [_differences(deviations(experiment)), _verdicts(found["claims"]), last])
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from plateaux.core.errors import RecipeError, nearest
+from plateaux.core.errors import RecipeError, suggest
 
 
 def recipe_file(given: str) -> Path:
@@ -15,7 +15,7 @@ def recipe_file(given: str) -> Path:
     name = given.removesuffix(".toml").removeprefix("papers/")
     if name in found:
         return found[name]
-    raise RecipeError(f"There is no recipe file {given!r}, and none of that name comes along; {nearest(name, found)}")
+    raise RecipeError(f"There is no recipe file {given!r}, and none of that name comes along; {suggest(name, found)}")
 
 
 def shipped() -> dict[str, Path]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from plateaux.core.method import Settle
+from plateaux.core.method import LossFn
 from plateaux.data.sources import Data, Source
 
 Model = Callable[..., nn.Module]
@@ -19,7 +19,7 @@ class Given:
 
     data: Data | None = None
     model: Model | None = None
-    loss: Settle | None = None
+    loss: LossFn | None = None
     unlabelled: Source | None = None  # samples whose labels are not looked at, laid out as the data's
     allow: tuple[str, ...] = ()  # modules outside whose functions a recipe may call
 

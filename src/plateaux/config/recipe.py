@@ -15,8 +15,8 @@ from pydantic import Field, ValidationError, ValidationInfo, field_validator
 from plateaux.config.builtin import recipe_file
 from plateaux.config.schema import OpenSection, Section, WrongKey, own_value
 from plateaux.config.search_space import SearchPart, drawn
-from plateaux.core.errors import RecipeError, nearest
-from plateaux.core.types import key
+from plateaux.core.errors import RecipeError, suggest
+from plateaux.core.types import derive_seed
 
 Names = str | tuple[str, ...]
 Numbers = float | tuple[float, ...]
@@ -243,7 +243,7 @@ class Recipe(Section):
             return self
         found: dict[str, dict[str, Any]] = {}
         for section, name, what in self.search.all():
-            found.setdefault(section, {})[name] = drawn(what, key(self.seed, "search", number, section, name))
+            found.setdefault(section, {})[name] = drawn(what, derive_seed(self.seed, "search", number, section, name))
         return self.changed(search=None, **found)
 
     def determining(self) -> dict[str, Any]:
@@ -316,7 +316,7 @@ def _explain(cls: type[Section], problem: ValidationError) -> WrongKey:
     if len(place) > 2 and name in known and (inside := _keys(known[name].annotation)):  # within a table of a section
         head, key, whole, known = f"{whole} ", place[2], f"{whole}.{place[2]}", inside
     if first["type"] == "extra_forbidden":
-        text = f"{head}has no key {key!r}; {nearest(key, known)}".replace("has", "The recipe has", not section)
+        text = f"{head}has no key {key!r}; {suggest(key, known)}".replace("has", "The recipe has", not section)
     elif first["type"] == "missing":
         why = ": every recipe names its data and its model" if key in ("data", "model") else ""
         text = f"{head or 'The recipe '}lacks {key!r}{why}"

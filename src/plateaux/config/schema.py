@@ -9,7 +9,7 @@ from typing import Any, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, create_model
 
-from plateaux.core.errors import RecipeError, nearest
+from plateaux.core.errors import RecipeError, suggest
 
 GIVEN = frozenset({"loss", "shape", "classes", "params", "epochs"})
 """What the engine itself hands to a factory; never an option of a recipe."""
@@ -22,7 +22,7 @@ def check(
     known = fields(factory)
     for name in given:
         if name not in known:
-            raise WrongKey(section, name, f"[{section}] has no key {name!r}; {nearest(name, [*known, *also])}")
+            raise WrongKey(section, name, f"[{section}] has no key {name!r}; {suggest(name, [*known, *also])}")
     strict = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
     schema = create_model("Options", __config__=strict, **known)  # type: ignore[call-overload]
     try:

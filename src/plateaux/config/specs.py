@@ -9,7 +9,7 @@ from plateaux.config.schema import check
 from plateaux.core import registry
 from plateaux.core.errors import RecipeError
 
-EXAMPLES = {"measure": "ece(bins=10)", "probe": "worst_l2(radius=0.5; steps=50)"}
+EXAMPLES = {"metric": "ece(bins=10)", "probe": "worst_l2(radius=0.5; steps=50)"}
 
 Made = TypeVar("Made")
 

@@ -30,7 +30,7 @@ class RecipeError(PlateauxError, ValueError):
     """A recipe says something that cannot be carried out."""
 
 
-class UnknownName(RecipeError, KeyError):
+class UnknownNameError(RecipeError, KeyError):
     """No plug-in is registered under that name."""
 
 
@@ -46,19 +46,19 @@ class StorageError(RunError, OSError):
     """Storage refused: full, unreadable or unwritable."""
 
 
-class Diverged(PlateauxError):
+class DivergedError(PlateauxError):
     """A member's loss stopped being a number."""
 
 
-class NotAllowed(PlateauxError):
+class UntrustedCodeError(PlateauxError):
     """A recipe names code that is neither marked as a plug-in nor allowed by name."""
 
 
-class Stopped(PlateauxError):
+class Interrupted(PlateauxError):
     """The work ended early on request; a checkpoint was written first."""
 
 
-def nearest(name: str, allowed: Iterable[str]) -> str:
+def suggest(name: str, allowed: Iterable[str]) -> str:
     """Say which allowed names come close, or list them all."""
     names = sorted(allowed)
     close = get_close_matches(name, names, n=3, cutoff=0.6)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from plateaux.core.types import Value
+from plateaux.core.types import Estimate
 
 
-def number(value: float, percent: bool = False) -> str:
+def format_number(value: float, percent: bool = False) -> str:
     """Return a number in about three digits, shares in percent.
 
     >>> number(0.01234), number(12345.6), number(0.9633, percent=True), number(float("nan"))
@@ -21,7 +21,7 @@ def number(value: float, percent: bool = False) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
-def with_error(value: Value, percent: bool = False) -> str:
+def format_with_stderr(value: Estimate, percent: bool = False) -> str:
     """Return a number with its standard error, to as many places as the error is worth.
 
     >>> with_error(Value(0.96333, 0.00771), percent=True), with_error(Value(12.5)), with_error(Value(0.2, 0.0123))
@@ -29,19 +29,19 @@ def with_error(value: Value, percent: bool = False) -> str:
     >>> with_error(Value(-0.0004, 0.12))
     '0.00 ± 0.12'
     """
-    if not math.isfinite(value.number):
+    if not math.isfinite(value.value):
         return "no number"
     times = 100.0 if percent else 1.0
-    middle, error = times * value.number, times * (value.error or 0.0)
+    middle, error = times * value.value, times * (value.stderr or 0.0)
     if not error or not math.isfinite(error):
-        return f"{middle:.2f}" if percent else number(middle)
+        return f"{middle:.2f}" if percent else format_number(middle)
     if abs(middle) >= 1e6 or max(abs(middle), error) < 1e-4:
         return f"{middle:.3g} ± {error:.2g}"
     places = min(max(0, 1 - math.floor(math.log10(error))), 6)
     return f"{round(middle, places) + 0.0:,.{places}f} ± {error:,.{places}f}"  # and no zero below zero
 
 
-def between(values: Sequence[float], percent: bool = False) -> str:
+def format_range(values: Sequence[float], percent: bool = False) -> str:
     """Return from where to where numbers go.
 
     >>> between([0.1, 0.25, float("nan")]), between([0.5, 0.5], percent=True)
@@ -50,11 +50,11 @@ def between(values: Sequence[float], percent: bool = False) -> str:
     fine = [value for value in values if math.isfinite(value)]
     if not fine:
         return "no number"
-    low, high = number(min(fine), percent), number(max(fine), percent)
+    low, high = format_number(min(fine), percent), format_number(max(fine), percent)
     return low if low == high else f"{low.removesuffix(' %')} to {high}"
 
 
-def points(difference: float) -> str:
+def format_percentage_points(difference: float) -> str:
     """Return a difference of shares in points of percent, with its sign.
 
     >>> points(0.0123), points(-0.005)
@@ -63,7 +63,7 @@ def points(difference: float) -> str:
     return f"{100 * difference:+.1f} points"
 
 
-def counted(count: int, one: str) -> str:
+def pluralize(count: int, one: str) -> str:
     """Return a number of things.
 
     >>> counted(1, "member"), counted(3, "member")
@@ -72,7 +72,7 @@ def counted(count: int, one: str) -> str:
     return f"{count:,} {one}{'' if count == 1 else 's'}"
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Return a time span in the units a person uses."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
@@ -87,7 +87,7 @@ def _digits(number: float, count: int) -> str:
     return f"{number:.{max(places, 0)}f}"
 
 
-def size(count: float) -> str:
+def format_size(count: float) -> str:
     """Return bytes in a unit a person reads."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:

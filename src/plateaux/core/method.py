@@ -24,13 +24,13 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from plateaux.core.outputs import Offer, logits
-from plateaux.core.types import Batch, Tree
+from plateaux.core.outputs import OutputFn, logits
+from plateaux.core.types import Batch, TensorTree
 
-Settle = Callable[[Tensor, Batch], Tensor]
+LossFn = Callable[[Tensor, Batch], Tensor]
 """What follows for ALL rows: the table `[R, B, ...]` to losses `[R, B]`."""
 
-Present = Callable[[int, int], Sequence[int]]
+ActiveFn = Callable[[int, int], Sequence[int]]
 """Who takes part in a step: the number of members and the batch's key to their positions."""
 
 
@@ -47,12 +47,12 @@ class Objective:
     gradient, no decay, no moments; the settle sees the rows of the others only.
     """
 
-    settle: Settle
-    offer: Offer = logits
-    sees: Literal["own", "all", "whole"] = "own"
-    samplewise: bool = True
-    wants: tuple[str, ...] = ()
-    present: Present | None = None  # None: everyone, in every step
+    loss: LossFn
+    output: OutputFn = logits
+    gather: Literal["own", "all", "whole"] = "own"
+    per_sample: bool = True
+    extra_inputs: tuple[str, ...] = ()
+    active: ActiveFn | None = None  # None: everyone, in every step
 
 
 Rows = slice | Tensor
@@ -60,36 +60,36 @@ Rows = slice | Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class GradRequest:
     """A gradient that an update asks for."""
 
-    at: Tree | None = None  # the weights to take it at; None: where the member stands
+    at: TensorTree | None = None  # the weights to take it at; None: where the member stands
     weight: Tensor | None = None  # [B] weight of every sample; None: all one
-    part: Rows | None = None  # only these samples of the batch; the mean is then over them
-    over: int | None = None  # the mean is over so many samples of the batch held here instead
-    keep: bool = False  # the forward pass is kept: another weighting of its losses is asked for next
-    again: bool = False  # of the pass that was kept: no new one is run
+    rows: Rows | None = None  # only these samples of the batch; the mean is then over them
+    mean_over: int | None = None  # the mean is over so many samples of the batch held here instead
+    keep_graph: bool = False  # the forward pass is kept: another weighting of its losses is asked for next
+    reuse_graph: bool = False  # of the pass that was kept: no new one is run
     local: bool = False  # this worker's samples only: not averaged over the data axis
-    agree: Tree | None = None  # no gradient: this tree of mine, averaged over the data axis
+    average: TensorTree | None = None  # no gradient: this tree of mine, averaged over the data axis
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class StepContext:
     """What an update may know of the step it is in."""
 
     size: int  # samples of the batch held here
     lr: float  # the optimiser's rate now
     peak_lr: float  # its rate before any schedule
-    careful: Tensor | None = None  # [B] bits from the last meeting; None: there was none yet
+    sam_set: Tensor | None = None  # [B] bits from the last meeting; None: there was none yet
 
 
-Update = Callable[[Tree, Moment], Generator[Ask, Tree, Tree]]
+Update = Callable[[TensorTree, StepContext], Generator[GradRequest, TensorTree, TensorTree]]
 """How gradients become a step, for ONE member: asks for gradients one by one, returns the direction."""
 
 
-def plain(params: Tree, moment: Moment) -> Generator[Ask, Tree, Tree]:
+def plain_gradient(params: TensorTree, context: StepContext) -> Generator[GradRequest, TensorTree, TensorTree]:
     """Go where the gradient says."""
-    gradient = yield Ask()
+    gradient = yield GradRequest()
     return gradient
 
 
@@ -104,26 +104,28 @@ class Scores(Protocol):
         """N: ids 0 .. N-1 of the whole training source."""
 
     @property
-    def key(self) -> int:
+    def seed(self) -> int:
         """The only randomness a decision may use."""
 
     def chunks(self) -> Iterator[NDArray[np.float32]]:
         """Yield scores `[M, b]` (float32) in the order of ids, anew at every call; below zero: not trained on."""
 
 
-Decide = Callable[[Scores], Iterator[NDArray[np.bool_]]]
+AssignFn = Callable[[Scores], Iterator[NDArray[np.bool_]]]
 """What follows from the scores: bits `[M, b]` in the order of ids, row i what member i is to be careful about."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rendezvous:
+class DataPartition:
     """A rare meeting: when, what each brings, and what is decided."""
 
     after: tuple[int, ...]  # completed epochs at which members meet
-    offer: Offer  # -> [B] scores
-    decide: Decide
-    about: Mapping[str, Any] = field(default_factory=dict)  # rule and scores in plain words: recorded with the notes
-    before: Mapping[str, Any] = field(default_factory=dict)  # the method of a recipe that trains the same until then
+    output: OutputFn  # -> [B] scores
+    assign: AssignFn
+    metadata: Mapping[str, Any] = field(default_factory=dict)  # rule and scores in plain words: recorded with the notes
+    prefix_method: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # the method of a recipe that trains the same until then
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,11 +137,11 @@ class Method:
     """
 
     objective: Objective
-    update: Update = plain
-    rendezvous: Rendezvous | None = None
-    turn: Literal["any", "after", "onward"] = "any"
+    update: Update = plain_gradient
+    partition: DataPartition | None = None
+    member_order: Literal["any", "after", "onward"] = "any"
 
     @property
-    def together(self) -> bool:
+    def is_joint(self) -> bool:
         """Whether members take every step side by side, because each sees what the others say of it."""
-        return self.objective.sees != "own" and self.turn == "any"
+        return self.objective.gather != "own" and self.member_order == "any"

@@ -8,25 +8,25 @@ from typing import Literal
 
 from torch import Tensor
 
-from plateaux.core.outputs import Offer, logits
-from plateaux.core.types import Batch, Tree, Value
+from plateaux.core.outputs import OutputFn, logits
+from plateaux.core.types import Batch, Estimate, TensorTree
 
 
 @dataclass(frozen=True, slots=True)
-class Measure:
+class Metric:
     """A question about predictions that is answered in one pass, shared with all measures of the same offer.
 
     `settle` turns the table `[M, B, ...]` and its batch into sums (or rows to keep, `merge="cat"`); `finish` turns the
     merged sums into named numbers. Members are named by their position in the table: the walk knows their numbers.
     """
 
-    settle: Callable[[Tensor, Batch], Tree]
-    finish: Callable[[Tree], Mapping[str, Value]]
-    offer: Offer = logits
-    merge: Literal["sum", "cat"] = "sum"
-    better: Literal["higher", "lower", "neither"] = "higher"
-    asks: Literal["good", "sure", "different"] = "good"  # how good, how sure, how different the predictions are
-    usual: bool = True  # asked for by "all"; not what makes a large table, or is not for every run
+    update: Callable[[Tensor, Batch], TensorTree]
+    compute: Callable[[TensorTree], Mapping[str, Estimate]]
+    output: OutputFn = logits
+    reduce: Literal["sum", "cat"] = "sum"
+    higher_is_better: Literal["higher", "lower", "neither"] = "higher"
+    group: Literal["good", "sure", "different"] = "good"  # how good, how sure, how different the predictions are
+    default: bool = True  # asked for by "all"; not what makes a large table, or is not for every run
     percent: bool = False  # shown in percent
-    least: int = 1  # so many members it takes
-    convention: str = ""  # what must be known to compare the number with somebody else's
+    min_members: int = 1  # so many members it takes
+    definition: str = ""  # what must be known to compare the number with somebody else's

@@ -23,7 +23,7 @@ LAZY = {"transformers"}  # imports torchvision only when one of its models is fi
 _declared: list[Library] = []  # a library's operators vanish with it, so it must live as long as the process
 
 
-def guest(name: str, *, extra: str) -> ModuleType:
+def optional_import(name: str, *, extra: str) -> ModuleType:
     """Import a library that is no part of the core, with torchvision mended where that is what stops it.
 
     >>> guest("json", extra="none").dumps([1])
@@ -39,7 +39,7 @@ def _imported(name: str) -> ModuleType:
     try:
         return _with_probe(name)
     except Exception as error:
-        if _declared or not _stopped_by_torchvision(error):
+        if _declared or not _caused_by_torchvision(error):
             raise
     _forget("torchvision")
     root = name.partition(".")[0]
@@ -68,7 +68,7 @@ def _forget(root: str) -> None:
         del sys.modules[name]
 
 
-def _stopped_by_torchvision(error: BaseException) -> bool:
+def _caused_by_torchvision(error: BaseException) -> bool:
     return any(isinstance(e, RuntimeError) and BROKEN in str(e) for e in _chain(error))
 
 

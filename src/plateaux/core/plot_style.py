@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     pass
 
 
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000")
+COLORS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000")
 
 
 DASHES = ("-", "--", ":")
@@ -17,7 +17,7 @@ DASHES = ("-", "--", ":")
 INK, PAPER = "#222222", "#ffffff"
 
 
-LOOK: Any = {
+RC_PARAMS: Any = {
     "font.size": 9.0, "axes.titlesize": 9.5, "axes.titlelocation": "left", "axes.spines.top": False,
     "axes.spines.right": False, "axes.edgecolor": INK, "axes.labelcolor": INK, "text.color": INK,
     "lines.linewidth": 1.6, "legend.frameon": False, "legend.fontsize": 8.0, "grid.color": "#dddddd",

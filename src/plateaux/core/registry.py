@@ -24,7 +24,7 @@ from pathlib import Path
 from threading import RLock
 from typing import Any, TypeVar, overload
 
-from plateaux.core.errors import NotAllowed, UnknownName, nearest
+from plateaux.core.errors import UnknownNameError, UntrustedCodeError, suggest
 
 Factory = TypeVar("Factory", bound=Callable[..., Any])
 
@@ -68,7 +68,7 @@ class Registry:
                 return _bind(factory, name.removeprefix(prefix))
         if ":" in name:
             return self._outside(name, allow)
-        raise UnknownName(f"There is no {self.kind} called {name!r}; {nearest(name, self.names())}")
+        raise UnknownNameError(f"There is no {self.kind} called {name!r}; {suggest(name, self.names())}")
 
     def names(self) -> list[str]:
         """Return every name, sorted."""
@@ -118,22 +118,22 @@ class Registry:
         module, _, attribute = name.partition(":")
         spec = _find(module)
         if spec is None and module not in sys.modules and module.split(".")[0] not in sys.builtin_module_names:
-            raise UnknownName(
+            raise UnknownNameError(
                 f"There is no module {module!r} on the Python path, so the {self.kind} {name!r} cannot be found. "
                 "If it lies in a folder of yours, name that folder: PYTHONPATH=. plateaux ..."
             )
         # Importing runs code, so the mark is looked for in the source first: a recipe from a stranger is data.
         if module not in allow and not _marked_in_source(spec, attribute, self.kind):
-            raise NotAllowed(
+            raise UntrustedCodeError(
                 f"{name!r} is not marked @plateaux.{self.kind}, so a recipe may not call it. "
                 f"If you trust it, mark the function or add: --allow {module}"
             )
         try:
             factory = getattr(importlib.import_module(module), attribute, None)
         except ImportError as problem:
-            raise UnknownName(f"{module!r} cannot be imported: {problem}") from problem
+            raise UnknownNameError(f"{module!r} cannot be imported: {problem}") from problem
         if not callable(factory):
-            raise UnknownName(f"{module!r} has no function {attribute!r}")
+            raise UnknownNameError(f"{module!r} has no function {attribute!r}")
         return factory  # type: ignore[no-any-return]
 
 
@@ -187,7 +187,7 @@ def _called(decorator: ast.expr) -> str:
 
 
 method = Registry("method", "plateaux.methods", group="plateaux.methods")
-measure = Registry("measure", "plateaux.evaluation.metrics", group="plateaux.measures")
+metric = Registry("metric", "plateaux.evaluation.metrics", group="plateaux.metrics")
 dataset = Registry("dataset", "plateaux.data.datasets", group="plateaux.data")
 model = Registry("model", "plateaux.models.architectures", group="plateaux.models")
 probe = Registry("probe", "plateaux.loss_landscape.probes", group="plateaux.probes")

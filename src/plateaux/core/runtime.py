@@ -18,7 +18,7 @@ DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16, 
 FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
 
 
-def device_named(name: str | None) -> torch.device:
+def get_device(name: str | None) -> torch.device:
     """Return the device called `name` ("cpu", "cuda:1", or "1"), or the best one there is."""
     if name is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -28,17 +28,17 @@ def device_named(name: str | None) -> torch.device:
     return device
 
 
-def cores() -> int:
+def num_cores() -> int:
     """Return the cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def is_first() -> bool:
+def is_rank_zero() -> bool:
     """Say whether this is the first process of a mesh, or the only one."""
     return os.environ.get("RANK", "0") == "0"
 
 
-def place_among() -> tuple[int, int]:
+def rank_and_world_size() -> tuple[int, int]:
     """Return this process's place in the mesh, and how many processes there are."""
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
@@ -48,18 +48,18 @@ def local_processes() -> int:
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
-def node() -> str:
+def node_name() -> str:
     """Return the name of the machine this process works on, as its cluster calls it."""
     return os.environ.get("PLATEAUX_NODE") or platform.node()
 
 
-def settle_in(*, processes: int = 1, threads: int | None = None) -> None:
+def configure_runtime(*, processes: int = 1, threads: int | None = None) -> None:
     """Set the threads of this process, one of so many, and tell the allocator to keep what it has.
 
     Two processes of two threads each on two cores run many times slower than two of one thread, so the number is set
     here and not left to chance. OMP_NUM_THREADS may lower it: somebody else may need the other cores.
     """
-    fair = max(1, cores() // processes)
+    fair = max(1, num_cores() // processes)
     limit = os.environ.get("OMP_NUM_THREADS", "")
     torch.set_num_threads(threads or min(fair, int(limit) if limit.isdigit() and int(limit) else fair))
     _keep_memory()
@@ -78,13 +78,13 @@ def _keep_memory() -> None:
 
 
 @contextmanager
-def seeded(key: int, device: torch.device) -> Iterator[None]:
+def fork_rng(seed: int, device: torch.device) -> Iterator[None]:
     """Fork torch's generators and seed them with `key`; what ran before is not disturbed."""
     cuda = device.type == "cuda"
     with torch.random.fork_rng(devices=[device] if cuda else []):
-        torch.default_generator.manual_seed(key)
+        torch.default_generator.manual_seed(seed)
         if cuda:  # cuda-only
-            torch.cuda.manual_seed(key)  # cuda-only
+            torch.cuda.manual_seed(seed)  # cuda-only
         yield
 
 
@@ -99,6 +99,6 @@ def autocast(precision: str, device: torch.device) -> Any:
     return torch.autocast(device.type, dtype=DTYPES[precision])
 
 
-def dtype_of(precision: str) -> torch.dtype:
+def param_dtype(precision: str) -> torch.dtype:
     """Return the type weights are held in."""
     return torch.float64 if precision == "fp64" else torch.float32

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from plateaux.core.types import Tree
+from plateaux.core.types import TensorTree
 
 
-def add(a: Tree, b: Tree, *, times: float | Tensor = 1.0) -> Tree:
+def add(a: TensorTree, b: TensorTree, *, times: float | Tensor = 1.0) -> TensorTree:
     """Return a + times * b."""
     if isinstance(times, Tensor) and times.device.type != "cpu":
         return _named(a, torch._foreach_add(_list(a), torch._foreach_mul(_like(a, b), times)))  # cuda-only
@@ -22,54 +22,54 @@ def add(a: Tree, b: Tree, *, times: float | Tensor = 1.0) -> Tree:
     return _named(a, torch._foreach_add(_list(a), _like(a, b), alpha=float(times)))
 
 
-def scale(a: Tree, factor: float | Tensor) -> Tree:
+def scale(a: TensorTree, factor: float | Tensor) -> TensorTree:
     """Return factor * a."""
     return _named(a, torch._foreach_mul(_list(a), factor))
 
 
-def multiply(a: Tree, b: Tree) -> Tree:
+def multiply(a: TensorTree, b: TensorTree) -> TensorTree:
     """Return the entrywise product of a and b."""
     return _named(a, torch._foreach_mul(_list(a), _like(a, b)))
 
 
-def magnitude(a: Tree) -> Tree:
+def magnitude(a: TensorTree) -> TensorTree:
     """Return the entrywise absolute value of a."""
     return _named(a, torch._foreach_abs(_list(a)))
 
 
-def add_(a: Tree, b: Tree, *, times: float = 1.0) -> None:
+def add_(a: TensorTree, b: TensorTree, *, times: float = 1.0) -> None:
     """Add times * b to a, in place."""
     torch._foreach_add_(_list(a), _like(a, b), alpha=times)
 
 
-def scale_(a: Tree, factor: float) -> None:
+def scale_(a: TensorTree, factor: float) -> None:
     """Multiply a by a number, in place."""
     torch._foreach_mul_(_list(a), factor)
 
 
-def multiply_(a: Tree, b: Tree) -> None:
+def multiply_(a: TensorTree, b: TensorTree) -> None:
     """Multiply a by b entry by entry, in place."""
     torch._foreach_mul_(_list(a), _like(a, b))
 
 
-def clamp_(a: Tree, limit: float) -> None:
+def clamp_(a: TensorTree, limit: float) -> None:
     """Bring the entries of a between -limit and limit, in place."""
     torch._foreach_clamp_max_(_list(a), limit)
     torch._foreach_clamp_min_(_list(a), -limit)
 
 
-def norm(a: Tree) -> Tensor:
+def norm(a: TensorTree) -> Tensor:
     """Return the Euclidean norm over all tensors as one number."""
     total: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(_list(a))))
     return total
 
 
-def dot(a: Tree, b: Tree) -> Tensor:
+def dot(a: TensorTree, b: TensorTree) -> Tensor:
     """Return the inner product over all tensors as one number."""
     return torch.stack([x.sum() for x in torch._foreach_mul(_list(a), _like(a, b))]).sum()
 
 
-def clone(a: Mapping[str, Tensor]) -> Tree:
+def clone(a: Mapping[str, Tensor]) -> TensorTree:
     """Return a copy that shares no memory and no graph with a."""
     return {name: tensor.detach().clone() for name, tensor in a.items()}
 
@@ -87,15 +87,15 @@ def size(a: Iterable[Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in a)
 
 
-def _list(a: Tree) -> list[Tensor]:
+def _list(a: TensorTree) -> list[Tensor]:
     return list(a.values())
 
 
-def _like(a: Tree, b: Tree) -> list[Tensor]:
+def _like(a: TensorTree, b: TensorTree) -> list[Tensor]:
     return [b[name] for name in a]
 
 
-def _named(a: Tree, values: Iterable[Tensor]) -> Tree:
+def _named(a: TensorTree, values: Iterable[Tensor]) -> TensorTree:
     return dict(zip(a, values, strict=True))
 
 

@@ -17,7 +17,7 @@ class Grid:
     caption: str = ""
 
 
-def _fitted(grid: Grid, width: int) -> list[Grid]:
+def _split_columns(grid: Grid, width: int) -> list[Grid]:
     """Return the table in parts that are no wider than a terminal; each has the first column."""
     wide = [max(len(row[i]) for row in [grid.header, *grid.rows]) + 3 for i in range(len(grid.header))]
     parts: list[list[int]] = [[]]

@@ -13,7 +13,7 @@ from hashlib import blake2b
 import torch
 from torch import Tensor
 
-Tree = dict[str, Tensor]
+TensorTree = dict[str, Tensor]
 """One member's tensors by name."""
 
 Inputs = Tensor | Mapping[str, Tensor]
@@ -27,31 +27,31 @@ class Batch:
     x: Inputs  # [B, ...]
     y: Tensor  # [B, ...]; class numbers, or class probabilities [B, C] once samples are mixed
     index: Tensor  # [B] stable sample ids: the same in every epoch, order and process
-    key: int = 0
+    seed: int = 0
     extra: Mapping[str, Inputs] = field(default_factory=dict)  # inputs of other samples, by name
 
     def __len__(self) -> int:
         return len(self.index)
 
-    def part(self, rows: slice | Tensor) -> Batch:
+    def take(self, rows: slice | Tensor) -> Batch:
         """Return the samples `rows` of this batch as a batch; named extras go along whole."""
-        x = map_inputs(self.x, lambda t: _rows(t, rows))
+        x = map_tensors(self.x, lambda t: _rows(t, rows))
         return replace(self, x=x, y=_rows(self.y, rows), index=_rows(self.index, rows))
 
 
 @dataclass(frozen=True, slots=True)
-class Value:
+class Estimate:
     """A measured number, with its standard error where it has one.
 
     `error` comes from the sample of data, `draws` from what was drawn at random to find the number.
     """
 
-    number: float
-    error: float | None = None
-    draws: float | None = None
+    value: float
+    stderr: float | None = None
+    mc_stderr: float | None = None
 
 
-def map_inputs(x: Inputs, fn) -> Inputs:  # type: ignore[no-untyped-def]
+def map_tensors(x: Inputs, fn) -> Inputs:  # type: ignore[no-untyped-def]
     """Apply `fn` to the tensor, or to every named tensor, of `x`."""
     if isinstance(x, Tensor):
         return fn(x)  # type: ignore[no-any-return]
@@ -67,7 +67,7 @@ def _rows(tensor: Tensor, rows: slice | Tensor) -> Tensor:
     return chosen.contiguous(memory_format=torch.channels_last) if last else chosen
 
 
-def key(*parts: int | str) -> int:
+def derive_seed(*parts: int | str) -> int:
     """Return a 63-bit number that depends on every part and on their order.
 
     >>> key(0, "order", 1) == key(0, "order", 1) != key(0, "order", 2)

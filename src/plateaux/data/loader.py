@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from plateaux.core.errors import DataError, RecipeError
-from plateaux.core.types import Batch, Inputs, key, map_inputs
+from plateaux.core.types import Batch, Inputs, derive_seed, map_tensors
 from plateaux.data.augment import Augment, mix, move, normalise, partners
 from plateaux.data.sources import Extra, Resident, Source
 from plateaux.data.splits import _permutation
@@ -66,7 +66,7 @@ class Feed:
 
     def epoch(self, epoch: int, *, start: int = 0, shard: Shard | None = None) -> Iterator[Batch]:
         """Yield batches start, start + 1, ... of an epoch; `shard` says which samples of each are wanted here."""
-        order = self.ids.cpu()[_permutation(len(self.ids), key(self.key, "order", epoch))]
+        order = self.ids.cpu()[_permutation(len(self.ids), derive_seed(self.key, "order", epoch))]
         parts = _parts(order[: self.steps() * self.batch], self.batch, start, shard)
         return self._varied(parts, epoch, start, self._extras(epoch, range(start, self.steps()), shard))
 
@@ -79,22 +79,22 @@ class Feed:
         self, parts: Sequence[Tensor], epoch: int, start: int, extras: Iterator[dict[str, Inputs]]
     ) -> Iterator[Batch]:
         among = self.ids.cpu() if self.augment.mixes else None
-        reader = _Reader(self.source, key(self.key, "augment", epoch), self.augment, among)
+        reader = _Reader(self.source, derive_seed(self.key, "augment", epoch), self.augment, among)
         read = _read_all(reader, parts, self.workers, self.device)
         for step, (ids, each, extra) in enumerate(zip(parts, read, extras, strict=True), start):
             x, y = self._finish(each, ids, reader.key)
-            yield Batch(x, y, ids.to(self.device), key(self.key, epoch, step), extra)
+            yield Batch(x, y, ids.to(self.device), derive_seed(self.key, epoch, step), extra)
 
     def _extras(self, epoch: int, steps: range, shard: Shard | None) -> Iterator[dict[str, Inputs]]:
         """Yield what goes along with each of these batches; found by counting, so it carries on anywhere too."""
         if self.unlabelled is None:
             yield from ({} for _ in steps)
             return
-        size, own = self.unlabelled_batch, key(self.key, "unlabelled")
+        size, own = self.unlabelled_batch, derive_seed(self.key, "unlabelled")
         done = epoch * self.steps()
         parts = [endless(self.unlabelled.ids.cpu(), (done + step) * size, size, own) for step in steps]
         parts = [part[shard(size)] if shard else part for part in parts]
-        reader = _Reader(self.unlabelled.source, key(own, "augment", epoch), self.augment)
+        reader = _Reader(self.unlabelled.source, derive_seed(own, "augment", epoch), self.augment)
         for read in _read_all(reader, parts, self.workers, self.device):
             x, _ = _place(read, self.mean, self.std, self.device, self.dtype)
             yield {"unlabelled": _laid_out(x, self.memory_format)}
@@ -104,8 +104,8 @@ class Feed:
         x, y = _place(read, self.mean, self.std, self.device, self.dtype)
         if self.augment.mixes:
             n = len(ids)
-            other, other_y = map_inputs(x, lambda t: t[n:]), y[n:]
-            x, y = map_inputs(x, lambda t: t[:n]), y[:n]
+            other, other_y = map_tensors(x, lambda t: t[n:]), y[n:]
+            x, y = map_tensors(x, lambda t: t[:n]), y[:n]
             x, y = mix(x, y, other, other_y, ids, key=augment_key, classes=self.classes, augment=self.augment)
         return _laid_out(x, self.memory_format), y
 
@@ -128,16 +128,16 @@ def evaluation(
     ids = torch.arange(len(source)) if ids is None else ids.cpu()
     _check(source, ids, batch, workers)
     parts = _parts(ids, batch, 0, shard)
-    reader = _Reader(source, key("evaluation"))
+    reader = _Reader(source, derive_seed("evaluation"))
     for step, (part, read) in enumerate(zip(parts, _read_all(reader, parts, workers, device), strict=True)):
         x, y = _place(read, mean, std, device, dtype)
-        yield Batch(_laid_out(x, memory_format), y, part.to(device), key("evaluation", step))
+        yield Batch(_laid_out(x, memory_format), y, part.to(device), derive_seed("evaluation", step))
 
 
 def endless(ids: Tensor, start: int, count: int, key_of: int) -> Tensor:
     """Return samples start .. start + count - 1 of an endless row of passes over `ids`, each in an order of its own."""
     first, last = start // len(ids), (start + count - 1) // len(ids)
-    passes = [ids[_permutation(len(ids), key(key_of, "pass", number))] for number in range(first, last + 1)]
+    passes = [ids[_permutation(len(ids), derive_seed(key_of, "pass", number))] for number in range(first, last + 1)]
     return torch.cat(passes)[start - first * len(ids) :][:count]
 
 
@@ -223,13 +223,13 @@ def _parts(ids: Tensor, batch: int, start: int, shard: Shard | None) -> list[Ten
 def _place(
     read: tuple[Inputs, Tensor], mean: Sequence[float], std: Sequence[float], device: torch.device, dtype: torch.dtype
 ) -> tuple[Inputs, Tensor]:
-    x, y = map_inputs(read[0], lambda t: t.to(device, non_blocking=True)), read[1].to(device, non_blocking=True)
+    x, y = map_tensors(read[0], lambda t: t.to(device, non_blocking=True)), read[1].to(device, non_blocking=True)
     return normalise(x, mean, std, dtype), y
 
 
 def _laid_out(x: Inputs, memory_format: torch.memory_format) -> Inputs:
     images = isinstance(x, Tensor) and x.dim() == 4
-    return map_inputs(x, lambda t: t.contiguous(memory_format=memory_format if images else torch.contiguous_format))
+    return map_tensors(x, lambda t: t.contiguous(memory_format=memory_format if images else torch.contiguous_format))
 
 
 def _check(source: Source, ids: Tensor, batch: int, workers: int) -> None:

@@ -14,20 +14,20 @@ from typing import Any
 
 from plateaux.core import errors
 from plateaux.core.callbacks import Tell
-from plateaux.core.errors import PlateauxError, Stopped
-from plateaux.core.executor import CarryOut, Failure
+from plateaux.core.errors import Interrupted, PlateauxError
+from plateaux.core.executor import Failure, JobFn
 from plateaux.distributed.stop_signal import Sign, stop_sign
 
 
 def run_in_turn(
-    jobs: Sequence[Any], carry_out: CarryOut, tell: Tell, *, device: str | None = None, processes: int = 1
+    jobs: Sequence[Any], carry_out: JobFn, tell: Tell, *, device: str | None = None, processes: int = 1
 ) -> list[Failure]:
     """Carry out one job after the other in this process; a job that fails does not stop the next."""
     failures: list[Failure] = []
     for job in jobs:
         try:
             carry_out(job, tell, device=device, processes=processes)
-        except Stopped:
+        except Interrupted:
             raise
         except PlateauxError as problem:
             failures.append(Failure(job, problem))
@@ -45,7 +45,7 @@ class _Slot:
 
 
 def run_pool(
-    jobs: Sequence[Any], carry_out: CarryOut, tell: Tell, *, processes: int, devices: Sequence[str] = ()
+    jobs: Sequence[Any], carry_out: JobFn, tell: Tell, *, processes: int, devices: Sequence[str] = ()
 ) -> list[Failure]:
     """Carry out jobs by `processes` workers that each take the next one; return what failed."""
     slots = [_Slot(devices[i % len(devices)] if devices else None) for i in range(min(processes, len(jobs)))]
@@ -67,11 +67,11 @@ def run_pool(
         finally:
             _dismiss(slots)
     if stopped.is_set():
-        raise Stopped("The pool was stopped; every member wrote a checkpoint. Run the same command again to go on")
+        raise Interrupted("The pool was stopped; every member wrote a checkpoint. Run the same command again to go on")
     return failures
 
 
-def _hand_over(slot: _Slot, job: Any, carry_out: CarryOut, processes: int) -> None:
+def _hand_over(slot: _Slot, job: Any, carry_out: JobFn, processes: int) -> None:
     if slot.worker is None:
         context = multiprocessing.get_context("spawn")
         slot.line, theirs = context.Pipe()
@@ -101,14 +101,14 @@ def _listen(slot: _Slot, tell: Tell, failures: list[Failure], stopped: Sign) -> 
         return
     if kind == "failed":
         problem = told_problem(*content)
-        if isinstance(problem, Stopped):
+        if isinstance(problem, Interrupted):
             stopped.set()
         else:
             failures.append(Failure(slot.job, problem))
     slot.job = None
 
 
-def _work(line: Connection, carry_out: CarryOut, device: str | None, processes: int) -> None:
+def _work(line: Connection, carry_out: JobFn, device: str | None, processes: int) -> None:
     """Take jobs until there are none, or nobody to work for: the whole life of a worker."""
     # A spawned process spawns in its turn: the loader's workers would import torch anew in every epoch.
     multiprocessing.set_start_method(None, force=True)

@@ -22,8 +22,8 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from plateaux.core.callbacks import Tell
-from plateaux.core.errors import PlateauxError, RunError, Stopped
-from plateaux.core.executor import CarryOut, Failure
+from plateaux.core.errors import Interrupted, PlateauxError, RunError
+from plateaux.core.executor import Failure, JobFn
 from plateaux.distributed.process_pool import told_problem
 from plateaux.distributed.ray_worker import Hand
 from plateaux.distributed.stop_signal import Sign, stop_sign
@@ -104,7 +104,7 @@ class Crew:
     idle_since: float = field(default_factory=time.monotonic)
 
     def carry_out(
-        self, jobs: Sequence[Any], work: CarryOut, tell: Tell, *, world: Callable[[Any], int] = lambda _: 1
+        self, jobs: Sequence[Any], work: JobFn, tell: Tell, *, world: Callable[[Any], int] = lambda _: 1
     ) -> list[Failure]:
         """Carry out jobs on the cluster, each by as many processes as `world` says; return what failed for good."""
         self.tell, self.failures, self.waiting = tell, [], [Task(job, world(job)) for job in jobs]
@@ -124,7 +124,7 @@ class Crew:
             self._hand_over(parcel)
             self._hear()
         if self.stopping:
-            raise Stopped("Stopped; every member wrote a checkpoint. Run the same command again to go on")
+            raise Interrupted("Stopped; every member wrote a checkpoint. Run the same command again to go on")
 
     def places(self) -> int:
         """Return how many processes the cluster has room for."""
@@ -269,7 +269,7 @@ class Crew:
         if kind == "broken":
             self._lose(slot, PlateauxError(f"its group fell apart: {content[1].splitlines()[0]}"))
             return
-        stopped = kind == "failed" and content[0] == Stopped.__name__
+        stopped = kind == "failed" and content[0] == Interrupted.__name__
         if kind == "failed" and not stopped:
             self._fail(slot, told_problem(*content))
             return

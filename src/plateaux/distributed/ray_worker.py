@@ -11,8 +11,8 @@ from functools import partial
 from threading import Condition
 from typing import Any
 
-from plateaux.core.executor import CarryOut
-from plateaux.core.runtime import cores
+from plateaux.core.executor import JobFn
+from plateaux.core.runtime import num_cores
 from plateaux.distributed.process_pool import answer_of
 from plateaux.distributed.stop_signal import stop_threads
 
@@ -40,7 +40,7 @@ class Hand:
         return {"node": os.environ["PLATEAUX_NODE"], "pid": os.getpid(), "address": address, "port": port}
 
     def work(
-        self, carry_out: CarryOut, job: Any, cpus: float, group: Mapping[str, Any] | None = None
+        self, carry_out: JobFn, job: Any, cpus: float, group: Mapping[str, Any] | None = None
     ) -> tuple[str, Any, list[dict[str, Any]]]:
         """Carry out a job; say `done`, `failed` and why, or `broken` where the fault is another process's.
 
@@ -48,7 +48,7 @@ class Hand:
         third part of the answer is the news that nobody has asked for yet.
         """
         os.environ |= {name: str(value) for name, value in (group or {}).items()}
-        fair = max(1, cores() // max(1, int(cpus)))  # so many of us the machine has room for
+        fair = max(1, num_cores() // max(1, int(cpus)))  # so many of us the machine has room for
         if not self._frozen:  # Ray lets every process look for garbage while an actor waits for a place
             gc.freeze()  # so that it is not looked for among all that was imported; to count those takes milliseconds
             self._frozen = True

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from plateaux.core.errors import RecipeError, nearest
+from plateaux.core.errors import RecipeError, suggest
 from plateaux.ensembles.log_probs import log_probabilities, probabilities_of
 
 TIE = 1e-6  # what breaks a tie of votes, in nats: seen by argmax in float32, and by nothing else
@@ -28,7 +28,7 @@ def combined(table: Tensor, how: str = "mean probability", weights: Sequence[flo
     if table.ndim < 2 or not len(table):
         raise RecipeError(f"A table of logits [M, B, C] with a member or more is combined; given: {list(table.shape)}")
     if how not in HOW:
-        raise RecipeError(f"There is no way to combine called {how!r}; {nearest(how, HOW)}")
+        raise RecipeError(f"There is no way to combine called {how!r}; {suggest(how, HOW)}")
     if how == WEIGHTED:
         return _weighted(table, shares(() if weights is None else weights, len(table)))
     if weights is not None:

@@ -26,9 +26,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from plateaux.core.errors import DataError, RecipeError, nearest
-from plateaux.core.stats.estimates import mean, share
-from plateaux.core.types import Value, key
+from plateaux.core.errors import DataError, RecipeError, suggest
+from plateaux.core.stats.estimates import mean, proportion
+from plateaux.core.types import Estimate, derive_seed
 
 Kind = Literal["lac", "aps", "raps"]
 KINDS: tuple[Kind, ...] = ("lac", "aps", "raps")
@@ -104,17 +104,17 @@ def fit(
     return replace(like, remark=_too_few(len(own), miss))
 
 
-def coverage(sets: Tensor, y: Tensor) -> Value:
+def coverage(sets: Tensor, y: Tensor) -> Estimate:
     """The share of samples whose set `[N, C]` holds the right class, with its binomial standard error.
 
     That error is over these samples for the threshold as it is; another n held-out samples would move the coverage
     itself by about sqrt(alpha (1 - alpha) / n).
     """
     _check_labels(y, sets)
-    return share(float(sets.gather(1, y.long()[:, None]).sum()), len(y))
+    return proportion(float(sets.gather(1, y.long()[:, None]).sum()), len(y))
 
 
-def mean_size(sets: Tensor) -> Value:
+def mean_size(sets: Tensor) -> Estimate:
     """The mean number of classes in a set `[N, C]`, with its standard error over samples."""
     if sets.dim() != 2 or not len(sets):
         raise DataError(f"Sets of shape {list(sets.shape)} have no mean size; give [N, C] of at least one sample.")
@@ -138,7 +138,7 @@ def _scores(log_p: Tensor, ids: Tensor, of: Conformal) -> Tensor:
 
 
 def _uniform(ids: Tensor, seed: int) -> Tensor:
-    drawn = [key(seed, "conformal", number) >> 10 for number in ids.tolist()]
+    drawn = [derive_seed(seed, "conformal", number) >> 10 for number in ids.tolist()]
     return torch.tensor(drawn, dtype=torch.float64) * 2.0**-53
 
 
@@ -151,7 +151,7 @@ def _too_few(samples: int, miss: Fraction) -> str:
 
 def _check_options(alpha: float, kind: str, k_reg: int, penalty: float) -> None:
     if kind not in KINDS:
-        raise RecipeError(f"There are no conformal sets of the kind {kind!r}; {nearest(kind, KINDS)}")
+        raise RecipeError(f"There are no conformal sets of the kind {kind!r}; {suggest(kind, KINDS)}")
     if not 0 < alpha < 1:
         raise RecipeError(f"alpha = {alpha} is no chance to miss the right class; give a number between 0 and 1.")
     if k_reg < 0 or not 0 <= penalty < math.inf:

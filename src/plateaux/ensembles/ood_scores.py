@@ -28,7 +28,7 @@ from torch import Tensor
 
 from plateaux.core.errors import DataError
 from plateaux.core.stats.ranking import aupr, auroc, fpr_at_tpr
-from plateaux.core.types import Value
+from plateaux.core.types import Estimate
 from plateaux.ensembles.log_probs import probabilities_of
 
 CONVENTION = (
@@ -93,14 +93,14 @@ ALARMS: Mapping[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def compare(inside: Mapping[str, NDArray[Any]], outside: Mapping[str, NDArray[Any]]) -> dict[str, dict[str, Value]]:
+def compare(inside: Mapping[str, NDArray[Any]], outside: Mapping[str, NDArray[Any]]) -> dict[str, dict[str, Estimate]]:
     """Return how well each score tells outside samples from inside ones: score to `auroc`, `aupr out` and so on."""
     if set(inside) != set(outside):
         raise ValueError(f"The inside scores are {sorted(inside)}, the outside ones {sorted(outside)}; give the same.")
     return {name: _told_apart(name, inside[name], outside[name]) for name in inside}
 
 
-def _told_apart(name: str, inside: NDArray[Any], outside: NDArray[Any]) -> dict[str, Value]:
+def _told_apart(name: str, inside: NDArray[Any], outside: NDArray[Any]) -> dict[str, Estimate]:
     for where, scores in (("inside", inside), ("outside", outside)):
         if broken := int(np.isnan(scores).sum()):
             raise DataError(

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from plateaux.core.errors import RecipeError, RunError, nearest
+from plateaux.core.errors import RecipeError, RunError, suggest
 
 REPEATS = 100  # with `unique`, at most so many draws for each member wanted
 NORMALISED = 1e-2  # how far log-probabilities, kept in float16 perhaps, may be from summing to one
@@ -114,7 +114,7 @@ LOSSES: Mapping[str, Callable[[Tensor, Tensor], float]] = {"nll": _nll, "accurac
 
 def _check(log_p: Tensor, y: Tensor, size: int, objective: str, unique: bool, ids: Sequence[int]) -> None:
     if objective not in LOSSES:
-        raise RecipeError(f"There is no objective called {objective!r}; {nearest(objective, LOSSES)}")
+        raise RecipeError(f"There is no objective called {objective!r}; {suggest(objective, LOSSES)}")
     if log_p.ndim != 3 or not log_p.numel() or y.shape != log_p.shape[1:2]:
         raise RecipeError(
             f"Log-probabilities [P, N, C] and labels [N] are selected by; given: {list(log_p.shape)}, {list(y.shape)}"

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from plateaux.core.errors import DataError, RecipeError, nearest
+from plateaux.core.errors import DataError, RecipeError, suggest
 
 Bound = Literal["none", "clopper-pearson", "hoeffding"]
 BOUNDS: tuple[Bound, ...] = ("none", "clopper-pearson", "hoeffding")
@@ -150,7 +150,7 @@ def _unattainable(seen: list[tuple[int, int]], risk: float, bound: Bound, delta:
 
 def _check(doubt: Tensor, wrong: Tensor, risk: float, bound: str, delta: float, stages: int) -> None:
     if bound not in BOUNDS:
-        raise RecipeError(f"There is no bound called {bound!r}; {nearest(bound, BOUNDS)}")
+        raise RecipeError(f"There is no bound called {bound!r}; {suggest(bound, BOUNDS)}")
     if not (0 <= risk <= 1 and 0 < delta < 1 and stages >= 1):
         raise RecipeError(
             f"risk = {risk}, delta = {delta}, stages = {stages}; give a risk from 0 to 1, a delta between 0 and 1, and "

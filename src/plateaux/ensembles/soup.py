@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from plateaux.core.errors import RecipeError
-from plateaux.core.types import Tree
+from plateaux.core.types import TensorTree
 from plateaux.ensembles.combine import shares
 
-Judge = Callable[[Tree], float]
+Judge = Callable[[TensorTree], float]
 """Says of weights how good or how bad they are on held-out samples; where there is BatchNorm, after `reestimate`."""
 
 
-def uniform(trees: Sequence[Tree], weights: Sequence[float] | Tensor | None = None) -> Tree:
+def uniform(trees: Sequence[TensorTree], weights: Sequence[float] | Tensor | None = None) -> TensorTree:
     """Return the mean of state dicts, equal shares or by weights that sum to one.
 
     Sums are taken in float64 and cast back. Integer buffers are those of the first tree that has any weight.
@@ -56,7 +56,7 @@ class Greedy:
         return self.scores[self.order.index(self.chosen[-1])]
 
 
-def greedy(trees: Sequence[Tree], score: Judge, *, accept: Literal["better", "as good"] = "better") -> Greedy:
+def greedy(trees: Sequence[TensorTree], score: Judge, *, accept: Literal["better", "as good"] = "better") -> Greedy:
     """Add networks, best first, to the running mean of weights while its held-out score (higher is better) allows it.
 
     The released code of model soups takes a network when the score is `better`, the paper when it is `as good`.
@@ -94,7 +94,7 @@ class Path:
         return float(torch.tensor(rises, dtype=torch.float64).max())
 
 
-def path(a: Tree, b: Tree, loss: Judge, points: int = 11) -> Path:
+def path(a: TensorTree, b: TensorTree, loss: Judge, points: int = 11) -> Path:
     """Return the losses at evenly spaced points of the straight line from weights `a` to weights `b`, ends included."""
     if points < 2:
         raise RecipeError(f"A path of {points} points was asked for; it has 2 ends at least. Give points = 2 or more")
@@ -135,7 +135,7 @@ def _mixed(name: str, tensors: Sequence[Tensor], parts: Sequence[float]) -> Tens
     return total.to(first.dtype).clamp(low, high)
 
 
-def _check_alike(trees: Sequence[Tree]) -> None:
+def _check_alike(trees: Sequence[TensorTree]) -> None:
     """Refuse trees that differ in names, shapes or types, and say where."""
     first = trees[0]
     for number, tree in enumerate(trees[1:], 1):

@@ -17,9 +17,9 @@ from torch import Tensor
 from plateaux.config.components import NOTHING_GIVEN, Given
 from plateaux.core.callbacks import Say, Seen
 from plateaux.core.errors import RecipeError, RunError
-from plateaux.core.metric import Measure
-from plateaux.core.stats.estimates import mean, share
-from plateaux.core.types import Value, key
+from plateaux.core.metric import Metric
+from plateaux.core.stats.estimates import mean, proportion
+from plateaux.core.types import Estimate, derive_seed
 from plateaux.ensembles import conformal, selective
 from plateaux.ensembles.conformal import Conformal
 from plateaux.ensembles.log_probs import log_probabilities
@@ -113,7 +113,7 @@ def calibrate(
     if not 0 < part <= 1:
         raise RecipeError(f"part = {part}: give a share above 0 and at most 1")
     if part < 1:
-        generator = torch.Generator().manual_seed(key(panel.recipe.seed, "calibrate", on))
+        generator = torch.Generator().manual_seed(derive_seed(panel.recipe.seed, "calibrate", on))
         count = max(1, round(part * len(heard.y)))
         heard = heard.part(torch.randperm(len(heard.y), generator=generator)[:count].sort().values)
     temperatures: dict[Order, Temperatures] = {
@@ -164,7 +164,7 @@ def judge(
     asked = {"sets": kinds, "risk": fitted.threshold.risk, "bound": fitted.threshold.bound, "fitted on": fitted.on}
     data = {**known, "name": panel.facts["name"], "samples": len(heard.y), **asked}
     words = f"fitted on {len(fitted.ids):,} {fitted.on} samples; {fitted.order}"
-    measure = Measure(lambda *_: {}, lambda _: {}, better="neither", asks="sure", convention=words)
+    measure = Metric(lambda *_: {}, lambda _: {}, higher_is_better="neither", group="sure", definition=words)
     found = [panel.measurement("calibrated", on, _judged(heard, fitted, panel.numbers), measure, data)]
     for each in found:
         panel.write(each)
@@ -178,13 +178,13 @@ def _same_weights(fitted: Calibration, panel: Panel) -> None:
         )
 
 
-def _judged(heard: Said, fitted: Calibration, numbers: Sequence[int]) -> dict[str, Value]:
-    rows: dict[str, Value] = {}
+def _judged(heard: Said, fitted: Calibration, numbers: Sequence[int]) -> dict[str, Estimate]:
+    rows: dict[str, Estimate] = {}
     before = log_probabilities(heard.table.double())
     own = fitted.temperatures["calibrate then pool"].values
     for position, number in enumerate(numbers):
         scaled = (heard.table[position].double() / own[position]).log_softmax(-1)
-        rows[cell(f"member {number}", "temperature")] = Value(own[position])
+        rows[cell(f"member {number}", "temperature")] = Estimate(own[position])
         rows[cell(f"member {number}", "nll before")] = _nll(before[position], heard.y)
         rows[cell(f"member {number}", "nll after")] = _nll(scaled, heard.y)
     if len(numbers) > 1:
@@ -200,12 +200,12 @@ def _judged(heard: Said, fitted: Calibration, numbers: Sequence[int]) -> dict[st
         rows[cell(name, f"{wanted}: classes")] = conformal.mean_size(sets)
     used = fitted.threshold.accepts(doubts(log_p))
     wrong = log_p.argmax(-1) != heard.y
-    rows[cell(name, "answered")] = share(float(used.sum()), len(used))
+    rows[cell(name, "answered")] = proportion(float(used.sum()), len(used))
     if used.any():
-        rows[cell(name, "wrong of those answered")] = share(float((wrong & used).sum()), float(used.sum()))
+        rows[cell(name, "wrong of those answered")] = proportion(float((wrong & used).sum()), float(used.sum()))
     return rows
 
 
-def _nll(log_p: Tensor, y: Tensor) -> Value:
+def _nll(log_p: Tensor, y: Tensor) -> Estimate:
     losses = -log_p.gather(-1, y[:, None])[:, 0].double()
     return mean(float(losses.sum()), float((losses * losses).sum()), len(y))

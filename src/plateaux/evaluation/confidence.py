@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from plateaux.core.errors import RecipeError
-from plateaux.core.types import Batch, Tree
+from plateaux.core.types import Batch, TensorTree
 from plateaux.ensembles.log_probs import log_probabilities
 
 PIECE = 1 << 14  # samples at once
@@ -37,7 +37,7 @@ class Equals(NamedTuple):
         return self.end - self.start
 
 
-def confidences(table: Tensor, batch: Batch) -> Tree:
+def confidences(table: Tensor, batch: Batch) -> TensorTree:
     """Return confidence and rightness of every sample and row `[B, R]`, packed in four bytes."""
     log_confidence, guess = guesses(log_probabilities(table))
     return {"kept": pack(log_confidence, guess == batch.y).T}

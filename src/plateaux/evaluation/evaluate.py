@@ -9,7 +9,7 @@ from typing import Any
 
 from plateaux.config.components import NOTHING_GIVEN, Given
 from plateaux.core.callbacks import Say, Seen, nothing
-from plateaux.core.runtime import is_first
+from plateaux.core.runtime import is_rank_zero
 from plateaux.evaluation.evaluator import Panel
 from plateaux.evaluation.metric_specs import measures_named
 from plateaux.evaluation.prediction_cache import Keep
@@ -52,7 +52,7 @@ def evaluate(
     with closing(panel):
         for target in targets(panel.run.recipe, panel.facts, [on] if isinstance(on, str) else on, cache=cache):
             found += panel.measure(target, chosen, sizes=sizes, samples=samples, fresh=fresh, seen=seen)
-    if is_first():
+    if is_rank_zero():
         for each in found:
             panel.write(each)
     return found

@@ -19,12 +19,12 @@ from plateaux.config.recipe import fingerprint
 from plateaux.core.callbacks import Say, Seen, nothing
 from plateaux.core.errors import RecipeError, RunError
 from plateaux.core.executor import Executor
-from plateaux.core.member import View
-from plateaux.core.metric import Measure
-from plateaux.core.outputs import NoFeatures, Offer, features
-from plateaux.core.runtime import DTYPES, FORMATS, autocast, device_named, local_processes, settle_in
-from plateaux.core.stats.estimates import mean_of
-from plateaux.core.types import Tree, Value
+from plateaux.core.member import MemberModule
+from plateaux.core.metric import Metric
+from plateaux.core.outputs import NoFeaturesError, OutputFn, features
+from plateaux.core.runtime import DTYPES, FORMATS, autocast, configure_runtime, get_device, local_processes
+from plateaux.core.stats.estimates import mean_of_paired
+from plateaux.core.types import Estimate, TensorTree
 from plateaux.data.sources import Data, Source, facts_of
 from plateaux.distributed.executors.local import Local
 from plateaux.evaluation import prediction_cache
@@ -62,13 +62,13 @@ class Panel:
         if executor is not None:
             self.recipe = self.recipe.changed(executor=dict(executor))
         self.executor: Executor = Local("loop", 1, (), "error") if executor is None else executor_of(self.recipe, given)
-        settle_in(processes=local_processes(), threads=self.recipe.executor.threads)
-        if self.executor.agree(int(not self.executor.rows(len(self.numbers)))):
+        configure_runtime(processes=local_processes(), threads=self.recipe.executor.threads)
+        if self.executor.all_reduce_max(int(not self.executor.local_members(len(self.numbers)))):
             raise RecipeError(
                 f"{len(self.numbers)} members cannot be spread over so many processes; use fewer, or spread the "
                 "samples: --set executor.data=N"
             )
-        self.place = device_named(device or self.executor.device)
+        self.place = get_device(device or self.executor.device)
         self.facts: Mapping[str, Any] = run.about["data"] if given.data is None else facts_of(given.data)
 
     def close(self) -> None:
@@ -90,18 +90,21 @@ class Panel:
         return [self.run.progress(number).weights_from for number in self.numbers]
 
     @cached_property
-    def views(self) -> list[View]:
-        held = [self.numbers[row] for row in self.executor.rows(len(self.numbers))]
+    def views(self) -> list[MemberModule]:
+        held = [self.numbers[row] for row in self.executor.local_members(len(self.numbers))]
         facts = data_facts(self.run) if self.given.data is None else self.given.data
         modules = [module.to(self.place).eval() for module in members_of(self.run, facts, held, self.given)]
         layout = FORMATS[self.recipe.train.memory_format]
         modules = [module.to(memory_format=layout) for module in modules]  # type: ignore[call-overload]
-        return [View(module, forward=lambda: autocast(self.recipe.train.precision, self.place)) for module in modules]
+        return [
+            MemberModule(module, forward=lambda: autocast(self.recipe.train.precision, self.place))
+            for module in modules
+        ]
 
     def measure(
         self,
         target: Target,
-        measures: Mapping[str, Measure],
+        measures: Mapping[str, Metric],
         *,
         sizes: bool = False,
         samples: int | None = None,
@@ -113,38 +116,38 @@ class Panel:
         casts = [everyone, *(cast for cast in _casts(len(everyone)) if cast != everyone)] if sizes else [everyone]
         try:
             sums, about = self.settle(target, measures, casts, samples=samples, fresh=fresh, seen=seen)
-            if sizes and any(measure.offer is features for measure in measures.values()):
+            if sizes and any(measure.output is features for measure in measures.values()):
                 self.say("measures of features have no curve over sizes")
-        except NoFeatures as problem:
-            rest = {name: measure for name, measure in measures.items() if measure.offer is not features}
+        except NoFeaturesError as problem:
+            rest = {name: measure for name, measure in measures.items() if measure.output is not features}
             if not rest:
                 raise
             self.say(f"{', '.join(measures.keys() - rest.keys())} is left out: {problem}")
             return self.measure(target, rest, sizes=sizes, samples=samples, fresh=fresh, seen=seen)
         found = []
         for name, measure in measures.items():
-            rows = {cast: measure.finish(sums[cast, name]) for cast in casts if (cast, name) in sums}
+            rows = {cast: measure.compute(sums[cast, name]) for cast in casts if (cast, name) in sums}
             if everyone not in rows:
-                self.say(f"{name} takes {measure.least} members, and there is {len(everyone)}: left out")
+                self.say(f"{name} takes {measure.min_members} members, and there is {len(everyone)}: left out")
                 continue
             numbered = _with_mean(renumbered(rows[everyone], self.numbers))
             found.append(self.measurement(name, target.name, numbered, measure, about))
-            if sizes and measure.offer is not features:
+            if sizes and measure.output is not features:
                 found.append(self.measurement(f"{name} by size", target.name, _curve(rows), measure, about))
         return found
 
     def settle(
         self,
         target: Target,
-        measures: Mapping[str, Measure],
+        measures: Mapping[str, Metric],
         casts: Sequence[Cast],
         *,
         samples: int | None = None,
         fresh: bool = False,
         seen: Seen = nothing,
-    ) -> tuple[dict[tuple[Cast | None, str], Tree], dict[str, Any]]:
+    ) -> tuple[dict[tuple[Cast | None, str], TensorTree], dict[str, Any]]:
         """Return the measures' sums for every cast, and what is to be known of the samples."""
-        offers = list(dict.fromkeys(measure.offer for measure in measures.values()))
+        offers = list(dict.fromkeys(measure.output for measure in measures.values()))
         executor, heard, about, total = self.hear(target, offers, samples=samples, fresh=fresh)
         done = 0
 
@@ -156,13 +159,13 @@ class Panel:
         return settle(executor, heard, measures, casts, samples=total, seen=count), about
 
     def hear(
-        self, target: Target, offers: Sequence[Offer], *, samples: int | None = None, fresh: bool = False
+        self, target: Target, offers: Sequence[OutputFn], *, samples: int | None = None, fresh: bool = False
     ) -> tuple[Executor, Iterator[Heard], dict[str, Any], int]:
         """Return what members say about the samples: from what is kept, or by a forward pass."""
         known = self._described_all(target, samples)
         shelf = self._shelf(known)
         lacks = fresh or not self._may_keep or not shelf.has(self.hashes, offers)
-        if not self.executor.agree(int(lacks)):  # all processes read, or none
+        if not self.executor.all_reduce_max(int(lacks)):  # all processes read, or none
             ids, dtype = shelf.ids(), shelf.dtype(self.hashes)
             self._check_not_chosen_on(known, ids)
             self.say(f"{target.name}: from kept {dtype} logits of {len(ids):,} samples, no forward pass")
@@ -179,9 +182,9 @@ class Panel:
             )
         return self.executor, heard, {**_described(known, len(ids)), "logits": "fresh"}, len(ids)
 
-    def keeps(self, target: Target, measures: Mapping[str, Measure], samples: int | None) -> bool:
+    def keeps(self, target: Target, measures: Mapping[str, Metric], samples: int | None) -> bool:
         """Say whether all that these measures ask for is kept from an earlier walk."""
-        offers = list(dict.fromkeys(measure.offer for measure in measures.values()))
+        offers = list(dict.fromkeys(measure.output for measure in measures.values()))
         return self._may_keep and self._shelf(self._described_all(target, samples)).has(self.hashes, offers)
 
     def opened(self, target: Target, samples: int | None) -> tuple[dict[str, Any], torch.Tensor]:
@@ -216,14 +219,14 @@ class Panel:
         return source, ids
 
     def measurement(
-        self, name: str, on: str, rows: Mapping[str, Value], measure: Measure, about: Mapping[str, Any]
+        self, name: str, on: str, rows: Mapping[str, Estimate], measure: Metric, about: Mapping[str, Any]
     ) -> Measurement:
         """Return one measurement, with all that is to be known of it."""
         names = [f"member {number}" for number in self.numbers]
         weights = dict(zip(names, self.origins, strict=True))
         hashes = dict(zip(names, self.hashes, strict=True))
-        facts = (measure.asks, measure.percent, measure.convention)
-        return Measurement(name, on, rows, measure.better, weights, about, hashes, *facts)
+        facts = (measure.group, measure.percent, measure.definition)
+        return Measurement(name, on, rows, measure.higher_is_better, weights, about, hashes, *facts)
 
     def write(self, found: Measurement) -> None:
         """Keep a measurement in the run folder; the same question is the same object."""
@@ -291,18 +294,18 @@ def _casts(members: int) -> list[Cast]:
     return found
 
 
-def _curve(rows: Mapping[Cast, Mapping[str, Value]]) -> dict[str, Value]:
+def _curve(rows: Mapping[Cast, Mapping[str, Estimate]]) -> dict[str, Estimate]:
     """Return the mean over ensembles of each size, of the row that stands for all members."""
-    found: dict[str, Value] = {}
+    found: dict[str, Estimate] = {}
     for size in sorted({len(cast) for cast in rows}):
         each = [_main(found_) for cast, found_ in rows.items() if len(cast) == size]
         for part in dict.fromkeys(part for one in each for part in one):
             name = f"{size} member{'s' * (size > 1)}"
-            found[cell(name, part) if part else name] = mean_of([one[part] for one in each if part in one])
+            found[cell(name, part) if part else name] = mean_of_paired([one[part] for one in each if part in one])
     return found
 
 
-def _main(rows: Mapping[str, Value]) -> dict[str, Value]:
+def _main(rows: Mapping[str, Estimate]) -> dict[str, Estimate]:
     """Return the row of an ensemble: by mean probability, of all together, or the mean of pairs."""
     for wanted in (MEAN_PROBABILITY, TOGETHER, MEAN_OF_PAIRS, "member 0"):
         found = {name.partition(PART)[2]: v for name, v in rows.items() if name.partition(PART)[0] == wanted}

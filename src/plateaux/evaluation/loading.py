@@ -10,7 +10,7 @@ import torch
 from plateaux.config.builders.model import networks, shared_names
 from plateaux.config.components import NOTHING_GIVEN, Given
 from plateaux.core.errors import RunError
-from plateaux.core.runtime import device_named
+from plateaux.core.runtime import get_device
 from plateaux.data.sources import Data, Resident
 from plateaux.ensembles.ensemble import Ensemble
 from plateaux.storage.run import Run
@@ -55,4 +55,4 @@ def load(root: str | Path, *, given: Given = NOTHING_GIVEN, device: str | None =
     modules = members_of(run, data_facts(run), run.present(), given)
     facts = run.about["data"]
     ensemble = Ensemble(modules, mean=facts["mean"], std=facts["std"], labels=facts["labels"])
-    return ensemble.to(device_named(device))
+    return ensemble.to(get_device(device))

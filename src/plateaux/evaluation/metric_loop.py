@@ -18,10 +18,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from plateaux.core.executor import Executor
-from plateaux.core.member import View
-from plateaux.core.metric import Measure
-from plateaux.core.outputs import NoFeatures, Offer, features, logits, logits_and_features
-from plateaux.core.types import Batch, Tree, Value
+from plateaux.core.member import MemberModule
+from plateaux.core.metric import Metric
+from plateaux.core.outputs import NoFeaturesError, OutputFn, features, logits, logits_and_features
+from plateaux.core.types import Batch, Estimate, TensorTree
 from plateaux.ensembles.log_probs import shared
 
 Cast = tuple[int, ...]
@@ -32,7 +32,7 @@ Cast = tuple[int, ...]
 class Heard:
     """What every member said about one batch: a table `[M, B, ...]` for each offer."""
 
-    tables: Mapping[Offer, Tensor]
+    tables: Mapping[OutputFn, Tensor]
     batch: Batch
     start: int  # where the batch begins among all samples of the walk
     whole: int  # samples of the batch that all processes hold together
@@ -40,21 +40,21 @@ class Heard:
 
 def assess(
     executor: Executor,
-    views: Sequence[View],
+    views: Sequence[MemberModule],
     batches: Iterable[Batch],
-    measures: Mapping[str, Measure],
+    measures: Mapping[str, Metric],
     *,
     seen: Callable[[int], None] = lambda _: None,
-) -> dict[str, Mapping[str, Value]]:
+) -> dict[str, Mapping[str, Estimate]]:
     """Return what every measure finds about the members' predictions; `seen` hears of the samples done."""
-    offers = dict.fromkeys(measure.offer for measure in measures.values())
+    offers = dict.fromkeys(measure.output for measure in measures.values())
     heard = hear(executor, views, batches, list(offers))
     sums = settle(executor, heard, measures, seen=seen)
-    return {name: measures[name].finish(merged) for (_, name), merged in sums.items()}
+    return {name: measures[name].compute(merged) for (_, name), merged in sums.items()}
 
 
 def hear(
-    executor: Executor, views: Sequence[View], batches: Iterable[Batch], offers: Sequence[Offer]
+    executor: Executor, views: Sequence[MemberModule], batches: Iterable[Batch], offers: Sequence[OutputFn]
 ) -> Iterator[Heard]:
     """Ask every member about every batch; logits and features come from the same forward pass."""
     width = done = 0
@@ -64,28 +64,28 @@ def hear(
                 width = _agreed_width(executor, views, batch)
             tables = dict(_tables(executor, views, batch, offers, width))
         here = torch.tensor(len(batch), device=batch.index.device)
-        whole = int(executor.average({"samples": here})["samples"])
+        whole = int(executor.all_reduce({"samples": here})["samples"])
         yield Heard(tables, batch, done + executor.shard(whole).start, whole)
         done += whole
 
 
 def _tables(
-    executor: Executor, views: Sequence[View], batch: Batch, offers: Sequence[Offer], width: int
-) -> Iterator[tuple[Offer, Tensor]]:
+    executor: Executor, views: Sequence[MemberModule], batch: Batch, offers: Sequence[OutputFn], width: int
+) -> Iterator[tuple[OutputFn, Tensor]]:
     both = features in offers
     if both:
-        table = executor.gather(executor.each(_side_by_side(width), views, [batch] * len(views)))
+        table = executor.all_gather(executor.map_members(_side_by_side(width), views, [batch] * len(views)))
         yield logits, table[..., :-width]
         yield features, table[..., -width:]
     for offer in offers:
         if not (both and offer in (logits, features)):
-            yield offer, executor.gather(executor.each(offer, views, [batch] * len(views)))
+            yield offer, executor.all_gather(executor.map_members(offer, views, [batch] * len(views)))
 
 
-def _side_by_side(width: int) -> Offer:
+def _side_by_side(width: int) -> OutputFn:
     """Offer logits, then features with zeros up to `width`: members of different widths lie in one table."""
 
-    def offer(view: View, batch: Batch) -> Tensor:
+    def offer(view: MemberModule, batch: Batch) -> Tensor:
         out, seen = logits_and_features(view, batch)
         return torch.cat([out, F.pad(seen, (0, width - seen.shape[1])).to(out.dtype)], -1)
 
@@ -93,37 +93,37 @@ def _side_by_side(width: int) -> Offer:
     return offer
 
 
-def _agreed_width(executor: Executor, views: Sequence[View], batch: Batch) -> int:
+def _agreed_width(executor: Executor, views: Sequence[MemberModule], batch: Batch) -> int:
     """Return the largest width of any member's features; where one has none, every process hears of it."""
     width, problem = 0, None
     for view in views:
         try:
-            width = max(width, features(view, batch.part(slice(0, 1))).shape[1])
-        except NoFeatures as found:
+            width = max(width, features(view, batch.take(slice(0, 1))).shape[1])
+        except NoFeaturesError as found:
             problem = found
-    if executor.agree(int(problem is not None)):
-        raise problem or NoFeatures("A member held by another process does not end in an nn.Linear")
-    return executor.agree(width)
+    if executor.all_reduce_max(int(problem is not None)):
+        raise problem or NoFeaturesError("A member held by another process does not end in an nn.Linear")
+    return executor.all_reduce_max(width)
 
 
 @torch.no_grad()
 def settle(
     executor: Executor,
     heard: Iterable[Heard],
-    measures: Mapping[str, Measure],
+    measures: Mapping[str, Metric],
     casts: Sequence[Cast | None] = (None,),
     *,
     samples: int = 0,
     seen: Callable[[int], None] = lambda _: None,
-) -> dict[tuple[Cast | None, str], Tree]:
+) -> dict[tuple[Cast | None, str], TensorTree]:
     """Return every measure's sums for every cast (None: everybody), added up over batches and processes.
 
     Measures that settle alike are settled once. One that takes more members than a cast has is left out of it.
     `samples` says how many are expected: where rows are kept, there is then room for them from the start.
     """
     sums: dict[tuple[Cast | None, Any], Sums] = {}
-    owners = {(measure.settle, measure.offer): measure for measure in measures.values()}
-    offers = dict.fromkeys(measure.offer for measure in owners.values())
+    owners = {(measure.update, measure.output): measure for measure in measures.values()}
+    offers = dict.fromkeys(measure.output for measure in owners.values())
     done = 0
     for each in heard:
         for cast, offer in product(casts, offers):
@@ -133,12 +133,12 @@ def settle(
             table = table if cast is None else table.index_select(0, torch.tensor(cast, device=table.device))
             with shared(table):
                 for question, measure in owners.items():
-                    if measure.offer is offer and len(table) >= measure.least:
+                    if measure.output is offer and len(table) >= measure.min_members:
                         sums.setdefault((cast, question), Sums(measure, samples)).add(table, each)
         done += each.whole
         seen(each.whole)
     merged = {where: found.merged(executor, done) for where, found in sums.items()}
-    asked = [(cast, name, (measure.settle, measure.offer)) for cast in casts for name, measure in measures.items()]
+    asked = [(cast, name, (measure.update, measure.output)) for cast in casts for name, measure in measures.items()]
     return {(cast, name): merged[cast, question] for cast, name, question in asked if (cast, question) in merged}
 
 
@@ -146,19 +146,19 @@ def settle(
 class Sums:
     """What one measure has settled so far, of the samples held here."""
 
-    measure: Measure
+    measure: Metric
     expected: int = 0  # samples
-    total: Tree = field(default_factory=dict)  # sums, or rows where they belong among all samples
+    total: TensorTree = field(default_factory=dict)  # sums, or rows where they belong among all samples
 
     def add(self, table: Tensor, heard: Heard) -> None:
         """Settle one batch."""
-        new = self.measure.settle(table, heard.batch)
-        if self.measure.merge == "cat":
+        new = self.measure.update(table, heard.batch)
+        if self.measure.reduce == "cat":
             self.lay(heard.start, new)
         else:
             self.total = {name: self.total[name] + new[name] for name in new} if self.total else new
 
-    def lay(self, start: int, rows: Tree) -> None:
+    def lay(self, start: int, rows: TensorTree) -> None:
         """Lay down rows to keep, the first of them at `start`."""
         for name, part in rows.items():
             end = start + len(part)
@@ -166,15 +166,15 @@ class Sums:
             self.total[name] = room = _with_room(room, end, max(self.expected, len(room) * 3 // 2))
             room[start:end] = part
 
-    def merged(self, executor: Executor, samples: int) -> Tree:
+    def merged(self, executor: Executor, samples: int) -> TensorTree:
         """Return what all processes settled about so many samples."""
-        if self.measure.merge == "sum":
+        if self.measure.reduce == "sum":
             place = next((t.device for t in self.total.values() if t.device.type != "cpu"), torch.device("cpu"))
-            return executor.average({name: tensor.to(place) for name, tensor in self.total.items()})
-        found: Tree = {}
+            return executor.all_reduce({name: tensor.to(place) for name, tensor in self.total.items()})
+        found: TensorTree = {}
         for name in list(self.total):
             whole = _with_room(self.total.pop(name), samples, samples)[:samples]
-            found[name] = executor.average({name: whole})[name]
+            found[name] = executor.all_reduce({name: whole})[name]
         return found
 
 

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from plateaux.config.components import NOTHING_GIVEN, Given
 from plateaux.core.callbacks import Say, Seen
-from plateaux.core.errors import DataError, RecipeError, UnknownName
-from plateaux.core.metric import Measure
-from plateaux.core.runtime import is_first
-from plateaux.core.stats.estimates import mean_of
-from plateaux.core.types import Batch, Tree, Value
+from plateaux.core.errors import DataError, RecipeError, UnknownNameError
+from plateaux.core.metric import Metric
+from plateaux.core.runtime import is_rank_zero
+from plateaux.core.stats.estimates import mean_of_paired
+from plateaux.core.types import Batch, Estimate, TensorTree
 from plateaux.ensembles.ood_scores import ALARMS, CONVENTION, compare
 from plateaux.evaluation.evaluator import Panel
 from plateaux.evaluation.prediction_cache import Keep
@@ -85,12 +85,12 @@ def detect(
         for name in names:
             try:
                 outside, other = panel.settle(elsewhere(name, suite, given), {"alarms": SCORES}, casts, **options)
-            except (DataError, UnknownName) as problem:
+            except (DataError, UnknownNameError) as problem:
                 if not skip_missing:
                     raise
                 say(f"{name} is left out: {problem}")
                 continue
-            rows: dict[str, Value] = {}
+            rows: dict[str, Estimate] = {}
             for cast in casts:
                 row = f"member {panel.numbers[cast[0]]}" if len(cast) < len(everyone) or len(cast) == 1 else TOGETHER
                 apart = compare(_named(inside[cast, "alarms"]), _named(outside[cast, "alarms"]))
@@ -100,26 +100,26 @@ def detect(
         found += one_suite
         if len(one_suite) > 1:
             found.append(_mean_of_suite(panel, suite, one_suite, about))
-    if is_first():
+    if is_rank_zero():
         for each in found:
             panel.write(each)
     return found
 
 
-def _settle(table: Tensor, batch: Batch) -> Tree:
+def _settle(table: Tensor, batch: Batch) -> TensorTree:
     # In float64: of fitted networks float32 would tie the surest samples.
     return {"scores": torch.stack([alarm(table) for alarm in ALARMS.values()], -1)}
 
 
-SCORES = Measure(_settle, lambda _: {}, merge="cat", better="neither", convention=CONVENTION)
+SCORES = Metric(_settle, lambda _: {}, reduce="cat", higher_is_better="neither", definition=CONVENTION)
 
 
-def _named(found: Tree) -> dict[str, Any]:
+def _named(found: TensorTree) -> dict[str, Any]:
     return {name: found["scores"][:, column].cpu().numpy() for column, name in enumerate(ALARMS)}
 
 
 def _mean_of_suite(panel: Panel, suite: str, found: Sequence[Measurement], about: Mapping[str, Any]) -> Measurement:
-    rows = {name: mean_of([each.rows[name] for each in found]) for name in found[0].rows}
+    rows = {name: mean_of_paired([each.rows[name] for each in found]) for name in found[0].rows}
     names = [each.on.split(" (")[0] for each in found]
     return panel.measurement(
         "ood", f"mean of {suite} ({', '.join(names)})", rows, SCORES, {**about, "sets": [each.on for each in found]}

@@ -18,17 +18,17 @@ from torch import Tensor
 
 from plateaux.config.recipe import fingerprint
 from plateaux.core.executor import Executor
-from plateaux.core.metric import Measure
-from plateaux.core.outputs import Offer, features, logits
-from plateaux.core.runtime import is_first
-from plateaux.core.types import Batch, Tree
+from plateaux.core.metric import Metric
+from plateaux.core.outputs import OutputFn, features, logits
+from plateaux.core.runtime import is_rank_zero
+from plateaux.core.types import Batch, TensorTree
 from plateaux.evaluation.metric_loop import Heard, Sums
 from plateaux.storage.store import Store
 
 Keep = Literal["float32", "float16", "no"]
 KEEP_BELOW = 512_000_000  # bytes of predictions about one set of samples
 CHUNK = 1 << 22  # numbers of one table at once
-KINDS: dict[str, Offer] = {"logits": logits, "features": features}
+KINDS: dict[str, OutputFn] = {"logits": logits, "features": features}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +42,14 @@ class Shelf:
     def folder(self) -> str:
         return f"predictions/{fingerprint(dict(self.samples))}"
 
-    def has(self, weights: Sequence[str], offers: Sequence[Offer]) -> bool:
+    def has(self, weights: Sequence[str], offers: Sequence[OutputFn]) -> bool:
         """Say whether members of these weights have answered all of this."""
         if not set(offers) <= set(KINDS.values()) or not self.store.has(f"{self.folder}/samples.safetensors"):
             return False
         names = [self._name(each, kind) for each in weights for kind, offer in KINDS.items() if offer in offers]
         return all(self.store.has(name) for name in names)
 
-    def read(self, weights: Sequence[str], offers: Sequence[Offer]) -> Iterator[Heard]:
+    def read(self, weights: Sequence[str], offers: Sequence[OutputFn]) -> Iterator[Heard]:
         """Yield what was said, as if it were said now."""
         known = self.store.get_tensors(f"{self.folder}/samples.safetensors")
         wanted = {kind: offer for kind, offer in KINDS.items() if offer in offers}
@@ -65,7 +65,7 @@ class Shelf:
             ids = known["ids"][part]
             yield Heard(tables, Batch(ids, known["labels"][part], ids), start, len(ids))
 
-    def write(self, weights: Sequence[str], found: Tree) -> None:
+    def write(self, weights: Sequence[str], found: TensorTree) -> None:
         """Keep what members said: `ids`, `labels`, and for each kind a table `[N, M, ...]`."""
         self.store.put_tensors(f"{self.folder}/samples.safetensors", {"ids": found["ids"], "labels": found["labels"]})
         kept = str(found["logits"].dtype).removeprefix("torch.")
@@ -102,7 +102,7 @@ class Keeper:
     samples: int
     say: Callable[[str], None]
     below: int  # bytes
-    _kinds: Mapping[str, Offer] = field(default_factory=lambda: KINDS)
+    _kinds: Mapping[str, OutputFn] = field(default_factory=lambda: KINDS)
     _sums: Sums | None = field(default=None)
     _given_up: bool = False
 
@@ -113,7 +113,7 @@ class Keeper:
             yield each
         if self._sums is not None:
             found = self._sums.merged(executor, self.samples)
-            if is_first():
+            if is_rank_zero():
                 self.shelf.write(self.weights, {name: tensor.cpu() for name, tensor in found.items()})
 
     def _add(self, each: Heard) -> None:
@@ -129,7 +129,7 @@ class Keeper:
                 self._given_up = True
                 self.say(f"logits are not kept: {self._bytes(each) / 1e6:,.0f} MB, and at most {self.below / 1e6:,.0f}")
                 return
-            self._sums = Sums(Measure(lambda *_: {}, lambda _: {}, merge="cat"), self.samples)
+            self._sums = Sums(Metric(lambda *_: {}, lambda _: {}, reduce="cat"), self.samples)
         said = {kind: each.tables[offer].transpose(0, 1).to(self.dtype) for kind, offer in self._kinds.items()
                 if offer in each.tables}  # fmt: skip
         self._sums.lay(each.start, {**said, "ids": each.batch.index, "labels": each.batch.y})

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from plateaux.core.callbacks import Seen
-from plateaux.core.metric import Measure
-from plateaux.core.types import Batch, Tree
+from plateaux.core.metric import Metric
+from plateaux.core.types import Batch, TensorTree
 from plateaux.evaluation.evaluator import Panel
 from plateaux.evaluation.splits import Target
 
@@ -40,8 +40,8 @@ def doubts(log_p: Tensor) -> Tensor:
     return -torch.expm1(log_p.amax(-1))
 
 
-def _everything(table: Tensor, batch: Batch) -> Tree:
+def _everything(table: Tensor, batch: Batch) -> TensorTree:
     return {"logits": table.transpose(0, 1), "labels": batch.y, "ids": batch.index}
 
 
-ALL = Measure(_everything, lambda _: {}, merge="cat")
+ALL = Metric(_everything, lambda _: {}, reduce="cat")

@@ -18,9 +18,9 @@ from torch import Tensor
 from plateaux.config.builders.data import in_order
 from plateaux.config.components import NOTHING_GIVEN, Given
 from plateaux.core.callbacks import Seen, nothing
-from plateaux.core.metric import Measure
-from plateaux.core.outputs import Offer
-from plateaux.core.types import Batch, Tree
+from plateaux.core.metric import Metric
+from plateaux.core.outputs import OutputFn
+from plateaux.core.types import Batch, TensorTree
 from plateaux.distributed.executors.local import Local
 from plateaux.distributed.executors.ray import OnRay
 from plateaux.evaluation.evaluator import Panel
@@ -32,7 +32,7 @@ HERE = Local("loop", 1, (), "error")
 TABLE = 64 << 20  # bytes of all members' answers about one shard
 AHEAD = 2  # shards under way for every place of the cluster
 
-Settled = dict[tuple[Cast | None, str], Tree]
+Settled = dict[tuple[Cast | None, str], TensorTree]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +61,14 @@ class Question:
 
     root: str
     target: Target
-    measures: Mapping[str, Measure]
+    measures: Mapping[str, Metric]
     casts: tuple[Cast, ...]
     given: Given = NOTHING_GIVEN
     samples: int | None = None  # only the first so many
 
     @property
-    def offers(self) -> list[Offer]:
-        return list(dict.fromkeys(measure.offer for measure in self.measures.values()))
+    def offers(self) -> list[OutputFn]:
+        return list(dict.fromkeys(measure.output for measure in self.measures.values()))
 
 
 class SpreadPanel(Panel):
@@ -77,7 +77,7 @@ class SpreadPanel(Panel):
     def settle(
         self,
         target: Target,
-        measures: Mapping[str, Measure],
+        measures: Mapping[str, Metric],
         casts: Sequence[Cast],
         *,
         samples: int | None = None,
@@ -158,10 +158,10 @@ def _side_by_side(tables: Sequence[Tensor]) -> Tensor:
     return torch.cat([F.pad(table, (0, width - table.shape[-1])) for table in tables])
 
 
-def merge(whole: Settled, found: Settled, measures: Mapping[str, Measure], shard: Shard, samples: int) -> None:
+def merge(whole: Settled, found: Settled, measures: Mapping[str, Metric], shard: Shard, samples: int) -> None:
     """Add what was found about a shard to what is known of all samples."""
     for (cast, name), tree in found.items():
-        if measures[name].merge == "sum":
+        if measures[name].reduce == "sum":
             old = whole.get((cast, name))
             whole[cast, name] = tree if old is None else {part: old[part] + tree[part] for part in tree}
             continue

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from plateaux.core.types import Value
+from plateaux.core.types import Estimate
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +16,7 @@ class Measurement:
 
     measure: str
     on: str
-    rows: Mapping[str, Value]
+    rows: Mapping[str, Estimate]
     better: str
     weights: Mapping[str, str]  # which weights each member's numbers are from
     data: Mapping[str, Any]
@@ -44,9 +44,9 @@ class Measurement:
         return {**asked, "data": _without_origin(self.data)}
 
 
-def _row(value: Value) -> dict[str, float | None]:
-    drawn = {} if value.draws is None else {"draws": _plain(value.draws)}
-    return {"value": _plain(value.number), "error": _plain(value.error), **drawn}
+def _row(value: Estimate) -> dict[str, float | None]:
+    drawn = {} if value.mc_stderr is None else {"draws": _plain(value.mc_stderr)}
+    return {"value": _plain(value.value), "error": _plain(value.stderr), **drawn}
 
 
 def _plain(number: float | None) -> float | None:

@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from plateaux.core.errors import DataError
-from plateaux.core.stats.estimates import mean_of
-from plateaux.core.types import Value
+from plateaux.core.stats.estimates import mean_of_paired
+from plateaux.core.types import Estimate
 from plateaux.evaluation.results import Measurement
 from plateaux.evaluation.row_names import cell
 
@@ -31,14 +31,14 @@ def robustness(found: Sequence[Measurement], baseline: Baseline | None = None) -
     kinds = list(dict.fromkeys(kind for kind, _ in accuracies))
     levels = sorted({level for _, level in accuracies})
     sources = sorted({str(each.data["source"]) for each in parts})
-    rows: dict[str, Value] = {}
+    rows: dict[str, Estimate] = {}
     for row in parts[0].rows:
         table = {where: each[row] for where, each in accuracies.items()}
-        rows[cell(row, "cACC")] = mean_of(list(table.values()))
+        rows[cell(row, "cACC")] = mean_of_paired(list(table.values()))
         for level in levels:
-            rows[cell(row, f"severity {level}")] = mean_of([v for (_, at), v in table.items() if at == level])
+            rows[cell(row, f"severity {level}")] = mean_of_paired([v for (_, at), v in table.items() if at == level])
         for kind in kinds:
-            rows[cell(row, kind)] = mean_of([v for (each, _), v in table.items() if each == kind])
+            rows[cell(row, kind)] = mean_of_paired([v for (each, _), v in table.items() if each == kind])
     about = {key: value for key, value in parts[0].data.items() if key not in ("corruption", "severity", "source")}
     data = {**about, "corruptions": kinds, "severities": levels, "source": ", ".join(sources)}
     convention = f"mean accuracy over {len(kinds)} corruptions x {len(levels)} severities; {SHARED_SAMPLES}"
@@ -63,14 +63,16 @@ _WANTED = 'it must read {"fog": [0.18, 0.25, 0.31, 0.36, 0.47], ...}, the baseli
 
 
 def _mean_error(
-    summary: Measurement, accuracies: Mapping[tuple[str, int], Mapping[str, Value]], baseline: Baseline | None
+    summary: Measurement, accuracies: Mapping[tuple[str, int], Mapping[str, Estimate]], baseline: Baseline | None
 ) -> Measurement:
     kinds = list(dict.fromkeys(kind for kind, _ in accuracies))
     if baseline is not None and (missing := [kind for kind in kinds if kind not in baseline]):
         raise DataError(f"The baseline says nothing about {', '.join(missing)}; {_WANTED}")
     name = "mean corruption error (not normalised)" if baseline is None else "mCE"
     names = dict.fromkeys(row for each in accuracies.values() for row in each)
-    rows = {row: mean_of([_corruption_error(kind, row, accuracies, baseline) for kind in kinds]) for row in names}
+    rows = {
+        row: mean_of_paired([_corruption_error(kind, row, accuracies, baseline) for kind in kinds]) for row in names
+    }
     words = "mean error over kinds and severities" if baseline is None else (
         "mean over kinds of the error summed over severities over the baseline's"
     )  # fmt: skip
@@ -78,10 +80,10 @@ def _mean_error(
 
 
 def _corruption_error(
-    kind: str, row: str, accuracies: Mapping[tuple[str, int], Mapping[str, Value]], baseline: Baseline | None
-) -> Value:
+    kind: str, row: str, accuracies: Mapping[tuple[str, int], Mapping[str, Estimate]], baseline: Baseline | None
+) -> Estimate:
     here = {level: each[row] for (name, level), each in accuracies.items() if name == kind}
     below = float(len(here)) if baseline is None else sum(baseline[kind][level - 1] for level in here)
-    errors = [value.error for value in here.values()]
+    errors = [value.stderr for value in here.values()]
     whole = None if any(error is None for error in errors) else sum(error or 0.0 for error in errors) / below
-    return Value(sum(1 - value.number for value in here.values()) / below, whole)
+    return Estimate(sum(1 - value.value for value in here.values()) / below, whole)

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations, permutations
 from typing import TypeVar
 
-from plateaux.core.stats.estimates import mean_over
-from plateaux.core.types import Value
+from plateaux.core.stats.estimates import mean_of_independent
+from plateaux.core.types import Estimate
 
 MEAN_PROBABILITY = "ensemble (mean probability)"
 
@@ -79,14 +79,14 @@ def renumbered(rows: Mapping[str, T], members: Sequence[int]) -> dict[str, T]:
 MEMBERS_MEAN = "mean of members"
 
 
-def _with_mean(rows: Mapping[str, Value]) -> dict[str, Value]:
+def _with_mean(rows: Mapping[str, Estimate]) -> dict[str, Estimate]:
     """Return the rows with the mean of the members' after theirs."""
-    members = [value.number for name, value in rows.items() if _is_member(name)]
+    members = [value.value for name, value in rows.items() if _is_member(name)]
     if not members or TOGETHER in rows:
         return dict(rows)
     own = {name: value for name, value in rows.items() if _is_member(name)}
     rest = {name: value for name, value in rows.items() if not _is_member(name)}
-    return {**own, MEMBERS_MEAN: mean_over(members), **rest}
+    return {**own, MEMBERS_MEAN: mean_of_independent(members), **rest}
 
 
 def _is_member(name: str) -> bool:

@@ -21,7 +21,7 @@ from plateaux.config.schema import pick
 from plateaux.core import registry
 from plateaux.core.callbacks import Say
 from plateaux.core.errors import RunError
-from plateaux.core.types import Tree
+from plateaux.core.types import TensorTree
 from plateaux.ensembles.log_probs import probabilities_of
 from plateaux.ensembles.soup import check_mixable, greedy, path, uniform
 from plateaux.evaluation.evaluator import SELECTION, Panel, _held_out
@@ -101,7 +101,7 @@ class _Pot:
         self.module = module
         self.normed = any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in module.modules())
 
-    def pour(self, tree: Tree) -> None:
+    def pour(self, tree: TensorTree) -> None:
         """Put weights in, and take BatchNorm's statistics of them."""
         self.module.load_state_dict(tree, strict=False)
         if self.normed:
@@ -109,14 +109,14 @@ class _Pot:
             data, source = panel.ready(panel.data.train, split_of(recipe, panel.data)[0])
             reestimate(self.module, statistics_batches(recipe, replace(data, train=source), panel.place))
 
-    def loss(self, tree: Tree) -> float:
+    def loss(self, tree: TensorTree) -> float:
         return self._judged(tree, self.ids[:PROBE])[0]
 
-    def accuracy(self, tree: Tree) -> float:
+    def accuracy(self, tree: TensorTree) -> float:
         return self._judged(tree, self.ids)[1]
 
     @torch.no_grad()
-    def _judged(self, tree: Tree, ids: Tensor) -> tuple[float, float]:
+    def _judged(self, tree: TensorTree, ids: Tensor) -> tuple[float, float]:
         self.pour(tree)
         view, panel = self.panel.views[0], self.panel
         loss = right = 0.0

@@ -21,7 +21,7 @@ from plateaux.config.components import NOTHING_GIVEN, Given
 from plateaux.config.recipe import Recipe
 from plateaux.config.schema import accepts
 from plateaux.core import registry
-from plateaux.core.errors import DataError, RunError, nearest
+from plateaux.core.errors import DataError, RunError, suggest
 from plateaux.core.types import Inputs
 from plateaux.data.corruptions.corrupt import CORRUPTIONS, EXTRA, VERSION, Corrupted
 from plateaux.data.corruptions.published import official
@@ -145,7 +145,7 @@ def _corrupted(recipe: Recipe, facts: Mapping[str, Any], word: str, cache: str |
     levels = SEVERITIES if len(rest) < 2 else (rest[1],)
     for kind in kinds:
         if kind not in (*CORRUPTIONS, *EXTRA):
-            raise RunError(f"There is no corruption called {kind!r}; {nearest(kind, [*CORRUPTIONS, *EXTRA, 'extra'])}")
+            raise RunError(f"There is no corruption called {kind!r}; {suggest(kind, [*CORRUPTIONS, *EXTRA, 'extra'])}")
     if len(rest) > 2 or any(str(level) not in ("1", "2", "3", "4", "5") for level in levels):
         raise RunError(f"{word!r}: a severity is 1, 2, 3, 4 or 5, as in corrupted:fog:3")
     root = data_root(recipe.data.options.get("root"))

@@ -8,8 +8,8 @@ from itertools import groupby
 from rich.table import Table
 
 from plateaux.core.formatting import _digits
-from plateaux.core.text_table import Grid, _fitted, _markdown, to_rich
-from plateaux.core.types import Value
+from plateaux.core.text_table import Grid, _markdown, _split_columns, to_rich
+from plateaux.core.types import Estimate
 from plateaux.evaluation.results import Measurement
 from plateaux.evaluation.row_names import MEAN_PROBABILITY, PART, TOGETHER
 
@@ -23,7 +23,7 @@ BESIDE = 4  # numbers beside a probe's answer before they are left to JSON
 
 def tables(found: Sequence[Measurement], width: int = 80) -> list[Table]:
     """Return what a terminal of so many characters shows."""
-    return [to_rich(part) for grid in grids(found) for part in _fitted(grid, width)]
+    return [to_rich(part) for grid in grids(found) for part in _split_columns(grid, width)]
 
 
 def to_markdown(found: Sequence[Measurement]) -> str:
@@ -71,11 +71,11 @@ def heading(first: Measurement) -> str:
     return f"{first.data['name']}, {what} ({first.data['samples']:,})"
 
 
-def show(measurement: Measurement, value: Value) -> str:
+def show(measurement: Measurement, value: Estimate) -> str:
     """Return a number with its standard error."""
     times, digits = (100.0, 2) if measurement.percent else (1.0, 4)
-    text = f"{value.number * times:.{digits}f}"
-    return text if value.error is None else f"{text} ± {value.error * times:.{digits}f}"
+    text = f"{value.value * times:.{digits}f}"
+    return text if value.stderr is None else f"{text} ± {value.stderr * times:.{digits}f}"
 
 
 def _side_by_side(few: Sequence[Measurement], asks: str) -> Grid:
@@ -137,17 +137,17 @@ def _landscape(found: Sequence[Measurement]) -> Grid:
     return Grid(title, ["", "samples", *columns], rows, caption)
 
 
-def both_errors(value: Value) -> str:
+def both_errors(value: Estimate) -> str:
     """Return a number with its standard errors: over samples, and over what was drawn at random.
 
     >>> [both_errors(value) for value in (Value(1.23456, 0.0421, 0.0212), Value(512.34, 98.7), Value(1.0, None, 0.1))]
     ['1.235 ± 0.042 / 0.021', '512.3 ± 99', '1.000 ± - / 0.10']
     """
-    text = _digits(value.number, 4)
-    if value.error is None and value.draws is None:
+    text = _digits(value.value, 4)
+    if value.stderr is None and value.mc_stderr is None:
         return text
-    text += " ± -" if value.error is None else f" ± {_digits(value.error, 2)}"
-    return text if value.draws is None else f"{text} / {_digits(value.draws, 2)}"
+    text += " ± -" if value.stderr is None else f" ± {_digits(value.stderr, 2)}"
+    return text if value.mc_stderr is None else f"{text} / {_digits(value.mc_stderr, 2)}"
 
 
 def _under_corruption(found: Sequence[Measurement]) -> Iterator[Grid]:
@@ -159,7 +159,7 @@ def _under_corruption(found: Sequence[Measurement]) -> Iterator[Grid]:
     by = {(str(each.data["corruption"]), int(each.data["severity"])): each for each in found}
     rows = []
     for kind in dict.fromkeys(kind for kind, _ in by):
-        cells = [f"{100 * by[kind, s].rows[row].number:.2f}" if (kind, s) in by else "" for s in levels]
+        cells = [f"{100 * by[kind, s].rows[row].value:.2f}" if (kind, s) in by else "" for s in levels]
         rows.append([kind, *cells])
     title = f"{heading(found[0]).split(',')[0]}: accuracy % under corruption, {row}"
     sources = ", ".join(sorted({str(each.data["source"]) for each in found}))

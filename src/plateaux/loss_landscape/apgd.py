@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 
 from plateaux.core import tensor_tree
-from plateaux.core.types import Tree
+from plateaux.core.types import TensorTree
 from plateaux.loss_landscape.groups import Group, gradient, losses
 from plateaux.loss_landscape.loss_surface import Ground
 from plateaux.loss_landscape.perturbations import drawn, move
@@ -31,9 +31,9 @@ class Ball:
 
     radius: float
     norm: Norm = "l2"
-    scale: Tree | None = None
+    scale: TensorTree | None = None
 
-    def project_(self, u: Tree) -> None:
+    def project_(self, u: TensorTree) -> None:
         """Bring u to the nearest point of the ball, in place."""
         if self.norm == "linf":
             tensor_tree.clamp_(u, self.radius)
@@ -48,14 +48,14 @@ class Ascent:
     home: float
     half: float  # the largest seen after half of the steps
     best: float  # the largest seen
-    at: Tree  # u of the best
+    at: TensorTree  # u of the best
 
 
 @dataclass(frozen=True, slots=True)
 class _Point:
-    u: Tree
+    u: TensorTree
     loss: float
-    way: Tree  # up, of length one in the ball's sense
+    way: TensorTree  # up, of length one in the ball's sense
 
     @property
     def sound(self) -> bool:
@@ -83,14 +83,14 @@ def _ascend(
     ground: Ground,
     group: Group,
     ball: Ball,
-    u: Tree,
+    u: TensorTree,
     steps: int,
     generator: torch.Generator,
     home: float | None,
 ) -> Ascent:
     pace = _Pace(2 * ball.radius, steps)
     best: _Point | None = None
-    older: Tree | None = None
+    older: TensorTree | None = None
     half = last = -inf if home is None else home
     for number in range(steps):
         here = _look(ground, group, ball, u, generator)
@@ -113,7 +113,9 @@ def _ascend(
     return _ended(ground, group, ball, u, best, home, half)
 
 
-def _ended(ground: Ground, group: Group, ball: Ball, u: Tree, best: _Point | None, home: float, half: float) -> Ascent:
+def _ended(
+    ground: Ground, group: Group, ball: Ball, u: TensorTree, best: _Point | None, home: float, half: float
+) -> Ascent:
     """Return what was found, after a look at the last point."""
     move(ground, u, scale=ball.scale)
     last = float(losses(ground, group).mean())
@@ -122,7 +124,7 @@ def _ended(ground: Ground, group: Group, ball: Ball, u: Tree, best: _Point | Non
     return Ascent(home, max(half, home), largest, at)
 
 
-def _look(ground: Ground, group: Group, ball: Ball, u: Tree, generator: torch.Generator) -> _Point:
+def _look(ground: Ground, group: Group, ball: Ball, u: TensorTree, generator: torch.Generator) -> _Point:
     """Return the loss at u and the steepest way up from there; where all is level, any way."""
     move(ground, u, scale=ball.scale)
     loss, way = gradient(ground, group)
@@ -139,7 +141,7 @@ def _look(ground: Ground, group: Group, ball: Ball, u: Tree, generator: torch.Ge
     return _Point(u, loss if isfinite(length) else nan, way)
 
 
-def _next(here: _Point, older: Tree | None, step: float, ball: Ball) -> Tree:
+def _next(here: _Point, older: TensorTree | None, step: float, ball: Ball) -> TensorTree:
     """Return P(u + a (z - u) + (1 - a) (u - older)) with z = P(u + step * way); without an older point z."""
     z = tensor_tree.add(here.u, here.way, times=step)
     ball.project_(z)
@@ -184,11 +186,11 @@ def checkpoints(steps: int) -> set[int]:
     return found
 
 
-def _nowhere(like: Tree) -> Tree:
+def _nowhere(like: TensorTree) -> TensorTree:
     return {name: torch.zeros_like(tensor) for name, tensor in like.items()}
 
 
-def _anywhere(home: Tree, ball: Ball, generator: torch.Generator) -> Tree:
+def _anywhere(home: TensorTree, ball: Ball, generator: torch.Generator) -> TensorTree:
     """Return a random point of the ball, spread evenly; weights that cannot move take no part."""
     u = drawn(home, generator, "uniform" if ball.norm == "linf" else "normal")
     if ball.scale is not None:

@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from plateaux.config.builders.data import in_order
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import PlateauxError
-from plateaux.core.types import Value
+from plateaux.core.types import Estimate
 from plateaux.data.sources import Data
 from plateaux.evaluation.results import Measurement
 from plateaux.loss_landscape.probe import Probe, probes_named
 from plateaux.loss_landscape.session import USUAL, Sample, drawn, ground_of, posed
 
 
-def _measured(name: str, rows: Mapping[str, Value], about: Mapping[str, Any]) -> dict[str, Any]:
+def _measured(name: str, rows: Mapping[str, Estimate], about: Mapping[str, Any]) -> dict[str, Any]:
     return Measurement(name, "train", rows, "neither", {}, about).to_dict()
 
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.func import grad, jvp, vjp
 
-from plateaux.core.errors import RecipeError, nearest
-from plateaux.core.types import Batch, Tree
+from plateaux.core.errors import RecipeError, suggest
+from plateaux.core.types import Batch, TensorTree
 from plateaux.loss_landscape.forward_mode import plain_kernels
 from plateaux.loss_landscape.loss_surface import Ground
 
@@ -85,14 +85,14 @@ class Curvature:
         from_mean = values - values @ self.shares
         return float(((self.shares * from_mean).square().sum() * count / (count - 1)).sqrt())
 
-    def _tree(self, vector: Tensor) -> Tree:
+    def _tree(self, vector: Tensor) -> TensorTree:
         homes = [self.ground.home[name] for name in self.names]
         parts = torch.split(vector, [home.numel() for home in homes])
         return {n: part.view_as(home).to(home) for n, part, home in zip(self.names, parts, homes, strict=True)}
 
     def _choose(self) -> Manner:
         """Try forward mode on two samples; where it fails, say so and try without."""
-        two, along = self.pieces[0].part(slice(0, 2)), {name: self.ground.home[name] for name in self.names}
+        two, along = self.pieces[0].take(slice(0, 2)), {name: self.ground.home[name] for name in self.names}
         try:
             self._of_piece("forwards over backwards")(two, along)
             return "forwards over backwards"
@@ -111,44 +111,44 @@ class Curvature:
         )
         return "twice backwards"
 
-    def _of_piece(self, manner: Manner) -> Callable[[Batch, Tree], Tree]:
-        ways: dict[tuple[Kind, Manner], Callable[[Batch, Tree], Tree]] = {
+    def _of_piece(self, manner: Manner) -> Callable[[Batch, TensorTree], TensorTree]:
+        ways: dict[tuple[Kind, Manner], Callable[[Batch, TensorTree], TensorTree]] = {
             ("hessian", "forwards over backwards"): self._hessian,
             ("hessian", "twice backwards"): self._hessian_backwards,
             ("gauss_newton", "forwards over backwards"): self._gauss_newton,
             ("gauss_newton", "twice backwards"): self._gauss_newton_backwards,
         }
 
-        def of_piece(batch: Batch, along: Tree) -> Tree:
+        def of_piece(batch: Batch, along: TensorTree) -> TensorTree:
             with plain_kernels():
                 return ways[self.kind, manner](batch, along)
 
         return of_piece
 
-    def _hessian(self, batch: Batch, along: Tree) -> Tree:
+    def _hessian(self, batch: Batch, along: TensorTree) -> TensorTree:
         losses, (moving, still) = self.ground.function(batch), self._parted()
         slope = grad(lambda at: losses({**still, **at}).mean())
-        found: Tree = jvp(slope, (moving,), (along,))[1]
+        found: TensorTree = jvp(slope, (moving,), (along,))[1]
         return found
 
-    def _hessian_backwards(self, batch: Batch, along: Tree) -> Tree:
+    def _hessian_backwards(self, batch: Batch, along: TensorTree) -> TensorTree:
         params = self._params()
         with torch.enable_grad():
             loss = self.ground.function(batch)(self.ground.params).mean()
             slope = torch.autograd.grad(loss, params, create_graph=True, allow_unused=True)
         return self._named(_pulled(slope, along, params))
 
-    def _gauss_newton(self, batch: Batch, along: Tree) -> Tree:
+    def _gauss_newton(self, batch: Batch, along: TensorTree) -> TensorTree:
         logits, (moving, still) = self._logits(batch), self._parted()
 
-        def of(at: Tree) -> Tensor:
+        def of(at: TensorTree) -> Tensor:
             return logits({**still, **at})
 
         pushed = jvp(of, (moving,), (along,))
-        found: Tree = vjp(of, moving)[1](_bent(pushed[0], pushed[1]))[0]
+        found: TensorTree = vjp(of, moving)[1](_bent(pushed[0], pushed[1]))[0]
         return found
 
-    def _gauss_newton_backwards(self, batch: Batch, along: Tree) -> Tree:
+    def _gauss_newton_backwards(self, batch: Batch, along: TensorTree) -> TensorTree:
         params = self._params()
         with torch.enable_grad():
             out = self._logits(batch)(self.ground.params)
@@ -159,11 +159,11 @@ class Curvature:
             return self._named([None] * len(params))
         return self._named(torch.autograd.grad(out, params, _bent(out.detach(), change), allow_unused=True))
 
-    def _logits(self, batch: Batch) -> Callable[[Tree], Tensor]:
+    def _logits(self, batch: Batch) -> Callable[[TensorTree], Tensor]:
         outputs = self.ground.outputs(batch)
         return lambda at: self.ground.scaled(outputs(at))
 
-    def _parted(self) -> tuple[Tree, Tree]:
+    def _parted(self) -> tuple[TensorTree, TensorTree]:
         """Return the weights that the matrix is about, and all others."""
         weights = {name: p.detach() for name, p in self.ground.params.items()}
         moving = {name: weights.pop(name) for name in self.names}
@@ -172,7 +172,7 @@ class Curvature:
     def _params(self) -> list[Tensor]:
         return [self.ground.params[name] for name in self.names]
 
-    def _named(self, found: list[Tensor | None] | tuple[Tensor | None, ...]) -> Tree:
+    def _named(self, found: list[Tensor | None] | tuple[Tensor | None, ...]) -> TensorTree:
         pairs = zip(self.names, found, strict=True)
         return {name: torch.zeros_like(self.ground.home[name]) if part is None else part for name, part in pairs}
 
@@ -186,7 +186,7 @@ def _within(ground: Ground, layer: str | None) -> list[str]:
     names = [n for n in ground.home if layer is None or n == layer or n.startswith(f"{layer}.")]
     if not names:
         layers = {layer_of(name) for name in ground.home}
-        raise RecipeError(f"There is no layer {layer!r} with trained weights; {nearest(str(layer), layers)}")
+        raise RecipeError(f"There is no layer {layer!r} with trained weights; {suggest(str(layer), layers)}")
     return names
 
 
@@ -199,10 +199,10 @@ def _pieces(ground: Ground) -> Iterator[Batch]:
             yield batch
             continue
         step = -(-len(batch) // parts)
-        yield from (batch.part(slice(start, start + step)) for start in range(0, len(batch), step))
+        yield from (batch.take(slice(start, start + step)) for start in range(0, len(batch), step))
 
 
-def _pulled(slope: tuple[Tensor | None, ...], along: Tree, to: list[Tensor]) -> tuple[Tensor | None, ...]:
+def _pulled(slope: tuple[Tensor | None, ...], along: TensorTree, to: list[Tensor]) -> tuple[Tensor | None, ...]:
     """Return the derivatives of slope . along; what does not depend has none."""
     live = [(s, v) for s, v in zip(slope, along.values(), strict=True) if s is not None and s.requires_grad]
     if not live:

@@ -16,13 +16,13 @@ from torch import Tensor
 from torch.func import jvp
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from plateaux.core.types import Tree
+from plateaux.core.types import TensorTree
 
-Function = Callable[[Tree], Tensor]
+Function = Callable[[TensorTree], Tensor]
 """Weights to numbers of every sample."""
 
 
-def slope(function: Function, at: Tree, along: Tree) -> tuple[Tensor, Tensor]:
+def slope(function: Function, at: TensorTree, along: TensorTree) -> tuple[Tensor, Tensor]:
     """Return the function there, and its first derivative in the direction `along`."""
     with plain_kernels():
         try:
@@ -34,7 +34,7 @@ def slope(function: Function, at: Tree, along: Tree) -> tuple[Tensor, Tensor]:
                 return value.detach(), _pushed(value, leaves, along).detach()
 
 
-def bend(function: Function, at: Tree, along: Tree) -> Tensor:
+def bend(function: Function, at: TensorTree, along: TensorTree) -> Tensor:
     """Return the second derivative of the function there in the direction `along`: v'Hv of every sample."""
     with plain_kernels():
         try:
@@ -45,16 +45,16 @@ def bend(function: Function, at: Tree, along: Tree) -> Tensor:
                 return _pushed(_pushed(function(leaves), leaves, along), leaves, along).detach()
 
 
-def _forward(function: Function, at: Tree, along: Tree) -> tuple[Tensor, Tensor]:
+def _forward(function: Function, at: TensorTree, along: TensorTree) -> tuple[Tensor, Tensor]:
     found = jvp(function, (at,), (along,))
     return found[0], found[1]
 
 
-def _leaves(at: Tree) -> Tree:
+def _leaves(at: TensorTree) -> TensorTree:
     return {name: tensor.detach().requires_grad_() for name, tensor in at.items()}
 
 
-def _pushed(value: Tensor, leaves: Tree, along: Tree) -> Tensor:
+def _pushed(value: Tensor, leaves: TensorTree, along: TensorTree) -> Tensor:
     """Return J v: a backward pass from u brings J'u to the weights, and u'Jv is linear in u."""
     u = torch.zeros_like(value, requires_grad=True)
     pulled = torch.autograd.grad(value, list(leaves.values()), u, create_graph=True, allow_unused=True)

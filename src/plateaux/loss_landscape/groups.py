@@ -13,7 +13,7 @@ from torch import Tensor
 
 from plateaux.core import tensor_tree
 from plateaux.core.errors import RecipeError
-from plateaux.core.types import Batch, Tree
+from plateaux.core.types import Batch, TensorTree
 from plateaux.loss_landscape.loss_surface import Ground
 
 Group = Sequence[Batch]
@@ -36,7 +36,7 @@ def groups(batches: Sequence[Batch], m: int) -> Iterator[Group]:
         start = 0
         while start < len(batch):
             lacks = wanted - sum(len(part) for part in held)
-            held.append(batch.part(slice(start, start + lacks)))
+            held.append(batch.take(slice(start, start + lacks)))
             start += lacks
             if sum(len(part) for part in held) == wanted:
                 yield [joined(held)] if wanted <= largest else held
@@ -68,7 +68,7 @@ def losses(ground: Ground, group: Group) -> Tensor:
     return torch.cat([ground.losses(batch) for batch in group])
 
 
-def gradient(ground: Ground, group: Group) -> tuple[float, Tree]:
+def gradient(ground: Ground, group: Group) -> tuple[float, TensorTree]:
     """Return the mean loss of a group and its gradient, where the member stands now."""
     if len(group) == 1:
         loss, found = ground.gradient(group[0])

@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from plateaux.core.errors import Diverged
+from plateaux.core.errors import DivergedError
 
 Product = Callable[[Tensor], Tensor]
 """A symmetric matrix times a vector `[P]`."""
@@ -117,7 +117,7 @@ class Krylov:
     def _lead(self, rest: Tensor) -> None:
         self.rest = float(torch.linalg.vector_norm(rest))
         if self.rest != self.rest or self.rest == float("inf"):
-            raise Diverged(
+            raise DivergedError(
                 "A product with the curvature is not finite: the member's weights or its losses have diverged"
             )
         self.next = rest / self.rest if self.rest else rest

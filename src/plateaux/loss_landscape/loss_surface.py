@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from plateaux.core import tensor_tree
-from plateaux.core.member import Seen, View
-from plateaux.core.types import Batch, Tree, key
+from plateaux.core.member import LayerRecord, MemberModule
+from plateaux.core.types import Batch, TensorTree, derive_seed
 
 
 class Ground:
@@ -29,12 +29,14 @@ class Ground:
     that are trained move; buffers never do.
     """
 
-    def __init__(self, view: View, batches: Sequence[Batch], *, key: int = 0, unit_logits: bool = False) -> None:
+    def __init__(
+        self, view: MemberModule, batches: Sequence[Batch], *, key: int = 0, unit_logits: bool = False
+    ) -> None:
         assert isinstance(view.module, nn.Module)
         self.view, self.batches, self.key, self.unit_logits = view, tuple(batches), key, unit_logits
         self.module: nn.Module = view.module
-        self.params: Tree = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
-        self.home: Tree = tensor_tree.clone(self.params)  # where the member stands
+        self.params: TensorTree = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
+        self.home: TensorTree = tensor_tree.clone(self.params)  # where the member stands
 
     @property
     def samples(self) -> int:
@@ -51,10 +53,10 @@ class Ground:
 
     def generator(self, *words: int | str) -> torch.Generator:
         """Return randomness of one's own, which depends on the ground's key and on the words alone."""
-        return torch.Generator(self.device).manual_seed(key(self.key, *words))
+        return torch.Generator(self.device).manual_seed(derive_seed(self.key, *words))
 
     @contextmanager
-    def standing(self, at: Tree | None) -> Iterator[None]:
+    def standing(self, at: TensorTree | None) -> Iterator[None]:
         """Put the member somewhere else for a while."""
         if at is None:
             yield
@@ -65,16 +67,16 @@ class Ground:
         finally:
             tensor_tree.write(self.params, self.home)
 
-    def losses(self, batch: Batch, at: Tree | None = None) -> Tensor:
+    def losses(self, batch: Batch, at: TensorTree | None = None) -> Tensor:
         """Return every sample's loss `[B]` in float64, without a graph."""
         with torch.no_grad(), self.standing(at), self._still():
             return self.of_logits(self.view(batch.x).double(), batch)
 
-    def all_losses(self, at: Tree | None = None) -> Tensor:
+    def all_losses(self, at: TensorTree | None = None) -> Tensor:
         """Return the loss of every sample of the ground `[N]` in float64."""
         return torch.cat([self.losses(batch, at) for batch in self.batches])
 
-    def gradient(self, batch: Batch, at: Tree | None = None) -> tuple[Tensor, Tree]:
+    def gradient(self, batch: Batch, at: TensorTree | None = None) -> tuple[Tensor, TensorTree]:
         """Return the mean loss of a batch in float64, and its gradient over the trained weights."""
         with self.standing(at), self._still(), torch.enable_grad():
             loss = self.of_logits(self.view(batch.x).double(), batch).mean()
@@ -82,23 +84,23 @@ class Ground:
         pairs = zip(self.params.items(), found, strict=True)
         return loss.detach(), {name: torch.zeros_like(p) if g is None else g for (name, p), g in pairs}
 
-    def record(self, batch: Batch, layers: Sequence[str] = ()) -> tuple[Tensor, Mapping[str, Seen]]:
+    def record(self, batch: Batch, layers: Sequence[str] = ()) -> tuple[Tensor, Mapping[str, LayerRecord]]:
         """Return the logits of a batch and what each named layer saw of it, without a graph."""
         with torch.no_grad(), self._still():
             return self.view.record(batch.x, layers)
 
-    def outputs(self, batch: Batch) -> Callable[[Tree], Tensor]:
+    def outputs(self, batch: Batch) -> Callable[[TensorTree], Tensor]:
         """Return every sample's logits `[B, C]` as a function of the trained weights, for torch.func."""
         buffers = {name: b for name, b in self.module.named_buffers()}
 
-        def logits(at: Tree) -> Tensor:
+        def logits(at: TensorTree) -> Tensor:
             # A BatchNorm in training mode writes its buffers: it gets copies.
             given = {**{name: b.clone() for name, b in buffers.items()}, **at} if self.module.training else at
             return self.view(batch.x, given)
 
         return logits
 
-    def function(self, batch: Batch) -> Callable[[Tree], Tensor]:
+    def function(self, batch: Batch) -> Callable[[TensorTree], Tensor]:
         """Return every sample's loss `[B]` as a function of the trained weights, for torch.func."""
         logits = self.outputs(batch)
         return lambda at: self.of_logits(logits(at), batch)

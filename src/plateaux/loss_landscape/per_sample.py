@@ -8,7 +8,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from plateaux.core.errors import RecipeError
 from plateaux.core.stats.estimates import mean
-from plateaux.core.types import Batch, Value
+from plateaux.core.types import Batch, Estimate
 from plateaux.loss_landscape.loss_surface import Ground
 from plateaux.optim.grad_norms import squared_norms
 
@@ -33,13 +33,13 @@ def alone(ground: Ground, what: str) -> None:
         )
 
 
-def over_samples(numbers: Tensor) -> Value:
+def over_samples(numbers: Tensor) -> Estimate:
     """Return the mean of the samples' numbers `[N]`, with its standard error over samples."""
     wide = numbers.double()
     return mean(float(wide.sum()), float(wide.square().sum()), len(wide))
 
 
-def over_draws(numbers: Tensor) -> Value:
+def over_draws(numbers: Tensor) -> Estimate:
     """Return the mean of the samples' numbers in every draw `[D, N]`, with the errors of samples and draws apart.
 
     The spread between samples holds some of the draws' too; it is taken out, as in an analysis of variance.
@@ -49,9 +49,9 @@ def over_draws(numbers: Tensor) -> Value:
     by_draw, by_sample, middle = wide.mean(1), wide.mean(0), float(wide.mean())
     drawn = float(by_draw.std() / draws**0.5) if draws > 1 else None
     if samples < 2:
-        return Value(middle, None, drawn)
+        return Estimate(middle, None, drawn)
     spread = float(by_sample.var())
     if draws > 1:
         rest = wide - by_draw[:, None] - by_sample + middle
         spread -= float(rest.square().sum()) / ((draws - 1) * (samples - 1)) / draws
-    return Value(middle, (max(spread, 0.0) / samples) ** 0.5, drawn)
+    return Estimate(middle, (max(spread, 0.0) / samples) ** 0.5, drawn)

@@ -15,13 +15,13 @@ from torch import Tensor
 
 from plateaux.core import tensor_tree
 from plateaux.core.errors import RecipeError
-from plateaux.core.types import Tree
+from plateaux.core.types import TensorTree
 from plateaux.loss_landscape.loss_surface import Ground
 
 Law = Literal["normal", "uniform"]
 
 
-def scale_of(home: Tree, *, adaptive: bool, eta: float = 0.0) -> Tree | None:
+def scale_of(home: TensorTree, *, adaptive: bool, eta: float = 0.0) -> TensorTree | None:
     """Return |w| + eta for every weight, or nothing where all weights count alike."""
     if not adaptive:
         return None
@@ -32,7 +32,7 @@ def scale_of(home: Tree, *, adaptive: bool, eta: float = 0.0) -> Tree | None:
     )
 
 
-def move(ground: Ground, u: Tree, *, scale: Tree | None = None, times: float = 1.0) -> None:
+def move(ground: Ground, u: TensorTree, *, scale: TensorTree | None = None, times: float = 1.0) -> None:
     """Put the member at home + times * scale * u; whoever calls is inside `ground.standing`."""
     tensor_tree.write(ground.params, ground.home)
     places, ways = list(ground.params.values()), [u[name] for name in ground.params]
@@ -43,7 +43,7 @@ def move(ground: Ground, u: Tree, *, scale: Tree | None = None, times: float = 1
             torch._foreach_addcmul_(places, [scale[name] for name in ground.params], ways, value=times)
 
 
-def drawn(like: Tree, generator: torch.Generator, law: Law = "normal") -> Tree:
+def drawn(like: TensorTree, generator: torch.Generator, law: Law = "normal") -> TensorTree:
     """Return independent entries, of variance one or uniform between -1 and 1; the layout in memory changes none."""
     return {name: _drawn(tensor, generator, law) for name, tensor in like.items()}
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from plateaux.core.errors import RecipeError
-from plateaux.core.plot_style import COLOURS, DASHES, INK, LOOK, PAPER
+from plateaux.core.plot_style import COLORS, DASHES, INK, PAPER, RC_PARAMS
 from plateaux.loss_landscape.slices import Line, Surface, barrier
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def surface(name: str, member: str, found: Surface, about: Mapping[str, Any]) ->
         figure, axes = _one_storey()
         _contours(figure, axes, found)
         axes.plot(home.x, home.y, "o", color=PAPER, markeredgecolor=INK, markersize=6, label=member)
-        axes.plot(x, y, "x", color=COLOURS[3], markersize=7, markeredgewidth=1.8, label="lowest on the grid")
+        axes.plot(x, y, "x", color=COLORS[3], markersize=7, markeredgewidth=1.8, label="lowest on the grid")
         axes.set_title(f"Loss around {member}")
         axes.set_xlabel("first direction, in norms of filters")
         axes.set_ylabel("second direction")
@@ -161,7 +161,7 @@ def _look() -> Any:
         import matplotlib
     except ImportError:
         raise RecipeError('Pictures need matplotlib: pip install "plateaux[report]", or leave out --draw') from None
-    return matplotlib.rc_context(LOOK)
+    return matplotlib.rc_context(RC_PARAMS)
 
 
 def _two_storeys() -> tuple[Figure, tuple[Axes, Axes]]:
@@ -193,8 +193,8 @@ def _caption(figure: Figure, words: str) -> None:
 
 def _pen(position: int) -> dict[str, Any]:
     return {
-        "color": COLOURS[position % len(COLOURS)],
-        "linestyle": DASHES[position // len(COLOURS) % len(DASHES)],
+        "color": COLORS[position % len(COLORS)],
+        "linestyle": DASHES[position // len(COLORS) % len(DASHES)],
     }
 
 

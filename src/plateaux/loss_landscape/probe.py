@@ -8,7 +8,7 @@ from typing import Literal
 
 from plateaux.config.specs import every, one
 from plateaux.core import registry
-from plateaux.core.types import Value
+from plateaux.core.types import Estimate
 from plateaux.loss_landscape.loss_surface import Ground
 
 
@@ -22,7 +22,7 @@ class Probe:
     four, a forward pass alone a third.
     """
 
-    ask: Callable[[Ground], Mapping[str, Value]]
+    ask: Callable[[Ground], Mapping[str, Estimate]]
     passes: Callable[[int], float]
     samples: int = 1024  # it asks for so many unless told otherwise
     rescaled: Literal["same", "moves"] = "moves"  # what becomes of it when neighbouring layers are rescaled
@@ -36,7 +36,7 @@ def probes_named(words: Sequence[str], *, allow: tuple[str, ...] = ()) -> dict[s
     found: dict[str, Probe] = {}
     for word in words:
         if word == "all":
-            found |= {name: made for name, made in every(registry.probe).items() if made.usual}
+            found |= {name: made for name, made in every(registry.probe).items() if made.default}
         else:
             found[word] = one(word, registry.probe, Probe, allow)
     return found

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from plateaux.config.builders.model import kind_of
 from plateaux.config.components import NOTHING_GIVEN, Given
 from plateaux.core.callbacks import Say, Seen, nothing
-from plateaux.core.errors import RecipeError, RunError, Stopped, nearest
+from plateaux.core.errors import Interrupted, RecipeError, RunError, suggest
 from plateaux.evaluation.evaluator import Panel
 from plateaux.evaluation.row_names import pair_name
 from plateaux.loss_landscape import plots
@@ -58,7 +58,7 @@ def pictures(
             say(f"{panel.run.store.root}/landscape/{picture.name}.png: {picture.caption}")
             made.append(picture)
     except KeyboardInterrupt:
-        raise Stopped(f"Stopped; {len(made)} pictures are drawn and written to {root}/landscape") from None
+        raise Interrupted(f"Stopped; {len(made)} pictures are drawn and written to {root}/landscape") from None
     return made
 
 
@@ -66,7 +66,7 @@ def check_drawable(kinds: Sequence[str]) -> None:
     """Refuse pictures that there are not, or all where matplotlib is missing: before an hour of work."""
     for kind in kinds:
         if kind not in KINDS:
-            raise RecipeError(f"There is no picture called {kind!r}; {nearest(kind, KINDS)}")
+            raise RecipeError(f"There is no picture called {kind!r}; {suggest(kind, KINDS)}")
     plots.check_matplotlib()
 
 

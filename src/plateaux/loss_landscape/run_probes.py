@@ -22,10 +22,10 @@ from plateaux.config.builders.data import feed_of, in_order
 from plateaux.config.builders.model import kind_of
 from plateaux.config.components import NOTHING_GIVEN, Given
 from plateaux.core.callbacks import Say, Seen, nothing
-from plateaux.core.errors import PlateauxError, Stopped
-from plateaux.core.formatting import duration
-from plateaux.core.stats.estimates import mean_over
-from plateaux.core.types import Batch, Value
+from plateaux.core.errors import Interrupted, PlateauxError
+from plateaux.core.formatting import format_duration
+from plateaux.core.stats.estimates import mean_of_independent
+from plateaux.core.types import Batch, Estimate
 from plateaux.data.sources import Source
 from plateaux.evaluation.evaluator import Panel
 from plateaux.evaluation.results import Measurement
@@ -72,8 +72,8 @@ def landscape(
     for name, probe in chosen.items():
         try:
             found.append(_asked(scene, name, probe, counts[name], passes[name], meter))
-        except Stopped as stop:
-            raise Stopped(f"{stop}; {len(found)} of {len(chosen)} probes are done and written to {root}") from None
+        except Interrupted as stop:
+            raise Interrupted(f"{stop}; {len(found)} of {len(chosen)} probes are done and written to {root}") from None
         except PlateauxError as problem:
             problems.append(problem)
             say(f"{name} is left out: {problem}")
@@ -84,7 +84,7 @@ def landscape(
 
 def _asked(scene: Scene, name: str, probe: Probe, count: int, passes: float, meter: Meter) -> Measurement:
     """Ask one probe of every member, and write what is found; when stopped, what was found until then."""
-    answers: dict[int, Mapping[str, Value]] = {}
+    answers: dict[int, Mapping[str, Estimate]] = {}
     sample, begun = scene.sample.first(count), time.monotonic()
     try:
         for number in scene.panel.numbers:
@@ -94,11 +94,11 @@ def _asked(scene: Scene, name: str, probe: Probe, count: int, passes: float, met
         if answers:
             scene.panel.write(_measurement(scene, name, probe, sample, answers))
         done = f"{len(answers)} of {len(scene.panel.numbers)} members"
-        raise Stopped(f"Stopped while asking {name}, which {done} had answered") from None
+        raise Interrupted(f"Stopped while asking {name}, which {done} had answered") from None
     found = _measurement(scene, name, probe, sample, answers)
     scene.panel.write(found)
-    mean = found.rows.get(MEMBERS_MEAN) or next(iter(found.rows.values()), Value(float("nan")))
-    scene.panel.say(f"{name}: {mean.number:.4g} ({duration(time.monotonic() - begun)})")
+    mean = found.rows.get(MEMBERS_MEAN) or next(iter(found.rows.values()), Estimate(float("nan")))
+    scene.panel.say(f"{name}: {mean.value:.4g} ({format_duration(time.monotonic() - begun)})")
     return found
 
 
@@ -168,7 +168,7 @@ class Scene:
             if kind not in kinds:
                 kinds[kind] = self._pace(number)
             self.paces[number] = kinds[kind]
-        wanted = duration(sum(cost * self.paces[number] for number, cost in costs.items()))
+        wanted = format_duration(sum(cost * self.paces[number] for number, cost in costs.items()))
         many = f"{len(costs)} member{'s' * (len(costs) > 1)}"
         self.panel.say(f"{what} of {many} on {self.target.name} samples: about {wanted}")
         return Meter(sum(costs.values()), seen)
@@ -211,7 +211,7 @@ class Meter:
 
 
 def _measurement(
-    scene: Scene, name: str, probe: Probe, sample: Sample, answers: Mapping[int, Mapping[str, Value]]
+    scene: Scene, name: str, probe: Probe, sample: Sample, answers: Mapping[int, Mapping[str, Estimate]]
 ) -> Measurement:
     panel = scene.panel
     names = {number: f"member {number}" for number in answers}
@@ -231,13 +231,13 @@ def _measurement(
     )
 
 
-def _rows(answers: Mapping[int, Mapping[str, Value]]) -> dict[str, Value]:
+def _rows(answers: Mapping[int, Mapping[str, Estimate]]) -> dict[str, Estimate]:
     """Return every member's numbers, and the mean of the members' after them."""
-    rows: dict[str, Value] = {}
+    rows: dict[str, Estimate] = {}
     for number, found in answers.items():
         rows |= {cell(f"member {number}", *([part] if part else [])): value for part, value in found.items()}
     parts = dict.fromkeys(part for found in answers.values() for part in found)
     for part in parts if len(answers) > 1 else []:
         name = cell(MEMBERS_MEAN, *([part] if part else []))
-        rows[name] = mean_over([found[part].number for found in answers.values() if part in found])
+        rows[name] = mean_of_independent([found[part].value for found in answers.values() if part in found])
     return rows

@@ -11,9 +11,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from plateaux.core.member import View
-from plateaux.core.runtime import seeded
-from plateaux.core.types import Batch, key
+from plateaux.core.member import MemberModule
+from plateaux.core.runtime import fork_rng
+from plateaux.core.types import Batch, derive_seed
 from plateaux.loss_landscape.loss_surface import Ground
 from plateaux.models.modes import evaluating
 from plateaux.models.surgery import batch_norms
@@ -52,7 +52,7 @@ class Sample:
         left = count
         for batch in self.batches:
             if left > 0:
-                found.append(batch if len(batch) <= left else batch.part(slice(0, left)))
+                found.append(batch if len(batch) <= left else batch.take(slice(0, left)))
             left -= len(batch)
         return Sample(self.ids[:count], tuple(found))
 
@@ -64,7 +64,7 @@ class Sample:
 
 def drawn(ids: Tensor, seed: int, count: int) -> Tensor:
     """Return so many of the ids, drawn without replacement by the run's seed alone; fewer are the first of more."""
-    chance = torch.Generator().manual_seed(key(seed, "landscape"))
+    chance = torch.Generator().manual_seed(derive_seed(seed, "landscape"))
     return ids[torch.randperm(len(ids), generator=chance)[:count]]
 
 
@@ -78,14 +78,14 @@ def ground_of(
     pulse: Pulse = lambda: None,
 ) -> Ground:
     """Return the ground of one member of a run; its weights are used in their own precision."""
-    own = key(seed, "landscape", number)
+    own = derive_seed(seed, "landscape", number)
 
     def forward() -> AbstractContextManager[Any]:
         pulse()
         # What a network draws in training mode must not come from the global generator.
-        return seeded(own, sample.batches[0].index.device) if module.training else nullcontext()
+        return fork_rng(own, sample.batches[0].index.device) if module.training else nullcontext()
 
-    view = View(module, forward=forward)
+    view = MemberModule(module, forward=forward)
     return Ground(view, sample.batches, key=own, unit_logits=conditions.unit_logits)
 
 

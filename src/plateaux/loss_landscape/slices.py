@@ -19,7 +19,7 @@ from torch import Tensor
 
 from plateaux.core import tensor_tree
 from plateaux.core.errors import RecipeError
-from plateaux.core.types import Tree
+from plateaux.core.types import TensorTree
 from plateaux.ensembles.soup import Path, uniform
 from plateaux.loss_landscape.loss_surface import Ground
 from plateaux.loss_landscape.perturbations import as_filters, as_long, drawn
@@ -89,8 +89,8 @@ class Surface:
 
 
 def direction(
-    home: Tree, chance: torch.Generator, *, scale: Scale = "filter", vectors: Literal["still", "move"] = "still"
-) -> Tree:
+    home: TensorTree, chance: torch.Generator, *, scale: Scale = "filter", vectors: Literal["still", "move"] = "still"
+) -> TensorTree:
     """Return a Gaussian direction, scaled to the weights it starts from.
 
     A filter is a slice of a weight along its first axis: what makes one channel or unit. Biases and the weights of
@@ -110,7 +110,7 @@ def _scaled(way: Tensor, weight: Tensor, scale: Scale, still: bool) -> Tensor:
     return way if scale == "none" else as_long(way, weight, tuple(range(weight.ndim)))
 
 
-def line(ground: Ground, along: Tree, *, span: float = 1.0, points: int = 51, reestimate: bool = False) -> Line:
+def line(ground: Ground, along: TensorTree, *, span: float = 1.0, points: int = 51, reestimate: bool = False) -> Line:
     """Return the loss at home + t * along, for t from -span to span; an odd number of points holds the member."""
     at = _spread(-span, span, points)
     with wandering(ground) as go:
@@ -122,7 +122,7 @@ def line(ground: Ground, along: Tree, *, span: float = 1.0, points: int = 51, re
         return _line(at, [look(t) for t in at], _statistics(ground, "anew" if reestimate else "own"))
 
 
-def path(ground: Ground, start: Tree, end: Tree, *, points: int = 21, reestimate: bool = True) -> Line:
+def path(ground: Ground, start: TensorTree, end: TensorTree, *, points: int = 21, reestimate: bool = True) -> Line:
     """Return the loss along the straight line from one network's state (0) to another's (1).
 
     BatchNorm's statistics are taken anew from the sample at every point, or mixed as the weights are.
@@ -149,7 +149,7 @@ def barrier(at: Sequence[float], heights: Sequence[float]) -> Barrier:
 
 
 def surface(
-    ground: Ground, x: Tree, y: Tree, *, span: float = 1.0, points: int = 21, reestimate: bool = False
+    ground: Ground, x: TensorTree, y: TensorTree, *, span: float = 1.0, points: int = 21, reestimate: bool = False
 ) -> Surface:
     """Return the loss at home + s * x + t * y, for s and t from -span to span."""
     at = _spread(-span, span, points)
@@ -165,7 +165,7 @@ def surface(
     return _surface(at, at, seen, _statistics(ground, "anew" if reestimate else "own"), marks)
 
 
-def plane(ground: Ground, members: Mapping[str, Tree], *, points: int = 21, margin: float = 0.25) -> Surface:
+def plane(ground: Ground, members: Mapping[str, TensorTree], *, points: int = 21, margin: float = 0.25) -> Surface:
     """Return the loss in the plane through three members' weights, the members marked.
 
     The first member lies at the origin and the second on the first axis; axes are Euclidean distances in weights
@@ -180,11 +180,11 @@ def plane(ground: Ground, members: Mapping[str, Tree], *, points: int = 21, marg
     xs, ys = _reach([p[0] for p in places], margin, points), _reach([p[1] for p in places], margin, points)
     with wandering(ground) as go:
 
-        def look(at: Tree) -> Seen:
+        def look(at: TensorTree) -> Seen:
             go(at)
             return _look(ground, True)
 
-        def there(s: float, t: float) -> Tree:
+        def there(s: float, t: float) -> TensorTree:
             moved = tensor_tree.add(tensor_tree.add(origin, across, times=s), up, times=t)
             return {name: moved[name].to(first[name].dtype) for name in moved}
 
@@ -197,7 +197,7 @@ def plane(ground: Ground, members: Mapping[str, Tree], *, points: int = 21, marg
 
 
 @contextmanager
-def wandering(ground: Ground) -> Iterator[Callable[[Tree], None]]:
+def wandering(ground: Ground) -> Iterator[Callable[[TensorTree], None]]:
     """Lend the function that writes weights and buffers into the member; at the end all are as they were."""
     state = {name: tensor for name, tensor in ground.module.state_dict().items() if isinstance(tensor, Tensor)}
     before = tensor_tree.clone(state)
@@ -250,7 +250,9 @@ def _reach(places: Sequence[float], margin: float, points: int) -> tuple[float, 
     return _spread(min(places) - more, max(places) + more, points)
 
 
-def _axes(first: Tree, second: Tree, third: Tree) -> tuple[Tree, Tree, list[tuple[float, float]]]:
+def _axes(
+    first: TensorTree, second: TensorTree, third: TensorTree
+) -> tuple[TensorTree, TensorTree, list[tuple[float, float]]]:
     """Return two orthogonal directions of length one in float64, and where the three members lie."""
     one, other = (tensor_tree.add(_wide(tree), _wide(first), times=-1.0) for tree in (second, third))
     width = float(tensor_tree.norm(one))
@@ -265,7 +267,7 @@ def _axes(first: Tree, second: Tree, third: Tree) -> tuple[Tree, Tree, list[tupl
     return across, tensor_tree.scale(rest, 1 / height), [(0.0, 0.0), (width, 0.0), (along, height)]
 
 
-def _wide(tree: Tree) -> Tree:
+def _wide(tree: TensorTree) -> TensorTree:
     return {name: tensor.double() for name, tensor in tree.items()}
 
 

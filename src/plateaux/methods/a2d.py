@@ -7,8 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from plateaux.core.method import Method, Objective, Settle
-from plateaux.core.outputs import also_unlabelled, logits
+from plateaux.core.method import LossFn, Method, Objective
+from plateaux.core.outputs import logits, logits_with_unlabeled
 from plateaux.core.registry import method
 from plateaux.core.types import Batch
 from plateaux.optim.losses import after, among, disagreement
@@ -17,7 +17,7 @@ from plateaux.optim.sam import Climb, update_named
 
 @method
 def a2d(
-    loss: Settle,
+    loss: LossFn,
     *,
     strength: float = 1.0,
     on: Literal["unlabelled", "labelled", "both"] = "unlabelled",
@@ -43,7 +43,9 @@ def a2d(
         return loss(table[:, :size], batch) + strength * (alike if on == "labelled" else alike.mean(1, keepdim=True))
 
     if on == "labelled":
-        objective = Objective(settle, logits, sees="all")
+        objective = Objective(settle, logits, gather="all")
     else:
-        objective = Objective(settle, also_unlabelled, sees="whole", samplewise=False, wants=("unlabelled",))
-    return Method(objective, update_named(update, rho), turn="any" if mode == "joint" else "after")
+        objective = Objective(
+            settle, logits_with_unlabeled, gather="whole", per_sample=False, extra_inputs=("unlabelled",)
+        )
+    return Method(objective, update_named(update, rho), member_order="any" if mode == "joint" else "after")

@@ -7,8 +7,8 @@ from typing import Literal
 from torch import Tensor
 
 from plateaux.core.errors import RecipeError
-from plateaux.core.method import Method, Objective, Settle
-from plateaux.core.outputs import also_unlabelled, logits
+from plateaux.core.method import LossFn, Method, Objective
+from plateaux.core.outputs import logits, logits_with_unlabeled
 from plateaux.core.registry import method
 from plateaux.core.types import Batch
 from plateaux.optim.losses import among, distance, entropy, information, kl_backward, kl_forward, ratio
@@ -17,7 +17,7 @@ from plateaux.optim.sam import Climb, update_named
 
 @method
 def divdis(
-    loss: Settle,
+    loss: LossFn,
     *,
     strength: float = 10.0,
     on: Literal["unlabelled", "labelled", "both"] = "unlabelled",
@@ -55,9 +55,9 @@ def divdis(
     labelled = on == "labelled"
     objective = Objective(
         settle,
-        logits if labelled else also_unlabelled,
-        sees="whole",
-        samplewise=False,
-        wants=() if labelled else ("unlabelled",),
+        logits if labelled else logits_with_unlabeled,
+        gather="whole",
+        per_sample=False,
+        extra_inputs=() if labelled else ("unlabelled",),
     )
     return Method(objective, update_named(update, rho))

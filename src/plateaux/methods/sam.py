@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from plateaux.core.method import Method, Objective, Settle
+from plateaux.core.method import LossFn, Method, Objective
 from plateaux.core.registry import method
 from plateaux.optim.sam import adaptive, ball, climb, elementwise, surrogate_gap
 
@@ -12,14 +12,14 @@ Perturbation = Literal["global", "per_worker"]
 
 
 @method
-def sam(loss: Settle, *, rho: float = 0.05, m: int | None = None, perturbation: Perturbation = "global") -> Method:
+def sam(loss: LossFn, *, rho: float = 0.05, m: int | None = None, perturbation: Perturbation = "global") -> Method:
     """Sharpness-aware minimisation: descend with the gradient found rho up the slope (Foret et al. 2021)."""
     return Method(Objective(loss), climb(rho, m=m, perturbation=perturbation))
 
 
 @method
 def asam(
-    loss: Settle,
+    loss: LossFn,
     *,
     rho: float = 0.5,
     variant: Literal["published", "elementwise"] = "published",
@@ -38,7 +38,7 @@ def asam(
 
 @method
 def gsam(
-    loss: Settle,
+    loss: LossFn,
     *,
     rho: float = 0.05,
     rho_min: float | None = None,

@@ -9,16 +9,16 @@ import torch
 from torch import Tensor
 
 from plateaux.core.errors import RecipeError
-from plateaux.core.method import Method, Objective, Present, Settle
+from plateaux.core.method import ActiveFn, LossFn, Method, Objective
 from plateaux.core.registry import method
-from plateaux.core.types import Batch, key
+from plateaux.core.types import Batch, derive_seed
 from plateaux.optim.losses import among, disagreement, hardness
 from plateaux.optim.sam import Climb, update_named
 
 
 @method
 def sed(
-    loss: Settle,
+    loss: LossFn,
     *,
     strength: float = 0.05,
     pair: int | Literal["all"] = 2,
@@ -43,14 +43,14 @@ def sed(
         return loss(table, batch) + strength * hardness(table, batch, floor=floor) * alike
 
     present = None if pair == "all" else drawn(pair)
-    return Method(Objective(settle, sees="whole", samplewise=False, present=present), update_named(update, rho))
+    return Method(Objective(settle, gather="whole", per_sample=False, active=present), update_named(update, rho))
 
 
-def drawn(count: int) -> Present:
+def drawn(count: int) -> ActiveFn:
     """Return the rule by which so many members take part in a step, all equally often, as the batch's key says."""
 
     def present(members: int, step: int) -> Sequence[int]:
-        order = torch.randperm(members, generator=torch.Generator().manual_seed(key(step, "present")))
+        order = torch.randperm(members, generator=torch.Generator().manual_seed(derive_seed(step, "present")))
         return sorted(order[:count].tolist())
 
     return present

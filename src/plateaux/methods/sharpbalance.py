@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import Literal
 
 from plateaux.core.errors import RecipeError
-from plateaux.core.method import Method, Objective, Rendezvous, Settle
-from plateaux.core.outputs import Offer
+from plateaux.core.method import DataPartition, LossFn, Method, Objective
+from plateaux.core.outputs import OutputFn
 from plateaux.core.registry import method
 from plateaux.data.partition.rules import rule as rule_named
-from plateaux.optim.sam import adaptive, careful, plain, surrogate_gap
+from plateaux.optim.sam import adaptive, careful, plain_gradient, surrogate_gap
 from plateaux.optim.sam import climb as by_climbing
 from plateaux.optim.sample_scores import gradient_norm, last_layer, sample_loss
 
 
 @method
 def sharpbalance(
-    loss: Settle,
+    loss: LossFn,
     *,
     epochs: int,
     rho: float = 0.05,
@@ -42,20 +42,20 @@ def sharpbalance(
         "gsam": surrogate_gap(rho, alpha=0.4, rho_min=rho),
     }[climb]
     own_loss = None if getattr(loss, "plain", False) else loss
-    offers: dict[str, Offer] = {
+    offers: dict[str, OutputFn] = {
         "gradient_norm": gradient_norm(own_loss),
         "last_layer": last_layer(own_loss),
         "loss": sample_loss(own_loss),
     }
     return Method(
         Objective(loss),
-        careful(climbing, before=climbing if warmup == "sam" else plain, step=step),
-        Rendezvous(
+        careful(climbing, before=climbing if warmup == "sam" else plain_gradient, step=step),
+        DataPartition(
             after=meets,
-            offer=offers[score],
-            decide=rule_named(rule, top=top),
-            about={"rule": rule, "top": top, "score": score},
-            before={"name": climb, "rho": rho} if warmup == "sam" else {"name": "deep_ensemble"},
+            output=offers[score],
+            assign=rule_named(rule, top=top),
+            metadata={"rule": rule, "top": top, "score": score},
+            prefix_method={"name": climb, "rho": rho} if warmup == "sam" else {"name": "deep_ensemble"},
         ),
     )
 

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from plateaux.core.errors import RecipeError, nearest
+from plateaux.core.errors import RecipeError, suggest
 
 FEATURES = "features"  # stands for what the last layer sees
 Head = Literal["rest", "linear", "mlp"]
@@ -150,10 +150,10 @@ def cut_at(model: nn.Module, layer: str, shape: Sequence[int]) -> tuple[str, boo
         parts = [name for name, _ in model.named_modules() if name]
         if layer not in parts:
             children = [name for name, _ in model.named_children()]
-            near = nearest(layer, [*parts, FEATURES])
+            near = suggest(layer, [*parts, FEATURES])
             raise RecipeError(
                 f"model.trunk = {layer!r}: the model has no such part; "
-                f"{near if near[:3] == 'did' else nearest(layer, [*children, FEATURES])}"
+                f"{near if near[:3] == 'did' else suggest(layer, [*children, FEATURES])}"
             )
         return layer, False
     outputs: dict[str, Any] = {}

@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from plateaux.core.errors import RecipeError, nearest
-from plateaux.core.types import Tree
+from plateaux.core.errors import RecipeError, suggest
+from plateaux.core.types import TensorTree
 from plateaux.models.surgery import freeze, last_layer
 
 # Their fast paths take the weights of the layers inside without calling them: an adapter would do nothing.
@@ -96,7 +96,7 @@ def share_base(base: nn.Module, module: nn.Module, names: Iterable[str]) -> None
         setattr(module.get_submodule(parent), leaf, theirs[name])
 
 
-def merged(module: nn.Module) -> Tree:
+def merged(module: nn.Module) -> TensorTree:
     """Return the state dict of the plain network that computes the same: every adapter added into its layer's weight.
 
     >>> net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
@@ -104,7 +104,7 @@ def merged(module: nn.Module) -> Tree:
     >>> sorted(merged(net))
     ['0.bias', '0.weight', '1.bias', '1.weight']
     """
-    tree: Tree = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
+    tree: TensorTree = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
     for name, layer in _adapted(module):
         start = f"{name}." if name else ""
         tree[f"{start}weight"] = layer.merged_weight()
@@ -128,7 +128,7 @@ def _whole(module: nn.Module, train: Sequence[str] | None) -> list[str]:
     parts = [name for name, _ in chain(module.named_modules(), _tensors(module)) if name]
     for name in train:
         if name not in parts:
-            raise RecipeError(f"adapters.train: the model has no part {name!r}; {nearest(name, parts)}")
+            raise RecipeError(f"adapters.train: the model has no part {name!r}; {suggest(name, parts)}")
     return list(train)
 
 

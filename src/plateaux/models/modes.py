@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from plateaux.core.errors import DataError
-from plateaux.core.member import Forward, View
+from plateaux.core.member import Forward, MemberModule
 from plateaux.core.types import Inputs
 from plateaux.models.surgery import batch_norms
 
@@ -38,7 +38,7 @@ def reestimate(module: nn.Module, batches: Iterable[Inputs], forward: Forward = 
             layer.reset_running_stats()
             layer.training, layer.momentum = True, None
         for x in chain([first], stream):
-            View(module, forward=forward)(x)
+            MemberModule(module, forward=forward)(x)
     finally:
         for part, mode in modes:
             part.training = mode

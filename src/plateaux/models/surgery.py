@@ -14,8 +14,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from plateaux.core.errors import RecipeError, nearest
-from plateaux.core.types import Tree
+from plateaux.core.errors import RecipeError, suggest
+from plateaux.core.types import TensorTree
 
 NESTS = ("state_dict", "model_state_dict", "model", "net")  # where checkpoints keep the weights
 WRAPPERS = ("module.", "_orig_mod.")  # what data parallelism and compilation put before every name
@@ -100,7 +100,7 @@ def prune(
             _put_mask(module, name, mask.view_as(weights[name]).clone())
 
 
-def masks(module: nn.Module) -> Tree:
+def masks(module: nn.Module) -> TensorTree:
     """Return the masks that pruning left, by the name of the parameter."""
     buffers = {name: buffer for name, buffer in module.named_buffers() if name.endswith("_mask")}
     return {name: buffers[f"{name}_mask"] for name, _ in module.named_parameters() if f"{name}_mask" in buffers}
@@ -158,7 +158,7 @@ def _under(weights: dict[str, Tensor], prefix: str, file: str | Path) -> dict[st
     found = {name.removeprefix(start): tensor for name, tensor in weights.items() if name.startswith(start)}
     if not found:
         roots = {".".join(name.split(".")[: start.count(".")]) for name in weights}
-        raise RecipeError(f"{str(file)!r} has no weights under {prefix!r}; {nearest(prefix.removesuffix('.'), roots)}")
+        raise RecipeError(f"{str(file)!r} has no weights under {prefix!r}; {suggest(prefix.removesuffix('.'), roots)}")
     return found
 
 
@@ -169,7 +169,7 @@ def _misfit(
     if missing:
         lines.append(f"{len(missing)} weights are missing: {_few(missing)}.")
     if unexpected:
-        near = nearest(unexpected[0], missing or own)
+        near = suggest(unexpected[0], missing or own)
         hint = f" ({unexpected[0]}: {near})" if near.startswith("did") else ""
         lines.append(f"{len(unexpected)} have no place in the model: {_few(unexpected)}{hint}.")
     if shapes:
@@ -198,8 +198,8 @@ def _part(module: nn.Module, name: str) -> nn.Module | Tensor:
     parts |= dict(module.named_buffers(remove_duplicate=False))
     if name not in parts:
         children = [n for n, _ in module.named_children()]
-        near = nearest(name, parts)
-        raise RecipeError(f"The model has no part {name!r}; {near if near[:3] == 'did' else nearest(name, children)}")
+        near = suggest(name, parts)
+        raise RecipeError(f"The model has no part {name!r}; {near if near[:3] == 'did' else suggest(name, children)}")
     return parts[name]
 
 

@@ -23,9 +23,9 @@ from torch.func import grad as gradient_of
 from torch.func import vmap
 
 from plateaux.core.errors import RecipeError
-from plateaux.core.member import View
-from plateaux.core.method import Settle
-from plateaux.core.types import Batch, map_inputs
+from plateaux.core.member import MemberModule
+from plateaux.core.method import LossFn
+from plateaux.core.types import Batch, map_tensors
 from plateaux.optim.grad_norm_hooks import Call, Recording, masks_of
 from plateaux.optim.grad_norm_rules import attention_trouble, kind_of
 
@@ -51,12 +51,12 @@ class Plan:
 _plans: WeakKeyDictionary[nn.Module, dict[frozenset[str], Plan]] = WeakKeyDictionary()
 
 
-def squared_norms(view: View, batch: Batch, loss: Settle | None = None) -> Tensor:
+def squared_norms(view: MemberModule, batch: Batch, loss: LossFn | None = None) -> Tensor:
     """Return the squared norm of every sample's gradient, `[B]` in float64."""
     module = view.module
     assert isinstance(module, nn.Module)
     trained = _trained(view)
-    batch = replace(batch, x=map_inputs(batch.x, Tensor.detach))
+    batch = replace(batch, x=map_tensors(batch.x, Tensor.detach))
     plans = _plans.setdefault(module, {})
     sizes: list[Tensor] = []
 
@@ -78,7 +78,7 @@ def squared_norms(view: View, batch: Batch, loss: Settle | None = None) -> Tenso
         return found * sizes[-1]
 
 
-def unit_gradient(logits: Tensor, batch: Batch, loss: Settle | None) -> tuple[Tensor, Tensor]:
+def unit_gradient(logits: Tensor, batch: Batch, loss: LossFn | None) -> tuple[Tensor, Tensor]:
     """Return each sample's gradient at the logits, scaled to norm one, and its squared norm in float64.
 
     The scaling keeps the gradients of well-fitted samples, down to the smallest, from vanishing in float32.
@@ -89,7 +89,7 @@ def unit_gradient(logits: Tensor, batch: Batch, loss: Settle | None) -> tuple[Te
     return gradient / norm, size
 
 
-def logit_gradient(logits: Tensor, batch: Batch, loss: Settle | None) -> Tensor:
+def logit_gradient(logits: Tensor, batch: Batch, loss: LossFn | None) -> Tensor:
     """Return the gradient of each sample's loss at its logits, in float64."""
     if loss is None and logits.ndim == 2 and batch.y.ndim == 1 and not batch.y.is_floating_point():
         counted = batch.y >= 0  # cross_entropy passes over labels of -100
@@ -104,7 +104,7 @@ def logit_gradient(logits: Tensor, batch: Batch, loss: Settle | None) -> Tensor:
         return torch.autograd.grad(total, wide)[0]
 
 
-def sample_losses(logits: Tensor, batch: Batch, loss: Settle | None) -> Tensor:
+def sample_losses(logits: Tensor, batch: Batch, loss: LossFn | None) -> Tensor:
     """Return the loss of every sample in float64."""
     return (loss or _cross_entropy)(logits.double()[None], batch)[0].double()
 
@@ -120,7 +120,7 @@ def _cross_entropy(table: Tensor, batch: Batch) -> Tensor:
     return losses.reshape(1, len(losses), -1).mean(-1)
 
 
-def batch_for(view: View, batch: Batch, *, bound: int) -> int:
+def batch_for(view: MemberModule, batch: Batch, *, bound: int) -> int:
     """Return how many samples to score at once within `bound` bytes: a power of two from 1 to 512.
 
     Counted from the shapes that one forward pass over `batch` shows: whatever it keeps, a few times the largest for the
@@ -137,7 +137,7 @@ def batch_for(view: View, batch: Batch, *, bound: int) -> int:
 
     weights = {p.untyped_storage().data_ptr() for p in (*module.parameters(), *module.buffers())}
     with _plain_numbers(batch.y.device.type), torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
-        logits = View(module)(map_inputs(batch.x, Tensor.detach))
+        logits = MemberModule(module)(map_tensors(batch.x, Tensor.detach))
     sizes = [size for place, size in kept.items() if place not in weights]
     each = 5 * (sum(sizes) + 4 * max(sizes, default=0)) // (4 * len(logits)) + 1
     return min(MOST, 1 << max(0, (max(1, bound - FIXED) // each).bit_length() - 1))
@@ -155,7 +155,7 @@ def _plain_numbers(device: str) -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fast)
 
 
-def _trained(view: View) -> dict[str, nn.Parameter]:
+def _trained(view: MemberModule) -> dict[str, nn.Parameter]:
     """Return the parameters that are counted, each under its first name."""
     assert isinstance(view.module, nn.Module)
     parameters = dict(view.module.named_parameters())
@@ -176,12 +176,13 @@ def _scores(
     if not watched:  # samples may then see one another, and are taken by themselves from the start
         with torch.no_grad():
             alone = [
-                View(module)(map_inputs(batch.x, lambda t, row=row: t[row : row + 1])) for row in range(len(batch))
+                MemberModule(module)(map_tensors(batch.x, lambda t, row=row: t[row : row + 1]))
+                for row in range(len(batch))
             ]
         logits = torch.cat(alone)
         return _one_by_one(module, trained, batch, plan, start(logits).to(logits.dtype)), []
     with Recording(module, watched, len(batch), raw=plan.raw, axes=plan.axes) as seen:
-        logits = View(module)(batch.x)
+        logits = MemberModule(module)(batch.x)
         unit = start(seen.sharper(logits.detach())).to(logits.dtype)
         if logits.requires_grad:
             torch.autograd.backward(logits, unit)
@@ -198,7 +199,7 @@ def _one_by_one(module: nn.Module, some: Mapping[str, nn.Parameter], batch: Batc
     masks = masks_of(module, some)
 
     def one(own: dict[str, Tensor], x: Any, direction: Tensor) -> Tensor:
-        return (View(module)(map_inputs(x, lambda t: t[None]), own)[0] * direction).sum()
+        return (MemberModule(module)(map_tensors(x, lambda t: t[None]), own)[0] * direction).sum()
 
     def norm(x: Any, direction: Tensor) -> Tensor:
         found = gradient_of(one)({name: p.detach() for name, p in some.items()}, x, direction)
@@ -213,7 +214,7 @@ def _one_by_one(module: nn.Module, some: Mapping[str, nn.Parameter], batch: Batc
 def _loop(module: nn.Module, some: Mapping[str, nn.Parameter], batch: Batch, unit: Tensor) -> Tensor:
     norms, masks = [], masks_of(module, some)
     for row in range(len(batch)):
-        logits = View(module)(map_inputs(batch.x, lambda t, row=row: t[row : row + 1]))
+        logits = MemberModule(module)(map_tensors(batch.x, lambda t, row=row: t[row : row + 1]))
         total = (logits * unit[row : row + 1]).sum()
         found = torch.autograd.grad(total, list(some.values()), allow_unused=True) if total.requires_grad else ()
         pairs = [(n, g) for n, g in zip(some, found, strict=bool(found)) if g is not None]
@@ -229,9 +230,9 @@ def _probe(logits: Tensor) -> Tensor:
 def _meet(module: nn.Module, trained: Mapping[str, nn.Parameter], batch: Batch) -> Plan:
     """Find out how a network can be gone through, hold that against plain backward passes, and say what is slow."""
     rows = torch.tensor([0, min(1, len(batch) - 1)], device=batch.y.device)
-    two = Batch(map_inputs(batch.x, lambda t: t[rows.to(t.device)]), batch.y[rows], batch.index[:1].expand(2))
+    two = Batch(map_tensors(batch.x, lambda t: t[rows.to(t.device)]), batch.y[rows], batch.index[:1].expand(2))
     with torch.no_grad():
-        unit = _probe(View(module)(two.x))
+        unit = _probe(MemberModule(module)(two.x))
     truth = _loop(module, trained, two, unit)
     why = "the fast way and a plain backward pass disagree"
     raw = _raw(module, trained)
@@ -262,10 +263,10 @@ def _plan(
     With `spread`, a layer that sees the same for all samples, as one of positions does, is given its own for each.
     """
     plan = Plan(_without_rule(module, trained, raw), raw)
-    touched = _touched(module, trained, two.part(slice(0, 1)))
+    touched = _touched(module, trained, two.take(slice(0, 1)))
     while True:
         watched = {name: p for name, p in trained.items() if name not in plan.slow}
-        seen = [_listened(module, watched, plan, part) for part in (two, two.part(slice(0, 1)))]
+        seen = [_listened(module, watched, plan, part) for part in (two, two.take(slice(0, 1)))]
         strays = dict(seen[0].strays)
         axes = {call: _axis(shape, seen[1].shapes.get(call)) for call, shape in seen[0].shapes.items()}
         same = [call for call, axis in axes.items() if axis is None]
@@ -292,7 +293,7 @@ def _plan(
 
 def _listened(module: nn.Module, watched: Mapping[str, nn.Parameter], plan: Plan, batch: Batch) -> Recording:
     with Recording(module, watched, len(batch), raw=plan.raw, axes=plan.axes, check=True) as seen:
-        View(module)(batch.x)
+        MemberModule(module)(batch.x)
     return seen
 
 
@@ -305,7 +306,7 @@ def _axis(two: torch.Size, one: torch.Size | None) -> int | None:
 
 
 def _touched(module: nn.Module, trained: Mapping[str, nn.Parameter], one: Batch) -> set[str]:
-    total = View(module)(one.x).sum()
+    total = MemberModule(module)(one.x).sum()
     found = torch.autograd.grad(total, list(trained.values()), allow_unused=True)
     return {name for name, g in zip(trained, found, strict=True) if g is not None}
 

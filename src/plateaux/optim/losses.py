@@ -15,12 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from plateaux.core.errors import RecipeError, nearest
-from plateaux.core.method import Settle
+from plateaux.core.errors import RecipeError, suggest
+from plateaux.core.method import LossFn
 from plateaux.core.types import Batch
 
 
-def cross_entropy(*, label_smoothing: float = 0.0, class_weights: tuple[float, ...] = ()) -> Settle:
+def cross_entropy(*, label_smoothing: float = 0.0, class_weights: tuple[float, ...] = ()) -> LossFn:
     """Cross entropy of every row and sample; labels may be class numbers [B] or probabilities [B, C].
 
     Class weights are normalised to mean one over the classes, so that a batch's loss stays a mean over its samples.
@@ -43,14 +43,14 @@ def cross_entropy(*, label_smoothing: float = 0.0, class_weights: tuple[float, .
     return settle
 
 
-LOSSES: dict[str, Callable[..., Settle]] = {"cross_entropy": cross_entropy}
+LOSSES: dict[str, Callable[..., LossFn]] = {"cross_entropy": cross_entropy}
 NOT_YET = {
     "mse": "regression", "l1": "regression", "huber": "regression", "gaussian_nll": "regression",
     "bce": "multi-label classification", "binary_cross_entropy": "multi-label classification",
 }  # fmt: skip
 
 
-def loss_by_name(name: str) -> Callable[..., Settle]:
+def loss_by_name(name: str) -> Callable[..., LossFn]:
     """Return the factory of the loss called `name`."""
     if name in NOT_YET:
         raise RecipeError(
@@ -58,7 +58,7 @@ def loss_by_name(name: str) -> Callable[..., Settle]:
             f"available: {', '.join(LOSSES)}. From Python, pass one of your own: plateaux.Given(loss=settle)"
         )
     if name not in LOSSES:
-        raise RecipeError(f"There is no loss called {name!r}; {nearest(name, [*LOSSES, *NOT_YET])}")
+        raise RecipeError(f"There is no loss called {name!r}; {suggest(name, [*LOSSES, *NOT_YET])}")
     return LOSSES[name]
 
 

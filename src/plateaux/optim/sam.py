@@ -15,8 +15,8 @@ from torch import Tensor
 
 from plateaux.core import tensor_tree
 from plateaux.core.errors import RecipeError
-from plateaux.core.method import Ask, Moment, Update, plain
-from plateaux.core.types import Tree
+from plateaux.core.method import GradRequest, StepContext, Update, plain_gradient
+from plateaux.core.types import TensorTree
 
 __all__ = [
     "Reach",
@@ -27,7 +27,7 @@ __all__ = [
     "climb",
     "elementwise",
     "groups",
-    "plain",
+    "plain_gradient",
     "rehearsed",
     "surrogate_gap",
     "update_named",
@@ -36,16 +36,16 @@ __all__ = [
 TINY = 1e-12  # keeps a zero gradient from dividing by zero
 NOBODY = 1e-9  # a share of the batch below any sample's: what rounding leaves of none
 
-Reach = Callable[[Tree, Tree], tuple[Tree, Tensor]]
+Reach = Callable[[TensorTree, TensorTree], tuple[TensorTree, Tensor]]
 """The way up from (weights, gradient), and the number to divide it by: the radius then sets how far to go."""
 
 
-def ball(params: Tree, gradient: Tree) -> tuple[Tree, Tensor]:
+def ball(params: TensorTree, gradient: TensorTree) -> tuple[TensorTree, Tensor]:
     """g / |g|: the steepest way up inside a ball (SAM)."""
     return gradient, tensor_tree.norm(gradient)
 
 
-def elementwise(params: Tree, gradient: Tree) -> tuple[Tree, Tensor]:
+def elementwise(params: TensorTree, gradient: TensorTree) -> tuple[TensorTree, Tensor]:
     """w^2 g / | |w| g |, every parameter alike: ASAM as most copies have it."""
     return _ellipsoid(tensor_tree.magnitude(params), gradient)
 
@@ -53,7 +53,7 @@ def elementwise(params: Tree, gradient: Tree) -> tuple[Tree, Tensor]:
 def adaptive(eta: float) -> Reach:
     """T^2 g / |T g| with T = |w| + eta for weights and 1 for the rest: ASAM as first published."""
 
-    def reach(params: Tree, gradient: Tree) -> tuple[Tree, Tensor]:
+    def reach(params: TensorTree, gradient: TensorTree) -> tuple[TensorTree, Tensor]:
         shape = {
             name: tensor.abs() + eta if "weight" in name else torch.ones_like(tensor) for name, tensor in params.items()
         }
@@ -62,12 +62,12 @@ def adaptive(eta: float) -> Reach:
     return reach
 
 
-def _ellipsoid(shape: Tree, gradient: Tree) -> tuple[Tree, Tensor]:
+def _ellipsoid(shape: TensorTree, gradient: TensorTree) -> tuple[TensorTree, Tensor]:
     scaled = tensor_tree.multiply(shape, gradient)
     return tensor_tree.multiply(shape, scaled), tensor_tree.norm(scaled)
 
 
-def peak(params: Tree, gradient: Tree, rho: float, reach: Reach) -> Tree:
+def peak(params: TensorTree, gradient: TensorTree, rho: float, reach: Reach) -> TensorTree:
     """Return the weights rho up the slope; one pass over them, for large networks feel every one."""
     way, length = reach(params, gradient)
     return tensor_tree.add(params, way, times=rho / (length + TINY))
@@ -86,24 +86,26 @@ def climb(
     axis `perturbation = "per_worker"` lets every worker climb on its own samples; the second gradient is shared always.
     """
     if rho == 0:
-        return plain
+        return plain_gradient
     local = perturbation == "per_worker"
 
-    def once(params: Tree, part: slice | None, local: bool, shared: bool) -> Generator[Ask, Tree, Tree]:
-        gradient = yield Ask(part=part, local=local)
-        descent = yield Ask(at=peak(params, gradient, rho, reach), part=part, local=not shared)
+    def once(
+        params: TensorTree, part: slice | None, local: bool, shared: bool
+    ) -> Generator[GradRequest, TensorTree, TensorTree]:
+        gradient = yield GradRequest(rows=part, local=local)
+        descent = yield GradRequest(at=peak(params, gradient, rho, reach), rows=part, local=not shared)
         return descent
 
-    def update(params: Tree, moment: Moment) -> Generator[Ask, Tree, Tree]:
+    def update(params: TensorTree, moment: StepContext) -> Generator[GradRequest, TensorTree, TensorTree]:
         return (yield from once(params, None, local, True))
 
-    def in_groups(params: Tree, moment: Moment) -> Generator[Ask, Tree, Tree]:
-        total: Tree | None = None
+    def in_groups(params: TensorTree, moment: StepContext) -> Generator[GradRequest, TensorTree, TensorTree]:
+        total: TensorTree | None = None
         # Workers may hold different numbers of groups, so they meet only once, at the end.
         for part, share in groups(moment.size, m or moment.size):
             descent = yield from once(params, part, True, False)
             total = tensor_tree.scale(descent, share) if total is None else tensor_tree.add(total, descent, times=share)
-        return (yield Ask(agree=total))
+        return (yield GradRequest(average=total))
 
     return update if m is None else in_groups
 
@@ -115,13 +117,13 @@ def surrogate_gap(rho: float, *, alpha: float, rho_min: float, lr_min: float = 0
     the learning rate: (rho_t - rho_min) / (rho - rho_min) = (lr_t - lr_min) / (lr - lr_min).
     """
     if rho == 0 and rho_min == 0:
-        return plain
+        return plain_gradient
 
-    def update(params: Tree, moment: Moment) -> Generator[Ask, Tree, Tree]:
+    def update(params: TensorTree, moment: StepContext) -> Generator[GradRequest, TensorTree, TensorTree]:
         span = moment.peak_lr - lr_min
         radius = rho_min + (rho - rho_min) * ((moment.lr - lr_min) / span if span > 0 else 1.0)
-        gradient = yield Ask()
-        descent = yield Ask(at=peak(params, gradient, radius, reach))
+        gradient = yield GradRequest()
+        descent = yield GradRequest(at=peak(params, gradient, radius, reach))
         along: Tensor = tensor_tree.dot(gradient, descent) / (tensor_tree.dot(descent, descent) + TINY)
         across = tensor_tree.add(gradient, descent, times=-along)
         return tensor_tree.add(descent, across, times=-alpha)
@@ -138,38 +140,40 @@ def careful(climbing: Update, *, before: Update, step: Literal["split", "shared"
     gradients. `before` is the update until the first meeting.
     """
 
-    def update(params: Tree, moment: Moment) -> Generator[Ask, Tree, Tree]:
-        chosen = moment.careful
+    def update(params: TensorTree, moment: StepContext) -> Generator[GradRequest, TensorTree, TensorTree]:
+        chosen = moment.sam_set
         if chosen is None:
             return (yield from before(params, moment))
         size = max(moment.size, 1)
         # Copies that share a batch hold other samples of it, and must ask for the same.
-        share = float((yield Ask(agree={"share": chosen.sum().double() / size}))["share"])
+        share = float((yield GradRequest(average={"share": chosen.sum().double() / size}))["share"])
         if share < NOBODY:
-            return (yield from plain(params, moment))
+            return (yield from plain_gradient(params, moment))
         if share > 1 - NOBODY:
             return (yield from climbing(params, moment))
         mine, rest = chosen.nonzero().flatten(), (~chosen).nonzero().flatten()
-        known: Tree | None = None
+        known: TensorTree | None = None
         if step == "split":
-            flat = yield Ask(part=rest, over=size)
+            flat = yield GradRequest(rows=rest, mean_over=size)
         else:
-            flat = yield Ask(weight=~chosen, keep=True)
-            known = yield Ask(weight=chosen, again=True)
-        steep = yield from _among(mine, size, known, climbing(params, replace(moment, size=len(mine), careful=None)))
+            flat = yield GradRequest(weight=~chosen, keep_graph=True)
+            known = yield GradRequest(weight=chosen, reuse_graph=True)
+        steep = yield from _among(mine, size, known, climbing(params, replace(moment, size=len(mine), sam_set=None)))
         return tensor_tree.add(flat, steep)
 
     return update
 
 
-def _among(rows: Tensor, size: int, known: Tree | None, walk: Generator[Ask, Tree, Tree]) -> Generator[Ask, Tree, Tree]:
+def _among(
+    rows: Tensor, size: int, known: TensorTree | None, walk: Generator[GradRequest, TensorTree, TensorTree]
+) -> Generator[GradRequest, TensorTree, TensorTree]:
     """Drive an update over some samples of the batch; `known` answers its first ask where it stands already."""
     ask = next(walk)
     while True:
         if known is not None and ask.at is None:
             answer, known = known, None
         else:
-            answer = yield replace(ask, part=rows, over=size)
+            answer = yield replace(ask, rows=rows, mean_over=size)
         try:
             ask = walk.send(answer)
         except StopIteration as end:
@@ -186,7 +190,7 @@ def update_named(name: Climb, rho: float | None = None) -> Update:
             raise RecipeError(
                 f"method.rho = {rho} is how far to climb: name what climbs, such as method.update = 'sam'"
             )
-        return plain
+        return plain_gradient
     radius = {"sam": 0.05, "asam": 0.5, "gsam": 0.05}[name] if rho is None else rho
     if name == "gsam":
         return surrogate_gap(radius, alpha=0.4, rho_min=radius)
@@ -198,11 +202,11 @@ def asks_of(update: Update, size: int) -> int:
     return len(rehearsed(update, size))
 
 
-def rehearsed(update: Update, size: int) -> list[Ask]:
+def rehearsed(update: Update, size: int) -> list[GradRequest]:
     """Return what an update asks for on a batch of `size` when every answer is zero."""
-    nothing: Tree = {"weight": torch.zeros(1)}
-    walk = update(nothing, Moment(size, lr=1.0, peak_lr=1.0))
-    asks: list[Ask] = []
+    nothing: TensorTree = {"weight": torch.zeros(1)}
+    walk = update(nothing, StepContext(size, lr=1.0, peak_lr=1.0))
+    asks: list[GradRequest] = []
     try:
         asks.append(next(walk))
         while True:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from plateaux.core.types import Tree
+from plateaux.core.types import TensorTree
 
 
 @dataclass(slots=True)
@@ -19,7 +19,7 @@ class Average:
 
     start: int
     steps: int = 0  # taken so far
-    tree: Tree = field(default_factory=dict)
+    tree: TensorTree = field(default_factory=dict)
 
     @property
     def count(self) -> int:
@@ -27,7 +27,7 @@ class Average:
         return max(self.steps - self.start + 1, 0)
 
     @torch.no_grad()
-    def add(self, tensors: Tree) -> None:
+    def add(self, tensors: TensorTree) -> None:
         """Take the weights after one more step in."""
         self.steps += 1
         if self.count == 1:

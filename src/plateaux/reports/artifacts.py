@@ -72,10 +72,10 @@ def reliability_of(said: Said, logits: torch.Tensor, like: Finding) -> list[Find
     """Return the bins of a reliability diagram, for a run that was not asked for them."""
     measure = measures_named(["reliability"])["reliability"]
     ids = torch.from_numpy(said.ids)
-    rows = measure.finish(measure.settle(logits, Batch(ids, torch.from_numpy(said.labels), ids)))
+    rows = measure.compute(measure.update(logits, Batch(ids, torch.from_numpy(said.labels), ids)))
     where = (like.run, like.condition, like.repetition, "reliability", said.on)
     return [
-        Finding(*where, row, value.number, value.error, None, "neither", True)
+        Finding(*where, row, value.value, value.stderr, None, "neither", True)
         for row, value in renumbered(rows, said.members).items()
     ]
 

@@ -11,7 +11,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any, Literal
 
-from plateaux.core.optional import guest
+from plateaux.core.optional import optional_import
 from plateaux.reports.report import Report
 from plateaux.reports.style import KINDS, Kind
 from plateaux.reports.tables import Sheet
@@ -25,7 +25,7 @@ FIELDS = ("measure", "on", "row", "number", "error", "draws", "better", "percent
 
 def to_html(made: Report) -> str:
     """Return one page that fetches nothing from anywhere."""
-    jinja2, markup = guest("jinja2", extra="report"), guest("markupsafe", extra="report")
+    jinja2, markup = optional_import("jinja2", extra="report"), optional_import("markupsafe", extra="report")
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("plateaux.reports"), autoescape=True, trim_blocks=True, lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,

@@ -11,8 +11,8 @@ from typing import Any
 
 from plateaux.core import registry
 from plateaux.core.errors import PlateauxError
-from plateaux.core.stats.intervals import Interval, over_repetitions, t_quantile
-from plateaux.core.types import Value
+from plateaux.core.stats.intervals import Interval, t_interval, t_quantile
+from plateaux.core.types import Estimate
 from plateaux.evaluation.metric_specs import measures_named
 from plateaux.evaluation.row_names import MEMBERS_MEAN
 from plateaux.studies.comparison import MAIN
@@ -51,12 +51,12 @@ def by_condition(findings: Iterable[Finding], measure: str, on: str, row: str) -
     return found
 
 
-def over(several: Sequence[Finding]) -> Value:
+def over(several: Sequence[Finding]) -> Estimate:
     """Return the mean over repetitions with its standard error; of a single one, its own error."""
     if len(several) == 1:
-        return Value(several[0].number, several[0].error)
-    made = over_repetitions([each.number for each in several])
-    return Value(made.number, standard_error(made))
+        return Estimate(several[0].number, several[0].error)
+    made = t_interval([each.number for each in several])
+    return Estimate(made.value, standard_error(made))
 
 
 def standard_error(made: Interval) -> float | None:
@@ -80,7 +80,7 @@ def question_of(measure: str, on: str = "") -> str:
     if "corruption" in name or name == "mCE":
         return "good"
     try:
-        return measures_named([measure.removesuffix(" by size")])[measure.removesuffix(" by size")].asks
+        return measures_named([measure.removesuffix(" by size")])[measure.removesuffix(" by size")].group
     except PlateauxError:  # a measure from outside
         return "other"
 

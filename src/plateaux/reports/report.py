@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 
 from plateaux.config.components import NOTHING_GIVEN, Given
-from plateaux.core.errors import RecipeError, nearest
-from plateaux.core.formatting import counted
+from plateaux.core.errors import RecipeError, suggest
+from plateaux.core.formatting import pluralize
 from plateaux.reports import artifacts, tables
 from plateaux.reports.figures import (
     accuracy,
@@ -93,7 +93,7 @@ def compose(
     wanted = tuple(draw or book.draw or FAMILIES)
     for name in wanted:
         if name not in FAMILIES:
-            raise RecipeError(f"There is no figure called {name!r}; {nearest(name, FAMILIES)}")
+            raise RecipeError(f"There is no figure called {name!r}; {suggest(name, FAMILIES)}")
     findings = book.findings
     alone = len(book.chapters) == 1
     over_all = _drawn(_over_all(book, findings), wanted if figures else ())
@@ -192,10 +192,10 @@ def _members(several: Sequence[Card]) -> Sheet:
 def _about(book: Book, shown: int) -> str:
     runs = len(book.chapters)
     labels = {label_of(each) for each in book.findings}
-    words = counted(runs, "run")
+    words = pluralize(runs, "run")
     if len(labels) not in (0, runs):
-        words += f" of {counted(len(labels), 'condition')}"
-    words += f", {counted(len(book.findings), 'number')}"
+        words += f" of {pluralize(len(labels), 'condition')}"
+    words += f", {pluralize(len(book.findings), 'number')}"
     if runs > shown > 0:
         first = "The first is shown by itself" if shown == 1 else f"The first {shown} are shown one by one"
         words += f". {first}; all are in the tables"

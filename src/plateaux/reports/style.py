@@ -15,9 +15,9 @@ from io import BytesIO
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, Literal
 
-from plateaux.core.formatting import counted
-from plateaux.core.optional import guest
-from plateaux.core.plot_style import COLOURS, DASHES, INK, LOOK, PAPER
+from plateaux.core.formatting import pluralize
+from plateaux.core.optional import optional_import
+from plateaux.core.plot_style import COLORS, DASHES, INK, PAPER, RC_PARAMS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Kind = Literal["svg", "png", "pdf"]
 KINDS: tuple[Kind, ...] = ("svg", "png", "pdf")
 WIDTH = 4.8  # inches: what a phone shows without making letters too small
-SERIES = len(COLOURS)  # that have a colour of their own; the others are drawn in grey
+SERIES = len(COLORS)  # that have a colour of their own; the others are drawn in grey
 LINE = 0.17  # inches of a line of the legend
 GREY, RULE = "#888888", "#dddddd"
 MARKERS = "osD^vPX"
@@ -35,14 +35,14 @@ LINES = 3  # of a name
 OTHER = "other"  # a series without a colour of its own
 BESIDE = 24  # characters of names that stand in two columns
 PAGE_LOOK: Any = {
-    **LOOK, "figure.facecolor": "none", "axes.facecolor": "none", "savefig.facecolor": "none", "text.parse_math": False,
+    **RC_PARAMS, "figure.facecolor": "none", "axes.facecolor": "none", "savefig.facecolor": "none", "text.parse_math": False,
     "xtick.color": INK, "ytick.color": INK, "axes.grid": True, "axes.axisbelow": True, "legend.handlelength": 2.2,
     "axes.formatter.use_mathtext": False, "axes.unicode_minus": True, "lines.markersize": 4.5, "pdf.fonttype": 42,
 }  # fmt: skip
 # What a page draws in its own colours.
 INKS = {
     INK: "currentColor", "#000000": "currentColor", RULE: "var(--rule)", PAPER: "var(--paper)",
-    COLOURS[0].lower(): "var(--blue)",  # too dark for a dark page
+    COLORS[0].lower(): "var(--blue)",  # too dark for a dark page
 }  # fmt: skip
 
 
@@ -72,7 +72,7 @@ class Drawing:
 @contextmanager
 def look() -> Iterator[None]:
     """Draw in the one look; a letter that the font lacks is no reason to complain, for a page has other fonts."""
-    matplotlib = guest("matplotlib", extra="report")
+    matplotlib = optional_import("matplotlib", extra="report")
     with matplotlib.rc_context(PAGE_LOOK), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         yield
@@ -87,7 +87,7 @@ def empty(
     **options: Any,
 ) -> tuple[Figure, Any]:
     """Return a figure with its axes, one or an array of them."""
-    guest("matplotlib", extra="report")
+    optional_import("matplotlib", extra="report")
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(WIDTH, height), layout=layout)
@@ -110,14 +110,14 @@ def pen(position: int) -> dict[str, Any]:
     if position >= SERIES:
         return {"color": GREY, "linestyle": "-", "linewidth": 0.8, "alpha": 0.5, "zorder": 1}
     dash = DASHES[position % len(DASHES)]
-    return {"color": COLOURS[position], "linestyle": dash, "marker": MARKERS[position], "zorder": 2}
+    return {"color": COLORS[position], "linestyle": dash, "marker": MARKERS[position], "zorder": 2}
 
 
 def named(position: int, names: Sequence[str]) -> str | None:
     """Return what a legend says of the series at a position: of those in grey, once how many they are."""
     if position < SERIES:
         return plain(names[position])
-    return counted(len(names) - SERIES, OTHER) if position == SERIES else None
+    return pluralize(len(names) - SERIES, OTHER) if position == SERIES else None
 
 
 def legend(figure: Figure, axes: Axes) -> None:

@@ -6,8 +6,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from plateaux.core.formatting import between, counted, duration, number, points, with_error
-from plateaux.core.types import Value
+from plateaux.core.formatting import (
+    format_duration,
+    format_number,
+    format_percentage_points,
+    format_range,
+    format_with_stderr,
+    pluralize,
+)
+from plateaux.core.types import Estimate
 from plateaux.evaluation.row_names import MEAN_PROBABILITY, MEMBERS_MEAN
 from plateaux.reports.query import (
     DIVERSITY,
@@ -60,11 +67,11 @@ def cards(findings: Sequence[Finding]) -> list[Card]:
             and is_member(each.row)
             and (each.on in (on, TRAINING) or question_of(each.measure) == "flat")
         ):
-            value = Value(each.number, each.error)
+            value = Estimate(each.number, each.error)
             if each.measure == "seconds":
-                text = duration(each.number)
+                text = format_duration(each.number)
             else:
-                text = with_error(value, each.percent) + (" %" if each.percent else "")
+                text = format_with_stderr(value, each.percent) + (" %" if each.percent else "")
             facts.setdefault(each.row, []).append((name, text))
     order = sorted(facts, key=lambda row: int(row.removeprefix("member ")))
     return [Card(row.capitalize(), sorted(facts[row], key=lambda pair: PLACES[pair[0]])) for row in order]
@@ -83,12 +90,14 @@ def _good(findings: Sequence[Finding]) -> Answer:
     if not found:
         return Answer("How good?", "Accuracy was not measured: plateaux measure RUN.", known=False)
     means = _means(findings, "accuracy", on, MEMBERS_MEAN)
-    best = max(found, key=lambda name: found[name].number)
+    best = max(found, key=lambda name: found[name].value)
     who = "ensemble" if row == MEAN_PROBABILITY else str(row)
-    words = f"{_sides(best, found)}the {who} answers {with_error(found[best], True)} % of the {on} samples rightly"
+    words = (
+        f"{_sides(best, found)}the {who} answers {format_with_stderr(found[best], True)} % of the {on} samples rightly"
+    )
     if best in means and row != MEMBERS_MEAN:
-        gain = found[best].number - means[best].number
-        words += f", {points(gain)} from the mean of its members ({number(means[best].number, True)})"
+        gain = found[best].value - means[best].value
+        words += f", {format_percentage_points(gain)} from the mean of its members ({format_number(means[best].value, True)})"
     return Answer("How good?", _sentence(words + _others(found, best, percent=True)))
 
 
@@ -101,10 +110,12 @@ def _sure(findings: Sequence[Finding]) -> Answer:
         on = usual_on(findings, measure)
         found = _means(findings, measure, on, main_row(findings, measure, on))
         if found:
-            best = min(found, key=lambda name: found[name].number)
+            best = min(found, key=lambda name: found[name].value)
             unit = " %" if percent else ""
             where = f" ({best})" if len(found) > 1 else ""
-            parts.append(f"{words} {with_error(found[best], percent)}{unit}{where}{_others(found, best, percent)}")
+            parts.append(
+                f"{words} {format_with_stderr(found[best], percent)}{unit}{where}{_others(found, best, percent)}"
+            )
     if not parts:
         return Answer("How sure?", "Not measured: plateaux measure RUN --measures sure.", known=False)
     return Answer("How sure?", _sentence("; ".join(parts)))
@@ -115,12 +126,12 @@ def _different(findings: Sequence[Finding]) -> Answer:
     on = usual_on(findings, "disagreement")
     apart = _means(findings, "disagreement", on, main_row(findings, "disagreement", on))
     if apart:
-        shares = between([value.number for value in apart.values()], percent=True)
+        shares = format_range([value.value for value in apart.values()], percent=True)
         parts.append(f"two members answer {shares} of the {on} samples differently")
     if (other := first_of(findings, [name for name in DIVERSITY if name != "disagreement"])) is not None:
         found = _means(findings, *other, main_row(findings, *other))
         if found:
-            range_of = between([value.number for value in found.values()])
+            range_of = format_range([value.value for value in found.values()])
             parts.append(f"diversity ({other[0]} on {other[1]} samples) is {range_of}{_extremes(found)}")
     if not parts:
         return Answer("How different?", "Not measured: plateaux measure RUN --measures different.", known=False)
@@ -133,10 +144,10 @@ def _flat(findings: Sequence[Finding]) -> Answer:
     found = _means(flat, *where, main_row(flat, *where, wanted=ROWS)) if where else {}
     if not found or where is None:
         return Answer("How flat?", "Not measured: plateaux landscape RUN.", known=False)
-    words = f"sharpness ({where[0]} on {where[1]} samples) is {between([v.number for v in found.values()])}"
+    words = f"sharpness ({where[0]} on {where[1]} samples) is {format_range([v.value for v in found.values()])}"
     if len(found) == 1:
         members = [each.number for each in flat if (each.measure, each.on) == where and is_member(each.row)]
-        words += f" on average over {counted(len(members), 'member')} ({between(members)})" if members else ""
+        words += f" on average over {pluralize(len(members), 'member')} ({format_range(members)})" if members else ""
     return Answer("How flat?", _sentence(words + _extremes(found, low="flattest", high="sharpest")))
 
 
@@ -144,33 +155,37 @@ def _cost(findings: Sequence[Finding]) -> Answer:
     costs = {by: _means(findings, by, TRAINING, MEMBERS_MEAN) for by in ("epochs", "passes", "seconds")}
     if not costs["seconds"]:
         return Answer("At what cost?", "The cost of training is not known.", known=False)
-    epochs, passes, seconds = ([value.number for value in found.values()] for found in costs.values())
-    low, high = duration(min(seconds)), duration(max(seconds))
+    epochs, passes, seconds = ([value.value for value in found.values()] for found in costs.values())
+    low, high = format_duration(min(seconds)), format_duration(max(seconds))
     time = low if low == high else f"{low} to {high}"
     total = sum(each.number for each in findings if each.measure == "seconds" and is_member(each.row))
     members = sum(1 for each in findings if each.measure == "seconds" and is_member(each.row))
-    words = f"{between(epochs)} epochs, {between(passes)} passes over the training samples and {time} a member"
-    return Answer("At what cost?", _sentence(f"{words}; {duration(total)} for all {counted(members, 'member')}"))
+    words = (
+        f"{format_range(epochs)} epochs, {format_range(passes)} passes over the training samples and {time} a member"
+    )
+    return Answer(
+        "At what cost?", _sentence(f"{words}; {format_duration(total)} for all {pluralize(members, 'member')}")
+    )
 
 
-def _means(findings: Sequence[Finding], measure: str, on: str, row: str | None) -> dict[str, Value]:
+def _means(findings: Sequence[Finding], measure: str, on: str, row: str | None) -> dict[str, Estimate]:
     found = {name: over(several) for name, several in by_condition(findings, measure, on, row or "").items()}
-    return {name: value for name, value in found.items() if math.isfinite(value.number)}
+    return {name: value for name, value in found.items() if math.isfinite(value.value)}
 
 
-def _sides(best: str, found: dict[str, Value]) -> str:
+def _sides(best: str, found: dict[str, Estimate]) -> str:
     return f"best is {best}: " if len(found) > 1 else ""
 
 
-def _others(found: dict[str, Value], best: str, percent: bool) -> str:
-    rest = [value.number for name, value in found.items() if name != best]
-    return f", {counted(len(rest), 'other')} {between(rest, percent)}" if rest else ""
+def _others(found: dict[str, Estimate], best: str, percent: bool) -> str:
+    rest = [value.value for name, value in found.items() if name != best]
+    return f", {pluralize(len(rest), 'other')} {format_range(rest, percent)}" if rest else ""
 
 
-def _extremes(found: dict[str, Value], low: str = "least", high: str = "most") -> str:
+def _extremes(found: dict[str, Estimate], low: str = "least", high: str = "most") -> str:
     if len(found) < 2:
         return ""
-    least, most = (pick(found, key=lambda name: found[name].number) for pick in (min, max))
+    least, most = (pick(found, key=lambda name: found[name].value) for pick in (min, max))
     return f", {low} for {least}, {high} for {most}"
 
 

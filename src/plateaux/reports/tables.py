@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from plateaux.core.formatting import between, counted, with_error
+from plateaux.core.formatting import format_range, format_with_stderr, pluralize
 from plateaux.core.text_table import Grid
-from plateaux.core.types import Value
+from plateaux.core.types import Estimate
 from plateaux.ensembles.ood_scores import ALARMS
 from plateaux.evaluation.row_names import MEAN_PROBABILITY, MEMBERS_MEAN, TOGETHER, cell
 from plateaux.reports.query import ROWS, Column, bare, is_member, label_of, over, question_of
@@ -156,9 +156,9 @@ def _one(found: Mapping[Column, Mapping[str, Sequence[Finding]]]) -> Iterator[Sh
             mean = next(iter(found.get((measure, on, MEMBERS_MEAN), {}).values()), None)
             percent = first[0].percent
             cells = [
-                Entry("" if main == MEMBERS_MEAN else with_error(over(first), percent)),
-                Entry(with_error(over(mean), percent) if mean else ""),
-                Entry(between([one.number for one in members], percent) if members else ""),
+                Entry("" if main == MEMBERS_MEAN else format_with_stderr(over(first), percent)),
+                Entry(format_with_stderr(over(mean), percent) if mean else ""),
+                Entry(format_range([one.number for one in members], percent) if members else ""),
             ]
             rows.append((_name(measure, on, percent), cells))
         if rows:
@@ -181,7 +181,7 @@ def _control_by_measure(
         rows = [(name, [column[i] for column in columns]) for i, name in enumerate(names)]
         rows = [row for row in rows if any(entry.text for entry in row[1])]
         if rows:
-            words = f"{counted(len(rows), 'condition')}; the best of each column in bold, where one end is better."
+            words = f"{pluralize(len(rows), 'condition')}; the best of each column in bold, where one end is better."
             yield Sheet(QUESTIONS[question], header, rows, f"{words} {ERRORS}")
 
 
@@ -200,13 +200,13 @@ def _lacking(several: Sequence[Finding]) -> str:
     return f" ({fine} of {len(several)})" if 0 < fine < len(several) else ""
 
 
-def _marked(values: Sequence[Value | None], better: str, percent: bool) -> list[Entry]:
-    numbers = [math.nan if value is None else value.number for value in values]
+def _marked(values: Sequence[Estimate | None], better: str, percent: bool) -> list[Entry]:
+    numbers = [math.nan if value is None else value.value for value in values]
     fine = [each for each in numbers if math.isfinite(each)]
     pick = {"higher": max, "lower": min}.get(better)
     best = pick(fine) if pick is not None and len(set(fine)) > 1 else None
     return [
-        Entry("" if value is None else with_error(value, percent), best is not None and each == best)
+        Entry("" if value is None else format_with_stderr(value, percent), best is not None and each == best)
         for each, value in zip(numbers, values, strict=True)
     ]
 
@@ -224,15 +224,15 @@ def _kinds(findings: Sequence[Finding]) -> Iterator[Sheet]:
     lines = []
     for kind in dict.fromkeys(kind for kind, _ in by):
         there = [cells.get((kind, level)) for level in levels]
-        lines.append((kind.replace("_", " "), [Entry(f"{100 * v.number:.1f}" if v else "") for v in there]))
+        lines.append((kind.replace("_", " "), [Entry(f"{100 * v.value:.1f}" if v else "") for v in there]))
     if lines:
         words = f"Accuracy of the {main} by kind and severity; a single error is about {_error(cells.values())} points."
         yield Sheet("Accuracy under corruption, %", ["", *(f"severity {level}" for level in levels)], lines, words)
 
 
-def _error(cells: Iterable[Value]) -> str:
-    errors = [100 * value.error for value in cells if value.error is not None and math.isfinite(value.error)]
-    return between(errors)
+def _error(cells: Iterable[Estimate]) -> str:
+    errors = [100 * value.stderr for value in cells if value.stderr is not None and math.isfinite(value.stderr)]
+    return format_range(errors)
 
 
 def _name(measure: str, on: str, percent: bool) -> str:

@@ -31,8 +31,8 @@ from plateaux.config.components import NOTHING_GIVEN, Given
 from plateaux.config.recipe import Recipe, fingerprint
 from plateaux.core.errors import DataError, RecipeError
 from plateaux.core.executor import Executor
-from plateaux.core.runtime import FORMATS, is_first, place_among
-from plateaux.core.types import Batch, Inputs, key
+from plateaux.core.runtime import FORMATS, is_rank_zero, rank_and_world_size
+from plateaux.core.types import Batch, Inputs, derive_seed
 from plateaux.data.augment import Augment, uniforms
 from plateaux.data.loader import CPU, UNVARIED, Feed, evaluation
 from plateaux.data.sources import Data, Extra, Source
@@ -41,7 +41,7 @@ from plateaux.storage.store import Store, store_at
 
 VERSION = 1  # goes up whenever a feature changes by a bit, or lies elsewhere in its shard
 SHARD = 1024  # samples
-KEY = key("features")  # of all variations: a round is the same for every run
+KEY = derive_seed("features")  # of all variations: a round is the same for every run
 CHUNK = 64  # samples that go through the trunk at once
 PATIENCE = 3600.0  # seconds to wait for another process that builds the same
 
@@ -289,15 +289,15 @@ def prepare(
     tables = [table for each in sources if isinstance(each, Features) for table in each.tables()]
     made = 0
     for table in {table.folder: table for table in tables}.values():
-        if not executor.agree(int(bool(table.missing(ids)))):
+        if not executor.all_reduce_max(int(bool(table.missing(ids)))):
             continue
         with ExitStack() as held:
-            if is_first():
+            if is_rank_zero():
                 held.enter_context(table.store.lock(table.folder, patience=PATIENCE))
                 table.store.sweep(table.folder)  # what a killed builder left half-written
-            executor.agree(0)
+            executor.all_reduce_max(0)
             made += _make(table, say, ids)
-            executor.agree(0)  # nobody reads before everything is there
+            executor.all_reduce_max(0)  # nobody reads before everything is there
     return made
 
 
@@ -310,7 +310,7 @@ def needed(recipe: Recipe, data: Data) -> list[Source]:
 
 
 def _make(table: Round, say: Say, ids: Tensor | None) -> int:
-    rank, ranks = place_among()
+    rank, ranks = rank_and_world_size()
     mine = [shard for shard in table.missing(ids) if shard % ranks == rank]
     made = 0
     for count, shard in enumerate(mine, 1):

@@ -10,7 +10,7 @@ from plateaux.config.builders.model import network
 from plateaux.config.components import NOTHING_GIVEN, Given
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RecipeError
-from plateaux.core.types import Tree
+from plateaux.core.types import TensorTree
 from plateaux.data.sources import facts_of
 from plateaux.models.surgery import load_weights
 from plateaux.storage.run import Progress, Run
@@ -32,7 +32,7 @@ def adopt(out: str | Path, recipe: Recipe, files: Sequence[str], *, given: Given
     return run
 
 
-def keep_weights(run: Run, trees: Sequence[Tree], words: Sequence[str]) -> None:
+def keep_weights(run: Run, trees: Sequence[TensorTree], words: Sequence[str]) -> None:
     """Make members of finished weights; the words say where they are from."""
     for number, (tree, origin) in enumerate(zip(trees, words, strict=True)):
         with run.lock(number):

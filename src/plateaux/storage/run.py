@@ -21,7 +21,7 @@ import torch
 
 from plateaux.config.recipe import Recipe, difference, fingerprint
 from plateaux.core.errors import RunError, StorageError
-from plateaux.core.types import Tree
+from plateaux.core.types import TensorTree
 from plateaux.storage.store import PATIENCE, Store, store_at
 
 FORMAT = 1
@@ -176,7 +176,7 @@ class Run:
         self.store.put_state(name, state)
         return name
 
-    def put_weights(self, number: int, weights: Tree, *, epoch: int, best: bool = False) -> str:
+    def put_weights(self, number: int, weights: TensorTree, *, epoch: int, best: bool = False) -> str:
         """Write a member's own weights, the final ones or the best so far, and return the object's name."""
         name = f"members/{number}/" + (f"best-{epoch}.safetensors" if best else "weights.safetensors")
         self.store.put_tensors(name, weights, {"format": "pt", "plateaux": "member", "epoch": str(epoch)})
@@ -193,7 +193,7 @@ class Run:
         parts = [self.store.get(part).decode() for part in self.progress(number).parts]
         return [json.loads(line) for part in parts for line in part.splitlines()]
 
-    def weights(self, number: int) -> Tree:
+    def weights(self, number: int) -> TensorTree:
         """Return the weights of a finished member, without the shared ones."""
         return self.store.get_tensors(self._weights_name(number))
 
@@ -213,11 +213,11 @@ class Run:
             )
         return progress.weights
 
-    def shared(self) -> Tree:
+    def shared(self) -> TensorTree:
         """Return the weights that all members use and nobody trains."""
         return self.store.get_tensors("shared.safetensors") if self.store.has("shared.safetensors") else {}
 
-    def put_shared(self, weights: Tree) -> None:
+    def put_shared(self, weights: TensorTree) -> None:
         if weights and not self.store.has("shared.safetensors"):
             self.store.put_tensors("shared.safetensors", weights, {"format": "pt", "plateaux": "shared"})
 

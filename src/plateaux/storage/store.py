@@ -30,7 +30,7 @@ from numpy.typing import DTypeLike, NDArray
 from torch import Tensor
 
 from plateaux.core.errors import RunError, StorageError
-from plateaux.core.types import Tree
+from plateaux.core.types import TensorTree
 from plateaux.storage.lease import Lease, alive, owner_of
 from plateaux.storage.remote import Address, Bucket, address_of
 from plateaux.storage.tensor_file import array_facts, array_header, save_in_order
@@ -126,7 +126,7 @@ class Store:
         plain = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
         self.put(name, lambda file: save_in_order(plain, Path(file.name), dict(about or {})))
 
-    def get_tensors(self, name: str) -> Tree:
+    def get_tensors(self, name: str) -> TensorTree:
         content = self.get(name)
         try:
             return safetensors.torch.load(content)

@@ -13,14 +13,14 @@ import numpy as np
 import safetensors
 import safetensors.torch
 
-from plateaux.core.types import Tree
+from plateaux.core.types import TensorTree
 
 LONGEST_HEADER = 1 << 20  # bytes of an array's header
 KINDS = {"F16": "<f2", "F32": "<f4", "F64": "<f8", "I64": "<i8", "U8": "u1"}
 NAMES = {np.dtype(kind): name for name, kind in KINDS.items()}
 
 
-def save_in_order(tensors: Tree, path: Path, about: dict[str, str]) -> None:
+def save_in_order(tensors: TensorTree, path: Path, about: dict[str, str]) -> None:
     """Write safetensors without a copy in memory, the header sorted: equal tensors make equal files."""
     try:
         safetensors.torch.save_file(tensors, path, metadata=about)

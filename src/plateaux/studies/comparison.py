@@ -8,10 +8,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
-from plateaux.core.formatting import with_error
-from plateaux.core.stats.intervals import Cost, Interval, Spent, at_equal_cost, over_repetitions, paired
+from plateaux.core.formatting import format_with_stderr
+from plateaux.core.stats.intervals import Cost, CostPoint, Interval, at_equal_cost, paired_t_interval, t_interval
 from plateaux.core.text_table import Grid
-from plateaux.core.types import Value
+from plateaux.core.types import Estimate
 from plateaux.evaluation.row_names import MEAN_OF_PAIRS, MEAN_PROBABILITY, MEMBERS_MEAN, TOGETHER, cell
 from plateaux.studies.results import TRAINING, Finding
 
@@ -52,14 +52,14 @@ class Comparison:
 
     def mean(self, condition: Condition, column: Column) -> Interval:
         """Return the mean over repetitions."""
-        return over_repetitions(list(self.numbers.get((_name(condition), column), {}).values()))
+        return t_interval(list(self.numbers.get((_name(condition), column), {}).values()))
 
     def difference(self, condition: Condition, column: Column) -> Interval:
         """Return the difference from the baseline, over the repetitions that both have."""
         mine = self.numbers.get((_name(condition), column), {})
         theirs = self.numbers.get((_name(self.against(condition) or {}), column), {})
         both = sorted(mine.keys() & theirs.keys())
-        return paired([mine[r] for r in both], [theirs[r] for r in both])
+        return paired_t_interval([mine[r] for r in both], [theirs[r] for r in both])
 
     def against(self, condition: Condition) -> Condition | None:
         """Return what a condition is compared with: a baseline that is the same in all its other factors."""
@@ -74,18 +74,18 @@ class Comparison:
         mine, theirs = self._courses(condition, column), self._courses(self.against(condition) or {}, column)
         both = sorted(mine.keys() & theirs.keys())
         if not both:
-            return math.nan, paired([], [])
+            return math.nan, paired_t_interval([], [])
         return at_equal_cost([mine[r] for r in both], [theirs[r] for r in both], by)
 
-    def _courses(self, condition: Condition, column: Column) -> dict[int, list[Spent]]:
-        found: dict[int, list[Spent]] = {}
+    def _courses(self, condition: Condition, column: Column) -> dict[int, list[CostPoint]]:
+        found: dict[int, list[CostPoint]] = {}
         for name, each in self.conditions.items():
             if _name(_less(each)) != _name(_less(condition)):
                 continue
             for repetition, number in self.numbers.get((name, column), {}).items():
                 spent = [self.numbers.get((name, (by, TRAINING, MEMBERS_MEAN)), {}) for by in get_args(Cost)]
                 if all(repetition in each for each in spent):
-                    found.setdefault(repetition, []).append(Spent(number, *(each[repetition] for each in spent)))
+                    found.setdefault(repetition, []).append(CostPoint(number, *(each[repetition] for each in spent)))
         return found
 
     def grids(self) -> list[Grid]:
@@ -131,7 +131,11 @@ class Comparison:
         return f"{measure}{'' if on == TRAINING else f', {on}'}{' %' if self.facts[column].percent else ''}"
 
     def _shown(self, column: Column, made: Interval) -> str:
-        return "" if math.isnan(made.number) else with_error(Value(made.number, made.half), self.facts[column].percent)
+        return (
+            ""
+            if math.isnan(made.value)
+            else format_with_stderr(Estimate(made.value, made.half), self.facts[column].percent)
+        )
 
 
 def _name(condition: Condition) -> str:

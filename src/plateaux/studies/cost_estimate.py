@@ -12,7 +12,7 @@ from plateaux.config.components import NOTHING_GIVEN, Given
 from plateaux.config.recipe import Recipe, fingerprint
 from plateaux.core import registry
 from plateaux.core.errors import PlateauxError
-from plateaux.core.runtime import cores
+from plateaux.core.runtime import num_cores
 from plateaux.data.sources import Data, facts_of
 from plateaux.evaluation.row_names import MEMBERS_MEAN
 from plateaux.evaluation.splits import targets
@@ -71,7 +71,7 @@ class Reckoning:
         passes = sum(self._left(recipe, number, each, start) for number, each in enumerate(standing))
         measuring = recipe.members * measuring_of(self.conduct.study, recipe, self._data(recipe), self.conduct.given)
         samples = len(split_of(recipe, self._data(recipe))[0])
-        at_once = min(self.conduct.trained(task).executor.processes, recipe.members, cores())
+        at_once = min(self.conduct.trained(task).executor.processes, recipe.members, num_cores())
         seconds = (passes * samples / at_once + measuring) / self._pace(recipe, samples)
         state: Literal["begun", "missing"] = "begun" if begun else "missing"
         left = (recipe.members, recipe.train.epochs, passes, measuring, seconds)
@@ -99,7 +99,7 @@ class Reckoning:
         lender = next((each for each in self.conduct.tasks if each.folder == task.span), None)
         if lender is None:
             return 0
-        rendezvous = method_of(lender.recipe, 0, self.conduct.given).rendezvous
+        rendezvous = method_of(lender.recipe, 0, self.conduct.given).partition
         assert rendezvous is not None
         return rendezvous.after[0]
 

@@ -11,7 +11,7 @@ from plateaux.config.components import NOTHING_GIVEN, Given
 from plateaux.config.recipe import Recipe, fingerprint
 from plateaux.config.schema import fields
 from plateaux.core import registry
-from plateaux.core.types import key
+from plateaux.core.types import derive_seed
 from plateaux.studies.grid import called
 from plateaux.studies.study import Study
 from plateaux.training.branching import span_of
@@ -52,7 +52,7 @@ def planned(study: Study, given: Given = NOTHING_GIVEN) -> list[Planned]:
     whole = [(condition, _filled_in(recipe, given)) for condition, recipe in study.conditions()]
     for repetition in range(study.repetitions):
         for condition, recipe in whole:
-            seeded = recipe.changed(seed=key(study.seed, repetition))
+            seeded = recipe.changed(seed=derive_seed(study.seed, repetition))
             found.append(Planned(condition, repetition, seeded, folder_of(seeded, given)))
     return found
 
@@ -74,7 +74,7 @@ def tasks(plans: Sequence[Planned], given: Given = NOTHING_GIVEN) -> list[Task]:
 def folder_of(recipe: Recipe, given: Given = NOTHING_GIVEN) -> str:
     """Return the hash of all that determines a run's members; their number, where they see each other or meet."""
     method = method_of(recipe, 0, given)
-    alone = not method.together and method.rendezvous is None
+    alone = not method.is_joint and method.partition is None
     return fingerprint({"recipe": recipe.determining(), "members": None if alone else recipe.members})
 
 
@@ -95,7 +95,7 @@ def _lenders(recipes: Mapping[str, Recipe], given: Given) -> dict[str, str]:
 
 
 def _begin(group: Sequence[str], recipes: Mapping[str, Recipe], given: Given) -> Iterator[tuple[str, str]]:
-    meets = {folder: method_of(recipes[folder], 0, given).rendezvous for folder in group}
+    meets = {folder: method_of(recipes[folder], 0, given).partition for folder in group}
     first = {folder: each.after[0] for folder, each in meets.items() if each is not None and each.after[0] > 0}
     if first:
         lender = min(first, key=lambda folder: first[folder])

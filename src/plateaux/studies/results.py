@@ -11,7 +11,7 @@ from typing import Any
 
 from plateaux.config.components import NOTHING_GIVEN, Given
 from plateaux.core.errors import PlateauxError, RunError
-from plateaux.core.types import Value
+from plateaux.core.types import Estimate
 from plateaux.evaluation.metric_specs import measures_named
 from plateaux.evaluation.results import Measurement
 from plateaux.evaluation.robustness import robustness
@@ -148,7 +148,7 @@ def _hashes(run: Run) -> dict[str, str]:
 def _measurement(tree: Mapping[str, Any]) -> Measurement:
     nan = float("nan")
     rows = {
-        row: Value(nan if each["value"] is None else each["value"], each["error"], each.get("draws"))
+        row: Estimate(nan if each["value"] is None else each["value"], each["error"], each.get("draws"))
         for row, each in tree["rows"].items()
     }
     facts = (tree["better"], tree["weights"], tree["data"], tree["hashes"], tree["asks"])

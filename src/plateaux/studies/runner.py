@@ -22,8 +22,8 @@ from plateaux.config.builders.data import data_of
 from plateaux.config.components import NOTHING_GIVEN, Given
 from plateaux.config.recipe import Recipe, fingerprint
 from plateaux.core.callbacks import Tell
-from plateaux.core.errors import Diverged, RunError
-from plateaux.core.formatting import duration
+from plateaux.core.errors import DivergedError, RunError
+from plateaux.core.formatting import format_duration
 from plateaux.data.sources import facts_of
 from plateaux.evaluation.evaluate import evaluate
 from plateaux.evaluation.metric_specs import measures_named
@@ -82,13 +82,13 @@ class Conduct:
             self.say(f"run {place} of {len(missing)}: {todo[0]}{self._left(missing[place - 1 :], begun, done)}")
             try:
                 self.carry_out(task, todo)
-            except Diverged as problem:
+            except DivergedError as problem:
                 problems.append(f"{todo[0]}: {problem}")
                 self.say(problems[-1])
             done += self._weight(task)
         self._tidy()  # what a kill has left
         if problems:
-            raise Diverged("Some runs diverged; the others are finished:\n  " + "\n  ".join(problems))
+            raise DivergedError("Some runs diverged; the others are finished:\n  " + "\n  ".join(problems))
         return self.results()
 
     def check(self) -> None:
@@ -259,7 +259,7 @@ class Conduct:
         if not done:
             return ""
         more = sum(self._weight(task) for task, _ in missing)
-        return f"; about {duration((time.monotonic() - begun) * more / done)} left"
+        return f"; about {format_duration((time.monotonic() - begun) * more / done)} left"
 
     def _weight(self, task: Task) -> float:
         return sum(passes_of(task.recipe, number, given=self.given) for number in range(task.recipe.members))

@@ -27,7 +27,7 @@ from pydantic import Field, ValidationError
 
 from plateaux.config.recipe import Recipe, fingerprint
 from plateaux.config.schema import Section
-from plateaux.core.errors import RecipeError, nearest
+from plateaux.core.errors import RecipeError, suggest
 from plateaux.studies.grid import _flat, _together, called, changed, factors
 
 
@@ -125,7 +125,7 @@ def _explained(problem: ValidationError) -> RecipeError:
     if first["type"] == "extra_forbidden":
         parts: dict[str, type[Section]] = {"measure": MeasurePart, "landscape": LandscapePart}
         known = parts.get(place[0], Study).model_fields
-        return RecipeError(f"The study has no key {where!r}; {nearest(place[-1], known)}")
+        return RecipeError(f"The study has no key {where!r}; {suggest(place[-1], known)}")
     if first["type"] == "missing":
         return RecipeError(f"The study lacks {where!r}: a recipe by name or file, or a whole one as [base]")
     return RecipeError(f"The study's {where} = {first['input']!r}: {first['msg']}")

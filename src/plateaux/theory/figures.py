@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from plateaux.core.optional import guest
+from plateaux.core.optional import optional_import
 from plateaux.theory.captions import Part, captions, off, percent, said
 from plateaux.theory.experiment import FORMULAS, Experiment, Formula, Panel, Point
 from plateaux.theory.intervals import around, mean_of
@@ -34,7 +34,10 @@ LOOK = {
 
 def draw(experiment: Experiment, out: Path) -> list[Path]:
     """Write every figure as PNG and SVG, and return the files."""
-    matplotlib, figures = guest("matplotlib", extra="report"), guest("matplotlib.figure", extra="report")
+    matplotlib, figures = (
+        optional_import("matplotlib", extra="report"),
+        optional_import("matplotlib.figure", extra="report"),
+    )
     words, files = captions(experiment), []
     with matplotlib.rc_context(LOOK):
         for name, panels in experiment.figures.items():
@@ -126,7 +129,7 @@ def _ratios(axes: Axes, panel: Panel, experiment: Experiment) -> None:
     points = [experiment.points[each] for each in settings]
     x = [getattr(each, panel.varies) for each in settings]
     means = [mean_of(point.simulated.diversity) for point in points]
-    halves = np.array([100 * (around(mean, experiment.matrices)[1] / mean.number - 1) for mean in means])
+    halves = np.array([100 * (around(mean, experiment.matrices)[1] / mean.value - 1) for mean in means])
     axes.fill_between(x, -halves, halves, color="#bbbbbb", alpha=0.6, linewidth=0, label="simulated diversity, 95 %")
     axes.axhline(0, color=BLACK, linewidth=0.8)
     parts: tuple[tuple[Part, str, str], ...] = (("diversity", "diversity", ""), ("upper", "upper bound", "^"))
@@ -142,8 +145,8 @@ def _simulated(axes: Axes, points: Sequence[Point], count: int, *, colour: str, 
     middle, halves = [], []
     for values in ([p.simulated.sharpness for p in points], [p.simulated.diversity for p in points]):
         means = [mean_of(each) for each in values]
-        middle.append([mean.number for mean in means])
-        halves.append([around(mean, count)[1] - mean.number for mean in means])
+        middle.append([mean.value for mean in means])
+        halves.append([around(mean, count)[1] - mean.value for mean in means])
     axes.errorbar(
         middle[0], middle[1], xerr=halves[0], yerr=halves[1], color=colour, marker=marker, markersize=3.5,
         linestyle="none", elinewidth=0.8, label=label, zorder=4,
@@ -155,7 +158,7 @@ def _scale(axes: Axes, which: Literal["x", "y"], values: Sequence[float]) -> Non
     span = max(values) / min(values)
     if span <= 4:
         return
-    ticker = guest("matplotlib.ticker", extra="report")
+    ticker = optional_import("matplotlib.ticker", extra="report")
     (axes.set_xscale if which == "x" else axes.set_yscale)("log")
     axis = axes.xaxis if which == "x" else axes.yaxis
     subs = (1.0, 2.0, 5.0) if span < 10 else (1.0, 3.0) if span < 30 else (1.0,)  # of one tick it would make many

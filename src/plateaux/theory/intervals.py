@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from plateaux.core.stats.estimates import mean_over
+from plateaux.core.stats.estimates import mean_of_independent
 from plateaux.core.stats.intervals import t_quantile
-from plateaux.core.types import Value
+from plateaux.core.types import Estimate
 from plateaux.theory.phi import Floats
 
 
@@ -13,12 +13,12 @@ def interval(values: Floats, *, among: int = 1) -> tuple[float, float]:
     return around(mean_of(values), len(values), among=among)
 
 
-def around(mean: Value, count: int, *, among: int = 1) -> tuple[float, float]:
+def around(mean: Estimate, count: int, *, among: int = 1) -> tuple[float, float]:
     """Return the 95 % interval of a mean of so many numbers, from its standard error."""
-    half = t_quantile(1 - 0.025 / among, count - 1) * (mean.error or 0.0)
-    return mean.number - half, mean.number + half
+    half = t_quantile(1 - 0.025 / among, count - 1) * (mean.stderr or 0.0)
+    return mean.value - half, mean.value + half
 
 
-def mean_of(values: Floats) -> Value:
+def mean_of(values: Floats) -> Estimate:
     """Return a mean with its standard error."""
-    return mean_over(values.tolist())
+    return mean_of_independent(values.tolist())

@@ -53,4 +53,4 @@ def _point(point: Point) -> dict[str, Any]:
 
 def _mean(values: Floats) -> dict[str, float | None]:
     mean = mean_of(values)
-    return {"mean": mean.number, "error": mean.error}
+    return {"mean": mean.value, "error": mean.stderr}

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plateaux.core.errors import RecipeError
-from plateaux.core.types import key
+from plateaux.core.types import derive_seed
 from plateaux.theory.phi import Floats, contraction
 from plateaux.theory.quadratic import worst_case
 from plateaux.theory.setting import Setting
@@ -81,11 +81,11 @@ def simulate(
 def _experiment(settings: Sequence[Setting], starts: int, seed: int, number: int) -> Floats:
     """Return diversity and sharpness [2, settings] on one random data matrix."""
     first, counts = settings[0], {each.parts for each in settings}
-    random = np.random.default_rng(key("theory", seed, number))
+    random = np.random.default_rng(derive_seed("theory", seed, number))
     draw = _draw(first.n, first.d, lcm(*counts), starts, random)
     cut = {}
     for count in counts:
-        who = np.random.default_rng(key("theory", seed, number, "parts", count)).integers(count, size=starts)
+        who = np.random.default_rng(derive_seed("theory", seed, number, "parts", count)).integers(count, size=starts)
         cut[count] = _cut(draw, count, who)
     ends = [_train(each, cut[each.parts]) for each in settings]
     diversity = [_variance(members, draw.tests) for members, _ in ends]

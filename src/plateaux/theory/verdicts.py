@@ -173,7 +173,7 @@ def _where(point: Point) -> dict[str, float]:
 
 
 def _number(values: Floats, among: int = 1) -> dict[str, Any]:
-    return {"mean": mean_of(values).number, "interval": list(interval(values, among=among))}
+    return {"mean": mean_of(values).value, "interval": list(interval(values, among=among))}
 
 
 def _worst(verdicts: Sequence[Verdict]) -> Verdict:

@@ -17,7 +17,7 @@ from plateaux.config.builders.training import executor_of
 from plateaux.config.components import Given
 from plateaux.config.recipe import Recipe
 from plateaux.core.callbacks import Tell
-from plateaux.core.runtime import device_named, settle_in
+from plateaux.core.runtime import configure_runtime, get_device
 from plateaux.training.setup import learners_of, paces_of
 from plateaux.training.state import Way
 from plateaux.training.step import step
@@ -35,7 +35,7 @@ def choose(recipe: Recipe, given: Given, tell: Tell, *, steps: int = STEPS) -> d
         return {}
     if len(precisions) * len(formats) == 1:
         return {"precision": precisions[0], "memory_format": formats[0], "tried": []}
-    settle_in(threads=recipe.executor.threads)
+    configure_runtime(threads=recipe.executor.threads)
     tried = []
     for precision, memory_format in product(precisions, formats):
         candidate = recipe.changed(train={"precision": precision, "memory_format": memory_format, "compile": False})
@@ -61,7 +61,7 @@ def pace(recipe: Recipe, given: Given, *, steps: int = 6) -> float:
 
 def _try(recipe: Recipe, given: Given, steps: int) -> tuple[float, float]:
     """Return the mean loss over some steps of the first member, and images a second over the later half of them."""
-    device = device_named(recipe.executor.devices[0] if recipe.executor.devices else None)
+    device = get_device(recipe.executor.devices[0] if recipe.executor.devices else None)
     data = on_device(training_data(recipe, given), device)
     alone = recipe.changed(executor={"name": "local", "manner": "loop", "processes": 1})
     ids, _ = split_of(alone, data)

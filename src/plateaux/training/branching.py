@@ -54,7 +54,7 @@ def _copy(run: Run, other: Run, number: int, given: Given) -> None:
     state = other.store.get_state(met)
     progress = {**state["progress"], "parts": tuple(state["progress"]["parts"])}
     epoch = int(progress["epoch"])
-    rendezvous = method_of(run.recipe, number, given).rendezvous
+    rendezvous = method_of(run.recipe, number, given).partition
     if rendezvous is not None and rendezvous.after[0] < epoch:
         raise RunError(
             f"{other.store.root} met after {epoch} epochs, this run is to meet after {rendezvous.after[0]} already"
@@ -63,13 +63,13 @@ def _copy(run: Run, other: Run, number: int, given: Given) -> None:
         run.store.put(part, other.store.get(part))
     name = run.put_state(number, Progress(epoch=epoch), state)
     meets_here = rendezvous is not None and rendezvous.after[0] == epoch
-    theirs = method_of(other.recipe, number, given).rendezvous
+    theirs = method_of(other.recipe, number, given).partition
     scores = scores_name(epoch, number)
     if (
         meets_here
         and rendezvous is not None
         and theirs is not None
-        and rendezvous.about.get("score") == theirs.about.get("score")
+        and rendezvous.metadata.get("score") == theirs.metadata.get("score")
         and other.store.has(scores)
     ):
         run.store.put(scores, other.store.get(scores))
@@ -78,9 +78,12 @@ def _copy(run: Run, other: Run, number: int, given: Given) -> None:
 
 def _until_meeting(recipe: Recipe, number: int, given: Given) -> dict[str, Any]:
     """Return one member's method until its first meeting, defaults filled in."""
-    rendezvous = method_of(recipe, number, given).rendezvous
+    rendezvous = method_of(recipe, number, given).partition
     if rendezvous is not None:
-        name, options = str(rendezvous.before["name"]), {k: v for k, v in rendezvous.before.items() if k != "name"}
+        name, options = (
+            str(rendezvous.prefix_method["name"]),
+            {k: v for k, v in rendezvous.prefix_method.items() if k != "name"},
+        )
     else:
         name, options = recipe.method.name, recipe.of_member(number).method.options
     factory = registry.method.get(name, allow=given.allow)

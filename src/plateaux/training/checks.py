@@ -20,7 +20,7 @@ def check(recipe: Recipe, given: Given = NOTHING_GIVEN) -> bool:
     """Say whether the members see each other; refuse what cannot be carried out before anything is written."""
     check_names(recipe, given)
     method = method_of(recipe, 0, given)
-    joint, sees = method.together, method.objective.sees != "own"
+    joint, sees = method.is_joint, method.objective.gather != "own"
     check_turns(recipe, method, given)
     asks = {asks_of(method_of(recipe, number, given).update, recipe.data.batch) for number in range(recipe.members)}
     if joint and len(asks) > 1:
@@ -32,7 +32,7 @@ def check(recipe: Recipe, given: Given = NOTHING_GIVEN) -> bool:
         raise RecipeError(f"members of {recipe.method.name!r} share one loss: its options cannot differ between them")
     if joint and len({repr(_joint_options(recipe, n, given)) for n in range(recipe.members)}) > 1:
         raise RecipeError(f"members of {recipe.method.name!r} settle together: only rho may differ between them")
-    if recipe.data.unlabelled and "unlabelled" not in method.objective.wants:
+    if recipe.data.unlabelled and "unlabelled" not in method.objective.extra_inputs:
         warnings.warn(f"{recipe.method.name!r} looks at no unlabelled samples: they are not read", stacklevel=3)
     _check_meeting(recipe, given)
     if joint and recipe.train.patience is not None:
@@ -67,11 +67,11 @@ def _joint_options(recipe: Recipe, number: int, given: Given) -> dict[str, objec
 
 def _check_meeting(recipe: Recipe, given: Given) -> None:
     """Refuse what members that meet cannot do; one alone meets nobody."""
-    found = [method_of(recipe, number, given).rendezvous for number in range(recipe.members)]
+    found = [method_of(recipe, number, given).partition for number in range(recipe.members)]
     first = found[0]
     if first is None:
         return
-    if any(other is None or (other.after, other.about) != (first.after, first.about) for other in found):
+    if any(other is None or (other.after, other.metadata) != (first.after, first.metadata) for other in found):
         raise RecipeError(
             f"members of {recipe.method.name!r} meet at one time and by one rule: only rho may differ between them"
         )
@@ -87,7 +87,7 @@ def _check_meeting(recipe: Recipe, given: Given) -> None:
 
 def check_turns(recipe: Recipe, method: Method, given: Given) -> None:
     """Refuse what members that go on from each other cannot do."""
-    if method.turn != "onward":
+    if method.member_order != "onward":
         return
     name = recipe.method.name
     if len({kind_of(recipe, number, given) for number in range(recipe.members)}) > 1:

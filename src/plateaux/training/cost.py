@@ -17,8 +17,8 @@ from torch import Tensor
 from plateaux.config.builders.training import method_of
 from plateaux.config.components import NOTHING_GIVEN, Given
 from plateaux.config.recipe import Recipe
-from plateaux.core.method import Ask, Moment, Update
-from plateaux.core.types import Tree
+from plateaux.core.method import GradRequest, StepContext, Update
+from plateaux.core.types import TensorTree
 from plateaux.storage.run import Run, summary_name
 
 BACKWARD = 2 / 3  # of a pass
@@ -59,7 +59,7 @@ def passes_of(
     """
     method, size = method_of(recipe, number, given), recipe.data.batch
     wanted = recipe.train.epochs if epochs is None else epochs
-    ends = [epoch for epoch in (method.rendezvous.after if method.rendezvous else ()) if epoch <= wanted]
+    ends = [epoch for epoch in (method.partition.after if method.partition else ()) if epoch <= wanted]
     drawn = recipe.data.bag or 1.0  # of all samples, in an epoch
     found = drawn * (ends[0] if ends else wanted) * passes_a_step(method.update, size)
     for begin, end in pairwise([*ends, wanted]):
@@ -71,30 +71,30 @@ def passes_of(
 
 def passes_a_step(update: Update, size: int, careful: Tensor | None = None) -> float:
     """Return how many passes over its batch an update takes."""
-    nothing: Tree = {"weight": torch.zeros(1)}
-    walk = update(nothing, Moment(size, lr=1.0, peak_lr=1.0, careful=careful))
+    nothing: TensorTree = {"weight": torch.zeros(1)}
+    walk = update(nothing, StepContext(size, lr=1.0, peak_lr=1.0, sam_set=careful))
     found = 0.0
     try:
         asked = next(walk)
         while True:
             found += _pass(asked, size)
-            asked = walk.send(nothing if asked.agree is None else asked.agree)
+            asked = walk.send(nothing if asked.average is None else asked.average)
     except StopIteration:
         return found
 
 
-def _pass(asked: Ask, size: int) -> float:
-    if asked.agree is not None:
+def _pass(asked: GradRequest, size: int) -> float:
+    if asked.average is not None:
         return 0.0
-    if isinstance(asked.part, slice):
-        size_of_part = len(range(*asked.part.indices(size)))
+    if isinstance(asked.rows, slice):
+        size_of_part = len(range(*asked.rows.indices(size)))
     else:
-        size_of_part = size if asked.part is None else len(asked.part)
-    return (BACKWARD if asked.again else 1.0) * size_of_part / size
+        size_of_part = size if asked.rows is None else len(asked.rows)
+    return (BACKWARD if asked.reuse_graph else 1.0) * size_of_part / size
 
 
 def _meetings(run: Run, number: int, given: Given) -> dict[int, Mapping[str, Any]]:
     """Return the summaries of the meetings that were."""
-    rendezvous = method_of(run.recipe, number, given).rendezvous
+    rendezvous = method_of(run.recipe, number, given).partition
     names = {epoch: summary_name(epoch) for epoch in (rendezvous.after if rendezvous else ())}
     return {epoch: run.store.get_json(name) for epoch, name in names.items() if run.store.has(name)}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from plateaux.core.errors import Diverged
+from plateaux.core.errors import DivergedError
 from plateaux.core.tensor_tree import finite
 from plateaux.data.loader import Feed
 from plateaux.storage.run import Progress
@@ -39,7 +39,7 @@ class Runner:
                 if held
                 else "it has no checkpoint"
             )
-            raise Diverged(
+            raise DivergedError(
                 f"The loss of member {self.learner.number} is no number any more (epoch {epoch}, step {done}); "
                 f"{where}. "
                 'Try a smaller optimizer.lr, optimizer.clip, or train.precision = "fp32"'

@@ -16,8 +16,8 @@ from typing import Any
 from uuid import uuid4
 
 from plateaux.core.callbacks import Tell
-from plateaux.core.errors import Stopped, StorageError
-from plateaux.core.runtime import node
+from plateaux.core.errors import Interrupted, StorageError
+from plateaux.core.runtime import node_name
 from plateaux.storage.run import Run
 from plateaux.training.jobs import Job, Position
 
@@ -35,7 +35,7 @@ class Record:
         self.name = f"jobs/{who}-{job.kind}-{job.stop}-{uuid4().hex[:12]}.json"
         self._facts: dict[str, Any] = {
             "job": str(job), "kind": job.kind, "members": list(job.members), "attempt": job.attempt, "stop": job.stop,
-            "start": list(job.start), "node": node(), "pid": os.getpid(), "begun": time.time(), "outcome": "running",
+            "start": list(job.start), "node": node_name(), "pid": os.getpid(), "begun": time.time(), "outcome": "running",
         }  # fmt: skip
         self._news: dict[str, dict[str, Any]] = {}
         self._said: list[str] = []
@@ -75,7 +75,7 @@ def recorded(run: Run, job: Job, tell: Tell, *, wanted: bool) -> Iterator[Record
     record = Record(run, job, tell, wanted=wanted)
     try:
         yield record
-    except Stopped as problem:
+    except Interrupted as problem:
         record.ends("stopped", str(problem))
         raise
     except Exception:

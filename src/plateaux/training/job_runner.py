@@ -12,7 +12,7 @@ from plateaux.config.components import NOTHING_GIVEN, Given
 from plateaux.config.recipe import Recipe
 from plateaux.core.callbacks import Tell
 from plateaux.core.executor import Executor
-from plateaux.core.runtime import device_named, is_first, settle_in
+from plateaux.core.runtime import configure_runtime, get_device, is_rank_zero
 from plateaux.evaluation.loading import members_of
 from plateaux.storage.feature_cache import featured
 from plateaux.storage.run import Run, summary_name
@@ -35,41 +35,41 @@ class Work:
 
     def __call__(self, job: Job, tell: Tell, *, device: str | None = None, processes: int = 1) -> None:
         """Take the members of a job from where they stand to where it stops."""
-        settle_in(processes=processes, threads=self.recipe.executor.threads)
+        configure_runtime(processes=processes, threads=self.recipe.executor.threads)
         run = replace(Run.open(self.root), recipe=self.recipe)
         executor = executor_of(self.recipe, self.given)
-        with recorded(run, job, tell, wanted=executor.far and is_first()) as record:
+        with recorded(run, job, tell, wanted=executor.is_remote and is_rank_zero()) as record:
             if job.kind == "decide":
                 _decide(run, job, self.given, record.tell)
             else:
                 self._train(run, job, executor, record, device)
 
     def _train(self, run: Run, job: Job, executor: Executor, record: Record, device: str | None) -> None:
-        held = [job.members[row] for row in executor.rows(len(job.members))]
+        held = [job.members[row] for row in executor.local_members(len(job.members))]
         method = method_of(self.recipe, 0, self.given)
         with ExitStack() as locks, _deterministic(self.recipe.train.deterministic):
-            if executor.writes():
+            if executor.is_writer():
                 for number in held:
-                    locks.enter_context(run.lock(number, patience=LEAVING if executor.far else 0))
+                    locks.enter_context(run.lock(number, patience=LEAVING if executor.is_remote else 0))
                     run.store.sweep(f"members/{number}")
-            executor.agree(0)  # or one who waited for a lock would find members further on than the others did
-            left = left_of(job, {number: run.progress(number) for number in job.members}, joint=method.together)
+            executor.all_reduce_max(0)  # or one who waited for a lock would find members further on than the others did
+            left = left_of(job, {number: run.progress(number) for number in job.members}, joint=method.is_joint)
             if left is None:
                 return
             record.begins(left.start)
             held = [number for number in held if number in left.members]
-            place = device_named(device or executor.device)
+            place = get_device(device or executor.device)
             data = on_device(featured(self.recipe, training_data(self.recipe, self.given), self.given), place)
-            follows = bool(held) and method.turn == "after"
+            follows = bool(held) and method.member_order == "after"
             earlier = members_of(run, data, range(held[0]), self.given) if follows else []
             Course(run, data, left, held, executor, place, self.given, record.tell, earlier=earlier).go()
 
 
 def _decide(run: Run, job: Job, given: Given, tell: Tell) -> None:
     """Take the decision of a meeting, once: the other processes of a mesh find it in the folder."""
-    rendezvous = method_of(run.recipe, 0, given).rendezvous
+    rendezvous = method_of(run.recipe, 0, given).partition
     assert rendezvous is not None
-    if is_first() and not run.store.has(summary_name(job.stop)):
+    if is_rank_zero() and not run.store.has(summary_name(job.stop)):
         for folder in ("scores", "notes"):  # nobody writes there now: every member has left its scores
             run.store.sweep(folder)
         decide(run, rendezvous, job.stop, tell, members=job.members)

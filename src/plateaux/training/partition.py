@@ -22,11 +22,11 @@ from torch import Tensor, nn
 from plateaux.config.builders.data import in_order
 from plateaux.config.recipe import Recipe
 from plateaux.core.callbacks import Tell
-from plateaux.core.errors import Diverged, RunError, Stopped
+from plateaux.core.errors import DivergedError, Interrupted, RunError
 from plateaux.core.executor import Executor
-from plateaux.core.member import View
-from plateaux.core.method import Rendezvous
-from plateaux.core.types import Batch, key
+from plateaux.core.member import MemberModule
+from plateaux.core.method import DataPartition
+from plateaux.core.types import Batch, derive_seed
 from plateaux.data.partition.masks import look_up, take_notes
 from plateaux.data.sources import Data
 from plateaux.models.modes import evaluating
@@ -40,7 +40,7 @@ CHUNK = 1 << 18  # samples of one member in memory while deciding
 BOUND = 1 << 30  # bytes that scoring one batch may take
 
 
-def meetings(run: Run, rendezvous: Rendezvous | None) -> list[Meeting]:
+def meetings(run: Run, rendezvous: DataPartition | None) -> list[Meeting]:
     """Return the meetings of a run as its folder shows them."""
     return [_meeting(run, epoch) for epoch in rendezvous.after] if rendezvous is not None else []
 
@@ -69,7 +69,7 @@ class Scorer:
     def score(self, learners: Sequence[Learner], epoch: int) -> None:
         """Leave the members' scores in the run folder; those that lie there are not made again."""
         todo = [each for each in learners if not self.run.store.has(scores_name(epoch, each.number))]
-        if not self.executor.agree(int(bool(todo))):
+        if not self.executor.all_reduce_max(int(bool(todo))):
             return
         numbers = ", ".join(str(each.number) for each in todo)
         self.tell({"say": f"scoring {len(self.ids):,} samples for the meeting after epoch {epoch}: member {numbers}"})
@@ -87,7 +87,7 @@ class Scorer:
                     for learner in todo:
                         self.tell({"member": learner.number, **news, "left": left})
                 if self.stop():
-                    raise Stopped(
+                    raise Interrupted(
                         f"Stopped while scoring at epoch {epoch}, with the checkpoint before it. "
                         "Run the same command again to go on"
                     )
@@ -105,26 +105,30 @@ class Scorer:
 
     def _scores(self, learner: Learner, ids: NDArray[np.int64], batch: Batch) -> NDArray[np.float32]:
         """Return one member's scores of a whole batch, whoever worked on which of its samples."""
-        assert learner.method.rendezvous is not None
+        assert learner.method.partition is not None
         whole = torch.zeros(len(ids), dtype=torch.float64, device=self.device)
         if len(batch):
-            mine = learner.method.rendezvous.offer(View(learner.module, own=learner.params), batch)
+            mine = learner.method.partition.output(MemberModule(learner.module, own=learner.params), batch)
             whole[self.executor.shard(len(ids))] = mine.detach().double()
-        scores = self.executor.average({"scores": whole})["scores"].float().cpu().numpy()
+        scores = self.executor.all_reduce({"scores": whole})["scores"].float().cpu().numpy()
         if not np.isfinite(scores).all():
             bad = int(ids[~np.isfinite(scores)][0])
-            raise Diverged(
+            raise DivergedError(
                 f"Member {learner.number} scores sample {bad} with no number. Try a smaller optimizer.lr, or look at "
                 "the sample"
             )
         return scores
 
     def _write(self, learner: Learner, epoch: int, found: NDArray[np.float32]) -> None:
-        if not self.executor.writes():
+        if not self.executor.is_writer():
             return
-        rendezvous = learner.method.rendezvous
+        rendezvous = learner.method.partition
         assert rendezvous is not None
-        about = {**_facts(self.run, epoch), "member": str(learner.number), "score": str(rendezvous.about.get("score"))}
+        about = {
+            **_facts(self.run, epoch),
+            "member": str(learner.number),
+            "score": str(rendezvous.metadata.get("score")),
+        }
         name = scores_name(epoch, learner.number)
         with self.run.store.array_writer(name, np.float32, len(found), about) as write:
             write(found)
@@ -134,7 +138,7 @@ def scoring_batch(recipe: Recipe, data: Data, module: nn.Module) -> int:
     """Return how many samples are scored at once: what BOUND bytes hold."""
     batch = next(in_order(recipe, data, data.train, torch.arange(min(2, len(data.train))), batch=2))
     with evaluating([module]):
-        return batch_for(View(module), batch, bound=BOUND)
+        return batch_for(MemberModule(module), batch, bound=BOUND)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +149,7 @@ class StoredScores:
     epoch: int
     numbers: Sequence[int]
     samples: int
-    key: int
+    seed: int
 
     @property
     def members(self) -> int:
@@ -158,7 +162,12 @@ class StoredScores:
 
 
 def decide(
-    run: Run, rendezvous: Rendezvous, epoch: int, tell: Tell = lambda _: None, *, members: Sequence[int] | None = None
+    run: Run,
+    rendezvous: DataPartition,
+    epoch: int,
+    tell: Tell = lambda _: None,
+    *,
+    members: Sequence[int] | None = None,
 ) -> None:
     """Take the decision of a meeting from the scores in the run folder, and write the notes of all who are there.
 
@@ -168,8 +177,8 @@ def decide(
     members = everyone if members is None else members
     for member in members:
         _check(run, scores_name(epoch, member), samples)
-    scores = StoredScores(run.store, epoch, members, samples, key(run.recipe.seed, "meeting", epoch))
-    about = {**_facts(run, epoch), **{name: str(value) for name, value in rendezvous.about.items()}}
+    scores = StoredScores(run.store, epoch, members, samples, derive_seed(run.recipe.seed, "meeting", epoch))
+    about = {**_facts(run, epoch), **{name: str(value) for name, value in rendezvous.metadata.items()}}
     length = -(-samples // 8)
     with ExitStack() as files:
         writers = [
@@ -178,18 +187,18 @@ def decide(
             )
             for member in members
         ]
-        found = take_notes(scores, rendezvous.decide, writers)
+        found = take_notes(scores, rendezvous.assign, writers)
     without = sorted(set(everyone) - set(members))
     lacks = {"without": without} if without else {}
     run.store.put_json(
-        summary_name(epoch), {"members": len(everyone), **lacks, "epoch": epoch, **rendezvous.about, **found}
+        summary_name(epoch), {"members": len(everyone), **lacks, "epoch": epoch, **rendezvous.metadata, **found}
     )
     shares = ", ".join(f"{100 * (share or 0):.1f} %" for share in found["share"])
     words = f" (without {', '.join(f'member {number}' for number in without)}, for good)" if without else ""
     tell({"say": f"met after epoch {epoch}{words}: members are careful about {shares} of the samples"})
 
 
-def notes_of(run: Run, rendezvous: Rendezvous | None, member: int, epoch: int) -> Callable[[Tensor], Tensor] | None:
+def notes_of(run: Run, rendezvous: DataPartition | None, member: int, epoch: int) -> Callable[[Tensor], Tensor] | None:
     """Return the notes a member holds once `epoch` epochs are completed; none before its first meeting."""
     met = [each for each in rendezvous.after if each <= epoch] if rendezvous is not None else []
     if not met:

@@ -123,6 +123,6 @@ def _common(progress: Sequence[Progress]) -> Position:
 def missing(run: Run, given: Given = NOTHING_GIVEN, *, without: Collection[int] = ()) -> list[Job]:
     """Return the jobs that are missing of a run; members in `without` are given up for now."""
     method = method_of(run.recipe, 0, given)
-    met = meetings(run, method.rendezvous)
-    turns = {"joint": method.together, "in_turn": method.turn != "any"}
+    met = meetings(run, method.partition)
+    turns = {"joint": method.is_joint, "in_turn": method.member_order != "any"}
     return plan(run.recipe, run.all_progress(), **turns, meetings=met, without=without)

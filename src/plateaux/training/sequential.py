@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RunError
-from plateaux.core.member import View
-from plateaux.core.outputs import Offer
+from plateaux.core.member import MemberModule
+from plateaux.core.outputs import OutputFn
 from plateaux.core.runtime import FORMATS, autocast
 from plateaux.core.types import Batch
 from plateaux.storage.run import Run
@@ -22,13 +22,13 @@ from plateaux.training.state import Learner, Scaler
 
 
 def beside(
-    modules: Sequence[nn.Module], offer: Offer, recipe: Recipe, device: torch.device
+    modules: Sequence[nn.Module], offer: OutputFn, recipe: Recipe, device: torch.device
 ) -> Callable[[Batch], Tensor]:
     """Return what members that have finished say of a batch, a row each: as they are, in evaluation mode."""
     for module in modules:
         module.to(device=device, memory_format=FORMATS[recipe.train.memory_format])  # type: ignore[call-overload]
         module.eval()
-    views = [View(module, forward=lambda: autocast(recipe.train.precision, device)) for module in modules]
+    views = [MemberModule(module, forward=lambda: autocast(recipe.train.precision, device)) for module in modules]
 
     @torch.no_grad()
     def rows(batch: Batch) -> Tensor:

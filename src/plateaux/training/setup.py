@@ -15,7 +15,7 @@ from plateaux.config.recipe import Recipe, own
 from plateaux.core.errors import RecipeError
 from plateaux.core.executor import Executor
 from plateaux.core.runtime import FORMATS
-from plateaux.core.types import Tree
+from plateaux.core.types import TensorTree
 from plateaux.data.sources import Data
 from plateaux.models.surgery import masks, stochastic
 from plateaux.optim.weight_averaging import Average
@@ -59,21 +59,21 @@ def _learner(
 ) -> Learner:
     own_part = recipe.of_member(number).optimizer
     shared = shared_names(recipe, module)
-    executor.prepare(module)
+    executor.setup_module(module)
     module.to(device=device, memory_format=FORMATS[recipe.train.memory_format])  # type: ignore[call-overload]
     module.train()
     method = method_of(recipe, number, given)
     if recipe.executor.manner == "vmap":
         _refuse_under_vmap(recipe, module)
-        if not getattr(method.objective.offer, "batched", True):
+        if not getattr(method.objective.output, "batched", True):
             warnings.warn(
                 f"what members of {recipe.method.name!r} offer cannot be stacked: they are looped", stacklevel=2
             )
-    params: Tree = {n: p for n, p in module.named_parameters() if p.requires_grad and n not in shared}
+    params: TensorTree = {n: p for n, p in module.named_parameters() if p.requires_grad and n not in shared}
     zeros = masks(module)
     buffers = {n: b for n, b in module.named_buffers() if n not in shared and n.removesuffix("_mask") not in zeros}
     optimizer = optimizer_of(recipe, number, params)
-    pace = None if method.objective.present is None else _pace(recipe, number, params, optimizer, steps, paces)
+    pace = None if method.objective.active is None else _pace(recipe, number, params, optimizer, steps, paces)
     schedule, every_step = schedule_of(recipe, optimizer, steps) if pace is None else (None, False)
     return Learner(
         number=number,
@@ -96,7 +96,12 @@ def _learner(
 
 
 def _pace(
-    recipe: Recipe, number: int, params: Tree, optimizer: torch.optim.Optimizer, steps: int, known: dict[str, Pace]
+    recipe: Recipe,
+    number: int,
+    params: TensorTree,
+    optimizer: torch.optim.Optimizer,
+    steps: int,
+    known: dict[str, Pace],
 ) -> Pace | None:
     """Return the schedule of all members with the same rates to begin with."""
     if not recipe.schedule:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from plateaux.core import tensor_tree
 from plateaux.core.method import Method
 from plateaux.core.tensor_tree import finite
-from plateaux.core.types import Batch, Tree
+from plateaux.core.types import Batch, TensorTree
 from plateaux.optim.weight_averaging import Average
 
 CPU = torch.device("cpu")
@@ -77,13 +77,13 @@ class Learner:
     method: Method
     optimizer: torch.optim.Optimizer
     params: dict[str, Tensor]  # its own trained weights: the leaves themselves
-    buffers: Tree  # its own buffers, such as BatchNorm's statistics
+    buffers: TensorTree  # its own buffers, such as BatchNorm's statistics
     peak_lr: float
     kind: str = ""  # equal kinds are equal networks
     schedule: Any = None
     every_step: bool = False  # the schedule moves with every step
     pace: Pace | None = None  # instead of a schedule of its own, where members may be absent
-    masks: Tree = field(default_factory=dict)  # weights that stay zero
+    masks: TensorTree = field(default_factory=dict)  # weights that stay zero
     clip: float | None = None
     call: Callable[..., Any] | None = None  # the compiled network
     scaler: Scaler | None = None
@@ -101,7 +101,7 @@ class Learner:
             self.pace.lead(self.optimizer)
 
     @torch.no_grad()
-    def descend(self, direction: Tree) -> None:
+    def descend(self, direction: TensorTree) -> None:
         """Take the optimiser's step along `direction`; one with numbers missing is skipped under fp16."""
         for name, param in self.params.items():
             param.grad = direction[name]
@@ -164,7 +164,7 @@ ABSENT = Tally(torch.zeros(()), None)
 
 
 @contextmanager
-def stand_at(learner: Learner, place: Tree | None) -> Iterator[None]:
+def stand_at(learner: Learner, place: TensorTree | None) -> Iterator[None]:
     """Put a member's weights somewhere else for a while; its buffers do not move meanwhile."""
     if place is None:
         yield
@@ -179,7 +179,7 @@ def stand_at(learner: Learner, place: Tree | None) -> Iterator[None]:
 
 
 @contextmanager
-def still(buffers: Tree) -> Iterator[None]:
+def still(buffers: TensorTree) -> Iterator[None]:
     """Put buffers back to what they were."""
     before = tensor_tree.clone(buffers)
     try:

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from plateaux.core import tensor_tree
 from plateaux.core.errors import RecipeError
 from plateaux.core.executor import Executor
-from plateaux.core.member import View
-from plateaux.core.method import Ask, Moment, Objective, Rows
-from plateaux.core.runtime import autocast, seeded
-from plateaux.core.types import Batch, Tree, key
+from plateaux.core.member import MemberModule
+from plateaux.core.method import GradRequest, Objective, Rows, StepContext
+from plateaux.core.runtime import autocast, fork_rng
+from plateaux.core.types import Batch, TensorTree, derive_seed
 from plateaux.distributed.sync_batchnorm import SyncedBatchNorm
 from plateaux.optim.sam import rehearsed
 from plateaux.training.state import ABSENT, Learner, Tally, Way, stand_at, still
@@ -32,10 +32,10 @@ def step(
 ) -> list[Tally]:
     """Move every learner that is present by one step on its batch; `share` is what part of it is worked on here."""
     objective = learners[0].method.objective
-    joint = objective.sees != "own"
-    here, first = _present(executor, objective, way.members or len(learners), batches[0].key, len(learners))
+    joint = objective.gather != "own"
+    here, first = _present(executor, objective, way.members or len(learners), batches[0].seed, len(learners))
     tallies = [ABSENT] * len(learners)
-    for group in executor.groups([learners[i].kind for i in here], together=joint) if here else []:
+    for group in executor.groups([learners[i].kind for i in here], is_joint=joint) if here else []:
         taking_part = [here[i] for i in group]
         for i in taking_part:
             learners[i].keep_pace()
@@ -59,12 +59,12 @@ def _present(
 
     Without a number everyone takes part, or nobody at all.
     """
-    if objective.present is None:
+    if objective.active is None:
         return range(held), None
-    chosen = sorted(set(objective.present(members, step)))
+    chosen = sorted(set(objective.active(members, step)))
     if chosen and not 0 <= chosen[0] <= chosen[-1] < members:
         raise RecipeError(f"the objective has members {chosen} take part in a step; there are 0 to {members - 1}")
-    mine = executor.rows(members)
+    mine = executor.local_members(members)
     before = sum(position < mine.start for position in chosen)
     return [position - mine.start for position in chosen if position in mine], before if chosen else None
 
@@ -95,16 +95,16 @@ class _Rounds:
     def drive(self) -> list[Tally]:
         """Run every member's update to its end and take the steps."""
         everyone = range(len(self.learners))
-        in_turn = self.executor.parks and len(self.learners) > 1
+        in_turn = self.executor.offloads and len(self.learners) > 1
         walks = [learner.method.update(learner.params, self._moment(i)) for i, learner in enumerate(self.learners)]
-        asks: dict[int, Ask] = {}
+        asks: dict[int, GradRequest] = {}
         tallies: dict[int, Tally] = {}
         for i in everyone:
             with self.way.awake(self.learners[i]), torch.no_grad():
                 asks[i] = next(walks[i])
         while asks:
             rows = self._fill(asks) if in_turn else None
-            following: dict[int, Ask] = {}
+            following: dict[int, GradRequest] = {}
             for turn in [[i] for i in asks] if in_turn else self._turns(asks):
                 with ExitStack() as awake:
                     for i in turn:
@@ -122,45 +122,45 @@ class _Rounds:
             asks = following
         return [tallies[i] for i in everyone]
 
-    def _turns(self, asks: dict[int, Ask]) -> list[list[int]]:
+    def _turns(self, asks: dict[int, GradRequest]) -> list[list[int]]:
         """Return which asks are answered in one go: all that members who see each other have, else those alike."""
         if self._joint:
             return [list(asks)]
         alike: dict[Any, list[int]] = {}
         for i, ask in asks.items():
-            part: Any = ask.part
+            part: Any = ask.rows
             if isinstance(part, Tensor):
                 part = i  # chosen samples are this member's own: nobody else has as many
             elif part is not None:
                 part = part.start, part.stop
-            alike.setdefault((part, ask.agree is None, ask.keep, ask.again), []).append(i)
+            alike.setdefault((part, ask.average is None, ask.keep_graph, ask.reuse_graph), []).append(i)
         return list(alike.values())
 
-    def _note(self, tallies: dict[int, Tally], i: int, ask: Ask, tally: Tally) -> None:
+    def _note(self, tallies: dict[int, Tally], i: int, ask: GradRequest, tally: Tally) -> None:
         """Remember what was seen where the member stands: of the batch once, or of its parts one by one."""
-        if ask.at is not None or ask.agree is not None or (i in tallies and ask.part is None):
+        if ask.at is not None or ask.average is not None or (i in tallies and ask.rows is None):
             return
         size = len(self.batches[i])
-        share = 1.0 if ask.part is None else _count(ask.part, size) / max(size, 1)
+        share = 1.0 if ask.rows is None else _count(ask.rows, size) / max(size, 1)
         tallies.setdefault(i, Tally(torch.zeros(()), None)).join(tally, share)
 
-    def _moment(self, i: int) -> Moment:
+    def _moment(self, i: int) -> StepContext:
         learner = self.learners[i]
         careful = None if learner.notes is None else learner.notes(self.batches[i].index)
         rate = float(learner.optimizer.param_groups[0]["lr"])
-        return Moment(len(self.batches[i]), rate, learner.peak_lr, careful)
+        return StepContext(len(self.batches[i]), rate, learner.peak_lr, careful)
 
     def _answer(
-        self, turn: list[int], asks: dict[int, Ask], rows: list[Tensor] | None
-    ) -> tuple[list[Tree], list[Tally]]:
+        self, turn: list[int], asks: dict[int, GradRequest], rows: list[Tensor] | None
+    ) -> tuple[list[TensorTree], list[Tally]]:
         first = asks[turn[0]]
-        if first.agree is not None:
-            trees_of = [asks[i].agree or {} for i in turn]
-            return [self.executor.average(tensor_tree.scale(tree, self.share)) for tree in trees_of], [_NOTHING] * len(
-                turn
-            )
+        if first.average is not None:
+            trees_of = [asks[i].average or {} for i in turn]
+            return [self.executor.all_reduce(tensor_tree.scale(tree, self.share)) for tree in trees_of], [
+                _NOTHING
+            ] * len(turn)
         learners = [self.learners[i] for i in turn]
-        if isinstance(first.part, slice) and self._sharded:
+        if isinstance(first.rows, slice) and self._sharded:
             _refuse_parts(learners[0].module)
         batches = [_part(self.batches[i], asks[i]) for i in turn]
         with ExitStack() as places:
@@ -174,7 +174,7 @@ class _Rounds:
         turn: list[int],
         learners: list[Learner],
         batches: list[Batch],
-        asks: dict[int, Ask],
+        asks: dict[int, GradRequest],
         rows: list[Tensor] | None,
     ) -> list[Tally]:
         """Fill `.grad` of every learner with the gradient of its mean loss; return what was seen.
@@ -182,15 +182,15 @@ class _Rounds:
         The loss is weighted by this copy's share before its gradient is taken: BatchNorm over all copies carries
         everyone's gradients to everyone, so they must be of one loss.
         """
-        sizes = [asks[i].over or max(len(batch), 1) for i, batch in zip(turn, batches, strict=True)]
+        sizes = [asks[i].mean_over or max(len(batch), 1) for i, batch in zip(turn, batches, strict=True)]
         tallies = [Tally(torch.zeros(()), None) for _ in turn]
         shares = [1.0 if asks[i].local else self.share for i in turn]
         first = asks[turn[0]]
-        passes = self.kept.pop(tuple(turn)) if first.again else self._forward(turn, learners, batches, rows)
+        passes = self.kept.pop(tuple(turn)) if first.reuse_graph else self._forward(turn, learners, batches, rows)
         for passed in passes:
             if self._joint:  # every row counts once, whoever holds it
                 # A share without labelled samples may have unlabelled ones: what is settled whole is divided by all.
-                whole = self._objective.sees == "whole" and passed.piece is None and not first.local
+                whole = self._objective.gather == "whole" and passed.piece is None and not first.local
                 size, part = (passed.losses.shape[1], 1.0) if whole else (sizes[0], shares[0])
                 total = passed.losses.sum() / size * part
             else:
@@ -201,14 +201,16 @@ class _Rounds:
                     for row, i in enumerate(turn)
                 )
                 total = torch.stack(list(scaled)).sum() if len(turn) > 1 else next(scaled)
-            total.backward(retain_graph=first.keep)  # type: ignore[no-untyped-call]
-            if first.keep:
+            total.backward(retain_graph=first.keep_graph)  # type: ignore[no-untyped-call]
+            if first.keep_graph:
                 self.kept.setdefault(tuple(turn), []).append(passed)
             for row, tally in enumerate(tallies):
                 small = passed.batches[row]
                 share = len(small) / max(len(batches[row]), 1)
                 labelled = (
-                    passed.held[row].detach()[: len(small)] if self._objective.wants else passed.held[row].detach()
+                    passed.held[row].detach()[: len(small)]
+                    if self._objective.extra_inputs
+                    else passed.held[row].detach()
                 )
                 tally.add(passed.losses[passed.mine[row]].detach(), labelled, small, share)
         return tallies
@@ -229,13 +231,12 @@ class _Rounds:
         """Return losses `[R, B]`, the rows of the table held here, and which rows of the losses these are."""
         objective = self._objective
         views = [self._view(learner, batch) for learner, batch in zip(learners, batches, strict=True)]
-        held = self.executor.each(objective.offer, views, batches)
+        held = self.executor.map_members(objective.output, views, batches)
         if held.dtype in (torch.bfloat16, torch.float16):
             held = held.float()  # three digits are enough for a layer, not for what all of them add up to
         if not self._joint:
             settled = [
-                learner.method.objective.settle(held[row : row + 1], batches[row])
-                for row, learner in enumerate(learners)
+                learner.method.objective.loss(held[row : row + 1], batches[row]) for row, learner in enumerate(learners)
             ]
             return torch.cat(settled), held, list(range(len(turn)))
         if rows is not None:
@@ -246,23 +247,23 @@ class _Rounds:
             start = len(earlier)
         else:
             table, batch = self._laid_out(held, batches[0])
-            start = self.executor.rows(len(table)).start if self.first is None else self.first
-        return objective.settle(table, batch), held, list(range(start, start + len(turn)))
+            start = self.executor.local_members(len(table)).start if self.first is None else self.first
+        return objective.loss(table, batch), held, list(range(start, start + len(turn)))
 
     def _laid_out(self, held: Tensor | None, batch: Batch) -> tuple[Tensor, Batch]:
         """Return everyone's rows, those of labelled samples first, and the batch they are about; None: we have none."""
-        whole = self._objective.sees == "whole"
+        whole = self._objective.gather == "whole"
         parts = [torch.empty(0, device=self.way.device) if held is None else held]
-        if whole and self._objective.wants and self._sharded:
+        if whole and self._objective.extra_inputs and self._sharded:
             size = len(batch)
             parts = parts * 2 if held is None else [held[:, :size], held[:, size:]]
-        gathered = [self.executor.gather(part, whole=whole, alone=self.way.alone) for part in parts]
+        gathered = [self.executor.all_gather(part, batch=whole, own_member_only=self.way.alone) for part in parts]
         return torch.cat(gathered, 1) if len(gathered) > 1 else gathered[0], self._whole(batch) if whole else batch
 
     def attend(self) -> None:
         """Be there whenever the others lay out their rows: of the members held here none takes part."""
         for ask in rehearsed(self.learners[0].method.update, len(self.batches[0])):
-            if ask.agree is None and not ask.again:
+            if ask.average is None and not ask.reuse_graph:
                 batch = _part(self.batches[0], ask)
                 for piece in self._pieces(len(batch)):
                     self._laid_out(None, _cut(batch, piece))
@@ -273,7 +274,7 @@ class _Rounds:
 
     @property
     def _joint(self) -> bool:
-        return self._objective.sees != "own"
+        return self._objective.gather != "own"
 
     @property
     def _sharded(self) -> bool:
@@ -293,33 +294,33 @@ class _Rounds:
         """Return the batch with everyone's labels and ids; inputs stay this copy's own."""
 
         def all_of(values: Tensor) -> Tensor:
-            return self.executor.gather(values[None], whole=True, alone=self.way.alone)[0]
+            return self.executor.all_gather(values[None], batch=True, own_member_only=self.way.alone)[0]
 
         return replace(batch, y=all_of(batch.y), index=all_of(batch.index))
 
     @torch.no_grad()
-    def _fill(self, asks: dict[int, Ask]) -> list[Tensor] | None:
+    def _fill(self, asks: dict[int, GradRequest]) -> list[Tensor] | None:
         """Return everyone's rows of every piece without gradients: filling the table moves no buffers."""
-        if next(iter(asks.values())).agree is not None:
+        if next(iter(asks.values())).average is not None:
             return None
         tables: list[list[Tensor]] = []
         for i, ask in asks.items():
             learner = self.learners[i]
             batch = _part(self.batches[i], ask)
             small = [_cut(batch, piece) for piece in self._pieces(len(batch))]
-            offer = learner.method.objective.offer
+            offer = learner.method.objective.output
             with self.way.awake(learner), stand_at(learner, ask.at), still(learner.buffers):
-                tables.append([self.executor.each(offer, [self._view(learner, each)], [each]) for each in small])
+                tables.append([self.executor.map_members(offer, [self._view(learner, each)], [each]) for each in small])
         return [torch.cat(rows) for rows in zip(*tables, strict=True)]
 
-    def _view(self, learner: Learner, batch: Batch) -> View:
+    def _view(self, learner: Learner, batch: Batch) -> MemberModule:
         copy = self.executor.shard(1 << 20).start  # copies that share a batch must not all drop the same units
-        seed = key(batch.key, "forward", learner.number, *([copy] if copy else []))
+        seed = derive_seed(batch.seed, "forward", learner.number, *([copy] if copy else []))
 
         def forward() -> AbstractContextManager[Any]:
             return _forward(seed, self.way)
 
-        return View(
+        return MemberModule(
             learner.call or learner.module,
             forward=forward,
             own=learner.params,
@@ -327,8 +328,8 @@ class _Rounds:
             kind=learner.kind,
         )
 
-    def _collect(self, learner: Learner, ask: Ask) -> Tree:
-        gradient: Tree = {}
+    def _collect(self, learner: Learner, ask: GradRequest) -> TensorTree:
+        gradient: TensorTree = {}
         for name, param in learner.params.items():
             gradient[name] = param.grad if param.grad is not None else torch.zeros_like(param)
             param.grad = None
@@ -336,12 +337,12 @@ class _Rounds:
             gradient[name].mul_(mask)
         if learner.scaler is not None:
             gradient = tensor_tree.scale(gradient, 1.0 / learner.scaler.factor)
-        return gradient if ask.local else self.executor.average(gradient)
+        return gradient if ask.local else self.executor.all_reduce(gradient)
 
 
 @contextmanager
 def _forward(seed: int, way: Way) -> Iterator[None]:
-    with seeded(seed, way.device), autocast(way.precision, way.device):
+    with fork_rng(seed, way.device), autocast(way.precision, way.device):
         yield
 
 
@@ -352,8 +353,8 @@ _OUT_OF_STEP = (
 )
 
 
-def _part(batch: Batch, ask: Ask) -> Batch:
-    return _cut(batch, ask.part)
+def _part(batch: Batch, ask: GradRequest) -> Batch:
+    return _cut(batch, ask.rows)
 
 
 def _cut(batch: Batch, rows: Rows | None) -> Batch:
@@ -361,17 +362,17 @@ def _cut(batch: Batch, rows: Rows | None) -> Batch:
     if rows is None:
         return batch
     start = rows.start if isinstance(rows, slice) else int(rows[0]) if len(rows) else 0
-    return replace(batch.part(rows), key=key(batch.key, "from", start) if start else batch.key)
+    return replace(batch.take(rows), seed=derive_seed(batch.seed, "from", start) if start else batch.seed)
 
 
 def _count(rows: Rows, size: int) -> int:
     return len(range(size)[rows]) if isinstance(rows, slice) else len(rows)
 
 
-def _weighted(losses: Tensor, ask: Ask, piece: slice | None) -> Tensor:
+def _weighted(losses: Tensor, ask: GradRequest, piece: slice | None) -> Tensor:
     if ask.weight is None:
         return losses
-    weight = ask.weight if ask.part is None else ask.weight[ask.part]
+    weight = ask.weight if ask.rows is None else ask.weight[ask.rows]
     return losses * (weight if piece is None else weight[piece])
 
 

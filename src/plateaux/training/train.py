@@ -20,7 +20,7 @@ from plateaux.config.recipe import Recipe
 from plateaux.core.callbacks import Tell
 from plateaux.core.errors import PlateauxError, RecipeError, RunError
 from plateaux.core.executor import Executor, Failure
-from plateaux.core.runtime import is_first
+from plateaux.core.runtime import is_rank_zero
 from plateaux.data.sources import facts_of
 from plateaux.storage.feature_cache import featured, needed, prepare
 from plateaux.storage.remote import address_of
@@ -49,16 +49,16 @@ def train(
     """
     joint = check(recipe, given)
     executor = executor_of(recipe, given)
-    if joint and executor.agree(int(not executor.rows(recipe.members))):
+    if joint and executor.all_reduce_max(int(not executor.local_members(recipe.members))):
         raise RecipeError(
             f"members of {recipe.method.name!r} meet at every step, so every process of the mesh must hold one: "
             f"use at most {recipe.members} x executor.data processes"
         )
     other = None if span is None else Run.open(span)  # before anything is written
     run = _open(recipe, out, executor, given, tell)
-    if other is not None and is_first():
+    if other is not None and is_rank_zero():
         begin_from(run, other, given)
-    executor.agree(0)
+    executor.all_reduce_max(0)
     if recipe.model.cache_features:
         seen = featured(run.as_trained(), training_data(recipe, given), given)
         prepare(needed(recipe, seen), executor, lambda words: tell({"say": words}))
@@ -76,11 +76,11 @@ def _carry_out(run: Run, executor: Executor, work: Work, given: Given, tell: Tel
     attempts, lost = 1, list[Failure]()
     while True:
         jobs = missing(run, given, without={number for failure in lost for number in failure.job.members})
-        executor.agree(0)  # nobody begins before everybody has planned: a decision begun would change the plan
+        executor.all_reduce_max(0)  # nobody begins before everybody has planned: a decision begun would change the plan
         if not jobs:
             break
         failures = executor.launch(jobs, work, tell)
-        failed = executor.agree(int(bool(failures)))  # nobody plans before everybody has written
+        failed = executor.all_reduce_max(int(bool(failures)))  # nobody plans before everybody has written
         if failures and attempts < ATTEMPTS and any(failure.died for failure in failures):
             attempts += 1
             tell({"say": f"{sum(f.died for f in failures)} process(es) died; planning again"})
@@ -99,16 +99,16 @@ def _open(recipe: Recipe, out: str | Path, executor: Executor, given: Given, tel
     """Begin the run in one process; the others of a mesh find it there."""
     if recipe.run.tensorboard and address_of(out) is not None:
         raise RecipeError(f"TensorBoard's files are appended to, which {out} cannot; leave out run.tensorboard")
-    if is_first():
+    if is_rank_zero():
         data = training_data(recipe, given)
         fresh = Run.begin(out, recipe, {"data": {**facts_of(data), **unlabelled_facts(data)}})
         if "chosen" not in fresh.about:
             chosen = choose(recipe, given, tell)
-            if method_of(recipe, 0, given).rendezvous is not None:
+            if method_of(recipe, 0, given).partition is not None:
                 chosen["scoring_batch"] = scoring_batch(recipe, data, network(recipe, data, 0, given))
             if chosen:
                 fresh.with_about(chosen=chosen)
-    executor.agree(0)
+    executor.all_reduce_max(0)
     return replace(Run.open(out), recipe=recipe)
 
 
@@ -127,11 +127,11 @@ def _sum_up(failures: list[Failure]) -> PlateauxError:
 
 def _tidy(run: Run, executor: Executor) -> None:
     """Delete the resume states of a run that is finished, unless they are wanted, and what killed writers left."""
-    if is_first():
+    if is_rank_zero():
         for number, progress in enumerate(run.all_progress()):
             run.store.sweep(f"members/{number}")
             if run.recipe.run.keep_resume == "none" and (progress.states or progress.met):
                 progress = replace(progress, states=(), met=None)
                 run.commit(number, progress)
             run.clear(number, progress)
-    executor.agree(0)
+    executor.all_reduce_max(0)

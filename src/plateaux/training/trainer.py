@@ -18,10 +18,10 @@ from plateaux.config.builders.model import shared_names
 from plateaux.config.builders.training import method_of
 from plateaux.config.components import Given
 from plateaux.core.callbacks import Tell
-from plateaux.core.errors import DataError, Diverged, Stopped
+from plateaux.core.errors import DataError, DivergedError, Interrupted
 from plateaux.core.executor import Executor
 from plateaux.core.runtime import autocast
-from plateaux.core.types import Batch, Value
+from plateaux.core.types import Batch, Estimate
 from plateaux.data.loader import Feed
 from plateaux.data.sources import Data
 from plateaux.distributed.stop_signal import Sign, stop_sign
@@ -66,9 +66,9 @@ class Course:
         self.measures = validation_measures(self.recipe.train.keep)
         self.recorder = Recorder(self.recipe, data, self.train_ids, device, allow=given.allow)
         self.method = method_of(self.recipe, 0, given)
-        self.joint, self.meets = self.method.together, self.method.rendezvous
+        self.joint, self.meets = self.method.is_joint, self.method.partition
         self.earlier = earlier  # members that have finished, and are seen by the one in turn
-        self.lost: list[Diverged] = []  # members that diverged while the others went on
+        self.lost: list[DivergedError] = []  # members that diverged while the others went on
         self.runners = self._runners(held, given)
         self.trackers = {
             n: Tracker(Path(run.store.root) / "tensorboard" / str(n)) for n in held if self.recipe.run.tensorboard
@@ -91,7 +91,7 @@ class Course:
         for learner in learners:
             feed = probe if shared else self._own_feed(learner.number)
             runners.append(self._resumed(Runner(learner, feed, self.run.progress(learner.number))))
-        if runners and self.executor.writes():
+        if runners and self.executor.is_writer():
             names = shared_names(self.recipe, runners[0].learner.module)
             state = runners[0].learner.module.state_dict()
             self.run.put_shared({name: state[name] for name in sorted(names & state.keys())})
@@ -106,7 +106,7 @@ class Course:
         names = {(e, s): name for e, s, name in runner.progress.states}
         if (epoch, at) == (0, 0):
             runner.progress = Progress(seconds=runner.progress.seconds)
-            if self.method.turn == "onward" and runner.learner.number:
+            if self.method.member_order == "onward" and runner.learner.number:
                 go_on(runner.learner, self.run)
             return runner
         state = self.run.store.get_state(names[epoch, at])
@@ -125,7 +125,7 @@ class Course:
             way = self.way(stack)
             self._retire(epoch)
             # On a mesh another process's members may go on when there are none (left) here: agreements are everybody's.
-            while epoch < self.job.stop and self.executor.agree(int(bool(self.runners))):
+            while epoch < self.job.stop and self.executor.all_reduce_max(int(bool(self.runners))):
                 self.one_epoch(epoch, at, way, asked)
                 epoch, at = epoch + 1, 0
             for runner in self.runners:  # before the scratch that parked members lie on is gone
@@ -134,9 +134,9 @@ class Course:
             self._leave_scores(asked)
             wish = self._wish(asked)
             if self.lost:
-                raise Diverged("\n".join(map(str, self.lost)))
+                raise DivergedError("\n".join(map(str, self.lost)))
             if wish == STOP:
-                raise Stopped("Stopped, with this job done. Run the same command again for what is missing")
+                raise Interrupted("Stopped, with this job done. Run the same command again for what is missing")
 
     def _leave_scores(self, asked: Sign) -> None:
         """Score the training samples where the job ends at a meeting."""
@@ -144,25 +144,25 @@ class Course:
             return
         where = (self.run, self.data, self.train_ids, self.executor, self.device, self.tell)
         scorer = Scorer(*where, stop=lambda: self._wish(asked) == STOP)
-        for group in [[runner] for runner in self.runners] if self.executor.parks else [self.runners]:
+        for group in [[runner] for runner in self.runners] if self.executor.offloads else [self.runners]:
             with ExitStack() as awake:
                 for runner in group:
                     awake.enter_context(self.awake(runner.learner))
                 begun = time.monotonic()
                 scorer.score([runner.learner for runner in group], self.job.stop)
             share = (time.monotonic() - begun) / max(1, len(group))
-            for number in [runner.learner.number for runner in group if self.executor.writes()]:
+            for number in [runner.learner.number for runner in group if self.executor.is_writer()]:
                 now = self.run.progress(number)
                 self.run.commit(number, replace(now, seconds=now.seconds + share))
 
     def way(self, stack: ExitStack) -> Way:
         """Return how steps are taken; `stack` holds what must be given back at the end."""
         way = Way(self.recipe.train.precision, self.device, self.recipe.optimizer.accumulate)
-        way = replace(way, members=len(self.job.members), paces=self.paces, alone=self.method.turn != "any")
+        way = replace(way, members=len(self.job.members), paces=self.paces, alone=self.method.member_order != "any")
         if self.earlier:
-            rows = beside(self.earlier, self.method.objective.offer, self.recipe, self.device)
+            rows = beside(self.earlier, self.method.objective.output, self.recipe, self.device)
             way = replace(way, beside=rows)
-        if self.executor.parks and len(self.runners) > 1:
+        if self.executor.offloads and len(self.runners) > 1:
             way = replace(way, awake=parking(stack.enter_context(self.run.store.scratch())))
             for runner in self.runners:  # who is absent from the first steps rests on disk too
                 with way.awake(runner.learner):
@@ -211,14 +211,16 @@ class Course:
     def _wish(self, asked: Sign) -> int:
         minutes = self.recipe.run.checkpoint_minutes
         due = minutes is not None and time.monotonic() - self.clock > 60 * minutes
-        return self.executor.agree(STOP if asked.is_set() else SAVE if due else GO_ON)
+        return self.executor.all_reduce_max(STOP if asked.is_set() else SAVE if due else GO_ON)
 
     def _stop(self, epoch: int, at: int) -> NoReturn:
         self._checkpoint(epoch, at)
-        raise Stopped(f"Stopped at epoch {epoch}, step {at}, with a checkpoint. Run the same command again to go on")
+        raise Interrupted(
+            f"Stopped at epoch {epoch}, step {at}, with a checkpoint. Run the same command again to go on"
+        )
 
     def _after_epoch(self, epoch: int, asked: Sign) -> None:
-        found: dict[int, dict[str, Value]] = {}
+        found: dict[int, dict[str, Estimate]] = {}
         if len(self.valid_ids) and epoch % self.recipe.train.validate_every == 0:
             for runner in self.runners:
                 with self._in_use(runner.learner):
@@ -272,15 +274,15 @@ class Course:
         ):
             yield
 
-    def _validated(self, runner: Runner) -> dict[str, Value]:
+    def _validated(self, runner: Runner) -> dict[str, Estimate]:
         return validated(self.recipe, self.data, runner.feed.source, self.valid_ids, runner.learner, self.measures)
 
-    def _judge(self, runner: Runner, epoch: int, numbers: dict[str, Value]) -> None:
+    def _judge(self, runner: Runner, epoch: int, numbers: dict[str, Estimate]) -> None:
         """Remember the best weights on validation samples, and how long ago they were."""
         keep = self.recipe.train.keep
         name = keep.removeprefix("best:") if keep != "last" else "nll"
-        number = numbers[name].number
-        sign = 1 if self.measures[name].better == "higher" else -1
+        number = numbers[name].value
+        sign = 1 if self.measures[name].higher_is_better == "higher" else -1
         best = runner.progress.best
         if best is not None and not (sign * number > sign * best or math.isnan(best)):  # no number is never better
             runner.progress = replace(runner.progress, stale=runner.progress.stale + 1)
@@ -298,7 +300,7 @@ class Course:
             losses = [float(tally.loss) for tally, _ in recent]
             try:
                 runner.check(losses, epoch, done)
-            except Diverged as problem:
+            except DivergedError as problem:
                 if self.joint or self.executor.shard(2) != slice(0, 2):  # copies of a member must go on together
                     raise
                 self.lost.append(problem)  # the others do not look at it, and go on
@@ -315,11 +317,11 @@ class Course:
             rate = runner.learner.optimizer.param_groups[0]["lr"]
             runner.lines.append({"epoch": epoch, "step": done, "loss": runner.loss / runner.seen, "lr": rate})
 
-    def _log_epoch(self, runner: Runner, epoch: int, numbers: dict[str, Value]) -> None:
+    def _log_epoch(self, runner: Runner, epoch: int, numbers: dict[str, Estimate]) -> None:
         line: dict[str, Any] = {"epoch": epoch}
         if runner.seen:  # not absent from every step
             line |= {"train loss": runner.loss / runner.seen, "train accuracy": runner.right / runner.seen}
-        line |= {f"validation {name}": value.number for name, value in numbers.items()}
+        line |= {f"validation {name}": value.value for name, value in numbers.items()}
         runner.lines.append(line)
         if runner.learner.number in self.trackers:
             self.trackers[runner.learner.number].add(epoch, line)
@@ -359,7 +361,7 @@ class Course:
                 continue  # nothing happened since
             seconds = runner.progress.seconds + (now - self.clock) / len(self.runners)
             runner.progress = replace(runner.progress, epoch=epoch, step=at, seconds=seconds)
-            if not self.executor.writes():
+            if not self.executor.is_writer():
                 continue
             part = self.run.put_log(number, runner.progress, runner.lines)
             runner.lines = []
@@ -379,7 +381,7 @@ class Course:
     def _put_weights(self, learner: Learner, epoch: int, *, best: bool = False) -> str | None:
         """Write the weights a member is used at, where this process writes; copies of it take its statistics too."""
         with self._in_use(learner):
-            if not self.executor.writes():
+            if not self.executor.is_writer():
                 return None
             return self.run.put_weights(learner.number, weights_of(self.recipe, learner), epoch=epoch, best=best)
 
@@ -389,10 +391,10 @@ class Course:
         if self.recipe.train.keep == "last" or progress.best_epoch is None:
             name = self._put_weights(runner.learner, progress.epoch)
             words = f"{in_words(runner.learner, progress.epoch)}, the last"
-        elif self.executor.writes():
+        elif self.executor.is_writer():
             assert progress.weights is not None
             weights = self.run.store.get_tensors(progress.weights)
             name = self.run.put_weights(number, weights, epoch=progress.best_epoch)
             words = progress.weights_from.removesuffix(" so far")
-        if self.executor.writes():
+        if self.executor.is_writer():
             self.run.commit(number, replace(progress, finished=True, weights=name, weights_from=words, why=why))

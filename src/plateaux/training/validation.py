@@ -10,10 +10,10 @@ from plateaux.config.builders.data import in_order
 from plateaux.config.recipe import Recipe
 from plateaux.core import registry
 from plateaux.core.errors import RecipeError
-from plateaux.core.member import View
-from plateaux.core.metric import Measure
+from plateaux.core.member import MemberModule
+from plateaux.core.metric import Metric
 from plateaux.core.runtime import autocast
-from plateaux.core.types import Value
+from plateaux.core.types import Estimate
 from plateaux.data.sources import Data, Source
 from plateaux.distributed.executors.local import Local
 from plateaux.evaluation.metric_loop import assess
@@ -21,18 +21,18 @@ from plateaux.models.modes import evaluating
 from plateaux.training.state import Learner
 
 
-def validation_measures(keep: str) -> dict[str, Measure]:
+def validation_measures(keep: str) -> dict[str, Metric]:
     """Return what is measured on validation samples: accuracy, NLL, and what the best weights are chosen by."""
     names = {"accuracy", "nll"} | ({keep.removeprefix("best:")} if keep != "last" else set())
-    measures: dict[str, Measure] = {}
+    measures: dict[str, Metric] = {}
     for name in sorted(names):
-        measures[name] = registry.measure.get(name)()
-        if measures[name].better == "neither":
+        measures[name] = registry.metric.get(name)()
+        if measures[name].higher_is_better == "neither":
             raise RecipeError(
                 f"train.keep = {keep!r}: more of {name} is neither better nor worse, so no weights are the best by it; "
                 "take a measure such as best:nll or best:accuracy"
             )
-        if measures[name].least > 1:
+        if measures[name].min_members > 1:
             raise RecipeError(
                 f"train.keep = {keep!r}: {name} says nothing about one member alone, so no weights can be chosen by "
                 "it; take a measure such as best:nll or best:accuracy"
@@ -41,12 +41,12 @@ def validation_measures(keep: str) -> dict[str, Measure]:
 
 
 def validated(
-    recipe: Recipe, data: Data, source: Source, ids: torch.Tensor, learner: Learner, measures: Mapping[str, Measure]
-) -> dict[str, Value]:
+    recipe: Recipe, data: Data, source: Source, ids: torch.Tensor, learner: Learner, measures: Mapping[str, Metric]
+) -> dict[str, Estimate]:
     """Return what the measures find about one member on the samples `ids`."""
     device = next(iter(learner.params.values())).device
     with evaluating([learner.module]):
-        view = View(learner.module, forward=lambda: autocast(recipe.train.precision, device))
+        view = MemberModule(learner.module, forward=lambda: autocast(recipe.train.precision, device))
         batches = in_order(recipe, data, source, ids, device=device)
         results = assess(Local("loop", 1, (), "error"), [view], batches, measures)
     return {name: values["member 0"] for name, values in results.items()}

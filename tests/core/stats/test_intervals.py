@@ -10,15 +10,15 @@ import pytest
 from scipy import stats
 
 from plateaux.core.stats.intervals import (
-    Spent,
+    CostPoint,
     at_cost,
     at_equal_cost,
-    over_members,
-    over_repetitions,
-    over_samples,
-    paired,
+    bootstrap_interval,
+    jackknife_interval,
+    paired_t_interval,
     rank_correlation,
     slope,
+    t_interval,
     t_quantile,
 )
 
@@ -40,7 +40,7 @@ def test_a_quantile_that_is_none_is_refused(share: float, freedom: int) -> None:
 @pytest.mark.parametrize("count", [2, 3, 5, 10])
 def test_the_interval_over_repetitions_covers_what_it_promises(count: int) -> None:
     chance = np.random.default_rng(count)
-    found = [over_repetitions(row) for row in chance.normal(0.7, 0.02, (SIMULATIONS, count))]
+    found = [t_interval(row) for row in chance.normal(0.7, 0.02, (SIMULATIONS, count))]
     assert 0.93 <= np.mean([each.low <= 0.7 <= each.high for each in found]) <= 0.97
 
 
@@ -49,68 +49,70 @@ def test_the_interval_of_paired_differences_covers_what_it_promises(count: int) 
     chance = np.random.default_rng(100 + count)
     shared = chance.normal(0.0, 1.0, (SIMULATIONS, count))  # a good seed is good for both
     mine, theirs = (shared + chance.normal(mean, 0.1, shared.shape) for mean in (0.3, 0.1))
-    found = [paired(a, b) for a, b in zip(mine, theirs, strict=True)]
+    found = [paired_t_interval(a, b) for a, b in zip(mine, theirs, strict=True)]
     assert 0.93 <= np.mean([each.low <= 0.2 <= each.high for each in found]) <= 0.97
-    alone = [over_repetitions(row).half for row in mine]
+    alone = [t_interval(row).half for row in mine]
     assert np.median([each.half for each in found]) < np.median(alone) / 4
 
 
 def test_a_bootstrap_of_three_repetitions_would_promise_too_much() -> None:
     chance = np.random.default_rng(0)
-    found = [over_samples(row, chance, draws=100) for row in chance.normal(0.0, 1.0, (400, 3))]
+    found = [bootstrap_interval(row, chance, resamples=100) for row in chance.normal(0.0, 1.0, (400, 3))]
     assert np.mean([each.low <= 0 <= each.high for each in found]) < 0.85
 
 
 def test_an_interval_over_repetitions_is_that_of_scipy() -> None:
     numbers = [0.71, 0.74, 0.69, 0.72]
     truth = stats.t.interval(0.9, 3, np.mean(numbers), stats.sem(numbers))
-    found = over_repetitions(numbers, level=0.9)
+    found = t_interval(numbers, level=0.9)
     assert (found.low, found.high) == pytest.approx(truth)
     assert (found.count, found.over) == (4, "repetitions")
 
 
 def test_one_repetition_has_no_interval() -> None:
-    found = over_repetitions([0.5])
-    assert found.number == 0.5
+    found = t_interval([0.5])
+    assert found.value == 0.5
     assert math.isnan(found.low)
     assert not found.excludes_zero
-    assert math.isnan(over_repetitions([]).number)
+    assert math.isnan(t_interval([]).value)
 
 
 def test_what_is_no_number_is_left_out() -> None:
-    assert over_repetitions([1.0, float("nan"), 3.0]) == over_repetitions([1.0, 3.0])
+    assert t_interval([1.0, float("nan"), 3.0]) == t_interval([1.0, 3.0])
 
 
 def test_pairs_need_as_many_of_both() -> None:
     with pytest.raises(ValueError, match="2 numbers cannot be paired with 3"):
-        paired([1, 2], [1, 2, 3])
+        paired_t_interval([1, 2], [1, 2, 3])
 
 
 @pytest.mark.parametrize(("shift", "says"), [(0.0, False), (1.0, True), (-1.0, True)])
 def test_an_interval_says_whether_it_excludes_zero(shift: float, says: bool) -> None:
-    assert paired([shift + 0.1, shift - 0.1, shift], [0, 0, 0]).excludes_zero is says
+    assert paired_t_interval([shift + 0.1, shift - 0.1, shift], [0, 0, 0]).excludes_zero is says
 
 
 def test_the_bootstrap_over_samples_is_labelled_so_and_comes_near_the_standard_error() -> None:
     chance = np.random.default_rng(1)
     right = (chance.random(2000) < 0.8).astype(float)
-    found = over_samples(right, chance)
+    found = bootstrap_interval(right, chance)
     assert found.over == "test samples"
-    assert found.number == right.mean()
+    assert found.value == right.mean()
     assert found.half == pytest.approx(1.96 * right.std() / math.sqrt(2000), rel=0.15)
-    ratio = over_samples(np.stack([right, 1 + right], 1), chance, statistic=lambda s: s[:, 0].sum() / s[:, 1].sum())
-    assert ratio.low < ratio.number < ratio.high
-    assert math.isnan(over_samples([1.0], chance).low)
-    assert math.isnan(over_samples([], chance).number)
+    ratio = bootstrap_interval(
+        np.stack([right, 1 + right], 1), chance, statistic=lambda s: s[:, 0].sum() / s[:, 1].sum()
+    )
+    assert ratio.low < ratio.value < ratio.high
+    assert math.isnan(bootstrap_interval([1.0], chance).low)
+    assert math.isnan(bootstrap_interval([], chance).value)
 
 
 def test_the_jackknife_of_a_mean_is_its_standard_error() -> None:
     numbers = np.random.default_rng(2).normal(size=6)
     triples = {cast: float(numbers[list(cast)].mean()) for cast in combinations(range(6), 3)}
-    found = over_members(triples)
-    truth = over_repetitions(numbers)
+    found = jackknife_interval(triples)
+    truth = t_interval(numbers)
     assert len(triples) == 20
-    assert (found.number, found.low, found.high) == pytest.approx((truth.number, truth.low, truth.high))
+    assert (found.value, found.low, found.high) == pytest.approx((truth.value, truth.low, truth.high))
     assert (found.count, found.over) == (6, "members")
 
 
@@ -121,23 +123,23 @@ def test_the_jackknife_over_members_covers_what_it_promises() -> None:
     for row in chance.normal(size=(600, 6)):
         of = {cast: row[list(cast)] for cast in casts}
         # E log mean exp of three normal numbers with deviation 0.5, by 10^7 draws; the largest is 1.5 / sqrt(pi) high.
-        pooled = over_members({cast: math.log(np.exp(each / 2).mean()) for cast, each in of.items()})
+        pooled = jackknife_interval({cast: math.log(np.exp(each / 2).mean()) for cast, each in of.items()})
         held["pooled"] += pooled.low <= 0.0801 <= pooled.high
-        best = over_members({cast: float(each.max()) for cast, each in of.items()})
+        best = jackknife_interval({cast: float(each.max()) for cast, each in of.items()})
         held["best"] += best.low <= 1.5 / math.sqrt(math.pi) <= best.high
     assert 0.93 <= held["pooled"] / 600 <= 0.98
     assert 0.86 <= held["best"] / 600 < 0.93  # as the docstring admits
 
 
 def test_a_single_ensemble_has_no_jackknife() -> None:
-    assert math.isnan(over_members({(0, 1, 2): 0.5}).low)
-    assert over_members({(0, 1, 2): 0.5}).number == 0.5
+    assert math.isnan(jackknife_interval({(0, 1, 2): 0.5}).low)
+    assert jackknife_interval({(0, 1, 2): 0.5}).value == 0.5
 
 
 def test_the_slope_of_a_power_law_is_its_exponent() -> None:
     x = np.array([0.1, 0.5, 2.0, 7.0])
     found = slope(x, 3 * x**0.4)
-    assert (found.number, found.low, found.high) == pytest.approx((0.4, 0.4, 0.4))
+    assert (found.value, found.low, found.high) == pytest.approx((0.4, 0.4, 0.4))
 
 
 def test_the_slope_and_its_interval_are_those_of_scipy() -> None:
@@ -147,19 +149,19 @@ def test_the_slope_and_its_interval_are_those_of_scipy() -> None:
     found = slope(x, x**0.5 * np.exp(noise))
     reach = stats.t.ppf(0.975, 10) * truth.stderr
     expected = (truth.slope, truth.slope - reach, truth.slope + reach)
-    assert (found.number, found.low, found.high) == pytest.approx(expected)
+    assert (found.value, found.low, found.high) == pytest.approx(expected)
 
 
 def test_points_that_have_no_logarithm_are_left_out() -> None:
     assert slope([0, 1, 2, 4], [9, 1, 2, 4]) == slope([1, 2, 4], [1, 2, 4])
-    assert slope([0, 1, 2], [1, 3, 5], log=False).number == pytest.approx(2)
+    assert slope([0, 1, 2], [1, 3, 5], log=False).value == pytest.approx(2)
 
 
 def test_a_slope_of_too_few_points_has_no_interval() -> None:
-    assert math.isnan(slope([1, 1, 1], [1, 2, 3]).number)
-    assert math.isnan(slope([], []).number)
+    assert math.isnan(slope([1, 1, 1], [1, 2, 3]).value)
+    assert math.isnan(slope([], []).value)
     two = slope([1, math.e], [1, math.e])
-    assert two.number == pytest.approx(1)
+    assert two.value == pytest.approx(1)
     assert math.isnan(two.low)
     with pytest.raises(ValueError, match="2 numbers against 3"):
         slope([1, 2], [1, 2, 3])
@@ -174,26 +176,26 @@ def test_the_rank_correlation_is_that_of_scipy_and_its_interval_covers() -> None
         found = rank_correlation(x, y)
         truth = 6 / math.pi * math.asin(0.3)  # Spearman's of a normal pair with correlation 0.6
         held += found.low <= truth <= found.high
-    assert found.number == pytest.approx(stats.spearmanr(x, y).statistic)
+    assert found.value == pytest.approx(stats.spearmanr(x, y).statistic)
     assert held / 500 >= 0.93
 
 
 def test_a_perfect_order_is_not_certain() -> None:
     found = rank_correlation([1, 2, 3, 4, 5, 6], [2, 4, 8, 9, 11, 40])
-    assert found.number == 1
+    assert found.value == 1
     assert 0 < found.low < 1
     assert found.high == 1
     assert rank_correlation([1, 2, 3, 4, 5, 6], [6, 5, 4, 3, 2, 1]).low == -1
 
 
 def test_few_or_equal_points_have_no_rank_correlation() -> None:
-    assert rank_correlation([1, 2, 3], [1, 3, 2]).number == pytest.approx(0.5)
+    assert rank_correlation([1, 2, 3], [1, 3, 2]).value == pytest.approx(0.5)
     assert math.isnan(rank_correlation([1, 2, 3], [1, 3, 2]).low)
-    assert math.isnan(rank_correlation([1, 1, 1], [1, 2, 3]).number)
+    assert math.isnan(rank_correlation([1, 1, 1], [1, 2, 3]).value)
 
 
-def course(*points: tuple[float, float], passes: float = 1, seconds: float = 1) -> list[Spent]:
-    return [Spent(number, epochs, passes * epochs, seconds * epochs) for epochs, number in points]
+def course(*points: tuple[float, float], passes: float = 1, seconds: float = 1) -> list[CostPoint]:
+    return [CostPoint(number, epochs, passes * epochs, seconds * epochs) for epochs, number in points]
 
 
 def test_a_course_is_read_between_its_points_and_nowhere_else() -> None:
@@ -209,10 +211,10 @@ def test_what_is_better_at_equal_epochs_may_be_worse_at_equal_passes() -> None:
     plain = [course((10, 0.55 + e), (20, 0.66 + e), (40, 0.74 + e)) for e in (0.0, 0.012)]
     cost, found = at_equal_cost(flat, plain, "epochs")
     assert cost == 20
-    assert found.number == pytest.approx(0.039)
+    assert found.value == pytest.approx(0.039)
     cost, found = at_equal_cost(flat, plain, "passes")
     assert cost == 40
-    assert found.number == pytest.approx(-0.041)
+    assert found.value == pytest.approx(-0.041)
     cost, found = at_equal_cost(flat, plain, "seconds")
     assert cost == pytest.approx(36)
     assert found.over == "paired repetitions"
@@ -220,7 +222,7 @@ def test_what_is_better_at_equal_epochs_may_be_worse_at_equal_passes() -> None:
 
 def test_single_points_are_compared_where_they_cost_the_same_and_not_elsewhere() -> None:
     flat, plain = [course((20, 0.7), passes=2)], [course((20, 0.66))]
-    assert at_equal_cost(flat, plain, "epochs")[1].number == pytest.approx(0.04)
-    assert math.isnan(at_equal_cost(flat, plain, "passes")[1].number)
+    assert at_equal_cost(flat, plain, "epochs")[1].value == pytest.approx(0.04)
+    assert math.isnan(at_equal_cost(flat, plain, "passes")[1].value)
     with pytest.raises(ValueError, match="for every repetition"):
         at_equal_cost(flat, [], "passes")

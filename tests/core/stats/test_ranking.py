@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
 
 from plateaux.core.stats.ranking import aupr, auroc, fpr_at_tpr
-from plateaux.core.types import Value
+from plateaux.core.types import Estimate
 
 Scores = NDArray[np.float64]
 INF = math.inf
@@ -55,10 +55,10 @@ SIZES = [(1, 1), (1, 7), (7, 1), (40, 60), (300, 17)]
 def test_areas_are_what_scikit_learn_says(inside: int, outside: int, ties: bool) -> None:
     low, high = scores(inside, outside, ties=ties)
     y, both = labelled(low, high)
-    assert auroc(low, high).number == pytest.approx(roc_auc_score(y, both), abs=1e-14)
-    assert auroc(low, high).number == pytest.approx(slow_auroc(low, high), abs=1e-14)
-    assert aupr(low, high, "outside").number == pytest.approx(average_precision_score(y, both), abs=1e-14)
-    assert aupr(low, high, "inside").number == pytest.approx(average_precision_score(1 - y, -both), abs=1e-14)
+    assert auroc(low, high).value == pytest.approx(roc_auc_score(y, both), abs=1e-14)
+    assert auroc(low, high).value == pytest.approx(slow_auroc(low, high), abs=1e-14)
+    assert aupr(low, high, "outside").value == pytest.approx(average_precision_score(y, both), abs=1e-14)
+    assert aupr(low, high, "inside").value == pytest.approx(average_precision_score(1 - y, -both), abs=1e-14)
 
 
 @pytest.mark.parametrize("tpr", [0.05, 0.5, 0.95, 1.0])
@@ -69,54 +69,54 @@ def test_the_false_positive_rate_is_the_lowest_on_scikit_learns_curve(
 ) -> None:
     low, high = scores(inside, outside, ties=ties)
     false, true, _ = roc_curve(*labelled(low, high), drop_intermediate=False)
-    found = fpr_at_tpr(low, high, tpr).number
+    found = fpr_at_tpr(low, high, tpr).value
     assert found == pytest.approx(false[true >= tpr].min(), abs=1e-14)
     assert found == pytest.approx(slow_fpr(low, high, tpr), abs=1e-14)
 
 
 def test_numbers_by_hand() -> None:
     inside, outside = np.array([1.0, 2.0, 4.0]), np.array([3.0, 4.0])
-    assert auroc(inside, outside).number == (2 + 2.5) / 6
+    assert auroc(inside, outside).value == (2 + 2.5) / 6
     # Outside: at 4 one of two caught is right, at 3 two of three.
-    assert aupr(inside, outside).number == pytest.approx((1 / 2 + 2 / 3) / 2)
+    assert aupr(inside, outside).value == pytest.approx((1 / 2 + 2 / 3) / 2)
     # Inside, from the lowest score up: 1 and 2 are found first, 4 last with everything else.
-    assert aupr(inside, outside, "inside").number == pytest.approx((1 + 1 + 3 / 5) / 3)
-    assert fpr_at_tpr(inside, outside).number == 1 / 3
-    assert fpr_at_tpr(inside, outside).error == pytest.approx(math.sqrt(1 / 3 * 2 / 3 / 3))
+    assert aupr(inside, outside, "inside").value == pytest.approx((1 + 1 + 3 / 5) / 3)
+    assert fpr_at_tpr(inside, outside).value == 1 / 3
+    assert fpr_at_tpr(inside, outside).stderr == pytest.approx(math.sqrt(1 / 3 * 2 / 3 / 3))
 
 
 def test_true_positives_are_outside_samples_and_false_ones_inside() -> None:
     # One inside sample of four scores high: it is a false positive. The other reading of FPR95 would be 1.
     inside, outside = np.array([0.0, 0.0, 0.0, 9.0]), np.array([5.0, 5.0])
-    assert fpr_at_tpr(inside, outside) == Value(0.25, math.sqrt(0.25 * 0.75 / 4))
-    assert fpr_at_tpr(-outside, -inside).number == 1.0
+    assert fpr_at_tpr(inside, outside) == Estimate(0.25, math.sqrt(0.25 * 0.75 / 4))
+    assert fpr_at_tpr(-outside, -inside).value == 1.0
 
 
 def test_ninety_five_percent_of_twenty_is_nineteen() -> None:
     inside, outside = np.arange(20) + 0.5, np.arange(20.0)
-    assert fpr_at_tpr(inside, outside, 0.95).number == 19 / 20
+    assert fpr_at_tpr(inside, outside, 0.95).value == 19 / 20
     for count in range(1, 200):  # whatever floats make of 0.95 n or 0.07 n
         line = np.arange(float(count))
         for hundredths in (7, 29, 57, 95):
             needed = -(-hundredths * count // 100)
-            assert fpr_at_tpr(line, line, hundredths / 100).number == needed / count
+            assert fpr_at_tpr(line, line, hundredths / 100).value == needed / count
 
 
 @pytest.mark.parametrize("measure", [auroc, aupr, fpr_at_tpr])
-def test_order_within_a_set_does_not_matter_nor_does_a_rising_function(measure: Callable[..., Value]) -> None:
+def test_order_within_a_set_does_not_matter_nor_does_a_rising_function(measure: Callable[..., Estimate]) -> None:
     low, high = scores(50, 30, ties=True)
     first = measure(low, high)
     for other in (measure(low[::-1], np.sort(high)), measure(np.exp(low), np.exp(high))):
-        assert other.number == first.number
-        assert other.error == pytest.approx(first.error, rel=1e-12)
+        assert other.value == first.value
+        assert other.stderr == pytest.approx(first.stderr, rel=1e-12)
 
 
 @pytest.mark.parametrize("ties", [False, True])
 def test_identical_sets_give_exactly_one_half(ties: bool) -> None:
     for size in (1, 3, 7, 101):
         low, _ = scores(size, 1, ties=ties)
-        assert auroc(low, low).number == 0.5
-        assert auroc(low, low[::-1].copy()).number == 0.5
+        assert auroc(low, low).value == 0.5
+        assert auroc(low, low[::-1].copy()).value == 0.5
 
 
 def test_shuffled_labels_give_one_half_within_error() -> None:
@@ -125,8 +125,8 @@ def test_shuffled_labels_give_one_half_within_error() -> None:
     for seed in range(200):
         mixed = np.random.default_rng(seed).permutation(both)
         found = auroc(mixed[:400], mixed[400:])
-        assert found.error is not None
-        off.append((found.number - 0.5) / found.error)
+        assert found.stderr is not None
+        off.append((found.value - 0.5) / found.stderr)
     assert abs(np.mean(off)) < 4 / math.sqrt(200)
     assert np.std(off) == pytest.approx(1.0, abs=0.2)
 
@@ -134,7 +134,7 @@ def test_shuffled_labels_give_one_half_within_error() -> None:
 @pytest.mark.parametrize("ties", [False, True])
 def test_delongs_error_is_that_of_its_definition(ties: bool) -> None:
     low, high = scores(23, 31, ties=ties)
-    assert auroc(low, high).error == pytest.approx(slow_delong(low, high), rel=1e-12)
+    assert auroc(low, high).stderr == pytest.approx(slow_delong(low, high), rel=1e-12)
 
 
 @pytest.mark.parametrize("ties", [False, True])
@@ -143,45 +143,45 @@ def test_delongs_error_is_that_of_its_definition(ties: bool) -> None:
 def test_errors_are_what_the_bootstrap_finds(kind: str, positive: str, ties: bool) -> None:
     low, high = scores(500, 200, ties=ties)
 
-    def measure(a: Scores, b: Scores) -> Value:
+    def measure(a: Scores, b: Scores) -> Estimate:
         return auroc(a, b) if kind == "auroc" else aupr(a, b, positive)  # type: ignore[arg-type]
 
     chance = np.random.default_rng(1)
-    again = [measure(chance.choice(low, len(low)), chance.choice(high, len(high))).number for _ in range(600)]
-    assert measure(low, high).error == pytest.approx(float(np.std(again)), rel=0.12)
+    again = [measure(chance.choice(low, len(low)), chance.choice(high, len(high))).value for _ in range(600)]
+    assert measure(low, high).stderr == pytest.approx(float(np.std(again)), rel=0.12)
 
 
 def test_the_binomial_error_of_the_false_positive_rate_holds_for_a_given_threshold() -> None:
     low, high = scores(400, 300)
     found = fpr_at_tpr(low, high)
     chance = np.random.default_rng(0)
-    again = [fpr_at_tpr(chance.choice(low, len(low)), high).number for _ in range(500)]
-    assert found.error == pytest.approx(float(np.std(again)), rel=0.12)
+    again = [fpr_at_tpr(chance.choice(low, len(low)), high).value for _ in range(500)]
+    assert found.stderr == pytest.approx(float(np.std(again)), rel=0.12)
 
 
 def test_one_sample_of_a_kind_has_no_error_but_a_number() -> None:
-    assert auroc([0.0], [1.0]) == Value(1.0, None)
-    assert auroc([1.0], [1.0]) == Value(0.5, None)
-    assert aupr([0.0], [1.0]) == Value(1.0, None)
-    assert aupr([1.0], [0.0]) == Value(0.5, None)
-    assert fpr_at_tpr([0.0], [1.0]) == Value(0.0, 0.0)
-    assert auroc([0.0, 2.0], [1.0]) == Value(0.5, None)
+    assert auroc([0.0], [1.0]) == Estimate(1.0, None)
+    assert auroc([1.0], [1.0]) == Estimate(0.5, None)
+    assert aupr([0.0], [1.0]) == Estimate(1.0, None)
+    assert aupr([1.0], [0.0]) == Estimate(0.5, None)
+    assert fpr_at_tpr([0.0], [1.0]) == Estimate(0.0, 0.0)
+    assert auroc([0.0, 2.0], [1.0]) == Estimate(0.5, None)
 
 
 def test_scores_that_are_all_equal_tell_nothing_apart() -> None:
     low, high = np.ones(30), np.ones(10)
-    assert auroc(low, high) == Value(0.5, 0.0)
-    assert aupr(low, high, "outside") == Value(0.25, 0.0)  # the share of positives
-    assert aupr(low, high, "inside") == Value(0.75, 0.0)
-    assert fpr_at_tpr(low, high) == Value(1.0, 0.0)
+    assert auroc(low, high) == Estimate(0.5, 0.0)
+    assert aupr(low, high, "outside") == Estimate(0.25, 0.0)  # the share of positives
+    assert aupr(low, high, "inside") == Estimate(0.75, 0.0)
+    assert fpr_at_tpr(low, high) == Estimate(1.0, 0.0)
 
 
 def test_sets_far_apart_are_told_apart_without_error() -> None:
     low, high = scores(20, 20, shift=100.0)
-    assert auroc(low, high) == Value(1.0, 0.0)
-    assert aupr(low, high, "outside").number == aupr(low, high, "inside").number == 1.0
-    assert fpr_at_tpr(low, high) == Value(0.0, 0.0)
-    assert auroc(high, low).number == 0.0
+    assert auroc(low, high) == Estimate(1.0, 0.0)
+    assert aupr(low, high, "outside").value == aupr(low, high, "inside").value == 1.0
+    assert fpr_at_tpr(low, high) == Estimate(0.0, 0.0)
+    assert auroc(high, low).value == 0.0
 
 
 def test_infinities_have_their_rank() -> None:
@@ -195,7 +195,7 @@ def test_infinities_have_their_rank() -> None:
 def test_half_precision_scores_keep_their_ties() -> None:
     low, high = (part.astype(np.float16) for part in scores(60, 50))
     y, both = labelled(low, high)
-    assert auroc(low, high).number == pytest.approx(roc_auc_score(y, both), abs=1e-14)
+    assert auroc(low, high).value == pytest.approx(roc_auc_score(y, both), abs=1e-14)
 
 
 @pytest.mark.parametrize("measure", [auroc, aupr, fpr_at_tpr])
@@ -208,7 +208,7 @@ def test_half_precision_scores_keep_their_ties() -> None:
         ([1.0], [1.0, math.nan], "1 of 2 outside scores are nan"),
     ],
 )
-def test_what_has_no_rank_is_refused(measure: Callable[..., Value], inside: Any, outside: Any, words: str) -> None:
+def test_what_has_no_rank_is_refused(measure: Callable[..., Estimate], inside: Any, outside: Any, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         measure(inside, outside)
 
@@ -230,17 +230,17 @@ def test_swapping_the_sets_mirrors_the_area_and_twins_agree(inside: list[int], o
     low, high = np.array(inside, float), np.array(outside, float)
     y, both = labelled(low, high)
     found, mirrored = auroc(low, high), auroc(high, low)
-    assert found.number + mirrored.number == pytest.approx(1.0, abs=1e-15)
-    assert found.error == mirrored.error or found.error == pytest.approx(mirrored.error, rel=1e-9)
-    assert found.number == pytest.approx(slow_auroc(low, high), abs=1e-14)
-    assert aupr(low, high).number == pytest.approx(average_precision_score(y, both), abs=1e-14)
+    assert found.value + mirrored.value == pytest.approx(1.0, abs=1e-15)
+    assert found.stderr == mirrored.stderr or found.stderr == pytest.approx(mirrored.stderr, rel=1e-9)
+    assert found.value == pytest.approx(slow_auroc(low, high), abs=1e-14)
+    assert aupr(low, high).value == pytest.approx(average_precision_score(y, both), abs=1e-14)
     assert aupr(low, high, "inside") == aupr(-high, -low, "outside")
-    assert fpr_at_tpr(low, high).number == pytest.approx(slow_fpr(low, high, 0.95), abs=1e-14)
+    assert fpr_at_tpr(low, high).value == pytest.approx(slow_fpr(low, high, 0.95), abs=1e-14)
 
 
 def test_a_hundred_thousand_samples_take_no_time() -> None:
     low, high = scores(100_000, 100_000)
     exact = 0.5 * math.erfc(-1 / 2)  # of normal scores one apart: Phi(1 / sqrt 2)
     found = auroc(low, high)
-    assert found.error is not None
-    assert abs(found.number - exact) < 4 * found.error < 0.01
+    assert found.stderr is not None
+    assert abs(found.value - exact) < 4 * found.stderr < 0.01

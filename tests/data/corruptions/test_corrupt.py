@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from plateaux.core.errors import DataError, RecipeError, UnknownName
+from plateaux.core.errors import DataError, RecipeError, UnknownNameError
 from plateaux.data.corruptions.corrupt import CORRUPTIONS, EXTRA, VERSION, Corrupted, corrupt, describe
 from plateaux.data.corruptions.severities import SIZES, TABLES, table_size
 from plateaux.data.loader import evaluation
@@ -209,12 +209,12 @@ def test_a_constant_image_comes_back_to_the_bit_from_blur(name: str) -> None:
 
 def test_unknown_names_and_severities_are_refused_with_what_is_allowed() -> None:
     images, ids = pictures(1), torch.arange(1)
-    with pytest.raises(UnknownName, match="no corruption 'gausian_noise'; did you mean 'gaussian_noise'"):
+    with pytest.raises(UnknownNameError, match="no corruption 'gausian_noise'; did you mean 'gaussian_noise'"):
         corrupt(images, ids, "gausian_noise", 1)
     for severity in (0, 6, -1):
         with pytest.raises(RecipeError, match=rf"1, 2, 3, 4 and 5; {severity} was given"):
             corrupt(images, ids, "fog", severity)
-    with pytest.raises(UnknownName, match="'fog'"):
+    with pytest.raises(UnknownNameError, match="'fog'"):
         Corrupted(Resident(images, ids), "fogg", 1)
 
 

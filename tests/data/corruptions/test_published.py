@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from plateaux.core.errors import DataError, RecipeError, UnknownName
+from plateaux.core.errors import DataError, RecipeError, UnknownNameError
 from plateaux.data.corruptions.published import official
 
 Image = pytest.importorskip("PIL.Image")
@@ -62,7 +62,7 @@ def test_what_is_not_there_is_none(tmp_path: Path) -> None:
 
 
 def test_unknown_kinds_and_severities_are_refused_even_where_nothing_is(tmp_path: Path) -> None:
-    with pytest.raises(UnknownName, match="did you mean 'fog'"):
+    with pytest.raises(UnknownNameError, match="did you mean 'fog'"):
         official("cifar10", tmp_path, "fogg", 1)
     with pytest.raises(RecipeError, match="6 was given"):
         official("cifar10", tmp_path, "fog", 6)

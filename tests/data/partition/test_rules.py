@@ -13,7 +13,7 @@ from reference import partition_rules as slow
 from reference.partition_rules import Table, sizes, tables, tops
 
 from plateaux.core.errors import RecipeError
-from plateaux.core.types import key
+from plateaux.core.types import derive_seed
 from plateaux.data.partition.rules import RULES, rule
 
 
@@ -56,9 +56,9 @@ def test_every_rule_agrees_with_its_twin(table: NDArray[np.float32], top: float,
     assert careful(scores, "paper", top) == slow.paper(table, top)
     assert careful(scores, "released", top) == slow.released(table, top)
     assert careful(scores, "released_boost", top) == slow.released(table, top, boost=True)
-    own = [slow.drawn(table[0], key(7, "random", i)) for i in members]
+    own = [slow.drawn(table[0], derive_seed(7, "random", i)) for i in members]
     assert careful(scores, "random", top) == [slow.extreme(row, top, highest=True) for row in own]
-    one = slow.drawn(table[0], key(7, "same"))
+    one = slow.drawn(table[0], derive_seed(7, "same"))
     assert careful(scores, "same", top) == [slow.extreme(one, top, highest=True)] * len(table)
     assert careful(scores, "all", top) == [set(np.flatnonzero(row >= 0).tolist()) for row in table]
     assert careful(scores, "none", top) == [set()] * len(table)

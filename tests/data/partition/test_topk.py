@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from reference import partition_rules as slow
 from reference.partition_rules import sizes, stream, tables, tops
 
-from plateaux.core.errors import DataError, Diverged
+from plateaux.core.errors import DataError, DivergedError
 from plateaux.data.partition.topk import chosen, edge
 
 
@@ -47,7 +47,7 @@ def test_neighbouring_floats_in_one_bucket_are_told_apart(highest: bool) -> None
 def test_a_score_that_is_not_a_number_is_refused_by_member_and_sample(nan: float) -> None:
     table = np.ones((3, 20), np.float32)
     table[1, 13] = nan
-    with pytest.raises(Diverged, match=r"Member 1's score of sample 13 is not a number.*lower the learning rate"):
+    with pytest.raises(DivergedError, match=r"Member 1's score of sample 13 is not a number.*lower the learning rate"):
         picked(table, 0.5, True, 6)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from plateaux.core import registry
 from plateaux.core.errors import RecipeError
-from plateaux.core.member import View
+from plateaux.core.member import MemberModule
 from plateaux.core.outputs import logits
 from plateaux.core.types import Batch
 from plateaux.distributed.executors import mesh as meshes
@@ -20,10 +20,11 @@ from plateaux.distributed.executors.local import Local, local, looped, stacked
 from plateaux.optim.sample_scores import features
 
 
-def views(net: str, count: int = 3) -> tuple[list[View], Batch]:
+def views(net: str, count: int = 3) -> tuple[list[MemberModule], Batch]:
     corners = [corner(net, seed=seed) for seed in range(count)]
     made = [
-        View(c.module, own=dict(c.module.named_parameters()), buffers=dict(c.module.named_buffers())) for c in corners
+        MemberModule(c.module, own=dict(c.module.named_parameters()), buffers=dict(c.module.named_buffers()))
+        for c in corners
     ]
     return made, corners[0].batch
 
@@ -38,12 +39,12 @@ def test_both_executors_are_found_by_name() -> None:
 def test_local_holds_everyone_and_gathering_is_the_identity() -> None:
     here = local()
     rows, tree = torch.randn(3, 4), {"w": torch.ones(2)}
-    assert here.rows(5) == range(5)
-    assert here.gather(rows) is rows
-    assert here.gather(rows, whole=True) is rows
-    assert here.average(tree) is tree
-    assert (here.shard(9), here.agree(2), here.writes()) == (slice(0, 9), 2, True)
-    here.prepare(nn.Linear(1, 1))
+    assert here.local_members(5) == range(5)
+    assert here.all_gather(rows) is rows
+    assert here.all_gather(rows, batch=True) is rows
+    assert here.all_reduce(tree) is tree
+    assert (here.shard(9), here.all_reduce_max(2), here.is_writer()) == (slice(0, 9), 2, True)
+    here.setup_module(nn.Linear(1, 1))
 
 
 @pytest.mark.parametrize(
@@ -57,7 +58,7 @@ def test_local_holds_everyone_and_gathering_is_the_identity() -> None:
     ],
 )
 def test_equal_kinds_are_grouped_under_vmap(manner: Any, together: bool, groups: list[list[int]]) -> None:
-    assert local(manner=manner).groups(["a", "b", "a", "c"], together=together) == groups
+    assert local(manner=manner).groups(["a", "b", "a", "c"], is_joint=together) == groups
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -86,7 +87,7 @@ def test_named_inputs_are_stacked_too() -> None:
             return self.w * a + b
 
     modules = [Named(), Named()]
-    ours = [View(m, own=dict(m.named_parameters())) for m in modules]
+    ours = [MemberModule(m, own=dict(m.named_parameters())) for m in modules]
     batches = [
         Batch({"a": torch.randn(4, 2), "b": torch.randn(4, 2)}, torch.zeros(4), torch.arange(4)) for _ in range(2)
     ]
@@ -95,7 +96,7 @@ def test_named_inputs_are_stacked_too() -> None:
 
 def test_an_offer_that_cannot_be_stacked_is_looped() -> None:
     ours, batch = views("conv")
-    rows = Local("vmap", 1, (), "error").each(features("0"), ours, [batch] * 3)
+    rows = Local("vmap", 1, (), "error").map_members(features("0"), ours, [batch] * 3)
     torch.testing.assert_close(rows, looped(features("0"), ours, [batch] * 3))
 
 
@@ -105,9 +106,9 @@ def test_members_of_different_kinds_are_never_stacked_with_each_other() -> None:
             return 2 * super().forward(x)
 
     modules = [nn.Linear(2, 3), Doubled(2, 3), nn.Linear(2, 3), Doubled(2, 3)]
-    ours = [View(m, own=dict(m.named_parameters()), kind=type(m)) for m in modules]
+    ours = [MemberModule(m, own=dict(m.named_parameters()), kind=type(m)) for m in modules]
     batch = Batch(torch.randn(5, 2), torch.zeros(5), torch.arange(5))
-    rows = Local("vmap", 1, (), "error").each(logits, ours, [batch] * 4)
+    rows = Local("vmap", 1, (), "error").map_members(logits, ours, [batch] * 4)
     torch.testing.assert_close(rows, looped(logits, ours, [batch] * 4))
 
 
@@ -117,7 +118,7 @@ def test_what_vmap_cannot_run_is_named_with_a_way_out() -> None:
             return super().forward(x) if self.weight.sum() > 0 else x  # a question to the numbers
 
     modules = [Asking(2, 2), Asking(2, 2)]
-    ours = [View(m, own=dict(m.named_parameters())) for m in modules]
+    ours = [MemberModule(m, own=dict(m.named_parameters())) for m in modules]
     batch = Batch(torch.randn(5, 2), torch.zeros(5), torch.arange(5))
     with pytest.raises(RecipeError, match=r'vmap cannot run this model: .*executor\.manner = "loop"'):
         stacked(logits, ours, [batch] * 2, "error")
@@ -126,7 +127,7 @@ def test_what_vmap_cannot_run_is_named_with_a_way_out() -> None:
 def test_dropout_under_vmap_differs_between_members_when_asked_for() -> None:
     modules = [nn.Sequential(nn.Linear(2, 50), nn.Dropout(0.5)) for _ in range(2)]
     modules[1].load_state_dict(modules[0].state_dict())
-    ours = [View(m, own=dict(m.named_parameters())) for m in modules]
+    ours = [MemberModule(m, own=dict(m.named_parameters())) for m in modules]
     batch = Batch(torch.randn(5, 2), torch.zeros(5), torch.arange(5))
     rows = stacked(logits, ours, [batch] * 2, "different")
     assert not torch.equal(rows[0] == 0, rows[1] == 0)
@@ -165,27 +166,27 @@ def verbs_here() -> dict[str, Any]:
     """Use every verb of a 2 x 2 mesh once; what is checked here is checked in every process."""
     executor = meshes.mesh(data=2)
     column, copy = divmod(torch.distributed.get_rank(), 2)
-    held = executor.rows(3)
+    held = executor.local_members(3)
     own = executor.shard(5)
     whole = torch.arange(30.0).view(3, 5, 2)
     mine = whole[held.start : held.stop, own].clone().requires_grad_()
-    table = executor.gather(mine, whole=True)
+    table = executor.all_gather(mine, batch=True)
     assert torch.equal(table, whole)
-    assert torch.equal(executor.gather(mine), whole[:, own])
+    assert torch.equal(executor.all_gather(mine), whole[:, own])
     table.sum().backward()
     assert mine.grad is not None
     assert torch.equal(mine.grad, torch.ones_like(mine))  # once, not once for every process
     mixed = {"w": torch.full((2, 2), 1.0 + copy), "n": torch.tensor([10.0 * column], dtype=torch.float64)}
-    total = executor.average(mixed)
+    total = executor.all_reduce(mixed)
     assert list(total) == ["w", "n"]
     assert torch.equal(total["w"], torch.full((2, 2), 3.0))
     assert float(total["n"]) == 20.0 * column  # over copies, never over members
     return {
         "rows": list(held),
         "samples": list(range(5)[own]),
-        "agree": executor.agree(torch.distributed.get_rank()),
-        "writes": executor.writes(),
-        "groups": (executor.groups(["a", "a"], together=False), executor.groups(["a", "a"], together=True)),
+        "agree": executor.all_reduce_max(torch.distributed.get_rank()),
+        "writes": executor.is_writer(),
+        "groups": (executor.groups(["a", "a"], is_joint=False), executor.groups(["a", "a"], is_joint=True)),
     }
 
 
@@ -216,7 +217,7 @@ def prepared_here() -> list[str]:
     names = []
     for options in ({"data": 2}, {"data": 2, "batchnorm": "local"}, {"data": 1}):
         module = nn.Sequential(nn.BatchNorm2d(3))
-        meshes.mesh(**options).prepare(module)  # type: ignore[arg-type]
+        meshes.mesh(**options).setup_module(module)  # type: ignore[arg-type]
         names.append(type(module[0]).__name__)
     return names
 

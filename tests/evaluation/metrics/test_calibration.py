@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from plateaux.core import registry
 from plateaux.core.errors import RecipeError
-from plateaux.core.optional import guest
+from plateaux.core.optional import optional_import
 from plateaux.core.types import Batch
 from plateaux.evaluation.confidence import binned, equal_width, guesses, pack, unpack
 from plateaux.evaluation.metrics.calibration import CELLS_AT_MOST
@@ -51,20 +51,20 @@ def test_every_row_is_what_the_slow_twin_says(members: int, samples: int, classe
         assert list(rows) == list(truth)
         for row, p in truth.items():
             # The logarithm of a confidence is kept in float32 by the one that keeps it.
-            assert rows[row].number == pytest.approx(slow(p, y.numpy(), bins), rel=1e-6, abs=1e-7), (name, row)
+            assert rows[row].value == pytest.approx(slow(p, y.numpy(), bins), rel=1e-6, abs=1e-7), (name, row)
 
 
 def test_ece_is_what_torchmetrics_says_except_of_certainty() -> None:
-    functional = guest("torchmetrics.functional.classification", extra="dev")
+    functional = optional_import("torchmetrics.functional.classification", extra="dev")
     table, y = table_of(1, 300, 5)
     p = table[0].softmax(-1)
     theirs = float(functional.multiclass_calibration_error(p, y, num_classes=5, n_bins=15, norm="l1"))
-    assert measured("ece", table, y)["member 0"].number == pytest.approx(theirs, abs=1e-6)
+    assert measured("ece", table, y)["member 0"].value == pytest.approx(theirs, abs=1e-6)
     # A confidence of exactly 1 has a bin of its own there (torchmetrics#3510), here it is in the last of the bins.
     p = torch.tensor([[0.96, 0.04], [1.0, 0.0]], dtype=torch.float64)
     theirs = float(functional.multiclass_calibration_error(p, torch.tensor([0, 1]), num_classes=2, n_bins=15))
     assert theirs == pytest.approx((0.04 + 1) / 2)
-    assert measured("ece", p.log()[None], torch.tensor([0, 1]))["member 0"].number == pytest.approx(abs(1 - 1.96) / 2)
+    assert measured("ece", p.log()[None], torch.tensor([0, 1]))["member 0"].value == pytest.approx(abs(1 - 1.96) / 2)
 
 
 @pytest.mark.parametrize("bins", range(1, 60))
@@ -81,7 +81,7 @@ def test_bins_of_equally_many_are_the_sorted_samples_cut_in_pieces() -> None:
     order = p.max(-1).argsort()
     gap = ((p.argmax(-1) == y.numpy()) - p.max(-1))[order]
     truth = sum(abs(piece.sum()) for piece in np.array_split(gap, 15)) / 150
-    assert measured("adaptive_ece", table, y)["member 0"].number == pytest.approx(truth, abs=1e-7)
+    assert measured("adaptive_ece", table, y)["member 0"].value == pytest.approx(truth, abs=1e-7)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -91,8 +91,8 @@ def test_equals_may_come_in_any_order(name: str) -> None:
     order = torch.randperm(60, generator=chance)
     rows, other = measured(name, table, y), measured(name, table[:, order], y[order])
     for row in rows:
-        assert rows[row].number == pytest.approx(other[row].number, rel=1e-12, abs=1e-15)
-        assert rows[row].error == near(other[row].error, rel=1e-6, abs=1e-8)
+        assert rows[row].value == pytest.approx(other[row].value, rel=1e-12, abs=1e-15)
+        assert rows[row].stderr == near(other[row].stderr, rel=1e-6, abs=1e-8)
 
 
 def test_the_error_of_ece_is_the_spread_inside_bins() -> None:
@@ -102,19 +102,19 @@ def test_the_error_of_ece_is_the_spread_inside_bins() -> None:
     gap, home = (p.argmax(-1) == y.numpy()) - confidence, np.minimum((confidence * 15).astype(int), 14)
     inside = [gap[home == i] for i in range(15)]
     truth = math.sqrt(sum(len(g) * g.var(ddof=1) for g in inside if len(g) > 1)) / 200
-    assert measured("ece", table, y)["member 0"].error == pytest.approx(truth, rel=1e-9)
+    assert measured("ece", table, y)["member 0"].stderr == pytest.approx(truth, rel=1e-9)
 
 
 @pytest.mark.parametrize("name", ["ece", "adaptive_ece", "classwise_ece"])
 def test_standard_errors_are_what_the_bootstrap_finds(name: str) -> None:
     table, y = table_of(1, 1500, 3, scale=3)  # far too sure of itself: few bins change sides
-    measure = registry.measure.get(name)(bins=5)
+    measure = registry.metric.get(name)(bins=5)
     chance = torch.Generator().manual_seed(1)
     again = []
     for _ in range(200):
         some = torch.randint(1500, (1500,), generator=chance)
-        again.append(measure.finish(measure.settle(table[:, some], Batch(some, y[some], some)))["member 0"].number)
-    assert measured(name, table, y, bins=5)["member 0"].error == pytest.approx(float(np.std(again)), rel=0.2)
+        again.append(measure.compute(measure.update(table[:, some], Batch(some, y[some], some)))["member 0"].value)
+    assert measured(name, table, y, bins=5)["member 0"].stderr == pytest.approx(float(np.std(again)), rel=0.2)
 
 
 def test_the_classwise_error_is_the_spread_of_signed_gaps() -> None:
@@ -124,8 +124,8 @@ def test_the_classwise_error_is_the_spread_of_signed_gaps() -> None:
     gap, home = np.eye(4)[y.numpy()] - p, np.minimum((p * 6).astype(int), 5)
     sign = np.array([[np.sign(gap[home[:, c] == i, c].sum()) for i in range(6)] for c in range(4)])
     influence = [sum(sign[c, home[n, c]] * gap[n, c] for c in range(4)) / 4 for n in range(90)]
-    assert value.number == pytest.approx(np.mean(influence), rel=1e-9)
-    assert value.error == pytest.approx(np.std(influence, ddof=1) / math.sqrt(90), rel=1e-9)
+    assert value.value == pytest.approx(np.mean(influence), rel=1e-9)
+    assert value.stderr == pytest.approx(np.std(influence, ddof=1) / math.sqrt(90), rel=1e-9)
 
 
 def test_the_classwise_error_of_very_many_classes_has_no_error_of_its_own() -> None:
@@ -133,8 +133,8 @@ def test_the_classwise_error_of_very_many_classes_has_no_error_of_its_own() -> N
         table, y = table_of(1, 30, classes)
         value = measured("classwise_ece", table, y)["member 0"]
         truth = slow_classwise(probabilities(table)["member 0"], y.numpy())
-        assert value.number == pytest.approx(truth, rel=1e-9)
-        assert (value.error is None) == (classes > CELLS_AT_MOST // 15)
+        assert value.value == pytest.approx(truth, rel=1e-9)
+        assert (value.stderr is None) == (classes > CELLS_AT_MOST // 15)
 
 
 def test_the_diagram_gives_the_calibration_error_back() -> None:
@@ -143,11 +143,11 @@ def test_the_diagram_gives_the_calibration_error_back() -> None:
     for row, value in errors.items():
         bins = [i for i in range(10) if cell(row, f"bin {i}", "share") in rows]
         share, confidence, accuracy = (
-            np.array([rows[cell(row, f"bin {i}", what)].number for i in bins])
+            np.array([rows[cell(row, f"bin {i}", what)].value for i in bins])
             for what in ("share", "confidence", "accuracy")
         )
         assert share.sum() == pytest.approx(1)
-        assert (share * abs(accuracy - confidence)).sum() == pytest.approx(value.number)
+        assert (share * abs(accuracy - confidence)).sum() == pytest.approx(value.value)
         assert all(i / 10 <= c <= (i + 1) / 10 for i, c in zip(bins, confidence, strict=True))
 
 
@@ -157,13 +157,13 @@ def test_the_diagram_by_hand() -> None:
     assert list(rows) == [
         f"member 0 · bin {i} · {what}" for i in (5, 9) for what in ("share", "confidence", "accuracy")
     ]
-    assert rows["member 0 · bin 5 · share"].number == 0.5
-    assert rows["member 0 · bin 5 · share"].error == pytest.approx(math.sqrt(0.25 / 4))
-    assert rows["member 0 · bin 5 · confidence"].number == pytest.approx(0.57)
-    assert rows["member 0 · bin 5 · confidence"].error == pytest.approx(0.02)
-    assert rows["member 0 · bin 5 · accuracy"].number == 0.5
-    assert rows["member 0 · bin 5 · accuracy"].error == pytest.approx(math.sqrt(0.25 / 2))
-    assert rows["member 0 · bin 9 · confidence"].number == pytest.approx(0.975)
+    assert rows["member 0 · bin 5 · share"].value == 0.5
+    assert rows["member 0 · bin 5 · share"].stderr == pytest.approx(math.sqrt(0.25 / 4))
+    assert rows["member 0 · bin 5 · confidence"].value == pytest.approx(0.57)
+    assert rows["member 0 · bin 5 · confidence"].stderr == pytest.approx(0.02)
+    assert rows["member 0 · bin 5 · accuracy"].value == 0.5
+    assert rows["member 0 · bin 5 · accuracy"].stderr == pytest.approx(math.sqrt(0.25 / 2))
+    assert rows["member 0 · bin 9 · confidence"].value == pytest.approx(0.975)
     assert rows["member 0 · bin 9 · accuracy"].number == 1
 
 
@@ -176,8 +176,8 @@ def test_certainty_is_either_deserved_or_not(name: str, right: bool, members: in
     y = torch.zeros(6, dtype=torch.int64) if right else torch.ones(6, dtype=torch.int64)
     wrong = 2 / 3 if name == "classwise_ece" else 1.0  # two of the three classes are wrong all the time
     for value in measured(name, table, y).values():
-        assert value.number == pytest.approx(0.0 if right else wrong, abs=1e-6)
-        assert value.error == pytest.approx(0.0, abs=1e-6)
+        assert value.value == pytest.approx(0.0 if right else wrong, abs=1e-6)
+        assert value.stderr == pytest.approx(0.0, abs=1e-6)
 
 
 def test_a_wrong_certainty_is_still_wrong_when_processes_add_up_their_rows() -> None:
@@ -227,8 +227,8 @@ def test_how_samples_are_cut_into_batches_does_not_matter(
     for name in NAMES:
         whole, parts = measured(name, table, y), measured(name, table, y, cuts=cuts)
         for row in whole:
-            assert parts[row].number == pytest.approx(whole[row].number, rel=1e-12, abs=1e-14)
-            assert parts[row].error == near(whole[row].error, rel=1e-6, abs=1e-8)
+            assert parts[row].value == pytest.approx(whole[row].value, rel=1e-12, abs=1e-14)
+            assert parts[row].stderr == near(whole[row].stderr, rel=1e-6, abs=1e-8)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -238,7 +238,7 @@ def test_the_order_of_members_does_not_matter(name: str) -> None:
     for row, value in rows.items():
         there = other[row.replace("member 0", "member 1")] if row.startswith("member 0") else None
         there = other[row] if row.startswith(MEAN_PROBABILITY) else there
-        assert there is None or value.number == pytest.approx(there.number, rel=1e-9)
+        assert there is None or value.value == pytest.approx(there.value, rel=1e-9)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
@@ -247,10 +247,10 @@ def test_logits_of_few_digits_are_measured_in_many(dtype: torch.dtype) -> None:
     table = table.to(dtype)
     p = probabilities(table.double())
     for row in p:
-        assert measured("adaptive_ece", table, y)[row].number == pytest.approx(
+        assert measured("adaptive_ece", table, y)[row].value == pytest.approx(
             slow_adaptive(p[row], y.numpy()), abs=1e-5
         )
-        assert measured("classwise_ece", table, y)[row].number == pytest.approx(
+        assert measured("classwise_ece", table, y)[row].value == pytest.approx(
             slow_classwise(p[row], y.numpy()), abs=1e-5
         )
 
@@ -260,32 +260,32 @@ def test_one_sample_has_no_spread() -> None:
     p = probabilities(table)["member 0"]
     for name in ("ece", "adaptive_ece"):
         value = measured(name, table, y)["member 0"]
-        assert value.number == pytest.approx(twin("ece", p, y.numpy()), abs=1e-6)
-        assert value.error == 0
-    assert measured("classwise_ece", table, y)["member 0"].error in (None, pytest.approx(0, abs=1e-8))
+        assert value.value == pytest.approx(twin("ece", p, y.numpy()), abs=1e-6)
+        assert value.stderr == 0
+    assert measured("classwise_ece", table, y)["member 0"].stderr in (None, pytest.approx(0, abs=1e-8))
 
 
 def test_what_is_no_number_stays_none() -> None:
     table = torch.full((1, 4, 3), float("nan"))
     for name in ("ece", "adaptive_ece", "classwise_ece"):
-        assert math.isnan(measured(name, table, torch.zeros(4, dtype=torch.int64))["member 0"].number)
+        assert math.isnan(measured(name, table, torch.zeros(4, dtype=torch.int64))["member 0"].value)
 
 
 def test_no_more_than_four_bytes_are_kept_of_a_sample_and_row() -> None:
     table, y = table_of(3, 100, 10)
-    kept = registry.measure.get("adaptive_ece")().settle(table, Batch(y, y, y))
+    kept = registry.metric.get("adaptive_ece")().update(table, Batch(y, y, y))
     assert sum(tensor.nbytes for tensor in kept.values()) == 4 * 100 * 5
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_no_bins_are_refused(name: str) -> None:
     with pytest.raises(RecipeError, match="bins = 0"):
-        registry.measure.get(name)(bins=0)
+        registry.metric.get(name)(bins=0)
 
 
 def test_every_measure_says_how_it_is_to_be_read() -> None:
-    found = {name: registry.measure.get(name)(bins=7) for name in NAMES}
-    assert {measure.asks for measure in found.values()} == {"sure"}
-    assert all(measure.percent and measure.least == 1 for measure in found.values())
-    assert [measure.better for measure in found.values()] == ["lower", "lower", "lower", "neither"]
-    assert all("7" in measure.convention for measure in found.values())
+    found = {name: registry.metric.get(name)(bins=7) for name in NAMES}
+    assert {measure.group for measure in found.values()} == {"sure"}
+    assert all(measure.percent and measure.min_members == 1 for measure in found.values())
+    assert [measure.higher_is_better for measure in found.values()] == ["lower", "lower", "lower", "neither"]
+    assert all("7" in measure.definition for measure in found.values())

@@ -14,7 +14,7 @@ from reference.diversity import MEAN, check_cuts, check_order, measured
 from torch import Tensor, nn
 
 from plateaux.core.errors import RecipeError
-from plateaux.core.member import View
+from plateaux.core.member import MemberModule
 from plateaux.core.outputs import features
 from plateaux.core.types import Batch
 from plateaux.distributed.executors.local import Local
@@ -35,8 +35,8 @@ def test_every_row_is_that_of_the_centred_features(members: int, samples: int, w
     x, y = features_of(members, samples, width)
     rows, truth = measured(cka(), x, y, [samples // 3]), slow.cka(x.numpy(), y.numpy())
     assert list(rows) == list(truth)
-    assert {row: value.number for row, value in rows.items()} == pytest.approx(truth, rel=1e-9)
-    assert all(value.error is None for value in rows.values())
+    assert {row: value.value for row, value in rows.items()} == pytest.approx(truth, rel=1e-9)
+    assert all(value.stderr is None for value in rows.values())
 
 
 def test_it_is_the_alignment_of_centred_kernels() -> None:
@@ -44,20 +44,20 @@ def test_it_is_the_alignment_of_centred_kernels() -> None:
     centre = np.eye(25) - 1 / 25
     k, other = (centre @ f @ f.T @ centre for f in x.numpy())
     value = (k * other).sum() / math.sqrt((k * k).sum() * (other * other).sum())
-    assert measured(cka(), x, y)["members 0 and 1"].number == pytest.approx(value, rel=1e-10)
+    assert measured(cka(), x, y)["members 0 and 1"].value == pytest.approx(value, rel=1e-10)
 
 
 def test_rotation_scale_and_shift_change_nothing() -> None:
     x, y = features_of(1, 40, 6)
     turn = torch.linalg.qr(torch.randn(6, 6, dtype=torch.float64))[0]
     both = torch.stack([x[0], 7 * x[0] @ turn - 2])
-    assert measured(cka(), both, y)["members 0 and 1"].number == pytest.approx(1, rel=1e-10)
+    assert measured(cka(), both, y)["members 0 and 1"].value == pytest.approx(1, rel=1e-10)
 
 
 def test_features_without_a_common_direction_are_unrelated() -> None:
     a = torch.tensor([[1.0], [-1.0], [1.0], [-1.0]])
     b = torch.tensor([[1.0], [1.0], [-1.0], [-1.0]])
-    assert measured(cka(), torch.stack([a, b]), torch.zeros(4))["members 0 and 1"].number == 0
+    assert measured(cka(), torch.stack([a, b]), torch.zeros(4))["members 0 and 1"].value == 0
 
 
 def test_columns_of_zeros_change_nothing() -> None:
@@ -66,7 +66,7 @@ def test_columns_of_zeros_change_nothing() -> None:
     wide[1, :, 4] = 0  # a narrower member
     narrow = measured(cka(), wide, y)
     truth = slow.cka(wide.numpy(), y.numpy())
-    assert {row: value.number for row, value in narrow.items()} == pytest.approx(truth, rel=1e-9)
+    assert {row: value.value for row, value in narrow.items()} == pytest.approx(truth, rel=1e-9)
 
 
 @pytest.mark.parametrize("constant", [0.0, 0.1, 1e6])
@@ -74,10 +74,10 @@ def test_constant_features_have_no_number_and_are_left_out_of_the_mean(constant:
     x, y = features_of(3, 37, 4)
     x[2] = constant
     rows = measured(cka(), x, y, [10, 20])
-    assert math.isnan(rows["members 0 and 2"].number)
-    assert math.isnan(rows["members 1 and 2"].number)
-    assert rows[MEAN].number == rows["members 0 and 1"].number
-    assert all(math.isnan(value.number) for value in measured(cka(), x[[2, 2]], y).values())
+    assert math.isnan(rows["members 0 and 2"].value)
+    assert math.isnan(rows["members 1 and 2"].value)
+    assert rows[MEAN].value == rows["members 0 and 1"].value
+    assert all(math.isnan(value.value) for value in measured(cka(), x[[2, 2]], y).values())
 
 
 def test_a_constant_column_of_any_size_says_nothing() -> None:
@@ -85,12 +85,12 @@ def test_a_constant_column_of_any_size_says_nothing() -> None:
     x = 1e-3 * x
     truth = slow.cka(x.numpy(), y.numpy())[MEAN]
     with_column = torch.cat([x, torch.full((2, 60, 1), 1234567.1, dtype=torch.float64)], -1)
-    assert measured(cka(), with_column, y, [25])[MEAN].number == pytest.approx(truth, rel=1e-6)
+    assert measured(cka(), with_column, y, [25])[MEAN].value == pytest.approx(truth, rel=1e-6)
 
 
 def test_one_sample_has_no_alignment() -> None:
     x, y = features_of(2, 1, 3)
-    assert math.isnan(measured(cka(), x, y)[MEAN].number)
+    assert math.isnan(measured(cka(), x, y)[MEAN].value)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
@@ -98,7 +98,7 @@ def test_features_of_few_digits_are_summed_in_many(dtype: torch.dtype) -> None:
     x, y = features_of(2, 300, 5, shift=30)
     x = x.to(dtype)
     truth = slow.cka(x.double().numpy(), y.numpy())[MEAN]
-    assert measured(cka(), x, y, [100])[MEAN].number == pytest.approx(truth, rel=1e-9)
+    assert measured(cka(), x, y, [100])[MEAN].value == pytest.approx(truth, rel=1e-9)
 
 
 def test_features_too_wide_are_refused_with_what_to_do() -> None:
@@ -120,23 +120,25 @@ def test_neither_batches_nor_the_order_of_members_matter(
     x, y = features_of(members, samples, 3, seed=seed)
     check_cuts(cka(), x, y, sorted(cut for cut in cuts if cut <= samples))
     check_order(cka(), x, y, [i for i in order if i < members])
-    assert all(-1e-9 <= value.number <= 1 + 1e-9 for value in measured(cka(), x, y).values())
+    assert all(-1e-9 <= value.value <= 1 + 1e-9 for value in measured(cka(), x, y).values())
 
 
 def test_networks_of_different_widths_are_compared_by_what_their_last_layer_sees() -> None:
     networks = [nn.Sequential(nn.Linear(6, width), nn.ReLU(), nn.Linear(width, 3)) for width in (5, 9)]
     x, y = torch.randn(40, 6), torch.zeros(40, dtype=torch.int64)
     batches = [Batch(x[a:b], y[a:b], torch.arange(a, b)) for a, b in ((0, 16), (16, 40))]
-    found = assess(Local("loop", 1, (), "error"), [View(network) for network in networks], batches, {"cka": cka()})
+    found = assess(
+        Local("loop", 1, (), "error"), [MemberModule(network) for network in networks], batches, {"cka": cka()}
+    )
     with torch.no_grad():
         seen = [network[:2](x).double() for network in networks]
     a, b = (f - f.mean(0) for f in seen)
     truth = (a.T @ b).norm() ** 2 / ((a.T @ a).norm() * (b.T @ b).norm())
-    assert found["cka"]["members 0 and 1"].number == pytest.approx(float(truth), rel=1e-5)
+    assert found["cka"]["members 0 and 1"].value == pytest.approx(float(truth), rel=1e-5)
 
 
 def test_what_the_measure_says_of_itself() -> None:
     measure = cka()
-    assert measure.offer is features
-    assert (measure.asks, measure.least, measure.better) == ("different", 2, "neither")
-    assert "no standard error" in measure.convention
+    assert measure.output is features
+    assert (measure.group, measure.min_members, measure.higher_is_better) == ("different", 2, "neither")
+    assert "no standard error" in measure.definition

@@ -32,18 +32,16 @@ def test_every_row_is_what_the_slow_twin_says(name: str, members: int, samples: 
     rows, truth = measured(ALL[name](), table, y, [samples // 3]), getattr(slow, name)(table.numpy(), y.numpy())
     assert list(rows) == list(truth)
     for row, number in truth.items():
-        assert rows[row].number == pytest.approx(number, rel=1e-10, abs=1e-13), row
+        assert rows[row].value == pytest.approx(number, rel=1e-10, abs=1e-13), row
 
 
 def test_entropies_are_scipys() -> None:
     table, y = table_of(3, 40, 6)
     p = slow.probabilities(table.numpy())
-    assert measured(predictive_entropy(), table, y)[TOGETHER].number == pytest.approx(
-        entropy(p.mean(0), axis=-1).mean()
-    )
+    assert measured(predictive_entropy(), table, y)[TOGETHER].value == pytest.approx(entropy(p.mean(0), axis=-1).mean())
     rows = measured(expected_entropy(), table, y)
-    assert rows["member 1"].number == pytest.approx(entropy(p[1], axis=-1).mean())
-    assert rows[TOGETHER].number == pytest.approx(entropy(p, axis=-1).mean())
+    assert rows["member 1"].value == pytest.approx(entropy(p[1], axis=-1).mean())
+    assert rows[TOGETHER].value == pytest.approx(entropy(p, axis=-1).mean())
 
 
 def test_one_member_has_its_entropy_twice_and_no_mutual_information() -> None:
@@ -52,13 +50,13 @@ def test_one_member_has_its_entropy_twice_and_no_mutual_information() -> None:
     assert list(own) == ["member 0", TOGETHER]
     assert own["member 0"] == own[TOGETHER] == measured(predictive_entropy(), table, y)[TOGETHER]
     nothing = measured(mutual_information(), table, y)[TOGETHER]
-    assert (nothing.number, nothing.error) == (0.0, 0.0)
+    assert (nothing.value, nothing.stderr) == (0.0, 0.0)
 
 
 def test_mutual_information_is_the_difference_of_the_two() -> None:
     table, y = table_of(3, 50, 4)
     mutual, whole, parts = (
-        measured(make(), table, y)[TOGETHER].number
+        measured(make(), table, y)[TOGETHER].value
         for make in (mutual_information, predictive_entropy, expected_entropy)
     )
     assert mutual == pytest.approx(whole - parts, rel=1e-10)
@@ -69,25 +67,25 @@ def test_the_difference_is_taken_sample_by_sample() -> None:
     # entropy off every sample, as one published script does, gives the same mean and another spread.
     table = torch.tensor([[[1e4, 0.0], [0.0, 0.0]], [[0.0, 1e4], [0.0, 0.0]]])
     value = measured(mutual_information(), table, torch.tensor([0, 1]))[TOGETHER]
-    assert value.number == pytest.approx(math.log(2) / 2)
-    assert value.error == pytest.approx(math.log(2) / 2)  # of log 2 and 0
+    assert value.value == pytest.approx(math.log(2) / 2)
+    assert value.stderr == pytest.approx(math.log(2) / 2)  # of log 2 and 0
 
 
 def test_members_sure_of_different_classes_know_all_there_is_to_know() -> None:
     table = 1e4 * torch.eye(4)[:, None]  # member i is sure of class i
     y = torch.tensor([0])
-    assert measured(predictive_entropy(), table, y)[TOGETHER].number == pytest.approx(math.log(4))
-    assert {value.number for value in measured(expected_entropy(), table, y).values()} == {0.0}
-    assert measured(mutual_information(), table, y)[TOGETHER].number == pytest.approx(math.log(4))
+    assert measured(predictive_entropy(), table, y)[TOGETHER].value == pytest.approx(math.log(4))
+    assert {value.value for value in measured(expected_entropy(), table, y).values()} == {0.0}
+    assert measured(mutual_information(), table, y)[TOGETHER].value == pytest.approx(math.log(4))
 
 
 def test_equal_logits_are_the_most_unsure() -> None:
     table, y = torch.zeros(3, 5, 8, dtype=torch.float16), torch.zeros(5, dtype=torch.int64)
     for make in (predictive_entropy, expected_entropy):
         for value in measured(make(), table, y).values():
-            assert value.number == pytest.approx(math.log(8))
-            assert value.error == pytest.approx(0, abs=1e-7)
-    assert measured(mutual_information(), table, y)[TOGETHER].number == pytest.approx(0, abs=1e-14)
+            assert value.value == pytest.approx(math.log(8))
+            assert value.stderr == pytest.approx(0, abs=1e-7)
+    assert measured(mutual_information(), table, y)[TOGETHER].value == pytest.approx(0, abs=1e-14)
 
 
 def test_a_class_that_nobody_allows_adds_nothing() -> None:
@@ -95,7 +93,7 @@ def test_a_class_that_nobody_allows_adds_nothing() -> None:
     barred = torch.cat([table, torch.full((2, 20, 1), -math.inf, dtype=torch.float64)], -1)
     for name, make in ALL.items():
         for row, value in measured(make(), table, y).items():
-            assert measured(make(), barred, y)[row].number == pytest.approx(value.number, rel=1e-10), (name, row)
+            assert measured(make(), barred, y)[row].value == pytest.approx(value.value, rel=1e-10), (name, row)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
@@ -105,7 +103,7 @@ def test_logits_of_few_digits_are_measured_in_many(dtype: torch.dtype) -> None:
     for name, make in ALL.items():
         truth = getattr(slow, name)(table.double().numpy(), y.numpy())
         for row, value in measured(make(), table, y).items():
-            assert value.number == pytest.approx(truth[row], rel=1e-8, abs=1e-13), (name, row)
+            assert value.value == pytest.approx(truth[row], rel=1e-8, abs=1e-13), (name, row)
 
 
 @given(cut_tables(least=1), st.permutations(range(4)))
@@ -122,10 +120,10 @@ def test_neither_batches_nor_the_order_of_members_matter(given: Cut, order: list
 def test_mutual_information_is_never_negative_and_at_most_log_m(given: Cut, scale: float) -> None:
     table, y, _ = given
     table = scale * table
-    settled = mutual_information().settle(table, slow.Batch(y, y, y))
+    settled = mutual_information().update(table, slow.Batch(y, y, y))
     assert float(settled["sum"]) >= 0
     value = measured(mutual_information(), table, y)[TOGETHER]
-    assert 0 <= value.number <= math.log(len(table)) + 1e-12
+    assert 0 <= value.value <= math.log(len(table)) + 1e-12
 
 
 def test_rounding_never_makes_it_negative_for_any_sample() -> None:
@@ -133,11 +131,11 @@ def test_rounding_never_makes_it_negative_for_any_sample() -> None:
     same = table.expand(3, -1, -1)  # the difference of equal entropies
     for s in range(300):
         value = measured(mutual_information(), same[:, s : s + 1], y[s : s + 1])[TOGETHER]
-        assert 0 <= value.number < 1e-14
+        assert 0 <= value.value < 1e-14
 
 
 def test_what_the_measures_say_of_themselves() -> None:
     for make in ALL.values():
         measure = make()
-        assert (measure.asks, measure.least, measure.better) == ("different", 1, "neither")
-        assert "nats" in measure.convention
+        assert (measure.group, measure.min_members, measure.higher_is_better) == ("different", 1, "neither")
+        assert "nats" in measure.definition

@@ -34,16 +34,16 @@ def test_every_row_is_what_the_slow_twin_says(name: str, members: int, samples: 
     rows, truth = measured(ALL[name](), table, y, [samples // 3]), getattr(slow, name)(table.numpy(), y.numpy())
     assert list(rows) == list(truth)
     for row, number in truth.items():
-        assert rows[row].number == pytest.approx(number, rel=1e-10, abs=1e-14, nan_ok=True), row
+        assert rows[row].value == pytest.approx(number, rel=1e-10, abs=1e-14, nan_ok=True), row
 
 
 def test_overlap_is_scikit_learns_jaccard_score() -> None:
     table, y = table_of(2, 90, 4)
     a, b = (table.argmax(-1) != y).numpy()
     value = measured(error_overlap(), table, y)["members 0 and 1"]
-    assert value.number == pytest.approx(jaccard_score(a, b))
+    assert value.value == pytest.approx(jaccard_score(a, b))
     # Of the samples in the union, a share: the delta method gives its binomial error.
-    assert value.error == pytest.approx(math.sqrt(value.number * (1 - value.number) / (a | b).sum()))
+    assert value.stderr == pytest.approx(math.sqrt(value.value * (1 - value.value) / (a | b).sum()))
 
 
 def test_q_is_the_odds_ratio_on_another_scale() -> None:
@@ -51,63 +51,63 @@ def test_q_is_the_odds_ratio_on_another_scale() -> None:
     n11, n10, n01, n00 = slow.q_counts(table.numpy(), y.numpy(), 0, 1)
     odds = odds_ratio([[n11, n10], [n01, n00]], kind="sample").statistic
     value = measured(q_statistic(), table, y)["members 0 and 1"]
-    assert value.number == pytest.approx((odds - 1) / (odds + 1))
+    assert value.value == pytest.approx((odds - 1) / (odds + 1))
     spread = math.sqrt(1 / n11 + 1 / n10 + 1 / n01 + 1 / n00)
-    assert value.error == pytest.approx(0.5 * (1 - value.number**2) * spread)
+    assert value.stderr == pytest.approx(0.5 * (1 - value.value**2) * spread)
 
 
 def test_two_members_by_hand() -> None:
     table, y = right_or_wrong("1111100011", "1110110001")
     # both right 5, only the first 2, only the second 1, none 2
-    assert measured(error_overlap(), table, y)["members 0 and 1"].number == pytest.approx(2 / 5)
-    assert measured(q_statistic(), table, y)["members 0 and 1"].number == pytest.approx((10 - 2) / (10 + 2))
-    assert measured(oracle(), table, y)[TOGETHER].number == pytest.approx(0.8)
-    assert measured(oracle(), table, y)[TOGETHER].error == pytest.approx(math.sqrt(0.8 * 0.2 / 10))
+    assert measured(error_overlap(), table, y)["members 0 and 1"].value == pytest.approx(2 / 5)
+    assert measured(q_statistic(), table, y)["members 0 and 1"].value == pytest.approx((10 - 2) / (10 + 2))
+    assert measured(oracle(), table, y)[TOGETHER].value == pytest.approx(0.8)
+    assert measured(oracle(), table, y)[TOGETHER].stderr == pytest.approx(math.sqrt(0.8 * 0.2 / 10))
 
 
 def test_identical_members_err_together() -> None:
     table, y = table_of(1, 100, 4)
     same = table.expand(3, -1, -1)
     for value in measured(error_overlap(), same, y).values():
-        assert value.number == 1
-        assert value.error == pytest.approx(0, abs=1e-7)
-    assert {value.number for value in measured(q_statistic(), same, y).values()} == {1.0}
-    assert {value.error for value in measured(q_statistic(), same, y).values()} == {None}
-    assert {value.number for value in measured(eir(), same, y).values()} == {0.0}
-    assert measured(oracle(), same, y)[TOGETHER].number == float((table[0].argmax(-1) == y).double().mean())
+        assert value.value == 1
+        assert value.stderr == pytest.approx(0, abs=1e-7)
+    assert {value.value for value in measured(q_statistic(), same, y).values()} == {1.0}
+    assert {value.stderr for value in measured(q_statistic(), same, y).values()} == {None}
+    assert {value.value for value in measured(eir(), same, y).values()} == {0.0}
+    assert measured(oracle(), same, y)[TOGETHER].value == float((table[0].argmax(-1) == y).double().mean())
 
 
 def test_independent_errors_have_a_q_of_zero() -> None:
     table, y = right_or_wrong("11110000" * 3, "11001100" * 3)
-    assert measured(q_statistic(), table, y)["members 0 and 1"].number == 0
-    assert measured(error_overlap(), table, y)["members 0 and 1"].number == pytest.approx(1 / 3)
+    assert measured(q_statistic(), table, y)["members 0 and 1"].value == 0
+    assert measured(error_overlap(), table, y)["members 0 and 1"].value == pytest.approx(1 / 3)
 
 
 def test_errors_that_never_meet_have_a_q_of_minus_one() -> None:
     table, y = right_or_wrong("110", "011")
-    assert measured(q_statistic(), table, y)["members 0 and 1"].number == -1
-    assert measured(error_overlap(), table, y)["members 0 and 1"].number == 0
+    assert measured(q_statistic(), table, y)["members 0 and 1"].value == -1
+    assert measured(error_overlap(), table, y)["members 0 and 1"].value == 0
 
 
 def test_a_pair_that_never_errs_is_left_out_of_the_mean() -> None:
     table, y = right_or_wrong("1111", "1111", "1100", "0110")
     overlap, q = measured(error_overlap(), table, y), measured(q_statistic(), table, y)
-    assert math.isnan(overlap["members 0 and 1"].number)
-    assert overlap["members 0 and 1"].error is None
-    assert overlap[MEAN].number == pytest.approx((0 + 0 + 0 + 0 + 1 / 3) / 5)
-    assert overlap[MEAN].error is not None
-    assert [name for name, value in q.items() if not math.isnan(value.number)] == ["members 2 and 3", MEAN]
+    assert math.isnan(overlap["members 0 and 1"].value)
+    assert overlap["members 0 and 1"].stderr is None
+    assert overlap[MEAN].value == pytest.approx((0 + 0 + 0 + 0 + 1 / 3) / 5)
+    assert overlap[MEAN].stderr is not None
+    assert [name for name, value in q.items() if not math.isnan(value.value)] == ["members 2 and 3", MEAN]
     table, y = right_or_wrong("1111", "1111")
     for make in (error_overlap, q_statistic):
-        assert all(math.isnan(value.number) for value in measured(make(), table, y).values())
+        assert all(math.isnan(value.value) for value in measured(make(), table, y).values())
 
 
 def test_a_pair_without_an_error_takes_it_from_the_mean() -> None:
     table, y = right_or_wrong("11110000", "11001100", "11110001")
     rows = measured(q_statistic(), table, y)
-    assert rows["members 0 and 1"].error is not None
-    assert rows["members 0 and 2"].error is None
-    assert rows[MEAN].error is None
+    assert rows["members 0 and 1"].stderr is not None
+    assert rows["members 0 and 2"].stderr is None
+    assert rows[MEAN].stderr is None
 
 
 def test_an_ensemble_that_is_always_right_improves_by_all() -> None:
@@ -117,14 +117,14 @@ def test_an_ensemble_that_is_always_right_improves_by_all() -> None:
     table[:, 3] = torch.tensor([1.0, 0.0])
     rows = measured(eir(), table, y)
     assert list(rows) == [MEAN_PROBABILITY, MEAN_LOGIT]
-    assert {value.number for value in rows.values()} == {1.0}
+    assert {value.value for value in rows.values()} == {1.0}
     y = torch.tensor([0, 0, 0, 0])  # and of three that are mostly wrong, the ensemble is wrong more often
-    assert measured(eir(), table, y)[MEAN_LOGIT].number == pytest.approx((1 / 2 - 3 / 4) / (1 / 2))
+    assert measured(eir(), table, y)[MEAN_LOGIT].value == pytest.approx((1 / 2 - 3 / 4) / (1 / 2))
 
 
 def test_there_is_no_improvement_rate_without_errors() -> None:
     table, y = right_or_wrong("11", "11")
-    assert all(math.isnan(value.number) for value in measured(eir(), table, y).values())
+    assert all(math.isnan(value.value) for value in measured(eir(), table, y).values())
 
 
 @pytest.mark.parametrize(
@@ -135,22 +135,22 @@ def test_there_is_no_improvement_rate_without_errors() -> None:
 def test_standard_errors_are_what_the_bootstrap_finds(name: str, row: str) -> None:
     table, y = table_of(4, 500, 4, alike=0.4)
     measure = ALL[name]()
-    assert measured(measure, table, y)[row].error == pytest.approx(bootstrap(measure, table, y, row), rel=0.12)
+    assert measured(measure, table, y)[row].stderr == pytest.approx(bootstrap(measure, table, y, row), rel=0.12)
 
 
 @pytest.mark.parametrize("name", ["error_overlap", "q_statistic"])
 def test_the_mean_of_one_pair_is_that_pair_and_so_is_its_error(name: str) -> None:
     table, y = right_or_wrong("1" * 20 + "0" * 9, "1" * 12 + "0" * 11 + "1" * 2 + "0" * 4)  # 12, 8, 2, 7 samples
     rows = measured(ALL[name](), table, y)
-    assert rows[MEAN].number == rows["members 0 and 1"].number
-    assert rows[MEAN].error == pytest.approx(rows["members 0 and 1"].error, rel=1e-9)
+    assert rows[MEAN].value == rows["members 0 and 1"].value
+    assert rows[MEAN].stderr == pytest.approx(rows["members 0 and 1"].stderr, rel=1e-9)
 
 
 def test_the_error_of_the_mean_knows_that_pairs_go_together() -> None:
     table, y = table_of(4, 500, 4)
     rows = measured(error_overlap(), table, y)
-    errors = [value.error or 0.0 for name, value in rows.items() if name != MEAN]
-    assert math.sqrt(sum(e * e for e in errors)) / 6 < (rows[MEAN].error or 0.0) < sum(errors) / 6
+    errors = [value.stderr or 0.0 for name, value in rows.items() if name != MEAN]
+    assert math.sqrt(sum(e * e for e in errors)) / 6 < (rows[MEAN].stderr or 0.0) < sum(errors) / 6
 
 
 def test_probabilities_of_exactly_zero_and_one_and_float16() -> None:
@@ -158,7 +158,7 @@ def test_probabilities_of_exactly_zero_and_one_and_float16() -> None:
     for name, make in ALL.items():
         truth = getattr(slow, name)(table.numpy(), y.numpy())
         for row, value in measured(make(), (table * 1e4).half(), y).items():
-            assert value.number == pytest.approx(truth[row]), (name, row)
+            assert value.value == pytest.approx(truth[row]), (name, row)
 
 
 @given(cut_tables(), st.permutations(range(4)))
@@ -175,12 +175,12 @@ def test_neither_batches_nor_the_order_of_members_matter(given: Cut, order: list
 
 def test_what_the_measures_say_of_themselves() -> None:
     better = {"error_overlap": "neither", "q_statistic": "neither", "eir": "higher", "oracle": "higher"}
-    assert {name: make().better for name, make in ALL.items()} == better
+    assert {name: make().higher_is_better for name, make in ALL.items()} == better
     assert oracle().percent
-    assert all(make().asks == "different" and make().least == 2 and make().convention for make in ALL.values())
+    assert all(make().group == "different" and make().min_members == 2 and make().definition for make in ALL.values())
 
 
 def test_the_best_member_is_the_most_accurate_one() -> None:
     table, y = table_of(4, 90, 5)
     best = float((table.argmax(-1) == y).double().mean(-1).max())
-    assert measured(best_member(), table, y)[TOGETHER].number == best
+    assert measured(best_member(), table, y)[TOGETHER].value == best

@@ -16,26 +16,26 @@ from sklearn.metrics import accuracy_score, log_loss
 from torch import Tensor
 
 from plateaux.core import registry
-from plateaux.core.member import View
-from plateaux.core.metric import Measure
-from plateaux.core.types import Batch, Value
+from plateaux.core.member import MemberModule
+from plateaux.core.metric import Metric
+from plateaux.core.types import Batch, Estimate
 from plateaux.distributed.executors.local import Local
 from plateaux.ensembles.log_probs import log_probabilities
 from plateaux.evaluation.metric_loop import assess
 from plateaux.evaluation.row_names import MEAN_LOGIT, MEAN_PROBABILITY, row_names
 
 NAMES = ["accuracy", "nll", "brier", "ece"]
-Rows = Mapping[str, Value]
+Rows = Mapping[str, Estimate]
 
 
 def measured(name: str, table: Tensor, y: Tensor, *, cuts: tuple[int, ...] = (), **options: int) -> Rows:
     """Return what the measure says of a table `[M, N, C]`, taken in batches that end at `cuts`."""
-    measure: Measure = registry.measure.get(name)(**options)
+    measure: Metric = registry.metric.get(name)(**options)
     ids = torch.arange(len(y))
     edges = [0, *cuts, len(y)]
     parts = [ids[a:b] for a, b in pairwise(edges) if b > a]
     batches = [Batch(part, y[part], part) for part in parts]
-    views = [View(lambda x, row=row: row[x]) for row in table]
+    views = [MemberModule(lambda x, row=row: row[x]) for row in table]
     return assess(Local("loop", 1, (), "error"), views, batches, {name: measure})[name]
 
 
@@ -92,7 +92,7 @@ def test_every_row_is_what_scikit_learn_or_the_slow_twin_says(
     rows, truth = measured(name, table, y), probabilities(table)
     assert list(rows) == list(truth)
     for row, p in truth.items():
-        assert rows[row].number == pytest.approx(twin(name, p, y.numpy()), rel=1e-9, abs=1e-12), row
+        assert rows[row].value == pytest.approx(twin(name, p, y.numpy()), rel=1e-9, abs=1e-12), row
 
 
 def test_brier_of_two_classes_is_twice_scikit_learns() -> None:
@@ -100,7 +100,7 @@ def test_brier_of_two_classes_is_twice_scikit_learns() -> None:
 
     table, y = table_of(1, 80, 2)
     p = probabilities(table)["member 0"]
-    assert measured("brier", table, y)["member 0"].number == pytest.approx(2 * brier_score_loss(y, p[:, 1]))
+    assert measured("brier", table, y)["member 0"].value == pytest.approx(2 * brier_score_loss(y, p[:, 1]))
 
 
 def test_one_member_is_no_ensemble() -> None:
@@ -122,7 +122,7 @@ def test_mean_probability_and_mean_logit_are_two_things() -> None:
 def test_one_class_is_always_right(name: str) -> None:
     table, y = torch.randn(3, 7, 1), torch.zeros(7, dtype=torch.int64)
     for value in measured(name, table, y).values():
-        assert value.number == pytest.approx(1.0 if name == "accuracy" else 0.0, abs=1e-7)
+        assert value.value == pytest.approx(1.0 if name == "accuracy" else 0.0, abs=1e-7)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -134,13 +134,13 @@ def test_probabilities_of_exactly_zero_and_one(name: str, right: bool) -> None:
     assert log_probabilities(table).exp().unique().tolist() == [0.0, 1.0]
     wanted = {"accuracy": (1, 0), "nll": (0, 1e4), "brier": (0, 2), "ece": (0, 1)}[name][0 if right else 1]
     for value in measured(name, table, y).values():
-        assert value.number == wanted
-        assert value.error in (None, 0.0)
+        assert value.value == wanted
+        assert value.stderr in (None, 0.0)
 
 
 def test_a_confidence_of_exactly_one_has_a_bin() -> None:
     table = torch.tensor([[[1e4, 0.0], [1e4, 0.0], [0.2, 0.0]]])
-    settled = registry.measure.get("ece")(bins=10).settle(
+    settled = registry.metric.get("ece")(bins=10).update(
         table, Batch(torch.zeros(3), torch.tensor([0, 1, 0]), torch.arange(3))
     )
     count, confidence, right = settled["sums"][0].unbind(-1)
@@ -151,8 +151,8 @@ def test_a_confidence_of_exactly_one_has_a_bin() -> None:
 def test_of_equal_classes_the_first_is_the_guess() -> None:
     table = torch.zeros(2, 3, 4)
     rows = measured("accuracy", table, torch.tensor([0, 1, 3]))
-    assert {value.number for value in rows.values()} == {1 / 3}
-    assert measured("ece", table, torch.tensor([0, 1, 3]))["member 0"].number == pytest.approx(abs(1 / 3 - 1 / 4))
+    assert {value.value for value in rows.values()} == {1 / 3}
+    assert measured("ece", table, torch.tensor([0, 1, 3]))["member 0"].value == pytest.approx(abs(1 / 3 - 1 / 4))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -162,7 +162,7 @@ def test_logits_of_few_digits_are_measured_in_many(name: str, dtype: torch.dtype
     table = table.to(dtype)
     truth = probabilities(table.double())
     for row, value in measured(name, table, y).items():
-        assert value.number == pytest.approx(twin(name, truth[row], y.numpy()), abs=2e-6), row
+        assert value.value == pytest.approx(twin(name, truth[row], y.numpy()), abs=2e-6), row
 
 
 @given(
@@ -181,8 +181,8 @@ def test_how_samples_are_cut_into_batches_does_not_matter(
     for name in NAMES:
         whole, parts = measured(name, table, y), measured(name, table, y, cuts=cuts)
         for row in whole:
-            assert parts[row].number == pytest.approx(whole[row].number, rel=1e-12, abs=1e-14)
-            assert parts[row].error == near(whole[row].error, rel=1e-6, abs=1e-9)
+            assert parts[row].value == pytest.approx(whole[row].value, rel=1e-12, abs=1e-14)
+            assert parts[row].stderr == near(whole[row].stderr, rel=1e-6, abs=1e-9)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -192,7 +192,7 @@ def test_the_order_of_members_and_samples_does_not_matter(name: str) -> None:
     rows, other = measured(name, table, y), measured(name, table[[2, 0, 3, 1]][:, shuffled], y[shuffled])
     for here, there in {"member 0": "member 1", "member 2": "member 0", MEAN_PROBABILITY: MEAN_PROBABILITY,
                         MEAN_LOGIT: MEAN_LOGIT}.items():  # fmt: skip
-        assert rows[here].number == pytest.approx(other[there].number, rel=1e-9)
+        assert rows[here].value == pytest.approx(other[there].value, rel=1e-9)
 
 
 @pytest.mark.parametrize("name", ["accuracy", "nll", "brier"])
@@ -201,17 +201,17 @@ def test_standard_errors_are_what_the_bootstrap_finds(name: str) -> None:
     value = measured(name, table, y)["member 1"]
     chance, p = np.random.default_rng(0), probabilities(table)["member 1"]
     again = [twin(name, p[i], y.numpy()[i]) for i in chance.integers(0, 400, (400, 400))]
-    assert value.error == pytest.approx(float(np.std(again)), rel=0.1)
+    assert value.stderr == pytest.approx(float(np.std(again)), rel=0.1)
 
 
 def test_standard_errors_by_formula() -> None:
     table, y = table_of(1, 90, 3)
     p = probabilities(table)["member 0"]
     losses = -np.log(p[np.arange(90), y.numpy()])
-    assert measured("nll", table, y)["member 0"].error == pytest.approx(losses.std(ddof=1) / math.sqrt(90), rel=1e-9)
+    assert measured("nll", table, y)["member 0"].stderr == pytest.approx(losses.std(ddof=1) / math.sqrt(90), rel=1e-9)
     share = measured("accuracy", table, y)["member 0"]
-    assert share.error == pytest.approx(math.sqrt(share.number * (1 - share.number) / 90))
-    assert measured("ece", table, y, bins=1)["member 0"].error == pytest.approx(
+    assert share.stderr == pytest.approx(math.sqrt(share.value * (1 - share.value) / 90))
+    assert measured("ece", table, y, bins=1)["member 0"].stderr == pytest.approx(
         np.std((p.argmax(-1) == y.numpy()) - p.max(-1), ddof=1) / math.sqrt(90), rel=1e-9
     )
 
@@ -220,28 +220,28 @@ def test_standard_errors_by_formula() -> None:
 def test_one_sample_has_no_spread(name: str) -> None:
     table, y = table_of(3, 1, 4)
     for value in measured(name, table, y).values():
-        assert math.isfinite(value.number)
-        assert value.error in (None, 0.0)
+        assert math.isfinite(value.value)
+        assert value.stderr in (None, 0.0)
 
 
 @pytest.mark.parametrize("bins", [1, 5, 100])
 def test_the_number_of_bins_is_an_option(bins: int) -> None:
     table, y = table_of(2, 150, 3)
     for row, p in probabilities(table).items():
-        assert measured("ece", table, y, bins=bins)[row].number == pytest.approx(twin("ece", p, y.numpy(), bins))
+        assert measured("ece", table, y, bins=bins)[row].value == pytest.approx(twin("ece", p, y.numpy(), bins))
 
 
 def test_scores_are_never_negative() -> None:
     table = torch.randn(3, 2000, 4) * 30
     y = table[0].argmax(-1)
     for name in ("nll", "brier", "ece"):
-        measure = registry.measure.get(name)()
-        sums = measure.settle(table, Batch(y, y, y))
-        assert all(value.number >= 0 for value in measure.finish(sums).values())
+        measure = registry.metric.get(name)()
+        sums = measure.update(table, Batch(y, y, y))
+        assert all(value.value >= 0 for value in measure.compute(sums).values())
 
 
 def test_every_measure_says_which_way_is_better() -> None:
-    assert {name: registry.measure.get(name)().better for name in NAMES} == {
+    assert {name: registry.metric.get(name)().higher_is_better for name in NAMES} == {
         "accuracy": "higher",
         "nll": "lower",
         "brier": "lower",
@@ -261,9 +261,9 @@ def test_measures_of_one_offer_share_one_forward_pass() -> None:
     seen: list[int] = []
     found = assess(
         Local("loop", 1, (), "error"),
-        [View(member), View(member)],
+        [MemberModule(member), MemberModule(member)],
         batches,
-        {name: registry.measure.get(name)() for name in NAMES},
+        {name: registry.metric.get(name)() for name in NAMES},
         seen=seen.append,
     )
     assert list(found) == NAMES
@@ -272,12 +272,12 @@ def test_measures_of_one_offer_share_one_forward_pass() -> None:
 
 
 def test_rows_to_keep_are_laid_end_to_end() -> None:
-    kept = Measure(
+    kept = Metric(
         lambda table, batch: {"best": table.argmax(-1).T},
-        lambda sums: {"count": Value(float(len(sums["best"])))},
-        merge="cat",
+        lambda sums: {"count": Estimate(float(len(sums["best"])))},
+        reduce="cat",
     )
     table, y = table_of(2, 9, 3)
     batches = [Batch(torch.arange(a, b), y[a:b], torch.arange(a, b)) for a, b in ((0, 4), (4, 9))]
-    views = [View(lambda x, row=row: row[x]) for row in table]
-    assert assess(Local("loop", 1, (), "error"), views, batches, {"kept": kept}) == {"kept": {"count": Value(9.0)}}
+    views = [MemberModule(lambda x, row=row: row[x]) for row in table]
+    assert assess(Local("loop", 1, (), "error"), views, batches, {"kept": kept}) == {"kept": {"count": Estimate(9.0)}}

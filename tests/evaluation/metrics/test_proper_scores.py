@@ -11,14 +11,14 @@ from torch import Tensor
 
 from plateaux.core import registry
 from plateaux.core.errors import RecipeError
-from plateaux.core.types import Batch, Value
+from plateaux.core.types import Batch, Estimate
 from plateaux.evaluation.row_names import cell
 from tests.evaluation.metrics.test_every_metric import measured, probabilities, table_of
 
 PARTS = ["reliability", "resolution", "uncertainty", "remainder"]
 
 
-def parts_of(table: Tensor, y: Tensor, row: str = "member 0", **options: int) -> dict[str, Value]:
+def parts_of(table: Tensor, y: Tensor, row: str = "member 0", **options: int) -> dict[str, Estimate]:
     rows = measured("brier_parts", table, y, **options)
     return {part: rows[cell(row, part)] for part in PARTS}
 
@@ -48,7 +48,7 @@ def test_the_parts_are_what_the_slow_twin_says(members: int, samples: int, class
     assert list(rows) == [cell(row, part) for row in truth for part in PARTS]
     for row, p in truth.items():
         for part, number in slow(p, y.numpy(), bins).items():
-            assert rows[cell(row, part)].number == pytest.approx(number, rel=1e-9, abs=1e-14), (row, part)
+            assert rows[cell(row, part)].value == pytest.approx(number, rel=1e-9, abs=1e-14), (row, part)
 
 
 @given(members=st.integers(1, 3), samples=st.integers(1, 40), classes=st.integers(1, 6), bins=st.integers(1, 30),
@@ -61,8 +61,8 @@ def test_the_parts_add_up_to_the_brier_score(
     table = table.half() if half else table
     rows = measured("brier_parts", table, y, bins=bins)
     for row, value in measured("brier", table, y).items():
-        reliability, resolution, uncertainty, remainder = (rows[cell(row, part)].number for part in PARTS)
-        assert reliability - resolution + uncertainty + remainder == pytest.approx(value.number, rel=1e-14, abs=1e-14)
+        reliability, resolution, uncertainty, remainder = (rows[cell(row, part)].value for part in PARTS)
+        assert reliability - resolution + uncertainty + remainder == pytest.approx(value.value, rel=1e-14, abs=1e-14)
         assert min(reliability, resolution, uncertainty) >= 0
 
 
@@ -70,7 +70,7 @@ def test_certain_and_right_resolves_everything() -> None:
     y = torch.tensor([0, 1, 2, 2])
     parts = parts_of(1e4 * torch.nn.functional.one_hot(y, 3).double()[None], y)
     uncertainty = 1 - (1 / 16 + 1 / 16 + 1 / 4)
-    assert {part: value.number for part, value in parts.items()} == pytest.approx(
+    assert {part: value.value for part, value in parts.items()} == pytest.approx(
         {"reliability": 0, "resolution": uncertainty, "uncertainty": uncertainty, "remainder": 0}, abs=1e-15
     )
 
@@ -78,18 +78,18 @@ def test_certain_and_right_resolves_everything() -> None:
 def test_certain_and_wrong_is_unreliable() -> None:
     y = torch.tensor([0, 1, 0, 1])
     parts = parts_of(1e4 * torch.nn.functional.one_hot(1 - y, 2).double()[None], y)
-    assert parts["reliability"].number == 2
-    assert parts["resolution"].number == parts["uncertainty"].number == 1 / 2
+    assert parts["reliability"].value == 2
+    assert parts["resolution"].value == parts["uncertainty"].value == 1 / 2
 
 
 def test_the_classes_own_shares_are_reliable_and_resolve_nothing() -> None:
     y = torch.tensor([0, 0, 0, 1, 1, 2, 2, 2, 2, 2])
     table = torch.tensor([0.3, 0.2, 0.5], dtype=torch.float64).log().expand(1, 10, 3)
     parts = parts_of(table, y)
-    assert [parts[part].number for part in ("reliability", "resolution", "remainder")] == pytest.approx(
+    assert [parts[part].value for part in ("reliability", "resolution", "remainder")] == pytest.approx(
         [0, 0, 0], abs=1e-15
     )
-    assert parts["uncertainty"].number == pytest.approx(1 - 0.09 - 0.04 - 0.25)
+    assert parts["uncertainty"].value == pytest.approx(1 - 0.09 - 0.04 - 0.25)
 
 
 def test_the_error_of_uncertainty_is_what_the_bootstrap_finds() -> None:
@@ -97,12 +97,12 @@ def test_the_error_of_uncertainty_is_what_the_bootstrap_finds() -> None:
     y = torch.from_numpy(chance.choice(3, 300, p=[0.6, 0.3, 0.1]))
     again = [1 - ((np.bincount(y[i], minlength=3) / 300) ** 2).sum() for i in chance.integers(0, 300, (800, 300))]
     parts = parts_of(torch.zeros(1, 300, 3), y)
-    assert parts["uncertainty"].error == pytest.approx(float(np.std(again)), rel=0.1)
-    assert [parts[part].error for part in ("reliability", "resolution", "remainder")] == [None] * 3
+    assert parts["uncertainty"].stderr == pytest.approx(float(np.std(again)), rel=0.1)
+    assert [parts[part].stderr for part in ("reliability", "resolution", "remainder")] == [None] * 3
 
 
 def test_one_sample_leaves_nothing_uncertain() -> None:
-    assert parts_of(*table_of(1, 1, 4))["uncertainty"] == Value(0.0, 0.0)
+    assert parts_of(*table_of(1, 1, 4))["uncertainty"] == Estimate(0.0, 0.0)
 
 
 @given(samples=st.integers(2, 30), seed=st.integers(0, 99), data=st.data())
@@ -112,7 +112,7 @@ def test_how_samples_are_cut_into_batches_does_not_matter(samples: int, seed: in
     cuts = tuple(sorted(data.draw(st.sets(st.integers(1, samples), max_size=4))))
     whole, parts = measured("brier_parts", table, y), measured("brier_parts", table, y, cuts=cuts)
     for row in whole:
-        assert parts[row].number == pytest.approx(whole[row].number, rel=1e-12, abs=1e-14)
+        assert parts[row].value == pytest.approx(whole[row].value, rel=1e-12, abs=1e-14)
 
 
 def test_the_order_of_members_does_not_matter() -> None:
@@ -123,20 +123,20 @@ def test_the_order_of_members_does_not_matter() -> None:
 
 
 def test_every_measure_says_how_it_is_to_be_read() -> None:
-    found = {name: registry.measure.get(name)() for name in ("nll", "brier", "brier_parts")}
-    assert {measure.asks for measure in found.values()} == {"sure"}
-    assert [measure.better for measure in found.values()] == ["lower", "lower", "neither"]
+    found = {name: registry.metric.get(name)() for name in ("nll", "brier", "brier_parts")}
+    assert {measure.group for measure in found.values()} == {"sure"}
+    assert [measure.higher_is_better for measure in found.values()] == ["lower", "lower", "neither"]
     assert not any(measure.percent for measure in found.values())
-    assert all(measure.convention and measure.least == 1 for measure in found.values())
-    assert "7 equal-width bins" in registry.measure.get("brier_parts")(bins=7).convention
+    assert all(measure.definition and measure.min_members == 1 for measure in found.values())
+    assert "7 equal-width bins" in registry.metric.get("brier_parts")(bins=7).definition
 
 
 def test_no_bins_are_refused() -> None:
     with pytest.raises(RecipeError, match="bins = 0: confidences are sorted into 1 bin or more"):
-        registry.measure.get("brier_parts")(bins=0)
+        registry.metric.get("brier_parts")(bins=0)
 
 
 def test_sums_stay_small_however_many_classes() -> None:
     table, y = torch.randn(2, 8, 1000), torch.zeros(8, dtype=torch.int64)
-    sums = registry.measure.get("brier_parts")().settle(table, Batch(y, y, y))
+    sums = registry.metric.get("brier_parts")().update(table, Batch(y, y, y))
     assert sum(tensor.nbytes for tensor in sums.values()) < 2e6

@@ -7,30 +7,30 @@ from typing import Any
 import pytest
 import torch
 
-from plateaux.core.optional import guest
+from plateaux.core.optional import optional_import
 from tests.evaluation.metrics.test_every_metric import measured, table_of
 
 
 @pytest.fixture(scope="module")
 def theirs() -> Any:
-    return guest("torchmetrics.functional.classification", extra="dev")
+    return optional_import("torchmetrics.functional.classification", extra="dev")
 
 
 @pytest.mark.parametrize("classes", [2, 5, 12])
 def test_shares_of_right_answers_agree(theirs: Any, classes: int) -> None:
     table, y = table_of(1, 400, classes)
     p, options = table[0].softmax(-1), {"num_classes": classes}
-    assert measured("accuracy", table, y)["member 0"].number == pytest.approx(
+    assert measured("accuracy", table, y)["member 0"].value == pytest.approx(
         float(theirs.multiclass_accuracy(p, y, average="micro", **options))
     )
-    assert measured("balanced_accuracy", table, y)["member 0"].number == pytest.approx(
+    assert measured("balanced_accuracy", table, y)["member 0"].value == pytest.approx(
         float(theirs.multiclass_accuracy(p, y, average="macro", **options))
     )
-    assert measured("macro_f1", table, y)["member 0"].number == pytest.approx(
+    assert measured("macro_f1", table, y)["member 0"].value == pytest.approx(
         float(theirs.multiclass_f1_score(p, y, average="macro", **options))
     )
     if classes > 5:
-        assert measured("top5", table, y)["member 0"].number == pytest.approx(
+        assert measured("top5", table, y)["member 0"].value == pytest.approx(
             float(theirs.multiclass_accuracy(p, y, average="micro", top_k=5, **options))
         )
 
@@ -38,7 +38,7 @@ def test_shares_of_right_answers_agree(theirs: Any, classes: int) -> None:
 def test_calibration_agrees_where_nobody_is_quite_sure(theirs: Any) -> None:
     table, y = table_of(1, 500, 4)
     found = float(theirs.multiclass_calibration_error(table[0].softmax(-1), y, num_classes=4, n_bins=15))
-    assert measured("ece", table, y)["member 0"].number == pytest.approx(found, rel=1e-5)
+    assert measured("ece", table, y)["member 0"].value == pytest.approx(found, rel=1e-5)
 
 
 def test_a_confidence_of_exactly_one_is_lost_in_a_bin_that_does_not_exist(theirs: Any) -> None:
@@ -47,7 +47,7 @@ def test_a_confidence_of_exactly_one_is_lost_in_a_bin_that_does_not_exist(theirs
     y = torch.tensor([0, 1, 0])
     p = table[0].softmax(-1)
     truth = abs(2 / 3 - float(p.max(-1).values.mean()))
-    assert measured("ece", table, y, bins=10)["member 0"].number == pytest.approx(truth, rel=1e-5)
+    assert measured("ece", table, y, bins=10)["member 0"].value == pytest.approx(truth, rel=1e-5)
     found = float(theirs.multiclass_calibration_error(p, y, num_classes=2, n_bins=10))
     assert found != pytest.approx(truth, rel=1e-3)  # torchmetrics#3510: two bins where there is one
 
@@ -62,6 +62,6 @@ def test_alarms_are_told_apart_alike(theirs: Any) -> None:
     positive = torch.cat([torch.zeros(300), torch.ones(200)]).long()
     squeezed = scores.sigmoid()  # torchmetrics takes what is outside [0, 1] for logits
     wanted = float(theirs.binary_auroc(squeezed, positive))
-    assert auroc(inside.numpy(), outside.numpy()).number == pytest.approx(wanted, rel=1e-6)
+    assert auroc(inside.numpy(), outside.numpy()).value == pytest.approx(wanted, rel=1e-6)
     wanted = float(theirs.binary_average_precision(squeezed, positive))
-    assert aupr(inside.numpy(), outside.numpy()).number == pytest.approx(wanted, rel=1e-6)
+    assert aupr(inside.numpy(), outside.numpy()).value == pytest.approx(wanted, rel=1e-6)

@@ -10,8 +10,8 @@ import torch
 from torch.func import functional_call, vmap
 
 from plateaux.core.errors import RecipeError
-from plateaux.core.member import View
-from plateaux.core.types import Value
+from plateaux.core.member import MemberModule
+from plateaux.core.types import Estimate
 from plateaux.loss_landscape.loss_surface import Ground
 from plateaux.loss_landscape.perturbations import drawn, move, scale_of
 from plateaux.loss_landscape.probes.average_case import average_l2, average_linf
@@ -20,7 +20,7 @@ PROBES = {"l2": average_l2, "linf": average_linf}
 SPREAD = {"l2": 1.0, "linf": 1 / 3}  # the variance of one draw
 
 
-def asked(here: Ground, norm: str = "l2", **options: object) -> Value:
+def asked(here: Ground, norm: str = "l2", **options: object) -> Estimate:
     return PROBES[norm](**{"m": 4, **options}).ask(here)[""]
 
 
@@ -32,9 +32,9 @@ def test_on_a_bowl_the_average_case_is_the_closed_form(norm: str, adaptive: bool
     t = w.abs() if adaptive else torch.ones_like(w)
     truth = 0.5 * 0.3**2 * SPREAD[norm] * float((t * t * curvature.diag()).sum())
     found = asked(quadratics.bowl(w, curvature, slopes), norm, radius=0.3, adaptive=adaptive, draws=200)
-    assert found.draws is not None
-    assert abs(found.number - truth) < 4 * found.draws
-    assert found.draws < 0.2 * abs(truth)
+    assert found.mc_stderr is not None
+    assert abs(found.value - truth) < 4 * found.mc_stderr
+    assert found.mc_stderr < 0.2 * abs(truth)
 
 
 def test_on_a_bowl_of_one_draw_the_number_is_that_of_the_draw() -> None:
@@ -44,9 +44,9 @@ def test_on_a_bowl_of_one_draw_the_number_is_that_of_the_draw() -> None:
     delta = 0.3 * w.abs() * torch.cat([tensor.flatten() for tensor in noise.values()])
     truth = delta @ (slopes[0] + curvature @ w) + delta @ curvature @ delta / 2
     found = asked(here, radius=0.3, draws=1)
-    assert found.number == pytest.approx(float(truth))
-    assert found.draws is None
-    assert found.error == pytest.approx(0, abs=1e-12)
+    assert found.value == pytest.approx(float(truth))
+    assert found.mc_stderr is None
+    assert found.stderr == pytest.approx(0, abs=1e-12)
 
 
 @pytest.mark.parametrize("norm", PROBES)
@@ -58,7 +58,7 @@ def test_draws_have_the_promised_spread(norm: str) -> None:
     assert float(many["w"].mean()) == pytest.approx(0, abs=0.03)
     assert float(many["w"].var()) == pytest.approx(SPREAD[norm], rel=0.05)
     assert norm == "l2" or float(many["w"].abs().max()) <= 1
-    assert asked(here, norm, radius=0.0).number == 0
+    assert asked(here, norm, radius=0.0).value == 0
 
 
 def truth_of(norm: str, radius: float) -> float:
@@ -89,9 +89,9 @@ def test_the_true_value_lies_within_the_error_of_draws_as_often_as_promised(norm
         )
         for seed in range(50)
     ]
-    inside = sum(abs(each.number - truth) <= 1.96 * each.draws for each in found if each.draws is not None)
+    inside = sum(abs(each.value - truth) <= 1.96 * each.mc_stderr for each in found if each.mc_stderr is not None)
     assert inside >= 45
-    numbers, draws = torch.tensor([each.number for each in found]), torch.tensor([each.draws for each in found])
+    numbers, draws = torch.tensor([each.value for each in found]), torch.tensor([each.mc_stderr for each in found])
     assert float(draws.mean()) == pytest.approx(float(numbers.std()), rel=0.35)  # nor is it too wide
 
 
@@ -105,8 +105,8 @@ def test_the_error_of_the_data_is_that_of_the_samples() -> None:
         for _ in range(50):
             move(here, drawn(here.home, chance), scale=scale, times=0.3)
             rises += here.all_losses() - home
-    assert found.number == pytest.approx(float(rises.mean() / 50))
-    assert found.error == pytest.approx(float((rises / 50).std()) / 12**0.5)
+    assert found.value == pytest.approx(float(rises.mean() / 50))
+    assert found.stderr == pytest.approx(float((rises / 50).std()) / 12**0.5)
 
 
 @pytest.mark.parametrize("norm", PROBES)
@@ -117,9 +117,9 @@ def test_rescaling_neighbouring_layers_moves_the_plain_average_only(
     batch = quadratics.samples(dtype=dtype)
     here = quadratics.ground(quadratics.net(batchnorm=True, dtype=dtype), [batch])
     there = quadratics.ground(quadratics.rescaled(quadratics.net(batchnorm=True, dtype=dtype)), [batch])
-    one = [asked(each, norm, radius=0.3).number for each in (here, there)]
+    one = [asked(each, norm, radius=0.3).value for each in (here, there)]
     assert one[0] == pytest.approx(one[1], rel=exact)
-    plain = [asked(each, norm, radius=0.3, adaptive=False).number for each in (here, there)]
+    plain = [asked(each, norm, radius=0.3, adaptive=False).value for each in (here, there)]
     assert plain[0] != pytest.approx(plain[1], rel=1e-2)
     assert PROBES[norm]().rescaled == "same"
     assert PROBES[norm](eta=0.1).rescaled == PROBES[norm](adaptive=False).rescaled == "moves"
@@ -130,8 +130,8 @@ def test_weights_of_zero_do_not_move_but_with_eta_they_do() -> None:
     with torch.no_grad():
         for weight in module.parameters():
             weight.zero_()
-    assert asked(quadratics.ground(module)).number == 0
-    assert asked(quadratics.ground(module), eta=1.0).number != 0
+    assert asked(quadratics.ground(module)).value == 0
+    assert asked(quadratics.ground(module), eta=1.0).value != 0
 
 
 @pytest.mark.parametrize("training", [False, True])
@@ -140,7 +140,7 @@ def test_weights_and_buffers_are_left_as_they_were(training: bool) -> None:
         quadratics.net(batchnorm=True).train(training), quadratics.cut(quadratics.samples(), (5, 7))
     )
     before = quadratics.state(here.module)
-    assert asked(here, radius=0.3).number != 0
+    assert asked(here, radius=0.3).value != 0
     assert all(torch.equal(tensor, before[name]) for name, tensor in here.module.state_dict().items())
 
 
@@ -151,7 +151,7 @@ def test_neither_the_cut_into_batches_nor_names_of_inputs_nor_the_layout_change_
         quadratics.ground(batches=quadratics.cut(quadratics.samples(), (1, 3, 8))),
         quadratics.ground(quadratics.Named(), named),
     ):
-        assert asked(other).number == pytest.approx(whole.number, rel=1e-9)
+        assert asked(other).value == pytest.approx(whole.value, rel=1e-9)
     plain = {"w": torch.empty(3, 4, 2, 2)}
     last = {"w": torch.empty(3, 4, 2, 2).to(memory_format=torch.channels_last)}
     one, two = drawn(plain, quadratics.draw(0))["w"], drawn(last, quadratics.draw(0))["w"]
@@ -160,7 +160,7 @@ def test_neither_the_cut_into_batches_nor_names_of_inputs_nor_the_layout_change_
 
 
 def test_it_costs_as_many_passes_as_it_says() -> None:
-    here = quadratics.Counting(View(quadratics.net()), quadratics.cut(quadratics.samples(), (7, 5)))
+    here = quadratics.Counting(MemberModule(quadratics.net()), quadratics.cut(quadratics.samples(), (7, 5)))
     probe = average_l2(m=5, draws=6)
     probe.ask(here)
     assert here.passes == pytest.approx(probe.passes(12))

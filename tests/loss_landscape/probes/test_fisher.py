@@ -6,7 +6,7 @@ from reference.fisher import empirical_fisher, gradients, model_fisher, weights
 from torch import Tensor, nn
 
 from plateaux.core.errors import RecipeError
-from plateaux.core.member import View
+from plateaux.core.member import MemberModule
 from plateaux.core.types import Batch
 from plateaux.loss_landscape import forward_mode as tangents
 from plateaux.loss_landscape.loss_surface import Ground
@@ -33,7 +33,7 @@ def ground(net: nn.Module, *shape: int, n: int = 11, classes: int = 3, cut: int 
     dtype = next(net.parameters()).dtype
     x = torch.randn(n, *(shape or (4,)), generator=maker, dtype=torch.float64).to(dtype)
     whole = Batch(x, torch.arange(n) % classes, torch.arange(n))
-    return Ground(View(net), [whole.part(slice(0, cut)), whole.part(slice(cut, n))], key=3, **options)  # type: ignore[arg-type]
+    return Ground(MemberModule(net), [whole.take(slice(0, cut)), whole.take(slice(cut, n))], key=3, **options)  # type: ignore[arg-type]
 
 
 def samples(here: Ground) -> tuple[Tensor, Tensor]:
@@ -50,8 +50,8 @@ def test_fisher_rao_is_that_of_the_explicit_fisher_matrix(net: nn.Module, labels
     theta = weights(net)
     wanted = float(theta @ matrix @ theta)
     found = fisher_rao(labels=labels).ask(here)  # type: ignore[arg-type]
-    assert found["squared"].number == pytest.approx(wanted, rel=1e-10)
-    assert found[""].number == pytest.approx(wanted**0.5, rel=1e-10)
+    assert found["squared"].value == pytest.approx(wanted, rel=1e-10)
+    assert found[""].value == pytest.approx(wanted**0.5, rel=1e-10)
 
 
 def test_the_error_of_fisher_rao_is_that_of_a_mean_carried_through_the_root() -> None:
@@ -60,10 +60,10 @@ def test_the_error_of_fisher_rao_is_that_of_a_mean_carried_through_the_root() ->
     squares = (gradients(here.module, x, y) @ weights(here.module)).square()
     found = fisher_rao().ask(here)
     wanted = float(squares.std()) / len(squares) ** 0.5
-    assert found["squared"].error == pytest.approx(wanted)
-    assert found[""].error == pytest.approx(wanted / (2 * found[""].number))
+    assert found["squared"].stderr == pytest.approx(wanted)
+    assert found[""].stderr == pytest.approx(wanted / (2 * found[""].value))
     one = ground(bare(), n=1, cut=1)
-    assert fisher_rao().ask(Ground(one.view, one.batches[:1]))[""].error is None
+    assert fisher_rao().ask(Ground(one.view, one.batches[:1]))[""].stderr is None
 
 
 @pytest.mark.parametrize("labels", ["true", "model"])
@@ -71,7 +71,7 @@ def test_the_homogeneous_form_is_the_forward_mode_one_where_there_are_no_biases(
     for dtype, close in ((torch.float64, 1e-10), (torch.float32, 1e-4)):
         here = ground(bare(dtype=dtype))
         found, wanted = (fisher_rao(labels=labels, method=way).ask(here) for way in ("logit", "jvp"))  # type: ignore[arg-type]
-        assert found[""].number == pytest.approx(wanted[""].number, rel=close)
+        assert found[""].value == pytest.approx(wanted[""].value, rel=close)
         told = fisher_rao(labels=labels, method="logit", layers=2).ask(here)  # type: ignore[arg-type]
         assert told == found
 
@@ -88,7 +88,7 @@ def test_the_homogeneous_form_refuses_networks_it_does_not_hold_for() -> None:
     with pytest.raises(RecipeError, match="2 hidden layers does not hold"):
         fisher_rao(method="logit").ask(ground(bent))
     forced = fisher_rao(method="logit", force=True).ask(ground(bare(bias=True)))
-    assert forced[""].number != pytest.approx(fisher_rao().ask(ground(bare(bias=True)))[""].number)
+    assert forced[""].value != pytest.approx(fisher_rao().ask(ground(bare(bias=True)))[""].value)
 
 
 def test_fisher_trace_is_the_trace_of_the_explicit_fisher_matrix() -> None:
@@ -96,8 +96,8 @@ def test_fisher_trace_is_the_trace_of_the_explicit_fisher_matrix() -> None:
         here = ground(net, *shape)
         found = fisher_trace().ask(here)[""]
         wanted = empirical_fisher(net, *samples(here)).trace()
-        assert found.number == pytest.approx(float(wanted), rel=1e-6)
-        assert found.error is not None
+        assert found.value == pytest.approx(float(wanted), rel=1e-6)
+        assert found.stderr is not None
 
 
 def test_rescaling_neighbouring_layers_moves_the_trace_and_not_fisher_rao() -> None:
@@ -106,9 +106,9 @@ def test_rescaling_neighbouring_layers_moves_the_trace_and_not_fisher_rao() -> N
         after[0].weight *= 10
         after[2].weight /= 10
     for labels in ("true", "model"):
-        one, other = (fisher_rao(labels=labels).ask(ground(net))[""].number for net in (before, after))  # type: ignore[arg-type]
+        one, other = (fisher_rao(labels=labels).ask(ground(net))[""].value for net in (before, after))  # type: ignore[arg-type]
         assert other == pytest.approx(one, rel=1e-4)
-    one, other = (fisher_trace().ask(ground(net))[""].number for net in (before, after))
+    one, other = (fisher_trace().ask(ground(net))[""].value for net in (before, after))
     assert abs(other / one - 1) > 0.5
     assert fisher_rao().rescaled == "same"
     assert fisher_trace().rescaled == "moves"
@@ -140,16 +140,16 @@ def test_unit_logits_leave_nothing_of_the_homogeneous_form() -> None:
     for labels in ("true", "model"):
         for method in ("jvp", "logit"):
             found = fisher_rao(labels=labels, method=method).ask(here)  # type: ignore[arg-type]
-            assert found[""].number < 1e-12  # the loss does not feel the scale of the logits
-    assert fisher_trace().ask(here)[""].number > 1e-3
+            assert found[""].value < 1e-12  # the loss does not feel the scale of the logits
+    assert fisher_trace().ask(here)[""].value > 1e-3
 
 
 def test_a_network_that_answers_nothing_has_a_norm_of_zero() -> None:
     net = bare()
     nn.init.zeros_(net[4].weight)  # type: ignore[arg-type]
     found = fisher_rao().ask(ground(net))
-    assert found[""].number == 0
-    assert found[""].error is None
+    assert found[""].value == 0
+    assert found[""].stderr is None
 
 
 class Doubled(torch.autograd.Function):
@@ -183,8 +183,8 @@ class Named(nn.Module):
 def test_attention_named_inputs_and_what_has_no_forward_mode_give_the_same_numbers() -> None:
     x = {"tokens": torch.randn(5, 3, 4, dtype=torch.float64), "mask": torch.ones(5, 3, dtype=torch.long)}
     batch = Batch(x, torch.arange(5) % 3, torch.arange(5))
-    found = [Ground(View(Named(forward_mode=way)), [batch]) for way in (True, False)]
-    numbers = [fisher_rao().ask(here)[""].number for here in found]
+    found = [Ground(MemberModule(Named(forward_mode=way)), [batch]) for way in (True, False)]
+    numbers = [fisher_rao().ask(here)[""].value for here in found]
     assert numbers[0] == pytest.approx(numbers[1], rel=1e-10)
     bends = [tangents.bend(here.function(batch), here.home, here.home) for here in found]
     assert torch.allclose(bends[0], bends[1], rtol=1e-9)
@@ -195,7 +195,7 @@ def test_labels_may_be_shares_of_classes() -> None:
     here = ground(bare(dtype=torch.float32))
     shares = [Batch(b.x, torch.eye(3)[b.y], b.index) for b in here.batches]
     for factory in (fisher_rao, fisher_trace):
-        one, other = (factory().ask(Ground(here.view, batches))[""].number for batches in (here.batches, shares))
+        one, other = (factory().ask(Ground(here.view, batches))[""].value for batches in (here.batches, shares))
         assert one == pytest.approx(other, rel=1e-5)
 
 
@@ -212,8 +212,8 @@ def test_errors_of_samples_and_draws_are_told_apart() -> None:
         of_samples, of_draws = torch.randn(40, generator=maker), torch.randn(8, 1, generator=maker)
         found.append(over_draws(of_samples + of_draws / 2 + 2 * torch.randn(8, 40, generator=maker)))
     by_sample, by_draw = (1 / 40) ** 0.5, (1 / 4 / 8 + 4 / (8 * 40)) ** 0.5
-    assert (sum((v.error or 0) ** 2 for v in found) / 200) ** 0.5 == pytest.approx(by_sample, rel=0.05)
-    assert (sum((v.draws or 0) ** 2 for v in found) / 200) ** 0.5 == pytest.approx(by_draw, rel=0.05)
-    assert over_draws(torch.ones(1, 4)).draws is None
-    assert over_draws(torch.ones(2, 1)).error is None
-    assert over_draws(torch.arange(4.0)[None]).error == over_samples(torch.arange(4.0)).error
+    assert (sum((v.stderr or 0) ** 2 for v in found) / 200) ** 0.5 == pytest.approx(by_sample, rel=0.05)
+    assert (sum((v.mc_stderr or 0) ** 2 for v in found) / 200) ** 0.5 == pytest.approx(by_draw, rel=0.05)
+    assert over_draws(torch.ones(1, 4)).mc_stderr is None
+    assert over_draws(torch.ones(2, 1)).stderr is None
+    assert over_draws(torch.arange(4.0)[None]).stderr == over_samples(torch.arange(4.0)).stderr

@@ -8,7 +8,7 @@ from scipy.stats import spearmanr
 from torch import Tensor, nn
 
 from plateaux.core.errors import RecipeError
-from plateaux.core.member import View
+from plateaux.core.member import MemberModule
 from plateaux.core.stats.ranking import spearman
 from plateaux.core.types import Batch
 from plateaux.loss_landscape.loss_surface import Ground
@@ -36,7 +36,7 @@ def ground(net: nn.Module, *shape: int, n: int = 9, cut: int = 5, key: int = 3, 
     dtype = next(net.parameters()).dtype
     x = torch.randn(n, *(shape or (4,)), generator=torch.Generator().manual_seed(5), dtype=torch.float64).to(dtype)
     whole = Batch(x, torch.arange(n) % 3, torch.arange(n))
-    return Ground(View(net), [whole.part(slice(0, cut)), whole.part(slice(cut, n))], key=key, **options)  # type: ignore[arg-type]
+    return Ground(MemberModule(net), [whole.take(slice(0, cut)), whole.take(slice(cut, n))], key=key, **options)  # type: ignore[arg-type]
 
 
 def samples(here: Ground) -> tuple[Tensor, Tensor]:
@@ -49,10 +49,10 @@ def test_gradient_norms_are_those_of_plain_backward_passes() -> None:
     norms = gradients(here.module, *samples(here)).square().sum(1)
     found = gradient_norm(quantiles=(0.25, 0.5)).ask(here)
     assert set(found) == {"", "25 %", "50 %"}
-    assert found[""].number == pytest.approx(float(norms.mean()), rel=1e-8)
-    assert found[""].error == pytest.approx(float(norms.std()) / 3, rel=1e-6)
-    assert found["50 %"].number == pytest.approx(float(norms.median()), rel=1e-8)
-    assert found["25 %"].number == pytest.approx(float(norms.quantile(0.25)), rel=1e-8)
+    assert found[""].value == pytest.approx(float(norms.mean()), rel=1e-8)
+    assert found[""].stderr == pytest.approx(float(norms.std()) / 3, rel=1e-6)
+    assert found["50 %"].value == pytest.approx(float(norms.median()), rel=1e-8)
+    assert found["25 %"].value == pytest.approx(float(norms.quantile(0.25)), rel=1e-8)
 
 
 def test_the_error_of_a_quantile_is_what_repeating_shows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,7 +62,7 @@ def test_the_error_of_a_quantile_is_what_repeating_shows(monkeypatch: pytest.Mon
         drawn = torch.randn(400, generator=maker, dtype=torch.float64).exp()
         monkeypatch.setattr("plateaux.loss_landscape.probes.per_sample.gradient_norms", lambda _, drawn=drawn: drawn)
         found.append(gradient_norm(quantiles=(0.9,)).ask(here)["90 %"])
-    assert np.mean([v.error for v in found]) == pytest.approx(np.std([v.number for v in found]), rel=0.15)
+    assert np.mean([v.stderr for v in found]) == pytest.approx(np.std([v.value for v in found]), rel=0.15)
 
 
 def test_input_curvature_is_the_squared_norm_of_the_input_hessian() -> None:
@@ -72,16 +72,16 @@ def test_input_curvature_is_the_squared_norm_of_the_input_hessian() -> None:
     errors = found.std(0) / 400**0.5
     assert bool(((found.mean(0) - wanted).abs() < 4 * errors).all())
     asked = input_curvature(draws=50, radius=1e-5).ask(here)[""]
-    assert asked.draws is not None
-    assert abs(asked.number - float(wanted.mean())) < 4 * asked.draws
-    assert asked.error == pytest.approx(float(wanted.std()) / 3, rel=0.15)
+    assert asked.mc_stderr is not None
+    assert abs(asked.value - float(wanted.mean())) < 4 * asked.mc_stderr
+    assert asked.stderr == pytest.approx(float(wanted.std()) / 3, rel=0.15)
 
 
 def test_input_curvature_of_a_quadratic_form_does_not_depend_on_the_radius() -> None:
     torch.manual_seed(0)
     form = torch.diag(torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64))
     x, y = torch.randn(4, 3, dtype=torch.float64), torch.ones(4, dtype=torch.long)
-    here = Ground(View(Bowl(form)), [Batch(x, y, torch.arange(4))])
+    here = Ground(MemberModule(Bowl(form)), [Batch(x, y, torch.arange(4))])
     for radius in (1e-3, 1e-2, 0.1):  # signs leave no noise where the form is diagonal: every draw is Tr(H^2)
         found = input_curvatures(here, draws=3, radius=radius)
         assert torch.allclose(found, torch.full((3, 4), 14.0, dtype=torch.float64), rtol=1e-6)
@@ -103,8 +103,8 @@ def test_input_curvature_is_the_same_for_rescaled_layers_and_gradient_norms_are_
         with torch.no_grad():
             for weight, times in zip(net.parameters(), (factor, factor, 1 / factor, 1.0), strict=True):
                 weight *= times
-        numbers["curvature"].append(input_curvature().ask(ground(net))[""].number)
-        numbers["gradient"].append(gradient_norm().ask(ground(net))[""].number)
+        numbers["curvature"].append(input_curvature().ask(ground(net))[""].value)
+        numbers["gradient"].append(gradient_norm().ask(ground(net))[""].value)
     assert numbers["curvature"][0] == pytest.approx(numbers["curvature"][1], rel=1e-4)
     assert abs(numbers["gradient"][1] / numbers["gradient"][0] - 1) > 0.5
     assert input_curvature().rescaled == "same"
@@ -112,7 +112,7 @@ def test_input_curvature_is_the_same_for_rescaled_layers_and_gradient_norms_are_
 
 
 def test_float32_comes_close_to_float64_at_the_usual_radius() -> None:
-    one, other = (input_curvature().ask(ground(mlp(dtype=kind)))[""].number for kind in (torch.float32, torch.float64))
+    one, other = (input_curvature().ask(ground(mlp(dtype=kind)))[""].value for kind in (torch.float32, torch.float64))
     assert one == pytest.approx(other, rel=0.01)
 
 
@@ -133,11 +133,11 @@ def test_named_inputs_are_shaken_where_they_are_no_whole_numbers() -> None:
     torch.manual_seed(0)
     words = torch.randint(0, 5, (6, 2))
     ids, y = torch.arange(6), torch.arange(6) % 3
-    here = Ground(View(Tokens()), [Batch({"words": words, "also": torch.randn(6, 4)}, y, ids)])
-    assert input_curvature(draws=2).ask(here)[""].number > 0
-    assert gradient_norm().ask(here)[""].number > 0
+    here = Ground(MemberModule(Tokens()), [Batch({"words": words, "also": torch.randn(6, 4)}, y, ids)])
+    assert input_curvature(draws=2).ask(here)[""].value > 0
+    assert gradient_norm().ask(here)[""].value > 0
     with pytest.raises(RecipeError, match="whole numbers"):
-        input_curvature().ask(Ground(View(Tokens()), [Batch({"words": words}, y, ids)]))
+        input_curvature().ask(Ground(MemberModule(Tokens()), [Batch({"words": words}, y, ids)]))
 
 
 def test_batchnorm_is_refused_in_training_mode_and_leaves_no_trace_in_either() -> None:
@@ -146,7 +146,7 @@ def test_batchnorm_is_refused_in_training_mode_and_leaves_no_trace_in_either() -
     here = ground(net.eval())
     before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
     for asked in (gradient_norm(), input_curvature(draws=2), rank_agreement(draws=2)):
-        assert asked.ask(here)[""].number == asked.ask(here)[""].number
+        assert asked.ask(here)[""].value == asked.ask(here)[""].value
     net.train()
     for asked in (gradient_norm(), input_curvature(draws=2), rank_agreement(draws=2)):
         with pytest.raises(RecipeError, match="BatchNorm in training mode"):
@@ -157,7 +157,7 @@ def test_batchnorm_is_refused_in_training_mode_and_leaves_no_trace_in_either() -
 
 def test_unit_logits_are_felt_by_every_question() -> None:
     for asked in (gradient_norm(), input_curvature(draws=2)):
-        plain, unit = (asked.ask(ground(mlp(), unit_logits=way))[""].number for way in (False, True))
+        plain, unit = (asked.ask(ground(mlp(), unit_logits=way))[""].value for way in (False, True))
         assert plain != pytest.approx(unit, rel=0.01)
 
 
@@ -166,11 +166,11 @@ def test_rank_agreement_is_spearmans_correlation_of_the_two() -> None:
     norms = gradients(here.module, *samples(here)).square().sum(1)
     curvatures = input_curvatures(here, draws=4, radius=1e-3)
     found = rank_agreement(draws=4).ask(here)[""]
-    assert found.number == pytest.approx(spearmanr(norms, curvatures.mean(0)).statistic, abs=1e-12)
+    assert found.value == pytest.approx(spearmanr(norms, curvatures.mean(0)).statistic, abs=1e-12)
     left_out = [spearmanr(norms, np.delete(curvatures.numpy(), d, 0).mean(0)).statistic for d in range(4)]
-    assert found.draws == pytest.approx((3 * np.var(left_out)) ** 0.5, abs=1e-9)
-    assert found.error is not None
-    assert rank_agreement(draws=1).ask(here)[""].draws is None
+    assert found.mc_stderr == pytest.approx((3 * np.var(left_out)) ** 0.5, abs=1e-9)
+    assert found.stderr is not None
+    assert rank_agreement(draws=1).ask(here)[""].mc_stderr is None
 
 
 def test_spearman_is_that_of_scipy_with_ties_and_without() -> None:
@@ -178,10 +178,10 @@ def test_spearman_is_that_of_scipy_with_ties_and_without() -> None:
     for x in (draw.normal(size=50), draw.integers(0, 4, 50)):
         y = x + draw.normal(size=50)
         for other in (y, np.round(y)):
-            assert spearman(x, other).number == pytest.approx(spearmanr(x, other).statistic, abs=1e-12)
-    assert spearman(y, y).number == 1
-    assert spearman(y, y).error == pytest.approx(0, abs=1e-2)
-    assert np.isnan(spearman(np.ones(5), np.arange(5)).number)
+            assert spearman(x, other).value == pytest.approx(spearmanr(x, other).statistic, abs=1e-12)
+    assert spearman(y, y).value == 1
+    assert spearman(y, y).stderr == pytest.approx(0, abs=1e-2)
+    assert np.isnan(spearman(np.ones(5), np.arange(5)).value)
     with pytest.raises(ValueError, match="5 first scores and 4 second ones"):
         spearman(np.ones(5), np.ones(4))
 
@@ -195,7 +195,7 @@ def test_the_error_of_spearman_is_what_repeating_shows(mixed: float, rounded: bo
         x = draw.normal(size=200)
         y = mixed * x + draw.normal(size=200)
         found.append(spearman(np.round(x) if rounded else x, y))
-    assert np.mean([v.error for v in found]) == pytest.approx(np.std([v.number for v in found]), rel=0.1)
+    assert np.mean([v.stderr for v in found]) == pytest.approx(np.std([v.value for v in found]), rel=0.1)
 
 
 def test_options_out_of_range_are_refused() -> None:

@@ -6,7 +6,7 @@ from reference.fisher import relative_flatness as twin
 from torch import Tensor, nn
 
 from plateaux.core.errors import RecipeError
-from plateaux.core.member import View
+from plateaux.core.member import MemberModule
 from plateaux.core.types import Batch
 from plateaux.loss_landscape.loss_surface import Ground
 from plateaux.loss_landscape.probes.relative_flatness import (
@@ -33,7 +33,7 @@ def ground(net: nn.Module, *shape: int, n: int = 11, cut: int = 7, key: int = 3,
     dtype = next(net.parameters()).dtype
     x = torch.randn(n, *(shape or (4,)), generator=torch.Generator().manual_seed(5), dtype=torch.float64).to(dtype)
     whole = Batch(x, torch.arange(n) % 3, torch.arange(n))
-    return Ground(View(net), [whole.part(slice(0, cut)), whole.part(slice(cut, n))], key=key, **options)  # type: ignore[arg-type]
+    return Ground(MemberModule(net), [whole.take(slice(0, cut)), whole.take(slice(cut, n))], key=key, **options)  # type: ignore[arg-type]
 
 
 def explicit(here: Ground, layer: str) -> float:
@@ -45,9 +45,9 @@ def explicit(here: Ground, layer: str) -> float:
 def test_the_closed_form_is_that_of_the_explicit_hessian(net: nn.Module, shape: tuple[int, ...]) -> None:
     here = ground(net, *shape)
     found = relative_flatness().ask(here)[""]
-    assert found.number == pytest.approx(explicit(here, "4"), rel=1e-10)
-    assert found.error is not None
-    assert found.draws is None
+    assert found.value == pytest.approx(explicit(here, "4"), rel=1e-10)
+    assert found.stderr is not None
+    assert found.mc_stderr is None
 
 
 def test_the_closed_form_holds_in_training_mode_and_moves_no_buffer() -> None:
@@ -56,8 +56,8 @@ def test_the_closed_form_holds_in_training_mode_and_moves_no_buffer() -> None:
     here = Ground(here.view, here.batches[:1])
     one, other = relative_flatness().ask(here), relative_flatness(layer="0", draws=2).ask(here)
     assert all(torch.equal(tensor, before[name]) for name, tensor in here.module.state_dict().items())
-    assert other[""].number != one[""].number
-    assert one[""].number == pytest.approx(explicit(here, "4"), rel=1e-10)
+    assert other[""].value != one[""].value
+    assert one[""].value == pytest.approx(explicit(here, "4"), rel=1e-10)
 
 
 @pytest.mark.parametrize(
@@ -68,9 +68,9 @@ def test_the_closed_form_holds_in_training_mode_and_moves_no_buffer() -> None:
 def test_random_directions_come_within_four_standard_errors(net: nn.Module, shape: tuple[int, ...], layer: str) -> None:
     here = ground(net, *shape)
     found = relative_flatness(layer=layer, draws=40).ask(here)[""]
-    assert found.draws is not None
-    assert abs(found.number - explicit(here, layer)) < 4 * found.draws
-    assert found.draws < 0.25 * abs(found.number)
+    assert found.mc_stderr is not None
+    assert abs(found.value - explicit(here, layer)) < 4 * found.mc_stderr
+    assert found.mc_stderr < 0.25 * abs(found.value)
 
 
 def test_all_directions_together_are_exact_however_wide_or_tall_a_layer_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,13 +93,13 @@ def test_all_directions_together_are_exact_however_wide_or_tall_a_layer_is(monke
 def test_the_two_forms_agree_on_the_error_of_the_samples() -> None:
     here = ground(mlp(), n=60, cut=40)
     one, other = relative_flatness().ask(here)[""], relative_flatness(layer="4", draws=40).ask(here)[""]
-    assert other.error == pytest.approx(one.error, rel=0.25)
-    assert other.number == pytest.approx(one.number, abs=4 * (other.draws or 0))
+    assert other.stderr == pytest.approx(one.stderr, rel=0.25)
+    assert other.value == pytest.approx(one.value, abs=4 * (other.mc_stderr or 0))
 
 
 def test_directions_come_from_the_key_of_the_ground_alone() -> None:
     asked = relative_flatness(layer="2", draws=3)
-    one, again, other = (asked.ask(ground(mlp(), key=key))[""].number for key in (3, 3, 4))
+    one, again, other = (asked.ask(ground(mlp(), key=key))[""].value for key in (3, 3, 4))
     assert one == again != other
 
 
@@ -111,7 +111,7 @@ def test_rescaling_neighbouring_layers_changes_nothing() -> None:
         dict(after.named_parameters())["2.bias"].div_(7)
     for options in ({}, {"scaling": "std"}, {"layer": "0"}, {"layer": "2"}):
         asked = relative_flatness(**options, draws=3)  # type: ignore[arg-type]
-        one, other = (asked.ask(ground(net))[""].number for net in (before, after))
+        one, other = (asked.ask(ground(net))[""].value for net in (before, after))
         assert other == pytest.approx(one, rel=1e-4)
         assert asked.rescaled == "same"
     plain = [curvature_trace(ground(net)) for net in (before, after)]
@@ -143,8 +143,8 @@ def test_scaling_moves_the_features_spread_into_the_layer() -> None:
         net[4].weight *= scale  # type: ignore[operator]
         net[2].weight /= scale[:, None]  # type: ignore[operator]
         net[2].bias /= scale  # type: ignore[operator]
-    wanted = relative_flatness().ask(ground(net))[""].number
-    assert relative_flatness(scaling="std").ask(here)[""].number == pytest.approx(wanted, rel=1e-10)
+    wanted = relative_flatness().ask(ground(net))[""].value
+    assert relative_flatness(scaling="std").ask(here)[""].value == pytest.approx(wanted, rel=1e-10)
 
 
 def test_nearly_certain_samples_lose_no_digits() -> None:
@@ -176,7 +176,7 @@ def test_what_cannot_be_asked_is_refused_with_a_way_out() -> None:
         relative_flatness(layer="4", scaling="std")
     with pytest.raises(RecipeError, match="draws = 0"):
         relative_flatness(draws=0)
-    assert relative_flatness(layer="4", draws=2).ask(ground(mlp(), unit_logits=True))[""].draws is not None
+    assert relative_flatness(layer="4", draws=2).ask(ground(mlp(), unit_logits=True))[""].mc_stderr is not None
 
 
 def test_passes_are_what_is_done() -> None:

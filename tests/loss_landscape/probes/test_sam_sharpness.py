@@ -11,7 +11,7 @@ from torch import nn
 from torch.func import functional_call, vmap
 
 from plateaux.core.errors import RecipeError
-from plateaux.core.member import View
+from plateaux.core.member import MemberModule
 from plateaux.core.types import Batch
 from plateaux.loss_landscape.groups import groups
 from plateaux.loss_landscape.probes.sam_sharpness import sam_sharpness, sam_step
@@ -33,21 +33,21 @@ def test_on_a_bowl_it_is_the_closed_form(direction: str) -> None:
     }[direction]
     truth = 0.5 * 0.4**2 * float((weights * curvature.diag()).sum())
     found = sam_sharpness(rho=0.4, directions=300, direction=direction).ask(quadratics.bowl(w, curvature, slopes))  # type: ignore[arg-type]
-    assert found[""].draws is not None
-    assert abs(found[""].number - truth) < 4 * found[""].draws
-    assert found[""].draws < 0.3 * abs(truth)
-    assert found["largest"].number > found[""].number
-    assert found["deviation"].number == pytest.approx(found[""].draws * 300**0.5)
+    assert found[""].mc_stderr is not None
+    assert abs(found[""].value - truth) < 4 * found[""].mc_stderr
+    assert found[""].mc_stderr < 0.3 * abs(truth)
+    assert found["largest"].value > found[""].value
+    assert found["deviation"].value == pytest.approx(found[""].mc_stderr * 300**0.5)
 
 
 def test_the_slope_counts_with_its_sign() -> None:
     w, slopes = quadratics.vector(0), quadratics.vector(1)[None]
     flat = torch.zeros(quadratics.SIZE, quadratics.SIZE, dtype=torch.float64)
     found = sam_sharpness(rho=0.4, directions=400).ask(quadratics.bowl(w, flat, slopes))
-    assert abs(found[""].number) < 4 * (found[""].draws or 0)
+    assert abs(found[""].value) < 4 * (found[""].mc_stderr or 0)
     spread = 0.4 * float(slopes.norm()) / quadratics.SIZE**0.5
-    assert found["deviation"].number == pytest.approx(spread, rel=0.1)
-    assert 1.5 * spread < found["largest"].number <= 0.4 * float(slopes.norm())
+    assert found["deviation"].value == pytest.approx(spread, rel=0.1)
+    assert 1.5 * spread < found["largest"].value <= 0.4 * float(slopes.norm())
 
 
 def truth_of(rho: float) -> float:
@@ -65,9 +65,9 @@ def truth_of(rho: float) -> float:
 def test_the_true_value_lies_within_the_error_of_draws_as_often_as_promised() -> None:
     truth = truth_of(1.0)
     found = [sam_sharpness(rho=1.0, directions=25).ask(quadratics.ground(key=seed))[""] for seed in range(50)]
-    inside = sum(abs(each.number - truth) <= 1.96 * each.draws for each in found if each.draws is not None)
+    inside = sum(abs(each.value - truth) <= 1.96 * each.mc_stderr for each in found if each.mc_stderr is not None)
     assert inside >= 45
-    numbers, draws = torch.tensor([each.number for each in found]), torch.tensor([each.draws for each in found])
+    numbers, draws = torch.tensor([each.value for each in found]), torch.tensor([each.mc_stderr for each in found])
     assert float(draws.mean()) == pytest.approx(float(numbers.std()), rel=0.35)  # nor is it too wide
 
 
@@ -86,17 +86,17 @@ def test_at_the_usual_radius_float32_weights_give_what_float64_weights_give() ->
     small = sam_sharpness(directions=20).ask(
         quadratics.ground(quadratics.net(dtype=torch.float32), [quadratics.samples(dtype=torch.float32)])
     )
-    assert 0 < small["deviation"].number < 5e-3
+    assert 0 < small["deviation"].value < 5e-3
 
 
 def test_each_error_is_that_of_its_own_sample() -> None:
     found = sam_sharpness(rho=0.5, directions=1).ask(quadratics.ground())
     assert set(found) == {"", "largest"}
     assert found[""] == found["largest"]
-    assert found[""].draws is None
-    assert found[""].error is not None
-    same = [quadratics.samples(1).part(torch.zeros(8, dtype=torch.long))]
-    assert sam_sharpness(rho=0.5, directions=5).ask(quadratics.ground(batches=same))[""].error == pytest.approx(
+    assert found[""].mc_stderr is None
+    assert found[""].stderr is not None
+    same = [quadratics.samples(1).take(torch.zeros(8, dtype=torch.long))]
+    assert sam_sharpness(rho=0.5, directions=5).ask(quadratics.ground(batches=same))[""].stderr == pytest.approx(
         0, abs=1e-12
     )
 
@@ -113,9 +113,9 @@ def test_a_direction_by_filters_is_unmoved_by_rescaling_and_leaves_vectors_alone
         sam_sharpness(rho=0.3, directions=10, direction="filter").ask(quadratics.ground(bare(c)))[""]
         for c in (1.0, 4.0)
     ]
-    assert found[0].number == pytest.approx(found[1].number, rel=1e-9)
+    assert found[0].value == pytest.approx(found[1].value, rel=1e-9)
     plain = [sam_sharpness(rho=0.3, directions=10).ask(quadratics.ground(bare(c)))[""] for c in (1.0, 4.0)]
-    assert plain[0].number != pytest.approx(plain[1].number, rel=1e-2)
+    assert plain[0].value != pytest.approx(plain[1].value, rel=1e-2)
 
 
 @pytest.mark.parametrize("training", [False, True])
@@ -125,7 +125,7 @@ def test_weights_and_buffers_are_left_as_they_were(training: bool, probe: object
         quadratics.net(batchnorm=True).train(training), quadratics.cut(quadratics.samples(), (5, 7))
     )
     before = quadratics.state(here.module)
-    assert probe.ask(here)[""].number != 0  # type: ignore[attr-defined]
+    assert probe.ask(here)[""].value != 0  # type: ignore[attr-defined]
     assert all(torch.equal(tensor, before[name]) for name, tensor in here.module.state_dict().items())
 
 
@@ -138,8 +138,8 @@ def test_neither_the_cut_into_batches_nor_names_of_inputs_change_the_number(prob
         quadratics.ground(quadratics.Named(), named),
     ):
         found = probe.ask(other)[""]  # type: ignore[attr-defined]
-        assert found.number == pytest.approx(whole.number, rel=1e-8)
-        assert found.error == pytest.approx(whole.error, rel=1e-8)
+        assert found.value == pytest.approx(whole.value, rel=1e-8)
+        assert found.stderr == pytest.approx(whole.stderr, rel=1e-8)
 
 
 @pytest.mark.parametrize("adaptive", [True, False])
@@ -149,8 +149,8 @@ def test_one_step_on_a_bowl_is_the_closed_form(adaptive: bool) -> None:
     slope = slopes[0] + curvature @ w
     delta = 0.3 * t * t * slope / (t * slope).norm()
     found = sam_step(rho=0.3, adaptive=adaptive).ask(quadratics.bowl(w, curvature, slopes))
-    assert found["first order"].number == pytest.approx(0.3 * float((t * slope).norm()))
-    assert found[""].number == pytest.approx(float(delta @ slope + delta @ curvature @ delta / 2))
+    assert found["first order"].value == pytest.approx(0.3 * float((t * slope).norm()))
+    assert found[""].value == pytest.approx(float(delta @ slope + delta @ curvature @ delta / 2))
 
 
 @pytest.mark.parametrize(("adaptive", "reach"), [(False, sam.ball), (True, sam.elementwise)])
@@ -162,39 +162,39 @@ def test_one_step_ends_where_the_update_of_training_climbs_to(adaptive: bool, re
         peak = sam.peak(here.home, gradient, 0.3, reach)
         rises.append(float(here.losses(batch, peak).mean() - here.losses(batch).mean()))
     found = sam_step(rho=0.3, m=4, adaptive=adaptive).ask(here)[""]
-    assert found.number == pytest.approx(sum(rises) / 3)
-    assert found.error == pytest.approx(float(torch.tensor(rises).std()) / 3**0.5, rel=1e-5)
+    assert found.value == pytest.approx(sum(rises) / 3)
+    assert found.stderr == pytest.approx(float(torch.tensor(rises).std()) / 3**0.5, rel=1e-5)
 
 
 def test_one_step_in_proportion_is_unmoved_by_rescaling() -> None:
     pair = [quadratics.ground(), quadratics.ground(quadratics.rescaled(quadratics.net()))]
     adaptive = [sam_step(rho=0.3, m=4, adaptive=True).ask(each) for each in pair]
-    assert adaptive[0][""].number == pytest.approx(adaptive[1][""].number, rel=1e-9)
-    assert adaptive[0]["first order"].number == pytest.approx(adaptive[1]["first order"].number, rel=1e-9)
-    plain = [sam_step(rho=0.3, m=4).ask(each)[""].number for each in pair]
+    assert adaptive[0][""].value == pytest.approx(adaptive[1][""].value, rel=1e-9)
+    assert adaptive[0]["first order"].value == pytest.approx(adaptive[1]["first order"].value, rel=1e-9)
+    plain = [sam_step(rho=0.3, m=4).ask(each)[""].value for each in pair]
     assert plain[0] != pytest.approx(plain[1], rel=1e-2)
     assert (sam_step(adaptive=True).rescaled, sam_step().rescaled) == ("same", "moves")
 
 
 def test_without_a_radius_or_a_slope_there_is_nothing() -> None:
-    assert sam_step(rho=0.0).ask(quadratics.ground())[""].number == 0
-    assert sam_sharpness(rho=0.0, directions=2).ask(quadratics.ground())[""].number == 0
+    assert sam_step(rho=0.0).ask(quadratics.ground())[""].value == 0
+    assert sam_sharpness(rho=0.0, directions=2).ask(quadratics.ground())[""].value == 0
     bottom = quadratics.bowl(
         torch.zeros(quadratics.SIZE).double(), quadratics.matrix(0), torch.zeros(2, quadratics.SIZE).double()
     )
-    assert sam_step().ask(bottom)[""].number == 0
+    assert sam_step().ask(bottom)[""].value == 0
 
 
 def test_in_two_pieces_a_group_has_the_gradient_of_the_whole() -> None:
     batch: Batch = quadratics.samples()
     whole = sam_step(rho=0.2, m=12).ask(quadratics.ground(batches=[batch]))
     pieces = sam_step(rho=0.2, m=12).ask(quadratics.ground(batches=quadratics.cut(batch, (7, 5))))
-    assert pieces["first order"].number == pytest.approx(whole["first order"].number, rel=1e-12)
+    assert pieces["first order"].value == pytest.approx(whole["first order"].value, rel=1e-12)
 
 
 @pytest.mark.parametrize("probe", [sam_sharpness(directions=3), sam_step(m=5)])
 def test_they_cost_as_many_passes_as_they_say(probe: object) -> None:
-    here = quadratics.Counting(View(quadratics.net()), quadratics.cut(quadratics.samples(), (7, 5)))
+    here = quadratics.Counting(MemberModule(quadratics.net()), quadratics.cut(quadratics.samples(), (7, 5)))
     probe.ask(here)  # type: ignore[attr-defined]
     assert here.passes == pytest.approx(probe.passes(12))  # type: ignore[attr-defined]
 

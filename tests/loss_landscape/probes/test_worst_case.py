@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from plateaux.core import registry, tensor_tree
 from plateaux.core.errors import RecipeError
-from plateaux.core.member import View
+from plateaux.core.member import MemberModule
 from plateaux.core.types import Batch
 from plateaux.loss_landscape.apgd import Ball, _anywhere, ascents, checkpoints
 from plateaux.loss_landscape.groups import gradient, groups, losses
@@ -27,7 +27,7 @@ RADIUS = {"l2": 0.3, "linf": 0.05}
 
 
 def found(here: Ground, norm: str = "l2", **options: object) -> float:
-    return PROBES[norm](**{"radius": RADIUS[norm], "m": 4, **options}).ask(here)[""].number
+    return PROBES[norm](**{"radius": RADIUS[norm], "m": 4, **options}).ask(here)[""].value
 
 
 @pytest.mark.parametrize("adaptive", [True, False])
@@ -53,8 +53,8 @@ def test_on_a_bowl_with_a_diagonal_the_worst_corner_is_found(adaptive: bool) -> 
     t = w.abs() if adaptive else torch.ones_like(w)
     corner = 0.3 * (t * (slopes[0] + curvature @ w)).abs().sum() + 0.3**2 / 2 * (t * t * curvature.diag()).sum()
     report = worst_linf(radius=0.3, adaptive=adaptive).ask(quadratics.bowl(w, curvature, slopes))
-    assert report[""].number == pytest.approx(float(corner), rel=1e-12)
-    assert report["converged"].number == pytest.approx(1.0)
+    assert report[""].value == pytest.approx(float(corner), rel=1e-12)
+    assert report["converged"].value == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("norm", PROBES)
@@ -71,8 +71,8 @@ def test_from_the_very_bottom_of_a_bowl_the_ascent_finds_a_way_up(norm: str) -> 
 @pytest.mark.parametrize("norm", PROBES)
 def test_a_radius_of_zero_gives_zero(norm: str) -> None:
     report = PROBES[norm](radius=0.0, restarts=2, m=4).ask(quadratics.ground())
-    assert report[""].number == 0
-    assert report["converged"].number == 1
+    assert report[""].value == 0
+    assert report["converged"].value == 1
 
 
 @pytest.mark.parametrize("norm", PROBES)
@@ -122,10 +122,10 @@ def test_groups_do_not_feel_how_samples_are_cut_into_batches(sizes: tuple[int, .
     here = quadratics.ground(batches=quadratics.cut(quadratics.samples(), sizes))
     whole = quadratics.ground(batches=[quadratics.samples()])
     assert found(here) == pytest.approx(found(whole), rel=1e-9)
-    alone = [found(quadratics.ground(batches=[quadratics.samples().part(slice(i, i + 4))])) for i in (0, 4, 8)]
+    alone = [found(quadratics.ground(batches=[quadratics.samples().take(slice(i, i + 4))])) for i in (0, 4, 8)]
     value = worst_l2(radius=0.3, m=4).ask(here)[""]
-    assert value.number == pytest.approx(sum(alone) / 3, rel=1e-9)
-    assert value.error == pytest.approx(float(torch.tensor(alone).std()) / 3**0.5, rel=1e-6)
+    assert value.value == pytest.approx(sum(alone) / 3, rel=1e-9)
+    assert value.stderr == pytest.approx(float(torch.tensor(alone).std()) / 3**0.5, rel=1e-6)
 
 
 def test_a_rest_is_left_out_unless_it_is_all_there_is() -> None:
@@ -134,7 +134,7 @@ def test_a_rest_is_left_out_unless_it_is_all_there_is() -> None:
     assert sizes == [[5, 5], [7], [12], [12]]
     ids = [piece.index.tolist() for group in groups(quadratics.cut(batch, (5, 7)), 4) for piece in group]
     assert ids == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
-    assert worst_l2(m=99).ask(quadratics.ground())[""].error is None
+    assert worst_l2(m=99).ask(quadratics.ground())[""].stderr is None
     with pytest.raises(RecipeError, match="no samples"):
         next(groups([], 4))
 
@@ -175,10 +175,10 @@ def test_more_starts_find_no_less_and_say_how_they_differ() -> None:
     here = quadratics.ground(key=5)
     one, many = worst_l2(radius=1.0, m=4).ask(here), worst_l2(radius=1.0, m=4, restarts=4).ask(here)
     assert "restarts" not in one
-    assert many[""].number >= one[""].number
-    assert many["restarts"].number <= many[""].number
-    assert many["restarts"].draws is not None
-    assert many["restarts"].draws > 0
+    assert many[""].value >= one[""].value
+    assert many["restarts"].value <= many[""].value
+    assert many["restarts"].mc_stderr is not None
+    assert many["restarts"].mc_stderr > 0
     assert many == worst_l2(radius=1.0, m=4, restarts=4).ask(here)
     assert many != worst_l2(radius=1.0, m=4, restarts=4).ask(quadratics.ground(key=6))
 
@@ -196,10 +196,10 @@ def test_random_starts_leave_a_hollow_that_home_cannot_see() -> None:
             return (0.1 * a + 5 * torch.relu(-a - 0.3) ** 2 + 0 * b).expand(len(x), 1)
 
     batch = Batch(torch.zeros(1, 1).double(), torch.zeros(1, dtype=torch.long), torch.arange(1))
-    here = quadratics.Level(View(Hills()), [batch])
+    here = quadratics.Level(MemberModule(Hills()), [batch])
     options = {"radius": 1.0, "adaptive": False}
-    assert worst_l2(**options).ask(here)[""].number == pytest.approx(0.1)  # type: ignore[arg-type]
-    assert worst_l2(**options, restarts=8).ask(here)[""].number == pytest.approx(5 * 0.49 - 0.1)  # type: ignore[arg-type]
+    assert worst_l2(**options).ask(here)[""].value == pytest.approx(0.1)  # type: ignore[arg-type]
+    assert worst_l2(**options, restarts=8).ask(here)[""].value == pytest.approx(5 * 0.49 - 0.1)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("norm", ["l2", "linf"])
@@ -227,23 +227,23 @@ class Cliff(nn.Module):
 
 
 def on_cliff(at: float) -> Ground:
-    return quadratics.Level(View(Cliff(at)), [Batch(torch.zeros(1, 1), torch.zeros(1), torch.arange(1))])
+    return quadratics.Level(MemberModule(Cliff(at)), [Batch(torch.zeros(1, 1), torch.zeros(1), torch.arange(1))])
 
 
 def test_a_loss_beyond_numbers_is_no_worst_case() -> None:
-    rise = worst_l2(radius=2.5, adaptive=False, steps=60).ask(on_cliff(0.0))[""].number
+    rise = worst_l2(radius=2.5, adaptive=False, steps=60).ask(on_cliff(0.0))[""].value
     assert 0.5 < rise <= 1
-    many = worst_l2(radius=2.5, adaptive=False, steps=60, restarts=6).ask(on_cliff(0.0))[""].number
+    many = worst_l2(radius=2.5, adaptive=False, steps=60, restarts=6).ask(on_cliff(0.0))[""].value
     assert rise <= many <= 1
 
 
 def test_where_home_itself_is_beyond_numbers_the_answer_is_not_a_number() -> None:
-    assert math.isnan(worst_l2(adaptive=False).ask(on_cliff(2.0))[""].number)
+    assert math.isnan(worst_l2(adaptive=False).ask(on_cliff(2.0))[""].value)
 
 
 @pytest.mark.parametrize("sizes", [(12,), (7, 5)])
 def test_it_costs_as_many_passes_as_it_says(sizes: tuple[int, ...]) -> None:
-    here = quadratics.Counting(View(quadratics.net()), quadratics.cut(quadratics.samples(), sizes))
+    here = quadratics.Counting(MemberModule(quadratics.net()), quadratics.cut(quadratics.samples(), sizes))
     asked = worst_l2(m=5, steps=6, restarts=2)
     asked.ask(here)
     assert here.passes == pytest.approx(asked.passes(12))
@@ -301,7 +301,7 @@ def trained() -> Ground:
         optimizer.zero_grad()
         F.cross_entropy(module(x[part]), y[part]).backward()
         optimizer.step()
-    return Ground(View(module.eval()), [Batch(x, y, torch.arange(48))])
+    return Ground(MemberModule(module.eval()), [Batch(x, y, torch.arange(48))])
 
 
 @pytest.mark.parametrize(

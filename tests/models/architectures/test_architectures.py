@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from plateaux.core.errors import RecipeError, UnknownName
-from plateaux.core.optional import guest
+from plateaux.core.errors import RecipeError, UnknownNameError
+from plateaux.core.optional import optional_import
 from plateaux.core.registry import model
 from plateaux.models.architectures.resnet import Pad
 from plateaux.models.surgery import load_weights
@@ -149,7 +149,7 @@ def test_a_transformer_whose_parts_do_not_fit_says_so(options: dict[str, int]) -
 
 @needs_timm
 def test_the_transformer_agrees_with_timm() -> None:
-    vision = guest("timm.models.vision_transformer", extra="timm")
+    vision = optional_import("timm.models.vision_transformer", extra="timm")
     net = build("vit", width=48, depth=2, dropout=0.1).eval()
     twin = vision.VisionTransformer(32, 4, 3, 10, embed_dim=48, depth=2, num_heads=3).eval()
     twin.load_state_dict(net.state_dict(), strict=True)
@@ -180,9 +180,9 @@ def test_plain_attention_has_second_derivatives() -> None:
 
 @needs_timm
 def test_timm_says_what_it_does_not_know() -> None:
-    with pytest.raises(UnknownName, match="did you mean 'resnet18'"):
+    with pytest.raises(UnknownNameError, match="did you mean 'resnet18'"):
         build("timm:resnet_18")
-    with pytest.raises(UnknownName, match="list_models"):
+    with pytest.raises(UnknownNameError, match="list_models"):
         build("timm:qqqqqq")
     with pytest.raises(RecipeError, match="img_size"):
         build("timm:resnet18", img_size=32)
@@ -200,7 +200,7 @@ def test_pretrained_weights_that_cannot_be_fetched_say_so(monkeypatch: pytest.Mo
     def offline(*_: Any, **__: Any) -> None:
         raise OSError("no route")
 
-    monkeypatch.setattr(guest("timm", extra="timm"), "create_model", offline)
+    monkeypatch.setattr(optional_import("timm", extra="timm"), "create_model", offline)
     with pytest.raises(RecipeError, match="network, which failed with OSError: no route"):
         build("timm:resnet18", pretrained=True)
     with pytest.raises(OSError, match="no route"):

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
-from plateaux.core.errors import RecipeError, UnknownName
+from plateaux.core.errors import RecipeError, UnknownNameError
 from plateaux.core.registry import model
 
 IMAGE, CLASSES = (3, 32, 32), 5
@@ -111,5 +111,5 @@ def test_an_image_model_says_so_when_the_data_are_points(name: str) -> None:
 
 
 def test_an_unknown_model_names_the_nearest() -> None:
-    with pytest.raises(UnknownName, match="resnet20"):
+    with pytest.raises(UnknownNameError, match="resnet20"):
         model.get("resnet_20")

@@ -22,8 +22,8 @@ from typer.testing import CliRunner
 from plateaux.cli.main import app
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RecipeError
-from plateaux.core.member import View
-from plateaux.core.optional import guest
+from plateaux.core.member import MemberModule
+from plateaux.core.optional import optional_import
 from plateaux.core.types import Batch
 from plateaux.models.architectures.minilm import minilm
 from plateaux.models.lora import Adapted, adapt, merged
@@ -53,7 +53,7 @@ def tokens(count: int = 4, *, length: int = 12) -> dict[str, Tensor]:
 
 def test_its_tokens_are_those_of_transformers() -> None:
     one = net(pool="mean").eval()
-    library = guest("transformers", extra="text")
+    library = optional_import("transformers", extra="text")
     config = library.BertConfig(
         vocab_size=20, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24,
         max_position_embeddings=12,
@@ -115,7 +115,7 @@ def test_adapters_begin_at_the_base_merge_into_it_and_have_the_loops_scores() ->
     plain.load_state_dict(merged(one), strict=True)
     torch.testing.assert_close(plain(**x), one(**x), rtol=0, atol=1e-6)
     batch = Batch(x, torch.arange(4) % 2, torch.arange(4))
-    torch.testing.assert_close(squared_norms(View(one), batch), gradient_norms(one, batch), rtol=1e-4, atol=0)
+    torch.testing.assert_close(squared_norms(MemberModule(one), batch), gradient_norms(one, batch), rtol=1e-4, atol=0)
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from plateaux.config.schema import check
 from plateaux.core import registry
 from plateaux.core.errors import RecipeError
 from plateaux.core.method import Method
-from plateaux.core.runtime import FORMATS, dtype_of
-from plateaux.core.types import Batch, Inputs, key
+from plateaux.core.runtime import FORMATS, param_dtype
+from plateaux.core.types import Batch, Inputs, derive_seed
 from plateaux.data.augment import Augment
 from plateaux.data.loader import CPU, UNVARIED, Feed, Shard, evaluation
 from plateaux.data.sources import Data, Extra, Resident, Source
@@ -32,15 +32,15 @@ def feed_of(recipe: Recipe, data: Data, number: int, *, shared: bool, device: to
     varied = Augment(crop=part.crop, flip=part.flip, mixup=part.mixup, cutmix=part.cutmix)
     return Feed(
         data.train,
-        ids if part.bag is None else bag(ids, part.bag, key(recipe.seed, "bag", who)),
+        ids if part.bag is None else bag(ids, part.bag, derive_seed(recipe.seed, "bag", who)),
         batch=part.batch,
-        key=key(recipe.seed, "feed", who),
+        key=derive_seed(recipe.seed, "feed", who),
         classes=data.classes,
         mean=data.mean,
         std=data.std,
         augment=UNVARIED if getattr(data.train, "augmented", False) else varied,  # features are kept of varied images
         device=device,
-        dtype=dtype_of(recipe.train.precision),
+        dtype=param_dtype(recipe.train.precision),
         memory_format=FORMATS[recipe.train.memory_format],
         workers=part.workers,
         drop_last=part.drop_last,
@@ -52,7 +52,7 @@ def feed_of(recipe: Recipe, data: Data, number: int, *, shared: bool, device: to
 def shares_order(recipe: Recipe, method: Method) -> bool:
     """Say whether all members are fed the same batches."""
     order = recipe.data.order
-    return order == "shared" or (order == "auto" and method.objective.sees != "own")
+    return order == "shared" or (order == "auto" and method.objective.gather != "own")
 
 
 def on_device(data: Data, device: torch.device) -> Data:
@@ -66,7 +66,7 @@ def on_device(data: Data, device: torch.device) -> Data:
 def split_of(recipe: Recipe, data: Data) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the ids of the training and of the validation samples."""
     share = recipe.data.validation
-    return split(len(data.train), share if share < 1 else int(share), key(recipe.seed, "validation"))
+    return split(len(data.train), share if share < 1 else int(share), derive_seed(recipe.seed, "validation"))
 
 
 def statistics_batches(
@@ -74,7 +74,7 @@ def statistics_batches(
 ) -> Iterator[Inputs]:
     """Yield the inputs of some training samples, drawn by the seed and always the same, as they are."""
     train, _ = split_of(recipe, data)
-    chance = torch.Generator().manual_seed(key(recipe.seed, "statistics"))
+    chance = torch.Generator().manual_seed(derive_seed(recipe.seed, "statistics"))
     ids = train[torch.randperm(len(train), generator=chance)]  # sources may be sorted by class
     batches = in_order(recipe, data, data.train, ids, device=device, shard=shard)
     return (batch.x for batch in islice(batches, STATISTICS))
@@ -95,7 +95,7 @@ def data_of(recipe: Recipe, given: Given = NOTHING_GIVEN) -> Data:
 def training_data(recipe: Recipe, given: Given = NOTHING_GIVEN) -> Data:
     """Return the recipe's data set with the unlabelled samples that its method looks at."""
     data = data_of(recipe, given)
-    if "unlabelled" not in method_of(recipe, 0, given).objective.wants:
+    if "unlabelled" not in method_of(recipe, 0, given).objective.extra_inputs:
         return data
     name, _, count = (recipe.data.unlabelled or "").partition("@")
     source = given.unlabelled or _unlabelled(name, data, given)
@@ -105,7 +105,7 @@ def training_data(recipe: Recipe, given: Given = NOTHING_GIVEN) -> Data:
             f"data.unlabelled = {recipe.data.unlabelled!r}: write name@count, with a count from 1 to {len(source)}, "
             "or the name alone for all samples"
         )
-    draw = torch.Generator().manual_seed(key(recipe.seed, "unlabelled"))
+    draw = torch.Generator().manual_seed(derive_seed(recipe.seed, "unlabelled"))
     ids = torch.randperm(len(source), generator=draw)[:wanted].sort().values
     return replace(data, unlabelled=Extra(name or "given", source, ids))
 
@@ -149,7 +149,7 @@ def in_order(
         mean=data.mean,
         std=data.std,
         device=device,
-        dtype=dtype_of(recipe.train.precision),
+        dtype=param_dtype(recipe.train.precision),
         memory_format=FORMATS[recipe.train.memory_format],
         workers=recipe.data.workers,
         shard=shard,

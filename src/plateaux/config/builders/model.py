@@ -13,8 +13,8 @@ from plateaux.config.recipe import ModelPart, Recipe, fingerprint, own
 from plateaux.config.schema import accepts, check, pick
 from plateaux.core import registry
 from plateaux.core.errors import RecipeError
-from plateaux.core.runtime import dtype_of, seeded
-from plateaux.core.types import Tree, key
+from plateaux.core.runtime import fork_rng, param_dtype
+from plateaux.core.types import TensorTree, derive_seed
 from plateaux.data.files import weights_file
 from plateaux.data.sources import Data
 from plateaux.models.backbone import Headed, Trunk, head, rest
@@ -61,9 +61,9 @@ def network(
     if part.sparsity:
         prune(module, part.sparsity, keep=() if part.trunk is None else ("trunk",))
     if adapters := adapters_of(recipe, number):
-        with seeded(key(recipe.seed, "adapters", number), torch.device("cpu")):
+        with fork_rng(derive_seed(recipe.seed, "adapters", number), torch.device("cpu")):
             adapt(module, **adapters)
-    return module.to(dtype_of(recipe.train.precision))
+    return module.to(param_dtype(recipe.train.precision))
 
 
 def trunk_of(recipe: Recipe, data: Data, given: Given = NOTHING_GIVEN) -> Trunk:
@@ -71,7 +71,7 @@ def trunk_of(recipe: Recipe, data: Data, given: Given = NOTHING_GIVEN) -> Trunk:
     part = recipe.model
     assert part.trunk is not None
     # It must not depend on which members happen to be built here, so it has a start of its own.
-    whole = _whole(recipe, data, 0, given, key(recipe.seed, "shared"))
+    whole = _whole(recipe, data, 0, given, derive_seed(recipe.seed, "shared"))
     return Trunk(whole, part.trunk, shape=data.shape, resize=part.resize, pool=part.head != "rest")
 
 
@@ -87,7 +87,7 @@ def _headed(recipe: Recipe, data: Data, number: int, given: Given, trunk: Trunk)
         return Headed(
             trunk, rest(_whole(recipe, data, number, given, None), part.trunk, data.shape, resize=part.resize)
         )
-    with seeded(key(recipe.seed, "init", number), torch.device("cpu")):
+    with fork_rng(derive_seed(recipe.seed, "init", number), torch.device("cpu")):
         return Headed(trunk, head(part.head, trunk.shape, classes=data.classes, width=own_width(recipe, number)))
 
 
@@ -100,7 +100,7 @@ def _whole(recipe: Recipe, data: Data, number: int, given: Given, start: int | N
     for fact in ("shape", "classes"):
         if accepts(factory, fact):
             options[fact] = getattr(data, fact)
-    with seeded(key(recipe.seed, "init", number) if start is None else start, torch.device("cpu")):
+    with fork_rng(derive_seed(recipe.seed, "init", number) if start is None else start, torch.device("cpu")):
         module = factory(**options)
     if not isinstance(module, nn.Module):
         raise RecipeError(f"model {name!r} returned {type(module).__name__}; it must return a torch.nn.Module")
@@ -121,7 +121,7 @@ def networks(recipe: Recipe, data: Data, numbers: Sequence[int], given: Given = 
     adapted = recipe.model.adapters is not None
     # What is shared must not depend on which members happen to be built here, so it has a start of its own.
     alone = bool(recipe.model.freeze) or adapted
-    first = network(recipe, data, 0, given, start=key(recipe.seed, "shared")) if alone else None
+    first = network(recipe, data, 0, given, start=derive_seed(recipe.seed, "shared")) if alone else None
     modules = []
     for number in numbers:
         module = network(recipe, data, number, given, trunk=trunk)
@@ -146,6 +146,6 @@ def shared_names(recipe: Recipe, module: nn.Module) -> set[str]:
     return freeze(module, prefixes) if prefixes else set()
 
 
-def own_state(module: nn.Module, shared: set[str]) -> Tree:
+def own_state(module: nn.Module, shared: set[str]) -> TensorTree:
     """Return what a member's weights file holds: all of the state that is its own."""
     return {name: tensor for name, tensor in module.state_dict().items() if name not in shared}

@@ -14,10 +14,10 @@ from plateaux.config.components import NOTHING_GIVEN, Given
 from plateaux.config.recipe import DataPart, LossPart, MethodPart, ModelPart, Recipe, own
 from plateaux.config.schema import WrongKey, accepts, check, pick
 from plateaux.core import registry
-from plateaux.core.errors import RecipeError, nearest
+from plateaux.core.errors import RecipeError, suggest
 from plateaux.core.executor import Executor
 from plateaux.core.method import Method
-from plateaux.core.types import Tree
+from plateaux.core.types import TensorTree
 from plateaux.models.backbone import check_trunk
 from plateaux.optim.losses import loss_by_name
 
@@ -62,12 +62,12 @@ def method_of(recipe: Recipe, number: int = 0, given: Given = NOTHING_GIVEN) -> 
     if accepts(factory, "epochs"):
         options["epochs"] = recipe.train.epochs
     made: Method = factory(loss, **options)
-    if recipe.optimizer.accumulate > 1 and not made.objective.samplewise:
+    if recipe.optimizer.accumulate > 1 and not made.objective.per_sample:
         raise RecipeError(
             f"method {recipe.method.name!r} settles whole batches, so optimizer.accumulate must be 1; "
             "use a smaller data.batch instead"
         )
-    if "unlabelled" in made.objective.wants and recipe.data.unlabelled is None and given.unlabelled is None:
+    if "unlabelled" in made.objective.extra_inputs and recipe.data.unlabelled is None and given.unlabelled is None:
         raise RecipeError(
             f"method {recipe.method.name!r} looks at unlabelled samples: set data.unlabelled, such as "
             "'tinyimagenet32@1000', or have it look at the labelled ones (method.on = 'labelled')"
@@ -82,14 +82,14 @@ def executor_of(recipe: Recipe, given: Given = NOTHING_GIVEN) -> Executor:
     return factory(**{name: value for name, value in settings.items() if accepts(factory, name)})  # type: ignore[no-any-return]
 
 
-def optimizer_of(recipe: Recipe, number: int, params: Tree) -> torch.optim.Optimizer:
+def optimizer_of(recipe: Recipe, number: int, params: TensorTree) -> torch.optim.Optimizer:
     """Return one member's optimiser; biases and normalisation may go without decay."""
     part = recipe.of_member(number).optimizer
     known = {n: c for n, c in vars(torch.optim).items() if isinstance(c, type) and issubclass(c, torch.optim.Optimizer)}
     names = {n.lower(): c for n, c in known.items() if n not in ("Optimizer", "LBFGS")}
     if part.name.lower() not in names:
         raise RecipeError(
-            f"torch.optim has no optimiser {part.name!r} that works step by step; {nearest(part.name, known)}"
+            f"torch.optim has no optimiser {part.name!r} that works step by step; {suggest(part.name, known)}"
         )
     factory = names[part.name.lower()]
     scalars = {
@@ -150,7 +150,7 @@ def _stage(name: str, options: dict[str, Any], optimizer: Any, span: float, unit
     full = SHORT.get(name, name)
     if full not in known or full in barred:
         allowed = [*SHORT, *(n for n in known if n not in barred)]
-        raise RecipeError(f"torch.optim.lr_scheduler has no {name!r} that a recipe can name; {nearest(name, allowed)}")
+        raise RecipeError(f"torch.optim.lr_scheduler has no {name!r} that a recipe can name; {suggest(name, allowed)}")
     factory = known[full]
     _known_keys("schedule", factory, options, ("name", "epochs", "per"))
     timed = {k: _times(v, unit) if k in SPANS else v for k, v in options.items()}
@@ -170,4 +170,4 @@ def _known_keys(section: str, factory: Callable[..., Any], given: dict[str, Any]
             from inspect import signature
 
             allowed = {*signature(factory).parameters, *also} - {"params", "optimizer", "self"}
-            raise WrongKey(section, name, f"[{section}] has no key {name!r}; {nearest(name, allowed)}")
+            raise WrongKey(section, name, f"[{section}] has no key {name!r}; {suggest(name, allowed)}")

@@ -29,7 +29,7 @@ Floats = NDArray[np.float64]
 class Interval:
     """A number, and where the true one lies with probability `level`; nan where nothing can be said."""
 
-    number: float
+    value: float
     low: float
     high: float
     count: int  # of what it is over
@@ -47,7 +47,7 @@ class Interval:
         return self.low > 0 or self.high < 0
 
 
-def over_repetitions(numbers: ArrayLike, *, level: float = LEVEL) -> Interval:
+def t_interval(numbers: ArrayLike, *, level: float = LEVEL) -> Interval:
     """Return the mean over repetitions with its Student-t interval; of one repetition there is none.
 
     >>> over_repetitions([1.0, 3.0]).half > 12
@@ -56,7 +56,7 @@ def over_repetitions(numbers: ArrayLike, *, level: float = LEVEL) -> Interval:
     return _by_t(_finite(numbers), "repetitions", level)
 
 
-def paired(numbers: ArrayLike, baseline: ArrayLike, *, level: float = LEVEL) -> Interval:
+def paired_t_interval(numbers: ArrayLike, baseline: ArrayLike, *, level: float = LEVEL) -> Interval:
     """Return the mean difference from a baseline of the same repetitions, with its Student-t interval."""
     mine, theirs = (np.asarray(given, dtype=np.float64) for given in (numbers, baseline))
     if mine.shape != theirs.shape:
@@ -66,12 +66,12 @@ def paired(numbers: ArrayLike, baseline: ArrayLike, *, level: float = LEVEL) -> 
     return _by_t(_finite(mine - theirs), "paired repetitions", level)
 
 
-def over_samples(
+def bootstrap_interval(
     scores: ArrayLike,
     generator: np.random.Generator,
     *,
     statistic: Callable[[Floats], float] = lambda drawn: float(drawn.mean()),
-    draws: int = 1000,
+    resamples: int = 1000,
     level: float = LEVEL,
 ) -> Interval:
     """Return a percentile bootstrap over test samples of some statistic of their scores `[N]` or `[N, K]`.
@@ -82,12 +82,12 @@ def over_samples(
     count = len(found)
     if count < 2:
         return Interval(statistic(found) if count else NAN, NAN, NAN, count, "test samples", level)
-    drawn = [statistic(found[generator.integers(count, size=count)]) for _ in range(draws)]
+    drawn = [statistic(found[generator.integers(count, size=count)]) for _ in range(resamples)]
     low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2])
     return Interval(statistic(found), float(low), float(high), count, "test samples", level)
 
 
-def over_members(numbers: Mapping[tuple[int, ...], float], *, level: float = LEVEL) -> Interval:
+def jackknife_interval(numbers: Mapping[tuple[int, ...], float], *, level: float = LEVEL) -> Interval:
     """Return the mean over ensembles of members trained once, with a jackknife over those members.
 
     `numbers` holds every ensemble of one size, such as all triples of six: they share members, so their own spread
@@ -129,7 +129,7 @@ def rank_correlation(x: ArrayLike, y: ArrayLike, *, level: float = LEVEL) -> Int
     count = len(across)
     if count < 2 or np.ptp(across) == 0 or np.ptp(up) == 0:
         return Interval(NAN, NAN, NAN, count, "points", level)
-    found = spearman(across, up).number
+    found = spearman(across, up).value
     if count < 4:
         return Interval(found, NAN, NAN, count, "points", level)
     if abs(found) > 1 - 1e-12:  # Fisher's z has no end there: the interval is that of the next rank below
@@ -142,18 +142,18 @@ def rank_correlation(x: ArrayLike, y: ArrayLike, *, level: float = LEVEL) -> Int
 
 
 @dataclass(frozen=True, slots=True)
-class Spent:
+class CostPoint:
     """A number, and what it cost to come to it."""
 
-    number: float
+    value: float
     epochs: float
     passes: float  # forward-and-backward passes over the training samples
     seconds: float
 
 
-def at_cost(course: Sequence[Spent], cost: float, by: Cost) -> float:
+def at_cost(course: Sequence[CostPoint], cost: float, by: Cost) -> float:
     """Return what a course of costs and numbers comes to at a cost, between two of its points by a straight line."""
-    points = sorted((getattr(each, by), each.number) for each in course)
+    points = sorted((getattr(each, by), each.value) for each in course)
     for at, number in points:
         if math.isclose(at, cost, rel_tol=1e-9):
             return float(number)
@@ -164,7 +164,7 @@ def at_cost(course: Sequence[Spent], cost: float, by: Cost) -> float:
 
 
 def at_equal_cost(
-    mine: Sequence[Sequence[Spent]], baseline: Sequence[Sequence[Spent]], by: Cost, *, level: float = LEVEL
+    mine: Sequence[Sequence[CostPoint]], baseline: Sequence[Sequence[CostPoint]], by: Cost, *, level: float = LEVEL
 ) -> tuple[float, Interval]:
     """Return the largest cost that all courses came to, and the paired difference from the baseline there.
 
@@ -176,7 +176,7 @@ def at_equal_cost(
         raise ValueError(f"{len(mine)} courses against {len(baseline)}: give one of each for every repetition")
     cost = min(max(float(getattr(each, by)) for each in course) for course in courses)
     here, there = ([at_cost(course, cost, by) for course in each] for each in (mine, baseline))
-    return cost, paired(here, there, level=level)
+    return cost, paired_t_interval(here, there, level=level)
 
 
 @lru_cache(maxsize=1024)

@@ -14,12 +14,12 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from plateaux.core.types import Value
+from plateaux.core.types import Estimate
 
 Scores = NDArray[np.float64]
 
 
-def auroc(inside: ArrayLike, outside: ArrayLike) -> Value:
+def auroc(inside: ArrayLike, outside: ArrayLike) -> Estimate:
     """The chance that an outside sample scores higher than an inside one, ties counting half.
 
     The standard error is that of DeLong, DeLong and Clarke-Pearson (1988); one sample of a kind gives none.
@@ -28,10 +28,10 @@ def auroc(inside: ArrayLike, outside: ArrayLike) -> Value:
     caught, missed = _twice_below(high, low), _twice_below(low, high)
     # Whole numbers until the last division: equal sets give exactly one half.
     area = int(caught.sum()) / (2 * len(low) * len(high))
-    return Value(area, _error(caught / (2 * len(low)), missed / (2 * len(high))))
+    return Estimate(area, _error(caught / (2 * len(low)), missed / (2 * len(high))))
 
 
-def aupr(inside: ArrayLike, outside: ArrayLike, positive: Literal["outside", "inside"] = "outside") -> Value:
+def aupr(inside: ArrayLike, outside: ArrayLike, positive: Literal["outside", "inside"] = "outside") -> Estimate:
     """The average precision of finding the positive samples: precision at each of them, averaged.
 
     It is the sum over thresholds of precision times the gain in recall, tied samples entering together and nothing
@@ -48,10 +48,10 @@ def aupr(inside: ArrayLike, outside: ArrayLike, positive: Literal["outside", "in
     square = (right + wrong).astype(np.float64) ** 2
     lifts = precision + _up_to(wrong / square, found, found)
     spoils = _up_to(right / square, found, other) * (len(other) / len(found))
-    return Value(float(precision.mean()), _error(lifts, spoils))
+    return Estimate(float(precision.mean()), _error(lifts, spoils))
 
 
-def fpr_at_tpr(inside: ArrayLike, outside: ArrayLike, tpr: float = 0.95) -> Value:
+def fpr_at_tpr(inside: ArrayLike, outside: ArrayLike, tpr: float = 0.95) -> Estimate:
     """The share of inside samples caught at the largest threshold that catches at least `tpr` of the outside ones.
 
     A sample is caught when it scores at least the threshold, so ties are caught together. The standard error is
@@ -64,10 +64,10 @@ def fpr_at_tpr(inside: ArrayLike, outside: ArrayLike, tpr: float = 0.95) -> Valu
     needed = ceil(Fraction(str(float(tpr))) * len(high))
     threshold = np.sort(high)[len(high) - needed]
     share = float(np.mean(low >= threshold))
-    return Value(share, (share * (1 - share) / len(low)) ** 0.5)
+    return Estimate(share, (share * (1 - share) / len(low)) ** 0.5)
 
 
-def spearman(one: ArrayLike, other: ArrayLike) -> Value:
+def spearman(one: ArrayLike, other: ArrayLike) -> Estimate:
     """Spearman's rank correlation of two scores of the same samples, tied samples sharing their mean rank.
 
     With F and G the shares of samples below (ties counting half), it is E[(F - 1/2)(G - 1/2)] over its largest value.
@@ -80,13 +80,13 @@ def spearman(one: ArrayLike, other: ArrayLike) -> Value:
     f, g = (_twice_below(s, s) / (2 * len(s)) - 0.5 for s in (x, y))
     largest = float(np.sqrt((f * f).mean() * (g * g).mean()))
     if largest == 0:
-        return Value(float("nan"))
+        return Estimate(float("nan"))
     found = float((f * g).mean()) / largest
     together = f * g + _lifted(x, g) + _lifted(y, f)
     # Of the largest value too: it is the same for all sets of samples only where there are no ties.
     own = sum((s * s + 2 * _lifted(at, s)) / (s * s).mean() for at, s in ((x, f), (y, g)))
     influence = together / largest - found / 2 * own
-    return Value(min(max(found, -1.0), 1.0), float(influence.std(ddof=1)) / len(x) ** 0.5)
+    return Estimate(min(max(found, -1.0), 1.0), float(influence.std(ddof=1)) / len(x) ** 0.5)
 
 
 def _lifted(scores: Scores, weights: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from plateaux.core.errors import DataError
-from plateaux.core.types import Inputs, key
+from plateaux.core.types import Inputs, derive_seed
 from plateaux.data.corruptions import blur, digital, noise, weather
 from plateaux.data.corruptions.image_ops import Array, generators
 from plateaux.data.corruptions.severities import TABLES, check_kind, table_size
@@ -63,7 +63,7 @@ def corrupt(images: Tensor, ids: Tensor, name: str, severity: int) -> Tensor:
     _check(images, ids)
     size = table_size(*images.shape[2:])
     constants = TABLES[size][name][severity - 1]
-    first = key("corruption", name, severity)
+    first = derive_seed("corruption", name, severity)
     out = torch.empty_like(images, device="cpu", memory_format=torch.contiguous_format)
     step = max(1, CHUNK // max(images[:1].numel(), 1))
     for start in range(0, len(images), step):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from math import log
 
-from plateaux.core.errors import RecipeError, UnknownName, nearest
+from plateaux.core.errors import RecipeError, UnknownNameError, suggest
 
 Constants = tuple[float, ...]
 Severities = tuple[Constants, Constants, Constants, Constants, Constants]
@@ -148,6 +148,6 @@ def table_size(height: int, width: int) -> int:
 def check_kind(name: str, severity: int) -> None:
     """Refuse corruptions and severities that do not exist."""
     if name not in CIFAR:
-        raise UnknownName(f"There is no corruption {name!r}; {nearest(name, CIFAR)}")
+        raise UnknownNameError(f"There is no corruption {name!r}; {suggest(name, CIFAR)}")
     if severity not in range(1, 6):
         raise RecipeError(f"Corruptions have the severities 1, 2, 3, 4 and 5; {severity!r} was given.")

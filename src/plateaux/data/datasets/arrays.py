@@ -13,7 +13,7 @@ from torch import Tensor
 
 from plateaux.core.errors import DataError, RecipeError
 from plateaux.core.registry import dataset
-from plateaux.core.types import key
+from plateaux.core.types import derive_seed
 from plateaux.data.files import channels, check_labels, data_root, first, missing, try_read
 from plateaux.data.sources import Data
 
@@ -94,7 +94,7 @@ def _parts(
         x, y = held["x"], held["y"]
         if not 0 < test < 1:
             raise RecipeError(f"test = {test} is not a share between 0 and 1, and {file} has no test set of its own.")
-        order = torch.randperm(len(y), generator=torch.Generator().manual_seed(key(seed, "arrays"))).numpy()
+        order = torch.randperm(len(y), generator=torch.Generator().manual_seed(derive_seed(seed, "arrays"))).numpy()
         out, kept = np.sort(order[: round(len(y) * test)]), np.sort(order[round(len(y) * test) :])
         found = (x[kept], y[kept], x[out], y[out]) if len(x) == len(y) else (x, y, x, y)
     else:

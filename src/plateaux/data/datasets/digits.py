@@ -6,7 +6,7 @@ import torch
 
 from plateaux.core.errors import DataError
 from plateaux.core.registry import dataset
-from plateaux.core.types import key
+from plateaux.core.types import derive_seed
 from plateaux.data.files import first
 from plateaux.data.sources import Data
 
@@ -21,7 +21,7 @@ def digits(*, seed: int = 0, limit: int | None = None, test_limit: int | None = 
     images, numbers = load_digits(return_X_y=True)
     x = torch.from_numpy(images * 255 / 16).round().to(torch.uint8).view(-1, 1, 8, 8)
     y = torch.from_numpy(numbers).long()
-    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(key(seed, "digits")))
+    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(derive_seed(seed, "digits")))
     test, train = (part.sort().values for part in (order[: len(y) // 3], order[len(y) // 3 :]))
     return Data(
         "digits",

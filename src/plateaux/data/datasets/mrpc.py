@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from plateaux.core.errors import DataError, RecipeError
-from plateaux.core.optional import guest
+from plateaux.core.optional import optional_import
 from plateaux.core.registry import dataset
 from plateaux.data.files import data_root, kept, missing, try_read
 from plateaux.data.sources import Data, Resident
@@ -98,7 +98,7 @@ def _tokenizer(vocabulary: list[str]) -> Any:
     if lacking:
         raise DataError(f"The vocabulary of {len(vocabulary)} tokens lacks {', '.join(lacking)}; it is no BERT's.")
     numbers = {token: number for number, token in enumerate(vocabulary)}
-    return guest("transformers", extra="text").BertTokenizer(vocab=numbers, do_lower_case=True)
+    return optional_import("transformers", extra="text").BertTokenizer(vocab=numbers, do_lower_case=True)
 
 
 def _source(tokens: Any, pairs: list[Pair], y: Tensor, length: int, limit: int | None) -> Resident:

@@ -10,7 +10,7 @@ from torch import Generator, Tensor
 
 from plateaux.core.errors import RecipeError
 from plateaux.core.registry import dataset
-from plateaux.core.types import key
+from plateaux.core.types import derive_seed
 from plateaux.data.sources import Data, Resident
 
 Curve = Callable[[Tensor, Tensor], Tensor]
@@ -63,7 +63,7 @@ def _cloud(name: str, curve: Curve, classes: int, samples: int, test_samples: in
         )
 
     def draw(split: str, count: int) -> Resident:
-        generator = Generator().manual_seed(key(seed, name, split))
+        generator = Generator().manual_seed(derive_seed(seed, name, split))
         y = torch.arange(count) % classes  # as even as can be
         t = torch.rand(count, generator=generator, dtype=torch.float64)
         jitter = noise * torch.randn(count, 2, generator=generator, dtype=torch.float64)

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from plateaux.core.method import Decide, Scores
+from plateaux.core.method import AssignFn, Scores
 
 BUCKETS = 1 << 15
 
@@ -31,7 +31,7 @@ def pack(careful: Iterable[NDArray[np.bool_]]) -> Iterator[NDArray[np.uint8]]:
 
 
 def take_notes(
-    scores: Scores, decide: Decide, writers: Sequence[Callable[[NDArray[np.uint8]], object]]
+    scores: Scores, decide: AssignFn, writers: Sequence[Callable[[NDArray[np.uint8]], object]]
 ) -> dict[str, Any]:
     """Decide, hand every member's packed bits to its writer as they come, and return the summary."""
     summary = Summary(scores)

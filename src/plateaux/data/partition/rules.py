@@ -12,16 +12,16 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from plateaux.core.errors import RecipeError, nearest
-from plateaux.core.method import Decide, Scores
-from plateaux.core.types import key
+from plateaux.core.errors import RecipeError, suggest
+from plateaux.core.method import AssignFn, Scores
+from plateaux.core.types import derive_seed
 from plateaux.data.partition.topk import Edge, chosen, edge
 
 Bits = Iterator[NDArray[np.bool_]]
 GOLDEN = 0x9E3779B97F4A7C15
 
 
-def rule(name: str, *, top: float) -> Decide:
+def rule(name: str, *, top: float) -> AssignFn:
     """Return the rule called `name`; `top` is the share of samples that each member brings to the table.
 
     `paper` (Lu 2024): member i is careful about what is among the k highest scores of any other member.
@@ -32,7 +32,7 @@ def rule(name: str, *, top: float) -> Decide:
     `all` and `none`: about every trained sample, and about no sample.
     """
     if name not in RULES:
-        raise RecipeError(f"There is no rule called {name!r}; {nearest(name, RULES)}")
+        raise RecipeError(f"There is no rule called {name!r}; {suggest(name, RULES)}")
     if not 0 <= top <= 1:
         raise RecipeError(f"top = {top} is no share of the samples; give a number from 0 to 1")
     return partial(RULES[name], top=top)
@@ -54,12 +54,12 @@ def released_boost(scores: Scores, *, top: float) -> Bits:
 
 
 def random(scores: Scores, *, top: float) -> Bits:
-    keys = tuple(key(scores.key, "random", member) for member in range(scores.members))
+    keys = tuple(derive_seed(scores.seed, "random", member) for member in range(scores.members))
     return _extreme(Drawn(scores, keys), top=top, highest=True)
 
 
 def same(scores: Scores, *, top: float) -> Bits:
-    for drawn in _extreme(Drawn(scores, (key(scores.key, "same"),)), top=top, highest=True):
+    for drawn in _extreme(Drawn(scores, (derive_seed(scores.seed, "same"),)), top=top, highest=True):
         yield drawn.repeat(scores.members, 0)
 
 

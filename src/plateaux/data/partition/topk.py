@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from plateaux.core.errors import DataError, Diverged
+from plateaux.core.errors import DataError, DivergedError
 
 Stream = Callable[[], Iterable[NDArray[np.float32]]]
 """Starts a pass over scores `[M, b]` in order of ids."""
@@ -77,7 +77,7 @@ def _check(scores: NDArray[np.float32], start: int) -> None:
     lost = np.isnan(scores)
     if lost.any():
         member, column = np.argwhere(lost)[0]
-        raise Diverged(
+        raise DivergedError(
             f"Member {member}'s score of sample {start + column} is not a number, so nothing can be decided with it; "
             "lower the learning rate, or train that member again from an earlier checkpoint"
         )

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from plateaux.core.callbacks import Tell
 from plateaux.core.errors import RecipeError
-from plateaux.core.executor import CarryOut, Failure
-from plateaux.core.member import View
-from plateaux.core.outputs import Offer
+from plateaux.core.executor import Failure, JobFn
+from plateaux.core.member import MemberModule
+from plateaux.core.outputs import OutputFn
 from plateaux.core.registry import executor
-from plateaux.core.types import Batch, Tree
+from plateaux.core.types import Batch, TensorTree
 from plateaux.distributed.process_pool import run_in_turn, run_pool
 
 
@@ -22,65 +22,65 @@ class Local:
     """All members are held here; gathering and averaging are the identity."""
 
     device: str | None = None
-    far = False
+    is_remote = False
 
     def __init__(self, manner: str, processes: int, devices: Sequence[str], randomness: str) -> None:
         self.manner = manner
-        self.parks = manner == "parked"
+        self.offloads = manner == "parked"
         self._processes = processes
         self._devices = devices
         self._randomness = randomness
 
-    def rows(self, members: int) -> range:
+    def local_members(self, members: int) -> range:
         return range(members)
 
-    def groups(self, kinds: Sequence[Hashable], *, together: bool) -> list[list[int]]:
-        if together:
-            return [list(range(len(kinds)))]
+    def groups(self, architectures: Sequence[Hashable], *, is_joint: bool) -> list[list[int]]:
+        if is_joint:
+            return [list(range(len(architectures)))]
         if self.manner != "vmap":
-            return [[position] for position in range(len(kinds))]
+            return [[position] for position in range(len(architectures))]
         alike: dict[Hashable, list[int]] = {}
-        for position, kind in enumerate(kinds):
+        for position, kind in enumerate(architectures):
             alike.setdefault(kind, []).append(position)
         return list(alike.values())
 
-    def each(self, offer: Offer, views: Sequence[View], batches: Sequence[Batch]) -> Tensor:
-        if self.manner != "vmap" or not getattr(offer, "batched", True):
-            return looped(offer, views, batches)
+    def map_members(self, output: OutputFn, modules: Sequence[MemberModule], batches: Sequence[Batch]) -> Tensor:
+        if self.manner != "vmap" or not getattr(output, "batched", True):
+            return looped(output, modules, batches)
         alike: dict[Hashable, list[int]] = {}
-        for position, view in enumerate(views):
+        for position, view in enumerate(modules):
             alike.setdefault((view.kind, _shape_of(view)), []).append(position)
         rows: dict[int, Tensor] = {}
         for positions in alike.values():
-            few = [views[i] for i in positions], [batches[i] for i in positions]
-            table = stacked(offer, *few, self._randomness) if len(positions) > 1 else looped(offer, *few)
+            few = [modules[i] for i in positions], [batches[i] for i in positions]
+            table = stacked(output, *few, self._randomness) if len(positions) > 1 else looped(output, *few)
             if len(alike) == 1:
                 return table
             rows.update(zip(positions, table, strict=True))
-        return torch.stack([rows[i] for i in range(len(views))])
+        return torch.stack([rows[i] for i in range(len(modules))])
 
-    def gather(self, rows: Tensor, *, whole: bool = False, alone: bool = False) -> Tensor:
+    def all_gather(self, rows: Tensor, *, batch: bool = False, own_member_only: bool = False) -> Tensor:
         return rows
 
-    def average(self, tree: Tree) -> Tree:
+    def all_reduce(self, tree: TensorTree) -> TensorTree:
         return tree
 
     def shard(self, batch: int) -> slice:
         return slice(0, batch)
 
-    def agree(self, wish: int) -> int:
-        return wish
+    def all_reduce_max(self, value: int) -> int:
+        return value
 
-    def prepare(self, module: nn.Module) -> None:
+    def setup_module(self, module: nn.Module) -> None:
         return None
 
-    def writes(self) -> bool:
+    def is_writer(self) -> bool:
         return True
 
-    def launch(self, jobs: Sequence[Any], carry_out: CarryOut, tell: Tell) -> list[Failure]:
+    def launch(self, jobs: Sequence[Any], run_job: JobFn, log: Tell) -> list[Failure]:
         if self._processes > 1:
-            return run_pool(jobs, carry_out, tell, processes=self._processes, devices=self._devices)
-        return run_in_turn(jobs, carry_out, tell, device=self._devices[0] if self._devices else None)
+            return run_pool(jobs, run_job, log, processes=self._processes, devices=self._devices)
+        return run_in_turn(jobs, run_job, log, device=self._devices[0] if self._devices else None)
 
     def close(self) -> None:
         return None
@@ -98,12 +98,12 @@ def local(
     return Local(manner, processes, devices, randomness)
 
 
-def looped(offer: Offer, views: Sequence[View], batches: Sequence[Batch]) -> Tensor:
+def looped(offer: OutputFn, views: Sequence[MemberModule], batches: Sequence[Batch]) -> Tensor:
     """Run the offer for one member after the other."""
     return torch.stack([offer(view, batch) for view, batch in zip(views, batches, strict=True)])
 
 
-def stacked(offer: Offer, views: Sequence[View], batches: Sequence[Batch], randomness: str) -> Tensor:
+def stacked(offer: OutputFn, views: Sequence[MemberModule], batches: Sequence[Batch], randomness: str) -> Tensor:
     """Run the offer for all members at once, their weights stacked for this call only.
 
     Leaves stay per member: rows indexed out of one stacked leaf would make backward quadratic in the members.
@@ -118,9 +118,9 @@ def stacked(offer: Offer, views: Sequence[View], batches: Sequence[Batch], rando
         else tuple(_stack([getattr(batch, name) for batch in batches]) for name in ("x", "y", "index"))
     )
 
-    def one(own: Tree, buffers: Tree, x: Any, y: Tensor, index: Tensor) -> Tensor:
-        view = View(first.module, buffers=buffers, bound={**own, **buffers})
-        return offer(view, Batch(x, y, index, batches[0].key, batches[0].extra))
+    def one(own: TensorTree, buffers: TensorTree, x: Any, y: Tensor, index: Tensor) -> Tensor:
+        view = MemberModule(first.module, buffers=buffers, replaced={**own, **buffers})
+        return offer(view, Batch(x, y, index, batches[0].seed, batches[0].extra))
 
     dims = None if shared else 0
     try:
@@ -144,5 +144,5 @@ def _stack(values: Sequence[Any]) -> Any:
     return {name: torch.stack([value[name] for value in values]) for name in values[0]}
 
 
-def _shape_of(view: View) -> tuple[Any, ...]:
+def _shape_of(view: MemberModule) -> tuple[Any, ...]:
     return tuple((name, tensor.shape, tensor.dtype) for name, tensor in view.own.items())

@@ -14,12 +14,12 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from plateaux.core.callbacks import Tell
 from plateaux.core.errors import RecipeError
-from plateaux.core.executor import CarryOut, Failure
-from plateaux.core.member import View
-from plateaux.core.outputs import Offer
+from plateaux.core.executor import Failure, JobFn
+from plateaux.core.member import MemberModule
+from plateaux.core.outputs import OutputFn
 from plateaux.core.registry import executor
-from plateaux.core.runtime import device_named, local_processes
-from plateaux.core.types import Batch, Tree
+from plateaux.core.runtime import get_device, local_processes
+from plateaux.core.types import Batch, TensorTree
 from plateaux.distributed.process_pool import run_in_turn
 from plateaux.distributed.sync_batchnorm import synchronise
 
@@ -31,8 +31,8 @@ KINDS = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int6
 class Mesh:
     """Members are spread over the axis `member`, the samples of a batch over the axis `data`."""
 
-    parks = False
-    far = False
+    offloads = False
+    is_remote = False
 
     def __init__(self, mesh: DeviceMesh, batchnorm: str, device: str) -> None:
         self._members = mesh.get_group("member")
@@ -42,27 +42,27 @@ class Mesh:
         self._batchnorm = batchnorm
         self.device = device
 
-    def rows(self, members: int) -> range:
+    def local_members(self, members: int) -> range:
         return _block(members, self._column, self._columns)
 
-    def groups(self, kinds: Sequence[Hashable], *, together: bool) -> list[list[int]]:
-        everyone = list(range(len(kinds)))
-        return [everyone] if together else [[position] for position in everyone]
+    def groups(self, architectures: Sequence[Hashable], *, is_joint: bool) -> list[list[int]]:
+        everyone = list(range(len(architectures)))
+        return [everyone] if is_joint else [[position] for position in everyone]
 
-    def each(self, offer: Offer, views: Sequence[View], batches: Sequence[Batch]) -> Tensor:
-        return torch.stack([offer(view, batch) for view, batch in zip(views, batches, strict=True)])
+    def map_members(self, output: OutputFn, modules: Sequence[MemberModule], batches: Sequence[Batch]) -> Tensor:
+        return torch.stack([output(view, batch) for view, batch in zip(modules, batches, strict=True)])
 
-    def gather(self, rows: Tensor, *, whole: bool = False, alone: bool = False) -> Tensor:
-        if whole and self._copies > 1 and len(rows):  # copies of members without rows have none either
+    def all_gather(self, rows: Tensor, *, batch: bool = False, own_member_only: bool = False) -> Tensor:
+        if batch and self._copies > 1 and len(rows):  # copies of members without rows have none either
             rows = _gather(rows, self._data, self._copies, self._copy, axis=1)
-        if alone or self._columns == 1:
+        if own_member_only or self._columns == 1:
             return rows
         return _gather(rows, self._members, self._columns, self._column, axis=0)
 
-    def average(self, tree: Tree) -> Tree:
+    def all_reduce(self, tree: TensorTree) -> TensorTree:
         if self._copies == 1:
             return tree
-        summed: Tree = {}
+        summed: TensorTree = {}
         for names in _buckets(tree):
             flat = torch.cat([tree[name].reshape(-1) for name in names])
             dist.all_reduce(flat, group=self._data)
@@ -74,20 +74,20 @@ class Mesh:
         mine = _block(batch, self._copy, self._copies)
         return slice(mine.start, mine.stop)
 
-    def agree(self, wish: int) -> int:
-        strongest = torch.tensor(wish, device=self.device)
+    def all_reduce_max(self, value: int) -> int:
+        strongest = torch.tensor(value, device=self.device)
         dist.all_reduce(strongest, op=dist.ReduceOp.MAX)
         return int(strongest)
 
-    def prepare(self, module: nn.Module) -> None:
+    def setup_module(self, module: nn.Module) -> None:
         if self._copies > 1 and self._batchnorm == "synced":
             synchronise(module, self._data)
 
-    def writes(self) -> bool:
+    def is_writer(self) -> bool:
         return self._copy == 0
 
-    def launch(self, jobs: Sequence[Any], carry_out: CarryOut, tell: Tell) -> list[Failure]:
-        return run_in_turn(jobs, carry_out, tell, device=self.device, processes=local_processes())
+    def launch(self, jobs: Sequence[Any], run_job: JobFn, log: Tell) -> list[Failure]:
+        return run_in_turn(jobs, run_job, log, device=self.device, processes=local_processes())
 
     def close(self) -> None:
         return None
@@ -103,7 +103,7 @@ def mesh(*, data: int = 1, batchnorm: Literal["synced", "local"] = "synced", dev
         )
     place = int(os.environ["LOCAL_RANK"])
     usual = f"cuda:{place % torch.cuda.device_count()}" if torch.cuda.is_available() else "cpu"
-    device = device_named(devices[place % len(devices)] if devices else usual)
+    device = get_device(devices[place % len(devices)] if devices else usual)
     if not dist.is_initialized():
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     world = dist.get_world_size()
@@ -154,7 +154,7 @@ def _everyones(mine: Tensor, group: Any, ranks: int) -> tuple[list[tuple[int, ..
     return [tuple(each[2 : 2 + each[1]]) for each in told], [each[0] for each in told]
 
 
-def _buckets(tree: Tree) -> Iterable[list[str]]:
+def _buckets(tree: TensorTree) -> Iterable[list[str]]:
     """Cut the names of a tree into few runs of equal type and at most BUCKET bytes."""
     run: list[str] = []
     size = 0

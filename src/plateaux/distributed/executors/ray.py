@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from plateaux.core.callbacks import Tell
 from plateaux.core.errors import RecipeError
-from plateaux.core.executor import CarryOut, Failure
+from plateaux.core.executor import Failure, JobFn
 from plateaux.core.registry import executor
 from plateaux.distributed.executors.local import Local
 from plateaux.distributed.executors.mesh import Mesh, mesh
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class OnRay(Local):
     """Plans here, works elsewhere; a process of the cluster that has a job to itself holds all of its members."""
 
-    far = True
+    is_remote = True
 
     def __init__(self, address: str | None, cpus: float, gpus: float, retries: int, processes: int, data: int) -> None:
         super().__init__("loop", 1, (), "error")
@@ -30,8 +30,8 @@ class OnRay(Local):
         self._ours = False  # the connection
         self._crew: Crew | None = None
 
-    def launch(self, jobs: Sequence[Any], carry_out: CarryOut, tell: Tell) -> list[Failure]:
-        return self._joined().carry_out(jobs, carry_out, tell, world=self.world)
+    def launch(self, jobs: Sequence[Any], run_job: JobFn, log: Tell) -> list[Failure]:
+        return self._joined().carry_out(jobs, run_job, log, world=self.world)
 
     def close(self) -> None:
         """Leave the cluster; one that was started here ends."""
@@ -90,6 +90,6 @@ def ray(
         )
     if "RANK" in os.environ:
         group = mesh(data=data, batchnorm=batchnorm)
-        group.far = True
+        group.is_remote = True
         return group
     return OnRay(address, cpus, gpus, retries, processes, data)

@@ -8,40 +8,40 @@ import torch
 from torch import Tensor
 
 from plateaux.core.errors import RecipeError
-from plateaux.core.metric import Measure
-from plateaux.core.registry import measure
-from plateaux.core.stats.estimates import share
-from plateaux.core.types import Batch, Tree, Value
+from plateaux.core.metric import Metric
+from plateaux.core.registry import metric
+from plateaux.core.stats.estimates import proportion
+from plateaux.core.types import Batch, Estimate, TensorTree
 from plateaux.ensembles.log_probs import guesses_of, log_probabilities
 from plateaux.evaluation.row_names import row_names
 
 
-@measure
-def accuracy() -> Measure:
+@metric
+def accuracy() -> Metric:
     """The share of samples whose most likely class is the right one, with its binomial standard error."""
 
-    def settle(table: Tensor, batch: Batch) -> Tree:
+    def settle(table: Tensor, batch: Batch) -> TensorTree:
         return _count(guesses_of(table) == batch.y)
 
-    return Measure(
-        settle, _finish, percent=True, convention="of equally likely classes the first is the guess; binomial error"
+    return Metric(
+        settle, _finish, percent=True, definition="of equally likely classes the first is the guess; binomial error"
     )
 
 
-@measure
-def top5(*, k: int = 5) -> Measure:
+@metric
+def top5(*, k: int = 5) -> Metric:
     """The share of samples whose right class is among the k most likely (5), with its binomial standard error."""
     if k < 1:
         raise RecipeError(f"top5 with k = {k}: the right class is sought among the 1 or more most likely; try k = 5")
 
-    def settle(table: Tensor, batch: Batch) -> Tree:
+    def settle(table: Tensor, batch: Batch) -> TensorTree:
         return _count(_ahead(log_probabilities(table), batch.y) < k)
 
-    return Measure(
+    return Metric(
         settle,
         _finish,
         percent=True,
-        convention=f"k = {k}; of equally likely classes the first is ahead, so that k = 1 is accuracy; binomial error",
+        definition=f"k = {k}; of equally likely classes the first is ahead, so that k = 1 is accuracy; binomial error",
     )
 
 
@@ -53,12 +53,13 @@ def _ahead(log_p: Tensor, y: Tensor) -> Tensor:
     return torch.where(before, ~(log_p < right), log_p > right).sum(-1)
 
 
-def _count(hits: Tensor) -> Tree:
+def _count(hits: Tensor) -> TensorTree:
     return {"right": hits.sum(-1), "count": torch.tensor(hits.shape[-1])}
 
 
-def _finish(sums: Tree) -> Mapping[str, Value]:
+def _finish(sums: TensorTree) -> Mapping[str, Estimate]:
     rights = sums["right"].tolist()
     return {
-        name: share(right, float(sums["count"])) for name, right in zip(row_names(len(rights)), rights, strict=True)
+        name: proportion(right, float(sums["count"]))
+        for name, right in zip(row_names(len(rights)), rights, strict=True)
     }

@@ -9,10 +9,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from plateaux.core.metric import Measure
-from plateaux.core.registry import measure
-from plateaux.core.stats.estimates import mean, share
-from plateaux.core.types import Batch, Tree, Value
+from plateaux.core.metric import Metric
+from plateaux.core.registry import metric
+from plateaux.core.stats.estimates import mean, proportion
+from plateaux.core.types import Batch, Estimate, TensorTree
 from plateaux.ensembles.log_probs import log_probabilities
 from plateaux.evaluation.confidence import (
     Codes,
@@ -32,90 +32,90 @@ CELLS_AT_MOST = 300  # classes times bins, whose products two by two an error ne
 ERROR = "error by the delta method with the bins' samples fixed; a bin of one sample adds none"
 
 
-@measure
-def ece(*, bins: int = 15) -> Measure:
+@metric
+def ece(*, bins: int = 15) -> Metric:
     """Expected calibration error: |accuracy - confidence| over equal-width bins, weighted by their samples.
 
     Bin i holds confidences in [i/bins, (i+1)/bins); the last one is closed, so that a confidence of 1 has a home.
     """
     check_bins(bins)
 
-    def settle(table: Tensor, batch: Batch) -> Tree:
+    def settle(table: Tensor, batch: Batch) -> TensorTree:
         confidence, right = _confidence(table, batch)
         home = equal_width(confidence, bins)
         sums = binned(home, [torch.ones_like(confidence), confidence, right], bins)
         return {"sums": sums, "squares": binned(home, [(right - confidence) ** 2], bins)[..., 0]}
 
-    def finish(sums: Tree) -> Mapping[str, Value]:
+    def finish(sums: TensorTree) -> Mapping[str, Estimate]:
         count, confidence, right = sums["sums"].unbind(-1)
         rows = zip(row_names(len(count)), count, right - confidence, sums["squares"], strict=True)
         return {name: _gap(*tallies) for name, *tallies in rows}
 
     convention = f"{bins} equal-width bins, [low, high) and the last one closed; largest probability; {ERROR}"
-    return Measure(settle, finish, better="lower", asks="sure", percent=True, convention=convention)
+    return Metric(settle, finish, higher_is_better="lower", group="sure", percent=True, definition=convention)
 
 
-@measure
-def adaptive_ece(*, bins: int = 15) -> Measure:
+@metric
+def adaptive_ece(*, bins: int = 15) -> Metric:
     """Expected calibration error over bins of equally many samples."""
     check_bins(bins)
 
-    def finish(sums: Tree) -> Mapping[str, Value]:
+    def finish(sums: TensorTree) -> Mapping[str, Estimate]:
         rows = sums["kept"].unbind(-1)
         return {name: adaptive(surest_first(row)) for name, row in zip(row_names(len(rows)), rows, strict=True)}
 
-    def adaptive(codes: Codes) -> Value:
+    def adaptive(codes: Codes) -> Estimate:
         tallies = np.zeros((3, bins))
         for each in groups(codes):
             tallies += _tallies(each, len(codes), bins)
         return _gap(*torch.from_numpy(tallies))
 
-    return Measure(
+    return Metric(
         confidences,
         finish,
-        merge="cat",
-        better="lower",
-        asks="sure",
+        reduce="cat",
+        higher_is_better="lower",
+        group="sure",
         percent=True,
-        convention=f"{bins} bins of equally many samples; equal confidences share the bin of their lowest rank; "
+        definition=f"{bins} bins of equally many samples; equal confidences share the bin of their lowest rank; "
         f"largest probability; {ERROR}",
     )
 
 
-@measure
-def classwise_ece(*, bins: int = 15) -> Measure:
+@metric
+def classwise_ece(*, bins: int = 15) -> Metric:
     """The mean over classes of the calibration error of each class's probability against the rest."""
     check_bins(bins)
 
-    def settle(table: Tensor, batch: Batch) -> Tree:
+    def settle(table: Tensor, batch: Batch) -> TensorTree:
         p = log_probabilities(table).double().exp().clamp(max=1)  # [R, B, C]
         gap = torch.nn.functional.one_hot(batch.y, p.shape[-1]) - p
         home = equal_width(p, bins)
         sums = {"gaps": binned(home.mT, [gap.mT], bins)[..., 0], "count": torch.tensor(len(batch))}  # [R, C, bins]
         return sums | ({"products": _products(home, gap, bins)} if p.shape[-1] * bins <= CELLS_AT_MOST else {})
 
-    return Measure(
+    return Metric(
         settle,
         _classwise,
-        better="lower",
-        asks="sure",
+        higher_is_better="lower",
+        group="sure",
         percent=True,
-        convention=f"{bins} equal-width bins, [low, high) and the last one closed; mean over all classes; error by the "
+        definition=f"{bins} equal-width bins, [low, high) and the last one closed; mean over all classes; error by the "
         f"delta method, none above {CELLS_AT_MOST // bins} classes",
     )
 
 
-@measure
-def reliability(*, bins: int = 15) -> Measure:
+@metric
+def reliability(*, bins: int = 15) -> Metric:
     """Share of samples, mean confidence and accuracy in every bin of confidence: a reliability diagram in numbers."""
     check_bins(bins)
 
-    def settle(table: Tensor, batch: Batch) -> Tree:
+    def settle(table: Tensor, batch: Batch) -> TensorTree:
         confidence, right = _confidence(table, batch)
         parts = [torch.ones_like(confidence), confidence, confidence**2, right]
         return {"sums": binned(equal_width(confidence, bins), parts, bins)}
 
-    def finish(sums: Tree) -> Mapping[str, Value]:
+    def finish(sums: TensorTree) -> Mapping[str, Estimate]:
         return {
             cell(name, f"bin {number}", what): value
             for name, row in zip(row_names(len(sums["sums"])), sums["sums"], strict=True)
@@ -123,25 +123,25 @@ def reliability(*, bins: int = 15) -> Measure:
             for what, value in _bin(float(row[:, 0].sum()), *tallies).items()
         }
 
-    return Measure(
+    return Metric(
         settle,
         finish,
-        better="neither",
-        usual=False,
-        asks="sure",
+        higher_is_better="neither",
+        default=False,
+        group="sure",
         percent=True,
-        convention=f"bin i holds confidences from i/{bins} up to (i+1)/{bins}, the last one 1 too; empty bins are left "
+        definition=f"bin i holds confidences from i/{bins} up to (i+1)/{bins}, the last one 1 too; empty bins are left "
         "out; binomial errors, that of the confidence over the bin's samples",
     )
 
 
-def _bin(samples: float, count: float, confidence: float, squares: float, right: float) -> dict[str, Value]:
+def _bin(samples: float, count: float, confidence: float, squares: float, right: float) -> dict[str, Estimate]:
     if not count:
         return {}
     return {
-        "share": share(count, samples),
+        "share": proportion(count, samples),
         "confidence": mean(confidence, squares, count),
-        "accuracy": share(right, count),
+        "accuracy": proportion(right, count),
     }
 
 
@@ -159,11 +159,11 @@ def _tallies(each: Equals, samples: int, bins: int) -> NDArray[np.float64]:
     return np.stack([np.bincount(home, part, minlength=bins) for part in parts])
 
 
-def _gap(count: Tensor, gap: Tensor, squares: Tensor) -> Value:
+def _gap(count: Tensor, gap: Tensor, squares: Tensor) -> Estimate:
     """Return the calibration error from every bin's samples, sum of right - confidence and sum of its squares."""
     inside = (squares - gap * gap / count.clamp(min=1)).clamp(min=0)
     spread = (inside * count / (count - 1).clamp(min=1)).sum()
-    return Value(float(gap.abs().sum() / count.sum()), float(spread.sqrt() / count.sum()))
+    return Estimate(float(gap.abs().sum() / count.sum()), float(spread.sqrt() / count.sum()))
 
 
 def _products(home: Tensor, gap: Tensor, bins: int) -> Tensor:
@@ -184,7 +184,7 @@ def _products(home: Tensor, gap: Tensor, bins: int) -> Tensor:
     return sums.view(rows, classes * bins, classes * bins)
 
 
-def _classwise(sums: Tree) -> Mapping[str, Value]:
+def _classwise(sums: TensorTree) -> Mapping[str, Estimate]:
     count, classes = float(sums["count"]), sums["gaps"].shape[1]
     numbers = sums["gaps"].abs().sum((1, 2)) / (classes * count)
     errors: list[float | None] = [None] * len(numbers)
@@ -192,6 +192,6 @@ def _classwise(sums: Tree) -> Mapping[str, Value]:
         # A sample's influence is the sum of its gaps, each with the sign of its cell, less the mean of such sums.
         sign = sums["gaps"].flatten(1).sign()[:, None]
         squares = (sign @ sums["products"] @ sign.mT).flatten() / classes**2
-        errors = [mean(float(n) * count, float(s), count).error for n, s in zip(numbers, squares, strict=True)]
+        errors = [mean(float(n) * count, float(s), count).stderr for n, s in zip(numbers, squares, strict=True)]
     rows = zip(row_names(len(numbers)), numbers.tolist(), errors, strict=True)
-    return {name: Value(number, error) for name, number, error in rows}
+    return {name: Estimate(number, error) for name, number, error in rows}

@@ -9,37 +9,37 @@ import torch
 from torch import Tensor
 
 from plateaux.core.errors import RecipeError
-from plateaux.core.metric import Measure
+from plateaux.core.metric import Metric
 from plateaux.core.outputs import features
-from plateaux.core.registry import measure
-from plateaux.core.types import Batch, Tree, Value
+from plateaux.core.registry import metric
+from plateaux.core.types import Batch, Estimate, TensorTree
 from plateaux.evaluation.row_names import MEAN_OF_PAIRS, pair_name, pairs
 
 WIDEST = 4096  # a pair's products are D x D numbers of 8 bytes: 134 MB at this width
 CONSTANT = 1e-12  # a centred square so small against the raw one is rounding
 
 
-@measure
-def cka() -> Measure:
+@metric
+def cka() -> Metric:
     """Linear centred kernel alignment of two members' features: 1, alike up to rotation and scale; 0, unrelated.
 
     |Y'X|^2 / (|X'X| |Y'Y|) of centred features X, Y `[N, D]`, Frobenius norms, from sums over samples alone.
     """
-    return Measure(
+    return Metric(
         _settle,
         _finish,
-        offer=features,
-        better="neither",
-        asks="different",
-        least=2,
-        convention=(
+        output=features,
+        higher_is_better="neither",
+        group="different",
+        min_members=2,
+        definition=(
             "linear, centred, biased: it rises when samples are few against the width of the features; no standard "
             "error; nan for constant features, left out of the mean of pairs"
         ),
     )
 
 
-def _settle(table: Tensor, batch: Batch) -> Tree:
+def _settle(table: Tensor, batch: Batch) -> TensorTree:
     width = table.shape[-1]
     if width > WIDEST:
         raise RecipeError(
@@ -55,7 +55,7 @@ def _settle(table: Tensor, batch: Batch) -> Tree:
     }
 
 
-def _finish(sums: Tree) -> Mapping[str, Value]:
+def _finish(sums: TensorTree) -> Mapping[str, Estimate]:
     total, count = sums["sum"], float(sums["count"])
     raw = sums["own"].diagonal(dim1=1, dim2=2)  # [M, D]
     varies = (raw - total * total / count > CONSTANT * raw).double()
@@ -65,9 +65,9 @@ def _finish(sums: Tree) -> Mapping[str, Value]:
         return float((centred * torch.outer(varies[i], varies[j])).norm())
 
     own = [size(products, i, i) for i, products in enumerate(sums["own"])]
-    rows: dict[str, Value] = {}
+    rows: dict[str, Estimate] = {}
     for products, (i, j) in zip(sums["cross"], pairs(len(total)), strict=True):
         scale = own[i] * own[j]
-        rows[pair_name(i, j)] = Value(size(products, i, j) ** 2 / scale if scale else nan)
-    numbers = [value.number for value in rows.values() if not isnan(value.number)]
-    return {**rows, MEAN_OF_PAIRS: Value(sum(numbers) / len(numbers) if numbers else nan)}
+        rows[pair_name(i, j)] = Estimate(size(products, i, j) ** 2 / scale if scale else nan)
+    numbers = [value.value for value in rows.values() if not isnan(value.value)]
+    return {**rows, MEAN_OF_PAIRS: Estimate(sum(numbers) / len(numbers) if numbers else nan)}

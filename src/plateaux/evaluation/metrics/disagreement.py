@@ -8,79 +8,79 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from plateaux.core.metric import Measure
-from plateaux.core.registry import measure
-from plateaux.core.stats.estimates import means, moments, ratio, ratios
-from plateaux.core.types import Batch, Tree, Value
+from plateaux.core.metric import Metric
+from plateaux.core.registry import metric
+from plateaux.core.stats.estimates import means_from_sums, ratio, ratios, sums_and_squares
+from plateaux.core.types import Batch, Estimate, TensorTree
 from plateaux.ensembles.log_probs import guesses_of, wide_probabilities_of
 from plateaux.evaluation.row_names import MEAN_OF_PAIRS, TOGETHER, ordered_name, ordered_pairs, pair_name, pairs
 
 
-@measure
-def disagreement() -> Measure:
+@metric
+def disagreement() -> Metric:
     """The share of samples on which two members' most likely classes differ."""
 
-    def settle(table: Tensor, batch: Batch) -> Tree:
-        return moments(_and_mean(_differ(_guesses(table))))
+    def settle(table: Tensor, batch: Batch) -> TensorTree:
+        return sums_and_squares(_and_mean(_differ(_guesses(table))))
 
-    def finish(sums: Tree) -> Mapping[str, Value]:
-        return means(sums, [*_pair_names(len(sums["sum"]) - 1), MEAN_OF_PAIRS])
+    def finish(sums: TensorTree) -> Mapping[str, Estimate]:
+        return means_from_sums(sums, [*_pair_names(len(sums["sum"]) - 1), MEAN_OF_PAIRS])
 
-    return Measure(
+    return Metric(
         settle,
         finish,
-        better="neither",
-        asks="different",
+        higher_is_better="neither",
+        group="different",
         percent=True,
-        least=2,
-        convention="distinct pairs; of equal classes the first is the most likely one; standard error over samples",
+        min_members=2,
+        definition="distinct pairs; of equal classes the first is the most likely one; standard error over samples",
     )
 
 
-@measure
-def der() -> Measure:
+@metric
+def der() -> Metric:
     """Disagreement-error ratio: the members' mean disagreement over their mean error.
 
     Of a pair, its disagreement over the mean error of the two. Where nobody errs there is no ratio: nan.
     """
 
-    def settle(table: Tensor, batch: Batch) -> Tree:
+    def settle(table: Tensor, batch: Batch) -> TensorTree:
         guesses = _guesses(table)
         wrong = (guesses != batch.y).double()  # [M, B]
         of_pairs = torch.stack([(wrong[i] + wrong[j]) / 2 for i, j in pairs(len(wrong))])
         return ratio(_and_mean(_differ(guesses)), torch.cat([of_pairs, wrong.mean(0, keepdim=True)]))
 
-    def finish(sums: Tree) -> Mapping[str, Value]:
+    def finish(sums: TensorTree) -> Mapping[str, Estimate]:
         return ratios(sums, [*_pair_names(len(sums["a"]) - 1), TOGETHER])
 
-    return Measure(
+    return Metric(
         settle,
         finish,
-        better="neither",
-        asks="different",
-        least=2,
-        convention="E[disagreement] over distinct pairs / E[error] over members, a ratio of means; delta-method error",
+        higher_is_better="neither",
+        group="different",
+        min_members=2,
+        definition="E[disagreement] over distinct pairs / E[error] over members, a ratio of means; delta-method error",
     )
 
 
-@measure
-def kl() -> Measure:
+@metric
+def kl() -> Metric:
     """Kullback-Leibler divergence KL(p_i || p_j) of one member's probabilities from another's, in nats."""
 
-    def settle(table: Tensor, batch: Batch) -> Tree:
-        return moments(_and_mean(_divergences(wide_probabilities_of(table))))
+    def settle(table: Tensor, batch: Batch) -> TensorTree:
+        return sums_and_squares(_and_mean(_divergences(wide_probabilities_of(table))))
 
-    def finish(sums: Tree) -> Mapping[str, Value]:
+    def finish(sums: TensorTree) -> Mapping[str, Estimate]:
         members = _members((len(sums["sum"]) - 1) // 2)
-        return means(sums, [*(ordered_name(i, j) for i, j in ordered_pairs(members)), MEAN_OF_PAIRS])
+        return means_from_sums(sums, [*(ordered_name(i, j) for i, j in ordered_pairs(members)), MEAN_OF_PAIRS])
 
-    return Measure(
+    return Metric(
         settle,
         finish,
-        better="neither",
-        asks="different",
-        least=2,
-        convention="nats; `member i to j` is KL(p_i || p_j); the mean is over both orders; standard error over samples",
+        higher_is_better="neither",
+        group="different",
+        min_members=2,
+        definition="nats; `member i to j` is KL(p_i || p_j); the mean is over both orders; standard error over samples",
     )
 
 

@@ -15,22 +15,22 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from plateaux.core.metric import Measure
-from plateaux.core.registry import measure
-from plateaux.core.stats.estimates import means, moments
-from plateaux.core.types import Batch, Tree, Value
+from plateaux.core.metric import Metric
+from plateaux.core.registry import metric
+from plateaux.core.stats.estimates import means_from_sums, sums_and_squares
+from plateaux.core.types import Batch, Estimate, TensorTree
 from plateaux.ensembles.log_probs import wide_probabilities_of
 from plateaux.evaluation.row_names import TOGETHER
 
 
-@measure
-def predictive_entropy() -> Measure:
+@metric
+def predictive_entropy() -> Metric:
     """The entropy of the members' mean probability, in nats."""
     return _mean_of(_predictive, "H(mean_m p_m) in nats")
 
 
-@measure
-def expected_entropy() -> Measure:
+@metric
+def expected_entropy() -> Metric:
     """The mean of the members' entropies, and each of them, in nats."""
 
     def scores(log_p: Tensor) -> Tensor:
@@ -40,8 +40,8 @@ def expected_entropy() -> Measure:
     return _mean_of(scores, "mean_m H(p_m) in nats, the entropy of each member beside it")
 
 
-@measure
-def mutual_information() -> Measure:
+@metric
+def mutual_information() -> Metric:
     """Mutual information of prediction and member: predictive less expected entropy, in nats."""
 
     def scores(log_p: Tensor) -> Tensor:
@@ -50,21 +50,21 @@ def mutual_information() -> Measure:
     return _mean_of(scores, "H(mean_m p_m) - mean_m H(p_m) of each sample, in nats; 0 to log M")
 
 
-def _mean_of(scores: Callable[[Tensor], Tensor], convention: str) -> Measure:
+def _mean_of(scores: Callable[[Tensor], Tensor], convention: str) -> Metric:
     """Return the measure that averages `scores`, log-probabilities `[M, B, C]` to `[1, B]` or `[M + 1, B]`."""
 
-    def settle(table: Tensor, batch: Batch) -> Tree:
-        return moments(scores(wide_probabilities_of(table)))
+    def settle(table: Tensor, batch: Batch) -> TensorTree:
+        return sums_and_squares(scores(wide_probabilities_of(table)))
 
-    def finish(sums: Tree) -> Mapping[str, Value]:
-        return means(sums, _names(len(sums["sum"])))
+    def finish(sums: TensorTree) -> Mapping[str, Estimate]:
+        return means_from_sums(sums, _names(len(sums["sum"])))
 
-    return Measure(
+    return Metric(
         settle,
         finish,
-        better="neither",
-        asks="different",
-        convention=f"{convention}; mean over samples with its standard error",
+        higher_is_better="neither",
+        group="different",
+        definition=f"{convention}; mean over samples with its standard error",
     )
 
 

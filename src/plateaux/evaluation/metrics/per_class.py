@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 
 from plateaux.core.errors import RecipeError
-from plateaux.core.metric import Measure
-from plateaux.core.registry import measure
-from plateaux.core.stats.estimates import share
-from plateaux.core.types import Batch, Tree, Value
+from plateaux.core.metric import Metric
+from plateaux.core.registry import metric
+from plateaux.core.stats.estimates import proportion
+from plateaux.core.types import Batch, Estimate, TensorTree
 from plateaux.ensembles.log_probs import guesses_of
 from plateaux.evaluation.row_names import cell, row_names
 
 MATRIX_AT_MOST = 200  # classes; the matrix of 1000 would take 8 MB a row and cast
-NOTHING = Value(float("nan"))
+NOTHING = Estimate(float("nan"))
 
 
 class Counts(NamedTuple):
@@ -31,67 +31,67 @@ class Counts(NamedTuple):
     labelled: Tensor
 
 
-@measure
-def balanced_accuracy() -> Measure:
+@metric
+def balanced_accuracy() -> Metric:
     """The mean over classes of the share of their samples that is guessed right."""
 
-    def value(counts: Counts, _: Tensor | None) -> Value:
+    def value(counts: Counts, _: Tensor | None) -> Estimate:
         there = counts.labelled > 0
         recall, samples = counts.hits[there] / counts.labelled[there], counts.labelled[there]
         error = (recall * (1 - recall) / samples).sum().sqrt() / len(recall)
-        return Value(float(recall.mean()), float(error))
+        return Estimate(float(recall.mean()), float(error))
 
-    return Measure(
+    return Metric(
         _settle,
         _each_row(value),
         percent=True,
-        convention="mean recall over the classes that occur; error from the recalls' binomial errors",
+        definition="mean recall over the classes that occur; error from the recalls' binomial errors",
     )
 
 
-@measure
-def macro_f1() -> Measure:
+@metric
+def macro_f1() -> Metric:
     """The mean over classes of F1, which is 2 hits / (labelled + guessed)."""
 
-    def settle(table: Tensor, batch: Batch) -> Tree:
+    def settle(table: Tensor, batch: Batch) -> TensorTree:
         guess, classes = guesses_of(table), table.shape[-1]
         sums = _tally(guess, batch.y, classes)
         return sums | ({"matrix": _matrix(guess, batch.y, classes)} if classes <= MATRIX_AT_MOST else {})
 
-    return Measure(
+    return Metric(
         settle,
         _each_row(_macro_f1),
         percent=True,
-        convention="mean F1 over the classes that occur or are guessed; error by the delta method, "
+        definition="mean F1 over the classes that occur or are guessed; error by the delta method, "
         f"none above {MATRIX_AT_MOST} classes",
     )
 
 
-@measure
-def binary_f1(*, positive: int = 1) -> Measure:
+@metric
+def binary_f1(*, positive: int = 1) -> Metric:
     """F1 of the positive class where there are two: 2 hits / (labelled + guessed)."""
     if positive not in (0, 1):
         raise RecipeError(f"binary_f1 with positive = {positive}: the positive class of two is 0 or 1")
 
-    def settle(table: Tensor, batch: Batch) -> Tree:
+    def settle(table: Tensor, batch: Batch) -> TensorTree:
         if table.shape[-1] != 2:
             raise RecipeError(f"binary_f1 is of two classes and the data have {table.shape[-1]}; ask for macro_f1")
         return _settle(table, batch)
 
-    return Measure(
+    return Metric(
         settle,
         _each_row(lambda counts, _: _f1(*(float(count[positive]) for count in counts))),
-        usual=False,
+        default=False,
         percent=True,
-        convention=f"positive class {positive}; nan if it neither occurs nor is guessed; error by the delta method",
+        definition=f"positive class {positive}; nan if it neither occurs nor is guessed; error by the delta method",
     )
 
 
-@measure
-def per_class() -> Measure:
+@metric
+def per_class() -> Metric:
     """Recall, precision, F1 and number of samples of every class."""
 
-    def finish(sums: Tree) -> Mapping[str, Value]:
+    def finish(sums: TensorTree) -> Mapping[str, Estimate]:
         return {
             cell(name, f"class {number}", what): value
             for name, counts, _ in _rows(sums)
@@ -99,51 +99,51 @@ def per_class() -> Measure:
             for what, value in _class(*three).items()
         }
 
-    return Measure(
+    return Metric(
         _settle,
         finish,
-        better="neither",
-        usual=False,
-        convention="shares, not percent; nan where there is nothing to share; recall and precision with binomial "
+        higher_is_better="neither",
+        default=False,
+        definition="shares, not percent; nan where there is nothing to share; recall and precision with binomial "
         "errors, F1 by the delta method",
     )
 
 
-def _class(hits: float, guessed: float, labelled: float) -> dict[str, Value]:
+def _class(hits: float, guessed: float, labelled: float) -> dict[str, Estimate]:
     return {
-        "recall": share(hits, labelled) if labelled else NOTHING,
-        "precision": share(hits, guessed) if guessed else NOTHING,
+        "recall": proportion(hits, labelled) if labelled else NOTHING,
+        "precision": proportion(hits, guessed) if guessed else NOTHING,
         "f1": _f1(hits, guessed, labelled),
-        "samples": Value(labelled),
+        "samples": Estimate(labelled),
     }
 
 
-def _f1(hits: float, guessed: float, labelled: float) -> Value:
+def _f1(hits: float, guessed: float, labelled: float) -> Estimate:
     """Return F1; its influence is 2 (1 - F1) for a hit and -F1 for a miss or a false alarm, over labelled + guessed."""
     both = guessed + labelled
     if not both:
         return NOTHING
     f1 = 2 * hits / both
-    return Value(f1, (hits * (2 - 2 * f1) ** 2 + (both - 2 * hits) * f1**2) ** 0.5 / both)
+    return Estimate(f1, (hits * (2 - 2 * f1) ** 2 + (both - 2 * hits) * f1**2) ** 0.5 / both)
 
 
-def _macro_f1(counts: Counts, matrix: Tensor | None) -> Value:
+def _macro_f1(counts: Counts, matrix: Tensor | None) -> Estimate:
     hits, both = counts.hits, (counts.guessed + counts.labelled).clamp(min=1)
     classes = int((counts.guessed + counts.labelled > 0).sum())
     f1 = 2 * hits / both
     number = float(f1.sum() / classes)
     if matrix is None:
-        return Value(number)
+        return Estimate(number)
     loss = f1 / both  # what a wrong guess takes from the class of the label, and again from the class guessed
     influence = torch.diag(2 / both) - loss[:, None] - loss  # [C, C] label by guess
-    return Value(number, float((matrix * influence**2).sum().sqrt() / classes))
+    return Estimate(number, float((matrix * influence**2).sum().sqrt() / classes))
 
 
-def _settle(table: Tensor, batch: Batch) -> Tree:
+def _settle(table: Tensor, batch: Batch) -> TensorTree:
     return _tally(guesses_of(table), batch.y, table.shape[-1])
 
 
-def _tally(guess: Tensor, y: Tensor, classes: int) -> Tree:
+def _tally(guess: Tensor, y: Tensor, classes: int) -> TensorTree:
     """Return the counts of every class `[R, C]` from guesses `[R, B]` and labels `[B]`."""
     label, one = y.expand_as(guess), torch.ones_like(guess)
     nothing = guess.new_zeros(len(guess), classes)
@@ -160,12 +160,12 @@ def _matrix(guess: Tensor, y: Tensor, classes: int) -> Tensor:
     return nothing.scatter_add(1, y * classes + guess, torch.ones_like(guess)).view(-1, classes, classes)
 
 
-def _rows(sums: Tree) -> list[tuple[str, Counts, Tensor | None]]:
+def _rows(sums: TensorTree) -> list[tuple[str, Counts, Tensor | None]]:
     matrices = sums["matrix"].double() if "matrix" in sums else [None] * len(sums["hits"])
     counts = zip(*(sums[name].double() for name in Counts._fields), strict=True)
     names = row_names(len(sums["hits"]))
     return [(name, Counts(*row), matrix) for name, row, matrix in zip(names, counts, matrices, strict=True)]
 
 
-def _each_row(value: Callable[[Counts, Tensor | None], Value]) -> Callable[[Tree], Mapping[str, Value]]:
+def _each_row(value: Callable[[Counts, Tensor | None], Estimate]) -> Callable[[TensorTree], Mapping[str, Estimate]]:
     return lambda sums: {name: value(counts, matrix) for name, counts, matrix in _rows(sums)}

@@ -7,40 +7,40 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from plateaux.core.metric import Measure
-from plateaux.core.registry import measure
-from plateaux.core.stats.estimates import means, moments
-from plateaux.core.types import Batch, Tree, Value
+from plateaux.core.metric import Metric
+from plateaux.core.registry import metric
+from plateaux.core.stats.estimates import means_from_sums, sums_and_squares
+from plateaux.core.types import Batch, Estimate, TensorTree
 from plateaux.ensembles.log_probs import log_probabilities
 from plateaux.evaluation.confidence import binned, check_bins, equal_width
 from plateaux.evaluation.row_names import cell, row_names
 
 
-@measure
-def nll() -> Measure:
+@metric
+def nll() -> Metric:
     """Negative log-likelihood of the right class, in nats."""
     return _mean_of(lambda log_p, y: -_of_right(log_p, y), "natural logarithm; error over samples")
 
 
-@measure
-def brier() -> Measure:
+@metric
+def brier() -> Metric:
     """Brier score: the squared distance between probabilities and the right class, summed over classes (0 to 2)."""
     return _mean_of(_brier, "summed over classes, 0 to 2, so of two classes twice scikit-learn's; error over samples")
 
 
-@measure
-def brier_parts(*, bins: int = 15) -> Measure:
+@metric
+def brier_parts(*, bins: int = 15) -> Metric:
     """Reliability, resolution, uncertainty and remainder of the Brier score, by bins of every class's probability."""
     check_bins(bins)
 
-    def settle(table: Tensor, batch: Batch) -> Tree:
+    def settle(table: Tensor, batch: Batch) -> TensorTree:
         log_p = log_probabilities(table)
         p = log_p.double().exp().mT  # [R, C, B]
         label = (torch.arange(p.shape[1], device=p.device)[:, None] == batch.y).expand_as(p)
         sums = binned(equal_width(p, bins), [torch.ones_like(p), p, label], bins)  # [R, C, bins, 3]
         return {"sums": sums, "score": _brier(log_p, batch.y).double().sum(-1), "count": torch.tensor(len(batch))}
 
-    def finish(sums: Tree) -> Mapping[str, Value]:
+    def finish(sums: TensorTree) -> Mapping[str, Estimate]:
         names = row_names(len(sums["score"]))
         rows = zip(names, sums["sums"], sums["score"] / sums["count"], strict=True)
         return {
@@ -49,19 +49,19 @@ def brier_parts(*, bins: int = 15) -> Measure:
             for part, value in _murphy(tallies, float(score)).items()
         }
 
-    return Measure(
+    return Metric(
         settle,
         finish,
-        better="neither",
-        usual=False,
-        asks="sure",
-        convention=f"Murphy's decomposition of each class against the rest over {bins} equal-width bins, summed over "
+        higher_is_better="neither",
+        default=False,
+        group="sure",
+        definition=f"Murphy's decomposition of each class against the rest over {bins} equal-width bins, summed over "
         "classes (0 to 2); reliability - resolution + uncertainty + remainder = brier; the remainder is what varies "
         "inside bins; uncertainty's error by the delta method, the others have none",
     )
 
 
-def _murphy(tallies: Tensor, score: float) -> dict[str, Value]:
+def _murphy(tallies: Tensor, score: float) -> dict[str, Estimate]:
     """Return the parts of a Brier score from `[C, bins, 3]`: samples, summed probability, labels of class and bin."""
     samples, total, labels = tallies.unbind(-1)
     count = samples[0].sum()
@@ -72,10 +72,10 @@ def _murphy(tallies: Tensor, score: float) -> dict[str, Value]:
     uncertainty = float((share * (1 - share)).sum())
     spread = float((share**3).sum() - (share**2).sum() ** 2)
     return {
-        "reliability": Value(reliability),
-        "resolution": Value(resolution),
-        "uncertainty": Value(uncertainty, 2 * (max(spread, 0.0) / float(count)) ** 0.5),
-        "remainder": Value(score - (reliability - resolution + uncertainty)),
+        "reliability": Estimate(reliability),
+        "resolution": Estimate(resolution),
+        "uncertainty": Estimate(uncertainty, 2 * (max(spread, 0.0) / float(count)) ** 0.5),
+        "remainder": Estimate(score - (reliability - resolution + uncertainty)),
     }
 
 
@@ -89,13 +89,13 @@ def _of_right(rows: Tensor, y: Tensor) -> Tensor:
     return rows.gather(-1, y.expand(len(rows), -1)[..., None])[..., 0]
 
 
-def _mean_of(score: Callable[[Tensor, Tensor], Tensor], convention: str) -> Measure:
+def _mean_of(score: Callable[[Tensor, Tensor], Tensor], convention: str) -> Metric:
     """Return the measure that averages `score`, log-probabilities `[R, B, C]` and labels `[B]` to `[R, B]`."""
 
-    def settle(table: Tensor, batch: Batch) -> Tree:
-        return moments(score(log_probabilities(table), batch.y))
+    def settle(table: Tensor, batch: Batch) -> TensorTree:
+        return sums_and_squares(score(log_probabilities(table), batch.y))
 
-    def finish(sums: Tree) -> Mapping[str, Value]:
-        return means(sums, row_names(len(sums["sum"])))
+    def finish(sums: TensorTree) -> Mapping[str, Estimate]:
+        return means_from_sums(sums, row_names(len(sums["sum"])))
 
-    return Measure(settle, finish, better="lower", asks="sure", convention=convention)
+    return Metric(settle, finish, higher_is_better="lower", group="sure", definition=convention)

@@ -15,10 +15,10 @@ import torch
 from numpy.typing import NDArray
 
 from plateaux.core.errors import RecipeError
-from plateaux.core.metric import Measure
-from plateaux.core.registry import measure
-from plateaux.core.stats.estimates import share
-from plateaux.core.types import Tree, Value
+from plateaux.core.metric import Metric
+from plateaux.core.registry import metric
+from plateaux.core.stats.estimates import proportion
+from plateaux.core.types import Estimate, TensorTree
 from plateaux.evaluation.confidence import Codes, Equals, confidences, groups, has_no_number, surest_first
 from plateaux.evaluation.row_names import row_names
 
@@ -52,22 +52,22 @@ class Tally:
         return replace(self, mean=self.mean + by)
 
 
-@measure
-def aurc() -> Measure:
+@metric
+def aurc() -> Metric:
     """Area under the risk-coverage curve: the mean risk over all coverages, the most confident samples first."""
 
-    def value(codes: Codes) -> Value:
+    def value(codes: Codes) -> Estimate:
         area, right, wrong = _area(codes)
         return _jackknife(area, right.joined(wrong))
 
     return _kept(value, f"mean over coverages 1/n to n/n, as a share; {TIES}; jackknife error")
 
 
-@measure
-def e_aurc() -> Measure:
+@metric
+def e_aurc() -> Metric:
     """Excess area under the risk-coverage curve: what is above the best order, in which wrong guesses come last."""
 
-    def value(codes: Codes) -> Value:
+    def value(codes: Codes) -> Estimate:
         area, right, wrong = _area(codes)
         count, errors = len(codes), int(wrong.count)
         best = (errors - (count - errors) * (_harmonic(count) - _harmonic(count - errors))) / count
@@ -78,34 +78,40 @@ def e_aurc() -> Measure:
     return _kept(value, f"aurc less that of the best order of the same guesses; {TIES}; jackknife error")
 
 
-@measure
-def risk_at_coverage(*, coverage: float = 0.8) -> Measure:
+@metric
+def risk_at_coverage(*, coverage: float = 0.8) -> Metric:
     """The share of wrong guesses among the most confident samples, so many that they cover a share of all (0.8)."""
     if not 0 < coverage <= 1:
         raise RecipeError(f"coverage = {coverage}: it is a share of the samples, above 0 and at most 1; try 0.8")
 
-    def value(codes: Codes) -> Value:
+    def value(codes: Codes) -> Estimate:
         count = max(ceil(coverage * len(codes) - 1e-9), 1)  # 0.07 * 100 is a little more than 7
         wrong = 0.0
         for each in groups(codes):
             wrong += float((each.wrong / each.size * (count - each.start).clip(0, each.size)).sum())
-        return share(wrong, count)
+        return proportion(wrong, count)
 
     return _kept(value, f"the first {coverage:.12g} of all samples, rounded up; {TIES}; binomial error", percent=True)
 
 
-def _kept(value: Callable[[Codes], Value], convention: str, *, percent: bool = False) -> Measure:
+def _kept(value: Callable[[Codes], Estimate], convention: str, *, percent: bool = False) -> Metric:
     """Return the measure that keeps every sample's confidence and rightness; `value` gets those of one row."""
 
-    def finish(sums: Tree) -> Mapping[str, Value]:
+    def finish(sums: TensorTree) -> Mapping[str, Estimate]:
         rows = sums["kept"].unbind(-1)
         return {name: of(surest_first(row)) for name, row in zip(row_names(len(rows)), rows, strict=True)}
 
-    def of(codes: Codes) -> Value:
-        return Value(float("nan")) if has_no_number(codes) else value(codes)
+    def of(codes: Codes) -> Estimate:
+        return Estimate(float("nan")) if has_no_number(codes) else value(codes)
 
-    return Measure(
-        confidences, finish, merge="cat", better="lower", asks="sure", percent=percent, convention=convention
+    return Metric(
+        confidences,
+        finish,
+        reduce="cat",
+        higher_is_better="lower",
+        group="sure",
+        percent=percent,
+        definition=convention,
     )
 
 
@@ -155,9 +161,9 @@ def _places(each: Equals, top: float) -> tuple[Floats, Floats, Floats]:
     return sums, h[each.start - begin], last
 
 
-def _jackknife(number: float, without: Tally) -> Value:
+def _jackknife(number: float, without: Tally) -> Estimate:
     """Return a number with its standard error from n - 1 times what it is without each sample; of one there is none."""
     count = without.count
     if count < 2:
-        return Value(number)
-    return Value(number, (without.squares / (count * (count - 1))) ** 0.5)
+        return Estimate(number)
+    return Estimate(number, (without.squares / (count * (count - 1))) ** 0.5)

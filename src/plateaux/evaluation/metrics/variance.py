@@ -8,16 +8,16 @@ from typing import Literal
 from torch import Tensor
 
 from plateaux.core.errors import RecipeError
-from plateaux.core.metric import Measure
-from plateaux.core.registry import measure
-from plateaux.core.stats.estimates import means, moments
-from plateaux.core.types import Batch, Tree
+from plateaux.core.metric import Metric
+from plateaux.core.registry import metric
+from plateaux.core.stats.estimates import means_from_sums, sums_and_squares
+from plateaux.core.types import Batch, TensorTree
 from plateaux.ensembles.log_probs import guesses_of, wide_probabilities_of
 from plateaux.evaluation.row_names import TOGETHER
 
 
-@measure
-def variance(*, space: Literal["logits", "probabilities"] = "logits", ddof: int = 1) -> Measure:
+@metric
+def variance(*, space: Literal["logits", "probabilities"] = "logits", ddof: int = 1) -> Metric:
     """The variance of members' logits or probabilities, summed over classes.
 
     The sum of squares is divided by M - ddof: 1 for the unbiased estimate, 0 for the spread of these members alone.
@@ -36,8 +36,8 @@ def variance(*, space: Literal["logits", "probabilities"] = "logits", ddof: int 
     return _mean_of(score, f"over members with ddof = {ddof}, of {about}; summed over classes")
 
 
-@measure
-def unique() -> Measure:
+@metric
+def unique() -> Metric:
     """The number of distinct most likely classes among the members, from 1 to their number."""
 
     def score(table: Tensor) -> Tensor:
@@ -47,8 +47,8 @@ def unique() -> Measure:
     return _mean_of(score, "of equal classes the first is the most likely one; grows with the number of members")
 
 
-@measure
-def pds(*, normalise: bool = False) -> Measure:
+@metric
+def pds(*, normalise: bool = False) -> Metric:
     """Predictive Diversity Score: each class's highest probability among the members, summed over classes.
 
     From 1, all members alike, to the number of members or of classes, whichever is less. `normalise` divides by the
@@ -63,17 +63,17 @@ def pds(*, normalise: bool = False) -> Measure:
     return _mean_of(score, f"summed over classes, {how}")
 
 
-def _mean_of(score: Callable[[Tensor], Tensor], convention: str) -> Measure:
+def _mean_of(score: Callable[[Tensor], Tensor], convention: str) -> Metric:
     """Return the measure that averages `score`, a table `[M, B, C]` to `[B]`."""
 
-    def settle(table: Tensor, batch: Batch) -> Tree:
-        return moments(score(table))
+    def settle(table: Tensor, batch: Batch) -> TensorTree:
+        return sums_and_squares(score(table))
 
-    return Measure(
+    return Metric(
         settle,
-        lambda sums: means(sums, [TOGETHER]),
-        better="neither",
-        asks="different",
-        least=2,
-        convention=f"{convention}; mean over samples with its standard error",
+        lambda sums: means_from_sums(sums, [TOGETHER]),
+        higher_is_better="neither",
+        group="different",
+        min_members=2,
+        definition=f"{convention}; mean over samples with its standard error",
     )

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from plateaux.core import tensor_tree
 from plateaux.core.registry import probe
-from plateaux.core.stats.estimates import mean_over
-from plateaux.core.types import Tree, Value
+from plateaux.core.stats.estimates import mean_of_independent
+from plateaux.core.types import Estimate, TensorTree
 from plateaux.loss_landscape import perturbations
 from plateaux.loss_landscape.groups import CONVENTION, Group, groups, losses, used
 from plateaux.loss_landscape.loss_surface import Ground
@@ -69,7 +69,7 @@ def _average(
     perturbations.check(lengths={"radius": far, "eta": eta}, counts={"m": m, "samples": samples, "draws": draws})
     law: perturbations.Law = "normal" if norm == "l2" else "uniform"
 
-    def ask(ground: Ground) -> dict[str, Value]:
+    def ask(ground: Ground) -> dict[str, Estimate]:
         scale = perturbations.scale_of(ground.home, adaptive=adaptive, eta=eta)
         found = []
         with ground.standing(ground.home):
@@ -92,7 +92,7 @@ def _average(
 def _rises(
     ground: Ground,
     group: Group,
-    scale: Tree | None,
+    scale: TensorTree | None,
     radius: float,
     law: perturbations.Law,
     draws: int,
@@ -110,10 +110,10 @@ def _rises(
     return each, torch.stack(over)
 
 
-def _reported(each: list[Tensor], over: list[Tensor], draws: int) -> dict[str, Value]:
+def _reported(each: list[Tensor], over: list[Tensor], draws: int) -> dict[str, Estimate]:
     """Return the mean with its errors: groups have draws of their own, so that their variances add."""
-    whole = mean_over(torch.cat(each).tolist())
+    whole = mean_of_independent(torch.cat(each).tolist())
     if draws < 2:
         return {"": whole}
     noise = float(torch.stack(over).var(1).sum() / draws) ** 0.5 / len(over)
-    return {"": Value(whole.number, whole.error, noise)}
+    return {"": Estimate(whole.value, whole.stderr, noise)}

@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from plateaux.core import tensor_tree
 from plateaux.core.errors import RecipeError
 from plateaux.core.registry import probe
-from plateaux.core.types import Batch, Value
+from plateaux.core.types import Batch, Estimate
 from plateaux.loss_landscape.forward_mode import slope
 from plateaux.loss_landscape.loss_surface import Ground
 from plateaux.loss_landscape.per_sample import gradient_norms, over_samples
@@ -39,7 +39,7 @@ def fisher_rao(
     gradient at the logits>. Networks to which that does not apply are refused unless it is forced.
     """
 
-    def ask(ground: Ground) -> Mapping[str, Value]:
+    def ask(ground: Ground) -> Mapping[str, Estimate]:
         degree = None if method == "jvp" else _degree(ground, layers, force)
         square = over_samples(torch.cat([_squares(ground, batch, labels, degree) for batch in ground.batches]))
         return {"": _root(square), "squared": square}
@@ -83,10 +83,10 @@ def _along(function: Callable[[Tensor], Tensor], logits: Tensor, moved: Tensor) 
     return slope(lambda at: function(at[""]), {"": logits.double()}, {"": moved.double()})
 
 
-def _root(square: Value) -> Value:
-    root = square.number**0.5
+def _root(square: Estimate) -> Estimate:
+    root = square.value**0.5
     # The delta method: d sqrt(s) = ds / (2 sqrt(s)).
-    return Value(root, None if square.error is None or root == 0 else square.error / (2 * root))
+    return Estimate(root, None if square.stderr is None or root == 0 else square.stderr / (2 * root))
 
 
 def _degree(ground: Ground, layers: int | None, force: bool) -> int:
@@ -109,7 +109,7 @@ def _refuse_what_is_not_homogeneous(ground: Ground, degree: int) -> None:
             f'method = "logit" is for networks without biases and normalisation; this one has {kinds} '
             f'({", ".join([*biases, *norms][:3])}): take method = "jvp", or force = true'
         )
-    two = ground.batches[0].part(slice(0, 2))
+    two = ground.batches[0].take(slice(0, 2))
     with torch.no_grad():
         here, there = (ground.outputs(two)(at) for at in (ground.home, tensor_tree.scale(ground.home, 1.1)))
     if not torch.allclose(there, 1.1**degree * here, rtol=1e-3, atol=1e-3 * float(here.abs().max())):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from plateaux.core.errors import RecipeError
 from plateaux.core.registry import probe
-from plateaux.core.types import Value
+from plateaux.core.types import Estimate
 from plateaux.loss_landscape.curvature import Curvature, Kind
 from plateaux.loss_landscape.lanczos import (
     End,
@@ -77,18 +77,18 @@ def spectrum(
     _at_least(1, draws=draws, steps=steps)
     _at_least(32, points=points)
 
-    def ask(ground: Ground) -> Mapping[str, Value]:
+    def ask(ground: Ground) -> Mapping[str, Estimate]:
         matrix = Curvature(ground, kind=kind, layer=layer)
         found = [quadrature(matrix.product, v, steps=steps) for v in _draws(matrix, "spectrum", draws)]
         nodes, weights = [each[0] for each in found], [each[1] for each in found]
         means = torch.stack([at @ weight for at, weight in found])
         grid, heights = density(nodes, weights, points=points)
         return {
-            "": Value(float(means.mean()), draws=standard_error(means)),
-            "lowest": Value(min(float(at.min()) for at in nodes)),
-            "highest": Value(max(float(at.max()) for at in nodes)),
+            "": Estimate(float(means.mean()), mc_stderr=standard_error(means)),
+            "lowest": Estimate(min(float(at.min()) for at in nodes)),
+            "highest": Estimate(max(float(at.max()) for at in nodes)),
             **{
-                f"density at {at:.8g}": Value(float(column.mean()), draws=standard_error(column))
+                f"density at {at:.8g}": Estimate(float(column.mean()), mc_stderr=standard_error(column))
                 for at, column in zip(grid.tolist(), heights.T, strict=True)
             },
         }
@@ -108,7 +108,7 @@ def _trace(name: str, kind: Kind, *, draws: int, method: Method, layers: bool, l
     if layers and method == "hutch++":
         raise RecipeError('layers = true with method = "hutch++", which knows the whole only; try "hutchinson"')
 
-    def ask(ground: Ground) -> Mapping[str, Value]:
+    def ask(ground: Ground) -> Mapping[str, Estimate]:
         matrix = Curvature(ground, kind=kind, layer=layer)
         if method == "hutch++":
             return {"": _value(matrix, torch.stack(list(_hutch_plus_plus(matrix, name, draws))))}
@@ -144,7 +144,7 @@ def _top(name: str, kind: Kind, *, k: int, end: End, steps: int, tolerance: floa
     _at_least(1, k=k)
     _at_least(k, steps=steps)
 
-    def ask(ground: Ground) -> Mapping[str, Value]:
+    def ask(ground: Ground) -> Mapping[str, Estimate]:
         matrix = Curvature(ground, kind=kind, layer=layer)
         if k > matrix.size:
             raise RecipeError(f"{name} with k = {k}: there are {matrix.size} weights, and as many eigenvalues")
@@ -152,7 +152,7 @@ def _top(name: str, kind: Kind, *, k: int, end: End, steps: int, tolerance: floa
         _, vectors = eigenpairs(matrix.product, start, count=k, end=end, steps=steps, tolerance=tolerance)
         values, residuals = zip(*[_checked(matrix, vector) for vector in vectors], strict=True)
         names = ["", *[ordinal(place) for place in range(2, k + 1)]]
-        return {**dict(zip(names, values, strict=True)), "residual": Value(max(residuals))}
+        return {**dict(zip(names, values, strict=True)), "residual": Estimate(max(residuals))}
 
     return Probe(
         ask,
@@ -169,19 +169,19 @@ _END: dict[End, str] = {
 }
 
 
-def _checked(matrix: Curvature, vector: Tensor) -> tuple[Value, float]:
+def _checked(matrix: Curvature, vector: Tensor) -> tuple[Estimate, float]:
     """Return v . H v as the eigenvalue, and how far v is from an eigenvector, both from one more product."""
     vector = vector / torch.linalg.vector_norm(vector)
     product, forms = matrix.applied(vector)
     each = forms.sum(-1)  # [G]
     number = float(each @ matrix.shares)
-    return Value(number, error=matrix.data_error(each)), float(torch.linalg.vector_norm(product - number * vector))
+    return Estimate(number, stderr=matrix.data_error(each)), float(torch.linalg.vector_norm(product - number * vector))
 
 
-def _value(matrix: Curvature, forms: Tensor) -> Value:
+def _value(matrix: Curvature, forms: Tensor) -> Estimate:
     """Return the mean of draws of every piece `[D, G]`, with what the draws and what the samples leave open."""
     each = forms @ matrix.shares
-    return Value(float(each.mean()), error=matrix.data_error(forms.mean(0)), draws=standard_error(each))
+    return Estimate(float(each.mean()), stderr=matrix.data_error(forms.mean(0)), mc_stderr=standard_error(each))
 
 
 def _draws(matrix: Curvature, name: str, count: int) -> Iterator[Tensor]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from plateaux.core.errors import RecipeError
 from plateaux.core.registry import probe
 from plateaux.core.stats.ranking import spearman
-from plateaux.core.types import Batch, Inputs, Value, map_inputs
+from plateaux.core.types import Batch, Estimate, Inputs, map_tensors
 from plateaux.loss_landscape.loss_surface import Ground
 from plateaux.loss_landscape.per_sample import alone, gradient_norms, over_draws, over_samples
 from plateaux.loss_landscape.probe import Probe
@@ -29,7 +29,7 @@ def gradient_norm(*, quantiles: tuple[float, ...] = (0.1, 0.5, 0.9)) -> Probe:
     if not all(0 < q < 1 for q in quantiles):
         raise RecipeError(f"quantiles = {list(quantiles)}: give shares of samples above 0 and below 1")
 
-    def ask(ground: Ground) -> Mapping[str, Value]:
+    def ask(ground: Ground) -> Mapping[str, Estimate]:
         norms = gradient_norms(ground)
         return {"": over_samples(norms)} | {f"{100 * q:g} %": _quantile(norms, q) for q in quantiles}
 
@@ -56,13 +56,13 @@ def rank_agreement(*, draws: int = 10, radius: float = 1e-3) -> Probe:
     """Spearman's rank correlation over samples of squared gradient norm and input curvature."""
     _check(draws, radius)
 
-    def ask(ground: Ground) -> Mapping[str, Value]:
+    def ask(ground: Ground) -> Mapping[str, Estimate]:
         norms = gradient_norms(ground).cpu().numpy()
         curvatures = input_curvatures(ground, draws=draws, radius=radius).cpu()
         whole = spearman(norms, curvatures.mean(0).numpy())
         less = [_without(curvatures, draw) for draw in range(draws)] if draws > 1 else []
-        left_out = torch.tensor([spearman(norms, each.numpy()).number for each in less], dtype=torch.float64)
-        return {"": replace(whole, draws=_jackknife(left_out) if draws > 1 else None)}
+        left_out = torch.tensor([spearman(norms, each.numpy()).value for each in less], dtype=torch.float64)
+        return {"": replace(whole, mc_stderr=_jackknife(left_out) if draws > 1 else None)}
 
     return Probe(
         ask,
@@ -100,7 +100,7 @@ def _input_gradient(ground: Ground, batch: Batch) -> tuple[Tensor, ...]:
             return leaves[-1]
         return tensor
 
-    x = map_inputs(batch.x, leaf)
+    x = map_tensors(batch.x, leaf)
     if not leaves:
         raise RecipeError("The inputs are whole numbers, at which a loss has no curvature; leave out input_curvature")
     with torch.enable_grad():
@@ -117,15 +117,15 @@ def _shaken(x: Inputs, maker: torch.Generator, radius: float) -> Inputs:
         signs = torch.randint(0, 2, tensor.shape, generator=maker, device=tensor.device)
         return tensor + radius * (2 * signs - 1)
 
-    return map_inputs(x, shake)
+    return map_tensors(x, shake)
 
 
-def _quantile(numbers: Tensor, q: float) -> Value:
+def _quantile(numbers: Tensor, q: float) -> Estimate:
     """Return a quantile; its error is half the way between those a standard deviation of its rank below and above."""
     step = (q * (1 - q) / len(numbers)) ** 0.5
     places = torch.tensor([q - step, q, q + step], dtype=torch.float64, device=numbers.device).clamp(0, 1)
     low, middle, high = numbers.quantile(places).tolist()
-    return Value(middle, (high - low) / 2 if len(numbers) > 1 else None)
+    return Estimate(middle, (high - low) / 2 if len(numbers) > 1 else None)
 
 
 def _without(curvatures: Tensor, draw: int) -> Tensor:

@@ -8,10 +8,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from plateaux.core.errors import RecipeError, nearest
-from plateaux.core.member import same_memory
+from plateaux.core.errors import RecipeError, suggest
+from plateaux.core.member import is_same_tensor
 from plateaux.core.registry import probe
-from plateaux.core.types import Value
+from plateaux.core.types import Estimate
 from plateaux.loss_landscape.forward_mode import Function, bend
 from plateaux.loss_landscape.loss_surface import Ground
 from plateaux.loss_landscape.per_sample import over_draws, over_samples
@@ -31,7 +31,7 @@ def relative_flatness(*, layer: str | None = None, scaling: Literal["none", "std
     if draws < 1:
         raise RecipeError(f"draws = {draws}: give 1 or more")
 
-    def ask(ground: Ground) -> Mapping[str, Value]:
+    def ask(ground: Ground) -> Mapping[str, Estimate]:
         if layer is not None:
             return {"": over_draws(layer_flatness(ground, layer, draws=draws))}
         return {"": over_samples(_last(ground, scaling))}
@@ -103,9 +103,9 @@ def unit_spread(features: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
 def last_linear(ground: Ground) -> str:
     """Return the name of the nn.Linear whose output the network returns."""
     layers = [name for name, part in ground.module.named_modules() if isinstance(part, nn.Linear)]
-    out, seen = ground.record(ground.batches[0].part(slice(0, 2)), layers)
+    out, seen = ground.record(ground.batches[0].take(slice(0, 2)), layers)
     for name, each in seen.items():
-        if same_memory(each.output, out) and each.inputs.ndim == 2:
+        if is_same_tensor(each.output, out) and each.inputs.ndim == 2:
             return name
     raise RecipeError(
         f"The closed form of relative flatness needs a network whose output is that of an nn.Linear, and this "
@@ -118,7 +118,7 @@ def layer_flatness(ground: Ground, layer: str, *, draws: int) -> Tensor:
     name = f"{layer}.weight"
     if layer not in _layers(ground):
         raise RecipeError(
-            f"There is no trained layer {layer!r} with a matrix of weights; {nearest(layer, _layers(ground))}"
+            f"There is no trained layer {layer!r} with a matrix of weights; {suggest(layer, _layers(ground))}"
         )
     weight = ground.home[name]
     root = _root(weight.flatten(1))

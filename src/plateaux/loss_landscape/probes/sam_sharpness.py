@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from plateaux.core import tensor_tree
-from plateaux.core.errors import RecipeError, nearest
+from plateaux.core.errors import RecipeError, suggest
 from plateaux.core.registry import probe
-from plateaux.core.stats.estimates import mean_over
-from plateaux.core.types import Tree, Value
+from plateaux.core.stats.estimates import mean_of_independent
+from plateaux.core.types import Estimate, TensorTree
 from plateaux.loss_landscape import perturbations
 from plateaux.loss_landscape.groups import CONVENTION, Group, gradient, groups, losses, used
 from plateaux.loss_landscape.loss_surface import Ground
@@ -36,10 +36,10 @@ def sam_sharpness(
     filter, as the weights. Also the standard deviation over places, and the largest difference; all signed.
     """
     if direction not in get_args(Direction):
-        raise RecipeError(f"There is no direction {direction!r}; {nearest(direction, get_args(Direction))}")
+        raise RecipeError(f"There is no direction {direction!r}; {suggest(direction, get_args(Direction))}")
     perturbations.check(lengths={"rho": rho}, counts={"directions": directions, "samples": samples})
 
-    def ask(ground: Ground) -> dict[str, Value]:
+    def ask(ground: Ground) -> dict[str, Estimate]:
         home = ground.all_losses()
         sums, largest = torch.zeros_like(home), home
         means: list[Tensor] = []
@@ -62,7 +62,7 @@ def sam_sharpness(
     )
 
 
-def _away(home: Tree, chance: torch.Generator, direction: Direction) -> tuple[Tree, float]:
+def _away(home: TensorTree, chance: torch.Generator, direction: Direction) -> tuple[TensorTree, float]:
     """Return a direction, and what to multiply it by."""
     way = perturbations.drawn(home, chance)
     if direction == "sphere":
@@ -75,15 +75,15 @@ def _filters(way: Tensor, weights: Tensor) -> Tensor:
     return torch.zeros_like(way) if weights.ndim < 2 else perturbations.as_filters(way, weights)
 
 
-def _reported(each: Tensor, means: Tensor, largest: Tensor) -> dict[str, Value]:
+def _reported(each: Tensor, means: Tensor, largest: Tensor) -> dict[str, Estimate]:
     """Return the numbers of the samples' means over places, of the places' means, and of the largest place."""
-    whole, most = mean_over(each.tolist()), mean_over(largest.tolist())
+    whole, most = mean_of_independent(each.tolist()), mean_of_independent(largest.tolist())
     if len(means) < 2:
         return {"": whole, "largest": most}
     deviation = float(means.std())
     return {
-        "": Value(whole.number, whole.error, deviation / len(means) ** 0.5),
-        "deviation": Value(deviation),
+        "": Estimate(whole.value, whole.stderr, deviation / len(means) ** 0.5),
+        "deviation": Estimate(deviation),
         "largest": most,
     }
 
@@ -99,13 +99,13 @@ def sam_step(
     """
     perturbations.check(lengths={"rho": rho, "eta": eta}, counts={"m": m, "samples": samples})
 
-    def ask(ground: Ground) -> dict[str, Value]:
+    def ask(ground: Ground) -> dict[str, Estimate]:
         scale = perturbations.scale_of(ground.home, adaptive=adaptive, eta=eta)
         with ground.standing(ground.home):
             found = [_stepped(ground, group, scale, rho) for group in groups(ground.batches, m)]
         return {
-            "": mean_over([rise for rise, _ in found]),
-            "first order": mean_over([slope for _, slope in found]),
+            "": mean_of_independent([rise for rise, _ in found]),
+            "first order": mean_of_independent([slope for _, slope in found]),
         }
 
     return Probe(
@@ -119,7 +119,7 @@ def sam_step(
     )
 
 
-def _stepped(ground: Ground, group: Group, scale: Tree | None, rho: float) -> tuple[float, float]:
+def _stepped(ground: Ground, group: Group, scale: TensorTree | None, rho: float) -> tuple[float, float]:
     """Return how much the loss rises in one step, and what the gradient promised."""
     tensor_tree.write(ground.params, ground.home)
     home, way = gradient(ground, group)

@@ -7,10 +7,10 @@ from typing import Literal
 
 import torch
 
-from plateaux.core.errors import RecipeError, nearest
+from plateaux.core.errors import RecipeError, suggest
 from plateaux.core.registry import probe
-from plateaux.core.stats.estimates import mean_over
-from plateaux.core.types import Value
+from plateaux.core.stats.estimates import mean_of_independent
+from plateaux.core.types import Estimate
 from plateaux.loss_landscape import perturbations
 from plateaux.loss_landscape.apgd import Ascent, Ball, Norm, ascents
 from plateaux.loss_landscape.groups import CONVENTION, groups, used
@@ -85,7 +85,7 @@ def _worst(
     preset: str | None,
 ) -> Probe:
     if preset is not None and preset not in PRESETS:
-        raise RecipeError(f"There is no preset {preset!r}; {nearest(preset, PRESETS)}")
+        raise RecipeError(f"There is no preset {preset!r}; {suggest(preset, PRESETS)}")
     usual = PRESETS[preset] if preset else {"radius": RADII[norm, adaptive], "m": 128, "samples": 1024}
     far = float(usual["radius"] if radius is None else radius)
     size, count = int(usual["m"] if m is None else m), int(usual["samples"] if samples is None else samples)
@@ -94,7 +94,7 @@ def _worst(
         counts={"m": size, "samples": count, "steps": steps, "restarts": restarts},
     )
 
-    def ask(ground: Ground) -> dict[str, Value]:
+    def ask(ground: Ground) -> dict[str, Estimate]:
         ball = Ball(far, norm, perturbations.scale_of(ground.home, adaptive=adaptive, eta=eta))
         found = []
         with ground.standing(ground.home):
@@ -127,14 +127,17 @@ def _gains(climbed: Sequence[Ascent]) -> torch.Tensor:
     return torch.tensor([*(each.best - each.home for each in climbed), best.half - best.home], dtype=torch.float64)
 
 
-def _reported(found: torch.Tensor) -> dict[str, Value]:
+def _reported(found: torch.Tensor) -> dict[str, Estimate]:
     """Return the numbers of `[groups, starts + 1]`."""
     rises, half = found[:, :-1], found[:, -1]
     largest = rises.amax(1)
     total = float(largest.sum())
-    report = {"": mean_over(largest.tolist()), "converged": Value(float(half.sum()) / total if total else 1.0)}
+    report = {
+        "": mean_of_independent(largest.tolist()),
+        "converged": Estimate(float(half.sum()) / total if total else 1.0),
+    }
     starts = rises.shape[1]
     if starts > 1:
         each = rises.mean(0)
-        report["restarts"] = Value(float(each.mean()), draws=float(each.std()) / starts**0.5)
+        report["restarts"] = Estimate(float(each.mean()), mc_stderr=float(each.std()) / starts**0.5)
     return report

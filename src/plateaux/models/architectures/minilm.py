@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from plateaux.core.errors import RecipeError
-from plateaux.core.optional import guest
+from plateaux.core.optional import optional_import
 from plateaux.core.registry import model
 
 Pool = Literal["pair", "mean"]
@@ -40,7 +40,7 @@ def minilm(
         )
     if width % heads:
         raise RecipeError(f"A width of {width} cannot be shared by {heads} heads; choose a multiple of {heads}")
-    transformers = guest("transformers", extra="text")
+    transformers = optional_import("transformers", extra="text")
     config = transformers.BertConfig(
         vocab_size=vocabulary,
         hidden_size=width,

@@ -6,8 +6,8 @@ from difflib import get_close_matches
 
 from torch import nn
 
-from plateaux.core.errors import RecipeError, UnknownName
-from plateaux.core.optional import guest
+from plateaux.core.errors import RecipeError, UnknownNameError
+from plateaux.core.optional import optional_import
 from plateaux.core.registry import model
 from plateaux.models.architectures import channels
 
@@ -28,10 +28,10 @@ def timm_model(
     Models of a fixed input size are built for the data set's images, or for `img_size`. `pretrained` fetches weights
     over the network; without one, load a file of weights instead.
     """
-    timm = guest("timm", extra="vision")
+    timm = optional_import("timm", extra="vision")
     inputs = channels(shape)
     if not timm.is_model(name):
-        raise UnknownName(f"timm has no model called {name!r}; {_near(name, timm.list_models())}")
+        raise UnknownNameError(f"timm has no model called {name!r}; {_near(name, timm.list_models())}")
     options: dict[str, object] = {"num_classes": classes, "in_chans": inputs}
     entry = timm.get_pretrained_cfg(name)
     if img_size is not None:

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from plateaux.core.formatting import between, counted, number, points
-from plateaux.core.plot_style import COLOURS, INK
-from plateaux.core.types import Value
+from plateaux.core.formatting import format_number, format_percentage_points, format_range, pluralize
+from plateaux.core.plot_style import COLORS, INK
+from plateaux.core.types import Estimate
 from plateaux.evaluation.row_names import MEAN_PROBABILITY
 from plateaux.reports import style
 from plateaux.reports.query import is_member, label_of, over, usual_on
@@ -26,11 +26,11 @@ class Bar:
 
     members: Sequence[float]
     mean: float
-    ensemble: Value
+    ensemble: Estimate
 
     @property
     def gain(self) -> float:
-        return self.ensemble.number - self.mean
+        return self.ensemble.value - self.mean
 
 
 def accuracy_bars(findings: Sequence[Finding], *, on: str | None = None) -> Drawing | None:
@@ -67,7 +67,7 @@ def _bars(findings: Sequence[Finding], on: str) -> dict[str, Bar]:
                 members.setdefault(label_of(each), []).append(each.number)
             elif each.row == MEAN_PROBABILITY:
                 together.setdefault(label_of(each), []).append(each)
-    nothing = Value(math.nan)
+    nothing = Estimate(math.nan)
     return {
         name: Bar(several, sum(several) / len(several), over(together[name]) if name in together else nothing)
         for name, several in members.items()
@@ -75,20 +75,20 @@ def _bars(findings: Sequence[Finding], on: str) -> dict[str, Bar]:
 
 
 def _height(bar: Bar) -> float:
-    return bar.ensemble.number if math.isfinite(bar.ensemble.number) else bar.mean
+    return bar.ensemble.value if math.isfinite(bar.ensemble.value) else bar.mean
 
 
 def _draw(axes: Any, bar: Bar, position: int) -> None:
     first = position == 0
-    axes.barh(position, 100 * bar.mean, height=0.6, color=COLOURS[5], label="mean of members" if first else None)
+    axes.barh(position, 100 * bar.mean, height=0.6, color=COLORS[5], label="mean of members" if first else None)
     if math.isfinite(bar.gain):
-        colour = COLOURS[1] if bar.gain >= 0 else COLOURS[3]
+        colour = COLORS[1] if bar.gain >= 0 else COLORS[3]
         name = "gain of the ensemble" if first else None
         axes.barh(position, 100 * bar.gain, left=100 * bar.mean, height=0.6, color=colour, label=name)
-        if bar.ensemble.error and math.isfinite(bar.ensemble.error):
-            end, error = 100 * bar.ensemble.number, 100 * bar.ensemble.error
+        if bar.ensemble.stderr and math.isfinite(bar.ensemble.stderr):
+            end, error = 100 * bar.ensemble.value, 100 * bar.ensemble.stderr
             axes.errorbar(end, position, xerr=error, color=INK, elinewidth=0.9, capsize=2)
-        words = points(bar.gain).removesuffix(" points")
+        words = format_percentage_points(bar.gain).removesuffix(" points")
         axes.annotate(words, (_end(bar), position), (4, 0), textcoords="offset points", va="center", fontsize=8)
     dots = [100 * each for each in bar.members[:CROWD]]
     heights = [position + 0.2 * ((i % 5) - 2) / 2 for i in range(len(dots))]
@@ -98,13 +98,13 @@ def _draw(axes: Any, bar: Bar, position: int) -> None:
 
 def _end(bar: Bar) -> float:
     """Return how far right something is drawn of a bar."""
-    error = bar.ensemble.error if bar.ensemble.error and math.isfinite(bar.ensemble.error) else 0.0
+    error = bar.ensemble.stderr if bar.ensemble.stderr and math.isfinite(bar.ensemble.stderr) else 0.0
     return 100 * max(bar.mean, *bar.members, _height(bar) + error)
 
 
 def _start(bars: Sequence[Bar]) -> float:
     """Return where the axis starts: a round number below all, so that gains can be seen."""
-    seen = [each for bar in bars for each in (*bar.members, bar.ensemble.number) if math.isfinite(each)]
+    seen = [each for bar in bars for each in (*bar.members, bar.ensemble.value) if math.isfinite(each)]
     low, high = 100 * min(seen), 100 * max(seen)
     return max(0.0, 5.0 * math.floor((low - 0.3 * (high - low)) / 5.0))
 
@@ -112,22 +112,22 @@ def _start(bars: Sequence[Bar]) -> float:
 def _sentence(bars: Mapping[str, Bar], on: str) -> str:
     if len(bars) == 1:
         bar = next(iter(bars.values()))
-        members = f"{counted(len(bar.members), 'member')} ({between(bar.members, percent=True)})"
+        members = f"{pluralize(len(bar.members), 'member')} ({format_range(bar.members, percent=True)})"
         if math.isnan(bar.gain):
-            return f"On {on} samples {members}, {number(bar.mean, percent=True)} on average."
+            return f"On {on} samples {members}, {format_number(bar.mean, percent=True)} on average."
         return (
-            f"The ensemble is right on {number(bar.ensemble.number, percent=True)} of the {on} samples, "
-            f"{points(bar.gain)} from the mean of its {members}."
+            f"The ensemble is right on {format_number(bar.ensemble.value, percent=True)} of the {on} samples, "
+            f"{format_percentage_points(bar.gain)} from the mean of its {members}."
         )
     gains = {name: bar for name, bar in bars.items() if math.isfinite(bar.gain)}
     if not gains:
-        return f"Members are right on {between([bar.mean for bar in bars.values()], percent=True)} of the {on} samples."
-    best = max(gains, key=lambda name: gains[name].ensemble.number)
+        return f"Members are right on {format_range([bar.mean for bar in bars.values()], percent=True)} of the {on} samples."
+    best = max(gains, key=lambda name: gains[name].ensemble.value)
     low, high = (pick(bar.gain for bar in gains.values()) for pick in (min, max))
     return (
-        f"Over {counted(len(gains), 'condition')} the ensemble gains {points(low).removesuffix(' points')} to "
-        f"{points(high)} on the mean of its members; the best on {on} samples is {best} with "
-        f"{number(gains[best].ensemble.number, percent=True)}."
+        f"Over {pluralize(len(gains), 'condition')} the ensemble gains {format_percentage_points(low).removesuffix(' points')} to "
+        f"{format_percentage_points(high)} on the mean of its members; the best on {on} samples is {best} with "
+        f"{format_number(gains[best].ensemble.value, percent=True)}."
     )
 
 

@@ -7,8 +7,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from plateaux.core.formatting import between, number
-from plateaux.core.types import Value
+from plateaux.core.formatting import format_number, format_range
+from plateaux.core.types import Estimate
 from plateaux.evaluation.row_names import MEMBERS_MEAN, PART, cell
 from plateaux.reports import style
 from plateaux.reports.query import ROWS, bare, is_number, label_of, main_row, over, swept, usual_on, without
@@ -33,10 +33,10 @@ def over_size(findings: Sequence[Finding], *, measure: str = "accuracy", on: str
         return None
     ends = {name: (_at(curve, min(curve)), _at(curve, max(curve))) for name, curve in curves.items()}
     percent, sizes = _percent(curves), [size for curve in curves.values() for size in curve]
-    first, last = ([pair[side].number for pair in ends.values()] for side in (0, 1))
+    first, last = ([pair[side].value for pair in ends.values()] for side in (0, 1))
     sentence = (
-        f"On {on} samples {measure} goes from {between(first, percent)} with {min(sizes):.0f} to "
-        f"{between(last, percent)} with {max(sizes):.0f} members; means over ensembles of each size."
+        f"On {on} samples {measure} goes from {format_range(first, percent)} with {min(sizes):.0f} to "
+        f"{format_range(last, percent)} with {max(sizes):.0f} members; means over ensembles of each size."
     )
     names = ("members", f"{measure} on {on} samples")
     return _drawn(f"over_size_{bare(measure)}", f"More members: {measure}", sentence, curves, names, whole=True)
@@ -59,12 +59,12 @@ def severity(findings: Sequence[Finding]) -> Drawing | None:
         return None
     worst = max(level for curve in curves.values() for level in curve)
     mild = min(level for curve in curves.values() for level in curve)
-    ends = {name: _at(curve, worst).number for name, curve in curves.items() if worst in curve}
-    begins = [_at(curve, mild).number for curve in curves.values() if mild in curve]
+    ends = {name: _at(curve, worst).value for name, curve in curves.items() if worst in curve}
+    begins = [_at(curve, mild).value for curve in curves.values() if mild in curve]
     best = max(ends, key=lambda name: -math.inf if math.isnan(ends[name]) else ends[name])
     sentence = (
-        f"Accuracy falls from {between(begins, True)} at severity {mild:.0f}{' (clean)' * (mild == 0)} to "
-        f"{between(list(ends.values()), True)} at severity {worst:.0f}, mean over the corruptions"
+        f"Accuracy falls from {format_range(begins, True)} at severity {mild:.0f}{' (clean)' * (mild == 0)} to "
+        f"{format_range(list(ends.values()), True)} at severity {worst:.0f}, mean over the corruptions"
         + (f"; best there: {best}." if len(ends) > 1 else ".")
     )
     if len(curves) > style.SERIES:  # whom the sentence names must be seen
@@ -95,12 +95,12 @@ def against(
     curves = _usable(found)
     if factor is None or not any(len(curve) > 1 for curve in curves.values()):
         return None
-    tops = {(name, at): _at(curve, at).number for name, curve in curves.items() for at in curve}
+    tops = {(name, at): _at(curve, at).value for name, curve in curves.items() for at in curve}
     low, high = (pick(tops, key=lambda key: tops[key]) for pick in (min, max))
     percent = _percent(curves)
     sentence = (
-        f"{measure} ({row}, {on} samples) against {factor}: lowest {number(tops[low], percent)} at "
-        f"{factor}={low[1]:g} ({low[0]}), highest {number(tops[high], percent)} at {factor}={high[1]:g} ({high[0]})."
+        f"{measure} ({row}, {on} samples) against {factor}: lowest {format_number(tops[low], percent)} at "
+        f"{factor}={low[1]:g} ({low[0]}), highest {format_number(tops[high], percent)} at {factor}={high[1]:g} ({high[0]})."
     )
     title = f"{bare(measure)} against {factor}"
     return _drawn(f"against_{bare(measure)}", title, sentence, curves, (factor, f"{bare(measure)} on {on}"))
@@ -119,13 +119,13 @@ def _severity(each: Finding, row: str) -> float | None:
 def _usable(found: Mapping[str, Curve]) -> dict[str, Curve]:
     """Return the curves without what is no number."""
     fine = {
-        name: {at: curve[at] for at in sorted(curve) if math.isfinite(_at(curve, at).number)}
+        name: {at: curve[at] for at in sorted(curve) if math.isfinite(_at(curve, at).value)}
         for name, curve in found.items()
     }
     return {name: curve for name, curve in fine.items() if curve}
 
 
-def _at(curve: Curve, at: float) -> Value:
+def _at(curve: Curve, at: float) -> Estimate:
     return over(curve[at])
 
 
@@ -152,9 +152,9 @@ def _drawn(
 
 def _line(axes: Any, curve: Curve, position: int, name: str | None, times: float) -> None:
     values = [_at(curve, at) for at in curve]
-    heights = [times * value.number for value in values]
+    heights = [times * value.value for value in values]
     if position >= style.SERIES:
         axes.plot(list(curve), heights, label=name, **style.pen(position))
         return
-    errors = [times * (value.error or 0.0) for value in values]
+    errors = [times * (value.stderr or 0.0) for value in values]
     axes.errorbar(list(curve), heights, yerr=errors, label=name, elinewidth=0.8, capsize=2, **style.pen(position))

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from plateaux.core.formatting import counted, number
+from plateaux.core.formatting import format_number, pluralize
 from plateaux.reports import style
 from plateaux.reports.style import Drawing
 
@@ -106,8 +106,8 @@ def _sentence(said: Said, apart: NDArray[np.float64], each: int) -> str:
     split = float((guesses != guesses[0]).any(0).mean())
     most, least = float(np.nanmax(apart)), float(np.nanmin(apart))
     return (
-        f"Of {counted(len(said.ids), f'{said.on} sample')} {counted(len(said.members), 'member')} answer "
-        f"{number(split, True)} differently. First the {each} on which they differ most (mutual information up to "
-        f"{number(most)} nats), then the {each} on which they differ least (from {number(max(least, 0.0))}); "
+        f"Of {pluralize(len(said.ids), f'{said.on} sample')} {pluralize(len(said.members), 'member')} answer "
+        f"{format_number(split, True)} differently. First the {each} on which they differ most (mutual information up to "
+        f"{format_number(most)} nats), then the {each} on which they differ least (from {format_number(max(least, 0.0))}); "
         "above each what it is, and what members say in their order, or how many say what."
     )

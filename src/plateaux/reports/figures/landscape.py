@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from plateaux.core.formatting import between, counted
+from plateaux.core.formatting import format_range, pluralize
 from plateaux.reports import style
 from plateaux.reports.style import Drawing
 
@@ -66,8 +66,8 @@ def surfaces(trees: Mapping[str, Tree]) -> Drawing | None:
         if logs:
             style.logarithmic(bar.ax.xaxis)
         marks = [float(mark["loss"]) for name in shown for mark in found[name].get("marks", {}).values()]
-        words = f"The loss around {', '.join(map(_called, shown))}: {between(marks)} at the members (dots), up to "
-        sentence = f"{words}{between([max(heights)])} at the edges; all pictures share one scale."
+        words = f"The loss around {', '.join(map(_called, shown))}: {format_range(marks)} at the members (dots), up to "
+        sentence = f"{words}{format_range([max(heights)])} at the edges; all pictures share one scale."
         kind = trees[shown[0]]["kind"]
         return style.finished(f"landscape_{kind}", "The loss from above", sentence, figure)
 
@@ -107,9 +107,11 @@ def _grid(numbers: Sequence[Any]) -> NDArray[np.float64]:
 def _about_lines(kind: str, found: Mapping[str, tuple[NDArray[np.float64], NDArray[np.float64]]]) -> str:
     ends = [float(losses[i]) for _, losses in found.values() for i in (0, -1)]
     if kind == "slices":
-        middle = between([float(losses[len(losses) // 2]) for _, losses in found.values()])
-        words = f"{counted(len(found), 'member')} along a random direction each: the loss is {middle} in the middle"
-        return f"{words} and {between(ends)} at the ends, scaled filter by filter."
+        middle = format_range([float(losses[len(losses) // 2]) for _, losses in found.values()])
+        words = f"{pluralize(len(found), 'member')} along a random direction each: the loss is {middle} in the middle"
+        return f"{words} and {format_range(ends)} at the ends, scaled filter by filter."
     rises = [float(np.nanmax(losses) - np.nanmean(losses[[0, -1]])) for _, losses in found.values()]
-    words = f"On {counted(len(found), 'straight path')} between members the loss rises by {between(rises)} above the"
-    return f"{words} mean of its ends, which are {between(ends)}."
+    words = (
+        f"On {pluralize(len(found), 'straight path')} between members the loss rises by {format_range(rises)} above the"
+    )
+    return f"{words} mean of its ends, which are {format_range(ends)}."

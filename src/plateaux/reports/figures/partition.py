@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from plateaux.core.formatting import between, counted, number
-from plateaux.core.plot_style import COLOURS
+from plateaux.core.formatting import format_number, format_range, pluralize
+from plateaux.core.plot_style import COLORS
 from plateaux.reports import style
 from plateaux.reports.style import Drawing
 
@@ -37,7 +37,7 @@ def careful(met: Careful) -> Drawing | None:
         figure, (left, right) = style.empty(2.8, 1, 2, width_ratios=(3, 2))
         total = sum(met.counts)
         heights = [100 * count / total for count in met.counts]
-        left.bar(range(len(heights)), heights, color=COLOURS[0], width=0.8)
+        left.bar(range(len(heights)), heights, color=COLORS[0], width=0.8)
         left.set(xlabel="members careful about a sample", ylabel="samples, %")
         left.xaxis.get_major_locator().set_params(integer=True)
         left.grid(False, axis="x")
@@ -62,13 +62,13 @@ def _overlap(axes: Any, table: NDArray[np.float64]) -> None:
 def _sentence(met: Careful, table: NDArray[np.float64]) -> str:
     members = len(table)
     apart = [float(table[i, j]) for i in range(members) for j in range(i)]
-    shares = between([float(share) for share in met.shares if share is not None], percent=True)
+    shares = format_range([float(share) for share in met.shares if share is not None], percent=True)
     total = sum(met.counts)
     words = (
-        f"When {counted(members, 'member')} met after {counted(met.epoch, 'epoch')}, each became careful about "
-        f"{shares} of {counted(total, 'sample')}; all about {number(met.counts[-1] / total, True)}, nobody about "
-        f"{number(met.counts[0] / total, True)}"
+        f"When {pluralize(members, 'member')} met after {pluralize(met.epoch, 'epoch')}, each became careful about "
+        f"{shares} of {pluralize(total, 'sample')}; all about {format_number(met.counts[-1] / total, True)}, nobody about "
+        f"{format_number(met.counts[0] / total, True)}"
     )  # fmt: skip
-    return f"{words}. Two members share {between(apart, percent=True)} of what either is careful about." if apart else (
+    return f"{words}. Two members share {format_range(apart, percent=True)} of what either is careful about." if apart else (
         f"{words}."
     )  # fmt: skip

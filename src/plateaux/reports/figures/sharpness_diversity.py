@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from plateaux.core.formatting import counted, number
+from plateaux.core.formatting import format_number, pluralize
 from plateaux.core.stats.intervals import slope
 from plateaux.reports import style
 from plateaux.reports.query import DIVERSITY, ROWS, SHARPNESS, bare, first_of, main_row, swept, usual_on, without
@@ -74,7 +74,7 @@ def _scatter(axes: Any, several: Sequence[Point], position: int, name: str | Non
 def _fit(axes: Any, several: Sequence[Point], position: int) -> None:
     """Draw diversity = c sharpness^beta through the points, where there are enough of them."""
     x, y = (np.array([each[side].number for each in several]) for side in (0, 1))
-    beta = slope(x, y).number
+    beta = slope(x, y).value
     if len(several) < 3 or math.isnan(beta) or position >= style.SERIES:
         return
     fine = (x > 0) & (y > 0)
@@ -85,13 +85,19 @@ def _fit(axes: Any, several: Sequence[Point], position: int) -> None:
 
 def _sentence(families: Mapping[str, Sequence[Point]], sharpness: str, diversity: str) -> str:
     total = sum(map(len, families.values()))
-    first = f"{counted(total, 'run')} by the sharpness of the members ({sharpness}) and their diversity ({diversity})."
+    first = (
+        f"{pluralize(total, 'run')} by the sharpness of the members ({sharpness}) and their diversity ({diversity})."
+    )
     fits = []
     for name, several in families.items():
         made = slope([each[0].number for each in several], [each[1].number for each in several])
-        if len(several) >= 3 and math.isfinite(made.number):
-            around = "" if math.isnan(made.half) else f" (95 % interval {number(made.low)} to {number(made.high)})"
-            fits.append(f"{number(made.number)}{around} for {name}")
+        if len(several) >= 3 and math.isfinite(made.value):
+            around = (
+                ""
+                if math.isnan(made.half)
+                else f" (95 % interval {format_number(made.low)} to {format_number(made.high)})"
+            )
+            fits.append(f"{format_number(made.value)}{around} for {name}")
     if not fits:
         return f"{first} Too few runs of a kind for a fit."
     more = f", and {len(fits) - 3} more" if len(fits) > 3 else ""

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from plateaux.core.formatting import between, counted
+from plateaux.core.formatting import format_range, pluralize
 from plateaux.reports import style
 from plateaux.reports.style import Drawing
 
@@ -78,8 +78,8 @@ def _sentence(courses: Mapping[str, Sequence[Course]]) -> str:
     epochs = max(each[-1]["epoch"] for several in courses.values() for each in several)
     ends = [_column(each, "train loss")[1][-1:] for several in courses.values() for each in several]
     tops = [_column(each, "train accuracy")[1][-1:] for several in courses.values() for each in several]
-    words = f"{counted(members, 'member')} over {counted(epochs, 'epoch')}: the training loss ends at "
-    words += between([one for end in ends for one in end])
+    words = f"{pluralize(members, 'member')} over {pluralize(epochs, 'epoch')}: the training loss ends at "
+    words += format_range([one for end in ends for one in end])
     if accuracies := [one for top in tops for one in top]:
-        words += f", the training accuracy at {between(accuracies, percent=True)}"
+        words += f", the training accuracy at {format_range(accuracies, percent=True)}"
     return f"{words}. Thin lines are members, bold ones their mean; dotted: validation, where there is any."

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from plateaux.core.formatting import between
+from plateaux.core.formatting import format_range
 from plateaux.core.plot_style import INK
 from plateaux.core.stats.ranking import auroc
 from plateaux.evaluation.row_names import MEAN_PROBABILITY, PART
@@ -59,7 +59,7 @@ def roc(scores: Mapping[str, Mapping[str, tuple[ArrayLike, ArrayLike]]]) -> Draw
             inner, outer = (np.asarray(each, float)[np.isfinite(each)] for each in (own, strange))
             if len(inner) and len(outer):
                 name = f"{outside}, {score}"
-                curves[name], areas[name] = rates(inner, outer), auroc(inner, outer).number
+                curves[name], areas[name] = rates(inner, outer), auroc(inner, outer).value
     if not curves:
         return None
     with style.look():
@@ -75,7 +75,7 @@ def roc(scores: Mapping[str, Mapping[str, tuple[ArrayLike, ArrayLike]]]) -> Draw
         best = max(areas, key=lambda name: areas[name])
         sentence = (
             f"Strange samples caught against own samples alarmed about; areas (AUROC, in brackets) go from "
-            f"{between(list(areas.values()))}, the largest for {best}."
+            f"{format_range(list(areas.values()))}, the largest for {best}."
         )
         return style.finished("roc", "Alarmed by what was never seen", sentence, figure)
 

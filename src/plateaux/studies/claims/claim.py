@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import Field, ValidationError, model_validator
 
 from plateaux.config.schema import Section
-from plateaux.core.errors import RecipeError, StorageError, nearest
+from plateaux.core.errors import RecipeError, StorageError, suggest
 
 Verdict = Literal[
     "reproduced", "contradicted", "not reproduced", "inconclusive", "not testable at this scale", "not yet run"
@@ -202,7 +202,7 @@ def chosen(claims: Sequence[Claim], names: Sequence[str]) -> list[Claim]:
     known = {key: claim for claim in claims for key in (claim.name, str(claim.number))}
     for name in names:
         if _key(name) not in known:
-            raise RecipeError(f"There is no claim {name!r}; {nearest(name, [claim.name for claim in claims])}")
+            raise RecipeError(f"There is no claim {name!r}; {suggest(name, [claim.name for claim in claims])}")
     wanted = {known[_key(name)].number for name in names}
     return [claim for claim in claims if not names or claim.number in wanted]
 

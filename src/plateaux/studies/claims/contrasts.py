@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from plateaux.core.errors import RunError
-from plateaux.core.stats.intervals import over_repetitions
+from plateaux.core.stats.intervals import t_interval
 from plateaux.studies.claims.claim import Case, Claim, Compare, Evidence, Figure, Number
 
 Condition = Mapping[str, Any]
@@ -162,8 +162,8 @@ def _slope(x: ArrayLike, y: ArrayLike) -> float:
 
 def repeated(values: Sequence[float], what: str = "") -> Figure:
     """Return the mean of what was repeated, with its 95 % t interval; of one number there is none."""
-    found = over_repetitions(values)
-    made = figure(found.number, (found.low, found.high) if found.count > 1 else None, what)
+    found = t_interval(values)
+    made = figure(found.value, (found.low, found.high) if found.count > 1 else None, what)
     return made.model_copy(update={"repetitions": found.count})
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from plateaux.core.formatting import duration
+from plateaux.core.formatting import format_duration
 from plateaux.studies.claims.claim import BEST_LAST, Claim, Entry, Figure, Measured, verdict
 
 SOURCES = {
@@ -117,7 +117,7 @@ def _again(entry: Entry) -> str:
     claim, evidence = entry.claim, entry.evidence
     if evidence is None:
         return f"`plateaux claims {claim.number} --run`, which runs {_study(claim)}; not yet run."
-    took = duration(evidence.seconds) if evidence.seconds is not None else "time not recorded"
+    took = format_duration(evidence.seconds) if evidence.seconds is not None else "time not recorded"
     return f"`{evidence.command}`; {took}" + (f"; commit {evidence.commit}." if evidence.commit else ".")
 
 
