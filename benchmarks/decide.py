@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from _common import close, flags, seconds
 
-from plateaux.data.partition.masks import look_up, take_notes
+from plateaux.data.partition.masks import lookup, write_sam_sets
 from plateaux.data.partition.rules import rule
 from plateaux.storage.store import Store
 
@@ -66,7 +66,7 @@ def decide(store: Store, samples: int) -> dict[str, object]:
     with ExitStack() as stack:
         length = -(-samples // 8)
         writers = [stack.enter_context(store.array_writer(f"notes/{i}", np.uint8, length)) for i in range(MEMBERS)]
-        return take_notes(Stored(store, samples), rule("paper", top=TOP), writers)
+        return write_sam_sets(Stored(store, samples), rule("paper", top=TOP), writers)
 
 
 def inner(folder: str, samples: int) -> None:
@@ -87,7 +87,7 @@ def microseconds(store: Store, samples: int) -> float:
     """Return how long it takes to look up 128 ids, other ids every time."""
     bits = store.array("notes/0")[1]
     batches = torch.randint(samples, (2000, 128), generator=torch.Generator().manual_seed(0)).unbind()
-    return 1e6 * statistics.median(seconds(partial(look_up, bits, batch)) for batch in batches)
+    return 1e6 * statistics.median(seconds(partial(lookup, bits, batch)) for batch in batches)
 
 
 def differences(store: Store, samples: int) -> int:

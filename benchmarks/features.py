@@ -22,15 +22,15 @@ import plateaux
 from plateaux.config.builders.data import data_of, feed_of
 from plateaux.config.builders.model import trunk_of
 from plateaux.core.runtime import configure_runtime
-from plateaux.distributed.executors.local import Local
-from plateaux.models.backbone import Trunk
+from plateaux.distributed.executors.local import LocalExecutor
+from plateaux.models.backbone import Backbone
 from plateaux.models.surgery import size_in_bytes
 from plateaux.storage.feature_cache import Features, featured, needed, prepare
 from plateaux.training.setup import learners_of
 from plateaux.training.state import Way
 from plateaux.training.step import step
 
-HERE = Local("loop", 1, (), "error")
+HERE = LocalExecutor("loop", 1, (), "error")
 CPU = torch.device("cpu")
 
 
@@ -58,17 +58,17 @@ def recipe_for(folder: Path, file: Path, width: int, **changes: Any) -> plateaux
 def counted() -> Iterator[list[int]]:
     """Lend a list that grows by the number of images whenever a trunk is run."""
     seen: list[int] = []
-    before = Trunk.forward
+    before = Backbone.forward
 
-    def forward(self: Trunk, x: torch.Tensor) -> torch.Tensor:
+    def forward(self: Backbone, x: torch.Tensor) -> torch.Tensor:
         seen.append(len(x))
         return before(self, x)
 
-    Trunk.forward = forward  # type: ignore[method-assign]
+    Backbone.forward = forward  # type: ignore[method-assign]
     try:
         yield seen
     finally:
-        Trunk.forward = before  # type: ignore[method-assign]
+        Backbone.forward = before  # type: ignore[method-assign]
 
 
 def reading(recipe: plateaux.Recipe, rounds: int) -> dict[str, float]:

@@ -26,7 +26,7 @@ from torch import nn
 from plateaux.core.method import Method
 from plateaux.core.runtime import configure_runtime
 from plateaux.core.types import Batch, derive_seed
-from plateaux.distributed.executors.local import Local
+from plateaux.distributed.executors.local import LocalExecutor
 from plateaux.methods.a2d import a2d
 from plateaux.methods.divdis import divdis
 from plateaux.methods.sed import sed
@@ -35,7 +35,7 @@ from plateaux.optim.losses import cross_entropy
 from plateaux.training.state import Learner, Pace, Way
 from plateaux.training.step import step
 
-LOOP = Local("loop", 1, (), "error")
+LOOP = LocalExecutor("loop", 1, (), "error")
 LOSS = cross_entropy()
 
 

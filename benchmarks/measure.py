@@ -28,12 +28,12 @@ from plateaux.core.member import MemberModule
 from plateaux.core.outputs import logits
 from plateaux.core.runtime import configure_runtime
 from plateaux.core.types import Batch
-from plateaux.distributed.executors.local import Local
+from plateaux.distributed.executors.local import LocalExecutor
 from plateaux.evaluation.metric_loop import Heard, hear, settle
 from plateaux.evaluation.metric_specs import measures_named
 from plateaux.models.architectures.resnet import resnet18
 
-LOCAL = Local("loop", 1, (), "error")
+LOCAL = LocalExecutor("loop", 1, (), "error")
 MEMBERS = 2  # of the stream: rows are two members and two ensembles
 ROWS = MEMBERS + 2
 

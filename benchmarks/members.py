@@ -20,17 +20,17 @@ from _common import close, flags, listed
 import plateaux
 from plateaux.config.builders.model import networks
 from plateaux.core.runtime import configure_runtime
-from plateaux.data.sources import Data, Resident
+from plateaux.data.sources import DataSplits, InMemorySource
 from plateaux.models.surgery import size_in_bytes
 
 TRUNK = ["conv1", "bn1", "layer1", "layer2", "layer3", "layer4"]
 
 
-def images() -> Data:
+def images() -> DataSplits:
     generator = torch.Generator().manual_seed(0)
     x = torch.randint(0, 256, (8, 3, 32, 32), dtype=torch.uint8, generator=generator)
-    both = Resident(x, torch.arange(8))
-    return Data("noise", both, both, 10, (3, 32, 32), (0.5,) * 3, (0.25,) * 3)
+    both = InMemorySource(x, torch.arange(8))
+    return DataSplits("noise", both, both, 10, (3, 32, 32), (0.5,) * 3, (0.25,) * 3)
 
 
 def recipe_for(members: int, manner: str, **model: object) -> plateaux.Recipe:

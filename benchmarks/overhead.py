@@ -23,8 +23,8 @@ from plateaux.config.builders.data import feed_of, split_of
 from plateaux.config.builders.training import executor_of, method_of
 from plateaux.config.components import NOTHING_GIVEN
 from plateaux.core.runtime import autocast, configure_runtime
-from plateaux.data.sources import Data, Resident, facts_of
-from plateaux.distributed.stop_signal import Sign
+from plateaux.data.sources import DataSplits, InMemorySource, describe_data
+from plateaux.distributed.stop_signal import StopFlag
 from plateaux.storage.run import Run
 from plateaux.training.jobs import Job
 from plateaux.training.trainer import Course
@@ -35,13 +35,13 @@ NETS = {"resnet18": ("resnet18", {"width": 64}, 2), "resnet8": ("resnet8", {"wid
 LEAST = {"resnet18": 0.97, "resnet8": 0.95}
 
 
-def images(steps: int) -> Data:
+def images(steps: int) -> DataSplits:
     """Return made-up images of CIFAR's shape, `steps` batches of 128."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randint(0, 256, (128 * steps, 3, 32, 32), dtype=torch.uint8, generator=generator)
     y = torch.randint(0, 10, (128 * steps,), generator=generator)
-    both = Resident(x, y)
-    return Data("noise", both, both, 10, (3, 32, 32), (0.5,) * 3, (0.25,) * 3)
+    both = InMemorySource(x, y)
+    return DataSplits("noise", both, both, 10, (3, 32, 32), (0.5,) * 3, (0.25,) * 3)
 
 
 def recipe_for(net: str, method: str) -> plateaux.Recipe:
@@ -59,10 +59,10 @@ def recipe_for(net: str, method: str) -> plateaux.Recipe:
     )
 
 
-def engine(recipe: plateaux.Recipe, data: Data, stack: ExitStack) -> tuple[nn.Module, Callable[[str], Epoch]]:
+def engine(recipe: plateaux.Recipe, data: DataSplits, stack: ExitStack) -> tuple[nn.Module, Callable[[str], Epoch]]:
     """Return a network, and a function from a method to one epoch of the engine's own course with it."""
     root = stack.enter_context(tempfile.TemporaryDirectory())
-    run = Run.begin(root, recipe, {"data": facts_of(data)})
+    run = Run.begin(root, recipe, {"data": describe_data(data)})
     job = Job((0,), (0, 0), recipe.train.epochs)
     course = Course(run, data, job, [0], executor_of(recipe), CPU, NOTHING_GIVEN, lambda _: None)
     way, learner = course.way(stack), course.runners[0].learner
@@ -72,14 +72,14 @@ def engine(recipe: plateaux.Recipe, data: Data, stack: ExitStack) -> tuple[nn.Mo
 
         def epoch(number: int) -> None:
             learner.method = own
-            course.one_epoch(number, 0, way, Sign())
+            course.one_epoch(number, 0, way, StopFlag())
 
         return epoch
 
     return learner.module, by
 
 
-def bare(recipe: plateaux.Recipe, data: Data, model: nn.Module, method: str) -> Epoch:
+def bare(recipe: plateaux.Recipe, data: DataSplits, model: nn.Module, method: str) -> Epoch:
     """Return one epoch of a plain loop over a network, as one would write it by hand."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4)
     feed = feed_of(recipe, data, 0, shared=False, device=CPU, ids=split_of(recipe, data)[0])

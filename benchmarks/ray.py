@@ -85,10 +85,10 @@ def thousand(jobs: int) -> float:
     def nothing(job: Any, tell: Any, *, device: str | None = None, processes: int = 1) -> None:
         """A job that does nothing; in here, since a file that was started is no module to a cluster."""
 
-    people = ray_pool.Crew(ray_pool.Needs(cpus=SHARE), most=PLACES)
+    people = ray_pool.RayWorkerPool(ray_pool.Resources(num_cpus=SHARE), max_groups=PLACES)
     begun = time.perf_counter()
-    failed = people.carry_out(list(range(jobs)), nothing, lambda _: None)
-    people.dismiss()
+    failed = people.run_jobs(list(range(jobs)), nothing, lambda _: None)
+    people.release_workers()
     assert not failed
     return time.perf_counter() - begun
 

@@ -23,9 +23,9 @@ from plateaux.config.recipe import Recipe
 from plateaux.core.method import Method
 from plateaux.core.runtime import FORMATS, configure_runtime
 from plateaux.core.types import Batch
-from plateaux.data.partition.masks import look_up
-from plateaux.data.sources import Data, Resident
-from plateaux.distributed.executors.local import Local
+from plateaux.data.partition.masks import lookup
+from plateaux.data.sources import DataSplits, InMemorySource
+from plateaux.distributed.executors.local import LocalExecutor
 from plateaux.methods.deep_ensemble import deep_ensemble
 from plateaux.methods.sam import sam
 from plateaux.methods.sharpbalance import sharpbalance
@@ -37,14 +37,14 @@ from plateaux.training.step import step
 SHARES = (0.25, 0.5, 0.75)
 ROUNDS = {"fp32": 5, "bf16": 3}  # on each of two networks
 BASE = "plain"
-LOOP = Local("loop", 1, (), "error")
+LOOP = LocalExecutor("loop", 1, (), "error")
 LOSS = cross_entropy()
 
 
 def member(method: Method, width: int) -> Learner:
     """Return one resnet18 in training."""
-    nothing = Resident(torch.empty(0, 3, 32, 32), torch.empty(0, dtype=torch.int64))
-    data = Data("noise", nothing, nothing, 10, (3, 32, 32))
+    nothing = InMemorySource(torch.empty(0, 3, 32, 32), torch.empty(0, dtype=torch.int64))
+    data = DataSplits("noise", nothing, nothing, 10, (3, 32, 32))
     recipe = Recipe.from_dict({"data": {"name": "noise"}, "model": {"name": "resnet18", "width": width}})
     module = network(recipe, data, 0).to(memory_format=FORMATS["channels_last"]).train()
     params = dict(module.named_parameters())
@@ -82,7 +82,7 @@ def look_up_seconds(folder: Path, samples: int) -> float:
             write(chance.integers(0, 256, min(1 << 20, -(-samples // 8) - start), dtype=np.uint8))
     bits = store.array(name)[1]
     batches = [torch.from_numpy(chance.integers(0, samples, 128)) for _ in range(200)]
-    return float(np.median([seconds(partial(look_up, bits, ids)) for ids in batches]))
+    return float(np.median([seconds(partial(lookup, bits, ids)) for ids in batches]))
 
 
 def main() -> None:

@@ -36,8 +36,8 @@ from plateaux.core.stats.intervals import Interval, paired_t_interval, t_interva
 from plateaux.core.types import derive_seed
 from plateaux.data.corruptions.corrupt import CORRUPTIONS, Corrupted
 from plateaux.data.files import data_root
-from plateaux.data.sources import Resident, Source
-from plateaux.distributed.executors.local import Local
+from plateaux.data.sources import InMemorySource, Source
+from plateaux.distributed.executors.local import LocalExecutor
 from plateaux.ensembles.ood_scores import compare, max_probability, pds
 from plateaux.ensembles.soup import uniform
 from plateaux.evaluation.splits import Adapted
@@ -47,7 +47,7 @@ from plateaux.studies.claims.claim import Case, Evidence, write_evidence
 from plateaux.studies.claims.contrasts import repeated
 
 LAMBDAS = (0.0, 0.1, 1.0, 3.0, 10.0)  # the paper's; `strength` is half of it
-HERE = Local("loop", 1, (), "error")
+HERE = LocalExecutor("loop", 1, (), "error")
 # Tiny-ImageNet's classes that CIFAR-100 has too, by another name or as a kind of one of its own.
 ALSO_IN_CIFAR100 = frozenset(
     """African elephant|American alligator|American lobster|Arabian camel|alp|bee|beer bottle|bell pepper|black widow
@@ -237,14 +237,14 @@ def told_apart(inside: Tensor, outside: Tensor) -> dict[str, float]:
     return {name: each["auroc"].value for name, each in found.items()}
 
 
-def foreign(count: int) -> tuple[Resident, Resident]:
+def foreign(count: int) -> tuple[InMemorySource, InMemorySource]:
     """Return Tiny-ImageNet images of classes that CIFAR-100 lacks: so many to train beside, the others to test on."""
     made = registry.dataset.get("tinyimagenet32")()
     allowed = torch.tensor([name not in ALSO_IN_CIFAR100 for name in made.labels])
     ids = allowed[made.test.y].nonzero().flatten()
     ids = ids[torch.randperm(len(ids), generator=torch.Generator().manual_seed(derive_seed("foreign")))]
     x, y = made.test.fetch(ids)
-    return Resident(x[:count].clone(), y[:count].clone()), Resident(x[count:].clone(), y[count:].clone())
+    return InMemorySource(x[:count].clone(), y[:count].clone()), InMemorySource(x[count:].clone(), y[count:].clone())
 
 
 # What was found, in tables and sentences.

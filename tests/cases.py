@@ -25,10 +25,10 @@ from plateaux.config.schema import accepts
 from plateaux.core import registry
 from plateaux.core.method import LossFn, Method, Objective
 from plateaux.core.types import Batch, TensorTree
-from plateaux.data.sources import Data, Resident
-from plateaux.distributed.executors.local import Local
+from plateaux.data.sources import DataSplits, InMemorySource
+from plateaux.distributed.executors.local import LocalExecutor
 from plateaux.optim.losses import cross_entropy
-from plateaux.optim.sam import climb
+from plateaux.optim.sam import sam
 from plateaux.storage.run import Run
 from plateaux.training import trainer
 from plateaux.training.state import Learner, Tally
@@ -120,7 +120,7 @@ def apart(loss: LossFn, *, strength: float = 0.5, rho: float = 0.0) -> Method:
         others = 1 - torch.eye(len(p), dtype=p.dtype)
         return loss(table, batch) + strength * (others[:, :, None] * alike).sum(1)
 
-    return Method(Objective(settle, gather="all"), climb(rho))
+    return Method(Objective(settle, gather="all"), sam(rho))
 
 
 def balanced(loss: LossFn, *, strength: float = 0.5, rho: float = 0.0) -> Method:
@@ -132,28 +132,28 @@ def balanced(loss: LossFn, *, strength: float = 0.5, rho: float = 0.0) -> Method
         others = 1 - torch.eye(len(mean), dtype=mean.dtype)
         return loss(table, batch) + strength * (others * alike).sum(1)[:, None]
 
-    return Method(Objective(settle, gather="whole", per_sample=False), climb(rho))
+    return Method(Objective(settle, gather="whole", per_sample=False), sam(rho))
 
 
-def patches(*, samples: int = 19, test_samples: int = 3, seed: int = 0) -> Data:
+def patches(*, samples: int = 19, test_samples: int = 3, seed: int = 0) -> DataSplits:
     """Three classes of 6 x 6 noise, each with a bright corner of its own."""
     generator = torch.Generator().manual_seed(seed)
 
-    def draw(count: int) -> Resident:
+    def draw(count: int) -> InMemorySource:
         y = torch.arange(count) % 3
         x = torch.randn(count, 2, 6, 6, generator=generator)
         for sample, label in enumerate(y.tolist()):
             x[sample, :, 2 * label : 2 * label + 2, 2 * label : 2 * label + 2] += 1.5
-        return Resident(x, y)
+        return InMemorySource(x, y)
 
-    return Data("patches", draw(samples), draw(test_samples), 3, (2, 6, 6))
+    return DataSplits("patches", draw(samples), draw(test_samples), 3, (2, 6, 6))
 
 
-def static(*, samples: int = 17, seed: int = 1) -> Data:
+def static(*, samples: int = 17, seed: int = 1) -> DataSplits:
     """6 x 6 noise of no class."""
     x = 2 * torch.randn(samples, 2, 6, 6, generator=torch.Generator().manual_seed(seed))
-    some = Resident(x, torch.zeros(samples, dtype=torch.int64))
-    return Data("static", some, some, 1, (2, 6, 6))
+    some = InMemorySource(x, torch.zeros(samples, dtype=torch.int64))
+    return DataSplits("static", some, some, 1, (2, 6, 6))
 
 
 def dropping(*, shape: tuple[int, ...], classes: int, width: int = 6) -> nn.Module:
@@ -246,7 +246,7 @@ def learner(module: nn.Module, method: Method, *, number: int = 0, lr: float = 0
     return Learner(number, module, method, optimizer, params, dict(module.named_buffers()), lr, kind="one", **own)
 
 
-LOOP = Local("loop", 1, (), "error")
+LOOP = LocalExecutor("loop", 1, (), "error")
 
 
 def steps(member: Learner, batches: Sequence[Batch], **way: Any) -> list[Tally]:

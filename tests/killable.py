@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 import plateaux
-from plateaux.data.sources import Data, from_dataset
+from plateaux.data.sources import DataSplits, from_dataset
 from plateaux.training.partition import Scorer
 from plateaux.training.train import train
 
@@ -105,7 +105,7 @@ class Noisy:
 
 
 @plateaux.dataset
-def noisy() -> Data:
+def noisy() -> DataSplits:
     """Images that look different every time they are read."""
     return from_dataset(Noisy(SAMPLES, 0), Noisy(30, 1), classes=3, shape=(3, SIDE, SIDE))
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import plateaux
 from plateaux.data.datasets.toy import blobs
-from plateaux.data.sources import Data
+from plateaux.data.sources import DataSplits
 from plateaux.training import trainer
 
 SETTINGS: dict[str, Any] = {"log": "", "pause": 0.0, "flaw": ""}
@@ -21,7 +21,7 @@ plain_step = trainer.step
 
 
 @plateaux.dataset
-def watched(*, samples: int = 40, log: str = "", pause: float = 0.0, flaw: str = "") -> Data:
+def watched(*, samples: int = 40, log: str = "", pause: float = 0.0, flaw: str = "") -> DataSplits:
     """Blobs whose steps are written down; `flaw` names a file with the member that cannot read its samples."""
     SETTINGS.update(log=log, pause=pause, flaw=flaw)
     return blobs(samples=samples, test_samples=6)

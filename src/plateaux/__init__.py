@@ -17,7 +17,7 @@ from plateaux.core.method import DataPartition, GradRequest, Method, Objective, 
 from plateaux.core.metric import Metric
 from plateaux.core.registry import dataset, executor, method, metric, model, probe
 from plateaux.core.types import Batch, Estimate, TensorTree
-from plateaux.data.sources import Data, from_dataset, from_tensors
+from plateaux.data.sources import DataSplits, from_dataset, from_tensors
 from plateaux.ensembles.ensemble import Ensemble
 from plateaux.evaluation.calibration import Calibration, calibrate, judge
 from plateaux.evaluation.evaluate import evaluate
@@ -42,8 +42,8 @@ __all__ = [
     "Batch",
     "Calibration",
     "Chosen",
-    "Data",
     "DataPartition",
+    "DataSplits",
     "Ensemble",
     "Estimate",
     "Given",

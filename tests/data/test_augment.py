@@ -9,7 +9,19 @@ import torch
 from reference import augment as slow
 
 from plateaux.core.errors import RecipeError
-from plateaux.data.augment import DRAWS, ROW, SHARE, WHICH, Augment, beta, mix, move, normalise, partners, uniforms
+from plateaux.data.augment import (
+    ROW,
+    SHARE,
+    UNIFORMS_PER_SAMPLE,
+    WHICH,
+    Augment,
+    beta,
+    crop_and_flip,
+    mix_partners,
+    mixup_cutmix,
+    normalize,
+    uniforms,
+)
 
 KEYS = (0, 1, 2**63 - 1, 123456789)
 
@@ -59,7 +71,7 @@ def test_uniforms_of_neighbouring_ids_draws_and_keys_are_independent() -> None:
 def test_crop_and_flip_equal_the_slow_twin(pad: int, flips: bool) -> None:
     x, ids = images(), torch.tensor([5, 0, 17, 99, 3, 12345])
     expected = torch.stack([slow.move(image, 11, int(i), pad, flips) for image, i in zip(x, ids, strict=True)])
-    moved = move(x, ids, key=11, augment=Augment(crop=pad, flip=flips))
+    moved = crop_and_flip(x, ids, seed=11, augment=Augment(crop=pad, flip=flips))
     assert isinstance(moved, torch.Tensor)
     assert moved.dtype == torch.uint8
     assert torch.equal(moved, expected)
@@ -68,7 +80,7 @@ def test_crop_and_flip_equal_the_slow_twin(pad: int, flips: bool) -> None:
 def test_every_crop_position_and_both_sides_occur() -> None:
     x = torch.zeros(4000, 1, 3, 3, dtype=torch.uint8)
     x[:, :, 1, 1] = 1
-    moved = move(x, torch.arange(4000), key=0, augment=Augment(crop=1))
+    moved = crop_and_flip(x, torch.arange(4000), seed=0, augment=Augment(crop=1))
     assert isinstance(moved, torch.Tensor)
     counts = moved.sum(0).flatten()
     assert counts.sum() == 4000
@@ -78,8 +90,8 @@ def test_every_crop_position_and_both_sides_occur() -> None:
 def test_switching_crop_on_changes_no_flip() -> None:
     x, ids = torch.zeros(64, 1, 5, 5, dtype=torch.uint8), torch.arange(64)
     x[..., 0] = 1
-    alone = move(x, ids, key=5, augment=Augment(flip=True))
-    u = uniforms(5, ids, DRAWS)
+    alone = crop_and_flip(x, ids, seed=5, augment=Augment(flip=True))
+    u = uniforms(5, ids, UNIFORMS_PER_SAMPLE)
     assert isinstance(alone, torch.Tensor)
     assert torch.equal(alone[:, 0, 0, 4] == 1, u[:, 2] < 0.5)
 
@@ -87,7 +99,7 @@ def test_switching_crop_on_changes_no_flip() -> None:
 def test_moving_leaves_its_input_alone() -> None:
     x = images()
     before = x.clone()
-    move(x, torch.arange(6), key=0, augment=Augment(crop=2, flip=True))
+    crop_and_flip(x, torch.arange(6), seed=0, augment=Augment(crop=2, flip=True))
     assert torch.equal(x, before)
 
 
@@ -116,10 +128,10 @@ def test_beta_quantiles_equal_scipy(a: float) -> None:
 def test_partners_come_from_the_whole_list_and_not_from_the_batch() -> None:
     among = torch.arange(1000) * 3
     ids = among[:500]
-    chosen = partners(ids, among, key=9)
+    chosen = mix_partners(ids, among, seed=9)
     assert torch.isin(chosen, among).all()
     assert not torch.isin(chosen, ids).all()
-    assert torch.equal(partners(ids[100:107], among, key=9), chosen[100:107])
+    assert torch.equal(mix_partners(ids[100:107], among, seed=9), chosen[100:107])
     assert len(chosen.unique()) > 300
 
 
@@ -128,8 +140,8 @@ def mixing(augment: Augment, dtype: torch.dtype = torch.float64) -> tuple[torch.
     x, other = torch.randn(2, 40, 3, 8, 6, generator=generator, dtype=dtype)
     y, other_y = torch.randint(0, 5, (2, 40), generator=generator)
     ids = torch.arange(40) + 100
-    mixed, soft = mix(x, y, other, other_y, ids, key=6, classes=5, augment=augment)
-    return x, y, other, other_y, uniforms(6, ids, DRAWS), mixed, soft
+    mixed, soft = mixup_cutmix(x, y, other, other_y, ids, seed=6, classes=5, augment=augment)
+    return x, y, other, other_y, uniforms(6, ids, UNIFORMS_PER_SAMPLE), mixed, soft
 
 
 def test_mixup_blends_each_pair_by_its_own_share() -> None:
@@ -175,7 +187,7 @@ def test_normalise_equals_the_formula(dtype: torch.dtype) -> None:
     x = images()
     mean, std = (torch.tensor(v, dtype=torch.float64).view(1, 3, 1, 1) for v in (MEAN, STD))
     expected = (x.double() / 255 - mean) / std
-    out = normalise(x, MEAN, STD, dtype)
+    out = normalize(x, MEAN, STD, dtype)
     assert isinstance(out, torch.Tensor)
     assert out.dtype == dtype
     assert torch.allclose(out.double(), expected, **{"rtol": 0, "atol": max(4 * torch.finfo(dtype).eps, 1e-12)})
@@ -183,11 +195,11 @@ def test_normalise_equals_the_formula(dtype: torch.dtype) -> None:
 
 def test_normalise_takes_floats_as_they_are_and_passes_tokens_and_names_through() -> None:
     floats, tokens = torch.randn(4, 2), torch.arange(6).view(2, 3)
-    assert torch.equal(normalise(floats), floats)  # type: ignore[arg-type]
-    assert normalise(tokens, (0.5,), (0.5,)) is tokens
+    assert torch.equal(normalize(floats), floats)  # type: ignore[arg-type]
+    assert normalize(tokens, (0.5,), (0.5,)) is tokens
     named = {"input_ids": tokens}
-    assert normalise(named, (0.5,), (0.5,)) is named
-    scaled = normalise(images())
+    assert normalize(named, (0.5,), (0.5,)) is named
+    scaled = normalize(images())
     assert isinstance(scaled, torch.Tensor)
     assert torch.allclose(scaled, images() / 255)
 
@@ -195,7 +207,7 @@ def test_normalise_takes_floats_as_they_are_and_passes_tokens_and_names_through(
 def test_normalise_with_a_mean_leaves_float_inputs_alone() -> None:
     x = torch.rand(2, 3, 4, 4)
     before = x.clone()
-    out = normalise(x, MEAN, STD)
+    out = normalize(x, MEAN, STD)
     assert isinstance(out, torch.Tensor)
     assert torch.equal(x, before)
     assert not torch.equal(out, before)
@@ -203,9 +215,11 @@ def test_normalise_with_a_mean_leaves_float_inputs_alone() -> None:
 
 def test_what_cannot_be_augmented_is_refused_with_a_sentence() -> None:
     with pytest.raises(RecipeError, match="images"):
-        move(torch.zeros(3, 2), torch.arange(3), key=0, augment=Augment(flip=True))
+        crop_and_flip(torch.zeros(3, 2), torch.arange(3), seed=0, augment=Augment(flip=True))
     tokens = torch.zeros(3, 2, dtype=torch.int64)
     with pytest.raises(RecipeError, match="mixup and cutmix to 0"):
-        mix(tokens, tokens[:, 0], tokens, tokens[:, 0], torch.arange(3), key=0, classes=2, augment=Augment(mixup=1))
+        mixup_cutmix(
+            tokens, tokens[:, 0], tokens, tokens[:, 0], torch.arange(3), seed=0, classes=2, augment=Augment(mixup=1)
+        )
     with pytest.raises(RecipeError, match=r"augment\.crop is -1"):
         Augment(crop=-1)

@@ -18,14 +18,14 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 from plateaux.core.errors import DataError, RecipeError
 from plateaux.core.types import Batch, derive_seed
 from plateaux.data.augment import Augment
-from plateaux.data.loader import Feed, evaluation
-from plateaux.data.sources import Resident, Streamed, from_dataset
+from plateaux.data.loader import MemberLoader, eval_batches
+from plateaux.data.sources import DatasetSource, InMemorySource, from_dataset
 from plateaux.data.splits import split
 
 N = 23
 X = torch.randint(0, 256, (N, 3, 6, 5), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(N) % 4
-RESIDENT = Resident(X, Y)
+RESIDENT = InMemorySource(X, Y)
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.3, 0.25)
 
 
@@ -70,10 +70,10 @@ class Words:
         return {"input_ids": torch.arange(3) + i, "mask": torch.ones(3)}, i % 2
 
 
-def feed(source: Any = RESIDENT, **changes: Any) -> Feed:
+def feed(source: Any = RESIDENT, **changes: Any) -> MemberLoader:
     options: dict[str, Any] = {"batch": 5, "key": 42, "classes": 4, "mean": MEAN, "std": STD}
     ids = changes.pop("ids", torch.arange(N))
-    return Feed(source, ids, **{**options, **changes})
+    return MemberLoader(source, ids, **{**options, **changes})
 
 
 def same(a: Batch, b: Batch) -> bool:
@@ -135,15 +135,15 @@ def test_a_split_is_drawn_from_alone_and_keeps_its_ids() -> None:
 
 
 def test_starting_in_the_middle_gives_the_rest_and_reads_nothing_before() -> None:
-    whole = list(feed(Streamed(Noisy())).epoch(2))
+    whole = list(feed(DatasetSource(Noisy())).epoch(2))
     late = Noisy()
-    rest = list(feed(Streamed(late)).epoch(2, start=3))
+    rest = list(feed(DatasetSource(late)).epoch(2, start=3))
     assert all_same(rest, whole[3:])
     assert late.read == torch.cat([b.index for b in whole[3:]]).tolist()
     assert list(feed().epoch(2, start=5)) == []
 
 
-@pytest.mark.parametrize("source", [RESIDENT, Streamed(Noisy())])
+@pytest.mark.parametrize("source", [RESIDENT, DatasetSource(Noisy())])
 def test_shards_of_a_batch_make_up_the_batch(source: Any) -> None:
     given = feed(source, augment=MIXED)
     whole = list(given.epoch(1))
@@ -157,7 +157,7 @@ def test_shards_of_a_batch_make_up_the_batch(source: Any) -> None:
         assert low.seed == high.seed == b.seed
 
 
-@pytest.mark.parametrize("source", [RESIDENT, Streamed(Plain())])
+@pytest.mark.parametrize("source", [RESIDENT, DatasetSource(Plain())])
 def test_an_empty_share_has_no_samples_but_their_shape(source: Any) -> None:
     batch = next(feed(source, augment=MIXED).epoch(0, shard=lambda n: slice(0, 0)))
     assert isinstance(batch.x, Tensor)
@@ -167,7 +167,7 @@ def test_an_empty_share_has_no_samples_but_their_shape(source: Any) -> None:
 
 def test_a_shard_reads_only_its_share() -> None:
     noisy = Noisy()
-    batches = list(feed(Streamed(noisy)).epoch(0, shard=lambda n: slice(0, 2)))
+    batches = list(feed(DatasetSource(noisy)).epoch(0, shard=lambda n: slice(0, 2)))
     assert noisy.read == torch.cat([b.index for b in batches]).tolist()
 
 
@@ -198,12 +198,12 @@ def test_labels_are_soft_only_when_samples_are_mixed() -> None:
 @pytest.mark.parametrize("augment", [Augment(), MIXED])
 @pytest.mark.parametrize("dataset", [Noisy(), Plain()])
 def test_workers_change_no_bit(dataset: Noisy, augment: Augment) -> None:
-    given = Streamed(dataset)
+    given = DatasetSource(dataset)
     assert all_same(feed(given, augment=augment).epoch(1), feed(given, augment=augment, workers=2).epoch(1))
 
 
 def test_workers_change_no_bit_when_they_are_spawned() -> None:
-    given = Streamed(Noisy())
+    given = DatasetSource(Noisy())
     before = torch.multiprocessing.get_start_method()
     torch.multiprocessing.set_start_method("spawn", force=True)
     try:
@@ -223,19 +223,19 @@ def test_feeding_leaves_the_global_generators_alone(workers: int) -> None:
         return torch.get_rng_state().tolist(), np.random.get_state()[1].tolist(), random.getstate()  # type: ignore[index, union-attr]
 
     before = states()
-    list(feed(Streamed(Noisy()), workers=workers, augment=MIXED).epoch(0))
+    list(feed(DatasetSource(Noisy()), workers=workers, augment=MIXED).epoch(0))
     assert states() == before
 
 
 def test_a_data_sets_own_randomness_differs_from_sample_to_sample() -> None:
-    seen = by_id(feed(Streamed(Noisy()), mean=(), std=()).epoch(0))
+    seen = by_id(feed(DatasetSource(Noisy()), mean=(), std=()).epoch(0))
     noise = torch.stack([(seen[i][0] - X[i] / 255).mean() for i in range(N)])
     assert noise.std() > 0.1  # three uniform numbers have 0.5
 
 
 def test_a_data_sets_own_randomness_is_new_in_every_epoch_and_for_every_member() -> None:
-    one = by_id(feed(Streamed(Noisy())).epoch(0))
-    for other in (feed(Streamed(Noisy())).epoch(1), feed(Streamed(Noisy()), key=43).epoch(0)):
+    one = by_id(feed(DatasetSource(Noisy())).epoch(0))
+    for other in (feed(DatasetSource(Noisy())).epoch(1), feed(DatasetSource(Noisy()), key=43).epoch(0)):
         assert not any(torch.equal(one[i][0], x) for i, (x, _) in by_id(other).items())
 
 
@@ -243,7 +243,7 @@ def test_a_data_sets_own_randomness_is_new_in_every_epoch_and_for_every_member()
 def test_a_worker_that_dies_is_a_data_error_that_says_what_to_do(monkeypatch: pytest.MonkeyPatch, batch: int) -> None:
     # torch looks after its workers every five seconds.
     monkeypatch.setattr(_MultiProcessingDataLoaderIter._try_get_data, "__defaults__", (0.2,))
-    batches = feed(Streamed(Deadly()), workers=1, batch=batch).epoch(0)
+    batches = feed(DatasetSource(Deadly()), workers=1, batch=batch).epoch(0)
     if batch == 1:
         next(batches)
         time.sleep(0.5)  # it reads ahead and dies, and nothing is raised in between
@@ -254,7 +254,7 @@ def test_a_worker_that_dies_is_a_data_error_that_says_what_to_do(monkeypatch: py
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_data_sets_own_complaint_comes_through(workers: int) -> None:
     with pytest.raises(RuntimeError, match="is rotten"):
-        list(feed(Streamed(Broken()), workers=workers).epoch(0))
+        list(feed(DatasetSource(Broken()), workers=workers).epoch(0))
 
 
 def test_channels_last_is_a_layout_and_changes_no_number() -> None:
@@ -270,13 +270,13 @@ def test_channels_last_is_a_layout_and_changes_no_number() -> None:
 
 
 def test_named_inputs_pass_through_whole() -> None:
-    batch = next(feed(Streamed(Words()), mean=(), std=(), memory_format=torch.channels_last).epoch(0))
+    batch = next(feed(DatasetSource(Words()), mean=(), std=(), memory_format=torch.channels_last).epoch(0))
     assert not isinstance(batch.x, Tensor)
     assert torch.equal(batch.x["input_ids"], torch.arange(3) + batch.index[:, None])
 
 
 def test_resident_named_inputs_are_fed_by_name() -> None:
-    source = Resident({"input_ids": torch.arange(N)[:, None] * 2}, Y)
+    source = InMemorySource({"input_ids": torch.arange(N)[:, None] * 2}, Y)
     batch = next(feed(source, mean=(), std=()).epoch(0))
     assert not isinstance(batch.x, Tensor)
     assert torch.equal(batch.x["input_ids"][:, 0], batch.index * 2)
@@ -285,7 +285,7 @@ def test_resident_named_inputs_are_fed_by_name() -> None:
 @pytest.mark.parametrize("workers", [0, 1])
 def test_evaluation_goes_in_order_without_augmentation(workers: int) -> None:
     ids = torch.tensor([9, 4, 4, 20, 1])
-    batches = list(evaluation(Streamed(Plain()), ids, batch=2, mean=MEAN, std=STD, workers=workers))
+    batches = list(eval_batches(DatasetSource(Plain()), ids, batch_size=2, mean=MEAN, std=STD, num_workers=workers))
     mean, std = (torch.tensor(v).view(1, 3, 1, 1) for v in (MEAN, STD))
     assert torch.cat([b.index for b in batches]).tolist() == ids.tolist()
     x = torch.cat([b.x for b in batches])  # type: ignore[misc]
@@ -293,25 +293,25 @@ def test_evaluation_goes_in_order_without_augmentation(workers: int) -> None:
 
 
 def test_evaluation_of_everything_needs_no_ids() -> None:
-    assert torch.cat([b.index for b in evaluation(RESIDENT, batch=10)]).tolist() == list(range(N))
+    assert torch.cat([b.index for b in eval_batches(RESIDENT, batch_size=10)]).tolist() == list(range(N))
 
 
 @pytest.mark.parametrize(("validation", "count"), [(0.25, 25), (10, 10), (0, 0), (0.0, 0)])
 def test_a_split_parts_the_ids_and_is_the_same_each_time(validation: float, count: int) -> None:
-    train, held = split(100, validation, key=3)
+    train, held = split(100, validation, seed=3)
     assert len(held) == count
     assert torch.cat([train, held]).sort().values.tolist() == list(range(100))
     assert torch.equal(train, train.sort().values)
     assert torch.equal(held, held.sort().values)
-    assert torch.equal(split(100, validation, key=3)[1], held)
+    assert torch.equal(split(100, validation, seed=3)[1], held)
     if count:
-        assert not torch.equal(split(100, validation, key=4)[1], held)
+        assert not torch.equal(split(100, validation, seed=4)[1], held)
 
 
 @pytest.mark.parametrize("validation", [1.0, -0.1, 100, -1])
 def test_a_split_that_leaves_nothing_is_refused(validation: float) -> None:
     with pytest.raises(RecipeError):
-        split(100, validation, key=0)
+        split(100, validation, seed=0)
 
 
 @pytest.mark.parametrize(

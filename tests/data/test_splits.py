@@ -11,7 +11,7 @@ from cases import GIVEN, distance, recipe, trained
 
 from plateaux.config.builders.data import data_of, feed_of, split_of
 from plateaux.core.errors import RecipeError
-from plateaux.data.splits import bag
+from plateaux.data.splits import bootstrap
 from plateaux.training import trainer
 from plateaux.training.checks import check
 from plateaux.training.cost import passes_of
@@ -21,23 +21,23 @@ from plateaux.training.train import train
 def test_a_bag_holds_as_many_ids_as_asked_for_and_no_others() -> None:
     ids = torch.arange(100, 200)
     for share in (0.3, 1.0, 1.5):
-        found = bag(ids, share, 7)
+        found = bootstrap(ids, share, 7)
         assert len(found) == round(100 * share)
         assert torch.isin(found, ids).all()
-        assert torch.equal(found, bag(ids, share, 7))
-        assert not torch.equal(found, bag(ids, share, 8))
+        assert torch.equal(found, bootstrap(ids, share, 7))
+        assert not torch.equal(found, bootstrap(ids, share, 8))
 
 
 def test_a_bag_leaves_out_the_share_that_drawing_with_replacement_does() -> None:
     n, bags = 500, 40
-    left_out = [1 - len(bag(torch.arange(n), 1.0, each).unique()) / n for each in range(bags)]
+    left_out = [1 - len(bootstrap(torch.arange(n), 1.0, each).unique()) / n for each in range(bags)]
     truth = (1 - 1 / n) ** n
     # The number left out has variance n (p - p^2 (1 + 1)) to first order, below n p (1 - p).
     assert abs(sum(left_out) / bags - truth) < 4 * math.sqrt(truth * (1 - truth) / (n * bags))
 
 
 def test_every_id_is_drawn_equally_often() -> None:
-    counts = sum(torch.bincount(bag(torch.arange(10), 1.0, each), minlength=10) for each in range(400))
+    counts = sum(torch.bincount(bootstrap(torch.arange(10), 1.0, each), minlength=10) for each in range(400))
     assert isinstance(counts, torch.Tensor)
     chi = ((counts - 400.0) ** 2 / 400).sum()
     assert chi < 33.7  # nine degrees of freedom, one in ten thousand
@@ -45,7 +45,7 @@ def test_every_id_is_drawn_equally_often() -> None:
 
 def test_a_bag_with_nothing_in_it_is_refused() -> None:
     with pytest.raises(RecipeError, match="makes an empty bag"):
-        bag(torch.arange(10), 0.01, 0)
+        bootstrap(torch.arange(10), 0.01, 0)
 
 
 def test_a_member_is_fed_its_own_bag_and_nothing_held_out() -> None:

@@ -18,8 +18,8 @@ from killable import BY_WORKERS, RECIPE
 from plateaux.config.components import Given
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import DivergedError, Interrupted
-from plateaux.distributed.process_pool import run_in_turn, run_pool
-from plateaux.distributed.stop_signal import stop_sign
+from plateaux.distributed.process_pool import run_pool, run_sequentially
+from plateaux.distributed.stop_signal import graceful_shutdown
 from plateaux.storage.run import Run
 from plateaux.training.train import train
 
@@ -55,7 +55,7 @@ def weights(run: Run) -> list[bytes]:
 def work(job: str, tell: Callable[[Mapping[str, Any]], None], *, device: str | None = None, processes: int = 1) -> None:
     """Do what the job says."""
     if job == "long":
-        with stop_sign() as asked:
+        with graceful_shutdown() as asked:
             tell({"job": job})
             while not asked.is_set():
                 time.sleep(0.01)
@@ -94,7 +94,7 @@ def workers() -> list[Any]:
 
 def test_in_turn_a_job_that_fails_does_not_stop_the_next() -> None:
     news: list[Mapping[str, Any]] = []
-    failures = run_in_turn(["diverge", "a"], work, news.append)
+    failures = run_sequentially(["diverge", "a"], work, news.append)
     assert [each["job"] for each in news] == ["diverge", "a"]
     assert [failure.job for failure in failures] == ["diverge"]
 
@@ -140,7 +140,7 @@ def test_a_listener_that_fails_leaves_no_process_behind() -> None:
 
 def test_a_second_interrupt_ends_at_once() -> None:
     calls = []
-    with stop_sign(first=lambda: calls.append(1), again=lambda: calls.append(2)) as asked:
+    with graceful_shutdown(first=lambda: calls.append(1), again=lambda: calls.append(2)) as asked:
         os.kill(os.getpid(), signal.SIGINT)
         assert asked.is_set()
         os.kill(os.getpid(), signal.SIGTERM)
@@ -152,7 +152,7 @@ def test_a_second_interrupt_ends_at_once() -> None:
 def test_who_ignores_ctrl_c_goes_on_ignoring_it() -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as nohup and a pool's workers do
     try:
-        with stop_sign() as asked:
+        with graceful_shutdown() as asked:
             os.kill(os.getpid(), signal.SIGINT)
             assert not asked.is_set()
     finally:

@@ -133,19 +133,21 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Callable[..., FakeRay]:
         monkeypatch.setattr(ray_pool, "remove_placement_group", lambda group: made.calls.append(("removed", group)))
         return made
 
-    monkeypatch.setattr(ray_pool, "LONGEST_WAIT", 0.01)
+    monkeypatch.setattr(ray_pool, "MAX_BACKOFF_S", 0.01)
     return make
 
 
-def carry_out(jobs: list[Any], *, needs: ray_pool.Needs | None = None, **options: Any) -> tuple[list[Any], list[str]]:
+def carry_out(
+    jobs: list[Any], *, needs: ray_pool.Resources | None = None, **options: Any
+) -> tuple[list[Any], list[str]]:
     heard: list[str] = []
 
     def tell(news: Mapping[str, Any]) -> None:
         heard.append(str(news.get("say")))
 
-    people = ray_pool.Crew(needs or ray_pool.Needs())
-    failures = people.carry_out(jobs, WORK, tell, **options)
-    people.dismiss()
+    people = ray_pool.RayWorkerPool(needs or ray_pool.Resources())
+    failures = people.run_jobs(jobs, WORK, tell, **options)
+    people.release_workers()
     return failures, heard
 
 
@@ -161,27 +163,27 @@ def test_hands_are_used_again_and_all_let_go_in_the_end(cluster: Callable[..., F
 def test_many_hands_are_each_heard_less_often(cluster: Callable[..., FakeRay]) -> None:
     made = cluster()
     carry_out(list(range(3)))
-    assert {args for name, args in made.calls if name == "listen"} == {(ray_pool.GATHERED,)}
+    assert {args for name, args in made.calls if name == "listen"} == {(ray_pool.BATCH_EVENTS_S,)}
     made = cluster(places=200)
     carry_out([f"job {number}" for number in range(2)], world=lambda _: 100)
-    assert max(args for name, args in made.calls if name == "listen") == (200 / ray_pool.HEARD,)
+    assert max(args for name, args in made.calls if name == "listen") == (200 / ray_pool.POLL_TIMEOUT_S,)
 
 
 def test_a_job_whose_process_died_begins_again_at_most_so_often(cluster: Callable[..., FakeRay]) -> None:
     cluster(DEAD, DEAD, DONE)
-    failures, heard = carry_out(["it"], needs=ray_pool.Needs(retries=2))
+    failures, heard = carry_out(["it"], needs=ray_pool.Resources(max_retries=2))
     assert failures == []
     assert "it: its process on node 0 died; begun again in 0.01 s (1 of 2 retries)" in heard[0]
     assert "(2 of 2 retries)" in heard[1]
     cluster(DEAD, DEAD, DEAD)
-    (failure,), _ = carry_out(["it"], needs=ray_pool.Needs(retries=2))
+    (failure,), _ = carry_out(["it"], needs=ray_pool.Resources(max_retries=2))
     assert "for the 3. time; given up" in str(failure.problem)
     assert not failure.died
 
 
 def test_waiting_grows(cluster: Callable[..., FakeRay], monkeypatch: pytest.MonkeyPatch) -> None:
     cluster(DEAD, DEAD, DEAD, DONE)
-    monkeypatch.setattr(ray_pool, "LONGEST_WAIT", 1.0)
+    monkeypatch.setattr(ray_pool, "MAX_BACKOFF_S", 1.0)
     now = [0.0]
     monkeypatch.setattr(ray_pool.time, "monotonic", lambda: now.__setitem__(0, now[0] + 0.02) or now[0])
     monkeypatch.setattr(ray_pool.time, "sleep", lambda _: None)
@@ -212,42 +214,42 @@ def test_one_of_a_group_that_dies_takes_its_group_along(cluster: Callable[..., F
 
 def test_jobs_of_one_process_make_room_for_a_group(cluster: Callable[..., FakeRay]) -> None:
     made = cluster()
-    people = ray_pool.Crew(ray_pool.Needs())
-    assert people.carry_out([1, 2], WORK, print) == []
+    people = ray_pool.RayWorkerPool(ray_pool.Resources())
+    assert people.run_jobs([1, 2], WORK, print) == []
     assert len(made.alive) == 2  # they stay for a while
-    assert people.carry_out(["group"], WORK, print, world=lambda _: 2) == []
-    assert {slot.world for slot in people.slots} == {2}
-    people.dismiss()
+    assert people.run_jobs(["group"], WORK, print, world=lambda _: 2) == []
+    assert {slot.world for slot in people.groups} == {2}
+    people.release_workers()
 
 
 def test_nobody_is_asked_for_whom_there_will_never_be_room(cluster: Callable[..., FakeRay]) -> None:
     made = cluster()
-    people = ray_pool.Crew(ray_pool.Needs(), most=2)
-    people.waiting = [ray_pool.Task(number, 1) for number in range(5)]
-    people._ask_for_hands()
+    people = ray_pool.RayWorkerPool(ray_pool.Resources(), max_groups=2)
+    people.pending = [ray_pool.PendingJob(number, 1) for number in range(5)]
+    people._request_workers()
     assert len(made.alive) == 2
-    people.dismiss()
-    assert people.carry_out(list(range(5)), WORK, print) == []
+    people.release_workers()
+    assert people.run_jobs(list(range(5)), WORK, print) == []
     assert [name for name, _ in made.calls].count("about") == 2 + 2
-    people.waiting = [ray_pool.Task("too large", 3)]
-    people._ask_for_hands()  # those who stayed leave
-    people._ask_for_hands()
-    assert [slot.world for slot in people.slots] == [3]  # asked for all the same: that there is no room will be told
-    people.dismiss()
+    people.pending = [ray_pool.PendingJob("too large", 3)]
+    people._request_workers()  # those who stayed leave
+    people._request_workers()
+    assert [slot.world for slot in people.groups] == [3]  # asked for all the same: that there is no room will be told
+    people.release_workers()
 
 
 def test_those_without_work_do_not_stay_for_ever(cluster: Callable[..., FakeRay], monkeypatch: Any) -> None:
     made = cluster(DONE, "until stopped")
-    monkeypatch.setattr(ray_pool, "STAYING", -1.0)
-    people = ray_pool.Crew(ray_pool.Needs())
-    people.tell = lambda _: None
-    people.waiting = [ray_pool.Task(1, 1), ray_pool.Task(2, 1)]
+    monkeypatch.setattr(ray_pool, "IDLE_TIMEOUT_S", -1.0)
+    people = ray_pool.RayWorkerPool(ray_pool.Resources())
+    people.log = lambda _: None
+    people.pending = [ray_pool.PendingJob(1, 1), ray_pool.PendingJob(2, 1)]
     for _ in range(4):
-        people._ask_for_hands()
-        people._hand_over(None)
-        people._hear()
+        people._request_workers()
+        people._assign_job(None)
+        people._handle_events()
     assert len(made.alive) == 1
-    people.dismiss()
+    people.release_workers()
 
 
 @pytest.mark.parametrize("dying", [False, True])
@@ -281,16 +283,16 @@ def test_a_signal_lets_everybody_end_with_a_checkpoint(
 def test_a_group_that_stops_is_let_go_when_all_have_answered(cluster: Callable[..., FakeRay]) -> None:
     stopped = ("failed", ("Stopped", "with a checkpoint"), [])
     made = cluster(stopped, "until stopped")  # the one that writes nothing is done at once
-    people = ray_pool.Crew(ray_pool.Needs(), waiting=[ray_pool.Task("it", 2)])
+    people = ray_pool.RayWorkerPool(ray_pool.Resources(), pending=[ray_pool.PendingJob("it", 2)])
     for _ in range(6):
-        people._ask_for_hands()
-        people._hand_over(None)
-        people._hear()
+        people._request_workers()
+        people._assign_job(None)
+        people._handle_events()
     assert len(made.alive) == 2
-    assert people.slots[0].answers == 1
+    assert people.groups[0].answers == 1
     ((_, ref),) = made.waited
     ref.answer = lambda: stopped
-    people._hear()
+    people._handle_events()
     assert made.alive == people.failures == []
 
 
@@ -301,7 +303,7 @@ def test_a_cluster_that_shrinks_gets_no_more_work_for_a_while(
     monkeypatch.setattr(made, "remote", lambda work: Tasks(work), raising=False)
     sizes = iter([3, *[1] * 20])
     monkeypatch.setattr(made, "cluster_resources", lambda: {"CPU": float(next(sizes))})
-    found = ray_pool.Crew(ray_pool.Needs()).map(
+    found = ray_pool.RayWorkerPool(ray_pool.Resources()).map(
         [[n] for n in range(9)], lambda _, job: job, lambda _, job, *asked: asked, None
     )
     assert list(found) == [(n, (n,)) for n in range(9)]
@@ -322,16 +324,16 @@ class Tasks:
 
 def test_hands_that_die_before_they_begin_do_not_end_the_work_of_others(cluster: Callable[..., FakeRay]) -> None:
     made = cluster("until stopped", places=1)
-    people = ray_pool.Crew(ray_pool.Needs(), waiting=[ray_pool.Task("it", 1)])
+    people = ray_pool.RayWorkerPool(ray_pool.Resources(), pending=[ray_pool.PendingJob("it", 1)])
     for _ in range(3):
-        people._ask_for_hands()
-        people._hand_over(None)
-        people._hear()
-    assert people.slots[0].task is not None
+        people._request_workers()
+        people._assign_job(None)
+        people._handle_events()
+    assert people.groups[0].task is not None
     for _ in range(ray_pool.STARTS + 2):  # a machine that came and went, with all that were to begin there
-        people._lose(ray_pool.Slot(1, []), RuntimeError("gone"))
+        people._handle_lost(ray_pool.WorkerGroup(1, []), RuntimeError("gone"))
     assert len(made.alive) == 1
-    people.dismiss()
+    people.release_workers()
 
 
 def test_hands_that_die_before_they_begin_are_asked_for_only_so_often(
@@ -351,14 +353,14 @@ def test_who_finds_no_place_says_so(cluster: Callable[..., FakeRay], monkeypatch
         raise PlateauxError(str(news["say"]))
 
     with pytest.raises(PlateauxError, match="place with 2 CPUs and 1 GPUs; the cluster has 4 CPUs and 1 GPUs"):
-        ray_pool.Crew(ray_pool.Needs(cpus=2, gpus=1)).carry_out(["it"], WORK, tell)
+        ray_pool.RayWorkerPool(ray_pool.Resources(num_cpus=2, num_gpus=1)).run_jobs(["it"], WORK, tell)
 
 
 def test_places_are_what_the_scarcest_resource_allows(cluster: Callable[..., FakeRay]) -> None:
     cluster()
-    assert ray_pool.Crew(ray_pool.Needs(cpus=0.5)).places() == 8
-    assert ray_pool.Crew(ray_pool.Needs(cpus=1, gpus=0.25)).places() == 4
-    assert ray_pool.Crew(ray_pool.Needs(cpus=100)).places() == 1
+    assert ray_pool.RayWorkerPool(ray_pool.Resources(num_cpus=0.5)).max_workers() == 8
+    assert ray_pool.RayWorkerPool(ray_pool.Resources(num_cpus=1, num_gpus=0.25)).max_workers() == 4
+    assert ray_pool.RayWorkerPool(ray_pool.Resources(num_cpus=100)).max_workers() == 1
 
 
 # --- Joining a cluster
@@ -413,7 +415,7 @@ def test_a_cluster_that_cannot_be_joined_is_named(monkeypatch: pytest.MonkeyPatc
 def test_an_executor_joins_when_it_is_first_needed_and_leaves_what_it_joined(monkeypatch: pytest.MonkeyPatch) -> None:
     made = Starting()
     monkeypatch.setattr(ray_pool, "ray", made)
-    executor = on_ray.OnRay("head:6379", 1, 0, 5, 4, 2)
+    executor = on_ray.RayExecutor("head:6379", 1, 0, 5, 4, 2)
     executor.close()
     assert made.started == []
     people = executor._joined()
@@ -430,13 +432,13 @@ def test_only_a_cluster_of_our_own_never_grows(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(made, "cluster_resources", lambda: {"CPU": 4.0}, raising=False)
     monkeypatch.setattr(ray_pool, "ray", made)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    assert on_ray.OnRay(None, 2, 0, 5, 1, 1)._joined().most == 2
-    assert on_ray.OnRay("head:6379", 2, 0, 5, 1, 1)._joined().most is None
+    assert on_ray.RayExecutor(None, 2, 0, 5, 1, 1)._joined().max_groups == 2
+    assert on_ray.RayExecutor("head:6379", 2, 0, 5, 1, 1)._joined().max_groups is None
     monkeypatch.setenv("RAY_ADDRESS", "other:6379")
-    assert on_ray.OnRay(None, 2, 0, 5, 1, 1)._joined().most is None
+    assert on_ray.RayExecutor(None, 2, 0, 5, 1, 1)._joined().max_groups is None
     made.running = True  # by somebody else: it may be any
     monkeypatch.delenv("RAY_ADDRESS")
-    assert on_ray.OnRay(None, 2, 0, 5, 1, 1)._joined().most is None
+    assert on_ray.RayExecutor(None, 2, 0, 5, 1, 1)._joined().max_groups is None
 
 
 def test_inside_a_group_the_executor_is_a_mesh(monkeypatch: pytest.MonkeyPatch) -> None:

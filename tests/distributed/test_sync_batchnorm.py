@@ -13,7 +13,7 @@ from reference import batchnorm as twin
 from torch import Tensor, nn
 
 from plateaux.core.errors import RecipeError
-from plateaux.distributed.sync_batchnorm import SyncedBatchNorm, synchronise
+from plateaux.distributed.sync_batchnorm import SyncedBatchNorm, convert_sync_batchnorm
 
 SHAPES = {"flat": (7, 3), "line": (7, 3, 4), "image": (7, 3, 4, 5)}
 CUTS = [(0, 3, 7), (0, 1, 7), (0, 0, 7)]  # the last: one process has nothing
@@ -40,7 +40,7 @@ def pass_here(shape: tuple[int, ...], cut: tuple[int, ...], momentum: float | No
     x, grad, weight, bias = problem(shape)
     own = slice(cut[dist.get_rank()], cut[dist.get_rank() + 1])
     layer = layer_for(shape, momentum)
-    synchronise(layer, dist.group.WORLD)
+    convert_sync_batchnorm(layer, dist.group.WORLD)
     with torch.no_grad():
         layer.weight.copy_(weight)
         layer.bias.copy_(bias)
@@ -101,7 +101,7 @@ def nobody_here() -> dict[str, Tensor]:
     import torch.distributed as dist
 
     layer = nn.BatchNorm2d(3)
-    synchronise(layer, dist.group.WORLD)
+    convert_sync_batchnorm(layer, dist.group.WORLD)
     assert layer(torch.zeros(0, 3, 2, 2)).shape == (0, 3, 2, 2)
     return dict(layer.named_buffers())
 
@@ -118,7 +118,7 @@ def test_evaluation_is_torchs_own() -> None:
     for each in (layer, synced):
         each.running_mean = torch.tensor([1.0, 2.0, 3.0])
         each.eval()
-    synchronise(synced, None)
+    convert_sync_batchnorm(synced, None)
     x = torch.randn(4, 3, 2, 2)
     assert torch.equal(synced(x), layer(x))
 
@@ -126,7 +126,7 @@ def test_evaluation_is_torchs_own() -> None:
 def test_every_batchnorm_of_a_network_is_synchronised_and_keeps_its_names() -> None:
     net = nn.Sequential(nn.Conv2d(1, 3, 1), nn.Sequential(nn.BatchNorm2d(3)), nn.BatchNorm2d(3, affine=False))
     before = list(net.state_dict())
-    synchronise(net, "group")
+    convert_sync_batchnorm(net, "group")
     assert list(net.state_dict()) == before
     assert [type(m) for m in net.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)] == [SyncedBatchNorm] * 2
     assert net[2].group == "group"
@@ -142,8 +142,8 @@ def timm_here() -> float:
     x = problem((8, 3, 2, 2))[0].float()
     own = slice(4 * dist.get_rank(), 4 * dist.get_rank() + 4)
     alone, shared = BatchNormAct2d(3), BatchNormAct2d(3)
-    synchronise(shared, dist.group.WORLD)
-    synchronise(shared, dist.group.WORLD)  # twice does no harm
+    convert_sync_batchnorm(shared, dist.group.WORLD)
+    convert_sync_batchnorm(shared, dist.group.WORLD)  # twice does no harm
     gap = float((shared(x[own]) - alone(x)[own]).abs().max())
     shared.eval(), alone.eval()
     return max(gap, float((shared(x) - alone(x)).abs().max()))
@@ -161,4 +161,4 @@ def test_a_batchnorm_of_another_kind_is_refused_by_name() -> None:
             return 2 * super().forward(x)
 
     with pytest.raises(RecipeError, match=r"'1' is a BatchNorm of its own kind \(Odd\)"):
-        synchronise(nn.Sequential(nn.Conv2d(1, 3, 1), Odd(3)), None)
+        convert_sync_batchnorm(nn.Sequential(nn.Conv2d(1, 3, 1), Odd(3)), None)

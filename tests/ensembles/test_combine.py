@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from plateaux.core.errors import RecipeError
-from plateaux.ensembles.combine import COMBINE, HOW, combined, shares
+from plateaux.ensembles.combine import COMBINE, RULES, combine, normalized_weights
 from plateaux.ensembles.log_probs import log_probabilities
 
 Array = np.ndarray
@@ -62,20 +62,20 @@ def given_to(how: str, members: int) -> Tensor | None:
     return weights_of(members) if how == "weighted" else None
 
 
-@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("how", RULES)
 @pytest.mark.parametrize(("members", "samples", "classes"), [(1, 9, 3), (3, 50, 10), (5, 1, 2), (4, 20, 1)])
 def test_every_way_is_what_the_slow_twin_says(how: str, members: int, samples: int, classes: int) -> None:
     table = table_of(members, samples, classes)
-    found = combined(table, how, given_to(how, members))
+    found = combine(table, how, given_to(how, members))
     assert found.shape == (samples, classes)
     slack = 2e-6 if how == "majority" else 1e-12  # what breaks a tie
     np.testing.assert_allclose(found.exp().numpy(), twin(table, how, weights_of(members).numpy()), atol=slack)
 
 
-@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("how", RULES)
 def test_one_member_is_itself(how: str) -> None:
     table = table_of(1, 30, 4)
-    found = combined(table, how, [1.0] if how == "weighted" else None)
+    found = combine(table, how, [1.0] if how == "weighted" else None)
     if how == "majority":
         assert torch.equal(found.exp(), torch.eye(4, dtype=torch.float64)[table[0].argmax(-1)])
     else:
@@ -85,9 +85,9 @@ def test_one_member_is_itself(how: str) -> None:
 def test_means_are_the_rows_that_measures_see() -> None:
     table = table_of(3, 20, 5)
     rows = log_probabilities(table)
-    assert torch.equal(combined(table), rows[-2])
-    assert torch.equal(combined(table, "mean probability"), rows[-2])
-    assert torch.equal(combined(table, "mean logit"), rows[-1])
+    assert torch.equal(combine(table), rows[-2])
+    assert torch.equal(combine(table, "mean probability"), rows[-2])
+    assert torch.equal(combine(table, "mean logit"), rows[-1])
 
 
 @given(
@@ -101,13 +101,13 @@ def test_a_vote_is_won_by_most_votes_then_by_mean_probability(
     members: int, classes: int, seed: int, dtype: torch.dtype
 ) -> None:
     table = table_of(members, 25, classes, seed=seed).to(dtype)
-    guess = combined(table, "majority").argmax(-1).tolist()
+    guess = combine(table, "majority").argmax(-1).tolist()
     assert guess == [winner(log_probabilities(table)[:members], sample) for sample in range(25)]
 
 
 def test_a_tie_of_votes_goes_to_the_more_probable_class_and_the_rest_to_the_first() -> None:
     table = torch.tensor([[[1.0, 0.0, 0.0], [2.0, 0.0, 0.0]], [[0.0, 0.0, 3.0], [0.0, 2.0, 0.0]]])
-    found = combined(table, "majority")
+    found = combine(table, "majority")
     assert found.argmax(-1).tolist() == [2, 0]
     assert found.exp()[0].tolist() == pytest.approx([0.5, 0.0, 0.5], abs=1e-6)
     assert found.logsumexp(-1).tolist() == pytest.approx([0.0, 0.0], abs=1e-6)
@@ -116,20 +116,20 @@ def test_a_tie_of_votes_goes_to_the_more_probable_class_and_the_rest_to_the_firs
 def test_a_probable_class_without_votes_does_not_win_a_tie() -> None:
     # Class 2 has the highest mean probability, but everybody's second choice gets no vote.
     table = torch.tensor([[[3.0, -9.0, 2.9]], [[-9.0, 3.0, 2.9]]])
-    assert int(combined(table).argmax()) == 2
-    assert int(combined(table, "majority").argmax()) == 0
+    assert int(combine(table).argmax()) == 2
+    assert int(combine(table, "majority").argmax()) == 0
 
 
 def test_a_tie_is_broken_in_float32_even_among_very_many() -> None:
     table = torch.zeros(1000, 1, 1000)
     table[torch.arange(1000), 0, torch.arange(1000)] = 5.0
     table[700, 0, 700] = 6.0
-    assert int(combined(table, "majority").argmax()) == 700
+    assert int(combine(table, "majority").argmax()) == 700
 
 
-@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("how", RULES)
 def test_probabilities_sum_to_one(how: str) -> None:
-    found = combined(table_of(4, 60, 7), how, given_to(how, 4))
+    found = combine(table_of(4, 60, 7), how, given_to(how, 4))
     assert found.logsumexp(-1).abs().max() < 1e-12
 
 
@@ -141,39 +141,39 @@ def test_neither_the_order_of_members_nor_the_cut_of_batches_matters(
 ) -> None:
     table, weights = table_of(members, samples, classes, seed=seed), weights_of(members, seed=seed)
     order, cut = data.draw(st.permutations(range(members))), data.draw(st.integers(0, samples))
-    for how in HOW:
+    for how in RULES:
         given, shuffled = (weights, weights[order]) if how == "weighted" else (None, None)
-        whole = combined(table, how, given).exp()
-        torch.testing.assert_close(combined(table[order], how, shuffled).exp(), whole, rtol=0, atol=1e-12)
-        parts = [combined(table[:, rows], how, given).exp() for rows in (slice(cut), slice(cut, None))]
+        whole = combine(table, how, given).exp()
+        torch.testing.assert_close(combine(table[order], how, shuffled).exp(), whole, rtol=0, atol=1e-12)
+        parts = [combine(table[:, rows], how, given).exp() for rows in (slice(cut), slice(cut, None))]
         torch.testing.assert_close(torch.cat(parts), whole, rtol=0, atol=1e-12)
 
 
 def test_equal_weights_are_the_mean_probability() -> None:
     table = table_of(4, 20, 5)
-    torch.testing.assert_close(combined(table, "weighted", [0.25] * 4), combined(table, "mean probability"))
+    torch.testing.assert_close(combine(table, "weighted", [0.25] * 4), combine(table, "mean probability"))
 
 
 def test_a_member_without_weight_has_no_say_even_if_it_is_no_number() -> None:
     table = table_of(3, 10, 4)
     table[1] = math.nan
-    torch.testing.assert_close(combined(table, "weighted", [0.5, 0, 0.5]), combined(table[[0, 2]]))
+    torch.testing.assert_close(combine(table, "weighted", [0.5, 0, 0.5]), combine(table[[0, 2]]))
 
 
-@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("how", RULES)
 def test_probabilities_of_exactly_zero_and_one_stay_so(how: str) -> None:
     table = torch.zeros(2, 3, 3)
     table[..., 1] = 1e4
-    found = combined(table, how, [0.5, 0.5] if how == "weighted" else None)
+    found = combine(table, how, [0.5, 0.5] if how == "weighted" else None)
     assert not found.isnan().any()
     torch.testing.assert_close(found.exp(), torch.tensor([[0.0, 1.0, 0.0]] * 3), rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("how", RULES)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_logits_of_few_digits_are_combined_in_many(how: str, dtype: torch.dtype) -> None:
     table = table_of(3, 40, 6).to(dtype)
-    found = combined(table, how, given_to(how, 3))
+    found = combine(table, how, given_to(how, 3))
     assert found.dtype == torch.float32
     np.testing.assert_allclose(found.exp().numpy(), twin(table, how, weights_of(3).numpy()), atol=3e-6)
 
@@ -181,7 +181,7 @@ def test_logits_of_few_digits_are_combined_in_many(how: str, dtype: torch.dtype)
 def test_logits_that_look_like_probabilities_are_logits_all_the_same() -> None:
     # Released code takes a table within [0, 1] for probabilities.
     table = torch.tensor([[[0.9, 0.1]], [[0.7, 0.3]]], dtype=torch.float64)
-    assert combined(table).exp().tolist()[0] == pytest.approx(twin(table, "mean probability", np.ones(2))[0].tolist())
+    assert combine(table).exp().tolist()[0] == pytest.approx(twin(table, "mean probability", np.ones(2))[0].tolist())
 
 
 def test_nobody_abstains_from_a_vote_among_some_of_the_classes() -> None:
@@ -189,20 +189,20 @@ def test_nobody_abstains_from_a_vote_among_some_of_the_classes() -> None:
     # members would have been dropped, and the third alone would have decided.
     table = torch.tensor([[[5.0, 1.0, 2.0]], [[5.0, 1.0, 2.0]], [[0.0, 4.0, 0.0]]])
     table[..., 0] = -math.inf
-    found = combined(table, "majority").exp()[0]
+    found = combine(table, "majority").exp()[0]
     assert found.tolist() == pytest.approx([0, 1 / 3, 2 / 3], abs=1e-6)
-    assert combined(table).exp()[0, 0] == combined(table, "mean logit").exp()[0, 0] == 0
+    assert combine(table).exp()[0, 0] == combine(table, "mean logit").exp()[0, 0] == 0
 
 
 def test_what_cannot_be_combined_is_refused_with_a_way_out() -> None:
     table = table_of(2, 3, 4)
     with pytest.raises(RecipeError, match="did you mean 'mean logit'"):
-        combined(table, "mean logits")
+        combine(table, "mean logits")
     with pytest.raises(RecipeError, match="leave the weights out"):
-        combined(table, "majority", [0.5, 0.5])
+        combine(table, "majority", [0.5, 0.5])
     with pytest.raises(RecipeError, match="a member or more"):
-        combined(table[:0])
-    assert set(COMBINE) < set(HOW)
+        combine(table[:0])
+    assert set(COMBINE) < set(RULES)
 
 
 @pytest.mark.parametrize(
@@ -210,10 +210,10 @@ def test_what_cannot_be_combined_is_refused_with_a_way_out() -> None:
 )
 def test_weights_that_are_no_shares_are_refused(weights: list[float] | None) -> None:
     with pytest.raises(RecipeError, match="sum to 1"):
-        combined(table_of(2, 3, 4), "weighted", weights)
+        combine(table_of(2, 3, 4), "weighted", weights)
 
 
 def test_shares_in_float32_are_made_to_sum_to_one_exactly() -> None:
-    found = shares(torch.full((3,), 1 / 3, dtype=torch.float32), 3)
+    found = normalized_weights(torch.full((3,), 1 / 3, dtype=torch.float32), 3)
     assert found.dtype == torch.float64
     assert float(found.sum()) == 1.0

@@ -110,8 +110,8 @@ def test_sets_that_are_never_empty_hold_the_likeliest_class_and_are_right_at_lea
 @needs_cifar
 def test_hard_images_get_larger_sets_and_a_penalty_keeps_them_small() -> None:
     log_p, y, ids = cifar()
-    aps = fit(log_p, y, ids, 0.05, "aps", randomised=False).sets(log_p, ids).sum(1).double()
-    raps = fit(log_p, y, ids, 0.05, "raps", randomised=False, k_reg=1, penalty=0.2).sets(log_p, ids).sum(1)
+    aps = fit(log_p, y, ids, 0.05, "aps", randomized=False).sets(log_p, ids).sum(1).double()
+    raps = fit(log_p, y, ids, 0.05, "raps", randomized=False, k_reg=1, penalty=0.2).sets(log_p, ids).sum(1)
     wrong = log_p.argmax(1) != y
     assert aps[wrong].mean() > 1.5 * aps[~wrong].mean()
     assert raps.max() < aps.max()
@@ -123,7 +123,7 @@ def test_hard_images_get_larger_sets_and_a_penalty_keeps_them_small() -> None:
 def test_threshold_and_sets_are_the_slow_twins(kind: Kind, classes: int, randomised: bool) -> None:
     log_p, y, ids = drawn(60, classes)
     options = {"k_reg": 2, "penalty": 0.05}
-    fitted = fit(log_p, y, ids, 0.2, kind, randomised=randomised, seed=5, **options)  # type: ignore[arg-type]
+    fitted = fit(log_p, y, ids, 0.2, kind, randomized=randomised, seed=5, **options)  # type: ignore[arg-type]
     rows = []
     for row, number in zip(log_p.exp().tolist(), ids.tolist(), strict=True):
         u = (derive_seed(5, "conformal", number) >> 10) / 2**53 if randomised else 1.0
@@ -168,7 +168,7 @@ def test_too_few_samples_give_every_class_and_say_so(kind: Kind) -> None:
 def test_held_out_samples_themselves_are_covered_by_count(kind: Kind, randomised: bool) -> None:
     log_p, y, ids = drawn(199, 6)
     for alpha, inside in ((0.1, 180), (0.05, 190), (0.5, 100)):
-        fitted = fit(log_p, y, ids, alpha, kind, randomised=randomised)
+        fitted = fit(log_p, y, ids, alpha, kind, randomized=randomised)
         assert coverage(fitted.sets(log_p, ids), y).value >= inside / 199
         if randomised and kind != "lac":  # no ties
             assert coverage(fitted.sets(log_p, ids), y).value == inside / 199
@@ -229,7 +229,7 @@ def test_rounding_decides_nothing_where_every_last_class_has_the_score_one() -> 
     # With two classes and a quarter of the labels the unlikelier one, the threshold is that class's score: 1 for all.
     log_p = torch.randn(400, 2, dtype=torch.float64).log_softmax(1)
     y = torch.where(torch.arange(400) % 4 == 0, log_p.argmin(1), log_p.argmax(1))
-    fitted = fit(log_p, y, torch.arange(400), 0.1, "aps", randomised=False)
+    fitted = fit(log_p, y, torch.arange(400), 0.1, "aps", randomized=False)
     assert fitted.threshold == 1.0
     assert fitted.sets(log_p, torch.arange(400)).all()
 
@@ -237,7 +237,7 @@ def test_rounding_decides_nothing_where_every_last_class_has_the_score_one() -> 
 def test_equal_probabilities_are_ranked_by_class() -> None:
     log_p = torch.zeros(50, 4).log_softmax(1)
     y = torch.arange(50) % 4
-    sets = fit(log_p, y, torch.arange(50), 0.3, "aps", randomised=False).sets(log_p, torch.arange(50))
+    sets = fit(log_p, y, torch.arange(50), 0.3, "aps", randomized=False).sets(log_p, torch.arange(50))
     assert sets.tolist() == [[True, True, True, False]] * 50
 
 

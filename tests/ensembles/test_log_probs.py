@@ -11,12 +11,12 @@ from torch import Tensor
 from plateaux.core.metric import Metric
 from plateaux.core.outputs import logits
 from plateaux.core.types import Batch, TensorTree
-from plateaux.distributed.executors.local import Local
-from plateaux.ensembles.log_probs import guesses_of, log_probabilities, probabilities_of, shared, wide_probabilities_of
+from plateaux.distributed.executors.local import LocalExecutor
+from plateaux.ensembles.log_probs import log_probabilities, log_probs, log_probs_float64, memo_scope, predictions
 from plateaux.evaluation.metric_loop import Heard, settle
 
-LOCAL = Local("loop", 1, (), "error")
-WORKS = [probabilities_of, wide_probabilities_of, log_probabilities, guesses_of]
+LOCAL = LocalExecutor("loop", 1, (), "error")
+WORKS = [log_probs, log_probs_float64, log_probabilities, predictions]
 
 
 def table_of(members: int = 3) -> Tensor:
@@ -28,10 +28,10 @@ def test_it_is_worked_out_once_while_the_table_is_shared(work: Callable[[Tensor]
     table = table_of()
     alone = work(table)
     assert work(table) is not alone
-    with shared(table):
+    with memo_scope(table):
         first = work(table)
         assert work(table) is first
-        with shared(table_of(2)):
+        with memo_scope(table_of(2)):
             assert work(table) is not first
         assert work(table) is first
         assert torch.equal(work(table.clone()), first)
@@ -43,7 +43,7 @@ def test_it_is_worked_out_once_while_the_table_is_shared(work: Callable[[Tensor]
 @pytest.mark.parametrize("work", WORKS)
 def test_what_was_written_into_is_worked_out_anew(work: Callable[[Tensor], Tensor]) -> None:
     table = table_of()
-    with shared(table):
+    with memo_scope(table):
         truth = work(table).clone()
         work(table).zero_()
         assert torch.equal(work(table), truth)
@@ -55,7 +55,7 @@ def test_what_was_written_into_is_worked_out_anew(work: Callable[[Tensor], Tenso
 def test_inference_tensors_do_not_count_and_are_not_shared() -> None:
     with torch.inference_mode():
         table = table_of()
-        with shared(table):
+        with memo_scope(table):
             assert torch.equal(log_probabilities(table), log_probabilities(table.clone()))
 
 
@@ -64,28 +64,28 @@ def test_nothing_is_shared_after_a_failure() -> None:
     found: list[Tensor] = []
 
     def fail() -> None:
-        with shared(table):
-            found.append(probabilities_of(table))
+        with memo_scope(table):
+            found.append(log_probs(table))
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         fail()
-    assert probabilities_of(table) is not found[0]
+    assert log_probs(table) is not found[0]
 
 
 def test_in_float64_there_are_float64_probabilities() -> None:
     table = table_of()
-    assert wide_probabilities_of(table).dtype == torch.float64
-    assert torch.equal(wide_probabilities_of(table), table.double().log_softmax(-1))
-    assert probabilities_of(table.half()).dtype == torch.float32
+    assert log_probs_float64(table).dtype == torch.float64
+    assert torch.equal(log_probs_float64(table), table.double().log_softmax(-1))
+    assert log_probs(table.half()).dtype == torch.float32
 
 
 def test_guesses_are_of_members_and_of_both_ensembles() -> None:
     table = table_of()
-    assert torch.equal(guesses_of(table)[:3], table.argmax(-1))
-    assert torch.equal(guesses_of(table)[3], table.softmax(-1).mean(0).argmax(-1))
-    assert torch.equal(guesses_of(table)[4], table.mean(0).argmax(-1))
-    assert guesses_of(table[:1]).shape == (1, 7)
+    assert torch.equal(predictions(table)[:3], table.argmax(-1))
+    assert torch.equal(predictions(table)[3], table.softmax(-1).mean(0).argmax(-1))
+    assert torch.equal(predictions(table)[4], table.mean(0).argmax(-1))
+    assert predictions(table[:1]).shape == (1, 7)
 
 
 def test_measures_of_one_walk_share_a_table_and_casts_do_not() -> None:

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from plateaux.core.errors import DataError
 from plateaux.core.types import Estimate
-from plateaux.ensembles.ood_scores import ALARMS, CONVENTION, compare
+from plateaux.ensembles.ood_scores import DEFINITION, OOD_SCORES, compare
 
-NAMES = list(ALARMS)
+NAMES = list(OOD_SCORES)
 DIVERSITY = ["mutual_information", "pds", "variance"]
 
 
@@ -50,7 +50,7 @@ def twin(name: str, logits: np.ndarray) -> float:  # type: ignore[type-arg]
 @pytest.mark.parametrize(("members", "samples", "classes"), [(1, 9, 4), (2, 1, 2), (3, 20, 10), (5, 7, 100), (4, 6, 1)])
 def test_every_score_is_what_its_slow_twin_says(name: str, members: int, samples: int, classes: int) -> None:
     table = table_of(members, samples, classes)
-    found = ALARMS[name](table)
+    found = OOD_SCORES[name](table)
     assert found.shape == (samples,)
     assert found.dtype == torch.float64
     for i in range(samples):
@@ -61,7 +61,7 @@ def test_scores_of_members_that_are_each_sure_of_another_class() -> None:
     table = torch.full((3, 1, 5), -1e4, dtype=torch.float64)
     for m in range(3):
         table[m, 0, m] = 1e4
-    found = {name: float(alarm(table)) for name, alarm in ALARMS.items()}
+    found = {name: float(alarm(table)) for name, alarm in OOD_SCORES.items()}
     assert found == pytest.approx(
         {
             "max_probability": -1 / 3,
@@ -79,21 +79,21 @@ def test_scores_of_members_that_are_each_sure_of_another_class() -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
 def test_members_that_agree_differ_by_exactly_nothing(members: int, dtype: torch.dtype) -> None:
     table = table_of(1, 200, 10).to(dtype).expand(members, -1, -1)
-    assert ALARMS["mutual_information"](table).unique().tolist() == [0.0]
-    assert ALARMS["variance"](table).unique().tolist() == [0.0]
-    assert ALARMS["pds"](table).unique().tolist() == [1.0]
+    assert OOD_SCORES["mutual_information"](table).unique().tolist() == [0.0]
+    assert OOD_SCORES["variance"](table).unique().tolist() == [0.0]
+    assert OOD_SCORES["pds"](table).unique().tolist() == [1.0]
     for name in ("max_probability", "entropy", "energy", "max_logit"):
-        assert torch.allclose(ALARMS[name](table), ALARMS[name](table[:1]), rtol=1e-12)
+        assert torch.allclose(OOD_SCORES[name](table), OOD_SCORES[name](table[:1]), rtol=1e-12)
 
 
 def test_members_that_all_but_agree_have_no_negative_information() -> None:
     table = table_of(1, 2000, 10) + 1e-9 * table_of(3, 2000, 10, seed=1)
-    assert (ALARMS["mutual_information"](table) >= 0).all()
+    assert (OOD_SCORES["mutual_information"](table) >= 0).all()
 
 
 @pytest.mark.parametrize("name", DIVERSITY)
 def test_diversity_of_one_member_tells_nothing_apart(name: str) -> None:
-    inside, outside = ALARMS[name](table_of(1, 50, 10)), ALARMS[name](table_of(1, 40, 10, seed=1, scale=0.1))
+    inside, outside = OOD_SCORES[name](table_of(1, 50, 10)), OOD_SCORES[name](table_of(1, 40, 10, seed=1, scale=0.1))
     assert compare({name: inside.numpy()}, {name: outside.numpy()})[name]["auroc"] == Estimate(0.5, 0.0)
 
 
@@ -102,34 +102,34 @@ def test_diversity_of_one_member_tells_nothing_apart(name: str) -> None:
 def test_a_class_that_nobody_gives_a_chance_changes_nothing(name: str, logit: float) -> None:
     table = table_of(3, 8, 4)
     wider = torch.cat([table, torch.full((3, 8, 2), logit, dtype=torch.float64)], -1)
-    assert torch.allclose(ALARMS[name](wider), ALARMS[name](table), rtol=1e-12, atol=1e-15)
+    assert torch.allclose(OOD_SCORES[name](wider), OOD_SCORES[name](table), rtol=1e-12, atol=1e-15)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_logits_that_are_nan_give_scores_that_are_nan(name: str) -> None:
     table = table_of(2, 3, 4)
     table[1, 1, 2] = math.nan
-    assert ALARMS[name](table).isnan().tolist() == [False, True, False]
+    assert OOD_SCORES[name](table).isnan().tolist() == [False, True, False]
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_logits_of_few_digits_are_scored_in_many(name: str, dtype: torch.dtype) -> None:
     table = table_of(3, 50, 10, scale=4.0).to(dtype)
-    assert torch.equal(ALARMS[name](table), ALARMS[name](table.double()))
+    assert torch.equal(OOD_SCORES[name](table), OOD_SCORES[name](table.double()))
 
 
 def test_confident_samples_are_no_ties() -> None:
     # In float32 both have probability 1.
     table = torch.tensor([[[20.0, 0.0], [25.0, 0.0]]])
-    surer = ALARMS["max_probability"](table)
+    surer = OOD_SCORES["max_probability"](table)
     assert surer[1] < surer[0]
 
 
 def test_no_sample_feels_the_others_of_its_batch() -> None:
     # The mutual information published with SED takes off the batch's mean of the entropies.
     table = table_of(3, 12, 5)
-    for alarm in ALARMS.values():
+    for alarm in OOD_SCORES.values():
         assert torch.allclose(alarm(table)[:4], alarm(table[:, :4]), rtol=1e-12, atol=1e-15)
         assert alarm(table[:, :0]).shape == (0,)
 
@@ -144,8 +144,8 @@ def test_scores_stay_in_their_range_and_do_not_heed_the_order_of_members(
 ) -> None:
     table = table_of(members, samples, classes, seed=seed, scale=scale)
     order = data.draw(st.permutations(range(members)))
-    found = {name: alarm(table) for name, alarm in ALARMS.items()}
-    for name, alarm in ALARMS.items():
+    found = {name: alarm(table) for name, alarm in OOD_SCORES.items()}
+    for name, alarm in OOD_SCORES.items():
         assert torch.allclose(alarm(table[order]), found[name], rtol=1e-9, atol=1e-12), name
     slack = 1e-12
     assert ((found["max_probability"] >= -1 - slack) & (found["max_probability"] <= -1 / classes + slack)).all()
@@ -158,7 +158,7 @@ def test_scores_stay_in_their_range_and_do_not_heed_the_order_of_members(
 
 
 def scored(table: Tensor) -> dict[str, np.ndarray]:  # type: ignore[type-arg]
-    return {name: alarm(table).numpy() for name, alarm in ALARMS.items()}
+    return {name: alarm(table).numpy() for name, alarm in OOD_SCORES.items()}
 
 
 def test_compare_says_of_every_score_how_well_it_does() -> None:
@@ -168,7 +168,7 @@ def test_compare_says_of_every_score_how_well_it_does() -> None:
     y = np.repeat([0, 1], [200, 150])
     for name, numbers in found.items():
         assert list(numbers) == ["auroc", "aupr out", "aupr in", "fpr95"]
-        both = np.concatenate([ALARMS[name](inside).numpy(), ALARMS[name](outside).numpy()])
+        both = np.concatenate([OOD_SCORES[name](inside).numpy(), OOD_SCORES[name](outside).numpy()])
         assert numbers["auroc"].value == pytest.approx(roc_auc_score(y, both))
         assert numbers["aupr out"].value == pytest.approx(average_precision_score(y, both))
         assert numbers["aupr in"].value == pytest.approx(average_precision_score(1 - y, -both))
@@ -198,9 +198,9 @@ def test_scores_that_do_not_match_or_are_no_numbers_are_refused() -> None:
 @pytest.mark.parametrize("shape", [(4, 3), (0, 4, 3), (2, 4, 0)])
 def test_what_is_no_table_of_logits_is_refused(name: str, shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="members, samples, classes"):
-        ALARMS[name](torch.zeros(shape))
+        OOD_SCORES[name](torch.zeros(shape))
 
 
 def test_the_convention_says_which_samples_are_positive() -> None:
-    assert "out of distribution is the positive class" in CONVENTION
-    assert "\n" not in CONVENTION
+    assert "out of distribution is the positive class" in DEFINITION
+    assert "\n" not in DEFINITION

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from plateaux.core.errors import RecipeError, RunError
 from plateaux.ensembles import selection
-from plateaux.ensembles.combine import combined
+from plateaux.ensembles.combine import combine
 from plateaux.ensembles.selection import Selection, select
 
 OBJECTIVES = ["nll", "accuracy", "brier"]
@@ -75,7 +75,7 @@ def test_a_selection_is_the_slow_twins(
 ) -> None:
     log_p, y = pool_of(members, samples, classes, seed=seed)
     size = min(size, members) if unique else size
-    found = select(log_p, y, size, objective=objective, unique=unique)  # type: ignore[arg-type]
+    found = select(log_p, y, size, metric=objective, unique=unique)  # type: ignore[arg-type]
     chosen, scores = twin(log_p, y, size, objective, unique)
     assert list(found.chosen) == chosen
     assert found.scores == pytest.approx(scores, rel=1e-10, abs=1e-12)
@@ -87,7 +87,7 @@ def test_a_selection_is_the_slow_twins(
 def test_a_selection_lies_between_the_best_single_and_the_best_of_all_multisets(objective: str, seed: int) -> None:
     log_p, y = pool_of(4, 25, 3, seed=seed)
     p, labels = log_p.exp().numpy(), y.numpy()
-    found = select(log_p, y, 4, objective=objective)  # type: ignore[arg-type]
+    found = select(log_p, y, 4, metric=objective)  # type: ignore[arg-type]
     sets = [draws for size in range(1, 5) for draws in combinations_with_replacement(range(4), size)]
     all_of_them = {draws: score(objective, p[list(draws)].mean(0), labels) for draws in sets}
     sign = -1 if objective == "accuracy" else 1
@@ -101,11 +101,11 @@ def test_a_selection_lies_between_the_best_single_and_the_best_of_all_multisets(
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_every_draw_improves_and_the_weights_predict_what_was_scored(objective: str) -> None:
     log_p, y = pool_of(8, 200, 5, seed=3)
-    found = select(log_p, y, 20, objective=objective)  # type: ignore[arg-type]
+    found = select(log_p, y, 20, metric=objective)  # type: ignore[arg-type]
     steps = np.diff(found.scores) * (1 if objective == "accuracy" else -1)
     assert (steps > 0).all()
     assert 1 < len(found.chosen) < 20  # it stopped by itself
-    p = combined(log_p, "weighted", found.weights).exp().numpy()
+    p = combine(log_p, "weighted", found.weights).exp().numpy()
     assert score(objective, p, y.numpy()) == pytest.approx(found.scores[-1], rel=1e-9)
 
 
@@ -114,7 +114,7 @@ def test_accuracy_is_to_be_high() -> None:
     y = torch.zeros(10, dtype=torch.int64)
     right = torch.tensor([2, 9, 5])[:, None] > torch.arange(10)
     log_p = torch.stack([right.double(), 1 - right.double()], -1).mul(3).log_softmax(-1)
-    found = select(log_p, y, 1, objective="accuracy")
+    found = select(log_p, y, 1, metric="accuracy")
     assert found.chosen == (1,)
     assert found.scores == (0.9,)
     assert int(right.double().mean(-1).argmin()) == 0  # the mistake
@@ -150,7 +150,7 @@ def test_draws_end_even_if_every_one_improves(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_of_equal_members_the_first_is_drawn_and_once_is_enough(objective: str) -> None:
     log_p, y = pool_of(1, 30, 4)
-    found = select(log_p.expand(5, -1, -1), y, 5, objective=objective)  # type: ignore[arg-type]
+    found = select(log_p.expand(5, -1, -1), y, 5, metric=objective)  # type: ignore[arg-type]
     assert found.chosen == (0,)
     assert found.weights == (1.0, 0.0, 0.0, 0.0, 0.0)
 
@@ -170,7 +170,7 @@ def test_the_order_of_members_and_samples_does_not_matter(seed: int, order: list
 def test_log_probabilities_of_few_digits_are_summed_in_many(objective: str, dtype: torch.dtype) -> None:
     log_p, y = pool_of(4, 50, 3, seed=5)
     few = log_p.to(dtype)
-    found = select(few, y, 6, objective=objective)  # type: ignore[arg-type]
+    found = select(few, y, 6, metric=objective)  # type: ignore[arg-type]
     chosen, scores = twin(few, y, 6, objective, False)
     assert list(found.chosen) == chosen
     assert found.scores == pytest.approx(scores, rel=1e-10)
@@ -182,7 +182,7 @@ def test_probabilities_of_exactly_zero_and_one(objective: str) -> None:
     y = torch.zeros(3, dtype=torch.int64)
     wrong = torch.eye(3)
     log_p = torch.stack([1 - wrong, wrong], -1).log()
-    found = select(log_p, y, 3, objective=objective)  # type: ignore[arg-type]
+    found = select(log_p, y, 3, metric=objective)  # type: ignore[arg-type]
     assert found.chosen[0] == 0
     if objective == "nll":  # two halves leave no zero: -log(1/2) twice of three
         assert found.chosen[:2] == (0, 1)
@@ -205,14 +205,14 @@ def test_inputs_are_left_as_they_were() -> None:
     log_p, y = pool_of(3, 10, 4)
     before = log_p.clone(), y.clone()
     for objective in OBJECTIVES:
-        select(log_p, y, 3, objective=objective)  # type: ignore[arg-type]
+        select(log_p, y, 3, metric=objective)  # type: ignore[arg-type]
     assert torch.equal(log_p, before[0])
     assert torch.equal(y, before[1])
 
 
 def test_the_record_goes_through_json_and_names_its_samples() -> None:
     log_p, y = pool_of(3, 10, 4)
-    found = select(log_p, y, 4, objective="brier", ids=torch.arange(100, 110))
+    found = select(log_p, y, 4, metric="brier", ids=torch.arange(100, 110))
     assert found.samples == tuple(range(100, 110))
     again = Selection.from_dict(json.loads(json.dumps(found.to_dict())))
     assert again == found
@@ -228,7 +228,7 @@ def test_a_record_of_something_else_is_refused(record: dict[str, object]) -> Non
 def test_what_cannot_be_selected_is_refused_with_a_way_out() -> None:
     log_p, y = pool_of(3, 10, 4)
     with pytest.raises(RecipeError, match="did you mean 'accuracy'"):
-        select(log_p, y, 1, objective="acuracy")  # type: ignore[arg-type]
+        select(log_p, y, 1, metric="acuracy")  # type: ignore[arg-type]
     with pytest.raises(RecipeError, match=r"given: \[3, 10, 4\], \[9\]"):
         select(log_p, y[:9], 1)
     with pytest.raises(RecipeError, match=r"given: \[0, 10, 4\]"):

@@ -14,7 +14,7 @@ from scipy.stats import beta
 from torch import Tensor
 
 from plateaux.core.errors import DataError, RecipeError
-from plateaux.ensembles.selective import Bound, Threshold, fit, upper_bound
+from plateaux.ensembles.selective import Bound, RejectionThreshold, fit, upper_bound
 
 INF = math.inf
 CAREFUL: list[Bound] = ["clopper-pearson", "hoeffding"]
@@ -90,7 +90,7 @@ def test_no_threshold_of_larger_coverage_keeps_the_risk(
     order = data.draw(st.permutations(range(len(rows))))
     assert fit(torch.tensor(doubt)[order], torch.tensor(wrong)[order], risk) == found
     assert found.accepts(torch.tensor(doubt)).double().mean() == pytest.approx(found.coverage)
-    assert Threshold.from_dict(json.loads(json.dumps(found.to_dict(), allow_nan=False))) == found
+    assert RejectionThreshold.from_dict(json.loads(json.dumps(found.to_dict(), allow_nan=False))) == found
 
 
 @pytest.mark.parametrize("delta", [0.001, 0.05, 0.3, 0.7])
@@ -141,7 +141,7 @@ def test_with_a_bound_the_true_risk_is_rarely_too_high_and_without_one_often() -
 def test_a_risk_that_cannot_be_had_withholds_everything_and_says_why() -> None:
     doubt, wrong = torch.arange(40.0), torch.ones(40)
     found = fit(doubt, wrong, 0.1)
-    assert found == Threshold(
+    assert found == RejectionThreshold(
         0.1, None, 0.0, None, None, 40, "none", 0.05,
         "A risk of 0.1 cannot be had: even the most certain held-out predictions are wrong more often. Every "
         "prediction is withheld.",
@@ -196,7 +196,7 @@ def test_a_threshold_of_few_digits_accepts_the_sample_it_was_taken_from(dtype: t
 def test_thresholds_go_through_json(bound: Bound) -> None:
     for risk in (0.0, 0.2):
         found = fit(*drawn(500), risk, bound=bound)
-        assert Threshold.from_dict(json.loads(json.dumps(found.to_dict(), allow_nan=False))) == found
+        assert RejectionThreshold.from_dict(json.loads(json.dumps(found.to_dict(), allow_nan=False))) == found
 
 
 def test_impossible_wishes_are_refused() -> None:

@@ -16,8 +16,8 @@ from torch.optim.swa_utils import update_bn
 
 from plateaux.core.errors import DataError, RecipeError
 from plateaux.core.types import TensorTree
-from plateaux.ensembles.soup import Greedy, Path, check_mixable, greedy, path, uniform
-from plateaux.models.modes import reestimate
+from plateaux.ensembles.soup import GreedySoup, Interpolation, check_barrier, greedy, interpolate, uniform
+from plateaux.models.modes import update_bn
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
@@ -183,7 +183,7 @@ def test_in_float32_the_weights_make_the_very_soup_that_was_judged() -> None:
 def test_as_good_is_taken_only_when_asked_for() -> None:
     trees = [{"w": torch.tensor([value])} for value in (1.0, 1.0, 5.0)]
     steps = lambda weights: float(weights["w"] < 3)  # noqa: E731
-    assert greedy(trees, steps) == Greedy((0, 1, 2), (0,), (1.0, 1.0, 0.0), (1.0, 1.0, 0.0), (1.0, 0.0, 0.0))
+    assert greedy(trees, steps) == GreedySoup((0, 1, 2), (0,), (1.0, 1.0, 0.0), (1.0, 1.0, 0.0), (1.0, 0.0, 0.0))
     more = greedy(trees, steps, accept="as good")
     assert more.chosen == (0, 1, 2)
     assert more.weights == pytest.approx([1 / 3] * 3)
@@ -217,41 +217,41 @@ def test_a_greedy_soup_of_nonsense_is_refused() -> None:
 def test_a_convex_loss_has_no_barrier() -> None:
     for seed in range(20):
         a, b = tree(seed, torch.float64), tree(seed + 50, torch.float64)
-        bowl = path(a, b, lambda w: float(w["weight"].square().sum()))
+        bowl = interpolate(a, b, lambda w: float(w["weight"].square().sum()))
         assert bowl.barrier <= 0
         assert bowl.losses[5] < (bowl.losses[0] + bowl.losses[-1]) / 2
 
 
 def test_a_double_well_has_the_barrier_of_its_closed_form() -> None:
     a, b = ({"w": torch.tensor([value], dtype=torch.float64)} for value in (-1.0, 1.0))
-    well = path(a, b, lambda w: float((w["w"] ** 2 - 1) ** 2))
+    well = interpolate(a, b, lambda w: float((w["w"] ** 2 - 1) ** 2))
     assert well.at == pytest.approx([i / 10 for i in range(11)])
     assert well.losses == pytest.approx([((2 * t - 1) ** 2 - 1) ** 2 for t in well.at])
     assert well.barrier == pytest.approx(1.0)
-    tilted = path(a, b, lambda w: float((w["w"] ** 2 - 1) ** 2 + 7 * w["w"]), points=21)
+    tilted = interpolate(a, b, lambda w: float((w["w"] ** 2 - 1) ** 2 + 7 * w["w"]), points=21)
     assert tilted.barrier == pytest.approx(1.0)  # what the ends differ by is no barrier
 
 
 def test_the_ends_of_a_path_are_the_networks_themselves() -> None:
     seen: list[TensorTree] = []
-    path(tree(0), tree(1), lambda w: float(len(seen)) if seen.append(w) is None else 0.0, points=2)
+    interpolate(tree(0), tree(1), lambda w: float(len(seen)) if seen.append(w) is None else 0.0, points=2)
     assert [bits(end) for end in seen] == [bits(tree(0)), bits(tree(1))]
 
 
 def test_a_loss_that_is_no_number_makes_no_low_barrier() -> None:
-    assert math.isnan(Path((0.0, 0.5, 1.0), (1.0, math.nan, 1.0)).barrier)
-    assert Path((0.0, 0.5, 1.0), (1.0, math.inf, 1.0)).barrier == math.inf
+    assert math.isnan(Interpolation((0.0, 0.5, 1.0), (1.0, math.nan, 1.0)).barrier)
+    assert Interpolation((0.0, 0.5, 1.0), (1.0, math.inf, 1.0)).barrier == math.inf
     with pytest.raises(RecipeError, match="points = 2 or more"):
-        path(tree(0), tree(1), lambda w: 0.0, points=1)
+        interpolate(tree(0), tree(1), lambda w: 0.0, points=1)
 
 
 def test_networks_that_share_no_start_are_mixed_only_over_a_low_barrier() -> None:
-    check_mixable(5.0, 0.1, True)
-    check_mixable(0.05, 0.1, False)
-    check_mixable(0.0, 0.0, False)
+    check_barrier(5.0, 0.1, True)
+    check_barrier(0.05, 0.1, False)
+    check_barrier(0.0, 0.0, False)
     for barrier in (0.2, math.nan, math.inf):
         with pytest.raises(RecipeError, match=r"share no initialisation.*Combine their predictions"):
-            check_mixable(barrier, 0.1, False)
+            check_barrier(barrier, 0.1, False)
 
 
 # BatchNorm
@@ -266,7 +266,7 @@ def net() -> nn.Sequential:
 def test_statistics_are_the_closed_form_of_the_data() -> None:
     module, data = net(), 3 * torch.randn(6, 32, 4) + 1
     module[0].running_mean.fill_(9)
-    reestimate(module, data)
+    update_bn(module, data)
     rows = data.double().numpy()
     np.testing.assert_allclose(module[0].running_mean.numpy(), rows.reshape(-1, 4).mean(0), rtol=1e-5)
     np.testing.assert_allclose(module[0].running_var.numpy(), rows.var(1, ddof=1).mean(0), rtol=1e-5)
@@ -275,7 +275,7 @@ def test_statistics_are_the_closed_form_of_the_data() -> None:
 
 def test_one_batch_gives_the_statistics_of_its_samples_at_every_depth() -> None:
     module, x = nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3)), torch.randn(5, 2, 6, 6)
-    reestimate(module, [x])
+    update_bn(module, [x])
     rows = module[0](x).detach().movedim(1, -1).reshape(-1, 3)
     torch.testing.assert_close(module[1].running_mean, rows.mean(0))
     torch.testing.assert_close(module[1].running_var, rows.var(0))
@@ -286,7 +286,7 @@ def test_without_dropout_it_is_torchs_own_update(sizes: tuple[int, ...]) -> None
     ours, theirs = net(), net()
     theirs.load_state_dict(ours.state_dict())
     batches = [torch.randn(size, 4) for size in sizes]
-    reestimate(ours, batches)
+    update_bn(ours, batches)
     update_bn(batches, theirs)
     assert bits(dict(ours.state_dict())) == bits(dict(theirs.state_dict()))
 
@@ -300,9 +300,9 @@ def test_modes_and_momenta_are_kept_even_if_a_batch_fails(fails: bool) -> None:
     batches = [torch.randn(8, 4), torch.randn(8, 5 if fails else 4)]
     if fails:
         with pytest.raises(RuntimeError):
-            reestimate(module, batches)
+            update_bn(module, batches)
     else:
-        reestimate(module, batches)
+        update_bn(module, batches)
     assert [part.training for part in module.modules()] == modes
     assert [module[0].momentum, module[3].momentum] == momenta == [0.3, 0.1]
     assert all(p.grad is None and p.requires_grad for p in module.parameters())
@@ -311,7 +311,7 @@ def test_modes_and_momenta_are_kept_even_if_a_batch_fails(fails: bool) -> None:
 @pytest.mark.usefixtures("untouched_randomness")
 def test_dropout_draws_nothing_and_changes_no_statistic() -> None:
     dropping, x = nn.Sequential(nn.Dropout(0.5), nn.BatchNorm1d(4)).train(), torch.arange(24.0).view(6, 4)
-    reestimate(dropping, [x])
+    update_bn(dropping, [x])
     torch.testing.assert_close(dropping[1].running_mean, x.mean(0))
 
 
@@ -326,7 +326,7 @@ def test_named_inputs_are_understood() -> None:
             return out
 
     module, x = Named(), torch.randn(6, 4)
-    reestimate(module, iter([{"pixels": x}]))
+    update_bn(module, iter([{"pixels": x}]))
     torch.testing.assert_close(module.norm.running_mean, x.mean(0))
 
 
@@ -335,7 +335,7 @@ def test_no_batches_are_refused_and_nothing_is_reset() -> None:
     module(torch.randn(8, 4))
     before = bits(dict(module.state_dict()))
     with pytest.raises(DataError, match="no batches"):
-        reestimate(module, [])
+        update_bn(module, [])
     assert bits(dict(module.state_dict())) == before
 
 
@@ -348,7 +348,7 @@ def test_a_network_that_keeps_no_statistics_is_left_alone(module: nn.Module) -> 
         yield
 
     before = bits(dict(module.state_dict()))
-    reestimate(module, never())
+    update_bn(module, never())
     assert bits(dict(module.state_dict())) == before
 
 
@@ -360,12 +360,12 @@ def test_a_soup_of_batchnorm_nets_needs_new_statistics() -> None:
         module = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
         with torch.no_grad():
             module[0].weight.copy_(sign * torch.ones(3, 4) + torch.randn(3, 4) / 10)
-        reestimate(module, data)
+        update_bn(module, data)
         parts.append(dict(module.state_dict()))
     soup = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
     soup.load_state_dict(uniform(parts))
     stale = soup[1].running_var.clone()
-    reestimate(soup, data)
+    update_bn(soup, data)
     assert (stale > 10 * soup[1].running_var).all()
     spread = soup.eval()(data.flatten(0, 1)).var(0)
     torch.testing.assert_close(spread, torch.ones(3), rtol=0.1, atol=0)

@@ -8,10 +8,10 @@ import torch
 from plateaux.core.metric import Metric
 from plateaux.core.outputs import logits
 from plateaux.core.types import Batch
-from plateaux.distributed.executors.local import Local
+from plateaux.distributed.executors.local import LocalExecutor
 from plateaux.evaluation.metric_loop import Heard, Sums, settle
 
-LOCAL = Local("loop", 1, (), "error")
+LOCAL = LocalExecutor("loop", 1, (), "error")
 KEEP = Metric(lambda table, _: {"row": table.transpose(0, 1)}, lambda _: {}, reduce="cat")
 TABLE = torch.randn(2, 30, 3, generator=torch.Generator().manual_seed(0))
 

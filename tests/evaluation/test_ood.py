@@ -13,7 +13,7 @@ from sklearn.metrics import roc_auc_score
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import DataError, RecipeError
 from plateaux.core.registry import dataset
-from plateaux.ensembles.ood_scores import ALARMS
+from plateaux.ensembles.ood_scores import OOD_SCORES
 from plateaux.evaluation.loading import load
 from plateaux.evaluation.ood import detect, suites_named
 from plateaux.evaluation.row_names import TOGETHER, cell
@@ -70,7 +70,7 @@ def test_scores_are_those_of_the_logits(run: Path, monkeypatch: pytest.MonkeyPat
     ensemble = load(run)
     inside, outside = ensemble.logits(data.test.x), ensemble.logits(other)
     truth = np.concatenate([np.zeros(inside.shape[1]), np.ones(60)])
-    for score, alarm in ALARMS.items():
+    for score, alarm in OOD_SCORES.items():
         both = torch.cat([alarm(inside), alarm(outside)]).float().numpy()
         value = found.rows[cell(TOGETHER, score, "auroc")]
         assert value.value == pytest.approx(roc_auc_score(truth, both), abs=1e-3), score

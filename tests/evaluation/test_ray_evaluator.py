@@ -13,8 +13,8 @@ from cases import GIVEN, patches, recipe
 import plateaux
 from plateaux.core.metric import Metric
 from plateaux.core.types import Estimate, TensorTree
-from plateaux.data.sources import Data
-from plateaux.distributed.executors.ray import OnRay
+from plateaux.data.sources import DataSplits
+from plateaux.distributed.executors.ray import RayExecutor
 from plateaux.evaluation import ray_evaluator
 from plateaux.evaluation.ray_evaluator import Shard
 from plateaux.storage.run import Run
@@ -31,12 +31,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """A cluster of two places that is this process."""
 
-    def map_(_: OnRay, jobs: Sequence[Sequence[Any]], ask: Any, answer: Any, parcel: Any) -> Iterator[tuple[Any, Any]]:
+    def map_(
+        _: RayExecutor, jobs: Sequence[Sequence[Any]], ask: Any, answer: Any, parcel: Any
+    ) -> Iterator[tuple[Any, Any]]:
         for some in jobs:
             yield some[0], answer(parcel, some[0], *[ask(parcel, job) for job in some])
 
-    monkeypatch.setattr(OnRay, "map", map_)
-    monkeypatch.setattr(OnRay, "places", lambda _: 2)
+    monkeypatch.setattr(RayExecutor, "map", map_)
+    monkeypatch.setattr(RayExecutor, "max_workers", lambda _: 2)
 
 
 def numbers(found: list[Any]) -> dict[tuple[str, str], float]:
@@ -57,7 +59,7 @@ def test_shards_add_up_to_what_one_walk_finds(run: Path, samples: int | None) ->
 
 
 def test_some_members_and_data_from_python_are_asked_too(tmp_path: Path) -> None:
-    data: Data = patches(samples=19, test_samples=300)
+    data: DataSplits = patches(samples=19, test_samples=300)
     given = plateaux.Given(data=data, allow=("cases",))
     plateaux.train(recipe("deep_ensemble", "conv"), tmp_path / "run", given=given)
     asked: dict[str, Any] = {"measures": ["accuracy", "nll"], "members": [0, 2], "given": given, "fresh": True}

@@ -32,9 +32,9 @@ import plateaux
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import PlateauxError, RecipeError, RunError
 from plateaux.core.runtime import configure_runtime
-from plateaux.distributed.executors.ray import OnRay
+from plateaux.distributed.executors.ray import RayExecutor
 from plateaux.distributed.executors.ray import ray as on_ray
-from plateaux.distributed.ray_worker import Hand
+from plateaux.distributed.ray_worker import RayWorker
 from plateaux.models.architectures.resnet import resnet8
 from plateaux.storage.run import Run
 from plateaux.training import trainer
@@ -406,7 +406,7 @@ def test_numbers_measured_on_the_cluster_are_those_of_one_process(nodes: Nodes, 
 
 
 def test_what_goes_wrong_while_measuring_is_told_as_it_is(nodes: Nodes) -> None:
-    people = ray_pool.Crew(ray_pool.Needs(cpus=0.5))
+    people = ray_pool.RayWorkerPool(ray_pool.Resources(num_cpus=0.5))
     with pytest.raises(RunError, match=r"^nothing about 3$"):
         list(people.map([[1], [3]], refusing, lambda *_: 0, None))
 
@@ -417,13 +417,13 @@ def refusing(_: Any, job: int) -> None:
 
 
 def test_a_thousand_jobs_queue_on_two_places(nodes: Nodes) -> None:
-    people, begun = ray_pool.Crew(ray_pool.Needs()), time.monotonic()
+    people, begun = ray_pool.RayWorkerPool(ray_pool.Resources()), time.monotonic()
     heard: list[Mapping[str, Any]] = []
     try:
         jobs = list(range(1000 if LONG else 200))
-        assert people.carry_out(jobs, echo, heard.append) == []
+        assert people.run_jobs(jobs, echo, heard.append) == []
     finally:
-        people.dismiss()
+        people.release_workers()
     echoes = [each["echo"] for each in heard if "echo" in each]  # beside them may stand that a place is waited for
     assert sorted(echoes) == jobs
     assert time.monotonic() - begun < 60 * (1 if LONG else 2)
@@ -435,11 +435,11 @@ def echo(job: Any, tell: Any, *, device: str | None = None, processes: int = 1) 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="what is told to glibc")
 def test_a_hand_keeps_the_memory_of_a_step_for_the_next(nodes: Nodes) -> None:
-    people, heard = ray_pool.Crew(ray_pool.Needs()), list[Mapping[str, Any]]()
+    people, heard = ray_pool.RayWorkerPool(ray_pool.Resources()), list[Mapping[str, Any]]()
     try:
-        assert people.carry_out([0], fault, heard.append) == []
+        assert people.run_jobs([0], fault, heard.append) == []
     finally:
-        people.dismiss()
+        people.release_workers()
     found = next(each for each in heard if "faults" in each)
     assert found["arenas"] == 1  # of several, which one a thread is given is chance: some give back with every step
     assert statistics.median(found["faults"][4:]) < 600  # none; from an arena that gives back, 7,000
@@ -475,7 +475,7 @@ def arenas() -> int:
 
 def test_a_hand_says_where_it_is(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PLATEAUX_NODE", "")
-    where = Hand().about()
+    where = RayWorker().describe()
     assert where["node"].startswith(where["address"])
     assert (where["pid"], where["port"] > 1023) == (os.getpid(), True)
 
@@ -492,9 +492,9 @@ class Untravelled:
 
 
 def test_work_that_cannot_travel_is_a_fault_of_its_own(nodes: Nodes) -> None:
-    people = ray_pool.Crew(ray_pool.Needs())
-    (failure,) = people.carry_out([1], Untravelled(), print)  # type: ignore[arg-type]
-    people.dismiss()
+    people = ray_pool.RayWorkerPool(ray_pool.Resources())
+    (failure,) = people.run_jobs([1], Untravelled(), print)  # type: ignore[arg-type]
+    people.release_workers()
     assert "this cannot travel" in str(failure.problem)
     assert not failure.died
 
@@ -515,7 +515,7 @@ def test_the_ready_files_can_be_read() -> None:
 def test_without_ray_the_executor_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("plateaux.distributed.executors.ray.find_spec", lambda _: None)
     with pytest.raises(RecipeError, match=r"plateaux\[ray\]"):
-        OnRay(None, 1, 0, 0, 1, 1).launch([], echo, print)
+        RayExecutor(None, 1, 0, 0, 1, 1).launch([], echo, print)
 
 
 def test_a_group_must_be_cut_evenly() -> None:

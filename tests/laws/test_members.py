@@ -74,13 +74,13 @@ def test_members_of_different_architecture_are_grouped_by_kind_under_vmap(
     row = recipe(method, precision="fp64").to_dict()
     row["model"] = {"name": ["mlp", "cases:bent", "mlp"]}
     stacks: list[int] = []
-    stacked = local.stacked
+    stacked = local.run_vmap
 
     def counted(offer, views, *rest):  # type: ignore[no-untyped-def]
         stacks.append(len(views))
         return stacked(offer, views, *rest)
 
-    monkeypatch.setattr(local, "stacked", counted)
+    monkeypatch.setattr(local, "run_vmap", counted)
     looped = trained(Recipe.from_dict(row), tmp_path / "loop")
     assert not stacks
     row["executor"]["manner"] = "vmap"

@@ -20,7 +20,7 @@ from plateaux.core import tensor_tree
 from plateaux.core.errors import Interrupted, RecipeError, RunError
 from plateaux.core.member import MemberModule
 from plateaux.core.types import Batch, Estimate
-from plateaux.data.sources import Data, Resident
+from plateaux.data.sources import DataSplits, InMemorySource
 from plateaux.evaluation.evaluator import Panel
 from plateaux.evaluation.results import Measurement
 from plateaux.loss_landscape.loss_surface import Ground
@@ -268,7 +268,9 @@ def test_members_are_left_as_they_were(runs: dict[str, Path], tmp_path: Path) ->
 def test_other_data_than_the_run_was_made_with_are_refused(runs: dict[str, Path]) -> None:
     run = Run.open(runs["mlp"])
     x = torch.randn(40, *run.about["data"]["shape"])
-    strange = Data("blobs", Resident(x, torch.arange(40) % 2), Resident(x, torch.arange(40) % 2), 3, tuple(x.shape[1:]))
+    strange = DataSplits(
+        "blobs", InMemorySource(x, torch.arange(40) % 2), InMemorySource(x, torch.arange(40) % 2), 3, tuple(x.shape[1:])
+    )
     panel = Panel(run, given=Given(data=strange, allow=GIVEN.allow))
     panel.facts = run.about["data"]
     with pytest.raises(RunError, match="not those this run was made with"):

@@ -24,16 +24,16 @@ from plateaux.core.errors import DataError, RecipeError
 from plateaux.core.member import MemberModule
 from plateaux.core.method import Method, Objective
 from plateaux.core.types import Batch, derive_seed
-from plateaux.data.loader import Feed, endless
-from plateaux.data.sources import Extra, Resident, from_tensors
-from plateaux.distributed.executors.local import Local
+from plateaux.data.loader import MemberLoader, cyclic_indices
+from plateaux.data.sources import InMemorySource, UnlabeledData, from_tensors
+from plateaux.distributed.executors.local import LocalExecutor
 from plateaux.methods.a2d import a2d
 from plateaux.methods.divdis import divdis
 from plateaux.methods.sed import drawn, sed
 from plateaux.optim import losses
-from plateaux.optim.losses import cross_entropy, disagreement, hardness, information
-from plateaux.optim.losses import distance as apart
-from plateaux.optim.sam import rehearsed, update_named
+from plateaux.optim.losses import cross_entropy, disagreement, mutual_information, sample_hardness
+from plateaux.optim.losses import l1_distance as apart
+from plateaux.optim.sam import get_update, trace_requests
 from plateaux.storage.run import Run
 from plateaux.training.checks import check
 from plateaux.training.setup import learners_of, paces_of
@@ -119,36 +119,36 @@ def test_a2d_is_smallest_where_the_likeliest_classes_are_disjoint_and_sure() -> 
 
 def test_rows_that_do_not_look_at_the_samples_have_no_mutual_information() -> None:
     constant = problem(rows=4, size=1, unlabelled=0)[0].softmax(-1).expand(-1, 9, -1)
-    assert information(constant).abs().max() < 1e-14
+    assert mutual_information(constant).abs().max() < 1e-14
     one_looks = torch.cat([constant[:1, :9], problem(rows=1, size=9, unlabelled=0)[0].softmax(-1)])
-    assert information(one_looks).abs().max() < 1e-14
+    assert mutual_information(one_looks).abs().max() < 1e-14
 
 
 def test_rows_that_always_agree_have_all_the_information_there_is() -> None:
     sure = torch.eye(5, dtype=torch.float64).expand(2, -1, -1)
-    torch.testing.assert_close(information(sure)[0, 1], torch.tensor(math.log(5), dtype=torch.float64))
+    torch.testing.assert_close(mutual_information(sure)[0, 1], torch.tensor(math.log(5), dtype=torch.float64))
     assert apart(sure)[0, 1] == 0
     assert apart(torch.stack([sure[0], sure[0].roll(1, 0)]))[0, 1] == -2
 
 
 def test_mutual_information_is_the_same_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     p = problem(rows=5)[0].softmax(-1)
-    whole = information(p)
+    whole = mutual_information(p)
     monkeypatch.setattr(losses, "CELLS", 2 * 9)  # two pairs at a time
-    torch.testing.assert_close(information(p), whole, rtol=0, atol=1e-15)
-    assert information(p[:1]).tolist() == [[0.0]]
+    torch.testing.assert_close(mutual_information(p), whole, rtol=0, atol=1e-15)
+    assert mutual_information(p[:1]).tolist() == [[0.0]]
 
 
 def test_hardness_has_the_mean_of_one_over_the_mean_loss_until_the_floor() -> None:
     table, batch = problem(unlabelled=0)
     alike = torch.nn.functional.cross_entropy(table.mean(0), batch.y)
-    assert hardness(table, batch, floor=1e-3).mean() == pytest.approx(float(1 / alike))
+    assert sample_hardness(table, batch, floor=1e-3).mean() == pytest.approx(float(1 / alike))
     fitted = 1e4 * torch.nn.functional.one_hot(batch.y, 3).double().expand(3, -1, -1)
-    assert hardness(fitted, batch, floor=1e-3).tolist() == [0.0] * 4
+    assert sample_hardness(fitted, batch, floor=1e-3).tolist() == [0.0] * 4
     nearly = 12 * torch.nn.functional.one_hot(batch.y, 3).double().expand(3, -1, -1)
-    alpha = hardness(nearly, batch, floor=1e-3)
+    alpha = sample_hardness(nearly, batch, floor=1e-3)
     assert 0 < alpha.max() < 100  # without the floor: 80,000
-    assert not hardness(table.requires_grad_(), batch, floor=1e-3).requires_grad
+    assert not sample_hardness(table.requires_grad_(), batch, floor=1e-3).requires_grad
 
 
 @pytest.mark.parametrize("mode", ["joint", "sequential"])
@@ -172,7 +172,7 @@ def test_joint_training_makes_members_disagree_on_the_unlabelled_samples(tmp_pat
         row = recipe("a2d", samples=120, batch=20, method={"strength": strength}, train={"epochs": 15})
         run = train(row, tmp_path / str(strength), given=GIVEN)
         data = training_data(row, GIVEN)
-        x, _ = data.unlabelled.source.fetch(data.unlabelled.ids)
+        x, _ = data.unlabeled.source.fetch(data.unlabeled.ids)
         rows = []
         for number in range(3):
             module = network(row, data, number, GIVEN)
@@ -214,7 +214,7 @@ def test_absent_members_are_not_run_and_not_touched(manner: str) -> None:
     ran: list[int] = []
     for one in members:
         one.module.register_forward_hook(lambda *_, number=one.number: ran.append(number))
-    executor = Local(manner, 1, (), "error")
+    executor = LocalExecutor(manner, 1, (), "error")
     for number in range(6):
         batch = points(number)
         chosen = drawn(2)(5, batch.seed)
@@ -345,17 +345,17 @@ def test_members_that_see_only_themselves_may_be_absent_too() -> None:
 
 def test_an_endless_row_of_passes_gives_every_sample_once_a_pass() -> None:
     ids = torch.arange(10, 17)
-    row = torch.cat([endless(ids, start, 5, 3) for start in range(0, 70, 5)])
+    row = torch.cat([cyclic_indices(ids, start, 5, 3) for start in range(0, 70, 5)])
     for start in range(0, 70, 7):
         assert sorted(row[start : start + 7].tolist()) == ids.tolist()
     assert not torch.equal(row[:7], row[7:14])
-    assert torch.equal(endless(ids, 12, 20, 3), row[12:32])  # more than a pass at once
+    assert torch.equal(cyclic_indices(ids, 12, 20, 3), row[12:32])  # more than a pass at once
 
 
-def feed(**options: Any) -> Feed:
+def feed(**options: Any) -> MemberLoader:
     draw = torch.Generator().manual_seed(0)
     x = torch.randint(0, 256, (11, 3, 4, 4), dtype=torch.uint8, generator=draw)
-    other = Resident(x[:9].flip(0), torch.zeros(9, dtype=torch.int64))
+    other = InMemorySource(x[:9].flip(0), torch.zeros(9, dtype=torch.int64))
     usual: dict[str, Any] = {
         "batch": 4,
         "key": 1,
@@ -364,16 +364,16 @@ def feed(**options: Any) -> Feed:
         "std": (0.25,) * 3,
         "unlabelled_batch": 3,
     }
-    usual["unlabelled"] = Extra("other", other, torch.tensor([0, 2, 4, 6, 8]))
-    return Feed(Resident(x, torch.arange(11) % 2), torch.arange(11), **{**usual, **options})
+    usual["unlabelled"] = UnlabeledData("other", other, torch.tensor([0, 2, 4, 6, 8]))
+    return MemberLoader(InMemorySource(x, torch.arange(11) % 2), torch.arange(11), **{**usual, **options})
 
 
 def test_unlabelled_samples_go_along_normalised_as_the_data_is() -> None:
     own = feed()
     rows = [each for epoch in range(5) for batch in own.epoch(epoch) for each in batch.extra["unlabelled"]]
     assert len(rows) == 5 * 3 * 3
-    source = own.unlabelled.source.x.float() / 255
-    known = {i: (source[i] - 0.5) / 0.25 for i in own.unlabelled.ids.tolist()}
+    source = own.unlabeled.source.x.float() / 255
+    known = {i: (source[i] - 0.5) / 0.25 for i in own.unlabeled.ids.tolist()}
     counts = Counter(i for row in rows for i, each in known.items() if torch.allclose(row, each, atol=1e-6))
     assert counts == dict.fromkeys([0, 2, 4, 6, 8], 9)
 
@@ -399,19 +399,19 @@ def test_a_batch_without_unlabelled_samples_has_no_extras() -> None:
 def test_the_run_remembers_which_unlabelled_samples_it_used(tmp_path: Path) -> None:
     row = recipe("a2d")
     facts = train(row, tmp_path / "run", given=GIVEN).about["data"]["unlabelled"]
-    extra = training_data(row, GIVEN).unlabelled
+    extra = training_data(row, GIVEN).unlabeled
     assert facts == {"name": "spirals", "fingerprint": extra.source.fingerprint(), "ids": extra.ids.tolist()}
     assert len(set(facts["ids"])) == 13
     assert facts["ids"] == sorted(facts["ids"])
     assert facts == Run.open(tmp_path / "run").about["data"]["unlabelled"]
-    assert training_data(row.changed(seed=8), GIVEN).unlabelled.ids.tolist() != facts["ids"]
+    assert training_data(row.changed(seed=8), GIVEN).unlabeled.ids.tolist() != facts["ids"]
 
 
 def test_a_name_alone_takes_all_samples_and_a_set_only_to_test_on_gives_those() -> None:
     row = recipe("a2d", "conv", data={"unlabelled": "cases:static"})
-    assert training_data(row, GIVEN).unlabelled.ids.tolist() == list(range(17))
-    only_test = recipe("a2d", "conv", data={"unlabelled": "tests.methods.test_joint_methods:only_to_test_on@3"})
-    found = training_data(only_test, Given(allow=("cases", "tests.methods.test_joint_methods"))).unlabelled
+    assert training_data(row, GIVEN).unlabeled.ids.tolist() == list(range(17))
+    only_test = recipe("a2d", "conv", data={"unlabelled": "test_joint:only_to_test_on@3"})
+    found = training_data(only_test, Given(allow=("cases", "test_joint"))).unlabeled
     assert len(found.source) == 5
     assert len(found.ids) == 3
 
@@ -424,7 +424,7 @@ def only_to_test_on() -> Any:
 
 def test_unlabelled_samples_may_be_handed_over_in_python(tmp_path: Path) -> None:
     x = torch.randn(6, 2, generator=torch.Generator().manual_seed(0))
-    given = replace(GIVEN, unlabelled=Resident(x, torch.zeros(6, dtype=torch.int64)))
+    given = replace(GIVEN, unlabelled=InMemorySource(x, torch.zeros(6, dtype=torch.int64)))
     row = recipe("deep_ensemble", method={"name": "a2d"})
     run = train(row, tmp_path / "run", given=given)
     assert run.about["data"]["unlabelled"]["ids"] == list(range(6))
@@ -454,7 +454,9 @@ def test_unlabelled_samples_that_nobody_looks_at_are_told(tmp_path: Path) -> Non
 
 
 def test_no_unlabelled_samples_are_no_samples() -> None:
-    nothing = Extra("none", Resident(torch.zeros(2, 3, 4, 4), torch.zeros(2)), torch.zeros(0, dtype=torch.int64))
+    nothing = UnlabeledData(
+        "none", InMemorySource(torch.zeros(2, 3, 4, 4), torch.zeros(2)), torch.zeros(0, dtype=torch.int64)
+    )
     with pytest.raises(DataError, match="no samples"):
         feed(unlabelled=nothing)
 
@@ -511,10 +513,10 @@ def test_a2d_on_labelled_samples_is_a_mean_over_them(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("name", "asks"), [("plain", 1), ("sam", 2), ("asam", 2), ("gsam", 2)])
 def test_any_joint_method_takes_any_update(name: Any, asks: int) -> None:
-    assert len(rehearsed(update_named(name), 4)) == asks
+    assert len(trace_requests(get_update(name), 4)) == asks
     for method in ("a2d", "divdis", "sed"):
         made = method_of(recipe(method, method={"update": name}), 0, GIVEN)
-        assert len(rehearsed(made.update, 4)) == asks
+        assert len(trace_requests(made.update, 4)) == asks
 
 
 def test_a_radius_each_is_each_members_own() -> None:

@@ -20,7 +20,15 @@ from plateaux.ensembles.ensemble import Ensemble
 from plateaux.models.architectures.resnet import resnet8
 from plateaux.models.architectures.small import cnn, mlp
 from plateaux.models.architectures.vit import vit
-from plateaux.models.backbone import Headed, Trunk, common_trunk, cut_at, head, resized, rest
+from plateaux.models.backbone import (
+    Backbone,
+    BackboneWithHead,
+    build_head,
+    common_backbone,
+    own_head,
+    resize,
+    split_module,
+)
 from plateaux.models.surgery import masks, size_in_bytes
 from plateaux.storage.run import Run
 from plateaux.training.checks import check
@@ -58,8 +66,8 @@ def recipe(**model: Any) -> Recipe:
 @pytest.mark.parametrize(("name", "layer"), CUTS)
 def test_what_follows_a_cut_makes_of_features_what_the_network_makes_of_images(name: str, layer: str) -> None:
     whole = NETS[name]().eval()
-    trunk = Trunk(copy.deepcopy(whole), layer, shape=SHAPE, pool=False)
-    member = Headed(trunk, rest(copy.deepcopy(whole), layer, SHAPE)).eval()
+    trunk = Backbone(copy.deepcopy(whole), layer, shape=SHAPE, pool=False)
+    member = BackboneWithHead(trunk, own_head(copy.deepcopy(whole), layer, SHAPE)).eval()
     with torch.no_grad():
         features = trunk(IMAGES)
         assert tuple(features.shape[1:]) == trunk.shape
@@ -71,7 +79,7 @@ def test_what_follows_a_cut_makes_of_features_what_the_network_makes_of_images(n
 
 def test_the_rest_trains_under_the_names_it_had() -> None:
     whole = resnet8(shape=SHAPE, classes=5, width=4)
-    after = rest(whole, "layer2", SHAPE)
+    after = own_head(whole, "layer2", SHAPE)
     assert {name for name, _ in after.named_parameters()} == {
         name for name, _ in whole.named_parameters() if name.startswith(("layer3", "linear"))
     }
@@ -139,49 +147,49 @@ class Pairs(Odd):
 )
 def test_a_rest_that_cannot_stand_alone_is_refused_with_a_way_out(net: Any, layer: str, words: str) -> None:
     with pytest.raises(RecipeError, match=words) as problem:
-        rest(net(), layer, (4,))
+        own_head(net(), layer, (4,))
     assert "model.head = 'linear' or 'mlp'" in str(problem.value)
 
 
 def test_a_cut_inside_of_a_part_is_followed() -> None:
     whole = Deep()
     x = torch.randn(2, 4)
-    assert torch.equal(rest(whole, "inner.one", (4,))(whole.inner.one(x)), whole(x))
+    assert torch.equal(own_head(whole, "inner.one", (4,))(whole.inner.one(x)), whole(x))
 
 
 def test_wrong_cuts_name_what_there_is() -> None:
     with pytest.raises(RecipeError, match="did you mean 'layer2'"):
-        cut_at(resnet8(shape=SHAPE, classes=5, width=4), "layer_2", SHAPE)
+        split_module(resnet8(shape=SHAPE, classes=5, width=4), "layer_2", SHAPE)
     with pytest.raises(RecipeError, match="allowed: features, never"):
-        cut_at(Odd(), "xyz", (4,))
+        split_module(Odd(), "xyz", (4,))
     with pytest.raises(RecipeError, match="does not end in one; name the part to cut after: one, two"):
-        cut_at(Soft(), "features", (4,))
+        split_module(Soft(), "features", (4,))
     with pytest.raises(RecipeError, match="never comes to its part 'never'"):
-        Trunk(Odd(), "never", shape=(4,))
+        Backbone(Odd(), "never", shape=(4,))
     with pytest.raises(RecipeError, match="could not be told apart"):
-        Trunk(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)), "0", shape=(4,))
+        Backbone(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)), "0", shape=(4,))
 
 
 def test_of_several_outputs_the_first_is_the_feature_and_places_are_averaged() -> None:
     whole = Pairs()
     x = torch.randn(2, 4)
-    assert torch.equal(Trunk(whole, "rnn", shape=(4,))(x), whole.rnn(x[:, None])[0].mean(1))
+    assert torch.equal(Backbone(whole, "rnn", shape=(4,))(x), whole.rnn(x[:, None])[0].mean(1))
     picture = cnn(shape=SHAPE, classes=5, channels=(4, 6))
-    assert Trunk(picture, "0", shape=SHAPE).shape == (4,)
+    assert Backbone(picture, "0", shape=SHAPE).shape == (4,)
 
 
 def test_images_are_brought_to_size_before_the_trunk() -> None:
     whole = cnn(shape=SHAPE, classes=5, channels=(4,))
-    trunk = Trunk(copy.deepcopy(whole), "0", shape=SHAPE, resize=24, pool=False)
+    trunk = Backbone(copy.deepcopy(whole), "0", shape=SHAPE, image_size=24, pool=False)
     assert trunk.shape == (4, 12, 12)
     wanted = F.interpolate(IMAGES, (24, 24), mode="bilinear", antialias=True, align_corners=False)
     assert torch.equal(trunk(IMAGES), whole[0](wanted))
-    assert resized(IMAGES, 16) is IMAGES
+    assert resize(IMAGES, 16) is IMAGES
 
 
 def test_the_hash_is_of_weights_and_cut() -> None:
     whole = NETS["cnn"]()
-    trunks = [Trunk(copy.deepcopy(whole), layer, shape=SHAPE, resize=size)
+    trunks = [Backbone(copy.deepcopy(whole), layer, shape=SHAPE, image_size=size)
               for layer, size in (("0", None), ("0", None), ("1", None), ("0", 8))]  # fmt: skip
     first, same, *others = [trunk.hash() for trunk in trunks]
     assert first == same
@@ -194,7 +202,8 @@ def test_the_hash_is_of_weights_and_cut() -> None:
 
 def test_heads_are_one_layer_or_two() -> None:
     sizes = {
-        kind: [p.numel() for p in head(kind, (4, 2), classes=5, width=3).parameters()] for kind in ("linear", "mlp")
+        kind: [p.numel() for p in build_head(kind, (4, 2), classes=5, width=3).parameters()]
+        for kind in ("linear", "mlp")
     }
     assert sizes == {"linear": [40, 5], "mlp": [24, 3, 15, 5]}
 
@@ -219,13 +228,13 @@ def test_an_ensemble_runs_its_trunk_once(monkeypatch: pytest.MonkeyPatch) -> Non
     together = Ensemble(members, mean=DATA.mean, std=DATA.std)
     wanted = torch.stack([member((IMAGES - 0.5) / 0.5) for member in members])
     calls: list[int] = []
-    before = Trunk.forward
-    monkeypatch.setattr(Trunk, "forward", lambda self, *a, **k: (calls.append(1), before(self, *a, **k))[1])
+    before = Backbone.forward
+    monkeypatch.setattr(Backbone, "forward", lambda self, *a, **k: (calls.append(1), before(self, *a, **k))[1])
     torch.testing.assert_close(together.logits(IMAGES), wanted)
     assert len(calls) == 1
     assert [member.head[1].out_features for member in members] == [3, 4, 5]  # type: ignore[union-attr,index]
-    assert common_trunk([nn.Linear(1, 1)]) is common_trunk([]) is None
-    assert common_trunk([members[0], copy.deepcopy(members[1])]) is None
+    assert common_backbone([nn.Linear(1, 1)]) is common_backbone([]) is None
+    assert common_backbone([members[0], copy.deepcopy(members[1])]) is None
 
 
 @pytest.mark.parametrize("top", ["rest", "mlp"])

@@ -26,7 +26,7 @@ from plateaux.core.member import MemberModule
 from plateaux.core.registry import model
 from plateaux.core.types import Batch
 from plateaux.ensembles.ensemble import Ensemble
-from plateaux.models.lora import Adapted, adapt, base_names, merged
+from plateaux.models.lora import LoRALinear, add_lora, base_names, merge_lora
 from plateaux.optim.grad_norms import squared_norms
 from plateaux.storage.run import Run
 from plateaux.training.train import train
@@ -51,10 +51,10 @@ def inputs(name: str = "mlp", count: int = 6) -> Tensor:
 def adapted(name: str = "mlp", *, moved: bool = True, **options: Any) -> nn.Module:
     """Return a network with adapters that have moved away from zero."""
     built = net(name)
-    adapt(built, **{"rank": 2, "alpha": 4.0, "layers": LAYERS[name], **options})
+    add_lora(built, **{"rank": 2, "alpha": 4.0, "layers": LAYERS[name], **options})
     generator = torch.Generator().manual_seed(2)
     for part in built.modules():
-        if moved and isinstance(part, Adapted):
+        if moved and isinstance(part, LoRALinear):
             part.up.weight.data = 0.3 * torch.randn(part.up.weight.shape, generator=generator)
     return built
 
@@ -70,7 +70,7 @@ def test_with_b_at_zero_a_network_is_its_base_exactly(name: str) -> None:
 def test_an_adapter_adds_alpha_over_rank_times_b_a_x() -> None:
     torch.manual_seed(0)
     plain = nn.Linear(7, 4).double()
-    layer = Adapted(plain, rank=3, alpha=6.0)
+    layer = LoRALinear(plain, rank=3, alpha=6.0)
     layer.up.weight.data.normal_()
     x, a, b = torch.randn(5, 7).double(), layer.down.weight, layer.up.weight
     by_hand = torch.stack([plain.weight @ row + plain.bias + 2.0 * (b @ (a @ row)) for row in x])
@@ -81,14 +81,14 @@ def test_an_adapter_adds_alpha_over_rank_times_b_a_x() -> None:
 def test_merged_is_unmerged_in_a_plain_network(name: str) -> None:
     one, plain = adapted(name), net(name, seed=9)
     assert not torch.allclose(one(inputs(name)), net(name)(inputs(name)), atol=1e-2)
-    plain.load_state_dict(merged(one), strict=True)
+    plain.load_state_dict(merge_lora(one), strict=True)
     torch.testing.assert_close(plain(inputs(name)), one(inputs(name)), rtol=0, atol=1e-6)
 
 
 def test_merging_leaves_the_network_as_it_is() -> None:
     one = adapted()
     before = {name: tensor.clone() for name, tensor in one.state_dict().items()}
-    for tensor in merged(one).values():
+    for tensor in merge_lora(one).values():
         tensor.zero_()
     assert all(torch.equal(before[name], tensor) for name, tensor in one.state_dict().items())
 
@@ -102,7 +102,7 @@ def test_only_adapters_and_the_last_layer_are_trained() -> None:
 
 def test_parts_named_in_train_are_trained_whole_and_get_no_adapter() -> None:
     one = adapted(layers=["*"], train=["1"])
-    assert [name for name, part in one.named_modules() if isinstance(part, Adapted)] == ["3", "5"]
+    assert [name for name, part in one.named_modules() if isinstance(part, LoRALinear)] == ["3", "5"]
     assert base_names(one, ["1"]) == {"3.weight", "3.bias", "5.weight", "5.bias"}
     assert all(p.requires_grad for p in one[1].parameters())  # type: ignore[index]
 
@@ -118,9 +118,9 @@ def test_batchnorm_of_the_base_keeps_its_statistics() -> None:
 def test_a_layer_that_occurs_twice_has_one_adapter() -> None:
     twice = nn.Linear(4, 4)
     one = nn.Sequential(twice, nn.ReLU(), twice, nn.Linear(4, 2))
-    adapt(one, rank=2, alpha=2.0, layers=["0", "2"])
+    add_lora(one, rank=2, alpha=2.0, target_modules=["0", "2"])
     assert one[0] is one[2]
-    assert sorted(merged(one)) == sorted(nn.Sequential(twice, nn.ReLU(), twice, nn.Linear(4, 2)).state_dict())
+    assert sorted(merge_lora(one)) == sorted(nn.Sequential(twice, nn.ReLU(), twice, nn.Linear(4, 2)).state_dict())
 
 
 @pytest.mark.parametrize("name", ["mlp", "vit"])
@@ -148,7 +148,7 @@ class Own(nn.Linear):
 )
 def test_what_cannot_be_adapted_is_refused(module: nn.Module, options: dict[str, Any], words: str) -> None:
     with pytest.raises(RecipeError, match=words):
-        adapt(module, rank=2, alpha=2.0, **options)
+        add_lora(module, rank=2, alpha=2.0, **options)
 
 
 # Recipes.
@@ -245,7 +245,7 @@ def test_a_run_is_loaded_with_its_base_held_once_and_merges(run: Run) -> None:
     assert ensemble.bytes()["held"] < ensemble.bytes()["unshared"]
     row = run.recipe.changed(model={"adapters": None})
     plain = networks(row, data_of(row), [0])[0]
-    plain.load_state_dict(merged(ensemble.members[0]), strict=True)
+    plain.load_state_dict(merge_lora(ensemble.members[0]), strict=True)
     x = torch.randn(7, 2)
     torch.testing.assert_close(plain(x), ensemble.members[0](x), rtol=0, atol=1e-6)
     assert plateaux.evaluate(run.store.root, measures=["accuracy"])

@@ -294,8 +294,8 @@ def test_an_impossible_sparsity_is_refused(sparsity: float) -> None:
 
 
 def test_batch_norms_are_found() -> None:
-    assert len(surgery.batch_norms(net())) == 7
-    assert surgery.batch_norms(net("vit", width=12, depth=1)) == []
+    assert len(surgery.batchnorm_layers(net())) == 7
+    assert surgery.batchnorm_layers(net("vit", width=12, depth=1)) == []
 
 
 class DropPath(nn.Module):
@@ -320,10 +320,10 @@ def test_layers_that_draw_random_numbers_are_named() -> None:
         "quiet": nn.MultiheadAttention(4, 2),
         "norm": nn.BatchNorm2d(3),
     }
-    assert surgery.stochastic(nn.ModuleDict({**parts, **still})) == list(parts)
+    assert surgery.dropout_layers(nn.ModuleDict({**parts, **still})) == list(parts)
 
 
 def test_frozen_dropout_draws_nothing_and_eval_mode_alone_does_not_count() -> None:
     wide = net("wrn", depth=10, widen=1, dropout=0.3)
     surgery.freeze(wide, ["block1", "block2"])
-    assert surgery.stochastic(wide.eval()) == ["block3.layer.0.dropout"]
+    assert surgery.dropout_layers(wide.eval()) == ["block3.layer.0.dropout"]

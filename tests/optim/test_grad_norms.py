@@ -17,7 +17,7 @@ from plateaux.core.registry import model
 from plateaux.core.types import Batch
 from plateaux.models.surgery import freeze, prune
 from plateaux.optim import grad_norms
-from plateaux.optim.grad_norms import batch_for, squared_norms
+from plateaux.optim.grad_norms import max_batch_size, squared_norms
 from plateaux.optim.losses import cross_entropy
 
 
@@ -553,7 +553,9 @@ def test_half_precision_and_nothing_to_train_are_refused() -> None:
 
 def test_the_scoring_batch_is_a_power_of_two_that_grows_with_the_bound() -> None:
     module, batch = built("resnet8"), batch_of(torch.randn(2, 3, 32, 32), 5)
-    sizes = [batch_for(MemberModule(module), batch, bound=bound) for bound in (1, 2**25 + 2**22, 2**26, 2**28, 2**40)]
+    sizes = [
+        max_batch_size(MemberModule(module), batch, bound=bound) for bound in (1, 2**25 + 2**22, 2**26, 2**28, 2**40)
+    ]
     assert sizes[0] == 1
     assert sizes[-1] == 512
     assert sizes == sorted(sizes)
@@ -561,5 +563,5 @@ def test_the_scoring_batch_is_a_power_of_two_that_grows_with_the_bound() -> None
     assert all(size & (size - 1) == 0 for size in sizes)
     one = batch_of(batch.x[:1], 5)
     assert [
-        batch_for(MemberModule(module), one, bound=bound) for bound in (1, 2**25 + 2**22, 2**26, 2**28, 2**40)
+        max_batch_size(MemberModule(module), one, bound=bound) for bound in (1, 2**25 + 2**22, 2**26, 2**28, 2**40)
     ] == sizes

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from plateaux.core.errors import RecipeError
 from plateaux.core.types import Batch
-from plateaux.optim.losses import LOSSES, NOT_YET, cross_entropy, loss_by_name
+from plateaux.optim.losses import LOSSES, NOT_YET, cross_entropy, get_loss
 
 
 def problem(rows: int = 3, size: int = 5, classes: int = 4) -> tuple[Tensor, Batch]:
@@ -79,16 +79,16 @@ def test_every_row_is_settled_bit_for_bit_as_if_it_were_alone() -> None:
 
 
 def test_losses_are_found_by_name() -> None:
-    assert loss_by_name("cross_entropy") is cross_entropy
+    assert get_loss("cross_entropy") is cross_entropy
     assert set(LOSSES) == {"cross_entropy"}
 
 
 @pytest.mark.parametrize("name", NOT_YET)
 def test_what_is_not_trained_yet_is_refused_with_a_sentence(name: str) -> None:
     with pytest.raises(RecipeError, match="does not train yet"):
-        loss_by_name(name)
+        get_loss(name)
 
 
 def test_a_wrong_name_is_told_the_nearest_right_one() -> None:
     with pytest.raises(RecipeError, match="cross_entropy"):
-        loss_by_name("crossentropy")
+        get_loss("crossentropy")

@@ -18,7 +18,7 @@ from plateaux.core.method import GradRequest, Method, Objective, StepContext, Up
 from plateaux.core.types import Batch, TensorTree
 from plateaux.methods.sam import asam, gsam, sam
 from plateaux.optim.losses import cross_entropy
-from plateaux.optim.sam import asks_of, careful, climb, groups, plain_gradient, surrogate_gap
+from plateaux.optim.sam import count_gradients, groups, gsam, plain_gradient, sam, sam_on_subset
 
 LOSS = cross_entropy()
 
@@ -183,7 +183,7 @@ def test_unnormalised_sam_on_a_quadratic_is_the_closed_form() -> None:
     a = torch.randn(6, 4, generator=draw, dtype=torch.float64) / 3
     best, start = (torch.randn(4, generator=draw, dtype=torch.float64) for _ in range(2))
     module = Line(start)
-    method = Method(Objective(squares), climb(0.4, reach=lambda params, gradient: (gradient, torch.ones(()))))
+    method = Method(Objective(squares), sam(0.4, direction=lambda params, gradient: (gradient, torch.ones(()))))
     batch = Batch(a, a @ best, torch.arange(6))
     steps(learner(module, method, lr=0.1), [batch] * 7)
     w = a.T @ a
@@ -197,7 +197,7 @@ def test_sam_on_a_parabola_is_the_closed_form() -> None:
     module = Line(torch.tensor([start], dtype=torch.float64))
     one = torch.full((1, 1), h**0.5, dtype=torch.float64)
     batch = Batch(one, torch.zeros(1, dtype=torch.float64), torch.arange(1))
-    steps(learner(module, Method(Objective(squares), climb(rho)), lr=lr), [batch] * 9)
+    steps(learner(module, Method(Objective(squares), sam(rho)), lr=lr), [batch] * 9)
     assert float(module.theta.detach()) == pytest.approx((1 - lr * h) ** 9 * (start + rho) - rho, rel=1e-12)
 
 
@@ -231,7 +231,7 @@ def places(update: Update, *, lr: float = 0.1) -> list[GradRequest]:
 
 @pytest.mark.parametrize("lr", [0.1, 0.055, 0.01])
 def test_the_radius_of_gsam_follows_the_learning_rate(lr: float) -> None:
-    second = places(surrogate_gap(0.5, alpha=0.4, rho_min=0.1, lr_min=0.01), lr=lr)[1]
+    second = places(gsam(0.5, alpha=0.4, rho_min=0.1, lr_min=0.01), lr=lr)[1]
     assert second.at is not None
     assert float(second.at["w"].norm()) == pytest.approx(twin.gsam_radius(0.5, 0.1, lr, 0.1, 0.01), rel=1e-6)
 
@@ -279,13 +279,18 @@ def test_the_variants_of_asam_differ_where_they_should() -> None:
 
 
 def test_the_asks_of_an_update_can_be_counted_beforehand() -> None:
-    assert [asks_of(update, 8) for update in (plain_gradient, climb(0.0), climb(0.1), climb(0.1, m=3))] == [1, 1, 2, 7]
-    assert asks_of(gsam(LOSS).update, 8) == 2
+    assert [count_gradients(update, 8) for update in (plain_gradient, sam(0.0), sam(0.1), sam(0.1, m=3))] == [
+        1,
+        1,
+        2,
+        7,
+    ]
+    assert count_gradients(gsam(LOSS).update, 8) == 2
 
 
 def test_a_worker_of_its_own_asks_only_for_the_climb_alone() -> None:
-    assert [ask.local for ask in places(climb(0.1, perturbation="per_worker"))] == [True, False]
-    assert [ask.local for ask in places(climb(0.1))] == [False, False]
+    assert [ask.local for ask in places(sam(0.1, perturbation="per_worker"))] == [True, False]
+    assert [ask.local for ask in places(sam(0.1))] == [False, False]
 
 
 # --- careful samples
@@ -321,7 +326,7 @@ CHOSEN = torch.tensor([True, False, False, True, True, False, True, False])
 )
 def test_a_careful_step_is_that_of_its_definition(step: str, net: str, chosen: Tensor) -> None:
     own = corner(net)
-    method = Method(Objective(LOSS), careful(climb(0.3), before=plain_gradient, step=step))  # type: ignore[arg-type]
+    method = Method(Objective(LOSS), sam_on_subset(sam(0.3), warmup=plain_gradient, step=step))  # type: ignore[arg-type]
     member = learner(own.module, method, lr=1.0)
     member.notes = lambda index: chosen[index]
     before = {name: p.detach().clone() for name, p in own.module.named_parameters()}
@@ -337,7 +342,7 @@ def test_split_shows_batchnorm_the_parts_and_shared_the_whole(accumulate: int) -
     counted = {}
     for step in ("split", "shared"):
         own = corner("conv_bn")
-        method = Method(Objective(LOSS), careful(climb(0.3), before=plain_gradient, step=step))  # type: ignore[arg-type]
+        method = Method(Objective(LOSS), sam_on_subset(sam(0.3), warmup=plain_gradient, step=step))  # type: ignore[arg-type]
         member = learner(own.module, method)
         member.notes = lambda index: CHOSEN[index]
         steps(member, [replace(own.batch, index=torch.arange(8))], accumulate=accumulate)
@@ -352,7 +357,7 @@ def test_what_was_seen_is_counted_once(step: str) -> None:
     batch = replace(own.batch, index=torch.arange(8))
     loss = float(F.cross_entropy(own.module(batch.x), batch.y).detach())
     right = int((own.module(batch.x).argmax(-1) == batch.y).sum())
-    method = Method(Objective(LOSS), careful(climb(0.3), before=plain_gradient, step=step))  # type: ignore[arg-type]
+    method = Method(Objective(LOSS), sam_on_subset(sam(0.3), warmup=plain_gradient, step=step))  # type: ignore[arg-type]
     member = learner(own.module, method)
     member.notes = lambda index: CHOSEN[index]
     (tally,) = steps(member, [batch])

@@ -12,7 +12,7 @@ import torch
 
 import plateaux
 from plateaux.config.builtin import recipe_file
-from plateaux.data.sources import Resident
+from plateaux.data.sources import InMemorySource
 from plateaux.training.checks import check
 
 FOLDER = Path(__file__).resolve().parents[2] / "recipes"
@@ -136,7 +136,7 @@ def test_the_recipe_of_sed_says_what_its_paper_says() -> None:
     assert recipe.model.cache_features
 
 
-def made_up(name: str, samples: int, classes: int = 0) -> plateaux.Data:
+def made_up(name: str, samples: int, classes: int = 0) -> plateaux.DataSplits:
     """Return noise of the shape of a published set."""
     shape, usual = SHAPES[name]
     classes = classes or usual
@@ -144,6 +144,6 @@ def made_up(name: str, samples: int, classes: int = 0) -> plateaux.Data:
     x = torch.randint(0, 256, (samples, *shape), generator=generator, dtype=torch.uint8)
     tokens = {word: x % 2 for word in ("attention_mask", "token_type_ids")} | {"input_ids": x}
     text = {word: rows.long() for word, rows in tokens.items()}
-    source = Resident(text if name == "mrpc" else x, torch.arange(samples) % classes)
+    source = InMemorySource(text if name == "mrpc" else x, torch.arange(samples) % classes)
     middle = (0.5,) * shape[0]
-    return plateaux.Data(name, source, source, classes, shape, mean=middle, std=middle)
+    return plateaux.DataSplits(name, source, source, classes, shape, mean=middle, std=middle)

@@ -23,22 +23,22 @@ from plateaux.config.components import Given
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import DataError, RecipeError
 from plateaux.core.types import derive_seed, map_tensors
-from plateaux.data.augment import Augment, move
+from plateaux.data.augment import Augment, crop_and_flip
 from plateaux.data.corruptions.corrupt import Corrupted
-from plateaux.data.sources import Data, Resident, Streamed, from_tensors
-from plateaux.distributed.executors.local import Local
+from plateaux.data.sources import DatasetSource, DataSplits, InMemorySource, from_tensors
+from plateaux.distributed.executors.local import LocalExecutor
 from plateaux.evaluation.evaluate import evaluate
 from plateaux.evaluation.loading import load
 from plateaux.evaluation.ood import detect
 from plateaux.evaluation.soup import soup
-from plateaux.models.backbone import Trunk
+from plateaux.models.backbone import Backbone
 from plateaux.storage import feature_cache
 from plateaux.storage.feature_cache import Features, First, Round, featured, folder_of, needed, prepare, seen_through
 from plateaux.storage.run import Run
 from plateaux.storage.store import Store
 from plateaux.training.train import train
 
-HERE = Local("loop", 1, (), "error")
+HERE = LocalExecutor("loop", 1, (), "error")
 USUAL = feature_cache.SHARD, feature_cache.CHUNK
 CHANCE = torch.Generator().manual_seed(3)
 IMAGES = torch.randint(0, 256, (70, 3, 16, 16), dtype=torch.uint8, generator=CHANCE)
@@ -57,13 +57,13 @@ def _small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
 def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return a list that grows by the number of samples whenever a trunk is run."""
     seen: list[int] = []
-    before = Trunk.forward
+    before = Backbone.forward
 
-    def counted(self: Trunk, x: Tensor) -> Tensor:
+    def counted(self: Backbone, x: Tensor) -> Tensor:
         seen.append(len(x))
         return before(self, x)
 
-    monkeypatch.setattr(Trunk, "forward", counted)
+    monkeypatch.setattr(Backbone, "forward", counted)
     return seen
 
 
@@ -200,7 +200,9 @@ def test_every_epoch_draws_one_of_the_rounds_for_each_sample(tmp_path: Path) -> 
         varied = [
             trunk(
                 normal(
-                    move(IMAGES[:50], ids, key=derive_seed(derive_seed("features"), "augment", number), augment=augment)
+                    crop_and_flip(
+                        IMAGES[:50], ids, seed=derive_seed(derive_seed("features"), "augment", number), augment=augment
+                    )
                 )
             )  # type: ignore[arg-type]
             for number in range(3)
@@ -222,9 +224,9 @@ def test_every_epoch_draws_one_of_the_rounds_for_each_sample(tmp_path: Path) -> 
 
 def test_whatever_decides_a_feature_decides_where_it_lies(tmp_path: Path) -> None:
     asked = recipe(tmp_path)
-    other = replace(DATA, train=Resident(IMAGES[:50].flip(0), LABELS[:50]))
+    other = replace(DATA, train=InMemorySource(IMAGES[:50].flip(0), LABELS[:50]))
     varied = {"flip": True}
-    made: list[tuple[Recipe, Data]] = [
+    made: list[tuple[Recipe, DataSplits]] = [
         (asked, DATA),
         (asked, other),
         (asked, replace(DATA, mean=(0.4,) * 3)),
@@ -243,7 +245,7 @@ def test_whatever_decides_a_feature_decides_where_it_lies(tmp_path: Path) -> Non
 
 
 def test_unlabelled_samples_are_kept_too(tmp_path: Path, passes: list[int]) -> None:
-    given = replace(GIVEN, unlabelled=Resident(IMAGES[:30].flip(3), torch.zeros(30, dtype=torch.int64)))
+    given = replace(GIVEN, unlabelled=InMemorySource(IMAGES[:30].flip(3), torch.zeros(30, dtype=torch.int64)))
     method = {"name": "a2d", "strength": 0.5}
     asked = Recipe.from_dict({**recipe(tmp_path / "f").to_dict(), "method": method})
     first = train(asked, tmp_path / "one", given=given)
@@ -255,12 +257,12 @@ def test_unlabelled_samples_are_kept_too(tmp_path: Path, passes: list[int]) -> N
     for name, tensor in first.weights(0).items():
         assert torch.equal(tensor, second.weights(0)[name])
         torch.testing.assert_close(tensor, third.weights(0)[name], rtol=1e-3, atol=1e-5)
-    extra = featured(asked, training_data(asked, given), given).unlabelled
+    extra = featured(asked, training_data(asked, given), given).unlabeled
     assert extra is not None
     assert isinstance(extra.source, Features)
 
 
-def foreign_patches() -> Data:
+def foreign_patches() -> DataSplits:
     """Pictures of nothing; only for tests."""
     x = torch.randint(0, 256, (24, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(9))
     return from_tensors((x[:0], LABELS[:0]), (x, torch.zeros(24, dtype=torch.int64)), classes=1)
@@ -316,10 +318,10 @@ def test_samples_that_cannot_be_told_apart_are_not_kept(tmp_path: Path, passes: 
 
     asked = recipe(tmp_path / "f")
     with pytest.raises(RecipeError, match="fingerprint"):
-        featured(asked, replace(DATA, train=Streamed(Unmarked())), GIVEN)
+        featured(asked, replace(DATA, train=DatasetSource(Unmarked())), GIVEN)
     train(asked, tmp_path / "run", given=GIVEN)
     passes.clear()
-    other = Given(data=replace(DATA, test=Streamed(Unmarked())))
+    other = Given(data=replace(DATA, test=DatasetSource(Unmarked())))
     evaluate(tmp_path / "run", given=other)
     assert sum(passes) == 40  # through the trunk, for each member
 
@@ -334,7 +336,7 @@ def test_named_inputs_go_through_a_trunk_that_takes_them(tmp_path: Path) -> None
         def hash(self) -> str:
             return "sums"
 
-    words = Resident({"a": torch.arange(5), "b": torch.arange(5) * 2}, torch.arange(5))
+    words = InMemorySource({"a": torch.arange(5), "b": torch.arange(5) * 2}, torch.arange(5))
     source = Features(words, Sums(), Store(tmp_path), feature_cache.Look())  # type: ignore[arg-type]
     assert source.fetch(torch.tensor([4, 1]))[0].tolist() == [[4, 8], [1, 2]]  # type: ignore[union-attr]
     assert map_tensors(source.plain.fetch(torch.tensor([2]))[0], lambda t: t.tolist()) == [[2, 4]]

@@ -12,7 +12,7 @@ import torch
 
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RunError, StorageError
-from plateaux.data.sources import Data, Resident, facts_of
+from plateaux.data.sources import DataSplits, InMemorySource, describe_data
 from plateaux.storage.run import FORMAT, Progress, Run, environment
 from plateaux.training.train import train
 
@@ -40,10 +40,10 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {p.relative_to(folder).as_posix(): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
-def numbers(x: float = 0.0) -> Data:
+def numbers(x: float = 0.0) -> DataSplits:
     """A data set of six points."""
-    points = Resident(torch.arange(12.0).reshape(6, 2) + x, torch.arange(6) % 2)
-    return Data("points", points, points, 2, (2,))
+    points = InMemorySource(torch.arange(12.0).reshape(6, 2) + x, torch.arange(6) % 2)
+    return DataSplits("points", points, points, 2, (2,))
 
 
 @pytest.fixture(scope="module")
@@ -136,10 +136,10 @@ def test_where_and_how_often_is_no_other_recipe(trained: Path, tmp_path: Path, c
 
 
 def test_other_data_under_the_same_recipe_are_refused(tmp_path: Path) -> None:
-    Run.begin(tmp_path, RECIPE, {"data": facts_of(numbers())})
-    Run.begin(tmp_path, RECIPE, {"data": facts_of(numbers())})
+    Run.begin(tmp_path, RECIPE, {"data": describe_data(numbers())})
+    Run.begin(tmp_path, RECIPE, {"data": describe_data(numbers())})
     with pytest.raises(RunError) as refused:
-        Run.begin(tmp_path, RECIPE, {"data": facts_of(numbers(1.0))})
+        Run.begin(tmp_path, RECIPE, {"data": describe_data(numbers(1.0))})
     assert "was trained on other data. What differs (there -> here):\n  test.fingerprint: '" in str(refused.value)
     assert "train.fingerprint: " in str(refused.value)
 

@@ -17,7 +17,7 @@ from cases import recipe
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RunError
 from plateaux.evaluation.evaluate import evaluate
-from plateaux.optim.sam import climb, plain_gradient
+from plateaux.optim.sam import plain_gradient, sam
 from plateaux.storage.run import Run
 from plateaux.studies.results import COSTS, Finding, costs_of, findings_of_run, findings_of_study, read_results
 from plateaux.training import partition
@@ -125,9 +125,9 @@ def test_passes_follow_from_the_method(method: dict[str, object], passes: float)
 
 def test_a_step_in_groups_costs_what_a_whole_one_does() -> None:
     assert passes_a_step(plain_gradient, 8) == 1
-    assert passes_a_step(climb(0.1, m=3), 8) == pytest.approx(2)
-    assert passes_a_step(climb(0.1, perturbation="per_worker"), 8) == 2
-    assert passes_a_step(climb(0.1), 8, torch.ones(8, dtype=torch.bool)) == 2
+    assert passes_a_step(sam(0.1, m=3), 8) == pytest.approx(2)
+    assert passes_a_step(sam(0.1, perturbation="per_worker"), 8) == 2
+    assert passes_a_step(sam(0.1), 8, torch.ones(8, dtype=torch.bool)) == 2
 
 
 def test_careful_shares_are_read_from_the_notes(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from plateaux.config.recipe import Recipe
 from plateaux.core.errors import Interrupted
 from plateaux.core.types import TensorTree
 from plateaux.evaluation.evaluate import evaluate
-from plateaux.optim.weight_averaging import Average
+from plateaux.optim.weight_averaging import AveragedWeights
 from plateaux.storage.run import Run
 from plateaux.training import trainer
 from plateaux.training.train import train
@@ -47,7 +47,7 @@ def mean(trees: list[TensorTree], name: str) -> Tensor:
 def test_a_moving_average_is_the_mean_and_leaves_integers_out() -> None:
     generator = torch.Generator().manual_seed(0)
     trees = [{"w": torch.randn(5, generator=generator), "n": torch.tensor(each)} for each in range(50)]
-    average = Average(start=11)
+    average = AveragedWeights(start=11)
     for number, tree in enumerate(trees, 1):
         average.add(tree)
         assert average.count == max(0, number - 10)
@@ -57,7 +57,7 @@ def test_a_moving_average_is_the_mean_and_leaves_integers_out() -> None:
 
 def test_the_mean_of_equal_weights_is_those_weights_exactly() -> None:
     w = {"w": torch.tensor([0.1, 1e-8, 3e7])}
-    average = Average(start=1)
+    average = AveragedWeights(start=1)
     for _ in range(1000):
         average.add(w)
     assert torch.equal(average.tree["w"], w["w"])
@@ -147,7 +147,7 @@ def test_forgetting_the_average_would_be_seen(tmp_path: Path, monkeypatch: pytes
     row = recipe("sam", train={"average_from": 1})
     whole = trained(row, tmp_path / "whole")
     stopped_after(row, tmp_path / "run", 4, monkeypatch)
-    monkeypatch.setattr(Average, "restore", lambda self, state, device: None)
+    monkeypatch.setattr(AveragedWeights, "load_state_dict", lambda self, state, device: None)
     assert distance(weights(train(row, tmp_path / "run", given=GIVEN)), whole) > 1e-6
 
 

@@ -18,9 +18,9 @@ import plateaux
 from plateaux.cli.progress import lines
 from plateaux.core.errors import DivergedError, Interrupted, StorageError
 from plateaux.distributed import stop_signal
-from plateaux.distributed.process_pool import answer_of, told_problem
-from plateaux.distributed.ray_worker import Hand
-from plateaux.distributed.stop_signal import stop_sign
+from plateaux.distributed.process_pool import rebuild_error, run_captured
+from plateaux.distributed.ray_worker import RayWorker
+from plateaux.distributed.stop_signal import graceful_shutdown
 from plateaux.storage.run import Run
 from plateaux.training import job_records
 from plateaux.training.jobs import Job
@@ -105,23 +105,23 @@ def test_the_newest_record_of_a_member_is_what_is_shown(run: Run) -> None:
 
 
 def test_a_hand_carries_out_and_tells_what_it_heard() -> None:
-    hand = Hand()
+    hand = RayWorker()
 
     def work(job: Any, tell: Any, *, device: str | None = None, processes: int = 1) -> None:
         tell({"say": f"{job} of {processes >= 1}"})
 
-    assert hand.listen(0.0) == []
-    assert hand.work(work, "it", 1.0) == ("done", None, [{"say": "it of True"}])
+    assert hand.poll_events(0.0) == []
+    assert hand.run_job(work, "it", 1.0) == ("done", None, [{"say": "it of True"}])
     kept = gc.get_freeze_count()
     assert kept > 10_000  # all that was imported is left alone when Ray asks for garbage
     garbage: list[Any] = []
     garbage.append(garbage)
-    hand.work(work, "it", 1.0)
+    hand.run_job(work, "it", 1.0)
     assert gc.get_freeze_count() <= kept  # but what earlier jobs left behind is found
 
 
 def test_news_are_gathered_while_a_job_goes_on_and_come_at_once_when_it_ends() -> None:
-    hand, told, ends = Hand(), Event(), Event()
+    hand, told, ends = RayWorker(), Event(), Event()
 
     def work(job: Any, tell: Any, **_: Any) -> None:
         tell({"say": "one"})
@@ -131,12 +131,12 @@ def test_news_are_gathered_while_a_job_goes_on_and_come_at_once_when_it_ends() -
         tell({"say": "three"})
 
     with ThreadPoolExecutor(2) as threads:
-        answer = threads.submit(hand.work, work, "it", 1.0)
+        answer = threads.submit(hand.run_job, work, "it", 1.0)
         told.wait()
         begun = time.perf_counter()
-        assert hand.listen(0.3) == [{"say": "one"}, {"say": "two"}]  # it waits although there is news
+        assert hand.poll_events(0.3) == [{"say": "one"}, {"say": "two"}]  # it waits although there is news
         assert time.perf_counter() - begun >= 0.29
-        heard = threads.submit(hand.listen, 60.0)
+        heard = threads.submit(hand.poll_events, 60.0)
         ends.set()
         assert [*heard.result(timeout=30), *answer.result(timeout=30)[2]] == [{"say": "three"}]
 
@@ -151,26 +151,26 @@ def test_a_fault_of_the_group_is_told_from_one_of_its_own(monkeypatch: pytest.Mo
 
         return work
 
-    hand = Hand()
+    hand = RayWorker()
     torn = fails("[/gloo/transport/tcp/pair.cc:553] Connection closed by peer")
-    assert hand.work(torn, "it", 1.0)[0] == "failed"
+    assert hand.run_job(torn, "it", 1.0)[0] == "failed"
     group = {"RANK": 1, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
     group |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 1234}
-    assert hand.work(torn, "it", 1.0, group)[0] == "broken"
+    assert hand.run_job(torn, "it", 1.0, group)[0] == "broken"
     assert os.environ["RANK"] == "1"
     lost = type("DistNetworkError", (RuntimeError,), {})("Failed to recv, got 0 bytes")
-    assert hand.work(fails(lost), "it", 1.0, group)[0] == "broken"
-    assert hand.work(fails("sample 7"), "it", 1.0, group)[:2] == ("failed", ("RuntimeError", "sample 7"))
+    assert hand.run_job(fails(lost), "it", 1.0, group)[0] == "broken"
+    assert hand.run_job(fails("sample 7"), "it", 1.0, group)[:2] == ("failed", ("RuntimeError", "sample 7"))
 
 
 def test_a_stop_reaches_work_in_other_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stop_signal, "_everywhere", stop_signal.Sign())
+    monkeypatch.setattr(stop_signal, "_process_wide", stop_signal.StopFlag())
     seen: list[bool] = []
 
     def work() -> None:
-        with stop_sign() as asked:
+        with graceful_shutdown() as asked:
             seen.append(asked.is_set())
-            Hand().stop()
+            RayWorker().stop()
             seen.append(asked.is_set())
 
     thread = Thread(target=work)
@@ -180,10 +180,10 @@ def test_a_stop_reaches_work_in_other_threads(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_what_a_worker_raised_is_told_by_its_name() -> None:
-    assert answer_of(lambda: None) == ("done", None)
-    assert isinstance(told_problem("Diverged", "so"), DivergedError)
-    assert str(told_problem("KeyError", "so")) == "KeyError: so"
-    assert str(told_problem("nearest", "so")) == "nearest: so"  # a function of that module is no error
+    assert run_captured(lambda: None) == ("done", None)
+    assert isinstance(rebuild_error("Diverged", "so"), DivergedError)
+    assert str(rebuild_error("KeyError", "so")) == "KeyError: so"
+    assert str(rebuild_error("nearest", "so")) == "nearest: so"  # a function of that module is no error
 
 
 def test_a_run_on_this_machine_leaves_no_records(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from plateaux.config.builders.data import data_of, split_of
 from plateaux.config.components import Given
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RecipeError
-from plateaux.data.sources import Resident
+from plateaux.data.sources import InMemorySource
 from plateaux.evaluation.evaluate import evaluate
 from plateaux.storage.run import Run
 from plateaux.training.train import train
@@ -71,7 +71,7 @@ TOUCHED: set[tuple[str, int]] = set()
 def watching(data: Any, seen: set[int]) -> Any:
     """Return the data with its training source watched: who reads while gradients are on is training."""
 
-    class Watched(Resident):
+    class Watched(InMemorySource):
         def fetch(self, ids: torch.Tensor) -> Any:
             kind = "train" if torch.is_grad_enabled() else "validation"
             TOUCHED.update((kind, int(i)) for i in ids)

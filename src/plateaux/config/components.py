@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from plateaux.core.method import LossFn
-from plateaux.data.sources import Data, Source
+from plateaux.data.sources import DataSplits, Source
 
 Model = Callable[..., nn.Module]
 
@@ -17,7 +17,7 @@ Model = Callable[..., nn.Module]
 class Given:
     """What a caller hands over in Python instead of naming it in the recipe."""
 
-    data: Data | None = None
+    data: DataSplits | None = None
     model: Model | None = None
     loss: LossFn | None = None
     unlabelled: Source | None = None  # samples whose labels are not looked at, laid out as the data's

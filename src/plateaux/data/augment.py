@@ -18,7 +18,7 @@ from plateaux.core.errors import RecipeError
 from plateaux.core.types import Inputs
 
 TOP, LEFT, FLIP, PARTNER, SHARE, WHICH, ROW, COLUMN = range(8)
-DRAWS = 8
+UNIFORMS_PER_SAMPLE = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,20 +41,20 @@ class Augment:
         return self.mixup > 0 or self.cutmix > 0
 
 
-def uniforms(key: int, ids: Tensor, draws: int) -> Tensor:
+def uniforms(seed: int, ids: Tensor, count: int) -> Tensor:
     """Return numbers in [0, 1) that depend only on (key, id, draw): float64 `[B, draws]`."""
-    start = _scramble(torch.tensor(_wrap(key), device=ids.device) + _wrap(_GOLDEN))
+    start = _scramble(torch.tensor(_wrap(seed), device=ids.device) + _wrap(_GOLDEN))
     rows = _scramble(start ^ (ids.to(torch.int64) * _wrap(_GOLDEN)))  # [B]
-    steps = torch.arange(1, draws + 1, device=ids.device) * _wrap(_GOLDEN)
+    steps = torch.arange(1, count + 1, device=ids.device) * _wrap(_GOLDEN)
     return _shift(_scramble(rows[:, None] + steps), 11).to(torch.float64) * 2.0**-53
 
 
-def move(x: Inputs, ids: Tensor, *, key: int, augment: Augment) -> Inputs:
+def crop_and_flip(x: Inputs, ids: Tensor, *, seed: int, augment: Augment) -> Inputs:
     """Return images `[B, C, H, W]` cropped and flipped as (key, id) say; the type stays."""
     if not (augment.crop or augment.flip):
         return x
     x = _images(x, "crop and flip")
-    u = uniforms(key, ids, DRAWS).to(x.device)
+    u = uniforms(seed, ids, UNIFORMS_PER_SAMPLE).to(x.device)
     if augment.crop:
         span = 2 * augment.crop + 1
         x = crop(x, _floor(u[:, TOP], span), _floor(u[:, LEFT], span), pad=augment.crop)
@@ -75,14 +75,14 @@ def flip(x: Tensor, which: Tensor) -> Tensor:
     return x.index_copy(0, rows, x.index_select(0, rows).flip(3))
 
 
-def partners(ids: Tensor, among: Tensor, *, key: int) -> Tensor:
+def mix_partners(ids: Tensor, among: Tensor, *, seed: int) -> Tensor:
     """Return the sample each is mixed with, drawn from all training ids `among`."""
-    drawn = uniforms(key, ids, DRAWS)[:, PARTNER]
+    drawn = uniforms(seed, ids, UNIFORMS_PER_SAMPLE)[:, PARTNER]
     return among[_floor(drawn, len(among))]
 
 
-def mix(
-    x: Inputs, y: Tensor, other: Inputs, other_y: Tensor, ids: Tensor, *, key: int, classes: int, augment: Augment
+def mixup_cutmix(
+    x: Inputs, y: Tensor, other: Inputs, other_y: Tensor, ids: Tensor, *, seed: int, classes: int, augment: Augment
 ) -> tuple[Tensor, Tensor]:
     """Return samples mixed with their partners, and probabilities `[B, C]` for labels.
 
@@ -92,14 +92,14 @@ def mix(
     x, other = _floats(x), _floats(other)
     if y.dim() != 1 or y.is_floating_point():
         raise RecipeError(f"Mixing needs class numbers [B] for labels; these are {y.dtype} {list(y.shape)}.")
-    u = uniforms(key, ids, DRAWS).to(x.device)
+    u = uniforms(seed, ids, UNIFORMS_PER_SAMPLE).to(x.device)
     cut = (u[:, WHICH] < _cut_share(augment)).view(-1, 1, 1)
     # How much of the partner each pixel takes, [B, 1, 1] or [B, H, W]; lerp is exact at 0 and at 1.
     partner = torch.zeros(len(x), 1, 1, dtype=torch.float64, device=x.device)
     if augment.mixup:
         partner = 1 - beta(u[:, SHARE], augment.mixup).view(-1, 1, 1)
     if augment.cutmix:
-        box = boxes(_images(x, "cutmix"), beta(u[:, SHARE], augment.cutmix), u[:, ROW], u[:, COLUMN])
+        box = cutmix_boxes(_images(x, "cutmix"), beta(u[:, SHARE], augment.cutmix), u[:, ROW], u[:, COLUMN])
         partner = torch.where(cut, box.to(torch.float64), partner)
     weight = partner[:, None] if augment.cutmix else partner.view(-1, *[1] * (x.dim() - 1))
     mixed = torch.lerp(x, other, weight.to(x.dtype))
@@ -110,7 +110,7 @@ def mix(
     return mixed, soft
 
 
-def boxes(x: Tensor, share: Tensor, row: Tensor, column: Tensor) -> Tensor:
+def cutmix_boxes(x: Tensor, share: Tensor, row: Tensor, column: Tensor) -> Tensor:
     """Return masks `[B, H, W]` of boxes that cover 1 - share of an image, less what falls over its edge."""
     height, width = x.shape[-2:]
     side = (1.0 - share).sqrt()
@@ -135,7 +135,7 @@ def beta(u: Tensor, a: float) -> Tensor:
     return torch.where(u < 0.5, t, 1 - t)
 
 
-def normalise(
+def normalize(
     x: Inputs, mean: Sequence[float] = (), std: Sequence[float] = (), dtype: torch.dtype = torch.float32
 ) -> Inputs:
     """Return inputs as a model takes them: uint8 scaled to [0, 1], then `(x - mean) / std` for every channel.

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from plateaux.core.errors import DataError, RecipeError
-from plateaux.data.sources import Resident
+from plateaux.data.sources import InMemorySource
 
 
 def data_root(root: str | None) -> Path:
@@ -28,7 +28,7 @@ def weights_file(name: str) -> Path:
     return path if path.exists() or not (data_root(None) / path).exists() else data_root(None) / path
 
 
-def missing(name: str, *, wanted: str, where: Path, get: str) -> DataError:
+def missing_data_error(name: str, *, wanted: str, where: Path, get: str) -> DataError:
     """Return the error for a set that is not there: what was looked for, where, and how to get it."""
     return DataError(
         f"{name} was not found: looked for {wanted} in {str(where.absolute())!r}. Get it from {get} and unpack it "
@@ -36,14 +36,14 @@ def missing(name: str, *, wanted: str, where: Path, get: str) -> DataError:
     )
 
 
-def first(x: Tensor, y: Tensor, limit: int | None) -> Resident:
+def head(x: Tensor, y: Tensor, limit: int | None) -> InMemorySource:
     """Return the first `limit` samples as a source, all of them when there is no limit."""
-    count = kept(len(y), limit)
+    count = limited_count(len(y), limit)
     # A slice would keep the whole set in memory.
-    return Resident(x[:count].clone(), y[:count].clone()) if count < len(y) else Resident(x, y)
+    return InMemorySource(x[:count].clone(), y[:count].clone()) if count < len(y) else InMemorySource(x, y)
 
 
-def kept(count: int, limit: int | None) -> int:
+def limited_count(count: int, limit: int | None) -> int:
     """Return how many of `count` samples a limit leaves."""
     if limit is not None and limit < 1:
         raise RecipeError(f"A limit of {limit} samples leaves none; give at least 1, or no limit.")
@@ -115,7 +115,7 @@ def _pillow() -> Any:
     return Image
 
 
-def balanced(groups: Sequence[Sequence[str]]) -> tuple[list[str], list[int]]:
+def interleave_classes(groups: Sequence[Sequence[str]]) -> tuple[list[str], list[int]]:
     """Return names and labels of the classes' files in turn: the first of every class, the second of every class ...
 
     So the first n samples are a fair small set, whatever n.

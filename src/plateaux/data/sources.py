@@ -30,7 +30,7 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Extra:
+class UnlabeledData:
     """Some samples of another set, without their labels, to train beside the labelled ones."""
 
     name: str
@@ -39,7 +39,7 @@ class Extra:
 
 
 @dataclass(frozen=True, slots=True)
-class Data:
+class DataSplits:
     """A data set: where its samples come from and what a model must know of them."""
 
     name: str
@@ -51,10 +51,10 @@ class Data:
     std: tuple[float, ...] = ()
     labels: tuple[str, ...] = ()  # the classes' names
     remarks: tuple[str, ...] = ()  # what differs from the published set: "20,000 of 50,000 train images"
-    unlabelled: Extra | None = None  # what a recipe asks for besides
+    unlabeled: UnlabeledData | None = None  # what a recipe asks for besides
 
 
-class Resident:
+class InMemorySource:
     """A source held whole in memory, on whatever device it was put.
 
     Images are kept as uint8 `[N, C, H, W]`: a quarter of the memory, and augmentation moves a quarter of the bytes.
@@ -74,9 +74,9 @@ class Resident:
         # index_select copies whole rows: twenty times as fast as x[ids] for images.
         return map_tensors(self.x, lambda t: t.index_select(0, ids)), self.y.index_select(0, ids)
 
-    def to(self, device: torch.device) -> Resident:
+    def to(self, device: torch.device) -> InMemorySource:
         """Return this source with its samples on `device`."""
-        return Resident(map_tensors(self.x, lambda t: t.to(device)), self.y.to(device))
+        return InMemorySource(map_tensors(self.x, lambda t: t.to(device)), self.y.to(device))
 
     def fingerprint(self) -> str:
         digest = blake2b(digest_size=8)
@@ -87,7 +87,7 @@ class Resident:
         return digest.hexdigest()
 
 
-class Streamed:
+class DatasetSource:
     """A source over any map-style `torch.utils.data.Dataset`, whose samples are read when they are asked for.
 
     With a `key`, every sample is read with the generators of torch, numpy and `random` seeded from (key, id): random
@@ -109,11 +109,11 @@ class Streamed:
             return map_tensors(x, lambda t: t[:0]), y[:0]
         if key is None:
             return collate([self.dataset[i] for i in ids.tolist()])
-        with _generators_kept():
+        with _preserve_rng():
             return collate([self._seeded(i, key) for i in ids.tolist()])
 
     @property
-    def told_apart(self) -> bool:
+    def has_content_hash(self) -> bool:
         """Whether the fingerprint is of the samples themselves, and not only of their number and kind."""
         return callable(getattr(self.dataset, "fingerprint", None))
 
@@ -133,7 +133,7 @@ class Streamed:
 
 
 @contextmanager
-def _generators_kept() -> Iterator[None]:
+def _preserve_rng() -> Iterator[None]:
     torch_state, numpy_state, python_state = torch.get_rng_state(), np.random.get_state(), random.getstate()
     try:
         yield
@@ -161,7 +161,7 @@ def from_dataset(
     mean: Sequence[float] = (),
     std: Sequence[float] = (),
     labels: Sequence[str] = (),
-) -> Data:
+) -> DataSplits:
     """Make a Data set of two map-style `torch.utils.data.Dataset`s that give `(input, label)` pairs."""
     for role, given in (("train", train), ("test", test)):
         if not (hasattr(given, "__len__") and hasattr(given, "__getitem__")):
@@ -170,8 +170,8 @@ def from_dataset(
                 "so give a map-style Dataset with __len__ and __getitem__."
             )
     name = name or type(train).__name__
-    sources = Streamed(train, name=f"{name}.train"), Streamed(test, name=f"{name}.test")
-    return Data(name, *sources, classes, tuple(shape), tuple(mean), tuple(std), tuple(labels))
+    sources = DatasetSource(train, name=f"{name}.train"), DatasetSource(test, name=f"{name}.test")
+    return DataSplits(name, *sources, classes, tuple(shape), tuple(mean), tuple(std), tuple(labels))
 
 
 def from_tensors(
@@ -183,16 +183,16 @@ def from_tensors(
     mean: Sequence[float] = (),
     std: Sequence[float] = (),
     labels: Sequence[str] = (),
-) -> Data:
+) -> DataSplits:
     """Make a Data set of tensors in memory: `(inputs, labels)` to train on and to test on, channels first."""
-    sources = Resident(*train), Resident(*test)
-    return Data(name, *sources, classes, tuple(train[0].shape[1:]), tuple(mean), tuple(std), tuple(labels))
+    sources = InMemorySource(*train), InMemorySource(*test)
+    return DataSplits(name, *sources, classes, tuple(train[0].shape[1:]), tuple(mean), tuple(std), tuple(labels))
 
 
 # What data/*.py share.
 
 
-def facts_of(data: Data) -> dict[str, Any]:
+def describe_data(data: DataSplits) -> dict[str, Any]:
     """Return what a run must remember of its data: enough to use the models, and to know the samples again."""
     return {
         "name": data.name,

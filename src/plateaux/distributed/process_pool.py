@@ -16,17 +16,17 @@ from plateaux.core import errors
 from plateaux.core.callbacks import Tell
 from plateaux.core.errors import Interrupted, PlateauxError
 from plateaux.core.executor import Failure, JobFn
-from plateaux.distributed.stop_signal import Sign, stop_sign
+from plateaux.distributed.stop_signal import StopFlag, graceful_shutdown
 
 
-def run_in_turn(
-    jobs: Sequence[Any], carry_out: JobFn, tell: Tell, *, device: str | None = None, processes: int = 1
+def run_sequentially(
+    jobs: Sequence[Any], run_job: JobFn, log: Tell, *, device: str | None = None, processes: int = 1
 ) -> list[Failure]:
     """Carry out one job after the other in this process; a job that fails does not stop the next."""
     failures: list[Failure] = []
     for job in jobs:
         try:
-            carry_out(job, tell, device=device, processes=processes)
+            run_job(job, log, device=device, processes=processes)
         except Interrupted:
             raise
         except PlateauxError as problem:
@@ -35,7 +35,7 @@ def run_in_turn(
 
 
 @dataclass(slots=True)
-class _Slot:
+class _PoolWorker:
     """A place in the pool: its device, and the worker and job that hold it now."""
 
     device: str | None
@@ -45,17 +45,17 @@ class _Slot:
 
 
 def run_pool(
-    jobs: Sequence[Any], carry_out: JobFn, tell: Tell, *, processes: int, devices: Sequence[str] = ()
+    jobs: Sequence[Any], run_job: JobFn, log: Tell, *, processes: int, devices: Sequence[str] = ()
 ) -> list[Failure]:
     """Carry out jobs by `processes` workers that each take the next one; return what failed."""
-    slots = [_Slot(devices[i % len(devices)] if devices else None) for i in range(min(processes, len(jobs)))]
+    slots = [_PoolWorker(devices[i % len(devices)] if devices else None) for i in range(min(processes, len(jobs)))]
     waiting, failures = deque(jobs), list[Failure]()
-    with _passed_on(slots) as stopped:
+    with _forward_signals(slots) as stopped:
         try:
             while waiting or any(slot.job is not None for slot in slots):
                 for slot in slots:
                     if slot.job is None and waiting and not stopped.is_set():
-                        _hand_over(slot, waiting.popleft(), carry_out, len(slots))
+                        _assign_job(slot, waiting.popleft(), run_job, len(slots))
                 busy = [slot for slot in slots if slot.job is not None]
                 if not busy:
                     break
@@ -63,20 +63,20 @@ def run_pool(
                     _stop(busy)  # again: one that was about to begin has not heard it
                 for line in wait([slot.line for slot in busy if slot.line is not None]):
                     slot = next(slot for slot in busy if slot.line is line)
-                    _listen(slot, tell, failures, stopped)
+                    _receive(slot, log, failures, stopped)
         finally:
-            _dismiss(slots)
+            _shut_down(slots)
     if stopped.is_set():
         raise Interrupted("The pool was stopped; every member wrote a checkpoint. Run the same command again to go on")
     return failures
 
 
-def _hand_over(slot: _Slot, job: Any, carry_out: JobFn, processes: int) -> None:
+def _assign_job(slot: _PoolWorker, job: Any, run_job: JobFn, processes: int) -> None:
     if slot.worker is None:
         context = multiprocessing.get_context("spawn")
         slot.line, theirs = context.Pipe()
         # Not a daemon: those may have no children, and a worker that reads by a loader's workers needs some.
-        slot.worker = context.Process(target=_work, args=(theirs, carry_out, slot.device, processes))
+        slot.worker = context.Process(target=_work, args=(theirs, run_job, slot.device, processes))
         slot.worker.start()
         theirs.close()
     assert slot.line is not None
@@ -85,7 +85,7 @@ def _hand_over(slot: _Slot, job: Any, carry_out: JobFn, processes: int) -> None:
         slot.line.send(job)
 
 
-def _listen(slot: _Slot, tell: Tell, failures: list[Failure], stopped: Sign) -> None:
+def _receive(slot: _PoolWorker, log: Tell, failures: list[Failure], stopped: StopFlag) -> None:
     """Take one message of a worker."""
     assert slot.line is not None
     try:
@@ -97,10 +97,10 @@ def _listen(slot: _Slot, tell: Tell, failures: list[Failure], stopped: Sign) -> 
         slot.worker, slot.line, slot.job = None, None, None
         return
     if kind == "news":
-        tell(content)
+        log(content)
         return
     if kind == "failed":
-        problem = told_problem(*content)
+        problem = rebuild_error(*content)
         if isinstance(problem, Interrupted):
             stopped.set()
         else:
@@ -108,7 +108,7 @@ def _listen(slot: _Slot, tell: Tell, failures: list[Failure], stopped: Sign) -> 
     slot.job = None
 
 
-def _work(line: Connection, carry_out: JobFn, device: str | None, processes: int) -> None:
+def _work(line: Connection, run_job: JobFn, device: str | None, processes: int) -> None:
     """Take jobs until there are none, or nobody to work for: the whole life of a worker."""
     # A spawned process spawns in its turn: the loader's workers would import torch anew in every epoch.
     multiprocessing.set_start_method(None, force=True)
@@ -119,10 +119,10 @@ def _work(line: Connection, carry_out: JobFn, device: str | None, processes: int
 
     with suppress(EOFError, OSError):
         while (job := line.recv()) is not None:
-            line.send(answer_of(partial(carry_out, job, send, device=device, processes=processes)))
+            line.send(run_captured(partial(run_job, job, send, device=device, processes=processes)))
 
 
-def answer_of(work: Callable[[], Any]) -> tuple[str, Any]:
+def run_captured(work: Callable[[], Any]) -> tuple[str, Any]:
     """Return `done`, or `failed` with the error's name and words: what a parent is told, whatever its child raised."""
     try:
         work()
@@ -131,7 +131,7 @@ def answer_of(work: Callable[[], Any]) -> tuple[str, Any]:
         return "failed", (type(problem).__name__, str(problem))
 
 
-def told_problem(name: str, message: str) -> PlateauxError:
+def rebuild_error(name: str, message: str) -> PlateauxError:
     """Return the error that a worker told of: one of ours, or one that names what somebody's code raised."""
     cause = getattr(errors, name, None)
     if isinstance(cause, type) and issubclass(cause, PlateauxError):
@@ -139,7 +139,7 @@ def told_problem(name: str, message: str) -> PlateauxError:
     return PlateauxError(f"{name}: {message}")
 
 
-def _dismiss(slots: Sequence[_Slot]) -> None:
+def _shut_down(slots: Sequence[_PoolWorker]) -> None:
     for slot in slots:
         if slot.worker is None or slot.line is None:
             continue
@@ -150,16 +150,16 @@ def _dismiss(slots: Sequence[_Slot]) -> None:
         slot.worker.join()
 
 
-def _stop(slots: Sequence[_Slot]) -> None:
+def _stop(slots: Sequence[_PoolWorker]) -> None:
     for slot in slots:
         if slot.worker is not None and slot.worker.is_alive():
             slot.worker.terminate()
 
 
 @contextmanager
-def _passed_on(slots: Sequence[_Slot]) -> Iterator[Sign]:
+def _forward_signals(slots: Sequence[_PoolWorker]) -> Iterator[StopFlag]:
     """Pass Ctrl-C and SIGTERM on to the workers, who end with a checkpoint; a second Ctrl-C ends them at once."""
-    with stop_sign(
+    with graceful_shutdown(
         first=lambda: _stop([slot for slot in slots if slot.job is not None]),
         again=lambda: [slot.worker.kill() for slot in slots if slot.worker is not None],
     ) as stopped:

@@ -13,22 +13,22 @@ from typing import Any
 
 from plateaux.core.executor import JobFn
 from plateaux.core.runtime import num_cores
-from plateaux.distributed.process_pool import answer_of
-from plateaux.distributed.stop_signal import stop_threads
+from plateaux.distributed.process_pool import run_captured
+from plateaux.distributed.stop_signal import stop_worker_threads
 
 BROKEN = ("gloo", "NCCL", "TCPStore", "ProcessGroup", "Connection reset", "Broken pipe", "DistNetwork", "DistStore")
 
 
-class Hand:
+class RayWorker:
     """Carries out jobs in a process of the cluster, and keeps what there is to tell until it is asked."""
 
     def __init__(self) -> None:
-        self._news: deque[dict[str, Any]] = deque(maxlen=10_000)
-        self._bell = Condition()
+        self._events: deque[dict[str, Any]] = deque(maxlen=10_000)
+        self._condition = Condition()
         self._over = False  # whether the last job has ended, and there is nothing to wait for
         self._frozen = False  # whether what was imported is left out where garbage is looked for
 
-    def about(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         """Say where this is: node, process, address, and a port that is free there."""
         import ray
 
@@ -39,7 +39,7 @@ class Hand:
             port = door.getsockname()[1]
         return {"node": os.environ["PLATEAUX_NODE"], "pid": os.getpid(), "address": address, "port": port}
 
-    def work(
+    def run_job(
         self, carry_out: JobFn, job: Any, cpus: float, group: Mapping[str, Any] | None = None
     ) -> tuple[str, Any, list[dict[str, Any]]]:
         """Carry out a job; say `done`, `failed` and why, or `broken` where the fault is another process's.
@@ -53,29 +53,29 @@ class Hand:
             gc.freeze()  # so that it is not looked for among all that was imported; to count those takes milliseconds
             self._frozen = True
         self._over = False
-        kind, content = answer_of(partial(carry_out, job, self._keep, processes=fair))
+        kind, content = run_captured(partial(carry_out, job, self._keep, processes=fair))
         if kind == "failed" and group and any(word in ": ".join(content) for word in BROKEN):
             kind = "broken"
-        with self._bell:
+        with self._condition:
             self._over = True
-            self._bell.notify_all()
-        return kind, content, self.listen(0)
+            self._condition.notify_all()
+        return kind, content, self.poll_events(0)
 
-    def listen(self, patience: float) -> list[dict[str, Any]]:
+    def poll_events(self, patience: float) -> list[dict[str, Any]]:
         """Return the news since the last time, gathered for a while, or until the job is over.
 
         Every answer costs both sides some milliseconds, so it does not come for each piece of news.
         """
-        with self._bell:
-            self._bell.wait_for(lambda: self._over, patience)
-            heard = list(self._news)
-            self._news.clear()
+        with self._condition:
+            self._condition.wait_for(lambda: self._over, patience)
+            heard = list(self._events)
+            self._events.clear()
         return heard
 
     def stop(self) -> None:
         """Ask the job to end with a checkpoint."""
-        stop_threads()
+        stop_worker_threads()
 
     def _keep(self, news: Mapping[str, Any]) -> None:
-        with self._bell:
-            self._news.append(dict(news))
+        with self._condition:
+            self._events.append(dict(news))

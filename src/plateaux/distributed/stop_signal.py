@@ -9,7 +9,7 @@ from threading import current_thread, main_thread
 from typing import Any
 
 
-class Sign:
+class StopFlag:
     """Says whether somebody asked to stop; a signal handler may set it at any moment, which would lock up an Event."""
 
     def __init__(self) -> None:
@@ -22,21 +22,23 @@ class Sign:
         self._up = True
 
 
-_everywhere = Sign()  # for work in other threads than the main one, which no signal reaches
+_process_wide = StopFlag()  # for work in other threads than the main one, which no signal reaches
 
 
-def stop_threads() -> None:
+def stop_worker_threads() -> None:
     """Ask the work in this process's other threads to stop, as a signal asks the main one."""
-    _everywhere.set()
+    _process_wide.set()
 
 
 @contextmanager
-def stop_sign(*, first: Callable[[], Any] = lambda: None, again: Callable[[], Any] = lambda: None) -> Iterator[Sign]:
+def graceful_shutdown(
+    *, first: Callable[[], Any] = lambda: None, again: Callable[[], Any] = lambda: None
+) -> Iterator[StopFlag]:
     """Turn Ctrl-C and SIGTERM into a sign that the work looks at between two steps; a second Ctrl-C ends at once.
 
     `first` and `again` are called at the moment of the first signal and of the second Ctrl-C.
     """
-    asked = Sign()
+    asked = StopFlag()
 
     def raise_sign(number: int, _: Any) -> None:
         if asked.is_set() and number == signal.SIGINT:
@@ -46,7 +48,7 @@ def stop_sign(*, first: Callable[[], Any] = lambda: None, again: Callable[[], An
         first()
 
     if current_thread() is not main_thread():
-        yield _everywhere
+        yield _process_wide
         return
     heard = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) is not signal.SIG_IGN]
     old = {number: signal.signal(number, raise_sign) for number in heard}

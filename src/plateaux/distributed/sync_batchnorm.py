@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from plateaux.core.errors import RecipeError
 
 
-def synchronise(module: nn.Module, group: Any) -> None:
+def convert_sync_batchnorm(module: nn.Module, group: Any) -> None:
     """Turn every BatchNorm of a network, in place, into one that normalises over the group's whole batch."""
     for name, child in module.named_modules():
         if isinstance(child, _BatchNorm):

@@ -13,30 +13,30 @@ import torch
 from torch import Tensor
 
 from plateaux.core.errors import RecipeError, suggest
-from plateaux.ensembles.log_probs import log_probabilities, probabilities_of
+from plateaux.ensembles.log_probs import log_probabilities, log_probs
 
 TIE = 1e-6  # what breaks a tie of votes, in nats: seen by argmax in float32, and by nothing else
 SLACK = 1e-6  # how far from one the sum of weights may lie
 
 
-def combined(table: Tensor, how: str = "mean probability", weights: Sequence[float] | Tensor | None = None) -> Tensor:
+def combine(logits: Tensor, rule: str = "mean probability", weights: Sequence[float] | Tensor | None = None) -> Tensor:
     """Return the log-probabilities `[B, C]` of members' logits `[M, B, C]`, combined by name.
 
     >>> combined(torch.tensor([[[2.0, 0.0]], [[0.0, 2.0]]]), "mean logit").exp()
     tensor([[0.5000, 0.5000]])
     """
-    if table.ndim < 2 or not len(table):
-        raise RecipeError(f"A table of logits [M, B, C] with a member or more is combined; given: {list(table.shape)}")
-    if how not in HOW:
-        raise RecipeError(f"There is no way to combine called {how!r}; {suggest(how, HOW)}")
-    if how == WEIGHTED:
-        return _weighted(table, shares(() if weights is None else weights, len(table)))
+    if logits.ndim < 2 or not len(logits):
+        raise RecipeError(f"A table of logits [M, B, C] with a member or more is combined; given: {list(logits.shape)}")
+    if rule not in RULES:
+        raise RecipeError(f"There is no way to combine called {rule!r}; {suggest(rule, RULES)}")
+    if rule == WEIGHTED:
+        return _weighted(logits, normalized_weights(() if weights is None else weights, len(logits)))
     if weights is not None:
-        raise RecipeError(f"{how!r} weighs every member alike; leave the weights out, or combine by {WEIGHTED!r}")
-    return COMBINE[how](table)
+        raise RecipeError(f"{rule!r} weighs every member alike; leave the weights out, or combine by {WEIGHTED!r}")
+    return COMBINE[rule](logits)
 
 
-def shares(weights: Sequence[float] | Tensor, members: int) -> Tensor:
+def normalized_weights(weights: Sequence[float] | Tensor, members: int) -> Tensor:
     """Return one weight for each member as float64 `[M]` that sum to one; any below zero are refused."""
     given = torch.as_tensor(weights, dtype=torch.float64).detach().cpu()
     total = float(given.sum())
@@ -72,7 +72,7 @@ def _majority(table: Tensor) -> Tensor:
 def _weighted(table: Tensor, weights: Tensor) -> Tensor:
     """The mean of the members' probabilities by weights `[M]`."""
     used = weights > 0  # a member without weight has no say, not even with logits that are no numbers
-    rows = probabilities_of(table[used.to(table.device)])
+    rows = log_probs(table[used.to(table.device)])
     return (rows + weights[used].log().to(rows).view(-1, *[1] * (rows.ndim - 1))).logsumexp(0)
 
 
@@ -82,4 +82,4 @@ COMBINE: Mapping[str, Callable[[Tensor], Tensor]] = {
     "majority": _majority,
 }
 WEIGHTED = "weighted"
-HOW = (*COMBINE, WEIGHTED)
+RULES = (*COMBINE, WEIGHTED)

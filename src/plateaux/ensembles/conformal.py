@@ -46,7 +46,7 @@ class Conformal:
     samples: int  # it was fitted on
     k_reg: int = 5
     penalty: float = 0.01
-    randomised: bool = True
+    randomized: bool = True
     never_empty: bool = False
     seed: int = 0
     remark: str = ""
@@ -81,7 +81,7 @@ def fit(
     *,
     k_reg: int = 5,
     penalty: float = 0.01,
-    randomised: bool = True,
+    randomized: bool = True,
     never_empty: bool = False,
     seed: int = 0,
 ) -> Conformal:
@@ -94,7 +94,7 @@ def fit(
     _check_options(alpha, kind, k_reg, penalty)
     _check(log_p, ids)
     _check_labels(y, log_p)
-    like = Conformal(kind, float(alpha), math.inf, len(y), k_reg, penalty, randomised, never_empty, seed)
+    like = Conformal(kind, float(alpha), math.inf, len(y), k_reg, penalty, randomized, never_empty, seed)
     parts = zip(torch.split(log_p, ROWS), torch.split(y.long(), ROWS), torch.split(ids, ROWS), strict=True)
     own = torch.cat([_scores(part, its, like).gather(1, label[:, None])[:, 0] for part, label, its in parts])
     miss = Fraction(str(float(alpha)))  # 0.1 is meant as one tenth
@@ -129,7 +129,7 @@ def _scores(log_p: Tensor, ids: Tensor, of: Conformal) -> Tensor:
     if of.kind == "lac":
         return -torch.expm1(log_p)  # 1 - p, to all digits where p is near 1
     p, order = log_p.exp().sort(dim=1, descending=True, stable=True)
-    u = _uniform(ids, of.seed)[:, None] if of.randomised else torch.ones(len(p), 1, dtype=torch.float64)
+    u = _uniform(ids, of.seed)[:, None] if of.randomized else torch.ones(len(p), 1, dtype=torch.float64)
     scores = p.cumsum(1) - p + u.to(p.device) * p
     if of.kind == "raps":
         ranks = torch.arange(1, p.shape[1] + 1, device=p.device)

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from plateaux.core import tensor_tree
 from plateaux.core.types import Inputs
-from plateaux.data.augment import normalise
-from plateaux.ensembles.combine import combined
-from plateaux.models.backbone import common_trunk
+from plateaux.data.augment import normalize
+from plateaux.ensembles import combine as combining
+from plateaux.models.backbone import common_backbone
 from plateaux.models.surgery import size_in_bytes
 
 
@@ -47,10 +47,10 @@ class Ensemble(nn.Module):
         """Return every member's output `[M, B, C]`; inputs are as the data set has them, and normalised here."""
         first = next(self.members.parameters())
         if isinstance(x, Tensor):
-            x = normalise(x.to(first.device), self.mean, self.std, first.dtype)
-        trunk = common_trunk(list(self.members))
-        if trunk is not None:  # it runs once for all
-            x = trunk(x) if isinstance(x, Tensor) else trunk(**x)
+            x = normalize(x.to(first.device), self.mean, self.std, first.dtype)
+        backbone = common_backbone(list(self.members))
+        if backbone is not None:  # it runs once for all
+            x = backbone(x) if isinstance(x, Tensor) else backbone(**x)
         args, kwargs = ((x,), {}) if isinstance(x, Tensor) else ((), dict(x))
         rows = [member(*args, **kwargs) for member in self.members]
         return torch.stack([row if isinstance(row, Tensor) else row.logits for row in rows])
@@ -62,9 +62,9 @@ class Ensemble(nn.Module):
 
         By the mean of probabilities (weighted where members have weights), the mean of logits, or the share of votes.
         """
-        how = combine or ("probability" if self.weights is None else "weighted")
-        name = {"probability": "mean probability", "logit": "mean logit"}.get(how, how)
-        return combined(self.logits(x), name, self.weights if how == "weighted" else None).exp()
+        rule = combine or ("probability" if self.weights is None else "weighted")
+        name = {"probability": "mean probability", "logit": "mean logit"}.get(rule, rule)
+        return combining.combine(self.logits(x), name, self.weights if rule == "weighted" else None).exp()
 
     def forward(self, x: Inputs) -> Tensor:
         return self.predict(x)

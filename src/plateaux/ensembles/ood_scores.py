@@ -29,9 +29,9 @@ from torch import Tensor
 from plateaux.core.errors import DataError
 from plateaux.core.stats.ranking import aupr, auroc, fpr_at_tpr
 from plateaux.core.types import Estimate
-from plateaux.ensembles.log_probs import probabilities_of
+from plateaux.ensembles.log_probs import log_probs
 
-CONVENTION = (
+DEFINITION = (
     "out of distribution is the positive class and has the larger score; ties count half in AUROC; AUPR is average "
     "precision, out (positive: outside) and in (positive: inside); FPR95 is the share of inside samples caught where "
     "at least 95 % of outside samples are"
@@ -82,7 +82,7 @@ def max_logit(table: Tensor) -> Tensor:
     return -_wide(table).mean(0).amax(-1)
 
 
-ALARMS: Mapping[str, Callable[[Tensor], Tensor]] = {
+OOD_SCORES: Mapping[str, Callable[[Tensor], Tensor]] = {
     "max_probability": max_probability,
     "entropy": entropy,
     "mutual_information": mutual_information,
@@ -97,10 +97,10 @@ def compare(inside: Mapping[str, NDArray[Any]], outside: Mapping[str, NDArray[An
     """Return how well each score tells outside samples from inside ones: score to `auroc`, `aupr out` and so on."""
     if set(inside) != set(outside):
         raise ValueError(f"The inside scores are {sorted(inside)}, the outside ones {sorted(outside)}; give the same.")
-    return {name: _told_apart(name, inside[name], outside[name]) for name in inside}
+    return {name: _detection_metrics(name, inside[name], outside[name]) for name in inside}
 
 
-def _told_apart(name: str, inside: NDArray[Any], outside: NDArray[Any]) -> dict[str, Estimate]:
+def _detection_metrics(name: str, inside: NDArray[Any], outside: NDArray[Any]) -> dict[str, Estimate]:
     for where, scores in (("inside", inside), ("outside", outside)):
         if broken := int(np.isnan(scores).sum()):
             raise DataError(
@@ -123,7 +123,7 @@ def _wide(table: Tensor) -> Tensor:
 
 
 def _log_p(table: Tensor) -> Tensor:
-    return probabilities_of(_wide(table))
+    return log_probs(_wide(table))
 
 
 def _log_mean(log_p: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 from plateaux.core.errors import RecipeError, RunError, suggest
 
 REPEATS = 100  # with `unique`, at most so many draws for each member wanted
-NORMALISED = 1e-2  # how far log-probabilities, kept in float16 perhaps, may be from summing to one
+NORMALIZED = 1e-2  # how far log-probabilities, kept in float16 perhaps, may be from summing to one
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Selection:
     chosen: tuple[int, ...]  # in the order drawn; a member may come more than once
     weights: tuple[float, ...]  # [P] each member's share of the draws
     scores: tuple[float, ...]  # the objective after each draw
-    objective: str
+    metric: str
     unique: bool
     samples: tuple[int, ...]  # ids of the validation samples
 
@@ -42,7 +42,7 @@ class Selection:
                 chosen=tuple(int(member) for member in record["chosen"]),
                 weights=tuple(float(weight) for weight in record["weights"]),
                 scores=tuple(float(score) for score in record["scores"]),
-                objective=str(record["objective"]),
+                metric=str(record["objective"]),
                 unique=bool(record["unique"]),
                 samples=tuple(int(sample) for sample in record["samples"]),
             )
@@ -55,7 +55,7 @@ def select(
     y: Tensor,
     size: int,
     *,
-    objective: Literal["nll", "accuracy", "brier"] = "nll",
+    metric: Literal["nll", "accuracy", "brier"] = "nll",
     unique: bool = False,
     ids: Sequence[int] | Tensor = (),
 ) -> Selection:
@@ -64,14 +64,14 @@ def select(
     `size` counts draws, or with `unique` different members. Of equally good members the first is drawn.
     """
     ids = tuple(int(sample) for sample in ids)
-    _check(log_p, y, size, objective, unique, ids)
+    _check(log_p, y, size, metric, unique, ids)
     y = y.to(log_p.device)
-    if objective == "nll":  # asks for nothing but the right class: [P, N, 1]
+    if metric == "nll":  # asks for nothing but the right class: [P, N, 1]
         log_p, y = log_p.gather(-1, y.expand(len(log_p), -1)[..., None]), torch.zeros_like(y)
-    chosen, losses = _drawn(log_p, lambda p: LOSSES[objective](p, y), size, unique)
+    chosen, losses = _drawn(log_p, lambda p: LOSSES[metric](p, y), size, unique)
     weights = tuple(chosen.count(member) / len(chosen) for member in range(len(log_p)))
-    scores = tuple(-loss if objective == "accuracy" else loss for loss in losses)
-    return Selection(tuple(chosen), weights, scores, objective, unique, ids)
+    scores = tuple(-loss if metric == "accuracy" else loss for loss in losses)
+    return Selection(tuple(chosen), weights, scores, metric, unique, ids)
 
 
 def _drawn(log_p: Tensor, loss_of: Callable[[Tensor], float], size: int, unique: bool) -> tuple[list[int], list[float]]:
@@ -127,5 +127,5 @@ def _check(log_p: Tensor, y: Tensor, size: int, objective: str, unique: bool, id
     if ids and len(ids) != len(y):
         raise RecipeError(f"{len(ids)} sample ids were given for {len(y)} samples; give one for each, or none")
     for member, rows in enumerate(log_p):
-        if not bool((rows.double().logsumexp(-1).abs() <= NORMALISED).all()):
+        if not bool((rows.double().logsumexp(-1).abs() <= NORMALIZED).all()):
             raise RecipeError(f"Member {member}'s rows are not log-probabilities; apply log_softmax to logits first")

@@ -25,7 +25,7 @@ BOUNDS: tuple[Bound, ...] = ("none", "clopper-pearson", "hoeffding")
 
 
 @dataclass(frozen=True, slots=True)
-class Threshold:
+class RejectionThreshold:
     """The largest doubt at which a prediction is used, and what it gave on held-out samples."""
 
     risk: float  # the one wanted
@@ -50,43 +50,51 @@ class Threshold:
         return {**asdict(self), "at": self.at if finite else str(self.at)}
 
     @classmethod
-    def from_dict(cls, tree: Mapping[str, Any]) -> Threshold:
+    def from_dict(cls, tree: Mapping[str, Any]) -> RejectionThreshold:
         """Return what `to_dict` wrote."""
         return cls(**{**tree, "at": None if tree["at"] is None else float(tree["at"])})
 
 
 def fit(
-    doubt: Tensor, wrong: Tensor, risk: float, *, bound: Bound = "none", delta: float = 0.05, stages: int = 50
-) -> Threshold:
+    error_probability: Tensor,
+    incorrect: Tensor,
+    risk: float,
+    *,
+    bound: Bound = "none",
+    delta: float = 0.05,
+    stages: int = 50,
+) -> RejectionThreshold:
     """Return the threshold of largest coverage at which held-out predictions are wrong at most as often as `risk`.
 
     Doubts and whether predictions are wrong are `[N]`. Where all samples may be used, the threshold is the largest
     doubt seen: nothing is known of samples beyond it.
     """
-    _check(doubt, wrong, risk, bound, delta, stages)
-    order = doubt.double().sort(stable=True)
-    mistakes = wrong.to(doubt.device)[order.indices].long().cumsum(0)
+    _check(error_probability, incorrect, risk, bound, delta, stages)
+    order = error_probability.double().sort(stable=True)
+    mistakes = incorrect.to(error_probability.device)[order.indices].long().cumsum(0)
     ends = _ends(order.values)
-    sizes = ends if bound == "none" else _staged(ends, len(doubt), stages)
+    sizes = ends if bound == "none" else _staged(ends, len(error_probability), stages)
     seen = [(size, int(mistakes[size - 1])) for size in sizes.tolist()]
     size = _largest(seen, risk) if bound == "none" else _last_passed(seen, risk, bound, delta)
     if not size:
         words = _unattainable(seen, risk, bound, delta)
-        return Threshold(risk, None, 0.0, None, None, len(doubt), bound, delta, words)
+        return RejectionThreshold(risk, None, 0.0, None, None, len(error_probability), bound, delta, words)
     count = dict(seen)[size]
     upper = None if bound == "none" else upper_bound(count, size, delta, bound)
     at = float(order.values[size - 1])
-    return Threshold(risk, at, size / len(doubt), count / size, upper, len(doubt), bound, delta)
+    return RejectionThreshold(
+        risk, at, size / len(error_probability), count / size, upper, len(error_probability), bound, delta
+    )
 
 
-def upper_bound(wrong: int, count: int, delta: float, bound: Bound = "clopper-pearson") -> float:
+def upper_bound(incorrect: int, count: int, delta: float, bound: Bound = "clopper-pearson") -> float:
     """Return what a risk exceeds with probability of at most `delta`, when `wrong` of `count` samples are wrong."""
     if bound == "hoeffding":
-        return min(wrong / count + math.sqrt(math.log(1 / delta) / (2 * count)), 1.0)
+        return min(incorrect / count + math.sqrt(math.log(1 / delta) / (2 * count)), 1.0)
     low, high = 0.0, 1.0
     for _ in range(60):  # the binomial's lower tail falls as the risk rises
         middle = (low + high) / 2
-        low, high = (middle, high) if _lower_tail(wrong, count, middle) > delta else (low, middle)
+        low, high = (middle, high) if _lower_tail(incorrect, count, middle) > delta else (low, middle)
     return high
 
 

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from plateaux.core.errors import RecipeError
 from plateaux.core.types import TensorTree
-from plateaux.ensembles.combine import shares
+from plateaux.ensembles.combine import normalized_weights
 
-Judge = Callable[[TensorTree], float]
+ScoreFn = Callable[[TensorTree], float]
 """Says of weights how good or how bad they are on held-out samples; where there is BatchNorm, after `reestimate`."""
 
 
@@ -33,7 +33,7 @@ def uniform(trees: Sequence[TensorTree], weights: Sequence[float] | Tensor | Non
     if not trees:
         raise RecipeError("A soup of no networks was asked for; give the state dict of one or more")
     _check_alike(trees)
-    parts = shares([1 / len(trees)] * len(trees) if weights is None else weights, len(trees)).tolist()
+    parts = normalized_weights([1 / len(trees)] * len(trees) if weights is None else weights, len(trees)).tolist()
     used = [(tree, part) for tree, part in zip(trees, parts, strict=True) if part > 0]
     return {
         name: _mixed(name, [tree[name].detach() for tree, _ in used], [part for _, part in used]) for name in trees[0]
@@ -41,7 +41,7 @@ def uniform(trees: Sequence[TensorTree], weights: Sequence[float] | Tensor | Non
 
 
 @dataclass(frozen=True, slots=True)
-class Greedy:
+class GreedySoup:
     """What went into a greedy soup, and why: `uniform(trees, weights)` is the soup itself."""
 
     order: tuple[int, ...]  # every tree, best first: the order they were tried in
@@ -56,7 +56,9 @@ class Greedy:
         return self.scores[self.order.index(self.chosen[-1])]
 
 
-def greedy(trees: Sequence[TensorTree], score: Judge, *, accept: Literal["better", "as good"] = "better") -> Greedy:
+def greedy(
+    trees: Sequence[TensorTree], score: ScoreFn, *, accept: Literal["better", "as good"] = "better"
+) -> GreedySoup:
     """Add networks, best first, to the running mean of weights while its held-out score (higher is better) allows it.
 
     The released code of model soups takes a network when the score is `better`, the paper when it is `as good`.
@@ -76,11 +78,11 @@ def greedy(trees: Sequence[TensorTree], score: Judge, *, accept: Literal["better
         scores.append(float(score(uniform(trees, _equal([*chosen, number], len(trees))))))
         if scores[-1] > best or (accept == "as good" and scores[-1] == best):
             chosen, best = [*chosen, number], scores[-1]
-    return Greedy(tuple(order), tuple(chosen), alone, tuple(scores), _equal(chosen, len(trees)))
+    return GreedySoup(tuple(order), tuple(chosen), alone, tuple(scores), _equal(chosen, len(trees)))
 
 
 @dataclass(frozen=True, slots=True)
-class Path:
+class Interpolation:
     """Losses along the straight line from one network's weights (0) to another's (1)."""
 
     at: tuple[float, ...]
@@ -94,15 +96,15 @@ class Path:
         return float(torch.tensor(rises, dtype=torch.float64).max())
 
 
-def path(a: TensorTree, b: TensorTree, loss: Judge, points: int = 11) -> Path:
+def interpolate(a: TensorTree, b: TensorTree, loss: ScoreFn, points: int = 11) -> Interpolation:
     """Return the losses at evenly spaced points of the straight line from weights `a` to weights `b`, ends included."""
     if points < 2:
         raise RecipeError(f"A path of {points} points was asked for; it has 2 ends at least. Give points = 2 or more")
     at = tuple(step / (points - 1) for step in range(points))
-    return Path(at, tuple(float(loss(uniform([a, b], [1 - t, t]))) for t in at))
+    return Interpolation(at, tuple(float(loss(uniform([a, b], [1 - t, t]))) for t in at))
 
 
-def check_mixable(barrier: float, limit: float, same_start: bool) -> None:
+def check_barrier(barrier: float, limit: float, same_start: bool) -> None:
     """Refuse a soup of networks that share no start, unless the barrier between them is at most the limit."""
     if same_start or barrier <= limit:  # never true of a barrier that is not a number
         return

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from plateaux.core.errors import DataError, RecipeError
-from plateaux.ensembles.log_probs import probabilities_of
+from plateaux.ensembles.log_probs import log_probs
 
 LEAST, MOST = 0.01, 100.0
 Order = Literal["pool then calibrate", "calibrate then pool"]
@@ -64,33 +64,33 @@ def fit(logits: Tensor, y: Tensor) -> float:
     return value
 
 
-def pool_then_calibrate(table: Tensor, y: Tensor) -> Temperatures:
+def pool_then_calibrate(logits: Tensor, y: Tensor) -> Temperatures:
     """Return the one temperature for the log of the mean probability of a table of logits `[M, N, C]`."""
-    value = _fit(_pooled(_members(table)), y)
+    value = _fit(_pooled(_members(logits)), y)
     words = _at_bound(value)
     remarks = (f"The pool's temperature {words}",) if words else ()
-    return Temperatures("pool then calibrate", len(table), (value,), remarks)
+    return Temperatures("pool then calibrate", len(logits), (value,), remarks)
 
 
-def calibrate_then_pool(table: Tensor, y: Tensor) -> Temperatures:
+def calibrate_then_pool(logits: Tensor, y: Tensor) -> Temperatures:
     """Return a temperature for each member of a table of logits `[M, N, C]`, to be used before they are pooled."""
-    values = tuple(_fit(row, y) for row in _members(table))
+    values = tuple(_fit(row, y) for row in _members(logits))
     found = ((number, _at_bound(value)) for number, value in enumerate(values))
     remarks = tuple(f"The temperature of member {number} {words}" for number, words in found if words)
-    return Temperatures("calibrate then pool", len(table), values, remarks)
+    return Temperatures("calibrate then pool", len(logits), values, remarks)
 
 
-def apply(table: Tensor, temperatures: Temperatures) -> Tensor:
+def apply(logits: Tensor, temperatures: Temperatures) -> Tensor:
     """Return the ensemble's calibrated log-probabilities `[N, C]` (float64) of a table of logits `[M, N, C]`."""
-    if len(table) != temperatures.members:
+    if len(logits) != temperatures.members:
         raise RecipeError(
-            f"The temperatures were fitted to {temperatures.members} members and the table has {len(table)}; fit them "
+            f"The temperatures were fitted to {temperatures.members} members and the table has {len(logits)}; fit them "
             "anew to these members."
         )
-    log_p = _members(table)
+    log_p = _members(logits)
     if temperatures.order == "pool then calibrate":
         return (_pooled(log_p) / temperatures.values[0]).log_softmax(-1)
-    values = torch.tensor(temperatures.values, dtype=torch.float64, device=table.device)
+    values = torch.tensor(temperatures.values, dtype=torch.float64, device=logits.device)
     return _pooled((log_p / values[:, None, None]).log_softmax(-1))
 
 
@@ -98,7 +98,7 @@ def _members(table: Tensor) -> Tensor:
     """Return the members' log-probabilities in float64: as good as logits to a temperature."""
     if table.dim() != 3 or not len(table):
         raise DataError(f"The table has shape {list(table.shape)}; logits [members, samples, classes] are needed.")
-    return probabilities_of(table.double())
+    return log_probs(table.double())
 
 
 def _pooled(log_p: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from plateaux.core.types import Estimate, derive_seed
 from plateaux.ensembles import conformal, selective
 from plateaux.ensembles.conformal import Conformal
 from plateaux.ensembles.log_probs import log_probabilities
-from plateaux.ensembles.selective import Threshold
+from plateaux.ensembles.selective import RejectionThreshold
 from plateaux.ensembles.temperature import ORDERS, Order, Temperatures, apply, calibrate_then_pool, pool_then_calibrate
 from plateaux.evaluation.evaluator import Panel
 from plateaux.evaluation.prediction_cache import Keep
@@ -47,7 +47,7 @@ class Calibration:
     order: Order  # the one that is used
     temperatures: Mapping[Order, Temperatures]
     sets: tuple[Conformal, ...]
-    threshold: Threshold
+    threshold: RejectionThreshold
 
     def log_p(self, table: Tensor, order: Order | None = None) -> Tensor:
         """Return the ensemble's calibrated log-probabilities `[N, C]`."""
@@ -80,7 +80,7 @@ class Calibration:
             order: Temperatures.from_dict(tree["temperatures"][order]) for order in ORDERS
         }
         sets = tuple(Conformal.from_dict(each) for each in tree["sets"])
-        threshold = Threshold.from_dict(tree["threshold"])
+        threshold = RejectionThreshold.from_dict(tree["threshold"])
         hashes = tuple(tree["hashes"])
         return cls(tree["on"], tree["fingerprint"], ids, hashes, tree["order"], temperatures, sets, threshold)
 

@@ -25,8 +25,8 @@ from plateaux.core.outputs import NoFeaturesError, OutputFn, features
 from plateaux.core.runtime import DTYPES, FORMATS, autocast, configure_runtime, get_device, local_processes
 from plateaux.core.stats.estimates import mean_of_paired
 from plateaux.core.types import Estimate, TensorTree
-from plateaux.data.sources import Data, Source, facts_of
-from plateaux.distributed.executors.local import Local
+from plateaux.data.sources import DataSplits, Source, describe_data
+from plateaux.distributed.executors.local import LocalExecutor
 from plateaux.evaluation import prediction_cache
 from plateaux.evaluation.loading import data_facts, members_of
 from plateaux.evaluation.metric_loop import Cast, Heard, hear, settle
@@ -34,7 +34,7 @@ from plateaux.evaluation.prediction_cache import Keep, Keeper, Shelf
 from plateaux.evaluation.results import Measurement
 from plateaux.evaluation.row_names import MEAN_OF_PAIRS, MEAN_PROBABILITY, PART, TOGETHER, _with_mean, cell, renumbered
 from plateaux.evaluation.splits import Target, one_target
-from plateaux.models.backbone import Headed
+from plateaux.models.backbone import BackboneWithHead
 from plateaux.storage.feature_cache import prepare, seen_through
 from plateaux.storage.run import Run
 
@@ -61,7 +61,9 @@ class Panel:
         self.numbers = run.present() if members is None else _numbers(members, self.recipe.members)
         if executor is not None:
             self.recipe = self.recipe.changed(executor=dict(executor))
-        self.executor: Executor = Local("loop", 1, (), "error") if executor is None else executor_of(self.recipe, given)
+        self.executor: Executor = (
+            LocalExecutor("loop", 1, (), "error") if executor is None else executor_of(self.recipe, given)
+        )
         configure_runtime(processes=local_processes(), threads=self.recipe.executor.threads)
         if self.executor.all_reduce_max(int(not self.executor.local_members(len(self.numbers)))):
             raise RecipeError(
@@ -69,14 +71,14 @@ class Panel:
                 "samples: --set executor.data=N"
             )
         self.place = get_device(device or self.executor.device)
-        self.facts: Mapping[str, Any] = run.about["data"] if given.data is None else facts_of(given.data)
+        self.facts: Mapping[str, Any] = run.about["data"] if given.data is None else describe_data(given.data)
 
     def close(self) -> None:
         """Give back what the executor holds, if it holds anything."""
         getattr(self.executor, "close", nothing)()
 
     @cached_property
-    def data(self) -> Data:
+    def data(self) -> DataSplits:
         return data_of(self.recipe, self.given)
 
     @cached_property
@@ -170,7 +172,7 @@ class Panel:
             self._check_not_chosen_on(known, ids)
             self.say(f"{target.name}: from kept {dtype} logits of {len(ids):,} samples, no forward pass")
             about = {**_described(known, len(ids)), "logits": f"kept, {dtype}"}
-            return Local("loop", 1, (), "error"), shelf.read(self.hashes, offers), about, len(ids)
+            return LocalExecutor("loop", 1, (), "error"), shelf.read(self.hashes, offers), about, len(ids)
         source, ids = self._opened(target, known)
         data, source = self.ready(source, ids)
         batches = in_order(self.recipe, data, source, ids, device=self.place, shard=self.executor.shard)
@@ -196,14 +198,16 @@ class Panel:
         first = target.first or samples
         return {"on": target.name, **target.about, **self.known(target), **({"first": first} if first else {})}
 
-    def ready(self, source: Source, ids: torch.Tensor) -> tuple[Data, Source]:
+    def ready(self, source: Source, ids: torch.Tensor) -> tuple[DataSplits, Source]:
         """Return samples as members take them: as they are, or as features of the trunk where these are kept."""
         module = self.views[0].module
         if not (
-            self.recipe.model.cache_features and isinstance(module, Headed) and getattr(source, "told_apart", True)
+            self.recipe.model.cache_features
+            and isinstance(module, BackboneWithHead)
+            and getattr(source, "told_apart", True)
         ):
             return self.data, source
-        found = seen_through(self.recipe, self.data, source, module.trunk, device=self.place, ids=ids)
+        found = seen_through(self.recipe, self.data, source, module.backbone, device=self.place, ids=ids)
         prepare([found], self.executor, self.say, ids=ids)
         return replace(self.data, mean=(), std=()), found
 

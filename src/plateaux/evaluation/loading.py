@@ -11,12 +11,12 @@ from plateaux.config.builders.model import networks, shared_names
 from plateaux.config.components import NOTHING_GIVEN, Given
 from plateaux.core.errors import RunError
 from plateaux.core.runtime import get_device
-from plateaux.data.sources import Data, Resident
+from plateaux.data.sources import DataSplits, InMemorySource
 from plateaux.ensembles.ensemble import Ensemble
 from plateaux.storage.run import Run
 
 
-def members_of(run: Run, data: Data, numbers: Sequence[int], given: Given) -> list[torch.nn.Module]:
+def members_of(run: Run, data: DataSplits, numbers: Sequence[int], given: Given) -> list[torch.nn.Module]:
     """Return some members' networks with the weights of the run folder."""
     # The weights come from the run folder, so the file they once started from need not be there any more.
     bare = run.recipe.changed(model={"weights": None, "sparsity": 0.0})
@@ -33,11 +33,11 @@ def members_of(run: Run, data: Data, numbers: Sequence[int], given: Given) -> li
     return modules
 
 
-def data_facts(run: Run) -> Data:
+def data_facts(run: Run) -> DataSplits:
     """Return what models must know of the data, without the data themselves."""
     facts = run.about["data"]
-    empty = Resident(torch.empty(0), torch.empty(0))
-    return Data(
+    empty = InMemorySource(torch.empty(0), torch.empty(0))
+    return DataSplits(
         name=facts["name"],
         train=empty,
         test=empty,

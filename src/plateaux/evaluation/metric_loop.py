@@ -22,7 +22,7 @@ from plateaux.core.member import MemberModule
 from plateaux.core.metric import Metric
 from plateaux.core.outputs import NoFeaturesError, OutputFn, features, logits, logits_and_features
 from plateaux.core.types import Batch, Estimate, TensorTree
-from plateaux.ensembles.log_probs import shared
+from plateaux.ensembles.log_probs import memo_scope
 
 Cast = tuple[int, ...]
 """The members that make up an ensemble, by their positions in the table."""
@@ -131,7 +131,7 @@ def settle(
             if offer is features and cast is not None and len(cast) < len(table):
                 continue  # sums of features are D x D for every pair: kept for everybody once, and for no subset
             table = table if cast is None else table.index_select(0, torch.tensor(cast, device=table.device))
-            with shared(table):
+            with memo_scope(table):
                 for question, measure in owners.items():
                     if measure.output is offer and len(table) >= measure.min_members:
                         sums.setdefault((cast, question), Sums(measure, samples)).add(table, each)

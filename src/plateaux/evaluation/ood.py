@@ -16,7 +16,7 @@ from plateaux.core.metric import Metric
 from plateaux.core.runtime import is_rank_zero
 from plateaux.core.stats.estimates import mean_of_paired
 from plateaux.core.types import Batch, Estimate, TensorTree
-from plateaux.ensembles.ood_scores import ALARMS, CONVENTION, compare
+from plateaux.ensembles.ood_scores import DEFINITION, OOD_SCORES, compare
 from plateaux.evaluation.evaluator import Panel
 from plateaux.evaluation.prediction_cache import Keep
 from plateaux.evaluation.results import Measurement
@@ -108,14 +108,14 @@ def detect(
 
 def _settle(table: Tensor, batch: Batch) -> TensorTree:
     # In float64: of fitted networks float32 would tie the surest samples.
-    return {"scores": torch.stack([alarm(table) for alarm in ALARMS.values()], -1)}
+    return {"scores": torch.stack([alarm(table) for alarm in OOD_SCORES.values()], -1)}
 
 
-SCORES = Metric(_settle, lambda _: {}, reduce="cat", higher_is_better="neither", definition=CONVENTION)
+SCORES = Metric(_settle, lambda _: {}, reduce="cat", higher_is_better="neither", definition=DEFINITION)
 
 
 def _named(found: TensorTree) -> dict[str, Any]:
-    return {name: found["scores"][:, column].cpu().numpy() for column, name in enumerate(ALARMS)}
+    return {name: found["scores"][:, column].cpu().numpy() for column, name in enumerate(OOD_SCORES)}
 
 
 def _mean_of_suite(panel: Panel, suite: str, found: Sequence[Measurement], about: Mapping[str, Any]) -> Measurement:

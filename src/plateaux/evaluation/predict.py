@@ -19,7 +19,7 @@ from plateaux.core.callbacks import Say, Seen
 from plateaux.core.errors import RecipeError, RunError
 from plateaux.core.registry import dataset
 from plateaux.ensembles.log_probs import log_probabilities
-from plateaux.ensembles.ood_scores import ALARMS
+from plateaux.ensembles.ood_scores import OOD_SCORES
 from plateaux.evaluation.calibration import FILE, Calibration
 from plateaux.evaluation.evaluator import Panel
 from plateaux.evaluation.prediction_cache import Keep
@@ -102,8 +102,8 @@ def predict(
 
     `alarm` names the score of how far out of distribution a sample is, `alpha` which of the fitted sets to give.
     """
-    if alarm not in ALARMS:
-        raise RecipeError(f"There is no alarm called {alarm!r}; allowed: {', '.join(ALARMS)}")
+    if alarm not in OOD_SCORES:
+        raise RecipeError(f"There is no alarm called {alarm!r}; allowed: {', '.join(OOD_SCORES)}")
     panel = Panel(Run.open(root), members, given=given, device=device, keep=keep, say=say)
     foreign = on.split(":")[0] not in ("test", "train", "validation", "corrupted") and on in dataset.names()
     target = elsewhere(on, "elsewhere", given) if foreign else one_target(panel.recipe, panel.facts, on)
@@ -117,7 +117,7 @@ def predict(
         abstain = ~fitted.threshold.accepts(doubts(log_p))
     best = log_p.max(-1)
     labels = tuple(panel.facts["labels"])
-    scores = ALARMS[alarm](heard.table)
+    scores = OOD_SCORES[alarm](heard.table)
     return Answers(
         heard.ids, best.indices, best.values.exp(), doubts(log_p), scores, sets, abstain, labels, f"{on}, ood: {alarm}"
     )

@@ -21,14 +21,14 @@ from plateaux.core.callbacks import Seen, nothing
 from plateaux.core.metric import Metric
 from plateaux.core.outputs import OutputFn
 from plateaux.core.types import Batch, TensorTree
-from plateaux.distributed.executors.local import Local
-from plateaux.distributed.executors.ray import OnRay
+from plateaux.distributed.executors.local import LocalExecutor
+from plateaux.distributed.executors.ray import RayExecutor
 from plateaux.evaluation.evaluator import Panel
 from plateaux.evaluation.metric_loop import Cast, Heard, hear, settle
 from plateaux.evaluation.splits import Target
 from plateaux.storage.run import Run
 
-HERE = Local("loop", 1, (), "error")
+HERE = LocalExecutor("loop", 1, (), "error")
 TABLE = 64 << 20  # bytes of all members' answers about one shard
 AHEAD = 2  # shards under way for every place of the cluster
 
@@ -84,7 +84,7 @@ class SpreadPanel(Panel):
         fresh: bool = False,
         seen: Seen = nothing,
     ) -> tuple[Settled, dict[str, Any]]:
-        assert isinstance(self.executor, OnRay)
+        assert isinstance(self.executor, RayExecutor)
         if not fresh and self.keeps(target, measures, samples):
             return super().settle(target, measures, casts, samples=samples, seen=seen)
         known, ids = self.opened(target, samples)
@@ -101,9 +101,9 @@ class SpreadPanel(Panel):
 
     def _shards(self, samples: int) -> list[list[Shard]]:
         """Cut so that every place has work, tables stay small, and samples are read by few."""
-        assert isinstance(self.executor, OnRay)
+        assert isinstance(self.executor, RayExecutor)
         batch = max(self.recipe.data.batch, 256)
-        wanted = AHEAD * self.executor.places()
+        wanted = AHEAD * self.executor.max_workers()
         room = TABLE // (4 * len(self.numbers) * int(self.facts["classes"]))
         size = max(1, min(room, -(-samples // wanted)) // batch) * batch
         count = -(-samples // size)

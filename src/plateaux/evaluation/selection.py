@@ -13,9 +13,9 @@ from torch import Tensor
 from plateaux.config.components import NOTHING_GIVEN, Given
 from plateaux.core.callbacks import Say
 from plateaux.core.errors import RecipeError, RunError
-from plateaux.ensembles.combine import combined
+from plateaux.ensembles.combine import combine
 from plateaux.ensembles.ensemble import Ensemble
-from plateaux.ensembles.log_probs import probabilities_of
+from plateaux.ensembles.log_probs import log_probs
 from plateaux.ensembles.selection import Selection, select
 from plateaux.evaluation.evaluator import Panel, _held_out
 from plateaux.evaluation.loading import load
@@ -87,11 +87,11 @@ def choose_members(
             raise RunError(f"{root} has other {on} samples than {roots[0]}: all must be judged on the same ones")
         first = first or (fingerprint, said)
         members += [(str(root), number) for number in panel.numbers]
-        tables.append(probabilities_of(said.table.double()))
+        tables.append(log_probs(said.table.double()))
     if first is None:
         raise RecipeError("No runs were given to choose members from; give one or more run folders")
     fingerprint, said = first
-    found = select(torch.cat(tables), said.y, size, objective=objective, unique=unique, ids=said.ids)
+    found = select(torch.cat(tables), said.y, size, metric=objective, unique=unique, ids=said.ids)
     return Chosen(tuple(members), found, on, fingerprint)
 
 
@@ -125,7 +125,7 @@ def judge_chosen(
             raise RunError(f"The members were chosen on these {on} samples; numbers on them would flatter")
         tables.append(said.table)
     assert said is not None
-    log_p = combined(torch.cat(tables).double(), "weighted", chosen.selection.weights)
+    log_p = combine(torch.cat(tables).double(), "weighted", chosen.selection.weights)
     right = log_p.argmax(-1) == said.y
     nll = -log_p.gather(-1, said.y[:, None]).mean()
     return {"accuracy": float(right.double().mean()), "nll": float(nll), "samples": float(len(said.y))}

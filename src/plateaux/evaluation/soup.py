@@ -22,11 +22,11 @@ from plateaux.core import registry
 from plateaux.core.callbacks import Say
 from plateaux.core.errors import RunError
 from plateaux.core.types import TensorTree
-from plateaux.ensembles.log_probs import probabilities_of
-from plateaux.ensembles.soup import check_mixable, greedy, path, uniform
+from plateaux.ensembles.log_probs import log_probs
+from plateaux.ensembles.soup import check_barrier, greedy, interpolate, uniform
 from plateaux.evaluation.evaluator import SELECTION, Panel, _held_out
 from plateaux.evaluation.splits import Target
-from plateaux.models.modes import reestimate
+from plateaux.models.modes import update_bn
 from plateaux.storage.import_weights import keep_weights
 from plateaux.storage.run import Run
 
@@ -58,15 +58,15 @@ def soup(
     if panel.recipe.model.adapters is not None:
         raise RunError(
             "A soup is a mean of weights, and the mean of two adapters' factors is not what they say on average; merge "
-            "every member first (plateaux.models.lora.merged), adopt the merged weights, and make a soup of those"
+            "every member first (plateaux.models.lora.merge_lora), adopt the merged weights, and make a soup of those"
         )
     pot = _Pot(panel, _held_out(panel, on))
     trees = [panel.run.weights(number) for number in panel.numbers]
     same_start = panel.recipe.model.weights is not None
     for number, tree in zip(panel.numbers[1:], trees[1:], strict=True):
-        barrier = path(trees[0], tree, pot.loss, points=5).barrier
+        barrier = interpolate(trees[0], tree, pot.loss, points=5).barrier
         say(f"between members {panel.numbers[0]} and {number} the loss rises by {barrier:.3f} nats")
-        check_mixable(barrier, limit, same_start)
+        check_barrier(barrier, limit, same_start)
     about: dict[str, Any] = {"kind": f"{how} soup", "of": str(root), "on": on, "ids": pot.ids.tolist()}
     about["fingerprint"] = pot.fingerprint
     if how == "greedy":
@@ -107,7 +107,7 @@ class _Pot:
         if self.normed:
             recipe, panel = self.panel.recipe, self.panel
             data, source = panel.ready(panel.data.train, split_of(recipe, panel.data)[0])
-            reestimate(self.module, statistics_batches(recipe, replace(data, train=source), panel.place))
+            update_bn(self.module, statistics_batches(recipe, replace(data, train=source), panel.place))
 
     def loss(self, tree: TensorTree) -> float:
         return self._judged(tree, self.ids[:PROBE])[0]
@@ -121,7 +121,7 @@ class _Pot:
         view, panel = self.panel.views[0], self.panel
         loss = right = 0.0
         for batch in in_order(panel.recipe, self.data, self.source, ids, device=panel.place):
-            log_p = probabilities_of(view(batch.x)[None])[0]
+            log_p = log_probs(view(batch.x)[None])[0]
             loss -= float(log_p.gather(-1, batch.y[:, None]).double().sum())
             right += float((log_p.argmax(-1) == batch.y).sum())
         return loss / len(ids), right / len(ids)

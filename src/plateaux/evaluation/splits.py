@@ -24,9 +24,9 @@ from plateaux.core import registry
 from plateaux.core.errors import DataError, RunError, suggest
 from plateaux.core.types import Inputs
 from plateaux.data.corruptions.corrupt import CORRUPTIONS, EXTRA, VERSION, Corrupted
-from plateaux.data.corruptions.published import official
+from plateaux.data.corruptions.published import open_published
 from plateaux.data.files import data_root
-from plateaux.data.sources import Data, Source
+from plateaux.data.sources import DataSplits, Source
 from plateaux.storage.image_cache import Cached
 
 SEVERITIES = (1, 2, 3, 4, 5)
@@ -40,7 +40,7 @@ class Target:
 
     name: str
     of: str  # what it is measured as part of: test, corrupted, near ...
-    open: Callable[[Recipe, Data], tuple[Source, Tensor]]
+    open: Callable[[Recipe, DataSplits], tuple[Source, Tensor]]
     about: Mapping[str, Any] = field(default_factory=dict)
     word: str = ""  # that names it alone
     first: int | None = None  # only so many of its samples
@@ -89,7 +89,7 @@ def elsewhere(name: str, of: str, given: Given = NOTHING_GIVEN) -> Target:
     known = {"tin": "tinyimagenet32", "texture": "textures32", "fashionmnist": "fashion_mnist"}.get(name, name)
     factory = registry.dataset.get(known, allow=given.allow)  # a wrong name is told before anything is walked over
 
-    def open_(recipe: Recipe, data: Data) -> tuple[Source, Tensor]:
+    def open_(recipe: Recipe, data: DataSplits) -> tuple[Source, Tensor]:
         rooted = "root" in recipe.data.options and accepts(factory, "root")
         source = factory(**({"root": recipe.data.options["root"]} if rooted else {})).test
         return Adapted(source, data.shape), torch.arange(len(source))
@@ -125,8 +125,8 @@ class Adapted:
         return f"{self.inner.fingerprint()}-{'x'.join(str(side) for side in self.shape)}"
 
 
-def _own(word: str) -> Callable[[Recipe, Data], tuple[Source, Tensor]]:
-    def open_(recipe: Recipe, data: Data) -> tuple[Source, Tensor]:
+def _own(word: str) -> Callable[[Recipe, DataSplits], tuple[Source, Tensor]]:
+    def open_(recipe: Recipe, data: DataSplits) -> tuple[Source, Tensor]:
         if word == "test":
             return data.test, torch.arange(len(data.test))
         train, validation = split_of(recipe, data)
@@ -155,9 +155,9 @@ def _corrupted(recipe: Recipe, facts: Mapping[str, Any], word: str, cache: str |
 def _published(facts: Mapping[str, Any], root: Path, kind: str, severity: int) -> Source | None:
     """Return the published images where they lie; a folder of images may be ImageNet, with ImageNet-C beside it."""
     if facts["name"] != "folder":
-        return official(str(facts["name"]), root, kind, severity, classes=int(facts["classes"]))
+        return open_published(str(facts["name"]), root, kind, severity, classes=int(facts["classes"]))
     try:
-        return official("imagenet", root, kind, severity, folders=facts["labels"], size=int(facts["shape"][-1]))
+        return open_published("imagenet", root, kind, severity, folders=facts["labels"], size=int(facts["shape"][-1]))
     except DataError:  # of other classes: not this set's
         return None
 
@@ -166,7 +166,7 @@ def _corruption(facts: Mapping[str, Any], root: Path, kind: str, severity: int, 
     published = _published(facts, root, kind, severity)
     source = PUBLISHED if published is not None else GENERATED
 
-    def open_(recipe: Recipe, data: Data) -> tuple[Source, Tensor]:
+    def open_(recipe: Recipe, data: DataSplits) -> tuple[Source, Tensor]:
         found: Source = published if published is not None else Corrupted(data.test, kind, severity)
         if cache is not None and isinstance(found, Corrupted):
             found = Cached(found, cache)

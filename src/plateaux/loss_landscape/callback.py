@@ -12,7 +12,7 @@ from plateaux.config.builders.data import in_order
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import PlateauxError
 from plateaux.core.types import Estimate
-from plateaux.data.sources import Data
+from plateaux.data.sources import DataSplits
 from plateaux.evaluation.results import Measurement
 from plateaux.loss_landscape.probe import Probe, probes_named
 from plateaux.loss_landscape.session import USUAL, Sample, drawn, ground_of, posed
@@ -26,7 +26,7 @@ class Recorder:
     """Asks members in training every few epochs, on the same samples and with the same draws, and moves nothing."""
 
     def __init__(
-        self, recipe: Recipe, data: Data, ids: Tensor, device: torch.device, *, allow: tuple[str, ...] = ()
+        self, recipe: Recipe, data: DataSplits, ids: Tensor, device: torch.device, *, allow: tuple[str, ...] = ()
     ) -> None:
         self.recipe, self.data, self.ids, self.device = recipe, data, ids, device
         self.probes: Mapping[str, Probe] = probes_named(recipe.probe.names, allow=allow)

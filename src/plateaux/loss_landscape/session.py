@@ -15,8 +15,8 @@ from plateaux.core.member import MemberModule
 from plateaux.core.runtime import fork_rng
 from plateaux.core.types import Batch, derive_seed
 from plateaux.loss_landscape.loss_surface import Ground
-from plateaux.models.modes import evaluating
-from plateaux.models.surgery import batch_norms
+from plateaux.models.modes import eval_mode
+from plateaux.models.surgery import batchnorm_layers
 
 Pulse = Callable[[], None]
 """Hears of every forward pass."""
@@ -32,7 +32,7 @@ class Conditions:
 
     def of(self, module: nn.Module) -> dict[str, Any]:
         """Return what is recorded of them about a network: one without BatchNorm has none of its modes."""
-        mode = self.batchnorm if batch_norms(module) else "none"
+        mode = self.batchnorm if batchnorm_layers(module) else "none"
         return {"batchnorm": mode, "unit_logits": self.unit_logits}
 
 
@@ -92,8 +92,8 @@ def ground_of(
 @contextmanager
 def posed(module: nn.Module, batchnorm: Literal["eval", "train"]) -> Iterator[None]:
     """Hold a network in evaluation mode, its BatchNorm maybe in training mode, and put every layer back."""
-    with evaluating([module]):
-        layers = batch_norms(module) if batchnorm == "train" else []
+    with eval_mode([module]):
+        layers = batchnorm_layers(module) if batchnorm == "train" else []
         for layer in layers:
             layer.train()  # a frozen one knows better
         module.training = bool(layers)  # so that a ground puts the buffers back

@@ -20,11 +20,11 @@ from torch import Tensor
 from plateaux.core import tensor_tree
 from plateaux.core.errors import RecipeError
 from plateaux.core.types import TensorTree
-from plateaux.ensembles.soup import Path, uniform
+from plateaux.ensembles.soup import Interpolation, uniform
 from plateaux.loss_landscape.loss_surface import Ground
 from plateaux.loss_landscape.perturbations import as_filters, as_long, drawn
-from plateaux.models.modes import reestimate as take_anew
-from plateaux.models.surgery import batch_norms
+from plateaux.models.modes import update_bn as take_anew
+from plateaux.models.surgery import batchnorm_layers
 
 Scale = Literal["filter", "layer", "none"]
 Statistics = Literal["none", "batch", "own", "mixed", "anew"]
@@ -144,7 +144,7 @@ def barrier(at: Sequence[float], heights: Sequence[float]) -> Barrier:
     Barrier(above_line=2.0, above_mean=2.0)
     """
     tops = torch.tensor(list(heights), dtype=torch.float64)
-    above_line = Path(tuple(at), tuple(heights)).barrier
+    above_line = Interpolation(tuple(at), tuple(heights)).barrier
     return Barrier(above_line, float(tops.max() - (tops[0] + tops[-1]) / 2))
 
 
@@ -232,7 +232,7 @@ def _look(ground: Ground, reestimate: bool) -> Seen:
 
 
 def _statistics(ground: Ground, otherwise: Statistics) -> Statistics:
-    if not batch_norms(ground.module):
+    if not batchnorm_layers(ground.module):
         return "none"
     return "batch" if ground.module.training else otherwise
 

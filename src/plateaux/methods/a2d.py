@@ -11,8 +11,8 @@ from plateaux.core.method import LossFn, Method, Objective
 from plateaux.core.outputs import logits, logits_with_unlabeled
 from plateaux.core.registry import method
 from plateaux.core.types import Batch
-from plateaux.optim.losses import after, among, disagreement
-from plateaux.optim.sam import Climb, update_named
+from plateaux.optim.losses import disagreement, mean_over_others, mean_over_previous
+from plateaux.optim.sam import SamVariant, get_update
 
 
 @method
@@ -22,7 +22,7 @@ def a2d(
     strength: float = 1.0,
     on: Literal["unlabelled", "labelled", "both"] = "unlabelled",
     mode: Literal["joint", "sequential"] = "joint",
-    update: Climb = "plain",
+    update: SamVariant = "plain",
     rho: float | None = None,
 ) -> Method:
     """Agree to disagree: the loss plus, on unlabelled samples, how surely pairs say the same (Pagliardini et al. 2022).
@@ -32,7 +32,7 @@ def a2d(
     published: members train one after the other, and the company of one is those before it, finished and taken as they
     are; the first has no such term.
     """
-    weights = among if mode == "joint" else after
+    weights = mean_over_others if mode == "joint" else mean_over_previous
 
     def settle(table: Tensor, batch: Batch) -> Tensor:
         size = len(batch)
@@ -48,4 +48,4 @@ def a2d(
         objective = Objective(
             settle, logits_with_unlabeled, gather="whole", per_sample=False, extra_inputs=("unlabelled",)
         )
-    return Method(objective, update_named(update, rho), member_order="any" if mode == "joint" else "after")
+    return Method(objective, get_update(update, rho), member_order="any" if mode == "joint" else "after")

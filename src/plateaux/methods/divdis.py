@@ -11,8 +11,16 @@ from plateaux.core.method import LossFn, Method, Objective
 from plateaux.core.outputs import logits, logits_with_unlabeled
 from plateaux.core.registry import method
 from plateaux.core.types import Batch
-from plateaux.optim.losses import among, distance, entropy, information, kl_backward, kl_forward, ratio
-from plateaux.optim.sam import Climb, update_named
+from plateaux.optim.losses import (
+    entropy,
+    kl_backward,
+    kl_forward,
+    l1_distance,
+    mean_over_others,
+    mutual_information,
+    ratio,
+)
+from plateaux.optim.sam import SamVariant, get_update
 
 
 @method
@@ -25,7 +33,7 @@ def divdis(
     regulariser: Literal["kl_backward", "kl_forward", "entropy", "ratio"] = "kl_backward",
     regularise: float = 10.0,
     shares: tuple[float, ...] = (),
-    update: Climb = "plain",
+    update: SamVariant = "plain",
     rho: float | None = None,
 ) -> Method:
     """Diversify and disambiguate: the loss plus what pairs' predictions tell of each other (Lee et al. 2023).
@@ -40,7 +48,7 @@ def divdis(
             f"method.shares = {list(shares)} with method.regulariser = {regulariser!r}: 'ratio', and no other, needs "
             "the share of every class among the unlabelled samples, such as shares = [0.5, 0.5]"
         )
-    apart = information if mode == "mi" else distance
+    apart = mutual_information if mode == "mi" else l1_distance
     keeping = {"kl_backward": kl_backward, "kl_forward": kl_forward, "entropy": entropy, "ratio": ratio(shares)}
 
     def settle(table: Tensor, batch: Batch) -> Tensor:
@@ -48,7 +56,7 @@ def divdis(
         p = table.softmax(-1)
         target = {"unlabelled": p[:, size:], "labelled": p[:, :size], "both": p}[on]
         pairs = apart(target)  # [R, R]
-        alike = (among(len(p), pairs) * pairs).sum(1)
+        alike = (mean_over_others(len(p), pairs) * pairs).sum(1)
         collapse = keeping[regulariser](target, p[:, :size])  # [R]
         return loss(table[:, :size], batch) + (strength * alike + regularise * collapse)[:, None]
 
@@ -60,4 +68,4 @@ def divdis(
         per_sample=False,
         extra_inputs=() if labelled else ("unlabelled",),
     )
-    return Method(objective, update_named(update, rho))
+    return Method(objective, get_update(update, rho))

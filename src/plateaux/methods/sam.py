@@ -6,7 +6,8 @@ from typing import Literal
 
 from plateaux.core.method import LossFn, Method, Objective
 from plateaux.core.registry import method
-from plateaux.optim.sam import adaptive, ball, climb, elementwise, surrogate_gap
+from plateaux.optim import sam as updates
+from plateaux.optim.sam import asam_direction, asam_elementwise, sam_direction
 
 Perturbation = Literal["global", "per_worker"]
 
@@ -14,7 +15,7 @@ Perturbation = Literal["global", "per_worker"]
 @method
 def sam(loss: LossFn, *, rho: float = 0.05, m: int | None = None, perturbation: Perturbation = "global") -> Method:
     """Sharpness-aware minimisation: descend with the gradient found rho up the slope (Foret et al. 2021)."""
-    return Method(Objective(loss), climb(rho, m=m, perturbation=perturbation))
+    return Method(Objective(loss), updates.sam(rho, m=m, perturbation=perturbation))
 
 
 @method
@@ -32,8 +33,8 @@ def asam(
     `published`: T = |w| + eta for parameters called weight, 1 for the rest (rho about 0.5). `elementwise`: T = |w| for
     every parameter, without eta, as the widely copied implementation has it (rho about 2).
     """
-    reach = adaptive(eta) if variant == "published" else elementwise
-    return Method(Objective(loss), climb(rho, reach=reach, m=m, perturbation=perturbation))
+    direction = asam_direction(eta) if variant == "published" else asam_elementwise
+    return Method(Objective(loss), updates.sam(rho, direction=direction, m=m, perturbation=perturbation))
 
 
 @method
@@ -51,5 +52,5 @@ def gsam(
     The radius falls with the learning rate from rho to rho_min; without rho_min it stays at rho.
     """
     low = rho if rho_min is None else rho_min
-    reach = ball if variant == "plain" else elementwise
-    return Method(Objective(loss), surrogate_gap(rho, alpha=alpha, rho_min=low, lr_min=lr_min, reach=reach))
+    direction = sam_direction if variant == "plain" else asam_elementwise
+    return Method(Objective(loss), updates.gsam(rho, alpha=alpha, rho_min=low, lr_min=lr_min, direction=direction))

@@ -12,8 +12,8 @@ from plateaux.core.errors import RecipeError
 from plateaux.core.method import ActiveFn, LossFn, Method, Objective
 from plateaux.core.registry import method
 from plateaux.core.types import Batch, derive_seed
-from plateaux.optim.losses import among, disagreement, hardness
-from plateaux.optim.sam import Climb, update_named
+from plateaux.optim.losses import disagreement, mean_over_others, sample_hardness
+from plateaux.optim.sam import SamVariant, get_update
 
 
 @method
@@ -23,7 +23,7 @@ def sed(
     strength: float = 0.05,
     pair: int | Literal["all"] = 2,
     floor: float = 1e-3,
-    update: Climb = "plain",
+    update: SamVariant = "plain",
     rho: float | None = None,
 ) -> Method:
     """Scalable ensemble diversification: A2D on labelled samples, weighed by how hard they are (SED 2024).
@@ -39,11 +39,11 @@ def sed(
 
     def settle(table: Tensor, batch: Batch) -> Tensor:
         pairs = disagreement(table.softmax(-1))  # [R, R, B]
-        alike = torch.einsum("rs,rsb->rb", among(len(table), pairs), pairs)
-        return loss(table, batch) + strength * hardness(table, batch, floor=floor) * alike
+        alike = torch.einsum("rs,rsb->rb", mean_over_others(len(table), pairs), pairs)
+        return loss(table, batch) + strength * sample_hardness(table, batch, floor=floor) * alike
 
     present = None if pair == "all" else drawn(pair)
-    return Method(Objective(settle, gather="whole", per_sample=False, active=present), update_named(update, rho))
+    return Method(Objective(settle, gather="whole", per_sample=False, active=present), get_update(update, rho))
 
 
 def drawn(count: int) -> ActiveFn:

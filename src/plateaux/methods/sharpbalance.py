@@ -9,8 +9,8 @@ from plateaux.core.method import DataPartition, LossFn, Method, Objective
 from plateaux.core.outputs import OutputFn
 from plateaux.core.registry import method
 from plateaux.data.partition.rules import rule as rule_named
-from plateaux.optim.sam import adaptive, careful, plain_gradient, surrogate_gap
-from plateaux.optim.sam import climb as by_climbing
+from plateaux.optim.sam import asam_direction, gsam, plain_gradient, sam_on_subset
+from plateaux.optim.sam import sam as by_climbing
 from plateaux.optim.sample_scores import gradient_norm, last_layer, sample_loss
 
 
@@ -38,8 +38,8 @@ def sharpbalance(
     meets = _meetings(epochs, epochs // 2 if meet_after is None else meet_after, rescore_every)
     climbing = {
         "sam": by_climbing(rho),
-        "asam": by_climbing(rho, reach=adaptive(0.01)),
-        "gsam": surrogate_gap(rho, alpha=0.4, rho_min=rho),
+        "asam": by_climbing(rho, direction=asam_direction(0.01)),
+        "gsam": gsam(rho, alpha=0.4, rho_min=rho),
     }[climb]
     own_loss = None if getattr(loss, "plain", False) else loss
     offers: dict[str, OutputFn] = {
@@ -49,7 +49,7 @@ def sharpbalance(
     }
     return Method(
         Objective(loss),
-        careful(climbing, before=climbing if warmup == "sam" else plain_gradient, step=step),
+        sam_on_subset(climbing, warmup=climbing if warmup == "sam" else plain_gradient, step=step),
         DataPartition(
             after=meets,
             output=offers[score],

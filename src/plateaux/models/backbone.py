@@ -26,20 +26,20 @@ FEATURES = "features"  # stands for what the last layer sees
 Head = Literal["rest", "linear", "mlp"]
 
 
-class Trunk(nn.Module):
+class Backbone(nn.Module):
     """A network up to one of its parts; what comes later is taken out, so that it holds no memory."""
 
     def __init__(
-        self, model: nn.Module, layer: str, *, shape: Sequence[int], resize: int | None = None, pool: bool = True
+        self, model: nn.Module, layer: str, *, shape: Sequence[int], image_size: int | None = None, pool: bool = True
     ) -> None:
         super().__init__()
         self.model = model.eval()
-        self.resize, self.pool = resize, pool
+        self.image_size, self.pool = image_size, pool
         self._hash: tuple[tuple[int, ...] | None, str] = None, ""
-        self.layer, self.before = cut_at(model, layer, _at_size(shape, resize))
-        _take_out(model, self.layer, self.before, _at_size(shape, resize))
+        self.layer, self.before = split_module(model, layer, _at_size(shape, image_size))
+        _take_out(model, self.layer, self.before, _at_size(shape, image_size))
         with _quietly(self.model):
-            found = _up_to(self.model, self.layer, self.before, (_blank(_at_size(shape, resize)),), {})
+            found = _up_to(self.model, self.layer, self.before, (_blank(_at_size(shape, image_size)),), {})
         self.shape = tuple((_pooled(found) if pool else found).shape[1:])
         if self.shape == tuple(shape):
             raise RecipeError(
@@ -48,8 +48,8 @@ class Trunk(nn.Module):
             )
 
     def forward(self, *args: Any, **named: Any) -> Tensor:
-        if self.resize is not None and isinstance(args[0], Tensor):
-            args = (resized(args[0], self.resize), *args[1:])
+        if self.image_size is not None and isinstance(args[0], Tensor):
+            args = (resize(args[0], self.image_size), *args[1:])
         found = _up_to(self.model, self.layer, self.before, args, named)
         return _pooled(found) if self.pool else found
 
@@ -62,7 +62,7 @@ class Trunk(nn.Module):
         return self._hash[1]
 
     def _hashed(self, tensors: Mapping[str, Tensor]) -> str:
-        digest = blake2b(f"{self.layer} {self.before} {self.resize} {self.pool}".encode(), digest_size=8)
+        digest = blake2b(f"{self.layer} {self.before} {self.image_size} {self.pool}".encode(), digest_size=8)
         for name, tensor in sorted(tensors.items()):
             plain = tensor.detach().cpu().float() if tensor.is_floating_point() else tensor.cpu()
             digest.update(f"{name}{tuple(plain.shape)}".encode())
@@ -70,28 +70,30 @@ class Trunk(nn.Module):
         return digest.hexdigest()
 
 
-class Headed(nn.Module):
+class BackboneWithHead(nn.Module):
     """A trunk and a head of one's own; takes inputs, or the trunk's features of them."""
 
-    def __init__(self, trunk: Trunk, top: nn.Module) -> None:
+    def __init__(self, backbone: Backbone, top: nn.Module) -> None:
         super().__init__()
-        self.trunk = trunk
+        self.backbone = backbone
         self.head = top
 
     def forward(self, *args: Any, **named: Any) -> Any:
-        if len(args) == 1 and isinstance(args[0], Tensor) and tuple(args[0].shape[1:]) == self.trunk.shape:
+        if len(args) == 1 and isinstance(args[0], Tensor) and tuple(args[0].shape[1:]) == self.backbone.shape:
             return self.head(args[0])
-        return self.head(self.trunk(*args, **named))
+        return self.head(self.backbone(*args, **named))
 
 
-def common_trunk(modules: Sequence[nn.Module]) -> Trunk | None:
+def common_backbone(modules: Sequence[nn.Module]) -> Backbone | None:
     """Return the trunk that all of these members stand on, if they do."""
     first = modules[0] if modules else None
-    same = isinstance(first, Headed) and all(isinstance(m, Headed) and m.trunk is first.trunk for m in modules)
-    return first.trunk if same and isinstance(first, Headed) else None
+    same = isinstance(first, BackboneWithHead) and all(
+        isinstance(m, BackboneWithHead) and m.backbone is first.backbone for m in modules
+    )
+    return first.backbone if same and isinstance(first, BackboneWithHead) else None
 
 
-def head(kind: Literal["linear", "mlp"], shape: Sequence[int], *, classes: int, width: int) -> nn.Module:
+def build_head(kind: Literal["linear", "mlp"], shape: Sequence[int], *, classes: int, width: int) -> nn.Module:
     """Return a new head over features of that shape: one layer, or two with `width` units between them."""
     inputs = prod(shape)
     if kind == "linear":
@@ -99,9 +101,9 @@ def head(kind: Literal["linear", "mlp"], shape: Sequence[int], *, classes: int, 
     return nn.Sequential(nn.Flatten(), nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, classes))
 
 
-def rest(model: nn.Module, layer: str, shape: Sequence[int], *, resize: int | None = None) -> nn.Module:
+def own_head(model: nn.Module, layer: str, shape: Sequence[int], *, image_size: int | None = None) -> nn.Module:
     """Return what follows a cut, as a network of its own that takes the trunk's features."""
-    name, before = cut_at(model, layer, _at_size(shape, resize))
+    name, before = split_module(model, layer, _at_size(shape, image_size))
     graphs = [_traced(model.train(mode), name) for mode in (False, True)]
     if str(graphs[0]) != str(graphs[1]):  # such as F.dropout(training=self.training): tracing would fix one of the two
         raise _cannot_follow(layer, "does other things in training than in evaluation outside of its parts")
@@ -117,14 +119,14 @@ def rest(model: nn.Module, layer: str, shape: Sequence[int], *, resize: int | No
     return fx.GraphModule(model, after, class_name="Rest")
 
 
-def resized(x: Tensor, size: int) -> Tensor:
+def resize(x: Tensor, size: int) -> Tensor:
     """Return images at `size` x `size` pixels."""
     if x.shape[-1] == x.shape[-2] == size:
         return x
     return F.interpolate(x, (size, size), mode="bilinear", antialias=True, align_corners=False)
 
 
-def check_trunk(model: Mapping[str, Any], *, mixes: bool) -> None:
+def check_backbone(model: Mapping[str, Any], *, mixes: bool) -> None:
     """Refuse keys of [model] that do not go together; `mixes` says whether samples are mixed in training."""
     if model["trunk"] is None:
         for name, usual in (("head", "rest"), ("resize", None), ("cache_features", False)):
@@ -144,7 +146,7 @@ def check_trunk(model: Mapping[str, Any], *, mixes: bool) -> None:
         )
 
 
-def cut_at(model: nn.Module, layer: str, shape: Sequence[int]) -> tuple[str, bool]:
+def split_module(model: nn.Module, layer: str, shape: Sequence[int]) -> tuple[str, bool]:
     """Return the part a network is cut at, and whether before it rather than after."""
     if layer != FEATURES:
         parts = [name for name, _ in model.named_modules() if name]

@@ -24,7 +24,7 @@ from plateaux.models.surgery import freeze, last_layer
 BYPASS = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
 
 
-class Adapted(nn.Linear):
+class LoRALinear(nn.Linear):
     """A linear layer with a low-rank path beside it.
 
     >>> layer = Adapted(nn.Linear(8, 3), rank=2, alpha=4.0)
@@ -54,27 +54,27 @@ class Adapted(nn.Linear):
         return wide.to(self.weight.dtype)
 
 
-def adapt(
+def add_lora(
     module: nn.Module,
     *,
     rank: int,
     alpha: float,
-    layers: Sequence[str],
-    train: Sequence[str] | None = None,
+    target_modules: Sequence[str],
+    modules_to_save: Sequence[str] | None = None,
 ) -> None:
     """Put adapters on the linear layers whose names match, and stop training everything else.
 
     `layers` are names with wildcards. `train` names parts that are trained whole and need no adapter; the last layer if
     it is None. BatchNorm of the base stays in evaluation mode, for its statistics are everybody's.
     """
-    whole = _whole(module, train)
-    chosen = _chosen(module, layers, whole)
-    made: dict[int, Adapted] = {}  # a layer that occurs twice gets one adapter
+    whole = _whole(module, modules_to_save)
+    chosen = _chosen(module, target_modules, whole)
+    made: dict[int, LoRALinear] = {}  # a layer that occurs twice gets one adapter
     for name, layer in chosen.items():
         parent, _, child = name.rpartition(".")
-        adapted = made.setdefault(id(layer), Adapted(layer, rank=rank, alpha=alpha))
+        adapted = made.setdefault(id(layer), LoRALinear(layer, rank=rank, alpha=alpha))
         setattr(module.get_submodule(parent), child, adapted)
-    base = base_names(module, train)
+    base = base_names(module, modules_to_save)
     for name, parameter in module.named_parameters(remove_duplicate=False):
         if name in base:
             parameter.requires_grad_(False)
@@ -82,9 +82,12 @@ def adapt(
     freeze(module, [name for name in norms if not _under(name, whole)])
 
 
-def base_names(module: nn.Module, train: Sequence[str] | None = None) -> set[str]:
+def base_names(module: nn.Module, modules_to_save: Sequence[str] | None = None) -> set[str]:
     """Return the names of all weights and buffers that are neither an adapter's nor trained whole."""
-    own = [*_whole(module, train), *(f"{name}.{part}" for name, _ in _adapted(module) for part in ("down", "up"))]
+    own = [
+        *_whole(module, modules_to_save),
+        *(f"{name}.{part}" for name, _ in _lora_layers(module) for part in ("down", "up")),
+    ]
     return {name for name, _ in _tensors(module) if not _under(name, own)}
 
 
@@ -96,7 +99,7 @@ def share_base(base: nn.Module, module: nn.Module, names: Iterable[str]) -> None
         setattr(module.get_submodule(parent), leaf, theirs[name])
 
 
-def merged(module: nn.Module) -> TensorTree:
+def merge_lora(module: nn.Module) -> TensorTree:
     """Return the state dict of the plain network that computes the same: every adapter added into its layer's weight.
 
     >>> net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
@@ -105,31 +108,31 @@ def merged(module: nn.Module) -> TensorTree:
     ['0.bias', '0.weight', '1.bias', '1.weight']
     """
     tree: TensorTree = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
-    for name, layer in _adapted(module):
+    for name, layer in _lora_layers(module):
         start = f"{name}." if name else ""
         tree[f"{start}weight"] = layer.merged_weight()
         del tree[f"{start}down.weight"], tree[f"{start}up.weight"]
     return tree
 
 
-def _adapted(module: nn.Module) -> Iterator[tuple[str, Adapted]]:
+def _lora_layers(module: nn.Module) -> Iterator[tuple[str, LoRALinear]]:
     parts = module.named_modules(remove_duplicate=False)
-    return ((name, part) for name, part in parts if isinstance(part, Adapted))
+    return ((name, part) for name, part in parts if isinstance(part, LoRALinear))
 
 
 def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     return chain(module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False))
 
 
-def _whole(module: nn.Module, train: Sequence[str] | None) -> list[str]:
+def _whole(module: nn.Module, modules_to_save: Sequence[str] | None) -> list[str]:
     """Return the parts that are trained whole."""
-    if train is None:
+    if modules_to_save is None:
         return [last_layer(module)]
     parts = [name for name, _ in chain(module.named_modules(), _tensors(module)) if name]
-    for name in train:
+    for name in modules_to_save:
         if name not in parts:
             raise RecipeError(f"adapters.train: the model has no part {name!r}; {suggest(name, parts)}")
-    return list(train)
+    return list(modules_to_save)
 
 
 def _under(name: str, parts: Iterable[str]) -> bool:

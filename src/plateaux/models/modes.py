@@ -13,17 +13,19 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from plateaux.core.errors import DataError
 from plateaux.core.member import Forward, MemberModule
 from plateaux.core.types import Inputs
-from plateaux.models.surgery import batch_norms
+from plateaux.models.surgery import batchnorm_layers
 
 
 @torch.no_grad()
-def reestimate(module: nn.Module, batches: Iterable[Inputs], forward: Forward = nullcontext) -> None:
+def update_bn(module: nn.Module, batches: Iterable[Inputs], forward: Forward = nullcontext) -> None:
     """Replace BatchNorm's running statistics by their averages over batches, every batch counting alike.
 
     As torch.optim.swa_utils.update_bn does, but every module's mode is kept, and all other layers are in evaluation
     mode meanwhile: dropout draws nothing. A network without BatchNorm is left alone, and the batches unread.
     """
-    layers = [layer for layer in batch_norms(module) if isinstance(layer, _BatchNorm) and layer.track_running_stats]
+    layers = [
+        layer for layer in batchnorm_layers(module) if isinstance(layer, _BatchNorm) and layer.track_running_stats
+    ]
     if not layers:
         return
     stream = iter(batches)
@@ -46,7 +48,7 @@ def reestimate(module: nn.Module, batches: Iterable[Inputs], forward: Forward = 
             layer.momentum = momentum
 
 
-class evaluating:
+class eval_mode:
     """Hold networks in evaluation mode for a while, and put each layer back to the mode it was in."""
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:

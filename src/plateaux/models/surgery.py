@@ -115,12 +115,12 @@ def size_in_bytes(modules: Iterable[nn.Module]) -> int:
     return sum(held.values())
 
 
-def batch_norms(module: nn.Module) -> list[nn.Module]:
+def batchnorm_layers(module: nn.Module) -> list[nn.Module]:
     """Return the layers that normalise by statistics of the batch."""
     return [part for part in module.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
 
 
-def stochastic(module: nn.Module) -> list[str]:
+def dropout_layers(module: nn.Module) -> list[str]:
     """Return the names of the layers that draw random numbers in training: dropout of any kind that is not frozen."""
     return [name for name, part in module.named_modules() if _drops(part) and not _frozen(part)]
 

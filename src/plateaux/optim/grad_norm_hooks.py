@@ -12,13 +12,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from plateaux.optim.grad_norm_rules import RULES, Part, attend, attention_trouble, kind_of, linear, squares, trouble
+from plateaux.optim.grad_norm_rules import (
+    RULES,
+    GradPart,
+    attention_forward,
+    layer_type,
+    linear,
+    squared_norm,
+    unsupported_attention_reason,
+    unsupported_reason,
+)
 
 Call = tuple[str, int]
 """A layer's name, and which of its calls."""
 
 
-class Recording:
+class GradNormHooks:
     """One forward and backward pass of a network whose layers are listened to; everything is put back at the end."""
 
     def __init__(
@@ -37,15 +46,15 @@ class Recording:
         self.owners: dict[Call, list[str]] = {}  # parameters that a call uses
         self.strays: list[tuple[str, str]] = []  # parameters whose rule does not hold, and why
         self.used: dict[tuple[str, str], int] = defaultdict(int)  # calls of a parameter, or of a block of its rows
-        self._arrived: dict[tuple[str, str], list[Part]] = defaultdict(list)
-        self._masks = masks_of(module, watched)
+        self._arrived: dict[tuple[str, str], list[GradPart]] = defaultdict(list)
+        self._masks = pruning_masks(module, watched)
         self._calls: dict[str, int] = defaultdict(int)
         self._leaves: dict[str, Tensor] = {}
         self._total: Tensor | float = 0.0
         self._last: tuple[nn.Linear, Tensor, Tensor] | None = None
         self._undo = ExitStack()
 
-    def __enter__(self) -> Recording:
+    def __enter__(self) -> GradNormHooks:
         with ExitStack() as undo:
             for name, layer in self.module.named_modules():
                 self._listen(name, layer, undo)
@@ -68,7 +77,7 @@ class Recording:
             if leaf.grad is not None:
                 self._arrived[name, ""].append(leaf.grad)
         for key, parts in self._arrived.items():  # of calls whose output nobody used, nothing arrives
-            self._total = self._total + squares(parts, self._mask(key))
+            self._total = self._total + squared_norm(parts, self._mask(key))
         self._arrived.clear()
         return self._total + torch.zeros(self.samples, dtype=torch.float64, device=like.device)
 
@@ -89,11 +98,11 @@ class Recording:
         if not any(id(p) in self.names for part in inner for p in part.parameters(recurse=False)):
             return
         if isinstance(layer, nn.MultiheadAttention):
-            if attention_trouble(layer) is None and "forward" not in vars(layer):
-                forward = partial(attend, layer, partial(self._project, name, layer))
+            if unsupported_attention_reason(layer) is None and "forward" not in vars(layer):
+                forward = partial(attention_forward, layer, partial(self._project, name, layer))
                 object.__setattr__(layer, "forward", forward)
                 undo.callback(vars(layer).pop, "forward")
-        elif kind_of(layer) is not None:
+        elif layer_type(layer) is not None:
             hook = partial(self._on_call, name)
             # First of all hooks, so that the output is the layer's own, whatever others make of it.
             handle = layer.register_forward_hook(hook, prepend=True, with_kwargs=True)
@@ -101,10 +110,10 @@ class Recording:
 
     def _on_call(self, name: str, layer: nn.Module, args: tuple[Any, ...], named: dict[str, Any], out: Any) -> Any:
         x = args[0] if args else next(iter(named.values()))
-        kind = kind_of(layer)
+        kind = layer_type(layer)
         assert kind is not None
         owned = {attr: p for attr, p in layer.named_parameters(recurse=False) if id(p) in self.names}
-        problem = trouble(layer, x) or (self._own_forward(layer, kind, x, out) if self.check else None)
+        problem = unsupported_reason(layer, x) or (self._own_forward(layer, kind, x, out) if self.check else None)
         if problem or not owned:
             self.strays += [(self.names[id(p)], problem) for p in owned.values() if problem]
             return out
@@ -136,7 +145,7 @@ class Recording:
         return self._tap(f"{name}.{which}", x, out, linear, owned, which) if owned else out
 
     def _tap(
-        self, name: str, x: Tensor, out: Tensor, rule: Callable[..., dict[str, Callable[[], Part]]],
+        self, name: str, x: Tensor, out: Tensor, rule: Callable[..., dict[str, Callable[[], GradPart]]],
         owned: Mapping[str, nn.Parameter], block: str,
     ) -> Tensor:  # fmt: skip
         number = self._calls[name]
@@ -167,10 +176,10 @@ class Recording:
         out.register_hook(take)  # type: ignore[no-untyped-call]
         return out
 
-    def _give(self, key: tuple[str, str], part: Part) -> None:
+    def _give(self, key: tuple[str, str], part: GradPart) -> None:
         self._arrived[key].append(part)
         if len(self._arrived[key]) == self.used[key]:
-            self._total = self._total + squares(self._arrived.pop(key), self._mask(key))
+            self._total = self._total + squared_norm(self._arrived.pop(key), self._mask(key))
 
     def _mask(self, key: tuple[str, str]) -> Tensor | None:
         name, block = key
@@ -208,7 +217,7 @@ class _Begin(torch.autograd.Function):
         return None, None
 
 
-def masks_of(module: nn.Module, names: Iterable[str]) -> dict[str, Tensor]:
+def pruning_masks(module: nn.Module, names: Iterable[str]) -> dict[str, Tensor]:
     """Return the masks that pruning left beside weights, by the name of the parameter."""
     buffers = dict(module.named_buffers())
     return {name: buffers[f"{name}_mask"] for name in names if f"{name}_mask" in buffers}

@@ -23,7 +23,7 @@ THIN = 50_000  # weights up to which oneDNN's grouped convolution beats laying o
 
 
 @dataclass(frozen=True, slots=True)
-class Matrix:
+class OuterProduct:
     """A gradient `[groups, rows, columns]` for every sample, as left `[b, G, T, rows]`, right `[b, G, T, columns]`.
 
     `make` returns both for some samples; left may be row numbers `[b, T]`. `product` is a faster way to their sum.
@@ -36,16 +36,16 @@ class Matrix:
     numbered: bool = False
 
 
-Part = Matrix | Tensor
+GradPart = OuterProduct | Tensor
 """What one call of a layer gives to one parameter's gradients; a tensor holds them themselves, `[B, ...]`."""
 
-Rule = Callable[[nn.Module, Tensor, Tensor, int, int], dict[str, Callable[[], Part]]]
+Rule = Callable[[nn.Module, Tensor, Tensor, int, int], dict[str, Callable[[], GradPart]]]
 """(layer, input, gradient at the output, samples, axis of the samples) to the part of every parameter."""
 
 
-def squares(parts: Sequence[Part], mask: Tensor | None = None) -> Tensor:
+def squared_norm(parts: Sequence[GradPart], mask: Tensor | None = None) -> Tensor:
     """Return the squared norm `[B]` of the sum of all parts, where the mask lets it through."""
-    matrices = [part for part in parts if isinstance(part, Matrix)]
+    matrices = [part for part in parts if isinstance(part, OuterProduct)]
     if matrices:
         assert len(matrices) == len(parts)
         return _squares_of_matrices(matrices, mask)
@@ -54,24 +54,24 @@ def squares(parts: Sequence[Part], mask: Tensor | None = None) -> Tensor:
     return (whole if mask is None else whole * mask).flatten(1).double().square().sum(1)
 
 
-def _squares_of_matrices(parts: Sequence[Matrix], mask: Tensor | None) -> Tensor:
+def _squares_of_matrices(parts: Sequence[OuterProduct], mask: Tensor | None) -> Tensor:
     groups, _, rows, columns = parts[0].dims
     length = sum(part.dims[1] for part in parts)
     numbered = any(part.numbered for part in parts)
     gram = mask is None and (numbered or length * (rows + columns) <= GRAM_PAYS * rows * columns)
     widest = columns if numbered and gram else rows + columns
     size = 4 * groups * (length * widest + (2 * length**2 if gram else rows * columns))
-    found = [_by_gram(parts, s) if gram else _by_product(parts, s, mask) for s in pieces(parts[0].samples, size)]
+    found = [_by_gram(parts, s) if gram else _by_product(parts, s, mask) for s in chunks(parts[0].samples, size)]
     return torch.cat(found).double()
 
 
-def pieces(samples: int, size: int) -> Iterator[slice]:
+def chunks(samples: int, size: int) -> Iterator[slice]:
     """Yield slices of samples, of which each takes `size` bytes, that stay within the workspace."""
     step = max(1, WORKSPACE // max(1, size))
     return (slice(start, min(start + step, samples)) for start in range(0, samples, step))
 
 
-def _by_product(parts: Sequence[Matrix], samples: slice, mask: Tensor | None) -> Tensor:
+def _by_product(parts: Sequence[OuterProduct], samples: slice, mask: Tensor | None) -> Tensor:
     whole: Tensor | None = None
     for part in parts:
         if part.product is not None:
@@ -88,30 +88,34 @@ def _by_product(parts: Sequence[Matrix], samples: slice, mask: Tensor | None) ->
     return norm.double().square()
 
 
-def _by_gram(parts: Sequence[Matrix], samples: slice) -> Tensor:
+def _by_gram(parts: Sequence[OuterProduct], samples: slice) -> Tensor:
     made = [part.make(samples) for part in parts]
-    found = [(_meet(left, also) * (right @ other.mT)).flatten(1).sum(1) for left, right in made for also, other in made]
+    found = [
+        (_cross_products(left, also) * (right @ other.mT)).flatten(1).sum(1)
+        for left, right in made
+        for also, other in made
+    ]
     return torch.stack(found).sum(0)
 
 
-def _meet(one: Tensor, other: Tensor) -> Tensor:
+def _cross_products(one: Tensor, other: Tensor) -> Tensor:
     """Return the inner products `[b, G, T, S]` of rows; row numbers stand for unit vectors."""
     if one.is_floating_point() and other.is_floating_point():
         return one @ other.mT
     if one.is_floating_point():
-        return _meet(other, one).mT
+        return _cross_products(other, one).mT
     if other.is_floating_point():
         picked = one[:, None, :].expand(-1, other.shape[2], -1)
         return other[:, 0].gather(2, picked).mT[:, None]
     return (one[:, None, :, None] == other[:, None, None, :]).to(torch.float64)
 
 
-def linear(x: Tensor, grad: Tensor, samples: int, axis: int) -> dict[str, Callable[[], Part]]:
+def linear(x: Tensor, grad: Tensor, samples: int, axis: int) -> dict[str, Callable[[], GradPart]]:
     """Return the parts of `weight` and `bias` of a linear map with input `[..., in]`."""
     seen, left = _positions(x, samples, axis, 1), _positions(grad, samples, axis, 1)
     dims = (1, seen.shape[1], left.shape[2], seen.shape[2])
     return {
-        "weight": lambda: Matrix(lambda s: (left[s, None], seen[s, None]), samples, dims),
+        "weight": lambda: OuterProduct(lambda s: (left[s, None], seen[s, None]), samples, dims),
         "bias": lambda: left.sum(1),
     }
 
@@ -121,20 +125,20 @@ def _positions(x: Tensor, samples: int, axis: int, keep: int) -> Tensor:
     return x.movedim(axis, 0).reshape(samples, -1, *x.shape[x.ndim - keep :])
 
 
-def _linear(layer: nn.Module, x: Tensor, grad: Tensor, samples: int, axis: int) -> dict[str, Callable[[], Part]]:
+def _linear(layer: nn.Module, x: Tensor, grad: Tensor, samples: int, axis: int) -> dict[str, Callable[[], GradPart]]:
     return linear(x, grad, samples, axis)
 
 
-def _embedding(layer: nn.Module, x: Tensor, grad: Tensor, samples: int, axis: int) -> dict[str, Callable[[], Part]]:
+def _embedding(layer: nn.Module, x: Tensor, grad: Tensor, samples: int, axis: int) -> dict[str, Callable[[], GradPart]]:
     assert isinstance(layer, nn.Embedding)
     numbers, right = _positions(x, samples, axis, 0), _positions(grad, samples, axis, 1)
     if layer.padding_idx is not None:
         right = right * (numbers != layer.padding_idx)[..., None]
     dims = (1, numbers.shape[1], layer.num_embeddings, layer.embedding_dim)
-    return {"weight": lambda: Matrix(lambda s: (numbers[s].long(), right[s, None]), samples, dims, numbered=True)}
+    return {"weight": lambda: OuterProduct(lambda s: (numbers[s].long(), right[s, None]), samples, dims, numbered=True)}
 
 
-def _conv(layer: nn.Module, x: Tensor, grad: Tensor, samples: int, axis: int) -> dict[str, Callable[[], Part]]:
+def _conv(layer: nn.Module, x: Tensor, grad: Tensor, samples: int, axis: int) -> dict[str, Callable[[], GradPart]]:
     assert isinstance(layer, _ConvNd)
     groups, fold, spots = layer.groups, len(x) // samples, prod(grad.shape[2:])
     rows, columns = grad.shape[1] // groups, x.shape[1] // groups * prod(layer.kernel_size)
@@ -149,7 +153,7 @@ def _conv(layer: nn.Module, x: Tensor, grad: Tensor, samples: int, axis: int) ->
     fast = product if fold == 1 and rows * columns <= THIN and _onednn_takes(layer, x) else None
     dims = (groups, fold * spots, rows, columns)
     return {
-        "weight": lambda: Matrix(make, samples, dims, fast),
+        "weight": lambda: OuterProduct(make, samples, dims, fast),
         "bias": lambda: grad.flatten(2).sum(2).reshape(samples, fold, -1).sum(1),
     }
 
@@ -197,7 +201,9 @@ def _as_grouped_convolution(layer: _ConvNd, x: Tensor, grad: Tensor) -> Tensor:
     return found.view(n, -1)
 
 
-def _batch_norm(layer: nn.Module, x: Tensor, grad: Tensor, samples: int, axis: int) -> dict[str, Callable[[], Part]]:
+def _batch_norm(
+    layer: nn.Module, x: Tensor, grad: Tensor, samples: int, axis: int
+) -> dict[str, Callable[[], GradPart]]:
     assert isinstance(layer, _BatchNorm)
     mean, var, n = layer.running_mean, layer.running_var, len(x)
     assert mean is not None
@@ -212,7 +218,9 @@ def _batch_norm(layer: nn.Module, x: Tensor, grad: Tensor, samples: int, axis: i
     return {"weight": lambda: scale.view(whole).sum(1), "bias": lambda: shift.view(whole).sum(1)}
 
 
-def _group_norm(layer: nn.Module, x: Tensor, grad: Tensor, samples: int, axis: int) -> dict[str, Callable[[], Part]]:
+def _group_norm(
+    layer: nn.Module, x: Tensor, grad: Tensor, samples: int, axis: int
+) -> dict[str, Callable[[], GradPart]]:
     assert isinstance(layer, nn.GroupNorm)
     whole = (samples, -1, x.shape[1])
 
@@ -223,7 +231,9 @@ def _group_norm(layer: nn.Module, x: Tensor, grad: Tensor, samples: int, axis: i
     return {"weight": weight, "bias": lambda: grad.reshape(*x.shape[:2], -1).sum(2).view(whole).sum(1)}
 
 
-def _layer_norm(layer: nn.Module, x: Tensor, grad: Tensor, samples: int, axis: int) -> dict[str, Callable[[], Part]]:
+def _layer_norm(
+    layer: nn.Module, x: Tensor, grad: Tensor, samples: int, axis: int
+) -> dict[str, Callable[[], GradPart]]:
     assert isinstance(layer, nn.LayerNorm | nn.RMSNorm)
     shape = list(layer.normalized_shape)
 
@@ -250,12 +260,12 @@ RULES: dict[type[nn.Module], Rule] = {
 }
 
 
-def kind_of(layer: nn.Module) -> type[nn.Module] | None:
+def layer_type(layer: nn.Module) -> type[nn.Module] | None:
     """Return the kind of layer whose rule fits, if any."""
     return next((kind for kind in RULES if isinstance(layer, kind)), None)
 
 
-def trouble(layer: nn.Module, x: Tensor) -> str | None:
+def unsupported_reason(layer: nn.Module, x: Tensor) -> str | None:
     """Say why a rule does not fit a layer or its input, or nothing."""
     if isinstance(layer, _BatchNorm) and (layer.training or layer.running_mean is None):
         return "it normalises by statistics of the batch"
@@ -266,7 +276,7 @@ def trouble(layer: nn.Module, x: Tensor) -> str | None:
     return None
 
 
-def attention_trouble(layer: nn.MultiheadAttention) -> str | None:
+def unsupported_attention_reason(layer: nn.MultiheadAttention) -> str | None:
     """Say why `attend` cannot stand in for a layer, or nothing."""
     if layer.bias_k is not None or layer.add_zero_attn:
         return "it has bias_k or add_zero_attn"
@@ -277,7 +287,7 @@ Project = Callable[[str, Tensor, Tensor, Tensor | None], Tensor]
 """(one of q, k, v; input; weight; bias) to the projected input."""
 
 
-def attend(
+def attention_forward(
     layer: nn.MultiheadAttention, project: Project, query: Tensor, key: Tensor, value: Tensor,
     key_padding_mask: Tensor | None = None, need_weights: bool = True, attn_mask: Tensor | None = None,
     average_attn_weights: bool = True, is_causal: bool = False,

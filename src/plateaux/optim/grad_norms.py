@@ -26,11 +26,11 @@ from plateaux.core.errors import RecipeError
 from plateaux.core.member import MemberModule
 from plateaux.core.method import LossFn
 from plateaux.core.types import Batch, map_tensors
-from plateaux.optim.grad_norm_hooks import Call, Recording, masks_of
-from plateaux.optim.grad_norm_rules import attention_trouble, kind_of
+from plateaux.optim.grad_norm_hooks import Call, GradNormHooks, pruning_masks
+from plateaux.optim.grad_norm_rules import layer_type, unsupported_attention_reason
 
 AGREE = 1e-3  # relative: far above rounding, far below any mistake
-MOST = 512  # samples scored at once
+MAX_BATCH = 512  # samples scored at once
 FIXED = 2**25  # bytes that scoring takes whatever the batch: workspaces, compiled kernels
 SLOW_BYTES = 2**27  # of gradients held at once where samples are taken one by one
 
@@ -39,7 +39,7 @@ Start = Callable[[Tensor], Tensor]
 
 
 @dataclass
-class Plan:
+class GradNormPlan:
     """How a network is gone through; names only, so that it keeps no network alive."""
 
     slow: dict[str, str] = field(default_factory=dict)  # parameters that go sample by sample, and why
@@ -48,7 +48,7 @@ class Plan:
     loop: bool = False  # vmap does not run
 
 
-_plans: WeakKeyDictionary[nn.Module, dict[frozenset[str], Plan]] = WeakKeyDictionary()
+_plans: WeakKeyDictionary[nn.Module, dict[frozenset[str], GradNormPlan]] = WeakKeyDictionary()
 
 
 def squared_norms(view: MemberModule, batch: Batch, loss: LossFn | None = None) -> Tensor:
@@ -61,13 +61,13 @@ def squared_norms(view: MemberModule, batch: Batch, loss: LossFn | None = None) 
     sizes: list[Tensor] = []
 
     def start(logits: Tensor) -> Tensor:
-        unit, size = unit_gradient(logits, batch, loss)
+        unit, size = normalized_logit_gradient(logits, batch, loss)
         sizes.append(size)
         return unit
 
     with _plain_numbers(batch.y.device.type):
         if frozenset(trained) not in plans:
-            plans[frozenset(trained)] = _meet(module, trained, batch)
+            plans[frozenset(trained)] = _verified_plan(module, trained, batch)
         plan = plans[frozenset(trained)]
         found, strays = _scores(module, trained, batch, plan, start)
         while strays:  # the network does something that it did not when it was met
@@ -78,7 +78,7 @@ def squared_norms(view: MemberModule, batch: Batch, loss: LossFn | None = None) 
         return found * sizes[-1]
 
 
-def unit_gradient(logits: Tensor, batch: Batch, loss: LossFn | None) -> tuple[Tensor, Tensor]:
+def normalized_logit_gradient(logits: Tensor, batch: Batch, loss: LossFn | None) -> tuple[Tensor, Tensor]:
     """Return each sample's gradient at the logits, scaled to norm one, and its squared norm in float64.
 
     The scaling keeps the gradients of well-fitted samples, down to the smallest, from vanishing in float32.
@@ -120,7 +120,7 @@ def _cross_entropy(table: Tensor, batch: Batch) -> Tensor:
     return losses.reshape(1, len(losses), -1).mean(-1)
 
 
-def batch_for(view: MemberModule, batch: Batch, *, bound: int) -> int:
+def max_batch_size(view: MemberModule, batch: Batch, *, bound: int) -> int:
     """Return how many samples to score at once within `bound` bytes: a power of two from 1 to 512.
 
     Counted from the shapes that one forward pass over `batch` shows: whatever it keeps, a few times the largest for the
@@ -140,7 +140,7 @@ def batch_for(view: MemberModule, batch: Batch, *, bound: int) -> int:
         logits = MemberModule(module)(map_tensors(batch.x, Tensor.detach))
     sizes = [size for place, size in kept.items() if place not in weights]
     each = 5 * (sum(sizes) + 4 * max(sizes, default=0)) // (4 * len(logits)) + 1
-    return min(MOST, 1 << max(0, (max(1, bound - FIXED) // each).bit_length() - 1))
+    return min(MAX_BATCH, 1 << max(0, (max(1, bound - FIXED) // each).bit_length() - 1))
 
 
 @contextmanager
@@ -169,7 +169,7 @@ def _trained(view: MemberModule) -> dict[str, nn.Parameter]:
 
 
 def _scores(
-    module: nn.Module, trained: Mapping[str, nn.Parameter], batch: Batch, plan: Plan, start: Start
+    module: nn.Module, trained: Mapping[str, nn.Parameter], batch: Batch, plan: GradNormPlan, start: Start
 ) -> tuple[Tensor, list[tuple[str, str]]]:
     """Return the norms by the plan, and the parameters for which it did not hold, with reasons."""
     watched = {name: p for name, p in trained.items() if name not in plan.slow}
@@ -181,7 +181,7 @@ def _scores(
             ]
         logits = torch.cat(alone)
         return _one_by_one(module, trained, batch, plan, start(logits).to(logits.dtype)), []
-    with Recording(module, watched, len(batch), raw=plan.raw, axes=plan.axes) as seen:
+    with GradNormHooks(module, watched, len(batch), raw=plan.raw, axes=plan.axes) as seen:
         logits = MemberModule(module)(batch.x)
         unit = start(seen.sharper(logits.detach())).to(logits.dtype)
         if logits.requires_grad:
@@ -192,11 +192,13 @@ def _scores(
     return total, seen.strays
 
 
-def _one_by_one(module: nn.Module, some: Mapping[str, nn.Parameter], batch: Batch, plan: Plan, unit: Tensor) -> Tensor:
+def _one_by_one(
+    module: nn.Module, some: Mapping[str, nn.Parameter], batch: Batch, plan: GradNormPlan, unit: Tensor
+) -> Tensor:
     """Return the norms over some parameters from gradients of every sample, a few samples at a time."""
     if plan.loop:
         return _loop(module, some, batch, unit)
-    masks = masks_of(module, some)
+    masks = pruning_masks(module, some)
 
     def one(own: dict[str, Tensor], x: Any, direction: Tensor) -> Tensor:
         return (MemberModule(module)(map_tensors(x, lambda t: t[None]), own)[0] * direction).sum()
@@ -212,7 +214,7 @@ def _one_by_one(module: nn.Module, some: Mapping[str, nn.Parameter], batch: Batc
 
 
 def _loop(module: nn.Module, some: Mapping[str, nn.Parameter], batch: Batch, unit: Tensor) -> Tensor:
-    norms, masks = [], masks_of(module, some)
+    norms, masks = [], pruning_masks(module, some)
     for row in range(len(batch)):
         logits = MemberModule(module)(map_tensors(batch.x, lambda t, row=row: t[row : row + 1]))
         total = (logits * unit[row : row + 1]).sum()
@@ -227,7 +229,7 @@ def _probe(logits: Tensor) -> Tensor:
     return torch.cos(1.0 + torch.arange(logits.numel(), device=logits.device)).view_as(logits).to(logits.dtype)
 
 
-def _meet(module: nn.Module, trained: Mapping[str, nn.Parameter], batch: Batch) -> Plan:
+def _verified_plan(module: nn.Module, trained: Mapping[str, nn.Parameter], batch: Batch) -> GradNormPlan:
     """Find out how a network can be gone through, hold that against plain backward passes, and say what is slow."""
     rows = torch.tensor([0, min(1, len(batch) - 1)], device=batch.y.device)
     two = Batch(map_tensors(batch.x, lambda t: t[rows.to(t.device)]), batch.y[rows], batch.index[:1].expand(2))
@@ -244,7 +246,7 @@ def _meet(module: nn.Module, trained: Mapping[str, nn.Parameter], batch: Batch) 
         except (RuntimeError, TypeError, ValueError, IndexError, AttributeError, AssertionError) as error:
             why = f"the fast way fails with {type(error).__name__}: {str(error).splitlines()[0]}"
     else:
-        plan = Plan(slow=dict.fromkeys(trained, why))
+        plan = GradNormPlan(slow=dict.fromkeys(trained, why))
         plan.loop = not _vmap_agrees(module, trained, two, plan, unit)
     if plan.slow:
         warnings.warn(_slow_words(module, plan), stacklevel=5)
@@ -257,16 +259,16 @@ def _agree(found: Tensor, truth: Tensor) -> bool:
 
 def _plan(
     module: nn.Module, trained: Mapping[str, nn.Parameter], two: Batch, raw: tuple[str, ...], spread: bool, unit: Tensor
-) -> Plan:
+) -> GradNormPlan:
     """Return a plan in which every parameter has a rule that holds, is handed out, or goes sample by sample.
 
     With `spread`, a layer that sees the same for all samples, as one of positions does, is given its own for each.
     """
-    plan = Plan(_without_rule(module, trained, raw), raw)
-    touched = _touched(module, trained, two.take(slice(0, 1)))
+    plan = GradNormPlan(_without_rule(module, trained, raw), raw)
+    touched = _used_params(module, trained, two.take(slice(0, 1)))
     while True:
         watched = {name: p for name, p in trained.items() if name not in plan.slow}
-        seen = [_listened(module, watched, plan, part) for part in (two, two.take(slice(0, 1)))]
+        seen = [_run_hooks(module, watched, plan, part) for part in (two, two.take(slice(0, 1)))]
         strays = dict(seen[0].strays)
         axes = {call: _axis(shape, seen[1].shapes.get(call)) for call, shape in seen[0].shapes.items()}
         same = [call for call, axis in axes.items() if axis is None]
@@ -281,7 +283,7 @@ def _plan(
         outside = touched.intersection(watched) - used - set(raw) - set(strays)
         strays |= dict.fromkeys(sorted(outside), "it is used outside its layer's call")
         if not strays:
-            bare = Plan({}, plan.raw, plan.axes)
+            bare = GradNormPlan({}, plan.raw, plan.axes)
             strays = dict(_scores(module, watched, two, bare, lambda _: unit)[1])
         if not strays:
             break
@@ -291,8 +293,10 @@ def _plan(
     return plan
 
 
-def _listened(module: nn.Module, watched: Mapping[str, nn.Parameter], plan: Plan, batch: Batch) -> Recording:
-    with Recording(module, watched, len(batch), raw=plan.raw, axes=plan.axes, check=True) as seen:
+def _run_hooks(
+    module: nn.Module, watched: Mapping[str, nn.Parameter], plan: GradNormPlan, batch: Batch
+) -> GradNormHooks:
+    with GradNormHooks(module, watched, len(batch), raw=plan.raw, axes=plan.axes, check=True) as seen:
         MemberModule(module)(batch.x)
     return seen
 
@@ -305,13 +309,15 @@ def _axis(two: torch.Size, one: torch.Size | None) -> int | None:
     return longer[0] if len(longer) == 1 and two[longer[0]] == 2 * one[longer[0]] else None
 
 
-def _touched(module: nn.Module, trained: Mapping[str, nn.Parameter], one: Batch) -> set[str]:
+def _used_params(module: nn.Module, trained: Mapping[str, nn.Parameter], one: Batch) -> set[str]:
     total = MemberModule(module)(one.x).sum()
     found = torch.autograd.grad(total, list(trained.values()), allow_unused=True)
     return {name for name, g in zip(trained, found, strict=True) if g is not None}
 
 
-def _vmap_agrees(module: nn.Module, some: Mapping[str, nn.Parameter], two: Batch, plan: Plan, unit: Tensor) -> bool:
+def _vmap_agrees(
+    module: nn.Module, some: Mapping[str, nn.Parameter], two: Batch, plan: GradNormPlan, unit: Tensor
+) -> bool:
     try:
         found = _one_by_one(module, some, two, replace(plan, loop=False), unit)
     except Exception:  # whatever a network does that vmap cannot follow
@@ -336,8 +342,8 @@ def _raw(module: nn.Module, trained: Mapping[str, nn.Parameter]) -> tuple[str, .
 def _rule_for(owner: nn.Module, attr: str) -> str | None:
     """Return what takes care of a layer's parameter, or nothing."""
     if isinstance(owner, nn.MultiheadAttention):
-        return "attend" if attention_trouble(owner) is None and not attr.startswith("bias_") else None
-    return "rule" if kind_of(owner) is not None and attr in ("weight", "bias") else None
+        return "attend" if unsupported_attention_reason(owner) is None and not attr.startswith("bias_") else None
+    return "rule" if layer_type(owner) is not None and attr in ("weight", "bias") else None
 
 
 def _without_rule(module: nn.Module, trained: Mapping[str, nn.Parameter], raw: tuple[str, ...]) -> dict[str, str]:
@@ -345,12 +351,12 @@ def _without_rule(module: nn.Module, trained: Mapping[str, nn.Parameter], raw: t
     for name, p in trained.items():
         unknown = next((owner for owner, attr in _owners(module, p) if _rule_for(owner, attr) is None), None)
         if unknown is not None and name not in raw:
-            reason = attention_trouble(unknown) if isinstance(unknown, nn.MultiheadAttention) else None
+            reason = unsupported_attention_reason(unknown) if isinstance(unknown, nn.MultiheadAttention) else None
             found[name] = reason or f"{type(unknown).__name__} has no rule"
     return found
 
 
-def _slow_words(module: nn.Module, plan: Plan) -> str:
+def _slow_words(module: nn.Module, plan: GradNormPlan) -> str:
     """Return one line on what goes sample by sample and why."""
     reasons: dict[str, list[str]] = defaultdict(list)
     for name, why in plan.slow.items():

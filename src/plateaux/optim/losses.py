@@ -50,7 +50,7 @@ NOT_YET = {
 }  # fmt: skip
 
 
-def loss_by_name(name: str) -> Callable[..., LossFn]:
+def get_loss(name: str) -> Callable[..., LossFn]:
     """Return the factory of the loss called `name`."""
     if name in NOT_YET:
         raise RecipeError(
@@ -66,7 +66,7 @@ FLOOR = 1e-7  # added inside A2D's logarithm: two sure rows that agree cost -log
 LEAST = 1e-12  # a probability whose logarithm is divided by is at least this
 CELLS = 1 << 20  # entries of joint distributions in memory at a time
 
-Apart = Callable[[Tensor], Tensor]
+DiversityLoss = Callable[[Tensor], Tensor]
 """How alike rows are: probabilities `[R, U, C]` to a number for every pair, `[R, R]`, larger where they agree more."""
 
 
@@ -82,18 +82,18 @@ def disagreement(p: Tensor, *, frozen: bool = False) -> Tensor:
     return -(said * (1 - own) + own * (1 - said) + FLOOR).log()
 
 
-def among(rows: int, like: Tensor) -> Tensor:
+def mean_over_others(rows: int, like: Tensor) -> Tensor:
     """Return the weights `[R, R]` of a mean over all others."""
     return (1 - torch.eye(rows, dtype=like.dtype, device=like.device)) / max(rows - 1, 1)
 
 
-def after(rows: int, like: Tensor) -> Tensor:
+def mean_over_previous(rows: int, like: Tensor) -> Tensor:
     """Return the weights `[R, R]` of a mean over those before; the first row has none."""
     earlier = torch.ones(rows, rows, dtype=like.dtype, device=like.device).tril(-1)
     return earlier / earlier.sum(1, keepdim=True).clamp_min(1)
 
 
-def information(p: Tensor) -> Tensor:
+def mutual_information(p: Tensor) -> Tensor:
     """Mutual information in nats between what two rows predict over the samples, `[R, R]`; the diagonal is left zero.
 
     sum_cd P log(P / (m_r m_s)) with P = mean_b p_r(b, c) p_s(b, d) and its marginals m. Samples are contracted first,
@@ -119,12 +119,12 @@ def _plogp(p: Tensor) -> Tensor:
     return torch.xlogy(p, p.clamp_min(torch.finfo(p.dtype).tiny))
 
 
-def distance(p: Tensor) -> Tensor:
+def l1_distance(p: Tensor) -> Tensor:
     """Minus the L1 distance of two rows' probabilities, mean over the samples, `[R, R]`."""
     return torch.stack([-(row - p).abs().sum(-1).mean(-1) for row in p])
 
 
-def hardness(table: Tensor, batch: Batch, *, floor: float) -> Tensor:
+def sample_hardness(table: Tensor, batch: Batch, *, floor: float) -> Tensor:
     """SED's weights `[B]` of samples: CE_n / (mean CE)^2 of the logit-averaged rows, without a gradient.
 
     Their mean is 1 / (mean CE), which grows without end as a batch is fitted: the mean CE is taken as at least `floor`.
@@ -150,11 +150,11 @@ def entropy(target: Tensor, source: Tensor) -> Tensor:
     return _plogp(target.mean(1)).sum(-1)
 
 
-def ratio(shares: tuple[float, ...]) -> Callable[[Tensor, Tensor], Tensor]:
+def ratio(class_ratio: tuple[float, ...]) -> Callable[[Tensor, Tensor], Tensor]:
     """Half the L1 distance of the row's mean prediction from the classes' known shares; of two classes, |m - s|."""
 
     def regularise(target: Tensor, source: Tensor) -> Tensor:
-        known = torch.tensor(shares, dtype=target.dtype, device=target.device)
+        known = torch.tensor(class_ratio, dtype=target.dtype, device=target.device)
         return (target.mean(1) - known).abs().sum(-1) / 2
 
     return regularise

@@ -19,38 +19,38 @@ from plateaux.core.method import GradRequest, StepContext, Update, plain_gradien
 from plateaux.core.types import TensorTree
 
 __all__ = [
-    "Reach",
-    "adaptive",
-    "asks_of",
-    "ball",
-    "careful",
-    "climb",
-    "elementwise",
+    "AscentDirection",
+    "asam_direction",
+    "asam_elementwise",
+    "count_gradients",
+    "get_update",
     "groups",
+    "gsam",
     "plain_gradient",
-    "rehearsed",
-    "surrogate_gap",
-    "update_named",
+    "sam",
+    "sam_direction",
+    "sam_on_subset",
+    "trace_requests",
 ]
 
 TINY = 1e-12  # keeps a zero gradient from dividing by zero
-NOBODY = 1e-9  # a share of the batch below any sample's: what rounding leaves of none
+NO_ROWS = 1e-9  # a share of the batch below any sample's: what rounding leaves of none
 
-Reach = Callable[[TensorTree, TensorTree], tuple[TensorTree, Tensor]]
+AscentDirection = Callable[[TensorTree, TensorTree], tuple[TensorTree, Tensor]]
 """The way up from (weights, gradient), and the number to divide it by: the radius then sets how far to go."""
 
 
-def ball(params: TensorTree, gradient: TensorTree) -> tuple[TensorTree, Tensor]:
+def sam_direction(params: TensorTree, gradient: TensorTree) -> tuple[TensorTree, Tensor]:
     """g / |g|: the steepest way up inside a ball (SAM)."""
     return gradient, tensor_tree.norm(gradient)
 
 
-def elementwise(params: TensorTree, gradient: TensorTree) -> tuple[TensorTree, Tensor]:
+def asam_elementwise(params: TensorTree, gradient: TensorTree) -> tuple[TensorTree, Tensor]:
     """w^2 g / | |w| g |, every parameter alike: ASAM as most copies have it."""
     return _ellipsoid(tensor_tree.magnitude(params), gradient)
 
 
-def adaptive(eta: float) -> Reach:
+def asam_direction(eta: float) -> AscentDirection:
     """T^2 g / |T g| with T = |w| + eta for weights and 1 for the rest: ASAM as first published."""
 
     def reach(params: TensorTree, gradient: TensorTree) -> tuple[TensorTree, Tensor]:
@@ -67,16 +67,16 @@ def _ellipsoid(shape: TensorTree, gradient: TensorTree) -> tuple[TensorTree, Ten
     return tensor_tree.multiply(shape, scaled), tensor_tree.norm(scaled)
 
 
-def peak(params: TensorTree, gradient: TensorTree, rho: float, reach: Reach) -> TensorTree:
+def perturbed_params(params: TensorTree, gradient: TensorTree, rho: float, direction: AscentDirection) -> TensorTree:
     """Return the weights rho up the slope; one pass over them, for large networks feel every one."""
-    way, length = reach(params, gradient)
+    way, length = direction(params, gradient)
     return tensor_tree.add(params, way, times=rho / (length + TINY))
 
 
-def climb(
+def sam(
     rho: float,
     *,
-    reach: Reach = ball,
+    direction: AscentDirection = sam_direction,
     m: int | None = None,
     perturbation: Literal["global", "per_worker"] = "global",
 ) -> Update:
@@ -93,7 +93,7 @@ def climb(
         params: TensorTree, part: slice | None, local: bool, shared: bool
     ) -> Generator[GradRequest, TensorTree, TensorTree]:
         gradient = yield GradRequest(rows=part, local=local)
-        descent = yield GradRequest(at=peak(params, gradient, rho, reach), rows=part, local=not shared)
+        descent = yield GradRequest(at=perturbed_params(params, gradient, rho, direction), rows=part, local=not shared)
         return descent
 
     def update(params: TensorTree, moment: StepContext) -> Generator[GradRequest, TensorTree, TensorTree]:
@@ -110,7 +110,9 @@ def climb(
     return update if m is None else in_groups
 
 
-def surrogate_gap(rho: float, *, alpha: float, rho_min: float, lr_min: float = 0.0, reach: Reach = ball) -> Update:
+def gsam(
+    rho: float, *, alpha: float, rho_min: float, lr_min: float = 0.0, direction: AscentDirection = sam_direction
+) -> Update:
     """Climb, then leave out what of the first gradient the second does not say (GSAM).
 
     With g at w and p at the peak, the direction is p - alpha g_perp, g_perp = g - <g, p> p / |p|^2. The radius follows
@@ -123,7 +125,7 @@ def surrogate_gap(rho: float, *, alpha: float, rho_min: float, lr_min: float = 0
         span = moment.peak_lr - lr_min
         radius = rho_min + (rho - rho_min) * ((moment.lr - lr_min) / span if span > 0 else 1.0)
         gradient = yield GradRequest()
-        descent = yield GradRequest(at=peak(params, gradient, radius, reach))
+        descent = yield GradRequest(at=perturbed_params(params, gradient, radius, direction))
         along: Tensor = tensor_tree.dot(gradient, descent) / (tensor_tree.dot(descent, descent) + TINY)
         across = tensor_tree.add(gradient, descent, times=-along)
         return tensor_tree.add(descent, across, times=-alpha)
@@ -131,7 +133,7 @@ def surrogate_gap(rho: float, *, alpha: float, rho_min: float, lr_min: float = 0
     return update
 
 
-def careful(climbing: Update, *, before: Update, step: Literal["split", "shared"] = "split") -> Update:
+def sam_on_subset(sam_update: Update, *, warmup: Update, step: Literal["split", "shared"] = "split") -> Update:
     """Climb on the samples I am careful about and descend plainly on the rest, in one step (SharpBalance).
 
     The direction is (1/B) [ sum of plain samples' gradients where I stand + sum of careful samples' gradients up there
@@ -143,14 +145,14 @@ def careful(climbing: Update, *, before: Update, step: Literal["split", "shared"
     def update(params: TensorTree, moment: StepContext) -> Generator[GradRequest, TensorTree, TensorTree]:
         chosen = moment.sam_set
         if chosen is None:
-            return (yield from before(params, moment))
+            return (yield from warmup(params, moment))
         size = max(moment.size, 1)
         # Copies that share a batch hold other samples of it, and must ask for the same.
         share = float((yield GradRequest(average={"share": chosen.sum().double() / size}))["share"])
-        if share < NOBODY:
+        if share < NO_ROWS:
             return (yield from plain_gradient(params, moment))
-        if share > 1 - NOBODY:
-            return (yield from climbing(params, moment))
+        if share > 1 - NO_ROWS:
+            return (yield from sam_update(params, moment))
         mine, rest = chosen.nonzero().flatten(), (~chosen).nonzero().flatten()
         known: TensorTree | None = None
         if step == "split":
@@ -158,7 +160,7 @@ def careful(climbing: Update, *, before: Update, step: Literal["split", "shared"
         else:
             flat = yield GradRequest(weight=~chosen, keep_graph=True)
             known = yield GradRequest(weight=chosen, reuse_graph=True)
-        steep = yield from _among(mine, size, known, climbing(params, replace(moment, size=len(mine), sam_set=None)))
+        steep = yield from _among(mine, size, known, sam_update(params, replace(moment, size=len(mine), sam_set=None)))
         return tensor_tree.add(flat, steep)
 
     return update
@@ -180,10 +182,10 @@ def _among(
             return end.value  # type: ignore[no-any-return]
 
 
-Climb = Literal["plain", "sam", "asam", "gsam"]
+SamVariant = Literal["plain", "sam", "asam", "gsam"]
 
 
-def update_named(name: Climb, rho: float | None = None) -> Update:
+def get_update(name: SamVariant, rho: float | None = None) -> Update:
     """Return the update of that name, at its usual radius unless `rho` says another."""
     if name == "plain":
         if rho:
@@ -193,16 +195,16 @@ def update_named(name: Climb, rho: float | None = None) -> Update:
         return plain_gradient
     radius = {"sam": 0.05, "asam": 0.5, "gsam": 0.05}[name] if rho is None else rho
     if name == "gsam":
-        return surrogate_gap(radius, alpha=0.4, rho_min=radius)
-    return climb(radius, reach=adaptive(0.01) if name == "asam" else ball)
+        return gsam(radius, alpha=0.4, rho_min=radius)
+    return sam(radius, direction=asam_direction(0.01) if name == "asam" else sam_direction)
 
 
-def asks_of(update: Update, size: int) -> int:
+def count_gradients(update: Update, size: int) -> int:
     """Return how often an update asks for a gradient on a batch of `size`: for members that see each other, a law."""
-    return len(rehearsed(update, size))
+    return len(trace_requests(update, size))
 
 
-def rehearsed(update: Update, size: int) -> list[GradRequest]:
+def trace_requests(update: Update, size: int) -> list[GradRequest]:
     """Return what an update asks for on a batch of `size` when every answer is zero."""
     nothing: TensorTree = {"weight": torch.zeros(1)}
     walk = update(nothing, StepContext(size, lr=1.0, peak_lr=1.0))

@@ -22,7 +22,7 @@ def features(layer: str) -> OutputFn:
     def offer(view: MemberModule, batch: Batch) -> Tensor:
         return view.record(batch.x, [layer])[1][layer].output.flatten(1)
 
-    return _one_at_a_time(offer)
+    return _without_vmap(offer)
 
 
 def gradient_norm(loss: LossFn | None = None) -> OutputFn:
@@ -34,7 +34,7 @@ def gradient_norm(loss: LossFn | None = None) -> OutputFn:
     def offer(view: MemberModule, batch: Batch) -> Tensor:
         return squared_norms(view, batch, loss)
 
-    return _one_at_a_time(offer)
+    return _without_vmap(offer)
 
 
 def last_layer(loss: LossFn | None = None) -> OutputFn:
@@ -61,7 +61,7 @@ def last_layer(loss: LossFn | None = None) -> OutputFn:
             lengths = h.square().sum(1, keepdim=True) if mask is None else h.square() @ mask.double().T
             return (delta.square() * (lengths + (bias is not None))).sum(1)
 
-    return _one_at_a_time(offer)
+    return _without_vmap(offer)
 
 
 def sample_loss(loss: LossFn | None = None) -> OutputFn:
@@ -71,9 +71,9 @@ def sample_loss(loss: LossFn | None = None) -> OutputFn:
         with torch.no_grad(), torch.autocast(batch.y.device.type, enabled=False):
             return sample_losses(MemberModule(view.module)(batch.x), batch, loss)
 
-    return _one_at_a_time(offer)
+    return _without_vmap(offer)
 
 
-def _one_at_a_time(offer: OutputFn) -> OutputFn:
+def _without_vmap(offer: OutputFn) -> OutputFn:
     offer.batched = False  # type: ignore[attr-defined]  # hooks do not run inside vmap's functional call
     return offer

@@ -11,7 +11,7 @@ from plateaux.core.types import TensorTree
 
 
 @dataclass(slots=True)
-class Average:
+class AveragedWeights:
     """The mean of weights and buffers after step `start` and every later one; nothing before that.
 
     mean <- (c mean + w) / (c + 1), c the steps it holds. Integer buffers have no mean, and stay out.
@@ -36,11 +36,11 @@ class Average:
             now = [tensors[name].detach() for name in self.tree]
             torch._foreach_lerp_(list(self.tree.values()), now, 1.0 / self.count)
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Return all that it takes to go on."""
         return {"steps": self.steps, "tree": dict(self.tree)}
 
-    def restore(self, state: dict[str, Any], device: torch.device) -> None:
+    def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
         """Go back to where `state` was taken."""
         self.steps = int(state["steps"])
         self.tree = {name: tensor.to(device) for name, tensor in state["tree"].items()}

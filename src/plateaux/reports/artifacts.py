@@ -17,7 +17,7 @@ from plateaux.config.builders.data import data_of
 from plateaux.config.components import NOTHING_GIVEN, Given
 from plateaux.core.errors import PlateauxError
 from plateaux.core.types import Batch
-from plateaux.ensembles.ood_scores import ALARMS
+from plateaux.ensembles.ood_scores import OOD_SCORES
 from plateaux.evaluation.metric_specs import measures_named
 from plateaux.evaluation.prediction_cache import Shelf
 from plateaux.evaluation.row_names import renumbered
@@ -84,12 +84,12 @@ def scores_of(said: Mapping[str, Heard], strange: Sequence[str]) -> Scores:
     """Return the scores of a run's own samples and of strange ones, by set and score."""
     if "test" not in said:
         return {}
-    own = {name: ALARMS[name](said["test"][1]).double().numpy() for name in SCORES}
+    own = {name: OOD_SCORES[name](said["test"][1]).double().numpy() for name in SCORES}
     found: Scores = {}
     for name in strange:
         with if_it_can_be_read():
             other = said[name.rpartition(" (")[0]][1]
-            found[name] = {score: (own[score], ALARMS[score](other).double().numpy()) for score in SCORES}
+            found[name] = {score: (own[score], OOD_SCORES[score](other).double().numpy()) for score in SCORES}
     return found
 
 

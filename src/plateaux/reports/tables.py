@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from plateaux.core.formatting import format_range, format_with_stderr, pluralize
 from plateaux.core.text_table import Grid
 from plateaux.core.types import Estimate
-from plateaux.ensembles.ood_scores import ALARMS
+from plateaux.ensembles.ood_scores import OOD_SCORES
 from plateaux.evaluation.row_names import MEAN_PROBABILITY, MEMBERS_MEAN, TOGETHER, cell
 from plateaux.reports.query import ROWS, Column, bare, is_member, label_of, over, question_of
 from plateaux.studies.comparison import MAIN, SUMMED, Comparison
@@ -83,10 +83,12 @@ def strangers(findings: Sequence[Finding]) -> list[Sheet]:
         rows = []
         for (label, on), cells in found.items():
             row = TOGETHER if any(key.startswith(TOGETHER) for key in cells) else "member 0"
-            values = [over(cells[f"{row}{what}{name}"]) if f"{row}{what}{name}" in cells else None for name in ALARMS]
+            values = [
+                over(cells[f"{row}{what}{name}"]) if f"{row}{what}{name}" in cells else None for name in OOD_SCORES
+            ]
             rows.append((f"{label}: {on}" if several else on, _marked(values, better, percent=True)))
         if any(entry.text for _, entries in rows for entry in entries):
-            header = ["", *(name.replace("_", " ") for name in ALARMS)]
+            header = ["", *(name.replace("_", " ") for name in OOD_SCORES)]
             words = f"{title} of the members together, {better} is better; the best score of each row in bold."
             sheets.append(Sheet(f"Strange samples: {title}, %", header, rows, words))
     return sheets

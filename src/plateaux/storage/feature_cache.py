@@ -34,9 +34,9 @@ from plateaux.core.executor import Executor
 from plateaux.core.runtime import FORMATS, is_rank_zero, rank_and_world_size
 from plateaux.core.types import Batch, Inputs, derive_seed
 from plateaux.data.augment import Augment, uniforms
-from plateaux.data.loader import CPU, UNVARIED, Feed, evaluation
-from plateaux.data.sources import Data, Extra, Source
-from plateaux.models.backbone import Trunk
+from plateaux.data.loader import CPU, NO_AUGMENT, MemberLoader, eval_batches
+from plateaux.data.sources import DataSplits, Source, UnlabeledData
+from plateaux.models.backbone import Backbone
 from plateaux.storage.store import Store, store_at
 
 VERSION = 1  # goes up whenever a feature changes by a bit, or lies elsewhere in its shard
@@ -56,7 +56,7 @@ class Look:
     std: tuple[float, ...] = ()
     memory_format: str = "contiguous"
     dtype: str = "float32"
-    augment: Augment = UNVARIED
+    augment: Augment = NO_AUGMENT
     workers: int = 0
     device: torch.device = CPU
 
@@ -66,7 +66,7 @@ class Round:
     """The features of every sample of a source, varied in one way, or not at all (`number` is None)."""
 
     source: Source
-    trunk: Trunk
+    trunk: Backbone
     store: Store
     look: Look
     number: int | None = None
@@ -81,7 +81,7 @@ class Round:
 
     def about(self) -> dict[str, Any]:
         """Return all that decides the numbers."""
-        varied = self.look.augment if self.number is not None else UNVARIED
+        varied = self.look.augment if self.number is not None else NO_AUGMENT
         return {
             "version": VERSION,
             "samples": self.source.fingerprint(),
@@ -135,8 +135,8 @@ class Round:
         laid: dict[str, Any] = {"mean": look.mean, "std": look.std, "device": look.device, "workers": look.workers}
         laid["memory_format"] = FORMATS[look.memory_format]
         if self.number is None:
-            return evaluation(self.source, ids, batch=CHUNK, **laid)
-        feed = Feed(self.source, ids, batch=CHUNK, key=KEY, classes=0, augment=look.augment, **laid)
+            return eval_batches(self.source, ids, batch_size=CHUNK, **laid)
+        feed = MemberLoader(self.source, ids, batch_size=CHUNK, seed=KEY, classes=0, augment=look.augment, **laid)
         return feed.some(ids, self.number)
 
     @torch.no_grad()
@@ -173,7 +173,7 @@ class Features:
     augmented = True  # its features are of augmented images already
     mapped = True  # read at once: no worker could do it sooner
 
-    def __init__(self, source: Source, trunk: Trunk, store: Store, look: Look, *, rounds: int = 0) -> None:
+    def __init__(self, source: Source, trunk: Backbone, store: Store, look: Look, *, rounds: int = 0) -> None:
         if not getattr(source, "told_apart", True):
             raise RecipeError(
                 "model.cache_features keeps features by what the samples are, and this data set does not say: give it "
@@ -229,25 +229,27 @@ def _taken(
     return features.take(places[start:stop], 0), labels.take(places[start:stop], 0)
 
 
-def featured(recipe: Recipe, data: Data, given: Given = NOTHING_GIVEN, *, device: torch.device = CPU) -> Data:
+def featured(
+    recipe: Recipe, data: DataSplits, given: Given = NOTHING_GIVEN, *, device: torch.device = CPU
+) -> DataSplits:
     """Return the data as training sees them: features of the trunk, where the recipe keeps them."""
     if not recipe.model.cache_features:
         return data
     trunk = trunk_of(recipe, data, given)
     train = seen_through(recipe, data, data.train, trunk, rounds=recipe.model.rounds, device=device)
     test = seen_through(recipe, data, data.test, trunk, device=device)
-    extra = data.unlabelled
+    extra = data.unlabeled
     if extra is not None:
         other = seen_through(recipe, data, extra.source, trunk, rounds=recipe.model.rounds, device=device)
-        extra = Extra(extra.name, other, extra.ids)
-    return replace(data, train=train, test=test, unlabelled=extra, mean=(), std=())
+        extra = UnlabeledData(extra.name, other, extra.ids)
+    return replace(data, train=train, test=test, unlabeled=extra, mean=(), std=())
 
 
 def seen_through(
     recipe: Recipe,
-    data: Data,
+    data: DataSplits,
     source: Source,
-    trunk: Trunk,
+    trunk: Backbone,
     *,
     rounds: int = 0,
     device: torch.device = CPU,
@@ -301,12 +303,12 @@ def prepare(
     return made
 
 
-def needed(recipe: Recipe, data: Data) -> list[Source]:
+def needed(recipe: Recipe, data: DataSplits) -> list[Source]:
     """Return the sources that training reads."""
     found: list[Source] = [data.train]
     if recipe.data.validation and isinstance(data.train, Features):
         found.append(data.train.plain)
-    return found if data.unlabelled is None else [*found, data.unlabelled.source]
+    return found if data.unlabeled is None else [*found, data.unlabeled.source]
 
 
 def _make(table: Round, say: Say, ids: Tensor | None) -> int:

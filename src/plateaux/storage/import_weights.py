@@ -11,7 +11,7 @@ from plateaux.config.components import NOTHING_GIVEN, Given
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RecipeError
 from plateaux.core.types import TensorTree
-from plateaux.data.sources import facts_of
+from plateaux.data.sources import describe_data
 from plateaux.models.surgery import load_weights
 from plateaux.storage.run import Progress, Run
 
@@ -27,7 +27,7 @@ def adopt(out: str | Path, recipe: Recipe, files: Sequence[str], *, given: Given
         file, prefix = split_file(given_file)
         load_weights(module, file, prefix)
         modules.append(module)
-    run = Run.begin(out, recipe, {"data": facts_of(data), "adopted": list(files)})
+    run = Run.begin(out, recipe, {"data": describe_data(data), "adopted": list(files)})
     keep_weights(run, [module.state_dict() for module in modules], [f"adopted from {file}" for file in files])
     return run
 

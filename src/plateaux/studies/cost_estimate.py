@@ -13,7 +13,7 @@ from plateaux.config.recipe import Recipe, fingerprint
 from plateaux.core import registry
 from plateaux.core.errors import PlateauxError
 from plateaux.core.runtime import num_cores
-from plateaux.data.sources import Data, facts_of
+from plateaux.data.sources import DataSplits, describe_data
 from plateaux.evaluation.row_names import MEMBERS_MEAN
 from plateaux.evaluation.splits import targets
 from plateaux.loss_landscape.probe import probes_named
@@ -52,7 +52,7 @@ class Reckoning:
 
     def __init__(self, conduct: Conduct) -> None:
         self.conduct = conduct
-        self.data: dict[str, Data] = {}
+        self.data: dict[str, DataSplits] = {}
         self.paces: dict[str, float] = {}
 
     def all(self) -> list[Reckoned]:
@@ -103,7 +103,7 @@ class Reckoning:
         assert rendezvous is not None
         return rendezvous.after[0]
 
-    def _data(self, recipe: Recipe) -> Data:
+    def _data(self, recipe: Recipe) -> DataSplits:
         name = fingerprint(recipe.to_dict()["data"])
         if name not in self.data:
             self.data[name] = data_of(recipe, self.conduct.given)
@@ -137,12 +137,12 @@ class Reckoning:
         return max(found)
 
 
-def measuring_of(study: Study, recipe: Recipe, data: Data, given: Given = NOTHING_GIVEN) -> float:
+def measuring_of(study: Study, recipe: Recipe, data: DataSplits, given: Given = NOTHING_GIVEN) -> float:
     """Return how many samples' passes it takes to measure one member; making corrupted images is not counted."""
     asked, looked = study.measure, study.landscape
     words = [*(asked.on if asked.measures else ()), *asked.corruptions]
     found = 0.0
-    for target in targets(recipe, facts_of(data), words):
+    for target in targets(recipe, describe_data(data), words):
         there = len(data.train) if target.of in ("train", "validation") else len(data.test)
         found += FORWARD * min(target.first or there, there)
     for name in (name for words in asked.ood for name in words.partition("=")[2].split(",") if name):

@@ -24,7 +24,7 @@ from plateaux.config.recipe import Recipe, fingerprint
 from plateaux.core.callbacks import Tell
 from plateaux.core.errors import DivergedError, RunError
 from plateaux.core.formatting import format_duration
-from plateaux.data.sources import facts_of
+from plateaux.data.sources import describe_data
 from plateaux.evaluation.evaluate import evaluate
 from plateaux.evaluation.metric_specs import measures_named
 from plateaux.evaluation.ood import detect, suites_named
@@ -103,7 +103,7 @@ class Conduct:
 
     def _check_samples(self, recipe: Recipe) -> None:
         asked, looked = self.study.measure, self.study.landscape
-        facts = facts_of(data_of(recipe, self.given))
+        facts = describe_data(data_of(recipe, self.given))
         targets(recipe, facts, [*(asked.on if asked.measures else ()), *asked.corruptions])
         if looked.probes:
             one_target(recipe, facts, looked.on)

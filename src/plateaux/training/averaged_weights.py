@@ -11,7 +11,7 @@ from contextlib import contextmanager, nullcontext
 from plateaux.core import tensor_tree
 from plateaux.core.member import Forward
 from plateaux.core.types import Inputs
-from plateaux.models.modes import reestimate
+from plateaux.models.modes import update_bn
 from plateaux.training.state import Learner, stand_at
 
 
@@ -26,7 +26,7 @@ def at_average(
         return
     with stand_at(learner, {name: average.tree[name] for name in learner.params}):
         tensor_tree.write(learner.buffers, {**learner.buffers, **average.tree})
-        reestimate(learner.module, batches(), forward)
+        update_bn(learner.module, batches(), forward)
         yield
 
 

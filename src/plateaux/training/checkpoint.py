@@ -22,7 +22,7 @@ def state_of(learner: Learner) -> dict[str, Any]:
         "optimizer": learner.optimizer.state_dict(),
         "schedule": schedule.state_dict() if schedule is not None else None,
         "scaler": asdict(learner.scaler) if learner.scaler is not None else None,
-        "average": learner.average.state() if learner.average is not None else None,
+        "average": learner.average.state_dict() if learner.average is not None else None,
     }
 
 
@@ -41,7 +41,7 @@ def restore(learner: Learner, state: dict[str, Any]) -> None:
     if learner.scaler is not None:
         learner.scaler = Scaler(**state["scaler"])
     if learner.average is not None:
-        learner.average.restore(state["average"], next(iter(learner.params.values())).device)
+        learner.average.load_state_dict(state["average"], next(iter(learner.params.values())).device)
 
 
 def weights_of(recipe: Recipe, learner: Learner) -> dict[str, torch.Tensor]:

@@ -12,7 +12,7 @@ from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RecipeError
 from plateaux.core.method import Method
 from plateaux.loss_landscape.probe import probes_named
-from plateaux.optim.sam import asks_of
+from plateaux.optim.sam import count_gradients
 from plateaux.training.validation import validation_measures
 
 
@@ -22,7 +22,9 @@ def check(recipe: Recipe, given: Given = NOTHING_GIVEN) -> bool:
     method = method_of(recipe, 0, given)
     joint, sees = method.is_joint, method.objective.gather != "own"
     check_turns(recipe, method, given)
-    asks = {asks_of(method_of(recipe, number, given).update, recipe.data.batch) for number in range(recipe.members)}
+    asks = {
+        count_gradients(method_of(recipe, number, given).update, recipe.data.batch) for number in range(recipe.members)
+    }
     if joint and len(asks) > 1:
         raise RecipeError(
             f"members of {recipe.method.name!r} see each other, so they must ask for gradients equally often; "

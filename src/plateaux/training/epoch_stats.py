@@ -9,7 +9,7 @@ from typing import Any
 
 from plateaux.core.errors import DivergedError
 from plateaux.core.tensor_tree import finite
-from plateaux.data.loader import Feed
+from plateaux.data.loader import MemberLoader
 from plateaux.storage.run import Progress
 from plateaux.training.state import Learner, Tally
 
@@ -19,7 +19,7 @@ class Runner:
     """One member on the course: how far it is, and what it has seen since it last wrote a line."""
 
     learner: Learner
-    feed: Feed
+    feed: MemberLoader
     progress: Progress
     loss: float = 0.0  # sum over the samples of this epoch so far
     right: float = 0.0

@@ -27,10 +27,10 @@ from plateaux.core.executor import Executor
 from plateaux.core.member import MemberModule
 from plateaux.core.method import DataPartition
 from plateaux.core.types import Batch, derive_seed
-from plateaux.data.partition.masks import look_up, take_notes
-from plateaux.data.sources import Data
-from plateaux.models.modes import evaluating
-from plateaux.optim.grad_norms import batch_for
+from plateaux.data.partition.masks import lookup, write_sam_sets
+from plateaux.data.sources import DataSplits
+from plateaux.models.modes import eval_mode
+from plateaux.optim.grad_norms import max_batch_size
 from plateaux.storage.run import Run, notes_name, scores_name, summary_name
 from plateaux.storage.store import Store
 from plateaux.training.jobs import Meeting
@@ -59,7 +59,7 @@ class Scorer:
     """Scores the training samples for members that have come to a meeting."""
 
     run: Run
-    data: Data
+    data: DataSplits
     ids: Tensor  # of the training samples
     executor: Executor
     device: torch.device
@@ -75,7 +75,7 @@ class Scorer:
         self.tell({"say": f"scoring {len(self.ids):,} samples for the meeting after epoch {epoch}: member {numbers}"})
         found = {each.number: np.full(len(self.data.train), -1.0, dtype=np.float32) for each in todo}
         begun, done, told = time.monotonic(), 0, 0.0
-        with evaluating([each.module for each in todo]):
+        with eval_mode([each.module for each in todo]):
             for ids, batch in self._batches():
                 for learner in todo:
                     found[learner.number][ids] = self._scores(learner, ids, batch)
@@ -134,11 +134,11 @@ class Scorer:
             write(found)
 
 
-def scoring_batch(recipe: Recipe, data: Data, module: nn.Module) -> int:
+def scoring_batch(recipe: Recipe, data: DataSplits, module: nn.Module) -> int:
     """Return how many samples are scored at once: what BOUND bytes hold."""
     batch = next(in_order(recipe, data, data.train, torch.arange(min(2, len(data.train))), batch=2))
-    with evaluating([module]):
-        return batch_for(MemberModule(module), batch, bound=BOUND)
+    with eval_mode([module]):
+        return max_batch_size(MemberModule(module), batch, bound=BOUND)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +187,7 @@ def decide(
             )
             for member in members
         ]
-        found = take_notes(scores, rendezvous.assign, writers)
+        found = write_sam_sets(scores, rendezvous.assign, writers)
     without = sorted(set(everyone) - set(members))
     lacks = {"without": without} if without else {}
     run.store.put_json(
@@ -205,7 +205,7 @@ def notes_of(run: Run, rendezvous: DataPartition | None, member: int, epoch: int
         return None
     samples = int(run.about["data"]["train"]["samples"])
     bits = _check(run, notes_name(met[-1], member), -(-samples // 8))
-    return partial(look_up, bits)
+    return partial(lookup, bits)
 
 
 def _facts(run: Run, epoch: int) -> dict[str, str]:

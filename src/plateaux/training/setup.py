@@ -16,15 +16,15 @@ from plateaux.core.errors import RecipeError
 from plateaux.core.executor import Executor
 from plateaux.core.runtime import FORMATS
 from plateaux.core.types import TensorTree
-from plateaux.data.sources import Data
-from plateaux.models.surgery import masks, stochastic
-from plateaux.optim.weight_averaging import Average
+from plateaux.data.sources import DataSplits
+from plateaux.models.surgery import dropout_layers, masks
+from plateaux.optim.weight_averaging import AveragedWeights
 from plateaux.training.state import Learner, Pace, Scaler
 
 
 def learners_of(
     recipe: Recipe,
-    data: Data,
+    data: DataSplits,
     numbers: Sequence[int],
     executor: Executor,
     *,
@@ -91,7 +91,7 @@ def _learner(
         clip=own("optimizer.clip", own_part.clip, number, recipe.members),
         call=torch.compile(module) if recipe.train.compile and recipe.executor.manner != "vmap" else None,
         scaler=Scaler() if recipe.train.precision == "fp16" else None,
-        average=None if recipe.train.average_from is None else Average(recipe.train.average_from),
+        average=None if recipe.train.average_from is None else AveragedWeights(recipe.train.average_from),
     )
 
 
@@ -115,7 +115,7 @@ def _pace(
 
 
 def _refuse_under_vmap(recipe: Recipe, module: nn.Module) -> None:
-    dropping = stochastic(module)
+    dropping = dropout_layers(module)
     if dropping and recipe.train.randomness == "error":
         raise RecipeError(
             f"vmap cannot give every member its own dropout exactly as a loop does ({', '.join(dropping[:3])}). "

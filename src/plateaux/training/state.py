@@ -14,7 +14,7 @@ from plateaux.core import tensor_tree
 from plateaux.core.method import Method
 from plateaux.core.tensor_tree import finite
 from plateaux.core.types import Batch, TensorTree
-from plateaux.optim.weight_averaging import Average
+from plateaux.optim.weight_averaging import AveragedWeights
 
 CPU = torch.device("cpu")
 
@@ -87,7 +87,7 @@ class Learner:
     clip: float | None = None
     call: Callable[..., Any] | None = None  # the compiled network
     scaler: Scaler | None = None
-    average: Average | None = None  # of its weights, where it is to be used there
+    average: AveragedWeights | None = None  # of its weights, where it is to be used there
     notes: Callable[[Tensor], Tensor] | None = None  # from the last meeting: sample ids to bits
 
     @property

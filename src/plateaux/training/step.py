@@ -23,7 +23,7 @@ from plateaux.core.method import GradRequest, Objective, Rows, StepContext
 from plateaux.core.runtime import autocast, fork_rng
 from plateaux.core.types import Batch, TensorTree, derive_seed
 from plateaux.distributed.sync_batchnorm import SyncedBatchNorm
-from plateaux.optim.sam import rehearsed
+from plateaux.optim.sam import trace_requests
 from plateaux.training.state import ABSENT, Learner, Tally, Way, stand_at, still
 
 
@@ -262,7 +262,7 @@ class _Rounds:
 
     def attend(self) -> None:
         """Be there whenever the others lay out their rows: of the members held here none takes part."""
-        for ask in rehearsed(self.learners[0].method.update, len(self.batches[0])):
+        for ask in trace_requests(self.learners[0].method.update, len(self.batches[0])):
             if ask.average is None and not ask.reuse_graph:
                 batch = _part(self.batches[0], ask)
                 for piece in self._pieces(len(batch)):

@@ -21,7 +21,7 @@ from plateaux.core.callbacks import Tell
 from plateaux.core.errors import PlateauxError, RecipeError, RunError
 from plateaux.core.executor import Executor, Failure
 from plateaux.core.runtime import is_rank_zero
-from plateaux.data.sources import facts_of
+from plateaux.data.sources import describe_data
 from plateaux.storage.feature_cache import featured, needed, prepare
 from plateaux.storage.remote import address_of
 from plateaux.storage.run import Run
@@ -101,7 +101,7 @@ def _open(recipe: Recipe, out: str | Path, executor: Executor, given: Given, tel
         raise RecipeError(f"TensorBoard's files are appended to, which {out} cannot; leave out run.tensorboard")
     if is_rank_zero():
         data = training_data(recipe, given)
-        fresh = Run.begin(out, recipe, {"data": {**facts_of(data), **unlabelled_facts(data)}})
+        fresh = Run.begin(out, recipe, {"data": {**describe_data(data), **unlabelled_facts(data)}})
         if "chosen" not in fresh.about:
             chosen = choose(recipe, given, tell)
             if method_of(recipe, 0, given).partition is not None:

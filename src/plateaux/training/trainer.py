@@ -22,9 +22,9 @@ from plateaux.core.errors import DataError, DivergedError, Interrupted
 from plateaux.core.executor import Executor
 from plateaux.core.runtime import autocast
 from plateaux.core.types import Batch, Estimate
-from plateaux.data.loader import Feed
-from plateaux.data.sources import Data
-from plateaux.distributed.stop_signal import Sign, stop_sign
+from plateaux.data.loader import MemberLoader
+from plateaux.data.sources import DataSplits
+from plateaux.distributed.stop_signal import StopFlag, graceful_shutdown
 from plateaux.loss_landscape.callback import Recorder
 from plateaux.storage.run import Progress, Run
 from plateaux.training.averaged_weights import at_average, in_words
@@ -49,7 +49,7 @@ class Course:
     def __init__(
         self,
         run: Run,
-        data: Data,
+        data: DataSplits,
         job: Job,
         held: list[int],
         executor: Executor,
@@ -97,7 +97,7 @@ class Course:
             self.run.put_shared({name: state[name] for name in sorted(names & state.keys())})
         return runners
 
-    def _own_feed(self, number: int) -> Feed:
+    def _own_feed(self, number: int) -> MemberLoader:
         return feed_of(self.recipe, self.data, number, shared=False, device=self.device, ids=self.train_ids)
 
     def _resumed(self, runner: Runner) -> Runner:
@@ -121,7 +121,7 @@ class Course:
     def go(self) -> None:
         """Run the job; Ctrl-C and SIGTERM end it with a checkpoint."""
         epoch, at = self.job.start
-        with stop_sign() as asked, ExitStack() as stack:
+        with graceful_shutdown() as asked, ExitStack() as stack:
             way = self.way(stack)
             self._retire(epoch)
             # On a mesh another process's members may go on when there are none (left) here: agreements are everybody's.
@@ -138,7 +138,7 @@ class Course:
             if wish == STOP:
                 raise Interrupted("Stopped, with this job done. Run the same command again for what is missing")
 
-    def _leave_scores(self, asked: Sign) -> None:
+    def _leave_scores(self, asked: StopFlag) -> None:
         """Score the training samples where the job ends at a meeting."""
         if self.meets is None or self.job.stop not in self.meets.after:
             return
@@ -170,7 +170,7 @@ class Course:
         self.awake = way.awake
         return way
 
-    def one_epoch(self, epoch: int, at: int, way: Way, asked: Sign) -> None:
+    def one_epoch(self, epoch: int, at: int, way: Way, asked: StopFlag) -> None:
         """Take every member through one epoch, from step `at` on."""
         streams: dict[int, Iterator[Batch]] = {}
         for runner in self.runners:
@@ -181,7 +181,9 @@ class Course:
             self._after_step(epoch, number + 1, self.steps, asked)
         self._after_epoch(epoch + 1, asked)
 
-    def _one_step(self, epoch: int, number: int, streams: dict[int, Iterator[Batch]], way: Way, asked: Sign) -> None:
+    def _one_step(
+        self, epoch: int, number: int, streams: dict[int, Iterator[Batch]], way: Way, asked: StopFlag
+    ) -> None:
         learners = [runner.learner for runner in self.runners]
         try:
             drawn = {feed: next(streams[feed]) for feed in {id(runner.feed): None for runner in self.runners}}
@@ -196,7 +198,7 @@ class Course:
             if tally is not ABSENT:
                 runner.pending.append((tally, len(batch)))
 
-    def _after_step(self, epoch: int, done: int, steps: int, asked: Sign) -> None:
+    def _after_step(self, epoch: int, done: int, steps: int, asked: StopFlag) -> None:
         if done % self.recipe.run.log_every == 0 or done == steps:
             self._log_steps(epoch, done)
         self._news(epoch, done, steps)
@@ -208,7 +210,7 @@ class Course:
         if wish == STOP:
             self._stop(epoch, done)
 
-    def _wish(self, asked: Sign) -> int:
+    def _wish(self, asked: StopFlag) -> int:
         minutes = self.recipe.run.checkpoint_minutes
         due = minutes is not None and time.monotonic() - self.clock > 60 * minutes
         return self.executor.all_reduce_max(STOP if asked.is_set() else SAVE if due else GO_ON)
@@ -219,7 +221,7 @@ class Course:
             f"Stopped at epoch {epoch}, step {at}, with a checkpoint. Run the same command again to go on"
         )
 
-    def _after_epoch(self, epoch: int, asked: Sign) -> None:
+    def _after_epoch(self, epoch: int, asked: StopFlag) -> None:
         found: dict[int, dict[str, Estimate]] = {}
         if len(self.valid_ids) and epoch % self.recipe.train.validate_every == 0:
             for runner in self.runners:

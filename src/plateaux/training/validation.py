@@ -14,10 +14,10 @@ from plateaux.core.member import MemberModule
 from plateaux.core.metric import Metric
 from plateaux.core.runtime import autocast
 from plateaux.core.types import Estimate
-from plateaux.data.sources import Data, Source
-from plateaux.distributed.executors.local import Local
+from plateaux.data.sources import DataSplits, Source
+from plateaux.distributed.executors.local import LocalExecutor
 from plateaux.evaluation.metric_loop import assess
-from plateaux.models.modes import evaluating
+from plateaux.models.modes import eval_mode
 from plateaux.training.state import Learner
 
 
@@ -41,12 +41,17 @@ def validation_measures(keep: str) -> dict[str, Metric]:
 
 
 def validated(
-    recipe: Recipe, data: Data, source: Source, ids: torch.Tensor, learner: Learner, measures: Mapping[str, Metric]
+    recipe: Recipe,
+    data: DataSplits,
+    source: Source,
+    ids: torch.Tensor,
+    learner: Learner,
+    measures: Mapping[str, Metric],
 ) -> dict[str, Estimate]:
     """Return what the measures find about one member on the samples `ids`."""
     device = next(iter(learner.params.values())).device
-    with evaluating([learner.module]):
+    with eval_mode([learner.module]):
         view = MemberModule(learner.module, forward=lambda: autocast(recipe.train.precision, device))
         batches = in_order(recipe, data, source, ids, device=device)
-        results = assess(Local("loop", 1, (), "error"), [view], batches, measures)
+        results = assess(LocalExecutor("loop", 1, (), "error"), [view], batches, measures)
     return {name: values["member 0"] for name, values in results.items()}

@@ -19,8 +19,8 @@ from torch import Tensor
 from plateaux.core.errors import DataError, RecipeError, UnknownNameError
 from plateaux.data.corruptions.corrupt import CORRUPTIONS, EXTRA, VERSION, Corrupted, corrupt, describe
 from plateaux.data.corruptions.severities import SIZES, TABLES, table_size
-from plateaux.data.loader import evaluation
-from plateaux.data.sources import Resident
+from plateaux.data.loader import eval_batches
+from plateaux.data.sources import InMemorySource
 from plateaux.models.architectures.resnet import resnet20
 from plateaux.models.surgery import load_weights
 
@@ -84,7 +84,7 @@ def test_sizes_between_take_the_nearest_constants_and_say_so() -> None:
     assert describe("fog", 2, (64, 64)) == "fog, severity 2: generated, CIFAR-C-like"
     assert "constants for 64 px on 96 x 80 px" in describe("fog", 2, (96, 80))
     images = pictures(2, 96, 96)
-    assert "constants for 64 px" in Corrupted(Resident(images, torch.zeros(2).long()), "fog", 2).remark()
+    assert "constants for 64 px" in Corrupted(InMemorySource(images, torch.zeros(2).long()), "fog", 2).remark()
 
 
 # Every kind, at the door.
@@ -215,7 +215,7 @@ def test_unknown_names_and_severities_are_refused_with_what_is_allowed() -> None
         with pytest.raises(RecipeError, match=rf"1, 2, 3, 4 and 5; {severity} was given"):
             corrupt(images, ids, "fog", severity)
     with pytest.raises(UnknownNameError, match="'fog'"):
-        Corrupted(Resident(images, ids), "fogg", 1)
+        Corrupted(InMemorySource(images, ids), "fogg", 1)
 
 
 @pytest.mark.parametrize(
@@ -237,25 +237,25 @@ def test_what_is_no_colour_image_is_refused_with_a_sentence(images: Tensor, comp
 
 
 def test_a_corrupted_source_hands_out_corrupted_images_with_their_labels() -> None:
-    inner = Resident(pictures(), torch.arange(6) % 3)
+    inner = InMemorySource(pictures(), torch.arange(6) % 3)
     source = Corrupted(inner, "snow", 4)
     ids = torch.tensor([4, 1])
     x, y = source.fetch(ids)
     assert len(source) == 6
     assert y.tolist() == [1, 1]
     assert torch.equal(x, corrupt(pictures()[ids], ids, "snow", 4))
-    batches = list(evaluation(source, batch=4))
+    batches = list(eval_batches(source, batch_size=4))
     assert torch.equal(torch.cat([batch.x for batch in batches]) * 255, source.fetch(torch.arange(6))[0].float())
 
 
 def test_a_corrupted_source_can_be_sent_to_a_worker() -> None:
-    source = Corrupted(Resident(pictures(), torch.zeros(6).long()), "frost", 2)
+    source = Corrupted(InMemorySource(pictures(), torch.zeros(6).long()), "frost", 2)
     again = pickle.loads(pickle.dumps(source))
     assert torch.equal(again.fetch(torch.arange(6))[0], source.fetch(torch.arange(6))[0])
 
 
 def test_a_fingerprint_names_the_samples_the_kind_the_severity_and_the_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    inner, other = Resident(pictures(), torch.zeros(6).long()), Resident(pictures(5), torch.zeros(5).long())
+    inner, other = InMemorySource(pictures(), torch.zeros(6).long()), InMemorySource(pictures(5), torch.zeros(5).long())
     sources = [(inner, "fog", 1), (inner, "fog", 2), (inner, "snow", 1), (other, "fog", 1)]
     prints = [Corrupted(*each).fingerprint() for each in sources]
     assert prints == [Corrupted(*each).fingerprint() for each in sources]
@@ -265,7 +265,7 @@ def test_a_fingerprint_names_the_samples_the_kind_the_severity_and_the_version(m
 
 
 def test_samples_that_are_no_images_are_refused() -> None:
-    words = Resident({"ids": torch.zeros(2, 5), "mask": torch.ones(2, 5)}, torch.zeros(2).long())
+    words = InMemorySource({"ids": torch.zeros(2, 5), "mask": torch.ones(2, 5)}, torch.zeros(2).long())
     with pytest.raises(DataError, match="parts ids, mask"):
         Corrupted(words, "fog", 1).fetch(torch.arange(2))
 

@@ -289,13 +289,13 @@ def test_snow_whitens_by_the_grey_of_each_pixel() -> None:
 def test_layers_are_enlarged_as_scipy_does(zoom: float) -> None:
     layers = noisy(2)[..., 0]
     for i in range(2):
-        assert np.abs(weather.enlarged(layers, zoom)[i] - clipped_zoom(layers[i].astype(np.float64), zoom)).max() < 1e-5
+        assert np.abs(weather.enlarge(layers, zoom)[i] - clipped_zoom(layers[i].astype(np.float64), zoom)).max() < 1e-5
 
 
 def test_frost_is_a_cut_of_a_picture_over_the_image() -> None:
     x = noisy(3)
     assert np.array_equal(weather.frost(x, rngs(3), 1, 0, 0.2), x)
-    pictures = weather.panes(0.2)
+    pictures = weather.frost_textures(0.2)
     assert pictures.shape == (5, 140, 140, 3)
     assert 0 <= pictures.min() < 0.3
     assert 0.9 < pictures.max() <= 1
@@ -345,7 +345,7 @@ def test_depths_are_equalised_as_a_histogram_is(depths: list[int]) -> None:
         depth if lowest == 9 else np.rint((sum(d <= depth for d in depths) - lowest) * 255 / (9 - lowest))
         for depth in depths
     ]
-    assert weather.equalised(levels).reshape(-1).tolist() == slow
+    assert weather.equalize(levels).reshape(-1).tolist() == slow
 
 
 def test_no_drops_leave_the_image_as_it_was() -> None:
@@ -370,7 +370,7 @@ def test_reading_between_pixels_is_scipys_order_one(edge: image_ops.Edge) -> Non
     x = noisy(2, 9, 13)
     shift = np.random.default_rng(1).uniform(-30, 30, (2, 2, 9, 13)).astype(np.float32)
     rows, columns = (place + each for place, each in zip(np.mgrid[:9, :13], shift, strict=True))
-    found = image_ops.between(x, rows, columns, edge=edge)
+    found = image_ops.bilinear(x, rows, columns, edge=edge)
     for i in range(2):
         for channel in range(3):
             plane = x[i, ..., channel].astype(np.float64)
@@ -435,4 +435,4 @@ def test_bytes_are_clipped_and_rounded_to_the_nearest() -> None:
 @pytest.mark.parametrize(("module", "package"), [("PIL.Nowhere", "Pillow"), ("nowhere", "nowhere")])
 def test_a_missing_library_is_named_with_the_way_to_install_it(module: str, package: str) -> None:
     with pytest.raises(DataError, match=rf"need {package}.*pip install 'plateaux\[vision\]'"):
-        image_ops.guest(module)
+        image_ops.import_scipy(module)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from plateaux.core.errors import DataError, RecipeError, UnknownNameError
-from plateaux.data.corruptions.published import official
+from plateaux.data.corruptions.published import open_published
 
 Image = pytest.importorskip("PIL.Image")
 RNG = np.random.default_rng(0)
@@ -40,7 +40,7 @@ def folders(root: Path, title: str, side: int, labels: list[str], *, each: int =
 @pytest.mark.parametrize("severity", [1, 3, 5])
 def test_a_severity_is_its_block_of_rows(severity: int, tmp_path: Path) -> None:
     images, labels = cifar_c(tmp_path)
-    source = official("cifar10", tmp_path, "fog", severity)
+    source = open_published("cifar10", tmp_path, "fog", severity)
     assert source is not None
     assert len(source) == 4
     x, y = source.fetch(torch.tensor([2, 0]))
@@ -55,24 +55,24 @@ def test_a_severity_is_its_block_of_rows(severity: int, tmp_path: Path) -> None:
 
 def test_what_is_not_there_is_none(tmp_path: Path) -> None:
     for name in ("cifar10", "cifar100", "tiny_imagenet", "imagenet", "digits"):
-        assert official(name, tmp_path, "fog", 1) is None
+        assert open_published(name, tmp_path, "fog", 1) is None
     cifar_c(tmp_path)
-    assert official("cifar10", tmp_path, "snow", 1) is None
-    assert official("cifar100", tmp_path, "fog", 1) is None
+    assert open_published("cifar10", tmp_path, "snow", 1) is None
+    assert open_published("cifar100", tmp_path, "fog", 1) is None
 
 
 def test_unknown_kinds_and_severities_are_refused_even_where_nothing_is(tmp_path: Path) -> None:
     with pytest.raises(UnknownNameError, match="did you mean 'fog'"):
-        official("cifar10", tmp_path, "fogg", 1)
+        open_published("cifar10", tmp_path, "fogg", 1)
     with pytest.raises(RecipeError, match="6 was given"):
-        official("cifar10", tmp_path, "fog", 6)
+        open_published("cifar10", tmp_path, "fog", 6)
 
 
 def test_a_fingerprint_is_of_the_images_of_that_severity(tmp_path: Path) -> None:
     images, _ = cifar_c(tmp_path)
 
     def prints() -> list[str]:
-        sources = [official("cifar10", tmp_path, "fog", severity) for severity in (1, 2)]
+        sources = [open_published("cifar10", tmp_path, "fog", severity) for severity in (1, 2)]
         return [source.fingerprint() for source in sources if source is not None]
 
     first, second = prints()
@@ -85,7 +85,7 @@ def test_a_fingerprint_is_of_the_images_of_that_severity(tmp_path: Path) -> None
 
 def test_a_source_of_rows_is_small_when_sent_to_a_worker(tmp_path: Path) -> None:
     cifar_c(tmp_path, count=20)
-    source = official("cifar10", tmp_path, "fog", 2)
+    source = open_published("cifar10", tmp_path, "fog", 2)
     assert source is not None
     sent = pickle.dumps(source)
     assert len(sent) < 3000  # the path and the labels, not the images
@@ -94,8 +94,8 @@ def test_a_source_of_rows_is_small_when_sent_to_a_worker(tmp_path: Path) -> None
 
 def test_coarse_classes_have_no_published_labels(tmp_path: Path) -> None:
     cifar_c(tmp_path, title="CIFAR-100-C", classes=100)
-    assert official("cifar100", tmp_path, "fog", 1, classes=20) is None
-    assert official("cifar100", tmp_path, "fog", 1, classes=100) is not None
+    assert open_published("cifar100", tmp_path, "fog", 1, classes=20) is None
+    assert open_published("cifar100", tmp_path, "fog", 1, classes=100) is not None
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_files_of_another_shape_or_type_are_refused(images: Any, complaint: str,
     cifar_c(tmp_path)
     np.save(tmp_path / "CIFAR-10-C" / "fog.npy", images)
     with pytest.raises(DataError, match=rf"fog\.npy.*{complaint}"):
-        official("cifar10", tmp_path, "fog", 1)
+        open_published("cifar10", tmp_path, "fog", 1)
 
 
 def test_a_file_cut_short_is_refused(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_a_file_cut_short_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "CIFAR-10-C" / "fog.npy"
     file.write_bytes(file.read_bytes()[:-1000])
     with pytest.raises(DataError, match=r"fog\.npy cannot be read.*get it again"):
-        official("cifar10", tmp_path, "fog", 1)
+        open_published("cifar10", tmp_path, "fog", 1)
 
 
 def test_labels_that_do_not_fit_are_refused(tmp_path: Path) -> None:
@@ -133,10 +133,10 @@ def test_labels_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     ):
         np.save(file, labels)
         with pytest.raises(DataError, match=rf"labels\.npy.*{complaint}"):
-            official("cifar10", tmp_path, "fog", 1)
+            open_published("cifar10", tmp_path, "fog", 1)
     file.unlink()
     with pytest.raises(DataError, match=r"labels\.npy is missing"):
-        official("cifar10", tmp_path, "fog", 1)
+        open_published("cifar10", tmp_path, "fog", 1)
 
 
 # Folders of images.
@@ -144,14 +144,14 @@ def test_labels_that_do_not_fit_are_refused(tmp_path: Path) -> None:
 
 def test_tiny_imagenet_c_takes_classes_in_the_order_of_their_labels(tmp_path: Path) -> None:
     folders(tmp_path, "Tiny-ImageNet-C", 64, ["n01", "n02", "n03"])
-    source = official("tiny_imagenet", tmp_path, "fog", 3)
+    source = open_published("tiny_imagenet", tmp_path, "fog", 3)
     assert source is not None
     x, y = source.fetch(torch.arange(6))
     assert isinstance(x, Tensor)
     assert x.shape == (6, 3, 64, 64)
     assert y.tolist() == [0, 1, 2, 0, 1, 2]  # classes take turns
     assert x.float().mean((1, 2, 3)).round().tolist() == [0, 40, 80, 10, 50, 90]
-    assert official("tiny_imagenet", tmp_path, "fog", 2) is None
+    assert open_published("tiny_imagenet", tmp_path, "fog", 2) is None
 
 
 def test_tiny_imagenet_c_must_have_the_classes_of_the_set_beside_it(tmp_path: Path) -> None:
@@ -159,17 +159,17 @@ def test_tiny_imagenet_c_must_have_the_classes_of_the_set_beside_it(tmp_path: Pa
     (tmp_path / "tiny-imagenet-200").mkdir()
     wnids = tmp_path / "tiny-imagenet-200" / "wnids.txt"
     wnids.write_text("n03\nn01\n")
-    source = official("tiny_imagenet", tmp_path, "fog", 3)
+    source = open_published("tiny_imagenet", tmp_path, "fog", 3)
     assert source is not None
     assert source.fetch(torch.arange(2))[1].tolist() == [0, 1]  # sorted, as tiny_imagenet.py numbers them
     wnids.write_text("n03\nn01\nn02\n")
     with pytest.raises(DataError, match=r"2 class folders for 3 classes: \['n02'\] are missing"):
-        official("tiny_imagenet", tmp_path, "fog", 3)
+        open_published("tiny_imagenet", tmp_path, "fog", 3)
 
 
 def test_imagenet_c_takes_the_folders_it_is_told_and_the_size(tmp_path: Path) -> None:
     folders(tmp_path, "ImageNet-C", 224, ["n01", "n02"], each=1)
-    source = official("imagenet", tmp_path, "fog", 3, folders=["n02", "n01"], size=64)
+    source = open_published("imagenet", tmp_path, "fog", 3, folders=["n02", "n01"], size=64)
     assert source is not None
     x, y = source.fetch(torch.arange(2))
     assert isinstance(x, Tensor)
@@ -177,10 +177,10 @@ def test_imagenet_c_takes_the_folders_it_is_told_and_the_size(tmp_path: Path) ->
     assert x.float().mean((1, 2, 3)).round().tolist() == [40, 0]
     assert y.tolist() == [0, 1]
     with pytest.raises(DataError, match=r"\['n02'\] are unknown"):
-        official("imagenet", tmp_path, "fog", 3, folders=["n01"])
+        open_published("imagenet", tmp_path, "fog", 3, folders=["n01"])
 
 
 def test_empty_folders_are_refused(tmp_path: Path) -> None:
     (tmp_path / "ImageNet-C" / "fog" / "3" / "n01").mkdir(parents=True)
     with pytest.raises(DataError, match=r"no \*\.JPEG"):
-        official("imagenet", tmp_path, "fog", 3)
+        open_published("imagenet", tmp_path, "fog", 3)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from plateaux.core.errors import DataError
 from plateaux.data.datasets.cifar import cifar10, cifar100
-from plateaux.data.sources import Resident
+from plateaux.data.sources import InMemorySource
 
 REAL = os.environ.get("PLATEAUX_DATA", "")
 RNG = np.random.default_rng(0)
@@ -46,7 +46,7 @@ def pickled10(root: Path, protocol: int) -> Path:
 
 
 def tensors(source: Any) -> tuple[Tensor, Tensor]:
-    assert isinstance(source, Resident)
+    assert isinstance(source, InMemorySource)
     assert isinstance(source.x, Tensor)
     return source.x, source.y
 

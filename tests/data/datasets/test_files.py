@@ -15,8 +15,8 @@ from plateaux.core.errors import DataError
 from plateaux.data.datasets.arrays import arrays
 from plateaux.data.datasets.image_folder import folder
 from plateaux.data.datasets.tiny_imagenet import tiny_imagenet
-from plateaux.data.loader import Feed
-from plateaux.data.sources import Resident
+from plateaux.data.loader import MemberLoader
+from plateaux.data.sources import InMemorySource
 
 Image = pytest.importorskip("PIL.Image")
 RNG = np.random.default_rng(0)
@@ -51,7 +51,7 @@ def tiny(root: Path) -> tuple[Path, list[str]]:
 def test_tiny_imagenet_reads_its_official_layout(tmp_path: Path) -> None:
     tiny(tmp_path)
     data = tiny_imagenet(root=str(tmp_path))
-    assert isinstance(data.train, Resident)
+    assert isinstance(data.train, InMemorySource)
     assert isinstance(data.train.x, Tensor)
     assert data.train.x.shape == (9, 3, 64, 64)
     assert data.train.y.tolist() == [0, 1, 2] * 3
@@ -113,7 +113,11 @@ def test_image_folders_feed_the_same_through_workers(tmp_path: Path) -> None:
     images(tmp_path)
     data = folder(root=str(tmp_path), size=8)
     plain, worked = (
-        [b.x for b in Feed(data.train, torch.arange(3), batch=2, key=1, classes=2, workers=w).epoch(0)] for w in (0, 1)
+        [
+            b.x
+            for b in MemberLoader(data.train, torch.arange(3), batch_size=2, seed=1, classes=2, num_workers=w).epoch(0)
+        ]
+        for w in (0, 1)
     )
     assert all(torch.equal(a, b) for a, b in zip(plain, worked, strict=True))  # type: ignore[arg-type]
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from plateaux.core.errors import DataError
 from plateaux.data.datasets.mnist import fashion_mnist, mnist
-from plateaux.data.sources import Resident
+from plateaux.data.sources import InMemorySource
 
 REAL = os.environ.get("PLATEAUX_DATA", "")
 X = np.random.default_rng(0).integers(0, 256, (7, 28, 28), dtype=np.uint8)
@@ -39,7 +39,7 @@ def write(folder: Path, *, packed: bool = True) -> Path:
 def test_idx_files_come_back_as_images_and_labels(tmp_path: Path, place: str, packed: bool) -> None:
     write(tmp_path / place, packed=packed)
     data = mnist(root=str(tmp_path))
-    assert isinstance(data.train, Resident)
+    assert isinstance(data.train, InMemorySource)
     assert isinstance(data.train.x, Tensor)
     assert torch.equal(data.train.x, torch.from_numpy(X[:5])[:, None])
     assert data.train.y.tolist() == [0, 1, 2, 3, 4]
@@ -88,7 +88,7 @@ def test_a_cut_archive_is_a_data_error(tmp_path: Path) -> None:
 @pytest.mark.skipif(not (Path(REAL) / "MNIST").is_dir(), reason="PLATEAUX_DATA holds no MNIST")
 def test_the_real_mnist_has_its_stated_mean_and_std() -> None:
     data = mnist(root=REAL)
-    assert isinstance(data.train, Resident)
+    assert isinstance(data.train, InMemorySource)
     assert isinstance(data.train.x, Tensor)
     x = data.train.x.double() / 255
     assert x.mean().item() == pytest.approx(data.mean[0], abs=2e-3)

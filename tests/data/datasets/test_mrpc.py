@@ -14,8 +14,8 @@ from torch import Tensor
 from plateaux.core.errors import DataError, RecipeError
 from plateaux.data.augment import Augment
 from plateaux.data.datasets.mrpc import FILES, VOCABULARY, mrpc
-from plateaux.data.loader import Feed
-from plateaux.data.sources import Resident
+from plateaux.data.loader import MemberLoader
+from plateaux.data.sources import InMemorySource
 
 pytestmark = pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed")
 
@@ -39,7 +39,7 @@ def write(root: Path, rows: list[tuple[str, str, str]] = ROWS, *, vocabulary: li
 
 
 def rows_of(source: object) -> dict[str, list[list[int]]]:
-    assert isinstance(source, Resident)
+    assert isinstance(source, InMemorySource)
     assert not isinstance(source.x, Tensor)
     return {name: tensor.tolist() for name, tensor in source.x.items()}
 
@@ -101,14 +101,14 @@ def test_what_is_missing_or_damaged_is_named(tmp_path: Path) -> None:
 
 def test_named_rows_go_through_the_loader_and_are_never_varied(tmp_path: Path) -> None:
     data = mrpc(root=str(write(tmp_path)), vocabulary="vocab.txt", length=12)
-    batches = list(Feed(data.train, torch.arange(3), batch=2, key=1, classes=2).epoch(0))
+    batches = list(MemberLoader(data.train, torch.arange(3), batch_size=2, seed=1, classes=2).epoch(0))
     for batch in batches:
         plain, labels = data.train.fetch(batch.index)
         assert not isinstance(batch.x, Tensor)
         assert not isinstance(plain, Tensor)
         assert all(torch.equal(batch.x[name], plain[name]) for name in plain)
         assert torch.equal(batch.y, labels)
-    varied = Feed(data.train, torch.arange(3), batch=2, key=1, classes=2, augment=Augment(crop=1))
+    varied = MemberLoader(data.train, torch.arange(3), batch_size=2, seed=1, classes=2, augment=Augment(crop=1))
     with pytest.raises(RecipeError, match="needs images"):
         next(varied.epoch(0))
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from plateaux.core.errors import DataError, RecipeError
 from plateaux.core.registry import dataset
 from plateaux.data.datasets.ood_images import notmnist, textures32, tinyimagenet32
-from plateaux.data.sources import Data, Resident
+from plateaux.data.sources import DataSplits, InMemorySource
 
 REAL = Path(os.environ.get("PLATEAUX_DATA", "/nonexistent")) / "ood"
 RNG = np.random.default_rng(0)
@@ -33,8 +33,8 @@ def write(root: Path, name: str, **arrays: Any) -> Path:
     return file
 
 
-def samples(data: Data) -> tuple[Tensor, Tensor]:
-    assert isinstance(data.test, Resident)
+def samples(data: DataSplits) -> tuple[Tensor, Tensor]:
+    assert isinstance(data.test, InMemorySource)
     assert isinstance(data.test.x, Tensor)
     return data.test.x, data.test.y
 
@@ -163,7 +163,7 @@ def test_a_damaged_file_is_a_data_error_that_names_it(tmp_path: Path, damage: Ca
 @pytest.mark.parametrize(
     ("make", "count", "classes"), [(textures32, 1200, 10), (tinyimagenet32, 2000, 200), (notmnist, 10_000, 10)]
 )
-def test_the_real_sets_are_read(make: Callable[..., Data], count: int, classes: int) -> None:
+def test_the_real_sets_are_read(make: Callable[..., DataSplits], count: int, classes: int) -> None:
     file = REAL / f"{make.__name__}.npz"
     if not file.is_file():
         pytest.skip(f"PLATEAUX_DATA holds no ood/{file.name}")

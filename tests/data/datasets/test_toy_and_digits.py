@@ -12,11 +12,11 @@ from torch import Tensor
 from plateaux.core.errors import DataError, RecipeError
 from plateaux.data.datasets.digits import digits
 from plateaux.data.datasets.toy import blobs, moons, spirals
-from plateaux.data.sources import Data, Resident
+from plateaux.data.sources import DataSplits, InMemorySource
 
 
-def points(data: Data) -> tuple[Tensor, Tensor]:
-    assert isinstance(data.train, Resident)
+def points(data: DataSplits) -> tuple[Tensor, Tensor]:
+    assert isinstance(data.train, InMemorySource)
     assert isinstance(data.train.x, Tensor)
     return data.train.x, data.train.y
 
@@ -68,7 +68,7 @@ def test_digits_are_scikit_learns_parted_in_two_thirds_and_one() -> None:
     assert (len(data.train), len(data.test)) == (1198, 599)
     x, y = points(data)
     back = (x.double() * 16 / 255).round().view(-1, 64)
-    assert isinstance(data.test, Resident)
+    assert isinstance(data.test, InMemorySource)
     assert isinstance(data.test.x, Tensor)
     everything = torch.cat([back, (data.test.x.double() * 16 / 255).round().view(-1, 64)])
     truth = torch.from_numpy(images)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from reference import partition_rules as slow
 from reference.partition_rules import Table, sizes, stream
 
-from plateaux.data.partition.masks import Summary, look_up, pack, take_notes
+from plateaux.data.partition.masks import PartitionSummary, lookup, pack, write_sam_sets
 from plateaux.data.partition.rules import rule
 
 
@@ -26,7 +26,7 @@ def test_what_is_packed_in_any_chunks_is_looked_up(members: int, samples: int, s
     assert np.array_equal(packed, np.packbits(truth, axis=1, bitorder="little").reshape(packed.shape))
     ids = torch.from_numpy(np.random.default_rng(0).integers(0, max(samples, 1), 128 if samples else 0))
     for row, bits in zip(truth, packed, strict=True):
-        found = look_up(bits, ids)
+        found = lookup(bits, ids)
         assert found.dtype == torch.bool
         assert found.tolist() == row[ids.numpy()].tolist()
 
@@ -34,13 +34,13 @@ def test_what_is_packed_in_any_chunks_is_looked_up(members: int, samples: int, s
 def test_bit_of_an_id_is_where_it_is_said_to_be() -> None:
     bits = np.zeros(3, np.uint8)
     bits[1] = 1 << 3
-    assert look_up(bits, torch.arange(24)).nonzero().flatten().tolist() == [11]
+    assert lookup(bits, torch.arange(24)).nonzero().flatten().tolist() == [11]
 
 
 @pytest.mark.parametrize("stranger", [-1, 24])
 def test_an_id_of_no_sample_is_not_looked_up(stranger: int) -> None:
     with pytest.raises(IndexError):
-        look_up(np.zeros(3, np.uint8), torch.tensor([0, stranger]))
+        lookup(np.zeros(3, np.uint8), torch.tensor([0, stranger]))
 
 
 def scores_like(correlation: float, samples: int) -> NDArray[np.float32]:
@@ -52,7 +52,7 @@ def scores_like(correlation: float, samples: int) -> NDArray[np.float32]:
 
 
 def summed_up(scores: Table, name: str, top: float) -> dict[str, object]:
-    found = take_notes(scores, rule(name, top=top), [lambda _: None] * scores.members)
+    found = write_sam_sets(scores, rule(name, top=top), [lambda _: None] * scores.members)
     return json.loads(json.dumps(found, allow_nan=False))  # type: ignore[no-any-return]
 
 
@@ -60,7 +60,7 @@ def summed_up(scores: Table, name: str, top: float) -> dict[str, object]:
 def test_streamed_rank_correlations_are_spearmans_within_a_thousandth(correlation: float) -> None:
     table = scores_like(correlation, 100_000)
     table[:, 77_777:88_888] = -1
-    found = Summary(Table(table, (4099,)))
+    found = PartitionSummary(Table(table, (4099,)))
     kept = table[:, table[0] >= 0]
     assert found.trained == kept.shape[1]
     for i in range(3):
@@ -71,7 +71,7 @@ def test_streamed_rank_correlations_are_spearmans_within_a_thousandth(correlatio
 def test_scores_within_a_factor_of_two_are_ranked_within_a_thousandth_too() -> None:
     table = 1 + np.random.default_rng(0).random((2, 100_000), np.float32)
     table[1] = (table[0] + table[1]) / 2
-    found = Summary(Table(table, (4099,))).rank_correlation[0][1]
+    found = PartitionSummary(Table(table, (4099,))).rank_correlation[0][1]
     assert found == pytest.approx(slow.spearman(table[0], table[1]), abs=1e-3)
 
 
@@ -79,7 +79,7 @@ def test_rank_correlation_is_exactly_that_of_the_scores_cut_to_16_bits() -> None
     table = 1 + 0.1 * np.random.default_rng(0).random((3, 5000), np.float32)  # some 13 buckets
     table[1] += table[0]
     cut = (table.view(np.uint32) >> 16 << 16).view(np.float32)
-    found = Summary(Table(table, (999,))).rank_correlation
+    found = PartitionSummary(Table(table, (999,))).rank_correlation
     assert found[0][1] == pytest.approx(slow.spearman(cut[0], cut[1]), abs=1e-12)
     assert found[0][2] == pytest.approx(slow.spearman(cut[0], cut[2]), abs=1e-12)
 

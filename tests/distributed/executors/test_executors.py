@@ -16,7 +16,7 @@ from plateaux.core.member import MemberModule
 from plateaux.core.outputs import logits
 from plateaux.core.types import Batch
 from plateaux.distributed.executors import mesh as meshes
-from plateaux.distributed.executors.local import Local, local, looped, stacked
+from plateaux.distributed.executors.local import LocalExecutor, local, run_loop, run_vmap
 from plateaux.optim.sample_scores import features
 
 
@@ -66,7 +66,7 @@ def test_equal_kinds_are_grouped_under_vmap(manner: Any, together: bool, groups:
 def test_stacked_is_looped(net: str, shared: bool) -> None:
     (ours, batch), (theirs, _) = views(net), views(net)
     batches = [batch] * 3 if shared else [corner(net, seed=seed).batch for seed in range(3)]
-    one, other = stacked(logits, ours, batches, "error"), looped(logits, theirs, batches)
+    one, other = run_vmap(logits, ours, batches, "error"), run_loop(logits, theirs, batches)
     torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
     one.square().sum().backward()
     other.square().sum().backward()
@@ -91,13 +91,13 @@ def test_named_inputs_are_stacked_too() -> None:
     batches = [
         Batch({"a": torch.randn(4, 2), "b": torch.randn(4, 2)}, torch.zeros(4), torch.arange(4)) for _ in range(2)
     ]
-    torch.testing.assert_close(stacked(logits, ours, batches, "error"), looped(logits, ours, batches))
+    torch.testing.assert_close(run_vmap(logits, ours, batches, "error"), run_loop(logits, ours, batches))
 
 
 def test_an_offer_that_cannot_be_stacked_is_looped() -> None:
     ours, batch = views("conv")
-    rows = Local("vmap", 1, (), "error").map_members(features("0"), ours, [batch] * 3)
-    torch.testing.assert_close(rows, looped(features("0"), ours, [batch] * 3))
+    rows = LocalExecutor("vmap", 1, (), "error").map_members(features("0"), ours, [batch] * 3)
+    torch.testing.assert_close(rows, run_loop(features("0"), ours, [batch] * 3))
 
 
 def test_members_of_different_kinds_are_never_stacked_with_each_other() -> None:
@@ -108,8 +108,8 @@ def test_members_of_different_kinds_are_never_stacked_with_each_other() -> None:
     modules = [nn.Linear(2, 3), Doubled(2, 3), nn.Linear(2, 3), Doubled(2, 3)]
     ours = [MemberModule(m, own=dict(m.named_parameters()), kind=type(m)) for m in modules]
     batch = Batch(torch.randn(5, 2), torch.zeros(5), torch.arange(5))
-    rows = Local("vmap", 1, (), "error").map_members(logits, ours, [batch] * 4)
-    torch.testing.assert_close(rows, looped(logits, ours, [batch] * 4))
+    rows = LocalExecutor("vmap", 1, (), "error").map_members(logits, ours, [batch] * 4)
+    torch.testing.assert_close(rows, run_loop(logits, ours, [batch] * 4))
 
 
 def test_what_vmap_cannot_run_is_named_with_a_way_out() -> None:
@@ -121,7 +121,7 @@ def test_what_vmap_cannot_run_is_named_with_a_way_out() -> None:
     ours = [MemberModule(m, own=dict(m.named_parameters())) for m in modules]
     batch = Batch(torch.randn(5, 2), torch.zeros(5), torch.arange(5))
     with pytest.raises(RecipeError, match=r'vmap cannot run this model: .*executor\.manner = "loop"'):
-        stacked(logits, ours, [batch] * 2, "error")
+        run_vmap(logits, ours, [batch] * 2, "error")
 
 
 def test_dropout_under_vmap_differs_between_members_when_asked_for() -> None:
@@ -129,10 +129,10 @@ def test_dropout_under_vmap_differs_between_members_when_asked_for() -> None:
     modules[1].load_state_dict(modules[0].state_dict())
     ours = [MemberModule(m, own=dict(m.named_parameters())) for m in modules]
     batch = Batch(torch.randn(5, 2), torch.zeros(5), torch.arange(5))
-    rows = stacked(logits, ours, [batch] * 2, "different")
+    rows = run_vmap(logits, ours, [batch] * 2, "different")
     assert not torch.equal(rows[0] == 0, rows[1] == 0)
     with pytest.raises(RecipeError, match="randomness"):
-        stacked(logits, ours, [batch] * 2, "error")
+        run_vmap(logits, ours, [batch] * 2, "error")
 
 
 # --- Mesh

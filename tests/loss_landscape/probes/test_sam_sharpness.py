@@ -153,13 +153,13 @@ def test_one_step_on_a_bowl_is_the_closed_form(adaptive: bool) -> None:
     assert found[""].value == pytest.approx(float(delta @ slope + delta @ curvature @ delta / 2))
 
 
-@pytest.mark.parametrize(("adaptive", "reach"), [(False, sam.ball), (True, sam.elementwise)])
-def test_one_step_ends_where_the_update_of_training_climbs_to(adaptive: bool, reach: sam.Reach) -> None:
+@pytest.mark.parametrize(("adaptive", "reach"), [(False, sam.sam_direction), (True, sam.asam_elementwise)])
+def test_one_step_ends_where_the_update_of_training_climbs_to(adaptive: bool, reach: sam.AscentDirection) -> None:
     here = quadratics.ground()
     rises = []
     for (batch,) in groups(here.batches, 4):
         _, gradient = here.gradient(batch)
-        peak = sam.peak(here.home, gradient, 0.3, reach)
+        peak = sam.perturbed_params(here.home, gradient, 0.3, reach)
         rises.append(float(here.losses(batch, peak).mean() - here.losses(batch).mean()))
     found = sam_step(rho=0.3, m=4, adaptive=adaptive).ask(here)[""]
     assert found.value == pytest.approx(sum(rises) / 3)

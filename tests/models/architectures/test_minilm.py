@@ -26,7 +26,7 @@ from plateaux.core.member import MemberModule
 from plateaux.core.optional import optional_import
 from plateaux.core.types import Batch
 from plateaux.models.architectures.minilm import minilm
-from plateaux.models.lora import Adapted, adapt, merged
+from plateaux.models.lora import LoRALinear, add_lora, merge_lora
 from plateaux.optim.grad_norms import squared_norms
 from plateaux.training.train import train
 
@@ -105,14 +105,14 @@ def test_vmap_over_stacked_weights_and_batches_is_the_loop() -> None:
 def test_adapters_begin_at_the_base_merge_into_it_and_have_the_loops_scores() -> None:
     one, x = net().eval(), tokens()
     start = one(**x)
-    adapt(one, rank=4, alpha=8.0, layers=["*.query", "*.value"])
+    add_lora(one, rank=4, alpha=8.0, target_modules=["*.query", "*.value"])
     assert torch.equal(one(**x), start)
-    adapters = [part for part in one.modules() if isinstance(part, Adapted)]
+    adapters = [part for part in one.modules() if isinstance(part, LoRALinear)]
     assert len(adapters) == 4
     for part in adapters:
         nn.init.normal_(part.up.weight, std=0.3)
     plain = net(seed=5).eval()
-    plain.load_state_dict(merged(one), strict=True)
+    plain.load_state_dict(merge_lora(one), strict=True)
     torch.testing.assert_close(plain(**x), one(**x), rtol=0, atol=1e-6)
     batch = Batch(x, torch.arange(4) % 2, torch.arange(4))
     torch.testing.assert_close(squared_norms(MemberModule(one), batch), gradient_norms(one, batch), rtol=1e-4, atol=0)

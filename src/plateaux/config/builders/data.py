@@ -19,33 +19,35 @@ from plateaux.core.method import Method
 from plateaux.core.runtime import FORMATS, param_dtype
 from plateaux.core.types import Batch, Inputs, derive_seed
 from plateaux.data.augment import Augment
-from plateaux.data.loader import CPU, UNVARIED, Feed, Shard, evaluation
-from plateaux.data.sources import Data, Extra, Resident, Source
-from plateaux.data.splits import bag, split
+from plateaux.data.loader import CPU, NO_AUGMENT, MemberLoader, ShardFn, eval_batches
+from plateaux.data.sources import DataSplits, InMemorySource, Source, UnlabeledData
+from plateaux.data.splits import bootstrap, split
 
 STATISTICS = 20  # batches that BatchNorm's statistics are taken from
 
 
-def feed_of(recipe: Recipe, data: Data, number: int, *, shared: bool, device: torch.device, ids: torch.Tensor) -> Feed:
+def feed_of(
+    recipe: Recipe, data: DataSplits, number: int, *, shared: bool, device: torch.device, ids: torch.Tensor
+) -> MemberLoader:
     """Return how a member is fed: in an order of its own, or in the one all share."""
     part, who = recipe.data, "shared" if shared else number
     varied = Augment(crop=part.crop, flip=part.flip, mixup=part.mixup, cutmix=part.cutmix)
-    return Feed(
+    return MemberLoader(
         data.train,
-        ids if part.bag is None else bag(ids, part.bag, derive_seed(recipe.seed, "bag", who)),
-        batch=part.batch,
-        key=derive_seed(recipe.seed, "feed", who),
+        ids if part.bag is None else bootstrap(ids, part.bag, derive_seed(recipe.seed, "bag", who)),
+        batch_size=part.batch,
+        seed=derive_seed(recipe.seed, "feed", who),
         classes=data.classes,
         mean=data.mean,
         std=data.std,
-        augment=UNVARIED if getattr(data.train, "augmented", False) else varied,  # features are kept of varied images
+        augment=NO_AUGMENT if getattr(data.train, "augmented", False) else varied,  # features are kept of varied images
         device=device,
         dtype=param_dtype(recipe.train.precision),
         memory_format=FORMATS[recipe.train.memory_format],
-        workers=part.workers,
+        num_workers=part.workers,
         drop_last=part.drop_last,
-        unlabelled=data.unlabelled,
-        unlabelled_batch=part.unlabelled_batch or part.batch,
+        unlabeled=data.unlabeled,
+        unlabeled_batch_size=part.unlabelled_batch or part.batch,
     )
 
 
@@ -55,22 +57,22 @@ def shares_order(recipe: Recipe, method: Method) -> bool:
     return order == "shared" or (order == "auto" and method.objective.gather != "own")
 
 
-def on_device(data: Data, device: torch.device) -> Data:
+def on_device(data: DataSplits, device: torch.device) -> DataSplits:
     """Return the data with what is small enough to be held in memory moved to the device, once for all members."""
     if device.type == "cpu":
         return data
-    train, test = (s.to(device) if isinstance(s, Resident) else s for s in (data.train, data.test))  # cuda-only
+    train, test = (s.to(device) if isinstance(s, InMemorySource) else s for s in (data.train, data.test))  # cuda-only
     return replace(data, train=train, test=test)  # cuda-only
 
 
-def split_of(recipe: Recipe, data: Data) -> tuple[torch.Tensor, torch.Tensor]:
+def split_of(recipe: Recipe, data: DataSplits) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the ids of the training and of the validation samples."""
     share = recipe.data.validation
     return split(len(data.train), share if share < 1 else int(share), derive_seed(recipe.seed, "validation"))
 
 
 def statistics_batches(
-    recipe: Recipe, data: Data, device: torch.device, shard: Shard | None = None
+    recipe: Recipe, data: DataSplits, device: torch.device, shard: ShardFn | None = None
 ) -> Iterator[Inputs]:
     """Yield the inputs of some training samples, drawn by the seed and always the same, as they are."""
     train, _ = split_of(recipe, data)
@@ -80,19 +82,19 @@ def statistics_batches(
     return (batch.x for batch in islice(batches, STATISTICS))
 
 
-def data_of(recipe: Recipe, given: Given = NOTHING_GIVEN) -> Data:
+def data_of(recipe: Recipe, given: Given = NOTHING_GIVEN) -> DataSplits:
     """Return the recipe's data set."""
     if given.data is not None:
         return given.data
     part = recipe.data
     factory = registry.dataset.get(part.name, allow=given.allow)
     made = factory(**check("data", factory, part.options, also=DataPart.model_fields))
-    if not isinstance(made, Data):
+    if not isinstance(made, DataSplits):
         raise RecipeError(f"data set {part.name!r} returned {type(made).__name__}; it must return plateaux.Data")
     return made
 
 
-def training_data(recipe: Recipe, given: Given = NOTHING_GIVEN) -> Data:
+def training_data(recipe: Recipe, given: Given = NOTHING_GIVEN) -> DataSplits:
     """Return the recipe's data set with the unlabelled samples that its method looks at."""
     data = data_of(recipe, given)
     if "unlabelled" not in method_of(recipe, 0, given).objective.extra_inputs:
@@ -107,22 +109,22 @@ def training_data(recipe: Recipe, given: Given = NOTHING_GIVEN) -> Data:
         )
     draw = torch.Generator().manual_seed(derive_seed(recipe.seed, "unlabelled"))
     ids = torch.randperm(len(source), generator=draw)[:wanted].sort().values
-    return replace(data, unlabelled=Extra(name or "given", source, ids))
+    return replace(data, unlabeled=UnlabeledData(name or "given", source, ids))
 
 
-def unlabelled_facts(data: Data) -> dict[str, Any]:
+def unlabelled_facts(data: DataSplits) -> dict[str, Any]:
     """Return what a run must remember of its unlabelled samples: which they are, so that no test is made of them."""
-    extra = data.unlabelled
+    extra = data.unlabeled
     if extra is None:
         return {}
     print_of = extra.source.fingerprint()
     return {"unlabelled": {"name": extra.name, "fingerprint": print_of, "ids": extra.ids.tolist()}}
 
 
-def _unlabelled(name: str, data: Data, given: Given) -> Source:
+def _unlabelled(name: str, data: DataSplits, given: Given) -> Source:
     """Return the train samples of a set, or its test samples where it has no others."""
     factory = registry.dataset.get(name, allow=given.allow)
-    other: Data = factory(**check("data", factory, {}))
+    other: DataSplits = factory(**check("data", factory, {}))
     if other.shape != data.shape:
         raise RecipeError(
             f"data.unlabelled = {name!r} has samples of shape {list(other.shape)}, and {data.name!r} of "
@@ -133,24 +135,24 @@ def _unlabelled(name: str, data: Data, given: Given) -> Source:
 
 def in_order(
     recipe: Recipe,
-    data: Data,
+    data: DataSplits,
     source: Source,
     ids: torch.Tensor,
     *,
     batch: int | None = None,
     device: torch.device = CPU,
-    shard: Shard | None = None,
+    shard: ShardFn | None = None,
 ) -> Iterator[Batch]:
     """Yield the samples `ids` in their order, as they are, laid out as the recipe's networks take them."""
-    return evaluation(
+    return eval_batches(
         source,
         ids,
-        batch=batch or max(recipe.data.batch, 256),
+        batch_size=batch or max(recipe.data.batch, 256),
         mean=data.mean,
         std=data.std,
         device=device,
         dtype=param_dtype(recipe.train.precision),
         memory_format=FORMATS[recipe.train.memory_format],
-        workers=recipe.data.workers,
+        num_workers=recipe.data.workers,
         shard=shard,
     )

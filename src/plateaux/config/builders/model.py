@@ -16,9 +16,9 @@ from plateaux.core.errors import RecipeError
 from plateaux.core.runtime import fork_rng, param_dtype
 from plateaux.core.types import TensorTree, derive_seed
 from plateaux.data.files import weights_file
-from plateaux.data.sources import Data
-from plateaux.models.backbone import Headed, Trunk, head, rest
-from plateaux.models.lora import adapt, base_names, share_base
+from plateaux.data.sources import DataSplits
+from plateaux.models.backbone import Backbone, BackboneWithHead, build_head, own_head
+from plateaux.models.lora import add_lora, base_names, share_base
 from plateaux.models.surgery import freeze, load_weights, prune, share
 
 
@@ -37,17 +37,17 @@ def adapters_of(recipe: Recipe, number: int) -> dict[str, Any]:
     if part is None:
         return {}
     mine = {name: own(f"adapters.{name}", getattr(part, name), number, recipe.members) for name in ("rank", "alpha")}
-    return {**mine, "layers": part.layers, "train": part.train}
+    return {**mine, "target_modules": part.layers, "modules_to_save": part.train}
 
 
 def network(
     recipe: Recipe,
-    data: Data,
+    data: DataSplits,
     number: int,
     given: Given = NOTHING_GIVEN,
     *,
     start: int | None = None,
-    trunk: Trunk | None = None,
+    trunk: Backbone | None = None,
 ) -> nn.Module:
     """Return one member's network as it is before its first step.
 
@@ -62,17 +62,17 @@ def network(
         prune(module, part.sparsity, keep=() if part.trunk is None else ("trunk",))
     if adapters := adapters_of(recipe, number):
         with fork_rng(derive_seed(recipe.seed, "adapters", number), torch.device("cpu")):
-            adapt(module, **adapters)
+            add_lora(module, **adapters)
     return module.to(param_dtype(recipe.train.precision))
 
 
-def trunk_of(recipe: Recipe, data: Data, given: Given = NOTHING_GIVEN) -> Trunk:
+def trunk_of(recipe: Recipe, data: DataSplits, given: Given = NOTHING_GIVEN) -> Backbone:
     """Return the trunk that all members share."""
     part = recipe.model
     assert part.trunk is not None
     # It must not depend on which members happen to be built here, so it has a start of its own.
     whole = _whole(recipe, data, 0, given, derive_seed(recipe.seed, "shared"))
-    return Trunk(whole, part.trunk, shape=data.shape, resize=part.resize, pool=part.head != "rest")
+    return Backbone(whole, part.trunk, shape=data.shape, image_size=part.resize, pool=part.head != "rest")
 
 
 def own_width(recipe: Recipe, number: int) -> int:
@@ -80,18 +80,20 @@ def own_width(recipe: Recipe, number: int) -> int:
     return int(own("model.head_width", recipe.model.head_width, number, recipe.members))
 
 
-def _headed(recipe: Recipe, data: Data, number: int, given: Given, trunk: Trunk) -> nn.Module:
+def _headed(recipe: Recipe, data: DataSplits, number: int, given: Given, trunk: Backbone) -> nn.Module:
     part = recipe.model
     if part.head == "rest":
         assert part.trunk is not None
-        return Headed(
-            trunk, rest(_whole(recipe, data, number, given, None), part.trunk, data.shape, resize=part.resize)
+        return BackboneWithHead(
+            trunk, own_head(_whole(recipe, data, number, given, None), part.trunk, data.shape, image_size=part.resize)
         )
     with fork_rng(derive_seed(recipe.seed, "init", number), torch.device("cpu")):
-        return Headed(trunk, head(part.head, trunk.shape, classes=data.classes, width=own_width(recipe, number)))
+        return BackboneWithHead(
+            trunk, build_head(part.head, trunk.shape, classes=data.classes, width=own_width(recipe, number))
+        )
 
 
-def _whole(recipe: Recipe, data: Data, number: int, given: Given, start: int | None) -> nn.Module:
+def _whole(recipe: Recipe, data: DataSplits, number: int, given: Given, start: int | None) -> nn.Module:
     """Return a network as its model makes it, with the weights it starts from."""
     part = recipe.model
     name = own("model.name", part.name, number, recipe.members)
@@ -114,7 +116,7 @@ def _whole(recipe: Recipe, data: Data, number: int, given: Given, start: int | N
     return module
 
 
-def networks(recipe: Recipe, data: Data, numbers: Sequence[int], given: Given = NOTHING_GIVEN) -> list[nn.Module]:
+def networks(recipe: Recipe, data: DataSplits, numbers: Sequence[int], given: Given = NOTHING_GIVEN) -> list[nn.Module]:
     """Return the networks of some members; what is frozen is one object that all of them use."""
     prefixes = _frozen(recipe)
     trunk = trunk_of(recipe, data, given) if recipe.model.trunk else None

@@ -18,8 +18,8 @@ from plateaux.core.errors import RecipeError, suggest
 from plateaux.core.executor import Executor
 from plateaux.core.method import Method
 from plateaux.core.types import TensorTree
-from plateaux.models.backbone import check_trunk
-from plateaux.optim.losses import loss_by_name
+from plateaux.models.backbone import check_backbone
+from plateaux.optim.losses import get_loss
 
 
 def check_names(recipe: Recipe, given: Given = NOTHING_GIVEN) -> None:
@@ -27,7 +27,7 @@ def check_names(recipe: Recipe, given: Given = NOTHING_GIVEN) -> None:
     if given.data is None:
         factory = registry.dataset.get(recipe.data.name, allow=given.allow)
         check("data", factory, recipe.data.options, also=DataPart.model_fields)
-    check_trunk(dict(recipe.model), mixes=recipe.data.mixup + recipe.data.cutmix > 0)
+    check_backbone(dict(recipe.model), mixes=recipe.data.mixup + recipe.data.cutmix > 0)
     for number in range(recipe.members):
         if given.model is None:
             name = own("model.name", recipe.model.name, number, recipe.members)
@@ -41,7 +41,7 @@ def check_names(recipe: Recipe, given: Given = NOTHING_GIVEN) -> None:
 def loss_options(recipe: Recipe, number: int) -> dict[str, Any]:
     """Return the options that one member's loss has."""
     recipe = recipe.of_member(number)
-    return pick(loss_by_name(recipe.loss.name), recipe.loss.options, number, recipe.members)
+    return pick(get_loss(recipe.loss.name), recipe.loss.options, number, recipe.members)
 
 
 def method_options(recipe: Recipe, number: int, given: Given = NOTHING_GIVEN) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def method_of(recipe: Recipe, number: int = 0, given: Given = NOTHING_GIVEN) -> 
     """Return one member's method."""
     loss = given.loss
     if loss is None:
-        make_loss = loss_by_name(recipe.loss.name)
+        make_loss = get_loss(recipe.loss.name)
         loss = make_loss(**check("loss", make_loss, loss_options(recipe, number), also=LossPart.model_fields))
     factory = registry.method.get(recipe.method.name, allow=given.allow)
     options = check("method", factory, method_options(recipe, number, given), also=MethodPart.model_fields)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from plateaux.data.corruptions.image_ops import Array, Generators, Whole, guest, smooth, stretch, uniforms
+from plateaux.data.corruptions.image_ops import Array, Generators, Whole, import_scipy, smooth, stretch, uniforms
 
 
 def gaussian_blur(x: Array, rngs: Generators, sigma: float) -> Array:
@@ -47,7 +47,7 @@ def copied(count: int, here: Whole, there: Whole) -> Whole:
 
 def defocus_blur(x: Array, rngs: Generators, radius: float, alias: float) -> Array:
     """A disk of `radius` pixels with soft edges, as a lens out of focus draws a point."""
-    found: Array = guest("scipy.ndimage").correlate(x, disk(radius, alias)[None, :, :, None], mode="mirror")
+    found: Array = import_scipy("scipy.ndimage").correlate(x, disk(radius, alias)[None, :, :, None], mode="mirror")
     return found
 
 
@@ -62,7 +62,7 @@ def disk(radius: float, alias: float) -> Array:
     line = np.arange(-half, half + 1)
     inside = (line[:, None] ** 2 + line**2 <= radius**2).astype(np.float64)
     near = np.exp(-(np.arange(-soft, soft + 1) ** 2) / (2 * alias**2))
-    ndimage = guest("scipy.ndimage")
+    ndimage = import_scipy("scipy.ndimage")
     for axis in (0, 1):
         inside = ndimage.correlate1d(inside, near / near.sum(), axis=axis, mode="constant")
     found: Array = (inside / inside.sum()).astype(np.float32)
@@ -106,7 +106,7 @@ def zoom_blur(x: Array, rngs: Generators, most: float, step: float) -> Array:
 @lru_cache(maxsize=8)
 def _enlargements(height: int, width: int, most: float, step: float) -> Any:
     """Return the sparse matrix `[H W, H W]` that averages all enlargements: one product instead of dozens of them."""
-    sparse = guest("scipy.sparse")
+    sparse = import_scipy("scipy.sparse")
     zooms = np.arange(1, most, step)
     total = sparse.identity(height * width, dtype=np.float64, format="csr")
     for zoom in zooms.tolist():
@@ -118,4 +118,4 @@ def _line(size: int, zoom: float) -> Any:
     low, high, share = stretch(size, zoom)
     rows = np.arange(size)
     entries = np.concatenate([1 - share, share]), (np.concatenate([rows, rows]), np.concatenate([low, high]))
-    return guest("scipy.sparse").csr_matrix(entries, shape=(size, size), dtype=np.float64)
+    return import_scipy("scipy.sparse").csr_matrix(entries, shape=(size, size), dtype=np.float64)

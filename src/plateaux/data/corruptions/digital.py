@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from plateaux.data.corruptions.image_ops import Array, Generators, between, drawn, guest, smooth, uniforms
+from plateaux.data.corruptions.image_ops import Array, Generators, bilinear, import_scipy, sample_each, smooth, uniforms
 
 
 def brightness(x: Array, rngs: Generators, added: float) -> Array:
@@ -48,8 +48,8 @@ def elastic_transform(x: Array, rngs: Generators, pull: float, sigma: float, shi
     """
     height, width = x.shape[1:3]
     side = min(height, width)
-    moved = drawn(rngs, lambda rng: rng.uniform(-shift * side, shift * side, (3, 2)).astype(np.float32))
-    x = between(x, *_affine(height, width, moved), edge="mirror")
+    moved = sample_each(rngs, lambda rng: rng.uniform(-shift * side, shift * side, (3, 2)).astype(np.float32))
+    x = bilinear(x, *_affine(height, width, moved), edge="mirror")
     if pull == 0:
         return x
     noise = 2 * uniforms(rngs, 2, height, width) - 1
@@ -57,7 +57,7 @@ def elastic_transform(x: Array, rngs: Generators, pull: float, sigma: float, shi
         smooth(noise[:, i], sigma * side, mode="reflect", truncate=3.0) * np.float32(pull * side) for i in (0, 1)
     )
     rows, columns = np.mgrid[:height, :width].astype(np.float32)
-    return between(x, rows + down, columns + across, edge="reflect")
+    return bilinear(x, rows + down, columns + across, edge="reflect")
 
 
 def _affine(height: int, width: int, moved: Array) -> tuple[Array, Array]:
@@ -76,7 +76,7 @@ def _affine(height: int, width: int, moved: Array) -> tuple[Array, Array]:
 
 def pixelate(x: Array, rngs: Generators, factor: float) -> Array:
     """The image at `factor` of its size and back, each pixel a mean over the box it covers."""
-    image = guest("PIL.Image")
+    image = import_scipy("PIL.Image")
     height, width = x.shape[1:3]
     small, box = (int(width * factor), int(height * factor)), image.Resampling.BOX
 
@@ -88,7 +88,7 @@ def pixelate(x: Array, rngs: Generators, factor: float) -> Array:
 
 def jpeg_compression(x: Array, rngs: Generators, quality: float) -> Array:
     """The image through JPEG of this quality."""
-    image = guest("PIL.Image")
+    image = import_scipy("PIL.Image")
 
     def compressed(pixels: Any) -> Any:
         held = BytesIO()

@@ -29,35 +29,35 @@ def generators(first: int, ids: Sequence[int]) -> list[np.random.Generator]:
     return [np.random.Generator(np.random.Philox(key=np.array([first, i], dtype=np.uint64))) for i in ids]
 
 
-def drawn(rngs: Generators, draw: Callable[[np.random.Generator], Array]) -> Array:
+def sample_each(rngs: Generators, draw: Callable[[np.random.Generator], Array]) -> Array:
     """Return what `draw` makes of each image's generator, side by side."""
     return np.stack([draw(rng) for rng in rngs])
 
 
 def normals(rngs: Generators, *shape: int) -> Array:
     """Return standard normal numbers `[N, *shape]`."""
-    return drawn(rngs, lambda rng: rng.standard_normal(shape, dtype=np.float32))
+    return sample_each(rngs, lambda rng: rng.standard_normal(shape, dtype=np.float32))
 
 
 def uniforms(rngs: Generators, *shape: int) -> Array:
     """Return numbers in [0, 1), `[N, *shape]`."""
-    return drawn(rngs, lambda rng: rng.random(shape, dtype=np.float32))
+    return sample_each(rngs, lambda rng: rng.random(shape, dtype=np.float32))
 
 
 def smooth(x: Array, sigma: float, *, mode: str = "nearest", truncate: float = 4.0) -> Array:
     """Return images or layers under a Gaussian of `sigma` pixels."""
-    found: Array = guest("scipy.ndimage").gaussian_filter(x, sigma, axes=(1, 2), mode=mode, truncate=truncate)
+    found: Array = import_scipy("scipy.ndimage").gaussian_filter(x, sigma, axes=(1, 2), mode=mode, truncate=truncate)
     return found
 
 
-def between(x: Array, rows: Array, columns: Array, *, edge: Edge) -> Array:
+def bilinear(x: Array, rows: Array, columns: Array, *, edge: Edge) -> Array:
     """Return images `[N, H, W, C]` read at fractional places `[N, H, W]`, by bilinear interpolation."""
     n, height, width, channels = x.shape
     start = np.arange(n).reshape(-1, 1, 1) * (height * width)
     top, left = np.floor(rows), np.floor(columns)
     down, right = (rows - top).astype(np.float32), (columns - left).astype(np.float32)
-    upper, lower = (start + folded(top.astype(np.int64) + i, height, edge) * width for i in (0, 1))
-    west, east = (folded(left.astype(np.int64) + i, width, edge) for i in (0, 1))
+    upper, lower = (start + fold_index(top.astype(np.int64) + i, height, edge) * width for i in (0, 1))
+    west, east = (fold_index(left.astype(np.int64) + i, width, edge) for i in (0, 1))
     corners = [row + column for row in (upper, lower) for column in (west, east)]
     out = np.empty_like(x)
     for channel in range(channels):  # a channel at a time: long rows are several times as fast as rows of three
@@ -68,7 +68,7 @@ def between(x: Array, rows: Array, columns: Array, *, edge: Edge) -> Array:
     return out
 
 
-def folded(index: Whole, size: int, edge: Edge) -> Whole:
+def fold_index(index: Whole, size: int, edge: Edge) -> Whole:
     """Return indices brought back into 0 .. size-1 as the edge says."""
     last = 2 * size - 1 if edge == "reflect" else 2 * size - 2
     index = index % (last + 1 if edge == "reflect" else last)
@@ -89,7 +89,7 @@ def stretch(size: int, zoom: float) -> tuple[Whole, Whole, Array]:
     return start + low, start + np.minimum(low + 1, crop - 1), (at - low).astype(np.float32)
 
 
-def guest(name: str) -> ModuleType:
+def import_scipy(name: str) -> ModuleType:
     """Import a library that only distortions need."""
     try:
         return import_module(name)

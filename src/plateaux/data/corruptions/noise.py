@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from plateaux.data.corruptions.image_ops import Array, Generators, drawn, normals, uniforms
+from plateaux.data.corruptions.image_ops import Array, Generators, normals, sample_each, uniforms
 
 
 def gaussian_noise(x: Array, rngs: Generators, sigma: float) -> Array:
@@ -15,7 +15,7 @@ def gaussian_noise(x: Array, rngs: Generators, sigma: float) -> Array:
 def shot_noise(x: Array, rngs: Generators, photons: float) -> Array:
     """Counts of light: a Poisson number with mean `photons` times the value, over `photons`."""
     means = iter(x.astype(np.float64) * photons)
-    return drawn(rngs, lambda rng: rng.poisson(next(means)).astype(np.float32)) / np.float32(photons)
+    return sample_each(rngs, lambda rng: rng.poisson(next(means)).astype(np.float32)) / np.float32(photons)
 
 
 def impulse_noise(x: Array, rngs: Generators, share: float) -> Array:

@@ -23,15 +23,15 @@ from torch import Tensor
 from plateaux.core.errors import DataError
 from plateaux.core.types import Inputs
 from plateaux.data.corruptions.severities import check_kind
-from plateaux.data.files import ImageFiles, balanced, check_labels, read_lines, try_read
-from plateaux.data.sources import Source, Streamed
+from plateaux.data.files import ImageFiles, check_labels, interleave_classes, read_lines, try_read
+from plateaux.data.sources import DatasetSource, Source
 
 ARRAYS = {"cifar10": ("CIFAR-10-C", 10), "cifar100": ("CIFAR-100-C", 100)}
 FOLDERS = {"tiny_imagenet": ("Tiny-ImageNet-C", 64), "imagenet": ("ImageNet-C", 224)}  # and their pixels
 PAGE = "https://github.com/hendrycks/robustness"
 
 
-def official(
+def open_published(
     data_name: str,
     root: Path,
     name: str,
@@ -55,7 +55,7 @@ def official(
     return None
 
 
-class Rows:
+class PublishedArrays:
     """A source over a run of rows of two numpy files, images `[N, H, W, 3]` and labels `[N]`, mapped when read."""
 
     def __init__(self, images: Path, labels: Tensor, rows: slice) -> None:
@@ -88,7 +88,7 @@ def _rows_of_arrays(data_name: str, root: Path, name: str, severity: int, classe
             f"[50000, 32, 32, 3], five severities of as many images as labels. Get it again from {PAGE}."
         )
     count = len(images) // 5
-    return Rows(file, labels, slice((severity - 1) * count, severity * count))
+    return PublishedArrays(file, labels, slice((severity - 1) * count, severity * count))
 
 
 def _labels(file: Path, classes: int) -> Tensor:
@@ -122,10 +122,10 @@ def _files_in_folders(
             f"{strange[:3]} are unknown. Labels would not fit; get it again from {PAGE}, or give its folders."
         )
     groups = [sorted(f"{label}/{path.name}" for path in (place / label).glob("*.JPEG")) for label in classes]
-    names, labels = balanced(groups)
+    names, labels = interleave_classes(groups)
     if not names:
         raise DataError(f"{place} holds no *.JPEG in its class folders; get it again from {PAGE}.")
-    return Streamed(ImageFiles(place, names, labels, size=size or published), name=f"{title}/{name}/{severity}")
+    return DatasetSource(ImageFiles(place, names, labels, size=size or published), name=f"{title}/{name}/{severity}")
 
 
 def _known(data_name: str, root: Path) -> list[str]:

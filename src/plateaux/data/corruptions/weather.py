@@ -14,9 +14,9 @@ from plateaux.data.corruptions.image_ops import (
     Array,
     Generators,
     Whole,
-    drawn,
-    guest,
+    import_scipy,
     normals,
+    sample_each,
     smooth,
     stretch,
     uniforms,
@@ -48,7 +48,7 @@ def snow(
 
     Flakes are normal noise, enlarged by `zoom`; what is below `least` is left out, the rest is smeared.
     """
-    flakes = enlarged(mean + spread * normals(rngs, *x.shape[1:3]), zoom)
+    flakes = enlarge(mean + spread * normals(rngs, *x.shape[1:3]), zoom)
     flakes = np.clip(np.where(flakes < least, 0, flakes), 0, 1).astype(np.float32)[..., None]
     flakes = trail(flakes, 90 * uniforms(rngs, 1)[:, 0] - 135, radius, sigma)
     grey = (x[..., 0] * GREY[0] + x[..., 1] * GREY[1] + x[..., 2] * GREY[2])[..., None]
@@ -56,7 +56,7 @@ def snow(
     return white + flakes + flakes[:, ::-1, ::-1]
 
 
-def enlarged(layers: Array, zoom: float) -> Array:
+def enlarge(layers: Array, zoom: float) -> Array:
     """Return the middle of layers `[N, H, W]` enlarged to their size by bilinear interpolation."""
     low, high, share = stretch(layers.shape[1], zoom)
     layers = layers[:, low] * (1 - share)[:, None] + layers[:, high] * share[:, None]
@@ -67,14 +67,14 @@ def enlarged(layers: Array, zoom: float) -> Array:
 def frost(x: Array, rngs: Generators, kept: float, ice: float, scale: float) -> Array:
     """A random cut of a frost picture times `ice` over the image times `kept`."""
     height, width = x.shape[1:3]
-    pictures = panes(max(scale, max(height, width) / SIDE))
+    pictures = frost_textures(max(scale, max(height, width) / SIDE))
     side = pictures.shape[1]
 
     def cut(rng: np.random.Generator) -> Array:
         which, top, left = rng.integers((len(pictures), side - height + 1, side - width + 1)).tolist()
         return pictures[which, top : top + height, left : left + width]
 
-    return np.float32(kept) * x + np.float32(ice) * drawn(rngs, cut)
+    return np.float32(kept) * x + np.float32(ice) * sample_each(rngs, cut)
 
 
 def fog(x: Array, rngs: Generators, amount: float, decay: float) -> Array:
@@ -125,10 +125,10 @@ def spatter(
 
 def glints(liquid: Array) -> Array:
     """Return how drops `[N, H, W]` catch the light, at most 1: lit from one side, by their distance to an outline."""
-    ndimage = guest("scipy.ndimage")
+    ndimage = import_scipy("scipy.ndimage")
     levels = np.floor(np.clip(liquid, 0, 1) * 255)
     distance = np.stack([_distance(layer) for layer in outlines(levels)])
-    depth = equalised(ndimage.uniform_filter(distance, (1, 3, 3), mode="mirror").astype(np.int64))
+    depth = equalize(ndimage.uniform_filter(distance, (1, 3, 3), mode="mirror").astype(np.int64))
     lit = np.clip(ndimage.correlate(depth, SLANT[None], mode="mirror"), 0, 255)
     shine = levels * np.rint(ndimage.uniform_filter(lit, (1, 3, 3), mode="mirror"))
     brightest = shine.max((1, 2), keepdims=True)
@@ -140,11 +140,11 @@ def _distance(outline: Flags) -> Exact:
     """Return how far every pixel of a layer is from an outline, at most DEEPEST."""
     if not outline.any():
         return np.full(outline.shape, float(DEEPEST))
-    found: Exact = np.minimum(guest("scipy.ndimage").distance_transform_edt(~outline), DEEPEST)
+    found: Exact = np.minimum(import_scipy("scipy.ndimage").distance_transform_edt(~outline), DEEPEST)
     return found
 
 
-def equalised(depths: Whole) -> Exact:
+def equalize(depths: Whole) -> Exact:
     """Return depths `[N, H, W]` in 0 .. DEEPEST spread over 0 .. 255, each layer's histogram as even as can be."""
     counts = np.stack([(depths == depth).sum((1, 2)) for depth in range(DEEPEST + 1)], axis=1)
     lowest = np.take_along_axis(counts, (counts > 0).argmax(1)[:, None], axis=1)
@@ -159,7 +159,7 @@ def outlines(levels: Exact, *, weak: float = 50, strong: float = 150) -> Flags:
 
     Edges are ridges of |slope across| + |slope down|, Sobel's slopes, above `weak` that touch one above `strong`.
     """
-    ndimage = guest("scipy.ndimage")
+    ndimage = import_scipy("scipy.ndimage")
     down, across = (_slope(levels, axis) for axis in (1, 2))
     steep = np.abs(down) + np.abs(across)
     ridge = _ridge(steep, down, across) & (steep > weak)
@@ -174,7 +174,7 @@ def outlines(levels: Exact, *, weak: float = 50, strong: float = 150) -> Flags:
 
 
 def _slope(levels: Exact, axis: int) -> Exact:
-    ndimage = guest("scipy.ndimage")
+    ndimage = import_scipy("scipy.ndimage")
     along = ndimage.correlate1d(levels, [-1, 0, 1], axis=axis, mode="nearest")
     found: Exact = ndimage.correlate1d(along, [1, 2, 1], axis=3 - axis, mode="nearest")
     return found
@@ -211,9 +211,9 @@ SHADOW, LIGHT = np.array([[0.14, 0.21, 0.30], [0.92, 0.96, 0.99]], np.float32)  
 
 
 @lru_cache(maxsize=4)
-def panes(scale: float) -> Array:
+def frost_textures(scale: float) -> Array:
     """Return the frost pictures `[PICTURES, S, S, 3]` in [0, 1], S = scale times SIDE; the same ones every time."""
-    image = guest("PIL.Image")
+    image = import_scipy("PIL.Image")
     side = round(SIDE * scale)
     found = []
     for number in range(PICTURES):
@@ -226,7 +226,7 @@ def panes(scale: float) -> Array:
 
 def _haze(rng: np.random.Generator) -> Array:
     """Return smooth noise of four sizes in [0, 1]."""
-    image = guest("PIL.Image")
+    image = import_scipy("PIL.Image")
     total = np.zeros((SIDE, SIDE), np.float32)
     for octave in range(4):
         coarse = image.fromarray(rng.random((4 * 2**octave,) * 2, dtype=np.float32))
@@ -238,7 +238,7 @@ def _haze(rng: np.random.Generator) -> Array:
 
 def _ferns(rng: np.random.Generator) -> Array:
     """Return crossing ferns of ice, 0 where there are none."""
-    image, draw = guest("PIL.Image"), guest("PIL.ImageDraw")
+    image, draw = import_scipy("PIL.Image"), import_scipy("PIL.ImageDraw")
     total = np.zeros((SIDE, SIDE), np.float32)
     for _ in range(SHEETS):
         sheet = image.new("L", (SIDE, SIDE))

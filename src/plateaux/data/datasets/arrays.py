@@ -14,8 +14,8 @@ from torch import Tensor
 from plateaux.core.errors import DataError, RecipeError
 from plateaux.core.registry import dataset
 from plateaux.core.types import derive_seed
-from plateaux.data.files import channels, check_labels, data_root, first, missing, try_read
-from plateaux.data.sources import Data
+from plateaux.data.files import channels, check_labels, data_root, head, missing_data_error, try_read
+from plateaux.data.sources import DataSplits
 
 NAMES = ("x_train", "y_train", "x_test", "y_test")
 Layout = Literal["guess", "channels_first", "channels_last"]
@@ -34,7 +34,7 @@ def arrays(
     test_limit: int | None = None,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
-) -> Data:
+) -> DataSplits:
     """Arrays from one .npz or a folder of .npy: x_train, y_train, x_test, y_test; or x and y, split by a seed.
 
     uint8 `[N, H, W]` are grey images, uint8 `[N, H, W, 3]` colour ones. The share `test` is held out where there is no
@@ -51,10 +51,10 @@ def arrays(
     for part in (numbers, test_numbers):
         check_labels(part, count, where=file)
     shape = tuple(inputs.shape[1:])
-    return Data(
+    return DataSplits(
         "arrays",
-        train=first(inputs, numbers, limit),
-        test=first(test_inputs, test_numbers, test_limit),
+        train=head(inputs, numbers, limit),
+        test=head(test_inputs, test_numbers, test_limit),
         classes=count,
         shape=shape,
         mean=channels(mean, (), shape[0] if shape else 1),
@@ -68,7 +68,7 @@ def _held(file: Path) -> Mapping[str, np.ndarray[Any, Any]]:
         found = {p.stem: p for p in sorted(file.glob("*.npy")) if p.stem in (*NAMES, "x", "y", "names")}
         return {name: try_read(p, lambda p: np.load(p, allow_pickle=False)) for name, p in found.items()}
     if not file.is_file():
-        raise missing("The arrays", wanted=file.name, where=file.parent, get="your own files")
+        raise missing_data_error("The arrays", wanted=file.name, where=file.parent, get="your own files")
     held: dict[str, np.ndarray[Any, Any]] = try_read(file, _npz)
     return held
 

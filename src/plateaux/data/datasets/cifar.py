@@ -16,8 +16,8 @@ from torch import Tensor
 
 from plateaux.core.errors import DataError
 from plateaux.core.registry import dataset
-from plateaux.data.files import channels, check_labels, data_root, first, missing, read_lines, try_read
-from plateaux.data.sources import Data
+from plateaux.data.files import channels, check_labels, data_root, head, missing_data_error, read_lines, try_read
+from plateaux.data.sources import DataSplits
 
 PAGE = "https://www.cs.toronto.edu/~kriz/cifar.html"
 PIXELS = 3 * 32 * 32
@@ -31,7 +31,7 @@ def cifar10(
     test_limit: int | None = None,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
-) -> Data:
+) -> DataSplits:
     """CIFAR-10: 50,000 + 10,000 colour photographs of 32 x 32 pixels in 10 classes."""
     batches = tuple(f"data_batch_{i}" for i in range(1, 6))
     layout = _Layout("CIFAR-10", "cifar-10-batches-bin", "cifar-10-batches-py", batches, "test_batch", 10)
@@ -48,7 +48,7 @@ def cifar100(
     test_limit: int | None = None,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
-) -> Data:
+) -> DataSplits:
     """CIFAR-100: 50,000 + 10,000 colour photographs of 32 x 32 pixels in 100 classes, or 20 coarse ones."""
     kind, classes = ("coarse", 20) if coarse else ("fine", 100)
     layout = _Layout("CIFAR-100", "cifar-100-binary", "cifar-100-python", ("train",), "test", classes, kind)
@@ -82,15 +82,15 @@ def _load(
     limits: tuple[int | None, int | None],
     given: Pair,
     usual: tuple[tuple[float, ...], tuple[float, ...]],
-) -> Data:
+) -> DataSplits:
     folder, read, suffix = _find(layout, data_root(root))
     train = [try_read(folder / f"{file}{suffix}", read) for file in layout.train]
     x, y = torch.cat([part[0] for part in train]), torch.cat([part[1] for part in train])
     test_x, test_y = try_read(folder / f"{layout.test}{suffix}", read)
-    return Data(
+    return DataSplits(
         name,
-        train=first(x, y, limits[0]),
-        test=first(test_x, test_y, limits[1]),
+        train=head(x, y, limits[0]),
+        test=head(test_x, test_y, limits[1]),
         classes=layout.classes,
         shape=(3, 32, 32),
         mean=channels(given[0], usual[0], 3),
@@ -109,9 +109,9 @@ def _find(layout: _Layout, root: Path) -> tuple[Path, Callable[[Path], Images], 
         if folder.is_dir():
             absent = [f + suffix for f in (*layout.train, layout.test) if not (folder / f"{f}{suffix}").is_file()]
             if absent:
-                raise missing(layout.title, wanted=", ".join(absent), where=folder, get=PAGE)
+                raise missing_data_error(layout.title, wanted=", ".join(absent), where=folder, get=PAGE)
             return folder, read, suffix
-    raise missing(layout.title, wanted=f"{layout.binary} or {layout.pickled}", where=root, get=PAGE)
+    raise missing_data_error(layout.title, wanted=f"{layout.binary} or {layout.pickled}", where=root, get=PAGE)
 
 
 def _binary(path: Path, layout: _Layout) -> Images:

@@ -7,12 +7,12 @@ import torch
 from plateaux.core.errors import DataError
 from plateaux.core.registry import dataset
 from plateaux.core.types import derive_seed
-from plateaux.data.files import first
-from plateaux.data.sources import Data
+from plateaux.data.files import head
+from plateaux.data.sources import DataSplits
 
 
 @dataset
-def digits(*, seed: int = 0, limit: int | None = None, test_limit: int | None = None) -> Data:
+def digits(*, seed: int = 0, limit: int | None = None, test_limit: int | None = None) -> DataSplits:
     """Digits: 1,198 + 599 handwritten digits of 8 x 8 grey pixels that come with scikit-learn."""
     try:
         from sklearn.datasets import load_digits
@@ -23,10 +23,10 @@ def digits(*, seed: int = 0, limit: int | None = None, test_limit: int | None = 
     y = torch.from_numpy(numbers).long()
     order = torch.randperm(len(y), generator=torch.Generator().manual_seed(derive_seed(seed, "digits")))
     test, train = (part.sort().values for part in (order[: len(y) // 3], order[len(y) // 3 :]))
-    return Data(
+    return DataSplits(
         "digits",
-        train=first(x[train], y[train], limit),
-        test=first(x[test], y[test], test_limit),
+        train=head(x[train], y[train], limit),
+        test=head(x[test], y[test], test_limit),
         classes=10,
         shape=(1, 8, 8),
         mean=(0.3046,),

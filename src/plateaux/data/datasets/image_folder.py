@@ -7,8 +7,8 @@ from pathlib import Path
 
 from plateaux.core.errors import DataError
 from plateaux.core.registry import dataset
-from plateaux.data.files import ImageFiles, balanced, channels, data_root, kept, missing
-from plateaux.data.sources import Data, Streamed
+from plateaux.data.files import ImageFiles, channels, data_root, interleave_classes, limited_count, missing_data_error
+from plateaux.data.sources import DatasetSource, DataSplits
 
 ENDINGS = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp"}
 
@@ -23,7 +23,7 @@ def folder(
     test_limit: int | None = None,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
-) -> Data:
+) -> DataSplits:
     """Images in class folders, `train/<class>/*.png` and `test/<class>/*.png` (or val), read when needed.
 
     Images are scaled to `size` on their shorter side and cut square. The classes' files take turns in the order of
@@ -32,7 +32,9 @@ def folder(
     place = data_root(root) / path
     test_part = next((name for name in ("test", "val") if (place / name).is_dir()), None)
     if test_part is None or not (place / "train").is_dir():
-        raise missing("The image folder", wanted="train and test (or val)", where=place, get="your own images")
+        raise missing_data_error(
+            "The image folder", wanted="train and test (or val)", where=place, get="your own images"
+        )
     labels = sorted(entry.name for entry in (place / "train").iterdir() if entry.is_dir())
     strange = sorted({entry.name for entry in (place / test_part).iterdir() if entry.is_dir()} - set(labels))
     if not labels or strange:
@@ -40,7 +42,7 @@ def folder(
             f"{place / test_part} has classes {strange} that {place / 'train'} lacks (it has {len(labels)}); "
             "every class needs a folder in train."
         )
-    return Data(
+    return DataSplits(
         "folder",
         train=_source(place / "train", labels, size, limit),
         test=_source(place / test_part, labels, size, test_limit),
@@ -52,13 +54,13 @@ def folder(
     )
 
 
-def _source(place: Path, labels: Sequence[str], size: int, limit: int | None) -> Streamed:
+def _source(place: Path, labels: Sequence[str], size: int, limit: int | None) -> DatasetSource:
     groups = [
         sorted(f"{label}/{file.name}" for file in (place / label).glob("*") if file.suffix.lower() in ENDINGS)
         for label in labels
     ]
-    names, numbers = balanced(groups)
+    names, numbers = interleave_classes(groups)
     if not names:
         raise DataError(f"{place} holds no images in its class folders; names must end in one of {sorted(ENDINGS)}.")
-    count = kept(len(names), limit)
-    return Streamed(ImageFiles(place, names[:count], numbers[:count], size=size), name=place.name)
+    count = limited_count(len(names), limit)
+    return DatasetSource(ImageFiles(place, names[:count], numbers[:count], size=size), name=place.name)

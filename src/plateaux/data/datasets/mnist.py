@@ -14,8 +14,8 @@ from torch import Tensor
 
 from plateaux.core.errors import DataError
 from plateaux.core.registry import dataset
-from plateaux.data.files import channels, check_labels, data_root, first, missing, try_read
-from plateaux.data.sources import Data
+from plateaux.data.files import channels, check_labels, data_root, head, missing_data_error, try_read
+from plateaux.data.sources import DataSplits
 
 PUBLISHED = {  # md5 of the archives, for a remark only: a set with fewer images is a set too
     "mnist": {
@@ -42,7 +42,7 @@ def mnist(
     test_limit: int | None = None,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
-) -> Data:
+) -> DataSplits:
     """MNIST: 60,000 + 10,000 handwritten digits of 28 x 28 grey pixels."""
     folder = _find("mnist", root, ("MNIST/raw", "MNIST", "mnist"), "http://yann.lecun.com/exdb/mnist/")
     return _load("mnist", folder, (limit, test_limit), channels(mean, (0.1307,), 1), channels(std, (0.3081,), 1))
@@ -56,7 +56,7 @@ def fashion_mnist(
     test_limit: int | None = None,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
-) -> Data:
+) -> DataSplits:
     """Fashion-MNIST: 60,000 + 10,000 pictures of garments of 28 x 28 grey pixels in 10 classes."""
     places = ("FashionMNIST/raw", "FashionMNIST", "fashion-mnist", "fashion_mnist")
     folder = _find("fashion_mnist", root, places, "https://github.com/zalandoresearch/fashion-mnist")
@@ -72,7 +72,7 @@ def _find(name: str, root: str | None, places: tuple[str, ...], get: str) -> Pat
         if all(_file(folder, stem) for stem in PUBLISHED[name]):
             return folder
     wanted = f"{', '.join(PUBLISHED[name])} (each also as .gz) under {' or '.join(places)}"
-    raise missing(name, wanted=wanted, where=base, get=get)
+    raise missing_data_error(name, wanted=wanted, where=base, get=get)
 
 
 def _file(folder: Path, stem: str) -> Path | None:
@@ -85,13 +85,13 @@ def _load(
     limits: tuple[int | None, int | None],
     mean: tuple[float, ...],
     std: tuple[float, ...],
-) -> Data:
+) -> DataSplits:
     (x, y), (test_x, test_y) = (_split(folder, stem) for stem in ("train", "t10k"))
     counts = ((len(y), 60_000, "train"), (len(test_y), 10_000, "test"))
-    return Data(
+    return DataSplits(
         name,
-        train=first(x, y, limits[0]),
-        test=first(test_x, test_y, limits[1]),
+        train=head(x, y, limits[0]),
+        test=head(test_x, test_y, limits[1]),
         classes=10,
         shape=(1, 28, 28),
         mean=mean,

@@ -12,8 +12,8 @@ from torch import Tensor
 from plateaux.core.errors import DataError, RecipeError
 from plateaux.core.optional import optional_import
 from plateaux.core.registry import dataset
-from plateaux.data.files import data_root, kept, missing, try_read
-from plateaux.data.sources import Data, Resident
+from plateaux.data.files import data_root, limited_count, missing_data_error, try_read
+from plateaux.data.sources import DataSplits, InMemorySource
 
 FILES = ("msr_paraphrase_train.txt", "msr_paraphrase_test.txt")
 VOCABULARY = "weights/minilm_l3_mrpc_fp16.safetensors"
@@ -32,7 +32,7 @@ def mrpc(
     root: str | None = None,
     limit: int | None = None,
     test_limit: int | None = None,
-) -> Data:
+) -> DataSplits:
     """MRPC: 4,076 + 1,725 pairs of sentences from the news, and whether they say the same.
 
     A sample is three rows of `length` numbers, `input_ids`, `attention_mask` and `token_type_ids`: both sentences in
@@ -44,11 +44,11 @@ def mrpc(
     base = data_root(root)
     folder = next((base / name for name in ("MRPC", "mrpc", ".") if (base / name / FILES[0]).is_file()), None)
     if folder is None:
-        raise missing("mrpc", wanted=f"MRPC/{FILES[0]} and MRPC/{FILES[1]}", where=base, get=GET)
+        raise missing_data_error("mrpc", wanted=f"MRPC/{FILES[0]} and MRPC/{FILES[1]}", where=base, get=GET)
     (pairs, y), (test_pairs, test_y) = (_read(folder / name) for name in FILES)
     counts = {"train": len(y), "test": len(test_y)}
     tokens = _tokenizer(_vocabulary(_found(base, vocabulary)))
-    return Data(
+    return DataSplits(
         "mrpc",
         train=_source(tokens, pairs, y, length, limit),
         test=_source(tokens, test_pairs, test_y, length, test_limit),
@@ -74,7 +74,9 @@ def _read(path: Path) -> tuple[list[Pair], Tensor]:
 def _found(base: Path, name: str) -> Path:
     path = next((path for path in (base / name, Path(name).expanduser()) if path.is_file()), None)
     if path is None:
-        raise missing("The vocabulary of mrpc", wanted=name, where=base, get="where the model's weights are from")
+        raise missing_data_error(
+            "The vocabulary of mrpc", wanted=name, where=base, get="where the model's weights are from"
+        )
     return path
 
 
@@ -101,10 +103,12 @@ def _tokenizer(vocabulary: list[str]) -> Any:
     return optional_import("transformers", extra="text").BertTokenizer(vocab=numbers, do_lower_case=True)
 
 
-def _source(tokens: Any, pairs: list[Pair], y: Tensor, length: int, limit: int | None) -> Resident:
-    count = kept(len(pairs), limit)
+def _source(tokens: Any, pairs: list[Pair], y: Tensor, length: int, limit: int | None) -> InMemorySource:
+    count = limited_count(len(pairs), limit)
     first, second = ([pair[side] for pair in pairs[:count]] for side in (0, 1))
     made = tokens(
         first, second, padding="max_length", truncation="longest_first", max_length=length, return_tensors="pt"
     )
-    return Resident({name: made[name] for name in ("input_ids", "attention_mask", "token_type_ids")}, y[:count].clone())
+    return InMemorySource(
+        {name: made[name] for name in ("input_ids", "attention_mask", "token_type_ids")}, y[:count].clone()
+    )

@@ -22,27 +22,27 @@ from numpy.typing import NDArray
 
 from plateaux.core.errors import DataError
 from plateaux.core.registry import dataset
-from plateaux.data.files import check_labels, data_root, first, missing, try_read
-from plateaux.data.sources import Data, Resident
+from plateaux.data.files import check_labels, data_root, head, missing_data_error, try_read
+from plateaux.data.sources import DataSplits, InMemorySource
 
 Arrays = Mapping[str, NDArray[Any]]
 
 
 @dataset
-def textures32(*, root: str | None = None, test_limit: int | None = None) -> Data:
+def textures32(*, root: str | None = None, test_limit: int | None = None) -> DataSplits:
     """Textures at 32 x 32 pixels in colour, some of the categories of DTD; only to test on, far from CIFAR."""
     return _load("textures32", root, test_limit, (3, 32, 32), "https://www.robots.ox.ac.uk/~vgg/data/dtd/")
 
 
 @dataset
-def tinyimagenet32(*, root: str | None = None, test_limit: int | None = None) -> Data:
+def tinyimagenet32(*, root: str | None = None, test_limit: int | None = None) -> DataSplits:
     """Tiny ImageNet photographs at 32 x 32 pixels of classes that CIFAR-10 lacks; only to test on, near CIFAR."""
     page = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
     return _load("tinyimagenet32", root, test_limit, (3, 32, 32), page)
 
 
 @dataset
-def notmnist(*, root: str | None = None, test_limit: int | None = None) -> Data:
+def notmnist(*, root: str | None = None, test_limit: int | None = None) -> DataSplits:
     """Letters A to J in many typefaces, 28 x 28 grey pixels; only to test on, for networks that know MNIST."""
     page = "http://yaroslavvb.blogspot.com/2011/09/notmnist-dataset.html"
     return _load("notmnist", root, test_limit, (1, 28, 28), page, tuple("ABCDEFGHIJ"))
@@ -50,11 +50,11 @@ def notmnist(*, root: str | None = None, test_limit: int | None = None) -> Data:
 
 def _load(
     name: str, root: str | None, limit: int | None, shape: tuple[int, ...], page: str, names: tuple[str, ...] = ()
-) -> Data:
+) -> DataSplits:
     file = data_root(root) / "ood" / f"{name}.npz"
     if not file.is_file():
         get = f"{page} (as an .npz of uint8 images x, class numbers y and their names)"
-        raise missing(name, wanted=file.name, where=file.parent, get=get)
+        raise missing_data_error(name, wanted=file.name, where=file.parent, get=get)
     held: Arrays = try_read(file, _npz)
     x, y = _images(held, file, shape), _labels(held, file)
     names = tuple(str(each) for each in held.get("names", names)) if "y" in held else ("unknown",)
@@ -62,10 +62,10 @@ def _load(
     check_labels(torch.from_numpy(y), classes, where=file)
     order = _in_turns(y)
     images, labels = torch.from_numpy(x[order]), torch.from_numpy(y[order])
-    return Data(
+    return DataSplits(
         name,
-        train=Resident(images[:0].clone(), labels[:0].clone()),
-        test=first(images, labels, limit),
+        train=InMemorySource(images[:0].clone(), labels[:0].clone()),
+        test=head(images, labels, limit),
         classes=classes,
         shape=shape,
         labels=names,

@@ -9,8 +9,16 @@ import torch
 
 from plateaux.core.errors import DataError
 from plateaux.core.registry import dataset
-from plateaux.data.files import ImageFiles, balanced, channels, data_root, kept, missing, read_lines
-from plateaux.data.sources import Data, Resident
+from plateaux.data.files import (
+    ImageFiles,
+    channels,
+    data_root,
+    interleave_classes,
+    limited_count,
+    missing_data_error,
+    read_lines,
+)
+from plateaux.data.sources import DataSplits, InMemorySource
 
 PAGE = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
 
@@ -23,16 +31,16 @@ def tiny_imagenet(
     test_limit: int | None = None,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
-) -> Data:
+) -> DataSplits:
     """Tiny ImageNet: 100,000 + 10,000 colour photographs of 64 x 64 pixels in 200 classes; its val part is the test."""
     folder = data_root(root) / "tiny-imagenet-200"
     for file in ("wnids.txt", "val/val_annotations.txt", "train"):
         if not (folder / file).exists():
-            raise missing("Tiny ImageNet", wanted=file, where=folder, get=PAGE)
+            raise missing_data_error("Tiny ImageNet", wanted=file, where=folder, get=PAGE)
     classes = sorted(read_lines(folder / "wnids.txt"))
     train, test = _train(folder, classes), _validation(folder, classes)
     counts = ((len(train), 100_000, "train"), (len(test), 10_000, "test"))
-    return Data(
+    return DataSplits(
         "tiny_imagenet",
         train=_decoded(train, limit),
         test=_decoded(test, test_limit),
@@ -50,9 +58,9 @@ def _train(folder: Path, classes: Sequence[str]) -> ImageFiles:
     empty = [name for name, files in zip(classes, groups, strict=True) if not files]
     if empty:
         where = folder / "train" / empty[0] / "images"
-        raise missing("Tiny ImageNet", wanted=f"*.JPEG of {len(empty)} classes", where=where, get=PAGE)
+        raise missing_data_error("Tiny ImageNet", wanted=f"*.JPEG of {len(empty)} classes", where=where, get=PAGE)
     named = [[f"{name}/images/{file}" for file in files] for name, files in zip(classes, groups, strict=True)]
-    return ImageFiles(folder / "train", *balanced(named))
+    return ImageFiles(folder / "train", *interleave_classes(named))
 
 
 def _validation(folder: Path, classes: Sequence[str]) -> ImageFiles:
@@ -67,8 +75,8 @@ def _validation(folder: Path, classes: Sequence[str]) -> ImageFiles:
     return ImageFiles(folder / "val" / "images", [row[0] for row in rows], [number[row[1]] for row in rows])
 
 
-def _decoded(files: ImageFiles, limit: int | None) -> Resident:
-    count = kept(len(files), limit)
+def _decoded(files: ImageFiles, limit: int | None) -> InMemorySource:
+    count = limited_count(len(files), limit)
     x = torch.empty(count, 3, 64, 64, dtype=torch.uint8)
     for i in range(count):
         image, _ = files[i]
@@ -77,7 +85,7 @@ def _decoded(files: ImageFiles, limit: int | None) -> Resident:
                 f"{files.root / files.names[i]} has shape {list(image.shape)}; Tiny ImageNet has [3, 64, 64]."
             )
         x[i] = image
-    return Resident(x, torch.tensor(files.labels[:count]))
+    return InMemorySource(x, torch.tensor(files.labels[:count]))
 
 
 def _words(folder: Path, classes: Sequence[str]) -> tuple[str, ...]:

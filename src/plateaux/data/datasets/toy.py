@@ -11,14 +11,14 @@ from torch import Generator, Tensor
 from plateaux.core.errors import RecipeError
 from plateaux.core.registry import dataset
 from plateaux.core.types import derive_seed
-from plateaux.data.sources import Data, Resident
+from plateaux.data.sources import DataSplits, InMemorySource
 
 Curve = Callable[[Tensor, Tensor], Tensor]
 """Where the points of classes `[N]` at positions `[N]` in [0, 1) along their curve lie: `[N, 2]`."""
 
 
 @dataset
-def moons(*, samples: int = 1000, test_samples: int = 1000, noise: float = 0.1, seed: int = 0) -> Data:
+def moons(*, samples: int = 1000, test_samples: int = 1000, noise: float = 0.1, seed: int = 0) -> DataSplits:
     """Two half circles that reach into each other."""
 
     def curve(y: Tensor, t: Tensor) -> Tensor:
@@ -32,7 +32,7 @@ def moons(*, samples: int = 1000, test_samples: int = 1000, noise: float = 0.1, 
 @dataset
 def spirals(
     *, samples: int = 1000, test_samples: int = 1000, noise: float = 0.05, classes: int = 3, seed: int = 0
-) -> Data:
+) -> DataSplits:
     """Arms of a spiral, one for each class, within the unit circle."""
 
     def curve(y: Tensor, t: Tensor) -> Tensor:
@@ -45,7 +45,7 @@ def spirals(
 @dataset
 def blobs(
     *, samples: int = 1000, test_samples: int = 1000, noise: float = 0.3, classes: int = 3, seed: int = 0
-) -> Data:
+) -> DataSplits:
     """Round normal clouds, their middles evenly on the unit circle."""
 
     def curve(y: Tensor, t: Tensor) -> Tensor:
@@ -55,18 +55,20 @@ def blobs(
     return _cloud("blobs", curve, classes, samples, test_samples, noise, seed)
 
 
-def _cloud(name: str, curve: Curve, classes: int, samples: int, test_samples: int, noise: float, seed: int) -> Data:
+def _cloud(
+    name: str, curve: Curve, classes: int, samples: int, test_samples: int, noise: float, seed: int
+) -> DataSplits:
     if classes < 2 or min(samples, test_samples) < classes or noise < 0:
         raise RecipeError(
             f"{name} with {classes} classes, {samples} + {test_samples} samples and noise {noise}: give at least 2 "
             "classes, at least one sample of each, and noise of at least 0."
         )
 
-    def draw(split: str, count: int) -> Resident:
+    def draw(split: str, count: int) -> InMemorySource:
         generator = Generator().manual_seed(derive_seed(seed, name, split))
         y = torch.arange(count) % classes  # as even as can be
         t = torch.rand(count, generator=generator, dtype=torch.float64)
         jitter = noise * torch.randn(count, 2, generator=generator, dtype=torch.float64)
-        return Resident((curve(y, t) + jitter).float(), y)
+        return InMemorySource((curve(y, t) + jitter).float(), y)
 
-    return Data(name, draw("train", samples), draw("test", test_samples), classes, (2,))
+    return DataSplits(name, draw("train", samples), draw("test", test_samples), classes, (2,))

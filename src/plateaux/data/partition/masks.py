@@ -18,10 +18,10 @@ from plateaux.core.method import AssignFn, Scores
 BUCKETS = 1 << 15
 
 
-def pack(careful: Iterable[NDArray[np.bool_]]) -> Iterator[NDArray[np.uint8]]:
+def pack(sam_set: Iterable[NDArray[np.bool_]]) -> Iterator[NDArray[np.uint8]]:
     """Turn chunks `[M, b]` of any lengths into chunks of whole bytes `[M, c]`; the last byte is filled with zeros."""
     rest: NDArray[np.bool_] | None = None
-    for chunk in careful:
+    for chunk in sam_set:
         rest = chunk if rest is None or not rest.shape[1] else np.concatenate([rest, chunk], 1)
         whole = rest.shape[1] // 8 * 8
         yield np.packbits(rest[:, :whole], axis=1, bitorder="little")
@@ -30,18 +30,18 @@ def pack(careful: Iterable[NDArray[np.bool_]]) -> Iterator[NDArray[np.uint8]]:
         yield np.packbits(rest, axis=1, bitorder="little")
 
 
-def take_notes(
-    scores: Scores, decide: AssignFn, writers: Sequence[Callable[[NDArray[np.uint8]], object]]
+def write_sam_sets(
+    scores: Scores, assign: AssignFn, writers: Sequence[Callable[[NDArray[np.uint8]], object]]
 ) -> dict[str, Any]:
     """Decide, hand every member's packed bits to its writer as they come, and return the summary."""
-    summary = Summary(scores)
-    for packed in summary.watch(pack(decide(scores))):
+    summary = PartitionSummary(scores)
+    for packed in summary.watch(pack(assign(scores))):
         for row, write in zip(packed, writers, strict=True):
             write(row)
     return summary.as_dict()
 
 
-def look_up(bits: NDArray[np.uint8], index: Tensor) -> Tensor:
+def lookup(bits: NDArray[np.uint8], index: Tensor) -> Tensor:
     """Return the bits of the samples `index` `[B]`, of one member's packed bits, on the device of `index`."""
     assert index.dtype == torch.int64, index.dtype
     ids = index.numpy(force=True)
@@ -50,7 +50,7 @@ def look_up(bits: NDArray[np.uint8], index: Tensor) -> Tensor:
     return torch.from_numpy(found.view(np.bool_)).to(index.device)
 
 
-class Summary:
+class PartitionSummary:
     """What a decision comes to: how much each is careful about, and how alike the members are.
 
     Rank correlations are Spearman's of the scores cut to their upper 16 bits, ties at their middle rank: two scores

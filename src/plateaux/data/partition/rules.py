@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from plateaux.core.errors import RecipeError, suggest
 from plateaux.core.method import AssignFn, Scores
 from plateaux.core.types import derive_seed
-from plateaux.data.partition.topk import Edge, chosen, edge
+from plateaux.data.partition.topk import TopK, select, topk_threshold
 
 Bits = Iterator[NDArray[np.bool_]]
 GOLDEN = 0x9E3779B97F4A7C15
@@ -40,34 +40,34 @@ def rule(name: str, *, top: float) -> AssignFn:
 
 def paper(scores: Scores, *, top: float) -> Bits:
     for high in _extreme(scores, top=top, highest=True):
-        yield _of_others(high)
+        yield _union_of_others(high)
 
 
 def released(scores: Scores, *, top: float) -> Bits:
     for low, rest, turn in _lowest(scores, top=top):
-        yield _of_others(low) | (rest & turn)
+        yield _union_of_others(low) | (rest & turn)
 
 
 def released_boost(scores: Scores, *, top: float) -> Bits:
     for low, rest, turn in _lowest(scores, top=top):
-        yield _of_others(low) | (rest & ~turn)
+        yield _union_of_others(low) | (rest & ~turn)
 
 
 def random(scores: Scores, *, top: float) -> Bits:
     keys = tuple(derive_seed(scores.seed, "random", member) for member in range(scores.members))
-    return _extreme(Drawn(scores, keys), top=top, highest=True)
+    return _extreme(RandomScores(scores, keys), top=top, highest=True)
 
 
 def same(scores: Scores, *, top: float) -> Bits:
-    for drawn in _extreme(Drawn(scores, (derive_seed(scores.seed, "same"),)), top=top, highest=True):
+    for drawn in _extreme(RandomScores(scores, (derive_seed(scores.seed, "same"),)), top=top, highest=True):
         yield drawn.repeat(scores.members, 0)
 
 
-def everything(scores: Scores, *, top: float) -> Bits:
+def all_samples(scores: Scores, *, top: float) -> Bits:
     return (chunk >= 0 for chunk in scores.chunks())
 
 
-def nothing(scores: Scores, *, top: float) -> Bits:
+def no_samples(scores: Scores, *, top: float) -> Bits:
     return (np.zeros(chunk.shape, np.bool_) for chunk in scores.chunks())
 
 
@@ -77,13 +77,13 @@ RULES: dict[str, Callable[..., Bits]] = {
     "released_boost": released_boost,
     "random": random,
     "same": same,
-    "all": everything,
-    "none": nothing,
+    "all": all_samples,
+    "none": no_samples,
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class RandomScores:
     """Scores by chance for the samples that are trained on, one row for each key.
 
     The number of (key, id) is the id-th of splitmix64's stream from that key (Steele, Lea, Flood 2014), so that it
@@ -91,13 +91,13 @@ class Drawn:
     """
 
     scores: Scores
-    keys: tuple[int, ...]
+    seeds: tuple[int, ...]
 
     def chunks(self) -> Iterator[NDArray[np.float32]]:
         start = 0
         for chunk in self.scores.chunks():
             ids = np.arange(start + 1, start + chunk.shape[1] + 1, dtype=np.uint64)
-            numbers = np.stack([_uniform(own, ids) for own in self.keys])
+            numbers = np.stack([_uniform(own, ids) for own in self.seeds])
             yield np.where(chunk[:1] < 0, np.float32(-1), numbers)
             start += chunk.shape[1]
 
@@ -110,13 +110,13 @@ def _uniform(key: int, ids: NDArray[np.uint64]) -> NDArray[np.float32]:
     return (z >> np.uint64(40)).astype(np.float32) * np.float32(2**-24)
 
 
-def _extreme(scores: Scores | Drawn, *, top: float, highest: bool) -> Bits:
-    members = len(scores.keys) if isinstance(scores, Drawn) else scores.members
-    found: Edge = edge(scores.chunks, members, top=top, highest=highest)
-    return chosen(scores.chunks, found)
+def _extreme(scores: Scores | RandomScores, *, top: float, highest: bool) -> Bits:
+    members = len(scores.seeds) if isinstance(scores, RandomScores) else scores.members
+    found: TopK = topk_threshold(scores.chunks, members, top=top, highest=highest)
+    return select(scores.chunks, found)
 
 
-def _of_others(sets: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def _union_of_others(sets: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Row i: the union of all rows but i."""
     others: NDArray[np.bool_] = sets.sum(0, dtype=np.int32) > sets
     return others

@@ -23,15 +23,15 @@ HALF = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class Edge:
+class TopK:
     """Where the chosen scores of every member end."""
 
-    words: NDArray[np.uint32]  # [M] the last score that is chosen, as `_words` writes it
+    thresholds: NDArray[np.uint32]  # [M] the last score that is chosen, as `_words` writes it
     ties: NDArray[np.int64]  # [M] how many of the samples with just that score are chosen: those of the smallest ids
     highest: bool
 
 
-def edge(stream: Stream, members: int, *, top: float, highest: bool) -> Edge:
+def topk_threshold(stream: Stream, members: int, *, top: float, highest: bool) -> TopK:
     """Find where the int(n * top) highest or lowest of n scores end, for every member, in two passes.
 
     A negative score takes part in nothing; infinity is a score like any other.
@@ -49,16 +49,16 @@ def edge(stream: Stream, members: int, *, top: float, highest: bool) -> Edge:
         for row, count, number in zip(_words(scores, highest), lower, bucket, strict=True):
             count += np.bincount(row[row >> 16 == number] & 0xFFFF, minlength=HALF)
     within, ties = _reached(lower, left)
-    return Edge((bucket << 16 | within).astype(np.uint32), ties, highest)
+    return TopK((bucket << 16 | within).astype(np.uint32), ties, highest)
 
 
-def chosen(stream: Stream, edge: Edge) -> Iterator[NDArray[np.bool_]]:
+def select(stream: Stream, edge: TopK) -> Iterator[NDArray[np.bool_]]:
     """Pass over the scores once more and say of each whether it is chosen; chunks are as long as the scores'."""
     left = edge.ties.copy()
     for scores in stream():
         words = _words(scores, edge.highest)
-        took = words < edge.words[:, None]
-        for row, word, i in zip(words, edge.words, range(len(left)), strict=True):
+        took = words < edge.thresholds[:, None]
+        for row, word, i in zip(words, edge.thresholds, range(len(left)), strict=True):
             if left[i]:
                 tied = np.flatnonzero(row == word)[: left[i]]
                 took[i, tied] = True

@@ -15,18 +15,18 @@ from plateaux.core.member import MemberModule
 from plateaux.core.outputs import OutputFn
 from plateaux.core.registry import executor
 from plateaux.core.types import Batch, TensorTree
-from plateaux.distributed.process_pool import run_in_turn, run_pool
+from plateaux.distributed.process_pool import run_pool, run_sequentially
 
 
-class Local:
+class LocalExecutor:
     """All members are held here; gathering and averaging are the identity."""
 
     device: str | None = None
     is_remote = False
 
-    def __init__(self, manner: str, processes: int, devices: Sequence[str], randomness: str) -> None:
-        self.manner = manner
-        self.offloads = manner == "parked"
+    def __init__(self, mode: str, processes: int, devices: Sequence[str], randomness: str) -> None:
+        self.mode = mode
+        self.offloads = mode == "parked"
         self._processes = processes
         self._devices = devices
         self._randomness = randomness
@@ -37,7 +37,7 @@ class Local:
     def groups(self, architectures: Sequence[Hashable], *, is_joint: bool) -> list[list[int]]:
         if is_joint:
             return [list(range(len(architectures)))]
-        if self.manner != "vmap":
+        if self.mode != "vmap":
             return [[position] for position in range(len(architectures))]
         alike: dict[Hashable, list[int]] = {}
         for position, kind in enumerate(architectures):
@@ -45,15 +45,15 @@ class Local:
         return list(alike.values())
 
     def map_members(self, output: OutputFn, modules: Sequence[MemberModule], batches: Sequence[Batch]) -> Tensor:
-        if self.manner != "vmap" or not getattr(output, "batched", True):
-            return looped(output, modules, batches)
+        if self.mode != "vmap" or not getattr(output, "batched", True):
+            return run_loop(output, modules, batches)
         alike: dict[Hashable, list[int]] = {}
         for position, view in enumerate(modules):
             alike.setdefault((view.kind, _shape_of(view)), []).append(position)
         rows: dict[int, Tensor] = {}
         for positions in alike.values():
             few = [modules[i] for i in positions], [batches[i] for i in positions]
-            table = stacked(output, *few, self._randomness) if len(positions) > 1 else looped(output, *few)
+            table = run_vmap(output, *few, self._randomness) if len(positions) > 1 else run_loop(output, *few)
             if len(alike) == 1:
                 return table
             rows.update(zip(positions, table, strict=True))
@@ -80,7 +80,7 @@ class Local:
     def launch(self, jobs: Sequence[Any], run_job: JobFn, log: Tell) -> list[Failure]:
         if self._processes > 1:
             return run_pool(jobs, run_job, log, processes=self._processes, devices=self._devices)
-        return run_in_turn(jobs, run_job, log, device=self._devices[0] if self._devices else None)
+        return run_sequentially(jobs, run_job, log, device=self._devices[0] if self._devices else None)
 
     def close(self) -> None:
         return None
@@ -93,17 +93,17 @@ def local(
     processes: int = 1,
     devices: tuple[str, ...] = (),
     randomness: Literal["error", "different"] = "error",
-) -> Local:
+) -> LocalExecutor:
     """This machine: members in a loop, stacked under vmap, or parked on disk between their turns."""
-    return Local(manner, processes, devices, randomness)
+    return LocalExecutor(manner, processes, devices, randomness)
 
 
-def looped(offer: OutputFn, views: Sequence[MemberModule], batches: Sequence[Batch]) -> Tensor:
+def run_loop(offer: OutputFn, views: Sequence[MemberModule], batches: Sequence[Batch]) -> Tensor:
     """Run the offer for one member after the other."""
     return torch.stack([offer(view, batch) for view, batch in zip(views, batches, strict=True)])
 
 
-def stacked(offer: OutputFn, views: Sequence[MemberModule], batches: Sequence[Batch], randomness: str) -> Tensor:
+def run_vmap(offer: OutputFn, views: Sequence[MemberModule], batches: Sequence[Batch], randomness: str) -> Tensor:
     """Run the offer for all members at once, their weights stacked for this call only.
 
     Leaves stay per member: rows indexed out of one stacked leaf would make backward quadratic in the members.

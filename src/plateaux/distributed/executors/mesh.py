@@ -20,15 +20,15 @@ from plateaux.core.outputs import OutputFn
 from plateaux.core.registry import executor
 from plateaux.core.runtime import get_device, local_processes
 from plateaux.core.types import Batch, TensorTree
-from plateaux.distributed.process_pool import run_in_turn
-from plateaux.distributed.sync_batchnorm import synchronise
+from plateaux.distributed.process_pool import run_sequentially
+from plateaux.distributed.sync_batchnorm import convert_sync_batchnorm
 
 BUCKET = 64 << 20  # bytes that travel in one message
 DIMENSIONS = 8  # of a block at most
 KINDS = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.uint8, torch.bool]
 
 
-class Mesh:
+class MeshExecutor:
     """Members are spread over the axis `member`, the samples of a batch over the axis `data`."""
 
     offloads = False
@@ -81,20 +81,22 @@ class Mesh:
 
     def setup_module(self, module: nn.Module) -> None:
         if self._copies > 1 and self._batchnorm == "synced":
-            synchronise(module, self._data)
+            convert_sync_batchnorm(module, self._data)
 
     def is_writer(self) -> bool:
         return self._copy == 0
 
     def launch(self, jobs: Sequence[Any], run_job: JobFn, log: Tell) -> list[Failure]:
-        return run_in_turn(jobs, run_job, log, device=self.device, processes=local_processes())
+        return run_sequentially(jobs, run_job, log, device=self.device, processes=local_processes())
 
     def close(self) -> None:
         return None
 
 
 @executor
-def mesh(*, data: int = 1, batchnorm: Literal["synced", "local"] = "synced", devices: tuple[str, ...] = ()) -> Mesh:
+def mesh(
+    *, data: int = 1, batchnorm: Literal["synced", "local"] = "synced", devices: tuple[str, ...] = ()
+) -> MeshExecutor:
     """Processes of torch.distributed: members over one axis, the samples of a batch over the other."""
     if "RANK" not in os.environ:
         raise RecipeError(
@@ -111,7 +113,7 @@ def mesh(*, data: int = 1, batchnorm: Literal["synced", "local"] = "synced", dev
         raise RecipeError(
             f"{world} processes cannot be cut into executor.data = {data} equal parts; choose a divisor of {world}"
         )
-    return Mesh(_axes(dist.group.WORLD, device.type, world // data, data), batchnorm, str(device))
+    return MeshExecutor(_axes(dist.group.WORLD, device.type, world // data, data), batchnorm, str(device))
 
 
 @lru_cache(maxsize=8)

@@ -11,14 +11,14 @@ from plateaux.core.callbacks import Tell
 from plateaux.core.errors import RecipeError
 from plateaux.core.executor import Failure, JobFn
 from plateaux.core.registry import executor
-from plateaux.distributed.executors.local import Local
-from plateaux.distributed.executors.mesh import Mesh, mesh
+from plateaux.distributed.executors.local import LocalExecutor
+from plateaux.distributed.executors.mesh import MeshExecutor, mesh
 
 if TYPE_CHECKING:
-    from plateaux.distributed.ray_pool import Crew
+    from plateaux.distributed.ray_pool import RayWorkerPool
 
 
-class OnRay(Local):
+class RayExecutor(LocalExecutor):
     """Plans here, works elsewhere; a process of the cluster that has a job to itself holds all of its members."""
 
     is_remote = True
@@ -28,10 +28,10 @@ class OnRay(Local):
         self._address, self._needs = address, (cpus, gpus, retries)
         self._processes, self._data = processes, data
         self._ours = False  # the connection
-        self._crew: Crew | None = None
+        self._crew: RayWorkerPool | None = None
 
     def launch(self, jobs: Sequence[Any], run_job: JobFn, log: Tell) -> list[Failure]:
-        return self._joined().carry_out(jobs, run_job, log, world=self.world)
+        return self._joined().run_jobs(jobs, run_job, log, world=self.world)
 
     def close(self) -> None:
         """Leave the cluster; one that was started here ends."""
@@ -39,14 +39,14 @@ class OnRay(Local):
             return
         from plateaux.distributed import ray_pool
 
-        self._crew.dismiss()
+        self._crew.release_workers()
         self._crew = None
         if self._ours:
             ray_pool.disconnect()
 
-    def places(self) -> int:
+    def max_workers(self) -> int:
         """Return how many processes of a job's size the cluster has room for now."""
-        return self._joined().places()
+        return self._joined().max_workers()
 
     def map(self, jobs: Sequence[Sequence[Any]], ask: Any, answer: Any, parcel: Any) -> Iterator[tuple[Any, Any]]:
         """Yield what `answer` makes of the answers to each list of jobs, asked one by one, in turn."""
@@ -58,7 +58,7 @@ class OnRay(Local):
             return 1
         return self._data if len(getattr(job, "members", "1")) == 1 else max(self._processes, self._data)
 
-    def _joined(self) -> Crew:
+    def _joined(self) -> RayWorkerPool:
         """Return our people on the cluster; connect to it first."""
         if self._crew is None:
             if find_spec("ray") is None:
@@ -66,9 +66,9 @@ class OnRay(Local):
             from plateaux.distributed import ray_pool
 
             self._ours = ray_pool.connect(self._address)
-            self._crew = ray_pool.Crew(ray_pool.Needs(*self._needs))
-            if self._ours and not ray_pool.elsewhere(self._address):
-                self._crew.most = self._crew.places()
+            self._crew = ray_pool.RayWorkerPool(ray_pool.Resources(*self._needs))
+            if self._ours and not ray_pool.is_remote_cluster(self._address):
+                self._crew.max_groups = self._crew.max_workers()
         return self._crew
 
 
@@ -82,7 +82,7 @@ def ray(
     processes: int = 1,
     data: int = 1,
     batchnorm: Literal["synced", "local"] = "synced",
-) -> OnRay | Mesh:
+) -> RayExecutor | MeshExecutor:
     """A Ray cluster: members are jobs that survive lost processes and machines; joint ones form a mesh there."""
     if processes > data and processes % data:
         raise RecipeError(
@@ -92,4 +92,4 @@ def ray(
         group = mesh(data=data, batchnorm=batchnorm)
         group.is_remote = True
         return group
-    return OnRay(address, cpus, gpus, retries, processes, data)
+    return RayExecutor(address, cpus, gpus, retries, processes, data)

@@ -12,7 +12,7 @@ from plateaux.core.metric import Metric
 from plateaux.core.registry import metric
 from plateaux.core.stats.estimates import proportion
 from plateaux.core.types import Batch, Estimate, TensorTree
-from plateaux.ensembles.log_probs import guesses_of, log_probabilities
+from plateaux.ensembles.log_probs import log_probabilities, predictions
 from plateaux.evaluation.row_names import row_names
 
 
@@ -21,7 +21,7 @@ def accuracy() -> Metric:
     """The share of samples whose most likely class is the right one, with its binomial standard error."""
 
     def settle(table: Tensor, batch: Batch) -> TensorTree:
-        return _count(guesses_of(table) == batch.y)
+        return _count(predictions(table) == batch.y)
 
     return Metric(
         settle, _finish, percent=True, definition="of equally likely classes the first is the guess; binomial error"

@@ -12,7 +12,7 @@ from plateaux.core.metric import Metric
 from plateaux.core.registry import metric
 from plateaux.core.stats.estimates import means_from_sums, ratio, ratios, sums_and_squares
 from plateaux.core.types import Batch, Estimate, TensorTree
-from plateaux.ensembles.log_probs import guesses_of, wide_probabilities_of
+from plateaux.ensembles.log_probs import log_probs_float64, predictions
 from plateaux.evaluation.row_names import MEAN_OF_PAIRS, TOGETHER, ordered_name, ordered_pairs, pair_name, pairs
 
 
@@ -68,7 +68,7 @@ def kl() -> Metric:
     """Kullback-Leibler divergence KL(p_i || p_j) of one member's probabilities from another's, in nats."""
 
     def settle(table: Tensor, batch: Batch) -> TensorTree:
-        return sums_and_squares(_and_mean(_divergences(wide_probabilities_of(table))))
+        return sums_and_squares(_and_mean(_divergences(log_probs_float64(table))))
 
     def finish(sums: TensorTree) -> Mapping[str, Estimate]:
         members = _members((len(sums["sum"]) - 1) // 2)
@@ -86,7 +86,7 @@ def kl() -> Metric:
 
 def _guesses(table: Tensor) -> Tensor:
     """Return the members' most likely classes `[M, B]`, as accuracy takes them."""
-    return guesses_of(table)[: len(table)]
+    return predictions(table)[: len(table)]
 
 
 def _differ(guesses: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from plateaux.core.metric import Metric
 from plateaux.core.registry import metric
 from plateaux.core.stats.estimates import means_from_sums, sums_and_squares
 from plateaux.core.types import Batch, Estimate, TensorTree
-from plateaux.ensembles.log_probs import wide_probabilities_of
+from plateaux.ensembles.log_probs import log_probs_float64
 from plateaux.evaluation.row_names import TOGETHER
 
 
@@ -54,7 +54,7 @@ def _mean_of(scores: Callable[[Tensor], Tensor], convention: str) -> Metric:
     """Return the measure that averages `scores`, log-probabilities `[M, B, C]` to `[1, B]` or `[M + 1, B]`."""
 
     def settle(table: Tensor, batch: Batch) -> TensorTree:
-        return sums_and_squares(scores(wide_probabilities_of(table)))
+        return sums_and_squares(scores(log_probs_float64(table)))
 
     def finish(sums: TensorTree) -> Mapping[str, Estimate]:
         return means_from_sums(sums, _names(len(sums["sum"])))

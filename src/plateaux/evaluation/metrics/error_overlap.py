@@ -12,7 +12,7 @@ from plateaux.core.metric import Metric
 from plateaux.core.registry import metric
 from plateaux.core.stats.estimates import proportion, ratio, ratios
 from plateaux.core.types import Batch, Estimate, TensorTree
-from plateaux.ensembles.log_probs import guesses_of
+from plateaux.ensembles.log_probs import predictions
 from plateaux.evaluation.row_names import MEAN_LOGIT, MEAN_OF_PAIRS, MEAN_PROBABILITY, TOGETHER, pair_name, pairs
 
 Found = tuple[float, tuple[float, float, float, float] | None]
@@ -50,7 +50,7 @@ def eir() -> Metric:
     """Ensemble improvement rate: the share of the members' mean error that the ensemble takes away."""
 
     def settle(table: Tensor, batch: Batch) -> TensorTree:
-        wrong = (guesses_of(table) != batch.y).double()  # [M + 2, B]
+        wrong = (predictions(table) != batch.y).double()  # [M + 2, B]
         members = wrong[:-2].mean(0)
         return ratio(members - wrong[-2:], members.expand(2, -1))
 
@@ -104,7 +104,7 @@ def best_member() -> Metric:
 
 def _wrong(table: Tensor, batch: Batch) -> Tensor:
     """Return which samples each member gets wrong, `[M, B]`, as accuracy counts them."""
-    return guesses_of(table)[: len(table)] != batch.y
+    return predictions(table)[: len(table)] != batch.y
 
 
 def _of_errors(number: Callable[[float, float, float, float], Found], convention: str) -> Metric:

@@ -16,7 +16,7 @@ from plateaux.core.metric import Metric
 from plateaux.core.registry import metric
 from plateaux.core.stats.estimates import proportion
 from plateaux.core.types import Batch, Estimate, TensorTree
-from plateaux.ensembles.log_probs import guesses_of
+from plateaux.ensembles.log_probs import predictions
 from plateaux.evaluation.row_names import cell, row_names
 
 MATRIX_AT_MOST = 200  # classes; the matrix of 1000 would take 8 MB a row and cast
@@ -54,7 +54,7 @@ def macro_f1() -> Metric:
     """The mean over classes of F1, which is 2 hits / (labelled + guessed)."""
 
     def settle(table: Tensor, batch: Batch) -> TensorTree:
-        guess, classes = guesses_of(table), table.shape[-1]
+        guess, classes = predictions(table), table.shape[-1]
         sums = _tally(guess, batch.y, classes)
         return sums | ({"matrix": _matrix(guess, batch.y, classes)} if classes <= MATRIX_AT_MOST else {})
 
@@ -140,7 +140,7 @@ def _macro_f1(counts: Counts, matrix: Tensor | None) -> Estimate:
 
 
 def _settle(table: Tensor, batch: Batch) -> TensorTree:
-    return _tally(guesses_of(table), batch.y, table.shape[-1])
+    return _tally(predictions(table), batch.y, table.shape[-1])
 
 
 def _tally(guess: Tensor, y: Tensor, classes: int) -> TensorTree:

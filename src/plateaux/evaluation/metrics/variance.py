@@ -12,7 +12,7 @@ from plateaux.core.metric import Metric
 from plateaux.core.registry import metric
 from plateaux.core.stats.estimates import means_from_sums, sums_and_squares
 from plateaux.core.types import Batch, TensorTree
-from plateaux.ensembles.log_probs import guesses_of, wide_probabilities_of
+from plateaux.ensembles.log_probs import log_probs_float64, predictions
 from plateaux.evaluation.row_names import TOGETHER
 
 
@@ -29,7 +29,7 @@ def variance(*, space: Literal["logits", "probabilities"] = "logits", ddof: int 
                 f"variance was given ddof = {ddof} and {len(table)} members; allowed: 0 to {len(table) - 1}. "
                 "Take ddof = 0, or measure more members"
             )
-        answers = table.double() if space == "logits" else wide_probabilities_of(table).exp()
+        answers = table.double() if space == "logits" else log_probs_float64(table).exp()
         return answers.var(0, correction=ddof).sum(-1)
 
     about = "raw logits, so a constant added to one member's counts" if space == "logits" else "probabilities"
@@ -41,7 +41,7 @@ def unique() -> Metric:
     """The number of distinct most likely classes among the members, from 1 to their number."""
 
     def score(table: Tensor) -> Tensor:
-        guesses = guesses_of(table)[: len(table)].sort(0).values  # [M, B]
+        guesses = predictions(table)[: len(table)].sort(0).values  # [M, B]
         return 1 + (guesses[1:] != guesses[:-1]).sum(0)
 
     return _mean_of(score, "of equal classes the first is the most likely one; grows with the number of members")
@@ -56,7 +56,7 @@ def pds(*, normalise: bool = False) -> Metric:
     """
 
     def score(table: Tensor) -> Tensor:
-        highest = wide_probabilities_of(table).exp().amax(0)  # [B, C]
+        highest = log_probs_float64(table).exp().amax(0)  # [B, C]
         return highest.mean(-1) if normalise else highest.sum(-1)
 
     how = "divided by the number of classes" if normalise else "not divided by the number of classes"
