@@ -19,9 +19,9 @@ import plateaux
 from plateaux.ensembles import conformal
 from plateaux.ensembles.log_probs import log_probabilities
 from plateaux.ensembles.temperature import apply, calibrate_then_pool, fit, pool_then_calibrate
-from plateaux.evaluation.evaluator import Panel
-from plateaux.evaluation.predictions import Said, hear_all
-from plateaux.evaluation.splits import one_target
+from plateaux.evaluation.evaluator import Evaluator
+from plateaux.evaluation.predictions import MemberOutputs, predict_all
+from plateaux.evaluation.splits import eval_split
 
 DEPTHS = (20, 32, 44, 56)
 KINDS = ("lac", "aps", "raps")
@@ -39,7 +39,7 @@ def adopted(folder: str) -> str:
             "train": {"memory_format": "channels_last"},
         }
     )
-    plateaux.adopt(folder, recipe, [f"{file}:resnet{depth}." for depth in DEPTHS])
+    plateaux.import_weights(folder, recipe, [f"{file}:resnet{depth}." for depth in DEPTHS])
     return folder
 
 
@@ -47,12 +47,12 @@ def nll(log_p: torch.Tensor, y: torch.Tensor) -> float:
     return -float(log_p.gather(-1, y[:, None]).double().mean())
 
 
-def judged(said: Said, split: int) -> dict[str, float]:
+def judged(said: MemberOutputs, split: int) -> dict[str, float]:
     """Return what one split shows: coverage in points, and the losses before and after."""
     order = torch.randperm(len(said.y), generator=torch.Generator().manual_seed(split))
-    held, rest = (said.part(part) for part in order.tensor_split(2))
-    pooled, single = pool_then_calibrate(held.table, held.y), calibrate_then_pool(held.table, held.y)
-    log_p = {"held": apply(held.table, pooled), "rest": apply(rest.table, pooled)}
+    held, rest = (said.take(part) for part in order.tensor_split(2))
+    pooled, single = pool_then_calibrate(held.logits, held.y), calibrate_then_pool(held.logits, held.y)
+    log_p = {"held": apply(held.logits, pooled), "rest": apply(rest.logits, pooled)}
     found: dict[str, float] = {}
     for kind in KINDS:
         for wanted in WANTED:
@@ -60,14 +60,14 @@ def judged(said: Said, split: int) -> dict[str, float]:
             sets = made.sets(log_p["rest"], rest.ids)
             found[f"{kind} {100 * wanted:g} %: coverage"] = 100 * conformal.coverage(sets, rest.y).value
             found[f"{kind} {100 * wanted:g} %: classes"] = conformal.mean_size(sets).value
-    rows = log_probabilities(rest.table.double())
+    rows = log_probabilities(rest.logits.double())
     for position, depth in enumerate(DEPTHS):
-        scaled = (rest.table[position].double() / fit(held.table[position], held.y)).log_softmax(-1)
+        scaled = (rest.logits[position].double() / fit(held.logits[position], held.y)).log_softmax(-1)
         found[f"resnet{depth}: nll before"] = nll(rows[position], rest.y)
         found[f"resnet{depth}: nll after"] = nll(scaled, rest.y)
     found["ensemble: nll before"] = nll(rows[-2], rest.y)
     found["ensemble: nll, pool then calibrate"] = nll(log_p["rest"], rest.y)
-    found["ensemble: nll, calibrate then pool"] = nll(apply(rest.table, single), rest.y)
+    found["ensemble: nll, calibrate then pool"] = nll(apply(rest.logits, single), rest.y)
     return found
 
 
@@ -78,9 +78,9 @@ def main() -> None:
     parser.add_argument("--run", help="a run of the four networks on CIFAR-10")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        panel = Panel(plateaux.Run.open(args.run or adopted(folder)))
-        own = one_target(panel.recipe, panel.facts, "test")
-        said = hear_all(panel, own, samples=400 if args.quick else None)
+        panel = Evaluator(plateaux.Run.open(args.run or adopted(folder)))
+        own = eval_split(panel.recipe, panel.data_info, "test")
+        said = predict_all(panel, own, samples=400 if args.quick else None)
     splits = [judged(said, split) for split in range(20)]
     figures = {name: mean(each[name] for each in splits) for name in splits[0]}
     limits: dict[str, tuple[str, float]] = {}

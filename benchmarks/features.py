@@ -19,13 +19,13 @@ import torch
 from _common import close, flags, images, interleaved, listed, ratio, seconds
 
 import plateaux
-from plateaux.config.builders.data import data_of, feed_of
-from plateaux.config.builders.model import trunk_of
+from plateaux.config.builders.data import build_data, build_loader
+from plateaux.config.builders.model import build_backbone
 from plateaux.core.runtime import configure_runtime
 from plateaux.distributed.executors.local import LocalExecutor
 from plateaux.models.backbone import Backbone
 from plateaux.models.surgery import size_in_bytes
-from plateaux.storage.feature_cache import Features, featured, needed, prepare
+from plateaux.storage.feature_cache import FeatureSource, prepare, training_sources, with_cached_features
 from plateaux.training.setup import learners_of
 from plateaux.training.state import Way
 from plateaux.training.step import step
@@ -73,10 +73,10 @@ def counted() -> Iterator[list[int]]:
 
 def reading(recipe: plateaux.Recipe, rounds: int) -> dict[str, float]:
     """Return what reading a batch takes, as a share of a head's step and in milliseconds."""
-    data = featured(recipe, data_of(recipe))
-    assert isinstance(data.train, Features)
+    data = with_cached_features(recipe, build_data(recipe))
+    assert isinstance(data.train, FeatureSource)
     ids = torch.arange(len(data.train))
-    feed = feed_of(recipe, data, 0, shared=False, device=CPU, ids=ids)
+    feed = build_loader(recipe, data, 0, shared=False, device=CPU, ids=ids)
     (learner,) = learners_of(recipe, data, [0], HERE, device=CPU, steps=feed.steps())
     batches = list(feed.epoch(0))
 
@@ -101,13 +101,13 @@ def main() -> None:
         folder = Path(name)
         recipe = recipe_for(folder, images(folder, count), width)
         with counted() as first:
-            whole = featured(recipe, data_of(recipe))
-            building = seconds(lambda: prepare(needed(recipe, whole), HERE))
+            whole = with_cached_features(recipe, build_data(recipe))
+            building = seconds(lambda: prepare(training_sources(recipe, whole), HERE))
             plateaux.train(recipe, folder / "one")
         # The trunk starts from the seed where it has no file of weights: the second run differs in its heads only.
         with counted() as second:
-            plateaux.train(recipe.changed(optimizer={"lr": 0.02}), folder / "two")
-        trunk = size_in_bytes([trunk_of(recipe, data_of(recipe))])
+            plateaux.train(recipe.replaced(optimizer={"lr": 0.02}), folder / "two")
+        trunk = size_in_bytes([build_backbone(recipe, build_data(recipe))])
         kept = sum(file.stat().st_size for file in (folder / "features").rglob("*.safetensors"))
         figures = {
             **reading(recipe, rounds),

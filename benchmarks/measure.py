@@ -29,8 +29,8 @@ from plateaux.core.outputs import logits
 from plateaux.core.runtime import configure_runtime
 from plateaux.core.types import Batch
 from plateaux.distributed.executors.local import LocalExecutor
-from plateaux.evaluation.metric_loop import Heard, hear, settle
-from plateaux.evaluation.metric_specs import measures_named
+from plateaux.evaluation.metric_loop import BatchOutputs, accumulate, run_members
+from plateaux.evaluation.metric_specs import get_metrics
 from plateaux.models.architectures.resnet import resnet18
 
 LOCAL = LocalExecutor("loop", 1, (), "error")
@@ -44,7 +44,7 @@ def against_bare(samples: int, width: int) -> dict[str, float]:
     nets = [resnet18(shape=(3, 32, 32), classes=10, width=width).eval() for _ in range(5)]
     for net in nets:
         net.to(memory_format=torch.channels_last)
-    measures = measures_named(["all"])
+    measures = get_metrics(["all"])
     offers = list(dict.fromkeys(measure.output for measure in measures.values()))
     views = [MemberModule(net) for net in nets]
     bare = 0.0
@@ -69,7 +69,7 @@ def against_bare(samples: int, width: int) -> dict[str, float]:
                 forward(batch)
 
     begun = time.perf_counter()
-    sums = settle(LOCAL, hear(LOCAL, views, fed(), offers), measures)
+    sums = accumulate(LOCAL, run_members(LOCAL, views, fed(), offers), measures)
     whole = time.perf_counter() - begun - bare
     begun = time.perf_counter()
     for (_, name), merged in sums.items():
@@ -121,8 +121,8 @@ def _with_bytecode() -> dict[str, str]:
 def stream(samples: int, classes: int) -> None:
     """Measure synthetic logits in this process and print its peak memory: the inner half of `growth`."""
     configure_runtime()
-    measures = {name: each for name, each in measures_named(["all"]).items() if each.output is logits}
-    sums = settle(LOCAL, _said(samples, classes), measures, samples=samples)
+    measures = {name: each for name, each in get_metrics(["all"]).items() if each.output is logits}
+    sums = accumulate(LOCAL, _said(samples, classes), measures, samples=samples)
     for (_, name), merged in list(sums.items()):
         measures[name].compute(merged)
     kept = {id(t): t for merged in sums.values() for t in merged.values() if len(t.shape) and len(t) == samples}
@@ -130,13 +130,13 @@ def stream(samples: int, classes: int) -> None:
     print(json.dumps({"peak": peak(), "kept": numbers}))
 
 
-def _said(samples: int, classes: int) -> Iterator[Heard]:
+def _said(samples: int, classes: int) -> Iterator[BatchOutputs]:
     for start in range(0, samples, 500):
         count = min(500, samples - start)
         generator = torch.Generator().manual_seed(start)
         table = 3 * torch.randn(MEMBERS, count, classes, generator=generator)
         ids = torch.arange(start, start + count)
-        yield Heard({logits: table}, Batch(ids, ids % classes, ids), start, count)
+        yield BatchOutputs({logits: table}, Batch(ids, ids % classes, ids), start, count)
 
 
 def growth(samples: int, classes: int) -> dict[str, float]:

@@ -18,7 +18,7 @@ import torch
 from _common import close, flags, listed
 
 import plateaux
-from plateaux.config.builders.model import networks
+from plateaux.config.builders.model import build_members
 from plateaux.core.runtime import configure_runtime
 from plateaux.data.sources import DataSplits, InMemorySource
 from plateaux.models.surgery import size_in_bytes
@@ -57,7 +57,7 @@ def peak() -> float:
 def trained(members: int, manner: str) -> None:
     """Train in this process and print what it took: the inner half of `measured`."""
     configure_runtime()
-    given = plateaux.Given(data=images())
+    given = plateaux.Components(data=images())
     with tempfile.TemporaryDirectory() as folder:
         plateaux.train(recipe_for(1, manner, width=1), f"{folder}/tiny", given=given)  # everything is imported now
         before = peak()
@@ -72,7 +72,7 @@ def measured(members: int, manner: str) -> dict[str, float]:
 
 def heads(count: int) -> tuple[float, float]:
     """Return the bytes held by so many heads over one trunk, and the bytes of one trunk and so many heads."""
-    modules = networks(recipe_for(count, "loop", freeze=TRUNK), images(), range(count))
+    modules = build_members(recipe_for(count, "loop", freeze=TRUNK), images(), range(count))
     head = size_in_bytes([modules[0].linear])  # type: ignore[list-item]
     trunk = size_in_bytes([modules[0]]) - head
     return float(size_in_bytes(modules)), float(trunk + count * head)

@@ -19,9 +19,9 @@ from _common import close, flags, interleaved, precision_here, ratio
 from torch import nn
 
 import plateaux
-from plateaux.config.builders.data import feed_of, split_of
-from plateaux.config.builders.training import executor_of, method_of
-from plateaux.config.components import NOTHING_GIVEN
+from plateaux.config.builders.data import build_loader, train_val_split
+from plateaux.config.builders.training import build_executor, build_method
+from plateaux.config.components import NO_COMPONENTS
 from plateaux.core.runtime import autocast, configure_runtime
 from plateaux.data.sources import DataSplits, InMemorySource, describe_data
 from plateaux.distributed.stop_signal import StopFlag
@@ -64,11 +64,11 @@ def engine(recipe: plateaux.Recipe, data: DataSplits, stack: ExitStack) -> tuple
     root = stack.enter_context(tempfile.TemporaryDirectory())
     run = Run.begin(root, recipe, {"data": describe_data(data)})
     job = Job((0,), (0, 0), recipe.train.epochs)
-    course = Course(run, data, job, [0], executor_of(recipe), CPU, NOTHING_GIVEN, lambda _: None)
+    course = Course(run, data, job, [0], build_executor(recipe), CPU, NO_COMPONENTS, lambda _: None)
     way, learner = course.way(stack), course.runners[0].learner
 
     def by(method: str) -> Epoch:
-        own = method_of(recipe_for(recipe.model.name, method))
+        own = build_method(recipe_for(recipe.model.name, method))
 
         def epoch(number: int) -> None:
             learner.method = own
@@ -82,7 +82,7 @@ def engine(recipe: plateaux.Recipe, data: DataSplits, stack: ExitStack) -> tuple
 def bare(recipe: plateaux.Recipe, data: DataSplits, model: nn.Module, method: str) -> Epoch:
     """Return one epoch of a plain loop over a network, as one would write it by hand."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4)
-    feed = feed_of(recipe, data, 0, shared=False, device=CPU, ids=split_of(recipe, data)[0])
+    feed = build_loader(recipe, data, 0, shared=False, device=CPU, ids=train_val_split(recipe, data)[0])
     climbing = method == "sam"
 
     def backward(x: torch.Tensor, y: torch.Tensor) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from _common import beside, close, flags, precision_here, seconds
 
-from plateaux.config.builders.model import network
+from plateaux.config.builders.model import build_member
 from plateaux.config.recipe import Recipe
 from plateaux.core.method import Method
 from plateaux.core.runtime import FORMATS, configure_runtime
@@ -46,7 +46,7 @@ def member(method: Method, width: int) -> Learner:
     nothing = InMemorySource(torch.empty(0, 3, 32, 32), torch.empty(0, dtype=torch.int64))
     data = DataSplits("noise", nothing, nothing, 10, (3, 32, 32))
     recipe = Recipe.from_dict({"data": {"name": "noise"}, "model": {"name": "resnet18", "width": width}})
-    module = network(recipe, data, 0).to(memory_format=FORMATS["channels_last"]).train()
+    module = build_member(recipe, data, 0).to(memory_format=FORMATS["channels_last"]).train()
     params = dict(module.named_parameters())
     optimizer = torch.optim.SGD(params.values(), lr=0.01, momentum=0.9, weight_decay=5e-4)
     return Learner(0, module, method, optimizer, params, dict(module.named_buffers()), 0.01)

@@ -22,12 +22,12 @@ import torch
 from torch import Tensor
 
 import plateaux
-from plateaux.config.builders.data import data_of, in_order
-from plateaux.config.components import NOTHING_GIVEN
+from plateaux.config.builders.data import build_data, eval_batches
+from plateaux.config.components import NO_COMPONENTS
 from plateaux.core import tensor_tree
 from plateaux.core.member import MemberModule
 from plateaux.core.types import Batch, TensorTree
-from plateaux.evaluation.loading import data_facts, members_of
+from plateaux.evaluation.loading import data_splits_info, load_members
 from plateaux.loss_landscape.apgd import Ball, Norm, ascents
 from plateaux.loss_landscape.groups import Group, gradient, groups, losses
 from plateaux.loss_landscape.loss_surface import Ground
@@ -60,12 +60,12 @@ def small_run(folder: Path) -> Run:
 
 def grounds(run: Run, samples: int, batch: int, members: Sequence[int] | None) -> Iterator[tuple[int, Counting]]:
     """Yield every finished member with so many of the samples it was trained on."""
-    recipe = run.as_trained()
-    data = data_of(recipe, NOTHING_GIVEN)
-    seen = list(in_order(recipe, data, data.train, torch.arange(samples), batch=batch))
+    recipe = run.resolved_recipe()
+    data = build_data(recipe, NO_COMPONENTS)
+    seen = list(eval_batches(recipe, data, data.train, torch.arange(samples), batch_size=batch))
     for number in range(recipe.members) if members is None else members:
-        if run.progress(number).weights_from:
-            module = members_of(run, data_facts(run), [number], NOTHING_GIVEN)[0].eval()
+        if run.progress(number).weights_source:
+            module = load_members(run, data_splits_info(run), [number], NO_COMPONENTS)[0].eval()
             yield number, Counting(MemberModule(module), seen, key=number)
 
 

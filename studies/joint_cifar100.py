@@ -28,8 +28,8 @@ from torch import Tensor
 from torch.func import functional_call
 
 import plateaux
-from plateaux.config.builders.data import data_of
-from plateaux.config.builders.model import trunk_of
+from plateaux.config.builders.data import build_data
+from plateaux.config.builders.model import build_backbone
 from plateaux.core import registry
 from plateaux.core.runtime import configure_runtime
 from plateaux.core.stats.intervals import Interval, paired_t_interval, t_interval
@@ -40,8 +40,8 @@ from plateaux.data.sources import InMemorySource, Source
 from plateaux.distributed.executors.local import LocalExecutor
 from plateaux.ensembles.ood_scores import compare, max_probability, pds
 from plateaux.ensembles.soup import uniform
-from plateaux.evaluation.splits import Adapted
-from plateaux.storage.feature_cache import Features, prepare, seen_through
+from plateaux.evaluation.splits import ResizedSource
+from plateaux.storage.feature_cache import FeatureSource, prepare, through_backbone
 from plateaux.storage.store import Store
 from plateaux.studies.claims.claim import Case, Evidence, write_evidence
 from plateaux.studies.claims.contrasts import repeated
@@ -134,36 +134,36 @@ class Study:
 
     def ready(self) -> None:
         """Send every image through the trunk that did not go yet."""
-        self.data = data_of(self.recipe)
+        self.data = build_data(self.recipe)
         self.unlabelled, self.others = foreign(50 if self.quick else 1000)
-        self.trunk = trunk_of(self.recipe, self.data)
-        train = seen_through(self.recipe, self.data, self.data.train, self.trunk)
-        spare = seen_through(self.recipe, self.data, self.unlabelled, self.trunk)
+        self.trunk = build_backbone(self.recipe, self.data)
+        train = through_backbone(self.recipe, self.data, self.data.train, self.trunk)
+        spare = through_backbone(self.recipe, self.data, self.unlabelled, self.trunk)
         self.seen = dict(self._sets())
         for name, source in {"train": train, "unlabelled": spare, **self.seen}.items():
             made = prepare([source], HERE)
             if made:
                 print(f"{name}: {len(source):,} samples, {made:,} went through the trunk", flush=True)
 
-    def _sets(self) -> Iterator[tuple[str, Features]]:
+    def _sets(self) -> Iterator[tuple[str, FeatureSource]]:
         """Yield what members are asked about, by name."""
         first, few = (20, 50) if self.quick else (200, 1000)
         yield "test", self._through(self.data.test, len(self.data.test))
         yield "out: Tiny-ImageNet", self._through(self.others, len(self.others))
         names = {"CIFAR-10": "cifar10", "textures": "textures32", "MNIST": "mnist", "Fashion-MNIST": "fashion_mnist"}
         for title, name in names.items():
-            yield f"out: {title}", self._through(Adapted(registry.dataset.get(name)().test, (3, 32, 32)), few)
+            yield f"out: {title}", self._through(ResizedSource(registry.dataset.get(name)().test, (3, 32, 32)), few)
         for kind in CORRUPTIONS[:2] if self.quick else CORRUPTIONS:
             for severity in SEVERITIES:
                 yield f"{kind} {severity}", self._through(Corrupted(self.data.test, kind, severity), first)
 
-    def _through(self, source: Source, count: int) -> Features:
-        return seen_through(self.recipe, self.data, source, self.trunk, ids=torch.arange(min(count, len(source))))
+    def _through(self, source: Source, count: int) -> FeatureSource:
+        return through_backbone(self.recipe, self.data, source, self.trunk, ids=torch.arange(min(count, len(source))))
 
     def _one(self, name: str, condition: Mapping[str, Any], repetition: int) -> None:
         folder = self.root / "runs" / f"{name.replace(' ', '_')}-{repetition}"
         recipe = recipe_for(condition, repetition, self.root, quick=self.quick, pixels=self.pixels)
-        run = plateaux.train(recipe, folder, given=plateaux.Given(unlabelled=self.unlabelled))
+        run = plateaux.train(recipe, folder, given=plateaux.Components(unlabeled=self.unlabelled))
         seconds = sum(progress.seconds for progress in run.all_progress())
         found = {**self._asked(folder), "seconds of training": seconds}
         self.store.put_json("results.json", {**self.results(), f"{name}/{repetition}": found})

@@ -22,7 +22,7 @@ import torch
 
 import plateaux
 from plateaux.core.stats.intervals import paired_t_interval
-from plateaux.evaluation.results import Measurement
+from plateaux.evaluation.results import MetricResult
 from plateaux.evaluation.row_names import MEMBERS_MEAN
 from plateaux.loss_landscape.probe import probes_named
 from plateaux.loss_landscape.render import pictures
@@ -130,13 +130,13 @@ class Study:
         return "\n".join(lines)
 
 
-def summary(found: Measurement) -> dict[str, Any]:
+def summary(found: MetricResult) -> dict[str, Any]:
     """Return the members' numbers with both errors, and their mean."""
     rows = {name: v for name, v in found.rows.items() if "·" not in name}
     mean = rows.get(MEMBERS_MEAN) or next(iter(rows.values()))
     members = {name: [v.value, v.stderr, v.mc_stderr] for name, v in rows.items() if name != MEMBERS_MEAN}
     over_members = mean.stderr if MEMBERS_MEAN in rows else None
-    return {"mean": mean.value, "error": over_members, "members": members, "better": found.better}
+    return {"mean": mean.value, "error": over_members, "members": members, "better": found.higher_is_better}
 
 
 def verdict(base: dict[str, Any], other: dict[str, Any]) -> str:

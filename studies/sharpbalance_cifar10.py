@@ -29,7 +29,7 @@ from typing import Any
 import torch
 
 import plateaux
-from plateaux.config.builders.data import data_of
+from plateaux.config.builders.data import build_data
 from plateaux.core.stats.intervals import paired_t_interval, t_interval
 from plateaux.ensembles.log_probs import log_probabilities
 from plateaux.storage.store import Store
@@ -207,7 +207,7 @@ class Study:
 
     def _accuracies(self, root: Path) -> dict[str, dict[str, float]]:
         """Return the accuracy of the members' mean and of the ensemble by mean probability, at every noise."""
-        test = data_of(plateaux.Run.open(root).recipe).test
+        test = build_data(plateaux.Run.open(root).recipe).test
         samples = 100 if self.quick else len(test)
         ensemble = plateaux.load(root).to(memory_format=torch.channels_last)
         found: dict[str, dict[str, float]] = {"members": {}, "ensemble": {}}

@@ -17,9 +17,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from plateaux.config.builders.data import data_of
-from plateaux.config.builders.model import network
-from plateaux.config.components import Given
+from plateaux.config.builders.data import build_data
+from plateaux.config.builders.model import build_member
+from plateaux.config.components import Components
 from plateaux.config.recipe import Recipe
 from plateaux.config.schema import accepts
 from plateaux.core import registry
@@ -36,7 +36,7 @@ from plateaux.training.state import Way as StepWay
 from plateaux.training.step import step
 from plateaux.training.train import train
 
-GIVEN = Given(allow=("cases",))
+GIVEN = Components(trust=("cases",))
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ def recipe(
             "run": {"checkpoint_epochs": 9},
         }
     )
-    return whole.changed(**sections)
+    return whole.replaced(**sections)
 
 
 def weights(run: Run) -> list[TensorTree]:
@@ -232,10 +232,10 @@ class Corner:
 def corner(net: str = "mlp", *, dtype: torch.dtype = torch.float64, size: int = 8, seed: int = 0) -> Corner:
     """Return a network of the table with a batch of its data."""
     row = recipe("deep_ensemble", net, samples=size, batch=size, precision="fp64" if dtype == torch.float64 else "fp32")
-    data = data_of(row, GIVEN)
+    data = build_data(row, GIVEN)
     x, y = data.train.fetch(torch.arange(size))
     assert isinstance(x, Tensor)
-    return Corner(network(row, data, seed, GIVEN).train(), Batch(x.to(dtype), y, torch.arange(size), seed=seed))
+    return Corner(build_member(row, data, seed, GIVEN).train(), Batch(x.to(dtype), y, torch.arange(size), seed=seed))
 
 
 def learner(module: nn.Module, method: Method, *, number: int = 0, lr: float = 0.1, **options: Any) -> Learner:

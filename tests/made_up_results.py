@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from plateaux.evaluation.row_names import MEAN_OF_PAIRS, MEAN_PROBABILITY, TOGETHER, cell
+from plateaux.evaluation.row_names import MEAN_OF_PAIRS, MEAN_PROBABILITY, TOGETHER, row_name
 from plateaux.reports.figures.gallery import Said
 from plateaux.reports.figures.partition import Careful
 from plateaux.studies.results import Finding
@@ -49,18 +49,20 @@ def one_run(members: int = 3, *, broken: bool = False, sizes: bool = True, **whe
         for by in ("epochs", "passes", "seconds"):
             found.append(finding(by, row, 10.0, on="training", error=None, better="lower", **where))
     for part in ("cACC", "severity 1", "severity 5", "fog"):
-        row = cell(MEAN_PROBABILITY, part)
+        row = row_name(MEAN_PROBABILITY, part)
         found.append(finding("accuracy under corruption", row, value(), on="corrupted", percent=True, **where))
     for kind in ("fog", "snow"):
         for level in (1, 5):
             found.append(finding("accuracy", MEAN_PROBABILITY, value(), on=f"{kind} {level}", percent=True, **where))
     for score in ("max_probability", "entropy"):
         for what in ("auroc", "fpr95"):
-            found.append(finding("ood", cell(TOGETHER, score, what), value(), on="mnist (far)", percent=True, **where))
+            found.append(
+                finding("ood", row_name(TOGETHER, score, what), value(), on="mnist (far)", percent=True, **where)
+            )
     for row in (*(f"member {i}" for i in range(members)), MEAN_PROBABILITY):
         for at in (3, 9, 14):
             for what, number in (("share", 1 / 3), ("confidence", at / 15), ("accuracy", value())):
-                name = cell(row, f"bin {at}", what)
+                name = row_name(row, f"bin {at}", what)
                 found.append(finding("reliability", name, number, better="neither", percent=True, **where))
     return found
 

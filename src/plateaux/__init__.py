@@ -9,7 +9,7 @@ probabilities = plateaux.load("runs/quickstart").predict(images)
 
 __version__ = "0.1.0"
 
-from plateaux.config.components import Given
+from plateaux.config.components import Components
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import PlateauxError
 from plateaux.core.member import MemberModule
@@ -19,62 +19,61 @@ from plateaux.core.registry import dataset, executor, method, metric, model, pro
 from plateaux.core.types import Batch, Estimate, TensorTree
 from plateaux.data.sources import DataSplits, from_dataset, from_tensors
 from plateaux.ensembles.ensemble import Ensemble
-from plateaux.evaluation.calibration import Calibration, calibrate, judge
+from plateaux.evaluation.calibration import Calibration, calibrate, evaluate_calibration
 from plateaux.evaluation.evaluate import evaluate
 from plateaux.evaluation.loading import load
-from plateaux.evaluation.ood import detect
-from plateaux.evaluation.predict import Answers, predict
-from plateaux.evaluation.results import Measurement
+from plateaux.evaluation.ood import detect_ood
+from plateaux.evaluation.predict import Predictions, predict
+from plateaux.evaluation.results import MetricResult
 from plateaux.evaluation.robustness import robustness
-from plateaux.evaluation.selection import Chosen, choose_members, load_chosen
+from plateaux.evaluation.selection import EnsembleSelection, load_selection, select_members
 from plateaux.evaluation.soup import soup
 from plateaux.loss_landscape.loss_surface import Ground
 from plateaux.loss_landscape.probe import Probe
 from plateaux.loss_landscape.run_probes import landscape
-from plateaux.storage.import_weights import adopt
+from plateaux.storage.import_weights import import_weights
 from plateaux.storage.run import Run
 from plateaux.training.jobs import Job, Meeting
 from plateaux.training.planning import missing, plan
 from plateaux.training.train import train
 
 __all__ = [
-    "Answers",
     "Batch",
     "Calibration",
-    "Chosen",
+    "Components",
     "DataPartition",
     "DataSplits",
     "Ensemble",
+    "EnsembleSelection",
     "Estimate",
-    "Given",
     "GradRequest",
     "Ground",
     "Job",
-    "Measurement",
     "Meeting",
     "MemberModule",
     "Method",
     "Metric",
+    "MetricResult",
     "Objective",
     "PlateauxError",
+    "Predictions",
     "Probe",
     "Recipe",
     "Run",
     "StepContext",
     "TensorTree",
-    "adopt",
     "calibrate",
-    "choose_members",
     "dataset",
-    "detect",
+    "detect_ood",
     "evaluate",
+    "evaluate_calibration",
     "executor",
     "from_dataset",
     "from_tensors",
-    "judge",
+    "import_weights",
     "landscape",
     "load",
-    "load_chosen",
+    "load_selection",
     "method",
     "metric",
     "missing",
@@ -83,6 +82,7 @@ __all__ = [
     "predict",
     "probe",
     "robustness",
+    "select_members",
     "soup",
     "train",
 ]

@@ -124,7 +124,7 @@ def test_the_command_measures_on_a_mesh(run: str) -> None:
 
 
 def test_tables_fit_the_terminal_and_keep_the_names_of_their_rows(run: str) -> None:
-    found = plateaux.evaluate(run, measures=["all", "per_class"], sizes=True)
+    found = plateaux.evaluate(run, metrics=["all", "per_class"], ensemble_sizes=True)
     for width in (80, 120):
         console = Console(width=width, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
         for table in tables.tables(found, width):

@@ -15,12 +15,12 @@ import plateaux
 from plateaux.core import registry
 from plateaux.core.types import Estimate
 from plateaux.evaluation import tables
-from plateaux.evaluation.results import Measurement
+from plateaux.evaluation.results import MetricResult
 from plateaux.loss_landscape import render
 from plateaux.training.train import train
 from tests.cli.test_main import call
 
-GIVEN = plateaux.Given(allow=("cases", "toy_probes"))
+GIVEN = plateaux.Components(trust=("cases", "toy_probes"))
 ALLOW = ["--allow", "toy_probes", "--allow", "cases"]
 
 
@@ -126,12 +126,12 @@ def test_a_table_has_a_row_a_probe_and_errors_of_data_and_draws_apart(run: str) 
     assert "train samples: how flat" in text
 
 
-def measured(name: str, parts: int, members: int = 2, **data: Any) -> Measurement:
+def measured(name: str, parts: int, members: int = 2, **data: Any) -> MetricResult:
     rows = {f"member {number}": Estimate(1.0, 0.123456, 0.01) for number in range(members)}
     rows |= {f"member 0 · part {part}": Estimate(2.0) for part in range(parts)}
     facts = {"name": "hills", "samples": 1024, "batchnorm": "eval", "augmentation": "none", "unit_logits": False}
     rows["mean of members"] = Estimate(1.5, 0.2)
-    return Measurement(name, "train", rows, "lower", {}, {**facts, **data}, asks="flat")
+    return MetricResult(name, "train", rows, "lower", {}, {**facts, **data}, group="flat")
 
 
 def test_many_numbers_beside_an_answer_are_left_to_json_unless_nothing_else_was_asked() -> None:
@@ -164,7 +164,7 @@ def test_of_many_members_the_mean_is_shown_and_how_they_were_asked_is_in_the_tit
 
 
 def test_landscapes_and_measures_have_tables_of_their_own(run: str) -> None:
-    found = [*plateaux.evaluate(run, measures=["accuracy"], given=GIVEN), measured("worst", 0)]
+    found = [*plateaux.evaluate(run, metrics=["accuracy"], given=GIVEN), measured("worst", 0)]
     assert [grid.header[1] for grid in tables.grids(found)] == ["samples", "accuracy %"]
 
 

@@ -20,7 +20,7 @@ from plateaux.cli.main import KINDS, app
 from plateaux.core import formatting
 from plateaux.core.types import Estimate
 from plateaux.evaluation import tables
-from plateaux.evaluation.results import Measurement
+from plateaux.evaluation.results import MetricResult
 
 SMALL = ["--set", "train.epochs=2", "--set", "members=2", "--set", "data.batch=128"]
 
@@ -71,7 +71,7 @@ def test_plan_and_status_tell_what_is_missing(trained: Path) -> None:
 
 def test_plan_shows_the_jobs_of_a_run_with_more_members(trained: Path) -> None:
     run = plateaux.Run.open(trained)
-    plateaux.Run.begin(trained, run.recipe.changed(members=3), run.about)
+    plateaux.Run.begin(trained, run.recipe.replaced(members=3), run.metadata)
     assert json.loads(call("plan", str(trained))[1]) == [{"kind": "train", "members": [2], "start": [0, 0], "stop": 2}]
 
 
@@ -79,7 +79,7 @@ def test_measure_repeats_what_train_measured(trained: Path) -> None:
     found = json.loads(call("measure", str(trained), "--measures", "accuracy,ece")[1])
     assert [each["measure"] for each in found] == ["accuracy", "ece"]
     assert found[0]["weights"]["member 0"] == "epoch 2, the last"
-    again = {each.measure: each for each in plateaux.evaluate(trained, measures=["accuracy"])}
+    again = {each.metric: each for each in plateaux.evaluate(trained, metrics=["accuracy"])}
     assert again["accuracy"].rows["member 1"].value == found[0]["rows"]["member 1"]["value"]
 
 
@@ -205,7 +205,7 @@ def test_help_shows_the_python_of_every_command() -> None:
 
 def test_a_table_shows_numbers_with_their_errors() -> None:
     rows = {"member 0": Estimate(0.5, 0.01), "ensemble (mean logit)": Estimate(0.75)}
-    found = [Measurement("accuracy", "test", rows, "higher", {}, {"name": "toy", "samples": 1000}, percent=True)]
+    found = [MetricResult("accuracy", "test", rows, "higher", {}, {"name": "toy", "samples": 1000}, percent=True)]
     console = Console(width=80, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
     console.print(*tables.tables(found))
     text = console.export_text()

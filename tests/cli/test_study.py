@@ -462,4 +462,4 @@ def test_a_run_folder_of_a_study_is_a_run_like_any_other(tmp_path: Path) -> None
     (entry,) = results["runs"].values()
     run = Run.open(tmp_path / entry["folder"])
     assert all(each.finished for each in run.all_progress())
-    assert Recipe.from_dict(entry["recipe"]).determining() == run.recipe.determining()
+    assert Recipe.from_dict(entry["recipe"]).identity() == run.recipe.identity()

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from plateaux.config.recipe import Recipe, difference, fingerprint, own
+from plateaux.config.recipe import Recipe, diff, fingerprint, member_value
 from plateaux.core.errors import RecipeError
 
 TEXT = """# a recipe
@@ -174,20 +174,20 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 def test_a_changed_copy_leaves_the_rest() -> None:
     recipe = Recipe.parse(TEXT)
-    other = recipe.changed(members=2, optimizer={"lr": 0.5}, model={"name": "mlp"})
+    other = recipe.replaced(members=2, optimizer={"lr": 0.5}, model={"name": "mlp"})
     assert (other.members, other.optimizer.lr, other.optimizer.options) == (2, 0.5, {"momentum": 0.9})
     assert other.data == recipe.data
     assert recipe.members == 4
     with pytest.raises(RecipeError, match="has no key 'epochz'"):
-        recipe.changed(train={"epochz": 3})
+        recipe.replaced(train={"epochz": 3})
 
 
 def test_what_decides_the_weights_leaves_out_size_place_and_pace() -> None:
     recipe = Recipe.parse(TEXT)
-    same = recipe.changed(members=9, executor={"processes": 3}, run={"log_every": 1}, probe={"every": 2})
-    assert recipe.determining() == same.determining()
+    same = recipe.replaced(members=9, executor={"processes": 3}, run={"log_every": 1}, probe={"every": 2})
+    assert recipe.identity() == same.identity()
     for other in ({"seed": 4}, {"train": {"epochs": 6}}, {"data": {"batch": 31}}, {"method": {"name": "sam"}}):
-        assert recipe.changed(**other).determining() != recipe.determining()
+        assert recipe.replaced(**other).identity() != recipe.identity()
 
 
 def test_a_fingerprint_does_not_depend_on_order_and_does_on_everything_else() -> None:
@@ -199,20 +199,20 @@ def test_a_fingerprint_does_not_depend_on_order_and_does_on_everything_else() ->
 def test_the_difference_is_a_line_for_every_value() -> None:
     old = {"a": {"x": 1, "y": [1, 2]}, "b": 3, "same": 0}
     new = {"a": {"x": 2, "y": [1, 3], "z": "new"}, "c": {"d": 1}, "same": 0}
-    assert difference(old, new) == [
+    assert diff(old, new) == [
         "a.x: 1 -> 2",
         "a.y: [1, 2] -> [1, 3]",
         "a.z: (unset) -> 'new'",
         "b: 3 -> (unset)",
         "c: (unset) -> {'d': 1}",
     ]
-    assert difference(old, old) == []
+    assert diff(old, old) == []
 
 
 def test_a_list_is_one_value_for_each_member() -> None:
-    assert [own("optimizer.lr", (0.1, 0.2), n, 2) for n in range(2)] == [0.1, 0.2]
-    assert own("optimizer.lr", 0.1, 1, 2) == 0.1
+    assert [member_value("optimizer.lr", (0.1, 0.2), n, 2) for n in range(2)] == [0.1, 0.2]
+    assert member_value("optimizer.lr", 0.1, 1, 2) == 0.1
     with pytest.raises(
         RecipeError, match=r"optimizer\.lr lists 2 values, but the ensemble has 3 members: give one value"
     ):
-        own("optimizer.lr", [0.1, 0.2], 0, 3)
+        member_value("optimizer.lr", [0.1, 0.2], 0, 3)

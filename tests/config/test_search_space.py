@@ -9,11 +9,11 @@ import pytest
 from cases import GIVEN, distance, recipe, trained
 
 from plateaux.config.recipe import Recipe
-from plateaux.config.schema import Section
-from plateaux.config.search_space import Range, drawn
+from plateaux.config.schema import ConfigSection
+from plateaux.config.search_space import Range, sample
 from plateaux.core.errors import RecipeError
 from plateaux.core.types import derive_seed
-from plateaux.evaluation.selection import choose_members
+from plateaux.evaluation.selection import select_members
 from plateaux.training.checks import check
 from plateaux.training.setup import learners_of
 from plateaux.training.train import train
@@ -22,14 +22,14 @@ SEARCH = {"optimizer": {"lr": {"low": 0.01, "high": 1.0, "log": True}}, "method"
 
 
 def test_draws_are_spread_evenly_over_a_range() -> None:
-    found = sorted(drawn(Range(low=2, high=4), derive_seed(each)) for each in range(400))
+    found = sorted(sample(Range(low=2, high=4), derive_seed(each)) for each in range(400))
     assert all(2 <= number <= 4 for number in found)
     # Kolmogorov and Smirnov: the largest distance from the straight line, one in ten thousand.
     assert max(abs((number - 2) / 2 - (place + 0.5) / 400) for place, number in enumerate(found)) < 2.23 / 20
 
 
 def test_with_log_the_logarithms_are_spread_evenly() -> None:
-    found = sorted(drawn(Range(low=0.01, high=1, log=True), derive_seed(each)) for each in range(400))
+    found = sorted(sample(Range(low=0.01, high=1, log=True), derive_seed(each)) for each in range(400))
     assert all(0.01 <= number <= 1 for number in found)
     even = [math.log10(number) / 2 + 1 for number in found]
     assert max(abs(number - (place + 0.5) / 400) for place, number in enumerate(even)) < 2.23 / 20
@@ -37,13 +37,13 @@ def test_with_log_the_logarithms_are_spread_evenly() -> None:
 
 @pytest.mark.parametrize("log", [False, True])
 def test_whole_numbers_come_from_low_to_high(log: bool) -> None:
-    found = [drawn(Range(low=1, high=3, whole=True, log=log), derive_seed(each)) for each in range(100)]
+    found = [sample(Range(low=1, high=3, whole=True, log=log), derive_seed(each)) for each in range(100)]
     assert set(found) == {1, 2, 3}
     assert all(isinstance(number, int) for number in found)
 
 
 def test_choices_are_equally_likely() -> None:
-    found = [drawn(("a", "b"), derive_seed(each)) for each in range(400)]
+    found = [sample(("a", "b"), derive_seed(each)) for each in range(400)]
     assert abs(found.count("a") - 200) < 4 * 10
 
 
@@ -72,16 +72,16 @@ def test_a_hyper_parameter_that_is_none_is_named() -> None:
 
 def test_members_draw_for_themselves_and_the_same_in_any_company() -> None:
     small, large = recipe("sam", search=SEARCH), recipe("sam", search=SEARCH, members=9)
-    rates = [large.of_member(number).optimizer.lr for number in range(9)]
+    rates = [large.for_member(number).optimizer.lr for number in range(9)]
     assert len(set(rates)) == 9
-    assert [small.of_member(number).optimizer.lr for number in range(3)] == rates[:3]
-    assert {large.of_member(number).method.options["rho"] for number in range(9)} == {0.05, 0.2}
-    assert recipe("sam", search=SEARCH, seed=8).of_member(0).optimizer.lr != rates[0]
+    assert [small.for_member(number).optimizer.lr for number in range(3)] == rates[:3]
+    assert {large.for_member(number).method.options["rho"] for number in range(9)} == {0.05, 0.2}
+    assert recipe("sam", search=SEARCH, seed=8).for_member(0).optimizer.lr != rates[0]
 
 
 def test_without_a_search_a_members_recipe_is_the_recipe() -> None:
     row = recipe("sam")
-    assert row.of_member(1) is row
+    assert row.for_member(1) is row
     assert "search" not in row.to_dict()  # runs from before there was one keep their names
 
 
@@ -89,16 +89,16 @@ def test_a_recipe_with_a_search_survives_being_written() -> None:
     row = recipe("sam", search=SEARCH)
     again = Recipe.parse(row.to_toml())
     assert again == row
-    assert isinstance(again.search, Section)
+    assert isinstance(again.search, ConfigSection)
     changed = Recipe.parse(row.to_toml(), ["search.optimizer.lr.low=0.5"])
-    assert changed.of_member(0).optimizer.lr > row.of_member(0).optimizer.lr
+    assert changed.for_member(0).optimizer.lr > row.for_member(0).optimizer.lr
 
 
 def test_a_member_that_drew_is_the_one_that_was_told_the_same(tmp_path: Path) -> None:
     extra = {"loss": {"label_smoothing": {"low": 0.0, "high": 0.3}}}
     row = recipe("sam", search={**SEARCH, **extra})
-    row = row.changed(search={**row.to_dict()["search"], "optimizer": {**SEARCH["optimizer"], "clip": [0.05, 0.1]}})
-    own = [row.of_member(number) for number in range(3)]
+    row = row.replaced(search={**row.to_dict()["search"], "optimizer": {**SEARCH["optimizer"], "clip": [0.05, 0.1]}})
+    own = [row.for_member(number) for number in range(3)]
     told = recipe(
         "sam",
         optimizer={"lr": [each.optimizer.lr for each in own], "clip": [each.optimizer.clip for each in own]},
@@ -107,32 +107,32 @@ def test_a_member_that_drew_is_the_one_that_was_told_the_same(tmp_path: Path) ->
     )
     found = trained(row, tmp_path / "drawn")
     assert distance(found, trained(told, tmp_path / "told")) == 0
-    assert distance(found[:2], trained(row.changed(members=2), tmp_path / "two")) == 0
+    assert distance(found[:2], trained(row.replaced(members=2), tmp_path / "two")) == 0
 
 
 def test_a_learner_knows_the_rate_it_drew() -> None:
     from cases import LOOP
 
-    from plateaux.config.builders.data import data_of
+    from plateaux.config.builders.data import build_data
     from plateaux.data.loader import CPU
 
     row = recipe("sam", search=SEARCH)
-    found = learners_of(row, data_of(row, GIVEN), range(3), LOOP, device=CPU, steps=3, given=GIVEN)
+    found = learners_of(row, build_data(row, GIVEN), range(3), LOOP, device=CPU, steps=3, given=GIVEN)
     for number, learner in enumerate(found):
-        rate = row.of_member(number).optimizer.lr
+        rate = row.for_member(number).optimizer.lr
         assert learner.peak_lr == rate == learner.optimizer.param_groups[0]["initial_lr"]
 
 
 def test_a_search_can_go_on_with_more_members(tmp_path: Path) -> None:
     row = recipe("sam", search=SEARCH, members=2)
     before = trained(row, tmp_path / "run")
-    assert distance(trained(row.changed(members=3), tmp_path / "run")[:2], before) == 0
+    assert distance(trained(row.replaced(members=3), tmp_path / "run")[:2], before) == 0
 
 
 def test_what_was_searched_is_chosen_from(tmp_path: Path) -> None:
     rates = {"optimizer": {"lr": {"low": 1e-4, "high": 0.3, "log": True}}}
     row = recipe("sam", members=4, samples=60, batch=20, data={"validation": 20}, search=rates)
-    train(row.changed(train={"epochs": 4}), tmp_path / "run", given=GIVEN)
-    chosen = choose_members([tmp_path / "run"], size=2, unique=True, given=GIVEN)
-    slowest = min(range(4), key=lambda number: row.of_member(number).optimizer.lr)
+    train(row.replaced(train={"epochs": 4}), tmp_path / "run", given=GIVEN)
+    chosen = select_members([tmp_path / "run"], size=2, unique=True, given=GIVEN)
+    slowest = min(range(4), key=lambda number: row.for_member(number).optimizer.lr)
     assert slowest not in chosen.selection.chosen

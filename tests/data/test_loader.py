@@ -18,7 +18,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 from plateaux.core.errors import DataError, RecipeError
 from plateaux.core.types import Batch, derive_seed
 from plateaux.data.augment import Augment
-from plateaux.data.loader import MemberLoader, eval_batches
+from plateaux.data.loader import MemberLoader, ordered_batches
 from plateaux.data.sources import DatasetSource, InMemorySource, from_dataset
 from plateaux.data.splits import split
 
@@ -285,7 +285,7 @@ def test_resident_named_inputs_are_fed_by_name() -> None:
 @pytest.mark.parametrize("workers", [0, 1])
 def test_evaluation_goes_in_order_without_augmentation(workers: int) -> None:
     ids = torch.tensor([9, 4, 4, 20, 1])
-    batches = list(eval_batches(DatasetSource(Plain()), ids, batch_size=2, mean=MEAN, std=STD, num_workers=workers))
+    batches = list(ordered_batches(DatasetSource(Plain()), ids, batch_size=2, mean=MEAN, std=STD, num_workers=workers))
     mean, std = (torch.tensor(v).view(1, 3, 1, 1) for v in (MEAN, STD))
     assert torch.cat([b.index for b in batches]).tolist() == ids.tolist()
     x = torch.cat([b.x for b in batches])  # type: ignore[misc]
@@ -293,7 +293,7 @@ def test_evaluation_goes_in_order_without_augmentation(workers: int) -> None:
 
 
 def test_evaluation_of_everything_needs_no_ids() -> None:
-    assert torch.cat([b.index for b in eval_batches(RESIDENT, batch_size=10)]).tolist() == list(range(N))
+    assert torch.cat([b.index for b in ordered_batches(RESIDENT, batch_size=10)]).tolist() == list(range(N))
 
 
 @pytest.mark.parametrize(("validation", "count"), [(0.25, 25), (10, 10), (0, 0), (0.0, 0)])

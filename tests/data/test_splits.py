@@ -9,7 +9,7 @@ import pytest
 import torch
 from cases import GIVEN, distance, recipe, trained
 
-from plateaux.config.builders.data import data_of, feed_of, split_of
+from plateaux.config.builders.data import build_data, build_loader, train_val_split
 from plateaux.core.errors import RecipeError
 from plateaux.data.splits import bootstrap
 from plateaux.training import trainer
@@ -50,10 +50,10 @@ def test_a_bag_with_nothing_in_it_is_refused() -> None:
 
 def test_a_member_is_fed_its_own_bag_and_nothing_held_out() -> None:
     row = recipe(data={"bag": 1.0, "validation": 5})
-    data = data_of(row, GIVEN)
-    train_ids, held_out = split_of(row, data)
+    data = build_data(row, GIVEN)
+    train_ids, held_out = train_val_split(row, data)
     cpu = torch.device("cpu")
-    feeds = [feed_of(row, data, number, shared=False, device=cpu, ids=train_ids) for number in range(2)]
+    feeds = [build_loader(row, data, number, shared=False, device=cpu, ids=train_ids) for number in range(2)]
     assert not torch.equal(feeds[0].ids, feeds[1].ids)
     for feed in feeds:
         seen = torch.cat([batch.index for batch in feed.epoch(0)])

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from killable import BY_WORKERS, RECIPE
 
-from plateaux.config.components import Given
+from plateaux.config.components import Components
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import DivergedError, Interrupted
 from plateaux.distributed.process_pool import run_pool, run_sequentially
@@ -23,7 +23,7 @@ from plateaux.distributed.stop_signal import graceful_shutdown
 from plateaux.storage.run import Run
 from plateaux.training.train import train
 
-ALLOWED = Given(allow=("killable",))
+ALLOWED = Components(trust=("killable",))
 LITTLE = """
 members = 3
 [data]
@@ -162,7 +162,7 @@ def test_who_ignores_ctrl_c_goes_on_ignoring_it() -> None:
 def test_two_processes_train_what_one_trains_even_with_workers_that_read(tmp_path: Path) -> None:
     recipe = Recipe.parse(RECIPE.format(data=BY_WORKERS, epochs=1))
     queue = train(recipe, tmp_path / "queue", given=ALLOWED)
-    pool = train(recipe.changed(executor={"processes": 2}), tmp_path / "pool", given=ALLOWED)
+    pool = train(recipe.replaced(executor={"processes": 2}), tmp_path / "pool", given=ALLOWED)
     assert weights(pool) == weights(queue)
     assert [pool.log(n) for n in range(3)] == [queue.log(n) for n in range(3)]
 
@@ -181,7 +181,7 @@ def test_a_killed_worker_is_replaced_and_no_bit_changes(tmp_path: Path) -> None:
     pool = train(recipe, tmp_path / "pool", tell=kill_one)
     assert killed
     assert any("died; planning again" in line for line in said)
-    queue = train(recipe.changed(executor={"processes": 1}), tmp_path / "queue")
+    queue = train(recipe.replaced(executor={"processes": 1}), tmp_path / "queue")
     assert weights(pool) == weights(queue)
     assert not workers()
 
@@ -196,7 +196,7 @@ def test_a_stopped_pool_leaves_checkpoints_and_goes_on_from_them(tmp_path: Path)
     with pytest.raises(Interrupted):
         train(recipe, tmp_path, tell=stop)
     stopped = Run.open(tmp_path).all_progress()
-    assert any(progress.states for progress in stopped)
+    assert any(progress.checkpoints for progress in stopped)
     assert not any(progress.finished for progress in stopped)
     assert not workers()
 

@@ -13,7 +13,7 @@ from plateaux.core.outputs import logits
 from plateaux.core.types import Batch, TensorTree
 from plateaux.distributed.executors.local import LocalExecutor
 from plateaux.ensembles.log_probs import log_probabilities, log_probs, log_probs_float64, memo_scope, predictions
-from plateaux.evaluation.metric_loop import Heard, settle
+from plateaux.evaluation.metric_loop import BatchOutputs, accumulate
 
 LOCAL = LocalExecutor("loop", 1, (), "error")
 WORKS = [log_probs, log_probs_float64, log_probabilities, predictions]
@@ -101,8 +101,8 @@ def test_measures_of_one_walk_share_a_table_and_casts_do_not() -> None:
         return Metric(measured, lambda _: {})
 
     ids = torch.arange(7)
-    heard = [Heard({logits: table_of()}, Batch(ids, ids % 4, ids), 0, 7)]
-    settle(LOCAL, heard, {"one": asks(), "other": asks()}, [(0, 1, 2), (0, 2)])
+    heard = [BatchOutputs({logits: table_of()}, Batch(ids, ids % 4, ids), 0, 7)]
+    accumulate(LOCAL, heard, {"one": asks(), "other": asks()}, [(0, 1, 2), (0, 2)])
     assert [members for members, _ in seen] == [3, 3, 2, 2]
     assert seen[0] == seen[1]
     assert seen[2] == seen[3] != seen[0]

@@ -13,11 +13,11 @@ import torch
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RecipeError, RunError
 from plateaux.core.registry import dataset
-from plateaux.evaluation.calibration import Calibration, calibrate, judge
+from plateaux.evaluation.calibration import Calibration, calibrate, evaluate_calibration
 from plateaux.evaluation.evaluate import evaluate
 from plateaux.evaluation.loading import load
 from plateaux.evaluation.predict import predict
-from plateaux.evaluation.row_names import MEAN_PROBABILITY, cell
+from plateaux.evaluation.row_names import MEAN_PROBABILITY, row_name
 from plateaux.storage.run import Run
 from plateaux.training.train import train
 
@@ -48,62 +48,64 @@ def test_what_was_fitted_is_stored_with_the_ids_it_was_fitted_on(run: Path) -> N
 
 def test_temperatures_lower_the_loss_on_the_samples_they_were_fitted_on(run: Path) -> None:
     made = calibrate(run)
-    (raw,) = evaluate(run, on="validation", measures=["nll"])
-    from plateaux.evaluation.evaluator import Panel
-    from plateaux.evaluation.predictions import hear_all
-    from plateaux.evaluation.splits import targets
+    (raw,) = evaluate(run, split="validation", metrics=["nll"])
+    from plateaux.evaluation.evaluator import Evaluator
+    from plateaux.evaluation.predictions import predict_all
+    from plateaux.evaluation.splits import eval_splits
 
-    panel = Panel(Run.open(run))
-    said = hear_all(panel, targets(panel.recipe, panel.facts, ["validation"])[0])
+    panel = Evaluator(Run.open(run))
+    said = predict_all(panel, eval_splits(panel.recipe, panel.data_info, ["validation"])[0])
     # Calibrating first promises nothing for the pool: doubt is then added twice.
-    log_p = made.log_p(said.table, "pool then calibrate")
+    log_p = made.log_p(said.logits, "pool then calibrate")
     loss = -float(log_p[torch.arange(300), said.y].mean())
     assert loss <= raw.rows[MEAN_PROBABILITY].value + 1e-9
 
 
 def test_numbers_on_the_samples_of_the_fit_are_refused(run: Path) -> None:
-    calibrate(run, on="test", part=0.5)
+    calibrate(run, split="test", fraction=0.5)
     with pytest.raises(RunError, match=r"of the 599 test samples are those the calibration was fitted on.*--unseen"):
-        judge(run, on="test")
-    (found,) = judge(run, on="test", unseen=True)
+        evaluate_calibration(run, split="test")
+    (found,) = evaluate_calibration(run, split="test", exclude_calibration_ids=True)
     assert found.data["samples"] == 599 - 300
-    assert "fitted on 300 test samples" in found.convention
-    calibrate(run, on="test")
+    assert "fitted on 300 test samples" in found.definition
+    calibrate(run, split="test")
     with pytest.raises(RunError, match="none are left"):
-        judge(run, on="test", unseen=True)
+        evaluate_calibration(run, split="test", exclude_calibration_ids=True)
 
 
 def test_judged_on_others_sets_cover_and_answers_are_right_as_often_as_wanted(run: Path) -> None:
-    calibrate(run, on="test", part=0.5, risk=0.05)  # other writers wrote what was trained on: not exchangeable
-    (found,) = judge(run, unseen=True)
+    calibrate(
+        run, split="test", fraction=0.5, target_risk=0.05
+    )  # other writers wrote what was trained on: not exchangeable
+    (found,) = evaluate_calibration(run, exclude_calibration_ids=True)
     name = "ensemble (pool then calibrate)"
     for wanted in (90, 95):
-        value = found.rows[cell(name, f"{wanted} % sets: coverage")]
+        value = found.rows[row_name(name, f"{wanted} % sets: coverage")]
         assert value.value == pytest.approx(wanted / 100, abs=0.06)
-    assert found.rows[cell(name, "wrong of those answered")].value < 0.1
+    assert found.rows[row_name(name, "wrong of those answered")].value < 0.1
     for number in range(3):
-        before, after = (found.rows[cell(f"member {number}", f"nll {when}")] for when in ("before", "after"))
+        before, after = (found.rows[row_name(f"member {number}", f"nll {when}")] for when in ("before", "after"))
         assert after.value < before.value + 0.02
 
 
 def test_training_samples_are_no_ground_for_doubt(run: Path) -> None:
     with pytest.raises(RecipeError, match="hold some out"):
-        calibrate(run, on="train")
+        calibrate(run, split="train")
     with pytest.raises(RecipeError, match="hold some out"):
-        calibrate(run, on="train@30")
+        calibrate(run, split="train@30")
     with pytest.raises(RecipeError, match="a share above 0"):
-        calibrate(run, part=0)
+        calibrate(run, fraction=0)
 
 
 def test_other_weights_are_not_served_by_an_old_calibration(run: Path, tmp_path: Path) -> None:
     train(Recipe.from_dict({**RECIPE, "seed": 5}), tmp_path)
     with pytest.raises(RunError, match="is not calibrated; `plateaux calibrate"):
-        judge(tmp_path)
+        evaluate_calibration(tmp_path)
     calibrate(run)
     for name in ("calibration.json", "calibration-ids.safetensors"):
         (tmp_path / name).write_bytes((run / name).read_bytes())
     with pytest.raises(RunError, match="calibrated with other weights"):
-        judge(tmp_path)
+        evaluate_calibration(tmp_path)
     with pytest.raises(RunError, match="calibrated with other weights"):
         predict(tmp_path)
 
@@ -117,13 +119,13 @@ def test_answers_before_calibration_are_the_ensembles_probabilities(tmp_path: Pa
     p = load(tmp_path).predict(x)
     assert torch.equal(answers.classes, p.argmax(-1))
     assert torch.allclose(answers.probability.float(), p.amax(-1), atol=1e-6)
-    assert torch.allclose(answers.doubt + answers.probability, torch.ones(599, dtype=torch.float64))
+    assert torch.allclose(answers.error_probability + answers.probability, torch.ones(599, dtype=torch.float64))
     assert answers.sets is None
     assert "set" not in answers.rows()[0]
 
 
 def test_answers_are_written_in_three_forms_that_say_the_same(run: Path, tmp_path: Path) -> None:
-    calibrate(run, risk=0.02)
+    calibrate(run, target_risk=0.02)
     answers = predict(run, alpha=0.05)
     assert answers.sets is not None
     assert answers.abstain is not None
@@ -144,9 +146,9 @@ def test_answers_are_written_in_three_forms_that_say_the_same(run: Path, tmp_pat
 
 def test_answers_for_another_set_and_wrong_words(run: Path) -> None:
     calibrate(run)
-    assert len(predict(run, on="digits", samples=20).ids) == 20
+    assert len(predict(run, split="digits", limit=20).ids) == 20
     with pytest.raises(RecipeError, match="There is no alarm called 'smoke'"):
-        predict(run, alarm="smoke")
+        predict(run, ood_score="smoke")
     with pytest.raises(RecipeError, match=r"calibrated for 0\.1, 0\.05"):
         predict(run, alpha=0.2)
     said: list[str] = []

@@ -15,7 +15,14 @@ from torch import Tensor
 from plateaux.core import registry
 from plateaux.core.types import Estimate
 from plateaux.evaluation import confidence
-from plateaux.evaluation.confidence import equal_mass, groups, has_no_number, of_codes, pack, surest_first
+from plateaux.evaluation.confidence import (
+    decode_confidence,
+    equal_mass,
+    groups,
+    has_nan,
+    pack_confidence,
+    sort_by_confidence,
+)
 from plateaux.evaluation.metrics.selective import Tally, _harmonic
 
 NAMES = ["aurc", "e_aurc", "risk_at_coverage", "adaptive_ece"]
@@ -25,14 +32,16 @@ some_samples = st.lists(st.tuples(st.sampled_from([0.0, 1e-6, 0.1, 0.7, 2.0]), s
 
 
 def packed_of(samples: Samples) -> Tensor:
-    return pack(-torch.tensor([doubt for doubt, _ in samples]), torch.tensor([right for _, right in samples]))
+    return pack_confidence(
+        -torch.tensor([doubt for doubt, _ in samples]), torch.tensor([right for _, right in samples])
+    )
 
 
 def many(count: int, levels: int, *, seed: int = 0) -> Tensor:
     """Confidences of so many different levels, that are right the less often the less sure they are."""
     chance = torch.Generator().manual_seed(seed)
     doubt = torch.randint(1, levels + 1, (count,), generator=chance) / levels
-    return pack(-doubt, torch.rand(count, generator=chance) > doubt**2)
+    return pack_confidence(-doubt, torch.rand(count, generator=chance) > doubt**2)
 
 
 def value_of(name: str, packed: Tensor) -> Estimate:
@@ -44,7 +53,7 @@ def value_of(name: str, packed: Tensor) -> Estimate:
 def test_the_surest_come_first_and_nothing_is_lost(samples: Samples) -> None:
     packed = packed_of(samples)
     before = packed.clone()
-    doubt, right = of_codes(surest_first(packed))
+    doubt, right = decode_confidence(sort_by_confidence(packed))
     assert torch.equal(packed, before)  # others still need it as it was
     assert doubt.diff().ge(0).all()
     given_pairs = sorted(zip(packed.abs().tolist(), (packed < 0).tolist(), strict=True))
@@ -54,10 +63,10 @@ def test_the_surest_come_first_and_nothing_is_lost(samples: Samples) -> None:
 @pytest.mark.parametrize("sign", [1, -1])
 def test_what_is_no_number_comes_last(sign: int) -> None:
     packed = torch.tensor([0.5, sign * float("nan"), -float("inf"), 0.1])
-    codes = surest_first(packed)
-    assert has_no_number(codes)
-    assert not has_no_number(codes[:-1])
-    assert of_codes(codes)[0][:3].tolist() == pytest.approx([0.1, 0.5, float("inf")])
+    codes = sort_by_confidence(packed)
+    assert has_nan(codes)
+    assert not has_nan(codes[:-1])
+    assert decode_confidence(codes)[0][:3].tolist() == pytest.approx([0.1, 0.5, float("inf")])
 
 
 @given(some_samples, st.integers(1, 9))
@@ -66,16 +75,16 @@ def test_no_group_of_equals_is_cut_in_two(samples: Samples, piece: int) -> None:
     packed = packed_of(samples)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(confidence, "PIECE", piece)
-        found = list(groups(surest_first(packed)))
+        found = list(groups(sort_by_confidence(packed)))
     doubt = packed.abs().numpy().astype(np.float64)
     for each in found:
         assert len(each.start) <= piece
-    levels = np.concatenate([each.doubt for each in found])
+    levels = np.concatenate([each.error_probability for each in found])
     assert levels.tolist() == np.unique(doubt).tolist()
     assert np.concatenate([each.size for each in found]).tolist() == [(doubt == d).sum() for d in levels]
     assert np.concatenate([each.start for each in found]).tolist() == [(doubt < d).sum() for d in levels]
     wrong = packed.numpy() < 0
-    assert np.concatenate([each.wrong for each in found]).tolist() == [wrong[doubt == d].sum() for d in levels]
+    assert np.concatenate([each.incorrect for each in found]).tolist() == [wrong[doubt == d].sum() for d in levels]
 
 
 @given(some_samples, st.integers(1, 9))
@@ -138,10 +147,10 @@ def test_what_follows_takes_no_more_memory_for_more_samples(monkeypatch: pytest.
 def values_in_bins(values: list[float], bins: int) -> list[int]:
     """The bin of every confidence."""
     log = torch.tensor(values).log()
-    each, *rest = groups(surest_first(pack(log, torch.ones(len(values), dtype=torch.bool))))
+    each, *rest = groups(sort_by_confidence(pack_confidence(log, torch.ones(len(values), dtype=torch.bool))))
     assert not rest
-    doubts = pack(log, torch.ones(len(values), dtype=torch.bool)).double().tolist()
-    homes = dict(zip(each.doubt.tolist(), equal_mass(each, len(values), bins).tolist(), strict=True))
+    doubts = pack_confidence(log, torch.ones(len(values), dtype=torch.bool)).double().tolist()
+    homes = dict(zip(each.error_probability.tolist(), equal_mass(each, len(values), bins).tolist(), strict=True))
     return [homes[doubt] for doubt in doubts]
 
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from sklearn.metrics import accuracy_score, log_loss
 
-from plateaux.config.builders.data import data_of, split_of
-from plateaux.config.components import Given
+from plateaux.config.builders.data import build_data, train_val_split
+from plateaux.config.components import Components
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RunError, UnknownNameError, UntrustedCodeError
 from plateaux.evaluation.evaluate import STANDARD, evaluate
@@ -20,7 +20,7 @@ from plateaux.evaluation.row_names import MEAN_LOGIT, MEAN_PROBABILITY, MEMBERS_
 from plateaux.storage.run import Run
 from plateaux.training.train import train
 
-CASES = Given(allow=("cases",))
+CASES = Components(trust=("cases",))
 TEXT = """
 members = 3
 [data]
@@ -54,8 +54,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def truth(run: Path, on: str) -> tuple[np.ndarray, np.ndarray]:
     """Probabilities `[M, N, C]` and labels, by hand."""
-    data = data_of(recipe())
-    train_ids, valid_ids = split_of(recipe(), data)
+    data = build_data(recipe())
+    train_ids, valid_ids = train_val_split(recipe(), data)
     source, ids = {
         "test": (data.test, torch.arange(300)),
         "train": (data.train, train_ids),
@@ -67,7 +67,7 @@ def truth(run: Path, on: str) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize("on", ["test", "train", "validation"])
 def test_numbers_are_those_of_the_stored_weights_on_those_samples(run: Path, on: str) -> None:
-    found = {each.measure: each for each in evaluate(run, on=on)}
+    found = {each.metric: each for each in evaluate(run, split=on)}
     p, y = truth(run, on)
     assert list(found) == list(STANDARD)
     rows = {f"member {n}": p[n] for n in range(3)} | {MEAN_PROBABILITY: p.mean(0)}
@@ -78,7 +78,7 @@ def test_numbers_are_those_of_the_stored_weights_on_those_samples(run: Path, on:
 
 
 def test_rows_come_in_order_with_the_mean_of_the_members(run: Path) -> None:
-    (found,) = evaluate(run, measures=["nll"])
+    (found,) = evaluate(run, metrics=["nll"])
     names = [f"member {n}" for n in range(3)]
     assert list(found.rows) == [*names, MEMBERS_MEAN, MEAN_PROBABILITY, MEAN_LOGIT]
     numbers = [found.rows[name].value for name in names]
@@ -89,15 +89,15 @@ def test_rows_come_in_order_with_the_mean_of_the_members(run: Path) -> None:
 
 
 def test_every_measurement_is_kept_as_one_object_that_says_what_it_is(run: Path) -> None:
-    (found,) = evaluate(run, measures=["brier"], on="validation")
+    (found,) = evaluate(run, metrics=["brier"], split="validation")
     kept = [json.loads(p.read_text()) for p in (run / "measures").glob("brier-*.json")]
     assert found.to_dict() in kept
     assert found.to_dict()["weights"] == {f"member {n}": "epoch 3, the last" for n in range(3)}
-    assert (found.on, found.better) == ("validation", "lower")
+    assert (found.split, found.higher_is_better) == ("validation", "lower")
     before = set((run / "measures").iterdir())
-    evaluate(run, measures=["brier"], on="validation")
+    evaluate(run, metrics=["brier"], split="validation")
     assert set((run / "measures").iterdir()) == before  # the same question, the same object
-    evaluate(run, measures=["brier"], on="train")
+    evaluate(run, metrics=["brier"], split="train")
     asked = [json.loads(p.read_text())["on"] for p in (run / "measures").glob("brier-*.json")]
     assert len(asked) == len(set(asked)) >= 2
 
@@ -114,28 +114,28 @@ def test_measuring_changes_nothing_but_the_measures_and_what_is_kept(run: Path) 
 
 def test_samples_that_are_not_there_are_told(run: Path, tmp_path: Path) -> None:
     with pytest.raises(RunError, match="There are no samples called 'tset'; allowed: test, train, validation"):
-        evaluate(run, on="tset")
+        evaluate(run, split="tset")
     train(recipe("data.validation=0", "train.epochs=1"), tmp_path)
     with pytest.raises(RunError, match=r"There are no samples called 'validation'; allowed: test, train$"):
-        evaluate(tmp_path, on="validation")
+        evaluate(tmp_path, split="validation")
 
 
 def test_unknown_and_unmarked_measures_are_refused(run: Path) -> None:
     with pytest.raises(UnknownNameError, match="There is no measure called 'acuracy'; did you mean 'accuracy'"):
-        evaluate(run, measures=["acuracy"])
+        evaluate(run, metrics=["acuracy"])
     with pytest.raises(UntrustedCodeError):
-        evaluate(run, measures=["cases:apart"])
+        evaluate(run, metrics=["cases:apart"])
 
 
 def test_progress_is_told(run: Path) -> None:
     seen: list[tuple[int, int]] = []
-    evaluate(run, measures=["nll"], fresh=True, seen=lambda done, total: seen.append((done, total)))
+    evaluate(run, metrics=["nll"], no_cache=True, seen=lambda done, total: seen.append((done, total)))
     assert seen == [(256, 300), (300, 300)]
 
 
 def test_a_run_without_weights_says_so(tmp_path: Path) -> None:
     train(recipe("members=1"), tmp_path)
-    Run.begin(tmp_path, recipe("members=2"), {"data": Run.open(tmp_path).about["data"]})
+    Run.begin(tmp_path, recipe("members=2"), {"data": Run.open(tmp_path).metadata["data"]})
     with pytest.raises(RunError, match=r"Member 1 of .* has no weights yet \(0 of 3 epochs done\)"):
         evaluate(tmp_path)
     with pytest.raises(RunError, match="has no weights yet"):
@@ -171,7 +171,7 @@ def test_what_is_loaded_is_what_was_trained(tmp_path: Path, changes: list[str]) 
         state = member.state_dict()
         for name, tensor in {**out.weights(number), **out.shared()}.items():
             assert torch.equal(state[name], tensor), name
-    (found,) = evaluate(tmp_path, on="validation", measures=["nll"])
+    (found,) = evaluate(tmp_path, split="validation", metrics=["nll"])
     for number in range(3):
         logged = [line["validation nll"] for line in out.log(number) if "validation nll" in line]
         wanted = min(logged) if changes == ["train.keep=best:nll"] else logged[-1]
@@ -190,7 +190,7 @@ def test_loading_needs_no_data(tmp_path: Path) -> None:
         }
     )
     train(what, tmp_path / "run")
-    (found,) = evaluate(tmp_path / "run", measures=["accuracy"])
+    (found,) = evaluate(tmp_path / "run", metrics=["accuracy"])
     (tmp_path / "d.npz").unlink()
     guess = load(tmp_path / "run").predict(torch.from_numpy(x)).argmax(-1)
     share = float((guess == torch.arange(20) % 2).float().mean())

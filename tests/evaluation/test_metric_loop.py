@@ -9,41 +9,41 @@ from plateaux.core.metric import Metric
 from plateaux.core.outputs import logits
 from plateaux.core.types import Batch
 from plateaux.distributed.executors.local import LocalExecutor
-from plateaux.evaluation.metric_loop import Heard, Sums, settle
+from plateaux.evaluation.metric_loop import BatchOutputs, MetricState, accumulate
 
 LOCAL = LocalExecutor("loop", 1, (), "error")
 KEEP = Metric(lambda table, _: {"row": table.transpose(0, 1)}, lambda _: {}, reduce="cat")
 TABLE = torch.randn(2, 30, 3, generator=torch.Generator().manual_seed(0))
 
 
-def heard(cuts: list[int]) -> list[Heard]:
+def heard(cuts: list[int]) -> list[BatchOutputs]:
     ends = [*cuts, 30]
     parts = [torch.arange(start, end) for start, end in zip([0, *cuts], ends, strict=True)]
-    return [Heard({logits: TABLE[:, part]}, Batch(part, part, part), int(part[0]), len(part)) for part in parts]
+    return [BatchOutputs({logits: TABLE[:, part]}, Batch(part, part, part), int(part[0]), len(part)) for part in parts]
 
 
 @pytest.mark.parametrize("expected", [0, 1, 17, 30, 99])
 @pytest.mark.parametrize("cuts", [[], [1, 2, 3, 4, 5], [10, 29]])
 def test_rows_are_kept_whole_whatever_was_expected(expected: int, cuts: list[int]) -> None:
-    sums = settle(LOCAL, heard(cuts), {"keep": KEEP}, samples=expected)
+    sums = accumulate(LOCAL, heard(cuts), {"keep": KEEP}, samples=expected)
     assert torch.equal(sums[None, "keep"]["row"], TABLE.transpose(0, 1))
 
 
 def test_rows_that_were_expected_are_never_copied() -> None:
-    sums = Sums(KEEP, 30)
+    sums = MetricState(KEEP, 30)
     batches = heard([4, 9])
-    sums.add(batches[0].tables[logits], batches[0])
+    sums.add(batches[0].outputs[logits], batches[0])
     place = sums.total["row"].data_ptr()
     for each in batches[1:]:
-        sums.add(each.tables[logits], each)
-    whole = sums.merged(LOCAL, 30)["row"]
+        sums.add(each.outputs[logits], each)
+    whole = sums.reduced(LOCAL, 30)["row"]
     assert whole.data_ptr() == place
     assert whole.untyped_storage().nbytes() == TABLE.nbytes
     assert not sums.total
 
 
 def test_rows_may_come_in_any_order_and_what_others_hold_is_zero() -> None:
-    sums = Sums(KEEP)
+    sums = MetricState(KEEP)
     sums.lay(5, {"row": torch.ones(2, 3)})
     sums.lay(0, {"row": torch.full((1, 3), 2.0)})
-    assert sums.merged(LOCAL, 9)["row"][:, 0].tolist() == [2, 0, 0, 0, 0, 1, 1, 0, 0]
+    assert sums.reduced(LOCAL, 9)["row"][:, 0].tolist() == [2, 0, 0, 0, 0, 1, 1, 0, 0]

@@ -15,9 +15,9 @@ from plateaux.core.errors import DataError, RecipeError
 from plateaux.core.registry import dataset
 from plateaux.ensembles.ood_scores import OOD_SCORES
 from plateaux.evaluation.loading import load
-from plateaux.evaluation.ood import detect, suites_named
-from plateaux.evaluation.row_names import TOGETHER, cell
-from plateaux.evaluation.splits import Adapted, Target, elsewhere
+from plateaux.evaluation.ood import detect_ood, parse_ood_suites
+from plateaux.evaluation.row_names import TOGETHER, row_name
+from plateaux.evaluation.splits import EvalSplit, ResizedSource, ood_split
 from plateaux.training.train import train
 
 RECIPE = {
@@ -38,14 +38,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_set_cannot_be_told_from_itself(run: Path) -> None:
-    (found,) = detect(run, {"near": ["digits"]})
-    assert found.on == "digits (near)"
+    (found,) = detect_ood(run, {"near": ["digits"]})
+    assert found.split == "digits (near)"
     rows = {name.split(" · ")[0] for name in found.rows}
     assert rows == {"member 0", "member 1", TOGETHER}
     for name, value in found.rows.items():
         if name.endswith("auroc"):
             assert value.value == 0.5, name
-    assert "positive" in found.convention
+    assert "positive" in found.definition
 
 
 def test_scores_are_those_of_the_logits(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,30 +62,30 @@ def test_scores_are_those_of_the_logits(run: Path, monkeypatch: pytest.MonkeyPat
         def fingerprint(self) -> str:
             return "upside"
 
-    def strange(name: str, of: str, _: object = None) -> Target:
-        return Target(name, of, lambda *_: (Upside(), torch.arange(60)), labelled=False)
+    def strange(name: str, of: str, _: object = None) -> EvalSplit:
+        return EvalSplit(name, of, lambda *_: (Upside(), torch.arange(60)), labeled=False)
 
     monkeypatch.setattr(import_module("plateaux.evaluation.ood"), "elsewhere", strange)
-    (found,) = detect(run, {"far": ["upside"]})
+    (found,) = detect_ood(run, {"far": ["upside"]})
     ensemble = load(run)
     inside, outside = ensemble.logits(data.test.x), ensemble.logits(other)
     truth = np.concatenate([np.zeros(inside.shape[1]), np.ones(60)])
     for score, alarm in OOD_SCORES.items():
         both = torch.cat([alarm(inside), alarm(outside)]).float().numpy()
-        value = found.rows[cell(TOGETHER, score, "auroc")]
+        value = found.rows[row_name(TOGETHER, score, "auroc")]
         assert value.value == pytest.approx(roc_auc_score(truth, both), abs=1e-3), score
         assert value.stderr is not None
 
 
 def test_a_suite_of_several_sets_has_a_mean(run: Path) -> None:
-    found = detect(run, {"near": ["digits", "digits"]})
-    assert [each.on for each in found] == ["digits (near)", "digits (near)", "mean of near (digits, digits)"]
-    assert found[-1].rows[cell(TOGETHER, "energy", "auroc")].value == 0.5
+    found = detect_ood(run, {"near": ["digits", "digits"]})
+    assert [each.split for each in found] == ["digits (near)", "digits (near)", "mean of near (digits, digits)"]
+    assert found[-1].rows[row_name(TOGETHER, "energy", "auroc")].value == 0.5
 
 
 def test_samples_that_are_no_images_are_refused(run: Path) -> None:
     with pytest.raises(DataError, match=r"cannot be brought to \(1, 8, 8\): only images can"):
-        detect(run, {"far": ["blobs"]})
+        detect_ood(run, {"far": ["blobs"]})
 
 
 def test_a_set_that_is_not_there_is_told_or_left_out(
@@ -93,28 +93,28 @@ def test_a_set_that_is_not_there_is_told_or_left_out(
 ) -> None:
     monkeypatch.setenv("PLATEAUX_DATA", str(tmp_path))
     with pytest.raises(DataError, match="mnist"):
-        detect(run, {"far": ["mnist"]})
+        detect_ood(run, {"far": ["mnist"]})
     said: list[str] = []
-    assert detect(run, {"far": ["mnist"]}, skip_missing=True, say=said.append) == []
+    assert detect_ood(run, {"far": ["mnist"]}, skip_missing=True, say=said.append) == []
     assert said[-1].startswith("mnist is left out: ")
 
 
 def test_images_are_brought_to_the_size_and_channels_of_the_run() -> None:
-    source = elsewhere("digits", "near").open(Recipe.from_dict(RECIPE), dataset.get("digits")())[0]
+    source = ood_split("digits", "near").open(Recipe.from_dict(RECIPE), dataset.get("digits")())[0]
     assert source.fetch(torch.arange(3))[0].shape == (3, 1, 8, 8)
     inner = dataset.get("digits")().test
-    larger = Adapted(inner, (3, 32, 32)).fetch(torch.arange(4))[0]
+    larger = ResizedSource(inner, (3, 32, 32)).fetch(torch.arange(4))[0]
     assert larger.shape == (4, 3, 32, 32)
     assert torch.equal(larger[:, 0], larger[:, 2])
-    grey = Adapted(Adapted(inner, (3, 8, 8)), (1, 8, 8)).fetch(torch.arange(4))[0]
+    grey = ResizedSource(ResizedSource(inner, (3, 8, 8)), (1, 8, 8)).fetch(torch.arange(4))[0]
     assert torch.allclose(grey.float(), inner.fetch(torch.arange(4))[0].float(), atol=1)
-    assert Adapted(inner, (3, 32, 32)).fingerprint() != Adapted(inner, (3, 8, 8)).fingerprint()
+    assert ResizedSource(inner, (3, 32, 32)).fingerprint() != ResizedSource(inner, (3, 8, 8)).fingerprint()
 
 
 def test_suites_are_named_in_words() -> None:
-    assert suites_named(["near=a", "far=c", "near=b"], "digits") == ({"near": ["a", "b"], "far": ["c"]}, False)
-    named, by_name = suites_named(["near", "far"], "cifar10")
+    assert parse_ood_suites(["near=a", "far=c", "near=b"], "digits") == ({"near": ["a", "b"], "far": ["c"]}, False)
+    named, by_name = parse_ood_suites(["near", "far"], "cifar10")
     assert (named["near"], by_name) == (["cifar100", "tin"], True)
     assert named["far"] == ["mnist", "svhn", "texture", "places365"]
     with pytest.raises(RecipeError, match="near=cifar100,tin far=mnist"):
-        suites_named(["near"], "digits")
+        parse_ood_suites(["near"], "digits")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from plateaux.config.components import Given
+from plateaux.config.components import Components
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RecipeError, RunError
 from plateaux.core.member import MemberModule
@@ -19,8 +19,8 @@ from plateaux.core.types import Estimate
 from plateaux.data.sources import from_dataset
 from plateaux.evaluation import prediction_cache
 from plateaux.evaluation.evaluate import evaluate
-from plateaux.evaluation.evaluator import Panel
-from plateaux.evaluation.splits import one_target
+from plateaux.evaluation.evaluator import Evaluator
+from plateaux.evaluation.splits import eval_split
 from plateaux.storage.run import Run
 from plateaux.training.train import train
 from tests.evaluation.test_evaluate import recipe
@@ -43,21 +43,21 @@ def silent(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("a forward pass was run")
 
     monkeypatch.setattr(MemberModule, "__call__", never)
-    monkeypatch.setattr(Panel, "data", property(never))
+    monkeypatch.setattr(Evaluator, "data", property(never))
 
 
 def rows(found: list[Any]) -> dict[str, Any]:
-    return {each.measure: {name: (v.value, v.stderr) for name, v in each.rows.items()} for each in found}
+    return {each.metric: {name: (v.value, v.stderr) for name, v in each.rows.items()} for each in found}
 
 
 def test_a_second_call_runs_no_forward_pass_reads_no_data_and_says_so(
     run: Path, request: pytest.FixtureRequest
 ) -> None:
-    first = evaluate(run, measures=ALL)
+    first = evaluate(run, metrics=ALL)
     assert {each.data["logits"] for each in first} == {"fresh"}
     request.getfixturevalue("silent")
     said: list[str] = []
-    second = evaluate(run, measures=ALL, say=said.append)
+    second = evaluate(run, metrics=ALL, say=said.append)
     assert said == ["test: from kept float32 logits of 300 samples, no forward pass"]
     assert {each.data["logits"] for each in second} == {"kept, float32"}
     for name, numbers in rows(first).items():
@@ -68,9 +68,9 @@ def test_a_second_call_runs_no_forward_pass_reads_no_data_and_says_so(
 
 
 def test_some_members_are_measured_from_what_all_said(run: Path, request: pytest.FixtureRequest) -> None:
-    evaluate(run, measures=ALL)
+    evaluate(run, metrics=ALL)
     request.getfixturevalue("silent")
-    two = evaluate(run, measures=["nll", "disagreement"], members=[0, 2])
+    two = evaluate(run, metrics=["nll", "disagreement"], members=[0, 2])
     names = list(two[0].rows)
     assert names[:2] == ["member 0", "member 2"]
     assert list(two[1].rows) == ["members 0 and 2", "mean of pairs"]
@@ -78,30 +78,30 @@ def test_some_members_are_measured_from_what_all_said(run: Path, request: pytest
 
 
 def test_an_ensemble_of_some_members_is_the_ensemble_a_run_of_them_would_be(run: Path) -> None:
-    (found,) = evaluate(run, measures=["nll"], members=[2, 1])
-    panel = Panel(Run.open(run), [2, 1])
+    (found,) = evaluate(run, metrics=["nll"], members=[2, 1])
+    panel = Evaluator(Run.open(run), [2, 1])
     x, y = panel.data.test.fetch(torch.arange(300))
     with torch.no_grad():
-        p = torch.stack([view.module(x) for view in panel.views]).double().softmax(-1).mean(0)
+        p = torch.stack([view.module(x) for view in panel.modules]).double().softmax(-1).mean(0)
     truth = -p[torch.arange(300), y].log().mean()
     assert found.rows["ensemble (mean probability)"].value == pytest.approx(float(truth), rel=1e-6)
 
 
 def test_other_weights_never_find_kept_predictions(run: Path, tmp_path: Path) -> None:
     train(recipe("seed=1"), tmp_path)
-    evaluate(tmp_path, measures=["nll"])
+    evaluate(tmp_path, metrics=["nll"])
     said: list[str] = []
     name = Run.open(tmp_path).progress(0).weights
     assert name is not None
     (tmp_path / name).write_bytes((run / name).read_bytes())
-    evaluate(tmp_path, measures=["nll"], say=said.append)
+    evaluate(tmp_path, metrics=["nll"], say=said.append)
     assert said == []
 
 
 def test_float16_is_kept_if_asked_for_and_recorded(tmp_path: Path) -> None:
     train(recipe(), tmp_path)
-    (fresh,) = evaluate(tmp_path, measures=["nll"], keep="float16")
-    (kept,) = evaluate(tmp_path, measures=["nll"])
+    (fresh,) = evaluate(tmp_path, metrics=["nll"], cache_logits="float16")
+    (kept,) = evaluate(tmp_path, metrics=["nll"])
     assert kept.data["logits"] == "kept, float16"
     for row, value in fresh.rows.items():
         assert kept.rows[row].value == pytest.approx(value.value, rel=1e-3)
@@ -109,26 +109,28 @@ def test_float16_is_kept_if_asked_for_and_recorded(tmp_path: Path) -> None:
 
 def test_what_is_too_large_or_unwanted_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train(recipe(), tmp_path)
-    evaluate(tmp_path, measures=["nll"], keep="no")
+    evaluate(tmp_path, metrics=["nll"], cache_logits="no")
     assert not (tmp_path / "predictions").exists()
-    monkeypatch.setattr(prediction_cache, "KEEP_BELOW", 100)
+    monkeypatch.setattr(prediction_cache, "MAX_CACHE_BYTES", 100)
     said: list[str] = []
-    evaluate(tmp_path, measures=["nll"], say=said.append)
+    evaluate(tmp_path, metrics=["nll"], say=said.append)
     assert not (tmp_path / "predictions").exists()
     assert said == ["logits are not kept: 0 MB, and at most 0"]
-    monkeypatch.setattr(prediction_cache, "KEEP_BELOW", 300 * 3 * (3 + 3) * 4)  # room for logits, not for 16 features
-    evaluate(tmp_path, measures=["nll", "cka"])
+    monkeypatch.setattr(
+        prediction_cache, "MAX_CACHE_BYTES", 300 * 3 * (3 + 3) * 4
+    )  # room for logits, not for 16 features
+    evaluate(tmp_path, metrics=["nll", "cka"])
     kept = {p.name.split("-")[1] for p in (tmp_path / "predictions").rglob("*-*.safetensors")}
     assert kept == {"logits.safetensors"}
 
 
 def test_features_are_kept_once_somebody_asked_for_them(tmp_path: Path) -> None:
     train(recipe(), tmp_path)
-    evaluate(tmp_path, measures=["nll"])
+    evaluate(tmp_path, metrics=["nll"])
     said: list[str] = []
-    (fresh,) = evaluate(tmp_path, measures=["cka"], say=said.append)
+    (fresh,) = evaluate(tmp_path, metrics=["cka"], say=said.append)
     assert said == []  # nobody had asked before
-    (kept,) = evaluate(tmp_path, measures=["cka"], say=said.append)
+    (kept,) = evaluate(tmp_path, metrics=["cka"], say=said.append)
     assert len(said) == 1
     for row, value in fresh.rows.items():
         assert kept.rows[row].value == pytest.approx(value.value, rel=1e-5)
@@ -137,13 +139,13 @@ def test_features_are_kept_once_somebody_asked_for_them(tmp_path: Path) -> None:
 def test_features_of_different_widths_lie_in_one_table(tmp_path: Path) -> None:
     train(recipe("model.hidden=[[4], [8, 8], [16]]"), tmp_path)
     for _ in range(2):
-        found = {each.measure: each.rows for each in evaluate(tmp_path, measures=["cka", "nll"])}
+        found = {each.metric: each.rows for each in evaluate(tmp_path, metrics=["cka", "nll"])}
         assert all(0 <= value.value <= 1 + 1e-9 for value in found["cka"].values())
 
 
 def test_the_first_samples_are_other_samples_than_all(run: Path) -> None:
-    (few,) = evaluate(run, measures=["nll"], samples=100)
-    (all_,) = evaluate(run, measures=["nll"])
+    (few,) = evaluate(run, metrics=["nll"], limit=100)
+    (all_,) = evaluate(run, metrics=["nll"])
     assert (few.data["samples"], all_.data["samples"]) == (100, 300)
     assert few.rows["member 0"].value != all_.rows["member 0"].value
 
@@ -155,10 +157,10 @@ def test_members_that_are_not_there_are_told(run: Path, members: list[int]) -> N
 
 
 def test_curves_are_means_over_all_ensembles_of_a_size(run: Path) -> None:
-    found = {each.measure: each for each in evaluate(run, measures=["nll", "disagreement"], sizes=True)}
+    found = {each.metric: each for each in evaluate(run, metrics=["nll", "disagreement"], ensemble_sizes=True)}
     curve = found["nll by size"].rows
     assert list(curve) == ["1 member", "2 members", "3 members"]
-    pairs = [evaluate(run, measures=["nll"], members=two)[0].rows for two in ([0, 1], [0, 2], [1, 2])]
+    pairs = [evaluate(run, metrics=["nll"], members=two)[0].rows for two in ([0, 1], [0, 2], [1, 2])]
     mean = sum(each["ensemble (mean probability)"].value for each in pairs) / 3
     assert curve["2 members"].value == pytest.approx(mean)
     assert curve["1 member"].value == pytest.approx(found["nll"].rows["mean of members"].value)
@@ -169,24 +171,24 @@ def test_curves_are_means_over_all_ensembles_of_a_size(run: Path) -> None:
 def test_one_member_has_no_diversity_and_that_is_said(tmp_path: Path) -> None:
     train(recipe("members=1", "train.epochs=1"), tmp_path)
     said: list[str] = []
-    found = evaluate(tmp_path, measures=["nll", "kl"], say=said.append)
-    assert [each.measure for each in found] == ["nll"]
+    found = evaluate(tmp_path, metrics=["nll", "kl"], say=said.append)
+    assert [each.metric for each in found] == ["nll"]
     assert said == ["kl takes 2 members, and there is 1: left out"]
 
 
 def test_damaged_predictions_are_told(tmp_path: Path) -> None:
     train(recipe("members=1", "train.epochs=1"), tmp_path)
-    evaluate(tmp_path, measures=["nll"])
+    evaluate(tmp_path, metrics=["nll"])
     (file,) = (tmp_path / "predictions").rglob("*-logits.safetensors")
     file.write_bytes(b"no safetensors")
     with pytest.raises(RunError, match="logits"):
-        evaluate(tmp_path, measures=["nll"])
+        evaluate(tmp_path, metrics=["nll"])
 
 
 def test_kept_files_can_be_read_by_a_stranger(run: Path) -> None:
     from safetensors.torch import load_file
 
-    evaluate(run, measures=["nll"])
+    evaluate(run, metrics=["nll"])
     folders = [p.parent for p in (run / "predictions").rglob("about.json") if "first" not in json.loads(p.read_text())]
     (folder,) = [f for f in folders if json.loads((f / "about.json").read_text())["on"] == "test"]
     said = [load_file(p)["logits"] for p in folder.glob("*-logits.safetensors")]
@@ -207,22 +209,22 @@ def test_a_network_without_features_is_measured_without_them(tmp_path: Path) -> 
     def doubled(*, hidden: list[int]) -> torch.nn.Module:
         return Doubled()
 
-    given = Given(model=doubled)
+    given = Components(model=doubled)
     train(recipe("train.epochs=1"), tmp_path, given=given)
     said: list[str] = []
-    names = [each.measure for each in evaluate(tmp_path, measures=ALL, given=given, say=said.append)]
+    names = [each.metric for each in evaluate(tmp_path, metrics=ALL, given=given, say=said.append)]
     assert "accuracy" in names
     assert "cka" not in names
     assert said[0].startswith("cka is left out: Features are what the last nn.Linear sees")
     with pytest.raises(RecipeError, match="does not end in one"):
-        evaluate(tmp_path, measures=["cka"], given=given)
+        evaluate(tmp_path, metrics=["cka"], given=given)
 
 
 def test_members_kept_in_different_types_say_so(tmp_path: Path) -> None:
     train(recipe(), tmp_path)
-    evaluate(tmp_path, measures=["nll"], members=[0], keep="float16")
-    evaluate(tmp_path, measures=["nll"], members=[1])
-    (both,) = evaluate(tmp_path, measures=["nll"], members=[0, 1])
+    evaluate(tmp_path, metrics=["nll"], members=[0], cache_logits="float16")
+    evaluate(tmp_path, metrics=["nll"], members=[1])
+    (both,) = evaluate(tmp_path, metrics=["nll"], members=[0, 1])
     assert both.data["logits"] == "kept, float16 and float32"
 
 
@@ -230,8 +232,8 @@ def test_what_cannot_be_told_apart_is_not_kept(tmp_path: Path) -> None:
     x = torch.randn(40, 2)
     sets = [torch.utils.data.TensorDataset(x + shift, torch.arange(40) % 3) for shift in (0, 0, 5)]
     first, second = (from_dataset(sets[0], test, classes=3, shape=(2,)) for test in sets[1:])
-    train(recipe("train.epochs=1", "data.validation=0"), tmp_path, given=Given(data=first))
-    numbers = [evaluate(tmp_path, measures=["nll"], given=Given(data=data))[0].rows for data in (first, second)]
+    train(recipe("train.epochs=1", "data.validation=0"), tmp_path, given=Components(data=first))
+    numbers = [evaluate(tmp_path, metrics=["nll"], given=Components(data=data))[0].rows for data in (first, second)]
     assert numbers[0]["member 0"] != numbers[1]["member 0"]
     assert not (tmp_path / "predictions").exists()
 
@@ -244,26 +246,28 @@ def test_data_that_changed_since_training_are_told(tmp_path: Path) -> None:
     write(0)
     data = {"name": "arrays", "path": "d.npz", "root": str(tmp_path)}
     train(Recipe.from_dict({"data": data, "model": {"name": "mlp"}, "train": {"epochs": 1}}), tmp_path / "run")
-    evaluate(tmp_path / "run", measures=["nll"])
+    evaluate(tmp_path / "run", metrics=["nll"])
     write(1)
     with pytest.raises(RunError, match="The test samples are not those this run was made with"):
-        evaluate(tmp_path / "run", measures=["nll"], fresh=True)
+        evaluate(tmp_path / "run", metrics=["nll"], no_cache=True)
 
 
 def test_a_measure_with_an_offer_of_its_own_is_measured_and_not_kept(run: Path) -> None:
-    panel = Panel(Run.open(run))
+    panel = Evaluator(Run.open(run))
     own = Metric(
         lambda table, batch: {"sum": table.double().sum(-1), "count": torch.tensor(len(batch))},
         lambda sums: {f"member {n}": Estimate(float(s / sums["count"])) for n, s in enumerate(sums["sum"])},
         output=lambda view, batch: view(batch.x).logsumexp(-1),
     )
-    target = one_target(panel.recipe, panel.facts, "train")
-    (found,) = panel.measure(target, {"own": own})
+    target = eval_split(panel.recipe, panel.data_info, "train")
+    (found,) = panel.evaluate(target, {"own": own})
     assert len([name for name in found.rows if name.startswith("member ")]) == 3
 
 
 def test_curves_of_tables_and_of_features(run: Path) -> None:
     said: list[str] = []
-    found = {each.measure for each in evaluate(run, measures=["reliability", "cka"], sizes=True, say=said.append)}
+    found = {
+        each.metric for each in evaluate(run, metrics=["reliability", "cka"], ensemble_sizes=True, say=said.append)
+    }
     assert found == {"reliability", "reliability by size", "cka"}
     assert "measures of features have no curve over sizes" in said

@@ -16,7 +16,7 @@ from plateaux.core.types import Estimate, TensorTree
 from plateaux.data.sources import DataSplits
 from plateaux.distributed.executors.ray import RayExecutor
 from plateaux.evaluation import ray_evaluator
-from plateaux.evaluation.ray_evaluator import Shard
+from plateaux.evaluation.ray_evaluator import EvalShard
 from plateaux.storage.run import Run
 
 
@@ -42,13 +42,13 @@ def _in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def numbers(found: list[Any]) -> dict[tuple[str, str], float]:
-    return {(each.measure, name): value.value for each in found for name, value in each.rows.items()}
+    return {(each.metric, name): value.value for each in found for name, value in each.rows.items()}
 
 
 @pytest.mark.parametrize("samples", [None, 300])
 def test_shards_add_up_to_what_one_walk_finds(run: Path, samples: int | None) -> None:
     asked: dict[str, Any] = {"measures": ["all"], "sizes": True, "samples": samples, "given": GIVEN, "fresh": True}
-    here = numbers(plateaux.evaluate(run, keep="no", **asked))
+    here = numbers(plateaux.evaluate(run, cache_logits="no", **asked))
     seen: list[tuple[int, int]] = []
     there = plateaux.evaluate(run, executor={"name": "ray"}, seen=lambda *at: seen.append(at), **asked)
     assert numbers(there) == pytest.approx(here, rel=1e-12, abs=1e-15, nan_ok=True)
@@ -60,16 +60,16 @@ def test_shards_add_up_to_what_one_walk_finds(run: Path, samples: int | None) ->
 
 def test_some_members_and_data_from_python_are_asked_too(tmp_path: Path) -> None:
     data: DataSplits = patches(samples=19, test_samples=300)
-    given = plateaux.Given(data=data, allow=("cases",))
+    given = plateaux.Components(data=data, trust=("cases",))
     plateaux.train(recipe("deep_ensemble", "conv"), tmp_path / "run", given=given)
     asked: dict[str, Any] = {"measures": ["accuracy", "nll"], "members": [0, 2], "given": given, "fresh": True}
-    here = numbers(plateaux.evaluate(tmp_path / "run", keep="no", **asked))
+    here = numbers(plateaux.evaluate(tmp_path / "run", cache_logits="no", **asked))
     there = numbers(plateaux.evaluate(tmp_path / "run", executor={"name": "ray"}, **asked))
     assert there == pytest.approx(here, rel=1e-12)
 
 
 def test_members_are_asked_in_blocks_where_samples_are_few(run: Path) -> None:
-    panel = ray_evaluator.SpreadPanel(Run.open(run), given=GIVEN, executor={"name": "ray"})
+    panel = ray_evaluator.RayEvaluator(Run.open(run), given=GIVEN, executor={"name": "ray"})
     assert [len(each) for each in panel._shards(200)] == [3]
     assert [len(each) for each in panel._shards(600)] == [2, 2, 2]
     assert [each[0].stop for each in panel._shards(10_000)] == [2304, 4608, 6912, 9216, 10_000]
@@ -77,7 +77,7 @@ def test_members_are_asked_in_blocks_where_samples_are_few(run: Path) -> None:
 
 def test_tables_stay_below_the_bound(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_evaluator, "TABLE", 1)
-    panel = ray_evaluator.SpreadPanel(Run.open(run), given=GIVEN, executor={"name": "ray"})
+    panel = ray_evaluator.RayEvaluator(Run.open(run), given=GIVEN, executor={"name": "ray"})
     assert {each[0].stop - each[0].start for each in panel._shards(1024)} == {256}
 
 
@@ -88,7 +88,7 @@ def test_rows_to_keep_are_laid_where_they_belong() -> None:
     kept = {"rows": Metric(lambda *_: {}, finish, reduce="cat"), "sum": Metric(lambda *_: {}, finish)}
     whole: ray_evaluator.Settled = {}
     for start in (2, 0):
-        shard = Shard((0,), start, start + 2)
+        shard = EvalShard((0,), start, start + 2)
         found = {(None, "rows"): {"r": torch.tensor([start, start + 1])}, (None, "sum"): {"s": torch.tensor(1.0)}}
         ray_evaluator.merge(whole, found, kept, shard, 4)
     assert whole[None, "rows"]["r"].tolist() == [0, 1, 2, 3]

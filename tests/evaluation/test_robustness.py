@@ -9,16 +9,16 @@ import pytest
 
 from plateaux.core.errors import DataError
 from plateaux.core.types import Estimate
-from plateaux.evaluation.results import Measurement
+from plateaux.evaluation.results import MetricResult
 from plateaux.evaluation.robustness import read_baseline, robustness
 
 ACCURACIES = {("fog", 1): 0.9, ("fog", 2): 0.8, ("snow", 1): 0.7, ("snow", 2): 0.5}
 
 
-def measured() -> list[Measurement]:
+def measured() -> list[MetricResult]:
     data = {"name": "cifar10", "samples": 100, "source": "generated, CIFAR-C-like"}
     return [
-        Measurement("accuracy", f"{kind} {level}", {"member 0": Estimate(number, 0.02)}, "higher", {},
+        MetricResult("accuracy", f"{kind} {level}", {"member 0": Estimate(number, 0.02)}, "higher", {},
                     {**data, "corruption": kind, "severity": level})
         for (kind, level), number in ACCURACIES.items()
     ]  # fmt: skip
@@ -38,15 +38,15 @@ def test_means_are_by_kind_by_severity_and_over_all() -> None:
     )
     assert summary.rows["member 0 · cACC"].stderr == pytest.approx(0.02)
     assert summary.data["source"] == "generated, CIFAR-C-like"
-    assert error.measure == "mean corruption error (not normalised)"
+    assert error.metric == "mean corruption error (not normalised)"
     assert error.rows["member 0"].value == pytest.approx(1 - 0.725)
-    assert error.better == "lower"
+    assert error.higher_is_better == "lower"
 
 
 def test_mce_is_the_mean_of_ratios_to_the_baseline() -> None:
     baseline = {"fog": [0.2, 0.4, 1, 1, 1], "snow": [0.5, 0.5, 1, 1, 1]}
     found = robustness(measured(), baseline)[1]
-    assert found.measure == "mCE"
+    assert found.metric == "mCE"
     assert found.rows["member 0"].value == pytest.approx(((0.1 + 0.2) / 0.6 + (0.3 + 0.5) / 1.0) / 2)
     with pytest.raises(DataError, match="The baseline says nothing about snow"):
         robustness(measured(), {"fog": baseline["fog"]})

@@ -15,7 +15,7 @@ from plateaux.core.errors import RecipeError, RunError
 from plateaux.evaluation.evaluate import evaluate
 from plateaux.evaluation.loading import load
 from plateaux.evaluation.row_names import MEAN_PROBABILITY
-from plateaux.evaluation.selection import Chosen, choose_members, judge_chosen, load_chosen
+from plateaux.evaluation.selection import EnsembleSelection, evaluate_selection, load_selection, select_members
 from plateaux.evaluation.soup import soup
 from plateaux.storage.run import Run
 from plateaux.training.train import train
@@ -65,20 +65,20 @@ def test_a_soup_of_strangers_is_refused_with_the_rise_of_the_loss(apart: Path, t
 
 @pytest.mark.parametrize("how", ["uniform", "greedy"])
 def test_a_soup_of_one_basin_is_a_run_of_one_member(near: Path, how: str, tmp_path: Path) -> None:
-    made = soup(near, tmp_path / "soup", how=how)  # type: ignore[arg-type]
+    made = soup(near, tmp_path / "soup", strategy=how)  # type: ignore[arg-type]
     about = json.loads((tmp_path / "soup/selection.json").read_text())
     assert about["kind"] == f"{how} soup"
     assert len(about["ids"]) == 200
     if how == "greedy":
         with pytest.raises(RunError, match="were chosen on these samples"):
-            evaluate(tmp_path / "soup", on="validation", measures=["nll"])
+            evaluate(tmp_path / "soup", split="validation", metrics=["nll"])
     old = [Run.open(near).weights(number) for number in about["members"]]
     for name, tensor in made.weights(0).items():
         if "running" not in name and "num_batches" not in name:
             wanted = torch.stack([each[name].double() for each in old]).mean(0)
             assert torch.allclose(tensor.double(), wanted, atol=1e-7), name
-    (one,) = evaluate(made.store.root, measures=["accuracy"])
-    (many,) = evaluate(near, measures=["accuracy"])
+    (one,) = evaluate(made.store.root, metrics=["accuracy"])
+    (many,) = evaluate(near, metrics=["accuracy"])
     assert one.rows["member 0"].value > many.rows["mean of members"].value - 0.03
 
 
@@ -94,14 +94,14 @@ def test_different_networks_and_training_samples_make_no_soup(tmp_path: Path, ap
     with pytest.raises(RunError, match="differ in architecture"):
         soup(mixed, tmp_path / "soup")
     with pytest.raises(RecipeError, match="hold some out"):
-        soup(apart, tmp_path / "soup", on="train")
+        soup(apart, tmp_path / "soup", split="train")
     with pytest.raises(RecipeError, match="hold some out"):
-        choose_members([apart], size=2, on="train@20")
+        select_members([apart], size=2, split="train@20")
 
 
 def test_a_soup_of_members_named_one_by_one_is_a_sound_run(apart: Path, tmp_path: Path) -> None:
     named = _trained(tmp_path / "named", model={"name": ["mlp"] * 3, "hidden": [8]}, optimizer={"lr": [0.1, 0.2, 0.3]})
-    soup(named, tmp_path / "soup", limit=1e9)
+    soup(named, tmp_path / "soup", max_barrier=1e9)
     assert len(load(tmp_path / "soup")) == 1
     assert Recipe.load(tmp_path / "soup/recipe.toml").model.name == "mlp"
 
@@ -110,32 +110,32 @@ def test_runs_of_other_test_samples_cannot_be_judged_together(tmp_path: Path) ->
     data = {"name": "blobs", "samples": 90, "validation": 30, "batch": 16}
     for name, count in (("a", 101), ("b", 77)):
         _trained(tmp_path / name, members=1, data={**data, "test_samples": count})
-    choose_members([tmp_path / "a", tmp_path / "b"], size=2).write(tmp_path / "c.json")
+    select_members([tmp_path / "a", tmp_path / "b"], size=2).write(tmp_path / "c.json")
     with pytest.raises(RunError, match="has other test samples than the others"):
-        judge_chosen(tmp_path / "c.json")
+        evaluate_selection(tmp_path / "c.json")
 
 
 def test_members_of_several_runs_make_one_ensemble(apart: Path, tmp_path: Path) -> None:
     other = _trained(tmp_path / "other", model={"name": "mlp", "hidden": [32]})
-    chosen = choose_members([apart, other], size=4)
+    chosen = select_members([apart, other], size=4)
     assert len(chosen.members) == 6
     assert sum(chosen.selection.weights) == pytest.approx(1)
     chosen.write(tmp_path / "chosen.json")
-    assert Chosen.read(tmp_path / "chosen.json") == chosen
-    ensemble = load_chosen(tmp_path / "chosen.json")
+    assert EnsembleSelection.read(tmp_path / "chosen.json") == chosen
+    ensemble = load_selection(tmp_path / "chosen.json")
     assert len(ensemble) == sum(weight > 0 for weight in chosen.selection.weights)
     x, y = plateaux.dataset.get("digits")().test.fetch(torch.arange(599))
     p = ensemble.predict(x)
-    judged = judge_chosen(tmp_path / "chosen.json")
+    judged = evaluate_selection(tmp_path / "chosen.json")
     assert judged["accuracy"] == pytest.approx(float((p.argmax(-1) == y).double().mean()))
     assert judged["nll"] == pytest.approx(float(-p.double()[torch.arange(599), y].log().mean()), rel=1e-4)
     with pytest.raises(RunError, match="numbers on them would flatter"):
-        judge_chosen(tmp_path / "chosen.json", on="validation")
+        evaluate_selection(tmp_path / "chosen.json", split="validation")
 
 
 def test_a_choice_is_no_worse_than_the_best_single_member_where_it_was_made(apart: Path) -> None:
-    chosen = choose_members([apart], size=5)
-    (found,) = evaluate(apart, on="validation", measures=["nll"])
+    chosen = select_members([apart], size=5)
+    (found,) = evaluate(apart, split="validation", metrics=["nll"])
     best = min(found.rows[f"member {n}"].value for n in range(3))
     assert chosen.selection.scores[-1] <= best + 1e-6
     assert MEAN_PROBABILITY in found.rows
@@ -144,17 +144,17 @@ def test_a_choice_is_no_worse_than_the_best_single_member_where_it_was_made(apar
 def test_runs_judged_on_other_samples_are_no_pool(apart: Path, tmp_path: Path) -> None:
     other = _trained(tmp_path / "other", seed=3)
     with pytest.raises(RunError, match="has other validation samples than"):
-        choose_members([apart, other], size=2)
+        select_members([apart, other], size=2)
     with pytest.raises(RecipeError, match="No runs were given"):
-        choose_members([], size=2)
+        select_members([], size=2)
 
 
 def test_a_file_that_is_no_selection_is_told(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="is not there"):
-        Chosen.read(tmp_path / "none.json")
+        EnsembleSelection.read(tmp_path / "none.json")
     (tmp_path / "bad.json").write_text("{}")
     with pytest.raises(RunError, match="is no selection"):
-        Chosen.read(tmp_path / "bad.json")
+        EnsembleSelection.read(tmp_path / "bad.json")
 
 
 def test_an_ensemble_is_combined_by_name(apart: Path) -> None:

@@ -15,7 +15,7 @@ from plateaux.evaluation.evaluate import evaluate
 from plateaux.evaluation.loading import load
 from plateaux.evaluation.robustness import robustness
 from plateaux.evaluation.row_names import MEAN_PROBABILITY
-from plateaux.evaluation.splits import targets
+from plateaux.evaluation.splits import eval_splits
 from plateaux.storage.run import Run
 from plateaux.training.train import train
 from tests.cli.test_main import call
@@ -47,12 +47,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_words_name_samples(tmp_path: Path) -> None:
     what = recipe(tmp_path)
-    assert [each.name for each in targets(what, FACTS, ["test", "train"])] == ["test", "train"]
-    every = targets(what, FACTS, ["corrupted"])
+    assert [each.name for each in eval_splits(what, FACTS, ["test", "train"])] == ["test", "train"]
+    every = eval_splits(what, FACTS, ["corrupted"])
     assert len({each.name for each in every}) == 75
-    assert {each.about["source"] for each in every} == {"generated, CIFAR-C-like"}
-    assert len(targets(what, FACTS, ["corrupted:extra"])) == 20
-    assert [each.name for each in targets(what, FACTS, ["corrupted:fog:3"])] == ["fog 3"]
+    assert {each.metadata["source"] for each in every} == {"generated, CIFAR-C-like"}
+    assert len(eval_splits(what, FACTS, ["corrupted:extra"])) == 20
+    assert [each.name for each in eval_splits(what, FACTS, ["corrupted:fog:3"])] == ["fog 3"]
 
 
 @pytest.mark.parametrize(
@@ -67,11 +67,11 @@ def test_words_name_samples(tmp_path: Path) -> None:
 )
 def test_words_that_name_nothing_are_told(word: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(RunError, match=message):
-        targets(recipe(tmp_path), FACTS, [word])
+        eval_splits(recipe(tmp_path), FACTS, [word])
 
 
 def test_numbers_under_corruption_are_those_of_the_corrupted_images(run: Path) -> None:
-    (found,) = evaluate(run, on="corrupted:gaussian_noise:5", measures=["accuracy"])
+    (found,) = evaluate(run, split="corrupted:gaussian_noise:5", metrics=["accuracy"])
     x, y = (torch.from_numpy(np.load(run.parent / "d.npz")[name]) for name in ("x_test", "y_test"))
     seen = corrupt(x, torch.arange(40), "gaussian_noise", 5)
     wanted = float((load(run).predict(seen).argmax(-1) == y).double().mean())
@@ -79,12 +79,12 @@ def test_numbers_under_corruption_are_those_of_the_corrupted_images(run: Path) -
     assert (found.data["corruption"], found.data["severity"]) == ("gaussian_noise", 5)
     assert found.data["source"] == "generated, CIFAR-C-like"
     said: list[str] = []
-    evaluate(run, on="corrupted:gaussian_noise:5", measures=["nll"], say=said.append)
+    evaluate(run, split="corrupted:gaussian_noise:5", metrics=["nll"], say=said.append)
     assert "gaussian_noise 5: from kept" in said[0]
 
 
 def test_several_corruptions_are_summed_up_and_shown(run: Path) -> None:
-    found = evaluate(run, on=["corrupted:fog", "corrupted:contrast"], measures=["accuracy"], samples=8)
+    found = evaluate(run, split=["corrupted:fog", "corrupted:contrast"], metrics=["accuracy"], limit=8)
     summary = robustness(found)[0]
     every = [each.rows["member 0"].value for each in found]
     assert summary.rows["member 0 · cACC"].number == pytest.approx(sum(every) / 10)
@@ -99,15 +99,15 @@ def test_corrupted_images_are_made_once_where_they_are_kept(
 ) -> None:
     options = {"on": "corrupted:snow:2", "measures": ["nll"], "fresh": True}
     (loose,) = evaluate(run, **options)
-    (first,) = evaluate(run, cache=tmp_path, **options)
+    (first,) = evaluate(run, corruption_cache=tmp_path, **options)
     (file,) = tmp_path.iterdir()
     assert file.name.startswith("snow-2-")
     monkeypatch.setattr(Corrupted, "fetch", None)  # nothing is made any more
-    (second,) = evaluate(run, cache=tmp_path, **options)
+    (second,) = evaluate(run, corruption_cache=tmp_path, **options)
     assert loose.rows == first.rows == second.rows
     file.write_bytes(b"damaged")
     with pytest.raises(StorageError, match="snow-2"):
-        evaluate(run, cache=tmp_path, **options)
+        evaluate(run, corruption_cache=tmp_path, **options)
 
 
 def test_published_files_are_preferred_where_they_lie(tmp_path: Path, run: Path) -> None:
@@ -116,8 +116,8 @@ def test_published_files_are_preferred_where_they_lie(tmp_path: Path, run: Path)
     file = np.lib.format.open_memmap(folder / "fog.npy", mode="w+", dtype=np.uint8, shape=(50_000, 32, 32, 3))
     file[20_000] = 7
     np.save(folder / "labels.npy", np.tile(np.arange(10_000) % 10, 5).astype(np.uint8))
-    (found,) = targets(recipe(tmp_path), FACTS, ["corrupted:fog:3"])
-    assert found.about["source"] == "published files"
+    (found,) = eval_splits(recipe(tmp_path), FACTS, ["corrupted:fog:3"])
+    assert found.metadata["source"] == "published files"
     source, ids = found.open(recipe(tmp_path), None)  # type: ignore[arg-type]
     x, y = source.fetch(ids[:2])
     assert (len(ids), int(x[0].sum()), int(x[1].sum()), y.tolist()) == (10_000, 7 * 3 * 32 * 32, 0, [0, 1])

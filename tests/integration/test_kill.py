@@ -167,21 +167,26 @@ def assert_same_run(found: Path, wanted: Path) -> None:
     for number in range(one.recipe.members):
         here, there = one.progress(number), other.progress(number)
         assert here.finished
-        when = {"seconds", "parts"}  # what depends on the clock: how long it took, and into what parts the log was cut
+        when = {"seconds", "log_parts"}  # what depends on the clock: how long it took, and into what parts the log was cut
         assert {k: v for k, v in asdict(here).items() if k not in when} == {
             k: v for k, v in asdict(there).items() if k not in when
         }
         weights = f"members/{number}/weights.safetensors"
         assert (found / weights).read_bytes() == (wanted / weights).read_bytes()
         assert one.log(number) == other.log(number)
-        for *_, name in here.states:
+        for *_, name in here.checkpoints:
             mine, theirs = one.store.get_state(name), other.store.get_state(name)
             assert mine.keys() == theirs.keys()
             assert same({**mine, "progress": None}, {**theirs, "progress": None})
-        expected = {"progress.json", "weights.safetensors", ".lock", *(Path(name).name for *_, name in here.states)}
-        expected |= {Path(here.met).name} if here.met else set()
+        expected = {
+            "progress.json",
+            "weights.safetensors",
+            ".lock",
+            *(Path(name).name for *_, name in here.checkpoints),
+        }
+        expected |= {Path(here.partition_checkpoint).name} if here.partition_checkpoint else set()
         assert {p.name for p in (found / f"members/{number}").iterdir() if p.is_file()} == expected
-        assert len(list((found / f"members/{number}/log").iterdir())) == len(here.parts)
+        assert len(list((found / f"members/{number}/log").iterdir())) == len(here.log_parts)
     assert not list(found.rglob(f"{SCRATCH}*"))
 
 
@@ -253,7 +258,7 @@ def test_a_polite_signal_ends_with_a_checkpoint_and_a_sentence(recipe: Path, who
         assert answer["words"].endswith("with a checkpoint. Run the same command again to go on")
         run = Run.open(out)
         ends.append(run.progress(0).position)
-        assert all(p.states[-1][:2] == p.position == ends[-1] for p in run.all_progress())
+        assert all(p.checkpoints[-1][:2] == p.position == ends[-1] for p in run.all_progress())
     assert ends[0] < ends[1]
     assert ask(recipe, out, set=["run.checkpoint_minutes=10"])["status"] == 0
     assert_same_run(out, whole)

@@ -9,9 +9,9 @@ import pytest
 
 from plateaux.config.recipe import Recipe
 from plateaux.evaluation.evaluate import evaluate
-from plateaux.evaluation.ood import detect
-from plateaux.evaluation.row_names import cell
-from plateaux.storage.import_weights import adopt
+from plateaux.evaluation.ood import detect_ood
+from plateaux.evaluation.row_names import row_name
+from plateaux.storage.import_weights import import_weights
 
 DATA = Path(os.environ.get("PLATEAUX_DATA", "data"))
 WEIGHTS = DATA / "weights" / "resnet20_32_44_56_cifar10.safetensors"
@@ -28,13 +28,13 @@ def test_two_published_resnets_are_as_good_and_as_alarmed_as_their_sheet_says(tm
             "train": {"memory_format": "channels_last"},
         }
     )
-    adopt(tmp_path, recipe, [f"{WEIGHTS}:resnet{depth}." for depth in (20, 32)])
-    found = {each.measure: each.rows for each in evaluate(tmp_path, on=f"test@{SAMPLES}", measures=["all"])}
+    import_weights(tmp_path, recipe, [f"{WEIGHTS}:resnet{depth}." for depth in (20, 32)])
+    found = {each.metric: each.rows for each in evaluate(tmp_path, split=f"test@{SAMPLES}", metrics=["all"])}
     accuracy = found["accuracy"]["member 0"]
     assert accuracy.stderr is not None
     assert abs(accuracy.value - 0.9173) < 3 * accuracy.stderr
     assert 0 < found["disagreement"]["members 0 and 1"].value < 0.2
-    (far,) = detect(tmp_path, {"far": ["texture"]}, samples=SAMPLES)
-    alarm = far.rows[cell("member 0", "max_probability", "auroc")]
+    (far,) = detect_ood(tmp_path, {"far": ["texture"]}, limit=SAMPLES)
+    alarm = far.rows[row_name("member 0", "max_probability", "auroc")]
     assert alarm.stderr is not None
     assert abs(alarm.value - 0.871) < 3 * alarm.stderr

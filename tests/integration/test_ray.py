@@ -48,7 +48,7 @@ from plateaux.distributed import ray_pool  # noqa: E402
 
 HERE = Path(__file__).parents[1]  # the folder of the helpers
 LONG = os.environ.get("PLATEAUX_LONG") == "1"
-GIVEN = plateaux.Given(allow=("rayable", "cases"))
+GIVEN = plateaux.Components(trust=("rayable", "cases"))
 STEPS = 5  # of an epoch: what may be lost by a kill
 SMALL = {"object_store_memory": 80 << 20}
 PLAIN = dict(rayable.SETTINGS)
@@ -222,7 +222,7 @@ def test_twenty_kills_and_five_lost_nodes_change_no_bit(nodes: Nodes, tmp_path: 
 
     heard: list[Mapping[str, Any]] = []
     settings = {"name": "ray", "address": nodes.address, "retries": 50}
-    away = row.changed(executor=settings)
+    away = row.replaced(executor=settings)
     training = Watching(lambda: plateaux.train(away, out, given=GIVEN, tell=heard.append))
     harm()  # in the main thread, where alone nodes can be brought back
     training.end(seconds=1200)
@@ -249,7 +249,7 @@ def test_a_run_in_a_bucket_whose_server_stumbles_survives_a_kill(nodes: Nodes, s
     server.share, server.failed = 0.05, 0
     harming = Watching(harm)
     try:
-        run = plateaux.train(row.changed(executor=settings), out, given=GIVEN)
+        run = plateaux.train(row.replaced(executor=settings), out, given=GIVEN)
     finally:
         server.share = 0.0
     harming.end()
@@ -265,7 +265,7 @@ def test_a_group_that_loses_one_begins_again_and_nobody_else_notices(nodes: Node
     other.mkdir()
     alone = recipe(other, {"name": "sam", "rho": 0.1}, members=1, epochs=4, pause=0.1)
     settings = {"name": "ray", "address": nodes.address, "cpus": 0.5}
-    aside = Watching(lambda: plateaux.train(alone.changed(executor=settings), other / "run", given=GIVEN))
+    aside = Watching(lambda: plateaux.train(alone.replaced(executor=settings), other / "run", given=GIVEN))
 
     def harm() -> None:
         wait_until(lambda: at_work(tmp_path / "run") and counted(tmp_path / "steps").get(0, 0) > STEPS + 1)
@@ -274,7 +274,7 @@ def test_a_group_that_loses_one_begins_again_and_nobody_else_notices(nodes: Node
         os.kill(max(pids), signal.SIGKILL)
 
     harming = Watching(harm)
-    run = plateaux.train(joint.changed(executor={**settings, "processes": 2}), tmp_path / "run", given=GIVEN)
+    run = plateaux.train(joint.replaced(executor={**settings, "processes": 2}), tmp_path / "run", given=GIVEN)
     harming.end()
     aside.end()
     attempts = [(each["attempt"], tuple(each["start"])) for each in records(run)]
@@ -293,7 +293,7 @@ def test_a_member_that_cannot_read_its_data_ends_alone_and_the_next_call_does_on
     flaw.write_text("1")
     settings = {"name": "ray", "address": nodes.address}
     with pytest.raises(PlateauxError, match=r"train member 1 .* failed: KeyError: 'sample 7 cannot be read'"):
-        plateaux.train(row.changed(executor=settings), tmp_path / "run", given=GIVEN)
+        plateaux.train(row.replaced(executor=settings), tmp_path / "run", given=GIVEN)
     run = Run.open(tmp_path / "run")
     assert [each.finished for each in run.all_progress()] == [True, False, True]
     (failed,) = [each for each in records(run) if each["outcome"] == "failed"]
@@ -302,7 +302,7 @@ def test_a_member_that_cannot_read_its_data_ends_alone_and_the_next_call_does_on
     assert "Traceback" in failed["problem"]
     flaw.unlink()
     before = len(records(run))
-    plateaux.train(row.changed(executor=settings), tmp_path / "run", given=GIVEN)
+    plateaux.train(row.replaced(executor=settings), tmp_path / "run", given=GIVEN)
     assert [each["members"] for each in records(run)[before:]] == [[1]]
     assert distance(weights(locally(row, tmp_path)), weights(run)) == 0
 
@@ -310,16 +310,16 @@ def test_a_member_that_cannot_read_its_data_ends_alone_and_the_next_call_does_on
 def test_a_meeting_goes_ahead_without_a_member_that_is_given_up(nodes: Nodes, tmp_path: Path) -> None:
     flaw = tmp_path / "flaw"
     flaw.write_text("2")
-    row = recipe(tmp_path, {"name": "sharpbalance", "rho": 0.1}, flaw=str(flaw)).changed(run={"min_members": 2})
+    row = recipe(tmp_path, {"name": "sharpbalance", "rho": 0.1}, flaw=str(flaw)).replaced(run={"min_members": 2})
     settings = {"name": "ray", "address": nodes.address}
     with pytest.raises(PlateauxError, match="member 2"):
-        plateaux.train(row.changed(executor=settings), tmp_path / "run", given=GIVEN)
+        plateaux.train(row.replaced(executor=settings), tmp_path / "run", given=GIVEN)
     run = Run.open(tmp_path / "run")
     assert [each.finished for each in run.all_progress()] == [True, True, False]
     assert run.store.get_json("notes/1/summary.json")["without"] == [2]
-    assert run.present() == [0, 1]
+    assert run.trained_members() == [0, 1]
     assert plateaux.missing(run, GIVEN) == []
-    found = plateaux.evaluate(tmp_path / "run", measures=["accuracy"], given=GIVEN)
+    found = plateaux.evaluate(tmp_path / "run", metrics=["accuracy"], given=GIVEN)
     assert "member 1" in found[0].rows
     assert "member 2" not in found[0].rows
 
@@ -330,14 +330,14 @@ def test_a_job_whose_process_dies_too_often_is_given_up(nodes: Nodes, tmp_path: 
 
     harming = Watching(lambda: strike(tmp_path / "run", [0]))
     with pytest.raises(RunError, match=r"member 0 .* died, for the 1\. time; given up"):
-        plateaux.train(row.changed(executor=settings), tmp_path / "run", given=GIVEN)
+        plateaux.train(row.replaced(executor=settings), tmp_path / "run", given=GIVEN)
     harming.end()
     assert [each.finished for each in Run.open(tmp_path / "run").all_progress()] == [False, True]
 
 
 def driver(row: Recipe, out: Path, *, env: Mapping[str, str] | None = None, **changes: Any) -> subprocess.Popen[str]:
     file = out.parent / "recipe.toml"
-    file.write_text(row.changed(executor=changes).to_toml())
+    file.write_text(row.replaced(executor=changes).to_toml())
     call = [sys.executable, "-m", "plateaux", "train", str(file), "--out", str(out), "--no-measure"]
     allowed = ["--allow", "rayable", "--allow", "cases"]
     return subprocess.Popen([*call, *allowed], stderr=subprocess.PIPE, text=True, env=env)
@@ -393,15 +393,15 @@ def test_numbers_measured_on_the_cluster_are_those_of_one_process(nodes: Nodes, 
     spread = {"name": "ray", "address": nodes.address}
     there = plateaux.evaluate(tmp_path / "run", executor=spread, seen=lambda *at: seen.append(at), **asked)
     assert seen == [(256, 700), (512, 700), (700, 700)]
-    assert [each.measure for each in there] == [each.measure for each in here]
+    assert [each.metric for each in there] == [each.metric for each in here]
     for one, other in zip(here, there, strict=True):
         assert list(one.rows) == list(other.rows)
         for name in one.rows:
             assert other.rows[name].value == pytest.approx(one.rows[name].value, rel=1e-12, abs=1e-15, nan_ok=True)
             errors = [each.rows[name].stderr for each in (one, other)]
             assert errors == [None, None] or errors[1] == pytest.approx(errors[0], rel=1e-9, abs=1e-15, nan_ok=True)
-    plateaux.evaluate(tmp_path / "run", measures=["accuracy"], given=GIVEN)
-    kept = plateaux.evaluate(tmp_path / "run", measures=["accuracy"], executor=spread, given=GIVEN)
+    plateaux.evaluate(tmp_path / "run", metrics=["accuracy"], given=GIVEN)
+    kept = plateaux.evaluate(tmp_path / "run", metrics=["accuracy"], executor=spread, given=GIVEN)
     assert kept[0].data["logits"] == "kept, float32"
 
 

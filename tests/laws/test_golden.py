@@ -23,10 +23,10 @@ import plateaux
 from plateaux.config.recipe import Recipe
 from plateaux.core.types import TensorTree
 from plateaux.data.corruptions.corrupt import CORRUPTIONS, EXTRA, corrupt
-from plateaux.evaluation.calibration import calibrate, judge
+from plateaux.evaluation.calibration import calibrate, evaluate_calibration
 from plateaux.evaluation.evaluate import evaluate
 from plateaux.loss_landscape.run_probes import landscape
-from plateaux.storage.run import Run, notes_name, scores_name
+from plateaux.storage.run import Run, sam_set_path, sharpness_path
 from plateaux.studies.runner import Conduct
 from plateaux.studies.study import Study
 from plateaux.training.train import train
@@ -135,8 +135,8 @@ def test_scores_and_sets_are_the_golden_ones(rule: str, golden: Mapping[str, Any
     scores, sets = [], []
     for epoch in (2, 3):
         for member in range(3):
-            scores += projections(torch.from_numpy(np.array(run.store.array(scores_name(epoch, member))[1])))
-            sets.append(bytes(run.store.array(notes_name(epoch, member))[1]).hex())
+            scores += projections(torch.from_numpy(np.array(run.store.array(sharpness_path(epoch, member))[1])))
+            sets.append(bytes(run.store.array(sam_set_path(epoch, member))[1]).hex())
     same(golden, f"scores, {rule}", scores, rel=1e-6)  # they are stored in float32
     same(golden, f"sets, {rule}", sets)
     same(golden, f"weights, {rule}", [number for member in range(3) for number in of_weights(run.weights(member))])
@@ -158,13 +158,13 @@ def numbers(found: Sequence[Any]) -> list[float]:
 
 def test_an_evaluation_has_the_golden_values(golden: Mapping[str, Any], run: Run) -> None:
     root = run.store.root
-    same(golden, "evaluation", numbers(evaluate(root, measures=["all"], sizes=True, given=GIVEN)))
+    same(golden, "evaluation", numbers(evaluate(root, metrics=["all"], ensemble_sizes=True, given=GIVEN)))
 
 
 def test_a_calibration_has_the_golden_values(golden: Mapping[str, Any], run: Run) -> None:
     root = run.store.root
-    calibrate(root, part=0.75, given=GIVEN)
-    same(golden, "calibration", numbers(judge(root, given=GIVEN)))
+    calibrate(root, fraction=0.75, given=GIVEN)
+    same(golden, "calibration", numbers(evaluate_calibration(root, given=GIVEN)))
 
 
 def test_a_landscape_has_the_golden_values(golden: Mapping[str, Any], run: Run) -> None:

@@ -40,7 +40,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(("copies", "shape"), [(1, "2x1"), (2, "1x2")])
 def test_a_mesh_measures_what_one_process_does(run: Path, copies: int, shape: str) -> None:
-    wanted = {each.measure: each.rows for each in evaluate(run, measures=["all"], keep="no", fresh=True)}
+    wanted = {each.metric: each.rows for each in evaluate(run, metrics=["all"], cache_logits="no", no_cache=True)}
     for answer in mesh(2).run("laws.meshes:measure_here", str(run), copies):
         assert list(answer) == list(wanted)
         for name, rows in answer.items():
@@ -55,9 +55,9 @@ def test_a_mesh_measures_what_one_process_does(run: Path, copies: int, shape: st
 def test_what_a_mesh_keeps_is_what_one_process_reads(run: Path) -> None:
     mesh(2).run("laws.meshes:measure_here", str(run), 2, "float32")
     said: list[str] = []
-    found = {each.measure: each.rows for each in evaluate(run, measures=["all"], say=said.append)}
+    found = {each.metric: each.rows for each in evaluate(run, metrics=["all"], say=said.append)}
     assert said == ["test: from kept float32 logits of 301 samples, no forward pass"]
-    wanted = {each.measure: each.rows for each in evaluate(run, measures=["all"], keep="no", fresh=True)}
+    wanted = {each.metric: each.rows for each in evaluate(run, metrics=["all"], cache_logits="no", no_cache=True)}
     for name, rows in wanted.items():
         for row, value in rows.items():
             assert found[name][row].value == pytest.approx(value.value, rel=1e-6, abs=1e-7, nan_ok=True), (name, row)

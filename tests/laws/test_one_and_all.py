@@ -11,7 +11,7 @@ from cases import GIVEN, JOINT, METHODS, OWN, corner, learner, recipe, steps, tr
 from laws.meshes import mesh
 from torch import Tensor
 
-from plateaux.config.builders.training import method_of
+from plateaux.config.builders.training import build_method
 from plateaux.core.errors import RecipeError
 from plateaux.core.method import GradRequest, Method, Objective, StepContext
 from plateaux.core.types import Batch, TensorTree
@@ -21,7 +21,7 @@ from plateaux.training.step import step
 
 
 def method(name: str, number: int = 0) -> Method:
-    return method_of(recipe(name), number, GIVEN)
+    return build_method(recipe(name), number, GIVEN)
 
 
 def table(name: str, rows: int, size: int = 5, seed: int = 0) -> tuple[Tensor, Batch]:
@@ -123,7 +123,7 @@ def test_members_that_see_each_other_ask_equally_often(name: str) -> None:
 def test_members_out_of_step_are_refused_with_a_sentence(manner: str) -> None:
     row = recipe("apart", method={"rho": [0.1, 0.0, 0.1]})
     learners = [
-        learner(corner(seed=number).module, method_of(row, number, GIVEN), number=number) for number in range(3)
+        learner(corner(seed=number).module, build_method(row, number, GIVEN), number=number) for number in range(3)
     ]
     with pytest.raises(RecipeError, match="equally often"):
         step(LocalExecutor(manner, 1, (), "error"), learners, [corner().batch] * 3, Way())

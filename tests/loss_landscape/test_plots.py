@@ -13,15 +13,15 @@ from xml.etree import ElementTree
 import pytest
 from cases import recipe
 
-from plateaux import Given
-from plateaux.config.builders.model import kind_of
+from plateaux import Components
+from plateaux.config.builders.model import architecture_hash
 from plateaux.core.errors import Interrupted, RecipeError, RunError
 from plateaux.loss_landscape import plots, render
 from plateaux.loss_landscape.plots import Picture
 from plateaux.loss_landscape.slices import Line, Mark, Surface
 from plateaux.training.train import train
 
-GIVEN = Given(allow=("cases",))
+GIVEN = Components(trust=("cases",))
 ABOUT = {"samples": 1000, "on": "train", "name": "hills"}
 NAN = float("nan")
 
@@ -226,7 +226,7 @@ def test_what_cannot_be_drawn_is_told(run: Path, kinds: list[str], members: list
 
 @pytest.mark.usefixtures("quick")
 def test_between_different_architectures_there_is_no_path(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(render, "kind_of", lambda *given: kind_of(*given) + str(given[1]))
+    monkeypatch.setattr(render, "architecture_hash", lambda *given: architecture_hash(*given) + str(given[1]))
     with pytest.raises(RunError, match="no straight path"):
         render.pictures(run, ["paths"], given=GIVEN)
 

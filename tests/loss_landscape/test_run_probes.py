@@ -14,15 +14,15 @@ from cases import recipe, weights
 from torch import nn
 
 import plateaux
-from plateaux import Given, Run
-from plateaux.config.builders.data import data_of
+from plateaux import Components, Run
+from plateaux.config.builders.data import build_data
 from plateaux.core import tensor_tree
 from plateaux.core.errors import Interrupted, RecipeError, RunError
 from plateaux.core.member import MemberModule
 from plateaux.core.types import Batch, Estimate
 from plateaux.data.sources import DataSplits, InMemorySource
-from plateaux.evaluation.evaluator import Panel
-from plateaux.evaluation.results import Measurement
+from plateaux.evaluation.evaluator import Evaluator
+from plateaux.evaluation.results import MetricResult
 from plateaux.loss_landscape.loss_surface import Ground
 from plateaux.loss_landscape.probe import Probe, probes_named
 from plateaux.loss_landscape.run_probes import Meter, Scene, landscape
@@ -30,7 +30,7 @@ from plateaux.loss_landscape.session import Conditions, Sample, drawn, ground_of
 from plateaux.training.checks import check
 from plateaux.training.train import train
 
-GIVEN = Given(allow=("cases", "toy_probes"))
+GIVEN = Components(trust=("cases", "toy_probes"))
 VARIED = {"data": {"crop": 2, "flip": True}}
 
 
@@ -43,7 +43,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: root / name for name in ("mlp", "conv")}
 
 
-def asked(root: Path, *probes: str, **options: Any) -> list[Measurement]:
+def asked(root: Path, *probes: str, **options: Any) -> list[MetricResult]:
     return landscape(root, probes=probes, given=GIVEN, **options)
 
 
@@ -103,7 +103,7 @@ def test_the_first_of_a_sample_are_cut_out_of_its_batches() -> None:
 
 def test_answers_are_those_of_the_members_on_the_drawn_samples(runs: dict[str, Path]) -> None:
     (found,) = asked(runs["mlp"], "toy_probes:loss(samples=12)")
-    run, data = Run.open(runs["mlp"]), data_of(recipe(samples=40), GIVEN)
+    run, data = Run.open(runs["mlp"]), build_data(recipe(samples=40), GIVEN)
     ids = drawn(torch.arange(40), run.recipe.seed, 12)
     x, y = data.train.fetch(ids)
     for number, module in enumerate(plateaux.load(runs["mlp"], given=GIVEN).members):
@@ -130,11 +130,11 @@ def test_probes_take_so_many_samples_as_they_ask_for_unless_told(runs: dict[str,
 
 def test_what_must_be_known_is_recorded_with_the_number(runs: dict[str, Path]) -> None:
     (found,) = asked(runs["conv"], "toy_probes:loss", on="test", members=[1])
-    assert found.on == "test"
+    assert found.split == "test"
     facts = {"batchnorm": "eval", "augmentation": "none", "unit_logits": False, "precision": "fp32", "samples": 3}
     assert facts.items() <= found.data.items()
-    assert found.convention == "the mean over samples; when neighbouring layers are rescaled it stays the same"
-    assert found.asks == "flat"
+    assert found.definition == "the mean over samples; when neighbouring layers are rescaled it stays the same"
+    assert found.group == "flat"
     assert list(found.rows) == ["member 1", "member 1 · samples"]
     assert found.hashes.keys() == found.weights.keys() == {"member 1"}
     (plain,) = asked(runs["mlp"], "toy_probes:loss", batchnorm="train")
@@ -234,7 +234,7 @@ def test_a_long_question_moves_by_the_clock_and_never_past_its_share(monkeypatch
 def test_a_probe_that_cannot_be_asked_is_left_out_with_its_reason(runs: dict[str, Path]) -> None:
     told: list[str] = []
     (found,) = asked(runs["mlp"], "toy_probes:refuses", "toy_probes:loss", say=told.append)
-    assert found.measure == "toy_probes:loss"
+    assert found.metric == "toy_probes:loss"
     assert "toy_probes:refuses is left out: this network has no summit; ask another" in told
     with pytest.raises(RecipeError, match="no summit"):
         asked(runs["mlp"], "toy_probes:refuses")
@@ -258,7 +258,7 @@ def test_members_are_left_as_they_were(runs: dict[str, Path], tmp_path: Path) ->
     probe: Probe = toy_probes.climb()
     module = plateaux.load(runs["conv"], given=GIVEN).members[0]
     before = tensor_tree.clone(module.state_dict())
-    x, y = data_of(recipe("deep_ensemble", "conv_bn", samples=9), GIVEN).train.fetch(torch.arange(9))
+    x, y = build_data(recipe("deep_ensemble", "conv_bn", samples=9), GIVEN).train.fetch(torch.arange(9))
     assert isinstance(x, torch.Tensor)
     with posed(module, "train"):
         probe.ask(Ground(MemberModule(module), [Batch(x, y, torch.arange(9))]))
@@ -267,12 +267,12 @@ def test_members_are_left_as_they_were(runs: dict[str, Path], tmp_path: Path) ->
 
 def test_other_data_than_the_run_was_made_with_are_refused(runs: dict[str, Path]) -> None:
     run = Run.open(runs["mlp"])
-    x = torch.randn(40, *run.about["data"]["shape"])
+    x = torch.randn(40, *run.metadata["data"]["shape"])
     strange = DataSplits(
         "blobs", InMemorySource(x, torch.arange(40) % 2), InMemorySource(x, torch.arange(40) % 2), 3, tuple(x.shape[1:])
     )
-    panel = Panel(run, given=Given(data=strange, allow=GIVEN.allow))
-    panel.facts = run.about["data"]
+    panel = Evaluator(run, given=Components(data=strange, trust=GIVEN.trust))
+    panel.data_info = run.metadata["data"]
     with pytest.raises(RunError, match="not those this run was made with"):
         Scene(panel, "train", Conditions(), most=4)
 
@@ -287,7 +287,7 @@ PROBE = {"names": ["toy_probes:climb", "toy_probes:loss", "toy_probes:refuses"],
 def test_probes_asked_in_training_change_no_bit(net: str, manner: str, tmp_path: Path) -> None:
     row = recipe("sam", net, members=2, train={"epochs": 3}, executor={"manner": manner})
     plain = weights(train(row, tmp_path / "plain", given=GIVEN))
-    probed = train(row.changed(probe=PROBE), tmp_path / "probed", given=GIVEN)
+    probed = train(row.replaced(probe=PROBE), tmp_path / "probed", given=GIVEN)
     for one, other in zip(plain, weights(probed), strict=True):
         assert all(torch.equal(one[name], other[name]) for name in one)
     lines = [line for line in probed.log(1) if "probe" in line]
@@ -301,7 +301,7 @@ def test_probes_asked_in_training_change_no_bit(net: str, manner: str, tmp_path:
 
 def test_the_last_record_is_what_the_walk_finds_of_the_finished_member(tmp_path: Path) -> None:
     run = train(recipe("deep_ensemble", "conv_bn", members=2, probe=PROBE), tmp_path / "run", given=GIVEN)
-    found = {each.measure: each for each in asked(tmp_path / "run", "toy_probes:climb", "toy_probes:loss", samples=12)}
+    found = {each.metric: each for each in asked(tmp_path / "run", "toy_probes:climb", "toy_probes:loss", samples=12)}
     for number in (0, 1):
         for line in run.log(number):
             if "rows" in line:
@@ -331,7 +331,7 @@ def test_records_survive_a_stop_and_a_resume(tmp_path: Path) -> None:
 def test_a_run_may_go_on_with_other_probes(tmp_path: Path) -> None:
     row = recipe(members=1)
     train(row, tmp_path / "run", given=GIVEN)
-    again = train(row.changed(probe=PROBE), tmp_path / "run", given=GIVEN)
+    again = train(row.replaced(probe=PROBE), tmp_path / "run", given=GIVEN)
     assert not [line for line in again.log(0) if "probe" in line]
 
 

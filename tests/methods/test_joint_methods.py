@@ -16,10 +16,10 @@ from cases import GIVEN, LOOP, NETS, distance, learner, recipe, trained
 from reference import joint as twin
 from torch import Tensor, nn
 
-from plateaux.config.builders.data import data_of, feed_of, split_of, training_data
-from plateaux.config.builders.model import network
-from plateaux.config.builders.training import method_of
-from plateaux.config.components import Given
+from plateaux.config.builders.data import build_data, build_loader, build_training_data, train_val_split
+from plateaux.config.builders.model import build_member
+from plateaux.config.builders.training import build_method
+from plateaux.config.components import Components
 from plateaux.core.errors import DataError, RecipeError
 from plateaux.core.member import MemberModule
 from plateaux.core.method import Method, Objective
@@ -171,11 +171,11 @@ def test_joint_training_makes_members_disagree_on_the_unlabelled_samples(tmp_pat
     for strength in (0.0, 3.0):
         row = recipe("a2d", samples=120, batch=20, method={"strength": strength}, train={"epochs": 15})
         run = train(row, tmp_path / str(strength), given=GIVEN)
-        data = training_data(row, GIVEN)
+        data = build_training_data(row, GIVEN)
         x, _ = data.unlabeled.source.fetch(data.unlabeled.ids)
         rows = []
         for number in range(3):
-            module = network(row, data, number, GIVEN)
+            module = build_member(row, data, number, GIVEN)
             module.load_state_dict(run.weights(number))
             rows.append(module(x).argmax(-1))
         found[strength] = float((rows[0] != rows[1]).float().mean())
@@ -239,10 +239,10 @@ def test_every_member_takes_part_equally_often() -> None:
 
 def by_hand(row: Any) -> list[dict[str, Tensor]]:
     """Train SED slowly: pick members by the rule, descend the formula with autograd; all schedules move with time."""
-    data = data_of(row, GIVEN)
-    ids, _ = split_of(row, data)
-    feed = feed_of(row, data, 0, shared=True, device=CPU, ids=ids)
-    modules = [network(row, data, number, GIVEN) for number in range(row.members)]
+    data = build_data(row, GIVEN)
+    ids, _ = train_val_split(row, data)
+    feed = build_loader(row, data, 0, shared=True, device=CPU, ids=ids)
+    modules = [build_member(row, data, number, GIVEN) for number in range(row.members)]
     optimizers = [
         torch.optim.AdamW(module.parameters(), lr=lr, weight_decay=0.1)
         for module, lr in zip(modules, row.optimizer.lr, strict=True)
@@ -300,11 +300,11 @@ def test_a_schedule_by_epochs_goes_on_for_absent_members(tmp_path: Path) -> None
 
 def test_members_with_the_same_rates_share_a_pace_and_others_do_not() -> None:
     row = absent_row()
-    made = learners_of(row, data_of(row, GIVEN), range(4), LOOP, device=CPU, steps=3, given=GIVEN)
+    made = learners_of(row, build_data(row, GIVEN), range(4), LOOP, device=CPU, steps=3, given=GIVEN)
     assert len(paces_of(made)) == 3
     assert made[1].pace is made[2].pace
     plain = absent_row(schedule=[])
-    assert paces_of(learners_of(plain, data_of(plain, GIVEN), [0, 1], LOOP, device=CPU, steps=3, given=GIVEN)) == ()
+    assert paces_of(learners_of(plain, build_data(plain, GIVEN), [0, 1], LOOP, device=CPU, steps=3, given=GIVEN)) == ()
 
 
 def test_a_pair_of_two_members_is_all_of_them(tmp_path: Path) -> None:
@@ -398,20 +398,20 @@ def test_a_batch_without_unlabelled_samples_has_no_extras() -> None:
 
 def test_the_run_remembers_which_unlabelled_samples_it_used(tmp_path: Path) -> None:
     row = recipe("a2d")
-    facts = train(row, tmp_path / "run", given=GIVEN).about["data"]["unlabelled"]
-    extra = training_data(row, GIVEN).unlabeled
+    facts = train(row, tmp_path / "run", given=GIVEN).metadata["data"]["unlabelled"]
+    extra = build_training_data(row, GIVEN).unlabeled
     assert facts == {"name": "spirals", "fingerprint": extra.source.fingerprint(), "ids": extra.ids.tolist()}
     assert len(set(facts["ids"])) == 13
     assert facts["ids"] == sorted(facts["ids"])
-    assert facts == Run.open(tmp_path / "run").about["data"]["unlabelled"]
-    assert training_data(row.changed(seed=8), GIVEN).unlabeled.ids.tolist() != facts["ids"]
+    assert facts == Run.open(tmp_path / "run").metadata["data"]["unlabelled"]
+    assert build_training_data(row.replaced(seed=8), GIVEN).unlabeled.ids.tolist() != facts["ids"]
 
 
 def test_a_name_alone_takes_all_samples_and_a_set_only_to_test_on_gives_those() -> None:
     row = recipe("a2d", "conv", data={"unlabelled": "cases:static"})
-    assert training_data(row, GIVEN).unlabeled.ids.tolist() == list(range(17))
+    assert build_training_data(row, GIVEN).unlabeled.ids.tolist() == list(range(17))
     only_test = recipe("a2d", "conv", data={"unlabelled": "test_joint:only_to_test_on@3"})
-    found = training_data(only_test, Given(allow=("cases", "test_joint"))).unlabeled
+    found = build_training_data(only_test, Components(trust=("cases", "test_joint"))).unlabeled
     assert len(found.source) == 5
     assert len(found.ids) == 3
 
@@ -424,10 +424,10 @@ def only_to_test_on() -> Any:
 
 def test_unlabelled_samples_may_be_handed_over_in_python(tmp_path: Path) -> None:
     x = torch.randn(6, 2, generator=torch.Generator().manual_seed(0))
-    given = replace(GIVEN, unlabelled=InMemorySource(x, torch.zeros(6, dtype=torch.int64)))
+    given = replace(GIVEN, unlabeled=InMemorySource(x, torch.zeros(6, dtype=torch.int64)))
     row = recipe("deep_ensemble", method={"name": "a2d"})
     run = train(row, tmp_path / "run", given=given)
-    assert run.about["data"]["unlabelled"]["ids"] == list(range(6))
+    assert run.metadata["data"]["unlabelled"]["ids"] == list(range(6))
 
 
 @pytest.mark.parametrize(
@@ -463,7 +463,7 @@ def test_no_unlabelled_samples_are_no_samples() -> None:
 
 def test_looking_aside_moves_no_buffers() -> None:
     row = recipe("deep_ensemble", "conv_bn")
-    module = network(row, data_of(row, GIVEN), 0, GIVEN).train()
+    module = build_member(row, build_data(row, GIVEN), 0, GIVEN).train()
     x = torch.randn(4, 2, 6, 6, generator=torch.Generator().manual_seed(0))
     buffers = dict(module.named_buffers())
     before = {name: each.clone() for name, each in buffers.items()}
@@ -515,7 +515,7 @@ def test_a2d_on_labelled_samples_is_a_mean_over_them(tmp_path: Path) -> None:
 def test_any_joint_method_takes_any_update(name: Any, asks: int) -> None:
     assert len(trace_requests(get_update(name), 4)) == asks
     for method in ("a2d", "divdis", "sed"):
-        made = method_of(recipe(method, method={"update": name}), 0, GIVEN)
+        made = build_method(recipe(method, method={"update": name}), 0, GIVEN)
         assert len(trace_requests(made.update, 4)) == asks
 
 

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from plateaux.config.builders.model import network, networks, shared_names, trunk_of
-from plateaux.config.components import Given
+from plateaux.config.builders.model import build_backbone, build_member, build_members, shared_param_names
+from plateaux.config.components import Components
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RecipeError
 from plateaux.data.sources import from_tensors
@@ -38,7 +38,7 @@ SHAPE = (3, 16, 16)
 IMAGES = torch.rand(40, *SHAPE, generator=torch.Generator().manual_seed(1))
 LABELS = torch.arange(40) % 5
 DATA = from_tensors((IMAGES[:30], LABELS[:30]), (IMAGES[30:], LABELS[30:]), classes=5, mean=(0.5,) * 3, std=(0.5,) * 3)
-GIVEN = Given(data=DATA)
+GIVEN = Components(data=DATA)
 
 NETS: dict[str, Any] = {
     "cnn": lambda: cnn(shape=SHAPE, classes=5, channels=(4, 6), norm="batch"),
@@ -211,7 +211,7 @@ def test_heads_are_one_layer_or_two() -> None:
 def test_two_hundred_heads_hold_the_trunk_once() -> None:
     net = {"name": "resnet8", "width": 16, "trunk": "features", "head": "linear"}
     asked = Recipe.from_dict({**recipe().to_dict(), "model": net})
-    two, many = (networks(asked.changed(members=count), DATA, range(count), GIVEN) for count in (2, 200))
+    two, many = (build_members(asked.replaced(members=count), DATA, range(count), GIVEN) for count in (2, 200))
     trunk = size_in_bytes([many[0].trunk])  # type: ignore[list-item]
     one = size_in_bytes([many[0].head])  # type: ignore[list-item]
     assert trunk > 100 * one
@@ -224,7 +224,7 @@ def test_two_hundred_heads_hold_the_trunk_once() -> None:
 
 
 def test_an_ensemble_runs_its_trunk_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    members = networks(recipe(trunk="features", head="mlp", head_width=[3, 4, 5]), DATA, range(3), GIVEN)
+    members = build_members(recipe(trunk="features", head="mlp", head_width=[3, 4, 5]), DATA, range(3), GIVEN)
     together = Ensemble(members, mean=DATA.mean, std=DATA.std)
     wanted = torch.stack([member((IMAGES - 0.5) / 0.5) for member in members])
     calls: list[int] = []
@@ -244,7 +244,7 @@ def test_members_share_the_trunk_and_nothing_else(top: str, tmp_path: Path) -> N
     shared = run.shared()
     assert shared
     assert all(name.startswith("trunk.model.0.") for name in shared)
-    start = trunk_of(asked, DATA, GIVEN).state_dict()
+    start = build_backbone(asked, DATA, GIVEN).state_dict()
     assert all(torch.equal(tensor, start[name.removeprefix("trunk.")]) for name, tensor in shared.items())
     weights = [run.weights(number) for number in range(3)]
     assert all(name.startswith("head.") for name in weights[0])
@@ -254,7 +254,7 @@ def test_members_share_the_trunk_and_nothing_else(top: str, tmp_path: Path) -> N
 def test_stacked_heads_are_looped_heads(tmp_path: Path) -> None:
     found: list[Run] = []
     for manner in ("loop", "vmap", "parked"):
-        asked = recipe(trunk="features", head="mlp", head_width=6).changed(
+        asked = recipe(trunk="features", head="mlp", head_width=6).replaced(
             executor={"manner": manner}, data={"order": "shared"}
         )
         found.append(train(asked, tmp_path / manner, given=GIVEN))
@@ -265,9 +265,9 @@ def test_stacked_heads_are_looped_heads(tmp_path: Path) -> None:
 
 
 def test_pruning_leaves_the_trunk_alone() -> None:
-    module = network(recipe(trunk="features", head="mlp", head_width=6, sparsity=0.5), DATA, 0, GIVEN)
+    module = build_member(recipe(trunk="features", head="mlp", head_width=6, sparsity=0.5), DATA, 0, GIVEN)
     assert set(masks(module)) == {"head.1.weight", "head.3.weight"}
-    assert shared_names(recipe(trunk="0"), network(recipe(trunk="0"), DATA, 0, GIVEN)) == {
+    assert shared_param_names(recipe(trunk="0"), build_member(recipe(trunk="0"), DATA, 0, GIVEN)) == {
         "trunk.model.0.0.weight", "trunk.model.0.0.bias"}  # fmt: skip
 
 
@@ -284,9 +284,9 @@ def test_pruning_leaves_the_trunk_alone() -> None:
 )
 def test_keys_that_do_not_go_together_are_refused(model: dict[str, Any], data: dict[str, Any], words: str) -> None:
     with pytest.raises(RecipeError, match=words):
-        check(recipe(**model).changed(data=data), GIVEN)
+        check(recipe(**model).replaced(data=data), GIVEN)
 
 
 def test_a_recipe_without_a_trunk_determines_what_it_always_did() -> None:
-    assert set(recipe().determining()["model"]) == {"name", "channels", "prefix", "partial", "freeze", "sparsity"}
-    assert {"trunk", "head", "cache_features"} <= set(recipe(trunk="0").determining()["model"])
+    assert set(recipe().identity()["model"]) == {"name", "channels", "prefix", "partial", "freeze", "sparsity"}
+    assert {"trunk", "head", "cache_features"} <= set(recipe(trunk="0").identity()["model"])

@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 
 import plateaux
 from plateaux.cli.main import app
-from plateaux.config.builders.data import data_of
-from plateaux.config.builders.model import adapters_of, kind_of, networks, shared_names
+from plateaux.config.builders.data import build_data
+from plateaux.config.builders.model import architecture_hash, build_members, lora_config, shared_param_names
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RecipeError, RunError
 from plateaux.core.member import MemberModule
@@ -168,7 +168,7 @@ def test_what_cannot_be_adapted_is_refused(module: nn.Module, options: dict[str,
 def test_a_recipe_says_what_is_wrong_with_its_adapters(model_part: dict[str, Any], words: str) -> None:
     def built() -> None:
         row = recipe("deep_ensemble", "mlp", model={"hidden": [6, 6], **model_part})
-        networks(row, data_of(row), [0])
+        build_members(row, build_data(row), [0])
 
     with pytest.raises(RecipeError, match=words):
         built()
@@ -182,8 +182,8 @@ def test_a_recipe_with_adapters_survives_toml_and_changes_nobody_elses_name() ->
 
 def test_five_members_hold_the_base_once_and_differ_in_what_is_theirs() -> None:
     row = recipe("deep_ensemble", "adapted", members=5, model={"hidden": [64, 64]})
-    nets = networks(row, data_of(row), range(5))
-    names = shared_names(row, nets[0])
+    nets = build_members(row, build_data(row), range(5))
+    names = shared_param_names(row, nets[0])
     states = [each.state_dict() for each in nets]
     assert all(states[0][name].data_ptr() == each[name].data_ptr() for name in names for each in states)
     assert all(not torch.equal(a["1.down.weight"], b["1.down.weight"]) for a, b in pairwise(states))
@@ -191,7 +191,7 @@ def test_five_members_hold_the_base_once_and_differ_in_what_is_theirs() -> None:
     base = 4 * sum(states[0][name].numel() for name in names)
     own = 4 * sum(t.numel() for n, t in states[0].items() if n not in names)
     assert held == {"held": base + 5 * own, "unshared": 5 * (base + own)}
-    again = networks(row, data_of(row), [3])[0].state_dict()  # whoever else is built
+    again = build_members(row, build_data(row), [3])[0].state_dict()  # whoever else is built
     assert all(torch.equal(again[name], states[3][name]) for name in again)
 
 
@@ -199,11 +199,11 @@ def test_members_may_have_a_rank_and_an_alpha_each() -> None:
     row = recipe(
         "deep_ensemble", "adapted", model={"adapters": {"rank": [1, 2, 3], "alpha": [4, 4, 6], "layers": ["1"]}}
     )
-    nets = networks(row, data_of(row), range(3))
+    nets = build_members(row, build_data(row), range(3))
     parts = [each[1] for each in nets]  # type: ignore[index]
     assert [(part.down.out_features, part.scale) for part in parts] == [(1, 4.0), (2, 2.0), (3, 2.0)]
-    assert len({kind_of(row, number) for number in range(3)}) == 3
-    assert adapters_of(recipe(), 0) == {}
+    assert len({architecture_hash(row, number) for number in range(3)}) == 3
+    assert lora_config(recipe(), 0) == {}
 
 
 # The laws.
@@ -213,14 +213,14 @@ def test_members_may_have_a_rank_and_an_alpha_each() -> None:
 def test_every_executor_ends_at_the_loops_adapters_and_no_base_moves(method: str, tmp_path: Path) -> None:
     row = recipe(method, "adapted", precision="fp64")
     loop = train(row, tmp_path / "loop", given=GIVEN)
-    start = networks(row, data_of(row), [0])[0].state_dict()
+    start = build_members(row, build_data(row), [0])[0].state_dict()
     assert all(torch.equal(start[name], tensor) for name, tensor in loop.shared().items())
     assert not loop.shared().keys() & loop.weights(0).keys()
     assert float(loop.weights(0)["3.up.weight"].abs().max()) > 1e-3
-    assert distance(trained(row.changed(executor={"manner": "parked"}), tmp_path / "parked"), weights(loop)) == 0
-    assert distance(trained(row.changed(executor={"manner": "vmap"}), tmp_path / "vmap"), weights(loop)) <= 1e-12
+    assert distance(trained(row.replaced(executor={"manner": "parked"}), tmp_path / "parked"), weights(loop)) == 0
+    assert distance(trained(row.replaced(executor={"manner": "vmap"}), tmp_path / "vmap"), weights(loop)) <= 1e-12
     for name, copies, bound in (("2x1", 1, 0.0), ("1x2", 2, 1e-12)):
-        spread = row.changed(executor={"name": "mesh", "data": copies})
+        spread = row.replaced(executor={"name": "mesh", "data": copies})
         mesh(2).run("laws.meshes:train_here", spread.to_dict(), str(tmp_path / name))
         assert distance(weights(Run.open(tmp_path / name)), weights(loop)) <= bound
 
@@ -243,12 +243,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def test_a_run_is_loaded_with_its_base_held_once_and_merges(run: Run) -> None:
     ensemble = plateaux.load(run.store.root)
     assert ensemble.bytes()["held"] < ensemble.bytes()["unshared"]
-    row = run.recipe.changed(model={"adapters": None})
-    plain = networks(row, data_of(row), [0])[0]
+    row = run.recipe.replaced(model={"adapters": None})
+    plain = build_members(row, build_data(row), [0])[0]
     plain.load_state_dict(merge_lora(ensemble.members[0]), strict=True)
     x = torch.randn(7, 2)
     torch.testing.assert_close(plain(x), ensemble.members[0](x), rtol=0, atol=1e-6)
-    assert plateaux.evaluate(run.store.root, measures=["accuracy"])
+    assert plateaux.evaluate(run.store.root, metrics=["accuracy"])
 
 
 def test_status_shows_what_is_shared(run: Run) -> None:
@@ -258,4 +258,4 @@ def test_status_shows_what_is_shared(run: Run) -> None:
 
 def test_a_soup_of_factors_is_refused(run: Run, tmp_path: Path) -> None:
     with pytest.raises(RunError, match="merge every member first"):
-        plateaux.soup(run.store.root, tmp_path / "soup", on="test")
+        plateaux.soup(run.store.root, tmp_path / "soup", split="test")

@@ -27,7 +27,7 @@ from plateaux.cli.main import KINDS, app
 from plateaux.config.builtin import recipe_file
 from plateaux.config.specs import split_names
 from plateaux.core import registry
-from plateaux.evaluation.metric_specs import measures_named
+from plateaux.evaluation.metric_specs import get_metrics
 from plateaux.loss_landscape.probe import probes_named
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -134,9 +134,9 @@ def test_the_methods_of_the_page_are_the_same_on_every_executor(name: str, folde
     )
     ends = {}
     for manner in ("loop", "vmap", "parked"):
-        run = plateaux.train(recipe.changed(executor={"manner": manner}), f"runs/{manner}")
+        run = plateaux.train(recipe.replaced(executor={"manner": manner}), f"runs/{manner}")
         ends[manner] = [run.weights(number) for number in range(2)]
-    plain = plateaux.train(recipe.changed(method={"name": "deep_ensemble"}, data={"order": "shared"}), "runs/plain")
+    plain = plateaux.train(recipe.replaced(method={"name": "deep_ensemble"}, data={"order": "shared"}), "runs/plain")
     for number in range(2):
         for weight, end in ends["loop"][number].items():
             assert torch.equal(end, ends["parked"][number][weight])
@@ -210,7 +210,7 @@ def test_every_command_of_a_page_parses_and_means_something(page: Path) -> None:
         if name == "list":
             assert given["kind"] in KINDS
         named_here = [word for word in split_names(given.get("measures") or "") if ":" not in word]
-        assert not named_here or measures_named(named_here)
+        assert not named_here or get_metrics(named_here)
         asked = [word for word in split_names(given.get("probes") or "") if ":" not in word]
         assert not asked or probes_named(asked)
 

@@ -25,7 +25,7 @@ def test_eight_lines_train_measure_and_predict(tmp_path: Path) -> None:
     measured = plateaux.evaluate(tmp_path / "run")
     ensemble = plateaux.load(tmp_path / "run")
     probabilities = ensemble.predict(torch.randint(0, 255, (4, 1, 8, 8), dtype=torch.uint8))
-    assert {each.measure for each in measured} == {"accuracy", "nll", "brier", "ece"}
+    assert {each.metric for each in measured} == {"accuracy", "nll", "brier", "ece"}
     torch.testing.assert_close(probabilities.sum(-1), torch.ones(4))
 
 
@@ -49,9 +49,9 @@ def test_a_model_and_a_data_set_of_ones_own(tmp_path: Path) -> None:
     recipe = plateaux.Recipe.from_dict(
         {"members": 2, "data": {"name": "mine", "batch": 16}, "model": {"name": "mine", "width": [4, 8]}}
     )
-    given = plateaux.Given(data=data, model=own_model)
+    given = plateaux.Components(data=data, model=own_model)
     plateaux.train(recipe, tmp_path / "run", given=given)
-    accuracy = plateaux.evaluate(tmp_path / "run", given=given, measures=["accuracy"])[0]
+    accuracy = plateaux.evaluate(tmp_path / "run", given=given, metrics=["accuracy"])[0]
     assert accuracy.rows["ensemble (mean probability)"].value > 0.9
     members = plateaux.load(tmp_path / "run", given=given).members
     assert [member[0].out_features for member in members] == [4, 8]  # type: ignore[index, union-attr]

@@ -76,11 +76,11 @@ def test_a_recipe_of_the_paper_says_what_the_paper_says(file: Path) -> None:
 
 
 def test_the_papers_schedule_falls_to_a_tenth_after_100_and_150_epochs() -> None:
-    from plateaux.config.builders.training import optimizer_of, schedule_of
+    from plateaux.config.builders.training import build_lr_scheduler, build_optimizer
 
     recipe = plateaux.Recipe.load(PAPERS[0])
-    optimizer = optimizer_of(recipe, 0, {"weight": torch.nn.Parameter(torch.zeros(1))})
-    schedule, every_step = schedule_of(recipe, optimizer, steps=352)
+    optimizer = build_optimizer(recipe, 0, {"weight": torch.nn.Parameter(torch.zeros(1))})
+    schedule, every_step = build_lr_scheduler(recipe, optimizer, steps=352)
     assert schedule is not None
     assert not every_step
     rates = []
@@ -101,7 +101,7 @@ def test_a_recipe_trains_two_steps(file: Path, tmp_path: Path) -> None:
     batch = 2 if joint else batch  # and a larger network even more
     validation = 2 if whole.data.validation else 0
     meets = whole.method.name == "sharpbalance"  # then at once, and there must be somebody to meet
-    recipe = whole.changed(
+    recipe = whole.replaced(
         members=2 if meets or joint else 1,
         model={"weights": None, "rounds": 1},
         method={"meet_after": 0} if meets else {},
@@ -113,7 +113,7 @@ def test_a_recipe_trains_two_steps(file: Path, tmp_path: Path) -> None:
     run = plateaux.train(
         recipe,
         tmp_path / "run",
-        given=plateaux.Given(data=made_up(whole.data.name, 2 * batch + validation, 1000 * joint)),
+        given=plateaux.Components(data=made_up(whole.data.name, 2 * batch + validation, 1000 * joint)),
     )
     steps = [line["step"] for line in run.log(0) if "step" in line]
     assert steps[-1] == 2

@@ -19,7 +19,7 @@ from plateaux.core.errors import RunError
 from plateaux.core.types import Estimate
 from plateaux.data.sources import from_tensors
 from plateaux.evaluation.metrics.calibration import reliability
-from plateaux.evaluation.results import Measurement
+from plateaux.evaluation.results import MetricResult
 from plateaux.reports import artifacts
 from plateaux.reports.export import to_html, write_figures
 from plateaux.reports.inputs import read
@@ -40,7 +40,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a run of which everything was asked that a report can show."""
     root = tmp_path_factory.mktemp("book") / "demo"
     plateaux.train(plateaux.Recipe.from_dict(RECIPE), root)
-    plateaux.evaluate(root, measures=["accuracy", "nll", "disagreement", "der"], sizes=True)
+    plateaux.evaluate(root, metrics=["accuracy", "nll", "disagreement", "der"], ensemble_sizes=True)
     run = Run.open(root)
     strangers(run)
     hashes = {f"member {n}": run.weights_hash(n) for n in range(2)}
@@ -58,11 +58,11 @@ def strangers(run: Run) -> None:
     """Keep predictions about samples of elsewhere, as measuring on them would have done."""
     said, logits = artifacts.said_of(run)["test"]
     hashes = [run.weights_hash(n) for n in said.members]
-    shelf = artifacts.Shelf(run.store, {"on": "mnist", "name": "mnist"})
+    shelf = artifacts.PredictionCache(run.store, {"on": "mnist", "name": "mnist"})
     labels, ids = torch.from_numpy(said.labels), torch.from_numpy(said.ids)
     shelf.write(hashes, {"ids": ids, "labels": labels, "logits": logits.transpose(0, 1) / 3})
     rows = {"members together · entropy · auroc": Estimate(0.9, 0.01)}
-    found = Measurement("ood", "mnist (far)", rows, "neither", {}, {"samples": 5})
+    found = MetricResult("ood", "mnist (far)", rows, "neither", {}, {"samples": 5})
     run.store.put_json("measures/ood-1.json", found.to_dict())
 
 
@@ -107,7 +107,7 @@ def test_the_bins_made_from_kept_logits_are_those_that_measuring_finds(whole: Pa
     said, logits = artifacts.said_of(Run.open(whole))["test"]
     like = read([whole]).findings[0]
     mine = {each.row: each.number for each in artifacts.reliability_of(said, logits, like)}
-    (truth,) = plateaux.evaluate(whole, measures=["reliability"])
+    (truth,) = plateaux.evaluate(whole, metrics=["reliability"])
     assert mine == {row: pytest.approx(value.value, nan_ok=True) for row, value in truth.rows.items()}
     assert reliability().group == "sure"
 
@@ -128,7 +128,7 @@ def test_pictures_come_from_the_very_samples_or_not_at_all(whole: Path) -> None:
     np.testing.assert_array_equal(images(np.array([3, 1])), data.test.fetch(torch.tensor([3, 1]))[0].numpy())
     samples = torch.rand(4, 1, 8, 8), torch.arange(4)
     other = from_tensors(samples, samples, classes=10)
-    assert artifacts.images_of(run, plateaux.Given(data=other)) is None
+    assert artifacts.images_of(run, plateaux.Components(data=other)) is None
     floats = artifacts._pixels(torch.tensor([[[[-1.0, 3.0]]]]))
     np.testing.assert_allclose(floats, [[[[0.0, 1.0]]]])
     with pytest.raises(ValueError, match="no pictures"):

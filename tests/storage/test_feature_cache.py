@@ -17,9 +17,9 @@ import torch
 from laws.meshes import mesh
 from torch import Tensor
 
-from plateaux.config.builders.data import feed_of, in_order, training_data
-from plateaux.config.builders.model import trunk_of
-from plateaux.config.components import Given
+from plateaux.config.builders.data import build_loader, build_training_data, eval_batches
+from plateaux.config.builders.model import build_backbone
+from plateaux.config.components import Components
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import DataError, RecipeError
 from plateaux.core.types import derive_seed, map_tensors
@@ -29,11 +29,20 @@ from plateaux.data.sources import DatasetSource, DataSplits, InMemorySource, fro
 from plateaux.distributed.executors.local import LocalExecutor
 from plateaux.evaluation.evaluate import evaluate
 from plateaux.evaluation.loading import load
-from plateaux.evaluation.ood import detect
+from plateaux.evaluation.ood import detect_ood
 from plateaux.evaluation.soup import soup
 from plateaux.models.backbone import Backbone
 from plateaux.storage import feature_cache
-from plateaux.storage.feature_cache import Features, First, Round, featured, folder_of, needed, prepare, seen_through
+from plateaux.storage.feature_cache import (
+    FeatureSource,
+    FeatureTable,
+    PrefixSource,
+    cache_dir,
+    prepare,
+    through_backbone,
+    training_sources,
+    with_cached_features,
+)
 from plateaux.storage.run import Run
 from plateaux.storage.store import Store
 from plateaux.training.train import train
@@ -44,7 +53,7 @@ CHANCE = torch.Generator().manual_seed(3)
 IMAGES = torch.randint(0, 256, (70, 3, 16, 16), dtype=torch.uint8, generator=CHANCE)
 LABELS = torch.arange(70) % 5
 DATA = from_tensors((IMAGES[:50], LABELS[:50]), (IMAGES[50:], LABELS[50:]), classes=5, mean=(0.5,) * 3, std=(0.2,) * 3)
-GIVEN = Given(data=DATA, allow=("tests.storage.test_feature_cache",))
+GIVEN = Components(data=DATA, trust=("test_features",))
 
 
 @pytest.fixture(autouse=True)
@@ -92,8 +101,8 @@ def content(folder: Path) -> dict[str, bytes]:
 
 def test_features_are_the_trunks_own_bit_for_bit(tmp_path: Path) -> None:
     asked = recipe(tmp_path)
-    source = featured(asked, DATA, GIVEN).train
-    trunk = trunk_of(asked, DATA, GIVEN)
+    source = with_cached_features(asked, DATA, GIVEN).train
+    trunk = build_backbone(asked, DATA, GIVEN)
     ids = torch.tensor([3, 49, 17, 3, 16, 0])
     x, y = source.fetch(ids)
     assert isinstance(x, Tensor)
@@ -109,7 +118,9 @@ def test_features_are_the_trunks_own_bit_for_bit(tmp_path: Path) -> None:
 
 
 def test_half_precision_keeps_three_digits_and_half_the_bytes(tmp_path: Path) -> None:
-    half, full = (featured(recipe(tmp_path, cache_dtype=kind), DATA, GIVEN).test for kind in ("float16", "float32"))
+    half, full = (
+        with_cached_features(recipe(tmp_path, cache_dtype=kind), DATA, GIVEN).test for kind in ("float16", "float32")
+    )
     ids = torch.arange(20)
     (x, _), (wanted, _) = half.fetch(ids), full.fetch(ids)
     assert isinstance(x, Tensor)
@@ -123,30 +134,30 @@ def test_half_precision_keeps_three_digits_and_half_the_bytes(tmp_path: Path) ->
 
 def test_numbers_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     asked = recipe(tmp_path, cache_dtype="float16")
-    trunk = trunk_of(asked, DATA, GIVEN)
+    trunk = build_backbone(asked, DATA, GIVEN)
     with torch.no_grad():
         trunk.model[1][0].weight.mul_(1e9)  # type: ignore[index,operator,union-attr]
     with pytest.raises(DataError, match="cache_dtype = 'float32'"):
-        seen_through(asked, DATA, DATA.test, trunk).fetch(torch.arange(2))
+        through_backbone(asked, DATA, DATA.test, trunk).fetch(torch.arange(2))
 
 
 def test_a_build_killed_at_ten_moments_ends_in_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feature_cache, "SHARD", 4)
 
-    def source(folder: Path) -> Features:
-        found = featured(recipe(folder, {"flip": True}, rounds=2), DATA, GIVEN).train
-        assert isinstance(found, Features)
+    def source(folder: Path) -> FeatureSource:
+        found = with_cached_features(recipe(folder, {"flip": True}, rounds=2), DATA, GIVEN).train
+        assert isinstance(found, FeatureSource)
         return found
 
     def build(folder: Path, begun: int) -> None:
-        before = Round.make
+        before = FeatureTable.make
 
-        def slowly(self: Round, shard: int) -> int:
+        def slowly(self: FeatureTable, shard: int) -> int:
             os.write(begun, b".")
             time.sleep(0.005)
             return before(self, shard)
 
-        Round.make = slowly  # type: ignore[method-assign]
+        FeatureTable.make = slowly  # type: ignore[method-assign]
         prepare([source(folder)], HERE)
 
     prepare([source(tmp_path / "whole")], HERE)
@@ -176,7 +187,7 @@ def test_a_second_run_spends_no_time_in_the_trunk(tmp_path: Path, passes: list[i
     first = train(asked, tmp_path / "one", given=GIVEN)
     assert sum(passes) == 50  # every image once, for both members and all epochs
     passes.clear()
-    second = train(asked.changed(members=3), tmp_path / "two", given=GIVEN)
+    second = train(asked.replaced(members=3), tmp_path / "two", given=GIVEN)
     assert passes == []
     assert all(torch.equal(first.weights(1)[name], tensor) for name, tensor in second.weights(1).items())
 
@@ -187,13 +198,13 @@ def test_features_train_what_images_train(tmp_path: Path) -> None:
     ]
     for number in range(2):
         torch.testing.assert_close(*[run.weights(number) for run in found], rtol=1e-4, atol=1e-5)
-    assert found[0].about["data"] == found[1].about["data"]
+    assert found[0].metadata["data"] == found[1].metadata["data"]
 
 
 def test_every_epoch_draws_one_of_the_rounds_for_each_sample(tmp_path: Path) -> None:
     asked = recipe(tmp_path, {"crop": 2, "flip": True}, rounds=3)
-    data = featured(asked, DATA, GIVEN)
-    trunk = trunk_of(asked, DATA, GIVEN)
+    data = with_cached_features(asked, DATA, GIVEN)
+    trunk = build_backbone(asked, DATA, GIVEN)
     augment = Augment(crop=2, flip=True)
     ids = torch.arange(50)
     with torch.no_grad():
@@ -210,16 +221,16 @@ def test_every_epoch_draws_one_of_the_rounds_for_each_sample(tmp_path: Path) -> 
         plain = trunk(normal(IMAGES[:50]))
     drawn = []
     for epoch in range(4):
-        feed = feed_of(asked, data, 0, shared=False, device=torch.device("cpu"), ids=ids)
+        feed = build_loader(asked, data, 0, shared=False, device=torch.device("cpu"), ids=ids)
         (batch,) = feed.some(ids, epoch, batch=50)
         near = torch.stack([(batch.x - each).abs().amax(1) for each in varied])  # type: ignore[operator]
         assert float(near.amin(0).max()) < 1e-5
         drawn.append(near.argmin(0))
     assert {int(n) for each in drawn for n in each} == {0, 1, 2}
     assert not torch.equal(drawn[0], drawn[1])
-    (batch,) = in_order(asked, data, data.train, ids, batch=50)
+    (batch,) = eval_batches(asked, data, data.train, ids, batch_size=50)
     torch.testing.assert_close(batch.x, plain, rtol=1e-5, atol=1e-5)
-    assert [len(each.tables()) for each in needed(asked.changed(data={"validation": 10}), data)] == [3, 1]  # type: ignore[attr-defined]
+    assert [len(each.tables()) for each in training_sources(asked.replaced(data={"validation": 10}), data)] == [3, 1]  # type: ignore[attr-defined]
 
 
 def test_whatever_decides_a_feature_decides_where_it_lies(tmp_path: Path) -> None:
@@ -230,22 +241,24 @@ def test_whatever_decides_a_feature_decides_where_it_lies(tmp_path: Path) -> Non
         (asked, DATA),
         (asked, other),
         (asked, replace(DATA, mean=(0.4,) * 3)),
-        (asked.changed(seed=1), DATA),  # another trunk
-        (asked.changed(model={"resize": 20}), DATA),
-        (asked.changed(model={"trunk": "0"}), DATA),
-        (asked.changed(model={"cache_dtype": "float16"}), DATA),
-        (asked.changed(train={"memory_format": "channels_last"}), DATA),
-        (asked.changed(data=varied), DATA),
-        (asked.changed(data={**varied, "crop": 1}), DATA),
+        (asked.replaced(seed=1), DATA),  # another trunk
+        (asked.replaced(model={"resize": 20}), DATA),
+        (asked.replaced(model={"trunk": "0"}), DATA),
+        (asked.replaced(model={"cache_dtype": "float16"}), DATA),
+        (asked.replaced(train={"memory_format": "channels_last"}), DATA),
+        (asked.replaced(data=varied), DATA),
+        (asked.replaced(data={**varied, "crop": 1}), DATA),
     ]
-    tables = [featured(each, data, Given(data=data)).train.tables()[0] for each, data in made]  # type: ignore[attr-defined]
+    tables = [with_cached_features(each, data, Components(data=data)).train.tables()[0] for each, data in made]  # type: ignore[attr-defined]
     assert len({table.folder for table in tables}) == len(made)
-    same = featured(asked.changed(optimizer={"lr": 1.0}, model={"head": "linear"}, members=7), DATA, GIVEN).train
+    same = with_cached_features(
+        asked.replaced(optimizer={"lr": 1.0}, model={"head": "linear"}, members=7), DATA, GIVEN
+    ).train
     assert same.tables()[0].folder == tables[0].folder  # type: ignore[attr-defined]
 
 
 def test_unlabelled_samples_are_kept_too(tmp_path: Path, passes: list[int]) -> None:
-    given = replace(GIVEN, unlabelled=InMemorySource(IMAGES[:30].flip(3), torch.zeros(30, dtype=torch.int64)))
+    given = replace(GIVEN, unlabeled=InMemorySource(IMAGES[:30].flip(3), torch.zeros(30, dtype=torch.int64)))
     method = {"name": "a2d", "strength": 0.5}
     asked = Recipe.from_dict({**recipe(tmp_path / "f").to_dict(), "method": method})
     first = train(asked, tmp_path / "one", given=given)
@@ -253,13 +266,13 @@ def test_unlabelled_samples_are_kept_too(tmp_path: Path, passes: list[int]) -> N
     passes.clear()
     second = train(asked, tmp_path / "two", given=given)
     assert passes == []
-    third = train(asked.changed(model={"cache_features": False}), tmp_path / "three", given=given)
+    third = train(asked.replaced(model={"cache_features": False}), tmp_path / "three", given=given)
     for name, tensor in first.weights(0).items():
         assert torch.equal(tensor, second.weights(0)[name])
         torch.testing.assert_close(tensor, third.weights(0)[name], rtol=1e-3, atol=1e-5)
-    extra = featured(asked, training_data(asked, given), given).unlabeled
+    extra = with_cached_features(asked, build_training_data(asked, given), given).unlabeled
     assert extra is not None
-    assert isinstance(extra.source, Features)
+    assert isinstance(extra.source, FeatureSource)
 
 
 def foreign_patches() -> DataSplits:
@@ -275,9 +288,9 @@ def test_measuring_looks_at_features_of_test_corrupted_and_foreign_samples(tmp_p
     passes.clear()
     given: dict[str, Any] = {"given": GIVEN, "keep": "no"}
     words = ["test", "corrupted:fog:3@8"]
-    found = evaluate(tmp_path / "run", on=words, measures=["nll"], **given)
+    found = evaluate(tmp_path / "run", split=words, metrics=["nll"], **given)
     assert sum(passes) == 20 + 8
-    outside = detect(tmp_path / "run", {"near": ["tests.storage.test_feature_cache:foreign_patches"]}, **given)
+    outside = detect_ood(tmp_path / "run", {"near": ["test_features:foreign_patches"]}, **given)
     assert sum(passes) == 20 + 8 + 24
     foggy, _ = Corrupted(DATA.test, "fog", 3).fetch(torch.arange(8))
     for each, images in zip(found, (IMAGES[50:], foggy), strict=True):
@@ -286,22 +299,21 @@ def test_measuring_looks_at_features_of_test_corrupted_and_foreign_samples(tmp_p
         nll = -float(log_p[torch.arange(len(images)), LABELS[50 : 50 + len(images)]].mean())
         assert each.rows["ensemble (mean probability)"].value == pytest.approx(nll, rel=1e-4)
     passes.clear()
-    again = evaluate(tmp_path / "run", on=words, measures=["nll"], **given)
+    again = evaluate(tmp_path / "run", split=words, metrics=["nll"], **given)
     assert [each.rows for each in again] == [each.rows for each in found]
     assert [
-        each.rows
-        for each in detect(tmp_path / "run", {"near": ["tests.storage.test_feature_cache:foreign_patches"]}, **given)
+        each.rows for each in detect_ood(tmp_path / "run", {"near": ["test_features:foreign_patches"]}, **given)
     ] == [each.rows for each in outside]
-    mixed = soup(tmp_path / "run", tmp_path / "soup", on="test", limit=100.0, given=GIVEN)
+    mixed = soup(tmp_path / "run", tmp_path / "soup", split="test", max_barrier=100.0, given=GIVEN)
     assert passes == []
     assert run.weights_hash(0) != mixed.weights_hash(0)
     assert (mixed.recipe.model.trunk, mixed.recipe.model.head) == ("features", "linear")
 
 
 def test_members_in_float64_keep_a_trunk_of_their_own(tmp_path: Path) -> None:
-    asked = recipe(tmp_path / "f").changed(train={"precision": "fp64"})
+    asked = recipe(tmp_path / "f").replaced(train={"precision": "fp64"})
     train(asked, tmp_path / "run", given=GIVEN)
-    (found,) = evaluate(tmp_path / "run", measures=["nll"], given=GIVEN)
+    (found,) = evaluate(tmp_path / "run", metrics=["nll"], given=GIVEN)
     wanted = load(tmp_path / "run", given=GIVEN).predict(IMAGES[50:]).log()
     assert wanted.dtype == torch.float64
     nll = -float(wanted[torch.arange(20), LABELS[50:]].mean())
@@ -318,10 +330,10 @@ def test_samples_that_cannot_be_told_apart_are_not_kept(tmp_path: Path, passes: 
 
     asked = recipe(tmp_path / "f")
     with pytest.raises(RecipeError, match="fingerprint"):
-        featured(asked, replace(DATA, train=DatasetSource(Unmarked())), GIVEN)
+        with_cached_features(asked, replace(DATA, train=DatasetSource(Unmarked())), GIVEN)
     train(asked, tmp_path / "run", given=GIVEN)
     passes.clear()
-    other = Given(data=replace(DATA, test=DatasetSource(Unmarked())))
+    other = Components(data=replace(DATA, test=DatasetSource(Unmarked())))
     evaluate(tmp_path / "run", given=other)
     assert sum(passes) == 40  # through the trunk, for each member
 
@@ -337,15 +349,15 @@ def test_named_inputs_go_through_a_trunk_that_takes_them(tmp_path: Path) -> None
             return "sums"
 
     words = InMemorySource({"a": torch.arange(5), "b": torch.arange(5) * 2}, torch.arange(5))
-    source = Features(words, Sums(), Store(tmp_path), feature_cache.Look())  # type: ignore[arg-type]
+    source = FeatureSource(words, Sums(), Store(tmp_path), feature_cache.FeatureSpec())  # type: ignore[arg-type]
     assert source.fetch(torch.tensor([4, 1]))[0].tolist() == [[4, 8], [1, 2]]  # type: ignore[union-attr]
     assert map_tensors(source.plain.fetch(torch.tensor([2]))[0], lambda t: t.tolist()) == [[2, 4]]
 
 
 def test_a_copy_in_another_process_maps_the_files_anew(tmp_path: Path) -> None:
-    source = featured(recipe(tmp_path), DATA, GIVEN).train
+    source = with_cached_features(recipe(tmp_path), DATA, GIVEN).train
     wanted, _ = source.fetch(torch.arange(50))
-    assert isinstance(source, Features)
+    assert isinstance(source, FeatureSource)
     assert source._unvaried._maps
     copied = pickle.loads(pickle.dumps(source))
     assert not copied._unvaried._maps
@@ -353,23 +365,23 @@ def test_a_copy_in_another_process_maps_the_files_anew(tmp_path: Path) -> None:
 
 
 def test_the_folder_is_the_recipes_or_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    unset = recipe(tmp_path).changed(run={"features": None})
-    assert folder_of(recipe(tmp_path)) == str(tmp_path)
+    unset = recipe(tmp_path).replaced(run={"features": None})
+    assert cache_dir(recipe(tmp_path)) == str(tmp_path)
     monkeypatch.setenv("PLATEAUX_CACHE", "/somewhere")
-    assert folder_of(unset) == "/somewhere/features"
+    assert cache_dir(unset) == "/somewhere/features"
     monkeypatch.delenv("PLATEAUX_CACHE")
-    assert folder_of(unset).endswith(".cache/plateaux/features")
+    assert cache_dir(unset).endswith(".cache/plateaux/features")
 
 
 def test_the_first_few_samples_are_a_source_of_their_own(tmp_path: Path, passes: list[int]) -> None:
     asked = recipe(tmp_path)
-    trunk = trunk_of(asked, DATA, GIVEN)
-    few = seen_through(asked, DATA, DATA.train, trunk, ids=torch.arange(5))
-    assert isinstance(few.source, First)
+    trunk = build_backbone(asked, DATA, GIVEN)
+    few = through_backbone(asked, DATA, DATA.train, trunk, ids=torch.arange(5))
+    assert isinstance(few.source, PrefixSource)
     assert len(few) == 5
     assert sum([prepare([few], HERE), *passes]) == 10
     assert few.fingerprint() != DATA.train.fingerprint()
-    most = seen_through(asked, DATA, DATA.train, trunk, ids=torch.arange(40))
+    most = through_backbone(asked, DATA, DATA.train, trunk, ids=torch.arange(40))
     assert most.source is DATA.train
 
 
@@ -380,7 +392,7 @@ def built_here(folder: str) -> tuple[int, list[str]]:
     usual = feature_cache.SHARD, feature_cache.CHUNK
     feature_cache.SHARD, feature_cache.CHUNK = 16, 4
     try:
-        source = featured(recipe(Path(folder)), DATA, GIVEN).train
+        source = with_cached_features(recipe(Path(folder)), DATA, GIVEN).train
         made = prepare([source], meshed())
         x, _ = source.fetch(torch.arange(50))
     finally:  # the process lives on, for other tests
@@ -392,7 +404,7 @@ def test_processes_of_a_mesh_share_the_work(tmp_path: Path) -> None:
     (one, first), (two, second) = mesh(2).run("tests.storage.test_feature_cache:built_here", str(tmp_path / "mesh"))
     assert (one, two) == (32, 18)  # shards 0 and 2, 1 and 3
     assert first == second
-    prepare([featured(recipe(tmp_path / "alone"), DATA, GIVEN).train], HERE)
+    prepare([with_cached_features(recipe(tmp_path / "alone"), DATA, GIVEN).train], HERE)
     assert content(tmp_path / "mesh") == content(tmp_path / "alone")
 
 
@@ -403,7 +415,7 @@ def test_members_that_meet_over_kept_features_are_the_same_on_a_mesh(
     monkeypatch.setattr(feature_cache, "CHUNK", USUAL[1])
     tree = recipe(tmp_path / "here", {"name": "cases:patches", "batch": 12, "unlabelled": "cases:static@13"}).to_dict()
     tree |= {"method": {"name": "a2d", "strength": 0.5}}
-    alone = train(Recipe.from_dict(tree), tmp_path / "alone", given=Given(allow=("cases",)))
+    alone = train(Recipe.from_dict(tree), tmp_path / "alone", given=Components(trust=("cases",)))
     spread = {**tree, "executor": {"name": "mesh", "threads": 1}, "run": {"features": str(tmp_path / "there")}}
     mesh(2).run("laws.meshes:train_here", spread, str(tmp_path / "spread"))
     there = Run.open(tmp_path / "spread")

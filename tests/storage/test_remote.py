@@ -19,7 +19,7 @@ from waiting import wait_until
 import plateaux
 from plateaux.core.errors import RecipeError, RunError, StorageError
 from plateaux.storage import lease, remote
-from plateaux.storage.remote import Address, Bucket, address_of
+from plateaux.storage.remote import Address, RemoteFS, parse_address
 from plateaux.storage.run import Run
 from plateaux.storage.store import RemoteStore, Store, store_at
 
@@ -53,7 +53,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     ],
 )
 def test_an_address_is_told_from_a_path(given: str | Path, address: str | None) -> None:
-    assert address_of(given) == address
+    assert parse_address(given) == address
     assert isinstance(store_at("runs/x"), Store)
 
 
@@ -63,19 +63,19 @@ def test_an_address_goes_on_with_a_slash() -> None:
 
 def test_an_address_of_this_machine_is_a_path() -> None:
     with pytest.raises(RecipeError, match="give the path itself"):
-        address_of("file:///data/runs/demo")
+        parse_address("file:///data/runs/demo")
 
 
 def test_credentials_in_an_address_are_refused_and_not_repeated() -> None:
     with pytest.raises(RecipeError, match="environment") as told:
-        address_of("s3://me:secret@bucket/run")
+        parse_address("s3://me:secret@bucket/run")
     assert "secret" not in str(told.value)
 
 
 def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "find_spec", lambda name: None if name == "s3fs" else True)
     with pytest.raises(RecipeError, match=r"needs s3fs: pip install s3fs, or \"plateaux\[cloud\]\""):
-        Bucket(Address("s3://bucket/run"))
+        RemoteFS(Address("s3://bucket/run"))
 
 
 def test_objects_are_whole_and_listed(store: Store) -> None:
@@ -90,7 +90,7 @@ def test_objects_are_whole_and_listed(store: Store) -> None:
     assert store.size("a") == 5
     assert store.has("a/b.bin")
     assert not store.has("a")
-    store.sweep("a")
+    store.remove_partial("a")
     store.delete("a/b.bin")
     store.delete("a/b.bin")
     assert not store.has("a/b.bin")
@@ -160,17 +160,17 @@ def raised(problem: Exception) -> None:
     raise problem
 
 
-def bucket_of(files: Any, monkeypatch: pytest.MonkeyPatch) -> Bucket:
-    monkeypatch.setattr(remote, "FIRST_WAIT", 0.0)
-    made = Bucket(Address("memory://stumbling"))
+def bucket_of(files: Any, monkeypatch: pytest.MonkeyPatch) -> RemoteFS:
+    monkeypatch.setattr(remote, "FIRST_WAIT_S", 0.0)
+    made = RemoteFS(Address("memory://stumbling"))
     made._files = files
     return made
 
 
 def test_a_request_is_tried_again_until_it_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert bucket_of(Stumbling(remote.TRIES - 1, TimeoutError("slow")), monkeypatch).read("x") == b"content"
+    assert bucket_of(Stumbling(remote.MAX_TRIES - 1, TimeoutError("slow")), monkeypatch).read("x") == b"content"
     with pytest.raises(StorageError, match=r"Cannot read memory://stumbling/x: slow"):
-        bucket_of(Stumbling(remote.TRIES, TimeoutError("slow")), monkeypatch).read("x")
+        bucket_of(Stumbling(remote.MAX_TRIES, TimeoutError("slow")), monkeypatch).read("x")
 
 
 def test_what_no_repetition_mends_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,7 +247,7 @@ def test_another_machines_lease_is_good_until_it_expires(store: Store) -> None:
     with store.lock("m"):
         words(store, "m", host="elsewhere", started="0")
         assert store.held("m")
-        words(store, "m", host="elsewhere", until=time.time() - lease.SLACK - 1)
+        words(store, "m", host="elsewhere", until=time.time() - lease.CLOCK_SLACK_S - 1)
         assert not store.held("m")
         store.put("m/.lease", b"nonsense")
         assert not store.held("m")
@@ -257,7 +257,7 @@ def test_a_lease_is_renewed_until_another_has_it_and_then_nothing_is_written(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert isinstance(store, RemoteStore)
-    monkeypatch.setattr(lease, "LENGTH", 3.0)
+    monkeypatch.setattr(lease, "LEASE_S", 3.0)
     other = store_at(str(store.root))
     with store.lock("m"):
         (mine,) = store._leases
@@ -274,7 +274,7 @@ def test_a_lease_is_renewed_until_another_has_it_and_then_nothing_is_written(
 
 def test_a_lease_that_somebody_deleted_is_lost(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(store, RemoteStore)
-    monkeypatch.setattr(lease, "LENGTH", 0.3)
+    monkeypatch.setattr(lease, "LEASE_S", 0.3)
     with store.lock("m"):
         store_at(str(store.root)).delete("m/.lease")
         wait_until(lambda: store._leases[0]._lost)
@@ -282,8 +282,8 @@ def test_a_lease_that_somebody_deleted_is_lost(store: Store, monkeypatch: pytest
 
 def test_who_could_not_renew_in_time_writes_nothing_more(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(store, RemoteStore)
-    monkeypatch.setattr(lease, "LENGTH", 0.3)
-    monkeypatch.setattr(lease, "owner_of", lambda *_: raised(StorageError("gone")))
+    monkeypatch.setattr(lease, "LEASE_S", 0.3)
+    monkeypatch.setattr(lease, "read_owner", lambda *_: raised(StorageError("gone")))
     with store.lock("m"):
         wait_until(lambda: time.monotonic() > store._leases[0]._good_until)
         with pytest.raises(RunError, match="could not renew"):
@@ -295,7 +295,7 @@ def test_a_renewal_whose_condition_failed_is_looked_at_again(store: Store, monke
     assert isinstance(store, RemoteStore)
     if not store._bucket.swaps:
         pytest.skip("this store has no conditions")
-    monkeypatch.setattr(lease, "LENGTH", 3.0)
+    monkeypatch.setattr(lease, "LEASE_S", 3.0)
     swap, refused = store._bucket.swap, list[str]()
     monkeypatch.setattr(
         store._bucket,
@@ -342,7 +342,7 @@ def test_a_lease_that_can_neither_be_made_nor_found_is_refused(store: Store, mon
 
 
 def test_an_object_is_replaced_only_on_the_condition(server: Flaky) -> None:
-    bucket = Bucket(Address("s3://bucket/conditions"))
+    bucket = RemoteFS(Address("s3://bucket/conditions"))
     assert bucket.create("x", b"1")
     assert not bucket.create("x", b"2")
     tag = bucket.tag("x")
@@ -363,7 +363,7 @@ def test_a_prefix_that_is_not_there_holds_nothing(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_store_without_conditions_refuses_whoever_finds_a_lease(tmp_path: Path) -> None:
-    bucket = Bucket(Address(f"memory://{tmp_path}"))
+    bucket = RemoteFS(Address(f"memory://{tmp_path}"))
     bucket.creates = False
     assert bucket.create("m/.lease", b"1")
     assert not bucket.create("m/.lease", b"2")

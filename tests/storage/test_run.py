@@ -13,7 +13,7 @@ import torch
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RunError, StorageError
 from plateaux.data.sources import DataSplits, InMemorySource, describe_data
-from plateaux.storage.run import FORMAT, Progress, Run, environment
+from plateaux.storage.run import FORMAT, MemberProgress, Run, environment
 from plateaux.training.train import train
 
 TEXT = """
@@ -111,7 +111,7 @@ def test_a_run_file_that_is_no_table_is_refused(trained: Path, tmp_path: Path, c
 
 def test_another_recipe_is_refused_with_the_difference_shown_and_nothing_is_touched(trained: Path) -> None:
     before = contents(trained)
-    other = RECIPE.changed(optimizer={"lr": 0.2, "momentum": 0.9}, method={"name": "sam", "rho": 0.1})
+    other = RECIPE.replaced(optimizer={"lr": 0.2, "momentum": 0.9}, method={"name": "sam", "rho": 0.1})
     with pytest.raises(RunError) as refused:
         train(other, trained)
     assert str(refused.value).splitlines() == [
@@ -131,7 +131,7 @@ def test_another_recipe_is_refused_with_the_difference_shown_and_nothing_is_touc
 def test_where_and_how_often_is_no_other_recipe(trained: Path, tmp_path: Path, change: dict[str, Any]) -> None:
     run = copy(trained, tmp_path)
     weights = {name: content for name, content in contents(run).items() if name.startswith("members")}
-    train(RECIPE.changed(**change), run)
+    train(RECIPE.replaced(**change), run)
     assert {name: content for name, content in contents(run).items() if name.startswith("members")} == weights
 
 
@@ -148,11 +148,11 @@ def test_more_members_train_only_the_new_ones(trained: Path, tmp_path: Path) -> 
     run = copy(trained, tmp_path / "grown")
     before = {name: content for name, content in contents(run).items() if name.startswith("members")}
     seen = set()
-    train(RECIPE.changed(members=3), run, tell=lambda news: seen.add(news.get("member")))
+    train(RECIPE.replaced(members=3), run, tell=lambda news: seen.add(news.get("member")))
     assert seen == {2}
     after = contents(run)
     assert {name: after[name] for name in before} == before
-    fresh = train(RECIPE.changed(members=3), tmp_path / "fresh")
+    fresh = train(RECIPE.replaced(members=3), tmp_path / "fresh")
     for number in range(3):
         name = f"members/{number}/weights.safetensors"
         assert after[name] == fresh.store.get(name)
@@ -169,7 +169,7 @@ def test_a_finished_run_is_left_as_it_is(trained: Path) -> None:
 
 def test_a_members_name_depends_on_what_decides_its_weights_only(tmp_path: Path) -> None:
     def name(number: int = 0, **changes: Any) -> str:
-        return Run.begin(tmp_path / str(len(list(tmp_path.iterdir()))), RECIPE.changed(**changes), {}).member_name(
+        return Run.begin(tmp_path / str(len(list(tmp_path.iterdir()))), RECIPE.replaced(**changes), {}).member_name(
             number
         )
 
@@ -179,21 +179,29 @@ def test_a_members_name_depends_on_what_decides_its_weights_only(tmp_path: Path)
 
 def test_a_fresh_member_stands_at_the_beginning(tmp_path: Path) -> None:
     run = Run.begin(tmp_path, RECIPE, {})
-    assert run.all_progress() == [Progress(), Progress()]
-    assert Progress().position == (0, 0)
+    assert run.all_progress() == [MemberProgress(), MemberProgress()]
+    assert MemberProgress().position == (0, 0)
     with pytest.raises(RunError, match=r"Member 1 of .* has no weights yet \(0 of 2 epochs done\)\. Run the same"):
         run.weights(1)
 
 
 def test_progress_comes_back_and_only_what_it_names_stays(tmp_path: Path) -> None:
     run = Run.begin(tmp_path, RECIPE, {})
-    old = Progress(epoch=1, step=2)
+    old = MemberProgress(epoch=1, step=2)
     part = run.put_log(0, old, [{"loss": 0.5}, {"loss": 0.25}])
     state = run.put_state(0, old, {"x": torch.ones(1)})
     best = run.put_weights(0, {"w": torch.ones(2)}, epoch=1, best=True)
     spare = run.put_weights(0, {"w": torch.ones(2)}, epoch=0, best=True)
-    run.put_state(0, Progress(epoch=1, step=1), {"x": torch.ones(1)})
-    progress = replace(old, states=((1, 2, state),), parts=(part,), weights=best, spare=spare, best=0.1, seconds=2.5)
+    run.put_state(0, MemberProgress(epoch=1, step=1), {"x": torch.ones(1)})
+    progress = replace(
+        old,
+        checkpoints=((1, 2, state),),
+        log_parts=(part,),
+        weights=best,
+        previous_weights=spare,
+        best=0.1,
+        seconds=2.5,
+    )
     run.commit(0, progress)
     assert Run.open(tmp_path).progress(0) == progress
     assert set(run.store.names("members/0")) == {part, state, best, spare, "members/0/progress.json"}
@@ -202,7 +210,7 @@ def test_progress_comes_back_and_only_what_it_names_stays(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    "content", ["[]", "{}", '{"states": [[1]], "parts": []}', '{"states": [], "parts": [], "new": 1}']
+    "content", ["[]", "{}", '{"checkpoints": [[1]], "log_parts": []}', '{"checkpoints": [], "log_parts": [], "new": 1}']
 )
 def test_progress_that_says_nothing_is_named(tmp_path: Path, content: str) -> None:
     run = Run.begin(tmp_path, RECIPE, {})
@@ -215,7 +223,7 @@ def test_progress_cannot_name_what_lies_outside(tmp_path: Path) -> None:
     (tmp_path / "secret.safetensors").write_bytes(b"secret")
     run = Run.begin(tmp_path / "run", RECIPE, {})
     run.store.put_json(
-        "members/0/progress.json", asdict(Progress(weights="../secret.safetensors", parts=("/etc/passwd",)))
+        "members/0/progress.json", asdict(MemberProgress(weights="../secret.safetensors", log_parts=("/etc/passwd",)))
     )
     for read in (run.weights, run.log):
         with pytest.raises(StorageError, match="does not name an object of this run"):
@@ -224,19 +232,22 @@ def test_progress_cannot_name_what_lies_outside(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("keep", "states"), [("none", 0), ("last", 1)])
 def test_resume_states_stay_only_if_they_are_wanted(tmp_path: Path, keep: str, states: int) -> None:
-    run = train(RECIPE.changed(run={"keep_resume": keep}), tmp_path)
+    run = train(RECIPE.replaced(run={"keep_resume": keep}), tmp_path)
     for number in range(2):
-        assert len(run.progress(number).states) == states
+        assert len(run.progress(number).checkpoints) == states
         assert len([n for n in run.store.names(f"members/{number}") if n.endswith(".pt")]) == states
 
 
 def test_what_the_machine_chose_is_part_of_the_recipe_as_trained(tmp_path: Path) -> None:
-    run = Run.begin(tmp_path, RECIPE.changed(train={"precision": "auto"}), {})
-    assert run.as_trained().train.precision == "auto"
-    run.with_about(chosen={"precision": "bf16", "memory_format": "channels_last", "tried": []})
+    run = Run.begin(tmp_path, RECIPE.replaced(train={"precision": "auto"}), {})
+    assert run.resolved_recipe().train.precision == "auto"
+    run.with_metadata(chosen={"precision": "bf16", "memory_format": "channels_last", "tried": []})
     found = Run.open(tmp_path)
     assert found.recipe.train.precision == "auto"
-    assert (found.as_trained().train.precision, found.as_trained().train.memory_format) == ("bf16", "channels_last")
+    assert (found.resolved_recipe().train.precision, found.resolved_recipe().train.memory_format) == (
+        "bf16",
+        "channels_last",
+    )
 
 
 def test_shared_weights_are_written_once(tmp_path: Path) -> None:

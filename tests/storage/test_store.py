@@ -139,9 +139,9 @@ def test_a_sweep_takes_half_written_files_only(store: Store) -> None:
     for place in ("m/0", "m/0/log", "m/1"):
         (store.root / place).mkdir(exist_ok=True)
         (store.root / f"{place}/{PART}1").write_bytes(b"half")
-    store.sweep("m/0")
+    store.remove_partial("m/0")
     assert files(store) == {"m/0/x", "m/1/x", f"m/1/{PART}1"}
-    store.sweep("m/9")
+    store.remove_partial("m/9")
 
 
 def test_a_deleted_object_may_be_deleted_again(store: Store) -> None:

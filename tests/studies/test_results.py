@@ -29,7 +29,7 @@ from plateaux.training.train import train
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     root = tmp_path_factory.mktemp("findings") / "run"
     train(recipe("sam", "mlp", data={"test_samples": 60}), root)
-    evaluate(root, measures=["accuracy", "nll", "der"])
+    evaluate(root, metrics=["accuracy", "nll", "der"])
     return Run.open(root)
 
 
@@ -40,7 +40,7 @@ def pick(found: list[Finding], measure: str, row: str, on: str = "test") -> Find
 
 def test_a_finding_says_all_that_tells_it_apart(run: Run) -> None:
     found = pick(findings_of_run(run, {"rho": 0.1}, 3), "accuracy", "member 1")
-    truth = {each.measure: each for each in evaluate(run.store.root, measures=["accuracy"])}["accuracy"]
+    truth = {each.metric: each for each in evaluate(run.store.root, metrics=["accuracy"])}["accuracy"]
     assert (found.number, found.error) == (truth.rows["member 1"].value, truth.rows["member 1"].stderr)
     assert (found.condition, found.repetition, found.run) == ({"rho": 0.1}, 3, str(run.store.root))
     assert (found.better, found.percent, found.draws) == ("higher", True, None)
@@ -56,8 +56,8 @@ def test_every_row_of_every_measurement_is_found_once(run: Run) -> None:
 def test_of_two_answers_that_of_all_members_and_most_samples_counts(run: Run, tmp_path: Path) -> None:
     root = Path(shutil.copytree(run.store.root, tmp_path / "run"))
     before = findings_of_run(Run.open(root))
-    evaluate(root, measures=["accuracy"], members=[0, 2])
-    evaluate(root, measures=["accuracy"], samples=20)
+    evaluate(root, metrics=["accuracy"], members=[0, 2])
+    evaluate(root, metrics=["accuracy"], limit=20)
     assert len(Run.open(root).store.names("measures")) == len(run.store.names("measures")) + 2
     assert [(e.measure, e.row, e.number) for e in findings_of_run(Run.open(root))] == [
         (e.measure, e.row, e.number) for e in before
@@ -91,7 +91,7 @@ def test_accuracies_under_corruption_are_summed_up(tmp_path: Path) -> None:
     x, y = chance.integers(0, 256, (60, 3, 32, 32), dtype=np.uint8), np.arange(60) % 3
     np.savez(tmp_path / "images.npz", x_train=x[:20], y_train=y[:20], x_test=x[20:], y_test=y[20:])
     train(Recipe.from_dict({**tree, "data": {"name": "arrays", "path": "images.npz", "root": str(tmp_path)}}), root)
-    evaluate(root, on=["corrupted:brightness:1@40", "corrupted:contrast:1@40"], measures=["accuracy"])
+    evaluate(root, split=["corrupted:brightness:1@40", "corrupted:contrast:1@40"], metrics=["accuracy"])
     found = findings_of_run(Run.open(root))
     parts = [pick(found, "accuracy", "member 0", on).number for on in ("brightness 1", "contrast 1")]
     summed = pick(found, "accuracy under corruption", "member 0 · cACC", "corrupted")

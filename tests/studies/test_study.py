@@ -13,7 +13,7 @@ from cases import GIVEN
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RecipeError
 from plateaux.core.types import derive_seed
-from plateaux.evaluation.metric_specs import measures_named
+from plateaux.evaluation.metric_specs import get_metrics
 from plateaux.loss_landscape.probe import probes_named
 from plateaux.studies.grid import called, changed, factors
 from plateaux.studies.planning import Task, planned, tasks
@@ -203,7 +203,7 @@ STUDIES = Path(__file__).parents[2] / "studies"
 @pytest.mark.parametrize("file", sorted(STUDIES.glob("*.toml")), ids=lambda file: file.stem)
 def test_studies_that_come_along_are_sound(file: Path) -> None:
     found = Study.load(file)
-    measures_named([*found.measure.measures, *found.measure.under_corruption])
+    get_metrics([*found.measure.measures, *found.measure.under_corruption])
     probes_named(found.landscape.probes)
     for task in tasks(planned(found)):
         check(task.recipe)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from plateaux.config.components import Given
+from plateaux.config.components import Components
 from plateaux.config.recipe import Recipe
 from plateaux.storage.run import Run
 from plateaux.training.autotune import choose, fastest
@@ -17,7 +17,7 @@ from plateaux.training.train import train
 
 choosing: Any = import_module("plateaux.training.autotune")
 training: Any = import_module("plateaux.training.train")  # the package has a function of that name
-CASES = Given(allow=("cases",))
+CASES = Components(trust=("cases",))
 TEXT = """
 members = 2
 [data]
@@ -108,7 +108,7 @@ def test_the_choice_is_made_once_and_recorded(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(training, "choose", once)
     run = train(recipe(), tmp_path / "auto", given=CASES)
-    assert Run.open(tmp_path / "auto").about["chosen"]["precision"] == "bf16"
+    assert Run.open(tmp_path / "auto").metadata["chosen"]["precision"] == "bf16"
     train(recipe(), tmp_path / "auto", given=CASES)
     train(recipe("members=3"), tmp_path / "auto", given=CASES)  # a new member is trained as the others were
     assert made == [1]
@@ -128,6 +128,6 @@ def test_a_choice_interrupted_is_made_again(tmp_path: Path, monkeypatch: pytest.
         patch.setattr(training, "choose", cut)
         with pytest.raises(KeyboardInterrupt):
             train(recipe(), tmp_path, given=CASES)
-    assert "chosen" not in Run.open(tmp_path).about
+    assert "chosen" not in Run.open(tmp_path).metadata
     train(recipe("run.log_every=1"), tmp_path, given=CASES)
-    assert set(Run.open(tmp_path).about["chosen"]) == {"precision", "memory_format", "tried"}
+    assert set(Run.open(tmp_path).metadata["chosen"]) == {"precision", "memory_format", "tried"}

@@ -11,8 +11,8 @@ from cases import GIVEN, distance, recipe, stop_after, trained, weights
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, update_bn
 
-from plateaux.config.builders.data import data_of, statistics_batches
-from plateaux.config.builders.model import network
+from plateaux.config.builders.data import bn_update_batches, build_data
+from plateaux.config.builders.model import build_member
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import Interrupted
 from plateaux.core.types import TensorTree
@@ -68,19 +68,19 @@ def test_a_members_weights_are_the_mean_over_its_steps(tmp_path: Path, monkeypat
     assert len(seen) == 6
     for name, tensor in run.weights(0).items():
         torch.testing.assert_close(tensor.double(), mean(seen[2:], name), rtol=0, atol=1e-6)
-    assert run.progress(0).weights_from == "epoch 2, the mean of the last 4 steps, the last"
+    assert run.progress(0).weights_source == "epoch 2, the mean of the last 4 steps, the last"
 
 
 def test_batchnorm_is_estimated_anew_as_torch_does_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     row = recipe("sam", "conv_bn", members=1, train={"average_from": 2})
     run, seen = watched(row, tmp_path / "run", monkeypatch)
-    data = data_of(row, GIVEN)
-    module: nn.Module = network(row, data, 0, GIVEN)
+    data = build_data(row, GIVEN)
+    module: nn.Module = build_member(row, data, 0, GIVEN)
     twin = AveragedModel(module, use_buffers=False)
     for tree in seen[1:]:
         module.load_state_dict(tree)
         twin.update_parameters(module)
-    update_bn(statistics_batches(row, data, CPU), twin)
+    update_bn(bn_update_batches(row, data, CPU), twin)
     found, truth = run.weights(0), twin.module.state_dict()
     assert any("running_var" in name for name in found)
     for name, tensor in found.items():
@@ -91,7 +91,7 @@ def test_batchnorm_is_estimated_anew_as_torch_does_it(tmp_path: Path, monkeypatc
 def test_an_average_that_never_begins_changes_nothing(net: str, tmp_path: Path) -> None:
     late = trained(recipe("sam", net, train={"average_from": 7}), tmp_path / "late")
     assert distance(late, trained(recipe("sam", net), tmp_path / "plain")) == 0
-    assert Run.open(tmp_path / "late").progress(0).weights_from == "epoch 2, the last"
+    assert Run.open(tmp_path / "late").progress(0).weights_source == "epoch 2, the last"
 
 
 def test_an_average_of_the_last_step_is_the_last_step(tmp_path: Path) -> None:
@@ -111,14 +111,14 @@ def test_the_best_average_on_validation_samples_is_kept(tmp_path: Path) -> None:
     options: dict[str, Any] = {"data": {"validation": 20}, "samples": 60, "batch": 10}
     row = recipe("sam", "conv_bn", train={"average_from": 2, "keep": "best:nll", "epochs": 4}, **options)
     run = train(row, tmp_path / "run", given=GIVEN)
-    (found,) = evaluate(tmp_path / "run", on="validation", measures=["nll"], given=GIVEN)
+    (found,) = evaluate(tmp_path / "run", split="validation", metrics=["nll"], given=GIVEN)
     for number in range(3):
         progress = run.progress(number)
         logged = [line["validation nll"] for line in run.log(number) if "validation nll" in line]
         assert progress.best == min(logged)
         steps = 4 * progress.best_epoch - 1  # from the second on
         words = f"epoch {progress.best_epoch}, the mean of the last {steps} steps, the best nll on validation samples"
-        assert progress.weights_from == words
+        assert progress.weights_source == words
         assert found.rows[f"member {number}"].value == pytest.approx(progress.best, rel=1e-5)
 
 
@@ -139,7 +139,7 @@ def test_interrupted_at_any_step_changes_no_bit(
     train_part = {"average_from": 2, "keep": "best:nll"}
     plain = recipe(method, net, data={"validation": 3}, train=train_part)
     whole = trained(plain, tmp_path / "whole")
-    stopped_after(plain.changed(executor={"manner": manner}), tmp_path / "run", steps, monkeypatch)
+    stopped_after(plain.replaced(executor={"manner": manner}), tmp_path / "run", steps, monkeypatch)
     assert distance(weights(train(plain, tmp_path / "run", given=GIVEN)), whole) == 0
 
 
@@ -158,6 +158,6 @@ def test_adding_a_member_changes_no_others_average(tmp_path: Path) -> None:
 
 def test_an_absent_member_averages_its_own_steps(tmp_path: Path) -> None:
     run = train(recipe("sed", train={"average_from": 1, "epochs": 3}), tmp_path / "run", given=GIVEN)
-    words = [run.progress(number).weights_from for number in range(3)]
+    words = [run.progress(number).weights_source for number in range(3)]
     counts = [int(each.split("last ")[1].split()[0]) for each in words]
     assert sum(counts) == 2 * 9  # two of three members in each of nine steps

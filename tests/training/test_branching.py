@@ -9,7 +9,7 @@ import pytest
 from cases import GIVEN, distance, recipe, weights
 
 from plateaux.core.errors import RunError
-from plateaux.storage.run import Run, scores_name
+from plateaux.storage.run import Run, sharpness_path
 from plateaux.training.train import train
 
 OPTIONS = {"train": {"epochs": 4}, "run": {"keep_resume": "last"}}
@@ -59,7 +59,7 @@ def test_scores_of_the_same_kind_come_along(paper: Run, tmp_path: Path) -> None:
     begun = train(other, tmp_path / "released", given=GIVEN, span=paper.store.root, tell=told.append)
     assert not any(news.get("scored") for news in told)
     for number in range(3):
-        name = scores_name(2, number)
+        name = sharpness_path(2, number)
         assert begun.store.get(name) == paper.store.get(name)
 
 

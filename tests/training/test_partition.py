@@ -16,11 +16,11 @@ from cases import GIVEN, distance, recipe, trained, weights
 from laws.meshes import mesh
 from reference import partition_rules as twin
 
-from plateaux.config.builders.data import data_of
-from plateaux.config.builders.training import method_of
+from plateaux.config.builders.data import build_data
+from plateaux.config.builders.training import build_method
 from plateaux.core.errors import Interrupted, RecipeError, RunError
 from plateaux.evaluation.loading import load
-from plateaux.storage.run import Run, notes_name, scores_name, summary_name
+from plateaux.storage.run import Run, partition_summary_path, sam_set_path, sharpness_path
 from plateaux.training.partition import Scorer, decide, notes_of
 from plateaux.training.planning import missing
 from plateaux.training.train import train
@@ -41,15 +41,15 @@ def met(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def test_scores_are_the_squared_norms_of_the_members_gradients(tmp_path: Path) -> None:
     row = balanced(method={"rule": "none", "meet_after": 3}, schedule=())
     halfway = train(row, tmp_path / "halfway", given=GIVEN)
-    about, scores = halfway.store.array(scores_name(3, 1))
+    about, scores = halfway.store.array(sharpness_path(3, 1))
     assert about["score"] == "gradient_norm"
-    assert about["fingerprint"] == halfway.about["data"]["train"]["fingerprint"]
+    assert about["fingerprint"] == halfway.metadata["data"]["train"]["fingerprint"]
     assert (scores < 0).sum() == 4  # those kept for validation
     # Until its meeting a member trains as SAM's does.
     options = {**THREE, "train": {"epochs": 3}, "schedule": ()}
     sam = recipe("deep_ensemble", "mlp", method={"name": "sam", "rho": 0.2}, **options)
     member = load(train(sam, tmp_path / "sam", given=GIVEN).store.root).members[1]
-    x, y = data_of(sam, GIVEN).train.fetch(torch.arange(len(scores)))
+    x, y = build_data(sam, GIVEN).train.fetch(torch.arange(len(scores)))
     for sample in np.flatnonzero(scores >= 0)[:5]:
         member.zero_grad()
         torch.nn.functional.cross_entropy(member(x[sample : sample + 1].float()), y[sample : sample + 1]).backward()
@@ -58,14 +58,14 @@ def test_scores_are_the_squared_norms_of_the_members_gradients(tmp_path: Path) -
 
 
 def test_notes_are_what_the_slow_twin_decides(met: Run) -> None:
-    scores = np.stack([met.store.array(scores_name(2, n))[1] for n in range(3)])
+    scores = np.stack([met.store.array(sharpness_path(2, n))[1] for n in range(3)])
     wanted = twin.paper(scores, 0.4)
     for number in range(3):
-        look = notes_of(met, method_of(met.recipe).partition, number, 2)
+        look = notes_of(met, build_method(met.recipe).partition, number, 2)
         assert look is not None
         assert set(look(torch.arange(scores.shape[1])).nonzero().flatten().tolist()) == wanted[number]
-    assert notes_of(met, method_of(met.recipe).partition, 0, 1) is None
-    summary = met.store.get_json(summary_name(2))
+    assert notes_of(met, build_method(met.recipe).partition, 0, 1) is None
+    summary = met.store.get_json(partition_summary_path(2))
     trained_on = (scores[0] >= 0).sum()
     assert summary["share"] == pytest.approx([len(careful) / trained_on for careful in wanted])
     assert summary["rule"] == "paper"
@@ -75,9 +75,9 @@ def test_notes_are_what_the_slow_twin_decides(met: Run) -> None:
 @pytest.mark.parametrize("name", ["scores", "notes"])
 def test_what_is_about_other_samples_is_refused(name: str, tmp_path: Path) -> None:
     run = train(balanced(), tmp_path / "run", given=GIVEN)
-    rendezvous = method_of(run.recipe).partition
+    rendezvous = build_method(run.recipe).partition
     assert rendezvous is not None
-    file = (scores_name if name == "scores" else notes_name)(2, 1)
+    file = (sharpness_path if name == "scores" else sam_set_path)(2, 1)
     about, values = run.store.array(file)
     values = np.array(values)
     with run.store.array_writer(file, values.dtype, len(values), {**about, "fingerprint": "another"}) as write:
@@ -106,20 +106,20 @@ def test_one_process_a_pool_of_two_and_a_mesh_of_three_end_at_the_same_weights(m
 
 def test_members_meet_again(tmp_path: Path) -> None:
     run = train(balanced(method={"meet_after": 1, "rescore_every": 2}), tmp_path / "run", given=GIVEN)
-    assert [run.store.has(summary_name(epoch)) for epoch in range(5)] == [False, True, False, True, False]
+    assert [run.store.has(partition_summary_path(epoch)) for epoch in range(5)] == [False, True, False, True, False]
     once = train(balanced(method={"meet_after": 1}), tmp_path / "once", given=GIVEN)
     assert distance(weights(run), weights(once)) > 1e-6
 
 
 def test_members_can_meet_before_their_first_step(tmp_path: Path) -> None:
     run = train(balanced(method={"meet_after": 0}), tmp_path / "run", given=GIVEN)
-    assert run.store.has(summary_name(0))
+    assert run.store.has(partition_summary_path(0))
 
 
 @pytest.mark.parametrize("score", ["last_layer", "loss"])
 def test_cheap_scores_decide_too(score: str, tmp_path: Path) -> None:
     run = train(balanced(method={"score": score}), tmp_path / "run", given=GIVEN)
-    assert run.store.array(scores_name(2, 0))[0]["score"] == score
+    assert run.store.array(sharpness_path(2, 0))[0]["score"] == score
 
 
 def test_a_single_member_is_warned_and_descends_plainly(tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def test_lost_notes_are_missed(tmp_path: Path) -> None:
     run = train(row, tmp_path / "run", given=GIVEN)
     progress = json.loads((tmp_path / "run/members/0/progress.json").read_text())
     (tmp_path / "run/members/0/progress.json").write_text(json.dumps({**progress, "finished": False}))
-    (run.store.root / summary_name(2)).unlink()
+    (run.store.root / partition_summary_path(2)).unlink()
     with pytest.raises(RunError, match="gone past the meeting"):
         missing(run)
 

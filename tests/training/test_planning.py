@@ -6,18 +6,18 @@ import pytest
 
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RunError
-from plateaux.evaluation.ray_evaluator import shards
-from plateaux.storage.run import Progress
+from plateaux.evaluation.ray_evaluator import eval_shards
+from plateaux.storage.run import MemberProgress
 from plateaux.training.jobs import Job, Meeting
 from plateaux.training.planning import left_of, plan
 
-NEW = Progress()
-DONE = Progress(epoch=5, finished=True)
+NEW = MemberProgress()
+DONE = MemberProgress(epoch=5, finished=True)
 
 
-def at(*places: tuple[int, int]) -> Progress:
+def at(*places: tuple[int, int]) -> MemberProgress:
     """A member with states kept at these places, the last one newest."""
-    return Progress(*places[-1], states=tuple((epoch, step, f"{epoch}-{step}") for epoch, step in places))
+    return MemberProgress(*places[-1], checkpoints=tuple((epoch, step, f"{epoch}-{step}") for epoch, step in places))
 
 
 def recipe(members: int, **executor: object) -> Recipe:
@@ -62,7 +62,7 @@ TOGETHER = [
     ("one has just begun", [at((0, 4)), NEW], [Job((0, 1), (0, 0), 5)]),
     (
         "killed while they finished",
-        [Progress(5, 0, finished=True, states=((5, 0, "x"),)), at((4, 0), (5, 0))],
+        [MemberProgress(5, 0, finished=True, checkpoints=((5, 0, "x"),)), at((4, 0), (5, 0))],
         [Job((0, 1), (5, 0), 5)],
     ),
 ]
@@ -70,14 +70,14 @@ TOGETHER = [
 
 @pytest.mark.parametrize(("case", "executor", "progress", "jobs"), APART, ids=[case[0] for case in APART])
 def test_members_that_do_not_meet(
-    case: str, executor: dict[str, object], progress: list[Progress], jobs: list[Job]
+    case: str, executor: dict[str, object], progress: list[MemberProgress], jobs: list[Job]
 ) -> None:
     assert plan(recipe(len(progress), **executor), progress) == jobs
 
 
 @pytest.mark.parametrize(("case", "progress", "jobs"), TOGETHER, ids=[case[0] for case in TOGETHER])
 def test_members_that_meet_go_on_from_the_last_place_all_have_kept(
-    case: str, progress: list[Progress], jobs: list[Job]
+    case: str, progress: list[MemberProgress], jobs: list[Job]
 ) -> None:
     assert plan(recipe(len(progress)), progress, joint=True) == jobs
 
@@ -150,7 +150,7 @@ MEETINGS = [
     ("executor", "progress", "meetings", "jobs"), [row[1:] for row in MEETINGS], ids=[row[0] for row in MEETINGS]
 )
 def test_nobody_goes_past_a_meeting_that_is_not_decided(
-    executor: dict[str, object], progress: list[Progress], meetings: list[Meeting], jobs: list[Job]
+    executor: dict[str, object], progress: list[MemberProgress], meetings: list[Meeting], jobs: list[Job]
 ) -> None:
     assert plan(recipe(len(progress), **executor), progress, meetings=meetings) == jobs
 
@@ -187,9 +187,9 @@ def test_a_meeting_waits_for_a_member_that_is_given_up_unless_the_recipe_says_ot
     progress, met = [at((3, 0)), at((3, 0)), NEW], [Meeting(3, frozenset({0, 1}))]
     assert plan(recipe(3), progress, meetings=met) == [Job((2,), (0, 0), 3)]
     assert plan(recipe(3), progress, meetings=met, without={2}) == []
-    few = recipe(3).changed(run={"min_members": 2})
+    few = recipe(3).replaced(run={"min_members": 2})
     assert plan(few, progress, meetings=met, without={2}) == [Job((0, 1), (3, 0), 3, "decide")]
-    assert plan(few.changed(run={"min_members": 3}), progress, meetings=met, without={2}) == []
+    assert plan(few.replaced(run={"min_members": 3}), progress, meetings=met, without={2}) == []
     assert plan(few, progress, meetings=[Meeting(3, frozenset({0}))], without={2}) == [Job((1,), (3, 0), 3)]
 
 
@@ -216,13 +216,13 @@ def test_a_member_that_a_meeting_went_ahead_without_is_never_missing_again() -> 
     ],
 )
 def test_a_job_that_is_done_again_does_only_what_is_left_of_it(
-    job: Job, progress: list[Progress], joint: bool, left: Job | None
+    job: Job, progress: list[MemberProgress], joint: bool, left: Job | None
 ) -> None:
     assert left_of(job, dict(enumerate(progress)), joint=joint) == left
 
 
 def test_shards_cover_members_and_samples_once() -> None:
-    found = list(shards([0, 2, 3], 10, block=2, size=4))
+    found = list(eval_shards([0, 2, 3], 10, block=2, size=4))
     assert [[(s.members, s.start, s.stop) for s in each] for each in found] == [
         [((0, 2), a, b), ((3,), a, b)] for a, b in [(0, 4), (4, 8), (8, 10)]
     ]
@@ -241,7 +241,7 @@ def test_shards_cover_members_and_samples_once() -> None:
 )
 @pytest.mark.parametrize("executor", [LOOP, POOL, MESH])
 def test_members_in_turn_begin_when_those_before_have_finished(
-    progress: list[Progress], jobs: list[Job], executor: dict[str, object]
+    progress: list[MemberProgress], jobs: list[Job], executor: dict[str, object]
 ) -> None:
     assert plan(recipe(len(progress), **executor), progress, in_turn=True) == jobs
 

@@ -12,9 +12,9 @@ from cases import GIVEN, distance, recipe, trained, weights
 from reference import sequential as twin
 from torch import Tensor, nn
 
-from plateaux.config.builders.data import feed_of, shares_order, split_of, training_data
-from plateaux.config.builders.model import network
-from plateaux.config.builders.training import method_of
+from plateaux.config.builders.data import build_loader, build_training_data, train_val_split, uses_shared_order
+from plateaux.config.builders.model import build_member
+from plateaux.config.builders.training import build_method
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import DivergedError, RecipeError, RunError
 from plateaux.core.types import Batch
@@ -32,14 +32,14 @@ CPU = torch.device("cpu")
 
 def batches_of(row: Recipe, number: int) -> list[Batch]:
     """Return every batch that a member is fed."""
-    data = training_data(row, GIVEN)
-    shared = shares_order(row, method_of(row, 0, GIVEN))
-    feed = feed_of(row, data, number, shared=shared, device=CPU, ids=split_of(row, data)[0])
+    data = build_training_data(row, GIVEN)
+    shared = uses_shared_order(row, build_method(row, 0, GIVEN))
+    feed = build_loader(row, data, number, shared=shared, device=CPU, ids=train_val_split(row, data)[0])
     return [batch for epoch in range(row.train.epochs) for batch in feed.epoch(epoch)]
 
 
 def built(row: Recipe, number: int) -> nn.Module:
-    return network(row, training_data(row, GIVEN), number, GIVEN).train()
+    return build_member(row, build_training_data(row, GIVEN), number, GIVEN).train()
 
 
 def cross_entropy(module: nn.Module, batch: Batch) -> Tensor:
@@ -96,7 +96,7 @@ def test_averages_along_a_course_do_not_change_it(tmp_path: Path) -> None:
 
 def test_under_fp16_the_factor_goes_on_too(tmp_path: Path) -> None:
     run = train(recipe("snapshot", precision="fp16", run={"keep_resume": "last"}), tmp_path / "run", given=GIVEN)
-    calm = [run.store.get_state(run.progress(number).states[-1][2])["scaler"]["calm"] for number in range(3)]
+    calm = [run.store.get_state(run.progress(number).checkpoints[-1][2])["scaler"]["calm"] for number in range(3)]
     assert calm == sorted(calm)
     assert calm[2] > 6  # no cycle has more steps
 
@@ -176,7 +176,7 @@ def test_finished_members_are_seen_in_evaluation_mode_and_left_as_they_are(tmp_p
     first.load_state_dict(run.weights(0))
     before = {name: tensor.clone() for name, tensor in first.state_dict().items()}
     batch = batches_of(row, 0)[0]
-    offer = method_of(row, 0, GIVEN).objective.output
+    offer = build_method(row, 0, GIVEN).objective.output
     (said,) = sequential.beside([first], offer, row, CPU)(batch)
     assert not said.requires_grad
     assert torch.equal(said, torch.cat([first(batch.x), first(batch.extra["unlabelled"])]))

@@ -13,8 +13,8 @@ from laws.meshes import mesh
 from reference import sam as twin
 from torch import Tensor, nn
 
-from plateaux.config.builders.data import data_of
-from plateaux.config.builders.model import network
+from plateaux.config.builders.data import build_data
+from plateaux.config.builders.model import build_member
 from plateaux.core import runtime
 from plateaux.core.errors import RecipeError
 from plateaux.core.method import GradRequest, Method, Objective
@@ -220,13 +220,13 @@ def test_pieces_of_groups_are_the_groups(accumulate: int) -> None:
 @pytest.mark.parametrize("method", ["apart", "apart, climbing"])
 def test_members_that_see_each_other_may_work_in_pieces(method: str, manner: str, tmp_path: Path) -> None:
     row = recipe(method, precision="fp64")
-    pieces = row.changed(optimizer={"accumulate": 3}, executor={"manner": manner})
+    pieces = row.replaced(optimizer={"accumulate": 3}, executor={"manner": manner})
     assert distance(trained(pieces, tmp_path / "pieces"), trained(row, tmp_path / "whole")) < 1e-12
 
 
 def test_pieces_with_dropout_are_the_same_parked(tmp_path: Path) -> None:
     row = recipe("apart, climbing", "dropout", optimizer={"accumulate": 3})
-    parked = trained(row.changed(executor={"manner": "parked"}), tmp_path / "parked")
+    parked = trained(row.replaced(executor={"manner": "parked"}), tmp_path / "parked")
     assert distance(parked, trained(row, tmp_path / "loop")) == 0
 
 
@@ -298,9 +298,9 @@ def test_a_step_leaves_the_global_generator_alone() -> None:
 def test_pruned_weights_stay_zero(method: str, manner: str, tmp_path: Path) -> None:
     row = recipe(method, model={"sparsity": 0.5}, executor={"manner": manner})
     ends = trained(row, tmp_path / "run")
-    data = data_of(row, GIVEN)
+    data = build_data(row, GIVEN)
     for number, end in enumerate(ends):
-        start = dict(network(row, data, number, GIVEN).named_parameters())
+        start = dict(build_member(row, data, number, GIVEN).named_parameters())
         zero = {key: value == 0 for key, value in start.items() if value.ndim > 1}
         assert sum(int(mask.sum()) for mask in zero.values()) == 15  # half of 6 x 2 + 3 x 6
         assert all(torch.equal(end[key] == 0, mask) for key, mask in zero.items())

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from plateaux.config.components import Given
+from plateaux.config.components import Components
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import DataError, DivergedError, Interrupted, RecipeError, RunError, StorageError
 from plateaux.storage.run import Run
@@ -20,7 +20,7 @@ from plateaux.storage.store import SCRATCH
 from plateaux.training.checks import check
 from plateaux.training.train import train
 
-CASES = Given(allow=("cases",))
+CASES = Components(trust=("cases",))
 TEXT = """
 members = 2
 [data]
@@ -73,7 +73,7 @@ def interrupted(what: Recipe, out: Path, monkeypatch: pytest.MonkeyPatch) -> Run
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", sync)
         with pytest.raises(Interrupted):
-            train(what.changed(run={"checkpoint_minutes": 1e-9}), out, given=CASES)
+            train(what.replaced(run={"checkpoint_minutes": 1e-9}), out, given=CASES)
     assert Run.open(out).progress(0).step > 0
     return train(what, out, given=CASES)
 
@@ -142,7 +142,7 @@ def test_an_epoch_of_one_step_can_be_stopped(tmp_path: Path) -> None:
 
 def test_epochs_of_one_step_are_checkpointed_by_the_clock_too(tmp_path: Path) -> None:
     what = recipe("data.batch=48", "run.checkpoint_epochs=1000", "run.checkpoint_minutes=1e-9", "train.epochs=3")
-    assert len(train(what, tmp_path).progress(0).parts) == 3
+    assert len(train(what, tmp_path).progress(0).log_parts) == 3
 
 
 def test_a_stop_in_the_last_epoch_lets_no_other_job_begin(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_divergence_leaves_the_checkpoint_before_it_loadable(tmp_path: Path) -> 
         train(what, tmp_path)
     run = Run.open(tmp_path)
     assert run.progress(0).position == (2, 0)
-    state = run.store.get_state(run.progress(0).states[-1][2])
+    state = run.store.get_state(run.progress(0).checkpoints[-1][2])
     assert all(torch.isfinite(tensor).all() for tensor in state["params"].values())
     with pytest.raises(DivergedError):
         train(what, tmp_path)
@@ -219,7 +219,7 @@ def test_a_full_disk_is_one_message_and_the_run_goes_on_later(
         train(recipe(), tmp_path / "again")
     monkeypatch.setattr(os, "fsync", real)
     for progress in Run.open(tmp_path / "again").all_progress():
-        for *_, name in progress.states:
+        for *_, name in progress.checkpoints:
             Run.open(tmp_path / "again").store.get_state(name)
     assert weights(train(recipe(), tmp_path / "again")) == weights(train(recipe(), tmp_path / "whole"))
 
@@ -228,7 +228,7 @@ def test_a_damaged_checkpoint_is_named_and_its_folder_may_be_deleted(tmp_path: P
     with pytest.raises(Interrupted):
         train(recipe(), tmp_path / "again", tell=stop_after(2))
     run = Run.open(tmp_path / "again")
-    name = run.progress(1).states[-1][2]
+    name = run.progress(1).checkpoints[-1][2]
     run.store.put(name, run.store.get(name)[:100])
     with pytest.raises(
         StorageError, match=r"members/1/resume-2-0\.pt is damaged.*delete its folder to train that member"
@@ -243,7 +243,7 @@ def test_a_checkpoint_that_is_gone_is_named(tmp_path: Path) -> None:
     with pytest.raises(Interrupted):
         train(recipe(), tmp_path, tell=stop_after(1))
     run = Run.open(tmp_path)
-    run.store.delete(run.progress(0).states[-1][2])
+    run.store.delete(run.progress(0).checkpoints[-1][2])
     with pytest.raises(StorageError, match=r"Cannot read .*resume-1-0\.pt: No such file"):
         train(recipe(), tmp_path)
 
@@ -271,7 +271,7 @@ def test_several_failures_are_told_together(tmp_path: Path) -> None:
 def test_parked_members_that_meet_are_awake_when_their_weights_are_written(tmp_path: Path) -> None:
     what = recipe('method={name="cases:apart"}', "optimizer.momentum=0.9")
     loop = train(what, tmp_path / "loop", given=CASES)
-    parked = train(what.changed(executor={"manner": "parked"}), tmp_path / "parked", given=CASES)
+    parked = train(what.replaced(executor={"manner": "parked"}), tmp_path / "parked", given=CASES)
     assert weights(parked) == weights(loop)
     assert not list((tmp_path / "parked").glob(f"{SCRATCH}*"))
 

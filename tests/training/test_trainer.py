@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from plateaux.config.builders.data import data_of, split_of
-from plateaux.config.components import Given
+from plateaux.config.builders.data import build_data, train_val_split
+from plateaux.config.components import Components
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RecipeError
 from plateaux.data.sources import InMemorySource
@@ -52,13 +52,13 @@ def weights(run: Run) -> list[bytes]:
 @pytest.mark.parametrize("share", ["0.25", "7"])
 def test_no_validation_sample_is_ever_trained_on(tmp_path: Path, share: str) -> None:
     what = recipe(f"data.validation={share}", "train.epochs=2")
-    data = data_of(what)
-    train_ids, valid_ids = split_of(what, data)
+    data = build_data(what)
+    train_ids, valid_ids = train_val_split(what, data)
     assert len(valid_ids) == (12 if share == "0.25" else 7)
     assert sorted([*train_ids.tolist(), *valid_ids.tolist()]) == list(range(48))
     seen: set[int] = set()
     seen_data = watching(data, seen)
-    train(what, tmp_path, given=Given(data=seen_data))
+    train(what, tmp_path, given=Components(data=seen_data))
     assert set(train_ids.tolist()) <= seen
     trained = {i for kind, i in TOUCHED if kind == "train"}
     assert trained == set(train_ids.tolist())
@@ -87,14 +87,14 @@ def test_the_best_weights_are_kept_and_say_which_they_are(tmp_path: Path) -> Non
     later = 'schedule=[{name="multistep", milestones=[4], gamma=1000}]'
     what = recipe("data.validation=16", "train.keep=best:nll", "train.epochs=8", later)
     run = train(what, tmp_path)
-    (found,) = evaluate(tmp_path, on="validation", measures=["nll"])
+    (found,) = evaluate(tmp_path, split="validation", metrics=["nll"])
     for number in range(2):
         lines = [line for line in run.log(number) if "validation nll" in line]
         assert len(lines) == 8
         best = min(lines, key=lambda line: line["validation nll"])
         progress = run.progress(number)
         assert (progress.best_epoch, progress.best) == (best["epoch"], best["validation nll"])
-        assert progress.weights_from == f"epoch {best['epoch']}, the best nll on validation samples"
+        assert progress.weights_source == f"epoch {best['epoch']}, the best nll on validation samples"
         assert found.rows[f"member {number}"].value == pytest.approx(best["validation nll"], rel=1e-6)
         with safe_open(tmp_path / f"members/{number}/weights.safetensors", framework="pt") as file:
             assert file.metadata()["epoch"] == str(best["epoch"])
@@ -102,7 +102,7 @@ def test_the_best_weights_are_kept_and_say_which_they_are(tmp_path: Path) -> Non
 
 
 def test_the_last_weights_say_so(tmp_path: Path) -> None:
-    assert train(recipe(), tmp_path).progress(1).weights_from == "epoch 4, the last"
+    assert train(recipe(), tmp_path).progress(1).weights_source == "epoch 4, the last"
 
 
 def test_patience_ends_a_member_early_and_says_why(tmp_path: Path) -> None:
@@ -110,8 +110,8 @@ def test_patience_ends_a_member_early_and_says_why(tmp_path: Path) -> None:
     what = recipe("data.validation=16", "train.patience=2", "train.epochs=9", "optimizer.lr=[0.0, 0.05]")
     run = train(what, tmp_path)
     still, moving = run.all_progress()
-    assert (still.epoch, still.why, still.finished) == (3, "no better for 2 validations", True)
-    assert still.weights_from == "epoch 3, the last"
+    assert (still.epoch, still.stop_reason, still.finished) == (3, "no better for 2 validations", True)
+    assert still.weights_source == "epoch 3, the last"
     assert moving.epoch > 3
     assert train(what, tmp_path).all_progress() == [still, moving]
 
@@ -124,8 +124,8 @@ def test_validation_every_few_epochs(tmp_path: Path) -> None:
 def test_the_log_does_not_depend_on_when_checkpoints_are_written(tmp_path: Path) -> None:
     often = train(recipe("run.checkpoint_minutes=1e-9", "run.log_every=2", "optimizer.lr=0.3"), tmp_path / "often")
     never = train(recipe("run.checkpoint_epochs=4", "run.log_every=2", "optimizer.lr=0.3"), tmp_path / "never")
-    assert len(often.progress(0).parts) == 12
-    assert len(never.progress(0).parts) == 1
+    assert len(often.progress(0).log_parts) == 12
+    assert len(never.progress(0).log_parts) == 1
     assert often.log(0) == never.log(0)
     assert [line["step"] for line in often.log(0) if "step" in line] == [2, 3] * 4
     assert weights(often) == weights(never)

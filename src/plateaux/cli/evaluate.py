@@ -15,12 +15,12 @@ from plateaux.cli.common import Allow, AsJson, Changes, Device, Members, asking,
 from plateaux.config.specs import split_names
 from plateaux.core.errors import RecipeError
 from plateaux.core.runtime import is_rank_zero
-from plateaux.evaluation.calibration import judge
-from plateaux.evaluation.ood import detect, suites_named
-from plateaux.evaluation.results import Measurement
+from plateaux.evaluation.calibration import evaluate_calibration
+from plateaux.evaluation.ood import detect_ood, parse_ood_suites
+from plateaux.evaluation.results import MetricResult
 from plateaux.evaluation.robustness import read_baseline, robustness
-from plateaux.evaluation.selection import judge_chosen
-from plateaux.evaluation.splits import elsewhere
+from plateaux.evaluation.selection import evaluate_selection
+from plateaux.evaluation.splits import ood_split
 from plateaux.evaluation.tables import tables, to_markdown
 from plateaux.storage.run import Run
 
@@ -74,27 +74,29 @@ def measure(
     if calibrated and (executor or members or samples):
         raise RecipeError("--calibrated is of all members, in one process; leave --executor, --members, --samples out")
     words = [*(ood or []), *(more or [])]
-    suites, by_name = suites_named(words, Run.open(run).about["data"]["name"]) if words else ({}, False)
+    suites, by_name = parse_ood_suites(words, Run.open(run).metadata["data"]["name"]) if words else ({}, False)
     table = read_baseline(baseline) if baseline else None
     for name in [] if by_name else [each for sets in suites.values() for each in sets]:
-        elsewhere(name, "", plateaux.Given(allow=tuple(allow or ())))  # before hours of measuring
+        ood_split(name, "", plateaux.Components(trust=tuple(allow or ())))  # before hours of measuring
     if executor == "mesh" and "RANK" not in os.environ:
         raise typer.Exit(torchrun(processes))
-    given = plateaux.Given(allow=tuple(allow or ()))
+    given = plateaux.Components(trust=tuple(allow or ()))
     shared: dict[str, Any] = {"given": given, "device": device, "keep": keep}
     walk = {"members": numbers_of(members), "samples": samples, "fresh": fresh, **shared}
     if executor is not None:
         walk["executor"] = _executor(executor, processes, changes or [])
     names = [] if measures == "none" or (calibrated and measures == "all") else split_names(measures)
     with asking("measuring") as told:
-        found: list[Measurement] = []
+        found: list[MetricResult] = []
         for where, wanted in _by_kind(split_names(on), names):
-            found += plateaux.evaluate(run, on=where, measures=wanted, sizes=sizes, cache=cache, **walk, **told)
+            found += plateaux.evaluate(
+                run, split=where, metrics=wanted, ensemble_sizes=sizes, corruption_cache=cache, **walk, **told
+            )
         found += robustness(found, table)
         if calibrated:
-            found += judge(run, on=on, unseen=unseen, **shared, **told)
+            found += evaluate_calibration(run, split=on, exclude_calibration_ids=unseen, **shared, **told)
         if suites:
-            found += detect(run, suites, skip_missing=by_name, **walk, **told)
+            found += detect_ood(run, suites, skip_missing=by_name, **walk, **told)
     if not is_rank_zero():
         return
     if markdown:
@@ -130,8 +132,8 @@ def calibrate(
     options["order"] = "pool then calibrate" if order == "pool" else "calibrate then pool"
     with asking("calibrating") as told:
         made = plateaux.calibrate(
-            run, on=on, part=part, alphas=alpha or (0.1, 0.05), risk=risk, device=device,
-            given=plateaux.Given(allow=tuple(allow or ())), **options, **told,
+            run, split=on, fraction=part, alphas=alpha or (0.1, 0.05), target_risk=risk, device=device,
+            given=plateaux.Components(trust=tuple(allow or ())), **options, **told,
         )  # fmt: skip
 
     def words() -> list[str]:
@@ -139,7 +141,7 @@ def calibrate(
         answers = "abstains always" if threshold.at is None else f"answers {100 * threshold.coverage:.1f} %"
         values = [", ".join(f"{v:.3f}" for v in each.values) for each in made.temperatures.values()]
         return [
-            f"fitted on {len(made.ids):,} {made.on} samples",
+            f"fitted on {len(made.ids):,} {made.split} samples",
             f"temperature: {values[0]} for the ensemble; {values[1]} for each member",
             *(f"{100 * (1 - each.alpha):g} % sets ({each.kind}): threshold {each.threshold:.4f}" for each in made.sets),
             f"for a risk of {100 * threshold.risk:g} % it {answers}",
@@ -171,8 +173,8 @@ def predict(
     """
     with asking("predicting") as told:
         answers = plateaux.predict(
-            run, on=on, alarm=alarm, alpha=alpha, members=numbers_of(members), samples=samples, keep=keep,
-            given=plateaux.Given(allow=tuple(allow or ())), device=device, **told,
+            run, split=on, ood_score=alarm, alpha=alpha, members=numbers_of(members), limit=samples, cache_logits=keep,
+            given=plateaux.Components(trust=tuple(allow or ())), device=device, **told,
         )  # fmt: skip
     answers.write(out)
     words = f"{out}: {len(answers.ids):,} answers"
@@ -196,13 +198,13 @@ def soup(
 
     In Python: `plateaux.soup("runs/demo", "runs/soup", how="greedy")`
     """
-    given = plateaux.Given(allow=tuple(allow or ()))
+    given = plateaux.Components(trust=tuple(allow or ()))
     with asking("mixing") as told:
         made = plateaux.soup(
-            run, out, how=how, on=on, members=numbers_of(members), limit=limit, given=given, device=device,
+            run, out, strategy=how, split=on, members=numbers_of(members), max_barrier=limit, given=given, device=device,
             say=told["say"],
         )  # fmt: skip
-    words = made.progress(0).weights_from
+    words = made.progress(0).weights_source
     show(as_json, {"run": str(out), "weights": words}, lambda: [f"{out}: {words}"])
 
 
@@ -222,12 +224,12 @@ def select(
 
     In Python: `plateaux.choose_members(["runs/a", "runs/b"], size=5).write("chosen.json")`
     """
-    shared: dict[str, Any] = {"given": plateaux.Given(allow=tuple(allow or ())), "device": device}
+    shared: dict[str, Any] = {"given": plateaux.Components(trust=tuple(allow or ())), "device": device}
     with asking("choosing") as told:
         shared["say"] = told["say"]
-        chosen = plateaux.choose_members(runs, size=size, on=on, objective=objective, unique=unique, **shared)
+        chosen = plateaux.select_members(runs, size=size, split=on, metric=objective, unique=unique, **shared)
         chosen.write(out)
-        judged = judge_chosen(out, on=judge_on, **shared)
+        judged = evaluate_selection(out, split=judge_on, **shared)
 
     def words() -> list[str]:
         used = [each for each in zip(chosen.members, chosen.selection.weights, strict=True) if each[1]]

@@ -11,7 +11,7 @@ from rich.console import Console
 import plateaux
 from plateaux.cli.common import Allow, AsJson, Device, Members, asking, numbers_of, show
 from plateaux.config.specs import split_names
-from plateaux.evaluation.results import Measurement
+from plateaux.evaluation.results import MetricResult
 from plateaux.evaluation.tables import tables, to_markdown
 from plateaux.loss_landscape.plots import Picture
 from plateaux.loss_landscape.render import SAMPLES, check_drawable, pictures
@@ -53,9 +53,9 @@ def landscape(
     names = split_names(probes) if probes is not None else [] if kinds else ["all"]
     shared: dict[str, Any] = {
         "on": on, "members": numbers_of(members), "batchnorm": batchnorm, "augment": augment,
-        "unit_logits": unit_logits, "given": plateaux.Given(allow=tuple(allow or ())), "device": device,
+        "unit_logits": unit_logits, "given": plateaux.Components(trust=tuple(allow or ())), "device": device,
     }  # fmt: skip
-    found: list[Measurement] = []
+    found: list[MetricResult] = []
     made: list[Picture] = []
     with asking("landscape", "passes") as told:
         if names:

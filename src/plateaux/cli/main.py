@@ -21,9 +21,9 @@ import plateaux
 from plateaux.cli import claims, evaluate, landscape, report, study, theory
 from plateaux.cli.common import Allow, AsJson, Changes, show, told, torchrun
 from plateaux.cli.progress import lines, watching
-from plateaux.config.builtin import recipe_file, shipped
-from plateaux.config.recipe import located
-from plateaux.config.schema import WrongKey
+from plateaux.config.builtin import builtin_recipes, recipe_file
+from plateaux.config.recipe import with_line_number
+from plateaux.config.schema import ConfigKeyError
 from plateaux.core import errors, registry, tensor_tree
 from plateaux.core.formatting import format_duration, format_size
 from plateaux.core.runtime import is_rank_zero
@@ -74,8 +74,8 @@ def lines_of(file: Path) -> Iterator[None]:
     """Name the line of the recipe that a wrong key or value stands in."""
     try:
         yield
-    except WrongKey as problem:
-        raise located(problem, file.read_text(encoding="utf-8"), str(file)) from None
+    except ConfigKeyError as problem:
+        raise with_line_number(problem, file.read_text(encoding="utf-8"), str(file)) from None
 
 
 @app.command()
@@ -106,7 +106,7 @@ def train(
     root = out or Path("runs") / Path(recipe).stem
     if what.executor.name == "mesh" and "RANK" not in os.environ:
         raise typer.Exit(torchrun(what.executor.processes))
-    given = plateaux.Given(allow=tuple(allow or ()))
+    given = plateaux.Components(trust=tuple(allow or ()))
     with lines_of(file), watching(Console(stderr=True)) as tell:
         plateaux.train(what, root, given=given, tell=tell, span=span_from)
     if not is_rank_zero():
@@ -140,14 +140,14 @@ def status(run: Path, as_json: AsJson = False) -> None:
     """
     opened = plateaux.Run.open(run)
     rows: list[dict[str, Any]] = []
-    jobs, present = latest(opened), opened.present()
+    jobs, present = latest(opened), opened.trained_members()
     for number, progress in enumerate(opened.all_progress()):
         state = "finished" if progress.finished else "in work" if opened.held(number) else "waiting"
         state = state if number in present else "left out"
         rows.append(
             {
                 "member": number, "state": state, "epoch": progress.epoch, "step": progress.step,
-                "epochs": opened.recipe.train.epochs, "weights": progress.weights_from, "why": progress.why,
+                "epochs": opened.recipe.train.epochs, "weights": progress.weights_source, "stop_reason": progress.stop_reason,
                 "seconds": progress.seconds, "bytes": opened.store.size(f"members/{number}"),
                 **({"job": jobs[number]} if number in jobs else {}),
             }
@@ -160,7 +160,7 @@ def status(run: Path, as_json: AsJson = False) -> None:
         shown = Table("member", "state", "epoch", "weights", "time", "on disk")
         for r in rows:
             at = f"{r['epoch']}/{r['epochs']}" + (f" + {r['step']} steps" if r["step"] else "")
-            words = f"{r['weights']} ({r['why']})" if r["why"] else r["weights"]
+            words = f"{r['weights']} ({r['why']})" if r["stop_reason"] else r["weights"]
             shown.add_row(
                 str(r["member"]), r["state"], at, words, format_duration(r["seconds"]), format_size(r["bytes"])
             )
@@ -188,7 +188,7 @@ def adopt(
     names = json.dumps(model) if len(model) > 1 else json.dumps(model[0])
     text = f"members = {len(weights)}\n[data]\nname = {json.dumps(data)}\n[model]\nname = {names}\n"
     recipe = plateaux.Recipe.parse(text, changes or [], where="adopt")
-    plateaux.adopt(out, recipe, weights, given=plateaux.Given(allow=tuple(allow or ())))
+    plateaux.import_weights(out, recipe, weights, given=plateaux.Components(trust=tuple(allow or ())))
     show(as_json, {"run": str(out), "members": len(weights)}, lambda: [f"{out}: {len(weights)} members adopted"])
 
 
@@ -204,7 +204,11 @@ def list_(
     """
     if kind not in (*KINDS, "recipes"):
         raise errors.RecipeError(f"There is no list of {kind!r}; {errors.suggest(kind, [*KINDS, 'recipes'])}")
-    found = KINDS[kind].describe() if kind in KINDS else {name: _first_line(file) for name, file in shipped().items()}
+    found = (
+        KINDS[kind].describe()
+        if kind in KINDS
+        else {name: _first_line(file) for name, file in builtin_recipes().items()}
+    )
 
     def table() -> list[Any]:
         shown = Table("name", "what it is")
@@ -225,7 +229,7 @@ def check(recipe: str, changes: Changes = None, allow: Allow = None, as_json: As
     file = recipe_file(recipe)
     found = plateaux.Recipe.load(file, changes or [])
     with lines_of(file):
-        check_recipe(found, plateaux.Given(allow=tuple(allow or ())))
+        check_recipe(found, plateaux.Components(trust=tuple(allow or ())))
     show(as_json, found.to_dict(), lambda: [f"{file} is sound: {found.members} members of {found.method.name}"])
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from plateaux.cli.common import Allow, AsJson, show, write_whole
-from plateaux.config.components import Given
+from plateaux.config.components import Components
 from plateaux.config.specs import split_names
 from plateaux.core.errors import RecipeError, suggest
 from plateaux.core.formatting import format_size
@@ -39,7 +39,7 @@ def report(
         raise RecipeError(f"A report cannot be written as {kind!r}; {suggest(kind, FORMATS)}")
     options: dict[str, Any] = {"details": details, "draw": split_names(draw or "")}
     drawn = kind != "csv" or figures is not None
-    made = made_of(paths, figures=drawn, given=Given(allow=tuple(allow or ())), **options)
+    made = made_of(paths, figures=drawn, given=Components(trust=tuple(allow or ())), **options)
     write_whole(out, _text(made, kind, out, figures))
     files = write_figures(made, figures) if figures is not None else []
     plain = {

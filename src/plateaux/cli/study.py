@@ -12,7 +12,7 @@ from rich.table import Table
 
 from plateaux.cli.common import Allow, AsJson, show
 from plateaux.cli.progress import watching
-from plateaux.config.components import Given
+from plateaux.config.components import Components
 from plateaux.core.errors import RecipeError
 from plateaux.core.formatting import format_duration
 from plateaux.core.text_table import to_rich
@@ -42,7 +42,7 @@ def study(
     root = out or Path("runs") / file.stem
     place = {"name": executor} if executor else {}
     options: dict[str, Any] = {
-        "given": Given(allow=tuple(allow or ())),
+        "given": Components(trust=tuple(allow or ())),
         "only": only,
         "executor": {**place, **({"processes": processes} if processes else {})},
     }

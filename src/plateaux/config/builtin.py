@@ -11,14 +11,14 @@ def recipe_file(given: str) -> Path:
     """Return the file a recipe is read from: a path, or the name of a recipe that comes with the package."""
     if Path(given).is_file():
         return Path(given)
-    found = shipped()
+    found = builtin_recipes()
     name = given.removesuffix(".toml").removeprefix("papers/")
     if name in found:
         return found[name]
     raise RecipeError(f"There is no recipe file {given!r}, and none of that name comes along; {suggest(name, found)}")
 
 
-def shipped() -> dict[str, Path]:
+def builtin_recipes() -> dict[str, Path]:
     """Return the recipes that come along, by name."""
     return {file.stem: file for folder in _folders() for file in sorted(folder.rglob("*.toml"))}
 

@@ -14,14 +14,14 @@ Model = Callable[..., nn.Module]
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class Components:
     """What a caller hands over in Python instead of naming it in the recipe."""
 
     data: DataSplits | None = None
     model: Model | None = None
     loss: LossFn | None = None
-    unlabelled: Source | None = None  # samples whose labels are not looked at, laid out as the data's
-    allow: tuple[str, ...] = ()  # modules outside whose functions a recipe may call
+    unlabeled: Source | None = None  # samples whose labels are not looked at, laid out as the data's
+    trust: tuple[str, ...] = ()  # modules outside whose functions a recipe may call
 
 
-NOTHING_GIVEN = Given()
+NO_COMPONENTS = Components()

@@ -13,17 +13,17 @@ import tomlkit
 from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
 from plateaux.config.builtin import recipe_file
-from plateaux.config.schema import OpenSection, Section, WrongKey, own_value
-from plateaux.config.search_space import SearchPart, drawn
+from plateaux.config.schema import ConfigKeyError, ConfigSection, PluginSection, value_for_member
+from plateaux.config.search_space import SearchConfig, sample
 from plateaux.core.errors import RecipeError, suggest
 from plateaux.core.types import derive_seed
 
 Names = str | tuple[str, ...]
 Numbers = float | tuple[float, ...]
-OF_A_TRUNK = ("head", "head_width", "resize", "cache_features", "cache_dtype", "rounds")  # keys of [model]
+BACKBONE_KEYS = ("head", "head_width", "resize", "cache_features", "cache_dtype", "rounds")  # keys of [model]
 
 
-class DataPart(OpenSection):
+class DataConfig(PluginSection):
     """Which samples, in what order, and how they are varied; further keys go to the data set."""
 
     name: str
@@ -41,7 +41,7 @@ class DataPart(OpenSection):
     unlabelled_batch: int | None = Field(None, ge=1)  # of them in a batch; as many as labelled ones if unset
 
 
-class AdapterPart(Section):
+class LoraConfig(ConfigSection):
     """Low-rank adapters on chosen linear layers: the rest is held once for all members, and nobody trains it."""
 
     rank: int | tuple[int, ...] = 4
@@ -57,7 +57,7 @@ class AdapterPart(Section):
         return rank
 
 
-class ModelPart(OpenSection):
+class ModelConfig(PluginSection):
     """Which network; further keys go to the model."""
 
     name: Names
@@ -73,30 +73,30 @@ class ModelPart(OpenSection):
     cache_features: bool = False  # the trunk sees every image once, and never again
     cache_dtype: Literal["float32", "float16"] = "float32"
     rounds: int = Field(1, ge=1)  # features are kept of so many augmentations of every image
-    adapters: AdapterPart | None = None
+    adapters: LoraConfig | None = None
 
     @field_validator("adapters")
     @classmethod
-    def _alone(cls, adapters: AdapterPart | None, info: ValidationInfo) -> AdapterPart | None:
+    def _alone(cls, adapters: LoraConfig | None, info: ValidationInfo) -> LoraConfig | None:
         for other in ("freeze", "trunk"):
             if adapters is not None and info.data.get(other):
                 raise ValueError(f"beside adapters everything is frozen but adapters.train; leave {other} out")
         return adapters
 
 
-class MethodPart(OpenSection):
+class MethodConfig(PluginSection):
     """How members are trained; further keys go to the method."""
 
     name: str = "deep_ensemble"
 
 
-class LossPart(OpenSection):
+class LossConfig(PluginSection):
     """What is minimised; further keys go to the loss."""
 
     name: str = "cross_entropy"
 
 
-class OptimizerPart(OpenSection):
+class OptimizerConfig(PluginSection):
     """A `torch.optim` optimiser by name; further keys go to it."""
 
     name: str = "SGD"
@@ -107,7 +107,7 @@ class OptimizerPart(OpenSection):
     accumulate: int = Field(1, ge=1)  # work a batch through in so many pieces
 
 
-class SchedulePart(OpenSection):
+class LRSchedulerConfig(PluginSection):
     """A `torch.optim.lr_scheduler` by name, for so many epochs; further keys go to it."""
 
     name: str
@@ -115,7 +115,7 @@ class SchedulePart(OpenSection):
     per: Literal["epoch", "step"] = "epoch"
 
 
-class TrainPart(Section):
+class TrainConfig(ConfigSection):
     """How long, how exact, and which weights are kept."""
 
     epochs: int = Field(10, ge=1)
@@ -137,7 +137,7 @@ class TrainPart(Section):
         return keep
 
 
-class ExecutorPart(Section):
+class ExecutorConfig(ConfigSection):
     """Where members live. Nothing here changes what is trained."""
 
     name: str = "local"
@@ -153,7 +153,7 @@ class ExecutorPart(Section):
     retries: int = Field(5, ge=0)  # ray: how often a job whose process or node died is begun again
 
 
-class RunPart(Section):
+class RunConfig(ConfigSection):
     """What is written, and how often. Nothing here changes what is trained."""
 
     checkpoint_epochs: int = Field(1, ge=1)
@@ -165,7 +165,7 @@ class RunPart(Section):
     features: str | None = None  # where features of a trunk are kept, for all runs
 
 
-class ProbePart(Section):
+class ProbeConfig(ConfigSection):
     """Which probes are asked of members while they train, and how often. Nothing here changes what is trained."""
 
     names: tuple[str, ...] = ()  # with options in brackets, as in worst_l2(steps=10)
@@ -173,22 +173,22 @@ class ProbePart(Section):
     samples: int = Field(256, ge=1)  # of the training samples, drawn by the seed
 
 
-class Recipe(Section):
+class Recipe(ConfigSection):
     """An experiment, whole."""
 
     members: int = Field(3, ge=1)
     seed: int = 0
-    data: DataPart
-    model: ModelPart
-    method: MethodPart = MethodPart()
-    loss: LossPart = LossPart()
-    optimizer: OptimizerPart = OptimizerPart()
-    schedule: tuple[SchedulePart, ...] = ()
-    train: TrainPart = TrainPart()
-    executor: ExecutorPart = ExecutorPart()
-    run: RunPart = RunPart()
-    probe: ProbePart = ProbePart()
-    search: SearchPart | None = None
+    data: DataConfig
+    model: ModelConfig
+    method: MethodConfig = MethodConfig()
+    loss: LossConfig = LossConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    schedule: tuple[LRSchedulerConfig, ...] = ()
+    train: TrainConfig = TrainConfig()
+    executor: ExecutorConfig = ExecutorConfig()
+    run: RunConfig = RunConfig()
+    probe: ProbeConfig = ProbeConfig()
+    search: SearchConfig | None = None
 
     @classmethod
     def load(cls, path: str | Path, changes: Iterable[str] = ()) -> Recipe:
@@ -211,8 +211,8 @@ class Recipe(Section):
             _change(tree, change)
         try:
             return cls.from_dict(tree)
-        except WrongKey as problem:
-            raise located(problem, text, where) from None
+        except ConfigKeyError as problem:
+            raise with_line_number(problem, text, where) from None
 
     @classmethod
     def from_dict(cls, tree: Mapping[str, Any]) -> Recipe:
@@ -230,28 +230,28 @@ class Recipe(Section):
         """Return the recipe, defaults included, as TOML."""
         return tomlkit.dumps(self.to_dict())
 
-    def changed(self, **sections: Mapping[str, Any] | Any) -> Recipe:
+    def replaced(self, **sections: Mapping[str, Any] | Any) -> Recipe:
         """Return a recipe with some values changed: `recipe.changed(members=5, optimizer={"lr": 0.2})`."""
         tree = self.to_dict()
         for name, value in sections.items():
             tree[name] = {**tree[name], **value} if isinstance(value, Mapping) and name in tree else value
         return Recipe.from_dict(tree)
 
-    def of_member(self, number: int) -> Recipe:
+    def for_member(self, number: int) -> Recipe:
         """Return the recipe with what [search] draws for one member put in place, whatever the ensemble's size."""
         if self.search is None:
             return self
         found: dict[str, dict[str, Any]] = {}
         for section, name, what in self.search.all():
-            found.setdefault(section, {})[name] = drawn(what, derive_seed(self.seed, "search", number, section, name))
-        return self.changed(search=None, **found)
+            found.setdefault(section, {})[name] = sample(what, derive_seed(self.seed, "search", number, section, name))
+        return self.replaced(search=None, **found)
 
-    def determining(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         """Return what decides a member's weights: not the ensemble's size, nor where and how often it is written."""
         beside = ("members", "executor", "run", "probe")
         found = {name: part for name, part in self.to_dict().items() if name not in beside}
         if self.model.trunk is None:  # a network without one is the same as before there were any
-            found["model"] = {name: value for name, value in found["model"].items() if name not in OF_A_TRUNK}
+            found["model"] = {name: value for name, value in found["model"].items() if name not in BACKBONE_KEYS}
         return found
 
 
@@ -260,26 +260,26 @@ def fingerprint(tree: Mapping[str, Any]) -> str:
     return blake2b(json.dumps(tree, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
-def own(name: str, value: Any, number: int, members: int) -> Any:
+def member_value(name: str, value: Any, number: int, members: int) -> Any:
     """Return member `number`'s value of a field that may list one per member."""
-    return own_value(name, value, number, members) if isinstance(value, list | tuple) else value
+    return value_for_member(name, value, number, members) if isinstance(value, list | tuple) else value
 
 
-def difference(old: Mapping[str, Any], new: Mapping[str, Any], at: str = "") -> list[str]:
+def diff(old: Mapping[str, Any], new: Mapping[str, Any], at: str = "") -> list[str]:
     """Return a line for every value in which two recipes differ."""
     lines: list[str] = []
     for name in sorted({*old, *new}):
         left, right, path = old.get(name), new.get(name), f"{at}{name}"
         if isinstance(left, Mapping) and isinstance(right, Mapping):
-            lines += difference(left, right, f"{path}.")
+            lines += diff(left, right, f"{path}.")
         elif left != right:
             lines.append(f"{path}: {_show(left)} -> {_show(right)}")
     return lines
 
 
-def located(problem: WrongKey, text: str, where: str) -> RecipeError:
+def with_line_number(problem: ConfigKeyError, text: str, where: str) -> RecipeError:
     """Return the problem with the file and line it is about."""
-    line = _line_of(text, problem.section, problem.name, problem.nth)
+    line = _find_line(text, problem.section, problem.name, problem.nth)
     return RecipeError(f"{where}{f', line {line}' if line else ''}: {problem}")
 
 
@@ -302,7 +302,7 @@ def _change(tree: dict[str, Any], change: str) -> None:
         tree[last] = value.strip()  # a bare word is a string
 
 
-def _explain(cls: type[Section], problem: ValidationError) -> WrongKey:
+def _explain(cls: type[ConfigSection], problem: ValidationError) -> ConfigKeyError:
     first = problem.errors()[0]
     # A validator of a whole class puts its own name into the place.
     place = [part for part in first["loc"] if isinstance(part, str) and "[" not in part]
@@ -322,16 +322,16 @@ def _explain(cls: type[Section], problem: ValidationError) -> WrongKey:
         text = f"{head or 'The recipe '}lacks {key!r}{why}"
     else:
         text = f"{whole} = {first['input']!r}: {first['msg']}"
-    return WrongKey(section, name, text, nth=nth)
+    return ConfigKeyError(section, name, text, nth=nth)
 
 
 def _keys(annotation: Any) -> dict[str, Any]:
     """Return the fields of the section that an annotation names, alone or among others."""
     parts = [each for each in (annotation, *get_args(annotation)) if isinstance(each, type) and each is not NoneType]
-    return dict(parts[0].model_fields) if parts and issubclass(parts[0], Section | OpenSection) else {}
+    return dict(parts[0].model_fields) if parts and issubclass(parts[0], ConfigSection | PluginSection) else {}
 
 
-def _line_of(text: str, section: str, name: str, nth: int = 0) -> int | None:
+def _find_line(text: str, section: str, name: str, nth: int = 0) -> int | None:
     at, fallback, met = "", None, 0
     for number, line in enumerate(text.splitlines(), 1):
         bare = line.strip()

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, create
 
 from plateaux.core.errors import RecipeError, suggest
 
-GIVEN = frozenset({"loss", "shape", "classes", "params", "epochs"})
+PROVIDED = frozenset({"loss", "shape", "classes", "params", "epochs"})
 """What the engine itself hands to a factory; never an option of a recipe."""
 
 
@@ -22,7 +22,7 @@ def check(
     known = fields(factory)
     for name in given:
         if name not in known:
-            raise WrongKey(section, name, f"[{section}] has no key {name!r}; {suggest(name, [*known, *also])}")
+            raise ConfigKeyError(section, name, f"[{section}] has no key {name!r}; {suggest(name, [*known, *also])}")
     strict = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
     schema = create_model("Options", __config__=strict, **known)  # type: ignore[call-overload]
     try:
@@ -30,16 +30,18 @@ def check(
     except ValidationError as problem:
         first = problem.errors()[0]
         name = str(first["loc"][0]) if first["loc"] else ""
-        raise WrongKey(section, name, f"[{section}] {name} = {given.get(name)!r}: {first['msg']}") from None
+        raise ConfigKeyError(section, name, f"[{section}] {name} = {given.get(name)!r}: {first['msg']}") from None
 
 
-def pick(factory: Callable[..., Any], given: Mapping[str, Any], number: int, members: int) -> dict[str, Any]:
+def options_for_member(
+    factory: Callable[..., Any], given: Mapping[str, Any], number: int, members: int
+) -> dict[str, Any]:
     """Return the options of one member: a list stands for one value per member where the option itself is no list."""
     known = fields(factory)
     return {name: _own(name, value, known.get(name), number, members) for name, value in given.items()}
 
 
-def own_value(name: str, value: Any, number: int, members: int) -> Any:
+def value_for_member(name: str, value: Any, number: int, members: int) -> Any:
     """Return member `number`'s entry of a per-member list."""
     if len(value) != members:
         raise RecipeError(
@@ -58,7 +60,7 @@ def fields(factory: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
     bare = factory.func if isinstance(factory, partial) else factory
     hints = get_type_hints(bare.__init__ if isinstance(bare, type) else bare)  # type: ignore[misc]
     # A data set tells how many classes there are; everything else is told.
-    hidden = frozenset() if getattr(bare, "__plateaux__", "") == "dataset" else GIVEN
+    hidden = frozenset() if getattr(bare, "__plateaux__", "") == "dataset" else PROVIDED
     found: dict[str, tuple[Any, Any]] = {}
     for name, parameter in signature(factory).parameters.items():
         if name in hidden or parameter.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD):
@@ -68,7 +70,7 @@ def fields(factory: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
     return found
 
 
-class WrongKey(RecipeError):
+class ConfigKeyError(RecipeError):
     """A key or value of a section is wrong; knows which, so that a file's line can be named."""
 
     def __init__(self, section: str, name: str, message: str, *, nth: int = 0) -> None:
@@ -83,17 +85,17 @@ def _own(name: str, value: Any, known: tuple[Any, Any] | None, number: int, memb
     try:
         TypeAdapter(known[0], config=ConfigDict(arbitrary_types_allowed=True)).validate_python(value)
     except ValidationError:
-        return own_value(name, value, number, members)
+        return value_for_member(name, value, number, members)
     return value
 
 
-class Section(BaseModel):
+class ConfigSection(BaseModel):
     """A part of a recipe: frozen, and strict about its keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
-class OpenSection(BaseModel):
+class PluginSection(BaseModel):
     """A part of a recipe that names a plug-in: further keys are the plug-in's options."""
 
     model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False)

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from pydantic import Field, model_validator
 
-from plateaux.config.schema import Section
+from plateaux.config.schema import ConfigSection
 
 
-class Range(Section):
+class Range(ConfigSection):
     """Numbers from `low` to `high`, all equally likely; with `log` their logarithms are, with `whole` only integers."""
 
     low: float
@@ -40,7 +40,7 @@ Choices = tuple[Any, ...]
 Ranges = dict[str, Range | Choices]
 
 
-class SearchPart(Section):
+class SearchConfig(ConfigSection):
     """Hyper-parameters that every member draws for itself: a range, or a list to choose from, all equally likely."""
 
     method: Ranges = Field({})
@@ -48,7 +48,7 @@ class SearchPart(Section):
     optimizer: Ranges = Field({})
 
     @model_validator(mode="after")
-    def _something(self) -> SearchPart:
+    def _something(self) -> SearchConfig:
         if empty := [f"{section}.{name}" for section, name, what in self.all() if what == ()]:
             raise ValueError(f"{empty[0]} has an empty list to choose from")
         return self
@@ -60,11 +60,11 @@ class SearchPart(Section):
                 yield section, name, what
 
 
-def drawn(what: Range | Choices, key: int) -> Any:
+def sample(what: Range | Choices, seed: int) -> Any:
     """Return one number of a range, or one of the choices, as the key says.
 
     >>> drawn(Range(low=2, high=2), 0), drawn(("a",), 0)
     (2.0, 'a')
     """
-    place = float(torch.rand((), dtype=torch.float64, generator=torch.Generator().manual_seed(key)))
+    place = float(torch.rand((), dtype=torch.float64, generator=torch.Generator().manual_seed(seed)))
     return what.at(place) if isinstance(what, Range) else what[int(place * len(what))]

@@ -11,10 +11,10 @@ from plateaux.core.errors import RecipeError
 
 EXAMPLES = {"metric": "ece(bins=10)", "probe": "worst_l2(radius=0.5; steps=50)"}
 
-Made = TypeVar("Made")
+Plugin = TypeVar("Plugin")
 
 
-def every(kind: registry.Registry) -> dict[str, Any]:
+def build_all(kind: registry.Registry) -> dict[str, Any]:
     """Return all of a kind as they are without options: those of one file together, in the order they were written."""
 
     def place(name: str) -> tuple[str, int]:
@@ -24,12 +24,12 @@ def every(kind: registry.Registry) -> dict[str, Any]:
     return {name: kind.get(name)() for name in sorted(kind.names(), key=place)}
 
 
-def one(word: str, kind: registry.Registry, what: type[Made], allow: tuple[str, ...]) -> Made:
+def build_one(word: str, kind: registry.Registry, what: type[Plugin], trust: tuple[str, ...]) -> Plugin:
     example = EXAMPLES[kind.kind]
     found = re.fullmatch(r"([^()]+)(?:\(([^()]*)\))?", word)
     if found is None:
         raise RecipeError(f"{word!r} is no {kind.kind}; write a name, or options in brackets: {example}")
-    factory = kind.get(found[1].strip(), allow=allow)
+    factory = kind.get(found[1].strip(), allow=trust)
     options = dict(_option(word, part, example) for part in (found[2] or "").split(";") if part.strip())
     made = factory(**check(found[1], factory, options))
     if not isinstance(made, what):

@@ -110,7 +110,7 @@ class MemberLoader:
         return _laid_out(x, self.memory_format), y
 
 
-def eval_batches(
+def ordered_batches(
     source: Source,
     ids: Tensor | None = None,
     *,

@@ -14,23 +14,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plateaux.config.components import NOTHING_GIVEN, Given
+from plateaux.config.components import NO_COMPONENTS, Components
 from plateaux.core.callbacks import Say, Seen
 from plateaux.core.errors import RecipeError, RunError
 from plateaux.core.metric import Metric
 from plateaux.core.stats.estimates import mean, proportion
 from plateaux.core.types import Estimate, derive_seed
-from plateaux.ensembles import conformal, selective
+from plateaux.ensembles import conformal as conformal_sets
+from plateaux.ensembles import selective
 from plateaux.ensembles.conformal import Conformal
 from plateaux.ensembles.log_probs import log_probabilities
 from plateaux.ensembles.selective import RejectionThreshold
 from plateaux.ensembles.temperature import ORDERS, Order, Temperatures, apply, calibrate_then_pool, pool_then_calibrate
-from plateaux.evaluation.evaluator import Panel
-from plateaux.evaluation.prediction_cache import Keep
-from plateaux.evaluation.predictions import Said, doubts, hear_all
-from plateaux.evaluation.results import Measurement
-from plateaux.evaluation.row_names import MEAN_PROBABILITY, cell
-from plateaux.evaluation.splits import one_target
+from plateaux.evaluation.evaluator import Evaluator
+from plateaux.evaluation.prediction_cache import CacheDtype
+from plateaux.evaluation.predictions import MemberOutputs, error_probability, predict_all
+from plateaux.evaluation.results import MetricResult
+from plateaux.evaluation.row_names import MEAN_PROBABILITY, row_name
+from plateaux.evaluation.splits import eval_split
 from plateaux.storage.run import Run
 
 FILE, IDS = "calibration.json", "calibration-ids.safetensors"
@@ -40,7 +41,7 @@ FILE, IDS = "calibration.json", "calibration-ids.safetensors"
 class Calibration:
     """What was fitted on held-out samples of a run."""
 
-    on: str
+    split: str
     fingerprint: str  # of the source the samples are from
     ids: Tensor
     hashes: tuple[str, ...]  # of the members' weights
@@ -55,7 +56,7 @@ class Calibration:
 
     def to_dict(self) -> dict[str, Any]:
         return {
-            "on": self.on,
+            "on": self.split,
             "fingerprint": self.fingerprint,
             "samples": len(self.ids),
             "hashes": list(self.hashes),
@@ -88,16 +89,16 @@ class Calibration:
 def calibrate(
     root: str | Path,
     *,
-    on: str = "validation",
-    part: float = 1.0,
+    split: str = "validation",
+    fraction: float = 1.0,
     alphas: Sequence[float] = (0.1, 0.05),
-    kind: conformal.Kind = "aps",
-    risk: float = 0.05,
+    conformal: conformal_sets.Kind = "aps",
+    target_risk: float = 0.05,
     bound: selective.Bound = "none",
     order: Order = "pool then calibrate",
-    given: Given = NOTHING_GIVEN,
+    given: Components = NO_COMPONENTS,
     device: str | None = None,
-    keep: Keep = "float32",
+    cache_logits: CacheDtype = "float32",
     seen: Seen = lambda *_: None,
     say: Say = lambda _: None,
 ) -> Calibration:
@@ -105,26 +106,26 @@ def calibrate(
 
     `part` takes a seeded share of the samples, so that the others are left to judge by.
     """
-    panel = Panel(Run.open(root), given=given, device=device, keep=keep, say=say)
-    target = one_target(panel.recipe, panel.facts, on)
-    if target.of == "train":
+    panel = Evaluator(Run.open(root), given=given, device=device, cache_logits=cache_logits, say=say)
+    target = eval_split(panel.recipe, panel.data_info, split)
+    if target.family == "train":
         raise RecipeError("Members were trained on the train samples: doubt fitted there is too small; hold some out")
-    heard = hear_all(panel, target, seen=seen)
-    if not 0 < part <= 1:
-        raise RecipeError(f"part = {part}: give a share above 0 and at most 1")
-    if part < 1:
-        generator = torch.Generator().manual_seed(derive_seed(panel.recipe.seed, "calibrate", on))
-        count = max(1, round(part * len(heard.y)))
-        heard = heard.part(torch.randperm(len(heard.y), generator=generator)[:count].sort().values)
+    heard = predict_all(panel, target, seen=seen)
+    if not 0 < fraction <= 1:
+        raise RecipeError(f"part = {fraction}: give a share above 0 and at most 1")
+    if fraction < 1:
+        generator = torch.Generator().manual_seed(derive_seed(panel.recipe.seed, "calibrate", split))
+        count = max(1, round(fraction * len(heard.y)))
+        heard = heard.take(torch.randperm(len(heard.y), generator=generator)[:count].sort().values)
     temperatures: dict[Order, Temperatures] = {
-        "pool then calibrate": pool_then_calibrate(heard.table, heard.y),
-        "calibrate then pool": calibrate_then_pool(heard.table, heard.y),
+        "pool then calibrate": pool_then_calibrate(heard.logits, heard.y),
+        "calibrate then pool": calibrate_then_pool(heard.logits, heard.y),
     }
-    log_p = apply(heard.table, temperatures[order])
-    sets = tuple(conformal.fit(log_p, heard.y, heard.ids, alpha, kind) for alpha in alphas)
-    threshold = selective.fit(doubts(log_p), log_p.argmax(-1) != heard.y, risk, bound=bound)
+    log_p = apply(heard.logits, temperatures[order])
+    sets = tuple(conformal_sets.fit(log_p, heard.y, heard.ids, alpha, conformal) for alpha in alphas)
+    threshold = selective.fit(error_probability(log_p), log_p.argmax(-1) != heard.y, target_risk, bound=bound)
     fingerprint = panel.known(target)["fingerprint"]
-    made = Calibration(on, fingerprint, heard.ids, tuple(panel.hashes), order, temperatures, sets, threshold)
+    made = Calibration(split, fingerprint, heard.ids, tuple(panel.hashes), order, temperatures, sets, threshold)
     made.write(panel.run)
     for words in [*temperatures[order].remarks, *(each.remark for each in sets), threshold.remark]:
         if words:
@@ -132,77 +133,77 @@ def calibrate(
     return made
 
 
-def judge(
+def evaluate_calibration(
     root: str | Path,
     *,
-    on: str = "test",
-    unseen: bool = False,
-    given: Given = NOTHING_GIVEN,
+    split: str = "test",
+    exclude_calibration_ids: bool = False,
+    given: Components = NO_COMPONENTS,
     device: str | None = None,
-    keep: Keep = "float32",
+    cache_logits: CacheDtype = "float32",
     seen: Seen = lambda *_: None,
     say: Say = lambda _: None,
-) -> list[Measurement]:
+) -> list[MetricResult]:
     """Measure what calibration did, on samples it was not fitted on; `unseen` leaves those out that it was."""
-    panel = Panel(Run.open(root), given=given, device=device, keep=keep, say=say)
+    panel = Evaluator(Run.open(root), given=given, device=device, cache_logits=cache_logits, say=say)
     fitted = Calibration.read(panel.run)
     _same_weights(fitted, panel)
-    target = one_target(panel.recipe, panel.facts, on)
-    heard = hear_all(panel, target, seen=seen)
+    target = eval_split(panel.recipe, panel.data_info, split)
+    heard = predict_all(panel, target, seen=seen)
     known = panel.known(target)
     if known["fingerprint"] == fitted.fingerprint:
         old = torch.isin(heard.ids, fitted.ids)
-        if old.any() and not unseen:
+        if old.any() and not exclude_calibration_ids:
             raise RunError(
-                f"{int(old.sum()):,} of the {len(old):,} {on} samples are those the calibration was fitted on; numbers "
+                f"{int(old.sum()):,} of the {len(old):,} {split} samples are those the calibration was fitted on; numbers "
                 "on them would flatter. Add --unseen to leave them out, or choose other samples"
             )
-        heard = heard.part(~old)
+        heard = heard.take(~old)
         if not len(heard.y):
-            raise RunError(f"The calibration was fitted on all {on} samples: none are left to judge it by")
+            raise RunError(f"The calibration was fitted on all {split} samples: none are left to judge it by")
     kinds = [f"{each.kind} {each.alpha:g}" for each in fitted.sets]
-    asked = {"sets": kinds, "risk": fitted.threshold.risk, "bound": fitted.threshold.bound, "fitted on": fitted.on}
-    data = {**known, "name": panel.facts["name"], "samples": len(heard.y), **asked}
-    words = f"fitted on {len(fitted.ids):,} {fitted.on} samples; {fitted.order}"
+    asked = {"sets": kinds, "risk": fitted.threshold.risk, "bound": fitted.threshold.bound, "fitted on": fitted.split}
+    data = {**known, "name": panel.data_info["name"], "samples": len(heard.y), **asked}
+    words = f"fitted on {len(fitted.ids):,} {fitted.split} samples; {fitted.order}"
     measure = Metric(lambda *_: {}, lambda _: {}, higher_is_better="neither", group="sure", definition=words)
-    found = [panel.measurement("calibrated", on, _judged(heard, fitted, panel.numbers), measure, data)]
+    found = [panel.result("calibrated", split, _calibration_estimates(heard, fitted, panel.numbers), measure, data)]
     for each in found:
         panel.write(each)
     return found
 
 
-def _same_weights(fitted: Calibration, panel: Panel) -> None:
+def _same_weights(fitted: Calibration, panel: Evaluator) -> None:
     if fitted.hashes != tuple(panel.hashes):
         raise RunError(
             f"{panel.run.store.root} was calibrated with other weights than it has now; run `plateaux calibrate` again"
         )
 
 
-def _judged(heard: Said, fitted: Calibration, numbers: Sequence[int]) -> dict[str, Estimate]:
+def _calibration_estimates(heard: MemberOutputs, fitted: Calibration, numbers: Sequence[int]) -> dict[str, Estimate]:
     rows: dict[str, Estimate] = {}
-    before = log_probabilities(heard.table.double())
+    before = log_probabilities(heard.logits.double())
     own = fitted.temperatures["calibrate then pool"].values
     for position, number in enumerate(numbers):
-        scaled = (heard.table[position].double() / own[position]).log_softmax(-1)
-        rows[cell(f"member {number}", "temperature")] = Estimate(own[position])
-        rows[cell(f"member {number}", "nll before")] = _nll(before[position], heard.y)
-        rows[cell(f"member {number}", "nll after")] = _nll(scaled, heard.y)
+        scaled = (heard.logits[position].double() / own[position]).log_softmax(-1)
+        rows[row_name(f"member {number}", "temperature")] = Estimate(own[position])
+        rows[row_name(f"member {number}", "nll before")] = _nll(before[position], heard.y)
+        rows[row_name(f"member {number}", "nll after")] = _nll(scaled, heard.y)
     if len(numbers) > 1:
-        rows[cell(MEAN_PROBABILITY, "nll before")] = _nll(before[-2], heard.y)
+        rows[row_name(MEAN_PROBABILITY, "nll before")] = _nll(before[-2], heard.y)
     for order in ORDERS:
-        rows[cell(f"ensemble ({order})", "nll after")] = _nll(fitted.log_p(heard.table, order), heard.y)
-    log_p = fitted.log_p(heard.table)
+        rows[row_name(f"ensemble ({order})", "nll after")] = _nll(fitted.log_p(heard.logits, order), heard.y)
+    log_p = fitted.log_p(heard.logits)
     name = f"ensemble ({fitted.order})"
     for each in fitted.sets:
         sets = each.sets(log_p, heard.ids)
         wanted = f"{100 * (1 - each.alpha):g} % sets"
-        rows[cell(name, f"{wanted}: coverage")] = conformal.coverage(sets, heard.y)
-        rows[cell(name, f"{wanted}: classes")] = conformal.mean_size(sets)
-    used = fitted.threshold.accepts(doubts(log_p))
+        rows[row_name(name, f"{wanted}: coverage")] = conformal_sets.coverage(sets, heard.y)
+        rows[row_name(name, f"{wanted}: classes")] = conformal_sets.mean_size(sets)
+    used = fitted.threshold.accepts(error_probability(log_p))
     wrong = log_p.argmax(-1) != heard.y
-    rows[cell(name, "answered")] = proportion(float(used.sum()), len(used))
+    rows[row_name(name, "answered")] = proportion(float(used.sum()), len(used))
     if used.any():
-        rows[cell(name, "wrong of those answered")] = proportion(float((wrong & used).sum()), float(used.sum()))
+        rows[row_name(name, "wrong of those answered")] = proportion(float((wrong & used).sum()), float(used.sum()))
     return rows
 
 

@@ -24,13 +24,13 @@ Codes = NDArray[np.uint32]
 """The packed numbers of one row in ascending order of doubt, the right ones of equals first."""
 
 
-class Equals(NamedTuple):
+class TieGroups(NamedTuple):
     """Groups of equally sure samples in ascending order of doubt, an entry for each group."""
 
-    doubt: NDArray[np.float64]  # minus the logarithm of their confidence
+    error_probability: NDArray[np.float64]  # minus the logarithm of their confidence
     start: NDArray[np.int64]  # how many samples are surer
     end: NDArray[np.int64]  # how many are as sure or surer
-    wrong: NDArray[np.float64]  # how many of the group are wrong
+    incorrect: NDArray[np.float64]  # how many of the group are wrong
 
     @property
     def size(self) -> NDArray[np.int64]:
@@ -39,11 +39,11 @@ class Equals(NamedTuple):
 
 def confidences(table: Tensor, batch: Batch) -> TensorTree:
     """Return confidence and rightness of every sample and row `[B, R]`, packed in four bytes."""
-    log_confidence, guess = guesses(log_probabilities(table))
-    return {"kept": pack(log_confidence, guess == batch.y).T}
+    log_confidence, guess = confidence_and_prediction(log_probabilities(table))
+    return {"kept": pack_confidence(log_confidence, guess == batch.y).T}
 
 
-def surest_first(packed: Tensor) -> Codes:
+def sort_by_confidence(packed: Tensor) -> Codes:
     """Return one row `[N]` in ascending order of doubt; what is no number comes last.
 
     The bits of a positive float32 are ordered as it is. The sign, which says wrong, is moved to the lowest bit.
@@ -56,17 +56,17 @@ def surest_first(packed: Tensor) -> Codes:
     return bits
 
 
-def of_codes(codes: Codes) -> tuple[Tensor, Tensor]:
+def decode_confidence(codes: Codes) -> tuple[Tensor, Tensor]:
     """Return minus the logarithm of the confidence in float64, and whether the guess was right."""
-    return unpack(torch.from_numpy((codes >> 1 | codes << 31).view(np.float32)))
+    return unpack_confidence(torch.from_numpy((codes >> 1 | codes << 31).view(np.float32)))
 
 
-def has_no_number(codes: Codes) -> bool:
+def has_nan(codes: Codes) -> bool:
     """Say whether any confidence is not a number."""
-    return bool(of_codes(codes[-1:])[0].isnan().any())
+    return bool(decode_confidence(codes[-1:])[0].isnan().any())
 
 
-def groups(codes: Codes) -> Iterator[Equals]:
+def groups(codes: Codes) -> Iterator[TieGroups]:
     """Yield the groups of equals, those of about PIECE samples at a time; no group is cut in two."""
     start = 0
     while start < len(codes):
@@ -75,7 +75,7 @@ def groups(codes: Codes) -> Iterator[Equals]:
         start = int(found.end[-1])
 
 
-def equal_mass(each: Equals, samples: int, bins: int) -> NDArray[np.int64]:
+def equal_mass(each: TieGroups, samples: int, bins: int) -> NDArray[np.int64]:
     """Return the bin of every group, bin 0 the least sure, so that bins hold equally many of all samples.
 
     Equals share the bin of the first of them in ascending order of confidence.
@@ -83,7 +83,7 @@ def equal_mass(each: Equals, samples: int, bins: int) -> NDArray[np.int64]:
     return (samples - each.end) * bins // samples
 
 
-def _whole_groups(codes: Codes, start: int, stop: int) -> Equals:
+def _whole_groups(codes: Codes, start: int, stop: int) -> TieGroups:
     """Return the groups that begin at `start` up to `stop`; the last of them may end later."""
     part = codes[start:stop]
     first = np.flatnonzero(np.diff(part >> 1, prepend=~part[:1] >> 1))
@@ -92,7 +92,7 @@ def _whole_groups(codes: Codes, start: int, stop: int) -> Equals:
     end = start + np.append(first[1:], 0)
     end[-1] = start + int(np.searchsorted(codes[start:], last, side="right")[0])
     wrong[-1] = end[-1] - start - int(np.searchsorted(codes[start:], last)[0])
-    return Equals(of_codes(part[first])[0].numpy(), start + first, end, wrong)
+    return TieGroups(decode_confidence(part[first])[0].numpy(), start + first, end, wrong)
 
 
 CERTAIN = torch.finfo(torch.float32).tiny  # stands for -log(1): a zero would lose its sign where rows are added up
@@ -104,7 +104,7 @@ def check_bins(bins: int) -> None:
         raise RecipeError(f"bins = {bins}: confidences are sorted into 1 bin or more; leave it out for 15")
 
 
-def guesses(log_p: Tensor) -> tuple[Tensor, Tensor]:
+def confidence_and_prediction(log_p: Tensor) -> tuple[Tensor, Tensor]:
     """Return the logarithm of the confidence `[R, B]` and the guess `[R, B]` from log-probabilities `[R, B, C]`."""
     best, guess = log_p.max(-1)
     return best.clamp(max=0), guess  # should a mean over members round to above probability 1
@@ -116,21 +116,21 @@ def equal_width(p: Tensor, bins: int) -> Tensor:
     return torch.bucketize(p.double().contiguous(), edges, right=True)
 
 
-def binned(home: Tensor, parts: Sequence[Tensor], bins: int) -> Tensor:
+def bin_sums(bin_index: Tensor, parts: Sequence[Tensor], bins: int) -> Tensor:
     """Return the sum of every part `[..., B]` over the samples of every bin: `[..., bins, parts]`."""
-    empty = home.new_zeros(*home.shape[:-1], bins, dtype=torch.float64)
-    return torch.stack([empty.scatter_add(-1, home, part.double()) for part in parts], -1)
+    empty = bin_index.new_zeros(*bin_index.shape[:-1], bins, dtype=torch.float64)
+    return torch.stack([empty.scatter_add(-1, bin_index, part.double()) for part in parts], -1)
 
 
-def pack(log_confidence: Tensor, right: Tensor) -> Tensor:
+def pack_confidence(log_confidence: Tensor, correct: Tensor) -> Tensor:
     """Return one float32 for each confidence and its rightness: minus the logarithm, negative where wrong.
 
     The logarithm tells confidences apart that round to 1, and nothing of a float32 one is lost.
     """
     doubt = (-log_confidence).float().clamp(min=CERTAIN)
-    return torch.where(right, doubt, -doubt)
+    return torch.where(correct, doubt, -doubt)
 
 
-def unpack(packed: Tensor) -> tuple[Tensor, Tensor]:
+def unpack_confidence(packed: Tensor) -> tuple[Tensor, Tensor]:
     """Return minus the logarithm of the confidence in float64, and whether the guess was right."""
     return packed.abs().double(), packed > 0

@@ -7,15 +7,15 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from plateaux.config.components import NOTHING_GIVEN, Given
+from plateaux.config.components import NO_COMPONENTS, Components
 from plateaux.core.callbacks import Say, Seen, nothing
 from plateaux.core.runtime import is_rank_zero
-from plateaux.evaluation.evaluator import Panel
-from plateaux.evaluation.metric_specs import measures_named
-from plateaux.evaluation.prediction_cache import Keep
-from plateaux.evaluation.ray_evaluator import SpreadPanel
-from plateaux.evaluation.results import Measurement
-from plateaux.evaluation.splits import targets
+from plateaux.evaluation.evaluator import Evaluator
+from plateaux.evaluation.metric_specs import get_metrics
+from plateaux.evaluation.prediction_cache import CacheDtype
+from plateaux.evaluation.ray_evaluator import RayEvaluator
+from plateaux.evaluation.results import MetricResult
+from plateaux.evaluation.splits import eval_splits
 from plateaux.storage.run import Run
 
 STANDARD = ("accuracy", "nll", "brier", "ece")
@@ -24,20 +24,20 @@ STANDARD = ("accuracy", "nll", "brier", "ece")
 def evaluate(
     root: str | Path,
     *,
-    on: str | Sequence[str] = "test",
-    measures: Sequence[str] = STANDARD,
+    split: str | Sequence[str] = "test",
+    metrics: Sequence[str] = STANDARD,
     members: Sequence[int] | None = None,
-    sizes: bool = False,
-    samples: int | None = None,
-    keep: Keep = "float32",
-    fresh: bool = False,
-    cache: str | Path | None = None,
-    given: Given = NOTHING_GIVEN,
+    ensemble_sizes: bool = False,
+    limit: int | None = None,
+    cache_logits: CacheDtype = "float32",
+    no_cache: bool = False,
+    corruption_cache: str | Path | None = None,
+    given: Components = NO_COMPONENTS,
     device: str | None = None,
     executor: Mapping[str, Any] | None = None,
     seen: Seen = nothing,
     say: Say = nothing,
-) -> list[Measurement]:
+) -> list[MetricResult]:
     """Measure members and their ensemble on `test`, `validation` or `train` samples, or `corrupted` ones.
 
     `members` takes some of them as the ensemble, `sizes` adds curves over ensembles of 1, 2, ... members, `samples`
@@ -45,13 +45,19 @@ def evaluate(
     Corrupted images are made when they are needed, or once, in the folder `cache`. On `executor = {"name": "ray"}`
     members x samples are spread over a cluster; logits are not kept then.
     """
-    kind = SpreadPanel if (executor or {}).get("name") == "ray" else Panel
-    panel = kind(Run.open(root), members, given=given, device=device, executor=executor, keep=keep, say=say)
-    chosen = measures_named(measures, allow=given.allow)
-    found: list[Measurement] = []
+    kind = RayEvaluator if (executor or {}).get("name") == "ray" else Evaluator
+    panel = kind(
+        Run.open(root), members, given=given, device=device, executor=executor, cache_logits=cache_logits, say=say
+    )
+    chosen = get_metrics(metrics, trust=given.trust)
+    found: list[MetricResult] = []
     with closing(panel):
-        for target in targets(panel.run.recipe, panel.facts, [on] if isinstance(on, str) else on, cache=cache):
-            found += panel.measure(target, chosen, sizes=sizes, samples=samples, fresh=fresh, seen=seen)
+        for target in eval_splits(
+            panel.run.recipe, panel.data_info, [split] if isinstance(split, str) else split, cache=corruption_cache
+        ):
+            found += panel.evaluate(
+                target, chosen, ensemble_sizes=ensemble_sizes, limit=limit, no_cache=no_cache, seen=seen
+            )
     if is_rank_zero():
         for each in found:
             panel.write(each)

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from plateaux.config.builders.data import data_of, in_order
-from plateaux.config.builders.training import executor_of
-from plateaux.config.components import NOTHING_GIVEN, Given
+from plateaux.config.builders.data import build_data, eval_batches
+from plateaux.config.builders.training import build_executor
+from plateaux.config.components import NO_COMPONENTS, Components
 from plateaux.config.recipe import fingerprint
 from plateaux.core.callbacks import Say, Seen, nothing
 from plateaux.core.errors import RecipeError, RunError
@@ -28,21 +28,29 @@ from plateaux.core.types import Estimate, TensorTree
 from plateaux.data.sources import DataSplits, Source, describe_data
 from plateaux.distributed.executors.local import LocalExecutor
 from plateaux.evaluation import prediction_cache
-from plateaux.evaluation.loading import data_facts, members_of
-from plateaux.evaluation.metric_loop import Cast, Heard, hear, settle
-from plateaux.evaluation.prediction_cache import Keep, Keeper, Shelf
-from plateaux.evaluation.results import Measurement
-from plateaux.evaluation.row_names import MEAN_OF_PAIRS, MEAN_PROBABILITY, PART, TOGETHER, _with_mean, cell, renumbered
-from plateaux.evaluation.splits import Target, one_target
+from plateaux.evaluation.loading import data_splits_info, load_members
+from plateaux.evaluation.metric_loop import BatchOutputs, MemberSubset, accumulate, run_members
+from plateaux.evaluation.prediction_cache import CacheDtype, PredictionCache, PredictionWriter
+from plateaux.evaluation.results import MetricResult
+from plateaux.evaluation.row_names import (
+    MEAN_OF_PAIRS,
+    MEAN_PROBABILITY,
+    PART,
+    TOGETHER,
+    _with_mean,
+    row_name,
+    with_member_ids,
+)
+from plateaux.evaluation.splits import EvalSplit, eval_split
 from plateaux.models.backbone import BackboneWithHead
-from plateaux.storage.feature_cache import prepare, seen_through
+from plateaux.storage.feature_cache import prepare, through_backbone
 from plateaux.storage.run import Run
 
 SELECTION = "selection.json"  # of a soup: the samples its members were chosen on
 SUBSETS = 30  # at most so many ensembles of one size are averaged
 
 
-class Panel:
+class Evaluator:
     """Members of a run, ready to be asked about samples; nothing is read or built before it is needed."""
 
     def __init__(
@@ -50,19 +58,19 @@ class Panel:
         run: Run,
         members: Sequence[int] | None = None,
         *,
-        given: Given = NOTHING_GIVEN,
+        given: Components = NO_COMPONENTS,
         device: str | None = None,
         executor: Mapping[str, Any] | None = None,
-        keep: Keep = "float32",
+        cache_logits: CacheDtype = "float32",
         say: Say = nothing,
     ) -> None:
-        self.run, self.given, self.keep, self.say = run, given, keep, say
-        self.recipe = run.as_trained()
-        self.numbers = run.present() if members is None else _numbers(members, self.recipe.members)
+        self.run, self.given, self.cache_logits, self.say = run, given, cache_logits, say
+        self.recipe = run.resolved_recipe()
+        self.numbers = run.trained_members() if members is None else _numbers(members, self.recipe.members)
         if executor is not None:
-            self.recipe = self.recipe.changed(executor=dict(executor))
+            self.recipe = self.recipe.replaced(executor=dict(executor))
         self.executor: Executor = (
-            LocalExecutor("loop", 1, (), "error") if executor is None else executor_of(self.recipe, given)
+            LocalExecutor("loop", 1, (), "error") if executor is None else build_executor(self.recipe, given)
         )
         configure_runtime(processes=local_processes(), threads=self.recipe.executor.threads)
         if self.executor.all_reduce_max(int(not self.executor.local_members(len(self.numbers)))):
@@ -70,8 +78,8 @@ class Panel:
                 f"{len(self.numbers)} members cannot be spread over so many processes; use fewer, or spread the "
                 "samples: --set executor.data=N"
             )
-        self.place = get_device(device or self.executor.device)
-        self.facts: Mapping[str, Any] = run.about["data"] if given.data is None else describe_data(given.data)
+        self.device = get_device(device or self.executor.device)
+        self.data_info: Mapping[str, Any] = run.metadata["data"] if given.data is None else describe_data(given.data)
 
     def close(self) -> None:
         """Give back what the executor holds, if it holds anything."""
@@ -79,7 +87,7 @@ class Panel:
 
     @cached_property
     def data(self) -> DataSplits:
-        return data_of(self.recipe, self.given)
+        return build_data(self.recipe, self.given)
 
     @cached_property
     def hashes(self) -> list[str]:
@@ -87,70 +95,74 @@ class Panel:
         return [self.run.weights_hash(number) for number in self.numbers]
 
     @cached_property
-    def origins(self) -> list[str]:
+    def weight_sources(self) -> list[str]:
         """Which weights each member's are: the last, the best, an average."""
-        return [self.run.progress(number).weights_from for number in self.numbers]
+        return [self.run.progress(number).weights_source for number in self.numbers]
 
     @cached_property
-    def views(self) -> list[MemberModule]:
+    def modules(self) -> list[MemberModule]:
         held = [self.numbers[row] for row in self.executor.local_members(len(self.numbers))]
-        facts = data_facts(self.run) if self.given.data is None else self.given.data
-        modules = [module.to(self.place).eval() for module in members_of(self.run, facts, held, self.given)]
+        facts = data_splits_info(self.run) if self.given.data is None else self.given.data
+        modules = [module.to(self.device).eval() for module in load_members(self.run, facts, held, self.given)]
         layout = FORMATS[self.recipe.train.memory_format]
         modules = [module.to(memory_format=layout) for module in modules]  # type: ignore[call-overload]
         return [
-            MemberModule(module, forward=lambda: autocast(self.recipe.train.precision, self.place))
+            MemberModule(module, forward=lambda: autocast(self.recipe.train.precision, self.device))
             for module in modules
         ]
 
-    def measure(
+    def evaluate(
         self,
-        target: Target,
-        measures: Mapping[str, Metric],
+        target: EvalSplit,
+        metrics: Mapping[str, Metric],
         *,
-        sizes: bool = False,
-        samples: int | None = None,
-        fresh: bool = False,
+        ensemble_sizes: bool = False,
+        limit: int | None = None,
+        no_cache: bool = False,
         seen: Seen = nothing,
-    ) -> list[Measurement]:
+    ) -> list[MetricResult]:
         """Return what the measures find about these members on these samples."""
         everyone = tuple(range(len(self.numbers)))
-        casts = [everyone, *(cast for cast in _casts(len(everyone)) if cast != everyone)] if sizes else [everyone]
+        casts = (
+            [everyone, *(cast for cast in _nested_subsets(len(everyone)) if cast != everyone)]
+            if ensemble_sizes
+            else [everyone]
+        )
         try:
-            sums, about = self.settle(target, measures, casts, samples=samples, fresh=fresh, seen=seen)
-            if sizes and any(measure.output is features for measure in measures.values()):
+            sums, about = self.accumulate(target, metrics, casts, samples=limit, fresh=no_cache, seen=seen)
+            if ensemble_sizes and any(measure.output is features for measure in metrics.values()):
                 self.say("measures of features have no curve over sizes")
         except NoFeaturesError as problem:
-            rest = {name: measure for name, measure in measures.items() if measure.output is not features}
+            rest = {name: measure for name, measure in metrics.items() if measure.output is not features}
             if not rest:
                 raise
-            self.say(f"{', '.join(measures.keys() - rest.keys())} is left out: {problem}")
-            return self.measure(target, rest, sizes=sizes, samples=samples, fresh=fresh, seen=seen)
+            self.say(f"{', '.join(metrics.keys() - rest.keys())} is left out: {problem}")
+            return self.evaluate(target, rest, ensemble_sizes=ensemble_sizes, limit=limit, no_cache=no_cache, seen=seen)
         found = []
-        for name, measure in measures.items():
+        for name, measure in metrics.items():
             rows = {cast: measure.compute(sums[cast, name]) for cast in casts if (cast, name) in sums}
             if everyone not in rows:
                 self.say(f"{name} takes {measure.min_members} members, and there is {len(everyone)}: left out")
                 continue
-            numbered = _with_mean(renumbered(rows[everyone], self.numbers))
-            found.append(self.measurement(name, target.name, numbered, measure, about))
-            if sizes and measure.output is not features:
-                found.append(self.measurement(f"{name} by size", target.name, _curve(rows), measure, about))
+            numbered = _with_mean(with_member_ids(rows[everyone], self.numbers))
+            found.append(self.result(name, target.name, numbered, measure, about))
+            if ensemble_sizes and measure.output is not features:
+                found.append(self.result(f"{name} by size", target.name, _curve(rows), measure, about))
         return found
 
-    def settle(
+    def accumulate(
         self,
-        target: Target,
+        target: EvalSplit,
         measures: Mapping[str, Metric],
-        casts: Sequence[Cast],
+        casts: Sequence[MemberSubset],
         *,
         samples: int | None = None,
         fresh: bool = False,
         seen: Seen = nothing,
-    ) -> tuple[dict[tuple[Cast | None, str], TensorTree], dict[str, Any]]:
+    ) -> tuple[dict[tuple[MemberSubset | None, str], TensorTree], dict[str, Any]]:
         """Return the measures' sums for every cast, and what is to be known of the samples."""
         offers = list(dict.fromkeys(measure.output for measure in measures.values()))
-        executor, heard, about, total = self.hear(target, offers, samples=samples, fresh=fresh)
+        executor, heard, about, total = self.run_members(target, offers, samples=samples, fresh=fresh)
         done = 0
 
         def count(more: int) -> None:
@@ -158,100 +170,100 @@ class Panel:
             done += more
             seen(done, total)
 
-        return settle(executor, heard, measures, casts, samples=total, seen=count), about
+        return accumulate(executor, heard, measures, casts, samples=total, seen=count), about
 
-    def hear(
-        self, target: Target, offers: Sequence[OutputFn], *, samples: int | None = None, fresh: bool = False
-    ) -> tuple[Executor, Iterator[Heard], dict[str, Any], int]:
+    def run_members(
+        self, target: EvalSplit, offers: Sequence[OutputFn], *, samples: int | None = None, fresh: bool = False
+    ) -> tuple[Executor, Iterator[BatchOutputs], dict[str, Any], int]:
         """Return what members say about the samples: from what is kept, or by a forward pass."""
         known = self._described_all(target, samples)
-        shelf = self._shelf(known)
-        lacks = fresh or not self._may_keep or not shelf.has(self.hashes, offers)
+        shelf = self._cache(known)
+        lacks = fresh or not self._may_cache or not shelf.has(self.hashes, offers)
         if not self.executor.all_reduce_max(int(lacks)):  # all processes read, or none
             ids, dtype = shelf.ids(), shelf.dtype(self.hashes)
-            self._check_not_chosen_on(known, ids)
+            self._check_not_selected_on(known, ids)
             self.say(f"{target.name}: from kept {dtype} logits of {len(ids):,} samples, no forward pass")
             about = {**_described(known, len(ids)), "logits": f"kept, {dtype}"}
             return LocalExecutor("loop", 1, (), "error"), shelf.read(self.hashes, offers), about, len(ids)
         source, ids = self._opened(target, known)
         data, source = self.ready(source, ids)
-        batches = in_order(self.recipe, data, source, ids, device=self.place, shard=self.executor.shard)
-        heard = hear(self.executor, self.views, batches, offers)
-        if self.keep != "no" and self._may_keep:
-            kind = {"float32": torch.float32, "float16": DTYPES["fp16"]}[self.keep]
-            heard = Keeper(shelf, self.hashes, kind, len(ids), self.say, prediction_cache.KEEP_BELOW).listen(
-                heard, self.executor
-            )
+        batches = eval_batches(self.recipe, data, source, ids, device=self.device, shard=self.executor.shard)
+        heard = run_members(self.executor, self.modules, batches, offers)
+        if self.cache_logits != "no" and self._may_cache:
+            kind = {"float32": torch.float32, "float16": DTYPES["fp16"]}[self.cache_logits]
+            heard = PredictionWriter(
+                shelf, self.hashes, kind, len(ids), self.say, prediction_cache.MAX_CACHE_BYTES
+            ).record(heard, self.executor)
         return self.executor, heard, {**_described(known, len(ids)), "logits": "fresh"}, len(ids)
 
-    def keeps(self, target: Target, measures: Mapping[str, Metric], samples: int | None) -> bool:
+    def caches(self, target: EvalSplit, measures: Mapping[str, Metric], samples: int | None) -> bool:
         """Say whether all that these measures ask for is kept from an earlier walk."""
         offers = list(dict.fromkeys(measure.output for measure in measures.values()))
-        return self._may_keep and self._shelf(self._described_all(target, samples)).has(self.hashes, offers)
+        return self._may_cache and self._cache(self._described_all(target, samples)).has(self.hashes, offers)
 
-    def opened(self, target: Target, samples: int | None) -> tuple[dict[str, Any], torch.Tensor]:
+    def opened(self, target: EvalSplit, samples: int | None) -> tuple[dict[str, Any], torch.Tensor]:
         """Return what is to be known of the samples, and their ids, once they were found to be the right ones."""
         known = self._described_all(target, samples)
         return {name: value for name, value in known.items() if name != "on"}, self._opened(target, known)[1]
 
-    def _described_all(self, target: Target, samples: int | None) -> dict[str, Any]:
-        first = target.first or samples
-        return {"on": target.name, **target.about, **self.known(target), **({"first": first} if first else {})}
+    def _described_all(self, target: EvalSplit, samples: int | None) -> dict[str, Any]:
+        first = target.limit or samples
+        return {"on": target.name, **target.metadata, **self.known(target), **({"first": first} if first else {})}
 
     def ready(self, source: Source, ids: torch.Tensor) -> tuple[DataSplits, Source]:
         """Return samples as members take them: as they are, or as features of the trunk where these are kept."""
-        module = self.views[0].module
+        module = self.modules[0].module
         if not (
             self.recipe.model.cache_features
             and isinstance(module, BackboneWithHead)
             and getattr(source, "told_apart", True)
         ):
             return self.data, source
-        found = seen_through(self.recipe, self.data, source, module.backbone, device=self.place, ids=ids)
+        found = through_backbone(self.recipe, self.data, source, module.backbone, device=self.device, ids=ids)
         prepare([found], self.executor, self.say, ids=ids)
         return replace(self.data, mean=(), std=()), found
 
-    def _shelf(self, known: Mapping[str, Any]) -> Shelf:
-        looks = {"mean": self.facts["mean"], "std": self.facts["std"], "precision": self.recipe.train.precision}
-        return Shelf(self.run.store, {**known, **looks})
+    def _cache(self, known: Mapping[str, Any]) -> PredictionCache:
+        looks = {"mean": self.data_info["mean"], "std": self.data_info["std"], "precision": self.recipe.train.precision}
+        return PredictionCache(self.run.store, {**known, **looks})
 
-    def _opened(self, target: Target, known: Mapping[str, Any]) -> tuple[Source, torch.Tensor]:
+    def _opened(self, target: EvalSplit, known: Mapping[str, Any]) -> tuple[Source, torch.Tensor]:
         source, ids = target.open(self.recipe, self.data)
         ids = ids[: known.get("first")]
         self.check_same_data(target, source, known)
-        self._check_not_chosen_on(known, ids)
+        self._check_not_selected_on(known, ids)
         return source, ids
 
-    def measurement(
+    def result(
         self, name: str, on: str, rows: Mapping[str, Estimate], measure: Metric, about: Mapping[str, Any]
-    ) -> Measurement:
+    ) -> MetricResult:
         """Return one measurement, with all that is to be known of it."""
         names = [f"member {number}" for number in self.numbers]
-        weights = dict(zip(names, self.origins, strict=True))
+        weights = dict(zip(names, self.weight_sources, strict=True))
         hashes = dict(zip(names, self.hashes, strict=True))
         facts = (measure.group, measure.percent, measure.definition)
-        return Measurement(name, on, rows, measure.higher_is_better, weights, about, hashes, *facts)
+        return MetricResult(name, on, rows, measure.higher_is_better, weights, about, hashes, *facts)
 
-    def write(self, found: Measurement) -> None:
+    def write(self, found: MetricResult) -> None:
         """Keep a measurement in the run folder; the same question is the same object."""
-        name = "".join(c if c.isalnum() or c in "_-" else "_" for c in found.measure)
+        name = "".join(c if c.isalnum() or c in "_-" else "_" for c in found.metric)
         self.run.store.put_json(f"measures/{name}-{fingerprint(found.question())}.json", found.to_dict(), again=False)
 
     @property
-    def _may_keep(self) -> bool:
+    def _may_cache(self) -> bool:
         """Whether other calls can be told apart: not where Python hands over a network, or samples without a hash."""
         sources = [] if self.given.data is None else [self.given.data.train, self.given.data.test]
         return self.given.model is None and all(getattr(source, "told_apart", True) for source in sources)
 
-    def check_same_data(self, target: Target, source: Source, known: Mapping[str, Any]) -> None:
+    def check_same_data(self, target: EvalSplit, source: Source, known: Mapping[str, Any]) -> None:
         """Refuse samples of the run's own sets that are not those it was made with."""
-        if target.of in ("test", "train", "validation") and source.fingerprint() != known["fingerprint"]:
+        if target.family in ("test", "train", "validation") and source.fingerprint() != known["fingerprint"]:
             raise RunError(
-                f"The {target.of} samples are not those this run was made with (fingerprint {source.fingerprint()} and "
+                f"The {target.family} samples are not those this run was made with (fingerprint {source.fingerprint()} and "
                 f"not {known['fingerprint']}). Put the data back, or hand the new ones over in Python: plateaux.Given"
             )
 
-    def _check_not_chosen_on(self, known: Mapping[str, Any], ids: torch.Tensor) -> None:
+    def _check_not_selected_on(self, known: Mapping[str, Any], ids: torch.Tensor) -> None:
         """Refuse samples that the weights were chosen on, as a greedy soup's were."""
         if not self.run.store.has(SELECTION):
             return
@@ -263,12 +275,12 @@ class Panel:
                 "would flatter. Choose others, such as --on test"
             )
 
-    def known(self, target: Target) -> dict[str, str]:
+    def known(self, target: EvalSplit) -> dict[str, str]:
         """Return the fingerprint of the samples, from the run's own record where it has one."""
-        if target.of in ("train", "validation"):
-            return {"fingerprint": self.facts["train"]["fingerprint"]}
-        if target.labelled:
-            return {"fingerprint": self.facts["test"]["fingerprint"]}
+        if target.family in ("train", "validation"):
+            return {"fingerprint": self.data_info["train"]["fingerprint"]}
+        if target.labeled:
+            return {"fingerprint": self.data_info["test"]["fingerprint"]}
         return {"fingerprint": target.open(self.recipe, self.data)[0].fingerprint()}
 
 
@@ -284,28 +296,28 @@ def _numbers(members: Sequence[int], total: int) -> list[int]:
     return list(members)
 
 
-def _casts(members: int) -> list[Cast]:
+def _nested_subsets(members: int) -> list[MemberSubset]:
     """Return ensembles of every size: all there are, or SUBSETS of them by a seeded draw."""
-    found: list[Cast] = []
+    found: list[MemberSubset] = []
     for size in range(1, members + 1):
         if comb(members, size) <= SUBSETS:
             found += combinations(range(members), size)
             continue
-        chance, drawn = Random(size), set[Cast]()
+        chance, drawn = Random(size), set[MemberSubset]()
         while len(drawn) < SUBSETS:
             drawn.add(tuple(sorted(chance.sample(range(members), size))))
         found += sorted(drawn)
     return found
 
 
-def _curve(rows: Mapping[Cast, Mapping[str, Estimate]]) -> dict[str, Estimate]:
+def _curve(rows: Mapping[MemberSubset, Mapping[str, Estimate]]) -> dict[str, Estimate]:
     """Return the mean over ensembles of each size, of the row that stands for all members."""
     found: dict[str, Estimate] = {}
     for size in sorted({len(cast) for cast in rows}):
         each = [_main(found_) for cast, found_ in rows.items() if len(cast) == size]
         for part in dict.fromkeys(part for one in each for part in one):
             name = f"{size} member{'s' * (size > 1)}"
-            found[cell(name, part) if part else name] = mean_of_paired([one[part] for one in each if part in one])
+            found[row_name(name, part) if part else name] = mean_of_paired([one[part] for one in each if part in one])
     return found
 
 
@@ -318,8 +330,8 @@ def _main(rows: Mapping[str, Estimate]) -> dict[str, Estimate]:
     return {}
 
 
-def _held_out(panel: Panel, on: str) -> Target:
-    target = one_target(panel.recipe, panel.facts, on)
-    if target.of == "train":
+def _held_out(panel: Evaluator, on: str) -> EvalSplit:
+    target = eval_split(panel.recipe, panel.data_info, on)
+    if target.family == "train":
         raise RecipeError("Nothing is chosen on the samples it was trained on; hold some out: --on validation")
     return target

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
-from plateaux.config.builders.model import networks, shared_names
-from plateaux.config.components import NOTHING_GIVEN, Given
+from plateaux.config.builders.model import build_members, shared_param_names
+from plateaux.config.components import NO_COMPONENTS, Components
 from plateaux.core.errors import RunError
 from plateaux.core.runtime import get_device
 from plateaux.data.sources import DataSplits, InMemorySource
@@ -16,14 +16,14 @@ from plateaux.ensembles.ensemble import Ensemble
 from plateaux.storage.run import Run
 
 
-def members_of(run: Run, data: DataSplits, numbers: Sequence[int], given: Given) -> list[torch.nn.Module]:
+def load_members(run: Run, data: DataSplits, numbers: Sequence[int], given: Components) -> list[torch.nn.Module]:
     """Return some members' networks with the weights of the run folder."""
     # The weights come from the run folder, so the file they once started from need not be there any more.
-    bare = run.recipe.changed(model={"weights": None, "sparsity": 0.0})
-    modules = networks(bare, data, numbers, given)
+    bare = run.recipe.replaced(model={"weights": None, "sparsity": 0.0})
+    modules = build_members(bare, data, numbers, given)
     shared = run.shared()
     for number, module in zip(numbers, modules, strict=True):
-        names = shared_names(bare, module)
+        names = shared_param_names(bare, module)
         missing, unexpected = module.load_state_dict({**run.weights(number), **shared}, strict=False)
         if unexpected or set(missing) - names:
             raise RunError(
@@ -33,9 +33,9 @@ def members_of(run: Run, data: DataSplits, numbers: Sequence[int], given: Given)
     return modules
 
 
-def data_facts(run: Run) -> DataSplits:
+def data_splits_info(run: Run) -> DataSplits:
     """Return what models must know of the data, without the data themselves."""
-    facts = run.about["data"]
+    facts = run.metadata["data"]
     empty = InMemorySource(torch.empty(0), torch.empty(0))
     return DataSplits(
         name=facts["name"],
@@ -49,10 +49,10 @@ def data_facts(run: Run) -> DataSplits:
     )
 
 
-def load(root: str | Path, *, given: Given = NOTHING_GIVEN, device: str | None = None) -> Ensemble:
+def load(root: str | Path, *, given: Components = NO_COMPONENTS, device: str | None = None) -> Ensemble:
     """Return a run's ensemble, ready to predict."""
     run = Run.open(root)
-    modules = members_of(run, data_facts(run), run.present(), given)
-    facts = run.about["data"]
+    modules = load_members(run, data_splits_info(run), run.trained_members(), given)
+    facts = run.metadata["data"]
     ensemble = Ensemble(modules, mean=facts["mean"], std=facts["std"], labels=facts["labels"])
     return ensemble.to(get_device(device))

@@ -24,21 +24,21 @@ from plateaux.core.outputs import NoFeaturesError, OutputFn, features, logits, l
 from plateaux.core.types import Batch, Estimate, TensorTree
 from plateaux.ensembles.log_probs import memo_scope
 
-Cast = tuple[int, ...]
+MemberSubset = tuple[int, ...]
 """The members that make up an ensemble, by their positions in the table."""
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class BatchOutputs:
     """What every member said about one batch: a table `[M, B, ...]` for each offer."""
 
-    tables: Mapping[OutputFn, Tensor]
+    outputs: Mapping[OutputFn, Tensor]
     batch: Batch
     start: int  # where the batch begins among all samples of the walk
     whole: int  # samples of the batch that all processes hold together
 
 
-def assess(
+def evaluate_metrics(
     executor: Executor,
     views: Sequence[MemberModule],
     batches: Iterable[Batch],
@@ -48,14 +48,14 @@ def assess(
 ) -> dict[str, Mapping[str, Estimate]]:
     """Return what every measure finds about the members' predictions; `seen` hears of the samples done."""
     offers = dict.fromkeys(measure.output for measure in measures.values())
-    heard = hear(executor, views, batches, list(offers))
-    sums = settle(executor, heard, measures, seen=seen)
+    heard = run_members(executor, views, batches, list(offers))
+    sums = accumulate(executor, heard, measures, seen=seen)
     return {name: measures[name].compute(merged) for (_, name), merged in sums.items()}
 
 
-def hear(
+def run_members(
     executor: Executor, views: Sequence[MemberModule], batches: Iterable[Batch], offers: Sequence[OutputFn]
-) -> Iterator[Heard]:
+) -> Iterator[BatchOutputs]:
     """Ask every member about every batch; logits and features come from the same forward pass."""
     width = done = 0
     for batch in batches:
@@ -65,7 +65,7 @@ def hear(
             tables = dict(_tables(executor, views, batch, offers, width))
         here = torch.tensor(len(batch), device=batch.index.device)
         whole = int(executor.all_reduce({"samples": here})["samples"])
-        yield Heard(tables, batch, done + executor.shard(whole).start, whole)
+        yield BatchOutputs(tables, batch, done + executor.shard(whole).start, whole)
         done += whole
 
 
@@ -107,50 +107,50 @@ def _agreed_width(executor: Executor, views: Sequence[MemberModule], batch: Batc
 
 
 @torch.no_grad()
-def settle(
+def accumulate(
     executor: Executor,
-    heard: Iterable[Heard],
+    stream: Iterable[BatchOutputs],
     measures: Mapping[str, Metric],
-    casts: Sequence[Cast | None] = (None,),
+    subsets: Sequence[MemberSubset | None] = (None,),
     *,
     samples: int = 0,
     seen: Callable[[int], None] = lambda _: None,
-) -> dict[tuple[Cast | None, str], TensorTree]:
+) -> dict[tuple[MemberSubset | None, str], TensorTree]:
     """Return every measure's sums for every cast (None: everybody), added up over batches and processes.
 
     Measures that settle alike are settled once. One that takes more members than a cast has is left out of it.
     `samples` says how many are expected: where rows are kept, there is then room for them from the start.
     """
-    sums: dict[tuple[Cast | None, Any], Sums] = {}
+    sums: dict[tuple[MemberSubset | None, Any], MetricState] = {}
     owners = {(measure.update, measure.output): measure for measure in measures.values()}
     offers = dict.fromkeys(measure.output for measure in owners.values())
     done = 0
-    for each in heard:
-        for cast, offer in product(casts, offers):
-            table = each.tables[offer]
+    for each in stream:
+        for cast, offer in product(subsets, offers):
+            table = each.outputs[offer]
             if offer is features and cast is not None and len(cast) < len(table):
                 continue  # sums of features are D x D for every pair: kept for everybody once, and for no subset
             table = table if cast is None else table.index_select(0, torch.tensor(cast, device=table.device))
             with memo_scope(table):
                 for question, measure in owners.items():
                     if measure.output is offer and len(table) >= measure.min_members:
-                        sums.setdefault((cast, question), Sums(measure, samples)).add(table, each)
+                        sums.setdefault((cast, question), MetricState(measure, samples)).add(table, each)
         done += each.whole
         seen(each.whole)
-    merged = {where: found.merged(executor, done) for where, found in sums.items()}
-    asked = [(cast, name, (measure.update, measure.output)) for cast in casts for name, measure in measures.items()]
+    merged = {where: found.reduced(executor, done) for where, found in sums.items()}
+    asked = [(cast, name, (measure.update, measure.output)) for cast in subsets for name, measure in measures.items()]
     return {(cast, name): merged[cast, question] for cast, name, question in asked if (cast, question) in merged}
 
 
 @dataclass(slots=True)
-class Sums:
+class MetricState:
     """What one measure has settled so far, of the samples held here."""
 
     measure: Metric
     expected: int = 0  # samples
     total: TensorTree = field(default_factory=dict)  # sums, or rows where they belong among all samples
 
-    def add(self, table: Tensor, heard: Heard) -> None:
+    def add(self, table: Tensor, heard: BatchOutputs) -> None:
         """Settle one batch."""
         new = self.measure.update(table, heard.batch)
         if self.measure.reduce == "cat":
@@ -166,7 +166,7 @@ class Sums:
             self.total[name] = room = _with_room(room, end, max(self.expected, len(room) * 3 // 2))
             room[start:end] = part
 
-    def merged(self, executor: Executor, samples: int) -> TensorTree:
+    def reduced(self, executor: Executor, samples: int) -> TensorTree:
         """Return what all processes settled about so many samples."""
         if self.measure.reduce == "sum":
             place = next((t.device for t in self.total.values() if t.device.type != "cpu"), torch.device("cpu"))

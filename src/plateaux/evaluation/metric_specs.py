@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from plateaux.config.specs import every, one
+from plateaux.config.specs import build_all, build_one
 from plateaux.core import registry
 from plateaux.core.metric import Metric
 
-QUESTIONS = ("good", "sure", "different")
+GROUPS = ("good", "sure", "different")
 
 
-def measures_named(words: Sequence[str], *, allow: tuple[str, ...] = ()) -> dict[str, Metric]:
+def get_metrics(words: Sequence[str], *, trust: tuple[str, ...] = ()) -> dict[str, Metric]:
     """Return measures by name; `all`, `good`, `sure` and `different` stand for several.
 
     >>> list(measures_named(["ece(bins=10)"]))
@@ -19,14 +19,14 @@ def measures_named(words: Sequence[str], *, allow: tuple[str, ...] = ()) -> dict
     """
     found: dict[str, Metric] = {}
     for word in words:
-        if word in (*QUESTIONS, "all"):
-            found |= _asking(word)
+        if word in (*GROUPS, "all"):
+            found |= _metrics_of_group(word)
         else:
-            found[word] = one(word, registry.metric, Metric, allow)
+            found[word] = build_one(word, registry.metric, Metric, trust)
     return found
 
 
-def _asking(question: str) -> dict[str, Metric]:
-    made = every(registry.metric)
-    order = sorted(made, key=lambda name: QUESTIONS.index(made[name].group))
+def _metrics_of_group(question: str) -> dict[str, Metric]:
+    made = build_all(registry.metric)
+    order = sorted(made, key=lambda name: GROUPS.index(made[name].group))
     return {name: made[name] for name in order if made[name].default and question in ("all", made[name].group)}

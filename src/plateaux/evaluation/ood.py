@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plateaux.config.components import NOTHING_GIVEN, Given
+from plateaux.config.components import NO_COMPONENTS, Components
 from plateaux.core.callbacks import Say, Seen
 from plateaux.core.errors import DataError, RecipeError, UnknownNameError
 from plateaux.core.metric import Metric
@@ -17,11 +17,11 @@ from plateaux.core.runtime import is_rank_zero
 from plateaux.core.stats.estimates import mean_of_paired
 from plateaux.core.types import Batch, Estimate, TensorTree
 from plateaux.ensembles.ood_scores import DEFINITION, OOD_SCORES, compare
-from plateaux.evaluation.evaluator import Panel
-from plateaux.evaluation.prediction_cache import Keep
-from plateaux.evaluation.results import Measurement
-from plateaux.evaluation.row_names import TOGETHER, cell
-from plateaux.evaluation.splits import elsewhere, one_target
+from plateaux.evaluation.evaluator import Evaluator
+from plateaux.evaluation.prediction_cache import CacheDtype
+from plateaux.evaluation.results import MetricResult
+from plateaux.evaluation.row_names import TOGETHER, row_name
+from plateaux.evaluation.splits import eval_split, ood_split
 from plateaux.storage.run import Run
 
 OPENOOD = {  # the near and far sets of OpenOOD 1.5, by the data set a run is about
@@ -32,7 +32,7 @@ Suites = Mapping[str, Sequence[str]]
 """Data sets by suite: {"near": ["cifar100"], "far": ["mnist", "textures32"]}."""
 
 
-def suites_named(words: Sequence[str], about: str) -> tuple[dict[str, list[str]], bool]:
+def parse_ood_suites(words: Sequence[str], about: str) -> tuple[dict[str, list[str]], bool]:
     """Return the data sets by suite, and whether those that are not there may be left out.
 
     >>> suites_named(["near=cifar100,tin", "far=mnist"], "cifar10")[0]
@@ -54,37 +54,39 @@ def suites_named(words: Sequence[str], about: str) -> tuple[dict[str, list[str]]
     return found, by_name
 
 
-def detect(
+def detect_ood(
     root: str | Path,
     suites: Suites,
     *,
     members: Sequence[int] | None = None,
-    samples: int | None = None,
+    limit: int | None = None,
     skip_missing: bool = False,
-    keep: Keep = "float32",
-    fresh: bool = False,
-    given: Given = NOTHING_GIVEN,
+    cache_logits: CacheDtype = "float32",
+    no_cache: bool = False,
+    given: Components = NO_COMPONENTS,
     device: str | None = None,
     executor: Mapping[str, Any] | None = None,
     seen: Seen = lambda *_: None,
     say: Say = lambda _: None,
-) -> list[Measurement]:
+) -> list[MetricResult]:
     """Measure how well each score tells test samples from those of other sets: by members alone, and by all together.
 
     Larger scores are more out of distribution, and out of distribution is positive.
     """
-    panel = Panel(Run.open(root), members, given=given, device=device, executor=executor, keep=keep, say=say)
+    panel = Evaluator(
+        Run.open(root), members, given=given, device=device, executor=executor, cache_logits=cache_logits, say=say
+    )
     everyone = tuple(range(len(panel.numbers)))
     casts = [*((position,) for position in everyone if len(everyone) > 1), everyone]
-    options: dict[str, Any] = {"samples": samples, "fresh": fresh, "seen": seen}
-    own = one_target(panel.recipe, panel.facts, "test")
-    inside, about = panel.settle(own, {"alarms": SCORES}, casts, **options)
-    found: list[Measurement] = []
+    options: dict[str, Any] = {"samples": limit, "fresh": no_cache, "seen": seen}
+    own = eval_split(panel.recipe, panel.data_info, "test")
+    inside, about = panel.accumulate(own, {"alarms": SCORES}, casts, **options)
+    found: list[MetricResult] = []
     for suite, names in suites.items():
-        one_suite: list[Measurement] = []
+        one_suite: list[MetricResult] = []
         for name in names:
             try:
-                outside, other = panel.settle(elsewhere(name, suite, given), {"alarms": SCORES}, casts, **options)
+                outside, other = panel.accumulate(ood_split(name, suite, given), {"alarms": SCORES}, casts, **options)
             except (DataError, UnknownNameError) as problem:
                 if not skip_missing:
                     raise
@@ -94,9 +96,9 @@ def detect(
             for cast in casts:
                 row = f"member {panel.numbers[cast[0]]}" if len(cast) < len(everyone) or len(cast) == 1 else TOGETHER
                 apart = compare(_named(inside[cast, "alarms"]), _named(outside[cast, "alarms"]))
-                rows |= {cell(row, score, what): v for score, each in apart.items() for what, v in each.items()}
+                rows |= {row_name(row, score, what): v for score, each in apart.items() for what, v in each.items()}
             data = {**about, "outside": other}
-            one_suite.append(panel.measurement("ood", f"{name} ({suite})", rows, SCORES, data))
+            one_suite.append(panel.result("ood", f"{name} ({suite})", rows, SCORES, data))
         found += one_suite
         if len(one_suite) > 1:
             found.append(_mean_of_suite(panel, suite, one_suite, about))
@@ -118,9 +120,11 @@ def _named(found: TensorTree) -> dict[str, Any]:
     return {name: found["scores"][:, column].cpu().numpy() for column, name in enumerate(OOD_SCORES)}
 
 
-def _mean_of_suite(panel: Panel, suite: str, found: Sequence[Measurement], about: Mapping[str, Any]) -> Measurement:
+def _mean_of_suite(
+    panel: Evaluator, suite: str, found: Sequence[MetricResult], about: Mapping[str, Any]
+) -> MetricResult:
     rows = {name: mean_of_paired([each.rows[name] for each in found]) for name in found[0].rows}
-    names = [each.on.split(" (")[0] for each in found]
-    return panel.measurement(
-        "ood", f"mean of {suite} ({', '.join(names)})", rows, SCORES, {**about, "sets": [each.on for each in found]}
+    names = [each.split.split(" (")[0] for each in found]
+    return panel.result(
+        "ood", f"mean of {suite} ({', '.join(names)})", rows, SCORES, {**about, "sets": [each.split for each in found]}
     )

@@ -14,34 +14,34 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from plateaux.config.components import NOTHING_GIVEN, Given
+from plateaux.config.components import NO_COMPONENTS, Components
 from plateaux.core.callbacks import Say, Seen
 from plateaux.core.errors import RecipeError, RunError
 from plateaux.core.registry import dataset
 from plateaux.ensembles.log_probs import log_probabilities
 from plateaux.ensembles.ood_scores import OOD_SCORES
 from plateaux.evaluation.calibration import FILE, Calibration
-from plateaux.evaluation.evaluator import Panel
-from plateaux.evaluation.prediction_cache import Keep
-from plateaux.evaluation.predictions import doubts, hear_all
-from plateaux.evaluation.splits import elsewhere, one_target
+from plateaux.evaluation.evaluator import Evaluator
+from plateaux.evaluation.prediction_cache import CacheDtype
+from plateaux.evaluation.predictions import error_probability, predict_all
+from plateaux.evaluation.splits import eval_split, ood_split
 from plateaux.storage.run import Run
 from plateaux.storage.store import Store
 
 
 @dataclass(frozen=True, slots=True)
-class Answers:
+class Predictions:
     """What an ensemble says about samples; row by row."""
 
     ids: Tensor  # [N]
     classes: Tensor  # [N] the most likely class
     probability: Tensor  # [N] that it gives to it
-    doubt: Tensor  # [N] that it is wrong, as the ensemble sees it
+    error_probability: Tensor  # [N] that it is wrong, as the ensemble sees it
     ood: Tensor  # [N] larger: further out of distribution
     sets: Tensor | None  # [N, C] conformal sets; None: not calibrated
     abstain: Tensor | None  # [N]
     labels: tuple[str, ...] = ()  # the classes' names
-    about: str = ""
+    metadata: str = ""
 
     def rows(self) -> list[dict[str, Any]]:
         """Return one plain dictionary a sample."""
@@ -77,7 +77,7 @@ class Answers:
         return "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows).encode()
 
     def _npz(self) -> bytes:
-        named = {"ids": self.ids, "class": self.classes, "probability": self.probability, "doubt": self.doubt,
+        named = {"ids": self.ids, "class": self.classes, "probability": self.probability, "doubt": self.error_probability,
                  "ood": self.ood, "set": self.sets, "abstain": self.abstain}  # fmt: skip
         content = io.BytesIO()
         np.savez_compressed(content, **{name: t.numpy() for name, t in named.items() if t is not None})  # type: ignore[arg-type]
@@ -87,43 +87,51 @@ class Answers:
 def predict(
     root: str | Path,
     *,
-    on: str = "test",
-    alarm: str = "max_probability",
+    split: str = "test",
+    ood_score: str = "max_probability",
     alpha: float | None = None,
     members: Sequence[int] | None = None,
-    samples: int | None = None,
-    given: Given = NOTHING_GIVEN,
+    limit: int | None = None,
+    given: Components = NO_COMPONENTS,
     device: str | None = None,
-    keep: Keep = "float32",
+    cache_logits: CacheDtype = "float32",
     seen: Seen = lambda *_: None,
     say: Say = lambda _: None,
-) -> Answers:
+) -> Predictions:
     """Answer for a run's own samples or those of another data set; calibrated, if the run is.
 
     `alarm` names the score of how far out of distribution a sample is, `alpha` which of the fitted sets to give.
     """
-    if alarm not in OOD_SCORES:
-        raise RecipeError(f"There is no alarm called {alarm!r}; allowed: {', '.join(OOD_SCORES)}")
-    panel = Panel(Run.open(root), members, given=given, device=device, keep=keep, say=say)
-    foreign = on.split(":")[0] not in ("test", "train", "validation", "corrupted") and on in dataset.names()
-    target = elsewhere(on, "elsewhere", given) if foreign else one_target(panel.recipe, panel.facts, on)
-    heard = hear_all(panel, target, samples=samples, seen=seen)
+    if ood_score not in OOD_SCORES:
+        raise RecipeError(f"There is no alarm called {ood_score!r}; allowed: {', '.join(OOD_SCORES)}")
+    panel = Evaluator(Run.open(root), members, given=given, device=device, cache_logits=cache_logits, say=say)
+    foreign = split.split(":")[0] not in ("test", "train", "validation", "corrupted") and split in dataset.names()
+    target = ood_split(split, "elsewhere", given) if foreign else eval_split(panel.recipe, panel.data_info, split)
+    heard = predict_all(panel, target, samples=limit, seen=seen)
     fitted = _fitted(panel, members is None, say)
-    rows = log_probabilities(heard.table.double())
-    log_p = rows[-2 if len(rows) > 1 else 0] if fitted is None else fitted.log_p(heard.table)
+    rows = log_probabilities(heard.logits.double())
+    log_p = rows[-2 if len(rows) > 1 else 0] if fitted is None else fitted.log_p(heard.logits)
     sets = abstain = None
     if fitted is not None:
         sets = _chosen(fitted, alpha).sets(log_p, heard.ids)
-        abstain = ~fitted.threshold.accepts(doubts(log_p))
+        abstain = ~fitted.threshold.accepts(error_probability(log_p))
     best = log_p.max(-1)
-    labels = tuple(panel.facts["labels"])
-    scores = OOD_SCORES[alarm](heard.table)
-    return Answers(
-        heard.ids, best.indices, best.values.exp(), doubts(log_p), scores, sets, abstain, labels, f"{on}, ood: {alarm}"
+    labels = tuple(panel.data_info["labels"])
+    scores = OOD_SCORES[ood_score](heard.logits)
+    return Predictions(
+        heard.ids,
+        best.indices,
+        best.values.exp(),
+        error_probability(log_p),
+        scores,
+        sets,
+        abstain,
+        labels,
+        f"{split}, ood: {ood_score}",
     )
 
 
-def _fitted(panel: Panel, everyone: bool, say: Say) -> Calibration | None:
+def _fitted(panel: Evaluator, everyone: bool, say: Say) -> Calibration | None:
     """Return the run's calibration where it is about these members."""
     if not panel.run.store.has(FILE):
         say("not calibrated: no sets and no abstention; `plateaux calibrate` fits them on held-out samples")

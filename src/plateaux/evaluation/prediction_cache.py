@@ -22,17 +22,17 @@ from plateaux.core.metric import Metric
 from plateaux.core.outputs import OutputFn, features, logits
 from plateaux.core.runtime import is_rank_zero
 from plateaux.core.types import Batch, TensorTree
-from plateaux.evaluation.metric_loop import Heard, Sums
+from plateaux.evaluation.metric_loop import BatchOutputs, MetricState
 from plateaux.storage.store import Store
 
-Keep = Literal["float32", "float16", "no"]
-KEEP_BELOW = 512_000_000  # bytes of predictions about one set of samples
+CacheDtype = Literal["float32", "float16", "no"]
+MAX_CACHE_BYTES = 512_000_000  # bytes of predictions about one set of samples
 CHUNK = 1 << 22  # numbers of one table at once
 KINDS: dict[str, OutputFn] = {"logits": logits, "features": features}
 
 
 @dataclass(frozen=True, slots=True)
-class Shelf:
+class PredictionCache:
     """The kept predictions of a run about one set of samples."""
 
     store: Store
@@ -49,7 +49,7 @@ class Shelf:
         names = [self._name(each, kind) for each in weights for kind, offer in KINDS.items() if offer in offers]
         return all(self.store.has(name) for name in names)
 
-    def read(self, weights: Sequence[str], offers: Sequence[OutputFn]) -> Iterator[Heard]:
+    def read(self, weights: Sequence[str], offers: Sequence[OutputFn]) -> Iterator[BatchOutputs]:
         """Yield what was said, as if it were said now."""
         known = self.store.get_tensors(f"{self.folder}/samples.safetensors")
         wanted = {kind: offer for kind, offer in KINDS.items() if offer in offers}
@@ -63,7 +63,7 @@ class Shelf:
             part = slice(start, min(start + step, total))
             tables = {offer: _stacked([row[part] for row in each]) for offer, each in rows.items()}
             ids = known["ids"][part]
-            yield Heard(tables, Batch(ids, known["labels"][part], ids), start, len(ids))
+            yield BatchOutputs(tables, Batch(ids, known["labels"][part], ids), start, len(ids))
 
     def write(self, weights: Sequence[str], found: TensorTree) -> None:
         """Keep what members said: `ids`, `labels`, and for each kind a table `[N, M, ...]`."""
@@ -93,34 +93,34 @@ class Shelf:
 
 
 @dataclass(slots=True)
-class Keeper:
+class PredictionWriter:
     """Listens to a walk and keeps what was said, unless it grows too large."""
 
-    shelf: Shelf
+    cache: PredictionCache
     weights: Sequence[str]
     dtype: torch.dtype
     samples: int
     say: Callable[[str], None]
     below: int  # bytes
     _kinds: Mapping[str, OutputFn] = field(default_factory=lambda: KINDS)
-    _sums: Sums | None = field(default=None)
+    _sums: MetricState | None = field(default=None)
     _given_up: bool = False
 
-    def listen(self, heard: Iterator[Heard], executor: Executor) -> Iterator[Heard]:
+    def record(self, heard: Iterator[BatchOutputs], executor: Executor) -> Iterator[BatchOutputs]:
         """Pass on what is heard; write it down once all is said."""
         for each in heard:
             self._add(each)
             yield each
         if self._sums is not None:
-            found = self._sums.merged(executor, self.samples)
+            found = self._sums.reduced(executor, self.samples)
             if is_rank_zero():
-                self.shelf.write(self.weights, {name: tensor.cpu() for name, tensor in found.items()})
+                self.cache.write(self.weights, {name: tensor.cpu() for name, tensor in found.items()})
 
-    def _add(self, each: Heard) -> None:
+    def _add(self, each: BatchOutputs) -> None:
         if self._given_up:
             return
         if self._sums is None:
-            if logits not in each.tables or each.batch.y.ndim != 1:
+            if logits not in each.outputs or each.batch.y.ndim != 1:
                 self._given_up = True
                 return
             if self._bytes(each) > self.below:  # features are the larger part
@@ -129,13 +129,13 @@ class Keeper:
                 self._given_up = True
                 self.say(f"logits are not kept: {self._bytes(each) / 1e6:,.0f} MB, and at most {self.below / 1e6:,.0f}")
                 return
-            self._sums = Sums(Metric(lambda *_: {}, lambda _: {}, reduce="cat"), self.samples)
-        said = {kind: each.tables[offer].transpose(0, 1).to(self.dtype) for kind, offer in self._kinds.items()
-                if offer in each.tables}  # fmt: skip
+            self._sums = MetricState(Metric(lambda *_: {}, lambda _: {}, reduce="cat"), self.samples)
+        said = {kind: each.outputs[offer].transpose(0, 1).to(self.dtype) for kind, offer in self._kinds.items()
+                if offer in each.outputs}  # fmt: skip
         self._sums.lay(each.start, {**said, "ids": each.batch.index, "labels": each.batch.y})
 
-    def _bytes(self, each: Heard) -> int:
-        tables = [each.tables[offer] for offer in self._kinds.values() if offer in each.tables]
+    def _bytes(self, each: BatchOutputs) -> int:
+        tables = [each.outputs[offer] for offer in self._kinds.values() if offer in each.outputs]
         return sum(len(t) * t.shape[-1] for t in tables) * self.samples * self.dtype.itemsize
 
 

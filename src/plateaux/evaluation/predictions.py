@@ -10,32 +10,34 @@ from torch import Tensor
 from plateaux.core.callbacks import Seen
 from plateaux.core.metric import Metric
 from plateaux.core.types import Batch, TensorTree
-from plateaux.evaluation.evaluator import Panel
-from plateaux.evaluation.splits import Target
+from plateaux.evaluation.evaluator import Evaluator
+from plateaux.evaluation.splits import EvalSplit
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class MemberOutputs:
     """All that members said about some samples."""
 
-    table: Tensor  # [M, N, C]
+    logits: Tensor  # [M, N, C]
     y: Tensor
     ids: Tensor
 
-    def part(self, chosen: Tensor) -> Said:
+    def take(self, chosen: Tensor) -> MemberOutputs:
         """Return what was said about some of them."""
-        return Said(self.table[:, chosen], self.y[chosen], self.ids[chosen])
+        return MemberOutputs(self.logits[:, chosen], self.y[chosen], self.ids[chosen])
 
 
-def hear_all(panel: Panel, target: Target, *, samples: int | None = None, seen: Seen = lambda *_: None) -> Said:
+def predict_all(
+    panel: Evaluator, target: EvalSplit, *, samples: int | None = None, seen: Seen = lambda *_: None
+) -> MemberOutputs:
     """Return what all members say about all samples, in memory."""
     everyone = tuple(range(len(panel.numbers)))
-    sums, _ = panel.settle(target, {"all": ALL}, [everyone], samples=samples, seen=seen)
+    sums, _ = panel.accumulate(target, {"all": ALL}, [everyone], samples=samples, seen=seen)
     found = sums[everyone, "all"]
-    return Said(found["logits"].transpose(0, 1).cpu(), found["labels"].cpu(), found["ids"].cpu())
+    return MemberOutputs(found["logits"].transpose(0, 1).cpu(), found["labels"].cpu(), found["ids"].cpu())
 
 
-def doubts(log_p: Tensor) -> Tensor:
+def error_probability(log_p: Tensor) -> Tensor:
     """Return the probability that the most likely class is not the right one, as the ensemble sees it."""
     return -torch.expm1(log_p.amax(-1))
 

@@ -15,28 +15,28 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from plateaux.config.builders.data import in_order
-from plateaux.config.components import NOTHING_GIVEN, Given
+from plateaux.config.builders.data import eval_batches
+from plateaux.config.components import NO_COMPONENTS, Components
 from plateaux.core.callbacks import Seen, nothing
 from plateaux.core.metric import Metric
 from plateaux.core.outputs import OutputFn
 from plateaux.core.types import Batch, TensorTree
 from plateaux.distributed.executors.local import LocalExecutor
 from plateaux.distributed.executors.ray import RayExecutor
-from plateaux.evaluation.evaluator import Panel
-from plateaux.evaluation.metric_loop import Cast, Heard, hear, settle
-from plateaux.evaluation.splits import Target
+from plateaux.evaluation.evaluator import Evaluator
+from plateaux.evaluation.metric_loop import BatchOutputs, MemberSubset, accumulate, run_members
+from plateaux.evaluation.splits import EvalSplit
 from plateaux.storage.run import Run
 
 HERE = LocalExecutor("loop", 1, (), "error")
 TABLE = 64 << 20  # bytes of all members' answers about one shard
 AHEAD = 2  # shards under way for every place of the cluster
 
-Settled = dict[tuple[Cast | None, str], TensorTree]
+Settled = dict[tuple[MemberSubset | None, str], TensorTree]
 
 
 @dataclass(frozen=True, slots=True)
-class Shard:
+class EvalShard:
     """Some members and some samples to ask them about: a part of a measurement that any process can carry out."""
 
     members: tuple[int, ...]
@@ -48,22 +48,22 @@ class Shard:
         return f"ask {who} about samples {self.start:,} to {self.stop:,}"
 
 
-def shards(members: Sequence[int], samples: int, *, block: int, size: int) -> Iterator[list[Shard]]:
+def eval_shards(members: Sequence[int], samples: int, *, block: int, size: int) -> Iterator[list[EvalShard]]:
     """Cut members x samples into shards: for every run of `size` samples one shard for each `block` members."""
     blocks = [tuple(members[i : i + block]) for i in range(0, len(members), block)]
     for start in range(0, samples, size):
-        yield [Shard(some, start, min(start + size, samples)) for some in blocks]
+        yield [EvalShard(some, start, min(start + size, samples)) for some in blocks]
 
 
 @dataclass(frozen=True)
-class Question:
+class EvalTask:
     """What a process of the cluster must know to ask members about samples; it travels once."""
 
     root: str
-    target: Target
+    target: EvalSplit
     measures: Mapping[str, Metric]
-    casts: tuple[Cast, ...]
-    given: Given = NOTHING_GIVEN
+    subsets: tuple[MemberSubset, ...]
+    given: Components = NO_COMPONENTS
     samples: int | None = None  # only the first so many
 
     @property
@@ -71,75 +71,75 @@ class Question:
         return list(dict.fromkeys(measure.output for measure in self.measures.values()))
 
 
-class SpreadPanel(Panel):
+class RayEvaluator(Evaluator):
     """Members of a run that are asked by the processes of a cluster; answers that are kept need no cluster."""
 
-    def settle(
+    def accumulate(
         self,
-        target: Target,
+        target: EvalSplit,
         measures: Mapping[str, Metric],
-        casts: Sequence[Cast],
+        casts: Sequence[MemberSubset],
         *,
         samples: int | None = None,
         fresh: bool = False,
         seen: Seen = nothing,
     ) -> tuple[Settled, dict[str, Any]]:
         assert isinstance(self.executor, RayExecutor)
-        if not fresh and self.keeps(target, measures, samples):
-            return super().settle(target, measures, casts, samples=samples, seen=seen)
+        if not fresh and self.caches(target, measures, samples):
+            return super().accumulate(target, measures, casts, samples=samples, seen=seen)
         known, ids = self.opened(target, samples)
-        question = Question(
-            str(self.run.store.root), target, measures, tuple(casts), self.given, target.first or samples
+        question = EvalTask(
+            str(self.run.store.root), target, measures, tuple(casts), self.given, target.limit or samples
         )
         merged: Settled = {}
         done = 0
-        for shard, found in self.executor.map(self._shards(len(ids)), ask, answer, question):
+        for shard, found in self.executor.map(self._shards(len(ids)), predict_shard, reduce_shard, question):
             merge(merged, found, measures, shard, len(ids))
             done += shard.stop - shard.start
             seen(done, len(ids))
         return merged, {**known, "samples": len(ids), "logits": "fresh, on a cluster"}
 
-    def _shards(self, samples: int) -> list[list[Shard]]:
+    def _shards(self, samples: int) -> list[list[EvalShard]]:
         """Cut so that every place has work, tables stay small, and samples are read by few."""
         assert isinstance(self.executor, RayExecutor)
         batch = max(self.recipe.data.batch, 256)
         wanted = AHEAD * self.executor.max_workers()
-        room = TABLE // (4 * len(self.numbers) * int(self.facts["classes"]))
+        room = TABLE // (4 * len(self.numbers) * int(self.data_info["classes"]))
         size = max(1, min(room, -(-samples // wanted)) // batch) * batch
         count = -(-samples // size)
         block = -(-len(self.numbers) // min(len(self.numbers), -(-wanted // count)))
-        return list(shards(self.numbers, samples, block=block, size=size))
+        return list(eval_shards(self.numbers, samples, block=block, size=size))
 
 
 @lru_cache(maxsize=2)
-def _panel(root: str, members: tuple[int, ...], given: Given) -> Panel:
-    return Panel(Run.open(root), members, given=given)
+def _panel(root: str, members: tuple[int, ...], given: Components) -> Evaluator:
+    return Evaluator(Run.open(root), members, given=given)
 
 
-def ask(question: Question, shard: Shard) -> dict[str, Any]:
+def predict_shard(task: EvalTask, shard: EvalShard) -> dict[str, Any]:
     """Return what some members say about some samples: a table for every offer, and the samples' labels and ids."""
-    key = question.given if question.given.data is None else NOTHING_GIVEN
+    key = task.given if task.given.data is None else NO_COMPONENTS
     panel = (
-        _panel(question.root, shard.members, key)
-        if key is question.given
-        else Panel(Run.open(question.root), shard.members, given=question.given)
+        _panel(task.root, shard.members, key)
+        if key is task.given
+        else Evaluator(Run.open(task.root), shard.members, given=task.given)
     )
-    source, ids = question.target.open(panel.recipe, panel.data)
-    ids = ids[: question.samples][shard.start : shard.stop]
+    source, ids = task.target.open(panel.recipe, panel.data)
+    ids = ids[: task.samples][shard.start : shard.stop]
     data, source = panel.ready(source, ids)
-    batches = in_order(panel.recipe, data, source, ids, device=panel.place)
-    heard = list(hear(HERE, panel.views, batches, question.offers))
-    tables = [torch.cat([each.tables[offer] for each in heard], 1).cpu() for offer in question.offers]
+    batches = eval_batches(panel.recipe, data, source, ids, device=panel.device)
+    heard = list(run_members(HERE, panel.modules, batches, task.offers))
+    tables = [torch.cat([each.outputs[offer] for each in heard], 1).cpu() for offer in task.offers]
     labels, index = (torch.cat([getattr(each.batch, name) for each in heard]).cpu() for name in ("y", "index"))
     return {"tables": tables, "labels": labels, "index": index, "sizes": [len(each.batch) for each in heard]}
 
 
-def answer(question: Question, shard: Shard, *said: Mapping[str, Any]) -> Settled:
+def reduce_shard(task: EvalTask, shard: EvalShard, *said: Mapping[str, Any]) -> Settled:
     """Return what follows from everybody's answers about a shard, as sums, or rows to keep."""
-    return settle(HERE, _laid_down(question, said), question.measures, question.casts)
+    return accumulate(HERE, _laid_down(task, said), task.measures, task.subsets)
 
 
-def _laid_down(question: Question, said: Sequence[Mapping[str, Any]]) -> Iterator[Heard]:
+def _laid_down(question: EvalTask, said: Sequence[Mapping[str, Any]]) -> Iterator[BatchOutputs]:
     tables = {
         offer: _side_by_side([each["tables"][position] for each in said])
         for position, offer in enumerate(question.offers)
@@ -148,7 +148,7 @@ def _laid_down(question: Question, said: Sequence[Mapping[str, Any]]) -> Iterato
     for size in said[0]["sizes"]:
         part = slice(start, start + size)
         batch = Batch(said[0]["index"][part], said[0]["labels"][part], said[0]["index"][part])
-        yield Heard({offer: table[:, part] for offer, table in tables.items()}, batch, start, size)
+        yield BatchOutputs({offer: table[:, part] for offer, table in tables.items()}, batch, start, size)
         start += size
 
 
@@ -158,7 +158,7 @@ def _side_by_side(tables: Sequence[Tensor]) -> Tensor:
     return torch.cat([F.pad(table, (0, width - table.shape[-1])) for table in tables])
 
 
-def merge(whole: Settled, found: Settled, measures: Mapping[str, Metric], shard: Shard, samples: int) -> None:
+def merge(whole: Settled, found: Settled, measures: Mapping[str, Metric], shard: EvalShard, samples: int) -> None:
     """Add what was found about a shard to what is known of all samples."""
     for (cast, name), tree in found.items():
         if measures[name].reduce == "sum":

@@ -11,27 +11,27 @@ from plateaux.core.types import Estimate
 
 
 @dataclass(frozen=True, slots=True)
-class Measurement:
+class MetricResult:
     """One measure's numbers about one run on one set of samples."""
 
-    measure: str
-    on: str
+    metric: str
+    split: str
     rows: Mapping[str, Estimate]
-    better: str
+    higher_is_better: str
     weights: Mapping[str, str]  # which weights each member's numbers are from
     data: Mapping[str, Any]
     hashes: Mapping[str, str] = field(default_factory=dict)  # of those weights
-    asks: str = "good"
+    group: str = "good"
     percent: bool = False
-    convention: str = ""
+    definition: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         return {
-            "measure": self.measure,
-            "on": self.on,
-            "better": self.better,
-            "asks": self.asks,
-            "convention": self.convention,
+            "measure": self.metric,
+            "on": self.split,
+            "better": self.higher_is_better,
+            "asks": self.group,
+            "convention": self.definition,
             "rows": {name: _row(value) for name, value in self.rows.items()},
             "weights": dict(self.weights),
             "hashes": dict(self.hashes),
@@ -40,7 +40,7 @@ class Measurement:
 
     def question(self) -> dict[str, Any]:
         """Return what was asked: the same question has the same answer, from kept logits or fresh ones."""
-        asked = {"measure": self.measure, "on": self.on, "hashes": dict(self.hashes), "weights": dict(self.weights)}
+        asked = {"measure": self.metric, "on": self.split, "hashes": dict(self.hashes), "weights": dict(self.weights)}
         return {**asked, "data": _without_origin(self.data)}
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from plateaux.core.errors import DataError
 from plateaux.core.stats.estimates import mean_of_paired
 from plateaux.core.types import Estimate
-from plateaux.evaluation.results import Measurement
-from plateaux.evaluation.row_names import cell
+from plateaux.evaluation.results import MetricResult
+from plateaux.evaluation.row_names import row_name
 
 Baseline = Mapping[str, Sequence[float]]
 """Errors of the network that counts as 1: five numbers, one a severity, for each corruption."""
@@ -19,12 +19,12 @@ Baseline = Mapping[str, Sequence[float]]
 SHARED_SAMPLES = "error: the mean of the parts' errors, an upper bound, for all parts share their samples"
 
 
-def robustness(found: Sequence[Measurement], baseline: Baseline | None = None) -> list[Measurement]:
+def robustness(found: Sequence[MetricResult], baseline: Baseline | None = None) -> list[MetricResult]:
     """Return accuracies under corruption summed up: by kind, by severity, over all (cACC), and as mCE.
 
     Without a baseline the mean corruption error is not normalised, and is called so.
     """
-    parts = [each for each in found if each.measure == "accuracy" and "corruption" in each.data]
+    parts = [each for each in found if each.metric == "accuracy" and "corruption" in each.data]
     if not parts:
         return []
     accuracies = {(str(each.data["corruption"]), int(each.data["severity"])): each.rows for each in parts}
@@ -34,16 +34,18 @@ def robustness(found: Sequence[Measurement], baseline: Baseline | None = None) -
     rows: dict[str, Estimate] = {}
     for row in parts[0].rows:
         table = {where: each[row] for where, each in accuracies.items()}
-        rows[cell(row, "cACC")] = mean_of_paired(list(table.values()))
+        rows[row_name(row, "cACC")] = mean_of_paired(list(table.values()))
         for level in levels:
-            rows[cell(row, f"severity {level}")] = mean_of_paired([v for (_, at), v in table.items() if at == level])
+            rows[row_name(row, f"severity {level}")] = mean_of_paired(
+                [v for (_, at), v in table.items() if at == level]
+            )
         for kind in kinds:
-            rows[cell(row, kind)] = mean_of_paired([v for (each, _), v in table.items() if each == kind])
+            rows[row_name(row, kind)] = mean_of_paired([v for (each, _), v in table.items() if each == kind])
     about = {key: value for key, value in parts[0].data.items() if key not in ("corruption", "severity", "source")}
     data = {**about, "corruptions": kinds, "severities": levels, "source": ", ".join(sources)}
     convention = f"mean accuracy over {len(kinds)} corruptions x {len(levels)} severities; {SHARED_SAMPLES}"
-    summary = replace(parts[0], measure="accuracy under corruption", on="corrupted", rows=rows, data=data,
-                      convention=convention, percent=True)  # fmt: skip
+    summary = replace(parts[0], metric="accuracy under corruption", split="corrupted", rows=rows, data=data,
+                      definition=convention, percent=True)  # fmt: skip
     return [summary, _mean_error(summary, accuracies, baseline)]
 
 
@@ -63,8 +65,8 @@ _WANTED = 'it must read {"fog": [0.18, 0.25, 0.31, 0.36, 0.47], ...}, the baseli
 
 
 def _mean_error(
-    summary: Measurement, accuracies: Mapping[tuple[str, int], Mapping[str, Estimate]], baseline: Baseline | None
-) -> Measurement:
+    summary: MetricResult, accuracies: Mapping[tuple[str, int], Mapping[str, Estimate]], baseline: Baseline | None
+) -> MetricResult:
     kinds = list(dict.fromkeys(kind for kind, _ in accuracies))
     if baseline is not None and (missing := [kind for kind in kinds if kind not in baseline]):
         raise DataError(f"The baseline says nothing about {', '.join(missing)}; {_WANTED}")
@@ -76,7 +78,7 @@ def _mean_error(
     words = "mean error over kinds and severities" if baseline is None else (
         "mean over kinds of the error summed over severities over the baseline's"
     )  # fmt: skip
-    return replace(summary, measure=name, rows=rows, better="lower", convention=f"{words}; {SHARED_SAMPLES}")
+    return replace(summary, metric=name, rows=rows, higher_is_better="lower", definition=f"{words}; {SHARED_SAMPLES}")
 
 
 def _corruption_error(

@@ -55,12 +55,12 @@ def ordered_name(one: int, other: int) -> str:
     return f"member {one} to {other}"
 
 
-def cell(*parts: str) -> str:
+def row_name(*parts: str) -> str:
     """Return what one number of a larger table is called."""
     return PART.join(parts)
 
 
-def renumbered(rows: Mapping[str, T], members: Sequence[int]) -> dict[str, T]:
+def with_member_ids(rows: Mapping[str, T], members: Sequence[int]) -> dict[str, T]:
     """Return the rows called by the members' numbers instead of their positions.
 
     >>> renumbered({"member 0": 1, "members 0 and 1 · class 1": 2, "mean of pairs": 3}, [2, 5])
@@ -71,7 +71,7 @@ def renumbered(rows: Mapping[str, T], members: Sequence[int]) -> dict[str, T]:
         first, *rest = old.split(PART)
         if first.startswith(("member ", "members ")) and first != TOGETHER:
             first = re.sub(r"\d+", lambda found: str(members[int(found[0])]), first)
-        return cell(first, *rest)
+        return row_name(first, *rest)
 
     return {name(old): value for old, value in rows.items()}
 

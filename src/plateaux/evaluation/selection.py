@@ -10,40 +10,40 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from plateaux.config.components import NOTHING_GIVEN, Given
+from plateaux.config.components import NO_COMPONENTS, Components
 from plateaux.core.callbacks import Say
 from plateaux.core.errors import RecipeError, RunError
 from plateaux.ensembles.combine import combine
 from plateaux.ensembles.ensemble import Ensemble
 from plateaux.ensembles.log_probs import log_probs
 from plateaux.ensembles.selection import Selection, select
-from plateaux.evaluation.evaluator import Panel, _held_out
+from plateaux.evaluation.evaluator import Evaluator, _held_out
 from plateaux.evaluation.loading import load
-from plateaux.evaluation.predictions import Said, hear_all
-from plateaux.evaluation.splits import one_target
+from plateaux.evaluation.predictions import MemberOutputs, predict_all
+from plateaux.evaluation.splits import eval_split
 from plateaux.storage.run import Run
 from plateaux.storage.store import Store
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class EnsembleSelection:
     """Members of several runs, how much each counts, and the samples they were chosen on."""
 
     members: tuple[tuple[str, int], ...]  # run folder and number, for every member of the pool
     selection: Selection
-    on: str
+    split: str
     fingerprint: str
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "members": [{"run": run, "member": number} for run, number in self.members],
             "selection": self.selection.to_dict(),
-            "on": self.on,
+            "on": self.split,
             "fingerprint": self.fingerprint,
         }
 
     @classmethod
-    def read(cls, file: str | Path) -> Chosen:
+    def read(cls, file: str | Path) -> EnsembleSelection:
         """Return what `choose_members` wrote."""
         store, name = _store(Path(file))
         if not store.has(name):
@@ -60,44 +60,44 @@ class Chosen:
         store.put_json(name, self.to_dict())
 
 
-def choose_members(
+def select_members(
     roots: Sequence[str | Path],
     *,
     size: int,
-    on: str = "validation",
-    objective: Literal["nll", "accuracy", "brier"] = "nll",
+    split: str = "validation",
+    metric: Literal["nll", "accuracy", "brier"] = "nll",
     unique: bool = False,
-    given: Given = NOTHING_GIVEN,
+    given: Components = NO_COMPONENTS,
     device: str | None = None,
     say: Say = lambda _: None,
-) -> Chosen:
+) -> EnsembleSelection:
     """Choose an ensemble from the members of several runs, greedily and with replacement, on held-out samples."""
     members: list[tuple[str, int]] = []
     tables: list[Tensor] = []
-    first: tuple[str, Said] | None = None
+    first: tuple[str, MemberOutputs] | None = None
     looks: tuple[Any, Any] | None = None
     for root in roots:
-        panel = Panel(Run.open(root), given=given, device=device, say=say)
-        target = _held_out(panel, on)
-        said, fingerprint = hear_all(panel, target), panel.known(target)["fingerprint"]
-        looks = looks or (panel.facts["mean"], panel.facts["std"])
-        if looks != (panel.facts["mean"], panel.facts["std"]):
+        panel = Evaluator(Run.open(root), given=given, device=device, say=say)
+        target = _held_out(panel, split)
+        said, fingerprint = predict_all(panel, target), panel.known(target)["fingerprint"]
+        looks = looks or (panel.data_info["mean"], panel.data_info["std"])
+        if looks != (panel.data_info["mean"], panel.data_info["std"]):
             raise RunError(f"{root} normalises its inputs otherwise than {roots[0]}: one ensemble cannot do both")
         if first is not None and (first[0] != fingerprint or not torch.equal(first[1].ids, said.ids)):
-            raise RunError(f"{root} has other {on} samples than {roots[0]}: all must be judged on the same ones")
+            raise RunError(f"{root} has other {split} samples than {roots[0]}: all must be judged on the same ones")
         first = first or (fingerprint, said)
         members += [(str(root), number) for number in panel.numbers]
-        tables.append(log_probs(said.table.double()))
+        tables.append(log_probs(said.logits.double()))
     if first is None:
         raise RecipeError("No runs were given to choose members from; give one or more run folders")
     fingerprint, said = first
-    found = select(torch.cat(tables), said.y, size, metric=objective, unique=unique, ids=said.ids)
-    return Chosen(tuple(members), found, on, fingerprint)
+    found = select(torch.cat(tables), said.y, size, metric=metric, unique=unique, ids=said.ids)
+    return EnsembleSelection(tuple(members), found, split, fingerprint)
 
 
-def load_chosen(file: str | Path, *, given: Given = NOTHING_GIVEN, device: str | None = None) -> Ensemble:
+def load_selection(file: str | Path, *, given: Components = NO_COMPONENTS, device: str | None = None) -> Ensemble:
     """Return the ensemble of a selection, ready to predict: its members count as often as they were drawn."""
-    chosen = Chosen.read(file)
+    chosen = EnsembleSelection.read(file)
     used = [(each, weight) for each, weight in zip(chosen.members, chosen.selection.weights, strict=True) if weight]
     runs = {root: load(root, given=given, device=device) for root in dict.fromkeys(root for (root, _), _ in used)}
     whole = next(iter(runs.values()))
@@ -106,24 +106,24 @@ def load_chosen(file: str | Path, *, given: Given = NOTHING_GIVEN, device: str |
     return Ensemble(modules, mean=whole.mean, std=whole.std, labels=whole.labels, weights=weights)
 
 
-def judge_chosen(
-    file: str | Path, *, on: str = "test", given: Given = NOTHING_GIVEN, device: str | None = None,
+def evaluate_selection(
+    file: str | Path, *, split: str = "test", given: Components = NO_COMPONENTS, device: str | None = None,
     say: Say = lambda _: None,
 ) -> dict[str, float]:  # fmt: skip
     """Return accuracy and NLL of a selection on samples it was not chosen on."""
-    chosen = Chosen.read(file)
+    chosen = EnsembleSelection.read(file)
     roots = dict.fromkeys(root for root, _ in chosen.members)
     tables: list[Tensor] = []
-    said: Said | None = None
+    said: MemberOutputs | None = None
     for root in roots:
-        panel = Panel(Run.open(root), given=given, device=device, say=say)
-        target = one_target(panel.recipe, panel.facts, on)
-        before, said = said, hear_all(panel, target)
+        panel = Evaluator(Run.open(root), given=given, device=device, say=say)
+        target = eval_split(panel.recipe, panel.data_info, split)
+        before, said = said, predict_all(panel, target)
         if before is not None and not torch.equal(before.ids, said.ids):
-            raise RunError(f"{root} has other {on} samples than the others: all must be judged on the same ones")
-        if panel.known(target)["fingerprint"] == chosen.fingerprint and _met(said.ids, chosen.selection.samples):
-            raise RunError(f"The members were chosen on these {on} samples; numbers on them would flatter")
-        tables.append(said.table)
+            raise RunError(f"{root} has other {split} samples than the others: all must be judged on the same ones")
+        if panel.known(target)["fingerprint"] == chosen.fingerprint and _overlap(said.ids, chosen.selection.samples):
+            raise RunError(f"The members were chosen on these {split} samples; numbers on them would flatter")
+        tables.append(said.logits)
     assert said is not None
     log_p = combine(torch.cat(tables).double(), "weighted", chosen.selection.weights)
     right = log_p.argmax(-1) == said.y
@@ -131,7 +131,7 @@ def judge_chosen(
     return {"accuracy": float(right.double().mean()), "nll": float(nll), "samples": float(len(said.y))}
 
 
-def _met(ids: Tensor, others: Sequence[int]) -> bool:
+def _overlap(ids: Tensor, others: Sequence[int]) -> bool:
     return bool(torch.isin(ids, torch.tensor(list(others), dtype=ids.dtype)).any())
 
 

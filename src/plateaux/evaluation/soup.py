@@ -13,24 +13,24 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from plateaux.config.builders.data import in_order, split_of, statistics_batches
-from plateaux.config.builders.model import kind_of
-from plateaux.config.components import NOTHING_GIVEN, Given
-from plateaux.config.recipe import Recipe, own
-from plateaux.config.schema import pick
+from plateaux.config.builders.data import bn_update_batches, eval_batches, train_val_split
+from plateaux.config.builders.model import architecture_hash
+from plateaux.config.components import NO_COMPONENTS, Components
+from plateaux.config.recipe import Recipe, member_value
+from plateaux.config.schema import options_for_member
 from plateaux.core import registry
 from plateaux.core.callbacks import Say
 from plateaux.core.errors import RunError
 from plateaux.core.types import TensorTree
 from plateaux.ensembles.log_probs import log_probs
 from plateaux.ensembles.soup import check_barrier, greedy, interpolate, uniform
-from plateaux.evaluation.evaluator import SELECTION, Panel, _held_out
-from plateaux.evaluation.splits import Target
+from plateaux.evaluation.evaluator import SELECTION, Evaluator, _held_out
+from plateaux.evaluation.splits import EvalSplit
 from plateaux.models.modes import update_bn
 from plateaux.storage.import_weights import keep_weights
 from plateaux.storage.run import Run
 
-LIMIT = 0.1  # nats that the loss may rise between two members
+MAX_BARRIER = 0.1  # nats that the loss may rise between two members
 PROBE = 1000  # held-out samples that the rise is looked for on
 
 
@@ -38,12 +38,12 @@ def soup(
     root: str | Path,
     out: str | Path,
     *,
-    how: Literal["uniform", "greedy"] = "uniform",
-    on: str = "validation",
+    strategy: Literal["uniform", "greedy"] = "uniform",
+    split: str = "validation",
     accept: Literal["better", "as good"] = "better",
     members: Sequence[int] | None = None,
-    limit: float = LIMIT,
-    given: Given = NOTHING_GIVEN,
+    max_barrier: float = MAX_BARRIER,
+    given: Components = NO_COMPONENTS,
     device: str | None = None,
     say: Say = lambda _: None,
 ) -> Run:
@@ -52,24 +52,24 @@ def soup(
     Members that did not start from the same weights lie in different basins, and their mean lies between them: that is
     refused when the loss along the straight line from one to the other rises by more than `limit` nats.
     """
-    panel = Panel(Run.open(root), members, given=given, device=device, say=say)
-    if len({kind_of(panel.recipe, number, given) for number in panel.numbers}) > 1:
+    panel = Evaluator(Run.open(root), members, given=given, device=device, say=say)
+    if len({architecture_hash(panel.recipe, number, given) for number in panel.numbers}) > 1:
         raise RunError("A soup is of equal networks, and these members differ in architecture; choose some: --members")
     if panel.recipe.model.adapters is not None:
         raise RunError(
             "A soup is a mean of weights, and the mean of two adapters' factors is not what they say on average; merge "
             "every member first (plateaux.models.lora.merge_lora), adopt the merged weights, and make a soup of those"
         )
-    pot = _Pot(panel, _held_out(panel, on))
+    pot = SoupEvaluator(panel, _held_out(panel, split))
     trees = [panel.run.weights(number) for number in panel.numbers]
     same_start = panel.recipe.model.weights is not None
     for number, tree in zip(panel.numbers[1:], trees[1:], strict=True):
         barrier = interpolate(trees[0], tree, pot.loss, points=5).barrier
         say(f"between members {panel.numbers[0]} and {number} the loss rises by {barrier:.3f} nats")
-        check_barrier(barrier, limit, same_start)
-    about: dict[str, Any] = {"kind": f"{how} soup", "of": str(root), "on": on, "ids": pot.ids.tolist()}
+        check_barrier(barrier, max_barrier, same_start)
+    about: dict[str, Any] = {"kind": f"{strategy} soup", "of": str(root), "on": split, "ids": pot.ids.tolist()}
     about["fingerprint"] = pot.fingerprint
-    if how == "greedy":
+    if strategy == "greedy":
         found = greedy(trees, pot.accuracy, accept=accept)
         chosen = [panel.numbers[position] for position in found.chosen]
         about |= {"members": chosen, "scores": list(found.scores)}
@@ -77,37 +77,37 @@ def soup(
     else:
         about |= {"members": list(panel.numbers)}
         mixed = uniform(trees)
-    pot.pour(mixed)
+    pot.load(mixed)
     state = pot.module.state_dict()
     mixed = {name: state[name].cpu() for name in mixed}  # with the statistics taken anew
-    run = Run.begin(out, _alone(panel), {"data": dict(panel.run.about["data"])})
+    run = Run.begin(out, _alone(panel), {"data": dict(panel.run.metadata["data"])})
     run.put_shared(panel.run.shared())
     keep_weights(run, [mixed], [f"{about['kind']} of members {about['members']} of {root}"])
     run.store.put_json(SELECTION, about)
     return run
 
 
-class _Pot:
+class SoupEvaluator:
     """One network that takes any weights, and is judged on held-out samples."""
 
-    def __init__(self, panel: Panel, target: Target) -> None:
+    def __init__(self, panel: Evaluator, target: EvalSplit) -> None:
         self.panel = panel
         source, ids = target.open(panel.recipe, panel.data)
-        self.ids = ids[: target.first]
+        self.ids = ids[: target.limit]
         self.data, self.source = panel.ready(source, self.ids)
         self.fingerprint = panel.known(target)["fingerprint"]
-        module = panel.views[0].module
+        module = panel.modules[0].module
         assert isinstance(module, nn.Module)
         self.module = module
         self.normed = any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in module.modules())
 
-    def pour(self, tree: TensorTree) -> None:
+    def load(self, tree: TensorTree) -> None:
         """Put weights in, and take BatchNorm's statistics of them."""
         self.module.load_state_dict(tree, strict=False)
         if self.normed:
             recipe, panel = self.panel.recipe, self.panel
-            data, source = panel.ready(panel.data.train, split_of(recipe, panel.data)[0])
-            update_bn(self.module, statistics_batches(recipe, replace(data, train=source), panel.place))
+            data, source = panel.ready(panel.data.train, train_val_split(recipe, panel.data)[0])
+            update_bn(self.module, bn_update_batches(recipe, replace(data, train=source), panel.device))
 
     def loss(self, tree: TensorTree) -> float:
         return self._judged(tree, self.ids[:PROBE])[0]
@@ -117,25 +117,25 @@ class _Pot:
 
     @torch.no_grad()
     def _judged(self, tree: TensorTree, ids: Tensor) -> tuple[float, float]:
-        self.pour(tree)
-        view, panel = self.panel.views[0], self.panel
+        self.load(tree)
+        view, panel = self.panel.modules[0], self.panel
         loss = right = 0.0
-        for batch in in_order(panel.recipe, self.data, self.source, ids, device=panel.place):
+        for batch in eval_batches(panel.recipe, self.data, self.source, ids, device=panel.device):
             log_p = log_probs(view(batch.x)[None])[0]
             loss -= float(log_p.gather(-1, batch.y[:, None]).double().sum())
             right += float((log_p.argmax(-1) == batch.y).sum())
         return loss / len(ids), right / len(ids)
 
 
-def _alone(panel: Panel) -> Recipe:
+def _alone(panel: Evaluator) -> Recipe:
     """Return the recipe of one such network; how the members were trained is not its story."""
     recipe, number = panel.run.recipe, panel.numbers[0]
-    name = own("model.name", recipe.model.name, number, recipe.members)
-    factory = panel.given.model or registry.model.get(name, allow=panel.given.allow)
-    options = pick(factory, recipe.model.options, number, recipe.members)
+    name = member_value("model.name", recipe.model.name, number, recipe.members)
+    factory = panel.given.model or registry.model.get(name, allow=panel.given.trust)
+    options = options_for_member(factory, recipe.model.options, number, recipe.members)
     kept_parts = ("trunk", "head", "resize", "cache_features", "cache_dtype")
     stands = {part: getattr(recipe.model, part) for part in kept_parts if getattr(recipe.model, part) is not None}
-    width = {"head_width": own("model.head_width", recipe.model.head_width, number, recipe.members)}
+    width = {"head_width": member_value("model.head_width", recipe.model.head_width, number, recipe.members)}
     model = {"name": name, "freeze": list(recipe.model.freeze), **stands, **width, **options}
     kept = {part: getattr(panel.recipe.train, part) for part in ("epochs", "precision", "memory_format")}
     data = recipe.data.model_dump(exclude_none=True)

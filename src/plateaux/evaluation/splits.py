@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from plateaux.config.builders.data import split_of
-from plateaux.config.components import NOTHING_GIVEN, Given
+from plateaux.config.builders.data import train_val_split
+from plateaux.config.components import NO_COMPONENTS, Components
 from plateaux.config.recipe import Recipe
 from plateaux.config.schema import accepts
 from plateaux.core import registry
@@ -35,28 +35,28 @@ PUBLISHED = "published files"
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class EvalSplit:
     """Some samples by name, found only when they are needed."""
 
     name: str
-    of: str  # what it is measured as part of: test, corrupted, near ...
+    family: str  # what it is measured as part of: test, corrupted, near ...
     open: Callable[[Recipe, DataSplits], tuple[Source, Tensor]]
-    about: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
     word: str = ""  # that names it alone
-    first: int | None = None  # only so many of its samples
-    labelled: bool = True  # whether its labels are classes of the run
+    limit: int | None = None  # only so many of its samples
+    labeled: bool = True  # whether its labels are classes of the run
 
 
-def targets(
-    recipe: Recipe, facts: Mapping[str, Any], on: Sequence[str], *, cache: str | Path | None = None
-) -> list[Target]:
+def eval_splits(
+    recipe: Recipe, facts: Mapping[str, Any], split: Sequence[str], *, cache: str | Path | None = None
+) -> list[EvalSplit]:
     """Return what the words name; nothing is read yet. Corrupted images may be kept in the folder `cache`."""
-    found: list[Target] = []
-    for given_word in on:
+    found: list[EvalSplit] = []
+    for given_word in split:
         word, first = _counted(given_word)
         before = len(found)
         if word in ("test", "train", "validation"):
-            found.append(Target(word, word, _own(word), {"name": facts["name"]}, word))
+            found.append(EvalSplit(word, word, _own(word), {"name": facts["name"]}, word))
         elif word.split(":")[0] == "corrupted":
             found.extend(_corrupted(recipe, facts, word, cache))
         else:
@@ -64,7 +64,7 @@ def targets(
                 f"There are no samples called {word!r}; allowed: test, train, validation (where the run held some "
                 "out), corrupted, corrupted:<kind>, corrupted:<kind>:<severity>, and of each the first N: test@N"
             )
-        found[before:] = [replace(each, first=first) for each in found[before:]]
+        found[before:] = [replace(each, limit=first) for each in found[before:]]
     return found
 
 
@@ -76,28 +76,28 @@ def _counted(word: str) -> tuple[str, int | None]:
     return name, int(count) if at else None
 
 
-def one_target(recipe: Recipe, facts: Mapping[str, Any], on: str) -> Target:
+def eval_split(recipe: Recipe, facts: Mapping[str, Any], split: str) -> EvalSplit:
     """Return the one set of samples that the word names."""
-    found = targets(recipe, facts, [on])
+    found = eval_splits(recipe, facts, [split])
     if len(found) > 1:
-        raise RunError(f"{on!r} names {len(found)} sets of samples, and one is needed, such as {found[0].word!r}")
+        raise RunError(f"{split!r} names {len(found)} sets of samples, and one is needed, such as {found[0].word!r}")
     return found[0]
 
 
-def elsewhere(name: str, of: str, given: Given = NOTHING_GIVEN) -> Target:
+def ood_split(name: str, of: str, given: Components = NO_COMPONENTS) -> EvalSplit:
     """Return the test samples of another data set, brought to the shape of the run's own."""
     known = {"tin": "tinyimagenet32", "texture": "textures32", "fashionmnist": "fashion_mnist"}.get(name, name)
-    factory = registry.dataset.get(known, allow=given.allow)  # a wrong name is told before anything is walked over
+    factory = registry.dataset.get(known, allow=given.trust)  # a wrong name is told before anything is walked over
 
     def open_(recipe: Recipe, data: DataSplits) -> tuple[Source, Tensor]:
         rooted = "root" in recipe.data.options and accepts(factory, "root")
         source = factory(**({"root": recipe.data.options["root"]} if rooted else {})).test
-        return Adapted(source, data.shape), torch.arange(len(source))
+        return ResizedSource(source, data.shape), torch.arange(len(source))
 
-    return Target(name, of, open_, {"name": known}, labelled=False)
+    return EvalSplit(name, of, open_, {"name": known}, labeled=False)
 
 
-class Adapted:
+class ResizedSource:
     """Images of another set at this run's size and number of channels."""
 
     def __init__(self, inner: Source, shape: tuple[int, ...]) -> None:
@@ -129,7 +129,7 @@ def _own(word: str) -> Callable[[Recipe, DataSplits], tuple[Source, Tensor]]:
     def open_(recipe: Recipe, data: DataSplits) -> tuple[Source, Tensor]:
         if word == "test":
             return data.test, torch.arange(len(data.test))
-        train, validation = split_of(recipe, data)
+        train, validation = train_val_split(recipe, data)
         if word == "train":
             return data.train, train
         if not len(validation):
@@ -139,7 +139,7 @@ def _own(word: str) -> Callable[[Recipe, DataSplits], tuple[Source, Tensor]]:
     return open_
 
 
-def _corrupted(recipe: Recipe, facts: Mapping[str, Any], word: str, cache: str | Path | None) -> list[Target]:
+def _corrupted(recipe: Recipe, facts: Mapping[str, Any], word: str, cache: str | Path | None) -> list[EvalSplit]:
     _, *rest = word.split(":")
     kinds = CORRUPTIONS if not rest else EXTRA if rest[0] == "extra" else (rest[0],)
     levels = SEVERITIES if len(rest) < 2 else (rest[1],)
@@ -162,7 +162,7 @@ def _published(facts: Mapping[str, Any], root: Path, kind: str, severity: int) -
         return None
 
 
-def _corruption(facts: Mapping[str, Any], root: Path, kind: str, severity: int, cache: str | Path | None) -> Target:
+def _corruption(facts: Mapping[str, Any], root: Path, kind: str, severity: int, cache: str | Path | None) -> EvalSplit:
     published = _published(facts, root, kind, severity)
     source = PUBLISHED if published is not None else GENERATED
 
@@ -174,4 +174,4 @@ def _corruption(facts: Mapping[str, Any], root: Path, kind: str, severity: int, 
 
     about = {"name": facts["name"], "corruption": kind, "severity": severity, "source": source}
     about |= {"version": VERSION} if published is None else {"published": published.fingerprint()}
-    return Target(f"{kind} {severity}", "corrupted", open_, about, f"corrupted:{kind}:{severity}")
+    return EvalSplit(f"{kind} {severity}", "corrupted", open_, about, f"corrupted:{kind}:{severity}")

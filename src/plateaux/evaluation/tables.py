@@ -10,7 +10,7 @@ from rich.table import Table
 from plateaux.core.formatting import _digits
 from plateaux.core.text_table import Grid, _markdown, _split_columns, to_rich
 from plateaux.core.types import Estimate
-from plateaux.evaluation.results import Measurement
+from plateaux.evaluation.results import MetricResult
 from plateaux.evaluation.row_names import MEAN_PROBABILITY, PART, TOGETHER
 
 CAPTION = "± one standard error: over samples, and over members for their mean"
@@ -21,66 +21,66 @@ PAIRS, MEMBERS = 6, 8  # rows of these before only their mean is shown
 BESIDE = 4  # numbers beside a probe's answer before they are left to JSON
 
 
-def tables(found: Sequence[Measurement], width: int = 80) -> list[Table]:
+def tables(found: Sequence[MetricResult], width: int = 80) -> list[Table]:
     """Return what a terminal of so many characters shows."""
     return [to_rich(part) for grid in grids(found) for part in _split_columns(grid, width)]
 
 
-def to_markdown(found: Sequence[Measurement]) -> str:
+def to_markdown(found: Sequence[MetricResult]) -> str:
     """Return the tables as Markdown."""
     return "\n".join(_markdown(grid) for grid in grids(found))
 
 
-def grids(found: Sequence[Measurement]) -> list[Grid]:
+def grids(found: Sequence[MetricResult]) -> list[Grid]:
     """Return the tables that show these measurements."""
     return list(_grids(found))
 
 
-def _grids(found: Sequence[Measurement]) -> Iterator[Grid]:
-    flat = [each for each in found if each.asks == "flat"]
-    for _, group in groupby(flat, lambda each: each.on):
+def _grids(found: Sequence[MetricResult]) -> Iterator[Grid]:
+    flat = [each for each in found if each.group == "flat"]
+    for _, group in groupby(flat, lambda each: each.split):
         yield _landscape(list(group))
-    found = [each for each in found if each.asks != "flat"]
+    found = [each for each in found if each.group != "flat"]
     corrupted = [each for each in found if "corruption" in each.data]
-    for _, group in groupby((each for each in found if each not in corrupted), lambda each: each.on):
+    for _, group in groupby((each for each in found if each not in corrupted), lambda each: each.split):
         several = list(group)
         plain = [each for each in several if not _has_parts(each)]
         for curves in (False, True):  # whose rows are sizes
-            yield from _columns([each for each in plain if each.measure.endswith(" by size") is curves])
+            yield from _columns([each for each in plain if each.metric.endswith(" by size") is curves])
         for each in several:
             if _has_parts(each):
                 yield _in_parts(each)
     if corrupted:
-        yield from _under_corruption([each for each in corrupted if each.measure == "accuracy"])
+        yield from _under_corruption([each for each in corrupted if each.metric == "accuracy"])
 
 
-def _columns(plain: Sequence[Measurement]) -> Iterator[Grid]:
+def _columns(plain: Sequence[MetricResult]) -> Iterator[Grid]:
     """Yield tables of a few measures each, those of one question together."""
     if len(plain) <= COLUMNS:
         yield from [_side_by_side(plain, "")] if plain else []
         return
-    for asks, few in groupby(plain, lambda each: each.asks):
+    for asks, few in groupby(plain, lambda each: each.group):
         alike = list(few)
         for start in range(0, len(alike), COLUMNS):
             yield _side_by_side(alike[start : start + COLUMNS], asks)
 
 
-def heading(first: Measurement) -> str:
+def heading(first: MetricResult) -> str:
     """Return one line that says what was measured on what."""
-    what = f"{first.on} samples" if first.on in ("test", "train", "validation") else first.on
+    what = f"{first.split} samples" if first.split in ("test", "train", "validation") else first.split
     return f"{first.data['name']}, {what} ({first.data['samples']:,})"
 
 
-def show(measurement: Measurement, value: Estimate) -> str:
+def show(measurement: MetricResult, value: Estimate) -> str:
     """Return a number with its standard error."""
     times, digits = (100.0, 2) if measurement.percent else (1.0, 4)
     text = f"{value.value * times:.{digits}f}"
     return text if value.stderr is None else f"{text} ± {value.stderr * times:.{digits}f}"
 
 
-def _side_by_side(few: Sequence[Measurement], asks: str) -> Grid:
+def _side_by_side(few: Sequence[MetricResult], asks: str) -> Grid:
     """Return one row a member, pair and ensemble, one column a measure."""
-    header = ["", *(f"{each.measure}{' %' if each.percent else ''}" for each in few)]
+    header = ["", *(f"{each.metric}{' %' if each.percent else ''}" for each in few)]
     names = list(dict.fromkeys(name for each in few for name in each.rows))
     for crowd, most in ((_is_pair, PAIRS), (_is_ordered, PAIRS), (_is_member, MEMBERS)):
         if sum(map(crowd, names)) > most:
@@ -90,7 +90,7 @@ def _side_by_side(few: Sequence[Measurement], asks: str) -> Grid:
     return Grid(title, header, [row for row in rows if any(row[1:])], CAPTION)
 
 
-def _in_parts(found: Measurement) -> Grid:
+def _in_parts(found: MetricResult) -> Grid:
     """Return a measurement whose numbers have two or more names: rows by the first, columns by the last.
 
     Of numbers with three names (a row, a class, what of it) those of the ensemble are shown, or of the only member.
@@ -108,11 +108,11 @@ def _in_parts(found: Measurement) -> Grid:
         cells = {(parts[1], parts[0]): value for parts, value in cells.items()}
     named = {(PART.join(parts[:-1]), parts[-1]): value for parts, value in cells.items()}
     rows = [[row, *(show(found, named[row, c]) if (row, c) in named else "" for c in columns)] for row in names]
-    title = f"{heading(found)}: {found.measure}" + (f", {mine}" if deep else "") + (" %" if found.percent else "")
-    return Grid(title, ["", *columns], rows, found.convention)
+    title = f"{heading(found)}: {found.metric}" + (f", {mine}" if deep else "") + (" %" if found.percent else "")
+    return Grid(title, ["", *columns], rows, found.definition)
 
 
-def _landscape(found: Sequence[Measurement]) -> Grid:
+def _landscape(found: Sequence[MetricResult]) -> Grid:
     """Return one row a probe, one column a member; numbers beside an answer where they are few, or of one probe."""
     columns = list(dict.fromkeys(name.partition(PART)[0] for each in found for name in each.rows))
     if sum(map(_is_member, columns)) > MEMBERS:
@@ -125,13 +125,13 @@ def _landscape(found: Sequence[Measurement]) -> Grid:
             parts = parts[:1]
         for part in parts:
             cells = [each.rows.get(f"{column}{PART}{part}" if part else column) for column in columns]
-            name = f"{each.measure}{PART}{part}" if part else each.measure
+            name = f"{each.metric}{PART}{part}" if part else each.metric
             rows.append([name, f"{each.data['samples']:,}", *("" if c is None else both_errors(c) for c in cells)])
     first = found[0]
     modes = {"BatchNorm in training mode": first.data["batchnorm"] == "train", "unit logits": first.data["unit_logits"]}
     modes["augmented"] = first.data["augmentation"] != "none"
     title = ", ".join(
-        [f"{first.data['name']}, {first.on} samples: how flat", *(name for name, on in modes.items() if on)]
+        [f"{first.data['name']}, {first.split} samples: how flat", *(name for name, on in modes.items() if on)]
     )
     caption = APART + (f". {left} numbers beside these are in --json" if left else "")
     return Grid(title, ["", "samples", *columns], rows, caption)
@@ -150,7 +150,7 @@ def both_errors(value: Estimate) -> str:
     return text if value.mc_stderr is None else f"{text} / {_digits(value.mc_stderr, 2)}"
 
 
-def _under_corruption(found: Sequence[Measurement]) -> Iterator[Grid]:
+def _under_corruption(found: Sequence[MetricResult]) -> Iterator[Grid]:
     """Return the ensemble's accuracy by kind and severity."""
     if not found:
         return
@@ -180,5 +180,5 @@ def _is_member(name: str) -> bool:
     return name.startswith("member ") and " to " not in name
 
 
-def _has_parts(found: Measurement) -> bool:
+def _has_parts(found: MetricResult) -> bool:
     return any(PART in name for name in found.rows)

@@ -8,18 +8,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from plateaux.config.builders.data import in_order
+from plateaux.config.builders.data import eval_batches
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import PlateauxError
 from plateaux.core.types import Estimate
 from plateaux.data.sources import DataSplits
-from plateaux.evaluation.results import Measurement
+from plateaux.evaluation.results import MetricResult
 from plateaux.loss_landscape.probe import Probe, probes_named
 from plateaux.loss_landscape.session import USUAL, Sample, drawn, ground_of, posed
 
 
 def _measured(name: str, rows: Mapping[str, Estimate], about: Mapping[str, Any]) -> dict[str, Any]:
-    return Measurement(name, "train", rows, "neither", {}, about).to_dict()
+    return MetricResult(name, "train", rows, "neither", {}, about).to_dict()
 
 
 class Recorder:
@@ -41,8 +41,8 @@ class Recorder:
         """Return the samples, read when they are first needed."""
         if self._sample is None:
             ids = drawn(self.ids, self.recipe.seed, self.recipe.probe.samples)
-            batches = in_order(
-                self.recipe, self.data, self.data.train, ids, batch=self.recipe.data.batch, device=self.device
+            batches = eval_batches(
+                self.recipe, self.data, self.data.train, ids, batch_size=self.recipe.data.batch, device=self.device
             )
             self._sample = Sample(ids, tuple(batches))
         return self._sample

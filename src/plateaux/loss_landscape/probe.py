@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from plateaux.config.specs import every, one
+from plateaux.config.specs import build_all, build_one
 from plateaux.core import registry
 from plateaux.core.types import Estimate
 from plateaux.loss_landscape.loss_surface import Ground
@@ -36,7 +36,7 @@ def probes_named(words: Sequence[str], *, allow: tuple[str, ...] = ()) -> dict[s
     found: dict[str, Probe] = {}
     for word in words:
         if word == "all":
-            found |= {name: made for name, made in every(registry.probe).items() if made.default}
+            found |= {name: made for name, made in build_all(registry.probe).items() if made.default}
         else:
-            found[word] = one(word, registry.probe, Probe, allow)
+            found[word] = build_one(word, registry.probe, Probe, allow)
     return found

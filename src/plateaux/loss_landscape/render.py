@@ -12,11 +12,11 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any, Literal
 
-from plateaux.config.builders.model import kind_of
-from plateaux.config.components import NOTHING_GIVEN, Given
+from plateaux.config.builders.model import architecture_hash
+from plateaux.config.components import NO_COMPONENTS, Components
 from plateaux.core.callbacks import Say, Seen, nothing
 from plateaux.core.errors import Interrupted, RecipeError, RunError, suggest
-from plateaux.evaluation.evaluator import Panel
+from plateaux.evaluation.evaluator import Evaluator
 from plateaux.evaluation.row_names import pair_name
 from plateaux.loss_landscape import plots
 from plateaux.loss_landscape.loss_surface import Ground
@@ -41,13 +41,13 @@ def pictures(
     batchnorm: Literal["eval", "train"] = "eval",
     augment: bool = False,
     unit_logits: bool = False,
-    given: Given = NOTHING_GIVEN,
+    given: Components = NO_COMPONENTS,
     device: str | None = None,
     seen: Seen = nothing,
     say: Say = nothing,
 ) -> list[Picture]:
     """Draw landscapes: `slices` around members, `paths` between each two, the `plane` through the first three."""
-    panel = Panel(Run.open(root), members, given=given, device=device, keep="no", say=say)
+    panel = Evaluator(Run.open(root), members, given=given, device=device, cache_logits="no", say=say)
     _check(kinds, panel)
     gallery = Gallery(Scene(panel, on, Conditions(batchnorm, augment, unit_logits), most=samples))
     made: list[Picture] = []
@@ -70,14 +70,14 @@ def check_drawable(kinds: Sequence[str]) -> None:
     plots.check_matplotlib()
 
 
-def _check(kinds: Sequence[str], panel: Panel) -> None:
+def _check(kinds: Sequence[str], panel: Evaluator) -> None:
     check_drawable(kinds)
     for kind, least in (("paths", 2), ("plane", 3)):
         if kind in kinds and len(panel.numbers) < least:
             raise RecipeError(
                 f"A picture of {kind} takes {least} members, and there is {len(panel.numbers)}; leave it out"
             )
-    alike = {kind_of(panel.recipe, number, panel.given) for number in panel.numbers}
+    alike = {architecture_hash(panel.recipe, number, panel.given) for number in panel.numbers}
     if len(alike) > 1 and {"paths", "plane"} & set(kinds):
         raise RunError(
             "Between members of different architectures there is no straight path; draw slices, or choose --members"

@@ -18,19 +18,19 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from plateaux.config.builders.data import feed_of, in_order
-from plateaux.config.builders.model import kind_of
-from plateaux.config.components import NOTHING_GIVEN, Given
+from plateaux.config.builders.data import build_loader, eval_batches
+from plateaux.config.builders.model import architecture_hash
+from plateaux.config.components import NO_COMPONENTS, Components
 from plateaux.core.callbacks import Say, Seen, nothing
 from plateaux.core.errors import Interrupted, PlateauxError
 from plateaux.core.formatting import format_duration
 from plateaux.core.stats.estimates import mean_of_independent
 from plateaux.core.types import Batch, Estimate
 from plateaux.data.sources import Source
-from plateaux.evaluation.evaluator import Panel
-from plateaux.evaluation.results import Measurement
-from plateaux.evaluation.row_names import MEMBERS_MEAN, cell
-from plateaux.evaluation.splits import one_target
+from plateaux.evaluation.evaluator import Evaluator
+from plateaux.evaluation.results import MetricResult
+from plateaux.evaluation.row_names import MEMBERS_MEAN, row_name
+from plateaux.evaluation.splits import eval_split
 from plateaux.loss_landscape.loss_surface import Ground
 from plateaux.loss_landscape.probe import Probe, probes_named
 from plateaux.loss_landscape.session import Conditions, Pulse, Sample, drawn, ground_of, posed
@@ -49,25 +49,25 @@ def landscape(
     batchnorm: Literal["eval", "train"] = "eval",
     augment: bool = False,
     unit_logits: bool = False,
-    given: Given = NOTHING_GIVEN,
+    given: Components = NO_COMPONENTS,
     device: str | None = None,
     seen: Seen = nothing,
     say: Say = nothing,
-) -> list[Measurement]:
+) -> list[MetricResult]:
     """Ask probes of every member of a run on a seeded sample of its data; what is found is written to the run.
 
     Each probe has its own number of samples, which `samples` replaces. BatchNorm uses its running statistics unless
     told to use those of the batch (`train`); `augment` varies samples as the recipe does in training; `unit_logits`
     scales every sample's logits to length one. All of it is recorded with every number.
     """
-    chosen = probes_named(probes, allow=given.allow)
-    panel = Panel(Run.open(root), members, given=given, device=device, keep="no", say=say)
+    chosen = probes_named(probes, allow=given.trust)
+    panel = Evaluator(Run.open(root), members, given=given, device=device, cache_logits="no", say=say)
     counts = {name: samples or probe.samples for name, probe in chosen.items()}
     scene = Scene(panel, on, Conditions(batchnorm, augment, unit_logits), most=max(counts.values(), default=1))
     passes = {name: probe.passes(len(scene.sample.first(counts[name]).ids)) for name, probe in chosen.items()}
     costs = dict.fromkeys(panel.numbers, sum(passes.values()))
     meter = scene.meter(costs, f"{len(chosen)} probe{'s' * (len(chosen) != 1)}", seen)
-    found: list[Measurement] = []
+    found: list[MetricResult] = []
     problems: list[PlateauxError] = []
     for name, probe in chosen.items():
         try:
@@ -82,7 +82,7 @@ def landscape(
     return found
 
 
-def _asked(scene: Scene, name: str, probe: Probe, count: int, passes: float, meter: Meter) -> Measurement:
+def _asked(scene: Scene, name: str, probe: Probe, count: int, passes: float, meter: Meter) -> MetricResult:
     """Ask one probe of every member, and write what is found; when stopped, what was found until then."""
     answers: dict[int, Mapping[str, Estimate]] = {}
     sample, begun = scene.sample.first(count), time.monotonic()
@@ -105,14 +105,14 @@ def _asked(scene: Scene, name: str, probe: Probe, count: int, passes: float, met
 class Scene:
     """The members of a run, and a recorded sample to look at their landscapes on."""
 
-    def __init__(self, panel: Panel, on: str, conditions: Conditions, *, most: int) -> None:
+    def __init__(self, panel: Evaluator, on: str, conditions: Conditions, *, most: int) -> None:
         self.panel, self.conditions = panel, conditions
-        self.target = one_target(panel.recipe, panel.facts, on)
+        self.target = eval_split(panel.recipe, panel.data_info, on)
         source, ids = self.target.open(panel.recipe, panel.data)
         self.known = panel.known(self.target)
         panel.check_same_data(self.target, source, self.known)
         self.varies = self._augmentation()
-        ids = drawn(ids[: self.target.first], panel.recipe.seed, most)
+        ids = drawn(ids[: self.target.limit], panel.recipe.seed, most)
         self.sample = Sample(ids, tuple(self._batches(source, ids)))
         self.paces: dict[int, float] = {}
 
@@ -128,16 +128,16 @@ class Scene:
         size = panel.recipe.data.batch
         if not self.varies:
             data, source = panel.ready(source, ids)
-            return in_order(panel.recipe, data, source, ids, batch=size, device=panel.place)
+            return eval_batches(panel.recipe, data, source, ids, batch_size=size, device=panel.device)
         # All members see the same variations: those of the first epoch in the order that members can share.
         every = torch.arange(len(panel.data.train))
-        feed = feed_of(panel.recipe, panel.data, 0, shared=True, device=panel.place, ids=every)
+        feed = build_loader(panel.recipe, panel.data, 0, shared=True, device=panel.device, ids=every)
         _, every = self.target.open(panel.recipe, panel.data)
         return replace(feed, source=source, ids=every).some(ids, 0, batch=size)
 
     def module(self, number: int) -> nn.Module:
         """Return the network of a member."""
-        found = self.panel.views[self.panel.numbers.index(number)].module
+        found = self.panel.modules[self.panel.numbers.index(number)].module
         assert isinstance(found, nn.Module)
         return found
 
@@ -155,7 +155,7 @@ class Scene:
         batch = {"batch": self.panel.recipe.data.batch} if mode["batchnorm"] == "train" else {}
         precision = "fp64" if self.panel.recipe.train.precision == "fp64" else "fp32"
         varied = {"augmentation": self.varies or "none", "precision": precision}
-        return {**self.target.about, **self.known, **sample.about(), **mode, **batch, **varied}
+        return {**self.target.metadata, **self.known, **sample.about(), **mode, **batch, **varied}
 
     def meter(self, costs: Mapping[int, float], what: str, seen: Seen) -> Meter:
         """Time a pass of every kind of network, say how long the walk will take, and return what tells how far it is.
@@ -164,7 +164,7 @@ class Scene:
         """
         kinds: dict[str, float] = {}
         for number in costs:
-            kind = kind_of(self.panel.recipe, number, self.panel.given)
+            kind = architecture_hash(self.panel.recipe, number, self.panel.given)
             if kind not in kinds:
                 kinds[kind] = self._pace(number)
             self.paces[number] = kinds[kind]
@@ -212,13 +212,13 @@ class Meter:
 
 def _measurement(
     scene: Scene, name: str, probe: Probe, sample: Sample, answers: Mapping[int, Mapping[str, Estimate]]
-) -> Measurement:
+) -> MetricResult:
     panel = scene.panel
     names = {number: f"member {number}" for number in answers}
-    weights = {names[number]: panel.run.progress(number).weights_from for number in answers}
+    weights = {names[number]: panel.run.progress(number).weights_source for number in answers}
     hashes = {names[number]: panel.hashes[panel.numbers.index(number)] for number in answers}
     words = [probe.convention, f"when neighbouring layers are rescaled it {RESCALED[probe.rescaled]}"]
-    return Measurement(
+    return MetricResult(
         name,
         scene.target.name,
         _rows(answers),
@@ -226,8 +226,8 @@ def _measurement(
         weights,
         scene.about(sample),
         hashes,
-        asks="flat",
-        convention="; ".join(word for word in words if word),
+        group="flat",
+        definition="; ".join(word for word in words if word),
     )
 
 
@@ -235,9 +235,9 @@ def _rows(answers: Mapping[int, Mapping[str, Estimate]]) -> dict[str, Estimate]:
     """Return every member's numbers, and the mean of the members' after them."""
     rows: dict[str, Estimate] = {}
     for number, found in answers.items():
-        rows |= {cell(f"member {number}", *([part] if part else [])): value for part, value in found.items()}
+        rows |= {row_name(f"member {number}", *([part] if part else [])): value for part, value in found.items()}
     parts = dict.fromkeys(part for found in answers.values() for part in found)
     for part in parts if len(answers) > 1 else []:
-        name = cell(MEMBERS_MEAN, *([part] if part else []))
+        name = row_name(MEMBERS_MEAN, *([part] if part else []))
         rows[name] = mean_of_independent([found[part].value for found in answers.values() if part in found])
     return rows

@@ -13,17 +13,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from plateaux.config.builders.data import data_of
-from plateaux.config.components import NOTHING_GIVEN, Given
+from plateaux.config.builders.data import build_data
+from plateaux.config.components import NO_COMPONENTS, Components
 from plateaux.core.errors import PlateauxError
 from plateaux.core.types import Batch
 from plateaux.ensembles.ood_scores import OOD_SCORES
-from plateaux.evaluation.metric_specs import measures_named
-from plateaux.evaluation.prediction_cache import Shelf
-from plateaux.evaluation.row_names import renumbered
+from plateaux.evaluation.metric_specs import get_metrics
+from plateaux.evaluation.prediction_cache import PredictionCache
+from plateaux.evaluation.row_names import with_member_ids
 from plateaux.reports.figures.gallery import Images, Said
 from plateaux.reports.figures.partition import Careful
-from plateaux.storage.run import Run, notes_name, summary_name
+from plateaux.storage.run import Run, partition_summary_path, sam_set_path
 from plateaux.studies.results import Finding
 
 LARGEST = 60_000_000  # numbers of kept logits that are read at once
@@ -50,14 +50,14 @@ def said_of(run: Run) -> dict[str, Heard]:
         with if_it_can_be_read():
             about = run.store.get_json(name)
             members = [n for n in range(run.recipe.members) if run.weights_hash(n) in about["dtypes"]]
-            shelf = Shelf(run.store, {key: value for key, value in about.items() if key != "dtypes"})
+            shelf = PredictionCache(run.store, {key: value for key, value in about.items() if key != "dtypes"})
             said, logits = _said(shelf, str(about["on"]), members, [run.weights_hash(n) for n in members])
             if said.on not in found or len(said.ids) > len(found[said.on][0].ids):
                 found[said.on] = said, logits
     return found
 
 
-def _said(shelf: Shelf, on: str, members: Sequence[int], hashes: Sequence[str]) -> Heard:
+def _said(shelf: PredictionCache, on: str, members: Sequence[int], hashes: Sequence[str]) -> Heard:
     known = shelf.store.get_tensors(f"{shelf.folder}/samples.safetensors")
     first = shelf.store.get_tensors(f"{shelf.folder}/{hashes[0]}-logits.safetensors")["logits"]
     if first.numel() * len(hashes) > LARGEST:
@@ -70,13 +70,13 @@ def _said(shelf: Shelf, on: str, members: Sequence[int], hashes: Sequence[str]) 
 
 def reliability_of(said: Said, logits: torch.Tensor, like: Finding) -> list[Finding]:
     """Return the bins of a reliability diagram, for a run that was not asked for them."""
-    measure = measures_named(["reliability"])["reliability"]
+    measure = get_metrics(["reliability"])["reliability"]
     ids = torch.from_numpy(said.ids)
     rows = measure.compute(measure.update(logits, Batch(ids, torch.from_numpy(said.labels), ids)))
     where = (like.run, like.condition, like.repetition, "reliability", said.on)
     return [
         Finding(*where, row, value.value, value.stderr, None, "neither", True)
-        for row, value in renumbered(rows, said.members).items()
+        for row, value in with_member_ids(rows, said.members).items()
     ]
 
 
@@ -99,11 +99,11 @@ def meetings_of(run: Run) -> list[Careful]:
     names = [name for name in run.store.names("notes") if name.endswith("/summary.json")]
     for epoch in sorted(int(name.split("/")[1]) for name in names if name.split("/")[1].isdigit()):
         with if_it_can_be_read():
-            summary = run.store.get_json(summary_name(epoch))
+            summary = run.store.get_json(partition_summary_path(epoch))
             numbers = [n for n in range(summary["members"]) if n not in summary.get("without", ())]
             careful = np.zeros(0, np.int64)
             for number in numbers:
-                bits = np.unpackbits(run.store.array(notes_name(epoch, number))[1].view(np.uint8)).astype(np.int64)
+                bits = np.unpackbits(run.store.array(sam_set_path(epoch, number))[1].view(np.uint8)).astype(np.int64)
                 careful = bits if not len(careful) else careful + bits
             counts = np.bincount(careful, minlength=len(numbers) + 1)
             counts[0] = max(0, int(summary["trained"]) - int(counts[1:].sum()))  # the rest was not trained on
@@ -124,11 +124,11 @@ def pictures_of(run: Run) -> dict[str, Mapping[str, Any]]:
     return found
 
 
-def images_of(run: Run, given: Given = NOTHING_GIVEN) -> Images | None:
+def images_of(run: Run, given: Components = NO_COMPONENTS) -> Images | None:
     """Return how to get pictures of a run's test samples; None, if it has no pictures or the data are not there."""
     with if_it_can_be_read():
-        data = data_of(run.recipe, given)
-        if len(data.shape) == 3 and data.test.fingerprint() == run.about["data"]["test"]["fingerprint"]:
+        data = build_data(run.recipe, given)
+        if len(data.shape) == 3 and data.test.fingerprint() == run.metadata["data"]["test"]["fingerprint"]:
             return lambda ids: _pixels(data.test.fetch(torch.from_numpy(ids))[0])
     return None
 

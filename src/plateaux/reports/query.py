@@ -13,7 +13,7 @@ from plateaux.core import registry
 from plateaux.core.errors import PlateauxError
 from plateaux.core.stats.intervals import Interval, t_interval, t_quantile
 from plateaux.core.types import Estimate
-from plateaux.evaluation.metric_specs import measures_named
+from plateaux.evaluation.metric_specs import get_metrics
 from plateaux.evaluation.row_names import MEMBERS_MEAN
 from plateaux.studies.comparison import MAIN
 from plateaux.studies.grid import called
@@ -80,7 +80,7 @@ def question_of(measure: str, on: str = "") -> str:
     if "corruption" in name or name == "mCE":
         return "good"
     try:
-        return measures_named([measure.removesuffix(" by size")])[measure.removesuffix(" by size")].group
+        return get_metrics([measure.removesuffix(" by size")])[measure.removesuffix(" by size")].group
     except PlateauxError:  # a measure from outside
         return "other"
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from plateaux.config.components import NOTHING_GIVEN, Given
+from plateaux.config.components import NO_COMPONENTS, Components
 from plateaux.core.errors import RecipeError, suggest
 from plateaux.core.formatting import pluralize
 from plateaux.reports import artifacts, tables
@@ -74,7 +74,7 @@ def report(
     *,
     details: int = DETAILS,
     draw: Sequence[str] = (),
-    given: Given = NOTHING_GIVEN,
+    given: Components = NO_COMPONENTS,
     figures: bool = True,
 ) -> Report:
     """Return the report on run folders and studies."""
@@ -86,7 +86,7 @@ def compose(
     *,
     details: int = DETAILS,
     draw: Sequence[str] = (),
-    given: Given = NOTHING_GIVEN,
+    given: Components = NO_COMPONENTS,
     figures: bool = True,
 ) -> Report:
     """Return the report of a book; `draw` names the only families of figures to draw."""
@@ -131,7 +131,7 @@ def _swept_measures(findings: Sequence[Finding]) -> list[tuple[str, str]]:
     return list(dict.fromkeys(each for each in (*wanted, *more) if each is not None))
 
 
-def _details(chapter: Chapter, wanted: Sequence[str], alone: bool, given: Given) -> Part:
+def _details(chapter: Chapter, wanted: Sequence[str], alone: bool, given: Components) -> Part:
     several = cards(chapter.findings)
     sheets = [_members(several)] if len(several) > CARDS else []
     title = "Members" if alone else f"{chapter.name}, repetition {chapter.repetition}"
@@ -139,7 +139,7 @@ def _details(chapter: Chapter, wanted: Sequence[str], alone: bool, given: Given)
     return Part(title, drawings, sheets, several if len(several) <= CARDS else ())
 
 
-def _of_run(chapter: Chapter, given: Given) -> Iterator[Plan]:
+def _of_run(chapter: Chapter, given: Components) -> Iterator[Plan]:
     """Yield the figures of one run, of which most take more than its numbers."""
     run = chapter.run
     if run is None:
@@ -167,9 +167,9 @@ def _reliability(chapter: Chapter, said: Mapping[str, artifacts.Heard]) -> Drawi
     return uncertainty.reliability(artifacts.reliability_of(*said["test"], chapter.findings[0]))
 
 
-def _gallery(run: Run, said: Mapping[str, artifacts.Heard], given: Given) -> Drawing | None:
+def _gallery(run: Run, said: Mapping[str, artifacts.Heard], given: Components) -> Drawing | None:
     images = artifacts.images_of(run, given) if "test" in said else None
-    return gallery.gallery(said["test"][0], images, run.about["data"].get("labels", ())) if images else None
+    return gallery.gallery(said["test"][0], images, run.metadata["data"].get("labels", ())) if images else None
 
 
 def _drawn(plans: Iterable[Plan], wanted: Sequence[str]) -> list[Drawing]:

@@ -11,7 +11,7 @@ from plateaux.core.formatting import format_range, format_with_stderr, pluralize
 from plateaux.core.text_table import Grid
 from plateaux.core.types import Estimate
 from plateaux.ensembles.ood_scores import OOD_SCORES
-from plateaux.evaluation.row_names import MEAN_PROBABILITY, MEMBERS_MEAN, TOGETHER, cell
+from plateaux.evaluation.row_names import MEAN_PROBABILITY, MEMBERS_MEAN, TOGETHER, row_name
 from plateaux.reports.query import ROWS, Column, bare, is_member, label_of, over, question_of
 from plateaux.studies.comparison import MAIN, SUMMED, Comparison
 from plateaux.studies.results import TRAINING, Finding
@@ -142,7 +142,7 @@ def _by_measure(found: Mapping[Column, object]) -> dict[str, list[tuple[str, str
 
 def _main(rows: Sequence[str], question: str) -> str | None:
     wanted = ROWS if question in ("flat", "cost") else MAIN
-    return next((row for row in (*wanted, *(cell(name, SUMMED) for name in wanted)) if row in rows), None)
+    return next((row for row in (*wanted, *(row_name(name, SUMMED) for name in wanted)) if row in rows), None)
 
 
 def _one(found: Mapping[Column, Mapping[str, Sequence[Finding]]]) -> Iterator[Sheet]:

@@ -26,30 +26,30 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from plateaux.config.builders.model import trunk_of
-from plateaux.config.components import NOTHING_GIVEN, Given
+from plateaux.config.builders.model import build_backbone
+from plateaux.config.components import NO_COMPONENTS, Components
 from plateaux.config.recipe import Recipe, fingerprint
 from plateaux.core.errors import DataError, RecipeError
 from plateaux.core.executor import Executor
 from plateaux.core.runtime import FORMATS, is_rank_zero, rank_and_world_size
 from plateaux.core.types import Batch, Inputs, derive_seed
 from plateaux.data.augment import Augment, uniforms
-from plateaux.data.loader import CPU, NO_AUGMENT, MemberLoader, eval_batches
+from plateaux.data.loader import CPU, NO_AUGMENT, MemberLoader, ordered_batches
 from plateaux.data.sources import DataSplits, Source, UnlabeledData
 from plateaux.models.backbone import Backbone
 from plateaux.storage.store import Store, store_at
 
 VERSION = 1  # goes up whenever a feature changes by a bit, or lies elsewhere in its shard
 SHARD = 1024  # samples
-KEY = derive_seed("features")  # of all variations: a round is the same for every run
+AUGMENT_SEED = derive_seed("features")  # of all variations: a round is the same for every run
 CHUNK = 64  # samples that go through the trunk at once
-PATIENCE = 3600.0  # seconds to wait for another process that builds the same
+LOCK_TIMEOUT_S = 3600.0  # seconds to wait for another process that builds the same
 
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class FeatureSpec:
     """How samples are laid out for the trunk, and how its answers are kept."""
 
     mean: tuple[float, ...] = ()
@@ -62,13 +62,13 @@ class Look:
 
 
 @dataclass(slots=True)
-class Round:
+class FeatureTable:
     """The features of every sample of a source, varied in one way, or not at all (`number` is None)."""
 
     source: Source
-    trunk: Backbone
+    backbone: Backbone
     store: Store
-    look: Look
+    spec: FeatureSpec
     number: int | None = None
     _maps: dict[int, tuple[NDArray[Any], NDArray[Any]]] = field(default_factory=dict)
     _folder: str = ""
@@ -76,21 +76,21 @@ class Round:
     @property
     def folder(self) -> str:
         if not self._folder:
-            self._folder = fingerprint(self.about())
+            self._folder = fingerprint(self.metadata())
         return self._folder
 
-    def about(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """Return all that decides the numbers."""
-        varied = self.look.augment if self.number is not None else NO_AUGMENT
+        varied = self.spec.augment if self.number is not None else NO_AUGMENT
         return {
             "version": VERSION,
             "samples": self.source.fingerprint(),
-            "trunk": self.trunk.hash(),
-            "mean": list(self.look.mean),
-            "std": list(self.look.std),
-            "memory_format": self.look.memory_format,
-            "dtype": self.look.dtype,
-            "varied": {"crop": varied.crop, "flip": varied.flip, "key": KEY, "round": self.number},
+            "trunk": self.backbone.hash(),
+            "mean": list(self.spec.mean),
+            "std": list(self.spec.std),
+            "memory_format": self.spec.memory_format,
+            "dtype": self.spec.dtype,
+            "varied": {"crop": varied.crop, "flip": varied.flip, "key": AUGMENT_SEED, "round": self.number},
         }
 
     def shards(self) -> range:
@@ -108,10 +108,10 @@ class Round:
         flat = np.concatenate(rows).reshape(-1)
         if not np.isfinite(flat).all():
             raise DataError(
-                f"The trunk's features of samples {int(ids[0])} to {int(ids[-1])} are no numbers in {self.look.dtype}; "
+                f"The trunk's features of samples {int(ids[0])} to {int(ids[-1])} are no numbers in {self.spec.dtype}; "
                 "use model.cache_dtype = 'float32', or look at the trunk's weights"
             )
-        self.store.put_json(f"{self.folder}/about.json", self.about(), again=False)
+        self.store.put_json(f"{self.folder}/about.json", self.metadata(), again=False)
         self.store.put_tensors(self._name(shard, "-labels"), {"labels": torch.cat(labels)})
         with self.store.array_writer(self._name(shard), flat.dtype, flat.size) as write:  # the shard is there now
             write(flat)
@@ -124,25 +124,27 @@ class Round:
                 self.make(shard)
             _, flat = self.store.array(self._name(shard))
             labels = self.store.get_tensors(self._name(shard, "-labels"))["labels"].numpy()
-            self._maps[shard] = flat.reshape(-1, *self.trunk.shape), labels
+            self._maps[shard] = flat.reshape(-1, *self.backbone.shape), labels
         return self._maps[shard]
 
     def _name(self, shard: int, part: str = "") -> str:
         return f"{self.folder}/{shard:05d}{part}.safetensors"
 
     def _batches(self, ids: Tensor) -> Iterator[Batch]:
-        look = self.look
+        look = self.spec
         laid: dict[str, Any] = {"mean": look.mean, "std": look.std, "device": look.device, "workers": look.workers}
         laid["memory_format"] = FORMATS[look.memory_format]
         if self.number is None:
-            return eval_batches(self.source, ids, batch_size=CHUNK, **laid)
-        feed = MemberLoader(self.source, ids, batch_size=CHUNK, seed=KEY, classes=0, augment=look.augment, **laid)
+            return ordered_batches(self.source, ids, batch_size=CHUNK, **laid)
+        feed = MemberLoader(
+            self.source, ids, batch_size=CHUNK, seed=AUGMENT_SEED, classes=0, augment=look.augment, **laid
+        )
         return feed.some(ids, self.number)
 
     @torch.no_grad()
     def _seen(self, batch: Batch) -> NDArray[Any]:
-        found = self.trunk(batch.x) if isinstance(batch.x, Tensor) else self.trunk(**batch.x)
-        return found.to("cpu", getattr(torch, self.look.dtype)).numpy()  # type: ignore[no-any-return]
+        found = self.backbone(batch.x) if isinstance(batch.x, Tensor) else self.backbone(**batch.x)
+        return found.to("cpu", getattr(torch, self.spec.dtype)).numpy()  # type: ignore[no-any-return]
 
     def __getstate__(self) -> tuple[None, dict[str, Any]]:
         """Leave out what is mapped: pickled, it would be copied whole."""
@@ -150,7 +152,7 @@ class Round:
         return None, {**{name: getattr(self, name) for name in kept}, "_maps": {}}
 
 
-class First:
+class PrefixSource:
     """The first samples of a source: fewer than a shard, so that no more than those go through the trunk."""
 
     def __init__(self, source: Source, count: int) -> None:
@@ -166,31 +168,31 @@ class First:
         return f"{self.source.fingerprint()}-first-{self.count}"
 
 
-class Features:
+class FeatureSource:
     """A source of features in place of inputs: each sample, in each epoch, in one of so many rounds of variation."""
 
     keyed = True  # which round is drawn by the key of the epoch
     augmented = True  # its features are of augmented images already
     mapped = True  # read at once: no worker could do it sooner
 
-    def __init__(self, source: Source, trunk: Backbone, store: Store, look: Look, *, rounds: int = 0) -> None:
+    def __init__(self, source: Source, backbone: Backbone, store: Store, spec: FeatureSpec, *, rounds: int = 0) -> None:
         if not getattr(source, "told_apart", True):
             raise RecipeError(
                 "model.cache_features keeps features by what the samples are, and this data set does not say: give it "
                 "a method fingerprint() that returns a hash of its samples, or leave model.cache_features out"
             )
-        self.source, self.trunk, self.store, self.look = source, trunk, store, look
-        numbers = range(rounds) if look.augment.crop or look.augment.flip else range(0)
-        self.rounds = [Round(source, trunk, store, look, number) for number in numbers]
+        self.source, self.backbone, self.store, self.spec = source, backbone, store, spec
+        numbers = range(rounds) if spec.augment.crop or spec.augment.flip else range(0)
+        self.rounds = [FeatureTable(source, backbone, store, spec, number) for number in numbers]
 
     @cached_property
-    def plain(self) -> Features:
+    def plain(self) -> FeatureSource:
         """The same samples as they are, not varied."""
-        return Features(self.source, self.trunk, self.store, self.look) if self.rounds else self
+        return FeatureSource(self.source, self.backbone, self.store, self.spec) if self.rounds else self
 
     @cached_property
-    def _unvaried(self) -> Round:
-        return Round(self.source, self.trunk, self.store, self.look)
+    def _unvaried(self) -> FeatureTable:
+        return FeatureTable(self.source, self.backbone, self.store, self.spec)
 
     def __len__(self) -> int:
         return len(self.source)
@@ -198,7 +200,7 @@ class Features:
     def fetch(self, ids: Tensor, *, key: int | None = None) -> tuple[Inputs, Tensor]:
         among = self.rounds if self.rounds and key is not None else [self._unvaried]
         if not len(ids):  # an empty share of a batch still has the shape of a sample
-            return torch.zeros(0, *self.trunk.shape), torch.zeros(0, dtype=torch.int64)
+            return torch.zeros(0, *self.backbone.shape), torch.zeros(0, dtype=torch.int64)
         whole, places = np.divmod(ids.numpy(), SHARD)
         count = len(among[0].shards())
         if len(among) > 1 and key is not None:
@@ -215,13 +217,13 @@ class Features:
         """Return the hash of the samples themselves: features are another way to look at them."""
         return self.source.fingerprint()
 
-    def tables(self) -> list[Round]:
+    def tables(self) -> list[FeatureTable]:
         """Return what training reads."""
         return self.rounds or [self._unvaried]
 
 
 def _taken(
-    among: Sequence[Round], count: int, slots: NDArray[Any], places: NDArray[Any], start: int, stop: int
+    among: Sequence[FeatureTable], count: int, slots: NDArray[Any], places: NDArray[Any], start: int, stop: int
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return what lies at some places of one shard."""
     number, shard = divmod(int(slots[start]), count)
@@ -229,36 +231,36 @@ def _taken(
     return features.take(places[start:stop], 0), labels.take(places[start:stop], 0)
 
 
-def featured(
-    recipe: Recipe, data: DataSplits, given: Given = NOTHING_GIVEN, *, device: torch.device = CPU
+def with_cached_features(
+    recipe: Recipe, data: DataSplits, given: Components = NO_COMPONENTS, *, device: torch.device = CPU
 ) -> DataSplits:
     """Return the data as training sees them: features of the trunk, where the recipe keeps them."""
     if not recipe.model.cache_features:
         return data
-    trunk = trunk_of(recipe, data, given)
-    train = seen_through(recipe, data, data.train, trunk, rounds=recipe.model.rounds, device=device)
-    test = seen_through(recipe, data, data.test, trunk, device=device)
+    trunk = build_backbone(recipe, data, given)
+    train = through_backbone(recipe, data, data.train, trunk, rounds=recipe.model.rounds, device=device)
+    test = through_backbone(recipe, data, data.test, trunk, device=device)
     extra = data.unlabeled
     if extra is not None:
-        other = seen_through(recipe, data, extra.source, trunk, rounds=recipe.model.rounds, device=device)
+        other = through_backbone(recipe, data, extra.source, trunk, rounds=recipe.model.rounds, device=device)
         extra = UnlabeledData(extra.name, other, extra.ids)
     return replace(data, train=train, test=test, unlabeled=extra, mean=(), std=())
 
 
-def seen_through(
+def through_backbone(
     recipe: Recipe,
     data: DataSplits,
     source: Source,
-    trunk: Backbone,
+    backbone: Backbone,
     *,
     rounds: int = 0,
     device: torch.device = CPU,
     ids: Tensor | None = None,
-) -> Features:
+) -> FeatureSource:
     """Return samples as the trunk sees them, kept where the recipe says; `ids`: which of them will be asked for."""
     if ids is not None and len(ids) and int(ids.max()) + 1 < min(SHARD, len(source)):
-        source = First(source, int(ids.max()) + 1)
-    look = Look(
+        source = PrefixSource(source, int(ids.max()) + 1)
+    look = FeatureSpec(
         data.mean,
         data.std,
         recipe.train.memory_format,
@@ -268,13 +270,13 @@ def seen_through(
         device,
     )
     layout = FORMATS[recipe.train.memory_format]
-    if any(tensor.is_floating_point() and tensor.dtype != torch.float32 for tensor in trunk.state_dict().values()):
-        trunk = copy.deepcopy(trunk)  # that of members in float64 is theirs
-    trunk = trunk.to(device=device, dtype=torch.float32, memory_format=layout).eval()  # type: ignore[call-overload]
-    return Features(source, trunk, store_at(folder_of(recipe)), look, rounds=rounds)
+    if any(tensor.is_floating_point() and tensor.dtype != torch.float32 for tensor in backbone.state_dict().values()):
+        backbone = copy.deepcopy(backbone)  # that of members in float64 is theirs
+    backbone = backbone.to(device=device, dtype=torch.float32, memory_format=layout).eval()  # type: ignore[call-overload]
+    return FeatureSource(source, backbone, store_at(cache_dir(recipe)), look, rounds=rounds)
 
 
-def folder_of(recipe: Recipe) -> str:
+def cache_dir(recipe: Recipe) -> str:
     """Return where features are kept: run.features, else PLATEAUX_CACHE, else a folder of the user's."""
     usual = os.environ.get("PLATEAUX_CACHE") or Path("~/.cache/plateaux").expanduser()
     return recipe.run.features or str(Path(usual) / "features")
@@ -288,30 +290,30 @@ def prepare(
     With `ids` only what these need is made. Another process that builds the same is waited for, and what it has made is
     not made again.
     """
-    tables = [table for each in sources if isinstance(each, Features) for table in each.tables()]
+    tables = [table for each in sources if isinstance(each, FeatureSource) for table in each.tables()]
     made = 0
     for table in {table.folder: table for table in tables}.values():
         if not executor.all_reduce_max(int(bool(table.missing(ids)))):
             continue
         with ExitStack() as held:
             if is_rank_zero():
-                held.enter_context(table.store.lock(table.folder, patience=PATIENCE))
-                table.store.sweep(table.folder)  # what a killed builder left half-written
+                held.enter_context(table.store.lock(table.folder, patience=LOCK_TIMEOUT_S))
+                table.store.remove_partial(table.folder)  # what a killed builder left half-written
             executor.all_reduce_max(0)
             made += _make(table, say, ids)
             executor.all_reduce_max(0)  # nobody reads before everything is there
     return made
 
 
-def needed(recipe: Recipe, data: DataSplits) -> list[Source]:
+def training_sources(recipe: Recipe, data: DataSplits) -> list[Source]:
     """Return the sources that training reads."""
     found: list[Source] = [data.train]
-    if recipe.data.validation and isinstance(data.train, Features):
+    if recipe.data.validation and isinstance(data.train, FeatureSource):
         found.append(data.train.plain)
     return found if data.unlabeled is None else [*found, data.unlabeled.source]
 
 
-def _make(table: Round, say: Say, ids: Tensor | None) -> int:
+def _make(table: FeatureTable, say: Say, ids: Tensor | None) -> int:
     rank, ranks = rank_and_world_size()
     mine = [shard for shard in table.missing(ids) if shard % ranks == rank]
     made = 0

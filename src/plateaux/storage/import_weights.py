@@ -5,25 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from plateaux.config.builders.data import data_of
-from plateaux.config.builders.model import network
-from plateaux.config.components import NOTHING_GIVEN, Given
+from plateaux.config.builders.data import build_data
+from plateaux.config.builders.model import build_member
+from plateaux.config.components import NO_COMPONENTS, Components
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RecipeError
 from plateaux.core.types import TensorTree
 from plateaux.data.sources import describe_data
 from plateaux.models.surgery import load_weights
-from plateaux.storage.run import Progress, Run
+from plateaux.storage.run import MemberProgress, Run
 
 
-def adopt(out: str | Path, recipe: Recipe, files: Sequence[str], *, given: Given = NOTHING_GIVEN) -> Run:
+def import_weights(out: str | Path, recipe: Recipe, files: Sequence[str], *, given: Components = NO_COMPONENTS) -> Run:
     """Make a run of weight files, `FILE` or `FILE:prefix` each; every one is checked against its model first."""
     if len(files) != recipe.members:
         raise RecipeError(f"{len(files)} weight files for {recipe.members} members: give one for each")
-    data = data_of(recipe, given)
+    data = build_data(recipe, given)
     modules = []
     for number, given_file in enumerate(files):
-        module = network(recipe, data, number, given)
+        module = build_member(recipe, data, number, given)
         file, prefix = split_file(given_file)
         load_weights(module, file, prefix)
         modules.append(module)
@@ -37,7 +37,7 @@ def keep_weights(run: Run, trees: Sequence[TensorTree], words: Sequence[str]) ->
     for number, (tree, origin) in enumerate(zip(trees, words, strict=True)):
         with run.lock(number):
             name = run.put_weights(number, tree, epoch=0)
-            done = Progress(epoch=run.recipe.train.epochs, finished=True, weights=name, weights_from=origin)
+            done = MemberProgress(epoch=run.recipe.train.epochs, finished=True, weights=name, weights_source=origin)
             run.commit(number, done)
 
 

@@ -19,16 +19,16 @@ from typing import Any
 from uuid import uuid4
 
 from plateaux.core.errors import RunError, StorageError
-from plateaux.storage.remote import Bucket
+from plateaux.storage.remote import RemoteFS
 
-LENGTH = 30.0  # seconds that a lease is good for
-SLACK = 5.0  # seconds by which clocks may differ
+LEASE_S = 30.0  # seconds that a lease is good for
+CLOCK_SLACK_S = 5.0  # seconds by which clocks may differ
 
 
 class Lease:
     """One owner's lease on a name."""
 
-    def __init__(self, bucket: Bucket, name: str) -> None:
+    def __init__(self, bucket: RemoteFS, name: str) -> None:
         self._bucket, self.prefix, self._object = bucket, f"{name}/", f"{name}/.lease"
         self._owner = uuid4().hex
         self._good_until = 0.0  # by this process's own clock
@@ -63,7 +63,7 @@ class Lease:
         while True:
             begun = time.monotonic()
             if self._bucket.create(self._object, self._words()) or self._take_over():
-                self._good_until = begun + LENGTH
+                self._good_until = begun + LEASE_S
                 return
             if time.monotonic() > until:
                 raise RunError(self._refusal())
@@ -73,19 +73,19 @@ class Lease:
         """Replace a lease whose owner is gone; one of our own, put by a request whose answer was lost, is ours."""
         try:
             tag = self._bucket.tag(self._object) if self._bucket.swaps else ""
-            found = owner_of(self._bucket, self._object)
+            found = read_owner(self._bucket, self._object)
         except FileNotFoundError:
             return False
         if found is not None and found["owner"] == self._owner:
             return True
-        return self._bucket.swaps and not alive(found) and self._bucket.swap(self._object, self._words(), tag)
+        return self._bucket.swaps and not is_held(found) and self._bucket.swap(self._object, self._words(), tag)
 
     def _renew(self) -> None:
-        while not self._done.wait(LENGTH / 3):
+        while not self._done.wait(LEASE_S / 3):
             begun = time.monotonic()
             try:
                 tag = self._bucket.tag(self._object) if self._bucket.swaps else ""  # first: it is of what is read next
-                found = owner_of(self._bucket, self._object)
+                found = read_owner(self._bucket, self._object)
                 if found is None or found["owner"] != self._owner:
                     self._lost = True
                     return
@@ -93,7 +93,7 @@ class Lease:
                     self._bucket.write(self._object, self._words())
                 elif not self._bucket.swap(self._object, self._words(), tag):
                     continue  # somebody was faster, or our own request was answered late: look again
-                self._good_until = begun + LENGTH
+                self._good_until = begun + LEASE_S
             except FileNotFoundError:
                 self._lost = True
                 return
@@ -101,12 +101,12 @@ class Lease:
                 continue  # until it is too late, which `check` knows
 
     def _words(self) -> bytes:
-        facts = {"owner": self._owner, "until": time.time() + LENGTH, **_process(os.getpid())}
+        facts = {"owner": self._owner, "until": time.time() + LEASE_S, **_process(os.getpid())}
         return json.dumps(facts).encode()
 
     def _refusal(self) -> str:
         with suppress(FileNotFoundError):
-            found = owner_of(self._bucket, self._object) or {}
+            found = read_owner(self._bucket, self._object) or {}
             who = f"process {found.get('pid')} on {found.get('host')}"
             rest = (
                 "wait for it, or stop it and run this again"
@@ -117,7 +117,7 @@ class Lease:
         return f"{self._bucket.address}/{self.prefix} is in the hands of another process; run this again"
 
 
-def owner_of(bucket: Bucket, name: str) -> dict[str, Any] | None:
+def read_owner(bucket: RemoteFS, name: str) -> dict[str, Any] | None:
     """Return what a lease says; None: nothing that can be understood."""
     try:
         found = json.loads(bucket.read(name))
@@ -126,9 +126,9 @@ def owner_of(bucket: Bucket, name: str) -> dict[str, Any] | None:
         return None
 
 
-def alive(found: dict[str, Any] | None) -> bool:
+def is_held(found: dict[str, Any] | None) -> bool:
     """Say whether a lease is good: not expired, and its owner not known to be dead."""
-    if found is None or time.time() > float(found["until"]) + SLACK:
+    if found is None or time.time() > float(found["until"]) + CLOCK_SLACK_S:
         return False
     here = _process(int(found.get("pid", 0)))
     return bool(here["host"] != found.get("host") or here["started"] == found.get("started"))

@@ -17,8 +17,8 @@ from typing import TypeVar
 from plateaux.core.errors import RecipeError, StorageError
 
 URL = re.compile(r"^([a-z][a-z0-9+.-]+):/{1,3}([^/].*)$")  # one slash is what a Path leaves of two
-TRIES = 6  # of one request, on top of what the store's own client tries
-FIRST_WAIT = 0.1  # seconds; doubled each time
+MAX_TRIES = 6  # of one request, on top of what the store's own client tries
+FIRST_WAIT_S = 0.1  # seconds; doubled each time
 PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "abfs": "adlfs", "az": "adlfs"}
 FINAL = (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError)
 
@@ -34,7 +34,7 @@ class Address(str):
         return Address(f"{self}/{name}")
 
 
-def address_of(root: str | Path) -> Address | None:
+def parse_address(root: str | Path) -> Address | None:
     """Return the address that `root` is, or None: a path on this machine."""
     found = URL.match(str(root))
     if found is None:
@@ -46,7 +46,7 @@ def address_of(root: str | Path) -> Address | None:
     return Address(f"{found[1]}://{found[2].rstrip('/')}")
 
 
-class Bucket:
+class RemoteFS:
     """Objects under one address."""
 
     def __init__(self, address: Address) -> None:
@@ -127,7 +127,7 @@ class Bucket:
 
     def _again(self, verb: str, name: str, call: Callable[[str], Found]) -> Found:
         """Make a request until it is answered; what no repetition mends is raised at once."""
-        path, left = f"{self._root}/{name}".rstrip("/"), TRIES
+        path, left = f"{self._root}/{name}".rstrip("/"), MAX_TRIES
         while True:
             left -= 1
             try:
@@ -139,7 +139,7 @@ class Bucket:
                     raise FileExistsError(f"{self.address}/{name}") from None
                 if not left:
                     raise StorageError(f"Cannot {verb} {self.address}/{name}: {problem}") from problem
-            time.sleep(FIRST_WAIT * 2 ** (TRIES - 1 - left))
+            time.sleep(FIRST_WAIT_S * 2 ** (MAX_TRIES - 1 - left))
 
 
 def _refused(problem: BaseException) -> bool:

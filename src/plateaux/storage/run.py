@@ -19,32 +19,34 @@ from typing import Any
 
 import torch
 
-from plateaux.config.recipe import Recipe, difference, fingerprint
+from plateaux.config.recipe import Recipe, diff, fingerprint
 from plateaux.core.errors import RunError, StorageError
 from plateaux.core.types import TensorTree
-from plateaux.storage.store import PATIENCE, Store, store_at
+from plateaux.storage.store import LOCK_TIMEOUT_S, Store, store_at
 
 FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class MemberProgress:
     """Where one member stands."""
 
     epoch: int = 0  # completed epochs
     step: int = 0  # completed steps of the epoch under way
     finished: bool = False
-    states: tuple[tuple[int, int, str], ...] = ()  # (epoch, step, object), newest last
-    parts: tuple[str, ...] = ()  # the log, in order
+    checkpoints: tuple[tuple[int, int, str], ...] = ()  # (epoch, step, object), newest last
+    log_parts: tuple[str, ...] = ()  # the log, in order
     weights: str | None = None  # the object with the weights to use
-    weights_from: str = ""  # which weights these are, in words
-    spare: str | None = None  # the weights to use that an older state still names
+    weights_source: str = ""  # which weights these are, in words
+    previous_weights: str | None = None  # the weights to use that an older state still names
     best: float | None = None
     best_epoch: int | None = None
-    stale: int = 0  # validations since the best one
-    why: str = ""  # why it ended, where that was not the last epoch
+    epochs_since_best: int = 0  # validations since the best one
+    stop_reason: str = ""  # why it ended, where that was not the last epoch
     seconds: float = 0.0  # of its jobs, over all attempts; of members that step side by side, each has its share
-    met: str | None = None  # the state at the first meeting: another run of the same span may begin with it
+    partition_checkpoint: str | None = (
+        None  # the state at the first meeting: another run of the same span may begin with it
+    )
 
     @property
     def position(self) -> tuple[int, int]:
@@ -57,7 +59,7 @@ class Run:
 
     store: Store
     recipe: Recipe
-    about: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def open(cls, root: str | Path) -> Run:
@@ -84,21 +86,21 @@ class Run:
         store = store_at(root)
         if store.has("run.json"):
             old = cls.open(root)
-            changes = difference(old.recipe.determining(), recipe.determining())
+            changes = diff(old.recipe.identity(), recipe.identity())
             if changes:
                 raise RunError(
                     f"{root} belongs to another recipe. What differs (there -> here):\n  "
                     + "\n  ".join(changes)
                     + "\nChoose another --out, or put the recipe back"
                 )
-            other = difference(old.about.get("data", {}), about.get("data", {}))
-            if other and "data" in old.about:
+            other = diff(old.metadata.get("data", {}), about.get("data", {}))
+            if other and "data" in old.metadata:
                 raise RunError(
                     f"{root} was trained on other data. What differs (there -> here):\n  "
                     + "\n  ".join(other)
                     + "\nPut the data back, or choose another --out"
                 )
-            about = {**about, **old.about}
+            about = {**about, **old.metadata}
         run = cls(store, recipe, {"format": FORMAT, **about})
         run._write()
         return run
@@ -107,43 +109,43 @@ class Run:
         self.store.put("recipe.toml", self.recipe.to_toml().encode())
         self.store.put_json("environment.json", environment())
         names = {str(i): self.member_name(i) for i in range(self.recipe.members)}
-        self.store.put_json("run.json", {**self.about, "members": names})
+        self.store.put_json("run.json", {**self.metadata, "members": names})
 
-    def with_about(self, **facts: Any) -> Run:
+    def with_metadata(self, **facts: Any) -> Run:
         """Return the run with more facts recorded: what the machine chose is chosen once."""
-        run = replace(self, about={**self.about, **facts})
+        run = replace(self, metadata={**self.metadata, **facts})
         run._write()
         return run
 
-    def as_trained(self) -> Recipe:
+    def resolved_recipe(self) -> Recipe:
         """Return the recipe with what the machine chose once for the life of the run."""
-        chosen = self.about.get("chosen", {})
+        chosen = self.metadata.get("chosen", {})
         wanted = {name: chosen[name] for name in ("precision", "memory_format") if name in chosen}
-        return self.recipe.changed(train=wanted) if wanted else self.recipe
+        return self.recipe.replaced(train=wanted) if wanted else self.recipe
 
     def member_name(self, number: int) -> str:
         """Return the hash of all that determines a member."""
-        return fingerprint({"recipe": self.recipe.determining(), "member": number, "torch": torch.__version__})
+        return fingerprint({"recipe": self.recipe.identity(), "member": number, "torch": torch.__version__})
 
-    def progress(self, number: int) -> Progress:
+    def progress(self, number: int) -> MemberProgress:
         """Return where a member stands."""
         name = f"members/{number}/progress.json"
         if not self.store.has(name):
-            return Progress()
+            return MemberProgress()
         found = self.store.get_json(name)
         try:
-            states = tuple((int(epoch), int(step), str(state)) for epoch, step, state in found["states"])
-            return Progress(**{**found, "states": states, "parts": tuple(found["parts"])})
+            states = tuple((int(epoch), int(step), str(state)) for epoch, step, state in found["checkpoints"])
+            return MemberProgress(**{**found, "checkpoints": states, "log_parts": tuple(found["log_parts"])})
         except (TypeError, KeyError, ValueError):
             raise StorageError(
                 f"{self.store.root / name} does not say where a member stands; restore it, or delete its folder to "
                 "train that member again"
             ) from None
 
-    def all_progress(self) -> list[Progress]:
+    def all_progress(self) -> list[MemberProgress]:
         return [self.progress(number) for number in range(self.recipe.members)]
 
-    def present(self) -> list[int]:
+    def trained_members(self) -> list[int]:
         """Return the members that have a part in the run: not those that a meeting went ahead without."""
         summaries = [name for name in self.store.names("notes") if name.endswith("/summary.json")]
         absent = {number for name in summaries for number in self.store.get_json(name).get("without", ())}
@@ -151,26 +153,26 @@ class Run:
 
     def lock(self, number: int, *, patience: float = 0.0) -> AbstractContextManager[None]:
         """Keep every other process off a member; wait for one that is just leaving, longer if `patience` says so."""
-        return self.store.lock(f"members/{number}", patience=max(patience, PATIENCE))
+        return self.store.lock(f"members/{number}", patience=max(patience, LOCK_TIMEOUT_S))
 
     def held(self, number: int) -> bool:
         """Say whether a process is at work on a member."""
         return self.store.held(f"members/{number}")
 
-    def commit(self, number: int, progress: Progress) -> None:
+    def commit(self, number: int, progress: MemberProgress) -> None:
         """Make `progress` true, then delete what it no longer names."""
         self.store.put_json(f"members/{number}/progress.json", asdict(progress))
         self.clear(number, progress)
 
-    def clear(self, number: int, progress: Progress) -> None:
+    def clear(self, number: int, progress: MemberProgress) -> None:
         """Delete what a member's progress does not name."""
-        named = {progress.weights, progress.spare, progress.met}
-        keep = {name for *_, name in progress.states} | set(progress.parts) | named
+        named = {progress.weights, progress.previous_weights, progress.partition_checkpoint}
+        keep = {name for *_, name in progress.checkpoints} | set(progress.log_parts) | named
         for name in self.store.names(f"members/{number}"):
             if name not in keep and not name.endswith("progress.json"):
                 self.store.delete(name)
 
-    def put_state(self, number: int, progress: Progress, state: Mapping[str, Any]) -> str:
+    def put_state(self, number: int, progress: MemberProgress, state: Mapping[str, Any]) -> str:
         """Write a resume state and return its name."""
         name = f"members/{number}/resume-{progress.epoch}-{progress.step}.pt"
         self.store.put_state(name, state)
@@ -182,7 +184,7 @@ class Run:
         self.store.put_tensors(name, weights, {"format": "pt", "plateaux": "member", "epoch": str(epoch)})
         return name
 
-    def put_log(self, number: int, progress: Progress, lines: Sequence[Mapping[str, Any]]) -> str:
+    def put_log(self, number: int, progress: MemberProgress, lines: Sequence[Mapping[str, Any]]) -> str:
         """Write one part of a member's log and return its name."""
         name = f"members/{number}/log/{progress.epoch:05d}-{progress.step:07d}.jsonl"
         self.store.put(name, "".join(json.dumps(line) + "\n" for line in lines).encode())
@@ -190,7 +192,7 @@ class Run:
 
     def log(self, number: int) -> list[dict[str, Any]]:
         """Return every line a member logged, in order."""
-        parts = [self.store.get(part).decode() for part in self.progress(number).parts]
+        parts = [self.store.get(part).decode() for part in self.progress(number).log_parts]
         return [json.loads(line) for part in parts for line in part.splitlines()]
 
     def weights(self, number: int) -> TensorTree:
@@ -242,13 +244,13 @@ def environment() -> dict[str, Any]:
     }
 
 
-def scores_name(epoch: int, member: int) -> str:
+def sharpness_path(epoch: int, member: int) -> str:
     return f"scores/{epoch}/{member}.safetensors"
 
 
-def notes_name(epoch: int, member: int) -> str:
+def sam_set_path(epoch: int, member: int) -> str:
     return f"notes/{epoch}/{member}.safetensors"
 
 
-def summary_name(epoch: int) -> str:
+def partition_summary_path(epoch: int) -> str:
     return f"notes/{epoch}/summary.json"

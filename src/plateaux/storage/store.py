@@ -31,14 +31,16 @@ from torch import Tensor
 
 from plateaux.core.errors import RunError, StorageError
 from plateaux.core.types import TensorTree
-from plateaux.storage.lease import Lease, alive, owner_of
-from plateaux.storage.remote import Address, Bucket, address_of
-from plateaux.storage.tensor_file import array_facts, array_header, save_in_order
+from plateaux.storage.lease import Lease, is_held, read_owner
+from plateaux.storage.remote import Address, RemoteFS, parse_address
+from plateaux.storage.tensor_file import array_header, read_array_header, save_in_order
 
 PART = ".part-"  # names of files still being written
 SCRATCH = ".scratch-"  # names of folders that nobody needs afterwards
 FULL = (errno.ENOSPC, errno.EDQUOT)
-PATIENCE = 1.0  # seconds to wait for a lock: who only looks holds it for a moment, who was killed for a little longer
+LOCK_TIMEOUT_S = (
+    1.0  # seconds to wait for a lock: who only looks holds it for a moment, who was killed for a little longer
+)
 
 
 class Store:
@@ -101,7 +103,7 @@ class Store:
         """Return the bytes of all objects below `prefix`."""
         return sum(self._path(name).stat().st_size for name in self.names(prefix))
 
-    def sweep(self, prefix: str) -> None:
+    def remove_partial(self, prefix: str) -> None:
         """Remove what a killed writer left half-written below `prefix`."""
         for path in self._path(prefix).rglob(f"{PART}*"):
             self.delete(path.relative_to(self._folder).as_posix())
@@ -175,7 +177,7 @@ class Store:
             raise self._explain("read", name, problem) from None
         with file:
             try:
-                about, kind, length = array_facts(file)
+                about, kind, length = read_array_header(file)
             except OSError as problem:
                 raise self._explain("read", name, problem) from None
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
@@ -198,7 +200,7 @@ class Store:
             ) from None
 
     @contextmanager
-    def lock(self, name: str, *, patience: float = PATIENCE) -> Iterator[None]:
+    def lock(self, name: str, *, patience: float = LOCK_TIMEOUT_S) -> Iterator[None]:
         """Hold `name` alone; the kernel lets go when the process ends, however it ends."""
         path = self._path(f"{name}/.lock")
         try:
@@ -265,7 +267,7 @@ class RemoteStore(Store):
 
     def __init__(self, address: Address) -> None:
         self.root = address
-        self._bucket = Bucket(address)
+        self._bucket = RemoteFS(address)
         self._leases: list[Lease] = []
         self._room = tempfile.TemporaryDirectory(prefix="plateaux-")  # what is read by parts, or being written
         self._folder = Path(self._room.name)
@@ -316,11 +318,11 @@ class RemoteStore(Store):
         with self._explained("delete", name):
             self._bucket.remove(_checked(name))
 
-    def sweep(self, prefix: str) -> None:
+    def remove_partial(self, prefix: str) -> None:
         """Do nothing: an object appears whole, and what was being sent when its writer was killed is no object."""
 
     @contextmanager
-    def lock(self, name: str, *, patience: float = PATIENCE) -> Iterator[None]:
+    def lock(self, name: str, *, patience: float = LOCK_TIMEOUT_S) -> Iterator[None]:
         with Lease(self._bucket, _checked(name)).held(patience) as lease:
             self._leases.append(lease)
             try:
@@ -330,7 +332,7 @@ class RemoteStore(Store):
 
     def held(self, name: str) -> bool:
         try:
-            return alive(owner_of(self._bucket, f"{_checked(name)}/.lease"))
+            return is_held(read_owner(self._bucket, f"{_checked(name)}/.lease"))
         except FileNotFoundError:
             return False
 
@@ -356,7 +358,7 @@ class RemoteStore(Store):
 
 def store_at(root: str | Path) -> Store:
     """Return the store at a path, or at an address such as s3://bucket/runs/demo."""
-    address = address_of(root)
+    address = parse_address(root)
     return Store(root) if address is None else RemoteStore(address)
 
 
@@ -389,10 +391,10 @@ def _locked(file: IO[str], until: float) -> bool:
             time.sleep(0.05)
 
 
-def _let_go() -> None:
+def _release_all() -> None:
     """Close a forked child's copies of the locks: a loader's workers outlive their killed parent by seconds."""
     for file in list(_held):
         file.close()
 
 
-os.register_at_fork(after_in_child=_let_go)
+os.register_at_fork(after_in_child=_release_all)

@@ -43,7 +43,7 @@ def array_header(kind: np.dtype[Any], length: int, about: Mapping[str, str]) -> 
     return len(text).to_bytes(8, "little") + text
 
 
-def array_facts(file: IO[bytes]) -> tuple[dict[str, str], np.dtype[Any], int]:
+def read_array_header(file: IO[bytes]) -> tuple[dict[str, str], np.dtype[Any], int]:
     """Read the header of a safetensors file with one tensor of one axis, and believe nothing in it."""
     whole = os.fstat(file.fileno()).st_size
     size = int.from_bytes(file.read(8), "little")

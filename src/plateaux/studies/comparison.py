@@ -12,7 +12,7 @@ from plateaux.core.formatting import format_with_stderr
 from plateaux.core.stats.intervals import Cost, CostPoint, Interval, at_equal_cost, paired_t_interval, t_interval
 from plateaux.core.text_table import Grid
 from plateaux.core.types import Estimate
-from plateaux.evaluation.row_names import MEAN_OF_PAIRS, MEAN_PROBABILITY, MEMBERS_MEAN, TOGETHER, cell
+from plateaux.evaluation.row_names import MEAN_OF_PAIRS, MEAN_PROBABILITY, MEMBERS_MEAN, TOGETHER, row_name
 from plateaux.studies.results import TRAINING, Finding
 
 MAIN = (MEAN_PROBABILITY, TOGETHER, MEAN_OF_PAIRS, MEMBERS_MEAN, "member 0")
@@ -44,7 +44,7 @@ class Comparison:
             rows.setdefault((measure, on), []).append(row)
         found: list[Column] = []
         for (measure, on), there in rows.items():
-            names = [*MAIN, *(cell(row, SUMMED) for row in MAIN)]
+            names = [*MAIN, *(row_name(row, SUMMED) for row in MAIN)]
             main = next((row for row in names if row in there), None)
             if main is not None and not re.search(r" [1-5]$", on):  # of single corruptions their sum is shown
                 found.append((measure, on, main))

@@ -6,18 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from plateaux.config.builders.data import data_of, split_of
-from plateaux.config.builders.training import method_of
-from plateaux.config.components import NOTHING_GIVEN, Given
+from plateaux.config.builders.data import build_data, train_val_split
+from plateaux.config.builders.training import build_method
+from plateaux.config.components import NO_COMPONENTS, Components
 from plateaux.config.recipe import Recipe, fingerprint
 from plateaux.core import registry
 from plateaux.core.errors import PlateauxError
 from plateaux.core.runtime import num_cores
 from plateaux.data.sources import DataSplits, describe_data
 from plateaux.evaluation.row_names import MEMBERS_MEAN
-from plateaux.evaluation.splits import targets
+from plateaux.evaluation.splits import eval_splits
 from plateaux.loss_landscape.probe import probes_named
-from plateaux.storage.run import Progress, Run
+from plateaux.storage.run import MemberProgress, Run
 from plateaux.storage.store import Store
 from plateaux.studies.planning import Task
 from plateaux.studies.runner import Conduct
@@ -66,11 +66,11 @@ class Reckoning:
         if not missing:
             return Reckoned(task.folder, words, "done", recipe.members, recipe.train.epochs, 0.0, 0.0, 0.0)
         standing = self._standing(task)
-        begun = any(each != Progress() for each in standing)
+        begun = any(each != MemberProgress() for each in standing)
         start = 0 if begun else self._span(task)
         passes = sum(self._left(recipe, number, each, start) for number, each in enumerate(standing))
         measuring = recipe.members * measuring_of(self.conduct.study, recipe, self._data(recipe), self.conduct.given)
-        samples = len(split_of(recipe, self._data(recipe))[0])
+        samples = len(train_val_split(recipe, self._data(recipe))[0])
         at_once = min(self.conduct.trained(task).executor.processes, recipe.members, num_cores())
         seconds = (passes * samples / at_once + measuring) / self._pace(recipe, samples)
         state: Literal["begun", "missing"] = "begun" if begun else "missing"
@@ -80,17 +80,17 @@ class Reckoning:
     def _wanted(self, task: Task) -> bool:
         return any(plan.run in self.conduct.wanted for plan in task.planned)
 
-    def _left(self, recipe: Recipe, number: int, progress: Progress, start: int) -> float:
+    def _left(self, recipe: Recipe, number: int, progress: MemberProgress, start: int) -> float:
         if progress.finished:
             return 0.0
         given = self.conduct.given
         before = passes_of(recipe, number, epochs=max(progress.epoch, start), given=given)
         return passes_of(recipe, number, given=given) - before
 
-    def _standing(self, task: Task) -> list[Progress]:
+    def _standing(self, task: Task) -> list[MemberProgress]:
         root = self.conduct.root / "runs" / task.folder
         if not Store(root).has("run.json"):
-            return [Progress()] * task.recipe.members
+            return [MemberProgress()] * task.recipe.members
         run = Run.open(root)
         return [run.progress(number) for number in range(task.recipe.members)]
 
@@ -99,14 +99,14 @@ class Reckoning:
         lender = next((each for each in self.conduct.tasks if each.folder == task.span), None)
         if lender is None:
             return 0
-        rendezvous = method_of(lender.recipe, 0, self.conduct.given).partition
+        rendezvous = build_method(lender.recipe, 0, self.conduct.given).partition
         assert rendezvous is not None
         return rendezvous.after[0]
 
     def _data(self, recipe: Recipe) -> DataSplits:
         name = fingerprint(recipe.to_dict()["data"])
         if name not in self.data:
-            self.data[name] = data_of(recipe, self.conduct.given)
+            self.data[name] = build_data(recipe, self.conduct.given)
         return self.data[name]
 
     def _pace(self, recipe: Recipe, samples: int) -> float:
@@ -137,17 +137,17 @@ class Reckoning:
         return max(found)
 
 
-def measuring_of(study: Study, recipe: Recipe, data: DataSplits, given: Given = NOTHING_GIVEN) -> float:
+def measuring_of(study: Study, recipe: Recipe, data: DataSplits, given: Components = NO_COMPONENTS) -> float:
     """Return how many samples' passes it takes to measure one member; making corrupted images is not counted."""
     asked, looked = study.measure, study.landscape
     words = [*(asked.on if asked.measures else ()), *asked.corruptions]
     found = 0.0
-    for target in targets(recipe, describe_data(data), words):
-        there = len(data.train) if target.of in ("train", "validation") else len(data.test)
-        found += FORWARD * min(target.first or there, there)
+    for target in eval_splits(recipe, describe_data(data), words):
+        there = len(data.train) if target.family in ("train", "validation") else len(data.test)
+        found += FORWARD * min(target.limit or there, there)
     for name in (name for words in asked.ood for name in words.partition("=")[2].split(",") if name):
         found += FORWARD * _elsewhere(name, len(data.test))
-    probes = probes_named(looked.probes, allow=given.allow)
+    probes = probes_named(looked.probes, allow=given.trust)
     return found + sum(probe.passes(looked.samples or probe.samples) for probe in probes.values())
 
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from plateaux.config.builders.training import method_of
-from plateaux.config.components import NOTHING_GIVEN, Given
+from plateaux.config.builders.training import build_method
+from plateaux.config.components import NO_COMPONENTS, Components
 from plateaux.config.recipe import Recipe, fingerprint
 from plateaux.config.schema import fields
 from plateaux.core import registry
@@ -46,18 +46,18 @@ class Task:
     lends: bool = False  # others begin from this one
 
 
-def planned(study: Study, given: Given = NOTHING_GIVEN) -> list[Planned]:
+def planned(study: Study, given: Components = NO_COMPONENTS) -> list[Planned]:
     """Return the whole grid: one repetition of everything before the second."""
     found: list[Planned] = []
     whole = [(condition, _filled_in(recipe, given)) for condition, recipe in study.conditions()]
     for repetition in range(study.repetitions):
         for condition, recipe in whole:
-            seeded = recipe.changed(seed=derive_seed(study.seed, repetition))
+            seeded = recipe.replaced(seed=derive_seed(study.seed, repetition))
             found.append(Planned(condition, repetition, seeded, folder_of(seeded, given)))
     return found
 
 
-def tasks(plans: Sequence[Planned], given: Given = NOTHING_GIVEN) -> list[Task]:
+def tasks(plans: Sequence[Planned], given: Components = NO_COMPONENTS) -> list[Task]:
     """Return the runs that serve these conditions, each once, those that others begin from before the others."""
     served: dict[str, list[Planned]] = {}
     for each in plans:
@@ -71,21 +71,21 @@ def tasks(plans: Sequence[Planned], given: Given = NOTHING_GIVEN) -> list[Task]:
     return sorted(found, key=lambda task: (min(p.repetition for p in task.planned), task.span is not None))
 
 
-def folder_of(recipe: Recipe, given: Given = NOTHING_GIVEN) -> str:
+def folder_of(recipe: Recipe, given: Components = NO_COMPONENTS) -> str:
     """Return the hash of all that determines a run's members; their number, where they see each other or meet."""
-    method = method_of(recipe, 0, given)
+    method = build_method(recipe, 0, given)
     alone = not method.is_joint and method.partition is None
-    return fingerprint({"recipe": recipe.determining(), "members": None if alone else recipe.members})
+    return fingerprint({"recipe": recipe.identity(), "members": None if alone else recipe.members})
 
 
-def _filled_in(recipe: Recipe, given: Given) -> Recipe:
+def _filled_in(recipe: Recipe, given: Components) -> Recipe:
     """Return a recipe with the defaults of its method written out, so that what is the same has one name."""
-    factory = registry.method.get(recipe.method.name, allow=given.allow)
+    factory = registry.method.get(recipe.method.name, allow=given.trust)
     usual = {name: default for name, (_, default) in fields(factory).items() if default is not ...}
-    return recipe.changed(method={**usual, **recipe.method.options})
+    return recipe.replaced(method={**usual, **recipe.method.options})
 
 
-def _lenders(recipes: Mapping[str, Recipe], given: Given) -> dict[str, str]:
+def _lenders(recipes: Mapping[str, Recipe], given: Components) -> dict[str, str]:
     """Return from which run each begins: of those that train the same until a meeting, the one that meets first."""
     groups: dict[str, list[str]] = {}
     for folder, recipe in recipes.items():
@@ -94,8 +94,8 @@ def _lenders(recipes: Mapping[str, Recipe], given: Given) -> dict[str, str]:
     return {folder: lender for group in groups.values() for folder, lender in _begin(group, recipes, given)}
 
 
-def _begin(group: Sequence[str], recipes: Mapping[str, Recipe], given: Given) -> Iterator[tuple[str, str]]:
-    meets = {folder: method_of(recipes[folder], 0, given).partition for folder in group}
+def _begin(group: Sequence[str], recipes: Mapping[str, Recipe], given: Components) -> Iterator[tuple[str, str]]:
+    meets = {folder: build_method(recipes[folder], 0, given).partition for folder in group}
     first = {folder: each.after[0] for folder, each in meets.items() if each is not None and each.after[0] > 0}
     if first:
         lender = min(first, key=lambda folder: first[folder])

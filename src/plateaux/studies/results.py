@@ -9,11 +9,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from plateaux.config.components import NOTHING_GIVEN, Given
+from plateaux.config.components import NO_COMPONENTS, Components
 from plateaux.core.errors import PlateauxError, RunError
 from plateaux.core.types import Estimate
-from plateaux.evaluation.metric_specs import measures_named
-from plateaux.evaluation.results import Measurement
+from plateaux.evaluation.metric_specs import get_metrics
+from plateaux.evaluation.results import MetricResult
 from plateaux.evaluation.robustness import robustness
 from plateaux.evaluation.row_names import MEMBERS_MEAN
 from plateaux.storage.run import Run
@@ -80,12 +80,12 @@ def read_results(path: str | Path) -> dict[str, Any]:
     return found
 
 
-def stored(found: Measurement) -> dict[str, Any]:
+def stored(found: MetricResult) -> dict[str, Any]:
     """Return a measurement as a study keeps it."""
     return {**found.to_dict(), "percent": found.percent}
 
 
-def costs_of(run: Run, members: int | None = None, given: Given = NOTHING_GIVEN) -> dict[str, dict[str, float]]:
+def costs_of(run: Run, members: int | None = None, given: Components = NO_COMPONENTS) -> dict[str, dict[str, float]]:
     """Return what the members of a run, or the first so many, have cost, by row."""
     try:
         each = {f"member {number}": spent(run, number, given) for number in range(members or run.recipe.members)}
@@ -116,24 +116,24 @@ def _findings(
             yield Finding(run, condition, repetition, by, TRAINING, row, cost[by], None, None, "lower", False)
 
 
-def _kept(run: Run) -> list[Measurement]:
+def _kept(run: Run) -> list[MetricResult]:
     """Return the measurements in a run folder that are about its members' weights, one for each question.
 
     Where several answer, that of most members counts, then one under the usual conditions, then of most samples.
     """
     now = _hashes(run)
-    best: dict[tuple[str, str], Measurement] = {}
+    best: dict[tuple[str, str], MetricResult] = {}
     for name in run.store.names("measures"):
         found = _measurement(run.store.get_json(name))
         if any(now.get(member, hash_) != hash_ for member, hash_ in found.hashes.items()):
             continue
-        key = found.measure, found.on
+        key = found.metric, found.split
         if key not in best or _weight(found) > _weight(best[key]):
             best[key] = found
     return list(best.values())
 
 
-def _weight(found: Measurement) -> tuple[int, bool, int]:
+def _weight(found: MetricResult) -> tuple[int, bool, int]:
     varied = found.data.get("augmentation", "none") != "none"
     usual = found.data.get("batchnorm") != "train" and not found.data.get("unit_logits") and not varied
     return len(found.hashes), usual, int(found.data.get("samples", 0))
@@ -145,14 +145,14 @@ def _hashes(run: Run) -> dict[str, str]:
     return {f"member {number}": run.weights_hash(number) for number in there}
 
 
-def _measurement(tree: Mapping[str, Any]) -> Measurement:
+def _measurement(tree: Mapping[str, Any]) -> MetricResult:
     nan = float("nan")
     rows = {
         row: Estimate(nan if each["value"] is None else each["value"], each["error"], each.get("draws"))
         for row, each in tree["rows"].items()
     }
     facts = (tree["better"], tree["weights"], tree["data"], tree["hashes"], tree["asks"])
-    return Measurement(
+    return MetricResult(
         tree["measure"], tree["on"], rows, *facts, _in_percent(tree["measure"]), tree.get("convention", "")
     )
 
@@ -161,6 +161,6 @@ def _measurement(tree: Mapping[str, Any]) -> Measurement:
 def _in_percent(measure: str) -> bool:
     """Say whether a measure is shown in percent, by its name."""
     try:
-        return measures_named([measure.removesuffix(" by size")])[measure.removesuffix(" by size")].percent
+        return get_metrics([measure.removesuffix(" by size")])[measure.removesuffix(" by size")].percent
     except (PlateauxError, KeyError):  # a probe, a sum of others, or a measure from outside
         return False

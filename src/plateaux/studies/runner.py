@@ -18,19 +18,19 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from plateaux.config.builders.data import data_of
-from plateaux.config.components import NOTHING_GIVEN, Given
+from plateaux.config.builders.data import build_data
+from plateaux.config.components import NO_COMPONENTS, Components
 from plateaux.config.recipe import Recipe, fingerprint
 from plateaux.core.callbacks import Tell
 from plateaux.core.errors import DivergedError, RunError
 from plateaux.core.formatting import format_duration
 from plateaux.data.sources import describe_data
 from plateaux.evaluation.evaluate import evaluate
-from plateaux.evaluation.metric_specs import measures_named
-from plateaux.evaluation.ood import detect, suites_named
-from plateaux.evaluation.results import Measurement
+from plateaux.evaluation.metric_specs import get_metrics
+from plateaux.evaluation.ood import detect_ood, parse_ood_suites
+from plateaux.evaluation.results import MetricResult
 from plateaux.evaluation.robustness import robustness
-from plateaux.evaluation.splits import elsewhere, one_target, targets
+from plateaux.evaluation.splits import eval_split, eval_splits, ood_split
 from plateaux.loss_landscape.probe import probes_named
 from plateaux.loss_landscape.run_probes import landscape
 from plateaux.storage.run import Run, environment
@@ -55,7 +55,7 @@ class Conduct:
         study: Study,
         root: str | Path,
         *,
-        given: Given = NOTHING_GIVEN,
+        given: Components = NO_COMPONENTS,
         only: str = "*",
         executor: Mapping[str, Any] | None = None,
         tell: Tell = lambda _: None,
@@ -96,20 +96,20 @@ class Conduct:
         for task in self.tasks:
             check(self.trained(task), self.given)
         wanted = (*self.study.measure.measures, *self.study.measure.under_corruption)
-        measures_named(wanted, allow=self.given.allow)
-        probes_named(self.study.landscape.probes, allow=self.given.allow)
+        get_metrics(wanted, trust=self.given.trust)
+        probes_named(self.study.landscape.probes, allow=self.given.trust)
         for recipe in {fingerprint(task.recipe.to_dict()["data"]): task.recipe for task in self.tasks}.values():
             self._check_samples(recipe)
 
     def _check_samples(self, recipe: Recipe) -> None:
         asked, looked = self.study.measure, self.study.landscape
-        facts = describe_data(data_of(recipe, self.given))
-        targets(recipe, facts, [*(asked.on if asked.measures else ()), *asked.corruptions])
+        facts = describe_data(build_data(recipe, self.given))
+        eval_splits(recipe, facts, [*(asked.on if asked.measures else ()), *asked.corruptions])
         if looked.probes:
-            one_target(recipe, facts, looked.on)
-        suites, _ = suites_named(asked.ood, facts["name"])
+            eval_split(recipe, facts, looked.on)
+        suites, _ = parse_ood_suites(asked.ood, facts["name"])
         for name in dict.fromkeys(name for names in suites.values() for name in names):
-            elsewhere(name, "", self.given)
+            ood_split(name, "", self.given)
 
     def missing(self) -> list[tuple[Task, list[Planned]]]:
         """Return the runs that have numbers to give that are not there yet, in the order they are to be made."""
@@ -139,8 +139,8 @@ class Conduct:
 
     def trained(self, task: Task) -> Recipe:
         """Return the recipe a run is trained by: a lender keeps its state at the meeting."""
-        recipe = task.recipe.changed(executor=self.executor) if self.executor else task.recipe
-        return recipe.changed(run={"keep_resume": "last"}) if task.lends else recipe
+        recipe = task.recipe.replaced(executor=self.executor) if self.executor else task.recipe
+        return recipe.replaced(run={"keep_resume": "last"}) if task.lends else recipe
 
     def results(self) -> dict[str, Any]:
         """Return what is written down so far."""
@@ -166,7 +166,7 @@ class Conduct:
         words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
         words += [str(recipe.executor.processes), "-m", "plateaux", "train", str(self.root / name), "--out", str(root)]
         words += ["--no-measure", *(["--span-from", str(span)] if span else [])]
-        words += [word for module in self.given.allow for word in ("--allow", module)]
+        words += [word for module in self.given.trust for word in ("--allow", module)]
         if code := subprocess.call(words, stdout=subprocess.DEVNULL):
             raise RunError(f"The mesh that trained {root} ended with exit code {code}; run the same command again")
 
@@ -177,14 +177,14 @@ class Conduct:
         """
         if "auto" not in (recipe.train.precision, recipe.train.memory_format):
             return recipe
-        alike = {name: part for name, part in recipe.determining().items() if name not in ("method", "seed")}
+        alike = {name: part for name, part in recipe.identity().items() if name not in ("method", "seed")}
         name = fingerprint(alike)
         with self.store.lock("runs", patience=PATIENCE):
             known = self.store.get_json(CHOSEN) if self.store.has(CHOSEN) else {}
             if name not in known:
                 known[name] = choose(recipe, self.given, self.tell)
                 self.store.put_json(CHOSEN, known)
-        return recipe.changed(train={part: known[name][part] for part in ("precision", "memory_format")})
+        return recipe.replaced(train={part: known[name][part] for part in ("precision", "memory_format")})
 
     def _lender(self, task: Task) -> Path | None:
         """Return the run to begin from, where it has come to its meeting and its state is kept."""
@@ -192,7 +192,7 @@ class Conduct:
         if task.span is None or not Store(root).has("run.json"):
             return None
         other = Run.open(root)
-        return root if all(each.met for each in other.all_progress()) else None
+        return root if all(each.partition_checkpoint for each in other.all_progress()) else None
 
     def _begin_again(self, root: Path) -> None:
         """Forget members whose weights were dropped: something is asked of them that was not asked before."""
@@ -205,26 +205,28 @@ class Conduct:
                 for name in run.store.names(f"members/{number}"):
                     run.store.delete(name)
 
-    def _measured(self, root: Path, members: int) -> list[Measurement]:
+    def _measured(self, root: Path, members: int) -> list[MetricResult]:
         asked, looked = self.study.measure, self.study.landscape
         some = list(range(members)) if members < Run.open(root).recipe.members else None
         walk: dict[str, Any] = {"members": some, "given": self.given, "say": self.say}
         found = (
-            evaluate(root, on=asked.on, measures=asked.measures, sizes=asked.sizes, **walk) if asked.measures else []
+            evaluate(root, split=asked.on, metrics=asked.measures, ensemble_sizes=asked.sizes, **walk)
+            if asked.measures
+            else []
         )
         if asked.corruptions:
             options = {"measures": asked.under_corruption, "cache": asked.cache, "keep": "no", **walk}
-            found += evaluate(root, on=asked.corruptions, **options)
+            found += evaluate(root, split=asked.corruptions, **options)
         found += robustness(found)
         if asked.ood:
-            suites, by_name = suites_named(asked.ood, Run.open(root).about["data"]["name"])
-            found += detect(root, suites, skip_missing=by_name, **walk)
+            suites, by_name = parse_ood_suites(asked.ood, Run.open(root).metadata["data"]["name"])
+            found += detect_ood(root, suites, skip_missing=by_name, **walk)
         if looked.probes:
             options = {"on": looked.on, "samples": looked.samples, "batchnorm": looked.batchnorm, **walk}
             found += landscape(root, probes=looked.probes, **options)
         return found
 
-    def _entry(self, root: Path, plan: Planned, found: Sequence[Measurement]) -> dict[str, Any]:
+    def _entry(self, root: Path, plan: Planned, found: Sequence[MetricResult]) -> dict[str, Any]:
         run = Run.open(root)
         members = range(plan.recipe.members)
         course = {f"member {n}": [_numbers(line) for line in run.log(n) if "train loss" in line] for n in members}
@@ -232,7 +234,7 @@ class Conduct:
             "folder": f"runs/{plan.folder}",
             "members": plan.recipe.members,
             "asked": self.study.asked(),
-            "recipe": run.as_trained().changed(members=plan.recipe.members).to_dict(),
+            "recipe": run.resolved_recipe().replaced(members=plan.recipe.members).to_dict(),
             "environment": environment(),
             "measurements": [stored(each) for each in found],
             "costs": costs_of(run, plan.recipe.members, self.given),
@@ -250,7 +252,7 @@ class Conduct:
             run = Run.open(root)
             if task.lends and task.folder not in left and task.recipe.run.keep_resume == "none":
                 for number, progress in enumerate(run.all_progress()):
-                    run.commit(number, replace(progress, states=(), met=None))
+                    run.commit(number, replace(progress, checkpoints=(), partition_checkpoint=None))
             if not self.study.keep_weights:
                 _drop(run)
 

@@ -26,12 +26,12 @@ import tomlkit
 from pydantic import Field, ValidationError
 
 from plateaux.config.recipe import Recipe, fingerprint
-from plateaux.config.schema import Section
+from plateaux.config.schema import ConfigSection
 from plateaux.core.errors import RecipeError, suggest
 from plateaux.studies.grid import _flat, _together, called, changed, factors
 
 
-class MeasurePart(Section):
+class MeasurePart(ConfigSection):
     """What is measured of every run, and on which samples; @N takes the first N."""
 
     on: tuple[str, ...] = ("test",)
@@ -43,7 +43,7 @@ class MeasurePart(Section):
     cache: str | None = None  # a folder to keep generated corrupted images in
 
 
-class LandscapePart(Section):
+class LandscapePart(ConfigSection):
     """Which probes are asked of every member."""
 
     probes: tuple[str, ...] = ()
@@ -52,7 +52,7 @@ class LandscapePart(Section):
     batchnorm: Literal["eval", "train"] = "eval"
 
 
-class Study(Section):
+class Study(ConfigSection):
     """A grid of recipes, what is measured of each, and the question all of it answers."""
 
     name: str = "study"
@@ -123,7 +123,7 @@ def _explained(problem: ValidationError) -> RecipeError:
     place = [str(part) for part in first["loc"]]
     where = ".".join(place)
     if first["type"] == "extra_forbidden":
-        parts: dict[str, type[Section]] = {"measure": MeasurePart, "landscape": LandscapePart}
+        parts: dict[str, type[ConfigSection]] = {"measure": MeasurePart, "landscape": LandscapePart}
         known = parts.get(place[0], Study).model_fields
         return RecipeError(f"The study has no key {where!r}; {suggest(place[-1], known)}")
     if first["type"] == "missing":

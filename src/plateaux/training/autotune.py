@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from plateaux.config.builders.data import feed_of, on_device, split_of, training_data
-from plateaux.config.builders.training import executor_of
-from plateaux.config.components import Given
+from plateaux.config.builders.data import build_loader, build_training_data, on_device, train_val_split
+from plateaux.config.builders.training import build_executor
+from plateaux.config.components import Components
 from plateaux.config.recipe import Recipe
 from plateaux.core.callbacks import Tell
 from plateaux.core.runtime import configure_runtime, get_device
@@ -26,7 +26,7 @@ STEPS = 50
 TOLERANCE = 0.02  # how far the loss over those steps may lie from fp32's
 
 
-def choose(recipe: Recipe, given: Given, tell: Tell, *, steps: int = STEPS) -> dict[str, Any]:
+def choose(recipe: Recipe, given: Components, tell: Tell, *, steps: int = STEPS) -> dict[str, Any]:
     """Return the precision and memory format to train in, and what each candidate did; nothing if none is left open."""
     open_to = ["fp32"] if recipe.executor.manner == "vmap" else ["fp32", "bf16"]  # vmap does not run under autocast
     precisions = open_to if recipe.train.precision == "auto" else [recipe.train.precision]
@@ -38,7 +38,7 @@ def choose(recipe: Recipe, given: Given, tell: Tell, *, steps: int = STEPS) -> d
     configure_runtime(threads=recipe.executor.threads)
     tried = []
     for precision, memory_format in product(precisions, formats):
-        candidate = recipe.changed(train={"precision": precision, "memory_format": memory_format, "compile": False})
+        candidate = recipe.replaced(train={"precision": precision, "memory_format": memory_format, "compile": False})
         loss, rate = _try(candidate, given, steps)
         tried.append({"precision": precision, "memory_format": memory_format, "loss": loss, "images_per_second": rate})
         tell({"say": f"tried {precision}, {memory_format}: {rate:,.0f} images/s, loss {loss:.4f}"})
@@ -54,19 +54,19 @@ def fastest(tried: list[dict[str, Any]]) -> dict[str, Any]:
     return max([tried[0], *sound], key=lambda each: float(each["images_per_second"]))
 
 
-def pace(recipe: Recipe, given: Given, *, steps: int = 6) -> float:
+def pace(recipe: Recipe, given: Components, *, steps: int = 6) -> float:
     """Return how many images a second one member trains, from a few steps that are forgotten."""
     return _try(recipe, given, steps)[1]
 
 
-def _try(recipe: Recipe, given: Given, steps: int) -> tuple[float, float]:
+def _try(recipe: Recipe, given: Components, steps: int) -> tuple[float, float]:
     """Return the mean loss over some steps of the first member, and images a second over the later half of them."""
     device = get_device(recipe.executor.devices[0] if recipe.executor.devices else None)
-    data = on_device(training_data(recipe, given), device)
-    alone = recipe.changed(executor={"name": "local", "manner": "loop", "processes": 1})
-    ids, _ = split_of(alone, data)
-    feed = feed_of(alone, data, 0, shared=False, device=device, ids=ids)
-    executor = executor_of(alone, given)
+    data = on_device(build_training_data(recipe, given), device)
+    alone = recipe.replaced(executor={"name": "local", "manner": "loop", "processes": 1})
+    ids, _ = train_val_split(alone, data)
+    feed = build_loader(alone, data, 0, shared=False, device=device, ids=ids)
+    executor = build_executor(alone, given)
     learners = learners_of(alone, data, [0], executor, device=device, steps=feed.steps(), given=given)
     way = Way(alone.train.precision, device, paces=paces_of(learners))
     losses: list[torch.Tensor] = []

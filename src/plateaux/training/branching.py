@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from typing import Any
 
-from plateaux.config.builders.training import method_of
-from plateaux.config.components import NOTHING_GIVEN, Given
-from plateaux.config.recipe import Recipe, difference
-from plateaux.config.schema import fields, pick
+from plateaux.config.builders.training import build_method
+from plateaux.config.components import NO_COMPONENTS, Components
+from plateaux.config.recipe import Recipe, diff
+from plateaux.config.schema import fields, options_for_member
 from plateaux.core import registry
 from plateaux.core.errors import RunError
-from plateaux.storage.run import Progress, Run, scores_name
+from plateaux.storage.run import MemberProgress, Run, sharpness_path
 
 
-def span_of(recipe: Recipe, given: Given = NOTHING_GIVEN) -> dict[str, Any]:
+def span_of(recipe: Recipe, given: Components = NO_COMPONENTS) -> dict[str, Any]:
     """Return what decides a member's weights until its first meeting: of SAM and SharpBalance the same."""
     methods = {str(number): _until_meeting(recipe, number, given) for number in range(recipe.members)}
-    return {**recipe.determining(), "method": methods}
+    return {**recipe.identity(), "method": methods}
 
 
-def begin_from(run: Run, other: Run, given: Given = NOTHING_GIVEN) -> None:
+def begin_from(run: Run, other: Run, given: Components = NO_COMPONENTS) -> None:
     """Put members that have not begun where another run of the same span stood at its first meeting."""
-    mine = {"recipe": span_of(run.as_trained(), given), "data": run.about["data"]}
-    theirs = {"recipe": span_of(_as_many(other, run), given), "data": other.about["data"]}
-    changes = difference(theirs, mine)
+    mine = {"recipe": span_of(run.resolved_recipe(), given), "data": run.metadata["data"]}
+    theirs = {"recipe": span_of(_as_many(other, run), given), "data": other.metadata["data"]}
+    changes = diff(theirs, mine)
     if changes:
         raise RunError(
             f"{other.store.root} does not train the same until its meeting. What differs (there -> here):\n  "
@@ -32,7 +32,7 @@ def begin_from(run: Run, other: Run, given: Given = NOTHING_GIVEN) -> None:
     if run.recipe.train.keep != "last":
         raise RunError(f"train.keep = {run.recipe.train.keep!r} needs the whole course; a span is shared with 'last'")
     for number in range(run.recipe.members):
-        if run.progress(number) == Progress():
+        if run.progress(number) == MemberProgress():
             _copy(run, other, number, given)
 
 
@@ -41,30 +41,30 @@ def _as_many(other: Run, run: Run) -> Recipe:
         raise RunError(
             f"{other.store.root} has {other.recipe.members} members; this run needs {run.recipe.members} to begin from"
         )
-    return other.as_trained().changed(members=run.recipe.members)
+    return other.resolved_recipe().replaced(members=run.recipe.members)
 
 
-def _copy(run: Run, other: Run, number: int, given: Given) -> None:
-    met = other.progress(number).met
+def _copy(run: Run, other: Run, number: int, given: Components) -> None:
+    met = other.progress(number).partition_checkpoint
     if met is None:
         raise RunError(
             f"Member {number} of {other.store.root} has kept no state of a meeting: it has not come to one yet, or was "
             'tidied up when it finished. Train that run with run.keep_resume = "last"'
         )
     state = other.store.get_state(met)
-    progress = {**state["progress"], "parts": tuple(state["progress"]["parts"])}
+    progress = {**state["progress"], "log_parts": tuple(state["progress"]["log_parts"])}
     epoch = int(progress["epoch"])
-    rendezvous = method_of(run.recipe, number, given).partition
+    rendezvous = build_method(run.recipe, number, given).partition
     if rendezvous is not None and rendezvous.after[0] < epoch:
         raise RunError(
             f"{other.store.root} met after {epoch} epochs, this run is to meet after {rendezvous.after[0]} already"
         )
-    for part in progress["parts"]:
+    for part in progress["log_parts"]:
         run.store.put(part, other.store.get(part))
-    name = run.put_state(number, Progress(epoch=epoch), state)
+    name = run.put_state(number, MemberProgress(epoch=epoch), state)
     meets_here = rendezvous is not None and rendezvous.after[0] == epoch
-    theirs = method_of(other.recipe, number, given).partition
-    scores = scores_name(epoch, number)
+    theirs = build_method(other.recipe, number, given).partition
+    scores = sharpness_path(epoch, number)
     if (
         meets_here
         and rendezvous is not None
@@ -73,19 +73,21 @@ def _copy(run: Run, other: Run, number: int, given: Given) -> None:
         and other.store.has(scores)
     ):
         run.store.put(scores, other.store.get(scores))
-    run.commit(number, Progress(**{**progress, "states": ((epoch, 0, name),), "met": name if meets_here else None}))
+    run.commit(
+        number, MemberProgress(**{**progress, "checkpoints": ((epoch, 0, name),), "partition_checkpoint": name if meets_here else None})
+    )
 
 
-def _until_meeting(recipe: Recipe, number: int, given: Given) -> dict[str, Any]:
+def _until_meeting(recipe: Recipe, number: int, given: Components) -> dict[str, Any]:
     """Return one member's method until its first meeting, defaults filled in."""
-    rendezvous = method_of(recipe, number, given).partition
+    rendezvous = build_method(recipe, number, given).partition
     if rendezvous is not None:
         name, options = (
             str(rendezvous.prefix_method["name"]),
             {k: v for k, v in rendezvous.prefix_method.items() if k != "name"},
         )
     else:
-        name, options = recipe.method.name, recipe.of_member(number).method.options
-    factory = registry.method.get(name, allow=given.allow)
+        name, options = recipe.method.name, recipe.for_member(number).method.options
+    factory = registry.method.get(name, allow=given.trust)
     usual = {option: default for option, (_, default) in fields(factory).items()}
-    return {"name": name, **usual, **pick(factory, options, number, recipe.members)}
+    return {"name": name, **usual, **options_for_member(factory, options, number, recipe.members)}

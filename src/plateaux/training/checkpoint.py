@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from plateaux.config.builders.model import own_state, shared_names
+from plateaux.config.builders.model import member_state_dict, shared_param_names
 from plateaux.config.recipe import Recipe
 from plateaux.training.state import Learner, Scaler
 
@@ -46,4 +46,4 @@ def restore(learner: Learner, state: dict[str, Any]) -> None:
 
 def weights_of(recipe: Recipe, learner: Learner) -> dict[str, torch.Tensor]:
     """Return the weights a member's file holds."""
-    return own_state(learner.module, shared_names(recipe, learner.module))
+    return member_state_dict(learner.module, shared_param_names(recipe, learner.module))

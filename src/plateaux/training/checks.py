@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import warnings
 
-from plateaux.config.builders.data import shares_order
-from plateaux.config.builders.model import kind_of
-from plateaux.config.builders.training import check_names, loss_options, method_of, method_options
-from plateaux.config.components import NOTHING_GIVEN, Given
+from plateaux.config.builders.data import uses_shared_order
+from plateaux.config.builders.model import architecture_hash
+from plateaux.config.builders.training import build_method, check_plugins, loss_options, method_options
+from plateaux.config.components import NO_COMPONENTS, Components
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RecipeError
 from plateaux.core.method import Method
@@ -16,14 +16,15 @@ from plateaux.optim.sam import count_gradients
 from plateaux.training.validation import validation_measures
 
 
-def check(recipe: Recipe, given: Given = NOTHING_GIVEN) -> bool:
+def check(recipe: Recipe, given: Components = NO_COMPONENTS) -> bool:
     """Say whether the members see each other; refuse what cannot be carried out before anything is written."""
-    check_names(recipe, given)
-    method = method_of(recipe, 0, given)
+    check_plugins(recipe, given)
+    method = build_method(recipe, 0, given)
     joint, sees = method.is_joint, method.objective.gather != "own"
     check_turns(recipe, method, given)
     asks = {
-        count_gradients(method_of(recipe, number, given).update, recipe.data.batch) for number in range(recipe.members)
+        count_gradients(build_method(recipe, number, given).update, recipe.data.batch)
+        for number in range(recipe.members)
     }
     if joint and len(asks) > 1:
         raise RecipeError(
@@ -47,7 +48,7 @@ def check(recipe: Recipe, given: Given = NOTHING_GIVEN) -> bool:
         )
     if joint and recipe.data.order == "own":
         raise RecipeError(f"members of {recipe.method.name!r} meet over the same samples: data.order must be 'shared'")
-    if recipe.data.bag is not None and (joint or shares_order(recipe, method)):
+    if recipe.data.bag is not None and (joint or uses_shared_order(recipe, method)):
         raise RecipeError(
             "Members that share their batches cannot have bags of their own: leave out data.bag, or use a method whose "
             "members do not meet in every batch with data.order = 'own'"
@@ -57,19 +58,19 @@ def check(recipe: Recipe, given: Given = NOTHING_GIVEN) -> bool:
             f"train.keep = {recipe.train.keep!r} needs samples to choose on; set data.validation, such as 0.1"
         )
     validation_measures(recipe.train.keep)
-    probes_named(recipe.probe.names, allow=given.allow)
+    probes_named(recipe.probe.names, allow=given.trust)
     if recipe.train.patience is not None and not recipe.data.validation:
         raise RecipeError("train.patience needs samples to judge by; set data.validation, such as 0.1")
     return joint
 
 
-def _joint_options(recipe: Recipe, number: int, given: Given) -> dict[str, object]:
+def _joint_options(recipe: Recipe, number: int, given: Components) -> dict[str, object]:
     return {name: value for name, value in method_options(recipe, number, given).items() if name != "rho"}
 
 
-def _check_meeting(recipe: Recipe, given: Given) -> None:
+def _check_meeting(recipe: Recipe, given: Components) -> None:
     """Refuse what members that meet cannot do; one alone meets nobody."""
-    found = [method_of(recipe, number, given).partition for number in range(recipe.members)]
+    found = [build_method(recipe, number, given).partition for number in range(recipe.members)]
     first = found[0]
     if first is None:
         return
@@ -87,12 +88,12 @@ def _check_meeting(recipe: Recipe, given: Given) -> None:
         )
 
 
-def check_turns(recipe: Recipe, method: Method, given: Given) -> None:
+def check_turns(recipe: Recipe, method: Method, given: Components) -> None:
     """Refuse what members that go on from each other cannot do."""
     if method.member_order != "onward":
         return
     name = recipe.method.name
-    if len({kind_of(recipe, number, given) for number in range(recipe.members)}) > 1:
+    if len({architecture_hash(recipe, number, given) for number in range(recipe.members)}) > 1:
         raise RecipeError(f"members of {name!r} are places on one course: give all of them the same model")
     if recipe.model.sparsity:
         raise RecipeError(f"members of {name!r} are places on one course, but are pruned apart; leave out sparsity")

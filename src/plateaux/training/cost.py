@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plateaux.config.builders.training import method_of
-from plateaux.config.components import NOTHING_GIVEN, Given
+from plateaux.config.builders.training import build_method
+from plateaux.config.components import NO_COMPONENTS, Components
 from plateaux.config.recipe import Recipe
 from plateaux.core.method import GradRequest, StepContext, Update
 from plateaux.core.types import TensorTree
-from plateaux.storage.run import Run, summary_name
+from plateaux.storage.run import Run, partition_summary_path
 
 BACKWARD = 2 / 3  # of a pass
 UNKNOWN_SHARE = 0.5  # of the samples a member is careful about, before its meeting
@@ -34,7 +34,7 @@ class Cost:
     seconds: float
 
 
-def spent(run: Run, number: int, given: Given = NOTHING_GIVEN) -> Cost:
+def spent(run: Run, number: int, given: Components = NO_COMPONENTS) -> Cost:
     """Return what a member of a run has cost until now.
 
     Scoring for a meeting counts, as a pass and in seconds.
@@ -51,13 +51,13 @@ def passes_of(
     *,
     epochs: int | None = None,
     shares: Mapping[int, float] | None = None,
-    given: Given = NOTHING_GIVEN,
+    given: Components = NO_COMPONENTS,
 ) -> float:
     """Return how many passes a member takes; `shares` says of each meeting about what part it is careful then.
 
     Scoring every sample at a meeting counts one pass.
     """
-    method, size = method_of(recipe, number, given), recipe.data.batch
+    method, size = build_method(recipe, number, given), recipe.data.batch
     wanted = recipe.train.epochs if epochs is None else epochs
     ends = [epoch for epoch in (method.partition.after if method.partition else ()) if epoch <= wanted]
     drawn = recipe.data.bag or 1.0  # of all samples, in an epoch
@@ -93,8 +93,8 @@ def _pass(asked: GradRequest, size: int) -> float:
     return (BACKWARD if asked.reuse_graph else 1.0) * size_of_part / size
 
 
-def _meetings(run: Run, number: int, given: Given) -> dict[int, Mapping[str, Any]]:
+def _meetings(run: Run, number: int, given: Components) -> dict[int, Mapping[str, Any]]:
     """Return the summaries of the meetings that were."""
-    rendezvous = method_of(run.recipe, number, given).partition
-    names = {epoch: summary_name(epoch) for epoch in (rendezvous.after if rendezvous else ())}
+    rendezvous = build_method(run.recipe, number, given).partition
+    names = {epoch: partition_summary_path(epoch) for epoch in (rendezvous.after if rendezvous else ())}
     return {epoch: run.store.get_json(name) for epoch, name in names.items() if run.store.has(name)}

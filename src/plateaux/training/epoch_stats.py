@@ -10,7 +10,7 @@ from typing import Any
 from plateaux.core.errors import DivergedError
 from plateaux.core.tensor_tree import finite
 from plateaux.data.loader import MemberLoader
-from plateaux.storage.run import Progress
+from plateaux.storage.run import MemberProgress
 from plateaux.training.state import Learner, Tally
 
 
@@ -20,7 +20,7 @@ class Runner:
 
     learner: Learner
     feed: MemberLoader
-    progress: Progress
+    progress: MemberProgress
     loss: float = 0.0  # sum over the samples of this epoch so far
     right: float = 0.0
     seen: int = 0
@@ -33,7 +33,7 @@ class Runner:
         if scaler is not None and scaler.factor > 1:
             return  # an overflow under fp16 has skipped its step already
         if not (all(map(math.isfinite, losses)) and finite(list(self.learner.params.values()))):
-            held = self.progress.states
+            held = self.progress.checkpoints
             where = (
                 f"its checkpoint of epoch {held[-1][0]}, step {held[-1][1]} is untouched"
                 if held
@@ -46,6 +46,6 @@ class Runner:
             )
 
 
-def plain(progress: Progress) -> dict[str, Any]:
+def plain(progress: MemberProgress) -> dict[str, Any]:
     """Return where a member stands as a state keeps it: a state does not name states."""
-    return {**{name: getattr(progress, name) for name in Progress.__slots__}, "states": ()}
+    return {**{name: getattr(progress, name) for name in MemberProgress.__slots__}, "checkpoints": ()}

@@ -6,16 +6,16 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
-from plateaux.config.builders.data import on_device, training_data
-from plateaux.config.builders.training import executor_of, method_of
-from plateaux.config.components import NOTHING_GIVEN, Given
+from plateaux.config.builders.data import build_training_data, on_device
+from plateaux.config.builders.training import build_executor, build_method
+from plateaux.config.components import NO_COMPONENTS, Components
 from plateaux.config.recipe import Recipe
 from plateaux.core.callbacks import Tell
 from plateaux.core.executor import Executor
 from plateaux.core.runtime import configure_runtime, get_device, is_rank_zero
-from plateaux.evaluation.loading import members_of
-from plateaux.storage.feature_cache import featured
-from plateaux.storage.run import Run, summary_name
+from plateaux.evaluation.loading import load_members
+from plateaux.storage.feature_cache import with_cached_features
+from plateaux.storage.run import Run, partition_summary_path
 from plateaux.training.job_records import Record, recorded
 from plateaux.training.jobs import Job
 from plateaux.training.partition import decide
@@ -31,13 +31,13 @@ class Work:
 
     root: str
     recipe: Recipe
-    given: Given = NOTHING_GIVEN
+    given: Components = NO_COMPONENTS
 
     def __call__(self, job: Job, tell: Tell, *, device: str | None = None, processes: int = 1) -> None:
         """Take the members of a job from where they stand to where it stops."""
         configure_runtime(processes=processes, threads=self.recipe.executor.threads)
         run = replace(Run.open(self.root), recipe=self.recipe)
-        executor = executor_of(self.recipe, self.given)
+        executor = build_executor(self.recipe, self.given)
         with recorded(run, job, tell, wanted=executor.is_remote and is_rank_zero()) as record:
             if job.kind == "decide":
                 _decide(run, job, self.given, record.tell)
@@ -46,12 +46,12 @@ class Work:
 
     def _train(self, run: Run, job: Job, executor: Executor, record: Record, device: str | None) -> None:
         held = [job.members[row] for row in executor.local_members(len(job.members))]
-        method = method_of(self.recipe, 0, self.given)
+        method = build_method(self.recipe, 0, self.given)
         with ExitStack() as locks, _deterministic(self.recipe.train.deterministic):
             if executor.is_writer():
                 for number in held:
                     locks.enter_context(run.lock(number, patience=LEAVING if executor.is_remote else 0))
-                    run.store.sweep(f"members/{number}")
+                    run.store.remove_partial(f"members/{number}")
             executor.all_reduce_max(0)  # or one who waited for a lock would find members further on than the others did
             left = left_of(job, {number: run.progress(number) for number in job.members}, joint=method.is_joint)
             if left is None:
@@ -59,19 +59,21 @@ class Work:
             record.begins(left.start)
             held = [number for number in held if number in left.members]
             place = get_device(device or executor.device)
-            data = on_device(featured(self.recipe, training_data(self.recipe, self.given), self.given), place)
+            data = on_device(
+                with_cached_features(self.recipe, build_training_data(self.recipe, self.given), self.given), place
+            )
             follows = bool(held) and method.member_order == "after"
-            earlier = members_of(run, data, range(held[0]), self.given) if follows else []
+            earlier = load_members(run, data, range(held[0]), self.given) if follows else []
             Course(run, data, left, held, executor, place, self.given, record.tell, earlier=earlier).go()
 
 
-def _decide(run: Run, job: Job, given: Given, tell: Tell) -> None:
+def _decide(run: Run, job: Job, given: Components, tell: Tell) -> None:
     """Take the decision of a meeting, once: the other processes of a mesh find it in the folder."""
-    rendezvous = method_of(run.recipe, 0, given).partition
+    rendezvous = build_method(run.recipe, 0, given).partition
     assert rendezvous is not None
-    if is_rank_zero() and not run.store.has(summary_name(job.stop)):
+    if is_rank_zero() and not run.store.has(partition_summary_path(job.stop)):
         for folder in ("scores", "notes"):  # nobody writes there now: every member has left its scores
-            run.store.sweep(folder)
+            run.store.remove_partial(folder)
         decide(run, rendezvous, job.stop, tell, members=job.members)
 
 

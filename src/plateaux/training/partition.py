@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from plateaux.config.builders.data import in_order
+from plateaux.config.builders.data import eval_batches
 from plateaux.config.recipe import Recipe
 from plateaux.core.callbacks import Tell
 from plateaux.core.errors import DivergedError, Interrupted, RunError
@@ -31,7 +31,7 @@ from plateaux.data.partition.masks import lookup, write_sam_sets
 from plateaux.data.sources import DataSplits
 from plateaux.models.modes import eval_mode
 from plateaux.optim.grad_norms import max_batch_size
-from plateaux.storage.run import Run, notes_name, scores_name, summary_name
+from plateaux.storage.run import Run, partition_summary_path, sam_set_path, sharpness_path
 from plateaux.storage.store import Store
 from plateaux.training.jobs import Meeting
 from plateaux.training.state import Learner
@@ -47,10 +47,10 @@ def meetings(run: Run, rendezvous: DataPartition | None) -> list[Meeting]:
 
 def _meeting(run: Run, epoch: int) -> Meeting:
     members = range(run.recipe.members)
-    scored = frozenset(n for n in members if run.store.has(scores_name(epoch, n)))
-    if not run.store.has(summary_name(epoch)):
+    scored = frozenset(n for n in members if run.store.has(sharpness_path(epoch, n)))
+    if not run.store.has(partition_summary_path(epoch)):
         return Meeting(epoch, scored)
-    summary = run.store.get_json(summary_name(epoch))
+    summary = run.store.get_json(partition_summary_path(epoch))
     return Meeting(epoch, scored, summary["members"], frozenset(summary.get("without", ())))
 
 
@@ -68,7 +68,7 @@ class Scorer:
 
     def score(self, learners: Sequence[Learner], epoch: int) -> None:
         """Leave the members' scores in the run folder; those that lie there are not made again."""
-        todo = [each for each in learners if not self.run.store.has(scores_name(epoch, each.number))]
+        todo = [each for each in learners if not self.run.store.has(sharpness_path(epoch, each.number))]
         if not self.executor.all_reduce_max(int(bool(todo))):
             return
         numbers = ", ".join(str(each.number) for each in todo)
@@ -96,9 +96,9 @@ class Scorer:
 
     def _batches(self) -> Iterator[tuple[NDArray[np.int64], Batch]]:
         """Yield the training samples as they are, in the order of their ids: all ids, and what is to be scored here."""
-        recipe, size = self.run.recipe, int(self.run.about["chosen"]["scoring_batch"])
-        batches = in_order(
-            recipe, self.data, self.data.train, self.ids, batch=size, device=self.device, shard=self.executor.shard
+        recipe, size = self.run.recipe, int(self.run.metadata["chosen"]["scoring_batch"])
+        batches = eval_batches(
+            recipe, self.data, self.data.train, self.ids, batch_size=size, device=self.device, shard=self.executor.shard
         )
         for ids, batch in zip(torch.split(self.ids.cpu(), size), batches, strict=True):
             yield ids.numpy(), batch
@@ -129,14 +129,14 @@ class Scorer:
             "member": str(learner.number),
             "score": str(rendezvous.metadata.get("score")),
         }
-        name = scores_name(epoch, learner.number)
+        name = sharpness_path(epoch, learner.number)
         with self.run.store.array_writer(name, np.float32, len(found), about) as write:
             write(found)
 
 
 def scoring_batch(recipe: Recipe, data: DataSplits, module: nn.Module) -> int:
     """Return how many samples are scored at once: what BOUND bytes hold."""
-    batch = next(in_order(recipe, data, data.train, torch.arange(min(2, len(data.train))), batch=2))
+    batch = next(eval_batches(recipe, data, data.train, torch.arange(min(2, len(data.train))), batch_size=2))
     with eval_mode([module]):
         return max_batch_size(MemberModule(module), batch, bound=BOUND)
 
@@ -156,7 +156,7 @@ class StoredScores:
         return len(self.numbers)
 
     def chunks(self) -> Iterator[NDArray[np.float32]]:
-        names = [scores_name(self.epoch, number) for number in self.numbers]
+        names = [sharpness_path(self.epoch, number) for number in self.numbers]
         for rows in zip(*(self.store.array_chunks(name, CHUNK) for name in names), strict=True):
             yield np.stack(rows)
 
@@ -173,17 +173,17 @@ def decide(
 
     Should some be missing from `members`, the others go on without them, for good; the summary says so.
     """
-    everyone, samples = range(run.recipe.members), int(run.about["data"]["train"]["samples"])
+    everyone, samples = range(run.recipe.members), int(run.metadata["data"]["train"]["samples"])
     members = everyone if members is None else members
     for member in members:
-        _check(run, scores_name(epoch, member), samples)
+        _check(run, sharpness_path(epoch, member), samples)
     scores = StoredScores(run.store, epoch, members, samples, derive_seed(run.recipe.seed, "meeting", epoch))
     about = {**_facts(run, epoch), **{name: str(value) for name, value in rendezvous.metadata.items()}}
     length = -(-samples // 8)
     with ExitStack() as files:
         writers = [
             files.enter_context(
-                run.store.array_writer(notes_name(epoch, member), np.uint8, length, {**about, "member": str(member)})
+                run.store.array_writer(sam_set_path(epoch, member), np.uint8, length, {**about, "member": str(member)})
             )
             for member in members
         ]
@@ -191,7 +191,8 @@ def decide(
     without = sorted(set(everyone) - set(members))
     lacks = {"without": without} if without else {}
     run.store.put_json(
-        summary_name(epoch), {"members": len(everyone), **lacks, "epoch": epoch, **rendezvous.metadata, **found}
+        partition_summary_path(epoch),
+        {"members": len(everyone), **lacks, "epoch": epoch, **rendezvous.metadata, **found},
     )
     shares = ", ".join(f"{100 * (share or 0):.1f} %" for share in found["share"])
     words = f" (without {', '.join(f'member {number}' for number in without)}, for good)" if without else ""
@@ -203,13 +204,13 @@ def notes_of(run: Run, rendezvous: DataPartition | None, member: int, epoch: int
     met = [each for each in rendezvous.after if each <= epoch] if rendezvous is not None else []
     if not met:
         return None
-    samples = int(run.about["data"]["train"]["samples"])
-    bits = _check(run, notes_name(met[-1], member), -(-samples // 8))
+    samples = int(run.metadata["data"]["train"]["samples"])
+    bits = _check(run, sam_set_path(met[-1], member), -(-samples // 8))
     return partial(lookup, bits)
 
 
 def _facts(run: Run, epoch: int) -> dict[str, str]:
-    train = run.about["data"]["train"]
+    train = run.metadata["data"]["train"]
     return {"fingerprint": str(train["fingerprint"]), "samples": str(train["samples"]), "epoch": str(epoch)}
 
 

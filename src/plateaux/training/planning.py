@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from plateaux.config.builders.training import method_of
-from plateaux.config.components import NOTHING_GIVEN, Given
+from plateaux.config.builders.training import build_method
+from plateaux.config.components import NO_COMPONENTS, Components
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RunError
-from plateaux.storage.run import Progress, Run
+from plateaux.storage.run import MemberProgress, Run
 from plateaux.training.jobs import Job, Meeting, Position
 from plateaux.training.partition import meetings
 
 
 def plan(
     recipe: Recipe,
-    progress: Sequence[Progress],
+    progress: Sequence[MemberProgress],
     *,
     joint: bool = False,
     in_turn: bool = False,
@@ -52,7 +52,7 @@ def plan(
     if not missing:
         return []
     if joint:
-        if any(each.finished for each in progress) and any(not progress[n].states for n in missing):
+        if any(each.finished for each in progress) and any(not progress[n].checkpoints for n in missing):
             raise RunError(
                 f"members of {recipe.method.name!r} learn together, so none can join those that have finished; "
                 "choose another --out for the larger ensemble"
@@ -67,7 +67,7 @@ def plan(
     return [Job(members, place, _stop(recipe, place, meetings)) for members, place in groups]
 
 
-def left_of(job: Job, progress: Mapping[int, Progress], *, joint: bool = False) -> Job | None:
+def left_of(job: Job, progress: Mapping[int, MemberProgress], *, joint: bool = False) -> Job | None:
     """Return what is left of a job, where its members stand now; None: nothing. So it may be carried out twice."""
     if job.kind == "decide" or not job.members:
         return job
@@ -96,7 +96,7 @@ def _stop(recipe: Recipe, place: Position, meetings: Sequence[Meeting]) -> int:
     return next(ends, recipe.train.epochs)
 
 
-def _next(recipe: Recipe, progress: Sequence[Progress], meetings: Sequence[Meeting]) -> Meeting | None:
+def _next(recipe: Recipe, progress: Sequence[MemberProgress], meetings: Sequence[Meeting]) -> Meeting | None:
     """Return the first meeting that is still to come."""
     for meeting in meetings:
         if meeting.decided is None:
@@ -115,14 +115,14 @@ def _next(recipe: Recipe, progress: Sequence[Progress], meetings: Sequence[Meeti
     return None
 
 
-def _common(progress: Sequence[Progress]) -> Position:
-    kept = [{(epoch, step) for epoch, step, _ in each.states} | {(0, 0)} for each in progress]
+def _common(progress: Sequence[MemberProgress]) -> Position:
+    kept = [{(epoch, step) for epoch, step, _ in each.checkpoints} | {(0, 0)} for each in progress]
     return max(set.intersection(*kept))
 
 
-def missing(run: Run, given: Given = NOTHING_GIVEN, *, without: Collection[int] = ()) -> list[Job]:
+def missing(run: Run, given: Components = NO_COMPONENTS, *, without: Collection[int] = ()) -> list[Job]:
     """Return the jobs that are missing of a run; members in `without` are given up for now."""
-    method = method_of(run.recipe, 0, given)
+    method = build_method(run.recipe, 0, given)
     met = meetings(run, method.partition)
     turns = {"joint": method.is_joint, "in_turn": method.member_order != "any"}
     return plan(run.recipe, run.all_progress(), **turns, meetings=met, without=without)

@@ -41,7 +41,7 @@ def beside(
 def go_on(learner: Learner, run: Run) -> None:
     """Put a member where the one before it ended: weights, buffers and moments; the rate begins again."""
     before = learner.number - 1
-    places = {(epoch, step): name for epoch, step, name in run.progress(before).states}
+    places = {(epoch, step): name for epoch, step, name in run.progress(before).checkpoints}
     name = places.get((run.recipe.train.epochs, 0))
     if name is None:
         raise RunError(

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from plateaux.config.builders.model import kind_of, networks, shared_names
-from plateaux.config.builders.training import method_of, optimizer_of, schedule_of
-from plateaux.config.components import NOTHING_GIVEN, Given
-from plateaux.config.recipe import Recipe, own
+from plateaux.config.builders.model import architecture_hash, build_members, shared_param_names
+from plateaux.config.builders.training import build_lr_scheduler, build_method, build_optimizer
+from plateaux.config.components import NO_COMPONENTS, Components
+from plateaux.config.recipe import Recipe, member_value
 from plateaux.core.errors import RecipeError
 from plateaux.core.executor import Executor
 from plateaux.core.runtime import FORMATS
@@ -30,10 +30,10 @@ def learners_of(
     *,
     device: torch.device,
     steps: int,
-    given: Given = NOTHING_GIVEN,
+    given: Components = NO_COMPONENTS,
 ) -> list[Learner]:
     """Return some members as they are before their first step."""
-    modules = networks(recipe, data, numbers, given)
+    modules = build_members(recipe, data, numbers, given)
     paces: dict[str, Pace] = {}
     return [
         _learner(recipe, number, module, executor, device=device, steps=steps, given=given, paces=paces)
@@ -54,15 +54,15 @@ def _learner(
     *,
     device: torch.device,
     steps: int,
-    given: Given,
+    given: Components,
     paces: dict[str, Pace],
 ) -> Learner:
-    own_part = recipe.of_member(number).optimizer
-    shared = shared_names(recipe, module)
+    own_part = recipe.for_member(number).optimizer
+    shared = shared_param_names(recipe, module)
     executor.setup_module(module)
     module.to(device=device, memory_format=FORMATS[recipe.train.memory_format])  # type: ignore[call-overload]
     module.train()
-    method = method_of(recipe, number, given)
+    method = build_method(recipe, number, given)
     if recipe.executor.manner == "vmap":
         _refuse_under_vmap(recipe, module)
         if not getattr(method.objective.output, "batched", True):
@@ -72,9 +72,9 @@ def _learner(
     params: TensorTree = {n: p for n, p in module.named_parameters() if p.requires_grad and n not in shared}
     zeros = masks(module)
     buffers = {n: b for n, b in module.named_buffers() if n not in shared and n.removesuffix("_mask") not in zeros}
-    optimizer = optimizer_of(recipe, number, params)
+    optimizer = build_optimizer(recipe, number, params)
     pace = None if method.objective.active is None else _pace(recipe, number, params, optimizer, steps, paces)
-    schedule, every_step = schedule_of(recipe, optimizer, steps) if pace is None else (None, False)
+    schedule, every_step = build_lr_scheduler(recipe, optimizer, steps) if pace is None else (None, False)
     return Learner(
         number=number,
         module=module,
@@ -82,13 +82,13 @@ def _learner(
         optimizer=optimizer,
         params=params,
         buffers=buffers,
-        peak_lr=float(own("optimizer.lr", own_part.lr, number, recipe.members)),
-        kind=kind_of(recipe, number, given),
+        peak_lr=float(member_value("optimizer.lr", own_part.lr, number, recipe.members)),
+        kind=architecture_hash(recipe, number, given),
         schedule=schedule,
         every_step=every_step,
         pace=pace,
         masks={name: mask for name, mask in zeros.items() if name in params},
-        clip=own("optimizer.clip", own_part.clip, number, recipe.members),
+        clip=member_value("optimizer.clip", own_part.clip, number, recipe.members),
         call=torch.compile(module) if recipe.train.compile and recipe.executor.manner != "vmap" else None,
         scaler=Scaler() if recipe.train.precision == "fp16" else None,
         average=None if recipe.train.average_from is None else AveragedWeights(recipe.train.average_from),
@@ -109,8 +109,8 @@ def _pace(
     rates = repr([{name: v for name, v in group.items() if name != "params"} for group in optimizer.param_groups])
     if rates not in known:
         stand_ins = {name: nn.Parameter(torch.zeros([1] * param.ndim)) for name, param in params.items()}
-        leader = optimizer_of(recipe, number, dict(stand_ins))
-        known[rates] = Pace(leader, *schedule_of(recipe, leader, steps))
+        leader = build_optimizer(recipe, number, dict(stand_ins))
+        known[rates] = Pace(leader, *build_lr_scheduler(recipe, leader, steps))
     return known[rates]
 
 

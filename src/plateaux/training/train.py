@@ -12,18 +12,18 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-from plateaux.config.builders.data import training_data, unlabelled_facts
-from plateaux.config.builders.model import network
-from plateaux.config.builders.training import executor_of, method_of
-from plateaux.config.components import NOTHING_GIVEN, Given
+from plateaux.config.builders.data import build_training_data, unlabeled_info
+from plateaux.config.builders.model import build_member
+from plateaux.config.builders.training import build_executor, build_method
+from plateaux.config.components import NO_COMPONENTS, Components
 from plateaux.config.recipe import Recipe
 from plateaux.core.callbacks import Tell
 from plateaux.core.errors import PlateauxError, RecipeError, RunError
 from plateaux.core.executor import Executor, Failure
 from plateaux.core.runtime import is_rank_zero
 from plateaux.data.sources import describe_data
-from plateaux.storage.feature_cache import featured, needed, prepare
-from plateaux.storage.remote import address_of
+from plateaux.storage.feature_cache import prepare, training_sources, with_cached_features
+from plateaux.storage.remote import parse_address
 from plateaux.storage.run import Run
 from plateaux.training.autotune import choose
 from plateaux.training.branching import begin_from
@@ -39,7 +39,7 @@ def train(
     recipe: Recipe,
     out: str | Path,
     *,
-    given: Given = NOTHING_GIVEN,
+    given: Components = NO_COMPONENTS,
     tell: Tell = lambda _: None,
     span: str | Path | None = None,
 ) -> Run:
@@ -48,7 +48,7 @@ def train(
     With `span` members begin where those of another run stood at their first meeting, if both train the same until it.
     """
     joint = check(recipe, given)
-    executor = executor_of(recipe, given)
+    executor = build_executor(recipe, given)
     if joint and executor.all_reduce_max(int(not executor.local_members(recipe.members))):
         raise RecipeError(
             f"members of {recipe.method.name!r} meet at every step, so every process of the mesh must hold one: "
@@ -60,9 +60,9 @@ def train(
         begin_from(run, other, given)
     executor.all_reduce_max(0)
     if recipe.model.cache_features:
-        seen = featured(run.as_trained(), training_data(recipe, given), given)
-        prepare(needed(recipe, seen), executor, lambda words: tell({"say": words}))
-    work = Work(str(out), run.as_trained(), given)
+        seen = with_cached_features(run.resolved_recipe(), build_training_data(recipe, given), given)
+        prepare(training_sources(recipe, seen), executor, lambda words: tell({"say": words}))
+    work = Work(str(out), run.resolved_recipe(), given)
     with closing(executor):
         lost = _carry_out(run, executor, work, given, tell)
     if lost:
@@ -71,7 +71,7 @@ def train(
     return run
 
 
-def _carry_out(run: Run, executor: Executor, work: Work, given: Given, tell: Tell) -> list[Failure]:
+def _carry_out(run: Run, executor: Executor, work: Work, given: Components, tell: Tell) -> list[Failure]:
     """Launch what is missing until nothing is, or nothing can be done; return what failed for good."""
     attempts, lost = 1, list[Failure]()
     while True:
@@ -95,19 +95,19 @@ def _carry_out(run: Run, executor: Executor, work: Work, given: Given, tell: Tel
     return lost
 
 
-def _open(recipe: Recipe, out: str | Path, executor: Executor, given: Given, tell: Tell) -> Run:
+def _open(recipe: Recipe, out: str | Path, executor: Executor, given: Components, tell: Tell) -> Run:
     """Begin the run in one process; the others of a mesh find it there."""
-    if recipe.run.tensorboard and address_of(out) is not None:
+    if recipe.run.tensorboard and parse_address(out) is not None:
         raise RecipeError(f"TensorBoard's files are appended to, which {out} cannot; leave out run.tensorboard")
     if is_rank_zero():
-        data = training_data(recipe, given)
-        fresh = Run.begin(out, recipe, {"data": {**describe_data(data), **unlabelled_facts(data)}})
-        if "chosen" not in fresh.about:
+        data = build_training_data(recipe, given)
+        fresh = Run.begin(out, recipe, {"data": {**describe_data(data), **unlabeled_info(data)}})
+        if "chosen" not in fresh.metadata:
             chosen = choose(recipe, given, tell)
-            if method_of(recipe, 0, given).partition is not None:
-                chosen["scoring_batch"] = scoring_batch(recipe, data, network(recipe, data, 0, given))
+            if build_method(recipe, 0, given).partition is not None:
+                chosen["scoring_batch"] = scoring_batch(recipe, data, build_member(recipe, data, 0, given))
             if chosen:
-                fresh.with_about(chosen=chosen)
+                fresh.with_metadata(chosen=chosen)
     executor.all_reduce_max(0)
     return replace(Run.open(out), recipe=recipe)
 
@@ -129,9 +129,9 @@ def _tidy(run: Run, executor: Executor) -> None:
     """Delete the resume states of a run that is finished, unless they are wanted, and what killed writers left."""
     if is_rank_zero():
         for number, progress in enumerate(run.all_progress()):
-            run.store.sweep(f"members/{number}")
-            if run.recipe.run.keep_resume == "none" and (progress.states or progress.met):
-                progress = replace(progress, states=(), met=None)
+            run.store.remove_partial(f"members/{number}")
+            if run.recipe.run.keep_resume == "none" and (progress.checkpoints or progress.partition_checkpoint):
+                progress = replace(progress, checkpoints=(), partition_checkpoint=None)
                 run.commit(number, progress)
             run.clear(number, progress)
     executor.all_reduce_max(0)

@@ -13,10 +13,10 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
-from plateaux.config.builders.data import feed_of, shares_order, split_of, statistics_batches
-from plateaux.config.builders.model import shared_names
-from plateaux.config.builders.training import method_of
-from plateaux.config.components import Given
+from plateaux.config.builders.data import bn_update_batches, build_loader, train_val_split, uses_shared_order
+from plateaux.config.builders.model import shared_param_names
+from plateaux.config.builders.training import build_method
+from plateaux.config.components import Components
 from plateaux.core.callbacks import Tell
 from plateaux.core.errors import DataError, DivergedError, Interrupted
 from plateaux.core.executor import Executor
@@ -26,7 +26,7 @@ from plateaux.data.loader import MemberLoader
 from plateaux.data.sources import DataSplits
 from plateaux.distributed.stop_signal import StopFlag, graceful_shutdown
 from plateaux.loss_landscape.callback import Recorder
-from plateaux.storage.run import Progress, Run
+from plateaux.storage.run import MemberProgress, Run
 from plateaux.training.averaged_weights import at_average, in_words
 from plateaux.training.checkpoint import restore, state_of, weights_of
 from plateaux.training.epoch_stats import Runner, plain
@@ -54,7 +54,7 @@ class Course:
         held: list[int],
         executor: Executor,
         device: torch.device,
-        given: Given,
+        given: Components,
         tell: Tell,
         *,
         earlier: Sequence[nn.Module] = (),
@@ -62,10 +62,10 @@ class Course:
         self.run, self.data, self.job, self.executor, self.tell = run, data, job, executor, tell
         self.recipe = run.recipe
         self.device = device
-        self.train_ids, self.valid_ids = split_of(self.recipe, data)
+        self.train_ids, self.valid_ids = train_val_split(self.recipe, data)
         self.measures = validation_measures(self.recipe.train.keep)
-        self.recorder = Recorder(self.recipe, data, self.train_ids, device, allow=given.allow)
-        self.method = method_of(self.recipe, 0, given)
+        self.recorder = Recorder(self.recipe, data, self.train_ids, device, allow=given.trust)
+        self.method = build_method(self.recipe, 0, given)
         self.joint, self.meets = self.method.is_joint, self.method.partition
         self.earlier = earlier  # members that have finished, and are seen by the one in turn
         self.lost: list[DivergedError] = []  # members that diverged while the others went on
@@ -77,8 +77,8 @@ class Course:
         self.begun = time.monotonic()
         self.told = 0.0
 
-    def _runners(self, held: list[int], given: Given) -> list[Runner]:
-        probe = feed_of(self.recipe, self.data, 0, shared=True, device=self.device, ids=self.train_ids)
+    def _runners(self, held: list[int], given: Components) -> list[Runner]:
+        probe = build_loader(self.recipe, self.data, 0, shared=True, device=self.device, ids=self.train_ids)
         learners = learners_of(
             self.recipe, self.data, held, self.executor, device=self.device, steps=probe.steps(), given=given
         )
@@ -86,26 +86,26 @@ class Course:
         for learner in learners:
             if self.job.stop > self.job.start[0]:
                 learner.notes = notes_of(self.run, self.meets, learner.number, self.job.start[0])
-        shared = shares_order(self.recipe, self.method)
+        shared = uses_shared_order(self.recipe, self.method)
         runners = []
         for learner in learners:
             feed = probe if shared else self._own_feed(learner.number)
             runners.append(self._resumed(Runner(learner, feed, self.run.progress(learner.number))))
         if runners and self.executor.is_writer():
-            names = shared_names(self.recipe, runners[0].learner.module)
+            names = shared_param_names(self.recipe, runners[0].learner.module)
             state = runners[0].learner.module.state_dict()
             self.run.put_shared({name: state[name] for name in sorted(names & state.keys())})
         return runners
 
     def _own_feed(self, number: int) -> MemberLoader:
-        return feed_of(self.recipe, self.data, number, shared=False, device=self.device, ids=self.train_ids)
+        return build_loader(self.recipe, self.data, number, shared=False, device=self.device, ids=self.train_ids)
 
     def _resumed(self, runner: Runner) -> Runner:
         """Put a member where the job starts; a log part written after that place is forgotten."""
         epoch, at = self.job.start
-        names = {(e, s): name for e, s, name in runner.progress.states}
+        names = {(e, s): name for e, s, name in runner.progress.checkpoints}
         if (epoch, at) == (0, 0):
-            runner.progress = Progress(seconds=runner.progress.seconds)
+            runner.progress = MemberProgress(seconds=runner.progress.seconds)
             if self.method.member_order == "onward" and runner.learner.number:
                 go_on(runner.learner, self.run)
             return runner
@@ -113,9 +113,13 @@ class Course:
         restore(runner.learner, state)
         runner.loss, runner.right, runner.seen = state["epoch"]
         # A state after this place belongs to an attempt that its group could not follow.
-        kept = tuple(each for each in runner.progress.states if each[:2] <= self.job.start)
-        progress = {**state["progress"], "parts": tuple(state["progress"]["parts"]), "met": runner.progress.met}
-        runner.progress = Progress(**{**progress, "states": kept, "seconds": runner.progress.seconds})
+        kept = tuple(each for each in runner.progress.checkpoints if each[:2] <= self.job.start)
+        progress = {
+            **state["progress"],
+            "log_parts": tuple(state["progress"]["log_parts"]),
+            "partition_checkpoint": runner.progress.partition_checkpoint,
+        }
+        runner.progress = MemberProgress(**{**progress, "checkpoints": kept, "seconds": runner.progress.seconds})
         return runner
 
     def go(self) -> None:
@@ -258,7 +262,7 @@ class Course:
         """Finish the members that were no better for too long; after a resume too, so that none trains a bit longer."""
         patience = self.recipe.train.patience
         for runner in list(self.runners):
-            if patience is not None and runner.progress.stale >= patience and epoch < self.job.stop:
+            if patience is not None and runner.progress.epochs_since_best >= patience and epoch < self.job.stop:
                 self._finish(runner, f"no better for {patience} validations")
                 self.runners.remove(runner)
 
@@ -270,7 +274,7 @@ class Course:
             self.awake(learner),
             at_average(
                 learner,
-                lambda: statistics_batches(self.recipe, self.data, self.device, shard),
+                lambda: bn_update_batches(self.recipe, self.data, self.device, shard),
                 lambda: autocast(precision, self.device),
             ),
         ):
@@ -287,13 +291,13 @@ class Course:
         sign = 1 if self.measures[name].higher_is_better == "higher" else -1
         best = runner.progress.best
         if best is not None and not (sign * number > sign * best or math.isnan(best)):  # no number is never better
-            runner.progress = replace(runner.progress, stale=runner.progress.stale + 1)
+            runner.progress = replace(runner.progress, epochs_since_best=runner.progress.epochs_since_best + 1)
             return
-        runner.progress = replace(runner.progress, best=number, best_epoch=epoch, stale=0)
+        runner.progress = replace(runner.progress, best=number, best_epoch=epoch, epochs_since_best=0)
         if keep != "last":
             stored = self._put_weights(runner.learner, epoch, best=True)
             words = f"{in_words(runner.learner, epoch)}, the best {name} on validation samples so far"
-            runner.progress = replace(runner.progress, weights=stored, weights_from=words)
+            runner.progress = replace(runner.progress, weights=stored, weights_source=words)
 
     def _add_up(self, epoch: int, done: int) -> None:
         """Add what every member saw since the last time, sample by sample in order: when it is done changes no bit."""
@@ -359,7 +363,7 @@ class Course:
         now = time.monotonic()
         for runner in self.runners:
             number = runner.learner.number
-            if any(each[:2] == (epoch, at) for each in runner.progress.states):
+            if any(each[:2] == (epoch, at) for each in runner.progress.checkpoints):
                 continue  # nothing happened since
             seconds = runner.progress.seconds + (now - self.clock) / len(self.runners)
             runner.progress = replace(runner.progress, epoch=epoch, step=at, seconds=seconds)
@@ -367,17 +371,25 @@ class Course:
                 continue
             part = self.run.put_log(number, runner.progress, runner.lines)
             runner.lines = []
-            runner.progress = replace(runner.progress, parts=(*runner.progress.parts, part))
+            runner.progress = replace(runner.progress, log_parts=(*runner.progress.log_parts, part))
             with self.awake(runner.learner):
                 state = state_of(runner.learner)
                 state["epoch"] = (runner.loss, runner.right, runner.seen)
                 state["progress"] = plain(runner.progress)
                 name = self.run.put_state(number, runner.progress, state)
-            older = runner.progress.states[-1:] if self.joint else ()  # one back, so that a group finds a common place
-            met = name if self.meets is not None and (epoch, at) == (self.meets.after[0], 0) else runner.progress.met
-            runner.progress = replace(runner.progress, states=(*older, (epoch, at, name)), met=met)
+            older = (
+                runner.progress.checkpoints[-1:] if self.joint else ()
+            )  # one back, so that a group finds a common place
+            met = (
+                name
+                if self.meets is not None and (epoch, at) == (self.meets.after[0], 0)
+                else runner.progress.partition_checkpoint
+            )
+            runner.progress = replace(
+                runner.progress, checkpoints=(*older, (epoch, at, name)), partition_checkpoint=met
+            )
             self.run.commit(number, runner.progress)
-            runner.progress = replace(runner.progress, spare=runner.progress.weights if self.joint else None)
+            runner.progress = replace(runner.progress, previous_weights=runner.progress.weights if self.joint else None)
         self.clock = now
 
     def _put_weights(self, learner: Learner, epoch: int, *, best: bool = False) -> str | None:
@@ -397,6 +409,8 @@ class Course:
             assert progress.weights is not None
             weights = self.run.store.get_tensors(progress.weights)
             name = self.run.put_weights(number, weights, epoch=progress.best_epoch)
-            words = progress.weights_from.removesuffix(" so far")
+            words = progress.weights_source.removesuffix(" so far")
         if self.executor.is_writer():
-            self.run.commit(number, replace(progress, finished=True, weights=name, weights_from=words, why=why))
+            self.run.commit(
+                number, replace(progress, finished=True, weights=name, weights_source=words, stop_reason=why)
+            )

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from plateaux.config.builders.data import in_order
+from plateaux.config.builders.data import eval_batches
 from plateaux.config.recipe import Recipe
 from plateaux.core import registry
 from plateaux.core.errors import RecipeError
@@ -16,7 +16,7 @@ from plateaux.core.runtime import autocast
 from plateaux.core.types import Estimate
 from plateaux.data.sources import DataSplits, Source
 from plateaux.distributed.executors.local import LocalExecutor
-from plateaux.evaluation.metric_loop import assess
+from plateaux.evaluation.metric_loop import evaluate_metrics
 from plateaux.models.modes import eval_mode
 from plateaux.training.state import Learner
 
@@ -52,6 +52,6 @@ def validated(
     device = next(iter(learner.params.values())).device
     with eval_mode([learner.module]):
         view = MemberModule(learner.module, forward=lambda: autocast(recipe.train.precision, device))
-        batches = in_order(recipe, data, source, ids, device=device)
-        results = assess(LocalExecutor("loop", 1, (), "error"), [view], batches, measures)
+        batches = eval_batches(recipe, data, source, ids, device=device)
+        results = evaluate_metrics(LocalExecutor("loop", 1, (), "error"), [view], batches, measures)
     return {name: values["member 0"] for name, values in results.items()}

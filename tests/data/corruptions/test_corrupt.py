@@ -19,7 +19,7 @@ from torch import Tensor
 from plateaux.core.errors import DataError, RecipeError, UnknownNameError
 from plateaux.data.corruptions.corrupt import CORRUPTIONS, EXTRA, VERSION, Corrupted, corrupt, describe
 from plateaux.data.corruptions.severities import SIZES, TABLES, table_size
-from plateaux.data.loader import eval_batches
+from plateaux.data.loader import ordered_batches
 from plateaux.data.sources import InMemorySource
 from plateaux.models.architectures.resnet import resnet20
 from plateaux.models.surgery import load_weights
@@ -244,7 +244,7 @@ def test_a_corrupted_source_hands_out_corrupted_images_with_their_labels() -> No
     assert len(source) == 6
     assert y.tolist() == [1, 1]
     assert torch.equal(x, corrupt(pictures()[ids], ids, "snow", 4))
-    batches = list(eval_batches(source, batch_size=4))
+    batches = list(ordered_batches(source, batch_size=4))
     assert torch.equal(torch.cat([batch.x for batch in batches]) * 255, source.fetch(torch.arange(6))[0].float())
 
 

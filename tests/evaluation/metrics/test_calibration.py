@@ -14,9 +14,15 @@ from plateaux.core import registry
 from plateaux.core.errors import RecipeError
 from plateaux.core.optional import optional_import
 from plateaux.core.types import Batch
-from plateaux.evaluation.confidence import binned, equal_width, guesses, pack, unpack
+from plateaux.evaluation.confidence import (
+    bin_sums,
+    confidence_and_prediction,
+    equal_width,
+    pack_confidence,
+    unpack_confidence,
+)
 from plateaux.evaluation.metrics.calibration import CELLS_AT_MOST
-from plateaux.evaluation.row_names import MEAN_PROBABILITY, cell
+from plateaux.evaluation.row_names import MEAN_PROBABILITY, row_name
 from tests.evaluation.metrics.test_every_metric import measured, near, probabilities, table_of, twin
 
 NAMES = ["ece", "adaptive_ece", "classwise_ece", "reliability"]
@@ -141,9 +147,9 @@ def test_the_diagram_gives_the_calibration_error_back() -> None:
     table, y = table_of(3, 200, 5)
     rows, errors = measured("reliability", table, y, bins=10), measured("ece", table, y, bins=10)
     for row, value in errors.items():
-        bins = [i for i in range(10) if cell(row, f"bin {i}", "share") in rows]
+        bins = [i for i in range(10) if row_name(row, f"bin {i}", "share") in rows]
         share, confidence, accuracy = (
-            np.array([rows[cell(row, f"bin {i}", what)].value for i in bins])
+            np.array([rows[row_name(row, f"bin {i}", what)].value for i in bins])
             for what in ("share", "confidence", "accuracy")
         )
         assert share.sum() == pytest.approx(1)
@@ -181,8 +187,8 @@ def test_certainty_is_either_deserved_or_not(name: str, right: bool, members: in
 
 
 def test_a_wrong_certainty_is_still_wrong_when_processes_add_up_their_rows() -> None:
-    packed = pack(torch.zeros(2), torch.tensor([True, False]))
-    doubt, right = unpack(packed + torch.zeros(2))  # a minus zero would come out as plus zero
+    packed = pack_confidence(torch.zeros(2), torch.tensor([True, False]))
+    doubt, right = unpack_confidence(packed + torch.zeros(2))  # a minus zero would come out as plus zero
     assert right.tolist() == [True, False]
     assert doubt.neg().exp().tolist() == [1.0, 1.0]
     assert doubt[0] == doubt[1]
@@ -191,9 +197,9 @@ def test_a_wrong_certainty_is_still_wrong_when_processes_add_up_their_rows() -> 
 @given(st.lists(st.tuples(st.floats(-20, 0, width=32), st.booleans()), min_size=1))
 def test_a_confidence_and_its_rightness_fit_in_one_number(pairs: list[tuple[float, bool]]) -> None:
     log_confidence, right = torch.tensor([a for a, _ in pairs]), torch.tensor([b for _, b in pairs])
-    packed = pack(log_confidence, right)
+    packed = pack_confidence(log_confidence, right)
     assert packed.dtype == torch.float32
-    doubt, again = unpack(packed)
+    doubt, again = unpack_confidence(packed)
     assert again.tolist() == right.tolist()
     torch.testing.assert_close(-doubt, log_confidence.double(), rtol=0, atol=2e-38)
 
@@ -201,17 +207,17 @@ def test_a_confidence_and_its_rightness_fit_in_one_number(pairs: list[tuple[floa
 def test_confidences_that_round_to_one_are_still_told_apart() -> None:
     log_confidence = torch.tensor([-1e-12, -1e-13], dtype=torch.float64)
     assert log_confidence.exp().float().unique().numel() == 1
-    assert unpack(pack(log_confidence, torch.tensor([True, True])))[0].diff() < 0
+    assert unpack_confidence(pack_confidence(log_confidence, torch.tensor([True, True])))[0].diff() < 0
 
 
 def test_a_probability_that_rounds_above_one_is_one() -> None:
-    best, guess = guesses(torch.tensor([[[-20.0, 1e-7]]]))
+    best, guess = confidence_and_prediction(torch.tensor([[[-20.0, 1e-7]]]))
     assert (best.item(), guess.item()) == (0.0, 1)
 
 
 def test_sums_are_taken_bin_by_bin() -> None:
     home = torch.tensor([[0, 2, 2], [1, 1, 1]])
-    sums = binned(home, [torch.ones(2, 3), torch.tensor([[1.0, 2, 3], [4, 5, 6]])], 3)
+    sums = bin_sums(home, [torch.ones(2, 3), torch.tensor([[1.0, 2, 3], [4, 5, 6]])], 3)
     assert sums[..., 0].tolist() == [[1, 0, 2], [0, 3, 0]]
     assert sums[..., 1].tolist() == [[1, 0, 5], [0, 15, 0]]
 

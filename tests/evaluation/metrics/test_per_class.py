@@ -22,7 +22,7 @@ from plateaux.core import registry
 from plateaux.core.errors import RecipeError
 from plateaux.core.types import Batch
 from plateaux.evaluation.metrics.per_class import MATRIX_AT_MOST
-from plateaux.evaluation.row_names import MEAN_LOGIT, MEAN_PROBABILITY, cell
+from plateaux.evaluation.row_names import MEAN_LOGIT, MEAN_PROBABILITY, row_name
 from tests.evaluation.metrics.test_every_metric import measured, probabilities, table_of
 
 NAMES = ["accuracy", "top5", "balanced_accuracy", "macro_f1", "per_class"]
@@ -76,7 +76,7 @@ def test_the_table_of_classes_is_what_scikit_learn_says(members: int, samples: i
         truth = precision_recall_fscore_support(y, guess, labels=labels, zero_division=np.nan)
         for number in range(classes):
             for what, numbers in zip(("precision", "recall", "f1", "samples"), truth, strict=True):
-                value = rows[cell(row, f"class {number}", what)]
+                value = rows[row_name(row, f"class {number}", what)]
                 assert value.value == pytest.approx(numbers[number], nan_ok=True), (row, number, what)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from plateaux.core import registry
 from plateaux.core.errors import RecipeError
 from plateaux.core.types import Batch, Estimate
-from plateaux.evaluation.row_names import cell
+from plateaux.evaluation.row_names import row_name
 from tests.evaluation.metrics.test_every_metric import measured, probabilities, table_of
 
 PARTS = ["reliability", "resolution", "uncertainty", "remainder"]
@@ -20,7 +20,7 @@ PARTS = ["reliability", "resolution", "uncertainty", "remainder"]
 
 def parts_of(table: Tensor, y: Tensor, row: str = "member 0", **options: int) -> dict[str, Estimate]:
     rows = measured("brier_parts", table, y, **options)
-    return {part: rows[cell(row, part)] for part in PARTS}
+    return {part: rows[row_name(row, part)] for part in PARTS}
 
 
 def slow(p: np.ndarray, y: np.ndarray, bins: int) -> dict[str, float]:
@@ -45,10 +45,10 @@ def test_the_parts_are_what_the_slow_twin_says(members: int, samples: int, class
     table, y = table_of(members, samples, classes)
     rows = measured("brier_parts", table, y, bins=bins)
     truth = probabilities(table)
-    assert list(rows) == [cell(row, part) for row in truth for part in PARTS]
+    assert list(rows) == [row_name(row, part) for row in truth for part in PARTS]
     for row, p in truth.items():
         for part, number in slow(p, y.numpy(), bins).items():
-            assert rows[cell(row, part)].value == pytest.approx(number, rel=1e-9, abs=1e-14), (row, part)
+            assert rows[row_name(row, part)].value == pytest.approx(number, rel=1e-9, abs=1e-14), (row, part)
 
 
 @given(members=st.integers(1, 3), samples=st.integers(1, 40), classes=st.integers(1, 6), bins=st.integers(1, 30),
@@ -61,7 +61,7 @@ def test_the_parts_add_up_to_the_brier_score(
     table = table.half() if half else table
     rows = measured("brier_parts", table, y, bins=bins)
     for row, value in measured("brier", table, y).items():
-        reliability, resolution, uncertainty, remainder = (rows[cell(row, part)].value for part in PARTS)
+        reliability, resolution, uncertainty, remainder = (rows[row_name(row, part)].value for part in PARTS)
         assert reliability - resolution + uncertainty + remainder == pytest.approx(value.value, rel=1e-14, abs=1e-14)
         assert min(reliability, resolution, uncertainty) >= 0
 
@@ -119,7 +119,7 @@ def test_the_order_of_members_does_not_matter() -> None:
     table, y = table_of(3, 60, 5)
     rows, other = measured("brier_parts", table, y), measured("brier_parts", table[[2, 0, 1]], y)
     for part in PARTS:
-        assert rows[cell("member 0", part)] == other[cell("member 1", part)]
+        assert rows[row_name("member 0", part)] == other[row_name("member 1", part)]
 
 
 def test_every_measure_says_how_it_is_to_be_read() -> None:

@@ -168,7 +168,7 @@ def test_a_text_ensemble_trains_stops_goes_on_and_is_measured_from_the_command_l
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PLATEAUX_DATA", str(corpus))
-    row = row_of(corpus, "sharpbalance").changed(model={"weights": "base.safetensors"})
+    row = row_of(corpus, "sharpbalance").replaced(model={"weights": "base.safetensors"})
     (tmp_path / "text.toml").write_text(row.to_toml(), encoding="utf-8")
     call = ["train", str(tmp_path / "text.toml"), "--out", str(tmp_path / "whole"), "--json"]
     assert CliRunner().invoke(app, call).exit_code == 0
@@ -189,9 +189,9 @@ def test_a_text_ensemble_trains_stops_goes_on_and_is_measured_from_the_command_l
 
 @pytest.mark.filterwarnings("ignore:Not loaded from")
 def test_stacked_text_members_are_looped_ones(corpus: Path, tmp_path: Path) -> None:
-    row = row_of(corpus, "sam").changed(train={"precision": "fp64"})
+    row = row_of(corpus, "sam").replaced(train={"precision": "fp64"})
     loop = weights(train(row, tmp_path / "loop"))
-    stacked = weights(train(row.changed(executor={"manner": "vmap"}), tmp_path / "vmap"))
+    stacked = weights(train(row.replaced(executor={"manner": "vmap"}), tmp_path / "vmap"))
     assert distance(stacked, loop) <= 1e-12
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from plateaux.config.builders.training import method_of
-from plateaux.config.components import NOTHING_GIVEN, Given
-from plateaux.config.recipe import DataPart, Recipe
+from plateaux.config.builders.training import build_method
+from plateaux.config.components import NO_COMPONENTS, Components
+from plateaux.config.recipe import DataConfig, Recipe
 from plateaux.config.schema import check
 from plateaux.core import registry
 from plateaux.core.errors import RecipeError
@@ -19,14 +19,14 @@ from plateaux.core.method import Method
 from plateaux.core.runtime import FORMATS, param_dtype
 from plateaux.core.types import Batch, Inputs, derive_seed
 from plateaux.data.augment import Augment
-from plateaux.data.loader import CPU, NO_AUGMENT, MemberLoader, ShardFn, eval_batches
+from plateaux.data.loader import CPU, NO_AUGMENT, MemberLoader, ShardFn, ordered_batches
 from plateaux.data.sources import DataSplits, InMemorySource, Source, UnlabeledData
 from plateaux.data.splits import bootstrap, split
 
-STATISTICS = 20  # batches that BatchNorm's statistics are taken from
+BN_UPDATE_BATCHES = 20  # batches that BatchNorm's statistics are taken from
 
 
-def feed_of(
+def build_loader(
     recipe: Recipe, data: DataSplits, number: int, *, shared: bool, device: torch.device, ids: torch.Tensor
 ) -> MemberLoader:
     """Return how a member is fed: in an order of its own, or in the one all share."""
@@ -51,7 +51,7 @@ def feed_of(
     )
 
 
-def shares_order(recipe: Recipe, method: Method) -> bool:
+def uses_shared_order(recipe: Recipe, method: Method) -> bool:
     """Say whether all members are fed the same batches."""
     order = recipe.data.order
     return order == "shared" or (order == "auto" and method.objective.gather != "own")
@@ -65,42 +65,42 @@ def on_device(data: DataSplits, device: torch.device) -> DataSplits:
     return replace(data, train=train, test=test)  # cuda-only
 
 
-def split_of(recipe: Recipe, data: DataSplits) -> tuple[torch.Tensor, torch.Tensor]:
+def train_val_split(recipe: Recipe, data: DataSplits) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the ids of the training and of the validation samples."""
     share = recipe.data.validation
     return split(len(data.train), share if share < 1 else int(share), derive_seed(recipe.seed, "validation"))
 
 
-def statistics_batches(
+def bn_update_batches(
     recipe: Recipe, data: DataSplits, device: torch.device, shard: ShardFn | None = None
 ) -> Iterator[Inputs]:
     """Yield the inputs of some training samples, drawn by the seed and always the same, as they are."""
-    train, _ = split_of(recipe, data)
+    train, _ = train_val_split(recipe, data)
     chance = torch.Generator().manual_seed(derive_seed(recipe.seed, "statistics"))
     ids = train[torch.randperm(len(train), generator=chance)]  # sources may be sorted by class
-    batches = in_order(recipe, data, data.train, ids, device=device, shard=shard)
-    return (batch.x for batch in islice(batches, STATISTICS))
+    batches = eval_batches(recipe, data, data.train, ids, device=device, shard=shard)
+    return (batch.x for batch in islice(batches, BN_UPDATE_BATCHES))
 
 
-def data_of(recipe: Recipe, given: Given = NOTHING_GIVEN) -> DataSplits:
+def build_data(recipe: Recipe, given: Components = NO_COMPONENTS) -> DataSplits:
     """Return the recipe's data set."""
     if given.data is not None:
         return given.data
     part = recipe.data
-    factory = registry.dataset.get(part.name, allow=given.allow)
-    made = factory(**check("data", factory, part.options, also=DataPart.model_fields))
+    factory = registry.dataset.get(part.name, allow=given.trust)
+    made = factory(**check("data", factory, part.options, also=DataConfig.model_fields))
     if not isinstance(made, DataSplits):
         raise RecipeError(f"data set {part.name!r} returned {type(made).__name__}; it must return plateaux.Data")
     return made
 
 
-def training_data(recipe: Recipe, given: Given = NOTHING_GIVEN) -> DataSplits:
+def build_training_data(recipe: Recipe, given: Components = NO_COMPONENTS) -> DataSplits:
     """Return the recipe's data set with the unlabelled samples that its method looks at."""
-    data = data_of(recipe, given)
-    if "unlabelled" not in method_of(recipe, 0, given).objective.extra_inputs:
+    data = build_data(recipe, given)
+    if "unlabelled" not in build_method(recipe, 0, given).objective.extra_inputs:
         return data
     name, _, count = (recipe.data.unlabelled or "").partition("@")
-    source = given.unlabelled or _unlabelled(name, data, given)
+    source = given.unlabeled or _build_unlabeled(name, data, given)
     wanted = int(count) if count.isdigit() else len(source)
     if (count and not count.isdigit()) or not 0 < wanted <= len(source):
         raise RecipeError(
@@ -112,7 +112,7 @@ def training_data(recipe: Recipe, given: Given = NOTHING_GIVEN) -> DataSplits:
     return replace(data, unlabeled=UnlabeledData(name or "given", source, ids))
 
 
-def unlabelled_facts(data: DataSplits) -> dict[str, Any]:
+def unlabeled_info(data: DataSplits) -> dict[str, Any]:
     """Return what a run must remember of its unlabelled samples: which they are, so that no test is made of them."""
     extra = data.unlabeled
     if extra is None:
@@ -121,9 +121,9 @@ def unlabelled_facts(data: DataSplits) -> dict[str, Any]:
     return {"unlabelled": {"name": extra.name, "fingerprint": print_of, "ids": extra.ids.tolist()}}
 
 
-def _unlabelled(name: str, data: DataSplits, given: Given) -> Source:
+def _build_unlabeled(name: str, data: DataSplits, given: Components) -> Source:
     """Return the train samples of a set, or its test samples where it has no others."""
-    factory = registry.dataset.get(name, allow=given.allow)
+    factory = registry.dataset.get(name, allow=given.trust)
     other: DataSplits = factory(**check("data", factory, {}))
     if other.shape != data.shape:
         raise RecipeError(
@@ -133,21 +133,21 @@ def _unlabelled(name: str, data: DataSplits, given: Given) -> Source:
     return other.train if len(other.train) else other.test
 
 
-def in_order(
+def eval_batches(
     recipe: Recipe,
     data: DataSplits,
     source: Source,
     ids: torch.Tensor,
     *,
-    batch: int | None = None,
+    batch_size: int | None = None,
     device: torch.device = CPU,
     shard: ShardFn | None = None,
 ) -> Iterator[Batch]:
     """Yield the samples `ids` in their order, as they are, laid out as the recipe's networks take them."""
-    return eval_batches(
+    return ordered_batches(
         source,
         ids,
-        batch_size=batch or max(recipe.data.batch, 256),
+        batch_size=batch_size or max(recipe.data.batch, 256),
         mean=data.mean,
         std=data.std,
         device=device,

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from plateaux.config.components import NOTHING_GIVEN, Given
-from plateaux.config.recipe import ModelPart, Recipe, fingerprint, own
-from plateaux.config.schema import accepts, check, pick
+from plateaux.config.components import NO_COMPONENTS, Components
+from plateaux.config.recipe import ModelConfig, Recipe, fingerprint, member_value
+from plateaux.config.schema import accepts, check, options_for_member
 from plateaux.core import registry
 from plateaux.core.errors import RecipeError
 from plateaux.core.runtime import fork_rng, param_dtype
@@ -22,32 +22,35 @@ from plateaux.models.lora import add_lora, base_names, share_base
 from plateaux.models.surgery import freeze, load_weights, prune, share
 
 
-def kind_of(recipe: Recipe, number: int, given: Given = NOTHING_GIVEN) -> str:
+def architecture_hash(recipe: Recipe, number: int, given: Components = NO_COMPONENTS) -> str:
     """Return a hash that two members share when their networks are alike."""
-    name = own("model.name", recipe.model.name, number, recipe.members)
-    factory = given.model or registry.model.get(name, allow=given.allow)
-    options = pick(factory, recipe.model.options, number, recipe.members)
-    width = {} if recipe.model.head != "mlp" else {"head": own_width(recipe, number)}
-    return fingerprint({"name": name, "options": options, "adapters": adapters_of(recipe, number), **width})
+    name = member_value("model.name", recipe.model.name, number, recipe.members)
+    factory = given.model or registry.model.get(name, allow=given.trust)
+    options = options_for_member(factory, recipe.model.options, number, recipe.members)
+    width = {} if recipe.model.head != "mlp" else {"head": head_width(recipe, number)}
+    return fingerprint({"name": name, "options": options, "adapters": lora_config(recipe, number), **width})
 
 
-def adapters_of(recipe: Recipe, number: int) -> dict[str, Any]:
+def lora_config(recipe: Recipe, number: int) -> dict[str, Any]:
     """Return the options of one member's adapters; empty: it has none."""
     part = recipe.model.adapters
     if part is None:
         return {}
-    mine = {name: own(f"adapters.{name}", getattr(part, name), number, recipe.members) for name in ("rank", "alpha")}
+    mine = {
+        name: member_value(f"adapters.{name}", getattr(part, name), number, recipe.members)
+        for name in ("rank", "alpha")
+    }
     return {**mine, "target_modules": part.layers, "modules_to_save": part.train}
 
 
-def network(
+def build_member(
     recipe: Recipe,
     data: DataSplits,
     number: int,
-    given: Given = NOTHING_GIVEN,
+    given: Components = NO_COMPONENTS,
     *,
     start: int | None = None,
-    trunk: Backbone | None = None,
+    backbone: Backbone | None = None,
 ) -> nn.Module:
     """Return one member's network as it is before its first step.
 
@@ -55,50 +58,56 @@ def network(
     """
     part = recipe.model
     if part.trunk is None:
-        module = _whole(recipe, data, number, given, start)
+        module = _build_whole(recipe, data, number, given, start)
     else:
-        module = _headed(recipe, data, number, given, trunk or trunk_of(recipe, data, given))
+        module = _build_with_head(recipe, data, number, given, backbone or build_backbone(recipe, data, given))
     if part.sparsity:
         prune(module, part.sparsity, keep=() if part.trunk is None else ("trunk",))
-    if adapters := adapters_of(recipe, number):
+    if adapters := lora_config(recipe, number):
         with fork_rng(derive_seed(recipe.seed, "adapters", number), torch.device("cpu")):
             add_lora(module, **adapters)
     return module.to(param_dtype(recipe.train.precision))
 
 
-def trunk_of(recipe: Recipe, data: DataSplits, given: Given = NOTHING_GIVEN) -> Backbone:
+def build_backbone(recipe: Recipe, data: DataSplits, given: Components = NO_COMPONENTS) -> Backbone:
     """Return the trunk that all members share."""
     part = recipe.model
     assert part.trunk is not None
     # It must not depend on which members happen to be built here, so it has a start of its own.
-    whole = _whole(recipe, data, 0, given, derive_seed(recipe.seed, "shared"))
+    whole = _build_whole(recipe, data, 0, given, derive_seed(recipe.seed, "shared"))
     return Backbone(whole, part.trunk, shape=data.shape, image_size=part.resize, pool=part.head != "rest")
 
 
-def own_width(recipe: Recipe, number: int) -> int:
+def head_width(recipe: Recipe, number: int) -> int:
     """Return the width of one member's head."""
-    return int(own("model.head_width", recipe.model.head_width, number, recipe.members))
+    return int(member_value("model.head_width", recipe.model.head_width, number, recipe.members))
 
 
-def _headed(recipe: Recipe, data: DataSplits, number: int, given: Given, trunk: Backbone) -> nn.Module:
+def _build_with_head(recipe: Recipe, data: DataSplits, number: int, given: Components, trunk: Backbone) -> nn.Module:
     part = recipe.model
     if part.head == "rest":
         assert part.trunk is not None
         return BackboneWithHead(
-            trunk, own_head(_whole(recipe, data, number, given, None), part.trunk, data.shape, image_size=part.resize)
+            trunk,
+            own_head(_build_whole(recipe, data, number, given, None), part.trunk, data.shape, image_size=part.resize),
         )
     with fork_rng(derive_seed(recipe.seed, "init", number), torch.device("cpu")):
         return BackboneWithHead(
-            trunk, build_head(part.head, trunk.shape, classes=data.classes, width=own_width(recipe, number))
+            trunk, build_head(part.head, trunk.shape, classes=data.classes, width=head_width(recipe, number))
         )
 
 
-def _whole(recipe: Recipe, data: DataSplits, number: int, given: Given, start: int | None) -> nn.Module:
+def _build_whole(recipe: Recipe, data: DataSplits, number: int, given: Components, start: int | None) -> nn.Module:
     """Return a network as its model makes it, with the weights it starts from."""
     part = recipe.model
-    name = own("model.name", part.name, number, recipe.members)
-    factory = given.model or registry.model.get(name, allow=given.allow)
-    options = check("model", factory, pick(factory, part.options, number, recipe.members), also=ModelPart.model_fields)
+    name = member_value("model.name", part.name, number, recipe.members)
+    factory = given.model or registry.model.get(name, allow=given.trust)
+    options = check(
+        "model",
+        factory,
+        options_for_member(factory, part.options, number, recipe.members),
+        also=ModelConfig.model_fields,
+    )
     for fact in ("shape", "classes"):
         if accepts(factory, fact):
             options[fact] = getattr(data, fact)
@@ -110,25 +119,27 @@ def _whole(recipe: Recipe, data: DataSplits, number: int, given: Given, start: i
         load_weights(
             module,
             weights_file(part.weights),
-            own("model.prefix", part.prefix, number, recipe.members),
+            member_value("model.prefix", part.prefix, number, recipe.members),
             partial=part.partial,
         )
     return module
 
 
-def networks(recipe: Recipe, data: DataSplits, numbers: Sequence[int], given: Given = NOTHING_GIVEN) -> list[nn.Module]:
+def build_members(
+    recipe: Recipe, data: DataSplits, numbers: Sequence[int], given: Components = NO_COMPONENTS
+) -> list[nn.Module]:
     """Return the networks of some members; what is frozen is one object that all of them use."""
     prefixes = _frozen(recipe)
-    trunk = trunk_of(recipe, data, given) if recipe.model.trunk else None
+    trunk = build_backbone(recipe, data, given) if recipe.model.trunk else None
     adapted = recipe.model.adapters is not None
     # What is shared must not depend on which members happen to be built here, so it has a start of its own.
     alone = bool(recipe.model.freeze) or adapted
-    first = network(recipe, data, 0, given, start=derive_seed(recipe.seed, "shared")) if alone else None
+    first = build_member(recipe, data, 0, given, start=derive_seed(recipe.seed, "shared")) if alone else None
     modules = []
     for number in numbers:
-        module = network(recipe, data, number, given, trunk=trunk)
+        module = build_member(recipe, data, number, given, backbone=trunk)
         if first is not None and adapted:
-            share_base(first, module, shared_names(recipe, module))
+            share_base(first, module, shared_param_names(recipe, module))
         elif first is not None:
             share([first, module], prefixes)
         freeze(module, prefixes)
@@ -140,7 +151,7 @@ def _frozen(recipe: Recipe) -> tuple[str, ...]:
     return recipe.model.freeze if recipe.model.trunk is None else ("trunk",)
 
 
-def shared_names(recipe: Recipe, module: nn.Module) -> set[str]:
+def shared_param_names(recipe: Recipe, module: nn.Module) -> set[str]:
     """Return the names of the weights and buffers that members share."""
     if recipe.model.adapters is not None:
         return base_names(module, recipe.model.adapters.train)
@@ -148,6 +159,6 @@ def shared_names(recipe: Recipe, module: nn.Module) -> set[str]:
     return freeze(module, prefixes) if prefixes else set()
 
 
-def own_state(module: nn.Module, shared: set[str]) -> TensorTree:
+def member_state_dict(module: nn.Module, shared: set[str]) -> TensorTree:
     """Return what a member's weights file holds: all of the state that is its own."""
     return {name: tensor for name, tensor in module.state_dict().items() if name not in shared}

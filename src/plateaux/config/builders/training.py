@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler, SequentialLR
 
-from plateaux.config.components import NOTHING_GIVEN, Given
-from plateaux.config.recipe import DataPart, LossPart, MethodPart, ModelPart, Recipe, own
-from plateaux.config.schema import WrongKey, accepts, check, pick
+from plateaux.config.components import NO_COMPONENTS, Components
+from plateaux.config.recipe import DataConfig, LossConfig, MethodConfig, ModelConfig, Recipe, member_value
+from plateaux.config.schema import ConfigKeyError, accepts, check, options_for_member
 from plateaux.core import registry
 from plateaux.core.errors import RecipeError, suggest
 from plateaux.core.executor import Executor
@@ -22,43 +22,43 @@ from plateaux.models.backbone import check_backbone
 from plateaux.optim.losses import get_loss
 
 
-def check_names(recipe: Recipe, given: Given = NOTHING_GIVEN) -> None:
+def check_plugins(recipe: Recipe, given: Components = NO_COMPONENTS) -> None:
     """Check every name and option of a recipe without reading data or building a network."""
     if given.data is None:
-        factory = registry.dataset.get(recipe.data.name, allow=given.allow)
-        check("data", factory, recipe.data.options, also=DataPart.model_fields)
+        factory = registry.dataset.get(recipe.data.name, allow=given.trust)
+        check("data", factory, recipe.data.options, also=DataConfig.model_fields)
     check_backbone(dict(recipe.model), mixes=recipe.data.mixup + recipe.data.cutmix > 0)
     for number in range(recipe.members):
         if given.model is None:
-            name = own("model.name", recipe.model.name, number, recipe.members)
-            factory = registry.model.get(name, allow=given.allow)
-            options = pick(factory, recipe.model.options, number, recipe.members)
-            check("model", factory, options, also=ModelPart.model_fields)
-        method_of(recipe, number, given)
-        schedule_of(recipe, optimizer_of(recipe, number, {"weight": nn.Parameter(torch.zeros(1, 1))}), 1)
+            name = member_value("model.name", recipe.model.name, number, recipe.members)
+            factory = registry.model.get(name, allow=given.trust)
+            options = options_for_member(factory, recipe.model.options, number, recipe.members)
+            check("model", factory, options, also=ModelConfig.model_fields)
+        build_method(recipe, number, given)
+        build_lr_scheduler(recipe, build_optimizer(recipe, number, {"weight": nn.Parameter(torch.zeros(1, 1))}), 1)
 
 
 def loss_options(recipe: Recipe, number: int) -> dict[str, Any]:
     """Return the options that one member's loss has."""
-    recipe = recipe.of_member(number)
-    return pick(get_loss(recipe.loss.name), recipe.loss.options, number, recipe.members)
+    recipe = recipe.for_member(number)
+    return options_for_member(get_loss(recipe.loss.name), recipe.loss.options, number, recipe.members)
 
 
-def method_options(recipe: Recipe, number: int, given: Given = NOTHING_GIVEN) -> dict[str, Any]:
+def method_options(recipe: Recipe, number: int, given: Components = NO_COMPONENTS) -> dict[str, Any]:
     """Return the options that one member's method has."""
-    recipe = recipe.of_member(number)
-    factory = registry.method.get(recipe.method.name, allow=given.allow)
-    return pick(factory, recipe.method.options, number, recipe.members)
+    recipe = recipe.for_member(number)
+    factory = registry.method.get(recipe.method.name, allow=given.trust)
+    return options_for_member(factory, recipe.method.options, number, recipe.members)
 
 
-def method_of(recipe: Recipe, number: int = 0, given: Given = NOTHING_GIVEN) -> Method:
+def build_method(recipe: Recipe, number: int = 0, given: Components = NO_COMPONENTS) -> Method:
     """Return one member's method."""
     loss = given.loss
     if loss is None:
         make_loss = get_loss(recipe.loss.name)
-        loss = make_loss(**check("loss", make_loss, loss_options(recipe, number), also=LossPart.model_fields))
-    factory = registry.method.get(recipe.method.name, allow=given.allow)
-    options = check("method", factory, method_options(recipe, number, given), also=MethodPart.model_fields)
+        loss = make_loss(**check("loss", make_loss, loss_options(recipe, number), also=LossConfig.model_fields))
+    factory = registry.method.get(recipe.method.name, allow=given.trust)
+    options = check("method", factory, method_options(recipe, number, given), also=MethodConfig.model_fields)
     if accepts(factory, "epochs"):
         options["epochs"] = recipe.train.epochs
     made: Method = factory(loss, **options)
@@ -67,7 +67,7 @@ def method_of(recipe: Recipe, number: int = 0, given: Given = NOTHING_GIVEN) -> 
             f"method {recipe.method.name!r} settles whole batches, so optimizer.accumulate must be 1; "
             "use a smaller data.batch instead"
         )
-    if "unlabelled" in made.objective.extra_inputs and recipe.data.unlabelled is None and given.unlabelled is None:
+    if "unlabelled" in made.objective.extra_inputs and recipe.data.unlabelled is None and given.unlabeled is None:
         raise RecipeError(
             f"method {recipe.method.name!r} looks at unlabelled samples: set data.unlabelled, such as "
             "'tinyimagenet32@1000', or have it look at the labelled ones (method.on = 'labelled')"
@@ -75,16 +75,16 @@ def method_of(recipe: Recipe, number: int = 0, given: Given = NOTHING_GIVEN) -> 
     return made
 
 
-def executor_of(recipe: Recipe, given: Given = NOTHING_GIVEN) -> Executor:
+def build_executor(recipe: Recipe, given: Components = NO_COMPONENTS) -> Executor:
     """Return the executor; it is handed those settings it has an option for."""
-    factory = registry.executor.get(recipe.executor.name, allow=given.allow)
+    factory = registry.executor.get(recipe.executor.name, allow=given.trust)
     settings = {**recipe.executor.model_dump(exclude={"name"}), "randomness": recipe.train.randomness}
     return factory(**{name: value for name, value in settings.items() if accepts(factory, name)})  # type: ignore[no-any-return]
 
 
-def optimizer_of(recipe: Recipe, number: int, params: TensorTree) -> torch.optim.Optimizer:
+def build_optimizer(recipe: Recipe, number: int, params: TensorTree) -> torch.optim.Optimizer:
     """Return one member's optimiser; biases and normalisation may go without decay."""
-    part = recipe.of_member(number).optimizer
+    part = recipe.for_member(number).optimizer
     known = {n: c for n, c in vars(torch.optim).items() if isinstance(c, type) and issubclass(c, torch.optim.Optimizer)}
     names = {n.lower(): c for n, c in known.items() if n not in ("Optimizer", "LBFGS")}
     if part.name.lower() not in names:
@@ -93,12 +93,12 @@ def optimizer_of(recipe: Recipe, number: int, params: TensorTree) -> torch.optim
         )
     factory = names[part.name.lower()]
     scalars = {
-        "lr": own("optimizer.lr", part.lr, number, recipe.members),
-        "weight_decay": own("optimizer.weight_decay", part.weight_decay, number, recipe.members),
+        "lr": member_value("optimizer.lr", part.lr, number, recipe.members),
+        "weight_decay": member_value("optimizer.weight_decay", part.weight_decay, number, recipe.members),
     }
     if not accepts(factory, "weight_decay") and scalars.pop("weight_decay"):
         raise RecipeError(f"{part.name} has no weight_decay; leave it out, or choose another optimizer.name")
-    chosen = pick(factory, part.options, number, recipe.members)
+    chosen = options_for_member(factory, part.options, number, recipe.members)
     _known_keys("optimizer", factory, chosen, type(part).model_fields)
     decayed = [p for p in params.values() if part.decay == "all" or p.ndim > 1]
     spared = [p for p in params.values() if part.decay == "weights" and p.ndim <= 1]
@@ -115,7 +115,7 @@ SHORT = {
 SPANS = ("T_max", "total_iters", "step_size", "T_0", "milestones")  # options that count time: epochs in a recipe
 
 
-def schedule_of(recipe: Recipe, optimizer: torch.optim.Optimizer, steps: int) -> tuple[LRScheduler | None, bool]:
+def build_lr_scheduler(recipe: Recipe, optimizer: torch.optim.Optimizer, steps: int) -> tuple[LRScheduler | None, bool]:
     """Return the schedule and whether it moves with every step rather than every epoch."""
     parts = recipe.schedule
     if not parts:
@@ -170,4 +170,4 @@ def _known_keys(section: str, factory: Callable[..., Any], given: dict[str, Any]
             from inspect import signature
 
             allowed = {*signature(factory).parameters, *also} - {"params", "optimizer", "self"}
-            raise WrongKey(section, name, f"[{section}] has no key {name!r}; {suggest(name, allowed)}")
+            raise ConfigKeyError(section, name, f"[{section}] has no key {name!r}; {suggest(name, allowed)}")

@@ -16,17 +16,17 @@ from plateaux.core.types import Batch, Estimate, TensorTree
 from plateaux.ensembles.log_probs import log_probabilities
 from plateaux.evaluation.confidence import (
     Codes,
-    Equals,
-    binned,
+    TieGroups,
+    bin_sums,
     check_bins,
+    confidence_and_prediction,
     confidences,
     equal_mass,
     equal_width,
     groups,
-    guesses,
-    surest_first,
+    sort_by_confidence,
 )
-from plateaux.evaluation.row_names import cell, row_names
+from plateaux.evaluation.row_names import row_name, row_names
 
 CELLS_AT_MOST = 300  # classes times bins, whose products two by two an error needs: 0.7 MB a row
 ERROR = "error by the delta method with the bins' samples fixed; a bin of one sample adds none"
@@ -43,8 +43,8 @@ def ece(*, bins: int = 15) -> Metric:
     def settle(table: Tensor, batch: Batch) -> TensorTree:
         confidence, right = _confidence(table, batch)
         home = equal_width(confidence, bins)
-        sums = binned(home, [torch.ones_like(confidence), confidence, right], bins)
-        return {"sums": sums, "squares": binned(home, [(right - confidence) ** 2], bins)[..., 0]}
+        sums = bin_sums(home, [torch.ones_like(confidence), confidence, right], bins)
+        return {"sums": sums, "squares": bin_sums(home, [(right - confidence) ** 2], bins)[..., 0]}
 
     def finish(sums: TensorTree) -> Mapping[str, Estimate]:
         count, confidence, right = sums["sums"].unbind(-1)
@@ -62,7 +62,7 @@ def adaptive_ece(*, bins: int = 15) -> Metric:
 
     def finish(sums: TensorTree) -> Mapping[str, Estimate]:
         rows = sums["kept"].unbind(-1)
-        return {name: adaptive(surest_first(row)) for name, row in zip(row_names(len(rows)), rows, strict=True)}
+        return {name: adaptive(sort_by_confidence(row)) for name, row in zip(row_names(len(rows)), rows, strict=True)}
 
     def adaptive(codes: Codes) -> Estimate:
         tallies = np.zeros((3, bins))
@@ -91,7 +91,7 @@ def classwise_ece(*, bins: int = 15) -> Metric:
         p = log_probabilities(table).double().exp().clamp(max=1)  # [R, B, C]
         gap = torch.nn.functional.one_hot(batch.y, p.shape[-1]) - p
         home = equal_width(p, bins)
-        sums = {"gaps": binned(home.mT, [gap.mT], bins)[..., 0], "count": torch.tensor(len(batch))}  # [R, C, bins]
+        sums = {"gaps": bin_sums(home.mT, [gap.mT], bins)[..., 0], "count": torch.tensor(len(batch))}  # [R, C, bins]
         return sums | ({"products": _products(home, gap, bins)} if p.shape[-1] * bins <= CELLS_AT_MOST else {})
 
     return Metric(
@@ -113,11 +113,11 @@ def reliability(*, bins: int = 15) -> Metric:
     def settle(table: Tensor, batch: Batch) -> TensorTree:
         confidence, right = _confidence(table, batch)
         parts = [torch.ones_like(confidence), confidence, confidence**2, right]
-        return {"sums": binned(equal_width(confidence, bins), parts, bins)}
+        return {"sums": bin_sums(equal_width(confidence, bins), parts, bins)}
 
     def finish(sums: TensorTree) -> Mapping[str, Estimate]:
         return {
-            cell(name, f"bin {number}", what): value
+            row_name(name, f"bin {number}", what): value
             for name, row in zip(row_names(len(sums["sums"])), sums["sums"], strict=True)
             for number, tallies in enumerate(row.tolist())
             for what, value in _bin(float(row[:, 0].sum()), *tallies).items()
@@ -147,14 +147,18 @@ def _bin(samples: float, count: float, confidence: float, squares: float, right:
 
 def _confidence(table: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
     """Return confidence and rightness, 0 or 1, in float64 `[R, B]`."""
-    log_confidence, guess = guesses(log_probabilities(table))
+    log_confidence, guess = confidence_and_prediction(log_probabilities(table))
     return log_confidence.double().exp(), (guess == batch.y).double()
 
 
-def _tallies(each: Equals, samples: int, bins: int) -> NDArray[np.float64]:
+def _tallies(each: TieGroups, samples: int, bins: int) -> NDArray[np.float64]:
     """Return every bin's samples, sum of right - confidence and sum of its squares, `[3, bins]`."""
-    confidence, right, home = np.exp(-each.doubt), each.size - each.wrong, equal_mass(each, samples, bins)
-    squares = right * (1 - confidence) ** 2 + each.wrong * confidence**2
+    confidence, right, home = (
+        np.exp(-each.error_probability),
+        each.size - each.incorrect,
+        equal_mass(each, samples, bins),
+    )
+    squares = right * (1 - confidence) ** 2 + each.incorrect * confidence**2
     parts = (each.size, right - each.size * confidence, squares)
     return np.stack([np.bincount(home, part, minlength=bins) for part in parts])
 

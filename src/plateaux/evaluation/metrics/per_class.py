@@ -17,7 +17,7 @@ from plateaux.core.registry import metric
 from plateaux.core.stats.estimates import proportion
 from plateaux.core.types import Batch, Estimate, TensorTree
 from plateaux.ensembles.log_probs import predictions
-from plateaux.evaluation.row_names import cell, row_names
+from plateaux.evaluation.row_names import row_name, row_names
 
 MATRIX_AT_MOST = 200  # classes; the matrix of 1000 would take 8 MB a row and cast
 NOTHING = Estimate(float("nan"))
@@ -93,7 +93,7 @@ def per_class() -> Metric:
 
     def finish(sums: TensorTree) -> Mapping[str, Estimate]:
         return {
-            cell(name, f"class {number}", what): value
+            row_name(name, f"class {number}", what): value
             for name, counts, _ in _rows(sums)
             for number, three in enumerate(zip(*(count.tolist() for count in counts), strict=True))
             for what, value in _class(*three).items()

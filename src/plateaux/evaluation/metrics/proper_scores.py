@@ -12,8 +12,8 @@ from plateaux.core.registry import metric
 from plateaux.core.stats.estimates import means_from_sums, sums_and_squares
 from plateaux.core.types import Batch, Estimate, TensorTree
 from plateaux.ensembles.log_probs import log_probabilities
-from plateaux.evaluation.confidence import binned, check_bins, equal_width
-from plateaux.evaluation.row_names import cell, row_names
+from plateaux.evaluation.confidence import bin_sums, check_bins, equal_width
+from plateaux.evaluation.row_names import row_name, row_names
 
 
 @metric
@@ -37,14 +37,14 @@ def brier_parts(*, bins: int = 15) -> Metric:
         log_p = log_probabilities(table)
         p = log_p.double().exp().mT  # [R, C, B]
         label = (torch.arange(p.shape[1], device=p.device)[:, None] == batch.y).expand_as(p)
-        sums = binned(equal_width(p, bins), [torch.ones_like(p), p, label], bins)  # [R, C, bins, 3]
+        sums = bin_sums(equal_width(p, bins), [torch.ones_like(p), p, label], bins)  # [R, C, bins, 3]
         return {"sums": sums, "score": _brier(log_p, batch.y).double().sum(-1), "count": torch.tensor(len(batch))}
 
     def finish(sums: TensorTree) -> Mapping[str, Estimate]:
         names = row_names(len(sums["score"]))
         rows = zip(names, sums["sums"], sums["score"] / sums["count"], strict=True)
         return {
-            cell(name, part): value
+            row_name(name, part): value
             for name, tallies, score in rows
             for part, value in _murphy(tallies, float(score)).items()
         }

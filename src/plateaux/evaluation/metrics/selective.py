@@ -19,7 +19,7 @@ from plateaux.core.metric import Metric
 from plateaux.core.registry import metric
 from plateaux.core.stats.estimates import proportion
 from plateaux.core.types import Estimate, TensorTree
-from plateaux.evaluation.confidence import Codes, Equals, confidences, groups, has_no_number, surest_first
+from plateaux.evaluation.confidence import Codes, TieGroups, confidences, groups, has_nan, sort_by_confidence
 from plateaux.evaluation.row_names import row_names
 
 TIES = "confidence is the largest probability; ties count as their mean"
@@ -88,7 +88,7 @@ def risk_at_coverage(*, coverage: float = 0.8) -> Metric:
         count = max(ceil(coverage * len(codes) - 1e-9), 1)  # 0.07 * 100 is a little more than 7
         wrong = 0.0
         for each in groups(codes):
-            wrong += float((each.wrong / each.size * (count - each.start).clip(0, each.size)).sum())
+            wrong += float((each.incorrect / each.size * (count - each.start).clip(0, each.size)).sum())
         return proportion(wrong, count)
 
     return _kept(value, f"the first {coverage:.12g} of all samples, rounded up; {TIES}; binomial error", percent=True)
@@ -99,10 +99,10 @@ def _kept(value: Callable[[Codes], Estimate], convention: str, *, percent: bool 
 
     def finish(sums: TensorTree) -> Mapping[str, Estimate]:
         rows = sums["kept"].unbind(-1)
-        return {name: of(surest_first(row)) for name, row in zip(row_names(len(rows)), rows, strict=True)}
+        return {name: of(sort_by_confidence(row)) for name, row in zip(row_names(len(rows)), rows, strict=True)}
 
     def of(codes: Codes) -> Estimate:
-        return Estimate(float("nan")) if has_no_number(codes) else value(codes)
+        return Estimate(float("nan")) if has_nan(codes) else value(codes)
 
     return Metric(
         confidences,
@@ -132,18 +132,18 @@ def _area(codes: Codes) -> tuple[float, Tally, Tally]:
     top = _harmonic(count - 1)
     for each in groups(codes):
         stay, first, last = _places(each, top)
-        rate = each.wrong / each.size
+        rate = each.incorrect / each.size
         area += float((rate * (stay + each.size / count)).sum())
         passed = before + (rate * (last - first)).cumsum()  # what groups count more for having moved up
         tied = (stay - (top - last)) / np.maximum(each.size - 1, 1)  # what each error among its equals counts
         others = -passed - rate * stay
-        right = right.joined(Tally.of(others + each.wrong * tied, each.size - each.wrong))
-        wrong = wrong.joined(Tally.of(others + (each.wrong - 1) * tied, each.wrong))
+        right = right.joined(Tally.of(others + each.incorrect * tied, each.size - each.incorrect))
+        wrong = wrong.joined(Tally.of(others + (each.incorrect - 1) * tied, each.incorrect))
         before = float(passed[-1])
     return area / count, right, wrong
 
 
-def _places(each: Equals, top: float) -> tuple[Floats, Floats, Floats]:
+def _places(each: TieGroups, top: float) -> tuple[Floats, Floats, Floats]:
     """Return the sum over each group's places i of `top` - H_(i-1), with H before its first place and before its last.
 
     Before the very first place H is taken for 0.

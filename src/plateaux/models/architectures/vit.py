@@ -36,9 +36,7 @@ def vit(
     """
     inputs = channels(shape)
     if shape[1] % patch or shape[2] % patch:
-        raise RecipeError(
-            f"Patches of {patch} px do not tile images of {shape[1]} x {shape[2]} px; choose a divisor"
-        )
+        raise RecipeError(f"Patches of {patch} px do not tile images of {shape[1]} x {shape[2]} px; choose a divisor")
     if width % heads:
         raise RecipeError(f"A width of {width} cannot be shared by {heads} heads; choose a multiple of {heads}")
     patches = (shape[1] // patch) * (shape[2] // patch)

@@ -11,9 +11,7 @@ from plateaux.models.architectures import channels
 
 
 @model
-def wrn(
-    *, shape: tuple[int, ...], classes: int, depth: int = 28, widen: int = 10, dropout: float = 0.0
-) -> nn.Module:
+def wrn(*, shape: tuple[int, ...], classes: int, depth: int = 28, widen: int = 10, dropout: float = 0.0) -> nn.Module:
     """A wide residual net of any depth 6n+4, `widen` times as wide as the thin one."""
     blocks, rest = divmod(depth - 4, 6)
     if rest or blocks < 1:

@@ -9,7 +9,7 @@ from typing import Any
 
 from plateaux.core.formatting import format_number, format_range
 from plateaux.core.types import Estimate
-from plateaux.evaluation.row_names import MEMBERS_MEAN, PART, cell
+from plateaux.evaluation.row_names import MEMBERS_MEAN, PART, row_name
 from plateaux.reports import style
 from plateaux.reports.query import ROWS, bare, is_number, label_of, main_row, over, swept, usual_on, without
 from plateaux.reports.style import Drawing
@@ -110,7 +110,7 @@ def _severity(each: Finding, row: str) -> float | None:
     """Return the severity that a finding is about, of clean samples 0; None, if it is about none."""
     if each.measure == "accuracy" and each.on == "test" and each.row == row:
         return 0.0
-    if each.measure == CORRUPTED and each.row.startswith(cell(row, "severity ")):
+    if each.measure == CORRUPTED and each.row.startswith(row_name(row, "severity ")):
         level = each.row.rpartition(" ")[2]
         return float(level) if level.isdigit() else None
     return None

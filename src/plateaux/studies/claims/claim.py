@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import Field, ValidationError, model_validator
 
-from plateaux.config.schema import Section
+from plateaux.config.schema import ConfigSection
 from plateaux.core.errors import RecipeError, StorageError, suggest
 
 Verdict = Literal[
@@ -25,10 +25,10 @@ Verdict = Literal[
 BEST_LAST: tuple[Verdict, ...] = (
     "not testable at this scale", "contradicted", "not reproduced", "inconclusive", "not yet run", "reproduced",
 )  # fmt: skip
-Part = TypeVar("Part", bound=Section)
+Part = TypeVar("Part", bound=ConfigSection)
 
 
-class Measured(Section):
+class Measured(ConfigSection):
     """What a claim is judged by: a number, which way it should go, and how far it went in the paper."""
 
     measure: str
@@ -43,14 +43,14 @@ class Measured(Section):
         return self.direction in ("equal", "within")
 
 
-class Precondition(Section):
+class Precondition(ConfigSection):
     """What must hold at the tested scale before the claim means anything."""
 
     measure: str
     at_least: float
 
 
-class Number(Section):
+class Number(ConfigSection):
     """A number of a study's runs; `where` it is looked for."""
 
     measure: str
@@ -59,7 +59,7 @@ class Number(Section):
     where: dict[str, Any] = Field(default_factory=dict)
 
 
-class Compare(Section):
+class Compare(ConfigSection):
     """How a study's numbers make the figures of a claim: of each case, less those of the condition `against` it."""
 
     measure: str
@@ -79,7 +79,7 @@ class Compare(Section):
     precondition: Number | None = None  # the lowest of all conditions and repetitions counts
 
 
-class Claim(Section):
+class Claim(ConfigSection):
     """One claim of a paper, how it is tested, and whether that was fixed before any figure was seen."""
 
     name: str
@@ -101,7 +101,7 @@ class Claim(Section):
     why: str
 
 
-class Figure(Section):
+class Figure(ConfigSection):
     """A measured number; its interval is missing where nothing was repeated."""
 
     value: float
@@ -116,7 +116,7 @@ class Figure(Section):
         return self
 
 
-class Case(Section):
+class Case(ConfigSection):
     """The figures of one case of a claim: those of the primary measure, and one for each further measure."""
 
     primary: tuple[Figure, ...] = Field(min_length=1)
@@ -124,7 +124,7 @@ class Case(Section):
     by_theory: Literal["reproduced", "not reproduced", "inconclusive"] | None = None
 
 
-class Evidence(Section):
+class Evidence(ConfigSection):
     """What was measured for a claim: numbers, and how to get them again."""
 
     format: Literal[1] = 1
