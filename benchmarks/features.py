@@ -26,8 +26,8 @@ from plateaux.distributed.executors.local import LocalExecutor
 from plateaux.models.backbone import Backbone
 from plateaux.models.surgery import size_in_bytes
 from plateaux.storage.feature_cache import FeatureSource, prepare, training_sources, with_cached_features
-from plateaux.training.setup import learners_of
-from plateaux.training.state import Way
+from plateaux.training.setup import build_train_states
+from plateaux.training.state import StepOptions
 from plateaux.training.step import step
 
 HERE = LocalExecutor("loop", 1, (), "error")
@@ -77,7 +77,7 @@ def reading(recipe: plateaux.Recipe, rounds: int) -> dict[str, float]:
     assert isinstance(data.train, FeatureSource)
     ids = torch.arange(len(data.train))
     feed = build_loader(recipe, data, 0, shared=False, device=CPU, ids=ids)
-    (learner,) = learners_of(recipe, data, [0], HERE, device=CPU, steps=feed.steps())
+    (learner,) = build_train_states(recipe, data, [0], HERE, device=CPU, steps=feed.steps())
     batches = list(feed.epoch(0))
 
     def read(number: int) -> None:
@@ -86,7 +86,7 @@ def reading(recipe: plateaux.Recipe, rounds: int) -> dict[str, float]:
 
     def train(_: int) -> None:
         for batch in batches:
-            step(HERE, [learner], [batch], Way())
+            step(HERE, [learner], [batch], StepOptions())
 
     found = interleaved({"read": read, "train": train}, rounds)
     share = {"reading / a step of an MLP head": ratio(found["read"], found["train"])}

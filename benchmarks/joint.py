@@ -32,30 +32,30 @@ from plateaux.methods.divdis import divdis
 from plateaux.methods.sed import sed
 from plateaux.models.surgery import size_in_bytes
 from plateaux.optim.losses import cross_entropy
-from plateaux.training.state import Learner, Pace, Way
+from plateaux.training.state import SharedLRScheduler, StepOptions, TrainState
 from plateaux.training.step import step
 
 LOOP = LocalExecutor("loop", 1, (), "error")
 LOSS = cross_entropy()
 
 
-def row_of_heads(count: int, width: int, classes: int, pace: Pace) -> list[Learner]:
+def row_of_heads(count: int, width: int, classes: int, pace: SharedLRScheduler) -> list[TrainState]:
     """Return linear heads in training."""
     made = []
     for number in range(count):
         head = nn.Linear(width, classes)
         params = dict(head.named_parameters())
         optimizer = torch.optim.AdamW(params.values(), lr=1e-3, weight_decay=0.01)
-        made.append(Learner(number, head, sed(LOSS), optimizer, params, {}, 1e-3, pace=pace))
+        made.append(TrainState(number, head, sed(LOSS), optimizer, params, {}, 1e-3, shared_lr_scheduler=pace))
     return made
 
 
-def cosine() -> Pace:
+def cosine() -> SharedLRScheduler:
     leader = torch.optim.AdamW([nn.Parameter(torch.zeros(1))], lr=1e-3, weight_decay=0.01)
-    return Pace(leader, torch.optim.lr_scheduler.CosineAnnealingLR(leader, T_max=100_000), every_step=True)
+    return SharedLRScheduler(leader, torch.optim.lr_scheduler.CosineAnnealingLR(leader, T_max=100_000), every_step=True)
 
 
-def stepping(learners: list[Learner], method: Method, batch: Batch, way: Way) -> Callable[[int], object]:
+def stepping(learners: list[TrainState], method: Method, batch: Batch, way: StepOptions) -> Callable[[int], object]:
     """Return one step of an ensemble; who takes part changes with the round."""
     own = [replace(learner, method=method) for learner in learners]
 
@@ -72,7 +72,7 @@ def timed(
     torch.manual_seed(0)
     batch = Batch(torch.randn(16, width), torch.randint(classes, (16,)), torch.arange(16))
     pace = cosine()
-    way = Way(paces=(pace,))
+    way = StepOptions(shared_lr_schedulers=(pace,))
     everyone = row_of_heads(max((*sizes, *pairs)), width, classes, pace)
     for start in range(0, len(everyone) - 1, 2):
         step(LOOP, everyone[start : start + 2], [batch] * 2, way)

@@ -20,32 +20,32 @@ from plateaux.config.schema import accepts
 from plateaux.core.member import MemberModule
 from plateaux.core.registry import model, probe
 from plateaux.core.types import Batch
-from plateaux.loss_landscape.loss_surface import Ground
+from plateaux.loss_landscape.loss_surface import LossSurface
 from plateaux.loss_landscape.probe import Probe
-from plateaux.loss_landscape.probes.relative_flatness import last_layer_flatness, unit_spread
+from plateaux.loss_landscape.probes.relative_flatness import last_layer_flatness, standardize_features
 
 MOST = 1.2
 FEWER = {"draws": 2, "steps": 3, "directions": 6, "m": 32}
 FIRST = "relative_flatness of the first layer"
 
 
-def problem(quick: bool) -> Ground:
+def problem(quick: bool) -> LossSurface:
     """Return a network and two batches of noise."""
     torch.manual_seed(0)
     name, width, size = ("resnet8", 8, 4) if quick else ("resnet18", 64, 32)
     module = model.get(name)(shape=(3, 32, 32), classes=10, width=width).eval()
     x, y = torch.randn(2 * size, 3, 32, 32), torch.arange(2 * size) % 10
     whole = Batch(x, y, torch.arange(2 * size))
-    return Ground(MemberModule(module), [whole.take(slice(0, size)), whole.take(slice(size, 2 * size))], key=1)
+    return LossSurface(MemberModule(module), [whole.take(slice(0, size)), whole.take(slice(size, 2 * size))], seed=1)
 
 
-def compared(ground: Ground, asked: Probe, each: float, quick: bool) -> float:
+def compared(ground: LossSurface, asked: Probe, each: float, quick: bool) -> float:
     """Return the time of a probe over that of as many bare passes, `each` for every sample.
 
     Cheap probes take more turns, and dear ones stand beside several passes: a machine is never quite quiet.
     """
     passes = max(1, min(2, round(each)))
-    sides = {"bare": lambda _: bare(ground, passes), "probe": lambda _: asked.ask(ground)}
+    sides = {"bare": lambda _: bare(ground, passes), "probe": lambda _: asked.run(ground)}
     if each <= 4 and not quick:  # what is done once, at the first meeting, is little beside many passes
         for side in sides.values():
             side(0)
@@ -53,7 +53,7 @@ def compared(ground: Ground, asked: Probe, each: float, quick: bool) -> float:
     return ratio(times["probe"], times["bare"]) * passes / each
 
 
-def bare(ground: Ground, passes: int) -> None:
+def bare(ground: LossSurface, passes: int) -> None:
     """Pass over the samples so many times."""
     for _ in range(passes):
         for batch in ground.batches:
@@ -61,9 +61,9 @@ def bare(ground: Ground, passes: int) -> None:
         ground.module.zero_grad()
 
 
-def probes(ground: Ground) -> dict[str, Probe]:
+def probes(ground: LossSurface) -> dict[str, Probe]:
     """Return every registered probe with its own options, but for those that say how often it repeats itself."""
-    layer = next(iter(ground.home)).removesuffix(".weight")
+    layer = next(iter(ground.origin)).removesuffix(".weight")
     made: dict[str, Probe] = {}
     for title, name in {**{name: name for name in probe.names()}, FIRST: "relative_flatness"}.items():
         factory = probe.get(name)
@@ -85,7 +85,7 @@ def kept(samples: int) -> Callable[[], Tensor]:
 
 
 def _scaled(features: Tensor, weight: Tensor, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    features, weight = unit_spread(features, weight)
+    features, weight = standardize_features(features, weight)
     return features, logits, weight
 
 

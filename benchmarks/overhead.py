@@ -27,7 +27,7 @@ from plateaux.data.sources import DataSplits, InMemorySource, describe_data
 from plateaux.distributed.stop_signal import StopFlag
 from plateaux.storage.run import Run
 from plateaux.training.jobs import Job
-from plateaux.training.trainer import Course
+from plateaux.training.trainer import Trainer
 
 CPU = torch.device("cpu")
 Epoch = Callable[[int], None]
@@ -64,8 +64,8 @@ def engine(recipe: plateaux.Recipe, data: DataSplits, stack: ExitStack) -> tuple
     root = stack.enter_context(tempfile.TemporaryDirectory())
     run = Run.begin(root, recipe, {"data": describe_data(data)})
     job = Job((0,), (0, 0), recipe.train.epochs)
-    course = Course(run, data, job, [0], build_executor(recipe), CPU, NO_COMPONENTS, lambda _: None)
-    way, learner = course.way(stack), course.runners[0].learner
+    course = Trainer(run, data, job, [0], build_executor(recipe), CPU, NO_COMPONENTS, lambda _: None)
+    way, learner = course.step_options(stack), course.members[0].state
 
     def by(method: str) -> Epoch:
         own = build_method(recipe_for(recipe.model.name, method))

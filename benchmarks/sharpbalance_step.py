@@ -31,7 +31,7 @@ from plateaux.methods.sam import sam
 from plateaux.methods.sharpbalance import sharpbalance
 from plateaux.optim.losses import cross_entropy
 from plateaux.storage.store import Store
-from plateaux.training.state import Learner, Way
+from plateaux.training.state import StepOptions, TrainState
 from plateaux.training.step import step
 
 SHARES = (0.25, 0.5, 0.75)
@@ -41,7 +41,7 @@ LOOP = LocalExecutor("loop", 1, (), "error")
 LOSS = cross_entropy()
 
 
-def member(method: Method, width: int) -> Learner:
+def member(method: Method, width: int) -> TrainState:
     """Return one resnet18 in training."""
     nothing = InMemorySource(torch.empty(0, 3, 32, 32), torch.empty(0, dtype=torch.int64))
     data = DataSplits("noise", nothing, nothing, 10, (3, 32, 32))
@@ -49,18 +49,18 @@ def member(method: Method, width: int) -> Learner:
     module = build_member(recipe, data, 0).to(memory_format=FORMATS["channels_last"]).train()
     params = dict(module.named_parameters())
     optimizer = torch.optim.SGD(params.values(), lr=0.01, momentum=0.9, weight_decay=5e-4)
-    return Learner(0, module, method, optimizer, params, dict(module.named_buffers()), 0.01)
+    return TrainState(0, module, method, optimizer, params, dict(module.named_buffers()), 0.01)
 
 
 def sides(batch: Batch, width: int, precision: str) -> dict[str, Callable[[int], object]]:
     """Return one step of every kind, all on one network."""
-    way, own = Way(precision), member(deep_ensemble(LOSS), width)
+    way, own = StepOptions(precision), member(deep_ensemble(LOSS), width)
 
     def side(method: Method, share: float | None) -> Callable[[int], object]:
         bits = torch.rand(len(batch), generator=torch.Generator().manual_seed(1)).argsort() < (share or 0) * len(batch)
 
         def go(_: int) -> object:
-            own.method, own.notes = method, None if share is None else lambda index: bits[index]
+            own.method, own.sam_set = method, None if share is None else lambda index: bits[index]
             return step(LOOP, [own], [batch], way)
 
         return go

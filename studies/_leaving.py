@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from plateaux.studies.claims.claim import Case, Evidence, write_evidence
-from plateaux.studies.claims.contrasts import repeated
+from plateaux.studies.claims.contrasts import mean_with_interval
 
 
 def leave(claim: str, values: Sequence[float], out: Path, began: float) -> None:
     """Write the mean over what was repeated to `evidence/` in the study's folder, and print it."""
-    mean = repeated(values)
+    mean = mean_with_interval(values)
     found = Evidence(
         claim=claim, seconds=round(time.monotonic() - began, 1), cases={"as stated": Case(primary=(mean,))}
     )

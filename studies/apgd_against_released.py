@@ -30,8 +30,8 @@ from plateaux.core.types import Batch, TensorTree
 from plateaux.evaluation.loading import data_splits_info, load_members
 from plateaux.loss_landscape.apgd import Ball, Norm, ascents
 from plateaux.loss_landscape.groups import Group, gradient, groups, losses
-from plateaux.loss_landscape.loss_surface import Ground
-from plateaux.loss_landscape.perturbations import scale_of
+from plateaux.loss_landscape.loss_surface import LossSurface
+from plateaux.loss_landscape.perturbations import perturbation_scale
 from plateaux.loss_landscape.probes.worst_case import RADII
 from plateaux.storage.run import Run
 from plateaux.training.train import train
@@ -66,10 +66,10 @@ def grounds(run: Run, samples: int, batch: int, members: Sequence[int] | None) -
     for number in range(recipe.members) if members is None else members:
         if run.progress(number).weights_source:
             module = load_members(run, data_splits_info(run), [number], NO_COMPONENTS)[0].eval()
-            yield number, Counting(MemberModule(module), seen, key=number)
+            yield number, Counting(MemberModule(module), seen, seed=number)
 
 
-class Counting(Ground):
+class Counting(LossSurface):
     """A ground that counts the gradients taken on it."""
 
     taken = 0
@@ -79,16 +79,16 @@ class Counting(Ground):
         return super().gradient(batch, at)
 
 
-def flat_ground(ground: Ground, group: Group) -> tuple[apgd.Looks, apgd.Heights]:
+def flat_ground(ground: LossSurface, group: Group) -> tuple[apgd.Looks, apgd.Heights]:
     """Return the loss of a group as functions of flat weights, for the released form."""
 
     def look(flat: Tensor) -> tuple[float, Tensor]:
-        tensor_tree.write(ground.params, unflat(flat, ground.home))
+        tensor_tree.write(ground.params, unflat(flat, ground.origin))
         loss, found = gradient(ground, group)
         return loss, flatted(found)
 
     def height(flat: Tensor) -> float:
-        tensor_tree.write(ground.params, unflat(flat, ground.home))
+        tensor_tree.write(ground.params, unflat(flat, ground.origin))
         return float(losses(ground, group).mean())
 
     return look, height
@@ -128,10 +128,10 @@ class Duel:
 
 def duel(ground: Counting, *, norm: Norm, adaptive: bool, radius: float, steps: int, m: int) -> Duel:
     """Let both climb on every group."""
-    ball = Ball(radius, norm, scale_of(ground.home, adaptive=adaptive))
+    ball = Ball(radius, norm, perturbation_scale(ground.origin, adaptive=adaptive))
     found = Duel()
-    home = flatted(ground.home)
-    with ground.standing(ground.home):
+    home = flatted(ground.origin)
+    with ground.at_params(ground.origin):
         for number, group in enumerate(groups(ground.batches, m)):
             ground.taken = 0
             ours = ascents(ground, group, ball, steps=steps, generator=ground.generator(number))[0]
@@ -140,7 +140,7 @@ def duel(ground: Counting, *, norm: Norm, adaptive: bool, radius: float, steps: 
                 home, *flat_ground(ground, group), radius=radius, norm=norm, adaptive=adaptive, steps=steps
             )
             found.gradients[1] += taken
-            found.ours.append(ours.best - ours.home)
+            found.ours.append(ours.best - ours.origin)
             found.released.append(best - first)
     return found
 

@@ -44,7 +44,7 @@ from plateaux.evaluation.splits import ResizedSource
 from plateaux.storage.feature_cache import FeatureSource, prepare, through_backbone
 from plateaux.storage.store import Store
 from plateaux.studies.claims.claim import Case, Evidence, write_evidence
-from plateaux.studies.claims.contrasts import repeated
+from plateaux.studies.claims.contrasts import mean_with_interval
 
 LAMBDAS = (0.0, 0.1, 1.0, 3.0, 10.0)  # the paper's; `strength` is half of it
 HERE = LocalExecutor("loop", 1, (), "error")
@@ -323,7 +323,9 @@ def evidence(study: Study) -> Evidence:
     best = {on: _best(study, list(CONDITIONS), f"AUROC BMA, {on}") for on in ALL}
     alarms = [_less(study, (PAPERS, f"AUROC PDS, {on}"), (best[on], f"AUROC BMA, {on}")) for on in ALL]
     answers = [_less(study, (PAPERS, f"#unique, {on}"), (BASE, f"#unique, {on}")) for on in ALL]
-    first, second = (repeated([_mean(each) for each in zip(*rows, strict=True)]) for rows in (alarms, answers))
+    first, second = (
+        mean_with_interval([_mean(each) for each in zip(*rows, strict=True)]) for rows in (alarms, answers)
+    )
     return Evidence(claim=CLAIM, cases={"as stated": Case(primary=(first,), also=(second,))})
 
 

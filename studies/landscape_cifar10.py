@@ -24,8 +24,8 @@ import plateaux
 from plateaux.core.stats.intervals import paired_t_interval
 from plateaux.evaluation.results import MetricResult
 from plateaux.evaluation.row_names import MEMBERS_MEAN
-from plateaux.loss_landscape.probe import probes_named
-from plateaux.loss_landscape.render import pictures
+from plateaux.loss_landscape.probe import get_probes
+from plateaux.loss_landscape.render import plot_landscape
 from plateaux.storage.store import Store
 
 CONDITIONS: dict[str, dict[str, Any]] = {
@@ -65,7 +65,7 @@ class Study:
     def __init__(self, root: Path, members: int, quick: bool) -> None:
         self.root, self.members, self.quick = root, members, quick
         self.store = Store(root)
-        usual = ["fisher_rao", "sam_step(samples=64; m=32)"] if quick else list(probes_named(["all"]))
+        usual = ["fisher_rao", "sam_step(samples=64; m=32)"] if quick else list(get_probes(["all"]))
         self.probes = [*usual, *(() if quick else MORE)]
 
     def go(self) -> None:
@@ -86,7 +86,7 @@ class Study:
             found = self.results(name)
             if probe not in found:
                 count = 64 if self.quick else 128 if probe in CURVED else None if "preset" in probe else 512
-                (measured,) = plateaux.landscape(self.root / name, probes=[probe], samples=count)
+                (measured,) = plateaux.probe_landscape(self.root / name, probes=[probe], limit=count)
                 found[probe] = summary(measured)
                 self.store.put_json(f"results/{name}.json", found)
                 print(f"{name}, {probe}: {_cell(found[probe])}", flush=True)
@@ -99,7 +99,7 @@ class Study:
     def draw(self) -> None:
         for name in CONDITIONS:
             kinds = ["slices", "paths", "plane"] if self.members > 2 else ["slices", "paths"]
-            pictures(self.root / name, kinds, samples=64 if self.quick else 512, say=print)
+            plot_landscape(self.root / name, kinds, limit=64 if self.quick else 512, say=print)
 
     def fitted(self) -> str:
         """Say on how many of its training images member 0 of every trained condition was right in the last epoch."""
@@ -125,7 +125,7 @@ class Study:
             base = found.get(BASE)
             cells = [_cell(each) if each else "" for each in found.values()]
             said = [verdict(base, each) if base and each else "" for name, each in found.items() if name != BASE]
-            kind = "stays" if probes_named([probe])[probe].rescaled == "same" else "moves"
+            kind = "stays" if get_probes([probe])[probe].scale_invariant == "same" else "moves"
             lines.append("| " + " | ".join([f"`{probe}`", *cells, *said, kind, _errors(base)]) + " |")
         return "\n".join(lines)
 

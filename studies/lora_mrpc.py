@@ -15,8 +15,8 @@ from pathlib import Path
 
 import plateaux
 from plateaux.evaluation.row_names import MEAN_OF_PAIRS, MEAN_PROBABILITY, MEMBERS_MEAN
-from plateaux.studies.results import Finding, findings_of_study
-from plateaux.studies.runner import Conduct
+from plateaux.studies.results import ResultRow, results_from_study
+from plateaux.studies.runner import StudyRunner
 from plateaux.studies.study import Study
 
 FILE = Path(__file__).with_suffix(".toml")
@@ -41,7 +41,7 @@ def study(*, quick: bool) -> Study:
     return Study.from_dict({**whole.model_dump(), "base": base})
 
 
-def table(found: list[Finding]) -> list[str]:
+def table(found: list[ResultRow]) -> list[str]:
     """Return a row for each method, in Markdown."""
     lines = [f"| trained by | {' | '.join(COLUMNS)} |", f"|---|{'---:|' * len(COLUMNS)}"]
     for name in dict.fromkeys(each.condition["method"] for each in found):
@@ -50,16 +50,16 @@ def table(found: list[Finding]) -> list[str]:
     return lines
 
 
-def cell(found: list[Finding], method: str, measure: str, row: str) -> str:
+def cell(found: list[ResultRow], method: str, measure: str, row: str) -> str:
     for each in found:
-        if (each.condition["method"], each.measure, each.row) == (method, measure, row):
+        if (each.condition["method"], each.metric, each.row) == (method, measure, row):
             factor, digits = (100, 2) if each.percent else (1, 3)
-            error = "" if each.error is None else f" ± {factor * each.error:.{digits}f}"
-            return f"{factor * each.number:.{digits}f}{error}"
+            error = "" if each.stderr is None else f" ± {factor * each.stderr:.{digits}f}"
+            return f"{factor * each.value:.{digits}f}{error}"
     return ""
 
 
-def held(conduct: Conduct) -> str:
+def held(conduct: StudyRunner) -> str:
     """Return what one run's members take in memory, in words."""
     root = next(path for path in (conduct.root / "runs").iterdir() if path.is_dir())
     ensemble, run = plateaux.load(root), plateaux.Run.open(root)
@@ -79,10 +79,10 @@ def main() -> None:
     words.add_argument("--quick", action="store_true", help="a very small one, to see that it runs")
     given = words.parse_args()
     warnings.filterwarnings("ignore", message="Not loaded from")  # the head is new
-    conduct = Conduct(study(quick=given.quick), given.root, say=lambda line: print(line, flush=True))
+    conduct = StudyRunner(study(quick=given.quick), given.root, say=lambda line: print(line, flush=True))
     if not given.table:
-        conduct.go()
-    print("\n".join(table(findings_of_study(given.root))))
+        conduct.run()
+    print("\n".join(table(results_from_study(given.root))))
     print(f"\n{held(conduct)}")
 
 

@@ -26,7 +26,7 @@ MEMBERS = 3
 
 def correlations(run: Path, samples: int) -> list[float]:
     """Return the rank correlation of every member of a run."""
-    (found,) = plateaux.landscape(run, probes=["rank_agreement"], samples=samples)
+    (found,) = plateaux.probe_landscape(run, probes=["rank_agreement"], limit=samples)
     return [value.value for name, value in found.rows.items() if name != MEMBERS_MEAN]
 
 

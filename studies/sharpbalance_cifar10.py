@@ -33,7 +33,7 @@ from plateaux.config.builders.data import build_data
 from plateaux.core.stats.intervals import paired_t_interval, t_interval
 from plateaux.ensembles.log_probs import log_probabilities
 from plateaux.storage.store import Store
-from plateaux.training.cost import spent
+from plateaux.training.cost import measured_cost
 
 RHOS = (0.02, 0.05, 0.1, 0.2)
 SIGMAS = (0.0, 0.04, 0.06, 0.08, 0.09, 0.10)
@@ -144,7 +144,7 @@ class Study:
             return {
                 "validation accuracy": [x["validation accuracy"] for x in run.log(0) if "validation accuracy" in x][-1]
             }
-        costs = [spent(run, member) for member in range(3)]
+        costs = [measured_cost(run, member) for member in range(3)]
         means = {by: statistics.mean(getattr(cost, by) for cost in costs) for by in ("passes", "seconds")}
         return {"accuracies": self._accuracies(self.root / name), **means, "careful": _careful(run)}
 
@@ -157,7 +157,7 @@ class Study:
             return
         recipe = recipe_for(METHODS[kind], rho=self.rho(), seed=int(which), members=3, quick=self.quick)
         shares = kind in FROM_SPAN and (self.root / SPAN / which).exists()
-        plateaux.train(recipe, self.root / name, span=self.root / SPAN / which if shares else None)
+        plateaux.train(recipe, self.root / name, branch_from=self.root / SPAN / which if shares else None)
 
     def chosen(self) -> bool:
         """Say whether all radii were tried."""

@@ -31,8 +31,8 @@ from plateaux.optim.losses import cross_entropy
 from plateaux.optim.sam import sam
 from plateaux.storage.run import Run
 from plateaux.training import trainer
-from plateaux.training.state import Learner, Tally
-from plateaux.training.state import Way as StepWay
+from plateaux.training.state import StepOptions as StepWay
+from plateaux.training.state import StepStats, TrainState
 from plateaux.training.step import step
 from plateaux.training.train import train
 
@@ -65,7 +65,7 @@ class Way:
     """A way to train: the recipe's method section, and what the laws must know of it."""
 
     method: Mapping[str, Any]
-    sees: str = "own"
+    sees: str = "none"
     sharded: bool = True  # a data axis computes the same thing
     unlabelled: bool = False  # it looks at samples without labels
     ordered: bool = False  # a row looks at those before it
@@ -102,13 +102,13 @@ METHODS |= {
     "sam, a radius each": Way({"name": "sam", "rho": [0.0, 0.1, 0.3]}),
     "sharpbalance, shared": Way({"name": "sharpbalance", "rho": 0.1, "step": "shared"}),
     "sharpbalance by gsam": Way({"name": "sharpbalance", "rho": 0.1, "climb": "gsam", "rule": "released"}),
-    "apart": Way({"name": "cases:apart"}, sees="all"),
-    "apart, climbing": Way({"name": "cases:apart", "rho": 0.1}, sees="all"),
-    "balanced": Way({"name": "cases:balanced"}, sees="whole"),
-    "balanced, climbing": Way({"name": "cases:balanced", "rho": 0.1}, sees="whole"),
+    "apart": Way({"name": "cases:apart"}, sees="members"),
+    "apart, climbing": Way({"name": "cases:apart", "rho": 0.1}, sees="members"),
+    "balanced": Way({"name": "cases:balanced"}, sees="batch"),
+    "balanced, climbing": Way({"name": "cases:balanced", "rho": 0.1}, sees="batch"),
 }
-OWN = [name for name, way in METHODS.items() if way.sees == "own"]
-JOINT = [name for name, way in METHODS.items() if way.sees != "own"]
+OWN = [name for name, way in METHODS.items() if way.sees == "none"]
+JOINT = [name for name, way in METHODS.items() if way.sees != "none"]
 
 
 def apart(loss: LossFn, *, strength: float = 0.5, rho: float = 0.0) -> Method:
@@ -120,7 +120,7 @@ def apart(loss: LossFn, *, strength: float = 0.5, rho: float = 0.0) -> Method:
         others = 1 - torch.eye(len(p), dtype=p.dtype)
         return loss(table, batch) + strength * (others[:, :, None] * alike).sum(1)
 
-    return Method(Objective(settle, gather="all"), sam(rho))
+    return Method(Objective(settle, gather="members"), sam(rho))
 
 
 def balanced(loss: LossFn, *, strength: float = 0.5, rho: float = 0.0) -> Method:
@@ -132,7 +132,7 @@ def balanced(loss: LossFn, *, strength: float = 0.5, rho: float = 0.0) -> Method
         others = 1 - torch.eye(len(mean), dtype=mean.dtype)
         return loss(table, batch) + strength * (others * alike).sum(1)[:, None]
 
-    return Method(Objective(settle, gather="whole", per_sample=False), sam(rho))
+    return Method(Objective(settle, gather="batch", per_sample=False), sam(rho))
 
 
 def patches(*, samples: int = 19, test_samples: int = 3, seed: int = 0) -> DataSplits:
@@ -238,18 +238,20 @@ def corner(net: str = "mlp", *, dtype: torch.dtype = torch.float64, size: int = 
     return Corner(build_member(row, data, seed, GIVEN).train(), Batch(x.to(dtype), y, torch.arange(size), seed=seed))
 
 
-def learner(module: nn.Module, method: Method, *, number: int = 0, lr: float = 0.1, **options: Any) -> Learner:
+def learner(module: nn.Module, method: Method, *, number: int = 0, lr: float = 0.1, **options: Any) -> TrainState:
     """Return a member in training by SGD: `options` are the optimiser's, and `clip`, `masks` and `scaler`."""
     params = dict(module.named_parameters())
     own = {name: options.pop(name) for name in ("clip", "masks", "scaler") if name in options}
     optimizer = torch.optim.SGD(params.values(), lr=lr, **options)
-    return Learner(number, module, method, optimizer, params, dict(module.named_buffers()), lr, kind="one", **own)
+    return TrainState(
+        number, module, method, optimizer, params, dict(module.named_buffers()), lr, architecture="one", **own
+    )
 
 
 LOOP = LocalExecutor("loop", 1, (), "error")
 
 
-def steps(member: Learner, batches: Sequence[Batch], **way: Any) -> list[Tally]:
+def steps(member: TrainState, batches: Sequence[Batch], **way: Any) -> list[StepStats]:
     """Take a member through batches in the plain loop."""
     return [step(LOOP, [member], [batch], StepWay(**way))[0] for batch in batches]
 

@@ -23,7 +23,7 @@ import torch
 
 import plateaux
 from plateaux.data.sources import DataSplits, from_dataset
-from plateaux.training.partition import Scorer
+from plateaux.training.partition import SharpnessScorer
 from plateaux.training.train import train
 
 SAMPLES, SIDE = 80, 8
@@ -168,7 +168,7 @@ def _trainer(request: dict[str, Any], mouth: int) -> None:
 
 def die_while_scoring(batch: int) -> None:
     """Send SIGKILL when the n-th batch is being scored."""
-    left, scores = batch, Scorer._scores
+    left, scores = batch, SharpnessScorer._scores
 
     def dying(*args: Any) -> Any:
         nonlocal left
@@ -177,7 +177,7 @@ def die_while_scoring(batch: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return scores(*args)
 
-    Scorer._scores = dying  # type: ignore[method-assign]
+    SharpnessScorer._scores = dying  # type: ignore[method-assign]
 
 
 def die_at(event: int, number: signal.Signals, *, group: bool) -> None:

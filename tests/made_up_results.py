@@ -10,23 +10,23 @@ from typing import Any
 import numpy as np
 
 from plateaux.evaluation.row_names import MEAN_OF_PAIRS, MEAN_PROBABILITY, TOGETHER, row_name
-from plateaux.reports.figures.gallery import Said
-from plateaux.reports.figures.partition import Careful
-from plateaux.studies.results import Finding
+from plateaux.reports.figures.gallery import SplitPredictions
+from plateaux.reports.figures.partition import SamSets
+from plateaux.studies.results import ResultRow
 
 LONG = "a very long name of sixty characters, as people like to write"[:60]
 ROWS = {"accuracy": True, "nll": False, "ece": True}  # measure -> whether in percent
 
 
-def finding(measure: str, row: str, number: float, **more: Any) -> Finding:
+def finding(measure: str, row: str, number: float, **more: Any) -> ResultRow:
     facts: dict[str, Any] = {
         "run": "runs/one", "condition": {}, "repetition": 0, "on": "test", "error": 0.01, "draws": None,
         "better": "higher", "percent": False, **more,
     }  # fmt: skip
-    return Finding(measure=measure, row=row, number=number, **facts)
+    return ResultRow(metric=measure, row=row, value=number, **facts)
 
 
-def one_run(members: int = 3, *, broken: bool = False, sizes: bool = True, **where: Any) -> list[Finding]:
+def one_run(members: int = 3, *, broken: bool = False, sizes: bool = True, **where: Any) -> list[ResultRow]:
     """Return what a whole run might have been found to be."""
     chance = Random(str(sorted(where.items(), key=str)))
 
@@ -69,7 +69,7 @@ def one_run(members: int = 3, *, broken: bool = False, sizes: bool = True, **whe
 
 def study(
     conditions: Sequence[Mapping[str, Any]], repetitions: int = 2, members: int = 3, **more: Any
-) -> list[Finding]:
+) -> list[ResultRow]:
     """Return the findings of a study."""
     found = []
     for condition in conditions:
@@ -91,15 +91,15 @@ def course(epochs: int = 4, *, broken: bool = False) -> list[dict[str, Any]]:
     ]
 
 
-def said(members: int = 3, samples: int = 20, classes: int = 4) -> Said:
+def said(members: int = 3, samples: int = 20, classes: int = 4) -> SplitPredictions:
     chance = np.random.default_rng(0)
     table = chance.dirichlet(np.ones(classes), (members, samples)).astype(np.float32)
-    return Said("test", range(members), np.arange(samples), chance.integers(0, classes, samples), table)
+    return SplitPredictions("test", range(members), np.arange(samples), chance.integers(0, classes, samples), table)
 
 
-def met(members: int = 3) -> Careful:
+def met(members: int = 3) -> SamSets:
     overlap = np.full((members, members), 0.4) + 0.6 * np.eye(members)
-    return Careful(5, [10 * (i + 1) for i in range(members + 1)], [0.4] * members, overlap.tolist())
+    return SamSets(5, [10 * (i + 1) for i in range(members + 1)], [0.4] * members, overlap.tolist())
 
 
 def lines(names: Sequence[str], *, broken: bool = False, kind: str = "slices") -> dict[str, Any]:

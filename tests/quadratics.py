@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from plateaux.core.member import MemberModule
 from plateaux.core.types import Batch, TensorTree
-from plateaux.loss_landscape.loss_surface import Ground
+from plateaux.loss_landscape.loss_surface import LossSurface
 
 SIZE = 7  # weights of a bowl, in two tensors
 
@@ -28,10 +28,10 @@ class Bowl(nn.Module):
         return (x @ w + w @ self.curvature @ w / 2)[:, None]
 
 
-class Level(Ground):
+class Level(LossSurface):
     """A ground whose module says its samples' losses itself."""
 
-    def of_logits(self, logits: Tensor, batch: Batch) -> Tensor:
+    def losses_from_logits(self, logits: Tensor, batch: Batch) -> Tensor:
         return logits[:, 0]
 
 
@@ -39,7 +39,7 @@ def bowl(w: Tensor, curvature: Tensor, slopes: Tensor, *, key: int = 0) -> Level
     """Return a bowl whose samples have the given slopes `[N, p]`."""
     count = len(slopes)
     batch = Batch(slopes, torch.zeros(count, dtype=torch.long), torch.arange(count))
-    return Level(MemberModule(Bowl(w, curvature)), [batch], key=key)
+    return Level(MemberModule(Bowl(w, curvature)), [batch], seed=key)
 
 
 def matrix(seed: int, *, lift: float = 0.0) -> Tensor:
@@ -108,8 +108,8 @@ def cut(batch: Batch, sizes: Sequence[int]) -> list[Batch]:
     return [batch.take(slice(end - size, end)) for end, size in zip(ends, sizes, strict=True)]
 
 
-def ground(module: nn.Module | None = None, batches: Sequence[Batch] | None = None, *, key: int = 0) -> Ground:
-    return Ground(MemberModule(module or net()), batches or [samples()], key=key)
+def ground(module: nn.Module | None = None, batches: Sequence[Batch] | None = None, *, key: int = 0) -> LossSurface:
+    return LossSurface(MemberModule(module or net()), batches or [samples()], seed=key)
 
 
 def state(module: nn.Module) -> TensorTree:
@@ -134,7 +134,7 @@ def named(batch: Batch) -> Batch:
     return Batch({"one": batch.x / 2, "two": batch.x / 2}, batch.y, batch.index)
 
 
-class Counting(Ground):
+class Counting(LossSurface):
     """A ground that counts its passes over samples: a gradient one, a loss alone a third."""
 
     passes = 0.0

@@ -9,34 +9,34 @@ import torch
 from plateaux.core import tensor_tree
 from plateaux.core.errors import RecipeError
 from plateaux.core.types import Estimate
-from plateaux.loss_landscape.loss_surface import Ground
+from plateaux.loss_landscape.loss_surface import LossSurface
 from plateaux.loss_landscape.probe import Probe
 
 
 def loss(*, scale: float = 1.0, samples: int = 8) -> Probe:
     """The mean loss, times a scale."""
 
-    def ask(ground: Ground) -> Mapping[str, Estimate]:
+    def ask(ground: LossSurface) -> Mapping[str, Estimate]:
         found = scale * ground.all_losses()
         return {
             "": Estimate(float(found.mean()), float(found.std() / len(found) ** 0.5)),
             "samples": Estimate(len(found)),
         }
 
-    return Probe(ask, lambda n: n / 3, samples=samples, rescaled="same", convention="the mean over samples")
+    return Probe(ask, lambda n: n / 3, samples=samples, scale_invariant="same", definition="the mean over samples")
 
 
 def climb(*, draws: int = 3) -> Probe:
     """The loss after random steps and one along the gradient: moves the weights and draws numbers."""
 
-    def ask(ground: Ground) -> Mapping[str, Estimate]:
+    def ask(ground: LossSurface) -> Mapping[str, Estimate]:
         found = []
         for number in range(draws):
             chance = ground.generator("climb", number)
-            away = {n: torch.randn(w.shape, generator=chance, dtype=w.dtype) for n, w in ground.home.items()}
-            found.append(float(ground.all_losses(tensor_tree.add(ground.home, away, times=0.1)).mean()))
+            away = {n: torch.randn(w.shape, generator=chance, dtype=w.dtype) for n, w in ground.origin.items()}
+            found.append(float(ground.all_losses(tensor_tree.add(ground.origin, away, times=0.1)).mean()))
         _, gradient = ground.gradient(ground.batches[0])
-        uphill = ground.all_losses(tensor_tree.add(ground.home, gradient, times=0.1))
+        uphill = ground.all_losses(tensor_tree.add(ground.origin, gradient, times=0.1))
         spread = torch.tensor(found).std() / draws**0.5
         return {"": Estimate(sum(found) / draws, 0.01, float(spread)), "uphill": Estimate(float(uphill.mean()))}
 
@@ -55,7 +55,7 @@ def many() -> Probe:
 def refuses() -> Probe:
     """A probe that no network suits."""
 
-    def ask(_: Ground) -> Mapping[str, Estimate]:
+    def ask(_: LossSurface) -> Mapping[str, Estimate]:
         raise RecipeError("this network has no summit; ask another")
 
     return Probe(ask, lambda n: n, samples=4)
@@ -65,7 +65,7 @@ def stopped(*, after: int = 1) -> Probe:
     """A probe in which Ctrl-C is pressed."""
     asked: list[int] = []
 
-    def ask(_: Ground) -> Mapping[str, Estimate]:
+    def ask(_: LossSurface) -> Mapping[str, Estimate]:
         if len(asked) == after:
             raise KeyboardInterrupt
         asked.append(1)

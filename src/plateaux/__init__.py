@@ -28,13 +28,13 @@ from plateaux.evaluation.results import MetricResult
 from plateaux.evaluation.robustness import robustness
 from plateaux.evaluation.selection import EnsembleSelection, load_selection, select_members
 from plateaux.evaluation.soup import soup
-from plateaux.loss_landscape.loss_surface import Ground
+from plateaux.loss_landscape.loss_surface import LossSurface
 from plateaux.loss_landscape.probe import Probe
-from plateaux.loss_landscape.run_probes import landscape
+from plateaux.loss_landscape.run_probes import probe_landscape
 from plateaux.storage.import_weights import import_weights
 from plateaux.storage.run import Run
-from plateaux.training.jobs import Job, Meeting
-from plateaux.training.planning import missing, plan
+from plateaux.training.jobs import Job, PartitionStatus
+from plateaux.training.planning import pending_jobs, plan
 from plateaux.training.train import train
 
 __all__ = [
@@ -47,14 +47,14 @@ __all__ = [
     "EnsembleSelection",
     "Estimate",
     "GradRequest",
-    "Ground",
     "Job",
-    "Meeting",
+    "LossSurface",
     "MemberModule",
     "Method",
     "Metric",
     "MetricResult",
     "Objective",
+    "PartitionStatus",
     "PlateauxError",
     "Predictions",
     "Probe",
@@ -71,16 +71,16 @@ __all__ = [
     "from_dataset",
     "from_tensors",
     "import_weights",
-    "landscape",
     "load",
     "load_selection",
     "method",
     "metric",
-    "missing",
     "model",
+    "pending_jobs",
     "plan",
     "predict",
     "probe",
+    "probe_landscape",
     "robustness",
     "select_members",
     "soup",

@@ -18,7 +18,15 @@ from plateaux.cli import claims
 from plateaux.core.errors import RecipeError, RunError
 from plateaux.studies.claims import claim as ledger
 from plateaux.studies.claims import evidence as studies
-from plateaux.studies.claims.claim import Case, Entry, Evidence, Figure, home, read_entries, read_evidence
+from plateaux.studies.claims.claim import (
+    Case,
+    ClaimEntry,
+    Evidence,
+    MeasuredValue,
+    claims_dir,
+    read_entries,
+    read_evidence,
+)
 from plateaux.studies.claims.page import page, section
 from plateaux.theory import Setting
 from plateaux.theory.experiment import run as simulated
@@ -95,7 +103,7 @@ def test_the_command_shows_the_claims_asked_for() -> None:
 
 def test_a_person_gets_a_table_with_our_figures() -> None:
     lines = Console(width=200, record=True, file=io.StringIO())
-    lines.print(claims.table([Entry(claim(), evidence(around(1.5, 1))), Entry(claim(number=2))]))
+    lines.print(claims.table([ClaimEntry(claim(), evidence(around(1.5, 1))), ClaimEntry(claim(number=2))]))
     text = lines.export_text()
     assert "1.5 (0.5 to 2.5)" in text
     assert "reproduced" in text
@@ -210,7 +218,7 @@ def test_the_theorys_numbers_become_evidence(theory: dict[str, Any], tmp_path: P
         found = read_evidence(each, tmp_path / "found")
         assert found is not None
         assert found.command == "plateaux theory --out out/theory --matrices 400"
-        verdicts = Entry(each, found).verdicts
+        verdicts = ClaimEntry(each, found).verdicts
         for formula, words in studies.FORMULAS.items():
             for regime, tail in studies.REGIMES.items():
                 if regime in answer[formula]:
@@ -235,9 +243,9 @@ def test_the_theorys_numbers_become_evidence(theory: dict[str, Any], tmp_path: P
 
 
 def test_the_theorys_study_comes_with_the_package_and_others_do_not(tmp_path: Path) -> None:
-    assert studies.command_of("theory", tmp_path, tmp_path)[:3] == ["-m", "plateaux", "theory"]
+    assert studies.study_command("theory", tmp_path, tmp_path)[:3] == ["-m", "plateaux", "theory"]
     with pytest.raises(RecipeError, match="do not come with the package"):
-        studies.command_of("studies/flat.toml", tmp_path, tmp_path)
+        studies.study_command("studies/flat.toml", tmp_path, tmp_path)
     with pytest.raises(RunError, match="left no"):
         studies.collect([claim()], tmp_path)
 
@@ -273,7 +281,7 @@ def test_the_page_shows_every_claim_with_its_criterion() -> None:
 def test_a_section_tells_what_was_asked_what_was_found_and_how_to_get_it_again() -> None:
     beside = {"measure": "members", "direction": "below", "zero": 2, "effect": 1.0, "paper": "1"}
     asked = claim(also=[beside], precondition={"measure": "training accuracy", "at_least": 0.99})
-    case = Case(primary=(around(1.5, 1.0),), also=(Figure(value=3.0),))
+    case = Case(primary=(around(1.5, 1.0),), also=(MeasuredValue(value=3.0),))
     found = Evidence(
         claim="1-lead",
         command="plateaux theory --out x",
@@ -282,26 +290,26 @@ def test_a_section_tells_what_was_asked_what_was_found_and_how_to_get_it_again()
         precondition=0.995,
         cases={STATED: case},
     )
-    text = "\n".join(section(Entry(asked, found)))
+    text = "\n".join(section(ClaimEntry(asked, found)))
     assert "| as stated | lead, claimed > 0 | 1.0 | 1.5 (0.5 to 2.5) | **reproduced** |" in text
     assert "|  | members, claimed < 2 | 1 | 3 (no interval) | (inconclusive) |" in text
     assert "at least 0.99; here 0.995." in text
     assert "`plateaux theory --out x`; 1 min 30 s; commit abc." in text
-    bare = "\n".join(section(Entry(asked, evidence(around(1, 1), precondition=0.5))))
+    bare = "\n".join(section(ClaimEntry(asked, evidence(around(1, 1), precondition=0.5))))
     assert "time not recorded." in bare
     assert "**not testable at this scale**" in bare
     assert "|  | members, claimed < 2 | 1 |  |  |" in bare
-    failed = "\n".join(section(Entry(asked, found.model_copy(update={"precondition": 0.5}))))
+    failed = "\n".join(section(ClaimEntry(asked, found.model_copy(update={"precondition": 0.5}))))
     assert "|  | members, claimed < 2 | 1 | 3 (no interval) |  |" in failed  # what cannot be tested is not judged
 
 
 def test_the_page_counts_its_verdicts() -> None:
-    entries = [Entry(claim(), evidence(around(1.5, 1))), Entry(claim(number=2)), Entry(claim(number=3))]
+    entries = [ClaimEntry(claim(), evidence(around(1.5, 1))), ClaimEntry(claim(number=2)), ClaimEntry(claim(number=3))]
     assert "3 claims, 3 cases: 1 reproduced, 2 not yet run." in page(entries)
 
 
 def test_the_claims_lie_at_the_root_of_the_project() -> None:
-    assert home() == ROOT / "claims"
+    assert claims_dir() == ROOT / "claims"
 
 
 def test_the_study_of_steps_with_many_members_leaves_evidence_that_fits(tmp_path: Path, script: Script) -> None:

@@ -70,7 +70,7 @@ def test_options_reach_the_walk_and_are_recorded(run: str) -> None:
 
 
 def test_pictures_alone_ask_no_probe(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(render.Picture, "_as", lambda _, kind: kind.encode())  # painting is tested elsewhere
+    monkeypatch.setattr(render.LandscapeFigure, "_as", lambda _, kind: kind.encode())  # painting is tested elsewhere
     monkeypatch.setattr(render, "PATH", 3)
     monkeypatch.setattr(render, "PLANE", 3)
     found = asked(run, "--draw", "paths, plane", "--samples", "6")

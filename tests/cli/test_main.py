@@ -230,7 +230,7 @@ def test_live_lines_show_every_member() -> None:
 
 def test_a_terminal_gets_live_lines_and_sentences() -> None:
     console = Console(force_terminal=True, width=160, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
-    with progress.watching(console) as tell:
+    with progress.live_progress(console) as tell:
         tell({"say": "chose bf16"})
         tell({"member": 0, "epoch": 0, "epochs": 2, "step": 1, "steps": 2, "loss": 1.5, "rate": 10.0, "left": 61.0})
     text = console.export_text()

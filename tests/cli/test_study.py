@@ -24,9 +24,9 @@ from plateaux.config.recipe import Recipe
 from plateaux.core.errors import DivergedError, RecipeError, RunError
 from plateaux.storage.run import Run
 from plateaux.studies.comparison import Comparison
-from plateaux.studies.cost_estimate import Reckoning
-from plateaux.studies.results import Finding, findings_of_study
-from plateaux.studies.runner import CHOSEN, Conduct
+from plateaux.studies.cost_estimate import CostEstimate
+from plateaux.studies.results import ResultRow, results_from_study
+from plateaux.studies.runner import AUTOTUNE, StudyRunner
 from plateaux.studies.study import Study
 
 BASE: dict[str, Any] = {
@@ -57,7 +57,7 @@ class Heard(list[Any]):
 
 def conducted(what: Study, root: Path, **options: Any) -> tuple[dict[str, Any], Heard]:
     heard = Heard()
-    return Conduct(what, root, tell=heard.append, say=lambda w: heard.append({"say": w}), **options).go(), heard
+    return StudyRunner(what, root, log=heard.append, say=lambda w: heard.append({"say": w}), **options).run(), heard
 
 
 def test_members_and_spans_that_conditions_share_are_trained_once(tmp_path: Path) -> None:
@@ -97,9 +97,9 @@ def test_what_another_process_has_finished_meanwhile_is_not_done_again(tmp_path:
     def say(words: str) -> None:
         if words.startswith("run 1 of 3") and not others:
             others.append({"say": "begun"})
-            Conduct(study(), tmp_path, tell=others.append, only="*paper*").go()
+            StudyRunner(study(), tmp_path, log=others.append, only="*paper*").run()
 
-    results = Conduct(study(), tmp_path, tell=heard.append, say=say).go()
+    results = StudyRunner(study(), tmp_path, log=heard.append, say=say).run()
     assert len(results["runs"]) == 3
     trained = Counter(heard.epochs().values()) + Counter(others.epochs().values())
     assert sum(heard.epochs().values()) == 2 * (4 + 2)  # of plain, and of SAM from where the other's span ends
@@ -108,9 +108,9 @@ def test_what_another_process_has_finished_meanwhile_is_not_done_again(tmp_path:
 
 def test_answers_to_another_question_are_not_mixed_in(tmp_path: Path) -> None:
     conducted(study(repetitions=2), tmp_path)
-    assert {each.repetition for each in findings_of_study(tmp_path)} == {0, 1}
+    assert {each.repetition for each in results_from_study(tmp_path)} == {0, 1}
     conducted(study(repetitions=2, measure={"measures": ["accuracy"], "on": ["test", "train"]}), tmp_path, only="*#0")
-    assert {each.repetition for each in findings_of_study(tmp_path)} == {0}
+    assert {each.repetition for each in results_from_study(tmp_path)} == {0}
 
 
 @pytest.mark.parametrize(
@@ -148,13 +148,13 @@ def test_numbers_are_those_of_a_run_on_its_own_and_live_in_the_file_alone(tmp_pa
     results, _ = conducted(study(), tmp_path / "study")
     file = tmp_path / "carried.json"
     (tmp_path / "study" / "results.json").rename(file)
-    found = findings_of_study(file)
+    found = results_from_study(file)
     assert {each.condition["method"] for each in found} == {"plain", "sam", "paper"}
-    (one,) = [e for e in found if (e.condition["method"], e.measure, e.row) == ("sam", "accuracy", "member 1")]
+    (one,) = [e for e in found if (e.condition["method"], e.metric, e.row) == ("sam", "accuracy", "member 1")]
     folder = tmp_path / "study" / results["runs"][one.run]["folder"]
     (kept,) = [json.loads(path.read_text()) for path in (folder / "measures").glob("accuracy-*.json")]
-    assert kept["rows"]["member 1"]["value"] == one.number
-    costs = {e.condition["method"]: e.number for e in found if (e.measure, e.row) == ("passes", "mean of members")}
+    assert kept["rows"]["member 1"]["value"] == one.value
+    costs = {e.condition["method"]: e.value for e in found if (e.metric, e.row) == ("passes", "mean of members")}
     assert (costs["plain"], costs["sam"]) == (4, 8)
     assert 4 + 1 + 2 <= costs["paper"] <= 4 + 1 + 4
 
@@ -212,14 +212,14 @@ def test_the_machine_chooses_once_for_all_runs_that_are_compared(tmp_path: Path)
     base = {**BASE, "train": {"epochs": 4, "precision": "auto"}}
     results, heard = conducted(study(base=base, repetitions=2), tmp_path)
     assert sum("chose" in news.get("say", "") for news in heard) == 1
-    (chosen,) = json.loads((tmp_path / CHOSEN).read_text()).values()
+    (chosen,) = json.loads((tmp_path / AUTOTUNE).read_text()).values()
     assert {entry["recipe"]["train"]["precision"] for entry in results["runs"].values()} == {chosen["precision"]}
 
 
 def test_a_run_that_diverges_does_not_hold_up_the_others(tmp_path: Path) -> None:
     with pytest.raises(DivergedError, match=r"lr=1e\+30"):
         conducted(study(grid={"optimizer.lr": [1e30, 0.1]}), tmp_path)
-    assert {each.condition["lr"] for each in findings_of_study(tmp_path)} == {0.1}
+    assert {each.condition["lr"] for each in results_from_study(tmp_path)} == {0.1}
 
 
 def test_what_cannot_be_carried_out_is_refused_before_anything_is_written(tmp_path: Path) -> None:
@@ -229,7 +229,7 @@ def test_what_cannot_be_carried_out_is_refused_before_anything_is_written(tmp_pa
         ({"grid": {"train.patience": [2]}}, "patience"),
     ):
         with pytest.raises(RecipeError, match=words):
-            Conduct(study(**parts), tmp_path / "out").go()
+            StudyRunner(study(**parts), tmp_path / "out").run()
     assert not (tmp_path / "out").exists()
 
 
@@ -313,7 +313,7 @@ def test_a_study_killed_at_random_and_restarted_trains_nothing_twice(tmp_path: P
 
 
 def reckoned(what: Study, root: Path, **options: Any) -> list[Any]:
-    return Reckoning(Conduct(what, root, given=GIVEN, **options)).all()
+    return CostEstimate(StudyRunner(what, root, given=GIVEN, **options)).all()
 
 
 def test_a_reckoning_knows_passes_spans_and_what_is_done(tmp_path: Path) -> None:
@@ -321,8 +321,8 @@ def test_a_reckoning_knows_passes_spans_and_what_is_done(tmp_path: Path) -> None
     assert not list(tmp_path.iterdir())
     plain, sam, paper = (found[f"method={name} #0"] for name in ("plain", "sam", "paper"))
     assert (plain.passes, sam.passes, paper.passes) == (2 * 4, 2 * 2 * 2, 2 * (4 + 1 + 2 * 1.5))
-    assert sam.begins_from == paper.run
-    assert plain.measuring == pytest.approx(2 * 12 / 3)
+    assert sam.branches_from == paper.run
+    assert plain.evaluation == pytest.approx(2 * 12 / 3)
     assert {each.state for each in found.values()} == {"missing"}
     assert all(each.seconds > 0 for each in found.values())
     conducted(study(), tmp_path, only="*plain*")
@@ -335,17 +335,17 @@ def test_a_reckoning_knows_passes_spans_and_what_is_done(tmp_path: Path) -> None
 def test_a_reckoning_takes_its_pace_from_runs_that_are_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("plateaux.studies.cost_estimate.pace", lambda *_: 10.0)
+    monkeypatch.setattr("plateaux.studies.cost_estimate.throughput", lambda *_: 10.0)
     parts = {"grid": {"method.rho": [0.0, 0.1]}, "landscape": {"probes": ["fisher_trace"], "samples": 6}}
     base = {**BASE, "train": {"epochs": 4, "precision": "auto"}}
     probed = reckoned(study(base=base, **parts), tmp_path)[0]
-    assert probed.seconds == pytest.approx((probed.passes * 30 + probed.measuring) / 10)
+    assert probed.seconds == pytest.approx((probed.passes * 30 + probed.evaluation) / 10)
     results, _ = conducted(study(**parts), tmp_path, only="*rho=0.0*")
     (entry,) = results["runs"].values()
     cost = entry["costs"]["mean of members"]
     left = reckoned(study(**parts), tmp_path, only="*rho=0.1*")
     assert len(left) == 1
-    assert left[0].seconds == pytest.approx((left[0].passes * 30 + left[0].measuring) * cost["seconds"] / (4 * 30))
+    assert left[0].seconds == pytest.approx((left[0].passes * 30 + left[0].evaluation) * cost["seconds"] / (4 * 30))
     two = reckoned(study(**parts), tmp_path, only="*rho=0.1*", executor={"processes": 2})[0]
     assert two.seconds < left[0].seconds
 
@@ -355,7 +355,7 @@ def test_samples_from_elsewhere_are_reckoned(tmp_path: Path) -> None:
     with_ood = reckoned(study(base=digits, measure={"measures": [], "ood": ["near=digits,nowhere"]}), tmp_path)[0]
     from plateaux.data.datasets.digits import digits as load_digits
 
-    assert with_ood.measuring == pytest.approx(2 * (len(load_digits().test) + 30) / 3)
+    assert with_ood.evaluation == pytest.approx(2 * (len(load_digits().test) + 30) / 3)
 
 
 def test_a_mesh_is_started_for_every_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -417,10 +417,10 @@ def test_a_pattern_that_matches_nothing_is_told_with_the_names(file: Path, tmp_p
     assert "rho=0.1 #0" in done.stderr
 
 
-def finding(number: float, repetition: int = 0, measure: str = "accuracy", **condition: Any) -> Finding:
+def finding(number: float, repetition: int = 0, measure: str = "accuracy", **condition: Any) -> ResultRow:
     row = "mean of members" if measure in ("epochs", "passes", "seconds") else "ensemble (mean probability)"
     on = "training" if row == "mean of members" else "test"
-    return Finding("r", condition, repetition, measure, on, row, number, None, None, "higher", measure == "accuracy")
+    return ResultRow("r", condition, repetition, measure, on, row, number, None, None, "higher", measure == "accuracy")
 
 
 def test_a_condition_is_compared_with_the_baseline_that_is_like_it_otherwise() -> None:

@@ -15,7 +15,7 @@ from plateaux.core.errors import RecipeError
 from plateaux.core.types import derive_seed
 from plateaux.evaluation.selection import select_members
 from plateaux.training.checks import check
-from plateaux.training.setup import learners_of
+from plateaux.training.setup import build_train_states
 from plateaux.training.train import train
 
 SEARCH = {"optimizer": {"lr": {"low": 0.01, "high": 1.0, "log": True}}, "method": {"rho": [0.05, 0.2]}}
@@ -117,7 +117,7 @@ def test_a_learner_knows_the_rate_it_drew() -> None:
     from plateaux.data.loader import CPU
 
     row = recipe("sam", search=SEARCH)
-    found = learners_of(row, build_data(row, GIVEN), range(3), LOOP, device=CPU, steps=3, given=GIVEN)
+    found = build_train_states(row, build_data(row, GIVEN), range(3), LOOP, device=CPU, steps=3, given=GIVEN)
     for number, learner in enumerate(found):
         rate = row.for_member(number).optimizer.lr
         assert learner.peak_lr == rate == learner.optimizer.param_groups[0]["initial_lr"]

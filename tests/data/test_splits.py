@@ -14,7 +14,7 @@ from plateaux.core.errors import RecipeError
 from plateaux.data.splits import bootstrap
 from plateaux.training import trainer
 from plateaux.training.checks import check
-from plateaux.training.cost import passes_of
+from plateaux.training.cost import count_passes
 from plateaux.training.train import train
 
 
@@ -80,7 +80,7 @@ def test_a_smaller_bag_makes_a_shorter_epoch(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(trainer, "step", counted)
     train(recipe(members=1, data={"bag": 0.5}, train={"epochs": 1}), tmp_path / "run", given=GIVEN)
     assert shares == [1.0, 1.0]  # of 19 samples 10 draws: batches of 7 and 3, each whole here
-    assert passes_of(recipe(data={"bag": 0.5}), epochs=4) == 2.0
+    assert count_passes(recipe(data={"bag": 0.5}), epochs=4) == 2.0
 
 
 def test_members_that_share_their_batches_have_no_bags() -> None:

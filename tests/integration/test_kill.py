@@ -167,7 +167,10 @@ def assert_same_run(found: Path, wanted: Path) -> None:
     for number in range(one.recipe.members):
         here, there = one.progress(number), other.progress(number)
         assert here.finished
-        when = {"seconds", "log_parts"}  # what depends on the clock: how long it took, and into what parts the log was cut
+        when = {
+            "seconds",
+            "log_parts",
+        }  # what depends on the clock: how long it took, and into what parts the log was cut
         assert {k: v for k, v in asdict(here).items() if k not in when} == {
             k: v for k, v in asdict(there).items() if k not in when
         }

@@ -318,7 +318,7 @@ def test_a_meeting_goes_ahead_without_a_member_that_is_given_up(nodes: Nodes, tm
     assert [each.finished for each in run.all_progress()] == [True, True, False]
     assert run.store.get_json("notes/1/summary.json")["without"] == [2]
     assert run.trained_members() == [0, 1]
-    assert plateaux.missing(run, GIVEN) == []
+    assert plateaux.pending_jobs(run, GIVEN) == []
     found = plateaux.evaluate(tmp_path / "run", metrics=["accuracy"], given=GIVEN)
     assert "member 1" in found[0].rows
     assert "member 2" not in found[0].rows

@@ -162,11 +162,11 @@ def broken(sabotage: str) -> Iterator[None]:
     from plateaux.distributed.executors import mesh
     from plateaux.training import step
 
-    gather, losses = mesh._gather, step._Rounds._losses
+    gather, losses = mesh._gather, step.StepRunner._losses
     if sabotage == "others live":
         mesh._gather = _differentiable_gather  # type: ignore[assignment]
     elif sabotage == "own rows only":
-        step._Rounds._losses = _only_mine(losses)  # type: ignore[method-assign]
+        step.StepRunner._losses = _only_mine(losses)  # type: ignore[method-assign]
     elif sabotage == "own row detached":
         mesh._gather = lambda mine, *args, **kw: _half_detached(gather(mine, *args, **kw), mine)  # type: ignore
     else:
@@ -174,7 +174,7 @@ def broken(sabotage: str) -> Iterator[None]:
     try:
         yield
     finally:
-        mesh._gather, step._Rounds._losses = gather, losses  # type: ignore[method-assign]
+        mesh._gather, step.StepRunner._losses = gather, losses  # type: ignore[method-assign]
 
 
 @contextmanager

@@ -108,7 +108,7 @@ def test_local_batchnorm_is_another_thing_than_the_loop(loop: Loop, tmp_path: Pa
 
 
 LIVE = [name for name in JOINT if not METHODS[name].ordered]
-ONE_EACH = [next(name for name in LIVE if METHODS[name].sees == sees) for sees in ("all", "whole")]
+ONE_EACH = [next(name for name in LIVE if METHODS[name].sees == sees) for sees in ("members", "batch")]
 
 
 @pytest.mark.parametrize("sabotage", ["others live", "own rows only", "own row detached"])
@@ -174,7 +174,7 @@ def test_a_pool_is_the_loop_bit_for_bit(loop: Loop, tmp_path: Path) -> None:
 def test_the_table_has_every_kind_of_net() -> None:
     assert any(net.batchnorm for net in NETS.values())
     assert any(net.dropout for net in NETS.values())
-    assert {METHODS[name].sees for name in JOINT} == {"all", "whole"}
+    assert {METHODS[name].sees for name in JOINT} == {"members", "batch"}
 
 
 @pytest.mark.parametrize("net", ["mlp", "conv_bn"])

@@ -16,7 +16,7 @@ from plateaux.core.errors import RecipeError
 from plateaux.core.method import GradRequest, Method, Objective, StepContext
 from plateaux.core.types import Batch, TensorTree
 from plateaux.distributed.executors.local import LocalExecutor
-from plateaux.training.state import Way
+from plateaux.training.state import StepOptions
 from plateaux.training.step import step
 
 
@@ -126,7 +126,7 @@ def test_members_out_of_step_are_refused_with_a_sentence(manner: str) -> None:
         learner(corner(seed=number).module, build_method(row, number, GIVEN), number=number) for number in range(3)
     ]
     with pytest.raises(RecipeError, match="equally often"):
-        step(LocalExecutor(manner, 1, (), "error"), learners, [corner().batch] * 3, Way())
+        step(LocalExecutor(manner, 1, (), "error"), learners, [corner().batch] * 3, StepOptions())
 
 
 def test_a_recipe_with_members_out_of_step_is_refused_before_anything_is_written(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from torch.utils.checkpoint import checkpoint
 from plateaux.core.errors import RecipeError
 from plateaux.core.member import MemberModule
 from plateaux.core.types import Batch
-from plateaux.loss_landscape.curvature import Curvature, Kind, layer_of
-from plateaux.loss_landscape.loss_surface import Ground
+from plateaux.loss_landscape.curvature import Curvature, Kind, module_name
+from plateaux.loss_landscape.loss_surface import LossSurface
 
 
 class Scores(nn.Module):
@@ -106,18 +106,18 @@ NETS = {
 }
 
 
-def made(net: str, *, training: bool = False, **options: Any) -> Ground:
+def made(net: str, *, training: bool = False, **options: Any) -> LossSurface:
     torch.manual_seed(0)
     build, inputs = NETS[net]
     module = build().double().train(training)  # type: ignore[no-untyped-call]
-    return Ground(MemberModule(module), batches(inputs), **options)
+    return LossSurface(MemberModule(module), batches(inputs), **options)
 
 
 def whole(matrix: Curvature) -> Tensor:
     return torch.stack([matrix.product(row) for row in torch.eye(matrix.size, dtype=torch.float64)])
 
 
-def explicit(ground: Ground, kind: Kind) -> Tensor:
+def explicit(ground: LossSurface, kind: Kind) -> Tensor:
     make = reference.hessian if kind == "hessian" else reference.gauss_newton
     return make(ground.module, list(ground.batches))
 
@@ -136,11 +136,11 @@ def test_products_are_those_of_the_matrix_written_down(net: str, kind: Kind, tra
     ground = made(net, training=training)
     before = {name: t.clone() for name, t in ground.module.state_dict().items()}
     matrix, wanted = Curvature(ground, kind=kind), explicit(ground, kind)
-    assert matrix.manner == "forwards over backwards"
+    assert matrix.differentiation == "forwards over backwards"
     v = torch.randn(matrix.size, dtype=torch.float64)
     assert float((wanted @ v).abs().max()) > 1e-3
     assert torch.allclose(matrix.product(v), wanted @ v, atol=1e-12)
-    matrix.manner = "twice backwards"
+    matrix.differentiation = "twice backwards"
     assert torch.allclose(matrix.product(v), wanted @ v, atol=1e-12)
     assert all(torch.equal(t, before[name]) for name, t in ground.module.state_dict().items())
     assert all(p.grad is None for p in ground.module.parameters())
@@ -152,30 +152,32 @@ def test_what_forward_mode_cannot_is_done_twice_backwards_and_said(kind: Kind, w
     hard, easy = Cubes(way=way).double(), Plain(way=way).double()
     easy.load_state_dict(hard.state_dict())
     with pytest.warns(UserWarning, match="backwards twice: forward mode cannot"):
-        matrix = Curvature(Ground(MemberModule(hard), batches("flat")), kind=kind)
-    assert matrix.manner == "twice backwards"
-    assert torch.allclose(whole(matrix), explicit(Ground(MemberModule(easy), batches("flat")), kind), atol=1e-12)
+        matrix = Curvature(LossSurface(MemberModule(hard), batches("flat")), kind=kind)
+    assert matrix.differentiation == "twice backwards"
+    assert torch.allclose(whole(matrix), explicit(LossSurface(MemberModule(easy), batches("flat")), kind), atol=1e-12)
 
 
 def test_a_transformer_whose_fast_path_has_no_derivatives_is_right_all_the_same() -> None:
     torch.manual_seed(0)
     layers = [nn.TransformerEncoderLayer(4, 2, 3, 0.0, batch_first=True), nn.Flatten(), nn.Linear(20, 3)]
-    ground = Ground(MemberModule(nn.Sequential(*layers).double().eval()), batches("tokens", (2, 1)))
+    ground = LossSurface(MemberModule(nn.Sequential(*layers).double().eval()), batches("tokens", (2, 1)))
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # nothing falls back: the fast path is switched off
         matrix = Curvature(ground, kind="gauss_newton")
     v = torch.randn(matrix.size, dtype=torch.float64)
     assert torch.allclose(matrix.product(v), explicit(ground, "gauss_newton") @ v, atol=1e-12)
     matrix = Curvature(ground)
-    assert matrix.manner == "forwards over backwards"
+    assert matrix.differentiation == "forwards over backwards"
     assert torch.allclose(matrix.product(v), explicit(ground, "hessian") @ v, atol=1e-12)
 
 
 @pytest.mark.parametrize("kind", ["hessian", "gauss_newton"])
 @pytest.mark.parametrize("manner", ["forwards over backwards", "twice backwards"])
 def test_weights_that_the_loss_does_not_feel_have_no_curvature(kind: Kind, manner: Any) -> None:
-    matrix = Curvature(Ground(MemberModule(Plain(way="function").double()), batches("flat")), kind=kind, layer="idle")
-    matrix.manner = manner
+    matrix = Curvature(
+        LossSurface(MemberModule(Plain(way="function").double()), batches("flat")), kind=kind, layer="idle"
+    )
+    matrix.differentiation = manner
     assert torch.equal(whole(matrix), torch.zeros(2, 2, dtype=torch.float64))
 
 
@@ -189,7 +191,7 @@ def test_a_network_without_second_derivatives_is_told() -> None:
             return OnceOnly.apply(self.layer(x))  # type: ignore[no-any-return, no-untyped-call]
 
     with pytest.raises(RecipeError, match="Once cannot be differentiated twice"):
-        Curvature(Ground(MemberModule(Once().double()), batches("flat")))
+        Curvature(LossSurface(MemberModule(Once().double()), batches("flat")))
 
 
 class OnceOnly(OnlyBackwards):
@@ -205,7 +207,7 @@ def test_one_layer_is_a_block_of_the_whole(kind: Kind) -> None:
     block = Curvature(ground, kind=kind, layer="2")
     assert block.size == 15
     assert torch.allclose(whole(block), explicit(ground, kind)[16:, 16:], atol=1e-12)
-    block.manner = "twice backwards"
+    block.differentiation = "twice backwards"
     assert torch.allclose(whole(block), explicit(ground, kind)[16:, 16:], atol=1e-12)
     assert Curvature(ground, layer="2.bias").size == 3
 
@@ -215,7 +217,7 @@ def test_a_layer_that_is_not_there_is_told_with_those_that_are() -> None:
     with pytest.raises(RecipeError, match="no layer 'layr' with trained weights; did you mean 'layer'"):
         Curvature(ground, layer="layr")
     assert Curvature(ground).layers() == {"shift": [0], "layer": [1, 2]}
-    assert layer_of("a.b.weight") == "a.b"
+    assert module_name("a.b.weight") == "a.b"
 
 
 def test_forms_are_those_of_every_piece_and_tensor() -> None:
@@ -237,7 +239,9 @@ def test_the_gauss_newton_matrix_is_never_below_zero_with_unit_logits_too() -> N
     assert float(values.min()) > -1e-12
     assert float(values.max()) > 1e-3
     slopes = torch.autograd.functional.hessian(
-        lambda at: sum(ground.of_logits(reference.outputs(ground.module, at, b), b).sum() for b in ground.batches) / 8,
+        lambda at: (
+            sum(ground.losses_from_logits(reference.outputs(ground.module, at, b), b).sum() for b in ground.batches) / 8
+        ),
         reference.flat(ground.module),
     )
     assert torch.allclose(whole(Curvature(ground)), slopes, atol=1e-12)
@@ -245,7 +249,7 @@ def test_the_gauss_newton_matrix_is_never_below_zero_with_unit_logits_too() -> N
 
 def test_samples_are_cut_into_eight_pieces_unless_that_makes_them_small_or_batchnorm_feels_it() -> None:
     def cut(*sizes: int, training: bool = False) -> list[int]:
-        ground = Ground(made("mlp").view, batches("flat", sizes))
+        ground = LossSurface(made("mlp").view, batches("flat", sizes))
         ground.module.train(training)
         return [len(piece) for piece in Curvature(ground).pieces]
 
@@ -257,13 +261,13 @@ def test_samples_are_cut_into_eight_pieces_unless_that_makes_them_small_or_batch
 
 
 def test_the_error_of_the_data_is_that_of_a_mean_over_pieces() -> None:
-    matrix = Curvature(Ground(made("mlp").view, batches("flat", (4, 4, 4))))
+    matrix = Curvature(LossSurface(made("mlp").view, batches("flat", (4, 4, 4))))
     values = torch.tensor([1.0, 2.0, 6.0], dtype=torch.float64)
     assert matrix.data_error(values) == pytest.approx(float(values.std()) / 3**0.5)
-    uneven = Curvature(Ground(made("mlp").view, batches("flat", (9, 3))))
+    uneven = Curvature(LossSurface(made("mlp").view, batches("flat", (9, 3))))
     two = torch.tensor([0.0, 4.0], dtype=torch.float64)
     assert uneven.data_error(two) == pytest.approx((2 * ((0.75 * 1) ** 2 + (0.25 * 3) ** 2)) ** 0.5)
-    assert Curvature(Ground(made("mlp").view, batches("flat", (9,)))).data_error(values[:1]) is None
+    assert Curvature(LossSurface(made("mlp").view, batches("flat", (9,)))).data_error(values[:1]) is None
 
 
 def test_single_precision_is_near_double() -> None:
@@ -271,7 +275,7 @@ def test_single_precision_is_near_double() -> None:
     wanted = explicit(ground, "hessian")
     ground.module.float()
     near = [Batch(b.x.float(), b.y, b.index) for b in ground.batches if isinstance(b.x, Tensor)]
-    matrix = Curvature(Ground(MemberModule(ground.module), near))
+    matrix = Curvature(LossSurface(MemberModule(ground.module), near))
     rows = torch.stack([matrix.product(row) for row in torch.eye(matrix.size)])
     assert rows.dtype == torch.float32
     assert torch.allclose(rows.double(), wanted, atol=1e-5)

@@ -11,9 +11,9 @@ from torch import Tensor
 from plateaux.core.errors import DivergedError
 from plateaux.loss_landscape.lanczos import (
     Krylov,
-    apart,
     density,
     eigenpairs,
+    orthogonalize,
     orthonormal,
     quadrature,
     signs,
@@ -136,7 +136,7 @@ def test_a_basis_leaves_out_what_adds_nothing() -> None:
     a, b = torch.randn(2, 6, dtype=torch.float64)
     rows = torch.stack(orthonormal([a, 2 * a, b, a - b, torch.zeros(6, dtype=torch.float64)]))
     assert torch.allclose(rows @ rows.T, torch.eye(2, dtype=torch.float64))
-    assert float(apart(a + 3 * b, rows).norm()) < 1e-12
+    assert float(orthogonalize(a + 3 * b, rows).norm()) < 1e-12
 
 
 def test_draws_are_signs_and_their_error_is_that_of_a_mean() -> None:

@@ -6,21 +6,21 @@ from torch import nn
 from plateaux.core import tensor_tree
 from plateaux.core.member import MemberModule
 from plateaux.core.types import Batch
-from plateaux.loss_landscape.loss_surface import Ground
+from plateaux.loss_landscape.loss_surface import LossSurface
 
 
-def ground(*, training: bool = False, **options: object) -> Ground:
+def ground(*, training: bool = False, **options: object) -> LossSurface:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 4))
     x, y = torch.randn(10, 1, 4, 4), torch.randint(0, 4, (10,))
     whole = Batch(x, y, torch.arange(10))
-    return Ground(
-        MemberModule(net.train(training)), [whole.take(slice(0, 6)), whole.take(slice(6, 10))], key=3, **options
+    return LossSurface(
+        MemberModule(net.train(training)), [whole.take(slice(0, 6)), whole.take(slice(6, 10))], seed=3, **options
     )  # type: ignore[arg-type]
 
 
-def shifted(here: Ground) -> tensor_tree.TensorTree:
-    return {name: tensor + 0.1 for name, tensor in here.home.items()}
+def shifted(here: LossSurface) -> tensor_tree.TensorTree:
+    return {name: tensor + 0.1 for name, tensor in here.origin.items()}
 
 
 def test_losses_are_the_cross_entropy_of_every_sample() -> None:
@@ -39,15 +39,15 @@ def test_standing_elsewhere_ends_where_the_member_stood() -> None:
     there = here.all_losses(shifted(here))
     assert not torch.allclose(before, there)
     assert torch.equal(here.all_losses(), before)
-    with pytest.raises(ZeroDivisionError), here.standing(shifted(here)):
+    with pytest.raises(ZeroDivisionError), here.at_params(shifted(here)):
         raise ZeroDivisionError
-    assert all(torch.equal(here.params[name], tensor) for name, tensor in here.home.items())
+    assert all(torch.equal(here.params[name], tensor) for name, tensor in here.origin.items())
 
 
 def test_the_gradient_is_that_of_the_function_handed_to_torch_func() -> None:
     here = ground()
     batch = here.batches[0]
-    for at in (here.home, shifted(here)):
+    for at in (here.origin, shifted(here)):
         loss, gradient = here.gradient(batch, at)
         wanted, value = torch.func.grad_and_value(lambda w: here.function(batch)(w).mean())(at)
         assert torch.allclose(loss.to(value.dtype), value)
@@ -57,7 +57,7 @@ def test_the_gradient_is_that_of_the_function_handed_to_torch_func() -> None:
 def test_a_weight_that_is_not_used_has_a_gradient_of_zero() -> None:
     here = ground()
     here.module.register_parameter("idle", nn.Parameter(torch.ones(2)))
-    here = Ground(here.view, here.batches)
+    here = LossSurface(here.view, here.batches)
     assert torch.equal(here.gradient(here.batches[0])[1]["idle"], torch.zeros(2))
 
 
@@ -66,13 +66,13 @@ def test_buffers_never_move_whatever_the_mode_of_batchnorm() -> None:
     before = {name: b.clone() for name, b in here.module.named_buffers()}
     here.all_losses()
     here.gradient(here.batches[0])
-    here.function(here.batches[0])(here.home)
+    here.function(here.batches[0])(here.origin)
     assert all(torch.equal(b, before[name]) for name, b in here.module.named_buffers())
 
 
 def test_a_network_without_buffers_may_be_in_training_mode() -> None:
     here = ground(training=True)
-    plain = Ground(MemberModule(nn.Sequential(nn.Flatten(), nn.Linear(16, 4)).train()), here.batches)
+    plain = LossSurface(MemberModule(nn.Sequential(nn.Flatten(), nn.Linear(16, 4)).train()), here.batches)
     assert plain.all_losses().shape == (10,)
 
 
@@ -82,13 +82,13 @@ def test_recording_is_without_a_graph_and_moves_nothing() -> None:
     logits, seen = here.record(here.batches[0], ["4"])
     assert not logits.requires_grad
     assert torch.equal(seen["4"].output, logits)
-    assert torch.allclose(here.of_logits(logits.double(), here.batches[0]), here.losses(here.batches[0]))
+    assert torch.allclose(here.losses_from_logits(logits.double(), here.batches[0]), here.losses(here.batches[0]))
     assert all(torch.equal(b, before[name]) for name, b in here.module.named_buffers())
 
 
 def test_unit_logits_do_not_feel_the_scale_of_the_last_layer() -> None:
     here = ground(unit_logits=True)
-    doubled = {name: 2 * w if name.startswith("4.") else w for name, w in here.home.items()}
+    doubled = {name: 2 * w if name.startswith("4.") else w for name, w in here.origin.items()}
     assert torch.allclose(here.all_losses(), here.all_losses(doubled), atol=1e-6)
     assert not torch.allclose(ground().all_losses(), ground().all_losses(doubled), atol=1e-2)
 

@@ -17,7 +17,7 @@ from plateaux import Components
 from plateaux.config.builders.model import architecture_hash
 from plateaux.core.errors import Interrupted, RecipeError, RunError
 from plateaux.loss_landscape import plots, render
-from plateaux.loss_landscape.plots import Picture
+from plateaux.loss_landscape.plots import LandscapeFigure
 from plateaux.loss_landscape.slices import Line, Mark, Surface
 from plateaux.training.train import train
 
@@ -49,14 +49,14 @@ THREE = {
 }
 
 
-def words_in(picture: Picture) -> str:
+def words_in(picture: LandscapeFigure) -> str:
     """Return all text of the SVG."""
     root = ElementTree.fromstring(picture._as("svg"))
     return " ".join(" ".join(part.itertext()) for part in root.iter() if part.tag.endswith("text"))
 
 
 @cache
-def all_pictures() -> list[Picture]:
+def all_pictures() -> list[LandscapeFigure]:
     return [
         plots.slices({"member 0": bowl(1.0), "member 1": bowl(2.0)}, ABOUT),
         plots.paths({"members 0 and 1": hill(4.0)}, ABOUT),
@@ -185,7 +185,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look at few points, and leave out the painting, which is tested above."""
-    monkeypatch.setattr(Picture, "_as", lambda _, kind: kind.encode())
+    monkeypatch.setattr(LandscapeFigure, "_as", lambda _, kind: kind.encode())
     for name, points in (("LINE", 5), ("SURFACE", 3), ("PATH", 3), ("PLANE", 3)):
         monkeypatch.setattr(render, name, points)
 
@@ -194,7 +194,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_pictures_lie_in_the_run_folder(run: Path) -> None:
     told: list[str] = []
     seen: list[tuple[int, int]] = []
-    made = render.pictures(run, samples=8, given=GIVEN, say=told.append, seen=lambda *n: seen.append(n))
+    made = render.plot_landscape(run, limit=8, given=GIVEN, say=told.append, seen=lambda *n: seen.append(n))
     names = ["slices", "surface-0", "surface-1", "surface-2", "paths", "plane-0-1-2"]
     assert [each.name for each in made] == names
     wanted = {f"{name}.{ending}" for name in names for ending in ("png", "svg", "json")}
@@ -209,7 +209,7 @@ def test_pictures_lie_in_the_run_folder(run: Path) -> None:
 
 @pytest.mark.usefixtures("quick")
 def test_some_members_and_some_pictures_can_be_asked_for(run: Path) -> None:
-    (made,) = render.pictures(run, ["paths"], samples=8, members=[2, 0], batchnorm="train", given=GIVEN)
+    (made,) = render.plot_landscape(run, ["paths"], limit=8, members=[2, 0], batchnorm="train", given=GIVEN)
     assert list(made.numbers["lines"]) == ["members 2 and 0"]
     assert made.numbers["lines"]["members 2 and 0"]["statistics"] == "batch"
 
@@ -221,14 +221,14 @@ def test_some_members_and_some_pictures_can_be_asked_for(run: Path) -> None:
 @pytest.mark.usefixtures("quick")
 def test_what_cannot_be_drawn_is_told(run: Path, kinds: list[str], members: list[int] | None, words: str) -> None:
     with pytest.raises(RecipeError, match=words):
-        render.pictures(run, kinds, members=members, given=GIVEN)
+        render.plot_landscape(run, kinds, members=members, given=GIVEN)
 
 
 @pytest.mark.usefixtures("quick")
 def test_between_different_architectures_there_is_no_path(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(render, "architecture_hash", lambda *given: architecture_hash(*given) + str(given[1]))
     with pytest.raises(RunError, match="no straight path"):
-        render.pictures(run, ["paths"], given=GIVEN)
+        render.plot_landscape(run, ["paths"], given=GIVEN)
 
 
 @pytest.mark.usefixtures("quick")
@@ -238,4 +238,4 @@ def test_ctrl_c_leaves_the_pictures_that_are_drawn(run: Path, monkeypatch: pytes
 
     monkeypatch.setattr(render, "plane", stop)
     with pytest.raises(Interrupted, match="1 pictures are drawn"):
-        render.pictures(run, ["paths", "plane"], samples=8, given=GIVEN)
+        render.plot_landscape(run, ["paths", "plane"], limit=8, given=GIVEN)

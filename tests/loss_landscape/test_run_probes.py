@@ -23,10 +23,10 @@ from plateaux.core.types import Batch, Estimate
 from plateaux.data.sources import DataSplits, InMemorySource
 from plateaux.evaluation.evaluator import Evaluator
 from plateaux.evaluation.results import MetricResult
-from plateaux.loss_landscape.loss_surface import Ground
-from plateaux.loss_landscape.probe import Probe, probes_named
-from plateaux.loss_landscape.run_probes import Meter, Scene, landscape
-from plateaux.loss_landscape.session import Conditions, Sample, drawn, ground_of, posed
+from plateaux.loss_landscape.loss_surface import LossSurface
+from plateaux.loss_landscape.probe import Probe, get_probes
+from plateaux.loss_landscape.run_probes import ProbeSession, ProgressMeter, probe_landscape
+from plateaux.loss_landscape.session import ProbeBatch, ProbeSettings, make_loss_surface, probe_mode, sample_ids
 from plateaux.training.checks import check
 from plateaux.training.train import train
 
@@ -44,15 +44,15 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def asked(root: Path, *probes: str, **options: Any) -> list[MetricResult]:
-    return landscape(root, probes=probes, given=GIVEN, **options)
+    return probe_landscape(root, probes=probes, given=GIVEN, **options)
 
 
 # Names.
 
 
 def test_probes_are_named_as_measures_are() -> None:
-    assert probes_named(["toy_probes:loss"], allow=("toy_probes",))["toy_probes:loss"].samples == 8
-    (name,) = found = probes_named(["toy_probes:loss(scale=2; samples=4)"], allow=("toy_probes",))
+    assert get_probes(["toy_probes:loss"], trust=("toy_probes",))["toy_probes:loss"].samples == 8
+    (name,) = found = get_probes(["toy_probes:loss(scale=2; samples=4)"], trust=("toy_probes",))
     assert found[name].samples == 4
     for wrong, words in (
         ("toy_probes:loss(scale=2", "is no probe; write a name, or options in brackets: worst_l2"),
@@ -60,7 +60,7 @@ def test_probes_are_named_as_measures_are() -> None:
         ("toy_probes:loss(scales=2)", "did you mean 'scale'"),
     ):
         with pytest.raises(RecipeError, match=words):
-            probes_named([wrong], allow=("toy_probes",))
+            get_probes([wrong], trust=("toy_probes",))
 
 
 def test_a_factory_that_makes_no_probe_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,12 +68,12 @@ def test_a_factory_that_makes_no_probe_is_told(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(toy_probes, "nothing", lambda: None, raising=False)
     with pytest.raises(RecipeError, match=r"returned NoneType; it must return plateaux\.Probe"):
-        probes_named(["toy_probes:nothing"], allow=("toy_probes",))
+        get_probes(["toy_probes:nothing"], trust=("toy_probes",))
 
 
 def test_all_are_the_usual_ones() -> None:
-    found = probes_named(["all"])
-    assert all(each.usual for each in found.values())
+    found = get_probes(["all"])
+    assert all(each.default for each in found.values())
     assert set(found) <= set(plateaux.probe.names())
 
 
@@ -82,29 +82,29 @@ def test_all_are_the_usual_ones() -> None:
 
 def test_a_sample_is_drawn_by_the_seed_without_replacement_and_fewer_are_the_first_of_more() -> None:
     ids = torch.arange(100, 200)
-    some = drawn(ids, 7, 20)
+    some = sample_ids(ids, 7, 20)
     assert len(set(some.tolist())) == 20
     assert set(some.tolist()) <= set(ids.tolist())
-    assert torch.equal(some[:5], drawn(ids, 7, 5))
-    assert not torch.equal(some, drawn(ids, 8, 20))
-    assert sorted(drawn(ids, 7, 1000).tolist()) == ids.tolist()
+    assert torch.equal(some[:5], sample_ids(ids, 7, 5))
+    assert not torch.equal(some, sample_ids(ids, 8, 20))
+    assert sorted(sample_ids(ids, 7, 1000).tolist()) == ids.tolist()
 
 
 def test_the_first_of_a_sample_are_cut_out_of_its_batches() -> None:
     whole = Batch(torch.arange(10.0)[:, None], torch.arange(10), torch.arange(10))
-    sample = Sample(whole.index, (whole.take(slice(0, 4)), whole.take(slice(4, 8)), whole.take(slice(8, 10))))
+    sample = ProbeBatch(whole.index, (whole.take(slice(0, 4)), whole.take(slice(4, 8)), whole.take(slice(8, 10))))
     for count, sizes in ((10, [4, 4, 2]), (99, [4, 4, 2]), (8, [4, 4]), (6, [4, 2]), (1, [1])):
         few = sample.first(count)
         assert [len(batch) for batch in few.batches] == sizes
         assert torch.equal(torch.cat([batch.index for batch in few.batches]), few.ids)
-    assert sample.first(8).about()["samples"] == 8
-    assert sample.first(8).about()["ids"] != sample.first(9).about()["ids"]
+    assert sample.first(8).metadata()["samples"] == 8
+    assert sample.first(8).metadata()["ids"] != sample.first(9).metadata()["ids"]
 
 
 def test_answers_are_those_of_the_members_on_the_drawn_samples(runs: dict[str, Path]) -> None:
     (found,) = asked(runs["mlp"], "toy_probes:loss(samples=12)")
     run, data = Run.open(runs["mlp"]), build_data(recipe(samples=40), GIVEN)
-    ids = drawn(torch.arange(40), run.recipe.seed, 12)
+    ids = sample_ids(torch.arange(40), run.recipe.seed, 12)
     x, y = data.train.fetch(ids)
     for number, module in enumerate(plateaux.load(runs["mlp"], given=GIVEN).members):
         losses = F.cross_entropy(module(x), y, reduction="none").detach()
@@ -181,11 +181,11 @@ def test_samples_are_varied_as_in_training(runs: dict[str, Path]) -> None:
 def test_a_network_is_posed_and_put_back_layer_by_layer() -> None:
     net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Dropout(0.5))
     net[1].eval()
-    with posed(net, "eval"):
+    with probe_mode(net, "eval"):
         assert not any(part.training for part in net.modules())
-    with posed(net, "train"):
+    with probe_mode(net, "train"):
         assert [part.training for part in net.modules()] == [True, False, True, False]
-    with posed(nn.Sequential(nn.Linear(2, 2)), "train") as _, posed(net[2], "train"):
+    with probe_mode(nn.Sequential(nn.Linear(2, 2)), "train") as _, probe_mode(net[2], "train"):
         assert not net[2].training  # no BatchNorm: nothing to put back
     assert [part.training for part in net.modules()] == [True, True, False, True]
 
@@ -195,11 +195,11 @@ def test_what_a_network_draws_comes_from_the_members_key(untouched_randomness: N
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return F.dropout(super().forward(x), training=True)
 
-    sample = Sample(torch.arange(3), (Batch(torch.ones(3, 2), torch.zeros(3).long(), torch.arange(3)),))
+    sample = ProbeBatch(torch.arange(3), (Batch(torch.ones(3, 2), torch.zeros(3).long(), torch.arange(3)),))
     with torch.random.fork_rng():
         net = Noisy(2, 4).train()
     pulses: list[int] = []
-    ground = ground_of(net, sample, Conditions(), seed=1, number=0, pulse=lambda: pulses.append(1))
+    ground = make_loss_surface(net, sample, ProbeSettings(), seed=1, number=0, on_forward=lambda: pulses.append(1))
     assert torch.equal(ground.all_losses(), ground.all_losses())
     assert len(pulses) == 2
 
@@ -224,10 +224,10 @@ def test_a_long_question_moves_by_the_clock_and_never_past_its_share(monkeypatch
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     seen: list[tuple[int, int]] = []
-    meter = Meter(200.0, lambda *n: seen.append(n))
-    with meter.asking(100.0, 0.1):
+    meter = ProgressMeter(200.0, lambda *n: seen.append(n))
+    with meter.track(100.0, 0.1):
         for now[0] in (1.0, 1.0, 3.0, 99.0):
-            meter.pulse()
+            meter.on_forward()
     assert seen == [(10, 200), (30, 200), (95, 200), (100, 200)]
 
 
@@ -260,8 +260,8 @@ def test_members_are_left_as_they_were(runs: dict[str, Path], tmp_path: Path) ->
     before = tensor_tree.clone(module.state_dict())
     x, y = build_data(recipe("deep_ensemble", "conv_bn", samples=9), GIVEN).train.fetch(torch.arange(9))
     assert isinstance(x, torch.Tensor)
-    with posed(module, "train"):
-        probe.ask(Ground(MemberModule(module), [Batch(x, y, torch.arange(9))]))
+    with probe_mode(module, "train"):
+        probe.run(LossSurface(MemberModule(module), [Batch(x, y, torch.arange(9))]))
     assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
 
 
@@ -274,7 +274,7 @@ def test_other_data_than_the_run_was_made_with_are_refused(runs: dict[str, Path]
     panel = Evaluator(run, given=Components(data=strange, trust=GIVEN.trust))
     panel.data_info = run.metadata["data"]
     with pytest.raises(RunError, match="not those this run was made with"):
-        Scene(panel, "train", Conditions(), most=4)
+        ProbeSession(panel, "train", ProbeSettings(), most=4)
 
 
 # While training.
@@ -337,9 +337,9 @@ def test_a_run_may_go_on_with_other_probes(tmp_path: Path) -> None:
 
 def test_curves_of_probes_reach_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[tuple[int, Any]] = []
-    monkeypatch.setattr("plateaux.training.tensorboard.Tracker.__init__", lambda *_: None)
+    monkeypatch.setattr("plateaux.training.tensorboard.TensorBoardLogger.__init__", lambda *_: None)
     monkeypatch.setattr(
-        "plateaux.training.tensorboard.Tracker.add", lambda _, epoch, line: shown.append((epoch, dict(line)))
+        "plateaux.training.tensorboard.TensorBoardLogger.add", lambda _, epoch, line: shown.append((epoch, dict(line)))
     )
     train(recipe(members=1, probe=PROBE, run={"tensorboard": True}), tmp_path / "run", given=GIVEN)
     (number,) = [line["probe toy_probes:loss"] for _, line in shown if "probe toy_probes:loss" in line]

@@ -11,14 +11,14 @@ from plateaux.core import tensor_tree
 from plateaux.core.errors import RecipeError
 from plateaux.core.member import MemberModule
 from plateaux.core.types import Batch, TensorTree
-from plateaux.loss_landscape.loss_surface import Ground
+from plateaux.loss_landscape.loss_surface import LossSurface
 from plateaux.loss_landscape.slices import Surface, barrier, direction, line, path, plane, surface
 
 
-class Bowl(Ground):
+class Bowl(LossSurface):
     """A landscape that is |w|^2 / 2 for every sample, whatever the network says."""
 
-    def of_logits(self, logits: Tensor, batch: Batch) -> Tensor:
+    def losses_from_logits(self, logits: Tensor, batch: Batch) -> Tensor:
         height = sum((p.double() ** 2).sum() for p in self.params.values()) / 2
         return torch.as_tensor(height).expand(len(batch)) + batch.y  # labels 0 and 1: a spread over samples
 
@@ -35,8 +35,8 @@ def batches() -> list[Batch]:
     return [whole.take(slice(0, 6)), whole.take(slice(6, 10))]
 
 
-def ground(seed: int = 0, *, norm: bool = False, training: bool = False) -> Ground:
-    return Ground(MemberModule(net(seed, norm=norm).train(training)), batches(), key=3)
+def ground(seed: int = 0, *, norm: bool = False, training: bool = False) -> LossSurface:
+    return LossSurface(MemberModule(net(seed, norm=norm).train(training)), batches(), seed=3)
 
 
 def state(seed: int, *, norm: bool = False) -> TensorTree:
@@ -51,7 +51,7 @@ def state(seed: int, *, norm: bool = False) -> TensorTree:
 
 
 def test_every_filter_of_a_direction_is_as_long_as_the_filter_it_moves() -> None:
-    home = ground().home
+    home = ground().origin
     found = direction(home, torch.Generator().manual_seed(0))
     for name in ("0.weight", "3.weight"):
         for drawn, weight in zip(found[name], home[name], strict=True):
@@ -60,7 +60,7 @@ def test_every_filter_of_a_direction_is_as_long_as_the_filter_it_moves() -> None
 
 
 def test_biases_and_normalisation_stay_still_unless_they_are_told_to_move() -> None:
-    home = ground(norm=True).home
+    home = ground(norm=True).origin
     still = direction(home, torch.Generator().manual_seed(0))
     moving = direction(home, torch.Generator().manual_seed(0), vectors="move")
     for name in ("0.bias", "1.weight", "1.bias"):
@@ -70,13 +70,13 @@ def test_biases_and_normalisation_stay_still_unless_they_are_told_to_move() -> N
 
 
 def test_a_filter_of_zeros_stays_zero() -> None:
-    home = ground().home
+    home = ground().origin
     home["0.weight"][1] = 0
     assert not direction(home, torch.Generator().manual_seed(0))["0.weight"][1].any()
 
 
 def test_directions_can_be_scaled_by_layer_or_not_at_all() -> None:
-    home = ground().home
+    home = ground().origin
     whole = direction(home, torch.Generator().manual_seed(0), scale="layer")
     bare = direction(home, torch.Generator().manual_seed(0), scale="none", vectors="move")
     assert float(whole["3.weight"].norm()) == pytest.approx(float(home["3.weight"].norm()), rel=1e-5)
@@ -96,10 +96,12 @@ def test_a_direction_depends_on_its_generator_alone(untouched_randomness: None) 
 
 def test_a_slice_of_a_parabola_is_a_parabola() -> None:
     bowl = Bowl(MemberModule(net()), batches())
-    along = direction(bowl.home, torch.Generator().manual_seed(0))
+    along = direction(bowl.origin, torch.Generator().manual_seed(0))
     found = line(bowl, along, span=2.0, points=5)
     assert found.at == (-2.0, -1.0, 0.0, 1.0, 2.0)
-    a, b, c = (float(tensor_tree.dot(*pair)) for pair in ((along, along), (along, bowl.home), (bowl.home, bowl.home)))
+    a, b, c = (
+        float(tensor_tree.dot(*pair)) for pair in ((along, along), (along, bowl.origin), (bowl.origin, bowl.origin))
+    )
     wanted = [(c + 2 * t * b + t * t * a) / 2 + 0.5 for t in found.at]
     assert found.losses == pytest.approx(wanted, rel=1e-5)
     spread = torch.tensor([0.0, 1.0] * 5).std() / 10**0.5
@@ -109,11 +111,11 @@ def test_a_slice_of_a_parabola_is_a_parabola() -> None:
 def test_the_middle_of_a_slice_is_the_member_and_it_is_left_as_it_was() -> None:
     here = ground(norm=True)
     before = tensor_tree.clone(here.module.state_dict())
-    along = direction(here.home, here.generator("slice", 0))
+    along = direction(here.origin, here.generator("slice", 0))
     found = line(here, along, points=11)
     assert found.losses[5] == float(here.all_losses().mean())
     assert found.statistics == "own"
-    for again in (line(here, along, points=3, reestimate=True), surface(here, along, along, points=3)):
+    for again in (line(here, along, points=3, update_bn=True), surface(here, along, along, points=3)):
         assert again.statistics in ("own", "anew")
     assert all(torch.equal(tensor, before[name]) for name, tensor in here.module.state_dict().items())
 
@@ -122,21 +124,21 @@ def test_accuracy_is_counted_beside_the_loss() -> None:
     here = ground()
     with torch.no_grad():
         right = [float((here.module(b.x).argmax(-1) == b.y).sum()) for b in here.batches]
-    found = line(here, direction(here.home, here.generator("slice")), points=3)
+    found = line(here, direction(here.origin, here.generator("slice")), points=3)
     assert found.accuracies[1] == pytest.approx(sum(right) / 10)
 
 
 def test_mixed_labels_count_as_their_largest_part() -> None:
     here = ground()
     soft = [Batch(b.x, F.one_hot(b.y, 4) * 0.6 + 0.1, b.index) for b in here.batches]
-    mixed = Ground(here.view, soft)
-    along = direction(here.home, here.generator("slice"))
+    mixed = LossSurface(here.view, soft)
+    along = direction(here.origin, here.generator("slice"))
     assert line(mixed, along, points=3).accuracies == line(here, along, points=3).accuracies
 
 
 def test_a_surface_has_its_slices_as_rows_and_columns() -> None:
     here = ground()
-    x, y = (direction(here.home, here.generator("slice", number)) for number in (0, 1))
+    x, y = (direction(here.origin, here.generator("slice", number)) for number in (0, 1))
     found = surface(here, x, y, span=0.5, points=5)
     assert found.losses[2] == pytest.approx(line(here, x, span=0.5, points=5).losses)
     assert [row[2] for row in found.losses] == pytest.approx(line(here, y, span=0.5, points=5).losses)
@@ -155,7 +157,7 @@ def test_the_lowest_point_leaves_out_what_is_no_number() -> None:
 def test_a_line_of_one_point_is_refused() -> None:
     here = ground()
     with pytest.raises(RecipeError, match="2 or more"):
-        line(here, here.home, points=1)
+        line(here, here.origin, points=1)
 
 
 # Between members.
@@ -192,7 +194,7 @@ def test_a_path_from_a_member_to_itself_has_no_barrier() -> None:
 @pytest.mark.parametrize("reestimate", [False, True])
 def test_statistics_along_a_path_are_mixed_or_taken_anew(reestimate: bool) -> None:
     here = ground(norm=True)
-    found = path(here, state(0, norm=True), state(1, norm=True), points=3, reestimate=reestimate)
+    found = path(here, state(0, norm=True), state(1, norm=True), points=3, update_bn=reestimate)
     mixed = {name: (a + state(1, norm=True)[name]) / 2 for name, a in state(0, norm=True).items()}
     twin = net(norm=True)
     twin.load_state_dict({**mixed, "1.num_batches_tracked": torch.tensor(0)})
@@ -234,9 +236,9 @@ def test_a_plane_goes_through_its_members() -> None:
 
 def test_the_loss_in_the_plane_of_a_bowl_is_that_of_a_bowl() -> None:
     bowl = Bowl(MemberModule(net()), batches())
-    members = {str(seed): tensor_tree.scale(bowl.home, 1.0) for seed in range(3)}
-    members["1"] = {name: tensor + 1 for name, tensor in bowl.home.items()}
-    members["2"] = {name: tensor * 3 for name, tensor in bowl.home.items()}
+    members = {str(seed): tensor_tree.scale(bowl.origin, 1.0) for seed in range(3)}
+    members["1"] = {name: tensor + 1 for name, tensor in bowl.origin.items()}
+    members["2"] = {name: tensor * 3 for name, tensor in bowl.origin.items()}
     found = plane(bowl, members, points=4)
     # |w|^2 is a paraboloid of curvature one along both axes: second differences are the squared step.
     for values, places in ((found.losses[0], found.x), ([row[0] for row in found.losses], found.y)):
@@ -250,4 +252,4 @@ def test_the_loss_in_the_plane_of_a_bowl_is_that_of_a_bowl() -> None:
 def test_members_that_span_no_plane_are_refused(scales: tuple[int, ...], words: str) -> None:
     here = ground()
     with pytest.raises(RecipeError, match=words):
-        plane(here, {str(number): tensor_tree.scale(here.home, scale) for number, scale in enumerate(scales)})
+        plane(here, {str(number): tensor_tree.scale(here.origin, scale) for number, scale in enumerate(scales)})

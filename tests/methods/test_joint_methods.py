@@ -36,8 +36,8 @@ from plateaux.optim.losses import l1_distance as apart
 from plateaux.optim.sam import get_update, trace_requests
 from plateaux.storage.run import Run
 from plateaux.training.checks import check
-from plateaux.training.setup import learners_of, paces_of
-from plateaux.training.state import ABSENT, Way
+from plateaux.training.setup import build_train_states, shared_lr_schedulers
+from plateaux.training.state import INACTIVE, StepOptions
 from plateaux.training.step import step
 from plateaux.training.train import train
 
@@ -220,8 +220,8 @@ def test_absent_members_are_not_run_and_not_touched(manner: str) -> None:
         chosen = drawn(2)(5, batch.seed)
         before = [state(one) for one in members]
         ran.clear()
-        tallies = step(executor, members, [batch] * 5, Way())
-        assert [i for i, tally in enumerate(tallies) if tally is not ABSENT] == chosen
+        tallies = step(executor, members, [batch] * 5, StepOptions())
+        assert [i for i, tally in enumerate(tallies) if tally is not INACTIVE] == chosen
         assert manner == "vmap" or ran == chosen * 2  # once where they stand, once up the slope
         for i, one in enumerate(members):
             now = state(one)
@@ -300,11 +300,16 @@ def test_a_schedule_by_epochs_goes_on_for_absent_members(tmp_path: Path) -> None
 
 def test_members_with_the_same_rates_share_a_pace_and_others_do_not() -> None:
     row = absent_row()
-    made = learners_of(row, build_data(row, GIVEN), range(4), LOOP, device=CPU, steps=3, given=GIVEN)
-    assert len(paces_of(made)) == 3
-    assert made[1].pace is made[2].pace
+    made = build_train_states(row, build_data(row, GIVEN), range(4), LOOP, device=CPU, steps=3, given=GIVEN)
+    assert len(shared_lr_schedulers(made)) == 3
+    assert made[1].shared_lr_scheduler is made[2].shared_lr_scheduler
     plain = absent_row(schedule=[])
-    assert paces_of(learners_of(plain, build_data(plain, GIVEN), [0, 1], LOOP, device=CPU, steps=3, given=GIVEN)) == ()
+    assert (
+        shared_lr_schedulers(
+            build_train_states(plain, build_data(plain, GIVEN), [0, 1], LOOP, device=CPU, steps=3, given=GIVEN)
+        )
+        == ()
+    )
 
 
 def test_a_pair_of_two_members_is_all_of_them(tmp_path: Path) -> None:
@@ -322,22 +327,22 @@ def test_a_member_that_was_never_present_logs_no_loss(tmp_path: Path) -> None:
 
 
 def test_nobody_may_be_present_and_strangers_may_not() -> None:
-    nobody = Method(Objective(LOSS, gather="all", active=lambda members, key: []))
+    nobody = Method(Objective(LOSS, gather="members", active=lambda members, key: []))
     members = heads(2, nobody)
     before = [state(one) for one in members]
-    assert step(LOOP, members, [points()] * 2, Way()) == [ABSENT] * 2
+    assert step(LOOP, members, [points()] * 2, StepOptions()) == [INACTIVE] * 2
     for one, held in zip(members, before, strict=True):
         assert all(map(torch.equal, state(one), held))
-    stranger = Method(Objective(LOSS, gather="all", active=lambda members, key: [0, 2]))
+    stranger = Method(Objective(LOSS, gather="members", active=lambda members, key: [0, 2]))
     with pytest.raises(RecipeError, match=r"\[0, 2\] take part .* there are 0 to 1"):
-        step(LOOP, heads(2, stranger), [points()] * 2, Way())
+        step(LOOP, heads(2, stranger), [points()] * 2, StepOptions())
 
 
 def test_members_that_see_only_themselves_may_be_absent_too() -> None:
     one_by_one = Method(Objective(LOSS, active=lambda members, key: [key % members]))
     members = heads(3, one_by_one)
-    found = [step(LOOP, members, [replace(points(), seed=number)] * 3, Way()) for number in range(3)]
-    assert [[tally is not ABSENT for tally in tallies] for tallies in found] == torch.eye(3).bool().tolist()
+    found = [step(LOOP, members, [replace(points(), seed=number)] * 3, StepOptions()) for number in range(3)]
+    assert [[tally is not INACTIVE for tally in tallies] for tallies in found] == torch.eye(3).bool().tolist()
 
 
 # Unlabelled samples.

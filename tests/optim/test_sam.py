@@ -328,7 +328,7 @@ def test_a_careful_step_is_that_of_its_definition(step: str, net: str, chosen: T
     own = corner(net)
     method = Method(Objective(LOSS), sam_on_subset(sam(0.3), warmup=plain_gradient, step=step))  # type: ignore[arg-type]
     member = learner(own.module, method, lr=1.0)
-    member.notes = lambda index: chosen[index]
+    member.sam_set = lambda index: chosen[index]
     before = {name: p.detach().clone() for name, p in own.module.named_parameters()}
     batch = replace(own.batch, index=torch.arange(len(own.batch)))
     wanted = careful_twin(own.module, batch, chosen, 0.3)
@@ -344,7 +344,7 @@ def test_split_shows_batchnorm_the_parts_and_shared_the_whole(accumulate: int) -
         own = corner("conv_bn")
         method = Method(Objective(LOSS), sam_on_subset(sam(0.3), warmup=plain_gradient, step=step))  # type: ignore[arg-type]
         member = learner(own.module, method)
-        member.notes = lambda index: CHOSEN[index]
+        member.sam_set = lambda index: CHOSEN[index]
         steps(member, [replace(own.batch, index=torch.arange(8))], accumulate=accumulate)
         counted[step] = int(own.module.state_dict()["0.1.num_batches_tracked"])
     assert counted["shared"] == accumulate
@@ -359,10 +359,10 @@ def test_what_was_seen_is_counted_once(step: str) -> None:
     right = int((own.module(batch.x).argmax(-1) == batch.y).sum())
     method = Method(Objective(LOSS), sam_on_subset(sam(0.3), warmup=plain_gradient, step=step))  # type: ignore[arg-type]
     member = learner(own.module, method)
-    member.notes = lambda index: CHOSEN[index]
+    member.sam_set = lambda index: CHOSEN[index]
     (tally,) = steps(member, [batch])
     assert float(tally.loss) == pytest.approx(loss)
-    assert int(tally.right) == right
+    assert int(tally.correct) == right
 
 
 @pytest.mark.parametrize("name", ["sam", "asam", "gsam"])

@@ -28,7 +28,7 @@ from plateaux.config.builtin import recipe_file
 from plateaux.config.specs import split_names
 from plateaux.core import registry
 from plateaux.evaluation.metric_specs import get_metrics
-from plateaux.loss_landscape.probe import probes_named
+from plateaux.loss_landscape.probe import get_probes
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -212,7 +212,7 @@ def test_every_command_of_a_page_parses_and_means_something(page: Path) -> None:
         named_here = [word for word in split_names(given.get("measures") or "") if ":" not in word]
         assert not named_here or get_metrics(named_here)
         asked = [word for word in split_names(given.get("probes") or "") if ":" not in word]
-        assert not asked or probes_named(asked)
+        assert not asked or get_probes(asked)
 
 
 @pytest.mark.parametrize("wrong", ["tran quickstart", "train", "train quickstart --sets a=1", "recipe chek x"])

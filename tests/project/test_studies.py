@@ -13,8 +13,8 @@ from conftest import Script
 from plateaux.reports.export import to_markdown
 from plateaux.reports.report import report
 from plateaux.studies.claims.claim import read_evidence
-from plateaux.studies.claims.contrasts import evidence_of
-from plateaux.studies.results import findings_of_study
+from plateaux.studies.claims.contrasts import build_evidence
+from plateaux.studies.results import results_from_study
 from tests.studies.claims.test_claim import CLAIMS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,8 +40,8 @@ def test_the_evidence_of_a_study_is_made_of_its_numbers(study: str, number: int)
     found = read_evidence(claim, ROOT / "claims" / "evidence")
     assert found is not None
     assert claim.compare is not None
-    numbers = findings_of_study(ROOT / "studies" / "results" / f"{study}.json")
-    again = evidence_of(claim, claim.compare, numbers)
+    numbers = results_from_study(ROOT / "studies" / "results" / f"{study}.json")
+    again = build_evidence(claim, claim.compare, numbers)
     assert (again.cases, again.precondition) == (found.cases, found.precondition)
 
 

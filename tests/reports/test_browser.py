@@ -11,7 +11,7 @@ import made_up_results as made
 import pytest
 
 from plateaux.reports.export import to_html
-from plateaux.reports.inputs import Book, Chapter
+from plateaux.reports.inputs import ReportInputs, RunSection
 from plateaux.reports.report import compose
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -27,8 +27,10 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for i in range(3):
         condition = {made.LONG: "x" * 60, "rho": 0.1 * i}
         found = made.one_run(4, run=f"runs/{i}", condition=condition)
-        chapters.append(Chapter(f"{made.LONG}={'x' * 60}", condition, 0, found, [made.course()], {}))
-    report = compose(Book("y" * 60, chapters, "Is it flat?"), details=1, draw=["accuracy_bars", "severity", "training"])
+        chapters.append(RunSection(f"{made.LONG}={'x' * 60}", condition, 0, found, [made.course()], {}))
+    report = compose(
+        ReportInputs("y" * 60, chapters, "Is it flat?"), details=1, draw=["accuracy_bars", "severity", "training"]
+    )
     file = tmp_path_factory.mktemp("browser") / "report.html"
     file.write_text(to_html(report), encoding="utf-8")
     return file

@@ -25,10 +25,10 @@ from plateaux.reports.figures import (
     training,
     uncertainty,
 )
-from plateaux.reports.query import SHARPNESS, first_of
-from plateaux.reports.style import Drawing
+from plateaux.reports.query import SHARPNESS, first_measured
+from plateaux.reports.style import ReportFigure
 
-Draw = Callable[[str], Drawing | None]
+Draw = Callable[[str], ReportFigure | None]
 
 
 def numbers(case: str) -> list[Any]:
@@ -75,7 +75,7 @@ def answers(case: str) -> Any:
 
 def met(case: str) -> Any:
     found = made.met({"missing": 0, "fifty members": 50}.get(case, 3))
-    return made.Careful(5, found.counts, [None] * 3, [[None] * 3] * 3) if case == "nan" else found
+    return made.SamSets(5, found.counts, [None] * 3, [[None] * 3] * 3) if case == "nan" else found
 
 
 def slices(case: str) -> Any:
@@ -93,7 +93,7 @@ DRAW: dict[str, Draw] = {
     "reliability": lambda case: uncertainty.reliability(numbers(case)),
     "roc": lambda case: uncertainty.roc(scores(case)),
     "training": lambda case: training.training(courses(case)),
-    "careful": lambda case: partition.careful(met(case)),
+    "careful": lambda case: partition.sam_sets(met(case)),
     "gallery": answers,
     "lines": lambda case: landscape.lines(slices(case)),
     "surfaces": lambda case: landscape.surfaces(pictures(case)),
@@ -125,10 +125,10 @@ def test_a_figure_of_no_numbers_is_none_or_says_so(name: str) -> None:
 
 def test_small_numbers_are_told_at_the_ticks_and_a_long_name_in_two_lines() -> None:
     found = made.study(made.grid(4))
-    named = first_of(found, SHARPNESS)
+    named = first_measured(found, SHARPNESS)
     assert named is not None
-    tiny = [replace(each, measure="sam_sharpness", number=1e-6 * (each.number - 0.3), error=None)
-            if each.measure == named[0] else each for each in found]  # fmt: skip
+    tiny = [replace(each, metric="sam_sharpness", value=1e-6 * (each.value - 0.3), stderr=None)
+            if each.metric == named[0] else each for each in found]  # fmt: skip
     drawn = sharpness_diversity.sharpness_diversity(tiny, sharpness="sam_sharpness")
     assert drawn is not None
     assert not reaches_over(drawn)
@@ -143,7 +143,7 @@ def test_a_measure_is_drawn_against_a_factor() -> None:
     drawn = curves.against(found, measure="pds", factor="rho")
     assert drawn is not None
     assert not reaches_over(drawn)
-    numbers = [each.number for each in found if each.measure == "pds"]
+    numbers = [each.value for each in found if each.metric == "pds"]
     lowest = min(np.mean(pair) for pair in zip(numbers[::2], numbers[1::2], strict=True))
     assert f"lowest {lowest:.3g}" in drawn.sentence
     assert curves.against(made.one_run(), measure="pds") is None
@@ -199,7 +199,7 @@ def test_of_many_conditions_the_best_have_bars_and_only_some_a_colour() -> None:
     assert drawn is not None
     assert "Shown are the 20 best" in drawn.sentence
     best = max(
-        each.number for each in found if (each.measure, each.row, each.on) == ("accuracy", MEAN_PROBABILITY, "test")
+        each.value for each in found if (each.metric, each.row, each.split) == ("accuracy", MEAN_PROBABILITY, "test")
     )
     assert f"{100 * best:.1f} %" in drawn.sentence
     curve = curves.over_size(found)
@@ -304,8 +304,8 @@ def test_any_name_can_be_drawn_and_is_only_text(name: str) -> None:
     assert len(drawn.figure.legends[0].texts) == 2
 
 
-def reaches_over(drawn: Drawing) -> bool:
+def reaches_over(drawn: ReportFigure) -> bool:
     """Say whether something is drawn beyond the paper: a word would be cut there."""
-    with style.look():
+    with style.figure_style():
         box, (width, height) = drawn.figure.get_tightbbox(), drawn.figure.get_size_inches()
     return bool(box.x0 < -0.01 or box.y0 < -0.01 or box.x1 > width + 0.01 or box.y1 > height + 0.01)

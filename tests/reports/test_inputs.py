@@ -56,7 +56,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def strangers(run: Run) -> None:
     """Keep predictions about samples of elsewhere, as measuring on them would have done."""
-    said, logits = artifacts.said_of(run)["test"]
+    said, logits = artifacts.load_predictions(run)["test"]
     hashes = [run.weights_hash(n) for n in said.members]
     shelf = artifacts.PredictionCache(run.store, {"on": "mnist", "name": "mnist"})
     labels, ids = torch.from_numpy(said.labels), torch.from_numpy(said.ids)
@@ -72,7 +72,7 @@ def copied(root: Path, to: Path) -> Path:
 
 def test_a_whole_run_has_every_figure_of_a_run(whole: Path) -> None:
     made_of = report([whole])
-    names = {name for name, _ in made_of.drawings()}
+    names = {name for name, _ in made_of.figures()}
     assert names >= {
         "accuracy_bars", "over_size_accuracy", "over_size_nll", "training", "reliability", "roc", "careful", "gallery",
         "landscape_slices", "landscape_paths", "landscape_surface", "landscape_plane",
@@ -98,22 +98,22 @@ def test_what_is_damaged_is_left_out_and_the_rest_is_shown(whole: Path, tmp_path
         file.write_text("not JSON\n")
     (root / "landscape/surface-0.json").write_text(json.dumps({"kind": "surface", "about": {"hashes": {}}}))
     made_of = report([root])
-    names = {name for name, _ in made_of.drawings()}
+    names = {name for name, _ in made_of.figures()}
     assert "accuracy_bars" in names
     assert not names & {"careful", "gallery", "roc", "reliability", "landscape_slices", "landscape_surface"}
 
 
 def test_the_bins_made_from_kept_logits_are_those_that_measuring_finds(whole: Path) -> None:
-    said, logits = artifacts.said_of(Run.open(whole))["test"]
-    like = read([whole]).findings[0]
-    mine = {each.row: each.number for each in artifacts.reliability_of(said, logits, like)}
+    said, logits = artifacts.load_predictions(Run.open(whole))["test"]
+    like = read([whole]).results[0]
+    mine = {each.row: each.value for each in artifacts.reliability_rows(said, logits, like)}
     (truth,) = plateaux.evaluate(whole, metrics=["reliability"])
     assert mine == {row: pytest.approx(value.value, nan_ok=True) for row, value in truth.rows.items()}
     assert reliability().group == "sure"
 
 
 def test_a_meeting_counts_who_is_careful(whole: Path) -> None:
-    (met,) = artifacts.meetings_of(Run.open(whole))
+    (met,) = artifacts.load_partitions(Run.open(whole))
     summary = Run.open(whole).store.get_json("notes/1/summary.json")
     assert sum(met.counts) == summary["trained"]
     careful = sum(k * count for k, count in enumerate(met.counts))
@@ -122,13 +122,13 @@ def test_a_meeting_counts_who_is_careful(whole: Path) -> None:
 
 def test_pictures_come_from_the_very_samples_or_not_at_all(whole: Path) -> None:
     run = Run.open(whole)
-    images = artifacts.images_of(run)
+    images = artifacts.load_images(run)
     assert images is not None
     data = plateaux.dataset.get("digits")()
     np.testing.assert_array_equal(images(np.array([3, 1])), data.test.fetch(torch.tensor([3, 1]))[0].numpy())
     samples = torch.rand(4, 1, 8, 8), torch.arange(4)
     other = from_tensors(samples, samples, classes=10)
-    assert artifacts.images_of(run, plateaux.Components(data=other)) is None
+    assert artifacts.load_images(run, plateaux.Components(data=other)) is None
     floats = artifacts._pixels(torch.tensor([[[[-1.0, 3.0]]]]))
     np.testing.assert_allclose(floats, [[[[0.0, 1.0]]]])
     with pytest.raises(ValueError, match="no pictures"):
@@ -136,9 +136,9 @@ def test_pictures_come_from_the_very_samples_or_not_at_all(whole: Path) -> None:
 
 
 def test_too_many_logits_are_not_read(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(artifacts, "LARGEST", 10)
-    assert artifacts.said_of(Run.open(whole)) == {}
-    assert artifacts.scores_of({}, ["mnist (far)"]) == {}
+    monkeypatch.setattr(artifacts, "MAX_LOGITS", 10)
+    assert artifacts.load_predictions(Run.open(whole)) == {}
+    assert artifacts.load_ood_scores({}, ["mnist (far)"]) == {}
 
 
 def test_runs_are_told_apart_by_their_recipes(whole: Path, tmp_path: Path) -> None:
@@ -149,11 +149,11 @@ def test_runs_are_told_apart_by_their_recipes(whole: Path, tmp_path: Path) -> No
         (root / "recipe.toml").write_text(changed.to_toml(), encoding="utf-8")
         roots.append(root)
     book = read(roots)
-    assert [(each.name, each.repetition) for each in book.chapters] == [
+    assert [(each.name, each.repetition) for each in book.sections] == [
         ("rho=0.1", 0), ("rho=0.1", 1), ("rho=0.2", 0), ("run=d, rho=0.2", 0),
     ]  # fmt: skip
     assert book.title == "a and 3 more"
-    assert {str(each.condition) for each in book.findings} == {str(each.condition) for each in book.chapters}
+    assert {str(each.condition) for each in book.results} == {str(each.condition) for each in book.sections}
     assert list(book.courses()) == ["rho=0.1", "rho=0.2", "run=d, rho=0.2"]
     assert len(book.courses()["rho=0.1"]) == 4
 
@@ -182,23 +182,23 @@ measures = ["accuracy"]
 [figures]
 draw = ["accuracy_bars", "training"]
 """
-    from plateaux.studies.runner import Conduct
+    from plateaux.studies.runner import StudyRunner
     from plateaux.studies.study import Study
 
     (tmp_path / "study.toml").write_text(text)
-    Conduct(Study.load(tmp_path / "study.toml"), tmp_path / "out").go()
+    StudyRunner(Study.load(tmp_path / "study.toml"), tmp_path / "out").run()
     shutil.copy(tmp_path / "out" / "results.json", tmp_path / "alone.json")
     books = [read([tmp_path / "out"]), read([tmp_path / "alone.json"])]
     for book in books:
-        assert (book.question, book.baseline, len(book.chapters)) == ("Is it flat?", {"rho": 0.0}, 4)
-        assert [name for name, _ in compose(book).drawings()] == ["accuracy_bars", "training"]
-    assert [each.run is None for each in books[1].chapters] == [True] * 4
-    assert books[0].chapters[0].run is not None
+        assert (book.question, book.baseline, len(book.sections)) == ("Is it flat?", {"rho": 0.0}, 4)
+        assert [name for name, _ in compose(book).figures()] == ["accuracy_bars", "training"]
+    assert [each.run is None for each in books[1].sections] == [True] * 4
+    assert books[0].sections[0].run is not None
     both = read([tmp_path / "out", tmp_path / "alone.json"])
-    assert len(both.chapters) == 8
-    assert {each.condition["study"] for each in both.findings} == {"out", "alone"}
-    assert len({each.name for each in both.chapters}) == 4
-    titles = [sheet.title for sheet in compose(books[0], figures=False).parts[0].sheets]
+    assert len(both.sections) == 8
+    assert {each.condition["study"] for each in both.results} == {"out", "alone"}
+    assert len({each.name for each in both.sections}) == 4
+    titles = [sheet.title for sheet in compose(books[0], figures=False).parts[0].tables]
     assert "Difference from rho=0.0" in titles
 
 

@@ -21,23 +21,23 @@ from plateaux.core.types import Estimate
 from plateaux.evaluation.row_names import MEAN_PROBABILITY
 from plateaux.reports import summary, tables
 from plateaux.reports.export import to_csv, to_html, to_json, to_markdown
-from plateaux.reports.inputs import Book, Chapter
+from plateaux.reports.inputs import ReportInputs, RunSection
 from plateaux.reports.report import Report, compose
-from plateaux.reports.tables import Entry, Sheet
-from plateaux.studies.results import Finding
+from plateaux.reports.tables import Cell, Sheet
+from plateaux.studies.results import ResultRow
 
 EVIL = "<script>alert(1)</script>"
 
 
-def book(conditions: list[dict[str, Any]], members: int = 3, repetitions: int = 1, **more: Any) -> Book:
+def book(conditions: list[dict[str, Any]], members: int = 3, repetitions: int = 1, **more: Any) -> ReportInputs:
     chapters = []
     for i, condition in enumerate(conditions):
         for repetition in range(repetitions):
             where = {"run": f"runs/{i}-{repetition}", "condition": condition, "repetition": repetition}
             name = ", ".join(f"{k}={v}" for k, v in condition.items()) or "one"
             found = made.one_run(members, **where)
-            chapters.append(Chapter(name, condition, repetition, found, [made.course()] * members, {}))
-    return Book("A title", chapters, **more)
+            chapters.append(RunSection(name, condition, repetition, found, [made.course()] * members, {}))
+    return ReportInputs("A title", chapters, **more)
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +98,7 @@ def test_a_page_loads_nothing_and_its_anchors_lead_somewhere(evil: tuple[Report,
     assert len(found.ids) == len(set(found.ids))
     assert {each[1:] for each in found.loads if each.startswith("#")} <= set(found.ids)
     assert "default-src 'none'" in page
-    assert page.count("<figure>") == page.count('role="img" aria-label="') == len(list(evil[0].drawings()))
+    assert page.count("<figure>") == page.count('role="img" aria-label="') == len(list(evil[0].figures()))
 
 
 def test_a_page_is_for_light_and_dark_and_print_and_phones(evil: tuple[Report, str]) -> None:
@@ -122,13 +122,13 @@ def test_markdown_keeps_hostile_names_in_their_cells(evil: tuple[Report, str]) -
 def test_csv_and_json_carry_every_number(evil: tuple[Report, str]) -> None:
     report = evil[0]
     rows = list(csv.DictReader(StringIO(to_csv(report))))
-    assert len(rows) == len(report.findings)
-    assert [float(row["number"]) for row in rows] == [each.number for each in report.findings]
+    assert len(rows) == len(report.results)
+    assert [float(row["number"]) for row in rows] == [each.value for each in report.results]
     assert rows[0][f"factor {EVIL}"] == EVIL
     plain = json.loads(to_json(report))
     assert len(plain["findings"]) == len(rows)
     assert {each["name"] for each in plain["figures"]} >= {"accuracy_bars", "sharpness_diversity", "training"}
-    broken = replace(report, findings=made.one_run(broken=True))
+    broken = replace(report, results=made.one_run(broken=True))
     assert json.loads(to_json(broken))["findings"][0]["number"] is None
 
 
@@ -147,21 +147,21 @@ def test_one_run_of_fifty_members_has_a_table_instead_of_cards() -> None:
     report = compose(book([{}], members=50), draw=["training"])
     assert [part.title for part in report.parts] == ["This run", "Members"]
     assert not report.parts[1].cards
-    assert len(report.parts[1].sheets[0].rows) == 50
+    assert len(report.parts[1].tables[0].rows) == 50
     few = compose(book([{}]), draw=["training"])
     assert [card.title for card in few.parts[1].cards] == ["Member 0", "Member 1", "Member 2"]
     assert [name for name, _ in few.parts[1].cards[0].facts][:3] == ["accuracy", "nll", "ece"]
-    assert [drawing.name for _, drawing in few.drawings()] == ["training"]
+    assert [drawing.name for _, drawing in few.figures()] == ["training"]
 
 
 def test_only_the_figures_that_are_asked_for_are_drawn() -> None:
     told = book([{}], draw=("accuracy_bars",))
-    assert [name for name, _ in compose(told).drawings()] == ["accuracy_bars"]
-    assert [name for name, _ in compose(told, draw=["severity"]).drawings()] == ["severity"]
-    assert not list(compose(told, figures=False).drawings())
+    assert [name for name, _ in compose(told).figures()] == ["accuracy_bars"]
+    assert [name for name, _ in compose(told, draw=["severity"]).figures()] == ["severity"]
+    assert not list(compose(told, figures=False).figures())
     with pytest.raises(RecipeError, match=r"no figure called 'bars'.*accuracy_bars"):
         compose(told, draw=["bars"])
-    assert [name for name, _ in compose(book([{}, {"a": 1}]), draw=["reliability"]).drawings()] == [
+    assert [name for name, _ in compose(book([{}, {"a": 1}]), draw=["reliability"]).figures()] == [
         "reliability", "reliability_2", "reliability_3",
     ]  # fmt: skip
 
@@ -169,8 +169,8 @@ def test_only_the_figures_that_are_asked_for_are_drawn() -> None:
 # The front page.
 
 
-def words(found: list[Finding]) -> dict[str, summary.Answer]:
-    return {each.question: each for each in summary.front(found)}
+def words(found: list[ResultRow]) -> dict[str, summary.SummaryLine]:
+    return {each.question: each for each in summary.summary(found)}
 
 
 @pytest.mark.parametrize(
@@ -257,40 +257,40 @@ def test_the_best_of_a_column_is_marked_and_means_have_their_error() -> None:
         for name, values in (("x", (1.0, 3.0)), ("y", (1.0, 1.5)))
         for repetition, value in enumerate(values)
     ]
-    (sheet,) = tables.summary(found)
+    (sheet,) = tables.metric_tables(found)
     assert sheet.header == ["", "nll"]
-    assert sheet.rows == [("a=x", [Entry("2.0 ± 1.0")]), ("a=y", [Entry("1.25 ± 0.25", best=True)])]
-    lacking = [replace(each, number=math.nan) if each.number == 1.5 else each for each in found]
-    assert tables.summary(lacking)[0].rows == [("a=x", [Entry("2.0 ± 1.0")]), ("a=y", [Entry("1 (1 of 2)")])]
-    same = [replace(each, number=1.0) for each in found]
-    assert not any(entry.best for _, entries in tables.summary(same)[0].rows for entry in entries)
+    assert sheet.rows == [("a=x", [Cell("2.0 ± 1.0")]), ("a=y", [Cell("1.25 ± 0.25", best=True)])]
+    lacking = [replace(each, value=math.nan) if each.value == 1.5 else each for each in found]
+    assert tables.metric_tables(lacking)[0].rows == [("a=x", [Cell("2.0 ± 1.0")]), ("a=y", [Cell("1 (1 of 2)")])]
+    same = [replace(each, value=1.0) for each in found]
+    assert not any(entry.best for _, entries in tables.metric_tables(same)[0].rows for entry in entries)
 
 
 def test_tables_are_by_question_and_leave_large_measures_to_their_own() -> None:
     found = made.one_run()
-    assert [sheet.title for sheet in tables.summary(found)] == [
+    assert [sheet.title for sheet in tables.metric_tables(found)] == [
         "How good", "How sure", "How different", "How flat", "At what cost",
     ]  # fmt: skip
-    own = tables.summary([*found, made.finding("mine:own", "member 0", 1.0), made.finding("odd", "a row", 1.0)])
+    own = tables.metric_tables([*found, made.finding("mine:own", "member 0", 1.0), made.finding("odd", "a row", 1.0)])
     assert [sheet.title for sheet in own][-1] == "Other measures"
     assert "ood" not in to_markdown(Report("", "", "", (), (), ()))
 
 
 def test_severities_by_kind_for_one_and_by_condition_for_several() -> None:
-    (one,) = tables.severities(made.one_run())
+    (one,) = tables.corruption_tables(made.one_run())
     assert (one.header, [row[0] for row in one.rows]) == (["", "severity 1", "severity 5"], ["fog", "snow"])
-    (several,) = tables.severities(made.study(made.grid(3)))
+    (several,) = tables.corruption_tables(made.study(made.grid(3)))
     assert several.header == ["", "severity 1", "severity 5", "cACC"]
     assert sum(entries[2].best for _, entries in several.rows) == 1
-    assert tables.severities([made.finding("nll", "member 0", 1.0)]) == []
-    assert tables.severities([made.finding("nll", "member 0", 1.0, condition={"a": i}) for i in (1, 2)]) == []
+    assert tables.corruption_tables([made.finding("nll", "member 0", 1.0)]) == []
+    assert tables.corruption_tables([made.finding("nll", "member 0", 1.0, condition={"a": i}) for i in (1, 2)]) == []
 
 
 def test_strangers_are_told_apart_with_the_best_score_marked() -> None:
-    area, rate = tables.strangers(made.one_run())
+    area, rate = tables.ood_tables(made.one_run())
     assert area.rows[0][0] == "mnist (far)"
     assert sum(entry.best for entry in area.rows[0][1]) == sum(entry.best for entry in rate.rows[0][1]) == 1
-    assert tables.strangers(made.study(made.grid(2), 1))[0].rows[0][0].endswith(": mnist (far)")
+    assert tables.ood_tables(made.study(made.grid(2), 1))[0].rows[0][0].endswith(": mnist (far)")
 
 
 def test_differences_from_the_baseline_keep_their_names_and_wide_tables_are_cut() -> None:
@@ -298,8 +298,8 @@ def test_differences_from_the_baseline_keep_their_names_and_wide_tables_are_cut(
     sheets = tables.differences(found, {"rho": 0.0})
     assert sheets[0].title == "Difference from rho=0.0"
     assert tables.differences(found, {}) == []
-    parts = tables.narrow(sheets[0], most=2)
+    parts = tables.split_columns(sheets[0], most=2)
     assert len(parts) == -(-(len(sheets[0].header) - 1) // 2)
     assert parts[0].title.endswith(f"(1 of {len(parts)})")
     assert [entry for part in parts for entry in part.rows[0][1]] == list(sheets[0].rows[0][1])
-    assert tables.narrow(Sheet("t", ["", "a"], [("r", [Entry("1")])]))[0].title == "t"
+    assert tables.split_columns(Sheet("t", ["", "a"], [("r", [Cell("1")])]))[0].title == "t"

@@ -379,7 +379,7 @@ def test_a_run_in_a_bucket_whose_server_stumbles_ends_at_the_same_weights(method
     with serving(share=0.05) as server:
         run = plateaux.train(row, f"s3://bucket/{method}", given=GIVEN)
         assert distance(weights(local), weights(run)) == 0
-        assert plateaux.missing(run, GIVEN) == []
+        assert plateaux.pending_jobs(run, GIVEN) == []
         found = plateaux.evaluate(Path(f"s3://bucket/{method}"), given=GIVEN)
         assert [each.rows for each in found] == [each.rows for each in plateaux.evaluate(tmp_path / "run", given=GIVEN)]
         kept = {name for name in local.store.names() if not name.startswith(("predictions/", "measures/"))}

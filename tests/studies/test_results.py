@@ -19,9 +19,9 @@ from plateaux.core.errors import RunError
 from plateaux.evaluation.evaluate import evaluate
 from plateaux.optim.sam import plain_gradient, sam
 from plateaux.storage.run import Run
-from plateaux.studies.results import COSTS, Finding, costs_of, findings_of_run, findings_of_study, read_results
+from plateaux.studies.results import COSTS, ResultRow, cost_rows, read_results, results_from_run, results_from_study
 from plateaux.training import partition
-from plateaux.training.cost import passes_a_step, passes_of, spent
+from plateaux.training.cost import count_passes, measured_cost, passes_per_step
 from plateaux.training.train import train
 
 
@@ -33,34 +33,34 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return Run.open(root)
 
 
-def pick(found: list[Finding], measure: str, row: str, on: str = "test") -> Finding:
-    (one,) = [each for each in found if (each.measure, each.row, each.on) == (measure, row, on)]
+def pick(found: list[ResultRow], measure: str, row: str, on: str = "test") -> ResultRow:
+    (one,) = [each for each in found if (each.metric, each.row, each.split) == (measure, row, on)]
     return one
 
 
 def test_a_finding_says_all_that_tells_it_apart(run: Run) -> None:
-    found = pick(findings_of_run(run, {"rho": 0.1}, 3), "accuracy", "member 1")
+    found = pick(results_from_run(run, {"rho": 0.1}, 3), "accuracy", "member 1")
     truth = {each.metric: each for each in evaluate(run.store.root, metrics=["accuracy"])}["accuracy"]
-    assert (found.number, found.error) == (truth.rows["member 1"].value, truth.rows["member 1"].stderr)
+    assert (found.value, found.stderr) == (truth.rows["member 1"].value, truth.rows["member 1"].stderr)
     assert (found.condition, found.repetition, found.run) == ({"rho": 0.1}, 3, str(run.store.root))
-    assert (found.better, found.percent, found.draws) == ("higher", True, None)
-    assert not pick(findings_of_run(run), "nll", "member 1").percent
+    assert (found.higher_is_better, found.percent, found.mc_stderr) == ("higher", True, None)
+    assert not pick(results_from_run(run), "nll", "member 1").percent
 
 
 def test_every_row_of_every_measurement_is_found_once(run: Run) -> None:
-    found = [(each.measure, each.on, each.row) for each in findings_of_run(run)]
+    found = [(each.metric, each.split, each.row) for each in results_from_run(run)]
     rows = sum(len(run.store.get_json(name)["rows"]) for name in run.store.names("measures"))
     assert len(found) == len(set(found)) == rows + 4 * len(COSTS)
 
 
 def test_of_two_answers_that_of_all_members_and_most_samples_counts(run: Run, tmp_path: Path) -> None:
     root = Path(shutil.copytree(run.store.root, tmp_path / "run"))
-    before = findings_of_run(Run.open(root))
+    before = results_from_run(Run.open(root))
     evaluate(root, metrics=["accuracy"], members=[0, 2])
     evaluate(root, metrics=["accuracy"], limit=20)
     assert len(Run.open(root).store.names("measures")) == len(run.store.names("measures")) + 2
-    assert [(e.measure, e.row, e.number) for e in findings_of_run(Run.open(root))] == [
-        (e.measure, e.row, e.number) for e in before
+    assert [(e.metric, e.row, e.value) for e in results_from_run(Run.open(root))] == [
+        (e.metric, e.row, e.value) for e in before
     ]
 
 
@@ -68,9 +68,9 @@ def test_numbers_of_other_weights_are_left_out(run: Run, tmp_path: Path) -> None
     root = Path(shutil.copytree(run.store.root, tmp_path / "run"))
     other = Run.open(root)
     other.put_weights(0, {name: tensor + 1 for name, tensor in other.weights(0).items()}, epoch=2)
-    assert {each.on for each in findings_of_run(other)} == {"training"}
+    assert {each.split for each in results_from_run(other)} == {"training"}
     other.store.delete("members/0/weights.safetensors")  # dropped: then what was measured is all there is
-    assert pick(findings_of_run(other), "accuracy", "member 1").number >= 0
+    assert pick(results_from_run(other), "accuracy", "member 1").value >= 0
 
 
 def test_what_is_no_number_is_found_as_nan(run: Run, tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_what_is_no_number_is_found_as_nan(run: Run, tmp_path: Path) -> None:
     run_there = Run.open(root)
     run_there.store.put_json(name, {**tree, "measure": "of_mine"})
     run_there.store.delete("nothing")
-    assert math.isnan(pick(findings_of_run(run_there), "of_mine", "member 0").number)
+    assert math.isnan(pick(results_from_run(run_there), "of_mine", "member 0").value)
 
 
 def test_accuracies_under_corruption_are_summed_up(tmp_path: Path) -> None:
@@ -92,18 +92,18 @@ def test_accuracies_under_corruption_are_summed_up(tmp_path: Path) -> None:
     np.savez(tmp_path / "images.npz", x_train=x[:20], y_train=y[:20], x_test=x[20:], y_test=y[20:])
     train(Recipe.from_dict({**tree, "data": {"name": "arrays", "path": "images.npz", "root": str(tmp_path)}}), root)
     evaluate(root, split=["corrupted:brightness:1@40", "corrupted:contrast:1@40"], metrics=["accuracy"])
-    found = findings_of_run(Run.open(root))
-    parts = [pick(found, "accuracy", "member 0", on).number for on in ("brightness 1", "contrast 1")]
+    found = results_from_run(Run.open(root))
+    parts = [pick(found, "accuracy", "member 0", on).value for on in ("brightness 1", "contrast 1")]
     summed = pick(found, "accuracy under corruption", "member 0 · cACC", "corrupted")
-    assert summed.number == pytest.approx(sum(parts) / 2)
+    assert summed.value == pytest.approx(sum(parts) / 2)
     assert summed.percent
 
 
 def test_costs_are_found_beside_the_numbers(run: Run) -> None:
-    found = findings_of_run(run)
-    assert pick(found, "epochs", "member 0", "training").number == 2
-    assert pick(found, "passes", "mean of members", "training").number == 4
-    assert pick(found, "seconds", "member 2", "training").number > 0
+    found = results_from_run(run)
+    assert pick(found, "epochs", "member 0", "training").value == 2
+    assert pick(found, "passes", "mean of members", "training").value == 4
+    assert pick(found, "seconds", "member 2", "training").value > 0
 
 
 @pytest.mark.parametrize(
@@ -120,49 +120,51 @@ def test_costs_are_found_beside_the_numbers(run: Run) -> None:
 def test_passes_follow_from_the_method(method: dict[str, object], passes: float) -> None:
     tree = recipe("deep_ensemble", "mlp", batch=8, train={"epochs": 4}).to_dict()
     given = Recipe.from_dict({**tree, "method": method})
-    assert passes_of(given) == pytest.approx(passes)
+    assert count_passes(given) == pytest.approx(passes)
 
 
 def test_a_step_in_groups_costs_what_a_whole_one_does() -> None:
-    assert passes_a_step(plain_gradient, 8) == 1
-    assert passes_a_step(sam(0.1, m=3), 8) == pytest.approx(2)
-    assert passes_a_step(sam(0.1, perturbation="per_worker"), 8) == 2
-    assert passes_a_step(sam(0.1), 8, torch.ones(8, dtype=torch.bool)) == 2
+    assert passes_per_step(plain_gradient, 8) == 1
+    assert passes_per_step(sam(0.1, m=3), 8) == pytest.approx(2)
+    assert passes_per_step(sam(0.1, perturbation="per_worker"), 8) == 2
+    assert passes_per_step(sam(0.1), 8, torch.ones(8, dtype=torch.bool)) == 2
 
 
 def test_careful_shares_are_read_from_the_notes(tmp_path: Path) -> None:
     run = train(recipe("sharpbalance", "mlp", batch=10, method={"meet_after": 1}), tmp_path / "run")
     share = run.store.get_json("notes/1/summary.json")["share"][0]
-    assert spent(run, 0).passes == pytest.approx(2 + 1 + 1 + round(10 * share) / 10)
+    assert measured_cost(run, 0).passes == pytest.approx(2 + 1 + 1 + round(10 * share) / 10)
 
 
 def test_the_seconds_of_scoring_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    score = partition.Scorer.score
+    score = partition.SharpnessScorer.score
 
-    def slowly(self: partition.Scorer, *args: Any) -> None:
+    def slowly(self: partition.SharpnessScorer, *args: Any) -> None:
         time.sleep(3)
         score(self, *args)
 
-    monkeypatch.setattr(partition.Scorer, "score", slowly)
+    monkeypatch.setattr(partition.SharpnessScorer, "score", slowly)
     run = train(recipe("sharpbalance", "mlp", batch=10, method={"meet_after": 1}), tmp_path / "run")
-    assert all(spent(run, number).seconds > 1 for number in range(3))  # of those that are scored together, a share
-    assert spent(run, 0).seconds == run.progress(0).seconds
+    assert all(
+        measured_cost(run, number).seconds > 1 for number in range(3)
+    )  # of those that are scored together, a share
+    assert measured_cost(run, 0).seconds == run.progress(0).seconds
 
 
 def test_costs_of_a_method_that_nobody_allowed_are_not_known(run: Run, tmp_path: Path) -> None:
     root = Path(shutil.copytree(run.store.root, tmp_path / "run"))
     text = (root / "recipe.toml").read_text()
     (root / "recipe.toml").write_text(text.replace('name = "sam"', 'name = "os:remove"'))
-    assert costs_of(Run.open(root)) == {}
+    assert cost_rows(Run.open(root)) == {}
 
 
 def test_a_folder_without_results_is_no_study(tmp_path: Path) -> None:
     assert read_results(tmp_path) == {}
     with pytest.raises(RunError, match="no study folder"):
-        findings_of_study(tmp_path)
+        results_from_study(tmp_path)
     (tmp_path / "results.json").write_text(json.dumps({"format": 99}))
     with pytest.raises(RunError, match="format 99"):
-        findings_of_study(tmp_path)
+        results_from_study(tmp_path)
     (tmp_path / "results.json").write_text("[]")
     with pytest.raises(RunError, match="format None"):
         read_results(tmp_path)
@@ -182,10 +184,10 @@ def test_a_study_is_read_from_its_file_alone(run: Run, tmp_path: Path) -> None:
     }
     file = tmp_path / "elsewhere.json"
     file.write_text(json.dumps(results))
-    found = findings_of_study(file)
-    assert [(e.measure, e.row, e.condition, e.repetition) for e in found[:2]] == [
+    found = results_from_study(file)
+    assert [(e.metric, e.row, e.condition, e.repetition) for e in found[:2]] == [
         ("accuracy", "member 0", {"rho": 0.1}, 1),
         ("accuracy", "member 1", {"rho": 0.1}, 1),
     ]
-    assert (found[0].number, found[1].draws, found[0].percent) == (0.5, 0.2, True)
-    assert [(each.measure, each.number) for each in found[2:]] == [("epochs", 2), ("passes", 4), ("seconds", 1.5)]
+    assert (found[0].value, found[1].mc_stderr, found[0].percent) == (0.5, 0.2, True)
+    assert [(each.metric, each.value) for each in found[2:]] == [("epochs", 2), ("passes", 4), ("seconds", 1.5)]

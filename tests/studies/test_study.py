@@ -14,9 +14,9 @@ from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RecipeError
 from plateaux.core.types import derive_seed
 from plateaux.evaluation.metric_specs import get_metrics
-from plateaux.loss_landscape.probe import probes_named
-from plateaux.studies.grid import called, changed, factors
-from plateaux.studies.planning import Task, planned, tasks
+from plateaux.loss_landscape.probe import get_probes
+from plateaux.studies.grid import apply_changes, condition_label, grid_factors
+from plateaux.studies.planning import RunSpec, plan_runs, plan_trials
 from plateaux.studies.study import Study
 from plateaux.training.checks import check
 
@@ -35,19 +35,19 @@ def study(**parts: Any) -> Study:
     return Study.from_dict({"base": BASE, **parts})
 
 
-def made(**parts: Any) -> list[Task]:
-    return tasks(planned(study(**parts), GIVEN), GIVEN)
+def made(**parts: Any) -> list[RunSpec]:
+    return plan_runs(plan_trials(study(**parts), GIVEN), GIVEN)
 
 
 def test_a_study_without_a_grid_is_one_run() -> None:
-    (only,) = planned(study())
+    (only,) = plan_trials(study())
     assert (only.condition, only.repetition, str(only)) == ({}, 0, "#0")
     assert only.recipe.method.options["rho"] == 0.1
 
 
 def test_factors_are_crossed_in_the_order_they_are_written() -> None:
     found = study(grid={"method.rho": [0.0, 0.2], "model.hidden": [[4], [8]]}).conditions()
-    assert [called(condition) for condition, _ in found] == [
+    assert [condition_label(condition) for condition, _ in found] == [
         "rho=0.0, hidden=[4]", "rho=0.0, hidden=[8]", "rho=0.2, hidden=[4]", "rho=0.2, hidden=[8]",
     ]  # fmt: skip
     assert found[3][1].model.options["hidden"] == [8]
@@ -94,21 +94,21 @@ def test_named_conditions_may_list_values_of_their_own() -> None:
 
 
 def test_a_section_with_another_name_loses_its_further_options_and_keeps_its_own_keys() -> None:
-    tree = changed(BASE, {("optimizer", "name"): "Adam", ("optimizer", "eps"): 1e-6})
+    tree = apply_changes(BASE, {("optimizer", "name"): "Adam", ("optimizer", "eps"): 1e-6})
     assert tree["optimizer"] == {"name": "Adam", "lr": 0.1, "eps": 1e-6}
-    assert changed(BASE, {("method", "name"): "sam"})["method"] == BASE["method"]
+    assert apply_changes(BASE, {("method", "name"): "sam"})["method"] == BASE["method"]
     assert BASE["optimizer"] == {"name": "SGD", "lr": 0.1, "momentum": 0.9}
 
 
 def test_values_of_a_factor_that_names_plugins_are_called_by_their_section() -> None:
-    assert [choice[0] for choice in factors({"method.name": ["sam", "asam"]})[0]] == [
+    assert [choice[0] for choice in grid_factors({"method.name": ["sam", "asam"]})[0]] == [
         {"method": "sam"},
         {"method": "asam"},
     ]
 
 
 def test_repetitions_are_paired() -> None:
-    found = planned(study(seed=3, repetitions=2, grid={"method.rho": [0.0, 0.1]}))
+    found = plan_trials(study(seed=3, repetitions=2, grid={"method.rho": [0.0, 0.1]}))
     assert [each.repetition for each in found] == [0, 0, 1, 1]
     assert [each.recipe.seed for each in found] == [derive_seed(3, 0)] * 2 + [derive_seed(3, 1)] * 2
     assert len({each.folder for each in found}) == 4
@@ -117,43 +117,43 @@ def test_repetitions_are_paired() -> None:
 def test_what_determines_the_same_members_is_one_run() -> None:
     grid = {"way": {"spelt out": {"method": {"rho": 0.05}}, "by default": {"method": {"name": "sam"}}}}
     tree = {**BASE, "method": {"name": "sam"}}
-    (one,) = tasks(planned(Study.from_dict({"base": tree, "grid": grid})))
-    assert [str(each) for each in one.planned] == ["way=spelt out #0", "way=by default #0"]
+    (one,) = plan_runs(plan_trials(Study.from_dict({"base": tree, "grid": grid})))
+    assert [str(each) for each in one.trials] == ["way=spelt out #0", "way=by default #0"]
     (one,) = made(grid={"executor.manner": ["loop", "vmap"]})
-    assert len(one.planned) == 2
+    assert len(one.trials) == 2
 
 
 def test_a_smaller_ensemble_is_the_first_members_of_a_larger_one() -> None:
     (one,) = made(grid={"members": [1, 3, 2]})
     assert one.recipe.members == 3
-    assert len({each.run for each in one.planned}) == 3
+    assert len({each.run for each in one.trials}) == 3
 
 
 @pytest.mark.parametrize("method", [{"name": "cases:apart"}, BALANCED["method"]])
 def test_members_that_see_each_other_or_meet_are_their_own_run(method: dict[str, Any]) -> None:
     tree = {**BASE, "method": method}
-    assert len(tasks(planned(Study.from_dict({"base": tree, "grid": {"members": [2, 3]}}), GIVEN), GIVEN)) == 2
+    assert len(plan_runs(plan_trials(Study.from_dict({"base": tree, "grid": {"members": [2, 3]}}), GIVEN), GIVEN)) == 2
 
 
 def test_spans_before_a_meeting_are_trained_once_and_first() -> None:
     released = {"method": {**BALANCED["method"], "rule": "released", "meet_after": 3}}
     grid = {"way": {"sam": {}, "released": released, "other": {"method": {"rho": 0.5}}, "paper": BALANCED}}
     found = made(grid=grid, repetitions=2)
-    by = {str(task.planned[0]): task for task in found}
+    by = {str(task.trials[0]): task for task in found}
     paper = by["way=paper #0"]
-    assert paper.lends
-    assert paper.span is None
-    assert by["way=sam #0"].span == by["way=released #0"].span == paper.folder
-    assert by["way=other #0"].span is None
-    assert by["way=sam #1"].span == by["way=paper #1"].folder != paper.folder
-    places = [str(task.planned[0]) for task in found]
+    assert paper.is_parent
+    assert paper.prefix is None
+    assert by["way=sam #0"].prefix == by["way=released #0"].prefix == paper.folder
+    assert by["way=other #0"].prefix is None
+    assert by["way=sam #1"].prefix == by["way=paper #1"].folder != paper.folder
+    places = [str(task.trials[0]) for task in found]
     assert places.index("way=paper #0") < places.index("way=sam #0") < places.index("way=other #1")
 
 
 def test_a_span_is_not_shared_where_the_whole_course_counts() -> None:
     base = {**BASE, "train": {"epochs": 4, "keep": "best:accuracy"}, "data": {**BASE["data"], "validation": 6}}
-    found = tasks(planned(Study.from_dict({"base": base, "grid": {"way": {"sam": {}, "paper": BALANCED}}})))
-    assert [task.span for task in found] == [None, None]
+    found = plan_runs(plan_trials(Study.from_dict({"base": base, "grid": {"way": {"sam": {}, "paper": BALANCED}}})))
+    assert [task.prefix for task in found] == [None, None]
 
 
 def test_a_base_may_be_a_file_beside_the_study_with_changes(tmp_path: Path) -> None:
@@ -204,16 +204,16 @@ STUDIES = Path(__file__).parents[2] / "studies"
 def test_studies_that_come_along_are_sound(file: Path) -> None:
     found = Study.load(file)
     get_metrics([*found.measure.measures, *found.measure.under_corruption])
-    probes_named(found.landscape.probes)
-    for task in tasks(planned(found)):
+    get_probes(found.landscape.probes)
+    for task in plan_runs(plan_trials(found)):
         check(task.recipe)
 
 
 def test_the_study_of_flatness_and_diversity_trains_both_rules_and_sam_from_one_span() -> None:
-    found = tasks(planned(Study.load(STUDIES / "flat_and_diverse.toml")))
+    found = plan_runs(plan_trials(Study.load(STUDIES / "flat_and_diverse.toml")))
     assert len(found) == 2 * 2 * (6 + 2)
-    assert sum(task.lends for task in found) == 2 * 2
-    assert sum(task.span is not None for task in found) == 2 * 2 * 2
+    assert sum(task.is_parent for task in found) == 2 * 2
+    assert sum(task.prefix is not None for task in found) == 2 * 2 * 2
 
 
 def test_the_study_of_the_page_is_one() -> None:

@@ -16,11 +16,11 @@ import typer
 from typer.testing import CliRunner
 
 from plateaux.cli import theory
-from plateaux.cli.common import told
+from plateaux.cli.common import handle_errors
 from plateaux.core.errors import RecipeError
 from plateaux.theory import Setting, Simulated, theorem1
 from plateaux.theory.captions import captions, off, percent
-from plateaux.theory.experiment import Experiment, Pair, Panel, Point, plotted_bounds, predictions, run
+from plateaux.theory.experiment import Experiment, FigurePanel, Pair, Point, plotted_bounds, predictions, run
 from plateaux.theory.figures import draw
 from plateaux.theory.intervals import around, interval, mean_of
 from plateaux.theory.record import deviations, record
@@ -75,7 +75,7 @@ def test_pairs_have_equal_bounds_and_converge_where_they_should(experiment: Expe
 def test_a_bound_that_the_other_curve_does_not_have_is_left_out() -> None:
     flat, steep = replace(BASE, rho=0.1), replace(BASE, rho=0.5)
     some = [replace(BASE, parts=10, rho=rho) for rho in (0.01, 1.5)]
-    panel = Panel("", "rho", {"SAM": [flat, flat, steep], "subsets": some})
+    panel = FigurePanel("", "rho", {"SAM": [flat, flat, steep], "subsets": some})
     assert plotted_bounds({"1b": [panel]}) == []
 
 
@@ -230,7 +230,7 @@ def command(monkeypatch: pytest.MonkeyPatch, experiment: Experiment) -> typer.Ty
 
     monkeypatch.setattr(theory, "run", short)
     app = typer.Typer()
-    app.command()(told(theory.theory))
+    app.command()(handle_errors(theory.theory))
     app.command()(lambda: None)
     return app
 

@@ -12,7 +12,7 @@ import pytest
 from plateaux.config.components import Components
 from plateaux.config.recipe import Recipe
 from plateaux.storage.run import Run
-from plateaux.training.autotune import choose, fastest
+from plateaux.training.autotune import autotune, fastest
 from plateaux.training.train import train
 
 choosing: Any = import_module("plateaux.training.autotune")
@@ -64,7 +64,7 @@ def test_the_fastest_within_two_percent_of_the_first_is_taken(rows: list[tuple[f
 
 def test_every_candidate_is_tried_and_told() -> None:
     told: list[str] = []
-    found = choose(recipe(), CASES, lambda news: told.append(news["say"]), steps=10)
+    found = autotune(recipe(), CASES, lambda news: told.append(news["say"]), steps=10)
     assert [(each["precision"], each["memory_format"]) for each in found["tried"]] == [
         ("fp32", "contiguous"),
         ("fp32", "channels_last"),
@@ -80,7 +80,7 @@ def test_every_candidate_is_tried_and_told() -> None:
 
 
 def test_the_loss_that_is_compared_is_the_one_of_training(tmp_path: Path) -> None:
-    found = choose(recipe("train.memory_format=contiguous"), CASES, lambda _: None, steps=2)
+    found = autotune(recipe("train.memory_format=contiguous"), CASES, lambda _: None, steps=2)
     run = train(
         recipe("train.precision=fp32", "train.memory_format=contiguous", "run.log_every=2"), tmp_path, given=CASES
     )
@@ -90,12 +90,12 @@ def test_the_loss_that_is_compared_is_the_one_of_training(tmp_path: Path) -> Non
 
 def test_nothing_open_means_nothing_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choosing, "_try", lambda *_: pytest.fail("nothing was left open"))
-    assert choose(recipe("train.precision=bf16", "train.memory_format=contiguous"), CASES, lambda _: None) == {}
+    assert autotune(recipe("train.precision=bf16", "train.memory_format=contiguous"), CASES, lambda _: None) == {}
 
 
 def test_under_vmap_there_is_no_choice_of_precision(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choosing, "_try", lambda *_: pytest.fail("there is one candidate only"))
-    found = choose(recipe("executor.manner=vmap", "train.memory_format=contiguous"), CASES, lambda _: None)
+    found = autotune(recipe("executor.manner=vmap", "train.memory_format=contiguous"), CASES, lambda _: None)
     assert found == {"precision": "fp32", "memory_format": "contiguous", "tried": []}
 
 
@@ -106,7 +106,7 @@ def test_the_choice_is_made_once_and_recorded(tmp_path: Path, monkeypatch: pytes
         made.append(1)
         return {"precision": "bf16", "memory_format": "channels_last", "tried": []}
 
-    monkeypatch.setattr(training, "choose", once)
+    monkeypatch.setattr(training, "autotune", once)
     run = train(recipe(), tmp_path / "auto", given=CASES)
     assert Run.open(tmp_path / "auto").metadata["chosen"]["precision"] == "bf16"
     train(recipe(), tmp_path / "auto", given=CASES)
@@ -125,7 +125,7 @@ def test_a_choice_interrupted_is_made_again(tmp_path: Path, monkeypatch: pytest.
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(training, "choose", cut)
+        patch.setattr(training, "autotune", cut)
         with pytest.raises(KeyboardInterrupt):
             train(recipe(), tmp_path, given=CASES)
     assert "chosen" not in Run.open(tmp_path).metadata

@@ -41,7 +41,7 @@ def paper(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def test_a_run_that_begins_from_a_span_ends_as_one_that_does_not(
     method: dict[str, Any], paper: Run, tmp_path: Path
 ) -> None:
-    begun = train(row(method), tmp_path / "begun", given=GIVEN, span=paper.store.root)
+    begun = train(row(method), tmp_path / "begun", given=GIVEN, branch_from=paper.store.root)
     whole = train(row(method), tmp_path / "whole", given=GIVEN)
     assert distance(weights(begun), weights(whole)) == 0
     assert [begun.log(n) for n in range(3)] == [whole.log(n) for n in range(3)]
@@ -49,14 +49,16 @@ def test_a_run_that_begins_from_a_span_ends_as_one_that_does_not(
 
 def test_a_span_is_not_trained_again(paper: Run, tmp_path: Path) -> None:
     told: list[Any] = []
-    train(row({"name": "sam", "rho": 0.2}), tmp_path / "sam", given=GIVEN, span=paper.store.root, tell=told.append)
+    train(
+        row({"name": "sam", "rho": 0.2}), tmp_path / "sam", given=GIVEN, branch_from=paper.store.root, tell=told.append
+    )
     assert {news["done"] for news in told if "done" in news} == {3, 4}
 
 
 def test_scores_of_the_same_kind_come_along(paper: Run, tmp_path: Path) -> None:
     other = row({**PAPER, "rule": "released"})
     told: list[Any] = []
-    begun = train(other, tmp_path / "released", given=GIVEN, span=paper.store.root, tell=told.append)
+    begun = train(other, tmp_path / "released", given=GIVEN, branch_from=paper.store.root, tell=told.append)
     assert not any(news.get("scored") for news in told)
     for number in range(3):
         name = sharpness_path(2, number)
@@ -77,23 +79,23 @@ def test_another_span_is_refused_with_the_difference(
     method: dict[str, Any], options: dict[str, Any], words: str, paper: Run, tmp_path: Path
 ) -> None:
     with pytest.raises(RunError, match=words):
-        train(row(method, **options), tmp_path / "run", given=GIVEN, span=paper.store.root)
+        train(row(method, **options), tmp_path / "run", given=GIVEN, branch_from=paper.store.root)
 
 
 def test_a_span_that_is_not_there_leaves_nothing_behind(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="is not a run folder"):
-        train(row({"name": "sam", "rho": 0.2}), tmp_path / "sam", given=GIVEN, span=tmp_path / "nowhere")
+        train(row({"name": "sam", "rho": 0.2}), tmp_path / "sam", given=GIVEN, branch_from=tmp_path / "nowhere")
     assert not (tmp_path / "sam").exists()
 
 
 def test_a_run_without_a_kept_meeting_is_no_span(tmp_path: Path) -> None:
     tidy = train(row(PAPER, run={"keep_resume": "none"}), tmp_path / "tidy", given=GIVEN)
     with pytest.raises(RunError, match="keep_resume"):
-        train(row({"name": "sam", "rho": 0.2}), tmp_path / "sam", given=GIVEN, span=tidy.store.root)
+        train(row({"name": "sam", "rho": 0.2}), tmp_path / "sam", given=GIVEN, branch_from=tidy.store.root)
 
 
 def test_best_weights_need_the_whole_course(paper: Run, tmp_path: Path) -> None:
     best = {"train": {"epochs": 4, "keep": "best:accuracy"}, "data": {"validation": 4}}
     first = train(row(PAPER, **best), tmp_path / "first", given=GIVEN)
     with pytest.raises(RunError, match="the whole course"):
-        train(row({"name": "sam", "rho": 0.2}, **best), tmp_path / "second", given=GIVEN, span=first.store.root)
+        train(row({"name": "sam", "rho": 0.2}, **best), tmp_path / "second", given=GIVEN, branch_from=first.store.root)

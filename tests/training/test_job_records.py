@@ -36,12 +36,12 @@ def run(tmp_path: Path) -> Run:
 
 def test_a_job_is_written_down_while_it_goes_on_and_when_it_has_ended(run: Run) -> None:
     heard: list[Any] = []
-    with job_records.recorded(run, JOB, heard.append, wanted=True) as record:
+    with job_records.record_job(run, JOB, heard.append, wanted=True) as record:
         record.begins((2, 0))
         record.tell(NEWS)
         (now,) = job_records.records(run)
         assert (now["outcome"], now["start"], now["attempt"], now["members"]) == ("running", [2, 0], 2, [1])
-        record._written -= job_records.EVERY + 1
+        record._written -= job_records.WRITE_EVERY_S + 1
         record.tell({"say": "hello"})
         (now,) = job_records.records(run)
         assert (now["said"], now["news"]["1"]["loss"]) == (["hello"], 0.5)
@@ -56,7 +56,7 @@ def test_a_job_is_written_down_while_it_goes_on_and_when_it_has_ended(run: Run) 
     [(Interrupted("so"), "stopped"), (DivergedError("so"), "failed"), (KeyError("so"), "failed")],
 )
 def test_how_a_job_ended_is_written_down(run: Run, problem: Exception, outcome: str) -> None:
-    with pytest.raises(type(problem)), job_records.recorded(run, JOB, print, wanted=True):
+    with pytest.raises(type(problem)), job_records.record_job(run, JOB, print, wanted=True):
         raise problem
     (found,) = job_records.records(run)
     assert found["outcome"] == outcome
@@ -65,7 +65,7 @@ def test_how_a_job_ended_is_written_down(run: Run, problem: Exception, outcome: 
 
 
 def test_nothing_is_written_unless_it_is_wanted(run: Run) -> None:
-    with job_records.recorded(run, JOB, print, wanted=False) as record:
+    with job_records.record_job(run, JOB, print, wanted=False) as record:
         record.begins((0, 0))
     assert job_records.records(run) == []
 
@@ -75,26 +75,26 @@ def test_a_full_disk_ends_the_record_and_not_the_job(run: Run, monkeypatch: pyte
         raise StorageError("full")
 
     monkeypatch.setattr(type(run.store), "put_json", full)
-    with job_records.recorded(run, JOB, print, wanted=True) as record:
+    with job_records.record_job(run, JOB, print, wanted=True) as record:
         record.begins((0, 0))
 
 
 def test_the_newest_record_of_a_member_is_what_is_shown(run: Run) -> None:
     many = Job(tuple(range(10)), (0, 0), 4)
-    with job_records.recorded(run, many, print, wanted=True) as record:
+    with job_records.record_job(run, many, print, wanted=True) as record:
         assert "_and_more" in record.name
-    with job_records.recorded(run, Job((1,), (4, 0), 4, "decide"), print, wanted=True):
+    with job_records.record_job(run, Job((1,), (4, 0), 4, "decide"), print, wanted=True):
         pass
-    record = job_records.Record(run, JOB, lambda _: None, wanted=True)
+    record = job_records.JobRecord(run, JOB, lambda _: None, wanted=True)
     record._news = {"1": dict(NEWS)}
     record.begins((2, 0))
-    found = job_records.latest(run)
+    found = job_records.latest_by_member(run)
     assert found[0]["outcome"] == "done"
     assert (found[1]["outcome"], found[1]["attempt"], found[1]["loss"]) == ("running", 2, 0.5)
     stale = run.store.get_json(record.name)
     run.store.put_json(record.name, {**stale, "seen": 0.0})
     console = Console(width=160, record=True)
-    console.print(lines({1: job_records.latest(run)[1]}))
+    console.print(lines({1: job_records.latest_by_member(run)[1]}))
     shown = console.export_text()
     assert f"on {found[1]['node']}" in shown
     assert "2 retries silent" in shown
@@ -188,4 +188,4 @@ def test_what_a_worker_raised_is_told_by_its_name() -> None:
 
 def test_a_run_on_this_machine_leaves_no_records(tmp_path: Path) -> None:
     run = plateaux.train(recipe("sam"), tmp_path / "run", given=GIVEN)
-    assert job_records.latest(run) == {}
+    assert job_records.latest_by_member(run) == {}

@@ -21,8 +21,8 @@ from plateaux.config.builders.training import build_method
 from plateaux.core.errors import Interrupted, RecipeError, RunError
 from plateaux.evaluation.loading import load
 from plateaux.storage.run import Run, partition_summary_path, sam_set_path, sharpness_path
-from plateaux.training.partition import Scorer, decide, notes_of
-from plateaux.training.planning import missing
+from plateaux.training.partition import SharpnessScorer, assign_samples, load_sam_set
+from plateaux.training.planning import pending_jobs
 from plateaux.training.train import train
 
 THREE = {"train": {"epochs": 4}, "data": {"validation": 4}}
@@ -61,10 +61,10 @@ def test_notes_are_what_the_slow_twin_decides(met: Run) -> None:
     scores = np.stack([met.store.array(sharpness_path(2, n))[1] for n in range(3)])
     wanted = twin.paper(scores, 0.4)
     for number in range(3):
-        look = notes_of(met, build_method(met.recipe).partition, number, 2)
+        look = load_sam_set(met, build_method(met.recipe).partition, number, 2)
         assert look is not None
         assert set(look(torch.arange(scores.shape[1])).nonzero().flatten().tolist()) == wanted[number]
-    assert notes_of(met, build_method(met.recipe).partition, 0, 1) is None
+    assert load_sam_set(met, build_method(met.recipe).partition, 0, 1) is None
     summary = met.store.get_json(partition_summary_path(2))
     trained_on = (scores[0] >= 0).sum()
     assert summary["share"] == pytest.approx([len(careful) / trained_on for careful in wanted])
@@ -83,7 +83,7 @@ def test_what_is_about_other_samples_is_refused(name: str, tmp_path: Path) -> No
     with run.store.array_writer(file, values.dtype, len(values), {**about, "fingerprint": "another"}) as write:
         write(values)
     with pytest.raises(RunError, match="about other samples"):
-        decide(run, rendezvous, 2) if name == "scores" else notes_of(run, rendezvous, 1, 3)
+        assign_samples(run, rendezvous, 2) if name == "scores" else load_sam_set(run, rendezvous, 1, 3)
 
 
 def test_all_careful_is_sam_and_none_is_plain_descent_bit_for_bit(tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_lost_notes_are_missed(tmp_path: Path) -> None:
     (tmp_path / "run/members/0/progress.json").write_text(json.dumps({**progress, "finished": False}))
     (run.store.root / partition_summary_path(2)).unlink()
     with pytest.raises(RunError, match="gone past the meeting"):
-        missing(run)
+        pending_jobs(run)
 
 
 def test_a_radius_each_is_fine(tmp_path: Path) -> None:
@@ -177,12 +177,12 @@ def test_a_radius_each_is_fine(tmp_path: Path) -> None:
 
 def test_a_polite_stop_while_scoring_goes_on_later(met: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wish = {"stop": True}
-    original = Scorer.score
+    original = SharpnessScorer.score
 
-    def impatient(self: Scorer, *args: Any) -> None:
+    def impatient(self: SharpnessScorer, *args: Any) -> None:
         original(replace(self, stop=lambda: wish["stop"]), *args)
 
-    monkeypatch.setattr(Scorer, "score", impatient)
+    monkeypatch.setattr(SharpnessScorer, "score", impatient)
     with pytest.raises(Interrupted, match="while scoring"):
         train(balanced(), tmp_path / "run", given=GIVEN)
     wish["stop"] = False

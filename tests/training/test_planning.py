@@ -8,8 +8,8 @@ from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RunError
 from plateaux.evaluation.ray_evaluator import eval_shards
 from plateaux.storage.run import MemberProgress
-from plateaux.training.jobs import Job, Meeting
-from plateaux.training.planning import left_of, plan
+from plateaux.training.jobs import Job, PartitionStatus
+from plateaux.training.planning import plan, remaining_part
 
 NEW = MemberProgress()
 DONE = MemberProgress(epoch=5, finished=True)
@@ -79,12 +79,12 @@ def test_members_that_do_not_meet(
 def test_members_that_meet_go_on_from_the_last_place_all_have_kept(
     case: str, progress: list[MemberProgress], jobs: list[Job]
 ) -> None:
-    assert plan(recipe(len(progress)), progress, joint=True) == jobs
+    assert plan(recipe(len(progress)), progress, is_joint=True) == jobs
 
 
 def test_nobody_joins_members_that_learnt_together() -> None:
     with pytest.raises(RunError, match="none can join"):
-        plan(recipe(3), [DONE, DONE, NEW], joint=True)
+        plan(recipe(3), [DONE, DONE, NEW], is_joint=True)
 
 
 def test_planning_twice_gives_the_same_and_changes_nothing() -> None:
@@ -111,7 +111,7 @@ def test_a_job_says_what_it_is(job: Job, words: str) -> None:
     assert str(job) == words
 
 
-AHEAD = Meeting(3)
+AHEAD = PartitionStatus(3)
 MEETINGS = [
     ("before it", LOOP, [NEW, NEW], [AHEAD], [Job((0, 1), (0, 0), 3)]),
     (
@@ -121,28 +121,40 @@ MEETINGS = [
         [AHEAD],
         [Job((0,), (3, 0), 3), Job((1,), (1, 2), 3)],
     ),
-    ("one waits", POOL, [at((3, 0)), at((1, 2))], [Meeting(3, frozenset({0}))], [Job((1,), (1, 2), 3)]),
-    ("all have scored", POOL, [at((3, 0))] * 2, [Meeting(3, frozenset({0, 1}))], [Job((0, 1), (3, 0), 3, "decide")]),
-    ("decided", LOOP, [at((3, 0))] * 2, [Meeting(3, frozenset({0, 1}), 2)], [Job((0, 1), (3, 0), 5)]),
+    ("one waits", POOL, [at((3, 0)), at((1, 2))], [PartitionStatus(3, frozenset({0}))], [Job((1,), (1, 2), 3)]),
+    (
+        "all have scored",
+        POOL,
+        [at((3, 0))] * 2,
+        [PartitionStatus(3, frozenset({0, 1}))],
+        [Job((0, 1), (3, 0), 3, "decide")],
+    ),
+    ("decided", LOOP, [at((3, 0))] * 2, [PartitionStatus(3, frozenset({0, 1}), 2)], [Job((0, 1), (3, 0), 5)]),
     (
         "after it",
         LOOP,
         [at((4, 1)), at((3, 0))],
-        [Meeting(3, frozenset({0, 1}), 2)],
+        [PartitionStatus(3, frozenset({0, 1}), 2)],
         [Job((0,), (4, 1), 5), Job((1,), (3, 0), 5)],
     ),
-    ("the next one", LOOP, [at((3, 0))] * 2, [Meeting(3, frozenset({0, 1}), 2), Meeting(4)], [Job((0, 1), (3, 0), 4)]),
-    ("scores that came along", LOOP, [NEW, NEW], [Meeting(3, frozenset({0}))], [Job((0, 1), (0, 0), 3)]),
-    ("at the very start", LOOP, [NEW, NEW], [Meeting(0)], [Job((0, 1), (0, 0), 0)]),
-    ("one begins anew", LOOP, [DONE, NEW], [Meeting(3, frozenset({0, 1}), 2)], [Job((1,), (0, 0), 3)]),
+    (
+        "the next one",
+        LOOP,
+        [at((3, 0))] * 2,
+        [PartitionStatus(3, frozenset({0, 1}), 2), PartitionStatus(4)],
+        [Job((0, 1), (3, 0), 4)],
+    ),
+    ("scores that came along", LOOP, [NEW, NEW], [PartitionStatus(3, frozenset({0}))], [Job((0, 1), (0, 0), 3)]),
+    ("at the very start", LOOP, [NEW, NEW], [PartitionStatus(0)], [Job((0, 1), (0, 0), 0)]),
+    ("one begins anew", LOOP, [DONE, NEW], [PartitionStatus(3, frozenset({0, 1}), 2)], [Job((1,), (0, 0), 3)]),
     (
         "one is behind",
         LOOP,
         [at((4, 0)), at((1, 0))],
-        [Meeting(3, frozenset({0, 1}), 2)],
+        [PartitionStatus(3, frozenset({0, 1}), 2)],
         [Job((0,), (4, 0), 5), Job((1,), (1, 0), 3)],
     ),
-    ("all done", LOOP, [DONE, DONE], [Meeting(3, frozenset({0, 1}), 2)], []),
+    ("all done", LOOP, [DONE, DONE], [PartitionStatus(3, frozenset({0, 1}), 2)], []),
 ]
 
 
@@ -150,14 +162,14 @@ MEETINGS = [
     ("executor", "progress", "meetings", "jobs"), [row[1:] for row in MEETINGS], ids=[row[0] for row in MEETINGS]
 )
 def test_nobody_goes_past_a_meeting_that_is_not_decided(
-    executor: dict[str, object], progress: list[MemberProgress], meetings: list[Meeting], jobs: list[Job]
+    executor: dict[str, object], progress: list[MemberProgress], meetings: list[PartitionStatus], jobs: list[Job]
 ) -> None:
-    assert plan(recipe(len(progress), **executor), progress, meetings=meetings) == jobs
+    assert plan(recipe(len(progress), **executor), progress, partitions=meetings) == jobs
 
 
 def test_members_that_learn_together_meet_together() -> None:
     progress = [at((3, 0)), at((3, 0))]
-    jobs = plan(recipe(2), progress, joint=True, meetings=[Meeting(3, frozenset({0}))])
+    jobs = plan(recipe(2), progress, is_joint=True, partitions=[PartitionStatus(3, frozenset({0}))])
     assert jobs == [Job((0, 1), (3, 0), 3)]
 
 
@@ -168,9 +180,9 @@ def test_jobs_around_a_meeting_say_what_they_are() -> None:
 
 def test_lost_notes_and_latecomers_are_refused() -> None:
     with pytest.raises(RunError, match="gone past the meeting after epoch 3"):
-        plan(recipe(2), [at((4, 0)), at((3, 0))], meetings=[AHEAD])
+        plan(recipe(2), [at((4, 0)), at((3, 0))], partitions=[AHEAD])
     with pytest.raises(RunError, match="none can join or leave"):
-        plan(recipe(3), [DONE, DONE, NEW], meetings=[Meeting(3, frozenset({0, 1}), 2)])
+        plan(recipe(3), [DONE, DONE, NEW], partitions=[PartitionStatus(3, frozenset({0, 1}), 2)])
 
 
 # --- Members that are given up, jobs done twice, shards
@@ -180,23 +192,26 @@ ON_RAY = {"name": "ray"}
 
 def test_on_a_cluster_every_member_is_a_job() -> None:
     assert plan(recipe(2, **ON_RAY), [NEW, NEW]) == [Job((0,), (0, 0), 5), Job((1,), (0, 0), 5)]
-    assert plan(recipe(2, **ON_RAY), [NEW, NEW], joint=True) == [Job((0, 1), (0, 0), 5)]
+    assert plan(recipe(2, **ON_RAY), [NEW, NEW], is_joint=True) == [Job((0, 1), (0, 0), 5)]
 
 
 def test_a_meeting_waits_for_a_member_that_is_given_up_unless_the_recipe_says_otherwise() -> None:
-    progress, met = [at((3, 0)), at((3, 0)), NEW], [Meeting(3, frozenset({0, 1}))]
-    assert plan(recipe(3), progress, meetings=met) == [Job((2,), (0, 0), 3)]
-    assert plan(recipe(3), progress, meetings=met, without={2}) == []
+    progress, met = [at((3, 0)), at((3, 0)), NEW], [PartitionStatus(3, frozenset({0, 1}))]
+    assert plan(recipe(3), progress, partitions=met) == [Job((2,), (0, 0), 3)]
+    assert plan(recipe(3), progress, partitions=met, without={2}) == []
     few = recipe(3).replaced(run={"min_members": 2})
-    assert plan(few, progress, meetings=met, without={2}) == [Job((0, 1), (3, 0), 3, "decide")]
-    assert plan(few.replaced(run={"min_members": 3}), progress, meetings=met, without={2}) == []
-    assert plan(few, progress, meetings=[Meeting(3, frozenset({0}))], without={2}) == [Job((1,), (3, 0), 3)]
+    assert plan(few, progress, partitions=met, without={2}) == [Job((0, 1), (3, 0), 3, "decide")]
+    assert plan(few.replaced(run={"min_members": 3}), progress, partitions=met, without={2}) == []
+    assert plan(few, progress, partitions=[PartitionStatus(3, frozenset({0}))], without={2}) == [Job((1,), (3, 0), 3)]
 
 
 def test_a_member_that_a_meeting_went_ahead_without_is_never_missing_again() -> None:
-    met = [Meeting(3, frozenset({0, 1}), 3, frozenset({2}))]
-    assert plan(recipe(3), [at((3, 0)), at((4, 0)), NEW], meetings=met) == [Job((1,), (4, 0), 5), Job((0,), (3, 0), 5)]
-    assert plan(recipe(3), [DONE, DONE, NEW], meetings=met) == []
+    met = [PartitionStatus(3, frozenset({0, 1}), 3, frozenset({2}))]
+    assert plan(recipe(3), [at((3, 0)), at((4, 0)), NEW], partitions=met) == [
+        Job((1,), (4, 0), 5),
+        Job((0,), (3, 0), 5),
+    ]
+    assert plan(recipe(3), [DONE, DONE, NEW], partitions=met) == []
 
 
 @pytest.mark.parametrize(
@@ -218,7 +233,7 @@ def test_a_member_that_a_meeting_went_ahead_without_is_never_missing_again() -> 
 def test_a_job_that_is_done_again_does_only_what_is_left_of_it(
     job: Job, progress: list[MemberProgress], joint: bool, left: Job | None
 ) -> None:
-    assert left_of(job, dict(enumerate(progress)), joint=joint) == left
+    assert remaining_part(job, dict(enumerate(progress)), is_joint=joint) == left
 
 
 def test_shards_cover_members_and_samples_once() -> None:
@@ -243,8 +258,8 @@ def test_shards_cover_members_and_samples_once() -> None:
 def test_members_in_turn_begin_when_those_before_have_finished(
     progress: list[MemberProgress], jobs: list[Job], executor: dict[str, object]
 ) -> None:
-    assert plan(recipe(len(progress), **executor), progress, in_turn=True) == jobs
+    assert plan(recipe(len(progress), **executor), progress, is_sequential=True) == jobs
 
 
 def test_nobody_follows_a_member_that_is_given_up() -> None:
-    assert plan(recipe(3), [DONE, NEW, NEW], in_turn=True, without={1}) == []
+    assert plan(recipe(3), [DONE, NEW, NEW], is_sequential=True, without={1}) == []

@@ -19,11 +19,11 @@ from plateaux.config.recipe import Recipe
 from plateaux.core.errors import DivergedError, RecipeError, RunError
 from plateaux.core.types import Batch
 from plateaux.storage.run import Run
-from plateaux.studies.planning import folder_of
+from plateaux.studies.planning import run_folder
 from plateaux.training import sequential, trainer
 from plateaux.training.checks import check
-from plateaux.training.cost import spent
-from plateaux.training.planning import missing
+from plateaux.training.cost import measured_cost
+from plateaux.training.planning import pending_jobs
 from plateaux.training.train import train
 
 SGD = {"lr": 0.1, "momentum": 0.9, "decay": 1e-3}  # as the table's recipes have it
@@ -107,8 +107,8 @@ def test_only_the_next_member_is_planned_and_none_after_one_that_is_lost(tmp_pat
         train(row, tmp_path / "run", given=GIVEN)
     run = Run.open(tmp_path / "run")
     assert [progress.finished for progress in run.all_progress()] == [True, False, False]
-    assert [job.members for job in missing(run, GIVEN)] == [(1,)]
-    assert missing(run, GIVEN, without={1}) == []
+    assert [job.members for job in pending_jobs(run, GIVEN)] == [(1,)]
+    assert pending_jobs(run, GIVEN, without={1}) == []
 
 
 @pytest.mark.parametrize(
@@ -134,9 +134,9 @@ def test_a_course_without_cycles_is_warned_about() -> None:
 
 def test_members_in_turn_are_shared_by_studies_and_cost_their_own_time(tmp_path: Path) -> None:
     for name in ("snapshot", "a2d, sequential"):
-        assert folder_of(recipe(name, members=2), GIVEN) == folder_of(recipe(name, members=3), GIVEN)
+        assert run_folder(recipe(name, members=2), GIVEN) == run_folder(recipe(name, members=3), GIVEN)
     run = train(recipe("snapshot", members=2), tmp_path / "run", given=GIVEN)
-    assert spent(run, 1, GIVEN).seconds == run.progress(1).seconds > 0
+    assert measured_cost(run, 1, GIVEN).seconds == run.progress(1).seconds > 0
 
 
 def agree_to_disagree(module: nn.Module, batch: Batch, earlier: Any) -> Tensor:
@@ -177,7 +177,7 @@ def test_finished_members_are_seen_in_evaluation_mode_and_left_as_they_are(tmp_p
     before = {name: tensor.clone() for name, tensor in first.state_dict().items()}
     batch = batches_of(row, 0)[0]
     offer = build_method(row, 0, GIVEN).objective.output
-    (said,) = sequential.beside([first], offer, row, CPU)(batch)
+    (said,) = sequential.frozen_outputs([first], offer, row, CPU)(batch)
     assert not said.requires_grad
     assert torch.equal(said, torch.cat([first(batch.x), first(batch.extra["unlabelled"])]))
     assert not first.training

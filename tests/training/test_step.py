@@ -21,7 +21,7 @@ from plateaux.core.method import GradRequest, Method, Objective
 from plateaux.core.types import Batch, TensorTree
 from plateaux.methods.sam import asam, gsam, sam
 from plateaux.optim.losses import cross_entropy
-from plateaux.training.state import Learner, Scaler, Way, stand_at, still
+from plateaux.training.state import GradScaler, StepOptions, TrainState, at_params, preserve_buffers
 from plateaux.training.step import step
 from plateaux.training.train import train
 from tests.optim.test_sam import gradient_of, numpied
@@ -67,7 +67,7 @@ def test_touching_batchnorm_in_the_perturbed_pass_would_be_seen(monkeypatch: pyt
 
     from plateaux.training import state as engine
 
-    monkeypatch.setattr(engine, "still", lambda _: nullcontext())
+    monkeypatch.setattr(engine, "preserve_buffers", lambda _: nullcontext())
     touched, untouched = state_after("sam", "conv_bn"), state_after("plain", "conv_bn")
     assert not torch.equal(touched["0.1.running_mean"], untouched["0.1.running_mean"])
     assert int(touched["0.1.num_batches_tracked"]) == 2
@@ -84,9 +84,9 @@ def test_a_place_elsewhere_is_left_as_it_was_found_even_after_an_error() -> None
         assert all(torch.equal(member.params[key], there[key]) for key in there)
         raise RuntimeError("on the way")
 
-    with pytest.raises(RuntimeError, match="on the way"), stand_at(member, there):
+    with pytest.raises(RuntimeError, match="on the way"), at_params(member, there):
         fail()
-    with still(member.buffers):
+    with preserve_buffers(member.buffers):
         own.module(own.batch.x)
     assert all(torch.equal(value, before[key]) for key, value in own.module.state_dict().items())
 
@@ -99,7 +99,7 @@ def test_a_place_elsewhere_is_left_as_it_was_found_even_after_an_error() -> None
 @pytest.mark.parametrize("name", FAMILY)
 def test_every_precision_follows_float64(name: str, net: str, precision: str, tolerance: float) -> None:
     own = corner(net, dtype=torch.float32)
-    scaler = Scaler(factor=1024.0) if precision == "fp16" else None
+    scaler = GradScaler(factor=1024.0) if precision == "fp16" else None
     steps(learner(own.module, FAMILY[name], momentum=0.9, scaler=scaler), [own.batch] * 3, precision=precision)
     truth = state_after(name, net, 3)
     found = own.module.state_dict()
@@ -150,7 +150,7 @@ def test_every_forward_opens_a_precision_of_its_own(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("name", FAMILY)
 def test_an_overflow_skips_the_step_and_halves_the_factor(name: str, clip: float | None) -> None:
     own = corner("mlp", dtype=torch.float32)
-    scaler = Scaler(factor=1024.0)
+    scaler = GradScaler(factor=1024.0)
     member = learner(own.module, FAMILY[name], momentum=0.9, scaler=scaler, clip=clip)
     steps(member, [own.batch], precision="fp16")
     before = {key: value.clone() for key, value in own.module.state_dict().items()}
@@ -164,7 +164,7 @@ def test_an_overflow_skips_the_step_and_halves_the_factor(name: str, clip: float
 
 def test_training_under_fp16_finds_its_factor_and_goes_on() -> None:
     own = corner("mlp", dtype=torch.float32)
-    scaler = Scaler(factor=2.0**24)
+    scaler = GradScaler(factor=2.0**24)
     member = learner(own.module, FAMILY["sam"], scaler=scaler)
     start = {key: value.clone() for key, value in own.module.state_dict().items()}
     steps(member, [own.batch] * 20, precision="fp16")
@@ -174,14 +174,14 @@ def test_training_under_fp16_finds_its_factor_and_goes_on() -> None:
 
 
 def test_a_long_calm_doubles_the_factor() -> None:
-    scaler = Scaler(factor=8.0, patience=3)
+    scaler = GradScaler(factor=8.0, patience=3)
     for _ in range(3):
-        scaler.heed(True)
+        scaler.update(True)
     assert scaler.factor == 16.0
-    scaler.heed(False)
+    scaler.update(False)
     assert (scaler.factor, scaler.calm) == (8.0, 0)
     for _ in range(10):
-        scaler.heed(False)
+        scaler.update(False)
     assert scaler.factor == 1.0
 
 
@@ -270,7 +270,7 @@ def test_both_passes_drop_the_same_units(name: str) -> None:
 def test_every_member_drops_units_of_its_own() -> None:
     modules = [Watched(), Watched()]
     learners = [learner(module, PLAIN, number=number) for number, module in enumerate(modules)]
-    step(LOOP, learners, [batch_of()] * 2, Way())
+    step(LOOP, learners, [batch_of()] * 2, StepOptions())
     assert not torch.equal(modules[0].masks[0], modules[1].masks[0])
 
 
@@ -336,7 +336,7 @@ def shared_step(perturbation: str, m: int | None, size: int) -> twin.Arrays:
     own = corner(size=size)
     part = own.batch.take(executor.shard(size))
     member = learner(own.module, sam(LOSS, rho=0.3, m=m, perturbation=perturbation))  # type: ignore[arg-type]
-    step(executor, [member], [part], Way(), share=len(part) / size)
+    step(executor, [member], [part], StepOptions(), share=len(part) / size)
     return numpied(own.module)
 
 
@@ -373,7 +373,13 @@ def groups_with_synced_norms() -> str:
     own = corner("conv_bn")
     executor.setup_module(own.module)
     try:
-        step(executor, [learner(own.module, sam(LOSS, m=2))], [own.batch.take(executor.shard(8))], Way(), share=0.5)
+        step(
+            executor,
+            [learner(own.module, sam(LOSS, m=2))],
+            [own.batch.take(executor.shard(8))],
+            StepOptions(),
+            share=0.5,
+        )
     except RecipeError as problem:
         return str(problem)
     return ""
@@ -388,7 +394,7 @@ def dropped_here() -> Tensor:
     from plateaux.distributed.executors.mesh import mesh as make
 
     executor, module = make(data=2), Watched()
-    step(executor, [learner(module, FAMILY["sam"])], [batch_of(8)], Way(), share=0.5)
+    step(executor, [learner(module, FAMILY["sam"])], [batch_of(8)], StepOptions(), share=0.5)
     assert torch.equal(module.masks[0], module.masks[1])
     return module.masks[0]
 
@@ -407,8 +413,8 @@ def test_a_tally_is_of_the_whole_batch_where_the_member_stood(method: Method, ac
     own = corner()
     outputs = own.module(own.batch.x).detach()
     (tally,) = steps(learner(own.module, method), [own.batch], accumulate=accumulate)
-    assert tally.right is not None
-    assert int(tally.right) == int((outputs.argmax(1) == own.batch.y).sum())
+    assert tally.correct is not None
+    assert int(tally.correct) == int((outputs.argmax(1) == own.batch.y).sum())
     torch.testing.assert_close(tally.loss.double(), F.cross_entropy(outputs, own.batch.y))
 
 
@@ -422,7 +428,7 @@ def test_mixed_labels_are_not_counted_as_right() -> None:
     own = corner()
     soft = Batch(own.batch.x, F.one_hot(own.batch.y, 3).double(), own.batch.index)
     (tally,) = steps(learner(own.module, PLAIN), [soft])
-    assert tally.right is None
+    assert tally.correct is None
 
 
 def test_a_step_leaves_no_gradients_behind() -> None:
@@ -450,7 +456,7 @@ def test_a_weight_that_is_not_used_has_a_gradient_of_zero() -> None:
 def test_a_schedule_by_step_moves_with_every_step() -> None:
     own = corner()
     member = learner(own.module, PLAIN, lr=1.0)
-    member.schedule = torch.optim.lr_scheduler.ExponentialLR(member.optimizer, 0.5)
+    member.lr_scheduler = torch.optim.lr_scheduler.ExponentialLR(member.optimizer, 0.5)
     member.every_step = True
     steps(member, [own.batch] * 3)
     assert member.optimizer.param_groups[0]["lr"] == 0.125
@@ -478,8 +484,8 @@ def test_a_step_on_cuda_follows_the_cpu(name: str, precision: str) -> None:
     own = corner("conv_bn", dtype=torch.float32)
     own.module.to(device)
     batch = Batch(own.batch.x.to(device), own.batch.y.to(device), own.batch.index.to(device))
-    member: Learner = learner(own.module, FAMILY[name], momentum=0.9)
-    member.scaler = Scaler() if precision == "fp16" else None
+    member: TrainState = learner(own.module, FAMILY[name], momentum=0.9)
+    member.scaler = GradScaler() if precision == "fp16" else None
     steps(member, [batch] * 3, precision=precision, device=device)
     truth = state_after(name, "conv_bn", 3)
     assert all(float((value.cpu() - truth[key]).abs().max()) < 0.05 for key, value in own.module.state_dict().items())

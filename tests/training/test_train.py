@@ -297,7 +297,7 @@ def test_members_that_meet_never_fall_back_further_than_one_checkpoint(
     for _ in range(3):
         with pytest.raises(KeyboardInterrupt):
             train(what, tmp_path / "again", given=CASES)
-        starts += [job.start for job in plan(what, Run.open(tmp_path / "again").all_progress(), joint=True)]
+        starts += [job.start for job in plan(what, Run.open(tmp_path / "again").all_progress(), is_joint=True)]
         commits = 2  # so that the next one is cut at its first checkpoint, between its members
     assert starts == [(1, 0)] * 3
     monkeypatch.setattr(Run, "commit", real)

@@ -9,11 +9,11 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from plateaux.cli.common import AsJson, show, write_whole
-from plateaux.studies.claims.claim import Entry, chosen, home, read_claims, read_evidence
+from plateaux.cli.common import AsJson, print_result, write_whole
+from plateaux.studies.claims.claim import ClaimEntry, claims_dir, read_claims, read_evidence, select_claims
 from plateaux.studies.claims.evidence import gather
 from plateaux.studies.claims.page import figures, page
-from plateaux.studies.results import findings_of_study
+from plateaux.studies.results import results_from_study
 
 
 def claims(
@@ -30,18 +30,18 @@ def claims(
 
     In Python: `from plateaux.studies.claims.claim import read_entries; read_entries()`
     """
-    known = chosen(read_claims(), names or [])
-    where = evidence or home() / "evidence"
+    known = select_claims(read_claims(), names or [])
+    where = evidence or claims_dir() / "evidence"
     if run:
-        gather(known, work, where, home().parent, read=findings_of_study)
-    entries = [Entry(claim, read_evidence(claim, where)) for claim in known]
+        gather(known, work, where, claims_dir().parent, read=results_from_study)
+    entries = [ClaimEntry(claim, read_evidence(claim, where)) for claim in known]
     if out is not None:
         write_whole(out, page(entries))
     last = [f"written to {out}"] if out else []
-    show(as_json, [each.to_dict() for each in entries], lambda: [table(entries), *last])
+    print_result(as_json, [each.to_dict() for each in entries], lambda: [table(entries), *last])
 
 
-def table(entries: Sequence[Entry]) -> Table:
+def table(entries: Sequence[ClaimEntry]) -> Table:
     """Return the ledger for a terminal: a line for every case of every claim."""
     shown = Table("claim", "what it says", "case", "the paper's effect", "here (95 % interval)", "verdict")
     for each in entries:

@@ -33,7 +33,7 @@ Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; the best th
 Members = Annotated[str | None, typer.Option(help="Only these members, such as 0,2.")]
 
 
-def told(command: Callable[..., None]) -> Callable[..., None]:
+def handle_errors(command: Callable[..., None]) -> Callable[..., None]:
     """Turn what Plateaux raises on purpose into one message and an exit code that means something."""
 
     @wraps(command)
@@ -47,7 +47,7 @@ def told(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def show(as_json: bool, plain: Any, shown: Callable[[], list[Any]]) -> None:
+def print_result(as_json: bool, plain: Any, shown: Callable[[], list[Any]]) -> None:
     """Print tables for a person, JSON for a program."""
     console = Console()
     if as_json or not console.is_terminal:
@@ -69,7 +69,7 @@ def write_whole(file: Path, text: str) -> None:
 
 
 @contextmanager
-def asking(what: str, unit: str = "samples") -> Iterator[dict[str, Any]]:
+def progress_bar(what: str, unit: str = "samples") -> Iterator[dict[str, Any]]:
     """Lend `seen` and `say`: progress with an estimate on a terminal, lines that stay on standard error."""
     console = Console(stderr=True)
     with console.status(what) as status:
@@ -87,7 +87,7 @@ def asking(what: str, unit: str = "samples") -> Iterator[dict[str, Any]]:
         yield {"seen": seen, "say": lambda words: console.print(words, highlight=False, markup=False, soft_wrap=True)}
 
 
-def numbers_of(text: str | None) -> list[int] | None:
+def parse_numbers(text: str | None) -> list[int] | None:
     """Return the members that `--members` names; None: all of them."""
     if text is None:
         return None

@@ -11,7 +11,17 @@ import typer
 from rich.console import Console
 
 import plateaux
-from plateaux.cli.common import Allow, AsJson, Changes, Device, Members, asking, numbers_of, show, torchrun
+from plateaux.cli.common import (
+    Allow,
+    AsJson,
+    Changes,
+    Device,
+    Members,
+    parse_numbers,
+    print_result,
+    progress_bar,
+    torchrun,
+)
 from plateaux.config.specs import split_names
 from plateaux.core.errors import RecipeError
 from plateaux.core.runtime import is_rank_zero
@@ -32,7 +42,7 @@ Keep = Annotated[
 Samples = Annotated[int | None, typer.Option(min=1, help="Only the first so many samples.")]
 
 
-def measure(
+def evaluate(
     run: Path,
     more: Annotated[
         list[str] | None, typer.Argument(metavar="[SUITE=SETS]...", help="Further suites of --ood.")
@@ -82,11 +92,11 @@ def measure(
         raise typer.Exit(torchrun(processes))
     given = plateaux.Components(trust=tuple(allow or ()))
     shared: dict[str, Any] = {"given": given, "device": device, "keep": keep}
-    walk = {"members": numbers_of(members), "samples": samples, "fresh": fresh, **shared}
+    walk = {"members": parse_numbers(members), "samples": samples, "fresh": fresh, **shared}
     if executor is not None:
         walk["executor"] = _executor(executor, processes, changes or [])
     names = [] if measures == "none" or (calibrated and measures == "all") else split_names(measures)
-    with asking("measuring") as told:
+    with progress_bar("measuring") as told:
         found: list[MetricResult] = []
         for where, wanted in _by_kind(split_names(on), names):
             found += plateaux.evaluate(
@@ -102,7 +112,7 @@ def measure(
     if markdown:
         typer.echo(to_markdown(found))
         return
-    show(as_json, [each.to_dict() for each in found], lambda: tables(found, Console().width))
+    print_result(as_json, [each.to_dict() for each in found], lambda: tables(found, Console().width))
 
 
 def calibrate(
@@ -130,7 +140,7 @@ def calibrate(
     """
     options: dict[str, Any] = {"kind": kind, "bound": bound}
     options["order"] = "pool then calibrate" if order == "pool" else "calibrate then pool"
-    with asking("calibrating") as told:
+    with progress_bar("calibrating") as told:
         made = plateaux.calibrate(
             run, split=on, fraction=part, alphas=alpha or (0.1, 0.05), target_risk=risk, device=device,
             given=plateaux.Components(trust=tuple(allow or ())), **options, **told,
@@ -147,7 +157,7 @@ def calibrate(
             f"for a risk of {100 * threshold.risk:g} % it {answers}",
         ]
 
-    show(as_json, made.to_dict(), words)
+    print_result(as_json, made.to_dict(), words)
 
 
 def predict(
@@ -171,16 +181,16 @@ def predict(
 
     In Python: `plateaux.predict("runs/demo", on="test").rows()`
     """
-    with asking("predicting") as told:
+    with progress_bar("predicting") as told:
         answers = plateaux.predict(
-            run, split=on, ood_score=alarm, alpha=alpha, members=numbers_of(members), limit=samples, cache_logits=keep,
+            run, split=on, ood_score=alarm, alpha=alpha, members=parse_numbers(members), limit=samples, cache_logits=keep,
             given=plateaux.Components(trust=tuple(allow or ())), device=device, **told,
         )  # fmt: skip
     answers.write(out)
     words = f"{out}: {len(answers.ids):,} answers"
     if answers.abstain is not None:
         words += f", {int(answers.abstain.sum()):,} of them to abstain from"
-    show(as_json, {"file": str(out), "answers": len(answers.ids)}, lambda: [words])
+    print_result(as_json, {"file": str(out), "answers": len(answers.ids)}, lambda: [words])
 
 
 def soup(
@@ -199,13 +209,13 @@ def soup(
     In Python: `plateaux.soup("runs/demo", "runs/soup", how="greedy")`
     """
     given = plateaux.Components(trust=tuple(allow or ()))
-    with asking("mixing") as told:
+    with progress_bar("mixing") as told:
         made = plateaux.soup(
-            run, out, strategy=how, split=on, members=numbers_of(members), max_barrier=limit, given=given, device=device,
+            run, out, strategy=how, split=on, members=parse_numbers(members), max_barrier=limit, given=given, device=device,
             say=told["say"],
         )  # fmt: skip
     words = made.progress(0).weights_source
-    show(as_json, {"run": str(out), "weights": words}, lambda: [f"{out}: {words}"])
+    print_result(as_json, {"run": str(out), "weights": words}, lambda: [f"{out}: {words}"])
 
 
 def select(
@@ -225,7 +235,7 @@ def select(
     In Python: `plateaux.choose_members(["runs/a", "runs/b"], size=5).write("chosen.json")`
     """
     shared: dict[str, Any] = {"given": plateaux.Components(trust=tuple(allow or ())), "device": device}
-    with asking("choosing") as told:
+    with progress_bar("choosing") as told:
         shared["say"] = told["say"]
         chosen = plateaux.select_members(runs, size=size, split=on, metric=objective, unique=unique, **shared)
         chosen.write(out)
@@ -237,7 +247,7 @@ def select(
         found = f"{judge_on}: accuracy {100 * judged['accuracy']:.2f} %, nll {judged['nll']:.4f}"
         return [*lines, f"chosen on {len(chosen.selection.samples):,} {on} samples; {found}", f"written to {out}"]
 
-    show(as_json, {**chosen.to_dict(), judge_on: judged}, words)
+    print_result(as_json, {**chosen.to_dict(), judge_on: judged}, words)
 
 
 def _by_kind(words: list[str], names: list[str]) -> Iterator[tuple[list[str], list[str]]]:

@@ -9,12 +9,12 @@ import typer
 from rich.console import Console
 
 import plateaux
-from plateaux.cli.common import Allow, AsJson, Device, Members, asking, numbers_of, show
+from plateaux.cli.common import Allow, AsJson, Device, Members, parse_numbers, print_result, progress_bar
 from plateaux.config.specs import split_names
 from plateaux.evaluation.results import MetricResult
 from plateaux.evaluation.tables import tables, to_markdown
-from plateaux.loss_landscape.plots import Picture
-from plateaux.loss_landscape.render import SAMPLES, check_drawable, pictures
+from plateaux.loss_landscape.plots import LandscapeFigure
+from plateaux.loss_landscape.render import SAMPLES, check_plots, plot_landscape
 
 
 def landscape(
@@ -49,26 +49,28 @@ def landscape(
     """
     kinds = split_names(draw or "")
     if kinds:
-        check_drawable(kinds)
+        check_plots(kinds)
     names = split_names(probes) if probes is not None else [] if kinds else ["all"]
     shared: dict[str, Any] = {
-        "on": on, "members": numbers_of(members), "batchnorm": batchnorm, "augment": augment,
+        "on": on, "members": parse_numbers(members), "batchnorm": batchnorm, "augment": augment,
         "unit_logits": unit_logits, "given": plateaux.Components(trust=tuple(allow or ())), "device": device,
     }  # fmt: skip
     found: list[MetricResult] = []
-    made: list[Picture] = []
-    with asking("landscape", "passes") as told:
+    made: list[LandscapeFigure] = []
+    with progress_bar("landscape", "passes") as told:
         if names:
-            found = plateaux.landscape(run, probes=names, samples=samples, **shared, **told)
+            found = plateaux.probe_landscape(run, probes=names, limit=samples, **shared, **told)
         if kinds:
-            made = pictures(run, kinds, samples=samples or SAMPLES, **shared, **told)
+            made = plot_landscape(run, kinds, limit=samples or SAMPLES, **shared, **told)
     if markdown:
         typer.echo(to_markdown(found))
         return
     plain = {"measurements": [each.to_dict() for each in found], "pictures": [_told(run, each) for each in made]}
-    show(as_json, plain, lambda: [*tables(found, Console().width), *(_told(run, each)["files"][0] for each in made)])
+    print_result(
+        as_json, plain, lambda: [*tables(found, Console().width), *(_told(run, each)["files"][0] for each in made)]
+    )
 
 
-def _told(run: Path, picture: Picture) -> dict[str, Any]:
+def _told(run: Path, picture: LandscapeFigure) -> dict[str, Any]:
     files = [str(run / "landscape" / f"{picture.name}.{ending}") for ending in ("png", "svg", "json")]
     return {"name": picture.name, "caption": picture.caption, "files": files}

@@ -19,8 +19,8 @@ from rich.table import Table
 
 import plateaux
 from plateaux.cli import claims, evaluate, landscape, report, study, theory
-from plateaux.cli.common import Allow, AsJson, Changes, show, told, torchrun
-from plateaux.cli.progress import lines, watching
+from plateaux.cli.common import Allow, AsJson, Changes, handle_errors, print_result, torchrun
+from plateaux.cli.progress import lines, live_progress
 from plateaux.config.builtin import builtin_recipes, recipe_file
 from plateaux.config.recipe import with_line_number
 from plateaux.config.schema import ConfigKeyError
@@ -29,7 +29,7 @@ from plateaux.core.formatting import format_duration, format_size
 from plateaux.core.runtime import is_rank_zero
 from plateaux.evaluation.tables import tables
 from plateaux.training.checks import check as check_recipe
-from plateaux.training.job_records import latest
+from plateaux.training.job_records import latest_by_member
 
 KINDS = {
     "methods": registry.method, "measures": registry.metric, "data": registry.dataset, "models": registry.model,
@@ -43,10 +43,10 @@ app = typer.Typer(
 recipes = typer.Typer(help="Check a recipe, or print the schema of all recipes.", no_args_is_help=True)
 app.add_typer(recipes, name="recipe")
 for command in (
-    evaluate.measure, evaluate.calibrate, evaluate.predict, evaluate.soup, evaluate.select,
+    evaluate.evaluate, evaluate.calibrate, evaluate.predict, evaluate.soup, evaluate.select,
     landscape.landscape, study.study, report.report, theory.theory, claims.claims,
 ):  # fmt: skip
-    app.command()(told(command))
+    app.command()(handle_errors(command))
 
 
 def main() -> None:
@@ -70,7 +70,7 @@ def everything(
 
 
 @contextmanager
-def lines_of(file: Path) -> Iterator[None]:
+def read_first_lines(file: Path) -> Iterator[None]:
     """Name the line of the recipe that a wrong key or value stands in."""
     try:
         yield
@@ -79,7 +79,7 @@ def lines_of(file: Path) -> Iterator[None]:
 
 
 @app.command()
-@told
+@handle_errors
 def train(
     recipe: Annotated[str, typer.Argument(help="A TOML file, or the name of a recipe that comes along (quickstart).")],
     changes: Changes = None,
@@ -107,12 +107,12 @@ def train(
     if what.executor.name == "mesh" and "RANK" not in os.environ:
         raise typer.Exit(torchrun(what.executor.processes))
     given = plateaux.Components(trust=tuple(allow or ()))
-    with lines_of(file), watching(Console(stderr=True)) as tell:
-        plateaux.train(what, root, given=given, tell=tell, span=span_from)
+    with read_first_lines(file), live_progress(Console(stderr=True)) as tell:
+        plateaux.train(what, root, given=given, tell=tell, branch_from=span_from)
     if not is_rank_zero():
         return
     found = plateaux.evaluate(root, given=given) if measure else []
-    show(
+    print_result(
         as_json,
         {"run": str(root), "measurements": [each.to_dict() for each in found]},
         lambda: tables(found, Console().width),
@@ -120,19 +120,19 @@ def train(
 
 
 @app.command()
-@told
+@handle_errors
 def plan(run: Path, as_json: AsJson = False) -> None:
     """Show the jobs that are missing of a run.
 
     In Python: `plateaux.missing(plateaux.Run.open("runs/demo"))`
     """
-    jobs = plateaux.missing(plateaux.Run.open(run))
+    jobs = plateaux.pending_jobs(plateaux.Run.open(run))
     plain = [{"kind": j.kind, "members": list(j.members), "start": list(j.start), "stop": j.stop} for j in jobs]
-    show(as_json, plain, lambda: [str(job) for job in jobs] or ["nothing is missing"])
+    print_result(as_json, plain, lambda: [str(job) for job in jobs] or ["nothing is missing"])
 
 
 @app.command()
-@told
+@handle_errors
 def status(run: Path, as_json: AsJson = False) -> None:
     """Show where every member of a run stands, and what it takes on disk.
 
@@ -140,7 +140,7 @@ def status(run: Path, as_json: AsJson = False) -> None:
     """
     opened = plateaux.Run.open(run)
     rows: list[dict[str, Any]] = []
-    jobs, present = latest(opened), opened.trained_members()
+    jobs, present = latest_by_member(opened), opened.trained_members()
     for number, progress in enumerate(opened.all_progress()):
         state = "finished" if progress.finished else "in work" if opened.held(number) else "waiting"
         state = state if number in present else "left out"
@@ -167,12 +167,12 @@ def status(run: Path, as_json: AsJson = False) -> None:
         live = {n: job for n, job in jobs.items() if job["outcome"] in ("running", "silent") and "epochs" in job}
         return [shown, *([lines(live)] if live else []), *held, f"{format_size(total)} in all"]
 
-    show(as_json, {"run": str(run), "members": rows, "shared_bytes": shared, "bytes": total}, table)
+    print_result(as_json, {"run": str(run), "members": rows, "shared_bytes": shared, "bytes": total}, table)
 
 
 @app.command()
-@told
-def adopt(
+@handle_errors
+def import_weights(
     out: Annotated[Path, typer.Option("--out", "-o", help="The run folder to make.")],
     model: Annotated[list[str], typer.Option(help="The model's name; once, or once for each file.")],
     weights: Annotated[list[str], typer.Option(help="FILE or FILE:prefix; once for each member.")],
@@ -189,11 +189,13 @@ def adopt(
     text = f"members = {len(weights)}\n[data]\nname = {json.dumps(data)}\n[model]\nname = {names}\n"
     recipe = plateaux.Recipe.parse(text, changes or [], where="adopt")
     plateaux.import_weights(out, recipe, weights, given=plateaux.Components(trust=tuple(allow or ())))
-    show(as_json, {"run": str(out), "members": len(weights)}, lambda: [f"{out}: {len(weights)} members adopted"])
+    print_result(
+        as_json, {"run": str(out), "members": len(weights)}, lambda: [f"{out}: {len(weights)} members adopted"]
+    )
 
 
 @app.command(name="list")
-@told
+@handle_errors
 def list_(
     kind: Annotated[str, typer.Argument(help="methods, measures, probes, data, models, executors or recipes.")],
     as_json: AsJson = False,
@@ -216,11 +218,11 @@ def list_(
             shown.add_row(name, words)
         return [shown]
 
-    show(as_json, found, table)
+    print_result(as_json, found, table)
 
 
 @recipes.command()
-@told
+@handle_errors
 def check(recipe: str, changes: Changes = None, allow: Allow = None, as_json: AsJson = False) -> None:
     """Check a recipe without training: names, options, and what fits together.
 
@@ -228,13 +230,13 @@ def check(recipe: str, changes: Changes = None, allow: Allow = None, as_json: As
     """
     file = recipe_file(recipe)
     found = plateaux.Recipe.load(file, changes or [])
-    with lines_of(file):
+    with read_first_lines(file):
         check_recipe(found, plateaux.Components(trust=tuple(allow or ())))
-    show(as_json, found.to_dict(), lambda: [f"{file} is sound: {found.members} members of {found.method.name}"])
+    print_result(as_json, found.to_dict(), lambda: [f"{file} is sound: {found.members} members of {found.method.name}"])
 
 
 @recipes.command()
-@told
+@handle_errors
 def schema() -> None:
     """Print the JSON schema of recipes, for editors that complete TOML files."""
     typer.echo(json.dumps(plateaux.Recipe.model_json_schema(), indent=2))

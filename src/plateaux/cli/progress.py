@@ -16,7 +16,7 @@ from plateaux.core.formatting import format_duration
 
 
 @contextmanager
-def watching(console: Console) -> Iterator[Tell]:
+def live_progress(console: Console) -> Iterator[Tell]:
     """Show news of the members while the work goes on."""
     if not console.is_terminal:
         yield lambda news: _plain(console, news)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from plateaux.cli.common import Allow, AsJson, show, write_whole
+from plateaux.cli.common import Allow, AsJson, print_result, write_whole
 from plateaux.config.components import Components
 from plateaux.config.specs import split_names
 from plateaux.core.errors import RecipeError, suggest
@@ -44,11 +44,11 @@ def report(
     files = write_figures(made, figures) if figures is not None else []
     plain = {
         "file": str(out), "bytes": out.stat().st_size, "figures": [str(file) for file in files],
-        "answers": {each.question: each.words for each in made.answers},
+        "answers": {each.question: each.words for each in made.summary},
     }  # fmt: skip
-    words = [f"{each.question:15} {each.words}" for each in made.answers]
+    words = [f"{each.question:15} {each.words}" for each in made.summary]
     last = f"{out}: {format_size(out.stat().st_size)}" + (f"; {len(files)} files in {figures}" if files else "")
-    show(as_json, plain, lambda: [*words, last])
+    print_result(as_json, plain, lambda: [*words, last])
 
 
 def _text(made: Report, kind: str, out: Path, figures: Path | None) -> str:

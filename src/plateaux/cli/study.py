@@ -10,16 +10,16 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from plateaux.cli.common import Allow, AsJson, show
-from plateaux.cli.progress import watching
+from plateaux.cli.common import Allow, AsJson, print_result
+from plateaux.cli.progress import live_progress
 from plateaux.config.components import Components
 from plateaux.core.errors import RecipeError
 from plateaux.core.formatting import format_duration
 from plateaux.core.text_table import to_rich
 from plateaux.studies.comparison import Comparison
-from plateaux.studies.cost_estimate import Reckoned, Reckoning
-from plateaux.studies.results import findings_of_study
-from plateaux.studies.runner import Conduct
+from plateaux.studies.cost_estimate import CostEstimate, RunCost
+from plateaux.studies.results import results_from_study
+from plateaux.studies.runner import StudyRunner
 from plateaux.studies.study import Study
 
 
@@ -47,29 +47,29 @@ def study(
         "executor": {**place, **({"processes": processes} if processes else {})},
     }
     if dry_run:
-        conduct = Conduct(what, root, **options)
+        conduct = StudyRunner(what, root, **options)
         _some(conduct, only)
         conduct.check()
-        _told(Reckoning(conduct).all(), as_json)
+        _told(CostEstimate(conduct).all(), as_json)
         return
     if not table:
-        with watching(Console(stderr=True)) as tell:
-            conduct = Conduct(what, root, tell=tell, say=lambda words: tell({"say": words}), **options)
+        with live_progress(Console(stderr=True)) as tell:
+            conduct = StudyRunner(what, root, log=tell, say=lambda words: tell({"say": words}), **options)
             _some(conduct, only)
-            conduct.go()
-    found = findings_of_study(root)
+            conduct.run()
+    found = results_from_study(root)
     grids = Comparison(found, what.baseline).grids() if found else []
     plain = {"study": str(root), "tables": [asdict(grid) for grid in grids]}
-    show(as_json, plain, lambda: [to_rich(grid) for grid in grids] or ["no run is finished yet"])
+    print_result(as_json, plain, lambda: [to_rich(grid) for grid in grids] or ["no run is finished yet"])
 
 
-def _some(conduct: Conduct, only: str) -> None:
+def _some(conduct: StudyRunner, only: str) -> None:
     if not conduct.wanted:
-        names = "\n  ".join(str(each) for each in conduct.plans[:10])
+        names = "\n  ".join(str(each) for each in conduct.trials[:10])
         raise RecipeError(f"--only {only}: no condition matches; there are\n  {names}")
 
 
-def _told(found: list[Reckoned], as_json: bool) -> None:
+def _told(found: list[RunCost], as_json: bool) -> None:
     passes, seconds = sum(each.passes for each in found), sum(each.seconds for each in found)
     plain = {"runs": [asdict(each) for each in found], "passes": passes, "seconds": seconds}
 
@@ -78,11 +78,11 @@ def _told(found: list[Reckoned], as_json: bool) -> None:
         for name in ("run", "", "members", "epochs", "passes", "time"):
             table.add_column(name, justify="left" if name in ("run", "") else "right")
         for each in found:
-            state = f"{each.state}, from {each.begins_from[:6]}" if each.begins_from else each.state
+            state = f"{each.state}, from {each.branches_from[:6]}" if each.branches_from else each.state
             cost = (str(each.members), str(each.epochs), f"{each.passes:.1f}", format_duration(each.seconds))
             table.add_row(" = ".join(each.conditions), state, *cost)
         left = sum(each.state != "done" for each in found)
         words = f"{left} of {len(found)} runs to do: {passes:,.0f} passes over the training samples"
         return [table, f"{words}, about {format_duration(seconds)} in all"]
 
-    show(as_json, plain, shown)
+    print_result(as_json, plain, shown)

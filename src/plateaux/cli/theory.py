@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from plateaux.cli.common import AsJson, asking, show
+from plateaux.cli.common import AsJson, print_result, progress_bar
 from plateaux.core.formatting import format_duration
 from plateaux.core.optional import optional_import
 from plateaux.theory.experiment import run
@@ -32,7 +32,7 @@ def theory(
     """
     optional_import("matplotlib", extra="report")  # before minutes of simulation
     began = time.monotonic()
-    with asking("simulating", unit="matrices") as ask:
+    with progress_bar("simulating", unit="matrices") as ask:
         experiment = run(matrices=matrices, starts=starts, density=density, seed=seed, seen=ask["seen"])
         found = record(experiment)
         out.mkdir(parents=True, exist_ok=True)
@@ -41,7 +41,7 @@ def theory(
     seconds = time.monotonic() - began
     plain = {"files": [str(file) for file in files], "seconds": round(seconds, 1), **found}
     last = f"{len(files)} files in {out}, after {format_duration(seconds)}"
-    show(as_json, plain, lambda: [_differences(deviations(experiment)), _verdicts(found["claims"]), last])
+    print_result(as_json, plain, lambda: [_differences(deviations(experiment)), _verdicts(found["claims"]), last])
 
 
 def _differences(rows: list[list[str]]) -> Table:

@@ -49,7 +49,7 @@ class Objective:
 
     loss: LossFn
     output: OutputFn = logits
-    gather: Literal["own", "all", "whole"] = "own"
+    gather: Literal["none", "members", "batch"] = "none"
     per_sample: bool = True
     extra_inputs: tuple[str, ...] = ()
     active: ActiveFn | None = None  # None: everyone, in every step
@@ -139,9 +139,9 @@ class Method:
     objective: Objective
     update: Update = plain_gradient
     partition: DataPartition | None = None
-    member_order: Literal["any", "after", "onward"] = "any"
+    member_order: Literal["parallel", "sequential", "chained"] = "parallel"
 
     @property
     def is_joint(self) -> bool:
         """Whether members take every step side by side, because each sees what the others say of it."""
-        return self.objective.gather != "own" and self.member_order == "any"
+        return self.objective.gather != "none" and self.member_order == "parallel"

@@ -16,8 +16,8 @@ import torch
 from plateaux.core import tensor_tree
 from plateaux.core.types import TensorTree
 from plateaux.loss_landscape.groups import Group, gradient, losses
-from plateaux.loss_landscape.loss_surface import Ground
-from plateaux.loss_landscape.perturbations import drawn, move
+from plateaux.loss_landscape.loss_surface import LossSurface
+from plateaux.loss_landscape.perturbations import perturb, sample_direction
 
 Norm = Literal["l2", "linf"]
 
@@ -45,14 +45,14 @@ class Ball:
 class Ascent:
     """Where an ascent came from and how far it got, in mean losses of its group."""
 
-    home: float
+    origin: float
     half: float  # the largest seen after half of the steps
     best: float  # the largest seen
     at: TensorTree  # u of the best
 
 
 @dataclass(frozen=True, slots=True)
-class _Point:
+class Iterate:
     u: TensorTree
     loss: float
     way: TensorTree  # up, of length one in the ball's sense
@@ -63,24 +63,24 @@ class _Point:
 
 
 def ascents(
-    ground: Ground, group: Group, ball: Ball, *, steps: int, generator: torch.Generator, restarts: int = 1
+    ground: LossSurface, group: Group, ball: Ball, *, steps: int, generator: torch.Generator, restarts: int = 1
 ) -> list[Ascent]:
     """Climb from home, and from random points of the ball where there is more than one start.
 
     Takes `steps` gradients and one forward pass a start. Whoever calls is inside `ground.standing`.
     """
     if ball.radius == 0:
-        nowhere = _nowhere(ground.home)
-        move(ground, nowhere)
+        nowhere = _nowhere(ground.origin)
+        perturb(ground, nowhere)
         home = float(losses(ground, group).mean())
         return [Ascent(home, home, home, nowhere)] * restarts
-    first = _ascend(ground, group, ball, _nowhere(ground.home), steps, generator, None)
-    starts = (_anywhere(ground.home, ball, generator) for _ in range(restarts - 1))
-    return [first, *(_ascend(ground, group, ball, start, steps, generator, first.home) for start in starts)]
+    first = _ascend(ground, group, ball, _nowhere(ground.origin), steps, generator, None)
+    starts = (_anywhere(ground.origin, ball, generator) for _ in range(restarts - 1))
+    return [first, *(_ascend(ground, group, ball, start, steps, generator, first.origin) for start in starts)]
 
 
 def _ascend(
-    ground: Ground,
+    ground: LossSurface,
     group: Group,
     ball: Ball,
     u: TensorTree,
@@ -88,8 +88,8 @@ def _ascend(
     generator: torch.Generator,
     home: float | None,
 ) -> Ascent:
-    pace = _Pace(2 * ball.radius, steps)
-    best: _Point | None = None
+    pace = _StepSize(2 * ball.radius, steps)
+    best: Iterate | None = None
     older: TensorTree | None = None
     half = last = -inf if home is None else home
     for number in range(steps):
@@ -114,34 +114,34 @@ def _ascend(
 
 
 def _ended(
-    ground: Ground, group: Group, ball: Ball, u: TensorTree, best: _Point | None, home: float, half: float
+    ground: LossSurface, group: Group, ball: Ball, u: TensorTree, best: Iterate | None, home: float, half: float
 ) -> Ascent:
     """Return what was found, after a look at the last point."""
-    move(ground, u, scale=ball.scale)
+    perturb(ground, u, scale=ball.scale)
     last = float(losses(ground, group).mean())
     found = [(home, _nowhere(u)), *([(best.loss, best.u)] if best else []), *([(last, u)] if isfinite(last) else [])]
     largest, at = max(found, key=lambda pair: pair[0])
     return Ascent(home, max(half, home), largest, at)
 
 
-def _look(ground: Ground, group: Group, ball: Ball, u: TensorTree, generator: torch.Generator) -> _Point:
+def _look(ground: LossSurface, group: Group, ball: Ball, u: TensorTree, generator: torch.Generator) -> Iterate:
     """Return the loss at u and the steepest way up from there; where all is level, any way."""
-    move(ground, u, scale=ball.scale)
+    perturb(ground, u, scale=ball.scale)
     loss, way = gradient(ground, group)
     if ball.scale is not None:
         tensor_tree.multiply_(way, ball.scale)
     length = float(tensor_tree.norm(way))
     if length == 0:
-        way = drawn(way, generator)
+        way = sample_direction(way, generator)
         length = float(tensor_tree.norm(way))
     if ball.norm == "linf":
         torch._foreach_sign_(list(way.values()))
     else:
         tensor_tree.scale_(way, 1 / length)
-    return _Point(u, loss if isfinite(length) else nan, way)
+    return Iterate(u, loss if isfinite(length) else nan, way)
 
 
-def _next(here: _Point, older: TensorTree | None, step: float, ball: Ball) -> TensorTree:
+def _next(here: Iterate, older: TensorTree | None, step: float, ball: Ball) -> TensorTree:
     """Return P(u + a (z - u) + (1 - a) (u - older)) with z = P(u + step * way); without an older point z."""
     z = tensor_tree.add(here.u, here.way, times=step)
     ball.project_(z)
@@ -153,7 +153,7 @@ def _next(here: _Point, older: TensorTree | None, step: float, ball: Ball) -> Te
     return z
 
 
-class _Pace:
+class _StepSize:
     """The length of a step, and whether the climb has stalled."""
 
     def __init__(self, step: float, steps: int) -> None:
@@ -192,7 +192,7 @@ def _nowhere(like: TensorTree) -> TensorTree:
 
 def _anywhere(home: TensorTree, ball: Ball, generator: torch.Generator) -> TensorTree:
     """Return a random point of the ball, spread evenly; weights that cannot move take no part."""
-    u = drawn(home, generator, "uniform" if ball.norm == "linf" else "normal")
+    u = sample_direction(home, generator, "uniform" if ball.norm == "linf" else "normal")
     if ball.scale is not None:
         tensor_tree.multiply_(u, {name: (tensor != 0).to(tensor.dtype) for name, tensor in ball.scale.items()})
     if ball.norm == "linf":

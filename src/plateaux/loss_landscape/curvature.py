@@ -18,11 +18,11 @@ from torch.func import grad, jvp, vjp
 
 from plateaux.core.errors import RecipeError, suggest
 from plateaux.core.types import Batch, TensorTree
-from plateaux.loss_landscape.forward_mode import plain_kernels
-from plateaux.loss_landscape.loss_surface import Ground
+from plateaux.loss_landscape.forward_mode import math_sdpa
+from plateaux.loss_landscape.loss_surface import LossSurface
 
 Kind = Literal["hessian", "gauss_newton"]
-Manner = Literal["forwards over backwards", "twice backwards"]
+Differentiation = Literal["forwards over backwards", "twice backwards"]
 
 PIECES = 8  # into at least so many the samples are cut, for the error that comes from them
 SMALLEST = 16  # but no piece below so many samples: small ones cost more a sample
@@ -36,29 +36,29 @@ class Curvature:
     is that of the place where the member stands.
     """
 
-    def __init__(self, ground: Ground, *, kind: Kind = "hessian", layer: str | None = None) -> None:
-        self.ground, self.kind = ground, kind
-        self.names = _within(ground, layer)
-        self.pieces = tuple(_pieces(ground))
+    def __init__(self, surface: LossSurface, *, kind: Kind = "hessian", layer: str | None = None) -> None:
+        self.surface, self.kind = surface, kind
+        self.names = _within(surface, layer)
+        self.pieces = tuple(_pieces(surface))
         sizes = torch.tensor([len(piece) for piece in self.pieces], dtype=torch.float64)
         self.shares = sizes / sizes.sum()  # [G] of the samples
-        self.manner: Manner = self._choose()
+        self.differentiation: Differentiation = self._choose()
 
     @property
     def size(self) -> int:
         """How many rows and columns there are."""
-        return sum(self.ground.home[name].numel() for name in self.names)
+        return sum(self.surface.origin[name].numel() for name in self.names)
 
     @property
     def like(self) -> Tensor:
         """A tensor whose type and device vectors have."""
-        return self.ground.home[self.names[0]]
+        return self.surface.origin[self.names[0]]
 
     def layers(self) -> dict[str, list[int]]:
         """Return which tensors, by position, belong to each layer: those that one module holds itself."""
         found: dict[str, list[int]] = {}
         for position, name in enumerate(self.names):
-            found.setdefault(layer_of(name), []).append(position)
+            found.setdefault(module_name(name), []).append(position)
         return found
 
     def product(self, vector: Tensor) -> Tensor:
@@ -71,7 +71,7 @@ class Curvature:
         total = [torch.zeros_like(part) for part in along.values()]
         forms = torch.zeros(len(self.pieces), len(total), dtype=torch.float64)
         for number, (piece, share) in enumerate(zip(self.pieces, self.shares.tolist(), strict=True)):
-            found = list(self._of_piece(self.manner)(piece, along).values())
+            found = list(self._of_piece(self.differentiation)(piece, along).values())
             torch._foreach_add_(total, found, alpha=share)
             dots = torch._foreach_mul(found, list(along.values()))
             forms[number] = torch.stack([part.sum(dtype=torch.float64) for part in dots])
@@ -86,18 +86,18 @@ class Curvature:
         return float(((self.shares * from_mean).square().sum() * count / (count - 1)).sqrt())
 
     def _tree(self, vector: Tensor) -> TensorTree:
-        homes = [self.ground.home[name] for name in self.names]
+        homes = [self.surface.origin[name] for name in self.names]
         parts = torch.split(vector, [home.numel() for home in homes])
         return {n: part.view_as(home).to(home) for n, part, home in zip(self.names, parts, homes, strict=True)}
 
-    def _choose(self) -> Manner:
+    def _choose(self) -> Differentiation:
         """Try forward mode on two samples; where it fails, say so and try without."""
-        two, along = self.pieces[0].take(slice(0, 2)), {name: self.ground.home[name] for name in self.names}
+        two, along = self.pieces[0].take(slice(0, 2)), {name: self.surface.origin[name] for name in self.names}
         try:
             self._of_piece("forwards over backwards")(two, along)
             return "forwards over backwards"
         except Exception as problem:  # there is no end to what a network may do that torch.func does not
-            kind, said = type(self.ground.module).__name__, problem
+            kind, said = type(self.surface.module).__name__, problem
         try:
             self._of_piece("twice backwards")(two, along)
         except RuntimeError as problem:
@@ -111,8 +111,8 @@ class Curvature:
         )
         return "twice backwards"
 
-    def _of_piece(self, manner: Manner) -> Callable[[Batch, TensorTree], TensorTree]:
-        ways: dict[tuple[Kind, Manner], Callable[[Batch, TensorTree], TensorTree]] = {
+    def _of_piece(self, manner: Differentiation) -> Callable[[Batch, TensorTree], TensorTree]:
+        ways: dict[tuple[Kind, Differentiation], Callable[[Batch, TensorTree], TensorTree]] = {
             ("hessian", "forwards over backwards"): self._hessian,
             ("hessian", "twice backwards"): self._hessian_backwards,
             ("gauss_newton", "forwards over backwards"): self._gauss_newton,
@@ -120,13 +120,13 @@ class Curvature:
         }
 
         def of_piece(batch: Batch, along: TensorTree) -> TensorTree:
-            with plain_kernels():
+            with math_sdpa():
                 return ways[self.kind, manner](batch, along)
 
         return of_piece
 
     def _hessian(self, batch: Batch, along: TensorTree) -> TensorTree:
-        losses, (moving, still) = self.ground.function(batch), self._parted()
+        losses, (moving, still) = self.surface.function(batch), self._parted()
         slope = grad(lambda at: losses({**still, **at}).mean())
         found: TensorTree = jvp(slope, (moving,), (along,))[1]
         return found
@@ -134,7 +134,7 @@ class Curvature:
     def _hessian_backwards(self, batch: Batch, along: TensorTree) -> TensorTree:
         params = self._params()
         with torch.enable_grad():
-            loss = self.ground.function(batch)(self.ground.params).mean()
+            loss = self.surface.function(batch)(self.surface.params).mean()
             slope = torch.autograd.grad(loss, params, create_graph=True, allow_unused=True)
         return self._named(_pulled(slope, along, params))
 
@@ -151,7 +151,7 @@ class Curvature:
     def _gauss_newton_backwards(self, batch: Batch, along: TensorTree) -> TensorTree:
         params = self._params()
         with torch.enable_grad():
-            out = self._logits(batch)(self.ground.params)
+            out = self._logits(batch)(self.surface.params)
             pull = torch.zeros_like(out, requires_grad=True)
             back = torch.autograd.grad(out, params, pull, create_graph=True, allow_unused=True)
         (change,) = _pulled(back, along, [pull])
@@ -160,37 +160,37 @@ class Curvature:
         return self._named(torch.autograd.grad(out, params, _bent(out.detach(), change), allow_unused=True))
 
     def _logits(self, batch: Batch) -> Callable[[TensorTree], Tensor]:
-        outputs = self.ground.outputs(batch)
-        return lambda at: self.ground.scaled(outputs(at))
+        outputs = self.surface.outputs(batch)
+        return lambda at: self.surface.scaled(outputs(at))
 
     def _parted(self) -> tuple[TensorTree, TensorTree]:
         """Return the weights that the matrix is about, and all others."""
-        weights = {name: p.detach() for name, p in self.ground.params.items()}
+        weights = {name: p.detach() for name, p in self.surface.params.items()}
         moving = {name: weights.pop(name) for name in self.names}
         return moving, weights
 
     def _params(self) -> list[Tensor]:
-        return [self.ground.params[name] for name in self.names]
+        return [self.surface.params[name] for name in self.names]
 
     def _named(self, found: list[Tensor | None] | tuple[Tensor | None, ...]) -> TensorTree:
         pairs = zip(self.names, found, strict=True)
-        return {name: torch.zeros_like(self.ground.home[name]) if part is None else part for name, part in pairs}
+        return {name: torch.zeros_like(self.surface.origin[name]) if part is None else part for name, part in pairs}
 
 
-def layer_of(name: str) -> str:
+def module_name(name: str) -> str:
     """Return the module that holds a weight itself; a weight of the network's own stands for itself."""
     return name.rpartition(".")[0] or name
 
 
-def _within(ground: Ground, layer: str | None) -> list[str]:
-    names = [n for n in ground.home if layer is None or n == layer or n.startswith(f"{layer}.")]
+def _within(ground: LossSurface, layer: str | None) -> list[str]:
+    names = [n for n in ground.origin if layer is None or n == layer or n.startswith(f"{layer}.")]
     if not names:
-        layers = {layer_of(name) for name in ground.home}
+        layers = {module_name(name) for name in ground.origin}
         raise RecipeError(f"There is no layer {layer!r} with trained weights; {suggest(str(layer), layers)}")
     return names
 
 
-def _pieces(ground: Ground) -> Iterator[Batch]:
+def _pieces(ground: LossSurface) -> Iterator[Batch]:
     """Yield the samples cut finely enough, but where BatchNorm would see other batches than the member's."""
     each = -(-ground.samples // PIECES)
     for batch in ground.batches:

@@ -22,9 +22,9 @@ Function = Callable[[TensorTree], Tensor]
 """Weights to numbers of every sample."""
 
 
-def slope(function: Function, at: TensorTree, along: TensorTree) -> tuple[Tensor, Tensor]:
+def jvp_outputs(function: Function, at: TensorTree, along: TensorTree) -> tuple[Tensor, Tensor]:
     """Return the function there, and its first derivative in the direction `along`."""
-    with plain_kernels():
+    with math_sdpa():
         try:
             return _forward(function, at, along)
         except RuntimeError:  # forward mode is missing somewhere; any other trouble comes again
@@ -34,9 +34,9 @@ def slope(function: Function, at: TensorTree, along: TensorTree) -> tuple[Tensor
                 return value.detach(), _pushed(value, leaves, along).detach()
 
 
-def bend(function: Function, at: TensorTree, along: TensorTree) -> Tensor:
+def second_derivative(function: Function, at: TensorTree, along: TensorTree) -> Tensor:
     """Return the second derivative of the function there in the direction `along`: v'Hv of every sample."""
-    with plain_kernels():
+    with math_sdpa():
         try:
             return _forward(lambda there: _forward(function, there, along)[1], at, along)[1]
         except RuntimeError:
@@ -64,7 +64,7 @@ def _pushed(value: Tensor, leaves: TensorTree, along: TensorTree) -> Tensor:
 
 
 @contextmanager
-def plain_kernels() -> Iterator[None]:
+def math_sdpa() -> Iterator[None]:
     """Open a context in which attention is computed by operations that can be differentiated in any way."""
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)

@@ -14,12 +14,12 @@ from torch import Tensor
 from plateaux.core import tensor_tree
 from plateaux.core.errors import RecipeError
 from plateaux.core.types import Batch, TensorTree
-from plateaux.loss_landscape.loss_surface import Ground
+from plateaux.loss_landscape.loss_surface import LossSurface
 
 Group = Sequence[Batch]
 """Samples whose mean loss counts, in pieces that fit memory."""
 
-CONVENTION = "a rest of fewer than m samples is left out unless there are no more"
+DEFINITION = "a rest of fewer than m samples is left out unless there are no more"
 
 
 def groups(batches: Sequence[Batch], m: int) -> Iterator[Group]:
@@ -63,12 +63,12 @@ def _cat(inputs: Sequence[object]) -> Tensor | dict[str, Tensor]:
     return {name: torch.cat([x[name] for x in inputs]) for name in first}  # type: ignore[attr-defined,index]
 
 
-def losses(ground: Ground, group: Group) -> Tensor:
+def losses(ground: LossSurface, group: Group) -> Tensor:
     """Return the loss of every sample of a group `[m]` in float64, where the member stands now."""
     return torch.cat([ground.losses(batch) for batch in group])
 
 
-def gradient(ground: Ground, group: Group) -> tuple[float, TensorTree]:
+def gradient(ground: LossSurface, group: Group) -> tuple[float, TensorTree]:
     """Return the mean loss of a group and its gradient, where the member stands now."""
     if len(group) == 1:
         loss, found = ground.gradient(group[0])

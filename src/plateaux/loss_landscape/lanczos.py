@@ -36,7 +36,7 @@ def standard_error(draws: Tensor) -> float | None:
     return float(draws.std() / len(draws) ** 0.5) if len(draws) > 1 else None
 
 
-def apart(vector: Tensor, basis: Tensor) -> Tensor:
+def orthogonalize(vector: Tensor, basis: Tensor) -> Tensor:
     """Return the part of a vector that is orthogonal to every row of the basis."""
     return _split(vector, basis)[0]
 
@@ -45,7 +45,7 @@ def orthonormal(vectors: Iterable[Tensor]) -> list[Tensor]:
     """Return an orthonormal basis of what the vectors span; those that add next to nothing are left out."""
     rows: list[Tensor] = []
     for vector in vectors:
-        rest = apart(vector, torch.stack(rows)) if rows else vector
+        rest = orthogonalize(vector, torch.stack(rows)) if rows else vector
         length = torch.linalg.vector_norm(rest)
         if length > torch.finfo(vector.dtype).eps ** 0.5 * torch.linalg.vector_norm(vector):
             rows.append(rest / length)
@@ -53,7 +53,7 @@ def orthonormal(vectors: Iterable[Tensor]) -> list[Tensor]:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SpectrumState:
     """The matrix as seen from a space of few dimensions, in its own eigenvectors."""
 
     values: Tensor  # [m] ascending
@@ -94,9 +94,9 @@ class Krylov:
         self.inner[: self.size, self.size - 1] = self.inner[self.size - 1, : self.size] = inside.double().cpu()
         self._lead(rest)
 
-    def seen(self) -> Seen:
+    def state(self) -> SpectrumState:
         values, weights = torch.linalg.eigh(self.inner[: self.size, : self.size])
-        return Seen(values, weights, self.rest * weights[-1].abs())
+        return SpectrumState(values, weights, self.rest * weights[-1].abs())
 
     def vectors(self, weights: Tensor) -> Tensor:
         """Return the vectors `[k, P]` with weights `[m, k]`."""
@@ -104,7 +104,7 @@ class Krylov:
 
     def shrink(self, kept: Tensor) -> None:
         """Keep only some of the eigenvectors seen, by position; the next vector stays what it is."""
-        seen = self.seen()
+        seen = self.state()
         self.basis[: len(kept)] = self.vectors(seen.weights[:, kept])
         self.inner.zero_()
         self.inner[: len(kept), : len(kept)] = seen.values[kept].diag()
@@ -112,7 +112,7 @@ class Krylov:
 
     def turn(self, vector: Tensor) -> None:
         """Go on in another direction, where the space is closed."""
-        self._lead(apart(vector, self.basis[: self.size]))
+        self._lead(orthogonalize(vector, self.basis[: self.size]))
 
     def _lead(self, rest: Tensor) -> None:
         self.rest = float(torch.linalg.vector_norm(rest))
@@ -149,16 +149,16 @@ def eigenpairs(
             if turns == count or krylov.size == krylov.basis.shape[1] or step == steps:
                 break
             if krylov.full:
-                krylov.shrink(_outermost(krylov.seen().values, end)[: krylov.size // 2])
+                krylov.shrink(_outermost(krylov.state().values, end)[: krylov.size // 2])
             krylov.turn(starts(turns))
             continue
-        seen = krylov.seen()
+        seen = krylov.state()
         order = _outermost(seen.values, end)
-        if not turns and len(order) >= count and _settled(seen, order[:count], tolerance):
+        if not turns and len(order) >= count and _converged(seen, order[:count], tolerance):
             break
         if krylov.full and step < steps:
             krylov.shrink(order[: krylov.size // 2])
-    seen = krylov.seen()
+    seen = krylov.state()
     chosen = _outermost(seen.values, end)[:count]
     return seen.values[chosen], krylov.vectors(seen.weights[:, chosen])
 
@@ -172,7 +172,7 @@ def quadrature(product: Product, start: Tensor, *, steps: int) -> tuple[Tensor, 
     krylov.grow()
     while not krylov.full and not krylov.closed:
         krylov.grow()
-    seen = krylov.seen()
+    seen = krylov.state()
     return seen.values, seen.weights[0].square()
 
 
@@ -201,7 +201,7 @@ def _outermost(values: Tensor, end: End) -> Tensor:
     return key.argsort(descending=True)
 
 
-def _settled(seen: Seen, wanted: Tensor, tolerance: float) -> bool:
+def _converged(seen: SpectrumState, wanted: Tensor, tolerance: float) -> bool:
     return bool((seen.residuals[wanted] <= tolerance * seen.values[wanted].abs()).all())
 
 

@@ -21,7 +21,7 @@ from plateaux.core.member import LayerRecord, MemberModule
 from plateaux.core.types import Batch, TensorTree, derive_seed
 
 
-class Ground:
+class LossSurface:
     """One member and the samples its landscape is asked about.
 
     `batches` hold the samples as the member sees them, in pieces that fit memory. The loss is the cross entropy of
@@ -30,13 +30,13 @@ class Ground:
     """
 
     def __init__(
-        self, view: MemberModule, batches: Sequence[Batch], *, key: int = 0, unit_logits: bool = False
+        self, view: MemberModule, batches: Sequence[Batch], *, seed: int = 0, normalize_logits: bool = False
     ) -> None:
         assert isinstance(view.module, nn.Module)
-        self.view, self.batches, self.key, self.unit_logits = view, tuple(batches), key, unit_logits
+        self.view, self.batches, self.seed, self.normalize_logits = view, tuple(batches), seed, normalize_logits
         self.module: nn.Module = view.module
         self.params: TensorTree = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
-        self.home: TensorTree = tensor_tree.clone(self.params)  # where the member stands
+        self.origin: TensorTree = tensor_tree.clone(self.params)  # where the member stands
 
     @property
     def samples(self) -> int:
@@ -45,18 +45,18 @@ class Ground:
     @property
     def weights(self) -> int:
         """How many numbers are trained."""
-        return sum(tensor.numel() for tensor in self.home.values())
+        return sum(tensor.numel() for tensor in self.origin.values())
 
     @property
     def device(self) -> torch.device:
-        return next(iter(self.home.values())).device
+        return next(iter(self.origin.values())).device
 
     def generator(self, *words: int | str) -> torch.Generator:
         """Return randomness of one's own, which depends on the ground's key and on the words alone."""
-        return torch.Generator(self.device).manual_seed(derive_seed(self.key, *words))
+        return torch.Generator(self.device).manual_seed(derive_seed(self.seed, *words))
 
     @contextmanager
-    def standing(self, at: TensorTree | None) -> Iterator[None]:
+    def at_params(self, at: TensorTree | None) -> Iterator[None]:
         """Put the member somewhere else for a while."""
         if at is None:
             yield
@@ -65,12 +65,12 @@ class Ground:
         try:
             yield
         finally:
-            tensor_tree.write(self.params, self.home)
+            tensor_tree.write(self.params, self.origin)
 
     def losses(self, batch: Batch, at: TensorTree | None = None) -> Tensor:
         """Return every sample's loss `[B]` in float64, without a graph."""
-        with torch.no_grad(), self.standing(at), self._still():
-            return self.of_logits(self.view(batch.x).double(), batch)
+        with torch.no_grad(), self.at_params(at), self._preserve_buffers():
+            return self.losses_from_logits(self.view(batch.x).double(), batch)
 
     def all_losses(self, at: TensorTree | None = None) -> Tensor:
         """Return the loss of every sample of the ground `[N]` in float64."""
@@ -78,15 +78,15 @@ class Ground:
 
     def gradient(self, batch: Batch, at: TensorTree | None = None) -> tuple[Tensor, TensorTree]:
         """Return the mean loss of a batch in float64, and its gradient over the trained weights."""
-        with self.standing(at), self._still(), torch.enable_grad():
-            loss = self.of_logits(self.view(batch.x).double(), batch).mean()
+        with self.at_params(at), self._preserve_buffers(), torch.enable_grad():
+            loss = self.losses_from_logits(self.view(batch.x).double(), batch).mean()
             found = torch.autograd.grad(loss, list(self.params.values()), allow_unused=True)
         pairs = zip(self.params.items(), found, strict=True)
         return loss.detach(), {name: torch.zeros_like(p) if g is None else g for (name, p), g in pairs}
 
     def record(self, batch: Batch, layers: Sequence[str] = ()) -> tuple[Tensor, Mapping[str, LayerRecord]]:
         """Return the logits of a batch and what each named layer saw of it, without a graph."""
-        with torch.no_grad(), self._still():
+        with torch.no_grad(), self._preserve_buffers():
             return self.view.record(batch.x, layers)
 
     def outputs(self, batch: Batch) -> Callable[[TensorTree], Tensor]:
@@ -103,23 +103,23 @@ class Ground:
     def function(self, batch: Batch) -> Callable[[TensorTree], Tensor]:
         """Return every sample's loss `[B]` as a function of the trained weights, for torch.func."""
         logits = self.outputs(batch)
-        return lambda at: self.of_logits(logits(at), batch)
+        return lambda at: self.losses_from_logits(logits(at), batch)
 
-    def of_logits(self, logits: Tensor, batch: Batch) -> Tensor:
+    def losses_from_logits(self, logits: Tensor, batch: Batch) -> Tensor:
         """Return every sample's loss `[B]`."""
         y = batch.y.to(logits.dtype) if batch.y.is_floating_point() else batch.y
         return F.cross_entropy(self.scaled(logits), y, reduction="none")
 
     def scaled(self, logits: Tensor) -> Tensor:
         """Return logits as the cross entropy sees them."""
-        if not self.unit_logits:
+        if not self.normalize_logits:
             return logits
         logits = logits - logits.mean(-1, keepdim=True)
         length: Tensor = torch.linalg.vector_norm(logits, dim=-1, keepdim=True)
         return logits / length.clamp(min=1e-10)
 
     @contextmanager
-    def _still(self) -> Iterator[None]:
+    def _preserve_buffers(self) -> Iterator[None]:
         """Put back what a BatchNorm in training mode writes."""
         if not self.module.training or next(self.module.buffers(), None) is None:
             yield

@@ -9,22 +9,22 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from plateaux.core.errors import RecipeError
 from plateaux.core.stats.estimates import mean
 from plateaux.core.types import Batch, Estimate
-from plateaux.loss_landscape.loss_surface import Ground
+from plateaux.loss_landscape.loss_surface import LossSurface
 from plateaux.optim.grad_norms import squared_norms
 
 
-def gradient_norms(ground: Ground) -> Tensor:
+def gradient_norms(ground: LossSurface) -> Tensor:
     """Return the squared norm of every sample's gradient over the trained weights, `[N]` in float64."""
-    alone(ground, "gradient")
+    require_independent_samples(ground, "gradient")
 
     def loss(table: Tensor, batch: Batch) -> Tensor:
-        return ground.of_logits(table[0], batch)[None]
+        return ground.losses_from_logits(table[0], batch)[None]
 
-    given = loss if ground.unit_logits else None  # cross entropy itself is known, and done without cancelling
+    given = loss if ground.normalize_logits else None  # cross entropy itself is known, and done without cancelling
     return torch.cat([squared_norms(ground.view, batch, given) for batch in ground.batches])
 
 
-def alone(ground: Ground, what: str) -> None:
+def require_independent_samples(ground: LossSurface, what: str) -> None:
     """Refuse a network in which samples see one another: none has a gradient of its own then."""
     if any(isinstance(part, _BatchNorm) and part.training for part in ground.module.modules()):
         raise RecipeError(
@@ -39,7 +39,7 @@ def over_samples(numbers: Tensor) -> Estimate:
     return mean(float(wide.sum()), float(wide.square().sum()), len(wide))
 
 
-def over_draws(numbers: Tensor) -> Estimate:
+def over_mc_samples(numbers: Tensor) -> Estimate:
     """Return the mean of the samples' numbers in every draw `[D, N]`, with the errors of samples and draws apart.
 
     The spread between samples holds some of the draws' too; it is taken out, as in an analysis of variance.

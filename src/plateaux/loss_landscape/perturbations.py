@@ -16,12 +16,12 @@ from torch import Tensor
 from plateaux.core import tensor_tree
 from plateaux.core.errors import RecipeError
 from plateaux.core.types import TensorTree
-from plateaux.loss_landscape.loss_surface import Ground
+from plateaux.loss_landscape.loss_surface import LossSurface
 
 Law = Literal["normal", "uniform"]
 
 
-def scale_of(home: TensorTree, *, adaptive: bool, eta: float = 0.0) -> TensorTree | None:
+def perturbation_scale(home: TensorTree, *, adaptive: bool, eta: float = 0.0) -> TensorTree | None:
     """Return |w| + eta for every weight, or nothing where all weights count alike."""
     if not adaptive:
         return None
@@ -32,9 +32,9 @@ def scale_of(home: TensorTree, *, adaptive: bool, eta: float = 0.0) -> TensorTre
     )
 
 
-def move(ground: Ground, u: TensorTree, *, scale: TensorTree | None = None, times: float = 1.0) -> None:
+def perturb(ground: LossSurface, u: TensorTree, *, scale: TensorTree | None = None, times: float = 1.0) -> None:
     """Put the member at home + times * scale * u; whoever calls is inside `ground.standing`."""
-    tensor_tree.write(ground.params, ground.home)
+    tensor_tree.write(ground.params, ground.origin)
     places, ways = list(ground.params.values()), [u[name] for name in ground.params]
     with torch.no_grad():
         if scale is None:
@@ -43,12 +43,12 @@ def move(ground: Ground, u: TensorTree, *, scale: TensorTree | None = None, time
             torch._foreach_addcmul_(places, [scale[name] for name in ground.params], ways, value=times)
 
 
-def drawn(like: TensorTree, generator: torch.Generator, law: Law = "normal") -> TensorTree:
+def sample_direction(like: TensorTree, generator: torch.Generator, law: Law = "normal") -> TensorTree:
     """Return independent entries, of variance one or uniform between -1 and 1; the layout in memory changes none."""
-    return {name: _drawn(tensor, generator, law) for name, tensor in like.items()}
+    return {name: _sample_tensor(tensor, generator, law) for name, tensor in like.items()}
 
 
-def _drawn(like: Tensor, generator: torch.Generator, law: Law) -> Tensor:
+def _sample_tensor(like: Tensor, generator: torch.Generator, law: Law) -> Tensor:
     draw = torch.randn if law == "normal" else torch.rand
     found = draw(like.shape, generator=generator, dtype=like.dtype, device=like.device)
     if law == "uniform":

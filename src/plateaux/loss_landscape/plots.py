@@ -34,7 +34,7 @@ WIDE = 20.0  # heights that differ by more than this factor are drawn on a logar
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class LandscapeFigure:
     """A picture under a name, the sentence below it, and the numbers in it."""
 
     name: str
@@ -56,7 +56,7 @@ class Picture:
         return made.getvalue()
 
 
-def slices(found: Mapping[str, Line], about: Mapping[str, Any]) -> Picture:
+def slices(found: Mapping[str, Line], about: Mapping[str, Any]) -> LandscapeFigure:
     """Draw the loss and the accuracy of members along one direction each."""
     with _look():
         figure, (high, low) = _two_storeys()
@@ -75,10 +75,10 @@ def slices(found: Mapping[str, Line], about: Mapping[str, Any]) -> Picture:
             f"{_range(ends)} at a distance of {far:g}. {_below(found, about)}"
         )
         _caption(figure, caption)
-    return Picture("slices", caption, _numbers("slices", about, lines=found), figure)
+    return LandscapeFigure("slices", caption, _numbers("slices", about, lines=found), figure)
 
 
-def paths(found: Mapping[str, Line], about: Mapping[str, Any]) -> Picture:
+def paths(found: Mapping[str, Line], about: Mapping[str, Any]) -> LandscapeFigure:
     """Draw the loss and the accuracy between members, and how high the loss rises."""
     rises = {name: barrier(each.at, each.losses) for name, each in found.items()}
     falls = {name: barrier(each.at, [1 - a for a in each.accuracies]) for name, each in found.items()}
@@ -99,10 +99,10 @@ def paths(found: Mapping[str, Line], about: Mapping[str, Any]) -> Picture:
         )
         _caption(figure, caption)
     both = {name: {"loss": asdict(rises[name]), "error": asdict(falls[name])} for name in found}
-    return Picture("paths", caption, _numbers("paths", about, lines=found, barriers=both), figure)
+    return LandscapeFigure("paths", caption, _numbers("paths", about, lines=found, barriers=both), figure)
 
 
-def surface(name: str, member: str, found: Surface, about: Mapping[str, Any]) -> Picture:
+def surface(name: str, member: str, found: Surface, about: Mapping[str, Any]) -> LandscapeFigure:
     """Draw the loss over two random directions around a member as filled contours, its lowest point marked."""
     x, y, loss = found.lowest
     home = next(iter(found.marks.values()))
@@ -121,10 +121,10 @@ def surface(name: str, member: str, found: Surface, about: Mapping[str, Any]) ->
             f"{_below({member: found}, about)}"
         )
         _caption(figure, caption)
-    return Picture(name, caption, _numbers("surface", about, surface=found), figure)
+    return LandscapeFigure(name, caption, _numbers("surface", about, surface=found), figure)
 
 
-def plane(name: str, found: Surface, about: Mapping[str, Any]) -> Picture:
+def plane(name: str, found: Surface, about: Mapping[str, Any]) -> LandscapeFigure:
     """Draw the loss in the plane through three members, the members marked."""
     marks = list(found.marks.items())
     with _look():
@@ -145,7 +145,7 @@ def plane(name: str, found: Surface, about: Mapping[str, Any]) -> Picture:
             f"{_below({'plane': found}, about)}"
         )
         _caption(figure, caption)
-    return Picture(name, caption, _numbers("plane", about, surface=found), figure)
+    return LandscapeFigure(name, caption, _numbers("plane", about, surface=found), figure)
 
 
 # The look.

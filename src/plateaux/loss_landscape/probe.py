@@ -9,7 +9,7 @@ from typing import Literal
 from plateaux.config.specs import build_all, build_one
 from plateaux.core import registry
 from plateaux.core.types import Estimate
-from plateaux.loss_landscape.loss_surface import Ground
+from plateaux.loss_landscape.loss_surface import LossSurface
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,21 +22,21 @@ class Probe:
     four, a forward pass alone a third.
     """
 
-    ask: Callable[[Ground], Mapping[str, Estimate]]
+    run: Callable[[LossSurface], Mapping[str, Estimate]]
     passes: Callable[[int], float]
     samples: int = 1024  # it asks for so many unless told otherwise
-    rescaled: Literal["same", "moves"] = "moves"  # what becomes of it when neighbouring layers are rescaled
-    better: Literal["lower", "higher", "neither"] = "lower"
-    usual: bool = True  # asked where nothing is named
-    convention: str = ""  # what must be known to compare the number with somebody else's
+    scale_invariant: Literal["same", "moves"] = "moves"  # what becomes of it when neighbouring layers are rescaled
+    higher_is_better: Literal["lower", "higher", "neither"] = "lower"
+    default: bool = True  # asked where nothing is named
+    definition: str = ""  # what must be known to compare the number with somebody else's
 
 
-def probes_named(words: Sequence[str], *, allow: tuple[str, ...] = ()) -> dict[str, Probe]:
+def get_probes(words: Sequence[str], *, trust: tuple[str, ...] = ()) -> dict[str, Probe]:
     """Return probes by name; `all` stands for the usual ones."""
     found: dict[str, Probe] = {}
     for word in words:
         if word == "all":
             found |= {name: made for name, made in build_all(registry.probe).items() if made.default}
         else:
-            found[word] = build_one(word, registry.probe, Probe, allow)
+            found[word] = build_one(word, registry.probe, Probe, trust)
     return found

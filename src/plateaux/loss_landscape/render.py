@@ -19,10 +19,10 @@ from plateaux.core.errors import Interrupted, RecipeError, RunError, suggest
 from plateaux.evaluation.evaluator import Evaluator
 from plateaux.evaluation.row_names import pair_name
 from plateaux.loss_landscape import plots
-from plateaux.loss_landscape.loss_surface import Ground
-from plateaux.loss_landscape.plots import Picture
-from plateaux.loss_landscape.run_probes import Meter, Scene
-from plateaux.loss_landscape.session import Conditions
+from plateaux.loss_landscape.loss_surface import LossSurface
+from plateaux.loss_landscape.plots import LandscapeFigure
+from plateaux.loss_landscape.run_probes import ProbeSession, ProgressMeter
+from plateaux.loss_landscape.session import ProbeSettings
 from plateaux.loss_landscape.slices import Line, Surface, direction, line, path, plane, surface
 from plateaux.storage.run import Run
 
@@ -31,26 +31,26 @@ LINE, SURFACE, PATH, PLANE = 51, 21, 21, 21  # points of each, to a side
 SAMPLES = 512
 
 
-def pictures(
+def plot_landscape(
     root: str | Path,
     kinds: Sequence[str] = KINDS,
     *,
-    on: str = "train",
-    samples: int = SAMPLES,
+    split: str = "train",
+    limit: int = SAMPLES,
     members: Sequence[int] | None = None,
     batchnorm: Literal["eval", "train"] = "eval",
     augment: bool = False,
-    unit_logits: bool = False,
+    normalize_logits: bool = False,
     given: Components = NO_COMPONENTS,
     device: str | None = None,
     seen: Seen = nothing,
     say: Say = nothing,
-) -> list[Picture]:
+) -> list[LandscapeFigure]:
     """Draw landscapes: `slices` around members, `paths` between each two, the `plane` through the first three."""
     panel = Evaluator(Run.open(root), members, given=given, device=device, cache_logits="no", say=say)
     _check(kinds, panel)
-    gallery = Gallery(Scene(panel, on, Conditions(batchnorm, augment, unit_logits), most=samples))
-    made: list[Picture] = []
+    gallery = PlotJob(ProbeSession(panel, split, ProbeSettings(batchnorm, augment, normalize_logits), most=limit))
+    made: list[LandscapeFigure] = []
     try:
         for picture in gallery.all(kinds, seen):
             for ending, content in picture.files().items():
@@ -62,7 +62,7 @@ def pictures(
     return made
 
 
-def check_drawable(kinds: Sequence[str]) -> None:
+def check_plots(kinds: Sequence[str]) -> None:
     """Refuse pictures that there are not, or all where matplotlib is missing: before an hour of work."""
     for kind in kinds:
         if kind not in KINDS:
@@ -71,7 +71,7 @@ def check_drawable(kinds: Sequence[str]) -> None:
 
 
 def _check(kinds: Sequence[str], panel: Evaluator) -> None:
-    check_drawable(kinds)
+    check_plots(kinds)
     for kind, least in (("paths", 2), ("plane", 3)):
         if kind in kinds and len(panel.numbers) < least:
             raise RecipeError(
@@ -85,13 +85,13 @@ def _check(kinds: Sequence[str], panel: Evaluator) -> None:
 
 
 @dataclass(slots=True)
-class Gallery:
+class PlotJob:
     """Looks around, and draws what it sees."""
 
-    scene: Scene
-    meter: Meter | None = None
+    scene: ProbeSession
+    meter: ProgressMeter | None = None
 
-    def all(self, kinds: Sequence[str], seen: Seen) -> Iterator[Picture]:
+    def all(self, kinds: Sequence[str], seen: Seen) -> Iterator[LandscapeFigure]:
         """Yield the pictures one by one; how long it will take is said before the first."""
         costs = {number: cost for number, cost in self._costs(kinds).items() if cost}
         self.meter = self.scene.meter(costs, f"pictures of {' and '.join(kinds)}", seen)
@@ -102,8 +102,8 @@ class Gallery:
         if "plane" in kinds:
             yield self._plane()
 
-    def _slices(self) -> Iterator[Picture]:
-        numbers = self.scene.panel.numbers
+    def _slices(self) -> Iterator[LandscapeFigure]:
+        numbers = self.scene.evaluator.numbers
         found: dict[str, Line] = {}
         for number in numbers:
             found[f"member {number}"] = self._line(number)
@@ -113,8 +113,8 @@ class Gallery:
             about = self._about(directions="two, seeded", scale="filter", vectors="still")
             yield plots.surface(f"surface-{number}", f"member {number}", seen, about)
 
-    def _paths(self) -> Picture:
-        panel = self.scene.panel
+    def _paths(self) -> LandscapeFigure:
+        panel = self.scene.evaluator
         found: dict[str, Line] = {}
         for a, b in combinations(panel.numbers, 2):
             ends = panel.run.weights(a), panel.run.weights(b)
@@ -123,32 +123,32 @@ class Gallery:
             )
         return plots.paths(found, self._about())
 
-    def _plane(self) -> Picture:
-        panel = self.scene.panel
+    def _plane(self) -> LandscapeFigure:
+        panel = self.scene.evaluator
         three = panel.numbers[:3]
         members = {f"member {number}": panel.run.weights(number) for number in three}
         found: Surface = self._look(three[0], self._anew(PLANE**2), partial(plane, members=members, points=PLANE))
         return plots.plane("plane-" + "-".join(map(str, three)), found, self._about())
 
     def _line(self, number: int) -> Line:
-        def look(ground: Ground) -> Line:
-            return line(ground, direction(ground.home, ground.generator("slice", 0)), points=LINE)
+        def look(ground: LossSurface) -> Line:
+            return line(ground, direction(ground.origin, ground.generator("slice", 0)), points=LINE)
 
         found: Line = self._look(number, self._passes(LINE), look)
         return found
 
     def _surface(self, number: int) -> Surface:
-        def look(ground: Ground) -> Surface:
-            x, y = (direction(ground.home, ground.generator("slice", axis)) for axis in (0, 1))
+        def look(ground: LossSurface) -> Surface:
+            x, y = (direction(ground.origin, ground.generator("slice", axis)) for axis in (0, 1))
             return surface(ground, x, y, points=SURFACE)
 
         found: Surface = self._look(number, self._passes(SURFACE**2), look)
         return found
 
-    def _look(self, number: int, passes: float, look: Callable[[Ground], Any]) -> Any:
+    def _look(self, number: int, passes: float, look: Callable[[LossSurface], Any]) -> Any:
         assert self.meter is not None
-        sample, pace = self.scene.sample, self.scene.paces[number]
-        with self.meter.asking(passes, pace), self.scene.standing_on(number, sample, self.meter.pulse) as ground:
+        sample, pace = self.scene.sample, self.scene.throughputs[number]
+        with self.meter.track(passes, pace), self.scene.loss_surface(number, sample, self.meter.on_forward) as ground:
             return look(ground)
 
     def _passes(self, points: int) -> float:
@@ -156,12 +156,12 @@ class Gallery:
 
     def _anew(self, points: int) -> float:
         """Return the passes where BatchNorm's statistics are taken anew at every point."""
-        twice = self.scene.about(self.scene.sample)["batchnorm"] == "eval"
+        twice = self.scene.metadata(self.scene.sample)["batchnorm"] == "eval"
         return self._passes(points) * (2 if twice else 1)
 
     def _costs(self, kinds: Sequence[str]) -> dict[int, float]:
         """Return what each member costs, in passes; a path costs the member it starts from."""
-        numbers = self.scene.panel.numbers
+        numbers = self.scene.evaluator.numbers
         costs = dict.fromkeys(numbers, self._passes(LINE + SURFACE**2) if "slices" in kinds else 0.0)
         for a, _ in combinations(numbers, 2) if "paths" in kinds else []:
             costs[a] += self._anew(PATH)
@@ -169,6 +169,6 @@ class Gallery:
         return costs
 
     def _about(self, **more: str) -> dict[str, Any]:
-        panel = self.scene.panel
+        panel = self.scene.evaluator
         hashes = {f"member {number}": panel.hashes[i] for i, number in enumerate(panel.numbers)}
-        return {"on": self.scene.target.name, **self.scene.about(self.scene.sample), "hashes": hashes, **more}
+        return {"on": self.scene.split.name, **self.scene.metadata(self.scene.sample), "hashes": hashes, **more}

@@ -31,24 +31,31 @@ from plateaux.evaluation.evaluator import Evaluator
 from plateaux.evaluation.results import MetricResult
 from plateaux.evaluation.row_names import MEMBERS_MEAN, row_name
 from plateaux.evaluation.splits import eval_split
-from plateaux.loss_landscape.loss_surface import Ground
-from plateaux.loss_landscape.probe import Probe, probes_named
-from plateaux.loss_landscape.session import Conditions, Pulse, Sample, drawn, ground_of, posed
+from plateaux.loss_landscape.loss_surface import LossSurface
+from plateaux.loss_landscape.probe import Probe, get_probes
+from plateaux.loss_landscape.session import (
+    ForwardCallback,
+    ProbeBatch,
+    ProbeSettings,
+    make_loss_surface,
+    probe_mode,
+    sample_ids,
+)
 from plateaux.storage.run import Run
 
 RESCALED = {"same": "stays the same", "moves": "moves"}
 
 
-def landscape(
+def probe_landscape(
     root: str | Path,
     *,
     probes: Sequence[str] = ("all",),
-    on: str = "train",
-    samples: int | None = None,
+    split: str = "train",
+    limit: int | None = None,
     members: Sequence[int] | None = None,
     batchnorm: Literal["eval", "train"] = "eval",
     augment: bool = False,
-    unit_logits: bool = False,
+    normalize_logits: bool = False,
     given: Components = NO_COMPONENTS,
     device: str | None = None,
     seen: Seen = nothing,
@@ -60,10 +67,12 @@ def landscape(
     told to use those of the batch (`train`); `augment` varies samples as the recipe does in training; `unit_logits`
     scales every sample's logits to length one. All of it is recorded with every number.
     """
-    chosen = probes_named(probes, allow=given.trust)
+    chosen = get_probes(probes, trust=given.trust)
     panel = Evaluator(Run.open(root), members, given=given, device=device, cache_logits="no", say=say)
-    counts = {name: samples or probe.samples for name, probe in chosen.items()}
-    scene = Scene(panel, on, Conditions(batchnorm, augment, unit_logits), most=max(counts.values(), default=1))
+    counts = {name: limit or probe.samples for name, probe in chosen.items()}
+    scene = ProbeSession(
+        panel, split, ProbeSettings(batchnorm, augment, normalize_logits), most=max(counts.values(), default=1)
+    )
     passes = {name: probe.passes(len(scene.sample.first(counts[name]).ids)) for name, probe in chosen.items()}
     costs = dict.fromkeys(panel.numbers, sum(passes.values()))
     meter = scene.meter(costs, f"{len(chosen)} probe{'s' * (len(chosen) != 1)}", seen)
@@ -71,7 +80,7 @@ def landscape(
     problems: list[PlateauxError] = []
     for name, probe in chosen.items():
         try:
-            found.append(_asked(scene, name, probe, counts[name], passes[name], meter))
+            found.append(_run_probe(scene, name, probe, counts[name], passes[name], meter))
         except Interrupted as stop:
             raise Interrupted(f"{stop}; {len(found)} of {len(chosen)} probes are done and written to {root}") from None
         except PlateauxError as problem:
@@ -82,108 +91,115 @@ def landscape(
     return found
 
 
-def _asked(scene: Scene, name: str, probe: Probe, count: int, passes: float, meter: Meter) -> MetricResult:
+def _run_probe(
+    scene: ProbeSession, name: str, probe: Probe, count: int, passes: float, meter: ProgressMeter
+) -> MetricResult:
     """Ask one probe of every member, and write what is found; when stopped, what was found until then."""
     answers: dict[int, Mapping[str, Estimate]] = {}
     sample, begun = scene.sample.first(count), time.monotonic()
     try:
-        for number in scene.panel.numbers:
-            with meter.asking(passes, scene.paces[number]), scene.standing_on(number, sample, meter.pulse) as ground:
-                answers[number] = probe.ask(ground)
+        for number in scene.evaluator.numbers:
+            with (
+                meter.track(passes, scene.throughputs[number]),
+                scene.loss_surface(number, sample, meter.on_forward) as ground,
+            ):
+                answers[number] = probe.run(ground)
     except KeyboardInterrupt:
         if answers:
-            scene.panel.write(_measurement(scene, name, probe, sample, answers))
-        done = f"{len(answers)} of {len(scene.panel.numbers)} members"
+            scene.evaluator.write(_measurement(scene, name, probe, sample, answers))
+        done = f"{len(answers)} of {len(scene.evaluator.numbers)} members"
         raise Interrupted(f"Stopped while asking {name}, which {done} had answered") from None
     found = _measurement(scene, name, probe, sample, answers)
-    scene.panel.write(found)
+    scene.evaluator.write(found)
     mean = found.rows.get(MEMBERS_MEAN) or next(iter(found.rows.values()), Estimate(float("nan")))
-    scene.panel.say(f"{name}: {mean.value:.4g} ({format_duration(time.monotonic() - begun)})")
+    scene.evaluator.say(f"{name}: {mean.value:.4g} ({format_duration(time.monotonic() - begun)})")
     return found
 
 
-class Scene:
+class ProbeSession:
     """The members of a run, and a recorded sample to look at their landscapes on."""
 
-    def __init__(self, panel: Evaluator, on: str, conditions: Conditions, *, most: int) -> None:
-        self.panel, self.conditions = panel, conditions
-        self.target = eval_split(panel.recipe, panel.data_info, on)
-        source, ids = self.target.open(panel.recipe, panel.data)
-        self.known = panel.known(self.target)
-        panel.check_same_data(self.target, source, self.known)
-        self.varies = self._augmentation()
-        ids = drawn(ids[: self.target.limit], panel.recipe.seed, most)
-        self.sample = Sample(ids, tuple(self._batches(source, ids)))
-        self.paces: dict[int, float] = {}
+    def __init__(self, evaluator: Evaluator, on: str, settings: ProbeSettings, *, most: int) -> None:
+        self.evaluator, self.settings = evaluator, settings
+        self.split = eval_split(evaluator.recipe, evaluator.data_info, on)
+        source, ids = self.split.open(evaluator.recipe, evaluator.data)
+        self.known = evaluator.known(self.split)
+        evaluator.check_same_data(self.split, source, self.known)
+        self.augmentation = self._augmentation()
+        ids = sample_ids(ids[: self.split.limit], evaluator.recipe.seed, most)
+        self.sample = ProbeBatch(ids, tuple(self._batches(source, ids)))
+        self.throughputs: dict[int, float] = {}
 
     def _augmentation(self) -> dict[str, Any]:
-        part = self.panel.recipe.data
+        part = self.evaluator.recipe.data
         found = {name: getattr(part, name) for name in ("crop", "flip", "mixup", "cutmix") if getattr(part, name)}
-        if self.conditions.augment and not found:
-            self.panel.say("the recipe varies nothing in training, so neither does the sample")
-        return found if self.conditions.augment else {}
+        if self.settings.augment and not found:
+            self.evaluator.say("the recipe varies nothing in training, so neither does the sample")
+        return found if self.settings.augment else {}
 
     def _batches(self, source: Source, ids: torch.Tensor) -> Iterator[Batch]:
-        panel = self.panel
+        panel = self.evaluator
         size = panel.recipe.data.batch
-        if not self.varies:
+        if not self.augmentation:
             data, source = panel.ready(source, ids)
             return eval_batches(panel.recipe, data, source, ids, batch_size=size, device=panel.device)
         # All members see the same variations: those of the first epoch in the order that members can share.
         every = torch.arange(len(panel.data.train))
         feed = build_loader(panel.recipe, panel.data, 0, shared=True, device=panel.device, ids=every)
-        _, every = self.target.open(panel.recipe, panel.data)
+        _, every = self.split.open(panel.recipe, panel.data)
         return replace(feed, source=source, ids=every).some(ids, 0, batch=size)
 
     def module(self, number: int) -> nn.Module:
         """Return the network of a member."""
-        found = self.panel.modules[self.panel.numbers.index(number)].module
+        found = self.evaluator.modules[self.evaluator.numbers.index(number)].module
         assert isinstance(found, nn.Module)
         return found
 
     @contextmanager
-    def standing_on(self, number: int, sample: Sample, pulse: Pulse = lambda: None) -> Iterator[Ground]:
+    def loss_surface(
+        self, number: int, sample: ProbeBatch, pulse: ForwardCallback = lambda: None
+    ) -> Iterator[LossSurface]:
         """Lend the ground of one member, its network in the mode that was asked for."""
         module = self.module(number)
-        with posed(module, self.conditions.batchnorm):
-            seed = self.panel.recipe.seed
-            yield ground_of(module, sample, self.conditions, seed=seed, number=number, pulse=pulse)
+        with probe_mode(module, self.settings.batchnorm):
+            seed = self.evaluator.recipe.seed
+            yield make_loss_surface(module, sample, self.settings, seed=seed, number=number, on_forward=pulse)
 
-    def about(self, sample: Sample) -> dict[str, Any]:
+    def metadata(self, sample: ProbeBatch) -> dict[str, Any]:
         """Return what is recorded of the samples and of how they are looked at."""
-        mode = self.conditions.of(self.module(self.panel.numbers[0]))
-        batch = {"batch": self.panel.recipe.data.batch} if mode["batchnorm"] == "train" else {}
-        precision = "fp64" if self.panel.recipe.train.precision == "fp64" else "fp32"
-        varied = {"augmentation": self.varies or "none", "precision": precision}
-        return {**self.target.metadata, **self.known, **sample.about(), **mode, **batch, **varied}
+        mode = self.settings.of(self.module(self.evaluator.numbers[0]))
+        batch = {"batch": self.evaluator.recipe.data.batch} if mode["batchnorm"] == "train" else {}
+        precision = "fp64" if self.evaluator.recipe.train.precision == "fp64" else "fp32"
+        varied = {"augmentation": self.augmentation or "none", "precision": precision}
+        return {**self.split.metadata, **self.known, **sample.metadata(), **mode, **batch, **varied}
 
-    def meter(self, costs: Mapping[int, float], what: str, seen: Seen) -> Meter:
+    def meter(self, costs: Mapping[int, float], what: str, seen: Seen) -> ProgressMeter:
         """Time a pass of every kind of network, say how long the walk will take, and return what tells how far it is.
 
         Costs are of members by number, in forward-and-backward passes of one sample.
         """
         kinds: dict[str, float] = {}
         for number in costs:
-            kind = architecture_hash(self.panel.recipe, number, self.panel.given)
+            kind = architecture_hash(self.evaluator.recipe, number, self.evaluator.given)
             if kind not in kinds:
                 kinds[kind] = self._pace(number)
-            self.paces[number] = kinds[kind]
-        wanted = format_duration(sum(cost * self.paces[number] for number, cost in costs.items()))
+            self.throughputs[number] = kinds[kind]
+        wanted = format_duration(sum(cost * self.throughputs[number] for number, cost in costs.items()))
         many = f"{len(costs)} member{'s' * (len(costs) > 1)}"
-        self.panel.say(f"{what} of {many} on {self.target.name} samples: about {wanted}")
-        return Meter(sum(costs.values()), seen)
+        self.evaluator.say(f"{what} of {many} on {self.split.name} samples: about {wanted}")
+        return ProgressMeter(sum(costs.values()), seen)
 
     def _pace(self, number: int) -> float:
         """Return the seconds of one sample's forward-and-backward pass, timed after one that warms up."""
         batch = self.sample.batches[0]
-        with self.standing_on(number, self.sample) as ground:
+        with self.loss_surface(number, self.sample) as ground:
             ground.gradient(batch)
             begun = time.perf_counter()
             ground.gradient(batch)
             return (time.perf_counter() - begun) / len(batch)
 
 
-class Meter:
+class ProgressMeter:
     """How many passes of how many are done; between two answers the clock guesses, and the guess never goes back."""
 
     def __init__(self, total: float, seen: Seen) -> None:
@@ -192,14 +208,14 @@ class Meter:
         self.passes, self.pace, self.begun = 0.0, 1.0, 0.0
 
     @contextmanager
-    def asking(self, passes: float, pace: float) -> Iterator[None]:
+    def track(self, passes: float, pace: float) -> Iterator[None]:
         """Count a question of so many passes, each of so many seconds."""
         self.passes, self.pace, self.begun = passes, pace, time.monotonic()
         yield
         self.done += passes
         self._tell(self.done)
 
-    def pulse(self) -> None:
+    def on_forward(self) -> None:
         """Hear that a forward pass begins."""
         guess = (time.monotonic() - self.begun) / max(self.pace, 1e-12)
         self._tell(self.done + min(guess, 0.95 * self.passes))
@@ -211,20 +227,20 @@ class Meter:
 
 
 def _measurement(
-    scene: Scene, name: str, probe: Probe, sample: Sample, answers: Mapping[int, Mapping[str, Estimate]]
+    scene: ProbeSession, name: str, probe: Probe, sample: ProbeBatch, answers: Mapping[int, Mapping[str, Estimate]]
 ) -> MetricResult:
-    panel = scene.panel
+    panel = scene.evaluator
     names = {number: f"member {number}" for number in answers}
     weights = {names[number]: panel.run.progress(number).weights_source for number in answers}
     hashes = {names[number]: panel.hashes[panel.numbers.index(number)] for number in answers}
-    words = [probe.convention, f"when neighbouring layers are rescaled it {RESCALED[probe.rescaled]}"]
+    words = [probe.definition, f"when neighbouring layers are rescaled it {RESCALED[probe.scale_invariant]}"]
     return MetricResult(
         name,
-        scene.target.name,
+        scene.split.name,
         _rows(answers),
-        probe.better,
+        probe.higher_is_better,
         weights,
-        scene.about(sample),
+        scene.metadata(sample),
         hashes,
         group="flat",
         definition="; ".join(word for word in words if word),

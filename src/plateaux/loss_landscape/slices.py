@@ -21,8 +21,8 @@ from plateaux.core import tensor_tree
 from plateaux.core.errors import RecipeError
 from plateaux.core.types import TensorTree
 from plateaux.ensembles.soup import Interpolation, uniform
-from plateaux.loss_landscape.loss_surface import Ground
-from plateaux.loss_landscape.perturbations import as_filters, as_long, drawn
+from plateaux.loss_landscape.loss_surface import LossSurface
+from plateaux.loss_landscape.perturbations import as_filters, as_long, sample_direction
 from plateaux.models.modes import update_bn as take_anew
 from plateaux.models.surgery import batchnorm_layers
 
@@ -97,7 +97,7 @@ def direction(
     normalisation layers, all that has one axis, stay `still` as in the original; where they `move`, every entry is a
     filter of its own.
     """
-    ways = drawn(home, chance)
+    ways = sample_direction(home, chance)
     return {name: _scaled(ways[name], weight, scale, vectors == "still") for name, weight in home.items()}
 
 
@@ -110,31 +110,33 @@ def _scaled(way: Tensor, weight: Tensor, scale: Scale, still: bool) -> Tensor:
     return way if scale == "none" else as_long(way, weight, tuple(range(weight.ndim)))
 
 
-def line(ground: Ground, along: TensorTree, *, span: float = 1.0, points: int = 51, reestimate: bool = False) -> Line:
+def line(
+    ground: LossSurface, along: TensorTree, *, span: float = 1.0, points: int = 51, update_bn: bool = False
+) -> Line:
     """Return the loss at home + t * along, for t from -span to span; an odd number of points holds the member."""
     at = _spread(-span, span, points)
-    with wandering(ground) as go:
+    with at_any_params(ground) as go:
 
-        def look(t: float) -> Seen:
-            go(tensor_tree.add(ground.home, along, times=t) if t else ground.home)
-            return _look(ground, reestimate)
+        def look(t: float) -> PointStats:
+            go(tensor_tree.add(ground.origin, along, times=t) if t else ground.origin)
+            return _look(ground, update_bn)
 
-        return _line(at, [look(t) for t in at], _statistics(ground, "anew" if reestimate else "own"))
+        return _line(at, [look(t) for t in at], _statistics(ground, "anew" if update_bn else "own"))
 
 
-def path(ground: Ground, start: TensorTree, end: TensorTree, *, points: int = 21, reestimate: bool = True) -> Line:
+def path(ground: LossSurface, start: TensorTree, end: TensorTree, *, points: int = 21, update_bn: bool = True) -> Line:
     """Return the loss along the straight line from one network's state (0) to another's (1).
 
     BatchNorm's statistics are taken anew from the sample at every point, or mixed as the weights are.
     """
     at = _spread(0.0, 1.0, points)
-    with wandering(ground) as go:
+    with at_any_params(ground) as go:
 
-        def look(t: float) -> Seen:
+        def look(t: float) -> PointStats:
             go(uniform([start, end], [1 - t, t]))
-            return _look(ground, reestimate)
+            return _look(ground, update_bn)
 
-        return _line(at, [look(t) for t in at], _statistics(ground, "anew" if reestimate else "mixed"))
+        return _line(at, [look(t) for t in at], _statistics(ground, "anew" if update_bn else "mixed"))
 
 
 def barrier(at: Sequence[float], heights: Sequence[float]) -> Barrier:
@@ -149,23 +151,23 @@ def barrier(at: Sequence[float], heights: Sequence[float]) -> Barrier:
 
 
 def surface(
-    ground: Ground, x: TensorTree, y: TensorTree, *, span: float = 1.0, points: int = 21, reestimate: bool = False
+    ground: LossSurface, x: TensorTree, y: TensorTree, *, span: float = 1.0, points: int = 21, update_bn: bool = False
 ) -> Surface:
     """Return the loss at home + s * x + t * y, for s and t from -span to span."""
     at = _spread(-span, span, points)
-    with wandering(ground) as go:
+    with at_any_params(ground) as go:
 
-        def look(s: float, t: float) -> Seen:
-            go(tensor_tree.add(tensor_tree.add(ground.home, x, times=s), y, times=t) if s or t else ground.home)
-            return _look(ground, reestimate)
+        def look(s: float, t: float) -> PointStats:
+            go(tensor_tree.add(tensor_tree.add(ground.origin, x, times=s), y, times=t) if s or t else ground.origin)
+            return _look(ground, update_bn)
 
         seen = [[look(s, t) for s in at] for t in at]
         home = look(0.0, 0.0)
     marks = {"member": Mark(0.0, 0.0, home.loss, home.accuracy)}
-    return _surface(at, at, seen, _statistics(ground, "anew" if reestimate else "own"), marks)
+    return _surface(at, at, seen, _statistics(ground, "anew" if update_bn else "own"), marks)
 
 
-def plane(ground: Ground, members: Mapping[str, TensorTree], *, points: int = 21, margin: float = 0.25) -> Surface:
+def plane(ground: LossSurface, members: Mapping[str, TensorTree], *, points: int = 21, margin: float = 0.25) -> Surface:
     """Return the loss in the plane through three members' weights, the members marked.
 
     The first member lies at the origin and the second on the first axis; axes are Euclidean distances in weights
@@ -174,13 +176,13 @@ def plane(ground: Ground, members: Mapping[str, TensorTree], *, points: int = 21
     """
     if len(members) != 3:
         raise RecipeError(f"A plane goes through three members, and {len(members)} were given; give three")
-    first, second, third = ({name: tree[name].to(ground.device) for name in ground.home} for tree in members.values())
+    first, second, third = ({name: tree[name].to(ground.device) for name in ground.origin} for tree in members.values())
     across, up, places = _axes(first, second, third)
     origin = _wide(first)
     xs, ys = _reach([p[0] for p in places], margin, points), _reach([p[1] for p in places], margin, points)
-    with wandering(ground) as go:
+    with at_any_params(ground) as go:
 
-        def look(at: TensorTree) -> Seen:
+        def look(at: TensorTree) -> PointStats:
             go(at)
             return _look(ground, True)
 
@@ -197,7 +199,7 @@ def plane(ground: Ground, members: Mapping[str, TensorTree], *, points: int = 21
 
 
 @contextmanager
-def wandering(ground: Ground) -> Iterator[Callable[[TensorTree], None]]:
+def at_any_params(ground: LossSurface) -> Iterator[Callable[[TensorTree], None]]:
     """Lend the function that writes weights and buffers into the member; at the end all are as they were."""
     state = {name: tensor for name, tensor in ground.module.state_dict().items() if isinstance(tensor, Tensor)}
     before = tensor_tree.clone(state)
@@ -208,7 +210,7 @@ def wandering(ground: Ground) -> Iterator[Callable[[TensorTree], None]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class PointStats:
     """What was seen at one point."""
 
     loss: float
@@ -217,21 +219,21 @@ class Seen:
 
 
 @torch.no_grad()
-def _look(ground: Ground, reestimate: bool) -> Seen:
+def _look(ground: LossSurface, reestimate: bool) -> PointStats:
     if reestimate and not ground.module.training:
         take_anew(ground.module, (batch.x for batch in ground.batches))
     losses, right = [], 0
     for batch in ground.batches:
         logits = ground.view(batch.x).double()
-        losses.append(ground.of_logits(logits, batch))
+        losses.append(ground.losses_from_logits(logits, batch))
         label = batch.y if batch.y.ndim == 1 else batch.y.argmax(-1)
         right += int((logits.argmax(-1) == label).sum())
     every = torch.cat(losses)
     error = float(every.std() / len(every) ** 0.5) if len(every) > 1 else 0.0
-    return Seen(float(every.mean()), error, right / len(every))
+    return PointStats(float(every.mean()), error, right / len(every))
 
 
-def _statistics(ground: Ground, otherwise: Statistics) -> Statistics:
+def _statistics(ground: LossSurface, otherwise: Statistics) -> Statistics:
     if not batchnorm_layers(ground.module):
         return "none"
     return "batch" if ground.module.training else otherwise
@@ -271,7 +273,7 @@ def _wide(tree: TensorTree) -> TensorTree:
     return {name: tensor.double() for name, tensor in tree.items()}
 
 
-def _line(at: tuple[float, ...], seen: Sequence[Seen], statistics: Statistics) -> Line:
+def _line(at: tuple[float, ...], seen: Sequence[PointStats], statistics: Statistics) -> Line:
     losses, errors, accuracies = zip(*((each.loss, each.error, each.accuracy) for each in seen), strict=True)
     return Line(at, losses, errors, accuracies, statistics)
 
@@ -279,7 +281,7 @@ def _line(at: tuple[float, ...], seen: Sequence[Seen], statistics: Statistics) -
 def _surface(
     x: tuple[float, ...],
     y: tuple[float, ...],
-    seen: Sequence[Sequence[Seen]],
+    seen: Sequence[Sequence[PointStats]],
     statistics: Statistics,
     marks: Mapping[str, Mark],
 ) -> Surface:

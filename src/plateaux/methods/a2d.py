@@ -43,9 +43,9 @@ def a2d(
         return loss(table[:, :size], batch) + strength * (alike if on == "labelled" else alike.mean(1, keepdim=True))
 
     if on == "labelled":
-        objective = Objective(settle, logits, gather="all")
+        objective = Objective(settle, logits, gather="members")
     else:
         objective = Objective(
-            settle, logits_with_unlabeled, gather="whole", per_sample=False, extra_inputs=("unlabelled",)
+            settle, logits_with_unlabeled, gather="batch", per_sample=False, extra_inputs=("unlabelled",)
         )
-    return Method(objective, get_update(update, rho), member_order="any" if mode == "joint" else "after")
+    return Method(objective, get_update(update, rho), member_order="parallel" if mode == "joint" else "sequential")

@@ -64,7 +64,7 @@ def divdis(
     objective = Objective(
         settle,
         logits if labelled else logits_with_unlabeled,
-        gather="whole",
+        gather="batch",
         per_sample=False,
         extra_inputs=() if labelled else ("unlabelled",),
     )

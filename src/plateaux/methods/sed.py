@@ -43,7 +43,7 @@ def sed(
         return loss(table, batch) + strength * sample_hardness(table, batch, floor=floor) * alike
 
     present = None if pair == "all" else drawn(pair)
-    return Method(Objective(settle, gather="whole", per_sample=False, active=present), get_update(update, rho))
+    return Method(Objective(settle, gather="batch", per_sample=False, active=present), get_update(update, rho))
 
 
 def drawn(count: int) -> ActiveFn:

@@ -15,4 +15,4 @@ def snapshot(loss: LossFn, *, update: SamVariant = "plain", rho: float | None = 
     with, and with the schedule from its start: cosine, per step, is lr(t) = (lr / 2) (cos(pi (t - 1) / T) + 1), t the
     step of the cycle and T its length.
     """
-    return Method(Objective(loss), get_update(update, rho), member_order="onward")
+    return Method(Objective(loss), get_update(update, rho), member_order="chained")

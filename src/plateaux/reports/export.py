@@ -15,8 +15,8 @@ from plateaux.core.optional import optional_import
 from plateaux.reports.report import Report
 from plateaux.reports.style import KINDS, Kind
 from plateaux.reports.tables import Sheet
-from plateaux.studies.grid import called
-from plateaux.studies.results import Finding
+from plateaux.studies.grid import condition_label
+from plateaux.studies.results import ResultRow
 
 Format = Literal["html", "md", "json", "csv"]
 FORMATS: tuple[Format, ...] = ("html", "md", "json", "csv")
@@ -33,7 +33,7 @@ def to_html(made: Report) -> str:
     # A long name may be broken where words of it end.
     environment.filters["breakable"] = lambda name: markup.escape(name).replace("_", markup.Markup("_<wbr>"))
     # The only text that is not escaped: SVG as matplotlib writes it, which escapes names itself.
-    figures = {id(each): markup.Markup(each.inline(name)) for name, each in made.drawings()}
+    figures = {id(each): markup.Markup(each.inline(name)) for name, each in made.figures()}
     page = environment.get_template("report.html.j2").render(report=made, svg=lambda each: figures[id(each)])
     return str(page)
 
@@ -48,24 +48,24 @@ def to_json(made: Report) -> str:
     plain = {
         "title": made.title,
         "question": made.question,
-        "answers": [asdict(each) for each in made.answers],
-        "tables": [asdict(sheet) for part in made.parts for sheet in part.sheets],
-        "figures": [{"name": name, "title": d.title, "sentence": d.sentence} for name, d in made.drawings()],
-        "findings": [_plain(each) for each in made.findings],
+        "answers": [asdict(each) for each in made.summary],
+        "tables": [asdict(sheet) for part in made.parts for sheet in part.tables],
+        "figures": [{"name": name, "title": d.title, "sentence": d.sentence} for name, d in made.figures()],
+        "findings": [_plain(each) for each in made.results],
     }
     return json.dumps(plain, indent=1, allow_nan=False, default=str) + "\n"
 
 
 def to_csv(made: Report) -> str:
     """Return one line a number; every factor has a column of its own."""
-    factors = list(dict.fromkeys(name for each in made.findings for name in each.condition))
+    factors = list(dict.fromkeys(name for each in made.results for name in each.condition))
     text = StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["run", "condition", "repetition", *(f"factor {name}" for name in factors), *FIELDS])
-    for each in made.findings:
+    for each in made.results:
         values = [each.condition.get(name, "") for name in factors]
         numbers = [getattr(each, name) for name in FIELDS]
-        writer.writerow([each.run, called(each.condition), each.repetition, *values, *("" if n is None else n for n in numbers)])  # fmt: skip  # noqa: E501
+        writer.writerow([each.run, condition_label(each.condition), each.repetition, *values, *("" if n is None else n for n in numbers)])  # fmt: skip  # noqa: E501
     return text.getvalue()
 
 
@@ -73,7 +73,7 @@ def write_figures(made: Report, folder: Path, kinds: Sequence[Kind] = KINDS) -> 
     """Write every figure for papers, and return the files."""
     folder.mkdir(parents=True, exist_ok=True)
     files = []
-    for name, each in made.drawings():
+    for name, each in made.figures():
         for kind in kinds:
             files.append(folder / f"{name}.{kind}")
             files[-1].write_bytes(each.file(kind))
@@ -85,12 +85,12 @@ def _markdown(made: Report, figures: str | None) -> Iterator[str]:
     if made.question:
         yield f"*{_safe(made.question)}*\n"
     yield f"{_safe(made.about)}\n"
-    for answer in made.answers:
+    for answer in made.summary:
         yield f"- **{answer.question}** {_safe(answer.words)}"
-    names = {id(each): name for name, each in made.drawings()}
+    names = {id(each): name for name, each in made.figures()}
     for part in made.parts:
         yield f"\n## {_safe(part.title)}\n"
-        for each in part.drawings:
+        for each in part.figures:
             yield f"### {_safe(each.title)}\n"
             if figures is not None:
                 yield f"![{_safe(each.title)}]({figures}/{names[id(each)]}.svg)\n"
@@ -98,7 +98,7 @@ def _markdown(made: Report, figures: str | None) -> Iterator[str]:
         for card in part.cards:
             facts = "; ".join(f"{name} {value}" for name, value in card.facts)
             yield f"- **{_safe(card.title)}**: {_safe(facts)}"
-        for sheet in part.sheets:
+        for sheet in part.tables:
             yield from _table(sheet)
 
 
@@ -121,7 +121,7 @@ def _safe(text: str) -> str:
     return flat
 
 
-def _plain(each: Finding) -> dict[str, Any]:
+def _plain(each: ResultRow) -> dict[str, Any]:
     """Return a finding as JSON knows it: where there is no number, null."""
     told = {"run": each.run, "condition": dict(each.condition), "repetition": each.repetition}
     tree = {**told, **{name: getattr(each, name) for name in FIELDS}}

@@ -16,8 +16,8 @@ from plateaux.core.types import Estimate
 from plateaux.evaluation.metric_specs import get_metrics
 from plateaux.evaluation.row_names import MEMBERS_MEAN
 from plateaux.studies.comparison import MAIN
-from plateaux.studies.grid import called
-from plateaux.studies.results import TRAINING, Finding
+from plateaux.studies.grid import condition_label
+from plateaux.studies.results import TRAINING, ResultRow
 
 SHARPNESS = (  # the first that was asked is shown: those before the others that stay when layers are rescaled
     *("worst_l2", "average_l2", "worst_linf", "average_linf", "fisher_rao", "relative_flatness"),
@@ -28,9 +28,9 @@ ROWS = (MEMBERS_MEAN, *MAIN)
 Column = tuple[str, str, str]  # measure, on, row
 
 
-def label_of(each: Finding) -> str:
+def result_label(each: ResultRow) -> str:
     """Return what the condition of a finding is called; without factors, its run."""
-    return called(each.condition) or PurePath(each.run).name
+    return condition_label(each.condition) or PurePath(each.run).name
 
 
 def bare(measure: str) -> str:
@@ -42,20 +42,20 @@ def bare(measure: str) -> str:
     return measure.partition("(")[0].strip()
 
 
-def by_condition(findings: Iterable[Finding], measure: str, on: str, row: str) -> dict[str, list[Finding]]:
+def by_condition(findings: Iterable[ResultRow], measure: str, on: str, row: str) -> dict[str, list[ResultRow]]:
     """Return the findings of one column by what their condition is called."""
-    found: dict[str, list[Finding]] = {}
+    found: dict[str, list[ResultRow]] = {}
     for each in findings:
-        if each.measure == measure and each.on == on and each.row == row:
-            found.setdefault(label_of(each), []).append(each)
+        if each.metric == measure and each.split == on and each.row == row:
+            found.setdefault(result_label(each), []).append(each)
     return found
 
 
-def over(several: Sequence[Finding]) -> Estimate:
+def over(several: Sequence[ResultRow]) -> Estimate:
     """Return the mean over repetitions with its standard error; of a single one, its own error."""
     if len(several) == 1:
-        return Estimate(several[0].number, several[0].error)
-    made = t_interval([each.number for each in several])
+        return Estimate(several[0].value, several[0].stderr)
+    made = t_interval([each.value for each in several])
     return Estimate(made.value, standard_error(made))
 
 
@@ -70,7 +70,7 @@ def is_member(row: str) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def question_of(measure: str, on: str = "") -> str:
+def metric_question(measure: str, on: str = "") -> str:
     """Return what a measure asks: good, sure, different, flat, cost, or other."""
     if on == TRAINING:
         return "cost"
@@ -85,26 +85,28 @@ def question_of(measure: str, on: str = "") -> str:
         return "other"
 
 
-def first_of(findings: Iterable[Finding], names: Sequence[str], on: str | None = None) -> tuple[str, str] | None:
+def first_measured(
+    findings: Iterable[ResultRow], names: Sequence[str], on: str | None = None
+) -> tuple[str, str] | None:
     """Return the first measure, by the order of names, that something was found of, and on which samples."""
-    there = dict.fromkeys((each.measure, each.on) for each in findings if on in (None, each.on))
+    there = dict.fromkeys((each.metric, each.split) for each in findings if on in (None, each.split))
     ranked = [(names.index(bare(measure)), pos) for pos, (measure, _) in enumerate(there) if bare(measure) in names]
     return list(there)[min(ranked)[1]] if ranked else None
 
 
-def usual_on(findings: Iterable[Finding], measure: str = "accuracy") -> str:
+def default_split(findings: Iterable[ResultRow], measure: str = "accuracy") -> str:
     """Return the samples that a measure was taken on: the test samples where it was."""
-    there = list(dict.fromkeys(each.on for each in findings if each.measure == measure))
+    there = list(dict.fromkeys(each.split for each in findings if each.metric == measure))
     return "test" if "test" in there or not there else there[0]
 
 
-def main_row(findings: Iterable[Finding], measure: str, on: str, wanted: Sequence[str] = MAIN) -> str | None:
+def headline_row(findings: Iterable[ResultRow], measure: str, on: str, wanted: Sequence[str] = MAIN) -> str | None:
     """Return the row that stands for all: the ensemble's, or the mean of pairs or members."""
-    rows = {each.row for each in findings if each.measure == measure and each.on == on}
+    rows = {each.row for each in findings if each.metric == measure and each.split == on}
     return next((row for row in wanted if row in rows), None)
 
 
-def swept(findings: Iterable[Finding], least: int = 3) -> str | None:
+def swept_factor(findings: Iterable[ResultRow], least: int = 3) -> str | None:
     """Return the factor of numbers that takes most values, if it takes three: the one a curve goes along."""
     values: dict[str, set[float]] = {}
     for condition in conditions(findings):
@@ -115,10 +117,10 @@ def swept(findings: Iterable[Finding], least: int = 3) -> str | None:
     return best if best is not None and len(values[best]) >= least else None
 
 
-def conditions(findings: Iterable[Finding]) -> list[Mapping[str, Any]]:
+def conditions(findings: Iterable[ResultRow]) -> list[Mapping[str, Any]]:
     """Return the conditions there are, in order."""
     known: dict[int, Mapping[str, Any]] = {id(each.condition): each.condition for each in findings}
-    return list({called(each): each for each in known.values()}.values())
+    return list({condition_label(each): each for each in known.values()}.values())
 
 
 def is_number(value: object) -> bool:
@@ -126,7 +128,7 @@ def is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def without(each: Finding, factor: str | None) -> str:
+def without(each: ResultRow, factor: str | None) -> str:
     """Return what a condition is called but for one factor."""
     rest = {name: value for name, value in each.condition.items() if name != factor}
-    return called(rest) or ("all runs" if factor in each.condition else label_of(each))
+    return condition_label(rest) or ("all runs" if factor in each.condition else result_label(each))

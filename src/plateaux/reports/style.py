@@ -47,7 +47,7 @@ INKS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Drawing:
+class ReportFigure:
     """A figure under a name, its heading, and the sentence that says what it shows."""
 
     name: str
@@ -64,13 +64,13 @@ class Drawing:
         made = BytesIO()
         facts = {"svg": {"Date": None}, "png": {"Software": None}, "pdf": {"CreationDate": None}}[kind]
         paper = "none" if kind == "svg" else PAPER
-        with look():
+        with figure_style():
             self.figure.savefig(made, format=kind, metadata=facts, facecolor=paper)
         return made.getvalue()
 
 
 @contextmanager
-def look() -> Iterator[None]:
+def figure_style() -> Iterator[None]:
     """Draw in the one look; a letter that the font lacks is no reason to complain, for a page has other fonts."""
     matplotlib = optional_import("matplotlib", extra="report")
     with matplotlib.rc_context(PAGE_LOOK), warnings.catch_warnings():
@@ -78,7 +78,7 @@ def look() -> Iterator[None]:
         yield
 
 
-def empty(
+def new_figure(
     height: float = 3.0,
     rows: int = 1,
     columns: int = 1,
@@ -94,7 +94,7 @@ def empty(
     return figure, figure.subplots(rows, columns, **options)
 
 
-def finished(name: str, title: str, sentence: str, figure: Figure) -> Drawing:
+def finalize(name: str, title: str, sentence: str, figure: Figure) -> ReportFigure:
     """Lay everything out once and for all, which takes longer than drawing."""
     for axes in figure.axes:
         _told_whole(axes.xaxis)
@@ -102,10 +102,10 @@ def finished(name: str, title: str, sentence: str, figure: Figure) -> Drawing:
     if (engine := figure.get_layout_engine()) is not None:
         engine.execute(figure)
         figure.set_layout_engine("none")
-    return Drawing(name, title, sentence, figure)
+    return ReportFigure(name, title, sentence, figure)
 
 
-def pen(position: int) -> dict[str, Any]:
+def line_style(position: int) -> dict[str, Any]:
     """Return how the series at a position is drawn: beyond the colours there are, in grey."""
     if position >= SERIES:
         return {"color": GREY, "linestyle": "-", "linewidth": 0.8, "alpha": 0.5, "zorder": 1}
@@ -113,10 +113,10 @@ def pen(position: int) -> dict[str, Any]:
     return {"color": COLORS[position], "linestyle": dash, "marker": MARKERS[position], "zorder": 2}
 
 
-def named(position: int, names: Sequence[str]) -> str | None:
+def legend_label(position: int, names: Sequence[str]) -> str | None:
     """Return what a legend says of the series at a position: of those in grey, once how many they are."""
     if position < SERIES:
-        return plain(names[position])
+        return wrap_label(names[position])
     return pluralize(len(names) - SERIES, OTHER) if position == SERIES else None
 
 
@@ -131,7 +131,7 @@ def legend(figure: Figure, axes: Axes) -> None:
         figure.set_figheight(figure.get_figheight() + LINE * lines)
 
 
-def plain(name: str, most: int = LABEL, lines: int = LINES) -> str:
+def wrap_label(name: str, most: int = LABEL, lines: int = LINES) -> str:
     """Return a name as a figure can show it: printable, in lines that are not too long, and not hidden from legends.
 
     >>> plain("width=16, method=SAM", 11), plain("a" * 60, 5, 2), plain("_hidden")
@@ -146,7 +146,7 @@ def plain(name: str, most: int = LABEL, lines: int = LINES) -> str:
     return f" {text}" if text.startswith("_") else text
 
 
-def wide(numbers: Sequence[float], factor: float = 20.0) -> bool:
+def needs_log_scale(numbers: Sequence[float], factor: float = 20.0) -> bool:
     """Say whether numbers above zero differ so much that a logarithmic scale shows more."""
     return bool(numbers) and min(numbers) > 0 and max(numbers) > factor * min(numbers)
 

@@ -22,20 +22,20 @@ from plateaux.reports.query import (
     SHARPNESS,
     bare,
     by_condition,
-    first_of,
+    default_split,
+    first_measured,
+    headline_row,
     is_member,
-    main_row,
+    metric_question,
     over,
-    question_of,
-    usual_on,
 )
-from plateaux.studies.results import TRAINING, Finding
+from plateaux.studies.results import TRAINING, ResultRow
 
 CARDS = 12  # members at most that have a card each
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class SummaryLine:
     """One of the five questions, and what is known of it."""
 
     question: str
@@ -44,37 +44,37 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
+class MemberCard:
     """What is to be said of one member."""
 
     title: str
     facts: Sequence[tuple[str, str]]
 
 
-def front(findings: Sequence[Finding]) -> list[Answer]:
+def summary(findings: Sequence[ResultRow]) -> list[SummaryLine]:
     """Return the five answers."""
     return [_good(findings), _sure(findings), _different(findings), _flat(findings), _cost(findings)]
 
 
-def cards(findings: Sequence[Finding]) -> list[Card]:
+def cards(findings: Sequence[ResultRow]) -> list[MemberCard]:
     """Return a card for every member of one run."""
-    on = usual_on(findings)
+    on = default_split(findings)
     facts: dict[str, list[tuple[str, str]]] = {}
     for each in findings:
-        name = bare(each.measure).replace("_", " ")
+        name = bare(each.metric).replace("_", " ")
         if (
             name in PLACES
             and is_member(each.row)
-            and (each.on in (on, TRAINING) or question_of(each.measure) == "flat")
+            and (each.split in (on, TRAINING) or metric_question(each.metric) == "flat")
         ):
-            value = Estimate(each.number, each.error)
-            if each.measure == "seconds":
-                text = format_duration(each.number)
+            value = Estimate(each.value, each.stderr)
+            if each.metric == "seconds":
+                text = format_duration(each.value)
             else:
                 text = format_with_stderr(value, each.percent) + (" %" if each.percent else "")
             facts.setdefault(each.row, []).append((name, text))
     order = sorted(facts, key=lambda row: int(row.removeprefix("member ")))
-    return [Card(row.capitalize(), sorted(facts[row], key=lambda pair: PLACES[pair[0]])) for row in order]
+    return [MemberCard(row.capitalize(), sorted(facts[row], key=lambda pair: PLACES[pair[0]])) for row in order]
 
 
 WORTH_A_LINE = ("accuracy", "nll", "ece", "epochs", "passes", "seconds", *SHARPNESS, "fisher_rao")
@@ -83,12 +83,12 @@ WORTH_A_LINE = ("accuracy", "nll", "ece", "epochs", "passes", "seconds", *SHARPN
 PLACES = {name.replace("_", " "): place for place, name in enumerate(WORTH_A_LINE)}
 
 
-def _good(findings: Sequence[Finding]) -> Answer:
-    on = usual_on(findings)
-    row = main_row(findings, "accuracy", on)
+def _good(findings: Sequence[ResultRow]) -> SummaryLine:
+    on = default_split(findings)
+    row = headline_row(findings, "accuracy", on)
     found = _means(findings, "accuracy", on, row)
     if not found:
-        return Answer("How good?", "Accuracy was not measured: plateaux measure RUN.", known=False)
+        return SummaryLine("How good?", "Accuracy was not measured: plateaux measure RUN.", known=False)
     means = _means(findings, "accuracy", on, MEMBERS_MEAN)
     best = max(found, key=lambda name: found[name].value)
     who = "ensemble" if row == MEAN_PROBABILITY else str(row)
@@ -98,17 +98,17 @@ def _good(findings: Sequence[Finding]) -> Answer:
     if best in means and row != MEMBERS_MEAN:
         gain = found[best].value - means[best].value
         words += f", {format_percentage_points(gain)} from the mean of its members ({format_number(means[best].value, True)})"
-    return Answer("How good?", _sentence(words + _others(found, best, percent=True)))
+    return SummaryLine("How good?", _sentence(words + _others(found, best, percent=True)))
 
 
-def _sure(findings: Sequence[Finding]) -> Answer:
+def _sure(findings: Sequence[ResultRow]) -> SummaryLine:
     parts = []
     for measure, words, percent in (
         ("nll", "negative log-likelihood", False),
         ("ece", "calibration error (ECE)", True),
     ):
-        on = usual_on(findings, measure)
-        found = _means(findings, measure, on, main_row(findings, measure, on))
+        on = default_split(findings, measure)
+        found = _means(findings, measure, on, headline_row(findings, measure, on))
         if found:
             best = min(found, key=lambda name: found[name].value)
             unit = " %" if percent else ""
@@ -117,58 +117,58 @@ def _sure(findings: Sequence[Finding]) -> Answer:
                 f"{words} {format_with_stderr(found[best], percent)}{unit}{where}{_others(found, best, percent)}"
             )
     if not parts:
-        return Answer("How sure?", "Not measured: plateaux measure RUN --measures sure.", known=False)
-    return Answer("How sure?", _sentence("; ".join(parts)))
+        return SummaryLine("How sure?", "Not measured: plateaux measure RUN --measures sure.", known=False)
+    return SummaryLine("How sure?", _sentence("; ".join(parts)))
 
 
-def _different(findings: Sequence[Finding]) -> Answer:
+def _different(findings: Sequence[ResultRow]) -> SummaryLine:
     parts = []
-    on = usual_on(findings, "disagreement")
-    apart = _means(findings, "disagreement", on, main_row(findings, "disagreement", on))
+    on = default_split(findings, "disagreement")
+    apart = _means(findings, "disagreement", on, headline_row(findings, "disagreement", on))
     if apart:
         shares = format_range([value.value for value in apart.values()], percent=True)
         parts.append(f"two members answer {shares} of the {on} samples differently")
-    if (other := first_of(findings, [name for name in DIVERSITY if name != "disagreement"])) is not None:
-        found = _means(findings, *other, main_row(findings, *other))
+    if (other := first_measured(findings, [name for name in DIVERSITY if name != "disagreement"])) is not None:
+        found = _means(findings, *other, headline_row(findings, *other))
         if found:
             range_of = format_range([value.value for value in found.values()])
             parts.append(f"diversity ({other[0]} on {other[1]} samples) is {range_of}{_extremes(found)}")
     if not parts:
-        return Answer("How different?", "Not measured: plateaux measure RUN --measures different.", known=False)
-    return Answer("How different?", _sentence("; ".join(parts)))
+        return SummaryLine("How different?", "Not measured: plateaux measure RUN --measures different.", known=False)
+    return SummaryLine("How different?", _sentence("; ".join(parts)))
 
 
-def _flat(findings: Sequence[Finding]) -> Answer:
-    flat = [each for each in findings if question_of(each.measure) == "flat" and each.on != TRAINING]
-    where = first_of(flat, SHARPNESS) or next(((each.measure, each.on) for each in flat), None)
-    found = _means(flat, *where, main_row(flat, *where, wanted=ROWS)) if where else {}
+def _flat(findings: Sequence[ResultRow]) -> SummaryLine:
+    flat = [each for each in findings if metric_question(each.metric) == "flat" and each.split != TRAINING]
+    where = first_measured(flat, SHARPNESS) or next(((each.metric, each.split) for each in flat), None)
+    found = _means(flat, *where, headline_row(flat, *where, wanted=ROWS)) if where else {}
     if not found or where is None:
-        return Answer("How flat?", "Not measured: plateaux landscape RUN.", known=False)
+        return SummaryLine("How flat?", "Not measured: plateaux landscape RUN.", known=False)
     words = f"sharpness ({where[0]} on {where[1]} samples) is {format_range([v.value for v in found.values()])}"
     if len(found) == 1:
-        members = [each.number for each in flat if (each.measure, each.on) == where and is_member(each.row)]
+        members = [each.value for each in flat if (each.metric, each.split) == where and is_member(each.row)]
         words += f" on average over {pluralize(len(members), 'member')} ({format_range(members)})" if members else ""
-    return Answer("How flat?", _sentence(words + _extremes(found, low="flattest", high="sharpest")))
+    return SummaryLine("How flat?", _sentence(words + _extremes(found, low="flattest", high="sharpest")))
 
 
-def _cost(findings: Sequence[Finding]) -> Answer:
+def _cost(findings: Sequence[ResultRow]) -> SummaryLine:
     costs = {by: _means(findings, by, TRAINING, MEMBERS_MEAN) for by in ("epochs", "passes", "seconds")}
     if not costs["seconds"]:
-        return Answer("At what cost?", "The cost of training is not known.", known=False)
+        return SummaryLine("At what cost?", "The cost of training is not known.", known=False)
     epochs, passes, seconds = ([value.value for value in found.values()] for found in costs.values())
     low, high = format_duration(min(seconds)), format_duration(max(seconds))
     time = low if low == high else f"{low} to {high}"
-    total = sum(each.number for each in findings if each.measure == "seconds" and is_member(each.row))
-    members = sum(1 for each in findings if each.measure == "seconds" and is_member(each.row))
+    total = sum(each.value for each in findings if each.metric == "seconds" and is_member(each.row))
+    members = sum(1 for each in findings if each.metric == "seconds" and is_member(each.row))
     words = (
         f"{format_range(epochs)} epochs, {format_range(passes)} passes over the training samples and {time} a member"
     )
-    return Answer(
+    return SummaryLine(
         "At what cost?", _sentence(f"{words}; {format_duration(total)} for all {pluralize(members, 'member')}")
     )
 
 
-def _means(findings: Sequence[Finding], measure: str, on: str, row: str | None) -> dict[str, Estimate]:
+def _means(findings: Sequence[ResultRow], measure: str, on: str, row: str | None) -> dict[str, Estimate]:
     found = {name: over(several) for name, several in by_condition(findings, measure, on, row or "").items()}
     return {name: value for name, value in found.items() if math.isfinite(value.value)}
 

@@ -12,9 +12,9 @@ from plateaux.core.text_table import Grid
 from plateaux.core.types import Estimate
 from plateaux.ensembles.ood_scores import OOD_SCORES
 from plateaux.evaluation.row_names import MEAN_PROBABILITY, MEMBERS_MEAN, TOGETHER, row_name
-from plateaux.reports.query import ROWS, Column, bare, is_member, label_of, over, question_of
+from plateaux.reports.query import ROWS, Column, bare, is_member, metric_question, over, result_label
 from plateaux.studies.comparison import MAIN, SUMMED, Comparison
-from plateaux.studies.results import TRAINING, Finding
+from plateaux.studies.results import TRAINING, ResultRow
 
 QUESTIONS = {
     "good": "How good", "sure": "How sure", "different": "How different", "flat": "How flat", "cost": "At what cost",
@@ -26,7 +26,7 @@ ERRORS = "± one standard error: over repetitions, or of a single run over its s
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class Cell:
     """One number of a table."""
 
     text: str
@@ -39,28 +39,28 @@ class Sheet:
 
     title: str
     header: Sequence[str]
-    rows: Sequence[tuple[str, Sequence[Entry]]]
+    rows: Sequence[tuple[str, Sequence[Cell]]]
     sentence: str = ""
 
 
-def summary(findings: Sequence[Finding]) -> list[Sheet]:
+def metric_tables(findings: Sequence[ResultRow]) -> list[Sheet]:
     """Return what was measured: of one condition its measures one below the other, of several side by side."""
-    names = dict.fromkeys(label_of(each) for each in findings)
+    names = dict.fromkeys(result_label(each) for each in findings)
     found = _columns(findings)
     return list(_one(found) if len(names) == 1 else _control_by_measure(found, list(names)))
 
 
-def severities(findings: Sequence[Finding]) -> list[Sheet]:
+def corruption_tables(findings: Sequence[ResultRow]) -> list[Sheet]:
     """Return accuracies under corruption: of one condition by kind and severity, of several by severity."""
-    names = list(dict.fromkeys(label_of(each) for each in findings))
+    names = list(dict.fromkeys(result_label(each) for each in findings))
     if len(names) == 1:
         return list(_kinds(findings))
-    by: dict[str, dict[str, list[Finding]]] = {}
+    by: dict[str, dict[str, list[ResultRow]]] = {}
     for each in findings:
         row, _, part = each.row.partition(" · ")
-        mine = each.measure == "accuracy under corruption" and row == MEAN_PROBABILITY
+        mine = each.metric == "accuracy under corruption" and row == MEAN_PROBABILITY
         if mine and (part == SUMMED or part.startswith("severity ")):
-            by.setdefault(part, {}).setdefault(label_of(each), []).append(each)
+            by.setdefault(part, {}).setdefault(result_label(each), []).append(each)
     if not by:
         return []
     columns = sorted(by, key=lambda part: (part == SUMMED, part))
@@ -70,13 +70,15 @@ def severities(findings: Sequence[Finding]) -> list[Sheet]:
     return [Sheet("Accuracy under corruption, %", ["", *columns], rows, sentence)]
 
 
-def strangers(findings: Sequence[Finding]) -> list[Sheet]:
+def ood_tables(findings: Sequence[ResultRow]) -> list[Sheet]:
     """Return how well each score tells strange samples from own ones, the best score of a row in bold."""
-    found: dict[tuple[str, str], dict[str, list[Finding]]] = {}
+    found: dict[tuple[str, str], dict[str, list[ResultRow]]] = {}
     for each in findings:
         row, *rest = each.row.split(" · ")
-        if each.measure == "ood" and len(rest) == 2 and row in (TOGETHER, "member 0"):
-            found.setdefault((label_of(each), each.on), {}).setdefault(f"{row}{rest[1]}{rest[0]}", []).append(each)
+        if each.metric == "ood" and len(rest) == 2 and row in (TOGETHER, "member 0"):
+            found.setdefault((result_label(each), each.split), {}).setdefault(f"{row}{rest[1]}{rest[0]}", []).append(
+                each
+            )
     several = len({label for label, _ in found}) > 1
     sheets = []
     for what, title, better in (("auroc", "AUROC", "higher"), ("fpr95", "FPR at 95 % TPR", "lower")):
@@ -94,14 +96,14 @@ def strangers(findings: Sequence[Finding]) -> list[Sheet]:
     return sheets
 
 
-def differences(findings: Sequence[Finding], baseline: Mapping[str, object]) -> list[Sheet]:
+def differences(findings: Sequence[ResultRow], baseline: Mapping[str, object]) -> list[Sheet]:
     """Return the differences from a baseline, paired by repetition."""
     if not baseline:
         return []
     return [_sheet(grid) for grid in Comparison(findings, baseline).grids()[1:]]
 
 
-def narrow(sheet: Sheet, most: int = COLUMNS) -> list[Sheet]:
+def split_columns(sheet: Sheet, most: int = COLUMNS) -> list[Sheet]:
     """Return a table in parts of so many columns, each with the names of its rows: what a printed page holds."""
     parts = [range(start, min(start + most, len(sheet.header) - 1)) for start in range(0, len(sheet.header) - 1, most)]
     found = []
@@ -114,18 +116,18 @@ def narrow(sheet: Sheet, most: int = COLUMNS) -> list[Sheet]:
 
 
 def _sheet(grid: Grid) -> Sheet:
-    rows = [(row[0], [Entry(text) for text in row[1:]]) for row in grid.rows]
+    rows = [(row[0], [Cell(text) for text in row[1:]]) for row in grid.rows]
     return Sheet(grid.title[:1].upper() + grid.title[1:], grid.header, rows, grid.caption)
 
 
-def _columns(findings: Sequence[Finding]) -> dict[Column, dict[str, list[Finding]]]:
+def _columns(findings: Sequence[ResultRow]) -> dict[Column, dict[str, list[ResultRow]]]:
     """Return the findings by column and condition, without what has a table of its own."""
-    found: dict[Column, dict[str, list[Finding]]] = {}
+    found: dict[Column, dict[str, list[ResultRow]]] = {}
     for each in findings:
-        aside = bare(each.measure) in APART or each.measure.endswith(" by size") or re.search(r" [1-5]$", each.on)
+        aside = bare(each.metric) in APART or each.metric.endswith(" by size") or re.search(r" [1-5]$", each.split)
         if not aside:
-            column = found.setdefault((each.measure, each.on, each.row), {})
-            column.setdefault(label_of(each), []).append(each)
+            column = found.setdefault((each.metric, each.split, each.row), {})
+            column.setdefault(result_label(each), []).append(each)
     return found
 
 
@@ -136,7 +138,7 @@ def _by_measure(found: Mapping[Column, object]) -> dict[str, list[tuple[str, str
         rows.setdefault((measure, on), []).append(row)
     groups: dict[str, list[tuple[str, str, list[str]]]] = {name: [] for name in QUESTIONS}
     for (measure, on), there in rows.items():
-        groups[question_of(measure, on)].append((measure, on, there))
+        groups[metric_question(measure, on)].append((measure, on, there))
     return {name: group for name, group in groups.items() if group}
 
 
@@ -145,10 +147,10 @@ def _main(rows: Sequence[str], question: str) -> str | None:
     return next((row for row in (*wanted, *(row_name(name, SUMMED) for name in wanted)) if row in rows), None)
 
 
-def _one(found: Mapping[Column, Mapping[str, Sequence[Finding]]]) -> Iterator[Sheet]:
+def _one(found: Mapping[Column, Mapping[str, Sequence[ResultRow]]]) -> Iterator[Sheet]:
     """Yield one table a question: measures below each other; members' mean and range beside the ensemble."""
     for question, group in _by_measure(found).items():
-        rows: list[tuple[str, list[Entry]]] = []
+        rows: list[tuple[str, list[Cell]]] = []
         for measure, on, there in group:
             main = _main(there, question)
             if main is None:
@@ -158,9 +160,9 @@ def _one(found: Mapping[Column, Mapping[str, Sequence[Finding]]]) -> Iterator[Sh
             mean = next(iter(found.get((measure, on, MEMBERS_MEAN), {}).values()), None)
             percent = first[0].percent
             cells = [
-                Entry("" if main == MEMBERS_MEAN else format_with_stderr(over(first), percent)),
-                Entry(format_with_stderr(over(mean), percent) if mean else ""),
-                Entry(format_range([one.number for one in members], percent) if members else ""),
+                Cell("" if main == MEMBERS_MEAN else format_with_stderr(over(first), percent)),
+                Cell(format_with_stderr(over(mean), percent) if mean else ""),
+                Cell(format_range([one.value for one in members], percent) if members else ""),
             ]
             rows.append((_name(measure, on, percent), cells))
         if rows:
@@ -169,7 +171,7 @@ def _one(found: Mapping[Column, Mapping[str, Sequence[Finding]]]) -> Iterator[Sh
 
 
 def _control_by_measure(
-    found: Mapping[Column, Mapping[str, Sequence[Finding]]], names: Sequence[str]
+    found: Mapping[Column, Mapping[str, Sequence[ResultRow]]], names: Sequence[str]
 ) -> Iterator[Sheet]:  # fmt: skip
     """Yield one table a question: conditions below each other, measures side by side, the best in bold."""
     for question, group in _by_measure(found).items():
@@ -187,46 +189,46 @@ def _control_by_measure(
             yield Sheet(QUESTIONS[question], header, rows, f"{words} {ERRORS}")
 
 
-def _entries(column: Mapping[str, Sequence[Finding]], names: Sequence[str]) -> list[Entry]:
+def _entries(column: Mapping[str, Sequence[ResultRow]], names: Sequence[str]) -> list[Cell]:
     """Return a column of a table, by conditions."""
     values = [over(column[name]) if name in column else None for name in names]
     first = next(iter(column.values()))[0]
-    entries = zip(names, _marked(values, first.better, first.percent), strict=True)
+    entries = zip(names, _marked(values, first.higher_is_better, first.percent), strict=True)
     lacks = {name: _lacking(column.get(name, ())) for name in names}
-    return [Entry(entry.text + lacks[name], entry.best and not lacks[name]) for name, entry in entries]
+    return [Cell(entry.text + lacks[name], entry.best and not lacks[name]) for name, entry in entries]
 
 
-def _lacking(several: Sequence[Finding]) -> str:
+def _lacking(several: Sequence[ResultRow]) -> str:
     """Say how many repetitions made a number, where some have none: those left need not be like the others."""
-    fine = sum(math.isfinite(each.number) for each in several)
+    fine = sum(math.isfinite(each.value) for each in several)
     return f" ({fine} of {len(several)})" if 0 < fine < len(several) else ""
 
 
-def _marked(values: Sequence[Estimate | None], better: str, percent: bool) -> list[Entry]:
+def _marked(values: Sequence[Estimate | None], better: str, percent: bool) -> list[Cell]:
     numbers = [math.nan if value is None else value.value for value in values]
     fine = [each for each in numbers if math.isfinite(each)]
     pick = {"higher": max, "lower": min}.get(better)
     best = pick(fine) if pick is not None and len(set(fine)) > 1 else None
     return [
-        Entry("" if value is None else format_with_stderr(value, percent), best is not None and each == best)
+        Cell("" if value is None else format_with_stderr(value, percent), best is not None and each == best)
         for each, value in zip(numbers, values, strict=True)
     ]
 
 
-def _kinds(findings: Sequence[Finding]) -> Iterator[Sheet]:
-    by: dict[tuple[str, int], list[Finding]] = {}
-    rows = {each.row for each in findings if each.measure == "accuracy" and each.on != TRAINING}
+def _kinds(findings: Sequence[ResultRow]) -> Iterator[Sheet]:
+    by: dict[tuple[str, int], list[ResultRow]] = {}
+    rows = {each.row for each in findings if each.metric == "accuracy" and each.split != TRAINING}
     main = next((row for row in MAIN if row in rows), None)
     for each in findings:
-        place = re.fullmatch(r"(.+) ([1-5])", each.on)
-        if place and each.measure == "accuracy" and each.row == main:
+        place = re.fullmatch(r"(.+) ([1-5])", each.split)
+        if place and each.metric == "accuracy" and each.row == main:
             by.setdefault((place[1], int(place[2])), []).append(each)
     levels = sorted({level for _, level in by})
     cells = {where: over(several) for where, several in by.items()}
     lines = []
     for kind in dict.fromkeys(kind for kind, _ in by):
         there = [cells.get((kind, level)) for level in levels]
-        lines.append((kind.replace("_", " "), [Entry(f"{100 * v.value:.1f}" if v else "") for v in there]))
+        lines.append((kind.replace("_", " "), [Cell(f"{100 * v.value:.1f}" if v else "") for v in there]))
     if lines:
         words = f"Accuracy of the {main} by kind and severity; a single error is about {_error(cells.values())} points."
         yield Sheet("Accuracy under corruption, %", ["", *(f"severity {level}" for level in levels)], lines, words)

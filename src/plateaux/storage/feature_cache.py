@@ -85,7 +85,7 @@ class FeatureTable:
         return {
             "version": VERSION,
             "samples": self.source.fingerprint(),
-            "trunk": self.backbone.hash(),
+            "backbone": self.backbone.hash(),
             "mean": list(self.spec.mean),
             "std": list(self.spec.std),
             "memory_format": self.spec.memory_format,
@@ -148,7 +148,7 @@ class FeatureTable:
 
     def __getstate__(self) -> tuple[None, dict[str, Any]]:
         """Leave out what is mapped: pickled, it would be copied whole."""
-        kept = ("source", "trunk", "store", "look", "number", "_folder")
+        kept = ("source", "backbone", "store", "spec", "number", "_folder")
         return None, {**{name: getattr(self, name) for name in kept}, "_maps": {}}
 
 

@@ -13,7 +13,7 @@ from plateaux.core.stats.intervals import Cost, CostPoint, Interval, at_equal_co
 from plateaux.core.text_table import Grid
 from plateaux.core.types import Estimate
 from plateaux.evaluation.row_names import MEAN_OF_PAIRS, MEAN_PROBABILITY, MEMBERS_MEAN, TOGETHER, row_name
-from plateaux.studies.results import TRAINING, Finding
+from plateaux.studies.results import TRAINING, ResultRow
 
 MAIN = (MEAN_PROBABILITY, TOGETHER, MEAN_OF_PAIRS, MEMBERS_MEAN, "member 0")
 SUMMED = "cACC"
@@ -26,15 +26,15 @@ Condition = Mapping[str, Any]
 class Comparison:
     """The findings of a study, by condition and column."""
 
-    def __init__(self, found: Sequence[Finding], baseline: Condition | None = None) -> None:
+    def __init__(self, found: Sequence[ResultRow], baseline: Condition | None = None) -> None:
         self.baseline = dict(baseline or {})
         self.conditions: dict[str, Condition] = {}
         self.numbers: dict[tuple[str, Column], dict[int, float]] = {}
-        self.facts: dict[Column, Finding] = {}
+        self.facts: dict[Column, ResultRow] = {}
         for each in found:
-            name, column = _name(each.condition), (each.measure, each.on, each.row)
+            name, column = _name(each.condition), (each.metric, each.split, each.row)
             self.conditions.setdefault(name, each.condition)
-            self.numbers.setdefault((name, column), {})[each.repetition] = each.number
+            self.numbers.setdefault((name, column), {})[each.repetition] = each.value
             self.facts.setdefault(column, each)
 
     def columns(self) -> list[Column]:

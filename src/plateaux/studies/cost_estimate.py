@@ -16,14 +16,14 @@ from plateaux.core.runtime import num_cores
 from plateaux.data.sources import DataSplits, describe_data
 from plateaux.evaluation.row_names import MEMBERS_MEAN
 from plateaux.evaluation.splits import eval_splits
-from plateaux.loss_landscape.probe import probes_named
+from plateaux.loss_landscape.probe import get_probes
 from plateaux.storage.run import MemberProgress, Run
 from plateaux.storage.store import Store
-from plateaux.studies.planning import Task
-from plateaux.studies.runner import Conduct
+from plateaux.studies.planning import RunSpec
+from plateaux.studies.runner import StudyRunner
 from plateaux.studies.study import Study
-from plateaux.training.autotune import pace
-from plateaux.training.cost import passes_of
+from plateaux.training.autotune import throughput
+from plateaux.training.cost import count_passes
 
 FORWARD = 1 / 3  # of a pass
 CANDIDATES = (
@@ -33,7 +33,7 @@ CANDIDATES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Reckoned:
+class RunCost:
     """One run of a study, and what is left to do of it."""
 
     run: str
@@ -42,82 +42,82 @@ class Reckoned:
     members: int
     epochs: int
     passes: float  # over the training samples, of all members, still to be trained
-    measuring: float  # samples' passes still to be measured
+    evaluation: float  # samples' passes still to be measured
     seconds: float
-    begins_from: str | None = None
+    branches_from: str | None = None
 
 
-class Reckoning:
+class CostEstimate:
     """Reckons a study; what it has timed or read once it does not time or read again."""
 
-    def __init__(self, conduct: Conduct) -> None:
-        self.conduct = conduct
+    def __init__(self, conduct: StudyRunner) -> None:
+        self.runner = conduct
         self.data: dict[str, DataSplits] = {}
-        self.paces: dict[str, float] = {}
+        self.throughputs: dict[str, float] = {}
 
-    def all(self) -> list[Reckoned]:
+    def all(self) -> list[RunCost]:
         """Return every run of the study with what is left to do of it; nothing is trained and nothing written."""
-        missing = {task.folder for task, _ in self.conduct.missing()}
-        return [self.one(task, task.folder in missing) for task in self.conduct.tasks if self._wanted(task)]
+        missing = {task.folder for task, _ in self.runner.missing()}
+        return [self.one(task, task.folder in missing) for task in self.runner.runs if self._wanted(task)]
 
-    def one(self, task: Task, missing: bool) -> Reckoned:
+    def one(self, task: RunSpec, missing: bool) -> RunCost:
         """Reckon one run."""
-        recipe, words = task.recipe, tuple(str(plan) for plan in task.planned)
+        recipe, words = task.recipe, tuple(str(plan) for plan in task.trials)
         if not missing:
-            return Reckoned(task.folder, words, "done", recipe.members, recipe.train.epochs, 0.0, 0.0, 0.0)
+            return RunCost(task.folder, words, "done", recipe.members, recipe.train.epochs, 0.0, 0.0, 0.0)
         standing = self._standing(task)
         begun = any(each != MemberProgress() for each in standing)
         start = 0 if begun else self._span(task)
         passes = sum(self._left(recipe, number, each, start) for number, each in enumerate(standing))
-        measuring = recipe.members * measuring_of(self.conduct.study, recipe, self._data(recipe), self.conduct.given)
+        measuring = recipe.members * evaluation_passes(self.runner.study, recipe, self._data(recipe), self.runner.given)
         samples = len(train_val_split(recipe, self._data(recipe))[0])
-        at_once = min(self.conduct.trained(task).executor.processes, recipe.members, num_cores())
+        at_once = min(self.runner.trained(task).executor.processes, recipe.members, num_cores())
         seconds = (passes * samples / at_once + measuring) / self._pace(recipe, samples)
         state: Literal["begun", "missing"] = "begun" if begun else "missing"
         left = (recipe.members, recipe.train.epochs, passes, measuring, seconds)
-        return Reckoned(task.folder, words, state, *left, task.span if start else None)
+        return RunCost(task.folder, words, state, *left, task.prefix if start else None)
 
-    def _wanted(self, task: Task) -> bool:
-        return any(plan.run in self.conduct.wanted for plan in task.planned)
+    def _wanted(self, task: RunSpec) -> bool:
+        return any(plan.run in self.runner.wanted for plan in task.trials)
 
     def _left(self, recipe: Recipe, number: int, progress: MemberProgress, start: int) -> float:
         if progress.finished:
             return 0.0
-        given = self.conduct.given
-        before = passes_of(recipe, number, epochs=max(progress.epoch, start), given=given)
-        return passes_of(recipe, number, given=given) - before
+        given = self.runner.given
+        before = count_passes(recipe, number, epochs=max(progress.epoch, start), given=given)
+        return count_passes(recipe, number, given=given) - before
 
-    def _standing(self, task: Task) -> list[MemberProgress]:
-        root = self.conduct.root / "runs" / task.folder
+    def _standing(self, task: RunSpec) -> list[MemberProgress]:
+        root = self.runner.root / "runs" / task.folder
         if not Store(root).has("run.json"):
             return [MemberProgress()] * task.recipe.members
         run = Run.open(root)
         return [run.progress(number) for number in range(task.recipe.members)]
 
-    def _span(self, task: Task) -> int:
+    def _span(self, task: RunSpec) -> int:
         """Return the epochs that another run of the study trains for this one."""
-        lender = next((each for each in self.conduct.tasks if each.folder == task.span), None)
+        lender = next((each for each in self.runner.runs if each.folder == task.prefix), None)
         if lender is None:
             return 0
-        rendezvous = build_method(lender.recipe, 0, self.conduct.given).partition
+        rendezvous = build_method(lender.recipe, 0, self.runner.given).partition
         assert rendezvous is not None
         return rendezvous.after[0]
 
     def _data(self, recipe: Recipe) -> DataSplits:
         name = fingerprint(recipe.to_dict()["data"])
         if name not in self.data:
-            self.data[name] = build_data(recipe, self.conduct.given)
+            self.data[name] = build_data(recipe, self.runner.given)
         return self.data[name]
 
     def _pace(self, recipe: Recipe, samples: int) -> float:
         """Return how many samples' passes a second a member makes: as runs with that network did, or by trying."""
         kind = _kind(recipe.to_dict())
-        if kind not in self.paces:
-            self.paces[kind] = self._found(kind, samples) or self._tried(recipe)
-        return self.paces[kind]
+        if kind not in self.throughputs:
+            self.throughputs[kind] = self._found(kind, samples) or self._tried(recipe)
+        return self.throughputs[kind]
 
     def _found(self, kind: str, samples: int) -> float | None:
-        for entry in self.conduct.results().get("runs", {}).values():
+        for entry in self.runner.results().get("runs", {}).values():
             cost = entry["costs"].get(MEMBERS_MEAN)
             if cost and cost["seconds"] > 0 and _kind(entry["recipe"]) == kind:
                 return float(cost["passes"] * samples / cost["seconds"])
@@ -131,13 +131,13 @@ class Reckoning:
         for candidate in CANDIDATES:
             auto = {name: value for name, value in candidate.items() if train[name] == "auto"}
             plain = {**tree, "method": {"name": "deep_ensemble"}, "train": {**train, **auto}}
-            found.append(pace(Recipe.from_dict(plain), self.conduct.given))
+            found.append(throughput(Recipe.from_dict(plain), self.runner.given))
             if not auto:
                 break
         return max(found)
 
 
-def measuring_of(study: Study, recipe: Recipe, data: DataSplits, given: Components = NO_COMPONENTS) -> float:
+def evaluation_passes(study: Study, recipe: Recipe, data: DataSplits, given: Components = NO_COMPONENTS) -> float:
     """Return how many samples' passes it takes to measure one member; making corrupted images is not counted."""
     asked, looked = study.measure, study.landscape
     words = [*(asked.on if asked.measures else ()), *asked.corruptions]
@@ -146,12 +146,12 @@ def measuring_of(study: Study, recipe: Recipe, data: DataSplits, given: Componen
         there = len(data.train) if target.family in ("train", "validation") else len(data.test)
         found += FORWARD * min(target.limit or there, there)
     for name in (name for words in asked.ood for name in words.partition("=")[2].split(",") if name):
-        found += FORWARD * _elsewhere(name, len(data.test))
-    probes = probes_named(looked.probes, allow=given.trust)
+        found += FORWARD * _ood_samples(name, len(data.test))
+    probes = get_probes(looked.probes, trust=given.trust)
     return found + sum(probe.passes(looked.samples or probe.samples) for probe in probes.values())
 
 
-def _elsewhere(name: str, usual: int) -> int:
+def _ood_samples(name: str, usual: int) -> int:
     """Return how many samples another set has; where that cannot be told, as many as the run's own."""
     try:
         return len(registry.dataset.get(name)().test)

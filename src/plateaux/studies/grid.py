@@ -17,7 +17,7 @@ Choice = tuple[dict[str, Any], Changes]
 """One level of a factor: what it is called, and what it changes."""
 
 
-def factors(grid: Mapping[str, Any]) -> list[list[Choice]]:
+def grid_factors(grid: Mapping[str, Any]) -> list[list[Choice]]:
     """Return the levels of every factor."""
     found: list[tuple[str, Any]] = []
     for name, value in grid.items():
@@ -28,7 +28,7 @@ def factors(grid: Mapping[str, Any]) -> list[list[Choice]]:
     return [_named(name, value) if isinstance(value, Mapping) else _values(name, value) for name, value in found]
 
 
-def changed(base: Mapping[str, Any], changes: Changes) -> dict[str, Any]:
+def apply_changes(base: Mapping[str, Any], changes: Changes) -> dict[str, Any]:
     """Return a recipe's tree with some values changed; a section that gets another name loses its further options."""
     tree = deepcopy(dict(base))
     if ("seed",) in changes:
@@ -52,7 +52,7 @@ def changed(base: Mapping[str, Any], changes: Changes) -> dict[str, Any]:
     return tree
 
 
-def called(condition: Mapping[str, Any]) -> str:
+def condition_label(condition: Mapping[str, Any]) -> str:
     """Return a condition in words: `method=SAM, rho=0.05`."""
     return ", ".join(f"{name}={value}" for name, value in condition.items())
 
@@ -70,7 +70,7 @@ def _named(name: str, conditions: Mapping[str, Any]) -> list[Choice]:
     found: list[Choice] = []
     for title, table in conditions.items():
         changes = _flat({key: value for key, value in table.items() if key != "each"})
-        for inner in product(*factors(table.get("each", {}))):
+        for inner in product(*grid_factors(table.get("each", {}))):
             found.append(_together([({name: title}, changes), *inner]))
     return found
 

@@ -12,13 +12,13 @@ from plateaux.config.recipe import Recipe, fingerprint
 from plateaux.config.schema import fields
 from plateaux.core import registry
 from plateaux.core.types import derive_seed
-from plateaux.studies.grid import called
+from plateaux.studies.grid import condition_label
 from plateaux.studies.study import Study
-from plateaux.training.branching import span_of
+from plateaux.training.branching import shared_prefix
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class Trial:
     """One condition in one repetition."""
 
     condition: Mapping[str, Any]
@@ -32,46 +32,46 @@ class Planned:
         return f"{self.folder}-{self.recipe.members}"
 
     def __str__(self) -> str:
-        return f"{called(self.condition)} #{self.repetition}".strip()
+        return f"{condition_label(self.condition)} #{self.repetition}".strip()
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class RunSpec:
     """One run folder, and the conditions that it serves: all whose members are among its own."""
 
     folder: str
     recipe: Recipe
-    planned: tuple[Planned, ...]
-    span: str | None = None  # the folder of the run to begin from
-    lends: bool = False  # others begin from this one
+    trials: tuple[Trial, ...]
+    prefix: str | None = None  # the folder of the run to begin from
+    is_parent: bool = False  # others begin from this one
 
 
-def planned(study: Study, given: Components = NO_COMPONENTS) -> list[Planned]:
+def plan_trials(study: Study, given: Components = NO_COMPONENTS) -> list[Trial]:
     """Return the whole grid: one repetition of everything before the second."""
-    found: list[Planned] = []
+    found: list[Trial] = []
     whole = [(condition, _filled_in(recipe, given)) for condition, recipe in study.conditions()]
     for repetition in range(study.repetitions):
         for condition, recipe in whole:
             seeded = recipe.replaced(seed=derive_seed(study.seed, repetition))
-            found.append(Planned(condition, repetition, seeded, folder_of(seeded, given)))
+            found.append(Trial(condition, repetition, seeded, run_folder(seeded, given)))
     return found
 
 
-def tasks(plans: Sequence[Planned], given: Components = NO_COMPONENTS) -> list[Task]:
+def plan_runs(plans: Sequence[Trial], given: Components = NO_COMPONENTS) -> list[RunSpec]:
     """Return the runs that serve these conditions, each once, those that others begin from before the others."""
-    served: dict[str, list[Planned]] = {}
+    served: dict[str, list[Trial]] = {}
     for each in plans:
         served.setdefault(each.folder, []).append(each)
     largest = {folder: max((p.recipe for p in group), key=lambda r: r.members) for folder, group in served.items()}
-    lenders = _lenders(largest, given)
+    lenders = _parents(largest, given)
     found = [
-        Task(folder, largest[folder], tuple(group), lenders.get(folder), folder in lenders.values())
+        RunSpec(folder, largest[folder], tuple(group), lenders.get(folder), folder in lenders.values())
         for folder, group in served.items()
     ]
-    return sorted(found, key=lambda task: (min(p.repetition for p in task.planned), task.span is not None))
+    return sorted(found, key=lambda task: (min(p.repetition for p in task.trials), task.prefix is not None))
 
 
-def folder_of(recipe: Recipe, given: Components = NO_COMPONENTS) -> str:
+def run_folder(recipe: Recipe, given: Components = NO_COMPONENTS) -> str:
     """Return the hash of all that determines a run's members; their number, where they see each other or meet."""
     method = build_method(recipe, 0, given)
     alone = not method.is_joint and method.partition is None
@@ -85,12 +85,12 @@ def _filled_in(recipe: Recipe, given: Components) -> Recipe:
     return recipe.replaced(method={**usual, **recipe.method.options})
 
 
-def _lenders(recipes: Mapping[str, Recipe], given: Components) -> dict[str, str]:
+def _parents(recipes: Mapping[str, Recipe], given: Components) -> dict[str, str]:
     """Return from which run each begins: of those that train the same until a meeting, the one that meets first."""
     groups: dict[str, list[str]] = {}
     for folder, recipe in recipes.items():
         if recipe.train.keep == "last" and recipe.train.patience is None:
-            groups.setdefault(fingerprint(span_of(recipe, given)), []).append(folder)
+            groups.setdefault(fingerprint(shared_prefix(recipe, given)), []).append(folder)
     return {folder: lender for group in groups.values() for folder, lender in _begin(group, recipes, given)}
 
 

@@ -18,7 +18,7 @@ from plateaux.evaluation.robustness import robustness
 from plateaux.evaluation.row_names import MEMBERS_MEAN
 from plateaux.storage.run import Run
 from plateaux.storage.store import Store
-from plateaux.training.cost import Cost, spent
+from plateaux.training.cost import Cost, measured_cost
 
 RESULTS = "results.json"
 FORMAT = 1
@@ -28,41 +28,41 @@ NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class ResultRow:
     """One number of one run, with all that tells it apart."""
 
     run: str
     condition: Mapping[str, Any]  # factor -> value, such as {"method": "sam", "rho": 0.05, "width": 16}
     repetition: int
-    measure: str
-    on: str
+    metric: str
+    split: str
     row: str
-    number: float
-    error: float | None
-    draws: float | None
-    better: str
+    value: float
+    stderr: float | None
+    mc_stderr: float | None
+    higher_is_better: str
     percent: bool
 
 
-def findings_of_run(run: Run, condition: Mapping[str, Any] = NOTHING, repetition: int = 0) -> list[Finding]:
+def results_from_run(run: Run, condition: Mapping[str, Any] = NOTHING, repetition: int = 0) -> list[ResultRow]:
     """Return everything that was measured of a run's members as they are now, and what they cost."""
-    found = _kept(run)
+    found = _stored_results(run)
     found += robustness(found)
-    trees = [stored(each) for each in found]
-    return list(_findings(str(run.store.root), condition, repetition, trees, costs_of(run)))
+    trees = [to_stored(each) for each in found]
+    return list(_result_rows(str(run.store.root), condition, repetition, trees, cost_rows(run)))
 
 
-def findings_of_study(path: str | Path) -> list[Finding]:
+def results_from_study(path: str | Path) -> list[ResultRow]:
     """Return everything that was measured in a study: from its folder, or from its `results.json` alone."""
     results = read_results(path)
     if not results:
         raise RunError(f"{path} holds no {RESULTS}: it is no study folder, or none of its runs is finished yet")
-    found: list[Finding] = []
+    found: list[ResultRow] = []
     for each in results["conditions"]:
         entry = results["runs"].get(each["run"])
         if entry and results.get("asked") in (None, entry.get("asked")):  # else it answers what was asked before
             where = (str(each["run"]), each["condition"], int(each["repetition"]))
-            found += _findings(*where, entry["measurements"], entry["costs"])
+            found += _result_rows(*where, entry["measurements"], entry["costs"])
     return found
 
 
@@ -80,43 +80,45 @@ def read_results(path: str | Path) -> dict[str, Any]:
     return found
 
 
-def stored(found: MetricResult) -> dict[str, Any]:
+def to_stored(found: MetricResult) -> dict[str, Any]:
     """Return a measurement as a study keeps it."""
     return {**found.to_dict(), "percent": found.percent}
 
 
-def costs_of(run: Run, members: int | None = None, given: Components = NO_COMPONENTS) -> dict[str, dict[str, float]]:
+def cost_rows(run: Run, members: int | None = None, given: Components = NO_COMPONENTS) -> dict[str, dict[str, float]]:
     """Return what the members of a run, or the first so many, have cost, by row."""
     try:
-        each = {f"member {number}": spent(run, number, given) for number in range(members or run.recipe.members)}
+        each = {
+            f"member {number}": measured_cost(run, number, given) for number in range(members or run.recipe.members)
+        }
     except PlateauxError:  # a method from outside that nobody allowed: a run from a stranger is data
         return {}
     mean = Cost(*(sum(getattr(cost, by) for cost in each.values()) / len(each) for by in COSTS))
     return {row: asdict(cost) for row, cost in {**each, MEMBERS_MEAN: mean}.items()}
 
 
-def _findings(
+def _result_rows(
     run: str,
     condition: Mapping[str, Any],
     repetition: int,
     measurements: Iterable[Mapping[str, Any]],
     costs: Mapping[str, Mapping[str, float]],
-) -> Iterator[Finding]:
+) -> Iterator[ResultRow]:
     for tree in measurements:
         name = str(tree["measure"])
         percent = bool(tree["percent"]) if "percent" in tree else _in_percent(name)
         for row, value in tree["rows"].items():
             number = float("nan") if value["value"] is None else float(value["value"])
             errors = (value["error"], value.get("draws"))
-            yield Finding(
+            yield ResultRow(
                 run, condition, repetition, name, str(tree["on"]), row, number, *errors, str(tree["better"]), percent
             )
     for row, cost in costs.items():
         for by in COSTS:
-            yield Finding(run, condition, repetition, by, TRAINING, row, cost[by], None, None, "lower", False)
+            yield ResultRow(run, condition, repetition, by, TRAINING, row, cost[by], None, None, "lower", False)
 
 
-def _kept(run: Run) -> list[MetricResult]:
+def _stored_results(run: Run) -> list[MetricResult]:
     """Return the measurements in a run folder that are about its members' weights, one for each question.
 
     Where several answer, that of most members counts, then one under the usual conditions, then of most samples.

@@ -31,23 +31,23 @@ from plateaux.evaluation.ood import detect_ood, parse_ood_suites
 from plateaux.evaluation.results import MetricResult
 from plateaux.evaluation.robustness import robustness
 from plateaux.evaluation.splits import eval_split, eval_splits, ood_split
-from plateaux.loss_landscape.probe import probes_named
-from plateaux.loss_landscape.run_probes import landscape
+from plateaux.loss_landscape.probe import get_probes
+from plateaux.loss_landscape.run_probes import probe_landscape
 from plateaux.storage.run import Run, environment
 from plateaux.storage.store import Store
-from plateaux.studies.planning import Planned, Task, planned, tasks
-from plateaux.studies.results import FORMAT, RESULTS, costs_of, read_results, stored
+from plateaux.studies.planning import RunSpec, Trial, plan_runs, plan_trials
+from plateaux.studies.results import FORMAT, RESULTS, cost_rows, read_results, to_stored
 from plateaux.studies.study import Study
-from plateaux.training.autotune import choose
+from plateaux.training.autotune import autotune
 from plateaux.training.checks import check
-from plateaux.training.cost import passes_of
+from plateaux.training.cost import count_passes
 from plateaux.training.train import train
 
-CHOSEN = "chosen.json"
-PATIENCE = 600.0  # seconds to wait for another process at the same study, which writes or chooses
+AUTOTUNE = "chosen.json"
+LOCK_TIMEOUT_S = 600.0  # seconds to wait for another process at the same study, which writes or chooses
 
 
-class Conduct:
+class StudyRunner:
     """A study and the folder it is carried out in."""
 
     def __init__(
@@ -58,17 +58,17 @@ class Conduct:
         given: Components = NO_COMPONENTS,
         only: str = "*",
         executor: Mapping[str, Any] | None = None,
-        tell: Tell = lambda _: None,
+        log: Tell = lambda _: None,
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.study, self.root, self.given = study, Path(root), given
-        self.executor, self.tell, self.say = dict(executor or {}), tell, say
+        self.executor, self.log, self.say = dict(executor or {}), log, say
         self.store = Store(self.root)
-        self.plans = planned(study, given)
-        self.tasks = tasks(self.plans, given)
-        self.wanted = {each.run for each in self.plans if fnmatch(str(each), only)}
+        self.trials = plan_trials(study, given)
+        self.runs = plan_runs(self.trials, given)
+        self.wanted = {each.run for each in self.trials if fnmatch(str(each), only)}
 
-    def go(self) -> dict[str, Any]:
+    def run(self) -> dict[str, Any]:
         """Train and measure what is missing and return all results; a run that diverges does not hold up the others."""
         self.check()
         self.write({})
@@ -81,7 +81,7 @@ class Conduct:
                 continue
             self.say(f"run {place} of {len(missing)}: {todo[0]}{self._left(missing[place - 1 :], begun, done)}")
             try:
-                self.carry_out(task, todo)
+                self.run_one(task, todo)
             except DivergedError as problem:
                 problems.append(f"{todo[0]}: {problem}")
                 self.say(problems[-1])
@@ -93,12 +93,12 @@ class Conduct:
 
     def check(self) -> None:
         """Refuse what cannot be carried out before anything is written."""
-        for task in self.tasks:
+        for task in self.runs:
             check(self.trained(task), self.given)
         wanted = (*self.study.measure.measures, *self.study.measure.under_corruption)
         get_metrics(wanted, trust=self.given.trust)
-        probes_named(self.study.landscape.probes, allow=self.given.trust)
-        for recipe in {fingerprint(task.recipe.to_dict()["data"]): task.recipe for task in self.tasks}.values():
+        get_probes(self.study.landscape.probes, trust=self.given.trust)
+        for recipe in {fingerprint(task.recipe.to_dict()["data"]): task.recipe for task in self.runs}.values():
             self._check_samples(recipe)
 
     def _check_samples(self, recipe: Recipe) -> None:
@@ -111,36 +111,36 @@ class Conduct:
         for name in dict.fromkeys(name for names in suites.values() for name in names):
             ood_split(name, "", self.given)
 
-    def missing(self) -> list[tuple[Task, list[Planned]]]:
+    def missing(self) -> list[tuple[RunSpec, list[Trial]]]:
         """Return the runs that have numbers to give that are not there yet, in the order they are to be made."""
         results = self.results()
         found = []
-        for task in self.tasks:
-            todo = {p.run: p for p in reversed(task.planned) if p.run in self.wanted and not self.done(p, results)}
+        for task in self.runs:
+            todo = {p.run: p for p in reversed(task.trials) if p.run in self.wanted and not self.done(p, results)}
             if todo:
                 found.append((task, list(todo.values())[::-1]))
         return found
 
-    def done(self, plan: Planned, results: Mapping[str, Any]) -> bool:
+    def done(self, plan: Trial, results: Mapping[str, Any]) -> bool:
         """Say whether everything that is asked of a condition is written down."""
         entry = results.get("runs", {}).get(plan.run)
         return entry is not None and entry["asked"] == self.study.asked()
 
-    def carry_out(self, task: Task, todo: Sequence[Planned]) -> None:
+    def run_one(self, task: RunSpec, todo: Sequence[Trial]) -> None:
         """Train one run as far as it is missing, and write down the numbers of the conditions it serves."""
         root = self.root / "runs" / task.folder
         recipe = self._chosen(self.trained(task))
         self._begin_again(root)
-        self._train(recipe, root, self._lender(task))
+        self._train(recipe, root, self._parent(task))
         for plan in todo:
-            found = self._measured(root, plan.recipe.members)
+            found = self._evaluate(root, plan.recipe.members)
             self.write({plan.run: self._entry(root, plan, found)})
         self._tidy()
 
-    def trained(self, task: Task) -> Recipe:
+    def trained(self, task: RunSpec) -> Recipe:
         """Return the recipe a run is trained by: a lender keeps its state at the meeting."""
         recipe = task.recipe.replaced(executor=self.executor) if self.executor else task.recipe
-        return recipe.replaced(run={"keep_resume": "last"}) if task.lends else recipe
+        return recipe.replaced(run={"keep_resume": "last"}) if task.is_parent else recipe
 
     def results(self) -> dict[str, Any]:
         """Return what is written down so far."""
@@ -148,10 +148,10 @@ class Conduct:
 
     def write(self, entries: Mapping[str, Any]) -> None:
         """Add runs to what is written down; nobody else's are lost."""
-        with self.store.lock("runs", patience=PATIENCE):
+        with self.store.lock("runs", patience=LOCK_TIMEOUT_S):
             runs = {**self.results().get("runs", {}), **entries}
             conditions = [
-                {"condition": dict(p.condition), "repetition": p.repetition, "run": p.run} for p in self.plans
+                {"condition": dict(p.condition), "repetition": p.repetition, "run": p.run} for p in self.trials
             ]
             whole = {"format": FORMAT, "study": self.study.model_dump(mode="json"), "asked": self.study.asked()}
             whole |= {"conditions": conditions, "runs": runs}
@@ -159,7 +159,7 @@ class Conduct:
 
     def _train(self, recipe: Recipe, root: Path, span: Path | None) -> None:
         if recipe.executor.name != "mesh":
-            train(recipe, root, given=self.given, tell=self.tell, span=span)
+            train(recipe, root, given=self.given, tell=self.log, branch_from=span)
             return
         name = f"recipes/{root.name}.toml"
         self.store.put(name, recipe.to_toml().encode())
@@ -179,17 +179,17 @@ class Conduct:
             return recipe
         alike = {name: part for name, part in recipe.identity().items() if name not in ("method", "seed")}
         name = fingerprint(alike)
-        with self.store.lock("runs", patience=PATIENCE):
-            known = self.store.get_json(CHOSEN) if self.store.has(CHOSEN) else {}
+        with self.store.lock("runs", patience=LOCK_TIMEOUT_S):
+            known = self.store.get_json(AUTOTUNE) if self.store.has(AUTOTUNE) else {}
             if name not in known:
-                known[name] = choose(recipe, self.given, self.tell)
-                self.store.put_json(CHOSEN, known)
+                known[name] = autotune(recipe, self.given, self.log)
+                self.store.put_json(AUTOTUNE, known)
         return recipe.replaced(train={part: known[name][part] for part in ("precision", "memory_format")})
 
-    def _lender(self, task: Task) -> Path | None:
+    def _parent(self, task: RunSpec) -> Path | None:
         """Return the run to begin from, where it has come to its meeting and its state is kept."""
-        root = self.root / "runs" / str(task.span)
-        if task.span is None or not Store(root).has("run.json"):
+        root = self.root / "runs" / str(task.prefix)
+        if task.prefix is None or not Store(root).has("run.json"):
             return None
         other = Run.open(root)
         return root if all(each.partition_checkpoint for each in other.all_progress()) else None
@@ -205,7 +205,7 @@ class Conduct:
                 for name in run.store.names(f"members/{number}"):
                     run.store.delete(name)
 
-    def _measured(self, root: Path, members: int) -> list[MetricResult]:
+    def _evaluate(self, root: Path, members: int) -> list[MetricResult]:
         asked, looked = self.study.measure, self.study.landscape
         some = list(range(members)) if members < Run.open(root).recipe.members else None
         walk: dict[str, Any] = {"members": some, "given": self.given, "say": self.say}
@@ -223,10 +223,10 @@ class Conduct:
             found += detect_ood(root, suites, skip_missing=by_name, **walk)
         if looked.probes:
             options = {"on": looked.on, "samples": looked.samples, "batchnorm": looked.batchnorm, **walk}
-            found += landscape(root, probes=looked.probes, **options)
+            found += probe_landscape(root, probes=looked.probes, **options)
         return found
 
-    def _entry(self, root: Path, plan: Planned, found: Sequence[MetricResult]) -> dict[str, Any]:
+    def _entry(self, root: Path, plan: Trial, found: Sequence[MetricResult]) -> dict[str, Any]:
         run = Run.open(root)
         members = range(plan.recipe.members)
         course = {f"member {n}": [_numbers(line) for line in run.log(n) if "train loss" in line] for n in members}
@@ -236,35 +236,35 @@ class Conduct:
             "asked": self.study.asked(),
             "recipe": run.resolved_recipe().replaced(members=plan.recipe.members).to_dict(),
             "environment": environment(),
-            "measurements": [stored(each) for each in found],
-            "costs": costs_of(run, plan.recipe.members, self.given),
+            "measurements": [to_stored(each) for each in found],
+            "costs": cost_rows(run, plan.recipe.members, self.given),
             "course": course,
         }
 
     def _tidy(self) -> None:
         """Delete states that no run will begin from any more, and weights that nothing more is asked of."""
         results = self.results()
-        left = {task.span for task in self.tasks if not all(self.done(p, results) for p in task.planned)}
-        for task in self.tasks:
+        left = {task.prefix for task in self.runs if not all(self.done(p, results) for p in task.trials)}
+        for task in self.runs:
             root = self.root / "runs" / task.folder
-            if not Store(root).has("run.json") or not all(self.done(p, results) for p in task.planned):
+            if not Store(root).has("run.json") or not all(self.done(p, results) for p in task.trials):
                 continue
             run = Run.open(root)
-            if task.lends and task.folder not in left and task.recipe.run.keep_resume == "none":
+            if task.is_parent and task.folder not in left and task.recipe.run.keep_resume == "none":
                 for number, progress in enumerate(run.all_progress()):
                     run.commit(number, replace(progress, checkpoints=(), partition_checkpoint=None))
             if not self.study.keep_weights:
                 _drop(run)
 
-    def _left(self, missing: Sequence[tuple[Task, Any]], begun: float, done: float) -> str:
+    def _left(self, missing: Sequence[tuple[RunSpec, Any]], begun: float, done: float) -> str:
         """Return how long what is left will take, by how long went into what is done."""
         if not done:
             return ""
         more = sum(self._weight(task) for task, _ in missing)
         return f"; about {format_duration((time.monotonic() - begun) * more / done)} left"
 
-    def _weight(self, task: Task) -> float:
-        return sum(passes_of(task.recipe, number, given=self.given) for number in range(task.recipe.members))
+    def _weight(self, task: RunSpec) -> float:
+        return sum(count_passes(task.recipe, number, given=self.given) for number in range(task.recipe.members))
 
 
 def _drop(run: Run) -> None:

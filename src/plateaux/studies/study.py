@@ -28,10 +28,10 @@ from pydantic import Field, ValidationError
 from plateaux.config.recipe import Recipe, fingerprint
 from plateaux.config.schema import ConfigSection
 from plateaux.core.errors import RecipeError, suggest
-from plateaux.studies.grid import _flat, _together, called, changed, factors
+from plateaux.studies.grid import _flat, _together, apply_changes, condition_label, grid_factors
 
 
-class MeasurePart(ConfigSection):
+class EvaluateConfig(ConfigSection):
     """What is measured of every run, and on which samples; @N takes the first N."""
 
     on: tuple[str, ...] = ("test",)
@@ -43,7 +43,7 @@ class MeasurePart(ConfigSection):
     cache: str | None = None  # a folder to keep generated corrupted images in
 
 
-class LandscapePart(ConfigSection):
+class LandscapeConfig(ConfigSection):
     """Which probes are asked of every member."""
 
     probes: tuple[str, ...] = ()
@@ -65,8 +65,8 @@ class Study(ConfigSection):
     baseline: dict[str, Any] = Field(
         default_factory=dict
     )  # the condition that others are compared with, such as {rho = 0.0}
-    measure: MeasurePart = MeasurePart()
-    landscape: LandscapePart = LandscapePart()
+    measure: EvaluateConfig = EvaluateConfig()
+    landscape: LandscapeConfig = LandscapeConfig()
     figures: dict[str, Any] = Field(default_factory=dict)  # what the report draws
 
     @classmethod
@@ -94,12 +94,12 @@ class Study(ConfigSection):
     def conditions(self) -> list[tuple[dict[str, Any], Recipe]]:
         """Return every condition with its recipe, in the order of the grid; the seed is still that of the base."""
         found: list[tuple[dict[str, Any], Recipe]] = []
-        for choices in product(*factors(self.grid)):
+        for choices in product(*grid_factors(self.grid)):
             condition, changes = _together(choices)
             try:
-                found.append((condition, Recipe.from_dict(changed(self.base, changes))))
+                found.append((condition, Recipe.from_dict(apply_changes(self.base, changes))))
             except RecipeError as problem:
-                raise RecipeError(f"{called(condition) or 'base'}: {problem}") from None
+                raise RecipeError(f"{condition_label(condition) or 'base'}: {problem}") from None
         return found
 
     def asked(self) -> str:
@@ -115,7 +115,7 @@ def _base(given: Any, beside: Path) -> dict[str, Any]:
         return {} if given is None else {"base": given}
     file = beside / str(given["recipe"])
     recipe = Recipe.load(file if file.is_file() else str(given["recipe"]))
-    return {"base": changed(recipe.to_dict(), _flat({name: v for name, v in given.items() if name != "recipe"}))}
+    return {"base": apply_changes(recipe.to_dict(), _flat({name: v for name, v in given.items() if name != "recipe"}))}
 
 
 def _explained(problem: ValidationError) -> RecipeError:
@@ -123,7 +123,7 @@ def _explained(problem: ValidationError) -> RecipeError:
     place = [str(part) for part in first["loc"]]
     where = ".".join(place)
     if first["type"] == "extra_forbidden":
-        parts: dict[str, type[ConfigSection]] = {"measure": MeasurePart, "landscape": LandscapePart}
+        parts: dict[str, type[ConfigSection]] = {"measure": EvaluateConfig, "landscape": LandscapeConfig}
         known = parts.get(place[0], Study).model_fields
         return RecipeError(f"The study has no key {where!r}; {suggest(place[-1], known)}")
     if first["type"] == "missing":

@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from plateaux.theory.experiment import Experiment, Formula, Panel, Point
+from plateaux.theory.experiment import Experiment, FigurePanel, Formula, Point
 from plateaux.theory.phi import Floats
 
 Part = Literal["diversity", "upper", "lower"]
@@ -42,7 +42,7 @@ def captions(experiment: Experiment) -> dict[str, str]:
     }
 
 
-def _trade_off(panels: Sequence[Panel], experiment: Experiment) -> str:
+def _trade_off(panels: Sequence[FigurePanel], experiment: Experiment) -> str:
     words = []
     for pairs, when in (
         ([pair for pair in experiment.pairs if not pair.whole.stable], "in the paper's settings, where SAM diverges,"),
@@ -59,7 +59,7 @@ def _trade_off(panels: Sequence[Panel], experiment: Experiment) -> str:
     return f"At equal sharpness bound: {'; '.join(words)} (simulation of {experiment.matrices} matrices)."
 
 
-def _deviations(panels: Sequence[Panel], experiment: Experiment) -> str:
+def _deviations(panels: Sequence[FigurePanel], experiment: Experiment) -> str:
     points = [experiment.points[each] for panel in panels for curve in panel.curves.values() for each in curve]
     diverging = sum(not point.setting.stable for point in points)
     parts: tuple[tuple[Part, str], ...] = (("diversity", "Diversity"), ("upper", "the upper bound of sharpness"))

@@ -26,7 +26,7 @@ FORMULAS: tuple[Formula, ...] = ("printed", "corrected")
 
 
 @dataclass(frozen=True, slots=True)
-class Panel:
+class FigurePanel:
     """One plot: curves by name, each of settings in which one thing varies."""
 
     title: str
@@ -57,7 +57,7 @@ class Pair:
 class Experiment:
     """Every setting that is drawn or judged, simulated on the same random data."""
 
-    figures: Mapping[str, Sequence[Panel]]
+    figures: Mapping[str, Sequence[FigurePanel]]
     pairs: Sequence[Pair]
     points: Mapping[Setting, Point]
     matrices: int
@@ -90,12 +90,12 @@ def run(
     settings = list(dict.fromkeys([*drawn, *converging(like), *both]))
     found = simulate(settings, matrices=matrices, starts=starts, seed=seed, seen=seen)
     points = {each: Point(each, what, predictions(each)) for each, what in zip(settings, found, strict=True)}
-    stable = Panel("SAM converges, best k and rho", "bound", _curves(pairs))
+    stable = FigurePanel("SAM converges, best k and rho", "bound", _curves(pairs))
     figures = {**figures, "1b": [*figures["1b"], stable]}
     return Experiment(figures, pairs, points, matrices, starts, seed)
 
 
-def layout(like: Setting, parts: int, density: int) -> dict[str, list[Panel]]:
+def layout(like: Setting, parts: int, density: int) -> dict[str, list[FigurePanel]]:
     """Return the panels of the figures, but the one of Figure 1b that is found by search."""
 
     def over(low: float, high: float, setting: Setting, count: int = density) -> list[Setting]:
@@ -105,24 +105,24 @@ def layout(like: Setting, parts: int, density: int) -> dict[str, list[Panel]]:
     many = [replace(subsets, rho=0.5, k=k) for k in range(1, 16)]
     return {
         "1b": [
-            Panel(
+            FigurePanel(
                 "as in the paper: SAM diverges",
                 "rho",
                 {"SAM": over(0.24, 0.255, like), "subsets": over(0.01, 1.5, subsets)},
             )
         ],
-        "2": [Panel("k = 3, eta = 0.01, rho from 0.3 to 0.5", "rho", {"SAM": over(0.3, 0.5, like)})],
+        "2": [FigurePanel("k = 3, eta = 0.01, rho from 0.3 to 0.5", "rho", {"SAM": over(0.3, 0.5, like)})],
         "9": [
-            Panel("k = 3, eta = 0.01, rho from 0.4 to 1", "rho", {"subsets": over(0.4, 1.0, subsets)}),
-            Panel("eta = 0.01, rho = 0.5, k from 1 to 15", "k", {"subsets": many}),
+            FigurePanel("k = 3, eta = 0.01, rho from 0.4 to 1", "rho", {"subsets": over(0.4, 1.0, subsets)}),
+            FigurePanel("eta = 0.01, rho = 0.5, k from 1 to 15", "k", {"subsets": many}),
         ],
         "10": [
-            Panel(f"k = {k}, eta = {eta:g}", "rho", {"SAM": over(0.3, 0.5, replace(like, k=k, eta=eta))})
+            FigurePanel(f"k = {k}, eta = {eta:g}", "rho", {"SAM": over(0.3, 0.5, replace(like, k=k, eta=eta))})
             for k in (2, 4, 8)
             for eta in (0.1, 0.05, 0.01)
         ],
         "11": [
-            Panel(f"k = {k}, eta = {eta:g}", "rho", {"subsets": over(0.3, 0.5, replace(subsets, k=k, eta=eta))})
+            FigurePanel(f"k = {k}, eta = {eta:g}", "rho", {"subsets": over(0.3, 0.5, replace(subsets, k=k, eta=eta))})
             for k in (4, 8, 12)
             for eta in (0.5, 0.3, 0.1)
         ],
@@ -155,7 +155,7 @@ def equal_bounds(like: Setting, parts: int, steps: int) -> list[Pair]:
     return found
 
 
-def plotted_bounds(figures: Mapping[str, Sequence[Panel]]) -> list[Pair]:
+def plotted_bounds(figures: Mapping[str, Sequence[FigurePanel]]) -> list[Pair]:
     """Return settings of Figure 1b and those of its other curve at the same bound, where there is one."""
     whole, some = (figures["1b"][0].curves[name] for name in ("SAM", "subsets"))
     found = []

@@ -10,7 +10,7 @@ import numpy as np
 
 from plateaux.core.optional import optional_import
 from plateaux.theory.captions import Part, captions, off, percent, said
-from plateaux.theory.experiment import FORMULAS, Experiment, Formula, Panel, Point
+from plateaux.theory.experiment import FORMULAS, Experiment, FigurePanel, Formula, Point
 from plateaux.theory.intervals import around, mean_of
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def draw(experiment: Experiment, out: Path) -> list[Path]:
     return files
 
 
-def _figure(name: str, panels: Sequence[Panel], experiment: Experiment, new: type[Figure]) -> Figure:
+def _figure(name: str, panels: Sequence[FigurePanel], experiment: Experiment, new: type[Figure]) -> Figure:
     if name == "1b":
         return _trade_off(panels, experiment, new)
     if len(panels) < 3:
@@ -59,7 +59,7 @@ def _figure(name: str, panels: Sequence[Panel], experiment: Experiment, new: typ
     return _grid(panels, experiment, new)
 
 
-def _trade_off(panels: Sequence[Panel], experiment: Experiment, new: type[Figure]) -> Figure:
+def _trade_off(panels: Sequence[FigurePanel], experiment: Experiment, new: type[Figure]) -> Figure:
     """Draw Figure 1b: both ways of training on one plane."""
     figure = new(figsize=(8.6, 4.2), layout="constrained")
     for axes, panel in zip(figure.subplots(1, len(panels)), panels, strict=True):
@@ -77,7 +77,7 @@ def _trade_off(panels: Sequence[Panel], experiment: Experiment, new: type[Figure
     return figure
 
 
-def _with_ratios(panels: Sequence[Panel], experiment: Experiment, new: type[Figure]) -> Figure:
+def _with_ratios(panels: Sequence[FigurePanel], experiment: Experiment, new: type[Figure]) -> Figure:
     """Draw Figure 2 or 9: the plane above, and below it how far the formulas are from the simulation."""
     figure = new(figsize=(max(5.5, 4.3 * len(panels)), 6.2), layout="constrained")
     above, below = figure.subplots(2, len(panels), squeeze=False, height_ratios=(1.6, 1))
@@ -90,7 +90,7 @@ def _with_ratios(panels: Sequence[Panel], experiment: Experiment, new: type[Figu
     return figure
 
 
-def _grid(panels: Sequence[Panel], experiment: Experiment, new: type[Figure]) -> Figure:
+def _grid(panels: Sequence[FigurePanel], experiment: Experiment, new: type[Figure]) -> Figure:
     """Draw Figure 10 or 11: nine planes, each with a word on how far the formulas are from the simulation."""
     figure = new(figsize=(8.6, 9.2), layout="constrained")
     for axes, panel in zip(figure.subplots(3, 3).flat, panels, strict=True):
@@ -103,7 +103,7 @@ def _grid(panels: Sequence[Panel], experiment: Experiment, new: type[Figure]) ->
     return figure
 
 
-def _plane(axes: Axes, panel: Panel, experiment: Experiment, *, labels: bool = True) -> None:
+def _plane(axes: Axes, panel: FigurePanel, experiment: Experiment, *, labels: bool = True) -> None:
     """Draw sharpness against diversity: bounds as lines, simulation as points."""
     for name, settings in panel.curves.items():
         points = [experiment.points[each] for each in settings]
@@ -123,7 +123,7 @@ def _plane(axes: Axes, panel: Panel, experiment: Experiment, *, labels: bool = T
         axes.set_ylabel("diversity")
 
 
-def _ratios(axes: Axes, panel: Panel, experiment: Experiment) -> None:
+def _ratios(axes: Axes, panel: FigurePanel, experiment: Experiment) -> None:
     """Draw how far diversity and upper bound are from the simulation, in per cent, with its interval."""
     (settings,) = panel.curves.values()
     points = [experiment.points[each] for each in settings]
@@ -167,7 +167,7 @@ def _scale(axes: Axes, which: Literal["x", "y"], values: Sequence[float]) -> Non
     axis.set_minor_locator(ticker.NullLocator())
 
 
-def _words(panel: Panel, experiment: Experiment) -> str:
+def _words(panel: FigurePanel, experiment: Experiment) -> str:
     (settings,) = panel.curves.values()
     points = [experiment.points[each] for each in settings]
     parts: tuple[tuple[Part, str], ...] = (("diversity", "diversity"), ("upper", "upper bound"))

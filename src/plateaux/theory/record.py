@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from plateaux.theory.captions import captions, off, percent
-from plateaux.theory.experiment import FORMULAS, Experiment, Panel, Point
+from plateaux.theory.experiment import FORMULAS, Experiment, FigurePanel, Point
 from plateaux.theory.intervals import mean_of
 from plateaux.theory.phi import Floats
 from plateaux.theory.verdicts import judge
@@ -34,7 +34,7 @@ def deviations(experiment: Experiment) -> list[list[str]]:
     return rows
 
 
-def _panel(panel: Panel, experiment: Experiment) -> dict[str, Any]:
+def _panel(panel: FigurePanel, experiment: Experiment) -> dict[str, Any]:
     curves = {name: [_point(experiment.points[each]) for each in curve] for name, curve in panel.curves.items()}
     return {"title": panel.title, "varies": panel.varies, "curves": curves}
 

@@ -31,7 +31,7 @@ class Simulated:
 
 
 @dataclass(frozen=True, slots=True)
-class Draw:
+class MatrixSample:
     """One random experiment, before any step: what all settings of the same size share."""
 
     values: Floats  # [d] eigenvalues of all data
@@ -43,7 +43,7 @@ class Draw:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class MatrixPart:
     """One part of the data, and what its members start from in the basis of its eigenvectors."""
 
     values: Floats  # [d]
@@ -94,25 +94,25 @@ def _experiment(settings: Sequence[Setting], starts: int, seed: int, number: int
     return np.stack([np.array(diversity), worst_case(draw.values, slopes, radius).rise])
 
 
-def _draw(n: int, d: int, pieces: int, starts: int, random: np.random.Generator) -> Draw:
+def _draw(n: int, d: int, pieces: int, starts: int, random: np.random.Generator) -> MatrixSample:
     data = random.standard_normal((pieces, n // pieces, d)) / sqrt(d)
     grams = data.transpose(0, 2, 1) @ data
     values, vectors = np.linalg.eigh(grams.sum(0))
     new = random.standard_normal((TESTS, d)) / sqrt(d)
     teacher = np.full(d, 1 / sqrt(d))  # any direction will do: data have none
-    return Draw(values, vectors, new.T @ new / TESTS, random.standard_normal((d, starts)), teacher, grams)
+    return MatrixSample(values, vectors, new.T @ new / TESTS, random.standard_normal((d, starts)), teacher, grams)
 
 
-def _cut(draw: Draw, count: int, who: NDArray[np.int64]) -> list[Part]:
+def _cut(draw: MatrixSample, count: int, who: NDArray[np.int64]) -> list[MatrixPart]:
     d = len(draw.values)
     parts = []
     for number, gram in enumerate(draw.grams.reshape(count, -1, d, d).sum(1)):
         values, vectors = np.linalg.eigh(gram)
-        parts.append(Part(values, vectors, vectors.T @ draw.starts[:, who == number], vectors.T @ draw.teacher))
+        parts.append(MatrixPart(values, vectors, vectors.T @ draw.starts[:, who == number], vectors.T @ draw.teacher))
     return parts
 
 
-def _train(setting: Setting, parts: Sequence[Part]) -> tuple[Floats, Floats]:
+def _train(setting: Setting, parts: Sequence[MatrixPart]) -> tuple[Floats, Floats]:
     """Return the members after their steps, less the teacher, [d, members], and the mean [d] over all starts."""
     members, mean_error = [], np.zeros(setting.d)
     for part in parts:

@@ -49,7 +49,7 @@ def theorem1(setting: Setting, *, paper: bool = False, order: Order = "exact", j
     if setting.parts != 1:
         raise RecipeError(f"Theorem 1 is of members that see all data, not one of {setting.parts} parts: theorem2")
     warn_if_unstable(setting)
-    value = phi_of(setting, "leading" if paper else order)
+    value = get_phi(setting, "leading" if paper else order)
     middle = setting.radius * sqrt(value(2 * setting.k, 2)) * setting.norm
     least = setting.radius**2 / 2 * (sqrt(setting.n / setting.d) - 1) ** 2
     gap = jensen_gap(setting, paper=paper, order=order, jensen=jensen)
@@ -65,7 +65,7 @@ def theorem2(setting: Setting, *, paper: bool = False, order: Order = "exact") -
     (0.0863, 0.73)
     """
     warn_if_unstable(setting)
-    value, k, parts = phi_of(setting, "leading" if paper else order), setting.k, setting.parts
+    value, k, parts = get_phi(setting, "leading" if paper else order), setting.k, setting.parts
     between = (parts - 1) / (setting.d * parts) * (value(2 * k, 0) - value(k, 0) ** 2) * setting.norm**2
     constant = subset_constant(setting, paper=paper, order=order)
     upper = _steepest(setting, paper) + setting.radius / parts * sqrt(constant) * setting.norm
@@ -79,7 +79,7 @@ def subset_constant(setting: Setting, *, paper: bool = False, order: Order = "ex
     for parts turned against each other at random.
     """
     value, k, s, r, d = (
-        phi_of(setting, "leading" if paper else order),
+        get_phi(setting, "leading" if paper else order),
         setting.k,
         setting.parts,
         setting.ratio,
@@ -101,7 +101,7 @@ def subset_constant(setting: Setting, *, paper: bool = False, order: Order = "ex
 
 def jensen_gap(setting: Setting, *, paper: bool = False, order: Order = "exact", jensen: Jensen = "haar") -> float:
     """Return G of Theorem 1: how far the mean of a root may lie below the root of the mean."""
-    value, k, norm = phi_of(setting, "leading" if paper else order), setting.k, setting.norm
+    value, k, norm = get_phi(setting, "leading" if paper else order), setting.k, setting.norm
     mean, spread = value(2 * k, 2), value(4 * k, 4) - value(2 * k, 2) ** 2
     if paper:
         return spread / (2 * mean * sqrt(mean) * norm)
@@ -111,7 +111,7 @@ def jensen_gap(setting: Setting, *, paper: bool = False, order: Order = "exact",
     return setting.radius * norm * spread / (2 * mean * sqrt(mean))
 
 
-def phi_of(setting: Setting, order: Order) -> Phi:
+def get_phi(setting: Setting, order: Order) -> Phi:
     """Return phi(i, j) of the data that one member of the setting trains on."""
     if order == "exact":
         return partial(exact_phi, n=setting.rows, d=setting.d, eta=setting.eta, rho=setting.rho)

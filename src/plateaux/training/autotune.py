@@ -18,15 +18,15 @@ from plateaux.config.components import Components
 from plateaux.config.recipe import Recipe
 from plateaux.core.callbacks import Tell
 from plateaux.core.runtime import configure_runtime, get_device
-from plateaux.training.setup import learners_of, paces_of
-from plateaux.training.state import Way
+from plateaux.training.setup import build_train_states, shared_lr_schedulers
+from plateaux.training.state import StepOptions
 from plateaux.training.step import step
 
 STEPS = 50
 TOLERANCE = 0.02  # how far the loss over those steps may lie from fp32's
 
 
-def choose(recipe: Recipe, given: Components, tell: Tell, *, steps: int = STEPS) -> dict[str, Any]:
+def autotune(recipe: Recipe, given: Components, tell: Tell, *, steps: int = STEPS) -> dict[str, Any]:
     """Return the precision and memory format to train in, and what each candidate did; nothing if none is left open."""
     open_to = ["fp32"] if recipe.executor.manner == "vmap" else ["fp32", "bf16"]  # vmap does not run under autocast
     precisions = open_to if recipe.train.precision == "auto" else [recipe.train.precision]
@@ -54,7 +54,7 @@ def fastest(tried: list[dict[str, Any]]) -> dict[str, Any]:
     return max([tried[0], *sound], key=lambda each: float(each["images_per_second"]))
 
 
-def pace(recipe: Recipe, given: Components, *, steps: int = 6) -> float:
+def throughput(recipe: Recipe, given: Components, *, steps: int = 6) -> float:
     """Return how many images a second one member trains, from a few steps that are forgotten."""
     return _try(recipe, given, steps)[1]
 
@@ -67,8 +67,8 @@ def _try(recipe: Recipe, given: Components, steps: int) -> tuple[float, float]:
     ids, _ = train_val_split(alone, data)
     feed = build_loader(alone, data, 0, shared=False, device=device, ids=ids)
     executor = build_executor(alone, given)
-    learners = learners_of(alone, data, [0], executor, device=device, steps=feed.steps(), given=given)
-    way = Way(alone.train.precision, device, paces=paces_of(learners))
+    learners = build_train_states(alone, data, [0], executor, device=device, steps=feed.steps(), given=given)
+    way = StepOptions(alone.train.precision, device, shared_lr_schedulers=shared_lr_schedulers(learners))
     losses: list[torch.Tensor] = []
     epoch, half, seen, clock = 0, steps // 2, 0, time.perf_counter()
     while len(losses) < steps:

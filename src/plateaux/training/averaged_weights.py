@@ -12,25 +12,25 @@ from plateaux.core import tensor_tree
 from plateaux.core.member import Forward
 from plateaux.core.types import Inputs
 from plateaux.models.modes import update_bn
-from plateaux.training.state import Learner, stand_at
+from plateaux.training.state import TrainState, at_params
 
 
 @contextmanager
-def at_average(
-    learner: Learner, batches: Callable[[], Iterable[Inputs]], forward: Forward = nullcontext
+def averaged_params(
+    learner: TrainState, batches: Callable[[], Iterable[Inputs]], forward: Forward = nullcontext
 ) -> Iterator[None]:
     """Put a member at its moving average for a while, BatchNorm's statistics taken from batches; then put it back."""
     average = learner.average
     if average is None or not average.count:
         yield
         return
-    with stand_at(learner, {name: average.tree[name] for name in learner.params}):
+    with at_params(learner, {name: average.tree[name] for name in learner.params}):
         tensor_tree.write(learner.buffers, {**learner.buffers, **average.tree})
         update_bn(learner.module, batches(), forward)
         yield
 
 
-def in_words(learner: Learner, epoch: int) -> str:
+def describe_weights(learner: TrainState, epoch: int) -> str:
     """Say which weights a member is used at once so many epochs are completed."""
     count = 0 if learner.average is None else learner.average.count
     return f"epoch {epoch}, the mean of the last {count} steps" if count else f"epoch {epoch}"

@@ -13,16 +13,16 @@ from plateaux.core.errors import RunError
 from plateaux.storage.run import MemberProgress, Run, sharpness_path
 
 
-def span_of(recipe: Recipe, given: Components = NO_COMPONENTS) -> dict[str, Any]:
+def shared_prefix(recipe: Recipe, given: Components = NO_COMPONENTS) -> dict[str, Any]:
     """Return what decides a member's weights until its first meeting: of SAM and SharpBalance the same."""
-    methods = {str(number): _until_meeting(recipe, number, given) for number in range(recipe.members)}
+    methods = {str(number): _epochs_before_partition(recipe, number, given) for number in range(recipe.members)}
     return {**recipe.identity(), "method": methods}
 
 
-def begin_from(run: Run, other: Run, given: Components = NO_COMPONENTS) -> None:
+def branch_from(run: Run, other: Run, given: Components = NO_COMPONENTS) -> None:
     """Put members that have not begun where another run of the same span stood at its first meeting."""
-    mine = {"recipe": span_of(run.resolved_recipe(), given), "data": run.metadata["data"]}
-    theirs = {"recipe": span_of(_as_many(other, run), given), "data": other.metadata["data"]}
+    mine = {"recipe": shared_prefix(run.resolved_recipe(), given), "data": run.metadata["data"]}
+    theirs = {"recipe": shared_prefix(_as_many(other, run), given), "data": other.metadata["data"]}
     changes = diff(theirs, mine)
     if changes:
         raise RunError(
@@ -74,11 +74,14 @@ def _copy(run: Run, other: Run, number: int, given: Components) -> None:
     ):
         run.store.put(scores, other.store.get(scores))
     run.commit(
-        number, MemberProgress(**{**progress, "checkpoints": ((epoch, 0, name),), "partition_checkpoint": name if meets_here else None})
+        number,
+        MemberProgress(
+            **{**progress, "checkpoints": ((epoch, 0, name),), "partition_checkpoint": name if meets_here else None}
+        ),
     )
 
 
-def _until_meeting(recipe: Recipe, number: int, given: Components) -> dict[str, Any]:
+def _epochs_before_partition(recipe: Recipe, number: int, given: Components) -> dict[str, Any]:
     """Return one member's method until its first meeting, defaults filled in."""
     rendezvous = build_method(recipe, number, given).partition
     if rendezvous is not None:

@@ -9,13 +9,13 @@ import torch
 
 from plateaux.config.builders.model import member_state_dict, shared_param_names
 from plateaux.config.recipe import Recipe
-from plateaux.training.state import Learner, Scaler
+from plateaux.training.state import GradScaler, TrainState
 
 
-def state_of(learner: Learner) -> dict[str, Any]:
+def state_dict(learner: TrainState) -> dict[str, Any]:
     """Return all that a member needs to go on exactly as if nothing had happened."""
-    learner.keep_pace()
-    schedule = learner.schedule if learner.pace is None else learner.pace.schedule
+    learner.step_lr_scheduler()
+    schedule = learner.lr_scheduler if learner.shared_lr_scheduler is None else learner.shared_lr_scheduler.lr_scheduler
     return {
         "params": {name: param.detach() for name, param in learner.params.items()},
         "buffers": dict(learner.buffers),
@@ -27,23 +27,23 @@ def state_of(learner: Learner) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def restore(learner: Learner, state: dict[str, Any]) -> None:
+def load_state_dict(learner: TrainState, state: dict[str, Any]) -> None:
     """Put a member back to where `state_of` saw it."""
     for name, param in learner.params.items():
         param.copy_(state["params"][name])
     for name, buffer in learner.buffers.items():
         buffer.copy_(state["buffers"][name])
     learner.optimizer.load_state_dict(state["optimizer"])
-    if learner.schedule is not None:
-        learner.schedule.load_state_dict(state["schedule"])
-    if learner.pace is not None:
-        learner.pace.return_to(learner.optimizer, state["schedule"])
+    if learner.lr_scheduler is not None:
+        learner.lr_scheduler.load_state_dict(state["schedule"])
+    if learner.shared_lr_scheduler is not None:
+        learner.shared_lr_scheduler.return_to(learner.optimizer, state["schedule"])
     if learner.scaler is not None:
-        learner.scaler = Scaler(**state["scaler"])
+        learner.scaler = GradScaler(**state["scaler"])
     if learner.average is not None:
         learner.average.load_state_dict(state["average"], next(iter(learner.params.values())).device)
 
 
-def weights_of(recipe: Recipe, learner: Learner) -> dict[str, torch.Tensor]:
+def member_weights(recipe: Recipe, learner: TrainState) -> dict[str, torch.Tensor]:
     """Return the weights a member's file holds."""
     return member_state_dict(learner.module, shared_param_names(recipe, learner.module))

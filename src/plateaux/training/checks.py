@@ -11,17 +11,17 @@ from plateaux.config.components import NO_COMPONENTS, Components
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RecipeError
 from plateaux.core.method import Method
-from plateaux.loss_landscape.probe import probes_named
+from plateaux.loss_landscape.probe import get_probes
 from plateaux.optim.sam import count_gradients
-from plateaux.training.validation import validation_measures
+from plateaux.training.validation import validation_metrics
 
 
 def check(recipe: Recipe, given: Components = NO_COMPONENTS) -> bool:
     """Say whether the members see each other; refuse what cannot be carried out before anything is written."""
     check_plugins(recipe, given)
     method = build_method(recipe, 0, given)
-    joint, sees = method.is_joint, method.objective.gather != "own"
-    check_turns(recipe, method, given)
+    joint, sees = method.is_joint, method.objective.gather != "none"
+    check_member_order(recipe, method, given)
     asks = {
         count_gradients(build_method(recipe, number, given).update, recipe.data.batch)
         for number in range(recipe.members)
@@ -37,7 +37,7 @@ def check(recipe: Recipe, given: Components = NO_COMPONENTS) -> bool:
         raise RecipeError(f"members of {recipe.method.name!r} settle together: only rho may differ between them")
     if recipe.data.unlabelled and "unlabelled" not in method.objective.extra_inputs:
         warnings.warn(f"{recipe.method.name!r} looks at no unlabelled samples: they are not read", stacklevel=3)
-    _check_meeting(recipe, given)
+    _check_partition(recipe, given)
     if joint and recipe.train.patience is not None:
         raise RecipeError(
             f"members of {recipe.method.name!r} learn together, so none can stop early; leave out train.patience"
@@ -57,8 +57,8 @@ def check(recipe: Recipe, given: Components = NO_COMPONENTS) -> bool:
         raise RecipeError(
             f"train.keep = {recipe.train.keep!r} needs samples to choose on; set data.validation, such as 0.1"
         )
-    validation_measures(recipe.train.keep)
-    probes_named(recipe.probe.names, allow=given.trust)
+    validation_metrics(recipe.train.keep)
+    get_probes(recipe.probe.names, trust=given.trust)
     if recipe.train.patience is not None and not recipe.data.validation:
         raise RecipeError("train.patience needs samples to judge by; set data.validation, such as 0.1")
     return joint
@@ -68,7 +68,7 @@ def _joint_options(recipe: Recipe, number: int, given: Components) -> dict[str, 
     return {name: value for name, value in method_options(recipe, number, given).items() if name != "rho"}
 
 
-def _check_meeting(recipe: Recipe, given: Components) -> None:
+def _check_partition(recipe: Recipe, given: Components) -> None:
     """Refuse what members that meet cannot do; one alone meets nobody."""
     found = [build_method(recipe, number, given).partition for number in range(recipe.members)]
     first = found[0]
@@ -88,9 +88,9 @@ def _check_meeting(recipe: Recipe, given: Components) -> None:
         )
 
 
-def check_turns(recipe: Recipe, method: Method, given: Components) -> None:
+def check_member_order(recipe: Recipe, method: Method, given: Components) -> None:
     """Refuse what members that go on from each other cannot do."""
-    if method.member_order != "onward":
+    if method.member_order != "chained":
         return
     name = recipe.method.name
     if len({architecture_hash(recipe, number, given) for number in range(recipe.members)}) > 1:

@@ -22,7 +22,7 @@ from plateaux.core.types import TensorTree
 from plateaux.storage.run import Run, partition_summary_path
 
 BACKWARD = 2 / 3  # of a pass
-UNKNOWN_SHARE = 0.5  # of the samples a member is careful about, before its meeting
+UNKNOWN_FRACTION = 0.5  # of the samples a member is careful about, before its meeting
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,18 +34,18 @@ class Cost:
     seconds: float
 
 
-def spent(run: Run, number: int, given: Components = NO_COMPONENTS) -> Cost:
+def measured_cost(run: Run, number: int, given: Components = NO_COMPONENTS) -> Cost:
     """Return what a member of a run has cost until now.
 
     Scoring for a meeting counts, as a pass and in seconds.
     """
     progress, met = run.progress(number), _meetings(run, number, given)
     shares = {epoch: float(summary["share"][number] or 0.0) for epoch, summary in met.items()}
-    passes = passes_of(run.recipe, number, epochs=progress.epoch, shares=shares, given=given)
+    passes = count_passes(run.recipe, number, epochs=progress.epoch, shares=shares, given=given)
     return Cost(progress.epoch, passes, progress.seconds)
 
 
-def passes_of(
+def count_passes(
     recipe: Recipe,
     number: int = 0,
     *,
@@ -61,18 +61,18 @@ def passes_of(
     wanted = recipe.train.epochs if epochs is None else epochs
     ends = [epoch for epoch in (method.partition.after if method.partition else ()) if epoch <= wanted]
     drawn = recipe.data.bag or 1.0  # of all samples, in an epoch
-    found = drawn * (ends[0] if ends else wanted) * passes_a_step(method.update, size)
+    found = drawn * (ends[0] if ends else wanted) * passes_per_step(method.update, size)
     for begin, end in pairwise([*ends, wanted]):
-        share = (shares or {}).get(begin, UNKNOWN_SHARE)
+        share = (shares or {}).get(begin, UNKNOWN_FRACTION)
         careful = torch.arange(size) < round(share * size)
-        found += 1 + drawn * (end - begin) * passes_a_step(method.update, size, careful)
+        found += 1 + drawn * (end - begin) * passes_per_step(method.update, size, careful)
     return found
 
 
-def passes_a_step(update: Update, size: int, careful: Tensor | None = None) -> float:
+def passes_per_step(update: Update, size: int, sam_fraction: Tensor | None = None) -> float:
     """Return how many passes over its batch an update takes."""
     nothing: TensorTree = {"weight": torch.zeros(1)}
-    walk = update(nothing, StepContext(size, lr=1.0, peak_lr=1.0, sam_set=careful))
+    walk = update(nothing, StepContext(size, lr=1.0, peak_lr=1.0, sam_set=sam_fraction))
     found = 0.0
     try:
         asked = next(walk)

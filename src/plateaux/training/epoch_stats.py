@@ -11,28 +11,28 @@ from plateaux.core.errors import DivergedError
 from plateaux.core.tensor_tree import finite
 from plateaux.data.loader import MemberLoader
 from plateaux.storage.run import MemberProgress
-from plateaux.training.state import Learner, Tally
+from plateaux.training.state import StepStats, TrainState
 
 
 @dataclass(slots=True)
-class Runner:
+class EpochStats:
     """One member on the course: how far it is, and what it has seen since it last wrote a line."""
 
-    learner: Learner
-    feed: MemberLoader
+    state: TrainState
+    loader: MemberLoader
     progress: MemberProgress
     loss: float = 0.0  # sum over the samples of this epoch so far
-    right: float = 0.0
+    correct: float = 0.0
     seen: int = 0
     lines: list[dict[str, Any]] = field(default_factory=list)
-    pending: list[tuple[Tally, int]] = field(default_factory=list)
+    pending: list[tuple[StepStats, int]] = field(default_factory=list)
 
     def check(self, losses: Sequence[float], epoch: int, done: int) -> None:
         """Refuse to go on with a loss or with weights that are no numbers."""
-        scaler = self.learner.scaler
+        scaler = self.state.scaler
         if scaler is not None and scaler.factor > 1:
             return  # an overflow under fp16 has skipped its step already
-        if not (all(map(math.isfinite, losses)) and finite(list(self.learner.params.values()))):
+        if not (all(map(math.isfinite, losses)) and finite(list(self.state.params.values()))):
             held = self.progress.checkpoints
             where = (
                 f"its checkpoint of epoch {held[-1][0]}, step {held[-1][1]} is untouched"
@@ -40,12 +40,12 @@ class Runner:
                 else "it has no checkpoint"
             )
             raise DivergedError(
-                f"The loss of member {self.learner.number} is no number any more (epoch {epoch}, step {done}); "
+                f"The loss of member {self.state.number} is no number any more (epoch {epoch}, step {done}); "
                 f"{where}. "
                 'Try a smaller optimizer.lr, optimizer.clip, or train.precision = "fp32"'
             )
 
 
-def plain(progress: MemberProgress) -> dict[str, Any]:
+def to_plain(progress: MemberProgress) -> dict[str, Any]:
     """Return where a member stands as a state keeps it: a state does not name states."""
     return {**{name: getattr(progress, name) for name in MemberProgress.__slots__}, "checkpoints": ()}

@@ -21,12 +21,12 @@ from plateaux.core.runtime import node_name
 from plateaux.storage.run import Run
 from plateaux.training.jobs import Job, Position
 
-EVERY = 5.0  # seconds between two writes
-SILENT = 60.0  # seconds after which a job that says nothing counts as gone
-LINES = 200  # of what was said
+WRITE_EVERY_S = 5.0  # seconds between two writes
+LOST_AFTER_S = 60.0  # seconds after which a job that says nothing counts as gone
+MAX_LOG_LINES = 200  # of what was said
 
 
-class Record:
+class JobRecord:
     """Writes down what a job tells, and passes it on."""
 
     def __init__(self, run: Run, job: Job, tell: Tell, *, wanted: bool) -> None:
@@ -50,10 +50,10 @@ class Record:
         """Take news, and pass them on."""
         self._tell(news)
         if "say" in news:
-            self._said = [*self._said, str(news["say"])][-LINES:]
+            self._said = [*self._said, str(news["say"])][-MAX_LOG_LINES:]
         elif "member" in news:
             self._news.setdefault(str(news["member"]), {}).update(news)
-        if time.monotonic() - self._written > EVERY:
+        if time.monotonic() - self._written > WRITE_EVERY_S:
             self._write()
 
     def ends(self, outcome: str, problem: str = "") -> None:
@@ -70,9 +70,9 @@ class Record:
 
 
 @contextmanager
-def recorded(run: Run, job: Job, tell: Tell, *, wanted: bool) -> Iterator[Record]:
+def record_job(run: Run, job: Job, tell: Tell, *, wanted: bool) -> Iterator[JobRecord]:
     """Lend the record of one attempt at a job; nothing is written unless it is wanted."""
-    record = Record(run, job, tell, wanted=wanted)
+    record = JobRecord(run, job, tell, wanted=wanted)
     try:
         yield record
     except Interrupted as problem:
@@ -90,11 +90,11 @@ def records(run: Run) -> list[dict[str, Any]]:
     return sorted(found, key=lambda each: float(each["begun"]))
 
 
-def latest(run: Run) -> dict[int, dict[str, Any]]:
+def latest_by_member(run: Run) -> dict[int, dict[str, Any]]:
     """Return for every member what its newest job tells: node, attempt, outcome, and how far it is."""
     found: dict[int, dict[str, Any]] = {}
     for each in records(run):
-        gone = each["outcome"] == "running" and time.time() - each["seen"] > SILENT
+        gone = each["outcome"] == "running" and time.time() - each["seen"] > LOST_AFTER_S
         facts = {name: each[name] for name in ("node", "attempt", "begun", "seen")}
         for number in each["members"] if each["kind"] == "train" else ():
             news = each["news"].get(str(number), {})

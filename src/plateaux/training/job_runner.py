@@ -16,17 +16,17 @@ from plateaux.core.runtime import configure_runtime, get_device, is_rank_zero
 from plateaux.evaluation.loading import load_members
 from plateaux.storage.feature_cache import with_cached_features
 from plateaux.storage.run import Run, partition_summary_path
-from plateaux.training.job_records import Record, recorded
+from plateaux.training.job_records import JobRecord, record_job
 from plateaux.training.jobs import Job
-from plateaux.training.partition import decide
-from plateaux.training.planning import left_of
-from plateaux.training.trainer import Course
+from plateaux.training.partition import assign_samples
+from plateaux.training.planning import remaining_part
+from plateaux.training.trainer import Trainer
 
-LEAVING = 60.0  # seconds that a process on a lost node may take to notice, and to let go of its member
+EXIT_GRACE_S = 60.0  # seconds that a process on a lost node may take to notice, and to let go of its member
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class JobRunner:
     """Carries out jobs of one run, in whatever process it is called."""
 
     root: str
@@ -38,22 +38,24 @@ class Work:
         configure_runtime(processes=processes, threads=self.recipe.executor.threads)
         run = replace(Run.open(self.root), recipe=self.recipe)
         executor = build_executor(self.recipe, self.given)
-        with recorded(run, job, tell, wanted=executor.is_remote and is_rank_zero()) as record:
+        with record_job(run, job, tell, wanted=executor.is_remote and is_rank_zero()) as record:
             if job.kind == "decide":
-                _decide(run, job, self.given, record.tell)
+                _assign_samples(run, job, self.given, record.tell)
             else:
                 self._train(run, job, executor, record, device)
 
-    def _train(self, run: Run, job: Job, executor: Executor, record: Record, device: str | None) -> None:
+    def _train(self, run: Run, job: Job, executor: Executor, record: JobRecord, device: str | None) -> None:
         held = [job.members[row] for row in executor.local_members(len(job.members))]
         method = build_method(self.recipe, 0, self.given)
         with ExitStack() as locks, _deterministic(self.recipe.train.deterministic):
             if executor.is_writer():
                 for number in held:
-                    locks.enter_context(run.lock(number, patience=LEAVING if executor.is_remote else 0))
+                    locks.enter_context(run.lock(number, patience=EXIT_GRACE_S if executor.is_remote else 0))
                     run.store.remove_partial(f"members/{number}")
             executor.all_reduce_max(0)  # or one who waited for a lock would find members further on than the others did
-            left = left_of(job, {number: run.progress(number) for number in job.members}, joint=method.is_joint)
+            left = remaining_part(
+                job, {number: run.progress(number) for number in job.members}, is_joint=method.is_joint
+            )
             if left is None:
                 return
             record.begins(left.start)
@@ -62,19 +64,19 @@ class Work:
             data = on_device(
                 with_cached_features(self.recipe, build_training_data(self.recipe, self.given), self.given), place
             )
-            follows = bool(held) and method.member_order == "after"
+            follows = bool(held) and method.member_order == "sequential"
             earlier = load_members(run, data, range(held[0]), self.given) if follows else []
-            Course(run, data, left, held, executor, place, self.given, record.tell, earlier=earlier).go()
+            Trainer(run, data, left, held, executor, place, self.given, record.tell, earlier=earlier).fit()
 
 
-def _decide(run: Run, job: Job, given: Components, tell: Tell) -> None:
+def _assign_samples(run: Run, job: Job, given: Components, tell: Tell) -> None:
     """Take the decision of a meeting, once: the other processes of a mesh find it in the folder."""
     rendezvous = build_method(run.recipe, 0, given).partition
     assert rendezvous is not None
     if is_rank_zero() and not run.store.has(partition_summary_path(job.stop)):
         for folder in ("scores", "notes"):  # nobody writes there now: every member has left its scores
             run.store.remove_partial(folder)
-        decide(run, rendezvous, job.stop, tell, members=job.members)
+        assign_samples(run, rendezvous, job.stop, tell, members=job.members)
 
 
 @contextmanager

@@ -9,12 +9,12 @@ Position = tuple[int, int]  # completed epochs, completed steps of the next one
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
+class PartitionStatus:
     """A meeting as the run folder shows it."""
 
     epoch: int  # completed epochs at which members meet
     scored: frozenset[int] = frozenset()  # members whose scores are there
-    decided: int | None = None  # for how many members it was decided
+    assigned: int | None = None  # for how many members it was decided
     without: frozenset[int] = frozenset()  # those of them that were given up, and have no part in the run any more
 
 

@@ -8,29 +8,29 @@ from contextlib import AbstractContextManager, contextmanager
 import torch
 
 from plateaux.storage.store import Store
-from plateaux.training.state import Learner
+from plateaux.training.state import TrainState
 
 
-def parking(scratch: Store) -> Callable[[Learner], AbstractContextManager[None]]:
+def offload_to_disk(scratch: Store) -> Callable[[TrainState], AbstractContextManager[None]]:
     """Return the function that wakes a parked member for its turn and parks it again.
 
     Between turns a member's weights, buffers and optimiser state lie on disk, and its tensors hold no memory.
     """
 
     @contextmanager
-    def awake(learner: Learner) -> Iterator[None]:
+    def awake(learner: TrainState) -> Iterator[None]:
         name = f"{learner.number}.pt"
         if scratch.has(name):
-            _wake(learner, scratch.get_state(name))
+            _restore(learner, scratch.get_state(name))
         try:
             yield
         finally:
-            scratch.put_state(name, _park(learner))
+            scratch.put_state(name, _offload(learner))
 
     return awake
 
 
-def _moving(learner: Learner) -> dict[str, torch.Tensor]:
+def _movable_tensors(learner: TrainState) -> dict[str, torch.Tensor]:
     """Return every tensor that moves with a member, by a name that lasts."""
     found = {f"params.{n}": p for n, p in learner.params.items()}
     found |= {f"buffers.{n}": b for n, b in learner.buffers.items()}
@@ -42,14 +42,14 @@ def _moving(learner: Learner) -> dict[str, torch.Tensor]:
     return found
 
 
-def _park(learner: Learner) -> dict[str, torch.Tensor]:
-    moving = _moving(learner)
+def _offload(learner: TrainState) -> dict[str, torch.Tensor]:
+    moving = _movable_tensors(learner)
     copy = {name: tensor.detach() for name, tensor in moving.items()}
     for tensor in moving.values():
         tensor.data = tensor.data.new_empty(0)
     return copy
 
 
-def _wake(learner: Learner, copy: dict[str, torch.Tensor]) -> None:
-    for name, tensor in _moving(learner).items():
+def _restore(learner: TrainState, copy: dict[str, torch.Tensor]) -> None:
+    for name, tensor in _movable_tensors(learner).items():
         tensor.data = copy[name].to(tensor.device)

@@ -33,29 +33,29 @@ from plateaux.models.modes import eval_mode
 from plateaux.optim.grad_norms import max_batch_size
 from plateaux.storage.run import Run, partition_summary_path, sam_set_path, sharpness_path
 from plateaux.storage.store import Store
-from plateaux.training.jobs import Meeting
-from plateaux.training.state import Learner
+from plateaux.training.jobs import PartitionStatus
+from plateaux.training.state import TrainState
 
-CHUNK = 1 << 18  # samples of one member in memory while deciding
-BOUND = 1 << 30  # bytes that scoring one batch may take
+CHUNK_SAMPLES = 1 << 18  # samples of one member in memory while deciding
+MAX_SCORING_BYTES = 1 << 30  # bytes that scoring one batch may take
 
 
-def meetings(run: Run, rendezvous: DataPartition | None) -> list[Meeting]:
+def partition_statuses(run: Run, partition: DataPartition | None) -> list[PartitionStatus]:
     """Return the meetings of a run as its folder shows them."""
-    return [_meeting(run, epoch) for epoch in rendezvous.after] if rendezvous is not None else []
+    return [_partition_status(run, epoch) for epoch in partition.after] if partition is not None else []
 
 
-def _meeting(run: Run, epoch: int) -> Meeting:
+def _partition_status(run: Run, epoch: int) -> PartitionStatus:
     members = range(run.recipe.members)
     scored = frozenset(n for n in members if run.store.has(sharpness_path(epoch, n)))
     if not run.store.has(partition_summary_path(epoch)):
-        return Meeting(epoch, scored)
+        return PartitionStatus(epoch, scored)
     summary = run.store.get_json(partition_summary_path(epoch))
-    return Meeting(epoch, scored, summary["members"], frozenset(summary.get("without", ())))
+    return PartitionStatus(epoch, scored, summary["members"], frozenset(summary.get("without", ())))
 
 
 @dataclass(frozen=True, slots=True)
-class Scorer:
+class SharpnessScorer:
     """Scores the training samples for members that have come to a meeting."""
 
     run: Run
@@ -66,7 +66,7 @@ class Scorer:
     tell: Tell = lambda _: None
     stop: Callable[[], bool] = lambda: False  # asked after every batch: all processes get the same answer
 
-    def score(self, learners: Sequence[Learner], epoch: int) -> None:
+    def score(self, learners: Sequence[TrainState], epoch: int) -> None:
         """Leave the members' scores in the run folder; those that lie there are not made again."""
         todo = [each for each in learners if not self.run.store.has(sharpness_path(epoch, each.number))]
         if not self.executor.all_reduce_max(int(bool(todo))):
@@ -103,7 +103,7 @@ class Scorer:
         for ids, batch in zip(torch.split(self.ids.cpu(), size), batches, strict=True):
             yield ids.numpy(), batch
 
-    def _scores(self, learner: Learner, ids: NDArray[np.int64], batch: Batch) -> NDArray[np.float32]:
+    def _scores(self, learner: TrainState, ids: NDArray[np.int64], batch: Batch) -> NDArray[np.float32]:
         """Return one member's scores of a whole batch, whoever worked on which of its samples."""
         assert learner.method.partition is not None
         whole = torch.zeros(len(ids), dtype=torch.float64, device=self.device)
@@ -119,7 +119,7 @@ class Scorer:
             )
         return scores
 
-    def _write(self, learner: Learner, epoch: int, found: NDArray[np.float32]) -> None:
+    def _write(self, learner: TrainState, epoch: int, found: NDArray[np.float32]) -> None:
         if not self.executor.is_writer():
             return
         rendezvous = learner.method.partition
@@ -138,7 +138,7 @@ def scoring_batch(recipe: Recipe, data: DataSplits, module: nn.Module) -> int:
     """Return how many samples are scored at once: what BOUND bytes hold."""
     batch = next(eval_batches(recipe, data, data.train, torch.arange(min(2, len(data.train))), batch_size=2))
     with eval_mode([module]):
-        return max_batch_size(MemberModule(module), batch, bound=BOUND)
+        return max_batch_size(MemberModule(module), batch, bound=MAX_SCORING_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,13 +157,13 @@ class StoredScores:
 
     def chunks(self) -> Iterator[NDArray[np.float32]]:
         names = [sharpness_path(self.epoch, number) for number in self.numbers]
-        for rows in zip(*(self.store.array_chunks(name, CHUNK) for name in names), strict=True):
+        for rows in zip(*(self.store.array_chunks(name, CHUNK_SAMPLES) for name in names), strict=True):
             yield np.stack(rows)
 
 
-def decide(
+def assign_samples(
     run: Run,
-    rendezvous: DataPartition,
+    partition: DataPartition,
     epoch: int,
     tell: Tell = lambda _: None,
     *,
@@ -178,7 +178,7 @@ def decide(
     for member in members:
         _check(run, sharpness_path(epoch, member), samples)
     scores = StoredScores(run.store, epoch, members, samples, derive_seed(run.recipe.seed, "meeting", epoch))
-    about = {**_facts(run, epoch), **{name: str(value) for name, value in rendezvous.metadata.items()}}
+    about = {**_facts(run, epoch), **{name: str(value) for name, value in partition.metadata.items()}}
     length = -(-samples // 8)
     with ExitStack() as files:
         writers = [
@@ -187,21 +187,23 @@ def decide(
             )
             for member in members
         ]
-        found = write_sam_sets(scores, rendezvous.assign, writers)
+        found = write_sam_sets(scores, partition.assign, writers)
     without = sorted(set(everyone) - set(members))
     lacks = {"without": without} if without else {}
     run.store.put_json(
         partition_summary_path(epoch),
-        {"members": len(everyone), **lacks, "epoch": epoch, **rendezvous.metadata, **found},
+        {"members": len(everyone), **lacks, "epoch": epoch, **partition.metadata, **found},
     )
     shares = ", ".join(f"{100 * (share or 0):.1f} %" for share in found["share"])
     words = f" (without {', '.join(f'member {number}' for number in without)}, for good)" if without else ""
     tell({"say": f"met after epoch {epoch}{words}: members are careful about {shares} of the samples"})
 
 
-def notes_of(run: Run, rendezvous: DataPartition | None, member: int, epoch: int) -> Callable[[Tensor], Tensor] | None:
+def load_sam_set(
+    run: Run, partition: DataPartition | None, member: int, epoch: int
+) -> Callable[[Tensor], Tensor] | None:
     """Return the notes a member holds once `epoch` epochs are completed; none before its first meeting."""
-    met = [each for each in rendezvous.after if each <= epoch] if rendezvous is not None else []
+    met = [each for each in partition.after if each <= epoch] if partition is not None else []
     if not met:
         return None
     samples = int(run.metadata["data"]["train"]["samples"])

@@ -14,17 +14,17 @@ from plateaux.config.components import NO_COMPONENTS, Components
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RunError
 from plateaux.storage.run import MemberProgress, Run
-from plateaux.training.jobs import Job, Meeting, Position
-from plateaux.training.partition import meetings
+from plateaux.training.jobs import Job, PartitionStatus, Position
+from plateaux.training.partition import partition_statuses
 
 
 def plan(
     recipe: Recipe,
     progress: Sequence[MemberProgress],
     *,
-    joint: bool = False,
-    in_turn: bool = False,
-    meetings: Sequence[Meeting] = (),
+    is_joint: bool = False,
+    is_sequential: bool = False,
+    partitions: Sequence[PartitionStatus] = (),
     without: Collection[int] = (),
 ) -> list[Job]:
     """Return the jobs that are missing, those that began first first.
@@ -34,14 +34,14 @@ def plan(
     Members in turn begin when all before them have finished: the plan is then about one of them.
     Members in `without` are given up for now; a meeting goes ahead without them where the recipe's min_members lets it.
     """
-    absent = {*without, *(number for meeting in meetings for number in meeting.without)}
+    absent = {*without, *(number for meeting in partitions for number in meeting.without)}
     missing = [number for number, each in enumerate(progress) if not each.finished and number not in absent]
     if all(each.finished for each in progress):
         return []
-    if in_turn:
+    if is_sequential:
         first = next(number for number, each in enumerate(progress) if not each.finished)
         missing = [first] if first in missing else []
-    ahead = _next(recipe, progress, meetings)
+    ahead = _next(recipe, progress, partitions)
     if ahead is not None:
         missing = [n for n in missing if progress[n].position < (ahead.epoch, 0) or n not in ahead.scored]
         if not missing:
@@ -51,27 +51,27 @@ def plan(
             return [Job(there, (ahead.epoch, 0), ahead.epoch, "decide")] if able else []
     if not missing:
         return []
-    if joint:
+    if is_joint:
         if any(each.finished for each in progress) and any(not progress[n].checkpoints for n in missing):
             raise RunError(
                 f"members of {recipe.method.name!r} learn together, so none can join those that have finished; "
                 "choose another --out for the larger ensemble"
             )
         place = _common(progress)
-        return [Job(tuple(range(len(progress))), place, _stop(recipe, place, meetings))]
+        return [Job(tuple(range(len(progress))), place, _stop(recipe, place, partitions))]
     if _alone(recipe):
         groups: list[tuple[tuple[int, ...], Position]] = [((n,), progress[n].position) for n in missing]
     else:
         places = sorted({progress[number].position for number in missing}, reverse=True)
         groups = [(tuple(n for n in missing if progress[n].position == place), place) for place in places]
-    return [Job(members, place, _stop(recipe, place, meetings)) for members, place in groups]
+    return [Job(members, place, _stop(recipe, place, partitions)) for members, place in groups]
 
 
-def left_of(job: Job, progress: Mapping[int, MemberProgress], *, joint: bool = False) -> Job | None:
+def remaining_part(job: Job, progress: Mapping[int, MemberProgress], *, is_joint: bool = False) -> Job | None:
     """Return what is left of a job, where its members stand now; None: nothing. So it may be carried out twice."""
     if job.kind == "decide" or not job.members:
         return job
-    if joint:
+    if is_joint:
         place = _common([progress[number] for number in job.members])
         return None if all(progress[n].finished for n in job.members) else replace(job, start=place)
     members = tuple(number for number in job.members if not progress[number].finished)
@@ -90,16 +90,18 @@ def _alone(recipe: Recipe) -> bool:
     )
 
 
-def _stop(recipe: Recipe, place: Position, meetings: Sequence[Meeting]) -> int:
+def _stop(recipe: Recipe, place: Position, meetings: Sequence[PartitionStatus]) -> int:
     """Return where a job from this place ends: at every meeting, for there members get new notes."""
-    ends = (m.epoch for m in meetings if place < (m.epoch, 0) or (place == (m.epoch, 0) and m.decided is None))
+    ends = (m.epoch for m in meetings if place < (m.epoch, 0) or (place == (m.epoch, 0) and m.assigned is None))
     return next(ends, recipe.train.epochs)
 
 
-def _next(recipe: Recipe, progress: Sequence[MemberProgress], meetings: Sequence[Meeting]) -> Meeting | None:
+def _next(
+    recipe: Recipe, progress: Sequence[MemberProgress], meetings: Sequence[PartitionStatus]
+) -> PartitionStatus | None:
     """Return the first meeting that is still to come."""
     for meeting in meetings:
-        if meeting.decided is None:
+        if meeting.assigned is None:
             passed = [n for n, each in enumerate(progress) if each.finished or each.position > (meeting.epoch, 0)]
             if passed:
                 raise RunError(
@@ -107,9 +109,9 @@ def _next(recipe: Recipe, progress: Sequence[MemberProgress], meetings: Sequence
                     "there is gone from the folder `notes`; put it back, or start again in another --out"
                 )
             return meeting
-        if meeting.decided != len(progress):
+        if meeting.assigned != len(progress):
             raise RunError(
-                f"{meeting.decided} members of {recipe.method.name!r} have met after epoch {meeting.epoch}; the recipe "
+                f"{meeting.assigned} members of {recipe.method.name!r} have met after epoch {meeting.epoch}; the recipe "
                 f"now has {len(progress)}, and none can join or leave after a meeting. Choose another --out"
             )
     return None
@@ -120,9 +122,9 @@ def _common(progress: Sequence[MemberProgress]) -> Position:
     return max(set.intersection(*kept))
 
 
-def missing(run: Run, given: Components = NO_COMPONENTS, *, without: Collection[int] = ()) -> list[Job]:
+def pending_jobs(run: Run, given: Components = NO_COMPONENTS, *, without: Collection[int] = ()) -> list[Job]:
     """Return the jobs that are missing of a run; members in `without` are given up for now."""
     method = build_method(run.recipe, 0, given)
-    met = meetings(run, method.partition)
-    turns = {"joint": method.is_joint, "in_turn": method.member_order != "any"}
-    return plan(run.recipe, run.all_progress(), **turns, meetings=met, without=without)
+    met = partition_statuses(run, method.partition)
+    turns = {"is_joint": method.is_joint, "is_sequential": method.member_order != "parallel"}
+    return plan(run.recipe, run.all_progress(), **turns, partitions=met, without=without)

@@ -18,11 +18,11 @@ from plateaux.core.outputs import OutputFn
 from plateaux.core.runtime import FORMATS, autocast
 from plateaux.core.types import Batch
 from plateaux.storage.run import Run
-from plateaux.training.state import Learner, Scaler
+from plateaux.training.state import GradScaler, TrainState
 
 
-def beside(
-    modules: Sequence[nn.Module], offer: OutputFn, recipe: Recipe, device: torch.device
+def frozen_outputs(
+    modules: Sequence[nn.Module], output: OutputFn, recipe: Recipe, device: torch.device
 ) -> Callable[[Batch], Tensor]:
     """Return what members that have finished say of a batch, a row each: as they are, in evaluation mode."""
     for module in modules:
@@ -32,13 +32,13 @@ def beside(
 
     @torch.no_grad()
     def rows(batch: Batch) -> Tensor:
-        return torch.stack([offer(view, batch) for view in views])  # [K, B, ...]
+        return torch.stack([output(view, batch) for view in views])  # [K, B, ...]
 
     return rows
 
 
 @torch.no_grad()
-def go_on(learner: Learner, run: Run) -> None:
+def warm_start(learner: TrainState, run: Run) -> None:
     """Put a member where the one before it ended: weights, buffers and moments; the rate begins again."""
     before = learner.number - 1
     places = {(epoch, step): name for epoch, step, name in run.progress(before).checkpoints}
@@ -55,4 +55,4 @@ def go_on(learner: Learner, run: Run) -> None:
     groups = learner.optimizer.state_dict()["param_groups"]
     learner.optimizer.load_state_dict({"state": state["optimizer"]["state"], "param_groups": groups})
     if learner.scaler is not None:
-        learner.scaler = Scaler(**state["scaler"])
+        learner.scaler = GradScaler(**state["scaler"])

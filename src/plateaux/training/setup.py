@@ -19,10 +19,10 @@ from plateaux.core.types import TensorTree
 from plateaux.data.sources import DataSplits
 from plateaux.models.surgery import dropout_layers, masks
 from plateaux.optim.weight_averaging import AveragedWeights
-from plateaux.training.state import Learner, Pace, Scaler
+from plateaux.training.state import GradScaler, SharedLRScheduler, TrainState
 
 
-def learners_of(
+def build_train_states(
     recipe: Recipe,
     data: DataSplits,
     numbers: Sequence[int],
@@ -31,22 +31,28 @@ def learners_of(
     device: torch.device,
     steps: int,
     given: Components = NO_COMPONENTS,
-) -> list[Learner]:
+) -> list[TrainState]:
     """Return some members as they are before their first step."""
     modules = build_members(recipe, data, numbers, given)
-    paces: dict[str, Pace] = {}
+    paces: dict[str, SharedLRScheduler] = {}
     return [
-        _learner(recipe, number, module, executor, device=device, steps=steps, given=given, paces=paces)
+        _build_train_state(recipe, number, module, executor, device=device, steps=steps, given=given, paces=paces)
         for number, module in zip(numbers, modules, strict=True)
     ]
 
 
-def paces_of(learners: Sequence[Learner]) -> tuple[Pace, ...]:
+def shared_lr_schedulers(learners: Sequence[TrainState]) -> tuple[SharedLRScheduler, ...]:
     """Return the schedules that learners keep together, each once."""
-    return tuple({id(each.pace): each.pace for each in learners if each.pace is not None}.values())
+    return tuple(
+        {
+            id(each.shared_lr_scheduler): each.shared_lr_scheduler
+            for each in learners
+            if each.shared_lr_scheduler is not None
+        }.values()
+    )
 
 
-def _learner(
+def _build_train_state(
     recipe: Recipe,
     number: int,
     module: nn.Module,
@@ -55,8 +61,8 @@ def _learner(
     device: torch.device,
     steps: int,
     given: Components,
-    paces: dict[str, Pace],
-) -> Learner:
+    paces: dict[str, SharedLRScheduler],
+) -> TrainState:
     own_part = recipe.for_member(number).optimizer
     shared = shared_param_names(recipe, module)
     executor.setup_module(module)
@@ -73,9 +79,13 @@ def _learner(
     zeros = masks(module)
     buffers = {n: b for n, b in module.named_buffers() if n not in shared and n.removesuffix("_mask") not in zeros}
     optimizer = build_optimizer(recipe, number, params)
-    pace = None if method.objective.active is None else _pace(recipe, number, params, optimizer, steps, paces)
+    pace = (
+        None
+        if method.objective.active is None
+        else _build_lr_scheduler(recipe, number, params, optimizer, steps, paces)
+    )
     schedule, every_step = build_lr_scheduler(recipe, optimizer, steps) if pace is None else (None, False)
-    return Learner(
+    return TrainState(
         number=number,
         module=module,
         method=method,
@@ -83,26 +93,26 @@ def _learner(
         params=params,
         buffers=buffers,
         peak_lr=float(member_value("optimizer.lr", own_part.lr, number, recipe.members)),
-        kind=architecture_hash(recipe, number, given),
-        schedule=schedule,
+        architecture=architecture_hash(recipe, number, given),
+        lr_scheduler=schedule,
         every_step=every_step,
-        pace=pace,
+        shared_lr_scheduler=pace,
         masks={name: mask for name, mask in zeros.items() if name in params},
-        clip=member_value("optimizer.clip", own_part.clip, number, recipe.members),
+        max_grad_norm=member_value("optimizer.clip", own_part.clip, number, recipe.members),
         call=torch.compile(module) if recipe.train.compile and recipe.executor.manner != "vmap" else None,
-        scaler=Scaler() if recipe.train.precision == "fp16" else None,
+        scaler=GradScaler() if recipe.train.precision == "fp16" else None,
         average=None if recipe.train.average_from is None else AveragedWeights(recipe.train.average_from),
     )
 
 
-def _pace(
+def _build_lr_scheduler(
     recipe: Recipe,
     number: int,
     params: TensorTree,
     optimizer: torch.optim.Optimizer,
     steps: int,
-    known: dict[str, Pace],
-) -> Pace | None:
+    known: dict[str, SharedLRScheduler],
+) -> SharedLRScheduler | None:
     """Return the schedule of all members with the same rates to begin with."""
     if not recipe.schedule:
         return None
@@ -110,7 +120,7 @@ def _pace(
     if rates not in known:
         stand_ins = {name: nn.Parameter(torch.zeros([1] * param.ndim)) for name, param in params.items()}
         leader = build_optimizer(recipe, number, dict(stand_ins))
-        known[rates] = Pace(leader, *build_lr_scheduler(recipe, leader, steps))
+        known[rates] = SharedLRScheduler(leader, *build_lr_scheduler(recipe, leader, steps))
     return known[rates]
 
 

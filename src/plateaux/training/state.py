@@ -20,14 +20,14 @@ CPU = torch.device("cpu")
 
 
 @dataclass(slots=True)
-class Scaler:
+class GradScaler:
     """Keeps fp16 gradients from vanishing: the loss is multiplied, gradients divided, an overflow skips the step."""
 
     factor: float = 65536.0
     calm: int = 0  # steps since the last overflow
     patience: int = 2000
 
-    def heed(self, sound: bool) -> None:
+    def update(self, sound: bool) -> None:
         """Halve the factor after an overflow, double it after a long calm."""
         self.calm = self.calm + 1 if sound else 0
         if not sound:
@@ -37,7 +37,7 @@ class Scaler:
 
 
 @dataclass(slots=True)
-class Pace:
+class SharedLRScheduler:
     """A schedule that several members keep, whether or not they take part in a step.
 
     It moves an optimiser of its own that trains nothing; a member takes over the rates when it is its turn. So a
@@ -45,13 +45,13 @@ class Pace:
     """
 
     optimizer: torch.optim.Optimizer
-    schedule: Any
+    lr_scheduler: Any
     every_step: bool  # it moves with every step rather than every epoch
 
-    def move(self) -> None:
+    def step(self) -> None:
         """Take the schedule one step or epoch further."""
         self.optimizer._opt_called = True  # type: ignore[attr-defined]  # there is nothing to step: no cause to warn
-        self.schedule.step()
+        self.lr_scheduler.step()
 
     def lead(self, optimizer: torch.optim.Optimizer) -> None:
         """Set an optimiser's rates to what they are now."""
@@ -59,7 +59,7 @@ class Pace:
 
     def return_to(self, optimizer: torch.optim.Optimizer, schedule: dict[str, Any]) -> None:
         """Go back to where the schedule was when an optimiser had these rates."""
-        self.schedule.load_state_dict(schedule)
+        self.lr_scheduler.load_state_dict(schedule)
         _take_over(self.optimizer, optimizer)
 
 
@@ -69,7 +69,7 @@ def _take_over(mine: torch.optim.Optimizer, other: torch.optim.Optimizer) -> Non
 
 
 @dataclass(slots=True)
-class Learner:
+class TrainState:
     """One member in training: its network and all that moves with it."""
 
     number: int
@@ -79,69 +79,71 @@ class Learner:
     params: dict[str, Tensor]  # its own trained weights: the leaves themselves
     buffers: TensorTree  # its own buffers, such as BatchNorm's statistics
     peak_lr: float
-    kind: str = ""  # equal kinds are equal networks
-    schedule: Any = None
+    architecture: str = ""  # equal kinds are equal networks
+    lr_scheduler: Any = None
     every_step: bool = False  # the schedule moves with every step
-    pace: Pace | None = None  # instead of a schedule of its own, where members may be absent
+    shared_lr_scheduler: SharedLRScheduler | None = (
+        None  # instead of a schedule of its own, where members may be absent
+    )
     masks: TensorTree = field(default_factory=dict)  # weights that stay zero
-    clip: float | None = None
+    max_grad_norm: float | None = None
     call: Callable[..., Any] | None = None  # the compiled network
-    scaler: Scaler | None = None
+    scaler: GradScaler | None = None
     average: AveragedWeights | None = None  # of its weights, where it is to be used there
-    notes: Callable[[Tensor], Tensor] | None = None  # from the last meeting: sample ids to bits
+    sam_set: Callable[[Tensor], Tensor] | None = None  # from the last meeting: sample ids to bits
 
     @property
     def factor(self) -> float:
         """By what the loss is multiplied before its gradient is taken."""
         return 1.0 if self.scaler is None else self.scaler.factor
 
-    def keep_pace(self) -> None:
+    def step_lr_scheduler(self) -> None:
         """Take over the rates of now, however long this member was absent."""
-        if self.pace is not None:
-            self.pace.lead(self.optimizer)
+        if self.shared_lr_scheduler is not None:
+            self.shared_lr_scheduler.lead(self.optimizer)
 
     @torch.no_grad()
-    def descend(self, direction: TensorTree) -> None:
+    def apply_gradient(self, direction: TensorTree) -> None:
         """Take the optimiser's step along `direction`; one with numbers missing is skipped under fp16."""
         for name, param in self.params.items():
             param.grad = direction[name]
-        if self.clip is not None:
-            nn.utils.clip_grad_norm_(self.params.values(), self.clip)
+        if self.max_grad_norm is not None:
+            nn.utils.clip_grad_norm_(self.params.values(), self.max_grad_norm)
         sound = self.scaler is None or finite(list(direction.values()))
         if sound:
             self.optimizer.step()
         if self.scaler is not None:
-            self.scaler.heed(sound)
+            self.scaler.update(sound)
             self.optimizer._opt_called = True  # type: ignore[attr-defined]  # to a schedule a skipped step is a step
         for name, mask in self.masks.items():
             self.params[name].mul_(mask)
         self.optimizer.zero_grad(set_to_none=True)
-        if self.schedule is not None and self.every_step:
-            self.schedule.step()
+        if self.lr_scheduler is not None and self.every_step:
+            self.lr_scheduler.step()
         if self.average is not None:
             self.average.add({**self.params, **self.buffers})
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class StepOptions:
     """How every step of a job is taken."""
 
     precision: str = "fp32"
     device: torch.device = CPU
-    accumulate: int = 1
-    awake: Callable[[Learner], AbstractContextManager[Any]] = lambda _: nullcontext()  # wakes a parked member
+    gradient_accumulation_steps: int = 1
+    resident: Callable[[TrainState], AbstractContextManager[Any]] = lambda _: nullcontext()  # wakes a parked member
     members: int | None = None  # of all processes together; None: those given to a step are all there are
-    paces: tuple[Pace, ...] = ()
-    alone: bool = False  # no other process has a member at work
-    beside: Callable[[Batch], Tensor] | None = None  # the rows of members that have finished, which come first
+    shared_lr_schedulers: tuple[SharedLRScheduler, ...] = ()
+    is_independent: bool = False  # no other process has a member at work
+    frozen_outputs: Callable[[Batch], Tensor] | None = None  # the rows of members that have finished, which come first
 
 
 @dataclass(slots=True)
-class Tally:
+class StepStats:
     """What a step saw of one member: the mean loss where it stood, and how many labels it got right."""
 
     loss: Tensor
-    right: Tensor | None
+    correct: Tensor | None
 
     def add(self, losses: Tensor, outputs: Tensor, batch: Batch, share: float) -> None:
         """Add one piece of the batch, `share` of the whole."""
@@ -150,21 +152,21 @@ class Tally:
         self.loss = self.loss + losses.mean() * share
         if outputs.ndim == 2 and batch.y.ndim == 1 and not batch.y.is_floating_point():
             right = (outputs.argmax(-1) == batch.y).sum()
-            self.right = right if self.right is None else self.right + right
+            self.correct = right if self.correct is None else self.correct + right
 
-    def join(self, other: Tally, share: float) -> None:
+    def join(self, other: StepStats, share: float) -> None:
         """Add what was seen of another part of the batch, `share` of the whole."""
         self.loss = self.loss + other.loss * share
-        if other.right is not None:
-            self.right = other.right if self.right is None else self.right + other.right
+        if other.correct is not None:
+            self.correct = other.correct if self.correct is None else self.correct + other.correct
 
 
-ABSENT = Tally(torch.zeros(()), None)
+INACTIVE = StepStats(torch.zeros(()), None)
 """What a step saw of a member that took no part in it."""
 
 
 @contextmanager
-def stand_at(learner: Learner, place: TensorTree | None) -> Iterator[None]:
+def at_params(learner: TrainState, place: TensorTree | None) -> Iterator[None]:
     """Put a member's weights somewhere else for a while; its buffers do not move meanwhile."""
     if place is None:
         yield
@@ -172,14 +174,14 @@ def stand_at(learner: Learner, place: TensorTree | None) -> Iterator[None]:
     home = tensor_tree.clone(learner.params)
     tensor_tree.write(learner.params, place)
     try:
-        with still(learner.buffers):
+        with preserve_buffers(learner.buffers):
             yield
     finally:
         tensor_tree.write(learner.params, home)
 
 
 @contextmanager
-def still(buffers: TensorTree) -> Iterator[None]:
+def preserve_buffers(buffers: TensorTree) -> Iterator[None]:
     """Put buffers back to what they were."""
     before = tensor_tree.clone(buffers)
     try:

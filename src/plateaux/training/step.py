@@ -24,35 +24,40 @@ from plateaux.core.runtime import autocast, fork_rng
 from plateaux.core.types import Batch, TensorTree, derive_seed
 from plateaux.distributed.sync_batchnorm import SyncedBatchNorm
 from plateaux.optim.sam import trace_requests
-from plateaux.training.state import ABSENT, Learner, Tally, Way, stand_at, still
+from plateaux.training.state import INACTIVE, StepOptions, StepStats, TrainState, at_params, preserve_buffers
 
 
 def step(
-    executor: Executor, learners: Sequence[Learner], batches: Sequence[Batch], way: Way, *, share: float = 1.0
-) -> list[Tally]:
+    executor: Executor,
+    states: Sequence[TrainState],
+    batches: Sequence[Batch],
+    options: StepOptions,
+    *,
+    share: float = 1.0,
+) -> list[StepStats]:
     """Move every learner that is present by one step on its batch; `share` is what part of it is worked on here."""
-    objective = learners[0].method.objective
-    joint = objective.gather != "own"
-    here, first = _present(executor, objective, way.members or len(learners), batches[0].seed, len(learners))
-    tallies = [ABSENT] * len(learners)
-    for group in executor.groups([learners[i].kind for i in here], is_joint=joint) if here else []:
+    objective = states[0].method.objective
+    joint = objective.gather != "none"
+    here, first = _active_members(executor, objective, options.members or len(states), batches[0].seed, len(states))
+    tallies = [INACTIVE] * len(states)
+    for group in executor.groups([states[i].architecture for i in here], is_joint=joint) if here else []:
         taking_part = [here[i] for i in group]
         for i in taking_part:
-            learners[i].keep_pace()
-        rounds = _Rounds(
-            executor, [learners[i] for i in taking_part], [batches[i] for i in taking_part], way, share, first
+            states[i].step_lr_scheduler()
+        rounds = StepRunner(
+            executor, [states[i] for i in taking_part], [batches[i] for i in taking_part], options, share, first
         )
         for i, tally in zip(taking_part, rounds.drive(), strict=True):
             tallies[i] = tally
     if joint and not here and first is not None:
-        _Rounds(executor, learners[:1], batches[:1], way, share).attend()
-    for pace in way.paces:
+        StepRunner(executor, states[:1], batches[:1], options, share).attend()
+    for pace in options.shared_lr_schedulers:
         if pace.every_step:
-            pace.move()
+            pace.step()
     return tallies
 
 
-def _present(
+def _active_members(
     executor: Executor, objective: Objective, members: int, step: int, held: int
 ) -> tuple[Sequence[int], int | None]:
     """Return which of the learners held here take part, and how many rows others lay on the table before theirs.
@@ -70,7 +75,7 @@ def _present(
 
 
 @dataclass(frozen=True, slots=True)
-class _Passed:
+class _ForwardResult:
     """One piece of a batch after its forward pass."""
 
     piece: slice | None
@@ -81,26 +86,28 @@ class _Passed:
 
 
 @dataclass(slots=True)
-class _Rounds:
+class StepRunner:
     """The asks of one group, answered round by round."""
 
     executor: Executor
-    learners: Sequence[Learner]
+    states: Sequence[TrainState]
     batches: Sequence[Batch]
-    way: Way
+    options: StepOptions
     share: float
     first: int | None = None  # which row of the table is the first of ours, where not everyone takes part
-    kept: dict[tuple[int, ...], list[_Passed]] = field(default_factory=dict)  # passes whose losses are asked for again
+    kept: dict[tuple[int, ...], list[_ForwardResult]] = field(
+        default_factory=dict
+    )  # passes whose losses are asked for again
 
-    def drive(self) -> list[Tally]:
+    def drive(self) -> list[StepStats]:
         """Run every member's update to its end and take the steps."""
-        everyone = range(len(self.learners))
-        in_turn = self.executor.offloads and len(self.learners) > 1
-        walks = [learner.method.update(learner.params, self._moment(i)) for i, learner in enumerate(self.learners)]
+        everyone = range(len(self.states))
+        in_turn = self.executor.offloads and len(self.states) > 1
+        walks = [learner.method.update(learner.params, self._moment(i)) for i, learner in enumerate(self.states)]
         asks: dict[int, GradRequest] = {}
-        tallies: dict[int, Tally] = {}
+        tallies: dict[int, StepStats] = {}
         for i in everyone:
-            with self.way.awake(self.learners[i]), torch.no_grad():
+            with self.options.resident(self.states[i]), torch.no_grad():
                 asks[i] = next(walks[i])
         while asks:
             rows = self._fill(asks) if in_turn else None
@@ -108,7 +115,7 @@ class _Rounds:
             for turn in [[i] for i in asks] if in_turn else self._turns(asks):
                 with ExitStack() as awake:
                     for i in turn:
-                        awake.enter_context(self.way.awake(self.learners[i]))
+                        awake.enter_context(self.options.resident(self.states[i]))
                     answers, seen = self._answer(turn, asks, rows)
                     for i, answer, tally in zip(turn, answers, seen, strict=True):
                         self._note(tallies, i, asks[i], tally)
@@ -116,7 +123,7 @@ class _Rounds:
                             with torch.no_grad():
                                 following[i] = walks[i].send(answer)
                         except StopIteration as end:
-                            self.learners[i].descend(end.value)
+                            self.states[i].apply_gradient(end.value)
             if self._joint and following and len(following) < len(asks):
                 raise RecipeError(_OUT_OF_STEP)
             asks = following
@@ -136,61 +143,61 @@ class _Rounds:
             alike.setdefault((part, ask.average is None, ask.keep_graph, ask.reuse_graph), []).append(i)
         return list(alike.values())
 
-    def _note(self, tallies: dict[int, Tally], i: int, ask: GradRequest, tally: Tally) -> None:
+    def _note(self, tallies: dict[int, StepStats], i: int, ask: GradRequest, tally: StepStats) -> None:
         """Remember what was seen where the member stands: of the batch once, or of its parts one by one."""
         if ask.at is not None or ask.average is not None or (i in tallies and ask.rows is None):
             return
         size = len(self.batches[i])
         share = 1.0 if ask.rows is None else _count(ask.rows, size) / max(size, 1)
-        tallies.setdefault(i, Tally(torch.zeros(()), None)).join(tally, share)
+        tallies.setdefault(i, StepStats(torch.zeros(()), None)).join(tally, share)
 
     def _moment(self, i: int) -> StepContext:
-        learner = self.learners[i]
-        careful = None if learner.notes is None else learner.notes(self.batches[i].index)
+        learner = self.states[i]
+        careful = None if learner.sam_set is None else learner.sam_set(self.batches[i].index)
         rate = float(learner.optimizer.param_groups[0]["lr"])
         return StepContext(len(self.batches[i]), rate, learner.peak_lr, careful)
 
     def _answer(
         self, turn: list[int], asks: dict[int, GradRequest], rows: list[Tensor] | None
-    ) -> tuple[list[TensorTree], list[Tally]]:
+    ) -> tuple[list[TensorTree], list[StepStats]]:
         first = asks[turn[0]]
         if first.average is not None:
             trees_of = [asks[i].average or {} for i in turn]
             return [self.executor.all_reduce(tensor_tree.scale(tree, self.share)) for tree in trees_of], [
                 _NOTHING
             ] * len(turn)
-        learners = [self.learners[i] for i in turn]
+        learners = [self.states[i] for i in turn]
         if isinstance(first.rows, slice) and self._sharded:
             _refuse_parts(learners[0].module)
         batches = [_part(self.batches[i], asks[i]) for i in turn]
         with ExitStack() as places:
             for learner, i in zip(learners, turn, strict=True):
-                places.enter_context(stand_at(learner, asks[i].at))
+                places.enter_context(at_params(learner, asks[i].at))
             tallies = self._backward(turn, learners, batches, asks, rows)
         return [self._collect(learner, asks[i]) for learner, i in zip(learners, turn, strict=True)], tallies
 
     def _backward(
         self,
         turn: list[int],
-        learners: list[Learner],
+        learners: list[TrainState],
         batches: list[Batch],
         asks: dict[int, GradRequest],
         rows: list[Tensor] | None,
-    ) -> list[Tally]:
+    ) -> list[StepStats]:
         """Fill `.grad` of every learner with the gradient of its mean loss; return what was seen.
 
         The loss is weighted by this copy's share before its gradient is taken: BatchNorm over all copies carries
         everyone's gradients to everyone, so they must be of one loss.
         """
         sizes = [asks[i].mean_over or max(len(batch), 1) for i, batch in zip(turn, batches, strict=True)]
-        tallies = [Tally(torch.zeros(()), None) for _ in turn]
+        tallies = [StepStats(torch.zeros(()), None) for _ in turn]
         shares = [1.0 if asks[i].local else self.share for i in turn]
         first = asks[turn[0]]
         passes = self.kept.pop(tuple(turn)) if first.reuse_graph else self._forward(turn, learners, batches, rows)
         for passed in passes:
             if self._joint:  # every row counts once, whoever holds it
                 # A share without labelled samples may have unlabelled ones: what is settled whole is divided by all.
-                whole = self._objective.gather == "whole" and passed.piece is None and not first.local
+                whole = self._objective.gather == "batch" and passed.piece is None and not first.local
                 size, part = (passed.losses.shape[1], 1.0) if whole else (sizes[0], shares[0])
                 total = passed.losses.sum() / size * part
             else:
@@ -216,17 +223,17 @@ class _Rounds:
         return tallies
 
     def _forward(
-        self, turn: list[int], learners: list[Learner], batches: list[Batch], rows: list[Tensor] | None
-    ) -> Iterator[_Passed]:
+        self, turn: list[int], learners: list[TrainState], batches: list[Batch], rows: list[Tensor] | None
+    ) -> Iterator[_ForwardResult]:
         """Run the batch forward, piece by piece: the next one only when this one has gone back."""
         for number, piece in enumerate(self._pieces(len(batches[0]))):
             small = [_cut(batch, piece) for batch in batches]
-            yield _Passed(
+            yield _ForwardResult(
                 piece, small, *self._losses(turn, learners, small, rows[number] if rows is not None else None)
             )
 
     def _losses(
-        self, turn: list[int], learners: list[Learner], batches: list[Batch], rows: Tensor | None
+        self, turn: list[int], learners: list[TrainState], batches: list[Batch], rows: Tensor | None
     ) -> tuple[Tensor, Tensor, list[int]]:
         """Return losses `[R, B]`, the rows of the table held here, and which rows of the losses these are."""
         objective = self._objective
@@ -241,8 +248,8 @@ class _Rounds:
             return torch.cat(settled), held, list(range(len(turn)))
         if rows is not None:
             table, batch, start = torch.cat([rows[: turn[0]], held, rows[turn[0] + 1 :]]), batches[0], turn[0]
-        elif self.way.beside is not None:
-            earlier = self.way.beside(batches[0]).to(held.dtype)
+        elif self.options.frozen_outputs is not None:
+            earlier = self.options.frozen_outputs(batches[0]).to(held.dtype)
             table, batch = self._laid_out(torch.cat([earlier, held]), batches[0])
             start = len(earlier)
         else:
@@ -252,17 +259,19 @@ class _Rounds:
 
     def _laid_out(self, held: Tensor | None, batch: Batch) -> tuple[Tensor, Batch]:
         """Return everyone's rows, those of labelled samples first, and the batch they are about; None: we have none."""
-        whole = self._objective.gather == "whole"
-        parts = [torch.empty(0, device=self.way.device) if held is None else held]
+        whole = self._objective.gather == "batch"
+        parts = [torch.empty(0, device=self.options.device) if held is None else held]
         if whole and self._objective.extra_inputs and self._sharded:
             size = len(batch)
             parts = parts * 2 if held is None else [held[:, :size], held[:, size:]]
-        gathered = [self.executor.all_gather(part, batch=whole, own_member_only=self.way.alone) for part in parts]
+        gathered = [
+            self.executor.all_gather(part, batch=whole, own_member_only=self.options.is_independent) for part in parts
+        ]
         return torch.cat(gathered, 1) if len(gathered) > 1 else gathered[0], self._whole(batch) if whole else batch
 
     def attend(self) -> None:
         """Be there whenever the others lay out their rows: of the members held here none takes part."""
-        for ask in trace_requests(self.learners[0].method.update, len(self.batches[0])):
+        for ask in trace_requests(self.states[0].method.update, len(self.batches[0])):
             if ask.average is None and not ask.reuse_graph:
                 batch = _part(self.batches[0], ask)
                 for piece in self._pieces(len(batch)):
@@ -270,11 +279,11 @@ class _Rounds:
 
     @property
     def _objective(self) -> Objective:
-        return self.learners[0].method.objective
+        return self.states[0].method.objective
 
     @property
     def _joint(self) -> bool:
-        return self._objective.gather != "own"
+        return self._objective.gather != "none"
 
     @property
     def _sharded(self) -> bool:
@@ -283,7 +292,7 @@ class _Rounds:
 
     def _pieces(self, size: int) -> list[slice | None]:
         """Cut a batch for accumulation; copies that share one cut equally often, for they may meet in every forward."""
-        count = self.way.accumulate
+        count = self.options.gradient_accumulation_steps
         if count == 1 or (size <= 1 and not self._sharded):
             return [None]
         edge = -(-size // count)
@@ -294,7 +303,7 @@ class _Rounds:
         """Return the batch with everyone's labels and ids; inputs stay this copy's own."""
 
         def all_of(values: Tensor) -> Tensor:
-            return self.executor.all_gather(values[None], batch=True, own_member_only=self.way.alone)[0]
+            return self.executor.all_gather(values[None], batch=True, own_member_only=self.options.is_independent)[0]
 
         return replace(batch, y=all_of(batch.y), index=all_of(batch.index))
 
@@ -305,30 +314,30 @@ class _Rounds:
             return None
         tables: list[list[Tensor]] = []
         for i, ask in asks.items():
-            learner = self.learners[i]
+            learner = self.states[i]
             batch = _part(self.batches[i], ask)
             small = [_cut(batch, piece) for piece in self._pieces(len(batch))]
             offer = learner.method.objective.output
-            with self.way.awake(learner), stand_at(learner, ask.at), still(learner.buffers):
+            with self.options.resident(learner), at_params(learner, ask.at), preserve_buffers(learner.buffers):
                 tables.append([self.executor.map_members(offer, [self._view(learner, each)], [each]) for each in small])
         return [torch.cat(rows) for rows in zip(*tables, strict=True)]
 
-    def _view(self, learner: Learner, batch: Batch) -> MemberModule:
+    def _view(self, learner: TrainState, batch: Batch) -> MemberModule:
         copy = self.executor.shard(1 << 20).start  # copies that share a batch must not all drop the same units
         seed = derive_seed(batch.seed, "forward", learner.number, *([copy] if copy else []))
 
         def forward() -> AbstractContextManager[Any]:
-            return _forward(seed, self.way)
+            return _forward(seed, self.options)
 
         return MemberModule(
             learner.call or learner.module,
             forward=forward,
             own=learner.params,
             buffers=learner.buffers,
-            kind=learner.kind,
+            kind=learner.architecture,
         )
 
-    def _collect(self, learner: Learner, ask: GradRequest) -> TensorTree:
+    def _collect(self, learner: TrainState, ask: GradRequest) -> TensorTree:
         gradient: TensorTree = {}
         for name, param in learner.params.items():
             gradient[name] = param.grad if param.grad is not None else torch.zeros_like(param)
@@ -341,12 +350,12 @@ class _Rounds:
 
 
 @contextmanager
-def _forward(seed: int, way: Way) -> Iterator[None]:
+def _forward(seed: int, way: StepOptions) -> Iterator[None]:
     with fork_rng(seed, way.device), autocast(way.precision, way.device):
         yield
 
 
-_NOTHING = Tally(torch.zeros(()), None)
+_NOTHING = StepStats(torch.zeros(()), None)
 _OUT_OF_STEP = (
     "Members that see each other must ask for gradients equally often, but some have ended and others go on; "
     "a radius of zero asks once, any other twice: give every member a radius above zero, or all of them zero"

@@ -9,7 +9,7 @@ from typing import Any
 from plateaux.core.errors import RecipeError
 
 
-class Tracker:
+class TensorBoardLogger:
     """Writes one member's numbers where TensorBoard finds them."""
 
     def __init__(self, folder: Path) -> None:

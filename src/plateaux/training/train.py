@@ -25,12 +25,12 @@ from plateaux.data.sources import describe_data
 from plateaux.storage.feature_cache import prepare, training_sources, with_cached_features
 from plateaux.storage.remote import parse_address
 from plateaux.storage.run import Run
-from plateaux.training.autotune import choose
-from plateaux.training.branching import begin_from
+from plateaux.training import branching
+from plateaux.training.autotune import autotune
 from plateaux.training.checks import check
-from plateaux.training.job_runner import Work
+from plateaux.training.job_runner import JobRunner
 from plateaux.training.partition import scoring_batch
-from plateaux.training.planning import missing
+from plateaux.training.planning import pending_jobs
 
 ATTEMPTS = 3  # how often a job whose process died is tried before the run is given up
 
@@ -41,7 +41,7 @@ def train(
     *,
     given: Components = NO_COMPONENTS,
     tell: Tell = lambda _: None,
-    span: str | Path | None = None,
+    branch_from: str | Path | None = None,
 ) -> Run:
     """Train what is missing of a run and return it; the same call again does only what is left.
 
@@ -54,28 +54,28 @@ def train(
             f"members of {recipe.method.name!r} meet at every step, so every process of the mesh must hold one: "
             f"use at most {recipe.members} x executor.data processes"
         )
-    other = None if span is None else Run.open(span)  # before anything is written
+    other = None if branch_from is None else Run.open(branch_from)  # before anything is written
     run = _open(recipe, out, executor, given, tell)
     if other is not None and is_rank_zero():
-        begin_from(run, other, given)
+        branching.branch_from(run, other, given)
     executor.all_reduce_max(0)
     if recipe.model.cache_features:
         seen = with_cached_features(run.resolved_recipe(), build_training_data(recipe, given), given)
         prepare(training_sources(recipe, seen), executor, lambda words: tell({"say": words}))
-    work = Work(str(out), run.resolved_recipe(), given)
+    work = JobRunner(str(out), run.resolved_recipe(), given)
     with closing(executor):
-        lost = _carry_out(run, executor, work, given, tell)
+        lost = _run_jobs(run, executor, work, given, tell)
     if lost:
-        raise _sum_up(lost)
+        raise _raise_failures(lost)
     _tidy(run, executor)
     return run
 
 
-def _carry_out(run: Run, executor: Executor, work: Work, given: Components, tell: Tell) -> list[Failure]:
+def _run_jobs(run: Run, executor: Executor, work: JobRunner, given: Components, tell: Tell) -> list[Failure]:
     """Launch what is missing until nothing is, or nothing can be done; return what failed for good."""
     attempts, lost = 1, list[Failure]()
     while True:
-        jobs = missing(run, given, without={number for failure in lost for number in failure.job.members})
+        jobs = pending_jobs(run, given, without={number for failure in lost for number in failure.job.members})
         executor.all_reduce_max(0)  # nobody begins before everybody has planned: a decision begun would change the plan
         if not jobs:
             break
@@ -103,7 +103,7 @@ def _open(recipe: Recipe, out: str | Path, executor: Executor, given: Components
         data = build_training_data(recipe, given)
         fresh = Run.begin(out, recipe, {"data": {**describe_data(data), **unlabeled_info(data)}})
         if "chosen" not in fresh.metadata:
-            chosen = choose(recipe, given, tell)
+            chosen = autotune(recipe, given, tell)
             if build_method(recipe, 0, given).partition is not None:
                 chosen["scoring_batch"] = scoring_batch(recipe, data, build_member(recipe, data, 0, given))
             if chosen:
@@ -112,7 +112,7 @@ def _open(recipe: Recipe, out: str | Path, executor: Executor, given: Components
     return replace(Run.open(out), recipe=recipe)
 
 
-def _sum_up(failures: list[Failure]) -> PlateauxError:
+def _raise_failures(failures: list[Failure]) -> PlateauxError:
     if len(failures) == 1:
         return (
             failures[0].problem

@@ -25,25 +25,25 @@ from plateaux.core.types import Batch, Estimate
 from plateaux.data.loader import MemberLoader
 from plateaux.data.sources import DataSplits
 from plateaux.distributed.stop_signal import StopFlag, graceful_shutdown
-from plateaux.loss_landscape.callback import Recorder
+from plateaux.loss_landscape.callback import ProbeCallback
 from plateaux.storage.run import MemberProgress, Run
-from plateaux.training.averaged_weights import at_average, in_words
-from plateaux.training.checkpoint import restore, state_of, weights_of
-from plateaux.training.epoch_stats import Runner, plain
+from plateaux.training.averaged_weights import averaged_params, describe_weights
+from plateaux.training.checkpoint import load_state_dict, member_weights, state_dict
+from plateaux.training.epoch_stats import EpochStats, to_plain
 from plateaux.training.jobs import Job
-from plateaux.training.offload import parking
-from plateaux.training.partition import Scorer, notes_of
-from plateaux.training.sequential import beside, go_on
-from plateaux.training.setup import learners_of, paces_of
-from plateaux.training.state import ABSENT, Learner, Way
+from plateaux.training.offload import offload_to_disk
+from plateaux.training.partition import SharpnessScorer, load_sam_set
+from plateaux.training.sequential import frozen_outputs, warm_start
+from plateaux.training.setup import build_train_states, shared_lr_schedulers
+from plateaux.training.state import INACTIVE, StepOptions, TrainState
 from plateaux.training.step import step
-from plateaux.training.tensorboard import Tracker
-from plateaux.training.validation import validated, validation_measures
+from plateaux.training.tensorboard import TensorBoardLogger
+from plateaux.training.validation import validate_member, validation_metrics
 
 GO_ON, SAVE, STOP = 0, 1, 2  # what a process may wish between two steps; the strongest wish is everybody's
 
 
-class Course:
+class Trainer:
     """Takes the members of a job side by side from its start to its stop."""
 
     def __init__(
@@ -59,59 +59,61 @@ class Course:
         *,
         earlier: Sequence[nn.Module] = (),
     ) -> None:
-        self.run, self.data, self.job, self.executor, self.tell = run, data, job, executor, tell
+        self.run, self.data, self.job, self.executor, self.log = run, data, job, executor, tell
         self.recipe = run.recipe
         self.device = device
         self.train_ids, self.valid_ids = train_val_split(self.recipe, data)
-        self.measures = validation_measures(self.recipe.train.keep)
-        self.recorder = Recorder(self.recipe, data, self.train_ids, device, allow=given.trust)
+        self.measures = validation_metrics(self.recipe.train.keep)
+        self.probe_callback = ProbeCallback(self.recipe, data, self.train_ids, device, trust=given.trust)
         self.method = build_method(self.recipe, 0, given)
-        self.joint, self.meets = self.method.is_joint, self.method.partition
+        self.is_joint, self.partition_epochs = self.method.is_joint, self.method.partition
         self.earlier = earlier  # members that have finished, and are seen by the one in turn
         self.lost: list[DivergedError] = []  # members that diverged while the others went on
-        self.runners = self._runners(held, given)
-        self.trackers = {
-            n: Tracker(Path(run.store.root) / "tensorboard" / str(n)) for n in held if self.recipe.run.tensorboard
+        self.members = self._build_members(held, given)
+        self.tensorboard = {
+            n: TensorBoardLogger(Path(run.store.root) / "tensorboard" / str(n))
+            for n in held
+            if self.recipe.run.tensorboard
         }
         self.clock = time.monotonic()  # of the last checkpoint
         self.begun = time.monotonic()
         self.told = 0.0
 
-    def _runners(self, held: list[int], given: Components) -> list[Runner]:
+    def _build_members(self, held: list[int], given: Components) -> list[EpochStats]:
         probe = build_loader(self.recipe, self.data, 0, shared=True, device=self.device, ids=self.train_ids)
-        learners = learners_of(
+        learners = build_train_states(
             self.recipe, self.data, held, self.executor, device=self.device, steps=probe.steps(), given=given
         )
-        self.steps, self.paces = probe.steps(), paces_of(learners)
+        self.steps, self.paces = probe.steps(), shared_lr_schedulers(learners)
         for learner in learners:
             if self.job.stop > self.job.start[0]:
-                learner.notes = notes_of(self.run, self.meets, learner.number, self.job.start[0])
+                learner.sam_set = load_sam_set(self.run, self.partition_epochs, learner.number, self.job.start[0])
         shared = uses_shared_order(self.recipe, self.method)
         runners = []
         for learner in learners:
-            feed = probe if shared else self._own_feed(learner.number)
-            runners.append(self._resumed(Runner(learner, feed, self.run.progress(learner.number))))
+            feed = probe if shared else self._member_loader(learner.number)
+            runners.append(self._resumed(EpochStats(learner, feed, self.run.progress(learner.number))))
         if runners and self.executor.is_writer():
-            names = shared_param_names(self.recipe, runners[0].learner.module)
-            state = runners[0].learner.module.state_dict()
+            names = shared_param_names(self.recipe, runners[0].state.module)
+            state = runners[0].state.module.state_dict()
             self.run.put_shared({name: state[name] for name in sorted(names & state.keys())})
         return runners
 
-    def _own_feed(self, number: int) -> MemberLoader:
+    def _member_loader(self, number: int) -> MemberLoader:
         return build_loader(self.recipe, self.data, number, shared=False, device=self.device, ids=self.train_ids)
 
-    def _resumed(self, runner: Runner) -> Runner:
+    def _resumed(self, runner: EpochStats) -> EpochStats:
         """Put a member where the job starts; a log part written after that place is forgotten."""
         epoch, at = self.job.start
         names = {(e, s): name for e, s, name in runner.progress.checkpoints}
         if (epoch, at) == (0, 0):
             runner.progress = MemberProgress(seconds=runner.progress.seconds)
-            if self.method.member_order == "onward" and runner.learner.number:
-                go_on(runner.learner, self.run)
+            if self.method.member_order == "chained" and runner.state.number:
+                warm_start(runner.state, self.run)
             return runner
         state = self.run.store.get_state(names[epoch, at])
-        restore(runner.learner, state)
-        runner.loss, runner.right, runner.seen = state["epoch"]
+        load_state_dict(runner.state, state)
+        runner.loss, runner.correct, runner.seen = state["epoch"]
         # A state after this place belongs to an attempt that its group could not follow.
         kept = tuple(each for each in runner.progress.checkpoints if each[:2] <= self.job.start)
         progress = {
@@ -122,99 +124,104 @@ class Course:
         runner.progress = MemberProgress(**{**progress, "checkpoints": kept, "seconds": runner.progress.seconds})
         return runner
 
-    def go(self) -> None:
+    def fit(self) -> None:
         """Run the job; Ctrl-C and SIGTERM end it with a checkpoint."""
         epoch, at = self.job.start
         with graceful_shutdown() as asked, ExitStack() as stack:
-            way = self.way(stack)
-            self._retire(epoch)
+            way = self.step_options(stack)
+            self._finish_member(epoch)
             # On a mesh another process's members may go on when there are none (left) here: agreements are everybody's.
-            while epoch < self.job.stop and self.executor.all_reduce_max(int(bool(self.runners))):
+            while epoch < self.job.stop and self.executor.all_reduce_max(int(bool(self.members))):
                 self.one_epoch(epoch, at, way, asked)
                 epoch, at = epoch + 1, 0
-            for runner in self.runners:  # before the scratch that parked members lie on is gone
+            for runner in self.members:  # before the scratch that parked members lie on is gone
                 if self.job.stop == self.recipe.train.epochs:
                     self._finish(runner, "")
-            self._leave_scores(asked)
-            wish = self._wish(asked)
+            self._write_sharpness(asked)
+            wish = self._requested_action(asked)
             if self.lost:
                 raise DivergedError("\n".join(map(str, self.lost)))
             if wish == STOP:
                 raise Interrupted("Stopped, with this job done. Run the same command again for what is missing")
 
-    def _leave_scores(self, asked: StopFlag) -> None:
+    def _write_sharpness(self, asked: StopFlag) -> None:
         """Score the training samples where the job ends at a meeting."""
-        if self.meets is None or self.job.stop not in self.meets.after:
+        if self.partition_epochs is None or self.job.stop not in self.partition_epochs.after:
             return
-        where = (self.run, self.data, self.train_ids, self.executor, self.device, self.tell)
-        scorer = Scorer(*where, stop=lambda: self._wish(asked) == STOP)
-        for group in [[runner] for runner in self.runners] if self.executor.offloads else [self.runners]:
+        where = (self.run, self.data, self.train_ids, self.executor, self.device, self.log)
+        scorer = SharpnessScorer(*where, stop=lambda: self._requested_action(asked) == STOP)
+        for group in [[runner] for runner in self.members] if self.executor.offloads else [self.members]:
             with ExitStack() as awake:
                 for runner in group:
-                    awake.enter_context(self.awake(runner.learner))
+                    awake.enter_context(self.awake(runner.state))
                 begun = time.monotonic()
-                scorer.score([runner.learner for runner in group], self.job.stop)
+                scorer.score([runner.state for runner in group], self.job.stop)
             share = (time.monotonic() - begun) / max(1, len(group))
-            for number in [runner.learner.number for runner in group if self.executor.is_writer()]:
+            for number in [runner.state.number for runner in group if self.executor.is_writer()]:
                 now = self.run.progress(number)
                 self.run.commit(number, replace(now, seconds=now.seconds + share))
 
-    def way(self, stack: ExitStack) -> Way:
+    def step_options(self, stack: ExitStack) -> StepOptions:
         """Return how steps are taken; `stack` holds what must be given back at the end."""
-        way = Way(self.recipe.train.precision, self.device, self.recipe.optimizer.accumulate)
-        way = replace(way, members=len(self.job.members), paces=self.paces, alone=self.method.member_order != "any")
+        way = StepOptions(self.recipe.train.precision, self.device, self.recipe.optimizer.accumulate)
+        way = replace(
+            way,
+            members=len(self.job.members),
+            shared_lr_schedulers=self.paces,
+            is_independent=self.method.member_order != "parallel",
+        )
         if self.earlier:
-            rows = beside(self.earlier, self.method.objective.output, self.recipe, self.device)
-            way = replace(way, beside=rows)
-        if self.executor.offloads and len(self.runners) > 1:
-            way = replace(way, awake=parking(stack.enter_context(self.run.store.scratch())))
-            for runner in self.runners:  # who is absent from the first steps rests on disk too
-                with way.awake(runner.learner):
+            rows = frozen_outputs(self.earlier, self.method.objective.output, self.recipe, self.device)
+            way = replace(way, frozen_outputs=rows)
+        if self.executor.offloads and len(self.members) > 1:
+            way = replace(way, resident=offload_to_disk(stack.enter_context(self.run.store.scratch())))
+            for runner in self.members:  # who is absent from the first steps rests on disk too
+                with way.resident(runner.state):
                     pass
-        self.awake = way.awake
+        self.awake = way.resident
         return way
 
-    def one_epoch(self, epoch: int, at: int, way: Way, asked: StopFlag) -> None:
+    def one_epoch(self, epoch: int, at: int, way: StepOptions, asked: StopFlag) -> None:
         """Take every member through one epoch, from step `at` on."""
         streams: dict[int, Iterator[Batch]] = {}
-        for runner in self.runners:
-            streams.setdefault(id(runner.feed), runner.feed.epoch(epoch, start=at, shard=self.executor.shard))
+        for runner in self.members:
+            streams.setdefault(id(runner.loader), runner.loader.epoch(epoch, start=at, shard=self.executor.shard))
         for number in range(at, self.steps):
-            if self.runners:
+            if self.members:
                 self._one_step(epoch, number, streams, way, asked)
             self._after_step(epoch, number + 1, self.steps, asked)
         self._after_epoch(epoch + 1, asked)
 
     def _one_step(
-        self, epoch: int, number: int, streams: dict[int, Iterator[Batch]], way: Way, asked: StopFlag
+        self, epoch: int, number: int, streams: dict[int, Iterator[Batch]], way: StepOptions, asked: StopFlag
     ) -> None:
-        learners = [runner.learner for runner in self.runners]
+        learners = [runner.state for runner in self.members]
         try:
-            drawn = {feed: next(streams[feed]) for feed in {id(runner.feed): None for runner in self.runners}}
+            drawn = {feed: next(streams[feed]) for feed in {id(runner.loader): None for runner in self.members}}
         except DataError:
             if not asked.is_set():
                 raise
             self._stop(epoch, number)  # a signal to the whole process group takes the loader's workers too
-        batches = [drawn[id(runner.feed)] for runner in self.runners]
-        total = min(self.recipe.data.batch, len(self.runners[0].feed.ids) - number * self.recipe.data.batch)
+        batches = [drawn[id(runner.loader)] for runner in self.members]
+        total = min(self.recipe.data.batch, len(self.members[0].loader.ids) - number * self.recipe.data.batch)
         tallies = step(self.executor, learners, batches, way, share=len(batches[0]) / total)
-        for runner, tally, batch in zip(self.runners, tallies, batches, strict=True):
-            if tally is not ABSENT:
+        for runner, tally, batch in zip(self.members, tallies, batches, strict=True):
+            if tally is not INACTIVE:
                 runner.pending.append((tally, len(batch)))
 
     def _after_step(self, epoch: int, done: int, steps: int, asked: StopFlag) -> None:
         if done % self.recipe.run.log_every == 0 or done == steps:
             self._log_steps(epoch, done)
-        self._news(epoch, done, steps)
+        self._progress_event(epoch, done, steps)
         if done == steps:
             return
-        wish = self._wish(asked)
+        wish = self._requested_action(asked)
         if wish == SAVE:
             self._checkpoint(epoch, done)
         if wish == STOP:
             self._stop(epoch, done)
 
-    def _wish(self, asked: StopFlag) -> int:
+    def _requested_action(self, asked: StopFlag) -> int:
         minutes = self.recipe.run.checkpoint_minutes
         due = minutes is not None and time.monotonic() - self.clock > 60 * minutes
         return self.executor.all_reduce_max(STOP if asked.is_set() else SAVE if due else GO_ON)
@@ -228,51 +235,51 @@ class Course:
     def _after_epoch(self, epoch: int, asked: StopFlag) -> None:
         found: dict[int, dict[str, Estimate]] = {}
         if len(self.valid_ids) and epoch % self.recipe.train.validate_every == 0:
-            for runner in self.runners:
-                with self._in_use(runner.learner):
-                    found[runner.learner.number] = self._validated(runner)
+            for runner in self.members:
+                with self._weights_in_use(runner.state):
+                    found[runner.state.number] = self._validate(runner)
         last = epoch == self.job.stop
-        for runner in self.runners if self.recorder.due(epoch) else []:
-            with self.awake(runner.learner):
-                tracker = self.trackers.get(runner.learner.number)
-                runner.lines += self.recorder.ask(
-                    runner.learner.module, runner.learner.number, epoch, None if tracker is None else tracker.add
+        for runner in self.members if self.probe_callback.due(epoch) else []:
+            with self.awake(runner.state):
+                tracker = self.tensorboard.get(runner.state.number)
+                runner.lines += self.probe_callback.run(
+                    runner.state.module, runner.state.number, epoch, None if tracker is None else tracker.add
                 )
         for pace in self.paces:
             if not pace.every_step:
-                pace.move()
-        for runner in list(self.runners):
-            schedule = runner.learner.schedule
-            if schedule is not None and not runner.learner.every_step:
+                pace.step()
+        for runner in list(self.members):
+            schedule = runner.state.lr_scheduler
+            if schedule is not None and not runner.state.every_step:
                 schedule.step()
-            numbers = found.get(runner.learner.number, {})
+            numbers = found.get(runner.state.number, {})
             self._log_epoch(runner, epoch, numbers)
             if numbers:
-                self._judge(runner, epoch, numbers)
-            runner.loss, runner.right, runner.seen = 0.0, 0.0, 0
+                self._track_best(runner, epoch, numbers)
+            runner.loss, runner.correct, runner.seen = 0.0, 0.0, 0
             runner.progress = replace(runner.progress, epoch=epoch, step=0)
-        wish = self._wish(asked)
+        wish = self._requested_action(asked)
         if last or wish != GO_ON or epoch % self.recipe.run.checkpoint_epochs == 0:
             self._checkpoint(epoch, 0)
-        self._retire(epoch)
+        self._finish_member(epoch)
         if wish == STOP and not last:
             self._stop(epoch, 0)
 
-    def _retire(self, epoch: int) -> None:
+    def _finish_member(self, epoch: int) -> None:
         """Finish the members that were no better for too long; after a resume too, so that none trains a bit longer."""
         patience = self.recipe.train.patience
-        for runner in list(self.runners):
+        for runner in list(self.members):
             if patience is not None and runner.progress.epochs_since_best >= patience and epoch < self.job.stop:
                 self._finish(runner, f"no better for {patience} validations")
-                self.runners.remove(runner)
+                self.members.remove(runner)
 
     @contextmanager
-    def _in_use(self, learner: Learner) -> Iterator[None]:
+    def _weights_in_use(self, learner: TrainState) -> Iterator[None]:
         """Wake a member and put it where it is used: at its moving average, where it keeps one."""
         precision, shard = self.recipe.train.precision, self.executor.shard
         with (
             self.awake(learner),
-            at_average(
+            averaged_params(
                 learner,
                 lambda: bn_update_batches(self.recipe, self.data, self.device, shard),
                 lambda: autocast(precision, self.device),
@@ -280,10 +287,12 @@ class Course:
         ):
             yield
 
-    def _validated(self, runner: Runner) -> dict[str, Estimate]:
-        return validated(self.recipe, self.data, runner.feed.source, self.valid_ids, runner.learner, self.measures)
+    def _validate(self, runner: EpochStats) -> dict[str, Estimate]:
+        return validate_member(
+            self.recipe, self.data, runner.loader.source, self.valid_ids, runner.state, self.measures
+        )
 
-    def _judge(self, runner: Runner, epoch: int, numbers: dict[str, Estimate]) -> None:
+    def _track_best(self, runner: EpochStats, epoch: int, numbers: dict[str, Estimate]) -> None:
         """Remember the best weights on validation samples, and how long ago they were."""
         keep = self.recipe.train.keep
         name = keep.removeprefix("best:") if keep != "last" else "nll"
@@ -295,45 +304,45 @@ class Course:
             return
         runner.progress = replace(runner.progress, best=number, best_epoch=epoch, epochs_since_best=0)
         if keep != "last":
-            stored = self._put_weights(runner.learner, epoch, best=True)
-            words = f"{in_words(runner.learner, epoch)}, the best {name} on validation samples so far"
+            stored = self._put_weights(runner.state, epoch, best=True)
+            words = f"{describe_weights(runner.state, epoch)}, the best {name} on validation samples so far"
             runner.progress = replace(runner.progress, weights=stored, weights_source=words)
 
     def _add_up(self, epoch: int, done: int) -> None:
         """Add what every member saw since the last time, sample by sample in order: when it is done changes no bit."""
-        for runner in [each for each in self.runners if each.pending]:
+        for runner in [each for each in self.members if each.pending]:
             recent, runner.pending = runner.pending, []
             losses = [float(tally.loss) for tally, _ in recent]
             try:
                 runner.check(losses, epoch, done)
             except DivergedError as problem:
-                if self.joint or self.executor.shard(2) != slice(0, 2):  # copies of a member must go on together
+                if self.is_joint or self.executor.shard(2) != slice(0, 2):  # copies of a member must go on together
                     raise
                 self.lost.append(problem)  # the others do not look at it, and go on
-                self.runners.remove(runner)
+                self.members.remove(runner)
             for loss, (tally, size) in zip(losses, recent, strict=True):
                 runner.loss += loss * size
-                runner.right += float(tally.right) if tally.right is not None else 0.0
+                runner.correct += float(tally.correct) if tally.correct is not None else 0.0
                 runner.seen += size
 
     def _log_steps(self, epoch: int, done: int) -> None:
         self._add_up(epoch, done)
-        for runner in [each for each in self.runners if each.seen]:
-            runner.learner.keep_pace()
-            rate = runner.learner.optimizer.param_groups[0]["lr"]
+        for runner in [each for each in self.members if each.seen]:
+            runner.state.step_lr_scheduler()
+            rate = runner.state.optimizer.param_groups[0]["lr"]
             runner.lines.append({"epoch": epoch, "step": done, "loss": runner.loss / runner.seen, "lr": rate})
 
-    def _log_epoch(self, runner: Runner, epoch: int, numbers: dict[str, Estimate]) -> None:
+    def _log_epoch(self, runner: EpochStats, epoch: int, numbers: dict[str, Estimate]) -> None:
         line: dict[str, Any] = {"epoch": epoch}
         if runner.seen:  # not absent from every step
-            line |= {"train loss": runner.loss / runner.seen, "train accuracy": runner.right / runner.seen}
+            line |= {"train loss": runner.loss / runner.seen, "train accuracy": runner.correct / runner.seen}
         line |= {f"validation {name}": value.value for name, value in numbers.items()}
         runner.lines.append(line)
-        if runner.learner.number in self.trackers:
-            self.trackers[runner.learner.number].add(epoch, line)
-        self.tell({"member": runner.learner.number, "done": epoch, "epochs": self.recipe.train.epochs, **line})
+        if runner.state.number in self.tensorboard:
+            self.tensorboard[runner.state.number].add(epoch, line)
+        self.log({"member": runner.state.number, "done": epoch, "epochs": self.recipe.train.epochs, **line})
 
-    def _news(self, epoch: int, done: int, steps: int) -> None:
+    def _progress_event(self, epoch: int, done: int, steps: int) -> None:
         now = time.monotonic()
         if now - self.told < 0.5:
             return
@@ -342,16 +351,16 @@ class Course:
         made = epoch * steps + done - start
         rate = made / max(now - self.begun, 1e-9)
         left = (self.job.stop * steps - epoch * steps - done) / max(rate, 1e-9)
-        for runner in self.runners:
-            self.tell(
+        for runner in self.members:
+            self.log(
                 {
-                    "member": runner.learner.number,
+                    "member": runner.state.number,
                     "epoch": epoch,
                     "epochs": self.recipe.train.epochs,
                     "step": done,
                     "steps": steps,
                     "loss": runner.loss / runner.seen if runner.seen else None,
-                    "accuracy": runner.right / runner.seen if runner.seen and runner.right else None,
+                    "accuracy": runner.correct / runner.seen if runner.seen and runner.correct else None,
                     "rate": rate * self.recipe.data.batch,
                     "left": left,
                 }
@@ -361,50 +370,52 @@ class Course:
         """Write where every member is: its state and log first, then the progress that names them."""
         self._add_up(epoch, at)
         now = time.monotonic()
-        for runner in self.runners:
-            number = runner.learner.number
+        for runner in self.members:
+            number = runner.state.number
             if any(each[:2] == (epoch, at) for each in runner.progress.checkpoints):
                 continue  # nothing happened since
-            seconds = runner.progress.seconds + (now - self.clock) / len(self.runners)
+            seconds = runner.progress.seconds + (now - self.clock) / len(self.members)
             runner.progress = replace(runner.progress, epoch=epoch, step=at, seconds=seconds)
             if not self.executor.is_writer():
                 continue
             part = self.run.put_log(number, runner.progress, runner.lines)
             runner.lines = []
             runner.progress = replace(runner.progress, log_parts=(*runner.progress.log_parts, part))
-            with self.awake(runner.learner):
-                state = state_of(runner.learner)
-                state["epoch"] = (runner.loss, runner.right, runner.seen)
-                state["progress"] = plain(runner.progress)
+            with self.awake(runner.state):
+                state = state_dict(runner.state)
+                state["epoch"] = (runner.loss, runner.correct, runner.seen)
+                state["progress"] = to_plain(runner.progress)
                 name = self.run.put_state(number, runner.progress, state)
             older = (
-                runner.progress.checkpoints[-1:] if self.joint else ()
+                runner.progress.checkpoints[-1:] if self.is_joint else ()
             )  # one back, so that a group finds a common place
             met = (
                 name
-                if self.meets is not None and (epoch, at) == (self.meets.after[0], 0)
+                if self.partition_epochs is not None and (epoch, at) == (self.partition_epochs.after[0], 0)
                 else runner.progress.partition_checkpoint
             )
             runner.progress = replace(
                 runner.progress, checkpoints=(*older, (epoch, at, name)), partition_checkpoint=met
             )
             self.run.commit(number, runner.progress)
-            runner.progress = replace(runner.progress, previous_weights=runner.progress.weights if self.joint else None)
+            runner.progress = replace(
+                runner.progress, previous_weights=runner.progress.weights if self.is_joint else None
+            )
         self.clock = now
 
-    def _put_weights(self, learner: Learner, epoch: int, *, best: bool = False) -> str | None:
+    def _put_weights(self, learner: TrainState, epoch: int, *, best: bool = False) -> str | None:
         """Write the weights a member is used at, where this process writes; copies of it take its statistics too."""
-        with self._in_use(learner):
+        with self._weights_in_use(learner):
             if not self.executor.is_writer():
                 return None
-            return self.run.put_weights(learner.number, weights_of(self.recipe, learner), epoch=epoch, best=best)
+            return self.run.put_weights(learner.number, member_weights(self.recipe, learner), epoch=epoch, best=best)
 
-    def _finish(self, runner: Runner, why: str) -> None:
+    def _finish(self, runner: EpochStats, why: str) -> None:
         """Write the weights to use and say that the member is done."""
-        number, progress = runner.learner.number, runner.progress
+        number, progress = runner.state.number, runner.progress
         if self.recipe.train.keep == "last" or progress.best_epoch is None:
-            name = self._put_weights(runner.learner, progress.epoch)
-            words = f"{in_words(runner.learner, progress.epoch)}, the last"
+            name = self._put_weights(runner.state, progress.epoch)
+            words = f"{describe_weights(runner.state, progress.epoch)}, the last"
         elif self.executor.is_writer():
             assert progress.weights is not None
             weights = self.run.store.get_tensors(progress.weights)

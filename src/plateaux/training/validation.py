@@ -18,34 +18,34 @@ from plateaux.data.sources import DataSplits, Source
 from plateaux.distributed.executors.local import LocalExecutor
 from plateaux.evaluation.metric_loop import evaluate_metrics
 from plateaux.models.modes import eval_mode
-from plateaux.training.state import Learner
+from plateaux.training.state import TrainState
 
 
-def validation_measures(keep: str) -> dict[str, Metric]:
+def validation_metrics(select: str) -> dict[str, Metric]:
     """Return what is measured on validation samples: accuracy, NLL, and what the best weights are chosen by."""
-    names = {"accuracy", "nll"} | ({keep.removeprefix("best:")} if keep != "last" else set())
+    names = {"accuracy", "nll"} | ({select.removeprefix("best:")} if select != "last" else set())
     measures: dict[str, Metric] = {}
     for name in sorted(names):
         measures[name] = registry.metric.get(name)()
         if measures[name].higher_is_better == "neither":
             raise RecipeError(
-                f"train.keep = {keep!r}: more of {name} is neither better nor worse, so no weights are the best by it; "
+                f"train.keep = {select!r}: more of {name} is neither better nor worse, so no weights are the best by it; "
                 "take a measure such as best:nll or best:accuracy"
             )
         if measures[name].min_members > 1:
             raise RecipeError(
-                f"train.keep = {keep!r}: {name} says nothing about one member alone, so no weights can be chosen by "
+                f"train.keep = {select!r}: {name} says nothing about one member alone, so no weights can be chosen by "
                 "it; take a measure such as best:nll or best:accuracy"
             )
     return measures
 
 
-def validated(
+def validate_member(
     recipe: Recipe,
     data: DataSplits,
     source: Source,
     ids: torch.Tensor,
-    learner: Learner,
+    learner: TrainState,
     measures: Mapping[str, Metric],
 ) -> dict[str, Estimate]:
     """Return what the measures find about one member on the samples `ids`."""

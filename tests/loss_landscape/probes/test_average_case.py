@@ -12,16 +12,16 @@ from torch.func import functional_call, vmap
 from plateaux.core.errors import RecipeError
 from plateaux.core.member import MemberModule
 from plateaux.core.types import Estimate
-from plateaux.loss_landscape.loss_surface import Ground
-from plateaux.loss_landscape.perturbations import drawn, move, scale_of
+from plateaux.loss_landscape.loss_surface import LossSurface
+from plateaux.loss_landscape.perturbations import perturb, perturbation_scale, sample_direction
 from plateaux.loss_landscape.probes.average_case import average_l2, average_linf
 
 PROBES = {"l2": average_l2, "linf": average_linf}
 SPREAD = {"l2": 1.0, "linf": 1 / 3}  # the variance of one draw
 
 
-def asked(here: Ground, norm: str = "l2", **options: object) -> Estimate:
-    return PROBES[norm](**{"m": 4, **options}).ask(here)[""]
+def asked(here: LossSurface, norm: str = "l2", **options: object) -> Estimate:
+    return PROBES[norm](**{"m": 4, **options}).run(here)[""]
 
 
 @pytest.mark.parametrize("norm", PROBES)
@@ -40,7 +40,7 @@ def test_on_a_bowl_the_average_case_is_the_closed_form(norm: str, adaptive: bool
 def test_on_a_bowl_of_one_draw_the_number_is_that_of_the_draw() -> None:
     w, curvature, slopes = quadratics.vector(0), quadratics.matrix(1), quadratics.vector(2)[None].expand(4, -1)
     here = quadratics.bowl(w, curvature, slopes, key=3)
-    noise = drawn(here.home, here.generator("average_l2", 0))
+    noise = sample_direction(here.origin, here.generator("average_l2", 0))
     delta = 0.3 * w.abs() * torch.cat([tensor.flatten() for tensor in noise.values()])
     truth = delta @ (slopes[0] + curvature @ w) + delta @ curvature @ delta / 2
     found = asked(here, radius=0.3, draws=1)
@@ -52,7 +52,7 @@ def test_on_a_bowl_of_one_draw_the_number_is_that_of_the_draw() -> None:
 @pytest.mark.parametrize("norm", PROBES)
 def test_draws_have_the_promised_spread(norm: str) -> None:
     here = quadratics.ground()
-    many = drawn(
+    many = sample_direction(
         {"w": torch.empty(40, 500, dtype=torch.float64)}, quadratics.draw(0), "normal" if norm == "l2" else "uniform"
     )
     assert float(many["w"].mean()) == pytest.approx(0, abs=0.03)
@@ -65,14 +65,14 @@ def truth_of(norm: str, radius: float) -> float:
     """The mean rise of the tiny network, from very many draws at once."""
     here = quadratics.ground()
     count = 30_000
-    scale = scale_of(here.home, adaptive=True)
+    scale = perturbation_scale(here.origin, adaptive=True)
     assert scale is not None
     law = "normal" if norm == "l2" else "uniform"
-    like = {name: torch.empty(count, *w.shape, dtype=w.dtype) for name, w in here.home.items()}
-    noise = drawn(like, quadratics.draw(77), law)  # type: ignore[arg-type]
-    there = {name: w + radius * scale[name] * noise[name] for name, w in here.home.items()}
+    like = {name: torch.empty(count, *w.shape, dtype=w.dtype) for name, w in here.origin.items()}
+    noise = sample_direction(like, quadratics.draw(77), law)  # type: ignore[arg-type]
+    there = {name: w + radius * scale[name] * noise[name] for name, w in here.origin.items()}
     batch = quadratics.samples()
-    losses = vmap(lambda w: here.of_logits(functional_call(here.module, w, (batch.x,)), batch).mean())(there)
+    losses = vmap(lambda w: here.losses_from_logits(functional_call(here.module, w, (batch.x,)), batch).mean())(there)
     return float(losses.mean() - here.all_losses().mean())
 
 
@@ -98,12 +98,12 @@ def test_the_true_value_lies_within_the_error_of_draws_as_often_as_promised(norm
 def test_the_error_of_the_data_is_that_of_the_samples() -> None:
     here = quadratics.ground()
     found = asked(here, radius=0.3, m=12, draws=50)
-    scale = scale_of(here.home, adaptive=True)
+    scale = perturbation_scale(here.origin, adaptive=True)
     home, chance = here.all_losses(), here.generator("average_l2", 0)
     rises = torch.zeros_like(home)
-    with here.standing(here.home):
+    with here.at_params(here.origin):
         for _ in range(50):
-            move(here, drawn(here.home, chance), scale=scale, times=0.3)
+            perturb(here, sample_direction(here.origin, chance), scale=scale, times=0.3)
             rises += here.all_losses() - home
     assert found.value == pytest.approx(float(rises.mean() / 50))
     assert found.stderr == pytest.approx(float((rises / 50).std()) / 12**0.5)
@@ -121,8 +121,8 @@ def test_rescaling_neighbouring_layers_moves_the_plain_average_only(
     assert one[0] == pytest.approx(one[1], rel=exact)
     plain = [asked(each, norm, radius=0.3, adaptive=False).value for each in (here, there)]
     assert plain[0] != pytest.approx(plain[1], rel=1e-2)
-    assert PROBES[norm]().rescaled == "same"
-    assert PROBES[norm](eta=0.1).rescaled == PROBES[norm](adaptive=False).rescaled == "moves"
+    assert PROBES[norm]().scale_invariant == "same"
+    assert PROBES[norm](eta=0.1).scale_invariant == PROBES[norm](adaptive=False).scale_invariant == "moves"
 
 
 def test_weights_of_zero_do_not_move_but_with_eta_they_do() -> None:
@@ -154,7 +154,7 @@ def test_neither_the_cut_into_batches_nor_names_of_inputs_nor_the_layout_change_
         assert asked(other).value == pytest.approx(whole.value, rel=1e-9)
     plain = {"w": torch.empty(3, 4, 2, 2)}
     last = {"w": torch.empty(3, 4, 2, 2).to(memory_format=torch.channels_last)}
-    one, two = drawn(plain, quadratics.draw(0))["w"], drawn(last, quadratics.draw(0))["w"]
+    one, two = sample_direction(plain, quadratics.draw(0))["w"], sample_direction(last, quadratics.draw(0))["w"]
     assert torch.equal(one, two)
     assert two.is_contiguous(memory_format=torch.channels_last)
 
@@ -162,7 +162,7 @@ def test_neither_the_cut_into_batches_nor_names_of_inputs_nor_the_layout_change_
 def test_it_costs_as_many_passes_as_it_says() -> None:
     here = quadratics.Counting(MemberModule(quadratics.net()), quadratics.cut(quadratics.samples(), (7, 5)))
     probe = average_l2(m=5, draws=6)
-    probe.ask(here)
+    probe.run(here)
     assert here.passes == pytest.approx(probe.passes(12))
     assert probe.samples == 1024
 

@@ -9,8 +9,8 @@ from plateaux.core.errors import RecipeError
 from plateaux.core.member import MemberModule
 from plateaux.core.types import Batch
 from plateaux.loss_landscape import forward_mode as tangents
-from plateaux.loss_landscape.loss_surface import Ground
-from plateaux.loss_landscape.per_sample import over_draws, over_samples
+from plateaux.loss_landscape.loss_surface import LossSurface
+from plateaux.loss_landscape.per_sample import over_mc_samples, over_samples
 from plateaux.loss_landscape.probes.fisher import fisher_rao, fisher_trace
 
 
@@ -28,15 +28,15 @@ def conv(*, training: bool = False) -> nn.Sequential:
     return net.double().train(training)
 
 
-def ground(net: nn.Module, *shape: int, n: int = 11, classes: int = 3, cut: int = 7, **options: object) -> Ground:
+def ground(net: nn.Module, *shape: int, n: int = 11, classes: int = 3, cut: int = 7, **options: object) -> LossSurface:
     maker = torch.Generator().manual_seed(5)
     dtype = next(net.parameters()).dtype
     x = torch.randn(n, *(shape or (4,)), generator=maker, dtype=torch.float64).to(dtype)
     whole = Batch(x, torch.arange(n) % classes, torch.arange(n))
-    return Ground(MemberModule(net), [whole.take(slice(0, cut)), whole.take(slice(cut, n))], key=3, **options)  # type: ignore[arg-type]
+    return LossSurface(MemberModule(net), [whole.take(slice(0, cut)), whole.take(slice(cut, n))], seed=3, **options)  # type: ignore[arg-type]
 
 
-def samples(here: Ground) -> tuple[Tensor, Tensor]:
+def samples(here: LossSurface) -> tuple[Tensor, Tensor]:
     x = [batch.x for batch in here.batches if isinstance(batch.x, Tensor)]
     return torch.cat(x), torch.cat([batch.y for batch in here.batches])
 
@@ -49,7 +49,7 @@ def test_fisher_rao_is_that_of_the_explicit_fisher_matrix(net: nn.Module, labels
     matrix = empirical_fisher(net, x, y) if labels == "true" else model_fisher(net, x)
     theta = weights(net)
     wanted = float(theta @ matrix @ theta)
-    found = fisher_rao(labels=labels).ask(here)  # type: ignore[arg-type]
+    found = fisher_rao(labels=labels).run(here)  # type: ignore[arg-type]
     assert found["squared"].value == pytest.approx(wanted, rel=1e-10)
     assert found[""].value == pytest.approx(wanted**0.5, rel=1e-10)
 
@@ -58,43 +58,43 @@ def test_the_error_of_fisher_rao_is_that_of_a_mean_carried_through_the_root() ->
     here = ground(bare(bias=True))
     x, y = samples(here)
     squares = (gradients(here.module, x, y) @ weights(here.module)).square()
-    found = fisher_rao().ask(here)
+    found = fisher_rao().run(here)
     wanted = float(squares.std()) / len(squares) ** 0.5
     assert found["squared"].stderr == pytest.approx(wanted)
     assert found[""].stderr == pytest.approx(wanted / (2 * found[""].value))
     one = ground(bare(), n=1, cut=1)
-    assert fisher_rao().ask(Ground(one.view, one.batches[:1]))[""].stderr is None
+    assert fisher_rao().run(LossSurface(one.view, one.batches[:1]))[""].stderr is None
 
 
 @pytest.mark.parametrize("labels", ["true", "model"])
 def test_the_homogeneous_form_is_the_forward_mode_one_where_there_are_no_biases(labels: str) -> None:
     for dtype, close in ((torch.float64, 1e-10), (torch.float32, 1e-4)):
         here = ground(bare(dtype=dtype))
-        found, wanted = (fisher_rao(labels=labels, method=way).ask(here) for way in ("logit", "jvp"))  # type: ignore[arg-type]
+        found, wanted = (fisher_rao(labels=labels, method=way).run(here) for way in ("logit", "jvp"))  # type: ignore[arg-type]
         assert found[""].value == pytest.approx(wanted[""].value, rel=close)
-        told = fisher_rao(labels=labels, method="logit", layers=2).ask(here)  # type: ignore[arg-type]
+        told = fisher_rao(labels=labels, method="logit", layers=2).run(here)  # type: ignore[arg-type]
         assert told == found
 
 
 def test_the_homogeneous_form_refuses_networks_it_does_not_hold_for() -> None:
     with pytest.raises(RecipeError, match=r"has biases \(0.bias, 2.bias, 4.bias\)"):
-        fisher_rao(method="logit").ask(ground(bare(bias=True)))
+        fisher_rao(method="logit").run(ground(bare(bias=True)))
     with pytest.raises(RecipeError, match="has biases and normalisation"):
-        fisher_rao(method="logit").ask(ground(conv(), 1, 4, 4))
+        fisher_rao(method="logit").run(ground(conv(), 1, 4, 4))
     with pytest.raises(RecipeError, match="1 hidden layers does not hold"):
-        fisher_rao(method="logit", layers=1).ask(ground(bare()))
+        fisher_rao(method="logit", layers=1).run(ground(bare()))
     bent = bare()
     bent[1] = nn.Tanh()
     with pytest.raises(RecipeError, match="2 hidden layers does not hold"):
-        fisher_rao(method="logit").ask(ground(bent))
-    forced = fisher_rao(method="logit", force=True).ask(ground(bare(bias=True)))
-    assert forced[""].value != pytest.approx(fisher_rao().ask(ground(bare(bias=True)))[""].value)
+        fisher_rao(method="logit").run(ground(bent))
+    forced = fisher_rao(method="logit", force=True).run(ground(bare(bias=True)))
+    assert forced[""].value != pytest.approx(fisher_rao().run(ground(bare(bias=True)))[""].value)
 
 
 def test_fisher_trace_is_the_trace_of_the_explicit_fisher_matrix() -> None:
     for net, shape in ((bare(bias=True), (4,)), (conv(), (1, 4, 4))):
         here = ground(net, *shape)
-        found = fisher_trace().ask(here)[""]
+        found = fisher_trace().run(here)[""]
         wanted = empirical_fisher(net, *samples(here)).trace()
         assert found.value == pytest.approx(float(wanted), rel=1e-6)
         assert found.stderr is not None
@@ -106,20 +106,20 @@ def test_rescaling_neighbouring_layers_moves_the_trace_and_not_fisher_rao() -> N
         after[0].weight *= 10
         after[2].weight /= 10
     for labels in ("true", "model"):
-        one, other = (fisher_rao(labels=labels).ask(ground(net))[""].value for net in (before, after))  # type: ignore[arg-type]
+        one, other = (fisher_rao(labels=labels).run(ground(net))[""].value for net in (before, after))  # type: ignore[arg-type]
         assert other == pytest.approx(one, rel=1e-4)
-    one, other = (fisher_trace().ask(ground(net))[""].value for net in (before, after))
+    one, other = (fisher_trace().run(ground(net))[""].value for net in (before, after))
     assert abs(other / one - 1) > 0.5
-    assert fisher_rao().rescaled == "same"
-    assert fisher_trace().rescaled == "moves"
+    assert fisher_rao().scale_invariant == "same"
+    assert fisher_trace().scale_invariant == "moves"
 
 
 def test_convolutions_before_batchnorm_add_nothing_in_training_mode_and_something_in_evaluation_mode() -> None:
     slopes = {}
     for training in (True, False):
         here = ground(conv(training=training), 1, 4, 4)
-        only = {name: tensor * (name == "0.weight") for name, tensor in here.home.items()}
-        slopes[training] = tangents.slope(here.outputs(here.batches[0]), here.home, only)[1].abs().max()
+        only = {name: tensor * (name == "0.weight") for name, tensor in here.origin.items()}
+        slopes[training] = tangents.jvp_outputs(here.outputs(here.batches[0]), here.origin, only)[1].abs().max()
     assert slopes[True] < 1e-4  # eps keeps it from exact invariance
     assert slopes[False] > 1e-2
 
@@ -127,11 +127,11 @@ def test_convolutions_before_batchnorm_add_nothing_in_training_mode_and_somethin
 def test_training_mode_moves_no_buffer_and_weights_stay_where_they_were() -> None:
     here = ground(conv(training=True), 1, 4, 4)
     before = {name: tensor.clone() for name, tensor in here.module.state_dict().items()}
-    fisher_rao().ask(here)
-    fisher_rao(labels="model").ask(here)
-    fisher_rao(method="logit", force=True).ask(here)
+    fisher_rao().run(here)
+    fisher_rao(labels="model").run(here)
+    fisher_rao(method="logit", force=True).run(here)
     with pytest.raises(RecipeError, match="no sample has a gradient of its own"):
-        fisher_trace().ask(here)
+        fisher_trace().run(here)
     assert all(torch.equal(tensor, before[name]) for name, tensor in here.module.state_dict().items())
 
 
@@ -139,15 +139,15 @@ def test_unit_logits_leave_nothing_of_the_homogeneous_form() -> None:
     here = ground(bare(), unit_logits=True)
     for labels in ("true", "model"):
         for method in ("jvp", "logit"):
-            found = fisher_rao(labels=labels, method=method).ask(here)  # type: ignore[arg-type]
+            found = fisher_rao(labels=labels, method=method).run(here)  # type: ignore[arg-type]
             assert found[""].value < 1e-12  # the loss does not feel the scale of the logits
-    assert fisher_trace().ask(here)[""].value > 1e-3
+    assert fisher_trace().run(here)[""].value > 1e-3
 
 
 def test_a_network_that_answers_nothing_has_a_norm_of_zero() -> None:
     net = bare()
     nn.init.zeros_(net[4].weight)  # type: ignore[arg-type]
-    found = fisher_rao().ask(ground(net))
+    found = fisher_rao().run(ground(net))
     assert found[""].value == 0
     assert found[""].stderr is None
 
@@ -183,10 +183,10 @@ class Named(nn.Module):
 def test_attention_named_inputs_and_what_has_no_forward_mode_give_the_same_numbers() -> None:
     x = {"tokens": torch.randn(5, 3, 4, dtype=torch.float64), "mask": torch.ones(5, 3, dtype=torch.long)}
     batch = Batch(x, torch.arange(5) % 3, torch.arange(5))
-    found = [Ground(MemberModule(Named(forward_mode=way)), [batch]) for way in (True, False)]
-    numbers = [fisher_rao().ask(here)[""].value for here in found]
+    found = [LossSurface(MemberModule(Named(forward_mode=way)), [batch]) for way in (True, False)]
+    numbers = [fisher_rao().run(here)[""].value for here in found]
     assert numbers[0] == pytest.approx(numbers[1], rel=1e-10)
-    bends = [tangents.bend(here.function(batch), here.home, here.home) for here in found]
+    bends = [tangents.second_derivative(here.function(batch), here.origin, here.origin) for here in found]
     assert torch.allclose(bends[0], bends[1], rtol=1e-9)
     assert torch.backends.mha.get_fastpath_enabled()
 
@@ -195,7 +195,7 @@ def test_labels_may_be_shares_of_classes() -> None:
     here = ground(bare(dtype=torch.float32))
     shares = [Batch(b.x, torch.eye(3)[b.y], b.index) for b in here.batches]
     for factory in (fisher_rao, fisher_trace):
-        one, other = (factory().ask(Ground(here.view, batches))[""].value for batches in (here.batches, shares))
+        one, other = (factory().run(LossSurface(here.view, batches))[""].value for batches in (here.batches, shares))
         assert one == pytest.approx(other, rel=1e-5)
 
 
@@ -210,10 +210,10 @@ def test_errors_of_samples_and_draws_are_told_apart() -> None:
     found = []
     for _ in range(200):
         of_samples, of_draws = torch.randn(40, generator=maker), torch.randn(8, 1, generator=maker)
-        found.append(over_draws(of_samples + of_draws / 2 + 2 * torch.randn(8, 40, generator=maker)))
+        found.append(over_mc_samples(of_samples + of_draws / 2 + 2 * torch.randn(8, 40, generator=maker)))
     by_sample, by_draw = (1 / 40) ** 0.5, (1 / 4 / 8 + 4 / (8 * 40)) ** 0.5
     assert (sum((v.stderr or 0) ** 2 for v in found) / 200) ** 0.5 == pytest.approx(by_sample, rel=0.05)
     assert (sum((v.mc_stderr or 0) ** 2 for v in found) / 200) ** 0.5 == pytest.approx(by_draw, rel=0.05)
-    assert over_draws(torch.ones(1, 4)).mc_stderr is None
-    assert over_draws(torch.ones(2, 1)).stderr is None
-    assert over_draws(torch.arange(4.0)[None]).stderr == over_samples(torch.arange(4.0)).stderr
+    assert over_mc_samples(torch.ones(1, 4)).mc_stderr is None
+    assert over_mc_samples(torch.ones(2, 1)).stderr is None
+    assert over_mc_samples(torch.arange(4.0)[None]).stderr == over_samples(torch.arange(4.0)).stderr

@@ -19,7 +19,7 @@ from plateaux.core.member import MemberModule
 from plateaux.core.optional import optional_import
 from plateaux.core.types import Batch, Estimate
 from plateaux.loss_landscape.curvature import Curvature
-from plateaux.loss_landscape.loss_surface import Ground
+from plateaux.loss_landscape.loss_surface import LossSurface
 from plateaux.loss_landscape.probes.hessian import _value, ordinal
 
 QUICK: dict[str, dict[str, Any]] = {
@@ -31,14 +31,14 @@ QUICK: dict[str, dict[str, Any]] = {
 }
 
 
-def asked(name: str, ground: Ground, **options: Any) -> Mapping[str, Estimate]:
-    return registry.probe.get(name)(**options).ask(ground)  # type: ignore[no-any-return]
+def asked(name: str, ground: LossSurface, **options: Any) -> Mapping[str, Estimate]:
+    return registry.probe.get(name)(**options).run(ground)  # type: ignore[no-any-return]
 
 
-def mlp(*, key: int = 0, sizes: tuple[int, ...] = (12, 8)) -> Ground:
+def mlp(*, key: int = 0, sizes: tuple[int, ...] = (12, 8)) -> LossSurface:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3)).double().eval()
-    return Ground(MemberModule(net), drawn(sizes, 3), key=key)
+    return LossSurface(MemberModule(net), drawn(sizes, 3), seed=key)
 
 
 def drawn(sizes: tuple[int, ...], *shape: int) -> list[Batch]:
@@ -60,10 +60,10 @@ def gauss_newton() -> Tensor:
     return reference.gauss_newton(mlp().module, list(mlp().batches))
 
 
-class Quadratic(Ground):
+class Quadratic(LossSurface):
     """A ground whose loss is a parabola: the matrix of its curvature is the mean of x x'."""
 
-    def of_logits(self, logits: Tensor, batch: Batch) -> Tensor:
+    def losses_from_logits(self, logits: Tensor, batch: Batch) -> Tensor:
         return logits.square().sum(-1) / 2
 
 
@@ -125,7 +125,7 @@ def test_standard_errors_of_the_draws_are_honest() -> None:
     """Over fifty seeds on the same data the true trace is inside the interval at least forty-five times."""
     net, batches = nn.Sequential(nn.Linear(3, 3), nn.Tanh()).double().eval(), drawn((12,), 3)
     truth = float(reference.hessian(net, batches).trace())
-    values = [asked("trace", Ground(MemberModule(net), batches, key=seed))[""] for seed in range(50)]
+    values = [asked("trace", LossSurface(MemberModule(net), batches, seed=seed))[""] for seed in range(50)]
     inside = [abs(value.value - truth) <= 1.96 * (value.mc_stderr or 0) for value in values]
     assert sum(inside) >= 45
     numbers = torch.tensor([value.value for value in values])
@@ -141,7 +141,7 @@ def test_the_error_of_the_data_is_how_much_other_samples_change_the_number() -> 
     for seed in range(40):
         generator = torch.Generator().manual_seed(seed)
         x = torch.randn(64, 2, generator=generator, dtype=torch.float64)
-        ground = Ground(
+        ground = LossSurface(
             MemberModule(net), [Batch(x, torch.randint(0, 3, (64,), generator=generator), torch.arange(64))]
         )
         values.append(asked("gauss_newton_trace", ground, draws=1)[""])
@@ -224,9 +224,9 @@ def test_a_net_with_batchnorm_in_single_precision_is_asked_and_left_as_it_was(na
     for training in (False, True):
         net = nn.Sequential(*layers).train(training)
         before = {key: t.clone() for key, t in net.state_dict().items()}
-        ground = Ground(MemberModule(net), batches)
+        ground = LossSurface(MemberModule(net), batches)
         found = asked(name, ground, **QUICK[name])
-        wide = Ground(MemberModule(net.double()), [Batch(b.x.double(), b.y, b.index) for b in batches])  # type: ignore[union-attr]
+        wide = LossSurface(MemberModule(net.double()), [Batch(b.x.double(), b.y, b.index) for b in batches])  # type: ignore[union-attr]
         assert found[""].value == pytest.approx(asked(name, wide, **QUICK[name])[""].value, rel=1e-4)
         net.float()
         assert all(torch.equal(t, before[key]) for key, t in net.state_dict().items())
@@ -285,7 +285,7 @@ def test_a_small_conv_net_agrees_with_curvlinops(kind: Any) -> None:
     operator = theirs.HessianLinearOperator if kind == "hessian" else theirs.GGNLinearOperator
     data = [(batch.x, batch.y) for batch in batches]
     other = operator(net, nn.CrossEntropyLoss(), list(net.parameters()), data)
-    ground = Ground(MemberModule(net), batches)
+    ground = LossSurface(MemberModule(net), batches)
     matrix = Curvature(ground, kind=kind)
     v = torch.randn(matrix.size, dtype=torch.float64)
     assert torch.allclose(matrix.product(v), other @ v, atol=1e-12)

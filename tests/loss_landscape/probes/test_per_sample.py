@@ -11,7 +11,7 @@ from plateaux.core.errors import RecipeError
 from plateaux.core.member import MemberModule
 from plateaux.core.stats.ranking import spearman
 from plateaux.core.types import Batch
-from plateaux.loss_landscape.loss_surface import Ground
+from plateaux.loss_landscape.loss_surface import LossSurface
 from plateaux.loss_landscape.probes.per_sample import gradient_norm, input_curvature, input_curvatures, rank_agreement
 
 
@@ -32,14 +32,14 @@ def mlp(*, dtype: torch.dtype = torch.float64) -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).to(dtype)
 
 
-def ground(net: nn.Module, *shape: int, n: int = 9, cut: int = 5, key: int = 3, **options: object) -> Ground:
+def ground(net: nn.Module, *shape: int, n: int = 9, cut: int = 5, key: int = 3, **options: object) -> LossSurface:
     dtype = next(net.parameters()).dtype
     x = torch.randn(n, *(shape or (4,)), generator=torch.Generator().manual_seed(5), dtype=torch.float64).to(dtype)
     whole = Batch(x, torch.arange(n) % 3, torch.arange(n))
-    return Ground(MemberModule(net), [whole.take(slice(0, cut)), whole.take(slice(cut, n))], key=key, **options)  # type: ignore[arg-type]
+    return LossSurface(MemberModule(net), [whole.take(slice(0, cut)), whole.take(slice(cut, n))], seed=key, **options)  # type: ignore[arg-type]
 
 
-def samples(here: Ground) -> tuple[Tensor, Tensor]:
+def samples(here: LossSurface) -> tuple[Tensor, Tensor]:
     x = [batch.x for batch in here.batches if isinstance(batch.x, Tensor)]
     return torch.cat(x), torch.cat([batch.y for batch in here.batches])
 
@@ -47,7 +47,7 @@ def samples(here: Ground) -> tuple[Tensor, Tensor]:
 def test_gradient_norms_are_those_of_plain_backward_passes() -> None:
     here = ground(mlp())
     norms = gradients(here.module, *samples(here)).square().sum(1)
-    found = gradient_norm(quantiles=(0.25, 0.5)).ask(here)
+    found = gradient_norm(quantiles=(0.25, 0.5)).run(here)
     assert set(found) == {"", "25 %", "50 %"}
     assert found[""].value == pytest.approx(float(norms.mean()), rel=1e-8)
     assert found[""].stderr == pytest.approx(float(norms.std()) / 3, rel=1e-6)
@@ -61,7 +61,7 @@ def test_the_error_of_a_quantile_is_what_repeating_shows(monkeypatch: pytest.Mon
     for _ in range(300):
         drawn = torch.randn(400, generator=maker, dtype=torch.float64).exp()
         monkeypatch.setattr("plateaux.loss_landscape.probes.per_sample.gradient_norms", lambda _, drawn=drawn: drawn)
-        found.append(gradient_norm(quantiles=(0.9,)).ask(here)["90 %"])
+        found.append(gradient_norm(quantiles=(0.9,)).run(here)["90 %"])
     assert np.mean([v.stderr for v in found]) == pytest.approx(np.std([v.value for v in found]), rel=0.15)
 
 
@@ -71,7 +71,7 @@ def test_input_curvature_is_the_squared_norm_of_the_input_hessian() -> None:
     found = input_curvatures(here, draws=400, radius=1e-5)
     errors = found.std(0) / 400**0.5
     assert bool(((found.mean(0) - wanted).abs() < 4 * errors).all())
-    asked = input_curvature(draws=50, radius=1e-5).ask(here)[""]
+    asked = input_curvature(draws=50, radius=1e-5).run(here)[""]
     assert asked.mc_stderr is not None
     assert abs(asked.value - float(wanted.mean())) < 4 * asked.mc_stderr
     assert asked.stderr == pytest.approx(float(wanted.std()) / 3, rel=0.15)
@@ -81,7 +81,7 @@ def test_input_curvature_of_a_quadratic_form_does_not_depend_on_the_radius() -> 
     torch.manual_seed(0)
     form = torch.diag(torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64))
     x, y = torch.randn(4, 3, dtype=torch.float64), torch.ones(4, dtype=torch.long)
-    here = Ground(MemberModule(Bowl(form)), [Batch(x, y, torch.arange(4))])
+    here = LossSurface(MemberModule(Bowl(form)), [Batch(x, y, torch.arange(4))])
     for radius in (1e-3, 1e-2, 0.1):  # signs leave no noise where the form is diagonal: every draw is Tr(H^2)
         found = input_curvatures(here, draws=3, radius=radius)
         assert torch.allclose(found, torch.full((3, 4), 14.0, dtype=torch.float64), rtol=1e-6)
@@ -89,7 +89,7 @@ def test_input_curvature_of_a_quadratic_form_does_not_depend_on_the_radius() -> 
 
 def test_batches_do_not_change_what_a_sample_gets_beside_its_draws() -> None:
     whole, pieces = ground(mlp(), n=8, cut=8), ground(mlp(), n=8, cut=3)
-    one = input_curvatures(Ground(whole.view, whole.batches[:1], key=3), draws=60)
+    one = input_curvatures(LossSurface(whole.view, whole.batches[:1], seed=3), draws=60)
     other = input_curvatures(pieces, draws=60)
     spread = (one.var(0) / 60 + other.var(0) / 60).sqrt()
     assert bool(((one.mean(0) - other.mean(0)).abs() < 4 * spread).all())
@@ -103,16 +103,16 @@ def test_input_curvature_is_the_same_for_rescaled_layers_and_gradient_norms_are_
         with torch.no_grad():
             for weight, times in zip(net.parameters(), (factor, factor, 1 / factor, 1.0), strict=True):
                 weight *= times
-        numbers["curvature"].append(input_curvature().ask(ground(net))[""].value)
-        numbers["gradient"].append(gradient_norm().ask(ground(net))[""].value)
+        numbers["curvature"].append(input_curvature().run(ground(net))[""].value)
+        numbers["gradient"].append(gradient_norm().run(ground(net))[""].value)
     assert numbers["curvature"][0] == pytest.approx(numbers["curvature"][1], rel=1e-4)
     assert abs(numbers["gradient"][1] / numbers["gradient"][0] - 1) > 0.5
-    assert input_curvature().rescaled == "same"
-    assert gradient_norm().rescaled == "moves"
+    assert input_curvature().scale_invariant == "same"
+    assert gradient_norm().scale_invariant == "moves"
 
 
 def test_float32_comes_close_to_float64_at_the_usual_radius() -> None:
-    one, other = (input_curvature().ask(ground(mlp(dtype=kind)))[""].value for kind in (torch.float32, torch.float64))
+    one, other = (input_curvature().run(ground(mlp(dtype=kind)))[""].value for kind in (torch.float32, torch.float64))
     assert one == pytest.approx(other, rel=0.01)
 
 
@@ -133,11 +133,11 @@ def test_named_inputs_are_shaken_where_they_are_no_whole_numbers() -> None:
     torch.manual_seed(0)
     words = torch.randint(0, 5, (6, 2))
     ids, y = torch.arange(6), torch.arange(6) % 3
-    here = Ground(MemberModule(Tokens()), [Batch({"words": words, "also": torch.randn(6, 4)}, y, ids)])
-    assert input_curvature(draws=2).ask(here)[""].value > 0
-    assert gradient_norm().ask(here)[""].value > 0
+    here = LossSurface(MemberModule(Tokens()), [Batch({"words": words, "also": torch.randn(6, 4)}, y, ids)])
+    assert input_curvature(draws=2).run(here)[""].value > 0
+    assert gradient_norm().run(here)[""].value > 0
     with pytest.raises(RecipeError, match="whole numbers"):
-        input_curvature().ask(Ground(MemberModule(Tokens()), [Batch({"words": words}, y, ids)]))
+        input_curvature().run(LossSurface(MemberModule(Tokens()), [Batch({"words": words}, y, ids)]))
 
 
 def test_batchnorm_is_refused_in_training_mode_and_leaves_no_trace_in_either() -> None:
@@ -146,18 +146,18 @@ def test_batchnorm_is_refused_in_training_mode_and_leaves_no_trace_in_either() -
     here = ground(net.eval())
     before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
     for asked in (gradient_norm(), input_curvature(draws=2), rank_agreement(draws=2)):
-        assert asked.ask(here)[""].value == asked.ask(here)[""].value
+        assert asked.run(here)[""].value == asked.run(here)[""].value
     net.train()
     for asked in (gradient_norm(), input_curvature(draws=2), rank_agreement(draws=2)):
         with pytest.raises(RecipeError, match="BatchNorm in training mode"):
-            asked.ask(here)
+            asked.run(here)
     assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
     assert all(p.grad is None for p in net.parameters())
 
 
 def test_unit_logits_are_felt_by_every_question() -> None:
     for asked in (gradient_norm(), input_curvature(draws=2)):
-        plain, unit = (asked.ask(ground(mlp(), unit_logits=way))[""].value for way in (False, True))
+        plain, unit = (asked.run(ground(mlp(), unit_logits=way))[""].value for way in (False, True))
         assert plain != pytest.approx(unit, rel=0.01)
 
 
@@ -165,12 +165,12 @@ def test_rank_agreement_is_spearmans_correlation_of_the_two() -> None:
     here = ground(mlp(), n=30, cut=20)
     norms = gradients(here.module, *samples(here)).square().sum(1)
     curvatures = input_curvatures(here, draws=4, radius=1e-3)
-    found = rank_agreement(draws=4).ask(here)[""]
+    found = rank_agreement(draws=4).run(here)[""]
     assert found.value == pytest.approx(spearmanr(norms, curvatures.mean(0)).statistic, abs=1e-12)
     left_out = [spearmanr(norms, np.delete(curvatures.numpy(), d, 0).mean(0)).statistic for d in range(4)]
     assert found.mc_stderr == pytest.approx((3 * np.var(left_out)) ** 0.5, abs=1e-9)
     assert found.stderr is not None
-    assert rank_agreement(draws=1).ask(here)[""].mc_stderr is None
+    assert rank_agreement(draws=1).run(here)[""].mc_stderr is None
 
 
 def test_spearman_is_that_of_scipy_with_ties_and_without() -> None:

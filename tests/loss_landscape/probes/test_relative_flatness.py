@@ -8,12 +8,12 @@ from torch import Tensor, nn
 from plateaux.core.errors import RecipeError
 from plateaux.core.member import MemberModule
 from plateaux.core.types import Batch
-from plateaux.loss_landscape.loss_surface import Ground
+from plateaux.loss_landscape.loss_surface import LossSurface
 from plateaux.loss_landscape.probes.relative_flatness import (
     last_layer_flatness,
     layer_flatness,
     relative_flatness,
-    unit_spread,
+    standardize_features,
 )
 
 
@@ -29,14 +29,14 @@ def conv(*, training: bool = False) -> nn.Sequential:
     return net.double().train(training)
 
 
-def ground(net: nn.Module, *shape: int, n: int = 11, cut: int = 7, key: int = 3, **options: object) -> Ground:
+def ground(net: nn.Module, *shape: int, n: int = 11, cut: int = 7, key: int = 3, **options: object) -> LossSurface:
     dtype = next(net.parameters()).dtype
     x = torch.randn(n, *(shape or (4,)), generator=torch.Generator().manual_seed(5), dtype=torch.float64).to(dtype)
     whole = Batch(x, torch.arange(n) % 3, torch.arange(n))
-    return Ground(MemberModule(net), [whole.take(slice(0, cut)), whole.take(slice(cut, n))], key=key, **options)  # type: ignore[arg-type]
+    return LossSurface(MemberModule(net), [whole.take(slice(0, cut)), whole.take(slice(cut, n))], seed=key, **options)  # type: ignore[arg-type]
 
 
-def explicit(here: Ground, layer: str) -> float:
+def explicit(here: LossSurface, layer: str) -> float:
     x = torch.cat([batch.x for batch in here.batches if isinstance(batch.x, Tensor)])
     return twin(here.module, layer, x, torch.cat([batch.y for batch in here.batches]))
 
@@ -44,7 +44,7 @@ def explicit(here: Ground, layer: str) -> float:
 @pytest.mark.parametrize(("net", "shape"), [(mlp(), (4,)), (conv(), (1, 4, 4))], ids=["mlp", "conv"])
 def test_the_closed_form_is_that_of_the_explicit_hessian(net: nn.Module, shape: tuple[int, ...]) -> None:
     here = ground(net, *shape)
-    found = relative_flatness().ask(here)[""]
+    found = relative_flatness().run(here)[""]
     assert found.value == pytest.approx(explicit(here, "4"), rel=1e-10)
     assert found.stderr is not None
     assert found.mc_stderr is None
@@ -53,8 +53,8 @@ def test_the_closed_form_is_that_of_the_explicit_hessian(net: nn.Module, shape: 
 def test_the_closed_form_holds_in_training_mode_and_moves_no_buffer() -> None:
     here = ground(conv(training=True), 1, 4, 4, n=8, cut=8)
     before = {name: tensor.clone() for name, tensor in here.module.state_dict().items()}
-    here = Ground(here.view, here.batches[:1])
-    one, other = relative_flatness().ask(here), relative_flatness(layer="0", draws=2).ask(here)
+    here = LossSurface(here.view, here.batches[:1])
+    one, other = relative_flatness().run(here), relative_flatness(layer="0", draws=2).run(here)
     assert all(torch.equal(tensor, before[name]) for name, tensor in here.module.state_dict().items())
     assert other[""].value != one[""].value
     assert one[""].value == pytest.approx(explicit(here, "4"), rel=1e-10)
@@ -67,7 +67,7 @@ def test_the_closed_form_holds_in_training_mode_and_moves_no_buffer() -> None:
 )
 def test_random_directions_come_within_four_standard_errors(net: nn.Module, shape: tuple[int, ...], layer: str) -> None:
     here = ground(net, *shape)
-    found = relative_flatness(layer=layer, draws=40).ask(here)[""]
+    found = relative_flatness(layer=layer, draws=40).run(here)[""]
     assert found.mc_stderr is not None
     assert abs(found.value - explicit(here, layer)) < 4 * found.mc_stderr
     assert found.mc_stderr < 0.25 * abs(found.value)
@@ -92,14 +92,14 @@ def test_all_directions_together_are_exact_however_wide_or_tall_a_layer_is(monke
 
 def test_the_two_forms_agree_on_the_error_of_the_samples() -> None:
     here = ground(mlp(), n=60, cut=40)
-    one, other = relative_flatness().ask(here)[""], relative_flatness(layer="4", draws=40).ask(here)[""]
+    one, other = relative_flatness().run(here)[""], relative_flatness(layer="4", draws=40).run(here)[""]
     assert other.stderr == pytest.approx(one.stderr, rel=0.25)
     assert other.value == pytest.approx(one.value, abs=4 * (other.mc_stderr or 0))
 
 
 def test_directions_come_from_the_key_of_the_ground_alone() -> None:
     asked = relative_flatness(layer="2", draws=3)
-    one, again, other = (asked.ask(ground(mlp(), key=key))[""].value for key in (3, 3, 4))
+    one, again, other = (asked.run(ground(mlp(), key=key))[""].value for key in (3, 3, 4))
     assert one == again != other
 
 
@@ -111,14 +111,14 @@ def test_rescaling_neighbouring_layers_changes_nothing() -> None:
         dict(after.named_parameters())["2.bias"].div_(7)
     for options in ({}, {"scaling": "std"}, {"layer": "0"}, {"layer": "2"}):
         asked = relative_flatness(**options, draws=3)  # type: ignore[arg-type]
-        one, other = (asked.ask(ground(net))[""].value for net in (before, after))
+        one, other = (asked.run(ground(net))[""].value for net in (before, after))
         assert other == pytest.approx(one, rel=1e-4)
-        assert asked.rescaled == "same"
+        assert asked.scale_invariant == "same"
     plain = [curvature_trace(ground(net)) for net in (before, after)]
     assert abs(plain[1] / plain[0] - 1) > 0.5
 
 
-def curvature_trace(here: Ground) -> float:
+def curvature_trace(here: LossSurface) -> float:
     """Return the trace of the Hessian of the last layer, which is no relative one."""
     found = 0.0
     for batch in here.batches:
@@ -131,7 +131,7 @@ def curvature_trace(here: Ground) -> float:
 def test_scaling_moves_the_features_spread_into_the_layer() -> None:
     torch.manual_seed(0)
     features, weight = torch.rand(9, 5, dtype=torch.float64) * torch.arange(5), torch.randn(3, 5, dtype=torch.float64)
-    scaled, own = unit_spread(features, weight)
+    scaled, own = standardize_features(features, weight)
     assert torch.allclose(scaled @ own.T, features @ weight.T)
     assert torch.allclose(scaled[:, 1:].std(0, correction=0), torch.ones(4, dtype=torch.float64))
     assert torch.equal(own[:, 0], weight[:, 0])  # a dead feature stays as it is
@@ -143,8 +143,8 @@ def test_scaling_moves_the_features_spread_into_the_layer() -> None:
         net[4].weight *= scale  # type: ignore[operator]
         net[2].weight /= scale[:, None]  # type: ignore[operator]
         net[2].bias /= scale  # type: ignore[operator]
-    wanted = relative_flatness().ask(ground(net))[""].value
-    assert relative_flatness(scaling="std").ask(here)[""].value == pytest.approx(wanted, rel=1e-10)
+    wanted = relative_flatness().run(ground(net))[""].value
+    assert relative_flatness(scaling="std").run(here)[""].value == pytest.approx(wanted, rel=1e-10)
 
 
 def test_nearly_certain_samples_lose_no_digits() -> None:
@@ -167,16 +167,16 @@ def test_many_samples_are_worked_through_in_pieces(monkeypatch: pytest.MonkeyPat
 
 def test_what_cannot_be_asked_is_refused_with_a_way_out() -> None:
     with pytest.raises(RecipeError, match="allowed: 0, 2, 4"):
-        relative_flatness(layer="1").ask(ground(mlp()))
+        relative_flatness(layer="1").run(ground(mlp()))
     with pytest.raises(RecipeError, match="name the layer"):
-        relative_flatness().ask(ground(mlp(), unit_logits=True))
+        relative_flatness().run(ground(mlp(), unit_logits=True))
     with pytest.raises(RecipeError, match=r"this Sequential has none; name a layer: layer = '4'"):
-        relative_flatness().ask(ground(nn.Sequential(*mlp(), nn.Tanh())))
+        relative_flatness().run(ground(nn.Sequential(*mlp(), nn.Tanh())))
     with pytest.raises(RecipeError, match="scaling"):
         relative_flatness(layer="4", scaling="std")
     with pytest.raises(RecipeError, match="draws = 0"):
         relative_flatness(draws=0)
-    assert relative_flatness(layer="4", draws=2).ask(ground(mlp(), unit_logits=True))[""].mc_stderr is not None
+    assert relative_flatness(layer="4", draws=2).run(ground(mlp(), unit_logits=True))[""].mc_stderr is not None
 
 
 def test_passes_are_what_is_done() -> None:

@@ -32,7 +32,7 @@ def test_on_a_bowl_it_is_the_closed_form(direction: str) -> None:
         "filter": torch.tensor([lengths[0]] * 2 + [lengths[1]] * 2 + [0.0] * 3, dtype=torch.float64),
     }[direction]
     truth = 0.5 * 0.4**2 * float((weights * curvature.diag()).sum())
-    found = sam_sharpness(rho=0.4, directions=300, direction=direction).ask(quadratics.bowl(w, curvature, slopes))  # type: ignore[arg-type]
+    found = sam_sharpness(rho=0.4, directions=300, direction=direction).run(quadratics.bowl(w, curvature, slopes))  # type: ignore[arg-type]
     assert found[""].mc_stderr is not None
     assert abs(found[""].value - truth) < 4 * found[""].mc_stderr
     assert found[""].mc_stderr < 0.3 * abs(truth)
@@ -43,7 +43,7 @@ def test_on_a_bowl_it_is_the_closed_form(direction: str) -> None:
 def test_the_slope_counts_with_its_sign() -> None:
     w, slopes = quadratics.vector(0), quadratics.vector(1)[None]
     flat = torch.zeros(quadratics.SIZE, quadratics.SIZE, dtype=torch.float64)
-    found = sam_sharpness(rho=0.4, directions=400).ask(quadratics.bowl(w, flat, slopes))
+    found = sam_sharpness(rho=0.4, directions=400).run(quadratics.bowl(w, flat, slopes))
     assert abs(found[""].value) < 4 * (found[""].mc_stderr or 0)
     spread = 0.4 * float(slopes.norm()) / quadratics.SIZE**0.5
     assert found["deviation"].value == pytest.approx(spread, rel=0.1)
@@ -55,16 +55,16 @@ def truth_of(rho: float) -> float:
     here = quadratics.ground()
     flat = torch.randn(30_000, here.weights, generator=quadratics.draw(77), dtype=torch.float64)
     flat = rho * flat / flat.norm(dim=1, keepdim=True)
-    pieces = flat.split([w.numel() for w in here.home.values()], 1)
-    there = {name: w + d.reshape(-1, *w.shape) for (name, w), d in zip(here.home.items(), pieces, strict=True)}
+    pieces = flat.split([w.numel() for w in here.origin.values()], 1)
+    there = {name: w + d.reshape(-1, *w.shape) for (name, w), d in zip(here.origin.items(), pieces, strict=True)}
     batch = quadratics.samples()
-    losses = vmap(lambda w: here.of_logits(functional_call(here.module, w, (batch.x,)), batch).mean())(there)
+    losses = vmap(lambda w: here.losses_from_logits(functional_call(here.module, w, (batch.x,)), batch).mean())(there)
     return float(losses.mean() - here.all_losses().mean())
 
 
 def test_the_true_value_lies_within_the_error_of_draws_as_often_as_promised() -> None:
     truth = truth_of(1.0)
-    found = [sam_sharpness(rho=1.0, directions=25).ask(quadratics.ground(key=seed))[""] for seed in range(50)]
+    found = [sam_sharpness(rho=1.0, directions=25).run(quadratics.ground(key=seed))[""] for seed in range(50)]
     inside = sum(abs(each.value - truth) <= 1.96 * each.mc_stderr for each in found if each.mc_stderr is not None)
     assert inside >= 45
     numbers, draws = torch.tensor([each.value for each in found]), torch.tensor([each.mc_stderr for each in found])
@@ -79,24 +79,24 @@ def test_at_the_usual_radius_float32_weights_give_what_float64_weights_give() ->
         home = here.all_losses().mean()
         ways = torch.randn(here.weights, generator=quadratics.draw(0), dtype=torch.float64)
         ways = 0.005 * ways / ways.norm()
-        pieces = ways.split([w.numel() for w in here.home.values()])
-        there = {n: w + d.view(w.shape).to(dtype) for (n, w), d in zip(here.home.items(), pieces, strict=True)}
+        pieces = ways.split([w.numel() for w in here.origin.values()])
+        there = {n: w + d.view(w.shape).to(dtype) for (n, w), d in zip(here.origin.items(), pieces, strict=True)}
         found.append(float(here.all_losses(there).mean() - home))
     assert found[1] == pytest.approx(found[0], abs=2e-7)
-    small = sam_sharpness(directions=20).ask(
+    small = sam_sharpness(directions=20).run(
         quadratics.ground(quadratics.net(dtype=torch.float32), [quadratics.samples(dtype=torch.float32)])
     )
     assert 0 < small["deviation"].value < 5e-3
 
 
 def test_each_error_is_that_of_its_own_sample() -> None:
-    found = sam_sharpness(rho=0.5, directions=1).ask(quadratics.ground())
+    found = sam_sharpness(rho=0.5, directions=1).run(quadratics.ground())
     assert set(found) == {"", "largest"}
     assert found[""] == found["largest"]
     assert found[""].mc_stderr is None
     assert found[""].stderr is not None
     same = [quadratics.samples(1).take(torch.zeros(8, dtype=torch.long))]
-    assert sam_sharpness(rho=0.5, directions=5).ask(quadratics.ground(batches=same))[""].stderr == pytest.approx(
+    assert sam_sharpness(rho=0.5, directions=5).run(quadratics.ground(batches=same))[""].stderr == pytest.approx(
         0, abs=1e-12
     )
 
@@ -110,11 +110,11 @@ def test_a_direction_by_filters_is_unmoved_by_rescaling_and_leaves_vectors_alone
         return quadratics.rescaled(module, factor)
 
     found = [
-        sam_sharpness(rho=0.3, directions=10, direction="filter").ask(quadratics.ground(bare(c)))[""]
+        sam_sharpness(rho=0.3, directions=10, direction="filter").run(quadratics.ground(bare(c)))[""]
         for c in (1.0, 4.0)
     ]
     assert found[0].value == pytest.approx(found[1].value, rel=1e-9)
-    plain = [sam_sharpness(rho=0.3, directions=10).ask(quadratics.ground(bare(c)))[""] for c in (1.0, 4.0)]
+    plain = [sam_sharpness(rho=0.3, directions=10).run(quadratics.ground(bare(c)))[""] for c in (1.0, 4.0)]
     assert plain[0].value != pytest.approx(plain[1].value, rel=1e-2)
 
 
@@ -148,7 +148,7 @@ def test_one_step_on_a_bowl_is_the_closed_form(adaptive: bool) -> None:
     t = w.abs() if adaptive else torch.ones_like(w)
     slope = slopes[0] + curvature @ w
     delta = 0.3 * t * t * slope / (t * slope).norm()
-    found = sam_step(rho=0.3, adaptive=adaptive).ask(quadratics.bowl(w, curvature, slopes))
+    found = sam_step(rho=0.3, adaptive=adaptive).run(quadratics.bowl(w, curvature, slopes))
     assert found["first order"].value == pytest.approx(0.3 * float((t * slope).norm()))
     assert found[""].value == pytest.approx(float(delta @ slope + delta @ curvature @ delta / 2))
 
@@ -159,36 +159,36 @@ def test_one_step_ends_where_the_update_of_training_climbs_to(adaptive: bool, re
     rises = []
     for (batch,) in groups(here.batches, 4):
         _, gradient = here.gradient(batch)
-        peak = sam.perturbed_params(here.home, gradient, 0.3, reach)
+        peak = sam.perturbed_params(here.origin, gradient, 0.3, reach)
         rises.append(float(here.losses(batch, peak).mean() - here.losses(batch).mean()))
-    found = sam_step(rho=0.3, m=4, adaptive=adaptive).ask(here)[""]
+    found = sam_step(rho=0.3, m=4, adaptive=adaptive).run(here)[""]
     assert found.value == pytest.approx(sum(rises) / 3)
     assert found.stderr == pytest.approx(float(torch.tensor(rises).std()) / 3**0.5, rel=1e-5)
 
 
 def test_one_step_in_proportion_is_unmoved_by_rescaling() -> None:
     pair = [quadratics.ground(), quadratics.ground(quadratics.rescaled(quadratics.net()))]
-    adaptive = [sam_step(rho=0.3, m=4, adaptive=True).ask(each) for each in pair]
+    adaptive = [sam_step(rho=0.3, m=4, adaptive=True).run(each) for each in pair]
     assert adaptive[0][""].value == pytest.approx(adaptive[1][""].value, rel=1e-9)
     assert adaptive[0]["first order"].value == pytest.approx(adaptive[1]["first order"].value, rel=1e-9)
-    plain = [sam_step(rho=0.3, m=4).ask(each)[""].value for each in pair]
+    plain = [sam_step(rho=0.3, m=4).run(each)[""].value for each in pair]
     assert plain[0] != pytest.approx(plain[1], rel=1e-2)
-    assert (sam_step(adaptive=True).rescaled, sam_step().rescaled) == ("same", "moves")
+    assert (sam_step(adaptive=True).scale_invariant, sam_step().scale_invariant) == ("same", "moves")
 
 
 def test_without_a_radius_or_a_slope_there_is_nothing() -> None:
-    assert sam_step(rho=0.0).ask(quadratics.ground())[""].value == 0
-    assert sam_sharpness(rho=0.0, directions=2).ask(quadratics.ground())[""].value == 0
+    assert sam_step(rho=0.0).run(quadratics.ground())[""].value == 0
+    assert sam_sharpness(rho=0.0, directions=2).run(quadratics.ground())[""].value == 0
     bottom = quadratics.bowl(
         torch.zeros(quadratics.SIZE).double(), quadratics.matrix(0), torch.zeros(2, quadratics.SIZE).double()
     )
-    assert sam_step().ask(bottom)[""].value == 0
+    assert sam_step().run(bottom)[""].value == 0
 
 
 def test_in_two_pieces_a_group_has_the_gradient_of_the_whole() -> None:
     batch: Batch = quadratics.samples()
-    whole = sam_step(rho=0.2, m=12).ask(quadratics.ground(batches=[batch]))
-    pieces = sam_step(rho=0.2, m=12).ask(quadratics.ground(batches=quadratics.cut(batch, (7, 5))))
+    whole = sam_step(rho=0.2, m=12).run(quadratics.ground(batches=[batch]))
+    pieces = sam_step(rho=0.2, m=12).run(quadratics.ground(batches=quadratics.cut(batch, (7, 5))))
     assert pieces["first order"].value == pytest.approx(whole["first order"].value, rel=1e-12)
 
 

@@ -18,16 +18,16 @@ from plateaux.core.member import MemberModule
 from plateaux.core.types import Batch
 from plateaux.loss_landscape.apgd import Ball, _anywhere, ascents, checkpoints
 from plateaux.loss_landscape.groups import gradient, groups, losses
-from plateaux.loss_landscape.loss_surface import Ground
-from plateaux.loss_landscape.perturbations import scale_of
+from plateaux.loss_landscape.loss_surface import LossSurface
+from plateaux.loss_landscape.perturbations import perturbation_scale
 from plateaux.loss_landscape.probes.worst_case import worst_l2, worst_linf
 
 PROBES = {"l2": worst_l2, "linf": worst_linf}
 RADIUS = {"l2": 0.3, "linf": 0.05}
 
 
-def found(here: Ground, norm: str = "l2", **options: object) -> float:
-    return PROBES[norm](**{"radius": RADIUS[norm], "m": 4, **options}).ask(here)[""].value
+def found(here: LossSurface, norm: str = "l2", **options: object) -> float:
+    return PROBES[norm](**{"radius": RADIUS[norm], "m": 4, **options}).run(here)[""].value
 
 
 @pytest.mark.parametrize("adaptive", [True, False])
@@ -52,7 +52,7 @@ def test_on_a_bowl_with_a_diagonal_the_worst_corner_is_found(adaptive: bool) -> 
     curvature = quadratics.vector(2).abs().diag()
     t = w.abs() if adaptive else torch.ones_like(w)
     corner = 0.3 * (t * (slopes[0] + curvature @ w)).abs().sum() + 0.3**2 / 2 * (t * t * curvature.diag()).sum()
-    report = worst_linf(radius=0.3, adaptive=adaptive).ask(quadratics.bowl(w, curvature, slopes))
+    report = worst_linf(radius=0.3, adaptive=adaptive).run(quadratics.bowl(w, curvature, slopes))
     assert report[""].value == pytest.approx(float(corner), rel=1e-12)
     assert report["converged"].value == pytest.approx(1.0)
 
@@ -70,7 +70,7 @@ def test_from_the_very_bottom_of_a_bowl_the_ascent_finds_a_way_up(norm: str) -> 
 
 @pytest.mark.parametrize("norm", PROBES)
 def test_a_radius_of_zero_gives_zero(norm: str) -> None:
-    report = PROBES[norm](radius=0.0, restarts=2, m=4).ask(quadratics.ground())
+    report = PROBES[norm](radius=0.0, restarts=2, m=4).run(quadratics.ground())
     assert report[""].value == 0
     assert report["converged"].value == 1
 
@@ -86,8 +86,8 @@ def test_rescaling_neighbouring_layers_moves_the_plain_worst_case_only(
     assert found(there, norm) == pytest.approx(found(here, norm), rel=exact)
     assert found(there, norm, adaptive=False) != pytest.approx(found(here, norm, adaptive=False), rel=1e-2)
     assert found(there, norm, eta=0.1) != pytest.approx(found(here, norm, eta=0.1), rel=1e-2)
-    assert PROBES[norm]().rescaled == "same"
-    assert PROBES[norm](eta=0.1).rescaled == PROBES[norm](adaptive=False).rescaled == "moves"
+    assert PROBES[norm]().scale_invariant == "same"
+    assert PROBES[norm](eta=0.1).scale_invariant == PROBES[norm](adaptive=False).scale_invariant == "moves"
 
 
 @pytest.mark.parametrize("norm", PROBES)
@@ -123,7 +123,7 @@ def test_groups_do_not_feel_how_samples_are_cut_into_batches(sizes: tuple[int, .
     whole = quadratics.ground(batches=[quadratics.samples()])
     assert found(here) == pytest.approx(found(whole), rel=1e-9)
     alone = [found(quadratics.ground(batches=[quadratics.samples().take(slice(i, i + 4))])) for i in (0, 4, 8)]
-    value = worst_l2(radius=0.3, m=4).ask(here)[""]
+    value = worst_l2(radius=0.3, m=4).run(here)[""]
     assert value.value == pytest.approx(sum(alone) / 3, rel=1e-9)
     assert value.stderr == pytest.approx(float(torch.tensor(alone).std()) / 3**0.5, rel=1e-6)
 
@@ -134,7 +134,7 @@ def test_a_rest_is_left_out_unless_it_is_all_there_is() -> None:
     assert sizes == [[5, 5], [7], [12], [12]]
     ids = [piece.index.tolist() for group in groups(quadratics.cut(batch, (5, 7)), 4) for piece in group]
     assert ids == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
-    assert worst_l2(m=99).ask(quadratics.ground())[""].stderr is None
+    assert worst_l2(m=99).run(quadratics.ground())[""].stderr is None
     with pytest.raises(RecipeError, match="no samples"):
         next(groups([], 4))
 
@@ -158,29 +158,29 @@ def test_inputs_may_be_named() -> None:
 @pytest.mark.parametrize("norm", ["l2", "linf"])
 def test_the_loss_was_seen_at_a_point_of_the_ball(norm: str) -> None:
     here = quadratics.ground()
-    scale = scale_of(here.home, adaptive=True)
+    scale = perturbation_scale(here.origin, adaptive=True)
     ball = Ball(0.3, norm, scale)  # type: ignore[arg-type]
-    with here.standing(here.home):
+    with here.at_params(here.origin):
         climbed = ascents(here, here.batches, ball, steps=20, generator=quadratics.draw(0), restarts=3)
     for each in climbed:
         u = torch.cat([tensor.flatten() for tensor in each.at.values()])
         assert float(u.norm() if norm == "l2" else u.abs().max()) <= 0.3 * (1 + 1e-9)
-        there = tensor_tree.add(here.home, tensor_tree.multiply(scale, each.at))  # type: ignore[arg-type]
-        assert each.home == pytest.approx(float(here.all_losses().mean()))
+        there = tensor_tree.add(here.origin, tensor_tree.multiply(scale, each.at))  # type: ignore[arg-type]
+        assert each.origin == pytest.approx(float(here.all_losses().mean()))
         assert each.best == pytest.approx(float(here.all_losses(there).mean()))
-        assert each.home <= each.half <= each.best
+        assert each.origin <= each.half <= each.best
 
 
 def test_more_starts_find_no_less_and_say_how_they_differ() -> None:
     here = quadratics.ground(key=5)
-    one, many = worst_l2(radius=1.0, m=4).ask(here), worst_l2(radius=1.0, m=4, restarts=4).ask(here)
+    one, many = worst_l2(radius=1.0, m=4).run(here), worst_l2(radius=1.0, m=4, restarts=4).run(here)
     assert "restarts" not in one
     assert many[""].value >= one[""].value
     assert many["restarts"].value <= many[""].value
     assert many["restarts"].mc_stderr is not None
     assert many["restarts"].mc_stderr > 0
-    assert many == worst_l2(radius=1.0, m=4, restarts=4).ask(here)
-    assert many != worst_l2(radius=1.0, m=4, restarts=4).ask(quadratics.ground(key=6))
+    assert many == worst_l2(radius=1.0, m=4, restarts=4).run(here)
+    assert many != worst_l2(radius=1.0, m=4, restarts=4).run(quadratics.ground(key=6))
 
 
 def test_random_starts_leave_a_hollow_that_home_cannot_see() -> None:
@@ -198,14 +198,14 @@ def test_random_starts_leave_a_hollow_that_home_cannot_see() -> None:
     batch = Batch(torch.zeros(1, 1).double(), torch.zeros(1, dtype=torch.long), torch.arange(1))
     here = quadratics.Level(MemberModule(Hills()), [batch])
     options = {"radius": 1.0, "adaptive": False}
-    assert worst_l2(**options).ask(here)[""].value == pytest.approx(0.1)  # type: ignore[arg-type]
-    assert worst_l2(**options, restarts=8).ask(here)[""].value == pytest.approx(5 * 0.49 - 0.1)  # type: ignore[arg-type]
+    assert worst_l2(**options).run(here)[""].value == pytest.approx(0.1)  # type: ignore[arg-type]
+    assert worst_l2(**options, restarts=8).run(here)[""].value == pytest.approx(5 * 0.49 - 0.1)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("norm", ["l2", "linf"])
 def test_random_starts_fill_the_ball_but_for_weights_that_cannot_move(norm: str) -> None:
     home = {"w": torch.tensor([1.0, -2.0, 0.0], dtype=torch.float64)}
-    ball = Ball(0.5, norm, scale_of(home, adaptive=True))  # type: ignore[arg-type]
+    ball = Ball(0.5, norm, perturbation_scale(home, adaptive=True))  # type: ignore[arg-type]
     chance = quadratics.draw(0)
     starts = torch.stack([_anywhere(home, ball, chance)["w"] for _ in range(2000)])
     assert torch.equal(starts[:, 2], torch.zeros(2000, dtype=torch.float64))
@@ -226,26 +226,26 @@ class Cliff(nn.Module):
         return (self.w[0] + torch.where(self.w[0] > 1, torch.inf, 0.0)).expand(len(x), 1)
 
 
-def on_cliff(at: float) -> Ground:
+def on_cliff(at: float) -> LossSurface:
     return quadratics.Level(MemberModule(Cliff(at)), [Batch(torch.zeros(1, 1), torch.zeros(1), torch.arange(1))])
 
 
 def test_a_loss_beyond_numbers_is_no_worst_case() -> None:
-    rise = worst_l2(radius=2.5, adaptive=False, steps=60).ask(on_cliff(0.0))[""].value
+    rise = worst_l2(radius=2.5, adaptive=False, steps=60).run(on_cliff(0.0))[""].value
     assert 0.5 < rise <= 1
-    many = worst_l2(radius=2.5, adaptive=False, steps=60, restarts=6).ask(on_cliff(0.0))[""].value
+    many = worst_l2(radius=2.5, adaptive=False, steps=60, restarts=6).run(on_cliff(0.0))[""].value
     assert rise <= many <= 1
 
 
 def test_where_home_itself_is_beyond_numbers_the_answer_is_not_a_number() -> None:
-    assert math.isnan(worst_l2(adaptive=False).ask(on_cliff(2.0))[""].value)
+    assert math.isnan(worst_l2(adaptive=False).run(on_cliff(2.0))[""].value)
 
 
 @pytest.mark.parametrize("sizes", [(12,), (7, 5)])
 def test_it_costs_as_many_passes_as_it_says(sizes: tuple[int, ...]) -> None:
     here = quadratics.Counting(MemberModule(quadratics.net()), quadratics.cut(quadratics.samples(), sizes))
     asked = worst_l2(m=5, steps=6, restarts=2)
-    asked.ask(here)
+    asked.run(here)
     assert here.passes == pytest.approx(asked.passes(12))
 
 
@@ -259,9 +259,9 @@ def test_the_preset_of_sharpbalance_is_a_hundred_groups_of_five() -> None:
     for name in PROBES:
         made = PROBES[name](preset="sharpbalance")
         assert made.samples == 500
-        assert "at most 0.5" in made.convention
-        assert "groups of 5 samples" in made.convention
-        assert "at most 0.1;" in PROBES[name](preset="sharpbalance", radius=0.1).convention
+        assert "at most 0.5" in made.definition
+        assert "groups of 5 samples" in made.definition
+        assert "at most 0.1;" in PROBES[name](preset="sharpbalance", radius=0.1).definition
     assert worst_l2().samples == 1024
     assert {"worst_l2", "worst_linf"} <= set(registry.probe.names())
 
@@ -287,7 +287,7 @@ def test_impossible_options_are_refused(options: dict[str, object], words: str) 
 
 
 @cache
-def trained() -> Ground:
+def trained() -> LossSurface:
     """A resnet8 that has learnt some pictures, each its class's template and noise."""
     templates = torch.randn(10, 3, 12, 12, generator=quadratics.draw(0))
     y = torch.arange(48) % 10
@@ -301,7 +301,7 @@ def trained() -> Ground:
         optimizer.zero_grad()
         F.cross_entropy(module(x[part]), y[part]).backward()
         optimizer.step()
-    return Ground(MemberModule(module.eval()), [Batch(x, y, torch.arange(48))])
+    return LossSurface(MemberModule(module.eval()), [Batch(x, y, torch.arange(48))])
 
 
 @pytest.mark.parametrize(
@@ -312,10 +312,10 @@ def test_on_a_trained_resnet_the_ascent_finds_no_less_than_the_released_form_but
     norm: str, adaptive: bool, radius: float
 ) -> None:
     here = trained()
-    ball = Ball(radius, norm, scale_of(here.home, adaptive=adaptive))  # type: ignore[arg-type]
-    flat = torch.cat([tensor.flatten() for tensor in here.home.values()])
+    ball = Ball(radius, norm, perturbation_scale(here.origin, adaptive=adaptive))  # type: ignore[arg-type]
+    flat = torch.cat([tensor.flatten() for tensor in here.origin.values()])
     ours, theirs = [], []
-    with here.standing(here.home):
+    with here.at_params(here.origin):
         for group in groups(here.batches, 12):
 
             def look(at: Tensor, group: list[Batch] = group) -> tuple[float, Tensor]:  # type: ignore[assignment]
@@ -330,7 +330,7 @@ def test_on_a_trained_resnet_the_ascent_finds_no_less_than_the_released_form_but
             climbed = ascents(here, group, ball, steps=20, generator=quadratics.draw(0))[0]
             home, best, taken = apgd.worst(flat, look, height, radius=radius, norm=norm, adaptive=adaptive)
             assert taken == 20
-            assert climbed.home == pytest.approx(home, rel=1e-6)
+            assert climbed.origin == pytest.approx(home, rel=1e-6)
             ours.append(climbed.best - home)
             theirs.append(best - home)
     assert min(theirs) > 1e-3

@@ -16,18 +16,18 @@ from plateaux.studies.claims.claim import (
     BEST_LAST,
     Case,
     Claim,
-    Entry,
+    ClaimEntry,
     Evidence,
-    Figure,
-    Measured,
-    chosen,
-    home,
-    judge,
+    MeasuredValue,
+    PrimaryMetric,
+    claims_dir,
+    judge_case,
     read_claims,
     read_entries,
     read_evidence,
+    select_claims,
     verdict,
-    worst,
+    weakest_verdict,
     write_evidence,
 )
 
@@ -45,13 +45,13 @@ def claim(**changes: Any) -> Claim:
     return Claim.model_validate({**plain, **changes})
 
 
-def evidence(*figures: Figure, **changes: Any) -> Evidence:
+def evidence(*figures: MeasuredValue, **changes: Any) -> Evidence:
     plain = {"claim": "1-lead", "command": "plateaux study lead.toml", "cases": {STATED: {"primary": figures}}}
     return Evidence.model_validate({**plain, **changes})
 
 
-def around(value: float, spread: float) -> Figure:
-    return Figure(value=value, interval=(value - spread, value + spread))
+def around(value: float, spread: float) -> MeasuredValue:
+    return MeasuredValue(value=value, interval=(value - spread, value + spread))
 
 
 # The rule.
@@ -72,21 +72,21 @@ def around(value: float, spread: float) -> Figure:
     ],
 )
 def test_the_interval_decides(value: float, spread: float, expected: str) -> None:
-    rises = Measured(measure="lead", direction="above", effect=1.0, paper="")
-    falls = Measured(measure="lead", direction="below", effect=-1.0, paper="")
+    rises = PrimaryMetric(measure="lead", direction="above", effect=1.0, paper="")
+    falls = PrimaryMetric(measure="lead", direction="below", effect=-1.0, paper="")
     assert verdict(around(value, spread), rises) == expected
     assert verdict(around(-value, spread), falls) == expected
 
 
 def test_what_may_be_somewhere_is_not_contradicted_by_one_place() -> None:
     can = claim(somewhere=True)
-    assert judge(can, evidence(around(-0.9, 0.5)), STATED) == "not reproduced"
-    assert judge(can, evidence(around(0.9, 0.5)), STATED) == "reproduced"
-    assert judge(claim(), evidence(around(-0.9, 0.5)), STATED) == "contradicted"
+    assert judge_case(can, evidence(around(-0.9, 0.5)), STATED) == "not reproduced"
+    assert judge_case(can, evidence(around(0.9, 0.5)), STATED) == "reproduced"
+    assert judge_case(claim(), evidence(around(-0.9, 0.5)), STATED) == "contradicted"
 
 
 def test_another_value_than_zero_can_mean_no_effect() -> None:
-    cheap = Measured(measure="cost", direction="below", zero=1.5, effect=0.99, paper="")
+    cheap = PrimaryMetric(measure="cost", direction="below", zero=1.5, effect=0.99, paper="")
     assert verdict(around(0.3, 0.1), cheap) == "reproduced"
     assert verdict(around(2.0, 0.1), cheap) == "contradicted"
     assert verdict(around(1.5, 0.1), cheap) == "not reproduced"
@@ -94,41 +94,41 @@ def test_another_value_than_zero_can_mean_no_effect() -> None:
 
 
 def test_without_an_interval_nothing_is_concluded() -> None:
-    assert verdict(Figure(value=100.0), claim().primary) == "inconclusive"
+    assert verdict(MeasuredValue(value=100.0), claim().primary) == "inconclusive"
 
 
 def test_without_the_papers_effect_nothing_is_not_reproduced() -> None:
-    told = Measured(measure="lead", direction="above", paper="no number")
+    told = PrimaryMetric(measure="lead", direction="above", paper="no number")
     assert verdict(around(0.0, 0.001), told) == "inconclusive"
 
 
 def test_several_figures_say_what_the_least_of_them_says() -> None:
     both = [around(1, 0.5), around(-1, 0.5)]
-    assert judge(claim(), evidence(*both), STATED) == "contradicted"
-    assert judge(claim(), evidence(around(1, 0.5), around(0.9, 1)), STATED) == "inconclusive"
-    assert judge(claim(), evidence(around(1, 0.5), around(2, 0.5)), STATED) == "reproduced"
-    assert worst(["reproduced", "not reproduced", "inconclusive"]) == "not reproduced"
+    assert judge_case(claim(), evidence(*both), STATED) == "contradicted"
+    assert judge_case(claim(), evidence(around(1, 0.5), around(0.9, 1)), STATED) == "inconclusive"
+    assert judge_case(claim(), evidence(around(1, 0.5), around(2, 0.5)), STATED) == "reproduced"
+    assert weakest_verdict(["reproduced", "not reproduced", "inconclusive"]) == "not reproduced"
     assert len(set(BEST_LAST)) == 6
 
 
 def test_a_failed_precondition_makes_a_claim_untestable_whatever_was_measured() -> None:
     fitted = claim(precondition={"measure": "training accuracy", "at_least": 0.99})
-    assert judge(fitted, evidence(around(1, 0.5), precondition=0.67), STATED) == "not testable at this scale"
-    assert judge(fitted, evidence(around(1, 0.5), precondition=0.99), STATED) == "reproduced"
+    assert judge_case(fitted, evidence(around(1, 0.5), precondition=0.67), STATED) == "not testable at this scale"
+    assert judge_case(fitted, evidence(around(1, 0.5), precondition=0.99), STATED) == "reproduced"
 
 
 def test_what_was_not_measured_is_not_yet_run() -> None:
     two = claim(cases=["one rule", "another"])
     some = evidence(cases={"another": Case(primary=(around(1, 0.5),))})
-    assert Entry(two, some).verdicts == {"one rule": "not yet run", "another": "reproduced"}
-    assert Entry(two).verdicts == {"one rule": "not yet run", "another": "not yet run"}
+    assert ClaimEntry(two, some).verdicts == {"one rule": "not yet run", "another": "reproduced"}
+    assert ClaimEntry(two).verdicts == {"one rule": "not yet run", "another": "not yet run"}
 
 
 def test_equality_is_judged_by_the_theory_and_never_by_the_interval() -> None:
     equal = claim(primary={"measure": "ratio", "direction": "equal", "paper": "equal"})
     found = evidence(cases={STATED: Case(primary=(around(1, 0.5),), by_theory="not reproduced")})
-    assert judge(equal, found, STATED) == "not reproduced"
-    assert judge(equal, evidence(around(1, 0.5)), STATED) == "inconclusive"
+    assert judge_case(equal, found, STATED) == "not reproduced"
+    assert judge_case(equal, evidence(around(1, 0.5)), STATED) == "inconclusive"
 
 
 # The claims that come along.
@@ -138,14 +138,14 @@ def test_seventeen_claims_come_along_in_files_named_by_number() -> None:
     assert list(CLAIMS) == list(range(1, 18))
     for number, each in CLAIMS.items():
         assert each.name.startswith(f"{number:02d}-")
-        assert (home() / f"{each.name}.toml").is_file()
+        assert (claims_dir() / f"{each.name}.toml").is_file()
     texts = [each.statement for each in CLAIMS.values()]
     assert len(set(texts)) == 17
 
 
 def test_evidence_belongs_to_a_claim() -> None:
     names = {each.name for each in CLAIMS.values()}
-    assert {file.stem for file in (home() / "evidence").glob("*.json")} <= names
+    assert {file.stem for file in (claims_dir() / "evidence").glob("*.json")} <= names
 
 
 def test_the_theorys_claims_are_the_theorys() -> None:
@@ -249,13 +249,13 @@ def test_sam_raises_eight_of_nine_figures_of_sharpness() -> None:
 
 def test_claims_are_asked_for_by_number_or_name() -> None:
     known = list(CLAIMS.values())
-    assert [each.number for each in chosen(known, ["7", "05", CLAIMS[2].name, "7"])] == [2, 5, 7]
-    assert chosen(known, [f"{CLAIMS[3].name}.toml"]) == [CLAIMS[3]]
-    assert chosen(known, []) == known
+    assert [each.number for each in select_claims(known, ["7", "05", CLAIMS[2].name, "7"])] == [2, 5, 7]
+    assert select_claims(known, [f"{CLAIMS[3].name}.toml"]) == [CLAIMS[3]]
+    assert select_claims(known, []) == known
     with pytest.raises(RecipeError, match="did you mean '16-theorem-2'"):
-        chosen(known, ["16-theorem"])
+        select_claims(known, ["16-theorem"])
     with pytest.raises(RecipeError, match="no claim '18'"):
-        chosen(known, ["18"])
+        select_claims(known, ["18"])
 
 
 def test_evidence_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -264,7 +264,7 @@ def test_evidence_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert file.name == "1-lead.json"
     assert read_evidence(claim(), tmp_path / "new") == found
     assert read_evidence(claim(), tmp_path) is None
-    assert Entry(claim(), found).to_dict()["evidence"]["cases"][STATED]["primary"][0]["value"] == 1.25
+    assert ClaimEntry(claim(), found).to_dict()["evidence"]["cases"][STATED]["primary"][0]["value"] == 1.25
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ from reference import paper_tables as papers
 
 from plateaux.core.errors import RunError
 from plateaux.studies.claims import evidence as studies
-from plateaux.studies.claims.claim import Compare, Entry, Evidence, Figure
-from plateaux.studies.claims.contrasts import evidence_of, repeated
+from plateaux.studies.claims.claim import ClaimEntry, Compare, Evidence, MeasuredValue
+from plateaux.studies.claims.contrasts import build_evidence, mean_with_interval
 from tests.studies.claims.test_claim import CLAIMS, STATED, claim
 
 SAM, OURS = {"method": "SAM", "rho": 0.1}, {"method": "ours", "rho": 0.1}
@@ -33,8 +33,8 @@ class Finding:
     on: str = "test"
 
 
-def compared(found: list[Finding], compare: Compare = COMPARE) -> Figure:
-    return evidence_of(claim(), compare, found).cases[STATED].primary[0]
+def compared(found: list[Finding], compare: Compare = COMPARE) -> MeasuredValue:
+    return build_evidence(claim(), compare, found).cases[STATED].primary[0]
 
 
 PAIRED = [
@@ -52,7 +52,7 @@ def test_differences_are_paired_by_repetition_at_the_same_radius() -> None:
 
 
 def test_one_repetition_has_no_interval() -> None:
-    assert compared(PAIRED[:2]) == Figure(value=2.0, repetitions=1)
+    assert compared(PAIRED[:2]) == MeasuredValue(value=2.0, repetitions=1)
 
 
 def test_the_papers_own_table_gives_the_papers_own_slope() -> None:
@@ -86,14 +86,14 @@ def test_numbers_that_cannot_be_compared_are_refused(found: list[Finding], messa
 def test_a_study_that_left_numbers_and_no_files_is_compared(tmp_path: Path) -> None:
     asked = claim(compare=COMPARE.model_dump())
     found = studies.collect([asked], tmp_path, lambda folder: PAIRED if folder == tmp_path else [])
-    assert Entry(asked, found[0]).verdicts == {STATED: "inconclusive"}
+    assert ClaimEntry(asked, found[0]).verdicts == {STATED: "inconclusive"}
     assert isinstance(found[0], Evidence)
     with pytest.raises(RunError, match="nothing to judge by"):
         studies.collect([claim()], tmp_path, lambda _: PAIRED)
 
 
 def test_what_was_repeated_has_a_t_interval() -> None:
-    found = repeated([1.0, 2.0, 3.0], "lead")
+    found = mean_with_interval([1.0, 2.0, 3.0], "lead")
     half = 4.302653 / 3**0.5  # scipy.stats.t.ppf(0.975, 2) times the standard error
     assert (found.value, found.what) == (2.0, "lead")
     assert found.interval == (pytest.approx(2 - half, abs=1e-5), pytest.approx(2 + half, abs=1e-5))
@@ -121,7 +121,7 @@ def curve(
 def said(number: int, found: list[Finding]) -> Evidence:
     compare = CLAIMS[number].compare
     assert compare is not None
-    return evidence_of(CLAIMS[number], compare, found)
+    return build_evidence(CLAIMS[number], compare, found)
 
 
 def test_a_power_law_has_its_power_as_slope() -> None:
@@ -157,7 +157,9 @@ def test_what_is_no_number_is_refused_and_not_left_out() -> None:
 def test_slopes_of_two_widths_are_compared_in_each_repetition() -> None:
     found = said(2, [*curve(16, 0.3, fitted=(0.5, 1.0, 1.0)), *curve(8, 0.5)])
     assert found.cases[STATED].primary[0].value == pytest.approx(0.2)
-    assert Entry(CLAIMS[2], found).verdicts == {STATED: "not testable at this scale"}  # half of the samples are fitted
+    assert ClaimEntry(CLAIMS[2], found).verdicts == {
+        STATED: "not testable at this scale"
+    }  # half of the samples are fitted
 
 
 def test_a_slope_needs_three_points_above_zero() -> None:
@@ -189,7 +191,7 @@ def test_the_flattest_of_the_others_is_found_in_each_repetition() -> None:
             found.append(Finding(at, repetition, 0.5 + rho, "mean of members", "accuracy", "test"))
             found.append(Finding(at, repetition, 0.995, "mean of members", "accuracy", "train"))
     case = said(11, found).cases[STATED]
-    assert case.primary[0] == Figure(value=1.0, interval=(1.0, 1.0), repetitions=2)
+    assert case.primary[0] == MeasuredValue(value=1.0, interval=(1.0, 1.0), repetitions=2)
     assert case.also[0].value == 0.0
 
 

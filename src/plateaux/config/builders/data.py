@@ -54,7 +54,7 @@ def build_loader(
 def uses_shared_order(recipe: Recipe, method: Method) -> bool:
     """Say whether all members are fed the same batches."""
     order = recipe.data.order
-    return order == "shared" or (order == "auto" and method.objective.gather != "own")
+    return order == "shared" or (order == "auto" and method.objective.gather != "none")
 
 
 def on_device(data: DataSplits, device: torch.device) -> DataSplits:

@@ -62,7 +62,7 @@ def build_member(
     else:
         module = _build_with_head(recipe, data, number, given, backbone or build_backbone(recipe, data, given))
     if part.sparsity:
-        prune(module, part.sparsity, keep=() if part.trunk is None else ("trunk",))
+        prune(module, part.sparsity, keep=() if part.trunk is None else ("backbone",))
     if adapters := lora_config(recipe, number):
         with fork_rng(derive_seed(recipe.seed, "adapters", number), torch.device("cpu")):
             add_lora(module, **adapters)
@@ -148,7 +148,7 @@ def build_members(
 
 
 def _frozen(recipe: Recipe) -> tuple[str, ...]:
-    return recipe.model.freeze if recipe.model.trunk is None else ("trunk",)
+    return recipe.model.freeze if recipe.model.trunk is None else ("backbone",)
 
 
 def shared_param_names(recipe: Recipe, module: nn.Module) -> set[str]:

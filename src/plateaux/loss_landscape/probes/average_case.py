@@ -12,8 +12,8 @@ from plateaux.core.registry import probe
 from plateaux.core.stats.estimates import mean_of_independent
 from plateaux.core.types import Estimate, TensorTree
 from plateaux.loss_landscape import perturbations
-from plateaux.loss_landscape.groups import CONVENTION, Group, groups, losses, used
-from plateaux.loss_landscape.loss_surface import Ground
+from plateaux.loss_landscape.groups import DEFINITION, Group, groups, losses, used
+from plateaux.loss_landscape.loss_surface import LossSurface
 from plateaux.loss_landscape.probe import Probe
 
 
@@ -69,10 +69,10 @@ def _average(
     perturbations.check(lengths={"radius": far, "eta": eta}, counts={"m": m, "samples": samples, "draws": draws})
     law: perturbations.Law = "normal" if norm == "l2" else "uniform"
 
-    def ask(ground: Ground) -> dict[str, Estimate]:
-        scale = perturbations.scale_of(ground.home, adaptive=adaptive, eta=eta)
+    def ask(ground: LossSurface) -> dict[str, Estimate]:
+        scale = perturbations.perturbation_scale(ground.origin, adaptive=adaptive, eta=eta)
         found = []
-        with ground.standing(ground.home):
+        with ground.at_params(ground.origin):
             for number, group in enumerate(groups(ground.batches, m)):
                 chance = ground.generator(f"average_{norm}", number)
                 found.append(_rises(ground, group, scale, far, law, draws, chance))
@@ -83,14 +83,14 @@ def _average(
         ask,
         passes=lambda given: (draws + 1) / 3 * used(given, m),
         samples=samples,
-        rescaled="same" if adaptive and not eta else "moves",
-        convention=f"delta = {far:g} {'(|w| + eta) ' if eta else '|w| ' if adaptive else ''}{noise}, {draws} draws for "
-        f"every {m} samples; signed; error over samples of their means over draws, {CONVENTION}",
+        scale_invariant="same" if adaptive and not eta else "moves",
+        definition=f"delta = {far:g} {'(|w| + eta) ' if eta else '|w| ' if adaptive else ''}{noise}, {draws} draws for "
+        f"every {m} samples; signed; error over samples of their means over draws, {DEFINITION}",
     )
 
 
 def _rises(
-    ground: Ground,
+    ground: LossSurface,
     group: Group,
     scale: TensorTree | None,
     radius: float,
@@ -99,11 +99,13 @@ def _rises(
     chance: torch.Generator,
 ) -> tuple[Tensor, Tensor]:
     """Return the mean rise of every sample `[m]`, and the rise of the group at every draw `[draws]`, in float64."""
-    tensor_tree.write(ground.params, ground.home)
+    tensor_tree.write(ground.params, ground.origin)
     home = losses(ground, group)
     each, over = torch.zeros_like(home), []
     for _ in range(draws):
-        perturbations.move(ground, perturbations.drawn(ground.home, chance, law), scale=scale, times=radius)
+        perturbations.perturb(
+            ground, perturbations.sample_direction(ground.origin, chance, law), scale=scale, times=radius
+        )
         rise = losses(ground, group) - home
         each += rise / draws
         over.append(rise.mean())

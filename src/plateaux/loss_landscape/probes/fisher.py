@@ -13,8 +13,8 @@ from plateaux.core import tensor_tree
 from plateaux.core.errors import RecipeError
 from plateaux.core.registry import probe
 from plateaux.core.types import Batch, Estimate
-from plateaux.loss_landscape.forward_mode import slope
-from plateaux.loss_landscape.loss_surface import Ground
+from plateaux.loss_landscape.forward_mode import jvp_outputs
+from plateaux.loss_landscape.loss_surface import LossSurface
 from plateaux.loss_landscape.per_sample import gradient_norms, over_samples
 from plateaux.loss_landscape.probe import Probe
 
@@ -39,7 +39,7 @@ def fisher_rao(
     gradient at the logits>. Networks to which that does not apply are refused unless it is forced.
     """
 
-    def ask(ground: Ground) -> Mapping[str, Estimate]:
+    def ask(ground: LossSurface) -> Mapping[str, Estimate]:
         degree = None if method == "jvp" else _degree(ground, layers, force)
         square = over_samples(torch.cat([_squares(ground, batch, labels, degree) for batch in ground.batches]))
         return {"": _root(square), "squared": square}
@@ -49,8 +49,8 @@ def fisher_rao(
     return Probe(
         ask,
         passes=lambda samples: samples * (1 if method == "jvp" else 1 / 3),
-        rescaled="same",
-        convention=f"the root of the mean square, the square beside it; labels of {whose}; {way}; all trained weights, "
+        scale_invariant="same",
+        definition=f"the root of the mean square, the square beside it; labels of {whose}; {way}; all trained weights, "
         "biases and those of normalisation among them; under BatchNorm in training mode the convolutions before it "
         "add nothing, in evaluation mode they do",
     )
@@ -62,25 +62,25 @@ def fisher_trace() -> Probe:
     return Probe(
         lambda ground: {"": over_samples(gradient_norms(ground))},
         passes=float,
-        convention="labels of the data (the empirical Fisher matrix); a sum over weights, a mean over samples",
+        definition="labels of the data (the empirical Fisher matrix); a sum over weights, a mean over samples",
     )
 
 
-def _squares(ground: Ground, batch: Batch, labels: Labels, degree: int | None) -> Tensor:
+def _squares(ground: LossSurface, batch: Batch, labels: Labels, degree: int | None) -> Tensor:
     """Return the square of <theta, gradient> of every sample `[B]`, or its mean over the model's own labels."""
     if degree is None:
-        logits, moved = slope(ground.outputs(batch), ground.home, ground.home)
+        logits, moved = jvp_outputs(ground.outputs(batch), ground.origin, ground.origin)
     else:
         logits = ground.record(batch)[0]
         moved = degree * logits
     if labels == "true":
-        return _along(lambda z: ground.of_logits(z, batch), logits, moved)[1].square()
+        return _along(lambda z: ground.losses_from_logits(z, batch), logits, moved)[1].square()
     log_p, slopes = _along(lambda z: ground.scaled(z).log_softmax(-1), logits, moved)
     return (log_p.exp() * slopes.square()).sum(-1)
 
 
 def _along(function: Callable[[Tensor], Tensor], logits: Tensor, moved: Tensor) -> tuple[Tensor, Tensor]:
-    return slope(lambda at: function(at[""]), {"": logits.double()}, {"": moved.double()})
+    return jvp_outputs(lambda at: function(at[""]), {"": logits.double()}, {"": moved.double()})
 
 
 def _root(square: Estimate) -> Estimate:
@@ -89,7 +89,7 @@ def _root(square: Estimate) -> Estimate:
     return Estimate(root, None if square.stderr is None or root == 0 else square.stderr / (2 * root))
 
 
-def _degree(ground: Ground, layers: int | None, force: bool) -> int:
+def _degree(ground: LossSurface, layers: int | None, force: bool) -> int:
     """Return by which power of a factor on all weights the logits grow."""
     module = ground.module
     trained = {id(p) for p in ground.params.values()}
@@ -100,7 +100,7 @@ def _degree(ground: Ground, layers: int | None, force: bool) -> int:
     return degree
 
 
-def _refuse_what_is_not_homogeneous(ground: Ground, degree: int) -> None:
+def _refuse_what_is_not_homogeneous(ground: LossSurface, degree: int) -> None:
     biases = [name for name, _ in ground.module.named_parameters() if name.split(".")[-1].endswith("bias")]
     norms = [name for name, part in ground.module.named_modules() if isinstance(part, NORMS)]
     if biases or norms:
@@ -111,7 +111,7 @@ def _refuse_what_is_not_homogeneous(ground: Ground, degree: int) -> None:
         )
     two = ground.batches[0].take(slice(0, 2))
     with torch.no_grad():
-        here, there = (ground.outputs(two)(at) for at in (ground.home, tensor_tree.scale(ground.home, 1.1)))
+        here, there = (ground.outputs(two)(at) for at in (ground.origin, tensor_tree.scale(ground.origin, 1.1)))
     if not torch.allclose(there, 1.1**degree * here, rtol=1e-3, atol=1e-3 * float(here.abs().max())):
         raise RecipeError(
             f'method = "logit" with {degree - 1} hidden layers does not hold: with all weights times 1.1 the logits '

@@ -18,15 +18,15 @@ from plateaux.core.types import Estimate
 from plateaux.loss_landscape.curvature import Curvature, Kind
 from plateaux.loss_landscape.lanczos import (
     End,
-    apart,
     density,
     eigenpairs,
+    orthogonalize,
     orthonormal,
     quadrature,
     signs,
     standard_error,
 )
-from plateaux.loss_landscape.loss_surface import Ground
+from plateaux.loss_landscape.loss_surface import LossSurface
 from plateaux.loss_landscape.probe import Probe
 
 Method = Literal["hutchinson", "hutch++"]
@@ -77,7 +77,7 @@ def spectrum(
     _at_least(1, draws=draws, steps=steps)
     _at_least(32, points=points)
 
-    def ask(ground: Ground) -> Mapping[str, Estimate]:
+    def ask(ground: LossSurface) -> Mapping[str, Estimate]:
         matrix = Curvature(ground, kind=kind, layer=layer)
         found = [quadrature(matrix.product, v, steps=steps) for v in _draws(matrix, "spectrum", draws)]
         nodes, weights = [each[0] for each in found], [each[1] for each in found]
@@ -96,9 +96,9 @@ def spectrum(
     return Probe(
         ask,
         passes=lambda samples: COST[kind] * draws * steps * samples,
-        better="neither",
-        usual=False,
-        convention=f"{MATRIX[kind]}; stochastic Lanczos quadrature, {draws} draws of {steps} steps, "
+        higher_is_better="neither",
+        default=False,
+        definition=f"{MATRIX[kind]}; stochastic Lanczos quadrature, {draws} draws of {steps} steps, "
         f"blurred by a bell curve as wide as one of {points - 1} steps of the grid",
     )
 
@@ -108,7 +108,7 @@ def _trace(name: str, kind: Kind, *, draws: int, method: Method, layers: bool, l
     if layers and method == "hutch++":
         raise RecipeError('layers = true with method = "hutch++", which knows the whole only; try "hutchinson"')
 
-    def ask(ground: Ground) -> Mapping[str, Estimate]:
+    def ask(ground: LossSurface) -> Mapping[str, Estimate]:
         matrix = Curvature(ground, kind=kind, layer=layer)
         if method == "hutch++":
             return {"": _value(matrix, torch.stack(list(_hutch_plus_plus(matrix, name, draws))))}
@@ -120,7 +120,7 @@ def _trace(name: str, kind: Kind, *, draws: int, method: Method, layers: bool, l
     return Probe(
         ask,
         passes=lambda samples: COST[kind] * draws * samples,
-        convention=f"{MATRIX[kind]}; {method}, {draws} products with vectors of random signs; {DATA}, given the draws",
+        definition=f"{MATRIX[kind]}; {method}, {draws} products with vectors of random signs; {DATA}, given the draws",
     )
 
 
@@ -136,7 +136,7 @@ def _hutch_plus_plus(matrix: Curvature, name: str, draws: int) -> Iterator[Tenso
     for row in basis:
         inside += matrix.applied(row)[1].sum(-1)
     for v in _draws(matrix, name, draws - 2 * third):
-        outside = apart(v, torch.stack(basis)) if basis else v
+        outside = orthogonalize(v, torch.stack(basis)) if basis else v
         yield inside + matrix.applied(outside)[1].sum(-1)
 
 
@@ -144,7 +144,7 @@ def _top(name: str, kind: Kind, *, k: int, end: End, steps: int, tolerance: floa
     _at_least(1, k=k)
     _at_least(k, steps=steps)
 
-    def ask(ground: Ground) -> Mapping[str, Estimate]:
+    def ask(ground: LossSurface) -> Mapping[str, Estimate]:
         matrix = Curvature(ground, kind=kind, layer=layer)
         if k > matrix.size:
             raise RecipeError(f"{name} with k = {k}: there are {matrix.size} weights, and as many eigenvalues")
@@ -157,7 +157,7 @@ def _top(name: str, kind: Kind, *, k: int, end: End, steps: int, tolerance: floa
     return Probe(
         ask,
         passes=lambda samples: COST[kind] * (steps + k) * samples,
-        convention=f"{MATRIX[kind]}; {_END[end]}; Lanczos until residuals are below {tolerance:g} of the eigenvalue, "
+        definition=f"{MATRIX[kind]}; {_END[end]}; Lanczos until residuals are below {tolerance:g} of the eigenvalue, "
         f"or {steps} products; an eigenvalue lies within the residual of the number; {DATA}, at the vector found",
     )
 
@@ -190,7 +190,7 @@ def _draws(matrix: Curvature, name: str, count: int) -> Iterator[Tensor]:
 
 
 def _start(matrix: Curvature, name: str) -> Callable[[int], Tensor]:
-    return lambda number: signs(matrix.size, matrix.like, matrix.ground.generator(name, number))
+    return lambda number: signs(matrix.size, matrix.like, matrix.surface.generator(name, number))
 
 
 def _at_least(least: int, **options: int) -> None:

@@ -13,8 +13,13 @@ from plateaux.core.errors import RecipeError
 from plateaux.core.registry import probe
 from plateaux.core.stats.ranking import spearman
 from plateaux.core.types import Batch, Estimate, Inputs, map_tensors
-from plateaux.loss_landscape.loss_surface import Ground
-from plateaux.loss_landscape.per_sample import alone, gradient_norms, over_draws, over_samples
+from plateaux.loss_landscape.loss_surface import LossSurface
+from plateaux.loss_landscape.per_sample import (
+    gradient_norms,
+    over_mc_samples,
+    over_samples,
+    require_independent_samples,
+)
 from plateaux.loss_landscape.probe import Probe
 
 GARG_AND_ROY = (
@@ -29,11 +34,11 @@ def gradient_norm(*, quantiles: tuple[float, ...] = (0.1, 0.5, 0.9)) -> Probe:
     if not all(0 < q < 1 for q in quantiles):
         raise RecipeError(f"quantiles = {list(quantiles)}: give shares of samples above 0 and below 1")
 
-    def ask(ground: Ground) -> Mapping[str, Estimate]:
+    def ask(ground: LossSurface) -> Mapping[str, Estimate]:
         norms = gradient_norms(ground)
         return {"": over_samples(norms)} | {f"{100 * q:g} %": _quantile(norms, q) for q in quantiles}
 
-    return Probe(ask, passes=float, convention="squared norms; error of a quantile from its neighbours in rank")
+    return Probe(ask, passes=float, definition="squared norms; error of a quantile from its neighbours in rank")
 
 
 @probe
@@ -44,10 +49,10 @@ def input_curvature(*, draws: int = 10, radius: float = 1e-3) -> Probe:
     """
     _check(draws, radius)
     return Probe(
-        lambda ground: {"": over_draws(input_curvatures(ground, draws=draws, radius=radius))},
+        lambda ground: {"": over_mc_samples(input_curvatures(ground, draws=draws, radius=radius))},
         passes=lambda samples: _curvature_passes(draws) * samples,
-        rescaled="same",
-        convention=GARG_AND_ROY.format(radius=radius, draws=draws),
+        scale_invariant="same",
+        definition=GARG_AND_ROY.format(radius=radius, draws=draws),
     )
 
 
@@ -56,7 +61,7 @@ def rank_agreement(*, draws: int = 10, radius: float = 1e-3) -> Probe:
     """Spearman's rank correlation over samples of squared gradient norm and input curvature."""
     _check(draws, radius)
 
-    def ask(ground: Ground) -> Mapping[str, Estimate]:
+    def ask(ground: LossSurface) -> Mapping[str, Estimate]:
         norms = gradient_norms(ground).cpu().numpy()
         curvatures = input_curvatures(ground, draws=draws, radius=radius).cpu()
         whole = spearman(norms, curvatures.mean(0).numpy())
@@ -67,20 +72,20 @@ def rank_agreement(*, draws: int = 10, radius: float = 1e-3) -> Probe:
     return Probe(
         ask,
         passes=lambda samples: (1 + _curvature_passes(draws)) * samples,
-        better="neither",
-        usual=False,
-        convention="input curvature: " + GARG_AND_ROY.format(radius=radius, draws=draws),
+        higher_is_better="neither",
+        default=False,
+        definition="input curvature: " + GARG_AND_ROY.format(radius=radius, draws=draws),
     )
 
 
-def input_curvatures(ground: Ground, *, draws: int = 10, radius: float = 1e-3) -> Tensor:
+def input_curvatures(ground: LossSurface, *, draws: int = 10, radius: float = 1e-3) -> Tensor:
     """Return the input curvature of every sample in every draw, `[draws, N]` in float64."""
-    alone(ground, "curvature")
+    require_independent_samples(ground, "curvature")
     makers = [ground.generator("input_curvature", draw) for draw in range(draws)]
     return torch.cat([_curvatures(ground, batch, makers, radius) for batch in ground.batches], 1)
 
 
-def _curvatures(ground: Ground, batch: Batch, makers: Sequence[torch.Generator], radius: float) -> Tensor:
+def _curvatures(ground: LossSurface, batch: Batch, makers: Sequence[torch.Generator], radius: float) -> Tensor:
     home = _input_gradient(ground, batch)
     rows = []
     for maker in makers:
@@ -90,7 +95,7 @@ def _curvatures(ground: Ground, batch: Batch, makers: Sequence[torch.Generator],
     return torch.stack(rows) / radius**2
 
 
-def _input_gradient(ground: Ground, batch: Batch) -> tuple[Tensor, ...]:
+def _input_gradient(ground: LossSurface, batch: Batch) -> tuple[Tensor, ...]:
     """Return the gradient of every sample's loss at each of its inputs that is no whole number."""
     leaves: list[Tensor] = []
 
@@ -104,7 +109,7 @@ def _input_gradient(ground: Ground, batch: Batch) -> tuple[Tensor, ...]:
     if not leaves:
         raise RecipeError("The inputs are whole numbers, at which a loss has no curvature; leave out input_curvature")
     with torch.enable_grad():
-        total = ground.function(replace(batch, x=x))(ground.home).sum()
+        total = ground.function(replace(batch, x=x))(ground.origin).sum()
         return torch.autograd.grad(total, leaves, materialize_grads=True)
 
 

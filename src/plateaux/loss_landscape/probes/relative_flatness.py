@@ -12,9 +12,9 @@ from plateaux.core.errors import RecipeError, suggest
 from plateaux.core.member import is_same_tensor
 from plateaux.core.registry import probe
 from plateaux.core.types import Estimate
-from plateaux.loss_landscape.forward_mode import Function, bend
-from plateaux.loss_landscape.loss_surface import Ground
-from plateaux.loss_landscape.per_sample import over_draws, over_samples
+from plateaux.loss_landscape.forward_mode import Function, second_derivative
+from plateaux.loss_landscape.loss_surface import LossSurface
+from plateaux.loss_landscape.per_sample import over_mc_samples, over_samples
 from plateaux.loss_landscape.probe import Probe
 
 
@@ -31,9 +31,9 @@ def relative_flatness(*, layer: str | None = None, scaling: Literal["none", "std
     if draws < 1:
         raise RecipeError(f"draws = {draws}: give 1 or more")
 
-    def ask(ground: Ground) -> Mapping[str, Estimate]:
+    def ask(ground: LossSurface) -> Mapping[str, Estimate]:
         if layer is not None:
-            return {"": over_draws(layer_flatness(ground, layer, draws=draws))}
+            return {"": over_mc_samples(layer_flatness(ground, layer, draws=draws))}
         return {"": over_samples(_last(ground, scaling))}
 
     how = "closed form for the last layer" if layer is None else f"layer {layer}, {draws} draws of random signs"
@@ -41,16 +41,16 @@ def relative_flatness(*, layer: str | None = None, scaling: Literal["none", "std
     return Probe(
         ask,
         passes=lambda samples: samples / 3 if layer is None else 4.0 * draws * samples,
-        rescaled="same",
-        convention=f"{how}{scaled}; weights without biases, filters as rows; not divided by the layer's width",
+        scale_invariant="same",
+        definition=f"{how}{scaled}; weights without biases, filters as rows; not divided by the layer's width",
     )
 
 
-def _last(ground: Ground, scaling: str) -> Tensor:
+def _last(ground: LossSurface, scaling: str) -> Tensor:
     """Return every sample's share `[N]`; scaling needs all features at once, else they pass by."""
-    if ground.unit_logits:
+    if ground.normalize_logits:
         raise RecipeError("The closed form of relative flatness is for plain logits; name the layer: layer = ...")
-    name = last_linear(ground)
+    name = find_last_linear(ground)
     weight = ground.module.get_submodule(name).weight
     assert isinstance(weight, Tensor)
     passing = (ground.record(batch, [name]) for batch in ground.batches)
@@ -58,7 +58,7 @@ def _last(ground: Ground, scaling: str) -> Tensor:
     if scaling == "none":
         return torch.cat([last_layer_flatness(features, logits, weight.detach()) for features, logits in seen])
     features, logits = (torch.cat(each) for each in zip(*seen, strict=True))
-    features, weight = unit_spread(features, weight.detach())
+    features, weight = standardize_features(features, weight.detach())
     return last_layer_flatness(features, logits, weight)
 
 
@@ -90,7 +90,7 @@ def _spread(p: Tensor, weight: Tensor) -> Tensor:
     return ((rest * distances).sum(1) - shift.square().sum(1)).clamp(min=0)
 
 
-def unit_spread(features: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+def standardize_features(features: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """Move the scale of the features into the layer: each has a standard deviation of one, and no output changes.
 
     A feature that is the same for all samples stays as it is.
@@ -100,7 +100,7 @@ def unit_spread(features: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     return features.double() / scale, weight.double() * scale
 
 
-def last_linear(ground: Ground) -> str:
+def find_last_linear(ground: LossSurface) -> str:
     """Return the name of the nn.Linear whose output the network returns."""
     layers = [name for name, part in ground.module.named_modules() if isinstance(part, nn.Linear)]
     out, seen = ground.record(ground.batches[0].take(slice(0, 2)), layers)
@@ -113,27 +113,27 @@ def last_linear(ground: Ground) -> str:
     )
 
 
-def layer_flatness(ground: Ground, layer: str, *, draws: int) -> Tensor:
+def layer_flatness(ground: LossSurface, layer: str, *, draws: int) -> Tensor:
     """Return <V, H_i V> of every draw and sample `[draws, N]`, V = W R with R of random signs; their mean is kappa."""
     name = f"{layer}.weight"
     if layer not in _layers(ground):
         raise RecipeError(
             f"There is no trained layer {layer!r} with a matrix of weights; {suggest(layer, _layers(ground))}"
         )
-    weight = ground.home[name]
+    weight = ground.origin[name]
     root = _root(weight.flatten(1))
     return torch.stack([_along(ground, name, _direction(ground, root, weight, draw)) for draw in range(draws)])
 
 
-def _along(ground: Ground, name: str, direction: Tensor) -> Tensor:
+def _along(ground: LossSurface, name: str, direction: Tensor) -> Tensor:
     """Return the second derivative of every sample's loss `[N]` where one weight moves and the others stay."""
-    place, way = {name: ground.home[name]}, {name: direction}
+    place, way = {name: ground.origin[name]}, {name: direction}
     functions = [_one_moves(ground, ground.function(batch)) for batch in ground.batches]
-    return torch.cat([bend(function, place, way) for function in functions]).double()
+    return torch.cat([second_derivative(function, place, way) for function in functions]).double()
 
 
-def _one_moves(ground: Ground, function: Function) -> Function:
-    return lambda own: function({**ground.home, **own})
+def _one_moves(ground: LossSurface, function: Function) -> Function:
+    return lambda own: function({**ground.origin, **own})
 
 
 def _root(rows: Tensor) -> Tensor:
@@ -145,16 +145,16 @@ def _root(rows: Tensor) -> Tensor:
     return root.to(rows.dtype)
 
 
-def _direction(ground: Ground, root: Tensor, weight: Tensor, draw: int) -> Tensor:
+def _direction(ground: LossSurface, root: Tensor, weight: Tensor, draw: int) -> Tensor:
     return (root @ _signs(ground, (root.shape[1], weight[0].numel()), draw).to(root.dtype)).view_as(weight)
 
 
-def _signs(ground: Ground, shape: tuple[int, int], draw: int) -> Tensor:
+def _signs(ground: LossSurface, shape: tuple[int, int], draw: int) -> Tensor:
     maker = ground.generator("relative_flatness", draw)
     return 2 * torch.randint(0, 2, shape, generator=maker, device=ground.device) - 1
 
 
-def _layers(ground: Ground) -> list[str]:
+def _layers(ground: LossSurface) -> list[str]:
     """Return the names of the trained layers with a matrix (or filters) of weights."""
-    found = [name for name, tensor in ground.home.items() if tensor.ndim > 1]
+    found = [name for name, tensor in ground.origin.items() if tensor.ndim > 1]
     return [name.removesuffix(".weight") for name in found if name.endswith(".weight")]

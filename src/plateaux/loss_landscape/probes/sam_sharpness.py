@@ -13,13 +13,13 @@ from plateaux.core.registry import probe
 from plateaux.core.stats.estimates import mean_of_independent
 from plateaux.core.types import Estimate, TensorTree
 from plateaux.loss_landscape import perturbations
-from plateaux.loss_landscape.groups import CONVENTION, Group, gradient, groups, losses, used
-from plateaux.loss_landscape.loss_surface import Ground
+from plateaux.loss_landscape.groups import DEFINITION, Group, gradient, groups, losses, used
+from plateaux.loss_landscape.loss_surface import LossSurface
 from plateaux.loss_landscape.probe import Probe
 
 Direction = Literal["sphere", "gaussian", "filter"]
 
-AWAY = {
+DIRECTIONS = {
     "sphere": "u uniform on the unit sphere",
     "gaussian": "u of independent N(0, 1)",
     "filter": "u Gaussian, every filter scaled to the length of that filter of the weights, vectors left alone",
@@ -39,14 +39,14 @@ def sam_sharpness(
         raise RecipeError(f"There is no direction {direction!r}; {suggest(direction, get_args(Direction))}")
     perturbations.check(lengths={"rho": rho}, counts={"directions": directions, "samples": samples})
 
-    def ask(ground: Ground) -> dict[str, Estimate]:
+    def ask(ground: LossSurface) -> dict[str, Estimate]:
         home = ground.all_losses()
         sums, largest = torch.zeros_like(home), home
         means: list[Tensor] = []
-        with ground.standing(ground.home):
+        with ground.at_params(ground.origin):
             for number in range(directions):
-                way, times = _away(ground.home, ground.generator("sam_sharpness", number), direction)
-                perturbations.move(ground, way, times=rho * times)
+                way, times = _away(ground.origin, ground.generator("sam_sharpness", number), direction)
+                perturbations.perturb(ground, way, times=rho * times)
                 rise = ground.all_losses() - home
                 largest = rise if not means or rise.mean() > max(means) else largest
                 means.append(rise.mean())
@@ -57,14 +57,14 @@ def sam_sharpness(
         ask,
         passes=lambda given: (directions + 1) / 3 * given,
         samples=samples,
-        convention=f"mean over {directions} places of L(w + {rho:g} u) - L(w), {AWAY[direction]}; signed; errors over "
+        definition=f"mean over {directions} places of L(w + {rho:g} u) - L(w), {DIRECTIONS[direction]}; signed; errors over "
         "samples and over places; float64 sums",
     )
 
 
 def _away(home: TensorTree, chance: torch.Generator, direction: Direction) -> tuple[TensorTree, float]:
     """Return a direction, and what to multiply it by."""
-    way = perturbations.drawn(home, chance)
+    way = perturbations.sample_direction(home, chance)
     if direction == "sphere":
         return way, 1 / float(tensor_tree.norm(way))
     return (way if direction == "gaussian" else {name: _filters(way[name], home[name]) for name in way}), 1.0
@@ -99,9 +99,9 @@ def sam_step(
     """
     perturbations.check(lengths={"rho": rho, "eta": eta}, counts={"m": m, "samples": samples})
 
-    def ask(ground: Ground) -> dict[str, Estimate]:
-        scale = perturbations.scale_of(ground.home, adaptive=adaptive, eta=eta)
-        with ground.standing(ground.home):
+    def ask(ground: LossSurface) -> dict[str, Estimate]:
+        scale = perturbations.perturbation_scale(ground.origin, adaptive=adaptive, eta=eta)
+        with ground.at_params(ground.origin):
             found = [_stepped(ground, group, scale, rho) for group in groups(ground.batches, m)]
         return {
             "": mean_of_independent([rise for rise, _ in found]),
@@ -112,21 +112,21 @@ def sam_step(
         ask,
         passes=lambda given: 4 / 3 * used(given, m),
         samples=samples,
-        rescaled="same" if adaptive and not eta else "moves",
-        convention=f"one step of length {rho:g}{' in delta / |w|' * adaptive} along each group's own gradient; mean "
-        f"over groups of {m} samples, error over groups, {CONVENTION}; "
+        scale_invariant="same" if adaptive and not eta else "moves",
+        definition=f"one step of length {rho:g}{' in delta / |w|' * adaptive} along each group's own gradient; mean "
+        f"over groups of {m} samples, error over groups, {DEFINITION}; "
         "first order: rho times the length of the gradient",
     )
 
 
-def _stepped(ground: Ground, group: Group, scale: TensorTree | None, rho: float) -> tuple[float, float]:
+def _stepped(ground: LossSurface, group: Group, scale: TensorTree | None, rho: float) -> tuple[float, float]:
     """Return how much the loss rises in one step, and what the gradient promised."""
-    tensor_tree.write(ground.params, ground.home)
+    tensor_tree.write(ground.params, ground.origin)
     home, way = gradient(ground, group)
     if scale is not None:
         tensor_tree.multiply_(way, scale)
     length = float(tensor_tree.norm(way))
     if rho * length == 0:
         return 0.0, 0.0
-    perturbations.move(ground, way, scale=scale, times=rho / length)
+    perturbations.perturb(ground, way, scale=scale, times=rho / length)
     return float(losses(ground, group).mean()) - home, rho * length

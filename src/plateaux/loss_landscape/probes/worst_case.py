@@ -13,8 +13,8 @@ from plateaux.core.stats.estimates import mean_of_independent
 from plateaux.core.types import Estimate
 from plateaux.loss_landscape import perturbations
 from plateaux.loss_landscape.apgd import Ascent, Ball, Norm, ascents
-from plateaux.loss_landscape.groups import CONVENTION, groups, used
-from plateaux.loss_landscape.loss_surface import Ground
+from plateaux.loss_landscape.groups import DEFINITION, groups, used
+from plateaux.loss_landscape.loss_surface import LossSurface
 from plateaux.loss_landscape.probe import Probe
 
 Preset = Literal["sharpbalance"]
@@ -94,10 +94,10 @@ def _worst(
         counts={"m": size, "samples": count, "steps": steps, "restarts": restarts},
     )
 
-    def ask(ground: Ground) -> dict[str, Estimate]:
-        ball = Ball(far, norm, perturbations.scale_of(ground.home, adaptive=adaptive, eta=eta))
+    def ask(ground: LossSurface) -> dict[str, Estimate]:
+        ball = Ball(far, norm, perturbations.perturbation_scale(ground.origin, adaptive=adaptive, eta=eta))
         found = []
-        with ground.standing(ground.home):
+        with ground.at_params(ground.origin):
             for number, group in enumerate(groups(ground.batches, size)):
                 chance = ground.generator(f"worst_{norm}", number)
                 climbed = ascents(ground, group, ball, steps=steps, generator=chance, restarts=restarts)
@@ -109,9 +109,9 @@ def _worst(
         ask,
         passes=lambda given: restarts * (steps + 1 / 3) * used(given, size),
         samples=count,
-        rescaled="same" if adaptive and not eta else "moves",
-        convention=f"{norm} norm of {around} at most {far:g}; APGD, {steps} steps from {_starts(restarts)}; mean over "
-        f"groups of {size} samples of the largest loss seen less the loss at home, error over groups, {CONVENTION}; "
+        scale_invariant="same" if adaptive and not eta else "moves",
+        definition=f"{norm} norm of {around} at most {far:g}; APGD, {steps} steps from {_starts(restarts)}; mean over "
+        f"groups of {size} samples of the largest loss seen less the loss at home, error over groups, {DEFINITION}; "
         "converged: the share of that rise which was there after half of the steps"
         + ("; restarts: what one start finds, mean and its standard error over starts" if restarts > 1 else ""),
     )
@@ -124,7 +124,7 @@ def _starts(restarts: int) -> str:
 def _gains(climbed: Sequence[Ascent]) -> torch.Tensor:
     """Return the rise found from each start, and that after half of the steps of the best one `[starts + 1]`."""
     best = max(climbed, key=lambda each: each.best)
-    return torch.tensor([*(each.best - each.home for each in climbed), best.half - best.home], dtype=torch.float64)
+    return torch.tensor([*(each.best - each.origin for each in climbed), best.half - best.origin], dtype=torch.float64)
 
 
 def _reported(found: torch.Tensor) -> dict[str, Estimate]:

@@ -12,9 +12,9 @@ from plateaux.core.plot_style import COLORS, INK
 from plateaux.core.types import Estimate
 from plateaux.evaluation.row_names import MEAN_PROBABILITY
 from plateaux.reports import style
-from plateaux.reports.query import is_member, label_of, over, usual_on
-from plateaux.reports.style import Drawing
-from plateaux.studies.results import Finding
+from plateaux.reports.query import default_split, is_member, over, result_label
+from plateaux.reports.style import ReportFigure
+from plateaux.studies.results import ResultRow
 
 MOST = 20  # conditions that have a bar
 CROWD = 200  # dots of members before they are left out
@@ -33,17 +33,17 @@ class Bar:
         return self.ensemble.value - self.mean
 
 
-def accuracy_bars(findings: Sequence[Finding], *, on: str | None = None) -> Drawing | None:
+def accuracy_bars(findings: Sequence[ResultRow], *, on: str | None = None) -> ReportFigure | None:
     """Draw the mean accuracy of members as bars, with the ensemble's gain on top and members as dots."""
-    on = on or usual_on(findings)
+    on = on or default_split(findings)
     bars = {name: bar for name, bar in _bars(findings, on).items() if math.isfinite(bar.mean)}
     if not bars:
         return None
     shown = sorted(bars, key=lambda name: -_height(bars[name]))[:MOST] if len(bars) > MOST else list(bars)
-    with style.look():
-        labels = [style.plain(name) for name in shown]
+    with style.figure_style():
+        labels = [style.wrap_label(name) for name in shown]
         more = sum(label.count("\n") for label in labels)
-        figure, axes = style.empty(0.9 + 0.34 * max(len(shown), 2) + 0.12 * more)
+        figure, axes = style.new_figure(0.9 + 0.34 * max(len(shown), 2) + 0.12 * more)
         for position, name in enumerate(shown):
             _draw(axes, bars[name], position)
         start = _start([bars[name] for name in shown])
@@ -55,18 +55,18 @@ def accuracy_bars(findings: Sequence[Finding], *, on: str | None = None) -> Draw
         axes.set_xlabel(f"accuracy on {on} samples, %")
         style.legend(figure, axes)
         sentence = _sentence(bars, on) + _left_out(len(bars)) + f" The axis starts at {start:g} %."
-        return style.finished("accuracy_bars", "Members, and what they gain together", sentence, figure)
+        return style.finalize("accuracy_bars", "Members, and what they gain together", sentence, figure)
 
 
-def _bars(findings: Sequence[Finding], on: str) -> dict[str, Bar]:
+def _bars(findings: Sequence[ResultRow], on: str) -> dict[str, Bar]:
     members: dict[str, list[float]] = {}
-    together: dict[str, list[Finding]] = {}
+    together: dict[str, list[ResultRow]] = {}
     for each in findings:
-        if each.measure == "accuracy" and each.on == on:
-            if is_member(each.row) and math.isfinite(each.number):
-                members.setdefault(label_of(each), []).append(each.number)
+        if each.metric == "accuracy" and each.split == on:
+            if is_member(each.row) and math.isfinite(each.value):
+                members.setdefault(result_label(each), []).append(each.value)
             elif each.row == MEAN_PROBABILITY:
-                together.setdefault(label_of(each), []).append(each)
+                together.setdefault(result_label(each), []).append(each)
     nothing = Estimate(math.nan)
     return {
         name: Bar(several, sum(several) / len(several), over(together[name]) if name in together else nothing)

@@ -11,23 +11,35 @@ from plateaux.core.formatting import format_number, format_range
 from plateaux.core.types import Estimate
 from plateaux.evaluation.row_names import MEMBERS_MEAN, PART, row_name
 from plateaux.reports import style
-from plateaux.reports.query import ROWS, bare, is_number, label_of, main_row, over, swept, usual_on, without
-from plateaux.reports.style import Drawing
+from plateaux.reports.query import (
+    ROWS,
+    bare,
+    default_split,
+    headline_row,
+    is_number,
+    over,
+    result_label,
+    swept_factor,
+    without,
+)
+from plateaux.reports.style import ReportFigure
 from plateaux.studies.comparison import MAIN
-from plateaux.studies.results import Finding
+from plateaux.studies.results import ResultRow
 
-Curve = Mapping[float, Sequence[Finding]]  # by what goes along the axis: the repetitions there
+Curve = Mapping[float, Sequence[ResultRow]]  # by what goes along the axis: the repetitions there
 CORRUPTED = "accuracy under corruption"
 
 
-def over_size(findings: Sequence[Finding], *, measure: str = "accuracy", on: str | None = None) -> Drawing | None:
+def over_size(
+    findings: Sequence[ResultRow], *, measure: str = "accuracy", on: str | None = None
+) -> ReportFigure | None:
     """Draw a measure over the size of the ensemble."""
-    on = on or usual_on(findings, f"{measure} by size")
-    found: dict[str, dict[float, list[Finding]]] = {}
+    on = on or default_split(findings, f"{measure} by size")
+    found: dict[str, dict[float, list[ResultRow]]] = {}
     for each in findings:
         size = re.fullmatch(r"(\d+) members?", each.row)
-        if size and each.measure == f"{measure} by size" and each.on == on:
-            found.setdefault(label_of(each), {}).setdefault(float(size[1]), []).append(each)
+        if size and each.metric == f"{measure} by size" and each.split == on:
+            found.setdefault(result_label(each), {}).setdefault(float(size[1]), []).append(each)
     curves = _usable(found)
     if not curves:
         return None
@@ -42,17 +54,17 @@ def over_size(findings: Sequence[Finding], *, measure: str = "accuracy", on: str
     return _drawn(f"over_size_{bare(measure)}", f"More members: {measure}", sentence, curves, names, whole=True)
 
 
-def severity(findings: Sequence[Finding]) -> Drawing | None:
+def severity(findings: Sequence[ResultRow]) -> ReportFigure | None:
     """Draw accuracy over the severity of corruptions, clean samples at 0."""
-    rows = [MEMBERS_MEAN, *MAIN] if len({label_of(each) for each in findings}) == 1 else list(MAIN)
-    there = {each.row.partition(PART)[0] for each in findings if each.measure == CORRUPTED}
+    rows = [MEMBERS_MEAN, *MAIN] if len({result_label(each) for each in findings}) == 1 else list(MAIN)
+    there = {each.row.partition(PART)[0] for each in findings if each.metric == CORRUPTED}
     main = [row for row in rows if row in there][:2] if rows[0] == MEMBERS_MEAN else [r for r in rows if r in there][:1]
-    found: dict[str, dict[float, list[Finding]]] = {}
+    found: dict[str, dict[float, list[ResultRow]]] = {}
     for each in findings:
         for row in main:
             level = _severity(each, row)
             if level is not None:
-                name = row if len(main) > 1 else label_of(each)
+                name = row if len(main) > 1 else result_label(each)
                 found.setdefault(name, {}).setdefault(level, []).append(each)
     curves = {name: curve for name, curve in _usable(found).items() if max(curve) > 0}
     if not curves:
@@ -76,20 +88,20 @@ def severity(findings: Sequence[Finding]) -> Drawing | None:
 
 
 def against(
-    findings: Sequence[Finding],
+    findings: Sequence[ResultRow],
     *,
     measure: str,
     factor: str | None = None,
     on: str | None = None,
     row: str | None = None,
-) -> Drawing | None:
+) -> ReportFigure | None:
     """Draw a measure against a factor of a study that is a number, such as lambda or rho."""
-    factor = factor or swept(findings)
-    on = on or usual_on(findings, measure)
-    row = row or main_row(findings, measure, on, wanted=(*MAIN, *ROWS))
-    found: dict[str, dict[float, list[Finding]]] = {}
+    factor = factor or swept_factor(findings)
+    on = on or default_split(findings, measure)
+    row = row or headline_row(findings, measure, on, wanted=(*MAIN, *ROWS))
+    found: dict[str, dict[float, list[ResultRow]]] = {}
     for each in findings:
-        if (each.measure, each.on, each.row) == (measure, on, row) and is_number(each.condition.get(factor or "")):
+        if (each.metric, each.split, each.row) == (measure, on, row) and is_number(each.condition.get(factor or "")):
             at = float(each.condition[factor or ""])
             found.setdefault(without(each, factor), {}).setdefault(at, []).append(each)
     curves = _usable(found)
@@ -106,11 +118,11 @@ def against(
     return _drawn(f"against_{bare(measure)}", title, sentence, curves, (factor, f"{bare(measure)} on {on}"))
 
 
-def _severity(each: Finding, row: str) -> float | None:
+def _severity(each: ResultRow, row: str) -> float | None:
     """Return the severity that a finding is about, of clean samples 0; None, if it is about none."""
-    if each.measure == "accuracy" and each.on == "test" and each.row == row:
+    if each.metric == "accuracy" and each.split == "test" and each.row == row:
         return 0.0
-    if each.measure == CORRUPTED and each.row.startswith(row_name(row, "severity ")):
+    if each.metric == CORRUPTED and each.row.startswith(row_name(row, "severity ")):
         level = each.row.rpartition(" ")[2]
         return float(level) if level.isdigit() else None
     return None
@@ -135,26 +147,28 @@ def _percent(curves: Mapping[str, Curve]) -> bool:
 
 def _drawn(
     name: str, title: str, sentence: str, curves: Mapping[str, Curve], labels: tuple[str, str], *, whole: bool = False
-) -> Drawing:
+) -> ReportFigure:
     percent = _percent(curves)
-    with style.look():
-        figure, axes = style.empty(3.2)
+    with style.figure_style():
+        figure, axes = style.new_figure(3.2)
         for position, curve in enumerate(curves.values()):
-            _line(axes, curve, position, style.named(position, list(curves)), 100.0 if percent else 1.0)
+            _line(axes, curve, position, style.legend_label(position, list(curves)), 100.0 if percent else 1.0)
         if whole:
             axes.xaxis.get_major_locator().set_params(integer=True)
-        axes.set_xlabel(style.plain(labels[0], 60))
-        axes.set_ylabel(style.plain(labels[1], 44) + (", %" if percent else ""))
+        axes.set_xlabel(style.wrap_label(labels[0], 60))
+        axes.set_ylabel(style.wrap_label(labels[1], 44) + (", %" if percent else ""))
         if len(curves) > 1:
             style.legend(figure, axes)
-        return style.finished(name, title, sentence, figure)
+        return style.finalize(name, title, sentence, figure)
 
 
 def _line(axes: Any, curve: Curve, position: int, name: str | None, times: float) -> None:
     values = [_at(curve, at) for at in curve]
     heights = [times * value.value for value in values]
     if position >= style.SERIES:
-        axes.plot(list(curve), heights, label=name, **style.pen(position))
+        axes.plot(list(curve), heights, label=name, **style.line_style(position))
         return
     errors = [times * (value.stderr or 0.0) for value in values]
-    axes.errorbar(list(curve), heights, yerr=errors, label=name, elinewidth=0.8, capsize=2, **style.pen(position))
+    axes.errorbar(
+        list(curve), heights, yerr=errors, label=name, elinewidth=0.8, capsize=2, **style.line_style(position)
+    )

@@ -11,36 +11,36 @@ from numpy.typing import NDArray
 
 from plateaux.core.formatting import format_range, pluralize
 from plateaux.reports import style
-from plateaux.reports.style import Drawing
+from plateaux.reports.style import ReportFigure
 
 Tree = Mapping[str, Any]  # one picture's numbers, as its JSON file has them
 MOST = 6  # surfaces side by side
 
 
-def lines(tree: Tree) -> Drawing | None:
+def lines(tree: Tree) -> ReportFigure | None:
     """Draw the loss along slices through members, or on paths between them."""
     kind = tree.get("kind")
     found = {name: _numbers(each) for name, each in tree.get("lines", {}).items()}
     found = {name: (at, losses) for name, (at, losses) in found.items() if np.isfinite(losses).any()}
     if kind not in ("slices", "paths") or not found:
         return None
-    with style.look():
-        figure, axes = style.empty(3.2)
+    with style.figure_style():
+        figure, axes = style.new_figure(3.2)
         for position, (at, losses) in enumerate(found.values()):
-            label = style.named(position, list(found))
-            axes.plot(at, losses, label=label, **{**style.pen(position), "marker": None})
+            label = style.legend_label(position, list(found))
+            axes.plot(at, losses, label=label, **{**style.line_style(position), "marker": None})
         heights = [float(loss) for _, losses in found.values() for loss in losses if math.isfinite(loss)]
-        if style.wide(heights):
+        if style.needs_log_scale(heights):
             style.logarithmic(axes.yaxis)
         along = "distance from the member, in norms of its filters"
         axes.set_xlabel(along if kind == "slices" else "from the one member (0) to the other (1)")
         axes.set_ylabel("loss")
         style.legend(figure, axes)
         title = "Around each member" if kind == "slices" else "Between members"
-        return style.finished(f"landscape_{kind}", title, _about_lines(kind, found), figure)
+        return style.finalize(f"landscape_{kind}", title, _about_lines(kind, found), figure)
 
 
-def surfaces(trees: Mapping[str, Tree]) -> Drawing | None:
+def surfaces(trees: Mapping[str, Tree]) -> ReportFigure | None:
     """Draw the loss over two directions, a small picture for every member, or over the plane through three."""
     found = {
         name: tree["surface"] for name, tree in trees.items() if {"x", "y", "losses"} <= set(tree.get("surface", ()))
@@ -50,15 +50,15 @@ def surfaces(trees: Mapping[str, Tree]) -> Drawing | None:
     if not shown:
         return None
     heights = [float(height) for name in shown for height in grids[name].ravel() if math.isfinite(height)]
-    logs = style.wide(heights)
+    logs = style.needs_log_scale(heights)
     scale = min(heights), max(heights)
     columns = min(3, len(shown))
     rows = math.ceil(len(shown) / columns)
-    with style.look():
-        figure, cells = style.empty(0.7 + 4.6 / columns * rows, rows, columns, squeeze=False)
+    with style.figure_style():
+        figure, cells = style.new_figure(0.7 + 4.6 / columns * rows, rows, columns, squeeze=False)
         for name, axes in zip(shown, cells.ravel(), strict=False):
             drawn = _surface(axes, found[name], grids[name], scale, logs)
-            axes.set_title(style.plain(_called(name), 24))
+            axes.set_title(style.wrap_label(_called(name), 24))
         for axes in cells.ravel()[len(shown) :]:
             axes.set_axis_off()
         bar = figure.colorbar(drawn, ax=cells, location="bottom", shrink=0.7, aspect=40)
@@ -69,7 +69,7 @@ def surfaces(trees: Mapping[str, Tree]) -> Drawing | None:
         words = f"The loss around {', '.join(map(_called, shown))}: {format_range(marks)} at the members (dots), up to "
         sentence = f"{words}{format_range([max(heights)])} at the edges; all pictures share one scale."
         kind = trees[shown[0]]["kind"]
-        return style.finished(f"landscape_{kind}", "The loss from above", sentence, figure)
+        return style.finalize(f"landscape_{kind}", "The loss from above", sentence, figure)
 
 
 def _surface(axes: Any, each: Tree, heights: NDArray[np.float64], scale: tuple[float, float], logs: bool) -> Any:

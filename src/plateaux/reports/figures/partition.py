@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 from plateaux.core.formatting import format_number, format_range, pluralize
 from plateaux.core.plot_style import COLORS
 from plateaux.reports import style
-from plateaux.reports.style import Drawing
+from plateaux.reports.style import ReportFigure
 
 WRITTEN = 6  # members at most whose overlaps are written into the picture
 
 
 @dataclass(frozen=True, slots=True)
-class Careful:
+class SamSets:
     """What one meeting decided."""
 
     epoch: int
@@ -27,14 +27,14 @@ class Careful:
     overlap: Sequence[Sequence[float | None]]  # shared by two members, of those that either is careful about
 
 
-def careful(met: Careful) -> Drawing | None:
+def sam_sets(met: SamSets) -> ReportFigure | None:
     """Draw how many members are careful about a sample, and how far two members agree."""
     members = len(met.overlap)
     if not members or not sum(met.counts):
         return None
     table = np.array(met.overlap, dtype=np.float64)  # null is nan
-    with style.look():
-        figure, (left, right) = style.empty(2.8, 1, 2, width_ratios=(3, 2))
+    with style.figure_style():
+        figure, (left, right) = style.new_figure(2.8, 1, 2, width_ratios=(3, 2))
         total = sum(met.counts)
         heights = [100 * count / total for count in met.counts]
         left.bar(range(len(heights)), heights, color=COLORS[0], width=0.8)
@@ -42,7 +42,7 @@ def careful(met: Careful) -> Drawing | None:
         left.xaxis.get_major_locator().set_params(integer=True)
         left.grid(False, axis="x")
         _overlap(right, table)
-        return style.finished("careful", f"Careful about what, at epoch {met.epoch}", _sentence(met, table), figure)
+        return style.finalize("careful", f"Careful about what, at epoch {met.epoch}", _sentence(met, table), figure)
 
 
 def _overlap(axes: Any, table: NDArray[np.float64]) -> None:
@@ -59,7 +59,7 @@ def _overlap(axes: Any, table: NDArray[np.float64]) -> None:
             axes.text(j, i, f"{100 * table[i, j]:.0f}", ha="center", va="center", fontsize=7, color=ink)
 
 
-def _sentence(met: Careful, table: NDArray[np.float64]) -> str:
+def _sentence(met: SamSets, table: NDArray[np.float64]) -> str:
     members = len(table)
     apart = [float(table[i, j]) for i in range(members) for j in range(i)]
     shares = format_range([float(share) for share in met.shares if share is not None], percent=True)

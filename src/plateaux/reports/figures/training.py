@@ -10,34 +10,34 @@ import numpy as np
 
 from plateaux.core.formatting import format_range, pluralize
 from plateaux.reports import style
-from plateaux.reports.style import Drawing
+from plateaux.reports.style import ReportFigure
 
 Course = Sequence[Mapping[str, Any]]  # lines of one member's log: epoch, train loss, train accuracy, validation ...
 THIN = 30  # members of one condition whose own curves are drawn
 
 
-def training(courses: Mapping[str, Sequence[Course]]) -> Drawing | None:
+def training(courses: Mapping[str, Sequence[Course]]) -> ReportFigure | None:
     """Draw loss and accuracy by epoch: members thin, their mean bold; by condition, each with its members' courses."""
     fine = {name: [each for each in map(_usable, several) if each] for name, several in courses.items()}
     fine = {name: several for name, several in fine.items() if several}
     if not fine:
         return None
-    with style.look():
-        figure, (high, low) = style.empty(4.2, 2, 1, sharex=True)
+    with style.figure_style():
+        figure, (high, low) = style.new_figure(4.2, 2, 1, sharex=True)
         for position, several in enumerate(fine.values()):
-            label = style.named(position, list(fine))
+            label = style.legend_label(position, list(fine))
             _curves(high, several, "train loss", position, 1.0, label)
             _curves(low, several, "train accuracy", position, 100.0, None)
             _curves(low, several, "validation accuracy", position, 100.0, None, dashed=True)
         losses = [loss for several in fine.values() for each in several for loss in _column(each, "train loss")[1]]
-        if style.wide([loss for loss in losses if math.isfinite(loss)]):
+        if style.needs_log_scale([loss for loss in losses if math.isfinite(loss)]):
             style.logarithmic(high.yaxis)
         high.set_ylabel("training loss")
         low.set(xlabel="epoch", ylabel="accuracy, %")
         low.xaxis.get_major_locator().set_params(integer=True)
         if len(fine) > 1:
             style.legend(figure, high)
-        return style.finished("training", "How training went", _sentence(fine), figure)
+        return style.finalize("training", "How training went", _sentence(fine), figure)
 
 
 def _usable(course: Course) -> list[Mapping[str, Any]]:
@@ -59,7 +59,7 @@ def _curves(
     *,
     dashed: bool = False,
 ) -> None:
-    options = {**style.pen(position), "marker": None, **({"linestyle": ":"} if dashed else {})}
+    options = {**style.line_style(position), "marker": None, **({"linestyle": ":"} if dashed else {})}
     by_epoch: dict[int, list[float]] = {}
     thin = {**options, "linewidth": 0.6, "alpha": 0.35, "zorder": 1}
     for number, course in enumerate(several):

@@ -14,9 +14,9 @@ from plateaux.core.plot_style import INK
 from plateaux.core.stats.ranking import auroc
 from plateaux.evaluation.row_names import MEAN_PROBABILITY, PART
 from plateaux.reports import style
-from plateaux.reports.query import bare, is_member, label_of, usual_on
-from plateaux.reports.style import Drawing
-from plateaux.studies.results import Finding
+from plateaux.reports.query import bare, default_split, is_member, result_label
+from plateaux.reports.style import ReportFigure
+from plateaux.studies.results import ResultRow
 
 Bins = dict[int, dict[str, float]]  # bin -> share, confidence, accuracy
 LEAST = 0.01  # of the samples, for a bin to be drawn
@@ -24,33 +24,33 @@ POINTS = 200  # of a curve at most
 THIN = {"color": style.GREY, "linewidth": 0.7, "alpha": 0.5, "zorder": 1}
 
 
-def reliability(findings: Sequence[Finding], *, on: str | None = None) -> Drawing | None:
+def reliability(findings: Sequence[ResultRow], *, on: str | None = None) -> ReportFigure | None:
     """Draw accuracy against confidence, bin by bin, and how many samples each bin has."""
-    mine = [each for each in findings if bare(each.measure) == "reliability"]
-    on = on or usual_on(mine, mine[0].measure if mine else "")
-    tables = _tables([each for each in mine if each.on == on])
+    mine = [each for each in findings if bare(each.metric) == "reliability"]
+    on = on or default_split(mine, mine[0].metric if mine else "")
+    tables = _tables([each for each in mine if each.split == on])
     whole = {key: bins for key, bins in tables.items() if key[1] == MEAN_PROBABILITY}
     whole = whole or dict(list(tables.items())[:1])
     if not whole:
         return None
     alone = len({label for label, _ in tables}) == 1
-    with style.look():
-        figure, (high, low) = style.empty(4.4, 2, 1, sharex=True, height_ratios=(3, 1))
+    with style.figure_style():
+        figure, (high, low) = style.new_figure(4.4, 2, 1, sharex=True, height_ratios=(3, 1))
         high.plot((0, 100), (0, 100), color=INK, linewidth=0.8, linestyle=":", label="as sure as right")
         if alone:
             _members(high, [bins for (_, row), bins in tables.items() if is_member(row) and (_, row) not in whole])
         names = [row if alone else label for label, row in whole]
         for position, bins in enumerate(whole.values()):
             x, y, share = (_column(_worth(bins), what) for what in ("confidence", "accuracy", "share"))
-            high.plot(x, y, label=style.named(position, names), **style.pen(position))
-            low.plot(x, share, **style.pen(position))
+            high.plot(x, y, label=style.legend_label(position, names), **style.line_style(position))
+            low.plot(x, share, **style.line_style(position))
         high.set(ylabel="accuracy, %", xlim=(0, 100), ylim=(0, 102))
         low.set(ylabel="samples, %", xlabel="confidence, %")
         style.legend(figure, high)
-        return style.finished("reliability", "As sure as right?", _sentence(whole, names, on), figure)
+        return style.finalize("reliability", "As sure as right?", _sentence(whole, names, on), figure)
 
 
-def roc(scores: Mapping[str, Mapping[str, tuple[ArrayLike, ArrayLike]]]) -> Drawing | None:
+def roc(scores: Mapping[str, Mapping[str, tuple[ArrayLike, ArrayLike]]]) -> ReportFigure | None:
     """Draw how many strangers each score catches against how many of one's own: set -> score -> inside, outside."""
     curves: dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]] = {}
     areas: dict[str, float] = {}
@@ -62,12 +62,12 @@ def roc(scores: Mapping[str, Mapping[str, tuple[ArrayLike, ArrayLike]]]) -> Draw
                 curves[name], areas[name] = rates(inner, outer), auroc(inner, outer).value
     if not curves:
         return None
-    with style.look():
-        figure, axes = style.empty(4.2)
+    with style.figure_style():
+        figure, axes = style.new_figure(4.2)
         axes.plot((0, 100), (0, 100), color=INK, linewidth=0.8, linestyle=":")
         for position, name in enumerate(curves):
-            options = {**style.pen(position), "marker": None}
-            words = style.named(position, list(curves))
+            options = {**style.line_style(position), "marker": None}
+            words = style.legend_label(position, list(curves))
             label = f"{words} ({areas[name]:.3f})" if words and position < style.SERIES else words
             axes.plot(*(100 * side for side in curves[name]), label=label, **options)
         axes.set(xlabel="own samples taken for strange, %", ylabel="strange samples caught, %", aspect="equal")
@@ -77,7 +77,7 @@ def roc(scores: Mapping[str, Mapping[str, tuple[ArrayLike, ArrayLike]]]) -> Draw
             f"Strange samples caught against own samples alarmed about; areas (AUROC, in brackets) go from "
             f"{format_range(list(areas.values()))}, the largest for {best}."
         )
-        return style.finished("roc", "Alarmed by what was never seen", sentence, figure)
+        return style.finalize("roc", "Alarmed by what was never seen", sentence, figure)
 
 
 def rates(inside: ArrayLike, outside: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -93,14 +93,14 @@ def rates(inside: ArrayLike, outside: ArrayLike) -> tuple[NDArray[np.float64], N
     return np.concatenate([[0.0], false[keep]]), np.concatenate([[0.0], true[keep]])
 
 
-def _tables(mine: Sequence[Finding]) -> dict[tuple[str, str], Bins]:
+def _tables(mine: Sequence[ResultRow]) -> dict[tuple[str, str], Bins]:
     """Return the bins by condition and row; of several repetitions the first."""
     found: dict[tuple[str, str], Bins] = {}
     for each in mine:
         row, *rest = each.row.split(PART)
-        if len(rest) == 2 and rest[0].removeprefix("bin ").isdigit() and math.isfinite(each.number):
-            bins = found.setdefault((label_of(each), row), {})
-            bins.setdefault(int(rest[0].removeprefix("bin ")), {}).setdefault(rest[1], each.number)
+        if len(rest) == 2 and rest[0].removeprefix("bin ").isdigit() and math.isfinite(each.value):
+            bins = found.setdefault((result_label(each), row), {})
+            bins.setdefault(int(rest[0].removeprefix("bin ")), {}).setdefault(rest[1], each.value)
     full = {
         key: {at: b for at, b in bins.items() if {"share", "confidence", "accuracy"} <= b.keys()}
         for key, bins in found.items()

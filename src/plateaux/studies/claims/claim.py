@@ -28,7 +28,7 @@ BEST_LAST: tuple[Verdict, ...] = (
 Part = TypeVar("Part", bound=ConfigSection)
 
 
-class Measured(ConfigSection):
+class PrimaryMetric(ConfigSection):
     """What a claim is judged by: a number, which way it should go, and how far it went in the paper."""
 
     measure: str
@@ -94,14 +94,14 @@ class Claim(ConfigSection):
     criterion_fixed: Literal["before running", "after the first figures"] = "before running"
     scale: str
     precondition: Precondition | None = None
-    primary: Measured
-    also: tuple[Measured, ...] = ()  # shown and judged too, but the verdict is the primary's
+    primary: PrimaryMetric
+    also: tuple[PrimaryMetric, ...] = ()  # shown and judged too, but the verdict is the primary's
     compare: Compare | None = None  # how a study's numbers become figures, where the study does not do it itself
     consistent_with_own_tables: Literal["yes", "no", "no table"]
     why: str
 
 
-class Figure(ConfigSection):
+class MeasuredValue(ConfigSection):
     """A measured number; its interval is missing where nothing was repeated."""
 
     value: float
@@ -110,7 +110,7 @@ class Figure(ConfigSection):
     repetitions: int | None = None  # that the interval is over, where it is over repetitions
 
     @model_validator(mode="after")
-    def _inside(self) -> Figure:
+    def _inside(self) -> MeasuredValue:
         if self.interval is not None and not self.interval[0] <= self.value <= self.interval[1]:
             raise ValueError(f"{self.value} is not within its interval {self.interval}")
         return self
@@ -119,8 +119,8 @@ class Figure(ConfigSection):
 class Case(ConfigSection):
     """The figures of one case of a claim: those of the primary measure, and one for each further measure."""
 
-    primary: tuple[Figure, ...] = Field(min_length=1)
-    also: tuple[Figure, ...] = ()
+    primary: tuple[MeasuredValue, ...] = Field(min_length=1)
+    also: tuple[MeasuredValue, ...] = ()
     by_theory: Literal["reproduced", "not reproduced", "inconclusive"] | None = None
 
 
@@ -137,7 +137,7 @@ class Evidence(ConfigSection):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ClaimEntry:
     """A claim with what was measured."""
 
     claim: Claim
@@ -145,14 +145,14 @@ class Entry:
 
     @property
     def verdicts(self) -> dict[str, Verdict]:
-        return {case: judge(self.claim, self.evidence, case) for case in self.claim.cases}
+        return {case: judge_case(self.claim, self.evidence, case) for case in self.claim.cases}
 
     def to_dict(self) -> dict[str, Any]:
         found = self.evidence.model_dump(mode="json") if self.evidence else None
         return {**self.claim.model_dump(mode="json"), "verdicts": self.verdicts, "evidence": found}
 
 
-def judge(claim: Claim, evidence: Evidence | None, case: str) -> Verdict:
+def judge_case(claim: Claim, evidence: Evidence | None, case: str) -> Verdict:
     """Return what becomes of one case of a claim."""
     found = evidence.cases.get(case) if evidence else None
     if evidence is None or found is None:
@@ -161,10 +161,10 @@ def judge(claim: Claim, evidence: Evidence | None, case: str) -> Verdict:
         return "not testable at this scale"
     if found.by_theory is not None:
         return found.by_theory
-    return worst([verdict(each, claim.primary, claim.somewhere) for each in found.primary])
+    return weakest_verdict([verdict(each, claim.primary, claim.somewhere) for each in found.primary])
 
 
-def verdict(figure: Figure, measured: Measured, somewhere: bool = False) -> Verdict:
+def verdict(figure: MeasuredValue, measured: PrimaryMetric, somewhere: bool = False) -> Verdict:
     """Compare an interval with zero, then with the paper's effect; what may be `somewhere` is not contradicted here."""
     if figure.interval is None or measured.by_theory:
         return "inconclusive"
@@ -179,12 +179,12 @@ def verdict(figure: Figure, measured: Measured, somewhere: bool = False) -> Verd
     return "not reproduced" if missed else "inconclusive"
 
 
-def worst(verdicts: Sequence[Verdict]) -> Verdict:
+def weakest_verdict(verdicts: Sequence[Verdict]) -> Verdict:
     """Return what may be said of several figures together: the least of what may be said of each."""
     return min(verdicts, key=BEST_LAST.index)
 
 
-def home() -> Path:
+def claims_dir() -> Path:
     """Return the folder of the claims that come along: inside the package, or at the root of the project."""
     here = Path(__file__).resolve().parents[2]
     return next((each for each in (here / "claims", here.parents[1] / "claims") if each.is_dir()), here / "claims")
@@ -192,12 +192,12 @@ def home() -> Path:
 
 def read_claims(folder: Path | None = None) -> list[Claim]:
     """Return all claims of a folder by number."""
-    files = sorted((folder or home()).glob("*.toml"))
+    files = sorted((folder or claims_dir()).glob("*.toml"))
     claims = [_checked(Claim, {"name": file.stem, **_plain(file, tomllib.loads)}, file) for file in files]
     return sorted(claims, key=lambda claim: claim.number)
 
 
-def chosen(claims: Sequence[Claim], names: Sequence[str]) -> list[Claim]:
+def select_claims(claims: Sequence[Claim], names: Sequence[str]) -> list[Claim]:
     """Return the claims asked for, by number or name; all of them where nothing is asked for."""
     known = {key: claim for claim in claims for key in (claim.name, str(claim.number))}
     for name in names:
@@ -207,10 +207,10 @@ def chosen(claims: Sequence[Claim], names: Sequence[str]) -> list[Claim]:
     return [claim for claim in claims if not names or claim.number in wanted]
 
 
-def read_entries(folder: Path | None = None, evidence: Path | None = None) -> list[Entry]:
+def read_entries(folder: Path | None = None, evidence: Path | None = None) -> list[ClaimEntry]:
     """Return all claims with what was measured for them."""
-    root = folder or home()
-    return [Entry(claim, read_evidence(claim, evidence or root / "evidence")) for claim in read_claims(root)]
+    root = folder or claims_dir()
+    return [ClaimEntry(claim, read_evidence(claim, evidence or root / "evidence")) for claim in read_claims(root)]
 
 
 def read_evidence(claim: Claim, folder: Path) -> Evidence | None:

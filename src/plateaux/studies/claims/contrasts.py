@@ -15,13 +15,13 @@ from numpy.typing import ArrayLike
 
 from plateaux.core.errors import RunError
 from plateaux.core.stats.intervals import t_interval
-from plateaux.studies.claims.claim import Case, Claim, Compare, Evidence, Figure, Number
+from plateaux.studies.claims.claim import Case, Claim, Compare, Evidence, MeasuredValue, Number
 
 Condition = Mapping[str, Any]
 DIGITS = 6  # more would be noise, and a diff in every line
 
 
-class Found(Protocol):
+class ResultLike(Protocol):
     """One number of one run of a study."""
 
     @property
@@ -29,26 +29,26 @@ class Found(Protocol):
     @property
     def repetition(self) -> int: ...
     @property
-    def measure(self) -> str: ...
+    def metric(self) -> str: ...
     @property
-    def on(self) -> str: ...
+    def split(self) -> str: ...
     @property
     def row(self) -> str: ...
     @property
-    def number(self) -> float: ...
+    def value(self) -> float: ...
 
 
-def evidence_of(claim: Claim, compare: Compare, findings: Sequence[Found]) -> Evidence:
+def build_evidence(claim: Claim, compare: Compare, findings: Sequence[ResultLike]) -> Evidence:
     """Return what a study's numbers say of a claim."""
     others = [Compare.model_validate({**compare.model_dump(), **changes}) for changes in compare.also]
     cases = {}
     for case in claim.cases:
-        first, *more = [repeated(differences(each, case, findings)) for each in (compare, *others)]
+        first, *more = [mean_with_interval(differences(each, case, findings)) for each in (compare, *others)]
         cases[case] = Case(primary=(first,), also=tuple(more))
-    return Evidence(claim=claim.name, precondition=lowest(compare.precondition, findings), cases=cases)
+    return Evidence(claim=claim.name, precondition=minimum(compare.precondition, findings), cases=cases)
 
 
-def differences(compare: Compare, case: str, findings: Sequence[Found]) -> list[float]:
+def differences(compare: Compare, case: str, findings: Sequence[ResultLike]) -> list[float]:
     """Return the case's number less the other condition's, by repetition; less the same elsewhere where it is asked."""
     wanted = compare.of[case]
     here = _difference(compare, wanted, findings)
@@ -57,8 +57,8 @@ def differences(compare: Compare, case: str, findings: Sequence[Found]) -> list[
     return list(_less(here, _difference(compare, {**wanted, **compare.beyond}, findings), compare.measure).values())
 
 
-def _difference(compare: Compare, wanted: Condition, findings: Sequence[Found]) -> dict[int, float]:
-    mine = [each for each in findings if (each.measure, each.on) == (compare.measure, compare.on)]
+def _difference(compare: Compare, wanted: Condition, findings: Sequence[ResultLike]) -> dict[int, float]:
+    mine = [each for each in findings if (each.metric, each.split) == (compare.measure, compare.on)]
     of = conditions(mine, wanted)
     if compare.against is None:
         return numbers(compare, of, mine, findings)
@@ -79,7 +79,7 @@ def _less(ours: Mapping[int, float], theirs: Mapping[int, float], measure: str) 
 
 
 def numbers(
-    compare: Compare, at: Sequence[Condition], mine: Sequence[Found], findings: Sequence[Found]
+    compare: Compare, at: Sequence[Condition], mine: Sequence[ResultLike], findings: Sequence[ResultLike]
 ) -> dict[int, float]:
     """Return the number of one condition by repetition, or of several the slope over them."""
     if compare.by is not None:
@@ -98,7 +98,7 @@ def numbers(
     return {number: row[0] if len(row) == 1 else _slope(range(len(row)), row) for number, row in found.items()}
 
 
-def conditions(findings: Sequence[Found], where: Condition) -> list[Condition]:
+def conditions(findings: Sequence[ResultLike], where: Condition) -> list[Condition]:
     """Return the conditions that are as told."""
     found: list[Condition] = []
     for each in findings:
@@ -109,9 +109,9 @@ def conditions(findings: Sequence[Found], where: Condition) -> list[Condition]:
     return found
 
 
-def by_repetition(findings: Sequence[Found], row: str, condition: Condition) -> dict[int, float]:
+def by_repetition(findings: Sequence[ResultLike], row: str, condition: Condition) -> dict[int, float]:
     """Return the numbers of a row in one condition."""
-    found = {each.repetition: each.number for each in findings if each.row == row and each.condition == condition}
+    found = {each.repetition: each.value for each in findings if each.row == row and each.condition == condition}
     if not found:
         raise RunError(f"There is no row {row!r} where {dict(condition)}")
     for repetition, number in found.items():
@@ -122,19 +122,19 @@ def by_repetition(findings: Sequence[Found], row: str, condition: Condition) -> 
     return found
 
 
-def lowest(number: Number | None, findings: Sequence[Found]) -> float | None:
+def minimum(number: Number | None, findings: Sequence[ResultLike]) -> float | None:
     """Return the lowest of a number over conditions and repetitions."""
     if number is None:
         return None
-    mine = [each for each in findings if (each.measure, each.on) == (number.measure, number.on)]
+    mine = [each for each in findings if (each.metric, each.split) == (number.measure, number.on)]
     rows = [by_repetition(mine, number.row, each) for each in conditions(mine, number.where)]
     return min(value for row in rows for value in row.values())
 
 
 def _slopes(
-    compare: Compare, by: Number, at: Sequence[Condition], mine: Sequence[Found], findings: Sequence[Found]
+    compare: Compare, by: Number, at: Sequence[Condition], mine: Sequence[ResultLike], findings: Sequence[ResultLike]
 ) -> dict[int, float]:
-    axis = [each for each in findings if (each.measure, each.on) == (by.measure, by.on)]
+    axis = [each for each in findings if (each.metric, each.split) == (by.measure, by.on)]
     heights = [by_repetition(mine, compare.rows[0], each) for each in at]
     places = [by_repetition(axis, by.row, each) for each in at]
     shared = sorted(set.intersection(*(set(each) for each in (*heights, *places))))
@@ -148,11 +148,11 @@ def _slopes(
     return {number: _slope(*np.log(each).T) for number, each in points.items()}
 
 
-def _is_fitted(compare: Compare, condition: Condition, repetition: int, findings: Sequence[Found]) -> bool:
+def _is_fitted(compare: Compare, condition: Condition, repetition: int, findings: Sequence[ResultLike]) -> bool:
     if compare.fitted is None or compare.precondition is None:
         return True
     asked = compare.precondition
-    mine = [each for each in findings if (each.measure, each.on) == (asked.measure, asked.on)]
+    mine = [each for each in findings if (each.metric, each.split) == (asked.measure, asked.on)]
     return by_repetition(mine, asked.row, condition)[repetition] >= compare.fitted
 
 
@@ -160,17 +160,17 @@ def _slope(x: ArrayLike, y: ArrayLike) -> float:
     return float(np.polyfit(np.asarray(x, float), np.asarray(y, float), 1)[0])
 
 
-def repeated(values: Sequence[float], what: str = "") -> Figure:
+def mean_with_interval(values: Sequence[float], what: str = "") -> MeasuredValue:
     """Return the mean of what was repeated, with its 95 % t interval; of one number there is none."""
     found = t_interval(values)
-    made = figure(found.value, (found.low, found.high) if found.count > 1 else None, what)
+    made = rounded(found.value, (found.low, found.high) if found.count > 1 else None, what)
     return made.model_copy(update={"repetitions": found.count})
 
 
-def figure(value: float, around: tuple[float, float] | None, what: str = "") -> Figure:
+def rounded(value: float, around: tuple[float, float] | None, what: str = "") -> MeasuredValue:
     """Return a figure with as many digits as are worth keeping."""
     ends = None if around is None else (_short(around[0]), _short(around[1]))
-    return Figure(value=_short(value), interval=ends, what=what)
+    return MeasuredValue(value=_short(value), interval=ends, what=what)
 
 
 def _short(number: float) -> float:

@@ -17,15 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from plateaux.core.errors import RecipeError, RunError
-from plateaux.studies.claims.claim import Case, Claim, Evidence, Figure, read_evidence, write_evidence
-from plateaux.studies.claims.contrasts import Found, evidence_of, figure
+from plateaux.studies.claims.claim import Case, Claim, Evidence, MeasuredValue, read_evidence, write_evidence
+from plateaux.studies.claims.contrasts import ResultLike, build_evidence, rounded
 
 MATRICES = 400
 FORMULAS = {"printed": "as printed", "corrected": "as corrected"}
 REGIMES = {"converging": "SAM converges", "diverging": "SAM diverges"}
 EQUAL, BOUND = "simulation / formula - 1", "simulation / upper bound"
 Call = Callable[[Sequence[str]], int]
-Read = Callable[[Path], Sequence[Found]]
+Read = Callable[[Path], Sequence[ResultLike]]
 """Returns all numbers of the study in a folder."""
 
 
@@ -41,12 +41,12 @@ def gather(
     written = []
     for study in dict.fromkeys(claim.study for claim in claims):
         folder = out / Path(study).stem
-        words, began, fresh = command_of(study, folder, root), time.monotonic(), not folder.exists()
+        words, began, fresh = study_command(study, folder, root), time.monotonic(), not folder.exists()
         code = call([sys.executable, *words])
         if code:
             raise RunError(f"{shown(words, root)} ended with exit code {code}; what it wrote is in {folder}")
         took = round(time.monotonic() - began, 1) if fresh else None  # of a study that went on nobody knows it here
-        told = {"command": shown(command_of(study, _told(folder, root), root), root), "seconds": took}
+        told = {"command": shown(study_command(study, _told(folder, root), root), root), "seconds": took}
         told |= {"commit": commit(root)}
         for found in collect([claim for claim in claims if claim.study == study], folder, read):
             known = {name: value for name, value in told.items() if not getattr(found, name)}
@@ -60,7 +60,7 @@ def _told(folder: Path, root: Path) -> Path:
     return folder.resolve().relative_to(root.resolve()) if inside else Path("runs") / folder.name
 
 
-def command_of(study: str, folder: Path, root: Path) -> list[str]:
+def study_command(study: str, folder: Path, root: Path) -> list[str]:
     """Return what Python is to be given to run a study."""
     if study == "theory":
         return ["-m", "plateaux", "theory", "--out", str(folder), "--matrices", str(MATRICES)]
@@ -85,19 +85,19 @@ def collect(claims: Sequence[Claim], folder: Path, read: Read | None = None) -> 
     if claims[0].study == "theory":
         record = json.loads((folder / "theory.json").read_text(encoding="utf-8"))
         by_number = {each["claim"]: each for each in record["claims"]}
-        return [of_theory(claim, by_number[claim.number]) for claim in claims]
+        return [theory_evidence(claim, by_number[claim.number]) for claim in claims]
     found = []
     for claim in claims:
         left = read_evidence(claim, folder / "evidence")
         if left is None and read is not None and claim.compare is not None:
-            left = evidence_of(claim, claim.compare, read(folder))
+            left = build_evidence(claim, claim.compare, read(folder))
         if left is None:
             raise RunError(f"The study left no {folder / 'evidence' / claim.name}.json: there is nothing to judge by")
         found.append(left)
     return found
 
 
-def of_theory(claim: Claim, answer: Mapping[str, Any]) -> Evidence:
+def theory_evidence(claim: Claim, answer: Mapping[str, Any]) -> Evidence:
     """Return what the simulation says of a claim, as evidence: a case for each formula and regime."""
     cases = {
         f"{words}, {regime}": _case(claim, answer[formula][name])
@@ -135,6 +135,6 @@ def _outside(key: str, found: Mapping[str, Any]) -> str:
     return f"{beyond} of {found['settings']} settings beyond a bound, mean"
 
 
-def _figure(number: Mapping[str, Any], what: str = "") -> Figure:
+def _figure(number: Mapping[str, Any], what: str = "") -> MeasuredValue:
     low, high = number["interval"]
-    return figure(number["mean"], (low, high), what)
+    return rounded(number["mean"], (low, high), what)

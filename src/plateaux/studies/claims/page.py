@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from plateaux.core.formatting import format_duration
-from plateaux.studies.claims.claim import BEST_LAST, Claim, Entry, Figure, Measured, verdict
+from plateaux.studies.claims.claim import BEST_LAST, Claim, ClaimEntry, MeasuredValue, PrimaryMetric, verdict
 
 SOURCES = {
     "Lu et al. 2024": "H. Lu, X. Liu, Y. Zhou, Q. Li, K. Keutzer, M. W. Mahoney, Y. Yan, H. Yang, Y. Yang. Sharpness-diversity tradeoff: improving flat ensembles with SharpBalance. NeurIPS 2024.",  # noqa: E501
@@ -35,7 +35,7 @@ verdict holds for the scale that was tested.
 """
 
 
-def page(entries: Sequence[Entry]) -> str:
+def page(entries: Sequence[ClaimEntry]) -> str:
     """Return the whole page as Markdown."""
     parts = [HEAD, _counts(entries), "\n".join(_overview(entries)), *("\n".join(section(each)) for each in entries)]
     known = sorted({each.claim.source for each in entries})
@@ -43,7 +43,7 @@ def page(entries: Sequence[Entry]) -> str:
     return "\n".join(part.rstrip("\n") + "\n" for part in parts)
 
 
-def section(entry: Entry) -> Iterator[str]:
+def section(entry: ClaimEntry) -> Iterator[str]:
     """Yield the lines about one claim."""
     claim, evidence = entry.claim, entry.evidence
     yield f"## {claim.number}. {claim.statement}\n"
@@ -59,18 +59,18 @@ def section(entry: Entry) -> Iterator[str]:
     yield f"- **Again**: {_again(entry)}"
 
 
-def figures(found: Sequence[Figure], unit: str = "") -> str:
+def figures(found: Sequence[MeasuredValue], unit: str = "") -> str:
     """Return numbers with their intervals in words."""
     return "; ".join(_figure(each) for each in found) + (f" {unit}" if unit else "")
 
 
-def _counts(entries: Sequence[Entry]) -> str:
+def _counts(entries: Sequence[ClaimEntry]) -> str:
     count = Counter(verdict for each in entries for verdict in each.verdicts.values())
     told = ", ".join(f"{count[name]} {name}" for name in reversed(BEST_LAST) if count[name])
     return f"{len(entries)} claims, {sum(count.values())} cases: {told}.\n"
 
 
-def _overview(entries: Sequence[Entry]) -> Iterator[str]:
+def _overview(entries: Sequence[ClaimEntry]) -> Iterator[str]:
     yield "| claim | | case | verdict |"
     yield "|---:|---|---|---|"
     for each in entries:
@@ -79,7 +79,7 @@ def _overview(entries: Sequence[Entry]) -> Iterator[str]:
             yield f"| {first[0]} | {first[1]} | {case} | {found} |"
 
 
-def _table(entry: Entry) -> Iterator[str]:
+def _table(entry: ClaimEntry) -> Iterator[str]:
     yield "| case | measure | the paper | here (95 % interval) | verdict |"
     yield "|---|---|---|---|---|"
     for case, found in entry.verdicts.items():
@@ -89,7 +89,7 @@ def _table(entry: Entry) -> Iterator[str]:
             yield f"| {case if at == 0 else ''} | {_measure(measured)} | {measured.paper} | {ours} | {words} |"
 
 
-def _ours(entry: Entry, case: str, at: int, measured: Measured) -> tuple[str, str]:
+def _ours(entry: ClaimEntry, case: str, at: int, measured: PrimaryMetric) -> tuple[str, str]:
     """Return our figures of a measure, and what the rule says of them where they decide nothing."""
     found = entry.evidence.cases.get(case) if entry.evidence else None
     if found is None or (at and not found.also):
@@ -100,20 +100,20 @@ def _ours(entry: Entry, case: str, at: int, measured: Measured) -> tuple[str, st
     return figures(mine, measured.unit), beside
 
 
-def _measure(measured: Measured) -> str:
+def _measure(measured: PrimaryMetric) -> str:
     signs = {"above": ">", "below": "<"}
     wanted = f", claimed {signs[measured.direction]} {measured.zero:g}" if measured.direction in signs else ""
     return measured.measure + wanted
 
 
-def _figure(figure: Figure) -> str:
+def _figure(figure: MeasuredValue) -> str:
     where = f"{figure.what}: " if figure.what else ""
     spread = "no interval" if figure.interval is None else f"{figure.interval[0]:.4g} to {figure.interval[1]:.4g}"
     often = f", {figure.repetitions} repetitions" if figure.repetitions else ""
     return f"{where}{figure.value:.4g} ({spread}{often})"
 
 
-def _again(entry: Entry) -> str:
+def _again(entry: ClaimEntry) -> str:
     claim, evidence = entry.claim, entry.evidence
     if evidence is None:
         return f"`plateaux claims {claim.number} --run`, which runs {_study(claim)}; not yet run."
