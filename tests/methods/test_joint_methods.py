@@ -415,8 +415,8 @@ def test_the_run_remembers_which_unlabelled_samples_it_used(tmp_path: Path) -> N
 def test_a_name_alone_takes_all_samples_and_a_set_only_to_test_on_gives_those() -> None:
     row = recipe("a2d", "conv", data={"unlabelled": "cases:static"})
     assert build_training_data(row, GIVEN).unlabeled.ids.tolist() == list(range(17))
-    only_test = recipe("a2d", "conv", data={"unlabelled": "test_joint:only_to_test_on@3"})
-    found = build_training_data(only_test, Components(trust=("cases", "test_joint"))).unlabeled
+    only_test = recipe("a2d", "conv", data={"unlabelled": "tests.methods.test_joint_methods:only_to_test_on@3"})
+    found = build_training_data(only_test, Components(trust=("cases", "tests.methods.test_joint_methods"))).unlabeled
     assert len(found.source) == 5
     assert len(found.ids) == 3
 

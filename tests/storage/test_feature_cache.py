@@ -53,7 +53,7 @@ CHANCE = torch.Generator().manual_seed(3)
 IMAGES = torch.randint(0, 256, (70, 3, 16, 16), dtype=torch.uint8, generator=CHANCE)
 LABELS = torch.arange(70) % 5
 DATA = from_tensors((IMAGES[:50], LABELS[:50]), (IMAGES[50:], LABELS[50:]), classes=5, mean=(0.5,) * 3, std=(0.2,) * 3)
-GIVEN = Components(data=DATA, trust=("test_features",))
+GIVEN = Components(data=DATA, trust=("tests.storage.test_feature_cache",))
 
 
 @pytest.fixture(autouse=True)
@@ -290,7 +290,7 @@ def test_measuring_looks_at_features_of_test_corrupted_and_foreign_samples(tmp_p
     words = ["test", "corrupted:fog:3@8"]
     found = evaluate(tmp_path / "run", split=words, metrics=["nll"], **given)
     assert sum(passes) == 20 + 8
-    outside = detect_ood(tmp_path / "run", {"near": ["test_features:foreign_patches"]}, **given)
+    outside = detect_ood(tmp_path / "run", {"near": ["tests.storage.test_feature_cache:foreign_patches"]}, **given)
     assert sum(passes) == 20 + 8 + 24
     foggy, _ = Corrupted(DATA.test, "fog", 3).fetch(torch.arange(8))
     for each, images in zip(found, (IMAGES[50:], foggy), strict=True):
@@ -302,7 +302,10 @@ def test_measuring_looks_at_features_of_test_corrupted_and_foreign_samples(tmp_p
     again = evaluate(tmp_path / "run", split=words, metrics=["nll"], **given)
     assert [each.rows for each in again] == [each.rows for each in found]
     assert [
-        each.rows for each in detect_ood(tmp_path / "run", {"near": ["test_features:foreign_patches"]}, **given)
+        each.rows
+        for each in detect_ood(
+            tmp_path / "run", {"near": ["tests.storage.test_feature_cache:foreign_patches"]}, **given
+        )
     ] == [each.rows for each in outside]
     mixed = soup(tmp_path / "run", tmp_path / "soup", split="test", max_barrier=100.0, given=GIVEN)
     assert passes == []
