@@ -89,7 +89,7 @@ class Side:
         if process.pid == self.process.pid:
             return "driver"
         words = " ".join(process.cmdline())
-        return "members" if "ray::Hand" in words or "spawn_main" in words else "services"
+        return "members" if "ray::RayWorker" in words or "spawn_main" in words else "services"
 
     def _processes(self) -> list[psutil.Process]:
         with suppress(psutil.Error):

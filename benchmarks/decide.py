@@ -24,7 +24,7 @@ import torch
 from _common import close, flags, seconds
 
 from plateaux.data.partition.masks import lookup, write_sam_sets
-from plateaux.data.partition.rules import rule
+from plateaux.data.partition.rules import get_rule
 from plateaux.storage.store import Store
 
 MEMBERS, TOP, CHUNK = 3, 0.2, 1 << 18
@@ -42,7 +42,7 @@ class Stored:
     key: int = 0
 
     def chunks(self) -> Iterator[np.ndarray]:
-        arrays = [self.store.array_chunks(f"scores/{i}", CHUNK) for i in range(self.members)]
+        arrays = [self.store.array_chunks(f"sharpness/{i}", CHUNK) for i in range(self.members)]
         return map(np.stack, zip(*arrays, strict=True))
 
 
@@ -50,7 +50,9 @@ def make_up(store: Store, samples: int, ties: int | None = None) -> None:
     """Write correlated log-normal scores, a tenth of the samples kept for validation; or only so many different."""
     random = np.random.default_rng(0)
     with ExitStack() as stack:
-        writers = [stack.enter_context(store.array_writer(f"scores/{i}", np.float32, samples)) for i in range(MEMBERS)]
+        writers = [
+            stack.enter_context(store.array_writer(f"sharpness/{i}", np.float32, samples)) for i in range(MEMBERS)
+        ]
         for start in range(0, samples, CHUNK):
             count = min(CHUNK, samples - start)
             common, out = random.standard_normal(count, np.float32), random.random(count, np.float32) < 0.1
@@ -65,8 +67,8 @@ def decide(store: Store, samples: int) -> dict[str, object]:
     """Decide from disk to disk."""
     with ExitStack() as stack:
         length = -(-samples // 8)
-        writers = [stack.enter_context(store.array_writer(f"notes/{i}", np.uint8, length)) for i in range(MEMBERS)]
-        return write_sam_sets(Stored(store, samples), rule("paper", top=TOP), writers)
+        writers = [stack.enter_context(store.array_writer(f"sam_sets/{i}", np.uint8, length)) for i in range(MEMBERS)]
+        return write_sam_sets(Stored(store, samples), get_rule("paper", top_k=TOP), writers)
 
 
 def inner(folder: str, samples: int) -> None:
@@ -85,7 +87,7 @@ def peak() -> float:
 
 def microseconds(store: Store, samples: int) -> float:
     """Return how long it takes to look up 128 ids, other ids every time."""
-    bits = store.array("notes/0")[1]
+    bits = store.array("sam_sets/0")[1]
     batches = torch.randint(samples, (2000, 128), generator=torch.Generator().manual_seed(0)).unbind()
     return 1e6 * statistics.median(seconds(partial(lookup, bits, batch)) for batch in batches)
 
@@ -94,7 +96,7 @@ def differences(store: Store, samples: int) -> int:
     """Return how many bits differ from those found by sorting everything."""
     make_up(store, samples, ties=100)
     decide(store, samples)
-    table = np.stack([store.array(f"scores/{i}")[1] for i in range(MEMBERS)])
+    table = np.stack([store.array(f"sharpness/{i}")[1] for i in range(MEMBERS)])
     high = np.zeros(table.shape, np.bool_)
     for row, found in zip(table, high, strict=True):
         trained = np.flatnonzero(row >= 0)
@@ -104,7 +106,7 @@ def differences(store: Store, samples: int) -> int:
     for i in range(MEMBERS):
         careful = np.delete(high, i, 0).any(0)
         packed = np.packbits(careful, bitorder="little")
-        wrong += int(np.bitwise_count(packed ^ store.array(f"notes/{i}")[1]).sum(dtype=np.int64))
+        wrong += int(np.bitwise_count(packed ^ store.array(f"sam_sets/{i}")[1]).sum(dtype=np.int64))
     return wrong
 
 

@@ -38,17 +38,17 @@ def recipe_for(folder: Path, file: Path, width: int, **changes: Any) -> plateaux
     return plateaux.Recipe.from_dict(
         {
             "members": 2,
-            "data": {"name": "arrays", "path": str(file), "batch": 128},
+            "data": {"name": "arrays", "path": str(file), "batch_size": 128},
             "model": {
                 "name": "cnn",
                 "channels": [8, width],
-                "trunk": "features",
+                "backbone": "features",
                 "head": "mlp",
                 "cache_features": True,
             },
             "optimizer": {"lr": 0.05, "momentum": 0.9},
             "train": {"epochs": 1},
-            "run": {"features": str(folder / "features")},
+            "run": {"feature_cache": str(folder / "features")},
             **changes,
         }
     )

@@ -78,7 +78,9 @@ def timed(
         step(LOOP, everyone[start : start + 2], [batch] * 2, way)
     step(LOOP, everyone[-2:], [batch] * 2, way)
     sides = {f"SED, {m} heads": stepping(everyone[:m], sed(LOSS), batch, way) for m in sizes}
-    sides |= {f"all pairs, {m} heads": stepping(everyone[:m], a2d(LOSS, on="labelled"), batch, way) for m in pairs}
+    sides |= {
+        f"all pairs, {m} heads": stepping(everyone[:m], a2d(LOSS, disagree_on="labeled"), batch, way) for m in pairs
+    }
     for side in sides.values():
         side(0)
     return interleaved(sides, rounds), float(size_in_bytes([everyone[0].module]))

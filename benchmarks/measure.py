@@ -90,13 +90,13 @@ def from_kept(folder: str, samples: int, rounds: int) -> dict[str, float]:
         {
             "members": 5,
             "data": {"name": "blobs", "classes": 10, "samples": 100, "test_samples": samples},
-            "model": {"name": "mlp", "hidden": [16]},
+            "model": {"name": "mlp", "hidden_sizes": [16]},
             "train": {"epochs": 1},
         }
     )
     plateaux.train(recipe, folder)
     env = _with_bytecode()
-    call = [sys.executable, "-m", "plateaux", "measure", folder]
+    call = [sys.executable, "-m", "plateaux", "evaluate", folder]
     first = subprocess.run(call, check=True, capture_output=True, text=True, env=env)
     assert "no forward pass" not in first.stderr
     second = subprocess.run(call, check=True, capture_output=True, text=True, env=env)

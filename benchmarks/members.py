@@ -37,11 +37,11 @@ def recipe_for(members: int, manner: str, **model: object) -> plateaux.Recipe:
     return plateaux.Recipe.from_dict(
         {
             "members": members,
-            "data": {"name": "noise", "batch": 4},
+            "data": {"name": "noise", "batch_size": 4},
             "model": {"name": "resnet18", "width": 64, **model},
             "optimizer": {"lr": 0.01, "momentum": 0.9},
             "train": {"epochs": 1},
-            "executor": {"manner": manner},
+            "executor": {"mode": manner},
         }
     )
 
@@ -81,7 +81,7 @@ def heads(count: int) -> tuple[float, float]:
 def main() -> None:
     args = flags(__doc__ or "")
     count = 3 if args.quick else 10
-    one, parked, looped = measured(1, "parked"), measured(count, "parked"), measured(count, "loop")
+    one, parked, looped = measured(1, "offload"), measured(count, "offload"), measured(count, "loop")
     held, needed = heads(20 if args.quick else 200)
     figures = {
         f"{count} parked / 1, peak memory": parked["net"] / one["net"],

@@ -49,12 +49,12 @@ def recipe_for(net: str, method: str) -> plateaux.Recipe:
     return plateaux.Recipe.from_dict(
         {
             "members": 1,
-            "data": {"name": "noise", "batch": 128, "crop": 4, "flip": True},
+            "data": {"name": "noise", "batch_size": 128, "crop": 4, "flip": True},
             "model": {"name": name, **options},
             "method": {"name": method, **({"rho": 0.05} if method == "sam" else {})},
             "optimizer": {"lr": 0.01, "momentum": 0.9, "weight_decay": 5e-4},
             "train": {"epochs": 10_000, "precision": precision_here(), "memory_format": "channels_last"},
-            "run": {"checkpoint_epochs": 10_000},
+            "run": {"checkpoint_every_epochs": 10_000},
         }
     )
 

@@ -19,7 +19,7 @@ def recipe_for(file: Path, quick: bool, **executor: object) -> plateaux.Recipe:
     return plateaux.Recipe.from_dict(
         {
             "members": 4,
-            "data": {"name": "arrays", "path": str(file), "classes": 10, "batch": 128, "crop": 4, "flip": True},
+            "data": {"name": "arrays", "path": str(file), "classes": 10, "batch_size": 128, "crop": 4, "flip": True},
             "model": {"name": "resnet8", "width": 4 if quick else 16},
             "method": {"name": "deep_ensemble"},
             "optimizer": {"lr": 0.05, "momentum": 0.9},
@@ -44,8 +44,8 @@ def main() -> None:
         recipe = partial(recipe_for, file, args.quick)
         sides = {
             "pool": recipe(processes=2),
-            "queue": recipe(manner="parked", threads=2),
-            "queue of one thread": recipe(manner="parked", threads=1),
+            "queue": recipe(mode="offload", threads=2),
+            "queue of one thread": recipe(mode="offload", threads=1),
         }
         runs = {name: Path(folder) / name for name in sides}
 

@@ -37,7 +37,7 @@ def recipe_for(file: Path, epochs: int, precision: str, **executor: object) -> p
     return plateaux.Recipe.from_dict(
         {
             "members": MEMBERS,
-            "data": {"name": "arrays", "path": str(file), "classes": 10, "batch": 128, "crop": 4, "flip": True},
+            "data": {"name": "arrays", "path": str(file), "classes": 10, "batch_size": 128, "crop": 4, "flip": True},
             "model": {"name": "resnet8", "width": 16},
             "optimizer": {"lr": 0.05, "momentum": 0.9},
             "train": {"epochs": epochs, "precision": precision, "memory_format": "channels_last"},
@@ -105,7 +105,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         file, precision = images(Path(folder), count), precision_here()
         pool = recipe_for(file, epochs, precision, processes=PLACES)
-        cluster = recipe_for(file, epochs, precision, name="ray", cpus=SHARE)
+        cluster = recipe_for(file, epochs, precision, name="ray", num_cpus=SHARE)
         for number in range(rounds):
             kinds = [("local", local, pool), ("ray", on_a_cluster, cluster)][:: 1 if number % 2 else -1]
             starts = [

@@ -22,14 +22,14 @@ MEMBERS, EPOCHS = 5, 30
 MEMBER_ROWS = [*(f"member {i}" for i in range(MEMBERS)), "mean of members"]
 ENSEMBLE = ["ensemble (mean probability)", "ensemble (mean logit)"]
 MEASURES = {  # measure -> on, better, rows
-    "accuracy": ("test", "higher", [*MEMBER_ROWS, *ENSEMBLE]),
-    "nll": ("test", "lower", [*MEMBER_ROWS, *ENSEMBLE]),
-    "ece": ("test", "lower", [*MEMBER_ROWS, *ENSEMBLE]),
-    "accuracy by size": ("test", "higher", [f"{n} member{'s' * (n > 1)}" for n in range(1, MEMBERS + 1)]),
-    "der": ("test", "neither", ["members together"]),
-    "variance": ("test", "neither", ["members together"]),
-    "worst_l2": ("train", "lower", MEMBER_ROWS),
-    "accuracy under corruption": ("corrupted", "higher", [f"{ENSEMBLE[0]} · severity {n}" for n in range(1, 6)]),
+    "accuracy": ("test", True, [*MEMBER_ROWS, *ENSEMBLE]),
+    "nll": ("test", False, [*MEMBER_ROWS, *ENSEMBLE]),
+    "ece": ("test", False, [*MEMBER_ROWS, *ENSEMBLE]),
+    "accuracy by size": ("test", True, [f"{n} member{'s' * (n > 1)}" for n in range(1, MEMBERS + 1)]),
+    "der": ("test", None, ["members together"]),
+    "variance": ("test", None, ["members together"]),
+    "worst_l2": ("train", False, MEMBER_ROWS),
+    "accuracy under corruption": ("corrupted", True, [f"{ENSEMBLE[0]} · severity {n}" for n in range(1, 6)]),
 }
 
 
@@ -61,7 +61,7 @@ def study(runs: int) -> dict[str, Any]:
     ]
     told = {"question": "How long does a report take?", "baseline": {"rho": 0.0}}
     return {
-        "format": 1,
+        "format": 2,
         "study": told,
         "conditions": conditions,
         "runs": {each["run"]: entry(chance) for each in conditions},
@@ -72,15 +72,15 @@ def entry(chance: Random) -> dict[str, Any]:
     """Return what a study writes down of one run."""
     measurements = [
         {
-            "measure": name, "on": on, "better": better, "percent": name.startswith(("accuracy", "ece")),
-            "rows": {row: {"value": chance.uniform(0.2, 0.9), "error": 0.01} for row in rows},
+            "metric": name, "split": on, "higher_is_better": better, "percent": name.startswith(("accuracy", "ece")),
+            "rows": {row: {"value": chance.uniform(0.2, 0.9), "stderr": 0.01} for row in rows},
         }
         for name, (on, better, rows) in MEASURES.items()
     ]  # fmt: skip
     costs = {row: {"epochs": EPOCHS, "passes": 2 * EPOCHS, "seconds": chance.uniform(50, 90)} for row in MEMBER_ROWS}
     lines = [{"epoch": e, "train loss": 2.0 / e, "train accuracy": 1 - 0.8 / e} for e in range(1, EPOCHS + 1)]
     course = {f"member {i}": lines for i in range(MEMBERS)}
-    return {"measurements": measurements, "costs": costs, "course": course, "recipe": {}}
+    return {"metrics": measurements, "costs": costs, "log": course, "recipe": {}}
 
 
 if __name__ == "__main__":

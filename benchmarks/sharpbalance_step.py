@@ -75,7 +75,7 @@ def sides(batch: Batch, width: int, precision: str) -> dict[str, Callable[[int],
 
 def look_up_seconds(folder: Path, samples: int) -> float:
     """Return the median time to look up a batch's notes among so many samples."""
-    store, name = Store(folder), f"notes/{samples}.safetensors"
+    store, name = Store(folder), f"sam_sets/{samples}.safetensors"
     chance = np.random.default_rng(0)
     with store.array_writer(name, np.uint8, -(-samples // 8)) as write:
         for start in range(0, -(-samples // 8), 1 << 20):

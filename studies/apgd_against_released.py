@@ -48,7 +48,7 @@ def small_run(folder: Path) -> Run:
     recipe = plateaux.Recipe.from_dict(
         {
             "members": 1,
-            "data": {"name": "cifar10", "limit": 640, "batch": 64},
+            "data": {"name": "cifar10", "limit": 640, "batch_size": 64},
             "model": {"name": "resnet8", "width": 8},
             "optimizer": {"name": "SGD", "lr": 0.1, "momentum": 0.9, "weight_decay": 2e-4},
             "train": {"epochs": 8},

@@ -72,26 +72,30 @@ def recipe_for(
                 "name": "cifar100",
                 "limit": 300 if quick else 20_000,
                 "test_limit": 100 if quick else 10_000,
-                "batch": 256,
+                "batch_size": 256,
                 "mean": [0.5] * 3,
                 "std": [0.5] * 3,
-                "unlabelled_batch": 128,
+                "unlabeled_batch_size": 128,
             },
             "model": {
                 "name": "timm:tf_efficientnet_lite0",
                 "weights": str(data_root(None) / "weights" / "efficientnet_lite0_imagenet_fp16.safetensors"),
-                "partial": True,
-                "trunk": "features",
-                "resize": pixels,
+                "strict": False,
+                "backbone": "features",
+                "image_size": pixels,
                 "head": "mlp",
                 "head_width": condition.get("width", 256),
                 "cache_features": True,
             },
             "method": condition["method"],
             "optimizer": {"name": "AdamW", "lr": rate, "weight_decay": condition.get("decay", 0.01)},
-            "schedule": [{"name": "cosine", "per": "step"}],
+            "lr_scheduler": [{"name": "cosine", "interval": "step"}],
             "train": {"epochs": int(epochs), "memory_format": "channels_last"},
-            "run": {"features": str(root / "features"), "checkpoint_minutes": None, "checkpoint_epochs": 1000},
+            "run": {
+                "feature_cache": str(root / "features"),
+                "checkpoint_every_minutes": None,
+                "checkpoint_every_epochs": 1000,
+            },
         }
     )
 
@@ -103,9 +107,9 @@ CONDITIONS: dict[str, dict[str, Any]] = {
         "lr": [3e-4, 6e-4, 1e-3, 2e-3, 4e-3],
         "decay": [0.1, 0.001, 0.03, 0.01, 0.3],
     },
-    "A2D": {"method": {"name": "a2d", "strength": 0.05}},
-    "DivDis": {"method": {"name": "divdis", "strength": 10.0, "regularise": 10.0}},
-    **{f"SED {lam:g}": {"method": {"name": "sed", "strength": lam / 2}, "epochs": 2.5} for lam in LAMBDAS},
+    "A2D": {"method": {"name": "a2d", "diversity_weight": 0.05}},
+    "DivDis": {"method": {"name": "divdis", "diversity_weight": 10.0, "regularizer_weight": 10.0}},
+    **{f"SED {lam:g}": {"method": {"name": "sed", "diversity_weight": lam / 2}, "epochs": 2.5} for lam in LAMBDAS},
 }
 BASE = "deep ensemble"
 PAPERS = "SED 0.1"

@@ -41,13 +41,13 @@ def recipe_for(method: dict[str, Any], *, members: int, quick: bool) -> plateaux
     return plateaux.Recipe.from_dict(
         {
             "members": members,
-            "data": {"name": "cifar10", "limit": 256 if quick else 10_000, "batch": 128},
+            "data": {"name": "cifar10", "limit": 256 if quick else 10_000, "batch_size": 128},
             "model": {"name": "resnet8", "width": 16},
             "method": method,
             "optimizer": {"name": "SGD", "lr": 0.2, "momentum": 0.9, "weight_decay": 2e-4, "nesterov": True},
-            "schedule": [
-                {"name": "linear", "epochs": 0.5 if quick else 2, "start_factor": 0.1, "per": "step"},
-                {"name": "cosine", "per": "step"},
+            "lr_scheduler": [
+                {"name": "linear", "epochs": 0.5 if quick else 2, "start_factor": 0.1, "interval": "step"},
+                {"name": "cosine", "interval": "step"},
             ],
             "train": {
                 "epochs": 2 if quick else 15,
@@ -136,23 +136,23 @@ def summary(found: MetricResult) -> dict[str, Any]:
     mean = rows.get(MEMBERS_MEAN) or next(iter(rows.values()))
     members = {name: [v.value, v.stderr, v.mc_stderr] for name, v in rows.items() if name != MEMBERS_MEAN}
     over_members = mean.stderr if MEMBERS_MEAN in rows else None
-    return {"mean": mean.value, "error": over_members, "members": members, "better": found.higher_is_better}
+    return {"mean": mean.value, "stderr": over_members, "members": members, "higher_is_better": found.higher_is_better}
 
 
 def verdict(base: dict[str, Any], other: dict[str, Any]) -> str:
     """Say what becomes of a member: by the interval of the differences between members of one number."""
     both = [name for name in base["members"] if name in other["members"]]
-    if len(both) < 2 or base["better"] == "neither":
+    if len(both) < 2 or base["higher_is_better"] is None:
         return ""
     mine, theirs = ([each["members"][name][0] for name in both] for each in (other, base))
     apart = paired_t_interval(mine, theirs)
     if not apart.excludes_zero:
-        return "not told apart"
-    return "flatter" if (apart.high < 0) == (base["better"] == "lower") else "sharper"
+        return "not distinguished"
+    return "flatter" if (apart.high < 0) == (base["higher_is_better"] is False) else "sharper"
 
 
 def _cell(found: dict[str, Any]) -> str:
-    return f"{found['mean']:.4g}" + (f" ± {found['error']:.2g}" if found["error"] is not None else "")
+    return f"{found['mean']:.4g}" + (f" ± {found['stderr']:.2g}" if found["stderr"] is not None else "")
 
 
 def _errors(found: dict[str, Any] | None) -> str:

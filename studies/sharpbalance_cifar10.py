@@ -62,25 +62,25 @@ def recipe_for(
             "data": {
                 "name": "cifar10",
                 "limit": 300 if quick else 22_000,
-                "validation": 44 if quick else 2_000,
-                "batch": 128,
+                "validation_split": 44 if quick else 2_000,
+                "batch_size": 128,
                 "crop": 2,
                 "flip": True,
             },
             "model": {"name": "resnet8", "width": 16},
             "method": {**method, **({"rho": rho} if climbs else {})},
             "optimizer": {"name": "SGD", "lr": 0.2, "momentum": 0.9, "weight_decay": 2e-4, "nesterov": True},
-            "schedule": [
-                {"name": "linear", "epochs": 0.5 if quick else 2, "start_factor": 0.1, "per": "step"},
-                {"name": "cosine", "per": "step"},
+            "lr_scheduler": [
+                {"name": "linear", "epochs": 0.5 if quick else 2, "start_factor": 0.1, "interval": "step"},
+                {"name": "cosine", "interval": "step"},
             ],
             "train": {
                 "epochs": 2 if quick else 20,
                 "validate_every": 2 if quick else 5,
                 "memory_format": "channels_last",
             },
-            "executor": {"manner": "parked", "threads": 1},
-            "run": {"keep_resume": "last"},
+            "executor": {"mode": "offload", "threads": 1},
+            "run": {"keep_checkpoints": "last"},
         }
     )
 

@@ -31,8 +31,7 @@ from plateaux.optim.losses import cross_entropy
 from plateaux.optim.sam import sam
 from plateaux.storage.run import Run
 from plateaux.training import trainer
-from plateaux.training.state import StepOptions as StepWay
-from plateaux.training.state import StepStats, TrainState
+from plateaux.training.state import StepOptions, StepStats, TrainState
 from plateaux.training.step import step
 from plateaux.training.train import train
 
@@ -51,12 +50,12 @@ class Net:
 
 
 NETS = {
-    "mlp": Net({"name": "mlp", "hidden": [6]}, "blobs"),
-    "wide": Net({"name": "mlp", "hidden": [256]}, "blobs"),
+    "mlp": Net({"name": "mlp", "hidden_sizes": [6]}, "blobs"),
+    "wide": Net({"name": "mlp", "hidden_sizes": [256]}, "blobs"),
     "conv": Net({"name": "cnn", "channels": [3, 4]}, "cases:patches", "cases:static@13"),
     "conv_bn": Net({"name": "cnn", "channels": [3, 4], "norm": "batch"}, "cases:patches", "cases:static@13", True),
     "dropout": Net({"name": "cases:dropping", "width": 6}, "blobs", dropout=True),
-    "adapted": Net({"name": "mlp", "hidden": [6, 6], "adapters": {"rank": 2, "layers": ["1", "3"]}}, "blobs"),
+    "adapted": Net({"name": "mlp", "hidden_sizes": [6, 6], "lora": {"rank": 2, "target_modules": ["1", "3"]}}, "blobs"),
 }
 
 
@@ -77,8 +76,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "asam": {"rho": 0.5},
     "gsam": {"rho": 0.1, "rho_min": 0.02, "alpha": 0.4},
     "sharpbalance": {"rho": 0.1},
-    "divdis": {"strength": 100.0, "regularise": 1.0},
-    "sed": {"strength": 0.5},
+    "divdis": {"diversity_weight": 100.0, "regularizer_weight": 1.0},
+    "sed": {"diversity_weight": 0.5},
 }
 
 
@@ -87,21 +86,21 @@ def way(name: str, *, ordered: bool = False, **options: Any) -> Way:
     factory = registry.method.get(name)
     epochs = {"epochs": 2} if accepts(factory, "epochs") else {}
     objective = factory(cross_entropy(), **epochs, **options).objective
-    return Way({"name": name, **options}, objective.gather, True, "unlabelled" in objective.extra_inputs, ordered)
+    return Way({"name": name, **options}, objective.gather, True, "unlabeled" in objective.extra_inputs, ordered)
 
 
 METHODS = {name: way(name, **OPTIONS.get(name, {})) for name in registry.method.names()}
 METHODS |= {
-    "a2d, sequential": way("a2d", mode="sequential", on="both", ordered=True),
-    "a2d on labelled, climbing": way("a2d", on="labelled", update="sam", rho=0.1),
-    "sed, climbing": way("sed", strength=0.5, update="sam", rho=0.1),
+    "a2d, sequential": way("a2d", training="sequential", disagree_on="both", ordered=True),
+    "a2d on labelled, climbing": way("a2d", disagree_on="labeled", update="sam", rho=0.1),
+    "sed, climbing": way("sed", diversity_weight=0.5, update="sam", rho=0.1),
     "asam elementwise": Way({"name": "asam", "variant": "elementwise", "rho": 1.0}),
     "gsam elementwise": Way({"name": "gsam", "variant": "elementwise", "rho": 0.5}),
     "sam in groups": Way({"name": "sam", "rho": 0.1, "m": 3}, sharded=False),
     "sam per worker": Way({"name": "sam", "rho": 0.1, "perturbation": "per_worker"}, sharded=False),
     "sam, a radius each": Way({"name": "sam", "rho": [0.0, 0.1, 0.3]}),
     "sharpbalance, shared": Way({"name": "sharpbalance", "rho": 0.1, "step": "shared"}),
-    "sharpbalance by gsam": Way({"name": "sharpbalance", "rho": 0.1, "climb": "gsam", "rule": "released"}),
+    "sharpbalance by gsam": Way({"name": "sharpbalance", "rho": 0.1, "sam_variant": "gsam", "rule": "released"}),
     "apart": Way({"name": "cases:apart"}, sees="members"),
     "apart, climbing": Way({"name": "cases:apart", "rho": 0.1}, sees="members"),
     "balanced": Way({"name": "cases:balanced"}, sees="batch"),
@@ -180,19 +179,19 @@ def recipe(
 ) -> Recipe:
     """Return a row of the table as a recipe; `sections` change what is in it."""
     of_net = NETS[net]
-    besides = {"unlabelled": of_net.unlabelled, "unlabelled_batch": batch - 2} if METHODS[method].unlabelled else {}
+    besides = {"unlabeled": of_net.unlabelled, "unlabeled_batch_size": batch - 2} if METHODS[method].unlabelled else {}
     whole = Recipe.from_dict(
         {
             "members": members,
             "seed": 7,
-            "data": {"name": of_net.data, "samples": samples, "test_samples": 3, "batch": batch, **besides},
+            "data": {"name": of_net.data, "samples": samples, "test_samples": 3, "batch_size": batch, **besides},
             "model": dict(of_net.model),
             "method": dict(METHODS[method].method),
             "optimizer": {"lr": 0.1, "momentum": 0.9, "weight_decay": 1e-3},
-            "schedule": [{"name": "cosine", "per": "step"}],
+            "lr_scheduler": [{"name": "cosine", "interval": "step"}],
             "train": {"epochs": 2, "precision": precision},
             "executor": {"threads": 1},  # more of them make tiny tensors many times slower
-            "run": {"checkpoint_epochs": 9},
+            "run": {"checkpoint_every_epochs": 9},
         }
     )
     return whole.replaced(**sections)
@@ -239,9 +238,9 @@ def corner(net: str = "mlp", *, dtype: torch.dtype = torch.float64, size: int = 
 
 
 def learner(module: nn.Module, method: Method, *, number: int = 0, lr: float = 0.1, **options: Any) -> TrainState:
-    """Return a member in training by SGD: `options` are the optimiser's, and `clip`, `masks` and `scaler`."""
+    """Return a member in training by SGD: `options` are the optimiser's, and `max_grad_norm`, `masks` and `scaler`."""
     params = dict(module.named_parameters())
-    own = {name: options.pop(name) for name in ("clip", "masks", "scaler") if name in options}
+    own = {name: options.pop(name) for name in ("max_grad_norm", "masks", "scaler") if name in options}
     optimizer = torch.optim.SGD(params.values(), lr=lr, **options)
     return TrainState(
         number, module, method, optimizer, params, dict(module.named_buffers()), lr, architecture="one", **own
@@ -253,7 +252,7 @@ LOOP = LocalExecutor("loop", 1, (), "error")
 
 def steps(member: TrainState, batches: Sequence[Batch], **way: Any) -> list[StepStats]:
     """Take a member through batches in the plain loop."""
-    return [step(LOOP, [member], [batch], StepWay(**way))[0] for batch in batches]
+    return [step(LOOP, [member], [batch], StepOptions(**way))[0] for batch in batches]
 
 
 def stop_after(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:

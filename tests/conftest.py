@@ -14,10 +14,13 @@ from pathlib import Path
 # Before torch is imported, and inherited by every process that a test starts.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import hypothesis
 import numpy as np
 import pytest
 import torch
 
+hypothesis.settings.register_profile("plateaux", deadline=None)  # a loaded machine is slow, not wrong
+hypothesis.settings.load_profile("plateaux")
 torch.set_num_threads(1)
 if (
     signal.getsignal(signal.SIGINT) is signal.SIG_IGN

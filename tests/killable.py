@@ -34,8 +34,8 @@ seed = 5
 
 [data]
 {data}
-batch = 16
-validation = 16
+batch_size = 16
+validation_split = 16
 crop = 2
 flip = true
 
@@ -53,24 +53,24 @@ lr = 0.05
 momentum = 0.9
 weight_decay = 1e-3
 
-[[schedule]]
+[[lr_scheduler]]
 name = "cosine"
-per = "step"
+interval = "step"
 
 [train]
 epochs = {epochs}
-keep = "best:accuracy"
+select = "best:accuracy"
 
 [executor]
 threads = 1
 
 [run]
-checkpoint_minutes = 0.0005
-keep_resume = "last"
+checkpoint_every_minutes = 0.0005
+keep_checkpoints = "last"
 log_every = 3
 """
 IN_MEMORY = 'name = "arrays"\npath = "images.npz"\nroot = "{folder}"'
-BY_WORKERS = 'name = "killable:noisy"\nworkers = 2'
+BY_WORKERS = 'name = "killable:noisy"\nnum_workers = 2'
 
 
 def images(count: int, seed: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:

@@ -18,12 +18,20 @@ LONG = "a very long name of sixty characters, as people like to write"[:60]
 ROWS = {"accuracy": True, "nll": False, "ece": True}  # measure -> whether in percent
 
 
-def finding(measure: str, row: str, number: float, **more: Any) -> ResultRow:
-    facts: dict[str, Any] = {
-        "run": "runs/one", "condition": {}, "repetition": 0, "on": "test", "error": 0.01, "draws": None,
-        "better": "higher", "percent": False, **more,
-    }  # fmt: skip
-    return ResultRow(metric=measure, row=row, value=number, **facts)
+def finding(
+    measure: str,
+    row: str,
+    number: float,
+    *,
+    on: str = "test",
+    error: float | None = 0.01,
+    draws: float | None = None,
+    better: bool | None = True,
+    **more: Any,
+) -> ResultRow:
+    facts: dict[str, Any] = {"run": "runs/one", "condition": {}, "repetition": 0, "percent": False, **more}
+    named: dict[str, Any] = {"split": on, "stderr": error, "mc_stderr": draws, "higher_is_better": better}
+    return ResultRow(metric=measure, row=row, value=number, **named, **facts)
 
 
 def one_run(members: int = 3, *, broken: bool = False, sizes: bool = True, **where: Any) -> list[ResultRow]:
@@ -35,19 +43,19 @@ def one_run(members: int = 3, *, broken: bool = False, sizes: bool = True, **whe
 
     found = []
     for measure, percent in ROWS.items():
-        better = "higher" if measure == "accuracy" else "lower"
+        better = measure == "accuracy"
         rows = [*(f"member {i}" for i in range(members)), "mean of members", MEAN_PROBABILITY]
         found += [finding(measure, row, value(), better=better, percent=percent, **where) for row in rows]
         if sizes:
             names = [f"{n} member{'s' * (n > 1)}" for n in range(1, members + 1)]
             found += [finding(f"{measure} by size", row, value(), percent=percent, **where) for row in names]
     for measure in ("der", "pds"):
-        found.append(finding(measure, TOGETHER, value(), better="neither", **where))
-    found.append(finding("disagreement", MEAN_OF_PAIRS, value(), better="neither", percent=True, **where))
+        found.append(finding(measure, TOGETHER, value(), better=None, **where))
+    found.append(finding("disagreement", MEAN_OF_PAIRS, value(), better=None, percent=True, **where))
     for row in (*(f"member {i}" for i in range(members)), "mean of members"):
-        found.append(finding("worst_l2(m=128)", row, value(), on="train", better="lower", **where))
+        found.append(finding("worst_l2(m=128)", row, value(), on="train", better=False, **where))
         for by in ("epochs", "passes", "seconds"):
-            found.append(finding(by, row, 10.0, on="training", error=None, better="lower", **where))
+            found.append(finding(by, row, 10.0, on="training", error=None, better=False, **where))
     for part in ("cACC", "severity 1", "severity 5", "fog"):
         row = row_name(MEAN_PROBABILITY, part)
         found.append(finding("accuracy under corruption", row, value(), on="corrupted", percent=True, **where))
@@ -63,7 +71,7 @@ def one_run(members: int = 3, *, broken: bool = False, sizes: bool = True, **whe
         for at in (3, 9, 14):
             for what, number in (("share", 1 / 3), ("confidence", at / 15), ("accuracy", value())):
                 name = row_name(row, f"bin {at}", what)
-                found.append(finding("reliability", name, number, better="neither", percent=True, **where))
+                found.append(finding("reliability", name, number, better=None, percent=True, **where))
     return found
 
 

@@ -3,7 +3,7 @@
 recipe = plateaux.Recipe.load("quickstart")
 run = plateaux.train(recipe, out="runs/quickstart")
 for measurement in plateaux.evaluate("runs/quickstart"):
-    print(measurement.measure, measurement.rows)
+    print(measurement.metric, measurement.rows)
 probabilities = plateaux.load("runs/quickstart").predict(images)
 """
 

@@ -54,7 +54,7 @@ scale = "small"
 consistent_with_own_tables = "yes"
 why = "It says so."
 [primary]
-measure = "lead"
+metric = "lead"
 unit = "points"
 direction = "above"
 effect = 1.0
@@ -70,7 +70,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "claims" / "1-lead.toml").write_text(TOML, encoding="utf-8")
     (tmp_path / "studies" / "lead.py").write_text(SCRIPT, encoding="utf-8")
     for module in (ledger, claims):
-        monkeypatch.setattr(module, "home", lambda: tmp_path / "claims")
+        monkeypatch.setattr(module, "claims_dir", lambda: tmp_path / "claims")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -112,7 +112,7 @@ def test_a_person_gets_a_table_with_our_figures() -> None:
 
 def test_run_runs_the_study_and_the_verdict_follows(project: Path) -> None:
     assert json.loads(call("claims")[1])[0]["verdicts"] == {STATED: "not yet run"}
-    code, out, message = call("claims", "1", "--run", "--out", "pages/claims.md")
+    code, out, message = call("claims", "1", "--run-studies", "--out", "pages/claims.md")
     assert (code, message) == (0, "")
     found = json.loads(out)[0]
     assert found["verdicts"] == {STATED: "reproduced"}
@@ -125,7 +125,7 @@ def test_run_runs_the_study_and_the_verdict_follows(project: Path) -> None:
 
 
 def test_evidence_can_lie_elsewhere(project: Path) -> None:
-    assert call("claims", "--run", "--evidence", "mine", "--work", "there")[0] == 0
+    assert call("claims", "--run-studies", "--evidence", "mine", "--workdir", "there")[0] == 0
     assert (project / "mine" / "1-lead.json").is_file()
     assert (project / "there" / "lead" / "evidence" / "1-lead.json").is_file()
     assert json.loads(call("claims")[1])[0]["evidence"] is None
@@ -142,13 +142,13 @@ def test_a_page_that_cannot_be_written_is_a_storage_error(project: Path) -> None
 
 def test_a_study_that_fails_or_is_not_there_or_leaves_nothing_is_named(project: Path) -> None:
     (project / "studies" / "lead.py").write_text("raise SystemExit(3)", encoding="utf-8")
-    code, _, message = call("claims", "--run")
+    code, _, message = call("claims", "--run-studies")
     assert (code, "ended with exit code 3" in message) == (4, True)
     (project / "studies" / "lead.py").write_text("", encoding="utf-8")
-    code, _, message = call("claims", "--run")
+    code, _, message = call("claims", "--run-studies")
     assert (code, "nothing to judge by" in message) == (4, True)
     (project / "studies" / "lead.py").unlink()
-    code, _, message = call("claims", "--run")
+    code, _, message = call("claims", "--run-studies")
     assert (code, "clone of the project" in message) == (2, True)
 
 
@@ -186,7 +186,7 @@ def test_where_a_study_lay_outside_the_project_is_not_told(project: Path, tmp_pa
 def test_what_a_study_says_of_itself_is_kept(project: Path) -> None:
     own = SCRIPT.replace('"cases"', '"command": "by hand", "seconds": 9000, "cases"')
     (project / "studies" / "lead.py").write_text(own, encoding="utf-8")
-    assert call("claims", "--run")[0] == 0
+    assert call("claims", "--run-studies")[0] == 0
     found = read_entries(project / "claims")[0].evidence
     assert found is not None
     assert (found.command, found.seconds) == ("by hand", 9000)
@@ -279,8 +279,8 @@ def test_the_page_shows_every_claim_with_its_criterion() -> None:
 
 
 def test_a_section_tells_what_was_asked_what_was_found_and_how_to_get_it_again() -> None:
-    beside = {"measure": "members", "direction": "below", "zero": 2, "effect": 1.0, "paper": "1"}
-    asked = claim(also=[beside], precondition={"measure": "training accuracy", "at_least": 0.99})
+    beside = {"metric": "members", "direction": "below", "zero": 2, "effect": 1.0, "paper": "1"}
+    asked = claim(also=[beside], precondition={"metric": "training accuracy", "at_least": 0.99})
     case = Case(primary=(around(1.5, 1.0),), also=(MeasuredValue(value=3.0),))
     found = Evidence(
         claim="1-lead",

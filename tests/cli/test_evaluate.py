@@ -20,7 +20,7 @@ from tests.cli.test_main import SMALL, call
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> str:
     out = tmp_path_factory.mktemp("run")
-    assert call("train", "quickstart", *SMALL, "--set", "data.validation=200", "--out", str(out))[0] == 0
+    assert call("train", "quickstart", *SMALL, "--set", "data.validation_split=200", "--out", str(out))[0] == 0
     return str(out)
 
 
@@ -31,93 +31,93 @@ def asked(*words: str) -> list[dict[str, Any]]:
 
 
 def test_everything_is_measured_unless_something_is_asked_for(run: str) -> None:
-    found = {each["measure"]: each for each in asked("measure", run)}
-    assert {each["asks"] for each in found.values()} == {"good", "sure", "different"}
+    found = {each["metric"]: each for each in asked("evaluate", run)}
+    assert {each["group"] for each in found.values()} == {"performance", "uncertainty", "diversity"}
     assert {"accuracy", "macro_f1", "nll", "ece", "aurc", "disagreement", "kl", "cka"} <= set(found)
     assert not {"per_class", "reliability", "binary_f1"} & set(found)
     for each in found.values():
-        assert each["convention"] or each["measure"] in ("accuracy", "nll", "brier"), each["measure"]
+        assert each["definition"] or each["metric"] in ("accuracy", "nll", "brier"), each["metric"]
         assert each["hashes"].keys() == {"member 0", "member 1"}
         assert len(each["data"]["fingerprint"]) == 16
 
 
 def test_measures_are_asked_for_by_name_by_question_and_with_options(run: str) -> None:
-    names = [each["measure"] for each in asked("measure", run, "--measures", "good,ece(bins=5),per_class")]
+    names = [each["metric"] for each in asked("evaluate", run, "--metrics", "performance,ece(bins=5),per_class")]
     assert names[0] == "accuracy"
     assert names[-2:] == ["ece(bins=5)", "per_class"]
     assert "nll" not in names
-    code, _, message = call("measure", run, "--measures", "ece(bin=5)")
+    code, _, message = call("evaluate", run, "--metrics", "ece(bin=5)")
     assert (code, "did you mean 'bins'" in message) == (2, True)
-    assert call("measure", run, "--measures", "ece(5)")[0] == 2
-    assert call("measure", run, "--measures", "ece(bins=5")[0] == 2
+    assert call("evaluate", run, "--metrics", "ece(5)")[0] == 2
+    assert call("evaluate", run, "--metrics", "ece(bins=5")[0] == 2
 
 
 def test_a_second_call_says_that_nothing_was_run(run: str) -> None:
-    call("measure", run)
-    assert "no forward pass" in call("measure", run, "--members", "1,0")[2]
-    assert call("measure", run, "--members", "a")[0] == 2
-    assert call("measure", run, "--members", "7")[0] == 2
+    call("evaluate", run)
+    assert "no forward pass" in call("evaluate", run, "--members", "1,0")[2]
+    assert call("evaluate", run, "--members", "a")[0] == 2
+    assert call("evaluate", run, "--members", "7")[0] == 2
 
 
 def test_markdown_has_a_table_for_each_question(run: str) -> None:
-    text = call("measure", run, "--markdown", "--sizes", "--measures", "all,per_class,reliability")[1]
+    text = call("evaluate", run, "--markdown", "--ensemble-sizes", "--metrics", "all,per_class,reliability")[1]
     for words in ("how good", "how sure", "how different", "by size", "| class 3 |", "ensemble (mean probability)"):
         assert words in text, words
 
 
 def test_own_samples_cannot_be_told_from_themselves(run: str) -> None:
-    found = asked("measure", run, "--ood", "near=digits", "far=digits", "--measures", "none")
-    assert [each["on"] for each in found] == ["digits (near)", "digits (far)"]
+    found = asked("evaluate", run, "--ood", "near=digits", "far=digits", "--metrics", "none")
+    assert [each["split"] for each in found] == ["digits (near)", "digits (far)"]
     assert found[0]["rows"]["members together · energy · auroc"]["value"] == 0.5
-    assert "members together" in call("measure", run, "--ood", "near=digits", "--markdown")[1]
-    both = asked("measure", run, "--ood", "near=digits", "--on", "test@100")
-    assert {each["measure"] for each in both} > {"accuracy", "ood"}
+    assert "members together" in call("evaluate", run, "--ood", "near=digits", "--markdown")[1]
+    both = asked("evaluate", run, "--ood", "near=digits", "--split", "test@100")
+    assert {each["metric"] for each in both} > {"accuracy", "ood"}
     assert both[0]["data"]["samples"] == 100
-    assert call("measure", run, "--on", "test@many")[0] == 4
-    assert "There is no dataset called" in call("measure", run, "--ood", "near=digts", "--fresh")[2]
-    assert call("measure", run, "--executor", "local")[0] == 2
-    assert call("measure", run, "--set", "executor.data=2")[0] == 2
-    assert call("measure", run, "--calibrated", "--members", "0")[0] == 2
-    code, _, message = call("measure", run, "--ood", "near")
+    assert call("evaluate", run, "--split", "test@many")[0] == 4
+    assert "There is no dataset called" in call("evaluate", run, "--ood", "near=digts", "--no-cache")[2]
+    assert call("evaluate", run, "--executor", "local")[0] == 2
+    assert call("evaluate", run, "--set", "executor.data_parallel=2")[0] == 2
+    assert call("evaluate", run, "--calibrated", "--members", "0")[0] == 2
+    code, _, message = call("evaluate", run, "--ood", "near")
     assert (code, "name the sets" in message) == (2, True)
 
 
 def test_doubt_is_fitted_judged_and_put_to_use(run: str, tmp_path: Path) -> None:
-    assert call("measure", run, "--calibrated")[0] == 4
-    code, out, message = call("calibrate", run, "--on", "validation", "--risk", "0.1", "--kind", "raps")
+    assert call("evaluate", run, "--calibrated")[0] == 4
+    code, out, message = call("calibrate", run, "--split", "validation", "--target-risk", "0.1", "--conformal", "raps")
     assert code == 0, message
     assert json.loads(out)["samples"] == 200
-    (found,) = asked("measure", run, "--calibrated")
+    (found,) = asked("evaluate", run, "--calibrated")
     assert any("coverage" in name for name in found["rows"])
-    assert "nll before" in call("measure", run, "--calibrated", "--markdown")[1]
-    code, _, message = call("measure", run, "--calibrated", "--on", "validation")
-    assert (code, "--unseen" in message) == (4, True)
+    assert "nll before" in call("evaluate", run, "--calibrated", "--markdown")[1]
+    code, _, message = call("evaluate", run, "--calibrated", "--split", "validation")
+    assert (code, "--exclude-calibration-ids" in message) == (4, True)
     code, out, message = call("predict", run, "-o", str(tmp_path / "answers.csv"))
     assert code == 0, message
     lines = (tmp_path / "answers.csv").read_text().splitlines()
-    assert lines[0] == "id,class,label,probability,doubt,ood,set,abstain"
+    assert lines[0] == "id,class,label,probability,error_probability,ood,set,abstain"
     assert len(lines) == 1 + json.loads(out)["answers"]
     assert call("calibrate", run, "--order", "calibrate")[0] == 0
     assert call("calibrate", run, "--order", "both")[0] == 2
 
 
 def test_samples_that_cannot_be_corrupted_are_told(run: str) -> None:
-    code, _, message = call("measure", run, "--on", "corrupted:fog:3")
+    code, _, message = call("evaluate", run, "--split", "corrupted:fog:3")
     assert code == 3
     assert "3 channels" in message or "colour" in message
-    assert call("measure", run, "--on", "corrupted:fig")[0] == 4
-    assert call("measure", run, "--on", "corrupted:fog:6")[0] == 4
+    assert call("evaluate", run, "--split", "corrupted:fig")[0] == 4
+    assert call("evaluate", run, "--split", "corrupted:fog:6")[0] == 4
 
 
 def test_the_command_measures_on_a_mesh(run: str) -> None:
-    words = ["measure", run, "--measures", "accuracy,nll", "--fresh", "--executor", "mesh", "--processes", "2"]
+    words = ["evaluate", run, "--metrics", "accuracy,nll", "--no-cache", "--executor", "mesh", "--processes", "2"]
     done = subprocess.run(
         [sys.executable, "-m", "plateaux", *words],
         env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=240, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     meshed = json.loads(done.stdout)
-    local = asked("measure", run, "--measures", "accuracy,nll", "--fresh")
+    local = asked("evaluate", run, "--metrics", "accuracy,nll", "--no-cache")
     assert meshed[0]["rows"] == local[0]["rows"]
     for row, value in local[1]["rows"].items():
         assert meshed[1]["rows"][row]["value"] == pytest.approx(value["value"], rel=1e-6)

@@ -21,7 +21,7 @@ from plateaux.training.train import train
 from tests.cli.test_main import call
 
 GIVEN = plateaux.Components(trust=("cases", "toy_probes"))
-ALLOW = ["--allow", "toy_probes", "--allow", "cases"]
+ALLOW = ["--trust", "toy_probes", "--trust", "cases"]
 
 
 @pytest.fixture(scope="module")
@@ -41,11 +41,11 @@ def test_a_pipe_gets_json_and_the_time_is_told_beside_it(run: str) -> None:
     code, out, message = call("landscape", run, "--probes", "toy_probes:climb(draws=2),toy_probes:loss", *ALLOW)
     found = json.loads(out)
     assert code == 0
-    assert [each["measure"] for each in found["measurements"]] == ["toy_probes:climb(draws=2)", "toy_probes:loss"]
-    assert found["pictures"] == []
-    first = found["measurements"][0]
-    assert first["rows"]["member 2"].keys() == {"value", "error", "draws"}
-    assert first["on"] == "train"
+    assert [each["metric"] for each in found["metrics"]] == ["toy_probes:climb(draws=2)", "toy_probes:loss"]
+    assert found["figures"] == []
+    first = found["metrics"][0]
+    assert first["rows"]["member 2"].keys() == {"value", "stderr", "mc_stderr"}
+    assert first["split"] == "train"
     assert "2 probes of 3 members on train samples: about" in message
 
 
@@ -53,19 +53,19 @@ def test_options_reach_the_walk_and_are_recorded(run: str) -> None:
     words = [
         "--probes",
         "toy_probes:loss",
-        "--on",
+        "--split",
         "test",
-        "--samples",
+        "--limit",
         "2",
         "--members",
         "2,0",
         "--batchnorm",
         "train",
     ]
-    (found,) = asked(run, *words, "--augment", "--unit-logits")["measurements"]
+    (found,) = asked(run, *words, "--augment", "--normalize-logits")["metrics"]
     assert list(found["hashes"]) == ["member 2", "member 0"]
     wanted = {"samples": 2, "batchnorm": "train", "unit_logits": True, "augmentation": "none"}
-    assert found["on"] == "test"
+    assert found["split"] == "test"
     assert found["data"].items() >= wanted.items()
 
 
@@ -73,13 +73,13 @@ def test_pictures_alone_ask_no_probe(run: str, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(render.LandscapeFigure, "_as", lambda _, kind: kind.encode())  # painting is tested elsewhere
     monkeypatch.setattr(render, "PATH", 3)
     monkeypatch.setattr(render, "PLANE", 3)
-    found = asked(run, "--draw", "paths, plane", "--samples", "6")
-    assert found["measurements"] == []
-    assert [each["name"] for each in found["pictures"]] == ["paths", "plane-0-1-2"]
-    for file in found["pictures"][0]["files"]:
+    found = asked(run, "--plots", "paths, plane", "--limit", "6")
+    assert found["metrics"] == []
+    assert [each["name"] for each in found["figures"]] == ["paths", "plane-0-1-2"]
+    for file in found["figures"][0]["files"]:
         assert Path(file).stat().st_size > 0
-    both = asked(run, "--draw", "paths", "--probes", "toy_probes:loss", "--samples", "6")
-    assert (len(both["measurements"]), len(both["pictures"])) == (1, 1)
+    both = asked(run, "--plots", "paths", "--probes", "toy_probes:loss", "--limit", "6")
+    assert (len(both["metrics"]), len(both["figures"])) == (1, 1)
 
 
 def test_all_probes_there_are_is_the_default(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,7 +87,7 @@ def test_all_probes_there_are_is_the_default(run: str, monkeypatch: pytest.Monke
 
     registry.probe.names()
     monkeypatch.setattr(registry.probe, "_found", {"loss": toy_probes.loss, "many": toy_probes.many})
-    assert [each["measure"] for each in asked(run)["measurements"]] == ["loss", "many"]
+    assert [each["metric"] for each in asked(run)["metrics"]] == ["loss", "many"]
     assert json.loads(call("list", "probes")[1])["loss"] == "The mean loss, times a scale."
 
 
@@ -95,12 +95,12 @@ def test_all_probes_there_are_is_the_default(run: str, monkeypatch: pytest.Monke
     ("words", "code", "told"),
     [
         (["--probes", "hils"], 2, "There is no probe called 'hils'"),
-        (["--draw", "slice"], 2, "did you mean 'slices'"),
+        (["--plots", "slice"], 2, "did you mean 'slices'"),
         (["--probes", "toy_probes:loss(scale=a)"], 2, "scale"),
         (["--members", "a"], 2, "give numbers with commas"),
         (["--members", "7", "--probes", "toy_probes:loss"], 2, "different numbers from 0 to 2"),
-        (["--on", "tset", "--probes", "toy_probes:loss"], 4, "no samples called 'tset'"),
-        (["--draw", "plane", "--members", "0,1"], 2, "takes 3 members"),
+        (["--split", "tset", "--probes", "toy_probes:loss"], 4, "no samples called 'tset'"),
+        (["--plots", "plane", "--members", "0,1"], 2, "takes 3 members"),
         (["--probes", "toy_probes:stopped"], 75, "1 of 3 members"),
     ],
 )
@@ -131,7 +131,7 @@ def measured(name: str, parts: int, members: int = 2, **data: Any) -> MetricResu
     rows |= {f"member 0 · part {part}": Estimate(2.0) for part in range(parts)}
     facts = {"name": "hills", "samples": 1024, "batchnorm": "eval", "augmentation": "none", "unit_logits": False}
     rows["mean of members"] = Estimate(1.5, 0.2)
-    return MetricResult(name, "train", rows, "lower", {}, {**facts, **data}, group="flat")
+    return MetricResult(name, "train", rows, False, {}, {**facts, **data}, group="sharpness")
 
 
 def test_many_numbers_beside_an_answer_are_left_to_json_unless_nothing_else_was_asked() -> None:

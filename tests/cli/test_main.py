@@ -22,7 +22,7 @@ from plateaux.core.types import Estimate
 from plateaux.evaluation import tables
 from plateaux.evaluation.results import MetricResult
 
-SMALL = ["--set", "train.epochs=2", "--set", "members=2", "--set", "data.batch=128"]
+SMALL = ["--set", "train.epochs=2", "--set", "members=2", "--set", "data.batch_size=128"]
 
 
 def call(*words: str) -> tuple[int, str, str]:
@@ -41,7 +41,7 @@ def trained(tmp_path: Path) -> Path:
 
 def test_train_prints_json_when_piped_and_progress_beside_it(tmp_path: Path) -> None:
     code, out, news = call("train", "quickstart", *SMALL, "--out", str(tmp_path / "run"))
-    rows = json.loads(out)["measurements"][0]["rows"]
+    rows = json.loads(out)["metrics"][0]["rows"]
     assert code == 0
     assert "member 1: epoch 2/2" in news
     assert set(rows) == {
@@ -76,21 +76,21 @@ def test_plan_shows_the_jobs_of_a_run_with_more_members(trained: Path) -> None:
 
 
 def test_measure_repeats_what_train_measured(trained: Path) -> None:
-    found = json.loads(call("measure", str(trained), "--measures", "accuracy,ece")[1])
-    assert [each["measure"] for each in found] == ["accuracy", "ece"]
+    found = json.loads(call("evaluate", str(trained), "--metrics", "accuracy,ece")[1])
+    assert [each["metric"] for each in found] == ["accuracy", "ece"]
     assert found[0]["weights"]["member 0"] == "epoch 2, the last"
     again = {each.metric: each for each in plateaux.evaluate(trained, metrics=["accuracy"])}
     assert again["accuracy"].rows["member 1"].value == found[0]["rows"]["member 1"]["value"]
 
 
 def test_measure_prints_markdown(trained: Path) -> None:
-    text = call("measure", str(trained), "--markdown")[1]
+    text = call("evaluate", str(trained), "--markdown")[1]
     assert "| ensemble (mean probability) |" in text
     assert "digits, test samples (599)" in text
 
 
 def test_measure_on_samples_that_are_not_there_says_which_are(trained: Path) -> None:
-    code, _, message = call("measure", str(trained), "--on", "validation")
+    code, _, message = call("evaluate", str(trained), "--split", "validation")
     assert code == 4
     assert "allowed: test, train" in message
 
@@ -112,12 +112,12 @@ def test_list_of_something_else_names_the_nearest() -> None:
     ("change", "words"),
     [
         ("method.roh=0.1", "did you mean 'rho'"),
-        ("data.bacth=3", "did you mean 'batch'"),
+        ("data.bacth_size=3", "did you mean 'batch_size'"),
         ("model.name=resnet9", "resnet8"),
         ("optimizer.name=SDG", "SGD"),
         ("train.epochs=0", "greater than or equal to 1"),
         ("loss.name=mse", "regression"),
-        ("schedule=[{name='cosin'}]", "cosine"),
+        ("lr_scheduler=[{name='cosin'}]", "cosine"),
     ],
 )
 def test_a_wrong_recipe_says_what_is_right(change: str, words: str) -> None:
@@ -154,7 +154,7 @@ def test_missing_data_end_with_code_three_and_say_where_to_get_them(tmp_path: Pa
 def test_code_that_nobody_allowed_is_not_called(tmp_path: Path) -> None:
     code, _, message = call("train", "quickstart", "--set", "model.name=os:system", "--out", str(tmp_path / "run"))
     assert code == 6
-    assert "--allow os" in message
+    assert "--trust os" in message
 
 
 def test_adopt_makes_a_run_of_anyones_weights(tmp_path: Path) -> None:
@@ -164,20 +164,20 @@ def test_adopt_makes_a_run_of_anyones_weights(tmp_path: Path) -> None:
     safetensors.torch.save_file({f"net.{k}": v for k, v in nets[0].state_dict().items()}, tmp_path / "a.safetensors")
     torch.save(nets[1].state_dict(), tmp_path / "b.pt")
     files = [f"{tmp_path}/a.safetensors:net", f"{tmp_path}/b.pt"]
-    words = ["adopt", "-o", str(tmp_path / "run"), "--model", "mlp", "--data", "digits"]
+    words = ["import-weights", "-o", str(tmp_path / "run"), "--model", "mlp", "--data", "digits"]
     code, _, message = call(*words, "--weights", files[0], "--weights", files[1])
     assert code == 0, message
     ensemble = plateaux.load(tmp_path / "run")
     x = torch.rand(3, 1, 8, 8)
     seen = (x - ensemble.mean[0]) / ensemble.std[0]
     torch.testing.assert_close(ensemble.logits(x), torch.stack([net.eval()(seen) for net in nets]).detach())
-    found = json.loads(call("measure", str(tmp_path / "run"))[1])
+    found = json.loads(call("evaluate", str(tmp_path / "run"))[1])
     assert found[0]["weights"]["member 0"].startswith("adopted from")
 
 
 def test_adopting_weights_that_do_not_fit_says_why(tmp_path: Path) -> None:
     safetensors.torch.save_file({"layer.weight": torch.zeros(2)}, tmp_path / "a.safetensors")
-    words = ["adopt", "-o", str(tmp_path / "run"), "--model", "mlp", "--data", "digits"]
+    words = ["import-weights", "-o", str(tmp_path / "run"), "--model", "mlp", "--data", "digits"]
     code, _, message = call(*words, "--weights", f"{tmp_path}/a.safetensors")
     assert code == 2
     assert "layer.weight" in message
@@ -199,13 +199,13 @@ def test_the_command_starts_its_own_mesh(tmp_path: Path) -> None:
 
 
 def test_help_shows_the_python_of_every_command() -> None:
-    for name in ("train", "plan", "status", "measure", "calibrate", "predict", "adopt", "list"):
+    for name in ("train", "plan", "status", "evaluate", "calibrate", "predict", "import-weights", "list"):
         assert "In Python" in call(name, "--help")[1]
 
 
 def test_a_table_shows_numbers_with_their_errors() -> None:
     rows = {"member 0": Estimate(0.5, 0.01), "ensemble (mean logit)": Estimate(0.75)}
-    found = [MetricResult("accuracy", "test", rows, "higher", {}, {"name": "toy", "samples": 1000}, percent=True)]
+    found = [MetricResult("accuracy", "test", rows, True, {}, {"name": "toy", "samples": 1000}, percent=True)]
     console = Console(width=80, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
     console.print(*tables.tables(found))
     text = console.export_text()

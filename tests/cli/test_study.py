@@ -31,17 +31,17 @@ from plateaux.studies.study import Study
 
 BASE: dict[str, Any] = {
     "members": 2,
-    "data": {"name": "blobs", "samples": 30, "test_samples": 12, "batch": 10},
-    "model": {"name": "mlp", "hidden": [4]},
+    "data": {"name": "blobs", "samples": 30, "test_samples": 12, "batch_size": 10},
+    "model": {"name": "mlp", "hidden_sizes": [4]},
     "method": {"name": "sam", "rho": 0.1},
     "optimizer": {"lr": 0.1},
     "train": {"epochs": 4},
     "executor": {"threads": 1},
 }
-BALANCED = {"method": {"name": "sharpbalance", "rho": 0.1, "meet_after": 2}}
+BALANCED = {"method": {"name": "sharpbalance", "rho": 0.1, "partition_epoch": 2}}
 WAYS = {"plain": {"method": {"rho": 0.0}}, "sam": {}, "paper": BALANCED}
-MEASURE = {"measures": ["accuracy", "nll"]}
-SMALL = {"base": BASE, "grid": {"method": WAYS}, "measure": MEASURE}
+MEASURE = {"metrics": ["accuracy", "nll"]}
+SMALL = {"base": BASE, "grid": {"method": WAYS}, "evaluate": MEASURE}
 
 
 def study(**parts: Any) -> Study:
@@ -75,9 +75,9 @@ def test_members_and_spans_that_conditions_share_are_trained_once(tmp_path: Path
 
 def test_what_begins_from_a_span_ends_as_what_does_not(tmp_path: Path) -> None:
     shared, _ = conducted(study(), tmp_path / "shared")
-    alone, _ = conducted(study(), tmp_path / "alone", only="method=sam #0")
+    alone, _ = conducted(study(), tmp_path / "alone", filter_pattern="method=sam #0")
     run = next(iter(alone["runs"]))
-    for name in ("measurements", "course"):
+    for name in ("metrics", "log"):
         assert alone["runs"][run][name] == shared["runs"][run][name]
 
 
@@ -97,7 +97,7 @@ def test_what_another_process_has_finished_meanwhile_is_not_done_again(tmp_path:
     def say(words: str) -> None:
         if words.startswith("run 1 of 3") and not others:
             others.append({"say": "begun"})
-            StudyRunner(study(), tmp_path, log=others.append, only="*paper*").run()
+            StudyRunner(study(), tmp_path, log=others.append, filter_pattern="*paper*").run()
 
     results = StudyRunner(study(), tmp_path, log=heard.append, say=say).run()
     assert len(results["runs"]) == 3
@@ -109,17 +109,21 @@ def test_what_another_process_has_finished_meanwhile_is_not_done_again(tmp_path:
 def test_answers_to_another_question_are_not_mixed_in(tmp_path: Path) -> None:
     conducted(study(repetitions=2), tmp_path)
     assert {each.repetition for each in results_from_study(tmp_path)} == {0, 1}
-    conducted(study(repetitions=2, measure={"measures": ["accuracy"], "on": ["test", "train"]}), tmp_path, only="*#0")
+    conducted(
+        study(repetitions=2, evaluate={"metrics": ["accuracy"], "splits": ["test", "train"]}),
+        tmp_path,
+        filter_pattern="*#0",
+    )
     assert {each.repetition for each in results_from_study(tmp_path)} == {0}
 
 
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        ({"measure": {**MEASURE, "on": ["tset"]}}, "no samples called 'tset'"),
-        ({"measure": {**MEASURE, "corruptions": ["corupted@10"]}}, "no samples called 'corupted'"),
-        ({"measure": {**MEASURE, "ood": ["near=blops"]}}, "blops"),
-        ({"landscape": {"probes": ["fisher_rao"], "on": "tarin"}}, "no samples called 'tarin'"),
+        ({"evaluate": {**MEASURE, "splits": ["tset"]}}, "no samples called 'tset'"),
+        ({"evaluate": {**MEASURE, "corruptions": ["corupted@10"]}}, "no samples called 'corupted'"),
+        ({"evaluate": {**MEASURE, "ood": ["near=blops"]}}, "blops"),
+        ({"landscape": {"probes": ["fisher_rao"], "split": "tarin"}}, "no samples called 'tarin'"),
     ],
 )
 def test_samples_that_there_are_not_are_told_before_anything_is_trained(
@@ -138,7 +142,7 @@ def test_one_repetition_of_everything_comes_before_the_second(tmp_path: Path) ->
 
 
 def test_states_kept_for_a_span_are_deleted_when_nobody_needs_them_any_more(tmp_path: Path) -> None:
-    conducted(study(), tmp_path, only="*paper*")
+    conducted(study(), tmp_path, filter_pattern="*paper*")
     assert list(tmp_path.glob("runs/*/members/0/resume-*"))
     conducted(study(), tmp_path)
     assert not list(tmp_path.glob("runs/*/members/*/resume-*"))
@@ -152,7 +156,7 @@ def test_numbers_are_those_of_a_run_on_its_own_and_live_in_the_file_alone(tmp_pa
     assert {each.condition["method"] for each in found} == {"plain", "sam", "paper"}
     (one,) = [e for e in found if (e.condition["method"], e.metric, e.row) == ("sam", "accuracy", "member 1")]
     folder = tmp_path / "study" / results["runs"][one.run]["folder"]
-    (kept,) = [json.loads(path.read_text()) for path in (folder / "measures").glob("accuracy-*.json")]
+    (kept,) = [json.loads(path.read_text()) for path in (folder / "metrics").glob("accuracy-*.json")]
     assert kept["rows"]["member 1"]["value"] == one.value
     costs = {e.condition["method"]: e.value for e in found if (e.metric, e.row) == ("passes", "mean of members")}
     assert (costs["plain"], costs["sam"]) == (4, 8)
@@ -165,7 +169,7 @@ def test_weights_may_be_dropped_and_numbers_stay(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("dropped/runs/*/members/*/*.safetensors"))
     assert not list(tmp_path.glob("dropped/runs/*/predictions/*/*"))
     for run in kept["runs"]:
-        assert kept["runs"][run]["measurements"] == dropped["runs"][run]["measurements"]
+        assert kept["runs"][run]["metrics"] == dropped["runs"][run]["metrics"]
     _, heard = conducted(study(keep_weights=False), tmp_path / "dropped")
     assert not heard.epochs()
 
@@ -173,15 +177,15 @@ def test_weights_may_be_dropped_and_numbers_stay(tmp_path: Path) -> None:
 def test_a_new_question_about_dropped_weights_trains_them_again(tmp_path: Path) -> None:
     what = {"keep_weights": False, "grid": {"method.rho": [0.1]}}
     conducted(study(**what), tmp_path)
-    results, heard = conducted(study(**what, measure={"measures": ["brier"]}), tmp_path)
+    results, heard = conducted(study(**what, evaluate={"metrics": ["brier"]}), tmp_path)
     assert sum(heard.epochs().values()) == 8
     assert any("trained again" in news.get("say", "") for news in heard)
-    assert [each["measure"] for each in next(iter(results["runs"].values()))["measurements"]] == ["brier"]
+    assert [each["metric"] for each in next(iter(results["runs"].values()))["metrics"]] == ["brier"]
 
 
 def test_a_new_question_about_kept_weights_trains_nothing(tmp_path: Path) -> None:
     conducted(study(), tmp_path)
-    _, heard = conducted(study(measure={"measures": ["brier"], "on": ["test", "train"]}), tmp_path)
+    _, heard = conducted(study(evaluate={"metrics": ["brier"], "splits": ["test", "train"]}), tmp_path)
     assert not heard.epochs()
 
 
@@ -189,23 +193,28 @@ def test_everything_that_is_asked_is_measured(tmp_path: Path) -> None:
     chance = np.random.default_rng(0)
     x, y = chance.integers(0, 256, (40, 3, 32, 32), dtype=np.uint8), np.arange(40) % 3
     np.savez(tmp_path / "images.npz", x_train=x[:20], y_train=y[:20], x_test=x[20:], y_test=y[20:])
-    data = {"name": "arrays", "path": "images.npz", "root": str(tmp_path), "batch": 20}
+    data = {"name": "arrays", "path": "images.npz", "root": str(tmp_path), "batch_size": 20}
     base = {**BASE, "data": data, "train": {"epochs": 1}}
     corrupted = ["corrupted:brightness:1@10", "corrupted:contrast:5@10"]
     parts = {
         "base": base,
         "grid": {},
-        "measure": {"measures": ["accuracy", "der"], "ood": ["near=digits"], "sizes": True, "corruptions": corrupted},
+        "evaluate": {
+            "metrics": ["accuracy", "der"],
+            "ood": ["near=digits"],
+            "ensemble_sizes": True,
+            "corruptions": corrupted,
+        },
         "landscape": {"probes": ["fisher_trace"], "samples": 10},
     }
     results, _ = conducted(study(**parts), tmp_path / "out")
     (entry,) = results["runs"].values()
-    names = [(each["measure"], each["on"]) for each in entry["measurements"]]
+    names = [(each["metric"], each["split"]) for each in entry["metrics"]]
     assert ("accuracy by size", "test") in names
     assert ("ood", "digits (near)") in names
     assert ("accuracy under corruption", "corrupted") in names
     assert ("fisher_trace", "train") in names
-    assert entry["measurements"][-1]["data"]["samples"] == 10
+    assert entry["metrics"][-1]["data"]["samples"] == 10
 
 
 def test_the_machine_chooses_once_for_all_runs_that_are_compared(tmp_path: Path) -> None:
@@ -224,9 +233,9 @@ def test_a_run_that_diverges_does_not_hold_up_the_others(tmp_path: Path) -> None
 
 def test_what_cannot_be_carried_out_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     for parts, words in (
-        ({"measure": {"measures": ["acuracy"]}}, "accuracy"),
+        ({"evaluate": {"metrics": ["acuracy"]}}, "accuracy"),
         ({"landscape": {"probes": ["worst"]}}, "worst_l2"),
-        ({"grid": {"train.patience": [2]}}, "patience"),
+        ({"grid": {"train.early_stopping_patience": [2]}}, "patience"),
     ):
         with pytest.raises(RecipeError, match=words):
             StudyRunner(study(**parts), tmp_path / "out").run()
@@ -239,12 +248,12 @@ import os, sys, traceback
 from pathlib import Path
 import torch
 from plateaux.core import registry
-from plateaux.studies.runner import Conduct
+from plateaux.studies.runner import StudyRunner
 from plateaux.studies.study import Study
 
 root, now = Path(sys.argv[1]), [""]
 
-def train(self, recipe, folder, span, before=Conduct._train):
+def train(self, recipe, folder, span, before=StudyRunner._train):
     now[0] = folder.name
     before(self, recipe, folder, span)
 
@@ -252,10 +261,10 @@ def life():
     torch.set_num_threads(1)
     log = open(root / "log", "a", buffering=1)
     tell = lambda news: "done" in news and log.write(f"{now[0]} {news['done']} {news['member']}\\n")
-    Conduct(Study.load(root / "study.toml"), root / "out", tell=tell).go()
+    StudyRunner(Study.load(root / "study.toml"), root / "out", log=tell).run()
 
-Conduct._train = train
-for kind in (registry.method, registry.measure, registry.dataset, registry.model, registry.executor, registry.probe):
+StudyRunner._train = train
+for kind in (registry.method, registry.metric, registry.dataset, registry.model, registry.executor, registry.probe):
     kind.names()
 for _ in sys.stdin:
     pid = os.fork()
@@ -275,9 +284,9 @@ def test_a_study_killed_at_random_and_restarted_trains_nothing_twice(tmp_path: P
     (tmp_path / "base.toml").write_text(Recipe.from_dict({**BASE, "train": {"epochs": 8}}).to_toml())
     lines = ['base = "base.toml"', "[grid.method]", "plain = {method = {rho = 0.0}}", "sam = {}"]
     lines += [
-        'paper = {method = {name = "sharpbalance", rho = 0.1, meet_after = 4}}',
-        "[measure]",
-        'measures = ["nll"]',
+        'paper = {method = {name = "sharpbalance", rho = 0.1, partition_epoch = 4}}',
+        "[evaluate]",
+        'metrics = ["nll"]',
     ]
     (tmp_path / "study.toml").write_text("\n".join(lines))
     log, chance, codes = tmp_path / "log", random.Random(1), [1]
@@ -308,8 +317,8 @@ def test_a_study_killed_at_random_and_restarted_trains_nothing_twice(tmp_path: P
     whole, _ = conducted(Study.load(tmp_path / "study.toml"), tmp_path / "whole")
     killed = json.loads((tmp_path / "out" / "results.json").read_text())
     for run, entry in whole["runs"].items():
-        assert killed["runs"][run]["measurements"] == entry["measurements"]
-        assert killed["runs"][run]["course"] == entry["course"]
+        assert killed["runs"][run]["metrics"] == entry["metrics"]
+        assert killed["runs"][run]["log"] == entry["log"]
 
 
 def reckoned(what: Study, root: Path, **options: Any) -> list[Any]:
@@ -325,10 +334,10 @@ def test_a_reckoning_knows_passes_spans_and_what_is_done(tmp_path: Path) -> None
     assert plain.evaluation == pytest.approx(2 * 12 / 3)
     assert {each.state for each in found.values()} == {"missing"}
     assert all(each.seconds > 0 for each in found.values())
-    conducted(study(), tmp_path, only="*plain*")
+    conducted(study(), tmp_path, filter_pattern="*plain*")
     found = {each.conditions[0]: each for each in reckoned(study(), tmp_path)}
     assert (found["method=plain #0"].state, found["method=plain #0"].seconds) == ("done", 0)
-    again = {each.conditions[0]: each for each in reckoned(study(measure={"measures": ["brier"]}), tmp_path)}
+    again = {each.conditions[0]: each for each in reckoned(study(evaluate={"metrics": ["brier"]}), tmp_path)}
     assert (again["method=plain #0"].state, again["method=plain #0"].passes) == ("begun", 0)
 
 
@@ -340,19 +349,19 @@ def test_a_reckoning_takes_its_pace_from_runs_that_are_finished(
     base = {**BASE, "train": {"epochs": 4, "precision": "auto"}}
     probed = reckoned(study(base=base, **parts), tmp_path)[0]
     assert probed.seconds == pytest.approx((probed.passes * 30 + probed.evaluation) / 10)
-    results, _ = conducted(study(**parts), tmp_path, only="*rho=0.0*")
+    results, _ = conducted(study(**parts), tmp_path, filter_pattern="*rho=0.0*")
     (entry,) = results["runs"].values()
     cost = entry["costs"]["mean of members"]
-    left = reckoned(study(**parts), tmp_path, only="*rho=0.1*")
+    left = reckoned(study(**parts), tmp_path, filter_pattern="*rho=0.1*")
     assert len(left) == 1
     assert left[0].seconds == pytest.approx((left[0].passes * 30 + left[0].evaluation) * cost["seconds"] / (4 * 30))
-    two = reckoned(study(**parts), tmp_path, only="*rho=0.1*", executor={"processes": 2})[0]
+    two = reckoned(study(**parts), tmp_path, filter_pattern="*rho=0.1*", executor={"processes": 2})[0]
     assert two.seconds < left[0].seconds
 
 
 def test_samples_from_elsewhere_are_reckoned(tmp_path: Path) -> None:
-    digits = {**BASE, "data": {"name": "digits", "limit": 40, "test_limit": 30, "batch": 20}}
-    with_ood = reckoned(study(base=digits, measure={"measures": [], "ood": ["near=digits,nowhere"]}), tmp_path)[0]
+    digits = {**BASE, "data": {"name": "digits", "limit": 40, "test_limit": 30, "batch_size": 20}}
+    with_ood = reckoned(study(base=digits, evaluate={"metrics": [], "ood": ["near=digits,nowhere"]}), tmp_path)[0]
     from plateaux.data.datasets.digits import digits as load_digits
 
     assert with_ood.evaluation == pytest.approx(2 * (len(load_digits().test) + 30) / 3)
@@ -365,7 +374,7 @@ def test_a_mesh_is_started_for_every_run(tmp_path: Path, monkeypatch: pytest.Mon
         conducted(study(), tmp_path, executor={"name": "mesh", "processes": 2}, given=GIVEN)
     (words,) = calls
     assert words[words.index("--nproc-per-node") + 1] == "2"
-    assert words[-2:] == ["--allow", "cases"]
+    assert words[-2:] == ["--trust", "cases"]
     recipe = Recipe.load(words[words.index("train") + 1])
     assert (recipe.executor.name, recipe.method.name) == ("mesh", "sam")
 
@@ -375,7 +384,7 @@ def file(tmp_path: Path) -> Path:
     (tmp_path / "base.toml").write_text(Recipe.from_dict(BASE).to_toml())
     lines = ['base = "base.toml"', "baseline = {rho = 0.0}", "[grid]", "method.rho = [0.0, 0.1]"]
     found = tmp_path / "small.toml"
-    found.write_text("\n".join([*lines, "[measure]", 'measures = ["accuracy", "nll"]']))
+    found.write_text("\n".join([*lines, "[evaluate]", 'metrics = ["accuracy", "nll"]']))
     return found
 
 
@@ -407,12 +416,12 @@ def test_the_command_trains_measures_and_compares(file: Path, tmp_path: Path) ->
     assert means["header"][1] == "accuracy, test %"
     assert [row[0] for row in means["rows"]] == ["rho=0.0", "rho=0.1"]
     assert differences["title"] == "difference from rho=0.0"
-    table = call(file, "--out", tmp_path / "out", "--table")
+    table = call(file, "--out", tmp_path / "out", "--results-only")
     assert json.loads(table.stdout) == json.loads(done.stdout)
 
 
 def test_a_pattern_that_matches_nothing_is_told_with_the_names(file: Path, tmp_path: Path) -> None:
-    done = call(file, "--out", tmp_path / "out", "--only", "*width*")
+    done = call(file, "--out", tmp_path / "out", "--filter", "*width*")
     assert done.exit_code == 2
     assert "rho=0.1 #0" in done.stderr
 
@@ -420,7 +429,7 @@ def test_a_pattern_that_matches_nothing_is_told_with_the_names(file: Path, tmp_p
 def finding(number: float, repetition: int = 0, measure: str = "accuracy", **condition: Any) -> ResultRow:
     row = "mean of members" if measure in ("epochs", "passes", "seconds") else "ensemble (mean probability)"
     on = "training" if row == "mean of members" else "test"
-    return ResultRow("r", condition, repetition, measure, on, row, number, None, None, "higher", measure == "accuracy")
+    return ResultRow("r", condition, repetition, measure, on, row, number, None, None, True, measure == "accuracy")
 
 
 def test_a_condition_is_compared_with_the_baseline_that_is_like_it_otherwise() -> None:

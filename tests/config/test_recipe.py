@@ -20,7 +20,7 @@ seed = 3
 
 [data]
 name = "digits"
-batch = 32
+batch_size = 32
 test = 0.3
 
 [model]
@@ -30,11 +30,11 @@ name = ["mlp", "mlp", "cnn", "cnn"]
 lr = [0.1, 0.2, 0.3, 0.4]
 momentum = 0.9
 
-[[schedule]]
+[[lr_scheduler]]
 name = "linear"  # warm-up
 epochs = 1
 
-[[schedule]]
+[[lr_scheduler]]
 name = "cosine"
 
 [train]
@@ -50,11 +50,11 @@ def refused(text: str, *changes: str) -> str:
 
 def test_what_is_said_is_read_and_the_rest_has_defaults() -> None:
     recipe = Recipe.parse(TEXT)
-    assert (recipe.members, recipe.seed, recipe.data.batch, recipe.train.epochs) == (4, 3, 32, 5)
+    assert (recipe.members, recipe.seed, recipe.data.batch_size, recipe.train.epochs) == (4, 3, 32, 5)
     assert recipe.data.options == {"test": 0.3}
     assert recipe.optimizer.options == {"momentum": 0.9}
-    assert [part.name for part in recipe.schedule] == ["linear", "cosine"]
-    assert (recipe.method.name, recipe.executor.manner, recipe.train.precision) == ("deep_ensemble", "loop", "fp32")
+    assert [part.name for part in recipe.lr_scheduler] == ["linear", "cosine"]
+    assert (recipe.method.name, recipe.executor.mode, recipe.train.precision) == ("deep_ensemble", "loop", "fp32")
 
 
 def test_a_recipe_is_frozen() -> None:
@@ -69,18 +69,26 @@ def test_a_recipe_is_frozen() -> None:
         ("[train]", "[trian]", "r.toml, line 24: The recipe has no key 'trian'; did you mean 'train'?"),
         ("seed = 3", "sed = 3", "r.toml, line 3: The recipe has no key 'sed'; did you mean 'seed'?"),
         ("epochs = 5", "epochs = 0", "r.toml, line 25: [train] epochs = 0: Input should be greater than or equal to 1"),
-        ("batch = 32", 'batch = "many"', "r.toml, line 7: [data] batch = 'many': Input should be a valid integer"),
+        (
+            "batch_size = 32",
+            'batch_size = "many"',
+            "r.toml, line 7: [data] batch_size = 'many': Input should be a valid integer",
+        ),
         ("members = 4", "members = 0", "r.toml, line 2: members = 0: Input should be greater than or equal to 1"),
-        ('name = "cosine"', 'name = "cosine"\nper = "stp"', "r.toml, line 23: [schedule] per = 'stp': Input should be"),
-        ('name = "linear"  # warm-up', "", "r.toml, line 17: [schedule] lacks 'name'"),
-        ('name = "cosine"', "", "r.toml, line 21: [schedule] lacks 'name'"),
+        (
+            'name = "cosine"',
+            'name = "cosine"\ninterval = "stp"',
+            "r.toml, line 23: [lr_scheduler] interval = 'stp': Input should be",
+        ),
+        ('name = "linear"  # warm-up', "", "r.toml, line 17: [lr_scheduler] lacks 'name'"),
+        ('name = "cosine"', "", "r.toml, line 21: [lr_scheduler] lacks 'name'"),
         ('name = "digits"', "", "r.toml, line 5: [data] lacks 'name'"),
         ("epochs = 5", "epochs = ", "r.toml: "),
-        ("batch = 32", "batch = 32\nbatch = 64", 'r.toml: Key "batch" already exists'),
+        ("batch_size = 32", "batch_size = 32\nbatch_size = 64", 'r.toml: Key "batch_size" already exists'),
         (
             "epochs = 5",
-            'keep = "first"',
-            "r.toml, line 25: [train] keep = 'first': Value error, allowed: 'last' or 'best:",
+            'select = "first"',
+            "r.toml, line 25: [train] select = 'first': Value error, allowed: 'last' or 'best:",
         ),
         (
             "momentum = 0.9",
@@ -110,8 +118,8 @@ def test_a_recipe_names_its_data_and_its_model() -> None:
         ("data.name=cifar10", ("data", "name"), "cifar10"),
         ('data.name="cifar10"', ("data", "name"), "cifar10"),
         ("model.name=timm:resnet18.a1_in1k", ("model", "name"), "timm:resnet18.a1_in1k"),
-        ("train.keep=best:accuracy", ("train", "keep"), "best:accuracy"),
-        ("run.checkpoint_minutes=0.5", ("run", "checkpoint_minutes"), 0.5),
+        ("train.select=best:accuracy", ("train", "select"), "best:accuracy"),
+        ("run.checkpoint_every_minutes=0.5", ("run", "checkpoint_every_minutes"), 0.5),
         ("data.root=/some/where=else", ("data", "root"), "/some/where=else"),
         ("method.rho=0.1", ("method", "rho"), 0.1),
         ("executor.devices=['0', '1']", ("executor", "devices"), ("0", "1")),
@@ -127,7 +135,7 @@ def test_a_change_is_laid_over_the_file(change: str, path: tuple[str, ...], valu
 def test_later_changes_win_and_sections_may_be_new() -> None:
     recipe = Recipe.parse(TEXT, ["seed=1", "seed=2", "method.name=sam", "loss.label_smoothing=0.1"])
     assert (recipe.seed, recipe.method.name, recipe.loss.options) == (2, "sam", {"label_smoothing": 0.1})
-    assert Recipe.parse(TEXT, ['schedule=[{name="step", step_size=2}]']).schedule[0].options == {"step_size": 2}
+    assert Recipe.parse(TEXT, ['lr_scheduler=[{name="step", step_size=2}]']).lr_scheduler[0].options == {"step_size": 2}
 
 
 @pytest.mark.parametrize("change", ["nonsense", "=3", "", " = 3"])
@@ -186,7 +194,7 @@ def test_what_decides_the_weights_leaves_out_size_place_and_pace() -> None:
     recipe = Recipe.parse(TEXT)
     same = recipe.replaced(members=9, executor={"processes": 3}, run={"log_every": 1}, probe={"every": 2})
     assert recipe.identity() == same.identity()
-    for other in ({"seed": 4}, {"train": {"epochs": 6}}, {"data": {"batch": 31}}, {"method": {"name": "sam"}}):
+    for other in ({"seed": 4}, {"train": {"epochs": 6}}, {"data": {"batch_size": 31}}, {"method": {"name": "sam"}}):
         assert recipe.replaced(**other).identity() != recipe.identity()
 
 

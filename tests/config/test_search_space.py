@@ -37,7 +37,7 @@ def test_with_log_the_logarithms_are_spread_evenly() -> None:
 
 @pytest.mark.parametrize("log", [False, True])
 def test_whole_numbers_come_from_low_to_high(log: bool) -> None:
-    found = [sample(Range(low=1, high=3, whole=True, log=log), derive_seed(each)) for each in range(100)]
+    found = [sample(Range(low=1, high=3, integer=True, log=log), derive_seed(each)) for each in range(100)]
     assert set(found) == {1, 2, 3}
     assert all(isinstance(number, int) for number in found)
 
@@ -97,11 +97,16 @@ def test_a_recipe_with_a_search_survives_being_written() -> None:
 def test_a_member_that_drew_is_the_one_that_was_told_the_same(tmp_path: Path) -> None:
     extra = {"loss": {"label_smoothing": {"low": 0.0, "high": 0.3}}}
     row = recipe("sam", search={**SEARCH, **extra})
-    row = row.replaced(search={**row.to_dict()["search"], "optimizer": {**SEARCH["optimizer"], "clip": [0.05, 0.1]}})
+    row = row.replaced(
+        search={**row.to_dict()["search"], "optimizer": {**SEARCH["optimizer"], "max_grad_norm": [0.05, 0.1]}}
+    )
     own = [row.for_member(number) for number in range(3)]
     told = recipe(
         "sam",
-        optimizer={"lr": [each.optimizer.lr for each in own], "clip": [each.optimizer.clip for each in own]},
+        optimizer={
+            "lr": [each.optimizer.lr for each in own],
+            "max_grad_norm": [each.optimizer.max_grad_norm for each in own],
+        },
         method={"rho": [each.method.options["rho"] for each in own]},
         loss={"label_smoothing": [each.loss.options["label_smoothing"] for each in own]},
     )
@@ -131,7 +136,7 @@ def test_a_search_can_go_on_with_more_members(tmp_path: Path) -> None:
 
 def test_what_was_searched_is_chosen_from(tmp_path: Path) -> None:
     rates = {"optimizer": {"lr": {"low": 1e-4, "high": 0.3, "log": True}}}
-    row = recipe("sam", members=4, samples=60, batch=20, data={"validation": 20}, search=rates)
+    row = recipe("sam", members=4, samples=60, batch=20, data={"validation_split": 20}, search=rates)
     train(row.replaced(train={"epochs": 4}), tmp_path / "run", given=GIVEN)
     chosen = select_members([tmp_path / "run"], size=2, unique=True, given=GIVEN)
     slowest = min(range(4), key=lambda number: row.for_member(number).optimizer.lr)

@@ -103,7 +103,7 @@ def test_plain_descent_goes_where_the_gradient_says() -> None:
 
 def test_an_objective_sees_its_own_row_unless_it_says_otherwise() -> None:
     objective = Objective(cross_entropy())
-    assert (objective.gather, objective.per_sample, objective.output) == ("own", True, logits)
+    assert (objective.gather, objective.per_sample, objective.output) == ("none", True, logits)
 
 
 @pytest.mark.parametrize(("bad", "good"), [(float("nan"), False), (float("inf"), False), (3.0, True)])

@@ -35,7 +35,7 @@ def run(code: str, *, files: dict[str, str] | None = None, at: Path | None = Non
         (at / name).parent.mkdir(parents=True, exist_ok=True)
         (at / name).write_text(dedent(text))
     path = os.pathsep.join([*([str(at)] if at else []), HOME])
-    script = "import torch\nfrom plateaux.core.optional import guest\n" + dedent(code)
+    script = "import torch\nfrom plateaux.core.optional import optional_import\n" + dedent(code)
     done = subprocess.run(
         [sys.executable, "-c", script],
         env={**os.environ, "PYTHONPATH": path},
@@ -49,13 +49,15 @@ def run(code: str, *, files: dict[str, str] | None = None, at: Path | None = Non
 
 @needs_timm
 def test_timm_builds_a_model_beside_the_torchvision_that_is_here() -> None:
-    assert run("print(guest('timm', extra='timm').create_model('resnet10t', num_classes=3).num_classes)") == "3"
+    assert (
+        run("print(optional_import('timm', extra='timm').create_model('resnet10t', num_classes=3).num_classes)") == "3"
+    )
 
 
 @needs_transformers
 def test_transformers_gives_its_models_when_it_was_imported_as_a_guest() -> None:
     code = """
-        guest("transformers", extra="text")
+        optional_import("transformers", extra="text")
         from transformers import BertModel
         print(BertModel.__name__)
     """
@@ -70,7 +72,7 @@ def test_transformers_imported_before_is_the_same_module_after() -> None:
             from transformers import BertModel
         except ModuleNotFoundError:
             pass
-        print(guest("transformers", extra="text") is transformers)
+        print(optional_import("transformers", extra="text") is transformers)
         from transformers import BertModel
     """
     assert run(code) == "True"
@@ -79,10 +81,10 @@ def test_transformers_imported_before_is_the_same_module_after() -> None:
 @needs_timm
 def test_a_spawned_process_mends_for_itself(tmp_path: Path) -> None:
     worker = """
-        from plateaux.core.optional import guest
+        from plateaux.core.optional import optional_import
 
         def work(_):
-            return guest("timm", extra="timm").__name__
+            return optional_import("timm", extra="timm").__name__
     """
     code = """
         from multiprocessing import get_context
@@ -97,9 +99,9 @@ def test_a_broken_torchvision_is_declared_and_the_guest_imported_afresh(tmp_path
     files = {**VISITOR, "torchvision/__init__.py": BROKEN_TORCHVISION, "torchvision/early.py": "print('early')"}
     files["visitor/late.py"] = "import torchvision"
     code = f"""
-        visitor = guest("visitor", extra="none")
+        visitor = optional_import("visitor", extra="none")
         print({DECLARED}, visitor.late.torchvision.__name__)
-        print(guest("visitor", extra="none") is visitor)
+        print(optional_import("visitor", extra="none") is visitor)
     """
     assert run(code, files=files, at=tmp_path).split() == ["early", "early", "True", "torchvision", "True"]
 
@@ -112,12 +114,12 @@ def test_the_error_is_found_behind_the_error_that_it_caused(tmp_path: Path) -> N
         except RuntimeError as error:
             raise ImportError("could not import my parts") from error
     """
-    assert run("print(guest('visitor', extra='none').late.torchvision.__name__)", files=files, at=tmp_path)
+    assert run("print(optional_import('visitor', extra='none').late.torchvision.__name__)", files=files, at=tmp_path)
 
 
 def test_a_working_torchvision_is_left_alone(tmp_path: Path) -> None:
     files = {**VISITOR, "torchvision/__init__.py": "fine = True", "visitor/late.py": "import torchvision"}
-    code = f"print(guest('visitor', extra='none').late.torchvision.fine, {DECLARED})"
+    code = f"print(optional_import('visitor', extra='none').late.torchvision.fine, {DECLARED})"
     assert run(code, files=files, at=tmp_path) == "True False"
 
 
@@ -130,7 +132,7 @@ def test_another_error_passes_through_unchanged(tmp_path: Path) -> None:
     code = f"""
         for name in ("visitor0", "visitor1", "visitor2"):
             try:
-                guest(name, extra="none")
+                optional_import(name, extra="none")
             except Exception as error:
                 print(repr(error), {DECLARED})
     """
@@ -143,7 +145,7 @@ def test_a_missing_guest_says_how_to_install_it(tmp_path: Path) -> None:
         from plateaux.core.errors import RecipeError
         for name in ("nobody_home", "visitor"):
             try:
-                guest(name, extra="house")
+                optional_import(name, extra="house")
             except RecipeError as error:
                 print(error)
     """

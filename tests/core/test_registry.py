@@ -221,7 +221,7 @@ def test_threads_that_ask_at_once_all_find_everything() -> None:
 from concurrent.futures import ThreadPoolExecutor
 from plateaux.core import registry
 with ThreadPoolExecutor(4) as threads:
-    found = list(threads.map(lambda _: registry.measure.names(), range(4)))
+    found = list(threads.map(lambda _: registry.metric.names(), range(4)))
 assert found[0] == found[1] == found[2] == found[3] != [], [len(each) for each in found]
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

@@ -71,7 +71,7 @@ class Words:
 
 
 def feed(source: Any = RESIDENT, **changes: Any) -> MemberLoader:
-    options: dict[str, Any] = {"batch": 5, "key": 42, "classes": 4, "mean": MEAN, "std": STD}
+    options: dict[str, Any] = {"batch_size": 5, "seed": 42, "classes": 4, "mean": MEAN, "std": STD}
     ids = changes.pop("ids", torch.arange(N))
     return MemberLoader(source, ids, **{**options, **changes})
 
@@ -103,7 +103,7 @@ def test_an_epoch_holds_every_sample_once_and_in_another_order_each_time() -> No
 
 
 def test_another_key_gives_another_order() -> None:
-    a, b = (torch.cat([b.index for b in feed(key=k).epoch(0)]) for k in (1, 2))
+    a, b = (torch.cat([b.index for b in feed(seed=k).epoch(0)]) for k in (1, 2))
     assert not torch.equal(a, b)
 
 
@@ -129,7 +129,7 @@ def test_steps_are_the_batches_an_epoch_gives(drop_last: bool, steps: int, seen:
 
 def test_a_split_is_drawn_from_alone_and_keeps_its_ids() -> None:
     ids = torch.tensor([2, 3, 5, 7, 11, 13])
-    batches = list(feed(ids=ids, batch=4).epoch(0))
+    batches = list(feed(ids=ids, batch_size=4).epoch(0))
     assert torch.cat([b.index for b in batches]).sort().values.tolist() == ids.tolist()
     assert all(torch.equal(b.y, Y[b.index]) for b in batches)
 
@@ -172,9 +172,9 @@ def test_a_shard_reads_only_its_share() -> None:
 
 
 def test_a_sample_varies_alike_in_any_batch_size_and_differently_in_another_epoch() -> None:
-    small, large = (by_id(feed(batch=n, augment=MIXED).epoch(4)) for n in (2, 11))
+    small, large = (by_id(feed(batch_size=n, augment=MIXED).epoch(4)) for n in (2, 11))
     assert all(torch.equal(small[i][0], large[i][0]) and torch.equal(small[i][1], large[i][1]) for i in range(N))
-    other = by_id(feed(batch=2, augment=MIXED).epoch(5))
+    other = by_id(feed(batch_size=2, augment=MIXED).epoch(5))
     assert sum(torch.equal(small[i][0], other[i][0]) for i in range(N)) < 3
 
 
@@ -199,7 +199,7 @@ def test_labels_are_soft_only_when_samples_are_mixed() -> None:
 @pytest.mark.parametrize("dataset", [Noisy(), Plain()])
 def test_workers_change_no_bit(dataset: Noisy, augment: Augment) -> None:
     given = DatasetSource(dataset)
-    assert all_same(feed(given, augment=augment).epoch(1), feed(given, augment=augment, workers=2).epoch(1))
+    assert all_same(feed(given, augment=augment).epoch(1), feed(given, augment=augment, num_workers=2).epoch(1))
 
 
 def test_workers_change_no_bit_when_they_are_spawned() -> None:
@@ -207,14 +207,14 @@ def test_workers_change_no_bit_when_they_are_spawned() -> None:
     before = torch.multiprocessing.get_start_method()
     torch.multiprocessing.set_start_method("spawn", force=True)
     try:
-        assert all_same(feed(given, augment=MIXED).epoch(1), feed(given, augment=MIXED, workers=1).epoch(1))
+        assert all_same(feed(given, augment=MIXED).epoch(1), feed(given, augment=MIXED, num_workers=1).epoch(1))
     finally:
         torch.multiprocessing.set_start_method(before, force=True)
 
 
 def test_resident_sources_never_use_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("plateaux.data.loader.DataLoader", None)
-    assert len(list(feed(workers=4).epoch(0))) == 5
+    assert len(list(feed(num_workers=4).epoch(0))) == 5
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -223,7 +223,7 @@ def test_feeding_leaves_the_global_generators_alone(workers: int) -> None:
         return torch.get_rng_state().tolist(), np.random.get_state()[1].tolist(), random.getstate()  # type: ignore[index, union-attr]
 
     before = states()
-    list(feed(DatasetSource(Noisy()), workers=workers, augment=MIXED).epoch(0))
+    list(feed(DatasetSource(Noisy()), num_workers=workers, augment=MIXED).epoch(0))
     assert states() == before
 
 
@@ -235,7 +235,7 @@ def test_a_data_sets_own_randomness_differs_from_sample_to_sample() -> None:
 
 def test_a_data_sets_own_randomness_is_new_in_every_epoch_and_for_every_member() -> None:
     one = by_id(feed(DatasetSource(Noisy())).epoch(0))
-    for other in (feed(DatasetSource(Noisy())).epoch(1), feed(DatasetSource(Noisy()), key=43).epoch(0)):
+    for other in (feed(DatasetSource(Noisy())).epoch(1), feed(DatasetSource(Noisy()), seed=43).epoch(0)):
         assert not any(torch.equal(one[i][0], x) for i, (x, _) in by_id(other).items())
 
 
@@ -243,7 +243,7 @@ def test_a_data_sets_own_randomness_is_new_in_every_epoch_and_for_every_member()
 def test_a_worker_that_dies_is_a_data_error_that_says_what_to_do(monkeypatch: pytest.MonkeyPatch, batch: int) -> None:
     # torch looks after its workers every five seconds.
     monkeypatch.setattr(_MultiProcessingDataLoaderIter._try_get_data, "__defaults__", (0.2,))
-    batches = feed(DatasetSource(Deadly()), workers=1, batch=batch).epoch(0)
+    batches = feed(DatasetSource(Deadly()), num_workers=1, batch_size=batch).epoch(0)
     if batch == 1:
         next(batches)
         time.sleep(0.5)  # it reads ahead and dies, and nothing is raised in between
@@ -254,7 +254,7 @@ def test_a_worker_that_dies_is_a_data_error_that_says_what_to_do(monkeypatch: py
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_data_sets_own_complaint_comes_through(workers: int) -> None:
     with pytest.raises(RuntimeError, match="is rotten"):
-        list(feed(DatasetSource(Broken()), workers=workers).epoch(0))
+        list(feed(DatasetSource(Broken()), num_workers=workers).epoch(0))
 
 
 def test_channels_last_is_a_layout_and_changes_no_number() -> None:
@@ -317,9 +317,9 @@ def test_a_split_that_leaves_nothing_is_refused(validation: float) -> None:
 @pytest.mark.parametrize(
     ("changes", "error"),
     [
-        ({"batch": 0}, RecipeError),
-        ({"workers": -1}, RecipeError),
-        ({"batch": 24, "drop_last": True}, RecipeError),
+        ({"batch_size": 0}, RecipeError),
+        ({"num_workers": -1}, RecipeError),
+        ({"batch_size": 24, "drop_last": True}, RecipeError),
         ({"ids": torch.tensor([], dtype=torch.int64)}, DataError),
         ({"ids": torch.tensor([N])}, DataError),
     ],

@@ -49,7 +49,7 @@ def test_a_bag_with_nothing_in_it_is_refused() -> None:
 
 
 def test_a_member_is_fed_its_own_bag_and_nothing_held_out() -> None:
-    row = recipe(data={"bag": 1.0, "validation": 5})
+    row = recipe(data={"bootstrap": 1.0, "validation_split": 5})
     data = build_data(row, GIVEN)
     train_ids, held_out = train_val_split(row, data)
     cpu = torch.device("cpu")
@@ -63,8 +63,8 @@ def test_a_member_is_fed_its_own_bag_and_nothing_held_out() -> None:
 
 @pytest.mark.parametrize("share", [1.0, 0.5])
 def test_adding_a_member_changes_no_others_bag(share: float, tmp_path: Path) -> None:
-    three = trained(recipe("sam", data={"bag": share}), tmp_path / "three")
-    two = trained(recipe("sam", data={"bag": share}, members=2), tmp_path / "two")
+    three = trained(recipe("sam", data={"bootstrap": share}), tmp_path / "three")
+    two = trained(recipe("sam", data={"bootstrap": share}, members=2), tmp_path / "two")
     assert distance(three[:2], two) == 0
     assert distance(three[:2], trained(recipe("sam", members=2), tmp_path / "all")) > 0
 
@@ -78,12 +78,12 @@ def test_a_smaller_bag_makes_a_shorter_epoch(tmp_path: Path, monkeypatch: pytest
         return real(*args, share=share, **options)
 
     monkeypatch.setattr(trainer, "step", counted)
-    train(recipe(members=1, data={"bag": 0.5}, train={"epochs": 1}), tmp_path / "run", given=GIVEN)
+    train(recipe(members=1, data={"bootstrap": 0.5}, train={"epochs": 1}), tmp_path / "run", given=GIVEN)
     assert shares == [1.0, 1.0]  # of 19 samples 10 draws: batches of 7 and 3, each whole here
-    assert count_passes(recipe(data={"bag": 0.5}), epochs=4) == 2.0
+    assert count_passes(recipe(data={"bootstrap": 0.5}), epochs=4) == 2.0
 
 
 def test_members_that_share_their_batches_have_no_bags() -> None:
-    for row in (recipe("apart", data={"bag": 1.0}), recipe(data={"bag": 1.0, "order": "shared"})):
+    for row in (recipe("apart", data={"bootstrap": 1.0}), recipe(data={"bootstrap": 1.0, "shuffle": "shared"})):
         with pytest.raises(RecipeError, match="cannot have bags of their own"):
             check(row, GIVEN)

@@ -30,10 +30,10 @@ members = 3
 name = "blobs"
 samples = 48
 test_samples = 12
-batch = 16
+batch_size = 16
 [model]
 name = "mlp"
-hidden = [8]
+hidden_sizes = [8]
 [method]
 name = "sam"
 [optimizer]

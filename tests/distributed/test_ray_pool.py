@@ -77,13 +77,13 @@ class FakeRay:
 
     def called(self, handle: Handle, name: str, args: Any) -> Ref:
         self.calls.append((name, args))
-        if name == "about":
+        if name == "describe":
             facts = {"pid": 1, "address": "127.0.0.1", "port": 9}
             return Ref(
                 lambda: {"node": f"node {self.alive.index(handle)}", **facts},
                 lambda: handle in self.alive[: self.places],
             )
-        if name == "work":
+        if name == "run_job":
             answer = self.script.pop(0) if self.script else DONE
             if answer == "until stopped":
                 ref = Ref(None)
@@ -93,8 +93,8 @@ class FakeRay:
         if name == "stop":
             for whose, ref in self.waited:
                 if whose is handle:
-                    ref.answer = lambda: ("failed", ("Stopped", "with a checkpoint"), [])
-        return Ref(lambda: []) if name == "listen" else Ref(None)
+                    ref.answer = lambda: ("failed", ("Interrupted", "with a checkpoint"), [])
+        return Ref(lambda: []) if name == "poll_events" else Ref(None)
 
     def wait(self, refs: list[Ref], *, num_returns: int, timeout: float) -> tuple[list[Ref], list[Ref]]:
         there = [ref for ref in refs if ref.answer is not None and ref.when()]
@@ -156,17 +156,17 @@ def test_hands_are_used_again_and_all_let_go_in_the_end(cluster: Callable[..., F
     failures, heard = carry_out(list(range(5)))
     assert failures == []
     assert heard == ["well"] * 5
-    assert [name for name, _ in made.calls].count("work") == 5
+    assert [name for name, _ in made.calls].count("run_job") == 5
     assert made.alive == []
 
 
 def test_many_hands_are_each_heard_less_often(cluster: Callable[..., FakeRay]) -> None:
     made = cluster()
     carry_out(list(range(3)))
-    assert {args for name, args in made.calls if name == "listen"} == {(ray_pool.BATCH_EVENTS_S,)}
+    assert {args for name, args in made.calls if name == "poll_events"} == {(ray_pool.BATCH_EVENTS_S,)}
     made = cluster(places=200)
     carry_out([f"job {number}" for number in range(2)], world=lambda _: 100)
-    assert max(args for name, args in made.calls if name == "listen") == (200 / ray_pool.POLL_TIMEOUT_S,)
+    assert max(args for name, args in made.calls if name == "poll_events") == (200 / ray_pool.POLL_TIMEOUT_S,)
 
 
 def test_a_job_whose_process_died_begins_again_at_most_so_often(cluster: Callable[..., FakeRay]) -> None:
@@ -192,10 +192,10 @@ def test_waiting_grows(cluster: Callable[..., FakeRay], monkeypatch: pytest.Monk
 
 
 def test_a_fault_of_its_own_is_not_tried_again(cluster: Callable[..., FakeRay]) -> None:
-    made = cluster(("failed", ("KeyError", "'x'"), []), ("failed", ("Diverged", "no number"), []), DONE)
+    made = cluster(("failed", ("KeyError", "'x'"), []), ("failed", ("DivergedError", "no number"), []), DONE)
     failures, _ = carry_out(["a", "b", "c"])
     assert sorted(str(each.problem) for each in failures) == ["a failed: KeyError: 'x'", "no number"]
-    assert [name for name, _ in made.calls].count("work") == 3
+    assert [name for name, _ in made.calls].count("run_job") == 3
 
 
 def test_one_of_a_group_that_dies_takes_its_group_along(cluster: Callable[..., FakeRay]) -> None:
@@ -208,7 +208,7 @@ def test_one_of_a_group_that_dies_takes_its_group_along(cluster: Callable[..., F
         "it: its process on node 0, node 1 died; begun again in 0.01 s (2 of 5 retries)",
     ]
     assert [name for name, _ in made.calls].count("removed") == 3
-    groups = [args[3] for name, args in made.calls if name == "work"]
+    groups = [args[3] for name, args in made.calls if name == "run_job"]
     assert [(group["RANK"], group["WORLD_SIZE"]) for group in groups] == [(0, 2), (1, 2)] * 3
 
 
@@ -230,7 +230,7 @@ def test_nobody_is_asked_for_whom_there_will_never_be_room(cluster: Callable[...
     assert len(made.alive) == 2
     people.release_workers()
     assert people.run_jobs(list(range(5)), WORK, print) == []
-    assert [name for name, _ in made.calls].count("about") == 2 + 2
+    assert [name for name, _ in made.calls].count("describe") == 2 + 2
     people.pending = [ray_pool.PendingJob("too large", 3)]
     people._request_workers()  # those who stayed leave
     people._request_workers()
@@ -277,11 +277,11 @@ def test_a_signal_lets_everybody_end_with_a_checkpoint(
     with pytest.raises(Interrupted, match="Run the same command again"):
         carry_out([1, 2, 3])
     assert made.alive == []
-    assert [name for name, _ in made.calls].count("work") == 2  # the third never began
+    assert [name for name, _ in made.calls].count("run_job") == 2  # the third never began
 
 
 def test_a_group_that_stops_is_let_go_when_all_have_answered(cluster: Callable[..., FakeRay]) -> None:
-    stopped = ("failed", ("Stopped", "with a checkpoint"), [])
+    stopped = ("failed", ("Interrupted", "with a checkpoint"), [])
     made = cluster(stopped, "until stopped")  # the one that writes nothing is done at once
     people = ray_pool.RayWorkerPool(ray_pool.Resources(), pending=[ray_pool.PendingJob("it", 2)])
     for _ in range(6):
@@ -444,4 +444,8 @@ def test_only_a_cluster_of_our_own_never_grows(monkeypatch: pytest.MonkeyPatch) 
 def test_inside_a_group_the_executor_is_a_mesh(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setattr(on_ray, "mesh", lambda **options: SimpleNamespace(**options))
-    assert vars(on_ray.ray(data=2, processes=4)) == {"data": 2, "batchnorm": "synced", "far": True}
+    assert vars(on_ray.ray(data_parallel=2, processes=4)) == {
+        "data_parallel": 2,
+        "sync_batchnorm": True,
+        "is_remote": True,
+    }

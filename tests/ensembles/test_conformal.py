@@ -117,16 +117,16 @@ def test_hard_images_get_larger_sets_and_a_penalty_keeps_them_small() -> None:
     assert raps.max() < aps.max()
 
 
-@pytest.mark.parametrize("randomised", [True, False])
+@pytest.mark.parametrize("randomized", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("classes", [1, 2, 7])
-def test_threshold_and_sets_are_the_slow_twins(kind: Kind, classes: int, randomised: bool) -> None:
+def test_threshold_and_sets_are_the_slow_twins(kind: Kind, classes: int, randomized: bool) -> None:
     log_p, y, ids = drawn(60, classes)
     options = {"k_reg": 2, "penalty": 0.05}
-    fitted = fit(log_p, y, ids, 0.2, kind, randomized=randomised, seed=5, **options)  # type: ignore[arg-type]
+    fitted = fit(log_p, y, ids, 0.2, kind, randomized=randomized, seed=5, **options)  # type: ignore[arg-type]
     rows = []
     for row, number in zip(log_p.exp().tolist(), ids.tolist(), strict=True):
-        u = (derive_seed(5, "conformal", number) >> 10) / 2**53 if randomised else 1.0
+        u = (derive_seed(5, "conformal", number) >> 10) / 2**53 if randomized else 1.0
         rows.append(twin(kind, row, u, k_reg=2, penalty=0.05))
     own = sorted(row[label] for row, label in zip(rows, y.tolist(), strict=True))
     assert fitted.threshold == pytest.approx(own[math.ceil(61 * 0.8) - 1], abs=1e-11)
@@ -164,13 +164,13 @@ def test_too_few_samples_give_every_class_and_say_so(kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("randomised", [True, False])
-def test_held_out_samples_themselves_are_covered_by_count(kind: Kind, randomised: bool) -> None:
+@pytest.mark.parametrize("randomized", [True, False])
+def test_held_out_samples_themselves_are_covered_by_count(kind: Kind, randomized: bool) -> None:
     log_p, y, ids = drawn(199, 6)
     for alpha, inside in ((0.1, 180), (0.05, 190), (0.5, 100)):
-        fitted = fit(log_p, y, ids, alpha, kind, randomized=randomised)
+        fitted = fit(log_p, y, ids, alpha, kind, randomized=randomized)
         assert coverage(fitted.sets(log_p, ids), y).value >= inside / 199
-        if randomised and kind != "lac":  # no ties
+        if randomized and kind != "lac":  # no ties
             assert coverage(fitted.sets(log_p, ids), y).value == inside / 199
 
 

@@ -216,7 +216,7 @@ def test_the_record_goes_through_json_and_names_its_samples() -> None:
     assert found.samples == tuple(range(100, 110))
     again = Selection.from_dict(json.loads(json.dumps(found.to_dict())))
     assert again == found
-    assert list(found.to_dict()) == ["chosen", "weights", "scores", "objective", "unique", "samples"]
+    assert list(found.to_dict()) == ["chosen", "weights", "scores", "metric", "unique", "samples"]
 
 
 @pytest.mark.parametrize("record", [{}, {"chosen": 3}, {"chosen": ["a"]}])

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.optim.swa_utils import update_bn
+from torch.optim import swa_utils
 
 from plateaux.core.errors import DataError, RecipeError
 from plateaux.core.types import TensorTree
@@ -287,7 +287,7 @@ def test_without_dropout_it_is_torchs_own_update(sizes: tuple[int, ...]) -> None
     theirs.load_state_dict(ours.state_dict())
     batches = [torch.randn(size, 4) for size in sizes]
     update_bn(ours, batches)
-    update_bn(batches, theirs)
+    swa_utils.update_bn(batches, theirs)
     assert bits(dict(ours.state_dict())) == bits(dict(theirs.state_dict()))
 
 

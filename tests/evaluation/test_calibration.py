@@ -23,8 +23,8 @@ from plateaux.training.train import train
 
 RECIPE = {
     "members": 3,
-    "data": {"name": "digits", "batch": 64, "validation": 300},
-    "model": {"name": "mlp", "hidden": [16]},
+    "data": {"name": "digits", "batch_size": 64, "validation_split": 300},
+    "model": {"name": "mlp", "hidden_sizes": [16]},
     "optimizer": {"lr": 0.1, "momentum": 0.9},
     "train": {"epochs": 4},
     "executor": {"threads": 1},
@@ -63,7 +63,9 @@ def test_temperatures_lower_the_loss_on_the_samples_they_were_fitted_on(run: Pat
 
 def test_numbers_on_the_samples_of_the_fit_are_refused(run: Path) -> None:
     calibrate(run, split="test", fraction=0.5)
-    with pytest.raises(RunError, match=r"of the 599 test samples are those the calibration was fitted on.*--unseen"):
+    with pytest.raises(
+        RunError, match=r"of the 599 test samples are those the calibration was fitted on.*--exclude-calibration-ids"
+    ):
         evaluate_calibration(run, split="test")
     (found,) = evaluate_calibration(run, split="test", exclude_calibration_ids=True)
     assert found.data["samples"] == 599 - 300

@@ -27,11 +27,11 @@ members = 3
 name = "spirals"
 samples = 90
 test_samples = 300
-batch = 16
-validation = 30
+batch_size = 16
+validation_split = 30
 [model]
 name = "mlp"
-hidden = [16]
+hidden_sizes = [16]
 [optimizer]
 lr = 0.3
 [train]
@@ -90,21 +90,21 @@ def test_rows_come_in_order_with_the_mean_of_the_members(run: Path) -> None:
 
 def test_every_measurement_is_kept_as_one_object_that_says_what_it_is(run: Path) -> None:
     (found,) = evaluate(run, metrics=["brier"], split="validation")
-    kept = [json.loads(p.read_text()) for p in (run / "measures").glob("brier-*.json")]
+    kept = [json.loads(p.read_text()) for p in (run / "metrics").glob("brier-*.json")]
     assert found.to_dict() in kept
     assert found.to_dict()["weights"] == {f"member {n}": "epoch 3, the last" for n in range(3)}
-    assert (found.split, found.higher_is_better) == ("validation", "lower")
-    before = set((run / "measures").iterdir())
+    assert (found.split, found.higher_is_better) == ("validation", False)
+    before = set((run / "metrics").iterdir())
     evaluate(run, metrics=["brier"], split="validation")
-    assert set((run / "measures").iterdir()) == before  # the same question, the same object
+    assert set((run / "metrics").iterdir()) == before  # the same question, the same object
     evaluate(run, metrics=["brier"], split="train")
-    asked = [json.loads(p.read_text())["on"] for p in (run / "measures").glob("brier-*.json")]
+    asked = [json.loads(p.read_text())["split"] for p in (run / "metrics").glob("brier-*.json")]
     assert len(asked) == len(set(asked)) >= 2
 
 
 def test_measuring_changes_nothing_but_the_measures_and_what_is_kept(run: Path) -> None:
     def rest() -> dict[str, bytes]:
-        files = (p for p in run.rglob("*") if p.is_file() and not {"measures", "predictions"} & set(p.parts))
+        files = (p for p in run.rglob("*") if p.is_file() and not {"metrics", "predictions"} & set(p.parts))
         return {str(p): p.read_bytes() for p in files}
 
     before = rest()
@@ -115,13 +115,13 @@ def test_measuring_changes_nothing_but_the_measures_and_what_is_kept(run: Path) 
 def test_samples_that_are_not_there_are_told(run: Path, tmp_path: Path) -> None:
     with pytest.raises(RunError, match="There are no samples called 'tset'; allowed: test, train, validation"):
         evaluate(run, split="tset")
-    train(recipe("data.validation=0", "train.epochs=1"), tmp_path)
+    train(recipe("data.validation_split=0", "train.epochs=1"), tmp_path)
     with pytest.raises(RunError, match=r"There are no samples called 'validation'; allowed: test, train$"):
         evaluate(tmp_path, split="validation")
 
 
 def test_unknown_and_unmarked_measures_are_refused(run: Path) -> None:
-    with pytest.raises(UnknownNameError, match="There is no measure called 'acuracy'; did you mean 'accuracy'"):
+    with pytest.raises(UnknownNameError, match="There is no metric called 'acuracy'; did you mean 'accuracy'"):
         evaluate(run, metrics=["acuracy"])
     with pytest.raises(UntrustedCodeError):
         evaluate(run, metrics=["cases:apart"])
@@ -159,8 +159,8 @@ def test_weights_of_another_model_are_refused(run: Path, tmp_path: Path) -> None
         ["model.freeze=['1']"],
         ["train.precision=bf16"],
         ["train.precision=fp64"],
-        ["train.keep=best:nll"],
-        ["model.hidden=[[4], [8, 8], [16]]"],
+        ["train.select=best:nll"],
+        ["model.hidden_sizes=[[4], [8, 8], [16]]"],
     ],
     ids=str,
 )
@@ -174,7 +174,7 @@ def test_what_is_loaded_is_what_was_trained(tmp_path: Path, changes: list[str]) 
     (found,) = evaluate(tmp_path, split="validation", metrics=["nll"])
     for number in range(3):
         logged = [line["validation nll"] for line in out.log(number) if "validation nll" in line]
-        wanted = min(logged) if changes == ["train.keep=best:nll"] else logged[-1]
+        wanted = min(logged) if changes == ["train.select=best:nll"] else logged[-1]
         assert found.rows[f"member {number}"].value == pytest.approx(wanted, rel=1e-6)
 
 

@@ -22,8 +22,8 @@ from plateaux.training.train import train
 
 RECIPE = {
     "members": 2,
-    "data": {"name": "digits", "batch": 64},
-    "model": {"name": "mlp", "hidden": [16]},
+    "data": {"name": "digits", "batch_size": 64},
+    "model": {"name": "mlp", "hidden_sizes": [16]},
     "optimizer": {"lr": 0.1},
     "train": {"epochs": 3},
     "executor": {"threads": 1},
@@ -65,7 +65,7 @@ def test_scores_are_those_of_the_logits(run: Path, monkeypatch: pytest.MonkeyPat
     def strange(name: str, of: str, _: object = None) -> EvalSplit:
         return EvalSplit(name, of, lambda *_: (Upside(), torch.arange(60)), labeled=False)
 
-    monkeypatch.setattr(import_module("plateaux.evaluation.ood"), "elsewhere", strange)
+    monkeypatch.setattr(import_module("plateaux.evaluation.ood"), "ood_split", strange)
     (found,) = detect_ood(run, {"far": ["upside"]})
     ensemble = load(run)
     inside, outside = ensemble.logits(data.test.x), ensemble.logits(other)

@@ -137,7 +137,7 @@ def test_features_are_kept_once_somebody_asked_for_them(tmp_path: Path) -> None:
 
 
 def test_features_of_different_widths_lie_in_one_table(tmp_path: Path) -> None:
-    train(recipe("model.hidden=[[4], [8, 8], [16]]"), tmp_path)
+    train(recipe("model.hidden_sizes=[[4], [8, 8], [16]]"), tmp_path)
     for _ in range(2):
         found = {each.metric: each.rows for each in evaluate(tmp_path, metrics=["cka", "nll"])}
         assert all(0 <= value.value <= 1 + 1e-9 for value in found["cka"].values())
@@ -190,7 +190,7 @@ def test_kept_files_can_be_read_by_a_stranger(run: Path) -> None:
 
     evaluate(run, metrics=["nll"])
     folders = [p.parent for p in (run / "predictions").rglob("about.json") if "first" not in json.loads(p.read_text())]
-    (folder,) = [f for f in folders if json.loads((f / "about.json").read_text())["on"] == "test"]
+    (folder,) = [f for f in folders if json.loads((f / "about.json").read_text())["split"] == "test"]
     said = [load_file(p)["logits"] for p in folder.glob("*-logits.safetensors")]
     samples = load_file(folder / "samples.safetensors")
     assert {tuple(each.shape) for each in said} == {(300, said[0].shape[1])}
@@ -206,7 +206,7 @@ def test_a_network_without_features_is_measured_without_them(tmp_path: Path) -> 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return 2 * self.inner(x)
 
-    def doubled(*, hidden: list[int]) -> torch.nn.Module:
+    def doubled(*, hidden_sizes: list[int]) -> torch.nn.Module:
         return Doubled()
 
     given = Components(model=doubled)
@@ -232,7 +232,7 @@ def test_what_cannot_be_told_apart_is_not_kept(tmp_path: Path) -> None:
     x = torch.randn(40, 2)
     sets = [torch.utils.data.TensorDataset(x + shift, torch.arange(40) % 3) for shift in (0, 0, 5)]
     first, second = (from_dataset(sets[0], test, classes=3, shape=(2,)) for test in sets[1:])
-    train(recipe("train.epochs=1", "data.validation=0"), tmp_path, given=Components(data=first))
+    train(recipe("train.epochs=1", "data.validation_split=0"), tmp_path, given=Components(data=first))
     numbers = [evaluate(tmp_path, metrics=["nll"], given=Components(data=data))[0].rows for data in (first, second)]
     assert numbers[0]["member 0"] != numbers[1]["member 0"]
     assert not (tmp_path / "predictions").exists()

@@ -47,7 +47,13 @@ def numbers(found: list[Any]) -> dict[tuple[str, str], float]:
 
 @pytest.mark.parametrize("samples", [None, 300])
 def test_shards_add_up_to_what_one_walk_finds(run: Path, samples: int | None) -> None:
-    asked: dict[str, Any] = {"measures": ["all"], "sizes": True, "samples": samples, "given": GIVEN, "fresh": True}
+    asked: dict[str, Any] = {
+        "metrics": ["all"],
+        "ensemble_sizes": True,
+        "limit": samples,
+        "given": GIVEN,
+        "no_cache": True,
+    }
     here = numbers(plateaux.evaluate(run, cache_logits="no", **asked))
     seen: list[tuple[int, int]] = []
     there = plateaux.evaluate(run, executor={"name": "ray"}, seen=lambda *at: seen.append(at), **asked)
@@ -62,7 +68,7 @@ def test_some_members_and_data_from_python_are_asked_too(tmp_path: Path) -> None
     data: DataSplits = patches(samples=19, test_samples=300)
     given = plateaux.Components(data=data, trust=("cases",))
     plateaux.train(recipe("deep_ensemble", "conv"), tmp_path / "run", given=given)
-    asked: dict[str, Any] = {"measures": ["accuracy", "nll"], "members": [0, 2], "given": given, "fresh": True}
+    asked: dict[str, Any] = {"metrics": ["accuracy", "nll"], "members": [0, 2], "given": given, "no_cache": True}
     here = numbers(plateaux.evaluate(tmp_path / "run", cache_logits="no", **asked))
     there = numbers(plateaux.evaluate(tmp_path / "run", executor={"name": "ray"}, **asked))
     assert there == pytest.approx(here, rel=1e-12)

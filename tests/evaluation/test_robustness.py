@@ -18,7 +18,7 @@ ACCURACIES = {("fog", 1): 0.9, ("fog", 2): 0.8, ("snow", 1): 0.7, ("snow", 2): 0
 def measured() -> list[MetricResult]:
     data = {"name": "cifar10", "samples": 100, "source": "generated, CIFAR-C-like"}
     return [
-        MetricResult("accuracy", f"{kind} {level}", {"member 0": Estimate(number, 0.02)}, "higher", {},
+        MetricResult("accuracy", f"{kind} {level}", {"member 0": Estimate(number, 0.02)}, True, {},
                     {**data, "corruption": kind, "severity": level})
         for (kind, level), number in ACCURACIES.items()
     ]  # fmt: skip
@@ -40,7 +40,7 @@ def test_means_are_by_kind_by_severity_and_over_all() -> None:
     assert summary.data["source"] == "generated, CIFAR-C-like"
     assert error.metric == "mean corruption error (not normalised)"
     assert error.rows["member 0"].value == pytest.approx(1 - 0.725)
-    assert error.higher_is_better == "lower"
+    assert error.higher_is_better is False
 
 
 def test_mce_is_the_mean_of_ratios_to_the_baseline() -> None:

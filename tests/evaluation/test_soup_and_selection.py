@@ -23,8 +23,8 @@ from tests.cli.test_main import call
 
 RECIPE = {
     "members": 3,
-    "data": {"name": "digits", "batch": 64, "validation": 200},
-    "model": {"name": "mlp", "hidden": [16]},
+    "data": {"name": "digits", "batch_size": 64, "validation_split": 200},
+    "model": {"name": "mlp", "hidden_sizes": [16]},
     "optimizer": {"lr": 0.1, "momentum": 0.9},
     "train": {"epochs": 2},
     "executor": {"threads": 1},
@@ -90,7 +90,7 @@ def test_batchnorm_statistics_of_a_soup_are_taken_anew(near: Path, tmp_path: Pat
 
 
 def test_different_networks_and_training_samples_make_no_soup(tmp_path: Path, apart: Path) -> None:
-    mixed = _trained(tmp_path / "mixed", model={"name": "mlp", "hidden": [[8], [16], [16]]})
+    mixed = _trained(tmp_path / "mixed", model={"name": "mlp", "hidden_sizes": [[8], [16], [16]]})
     with pytest.raises(RunError, match="differ in architecture"):
         soup(mixed, tmp_path / "soup")
     with pytest.raises(RecipeError, match="hold some out"):
@@ -100,14 +100,16 @@ def test_different_networks_and_training_samples_make_no_soup(tmp_path: Path, ap
 
 
 def test_a_soup_of_members_named_one_by_one_is_a_sound_run(apart: Path, tmp_path: Path) -> None:
-    named = _trained(tmp_path / "named", model={"name": ["mlp"] * 3, "hidden": [8]}, optimizer={"lr": [0.1, 0.2, 0.3]})
+    named = _trained(
+        tmp_path / "named", model={"name": ["mlp"] * 3, "hidden_sizes": [8]}, optimizer={"lr": [0.1, 0.2, 0.3]}
+    )
     soup(named, tmp_path / "soup", max_barrier=1e9)
     assert len(load(tmp_path / "soup")) == 1
     assert Recipe.load(tmp_path / "soup/recipe.toml").model.name == "mlp"
 
 
 def test_runs_of_other_test_samples_cannot_be_judged_together(tmp_path: Path) -> None:
-    data = {"name": "blobs", "samples": 90, "validation": 30, "batch": 16}
+    data = {"name": "blobs", "samples": 90, "validation_split": 30, "batch_size": 16}
     for name, count in (("a", 101), ("b", 77)):
         _trained(tmp_path / name, members=1, data={**data, "test_samples": count})
     select_members([tmp_path / "a", tmp_path / "b"], size=2).write(tmp_path / "c.json")
@@ -116,7 +118,7 @@ def test_runs_of_other_test_samples_cannot_be_judged_together(tmp_path: Path) ->
 
 
 def test_members_of_several_runs_make_one_ensemble(apart: Path, tmp_path: Path) -> None:
-    other = _trained(tmp_path / "other", model={"name": "mlp", "hidden": [32]})
+    other = _trained(tmp_path / "other", model={"name": "mlp", "hidden_sizes": [32]})
     chosen = select_members([apart, other], size=4)
     assert len(chosen.members) == 6
     assert sum(chosen.selection.weights) == pytest.approx(1)
@@ -170,7 +172,7 @@ def test_an_ensemble_is_combined_by_name(apart: Path) -> None:
 
 
 def test_the_commands_say_what_they_made(near: Path, apart: Path, tmp_path: Path) -> None:
-    code, out, message = call("soup", str(near), "-o", str(tmp_path / "soup"), "--how", "greedy")
+    code, out, message = call("soup", str(near), "-o", str(tmp_path / "soup"), "--strategy", "greedy")
     assert code == 0, message
     assert "greedy soup of members" in json.loads(out)["weights"]
     code, out, message = call("select", str(apart), "-o", str(tmp_path / "c.json"), "--size", "3")

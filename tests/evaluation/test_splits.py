@@ -27,7 +27,7 @@ def recipe(root: Path) -> Recipe:
     return Recipe.from_dict(
         {
             "members": 2,
-            "data": {"name": "arrays", "path": "d.npz", "root": str(root), "batch": 16},
+            "data": {"name": "arrays", "path": "d.npz", "root": str(root), "batch_size": 16},
             "model": {"name": "cnn", "channels": [4]},
             "train": {"epochs": 1},
             "executor": {"threads": 1},
@@ -87,8 +87,8 @@ def test_several_corruptions_are_summed_up_and_shown(run: Path) -> None:
     found = evaluate(run, split=["corrupted:fog", "corrupted:contrast"], metrics=["accuracy"], limit=8)
     summary = robustness(found)[0]
     every = [each.rows["member 0"].value for each in found]
-    assert summary.rows["member 0 · cACC"].number == pytest.approx(sum(every) / 10)
-    code, out, message = call("measure", str(run), "--on", "corrupted:fog,corrupted:contrast", "--markdown")
+    assert summary.rows["member 0 · cACC"].value == pytest.approx(sum(every) / 10)
+    code, out, message = call("evaluate", str(run), "--split", "corrupted:fog,corrupted:contrast", "--markdown")
     assert code == 0, message
     for words in ("| fog |", "severity 5", "cACC", "not normalised", "generated, CIFAR-C-like"):
         assert words in out, words
@@ -97,7 +97,7 @@ def test_several_corruptions_are_summed_up_and_shown(run: Path) -> None:
 def test_corrupted_images_are_made_once_where_they_are_kept(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = {"on": "corrupted:snow:2", "measures": ["nll"], "fresh": True}
+    options = {"split": "corrupted:snow:2", "metrics": ["nll"], "no_cache": True}
     (loose,) = evaluate(run, **options)
     (first,) = evaluate(run, corruption_cache=tmp_path, **options)
     (file,) = tmp_path.iterdir()

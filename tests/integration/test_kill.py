@@ -39,17 +39,17 @@ members = 2
 name = "blobs"
 samples = 40
 test_samples = 12
-batch = 16
-validation = 8
+batch_size = 16
+validation_split = 8
 [model]
 name = "mlp"
-hidden = [4]
+hidden_sizes = [4]
 [method]
 name = "sam"
 [optimizer]
 lr = 0.2
 momentum = 0.9
-[[schedule]]
+[[lr_scheduler]]
 name = "multistep"
 milestones = [1]
 [train]
@@ -58,7 +58,7 @@ epochs = 2
 [executor]
 threads = 1
 [run]
-checkpoint_minutes = {minutes}
+checkpoint_every_minutes = {minutes}
 log_every = 2
 """
 
@@ -119,11 +119,11 @@ members = 3
 name = "blobs"
 samples = 48
 test_samples = 12
-batch = 16
-validation = 8
+batch_size = 16
+validation_split = 8
 [model]
 name = "mlp"
-hidden = [4]
+hidden_sizes = [4]
 [method]
 name = "sharpbalance"
 rho = 0.1
@@ -134,16 +134,16 @@ momentum = 0.9
 epochs = 2
 [executor]
 threads = 1
-manner = "{manner}"
+mode = "{manner}"
 [run]
-checkpoint_minutes = 60
-keep_resume = "last"
+checkpoint_every_minutes = 60
+keep_checkpoints = "last"
 """
 
 
 def command(recipe: Path, out: Path) -> list[str]:
-    call = [sys.executable, "-m", "plateaux", "train", str(recipe), "--out", str(out), "--allow", "killable"]
-    return [*call, "--no-measure"]
+    call = [sys.executable, "-m", "plateaux", "train", str(recipe), "--out", str(out), "--trust", "killable"]
+    return [*call, "--no-evaluate"]
 
 
 def same(left: Any, right: Any) -> bool:
@@ -257,13 +257,13 @@ def test_a_polite_signal_ends_with_a_checkpoint_and_a_sentence(recipe: Path, who
     for _ in range(2):
         # As a terminal or a scheduler does, to the whole group: the loader's workers die of it at once.
         answer = ask(recipe, out, signal=name, event=15, group=True)
-        assert answer["words"].startswith("Stopped: Stopped at epoch ")
+        assert answer["words"].startswith("Interrupted: Stopped at epoch ")
         assert answer["words"].endswith("with a checkpoint. Run the same command again to go on")
         run = Run.open(out)
         ends.append(run.progress(0).position)
         assert all(p.checkpoints[-1][:2] == p.position == ends[-1] for p in run.all_progress())
     assert ends[0] < ends[1]
-    assert ask(recipe, out, set=["run.checkpoint_minutes=10"])["status"] == 0
+    assert ask(recipe, out, set=["run.checkpoint_every_minutes=10"])["status"] == 0
     assert_same_run(out, whole)
 
 
@@ -296,7 +296,7 @@ def test_a_second_process_is_kept_off_a_member_until_the_first_is_dead(recipe: P
         assert answer["status"] == 1
         assert answer["words"].startswith("RunError: ")
         assert "members/1 is in the hands of another process; wait for it, or stop it" in answer["words"]
-    assert ask(recipe, out, set=["run.checkpoint_minutes=10"])["status"] == 0
+    assert ask(recipe, out, set=["run.checkpoint_every_minutes=10"])["status"] == 0
 
 
 class Wrapped(torch.optim.Optimizer):
@@ -376,7 +376,11 @@ def test_resume_of_sam_is_exact_where_the_common_wrapper_loses_momentum(tmp_path
 
 def test_the_recipe_of_these_tests_is_what_it_should_be(recipe: Path) -> None:
     what = Recipe.load(recipe)
-    assert (what.method.name, what.optimizer.options, what.schedule[0].per) == ("sam", {"momentum": 0.9}, "step")
+    assert (what.method.name, what.optimizer.options, what.lr_scheduler[0].interval) == (
+        "sam",
+        {"momentum": 0.9},
+        "step",
+    )
     assert what.model.options["norm"] == "batch"
     assert what.data.flip
 
@@ -387,7 +391,7 @@ def _meeting_files(out: Path) -> dict[str, bytes]:
     return {path.relative_to(out).as_posix(): path.read_bytes() for path in files}
 
 
-@pytest.mark.parametrize("manner", ["loop", "parked"])
+@pytest.mark.parametrize("manner", ["loop", "offload"])
 def test_a_kill_at_every_moment_of_a_meeting_changes_no_bit(manner: str, tmp_path: Path, ask: Ask) -> None:
     recipe = tmp_path / "meeting.toml"
     recipe.write_text(MEETING.format(manner=manner))
@@ -418,5 +422,5 @@ def _half_way(out: Path) -> set[str]:
     scores, notes = (sum(name.startswith(kind) for name in files) for kind in ("scores", "notes"))
     said = {0: set(), 3: {"all have scored"}}.get(scores, {"some have scored"})
     if notes:
-        said = {"decided"} if "notes/1/summary.json" in files else {"all notes"} if notes == 3 else {"a note"}
+        said = {"decided"} if "sam_sets/1/summary.json" in files else {"all notes"} if notes == 3 else {"a note"}
     return said

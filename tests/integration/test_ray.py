@@ -138,14 +138,14 @@ def recipe(folder: Path, method: Mapping[str, Any], *, members: int = 3, epochs:
     return Recipe.from_dict(
         {
             "members": members, "seed": 3,
-            "data": {"name": "rayable:watched", "samples": 40, "batch": 8, "log": str(folder / "steps"), **data},
-            "model": {"name": "mlp", "hidden": [6]},
+            "data": {"name": "rayable:watched", "samples": 40, "batch_size": 8, "log": str(folder / "steps"), **data},
+            "model": {"name": "mlp", "hidden_sizes": [6]},
             "method": dict(method),
             "optimizer": {"lr": 0.1, "momentum": 0.9},
-            "schedule": [{"name": "cosine", "per": "step"}],
+            "lr_scheduler": [{"name": "cosine", "interval": "step"}],
             "train": {"epochs": epochs},
             "executor": {"threads": 1},
-            "run": {"checkpoint_minutes": 60},
+            "run": {"checkpoint_every_minutes": 60},
         }
     )  # fmt: skip
 
@@ -221,7 +221,7 @@ def test_twenty_kills_and_five_lost_nodes_change_no_bit(nodes: Nodes, tmp_path: 
                 strike(out, seconds=300)
 
     heard: list[Mapping[str, Any]] = []
-    settings = {"name": "ray", "address": nodes.address, "retries": 50}
+    settings = {"name": "ray", "address": nodes.address, "max_retries": 50}
     away = row.replaced(executor=settings)
     training = Watching(lambda: plateaux.train(away, out, given=GIVEN, tell=heard.append))
     harm()  # in the main thread, where alone nodes can be brought back
@@ -260,11 +260,11 @@ def test_a_run_in_a_bucket_whose_server_stumbles_survives_a_kill(nodes: Nodes, s
 
 
 def test_a_group_that_loses_one_begins_again_and_nobody_else_notices(nodes: Nodes, tmp_path: Path) -> None:
-    joint = recipe(tmp_path, {"name": "sed", "strength": 0.5}, epochs=6, pause=0.1)
+    joint = recipe(tmp_path, {"name": "sed", "diversity_weight": 0.5}, epochs=6, pause=0.1)
     other = tmp_path / "other"
     other.mkdir()
     alone = recipe(other, {"name": "sam", "rho": 0.1}, members=1, epochs=4, pause=0.1)
-    settings = {"name": "ray", "address": nodes.address, "cpus": 0.5}
+    settings = {"name": "ray", "address": nodes.address, "num_cpus": 0.5}
     aside = Watching(lambda: plateaux.train(alone.replaced(executor=settings), other / "run", given=GIVEN))
 
     def harm() -> None:
@@ -316,7 +316,7 @@ def test_a_meeting_goes_ahead_without_a_member_that_is_given_up(nodes: Nodes, tm
         plateaux.train(row.replaced(executor=settings), tmp_path / "run", given=GIVEN)
     run = Run.open(tmp_path / "run")
     assert [each.finished for each in run.all_progress()] == [True, True, False]
-    assert run.store.get_json("notes/1/summary.json")["without"] == [2]
+    assert run.store.get_json("sam_sets/1/summary.json")["without"] == [2]
     assert run.trained_members() == [0, 1]
     assert plateaux.pending_jobs(run, GIVEN) == []
     found = plateaux.evaluate(tmp_path / "run", metrics=["accuracy"], given=GIVEN)
@@ -326,7 +326,7 @@ def test_a_meeting_goes_ahead_without_a_member_that_is_given_up(nodes: Nodes, tm
 
 def test_a_job_whose_process_dies_too_often_is_given_up(nodes: Nodes, tmp_path: Path) -> None:
     row = recipe(tmp_path, {"name": "sam", "rho": 0.1}, members=2, epochs=3, pause=0.1)
-    settings = {"name": "ray", "address": nodes.address, "retries": 0}
+    settings = {"name": "ray", "address": nodes.address, "max_retries": 0}
 
     harming = Watching(lambda: strike(tmp_path / "run", [0]))
     with pytest.raises(RunError, match=r"member 0 .* died, for the 1\. time; given up"):
@@ -338,8 +338,8 @@ def test_a_job_whose_process_dies_too_often_is_given_up(nodes: Nodes, tmp_path: 
 def driver(row: Recipe, out: Path, *, env: Mapping[str, str] | None = None, **changes: Any) -> subprocess.Popen[str]:
     file = out.parent / "recipe.toml"
     file.write_text(row.replaced(executor=changes).to_toml())
-    call = [sys.executable, "-m", "plateaux", "train", str(file), "--out", str(out), "--no-measure"]
-    allowed = ["--allow", "rayable", "--allow", "cases"]
+    call = [sys.executable, "-m", "plateaux", "train", str(file), "--out", str(out), "--no-evaluate"]
+    allowed = ["--trust", "rayable", "--trust", "cases"]
     return subprocess.Popen([*call, *allowed], stderr=subprocess.PIPE, text=True, env=env)
 
 
@@ -385,9 +385,15 @@ def test_a_cluster_of_our_own_ends_with_the_command(tmp_path: Path) -> None:
 
 def test_numbers_measured_on_the_cluster_are_those_of_one_process(nodes: Nodes, tmp_path: Path) -> None:
     row = recipe(tmp_path, {"name": "deep_ensemble"}).to_dict()
-    row["data"] = {"name": "blobs", "samples": 40, "test_samples": 700, "batch": 8}
+    row["data"] = {"name": "blobs", "samples": 40, "test_samples": 700, "batch_size": 8}
     plateaux.train(Recipe.from_dict(row), tmp_path / "run", given=GIVEN)
-    asked: dict[str, Any] = {"measures": ["all"], "sizes": True, "given": GIVEN, "keep": "no", "fresh": True}
+    asked: dict[str, Any] = {
+        "metrics": ["all"],
+        "ensemble_sizes": True,
+        "given": GIVEN,
+        "cache_logits": "no",
+        "no_cache": True,
+    }
     here = plateaux.evaluate(tmp_path / "run", **asked)
     seen: list[tuple[int, int]] = []
     spread = {"name": "ray", "address": nodes.address}
@@ -519,5 +525,5 @@ def test_without_ray_the_executor_says_how_to_install_it(monkeypatch: pytest.Mon
 
 
 def test_a_group_must_be_cut_evenly() -> None:
-    with pytest.raises(RecipeError, match=r"executor\.data = 2"):
-        on_ray(processes=3, data=2)
+    with pytest.raises(RecipeError, match=r"executor\.data_parallel = 2"):
+        on_ray(processes=3, data_parallel=2)

@@ -145,7 +145,9 @@ def measure_here(root: str, copies: int, keep: str = "no") -> dict[str, dict[str
     """Measure a run as one process of the mesh, and return all numbers by measure and row."""
     from plateaux.evaluation.evaluate import evaluate
 
-    found = evaluate(root, metrics=["all"], executor={"name": "mesh", "data": copies}, cache_logits=keep, no_cache=True)
+    found = evaluate(
+        root, metrics=["all"], executor={"name": "mesh", "data_parallel": copies}, cache_logits=keep, no_cache=True
+    )
     return {each.metric: {name: (v.value, v.stderr) for name, v in each.rows.items()} for each in found}
 
 

@@ -20,7 +20,7 @@ EXACT = 1e-12  # what float64 may lose when sums are taken in another order
 def on_mesh(
     processes: int, copies: int, out: Path, method: str, net: str, sabotage: str = "", **options
 ) -> list[TensorTree]:
-    row = recipe(method, net, executor={"name": "mesh", "data": copies}, **options)
+    row = recipe(method, net, executor={"name": "mesh", "data_parallel": copies}, **options)
     mesh(processes).run("laws.meshes:train_here", row.to_dict(), str(out), sabotage)
     return weights(Run.open(out))
 
@@ -28,7 +28,7 @@ def on_mesh(
 @pytest.mark.parametrize("net", ["mlp", "conv_bn", "dropout"])
 @pytest.mark.parametrize("method", METHODS)
 def test_parked_is_the_loop_bit_for_bit(method: str, net: str, loop: Loop, tmp_path: Path) -> None:
-    parked = trained(recipe(method, net, executor={"manner": "parked"}), tmp_path / "run")
+    parked = trained(recipe(method, net, executor={"mode": "offload"}), tmp_path / "run")
     assert distance(parked, loop(method, net)) == 0
 
 
@@ -48,14 +48,14 @@ def test_a_process_that_plans_late_finds_the_plan_of_the_others(copies: int, loo
 def test_vmap_is_the_loop_bit_for_bit_for_a_perceptron(method: str, loop: Loop, tmp_path: Path) -> None:
     # torch multiplies stacks of matrices with under 400 products each by a loop of its own that rounds otherwise.
     size = {"samples": 40, "batch": 16}
-    stacked = trained(recipe(method, "wide", **size, executor={"manner": "vmap"}), tmp_path / "run")
+    stacked = trained(recipe(method, "wide", **size, executor={"mode": "vmap"}), tmp_path / "run")
     assert distance(stacked, loop(method, "wide", **size)) == 0
 
 
 @pytest.mark.parametrize("net", ["mlp", "conv_bn"])
 @pytest.mark.parametrize("method", METHODS)
 def test_vmap_is_the_loop_in_float64(method: str, net: str, loop: Loop, tmp_path: Path) -> None:
-    row = recipe(method, net, precision="fp64", executor={"manner": "vmap"})
+    row = recipe(method, net, precision="fp64", executor={"mode": "vmap"})
     assert distance(trained(row, tmp_path / "run"), loop(method, net, precision="fp64")) <= EXACT
 
 
@@ -95,14 +95,18 @@ def test_pieces_of_a_batch_on_a_data_axis_never_wait_for_each_other(
     method: str, net: str, loop: Loop, tmp_path: Path
 ) -> None:
     # Shares of 2 and 3 samples cut into three make two pieces here and three there.
-    spread = on_mesh(2, 2, tmp_path / "run", method, net, precision="fp64", batch=5, optimizer={"accumulate": 3})
+    spread = on_mesh(
+        2, 2, tmp_path / "run", method, net, precision="fp64", batch=5, optimizer={"gradient_accumulation_steps": 3}
+    )
     if not NETS[net].batchnorm:  # whose statistics are of other samples in other pieces
         assert distance(spread, loop(method, net, precision="fp64", batch=5)) <= EXACT
     assert all(tensor.isfinite().all() for member in spread for tensor in member.values())
 
 
 def test_local_batchnorm_is_another_thing_than_the_loop(loop: Loop, tmp_path: Path) -> None:
-    row = recipe("sam", "conv_bn", precision="fp64", executor={"name": "mesh", "data": 2, "batchnorm": "local"})
+    row = recipe(
+        "sam", "conv_bn", precision="fp64", executor={"name": "mesh", "data_parallel": 2, "sync_batchnorm": False}
+    )
     mesh(2).run("laws.meshes:train_here", row.to_dict(), str(tmp_path / "run"))
     assert distance(weights(Run.open(tmp_path / "run")), loop("sam", "conv_bn", precision="fp64")) > 1e-6
 
@@ -128,7 +132,9 @@ def test_fewer_members_than_columns_leave_a_process_idle(loop: Loop, tmp_path: P
 
 
 def test_members_at_different_places_go_on_over_a_mesh(loop: Loop, tmp_path: Path) -> None:
-    row = recipe("sam", members=2, executor={"name": "mesh"}, run={"keep_resume": "last", "checkpoint_epochs": 1})
+    row = recipe(
+        "sam", members=2, executor={"name": "mesh"}, run={"keep_checkpoints": "last", "checkpoint_every_epochs": 1}
+    )
     mesh(2).run("laws.meshes:train_here", row.to_dict(), str(tmp_path / "run"))
     # Member 1 is trained again from its start: a plan with one job of one member, for two processes.
     for file in (tmp_path / "run" / "members" / "1").glob("*.*"):
@@ -138,8 +144,11 @@ def test_members_at_different_places_go_on_over_a_mesh(loop: Loop, tmp_path: Pat
 
 
 def test_a_member_that_stops_early_lets_the_others_go_on_over_a_mesh(tmp_path: Path) -> None:
-    options = {"members": 2, "train": {"epochs": 12, "patience": 1}, "data": {"validation": 6}}
-    options |= {"optimizer": {"lr": [0.0, 0.05], "momentum": 0.0}, "schedule": ()}  # the first one never gets better
+    options = {"members": 2, "train": {"epochs": 12, "early_stopping_patience": 1}, "data": {"validation_split": 6}}
+    options |= {
+        "optimizer": {"lr": [0.0, 0.05], "momentum": 0.0},
+        "lr_scheduler": (),
+    }  # the first one never gets better
     alone = train(recipe("deep_ensemble", **options), tmp_path / "loop", given=GIVEN)
     ends = [alone.progress(number).epoch for number in range(2)]
     assert ends[0] != ends[1]
@@ -179,6 +188,6 @@ def test_the_table_has_every_kind_of_net() -> None:
 
 @pytest.mark.parametrize("net", ["mlp", "conv_bn"])
 def test_averages_are_the_same_on_a_data_axis(net: str, loop: Loop, tmp_path: Path) -> None:
-    options = {"precision": "fp64", "train": {"average_from": 2, "keep": "best:nll"}, "data": {"validation": 5}}
+    options = {"precision": "fp64", "train": {"swa_start": 2, "select": "best:nll"}, "data": {"validation_split": 5}}
     spread = on_mesh(2, 2, tmp_path / "run", "sam", net, **options)
     assert distance(spread, loop("sam", net, **options)) <= EXACT

@@ -34,10 +34,10 @@ from plateaux.training.train import train
 FILE = Path(__file__).with_name("golden.json")
 IMAGES = {"data": {"crop": 1, "flip": True, "mixup": 0.4}}
 SEARCH = {
-    "optimizer": {"lr": {"low": 0.01, "high": 0.3, "log": True}, "clip": {"low": 0.5, "high": 2.0}},
+    "optimizer": {"lr": {"low": 0.01, "high": 0.3, "log": True}, "max_grad_norm": {"low": 0.5, "high": 2.0}},
     "method": {"rho": {"low": 0.02, "high": 0.2}},
 }
-BALANCED = {"name": "sharpbalance", "rho": 0.2, "meet_after": 2}
+BALANCED = {"name": "sharpbalance", "rho": 0.2, "partition_epoch": 2}
 
 # Stable label -> the row of cases.METHODS; the labels name what is stored, so only the rows may be renamed.
 ROWS = {
@@ -74,13 +74,13 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "LoRA": ("deep_ensemble", "adapted", {}),
     "augmented images": ("deep_ensemble", "conv", IMAGES),
     "CutMix": ("deep_ensemble", "conv", {"data": {"cutmix": 1.0}}),
-    "bootstrap": ("deep_ensemble", "mlp", {"data": {"bag": 1.0}}),
-    "validation": ("sam", "mlp", {"data": {"validation": 4}, "train": {"keep": "best:nll", "epochs": 3}}),
-    "averaged weights": ("sam", "conv_bn", {"train": {"average_from": 1, "epochs": 3}}),
+    "bootstrap": ("deep_ensemble", "mlp", {"data": {"bootstrap": 1.0}}),
+    "validation": ("sam", "mlp", {"data": {"validation_split": 4}, "train": {"select": "best:nll", "epochs": 3}}),
+    "averaged weights": ("sam", "conv_bn", {"train": {"swa_start": 1, "epochs": 3}}),
     "search": ("sam", "mlp", {"search": SEARCH}),
     "search of SharpBalance": ("sharpbalance", "mlp", {"search": {"method": {"rho": [0.05, 0.1, 0.2]}}}),
-    "shared order": ("sam", "mlp", {"data": {"order": "shared"}}),
-    "backbone": ("sam", "conv", {"model": {"trunk": "0", "head": "linear"}}),
+    "shared order": ("sam", "mlp", {"data": {"shuffle": "shared"}}),
+    "backbone": ("sam", "conv", {"model": {"backbone": "0", "head": "linear"}}),
     "frozen": ("deep_ensemble", "mlp", {"model": {"freeze": ["1"]}}),
 }
 RULES = ("paper", "released", "released_boost", "random", "same", "all", "none")
@@ -129,7 +129,7 @@ def test_final_weights_are_the_golden_ones(label: str, golden: Mapping[str, Any]
 
 @pytest.mark.parametrize("rule", RULES)
 def test_scores_and_sets_are_the_golden_ones(rule: str, golden: Mapping[str, Any], tmp_path: Path) -> None:
-    method = {**BALANCED, "rule": rule, "rescore_every": 1}
+    method = {**BALANCED, "rule": rule, "repartition_every": 1}
     row = recipe("deep_ensemble", "mlp", method=method, train={"epochs": 4}, precision="fp64", samples=40)
     run = trained(row, tmp_path / "run")
     scores, sets = [], []
@@ -144,7 +144,7 @@ def test_scores_and_sets_are_the_golden_ones(rule: str, golden: Mapping[str, Any
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    data = {"validation": 16, "test_samples": 40}
+    data = {"validation_split": 16, "test_samples": 40}
     row = recipe("sam", "mlp", precision="fp64", samples=60, data=data, train={"epochs": 3})
     return trained(row, tmp_path_factory.mktemp("golden") / "run")
 
@@ -175,9 +175,9 @@ def test_a_landscape_has_the_golden_values(golden: Mapping[str, Any], run: Run) 
 def test_a_study_has_the_golden_values(golden: Mapping[str, Any], tmp_path: Path) -> None:
     base = recipe("sam", "mlp", precision="fp64", train={"epochs": 3}).to_dict()
     ways = {"plain": {"method": {"rho": 0.0}}, "sam": {}, "paper": {"method": BALANCED}}
-    asked = {"base": base, "grid": {"method": ways}, "repetitions": 2, "measure": {"measures": ["accuracy", "nll"]}}
+    asked = {"base": base, "grid": {"method": ways}, "repetitions": 2, "evaluate": {"metrics": ["accuracy", "nll"]}}
     results = StudyRunner(Study.from_dict(asked), tmp_path).run()
-    found = [row for run in results["runs"].values() for each in run["measurements"] for row in each["rows"].values()]
+    found = [row for run in results["runs"].values() for each in run["metrics"] for row in each["rows"].values()]
     values = sorted(float(v) for row in found for v in row.values() if isinstance(v, float) and math.isfinite(v))
     same(golden, "study", values)
 

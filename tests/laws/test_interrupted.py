@@ -32,13 +32,13 @@ def test_stopped_by_a_signal_and_carried_on_changes_no_bit(method: str, net: str
     assert distance(weights(run), loop(method, net)) == 0
 
 
-@pytest.mark.parametrize("manner", ["vmap", "parked"])
+@pytest.mark.parametrize("manner", ["vmap", "offload"])
 @pytest.mark.parametrize("method", ["sam", *JOINT])
 def test_stopped_in_any_manner_and_carried_on_in_the_loop_changes_no_bit(
     method: str, manner: str, loop: Loop, tmp_path: Path
 ) -> None:
     size = {"samples": 40, "batch": 16}
-    row = recipe(method, "wide", executor={"manner": manner}, **size)
+    row = recipe(method, "wide", executor={"mode": manner}, **size)
     with pytest.MonkeyPatch.context() as patch:
         stop_after(2, patch)
         with pytest.raises(Interrupted):
@@ -49,7 +49,7 @@ def test_stopped_in_any_manner_and_carried_on_in_the_loop_changes_no_bit(
 
 @pytest.mark.parametrize("method", ["gsam", "apart, climbing"])
 def test_a_checkpoint_after_every_step_changes_no_bit(method: str, loop: Loop, tmp_path: Path) -> None:
-    row = recipe(method, "dropout", run={"checkpoint_minutes": 1e-9, "checkpoint_epochs": 1})
+    row = recipe(method, "dropout", run={"checkpoint_every_minutes": 1e-9, "checkpoint_every_epochs": 1})
     assert distance(weights(train(row, tmp_path / "run", given=GIVEN)), loop(method, "dropout")) == 0
 
 
@@ -69,7 +69,7 @@ def test_stopped_at_every_step_changes_no_bit(loop: Loop, tmp_path: Path) -> Non
 
 
 def test_the_log_of_a_stopped_run_is_that_of_one_never_stopped(tmp_path: Path) -> None:
-    row = recipe("sam", "mlp", run={"log_every": 1, "checkpoint_epochs": 1})
+    row = recipe("sam", "mlp", run={"log_every": 1, "checkpoint_every_epochs": 1})
     whole = train(row, tmp_path / "whole", given=GIVEN)
     parts = stopped_and_carried_on(row, tmp_path / "parts", 2)
     assert [parts.log(number) for number in range(3)] == [whole.log(number) for number in range(3)]

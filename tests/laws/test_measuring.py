@@ -20,10 +20,10 @@ members = 3
 name = "spirals"
 samples = 60
 test_samples = 301
-batch = 16
+batch_size = 16
 [model]
 name = "mlp"
-hidden = [8]
+hidden_sizes = [8]
 [train]
 epochs = 1
 [executor]
@@ -62,4 +62,4 @@ def test_what_a_mesh_keeps_is_what_one_process_reads(run: Path) -> None:
         for row, value in rows.items():
             assert found[name][row].value == pytest.approx(value.value, rel=1e-6, abs=1e-7, nan_ok=True), (name, row)
     assert len(list((run / "predictions").rglob("*-logits.safetensors"))) == 3
-    assert all(json.loads(p.read_text()) for p in (run / "measures").glob("*.json"))
+    assert all(json.loads(p.read_text()) for p in (run / "metrics").glob("*.json"))

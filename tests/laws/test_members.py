@@ -24,7 +24,7 @@ def test_adding_a_member_changes_no_other(method: str, net: str, loop: Loop) -> 
 
 @pytest.mark.parametrize("method", ["deep_ensemble", "sam"])
 def test_adding_a_member_under_vmap_changes_no_other(method: str, tmp_path: Path) -> None:
-    size = {"samples": 40, "batch": 16, "executor": {"manner": "vmap"}}
+    size = {"samples": 40, "batch": 16, "executor": {"mode": "vmap"}}
     two = trained(recipe(method, "wide", members=2, **size), tmp_path / "two")
     three = trained(recipe(method, "wide", members=3, **size), tmp_path / "three")
     assert distance(three[:2], two) == 0
@@ -52,14 +52,14 @@ def test_members_differ_from_each_other(loop: Loop) -> None:
         ("method", "rho", [0.0, 0.05, 0.2]),
         ("optimizer", "lr", [0.01, 0.1, 0.3]),
         ("optimizer", "weight_decay", [0.0, 0.01, 0.1]),
-        ("optimizer", "clip", [0.05, 0.1, 10.0]),
+        ("optimizer", "max_grad_norm", [0.05, 0.1, 10.0]),
         ("loss", "label_smoothing", [0.0, 0.1, 0.5]),
     ],
 )
 def test_a_list_gives_each_member_what_it_would_have_alone(
     section: str, name: str, values: list[float], manner: str, tmp_path: Path
 ) -> None:
-    size = {"samples": 32, "batch": 16, "executor": {"manner": manner}}
+    size = {"samples": 32, "batch": 16, "executor": {"mode": manner}}
     together = trained(recipe("sam", "wide", **{section: {name: values}}, **size), tmp_path / "list")
     for number, value in enumerate(values):
         alone = trained(recipe("sam", "wide", **{section: {name: value}}, **size), tmp_path / str(number))
@@ -83,7 +83,7 @@ def test_members_of_different_architecture_are_grouped_by_kind_under_vmap(
     monkeypatch.setattr(local, "run_vmap", counted)
     looped = trained(Recipe.from_dict(row), tmp_path / "loop")
     assert not stacks
-    row["executor"]["manner"] = "vmap"
+    row["executor"]["mode"] = "vmap"
     assert distance(trained(Recipe.from_dict(row), tmp_path / "vmap"), looped) <= 1e-12
     assert set(stacks) == {2}
 

@@ -147,7 +147,7 @@ def test_a_sample_of_weight_zero_may_as_well_be_absent(accumulate: int) -> None:
     own = corner()
     settle = method("deep_ensemble").objective.loss
     member = learner(corner().module, Method(Objective(settle), weighted))
-    steps(member, [own.batch], accumulate=accumulate)
+    steps(member, [own.batch], gradient_accumulation_steps=accumulate)
     kept = weight.bool()
     loss = torch.nn.functional.cross_entropy(own.module(own.batch.x[kept]), own.batch.y[kept], reduction="sum") / 8
     truth = torch.autograd.grad(loss, list(own.module.parameters()))

@@ -234,7 +234,7 @@ def test_forms_are_those_of_every_piece_and_tensor() -> None:
 
 
 def test_the_gauss_newton_matrix_is_never_below_zero_with_unit_logits_too() -> None:
-    ground = made("mlp", unit_logits=True)
+    ground = made("mlp", normalize_logits=True)
     values = torch.linalg.eigvalsh(whole(Curvature(ground, kind="gauss_newton")))
     assert float(values.min()) > -1e-12
     assert float(values.max()) > 1e-3

@@ -87,7 +87,7 @@ def test_recording_is_without_a_graph_and_moves_nothing() -> None:
 
 
 def test_unit_logits_do_not_feel_the_scale_of_the_last_layer() -> None:
-    here = ground(unit_logits=True)
+    here = ground(normalize_logits=True)
     doubled = {name: 2 * w if name.startswith("4.") else w for name, w in here.origin.items()}
     assert torch.allclose(here.all_losses(), here.all_losses(doubled), atol=1e-6)
     assert not torch.allclose(ground().all_losses(), ground().all_losses(doubled), atol=1e-2)

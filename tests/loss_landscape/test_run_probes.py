@@ -121,20 +121,20 @@ def test_answers_are_those_of_the_members_on_the_drawn_samples(runs: dict[str, P
 def test_probes_take_so_many_samples_as_they_ask_for_unless_told(runs: dict[str, Path]) -> None:
     found = asked(runs["mlp"], "toy_probes:loss", "toy_probes:climb")
     assert [each.data["samples"] for each in found] == [8, 16]
-    alike = asked(runs["mlp"], "toy_probes:loss", "toy_probes:climb", samples=12)
+    alike = asked(runs["mlp"], "toy_probes:loss", "toy_probes:climb", limit=12)
     assert [each.data["samples"] for each in alike] == [12, 12]
     assert alike[0].data["ids"] == alike[1].data["ids"] != found[0].data["ids"]
-    everything = asked(runs["mlp"], "toy_probes:loss", samples=1000)
+    everything = asked(runs["mlp"], "toy_probes:loss", limit=1000)
     assert everything[0].data["samples"] == 40
 
 
 def test_what_must_be_known_is_recorded_with_the_number(runs: dict[str, Path]) -> None:
-    (found,) = asked(runs["conv"], "toy_probes:loss", on="test", members=[1])
+    (found,) = asked(runs["conv"], "toy_probes:loss", split="test", members=[1])
     assert found.split == "test"
     facts = {"batchnorm": "eval", "augmentation": "none", "unit_logits": False, "precision": "fp32", "samples": 3}
     assert facts.items() <= found.data.items()
     assert found.definition == "the mean over samples; when neighbouring layers are rescaled it stays the same"
-    assert found.group == "flat"
+    assert found.group == "sharpness"
     assert list(found.rows) == ["member 1", "member 1 · samples"]
     assert found.hashes.keys() == found.weights.keys() == {"member 1"}
     (plain,) = asked(runs["mlp"], "toy_probes:loss", batchnorm="train")
@@ -144,8 +144,8 @@ def test_what_must_be_known_is_recorded_with_the_number(runs: dict[str, Path]) -
 def test_a_number_is_written_once_and_the_same_question_is_the_same_object(runs: dict[str, Path]) -> None:
     (found,) = asked(runs["mlp"], "toy_probes:loss(scale=3)")
     asked(runs["mlp"], "toy_probes:loss(scale=3)")
-    asked(runs["mlp"], "toy_probes:loss(scale=3)", samples=5)
-    files = list((runs["mlp"] / "measures").glob("toy_probes_loss_scale_3_*.json"))
+    asked(runs["mlp"], "toy_probes:loss(scale=3)", limit=5)
+    files = list((runs["mlp"] / "metrics").glob("toy_probes_loss_scale_3_*.json"))
     assert len(files) == 2
     assert json.loads(json.dumps(found.to_dict())) in [json.loads(file.read_text()) for file in files]
 
@@ -156,7 +156,7 @@ def test_a_number_is_written_once_and_the_same_question_is_the_same_object(runs:
 def test_batch_statistics_and_unit_logits_change_the_number_and_are_recorded(runs: dict[str, Path]) -> None:
     still, moving, unit = (
         asked(runs["conv"], "toy_probes:loss(samples=14)", **options)[0]
-        for options in ({}, {"batchnorm": "train"}, {"unit_logits": True})
+        for options in ({}, {"batchnorm": "train"}, {"normalize_logits": True})
     )
     assert (moving.data["batchnorm"], moving.data["batch"]) == ("train", 7)
     assert unit.data["unit_logits"] is True
@@ -165,13 +165,13 @@ def test_batch_statistics_and_unit_logits_change_the_number_and_are_recorded(run
 
 def test_samples_are_varied_as_in_training(runs: dict[str, Path]) -> None:
     (plain,), (varied,), (again,) = (
-        asked(runs["conv"], "toy_probes:loss", augment=augment, on=on)
+        asked(runs["conv"], "toy_probes:loss", augment=augment, split=on)
         for augment, on in ((False, "train"), (True, "train"), (True, "train"))
     )
     assert varied.data["augmentation"] == {"crop": 2, "flip": True}
     assert varied.rows == again.rows
     assert varied.rows["member 0"].value != plain.rows["member 0"].value
-    assert asked(runs["conv"], "toy_probes:loss", augment=True, on="test")[0].data["samples"] == 3
+    assert asked(runs["conv"], "toy_probes:loss", augment=True, split="test")[0].data["samples"] == 3
     told: list[str] = []
     (same,) = asked(runs["mlp"], "toy_probes:loss", augment=True, say=told.append)
     assert same.data["augmentation"] == "none"
@@ -241,12 +241,12 @@ def test_a_probe_that_cannot_be_asked_is_left_out_with_its_reason(runs: dict[str
 
 
 def test_ctrl_c_leaves_what_is_finished(runs: dict[str, Path]) -> None:
-    for file in (runs["mlp"] / "measures").glob("*.json"):
+    for file in (runs["mlp"] / "metrics").glob("*.json"):
         file.unlink()
     with pytest.raises(Interrupted, match=r"asking toy_probes:stopped.*1 of 2 members.*1 of 3 probes"):
         asked(runs["mlp"], "toy_probes:loss", "toy_probes:stopped", "toy_probes:climb")
-    left = [json.loads(file.read_text()) for file in sorted((runs["mlp"] / "measures").glob("*.json"))]
-    assert [each["measure"] for each in left] == ["toy_probes:loss", "toy_probes:stopped"]
+    left = [json.loads(file.read_text()) for file in sorted((runs["mlp"] / "metrics").glob("*.json"))]
+    assert [each["metric"] for each in left] == ["toy_probes:loss", "toy_probes:stopped"]
     assert list(left[1]["rows"]) == list(left[1]["hashes"]) == ["member 0"]
     with pytest.raises(Interrupted, match="0 of 2 members"):
         asked(runs["mlp"], "toy_probes:stopped(after=0)")
@@ -280,28 +280,28 @@ def test_other_data_than_the_run_was_made_with_are_refused(runs: dict[str, Path]
 # While training.
 
 
-PROBE = {"names": ["toy_probes:climb", "toy_probes:loss", "toy_probes:refuses"], "every": 2, "samples": 12}
+PROBE = {"probes": ["toy_probes:climb", "toy_probes:loss", "toy_probes:refuses"], "every": 2, "samples": 12}
 
 
-@pytest.mark.parametrize(("net", "manner"), [("conv_bn", "loop"), ("conv_bn", "parked"), ("mlp", "vmap")])
+@pytest.mark.parametrize(("net", "manner"), [("conv_bn", "loop"), ("conv_bn", "offload"), ("mlp", "vmap")])
 def test_probes_asked_in_training_change_no_bit(net: str, manner: str, tmp_path: Path) -> None:
-    row = recipe("sam", net, members=2, train={"epochs": 3}, executor={"manner": manner})
+    row = recipe("sam", net, members=2, train={"epochs": 3}, executor={"mode": manner})
     plain = weights(train(row, tmp_path / "plain", given=GIVEN))
     probed = train(row.replaced(probe=PROBE), tmp_path / "probed", given=GIVEN)
     for one, other in zip(plain, weights(probed), strict=True):
         assert all(torch.equal(one[name], other[name]) for name in one)
     lines = [line for line in probed.log(1) if "probe" in line]
     assert [(line["epoch"], line["probe"]) for line in lines] == [
-        (epoch, name) for epoch in (2, 3) for name in PROBE["names"]
+        (epoch, name) for epoch in (2, 3) for name in PROBE["probes"]
     ]
     assert "no summit" in lines[2]["problem"]
-    assert lines[0]["rows"][""].keys() == {"value", "error", "draws"}
+    assert lines[0]["rows"][""].keys() == {"value", "stderr", "mc_stderr"}
     assert lines[0]["data"]["samples"] == 12
 
 
 def test_the_last_record_is_what_the_walk_finds_of_the_finished_member(tmp_path: Path) -> None:
     run = train(recipe("deep_ensemble", "conv_bn", members=2, probe=PROBE), tmp_path / "run", given=GIVEN)
-    found = {each.metric: each for each in asked(tmp_path / "run", "toy_probes:climb", "toy_probes:loss", samples=12)}
+    found = {each.metric: each for each in asked(tmp_path / "run", "toy_probes:climb", "toy_probes:loss", limit=12)}
     for number in (0, 1):
         for line in run.log(number):
             if "rows" in line:
@@ -311,7 +311,7 @@ def test_the_last_record_is_what_the_walk_finds_of_the_finished_member(tmp_path:
 
 
 def test_records_survive_a_stop_and_a_resume(tmp_path: Path) -> None:
-    row = recipe(members=1, train={"epochs": 4}, probe={**PROBE, "every": 1}, run={"checkpoint_epochs": 2})
+    row = recipe(members=1, train={"epochs": 4}, probe={**PROBE, "every": 1}, run={"checkpoint_every_epochs": 2})
     whole = train(row, tmp_path / "whole", given=GIVEN)
 
     def stop(news: Any) -> None:
@@ -348,7 +348,7 @@ def test_curves_of_probes_reach_tensorboard(tmp_path: Path, monkeypatch: pytest.
 
 def test_a_wrong_probe_is_told_before_training() -> None:
     with pytest.raises(RecipeError, match="There is no probe called 'sharpnes'"):
-        check(recipe(probe={"names": ["sharpnes"]}))
+        check(recipe(probe={"probes": ["sharpnes"]}))
 
 
 def test_a_value_that_is_no_number_is_null_in_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -356,6 +356,6 @@ def test_a_value_that_is_no_number_is_null_in_the_log(tmp_path: Path, monkeypatc
 
     nan = Probe(lambda _: {"": Estimate(float("nan"))}, lambda n: n)
     monkeypatch.setattr(toy_probes, "nothing", lambda: nan, raising=False)
-    run = train(recipe(members=1, probe={"names": ["toy_probes:nothing"]}), tmp_path / "run", given=GIVEN)
+    run = train(recipe(members=1, probe={"probes": ["toy_probes:nothing"]}), tmp_path / "run", given=GIVEN)
     (line,) = [line for line in run.log(0) if "probe" in line]
     assert line["rows"][""]["value"] is None

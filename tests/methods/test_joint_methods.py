@@ -29,7 +29,7 @@ from plateaux.data.sources import InMemorySource, UnlabeledData, from_tensors
 from plateaux.distributed.executors.local import LocalExecutor
 from plateaux.methods.a2d import a2d
 from plateaux.methods.divdis import divdis
-from plateaux.methods.sed import drawn, sed
+from plateaux.methods.sed import random_members, sed
 from plateaux.optim import losses
 from plateaux.optim.losses import cross_entropy, disagreement, mutual_information, sample_hardness
 from plateaux.optim.losses import l1_distance as apart
@@ -43,22 +43,29 @@ from plateaux.training.train import train
 
 CPU = torch.device("cpu")
 LOSS = cross_entropy()
-ON, MODES = ("unlabelled", "labelled", "both"), ("joint", "sequential")
-A2D = [{"strength": 0.7, "on": on, "mode": mode} for on in ON for mode in MODES]
+ON, MODES = ("unlabeled", "labeled", "both"), ("joint", "sequential")
+A2D = [{"diversity_weight": 0.7, "disagree_on": on, "training": mode} for on in ON for mode in MODES]
 DIVDIS = [
-    {"strength": 3.0, "regularise": 2.0, "on": on, "mode": mode, "regulariser": name, "shares": shares}
+    {
+        "diversity_weight": 3.0,
+        "regularizer_weight": 2.0,
+        "disagree_on": on,
+        "diversity": mode,
+        "regularizer": name,
+        "class_ratio": shares,
+    }
     for on, mode, name, shares in [
-        ("unlabelled", "mi", "kl_backward", ()),
-        ("unlabelled", "mi", "kl_forward", ()),
-        ("labelled", "mi", "entropy", ()),
+        ("unlabeled", "mi", "kl_backward", ()),
+        ("unlabeled", "mi", "kl_forward", ()),
+        ("labeled", "mi", "entropy", ()),
         ("both", "l1", "kl_backward", ()),
-        ("unlabelled", "l1", "ratio", (0.2, 0.5, 0.3)),
+        ("unlabeled", "l1", "ratio", (0.2, 0.5, 0.3)),
     ]
 ]
-SED = [{"strength": 0.6, "floor": 1e-3}, {"strength": 0.6, "floor": 5.0}]
+SED = [{"diversity_weight": 0.6, "floor": 1e-3}, {"diversity_weight": 0.6, "floor": 5.0}]
 WRITTEN = [(a2d, twin.a2d, options) for options in A2D]
 WRITTEN += [(divdis, twin.divdis, options) for options in DIVDIS]
-WRITTEN += [(partial(sed, pair="all"), twin.sed, options) for options in SED]
+WRITTEN += [(partial(sed, members_per_step="all"), twin.sed, options) for options in SED]
 
 
 def problem(
@@ -153,15 +160,15 @@ def test_hardness_has_the_mean_of_one_over_the_mean_loss_until_the_floor() -> No
 
 @pytest.mark.parametrize("mode", ["joint", "sequential"])
 def test_without_strength_a2d_is_the_deep_ensemble_on_the_same_batches(mode: str, tmp_path: Path) -> None:
-    weak = {"method": {"strength": 0.0, "mode": mode}}
+    weak = {"method": {"diversity_weight": 0.0, "training": mode}}
     mine = trained(recipe("a2d", "conv_bn", **weak), tmp_path / "weak")
-    alone = trained(recipe("deep_ensemble", "conv_bn", data={"order": "shared"}), tmp_path / "alone")
+    alone = trained(recipe("deep_ensemble", "conv_bn", data={"shuffle": "shared"}), tmp_path / "alone")
     assert distance(mine, alone) == 0  # BatchNorm's statistics too: unlabelled samples leave no trace
 
 
 def test_the_first_member_of_a_sequence_is_the_deep_ensembles(tmp_path: Path) -> None:
     mine = trained(recipe("a2d, sequential", "mlp"), tmp_path / "mine")
-    alone = trained(recipe("deep_ensemble", "mlp", data={"order": "shared"}), tmp_path / "alone")
+    alone = trained(recipe("deep_ensemble", "mlp", data={"shuffle": "shared"}), tmp_path / "alone")
     assert distance(mine[:1], alone[:1]) == 0
     assert distance(mine[1:2], alone[1:2]) > 1e-4
 
@@ -169,7 +176,7 @@ def test_the_first_member_of_a_sequence_is_the_deep_ensembles(tmp_path: Path) ->
 def test_joint_training_makes_members_disagree_on_the_unlabelled_samples(tmp_path: Path) -> None:
     found = {}
     for strength in (0.0, 3.0):
-        row = recipe("a2d", samples=120, batch=20, method={"strength": strength}, train={"epochs": 15})
+        row = recipe("a2d", samples=120, batch=20, method={"diversity_weight": strength}, train={"epochs": 15})
         run = train(row, tmp_path / str(strength), given=GIVEN)
         data = build_training_data(row, GIVEN)
         x, _ = data.unlabeled.source.fetch(data.unlabeled.ids)
@@ -217,7 +224,7 @@ def test_absent_members_are_not_run_and_not_touched(manner: str) -> None:
     executor = LocalExecutor(manner, 1, (), "error")
     for number in range(6):
         batch = points(number)
-        chosen = drawn(2)(5, batch.seed)
+        chosen = random_members(2)(5, batch.seed)
         before = [state(one) for one in members]
         ran.clear()
         tallies = step(executor, members, [batch] * 5, StepOptions())
@@ -231,10 +238,10 @@ def test_absent_members_are_not_run_and_not_touched(manner: str) -> None:
 
 
 def test_every_member_takes_part_equally_often() -> None:
-    counts = Counter(i for number in range(3000) for i in drawn(2)(6, derive_seed("step", number)))
+    counts = Counter(i for number in range(3000) for i in random_members(2)(6, derive_seed("step", number)))
     assert sorted(counts) == list(range(6))
     assert all(abs(count - 1000) < 5 * math.sqrt(3000 * (1 / 3) * (2 / 3)) for count in counts.values())
-    assert drawn(4)(3, 1) == [0, 1, 2]
+    assert random_members(4)(3, 1) == [0, 1, 2]
 
 
 def by_hand(row: Any) -> list[dict[str, Tensor]]:
@@ -252,7 +259,7 @@ def by_hand(row: Any) -> list[dict[str, Tensor]]:
     ]
     for epoch in range(row.train.epochs):
         for batch in feed.epoch(epoch):
-            chosen = drawn(2)(row.members, batch.seed)
+            chosen = random_members(2)(row.members, batch.seed)
             logits = {i: modules[i](batch.x) for i in chosen}
             log_p = {i: logits[i].log_softmax(-1) for i in chosen}
             hard = torch.nn.functional.cross_entropy(sum(logits.values()) / 2, batch.y, reduction="none").detach()
@@ -287,7 +294,7 @@ def test_training_with_absent_members_is_the_loop_written_by_hand(tmp_path: Path
 
 
 def test_a_schedule_by_epochs_goes_on_for_absent_members(tmp_path: Path) -> None:
-    row = absent_row(schedule=[{"name": "step", "step_size": 1, "gamma": 0.5}], run={"log_every": 1})
+    row = absent_row(lr_scheduler=[{"name": "step", "step_size": 1, "gamma": 0.5}], run={"log_every": 1})
     run = train(row, tmp_path / "run", given=GIVEN)
     lines = [line for number in range(4) for line in run.log(number) if "lr" in line]
     assert lines
@@ -303,7 +310,7 @@ def test_members_with_the_same_rates_share_a_pace_and_others_do_not() -> None:
     made = build_train_states(row, build_data(row, GIVEN), range(4), LOOP, device=CPU, steps=3, given=GIVEN)
     assert len(shared_lr_schedulers(made)) == 3
     assert made[1].shared_lr_scheduler is made[2].shared_lr_scheduler
-    plain = absent_row(schedule=[])
+    plain = absent_row(lr_scheduler=[])
     assert (
         shared_lr_schedulers(
             build_train_states(plain, build_data(plain, GIVEN), [0, 1], LOOP, device=CPU, steps=3, given=GIVEN)
@@ -314,7 +321,7 @@ def test_members_with_the_same_rates_share_a_pace_and_others_do_not() -> None:
 
 def test_a_pair_of_two_members_is_all_of_them(tmp_path: Path) -> None:
     pair = trained(recipe("sed", "mlp", members=2), tmp_path / "pair")
-    everyone = trained(recipe("sed", "mlp", members=2, method={"pair": "all"}), tmp_path / "all")
+    everyone = trained(recipe("sed", "mlp", members=2, method={"members_per_step": "all"}), tmp_path / "all")
     assert distance(pair, everyone) == 0
 
 
@@ -362,20 +369,20 @@ def feed(**options: Any) -> MemberLoader:
     x = torch.randint(0, 256, (11, 3, 4, 4), dtype=torch.uint8, generator=draw)
     other = InMemorySource(x[:9].flip(0), torch.zeros(9, dtype=torch.int64))
     usual: dict[str, Any] = {
-        "batch": 4,
-        "key": 1,
+        "batch_size": 4,
+        "seed": 1,
         "classes": 2,
         "mean": (0.5,) * 3,
         "std": (0.25,) * 3,
-        "unlabelled_batch": 3,
+        "unlabeled_batch_size": 3,
     }
-    usual["unlabelled"] = UnlabeledData("other", other, torch.tensor([0, 2, 4, 6, 8]))
+    usual["unlabeled"] = UnlabeledData("other", other, torch.tensor([0, 2, 4, 6, 8]))
     return MemberLoader(InMemorySource(x, torch.arange(11) % 2), torch.arange(11), **{**usual, **options})
 
 
 def test_unlabelled_samples_go_along_normalised_as_the_data_is() -> None:
     own = feed()
-    rows = [each for epoch in range(5) for batch in own.epoch(epoch) for each in batch.extra["unlabelled"]]
+    rows = [each for epoch in range(5) for batch in own.epoch(epoch) for each in batch.extra["unlabeled"]]
     assert len(rows) == 5 * 3 * 3
     source = own.unlabeled.source.x.float() / 255
     known = {i: (source[i] - 0.5) / 0.25 for i in own.unlabeled.ids.tolist()}
@@ -384,38 +391,38 @@ def test_unlabelled_samples_go_along_normalised_as_the_data_is() -> None:
 
 
 def test_unlabelled_samples_carry_on_in_the_middle_of_an_epoch() -> None:
-    whole = [batch.extra["unlabelled"] for batch in feed().epoch(2)]
-    rest = [batch.extra["unlabelled"] for batch in feed().epoch(2, start=1)]
+    whole = [batch.extra["unlabeled"] for batch in feed().epoch(2)]
+    rest = [batch.extra["unlabeled"] for batch in feed().epoch(2, start=1)]
     assert all(map(torch.equal, whole[1:], rest))
     assert not torch.equal(whole[0], whole[1])
 
 
 def test_copies_share_the_unlabelled_samples_of_a_batch() -> None:
-    whole = [batch.extra["unlabelled"] for batch in feed().epoch(0)]
+    whole = [batch.extra["unlabeled"] for batch in feed().epoch(0)]
     halves = [list(feed().epoch(0, shard=lambda n, i=i: slice(n * i // 2, n * (i + 1) // 2))) for i in range(2)]
     for both, left, right in zip(whole, *halves, strict=True):
-        assert torch.equal(both, torch.cat([left.extra["unlabelled"], right.extra["unlabelled"]]))
+        assert torch.equal(both, torch.cat([left.extra["unlabeled"], right.extra["unlabeled"]]))
 
 
 def test_a_batch_without_unlabelled_samples_has_no_extras() -> None:
-    assert all(batch.extra == {} for batch in feed(unlabelled=None).epoch(0))
+    assert all(batch.extra == {} for batch in feed(unlabeled=None).epoch(0))
 
 
 def test_the_run_remembers_which_unlabelled_samples_it_used(tmp_path: Path) -> None:
     row = recipe("a2d")
-    facts = train(row, tmp_path / "run", given=GIVEN).metadata["data"]["unlabelled"]
+    facts = train(row, tmp_path / "run", given=GIVEN).metadata["data"]["unlabeled"]
     extra = build_training_data(row, GIVEN).unlabeled
     assert facts == {"name": "spirals", "fingerprint": extra.source.fingerprint(), "ids": extra.ids.tolist()}
     assert len(set(facts["ids"])) == 13
     assert facts["ids"] == sorted(facts["ids"])
-    assert facts == Run.open(tmp_path / "run").metadata["data"]["unlabelled"]
+    assert facts == Run.open(tmp_path / "run").metadata["data"]["unlabeled"]
     assert build_training_data(row.replaced(seed=8), GIVEN).unlabeled.ids.tolist() != facts["ids"]
 
 
 def test_a_name_alone_takes_all_samples_and_a_set_only_to_test_on_gives_those() -> None:
-    row = recipe("a2d", "conv", data={"unlabelled": "cases:static"})
+    row = recipe("a2d", "conv", data={"unlabeled": "cases:static"})
     assert build_training_data(row, GIVEN).unlabeled.ids.tolist() == list(range(17))
-    only_test = recipe("a2d", "conv", data={"unlabelled": "tests.methods.test_joint_methods:only_to_test_on@3"})
+    only_test = recipe("a2d", "conv", data={"unlabeled": "tests.methods.test_joint_methods:only_to_test_on@3"})
     found = build_training_data(only_test, Components(trust=("cases", "tests.methods.test_joint_methods"))).unlabeled
     assert len(found.source) == 5
     assert len(found.ids) == 3
@@ -432,13 +439,13 @@ def test_unlabelled_samples_may_be_handed_over_in_python(tmp_path: Path) -> None
     given = replace(GIVEN, unlabeled=InMemorySource(x, torch.zeros(6, dtype=torch.int64)))
     row = recipe("deep_ensemble", method={"name": "a2d"})
     run = train(row, tmp_path / "run", given=given)
-    assert run.metadata["data"]["unlabelled"]["ids"] == list(range(6))
+    assert run.metadata["data"]["unlabeled"]["ids"] == list(range(6))
 
 
 @pytest.mark.parametrize(
     ("unlabelled", "said"),
     [
-        (None, r"'a2d' looks at unlabelled samples: set data.unlabelled"),
+        (None, r"'a2d' looks at unlabelled samples: set data.unlabeled"),
         ("spirals@1001", "count from 1 to 1000"),
         ("spirals@0", "count from 1 to 1000"),
         ("spirals@many", "write name@count"),
@@ -447,7 +454,7 @@ def test_unlabelled_samples_may_be_handed_over_in_python(tmp_path: Path) -> None
 )
 def test_unlabelled_samples_that_cannot_be_had_are_refused(unlabelled: str | None, said: str, tmp_path: Path) -> None:
     tree = recipe("a2d").to_dict()
-    tree["data"] = {**tree["data"], "unlabelled": unlabelled} if unlabelled else {"name": "blobs"}
+    tree["data"] = {**tree["data"], "unlabeled": unlabelled} if unlabelled else {"name": "blobs"}
     with pytest.raises(RecipeError, match=said):
         train(type(recipe()).from_dict(tree), tmp_path / "run", given=GIVEN)
     assert not (tmp_path / "run").exists()
@@ -455,7 +462,7 @@ def test_unlabelled_samples_that_cannot_be_had_are_refused(unlabelled: str | Non
 
 def test_unlabelled_samples_that_nobody_looks_at_are_told(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="looks at no unlabelled samples"):
-        check(recipe("deep_ensemble", data={"unlabelled": "spirals@5"}), GIVEN)
+        check(recipe("deep_ensemble", data={"unlabeled": "spirals@5"}), GIVEN)
 
 
 def test_no_unlabelled_samples_are_no_samples() -> None:
@@ -463,7 +470,7 @@ def test_no_unlabelled_samples_are_no_samples() -> None:
         "none", InMemorySource(torch.zeros(2, 3, 4, 4), torch.zeros(2)), torch.zeros(0, dtype=torch.int64)
     )
     with pytest.raises(DataError, match="no samples"):
-        feed(unlabelled=nothing)
+        feed(unlabeled=nothing)
 
 
 def test_looking_aside_moves_no_buffers() -> None:
@@ -490,13 +497,13 @@ def test_looking_aside_moves_no_buffers() -> None:
 @pytest.mark.parametrize(
     ("method", "options", "said"),
     [
-        ("sed", {"pair": 1}, "at least 2 members"),
+        ("sed", {"members_per_step": 1}, "at least 2 members"),
         ("sed", {"floor": 0.0}, "give more than 0"),
         ("sed", {"rho": 0.1, "update": "plain"}, "name what climbs"),
-        ("divdis", {"regulariser": "ratio"}, "needs the share of every class"),
-        ("divdis", {"shares": [0.5, 0.5]}, "'ratio', and no other"),
-        ("a2d", {"strength": [0.1, 0.2, 0.3]}, "only rho may differ"),
-        ("a2d", {"on": "nowhere"}, "on = 'nowhere'"),
+        ("divdis", {"regularizer": "ratio"}, "needs the share of every class"),
+        ("divdis", {"class_ratio": [0.5, 0.5]}, "'ratio', and no other"),
+        ("a2d", {"diversity_weight": [0.1, 0.2, 0.3]}, "only rho may differ"),
+        ("a2d", {"disagree_on": "nowhere"}, "disagree_on = 'nowhere'"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(method: str, options: dict[str, Any], said: str) -> None:
@@ -506,13 +513,15 @@ def test_options_that_make_no_sense_are_refused(method: str, options: dict[str, 
 
 @pytest.mark.parametrize("method", ["a2d", "divdis", "sed"])
 def test_what_is_no_mean_over_samples_is_not_worked_through_in_pieces(method: str) -> None:
-    with pytest.raises(RecipeError, match=r"settles whole batches, so optimizer\.accumulate must be 1"):
-        check(recipe(method, optimizer={"accumulate": 2}), GIVEN)
+    with pytest.raises(
+        RecipeError, match=r"settles whole batches, so optimizer\.gradient_accumulation_steps must be 1"
+    ):
+        check(recipe(method, optimizer={"gradient_accumulation_steps": 2}), GIVEN)
 
 
 def test_a2d_on_labelled_samples_is_a_mean_over_them(tmp_path: Path) -> None:
     row = partial(recipe, "a2d on labelled, climbing", precision="fp64")
-    pieces = trained(row(optimizer={"accumulate": 3}), tmp_path / "pieces")
+    pieces = trained(row(optimizer={"gradient_accumulation_steps": 3}), tmp_path / "pieces")
     assert distance(pieces, trained(row(), tmp_path / "whole")) < 1e-12
 
 

@@ -43,8 +43,8 @@ GIVEN = Components(data=DATA)
 NETS: dict[str, Any] = {
     "cnn": lambda: cnn(shape=SHAPE, classes=5, channels=(4, 6), norm="batch"),
     "resnet8": lambda: resnet8(shape=SHAPE, classes=5, width=4),
-    "vit": lambda: vit(shape=SHAPE, classes=5, patch=8, width=8, depth=2, heads=2),
-    "mlp": lambda: mlp(shape=SHAPE, classes=5, hidden=(7, 6)),
+    "vit": lambda: vit(shape=SHAPE, classes=5, patch_size=8, width=8, depth=2, heads=2),
+    "mlp": lambda: mlp(shape=SHAPE, classes=5, hidden_sizes=(7, 6)),
 }
 CUTS = [("cnn", "0"), ("cnn", "features"), ("resnet8", "layer1"), ("resnet8", "layer2.0"), ("resnet8", "features"),
         ("vit", "norm"), ("vit", "features"), ("mlp", "2"), ("mlp", "4")]  # fmt: skip
@@ -54,7 +54,7 @@ def recipe(**model: Any) -> Recipe:
     return Recipe.from_dict(
         {
             "members": 3,
-            "data": {"name": "given", "batch": 10},
+            "data": {"name": "given", "batch_size": 10},
             "model": {"name": "cnn", "channels": [4, 6], **model},
             "optimizer": {"lr": 0.05, "momentum": 0.9},
             "train": {"epochs": 2},
@@ -209,10 +209,10 @@ def test_heads_are_one_layer_or_two() -> None:
 
 
 def test_two_hundred_heads_hold_the_trunk_once() -> None:
-    net = {"name": "resnet8", "width": 16, "trunk": "features", "head": "linear"}
+    net = {"name": "resnet8", "width": 16, "backbone": "features", "head": "linear"}
     asked = Recipe.from_dict({**recipe().to_dict(), "model": net})
     two, many = (build_members(asked.replaced(members=count), DATA, range(count), GIVEN) for count in (2, 200))
-    trunk = size_in_bytes([many[0].trunk])  # type: ignore[list-item]
+    trunk = size_in_bytes([many[0].backbone])  # type: ignore[list-item]
     one = size_in_bytes([many[0].head])  # type: ignore[list-item]
     assert trunk > 100 * one
     assert size_in_bytes(many) == trunk + 200 * one
@@ -224,7 +224,7 @@ def test_two_hundred_heads_hold_the_trunk_once() -> None:
 
 
 def test_an_ensemble_runs_its_trunk_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    members = build_members(recipe(trunk="features", head="mlp", head_width=[3, 4, 5]), DATA, range(3), GIVEN)
+    members = build_members(recipe(backbone="features", head="mlp", head_width=[3, 4, 5]), DATA, range(3), GIVEN)
     together = Ensemble(members, mean=DATA.mean, std=DATA.std)
     wanted = torch.stack([member((IMAGES - 0.5) / 0.5) for member in members])
     calls: list[int] = []
@@ -237,15 +237,15 @@ def test_an_ensemble_runs_its_trunk_once(monkeypatch: pytest.MonkeyPatch) -> Non
     assert common_backbone([members[0], copy.deepcopy(members[1])]) is None
 
 
-@pytest.mark.parametrize("top", ["rest", "mlp"])
+@pytest.mark.parametrize("top", ["own", "mlp"])
 def test_members_share_the_trunk_and_nothing_else(top: str, tmp_path: Path) -> None:
-    asked = recipe(trunk="0", head=top, norm="batch")
+    asked = recipe(backbone="0", head=top, norm="batch")
     run = train(asked, tmp_path / "run", given=GIVEN)
     shared = run.shared()
     assert shared
-    assert all(name.startswith("trunk.model.0.") for name in shared)
+    assert all(name.startswith("backbone.model.0.") for name in shared)
     start = build_backbone(asked, DATA, GIVEN).state_dict()
-    assert all(torch.equal(tensor, start[name.removeprefix("trunk.")]) for name, tensor in shared.items())
+    assert all(torch.equal(tensor, start[name.removeprefix("backbone.")]) for name, tensor in shared.items())
     weights = [run.weights(number) for number in range(3)]
     assert all(name.startswith("head.") for name in weights[0])
     assert any(not torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
@@ -253,9 +253,9 @@ def test_members_share_the_trunk_and_nothing_else(top: str, tmp_path: Path) -> N
 
 def test_stacked_heads_are_looped_heads(tmp_path: Path) -> None:
     found: list[Run] = []
-    for manner in ("loop", "vmap", "parked"):
-        asked = recipe(trunk="features", head="mlp", head_width=6).replaced(
-            executor={"manner": manner}, data={"order": "shared"}
+    for manner in ("loop", "vmap", "offload"):
+        asked = recipe(backbone="features", head="mlp", head_width=6).replaced(
+            executor={"mode": manner}, data={"shuffle": "shared"}
         )
         found.append(train(asked, tmp_path / manner, given=GIVEN))
     for number in range(3):
@@ -265,21 +265,21 @@ def test_stacked_heads_are_looped_heads(tmp_path: Path) -> None:
 
 
 def test_pruning_leaves_the_trunk_alone() -> None:
-    module = build_member(recipe(trunk="features", head="mlp", head_width=6, sparsity=0.5), DATA, 0, GIVEN)
+    module = build_member(recipe(backbone="features", head="mlp", head_width=6, sparsity=0.5), DATA, 0, GIVEN)
     assert set(masks(module)) == {"head.1.weight", "head.3.weight"}
-    assert shared_param_names(recipe(trunk="0"), build_member(recipe(trunk="0"), DATA, 0, GIVEN)) == {
-        "trunk.model.0.0.weight", "trunk.model.0.0.bias"}  # fmt: skip
+    assert shared_param_names(recipe(backbone="0"), build_member(recipe(backbone="0"), DATA, 0, GIVEN)) == {
+        "backbone.model.0.0.weight", "backbone.model.0.0.bias"}  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("model", "data", "words"),
     [
         ({"head": "mlp"}, {}, "model.head = 'mlp' speaks of a trunk"),
-        ({"resize": 8}, {}, "model.resize = 8 speaks of a trunk"),
+        ({"image_size": 8}, {}, "model.image_size = 8 speaks of a trunk"),
         ({"cache_features": True}, {}, "model.cache_features = True speaks of a trunk"),
-        ({"trunk": "features", "name": ["cnn", "cnn", "cnn"]}, {}, "one trunk, so give one name"),
-        ({"trunk": "features", "freeze": ["0"]}, {}, "leave one of them out"),
-        ({"trunk": "features", "cache_features": True}, {"mixup": 0.2}, "leave out one of the two"),
+        ({"backbone": "features", "name": ["cnn", "cnn", "cnn"]}, {}, "one trunk, so give one name"),
+        ({"backbone": "features", "freeze": ["0"]}, {}, "leave one of them out"),
+        ({"backbone": "features", "cache_features": True}, {"mixup": 0.2}, "leave out one of the two"),
     ],
 )
 def test_keys_that_do_not_go_together_are_refused(model: dict[str, Any], data: dict[str, Any], words: str) -> None:
@@ -288,5 +288,5 @@ def test_keys_that_do_not_go_together_are_refused(model: dict[str, Any], data: d
 
 
 def test_a_recipe_without_a_trunk_determines_what_it_always_did() -> None:
-    assert set(recipe().identity()["model"]) == {"name", "channels", "prefix", "partial", "freeze", "sparsity"}
-    assert {"trunk", "head", "cache_features"} <= set(recipe(trunk="0").identity()["model"])
+    assert set(recipe().identity()["model"]) == {"name", "channels", "weights_prefix", "strict", "freeze", "sparsity"}
+    assert {"backbone", "head", "cache_features"} <= set(recipe(backbone="0").identity()["model"])

@@ -51,7 +51,7 @@ def inputs(name: str = "mlp", count: int = 6) -> Tensor:
 def adapted(name: str = "mlp", *, moved: bool = True, **options: Any) -> nn.Module:
     """Return a network with adapters that have moved away from zero."""
     built = net(name)
-    add_lora(built, **{"rank": 2, "alpha": 4.0, "layers": LAYERS[name], **options})
+    add_lora(built, **{"rank": 2, "alpha": 4.0, "target_modules": LAYERS[name], **options})
     generator = torch.Generator().manual_seed(2)
     for part in built.modules():
         if moved and isinstance(part, LoRALinear):
@@ -101,14 +101,14 @@ def test_only_adapters_and_the_last_layer_are_trained() -> None:
 
 
 def test_parts_named_in_train_are_trained_whole_and_get_no_adapter() -> None:
-    one = adapted(layers=["*"], train=["1"])
+    one = adapted(target_modules=["*"], modules_to_save=["1"])
     assert [name for name, part in one.named_modules() if isinstance(part, LoRALinear)] == ["3", "5"]
     assert base_names(one, ["1"]) == {"3.weight", "3.bias", "5.weight", "5.bias"}
     assert all(p.requires_grad for p in one[1].parameters())  # type: ignore[index]
 
 
 def test_batchnorm_of_the_base_keeps_its_statistics() -> None:
-    one = adapted("cnn", train=[])
+    one = adapted("cnn", modules_to_save=[])
     before = {name: buffer.clone() for name, buffer in one.named_buffers()}
     one.train()(inputs("cnn"))
     assert before
@@ -138,12 +138,24 @@ class Own(nn.Linear):
 @pytest.mark.parametrize(
     ("module", "options", "words"),
     [
-        (nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), {"layers": ["*.query"]}, r"no linear .*'\*.query'.*: 0$"),
-        (nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), {"layers": ["1"]}, "beside those trained whole"),
-        (nn.Sequential(nn.Linear(2, 2)), {"layers": ["0"], "train": ["hed"]}, "no part 'hed'"),
-        (nn.Sequential(Own(2, 2), nn.Linear(2, 2)), {"layers": ["0"]}, "forward of its own"),
-        (nn.Sequential(nn.MultiheadAttention(2, 1), nn.Linear(2, 2)), {"layers": ["*proj"]}, "without calling it"),
-        (nn.Sequential(nn.TransformerEncoderLayer(2, 1), nn.Linear(2, 2)), {"layers": ["*1"]}, "without calling it"),
+        (
+            nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)),
+            {"target_modules": ["*.query"]},
+            r"no linear .*'\*.query'.*: 0$",
+        ),
+        (nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), {"target_modules": ["1"]}, "beside those trained whole"),
+        (nn.Sequential(nn.Linear(2, 2)), {"target_modules": ["0"], "modules_to_save": ["hed"]}, "no part 'hed'"),
+        (nn.Sequential(Own(2, 2), nn.Linear(2, 2)), {"target_modules": ["0"]}, "forward of its own"),
+        (
+            nn.Sequential(nn.MultiheadAttention(2, 1), nn.Linear(2, 2)),
+            {"target_modules": ["*proj"]},
+            "without calling it",
+        ),
+        (
+            nn.Sequential(nn.TransformerEncoderLayer(2, 1), nn.Linear(2, 2)),
+            {"target_modules": ["*1"]},
+            "without calling it",
+        ),
     ],
 )
 def test_what_cannot_be_adapted_is_refused(module: nn.Module, options: dict[str, Any], words: str) -> None:
@@ -157,17 +169,17 @@ def test_what_cannot_be_adapted_is_refused(module: nn.Module, options: dict[str,
 @pytest.mark.parametrize(
     ("model_part", "words"),
     [
-        ({"adapters": {"rank": 2}}, r"\[model\] adapters lacks 'layers'"),
-        ({"adapters": {"rank": 0, "layers": ["1"]}}, "rank.*1 or more"),
-        ({"adapters": {"rnk": 1, "layers": ["1"]}}, r"\[model\] adapters has no key 'rnk'; did you mean 'rank'"),
-        ({"adapters": {"layers": []}}, r"adapters.layers = \[\]: "),
-        ({"adapters": {"layers": ["1"]}, "freeze": ["1"]}, "leave freeze out"),
-        ({"adapters": {"layers": ["1"], "rank": [1, 2]}}, "lists 2 values, but the ensemble has 3"),
+        ({"lora": {"rank": 2}}, r"\[model\] lora lacks 'target_modules'"),
+        ({"lora": {"rank": 0, "target_modules": ["1"]}}, "rank.*1 or more"),
+        ({"lora": {"rnk": 1, "target_modules": ["1"]}}, r"\[model\] lora has no key 'rnk'; did you mean 'rank'"),
+        ({"lora": {"target_modules": []}}, r"lora.target_modules = \[\]: "),
+        ({"lora": {"target_modules": ["1"]}, "freeze": ["1"]}, "leave freeze out"),
+        ({"lora": {"target_modules": ["1"], "rank": [1, 2]}}, "lists 2 values, but the ensemble has 3"),
     ],
 )
 def test_a_recipe_says_what_is_wrong_with_its_adapters(model_part: dict[str, Any], words: str) -> None:
     def built() -> None:
-        row = recipe("deep_ensemble", "mlp", model={"hidden": [6, 6], **model_part})
+        row = recipe("deep_ensemble", "mlp", model={"hidden_sizes": [6, 6], **model_part})
         build_members(row, build_data(row), [0])
 
     with pytest.raises(RecipeError, match=words):
@@ -177,11 +189,11 @@ def test_a_recipe_says_what_is_wrong_with_its_adapters(model_part: dict[str, Any
 def test_a_recipe_with_adapters_survives_toml_and_changes_nobody_elses_name() -> None:
     row = recipe("deep_ensemble", "adapted")
     assert Recipe.parse(row.to_toml()) == row
-    assert "adapters" not in recipe("deep_ensemble", "mlp").to_dict()["model"]
+    assert "lora" not in recipe("deep_ensemble", "mlp").to_dict()["model"]
 
 
 def test_five_members_hold_the_base_once_and_differ_in_what_is_theirs() -> None:
-    row = recipe("deep_ensemble", "adapted", members=5, model={"hidden": [64, 64]})
+    row = recipe("deep_ensemble", "adapted", members=5, model={"hidden_sizes": [64, 64]})
     nets = build_members(row, build_data(row), range(5))
     names = shared_param_names(row, nets[0])
     states = [each.state_dict() for each in nets]
@@ -197,7 +209,7 @@ def test_five_members_hold_the_base_once_and_differ_in_what_is_theirs() -> None:
 
 def test_members_may_have_a_rank_and_an_alpha_each() -> None:
     row = recipe(
-        "deep_ensemble", "adapted", model={"adapters": {"rank": [1, 2, 3], "alpha": [4, 4, 6], "layers": ["1"]}}
+        "deep_ensemble", "adapted", model={"lora": {"rank": [1, 2, 3], "alpha": [4, 4, 6], "target_modules": ["1"]}}
     )
     nets = build_members(row, build_data(row), range(3))
     parts = [each[1] for each in nets]  # type: ignore[index]
@@ -217,10 +229,10 @@ def test_every_executor_ends_at_the_loops_adapters_and_no_base_moves(method: str
     assert all(torch.equal(start[name], tensor) for name, tensor in loop.shared().items())
     assert not loop.shared().keys() & loop.weights(0).keys()
     assert float(loop.weights(0)["3.up.weight"].abs().max()) > 1e-3
-    assert distance(trained(row.replaced(executor={"manner": "parked"}), tmp_path / "parked"), weights(loop)) == 0
-    assert distance(trained(row.replaced(executor={"manner": "vmap"}), tmp_path / "vmap"), weights(loop)) <= 1e-12
+    assert distance(trained(row.replaced(executor={"mode": "offload"}), tmp_path / "offload"), weights(loop)) == 0
+    assert distance(trained(row.replaced(executor={"mode": "vmap"}), tmp_path / "vmap"), weights(loop)) <= 1e-12
     for name, copies, bound in (("2x1", 1, 0.0), ("1x2", 2, 1e-12)):
-        spread = row.replaced(executor={"name": "mesh", "data": copies})
+        spread = row.replaced(executor={"name": "mesh", "data_parallel": copies})
         mesh(2).run("laws.meshes:train_here", spread.to_dict(), str(tmp_path / name))
         assert distance(weights(Run.open(tmp_path / name)), weights(loop)) <= bound
 
@@ -243,7 +255,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def test_a_run_is_loaded_with_its_base_held_once_and_merges(run: Run) -> None:
     ensemble = plateaux.load(run.store.root)
     assert ensemble.bytes()["held"] < ensemble.bytes()["unshared"]
-    row = run.recipe.replaced(model={"adapters": None})
+    row = run.recipe.replaced(model={"lora": None})
     plain = build_members(row, build_data(row), [0])[0]
     plain.load_state_dict(merge_lora(ensemble.members[0]), strict=True)
     x = torch.randn(7, 2)

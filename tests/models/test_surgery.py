@@ -87,7 +87,7 @@ def test_partial_loading_leaves_another_head_and_says_so(tmp_path: Path) -> None
     source, target, before = net(seed=1, classes=7), net(seed=2), net(seed=2)
     save_file(source.state_dict(), tmp_path / "w.safetensors")
     with pytest.warns(UserWarning, match=r"Not loaded.*linear.weight \(7 x 64 in the file, 3 x 64 in the model\)"):
-        surgery.load_weights(target, tmp_path / "w.safetensors", partial=True)
+        surgery.load_weights(target, tmp_path / "w.safetensors", strict=False)
     assert torch.equal(target.get_parameter("layer3.0.conv2.weight"), source.get_parameter("layer3.0.conv2.weight"))
     assert torch.equal(target.get_parameter("linear.weight"), before.get_parameter("linear.weight"))
 
@@ -97,11 +97,11 @@ def test_partial_loading_takes_a_head_of_another_name_but_no_missing_trunk(tmp_p
     weights["fc.weight"] = weights.pop("linear.weight")
     save_file(weights, tmp_path / "w.safetensors")
     with pytest.warns(UserWarning, match=r"linear.weight \(not in the file\), fc.weight \(no place\)"):
-        surgery.load_weights(net(), tmp_path / "w.safetensors", partial=True)
+        surgery.load_weights(net(), tmp_path / "w.safetensors", strict=False)
     del weights["conv1.weight"]
     save_file(weights, tmp_path / "w.safetensors")
     with pytest.raises(RecipeError, match=r"missing: conv1\.weight"):
-        surgery.load_weights(net(), tmp_path / "w.safetensors", partial=True)
+        surgery.load_weights(net(), tmp_path / "w.safetensors", strict=False)
 
 
 def test_a_wrong_prefix_names_the_right_one(tmp_path: Path) -> None:
@@ -324,6 +324,6 @@ def test_layers_that_draw_random_numbers_are_named() -> None:
 
 
 def test_frozen_dropout_draws_nothing_and_eval_mode_alone_does_not_count() -> None:
-    wide = net("wrn", depth=10, widen=1, dropout=0.3)
+    wide = net("wrn", depth=10, widen_factor=1, dropout=0.3)
     surgery.freeze(wide, ["block1", "block2"])
     assert surgery.dropout_layers(wide.eval()) == ["block3.layer.0.dropout"]

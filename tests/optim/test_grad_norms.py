@@ -72,7 +72,7 @@ def built(name: str, pixels: int = 32, **options: object) -> nn.Module:
 NETWORKS = {
     "resnet18": lambda: built("resnet18", width=16),
     "resnet8": lambda: built("resnet8"),
-    "wrn": lambda: built("wrn", depth=40, widen=2),
+    "wrn": lambda: built("wrn", depth=40, widen_factor=2),
     "vgg19_bn": lambda: built("vgg19_bn", width=8),
     "vit": lambda: built("vit", depth=2, width=48),
 }

@@ -18,7 +18,9 @@ from plateaux.core.method import GradRequest, Method, Objective, StepContext, Up
 from plateaux.core.types import Batch, TensorTree
 from plateaux.methods.sam import asam, gsam, sam
 from plateaux.optim.losses import cross_entropy
-from plateaux.optim.sam import count_gradients, groups, gsam, plain_gradient, sam, sam_on_subset
+from plateaux.optim.sam import count_gradients, groups, plain_gradient, sam_on_subset
+from plateaux.optim.sam import gsam as gsam_update
+from plateaux.optim.sam import sam as sam_update
 
 LOSS = cross_entropy()
 
@@ -77,7 +79,7 @@ TWINS: dict[str, tuple[Method, Callable[[twin.Arrays, twin.Gradient], twin.Array
 def test_every_step_is_that_of_its_slow_twin(name: str, net: str, clip: float | None) -> None:
     method, direction = TWINS[name]
     module = corner(net).module
-    member = learner(module, method, lr=0.2, momentum=0.9, weight_decay=0.01, clip=clip)
+    member = learner(module, method, lr=0.2, momentum=0.9, weight_decay=0.01, max_grad_norm=clip)
     descent, w = twin.Descent(0.2, 0.9, 0.01), numpied(module)
     for seed in range(4):
         batch = corner(net, seed=seed).batch
@@ -92,7 +94,7 @@ def test_clipping_is_of_the_final_direction_only() -> None:
     # A clip that bites leaves a direction of exactly its length; the climb before it was not clipped.
     module = corner().module
     before, batch = numpied(module), corner().batch
-    steps(learner(module, sam(LOSS, rho=0.3), lr=1.0, clip=0.01), [batch])
+    steps(learner(module, sam(LOSS, rho=0.3), lr=1.0, max_grad_norm=0.01), [batch])
     moved = {name: before[name] - after for name, after in numpied(module).items()}
     peak = sam_twin(before, gradient_of(corner().module, batch))
     assert twin.length(moved) == pytest.approx(0.01, rel=1e-3)
@@ -183,7 +185,7 @@ def test_unnormalised_sam_on_a_quadratic_is_the_closed_form() -> None:
     a = torch.randn(6, 4, generator=draw, dtype=torch.float64) / 3
     best, start = (torch.randn(4, generator=draw, dtype=torch.float64) for _ in range(2))
     module = Line(start)
-    method = Method(Objective(squares), sam(0.4, direction=lambda params, gradient: (gradient, torch.ones(()))))
+    method = Method(Objective(squares), sam_update(0.4, direction=lambda params, gradient: (gradient, torch.ones(()))))
     batch = Batch(a, a @ best, torch.arange(6))
     steps(learner(module, method, lr=0.1), [batch] * 7)
     w = a.T @ a
@@ -197,7 +199,7 @@ def test_sam_on_a_parabola_is_the_closed_form() -> None:
     module = Line(torch.tensor([start], dtype=torch.float64))
     one = torch.full((1, 1), h**0.5, dtype=torch.float64)
     batch = Batch(one, torch.zeros(1, dtype=torch.float64), torch.arange(1))
-    steps(learner(module, Method(Objective(squares), sam(rho)), lr=lr), [batch] * 9)
+    steps(learner(module, Method(Objective(squares), sam_update(rho)), lr=lr), [batch] * 9)
     assert float(module.theta.detach()) == pytest.approx((1 - lr * h) ** 9 * (start + rho) - rho, rel=1e-12)
 
 
@@ -231,7 +233,7 @@ def places(update: Update, *, lr: float = 0.1) -> list[GradRequest]:
 
 @pytest.mark.parametrize("lr", [0.1, 0.055, 0.01])
 def test_the_radius_of_gsam_follows_the_learning_rate(lr: float) -> None:
-    second = places(gsam(0.5, alpha=0.4, rho_min=0.1, lr_min=0.01), lr=lr)[1]
+    second = places(gsam_update(0.5, alpha=0.4, rho_min=0.1, lr_min=0.01), lr=lr)[1]
     assert second.at is not None
     assert float(second.at["w"].norm()) == pytest.approx(twin.gsam_radius(0.5, 0.1, lr, 0.1, 0.01), rel=1e-6)
 
@@ -279,7 +281,10 @@ def test_the_variants_of_asam_differ_where_they_should() -> None:
 
 
 def test_the_asks_of_an_update_can_be_counted_beforehand() -> None:
-    assert [count_gradients(update, 8) for update in (plain_gradient, sam(0.0), sam(0.1), sam(0.1, m=3))] == [
+    assert [
+        count_gradients(update, 8)
+        for update in (plain_gradient, sam_update(0.0), sam_update(0.1), sam_update(0.1, m=3))
+    ] == [
         1,
         1,
         2,
@@ -289,8 +294,8 @@ def test_the_asks_of_an_update_can_be_counted_beforehand() -> None:
 
 
 def test_a_worker_of_its_own_asks_only_for_the_climb_alone() -> None:
-    assert [ask.local for ask in places(sam(0.1, perturbation="per_worker"))] == [True, False]
-    assert [ask.local for ask in places(sam(0.1))] == [False, False]
+    assert [ask.local for ask in places(sam_update(0.1, perturbation="per_worker"))] == [True, False]
+    assert [ask.local for ask in places(sam_update(0.1))] == [False, False]
 
 
 # --- careful samples
@@ -326,7 +331,7 @@ CHOSEN = torch.tensor([True, False, False, True, True, False, True, False])
 )
 def test_a_careful_step_is_that_of_its_definition(step: str, net: str, chosen: Tensor) -> None:
     own = corner(net)
-    method = Method(Objective(LOSS), sam_on_subset(sam(0.3), warmup=plain_gradient, step=step))  # type: ignore[arg-type]
+    method = Method(Objective(LOSS), sam_on_subset(sam_update(0.3), warmup=plain_gradient, step=step))  # type: ignore[arg-type]
     member = learner(own.module, method, lr=1.0)
     member.sam_set = lambda index: chosen[index]
     before = {name: p.detach().clone() for name, p in own.module.named_parameters()}
@@ -342,10 +347,10 @@ def test_split_shows_batchnorm_the_parts_and_shared_the_whole(accumulate: int) -
     counted = {}
     for step in ("split", "shared"):
         own = corner("conv_bn")
-        method = Method(Objective(LOSS), sam_on_subset(sam(0.3), warmup=plain_gradient, step=step))  # type: ignore[arg-type]
+        method = Method(Objective(LOSS), sam_on_subset(sam_update(0.3), warmup=plain_gradient, step=step))  # type: ignore[arg-type]
         member = learner(own.module, method)
         member.sam_set = lambda index: CHOSEN[index]
-        steps(member, [replace(own.batch, index=torch.arange(8))], accumulate=accumulate)
+        steps(member, [replace(own.batch, index=torch.arange(8))], gradient_accumulation_steps=accumulate)
         counted[step] = int(own.module.state_dict()["0.1.num_batches_tracked"])
     assert counted["shared"] == accumulate
     assert counted["split"] == 2 * (1 if accumulate == 1 else 2)  # four samples in three pieces of two are two
@@ -357,7 +362,7 @@ def test_what_was_seen_is_counted_once(step: str) -> None:
     batch = replace(own.batch, index=torch.arange(8))
     loss = float(F.cross_entropy(own.module(batch.x), batch.y).detach())
     right = int((own.module(batch.x).argmax(-1) == batch.y).sum())
-    method = Method(Objective(LOSS), sam_on_subset(sam(0.3), warmup=plain_gradient, step=step))  # type: ignore[arg-type]
+    method = Method(Objective(LOSS), sam_on_subset(sam_update(0.3), warmup=plain_gradient, step=step))  # type: ignore[arg-type]
     member = learner(own.module, method)
     member.sam_set = lambda index: CHOSEN[index]
     (tally,) = steps(member, [batch])
@@ -371,7 +376,7 @@ def test_before_any_meeting_members_climb_on_everything(name: str) -> None:
 
     usual = {"sam": sam, "asam": asam, "gsam": gsam}[name]
     ends = []
-    for method in (sharpbalance(LOSS, epochs=2, rho=0.3, climb=name), usual(LOSS, rho=0.3)):  # type: ignore[arg-type]
+    for method in (sharpbalance(LOSS, epochs=2, rho=0.3, sam_variant=name), usual(LOSS, rho=0.3)):  # type: ignore[arg-type]
         own = corner("mlp")
         steps(learner(own.module, method), [own.batch])
         ends.append(own.module.state_dict())

@@ -126,20 +126,20 @@ def test_the_methods_of_the_page_are_the_same_on_every_executor(name: str, folde
     recipe = plateaux.Recipe.from_dict(
         {
             "members": 2,
-            "data": {"name": "moons", "samples": 96, "batch": 32},
+            "data": {"name": "moons", "samples": 96, "batch_size": 32},
             "model": {"name": "mlp"},
             "method": {"name": name},
             "train": {"epochs": 2, "precision": "fp64"},
         }
     )
     ends = {}
-    for manner in ("loop", "vmap", "parked"):
-        run = plateaux.train(recipe.replaced(executor={"manner": manner}), f"runs/{manner}")
+    for manner in ("loop", "vmap", "offload"):
+        run = plateaux.train(recipe.replaced(executor={"mode": manner}), f"runs/{manner}")
         ends[manner] = [run.weights(number) for number in range(2)]
-    plain = plateaux.train(recipe.replaced(method={"name": "deep_ensemble"}, data={"order": "shared"}), "runs/plain")
+    plain = plateaux.train(recipe.replaced(method={"name": "deep_ensemble"}, data={"shuffle": "shared"}), "runs/plain")
     for number in range(2):
         for weight, end in ends["loop"][number].items():
-            assert torch.equal(end, ends["parked"][number][weight])
+            assert torch.equal(end, ends["offload"][number][weight])
             torch.testing.assert_close(end, ends["vmap"][number][weight], rtol=0, atol=1e-12)
         assert not torch.allclose(ends["loop"][number]["1.weight"], plain.weights(number)["1.weight"])
 
@@ -209,7 +209,7 @@ def test_every_command_of_a_page_parses_and_means_something(page: Path) -> None:
             plateaux.Recipe.load(recipe_file(recipe), given["changes"] or [])
         if name == "list":
             assert given["kind"] in KINDS
-        named_here = [word for word in split_names(given.get("measures") or "") if ":" not in word]
+        named_here = [word for word in split_names(given.get("metrics") or "") if ":" not in word]
         assert not named_here or get_metrics(named_here)
         asked = [word for word in split_names(given.get("probes") or "") if ":" not in word]
         assert not asked or get_probes(asked)

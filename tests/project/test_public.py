@@ -47,7 +47,7 @@ def own_model(*, classes: int, width: int = 8) -> nn.Module:
 def test_a_model_and_a_data_set_of_ones_own(tmp_path: Path) -> None:
     data = plateaux.from_dataset(Line(), Line(), classes=2, shape=(2,))
     recipe = plateaux.Recipe.from_dict(
-        {"members": 2, "data": {"name": "mine", "batch": 16}, "model": {"name": "mine", "width": [4, 8]}}
+        {"members": 2, "data": {"name": "mine", "batch_size": 16}, "model": {"name": "mine", "width": [4, 8]}}
     )
     given = plateaux.Components(data=data, model=own_model)
     plateaux.train(recipe, tmp_path / "run", given=given)

@@ -23,7 +23,7 @@ SHAPES = {  # of one sample, and how many classes
     "cifar10": ((3, 32, 32), 10),
     "cifar100": ((3, 32, 32), 100),
     "tiny_imagenet": ((3, 64, 64), 200),
-    "folder": ((3, 224, 224), 100),
+    "image_folder": ((3, 224, 224), 100),
     "mrpc": ((64,), 2),
 }
 JOINT = {"sed_imagenet"}  # members see each other in every batch
@@ -54,13 +54,13 @@ def test_a_recipe_of_the_paper_says_what_the_paper_says(file: Path) -> None:
     data, net, sparse, method = re.fullmatch(r"(.+?)_(resnet18|wrn40_2|vit_tiny)_(sparse_)?(.+)", file.stem).groups()  # type: ignore[union-attr]
     recipe = plateaux.Recipe.load(file)
     # The transformer wants larger images than CIFAR-100's, which it reads from folders.
-    name, crop = ("folder", 28) if net == "vit_tiny" else (data, 4)
-    assert (recipe.members, recipe.data.name, recipe.data.batch, recipe.train.epochs) == (3, name, 128, 200)
+    name, crop = ("image_folder", 28) if net == "vit_tiny" else (data, 4)
+    assert (recipe.members, recipe.data.name, recipe.data.batch_size, recipe.train.epochs) == (3, name, 128, 200)
     assert (recipe.data.crop, recipe.data.flip) == (crop, True)
-    assert recipe.data.validation == (0 if data == "tiny_imagenet" else 5000)
+    assert recipe.data.validation_split == (0 if data == "tiny_imagenet" else 5000)
     assert (recipe.optimizer.lr, recipe.optimizer.weight_decay) == (0.1, 5e-4)
     assert recipe.optimizer.options == {"momentum": 0.9}
-    assert [(part.name, part.options) for part in recipe.schedule] == [
+    assert [(part.name, part.options) for part in recipe.lr_scheduler] == [
         ("multistep", {"milestones": [100, 150], "gamma": 0.1})
     ]
     assert recipe.model.sparsity == (0.95 if sparse else 0)
@@ -70,7 +70,7 @@ def test_a_recipe_of_the_paper_says_what_the_paper_says(file: Path) -> None:
     options = {
         "deep_ensemble": {},
         "sam": {"rho": 0.2},
-        "sharpbalance": {"rho": 0.2, "top": top, "meet_after": meet_after},
+        "sharpbalance": {"rho": 0.2, "top_k": top, "partition_epoch": meet_after},
     }
     assert (recipe.method.name, recipe.method.options) == (method, options[method])
 
@@ -99,16 +99,16 @@ def test_a_recipe_trains_two_steps(file: Path, tmp_path: Path) -> None:
     batch = 8 if whole.data.name in ("digits", "cifar10", "cifar100") else 4  # larger images cost more
     joint = file.stem in JOINT
     batch = 2 if joint else batch  # and a larger network even more
-    validation = 2 if whole.data.validation else 0
+    validation = 2 if whole.data.validation_split else 0
     meets = whole.method.name == "sharpbalance"  # then at once, and there must be somebody to meet
     recipe = whole.replaced(
         members=2 if meets or joint else 1,
-        model={"weights": None, "rounds": 1},
-        method={"meet_after": 0} if meets else {},
-        data={"batch": batch, "validation": validation},
+        model={"weights": None, "cached_augmentations": 1},
+        method={"partition_epoch": 0} if meets else {},
+        data={"batch_size": batch, "validation_split": validation},
         train={"epochs": 1},
         executor={"processes": 1, "threads": 1},
-        run={"features": str(tmp_path / "features")},
+        run={"feature_cache": str(tmp_path / "features")},
     )
     run = plateaux.train(
         recipe,
@@ -119,18 +119,25 @@ def test_a_recipe_trains_two_steps(file: Path, tmp_path: Path) -> None:
     assert steps[-1] == 2
     assert run.progress(0).finished
     start = tomllib.loads(file.read_text(encoding="utf-8"))["optimizer"]["lr"]
-    to_zero = any(part.name == "cosine" and part.per == "step" for part in whole.schedule)  # at the very last step
+    to_zero = any(
+        part.name == "cosine" and part.interval == "step" for part in whole.lr_scheduler
+    )  # at the very last step
     rate = run.log(0)[0]["lr"]
     assert rate > 0 or (rate == 0 and to_zero)
     assert rate <= start
     assert all(bool(torch.isfinite(tensor).all()) for tensor in run.weights(0).values())
-    assert run.store.has("notes/0/summary.json") is meets
+    assert run.store.has("sam_sets/0/summary.json") is meets
 
 
 def test_the_recipe_of_sed_says_what_its_paper_says() -> None:
     recipe = plateaux.Recipe.load(FOLDER / "sed_imagenet.toml")
-    assert (recipe.members, recipe.data.batch, recipe.train.epochs, recipe.model.rounds) == (5, 16, 10, 4)
-    assert (recipe.method.name, recipe.method.options) == ("sed", {"strength": 0.1 / 2, "pair": 2})
+    assert (recipe.members, recipe.data.batch_size, recipe.train.epochs, recipe.model.cached_augmentations) == (
+        5,
+        16,
+        10,
+        4,
+    )
+    assert (recipe.method.name, recipe.method.options) == ("sed", {"diversity_weight": 0.1 / 2, "members_per_step": 2})
     assert (recipe.optimizer.name, recipe.optimizer.lr, recipe.optimizer.weight_decay) == ("AdamW", 1e-3, 0.01)
     assert recipe.model.name == "timm:deit3_base_patch16_224"
     assert recipe.model.cache_features

@@ -26,7 +26,7 @@ WITH_CIFAR = pytest.mark.skipif(
 
 @pytest.mark.parametrize("study", ["flat_and_diverse", "six_controls"])
 def test_the_page_of_a_study_is_made_of_its_numbers(study: str) -> None:
-    made, name = report([ROOT / "studies" / "results" / f"{study}.json"], details=0), study.replace("_", "-")
+    made, name = report([ROOT / "studies" / "results" / f"{study}.json"], max_runs=0), study.replace("_", "-")
     page = (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
     assert to_markdown(made, f"images/{name}") == page, "make it again, as docs/studies.md says"
 

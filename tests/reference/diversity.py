@@ -99,10 +99,10 @@ def unique(table: Array, y: Array) -> dict[str, float]:
     return {TOGETHER: sum(len({member[s] for member in found}) for s in range(len(y))) / len(y)}
 
 
-def pds(table: Array, y: Array, normalise: bool = False) -> dict[str, float]:
+def pds(table: Array, y: Array, normalize: bool = False) -> dict[str, float]:
     p, (_, samples, classes) = probabilities(table), table.shape
     total = sum(max(member[s][c] for member in p) for s in range(samples) for c in range(classes))
-    return {TOGETHER: total / samples / (classes if normalise else 1)}
+    return {TOGETHER: total / samples / (classes if normalize else 1)}
 
 
 def error_overlap(table: Array, y: Array) -> dict[str, float]:

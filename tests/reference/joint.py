@@ -1,6 +1,6 @@
 """Slow, obvious twins of the joint objectives: loops over rows, samples and classes, written from the formulas.
 
-A table is nested lists `[R][K][C]` of logits, labelled samples first. What must not get a gradient is taken from a
+A table is nested lists `[R][K][C]` of logits, labeled samples first. What must not get a gradient is taken from a
 second table, `still`: equal to the first, but not moved when slopes are taken.
 """
 
@@ -36,24 +36,27 @@ def one_pair(mine: Sequence[float], other: Sequence[float]) -> float:
 
 
 def chosen(size: int, total: int, on: str) -> range:
-    return {"labelled": range(size), "unlabelled": range(size, total), "both": range(total)}[on]
+    return {"labeled": range(size), "unlabeled": range(size, total), "both": range(total)}[on]
 
 
-def a2d(table: Table, still: Table, labels: list[int], *, strength: float, on: str, mode: str) -> Losses:
+def a2d(
+    table: Table, still: Table, labels: list[int], *, diversity_weight: float, disagree_on: str, training: str
+) -> Losses:
     size, total = len(labels), len(table[0])
 
     def alike(row: int, sample: int) -> float:
-        if mode == "sequential":
+        if training == "sequential":
             return mean([one_pair(table[row][sample], still[s][sample]) for s in range(row)])
         return mean([one_pair(table[row][sample], table[s][sample]) for s in range(len(table)) if s != row])
 
     losses = []
     for row in range(len(table)):
-        values = {sample: alike(row, sample) for sample in chosen(size, total, on)}
+        values = {sample: alike(row, sample) for sample in chosen(size, total, disagree_on)}
         everywhere = mean(list(values.values()))
         losses.append(
             [
-                cross_entropy(table[row][b], labels[b]) + strength * (values[b] if on == "labelled" else everywhere)
+                cross_entropy(table[row][b], labels[b])
+                + diversity_weight * (values[b] if disagree_on == "labeled" else everywhere)
                 for b in range(size)
             ]
         )
@@ -97,21 +100,21 @@ def divdis(
     still: Table,
     labels: list[int],
     *,
-    strength: float,
-    regularise: float,
-    on: str,
-    mode: str,
-    regulariser: str,
-    shares: Sequence[float],
+    diversity_weight: float,
+    regularizer_weight: float,
+    disagree_on: str,
+    diversity: str,
+    regularizer: str,
+    class_ratio: Sequence[float],
 ) -> Losses:
     size, total = len(labels), len(table[0])
-    target = [[softmax(row[k]) for k in chosen(size, total, on)] for row in table]
+    target = [[softmax(row[k]) for k in chosen(size, total, disagree_on)] for row in table]
     source = [[softmax(row[b]) for b in range(size)] for row in still]
-    pair = mutual_information if mode == "mi" else l1
+    pair = mutual_information if diversity == "mi" else l1
     losses = []
     for r, row in enumerate(table):
         alike = mean([pair(target[r], target[s]) for s in range(len(table)) if s != r])
-        extra = strength * alike + regularise * collapse(regulariser, target[r], source, shares)
+        extra = diversity_weight * alike + regularizer_weight * collapse(regularizer, target[r], source, class_ratio)
         losses.append([cross_entropy(row[b], labels[b]) + extra for b in range(size)])
     return losses
 
@@ -124,12 +127,14 @@ def hardness(table: Table, labels: list[int], floor: float) -> list[float]:
     return [loss / max(mean(losses), floor) ** 2 for loss in losses]
 
 
-def sed(table: Table, still: Table, labels: list[int], *, strength: float, floor: float) -> Losses:
+def sed(table: Table, still: Table, labels: list[int], *, diversity_weight: float, floor: float) -> Losses:
     alpha = hardness(still, labels, floor)
     return [
         [
             cross_entropy(table[r][b], labels[b])
-            + strength * alpha[b] * mean([one_pair(table[r][b], table[s][b]) for s in range(len(table)) if s != r])
+            + diversity_weight
+            * alpha[b]
+            * mean([one_pair(table[r][b], table[s][b]) for s in range(len(table)) if s != r])
             for b in range(len(labels))
         ]
         for r in range(len(table))

@@ -80,7 +80,7 @@ class Table:
 
     table: NDArray[np.float32]
     sizes: tuple[int, ...] = (5,)
-    key: int = 7
+    seed: int = 7
 
     @property
     def members(self) -> int:

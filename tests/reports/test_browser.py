@@ -29,7 +29,9 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
         found = made.one_run(4, run=f"runs/{i}", condition=condition)
         chapters.append(RunSection(f"{made.LONG}={'x' * 60}", condition, 0, found, [made.course()], {}))
     report = compose(
-        ReportInputs("y" * 60, chapters, "Is it flat?"), details=1, draw=["accuracy_bars", "severity", "training"]
+        ReportInputs("y" * 60, chapters, "Is it flat?"),
+        max_runs=1,
+        only_figures=["accuracy_bars", "severity", "training"],
     )
     file = tmp_path_factory.mktemp("browser") / "report.html"
     file.write_text(to_html(report), encoding="utf-8")

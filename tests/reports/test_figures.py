@@ -93,12 +93,12 @@ DRAW: dict[str, Draw] = {
     "reliability": lambda case: uncertainty.reliability(numbers(case)),
     "roc": lambda case: uncertainty.roc(scores(case)),
     "training": lambda case: training.training(courses(case)),
-    "careful": lambda case: partition.sam_sets(met(case)),
+    "sam_sets": lambda case: partition.sam_sets(met(case)),
     "gallery": answers,
     "lines": lambda case: landscape.lines(slices(case)),
     "surfaces": lambda case: landscape.surfaces(pictures(case)),
 }
-DRAWS_NAN = ("training", "careful")  # there is still something to see
+DRAWS_NAN = ("training", "sam_sets")  # there is still something to see
 
 
 @pytest.mark.parametrize("case", ["one run", "fifty members", "long names"])

@@ -29,8 +29,8 @@ from plateaux.storage.run import Run
 RECIPE = {
     "members": 2,
     "data": {"name": "digits"},
-    "model": {"name": "mlp", "hidden": [8]},
-    "method": {"name": "sharpbalance", "meet_after": 1},
+    "model": {"name": "mlp", "hidden_sizes": [8]},
+    "method": {"name": "sharpbalance", "partition_epoch": 1},
     "train": {"epochs": 2},
 }
 
@@ -58,12 +58,12 @@ def strangers(run: Run) -> None:
     """Keep predictions about samples of elsewhere, as measuring on them would have done."""
     said, logits = artifacts.load_predictions(run)["test"]
     hashes = [run.weights_hash(n) for n in said.members]
-    shelf = artifacts.PredictionCache(run.store, {"on": "mnist", "name": "mnist"})
+    shelf = artifacts.PredictionCache(run.store, {"split": "mnist", "name": "mnist"})
     labels, ids = torch.from_numpy(said.labels), torch.from_numpy(said.ids)
     shelf.write(hashes, {"ids": ids, "labels": labels, "logits": logits.transpose(0, 1) / 3})
     rows = {"members together · entropy · auroc": Estimate(0.9, 0.01)}
-    found = MetricResult("ood", "mnist (far)", rows, "neither", {}, {"samples": 5})
-    run.store.put_json("measures/ood-1.json", found.to_dict())
+    found = MetricResult("ood", "mnist (far)", rows, None, {}, {"samples": 5})
+    run.store.put_json("metrics/ood-1.json", found.to_dict())
 
 
 def copied(root: Path, to: Path) -> Path:
@@ -74,7 +74,7 @@ def test_a_whole_run_has_every_figure_of_a_run(whole: Path) -> None:
     made_of = report([whole])
     names = {name for name, _ in made_of.figures()}
     assert names >= {
-        "accuracy_bars", "over_size_accuracy", "over_size_nll", "training", "reliability", "roc", "careful", "gallery",
+        "accuracy_bars", "over_size_accuracy", "over_size_nll", "training", "reliability", "roc", "sam_sets", "gallery",
         "landscape_slices", "landscape_paths", "landscape_surface", "landscape_plane",
     }  # fmt: skip
     page = to_html(made_of)
@@ -84,13 +84,13 @@ def test_a_whole_run_has_every_figure_of_a_run(whole: Path) -> None:
 
 def test_a_report_writes_nothing_into_the_run(whole: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in whole.rglob("*")}
-    report([whole], draw=["reliability", "careful"])
+    report([whole], only_figures=["reliability", "sam_sets"])
     assert {path: path.stat().st_mtime_ns for path in whole.rglob("*")} == before
 
 
 def test_what_is_damaged_is_left_out_and_the_rest_is_shown(whole: Path, tmp_path: Path) -> None:
     root = copied(whole, tmp_path / "demo")
-    for name in ("notes/1/0.safetensors", "landscape/slices.json", "landscape/plane-0-1-2.json"):
+    for name in ("sam_sets/1/0.safetensors", "landscape/slices.json", "landscape/plane-0-1-2.json"):
         (root / name).write_bytes(b"no such thing")
     for file in root.glob("predictions/*/about.json"):
         file.write_text("{}")
@@ -100,7 +100,7 @@ def test_what_is_damaged_is_left_out_and_the_rest_is_shown(whole: Path, tmp_path
     made_of = report([root])
     names = {name for name, _ in made_of.figures()}
     assert "accuracy_bars" in names
-    assert not names & {"careful", "gallery", "roc", "reliability", "landscape_slices", "landscape_surface"}
+    assert not names & {"sam_sets", "gallery", "roc", "reliability", "landscape_slices", "landscape_surface"}
 
 
 def test_the_bins_made_from_kept_logits_are_those_that_measuring_finds(whole: Path) -> None:
@@ -109,12 +109,12 @@ def test_the_bins_made_from_kept_logits_are_those_that_measuring_finds(whole: Pa
     mine = {each.row: each.value for each in artifacts.reliability_rows(said, logits, like)}
     (truth,) = plateaux.evaluate(whole, metrics=["reliability"])
     assert mine == {row: pytest.approx(value.value, nan_ok=True) for row, value in truth.rows.items()}
-    assert reliability().group == "sure"
+    assert reliability().group == "uncertainty"
 
 
 def test_a_meeting_counts_who_is_careful(whole: Path) -> None:
     (met,) = artifacts.load_partitions(Run.open(whole))
-    summary = Run.open(whole).store.get_json("notes/1/summary.json")
+    summary = Run.open(whole).store.get_json("sam_sets/1/summary.json")
     assert sum(met.counts) == summary["trained"]
     careful = sum(k * count for k, count in enumerate(met.counts))
     assert careful == pytest.approx(sum(share * summary["trained"] for share in summary["share"]))
@@ -170,15 +170,15 @@ name = "moons"
 samples = 40
 [base.model]
 name = "mlp"
-hidden = [4]
+hidden_sizes = [4]
 [base.method]
 name = "sam"
 [base.train]
 epochs = 1
 [grid]
 "method.rho" = [0.0, 0.1]
-[measure]
-measures = ["accuracy"]
+[evaluate]
+metrics = ["accuracy"]
 [figures]
 draw = ["accuracy_bars", "training"]
 """
@@ -218,18 +218,18 @@ def told(*words: str) -> tuple[int, str]:
 
 
 def test_the_command_writes_every_format_and_figures(whole: Path, tmp_path: Path) -> None:
-    few = ("--draw", "accuracy_bars,careful", "--json")
+    few = ("--only-figures", "accuracy_bars,sam_sets", "--json")
     code, said = told(str(whole), "-o", str(tmp_path / "sub" / "report.html"), *few)
     assert code == 0, said
     assert json.loads(said)["answers"]["How good?"].startswith("The ensemble answers")
     assert (tmp_path / "sub" / "report.html").read_text().startswith("<!DOCTYPE html>")
-    code, said = told(str(whole), "-o", str(tmp_path / "r.md"), "--figures", str(tmp_path / "figures"), *few)
+    code, said = told(str(whole), "-o", str(tmp_path / "r.md"), "--figures-dir", str(tmp_path / "figures"), *few)
     assert len(json.loads(said)["figures"]) == 6
     linked = re.findall(r"\]\((figures/\S+)\)", (tmp_path / "r.md").read_text())
-    assert linked == ["figures/accuracy_bars.svg", "figures/careful.svg"]
+    assert linked == ["figures/accuracy_bars.svg", "figures/sam_sets.svg"]
     assert all((tmp_path / name).is_file() for name in linked)
     assert told(str(whole), "-o", str(tmp_path / "r.csv"), *few)[0] == 0
-    assert (tmp_path / "r.csv").read_text().startswith("run,condition,repetition,measure,on,row,number")
+    assert (tmp_path / "r.csv").read_text().startswith("run,condition,repetition,metric,split,row,value")
     assert told(str(whole), "-o", str(tmp_path / "r.txt"), "--format", "json", *few)[0] == 0
     assert json.loads((tmp_path / "r.txt").read_text())["title"] == "demo"
     assert not list(tmp_path.rglob("*.part"))
@@ -247,6 +247,6 @@ def test_the_command_says_what_is_wrong(whole: Path, tmp_path: Path) -> None:
 
 
 def test_figures_are_only_written_in_the_kinds_asked_for(whole: Path, tmp_path: Path) -> None:
-    files = write_figures(report([whole], draw=["accuracy_bars"]), tmp_path / "out", kinds=["svg"])
+    files = write_figures(report([whole], only_figures=["accuracy_bars"]), tmp_path / "out", kinds=["svg"])
     assert [file.name for file in files] == ["accuracy_bars.svg"]
     assert len(set(FAMILIES)) == len(FAMILIES)

@@ -45,7 +45,7 @@ def evil() -> tuple[Report, str]:
     """Return a report in which everything a user can name is hostile."""
     conditions = [{EVIL: EVIL, "rho": 0.1}, {EVIL: "a|b`[x](y)", "rho": 0.2}, {EVIL: EVIL, "rho": 0.3}]
     found = replace(book(conditions, question=EVIL), title=EVIL)
-    report = compose(found, details=1)
+    report = compose(found, max_runs=1)
     return report, to_html(report)
 
 
@@ -123,13 +123,13 @@ def test_csv_and_json_carry_every_number(evil: tuple[Report, str]) -> None:
     report = evil[0]
     rows = list(csv.DictReader(StringIO(to_csv(report))))
     assert len(rows) == len(report.results)
-    assert [float(row["number"]) for row in rows] == [each.value for each in report.results]
+    assert [float(row["value"]) for row in rows] == [each.value for each in report.results]
     assert rows[0][f"factor {EVIL}"] == EVIL
     plain = json.loads(to_json(report))
-    assert len(plain["findings"]) == len(rows)
+    assert len(plain["results"]) == len(rows)
     assert {each["name"] for each in plain["figures"]} >= {"accuracy_bars", "sharpness_diversity", "training"}
     broken = replace(report, results=made.one_run(broken=True))
-    assert json.loads(to_json(broken))["findings"][0]["number"] is None
+    assert json.loads(to_json(broken))["results"][0]["value"] is None
 
 
 def test_two_hundred_runs_are_reported_in_time_and_size() -> None:
@@ -144,11 +144,11 @@ def test_two_hundred_runs_are_reported_in_time_and_size() -> None:
 
 
 def test_one_run_of_fifty_members_has_a_table_instead_of_cards() -> None:
-    report = compose(book([{}], members=50), draw=["training"])
+    report = compose(book([{}], members=50), only_figures=["training"])
     assert [part.title for part in report.parts] == ["This run", "Members"]
     assert not report.parts[1].cards
     assert len(report.parts[1].tables[0].rows) == 50
-    few = compose(book([{}]), draw=["training"])
+    few = compose(book([{}]), only_figures=["training"])
     assert [card.title for card in few.parts[1].cards] == ["Member 0", "Member 1", "Member 2"]
     assert [name for name, _ in few.parts[1].cards[0].facts][:3] == ["accuracy", "nll", "ece"]
     assert [drawing.name for _, drawing in few.figures()] == ["training"]
@@ -157,11 +157,11 @@ def test_one_run_of_fifty_members_has_a_table_instead_of_cards() -> None:
 def test_only_the_figures_that_are_asked_for_are_drawn() -> None:
     told = book([{}], draw=("accuracy_bars",))
     assert [name for name, _ in compose(told).figures()] == ["accuracy_bars"]
-    assert [name for name, _ in compose(told, draw=["severity"]).figures()] == ["severity"]
+    assert [name for name, _ in compose(told, only_figures=["severity"]).figures()] == ["severity"]
     assert not list(compose(told, figures=False).figures())
     with pytest.raises(RecipeError, match=r"no figure called 'bars'.*accuracy_bars"):
-        compose(told, draw=["bars"])
-    assert [name for name, _ in compose(book([{}, {"a": 1}]), draw=["reliability"]).figures()] == [
+        compose(told, only_figures=["bars"])
+    assert [name for name, _ in compose(book([{}, {"a": 1}]), only_figures=["reliability"]).figures()] == [
         "reliability", "reliability_2", "reliability_3",
     ]  # fmt: skip
 
@@ -178,7 +178,9 @@ def words(found: list[ResultRow]) -> dict[str, summary.SummaryLine]:
     [(0, ""), (1, " The first is shown by itself;"), (2, " The first 2 are shown one by one;"), (3, "")],
 )
 def test_the_head_says_which_runs_are_shown_one_by_one(shown: int, words: str) -> None:
-    report = compose(book([{"rho": 0.1}, {"rho": 0.2}, {"rho": 0.3}], repetitions=1), details=shown, draw=["training"])
+    report = compose(
+        book([{"rho": 0.1}, {"rho": 0.2}, {"rho": 0.3}], repetitions=1), max_runs=shown, only_figures=["training"]
+    )
     assert report.about.partition(".")[2] == (f"{words} all are in the tables." if words else "")
     assert len([part for part in report.parts if part.title != "All runs"]) == shown
 
@@ -187,7 +189,7 @@ def test_five_lines_answer_five_questions_about_one_run() -> None:
     found = [
         made.finding("accuracy", "mean of members", 0.9, percent=True),
         made.finding("accuracy", MEAN_PROBABILITY, 0.925, percent=True),
-        made.finding("nll", MEAN_PROBABILITY, 0.25, better="lower"),
+        made.finding("nll", MEAN_PROBABILITY, 0.25, better=False),
         made.finding("disagreement", "mean of pairs", 0.08, percent=True),
         made.finding("worst_l2", "mean of members", 0.5, on="train"),
         made.finding("worst_l2", "member 0", 0.4, on="train"),
@@ -253,7 +255,7 @@ def test_a_number_is_shown_to_as_many_places_as_its_error_is_worth(value: Estima
 
 def test_the_best_of_a_column_is_marked_and_means_have_their_error() -> None:
     found = [
-        made.finding("nll", MEAN_PROBABILITY, value, better="lower", condition={"a": name}, repetition=repetition)
+        made.finding("nll", MEAN_PROBABILITY, value, better=False, condition={"a": name}, repetition=repetition)
         for name, values in (("x", (1.0, 3.0)), ("y", (1.0, 1.5)))
         for repetition, value in enumerate(values)
     ]

@@ -77,16 +77,16 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def recipe(folder: Path, data: dict[str, Any] | None = None, **model: Any) -> Recipe:
-    net = {"name": "cnn", "channels": [4, 6], "trunk": "features", "head": "mlp", "head_width": 6}
+    net = {"name": "cnn", "channels": [4, 6], "backbone": "features", "head": "mlp", "head_width": 6}
     return Recipe.from_dict(
         {
             "members": 2,
-            "data": {"name": "given", "batch": 10, **(data or {})},
+            "data": {"name": "given", "batch_size": 10, **(data or {})},
             "model": {**net, "cache_features": True, **model},
             "optimizer": {"lr": 0.05, "momentum": 0.9},
             "train": {"epochs": 3},
             "executor": {"threads": 1},
-            "run": {"features": str(folder)},
+            "run": {"feature_cache": str(folder)},
         }
     )
 
@@ -145,7 +145,7 @@ def test_a_build_killed_at_ten_moments_ends_in_the_same_bytes(tmp_path: Path, mo
     monkeypatch.setattr(feature_cache, "SHARD", 4)
 
     def source(folder: Path) -> FeatureSource:
-        found = with_cached_features(recipe(folder, {"flip": True}, rounds=2), DATA, GIVEN).train
+        found = with_cached_features(recipe(folder, {"flip": True}, cached_augmentations=2), DATA, GIVEN).train
         assert isinstance(found, FeatureSource)
         return found
 
@@ -202,7 +202,7 @@ def test_features_train_what_images_train(tmp_path: Path) -> None:
 
 
 def test_every_epoch_draws_one_of_the_rounds_for_each_sample(tmp_path: Path) -> None:
-    asked = recipe(tmp_path, {"crop": 2, "flip": True}, rounds=3)
+    asked = recipe(tmp_path, {"crop": 2, "flip": True}, cached_augmentations=3)
     data = with_cached_features(asked, DATA, GIVEN)
     trunk = build_backbone(asked, DATA, GIVEN)
     augment = Augment(crop=2, flip=True)
@@ -230,7 +230,10 @@ def test_every_epoch_draws_one_of_the_rounds_for_each_sample(tmp_path: Path) -> 
     assert not torch.equal(drawn[0], drawn[1])
     (batch,) = eval_batches(asked, data, data.train, ids, batch_size=50)
     torch.testing.assert_close(batch.x, plain, rtol=1e-5, atol=1e-5)
-    assert [len(each.tables()) for each in training_sources(asked.replaced(data={"validation": 10}), data)] == [3, 1]  # type: ignore[attr-defined]
+    assert [len(each.tables()) for each in training_sources(asked.replaced(data={"validation_split": 10}), data)] == [
+        3,
+        1,
+    ]  # type: ignore[attr-defined]
 
 
 def test_whatever_decides_a_feature_decides_where_it_lies(tmp_path: Path) -> None:
@@ -242,8 +245,8 @@ def test_whatever_decides_a_feature_decides_where_it_lies(tmp_path: Path) -> Non
         (asked, other),
         (asked, replace(DATA, mean=(0.4,) * 3)),
         (asked.replaced(seed=1), DATA),  # another trunk
-        (asked.replaced(model={"resize": 20}), DATA),
-        (asked.replaced(model={"trunk": "0"}), DATA),
+        (asked.replaced(model={"image_size": 20}), DATA),
+        (asked.replaced(model={"backbone": "0"}), DATA),
         (asked.replaced(model={"cache_dtype": "float16"}), DATA),
         (asked.replaced(train={"memory_format": "channels_last"}), DATA),
         (asked.replaced(data=varied), DATA),
@@ -259,7 +262,7 @@ def test_whatever_decides_a_feature_decides_where_it_lies(tmp_path: Path) -> Non
 
 def test_unlabelled_samples_are_kept_too(tmp_path: Path, passes: list[int]) -> None:
     given = replace(GIVEN, unlabeled=InMemorySource(IMAGES[:30].flip(3), torch.zeros(30, dtype=torch.int64)))
-    method = {"name": "a2d", "strength": 0.5}
+    method = {"name": "a2d", "diversity_weight": 0.5}
     asked = Recipe.from_dict({**recipe(tmp_path / "f").to_dict(), "method": method})
     first = train(asked, tmp_path / "one", given=given)
     assert sum(passes) == 80
@@ -286,7 +289,7 @@ def test_measuring_looks_at_features_of_test_corrupted_and_foreign_samples(tmp_p
     run = train(asked, tmp_path / "run", given=GIVEN)
     members = load(tmp_path / "run", given=GIVEN)
     passes.clear()
-    given: dict[str, Any] = {"given": GIVEN, "keep": "no"}
+    given: dict[str, Any] = {"given": GIVEN, "cache_logits": "no"}
     words = ["test", "corrupted:fog:3@8"]
     found = evaluate(tmp_path / "run", split=words, metrics=["nll"], **given)
     assert sum(passes) == 20 + 8
@@ -310,7 +313,7 @@ def test_measuring_looks_at_features_of_test_corrupted_and_foreign_samples(tmp_p
     mixed = soup(tmp_path / "run", tmp_path / "soup", split="test", max_barrier=100.0, given=GIVEN)
     assert passes == []
     assert run.weights_hash(0) != mixed.weights_hash(0)
-    assert (mixed.recipe.model.trunk, mixed.recipe.model.head) == ("features", "linear")
+    assert (mixed.recipe.model.backbone, mixed.recipe.model.head) == ("features", "linear")
 
 
 def test_members_in_float64_keep_a_trunk_of_their_own(tmp_path: Path) -> None:
@@ -368,7 +371,7 @@ def test_a_copy_in_another_process_maps_the_files_anew(tmp_path: Path) -> None:
 
 
 def test_the_folder_is_the_recipes_or_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    unset = recipe(tmp_path).replaced(run={"features": None})
+    unset = recipe(tmp_path).replaced(run={"feature_cache": None})
     assert cache_dir(recipe(tmp_path)) == str(tmp_path)
     monkeypatch.setenv("PLATEAUX_CACHE", "/somewhere")
     assert cache_dir(unset) == "/somewhere/features"
@@ -416,10 +419,12 @@ def test_members_that_meet_over_kept_features_are_the_same_on_a_mesh(
 ) -> None:
     monkeypatch.setattr(feature_cache, "SHARD", USUAL[0])
     monkeypatch.setattr(feature_cache, "CHUNK", USUAL[1])
-    tree = recipe(tmp_path / "here", {"name": "cases:patches", "batch": 12, "unlabelled": "cases:static@13"}).to_dict()
-    tree |= {"method": {"name": "a2d", "strength": 0.5}}
+    tree = recipe(
+        tmp_path / "here", {"name": "cases:patches", "batch_size": 12, "unlabeled": "cases:static@13"}
+    ).to_dict()
+    tree |= {"method": {"name": "a2d", "diversity_weight": 0.5}}
     alone = train(Recipe.from_dict(tree), tmp_path / "alone", given=Components(trust=("cases",)))
-    spread = {**tree, "executor": {"name": "mesh", "threads": 1}, "run": {"features": str(tmp_path / "there")}}
+    spread = {**tree, "executor": {"name": "mesh", "threads": 1}, "run": {"feature_cache": str(tmp_path / "there")}}
     mesh(2).run("laws.meshes:train_here", spread, str(tmp_path / "spread"))
     there = Run.open(tmp_path / "spread")
     for number in range(2):

@@ -374,7 +374,7 @@ def test_a_store_without_conditions_refuses_whoever_finds_a_lease(tmp_path: Path
 
 @pytest.mark.parametrize("method", ["sam", "sharpbalance", "apart"])
 def test_a_run_in_a_bucket_whose_server_stumbles_ends_at_the_same_weights(method: str, tmp_path: Path) -> None:
-    row = recipe(method, run={"checkpoint_epochs": 1})
+    row = recipe(method, run={"checkpoint_every_epochs": 1})
     local = plateaux.train(row, tmp_path / "run", given=GIVEN)
     with serving(share=0.05) as server:
         run = plateaux.train(row, f"s3://bucket/{method}", given=GIVEN)
@@ -389,7 +389,7 @@ def test_a_run_in_a_bucket_whose_server_stumbles_ends_at_the_same_weights(method
 
 
 def test_a_killed_run_in_a_bucket_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    row, out = recipe("sam", run={"checkpoint_epochs": 1}), f"memory://{tmp_path}/run"
+    row, out = recipe("sam", run={"checkpoint_every_epochs": 1}), f"memory://{tmp_path}/run"
     with monkeypatch.context() as patch:
         patch.setattr(Run, "commit", lambda *_: raised(ZeroDivisionError()))
         with pytest.raises(ZeroDivisionError):

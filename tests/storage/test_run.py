@@ -22,10 +22,10 @@ members = 2
 name = "blobs"
 samples = 30
 test_samples = 9
-batch = 16
+batch_size = 16
 [model]
 name = "mlp"
-hidden = [4]
+hidden_sizes = [4]
 [optimizer]
 lr = 0.1
 [train]
@@ -126,7 +126,7 @@ def test_another_recipe_is_refused_with_the_difference_shown_and_nothing_is_touc
 
 
 @pytest.mark.parametrize(
-    "change", [{"executor": {"manner": "parked"}}, {"executor": {"processes": 2}}, {"run": {"log_every": 7}}]
+    "change", [{"executor": {"mode": "offload"}}, {"executor": {"processes": 2}}, {"run": {"log_every": 7}}]
 )
 def test_where_and_how_often_is_no_other_recipe(trained: Path, tmp_path: Path, change: dict[str, Any]) -> None:
     run = copy(trained, tmp_path)
@@ -173,8 +173,8 @@ def test_a_members_name_depends_on_what_decides_its_weights_only(tmp_path: Path)
             number
         )
 
-    assert name() == name(members=7) == name(executor={"manner": "vmap"}) == name(run={"log_every": 3})
-    assert len({name(), name(1), name(seed=1), name(train={"epochs": 3}), name(data={"batch": 8})}) == 5
+    assert name() == name(members=7) == name(executor={"mode": "vmap"}) == name(run={"log_every": 3})
+    assert len({name(), name(1), name(seed=1), name(train={"epochs": 3}), name(data={"batch_size": 8})}) == 5
 
 
 def test_a_fresh_member_stands_at_the_beginning(tmp_path: Path) -> None:
@@ -232,7 +232,7 @@ def test_progress_cannot_name_what_lies_outside(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("keep", "states"), [("none", 0), ("last", 1)])
 def test_resume_states_stay_only_if_they_are_wanted(tmp_path: Path, keep: str, states: int) -> None:
-    run = train(RECIPE.replaced(run={"keep_resume": keep}), tmp_path)
+    run = train(RECIPE.replaced(run={"keep_checkpoints": keep}), tmp_path)
     for number in range(2):
         assert len(run.progress(number).checkpoints) == states
         assert len([n for n in run.store.names(f"members/{number}") if n.endswith(".pt")]) == states
@@ -241,7 +241,7 @@ def test_resume_states_stay_only_if_they_are_wanted(tmp_path: Path, keep: str, s
 def test_what_the_machine_chose_is_part_of_the_recipe_as_trained(tmp_path: Path) -> None:
     run = Run.begin(tmp_path, RECIPE.replaced(train={"precision": "auto"}), {})
     assert run.resolved_recipe().train.precision == "auto"
-    run.with_metadata(chosen={"precision": "bf16", "memory_format": "channels_last", "tried": []})
+    run.with_metadata(autotune={"precision": "bf16", "memory_format": "channels_last", "tried": []})
     found = Run.open(tmp_path)
     assert found.recipe.train.precision == "auto"
     assert (found.resolved_recipe().train.precision, found.resolved_recipe().train.memory_format) == (

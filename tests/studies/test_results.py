@@ -43,13 +43,13 @@ def test_a_finding_says_all_that_tells_it_apart(run: Run) -> None:
     truth = {each.metric: each for each in evaluate(run.store.root, metrics=["accuracy"])}["accuracy"]
     assert (found.value, found.stderr) == (truth.rows["member 1"].value, truth.rows["member 1"].stderr)
     assert (found.condition, found.repetition, found.run) == ({"rho": 0.1}, 3, str(run.store.root))
-    assert (found.higher_is_better, found.percent, found.mc_stderr) == ("higher", True, None)
+    assert (found.higher_is_better, found.percent, found.mc_stderr) == (True, True, None)
     assert not pick(results_from_run(run), "nll", "member 1").percent
 
 
 def test_every_row_of_every_measurement_is_found_once(run: Run) -> None:
     found = [(each.metric, each.split, each.row) for each in results_from_run(run)]
-    rows = sum(len(run.store.get_json(name)["rows"]) for name in run.store.names("measures"))
+    rows = sum(len(run.store.get_json(name)["rows"]) for name in run.store.names("metrics"))
     assert len(found) == len(set(found)) == rows + 4 * len(COSTS)
 
 
@@ -58,7 +58,7 @@ def test_of_two_answers_that_of_all_members_and_most_samples_counts(run: Run, tm
     before = results_from_run(Run.open(root))
     evaluate(root, metrics=["accuracy"], members=[0, 2])
     evaluate(root, metrics=["accuracy"], limit=20)
-    assert len(Run.open(root).store.names("measures")) == len(run.store.names("measures")) + 2
+    assert len(Run.open(root).store.names("metrics")) == len(run.store.names("metrics")) + 2
     assert [(e.metric, e.row, e.value) for e in results_from_run(Run.open(root))] == [
         (e.metric, e.row, e.value) for e in before
     ]
@@ -75,11 +75,11 @@ def test_numbers_of_other_weights_are_left_out(run: Run, tmp_path: Path) -> None
 
 def test_what_is_no_number_is_found_as_nan(run: Run, tmp_path: Path) -> None:
     root = Path(shutil.copytree(run.store.root, tmp_path / "run"))
-    name = next(each for each in run.store.names("measures") if "accuracy" in each)
+    name = next(each for each in run.store.names("metrics") if "accuracy" in each)
     tree = run.store.get_json(name)
     tree["rows"]["member 0"]["value"] = None
     run_there = Run.open(root)
-    run_there.store.put_json(name, {**tree, "measure": "of_mine"})
+    run_there.store.put_json(name, {**tree, "metric": "of_mine"})
     run_there.store.delete("nothing")
     assert math.isnan(pick(results_from_run(run_there), "of_mine", "member 0").value)
 
@@ -112,9 +112,9 @@ def test_costs_are_found_beside_the_numbers(run: Run) -> None:
         ({"name": "deep_ensemble"}, 4),
         ({"name": "sam", "rho": 0.1}, 8),
         ({"name": "sam", "rho": 0.0}, 4),
-        ({"name": "sharpbalance", "meet_after": 1}, 2 + 1 + 3 * 1.5),
-        ({"name": "sharpbalance", "meet_after": 1, "warmup": "sgd"}, 1 + 1 + 3 * 1.5),
-        ({"name": "sharpbalance", "meet_after": 2, "rescore_every": 1}, 4 + 2 * (1 + 1.5)),
+        ({"name": "sharpbalance", "partition_epoch": 1}, 2 + 1 + 3 * 1.5),
+        ({"name": "sharpbalance", "partition_epoch": 1, "warmup": "plain"}, 1 + 1 + 3 * 1.5),
+        ({"name": "sharpbalance", "partition_epoch": 2, "repartition_every": 1}, 4 + 2 * (1 + 1.5)),
     ],
 )
 def test_passes_follow_from_the_method(method: dict[str, object], passes: float) -> None:
@@ -131,8 +131,8 @@ def test_a_step_in_groups_costs_what_a_whole_one_does() -> None:
 
 
 def test_careful_shares_are_read_from_the_notes(tmp_path: Path) -> None:
-    run = train(recipe("sharpbalance", "mlp", batch=10, method={"meet_after": 1}), tmp_path / "run")
-    share = run.store.get_json("notes/1/summary.json")["share"][0]
+    run = train(recipe("sharpbalance", "mlp", batch=10, method={"partition_epoch": 1}), tmp_path / "run")
+    share = run.store.get_json("sam_sets/1/summary.json")["share"][0]
     assert measured_cost(run, 0).passes == pytest.approx(2 + 1 + 1 + round(10 * share) / 10)
 
 
@@ -144,7 +144,7 @@ def test_the_seconds_of_scoring_count(tmp_path: Path, monkeypatch: pytest.Monkey
         score(self, *args)
 
     monkeypatch.setattr(partition.SharpnessScorer, "score", slowly)
-    run = train(recipe("sharpbalance", "mlp", batch=10, method={"meet_after": 1}), tmp_path / "run")
+    run = train(recipe("sharpbalance", "mlp", batch=10, method={"partition_epoch": 1}), tmp_path / "run")
     assert all(
         measured_cost(run, number).seconds > 1 for number in range(3)
     )  # of those that are scored together, a share
@@ -171,16 +171,16 @@ def test_a_folder_without_results_is_no_study(tmp_path: Path) -> None:
 
 
 def test_a_study_is_read_from_its_file_alone(run: Run, tmp_path: Path) -> None:
-    rows = {"member 0": {"value": 0.5, "error": None}, "member 1": {"value": None, "error": 0.1, "draws": 0.2}}
-    tree = {"measure": "accuracy", "on": "test", "better": "higher", "percent": True, "rows": rows}
+    rows = {"member 0": {"value": 0.5, "stderr": None}, "member 1": {"value": None, "stderr": 0.1, "mc_stderr": 0.2}}
+    tree = {"metric": "accuracy", "split": "test", "higher_is_better": True, "percent": True, "rows": rows}
     costs = {"member 0": {"epochs": 2, "passes": 4, "seconds": 1.5}}
     results = {
-        "format": 1,
+        "format": 2,
         "conditions": [
             {"condition": {"rho": 0.1}, "repetition": 1, "run": "a"},
             {"condition": {"rho": 0.2}, "repetition": 1, "run": "not yet"},
         ],
-        "runs": {"a": {"measurements": [tree], "costs": costs}},
+        "runs": {"a": {"metrics": [tree], "costs": costs}},
     }
     file = tmp_path / "elsewhere.json"
     file.write_text(json.dumps(results))

@@ -22,13 +22,13 @@ from plateaux.training.checks import check
 
 BASE = {
     "members": 2,
-    "data": {"name": "blobs", "samples": 30, "test_samples": 12, "batch": 10},
-    "model": {"name": "mlp", "hidden": [4]},
+    "data": {"name": "blobs", "samples": 30, "test_samples": 12, "batch_size": 10},
+    "model": {"name": "mlp", "hidden_sizes": [4]},
     "method": {"name": "sam", "rho": 0.1},
     "optimizer": {"name": "SGD", "lr": 0.1, "momentum": 0.9},
     "train": {"epochs": 4},
 }
-BALANCED = {"method": {"name": "sharpbalance", "rho": 0.1, "meet_after": 2}}
+BALANCED = {"method": {"name": "sharpbalance", "rho": 0.1, "partition_epoch": 2}}
 
 
 def study(**parts: Any) -> Study:
@@ -46,11 +46,12 @@ def test_a_study_without_a_grid_is_one_run() -> None:
 
 
 def test_factors_are_crossed_in_the_order_they_are_written() -> None:
-    found = study(grid={"method.rho": [0.0, 0.2], "model.hidden": [[4], [8]]}).conditions()
+    found = study(grid={"method.rho": [0.0, 0.2], "model.hidden_sizes": [[4], [8]]}).conditions()
     assert [condition_label(condition) for condition, _ in found] == [
-        "rho=0.0, hidden=[4]", "rho=0.0, hidden=[8]", "rho=0.2, hidden=[4]", "rho=0.2, hidden=[8]",
+        "rho=0.0, hidden_sizes=[4]", "rho=0.0, hidden_sizes=[8]",
+        "rho=0.2, hidden_sizes=[4]", "rho=0.2, hidden_sizes=[8]",
     ]  # fmt: skip
-    assert found[3][1].model.options["hidden"] == [8]
+    assert found[3][1].model.options["hidden_sizes"] == [8]
 
 
 def test_a_key_may_be_written_without_quotes(tmp_path: Path) -> None:
@@ -66,29 +67,29 @@ def test_a_key_may_be_written_without_quotes(tmp_path: Path) -> None:
 
 
 def test_what_one_condition_changes_deep_inside_stays_with_it() -> None:
-    base = {**BASE, "model": {**BASE["model"], "adapters": {"rank": 4, "layers": ["*"]}}}
-    grid = {"rank": {"rank 4": {}, "rank 16": {"model": {"adapters": {"rank": 16}}}}}
+    base = {**BASE, "model": {**BASE["model"], "lora": {"rank": 4, "target_modules": ["*"]}}}
+    grid = {"rank": {"rank 4": {}, "rank 16": {"model": {"lora": {"rank": 16}}}}}
     found = study(base=base, grid=grid)
     for _ in range(2):
-        assert [recipe.to_dict()["model"]["adapters"]["rank"] for _, recipe in found.conditions()] == [4, 16]
-    assert found.base["model"]["adapters"]["rank"] == 4
+        assert [recipe.to_dict()["model"]["lora"]["rank"] for _, recipe in found.conditions()] == [4, 16]
+    assert found.base["model"]["lora"]["rank"] == 4
 
 
 def test_a_key_of_what_has_no_keys_is_refused() -> None:
-    with pytest.raises(RecipeError, match=r"schedule\.epochs: schedule = .* is no section of keys"):
-        study(base={**BASE, "schedule": [{"name": "cosine"}]}, grid={"schedule.epochs": [1, 2]})
+    with pytest.raises(RecipeError, match=r"lr_scheduler\.epochs: lr_scheduler = .* is no section of keys"):
+        study(base={**BASE, "lr_scheduler": [{"name": "cosine"}]}, grid={"lr_scheduler.epochs": [1, 2]})
 
 
 def test_named_conditions_may_list_values_of_their_own() -> None:
     grid = {
         "method": {"flat": {"each": {"method.rho": [0.0, 0.3]}}, "plain": {"method": {"name": "deep_ensemble"}}},
-        "data.batch": [5],
+        "data.batch_size": [5],
     }
     found = study(grid=grid).conditions()
     assert [condition for condition, _ in found] == [
-        {"method": "flat", "rho": 0.0, "batch": 5},
-        {"method": "flat", "rho": 0.3, "batch": 5},
-        {"method": "plain", "batch": 5},
+        {"method": "flat", "rho": 0.0, "batch_size": 5},
+        {"method": "flat", "rho": 0.3, "batch_size": 5},
+        {"method": "plain", "batch_size": 5},
     ]
     assert [recipe.method.name for _, recipe in found] == ["sam", "sam", "deep_ensemble"]
 
@@ -119,7 +120,7 @@ def test_what_determines_the_same_members_is_one_run() -> None:
     tree = {**BASE, "method": {"name": "sam"}}
     (one,) = plan_runs(plan_trials(Study.from_dict({"base": tree, "grid": grid})))
     assert [str(each) for each in one.trials] == ["way=spelt out #0", "way=by default #0"]
-    (one,) = made(grid={"executor.manner": ["loop", "vmap"]})
+    (one,) = made(grid={"executor.mode": ["loop", "vmap"]})
     assert len(one.trials) == 2
 
 
@@ -136,7 +137,7 @@ def test_members_that_see_each_other_or_meet_are_their_own_run(method: dict[str,
 
 
 def test_spans_before_a_meeting_are_trained_once_and_first() -> None:
-    released = {"method": {**BALANCED["method"], "rule": "released", "meet_after": 3}}
+    released = {"method": {**BALANCED["method"], "rule": "released", "partition_epoch": 3}}
     grid = {"way": {"sam": {}, "released": released, "other": {"method": {"rho": 0.5}}, "paper": BALANCED}}
     found = made(grid=grid, repetitions=2)
     by = {str(task.trials[0]): task for task in found}
@@ -151,7 +152,7 @@ def test_spans_before_a_meeting_are_trained_once_and_first() -> None:
 
 
 def test_a_span_is_not_shared_where_the_whole_course_counts() -> None:
-    base = {**BASE, "train": {"epochs": 4, "keep": "best:accuracy"}, "data": {**BASE["data"], "validation": 6}}
+    base = {**BASE, "train": {"epochs": 4, "select": "best:accuracy"}, "data": {**BASE["data"], "validation_split": 6}}
     found = plan_runs(plan_trials(Study.from_dict({"base": base, "grid": {"way": {"sam": {}, "paper": BALANCED}}})))
     assert [task.prefix for task in found] == [None, None]
 
@@ -160,7 +161,7 @@ def test_a_base_may_be_a_file_beside_the_study_with_changes(tmp_path: Path) -> N
     (tmp_path / "own.toml").write_text(Recipe.from_dict(BASE).to_toml())
     (tmp_path / "study.toml").write_text('[base]\nrecipe = "own.toml"\nmembers = 5\nmethod.rho = 0.7\n')
     found = Study.load(tmp_path / "study.toml").conditions()[0][1]
-    assert (found.members, found.method.options["rho"], found.data.batch) == (5, 0.7, 10)
+    assert (found.members, found.method.options["rho"], found.data.batch_size) == (5, 0.7, 10)
 
 
 @pytest.mark.parametrize(
@@ -172,7 +173,7 @@ def test_a_base_may_be_a_file_beside_the_study_with_changes(tmp_path: Path) -> N
         ({"grid": {"model.wdith": [1], "train.epoch": [3]}}, "wdith=1, epoch=3: .*did you mean 'epochs'"),
         ({"grid": {"method.rho": [0.1], "way": {"a": {"each": {"loss.rho": [1]}}}}}, "two factors called 'rho'"),
         ({"repetitons": 3}, "no key 'repetitons'; did you mean 'repetitions'"),
-        ({"measure": {"measure": ["nll"]}}, "no key 'measure.measure'; did you mean 'measures'"),
+        ({"evaluate": {"metric": ["nll"]}}, "no key 'evaluate.metric'; did you mean 'metrics'"),
         ({"repetitions": 0}, "repetitions = 0"),
         ({"base": None}, "lacks 'base'"),
         ({"base": "quickstrat"}, "quickstart"),
@@ -194,7 +195,11 @@ def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
 
 
 def test_what_is_asked_has_a_name_of_its_own() -> None:
-    assert study().asked() == study(grid={"members": [1]}).asked() != study(measure={"on": ["train"]}).asked()
+    assert (
+        study().evaluation_hash()
+        == study(grid={"members": [1]}).evaluation_hash()
+        != study(evaluate={"splits": ["train"]}).evaluation_hash()
+    )
 
 
 STUDIES = Path(__file__).parents[2] / "studies"
@@ -203,7 +208,7 @@ STUDIES = Path(__file__).parents[2] / "studies"
 @pytest.mark.parametrize("file", sorted(STUDIES.glob("*.toml")), ids=lambda file: file.stem)
 def test_studies_that_come_along_are_sound(file: Path) -> None:
     found = Study.load(file)
-    get_metrics([*found.measure.measures, *found.measure.under_corruption])
+    get_metrics([*found.evaluate.metrics, *found.evaluate.corruption_metrics])
     get_probes(found.landscape.probes)
     for task in plan_runs(plan_trials(found)):
         check(task.recipe)

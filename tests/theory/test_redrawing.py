@@ -18,11 +18,12 @@ from typer.testing import CliRunner
 from plateaux.cli import theory
 from plateaux.cli.common import handle_errors
 from plateaux.core.errors import RecipeError
+from plateaux.core.stats.estimates import mean_of_independent
 from plateaux.theory import Setting, Simulated, theorem1
 from plateaux.theory.captions import captions, off, percent
 from plateaux.theory.experiment import Experiment, FigurePanel, Pair, Point, plotted_bounds, predictions, run
 from plateaux.theory.figures import draw
-from plateaux.theory.intervals import around, interval, mean_of
+from plateaux.theory.intervals import around, interval
 from plateaux.theory.record import deviations, record
 from plateaux.theory.verdicts import bounds_of_sam, diversity_of_sam, judge, parts, trade_off
 
@@ -44,8 +45,8 @@ def test_the_interval_covers_what_it_says(count: int) -> None:
 def test_intervals_that_hold_at_once_are_wider() -> None:
     values = np.random.default_rng(0).standard_normal(20)
     (low, high), (lower, higher) = interval(values), interval(values, among=50)
-    assert lower < low < mean_of(values).value < high < higher
-    assert around(mean_of(values), 20) == interval(values)
+    assert lower < low < mean_of_independent(values.tolist()).value < high < higher
+    assert around(mean_of_independent(values.tolist()), 20) == interval(values)
 
 
 def test_settings_are_the_papers(experiment: Experiment) -> None:

@@ -9,6 +9,7 @@ import pytest
 from reference.subset_constant import simulated_constant
 
 from plateaux.core.errors import RecipeError
+from plateaux.core.stats.estimates import mean_of_independent
 from plateaux.theory import (
     Setting,
     Unstable,
@@ -20,7 +21,6 @@ from plateaux.theory import (
     theorem1,
     theorem2,
 )
-from plateaux.theory.intervals import mean_of
 from plateaux.theory.theorems import _turned
 
 ignore = pytest.mark.filterwarnings("ignore::plateaux.theory.Unstable")
@@ -97,7 +97,7 @@ def seen() -> dict[Setting, tuple[float, float, float, float]]:
     settings = [*WHOLE, *PARTS, FAR]
     found = {}
     for setting, each in zip(settings, simulate(settings, matrices=200, starts=20), strict=True):
-        diversity, sharpness = mean_of(each.diversity), mean_of(each.sharpness)
+        diversity, sharpness = (mean_of_independent(of.tolist()) for of in (each.diversity, each.sharpness))
         assert diversity.stderr is not None
         assert sharpness.stderr is not None
         found[setting] = (diversity.value, diversity.stderr, sharpness.value, sharpness.stderr)

@@ -22,7 +22,7 @@ TEXT = """
 members = 2
 [data]
 name = "cases:patches"
-batch = 8
+batch_size = 8
 [model]
 name = "cnn"
 channels = [4]
@@ -95,7 +95,7 @@ def test_nothing_open_means_nothing_tried(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_under_vmap_there_is_no_choice_of_precision(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choosing, "_try", lambda *_: pytest.fail("there is one candidate only"))
-    found = autotune(recipe("executor.manner=vmap", "train.memory_format=contiguous"), CASES, lambda _: None)
+    found = autotune(recipe("executor.mode=vmap", "train.memory_format=contiguous"), CASES, lambda _: None)
     assert found == {"precision": "fp32", "memory_format": "contiguous", "tried": []}
 
 
@@ -108,7 +108,7 @@ def test_the_choice_is_made_once_and_recorded(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(training, "autotune", once)
     run = train(recipe(), tmp_path / "auto", given=CASES)
-    assert Run.open(tmp_path / "auto").metadata["chosen"]["precision"] == "bf16"
+    assert Run.open(tmp_path / "auto").metadata["autotune"]["precision"] == "bf16"
     train(recipe(), tmp_path / "auto", given=CASES)
     train(recipe("members=3"), tmp_path / "auto", given=CASES)  # a new member is trained as the others were
     assert made == [1]
@@ -130,4 +130,4 @@ def test_a_choice_interrupted_is_made_again(tmp_path: Path, monkeypatch: pytest.
             train(recipe(), tmp_path, given=CASES)
     assert "chosen" not in Run.open(tmp_path).metadata
     train(recipe("run.log_every=1"), tmp_path, given=CASES)
-    assert set(Run.open(tmp_path).metadata["chosen"]) == {"precision", "memory_format", "tried"}
+    assert set(Run.open(tmp_path).metadata["autotune"]) == {"precision", "memory_format", "tried"}

@@ -64,7 +64,7 @@ def test_the_mean_of_equal_weights_is_those_weights_exactly() -> None:
 
 
 def test_a_members_weights_are_the_mean_over_its_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run, seen = watched(recipe("sam", members=1, train={"average_from": 3}), tmp_path / "run", monkeypatch)
+    run, seen = watched(recipe("sam", members=1, train={"swa_start": 3}), tmp_path / "run", monkeypatch)
     assert len(seen) == 6
     for name, tensor in run.weights(0).items():
         torch.testing.assert_close(tensor.double(), mean(seen[2:], name), rtol=0, atol=1e-6)
@@ -72,7 +72,7 @@ def test_a_members_weights_are_the_mean_over_its_steps(tmp_path: Path, monkeypat
 
 
 def test_batchnorm_is_estimated_anew_as_torch_does_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    row = recipe("sam", "conv_bn", members=1, train={"average_from": 2})
+    row = recipe("sam", "conv_bn", members=1, train={"swa_start": 2})
     run, seen = watched(row, tmp_path / "run", monkeypatch)
     data = build_data(row, GIVEN)
     module: nn.Module = build_member(row, data, 0, GIVEN)
@@ -89,27 +89,27 @@ def test_batchnorm_is_estimated_anew_as_torch_does_it(tmp_path: Path, monkeypatc
 
 @pytest.mark.parametrize("net", ["mlp", "conv_bn"])
 def test_an_average_that_never_begins_changes_nothing(net: str, tmp_path: Path) -> None:
-    late = trained(recipe("sam", net, train={"average_from": 7}), tmp_path / "late")
+    late = trained(recipe("sam", net, train={"swa_start": 7}), tmp_path / "late")
     assert distance(late, trained(recipe("sam", net), tmp_path / "plain")) == 0
     assert Run.open(tmp_path / "late").progress(0).weights_source == "epoch 2, the last"
 
 
 def test_an_average_of_the_last_step_is_the_last_step(tmp_path: Path) -> None:
-    last = trained(recipe("sam", train={"average_from": 6}), tmp_path / "last")
+    last = trained(recipe("sam", train={"swa_start": 6}), tmp_path / "last")
     assert distance(last, trained(recipe("sam"), tmp_path / "plain")) == 0
 
 
 def test_looking_at_the_average_does_not_disturb_the_course(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    options: dict[str, Any] = {"members": 1, "data": {"validation": 5}}
+    options: dict[str, Any] = {"members": 1, "data": {"validation_split": 5}}
     _, plain = watched(recipe("sam", "conv_bn", **options), tmp_path / "plain", monkeypatch)
-    row = recipe("sam", "conv_bn", train={"average_from": 1, "keep": "best:nll"}, **options)
+    row = recipe("sam", "conv_bn", train={"swa_start": 1, "select": "best:nll"}, **options)
     _, seen = watched(row, tmp_path / "mean", monkeypatch)
     assert distance(seen, plain) == 0
 
 
 def test_the_best_average_on_validation_samples_is_kept(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"data": {"validation": 20}, "samples": 60, "batch": 10}
-    row = recipe("sam", "conv_bn", train={"average_from": 2, "keep": "best:nll", "epochs": 4}, **options)
+    options: dict[str, Any] = {"data": {"validation_split": 20}, "samples": 60, "batch": 10}
+    row = recipe("sam", "conv_bn", train={"swa_start": 2, "select": "best:nll", "epochs": 4}, **options)
     run = train(row, tmp_path / "run", given=GIVEN)
     (found,) = evaluate(tmp_path / "run", split="validation", metrics=["nll"], given=GIVEN)
     for number in range(3):
@@ -131,20 +131,20 @@ def stopped_after(row: Recipe, out: Path, steps: int, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize(
     ("method", "net", "manner", "steps"),  # before and after the average begins, and in the second epoch
-    [("sam", "mlp", "loop", 1), ("sam", "conv_bn", "loop", 5), ("sed", "conv_bn", "parked", 4)],
+    [("sam", "mlp", "loop", 1), ("sam", "conv_bn", "loop", 5), ("sed", "conv_bn", "offload", 4)],
 )
 def test_interrupted_at_any_step_changes_no_bit(
     method: str, net: str, manner: str, steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train_part = {"average_from": 2, "keep": "best:nll"}
-    plain = recipe(method, net, data={"validation": 3}, train=train_part)
+    train_part = {"swa_start": 2, "select": "best:nll"}
+    plain = recipe(method, net, data={"validation_split": 3}, train=train_part)
     whole = trained(plain, tmp_path / "whole")
-    stopped_after(plain.replaced(executor={"manner": manner}), tmp_path / "run", steps, monkeypatch)
+    stopped_after(plain.replaced(executor={"mode": manner}), tmp_path / "run", steps, monkeypatch)
     assert distance(weights(train(plain, tmp_path / "run", given=GIVEN)), whole) == 0
 
 
 def test_forgetting_the_average_would_be_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    row = recipe("sam", train={"average_from": 1})
+    row = recipe("sam", train={"swa_start": 1})
     whole = trained(row, tmp_path / "whole")
     stopped_after(row, tmp_path / "run", 4, monkeypatch)
     monkeypatch.setattr(AveragedWeights, "load_state_dict", lambda self, state, device: None)
@@ -152,12 +152,12 @@ def test_forgetting_the_average_would_be_seen(tmp_path: Path, monkeypatch: pytes
 
 
 def test_adding_a_member_changes_no_others_average(tmp_path: Path) -> None:
-    three, two = (recipe("sam", "conv_bn", members=m, train={"average_from": 2}) for m in (3, 2))
+    three, two = (recipe("sam", "conv_bn", members=m, train={"swa_start": 2}) for m in (3, 2))
     assert distance(trained(three, tmp_path / "3")[:2], trained(two, tmp_path / "2")) == 0
 
 
 def test_an_absent_member_averages_its_own_steps(tmp_path: Path) -> None:
-    run = train(recipe("sed", train={"average_from": 1, "epochs": 3}), tmp_path / "run", given=GIVEN)
+    run = train(recipe("sed", train={"swa_start": 1, "epochs": 3}), tmp_path / "run", given=GIVEN)
     words = [run.progress(number).weights_source for number in range(3)]
     counts = [int(each.split("last ")[1].split()[0]) for each in words]
     assert sum(counts) == 2 * 9  # two of three members in each of nine steps

@@ -12,14 +12,14 @@ from plateaux.core.errors import RunError
 from plateaux.storage.run import Run, sharpness_path
 from plateaux.training.train import train
 
-OPTIONS = {"train": {"epochs": 4}, "run": {"keep_resume": "last"}}
+OPTIONS = {"train": {"epochs": 4}, "run": {"keep_checkpoints": "last"}}
 
 
 def row(method: dict[str, Any], **options: Any) -> Any:
     return recipe("deep_ensemble", "mlp", method=method, **{**OPTIONS, **options})
 
 
-PAPER = {"name": "sharpbalance", "rho": 0.2, "meet_after": 2}
+PAPER = {"name": "sharpbalance", "rho": 0.2, "partition_epoch": 2}
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +32,8 @@ def paper(tmp_path_factory: pytest.TempPathFactory) -> Run:
     [
         {"name": "sam", "rho": 0.2},
         {**PAPER, "rule": "released"},
-        {**PAPER, "top": 0.1, "step": "shared"},
-        {**PAPER, "meet_after": 3},
+        {**PAPER, "top_k": 0.1, "step": "shared"},
+        {**PAPER, "partition_epoch": 3},
         {**PAPER, "score": "loss"},
     ],
     ids=["sam", "another rule", "another share", "a later meeting", "another score"],
@@ -72,7 +72,7 @@ def test_scores_of_the_same_kind_come_along(paper: Run, tmp_path: Path) -> None:
         ({"name": "deep_ensemble"}, {}, "deep_ensemble"),
         ({"name": "sam", "rho": 0.2}, {"train": {"epochs": 5}}, "epochs"),
         ({"name": "sam", "rho": 0.2}, {"members": 4}, "needs 4 to begin from"),
-        ({**PAPER, "meet_after": 1}, {}, "after 1 already"),
+        ({**PAPER, "partition_epoch": 1}, {}, "after 1 already"),
     ],
 )
 def test_another_span_is_refused_with_the_difference(
@@ -89,13 +89,13 @@ def test_a_span_that_is_not_there_leaves_nothing_behind(tmp_path: Path) -> None:
 
 
 def test_a_run_without_a_kept_meeting_is_no_span(tmp_path: Path) -> None:
-    tidy = train(row(PAPER, run={"keep_resume": "none"}), tmp_path / "tidy", given=GIVEN)
-    with pytest.raises(RunError, match="keep_resume"):
+    tidy = train(row(PAPER, run={"keep_checkpoints": "none"}), tmp_path / "tidy", given=GIVEN)
+    with pytest.raises(RunError, match="keep_checkpoints"):
         train(row({"name": "sam", "rho": 0.2}), tmp_path / "sam", given=GIVEN, branch_from=tidy.store.root)
 
 
 def test_best_weights_need_the_whole_course(paper: Run, tmp_path: Path) -> None:
-    best = {"train": {"epochs": 4, "keep": "best:accuracy"}, "data": {"validation": 4}}
+    best = {"train": {"epochs": 4, "select": "best:accuracy"}, "data": {"validation_split": 4}}
     first = train(row(PAPER, **best), tmp_path / "first", given=GIVEN)
     with pytest.raises(RunError, match="the whole course"):
         train(row({"name": "sam", "rho": 0.2}, **best), tmp_path / "second", given=GIVEN, branch_from=first.store.root)

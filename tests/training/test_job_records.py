@@ -44,7 +44,7 @@ def test_a_job_is_written_down_while_it_goes_on_and_when_it_has_ended(run: Run) 
         record._written -= job_records.WRITE_EVERY_S + 1
         record.tell({"say": "hello"})
         (now,) = job_records.records(run)
-        assert (now["said"], now["news"]["1"]["loss"]) == (["hello"], 0.5)
+        assert (now["log"], now["progress"]["1"]["loss"]) == (["hello"], 0.5)
     (now,) = job_records.records(run)
     assert now["outcome"] == "done"
     assert now["begun"] <= now["ended"]
@@ -97,7 +97,7 @@ def test_the_newest_record_of_a_member_is_what_is_shown(run: Run) -> None:
     console.print(lines({1: job_records.latest_by_member(run)[1]}))
     shown = console.export_text()
     assert f"on {found[1]['node']}" in shown
-    assert "2 retries silent" in shown
+    assert "2 retries lost" in shown
     assert "1 min 01 s left" in shown
 
 
@@ -181,9 +181,9 @@ def test_a_stop_reaches_work_in_other_threads(monkeypatch: pytest.MonkeyPatch) -
 
 def test_what_a_worker_raised_is_told_by_its_name() -> None:
     assert run_captured(lambda: None) == ("done", None)
-    assert isinstance(rebuild_error("Diverged", "so"), DivergedError)
+    assert isinstance(rebuild_error("DivergedError", "so"), DivergedError)
     assert str(rebuild_error("KeyError", "so")) == "KeyError: so"
-    assert str(rebuild_error("nearest", "so")) == "nearest: so"  # a function of that module is no error
+    assert str(rebuild_error("suggest", "so")) == "suggest: so"  # a function of that module is no error
 
 
 def test_a_run_on_this_machine_leaves_no_records(tmp_path: Path) -> None:

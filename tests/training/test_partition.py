@@ -25,28 +25,28 @@ from plateaux.training.partition import SharpnessScorer, assign_samples, load_sa
 from plateaux.training.planning import pending_jobs
 from plateaux.training.train import train
 
-THREE = {"train": {"epochs": 4}, "data": {"validation": 4}}
+THREE = {"train": {"epochs": 4}, "data": {"validation_split": 4}}
 
 
 def balanced(**options: Any) -> Any:
-    method = {"name": "sharpbalance", "rho": 0.2, "meet_after": 2, **options.pop("method", {})}
+    method = {"name": "sharpbalance", "rho": 0.2, "partition_epoch": 2, **options.pop("method", {})}
     return recipe("deep_ensemble", "mlp", method=method, **{**THREE, **options})
 
 
 @pytest.fixture(scope="module")
 def met(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return train(balanced(run={"keep_resume": "last"}), tmp_path_factory.mktemp("met") / "run", given=GIVEN)
+    return train(balanced(run={"keep_checkpoints": "last"}), tmp_path_factory.mktemp("met") / "run", given=GIVEN)
 
 
 def test_scores_are_the_squared_norms_of_the_members_gradients(tmp_path: Path) -> None:
-    row = balanced(method={"rule": "none", "meet_after": 3}, schedule=())
+    row = balanced(method={"rule": "none", "partition_epoch": 3}, lr_scheduler=())
     halfway = train(row, tmp_path / "halfway", given=GIVEN)
     about, scores = halfway.store.array(sharpness_path(3, 1))
     assert about["score"] == "gradient_norm"
     assert about["fingerprint"] == halfway.metadata["data"]["train"]["fingerprint"]
     assert (scores < 0).sum() == 4  # those kept for validation
     # Until its meeting a member trains as SAM's does.
-    options = {**THREE, "train": {"epochs": 3}, "schedule": ()}
+    options = {**THREE, "train": {"epochs": 3}, "lr_scheduler": ()}
     sam = recipe("deep_ensemble", "mlp", method={"name": "sam", "rho": 0.2}, **options)
     member = load(train(sam, tmp_path / "sam", given=GIVEN).store.root).members[1]
     x, y = build_data(sam, GIVEN).train.fetch(torch.arange(len(scores)))
@@ -89,7 +89,7 @@ def test_what_is_about_other_samples_is_refused(name: str, tmp_path: Path) -> No
 def test_all_careful_is_sam_and_none_is_plain_descent_bit_for_bit(tmp_path: Path) -> None:
     for rule, method in (("all", {"name": "sam", "rho": 0.2}), ("none", {"name": "deep_ensemble"})):
         for step in ("split", "shared"):
-            warmup = "sam" if rule == "all" else "sgd"
+            warmup = "sam" if rule == "all" else "plain"
             mine = trained(balanced(method={"rule": rule, "step": step, "warmup": warmup}), tmp_path / rule / step)
             other = trained(recipe("deep_ensemble", "mlp", method=method, **THREE), tmp_path / rule / f"{step} plain")
             assert distance(mine, other) == 0, (rule, step)
@@ -105,14 +105,14 @@ def test_one_process_a_pool_of_two_and_a_mesh_of_three_end_at_the_same_weights(m
 
 
 def test_members_meet_again(tmp_path: Path) -> None:
-    run = train(balanced(method={"meet_after": 1, "rescore_every": 2}), tmp_path / "run", given=GIVEN)
+    run = train(balanced(method={"partition_epoch": 1, "repartition_every": 2}), tmp_path / "run", given=GIVEN)
     assert [run.store.has(partition_summary_path(epoch)) for epoch in range(5)] == [False, True, False, True, False]
-    once = train(balanced(method={"meet_after": 1}), tmp_path / "once", given=GIVEN)
+    once = train(balanced(method={"partition_epoch": 1}), tmp_path / "once", given=GIVEN)
     assert distance(weights(run), weights(once)) > 1e-6
 
 
 def test_members_can_meet_before_their_first_step(tmp_path: Path) -> None:
-    run = train(balanced(method={"meet_after": 0}), tmp_path / "run", given=GIVEN)
+    run = train(balanced(method={"partition_epoch": 0}), tmp_path / "run", given=GIVEN)
     assert run.store.has(partition_summary_path(0))
 
 
@@ -123,7 +123,7 @@ def test_cheap_scores_decide_too(score: str, tmp_path: Path) -> None:
 
 
 def test_a_single_member_is_warned_and_descends_plainly(tmp_path: Path) -> None:
-    row = balanced(members=1, method={"warmup": "sgd"})
+    row = balanced(members=1, method={"warmup": "plain"})
     with pytest.warns(UserWarning, match="meets nobody"):
         mine = trained(row, tmp_path / "one")
     plain = trained(recipe("deep_ensemble", "mlp", members=1, **THREE), tmp_path / "plain")
@@ -133,12 +133,12 @@ def test_a_single_member_is_warned_and_descends_plainly(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"method": {"meet_after": 4}}, "0 to 3"),
-        ({"method": {"rescore_every": 0}}, "1 epoch or more"),
+        ({"method": {"partition_epoch": 4}}, "0 to 3"),
+        ({"method": {"repartition_every": 0}}, "1 epoch or more"),
         ({"method": {"rule": "papr"}}, "paper"),
-        ({"method": {"top": 1.5}}, "0 to 1"),
-        ({"method": {"top": [0.1, 0.2, 0.3]}}, "only rho may differ"),
-        ({"train": {"epochs": 4, "patience": 2}}, "none can stop early"),
+        ({"method": {"top_k": 1.5}}, "0 to 1"),
+        ({"method": {"top_k": [0.1, 0.2, 0.3]}}, "only rho may differ"),
+        ({"train": {"epochs": 4, "early_stopping_patience": 2}}, "none can stop early"),
     ],
 )
 def test_what_cannot_be_carried_out_is_refused_before_anything_is_written(
@@ -162,7 +162,7 @@ def test_a_member_trained_again_after_the_meeting_ends_where_it_was(met: Run, tm
 
 
 def test_lost_notes_are_missed(tmp_path: Path) -> None:
-    row = balanced(run={"keep_resume": "last"})
+    row = balanced(run={"keep_checkpoints": "last"})
     run = train(row, tmp_path / "run", given=GIVEN)
     progress = json.loads((tmp_path / "run/members/0/progress.json").read_text())
     (tmp_path / "run/members/0/progress.json").write_text(json.dumps({**progress, "finished": False}))

@@ -33,7 +33,7 @@ def recipe(members: int, **executor: object) -> Recipe:
 
 
 LOOP: dict[str, object] = {}
-PARKED = {"manner": "parked"}
+PARKED = {"mode": "offload"}
 POOL = {"processes": 2}
 MESH = {"name": "mesh", "processes": 2}
 APART = [

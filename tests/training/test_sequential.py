@@ -81,21 +81,21 @@ def test_snapshots_can_climb(tmp_path: Path) -> None:
 
 
 def test_a_course_can_be_continued_where_its_end_was_kept(tmp_path: Path) -> None:
-    kept = {"run": {"keep_resume": "last"}}
+    kept = {"run": {"keep_checkpoints": "last"}}
     train(recipe("snapshot", members=2, **kept), tmp_path / "run", given=GIVEN)
     longer = weights(train(recipe("snapshot", **kept), tmp_path / "run", given=GIVEN))
     assert distance(longer, trained(recipe("snapshot"), tmp_path / "whole")) == 0
-    with pytest.raises(RunError, match=r"member 2 ended, .* Train with run\.keep_resume = \"last\""):
+    with pytest.raises(RunError, match=r"member 2 ended, .* Train with run\.keep_checkpoints = \"last\""):
         train(recipe("snapshot", members=4), tmp_path / "whole", given=GIVEN)
 
 
 def test_averages_along_a_course_do_not_change_it(tmp_path: Path) -> None:
-    averaged = recipe("snapshot", train={"average_from": 6})  # the last step of each cycle
+    averaged = recipe("snapshot", train={"swa_start": 6})  # the last step of each cycle
     assert distance(trained(averaged, tmp_path / "averaged"), trained(recipe("snapshot"), tmp_path / "plain")) == 0
 
 
 def test_under_fp16_the_factor_goes_on_too(tmp_path: Path) -> None:
-    run = train(recipe("snapshot", precision="fp16", run={"keep_resume": "last"}), tmp_path / "run", given=GIVEN)
+    run = train(recipe("snapshot", precision="fp16", run={"keep_checkpoints": "last"}), tmp_path / "run", given=GIVEN)
     calm = [run.store.get_state(run.progress(number).checkpoints[-1][2])["scaler"]["calm"] for number in range(3)]
     assert calm == sorted(calm)
     assert calm[2] > 6  # no cycle has more steps
@@ -116,7 +116,10 @@ def test_only_the_next_member_is_planned_and_none_after_one_that_is_lost(tmp_pat
     [
         ({"model": {"name": ["mlp", "mlp", "cases:bent"]}}, "the same model"),
         ({"model": {"sparsity": 0.5}}, "leave out sparsity"),
-        ({"train": {"patience": 2}, "data": {"validation": 3}}, "leave out train.patience"),
+        (
+            {"train": {"early_stopping_patience": 2}, "data": {"validation_split": 3}},
+            "leave out train.early_stopping_patience",
+        ),
     ],
 )
 def test_what_does_not_fit_one_course_is_refused(sections: dict[str, Any], complaint: str) -> None:
@@ -128,8 +131,8 @@ def test_what_does_not_fit_one_course_is_refused(sections: dict[str, Any], compl
 
 
 def test_a_course_without_cycles_is_warned_about() -> None:
-    with pytest.warns(UserWarning, match=r"add \[\[schedule\]\]"):
-        check(recipe("snapshot", schedule=()), GIVEN)
+    with pytest.warns(UserWarning, match=r"add \[\[lr_scheduler\]\]"):
+        check(recipe("snapshot", lr_scheduler=()), GIVEN)
 
 
 def test_members_in_turn_are_shared_by_studies_and_cost_their_own_time(tmp_path: Path) -> None:
@@ -143,7 +146,7 @@ def agree_to_disagree(module: nn.Module, batch: Batch, earlier: Any) -> Tensor:
     """Cross entropy plus the mean over earlier members of -log(p (1 - q) + q (1 - p)) at their likeliest class."""
     loss = cross_entropy(module, batch)
     buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
-    other = batch.extra["unlabelled"]
+    other = batch.extra["unlabeled"]
     p = torch.cat([module(batch.x), torch.func.functional_call(module, buffers, (other,))]).softmax(-1)
     for one in earlier:
         with torch.no_grad():
@@ -179,15 +182,18 @@ def test_finished_members_are_seen_in_evaluation_mode_and_left_as_they_are(tmp_p
     offer = build_method(row, 0, GIVEN).objective.output
     (said,) = sequential.frozen_outputs([first], offer, row, CPU)(batch)
     assert not said.requires_grad
-    assert torch.equal(said, torch.cat([first(batch.x), first(batch.extra["unlabelled"])]))
+    assert torch.equal(said, torch.cat([first(batch.x), first(batch.extra["unlabeled"])]))
     assert not first.training
     assert distance([dict(first.state_dict())], [before]) == 0
 
 
 def test_a_sequence_may_have_an_order_and_options_of_its_own_for_each_member(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"data": {"order": "own", "bag": 1.0}, "method": {"strength": [1.0, 0.0, 1.0]}}
+    options: dict[str, Any] = {
+        "data": {"shuffle": "per_member", "bootstrap": 1.0},
+        "method": {"diversity_weight": [1.0, 0.0, 1.0]},
+    }
     found = trained(recipe("a2d, sequential", **options), tmp_path / "run")
-    alone = trained(recipe("deep_ensemble", data={"order": "own", "bag": 1.0}), tmp_path / "alone")
+    alone = trained(recipe("deep_ensemble", data={"shuffle": "per_member", "bootstrap": 1.0}), tmp_path / "alone")
     assert distance(found[:2], alone[:2]) == 0
     assert distance(found[2:], alone[2:]) > 1e-4
 

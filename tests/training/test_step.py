@@ -142,7 +142,7 @@ def test_every_forward_opens_a_precision_of_its_own(monkeypatch: pytest.MonkeyPa
         return runtime.autocast(precision, device)
 
     monkeypatch.setattr(engine, "autocast", counted)
-    state_after("sam", "mlp", dtype=torch.float32, precision="bf16", accumulate=2)
+    state_after("sam", "mlp", dtype=torch.float32, precision="bf16", gradient_accumulation_steps=2)
     assert opened == ["bf16"] * 4
 
 
@@ -151,7 +151,7 @@ def test_every_forward_opens_a_precision_of_its_own(monkeypatch: pytest.MonkeyPa
 def test_an_overflow_skips_the_step_and_halves_the_factor(name: str, clip: float | None) -> None:
     own = corner("mlp", dtype=torch.float32)
     scaler = GradScaler(factor=1024.0)
-    member = learner(own.module, FAMILY[name], momentum=0.9, scaler=scaler, clip=clip)
+    member = learner(own.module, FAMILY[name], momentum=0.9, scaler=scaler, max_grad_norm=clip)
     steps(member, [own.batch], precision="fp16")
     before = {key: value.clone() for key, value in own.module.state_dict().items()}
     momentum = {p: member.optimizer.state[p]["momentum_buffer"].clone() for p in member.params.values()}
@@ -202,7 +202,7 @@ def test_fp16_from_a_recipe_ends_near_fp32(tmp_path: Path) -> None:
 @pytest.mark.parametrize("net", ["mlp", "conv"])
 @pytest.mark.parametrize("name", FAMILY)
 def test_a_batch_in_pieces_is_the_whole_batch(name: str, net: str, accumulate: int) -> None:
-    whole, pieces = state_after(name, net, 3), state_after(name, net, 3, accumulate=accumulate)
+    whole, pieces = state_after(name, net, 3), state_after(name, net, 3, gradient_accumulation_steps=accumulate)
     assert max(float((whole[key] - pieces[key]).abs().max()) for key in whole) < 1e-12
 
 
@@ -211,29 +211,29 @@ def test_pieces_of_groups_are_the_groups(accumulate: int) -> None:
     ends = []
     for count in (1, accumulate):
         own = corner()
-        steps(learner(own.module, sam(LOSS, rho=0.3, m=3)), [own.batch], accumulate=count)
+        steps(learner(own.module, sam(LOSS, rho=0.3, m=3)), [own.batch], gradient_accumulation_steps=count)
         ends.append(own.module.state_dict())
     assert max(float((ends[0][key] - ends[1][key]).abs().max()) for key in ends[0]) < 1e-12
 
 
-@pytest.mark.parametrize("manner", ["loop", "vmap", "parked"])
+@pytest.mark.parametrize("manner", ["loop", "vmap", "offload"])
 @pytest.mark.parametrize("method", ["apart", "apart, climbing"])
 def test_members_that_see_each_other_may_work_in_pieces(method: str, manner: str, tmp_path: Path) -> None:
     row = recipe(method, precision="fp64")
-    pieces = row.replaced(optimizer={"accumulate": 3}, executor={"manner": manner})
+    pieces = row.replaced(optimizer={"gradient_accumulation_steps": 3}, executor={"mode": manner})
     assert distance(trained(pieces, tmp_path / "pieces"), trained(row, tmp_path / "whole")) < 1e-12
 
 
 def test_pieces_with_dropout_are_the_same_parked(tmp_path: Path) -> None:
-    row = recipe("apart, climbing", "dropout", optimizer={"accumulate": 3})
-    parked = trained(row.replaced(executor={"manner": "parked"}), tmp_path / "parked")
+    row = recipe("apart, climbing", "dropout", optimizer={"gradient_accumulation_steps": 3})
+    parked = trained(row.replaced(executor={"mode": "offload"}), tmp_path / "offload")
     assert distance(parked, trained(row, tmp_path / "loop")) == 0
 
 
 @pytest.mark.parametrize("method", [name for name in JOINT if name.startswith("balanced")])
 def test_what_settles_whole_batches_is_refused_in_pieces(method: str, tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match="accumulate must be 1"):
-        trained(recipe(method, optimizer={"accumulate": 2}), tmp_path / "run")
+    with pytest.raises(RecipeError, match="gradient_accumulation_steps must be 1"):
+        trained(recipe(method, optimizer={"gradient_accumulation_steps": 2}), tmp_path / "run")
 
 
 # --- Dropout
@@ -277,7 +277,7 @@ def test_every_member_drops_units_of_its_own() -> None:
 @pytest.mark.parametrize(("method", "accumulate"), [(PLAIN, 2), (sam(LOSS, m=8), 1)], ids=["pieces", "groups"])
 def test_parts_of_a_batch_drop_units_of_their_own(method: Method, accumulate: int) -> None:
     module = Watched()
-    steps(learner(module, method), [batch_of()], accumulate=accumulate)
+    steps(learner(module, method), [batch_of()], gradient_accumulation_steps=accumulate)
     seen = {mask.numpy().tobytes() for mask in module.masks}
     assert all(len(mask) == 8 for mask in module.masks)
     assert len(seen) == 2
@@ -293,10 +293,10 @@ def test_a_step_leaves_the_global_generator_alone() -> None:
 # --- Pruning
 
 
-@pytest.mark.parametrize("manner", ["loop", "vmap", "parked"])
+@pytest.mark.parametrize("manner", ["loop", "vmap", "offload"])
 @pytest.mark.parametrize("method", ["deep_ensemble", "sam", "asam", "gsam", "apart, climbing"])
 def test_pruned_weights_stay_zero(method: str, manner: str, tmp_path: Path) -> None:
-    row = recipe(method, model={"sparsity": 0.5}, executor={"manner": manner})
+    row = recipe(method, model={"sparsity": 0.5}, executor={"mode": manner})
     ends = trained(row, tmp_path / "run")
     data = build_data(row, GIVEN)
     for number, end in enumerate(ends):
@@ -332,7 +332,7 @@ def shared_step(perturbation: str, m: int | None, size: int) -> twin.Arrays:
     """Take one step of SAM as one of the copies that share a batch."""
     from plateaux.distributed.executors.mesh import mesh as make
 
-    executor = make(data=2)
+    executor = make(data_parallel=2)
     own = corner(size=size)
     part = own.batch.take(executor.shard(size))
     member = learner(own.module, sam(LOSS, rho=0.3, m=m, perturbation=perturbation))  # type: ignore[arg-type]
@@ -369,7 +369,7 @@ def test_a_climb_on_a_data_axis_is_that_of_its_reference(kind: str, size: int) -
 def groups_with_synced_norms() -> str:
     from plateaux.distributed.executors.mesh import mesh as make
 
-    executor = make(data=2)
+    executor = make(data_parallel=2)
     own = corner("conv_bn")
     executor.setup_module(own.module)
     try:
@@ -387,13 +387,13 @@ def groups_with_synced_norms() -> str:
 
 def test_groups_with_batchnorm_over_a_data_axis_are_refused() -> None:
     for said in mesh(2).run("tests.training.test_step:groups_with_synced_norms"):
-        assert 'executor.batchnorm = "local"' in said
+        assert "executor.sync_batchnorm=false" in said
 
 
 def dropped_here() -> Tensor:
     from plateaux.distributed.executors.mesh import mesh as make
 
-    executor, module = make(data=2), Watched()
+    executor, module = make(data_parallel=2), Watched()
     step(executor, [learner(module, FAMILY["sam"])], [batch_of(8)], StepOptions(), share=0.5)
     assert torch.equal(module.masks[0], module.masks[1])
     return module.masks[0]
@@ -412,7 +412,7 @@ def test_copies_that_share_a_batch_drop_units_of_their_own() -> None:
 def test_a_tally_is_of_the_whole_batch_where_the_member_stood(method: Method, accumulate: int) -> None:
     own = corner()
     outputs = own.module(own.batch.x).detach()
-    (tally,) = steps(learner(own.module, method), [own.batch], accumulate=accumulate)
+    (tally,) = steps(learner(own.module, method), [own.batch], gradient_accumulation_steps=accumulate)
     assert tally.correct is not None
     assert int(tally.correct) == int((outputs.argmax(1) == own.batch.y).sum())
     torch.testing.assert_close(tally.loss.double(), F.cross_entropy(outputs, own.batch.y))

@@ -27,10 +27,10 @@ members = 2
 name = "blobs"
 samples = 48
 test_samples = 12
-batch = 16
+batch_size = 16
 [model]
 name = "mlp"
-hidden = [6]
+hidden_sizes = [6]
 [optimizer]
 lr = 0.1
 [train]
@@ -73,7 +73,7 @@ def interrupted(what: Recipe, out: Path, monkeypatch: pytest.MonkeyPatch) -> Run
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", sync)
         with pytest.raises(Interrupted):
-            train(what.replaced(run={"checkpoint_minutes": 1e-9}), out, given=CASES)
+            train(what.replaced(run={"checkpoint_every_minutes": 1e-9}), out, given=CASES)
     assert Run.open(out).progress(0).step > 0
     return train(what, out, given=CASES)
 
@@ -90,25 +90,25 @@ OPTIMIZERS = [
     'optimizer={name="Adadelta", lr=1.0}',
     'optimizer={name="Adamax", lr=0.01}',
     'optimizer={name="RAdam", lr=0.01}',
-    'optimizer={name="SGD", lr=[0.1, 0.2], momentum=0.9, clip=0.5, decay="weights", weight_decay=0.1}',
+    'optimizer={name="SGD", lr=[0.1, 0.2], momentum=0.9, max_grad_norm=0.5, decay_filter="matrices", weight_decay=0.1}',
 ]
 SCHEDULES = [
-    'schedule=[{name="cosine", per="step"}]',
-    'schedule=[{name="multistep", milestones=[1, 3]}]',
-    'schedule=[{name="linear", epochs=1.5, start_factor=0.1, per="step"}, {name="cosine", per="step"}]',
-    'schedule=[{name="OneCycleLR", per="step", max_lr=0.3, total_steps=13}]',
-    'schedule=[{name="CosineAnnealingWarmRestarts", T_0=1, T_mult=2}]',
-    'schedule=[{name="exponential", gamma=0.5}]',
-    'schedule=[{name="CyclicLR", base_lr=0.01, max_lr=0.1, per="step", step_size_up=2}]',
+    'lr_scheduler=[{name="cosine", interval="step"}]',
+    'lr_scheduler=[{name="multistep", milestones=[1, 3]}]',
+    'lr_scheduler=[{name="linear", epochs=1.5, start_factor=0.1, interval="step"}, {name="cosine", interval="step"}]',
+    'lr_scheduler=[{name="OneCycleLR", interval="step", max_lr=0.3, total_steps=13}]',
+    'lr_scheduler=[{name="CosineAnnealingWarmRestarts", T_0=1, T_mult=2}]',
+    'lr_scheduler=[{name="exponential", gamma=0.5}]',
+    'lr_scheduler=[{name="CyclicLR", base_lr=0.01, max_lr=0.1, interval="step", step_size_up=2}]',
 ]
 MORE = [
     "method.name=gsam",
     "train.precision=bf16",
     "train.precision=fp64",
-    "executor.manner=vmap",
-    "executor.manner=parked",
-    "data.order=shared",
-    "optimizer.accumulate=3",
+    "executor.mode=vmap",
+    "executor.mode=offload",
+    "data.shuffle=shared",
+    "optimizer.gradient_accumulation_steps=3",
     "model.sparsity=0.5",
     'model={name="cases:dropping", width=6}',
     'method={name="cases:apart", rho=0.1}',
@@ -133,7 +133,7 @@ def test_a_stop_says_where_and_how_to_go_on(tmp_path: Path) -> None:
 
 
 def test_an_epoch_of_one_step_can_be_stopped(tmp_path: Path) -> None:
-    what = recipe("data.batch=48", "train.epochs=30", "run.checkpoint_epochs=1000")
+    what = recipe("data.batch_size=48", "train.epochs=30", "run.checkpoint_every_epochs=1000")
     with pytest.raises(Interrupted, match="Stopped at epoch 2, step 0, with a checkpoint"):
         train(what, tmp_path / "again", tell=stop_after(2))
     assert [p.position for p in Run.open(tmp_path / "again").all_progress()] == [(2, 0)] * 2
@@ -141,12 +141,14 @@ def test_an_epoch_of_one_step_can_be_stopped(tmp_path: Path) -> None:
 
 
 def test_epochs_of_one_step_are_checkpointed_by_the_clock_too(tmp_path: Path) -> None:
-    what = recipe("data.batch=48", "run.checkpoint_epochs=1000", "run.checkpoint_minutes=1e-9", "train.epochs=3")
+    what = recipe(
+        "data.batch_size=48", "run.checkpoint_every_epochs=1000", "run.checkpoint_every_minutes=1e-9", "train.epochs=3"
+    )
     assert len(train(what, tmp_path).progress(0).log_parts) == 3
 
 
 def test_a_stop_in_the_last_epoch_lets_no_other_job_begin(tmp_path: Path) -> None:
-    what = recipe("executor.manner=parked", "train.epochs=2")
+    what = recipe("executor.mode=offload", "train.epochs=2")
     with pytest.raises(Interrupted, match="Run the same command again for what is missing"):
         train(what, tmp_path, tell=stop_after(2))
     assert [p.finished for p in Run.open(tmp_path).all_progress()] == [True, False]
@@ -159,21 +161,21 @@ def test_signal_handlers_are_put_back(tmp_path: Path) -> None:
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
 
 
-@pytest.mark.parametrize("manner", ["loop", "parked", "vmap"])
+@pytest.mark.parametrize("manner", ["loop", "offload", "vmap"])
 def test_a_member_that_diverges_is_named_and_the_others_go_on(tmp_path: Path, manner: str) -> None:
-    what = recipe("members=3", "optimizer.lr=[0.1, 1e30, 0.1]", f"executor.manner={manner}")
+    what = recipe("members=3", "optimizer.lr=[0.1, 1e30, 0.1]", f"executor.mode={manner}")
     with pytest.raises(DivergedError, match=r"The loss of member 1 is no number any more \(epoch 0, step \d\)") as told:
         train(what, tmp_path / "run")
     assert "Try a smaller optimizer.lr" in str(told.value)
     run = Run.open(tmp_path / "run")
     assert [p.finished for p in run.all_progress()] == [True, False, True]
-    calm = train(recipe("members=3", f"executor.manner={manner}"), tmp_path / "calm")
+    calm = train(recipe("members=3", f"executor.mode={manner}"), tmp_path / "calm")
     assert [weights(calm)[n] for n in (0, 2)] == [run.store.get(f"members/{n}/weights.safetensors") for n in (0, 2)]
 
 
 def test_divergence_leaves_the_checkpoint_before_it_loadable(tmp_path: Path) -> None:
     # The learning rate explodes in the third epoch.
-    what = recipe("members=1", 'schedule=[{name="multistep", milestones=[2], gamma=1e30}]')
+    what = recipe("members=1", 'lr_scheduler=[{name="multistep", milestones=[2], gamma=1e30}]')
     with pytest.raises(DivergedError, match=r"\(epoch 2, step \d\); its checkpoint of epoch 2, step 0 is untouched"):
         train(what, tmp_path)
     run = Run.open(tmp_path)
@@ -186,7 +188,9 @@ def test_divergence_leaves_the_checkpoint_before_it_loadable(tmp_path: Path) -> 
 
 def test_weights_that_are_no_numbers_are_never_written(tmp_path: Path) -> None:
     # One step in all: its loss is fine, and after it the weights are not.
-    what = recipe("members=1", "data.batch=48", "train.epochs=1", "optimizer.lr=1e30", "run.checkpoint_minutes=1e-9")
+    what = recipe(
+        "members=1", "data.batch_size=48", "train.epochs=1", "optimizer.lr=1e30", "run.checkpoint_every_minutes=1e-9"
+    )
     with pytest.raises(DivergedError, match="it has no checkpoint"):
         train(what, tmp_path)
     assert not Run.open(tmp_path).progress(0).finished
@@ -249,7 +253,7 @@ def test_a_checkpoint_that_is_gone_is_named(tmp_path: Path) -> None:
 
 
 def test_a_member_in_other_hands_is_left_alone_and_the_others_are_trained(tmp_path: Path) -> None:
-    what = recipe("executor.manner=parked")
+    what = recipe("executor.mode=offload")
     run = Run.begin(tmp_path, what, {})
     with run.lock(0), pytest.raises(RunError, match="members/0 is in the hands of another process"):
         train(what, tmp_path)
@@ -257,7 +261,7 @@ def test_a_member_in_other_hands_is_left_alone_and_the_others_are_trained(tmp_pa
 
 
 def test_several_failures_are_told_together(tmp_path: Path) -> None:
-    what = recipe("executor.manner=parked", "optimizer.lr=1e30")
+    what = recipe("executor.mode=offload", "optimizer.lr=1e30")
     with pytest.raises(RunError) as told:
         train(what, tmp_path)
     first, *lines = str(told.value).splitlines()
@@ -271,9 +275,9 @@ def test_several_failures_are_told_together(tmp_path: Path) -> None:
 def test_parked_members_that_meet_are_awake_when_their_weights_are_written(tmp_path: Path) -> None:
     what = recipe('method={name="cases:apart"}', "optimizer.momentum=0.9")
     loop = train(what, tmp_path / "loop", given=CASES)
-    parked = train(what.replaced(executor={"manner": "parked"}), tmp_path / "parked", given=CASES)
+    parked = train(what.replaced(executor={"mode": "offload"}), tmp_path / "offload", given=CASES)
     assert weights(parked) == weights(loop)
-    assert not list((tmp_path / "parked").glob(f"{SCRATCH}*"))
+    assert not list((tmp_path / "offload").glob(f"{SCRATCH}*"))
 
 
 def test_members_that_meet_never_fall_back_further_than_one_checkpoint(
@@ -308,22 +312,22 @@ def test_members_that_meet_never_fall_back_further_than_one_checkpoint(
     ("changes", "words"),
     [
         (
-            ["train.keep=best:expected_entropy", "data.validation=0.1"],
+            ["train.select=best:expected_entropy", "data.validation_split=0.1"],
             "more of expected_entropy is neither better nor worse",
         ),
-        (["train.keep=best:oracle", "data.validation=0.1"], "oracle says nothing about one member alone"),
-        (["train.keep=best:accuracy"], "needs samples to choose on; set data.validation"),
-        (["train.patience=2"], "needs samples to judge by; set data.validation"),
+        (["train.select=best:oracle", "data.validation_split=0.1"], "oracle says nothing about one member alone"),
+        (["train.select=best:accuracy"], "needs samples to choose on; set data.validation_split"),
+        (["train.early_stopping_patience=2"], "needs samples to judge by; set data.validation_split"),
         (
-            ["train.keep=best:acuracy", "data.validation=0.1"],
-            "There is no measure called 'acuracy'; did you mean 'accuracy'",
+            ["train.select=best:acuracy", "data.validation_split=0.1"],
+            "There is no metric called 'acuracy'; did you mean 'accuracy'",
         ),
         (["optimizer.lr=[0.1, 0.2, 0.3]"], "optimizer.lr lists 3 values, but the ensemble has 2 members"),
         (["optimizer.name=SDG"], "no optimiser 'SDG'"),
         (["optimizer.name=Rprop", "optimizer.weight_decay=0.1"], "Rprop has no weight_decay; leave it out"),
         (["method.name=sma"], "There is no method called 'sma'; did you mean"),
-        (["model.hiden=[3]"], "has no key 'hiden'; did you mean 'hidden'"),
-        (['schedule=[{name="cosine", per="step"}, {name="linear"}]'], "schedule"),
+        (["model.hiden_sizes=[3]"], "has no key 'hiden_sizes'; did you mean 'hidden_sizes'"),
+        (['lr_scheduler=[{name="cosine", interval="step"}, {name="linear"}]'], "lr_scheduler"),
         (["loss.name=mse"], "regression"),
     ],
 )
@@ -338,9 +342,9 @@ def test_what_cannot_be_carried_out_is_refused_before_anything_is_written(
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        (["train.patience=2", "data.validation=0.1"], "none can stop early"),
+        (["train.early_stopping_patience=2", "data.validation_split=0.1"], "none can stop early"),
         (["train.precision=fp16"], "use bf16"),
-        (["data.order=own"], "data.order must be 'shared'"),
+        (["data.shuffle=per_member"], "data.shuffle must be 'shared'"),
         (["loss.label_smoothing=[0.0, 0.1]"], "its options cannot differ"),
     ],
 )

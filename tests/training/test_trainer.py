@@ -26,10 +26,10 @@ members = 2
 name = "blobs"
 samples = 48
 test_samples = 12
-batch = 16
+batch_size = 16
 [model]
 name = "mlp"
-hidden = [6]
+hidden_sizes = [6]
 [optimizer]
 lr = 0.1
 [train]
@@ -51,7 +51,7 @@ def weights(run: Run) -> list[bytes]:
 
 @pytest.mark.parametrize("share", ["0.25", "7"])
 def test_no_validation_sample_is_ever_trained_on(tmp_path: Path, share: str) -> None:
-    what = recipe(f"data.validation={share}", "train.epochs=2")
+    what = recipe(f"data.validation_split={share}", "train.epochs=2")
     data = build_data(what)
     train_ids, valid_ids = train_val_split(what, data)
     assert len(valid_ids) == (12 if share == "0.25" else 7)
@@ -84,8 +84,8 @@ def watching(data: Any, seen: set[int]) -> Any:
 
 def test_the_best_weights_are_kept_and_say_which_they_are(tmp_path: Path) -> None:
     # Fine at first, and far too fast later.
-    later = 'schedule=[{name="multistep", milestones=[4], gamma=1000}]'
-    what = recipe("data.validation=16", "train.keep=best:nll", "train.epochs=8", later)
+    later = 'lr_scheduler=[{name="multistep", milestones=[4], gamma=1000}]'
+    what = recipe("data.validation_split=16", "train.select=best:nll", "train.epochs=8", later)
     run = train(what, tmp_path)
     (found,) = evaluate(tmp_path, split="validation", metrics=["nll"])
     for number in range(2):
@@ -107,7 +107,9 @@ def test_the_last_weights_say_so(tmp_path: Path) -> None:
 
 def test_patience_ends_a_member_early_and_says_why(tmp_path: Path) -> None:
     # lr = 0 is never better than its first validation.
-    what = recipe("data.validation=16", "train.patience=2", "train.epochs=9", "optimizer.lr=[0.0, 0.05]")
+    what = recipe(
+        "data.validation_split=16", "train.early_stopping_patience=2", "train.epochs=9", "optimizer.lr=[0.0, 0.05]"
+    )
     run = train(what, tmp_path)
     still, moving = run.all_progress()
     assert (still.epoch, still.stop_reason, still.finished) == (3, "no better for 2 validations", True)
@@ -117,13 +119,15 @@ def test_patience_ends_a_member_early_and_says_why(tmp_path: Path) -> None:
 
 
 def test_validation_every_few_epochs(tmp_path: Path) -> None:
-    run = train(recipe("data.validation=16", "train.validate_every=2", "train.epochs=5"), tmp_path)
+    run = train(recipe("data.validation_split=16", "train.validate_every=2", "train.epochs=5"), tmp_path)
     assert [line["epoch"] for line in run.log(0) if "validation nll" in line] == [2, 4]
 
 
 def test_the_log_does_not_depend_on_when_checkpoints_are_written(tmp_path: Path) -> None:
-    often = train(recipe("run.checkpoint_minutes=1e-9", "run.log_every=2", "optimizer.lr=0.3"), tmp_path / "often")
-    never = train(recipe("run.checkpoint_epochs=4", "run.log_every=2", "optimizer.lr=0.3"), tmp_path / "never")
+    often = train(
+        recipe("run.checkpoint_every_minutes=1e-9", "run.log_every=2", "optimizer.lr=0.3"), tmp_path / "often"
+    )
+    never = train(recipe("run.checkpoint_every_epochs=4", "run.log_every=2", "optimizer.lr=0.3"), tmp_path / "never")
     assert len(often.progress(0).log_parts) == 12
     assert len(never.progress(0).log_parts) == 1
     assert often.log(0) == never.log(0)
@@ -134,7 +138,7 @@ def test_the_log_does_not_depend_on_when_checkpoints_are_written(tmp_path: Path)
 def test_curves_appear_for_tensorboard_when_asked(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    run = train(recipe("run.tensorboard=true", "data.validation=16"), tmp_path)
+    run = train(recipe("run.tensorboard=true", "data.validation_split=16"), tmp_path)
     for number in range(2):
         events = EventAccumulator(str(tmp_path / f"tensorboard/{number}")).Reload()
         assert set(events.Tags()["scalars"]) == {
@@ -161,7 +165,7 @@ def test_without_tensorboard_a_sentence_says_how_to_get_it(tmp_path: Path, monke
 
 @pytest.mark.usefixtures("untouched_randomness")
 def test_training_draws_from_no_global_generator(tmp_path: Path) -> None:
-    train(recipe("method.name=sam", "data.validation=8"), tmp_path)
+    train(recipe("method.name=sam", "data.validation_split=8"), tmp_path)
 
 
 def test_deterministic_sets_the_flag_for_the_time_of_training(tmp_path: Path) -> None:

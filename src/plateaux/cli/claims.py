@@ -18,11 +18,13 @@ from plateaux.studies.results import results_from_study
 
 def claims(
     names: Annotated[list[str] | None, typer.Argument(metavar="[CLAIM]...", help="Numbers or names; all.")] = None,
-    run: Annotated[bool, typer.Option("--run", help="Run the studies that test them, and keep the evidence.")] = False,
+    run_studies: Annotated[
+        bool, typer.Option("--run-studies", help="Run the studies that test them, and keep the evidence.")
+    ] = False,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write a page of them, such as claims.md.")] = None,
-    work: Annotated[Path, typer.Option(help="The folder that studies run in.")] = Path("runs/claims"),
+    workdir: Annotated[Path, typer.Option(help="The folder that studies run in.")] = Path("runs/claims"),
     evidence: Annotated[
-        Path | None, typer.Option(help="Another folder of evidence than claims/evidence; written by --run.")
+        Path | None, typer.Option(help="Another folder of evidence than claims/evidence; written by --run-studies.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -32,8 +34,8 @@ def claims(
     """
     known = select_claims(read_claims(), names or [])
     where = evidence or claims_dir() / "evidence"
-    if run:
-        gather(known, work, where, claims_dir().parent, read=results_from_study)
+    if run_studies:
+        gather(known, workdir, where, claims_dir().parent, read=results_from_study)
     entries = [ClaimEntry(claim, read_evidence(claim, where)) for claim in known]
     if out is not None:
         write_whole(out, page(entries))

@@ -22,13 +22,14 @@ from plateaux.core.formatting import format_duration
 from plateaux.core.runtime import num_cores
 
 CODES: tuple[tuple[type[Exception], int], ...] = (
-    (errors.UntrustedCodeError, 6), (errors.Interrupted, 75), (errors.DivergedError, 5), (errors.DataError, 3), (errors.RecipeError, 2),
+    (errors.UntrustedCodeError, 6), (errors.Interrupted, 75), (errors.DivergedError, 5), (errors.DataError, 3),
+    (errors.RecipeError, 2),
     (errors.RunError, 4), (errors.PlateauxError, 1),
 )  # fmt: skip
 
 Changes = Annotated[list[str] | None, typer.Option("--set", help="Change one value of the recipe: section.key=value.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, as when the output is piped.")]
-Allow = Annotated[list[str] | None, typer.Option(help="A module whose functions this recipe may call.")]
+Trust = Annotated[list[str] | None, typer.Option(help="A module whose functions this recipe may call.")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; the best there is by default.")]
 Members = Annotated[str | None, typer.Option(help="Only these members, such as 0,2.")]
 

@@ -19,7 +19,7 @@ from rich.table import Table
 
 import plateaux
 from plateaux.cli import claims, evaluate, landscape, report, study, theory
-from plateaux.cli.common import Allow, AsJson, Changes, handle_errors, print_result, torchrun
+from plateaux.cli.common import AsJson, Changes, Trust, handle_errors, print_result, torchrun
 from plateaux.cli.progress import lines, live_progress
 from plateaux.config.builtin import builtin_recipes, recipe_file
 from plateaux.config.recipe import with_line_number
@@ -32,7 +32,7 @@ from plateaux.training.checks import check as check_recipe
 from plateaux.training.job_records import latest_by_member
 
 KINDS = {
-    "methods": registry.method, "measures": registry.metric, "data": registry.dataset, "models": registry.model,
+    "methods": registry.method, "metrics": registry.metric, "data": registry.dataset, "models": registry.model,
     "executors": registry.executor, "probes": registry.probe,
 }  # fmt: skip
 
@@ -86,35 +86,35 @@ def train(
     out: Annotated[Path | None, typer.Option(help="The run folder; runs/<recipe> by default.")] = None,
     executor: Annotated[str | None, typer.Option(help="local, mesh or ray.")] = None,
     address: Annotated[str | None, typer.Option(help="The Ray cluster to join; one of our own by default.")] = None,
-    manner: Annotated[str | None, typer.Option(help="loop, vmap or parked (local).")] = None,
+    mode: Annotated[str | None, typer.Option(help="loop, vmap or offload (local).")] = None,
     processes: Annotated[int | None, typer.Option(help="So many processes at once.")] = None,
     devices: Annotated[str | None, typer.Option(help="Devices to use, such as 0,1.")] = None,
     min_members: Annotated[int | None, typer.Option(help="A meeting may go ahead with so many.")] = None,
-    span_from: Annotated[Path | None, typer.Option(help="Begin where this run stood at its first meeting.")] = None,
-    allow: Allow = None,
-    measure: Annotated[bool, typer.Option(help="Measure on the test samples at the end.")] = True,
+    branch_from: Annotated[Path | None, typer.Option(help="Begin where this run stood at its first meeting.")] = None,
+    trust: Trust = None,
+    evaluate: Annotated[bool, typer.Option(help="Measure on the test samples at the end.")] = True,
     as_json: AsJson = False,
 ) -> None:
     """Train an ensemble; run the same command again to go on where it stopped.
 
     In Python: `plateaux.train(plateaux.Recipe.load("recipe.toml"), out="runs/demo")`
     """
-    wanted = [*(changes or []), *_executor(executor, manner, processes, devices, address)]
+    wanted = [*(changes or []), *_executor(executor, mode, processes, devices, address)]
     wanted += [f"run.min_members={min_members}"] if min_members is not None else []
     file = recipe_file(recipe)
     what = plateaux.Recipe.load(file, wanted)
     root = out or Path("runs") / Path(recipe).stem
     if what.executor.name == "mesh" and "RANK" not in os.environ:
         raise typer.Exit(torchrun(what.executor.processes))
-    given = plateaux.Components(trust=tuple(allow or ()))
+    given = plateaux.Components(trust=tuple(trust or ()))
     with read_first_lines(file), live_progress(Console(stderr=True)) as tell:
-        plateaux.train(what, root, given=given, tell=tell, branch_from=span_from)
+        plateaux.train(what, root, given=given, tell=tell, branch_from=branch_from)
     if not is_rank_zero():
         return
-    found = plateaux.evaluate(root, given=given) if measure else []
+    found = plateaux.evaluate(root, given=given) if evaluate else []
     print_result(
         as_json,
-        {"run": str(root), "measurements": [each.to_dict() for each in found]},
+        {"run": str(root), "metrics": [each.to_dict() for each in found]},
         lambda: tables(found, Console().width),
     )
 
@@ -124,7 +124,7 @@ def train(
 def plan(run: Path, as_json: AsJson = False) -> None:
     """Show the jobs that are missing of a run.
 
-    In Python: `plateaux.missing(plateaux.Run.open("runs/demo"))`
+    In Python: `plateaux.pending_jobs(plateaux.Run.open("runs/demo"))`
     """
     jobs = plateaux.pending_jobs(plateaux.Run.open(run))
     plain = [{"kind": j.kind, "members": list(j.members), "start": list(j.start), "stop": j.stop} for j in jobs]
@@ -147,7 +147,7 @@ def status(run: Path, as_json: AsJson = False) -> None:
         rows.append(
             {
                 "member": number, "state": state, "epoch": progress.epoch, "step": progress.step,
-                "epochs": opened.recipe.train.epochs, "weights": progress.weights_source, "stop_reason": progress.stop_reason,
+                "epochs": opened.recipe.train.epochs, "weights": progress.weights_source, "why": progress.stop_reason,
                 "seconds": progress.seconds, "bytes": opened.store.size(f"members/{number}"),
                 **({"job": jobs[number]} if number in jobs else {}),
             }
@@ -160,11 +160,11 @@ def status(run: Path, as_json: AsJson = False) -> None:
         shown = Table("member", "state", "epoch", "weights", "time", "on disk")
         for r in rows:
             at = f"{r['epoch']}/{r['epochs']}" + (f" + {r['step']} steps" if r["step"] else "")
-            words = f"{r['weights']} ({r['why']})" if r["stop_reason"] else r["weights"]
+            words = f"{r['weights']} ({r['stop_reason']})" if r["stop_reason"] else r["weights"]
             shown.add_row(
                 str(r["member"]), r["state"], at, words, format_duration(r["seconds"]), format_size(r["bytes"])
             )
-        live = {n: job for n, job in jobs.items() if job["outcome"] in ("running", "silent") and "epochs" in job}
+        live = {n: job for n, job in jobs.items() if job["outcome"] in ("running", "lost") and "epochs" in job}
         return [shown, *([lines(live)] if live else []), *held, f"{format_size(total)} in all"]
 
     print_result(as_json, {"run": str(run), "members": rows, "shared_bytes": shared, "bytes": total}, table)
@@ -178,17 +178,17 @@ def import_weights(
     weights: Annotated[list[str], typer.Option(help="FILE or FILE:prefix; once for each member.")],
     data: Annotated[str, typer.Option(help="The data set the models are for.")],
     changes: Changes = None,
-    allow: Allow = None,
+    trust: Trust = None,
     as_json: AsJson = False,
 ) -> None:
     """Make a run of existing weights: safetensors files, or torch checkpoints that hold nothing but weights.
 
-    In Python: `plateaux.adopt("runs/mine", recipe, ["a.safetensors", "b.safetensors"])`
+    In Python: `plateaux.import_weights("runs/mine", recipe, ["a.safetensors", "b.safetensors"])`
     """
     names = json.dumps(model) if len(model) > 1 else json.dumps(model[0])
     text = f"members = {len(weights)}\n[data]\nname = {json.dumps(data)}\n[model]\nname = {names}\n"
     recipe = plateaux.Recipe.parse(text, changes or [], where="adopt")
-    plateaux.import_weights(out, recipe, weights, given=plateaux.Components(trust=tuple(allow or ())))
+    plateaux.import_weights(out, recipe, weights, given=plateaux.Components(trust=tuple(trust or ())))
     print_result(
         as_json, {"run": str(out), "members": len(weights)}, lambda: [f"{out}: {len(weights)} members adopted"]
     )
@@ -197,7 +197,7 @@ def import_weights(
 @app.command(name="list")
 @handle_errors
 def list_(
-    kind: Annotated[str, typer.Argument(help="methods, measures, probes, data, models, executors or recipes.")],
+    kind: Annotated[str, typer.Argument(help="methods, metrics, probes, data, models, executors or recipes.")],
     as_json: AsJson = False,
 ) -> None:
     """List the plug-ins of one kind, a sentence each.
@@ -223,7 +223,7 @@ def list_(
 
 @recipes.command()
 @handle_errors
-def check(recipe: str, changes: Changes = None, allow: Allow = None, as_json: AsJson = False) -> None:
+def check(recipe: str, changes: Changes = None, trust: Trust = None, as_json: AsJson = False) -> None:
     """Check a recipe without training: names, options, and what fits together.
 
     In Python: `plateaux.Recipe.load("recipe.toml")`
@@ -231,7 +231,7 @@ def check(recipe: str, changes: Changes = None, allow: Allow = None, as_json: As
     file = recipe_file(recipe)
     found = plateaux.Recipe.load(file, changes or [])
     with read_first_lines(file):
-        check_recipe(found, plateaux.Components(trust=tuple(allow or ())))
+        check_recipe(found, plateaux.Components(trust=tuple(trust or ())))
     print_result(as_json, found.to_dict(), lambda: [f"{file} is sound: {found.members} members of {found.method.name}"])
 
 
@@ -243,10 +243,10 @@ def schema() -> None:
 
 
 def _executor(
-    name: str | None, manner: str | None, processes: int | None, devices: str | None, address: str | None
+    name: str | None, mode: str | None, processes: int | None, devices: str | None, address: str | None
 ) -> list[str]:
     listed = json.dumps([part.strip() for part in devices.split(",")]) if devices else None
-    given = {"name": name, "manner": manner, "processes": processes, "devices": listed}
+    given = {"name": name, "mode": mode, "processes": processes, "devices": listed}
     given |= {"address": json.dumps(address) if address else None}
     return [f"executor.{key}={value}" for key, value in given.items() if value is not None]
 

@@ -68,7 +68,7 @@ def _tried(news: Mapping[str, Any]) -> str:
     """Say how often a job was begun again, and whether it still talks."""
     count = news.get("retries", news.get("attempt", 0))
     again = f"{count} retr{'y' if count == 1 else 'ies'}" if count else ""
-    return " ".join(filter(None, [again, "silent" if news.get("outcome") == "silent" else ""]))
+    return " ".join(filter(None, [again, "lost" if news.get("outcome") == "lost" else ""]))
 
 
 def _plain(console: Console, news: Mapping[str, Any]) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from plateaux.cli.common import Allow, AsJson, print_result, write_whole
+from plateaux.cli.common import AsJson, Trust, print_result, write_whole
 from plateaux.config.components import Components
 from plateaux.config.specs import split_names
 from plateaux.core.errors import RecipeError, suggest
@@ -24,10 +24,12 @@ def report(
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="The file to write.")] = Path("report.html"),
     format: Annotated[str | None, typer.Option(help="html, md, json or csv; by the file's ending by default.")] = None,
-    figures: Annotated[Path | None, typer.Option(help="A folder for the figures as SVG, PNG and PDF.")] = None,
-    draw: Annotated[str | None, typer.Option(help="Only these figures, such as accuracy_bars,training.")] = None,
-    details: Annotated[int, typer.Option(min=0, help="Runs that are shown one by one.")] = DETAILS,
-    allow: Allow = None,
+    figures_dir: Annotated[Path | None, typer.Option(help="A folder for the figures as SVG, PNG and PDF.")] = None,
+    only_figures: Annotated[
+        str | None, typer.Option(help="Only these figures, such as accuracy_bars,training.")
+    ] = None,
+    max_runs: Annotated[int, typer.Option(min=0, help="Runs that are shown one by one.")] = DETAILS,
+    trust: Trust = None,
     as_json: AsJson = False,
 ) -> None:
     """Report on runs and studies: one page that opens without a network, or Markdown, JSON, CSV; figures for papers.
@@ -37,17 +39,17 @@ def report(
     kind = format or out.suffix.removeprefix(".")
     if kind not in FORMATS:
         raise RecipeError(f"A report cannot be written as {kind!r}; {suggest(kind, FORMATS)}")
-    options: dict[str, Any] = {"details": details, "draw": split_names(draw or "")}
-    drawn = kind != "csv" or figures is not None
-    made = made_of(paths, figures=drawn, given=Components(trust=tuple(allow or ())), **options)
-    write_whole(out, _text(made, kind, out, figures))
-    files = write_figures(made, figures) if figures is not None else []
+    options: dict[str, Any] = {"max_runs": max_runs, "only_figures": split_names(only_figures or "")}
+    drawn = kind != "csv" or figures_dir is not None
+    made = made_of(paths, figures=drawn, given=Components(trust=tuple(trust or ())), **options)
+    write_whole(out, _text(made, kind, out, figures_dir))
+    files = write_figures(made, figures_dir) if figures_dir is not None else []
     plain = {
         "file": str(out), "bytes": out.stat().st_size, "figures": [str(file) for file in files],
         "answers": {each.question: each.words for each in made.summary},
     }  # fmt: skip
     words = [f"{each.question:15} {each.words}" for each in made.summary]
-    last = f"{out}: {format_size(out.stat().st_size)}" + (f"; {len(files)} files in {figures}" if files else "")
+    last = f"{out}: {format_size(out.stat().st_size)}" + (f"; {len(files)} files in {figures_dir}" if files else "")
     print_result(as_json, plain, lambda: [*words, last])
 
 

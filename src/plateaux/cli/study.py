@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from plateaux.cli.common import Allow, AsJson, print_result
+from plateaux.cli.common import AsJson, Trust, print_result
 from plateaux.cli.progress import live_progress
 from plateaux.config.components import Components
 from plateaux.core.errors import RecipeError
@@ -29,33 +29,37 @@ def study(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it will cost; run and write nothing.")] = False,
     executor: Annotated[str | None, typer.Option(help="local or mesh.")] = None,
     processes: Annotated[int | None, typer.Option(min=1, help="So many processes at once.")] = None,
-    only: Annotated[str, typer.Option(help='Only conditions that match, such as "*rho=0.05*" or "*#0".')] = "*",
-    table: Annotated[bool, typer.Option("--table", help="Only the table of what is there so far.")] = False,
-    allow: Allow = None,
+    filter_: Annotated[
+        str, typer.Option("--filter", help='Only conditions that match, such as "*rho=0.05*" or "*#0".')
+    ] = "*",
+    results_only: Annotated[
+        bool, typer.Option("--results-only", help="Only the table of what is there so far.")
+    ] = False,
+    trust: Trust = None,
     as_json: AsJson = False,
 ) -> None:
     """Run a study: train what is missing of its grid, measure it, and compare.
 
-    In Python: `Conduct(Study.load("study.toml"), "runs/study").go()`
+    In Python: `StudyRunner(Study.load("study.toml"), "runs/study").run()`
     """
     what = Study.load(file)
     root = out or Path("runs") / file.stem
     place = {"name": executor} if executor else {}
     options: dict[str, Any] = {
-        "given": Components(trust=tuple(allow or ())),
-        "only": only,
+        "given": Components(trust=tuple(trust or ())),
+        "filter_pattern": filter_,
         "executor": {**place, **({"processes": processes} if processes else {})},
     }
     if dry_run:
         conduct = StudyRunner(what, root, **options)
-        _some(conduct, only)
+        _some(conduct, filter_)
         conduct.check()
         _told(CostEstimate(conduct).all(), as_json)
         return
-    if not table:
+    if not results_only:
         with live_progress(Console(stderr=True)) as tell:
             conduct = StudyRunner(what, root, log=tell, say=lambda words: tell({"say": words}), **options)
-            _some(conduct, only)
+            _some(conduct, filter_)
             conduct.run()
     found = results_from_study(root)
     grids = Comparison(found, what.baseline).grids() if found else []
@@ -66,7 +70,7 @@ def study(
 def _some(conduct: StudyRunner, only: str) -> None:
     if not conduct.wanted:
         names = "\n  ".join(str(each) for each in conduct.trials[:10])
-        raise RecipeError(f"--only {only}: no condition matches; there are\n  {names}")
+        raise RecipeError(f"--filter {only}: no condition matches; there are\n  {names}")
 
 
 def _told(found: list[RunCost], as_json: bool) -> None:

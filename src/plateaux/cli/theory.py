@@ -21,8 +21,8 @@ from plateaux.theory.record import deviations, record
 def theory(
     out: Annotated[Path, typer.Option("--out", "-o", help="The folder to write figures and theory.json to.")],
     matrices: Annotated[int, typer.Option(min=2, help="Random data matrices to simulate.")] = 50,
-    starts: Annotated[int, typer.Option(min=2, help="Initialisations for each of them.")] = 50,
-    density: Annotated[int, typer.Option(min=2, help="Settings along a curve.")] = 9,
+    inits: Annotated[int, typer.Option(min=2, help="Initialisations for each of them.")] = 50,
+    grid_points: Annotated[int, typer.Option(min=2, help="Settings along a curve.")] = 9,
     seed: Annotated[int, typer.Option(help="Another number draws other data.")] = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -33,7 +33,7 @@ def theory(
     optional_import("matplotlib", extra="report")  # before minutes of simulation
     began = time.monotonic()
     with progress_bar("simulating", unit="matrices") as ask:
-        experiment = run(matrices=matrices, starts=starts, density=density, seed=seed, seen=ask["seen"])
+        experiment = run(matrices=matrices, starts=inits, density=grid_points, seed=seed, seen=ask["seen"])
         found = record(experiment)
         out.mkdir(parents=True, exist_ok=True)
         (out / "theory.json").write_text(json.dumps(found, indent=1), encoding="utf-8")

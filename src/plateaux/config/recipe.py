@@ -1,4 +1,4 @@
-"""The whole experiment as frozen, validated data: a TOML file in, a TOML file out, `--set a.b=c` the only override."""
+"""A recipe: the complete configuration of an experiment, validated and immutable, read from and written to TOML."""
 
 from __future__ import annotations
 
@@ -14,40 +14,49 @@ from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
 from plateaux.config.builtin import recipe_file
 from plateaux.config.schema import ConfigKeyError, ConfigSection, PluginSection, value_for_member
-from plateaux.config.search_space import SearchConfig, sample
+from plateaux.config.search_space import SEED_NAMES, SearchConfig, sample
 from plateaux.core.errors import RecipeError, suggest
 from plateaux.core.types import derive_seed
 
 Names = str | tuple[str, ...]
 Numbers = float | tuple[float, ...]
-BACKBONE_KEYS = ("head", "head_width", "resize", "cache_features", "cache_dtype", "rounds")  # keys of [model]
+BACKBONE_KEYS = (
+    "head",
+    "head_width",
+    "image_size",
+    "cache_features",
+    "cache_dtype",
+    "cached_augmentations",
+)  # keys of [model] that only apply with a backbone
 
 
 class DataConfig(PluginSection):
-    """Which samples, in what order, and how they are varied; further keys go to the data set."""
+    """The data set, its order and its augmentation. Other keys are options of the data set."""
 
     name: str
-    batch: int = Field(128, ge=1)
-    order: Literal["auto", "own", "shared"] = "auto"
-    validation: float = Field(0.0, ge=0)  # share of the training samples below 1, else a count
-    workers: int = Field(0, ge=0)
+    batch_size: int = Field(128, ge=1)
+    shuffle: Literal["auto", "per_member", "shared"] = "auto"
+    validation_split: float = Field(0.0, ge=0)  # below 1: a fraction of the training samples; otherwise a count
+    num_workers: int = Field(0, ge=0)
     drop_last: bool = False
     crop: int = Field(0, ge=0)
     flip: bool = False
     mixup: float = Field(0.0, ge=0)
     cutmix: float = Field(0.0, ge=0)
-    bag: float | None = Field(None, gt=0)  # share of the training samples that every member draws, with replacement
-    unlabelled: str | None = None  # another data set, or so many of its samples: "tinyimagenet32@1000"
-    unlabelled_batch: int | None = Field(None, ge=1)  # of them in a batch; as many as labelled ones if unset
+    bootstrap: float | None = Field(
+        None, gt=0
+    )  # sample size per member, as a fraction of the training samples; drawn with replacement
+    unlabeled: str | None = None  # another data set, or N of its samples: "tinyimagenet32@1000"
+    unlabeled_batch_size: int | None = Field(None, ge=1)  # unlabeled samples per batch; default: data.batch_size
 
 
 class LoraConfig(ConfigSection):
-    """Low-rank adapters on chosen linear layers: the rest is held once for all members, and nobody trains it."""
+    """Low-rank adapters on selected linear layers. All other weights are frozen and stored once for all members."""
 
     rank: int | tuple[int, ...] = 4
-    alpha: Numbers = 8.0  # what an adapter says counts alpha / rank
-    layers: tuple[str, ...] = Field(min_length=1)  # names, with wildcards
-    train: tuple[str, ...] | None = None  # parts that are trained whole; the last layer if unset
+    alpha: Numbers = 8.0  # the output of an adapter is scaled by alpha / rank
+    target_modules: tuple[str, ...] = Field(min_length=1)  # module names, with wildcards
+    modules_to_save: tuple[str, ...] | None = None  # modules that are trained in full; default: the last layer
 
     @field_validator("rank")
     @classmethod
@@ -58,78 +67,78 @@ class LoraConfig(ConfigSection):
 
 
 class ModelConfig(PluginSection):
-    """Which network; further keys go to the model."""
+    """The network. Other keys are options of the model."""
 
     name: Names
-    weights: str | None = None  # a safetensors file to start from
-    prefix: Names = ""  # of the keys in that file
-    partial: bool = False  # let the file lack what does not fit, such as another classifier
-    freeze: tuple[str, ...] = ()  # submodules that nobody trains: held once for all members
+    weights: str | None = None  # a safetensors file with initial weights
+    weights_prefix: Names = ""  # load only the keys with this prefix
+    strict: bool = True  # false: skip missing and mismatched weights, such as another classifier
+    freeze: tuple[str, ...] = ()  # submodules that are not trained; stored once for all members
     sparsity: float = Field(0.0, ge=0, lt=1)
-    trunk: str | None = None  # nobody trains what comes up to this part: held once, members are what stands on it
-    head: Literal["rest", "linear", "mlp"] = "rest"  # what members are: the model's own last parts, or a new head
-    head_width: int | tuple[int, ...] = 512  # units in the middle of an mlp
-    resize: int | None = Field(None, ge=1)  # images are brought to so many pixels before the trunk
-    cache_features: bool = False  # the trunk sees every image once, and never again
+    backbone: str | None = None  # the last module of the frozen, shared part of the network
+    head: Literal["own", "linear", "mlp"] = "own"  # own: the model's remaining modules; linear, mlp: a new head
+    head_width: int | tuple[int, ...] = 512  # hidden units of an mlp head
+    image_size: int | None = Field(None, ge=1)  # images are resized to this many pixels per side before the backbone
+    cache_features: bool = False  # run the backbone once per image and reuse its features
     cache_dtype: Literal["float32", "float16"] = "float32"
-    rounds: int = Field(1, ge=1)  # features are kept of so many augmentations of every image
-    adapters: LoraConfig | None = None
+    cached_augmentations: int = Field(1, ge=1)  # number of augmentations of every image whose features are cached
+    lora: LoraConfig | None = None
 
-    @field_validator("adapters")
+    @field_validator("lora")
     @classmethod
     def _alone(cls, adapters: LoraConfig | None, info: ValidationInfo) -> LoraConfig | None:
-        for other in ("freeze", "trunk"):
+        for other in ("freeze", "backbone"):
             if adapters is not None and info.data.get(other):
-                raise ValueError(f"beside adapters everything is frozen but adapters.train; leave {other} out")
+                raise ValueError(f"beside adapters everything is frozen but lora.modules_to_save; leave {other} out")
         return adapters
 
 
 class MethodConfig(PluginSection):
-    """How members are trained; further keys go to the method."""
+    """The training method. Other keys are options of the method."""
 
     name: str = "deep_ensemble"
 
 
 class LossConfig(PluginSection):
-    """What is minimised; further keys go to the loss."""
+    """The loss. Other keys are options of the loss."""
 
     name: str = "cross_entropy"
 
 
 class OptimizerConfig(PluginSection):
-    """A `torch.optim` optimiser by name; further keys go to it."""
+    """A `torch.optim` optimizer by name. Other keys are options of the optimizer."""
 
     name: str = "SGD"
     lr: Numbers = 0.1
     weight_decay: Numbers = 0.0
-    decay: Literal["all", "weights"] = "all"  # weights: not biases, not normalisation
-    clip: Numbers | None = None  # largest norm of the direction
-    accumulate: int = Field(1, ge=1)  # work a batch through in so many pieces
+    decay_filter: Literal["all", "matrices"] = "all"  # matrices: no decay for biases and normalization layers
+    max_grad_norm: Numbers | None = None  # maximum norm of the descent direction
+    gradient_accumulation_steps: int = Field(1, ge=1)  # number of micro-batches per batch
 
 
 class LRSchedulerConfig(PluginSection):
-    """A `torch.optim.lr_scheduler` by name, for so many epochs; further keys go to it."""
+    """A `torch.optim.lr_scheduler` by name, and its length. Other keys are options of the scheduler."""
 
     name: str
-    epochs: float | None = None  # the last one may leave it out
-    per: Literal["epoch", "step"] = "epoch"
+    epochs: float | None = None  # optional for the last scheduler
+    interval: Literal["epoch", "step"] = "epoch"
 
 
 class TrainConfig(ConfigSection):
-    """How long, how exact, and which weights are kept."""
+    """Training length, precision, and selection of weights."""
 
     epochs: int = Field(10, ge=1)
     validate_every: int = Field(1, ge=1)
-    keep: str = "last"  # or best:<measure>, chosen on validation samples
-    average_from: int | None = Field(None, ge=1)  # use the mean of the weights after this step and all later ones
-    patience: int | None = Field(None, ge=1)  # stop after so many validations without a better one
+    select: str = "last"  # or best:<metric>, selected on validation samples
+    swa_start: int | None = Field(None, ge=1)  # average the weights after this step and all later ones
+    early_stopping_patience: int | None = Field(None, ge=1)  # stop after this many validations without improvement
     precision: Literal["fp32", "bf16", "fp16", "fp64", "auto"] = "fp32"
     memory_format: Literal["contiguous", "channels_last", "auto"] = "contiguous"
     compile: bool = False
     deterministic: bool = False
-    randomness: Literal["error", "different"] = "error"  # what vmap does about dropout
+    randomness: Literal["error", "different"] = "error"  # how vmap treats dropout
 
-    @field_validator("keep")
+    @field_validator("select")
     @classmethod
     def _last_or_best(cls, keep: str) -> str:
         if keep != "last" and not keep.startswith("best:"):
@@ -138,43 +147,43 @@ class TrainConfig(ConfigSection):
 
 
 class ExecutorConfig(ConfigSection):
-    """Where members live. Nothing here changes what is trained."""
+    """Devices and processes. These keys do not change the result of training."""
 
     name: str = "local"
-    manner: Literal["loop", "vmap", "parked"] = "loop"
+    mode: Literal["loop", "vmap", "offload"] = "loop"
     processes: int = Field(1, ge=1)
     devices: tuple[str, ...] = ()
     threads: int | None = Field(None, ge=1)
-    data: int = Field(1, ge=1)  # mesh: copies of each member that share a batch
-    batchnorm: Literal["synced", "local"] = "synced"  # mesh: statistics of the whole batch, or of each copy's share
-    address: str | None = None  # ray: the cluster to join; unset: one of our own on this machine
-    cpus: float = Field(1.0, gt=0)  # ray: of one process
-    gpus: float = Field(0.0, ge=0)  # ray: of one process; a fraction lets several share a device
-    retries: int = Field(5, ge=0)  # ray: how often a job whose process or node died is begun again
+    data_parallel: int = Field(1, ge=1)  # mesh, ray: number of replicas of each member that share a batch
+    sync_batchnorm: bool = True  # mesh: statistics over the whole batch; false: per replica
+    address: str | None = None  # ray: address of the cluster; default: start one on this machine
+    num_cpus: float = Field(1.0, gt=0)  # ray: CPUs per process
+    num_gpus: float = Field(0.0, ge=0)  # ray: GPUs per process; fractions share a device
+    max_retries: int = Field(5, ge=0)  # ray: restarts of a job whose process or node died
 
 
 class RunConfig(ConfigSection):
-    """What is written, and how often. Nothing here changes what is trained."""
+    """Checkpoints and logs. These keys do not change the result of training."""
 
-    checkpoint_epochs: int = Field(1, ge=1)
-    checkpoint_minutes: float | None = Field(10.0, gt=0)
-    keep_resume: Literal["last", "none"] = "none"  # once a member has finished
+    checkpoint_every_epochs: int = Field(1, ge=1)
+    checkpoint_every_minutes: float | None = Field(10.0, gt=0)
+    keep_checkpoints: Literal["last", "none"] = "none"  # after a member has finished
     log_every: int = Field(50, ge=1)
-    min_members: int | None = Field(None, ge=1)  # a meeting goes ahead with so many, should the others be given up
+    min_members: int | None = Field(None, ge=1)  # minimum number of members for a partition if others failed
     tensorboard: bool = False
-    features: str | None = None  # where features of a trunk are kept, for all runs
+    feature_cache: str | None = None  # folder of cached backbone features, shared by all runs
 
 
 class ProbeConfig(ConfigSection):
-    """Which probes are asked of members while they train, and how often. Nothing here changes what is trained."""
+    """Landscape probes during training. These keys do not change the result of training."""
 
-    names: tuple[str, ...] = ()  # with options in brackets, as in worst_l2(steps=10)
-    every: int = Field(5, ge=1)  # epochs; after the last one too
-    samples: int = Field(256, ge=1)  # of the training samples, drawn by the seed
+    probes: tuple[str, ...] = ()  # options in parentheses: worst_l2(steps=10)
+    every: int = Field(5, ge=1)  # epochs; also after the last epoch
+    samples: int = Field(256, ge=1)  # number of training samples, drawn with the seed
 
 
 class Recipe(ConfigSection):
-    """An experiment, whole."""
+    """The complete configuration of an experiment."""
 
     members: int = Field(3, ge=1)
     seed: int = 0
@@ -183,7 +192,7 @@ class Recipe(ConfigSection):
     method: MethodConfig = MethodConfig()
     loss: LossConfig = LossConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
-    schedule: tuple[LRSchedulerConfig, ...] = ()
+    lr_scheduler: tuple[LRSchedulerConfig, ...] = ()
     train: TrainConfig = TrainConfig()
     executor: ExecutorConfig = ExecutorConfig()
     run: RunConfig = RunConfig()
@@ -192,7 +201,7 @@ class Recipe(ConfigSection):
 
     @classmethod
     def load(cls, path: str | Path, changes: Iterable[str] = ()) -> Recipe:
-        """Read a TOML file, or a recipe that comes along by its name, with `a.b=c` changes laid over it."""
+        """Read a TOML file or a built-in recipe by name, and apply `a.b=c` changes."""
         file = recipe_file(str(path))
         try:
             text = file.read_text(encoding="utf-8")
@@ -202,7 +211,7 @@ class Recipe(ConfigSection):
 
     @classmethod
     def parse(cls, text: str, changes: Iterable[str] = (), *, where: str = "recipe") -> Recipe:
-        """Read TOML text; a wrong key names the nearest right one and its line."""
+        """Parse TOML text. The error for an unknown key contains its line and the closest valid key."""
         try:
             tree = tomlkit.parse(text).unwrap()
         except tomlkit.exceptions.TOMLKitError as problem:
@@ -216,57 +225,58 @@ class Recipe(ConfigSection):
 
     @classmethod
     def from_dict(cls, tree: Mapping[str, Any]) -> Recipe:
-        """Validate nested plain data."""
+        """Validate a nested dictionary."""
         try:
             return cls.model_validate(dict(tree))
         except ValidationError as problem:
             raise _explain(cls, problem) from None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return nested plain data, without what is unset."""
+        """Return a nested dictionary without unset keys."""
         return self.model_dump(mode="json", exclude_none=True)
 
     def to_toml(self) -> str:
-        """Return the recipe, defaults included, as TOML."""
+        """Return the recipe as TOML, including defaults."""
         return tomlkit.dumps(self.to_dict())
 
     def replaced(self, **sections: Mapping[str, Any] | Any) -> Recipe:
-        """Return a recipe with some values changed: `recipe.changed(members=5, optimizer={"lr": 0.2})`."""
+        """Return a copy with some values replaced: `recipe.replaced(members=5, optimizer={"lr": 0.2})`."""
         tree = self.to_dict()
         for name, value in sections.items():
             tree[name] = {**tree[name], **value} if isinstance(value, Mapping) and name in tree else value
         return Recipe.from_dict(tree)
 
     def for_member(self, number: int) -> Recipe:
-        """Return the recipe with what [search] draws for one member put in place, whatever the ensemble's size."""
+        """Return the recipe with the values that [search] samples for one member; independent of the ensemble size."""
         if self.search is None:
             return self
         found: dict[str, dict[str, Any]] = {}
         for section, name, what in self.search.all():
-            found.setdefault(section, {})[name] = sample(what, derive_seed(self.seed, "search", number, section, name))
+            seed = derive_seed(self.seed, "search", number, section, SEED_NAMES.get(name, name))
+            found.setdefault(section, {})[name] = sample(what, seed)
         return self.replaced(search=None, **found)
 
     def identity(self) -> dict[str, Any]:
-        """Return what decides a member's weights: not the ensemble's size, nor where and how often it is written."""
+        """Return the keys that determine a member's weights: all but members, executor, run and probe."""
         beside = ("members", "executor", "run", "probe")
         found = {name: part for name, part in self.to_dict().items() if name not in beside}
-        if self.model.trunk is None:  # a network without one is the same as before there were any
+        if self.model.backbone is None:  # keep the identity of recipes without a backbone
             found["model"] = {name: value for name, value in found["model"].items() if name not in BACKBONE_KEYS}
         return found
 
 
 def fingerprint(tree: Mapping[str, Any]) -> str:
-    """Return a short hash of nested plain data, whatever the order of its keys."""
+    """Return a short hash of a nested dictionary, independent of the order of its keys."""
     return blake2b(json.dumps(tree, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
 def member_value(name: str, value: Any, number: int, members: int) -> Any:
-    """Return member `number`'s value of a field that may list one per member."""
+    """Return the value of member `number` for a field that can be a list with one value per member."""
     return value_for_member(name, value, number, members) if isinstance(value, list | tuple) else value
 
 
 def diff(old: Mapping[str, Any], new: Mapping[str, Any], at: str = "") -> list[str]:
-    """Return a line for every value in which two recipes differ."""
+    """Return one line for every value that differs between two recipes."""
     lines: list[str] = []
     for name in sorted({*old, *new}):
         left, right, path = old.get(name), new.get(name), f"{at}{name}"
@@ -278,7 +288,7 @@ def diff(old: Mapping[str, Any], new: Mapping[str, Any], at: str = "") -> list[s
 
 
 def with_line_number(problem: ConfigKeyError, text: str, where: str) -> RecipeError:
-    """Return the problem with the file and line it is about."""
+    """Return the error with its file and line number."""
     line = _find_line(text, problem.section, problem.name, problem.nth)
     return RecipeError(f"{where}{f', line {line}' if line else ''}: {problem}")
 
@@ -299,21 +309,21 @@ def _change(tree: dict[str, Any], change: str) -> None:
     try:
         tree[last] = tomlkit.parse(f"value = {value.strip()}").unwrap()["value"]
     except tomlkit.exceptions.TOMLKitError:
-        tree[last] = value.strip()  # a bare word is a string
+        tree[last] = value.strip()  # an unquoted word is a string
 
 
 def _explain(cls: type[ConfigSection], problem: ValidationError) -> ConfigKeyError:
     first = problem.errors()[0]
-    # A validator of a whole class puts its own name into the place.
+    # A model validator adds its own name to the location.
     place = [part for part in first["loc"] if isinstance(part, str) and "[" not in part]
     nth = next((part for part in first["loc"][1:2] if isinstance(part, int)), 0)
     section, name = (place[0], place[1]) if len(place) > 1 else ("", place[0] if place else "")
-    if section == "search":  # the one section with sections of its own
+    if section == "search":  # the only section with subsections
         name = ".".join(place[1:])
     head = f"[{section}] " if section else ""
     known = _keys(cls.model_fields[section].annotation if section else cls)
     key, whole = name, f"{head}{name}"
-    if len(place) > 2 and name in known and (inside := _keys(known[name].annotation)):  # within a table of a section
+    if len(place) > 2 and name in known and (inside := _keys(known[name].annotation)):  # a key inside a table
         head, key, whole, known = f"{whole} ", place[2], f"{whole}.{place[2]}", inside
     if first["type"] == "extra_forbidden":
         text = f"{head}has no key {key!r}; {suggest(key, known)}".replace("has", "The recipe has", not section)
@@ -326,7 +336,7 @@ def _explain(cls: type[ConfigSection], problem: ValidationError) -> ConfigKeyErr
 
 
 def _keys(annotation: Any) -> dict[str, Any]:
-    """Return the fields of the section that an annotation names, alone or among others."""
+    """Return the fields of the section in an annotation, alone or in a union."""
     parts = [each for each in (annotation, *get_args(annotation)) if isinstance(each, type) and each is not NoneType]
     return dict(parts[0].model_fields) if parts and issubclass(parts[0], ConfigSection | PluginSection) else {}
 

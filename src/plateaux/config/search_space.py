@@ -1,4 +1,4 @@
-"""What a search draws each member's hyper-parameters from: ranges and choices, as a recipe gives them."""
+"""The search space of the members' hyper-parameters: ranges and choices."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from plateaux.config.schema import ConfigSection
 
 
 class Range(ConfigSection):
-    """Numbers from `low` to `high`, all equally likely; with `log` their logarithms are, with `whole` only integers."""
+    """A uniform range from `low` to `high`; with `log` log-uniform, with `integer` integers only."""
 
     low: float
     high: float
     log: bool = False
-    whole: bool = False
+    integer: bool = False
 
     @model_validator(mode="after")
     def _sound(self) -> Range:
@@ -30,18 +30,35 @@ class Range(ConfigSection):
         return self
 
     def at(self, place: float) -> float | int:
-        """Return the number at a place from 0 (low) to 1 (high, left out where only integers count)."""
-        low, high = (self.low, self.high + 1) if self.whole else (self.low, self.high)
+        """Return the value at a quantile from 0 (low) to 1 (high; excluded for integers)."""
+        low, high = (self.low, self.high + 1) if self.integer else (self.low, self.high)
         found = low * (high / low) ** place if self.log else low + (high - low) * place
-        return math.floor(found) if self.whole else found
+        return math.floor(found) if self.integer else found
 
+
+# Seeds are derived from key names. Renamed keys keep their old name here, so that the sampled values do not change.
+SEED_NAMES = {
+    "class_ratio": "shares",
+    "decay_filter": "decay",
+    "disagree_on": "on",
+    "diversity_weight": "strength",
+    "gradient_accumulation_steps": "accumulate",
+    "max_grad_norm": "clip",
+    "members_per_step": "pair",
+    "partition_epoch": "meet_after",
+    "regularizer": "regulariser",
+    "regularizer_weight": "regularise",
+    "repartition_every": "rescore_every",
+    "sam_variant": "climb",
+    "top_k": "top",
+}
 
 Choices = tuple[Any, ...]
 Ranges = dict[str, Range | Choices]
 
 
 class SearchConfig(ConfigSection):
-    """Hyper-parameters that every member draws for itself: a range, or a list to choose from, all equally likely."""
+    """Hyper-parameters that are sampled for every member: a range, or a list of equally likely choices."""
 
     method: Ranges = Field({})
     loss: Ranges = Field({})
@@ -54,16 +71,16 @@ class SearchConfig(ConfigSection):
         return self
 
     def all(self) -> Iterator[tuple[str, str, Range | Choices]]:
-        """Yield the section, the key and what to draw from, of everything that is searched."""
+        """Yield section, key, and range or choices of every searched hyper-parameter."""
         for section in type(self).model_fields:
             for name, what in getattr(self, section).items():
                 yield section, name, what
 
 
 def sample(what: Range | Choices, seed: int) -> Any:
-    """Return one number of a range, or one of the choices, as the key says.
+    """Return one value of a range, or one of the choices, as determined by the seed.
 
-    >>> drawn(Range(low=2, high=2), 0), drawn(("a",), 0)
+    >>> sample(Range(low=2, high=2), 0), sample(("a",), 0)
     (2.0, 'a')
     """
     place = float(torch.rand((), dtype=torch.float64, generator=torch.Generator().manual_seed(seed)))

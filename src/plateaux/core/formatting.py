@@ -11,7 +11,7 @@ from plateaux.core.types import Estimate
 def format_number(value: float, percent: bool = False) -> str:
     """Return a number in about three digits, shares in percent.
 
-    >>> number(0.01234), number(12345.6), number(0.9633, percent=True), number(float("nan"))
+    >>> format_number(0.01234), format_number(12345.6), format_number(0.9633, percent=True), format_number(float("nan"))
     ('0.0123', '12,346', '96.3 %', 'no number')
     """
     if not math.isfinite(value):
@@ -24,9 +24,11 @@ def format_number(value: float, percent: bool = False) -> str:
 def format_with_stderr(value: Estimate, percent: bool = False) -> str:
     """Return a number with its standard error, to as many places as the error is worth.
 
-    >>> with_error(Value(0.96333, 0.00771), percent=True), with_error(Value(12.5)), with_error(Value(0.2, 0.0123))
-    ('96.33 ± 0.77', '12.5', '0.200 ± 0.012')
-    >>> with_error(Value(-0.0004, 0.12))
+    >>> format_with_stderr(Estimate(0.96333, 0.00771), percent=True), format_with_stderr(Estimate(12.5))
+    ('96.33 ± 0.77', '12.5')
+    >>> format_with_stderr(Estimate(0.2, 0.0123))
+    '0.200 ± 0.012'
+    >>> format_with_stderr(Estimate(-0.0004, 0.12))
     '0.00 ± 0.12'
     """
     if not math.isfinite(value.value):
@@ -44,7 +46,7 @@ def format_with_stderr(value: Estimate, percent: bool = False) -> str:
 def format_range(values: Sequence[float], percent: bool = False) -> str:
     """Return from where to where numbers go.
 
-    >>> between([0.1, 0.25, float("nan")]), between([0.5, 0.5], percent=True)
+    >>> format_range([0.1, 0.25, float("nan")]), format_range([0.5, 0.5], percent=True)
     ('0.1 to 0.25', '50.0 %')
     """
     fine = [value for value in values if math.isfinite(value)]
@@ -57,7 +59,7 @@ def format_range(values: Sequence[float], percent: bool = False) -> str:
 def format_percentage_points(difference: float) -> str:
     """Return a difference of shares in points of percent, with its sign.
 
-    >>> points(0.0123), points(-0.005)
+    >>> format_percentage_points(0.0123), format_percentage_points(-0.005)
     ('+1.2 points', '-0.5 points')
     """
     return f"{100 * difference:+.1f} points"
@@ -66,7 +68,7 @@ def format_percentage_points(difference: float) -> str:
 def pluralize(count: int, one: str) -> str:
     """Return a number of things.
 
-    >>> counted(1, "member"), counted(3, "member")
+    >>> pluralize(1, "member"), pluralize(3, "member")
     ('1 member', '3 members')
     """
     return f"{count:,} {one}{'' if count == 1 else 's'}"

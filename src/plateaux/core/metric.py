@@ -24,8 +24,10 @@ class Metric:
     compute: Callable[[TensorTree], Mapping[str, Estimate]]
     output: OutputFn = logits
     reduce: Literal["sum", "cat"] = "sum"
-    higher_is_better: Literal["higher", "lower", "neither"] = "higher"
-    group: Literal["good", "sure", "different"] = "good"  # how good, how sure, how different the predictions are
+    higher_is_better: bool | None = True  # None: neither direction is better
+    group: Literal["performance", "uncertainty", "diversity"] = (
+        "performance"  # how good, how sure, how different the predictions are
+    )
     default: bool = True  # asked for by "all"; not what makes a large table, or is not for every run
     percent: bool = False  # shown in percent
     min_members: int = 1  # so many members it takes

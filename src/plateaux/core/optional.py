@@ -26,7 +26,7 @@ _declared: list[Library] = []  # a library's operators vanish with it, so it mus
 def optional_import(name: str, *, extra: str) -> ModuleType:
     """Import a library that is no part of the core, with torchvision mended where that is what stops it.
 
-    >>> guest("json", extra="none").dumps([1])
+    >>> optional_import("json", extra="none").dumps([1])
     '[1]'
     """
     try:

@@ -53,4 +53,4 @@ def logits_with_unlabeled(view: MemberModule, batch: Batch) -> Tensor:
     statistics, and remembers those of the samples that the network is to be used on: what a member does with labelled
     samples is what it would do without the others.
     """
-    return torch.cat([view(batch.x), view.call_preserving_buffers(batch.extra["unlabelled"])])
+    return torch.cat([view(batch.x), view.call_preserving_buffers(batch.extra["unlabeled"])])

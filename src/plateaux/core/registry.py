@@ -126,7 +126,7 @@ class Registry:
         if module not in allow and not _marked_in_source(spec, attribute, self.kind):
             raise UntrustedCodeError(
                 f"{name!r} is not marked @plateaux.{self.kind}, so a recipe may not call it. "
-                f"If you trust it, mark the function or add: --allow {module}"
+                f"If you trust it, mark the function or add: --trust {module}"
             )
         try:
             factory = getattr(importlib.import_module(module), attribute, None)

@@ -17,24 +17,24 @@ from plateaux.core.types import TensorTree
 def add(a: TensorTree, b: TensorTree, *, times: float | Tensor = 1.0) -> TensorTree:
     """Return a + times * b."""
     if isinstance(times, Tensor) and times.device.type != "cpu":
-        return _named(a, torch._foreach_add(_list(a), torch._foreach_mul(_like(a, b), times)))  # cuda-only
+        return _with_names(a, torch._foreach_add(_list(a), torch._foreach_mul(_like(a, b), times)))  # cuda-only
     # On a CPU a number costs nothing to read, and saves a pass; elsewhere reading it would wait for the device.
-    return _named(a, torch._foreach_add(_list(a), _like(a, b), alpha=float(times)))
+    return _with_names(a, torch._foreach_add(_list(a), _like(a, b), alpha=float(times)))
 
 
 def scale(a: TensorTree, factor: float | Tensor) -> TensorTree:
     """Return factor * a."""
-    return _named(a, torch._foreach_mul(_list(a), factor))
+    return _with_names(a, torch._foreach_mul(_list(a), factor))
 
 
 def multiply(a: TensorTree, b: TensorTree) -> TensorTree:
     """Return the entrywise product of a and b."""
-    return _named(a, torch._foreach_mul(_list(a), _like(a, b)))
+    return _with_names(a, torch._foreach_mul(_list(a), _like(a, b)))
 
 
 def magnitude(a: TensorTree) -> TensorTree:
     """Return the entrywise absolute value of a."""
-    return _named(a, torch._foreach_abs(_list(a)))
+    return _with_names(a, torch._foreach_abs(_list(a)))
 
 
 def add_(a: TensorTree, b: TensorTree, *, times: float = 1.0) -> None:
@@ -95,7 +95,7 @@ def _like(a: TensorTree, b: TensorTree) -> list[Tensor]:
     return [b[name] for name in a]
 
 
-def _named(a: TensorTree, values: Iterable[Tensor]) -> TensorTree:
+def _with_names(a: TensorTree, values: Iterable[Tensor]) -> TensorTree:
     return dict(zip(a, values, strict=True))
 
 

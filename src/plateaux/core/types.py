@@ -70,7 +70,7 @@ def _rows(tensor: Tensor, rows: slice | Tensor) -> Tensor:
 def derive_seed(*parts: int | str) -> int:
     """Return a 63-bit number that depends on every part and on their order.
 
-    >>> key(0, "order", 1) == key(0, "order", 1) != key(0, "order", 2)
+    >>> derive_seed(0, "order", 1) == derive_seed(0, "order", 1) != derive_seed(0, "order", 2)
     True
     """
     text = "\x1f".join(f"{type(part).__name__}:{part}" for part in parts)

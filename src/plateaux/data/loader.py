@@ -97,7 +97,7 @@ class MemberLoader:
         reader = _Reader(self.unlabeled.source, derive_seed(own, "augment", epoch), self.augment)
         for read in _read_all(reader, parts, self.num_workers, self.device):
             x, _ = _place(read, self.mean, self.std, self.device, self.dtype)
-            yield {"unlabelled": _laid_out(x, self.memory_format)}
+            yield {"unlabeled": _laid_out(x, self.memory_format)}
 
     def _finish(self, read: tuple[Inputs, Tensor], ids: Tensor, augment_key: int) -> tuple[Inputs, Tensor]:
         """Bring what was read to the device, and do there what takes floating point numbers."""

@@ -16,7 +16,7 @@ def bootstrap(ids: Tensor, fraction: float, seed: int) -> Tensor:
     count = round(fraction * len(ids))
     if count < 1:
         raise RecipeError(
-            f"data.bag = {fraction:g} of {len(ids)} training samples makes an empty bag; "
+            f"data.bootstrap = {fraction:g} of {len(ids)} training samples makes an empty bag; "
             "give 1.0 for as many draws as there are samples"
         )
     draw = torch.Generator().manual_seed(seed)

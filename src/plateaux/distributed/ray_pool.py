@@ -295,7 +295,7 @@ class RayWorkerPool:
         self._release(slot)
         if task is None:
             raise beginning or problem
-        self.failures.append(Failure(task.job, _named(task.job, problem)))
+        self.failures.append(Failure(task.job, _describe_failure(task.job, problem)))
 
     def _handle_lost(self, slot: WorkerGroup, problem: Exception) -> None:
         """See to a process or node that died: its task begins again later, elsewhere, unless that was tried enough."""
@@ -370,7 +370,7 @@ def disconnect() -> None:
     ray.shutdown()
 
 
-def _named(job: Any, problem: PlateauxError) -> PlateauxError:
+def _describe_failure(job: Any, problem: PlateauxError) -> PlateauxError:
     """Return the problem in words that name the job, unless it is one of ours, which says enough."""
     return problem if type(problem) is not PlateauxError else PlateauxError(f"{job} failed: {problem}")
 

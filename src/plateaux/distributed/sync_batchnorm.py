@@ -84,7 +84,7 @@ def _synced_kind(name: str, layer: _BatchNorm) -> type[SyncedBatchNorm]:
         return _SyncedThenActive
     raise RecipeError(
         f"Layer {name!r} is a BatchNorm of its own kind ({type(layer).__name__}), which cannot be made to share its "
-        'statistics over a data axis; set executor.batchnorm = "local", or executor.data = 1'
+        "statistics over a data axis; set executor.sync_batchnorm=false, or executor.data_parallel = 1"
     )
 
 

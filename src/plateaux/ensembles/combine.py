@@ -22,7 +22,7 @@ SLACK = 1e-6  # how far from one the sum of weights may lie
 def combine(logits: Tensor, rule: str = "mean probability", weights: Sequence[float] | Tensor | None = None) -> Tensor:
     """Return the log-probabilities `[B, C]` of members' logits `[M, B, C]`, combined by name.
 
-    >>> combined(torch.tensor([[[2.0, 0.0]], [[0.0, 2.0]]]), "mean logit").exp()
+    >>> combine(torch.tensor([[[2.0, 0.0]], [[0.0, 2.0]]]), "mean logit").exp()
     tensor([[0.5000, 0.5000]])
     """
     if logits.ndim < 2 or not len(logits):

@@ -87,7 +87,7 @@ def fit(
 ) -> Conformal:
     """Return the threshold of sets that miss the right class with probability `alpha`, from held-out samples.
 
-    Log-probabilities are `[N, C]`, labels and ids `[N]`. `k_reg` and `penalty` are for `raps`, `randomised` for `aps`
+    Log-probabilities are `[N, C]`, labels and ids `[N]`. `k_reg` and `penalty` are for `raps`, `randomized` for `aps`
     and `raps`. A set may be empty, of any kind, where every class is too strange: `never_empty` puts the most likely
     class in every set, so that the right class is held at least as often as that class is right.
     """

@@ -42,7 +42,7 @@ class Selection:
                 chosen=tuple(int(member) for member in record["chosen"]),
                 weights=tuple(float(weight) for weight in record["weights"]),
                 scores=tuple(float(score) for score in record["scores"]),
-                metric=str(record["objective"]),
+                metric=str(record["metric"]),
                 unique=bool(record["unique"]),
                 samples=tuple(int(sample) for sample in record["samples"]),
             )

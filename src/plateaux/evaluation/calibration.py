@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,7 +31,7 @@ from plateaux.evaluation.predictions import MemberOutputs, error_probability, pr
 from plateaux.evaluation.results import MetricResult
 from plateaux.evaluation.row_names import MEAN_PROBABILITY, row_name
 from plateaux.evaluation.splits import eval_split
-from plateaux.storage.run import Run
+from plateaux.storage.run import Run, RunLike
 
 FILE, IDS = "calibration.json", "calibration-ids.safetensors"
 
@@ -56,7 +55,7 @@ class Calibration:
 
     def to_dict(self) -> dict[str, Any]:
         return {
-            "on": self.split,
+            "split": self.split,
             "fingerprint": self.fingerprint,
             "samples": len(self.ids),
             "hashes": list(self.hashes),
@@ -75,7 +74,7 @@ class Calibration:
         """Return what is stored with the run."""
         if not run.store.has(FILE):
             root = run.store.root
-            raise RunError(f"{root} is not calibrated; `plateaux calibrate {root} --on validation` does it")
+            raise RunError(f"{root} is not calibrated; `plateaux calibrate {root} --split validation` does it")
         tree, ids = run.store.get_json(FILE), run.store.get_tensors(IDS)["ids"]
         temperatures: dict[Order, Temperatures] = {
             order: Temperatures.from_dict(tree["temperatures"][order]) for order in ORDERS
@@ -83,11 +82,11 @@ class Calibration:
         sets = tuple(Conformal.from_dict(each) for each in tree["sets"])
         threshold = RejectionThreshold.from_dict(tree["threshold"])
         hashes = tuple(tree["hashes"])
-        return cls(tree["on"], tree["fingerprint"], ids, hashes, tree["order"], temperatures, sets, threshold)
+        return cls(tree["split"], tree["fingerprint"], ids, hashes, tree["order"], temperatures, sets, threshold)
 
 
 def calibrate(
-    root: str | Path,
+    root: RunLike,
     *,
     split: str = "validation",
     fraction: float = 1.0,
@@ -134,7 +133,7 @@ def calibrate(
 
 
 def evaluate_calibration(
-    root: str | Path,
+    root: RunLike,
     *,
     split: str = "test",
     exclude_calibration_ids: bool = False,
@@ -155,8 +154,9 @@ def evaluate_calibration(
         old = torch.isin(heard.ids, fitted.ids)
         if old.any() and not exclude_calibration_ids:
             raise RunError(
-                f"{int(old.sum()):,} of the {len(old):,} {split} samples are those the calibration was fitted on; numbers "
-                "on them would flatter. Add --unseen to leave them out, or choose other samples"
+                f"{int(old.sum()):,} of the {len(old):,} {split} samples are those the calibration was fitted on; "
+                "numbers "
+                "on them would flatter. Add --exclude-calibration-ids to leave them out, or choose other samples"
             )
         heard = heard.take(~old)
         if not len(heard.y):
@@ -165,7 +165,7 @@ def evaluate_calibration(
     asked = {"sets": kinds, "risk": fitted.threshold.risk, "bound": fitted.threshold.bound, "fitted on": fitted.split}
     data = {**known, "name": panel.data_info["name"], "samples": len(heard.y), **asked}
     words = f"fitted on {len(fitted.ids):,} {fitted.split} samples; {fitted.order}"
-    measure = Metric(lambda *_: {}, lambda _: {}, higher_is_better="neither", group="sure", definition=words)
+    measure = Metric(lambda *_: {}, lambda _: {}, higher_is_better=None, group="uncertainty", definition=words)
     found = [panel.result("calibrated", split, _calibration_estimates(heard, fitted, panel.numbers), measure, data)]
     for each in found:
         panel.write(each)

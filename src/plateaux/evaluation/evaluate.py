@@ -16,13 +16,13 @@ from plateaux.evaluation.prediction_cache import CacheDtype
 from plateaux.evaluation.ray_evaluator import RayEvaluator
 from plateaux.evaluation.results import MetricResult
 from plateaux.evaluation.splits import eval_splits
-from plateaux.storage.run import Run
+from plateaux.storage.run import Run, RunLike
 
 STANDARD = ("accuracy", "nll", "brier", "ece")
 
 
 def evaluate(
-    root: str | Path,
+    root: RunLike,
     *,
     split: str | Sequence[str] = "test",
     metrics: Sequence[str] = STANDARD,

@@ -76,7 +76,7 @@ class Evaluator:
         if self.executor.all_reduce_max(int(not self.executor.local_members(len(self.numbers)))):
             raise RecipeError(
                 f"{len(self.numbers)} members cannot be spread over so many processes; use fewer, or spread the "
-                "samples: --set executor.data=N"
+                "samples: --set executor.data_parallel=N"
             )
         self.device = get_device(device or self.executor.device)
         self.data_info: Mapping[str, Any] = run.metadata["data"] if given.data is None else describe_data(given.data)
@@ -204,11 +204,11 @@ class Evaluator:
     def opened(self, target: EvalSplit, samples: int | None) -> tuple[dict[str, Any], torch.Tensor]:
         """Return what is to be known of the samples, and their ids, once they were found to be the right ones."""
         known = self._described_all(target, samples)
-        return {name: value for name, value in known.items() if name != "on"}, self._opened(target, known)[1]
+        return {name: value for name, value in known.items() if name != "split"}, self._opened(target, known)[1]
 
     def _described_all(self, target: EvalSplit, samples: int | None) -> dict[str, Any]:
         first = target.limit or samples
-        return {"on": target.name, **target.metadata, **self.known(target), **({"first": first} if first else {})}
+        return {"split": target.name, **target.metadata, **self.known(target), **({"first": first} if first else {})}
 
     def ready(self, source: Source, ids: torch.Tensor) -> tuple[DataSplits, Source]:
         """Return samples as members take them: as they are, or as features of the trunk where these are kept."""
@@ -216,7 +216,7 @@ class Evaluator:
         if not (
             self.recipe.model.cache_features
             and isinstance(module, BackboneWithHead)
-            and getattr(source, "told_apart", True)
+            and getattr(source, "has_content_hash", True)
         ):
             return self.data, source
         found = through_backbone(self.recipe, self.data, source, module.backbone, device=self.device, ids=ids)
@@ -247,20 +247,21 @@ class Evaluator:
     def write(self, found: MetricResult) -> None:
         """Keep a measurement in the run folder; the same question is the same object."""
         name = "".join(c if c.isalnum() or c in "_-" else "_" for c in found.metric)
-        self.run.store.put_json(f"measures/{name}-{fingerprint(found.question())}.json", found.to_dict(), again=False)
+        self.run.store.put_json(f"metrics/{name}-{fingerprint(found.question())}.json", found.to_dict(), again=False)
 
     @property
     def _may_cache(self) -> bool:
         """Whether other calls can be told apart: not where Python hands over a network, or samples without a hash."""
         sources = [] if self.given.data is None else [self.given.data.train, self.given.data.test]
-        return self.given.model is None and all(getattr(source, "told_apart", True) for source in sources)
+        return self.given.model is None and all(getattr(source, "has_content_hash", True) for source in sources)
 
     def check_same_data(self, target: EvalSplit, source: Source, known: Mapping[str, Any]) -> None:
         """Refuse samples of the run's own sets that are not those it was made with."""
         if target.family in ("test", "train", "validation") and source.fingerprint() != known["fingerprint"]:
             raise RunError(
-                f"The {target.family} samples are not those this run was made with (fingerprint {source.fingerprint()} and "
-                f"not {known['fingerprint']}). Put the data back, or hand the new ones over in Python: plateaux.Given"
+                f"The {target.family} samples are not those this run was made with (fingerprint "
+                f"{source.fingerprint()} and not {known['fingerprint']}). Put the data back, or hand the new ones over "
+                "in Python: plateaux.Components"
             )
 
     def _check_not_selected_on(self, known: Mapping[str, Any], ids: torch.Tensor) -> None:
@@ -271,8 +272,8 @@ class Evaluator:
         same = chosen.get("fingerprint") == known["fingerprint"] and chosen.get("kind") == "greedy soup"
         if same and bool(torch.isin(ids, torch.tensor(chosen["ids"], dtype=ids.dtype)).any()):
             raise RunError(
-                f"The members of {self.run.store.root} were chosen on these samples ({chosen['on']}); numbers on them "
-                "would flatter. Choose others, such as --on test"
+                f"The members of {self.run.store.root} were chosen on these samples ({chosen['split']}); numbers on "
+                "them would flatter. Choose others, such as --split test"
             )
 
     def known(self, target: EvalSplit) -> dict[str, str]:
@@ -285,7 +286,7 @@ class Evaluator:
 
 
 def _described(known: Mapping[str, Any], samples: int) -> dict[str, Any]:
-    return {**{name: value for name, value in known.items() if name != "on"}, "samples": samples}
+    return {**{name: value for name, value in known.items() if name != "split"}, "samples": samples}
 
 
 def _numbers(members: Sequence[int], total: int) -> list[int]:
@@ -333,5 +334,5 @@ def _main(rows: Mapping[str, Estimate]) -> dict[str, Estimate]:
 def _held_out(panel: Evaluator, on: str) -> EvalSplit:
     target = eval_split(panel.recipe, panel.data_info, on)
     if target.family == "train":
-        raise RecipeError("Nothing is chosen on the samples it was trained on; hold some out: --on validation")
+        raise RecipeError("Nothing is chosen on the samples it was trained on; hold some out: --split validation")
     return target

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 
@@ -13,7 +12,7 @@ from plateaux.core.errors import RunError
 from plateaux.core.runtime import get_device
 from plateaux.data.sources import DataSplits, InMemorySource
 from plateaux.ensembles.ensemble import Ensemble
-from plateaux.storage.run import Run
+from plateaux.storage.run import Run, RunLike
 
 
 def load_members(run: Run, data: DataSplits, numbers: Sequence[int], given: Components) -> list[torch.nn.Module]:
@@ -49,7 +48,7 @@ def data_splits_info(run: Run) -> DataSplits:
     )
 
 
-def load(root: str | Path, *, given: Components = NO_COMPONENTS, device: str | None = None) -> Ensemble:
+def load(root: RunLike, *, given: Components = NO_COMPONENTS, device: str | None = None) -> Ensemble:
     """Return a run's ensemble, ready to predict."""
     run = Run.open(root)
     modules = load_members(run, data_splits_info(run), run.trained_members(), given)

@@ -8,13 +8,13 @@ from plateaux.config.specs import build_all, build_one
 from plateaux.core import registry
 from plateaux.core.metric import Metric
 
-GROUPS = ("good", "sure", "different")
+GROUPS = ("performance", "uncertainty", "diversity")
 
 
 def get_metrics(words: Sequence[str], *, trust: tuple[str, ...] = ()) -> dict[str, Metric]:
-    """Return measures by name; `all`, `good`, `sure` and `different` stand for several.
+    """Return measures by name; `all`, `performance`, `uncertainty` and `diversity` stand for several.
 
-    >>> list(measures_named(["ece(bins=10)"]))
+    >>> list(get_metrics(["ece(bins=10)"]))
     ['ece(bins=10)']
     """
     found: dict[str, Metric] = {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,7 +21,7 @@ from plateaux.evaluation.prediction_cache import CacheDtype
 from plateaux.evaluation.results import MetricResult
 from plateaux.evaluation.row_names import TOGETHER, row_name
 from plateaux.evaluation.splits import eval_split, ood_split
-from plateaux.storage.run import Run
+from plateaux.storage.run import Run, RunLike
 
 OPENOOD = {  # the near and far sets of OpenOOD 1.5, by the data set a run is about
     "cifar10": {"near": ("cifar100", "tin"), "far": ("mnist", "svhn", "texture", "places365")},
@@ -35,7 +34,7 @@ Suites = Mapping[str, Sequence[str]]
 def parse_ood_suites(words: Sequence[str], about: str) -> tuple[dict[str, list[str]], bool]:
     """Return the data sets by suite, and whether those that are not there may be left out.
 
-    >>> suites_named(["near=cifar100,tin", "far=mnist"], "cifar10")[0]
+    >>> parse_ood_suites(["near=cifar100,tin", "far=mnist"], "cifar10")[0]
     {'near': ['cifar100', 'tin'], 'far': ['mnist']}
     """
     found: dict[str, list[str]] = {}
@@ -55,7 +54,7 @@ def parse_ood_suites(words: Sequence[str], about: str) -> tuple[dict[str, list[s
 
 
 def detect_ood(
-    root: str | Path,
+    root: RunLike,
     suites: Suites,
     *,
     members: Sequence[int] | None = None,
@@ -95,7 +94,7 @@ def detect_ood(
             rows: dict[str, Estimate] = {}
             for cast in casts:
                 row = f"member {panel.numbers[cast[0]]}" if len(cast) < len(everyone) or len(cast) == 1 else TOGETHER
-                apart = compare(_named(inside[cast, "alarms"]), _named(outside[cast, "alarms"]))
+                apart = compare(_scores_by_name(inside[cast, "alarms"]), _scores_by_name(outside[cast, "alarms"]))
                 rows |= {row_name(row, score, what): v for score, each in apart.items() for what, v in each.items()}
             data = {**about, "outside": other}
             one_suite.append(panel.result("ood", f"{name} ({suite})", rows, SCORES, data))
@@ -113,10 +112,10 @@ def _settle(table: Tensor, batch: Batch) -> TensorTree:
     return {"scores": torch.stack([alarm(table) for alarm in OOD_SCORES.values()], -1)}
 
 
-SCORES = Metric(_settle, lambda _: {}, reduce="cat", higher_is_better="neither", definition=DEFINITION)
+SCORES = Metric(_settle, lambda _: {}, reduce="cat", higher_is_better=None, definition=DEFINITION)
 
 
-def _named(found: TensorTree) -> dict[str, Any]:
+def _scores_by_name(found: TensorTree) -> dict[str, Any]:
     return {name: found["scores"][:, column].cpu().numpy() for column, name in enumerate(OOD_SCORES)}
 
 

@@ -25,7 +25,7 @@ from plateaux.evaluation.evaluator import Evaluator
 from plateaux.evaluation.prediction_cache import CacheDtype
 from plateaux.evaluation.predictions import error_probability, predict_all
 from plateaux.evaluation.splits import eval_split, ood_split
-from plateaux.storage.run import Run
+from plateaux.storage.run import Run, RunLike
 from plateaux.storage.store import Store
 
 
@@ -50,7 +50,8 @@ class Predictions:
             row: dict[str, Any] = {"id": int(self.ids[i]), "class": number}
             if self.labels:
                 row["label"] = self.labels[number]
-            row |= {name: float(getattr(self, name)[i]) for name in ("probability", "doubt", "ood")}
+            named = {"probability": self.probability, "error_probability": self.error_probability, "ood": self.ood}
+            row |= {name: float(each[i]) for name, each in named.items()}
             if self.sets is not None and self.abstain is not None:
                 row["set"] = torch.nonzero(self.sets[i])[:, 0].tolist()
                 row["abstain"] = bool(self.abstain[i])
@@ -77,7 +78,8 @@ class Predictions:
         return "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows).encode()
 
     def _npz(self) -> bytes:
-        named = {"ids": self.ids, "class": self.classes, "probability": self.probability, "doubt": self.error_probability,
+        named = {"ids": self.ids, "class": self.classes, "probability": self.probability,
+        "error_probability": self.error_probability,
                  "ood": self.ood, "set": self.sets, "abstain": self.abstain}  # fmt: skip
         content = io.BytesIO()
         np.savez_compressed(content, **{name: t.numpy() for name, t in named.items() if t is not None})  # type: ignore[arg-type]
@@ -85,7 +87,7 @@ class Predictions:
 
 
 def predict(
-    root: str | Path,
+    root: RunLike,
     *,
     split: str = "test",
     ood_score: str = "max_probability",

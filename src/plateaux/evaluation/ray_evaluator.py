@@ -102,7 +102,7 @@ class RayEvaluator(Evaluator):
     def _shards(self, samples: int) -> list[list[EvalShard]]:
         """Cut so that every place has work, tables stay small, and samples are read by few."""
         assert isinstance(self.executor, RayExecutor)
-        batch = max(self.recipe.data.batch, 256)
+        batch = max(self.recipe.data.batch_size, 256)
         wanted = AHEAD * self.executor.max_workers()
         room = TABLE // (4 * len(self.numbers) * int(self.data_info["classes"]))
         size = max(1, min(room, -(-samples // wanted)) // batch) * batch

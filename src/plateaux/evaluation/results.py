@@ -17,21 +17,21 @@ class MetricResult:
     metric: str
     split: str
     rows: Mapping[str, Estimate]
-    higher_is_better: str
+    higher_is_better: bool | None
     weights: Mapping[str, str]  # which weights each member's numbers are from
     data: Mapping[str, Any]
     hashes: Mapping[str, str] = field(default_factory=dict)  # of those weights
-    group: str = "good"
+    group: str = "performance"
     percent: bool = False
     definition: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         return {
-            "measure": self.metric,
-            "on": self.split,
-            "better": self.higher_is_better,
-            "asks": self.group,
-            "convention": self.definition,
+            "metric": self.metric,
+            "split": self.split,
+            "higher_is_better": self.higher_is_better,
+            "group": self.group,
+            "definition": self.definition,
             "rows": {name: _row(value) for name, value in self.rows.items()},
             "weights": dict(self.weights),
             "hashes": dict(self.hashes),
@@ -40,13 +40,13 @@ class MetricResult:
 
     def question(self) -> dict[str, Any]:
         """Return what was asked: the same question has the same answer, from kept logits or fresh ones."""
-        asked = {"measure": self.metric, "on": self.split, "hashes": dict(self.hashes), "weights": dict(self.weights)}
+        asked = {"metric": self.metric, "split": self.split, "hashes": dict(self.hashes), "weights": dict(self.weights)}
         return {**asked, "data": _without_origin(self.data)}
 
 
 def _row(value: Estimate) -> dict[str, float | None]:
-    drawn = {} if value.mc_stderr is None else {"draws": _plain(value.mc_stderr)}
-    return {"value": _plain(value.value), "error": _plain(value.stderr), **drawn}
+    drawn = {} if value.mc_stderr is None else {"mc_stderr": _plain(value.mc_stderr)}
+    return {"value": _plain(value.value), "stderr": _plain(value.stderr), **drawn}
 
 
 def _plain(number: float | None) -> float | None:

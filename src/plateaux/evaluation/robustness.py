@@ -78,7 +78,7 @@ def _mean_error(
     words = "mean error over kinds and severities" if baseline is None else (
         "mean over kinds of the error summed over severities over the baseline's"
     )  # fmt: skip
-    return replace(summary, metric=name, rows=rows, higher_is_better="lower", definition=f"{words}; {SHARED_SAMPLES}")
+    return replace(summary, metric=name, rows=rows, higher_is_better=False, definition=f"{words}; {SHARED_SAMPLES}")
 
 
 def _corruption_error(

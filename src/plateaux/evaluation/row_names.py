@@ -63,7 +63,7 @@ def row_name(*parts: str) -> str:
 def with_member_ids(rows: Mapping[str, T], members: Sequence[int]) -> dict[str, T]:
     """Return the rows called by the members' numbers instead of their positions.
 
-    >>> renumbered({"member 0": 1, "members 0 and 1 · class 1": 2, "mean of pairs": 3}, [2, 5])
+    >>> with_member_ids({"member 0": 1, "members 0 and 1 · class 1": 2, "mean of pairs": 3}, [2, 5])
     {'member 2': 1, 'members 2 and 5 · class 1': 2, 'mean of pairs': 3}
     """
 

@@ -21,7 +21,7 @@ from plateaux.evaluation.evaluator import Evaluator, _held_out
 from plateaux.evaluation.loading import load
 from plateaux.evaluation.predictions import MemberOutputs, predict_all
 from plateaux.evaluation.splits import eval_split
-from plateaux.storage.run import Run
+from plateaux.storage.run import Run, RunLike
 from plateaux.storage.store import Store
 
 
@@ -38,7 +38,7 @@ class EnsembleSelection:
         return {
             "members": [{"run": run, "member": number} for run, number in self.members],
             "selection": self.selection.to_dict(),
-            "on": self.split,
+            "split": self.split,
             "fingerprint": self.fingerprint,
         }
 
@@ -51,7 +51,7 @@ class EnsembleSelection:
         tree = store.get_json(name)
         try:
             members = tuple((str(each["run"]), int(each["member"])) for each in tree["members"])
-            return cls(members, Selection.from_dict(tree["selection"]), str(tree["on"]), str(tree["fingerprint"]))
+            return cls(members, Selection.from_dict(tree["selection"]), str(tree["split"]), str(tree["fingerprint"]))
         except (KeyError, TypeError, ValueError):
             raise RunError(f"{file} is no selection of members; `plateaux select` makes one") from None
 
@@ -61,7 +61,7 @@ class EnsembleSelection:
 
 
 def select_members(
-    roots: Sequence[str | Path],
+    roots: Sequence[RunLike],
     *,
     size: int,
     split: str = "validation",

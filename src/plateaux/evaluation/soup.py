@@ -28,14 +28,14 @@ from plateaux.evaluation.evaluator import SELECTION, Evaluator, _held_out
 from plateaux.evaluation.splits import EvalSplit
 from plateaux.models.modes import update_bn
 from plateaux.storage.import_weights import keep_weights
-from plateaux.storage.run import Run
+from plateaux.storage.run import Run, RunLike
 
 MAX_BARRIER = 0.1  # nats that the loss may rise between two members
 PROBE = 1000  # held-out samples that the rise is looked for on
 
 
 def soup(
-    root: str | Path,
+    root: RunLike,
     out: str | Path,
     *,
     strategy: Literal["uniform", "greedy"] = "uniform",
@@ -55,7 +55,7 @@ def soup(
     panel = Evaluator(Run.open(root), members, given=given, device=device, say=say)
     if len({architecture_hash(panel.recipe, number, given) for number in panel.numbers}) > 1:
         raise RunError("A soup is of equal networks, and these members differ in architecture; choose some: --members")
-    if panel.recipe.model.adapters is not None:
+    if panel.recipe.model.lora is not None:
         raise RunError(
             "A soup is a mean of weights, and the mean of two adapters' factors is not what they say on average; merge "
             "every member first (plateaux.models.lora.merge_lora), adopt the merged weights, and make a soup of those"
@@ -67,7 +67,7 @@ def soup(
         barrier = interpolate(trees[0], tree, pot.loss, points=5).barrier
         say(f"between members {panel.numbers[0]} and {number} the loss rises by {barrier:.3f} nats")
         check_barrier(barrier, max_barrier, same_start)
-    about: dict[str, Any] = {"kind": f"{strategy} soup", "of": str(root), "on": split, "ids": pot.ids.tolist()}
+    about: dict[str, Any] = {"kind": f"{strategy} soup", "of": str(root), "split": split, "ids": pot.ids.tolist()}
     about["fingerprint"] = pot.fingerprint
     if strategy == "greedy":
         found = greedy(trees, pot.accuracy, accept=accept)
@@ -133,7 +133,7 @@ def _alone(panel: Evaluator) -> Recipe:
     name = member_value("model.name", recipe.model.name, number, recipe.members)
     factory = panel.given.model or registry.model.get(name, allow=panel.given.trust)
     options = options_for_member(factory, recipe.model.options, number, recipe.members)
-    kept_parts = ("trunk", "head", "resize", "cache_features", "cache_dtype")
+    kept_parts = ("backbone", "head", "image_size", "cache_features", "cache_dtype")
     stands = {part: getattr(recipe.model, part) for part in kept_parts if getattr(recipe.model, part) is not None}
     width = {"head_width": member_value("model.head_width", recipe.model.head_width, number, recipe.members)}
     model = {"name": name, "freeze": list(recipe.model.freeze), **stands, **width, **options}

@@ -15,7 +15,7 @@ from plateaux.evaluation.row_names import MEAN_PROBABILITY, PART, TOGETHER
 
 CAPTION = "± one standard error: over samples, and over members for their mean"
 APART = "± one standard error: over samples / over random draws; of a mean: over members"
-TITLES = {"good": "how good", "sure": "how sure", "different": "how different"}
+TITLES = {"performance": "how good", "uncertainty": "how sure", "diversity": "how different"}
 COLUMNS = 4  # measures side by side: what 80 characters hold
 PAIRS, MEMBERS = 6, 8  # rows of these before only their mean is shown
 BESIDE = 4  # numbers beside a probe's answer before they are left to JSON
@@ -37,10 +37,10 @@ def grids(found: Sequence[MetricResult]) -> list[Grid]:
 
 
 def _grids(found: Sequence[MetricResult]) -> Iterator[Grid]:
-    flat = [each for each in found if each.group == "flat"]
+    flat = [each for each in found if each.group == "sharpness"]
     for _, group in groupby(flat, lambda each: each.split):
         yield _landscape(list(group))
-    found = [each for each in found if each.group != "flat"]
+    found = [each for each in found if each.group != "sharpness"]
     corrupted = [each for each in found if "corruption" in each.data]
     for _, group in groupby((each for each in found if each not in corrupted), lambda each: each.split):
         several = list(group)
@@ -140,8 +140,10 @@ def _landscape(found: Sequence[MetricResult]) -> Grid:
 def both_errors(value: Estimate) -> str:
     """Return a number with its standard errors: over samples, and over what was drawn at random.
 
-    >>> [both_errors(value) for value in (Value(1.23456, 0.0421, 0.0212), Value(512.34, 98.7), Value(1.0, None, 0.1))]
-    ['1.235 ± 0.042 / 0.021', '512.3 ± 99', '1.000 ± - / 0.10']
+    >>> both_errors(Estimate(1.23456, 0.0421, 0.0212)), both_errors(Estimate(512.34, 98.7))
+    ('1.235 ± 0.042 / 0.021', '512.3 ± 99')
+    >>> both_errors(Estimate(1.0, None, 0.1))
+    '1.000 ± - / 0.10'
     """
     text = _digits(value.value, 4)
     if value.stderr is None and value.mc_stderr is None:

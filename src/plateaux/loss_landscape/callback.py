@@ -19,7 +19,7 @@ from plateaux.loss_landscape.session import DEFAULT_SETTINGS, ProbeBatch, make_l
 
 
 def _measured(name: str, rows: Mapping[str, Estimate], about: Mapping[str, Any]) -> dict[str, Any]:
-    return MetricResult(name, "train", rows, "neither", {}, about).to_dict()
+    return MetricResult(name, "train", rows, None, {}, about).to_dict()
 
 
 class ProbeCallback:
@@ -29,7 +29,7 @@ class ProbeCallback:
         self, recipe: Recipe, data: DataSplits, ids: Tensor, device: torch.device, *, trust: tuple[str, ...] = ()
     ) -> None:
         self.recipe, self.data, self.ids, self.device = recipe, data, ids, device
-        self.probes: Mapping[str, Probe] = get_probes(recipe.probe.names, trust=trust)
+        self.probes: Mapping[str, Probe] = get_probes(recipe.probe.probes, trust=trust)
         self._sample: ProbeBatch | None = None
 
     def due(self, epoch: int) -> bool:
@@ -42,7 +42,7 @@ class ProbeCallback:
         if self._sample is None:
             ids = sample_ids(self.ids, self.recipe.seed, self.recipe.probe.samples)
             batches = eval_batches(
-                self.recipe, self.data, self.data.train, ids, batch_size=self.recipe.data.batch, device=self.device
+                self.recipe, self.data, self.data.train, ids, batch_size=self.recipe.data.batch_size, device=self.device
             )
             self._sample = ProbeBatch(ids, tuple(batches))
         return self._sample

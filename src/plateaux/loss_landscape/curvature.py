@@ -136,7 +136,7 @@ class Curvature:
         with torch.enable_grad():
             loss = self.surface.function(batch)(self.surface.params).mean()
             slope = torch.autograd.grad(loss, params, create_graph=True, allow_unused=True)
-        return self._named(_pulled(slope, along, params))
+        return self._to_tree(_pulled(slope, along, params))
 
     def _gauss_newton(self, batch: Batch, along: TensorTree) -> TensorTree:
         logits, (moving, still) = self._logits(batch), self._parted()
@@ -156,8 +156,8 @@ class Curvature:
             back = torch.autograd.grad(out, params, pull, create_graph=True, allow_unused=True)
         (change,) = _pulled(back, along, [pull])
         if change is None:
-            return self._named([None] * len(params))
-        return self._named(torch.autograd.grad(out, params, _bent(out.detach(), change), allow_unused=True))
+            return self._to_tree([None] * len(params))
+        return self._to_tree(torch.autograd.grad(out, params, _bent(out.detach(), change), allow_unused=True))
 
     def _logits(self, batch: Batch) -> Callable[[TensorTree], Tensor]:
         outputs = self.surface.outputs(batch)
@@ -172,7 +172,7 @@ class Curvature:
     def _params(self) -> list[Tensor]:
         return [self.surface.params[name] for name in self.names]
 
-    def _named(self, found: list[Tensor | None] | tuple[Tensor | None, ...]) -> TensorTree:
+    def _to_tree(self, found: list[Tensor | None] | tuple[Tensor | None, ...]) -> TensorTree:
         pairs = zip(self.names, found, strict=True)
         return {name: torch.zeros_like(self.surface.origin[name]) if part is None else part for name, part in pairs}
 

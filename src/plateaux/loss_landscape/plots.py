@@ -272,7 +272,7 @@ def _name(axes: Axes, words: str, x: float, y: float, *, above: bool) -> None:
 def _below(found: Mapping[str, Line | Surface], about: Mapping[str, Any]) -> str:
     """Return what every caption ends with: on what it was seen."""
     statistics = STATISTICS[next(iter(found.values())).statistics]
-    samples = f"Seen on {about['samples']:,} {about['on']} samples of {about['name']}"
+    samples = f"Seen on {about['samples']:,} {about['split']} samples of {about['name']}"
     shaded = "shaded: one standard error over samples" if isinstance(next(iter(found.values())), Line) else ""
     return "; ".join(words for words in (samples, statistics, shaded) if words) + "."
 

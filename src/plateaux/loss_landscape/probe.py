@@ -26,7 +26,7 @@ class Probe:
     passes: Callable[[int], float]
     samples: int = 1024  # it asks for so many unless told otherwise
     scale_invariant: Literal["same", "moves"] = "moves"  # what becomes of it when neighbouring layers are rescaled
-    higher_is_better: Literal["lower", "higher", "neither"] = "lower"
+    higher_is_better: bool | None = False
     default: bool = True  # asked where nothing is named
     definition: str = ""  # what must be known to compare the number with somebody else's
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
-from pathlib import Path
 from typing import Any, Literal
 
 from plateaux.config.builders.model import architecture_hash
@@ -24,7 +23,7 @@ from plateaux.loss_landscape.plots import LandscapeFigure
 from plateaux.loss_landscape.run_probes import ProbeSession, ProgressMeter
 from plateaux.loss_landscape.session import ProbeSettings
 from plateaux.loss_landscape.slices import Line, Surface, direction, line, path, plane, surface
-from plateaux.storage.run import Run
+from plateaux.storage.run import Run, RunLike
 
 KINDS = ("slices", "paths", "plane")
 LINE, SURFACE, PATH, PLANE = 51, 21, 21, 21  # points of each, to a side
@@ -32,7 +31,7 @@ SAMPLES = 512
 
 
 def plot_landscape(
-    root: str | Path,
+    root: RunLike,
     kinds: Sequence[str] = KINDS,
     *,
     split: str = "train",
@@ -171,4 +170,4 @@ class PlotJob:
     def _about(self, **more: str) -> dict[str, Any]:
         panel = self.scene.evaluator
         hashes = {f"member {number}": panel.hashes[i] for i, number in enumerate(panel.numbers)}
-        return {"on": self.scene.split.name, **self.scene.metadata(self.scene.sample), "hashes": hashes, **more}
+        return {"split": self.scene.split.name, **self.scene.metadata(self.scene.sample), "hashes": hashes, **more}

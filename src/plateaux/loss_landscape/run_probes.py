@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -41,13 +40,13 @@ from plateaux.loss_landscape.session import (
     probe_mode,
     sample_ids,
 )
-from plateaux.storage.run import Run
+from plateaux.storage.run import Run, RunLike
 
 RESCALED = {"same": "stays the same", "moves": "moves"}
 
 
 def probe_landscape(
-    root: str | Path,
+    root: RunLike,
     *,
     probes: Sequence[str] = ("all",),
     split: str = "train",
@@ -139,7 +138,7 @@ class ProbeSession:
 
     def _batches(self, source: Source, ids: torch.Tensor) -> Iterator[Batch]:
         panel = self.evaluator
-        size = panel.recipe.data.batch
+        size = panel.recipe.data.batch_size
         if not self.augmentation:
             data, source = panel.ready(source, ids)
             return eval_batches(panel.recipe, data, source, ids, batch_size=size, device=panel.device)
@@ -168,7 +167,7 @@ class ProbeSession:
     def metadata(self, sample: ProbeBatch) -> dict[str, Any]:
         """Return what is recorded of the samples and of how they are looked at."""
         mode = self.settings.of(self.module(self.evaluator.numbers[0]))
-        batch = {"batch": self.evaluator.recipe.data.batch} if mode["batchnorm"] == "train" else {}
+        batch = {"batch": self.evaluator.recipe.data.batch_size} if mode["batchnorm"] == "train" else {}
         precision = "fp64" if self.evaluator.recipe.train.precision == "fp64" else "fp32"
         varied = {"augmentation": self.augmentation or "none", "precision": precision}
         return {**self.split.metadata, **self.known, **sample.metadata(), **mode, **batch, **varied}
@@ -242,7 +241,7 @@ def _measurement(
         weights,
         scene.metadata(sample),
         hashes,
-        group="flat",
+        group="sharpness",
         definition="; ".join(word for word in words if word),
     )
 

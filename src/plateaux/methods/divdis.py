@@ -1,4 +1,4 @@
-"""DivDis: members whose predictions on unlabelled samples tell nothing of each other."""
+"""DivDis: members whose predictions on unlabeled samples tell nothing of each other."""
 
 from __future__ import annotations
 
@@ -27,45 +27,46 @@ from plateaux.optim.sam import SamVariant, get_update
 def divdis(
     loss: LossFn,
     *,
-    strength: float = 10.0,
-    on: Literal["unlabelled", "labelled", "both"] = "unlabelled",
-    mode: Literal["mi", "l1"] = "mi",
-    regulariser: Literal["kl_backward", "kl_forward", "entropy", "ratio"] = "kl_backward",
-    regularise: float = 10.0,
-    shares: tuple[float, ...] = (),
+    diversity_weight: float = 10.0,
+    disagree_on: Literal["unlabeled", "labeled", "both"] = "unlabeled",
+    diversity: Literal["mi", "l1"] = "mi",
+    regularizer: Literal["kl_backward", "kl_forward", "entropy", "ratio"] = "kl_backward",
+    regularizer_weight: float = 10.0,
+    class_ratio: tuple[float, ...] = (),
     update: SamVariant = "plain",
     rho: float | None = None,
 ) -> Method:
     """Diversify and disambiguate: the loss plus what pairs' predictions tell of each other (Lee et al. 2023).
 
-    A row's term is `strength` times its mean mutual information with the others over unlabelled samples (`l1`: minus
+    A row's term is `strength` times its mean mutual information with the others over unlabeled samples (`l1`: minus
     its mean distance from them), plus `regularise` times what keeps its mean prediction there from collapsing:
-    `kl_backward` and `kl_forward` hold it to everyone's mean on labelled samples, `entropy` to all classes alike,
+    `kl_backward` and `kl_forward` hold it to everyone's mean on labeled samples, `entropy` to all classes alike,
     `ratio` to the `shares` of the classes.
     """
-    if (regulariser == "ratio") != bool(shares):
+    if (regularizer == "ratio") != bool(class_ratio):
         raise RecipeError(
-            f"method.shares = {list(shares)} with method.regulariser = {regulariser!r}: 'ratio', and no other, needs "
-            "the share of every class among the unlabelled samples, such as shares = [0.5, 0.5]"
+            f"method.class_ratio = {list(class_ratio)} with method.regularizer = {regularizer!r}: 'ratio', and no "
+            "other, needs "
+            "the share of every class among the unlabeled samples, such as shares = [0.5, 0.5]"
         )
-    apart = mutual_information if mode == "mi" else l1_distance
-    keeping = {"kl_backward": kl_backward, "kl_forward": kl_forward, "entropy": entropy, "ratio": ratio(shares)}
+    apart = mutual_information if diversity == "mi" else l1_distance
+    keeping = {"kl_backward": kl_backward, "kl_forward": kl_forward, "entropy": entropy, "ratio": ratio(class_ratio)}
 
     def settle(table: Tensor, batch: Batch) -> Tensor:
         size = len(batch)
         p = table.softmax(-1)
-        target = {"unlabelled": p[:, size:], "labelled": p[:, :size], "both": p}[on]
+        target = {"unlabeled": p[:, size:], "labeled": p[:, :size], "both": p}[disagree_on]
         pairs = apart(target)  # [R, R]
         alike = (mean_over_others(len(p), pairs) * pairs).sum(1)
-        collapse = keeping[regulariser](target, p[:, :size])  # [R]
-        return loss(table[:, :size], batch) + (strength * alike + regularise * collapse)[:, None]
+        collapse = keeping[regularizer](target, p[:, :size])  # [R]
+        return loss(table[:, :size], batch) + (diversity_weight * alike + regularizer_weight * collapse)[:, None]
 
-    labelled = on == "labelled"
+    labeled = disagree_on == "labeled"
     objective = Objective(
         settle,
-        logits if labelled else logits_with_unlabeled,
+        logits if labeled else logits_with_unlabeled,
         gather="batch",
         per_sample=False,
-        extra_inputs=() if labelled else ("unlabelled",),
+        extra_inputs=() if labeled else ("unlabeled",),
     )
     return Method(objective, get_update(update, rho))

@@ -8,7 +8,7 @@ from plateaux.core.errors import RecipeError
 from plateaux.core.method import DataPartition, LossFn, Method, Objective
 from plateaux.core.outputs import OutputFn
 from plateaux.core.registry import method
-from plateaux.data.partition.rules import rule as rule_named
+from plateaux.data.partition.rules import get_rule as rule_named
 from plateaux.optim.sam import asam_direction, gsam, plain_gradient, sam_on_subset
 from plateaux.optim.sam import sam as by_climbing
 from plateaux.optim.sample_scores import gradient_norm, last_layer, sample_loss
@@ -20,27 +20,27 @@ def sharpbalance(
     *,
     epochs: int,
     rho: float = 0.05,
-    top: float = 0.4,
-    meet_after: int | None = None,
-    rescore_every: int | None = None,
+    top_k: float = 0.4,
+    partition_epoch: int | None = None,
+    repartition_every: int | None = None,
     rule: str = "paper",
     score: Literal["gradient_norm", "last_layer", "loss"] = "gradient_norm",
-    climb: Literal["sam", "asam", "gsam"] = "sam",
-    warmup: Literal["sam", "sgd"] = "sam",
+    sam_variant: Literal["sam", "asam", "gsam"] = "sam",
+    warmup: Literal["sam", "plain"] = "sam",
     step: Literal["split", "shared"] = "split",
 ) -> Method:
     """Climb on the samples that the other members find sharp, descend plainly on the rest (Lu et al. 2024).
 
     After `meet_after` epochs (half of them by default) every member scores every training sample, and `rule` decides
     from the `top` share of the scores who is careful about what. Until then all climb on everything, or with `warmup =
-    "sgd"` nobody does.
+    "plain"` nobody does.
     """
-    meets = _meetings(epochs, epochs // 2 if meet_after is None else meet_after, rescore_every)
+    meets = _meetings(epochs, epochs // 2 if partition_epoch is None else partition_epoch, repartition_every)
     climbing = {
         "sam": by_climbing(rho),
         "asam": by_climbing(rho, direction=asam_direction(0.01)),
         "gsam": gsam(rho, alpha=0.4, rho_min=rho),
-    }[climb]
+    }[sam_variant]
     own_loss = None if getattr(loss, "plain", False) else loss
     offers: dict[str, OutputFn] = {
         "gradient_norm": gradient_norm(own_loss),
@@ -53,9 +53,9 @@ def sharpbalance(
         DataPartition(
             after=meets,
             output=offers[score],
-            assign=rule_named(rule, top=top),
-            metadata={"rule": rule, "top": top, "score": score},
-            prefix_method={"name": climb, "rho": rho} if warmup == "sam" else {"name": "deep_ensemble"},
+            assign=rule_named(rule, top_k=top_k),
+            metadata={"rule": rule, "top_k": top_k, "score": score},
+            prefix_method={"name": sam_variant, "rho": rho} if warmup == "sam" else {"name": "deep_ensemble"},
         ),
     )
 
@@ -64,9 +64,10 @@ def _meetings(epochs: int, first: int, every: int | None) -> tuple[int, ...]:
     """Return the completed epochs at which members meet."""
     if not 0 <= first < epochs:
         raise RecipeError(
-            f"method.meet_after = {first}: members meet after 0 to {epochs - 1} of their {epochs} epochs, so that some "
+            f"method.partition_epoch = {first}: members meet after 0 to {epochs - 1} of their {epochs} epochs, so "
+            "that some "
             "are left to be careful in"
         )
     if every is not None and every < 1:
-        raise RecipeError(f"method.rescore_every = {every}: members can meet again after 1 epoch or more")
+        raise RecipeError(f"method.repartition_every = {every}: members can meet again after 1 epoch or more")
     return tuple(range(first, epochs, every)) if every is not None else (first,)

@@ -23,7 +23,7 @@ from torch import Tensor, fx, nn
 from plateaux.core.errors import RecipeError, suggest
 
 FEATURES = "features"  # stands for what the last layer sees
-Head = Literal["rest", "linear", "mlp"]
+Head = Literal["own", "linear", "mlp"]
 
 
 class Backbone(nn.Module):
@@ -43,7 +43,8 @@ class Backbone(nn.Module):
         self.shape = tuple((_pooled(found) if pool else found).shape[1:])
         if self.shape == tuple(shape):
             raise RecipeError(
-                f"model.trunk = {layer!r}: its features have the shape of an input, {list(shape)}, and the two could "
+                f"model.backbone = {layer!r}: its features have the shape of an input, {list(shape)}, and the two "
+                "could "
                 "not be told apart; cut later"
             )
 
@@ -128,17 +129,17 @@ def resize(x: Tensor, size: int) -> Tensor:
 
 def check_backbone(model: Mapping[str, Any], *, mixes: bool) -> None:
     """Refuse keys of [model] that do not go together; `mixes` says whether samples are mixed in training."""
-    if model["trunk"] is None:
-        for name, usual in (("head", "rest"), ("resize", None), ("cache_features", False)):
+    if model["backbone"] is None:
+        for name, usual in (("head", "own"), ("image_size", None), ("cache_features", False)):
             if model[name] != usual:
                 raise RecipeError(
-                    f"model.{name} = {model[name]!r} speaks of a trunk: set model.trunk, such as 'features'"
+                    f"model.{name} = {model[name]!r} speaks of a trunk: set model.backbone, such as 'features'"
                 )
         return
     if not isinstance(model["name"], str):
         raise RecipeError(f"model.name = {list(model['name'])}: members share one trunk, so give one name")
     if model["freeze"]:
-        raise RecipeError("model.freeze and model.trunk both say what is frozen; leave one of them out")
+        raise RecipeError("model.freeze and model.backbone both say what is frozen; leave one of them out")
     if model["cache_features"] and mixes:
         raise RecipeError(
             "data.mixup and data.cutmix mix images, and model.cache_features keeps features of single ones: leave out "
@@ -154,7 +155,7 @@ def split_module(model: nn.Module, layer: str, shape: Sequence[int]) -> tuple[st
             children = [name for name, _ in model.named_children()]
             near = suggest(layer, [*parts, FEATURES])
             raise RecipeError(
-                f"model.trunk = {layer!r}: the model has no such part; "
+                f"model.backbone = {layer!r}: the model has no such part; "
                 f"{near if near[:3] == 'did' else suggest(layer, [*children, FEATURES])}"
             )
         return layer, False
@@ -169,7 +170,8 @@ def split_module(model: nn.Module, layer: str, shape: Sequence[int]) -> tuple[st
     found = [name for name, each in outputs.items() if each is whole]
     if not found:
         raise RecipeError(
-            f"model.trunk = 'features' is what the last nn.Linear sees, and this {type(model).__name__} does not end "
+            f"model.backbone = 'features' is what the last nn.Linear sees, and this {type(model).__name__} does "
+            "not end "
             f"in one; name the part to cut after: {', '.join(n for n, _ in model.named_children())}"
         )
     return found[0], True
@@ -264,6 +266,6 @@ def _copy_back(node: fx.Node, into: fx.Graph, known: dict[fx.Node, Any], layer: 
 
 def _cannot_follow(layer: str, why: str) -> RecipeError:
     return RecipeError(
-        f"model.trunk = {layer!r}: what follows cannot be made a network of its own, for the model {why}. Cut it "
+        f"model.backbone = {layer!r}: what follows cannot be made a network of its own, for the model {why}. Cut it "
         "elsewhere, or put a new head on top: model.head = 'linear' or 'mlp'"
     )

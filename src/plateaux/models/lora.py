@@ -27,7 +27,7 @@ BYPASS = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
 class LoRALinear(nn.Linear):
     """A linear layer with a low-rank path beside it.
 
-    >>> layer = Adapted(nn.Linear(8, 3), rank=2, alpha=4.0)
+    >>> layer = LoRALinear(nn.Linear(8, 3), rank=2, alpha=4.0)
     >>> [name for name, _ in layer.named_parameters()]
     ['weight', 'bias', 'down.weight', 'up.weight']
     """
@@ -103,8 +103,8 @@ def merge_lora(module: nn.Module) -> TensorTree:
     """Return the state dict of the plain network that computes the same: every adapter added into its layer's weight.
 
     >>> net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
-    >>> adapt(net, rank=2, alpha=4.0, layers=["0"])
-    >>> sorted(merged(net))
+    >>> add_lora(net, rank=2, alpha=4.0, target_modules=["0"])
+    >>> sorted(merge_lora(net))
     ['0.bias', '0.weight', '1.bias', '1.weight']
     """
     tree: TensorTree = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
@@ -131,7 +131,7 @@ def _whole(module: nn.Module, modules_to_save: Sequence[str] | None) -> list[str
     parts = [name for name, _ in chain(module.named_modules(), _tensors(module)) if name]
     for name in modules_to_save:
         if name not in parts:
-            raise RecipeError(f"adapters.train: the model has no part {name!r}; {suggest(name, parts)}")
+            raise RecipeError(f"lora.modules_to_save: the model has no part {name!r}; {suggest(name, parts)}")
     return list(modules_to_save)
 
 
@@ -146,7 +146,7 @@ def _chosen(module: nn.Module, patterns: Sequence[str], whole: Sequence[str]) ->
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in linear):
             raise RecipeError(
-                f"adapters.layers: no linear layer is called {pattern!r}, beside those trained whole "
+                f"lora.target_modules: no linear layer is called {pattern!r}, beside those trained whole "
                 f"({', '.join(whole) or 'none'}). There are: {', '.join(linear) or 'none'}"
             )
     found = {name: part for name, part in linear.items() if any(fnmatchcase(name, each) for each in patterns)}
@@ -163,4 +163,4 @@ def _check_called(name: str, layer: nn.Linear, parent: nn.Module) -> None:
     elif type(layer).forward is not nn.Linear.forward:
         why = f"{type(layer).__name__} has a forward of its own"
     if why:
-        raise RecipeError(f"adapters.layers: {name!r} cannot have an adapter, for {why}; choose other layers")
+        raise RecipeError(f"lora.target_modules: {name!r} cannot have an adapter, for {why}; choose other layers")

@@ -21,10 +21,10 @@ NESTS = ("state_dict", "model_state_dict", "model", "net")  # where checkpoints 
 WRAPPERS = ("module.", "_orig_mod.")  # what data parallelism and compilation put before every name
 
 
-def load_weights(module: nn.Module, file: str | Path, prefix: str = "", *, partial: bool = False) -> None:
+def load_weights(module: nn.Module, file: str | Path, prefix: str = "", *, strict: bool = True) -> None:
     """Load the weights of a safetensors file or torch checkpoint into the module.
 
-    `prefix` takes only the weights under that name. With `partial` the last layer may be absent from the file, weights
+    `prefix` takes only the weights under that name. Without `strict` the file may lack the last layer, weights
     of another shape are skipped, weights too many are left, and a warning names them.
     """
     weights = _under(_read(Path(file)), prefix, file)
@@ -35,12 +35,12 @@ def load_weights(module: nn.Module, file: str | Path, prefix: str = "", *, parti
     other = [name for name in weights if name in own and weights[name].shape != own[name].shape]
     shapes = [f"{name} ({_shape(weights[name])} in the file, {_shape(own[name])} in the model)" for name in other]
     fits = len(weights) - len(unexpected) - len(other)
-    if partial:
+    if not strict:
         left, missing = missing, [name for name in missing if not name.startswith(last_layer(module) + ".")]
         if fits and not missing and (left or unexpected or other):
             skipped = [*shapes, *(f"{n} (not in the file)" for n in left), *(f"{n} (no place)" for n in unexpected)]
             warnings.warn(f"Not loaded from {file}: {', '.join(skipped)}", stacklevel=2)
-    if missing or not fits or (not partial and (unexpected or other)):
+    if missing or not fits or (strict and (unexpected or other)):
         raise RecipeError(_misfit(file, missing, unexpected, shapes, own))
     module.load_state_dict({n: w for n, w in weights.items() if n in own and n not in other}, strict=False)
 
@@ -174,7 +174,7 @@ def _misfit(
         lines.append(f"{len(unexpected)} have no place in the model: {_few(unexpected)}{hint}.")
     if shapes:
         lines.append(f"{len(shapes)} have another shape: {_few(shapes)}.")
-    return " ".join([*lines, "Choose the model and prefix the file was made with, or partial = true for another head."])
+    return " ".join([*lines, "Choose the model and prefix the file was made with, or strict = false for another head."])
 
 
 def _few(names: list[str]) -> str:

@@ -55,7 +55,7 @@ def get_loss(name: str) -> Callable[..., LossFn]:
     if name in NOT_YET:
         raise RecipeError(
             f"loss {name!r} is for {NOT_YET[name]}, which Plateaux does not train yet; "
-            f"available: {', '.join(LOSSES)}. From Python, pass one of your own: plateaux.Given(loss=settle)"
+            f"available: {', '.join(LOSSES)}. From Python, pass one of your own: plateaux.Components(loss=my_loss)"
         )
     if name not in LOSSES:
         raise RecipeError(f"There is no loss called {name!r}; {suggest(name, [*LOSSES, *NOT_YET])}")

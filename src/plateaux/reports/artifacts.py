@@ -51,7 +51,7 @@ def load_predictions(run: Run) -> dict[str, LoadedPredictions]:
             about = run.store.get_json(name)
             members = [n for n in range(run.recipe.members) if run.weights_hash(n) in about["dtypes"]]
             shelf = PredictionCache(run.store, {key: value for key, value in about.items() if key != "dtypes"})
-            said, logits = _load_split(shelf, str(about["on"]), members, [run.weights_hash(n) for n in members])
+            said, logits = _load_split(shelf, str(about["split"]), members, [run.weights_hash(n) for n in members])
             if said.split not in found or len(said.ids) > len(found[said.split][0].ids):
                 found[said.split] = said, logits
     return found
@@ -75,7 +75,7 @@ def reliability_rows(said: SplitPredictions, logits: torch.Tensor, like: ResultR
     rows = measure.compute(measure.update(logits, Batch(ids, torch.from_numpy(said.labels), ids)))
     where = (like.run, like.condition, like.repetition, "reliability", said.split)
     return [
-        ResultRow(*where, row, value.value, value.stderr, None, "neither", True)
+        ResultRow(*where, row, value.value, value.stderr, None, None, True)
         for row, value in with_member_ids(rows, said.members).items()
     ]
 
@@ -96,7 +96,7 @@ def load_ood_scores(said: Mapping[str, LoadedPredictions], strange: Sequence[str
 def load_partitions(run: Run) -> list[SamSets]:
     """Return what members decided whenever they met."""
     found: list[SamSets] = []
-    names = [name for name in run.store.names("notes") if name.endswith("/summary.json")]
+    names = [name for name in run.store.names("sam_sets") if name.endswith("/summary.json")]
     for epoch in sorted(int(name.split("/")[1]) for name in names if name.split("/")[1].isdigit()):
         with ignore_unreadable():
             summary = run.store.get_json(partition_summary_path(epoch))

@@ -20,7 +20,7 @@ from plateaux.studies.results import ResultRow
 
 Format = Literal["html", "md", "json", "csv"]
 FORMATS: tuple[Format, ...] = ("html", "md", "json", "csv")
-FIELDS = ("measure", "on", "row", "number", "error", "draws", "better", "percent")
+FIELDS = ("metric", "split", "row", "value", "stderr", "mc_stderr", "higher_is_better", "percent")
 
 
 def to_html(made: Report) -> str:
@@ -51,7 +51,7 @@ def to_json(made: Report) -> str:
         "answers": [asdict(each) for each in made.summary],
         "tables": [asdict(sheet) for part in made.parts for sheet in part.tables],
         "figures": [{"name": name, "title": d.title, "sentence": d.sentence} for name, d in made.figures()],
-        "findings": [_plain(each) for each in made.results],
+        "results": [_plain(each) for each in made.results],
     }
     return json.dumps(plain, indent=1, allow_nan=False, default=str) + "\n"
 

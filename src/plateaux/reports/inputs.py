@@ -93,7 +93,7 @@ def _study(path: str | Path) -> ReportInputs:
     chapters = []
     for several in found.values():
         first, entry = several[0], results["runs"][several[0].run]
-        courses = list(entry.get("course", {}).values())
+        courses = list(entry.get("log", {}).values())
         run = _opened(folder / str(entry.get("folder", "")))
         facts = (courses, entry.get("recipe", {}), run)
         chapters.append(RunSection(result_label(first), first.condition, first.repetition, several, *facts))

@@ -71,14 +71,14 @@ def is_member(row: str) -> bool:
 
 @lru_cache(maxsize=1024)
 def metric_question(measure: str, on: str = "") -> str:
-    """Return what a measure asks: good, sure, different, flat, cost, or other."""
+    """Return what a measure asks: performance, uncertainty, diversity, sharpness, cost, or other."""
     if on == TRAINING:
         return "cost"
     name = bare(measure.removesuffix(" by size"))
     if name in registry.probe.names():
-        return "flat"
+        return "sharpness"
     if "corruption" in name or name == "mCE":
-        return "good"
+        return "performance"
     try:
         return get_metrics([measure.removesuffix(" by size")])[measure.removesuffix(" by size")].group
     except PlateauxError:  # a measure from outside

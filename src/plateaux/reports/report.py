@@ -31,7 +31,7 @@ from plateaux.studies.results import ResultRow
 
 FAMILIES = (
     "sharpness_diversity", "accuracy_bars", "over_size", "severity", "against", "reliability", "roc", "training",
-    "careful", "gallery", "landscape",
+    "sam_sets", "gallery", "landscape",
 )  # fmt: skip
 SIZES = ("accuracy", "nll")  # whose curves over the ensemble's size are drawn
 DETAILS = 3  # runs shown one by one, unless told otherwise
@@ -72,25 +72,25 @@ class Report:
 def report(
     paths: Sequence[str | Path],
     *,
-    details: int = DETAILS,
-    draw: Sequence[str] = (),
+    max_runs: int = DETAILS,
+    only_figures: Sequence[str] = (),
     given: Components = NO_COMPONENTS,
     figures: bool = True,
 ) -> Report:
     """Return the report on run folders and studies."""
-    return compose(read(paths), details=details, draw=draw, given=given, figures=figures)
+    return compose(read(paths), max_runs=max_runs, only_figures=only_figures, given=given, figures=figures)
 
 
 def compose(
     book: ReportInputs,
     *,
-    details: int = DETAILS,
-    draw: Sequence[str] = (),
+    max_runs: int = DETAILS,
+    only_figures: Sequence[str] = (),
     given: Components = NO_COMPONENTS,
     figures: bool = True,
 ) -> Report:
     """Return the report of a book; `draw` names the only families of figures to draw."""
-    wanted = tuple(draw or book.draw or FAMILIES)
+    wanted = tuple(only_figures or book.draw or FAMILIES)
     for name in wanted:
         if name not in FAMILIES:
             raise RecipeError(f"There is no figure called {name!r}; {suggest(name, FAMILIES)}")
@@ -101,7 +101,7 @@ def compose(
     sheets += tables.differences(findings, book.baseline)
     fitting = [part for sheet in sheets for part in tables.split_columns(sheet)]
     parts = [ReportPart("All runs" if not alone else "This run", over_all, fitting)]
-    shown = details if figures else 0
+    shown = max_runs if figures else 0
     for chapter in book.sections[:shown]:
         parts.append(_details(chapter, wanted, alone, given))
     parts = [part for part in parts if part.figures or part.tables or part.cards]
@@ -150,7 +150,7 @@ def _of_run(chapter: RunSection, given: Components) -> Iterator[Plan]:
     strange = list(dict.fromkeys(each.split for each in chapter.results if each.metric == "ood"))
     yield "roc", lambda: uncertainty.roc(artifacts.load_ood_scores(said, strange))
     for met in artifacts.load_partitions(run):
-        yield "careful", partial(partition.sam_sets, met)
+        yield "sam_sets", partial(partition.sam_sets, met)
     yield "gallery", lambda: _gallery(run, said, given)
     pictures = artifacts.load_landscape_data(run)
     for tree in pictures.values():

@@ -35,7 +35,8 @@ LINES = 3  # of a name
 OTHER = "other"  # a series without a colour of its own
 BESIDE = 24  # characters of names that stand in two columns
 PAGE_LOOK: Any = {
-    **RC_PARAMS, "figure.facecolor": "none", "axes.facecolor": "none", "savefig.facecolor": "none", "text.parse_math": False,
+    **RC_PARAMS, "figure.facecolor": "none", "axes.facecolor": "none", "savefig.facecolor": "none",
+    "text.parse_math": False,
     "xtick.color": INK, "ytick.color": INK, "axes.grid": True, "axes.axisbelow": True, "legend.handlelength": 2.2,
     "axes.formatter.use_mathtext": False, "axes.unicode_minus": True, "lines.markersize": 4.5, "pdf.fonttype": 42,
 }  # fmt: skip
@@ -134,7 +135,7 @@ def legend(figure: Figure, axes: Axes) -> None:
 def wrap_label(name: str, most: int = LABEL, lines: int = LINES) -> str:
     """Return a name as a figure can show it: printable, in lines that are not too long, and not hidden from legends.
 
-    >>> plain("width=16, method=SAM", 11), plain("a" * 60, 5, 2), plain("_hidden")
+    >>> wrap_label("width=16, method=SAM", 11), wrap_label("a" * 60, 5, 2), wrap_label("_hidden")
     ('width=16,\\nmethod=SAM', 'aaaaa\\n…aaaa', ' _hidden')
     """
     text = " ".join("".join(letter if letter.isprintable() else " " for letter in name).split())

@@ -65,7 +65,7 @@ def cards(findings: Sequence[ResultRow]) -> list[MemberCard]:
         if (
             name in PLACES
             and is_member(each.row)
-            and (each.split in (on, TRAINING) or metric_question(each.metric) == "flat")
+            and (each.split in (on, TRAINING) or metric_question(each.metric) == "sharpness")
         ):
             value = Estimate(each.value, each.stderr)
             if each.metric == "seconds":
@@ -88,7 +88,7 @@ def _good(findings: Sequence[ResultRow]) -> SummaryLine:
     row = headline_row(findings, "accuracy", on)
     found = _means(findings, "accuracy", on, row)
     if not found:
-        return SummaryLine("How good?", "Accuracy was not measured: plateaux measure RUN.", known=False)
+        return SummaryLine("How good?", "Accuracy was not measured: plateaux evaluate RUN.", known=False)
     means = _means(findings, "accuracy", on, MEMBERS_MEAN)
     best = max(found, key=lambda name: found[name].value)
     who = "ensemble" if row == MEAN_PROBABILITY else str(row)
@@ -97,7 +97,10 @@ def _good(findings: Sequence[ResultRow]) -> SummaryLine:
     )
     if best in means and row != MEMBERS_MEAN:
         gain = found[best].value - means[best].value
-        words += f", {format_percentage_points(gain)} from the mean of its members ({format_number(means[best].value, True)})"
+        words += (
+            f", {format_percentage_points(gain)} from the mean of its members "
+            f"({format_number(means[best].value, True)})"
+        )
     return SummaryLine("How good?", _sentence(words + _others(found, best, percent=True)))
 
 
@@ -117,7 +120,7 @@ def _sure(findings: Sequence[ResultRow]) -> SummaryLine:
                 f"{words} {format_with_stderr(found[best], percent)}{unit}{where}{_others(found, best, percent)}"
             )
     if not parts:
-        return SummaryLine("How sure?", "Not measured: plateaux measure RUN --measures sure.", known=False)
+        return SummaryLine("How sure?", "Not measured: plateaux evaluate RUN --metrics uncertainty.", known=False)
     return SummaryLine("How sure?", _sentence("; ".join(parts)))
 
 
@@ -134,12 +137,12 @@ def _different(findings: Sequence[ResultRow]) -> SummaryLine:
             range_of = format_range([value.value for value in found.values()])
             parts.append(f"diversity ({other[0]} on {other[1]} samples) is {range_of}{_extremes(found)}")
     if not parts:
-        return SummaryLine("How different?", "Not measured: plateaux measure RUN --measures different.", known=False)
+        return SummaryLine("How different?", "Not measured: plateaux evaluate RUN --metrics diversity.", known=False)
     return SummaryLine("How different?", _sentence("; ".join(parts)))
 
 
 def _flat(findings: Sequence[ResultRow]) -> SummaryLine:
-    flat = [each for each in findings if metric_question(each.metric) == "flat" and each.split != TRAINING]
+    flat = [each for each in findings if metric_question(each.metric) == "sharpness" and each.split != TRAINING]
     where = first_measured(flat, SHARPNESS) or next(((each.metric, each.split) for each in flat), None)
     found = _means(flat, *where, headline_row(flat, *where, wanted=ROWS)) if where else {}
     if not found or where is None:

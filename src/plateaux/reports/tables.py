@@ -17,8 +17,8 @@ from plateaux.studies.comparison import MAIN, SUMMED, Comparison
 from plateaux.studies.results import TRAINING, ResultRow
 
 QUESTIONS = {
-    "good": "How good", "sure": "How sure", "different": "How different", "flat": "How flat", "cost": "At what cost",
-    "other": "Other measures",
+    "performance": "How good", "uncertainty": "How sure", "diversity": "How different", "sharpness": "How flat",
+    "cost": "At what cost", "other": "Other measures",
 }  # fmt: skip
 APART = ("ood", "reliability", "per_class", "brier_parts", "spectrum")  # that have tables or figures of their own
 COLUMNS = 7  # of a table, besides the names of its rows
@@ -81,7 +81,7 @@ def ood_tables(findings: Sequence[ResultRow]) -> list[Sheet]:
             )
     several = len({label for label, _ in found}) > 1
     sheets = []
-    for what, title, better in (("auroc", "AUROC", "higher"), ("fpr95", "FPR at 95 % TPR", "lower")):
+    for what, title, better in (("auroc", "AUROC", True), ("fpr95", "FPR at 95 % TPR", False)):
         rows = []
         for (label, on), cells in found.items():
             row = TOGETHER if any(key.startswith(TOGETHER) for key in cells) else "member 0"
@@ -143,7 +143,7 @@ def _by_measure(found: Mapping[Column, object]) -> dict[str, list[tuple[str, str
 
 
 def _main(rows: Sequence[str], question: str) -> str | None:
-    wanted = ROWS if question in ("flat", "cost") else MAIN
+    wanted = ROWS if question in ("sharpness", "cost") else MAIN
     return next((row for row in (*wanted, *(row_name(name, SUMMED) for name in wanted)) if row in rows), None)
 
 
@@ -204,10 +204,10 @@ def _lacking(several: Sequence[ResultRow]) -> str:
     return f" ({fine} of {len(several)})" if 0 < fine < len(several) else ""
 
 
-def _marked(values: Sequence[Estimate | None], better: str, percent: bool) -> list[Cell]:
+def _marked(values: Sequence[Estimate | None], better: bool | None, percent: bool) -> list[Cell]:
     numbers = [math.nan if value is None else value.value for value in values]
     fine = [each for each in numbers if math.isfinite(each)]
-    pick = {"higher": max, "lower": min}.get(better)
+    pick = None if better is None else max if better else min
     best = pick(fine) if pick is not None and len(set(fine)) > 1 else None
     return [
         Cell("" if value is None else format_with_stderr(value, percent), best is not None and each == best)

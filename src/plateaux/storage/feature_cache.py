@@ -132,7 +132,7 @@ class FeatureTable:
 
     def _batches(self, ids: Tensor) -> Iterator[Batch]:
         look = self.spec
-        laid: dict[str, Any] = {"mean": look.mean, "std": look.std, "device": look.device, "workers": look.workers}
+        laid: dict[str, Any] = {"mean": look.mean, "std": look.std, "device": look.device, "num_workers": look.workers}
         laid["memory_format"] = FORMATS[look.memory_format]
         if self.number is None:
             return ordered_batches(self.source, ids, batch_size=CHUNK, **laid)
@@ -176,7 +176,7 @@ class FeatureSource:
     mapped = True  # read at once: no worker could do it sooner
 
     def __init__(self, source: Source, backbone: Backbone, store: Store, spec: FeatureSpec, *, rounds: int = 0) -> None:
-        if not getattr(source, "told_apart", True):
+        if not getattr(source, "has_content_hash", True):
             raise RecipeError(
                 "model.cache_features keeps features by what the samples are, and this data set does not say: give it "
                 "a method fingerprint() that returns a hash of its samples, or leave model.cache_features out"
@@ -238,11 +238,13 @@ def with_cached_features(
     if not recipe.model.cache_features:
         return data
     trunk = build_backbone(recipe, data, given)
-    train = through_backbone(recipe, data, data.train, trunk, rounds=recipe.model.rounds, device=device)
+    train = through_backbone(recipe, data, data.train, trunk, rounds=recipe.model.cached_augmentations, device=device)
     test = through_backbone(recipe, data, data.test, trunk, device=device)
     extra = data.unlabeled
     if extra is not None:
-        other = through_backbone(recipe, data, extra.source, trunk, rounds=recipe.model.rounds, device=device)
+        other = through_backbone(
+            recipe, data, extra.source, trunk, rounds=recipe.model.cached_augmentations, device=device
+        )
         extra = UnlabeledData(extra.name, other, extra.ids)
     return replace(data, train=train, test=test, unlabeled=extra, mean=(), std=())
 
@@ -266,7 +268,7 @@ def through_backbone(
         recipe.train.memory_format,
         recipe.model.cache_dtype,
         Augment(crop=recipe.data.crop, flip=recipe.data.flip),
-        recipe.data.workers,
+        recipe.data.num_workers,
         device,
     )
     layout = FORMATS[recipe.train.memory_format]
@@ -277,9 +279,9 @@ def through_backbone(
 
 
 def cache_dir(recipe: Recipe) -> str:
-    """Return where features are kept: run.features, else PLATEAUX_CACHE, else a folder of the user's."""
+    """Return where features are kept: run.feature_cache, else PLATEAUX_CACHE, else a folder of the user's."""
     usual = os.environ.get("PLATEAUX_CACHE") or Path("~/.cache/plateaux").expanduser()
-    return recipe.run.features or str(Path(usual) / "features")
+    return recipe.run.feature_cache or str(Path(usual) / "features")
 
 
 def prepare(
@@ -308,7 +310,7 @@ def prepare(
 def training_sources(recipe: Recipe, data: DataSplits) -> list[Source]:
     """Return the sources that training reads."""
     found: list[Source] = [data.train]
-    if recipe.data.validation and isinstance(data.train, FeatureSource):
+    if recipe.data.validation_split and isinstance(data.train, FeatureSource):
         found.append(data.train.plain)
     return found if data.unlabeled is None else [*found, data.unlabeled.source]
 

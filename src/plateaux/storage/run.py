@@ -24,7 +24,7 @@ from plateaux.core.errors import RunError, StorageError
 from plateaux.core.types import TensorTree
 from plateaux.storage.store import LOCK_TIMEOUT_S, Store, store_at
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +61,14 @@ class Run:
     recipe: Recipe
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
+    def __str__(self) -> str:
+        return str(self.store.root)
+
     @classmethod
-    def open(cls, root: str | Path) -> Run:
-        """Open a run that exists."""
+    def open(cls, root: RunLike) -> Run:
+        """Open a run that exists: by its folder, its URL, or a `Run` that was opened before."""
+        if isinstance(root, Run):
+            root = root.store.root
         store = store_at(root)
         if not store.has("run.json"):
             raise RunError(
@@ -119,7 +124,7 @@ class Run:
 
     def resolved_recipe(self) -> Recipe:
         """Return the recipe with what the machine chose once for the life of the run."""
-        chosen = self.metadata.get("chosen", {})
+        chosen = self.metadata.get("autotune", {})
         wanted = {name: chosen[name] for name in ("precision", "memory_format") if name in chosen}
         return self.recipe.replaced(train=wanted) if wanted else self.recipe
 
@@ -147,7 +152,7 @@ class Run:
 
     def trained_members(self) -> list[int]:
         """Return the members that have a part in the run: not those that a meeting went ahead without."""
-        summaries = [name for name in self.store.names("notes") if name.endswith("/summary.json")]
+        summaries = [name for name in self.store.names("sam_sets") if name.endswith("/summary.json")]
         absent = {number for name in summaries for number in self.store.get_json(name).get("without", ())}
         return [number for number in range(self.recipe.members) if number not in absent]
 
@@ -224,6 +229,10 @@ class Run:
             self.store.put_tensors("shared.safetensors", weights, {"format": "pt", "plateaux": "shared"})
 
 
+RunLike = Run | str | Path
+"""A run: opened before, or by its folder or URL."""
+
+
 def own_version() -> str:
     """Return the installed version of this package."""
     try:
@@ -245,12 +254,12 @@ def environment() -> dict[str, Any]:
 
 
 def sharpness_path(epoch: int, member: int) -> str:
-    return f"scores/{epoch}/{member}.safetensors"
+    return f"sharpness/{epoch}/{member}.safetensors"
 
 
 def sam_set_path(epoch: int, member: int) -> str:
-    return f"notes/{epoch}/{member}.safetensors"
+    return f"sam_sets/{epoch}/{member}.safetensors"
 
 
 def partition_summary_path(epoch: int) -> str:
-    return f"notes/{epoch}/summary.json"
+    return f"sam_sets/{epoch}/summary.json"

@@ -339,7 +339,7 @@ class RemoteStore(Store):
     def _file(self, name: str) -> Path:
         """Return a copy on this machine, made when the object is first looked at, and anew when it has changed."""
         with self._explained("read", name):
-            file = self._folder / _mark_of(name, self._bucket.mark(_checked(name)))
+            file = self._folder / _cached_name(name, self._bucket.mark(_checked(name)))
             if not file.exists():
                 part = file.with_name(f"{PART}{uuid4().hex}")
                 self._bucket.fetch(name, part)
@@ -362,7 +362,7 @@ def store_at(root: str | Path) -> Store:
     return Store(root) if address is None else RemoteStore(address)
 
 
-def _mark_of(*words: str) -> str:
+def _cached_name(*words: str) -> str:
     return blake2b("\n".join(words).encode(), digest_size=16).hexdigest()
 
 

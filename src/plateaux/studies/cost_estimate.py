@@ -139,8 +139,8 @@ class CostEstimate:
 
 def evaluation_passes(study: Study, recipe: Recipe, data: DataSplits, given: Components = NO_COMPONENTS) -> float:
     """Return how many samples' passes it takes to measure one member; making corrupted images is not counted."""
-    asked, looked = study.measure, study.landscape
-    words = [*(asked.on if asked.measures else ()), *asked.corruptions]
+    asked, looked = study.evaluate, study.landscape
+    words = [*(asked.splits if asked.metrics else ()), *asked.corruptions]
     found = 0.0
     for target in eval_splits(recipe, describe_data(data), words):
         there = len(data.train) if target.family in ("train", "validation") else len(data.test)

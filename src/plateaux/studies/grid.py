@@ -25,7 +25,9 @@ def grid_factors(grid: Mapping[str, Any]) -> list[list[Choice]]:
             found += [(f"{name}.{rest}", each) for rest, each in value.items()]  # model.width without quotes
         else:
             found.append((name, value))
-    return [_named(name, value) if isinstance(value, Mapping) else _values(name, value) for name, value in found]
+    return [
+        _named_choices(name, value) if isinstance(value, Mapping) else _values(name, value) for name, value in found
+    ]
 
 
 def apply_changes(base: Mapping[str, Any], changes: Changes) -> dict[str, Any]:
@@ -65,7 +67,7 @@ def _values(name: str, values: Any) -> list[Choice]:
     return [({_short(name): value}, {tuple(name.split(".")): value}) for value in values]
 
 
-def _named(name: str, conditions: Mapping[str, Any]) -> list[Choice]:
+def _named_choices(name: str, conditions: Mapping[str, Any]) -> list[Choice]:
     """Return named conditions; `each` in one lists values of further keys, which only that one is crossed with."""
     found: list[Choice] = []
     for title, table in conditions.items():

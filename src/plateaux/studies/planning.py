@@ -89,7 +89,7 @@ def _parents(recipes: Mapping[str, Recipe], given: Components) -> dict[str, str]
     """Return from which run each begins: of those that train the same until a meeting, the one that meets first."""
     groups: dict[str, list[str]] = {}
     for folder, recipe in recipes.items():
-        if recipe.train.keep == "last" and recipe.train.patience is None:
+        if recipe.train.select == "last" and recipe.train.early_stopping_patience is None:
             groups.setdefault(fingerprint(shared_prefix(recipe, given)), []).append(folder)
     return {folder: lender for group in groups.values() for folder, lender in _begin(group, recipes, given)}
 

@@ -21,7 +21,7 @@ from plateaux.storage.store import Store
 from plateaux.training.cost import Cost, measured_cost
 
 RESULTS = "results.json"
-FORMAT = 1
+FORMAT = 2
 COSTS = ("epochs", "passes", "seconds")
 TRAINING = "training"  # what costs are measured on
 NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -40,7 +40,7 @@ class ResultRow:
     value: float
     stderr: float | None
     mc_stderr: float | None
-    higher_is_better: str
+    higher_is_better: bool | None
     percent: bool
 
 
@@ -60,9 +60,12 @@ def results_from_study(path: str | Path) -> list[ResultRow]:
     found: list[ResultRow] = []
     for each in results["conditions"]:
         entry = results["runs"].get(each["run"])
-        if entry and results.get("asked") in (None, entry.get("asked")):  # else it answers what was asked before
+        if entry and results.get("evaluation_hash") in (
+            None,
+            entry.get("evaluation_hash"),
+        ):  # else it answers what was asked before
             where = (str(each["run"]), each["condition"], int(each["repetition"]))
-            found += _result_rows(*where, entry["measurements"], entry["costs"])
+            found += _result_rows(*where, entry["metrics"], entry["costs"])
     return found
 
 
@@ -105,17 +108,26 @@ def _result_rows(
     costs: Mapping[str, Mapping[str, float]],
 ) -> Iterator[ResultRow]:
     for tree in measurements:
-        name = str(tree["measure"])
+        name = str(tree["metric"])
         percent = bool(tree["percent"]) if "percent" in tree else _in_percent(name)
         for row, value in tree["rows"].items():
             number = float("nan") if value["value"] is None else float(value["value"])
-            errors = (value["error"], value.get("draws"))
+            errors = (value["stderr"], value.get("mc_stderr"))
             yield ResultRow(
-                run, condition, repetition, name, str(tree["on"]), row, number, *errors, str(tree["better"]), percent
+                run,
+                condition,
+                repetition,
+                name,
+                str(tree["split"]),
+                row,
+                number,
+                *errors,
+                tree["higher_is_better"],
+                percent,
             )
     for row, cost in costs.items():
         for by in COSTS:
-            yield ResultRow(run, condition, repetition, by, TRAINING, row, cost[by], None, None, "lower", False)
+            yield ResultRow(run, condition, repetition, by, TRAINING, row, cost[by], None, None, False, False)
 
 
 def _stored_results(run: Run) -> list[MetricResult]:
@@ -125,7 +137,7 @@ def _stored_results(run: Run) -> list[MetricResult]:
     """
     now = _hashes(run)
     best: dict[tuple[str, str], MetricResult] = {}
-    for name in run.store.names("measures"):
+    for name in run.store.names("metrics"):
         found = _measurement(run.store.get_json(name))
         if any(now.get(member, hash_) != hash_ for member, hash_ in found.hashes.items()):
             continue
@@ -150,12 +162,12 @@ def _hashes(run: Run) -> dict[str, str]:
 def _measurement(tree: Mapping[str, Any]) -> MetricResult:
     nan = float("nan")
     rows = {
-        row: Estimate(nan if each["value"] is None else each["value"], each["error"], each.get("draws"))
+        row: Estimate(nan if each["value"] is None else each["value"], each["stderr"], each.get("mc_stderr"))
         for row, each in tree["rows"].items()
     }
-    facts = (tree["better"], tree["weights"], tree["data"], tree["hashes"], tree["asks"])
+    facts = (tree["higher_is_better"], tree["weights"], tree["data"], tree["hashes"], tree["group"])
     return MetricResult(
-        tree["measure"], tree["on"], rows, *facts, _in_percent(tree["measure"]), tree.get("convention", "")
+        tree["metric"], tree["split"], rows, *facts, _in_percent(tree["metric"]), tree.get("definition", "")
     )
 
 

@@ -56,7 +56,7 @@ class StudyRunner:
         root: str | Path,
         *,
         given: Components = NO_COMPONENTS,
-        only: str = "*",
+        filter_pattern: str = "*",
         executor: Mapping[str, Any] | None = None,
         log: Tell = lambda _: None,
         say: Callable[[str], None] = lambda _: None,
@@ -66,7 +66,7 @@ class StudyRunner:
         self.store = Store(self.root)
         self.trials = plan_trials(study, given)
         self.runs = plan_runs(self.trials, given)
-        self.wanted = {each.run for each in self.trials if fnmatch(str(each), only)}
+        self.wanted = {each.run for each in self.trials if fnmatch(str(each), filter_pattern)}
 
     def run(self) -> dict[str, Any]:
         """Train and measure what is missing and return all results; a run that diverges does not hold up the others."""
@@ -95,18 +95,18 @@ class StudyRunner:
         """Refuse what cannot be carried out before anything is written."""
         for task in self.runs:
             check(self.trained(task), self.given)
-        wanted = (*self.study.measure.measures, *self.study.measure.under_corruption)
+        wanted = (*self.study.evaluate.metrics, *self.study.evaluate.corruption_metrics)
         get_metrics(wanted, trust=self.given.trust)
         get_probes(self.study.landscape.probes, trust=self.given.trust)
         for recipe in {fingerprint(task.recipe.to_dict()["data"]): task.recipe for task in self.runs}.values():
             self._check_samples(recipe)
 
     def _check_samples(self, recipe: Recipe) -> None:
-        asked, looked = self.study.measure, self.study.landscape
+        asked, looked = self.study.evaluate, self.study.landscape
         facts = describe_data(build_data(recipe, self.given))
-        eval_splits(recipe, facts, [*(asked.on if asked.measures else ()), *asked.corruptions])
+        eval_splits(recipe, facts, [*(asked.splits if asked.metrics else ()), *asked.corruptions])
         if looked.probes:
-            eval_split(recipe, facts, looked.on)
+            eval_split(recipe, facts, looked.split)
         suites, _ = parse_ood_suites(asked.ood, facts["name"])
         for name in dict.fromkeys(name for names in suites.values() for name in names):
             ood_split(name, "", self.given)
@@ -124,7 +124,7 @@ class StudyRunner:
     def done(self, plan: Trial, results: Mapping[str, Any]) -> bool:
         """Say whether everything that is asked of a condition is written down."""
         entry = results.get("runs", {}).get(plan.run)
-        return entry is not None and entry["asked"] == self.study.asked()
+        return entry is not None and entry["evaluation_hash"] == self.study.evaluation_hash()
 
     def run_one(self, task: RunSpec, todo: Sequence[Trial]) -> None:
         """Train one run as far as it is missing, and write down the numbers of the conditions it serves."""
@@ -140,7 +140,7 @@ class StudyRunner:
     def trained(self, task: RunSpec) -> Recipe:
         """Return the recipe a run is trained by: a lender keeps its state at the meeting."""
         recipe = task.recipe.replaced(executor=self.executor) if self.executor else task.recipe
-        return recipe.replaced(run={"keep_resume": "last"}) if task.is_parent else recipe
+        return recipe.replaced(run={"keep_checkpoints": "last"}) if task.is_parent else recipe
 
     def results(self) -> dict[str, Any]:
         """Return what is written down so far."""
@@ -153,7 +153,11 @@ class StudyRunner:
             conditions = [
                 {"condition": dict(p.condition), "repetition": p.repetition, "run": p.run} for p in self.trials
             ]
-            whole = {"format": FORMAT, "study": self.study.model_dump(mode="json"), "asked": self.study.asked()}
+            whole = {
+                "format": FORMAT,
+                "study": self.study.model_dump(mode="json"),
+                "evaluation_hash": self.study.evaluation_hash(),
+            }
             whole |= {"conditions": conditions, "runs": runs}
             self.store.put(RESULTS, (json.dumps(whole, allow_nan=False) + "\n").encode())
 
@@ -165,8 +169,8 @@ class StudyRunner:
         self.store.put(name, recipe.to_toml().encode())
         words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
         words += [str(recipe.executor.processes), "-m", "plateaux", "train", str(self.root / name), "--out", str(root)]
-        words += ["--no-measure", *(["--span-from", str(span)] if span else [])]
-        words += [word for module in self.given.trust for word in ("--allow", module)]
+        words += ["--no-evaluate", *(["--branch-from", str(span)] if span else [])]
+        words += [word for module in self.given.trust for word in ("--trust", module)]
         if code := subprocess.call(words, stdout=subprocess.DEVNULL):
             raise RunError(f"The mesh that trained {root} ended with exit code {code}; run the same command again")
 
@@ -206,23 +210,28 @@ class StudyRunner:
                     run.store.delete(name)
 
     def _evaluate(self, root: Path, members: int) -> list[MetricResult]:
-        asked, looked = self.study.measure, self.study.landscape
+        asked, looked = self.study.evaluate, self.study.landscape
         some = list(range(members)) if members < Run.open(root).recipe.members else None
         walk: dict[str, Any] = {"members": some, "given": self.given, "say": self.say}
         found = (
-            evaluate(root, split=asked.on, metrics=asked.measures, ensemble_sizes=asked.sizes, **walk)
-            if asked.measures
+            evaluate(root, split=asked.splits, metrics=asked.metrics, ensemble_sizes=asked.ensemble_sizes, **walk)
+            if asked.metrics
             else []
         )
         if asked.corruptions:
-            options = {"measures": asked.under_corruption, "cache": asked.cache, "keep": "no", **walk}
+            options = {
+                "metrics": asked.corruption_metrics,
+                "corruption_cache": asked.corruption_cache,
+                "cache_logits": "no",
+                **walk,
+            }
             found += evaluate(root, split=asked.corruptions, **options)
         found += robustness(found)
         if asked.ood:
             suites, by_name = parse_ood_suites(asked.ood, Run.open(root).metadata["data"]["name"])
             found += detect_ood(root, suites, skip_missing=by_name, **walk)
         if looked.probes:
-            options = {"on": looked.on, "samples": looked.samples, "batchnorm": looked.batchnorm, **walk}
+            options = {"split": looked.split, "limit": looked.samples, "batchnorm": looked.batchnorm, **walk}
             found += probe_landscape(root, probes=looked.probes, **options)
         return found
 
@@ -233,12 +242,12 @@ class StudyRunner:
         return {
             "folder": f"runs/{plan.folder}",
             "members": plan.recipe.members,
-            "asked": self.study.asked(),
+            "evaluation_hash": self.study.evaluation_hash(),
             "recipe": run.resolved_recipe().replaced(members=plan.recipe.members).to_dict(),
             "environment": environment(),
-            "measurements": [to_stored(each) for each in found],
+            "metrics": [to_stored(each) for each in found],
             "costs": cost_rows(run, plan.recipe.members, self.given),
-            "course": course,
+            "log": course,
         }
 
     def _tidy(self) -> None:
@@ -250,7 +259,7 @@ class StudyRunner:
             if not Store(root).has("run.json") or not all(self.done(p, results) for p in task.trials):
                 continue
             run = Run.open(root)
-            if task.is_parent and task.folder not in left and task.recipe.run.keep_resume == "none":
+            if task.is_parent and task.folder not in left and task.recipe.run.keep_checkpoints == "none":
                 for number, progress in enumerate(run.all_progress()):
                     run.commit(number, replace(progress, checkpoints=(), partition_checkpoint=None))
             if not self.study.keep_weights:

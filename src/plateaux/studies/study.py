@@ -34,20 +34,20 @@ from plateaux.studies.grid import _flat, _together, apply_changes, condition_lab
 class EvaluateConfig(ConfigSection):
     """What is measured of every run, and on which samples; @N takes the first N."""
 
-    on: tuple[str, ...] = ("test",)
-    measures: tuple[str, ...] = ("accuracy", "nll", "ece")
+    splits: tuple[str, ...] = ("test",)
+    metrics: tuple[str, ...] = ("accuracy", "nll", "ece")
     corruptions: tuple[str, ...] = ()  # such as corrupted@1000
-    under_corruption: tuple[str, ...] = ("accuracy",)
+    corruption_metrics: tuple[str, ...] = ("accuracy",)
     ood: tuple[str, ...] = ()  # such as near=cifar100
-    sizes: bool = False  # curves over ensembles of 1, 2, ... members too
-    cache: str | None = None  # a folder to keep generated corrupted images in
+    ensemble_sizes: bool = False  # curves over ensembles of 1, 2, ... members too
+    corruption_cache: str | None = None  # a folder to keep generated corrupted images in
 
 
 class LandscapeConfig(ConfigSection):
     """Which probes are asked of every member."""
 
     probes: tuple[str, ...] = ()
-    on: str = "train"
+    split: str = "train"
     samples: int | None = Field(None, ge=1)
     batchnorm: Literal["eval", "train"] = "eval"
 
@@ -65,7 +65,7 @@ class Study(ConfigSection):
     baseline: dict[str, Any] = Field(
         default_factory=dict
     )  # the condition that others are compared with, such as {rho = 0.0}
-    measure: EvaluateConfig = EvaluateConfig()
+    evaluate: EvaluateConfig = EvaluateConfig()
     landscape: LandscapeConfig = LandscapeConfig()
     figures: dict[str, Any] = Field(default_factory=dict)  # what the report draws
 
@@ -102,9 +102,9 @@ class Study(ConfigSection):
                 raise RecipeError(f"{condition_label(condition) or 'base'}: {problem}") from None
         return found
 
-    def asked(self) -> str:
+    def evaluation_hash(self) -> str:
         """Return a hash of all that is to be measured: a run is done when it has answered this."""
-        return fingerprint({"measure": self.measure.model_dump(), "landscape": self.landscape.model_dump()})
+        return fingerprint({"evaluate": self.evaluate.model_dump(), "landscape": self.landscape.model_dump()})
 
 
 def _base(given: Any, beside: Path) -> dict[str, Any]:
@@ -123,7 +123,7 @@ def _explained(problem: ValidationError) -> RecipeError:
     place = [str(part) for part in first["loc"]]
     where = ".".join(place)
     if first["type"] == "extra_forbidden":
-        parts: dict[str, type[ConfigSection]] = {"measure": EvaluateConfig, "landscape": LandscapeConfig}
+        parts: dict[str, type[ConfigSection]] = {"evaluate": EvaluateConfig, "landscape": LandscapeConfig}
         known = parts.get(place[0], Study).model_fields
         return RecipeError(f"The study has no key {where!r}; {suggest(place[-1], known)}")
     if first["type"] == "missing":

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from plateaux.core.optional import optional_import
+from plateaux.core.stats.estimates import mean_of_independent
 from plateaux.theory.captions import Part, captions, off, percent, said
 from plateaux.theory.experiment import FORMULAS, Experiment, FigurePanel, Formula, Point
-from plateaux.theory.intervals import around, mean_of
+from plateaux.theory.intervals import around
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -128,7 +129,7 @@ def _ratios(axes: Axes, panel: FigurePanel, experiment: Experiment) -> None:
     (settings,) = panel.curves.values()
     points = [experiment.points[each] for each in settings]
     x = [getattr(each, panel.varies) for each in settings]
-    means = [mean_of(point.simulated.diversity) for point in points]
+    means = [mean_of_independent(point.simulated.diversity.tolist()) for point in points]
     halves = np.array([100 * (around(mean, experiment.matrices)[1] / mean.value - 1) for mean in means])
     axes.fill_between(x, -halves, halves, color="#bbbbbb", alpha=0.6, linewidth=0, label="simulated diversity, 95 %")
     axes.axhline(0, color=BLACK, linewidth=0.8)
@@ -144,7 +145,7 @@ def _simulated(axes: Axes, points: Sequence[Point], count: int, *, colour: str, 
     """Draw the simulated means with their 95 % intervals."""
     middle, halves = [], []
     for values in ([p.simulated.sharpness for p in points], [p.simulated.diversity for p in points]):
-        means = [mean_of(each) for each in values]
+        means = [mean_of_independent(each.tolist()) for each in values]
         middle.append([mean.value for mean in means])
         halves.append([around(mean, count)[1] - mean.value for mean in means])
     axes.errorbar(

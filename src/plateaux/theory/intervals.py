@@ -10,15 +10,10 @@ from plateaux.theory.phi import Floats
 
 def interval(values: Floats, *, among: int = 1) -> tuple[float, float]:
     """Return the 95 % interval of a mean; with `among`, so wide that all of so many intervals hold at once."""
-    return around(mean_of(values), len(values), among=among)
+    return around(mean_of_independent(values.tolist()), len(values), among=among)
 
 
 def around(mean: Estimate, count: int, *, among: int = 1) -> tuple[float, float]:
     """Return the 95 % interval of a mean of so many numbers, from its standard error."""
     half = t_quantile(1 - 0.025 / among, count - 1) * (mean.stderr or 0.0)
     return mean.value - half, mean.value + half
-
-
-def mean_of(values: Floats) -> Estimate:
-    """Return a mean with its standard error."""
-    return mean_of_independent(values.tolist())

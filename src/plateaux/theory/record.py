@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from plateaux.core.stats.estimates import mean_of_independent
 from plateaux.theory.captions import captions, off, percent
 from plateaux.theory.experiment import FORMULAS, Experiment, FigurePanel, Point
-from plateaux.theory.intervals import mean_of
 from plateaux.theory.phi import Floats
 from plateaux.theory.verdicts import judge
 
@@ -52,5 +52,5 @@ def _point(point: Point) -> dict[str, Any]:
 
 
 def _mean(values: Floats) -> dict[str, float | None]:
-    mean = mean_of(values)
+    mean = mean_of_independent(values.tolist())
     return {"mean": mean.value, "error": mean.stderr}

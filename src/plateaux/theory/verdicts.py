@@ -12,8 +12,9 @@ from typing import Any, Literal
 
 import numpy as np
 
+from plateaux.core.stats.estimates import mean_of_independent
 from plateaux.theory.experiment import FORMULAS, Experiment, Formula, Pair, Point
-from plateaux.theory.intervals import interval, mean_of
+from plateaux.theory.intervals import interval
 from plateaux.theory.phi import Floats
 
 Verdict = Literal["reproduced", "not reproduced", "inconclusive"]
@@ -35,7 +36,7 @@ def judge(experiment: Experiment) -> list[dict[str, Any]]:
 
 def diversity_of_sam(experiment: Experiment) -> dict[str, Any]:
     """Claim 14: on the quadratic, SAM's diversity is phi(2k, 0) sigma^2."""
-    answers = _by_formula(_of(experiment, False), _equality)
+    answers = _by_formula(_points(experiment, False), _equality)
     return _answer(14, "SAM's diversity on the quadratic is phi(2k, 0) sigma^2", EQUALITY, answers)
 
 
@@ -48,7 +49,7 @@ def bounds_of_sam(experiment: Experiment) -> dict[str, Any]:
         near: Verdict = "reproduced" if low > CLOSE else "not reproduced" if high < CLOSE else "inconclusive"
         return {**found, "verdict": _worst([found["verdict"], near])}
 
-    answers = _by_formula(_of(experiment, False), both)
+    answers = _by_formula(_points(experiment, False), both)
     criterion = f"{BOUND}; and simulation / upper bound, averaged over the settings, is above {CLOSE:g} with 95 %"
     return _answer(15, "Theorem 1's bounds hold, and simulation lies close to the upper one", criterion, answers)
 
@@ -60,7 +61,7 @@ def parts(experiment: Experiment) -> dict[str, Any]:
         equal, bounded = _equality(points, formula), _bounded(points, formula)
         return {**bounded, **equal, "verdict": _worst([equal["verdict"], bounded["verdict"]])}
 
-    answers = _by_formula(_of(experiment, True), both)
+    answers = _by_formula(_points(experiment, True), both)
     return _answer(16, "Theorem 2's diversity and bound hold", f"diversity: {EQUALITY}; sharpness: {BOUND}", answers)
 
 
@@ -83,7 +84,7 @@ def trade_off(experiment: Experiment) -> dict[str, Any]:
     return _answer(17, claim, criterion, {formula: compared(formula) for formula in FORMULAS})
 
 
-def _of(experiment: Experiment, cut: bool) -> list[Point]:
+def _points(experiment: Experiment, cut: bool) -> list[Point]:
     return [point for point in experiment.points.values() if (point.setting.parts > 1) is cut]
 
 
@@ -173,7 +174,7 @@ def _where(point: Point) -> dict[str, float]:
 
 
 def _number(values: Floats, among: int = 1) -> dict[str, Any]:
-    return {"mean": mean_of(values).value, "interval": list(interval(values, among=among))}
+    return {"mean": mean_of_independent(values.tolist()).value, "interval": list(interval(values, among=among))}
 
 
 def _worst(verdicts: Sequence[Verdict]) -> Verdict:

@@ -28,7 +28,7 @@ TOLERANCE = 0.02  # how far the loss over those steps may lie from fp32's
 
 def autotune(recipe: Recipe, given: Components, tell: Tell, *, steps: int = STEPS) -> dict[str, Any]:
     """Return the precision and memory format to train in, and what each candidate did; nothing if none is left open."""
-    open_to = ["fp32"] if recipe.executor.manner == "vmap" else ["fp32", "bf16"]  # vmap does not run under autocast
+    open_to = ["fp32"] if recipe.executor.mode == "vmap" else ["fp32", "bf16"]  # vmap does not run under autocast
     precisions = open_to if recipe.train.precision == "auto" else [recipe.train.precision]
     formats = ["contiguous", "channels_last"] if recipe.train.memory_format == "auto" else [recipe.train.memory_format]
     if "auto" not in (recipe.train.precision, recipe.train.memory_format):
@@ -63,7 +63,7 @@ def _try(recipe: Recipe, given: Components, steps: int) -> tuple[float, float]:
     """Return the mean loss over some steps of the first member, and images a second over the later half of them."""
     device = get_device(recipe.executor.devices[0] if recipe.executor.devices else None)
     data = on_device(build_training_data(recipe, given), device)
-    alone = recipe.replaced(executor={"name": "local", "manner": "loop", "processes": 1})
+    alone = recipe.replaced(executor={"name": "local", "mode": "loop", "processes": 1})
     ids, _ = train_val_split(alone, data)
     feed = build_loader(alone, data, 0, shared=False, device=device, ids=ids)
     executor = build_executor(alone, given)

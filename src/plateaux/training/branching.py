@@ -29,8 +29,10 @@ def branch_from(run: Run, other: Run, given: Components = NO_COMPONENTS) -> None
             f"{other.store.root} does not train the same until its meeting. What differs (there -> here):\n  "
             + "\n  ".join(changes)
         )
-    if run.recipe.train.keep != "last":
-        raise RunError(f"train.keep = {run.recipe.train.keep!r} needs the whole course; a span is shared with 'last'")
+    if run.recipe.train.select != "last":
+        raise RunError(
+            f"train.select = {run.recipe.train.select!r} needs the whole course; a span is shared with 'last'"
+        )
     for number in range(run.recipe.members):
         if run.progress(number) == MemberProgress():
             _copy(run, other, number, given)
@@ -49,7 +51,7 @@ def _copy(run: Run, other: Run, number: int, given: Components) -> None:
     if met is None:
         raise RunError(
             f"Member {number} of {other.store.root} has kept no state of a meeting: it has not come to one yet, or was "
-            'tidied up when it finished. Train that run with run.keep_resume = "last"'
+            'tidied up when it finished. Train that run with run.keep_checkpoints = "last"'
         )
     state = other.store.get_state(met)
     progress = {**state["progress"], "log_parts": tuple(state["progress"]["log_parts"])}

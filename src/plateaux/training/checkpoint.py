@@ -20,7 +20,7 @@ def state_dict(learner: TrainState) -> dict[str, Any]:
         "params": {name: param.detach() for name, param in learner.params.items()},
         "buffers": dict(learner.buffers),
         "optimizer": learner.optimizer.state_dict(),
-        "schedule": schedule.state_dict() if schedule is not None else None,
+        "lr_scheduler": schedule.state_dict() if schedule is not None else None,
         "scaler": asdict(learner.scaler) if learner.scaler is not None else None,
         "average": learner.average.state_dict() if learner.average is not None else None,
     }
@@ -35,9 +35,9 @@ def load_state_dict(learner: TrainState, state: dict[str, Any]) -> None:
         buffer.copy_(state["buffers"][name])
     learner.optimizer.load_state_dict(state["optimizer"])
     if learner.lr_scheduler is not None:
-        learner.lr_scheduler.load_state_dict(state["schedule"])
+        learner.lr_scheduler.load_state_dict(state["lr_scheduler"])
     if learner.shared_lr_scheduler is not None:
-        learner.shared_lr_scheduler.return_to(learner.optimizer, state["schedule"])
+        learner.shared_lr_scheduler.return_to(learner.optimizer, state["lr_scheduler"])
     if learner.scaler is not None:
         learner.scaler = GradScaler(**state["scaler"])
     if learner.average is not None:

@@ -23,7 +23,7 @@ def check(recipe: Recipe, given: Components = NO_COMPONENTS) -> bool:
     joint, sees = method.is_joint, method.objective.gather != "none"
     check_member_order(recipe, method, given)
     asks = {
-        count_gradients(build_method(recipe, number, given).update, recipe.data.batch)
+        count_gradients(build_method(recipe, number, given).update, recipe.data.batch_size)
         for number in range(recipe.members)
     }
     if joint and len(asks) > 1:
@@ -35,32 +35,38 @@ def check(recipe: Recipe, given: Components = NO_COMPONENTS) -> bool:
         raise RecipeError(f"members of {recipe.method.name!r} share one loss: its options cannot differ between them")
     if joint and len({repr(_joint_options(recipe, n, given)) for n in range(recipe.members)}) > 1:
         raise RecipeError(f"members of {recipe.method.name!r} settle together: only rho may differ between them")
-    if recipe.data.unlabelled and "unlabelled" not in method.objective.extra_inputs:
+    if recipe.data.unlabeled and "unlabeled" not in method.objective.extra_inputs:
         warnings.warn(f"{recipe.method.name!r} looks at no unlabelled samples: they are not read", stacklevel=3)
     _check_partition(recipe, given)
-    if joint and recipe.train.patience is not None:
+    if joint and recipe.train.early_stopping_patience is not None:
         raise RecipeError(
-            f"members of {recipe.method.name!r} learn together, so none can stop early; leave out train.patience"
+            f"members of {recipe.method.name!r} learn together, so none can stop early; leave out "
+            "train.early_stopping_patience"
         )
     if sees and recipe.train.precision == "fp16":
         raise RecipeError(
             f"members of {recipe.method.name!r} share one loss, which fp16 cannot scale for each; use bf16"
         )
-    if joint and recipe.data.order == "own":
-        raise RecipeError(f"members of {recipe.method.name!r} meet over the same samples: data.order must be 'shared'")
-    if recipe.data.bag is not None and (joint or uses_shared_order(recipe, method)):
+    if joint and recipe.data.shuffle == "per_member":
         raise RecipeError(
-            "Members that share their batches cannot have bags of their own: leave out data.bag, or use a method whose "
-            "members do not meet in every batch with data.order = 'own'"
+            f"members of {recipe.method.name!r} meet over the same samples: data.shuffle must be 'shared'"
         )
-    if recipe.train.keep != "last" and not recipe.data.validation:
+    if recipe.data.bootstrap is not None and (joint or uses_shared_order(recipe, method)):
         raise RecipeError(
-            f"train.keep = {recipe.train.keep!r} needs samples to choose on; set data.validation, such as 0.1"
+            "Members that share their batches cannot have bags of their own: leave out data.bootstrap, or use a "
+            "method whose "
+            "members do not meet in every batch with data.shuffle = 'own'"
         )
-    validation_metrics(recipe.train.keep)
-    get_probes(recipe.probe.names, trust=given.trust)
-    if recipe.train.patience is not None and not recipe.data.validation:
-        raise RecipeError("train.patience needs samples to judge by; set data.validation, such as 0.1")
+    if recipe.train.select != "last" and not recipe.data.validation_split:
+        raise RecipeError(
+            f"train.select = {recipe.train.select!r} needs samples to choose on; set data.validation_split, such as 0.1"
+        )
+    validation_metrics(recipe.train.select)
+    get_probes(recipe.probe.probes, trust=given.trust)
+    if recipe.train.early_stopping_patience is not None and not recipe.data.validation_split:
+        raise RecipeError(
+            "train.early_stopping_patience needs samples to judge by; set data.validation_split, such as 0.1"
+        )
     return joint
 
 
@@ -78,8 +84,10 @@ def _check_partition(recipe: Recipe, given: Components) -> None:
         raise RecipeError(
             f"members of {recipe.method.name!r} meet at one time and by one rule: only rho may differ between them"
         )
-    if recipe.train.patience is not None:
-        raise RecipeError(f"members of {recipe.method.name!r} meet, so none can stop early; leave out train.patience")
+    if recipe.train.early_stopping_patience is not None:
+        raise RecipeError(
+            f"members of {recipe.method.name!r} meet, so none can stop early; leave out train.early_stopping_patience"
+        )
     if recipe.members == 1:
         warnings.warn(
             f"a single member of {recipe.method.name!r} meets nobody: after its meeting it descends plainly wherever "
@@ -97,11 +105,13 @@ def check_member_order(recipe: Recipe, method: Method, given: Components) -> Non
         raise RecipeError(f"members of {name!r} are places on one course: give all of them the same model")
     if recipe.model.sparsity:
         raise RecipeError(f"members of {name!r} are places on one course, but are pruned apart; leave out sparsity")
-    if recipe.train.patience is not None:
-        raise RecipeError(f"members of {name!r} go on where the last one ended: leave out train.patience")
-    if not recipe.schedule:
+    if recipe.train.early_stopping_patience is not None:
+        raise RecipeError(
+            f"members of {name!r} go on where the last one ended: leave out train.early_stopping_patience"
+        )
+    if not recipe.lr_scheduler:
         warnings.warn(
-            f"members of {name!r} end cycles of the learning rate, and this recipe has none: add [[schedule]] with "
+            f"members of {name!r} end cycles of the learning rate, and this recipe has none: add [[lr_scheduler]] with "
             "name = 'cosine' and per = 'step'",
             stacklevel=4,
         )

@@ -57,10 +57,10 @@ def count_passes(
 
     Scoring every sample at a meeting counts one pass.
     """
-    method, size = build_method(recipe, number, given), recipe.data.batch
+    method, size = build_method(recipe, number, given), recipe.data.batch_size
     wanted = recipe.train.epochs if epochs is None else epochs
     ends = [epoch for epoch in (method.partition.after if method.partition else ()) if epoch <= wanted]
-    drawn = recipe.data.bag or 1.0  # of all samples, in an epoch
+    drawn = recipe.data.bootstrap or 1.0  # of all samples, in an epoch
     found = drawn * (ends[0] if ends else wanted) * passes_per_step(method.update, size)
     for begin, end in pairwise([*ends, wanted]):
         share = (shares or {}).get(begin, UNKNOWN_FRACTION)

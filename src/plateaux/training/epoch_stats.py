@@ -42,7 +42,7 @@ class EpochStats:
             raise DivergedError(
                 f"The loss of member {self.state.number} is no number any more (epoch {epoch}, step {done}); "
                 f"{where}. "
-                'Try a smaller optimizer.lr, optimizer.clip, or train.precision = "fp32"'
+                'Try a smaller optimizer.lr, optimizer.max_grad_norm, or train.precision = "fp32"'
             )
 
 

@@ -35,7 +35,8 @@ class JobRecord:
         self.name = f"jobs/{who}-{job.kind}-{job.stop}-{uuid4().hex[:12]}.json"
         self._facts: dict[str, Any] = {
             "job": str(job), "kind": job.kind, "members": list(job.members), "attempt": job.attempt, "stop": job.stop,
-            "start": list(job.start), "node": node_name(), "pid": os.getpid(), "begun": time.time(), "outcome": "running",
+            "start": list(job.start), "node": node_name(), "pid": os.getpid(), "begun": time.time(),
+            "outcome": "running",
         }  # fmt: skip
         self._news: dict[str, dict[str, Any]] = {}
         self._said: list[str] = []
@@ -64,7 +65,7 @@ class JobRecord:
     def _write(self) -> None:
         if self._wanted:
             self._written = time.monotonic()
-            whole = {**self._facts, "seen": time.time(), "said": self._said, "news": self._news}
+            whole = {**self._facts, "last_seen": time.time(), "log": self._said, "progress": self._news}
             with suppress(StorageError):  # to be seen is worth no job
                 self._run.store.put_json(self.name, whole)
 
@@ -94,9 +95,9 @@ def latest_by_member(run: Run) -> dict[int, dict[str, Any]]:
     """Return for every member what its newest job tells: node, attempt, outcome, and how far it is."""
     found: dict[int, dict[str, Any]] = {}
     for each in records(run):
-        gone = each["outcome"] == "running" and time.time() - each["seen"] > LOST_AFTER_S
-        facts = {name: each[name] for name in ("node", "attempt", "begun", "seen")}
+        gone = each["outcome"] == "running" and time.time() - each["last_seen"] > LOST_AFTER_S
+        facts = {name: each[name] for name in ("node", "attempt", "begun", "last_seen")}
         for number in each["members"] if each["kind"] == "train" else ():
-            news = each["news"].get(str(number), {})
-            found[number] = {**facts, "outcome": "silent" if gone else each["outcome"], **news}
+            news = each["progress"].get(str(number), {})
+            found[number] = {**facts, "outcome": "lost" if gone else each["outcome"], **news}
     return found

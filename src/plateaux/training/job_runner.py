@@ -74,7 +74,7 @@ def _assign_samples(run: Run, job: Job, given: Components, tell: Tell) -> None:
     rendezvous = build_method(run.recipe, 0, given).partition
     assert rendezvous is not None
     if is_rank_zero() and not run.store.has(partition_summary_path(job.stop)):
-        for folder in ("scores", "notes"):  # nobody writes there now: every member has left its scores
+        for folder in ("sharpness", "sam_sets"):  # nobody writes there now: every member has left its scores
             run.store.remove_partial(folder)
         assign_samples(run, rendezvous, job.stop, tell, members=job.members)
 

@@ -1,8 +1,8 @@
 """A meeting: every member leaves its scores in the run folder, the decision is taken from there, all take notes.
 
-scores/<epoch>/<member>.safetensors    one number a training sample; below zero: not trained on
-notes/<epoch>/<member>.safetensors     one bit a training sample: whether to be careful about it
-notes/<epoch>/summary.json             shares, overlaps, rank correlations; written last: it makes the decision true
+sharpness/<epoch>/<member>.safetensors    one number a training sample; below zero: not trained on
+sam_sets/<epoch>/<member>.safetensors     one bit a training sample: whether to be careful about it
+sam_sets/<epoch>/summary.json             shares, overlaps, rank correlations; written last: it makes the decision true
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class SharpnessScorer:
 
     def _batches(self) -> Iterator[tuple[NDArray[np.int64], Batch]]:
         """Yield the training samples as they are, in the order of their ids: all ids, and what is to be scored here."""
-        recipe, size = self.run.recipe, int(self.run.metadata["chosen"]["scoring_batch"])
+        recipe, size = self.run.recipe, int(self.run.metadata["autotune"]["scoring_batch"])
         batches = eval_batches(
             recipe, self.data, self.data.train, self.ids, batch_size=size, device=self.device, shard=self.executor.shard
         )

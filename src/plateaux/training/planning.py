@@ -86,7 +86,7 @@ def _alone(recipe: Recipe) -> bool:
     """Say whether independent members are jobs of their own, which may be carried out anywhere."""
     here = recipe.executor.name == "local"
     return recipe.executor.name == "ray" or (
-        here and (recipe.executor.manner == "parked" or recipe.executor.processes > 1)
+        here and (recipe.executor.mode == "offload" or recipe.executor.processes > 1)
     )
 
 
@@ -111,7 +111,8 @@ def _next(
             return meeting
         if meeting.assigned != len(progress):
             raise RunError(
-                f"{meeting.assigned} members of {recipe.method.name!r} have met after epoch {meeting.epoch}; the recipe "
+                f"{meeting.assigned} members of {recipe.method.name!r} have met after epoch {meeting.epoch}; the "
+                "recipe "
                 f"now has {len(progress)}, and none can join or leave after a meeting. Choose another --out"
             )
     return None

@@ -46,7 +46,7 @@ def warm_start(learner: TrainState, run: Run) -> None:
     if name is None:
         raise RunError(
             f"Member {learner.number} goes on where member {before} ended, and that state is not in {run.store.root} "
-            'any more. Train with run.keep_resume = "last" where members are to be added later'
+            'any more. Train with run.keep_checkpoints = "last" where members are to be added later'
         )
     state = run.store.get_state(name)
     for own, kept in ((learner.params, state["params"]), (learner.buffers, state["buffers"])):

@@ -69,7 +69,7 @@ def _build_train_state(
     module.to(device=device, memory_format=FORMATS[recipe.train.memory_format])  # type: ignore[call-overload]
     module.train()
     method = build_method(recipe, number, given)
-    if recipe.executor.manner == "vmap":
+    if recipe.executor.mode == "vmap":
         _refuse_under_vmap(recipe, module)
         if not getattr(method.objective.output, "batched", True):
             warnings.warn(
@@ -98,10 +98,10 @@ def _build_train_state(
         every_step=every_step,
         shared_lr_scheduler=pace,
         masks={name: mask for name, mask in zeros.items() if name in params},
-        max_grad_norm=member_value("optimizer.clip", own_part.clip, number, recipe.members),
-        call=torch.compile(module) if recipe.train.compile and recipe.executor.manner != "vmap" else None,
+        max_grad_norm=member_value("optimizer.max_grad_norm", own_part.max_grad_norm, number, recipe.members),
+        call=torch.compile(module) if recipe.train.compile and recipe.executor.mode != "vmap" else None,
         scaler=GradScaler() if recipe.train.precision == "fp16" else None,
-        average=None if recipe.train.average_from is None else AveragedWeights(recipe.train.average_from),
+        average=None if recipe.train.swa_start is None else AveragedWeights(recipe.train.swa_start),
     )
 
 
@@ -114,7 +114,7 @@ def _build_lr_scheduler(
     known: dict[str, SharedLRScheduler],
 ) -> SharedLRScheduler | None:
     """Return the schedule of all members with the same rates to begin with."""
-    if not recipe.schedule:
+    if not recipe.lr_scheduler:
         return None
     rates = repr([{name: v for name, v in group.items() if name != "params"} for group in optimizer.param_groups])
     if rates not in known:
@@ -129,10 +129,10 @@ def _refuse_under_vmap(recipe: Recipe, module: nn.Module) -> None:
     if dropping and recipe.train.randomness == "error":
         raise RecipeError(
             f"vmap cannot give every member its own dropout exactly as a loop does ({', '.join(dropping[:3])}). "
-            'Set executor.manner = "loop", or train.randomness = "different" to have it inexactly'
+            'Set executor.mode = "loop", or train.randomness = "different" to have it inexactly'
         )
     if recipe.train.precision in ("bf16", "fp16"):
         raise RecipeError(
             f"vmap does not run under autocast ({recipe.train.precision}); "
-            'set executor.manner = "loop", or train.precision = "fp32"'
+            'set executor.mode = "loop", or train.precision = "fp32"'
         )

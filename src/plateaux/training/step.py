@@ -302,10 +302,10 @@ class StepRunner:
     def _whole(self, batch: Batch) -> Batch:
         """Return the batch with everyone's labels and ids; inputs stay this copy's own."""
 
-        def all_of(values: Tensor) -> Tensor:
+        def gather_batch(values: Tensor) -> Tensor:
             return self.executor.all_gather(values[None], batch=True, own_member_only=self.options.is_independent)[0]
 
-        return replace(batch, y=all_of(batch.y), index=all_of(batch.index))
+        return replace(batch, y=gather_batch(batch.y), index=gather_batch(batch.index))
 
     @torch.no_grad()
     def _fill(self, asks: dict[int, GradRequest]) -> list[Tensor] | None:
@@ -389,5 +389,5 @@ def _refuse_parts(module: nn.Module) -> None:
     if any(isinstance(layer, SyncedBatchNorm) for layer in module.modules()):
         raise RecipeError(
             "Groups of samples that climb on their own (method.m) cannot share BatchNorm's statistics on a data axis; "
-            'set executor.batchnorm = "local", executor.data = 1, or leave out method.m'
+            "set executor.sync_batchnorm=false, executor.data_parallel = 1, or leave out method.m"
         )

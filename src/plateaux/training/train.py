@@ -52,7 +52,7 @@ def train(
     if joint and executor.all_reduce_max(int(not executor.local_members(recipe.members))):
         raise RecipeError(
             f"members of {recipe.method.name!r} meet at every step, so every process of the mesh must hold one: "
-            f"use at most {recipe.members} x executor.data processes"
+            f"use at most {recipe.members} x executor.data_parallel processes"
         )
     other = None if branch_from is None else Run.open(branch_from)  # before anything is written
     run = _open(recipe, out, executor, given, tell)
@@ -102,12 +102,12 @@ def _open(recipe: Recipe, out: str | Path, executor: Executor, given: Components
     if is_rank_zero():
         data = build_training_data(recipe, given)
         fresh = Run.begin(out, recipe, {"data": {**describe_data(data), **unlabeled_info(data)}})
-        if "chosen" not in fresh.metadata:
+        if "autotune" not in fresh.metadata:
             chosen = autotune(recipe, given, tell)
             if build_method(recipe, 0, given).partition is not None:
                 chosen["scoring_batch"] = scoring_batch(recipe, data, build_member(recipe, data, 0, given))
             if chosen:
-                fresh.with_metadata(chosen=chosen)
+                fresh.with_metadata(autotune=chosen)
     executor.all_reduce_max(0)
     return replace(Run.open(out), recipe=recipe)
 
@@ -130,7 +130,7 @@ def _tidy(run: Run, executor: Executor) -> None:
     if is_rank_zero():
         for number, progress in enumerate(run.all_progress()):
             run.store.remove_partial(f"members/{number}")
-            if run.recipe.run.keep_resume == "none" and (progress.checkpoints or progress.partition_checkpoint):
+            if run.recipe.run.keep_checkpoints == "none" and (progress.checkpoints or progress.partition_checkpoint):
                 progress = replace(progress, checkpoints=(), partition_checkpoint=None)
                 run.commit(number, progress)
             run.clear(number, progress)

@@ -27,14 +27,16 @@ def validation_metrics(select: str) -> dict[str, Metric]:
     measures: dict[str, Metric] = {}
     for name in sorted(names):
         measures[name] = registry.metric.get(name)()
-        if measures[name].higher_is_better == "neither":
+        if measures[name].higher_is_better is None:
             raise RecipeError(
-                f"train.keep = {select!r}: more of {name} is neither better nor worse, so no weights are the best by it; "
+                f"train.select = {select!r}: more of {name} is neither better nor worse, so no weights are the "
+                "best by it; "
                 "take a measure such as best:nll or best:accuracy"
             )
         if measures[name].min_members > 1:
             raise RecipeError(
-                f"train.keep = {select!r}: {name} says nothing about one member alone, so no weights can be chosen by "
+                f"train.select = {select!r}: {name} says nothing about one member alone, so no weights can be "
+                "chosen by "
                 "it; take a measure such as best:nll or best:accuracy"
             )
     return measures

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from plateaux.core.errors import DataError
 from plateaux.data.datasets.arrays import arrays
-from plateaux.data.datasets.image_folder import folder
+from plateaux.data.datasets.image_folder import image_folder
 from plateaux.data.datasets.tiny_imagenet import tiny_imagenet
 from plateaux.data.loader import MemberLoader
 from plateaux.data.sources import InMemorySource
@@ -82,7 +82,7 @@ def images(root: Path) -> dict[str, Any]:
 
 def test_image_folders_are_read_when_asked_for(tmp_path: Path) -> None:
     truth = images(tmp_path / "pets")
-    data = folder(root=str(tmp_path), path="pets", size=8)
+    data = image_folder(root=str(tmp_path), path="pets", size=8)
     assert data.labels == ("cat", "dog")
     assert (len(data.train), len(data.test)) == (3, 2)
     x, y = data.train.fetch(torch.arange(3))
@@ -91,9 +91,9 @@ def test_image_folders_are_read_when_asked_for(tmp_path: Path) -> None:
     for got, name in zip(x, ("train/cat/a.png", "train/dog/c.PNG", "train/cat/b.png"), strict=True):
         assert np.array_equal(got.permute(1, 2, 0).numpy(), truth[name])
     before = data.train.fingerprint()
-    assert folder(root=str(tmp_path), path="pets", size=8).train.fingerprint() == before
+    assert image_folder(root=str(tmp_path), path="pets", size=8).train.fingerprint() == before
     (tmp_path / "pets/train/cat/a.png").unlink()
-    assert folder(root=str(tmp_path), path="pets", size=8).train.fingerprint() != before
+    assert image_folder(root=str(tmp_path), path="pets", size=8).train.fingerprint() != before
 
 
 def test_an_image_is_scaled_on_its_shorter_side_and_cut_square(tmp_path: Path) -> None:
@@ -101,17 +101,17 @@ def test_an_image_is_scaled_on_its_shorter_side_and_cut_square(tmp_path: Path) -
     bands = np.zeros((32, 16, 3), np.uint8)
     bands[8:24] = 200  # the middle square of a tall image
     picture(tmp_path / "test/cat/e.png", bands)
-    x, _ = folder(root=str(tmp_path), size=16).test.fetch(torch.tensor([0]))
+    x, _ = image_folder(root=str(tmp_path), size=16).test.fetch(torch.tensor([0]))
     assert isinstance(x, Tensor)
     assert (x == 200).all()
-    small, _ = folder(root=str(tmp_path), size=4).test.fetch(torch.tensor([0, 1]))
+    small, _ = image_folder(root=str(tmp_path), size=4).test.fetch(torch.tensor([0, 1]))
     assert isinstance(small, Tensor)
     assert small.shape == (2, 3, 4, 4)
 
 
 def test_image_folders_feed_the_same_through_workers(tmp_path: Path) -> None:
     images(tmp_path)
-    data = folder(root=str(tmp_path), size=8)
+    data = image_folder(root=str(tmp_path), size=8)
     plain, worked = (
         [
             b.x
@@ -124,19 +124,19 @@ def test_image_folders_feed_the_same_through_workers(tmp_path: Path) -> None:
 
 def test_folder_says_what_is_wrong(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"train and test \(or val\)"):
-        folder(root=str(tmp_path))
+        image_folder(root=str(tmp_path))
     images(tmp_path)
     (tmp_path / "train/cat/a.png").write_bytes(b"no image")
     with pytest.raises(DataError, match=r"a\.png cannot be read as an image"):
-        folder(root=str(tmp_path), size=8).train.fetch(torch.arange(3))
+        image_folder(root=str(tmp_path), size=8).train.fetch(torch.arange(3))
     (tmp_path / "test/bird").mkdir()
     with pytest.raises(DataError, match="bird"):
-        folder(root=str(tmp_path))
+        image_folder(root=str(tmp_path))
 
 
 def test_without_pillow_images_say_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     images(tmp_path)
-    data = folder(root=str(tmp_path), size=8)
+    data = image_folder(root=str(tmp_path), size=8)
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(DataError, match=r"plateaux\[vision\]"):
         data.train.fetch(torch.arange(1))

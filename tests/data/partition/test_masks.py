@@ -14,7 +14,7 @@ from reference import partition_rules as slow
 from reference.partition_rules import Table, sizes, stream
 
 from plateaux.data.partition.masks import PartitionSummary, lookup, pack, write_sam_sets
-from plateaux.data.partition.rules import rule
+from plateaux.data.partition.rules import get_rule
 
 
 @given(st.integers(1, 3), st.integers(0, 70), sizes, st.integers(0, 99))
@@ -52,7 +52,7 @@ def scores_like(correlation: float, samples: int) -> NDArray[np.float32]:
 
 
 def summed_up(scores: Table, name: str, top: float) -> dict[str, object]:
-    found = write_sam_sets(scores, rule(name, top=top), [lambda _: None] * scores.members)
+    found = write_sam_sets(scores, get_rule(name, top_k=top), [lambda _: None] * scores.members)
     return json.loads(json.dumps(found, allow_nan=False))  # type: ignore[no-any-return]
 
 
@@ -90,7 +90,7 @@ def test_shares_and_overlaps_are_those_of_the_sets(name: str) -> None:
     table[:, 5:50] = -1
     scores = Table(table, (37, 100))
     found = summed_up(scores, name, 0.3)
-    whole = np.concatenate(list(rule(name, top=0.3)(scores)), 1)
+    whole = np.concatenate(list(get_rule(name, top_k=0.3)(scores)), 1)
     sets = [set(np.flatnonzero(row).tolist()) for row in whole]
     assert found["share"] == pytest.approx([len(s) / 958 for s in sets])
     truth = [[len(a & b) / len(a | b) for b in sets] for a in sets]

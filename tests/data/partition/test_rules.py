@@ -14,11 +14,11 @@ from reference.partition_rules import Table, sizes, tables, tops
 
 from plateaux.core.errors import RecipeError
 from plateaux.core.types import derive_seed
-from plateaux.data.partition.rules import RULES, rule
+from plateaux.data.partition.rules import RULES, get_rule
 
 
 def careful(scores: Table, name: str, top: float) -> list[set[int]]:
-    chunks = list(rule(name, top=top)(scores))
+    chunks = list(get_rule(name, top_k=top)(scores))
     whole = np.concatenate([np.zeros((scores.members, 0), np.bool_), *chunks], 1)
     assert whole.shape == scores.table.shape
     return [set(np.flatnonzero(row).tolist()) for row in whole]
@@ -79,7 +79,7 @@ def test_one_member_alone_is_careful_about_nothing_under_the_papers_rule() -> No
 
 def test_random_draws_are_of_the_asked_size_and_differ_by_member_and_key() -> None:
     scores = np.ones((2, 100_003), np.float32)
-    one, two = (careful(Table(scores, (50_000,), key=k), "random", 0.3) for k in (1, 2))
+    one, two = (careful(Table(scores, (50_000,), seed=k), "random", 0.3) for k in (1, 2))
     assert [len(found) for found in one + two] == [30_000] * 4
     for a, b in [(one[0], one[1]), (one[0], two[0]), (one[1], two[1])]:
         assert abs(len(a & b) - 9_000) < 5 * (100_000 * 0.09 * 0.49) ** 0.5  # hypergeometric
@@ -102,7 +102,7 @@ def test_shares_of_correlated_scores_are_those_of_the_closed_form() -> None:
 
 def test_an_unknown_rule_or_share_is_refused_at_once() -> None:
     with pytest.raises(RecipeError, match="There is no rule called 'papr'; did you mean 'paper'"):
-        rule("papr", top=0.5)
+        get_rule("papr", top_k=0.5)
     for top in (-0.1, 1.1, float("nan")):
         with pytest.raises(RecipeError, match="is no share of the samples; give a number from 0 to 1"):
-            rule("paper", top=top)
+            get_rule("paper", top_k=top)

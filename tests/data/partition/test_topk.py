@@ -16,7 +16,7 @@ from plateaux.data.partition.topk import select, topk_threshold
 
 def picked(table: NDArray[np.float32], top: float, highest: bool, *sizes: int) -> list[set[int]]:
     passes = stream(table, *sizes)
-    found = list(select(passes, topk_threshold(passes, len(table), top=top, highest=highest)))
+    found = list(select(passes, topk_threshold(passes, len(table), top_k=top, highest=highest)))
     whole = np.concatenate([np.zeros((len(table), 0), np.bool_), *found], 1)
     return [set(np.flatnonzero(row).tolist()) for row in whole]
 

@@ -51,14 +51,14 @@ def test_local_holds_everyone_and_gathering_is_the_identity() -> None:
     ("manner", "together", "groups"),
     [
         ("loop", False, [[0], [1], [2], [3]]),
-        ("parked", False, [[0], [1], [2], [3]]),
+        ("offload", False, [[0], [1], [2], [3]]),
         ("vmap", False, [[0, 2], [1], [3]]),
         ("loop", True, [[0, 1, 2, 3]]),
         ("vmap", True, [[0, 1, 2, 3]]),
     ],
 )
 def test_equal_kinds_are_grouped_under_vmap(manner: Any, together: bool, groups: list[list[int]]) -> None:
-    assert local(manner=manner).groups(["a", "b", "a", "c"], is_joint=together) == groups
+    assert local(mode=manner).groups(["a", "b", "a", "c"], is_joint=together) == groups
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -120,7 +120,7 @@ def test_what_vmap_cannot_run_is_named_with_a_way_out() -> None:
     modules = [Asking(2, 2), Asking(2, 2)]
     ours = [MemberModule(m, own=dict(m.named_parameters())) for m in modules]
     batch = Batch(torch.randn(5, 2), torch.zeros(5), torch.arange(5))
-    with pytest.raises(RecipeError, match=r'vmap cannot run this model: .*executor\.manner = "loop"'):
+    with pytest.raises(RecipeError, match=r'vmap cannot run this model: .*executor\.mode = "loop"'):
         run_vmap(logits, ours, [batch] * 2, "error")
 
 
@@ -164,7 +164,7 @@ def test_a_tree_travels_in_few_buckets_of_one_type(monkeypatch: pytest.MonkeyPat
 
 def verbs_here() -> dict[str, Any]:
     """Use every verb of a 2 x 2 mesh once; what is checked here is checked in every process."""
-    executor = meshes.mesh(data=2)
+    executor = meshes.mesh(data_parallel=2)
     column, copy = divmod(torch.distributed.get_rank(), 2)
     held = executor.local_members(3)
     own = executor.shard(5)
@@ -201,7 +201,7 @@ def test_the_verbs_of_a_mesh() -> None:
 
 def odd_mesh_here() -> str:
     try:
-        meshes.mesh(data=3)
+        meshes.mesh(data_parallel=3)
     except RecipeError as problem:
         return str(problem)
     return ""
@@ -215,7 +215,7 @@ def test_a_data_axis_must_divide_the_processes() -> None:
 
 def prepared_here() -> list[str]:
     names = []
-    for options in ({"data": 2}, {"data": 2, "batchnorm": "local"}, {"data": 1}):
+    for options in ({"data_parallel": 2}, {"data_parallel": 2, "sync_batchnorm": False}, {"data_parallel": 1}):
         module = nn.Sequential(nn.BatchNorm2d(3))
         meshes.mesh(**options).setup_module(module)  # type: ignore[arg-type]
         names.append(type(module[0]).__name__)

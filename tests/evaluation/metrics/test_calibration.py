@@ -170,7 +170,7 @@ def test_the_diagram_by_hand() -> None:
     assert rows["member 0 · bin 5 · accuracy"].value == 0.5
     assert rows["member 0 · bin 5 · accuracy"].stderr == pytest.approx(math.sqrt(0.25 / 2))
     assert rows["member 0 · bin 9 · confidence"].value == pytest.approx(0.975)
-    assert rows["member 0 · bin 9 · accuracy"].number == 1
+    assert rows["member 0 · bin 9 · accuracy"].value == 1
 
 
 @pytest.mark.parametrize("name", ["ece", "adaptive_ece", "classwise_ece"])
@@ -291,7 +291,7 @@ def test_no_bins_are_refused(name: str) -> None:
 
 def test_every_measure_says_how_it_is_to_be_read() -> None:
     found = {name: registry.metric.get(name)(bins=7) for name in NAMES}
-    assert {measure.group for measure in found.values()} == {"sure"}
+    assert {measure.group for measure in found.values()} == {"uncertainty"}
     assert all(measure.percent and measure.min_members == 1 for measure in found.values())
-    assert [measure.higher_is_better for measure in found.values()] == ["lower", "lower", "lower", "neither"]
+    assert [measure.higher_is_better for measure in found.values()] == [False, False, False, None]
     assert all("7" in measure.definition for measure in found.values())

@@ -140,5 +140,5 @@ def test_networks_of_different_widths_are_compared_by_what_their_last_layer_sees
 def test_what_the_measure_says_of_itself() -> None:
     measure = cka()
     assert measure.output is features
-    assert (measure.group, measure.min_members, measure.higher_is_better) == ("different", 2, "neither")
+    assert (measure.group, measure.min_members, measure.higher_is_better) == ("diversity", 2, None)
     assert "no standard error" in measure.definition

@@ -149,5 +149,5 @@ def test_what_the_measures_say_of_themselves() -> None:
     assert disagreement().percent
     for make in ALL.values():
         measure = make()
-        assert (measure.group, measure.min_members, measure.higher_is_better) == ("different", 2, "neither")
+        assert (measure.group, measure.min_members, measure.higher_is_better) == ("diversity", 2, None)
         assert measure.definition

@@ -137,5 +137,5 @@ def test_rounding_never_makes_it_negative_for_any_sample() -> None:
 def test_what_the_measures_say_of_themselves() -> None:
     for make in ALL.values():
         measure = make()
-        assert (measure.group, measure.min_members, measure.higher_is_better) == ("different", 1, "neither")
+        assert (measure.group, measure.min_members, measure.higher_is_better) == ("diversity", 1, None)
         assert "nats" in measure.definition

@@ -174,10 +174,10 @@ def test_neither_batches_nor_the_order_of_members_matter(given: Cut, order: list
 
 
 def test_what_the_measures_say_of_themselves() -> None:
-    better = {"error_overlap": "neither", "q_statistic": "neither", "eir": "higher", "oracle": "higher"}
+    better = {"error_overlap": None, "q_statistic": None, "eir": True, "oracle": True}
     assert {name: make().higher_is_better for name, make in ALL.items()} == better
     assert oracle().percent
-    assert all(make().group == "different" and make().min_members == 2 and make().definition for make in ALL.values())
+    assert all(make().group == "diversity" and make().min_members == 2 and make().definition for make in ALL.values())
 
 
 def test_the_best_member_is_the_most_accurate_one() -> None:

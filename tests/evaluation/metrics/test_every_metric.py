@@ -242,10 +242,10 @@ def test_scores_are_never_negative() -> None:
 
 def test_every_measure_says_which_way_is_better() -> None:
     assert {name: registry.metric.get(name)().higher_is_better for name in NAMES} == {
-        "accuracy": "higher",
-        "nll": "lower",
-        "brier": "lower",
-        "ece": "lower",
+        "accuracy": True,
+        "nll": False,
+        "brier": False,
+        "ece": False,
     }
 
 

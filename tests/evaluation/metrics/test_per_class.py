@@ -225,9 +225,9 @@ def test_one_class_and_one_sample_are_enough(name: str) -> None:
 
 def test_every_measure_says_how_it_is_to_be_read() -> None:
     found = {name: registry.metric.get(name)() for name in [*NAMES, "binary_f1"]}
-    assert {measure.group for measure in found.values()} == {"good"}
+    assert {measure.group for measure in found.values()} == {"performance"}
     assert [name for name, measure in found.items() if not measure.percent] == ["per_class"]
-    assert [name for name, measure in found.items() if measure.higher_is_better != "higher"] == ["per_class"]
-    assert found["per_class"].higher_is_better == "neither"
+    assert [name for name, measure in found.items() if measure.higher_is_better is not True] == ["per_class"]
+    assert found["per_class"].higher_is_better is None
     assert all(measure.definition and measure.min_members == 1 for measure in found.values())
     assert "k = 3" in registry.metric.get("top5")(k=3).definition

@@ -124,8 +124,8 @@ def test_the_order_of_members_does_not_matter() -> None:
 
 def test_every_measure_says_how_it_is_to_be_read() -> None:
     found = {name: registry.metric.get(name)() for name in ("nll", "brier", "brier_parts")}
-    assert {measure.group for measure in found.values()} == {"sure"}
-    assert [measure.higher_is_better for measure in found.values()] == ["lower", "lower", "neither"]
+    assert {measure.group for measure in found.values()} == {"uncertainty"}
+    assert [measure.higher_is_better for measure in found.values()] == [False, False, None]
     assert not any(measure.percent for measure in found.values())
     assert all(measure.definition and measure.min_members == 1 for measure in found.values())
     assert "7 equal-width bins" in registry.metric.get("brier_parts")(bins=7).definition

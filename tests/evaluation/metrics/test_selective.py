@@ -194,8 +194,8 @@ def test_no_more_than_four_bytes_are_kept_of_a_sample_and_row() -> None:
 
 def test_every_measure_says_how_it_is_to_be_read() -> None:
     found = {name: registry.metric.get(name)() for name in NAMES}
-    assert {measure.group for measure in found.values()} == {"sure"}
-    assert {measure.higher_is_better for measure in found.values()} == {"lower"}
+    assert {measure.group for measure in found.values()} == {"uncertainty"}
+    assert {measure.higher_is_better for measure in found.values()} == {False}
     assert [measure.percent for measure in found.values()] == [False, False, True]
     assert all("ties" in measure.definition and measure.reduce == "cat" for measure in found.values())
     assert "first 0.5 of all" in registry.metric.get("risk_at_coverage")(coverage=0.5).definition

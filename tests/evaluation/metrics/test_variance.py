@@ -24,7 +24,7 @@ Cut = tuple[Tensor, Tensor, tuple[int, ...]]
 @pytest.mark.parametrize(
     ("name", "options"),
     [("variance", {}), ("variance", {"space": "probabilities", "ddof": 0}), ("variance", {"ddof": 0}), ("unique", {}),
-     ("pds", {}), ("pds", {"normalise": True})],
+     ("pds", {}), ("pds", {"normalize": True})],
 )  # fmt: skip
 @pytest.mark.parametrize(("members", "samples", "classes"), [(2, 50, 3), (4, 60, 10), (3, 1, 2), (2, 30, 1)])
 def test_every_row_is_what_the_slow_twin_says(
@@ -81,7 +81,7 @@ def test_members_sure_of_different_classes_are_so_many_answers(scale: float) -> 
     for dtype in (torch.float32, torch.float16):
         assert measured(unique(), table.to(dtype), y)[TOGETHER].value == 3
         assert measured(pds(), table.to(dtype), y)[TOGETHER].value == pytest.approx(3, rel=1e-12)
-        assert measured(pds(normalise=True), table.to(dtype), y)[TOGETHER].value == pytest.approx(3 / 5, rel=1e-12)
+        assert measured(pds(normalize=True), table.to(dtype), y)[TOGETHER].value == pytest.approx(3 / 5, rel=1e-12)
         assert measured(unique(), table.to(dtype), y)[TOGETHER].stderr == 0
 
 
@@ -128,7 +128,7 @@ def test_the_scores_stay_in_their_range(given: Cut) -> None:
 def test_what_the_measures_say_of_themselves() -> None:
     for make in ALL.values():
         measure = make()
-        assert (measure.group, measure.min_members, measure.higher_is_better) == ("different", 2, "neither")
+        assert (measure.group, measure.min_members, measure.higher_is_better) == ("diversity", 2, None)
         assert measure.definition
     assert "ddof = 0" in variance(ddof=0).definition
     assert "probabilities" in variance(space="probabilities").definition

@@ -136,7 +136,7 @@ def test_training_mode_moves_no_buffer_and_weights_stay_where_they_were() -> Non
 
 
 def test_unit_logits_leave_nothing_of_the_homogeneous_form() -> None:
-    here = ground(bare(), unit_logits=True)
+    here = ground(bare(), normalize_logits=True)
     for labels in ("true", "model"):
         for method in ("jvp", "logit"):
             found = fisher_rao(labels=labels, method=method).run(here)  # type: ignore[arg-type]

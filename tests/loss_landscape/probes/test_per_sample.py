@@ -157,7 +157,7 @@ def test_batchnorm_is_refused_in_training_mode_and_leaves_no_trace_in_either() -
 
 def test_unit_logits_are_felt_by_every_question() -> None:
     for asked in (gradient_norm(), input_curvature(draws=2)):
-        plain, unit = (asked.run(ground(mlp(), unit_logits=way))[""].value for way in (False, True))
+        plain, unit = (asked.run(ground(mlp(), normalize_logits=way))[""].value for way in (False, True))
         assert plain != pytest.approx(unit, rel=0.01)
 
 

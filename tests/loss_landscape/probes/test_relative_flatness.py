@@ -169,14 +169,14 @@ def test_what_cannot_be_asked_is_refused_with_a_way_out() -> None:
     with pytest.raises(RecipeError, match="allowed: 0, 2, 4"):
         relative_flatness(layer="1").run(ground(mlp()))
     with pytest.raises(RecipeError, match="name the layer"):
-        relative_flatness().run(ground(mlp(), unit_logits=True))
+        relative_flatness().run(ground(mlp(), normalize_logits=True))
     with pytest.raises(RecipeError, match=r"this Sequential has none; name a layer: layer = '4'"):
         relative_flatness().run(ground(nn.Sequential(*mlp(), nn.Tanh())))
     with pytest.raises(RecipeError, match="scaling"):
         relative_flatness(layer="4", scaling="std")
     with pytest.raises(RecipeError, match="draws = 0"):
         relative_flatness(draws=0)
-    assert relative_flatness(layer="4", draws=2).run(ground(mlp(), unit_logits=True))[""].mc_stderr is not None
+    assert relative_flatness(layer="4", draws=2).run(ground(mlp(), normalize_logits=True))[""].mc_stderr is not None
 
 
 def test_passes_are_what_is_done() -> None:

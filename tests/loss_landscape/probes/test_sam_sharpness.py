@@ -125,19 +125,19 @@ def test_weights_and_buffers_are_left_as_they_were(training: bool, probe: object
         quadratics.net(batchnorm=True).train(training), quadratics.cut(quadratics.samples(), (5, 7))
     )
     before = quadratics.state(here.module)
-    assert probe.ask(here)[""].value != 0  # type: ignore[attr-defined]
+    assert probe.run(here)[""].value != 0  # type: ignore[attr-defined]
     assert all(torch.equal(tensor, before[name]) for name, tensor in here.module.state_dict().items())
 
 
 @pytest.mark.parametrize("probe", [sam_sharpness(directions=4), sam_step(m=4), sam_step(m=6, adaptive=True)])
 def test_neither_the_cut_into_batches_nor_names_of_inputs_change_the_number(probe: object) -> None:
-    whole = probe.ask(quadratics.ground())[""]  # type: ignore[attr-defined]
+    whole = probe.run(quadratics.ground())[""]  # type: ignore[attr-defined]
     named = [quadratics.named(piece) for piece in quadratics.cut(quadratics.samples(), (5, 7))]
     for other in (
         quadratics.ground(batches=quadratics.cut(quadratics.samples(), (1, 3, 8))),
         quadratics.ground(quadratics.Named(), named),
     ):
-        found = probe.ask(other)[""]  # type: ignore[attr-defined]
+        found = probe.run(other)[""]  # type: ignore[attr-defined]
         assert found.value == pytest.approx(whole.value, rel=1e-8)
         assert found.stderr == pytest.approx(whole.stderr, rel=1e-8)
 
@@ -195,7 +195,7 @@ def test_in_two_pieces_a_group_has_the_gradient_of_the_whole() -> None:
 @pytest.mark.parametrize("probe", [sam_sharpness(directions=3), sam_step(m=5)])
 def test_they_cost_as_many_passes_as_they_say(probe: object) -> None:
     here = quadratics.Counting(MemberModule(quadratics.net()), quadratics.cut(quadratics.samples(), (7, 5)))
-    probe.ask(here)  # type: ignore[attr-defined]
+    probe.run(here)  # type: ignore[attr-defined]
     assert here.passes == pytest.approx(probe.passes(12))  # type: ignore[attr-defined]
 
 

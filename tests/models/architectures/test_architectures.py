@@ -100,7 +100,7 @@ def test_shortcuts_with_weights_have_them_only_where_the_shape_changes() -> None
 
 
 def test_the_wide_net_agrees_with_its_equations() -> None:
-    net = build("wrn", depth=10, widen=2).double().eval()
+    net = build("wrn", depth=10, widen_factor=2).double().eval()
     w = {k: v.double().normal_() * 0.1 + ("var" in k) for k, v in net.state_dict().items() if "tracked" not in k}
     net.load_state_dict({k: v.abs() if "var" in k else v for k, v in w.items()}, strict=False)
     w = net.state_dict()
@@ -128,7 +128,7 @@ def test_an_impossible_depth_names_a_possible_one(name: str, depth: int) -> None
 
 
 def test_a_perceptron_without_hidden_layers_is_linear() -> None:
-    net = build("mlp", shape=(2, 3), hidden=()).eval()
+    net = build("mlp", shape=(2, 3), hidden_sizes=()).eval()
     x, y = torch.randn(2, 4, 2, 3)
     torch.testing.assert_close(net(x) - net(y), net(x - y) - net(torch.zeros_like(x)))
     assert sum(p.numel() for p in net.parameters()) == prod((2, 3)) * 10 + 10
@@ -141,7 +141,7 @@ def test_batch_norm_in_the_small_net_is_an_option() -> None:
     assert kinds == [0, 3]
 
 
-@pytest.mark.parametrize("options", [{"patch": 5}, {"heads": 5}])
+@pytest.mark.parametrize("options", [{"patch_size": 5}, {"heads": 5}])
 def test_a_transformer_whose_parts_do_not_fit_says_so(options: dict[str, int]) -> None:
     with pytest.raises(RecipeError, match="choose a"):
         build("vit", **options)

@@ -23,7 +23,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "resnet18": {"width": 8},
     "resnet34": {"width": 8},
     "vit": {"width": 24, "depth": 2},
-    "wrn": {"depth": 10, "widen": 1},
+    "wrn": {"depth": 10, "widen_factor": 1},
     **{f"vgg{depth}{norm}": {"width": 8} for depth in (11, 13, 16, 19) for norm in ("", "_bn")},
 }
 BIG = {"wrn28_10"}  # 36 M parameters and no option to shrink it: its parts are those of wrn

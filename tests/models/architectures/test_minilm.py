@@ -150,10 +150,11 @@ def row_of(root: Path, method: str) -> Recipe:
     return Recipe.from_dict(
         {
             "members": 2,
-            "data": {"name": "mrpc", "root": str(root), "vocabulary": "base.safetensors", "length": 12, "batch": 8},
+            "data": {"name": "mrpc", "root": str(root), "vocabulary": "base.safetensors", "length": 12,
+            "batch_size": 8},
             "model": {
-                "name": "minilm", "weights": str(root / "base.safetensors"), "partial": True, **SMALL,
-                "adapters": {"rank": 2, "layers": ["*.query", "*.value"]},
+                "name": "minilm", "weights": str(root / "base.safetensors"), "strict": False, **SMALL,
+                "lora": {"rank": 2, "target_modules": ["*.query", "*.value"]},
             },
             "method": {"name": method},
             "optimizer": {"name": "AdamW", "lr": 0.01},
@@ -180,9 +181,9 @@ def test_a_text_ensemble_trains_stops_goes_on_and_is_measured_from_the_command_l
     with safe_open(corpus / "base.safetensors", "pt") as file:
         assert set(file.keys()) == set(whole.shared())
         assert all(torch.equal(file.get_tensor(name), tensor) for name, tensor in whole.shared().items())
-    asked = ["measure", str(tmp_path / "whole"), "--measures", "accuracy,binary_f1", "--json"]
+    asked = ["evaluate", str(tmp_path / "whole"), "--metrics", "accuracy,binary_f1", "--json"]
     said = CliRunner().invoke(app, asked)
-    assert {each["measure"] for each in json.loads(said.stdout)} == {"accuracy", "binary_f1"}
+    assert {each["metric"] for each in json.loads(said.stdout)} == {"accuracy", "binary_f1"}
     answers = CliRunner().invoke(app, ["predict", str(tmp_path / "whole"), "-o", str(tmp_path / "out.csv")])
     assert answers.exit_code == 0, answers.output
 
@@ -191,7 +192,7 @@ def test_a_text_ensemble_trains_stops_goes_on_and_is_measured_from_the_command_l
 def test_stacked_text_members_are_looped_ones(corpus: Path, tmp_path: Path) -> None:
     row = row_of(corpus, "sam").replaced(train={"precision": "fp64"})
     loop = weights(train(row, tmp_path / "loop"))
-    stacked = weights(train(row.replaced(executor={"manner": "vmap"}), tmp_path / "vmap"))
+    stacked = weights(train(row.replaced(executor={"mode": "vmap"}), tmp_path / "vmap"))
     assert distance(stacked, loop) <= 1e-12
 
 
@@ -203,7 +204,7 @@ def test_the_real_weights_fit_and_tell_paraphrases_apart() -> None:
     data = mrpc(length=64, limit=1, test_limit=96)
     one = minilm(shape=(64,), classes=2).eval()
     with pytest.warns(UserWarning, match="Not loaded"):
-        load_weights(one, REAL, partial=True)
+        load_weights(one, REAL, strict=False)
     seen: list[Tensor] = []
     one.head.register_forward_hook(lambda _, args, __: seen.append(args[0]))  # type: ignore[union-attr]
     x, y = data.test.fetch(torch.arange(96))

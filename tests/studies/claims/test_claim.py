@@ -36,7 +36,7 @@ STATED = "as stated"
 
 
 def claim(**changes: Any) -> Claim:
-    primary = {"measure": "lead", "direction": "above", "effect": 1.0, "paper": "1.0"}
+    primary = {"metric": "lead", "direction": "above", "effect": 1.0, "paper": "1.0"}
     plain = {
         "name": "1-lead", "number": 1, "source": "a paper", "statement": "It leads.", "where": "Table 1",
         "study": "studies/lead.py", "criterion": "above zero", "scale": "small", "primary": primary,
@@ -72,21 +72,21 @@ def around(value: float, spread: float) -> MeasuredValue:
     ],
 )
 def test_the_interval_decides(value: float, spread: float, expected: str) -> None:
-    rises = PrimaryMetric(measure="lead", direction="above", effect=1.0, paper="")
-    falls = PrimaryMetric(measure="lead", direction="below", effect=-1.0, paper="")
+    rises = PrimaryMetric(metric="lead", direction="above", effect=1.0, paper="")
+    falls = PrimaryMetric(metric="lead", direction="below", effect=-1.0, paper="")
     assert verdict(around(value, spread), rises) == expected
     assert verdict(around(-value, spread), falls) == expected
 
 
 def test_what_may_be_somewhere_is_not_contradicted_by_one_place() -> None:
-    can = claim(somewhere=True)
+    can = claim(existential=True)
     assert judge_case(can, evidence(around(-0.9, 0.5)), STATED) == "not reproduced"
     assert judge_case(can, evidence(around(0.9, 0.5)), STATED) == "reproduced"
     assert judge_case(claim(), evidence(around(-0.9, 0.5)), STATED) == "contradicted"
 
 
 def test_another_value_than_zero_can_mean_no_effect() -> None:
-    cheap = PrimaryMetric(measure="cost", direction="below", zero=1.5, effect=0.99, paper="")
+    cheap = PrimaryMetric(metric="cost", direction="below", zero=1.5, effect=0.99, paper="")
     assert verdict(around(0.3, 0.1), cheap) == "reproduced"
     assert verdict(around(2.0, 0.1), cheap) == "contradicted"
     assert verdict(around(1.5, 0.1), cheap) == "not reproduced"
@@ -98,7 +98,7 @@ def test_without_an_interval_nothing_is_concluded() -> None:
 
 
 def test_without_the_papers_effect_nothing_is_not_reproduced() -> None:
-    told = PrimaryMetric(measure="lead", direction="above", paper="no number")
+    told = PrimaryMetric(metric="lead", direction="above", paper="no number")
     assert verdict(around(0.0, 0.001), told) == "inconclusive"
 
 
@@ -112,7 +112,7 @@ def test_several_figures_say_what_the_least_of_them_says() -> None:
 
 
 def test_a_failed_precondition_makes_a_claim_untestable_whatever_was_measured() -> None:
-    fitted = claim(precondition={"measure": "training accuracy", "at_least": 0.99})
+    fitted = claim(precondition={"metric": "training accuracy", "at_least": 0.99})
     assert judge_case(fitted, evidence(around(1, 0.5), precondition=0.67), STATED) == "not testable at this scale"
     assert judge_case(fitted, evidence(around(1, 0.5), precondition=0.99), STATED) == "reproduced"
 
@@ -125,7 +125,7 @@ def test_what_was_not_measured_is_not_yet_run() -> None:
 
 
 def test_equality_is_judged_by_the_theory_and_never_by_the_interval() -> None:
-    equal = claim(primary={"measure": "ratio", "direction": "equal", "paper": "equal"})
+    equal = claim(primary={"metric": "ratio", "direction": "equal", "paper": "equal"})
     found = evidence(cases={STATED: Case(primary=(around(1, 0.5),), by_theory="not reproduced")})
     assert judge_case(equal, found, STATED) == "not reproduced"
     assert judge_case(equal, evidence(around(1, 0.5)), STATED) == "inconclusive"
@@ -289,8 +289,8 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     ],
 )
 def test_evidence_that_does_not_fit_is_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
-    measured = {"measure": "x", "direction": "above", "paper": ""}
-    asked = claim(precondition={"measure": "training accuracy", "at_least": 0.99}, also=[measured, measured])
+    measured = {"metric": "x", "direction": "above", "paper": ""}
+    asked = claim(precondition={"metric": "training accuracy", "at_least": 0.99}, also=[measured, measured])
     good = evidence(around(1, 0.5), precondition=1.0).model_dump(mode="json")
     file = tmp_path / "1-lead.json"
     file.write_text(json.dumps(good), encoding="utf-8")

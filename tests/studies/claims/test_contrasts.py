@@ -18,7 +18,8 @@ from tests.studies.claims.test_claim import CLAIMS, STATED, claim
 
 SAM, OURS = {"method": "SAM", "rho": 0.1}, {"method": "ours", "rho": 0.1}
 COMPARE = Compare(
-    measure="accuracy", on="test", rows=("ensemble",), of={STATED: {"method": "ours"}}, against={"method": "SAM"},
+    metric="accuracy", split="test", rows=("ensemble",), conditions={STATED: {"method": "ours"}},
+    baseline={"method": "SAM"},
     same=("rho",), times=100,
 )  # fmt: skip
 
@@ -27,10 +28,10 @@ COMPARE = Compare(
 class Finding:
     condition: Mapping[str, Any]
     repetition: int
-    number: float
+    value: float
     row: str = "ensemble"
-    measure: str = "accuracy"
-    on: str = "test"
+    metric: str = "accuracy"
+    split: str = "test"
 
 
 def compared(found: list[Finding], compare: Compare = COMPARE) -> MeasuredValue:
@@ -39,8 +40,8 @@ def compared(found: list[Finding], compare: Compare = COMPARE) -> MeasuredValue:
 
 PAIRED = [
     Finding(SAM, 0, 0.50), Finding(OURS, 0, 0.52), Finding(SAM, 1, 0.70), Finding(OURS, 1, 0.71),
-    Finding({"method": "SAM", "rho": 0.2}, 0, 0.9), Finding(OURS, 0, 9.0, on="train"),
-    Finding(OURS, 0, 9.0, measure="nll"), Finding(OURS, 0, 9.0, row="member 0"), Finding(OURS, 2, 0.9),
+    Finding({"method": "SAM", "rho": 0.2}, 0, 0.9), Finding(OURS, 0, 9.0, split="train"),
+    Finding(OURS, 0, 9.0, metric="nll"), Finding(OURS, 0, 9.0, row="member 0"), Finding(OURS, 2, 0.9),
 ]  # fmt: skip
 
 
@@ -149,7 +150,7 @@ def test_a_slope_can_be_asked_of_those_only_that_are_fitted() -> None:
 
 def test_what_is_no_number_is_refused_and_not_left_out() -> None:
     found = curve(16, 0.3)
-    found[0] = replace(found[0], number=float("nan"))
+    found[0] = replace(found[0], value=float("nan"))
     with pytest.raises(RunError, match=r"repetition 0 where .*'rho': 0.0.* is no number"):
         said(1, found)
 
@@ -165,7 +166,7 @@ def test_slopes_of_two_widths_are_compared_in_each_repetition() -> None:
 def test_a_slope_needs_three_points_above_zero() -> None:
     with pytest.raises(RunError, match="2 are there"):
         said(1, curve(16, 0.3, (0.0, 0.1)))
-    zero = [replace(each, number=0.0) if each.measure == "der" else each for each in curve(16, 0.3)]
+    zero = [replace(each, value=0.0) if each.metric == "der" else each for each in curve(16, 0.3)]
     with pytest.raises(RunError, match="above zero"):
         said(1, zero)
 
@@ -218,10 +219,10 @@ def test_a_ratio_is_told_by_its_logarithm() -> None:
     wanted = [CLAIMS[12].primary.effect, *(each.effect for each in CLAIMS[12].also)]
     assert [each.value for each in (*case.primary, *case.also)] == pytest.approx(wanted, abs=6e-4)
     assert case.also[1].value == pytest.approx(wanted[2], rel=1e-3)
-    signed = [replace(each, number=-each.number) if each.measure == "sam_sharpness" else each for each in found]
+    signed = [replace(each, value=-each.value) if each.metric == "sam_sharpness" else each for each in found]
     assert said(12, signed).cases[STATED].also[1].value == pytest.approx(-wanted[2], rel=1e-3)  # a difference
     with pytest.raises(RunError, match=r"'relative_flatness' where .* no logarithm"):
-        said(12, [replace(each, number=-1e-6) if each.measure == "relative_flatness" else each for each in found])
+        said(12, [replace(each, value=-1e-6) if each.metric == "relative_flatness" else each for each in found])
 
 
 def test_claims_that_compare_do_so_for_each_of_their_cases_and_measures() -> None:
@@ -229,7 +230,7 @@ def test_claims_that_compare_do_so_for_each_of_their_cases_and_measures() -> Non
     assert list(comparing) == [1, 2, 3, 4, 5, 6, 7, 11, 12]
     for number, compare in comparing.items():
         asked = CLAIMS[number]
-        assert tuple(compare.of) == asked.cases
+        assert tuple(compare.conditions) == asked.cases
         assert len(compare.also) == len(asked.also)
         assert (compare.precondition is None) is (asked.precondition is None)
         assert compare.times == (100 if asked.primary.unit.startswith("percentage points") else 1)

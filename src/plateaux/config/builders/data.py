@@ -34,8 +34,8 @@ def build_loader(
     varied = Augment(crop=part.crop, flip=part.flip, mixup=part.mixup, cutmix=part.cutmix)
     return MemberLoader(
         data.train,
-        ids if part.bag is None else bootstrap(ids, part.bag, derive_seed(recipe.seed, "bag", who)),
-        batch_size=part.batch,
+        ids if part.bootstrap is None else bootstrap(ids, part.bootstrap, derive_seed(recipe.seed, "bag", who)),
+        batch_size=part.batch_size,
         seed=derive_seed(recipe.seed, "feed", who),
         classes=data.classes,
         mean=data.mean,
@@ -44,16 +44,16 @@ def build_loader(
         device=device,
         dtype=param_dtype(recipe.train.precision),
         memory_format=FORMATS[recipe.train.memory_format],
-        num_workers=part.workers,
+        num_workers=part.num_workers,
         drop_last=part.drop_last,
         unlabeled=data.unlabeled,
-        unlabeled_batch_size=part.unlabelled_batch or part.batch,
+        unlabeled_batch_size=part.unlabeled_batch_size or part.batch_size,
     )
 
 
 def uses_shared_order(recipe: Recipe, method: Method) -> bool:
     """Say whether all members are fed the same batches."""
-    order = recipe.data.order
+    order = recipe.data.shuffle
     return order == "shared" or (order == "auto" and method.objective.gather != "none")
 
 
@@ -67,7 +67,7 @@ def on_device(data: DataSplits, device: torch.device) -> DataSplits:
 
 def train_val_split(recipe: Recipe, data: DataSplits) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the ids of the training and of the validation samples."""
-    share = recipe.data.validation
+    share = recipe.data.validation_split
     return split(len(data.train), share if share < 1 else int(share), derive_seed(recipe.seed, "validation"))
 
 
@@ -90,21 +90,21 @@ def build_data(recipe: Recipe, given: Components = NO_COMPONENTS) -> DataSplits:
     factory = registry.dataset.get(part.name, allow=given.trust)
     made = factory(**check("data", factory, part.options, also=DataConfig.model_fields))
     if not isinstance(made, DataSplits):
-        raise RecipeError(f"data set {part.name!r} returned {type(made).__name__}; it must return plateaux.Data")
+        raise RecipeError(f"data set {part.name!r} returned {type(made).__name__}; it must return plateaux.DataSplits")
     return made
 
 
 def build_training_data(recipe: Recipe, given: Components = NO_COMPONENTS) -> DataSplits:
     """Return the recipe's data set with the unlabelled samples that its method looks at."""
     data = build_data(recipe, given)
-    if "unlabelled" not in build_method(recipe, 0, given).objective.extra_inputs:
+    if "unlabeled" not in build_method(recipe, 0, given).objective.extra_inputs:
         return data
-    name, _, count = (recipe.data.unlabelled or "").partition("@")
+    name, _, count = (recipe.data.unlabeled or "").partition("@")
     source = given.unlabeled or _build_unlabeled(name, data, given)
     wanted = int(count) if count.isdigit() else len(source)
     if (count and not count.isdigit()) or not 0 < wanted <= len(source):
         raise RecipeError(
-            f"data.unlabelled = {recipe.data.unlabelled!r}: write name@count, with a count from 1 to {len(source)}, "
+            f"data.unlabeled = {recipe.data.unlabeled!r}: write name@count, with a count from 1 to {len(source)}, "
             "or the name alone for all samples"
         )
     draw = torch.Generator().manual_seed(derive_seed(recipe.seed, "unlabelled"))
@@ -118,7 +118,7 @@ def unlabeled_info(data: DataSplits) -> dict[str, Any]:
     if extra is None:
         return {}
     print_of = extra.source.fingerprint()
-    return {"unlabelled": {"name": extra.name, "fingerprint": print_of, "ids": extra.ids.tolist()}}
+    return {"unlabeled": {"name": extra.name, "fingerprint": print_of, "ids": extra.ids.tolist()}}
 
 
 def _build_unlabeled(name: str, data: DataSplits, given: Components) -> Source:
@@ -127,7 +127,7 @@ def _build_unlabeled(name: str, data: DataSplits, given: Components) -> Source:
     other: DataSplits = factory(**check("data", factory, {}))
     if other.shape != data.shape:
         raise RecipeError(
-            f"data.unlabelled = {name!r} has samples of shape {list(other.shape)}, and {data.name!r} of "
+            f"data.unlabeled = {name!r} has samples of shape {list(other.shape)}, and {data.name!r} of "
             f"{list(data.shape)}: the same network must take both"
         )
     return other.train if len(other.train) else other.test
@@ -147,12 +147,12 @@ def eval_batches(
     return ordered_batches(
         source,
         ids,
-        batch_size=batch_size or max(recipe.data.batch, 256),
+        batch_size=batch_size or max(recipe.data.batch_size, 256),
         mean=data.mean,
         std=data.std,
         device=device,
         dtype=param_dtype(recipe.train.precision),
         memory_format=FORMATS[recipe.train.memory_format],
-        num_workers=recipe.data.workers,
+        num_workers=recipe.data.num_workers,
         shard=shard,
     )

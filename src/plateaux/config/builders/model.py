@@ -33,14 +33,14 @@ def architecture_hash(recipe: Recipe, number: int, given: Components = NO_COMPON
 
 def lora_config(recipe: Recipe, number: int) -> dict[str, Any]:
     """Return the options of one member's adapters; empty: it has none."""
-    part = recipe.model.adapters
+    part = recipe.model.lora
     if part is None:
         return {}
     mine = {
         name: member_value(f"adapters.{name}", getattr(part, name), number, recipe.members)
         for name in ("rank", "alpha")
     }
-    return {**mine, "target_modules": part.layers, "modules_to_save": part.train}
+    return {**mine, "target_modules": part.target_modules, "modules_to_save": part.modules_to_save}
 
 
 def build_member(
@@ -57,12 +57,12 @@ def build_member(
     `start` replaces the key of its initialisation; a `trunk` that is there already is not built again.
     """
     part = recipe.model
-    if part.trunk is None:
+    if part.backbone is None:
         module = _build_whole(recipe, data, number, given, start)
     else:
         module = _build_with_head(recipe, data, number, given, backbone or build_backbone(recipe, data, given))
     if part.sparsity:
-        prune(module, part.sparsity, keep=() if part.trunk is None else ("backbone",))
+        prune(module, part.sparsity, keep=() if part.backbone is None else ("backbone",))
     if adapters := lora_config(recipe, number):
         with fork_rng(derive_seed(recipe.seed, "adapters", number), torch.device("cpu")):
             add_lora(module, **adapters)
@@ -72,10 +72,10 @@ def build_member(
 def build_backbone(recipe: Recipe, data: DataSplits, given: Components = NO_COMPONENTS) -> Backbone:
     """Return the trunk that all members share."""
     part = recipe.model
-    assert part.trunk is not None
+    assert part.backbone is not None
     # It must not depend on which members happen to be built here, so it has a start of its own.
     whole = _build_whole(recipe, data, 0, given, derive_seed(recipe.seed, "shared"))
-    return Backbone(whole, part.trunk, shape=data.shape, image_size=part.resize, pool=part.head != "rest")
+    return Backbone(whole, part.backbone, shape=data.shape, image_size=part.image_size, pool=part.head != "own")
 
 
 def head_width(recipe: Recipe, number: int) -> int:
@@ -85,11 +85,13 @@ def head_width(recipe: Recipe, number: int) -> int:
 
 def _build_with_head(recipe: Recipe, data: DataSplits, number: int, given: Components, trunk: Backbone) -> nn.Module:
     part = recipe.model
-    if part.head == "rest":
-        assert part.trunk is not None
+    if part.head == "own":
+        assert part.backbone is not None
         return BackboneWithHead(
             trunk,
-            own_head(_build_whole(recipe, data, number, given, None), part.trunk, data.shape, image_size=part.resize),
+            own_head(
+                _build_whole(recipe, data, number, given, None), part.backbone, data.shape, image_size=part.image_size
+            ),
         )
     with fork_rng(derive_seed(recipe.seed, "init", number), torch.device("cpu")):
         return BackboneWithHead(
@@ -119,8 +121,8 @@ def _build_whole(recipe: Recipe, data: DataSplits, number: int, given: Component
         load_weights(
             module,
             weights_file(part.weights),
-            member_value("model.prefix", part.prefix, number, recipe.members),
-            partial=part.partial,
+            member_value("model.weights_prefix", part.weights_prefix, number, recipe.members),
+            strict=part.strict,
         )
     return module
 
@@ -130,8 +132,8 @@ def build_members(
 ) -> list[nn.Module]:
     """Return the networks of some members; what is frozen is one object that all of them use."""
     prefixes = _frozen(recipe)
-    trunk = build_backbone(recipe, data, given) if recipe.model.trunk else None
-    adapted = recipe.model.adapters is not None
+    trunk = build_backbone(recipe, data, given) if recipe.model.backbone else None
+    adapted = recipe.model.lora is not None
     # What is shared must not depend on which members happen to be built here, so it has a start of its own.
     alone = bool(recipe.model.freeze) or adapted
     first = build_member(recipe, data, 0, given, start=derive_seed(recipe.seed, "shared")) if alone else None
@@ -148,13 +150,13 @@ def build_members(
 
 
 def _frozen(recipe: Recipe) -> tuple[str, ...]:
-    return recipe.model.freeze if recipe.model.trunk is None else ("backbone",)
+    return recipe.model.freeze if recipe.model.backbone is None else ("backbone",)
 
 
 def shared_param_names(recipe: Recipe, module: nn.Module) -> set[str]:
     """Return the names of the weights and buffers that members share."""
-    if recipe.model.adapters is not None:
-        return base_names(module, recipe.model.adapters.train)
+    if recipe.model.lora is not None:
+        return base_names(module, recipe.model.lora.modules_to_save)
     prefixes = _frozen(recipe)
     return freeze(module, prefixes) if prefixes else set()
 

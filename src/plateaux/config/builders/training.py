@@ -62,15 +62,15 @@ def build_method(recipe: Recipe, number: int = 0, given: Components = NO_COMPONE
     if accepts(factory, "epochs"):
         options["epochs"] = recipe.train.epochs
     made: Method = factory(loss, **options)
-    if recipe.optimizer.accumulate > 1 and not made.objective.per_sample:
+    if recipe.optimizer.gradient_accumulation_steps > 1 and not made.objective.per_sample:
         raise RecipeError(
-            f"method {recipe.method.name!r} settles whole batches, so optimizer.accumulate must be 1; "
-            "use a smaller data.batch instead"
+            f"method {recipe.method.name!r} settles whole batches, so optimizer.gradient_accumulation_steps must be 1; "
+            "use a smaller data.batch_size instead"
         )
-    if "unlabelled" in made.objective.extra_inputs and recipe.data.unlabelled is None and given.unlabeled is None:
+    if "unlabeled" in made.objective.extra_inputs and recipe.data.unlabeled is None and given.unlabeled is None:
         raise RecipeError(
-            f"method {recipe.method.name!r} looks at unlabelled samples: set data.unlabelled, such as "
-            "'tinyimagenet32@1000', or have it look at the labelled ones (method.on = 'labelled')"
+            f"method {recipe.method.name!r} looks at unlabelled samples: set data.unlabeled, such as "
+            "'tinyimagenet32@1000', or have it look at the labelled ones (method.disagree_on = 'labeled')"
         )
     return made
 
@@ -100,8 +100,8 @@ def build_optimizer(recipe: Recipe, number: int, params: TensorTree) -> torch.op
         raise RecipeError(f"{part.name} has no weight_decay; leave it out, or choose another optimizer.name")
     chosen = options_for_member(factory, part.options, number, recipe.members)
     _known_keys("optimizer", factory, chosen, type(part).model_fields)
-    decayed = [p for p in params.values() if part.decay == "all" or p.ndim > 1]
-    spared = [p for p in params.values() if part.decay == "weights" and p.ndim <= 1]
+    decayed = [p for p in params.values() if part.decay_filter == "all" or p.ndim > 1]
+    spared = [p for p in params.values() if part.decay_filter == "matrices" and p.ndim <= 1]
     groups: list[dict[str, Any]] = [{"params": decayed}, {"params": spared, "weight_decay": 0.0}]
     return factory([group for group in groups if group["params"]], **{**scalars, **chosen})
 
@@ -117,12 +117,12 @@ SPANS = ("T_max", "total_iters", "step_size", "T_0", "milestones")  # options th
 
 def build_lr_scheduler(recipe: Recipe, optimizer: torch.optim.Optimizer, steps: int) -> tuple[LRScheduler | None, bool]:
     """Return the schedule and whether it moves with every step rather than every epoch."""
-    parts = recipe.schedule
+    parts = recipe.lr_scheduler
     if not parts:
         return None, False
-    if len({part.per for part in parts}) > 1:
-        raise RecipeError("every [[schedule]] must say the same per: 'epoch' or 'step'")
-    unit = steps if parts[0].per == "step" else 1
+    if len({part.interval for part in parts}) > 1:
+        raise RecipeError("every [[lr_scheduler]] must say the same interval: 'epoch' or 'step'")
+    unit = steps if parts[0].interval == "step" else 1
     stages: list[LRScheduler] = []
     ends: list[int] = []
     begin = 0.0
@@ -132,14 +132,14 @@ def build_lr_scheduler(recipe: Recipe, optimizer: torch.optim.Optimizer, steps: 
             last = position == len(parts) - 1
             if part.epochs is None and not last:
                 raise RecipeError(
-                    f"[[schedule]] {part.name!r} is followed by another: say for how many epochs it lasts"
+                    f"[[lr_scheduler]] {part.name!r} is followed by another: say for how many epochs it lasts"
                 )
             span = part.epochs if part.epochs is not None else recipe.train.epochs - begin
             stages.append(_stage(part.name, part.options, optimizer, span, unit))
             begin += span
             ends.append(round(begin * unit))
         whole = stages[0] if len(stages) == 1 else SequentialLR(optimizer, stages, ends[:-1])
-    return whole, parts[0].per == "step"
+    return whole, parts[0].interval == "step"
 
 
 def _stage(name: str, options: dict[str, Any], optimizer: Any, span: float, unit: int) -> LRScheduler:
@@ -152,7 +152,7 @@ def _stage(name: str, options: dict[str, Any], optimizer: Any, span: float, unit
         allowed = [*SHORT, *(n for n in known if n not in barred)]
         raise RecipeError(f"torch.optim.lr_scheduler has no {name!r} that a recipe can name; {suggest(name, allowed)}")
     factory = known[full]
-    _known_keys("schedule", factory, options, ("name", "epochs", "per"))
+    _known_keys("lr_scheduler", factory, options, ("name", "epochs", "interval"))
     timed = {k: _times(v, unit) if k in SPANS else v for k, v in options.items()}
     for whole in ("T_max", "total_iters"):
         if accepts(factory, whole):

@@ -50,7 +50,7 @@ class Interval:
 def t_interval(numbers: ArrayLike, *, level: float = LEVEL) -> Interval:
     """Return the mean over repetitions with its Student-t interval; of one repetition there is none.
 
-    >>> over_repetitions([1.0, 3.0]).half > 12
+    >>> t_interval([1.0, 3.0]).half > 12
     True
     """
     return _by_t(_finite(numbers), "repetitions", level)

@@ -14,7 +14,7 @@ ENDINGS = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".ti
 
 
 @dataset
-def folder(
+def image_folder(
     *,
     path: str = ".",
     size: int = 224,

@@ -21,7 +21,7 @@ Bits = Iterator[NDArray[np.bool_]]
 GOLDEN = 0x9E3779B97F4A7C15
 
 
-def rule(name: str, *, top: float) -> AssignFn:
+def get_rule(name: str, *, top_k: float) -> AssignFn:
     """Return the rule called `name`; `top` is the share of samples that each member brings to the table.
 
     `paper` (Lu 2024): member i is careful about what is among the k highest scores of any other member.
@@ -33,41 +33,41 @@ def rule(name: str, *, top: float) -> AssignFn:
     """
     if name not in RULES:
         raise RecipeError(f"There is no rule called {name!r}; {suggest(name, RULES)}")
-    if not 0 <= top <= 1:
-        raise RecipeError(f"top = {top} is no share of the samples; give a number from 0 to 1")
-    return partial(RULES[name], top=top)
+    if not 0 <= top_k <= 1:
+        raise RecipeError(f"top = {top_k} is no share of the samples; give a number from 0 to 1")
+    return partial(RULES[name], top_k=top_k)
 
 
-def paper(scores: Scores, *, top: float) -> Bits:
-    for high in _extreme(scores, top=top, highest=True):
+def paper(scores: Scores, *, top_k: float) -> Bits:
+    for high in _extreme(scores, top_k=top_k, highest=True):
         yield _union_of_others(high)
 
 
-def released(scores: Scores, *, top: float) -> Bits:
-    for low, rest, turn in _lowest(scores, top=top):
+def released(scores: Scores, *, top_k: float) -> Bits:
+    for low, rest, turn in _lowest(scores, top_k=top_k):
         yield _union_of_others(low) | (rest & turn)
 
 
-def released_boost(scores: Scores, *, top: float) -> Bits:
-    for low, rest, turn in _lowest(scores, top=top):
+def released_boost(scores: Scores, *, top_k: float) -> Bits:
+    for low, rest, turn in _lowest(scores, top_k=top_k):
         yield _union_of_others(low) | (rest & ~turn)
 
 
-def random(scores: Scores, *, top: float) -> Bits:
+def random(scores: Scores, *, top_k: float) -> Bits:
     keys = tuple(derive_seed(scores.seed, "random", member) for member in range(scores.members))
-    return _extreme(RandomScores(scores, keys), top=top, highest=True)
+    return _extreme(RandomScores(scores, keys), top_k=top_k, highest=True)
 
 
-def same(scores: Scores, *, top: float) -> Bits:
-    for drawn in _extreme(RandomScores(scores, (derive_seed(scores.seed, "same"),)), top=top, highest=True):
+def same(scores: Scores, *, top_k: float) -> Bits:
+    for drawn in _extreme(RandomScores(scores, (derive_seed(scores.seed, "same"),)), top_k=top_k, highest=True):
         yield drawn.repeat(scores.members, 0)
 
 
-def all_samples(scores: Scores, *, top: float) -> Bits:
+def all_samples(scores: Scores, *, top_k: float) -> Bits:
     return (chunk >= 0 for chunk in scores.chunks())
 
 
-def no_samples(scores: Scores, *, top: float) -> Bits:
+def no_samples(scores: Scores, *, top_k: float) -> Bits:
     return (np.zeros(chunk.shape, np.bool_) for chunk in scores.chunks())
 
 
@@ -110,9 +110,9 @@ def _uniform(key: int, ids: NDArray[np.uint64]) -> NDArray[np.float32]:
     return (z >> np.uint64(40)).astype(np.float32) * np.float32(2**-24)
 
 
-def _extreme(scores: Scores | RandomScores, *, top: float, highest: bool) -> Bits:
+def _extreme(scores: Scores | RandomScores, *, top_k: float, highest: bool) -> Bits:
     members = len(scores.seeds) if isinstance(scores, RandomScores) else scores.members
-    found: TopK = topk_threshold(scores.chunks, members, top=top, highest=highest)
+    found: TopK = topk_threshold(scores.chunks, members, top_k=top_k, highest=highest)
     return select(scores.chunks, found)
 
 
@@ -122,11 +122,11 @@ def _union_of_others(sets: NDArray[np.bool_]) -> NDArray[np.bool_]:
     return others
 
 
-def _lowest(scores: Scores, *, top: float) -> Iterator[tuple[NDArray[np.bool_], ...]]:
+def _lowest(scores: Scores, *, top_k: float) -> Iterator[tuple[NDArray[np.bool_], ...]]:
     """Yield the sets of the lowest `[M, b]`, the trained samples in none of them `[b]`, and whose turn they are."""
     members = np.arange(scores.members)[:, None]
     seen = 0
-    for chunk, low in zip(scores.chunks(), _extreme(scores, top=top, highest=False), strict=True):
+    for chunk, low in zip(scores.chunks(), _extreme(scores, top_k=top_k, highest=False), strict=True):
         rest = (chunk[0] >= 0) & ~low.any(0)
         places = seen + rest.cumsum() - 1
         yield low, rest, places % scores.members == members

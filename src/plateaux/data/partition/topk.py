@@ -31,7 +31,7 @@ class TopK:
     highest: bool
 
 
-def topk_threshold(stream: Stream, members: int, *, top: float, highest: bool) -> TopK:
+def topk_threshold(stream: Stream, members: int, *, top_k: float, highest: bool) -> TopK:
     """Find where the int(n * top) highest or lowest of n scores end, for every member, in two passes.
 
     A negative score takes part in nothing; infinity is a score like any other.
@@ -43,7 +43,7 @@ def topk_threshold(stream: Stream, members: int, *, top: float, highest: bool) -
         start += scores.shape[1]
         for row, count in zip(_words(scores, highest), upper, strict=True):
             count += np.bincount(row >> 16, minlength=HALF)[: HALF // 2]
-    bucket, left = _reached(upper, (upper.sum(1) * top).astype(np.int64))
+    bucket, left = _reached(upper, (upper.sum(1) * top_k).astype(np.int64))
     lower = np.zeros((members, HALF), np.int64)
     for scores in stream():
         for row, count, number in zip(_words(scores, highest), lower, bucket, strict=True):

@@ -26,7 +26,7 @@ class LocalExecutor:
 
     def __init__(self, mode: str, processes: int, devices: Sequence[str], randomness: str) -> None:
         self.mode = mode
-        self.offloads = mode == "parked"
+        self.offloads = mode == "offload"
         self._processes = processes
         self._devices = devices
         self._randomness = randomness
@@ -49,7 +49,7 @@ class LocalExecutor:
             return run_loop(output, modules, batches)
         alike: dict[Hashable, list[int]] = {}
         for position, view in enumerate(modules):
-            alike.setdefault((view.kind, _shape_of(view)), []).append(position)
+            alike.setdefault((view.kind, _tensor_shapes(view)), []).append(position)
         rows: dict[int, Tensor] = {}
         for positions in alike.values():
             few = [modules[i] for i in positions], [batches[i] for i in positions]
@@ -89,13 +89,13 @@ class LocalExecutor:
 @executor
 def local(
     *,
-    manner: Literal["loop", "vmap", "parked"] = "loop",
+    mode: Literal["loop", "vmap", "offload"] = "loop",
     processes: int = 1,
     devices: tuple[str, ...] = (),
     randomness: Literal["error", "different"] = "error",
 ) -> LocalExecutor:
     """This machine: members in a loop, stacked under vmap, or parked on disk between their turns."""
-    return LocalExecutor(manner, processes, devices, randomness)
+    return LocalExecutor(mode, processes, devices, randomness)
 
 
 def run_loop(offer: OutputFn, views: Sequence[MemberModule], batches: Sequence[Batch]) -> Tensor:
@@ -129,7 +129,7 @@ def run_vmap(offer: OutputFn, views: Sequence[MemberModule], batches: Sequence[B
     except (RuntimeError, ValueError) as problem:
         raise RecipeError(
             f"vmap cannot run this model: {str(problem).splitlines()[0]}. "
-            'Set executor.manner = "loop", or train.randomness = "different" where the reason is dropout'
+            'Set executor.mode = "loop", or train.randomness = "different" where the reason is dropout'
         ) from problem
     with torch.no_grad():
         for position, view in enumerate(views):
@@ -144,5 +144,5 @@ def _stack(values: Sequence[Any]) -> Any:
     return {name: torch.stack([value[name] for value in values]) for name in values[0]}
 
 
-def _shape_of(view: MemberModule) -> tuple[Any, ...]:
+def _tensor_shapes(view: MemberModule) -> tuple[Any, ...]:
     return tuple((name, tensor.shape, tensor.dtype) for name, tensor in view.own.items())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Hashable, Iterable, Sequence
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -34,12 +34,12 @@ class MeshExecutor:
     offloads = False
     is_remote = False
 
-    def __init__(self, mesh: DeviceMesh, batchnorm: str, device: str) -> None:
+    def __init__(self, mesh: DeviceMesh, sync_batchnorm: bool, device: str) -> None:
         self._members = mesh.get_group("member")
         self._data = mesh.get_group("data")
         self._column, self._columns = mesh.get_local_rank("member"), mesh.size(0)
         self._copy, self._copies = mesh.get_local_rank("data"), mesh.size(1)
-        self._batchnorm = batchnorm
+        self._sync_batchnorm = sync_batchnorm
         self.device = device
 
     def local_members(self, members: int) -> range:
@@ -80,7 +80,7 @@ class MeshExecutor:
         return int(strongest)
 
     def setup_module(self, module: nn.Module) -> None:
-        if self._copies > 1 and self._batchnorm == "synced":
+        if self._copies > 1 and self._sync_batchnorm:
             convert_sync_batchnorm(module, self._data)
 
     def is_writer(self) -> bool:
@@ -94,9 +94,7 @@ class MeshExecutor:
 
 
 @executor
-def mesh(
-    *, data: int = 1, batchnorm: Literal["synced", "local"] = "synced", devices: tuple[str, ...] = ()
-) -> MeshExecutor:
+def mesh(*, data_parallel: int = 1, sync_batchnorm: bool = True, devices: tuple[str, ...] = ()) -> MeshExecutor:
     """Processes of torch.distributed: members over one axis, the samples of a batch over the other."""
     if "RANK" not in os.environ:
         raise RecipeError(
@@ -109,11 +107,14 @@ def mesh(
     if not dist.is_initialized():
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     world = dist.get_world_size()
-    if world % data:
+    if world % data_parallel:
         raise RecipeError(
-            f"{world} processes cannot be cut into executor.data = {data} equal parts; choose a divisor of {world}"
+            f"{world} processes cannot be cut into executor.data_parallel = {data_parallel} equal parts; choose a "
+            f"divisor of {world}"
         )
-    return MeshExecutor(_axes(dist.group.WORLD, device.type, world // data, data), batchnorm, str(device))
+    return MeshExecutor(
+        _axes(dist.group.WORLD, device.type, world // data_parallel, data_parallel), sync_batchnorm, str(device)
+    )
 
 
 @lru_cache(maxsize=8)

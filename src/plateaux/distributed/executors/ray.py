@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from plateaux.core.callbacks import Tell
 from plateaux.core.errors import RecipeError
@@ -76,20 +76,21 @@ class RayExecutor(LocalExecutor):
 def ray(
     *,
     address: str | None = None,
-    cpus: float = 1.0,
-    gpus: float = 0.0,
-    retries: int = 5,
+    num_cpus: float = 1.0,
+    num_gpus: float = 0.0,
+    max_retries: int = 5,
     processes: int = 1,
-    data: int = 1,
-    batchnorm: Literal["synced", "local"] = "synced",
+    data_parallel: int = 1,
+    sync_batchnorm: bool = True,
 ) -> RayExecutor | MeshExecutor:
     """A Ray cluster: members are jobs that survive lost processes and machines; joint ones form a mesh there."""
-    if processes > data and processes % data:
+    if processes > data_parallel and processes % data_parallel:
         raise RecipeError(
-            f"executor.processes = {processes} cannot be cut into executor.data = {data} equal parts; choose a multiple"
+            f"executor.processes = {processes} cannot be cut into executor.data_parallel = {data_parallel} equal "
+            "parts; choose a multiple"
         )
     if "RANK" in os.environ:
-        group = mesh(data=data, batchnorm=batchnorm)
+        group = mesh(data_parallel=data_parallel, sync_batchnorm=sync_batchnorm)
         group.is_remote = True
         return group
-    return RayExecutor(address, cpus, gpus, retries, processes, data)
+    return RayExecutor(address, num_cpus, num_gpus, max_retries, processes, data_parallel)

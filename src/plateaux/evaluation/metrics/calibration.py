@@ -52,7 +52,7 @@ def ece(*, bins: int = 15) -> Metric:
         return {name: _gap(*tallies) for name, *tallies in rows}
 
     convention = f"{bins} equal-width bins, [low, high) and the last one closed; largest probability; {ERROR}"
-    return Metric(settle, finish, higher_is_better="lower", group="sure", percent=True, definition=convention)
+    return Metric(settle, finish, higher_is_better=False, group="uncertainty", percent=True, definition=convention)
 
 
 @metric
@@ -74,8 +74,8 @@ def adaptive_ece(*, bins: int = 15) -> Metric:
         confidences,
         finish,
         reduce="cat",
-        higher_is_better="lower",
-        group="sure",
+        higher_is_better=False,
+        group="uncertainty",
         percent=True,
         definition=f"{bins} bins of equally many samples; equal confidences share the bin of their lowest rank; "
         f"largest probability; {ERROR}",
@@ -97,8 +97,8 @@ def classwise_ece(*, bins: int = 15) -> Metric:
     return Metric(
         settle,
         _classwise,
-        higher_is_better="lower",
-        group="sure",
+        higher_is_better=False,
+        group="uncertainty",
         percent=True,
         definition=f"{bins} equal-width bins, [low, high) and the last one closed; mean over all classes; error by the "
         f"delta method, none above {CELLS_AT_MOST // bins} classes",
@@ -126,9 +126,9 @@ def reliability(*, bins: int = 15) -> Metric:
     return Metric(
         settle,
         finish,
-        higher_is_better="neither",
+        higher_is_better=None,
         default=False,
-        group="sure",
+        group="uncertainty",
         percent=True,
         definition=f"bin i holds confidences from i/{bins} up to (i+1)/{bins}, the last one 1 too; empty bins are left "
         "out; binomial errors, that of the confidence over the bin's samples",

@@ -29,8 +29,8 @@ def cka() -> Metric:
         _settle,
         _finish,
         output=features,
-        higher_is_better="neither",
-        group="different",
+        higher_is_better=None,
+        group="diversity",
         min_members=2,
         definition=(
             "linear, centred, biased: it rises when samples are few against the width of the features; no standard "

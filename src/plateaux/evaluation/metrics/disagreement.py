@@ -29,8 +29,8 @@ def disagreement() -> Metric:
     return Metric(
         settle,
         finish,
-        higher_is_better="neither",
-        group="different",
+        higher_is_better=None,
+        group="diversity",
         percent=True,
         min_members=2,
         definition="distinct pairs; of equal classes the first is the most likely one; standard error over samples",
@@ -56,8 +56,8 @@ def der() -> Metric:
     return Metric(
         settle,
         finish,
-        higher_is_better="neither",
-        group="different",
+        higher_is_better=None,
+        group="diversity",
         min_members=2,
         definition="E[disagreement] over distinct pairs / E[error] over members, a ratio of means; delta-method error",
     )
@@ -77,8 +77,8 @@ def kl() -> Metric:
     return Metric(
         settle,
         finish,
-        higher_is_better="neither",
-        group="different",
+        higher_is_better=None,
+        group="diversity",
         min_members=2,
         definition="nats; `member i to j` is KL(p_i || p_j); the mean is over both orders; standard error over samples",
     )

@@ -26,7 +26,7 @@ from plateaux.evaluation.row_names import TOGETHER
 @metric
 def predictive_entropy() -> Metric:
     """The entropy of the members' mean probability, in nats."""
-    return _mean_of(_predictive, "H(mean_m p_m) in nats")
+    return _mean_metric(_predictive, "H(mean_m p_m) in nats")
 
 
 @metric
@@ -37,7 +37,7 @@ def expected_entropy() -> Metric:
         own = _entropy(log_p)
         return torch.cat([own, own.mean(0, keepdim=True)])
 
-    return _mean_of(scores, "mean_m H(p_m) in nats, the entropy of each member beside it")
+    return _mean_metric(scores, "mean_m H(p_m) in nats, the entropy of each member beside it")
 
 
 @metric
@@ -47,10 +47,10 @@ def mutual_information() -> Metric:
     def scores(log_p: Tensor) -> Tensor:
         return (_predictive(log_p) - _entropy(log_p).mean(0)).clamp(min=0)  # below zero by rounding only
 
-    return _mean_of(scores, "H(mean_m p_m) - mean_m H(p_m) of each sample, in nats; 0 to log M")
+    return _mean_metric(scores, "H(mean_m p_m) - mean_m H(p_m) of each sample, in nats; 0 to log M")
 
 
-def _mean_of(scores: Callable[[Tensor], Tensor], convention: str) -> Metric:
+def _mean_metric(scores: Callable[[Tensor], Tensor], convention: str) -> Metric:
     """Return the measure that averages `scores`, log-probabilities `[M, B, C]` to `[1, B]` or `[M + 1, B]`."""
 
     def settle(table: Tensor, batch: Batch) -> TensorTree:
@@ -62,8 +62,8 @@ def _mean_of(scores: Callable[[Tensor], Tensor], convention: str) -> Metric:
     return Metric(
         settle,
         finish,
-        higher_is_better="neither",
-        group="different",
+        higher_is_better=None,
+        group="diversity",
         definition=f"{convention}; mean over samples with its standard error",
     )
 

@@ -57,7 +57,7 @@ def eir() -> Metric:
     return Metric(
         settle,
         lambda sums: ratios(sums, [MEAN_PROBABILITY, MEAN_LOGIT]),
-        group="different",
+        group="diversity",
         min_members=2,
         definition="(mean error of members - error of ensemble) / mean error of members; delta-method error; nan: 0/0",
     )
@@ -74,7 +74,7 @@ def oracle() -> Metric:
     return Metric(
         settle,
         lambda sums: {TOGETHER: proportion(float(sums["right"]), float(sums["count"]))},
-        group="different",
+        group="diversity",
         percent=True,
         min_members=2,
         definition="a bound for choosing among members, not a predictor; grows with their number; binomial error",
@@ -95,7 +95,7 @@ def best_member() -> Metric:
     return Metric(
         settle,
         finish,
-        group="different",
+        group="diversity",
         percent=True,
         min_members=2,
         definition="chosen on the samples it is measured on, so that it flatters; binomial error",
@@ -119,7 +119,7 @@ def _of_errors(number: Callable[[float, float, float, float], Found], convention
     def finish(sums: TensorTree) -> Mapping[str, Estimate]:
         return _rows(sums, number)
 
-    return Metric(settle, finish, higher_is_better="neither", group="different", min_members=2, definition=convention)
+    return Metric(settle, finish, higher_is_better=None, group="diversity", min_members=2, definition=convention)
 
 
 def _rows(sums: TensorTree, number: Callable[[float, float, float, float], Found]) -> Mapping[str, Estimate]:

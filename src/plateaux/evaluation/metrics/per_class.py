@@ -102,7 +102,7 @@ def per_class() -> Metric:
     return Metric(
         _settle,
         finish,
-        higher_is_better="neither",
+        higher_is_better=None,
         default=False,
         definition="shares, not percent; nan where there is nothing to share; recall and precision with binomial "
         "errors, F1 by the delta method",

@@ -19,13 +19,15 @@ from plateaux.evaluation.row_names import row_name, row_names
 @metric
 def nll() -> Metric:
     """Negative log-likelihood of the right class, in nats."""
-    return _mean_of(lambda log_p, y: -_of_right(log_p, y), "natural logarithm; error over samples")
+    return _mean_metric(lambda log_p, y: -_of_right(log_p, y), "natural logarithm; error over samples")
 
 
 @metric
 def brier() -> Metric:
     """Brier score: the squared distance between probabilities and the right class, summed over classes (0 to 2)."""
-    return _mean_of(_brier, "summed over classes, 0 to 2, so of two classes twice scikit-learn's; error over samples")
+    return _mean_metric(
+        _brier, "summed over classes, 0 to 2, so of two classes twice scikit-learn's; error over samples"
+    )
 
 
 @metric
@@ -52,9 +54,9 @@ def brier_parts(*, bins: int = 15) -> Metric:
     return Metric(
         settle,
         finish,
-        higher_is_better="neither",
+        higher_is_better=None,
         default=False,
-        group="sure",
+        group="uncertainty",
         definition=f"Murphy's decomposition of each class against the rest over {bins} equal-width bins, summed over "
         "classes (0 to 2); reliability - resolution + uncertainty + remainder = brier; the remainder is what varies "
         "inside bins; uncertainty's error by the delta method, the others have none",
@@ -89,7 +91,7 @@ def _of_right(rows: Tensor, y: Tensor) -> Tensor:
     return rows.gather(-1, y.expand(len(rows), -1)[..., None])[..., 0]
 
 
-def _mean_of(score: Callable[[Tensor, Tensor], Tensor], convention: str) -> Metric:
+def _mean_metric(score: Callable[[Tensor, Tensor], Tensor], convention: str) -> Metric:
     """Return the measure that averages `score`, log-probabilities `[R, B, C]` and labels `[B]` to `[R, B]`."""
 
     def settle(table: Tensor, batch: Batch) -> TensorTree:
@@ -98,4 +100,4 @@ def _mean_of(score: Callable[[Tensor, Tensor], Tensor], convention: str) -> Metr
     def finish(sums: TensorTree) -> Mapping[str, Estimate]:
         return means_from_sums(sums, row_names(len(sums["sum"])))
 
-    return Metric(settle, finish, higher_is_better="lower", group="sure", definition=convention)
+    return Metric(settle, finish, higher_is_better=False, group="uncertainty", definition=convention)

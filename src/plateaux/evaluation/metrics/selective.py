@@ -108,8 +108,8 @@ def _kept(value: Callable[[Codes], Estimate], convention: str, *, percent: bool 
         confidences,
         finish,
         reduce="cat",
-        higher_is_better="lower",
-        group="sure",
+        higher_is_better=False,
+        group="uncertainty",
         percent=percent,
         definition=convention,
     )

@@ -33,7 +33,7 @@ def variance(*, space: Literal["logits", "probabilities"] = "logits", ddof: int 
         return answers.var(0, correction=ddof).sum(-1)
 
     about = "raw logits, so a constant added to one member's counts" if space == "logits" else "probabilities"
-    return _mean_of(score, f"over members with ddof = {ddof}, of {about}; summed over classes")
+    return _mean_metric(score, f"over members with ddof = {ddof}, of {about}; summed over classes")
 
 
 @metric
@@ -44,11 +44,11 @@ def unique() -> Metric:
         guesses = predictions(table)[: len(table)].sort(0).values  # [M, B]
         return 1 + (guesses[1:] != guesses[:-1]).sum(0)
 
-    return _mean_of(score, "of equal classes the first is the most likely one; grows with the number of members")
+    return _mean_metric(score, "of equal classes the first is the most likely one; grows with the number of members")
 
 
 @metric
-def pds(*, normalise: bool = False) -> Metric:
+def pds(*, normalize: bool = False) -> Metric:
     """Predictive Diversity Score: each class's highest probability among the members, summed over classes.
 
     From 1, all members alike, to the number of members or of classes, whichever is less. `normalise` divides by the
@@ -57,13 +57,13 @@ def pds(*, normalise: bool = False) -> Metric:
 
     def score(table: Tensor) -> Tensor:
         highest = log_probs_float64(table).exp().amax(0)  # [B, C]
-        return highest.mean(-1) if normalise else highest.sum(-1)
+        return highest.mean(-1) if normalize else highest.sum(-1)
 
-    how = "divided by the number of classes" if normalise else "not divided by the number of classes"
-    return _mean_of(score, f"summed over classes, {how}")
+    how = "divided by the number of classes" if normalize else "not divided by the number of classes"
+    return _mean_metric(score, f"summed over classes, {how}")
 
 
-def _mean_of(score: Callable[[Tensor], Tensor], convention: str) -> Metric:
+def _mean_metric(score: Callable[[Tensor], Tensor], convention: str) -> Metric:
     """Return the measure that averages `score`, a table `[M, B, C]` to `[B]`."""
 
     def settle(table: Tensor, batch: Batch) -> TensorTree:
@@ -72,8 +72,8 @@ def _mean_of(score: Callable[[Tensor], Tensor], convention: str) -> Metric:
     return Metric(
         settle,
         lambda sums: means_from_sums(sums, [TOGETHER]),
-        higher_is_better="neither",
-        group="different",
+        higher_is_better=None,
+        group="diversity",
         min_members=2,
         definition=f"{convention}; mean over samples with its standard error",
     )

@@ -96,7 +96,7 @@ def spectrum(
     return Probe(
         ask,
         passes=lambda samples: COST[kind] * draws * steps * samples,
-        higher_is_better="neither",
+        higher_is_better=None,
         default=False,
         definition=f"{MATRIX[kind]}; stochastic Lanczos quadrature, {draws} draws of {steps} steps, "
         f"blurred by a bell curve as wide as one of {points - 1} steps of the grid",

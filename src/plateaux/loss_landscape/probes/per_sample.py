@@ -72,7 +72,7 @@ def rank_agreement(*, draws: int = 10, radius: float = 1e-3) -> Probe:
     return Probe(
         ask,
         passes=lambda samples: (1 + _curvature_passes(draws)) * samples,
-        higher_is_better="neither",
+        higher_is_better=None,
         default=False,
         definition="input curvature: " + GARG_AND_ROY.format(radius=radius, draws=draws),
     )

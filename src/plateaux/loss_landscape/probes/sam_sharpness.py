@@ -57,7 +57,8 @@ def sam_sharpness(
         ask,
         passes=lambda given: (directions + 1) / 3 * given,
         samples=samples,
-        definition=f"mean over {directions} places of L(w + {rho:g} u) - L(w), {DIRECTIONS[direction]}; signed; errors over "
+        definition=f"mean over {directions} places of L(w + {rho:g} u) - L(w), {DIRECTIONS[direction]}; signed; "
+        "errors over "
         "samples and over places; float64 sums",
     )
 

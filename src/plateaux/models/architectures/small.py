@@ -16,7 +16,7 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "gelu": nn.GELU, "ta
 
 @model
 def mlp(
-    *, shape: tuple[int, ...], classes: int, hidden: tuple[int, ...] = (64, 64), activation: Activation = "relu"
+    *, shape: tuple[int, ...], classes: int, hidden_sizes: tuple[int, ...] = (64, 64), activation: Activation = "relu"
 ) -> nn.Module:
     """A perceptron on the flattened input.
 
@@ -25,7 +25,7 @@ def mlp(
     """
     layers: list[nn.Module] = [nn.Flatten()]
     width = prod(shape)
-    for size in hidden:
+    for size in hidden_sizes:
         layers += [nn.Linear(width, size), ACTIVATIONS[activation]()]
         width = size
     return nn.Sequential(*layers, nn.Linear(width, classes))

@@ -12,7 +12,7 @@ from plateaux.models.architectures import channels
 CONVOLUTIONS = {11: (1, 1, 2, 2, 2), 13: (2, 2, 2, 2, 2), 16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}
 
 
-def _named(depth: int, *, norm: bool) -> Callable[..., nn.Module]:
+def _variant(depth: int, *, norm: bool) -> Callable[..., nn.Module]:
     def build(*, shape: tuple[int, ...], classes: int, width: int = 64) -> nn.Module:
         return VGG(channels(shape), classes, depth=depth, width=width, norm=norm)
 
@@ -21,10 +21,10 @@ def _named(depth: int, *, norm: bool) -> Callable[..., nn.Module]:
     return model(build)
 
 
-vgg11, vgg11_bn = _named(11, norm=False), _named(11, norm=True)
-vgg13, vgg13_bn = _named(13, norm=False), _named(13, norm=True)
-vgg16, vgg16_bn = _named(16, norm=False), _named(16, norm=True)
-vgg19, vgg19_bn = _named(19, norm=False), _named(19, norm=True)
+vgg11, vgg11_bn = _variant(11, norm=False), _variant(11, norm=True)
+vgg13, vgg13_bn = _variant(13, norm=False), _variant(13, norm=True)
+vgg16, vgg16_bn = _variant(16, norm=False), _variant(16, norm=True)
+vgg19, vgg19_bn = _variant(19, norm=False), _variant(19, norm=True)
 
 
 class VGG(nn.Module):

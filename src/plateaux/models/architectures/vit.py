@@ -22,7 +22,7 @@ def vit(
     *,
     shape: tuple[int, ...],
     classes: int,
-    patch: int = 4,
+    patch_size: int = 4,
     width: int = 192,
     depth: int = 6,
     heads: int = 3,
@@ -35,13 +35,15 @@ def vit(
     kernel, which on CPU loops under vmap and has no second derivatives, but saves memory on long sequences.
     """
     inputs = channels(shape)
-    if shape[1] % patch or shape[2] % patch:
-        raise RecipeError(f"Patches of {patch} px do not tile images of {shape[1]} x {shape[2]} px; choose a divisor")
+    if shape[1] % patch_size or shape[2] % patch_size:
+        raise RecipeError(
+            f"Patches of {patch_size} px do not tile images of {shape[1]} x {shape[2]} px; choose a divisor"
+        )
     if width % heads:
         raise RecipeError(f"A width of {width} cannot be shared by {heads} heads; choose a multiple of {heads}")
-    patches = (shape[1] // patch) * (shape[2] // patch)
+    patches = (shape[1] // patch_size) * (shape[2] // patch_size)
     blocks = [TransformerBlock(width, heads, dropout, attention) for _ in range(depth)]
-    return ViT(inputs, classes, blocks, patch=patch, patches=patches, width=width, dropout=dropout)
+    return ViT(inputs, classes, blocks, patch=patch_size, patches=patches, width=width, dropout=dropout)
 
 
 class ViT(nn.Module):

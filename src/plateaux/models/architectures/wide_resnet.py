@@ -11,31 +11,33 @@ from plateaux.models.architectures import channels
 
 
 @model
-def wrn(*, shape: tuple[int, ...], classes: int, depth: int = 28, widen: int = 10, dropout: float = 0.0) -> nn.Module:
+def wrn(
+    *, shape: tuple[int, ...], classes: int, depth: int = 28, widen_factor: int = 10, dropout: float = 0.0
+) -> nn.Module:
     """A wide residual net of any depth 6n+4, `widen` times as wide as the thin one."""
     blocks, rest = divmod(depth - 4, 6)
     if rest or blocks < 1:
         near = 6 * max(1, round((depth - 4) / 6)) + 4
         raise RecipeError(f"A wide resnet has a depth of 6n+4 (10, 16, 22, 28, ...), got {depth}; try {near}")
-    return WideResNet(channels(shape), classes, blocks=blocks, widen=widen, dropout=dropout)
+    return WideResNet(channels(shape), classes, blocks=blocks, widen=widen_factor, dropout=dropout)
 
 
 @model
 def wrn16_4(*, shape: tuple[int, ...], classes: int, dropout: float = 0.0) -> nn.Module:
     """The wide residual net with 16 layers, 4 times as wide."""
-    return wrn(shape=shape, classes=classes, depth=16, widen=4, dropout=dropout)
+    return wrn(shape=shape, classes=classes, depth=16, widen_factor=4, dropout=dropout)
 
 
 @model
 def wrn28_10(*, shape: tuple[int, ...], classes: int, dropout: float = 0.0) -> nn.Module:
     """The wide residual net with 28 layers, 10 times as wide."""
-    return wrn(shape=shape, classes=classes, depth=28, widen=10, dropout=dropout)
+    return wrn(shape=shape, classes=classes, depth=28, widen_factor=10, dropout=dropout)
 
 
 @model
 def wrn40_2(*, shape: tuple[int, ...], classes: int, dropout: float = 0.0) -> nn.Module:
     """The wide residual net with 40 layers, twice as wide."""
-    return wrn(shape=shape, classes=classes, depth=40, widen=2, dropout=dropout)
+    return wrn(shape=shape, classes=classes, depth=40, widen_factor=2, dropout=dropout)
 
 
 class WideResNet(nn.Module):

@@ -121,11 +121,13 @@ def _sentence(bars: Mapping[str, Bar], on: str) -> str:
         )
     gains = {name: bar for name, bar in bars.items() if math.isfinite(bar.gain)}
     if not gains:
-        return f"Members are right on {format_range([bar.mean for bar in bars.values()], percent=True)} of the {on} samples."
+        means = format_range([bar.mean for bar in bars.values()], percent=True)
+        return f"Members are right on {means} of the {on} samples."
     best = max(gains, key=lambda name: gains[name].ensemble.value)
     low, high = (pick(bar.gain for bar in gains.values()) for pick in (min, max))
     return (
-        f"Over {pluralize(len(gains), 'condition')} the ensemble gains {format_percentage_points(low).removesuffix(' points')} to "
+        f"Over {pluralize(len(gains), 'condition')} the ensemble gains "
+        f"{format_percentage_points(low).removesuffix(' points')} to "
         f"{format_percentage_points(high)} on the mean of its members; the best on {on} samples is {best} with "
         f"{format_number(gains[best].ensemble.value, percent=True)}."
     )

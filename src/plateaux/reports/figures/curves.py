@@ -112,7 +112,8 @@ def against(
     percent = _percent(curves)
     sentence = (
         f"{measure} ({row}, {on} samples) against {factor}: lowest {format_number(tops[low], percent)} at "
-        f"{factor}={low[1]:g} ({low[0]}), highest {format_number(tops[high], percent)} at {factor}={high[1]:g} ({high[0]})."
+        f"{factor}={low[1]:g} ({low[0]}), highest {format_number(tops[high], percent)} at {factor}={high[1]:g} "
+        f"({high[0]})."
     )
     title = f"{bare(measure)} against {factor}"
     return _drawn(f"against_{bare(measure)}", title, sentence, curves, (factor, f"{bare(measure)} on {on}"))

@@ -107,7 +107,9 @@ def _sentence(said: SplitPredictions, apart: NDArray[np.float64], each: int) -> 
     most, least = float(np.nanmax(apart)), float(np.nanmin(apart))
     return (
         f"Of {pluralize(len(said.ids), f'{said.split} sample')} {pluralize(len(said.members), 'member')} answer "
-        f"{format_number(split, True)} differently. First the {each} on which they differ most (mutual information up to "
-        f"{format_number(most)} nats), then the {each} on which they differ least (from {format_number(max(least, 0.0))}); "
+        f"{format_number(split, True)} differently. First the {each} on which they differ most (mutual "
+        "information up to "
+        f"{format_number(most)} nats), then the {each} on which they differ least (from "
+        f"{format_number(max(least, 0.0))}); "
         "above each what it is, and what members say in their order, or how many say what."
     )

@@ -1,4 +1,4 @@
-"""The landscape in pictures, from what `plateaux landscape --draw` wrote down."""
+"""The landscape in pictures, from what `plateaux landscape --plots` wrote down."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def sam_sets(met: SamSets) -> ReportFigure | None:
         left.xaxis.get_major_locator().set_params(integer=True)
         left.grid(False, axis="x")
         _overlap(right, table)
-        return style.finalize("careful", f"Careful about what, at epoch {met.epoch}", _sentence(met, table), figure)
+        return style.finalize("sam_sets", f"Sharpness-aware sets at epoch {met.epoch}", _sentence(met, table), figure)
 
 
 def _overlap(axes: Any, table: NDArray[np.float64]) -> None:
@@ -66,9 +66,10 @@ def _sentence(met: SamSets, table: NDArray[np.float64]) -> str:
     total = sum(met.counts)
     words = (
         f"When {pluralize(members, 'member')} met after {pluralize(met.epoch, 'epoch')}, each became careful about "
-        f"{shares} of {pluralize(total, 'sample')}; all about {format_number(met.counts[-1] / total, True)}, nobody about "
+        f"{shares} of {pluralize(total, 'sample')}; all about {format_number(met.counts[-1] / total, True)}, "
+        "nobody about "
         f"{format_number(met.counts[0] / total, True)}"
     )  # fmt: skip
-    return f"{words}. Two members share {format_range(apart, percent=True)} of what either is careful about." if apart else (
-        f"{words}."
-    )  # fmt: skip
+    if not apart:
+        return f"{words}."
+    return f"{words}. Two members share {format_range(apart, percent=True)} of what either is careful about."

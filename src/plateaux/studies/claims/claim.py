@@ -31,7 +31,7 @@ Part = TypeVar("Part", bound=ConfigSection)
 class PrimaryMetric(ConfigSection):
     """What a claim is judged by: a number, which way it should go, and how far it went in the paper."""
 
-    measure: str
+    metric: str
     unit: str = ""
     direction: Literal["above", "below", "equal", "within"]  # equal, within: judged by the theory's own criterion
     zero: float = 0.0  # the value that means "no effect"
@@ -46,15 +46,15 @@ class PrimaryMetric(ConfigSection):
 class Precondition(ConfigSection):
     """What must hold at the tested scale before the claim means anything."""
 
-    measure: str
+    metric: str
     at_least: float
 
 
 class Number(ConfigSection):
     """A number of a study's runs; `where` it is looked for."""
 
-    measure: str
-    on: str
+    metric: str
+    split: str
     row: str
     where: dict[str, Any] = Field(default_factory=dict)
 
@@ -62,17 +62,17 @@ class Number(ConfigSection):
 class Compare(ConfigSection):
     """How a study's numbers make the figures of a claim: of each case, less those of the condition `against` it."""
 
-    measure: str
-    on: str
+    metric: str
+    split: str
     rows: tuple[str, ...] = Field(min_length=1)  # of several, in order, the slope over them is the number
-    less: str = ""  # a row to take away from each
-    by: Number | None = None  # the number is the slope of log on log of this, over all conditions as told
+    minus_row: str = ""  # a row to take away from each
+    slope_over: Number | None = None  # the number is the slope of log on log of this, over all conditions as told
     fitted: float | None = None  # over those only, in each repetition, whose number of the precondition is as high
-    of: dict[str, dict[str, Any]]
-    against: dict[str, Any] | None = None
+    conditions: dict[str, dict[str, Any]]
+    baseline: dict[str, Any] | None = None
     same: tuple[str, ...] = ()  # factors in which both conditions agree
-    least: bool = False  # of all conditions as told but the one against them, the smallest number in each repetition
-    beyond: dict[str, Any] | None = None  # the same difference where these factors are so is taken away
+    minimum: bool = False  # of all conditions as told but the one against them, the smallest number in each repetition
+    difference_from: dict[str, Any] | None = None  # the same difference where these factors are so is taken away
     times: float = 1.0  # 100 for percentage points
     log10: bool = False  # of every number, so that a difference is a ratio
     also: tuple[dict[str, Any], ...] = ()  # what is different for each further measure
@@ -86,7 +86,7 @@ class Claim(ConfigSection):
     number: int = Field(ge=1)
     source: str
     statement: str
-    somewhere: bool = False  # a claim that something can happen: where it does not, that contradicts nothing
+    existential: bool = False  # a claim that something can happen: where it does not, that contradicts nothing
     where: str
     study: str  # a study file, or "theory"
     cases: tuple[str, ...] = ("as stated",)
@@ -161,7 +161,7 @@ def judge_case(claim: Claim, evidence: Evidence | None, case: str) -> Verdict:
         return "not testable at this scale"
     if found.by_theory is not None:
         return found.by_theory
-    return weakest_verdict([verdict(each, claim.primary, claim.somewhere) for each in found.primary])
+    return weakest_verdict([verdict(each, claim.primary, claim.existential) for each in found.primary])
 
 
 def verdict(figure: MeasuredValue, measured: PrimaryMetric, somewhere: bool = False) -> Verdict:
@@ -241,7 +241,7 @@ def _fits(claim: Claim, evidence: Evidence, file: Path) -> None:
         told = f"claim {evidence.claim!r}, cases {list(evidence.cases)}"
         raise RecipeError(f"{file} is of {told}; claim {claim.name!r} has the cases {list(claim.cases)}")
     if claim.precondition and evidence.precondition is None:
-        raise RecipeError(f"{file} lacks the number of the precondition: {claim.precondition.measure}")
+        raise RecipeError(f"{file} lacks the number of the precondition: {claim.precondition.metric}")
     for name, case in evidence.cases.items():
         if (case.by_theory is not None) is not claim.primary.by_theory:
             raise RecipeError(f"{file}, {name}: by_theory belongs to claims that something is equal or within, only")

@@ -50,25 +50,27 @@ def build_evidence(claim: Claim, compare: Compare, findings: Sequence[ResultLike
 
 def differences(compare: Compare, case: str, findings: Sequence[ResultLike]) -> list[float]:
     """Return the case's number less the other condition's, by repetition; less the same elsewhere where it is asked."""
-    wanted = compare.of[case]
+    wanted = compare.conditions[case]
     here = _difference(compare, wanted, findings)
-    if compare.beyond is None:
+    if compare.difference_from is None:
         return list(here.values())
-    return list(_less(here, _difference(compare, {**wanted, **compare.beyond}, findings), compare.measure).values())
+    return list(
+        _less(here, _difference(compare, {**wanted, **compare.difference_from}, findings), compare.metric).values()
+    )
 
 
 def _difference(compare: Compare, wanted: Condition, findings: Sequence[ResultLike]) -> dict[int, float]:
-    mine = [each for each in findings if (each.metric, each.split) == (compare.measure, compare.on)]
+    mine = [each for each in findings if (each.metric, each.split) == (compare.metric, compare.split)]
     of = conditions(mine, wanted)
-    if compare.against is None:
+    if compare.baseline is None:
         return numbers(compare, of, mine, findings)
-    against = conditions(mine, {**compare.against, **{factor: of[0].get(factor) for factor in compare.same}})
+    against = conditions(mine, {**compare.baseline, **{factor: of[0].get(factor) for factor in compare.same}})
     theirs = numbers(compare, against, mine, findings)
-    if not compare.least:
-        return _less(numbers(compare, of, mine, findings), theirs, compare.measure)
+    if not compare.minimum:
+        return _less(numbers(compare, of, mine, findings), theirs, compare.metric)
     others = [numbers(compare, [each], mine, findings) for each in of if each not in against]
     smallest = {at: min(each[at] for each in others) for at in set.intersection(*map(set, others))}
-    return _less(smallest, theirs, compare.measure)
+    return _less(smallest, theirs, compare.metric)
 
 
 def _less(ours: Mapping[int, float], theirs: Mapping[int, float], measure: str) -> dict[int, float]:
@@ -82,17 +84,17 @@ def numbers(
     compare: Compare, at: Sequence[Condition], mine: Sequence[ResultLike], findings: Sequence[ResultLike]
 ) -> dict[int, float]:
     """Return the number of one condition by repetition, or of several the slope over them."""
-    if compare.by is not None:
-        return _slopes(compare, compare.by, at, mine, findings)
+    if compare.slope_over is not None:
+        return _slopes(compare, compare.slope_over, at, mine, findings)
     if len(at) != 1:
         raise RunError(f"{len(at)} conditions of the study are as told: {[dict(each) for each in at]}; tell more")
     table = [by_repetition(mine, row, at[0]) for row in compare.rows]
-    if compare.less:
-        without = by_repetition(mine, compare.less, at[0])
+    if compare.minus_row:
+        without = by_repetition(mine, compare.minus_row, at[0])
         table = [{number: value - without[number] for number, value in row.items()} for row in table]
     if compare.log10:
         if min(value for row in table for value in row.values()) <= 0:
-            raise RunError(f"{compare.measure!r} where {dict(at[0])} is not above zero, so it has no logarithm")
+            raise RunError(f"{compare.metric!r} where {dict(at[0])} is not above zero, so it has no logarithm")
         table = [{number: float(np.log10(value)) for number, value in row.items()} for row in table]
     found = {number: [compare.times * row[number] for row in table] for number in table[0]}
     return {number: row[0] if len(row) == 1 else _slope(range(len(row)), row) for number, row in found.items()}
@@ -126,7 +128,7 @@ def minimum(number: Number | None, findings: Sequence[ResultLike]) -> float | No
     """Return the lowest of a number over conditions and repetitions."""
     if number is None:
         return None
-    mine = [each for each in findings if (each.metric, each.split) == (number.measure, number.on)]
+    mine = [each for each in findings if (each.metric, each.split) == (number.metric, number.split)]
     rows = [by_repetition(mine, number.row, each) for each in conditions(mine, number.where)]
     return min(value for row in rows for value in row.values())
 
@@ -134,7 +136,7 @@ def minimum(number: Number | None, findings: Sequence[ResultLike]) -> float | No
 def _slopes(
     compare: Compare, by: Number, at: Sequence[Condition], mine: Sequence[ResultLike], findings: Sequence[ResultLike]
 ) -> dict[int, float]:
-    axis = [each for each in findings if (each.metric, each.split) == (by.measure, by.on)]
+    axis = [each for each in findings if (each.metric, each.split) == (by.metric, by.split)]
     heights = [by_repetition(mine, compare.rows[0], each) for each in at]
     places = [by_repetition(axis, by.row, each) for each in at]
     shared = sorted(set.intersection(*(set(each) for each in (*heights, *places))))
@@ -152,7 +154,7 @@ def _is_fitted(compare: Compare, condition: Condition, repetition: int, findings
     if compare.fitted is None or compare.precondition is None:
         return True
     asked = compare.precondition
-    mine = [each for each in findings if (each.metric, each.split) == (asked.measure, asked.on)]
+    mine = [each for each in findings if (each.metric, each.split) == (asked.metric, asked.split)]
     return by_repetition(mine, asked.row, condition)[repetition] >= compare.fitted
 
 

@@ -21,7 +21,7 @@ paper. What was measured lies in `claims/evidence/`, numbers only. This page is 
 
 ```bash
 plateaux claims                        # what stands, in the terminal
-plateaux claims 14 15 16 17 --run      # run the study of some, and write its evidence
+plateaux claims 14 15 16 17 --run-studies      # run the study of some, and write its evidence
 plateaux claims --out docs/claims.md   # make this page
 ```
 
@@ -53,7 +53,7 @@ def section(entry: ClaimEntry) -> Iterator[str]:
     yield f"- **Criterion**, fixed {claim.criterion_fixed}: {claim.criterion}"
     if claim.precondition:
         got = f"; here {evidence.precondition:.4g}" if evidence and evidence.precondition is not None else ""
-        yield f"- **Precondition**: {claim.precondition.measure}, at least {claim.precondition.at_least:g}{got}."
+        yield f"- **Precondition**: {claim.precondition.metric}, at least {claim.precondition.at_least:g}{got}."
     yield f"- **Scale**: {claim.scale}."
     yield f"- **Consistent with the paper's own tables**: {claim.consistent_with_own_tables}. {claim.why}"
     yield f"- **Again**: {_again(entry)}"
@@ -96,14 +96,14 @@ def _ours(entry: ClaimEntry, case: str, at: int, measured: PrimaryMetric) -> tup
         return "", ""
     mine = found.primary if at == 0 else (found.also[at - 1],)
     silent = measured.by_theory or not at or entry.verdicts[case] == "not testable at this scale"
-    beside = "" if silent else f"({verdict(mine[0], measured, entry.claim.somewhere)})"
+    beside = "" if silent else f"({verdict(mine[0], measured, entry.claim.existential)})"
     return figures(mine, measured.unit), beside
 
 
 def _measure(measured: PrimaryMetric) -> str:
     signs = {"above": ">", "below": "<"}
     wanted = f", claimed {signs[measured.direction]} {measured.zero:g}" if measured.direction in signs else ""
-    return measured.measure + wanted
+    return measured.metric + wanted
 
 
 def _figure(figure: MeasuredValue) -> str:
@@ -116,7 +116,7 @@ def _figure(figure: MeasuredValue) -> str:
 def _again(entry: ClaimEntry) -> str:
     claim, evidence = entry.claim, entry.evidence
     if evidence is None:
-        return f"`plateaux claims {claim.number} --run`, which runs {_study(claim)}; not yet run."
+        return f"`plateaux claims {claim.number} --run-studies`, which runs {_study(claim)}; not yet run."
     took = format_duration(evidence.seconds) if evidence.seconds is not None else "time not recorded"
     return f"`{evidence.command}`; {took}" + (f"; commit {evidence.commit}." if evidence.commit else ".")
 
