@@ -1,9 +1,9 @@
-"""Write docs/recipe.md from the models that validate recipes and from the plug-ins' own signatures.
+"""Write docs/recipe.md from the models that validate recipes and from the signatures of the plug-ins.
 
 python docs/make_recipe_page.py            # write the page
-python docs/make_recipe_page.py --check    # exit code 1 if the page is not what it would write
+python docs/make_recipe_page.py --check    # exit code 1 if the page is out of date
 
-Names, types and defaults come from the code; what a key means stands below, and a key without a meaning is an error.
+Names, types and defaults come from the code. The meaning of every key is in MEANINGS below; a missing one is an error.
 """
 
 from __future__ import annotations
@@ -28,114 +28,119 @@ HEAD = """\
 
 <!-- Written by docs/make_recipe_page.py: change the code, or the script, and run it again. -->
 
-A recipe is a TOML file that holds the whole experiment. `[data]` and `[model]` must be there; everything else has a
-default. `plateaux train RECIPE --set section.key=value` is the only override; `plateaux recipe check RECIPE` checks a
-recipe without training, and `plateaux recipe schema` prints a JSON schema for editors.
+A recipe is a TOML file that describes the whole experiment. `[data]` and `[model]` are required; all other sections
+have defaults. `plateaux train RECIPE --set section.key=value` is the only override. `plateaux recipe check RECIPE`
+checks a recipe without training, and `plateaux recipe schema` prints a JSON schema for editors.
 
-A section that names a plug-in (`[data]`, `[model]`, `[method]`, `[loss]`, `[optimizer]`, `[[schedule]]`) takes that
-plug-in's options as further keys. **A number may be a list with one value per member**: `rho = [0.05, 0.1, 0.2]` is SAM
-with a radius of its own for each of three members, and `lr = [0.05, 0.1, 0.2]` a hyper-parameter ensemble. `model.name`
-may be such a list too.
+A section that names a plug-in (`[data]`, `[model]`, `[method]`, `[loss]`, `[optimizer]`, `[[lr_scheduler]]`) takes the
+options of that plug-in as additional keys. **A number can be a list with one value per member**:
+`rho = [0.05, 0.1, 0.2]` is SAM with a different radius for each of three members, and `lr = [0.05, 0.1, 0.2]` is a
+hyper-parameter ensemble. `model.name` can also be such a list.
 
-`[executor]`, `[run]`, `[probe]` and the number of members do not decide what a member becomes, so a run may be
-continued with other values there (beyond the last digits, `batchnorm = "local"` on a mesh is the one exception; and
-where the method makes members meet, none can join or leave after the meeting). A run folder whose recipe differs
-anywhere else is refused, with the difference shown.
+`[executor]`, `[run]`, `[probe]` and the number of members do not determine the weights of a member, so a run can be
+continued with other values of them. There are two exceptions: `sync_batchnorm = false` on a mesh changes more than the
+last digits, and after a data partition no member can be added or removed. If the recipe of a run folder differs in any
+other key, the run is rejected and the difference is printed.
 """
 
 MEANINGS = {
-    "members": "networks in the ensemble",
-    "seed": "what every random choice is derived from; runs with different seeds share nothing",
+    "members": "number of networks in the ensemble",
+    "seed": "the seed of all random choices; runs with different seeds share no random numbers",
     "data.name": "a data set: see below, or `package.module:function`",
-    "data.batch": "samples in a batch; on a mesh, over all copies of a member together",
-    "data.order": "`own`: each member has its own shuffling and augmentation; `shared`: all see the same batches; "
-    "`auto`: shared only where members see each other in every batch",
-    "data.validation": "training samples held out for validation: a share below 1, else a count; drawn by the seed",
-    "data.workers": "processes that read samples not held in memory; batches are the same for any number",
-    "data.drop_last": "leave out the last batch of an epoch if it is smaller than the others",
-    "data.crop": "pad images by so many pixels and cut a piece of the old size out at random",
-    "data.flip": "mirror half of the images, at random",
-    "data.mixup": "alpha of mixup; 0 switches it off",
-    "data.cutmix": "alpha of cutmix; 0 switches it off",
-    "data.bag": "bagging: every member learns from a bag of its own, so large a share of the training samples drawn "
-    "with replacement (1.0: as many draws as samples); see [ways to differ](differ.md)",
-    "data.unlabelled": "another data set whose samples, without their labels, go along with every batch, or so many of "
-    "them: `tinyimagenet32@1000`; see [training together](joint.md)",
-    "data.unlabelled_batch": "how many of them go along; as many as labelled ones if unset",
-    "model.name": "a model: see below, `timm:<name>`, or `package.module:function`; may be one for each member",
-    "model.weights": "a safetensors file, or a torch checkpoint that holds nothing but weights, to start from; looked "
-    "for here, then under PLATEAUX_DATA",
-    "model.prefix": "take only the weights under this name from that file; may be one for each member",
-    "model.partial": "let the file lack the last layer, and skip weights of another shape",
-    "model.freeze": "parts of the network that nobody trains; all members share them, and they are held once",
-    "model.sparsity": "share of the weights that magnitude pruning sets to zero at the start; training keeps them zero",
-    "model.adapters": "low-rank adapters on chosen linear layers, such as "
-    '`{ rank = 4, alpha = 8, layers = ["*.query", "*.value"] }`; all else is shared as if frozen, but for the last '
-    "layer or the parts named in `train`; see [adapters](adapters.md)",
-    "model.trunk": "all up to this part, `layer2` say, is frozen and shared, and members are what stands on it; "
-    "`features`: all but the last layer; see [one trunk](trunk.md)",
-    "model.head": "what stands on the trunk: `rest`, the model's own further parts; `linear` or `mlp`, a new head over "
-    "its features, which are averaged over the places of an image",
-    "model.head_width": "units in the middle of an `mlp`; may be one for each member",
-    "model.resize": "bring images to so many pixels a side before the trunk",
-    "model.cache_features": "keep the trunk's features on disk: it sees every image once, and never after that",
-    "model.cache_dtype": "how they are kept; `float16` takes half the room and rounds to three digits",
-    "model.rounds": "with `data.crop` or `data.flip`: keep features of so many variations of every image; each epoch "
-    "draws one of them for each",
+    "data.batch_size": "samples per batch; on a mesh, in total over all replicas of a member",
+    "data.shuffle": "`per_member`: each member has its own order and augmentation; `shared`: all members get the same "
+    "batches; `auto`: `shared` only if the method uses the outputs of several members in every batch",
+    "data.validation_split": "training samples held out for validation: a fraction if below 1, otherwise a count; "
+    "drawn with the seed",
+    "data.num_workers": "processes that read samples not held in memory; the batches do not depend on their number",
+    "data.drop_last": "skip the last batch of an epoch if it is smaller than the others",
+    "data.crop": "pad images by this many pixels and crop them to their original size at random",
+    "data.flip": "flip half of the images horizontally, at random",
+    "data.mixup": "alpha of mixup; 0 turns it off",
+    "data.cutmix": "alpha of cutmix; 0 turns it off",
+    "data.bootstrap": "bagging: every member trains on its own bootstrap sample, drawn with replacement; its size is "
+    "this fraction of the training samples (1.0: as many draws as samples); see [ways to differ](differ.md)",
+    "data.unlabeled": "another data set whose samples are added to every batch without their labels, or N of its "
+    "samples: `tinyimagenet32@1000`; see [joint training](joint.md)",
+    "data.unlabeled_batch_size": "unlabeled samples per batch; `data.batch_size` if unset",
+    "model.name": "a model: see below, `timm:<name>`, or `package.module:function`; can be a list with one per member",
+    "model.weights": "initial weights: a safetensors file, or a torch checkpoint that contains only weights; searched "
+    "in the current folder, then in PLATEAUX_DATA",
+    "model.weights_prefix": "load only the weights with this prefix from that file; can be a list with one per member",
+    "model.strict": "`false`: the file can lack the last layer, and weights of a different shape are skipped",
+    "model.freeze": "modules that are not trained; all members share them, and they are stored once",
+    "model.sparsity": "fraction of the weights that magnitude pruning sets to zero at the start; they stay zero during "
+    "training",
+    "model.lora": "low-rank adapters on selected linear layers, such as "
+    '`{ rank = 4, alpha = 8, target_modules = ["*.query", "*.value"] }`; all other weights are frozen and shared, '
+    "except the last layer or the modules named in `modules_to_save`; see [adapters](adapters.md)",
+    "model.backbone": "the last module of the backbone, such as `layer2`: everything up to it is frozen and shared, "
+    "and members consist of the rest; `features`: everything but the last layer; see [shared backbone](trunk.md)",
+    "model.head": "what each member adds to the backbone: `own`, the remaining modules of the model; `linear` or "
+    "`mlp`, a new head on its features, averaged over positions",
+    "model.head_width": "hidden units of an `mlp` head; can be a list with one per member",
+    "model.image_size": "resize images to this many pixels per side before the backbone",
+    "model.cache_features": "cache the features of the backbone on disk, so that it runs only once for every image",
+    "model.cache_dtype": "type of the cached features; `float16` halves the size and rounds to three digits",
+    "model.cached_augmentations": "with `data.crop` or `data.flip`: number of augmentations of every image whose "
+    "features are cached; each epoch draws one of them for each image",
     "method.name": "a method: see below, or `package.module:function`",
-    "loss.name": "a loss: see below; one of your own goes through `plateaux.Given(loss=...)` from Python",
-    "optimizer.name": "any optimiser of `torch.optim` that works step by step; its options, such as `momentum`, "
-    "are further keys",
+    "loss.name": "a loss: see below; from Python, pass your own with `plateaux.Components(loss=...)`",
+    "optimizer.name": "any optimizer of `torch.optim` that does not need a closure; its options, such as `momentum`, "
+    "are additional keys",
     "optimizer.lr": "learning rate",
-    "optimizer.weight_decay": "weight decay, as that optimiser understands it",
-    "optimizer.decay": "`all`: every parameter decays; `weights`: not biases, not normalisation",
-    "optimizer.clip": "largest norm of the direction a step may follow (SAM: of the second gradient)",
-    "optimizer.accumulate": "work each batch through in so many pieces, for memory",
-    "schedule.name": "`cosine`, `multistep`, `step`, `linear`, `constant`, `exponential`, `polynomial`, or a class of "
-    "`torch.optim.lr_scheduler`; options that count time (`milestones`, `step_size`, ...) count epochs",
-    "schedule.epochs": "how long it lasts; only the last `[[schedule]]` may leave it out",
-    "schedule.per": "move the rate after every epoch, or after every step; the same for all",
+    "optimizer.weight_decay": "weight decay, as defined by the optimizer",
+    "optimizer.decay_filter": "`all`: decay every parameter; `matrices`: no decay for biases and normalization layers",
+    "optimizer.max_grad_norm": "maximum norm of the descent direction (SAM: of the second gradient)",
+    "optimizer.gradient_accumulation_steps": "number of micro-batches per batch, to save memory",
+    "lr_scheduler.name": "`cosine`, `multistep`, `step`, `linear`, `constant`, `exponential`, `polynomial`, or a class "
+    "of `torch.optim.lr_scheduler`; options that measure time (`milestones`, `step_size`, ...) are in epochs",
+    "lr_scheduler.epochs": "length in epochs; only the last `[[lr_scheduler]]` can omit it",
+    "lr_scheduler.interval": "update the learning rate after every epoch or after every step; the same for all "
+    "schedulers",
     "train.epochs": "passes over the training samples",
-    "train.validate_every": "measure on the validation samples after every so many epochs",
-    "train.keep": "`last`, or `best:<measure>`: the weights with the best value on the validation samples",
-    "train.average_from": "use every member at the moving average of its weights after this step and all later ones, "
-    "BatchNorm's statistics taken anew; `keep` then chooses among averages; see [ways to differ](differ.md)",
-    "train.patience": "end a member after so many validations without a better one",
-    "train.precision": "`auto` tries fp32 and bf16 for 50 steps and takes the fastest whose loss stays within 2 % of "
-    "fp32; chosen once, recorded in the run",
-    "train.memory_format": "how images lie in memory; `auto` is tried together with the precision",
-    "train.compile": "pass every network through `torch.compile`",
-    "train.deterministic": "set torch's flag that refuses operations without a deterministic form",
-    "train.randomness": "what vmap does about dropout: refuse it, or let it differ from a loop",
+    "train.validate_every": "epochs between two evaluations on the validation samples",
+    "train.select": "`last`, or `best:<metric>`: the weights with the best value on the validation samples",
+    "train.swa_start": "use the running average of the weights after this step and all later ones, with recomputed "
+    "BatchNorm statistics; `select` then selects among averages; see [ways to differ](differ.md)",
+    "train.early_stopping_patience": "stop a member after this many validations without improvement",
+    "train.precision": "`auto` runs 50 steps in fp32 and in bf16 and takes the fastest whose loss is within 2 % of "
+    "fp32; selected once and recorded in the run",
+    "train.memory_format": "memory format of images; `auto` is tested together with the precision",
+    "train.compile": "compile every network with `torch.compile`",
+    "train.deterministic": "set torch's flag that rejects nondeterministic operations",
+    "train.randomness": "how vmap treats dropout: reject it, or allow results that differ from a loop",
     "executor.name": "an executor: `local`, `mesh` or `ray`",
-    "executor.manner": "how `local` holds members; see [executors](executors.md)",
-    "executor.processes": "`local`: a pool of so many processes; `mesh`: processes to start; `ray`: those of "
-    "members that learn together",
-    "executor.devices": 'devices to use, such as `["0", "1"]` or `["cpu"]`; without it the best there is',
-    "executor.threads": "CPU threads of each process; without it the cores, shared among the processes",
-    "executor.data": "`mesh`, `ray`: copies of each member that share a batch",
-    "executor.batchnorm": "`mesh`: BatchNorm over the whole batch, or over each copy's share",
-    "executor.address": "`ray`: the [cluster](cluster.md) to join; without it RAY_ADDRESS, or one of our own on this "
+    "executor.mode": "how `local` runs members; see [executors](executors.md)",
+    "executor.processes": "`local`: size of the process pool; `mesh`: number of processes to start; `ray`: processes "
+    "of members that train jointly",
+    "executor.devices": 'devices to use, such as `["0", "1"]` or `["cpu"]`; default: the best available',
+    "executor.threads": "CPU threads per process; default: the cores, divided among the processes",
+    "executor.data_parallel": "`mesh`, `ray`: replicas of each member that share a batch",
+    "executor.sync_batchnorm": "`mesh`: compute BatchNorm statistics over the whole batch; `false`: per replica",
+    "executor.address": "`ray`: address of the [cluster](cluster.md); default: RAY_ADDRESS, or a new cluster on this "
     "machine",
-    "executor.cpus": "`ray`: CPUs of each process",
-    "executor.gpus": "`ray`: GPUs of each process; 0.25 lets four share a device",
-    "executor.retries": "`ray`: how often a job whose process or node died is begun again",
-    "run.checkpoint_epochs": "write a checkpoint after every so many epochs",
-    "run.checkpoint_minutes": "and after so many minutes, in the middle of an epoch",
-    "run.keep_resume": "what to do with the resume states of a finished member: `last` keeps the newest and that of "
-    "the first meeting, where another run may begin (`--span-from`)",
-    "run.log_every": "a line in the log after every so many steps",
-    "run.min_members": "a meeting goes ahead with so many members, should the others be given up; without it, with all",
-    "run.tensorboard": "also write curves for TensorBoard (`plateaux[track]`)",
-    "run.features": "where `model.cache_features` keeps features, for any number of runs; unset: below the folder that "
-    "PLATEAUX_CACHE names, or ~/.cache/plateaux",
-    "probe.names": "[probes](landscape.md) to ask of every member while it trains, options in brackets",
-    "probe.every": "ask after so many epochs each time, and after the last",
-    "probe.samples": "training samples to ask about, drawn by the seed and always the same",
-    "search.method": "options of the method that every member draws for itself, as in `rho = { low = 0.01, high = 0.5, "
-    "log = true }`; `whole = true` draws integers, a list is chosen from; see [ways to differ](differ.md)",
-    "search.loss": "options of the loss, likewise",
-    "search.optimizer": "keys of the optimiser, likewise: `lr`, `weight_decay`, `clip`, and its options",
+    "executor.num_cpus": "`ray`: CPUs per process",
+    "executor.num_gpus": "`ray`: GPUs per process; with 0.25, four processes share a device",
+    "executor.max_retries": "`ray`: how often a job is restarted if its process or node died",
+    "run.checkpoint_every_epochs": "epochs between two checkpoints",
+    "run.checkpoint_every_minutes": "also write a checkpoint after this many minutes, within an epoch",
+    "run.keep_checkpoints": "checkpoints of a finished member: `none` deletes them; `last` keeps the newest one and "
+    "the one at the first data partition, from which another run can branch (`--branch-from`)",
+    "run.log_every": "steps between two lines of the log",
+    "run.min_members": "minimum number of members for a data partition if other members failed; default: all members",
+    "run.tensorboard": "also write TensorBoard logs (`plateaux[track]`)",
+    "run.feature_cache": "folder for `model.cache_features`, shared by any number of runs; default: a folder in "
+    "PLATEAUX_CACHE, or ~/.cache/plateaux",
+    "probe.probes": "[probes](landscape.md) to run on every member during training, with options in parentheses",
+    "probe.every": "epochs between two runs of the probes; they also run after the last epoch",
+    "probe.samples": "number of training samples, drawn with the seed and always the same",
+    "search.method": "options of the method that are sampled for every member, such as `rho = { low = 0.01, high = "
+    "0.5, log = true }`; `integer = true` samples integers, and a list is a set of choices; see "
+    "[ways to differ](differ.md)",
+    "search.loss": "options of the loss, sampled in the same way",
+    "search.optimizer": "keys of the optimizer, sampled in the same way: `lr`, `weight_decay`, `max_grad_norm`, and "
+    "the options of the optimizer",
 }
 
 PLUGINS: tuple[tuple[str, str, Registry], ...] = (
@@ -153,14 +158,14 @@ def page() -> str:
 
 def _sections() -> list[str]:
     plain = {name: field for name, field in Recipe.model_fields.items() if not _model_in(field.annotation)}
-    parts = [_table("At the top", "", "An experiment, whole.", plain)]
+    parts = [_table("Top level", "", "The complete configuration of an experiment.", plain)]
     for name, field in Recipe.model_fields.items():
         part = _model_in(field.annotation)
         if part is not None:
             title = f"[[{name}]]" if get_origin(field.annotation) is tuple else f"[{name}]"
             parts.append(_table(f"`{title}`", name, (part.__doc__ or "").strip(), part.model_fields))
     unused = set(MEANINGS) - _keys()
-    assert not unused, f"meanings of keys that a recipe does not have: {sorted(unused)}"
+    assert not unused, f"MEANINGS has keys that do not exist in a recipe: {sorted(unused)}"
     return parts
 
 
@@ -176,7 +181,7 @@ def _table(title: str, section: str, words: str, found: dict[str, Any]) -> str:
     lines = [f"## {title}", "", words, "", "| key | type | default | meaning |", "|---|---|---|---|"]
     for name, field in found.items():
         path = f"{section}.{name}".lstrip(".")
-        assert path in MEANINGS, f"docs/make_recipe_page.py: say in MEANINGS what {path} means"
+        assert path in MEANINGS, f"docs/make_recipe_page.py: add the meaning of {path} to MEANINGS"
         default = "required" if field.is_required() else _show(field.default)
         lines.append(f"| `{name}` | {_type(field.annotation)} | {default} | {MEANINGS[path]} |")
     return "\n".join([*lines, ""])
@@ -184,7 +189,7 @@ def _table(title: str, section: str, words: str, found: dict[str, Any]) -> str:
 
 def _losses() -> str:
     rows = [f"| `{name}` | {_options(factory)} | {_sentence(factory)} |" for name, factory in sorted(LOSSES.items())]
-    return "\n".join(["## Losses", "", "| name | options | what it is |", "|---|---|---|", *rows, ""])
+    return "\n".join(["## Losses", "", "| name | options | description |", "|---|---|---|", *rows, ""])
 
 
 def _plugins(kind: str, title: str, registry: Registry) -> str:
@@ -194,7 +199,7 @@ def _plugins(kind: str, title: str, registry: Registry) -> str:
         prefix = name.removesuffix("<name>")
         factory = registry.prefixes[prefix] if name.endswith("<name>") else registry.get(name)
         rows.append(f"| `{name}` | {_options(factory, hidden=('name',))} | {words} |")
-    return "\n".join([f"## {title}", "", f"| `{kind}.name` | options | what it is |", "|---|---|---|", *rows, ""])
+    return "\n".join([f"## {title}", "", f"| `{kind}.name` | options | description |", "|---|---|---|", *rows, ""])
 
 
 def _options(factory: Any, hidden: tuple[str, ...] = ()) -> str:
@@ -210,7 +215,7 @@ def _sentence(factory: Any) -> str:
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:
-    """Return the section a field holds, alone or in a list."""
+    """Return the section of a field, alone or in a list."""
     for each in (annotation, *get_args(annotation)):
         if isinstance(each, type) and issubclass(each, BaseModel):
             return each
@@ -218,7 +223,7 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
 
 
 def _type(annotation: Any) -> str:
-    """Return a type in words that TOML users know."""
+    """Return the name of a type for users of TOML."""
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin is Literal:
         return " or ".join(f"`{value}`" for value in inner)
@@ -228,7 +233,7 @@ def _type(annotation: Any) -> str:
         return "table"
     if origin is tuple:
         return f"list of {_type(inner[0])}s"
-    return {int: "whole number", float: "number", str: "text", bool: "true or false"}[annotation]
+    return {int: "integer", float: "number", str: "string", bool: "true or false"}[annotation]
 
 
 def _show(value: Any) -> str:
@@ -245,7 +250,7 @@ def main() -> int:
     if "--check" in sys.argv[1:]:
         if PAGE.exists() and PAGE.read_text(encoding="utf-8") == text:
             return 0
-        print("docs/recipe.md is not what the code says; run: python docs/make_recipe_page.py", file=sys.stderr)
+        print("docs/recipe.md is out of date; run: python docs/make_recipe_page.py", file=sys.stderr)
         return 1
     PAGE.write_text(text, encoding="utf-8")
     return 0
