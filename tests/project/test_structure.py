@@ -1,0 +1,60 @@
+"""The structure a newcomer can guess: packages only at the root, one meaning for each name."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import plateaux
+
+ROOT = Path(plateaux.__file__).parent
+SOURCES = sorted(ROOT.rglob("*.py"))
+PACKAGES = {path.name for path in ROOT.iterdir() if path.is_dir() and (path / "__init__.py").exists()}
+# Modules that were at the root before, and whose names are not those of a package now.
+MOVED = (
+    *("adopt", "alarms", "answers", "assess", "build", "choose", "conduct", "course", "crew", "detect", "doubt"),
+    *("evaluate", "exchange", "features", "ground", "guests", "hand", "landscape", "learner", "learning", "ledger"),
+    *("machine", "measures", "measuring", "meeting", "mixing", "norms", "notes", "offers", "pages", "panel", "plan"),
+    *("pool", "probes", "recipe", "rules", "run", "samples", "soup", "span", "spread", "step", "store", "study"),
+    *("surgery", "tables", "targets", "terminal", "train", "trees", "trunk", "turns", "types", "updates", "words"),
+)
+
+
+def definitions(kind: type[ast.AST]) -> Iterator[tuple[str, ast.AST]]:
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, kind):
+                yield str(path.relative_to(ROOT)), node
+
+
+def test_the_root_of_the_package_holds_packages_only() -> None:
+    files = {path.name for path in ROOT.iterdir() if path.is_file()}
+    assert files == {"__init__.py", "__main__.py", "py.typed"}
+    assert len(PACKAGES) == 16
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_a_module_that_moved_is_not_found_at_its_old_place(name: str) -> None:
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module(f"plateaux.{name}")
+
+
+def test_no_package_has_the_name_of_a_public_function() -> None:
+    functions = {name for name in plateaux.__all__ if inspect.isfunction(getattr(plateaux, name))}
+    assert functions & PACKAGES == set()
+
+
+def test_no_class_name_occurs_twice() -> None:
+    names = Counter(node.name for _, node in definitions(ast.ClassDef))  # type: ignore[attr-defined]
+    assert [name for name, times in names.items() if times > 1] == []
+
+
+def test_the_name_of_a_function_says_what_it_does() -> None:
+    names = [(path, node.name) for path, node in definitions(ast.FunctionDef)]  # type: ignore[attr-defined]
+    assert [each for each in names if each[1].endswith(("_of", "_named"))] == []
