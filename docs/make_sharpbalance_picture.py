@@ -3,7 +3,7 @@
 python docs/make_sharpbalance_picture.py            # write the picture
 python docs/make_sharpbalance_picture.py --check    # exit code 1 if the picture is not what it would write
 
-The scores are made up; who is careful about what is decided by the package's own rule.
+The scores are made up; the package's own rule assigns the samples.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from plateaux.data.partition.rules import rule
+from plateaux.data.partition.rules import get_rule
 
 PICTURE = Path(__file__).parent / "images" / "sharpbalance.svg"
 TOP = 0.25
@@ -28,10 +28,10 @@ SCORES = np.array(
     ],
     np.float32,
 )
-COLOURS = ("#1b6ca8", "#2e8b57", "#8e44ad")
+COLORS = ("#1b6ca8", "#2e8b57", "#8e44ad")
 INK, PALE, LINE = "#22272e", "#5b6470", "#c4cad1"
 CELL, FIRST, ROW = 23, 108, 58  # of the tables: a cell's side, the first row's top, from row to row
-MEMBERS, TABLE, NOTES = 24, 258, 628  # left edges of the three columns
+MEMBERS, TABLE, SETS = 24, 258, 628  # left edges of the three columns
 WIDTH, HEIGHT = 1000, 548
 
 
@@ -41,7 +41,7 @@ class Shown:
 
     members: int = len(SCORES)
     samples: int = SCORES.shape[1]
-    key: int = 0
+    seed: int = 0
 
     def chunks(self) -> Iterator[NDArray[np.float32]]:
         yield SCORES
@@ -49,9 +49,9 @@ class Shown:
 
 def picture() -> str:
     """Return the picture as SVG."""
-    careful = np.concatenate(list(rule("paper", top=TOP)(Shown())), 1)
+    sam_sets = np.concatenate(list(get_rule("paper", top_k=TOP)(Shown())), 1)
     sharp = SCORES.argsort(1).argsort(1) >= SCORES.shape[1] - int(TOP * SCORES.shape[1])
-    parts = [*_members(), *_table(sharp), *_notes(careful), *_step(careful[0])]
+    parts = [*_members(), *_table(sharp), *_sam_sets(sam_sets), *_step(sam_sets[0])]
     head = (
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" xmlns="http://www.w3.org/2000/svg" '
         'font-family="DejaVu Sans, Verdana, Helvetica, Arial, sans-serif" font-size="13">'
@@ -61,18 +61,18 @@ def picture() -> str:
 
 
 def _members() -> Iterator[str]:
-    yield _text(MEMBERS, 36, "1  train until the meeting", bold=True)
+    yield _text(MEMBERS, 36, "1  train until the partition epoch", bold=True)
     yield _text(MEMBERS, 56, "each on its own", PALE)
-    for number, colour in enumerate(COLOURS):
+    for number, color in enumerate(COLORS):
         top = FIRST + number * ROW
-        yield _box(MEMBERS, top - 9, 172, CELL + 18, colour, "#ffffff", 6)
-        yield _text(MEMBERS + 12, top + 8, f"member {number}", colour, bold=True)
+        yield _box(MEMBERS, top - 9, 172, CELL + 18, color, "#ffffff", 6)
+        yield _text(MEMBERS + 12, top + 8, f"member {number}", color, bold=True)
         yield _text(MEMBERS + 12, top + 25, "SAM on every sample", PALE, size=12)
         yield _arrow(MEMBERS + 180, top + CELL / 2, TABLE - 8)
 
 
 def _table(sharp: NDArray[np.bool_]) -> Iterator[str]:
-    yield _text(TABLE, 36, "2  score every sample, and meet", bold=True)
+    yield _text(TABLE, 36, "2  score every sample", bold=True)
     yield _text(TABLE, 56, "a table, members by samples, in the run folder", PALE)
     yield from _numbers(TABLE)
     for number, row in enumerate(SCORES):
@@ -82,8 +82,8 @@ def _table(sharp: NDArray[np.bool_]) -> Iterator[str]:
         for place in np.flatnonzero(sharp[number]).tolist():
             yield _box(TABLE + place * CELL + 1, FIRST + number * ROW + 1, CELL - 2, CELL - 2, INK, "none", 2, 3)
         yield _arrow(TABLE + 12 * CELL + 6, FIRST + number * ROW + CELL / 2, TABLE + 12 * CELL + 24)
-        yield _arrow(NOTES - 24, FIRST + number * ROW + CELL / 2, NOTES - 6)
-    middle = (TABLE + 12 * CELL + NOTES) / 2
+        yield _arrow(SETS - 24, FIRST + number * ROW + CELL / 2, SETS - 6)
+    middle = (TABLE + 12 * CELL + SETS) / 2
     yield _box(middle - 20, FIRST - 9, 40, 2 * ROW + CELL + 18, INK, "#f4f5f7", 6)
     yield _text(middle, FIRST + ROW + CELL / 2 + 5, "rule", bold=True, middle=True)
     y = FIRST + 3 * ROW + 2
@@ -91,52 +91,52 @@ def _table(sharp: NDArray[np.bool_]) -> Iterator[str]:
     yield _box(TABLE + 19, y - 12, 14, 14, LINE, _shade(0.9), 2)
     yield _text(TABLE + 42, y, "low and high score: squared gradient norm", PALE, size=12)
     yield _box(TABLE + 20, y + 9, 13, 13, INK, "none", 2, 3)
-    yield _text(TABLE + 42, y + 20, "the member's highest quarter (top = 0.25)", PALE, size=12)
+    yield _text(TABLE + 42, y + 20, "the member's highest quarter (top_k = 0.25)", PALE, size=12)
 
 
-def _notes(careful: NDArray[np.bool_]) -> Iterator[str]:
-    yield _text(NOTES, 36, "3  be careful about what the others find sharp", bold=True)
-    yield _text(NOTES, 56, "one bit a sample, in the run folder", PALE)
-    yield from _numbers(NOTES)
-    for number, row in enumerate(careful):
+def _sam_sets(sam_sets: NDArray[np.bool_]) -> Iterator[str]:
+    yield _text(SETS, 36, "3  sharpness-aware sets", bold=True)
+    yield _text(SETS, 56, "one bit per sample, in the run folder", PALE)
+    yield from _numbers(SETS)
+    for number, row in enumerate(sam_sets):
         y = FIRST + number * ROW
         for sample, bit in enumerate(row):
-            fill = COLOURS[number] if bit else "#ffffff"
-            yield _box(NOTES + sample * CELL + 1, y + 1, CELL - 2, CELL - 2, COLOURS[number] if bit else LINE, fill, 2)
-        yield _text(NOTES + 12 * CELL + 10, y + 16, f"{row.sum()} of 12", COLOURS[number], size=12)
+            fill = COLORS[number] if bit else "#ffffff"
+            yield _box(SETS + sample * CELL + 1, y + 1, CELL - 2, CELL - 2, COLORS[number] if bit else LINE, fill, 2)
+        yield _text(SETS + 12 * CELL + 10, y + 16, f"{row.sum()} of 12", COLORS[number], size=12)
     y = FIRST + 3 * ROW + 2
-    yield _box(NOTES + 1, y - 12, 14, 14, COLOURS[0], COLOURS[0], 2)
-    yield _text(NOTES + 24, y, "careful: climb before descending", PALE, size=12)
-    yield _box(NOTES + 1, y + 8, 14, 14, LINE, "#ffffff", 2)
-    yield _text(NOTES + 24, y + 20, "plain descent", PALE, size=12)
+    yield _box(SETS + 1, y - 12, 14, 14, COLORS[0], COLORS[0], 2)
+    yield _text(SETS + 24, y, "SAM: gradient at perturbed weights", PALE, size=12)
+    yield _box(SETS + 1, y + 8, 14, 14, LINE, "#ffffff", 2)
+    yield _text(SETS + 24, y + 20, "plain gradient", PALE, size=12)
 
 
-def _step(careful: NDArray[np.bool_]) -> Iterator[str]:
-    colour, batch = COLOURS[0], (3, 7, 0, 10, 5, 8, 1, 11)
-    plain = [sample for sample in batch if not careful[sample]]
-    steep = [sample for sample in batch if careful[sample]]
+def _step(sam_sets: NDArray[np.bool_]) -> Iterator[str]:
+    color, batch = COLORS[0], (3, 7, 0, 10, 5, 8, 1, 11)
+    plain = [sample for sample in batch if not sam_sets[sample]]
+    steep = [sample for sample in batch if sam_sets[sample]]
     yield f'<line x1="24" y1="328" x2="{WIDTH - 24}" y2="328" stroke="{LINE}"/>'
     yield _text(MEMBERS, 360, "4  one step of member 0, from then on", bold=True)
     yield _text(MEMBERS, 434, "a batch", PALE)
     for place, sample in enumerate(batch):
-        yield _sample(MEMBERS + place * CELL, 444, sample, colour if careful[sample] else "")
+        yield _sample(MEMBERS + place * CELL, 444, sample, color if sam_sets[sample] else "")
     for target in (408, 492):
         yield _arrow(MEMBERS + 8 * CELL + 10, 444 + CELL / 2, TABLE + 20, target)
     for top, part in ((396, plain), (480, steep)):
         for place, sample in enumerate(part):
-            yield _sample(TABLE + 32 + place * CELL, top, sample, colour if careful[sample] else "")
-    yield _text(TABLE + 32, 386, "the plain part", PALE)
-    yield _text(TABLE + 32, 470, "the careful part", PALE)
+            yield _sample(TABLE + 32 + place * CELL, top, sample, color if sam_sets[sample] else "")
+    yield _text(TABLE + 32, 386, "the normal part", PALE)
+    yield _text(TABLE + 32, 470, "the sharpness-aware part", PALE)
     yield _arrow(TABLE + 36 + 5 * CELL, 408, 428)
     yield _arrow(TABLE + 36 + 5 * CELL, 492, 428)
-    yield _text(440, 412, "gradients at w", colour)
-    yield _text(440, 488, "g at w, up to w + rho g / |g|,", colour)
-    yield _text(440, 507, "gradients up there", colour)
+    yield _text(440, 412, "gradients at w", color)
+    yield _text(440, 488, "g at w, up to w + rho g / |g|,", color)
+    yield _text(440, 507, "gradients up there", color)
     for source in (408, 492):
         yield _arrow(656, source, 704, 444 + CELL / 2)
-    yield _box(714, 424, 262, 62, colour, "#ffffff", 6)
-    yield _text(726, 449, "sum of both, over the batch's size:", colour)
-    yield _text(726, 471, "the direction of one optimiser step", colour)
+    yield _box(714, 424, 262, 62, color, "#ffffff", 6)
+    yield _text(726, 449, "sum of both, over the batch's size:", color)
+    yield _text(726, 471, "the direction of one optimizer step", color)
 
 
 def _numbers(left: int) -> Iterator[str]:
@@ -144,22 +144,22 @@ def _numbers(left: int) -> Iterator[str]:
         yield _text(left + sample * CELL + CELL / 2, FIRST - 18, str(sample), PALE, size=11, middle=True)
 
 
-def _sample(x: float, y: float, number: int, colour: str) -> str:
-    square = _box(x + 1, y + 1, CELL - 2, CELL - 2, colour or LINE, colour or "#ffffff", 2)
-    return square + _text(x + CELL / 2, y + 16, str(number), "#ffffff" if colour else PALE, size=11, middle=True)
+def _sample(x: float, y: float, number: int, color: str) -> str:
+    square = _box(x + 1, y + 1, CELL - 2, CELL - 2, color or LINE, color or "#ffffff", 2)
+    return square + _text(x + CELL / 2, y + 16, str(number), "#ffffff" if color else PALE, size=11, middle=True)
 
 
 def _shade(share: float) -> str:
-    """Return a colour between white and orange."""
+    """Return a color between white and orange."""
     mixed = (round(high + (low - high) * share) for high, low in zip((255, 255, 255), (230, 106, 18), strict=True))
     return "#" + "".join(f"{value:02x}" for value in mixed)
 
 
 def _text(
-    x: float, y: float, words: str, colour: str = INK, *, size: int = 13, bold: bool = False, middle: bool = False
+    x: float, y: float, words: str, color: str = INK, *, size: int = 13, bold: bool = False, middle: bool = False
 ) -> str:
     more = (' font-weight="bold"' if bold else "") + (' text-anchor="middle"' if middle else "")
-    return f'<text x="{x:g}" y="{y:g}" fill="{colour}" font-size="{size}"{more}>{words}</text>'
+    return f'<text x="{x:g}" y="{y:g}" fill="{color}" font-size="{size}"{more}>{words}</text>'
 
 
 def _box(

@@ -56,7 +56,7 @@ def main() -> None:
     console = Console(record=True, force_terminal=True, width=104, height=40, file=io.StringIO(), legacy_windows=False)
     for module in (cli, common):
         module.Console = lambda **_: console
-    cli.watching = _watching
+    cli.live_progress = _live_progress
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         for command in COMMANDS:
@@ -72,7 +72,7 @@ def main() -> None:
 
 
 @contextmanager
-def _watching(console: Console) -> Iterator[Any]:
+def _live_progress(console: Console) -> Iterator[Any]:
     latest: dict[int, dict[str, Any]] = {}
     halfway = False
 
