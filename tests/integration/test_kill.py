@@ -107,7 +107,7 @@ def whole(recipe: Path, ask: Ask) -> Path:
     return out
 
 
-def small(folder: Path, *, train: str = 'keep = "best:accuracy"', minutes: float = 1e-9) -> Path:
+def small(folder: Path, *, train: str = 'select = "best:accuracy"', minutes: float = 1e-9) -> Path:
     file = folder / "small.toml"
     file.write_text(SMALL.format(train=train, minutes=minutes))
     return file
@@ -233,7 +233,7 @@ def test_a_kill_at_every_touch_of_storage_changes_no_bit(tmp_path: Path, ask: As
 
 def test_a_kill_before_an_early_end_is_noted_does_not_make_a_member_train_longer(tmp_path: Path, ask: Ask) -> None:
     # lr = 0: never better than after the first epoch, so that patience runs out after the second.
-    recipe = small(tmp_path, train='patience = 1\nkeep = "last"', minutes=60)
+    recipe = small(tmp_path, train='early_stopping_patience = 1\nselect = "last"', minutes=60)
     changes = ["optimizer.lr=0.0", "train.epochs=6", "members=1"]
     assert ask(recipe, tmp_path / "whole", set=changes)["status"] == 0
     assert Run.open(tmp_path / "whole").progress(0).epoch == 2
@@ -386,7 +386,7 @@ def test_the_recipe_of_these_tests_is_what_it_should_be(recipe: Path) -> None:
 
 
 def _meeting_files(out: Path) -> dict[str, bytes]:
-    folders = [out / "scores", out / "notes"]
+    folders = [out / "sharpness", out / "sam_sets"]
     files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
     return {path.relative_to(out).as_posix(): path.read_bytes() for path in files}
 
@@ -419,7 +419,7 @@ def test_a_kill_at_every_moment_of_a_meeting_changes_no_bit(manner: str, tmp_pat
 def _half_way(out: Path) -> set[str]:
     """Say how far a killed run had come in its meeting."""
     files = [name for name in _meeting_files(out) if PART not in name]
-    scores, notes = (sum(name.startswith(kind) for name in files) for kind in ("scores", "notes"))
+    scores, notes = (sum(name.startswith(kind) for name in files) for kind in ("sharpness", "sam_sets"))
     said = {0: set(), 3: {"all have scored"}}.get(scores, {"some have scored"})
     if notes:
         said = {"decided"} if "sam_sets/1/summary.json" in files else {"all notes"} if notes == 3 else {"a note"}
