@@ -362,7 +362,7 @@ def test_resume_of_sam_is_exact_where_the_common_wrapper_loses_momentum(tmp_path
     # The wrapper is what pytorch_optimizer was until 3.9; since 4 it keeps the momentum, as it should.
     assert lost_on_the_way(lambda params: Wrapped(params, rho=0.05, lr=0.1, momentum=0.9)) > 1e-3
     assert lost_on_the_way(lambda params: SAM(params, torch.optim.SGD, rho=0.05, lr=0.1, momentum=0.9)) == 0
-    recipe = small(tmp_path, train='keep = "last"')
+    recipe = small(tmp_path, train='select = "last"')
     assert ask(recipe, tmp_path / "whole")["status"] == 0
     kills = 0
     while ask(recipe, tmp_path / "stopped", event=40)["status"] != 0:

@@ -182,13 +182,13 @@ def broken(sabotage: str) -> Iterator[None]:
 @contextmanager
 def _planning_late() -> Iterator[None]:
     train = importlib.import_module("plateaux.training.train")  # as an attribute it is the function of that name
-    missing = train.missing
+    pending_jobs = train.pending_jobs
 
     def late(*args: Any, **options: Any) -> Any:
         time.sleep(0.3 * (int(os.environ["RANK"]) > 0))
-        return missing(*args, **options)
+        return pending_jobs(*args, **options)
 
-    with patch.object(train, "missing", late):
+    with patch.object(train, "pending_jobs", late):
         yield
 
 
