@@ -12,7 +12,7 @@ from laws.conftest import Loop
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import Interrupted
 from plateaux.storage.run import Run
-from plateaux.training import checkpoint, trainer
+from plateaux.training import checkpoint, checkpointer
 from plateaux.training.train import train
 
 
@@ -80,6 +80,6 @@ def test_losing_the_optimisers_state_would_be_seen(loop: Loop, tmp_path: Path, m
     def forgetful(learner: Any, state: dict[str, Any]) -> None:
         checkpoint.load_state_dict(learner, {**state, "optimizer": learner.optimizer.state_dict()})
 
-    monkeypatch.setattr(trainer, "load_state_dict", forgetful)
+    monkeypatch.setattr(checkpointer, "load_state_dict", forgetful)
     run = stopped_and_carried_on(recipe("sam", "mlp"), tmp_path / "run", 2)
     assert distance(weights(run), loop("sam", "mlp")) > 1e-6

@@ -22,7 +22,7 @@ from plateaux.loss_landscape.slices import Line, Mark, Surface
 from plateaux.training.train import train
 
 GIVEN = Components(trust=("cases",))
-ABOUT = {"samples": 1000, "on": "train", "name": "hills"}
+ABOUT = {"samples": 1000, "split": "train", "name": "hills"}
 NAN = float("nan")
 
 
@@ -202,7 +202,9 @@ def test_pictures_lie_in_the_run_folder(run: Path) -> None:
     assert told[0].startswith("pictures of slices and paths and plane of 3 members on train samples: about ")
     assert seen[-1][0] == seen[-1][1]
     facts = json.loads((run / "landscape" / "paths.json").read_text())
-    assert facts["about"].items() >= {"samples": 8, "batchnorm": "eval", "on": "train", "augmentation": "none"}.items()
+    assert (
+        facts["about"].items() >= {"samples": 8, "batchnorm": "eval", "split": "train", "augmentation": "none"}.items()
+    )
     assert facts["about"]["hashes"].keys() == {"member 0", "member 1", "member 2"}
     assert facts["lines"]["members 1 and 2"]["statistics"] == "anew"
 
