@@ -39,6 +39,13 @@ def trained(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
+def test_status_is_a_table_in_a_terminal(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # what makes rich see a terminal
+    code, out, message = call("status", str(trained))
+    assert code == 0, message
+    assert "epoch 2, the last" in out
+
+
 def test_train_prints_json_when_piped_and_progress_beside_it(tmp_path: Path) -> None:
     code, out, news = call("train", "quickstart", *SMALL, "--out", str(tmp_path / "run"))
     rows = json.loads(out)["metrics"][0]["rows"]

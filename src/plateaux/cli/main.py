@@ -147,8 +147,9 @@ def status(run: Path, as_json: AsJson = False) -> None:
         rows.append(
             {
                 "member": number, "state": state, "epoch": progress.epoch, "step": progress.step,
-                "epochs": opened.recipe.train.epochs, "weights": progress.weights_source, "why": progress.stop_reason,
-                "seconds": progress.seconds, "bytes": opened.store.size(f"members/{number}"),
+                "epochs": opened.recipe.train.epochs, "weights": progress.weights_source,
+                "stop_reason": progress.stop_reason, "seconds": progress.seconds,
+                "bytes": opened.store.size(f"members/{number}"),
                 **({"job": jobs[number]} if number in jobs else {}),
             }
         )  # fmt: skip
