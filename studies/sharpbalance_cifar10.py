@@ -41,8 +41,8 @@ REPETITIONS = 3
 METHODS = {
     "deep ensemble": {"name": "deep_ensemble"},
     "SAM": {"name": "sam"},
-    "SharpBalance, paper": {"name": "sharpbalance", "rule": "paper", "top": 0.4},
-    "SharpBalance, released": {"name": "sharpbalance", "rule": "released", "top": 0.4},
+    "SharpBalance, paper": {"name": "sharpbalance", "rule": "paper", "top_k": 0.4},
+    "SharpBalance, released": {"name": "sharpbalance", "rule": "released", "top_k": 0.4},
 }
 SPAN = "SharpBalance, paper"  # trains the span before the meeting
 FROM_SPAN = ("SAM", "SharpBalance, released")  # begin from that span
@@ -231,7 +231,7 @@ def _cost(name: str, found: list[dict[str, Any]]) -> str:
 
 
 def _careful(run: plateaux.Run) -> list[float]:
-    names = [name for name in run.store.names() if name.startswith("notes/") and name.endswith("summary.json")]
+    names = [name for name in run.store.names() if name.startswith("sam_sets/") and name.endswith("summary.json")]
     return [share for name in names for share in run.store.get_json(name)["share"]]
 
 
