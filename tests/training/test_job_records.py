@@ -92,7 +92,7 @@ def test_the_newest_record_of_a_member_is_what_is_shown(run: Run) -> None:
     assert found[0]["outcome"] == "done"
     assert (found[1]["outcome"], found[1]["attempt"], found[1]["loss"]) == ("running", 2, 0.5)
     stale = run.store.get_json(record.name)
-    run.store.put_json(record.name, {**stale, "seen": 0.0})
+    run.store.put_json(record.name, {**stale, "last_seen": 0.0})
     console = Console(width=160, record=True)
     console.print(lines({1: job_records.latest_by_member(run)[1]}))
     shown = console.export_text()
