@@ -61,7 +61,7 @@ def picture() -> str:
 
 
 def _members() -> Iterator[str]:
-    yield _text(MEMBERS, 36, "1  train until the partition epoch", bold=True)
+    yield _text(MEMBERS, 36, "1  train up to epoch T_d", bold=True)
     yield _text(MEMBERS, 56, "each on its own", PALE)
     for number, color in enumerate(COLORS):
         top = FIRST + number * ROW

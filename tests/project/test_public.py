@@ -29,6 +29,15 @@ def test_eight_lines_train_measure_and_predict(tmp_path: Path) -> None:
     torch.testing.assert_close(probabilities.sum(-1), torch.ones(4))
 
 
+def test_what_train_returns_can_be_evaluated_and_loaded(tmp_path: Path) -> None:
+    recipe = plateaux.Recipe.load("recipes/quickstart.toml", ["train.epochs=1", "members=2"])
+    run = plateaux.train(recipe, out=tmp_path / "run")
+    # Both without cached logits, whose batches are summed in another order.
+    by_run, by_path = (plateaux.evaluate(each, cache_logits="no") for each in (run, tmp_path / "run"))
+    assert [each.rows for each in by_run] == [each.rows for each in by_path]
+    assert len(plateaux.load(run).members) == 2
+
+
 class Line(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
     """A data set of one's own: the sign of the first number."""
 
