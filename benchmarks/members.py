@@ -57,11 +57,13 @@ def peak() -> float:
 def trained(members: int, manner: str) -> None:
     """Train in this process and print what it took: the inner half of `measured`."""
     configure_runtime()
-    given = plateaux.Components(data=images())
+    components = plateaux.Components(data=images())
     with tempfile.TemporaryDirectory() as folder:
-        plateaux.train(recipe_for(1, manner, width=1), f"{folder}/tiny", given=given)  # everything is imported now
+        plateaux.train(
+            recipe_for(1, manner, width=1), f"{folder}/tiny", components=components
+        )  # everything is imported now
         before = peak()
-        plateaux.train(recipe_for(members, manner), f"{folder}/run", given=given)
+        plateaux.train(recipe_for(members, manner), f"{folder}/run", components=components)
     print(json.dumps({"before": before, "net": peak() - before}))
 
 

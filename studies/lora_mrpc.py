@@ -77,12 +77,12 @@ def main() -> None:
     words.add_argument("root", type=Path, help="the study folder")
     words.add_argument("--table", action="store_true", help="only the table of what is there so far")
     words.add_argument("--quick", action="store_true", help="a very small one, to see that it runs")
-    given = words.parse_args()
+    args = words.parse_args()
     warnings.filterwarnings("ignore", message="Not loaded from")  # the head is new
-    conduct = StudyRunner(study(quick=given.quick), given.root, say=lambda line: print(line, flush=True))
-    if not given.table:
+    conduct = StudyRunner(study(quick=args.quick), args.root, say=lambda line: print(line, flush=True))
+    if not args.table:
         conduct.run()
-    print("\n".join(table(results_from_study(given.root))))
+    print("\n".join(table(results_from_study(args.root))))
     print(f"\n{held(conduct)}")
 
 

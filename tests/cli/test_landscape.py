@@ -27,7 +27,7 @@ ALLOW = ["--trust", "toy_probes", "--trust", "cases"]
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> str:
     out = tmp_path_factory.mktemp("run")
-    train(recipe("deep_ensemble", "conv_bn", members=3, samples=30), out, given=GIVEN)
+    train(recipe("deep_ensemble", "conv_bn", members=3, samples=30), out, components=GIVEN)
     return str(out)
 
 
@@ -164,7 +164,7 @@ def test_of_many_members_the_mean_is_shown_and_how_they_were_asked_is_in_the_tit
 
 
 def test_landscapes_and_measures_have_tables_of_their_own(run: str) -> None:
-    found = [*plateaux.evaluate(run, metrics=["accuracy"], given=GIVEN), measured("worst", 0)]
+    found = [*plateaux.evaluate(run, metrics=["accuracy"], components=GIVEN), measured("worst", 0)]
     assert [grid.header[1] for grid in tables.grids(found)] == ["samples", "accuracy %"]
 
 

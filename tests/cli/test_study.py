@@ -322,7 +322,7 @@ def test_a_study_killed_at_random_and_restarted_trains_nothing_twice(tmp_path: P
 
 
 def reckoned(what: Study, root: Path, **options: Any) -> list[Any]:
-    return CostEstimate(StudyRunner(what, root, given=GIVEN, **options)).all()
+    return CostEstimate(StudyRunner(what, root, components=GIVEN, **options)).all()
 
 
 def test_a_reckoning_knows_passes_spans_and_what_is_done(tmp_path: Path) -> None:
@@ -371,7 +371,7 @@ def test_a_mesh_is_started_for_every_run(tmp_path: Path, monkeypatch: pytest.Mon
     calls: list[list[str]] = []
     monkeypatch.setattr("plateaux.studies.runner.subprocess.call", lambda words, **_: calls.append(words) or 3)
     with pytest.raises(RunError, match="exit code 3"):
-        conducted(study(), tmp_path, executor={"name": "mesh", "processes": 2}, given=GIVEN)
+        conducted(study(), tmp_path, executor={"name": "mesh", "processes": 2}, components=GIVEN)
     (words,) = calls
     assert words[words.index("--nproc-per-node") + 1] == "2"
     assert words[-2:] == ["--trust", "cases"]

@@ -122,7 +122,7 @@ def test_a_learner_knows_the_rate_it_drew() -> None:
     from plateaux.data.loader import CPU
 
     row = recipe("sam", search=SEARCH)
-    found = build_train_states(row, build_data(row, GIVEN), range(3), LOOP, device=CPU, steps=3, given=GIVEN)
+    found = build_train_states(row, build_data(row, GIVEN), range(3), LOOP, device=CPU, steps=3, components=GIVEN)
     for number, learner in enumerate(found):
         rate = row.for_member(number).optimizer.lr
         assert learner.peak_lr == rate == learner.optimizer.param_groups[0]["initial_lr"]
@@ -137,7 +137,7 @@ def test_a_search_can_go_on_with_more_members(tmp_path: Path) -> None:
 def test_what_was_searched_is_chosen_from(tmp_path: Path) -> None:
     rates = {"optimizer": {"lr": {"low": 1e-4, "high": 0.3, "log": True}}}
     row = recipe("sam", members=4, samples=60, batch=20, data={"validation_split": 20}, search=rates)
-    train(row.replaced(train={"epochs": 4}), tmp_path / "run", given=GIVEN)
-    chosen = select_members([tmp_path / "run"], size=2, unique=True, given=GIVEN)
+    train(row.replaced(train={"epochs": 4}), tmp_path / "run", components=GIVEN)
+    chosen = select_members([tmp_path / "run"], size=2, unique=True, components=GIVEN)
     slowest = min(range(4), key=lambda number: row.for_member(number).optimizer.lr)
     assert slowest not in chosen.selection.chosen

@@ -78,7 +78,7 @@ def test_a_smaller_bag_makes_a_shorter_epoch(tmp_path: Path, monkeypatch: pytest
         return real(*args, share=share, **options)
 
     monkeypatch.setattr(trainer, "step", counted)
-    train(recipe(members=1, data={"bootstrap": 0.5}, train={"epochs": 1}), tmp_path / "run", given=GIVEN)
+    train(recipe(members=1, data={"bootstrap": 0.5}, train={"epochs": 1}), tmp_path / "run", components=GIVEN)
     assert shares == [1.0, 1.0]  # of 19 samples 10 draws: batches of 7 and 3, each whole here
     assert count_passes(recipe(data={"bootstrap": 0.5}), epochs=4) == 2.0
 

@@ -209,15 +209,15 @@ def test_a_network_without_features_is_measured_without_them(tmp_path: Path) -> 
     def doubled(*, hidden_sizes: list[int]) -> torch.nn.Module:
         return Doubled()
 
-    given = Components(model=doubled)
-    train(recipe("train.epochs=1"), tmp_path, given=given)
+    components = Components(model=doubled)
+    train(recipe("train.epochs=1"), tmp_path, components=components)
     said: list[str] = []
-    names = [each.metric for each in evaluate(tmp_path, metrics=ALL, given=given, say=said.append)]
+    names = [each.metric for each in evaluate(tmp_path, metrics=ALL, components=components, say=said.append)]
     assert "accuracy" in names
     assert "cka" not in names
     assert said[0].startswith("cka is left out: Features are what the last nn.Linear sees")
     with pytest.raises(RecipeError, match="does not end in one"):
-        evaluate(tmp_path, metrics=["cka"], given=given)
+        evaluate(tmp_path, metrics=["cka"], components=components)
 
 
 def test_members_kept_in_different_types_say_so(tmp_path: Path) -> None:
@@ -232,8 +232,10 @@ def test_what_cannot_be_told_apart_is_not_kept(tmp_path: Path) -> None:
     x = torch.randn(40, 2)
     sets = [torch.utils.data.TensorDataset(x + shift, torch.arange(40) % 3) for shift in (0, 0, 5)]
     first, second = (from_dataset(sets[0], test, classes=3, shape=(2,)) for test in sets[1:])
-    train(recipe("train.epochs=1", "data.validation_split=0"), tmp_path, given=Components(data=first))
-    numbers = [evaluate(tmp_path, metrics=["nll"], given=Components(data=data))[0].rows for data in (first, second)]
+    train(recipe("train.epochs=1", "data.validation_split=0"), tmp_path, components=Components(data=first))
+    numbers = [
+        evaluate(tmp_path, metrics=["nll"], components=Components(data=data))[0].rows for data in (first, second)
+    ]
     assert numbers[0]["member 0"] != numbers[1]["member 0"]
     assert not (tmp_path / "predictions").exists()
 

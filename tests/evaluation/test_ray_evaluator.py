@@ -23,7 +23,7 @@ from plateaux.storage.run import Run
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("spread") / "run"
-    plateaux.train(recipe("deep_ensemble", data={"test_samples": 600}), out, given=GIVEN)
+    plateaux.train(recipe("deep_ensemble", data={"test_samples": 600}), out, components=GIVEN)
     return out
 
 
@@ -51,7 +51,7 @@ def test_shards_add_up_to_what_one_walk_finds(run: Path, samples: int | None) ->
         "metrics": ["all"],
         "ensemble_sizes": True,
         "limit": samples,
-        "given": GIVEN,
+        "components": GIVEN,
         "no_cache": True,
     }
     here = numbers(plateaux.evaluate(run, cache_logits="no", **asked))
@@ -66,16 +66,21 @@ def test_shards_add_up_to_what_one_walk_finds(run: Path, samples: int | None) ->
 
 def test_some_members_and_data_from_python_are_asked_too(tmp_path: Path) -> None:
     data: DataSplits = patches(samples=19, test_samples=300)
-    given = plateaux.Components(data=data, trust=("cases",))
-    plateaux.train(recipe("deep_ensemble", "conv"), tmp_path / "run", given=given)
-    asked: dict[str, Any] = {"metrics": ["accuracy", "nll"], "members": [0, 2], "given": given, "no_cache": True}
+    components = plateaux.Components(data=data, trust=("cases",))
+    plateaux.train(recipe("deep_ensemble", "conv"), tmp_path / "run", components=components)
+    asked: dict[str, Any] = {
+        "metrics": ["accuracy", "nll"],
+        "members": [0, 2],
+        "components": components,
+        "no_cache": True,
+    }
     here = numbers(plateaux.evaluate(tmp_path / "run", cache_logits="no", **asked))
     there = numbers(plateaux.evaluate(tmp_path / "run", executor={"name": "ray"}, **asked))
     assert there == pytest.approx(here, rel=1e-12)
 
 
 def test_members_are_asked_in_blocks_where_samples_are_few(run: Path) -> None:
-    panel = ray_evaluator.RayEvaluator(Run.open(run), given=GIVEN, executor={"name": "ray"})
+    panel = ray_evaluator.RayEvaluator(Run.open(run), components=GIVEN, executor={"name": "ray"})
     assert [len(each) for each in panel._shards(200)] == [3]
     assert [len(each) for each in panel._shards(600)] == [2, 2, 2]
     assert [each[0].stop for each in panel._shards(10_000)] == [2304, 4608, 6912, 9216, 10_000]
@@ -83,7 +88,7 @@ def test_members_are_asked_in_blocks_where_samples_are_few(run: Path) -> None:
 
 def test_tables_stay_below_the_bound(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_evaluator, "TABLE", 1)
-    panel = ray_evaluator.RayEvaluator(Run.open(run), given=GIVEN, executor={"name": "ray"})
+    panel = ray_evaluator.RayEvaluator(Run.open(run), components=GIVEN, executor={"name": "ray"})
     assert {each[0].stop - each[0].start for each in panel._shards(1024)} == {256}
 
 

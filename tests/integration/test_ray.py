@@ -152,7 +152,7 @@ def recipe(folder: Path, method: Mapping[str, Any], *, members: int = 3, epochs:
 
 def locally(row: Recipe, folder: Path) -> Run:
     """Train the same recipe in this process; its steps are not counted."""
-    run = plateaux.train(row, folder / "local", given=GIVEN)
+    run = plateaux.train(row, folder / "local", components=GIVEN)
     (folder / "steps").unlink()
     return run
 
@@ -223,7 +223,7 @@ def test_twenty_kills_and_five_lost_nodes_change_no_bit(nodes: Nodes, tmp_path: 
     heard: list[Mapping[str, Any]] = []
     settings = {"name": "ray", "address": nodes.address, "max_retries": 50}
     away = row.replaced(executor=settings)
-    training = Watching(lambda: plateaux.train(away, out, given=GIVEN, tell=heard.append))
+    training = Watching(lambda: plateaux.train(away, out, components=GIVEN, tell=heard.append))
     harm()  # in the main thread, where alone nodes can be brought back
     training.end(seconds=1200)
     run = Run.open(out)
@@ -249,7 +249,7 @@ def test_a_run_in_a_bucket_whose_server_stumbles_survives_a_kill(nodes: Nodes, s
     server.share, server.failed = 0.05, 0
     harming = Watching(harm)
     try:
-        run = plateaux.train(row.replaced(executor=settings), out, given=GIVEN)
+        run = plateaux.train(row.replaced(executor=settings), out, components=GIVEN)
     finally:
         server.share = 0.0
     harming.end()
@@ -265,7 +265,7 @@ def test_a_group_that_loses_one_begins_again_and_nobody_else_notices(nodes: Node
     other.mkdir()
     alone = recipe(other, {"name": "sam", "rho": 0.1}, members=1, epochs=4, pause=0.1)
     settings = {"name": "ray", "address": nodes.address, "num_cpus": 0.5}
-    aside = Watching(lambda: plateaux.train(alone.replaced(executor=settings), other / "run", given=GIVEN))
+    aside = Watching(lambda: plateaux.train(alone.replaced(executor=settings), other / "run", components=GIVEN))
 
     def harm() -> None:
         wait_until(lambda: at_work(tmp_path / "run") and counted(tmp_path / "steps").get(0, 0) > STEPS + 1)
@@ -274,7 +274,7 @@ def test_a_group_that_loses_one_begins_again_and_nobody_else_notices(nodes: Node
         os.kill(max(pids), signal.SIGKILL)
 
     harming = Watching(harm)
-    run = plateaux.train(joint.replaced(executor={**settings, "processes": 2}), tmp_path / "run", given=GIVEN)
+    run = plateaux.train(joint.replaced(executor={**settings, "processes": 2}), tmp_path / "run", components=GIVEN)
     harming.end()
     aside.end()
     attempts = [(each["attempt"], tuple(each["start"])) for each in records(run)]
@@ -293,7 +293,7 @@ def test_a_member_that_cannot_read_its_data_ends_alone_and_the_next_call_does_on
     flaw.write_text("1")
     settings = {"name": "ray", "address": nodes.address}
     with pytest.raises(PlateauxError, match=r"train member 1 .* failed: KeyError: 'sample 7 cannot be read'"):
-        plateaux.train(row.replaced(executor=settings), tmp_path / "run", given=GIVEN)
+        plateaux.train(row.replaced(executor=settings), tmp_path / "run", components=GIVEN)
     run = Run.open(tmp_path / "run")
     assert [each.finished for each in run.all_progress()] == [True, False, True]
     (failed,) = [each for each in records(run) if each["outcome"] == "failed"]
@@ -302,7 +302,7 @@ def test_a_member_that_cannot_read_its_data_ends_alone_and_the_next_call_does_on
     assert "Traceback" in failed["problem"]
     flaw.unlink()
     before = len(records(run))
-    plateaux.train(row.replaced(executor=settings), tmp_path / "run", given=GIVEN)
+    plateaux.train(row.replaced(executor=settings), tmp_path / "run", components=GIVEN)
     assert [each["members"] for each in records(run)[before:]] == [[1]]
     assert distance(weights(locally(row, tmp_path)), weights(run)) == 0
 
@@ -313,13 +313,13 @@ def test_a_meeting_goes_ahead_without_a_member_that_is_given_up(nodes: Nodes, tm
     row = recipe(tmp_path, {"name": "sharpbalance", "rho": 0.1}, flaw=str(flaw)).replaced(run={"min_members": 2})
     settings = {"name": "ray", "address": nodes.address}
     with pytest.raises(PlateauxError, match="member 2"):
-        plateaux.train(row.replaced(executor=settings), tmp_path / "run", given=GIVEN)
+        plateaux.train(row.replaced(executor=settings), tmp_path / "run", components=GIVEN)
     run = Run.open(tmp_path / "run")
     assert [each.finished for each in run.all_progress()] == [True, True, False]
     assert run.store.get_json("sam_sets/1/summary.json")["without"] == [2]
     assert run.trained_members() == [0, 1]
     assert plateaux.pending_jobs(run, GIVEN) == []
-    found = plateaux.evaluate(tmp_path / "run", metrics=["accuracy"], given=GIVEN)
+    found = plateaux.evaluate(tmp_path / "run", metrics=["accuracy"], components=GIVEN)
     assert "member 1" in found[0].rows
     assert "member 2" not in found[0].rows
 
@@ -330,7 +330,7 @@ def test_a_job_whose_process_dies_too_often_is_given_up(nodes: Nodes, tmp_path: 
 
     harming = Watching(lambda: strike(tmp_path / "run", [0]))
     with pytest.raises(RunError, match=r"member 0 .* died, for the 1\. time; given up"):
-        plateaux.train(row.replaced(executor=settings), tmp_path / "run", given=GIVEN)
+        plateaux.train(row.replaced(executor=settings), tmp_path / "run", components=GIVEN)
     harming.end()
     assert [each.finished for each in Run.open(tmp_path / "run").all_progress()] == [False, True]
 
@@ -386,11 +386,11 @@ def test_a_cluster_of_our_own_ends_with_the_command(tmp_path: Path) -> None:
 def test_numbers_measured_on_the_cluster_are_those_of_one_process(nodes: Nodes, tmp_path: Path) -> None:
     row = recipe(tmp_path, {"name": "deep_ensemble"}).to_dict()
     row["data"] = {"name": "blobs", "samples": 40, "test_samples": 700, "batch_size": 8}
-    plateaux.train(Recipe.from_dict(row), tmp_path / "run", given=GIVEN)
+    plateaux.train(Recipe.from_dict(row), tmp_path / "run", components=GIVEN)
     asked: dict[str, Any] = {
         "metrics": ["all"],
         "ensemble_sizes": True,
-        "given": GIVEN,
+        "components": GIVEN,
         "cache_logits": "no",
         "no_cache": True,
     }
@@ -406,8 +406,8 @@ def test_numbers_measured_on_the_cluster_are_those_of_one_process(nodes: Nodes, 
             assert other.rows[name].value == pytest.approx(one.rows[name].value, rel=1e-12, abs=1e-15, nan_ok=True)
             errors = [each.rows[name].stderr for each in (one, other)]
             assert errors == [None, None] or errors[1] == pytest.approx(errors[0], rel=1e-9, abs=1e-15, nan_ok=True)
-    plateaux.evaluate(tmp_path / "run", metrics=["accuracy"], given=GIVEN)
-    kept = plateaux.evaluate(tmp_path / "run", metrics=["accuracy"], executor=spread, given=GIVEN)
+    plateaux.evaluate(tmp_path / "run", metrics=["accuracy"], components=GIVEN)
+    kept = plateaux.evaluate(tmp_path / "run", metrics=["accuracy"], executor=spread, components=GIVEN)
     assert kept[0].data["logits"] == "kept, float32"
 
 

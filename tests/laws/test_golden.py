@@ -116,7 +116,7 @@ def of_weights(tree: TensorTree) -> list[float]:
 
 
 def trained(row: Recipe, out: Path) -> Run:
-    return train(row, out, given=GIVEN)
+    return train(row, out, components=GIVEN)
 
 
 @pytest.mark.parametrize("label", CASES)
@@ -158,18 +158,18 @@ def numbers(found: Sequence[Any]) -> list[float]:
 
 def test_an_evaluation_has_the_golden_values(golden: Mapping[str, Any], run: Run) -> None:
     root = run.store.root
-    same(golden, "evaluation", numbers(evaluate(root, metrics=["all"], ensemble_sizes=True, given=GIVEN)))
+    same(golden, "evaluation", numbers(evaluate(root, metrics=["all"], ensemble_sizes=True, components=GIVEN)))
 
 
 def test_a_calibration_has_the_golden_values(golden: Mapping[str, Any], run: Run) -> None:
     root = run.store.root
-    evaluate(root, given=GIVEN)  # its float32 logits are what is calibrated
-    calibrate(root, fraction=0.75, given=GIVEN)
-    same(golden, "calibration", numbers(evaluate_calibration(root, given=GIVEN)))
+    evaluate(root, components=GIVEN)  # its float32 logits are what is calibrated
+    calibrate(root, fraction=0.75, components=GIVEN)
+    same(golden, "calibration", numbers(evaluate_calibration(root, components=GIVEN)))
 
 
 def test_a_landscape_has_the_golden_values(golden: Mapping[str, Any], run: Run) -> None:
-    same(golden, "landscape", numbers(probe_landscape(run.store.root, limit=20, given=GIVEN)), rel=1e-6)
+    same(golden, "landscape", numbers(probe_landscape(run.store.root, limit=20, components=GIVEN)), rel=1e-6)
 
 
 def test_a_study_has_the_golden_values(golden: Mapping[str, Any], tmp_path: Path) -> None:

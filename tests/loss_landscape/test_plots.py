@@ -178,7 +178,7 @@ def test_without_matplotlib_it_is_said_how_to_get_it(monkeypatch: pytest.MonkeyP
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("run")
-    train(recipe("deep_ensemble", "conv_bn", members=3, samples=16), out, given=GIVEN)
+    train(recipe("deep_ensemble", "conv_bn", members=3, samples=16), out, components=GIVEN)
     return out
 
 
@@ -194,7 +194,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_pictures_lie_in_the_run_folder(run: Path) -> None:
     told: list[str] = []
     seen: list[tuple[int, int]] = []
-    made = render.plot_landscape(run, limit=8, given=GIVEN, say=told.append, seen=lambda *n: seen.append(n))
+    made = render.plot_landscape(run, limit=8, components=GIVEN, say=told.append, seen=lambda *n: seen.append(n))
     names = ["slices", "surface-0", "surface-1", "surface-2", "paths", "plane-0-1-2"]
     assert [each.name for each in made] == names
     wanted = {f"{name}.{ending}" for name in names for ending in ("png", "svg", "json")}
@@ -211,7 +211,7 @@ def test_pictures_lie_in_the_run_folder(run: Path) -> None:
 
 @pytest.mark.usefixtures("quick")
 def test_some_members_and_some_pictures_can_be_asked_for(run: Path) -> None:
-    (made,) = render.plot_landscape(run, ["paths"], limit=8, members=[2, 0], batchnorm="train", given=GIVEN)
+    (made,) = render.plot_landscape(run, ["paths"], limit=8, members=[2, 0], batchnorm="train", components=GIVEN)
     assert list(made.numbers["lines"]) == ["members 2 and 0"]
     assert made.numbers["lines"]["members 2 and 0"]["statistics"] == "batch"
 
@@ -223,14 +223,16 @@ def test_some_members_and_some_pictures_can_be_asked_for(run: Path) -> None:
 @pytest.mark.usefixtures("quick")
 def test_what_cannot_be_drawn_is_told(run: Path, kinds: list[str], members: list[int] | None, words: str) -> None:
     with pytest.raises(RecipeError, match=words):
-        render.plot_landscape(run, kinds, members=members, given=GIVEN)
+        render.plot_landscape(run, kinds, members=members, components=GIVEN)
 
 
 @pytest.mark.usefixtures("quick")
 def test_between_different_architectures_there_is_no_path(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(render, "architecture_hash", lambda *given: architecture_hash(*given) + str(given[1]))
+    monkeypatch.setattr(
+        render, "architecture_hash", lambda *components: architecture_hash(*components) + str(components[1])
+    )
     with pytest.raises(RunError, match="no straight path"):
-        render.plot_landscape(run, ["paths"], given=GIVEN)
+        render.plot_landscape(run, ["paths"], components=GIVEN)
 
 
 @pytest.mark.usefixtures("quick")
@@ -240,4 +242,4 @@ def test_ctrl_c_leaves_the_pictures_that_are_drawn(run: Path, monkeypatch: pytes
 
     monkeypatch.setattr(render, "plane", stop)
     with pytest.raises(Interrupted, match="1 pictures are drawn"):
-        render.plot_landscape(run, ["paths", "plane"], limit=8, given=GIVEN)
+        render.plot_landscape(run, ["paths", "plane"], limit=8, components=GIVEN)

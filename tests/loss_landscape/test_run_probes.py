@@ -38,13 +38,13 @@ VARIED = {"data": {"crop": 2, "flip": True}}
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Return a run of two perceptrons, and one of two convolutional nets with BatchNorm on varied images."""
     root = tmp_path_factory.mktemp("runs")
-    train(recipe(members=2, samples=40), root / "mlp", given=GIVEN)
-    train(recipe("deep_ensemble", "conv_bn", members=2, samples=40, **VARIED), root / "conv", given=GIVEN)
+    train(recipe(members=2, samples=40), root / "mlp", components=GIVEN)
+    train(recipe("deep_ensemble", "conv_bn", members=2, samples=40, **VARIED), root / "conv", components=GIVEN)
     return {name: root / name for name in ("mlp", "conv")}
 
 
 def asked(root: Path, *probes: str, **options: Any) -> list[MetricResult]:
-    return probe_landscape(root, probes=probes, given=GIVEN, **options)
+    return probe_landscape(root, probes=probes, components=GIVEN, **options)
 
 
 # Names.
@@ -106,7 +106,7 @@ def test_answers_are_those_of_the_members_on_the_drawn_samples(runs: dict[str, P
     run, data = Run.open(runs["mlp"]), build_data(recipe(samples=40), GIVEN)
     ids = sample_ids(torch.arange(40), run.recipe.seed, 12)
     x, y = data.train.fetch(ids)
-    for number, module in enumerate(plateaux.load(runs["mlp"], given=GIVEN).members):
+    for number, module in enumerate(plateaux.load(runs["mlp"], components=GIVEN).members):
         losses = F.cross_entropy(module(x), y, reduction="none").detach()
         row = found.rows[f"member {number}"]
         assert row.value == pytest.approx(float(losses.mean()), rel=1e-5)
@@ -256,7 +256,7 @@ def test_members_are_left_as_they_were(runs: dict[str, Path], tmp_path: Path) ->
     import toy_probes
 
     probe: Probe = toy_probes.climb()
-    module = plateaux.load(runs["conv"], given=GIVEN).members[0]
+    module = plateaux.load(runs["conv"], components=GIVEN).members[0]
     before = tensor_tree.clone(module.state_dict())
     x, y = build_data(recipe("deep_ensemble", "conv_bn", samples=9), GIVEN).train.fetch(torch.arange(9))
     assert isinstance(x, torch.Tensor)
@@ -271,7 +271,7 @@ def test_other_data_than_the_run_was_made_with_are_refused(runs: dict[str, Path]
     strange = DataSplits(
         "blobs", InMemorySource(x, torch.arange(40) % 2), InMemorySource(x, torch.arange(40) % 2), 3, tuple(x.shape[1:])
     )
-    panel = Evaluator(run, given=Components(data=strange, trust=GIVEN.trust))
+    panel = Evaluator(run, components=Components(data=strange, trust=GIVEN.trust))
     panel.data_info = run.metadata["data"]
     with pytest.raises(RunError, match="not those this run was made with"):
         ProbeSession(panel, "train", ProbeSettings(), most=4)
@@ -286,8 +286,8 @@ PROBE = {"probes": ["toy_probes:climb", "toy_probes:loss", "toy_probes:refuses"]
 @pytest.mark.parametrize(("net", "manner"), [("conv_bn", "loop"), ("conv_bn", "offload"), ("mlp", "vmap")])
 def test_probes_asked_in_training_change_no_bit(net: str, manner: str, tmp_path: Path) -> None:
     row = recipe("sam", net, members=2, train={"epochs": 3}, executor={"mode": manner})
-    plain = weights(train(row, tmp_path / "plain", given=GIVEN))
-    probed = train(row.replaced(probe=PROBE), tmp_path / "probed", given=GIVEN)
+    plain = weights(train(row, tmp_path / "plain", components=GIVEN))
+    probed = train(row.replaced(probe=PROBE), tmp_path / "probed", components=GIVEN)
     for one, other in zip(plain, weights(probed), strict=True):
         assert all(torch.equal(one[name], other[name]) for name in one)
     lines = [line for line in probed.log(1) if "probe" in line]
@@ -300,7 +300,7 @@ def test_probes_asked_in_training_change_no_bit(net: str, manner: str, tmp_path:
 
 
 def test_the_last_record_is_what_the_walk_finds_of_the_finished_member(tmp_path: Path) -> None:
-    run = train(recipe("deep_ensemble", "conv_bn", members=2, probe=PROBE), tmp_path / "run", given=GIVEN)
+    run = train(recipe("deep_ensemble", "conv_bn", members=2, probe=PROBE), tmp_path / "run", components=GIVEN)
     found = {each.metric: each for each in asked(tmp_path / "run", "toy_probes:climb", "toy_probes:loss", limit=12)}
     for number in (0, 1):
         for line in run.log(number):
@@ -312,15 +312,15 @@ def test_the_last_record_is_what_the_walk_finds_of_the_finished_member(tmp_path:
 
 def test_records_survive_a_stop_and_a_resume(tmp_path: Path) -> None:
     row = recipe(members=1, train={"epochs": 4}, probe={**PROBE, "every": 1}, run={"checkpoint_every_epochs": 2})
-    whole = train(row, tmp_path / "whole", given=GIVEN)
+    whole = train(row, tmp_path / "whole", components=GIVEN)
 
     def stop(news: Any) -> None:
         if news.get("done") == 3:
             raise Interrupted("enough")
 
     with pytest.raises(Interrupted):
-        train(row, tmp_path / "cut", given=GIVEN, tell=stop)
-    rest = train(row, tmp_path / "cut", given=GIVEN)
+        train(row, tmp_path / "cut", components=GIVEN, tell=stop)
+    rest = train(row, tmp_path / "cut", components=GIVEN)
     for one, other in zip(weights(whole), weights(rest), strict=True):
         assert all(torch.equal(one[name], other[name]) for name in one)
     kept = [[line for line in run.log(0) if "probe" in line] for run in (whole, rest)]
@@ -330,8 +330,8 @@ def test_records_survive_a_stop_and_a_resume(tmp_path: Path) -> None:
 
 def test_a_run_may_go_on_with_other_probes(tmp_path: Path) -> None:
     row = recipe(members=1)
-    train(row, tmp_path / "run", given=GIVEN)
-    again = train(row.replaced(probe=PROBE), tmp_path / "run", given=GIVEN)
+    train(row, tmp_path / "run", components=GIVEN)
+    again = train(row.replaced(probe=PROBE), tmp_path / "run", components=GIVEN)
     assert not [line for line in again.log(0) if "probe" in line]
 
 
@@ -341,7 +341,7 @@ def test_curves_of_probes_reach_tensorboard(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(
         "plateaux.training.tensorboard.TensorBoardLogger.add", lambda _, epoch, line: shown.append((epoch, dict(line)))
     )
-    train(recipe(members=1, probe=PROBE, run={"tensorboard": True}), tmp_path / "run", given=GIVEN)
+    train(recipe(members=1, probe=PROBE, run={"tensorboard": True}), tmp_path / "run", components=GIVEN)
     (number,) = [line["probe toy_probes:loss"] for _, line in shown if "probe toy_probes:loss" in line]
     assert isinstance(number, float)
 
@@ -356,6 +356,6 @@ def test_a_value_that_is_no_number_is_null_in_the_log(tmp_path: Path, monkeypatc
 
     nan = Probe(lambda _: {"": Estimate(float("nan"))}, lambda n: n)
     monkeypatch.setattr(toy_probes, "nothing", lambda: nan, raising=False)
-    run = train(recipe(members=1, probe={"probes": ["toy_probes:nothing"]}), tmp_path / "run", given=GIVEN)
+    run = train(recipe(members=1, probe={"probes": ["toy_probes:nothing"]}), tmp_path / "run", components=GIVEN)
     (line,) = [line for line in run.log(0) if "probe" in line]
     assert line["rows"][""]["value"] is None

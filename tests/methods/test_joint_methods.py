@@ -177,7 +177,7 @@ def test_joint_training_makes_members_disagree_on_the_unlabelled_samples(tmp_pat
     found = {}
     for strength in (0.0, 3.0):
         row = recipe("a2d", samples=120, batch=20, method={"diversity_weight": strength}, train={"epochs": 15})
-        run = train(row, tmp_path / str(strength), given=GIVEN)
+        run = train(row, tmp_path / str(strength), components=GIVEN)
         data = build_training_data(row, GIVEN)
         x, _ = data.unlabeled.source.fetch(data.unlabeled.ids)
         rows = []
@@ -295,7 +295,7 @@ def test_training_with_absent_members_is_the_loop_written_by_hand(tmp_path: Path
 
 def test_a_schedule_by_epochs_goes_on_for_absent_members(tmp_path: Path) -> None:
     row = absent_row(lr_scheduler=[{"name": "step", "step_size": 1, "gamma": 0.5}], run={"log_every": 1})
-    run = train(row, tmp_path / "run", given=GIVEN)
+    run = train(row, tmp_path / "run", components=GIVEN)
     lines = [line for number in range(4) for line in run.log(number) if "lr" in line]
     assert lines
     firsts = row.optimizer.lr
@@ -307,13 +307,13 @@ def test_a_schedule_by_epochs_goes_on_for_absent_members(tmp_path: Path) -> None
 
 def test_members_with_the_same_rates_share_a_pace_and_others_do_not() -> None:
     row = absent_row()
-    made = build_train_states(row, build_data(row, GIVEN), range(4), LOOP, device=CPU, steps=3, given=GIVEN)
+    made = build_train_states(row, build_data(row, GIVEN), range(4), LOOP, device=CPU, steps=3, components=GIVEN)
     assert len(shared_lr_schedulers(made)) == 3
     assert made[1].shared_lr_scheduler is made[2].shared_lr_scheduler
     plain = absent_row(lr_scheduler=[])
     assert (
         shared_lr_schedulers(
-            build_train_states(plain, build_data(plain, GIVEN), [0, 1], LOOP, device=CPU, steps=3, given=GIVEN)
+            build_train_states(plain, build_data(plain, GIVEN), [0, 1], LOOP, device=CPU, steps=3, components=GIVEN)
         )
         == ()
     )
@@ -327,7 +327,7 @@ def test_a_pair_of_two_members_is_all_of_them(tmp_path: Path) -> None:
 
 def test_a_member_that_was_never_present_logs_no_loss(tmp_path: Path) -> None:
     row = recipe("sed", "mlp", members=9, samples=7, train={"epochs": 1}, run={"log_every": 1})
-    run = train(row, tmp_path / "run", given=GIVEN)
+    run = train(row, tmp_path / "run", components=GIVEN)
     seen = ["train loss" in run.log(number)[-1] for number in range(9)]
     assert sum(seen) == 2
     assert all(progress.finished for progress in run.all_progress())
@@ -410,7 +410,7 @@ def test_a_batch_without_unlabelled_samples_has_no_extras() -> None:
 
 def test_the_run_remembers_which_unlabelled_samples_it_used(tmp_path: Path) -> None:
     row = recipe("a2d")
-    facts = train(row, tmp_path / "run", given=GIVEN).metadata["data"]["unlabeled"]
+    facts = train(row, tmp_path / "run", components=GIVEN).metadata["data"]["unlabeled"]
     extra = build_training_data(row, GIVEN).unlabeled
     assert facts == {"name": "spirals", "fingerprint": extra.source.fingerprint(), "ids": extra.ids.tolist()}
     assert len(set(facts["ids"])) == 13
@@ -436,9 +436,9 @@ def only_to_test_on() -> Any:
 
 def test_unlabelled_samples_may_be_handed_over_in_python(tmp_path: Path) -> None:
     x = torch.randn(6, 2, generator=torch.Generator().manual_seed(0))
-    given = replace(GIVEN, unlabeled=InMemorySource(x, torch.zeros(6, dtype=torch.int64)))
+    components = replace(GIVEN, unlabeled=InMemorySource(x, torch.zeros(6, dtype=torch.int64)))
     row = recipe("deep_ensemble", method={"name": "a2d"})
-    run = train(row, tmp_path / "run", given=given)
+    run = train(row, tmp_path / "run", components=components)
     assert run.metadata["data"]["unlabeled"]["ids"] == list(range(6))
 
 
@@ -456,7 +456,7 @@ def test_unlabelled_samples_that_cannot_be_had_are_refused(unlabelled: str | Non
     tree = recipe("a2d").to_dict()
     tree["data"] = {**tree["data"], "unlabeled": unlabelled} if unlabelled else {"name": "blobs"}
     with pytest.raises(RecipeError, match=said):
-        train(type(recipe()).from_dict(tree), tmp_path / "run", given=GIVEN)
+        train(type(recipe()).from_dict(tree), tmp_path / "run", components=GIVEN)
     assert not (tmp_path / "run").exists()
 
 

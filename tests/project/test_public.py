@@ -58,9 +58,9 @@ def test_a_model_and_a_data_set_of_ones_own(tmp_path: Path) -> None:
     recipe = plateaux.Recipe.from_dict(
         {"members": 2, "data": {"name": "mine", "batch_size": 16}, "model": {"name": "mine", "width": [4, 8]}}
     )
-    given = plateaux.Components(data=data, model=own_model)
-    plateaux.train(recipe, tmp_path / "run", given=given)
-    accuracy = plateaux.evaluate(tmp_path / "run", given=given, metrics=["accuracy"])[0]
+    components = plateaux.Components(data=data, model=own_model)
+    plateaux.train(recipe, tmp_path / "run", components=components)
+    accuracy = plateaux.evaluate(tmp_path / "run", components=components, metrics=["accuracy"])[0]
     assert accuracy.rows["ensemble (mean probability)"].value > 0.9
-    members = plateaux.load(tmp_path / "run", given=given).members
+    members = plateaux.load(tmp_path / "run", components=components).members
     assert [member[0].out_features for member in members] == [4, 8]  # type: ignore[index, union-attr]

@@ -113,7 +113,7 @@ def test_a_recipe_trains_two_steps(file: Path, tmp_path: Path) -> None:
     run = plateaux.train(
         recipe,
         tmp_path / "run",
-        given=plateaux.Components(data=made_up(whole.data.name, 2 * batch + validation, 1000 * joint)),
+        components=plateaux.Components(data=made_up(whole.data.name, 2 * batch + validation, 1000 * joint)),
     )
     steps = [line["step"] for line in run.log(0) if "step" in line]
     assert steps[-1] == 2

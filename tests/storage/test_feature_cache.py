@@ -184,17 +184,18 @@ def test_a_build_killed_at_ten_moments_ends_in_the_same_bytes(tmp_path: Path, mo
 
 def test_a_second_run_spends_no_time_in_the_trunk(tmp_path: Path, passes: list[int]) -> None:
     asked = recipe(tmp_path / "features", {"validation": 10})
-    first = train(asked, tmp_path / "one", given=GIVEN)
+    first = train(asked, tmp_path / "one", components=GIVEN)
     assert sum(passes) == 50  # every image once, for both members and all epochs
     passes.clear()
-    second = train(asked.replaced(members=3), tmp_path / "two", given=GIVEN)
+    second = train(asked.replaced(members=3), tmp_path / "two", components=GIVEN)
     assert passes == []
     assert all(torch.equal(first.weights(1)[name], tensor) for name, tensor in second.weights(1).items())
 
 
 def test_features_train_what_images_train(tmp_path: Path) -> None:
     found = [
-        train(recipe(tmp_path / "f", cache_features=kept), tmp_path / str(kept), given=GIVEN) for kept in (True, False)
+        train(recipe(tmp_path / "f", cache_features=kept), tmp_path / str(kept), components=GIVEN)
+        for kept in (True, False)
     ]
     for number in range(2):
         torch.testing.assert_close(*[run.weights(number) for run in found], rtol=1e-4, atol=1e-5)
@@ -261,19 +262,19 @@ def test_whatever_decides_a_feature_decides_where_it_lies(tmp_path: Path) -> Non
 
 
 def test_unlabelled_samples_are_kept_too(tmp_path: Path, passes: list[int]) -> None:
-    given = replace(GIVEN, unlabeled=InMemorySource(IMAGES[:30].flip(3), torch.zeros(30, dtype=torch.int64)))
+    components = replace(GIVEN, unlabeled=InMemorySource(IMAGES[:30].flip(3), torch.zeros(30, dtype=torch.int64)))
     method = {"name": "a2d", "diversity_weight": 0.5}
     asked = Recipe.from_dict({**recipe(tmp_path / "f").to_dict(), "method": method})
-    first = train(asked, tmp_path / "one", given=given)
+    first = train(asked, tmp_path / "one", components=components)
     assert sum(passes) == 80
     passes.clear()
-    second = train(asked, tmp_path / "two", given=given)
+    second = train(asked, tmp_path / "two", components=components)
     assert passes == []
-    third = train(asked.replaced(model={"cache_features": False}), tmp_path / "three", given=given)
+    third = train(asked.replaced(model={"cache_features": False}), tmp_path / "three", components=components)
     for name, tensor in first.weights(0).items():
         assert torch.equal(tensor, second.weights(0)[name])
         torch.testing.assert_close(tensor, third.weights(0)[name], rtol=1e-3, atol=1e-5)
-    extra = with_cached_features(asked, build_training_data(asked, given), given).unlabeled
+    extra = with_cached_features(asked, build_training_data(asked, components), components).unlabeled
     assert extra is not None
     assert isinstance(extra.source, FeatureSource)
 
@@ -286,14 +287,14 @@ def foreign_patches() -> DataSplits:
 
 def test_measuring_looks_at_features_of_test_corrupted_and_foreign_samples(tmp_path: Path, passes: list[int]) -> None:
     asked = recipe(tmp_path / "f", head="linear")
-    run = train(asked, tmp_path / "run", given=GIVEN)
-    members = load(tmp_path / "run", given=GIVEN)
+    run = train(asked, tmp_path / "run", components=GIVEN)
+    members = load(tmp_path / "run", components=GIVEN)
     passes.clear()
-    given: dict[str, Any] = {"given": GIVEN, "cache_logits": "no"}
+    components: dict[str, Any] = {"given": GIVEN, "cache_logits": "no"}
     words = ["test", "corrupted:fog:3@8"]
-    found = evaluate(tmp_path / "run", split=words, metrics=["nll"], **given)
+    found = evaluate(tmp_path / "run", split=words, metrics=["nll"], **components)
     assert sum(passes) == 20 + 8
-    outside = detect_ood(tmp_path / "run", {"near": ["tests.storage.test_feature_cache:foreign_patches"]}, **given)
+    outside = detect_ood(tmp_path / "run", {"near": ["tests.storage.test_feature_cache:foreign_patches"]}, **components)
     assert sum(passes) == 20 + 8 + 24
     foggy, _ = Corrupted(DATA.test, "fog", 3).fetch(torch.arange(8))
     for each, images in zip(found, (IMAGES[50:], foggy), strict=True):
@@ -302,15 +303,15 @@ def test_measuring_looks_at_features_of_test_corrupted_and_foreign_samples(tmp_p
         nll = -float(log_p[torch.arange(len(images)), LABELS[50 : 50 + len(images)]].mean())
         assert each.rows["ensemble (mean probability)"].value == pytest.approx(nll, rel=1e-4)
     passes.clear()
-    again = evaluate(tmp_path / "run", split=words, metrics=["nll"], **given)
+    again = evaluate(tmp_path / "run", split=words, metrics=["nll"], **components)
     assert [each.rows for each in again] == [each.rows for each in found]
     assert [
         each.rows
         for each in detect_ood(
-            tmp_path / "run", {"near": ["tests.storage.test_feature_cache:foreign_patches"]}, **given
+            tmp_path / "run", {"near": ["tests.storage.test_feature_cache:foreign_patches"]}, **components
         )
     ] == [each.rows for each in outside]
-    mixed = soup(tmp_path / "run", tmp_path / "soup", split="test", max_barrier=100.0, given=GIVEN)
+    mixed = soup(tmp_path / "run", tmp_path / "soup", split="test", max_barrier=100.0, components=GIVEN)
     assert passes == []
     assert run.weights_hash(0) != mixed.weights_hash(0)
     assert (mixed.recipe.model.backbone, mixed.recipe.model.head) == ("features", "linear")
@@ -318,9 +319,9 @@ def test_measuring_looks_at_features_of_test_corrupted_and_foreign_samples(tmp_p
 
 def test_members_in_float64_keep_a_trunk_of_their_own(tmp_path: Path) -> None:
     asked = recipe(tmp_path / "f").replaced(train={"precision": "fp64"})
-    train(asked, tmp_path / "run", given=GIVEN)
-    (found,) = evaluate(tmp_path / "run", metrics=["nll"], given=GIVEN)
-    wanted = load(tmp_path / "run", given=GIVEN).predict(IMAGES[50:]).log()
+    train(asked, tmp_path / "run", components=GIVEN)
+    (found,) = evaluate(tmp_path / "run", metrics=["nll"], components=GIVEN)
+    wanted = load(tmp_path / "run", components=GIVEN).predict(IMAGES[50:]).log()
     assert wanted.dtype == torch.float64
     nll = -float(wanted[torch.arange(20), LABELS[50:]].mean())
     assert found.rows["ensemble (mean probability)"].value == pytest.approx(nll, rel=1e-4)
@@ -337,10 +338,10 @@ def test_samples_that_cannot_be_told_apart_are_not_kept(tmp_path: Path, passes: 
     asked = recipe(tmp_path / "f")
     with pytest.raises(RecipeError, match="fingerprint"):
         with_cached_features(asked, replace(DATA, train=DatasetSource(Unmarked())), GIVEN)
-    train(asked, tmp_path / "run", given=GIVEN)
+    train(asked, tmp_path / "run", components=GIVEN)
     passes.clear()
     other = Components(data=replace(DATA, test=DatasetSource(Unmarked())))
-    evaluate(tmp_path / "run", given=other)
+    evaluate(tmp_path / "run", components=other)
     assert sum(passes) == 40  # through the trunk, for each member
 
 
@@ -423,7 +424,7 @@ def test_members_that_meet_over_kept_features_are_the_same_on_a_mesh(
         tmp_path / "here", {"name": "cases:patches", "batch_size": 12, "unlabeled": "cases:static@13"}
     ).to_dict()
     tree |= {"method": {"name": "a2d", "diversity_weight": 0.5}}
-    alone = train(Recipe.from_dict(tree), tmp_path / "alone", given=Components(trust=("cases",)))
+    alone = train(Recipe.from_dict(tree), tmp_path / "alone", components=Components(trust=("cases",)))
     spread = {**tree, "executor": {"name": "mesh", "threads": 1}, "run": {"feature_cache": str(tmp_path / "there")}}
     mesh(2).run("laws.meshes:train_here", spread, str(tmp_path / "spread"))
     there = Run.open(tmp_path / "spread")

@@ -52,8 +52,8 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
         ("c:/runs", None),
     ],
 )
-def test_an_address_is_told_from_a_path(given: str | Path, address: str | None) -> None:
-    assert parse_address(given) == address
+def test_an_address_is_told_from_a_path(components: str | Path, address: str | None) -> None:
+    assert parse_address(components) == address
     assert isinstance(store_at("runs/x"), Store)
 
 
@@ -375,13 +375,15 @@ def test_a_store_without_conditions_refuses_whoever_finds_a_lease(tmp_path: Path
 @pytest.mark.parametrize("method", ["sam", "sharpbalance", "apart"])
 def test_a_run_in_a_bucket_whose_server_stumbles_ends_at_the_same_weights(method: str, tmp_path: Path) -> None:
     row = recipe(method, run={"checkpoint_every_epochs": 1})
-    local = plateaux.train(row, tmp_path / "run", given=GIVEN)
+    local = plateaux.train(row, tmp_path / "run", components=GIVEN)
     with serving(share=0.05) as server:
-        run = plateaux.train(row, f"s3://bucket/{method}", given=GIVEN)
+        run = plateaux.train(row, f"s3://bucket/{method}", components=GIVEN)
         assert distance(weights(local), weights(run)) == 0
         assert plateaux.pending_jobs(run, GIVEN) == []
-        found = plateaux.evaluate(Path(f"s3://bucket/{method}"), given=GIVEN)
-        assert [each.rows for each in found] == [each.rows for each in plateaux.evaluate(tmp_path / "run", given=GIVEN)]
+        found = plateaux.evaluate(Path(f"s3://bucket/{method}"), components=GIVEN)
+        assert [each.rows for each in found] == [
+            each.rows for each in plateaux.evaluate(tmp_path / "run", components=GIVEN)
+        ]
         kept = {name for name in local.store.names() if not name.startswith(("predictions/", "measures/"))}
         assert kept <= set(run.store.names())
         assert server.failed > 3, (server.failed, server.requests)
@@ -393,11 +395,11 @@ def test_a_killed_run_in_a_bucket_goes_on(tmp_path: Path, monkeypatch: pytest.Mo
     with monkeypatch.context() as patch:
         patch.setattr(Run, "commit", lambda *_: raised(ZeroDivisionError()))
         with pytest.raises(ZeroDivisionError):
-            plateaux.train(row, out, given=GIVEN)
-    run = plateaux.train(row, out, given=GIVEN)
-    assert distance(weights(plateaux.train(row, tmp_path / "local", given=GIVEN)), weights(run)) == 0
+            plateaux.train(row, out, components=GIVEN)
+    run = plateaux.train(row, out, components=GIVEN)
+    assert distance(weights(plateaux.train(row, tmp_path / "local", components=GIVEN)), weights(run)) == 0
 
 
 def test_tensorboard_is_refused_where_nothing_can_be_appended(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="TensorBoard"):
-        plateaux.train(recipe("sam", run={"tensorboard": True}), f"memory://{tmp_path}", given=GIVEN)
+        plateaux.train(recipe("sam", run={"tensorboard": True}), f"memory://{tmp_path}", components=GIVEN)

@@ -187,5 +187,5 @@ def test_what_a_worker_raised_is_told_by_its_name() -> None:
 
 
 def test_a_run_on_this_machine_leaves_no_records(tmp_path: Path) -> None:
-    run = plateaux.train(recipe("sam"), tmp_path / "run", given=GIVEN)
+    run = plateaux.train(recipe("sam"), tmp_path / "run", components=GIVEN)
     assert job_records.latest_by_member(run) == {}

@@ -58,7 +58,7 @@ def test_no_validation_sample_is_ever_trained_on(tmp_path: Path, share: str) -> 
     assert sorted([*train_ids.tolist(), *valid_ids.tolist()]) == list(range(48))
     seen: set[int] = set()
     seen_data = watching(data, seen)
-    train(what, tmp_path, given=Components(data=seen_data))
+    train(what, tmp_path, components=Components(data=seen_data))
     assert set(train_ids.tolist()) <= seen
     trained = {i for kind, i in TOUCHED if kind == "train"}
     assert trained == set(train_ids.tolist())

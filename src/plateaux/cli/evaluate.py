@@ -97,8 +97,8 @@ def evaluate(
         ood_split(name, "", plateaux.Components(trust=tuple(trust or ())))  # before hours of measuring
     if executor == "mesh" and "RANK" not in os.environ:
         raise typer.Exit(torchrun(processes))
-    given = plateaux.Components(trust=tuple(trust or ()))
-    shared: dict[str, Any] = {"given": given, "device": device, "cache_logits": cache_logits}
+    components = plateaux.Components(trust=tuple(trust or ()))
+    shared: dict[str, Any] = {"components": components, "device": device, "cache_logits": cache_logits}
     walk = {"members": parse_numbers(members), "limit": limit, "no_cache": no_cache, **shared}
     if executor is not None:
         walk["executor"] = _executor(executor, processes, changes or [])
@@ -158,7 +158,7 @@ def calibrate(
     with progress_bar("calibrating") as told:
         made = plateaux.calibrate(
             run, split=split, fraction=fraction, alphas=alpha or (0.1, 0.05), target_risk=target_risk, device=device,
-            given=plateaux.Components(trust=tuple(trust or ())), **options, **told,
+            components=plateaux.Components(trust=tuple(trust or ())), **options, **told,
         )  # fmt: skip
 
     def words() -> list[str]:
@@ -200,7 +200,7 @@ def predict(
         answers = plateaux.predict(
             run, split=split, ood_score=ood_score, alpha=alpha, members=parse_numbers(members), limit=limit,
             cache_logits=cache_logits,
-            given=plateaux.Components(trust=tuple(trust or ())), device=device, **told,
+            components=plateaux.Components(trust=tuple(trust or ())), device=device, **told,
         )  # fmt: skip
     answers.write(out)
     words = f"{out}: {len(answers.ids):,} answers"
@@ -226,11 +226,11 @@ def soup(
 
     In Python: `plateaux.soup("runs/demo", "runs/soup", strategy="greedy")`
     """
-    given = plateaux.Components(trust=tuple(trust or ()))
+    components = plateaux.Components(trust=tuple(trust or ()))
     with progress_bar("mixing") as told:
         made = plateaux.soup(
             run, out, strategy=strategy, split=split, members=parse_numbers(members), max_barrier=max_barrier,
-            given=given, device=device,
+            components=components, device=device,
             say=told["say"],
         )  # fmt: skip
     words = made.progress(0).weights_source
@@ -253,7 +253,7 @@ def select(
 
     In Python: `plateaux.select_members(["runs/a", "runs/b"], size=5).write("chosen.json")`
     """
-    shared: dict[str, Any] = {"given": plateaux.Components(trust=tuple(trust or ())), "device": device}
+    shared: dict[str, Any] = {"components": plateaux.Components(trust=tuple(trust or ())), "device": device}
     with progress_bar("choosing") as told:
         shared["say"] = told["say"]
         chosen = plateaux.select_members(runs, size=size, split=split, metric=metric, unique=unique, **shared)

@@ -53,7 +53,8 @@ def landscape(
     names = split_names(probes) if probes is not None else [] if kinds else ["all"]
     shared: dict[str, Any] = {
         "split": split, "members": parse_numbers(members), "batchnorm": batchnorm, "augment": augment,
-        "normalize_logits": normalize_logits, "given": plateaux.Components(trust=tuple(trust or ())), "device": device,
+        "normalize_logits": normalize_logits, "components": plateaux.Components(trust=tuple(trust or ())),
+        "device": device,
     }  # fmt: skip
     found: list[MetricResult] = []
     made: list[LandscapeFigure] = []

@@ -106,12 +106,12 @@ def train(
     root = out or Path("runs") / Path(recipe).stem
     if what.executor.name == "mesh" and "RANK" not in os.environ:
         raise typer.Exit(torchrun(what.executor.processes))
-    given = plateaux.Components(trust=tuple(trust or ()))
+    components = plateaux.Components(trust=tuple(trust or ()))
     with read_first_lines(file), live_progress(Console(stderr=True)) as tell:
-        plateaux.train(what, root, given=given, tell=tell, branch_from=branch_from)
+        plateaux.train(what, root, components=components, tell=tell, branch_from=branch_from)
     if not is_rank_zero():
         return
-    found = plateaux.evaluate(root, given=given) if evaluate else []
+    found = plateaux.evaluate(root, components=components) if evaluate else []
     print_result(
         as_json,
         {"run": str(root), "metrics": [each.to_dict() for each in found]},
@@ -189,7 +189,7 @@ def import_weights(
     names = json.dumps(model) if len(model) > 1 else json.dumps(model[0])
     text = f"members = {len(weights)}\n[data]\nname = {json.dumps(data)}\n[model]\nname = {names}\n"
     recipe = plateaux.Recipe.parse(text, changes or [], where="adopt")
-    plateaux.import_weights(out, recipe, weights, given=plateaux.Components(trust=tuple(trust or ())))
+    plateaux.import_weights(out, recipe, weights, components=plateaux.Components(trust=tuple(trust or ())))
     print_result(
         as_json, {"run": str(out), "members": len(weights)}, lambda: [f"{out}: {len(weights)} members adopted"]
     )
@@ -247,9 +247,9 @@ def _executor(
     name: str | None, mode: str | None, processes: int | None, devices: str | None, address: str | None
 ) -> list[str]:
     listed = json.dumps([part.strip() for part in devices.split(",")]) if devices else None
-    given = {"name": name, "mode": mode, "processes": processes, "devices": listed}
-    given |= {"address": json.dumps(address) if address else None}
-    return [f"executor.{key}={value}" for key, value in given.items() if value is not None]
+    values = {"name": name, "mode": mode, "processes": processes, "devices": listed}
+    values |= {"address": json.dumps(address) if address else None}
+    return [f"executor.{key}={value}" for key, value in values.items() if value is not None]
 
 
 def _first_line(file: Path) -> str:

@@ -41,7 +41,7 @@ def report(
         raise RecipeError(f"A report cannot be written as {kind!r}; {suggest(kind, FORMATS)}")
     options: dict[str, Any] = {"max_runs": max_runs, "only_figures": split_names(only_figures or "")}
     drawn = kind != "csv" or figures_dir is not None
-    made = made_of(paths, figures=drawn, given=Components(trust=tuple(trust or ())), **options)
+    made = made_of(paths, figures=drawn, components=Components(trust=tuple(trust or ())), **options)
     write_whole(out, _text(made, kind, out, figures_dir))
     files = write_figures(made, figures_dir) if figures_dir is not None else []
     plain = {

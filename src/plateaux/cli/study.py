@@ -46,7 +46,7 @@ def study(
     root = out or Path("runs") / file.stem
     place = {"name": executor} if executor else {}
     options: dict[str, Any] = {
-        "given": Components(trust=tuple(trust or ())),
+        "components": Components(trust=tuple(trust or ())),
         "filter_pattern": filter_,
         "executor": {**place, **({"processes": processes} if processes else {})},
     }

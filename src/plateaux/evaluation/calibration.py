@@ -95,7 +95,7 @@ def calibrate(
     target_risk: float = 0.05,
     bound: selective.Bound = "none",
     order: Order = "pool then calibrate",
-    given: Components = NO_COMPONENTS,
+    components: Components = NO_COMPONENTS,
     device: str | None = None,
     cache_logits: CacheDtype = "float32",
     seen: Seen = lambda *_: None,
@@ -105,7 +105,7 @@ def calibrate(
 
     `part` takes a seeded share of the samples, so that the others are left to judge by.
     """
-    panel = Evaluator(Run.open(root), given=given, device=device, cache_logits=cache_logits, say=say)
+    panel = Evaluator(Run.open(root), components=components, device=device, cache_logits=cache_logits, say=say)
     target = eval_split(panel.recipe, panel.data_info, split)
     if target.family == "train":
         raise RecipeError("Members were trained on the train samples: doubt fitted there is too small; hold some out")
@@ -137,14 +137,14 @@ def evaluate_calibration(
     *,
     split: str = "test",
     exclude_calibration_ids: bool = False,
-    given: Components = NO_COMPONENTS,
+    components: Components = NO_COMPONENTS,
     device: str | None = None,
     cache_logits: CacheDtype = "float32",
     seen: Seen = lambda *_: None,
     say: Say = lambda _: None,
 ) -> list[MetricResult]:
     """Measure what calibration did, on samples it was not fitted on; `unseen` leaves those out that it was."""
-    panel = Evaluator(Run.open(root), given=given, device=device, cache_logits=cache_logits, say=say)
+    panel = Evaluator(Run.open(root), components=components, device=device, cache_logits=cache_logits, say=say)
     fitted = Calibration.read(panel.run)
     _same_weights(fitted, panel)
     target = eval_split(panel.recipe, panel.data_info, split)

@@ -32,7 +32,7 @@ def evaluate(
     cache_logits: CacheDtype = "float32",
     no_cache: bool = False,
     corruption_cache: str | Path | None = None,
-    given: Components = NO_COMPONENTS,
+    components: Components = NO_COMPONENTS,
     device: str | None = None,
     executor: Mapping[str, Any] | None = None,
     seen: Seen = nothing,
@@ -47,9 +47,15 @@ def evaluate(
     """
     kind = RayEvaluator if (executor or {}).get("name") == "ray" else Evaluator
     panel = kind(
-        Run.open(root), members, given=given, device=device, executor=executor, cache_logits=cache_logits, say=say
+        Run.open(root),
+        members,
+        components=components,
+        device=device,
+        executor=executor,
+        cache_logits=cache_logits,
+        say=say,
     )
-    chosen = get_metrics(metrics, trust=given.trust)
+    chosen = get_metrics(metrics, trust=components.trust)
     found: list[MetricResult] = []
     with closing(panel):
         for target in eval_splits(

@@ -58,19 +58,19 @@ class Evaluator:
         run: Run,
         members: Sequence[int] | None = None,
         *,
-        given: Components = NO_COMPONENTS,
+        components: Components = NO_COMPONENTS,
         device: str | None = None,
         executor: Mapping[str, Any] | None = None,
         cache_logits: CacheDtype = "float32",
         say: Say = nothing,
     ) -> None:
-        self.run, self.given, self.cache_logits, self.say = run, given, cache_logits, say
+        self.run, self.components, self.cache_logits, self.say = run, components, cache_logits, say
         self.recipe = run.resolved_recipe()
         self.numbers = run.trained_members() if members is None else _numbers(members, self.recipe.members)
         if executor is not None:
             self.recipe = self.recipe.replaced(executor=dict(executor))
         self.executor: Executor = (
-            LocalExecutor("loop", 1, (), "error") if executor is None else build_executor(self.recipe, given)
+            LocalExecutor("loop", 1, (), "error") if executor is None else build_executor(self.recipe, components)
         )
         configure_runtime(processes=local_processes(), threads=self.recipe.executor.threads)
         if self.executor.all_reduce_max(int(not self.executor.local_members(len(self.numbers)))):
@@ -79,7 +79,9 @@ class Evaluator:
                 "samples: --set executor.data_parallel=N"
             )
         self.device = get_device(device or self.executor.device)
-        self.data_info: Mapping[str, Any] = run.metadata["data"] if given.data is None else describe_data(given.data)
+        self.data_info: Mapping[str, Any] = (
+            run.metadata["data"] if components.data is None else describe_data(components.data)
+        )
 
     def close(self) -> None:
         """Give back what the executor holds, if it holds anything."""
@@ -87,7 +89,7 @@ class Evaluator:
 
     @cached_property
     def data(self) -> DataSplits:
-        return build_data(self.recipe, self.given)
+        return build_data(self.recipe, self.components)
 
     @cached_property
     def hashes(self) -> list[str]:
@@ -102,8 +104,8 @@ class Evaluator:
     @cached_property
     def modules(self) -> list[MemberModule]:
         held = [self.numbers[row] for row in self.executor.local_members(len(self.numbers))]
-        facts = data_splits_info(self.run) if self.given.data is None else self.given.data
-        modules = [module.to(self.device).eval() for module in load_members(self.run, facts, held, self.given)]
+        facts = data_splits_info(self.run) if self.components.data is None else self.components.data
+        modules = [module.to(self.device).eval() for module in load_members(self.run, facts, held, self.components)]
         layout = FORMATS[self.recipe.train.memory_format]
         modules = [module.to(memory_format=layout) for module in modules]  # type: ignore[call-overload]
         return [
@@ -252,8 +254,8 @@ class Evaluator:
     @property
     def _may_cache(self) -> bool:
         """Whether other calls can be told apart: not where Python hands over a network, or samples without a hash."""
-        sources = [] if self.given.data is None else [self.given.data.train, self.given.data.test]
-        return self.given.model is None and all(getattr(source, "has_content_hash", True) for source in sources)
+        sources = [] if self.components.data is None else [self.components.data.train, self.components.data.test]
+        return self.components.model is None and all(getattr(source, "has_content_hash", True) for source in sources)
 
     def check_same_data(self, target: EvalSplit, source: Source, known: Mapping[str, Any]) -> None:
         """Refuse samples of the run's own sets that are not those it was made with."""

@@ -15,11 +15,11 @@ from plateaux.ensembles.ensemble import Ensemble
 from plateaux.storage.run import Run, RunLike
 
 
-def load_members(run: Run, data: DataSplits, numbers: Sequence[int], given: Components) -> list[torch.nn.Module]:
+def load_members(run: Run, data: DataSplits, numbers: Sequence[int], components: Components) -> list[torch.nn.Module]:
     """Return some members' networks with the weights of the run folder."""
     # The weights come from the run folder, so the file they once started from need not be there any more.
     bare = run.recipe.replaced(model={"weights": None, "sparsity": 0.0})
-    modules = build_members(bare, data, numbers, given)
+    modules = build_members(bare, data, numbers, components)
     shared = run.shared()
     for number, module in zip(numbers, modules, strict=True):
         names = shared_param_names(bare, module)
@@ -48,10 +48,10 @@ def data_splits_info(run: Run) -> DataSplits:
     )
 
 
-def load(root: RunLike, *, given: Components = NO_COMPONENTS, device: str | None = None) -> Ensemble:
+def load(root: RunLike, *, components: Components = NO_COMPONENTS, device: str | None = None) -> Ensemble:
     """Return a run's ensemble, ready to predict."""
     run = Run.open(root)
-    modules = load_members(run, data_splits_info(run), run.trained_members(), given)
+    modules = load_members(run, data_splits_info(run), run.trained_members(), components)
     facts = run.metadata["data"]
     ensemble = Ensemble(modules, mean=facts["mean"], std=facts["std"], labels=facts["labels"])
     return ensemble.to(get_device(device))

@@ -62,7 +62,7 @@ def detect_ood(
     skip_missing: bool = False,
     cache_logits: CacheDtype = "float32",
     no_cache: bool = False,
-    given: Components = NO_COMPONENTS,
+    components: Components = NO_COMPONENTS,
     device: str | None = None,
     executor: Mapping[str, Any] | None = None,
     seen: Seen = lambda *_: None,
@@ -73,7 +73,13 @@ def detect_ood(
     Larger scores are more out of distribution, and out of distribution is positive.
     """
     panel = Evaluator(
-        Run.open(root), members, given=given, device=device, executor=executor, cache_logits=cache_logits, say=say
+        Run.open(root),
+        members,
+        components=components,
+        device=device,
+        executor=executor,
+        cache_logits=cache_logits,
+        say=say,
     )
     everyone = tuple(range(len(panel.numbers)))
     casts = [*((position,) for position in everyone if len(everyone) > 1), everyone]
@@ -85,7 +91,9 @@ def detect_ood(
         one_suite: list[MetricResult] = []
         for name in names:
             try:
-                outside, other = panel.accumulate(ood_split(name, suite, given), {"alarms": SCORES}, casts, **options)
+                outside, other = panel.accumulate(
+                    ood_split(name, suite, components), {"alarms": SCORES}, casts, **options
+                )
             except (DataError, UnknownNameError) as problem:
                 if not skip_missing:
                     raise

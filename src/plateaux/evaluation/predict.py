@@ -94,7 +94,7 @@ def predict(
     alpha: float | None = None,
     members: Sequence[int] | None = None,
     limit: int | None = None,
-    given: Components = NO_COMPONENTS,
+    components: Components = NO_COMPONENTS,
     device: str | None = None,
     cache_logits: CacheDtype = "float32",
     seen: Seen = lambda *_: None,
@@ -106,9 +106,9 @@ def predict(
     """
     if ood_score not in OOD_SCORES:
         raise RecipeError(f"There is no alarm called {ood_score!r}; allowed: {', '.join(OOD_SCORES)}")
-    panel = Evaluator(Run.open(root), members, given=given, device=device, cache_logits=cache_logits, say=say)
+    panel = Evaluator(Run.open(root), members, components=components, device=device, cache_logits=cache_logits, say=say)
     foreign = split.split(":")[0] not in ("test", "train", "validation", "corrupted") and split in dataset.names()
-    target = ood_split(split, "elsewhere", given) if foreign else eval_split(panel.recipe, panel.data_info, split)
+    target = ood_split(split, "elsewhere", components) if foreign else eval_split(panel.recipe, panel.data_info, split)
     heard = predict_all(panel, target, samples=limit, seen=seen)
     fitted = _fitted(panel, members is None, say)
     rows = log_probabilities(heard.logits.double())

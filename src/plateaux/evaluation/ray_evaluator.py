@@ -63,7 +63,7 @@ class EvalTask:
     target: EvalSplit
     measures: Mapping[str, Metric]
     subsets: tuple[MemberSubset, ...]
-    given: Components = NO_COMPONENTS
+    components: Components = NO_COMPONENTS
     samples: int | None = None  # only the first so many
 
     @property
@@ -89,7 +89,7 @@ class RayEvaluator(Evaluator):
             return super().accumulate(target, measures, casts, samples=samples, seen=seen)
         known, ids = self.opened(target, samples)
         question = EvalTask(
-            str(self.run.store.root), target, measures, tuple(casts), self.given, target.limit or samples
+            str(self.run.store.root), target, measures, tuple(casts), self.components, target.limit or samples
         )
         merged: Settled = {}
         done = 0
@@ -112,17 +112,17 @@ class RayEvaluator(Evaluator):
 
 
 @lru_cache(maxsize=2)
-def _panel(root: str, members: tuple[int, ...], given: Components) -> Evaluator:
-    return Evaluator(Run.open(root), members, given=given)
+def _panel(root: str, members: tuple[int, ...], components: Components) -> Evaluator:
+    return Evaluator(Run.open(root), members, components=components)
 
 
 def predict_shard(task: EvalTask, shard: EvalShard) -> dict[str, Any]:
     """Return what some members say about some samples: a table for every offer, and the samples' labels and ids."""
-    key = task.given if task.given.data is None else NO_COMPONENTS
+    key = task.components if task.components.data is None else NO_COMPONENTS
     panel = (
         _panel(task.root, shard.members, key)
-        if key is task.given
-        else Evaluator(Run.open(task.root), shard.members, given=task.given)
+        if key is task.components
+        else Evaluator(Run.open(task.root), shard.members, components=task.components)
     )
     source, ids = task.target.open(panel.recipe, panel.data)
     ids = ids[: task.samples][shard.start : shard.stop]

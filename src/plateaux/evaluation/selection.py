@@ -67,7 +67,7 @@ def select_members(
     split: str = "validation",
     metric: Literal["nll", "accuracy", "brier"] = "nll",
     unique: bool = False,
-    given: Components = NO_COMPONENTS,
+    components: Components = NO_COMPONENTS,
     device: str | None = None,
     say: Say = lambda _: None,
 ) -> EnsembleSelection:
@@ -77,7 +77,7 @@ def select_members(
     first: tuple[str, MemberOutputs] | None = None
     looks: tuple[Any, Any] | None = None
     for root in roots:
-        panel = Evaluator(Run.open(root), given=given, device=device, say=say)
+        panel = Evaluator(Run.open(root), components=components, device=device, say=say)
         target = _held_out(panel, split)
         said, fingerprint = predict_all(panel, target), panel.known(target)["fingerprint"]
         looks = looks or (panel.data_info["mean"], panel.data_info["std"])
@@ -95,11 +95,13 @@ def select_members(
     return EnsembleSelection(tuple(members), found, split, fingerprint)
 
 
-def load_selection(file: str | Path, *, given: Components = NO_COMPONENTS, device: str | None = None) -> Ensemble:
+def load_selection(file: str | Path, *, components: Components = NO_COMPONENTS, device: str | None = None) -> Ensemble:
     """Return the ensemble of a selection, ready to predict: its members count as often as they were drawn."""
     chosen = EnsembleSelection.read(file)
     used = [(each, weight) for each, weight in zip(chosen.members, chosen.selection.weights, strict=True) if weight]
-    runs = {root: load(root, given=given, device=device) for root in dict.fromkeys(root for (root, _), _ in used)}
+    runs = {
+        root: load(root, components=components, device=device) for root in dict.fromkeys(root for (root, _), _ in used)
+    }
     whole = next(iter(runs.values()))
     modules = [runs[root].members[number] for (root, number), _ in used]
     weights = [weight for _, weight in used]
@@ -107,7 +109,7 @@ def load_selection(file: str | Path, *, given: Components = NO_COMPONENTS, devic
 
 
 def evaluate_selection(
-    file: str | Path, *, split: str = "test", given: Components = NO_COMPONENTS, device: str | None = None,
+    file: str | Path, *, split: str = "test", components: Components = NO_COMPONENTS, device: str | None = None,
     say: Say = lambda _: None,
 ) -> dict[str, float]:  # fmt: skip
     """Return accuracy and NLL of a selection on samples it was not chosen on."""
@@ -116,7 +118,7 @@ def evaluate_selection(
     tables: list[Tensor] = []
     said: MemberOutputs | None = None
     for root in roots:
-        panel = Evaluator(Run.open(root), given=given, device=device, say=say)
+        panel = Evaluator(Run.open(root), components=components, device=device, say=say)
         target = eval_split(panel.recipe, panel.data_info, split)
         before, said = said, predict_all(panel, target)
         if before is not None and not torch.equal(before.ids, said.ids):

@@ -43,7 +43,7 @@ def soup(
     accept: Literal["better", "as good"] = "better",
     members: Sequence[int] | None = None,
     max_barrier: float = MAX_BARRIER,
-    given: Components = NO_COMPONENTS,
+    components: Components = NO_COMPONENTS,
     device: str | None = None,
     say: Say = lambda _: None,
 ) -> Run:
@@ -52,8 +52,8 @@ def soup(
     Members that did not start from the same weights lie in different basins, and their mean lies between them: that is
     refused when the loss along the straight line from one to the other rises by more than `limit` nats.
     """
-    panel = Evaluator(Run.open(root), members, given=given, device=device, say=say)
-    if len({architecture_hash(panel.recipe, number, given) for number in panel.numbers}) > 1:
+    panel = Evaluator(Run.open(root), members, components=components, device=device, say=say)
+    if len({architecture_hash(panel.recipe, number, components) for number in panel.numbers}) > 1:
         raise RunError("A soup is of equal networks, and these members differ in architecture; choose some: --members")
     if panel.recipe.model.lora is not None:
         raise RunError(
@@ -131,7 +131,7 @@ def _alone(panel: Evaluator) -> Recipe:
     """Return the recipe of one such network; how the members were trained is not its story."""
     recipe, number = panel.run.recipe, panel.numbers[0]
     name = member_value("model.name", recipe.model.name, number, recipe.members)
-    factory = panel.given.model or registry.model.get(name, allow=panel.given.trust)
+    factory = panel.components.model or registry.model.get(name, allow=panel.components.trust)
     options = options_for_member(factory, recipe.model.options, number, recipe.members)
     kept_parts = ("backbone", "head", "image_size", "cache_features", "cache_dtype")
     stands = {part: getattr(recipe.model, part) for part in kept_parts if getattr(recipe.model, part) is not None}

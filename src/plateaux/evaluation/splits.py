@@ -84,10 +84,10 @@ def eval_split(recipe: Recipe, facts: Mapping[str, Any], split: str) -> EvalSpli
     return found[0]
 
 
-def ood_split(name: str, of: str, given: Components = NO_COMPONENTS) -> EvalSplit:
+def ood_split(name: str, of: str, components: Components = NO_COMPONENTS) -> EvalSplit:
     """Return the test samples of another data set, brought to the shape of the run's own."""
     known = {"tin": "tinyimagenet32", "texture": "textures32", "fashionmnist": "fashion_mnist"}.get(name, name)
-    factory = registry.dataset.get(known, allow=given.trust)  # a wrong name is told before anything is walked over
+    factory = registry.dataset.get(known, allow=components.trust)  # a wrong name is told before anything is walked over
 
     def open_(recipe: Recipe, data: DataSplits) -> tuple[Source, Tensor]:
         rooted = "root" in recipe.data.options and accepts(factory, "root")

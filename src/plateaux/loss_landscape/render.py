@@ -40,13 +40,13 @@ def plot_landscape(
     batchnorm: Literal["eval", "train"] = "eval",
     augment: bool = False,
     normalize_logits: bool = False,
-    given: Components = NO_COMPONENTS,
+    components: Components = NO_COMPONENTS,
     device: str | None = None,
     seen: Seen = nothing,
     say: Say = nothing,
 ) -> list[LandscapeFigure]:
     """Draw landscapes: `slices` around members, `paths` between each two, the `plane` through the first three."""
-    panel = Evaluator(Run.open(root), members, given=given, device=device, cache_logits="no", say=say)
+    panel = Evaluator(Run.open(root), members, components=components, device=device, cache_logits="no", say=say)
     _check(kinds, panel)
     gallery = PlotJob(ProbeSession(panel, split, ProbeSettings(batchnorm, augment, normalize_logits), most=limit))
     made: list[LandscapeFigure] = []
@@ -76,7 +76,7 @@ def _check(kinds: Sequence[str], panel: Evaluator) -> None:
             raise RecipeError(
                 f"A picture of {kind} takes {least} members, and there is {len(panel.numbers)}; leave it out"
             )
-    alike = {architecture_hash(panel.recipe, number, panel.given) for number in panel.numbers}
+    alike = {architecture_hash(panel.recipe, number, panel.components) for number in panel.numbers}
     if len(alike) > 1 and {"paths", "plane"} & set(kinds):
         raise RunError(
             "Between members of different architectures there is no straight path; draw slices, or choose --members"

@@ -55,7 +55,7 @@ def probe_landscape(
     batchnorm: Literal["eval", "train"] = "eval",
     augment: bool = False,
     normalize_logits: bool = False,
-    given: Components = NO_COMPONENTS,
+    components: Components = NO_COMPONENTS,
     device: str | None = None,
     seen: Seen = nothing,
     say: Say = nothing,
@@ -66,8 +66,8 @@ def probe_landscape(
     told to use those of the batch (`train`); `augment` varies samples as the recipe does in training; `unit_logits`
     scales every sample's logits to length one. All of it is recorded with every number.
     """
-    chosen = get_probes(probes, trust=given.trust)
-    panel = Evaluator(Run.open(root), members, given=given, device=device, cache_logits="no", say=say)
+    chosen = get_probes(probes, trust=components.trust)
+    panel = Evaluator(Run.open(root), members, components=components, device=device, cache_logits="no", say=say)
     counts = {name: limit or probe.samples for name, probe in chosen.items()}
     scene = ProbeSession(
         panel, split, ProbeSettings(batchnorm, augment, normalize_logits), most=max(counts.values(), default=1)
@@ -179,7 +179,7 @@ class ProbeSession:
         """
         kinds: dict[str, float] = {}
         for number in costs:
-            kind = architecture_hash(self.evaluator.recipe, number, self.evaluator.given)
+            kind = architecture_hash(self.evaluator.recipe, number, self.evaluator.components)
             if kind not in kinds:
                 kinds[kind] = self._pace(number)
             self.throughputs[number] = kinds[kind]

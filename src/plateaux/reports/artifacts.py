@@ -124,10 +124,10 @@ def load_landscape_data(run: Run) -> dict[str, Mapping[str, Any]]:
     return found
 
 
-def load_images(run: Run, given: Components = NO_COMPONENTS) -> Images | None:
+def load_images(run: Run, components: Components = NO_COMPONENTS) -> Images | None:
     """Return how to get pictures of a run's test samples; None, if it has no pictures or the data are not there."""
     with ignore_unreadable():
-        data = build_data(run.recipe, given)
+        data = build_data(run.recipe, components)
         if len(data.shape) == 3 and data.test.fingerprint() == run.metadata["data"]["test"]["fingerprint"]:
             return lambda ids: _pixels(data.test.fetch(torch.from_numpy(ids))[0])
     return None

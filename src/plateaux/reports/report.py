@@ -74,11 +74,11 @@ def report(
     *,
     max_runs: int = DETAILS,
     only_figures: Sequence[str] = (),
-    given: Components = NO_COMPONENTS,
+    components: Components = NO_COMPONENTS,
     figures: bool = True,
 ) -> Report:
     """Return the report on run folders and studies."""
-    return compose(read(paths), max_runs=max_runs, only_figures=only_figures, given=given, figures=figures)
+    return compose(read(paths), max_runs=max_runs, only_figures=only_figures, components=components, figures=figures)
 
 
 def compose(
@@ -86,7 +86,7 @@ def compose(
     *,
     max_runs: int = DETAILS,
     only_figures: Sequence[str] = (),
-    given: Components = NO_COMPONENTS,
+    components: Components = NO_COMPONENTS,
     figures: bool = True,
 ) -> Report:
     """Return the report of a book; `draw` names the only families of figures to draw."""
@@ -103,7 +103,7 @@ def compose(
     parts = [ReportPart("All runs" if not alone else "This run", over_all, fitting)]
     shown = max_runs if figures else 0
     for chapter in book.sections[:shown]:
-        parts.append(_details(chapter, wanted, alone, given))
+        parts.append(_details(chapter, wanted, alone, components))
     parts = [part for part in parts if part.figures or part.tables or part.cards]
     return Report(book.title, book.question, _about(book, shown), summary(findings), parts, findings)
 
@@ -131,15 +131,15 @@ def _swept_measures(findings: Sequence[ResultRow]) -> list[tuple[str, str]]:
     return list(dict.fromkeys(each for each in (*wanted, *more) if each is not None))
 
 
-def _details(chapter: RunSection, wanted: Sequence[str], alone: bool, given: Components) -> ReportPart:
+def _details(chapter: RunSection, wanted: Sequence[str], alone: bool, components: Components) -> ReportPart:
     several = cards(chapter.results)
     sheets = [_members(several)] if len(several) > CARDS else []
     title = "Members" if alone else f"{chapter.name}, repetition {chapter.repetition}"
-    drawings = _drawn(_of_run(chapter, given), wanted)
+    drawings = _drawn(_of_run(chapter, components), wanted)
     return ReportPart(title, drawings, sheets, several if len(several) <= CARDS else ())
 
 
-def _of_run(chapter: RunSection, given: Components) -> Iterator[Plan]:
+def _of_run(chapter: RunSection, components: Components) -> Iterator[Plan]:
     """Yield the figures of one run, of which most take more than its numbers."""
     run = chapter.run
     if run is None:
@@ -151,7 +151,7 @@ def _of_run(chapter: RunSection, given: Components) -> Iterator[Plan]:
     yield "roc", lambda: uncertainty.roc(artifacts.load_ood_scores(said, strange))
     for met in artifacts.load_partitions(run):
         yield "sam_sets", partial(partition.sam_sets, met)
-    yield "gallery", lambda: _gallery(run, said, given)
+    yield "gallery", lambda: _gallery(run, said, components)
     pictures = artifacts.load_landscape_data(run)
     for tree in pictures.values():
         yield "landscape", partial(landscape.lines, tree)
@@ -167,8 +167,8 @@ def _reliability(chapter: RunSection, said: Mapping[str, artifacts.LoadedPredict
     return uncertainty.reliability(artifacts.reliability_rows(*said["test"], chapter.results[0]))
 
 
-def _gallery(run: Run, said: Mapping[str, artifacts.LoadedPredictions], given: Components) -> ReportFigure | None:
-    images = artifacts.load_images(run, given) if "test" in said else None
+def _gallery(run: Run, said: Mapping[str, artifacts.LoadedPredictions], components: Components) -> ReportFigure | None:
+    images = artifacts.load_images(run, components) if "test" in said else None
     return gallery.gallery(said["test"][0], images, run.metadata["data"].get("labels", ())) if images else None
 
 

@@ -232,12 +232,12 @@ def _taken(
 
 
 def with_cached_features(
-    recipe: Recipe, data: DataSplits, given: Components = NO_COMPONENTS, *, device: torch.device = CPU
+    recipe: Recipe, data: DataSplits, components: Components = NO_COMPONENTS, *, device: torch.device = CPU
 ) -> DataSplits:
     """Return the data as training sees them: features of the trunk, where the recipe keeps them."""
     if not recipe.model.cache_features:
         return data
-    trunk = build_backbone(recipe, data, given)
+    trunk = build_backbone(recipe, data, components)
     train = through_backbone(recipe, data, data.train, trunk, rounds=recipe.model.cached_augmentations, device=device)
     test = through_backbone(recipe, data, data.test, trunk, device=device)
     extra = data.unlabeled

@@ -16,14 +16,16 @@ from plateaux.models.surgery import load_weights
 from plateaux.storage.run import MemberProgress, Run
 
 
-def import_weights(out: str | Path, recipe: Recipe, files: Sequence[str], *, given: Components = NO_COMPONENTS) -> Run:
+def import_weights(
+    out: str | Path, recipe: Recipe, files: Sequence[str], *, components: Components = NO_COMPONENTS
+) -> Run:
     """Make a run of weight files, `FILE` or `FILE:prefix` each; every one is checked against its model first."""
     if len(files) != recipe.members:
         raise RecipeError(f"{len(files)} weight files for {recipe.members} members: give one for each")
-    data = build_data(recipe, given)
+    data = build_data(recipe, components)
     modules = []
     for number, given_file in enumerate(files):
-        module = build_member(recipe, data, number, given)
+        module = build_member(recipe, data, number, components)
         file, prefix = split_file(given_file)
         load_weights(module, file, prefix)
         modules.append(module)
@@ -41,9 +43,9 @@ def keep_weights(run: Run, trees: Sequence[TensorTree], words: Sequence[str]) ->
             run.commit(number, done)
 
 
-def split_file(given: str) -> tuple[str, str]:
+def split_file(components: str) -> tuple[str, str]:
     """Return file and prefix of `FILE[:prefix]`; a colon inside an existing file's name is part of it."""
-    if Path(given).exists() or ":" not in given:
-        return given, ""
-    file, _, prefix = given.rpartition(":")
+    if Path(components).exists() or ":" not in components:
+        return components, ""
+    file, _, prefix = components.rpartition(":")
     return file, prefix

@@ -69,7 +69,9 @@ class CostEstimate:
         begun = any(each != MemberProgress() for each in standing)
         start = 0 if begun else self._span(task)
         passes = sum(self._left(recipe, number, each, start) for number, each in enumerate(standing))
-        measuring = recipe.members * evaluation_passes(self.runner.study, recipe, self._data(recipe), self.runner.given)
+        measuring = recipe.members * evaluation_passes(
+            self.runner.study, recipe, self._data(recipe), self.runner.components
+        )
         samples = len(train_val_split(recipe, self._data(recipe))[0])
         at_once = min(self.runner.trained(task).executor.processes, recipe.members, num_cores())
         seconds = (passes * samples / at_once + measuring) / self._pace(recipe, samples)
@@ -83,9 +85,9 @@ class CostEstimate:
     def _left(self, recipe: Recipe, number: int, progress: MemberProgress, start: int) -> float:
         if progress.finished:
             return 0.0
-        given = self.runner.given
-        before = count_passes(recipe, number, epochs=max(progress.epoch, start), given=given)
-        return count_passes(recipe, number, given=given) - before
+        components = self.runner.components
+        before = count_passes(recipe, number, epochs=max(progress.epoch, start), components=components)
+        return count_passes(recipe, number, components=components) - before
 
     def _standing(self, task: RunSpec) -> list[MemberProgress]:
         root = self.runner.root / "runs" / task.folder
@@ -99,14 +101,14 @@ class CostEstimate:
         lender = next((each for each in self.runner.runs if each.folder == task.prefix), None)
         if lender is None:
             return 0
-        rendezvous = build_method(lender.recipe, 0, self.runner.given).partition
+        rendezvous = build_method(lender.recipe, 0, self.runner.components).partition
         assert rendezvous is not None
         return rendezvous.after[0]
 
     def _data(self, recipe: Recipe) -> DataSplits:
         name = fingerprint(recipe.to_dict()["data"])
         if name not in self.data:
-            self.data[name] = build_data(recipe, self.runner.given)
+            self.data[name] = build_data(recipe, self.runner.components)
         return self.data[name]
 
     def _pace(self, recipe: Recipe, samples: int) -> float:
@@ -131,13 +133,13 @@ class CostEstimate:
         for candidate in CANDIDATES:
             auto = {name: value for name, value in candidate.items() if train[name] == "auto"}
             plain = {**tree, "method": {"name": "deep_ensemble"}, "train": {**train, **auto}}
-            found.append(throughput(Recipe.from_dict(plain), self.runner.given))
+            found.append(throughput(Recipe.from_dict(plain), self.runner.components))
             if not auto:
                 break
         return max(found)
 
 
-def evaluation_passes(study: Study, recipe: Recipe, data: DataSplits, given: Components = NO_COMPONENTS) -> float:
+def evaluation_passes(study: Study, recipe: Recipe, data: DataSplits, components: Components = NO_COMPONENTS) -> float:
     """Return how many samples' passes it takes to measure one member; making corrupted images is not counted."""
     asked, looked = study.evaluate, study.landscape
     words = [*(asked.splits if asked.metrics else ()), *asked.corruptions]
@@ -147,7 +149,7 @@ def evaluation_passes(study: Study, recipe: Recipe, data: DataSplits, given: Com
         found += FORWARD * min(target.limit or there, there)
     for name in (name for words in asked.ood for name in words.partition("=")[2].split(",") if name):
         found += FORWARD * _ood_samples(name, len(data.test))
-    probes = get_probes(looked.probes, trust=given.trust)
+    probes = get_probes(looked.probes, trust=components.trust)
     return found + sum(probe.passes(looked.samples or probe.samples) for probe in probes.values())
 
 

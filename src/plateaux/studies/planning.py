@@ -46,24 +46,24 @@ class RunSpec:
     is_parent: bool = False  # others begin from this one
 
 
-def plan_trials(study: Study, given: Components = NO_COMPONENTS) -> list[Trial]:
+def plan_trials(study: Study, components: Components = NO_COMPONENTS) -> list[Trial]:
     """Return the whole grid: one repetition of everything before the second."""
     found: list[Trial] = []
-    whole = [(condition, _filled_in(recipe, given)) for condition, recipe in study.conditions()]
+    whole = [(condition, _filled_in(recipe, components)) for condition, recipe in study.conditions()]
     for repetition in range(study.repetitions):
         for condition, recipe in whole:
             seeded = recipe.replaced(seed=derive_seed(study.seed, repetition))
-            found.append(Trial(condition, repetition, seeded, run_folder(seeded, given)))
+            found.append(Trial(condition, repetition, seeded, run_folder(seeded, components)))
     return found
 
 
-def plan_runs(plans: Sequence[Trial], given: Components = NO_COMPONENTS) -> list[RunSpec]:
+def plan_runs(plans: Sequence[Trial], components: Components = NO_COMPONENTS) -> list[RunSpec]:
     """Return the runs that serve these conditions, each once, those that others begin from before the others."""
     served: dict[str, list[Trial]] = {}
     for each in plans:
         served.setdefault(each.folder, []).append(each)
     largest = {folder: max((p.recipe for p in group), key=lambda r: r.members) for folder, group in served.items()}
-    lenders = _parents(largest, given)
+    lenders = _parents(largest, components)
     found = [
         RunSpec(folder, largest[folder], tuple(group), lenders.get(folder), folder in lenders.values())
         for folder, group in served.items()
@@ -71,31 +71,31 @@ def plan_runs(plans: Sequence[Trial], given: Components = NO_COMPONENTS) -> list
     return sorted(found, key=lambda task: (min(p.repetition for p in task.trials), task.prefix is not None))
 
 
-def run_folder(recipe: Recipe, given: Components = NO_COMPONENTS) -> str:
+def run_folder(recipe: Recipe, components: Components = NO_COMPONENTS) -> str:
     """Return the hash of all that determines a run's members; their number, where they see each other or meet."""
-    method = build_method(recipe, 0, given)
+    method = build_method(recipe, 0, components)
     alone = not method.is_joint and method.partition is None
     return fingerprint({"recipe": recipe.identity(), "members": None if alone else recipe.members})
 
 
-def _filled_in(recipe: Recipe, given: Components) -> Recipe:
+def _filled_in(recipe: Recipe, components: Components) -> Recipe:
     """Return a recipe with the defaults of its method written out, so that what is the same has one name."""
-    factory = registry.method.get(recipe.method.name, allow=given.trust)
+    factory = registry.method.get(recipe.method.name, allow=components.trust)
     usual = {name: default for name, (_, default) in fields(factory).items() if default is not ...}
     return recipe.replaced(method={**usual, **recipe.method.options})
 
 
-def _parents(recipes: Mapping[str, Recipe], given: Components) -> dict[str, str]:
+def _parents(recipes: Mapping[str, Recipe], components: Components) -> dict[str, str]:
     """Return from which run each begins: of those that train the same until a meeting, the one that meets first."""
     groups: dict[str, list[str]] = {}
     for folder, recipe in recipes.items():
         if recipe.train.select == "last" and recipe.train.early_stopping_patience is None:
-            groups.setdefault(fingerprint(shared_prefix(recipe, given)), []).append(folder)
-    return {folder: lender for group in groups.values() for folder, lender in _begin(group, recipes, given)}
+            groups.setdefault(fingerprint(shared_prefix(recipe, components)), []).append(folder)
+    return {folder: lender for group in groups.values() for folder, lender in _begin(group, recipes, components)}
 
 
-def _begin(group: Sequence[str], recipes: Mapping[str, Recipe], given: Components) -> Iterator[tuple[str, str]]:
-    meets = {folder: build_method(recipes[folder], 0, given).partition for folder in group}
+def _begin(group: Sequence[str], recipes: Mapping[str, Recipe], components: Components) -> Iterator[tuple[str, str]]:
+    meets = {folder: build_method(recipes[folder], 0, components).partition for folder in group}
     first = {folder: each.after[0] for folder, each in meets.items() if each is not None and each.after[0] > 0}
     if first:
         lender = min(first, key=lambda folder: first[folder])

@@ -55,17 +55,17 @@ class StudyRunner:
         study: Study,
         root: str | Path,
         *,
-        given: Components = NO_COMPONENTS,
+        components: Components = NO_COMPONENTS,
         filter_pattern: str = "*",
         executor: Mapping[str, Any] | None = None,
         log: Tell = lambda _: None,
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self.study, self.root, self.given = study, Path(root), given
+        self.study, self.root, self.components = study, Path(root), components
         self.executor, self.log, self.say = dict(executor or {}), log, say
         self.store = Store(self.root)
-        self.trials = plan_trials(study, given)
-        self.runs = plan_runs(self.trials, given)
+        self.trials = plan_trials(study, components)
+        self.runs = plan_runs(self.trials, components)
         self.wanted = {each.run for each in self.trials if fnmatch(str(each), filter_pattern)}
 
     def run(self) -> dict[str, Any]:
@@ -94,22 +94,22 @@ class StudyRunner:
     def check(self) -> None:
         """Refuse what cannot be carried out before anything is written."""
         for task in self.runs:
-            check(self.trained(task), self.given)
+            check(self.trained(task), self.components)
         wanted = (*self.study.evaluate.metrics, *self.study.evaluate.corruption_metrics)
-        get_metrics(wanted, trust=self.given.trust)
-        get_probes(self.study.landscape.probes, trust=self.given.trust)
+        get_metrics(wanted, trust=self.components.trust)
+        get_probes(self.study.landscape.probes, trust=self.components.trust)
         for recipe in {fingerprint(task.recipe.to_dict()["data"]): task.recipe for task in self.runs}.values():
             self._check_samples(recipe)
 
     def _check_samples(self, recipe: Recipe) -> None:
         asked, looked = self.study.evaluate, self.study.landscape
-        facts = describe_data(build_data(recipe, self.given))
+        facts = describe_data(build_data(recipe, self.components))
         eval_splits(recipe, facts, [*(asked.splits if asked.metrics else ()), *asked.corruptions])
         if looked.probes:
             eval_split(recipe, facts, looked.split)
         suites, _ = parse_ood_suites(asked.ood, facts["name"])
         for name in dict.fromkeys(name for names in suites.values() for name in names):
-            ood_split(name, "", self.given)
+            ood_split(name, "", self.components)
 
     def missing(self) -> list[tuple[RunSpec, list[Trial]]]:
         """Return the runs that have numbers to give that are not there yet, in the order they are to be made."""
@@ -163,14 +163,14 @@ class StudyRunner:
 
     def _train(self, recipe: Recipe, root: Path, span: Path | None) -> None:
         if recipe.executor.name != "mesh":
-            train(recipe, root, given=self.given, tell=self.log, branch_from=span)
+            train(recipe, root, components=self.components, tell=self.log, branch_from=span)
             return
         name = f"recipes/{root.name}.toml"
         self.store.put(name, recipe.to_toml().encode())
         words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
         words += [str(recipe.executor.processes), "-m", "plateaux", "train", str(self.root / name), "--out", str(root)]
         words += ["--no-evaluate", *(["--branch-from", str(span)] if span else [])]
-        words += [word for module in self.given.trust for word in ("--trust", module)]
+        words += [word for module in self.components.trust for word in ("--trust", module)]
         if code := subprocess.call(words, stdout=subprocess.DEVNULL):
             raise RunError(f"The mesh that trained {root} ended with exit code {code}; run the same command again")
 
@@ -186,7 +186,7 @@ class StudyRunner:
         with self.store.lock("runs", patience=LOCK_TIMEOUT_S):
             known = self.store.get_json(AUTOTUNE) if self.store.has(AUTOTUNE) else {}
             if name not in known:
-                known[name] = autotune(recipe, self.given, self.log)
+                known[name] = autotune(recipe, self.components, self.log)
                 self.store.put_json(AUTOTUNE, known)
         return recipe.replaced(train={part: known[name][part] for part in ("precision", "memory_format")})
 
@@ -212,7 +212,7 @@ class StudyRunner:
     def _evaluate(self, root: Path, members: int) -> list[MetricResult]:
         asked, looked = self.study.evaluate, self.study.landscape
         some = list(range(members)) if members < Run.open(root).recipe.members else None
-        walk: dict[str, Any] = {"members": some, "given": self.given, "say": self.say}
+        walk: dict[str, Any] = {"members": some, "components": self.components, "say": self.say}
         found = (
             evaluate(root, split=asked.splits, metrics=asked.metrics, ensemble_sizes=asked.ensemble_sizes, **walk)
             if asked.metrics
@@ -246,7 +246,7 @@ class StudyRunner:
             "recipe": run.resolved_recipe().replaced(members=plan.recipe.members).to_dict(),
             "environment": environment(),
             "metrics": [to_stored(each) for each in found],
-            "costs": cost_rows(run, plan.recipe.members, self.given),
+            "costs": cost_rows(run, plan.recipe.members, self.components),
             "log": course,
         }
 
@@ -273,7 +273,9 @@ class StudyRunner:
         return f"; about {format_duration((time.monotonic() - begun) * more / done)} left"
 
     def _weight(self, task: RunSpec) -> float:
-        return sum(count_passes(task.recipe, number, given=self.given) for number in range(task.recipe.members))
+        return sum(
+            count_passes(task.recipe, number, components=self.components) for number in range(task.recipe.members)
+        )
 
 
 def _drop(run: Run) -> None:

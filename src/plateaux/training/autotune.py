@@ -26,7 +26,7 @@ STEPS = 50
 TOLERANCE = 0.02  # how far the loss over those steps may lie from fp32's
 
 
-def autotune(recipe: Recipe, given: Components, tell: Tell, *, steps: int = STEPS) -> dict[str, Any]:
+def autotune(recipe: Recipe, components: Components, tell: Tell, *, steps: int = STEPS) -> dict[str, Any]:
     """Return the precision and memory format to train in, and what each candidate did; nothing if none is left open."""
     open_to = ["fp32"] if recipe.executor.mode == "vmap" else ["fp32", "bf16"]  # vmap does not run under autocast
     precisions = open_to if recipe.train.precision == "auto" else [recipe.train.precision]
@@ -39,7 +39,7 @@ def autotune(recipe: Recipe, given: Components, tell: Tell, *, steps: int = STEP
     tried = []
     for precision, memory_format in product(precisions, formats):
         candidate = recipe.replaced(train={"precision": precision, "memory_format": memory_format, "compile": False})
-        loss, rate = _try(candidate, given, steps)
+        loss, rate = _try(candidate, components, steps)
         tried.append({"precision": precision, "memory_format": memory_format, "loss": loss, "images_per_second": rate})
         tell({"say": f"tried {precision}, {memory_format}: {rate:,.0f} images/s, loss {loss:.4f}"})
     best = fastest(tried)
@@ -54,20 +54,20 @@ def fastest(tried: list[dict[str, Any]]) -> dict[str, Any]:
     return max([tried[0], *sound], key=lambda each: float(each["images_per_second"]))
 
 
-def throughput(recipe: Recipe, given: Components, *, steps: int = 6) -> float:
+def throughput(recipe: Recipe, components: Components, *, steps: int = 6) -> float:
     """Return how many images a second one member trains, from a few steps that are forgotten."""
-    return _try(recipe, given, steps)[1]
+    return _try(recipe, components, steps)[1]
 
 
-def _try(recipe: Recipe, given: Components, steps: int) -> tuple[float, float]:
+def _try(recipe: Recipe, components: Components, steps: int) -> tuple[float, float]:
     """Return the mean loss over some steps of the first member, and images a second over the later half of them."""
     device = get_device(recipe.executor.devices[0] if recipe.executor.devices else None)
-    data = on_device(build_training_data(recipe, given), device)
+    data = on_device(build_training_data(recipe, components), device)
     alone = recipe.replaced(executor={"name": "local", "mode": "loop", "processes": 1})
     ids, _ = train_val_split(alone, data)
     feed = build_loader(alone, data, 0, shared=False, device=device, ids=ids)
-    executor = build_executor(alone, given)
-    learners = build_train_states(alone, data, [0], executor, device=device, steps=feed.steps(), given=given)
+    executor = build_executor(alone, components)
+    learners = build_train_states(alone, data, [0], executor, device=device, steps=feed.steps(), components=components)
     way = StepOptions(alone.train.precision, device, shared_lr_schedulers=shared_lr_schedulers(learners))
     losses: list[torch.Tensor] = []
     epoch, half, seen, clock = 0, steps // 2, 0, time.perf_counter()

@@ -13,16 +13,16 @@ from plateaux.core.errors import RunError
 from plateaux.storage.run import MemberProgress, Run, sharpness_path
 
 
-def shared_prefix(recipe: Recipe, given: Components = NO_COMPONENTS) -> dict[str, Any]:
+def shared_prefix(recipe: Recipe, components: Components = NO_COMPONENTS) -> dict[str, Any]:
     """Return what decides a member's weights until its first meeting: of SAM and SharpBalance the same."""
-    methods = {str(number): _epochs_before_partition(recipe, number, given) for number in range(recipe.members)}
+    methods = {str(number): _epochs_before_partition(recipe, number, components) for number in range(recipe.members)}
     return {**recipe.identity(), "method": methods}
 
 
-def branch_from(run: Run, other: Run, given: Components = NO_COMPONENTS) -> None:
+def branch_from(run: Run, other: Run, components: Components = NO_COMPONENTS) -> None:
     """Put members that have not begun where another run of the same span stood at its first meeting."""
-    mine = {"recipe": shared_prefix(run.resolved_recipe(), given), "data": run.metadata["data"]}
-    theirs = {"recipe": shared_prefix(_as_many(other, run), given), "data": other.metadata["data"]}
+    mine = {"recipe": shared_prefix(run.resolved_recipe(), components), "data": run.metadata["data"]}
+    theirs = {"recipe": shared_prefix(_as_many(other, run), components), "data": other.metadata["data"]}
     changes = diff(theirs, mine)
     if changes:
         raise RunError(
@@ -35,7 +35,7 @@ def branch_from(run: Run, other: Run, given: Components = NO_COMPONENTS) -> None
         )
     for number in range(run.recipe.members):
         if run.progress(number) == MemberProgress():
-            _copy(run, other, number, given)
+            _copy(run, other, number, components)
 
 
 def _as_many(other: Run, run: Run) -> Recipe:
@@ -46,7 +46,7 @@ def _as_many(other: Run, run: Run) -> Recipe:
     return other.resolved_recipe().replaced(members=run.recipe.members)
 
 
-def _copy(run: Run, other: Run, number: int, given: Components) -> None:
+def _copy(run: Run, other: Run, number: int, components: Components) -> None:
     met = other.progress(number).partition_checkpoint
     if met is None:
         raise RunError(
@@ -56,7 +56,7 @@ def _copy(run: Run, other: Run, number: int, given: Components) -> None:
     state = other.store.get_state(met)
     progress = {**state["progress"], "log_parts": tuple(state["progress"]["log_parts"])}
     epoch = int(progress["epoch"])
-    rendezvous = build_method(run.recipe, number, given).partition
+    rendezvous = build_method(run.recipe, number, components).partition
     if rendezvous is not None and rendezvous.after[0] < epoch:
         raise RunError(
             f"{other.store.root} met after {epoch} epochs, this run is to meet after {rendezvous.after[0]} already"
@@ -65,7 +65,7 @@ def _copy(run: Run, other: Run, number: int, given: Components) -> None:
         run.store.put(part, other.store.get(part))
     name = run.put_state(number, MemberProgress(epoch=epoch), state)
     meets_here = rendezvous is not None and rendezvous.after[0] == epoch
-    theirs = build_method(other.recipe, number, given).partition
+    theirs = build_method(other.recipe, number, components).partition
     scores = sharpness_path(epoch, number)
     if (
         meets_here
@@ -83,9 +83,9 @@ def _copy(run: Run, other: Run, number: int, given: Components) -> None:
     )
 
 
-def _epochs_before_partition(recipe: Recipe, number: int, given: Components) -> dict[str, Any]:
+def _epochs_before_partition(recipe: Recipe, number: int, components: Components) -> dict[str, Any]:
     """Return one member's method until its first meeting, defaults filled in."""
-    rendezvous = build_method(recipe, number, given).partition
+    rendezvous = build_method(recipe, number, components).partition
     if rendezvous is not None:
         name, options = (
             str(rendezvous.prefix_method["name"]),
@@ -93,6 +93,6 @@ def _epochs_before_partition(recipe: Recipe, number: int, given: Components) -> 
         )
     else:
         name, options = recipe.method.name, recipe.for_member(number).method.options
-    factory = registry.method.get(name, allow=given.trust)
+    factory = registry.method.get(name, allow=components.trust)
     usual = {option: default for option, (_, default) in fields(factory).items()}
     return {"name": name, **usual, **options_for_member(factory, options, number, recipe.members)}

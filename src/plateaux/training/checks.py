@@ -16,14 +16,14 @@ from plateaux.optim.sam import count_gradients
 from plateaux.training.validation import validation_metrics
 
 
-def check(recipe: Recipe, given: Components = NO_COMPONENTS) -> bool:
+def check(recipe: Recipe, components: Components = NO_COMPONENTS) -> bool:
     """Say whether the members see each other; refuse what cannot be carried out before anything is written."""
-    check_plugins(recipe, given)
-    method = build_method(recipe, 0, given)
+    check_plugins(recipe, components)
+    method = build_method(recipe, 0, components)
     joint, sees = method.is_joint, method.objective.gather != "none"
-    check_member_order(recipe, method, given)
+    check_member_order(recipe, method, components)
     asks = {
-        count_gradients(build_method(recipe, number, given).update, recipe.data.batch_size)
+        count_gradients(build_method(recipe, number, components).update, recipe.data.batch_size)
         for number in range(recipe.members)
     }
     if joint and len(asks) > 1:
@@ -33,11 +33,11 @@ def check(recipe: Recipe, given: Components = NO_COMPONENTS) -> bool:
         )
     if joint and any(loss_options(recipe, n) != loss_options(recipe, 0) for n in range(recipe.members)):
         raise RecipeError(f"members of {recipe.method.name!r} share one loss: its options cannot differ between them")
-    if joint and len({repr(_joint_options(recipe, n, given)) for n in range(recipe.members)}) > 1:
+    if joint and len({repr(_joint_options(recipe, n, components)) for n in range(recipe.members)}) > 1:
         raise RecipeError(f"members of {recipe.method.name!r} settle together: only rho may differ between them")
     if recipe.data.unlabeled and "unlabeled" not in method.objective.extra_inputs:
         warnings.warn(f"{recipe.method.name!r} looks at no unlabelled samples: they are not read", stacklevel=3)
-    _check_partition(recipe, given)
+    _check_partition(recipe, components)
     if joint and recipe.train.early_stopping_patience is not None:
         raise RecipeError(
             f"members of {recipe.method.name!r} learn together, so none can stop early; leave out "
@@ -62,7 +62,7 @@ def check(recipe: Recipe, given: Components = NO_COMPONENTS) -> bool:
             f"train.select = {recipe.train.select!r} needs samples to choose on; set data.validation_split, such as 0.1"
         )
     validation_metrics(recipe.train.select)
-    get_probes(recipe.probe.probes, trust=given.trust)
+    get_probes(recipe.probe.probes, trust=components.trust)
     if recipe.train.early_stopping_patience is not None and not recipe.data.validation_split:
         raise RecipeError(
             "train.early_stopping_patience needs samples to judge by; set data.validation_split, such as 0.1"
@@ -70,13 +70,13 @@ def check(recipe: Recipe, given: Components = NO_COMPONENTS) -> bool:
     return joint
 
 
-def _joint_options(recipe: Recipe, number: int, given: Components) -> dict[str, object]:
-    return {name: value for name, value in method_options(recipe, number, given).items() if name != "rho"}
+def _joint_options(recipe: Recipe, number: int, components: Components) -> dict[str, object]:
+    return {name: value for name, value in method_options(recipe, number, components).items() if name != "rho"}
 
 
-def _check_partition(recipe: Recipe, given: Components) -> None:
+def _check_partition(recipe: Recipe, components: Components) -> None:
     """Refuse what members that meet cannot do; one alone meets nobody."""
-    found = [build_method(recipe, number, given).partition for number in range(recipe.members)]
+    found = [build_method(recipe, number, components).partition for number in range(recipe.members)]
     first = found[0]
     if first is None:
         return
@@ -96,12 +96,12 @@ def _check_partition(recipe: Recipe, given: Components) -> None:
         )
 
 
-def check_member_order(recipe: Recipe, method: Method, given: Components) -> None:
+def check_member_order(recipe: Recipe, method: Method, components: Components) -> None:
     """Refuse what members that go on from each other cannot do."""
     if method.member_order != "chained":
         return
     name = recipe.method.name
-    if len({architecture_hash(recipe, number, given) for number in range(recipe.members)}) > 1:
+    if len({architecture_hash(recipe, number, components) for number in range(recipe.members)}) > 1:
         raise RecipeError(f"members of {name!r} are places on one course: give all of them the same model")
     if recipe.model.sparsity:
         raise RecipeError(f"members of {name!r} are places on one course, but are pruned apart; leave out sparsity")

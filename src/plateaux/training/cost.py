@@ -34,14 +34,14 @@ class Cost:
     seconds: float
 
 
-def measured_cost(run: Run, number: int, given: Components = NO_COMPONENTS) -> Cost:
+def measured_cost(run: Run, number: int, components: Components = NO_COMPONENTS) -> Cost:
     """Return what a member of a run has cost until now.
 
     Scoring for a meeting counts, as a pass and in seconds.
     """
-    progress, met = run.progress(number), _meetings(run, number, given)
+    progress, met = run.progress(number), _meetings(run, number, components)
     shares = {epoch: float(summary["share"][number] or 0.0) for epoch, summary in met.items()}
-    passes = count_passes(run.recipe, number, epochs=progress.epoch, shares=shares, given=given)
+    passes = count_passes(run.recipe, number, epochs=progress.epoch, shares=shares, components=components)
     return Cost(progress.epoch, passes, progress.seconds)
 
 
@@ -51,13 +51,13 @@ def count_passes(
     *,
     epochs: int | None = None,
     shares: Mapping[int, float] | None = None,
-    given: Components = NO_COMPONENTS,
+    components: Components = NO_COMPONENTS,
 ) -> float:
     """Return how many passes a member takes; `shares` says of each meeting about what part it is careful then.
 
     Scoring every sample at a meeting counts one pass.
     """
-    method, size = build_method(recipe, number, given), recipe.data.batch_size
+    method, size = build_method(recipe, number, components), recipe.data.batch_size
     wanted = recipe.train.epochs if epochs is None else epochs
     ends = [epoch for epoch in (method.partition.after if method.partition else ()) if epoch <= wanted]
     drawn = recipe.data.bootstrap or 1.0  # of all samples, in an epoch
@@ -93,8 +93,8 @@ def _pass(asked: GradRequest, size: int) -> float:
     return (BACKWARD if asked.reuse_graph else 1.0) * size_of_part / size
 
 
-def _meetings(run: Run, number: int, given: Components) -> dict[int, Mapping[str, Any]]:
+def _meetings(run: Run, number: int, components: Components) -> dict[int, Mapping[str, Any]]:
     """Return the summaries of the meetings that were."""
-    rendezvous = build_method(run.recipe, number, given).partition
+    rendezvous = build_method(run.recipe, number, components).partition
     names = {epoch: partition_summary_path(epoch) for epoch in (rendezvous.after if rendezvous else ())}
     return {epoch: run.store.get_json(name) for epoch, name in names.items() if run.store.has(name)}

@@ -31,22 +31,22 @@ class JobRunner:
 
     root: str
     recipe: Recipe
-    given: Components = NO_COMPONENTS
+    components: Components = NO_COMPONENTS
 
     def __call__(self, job: Job, tell: Tell, *, device: str | None = None, processes: int = 1) -> None:
         """Take the members of a job from where they stand to where it stops."""
         configure_runtime(processes=processes, threads=self.recipe.executor.threads)
         run = replace(Run.open(self.root), recipe=self.recipe)
-        executor = build_executor(self.recipe, self.given)
+        executor = build_executor(self.recipe, self.components)
         with record_job(run, job, tell, wanted=executor.is_remote and is_rank_zero()) as record:
             if job.kind == "decide":
-                _assign_samples(run, job, self.given, record.tell)
+                _assign_samples(run, job, self.components, record.tell)
             else:
                 self._train(run, job, executor, record, device)
 
     def _train(self, run: Run, job: Job, executor: Executor, record: JobRecord, device: str | None) -> None:
         held = [job.members[row] for row in executor.local_members(len(job.members))]
-        method = build_method(self.recipe, 0, self.given)
+        method = build_method(self.recipe, 0, self.components)
         with ExitStack() as locks, _deterministic(self.recipe.train.deterministic):
             if executor.is_writer():
                 for number in held:
@@ -62,16 +62,17 @@ class JobRunner:
             held = [number for number in held if number in left.members]
             place = get_device(device or executor.device)
             data = on_device(
-                with_cached_features(self.recipe, build_training_data(self.recipe, self.given), self.given), place
+                with_cached_features(self.recipe, build_training_data(self.recipe, self.components), self.components),
+                place,
             )
             follows = bool(held) and method.member_order == "sequential"
-            earlier = load_members(run, data, range(held[0]), self.given) if follows else []
-            Trainer(run, data, left, held, executor, place, self.given, record.tell, earlier=earlier).fit()
+            earlier = load_members(run, data, range(held[0]), self.components) if follows else []
+            Trainer(run, data, left, held, executor, place, self.components, record.tell, earlier=earlier).fit()
 
 
-def _assign_samples(run: Run, job: Job, given: Components, tell: Tell) -> None:
+def _assign_samples(run: Run, job: Job, components: Components, tell: Tell) -> None:
     """Take the decision of a meeting, once: the other processes of a mesh find it in the folder."""
-    rendezvous = build_method(run.recipe, 0, given).partition
+    rendezvous = build_method(run.recipe, 0, components).partition
     assert rendezvous is not None
     if is_rank_zero() and not run.store.has(partition_summary_path(job.stop)):
         for folder in ("sharpness", "sam_sets"):  # nobody writes there now: every member has left its scores

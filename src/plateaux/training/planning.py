@@ -123,9 +123,9 @@ def _common(progress: Sequence[MemberProgress]) -> Position:
     return max(set.intersection(*kept))
 
 
-def pending_jobs(run: Run, given: Components = NO_COMPONENTS, *, without: Collection[int] = ()) -> list[Job]:
+def pending_jobs(run: Run, components: Components = NO_COMPONENTS, *, without: Collection[int] = ()) -> list[Job]:
     """Return the jobs that are missing of a run; members in `without` are given up for now."""
-    method = build_method(run.recipe, 0, given)
+    method = build_method(run.recipe, 0, components)
     met = partition_statuses(run, method.partition)
     turns = {"is_joint": method.is_joint, "is_sequential": method.member_order != "parallel"}
     return plan(run.recipe, run.all_progress(), **turns, partitions=met, without=without)

@@ -30,13 +30,15 @@ def build_train_states(
     *,
     device: torch.device,
     steps: int,
-    given: Components = NO_COMPONENTS,
+    components: Components = NO_COMPONENTS,
 ) -> list[TrainState]:
     """Return some members as they are before their first step."""
-    modules = build_members(recipe, data, numbers, given)
+    modules = build_members(recipe, data, numbers, components)
     paces: dict[str, SharedLRScheduler] = {}
     return [
-        _build_train_state(recipe, number, module, executor, device=device, steps=steps, given=given, paces=paces)
+        _build_train_state(
+            recipe, number, module, executor, device=device, steps=steps, components=components, paces=paces
+        )
         for number, module in zip(numbers, modules, strict=True)
     ]
 
@@ -60,7 +62,7 @@ def _build_train_state(
     *,
     device: torch.device,
     steps: int,
-    given: Components,
+    components: Components,
     paces: dict[str, SharedLRScheduler],
 ) -> TrainState:
     own_part = recipe.for_member(number).optimizer
@@ -68,7 +70,7 @@ def _build_train_state(
     executor.setup_module(module)
     module.to(device=device, memory_format=FORMATS[recipe.train.memory_format])  # type: ignore[call-overload]
     module.train()
-    method = build_method(recipe, number, given)
+    method = build_method(recipe, number, components)
     if recipe.executor.mode == "vmap":
         _refuse_under_vmap(recipe, module)
         if not getattr(method.objective.output, "batched", True):
@@ -93,7 +95,7 @@ def _build_train_state(
         params=params,
         buffers=buffers,
         peak_lr=float(member_value("optimizer.lr", own_part.lr, number, recipe.members)),
-        architecture=architecture_hash(recipe, number, given),
+        architecture=architecture_hash(recipe, number, components),
         lr_scheduler=schedule,
         every_step=every_step,
         shared_lr_scheduler=pace,

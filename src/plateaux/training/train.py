@@ -39,7 +39,7 @@ def train(
     recipe: Recipe,
     out: str | Path,
     *,
-    given: Components = NO_COMPONENTS,
+    components: Components = NO_COMPONENTS,
     tell: Tell = lambda _: None,
     branch_from: str | Path | None = None,
 ) -> Run:
@@ -47,35 +47,35 @@ def train(
 
     With `span` members begin where those of another run stood at their first meeting, if both train the same until it.
     """
-    joint = check(recipe, given)
-    executor = build_executor(recipe, given)
+    joint = check(recipe, components)
+    executor = build_executor(recipe, components)
     if joint and executor.all_reduce_max(int(not executor.local_members(recipe.members))):
         raise RecipeError(
             f"members of {recipe.method.name!r} meet at every step, so every process of the mesh must hold one: "
             f"use at most {recipe.members} x executor.data_parallel processes"
         )
     other = None if branch_from is None else Run.open(branch_from)  # before anything is written
-    run = _open(recipe, out, executor, given, tell)
+    run = _open(recipe, out, executor, components, tell)
     if other is not None and is_rank_zero():
-        branching.branch_from(run, other, given)
+        branching.branch_from(run, other, components)
     executor.all_reduce_max(0)
     if recipe.model.cache_features:
-        seen = with_cached_features(run.resolved_recipe(), build_training_data(recipe, given), given)
+        seen = with_cached_features(run.resolved_recipe(), build_training_data(recipe, components), components)
         prepare(training_sources(recipe, seen), executor, lambda words: tell({"say": words}))
-    work = JobRunner(str(out), run.resolved_recipe(), given)
+    work = JobRunner(str(out), run.resolved_recipe(), components)
     with closing(executor):
-        lost = _run_jobs(run, executor, work, given, tell)
+        lost = _run_jobs(run, executor, work, components, tell)
     if lost:
         raise _raise_failures(lost)
     _tidy(run, executor)
     return run
 
 
-def _run_jobs(run: Run, executor: Executor, work: JobRunner, given: Components, tell: Tell) -> list[Failure]:
+def _run_jobs(run: Run, executor: Executor, work: JobRunner, components: Components, tell: Tell) -> list[Failure]:
     """Launch what is missing until nothing is, or nothing can be done; return what failed for good."""
     attempts, lost = 1, list[Failure]()
     while True:
-        jobs = pending_jobs(run, given, without={number for failure in lost for number in failure.job.members})
+        jobs = pending_jobs(run, components, without={number for failure in lost for number in failure.job.members})
         executor.all_reduce_max(0)  # nobody begins before everybody has planned: a decision begun would change the plan
         if not jobs:
             break
@@ -95,17 +95,17 @@ def _run_jobs(run: Run, executor: Executor, work: JobRunner, given: Components, 
     return lost
 
 
-def _open(recipe: Recipe, out: str | Path, executor: Executor, given: Components, tell: Tell) -> Run:
+def _open(recipe: Recipe, out: str | Path, executor: Executor, components: Components, tell: Tell) -> Run:
     """Begin the run in one process; the others of a mesh find it there."""
     if recipe.run.tensorboard and parse_address(out) is not None:
         raise RecipeError(f"TensorBoard's files are appended to, which {out} cannot; leave out run.tensorboard")
     if is_rank_zero():
-        data = build_training_data(recipe, given)
+        data = build_training_data(recipe, components)
         fresh = Run.begin(out, recipe, {"data": {**describe_data(data), **unlabeled_info(data)}})
         if "autotune" not in fresh.metadata:
-            chosen = autotune(recipe, given, tell)
-            if build_method(recipe, 0, given).partition is not None:
-                chosen["scoring_batch"] = scoring_batch(recipe, data, build_member(recipe, data, 0, given))
+            chosen = autotune(recipe, components, tell)
+            if build_method(recipe, 0, components).partition is not None:
+                chosen["scoring_batch"] = scoring_batch(recipe, data, build_member(recipe, data, 0, components))
             if chosen:
                 fresh.with_metadata(autotune=chosen)
     executor.all_reduce_max(0)

@@ -55,7 +55,7 @@ class Trainer:
         held: list[int],
         executor: Executor,
         device: torch.device,
-        given: Components,
+        components: Components,
         log: Tell,
         *,
         earlier: Sequence[nn.Module] = (),
@@ -64,20 +64,20 @@ class Trainer:
         self.recipe, self.device = run.recipe, device
         self.train_ids, self.valid_ids = train_val_split(self.recipe, data)
         self.metrics = validation_metrics(self.recipe.train.select)
-        self.probe_callback = ProbeCallback(self.recipe, data, self.train_ids, device, trust=given.trust)
-        self.method = build_method(self.recipe, 0, given)
+        self.probe_callback = ProbeCallback(self.recipe, data, self.train_ids, device, trust=components.trust)
+        self.method = build_method(self.recipe, 0, components)
         self.earlier = earlier  # finished members whose outputs the loss of this one includes
         self.diverged: list[DivergedError] = []  # of members that diverged while the others continue
         self.checkpointer = Checkpointer(run, data, job, self.method, executor, device)
-        self.members = self._build_members(held, given)
+        self.members = self._build_members(held, components)
         self.logger = MetricLogger(run, job, held, log)
         self.checkpointer.last_save = time.monotonic()  # building the members is not part of their training time
 
-    def _build_members(self, held: list[int], given: Components) -> list[EpochStats]:
+    def _build_members(self, held: list[int], components: Components) -> list[EpochStats]:
         shared_loader = build_loader(self.recipe, self.data, 0, shared=True, device=self.device, ids=self.train_ids)
         self.steps = shared_loader.steps()
         states = build_train_states(
-            self.recipe, self.data, held, self.executor, device=self.device, steps=self.steps, given=given
+            self.recipe, self.data, held, self.executor, device=self.device, steps=self.steps, components=components
         )
         self.shared_lr_schedulers = shared_lr_schedulers(states)
         if self.job.stop > self.job.start[0]:

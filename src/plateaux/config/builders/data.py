@@ -82,25 +82,25 @@ def bn_update_batches(
     return (batch.x for batch in islice(batches, BN_UPDATE_BATCHES))
 
 
-def build_data(recipe: Recipe, given: Components = NO_COMPONENTS) -> DataSplits:
+def build_data(recipe: Recipe, components: Components = NO_COMPONENTS) -> DataSplits:
     """Return the recipe's data set."""
-    if given.data is not None:
-        return given.data
+    if components.data is not None:
+        return components.data
     part = recipe.data
-    factory = registry.dataset.get(part.name, allow=given.trust)
+    factory = registry.dataset.get(part.name, allow=components.trust)
     made = factory(**check("data", factory, part.options, also=DataConfig.model_fields))
     if not isinstance(made, DataSplits):
         raise RecipeError(f"data set {part.name!r} returned {type(made).__name__}; it must return plateaux.DataSplits")
     return made
 
 
-def build_training_data(recipe: Recipe, given: Components = NO_COMPONENTS) -> DataSplits:
+def build_training_data(recipe: Recipe, components: Components = NO_COMPONENTS) -> DataSplits:
     """Return the recipe's data set with the unlabelled samples that its method looks at."""
-    data = build_data(recipe, given)
-    if "unlabeled" not in build_method(recipe, 0, given).objective.extra_inputs:
+    data = build_data(recipe, components)
+    if "unlabeled" not in build_method(recipe, 0, components).objective.extra_inputs:
         return data
     name, _, count = (recipe.data.unlabeled or "").partition("@")
-    source = given.unlabeled or _build_unlabeled(name, data, given)
+    source = components.unlabeled or _build_unlabeled(name, data, components)
     wanted = int(count) if count.isdigit() else len(source)
     if (count and not count.isdigit()) or not 0 < wanted <= len(source):
         raise RecipeError(
@@ -121,9 +121,9 @@ def unlabeled_info(data: DataSplits) -> dict[str, Any]:
     return {"unlabeled": {"name": extra.name, "fingerprint": print_of, "ids": extra.ids.tolist()}}
 
 
-def _build_unlabeled(name: str, data: DataSplits, given: Components) -> Source:
+def _build_unlabeled(name: str, data: DataSplits, components: Components) -> Source:
     """Return the train samples of a set, or its test samples where it has no others."""
-    factory = registry.dataset.get(name, allow=given.trust)
+    factory = registry.dataset.get(name, allow=components.trust)
     other: DataSplits = factory(**check("data", factory, {}))
     if other.shape != data.shape:
         raise RecipeError(

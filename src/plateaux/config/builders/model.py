@@ -22,10 +22,10 @@ from plateaux.models.lora import add_lora, base_names, share_base
 from plateaux.models.surgery import freeze, load_weights, prune, share
 
 
-def architecture_hash(recipe: Recipe, number: int, given: Components = NO_COMPONENTS) -> str:
+def architecture_hash(recipe: Recipe, number: int, components: Components = NO_COMPONENTS) -> str:
     """Return a hash that two members share when their networks are alike."""
     name = member_value("model.name", recipe.model.name, number, recipe.members)
-    factory = given.model or registry.model.get(name, allow=given.trust)
+    factory = components.model or registry.model.get(name, allow=components.trust)
     options = options_for_member(factory, recipe.model.options, number, recipe.members)
     width = {} if recipe.model.head != "mlp" else {"head": head_width(recipe, number)}
     return fingerprint({"name": name, "options": options, "adapters": lora_config(recipe, number), **width})
@@ -47,7 +47,7 @@ def build_member(
     recipe: Recipe,
     data: DataSplits,
     number: int,
-    given: Components = NO_COMPONENTS,
+    components: Components = NO_COMPONENTS,
     *,
     start: int | None = None,
     backbone: Backbone | None = None,
@@ -58,9 +58,11 @@ def build_member(
     """
     part = recipe.model
     if part.backbone is None:
-        module = _build_whole(recipe, data, number, given, start)
+        module = _build_whole(recipe, data, number, components, start)
     else:
-        module = _build_with_head(recipe, data, number, given, backbone or build_backbone(recipe, data, given))
+        module = _build_with_head(
+            recipe, data, number, components, backbone or build_backbone(recipe, data, components)
+        )
     if part.sparsity:
         prune(module, part.sparsity, keep=() if part.backbone is None else ("backbone",))
     if adapters := lora_config(recipe, number):
@@ -69,12 +71,12 @@ def build_member(
     return module.to(param_dtype(recipe.train.precision))
 
 
-def build_backbone(recipe: Recipe, data: DataSplits, given: Components = NO_COMPONENTS) -> Backbone:
+def build_backbone(recipe: Recipe, data: DataSplits, components: Components = NO_COMPONENTS) -> Backbone:
     """Return the trunk that all members share."""
     part = recipe.model
     assert part.backbone is not None
     # It must not depend on which members happen to be built here, so it has a start of its own.
-    whole = _build_whole(recipe, data, 0, given, derive_seed(recipe.seed, "shared"))
+    whole = _build_whole(recipe, data, 0, components, derive_seed(recipe.seed, "shared"))
     return Backbone(whole, part.backbone, shape=data.shape, image_size=part.image_size, pool=part.head != "own")
 
 
@@ -83,14 +85,19 @@ def head_width(recipe: Recipe, number: int) -> int:
     return int(member_value("model.head_width", recipe.model.head_width, number, recipe.members))
 
 
-def _build_with_head(recipe: Recipe, data: DataSplits, number: int, given: Components, trunk: Backbone) -> nn.Module:
+def _build_with_head(
+    recipe: Recipe, data: DataSplits, number: int, components: Components, trunk: Backbone
+) -> nn.Module:
     part = recipe.model
     if part.head == "own":
         assert part.backbone is not None
         return BackboneWithHead(
             trunk,
             own_head(
-                _build_whole(recipe, data, number, given, None), part.backbone, data.shape, image_size=part.image_size
+                _build_whole(recipe, data, number, components, None),
+                part.backbone,
+                data.shape,
+                image_size=part.image_size,
             ),
         )
     with fork_rng(derive_seed(recipe.seed, "init", number), torch.device("cpu")):
@@ -99,11 +106,11 @@ def _build_with_head(recipe: Recipe, data: DataSplits, number: int, given: Compo
         )
 
 
-def _build_whole(recipe: Recipe, data: DataSplits, number: int, given: Components, start: int | None) -> nn.Module:
+def _build_whole(recipe: Recipe, data: DataSplits, number: int, components: Components, start: int | None) -> nn.Module:
     """Return a network as its model makes it, with the weights it starts from."""
     part = recipe.model
     name = member_value("model.name", part.name, number, recipe.members)
-    factory = given.model or registry.model.get(name, allow=given.trust)
+    factory = components.model or registry.model.get(name, allow=components.trust)
     options = check(
         "model",
         factory,
@@ -128,18 +135,18 @@ def _build_whole(recipe: Recipe, data: DataSplits, number: int, given: Component
 
 
 def build_members(
-    recipe: Recipe, data: DataSplits, numbers: Sequence[int], given: Components = NO_COMPONENTS
+    recipe: Recipe, data: DataSplits, numbers: Sequence[int], components: Components = NO_COMPONENTS
 ) -> list[nn.Module]:
     """Return the networks of some members; what is frozen is one object that all of them use."""
     prefixes = _frozen(recipe)
-    trunk = build_backbone(recipe, data, given) if recipe.model.backbone else None
+    trunk = build_backbone(recipe, data, components) if recipe.model.backbone else None
     adapted = recipe.model.lora is not None
     # What is shared must not depend on which members happen to be built here, so it has a start of its own.
     alone = bool(recipe.model.freeze) or adapted
-    first = build_member(recipe, data, 0, given, start=derive_seed(recipe.seed, "shared")) if alone else None
+    first = build_member(recipe, data, 0, components, start=derive_seed(recipe.seed, "shared")) if alone else None
     modules = []
     for number in numbers:
-        module = build_member(recipe, data, number, given, backbone=trunk)
+        module = build_member(recipe, data, number, components, backbone=trunk)
         if first is not None and adapted:
             share_base(first, module, shared_param_names(recipe, module))
         elif first is not None:

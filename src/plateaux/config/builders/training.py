@@ -22,19 +22,19 @@ from plateaux.models.backbone import check_backbone
 from plateaux.optim.losses import get_loss
 
 
-def check_plugins(recipe: Recipe, given: Components = NO_COMPONENTS) -> None:
+def check_plugins(recipe: Recipe, components: Components = NO_COMPONENTS) -> None:
     """Check every name and option of a recipe without reading data or building a network."""
-    if given.data is None:
-        factory = registry.dataset.get(recipe.data.name, allow=given.trust)
+    if components.data is None:
+        factory = registry.dataset.get(recipe.data.name, allow=components.trust)
         check("data", factory, recipe.data.options, also=DataConfig.model_fields)
     check_backbone(dict(recipe.model), mixes=recipe.data.mixup + recipe.data.cutmix > 0)
     for number in range(recipe.members):
-        if given.model is None:
+        if components.model is None:
             name = member_value("model.name", recipe.model.name, number, recipe.members)
-            factory = registry.model.get(name, allow=given.trust)
+            factory = registry.model.get(name, allow=components.trust)
             options = options_for_member(factory, recipe.model.options, number, recipe.members)
             check("model", factory, options, also=ModelConfig.model_fields)
-        build_method(recipe, number, given)
+        build_method(recipe, number, components)
         build_lr_scheduler(recipe, build_optimizer(recipe, number, {"weight": nn.Parameter(torch.zeros(1, 1))}), 1)
 
 
@@ -44,21 +44,21 @@ def loss_options(recipe: Recipe, number: int) -> dict[str, Any]:
     return options_for_member(get_loss(recipe.loss.name), recipe.loss.options, number, recipe.members)
 
 
-def method_options(recipe: Recipe, number: int, given: Components = NO_COMPONENTS) -> dict[str, Any]:
+def method_options(recipe: Recipe, number: int, components: Components = NO_COMPONENTS) -> dict[str, Any]:
     """Return the options that one member's method has."""
     recipe = recipe.for_member(number)
-    factory = registry.method.get(recipe.method.name, allow=given.trust)
+    factory = registry.method.get(recipe.method.name, allow=components.trust)
     return options_for_member(factory, recipe.method.options, number, recipe.members)
 
 
-def build_method(recipe: Recipe, number: int = 0, given: Components = NO_COMPONENTS) -> Method:
+def build_method(recipe: Recipe, number: int = 0, components: Components = NO_COMPONENTS) -> Method:
     """Return one member's method."""
-    loss = given.loss
+    loss = components.loss
     if loss is None:
         make_loss = get_loss(recipe.loss.name)
         loss = make_loss(**check("loss", make_loss, loss_options(recipe, number), also=LossConfig.model_fields))
-    factory = registry.method.get(recipe.method.name, allow=given.trust)
-    options = check("method", factory, method_options(recipe, number, given), also=MethodConfig.model_fields)
+    factory = registry.method.get(recipe.method.name, allow=components.trust)
+    options = check("method", factory, method_options(recipe, number, components), also=MethodConfig.model_fields)
     if accepts(factory, "epochs"):
         options["epochs"] = recipe.train.epochs
     made: Method = factory(loss, **options)
@@ -67,7 +67,7 @@ def build_method(recipe: Recipe, number: int = 0, given: Components = NO_COMPONE
             f"method {recipe.method.name!r} settles whole batches, so optimizer.gradient_accumulation_steps must be 1; "
             "use a smaller data.batch_size instead"
         )
-    if "unlabeled" in made.objective.extra_inputs and recipe.data.unlabeled is None and given.unlabeled is None:
+    if "unlabeled" in made.objective.extra_inputs and recipe.data.unlabeled is None and components.unlabeled is None:
         raise RecipeError(
             f"method {recipe.method.name!r} looks at unlabelled samples: set data.unlabeled, such as "
             "'tinyimagenet32@1000', or have it look at the labelled ones (method.disagree_on = 'labeled')"
@@ -75,9 +75,9 @@ def build_method(recipe: Recipe, number: int = 0, given: Components = NO_COMPONE
     return made
 
 
-def build_executor(recipe: Recipe, given: Components = NO_COMPONENTS) -> Executor:
+def build_executor(recipe: Recipe, components: Components = NO_COMPONENTS) -> Executor:
     """Return the executor; it is handed those settings it has an option for."""
-    factory = registry.executor.get(recipe.executor.name, allow=given.trust)
+    factory = registry.executor.get(recipe.executor.name, allow=components.trust)
     settings = {**recipe.executor.model_dump(exclude={"name"}), "randomness": recipe.train.randomness}
     return factory(**{name: value for name, value in settings.items() if accepts(factory, name)})  # type: ignore[no-any-return]
 
@@ -164,8 +164,8 @@ def _times(value: Any, unit: int) -> Any:
     return [round(v * unit) for v in value] if isinstance(value, list | tuple) else round(value * unit)
 
 
-def _known_keys(section: str, factory: Callable[..., Any], given: dict[str, Any], also: Any) -> None:
-    for name in given:
+def _known_keys(section: str, factory: Callable[..., Any], options: dict[str, Any], also: Any) -> None:
+    for name in options:
         if name in ("params", "optimizer") or not accepts(factory, name):
             from inspect import signature
 

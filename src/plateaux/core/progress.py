@@ -1,0 +1,56 @@
+"""Progress of long-running work: one callback for training, evaluation, loss landscapes, and studies.
+
+A function that works for long takes `progress=`, a callable with one argument: a `Message`, a `WorkDone`, or a
+`MemberUpdate`. Events are plain frozen values, so they can be sent from worker processes and actors.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+logger = logging.getLogger("plateaux")
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A sentence for the log."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkDone:
+    """How much of the work is done, in units such as samples or forward passes."""
+
+    done: float
+    total: float
+
+
+@dataclass(frozen=True, slots=True)
+class MemberUpdate:
+    """The training progress of one member. A field that is None has not changed since the last update."""
+
+    member: int
+    epochs: int | None = None  # in the whole training
+    epoch: int | None = None  # epochs completed
+    steps: int | None = None  # in one epoch
+    step: int | None = None  # within the current epoch; None: the epoch is complete
+    metrics: Mapping[str, float] = field(default_factory=dict)  # "loss", "train accuracy", "validation nll", ...
+    samples_per_second: float | None = None
+    seconds_left: float | None = None
+    scored: float | None = None  # fraction of the samples that are scored for the data partition
+    node: str | None = None  # on a cluster
+    retries: int | None = None
+
+
+ProgressEvent: TypeAlias = Message | WorkDone | MemberUpdate
+Progress: TypeAlias = Callable[[ProgressEvent], None]
+
+
+def log_messages(event: ProgressEvent) -> None:
+    """Log messages under the logger `plateaux` and ignore all other events. This is the default of `progress=`."""
+    if isinstance(event, Message):
+        logger.info(event.text)
