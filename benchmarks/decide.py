@@ -25,6 +25,7 @@ from _common import close, flags, seconds
 
 from plateaux.data.partition.masks import lookup, write_sam_sets
 from plateaux.data.partition.rules import get_rule
+from plateaux.storage.local_store import LocalStore
 from plateaux.storage.store import Store
 
 MEMBERS, TOP, CHUNK = 3, 0.2, 1 << 18
@@ -42,7 +43,7 @@ class Stored:
     key: int = 0
 
     def chunks(self) -> Iterator[np.ndarray]:
-        arrays = [self.store.array_chunks(f"sharpness/{i}", CHUNK) for i in range(self.members)]
+        arrays = [self.store.iter_array(f"sharpness/{i}", CHUNK) for i in range(self.members)]
         return map(np.stack, zip(*arrays, strict=True))
 
 
@@ -73,7 +74,7 @@ def decide(store: Store, samples: int) -> dict[str, object]:
 
 def inner(folder: str, samples: int) -> None:
     """Decide in this process and print what it took: the inner half of `main`."""
-    store = Store(folder)
+    store = LocalStore(folder)
     imports, begun = peak(), time.process_time()
     took = seconds(lambda: decide(store, samples))
     found = {"seconds": took, "processor": time.process_time() - begun, "peak": peak(), "imports": imports}
@@ -87,7 +88,7 @@ def peak() -> float:
 
 def microseconds(store: Store, samples: int) -> float:
     """Return how long it takes to look up 128 ids, other ids every time."""
-    bits = store.array("sam_sets/0")[1]
+    bits = store.get_array("sam_sets/0")[1]
     batches = torch.randint(samples, (2000, 128), generator=torch.Generator().manual_seed(0)).unbind()
     return 1e6 * statistics.median(seconds(partial(lookup, bits, batch)) for batch in batches)
 
@@ -96,7 +97,7 @@ def differences(store: Store, samples: int) -> int:
     """Return how many bits differ from those found by sorting everything."""
     make_up(store, samples, ties=100)
     decide(store, samples)
-    table = np.stack([store.array(f"sharpness/{i}")[1] for i in range(MEMBERS)])
+    table = np.stack([store.get_array(f"sharpness/{i}")[1] for i in range(MEMBERS)])
     high = np.zeros(table.shape, np.bool_)
     for row, found in zip(table, high, strict=True):
         trained = np.flatnonzero(row >= 0)
@@ -106,7 +107,7 @@ def differences(store: Store, samples: int) -> int:
     for i in range(MEMBERS):
         careful = np.delete(high, i, 0).any(0)
         packed = np.packbits(careful, bitorder="little")
-        wrong += int(np.bitwise_count(packed ^ store.array(f"sam_sets/{i}")[1]).sum(dtype=np.int64))
+        wrong += int(np.bitwise_count(packed ^ store.get_array(f"sam_sets/{i}")[1]).sum(dtype=np.int64))
     return wrong
 
 
@@ -125,7 +126,7 @@ def main() -> None:
         )
         taken: list[dict[str, float]] = []
         for samples in sizes:
-            make_up(Store(folder, durable=False), samples)
+            make_up(LocalStore(folder, durable=False), samples)
             call = [sys.executable, __file__, "inner", folder, str(samples)]
             found = json.loads(subprocess.check_output(call, text=True).splitlines()[-1])
             taken.append(found)
@@ -146,7 +147,7 @@ def main() -> None:
         figures["ten times the samples: times the processor seconds"] = last["processor"] / once["processor"]
         if not args.quick:  # at small sizes the tables of counts weigh
             limits["ten times the samples: times the processor seconds"] = ("at most", 13)
-        figures["bits that differ from a full sort, many ties"] = differences(Store(folder, durable=False), exact)
+        figures["bits that differ from a full sort, many ties"] = differences(LocalStore(folder, durable=False), exact)
         limits["bits that differ from a full sort, many ties"] = ("at most", 0)
     close(figures, limits, args.quick, members=MEMBERS, top=TOP)
 

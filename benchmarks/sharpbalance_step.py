@@ -30,7 +30,7 @@ from plateaux.methods.deep_ensemble import deep_ensemble
 from plateaux.methods.sam import sam
 from plateaux.methods.sharpbalance import sharpbalance
 from plateaux.optim.losses import cross_entropy
-from plateaux.storage.store import Store
+from plateaux.storage.local_store import LocalStore
 from plateaux.training.state import StepOptions, TrainState
 from plateaux.training.step import step
 
@@ -75,12 +75,12 @@ def sides(batch: Batch, width: int, precision: str) -> dict[str, Callable[[int],
 
 def look_up_seconds(folder: Path, samples: int) -> float:
     """Return the median time to look up a batch's notes among so many samples."""
-    store, name = Store(folder), f"sam_sets/{samples}.safetensors"
+    store, name = LocalStore(folder), f"sam_sets/{samples}.safetensors"
     chance = np.random.default_rng(0)
     with store.array_writer(name, np.uint8, -(-samples // 8)) as write:
         for start in range(0, -(-samples // 8), 1 << 20):
             write(chance.integers(0, 256, min(1 << 20, -(-samples // 8) - start), dtype=np.uint8))
-    bits = store.array(name)[1]
+    bits = store.get_array(name)[1]
     batches = [torch.from_numpy(chance.integers(0, samples, 128)) for _ in range(200)]
     return float(np.median([seconds(partial(lookup, bits, ids)) for ids in batches]))
 

@@ -42,7 +42,7 @@ from plateaux.ensembles.ood_scores import compare, max_probability, pds
 from plateaux.ensembles.soup import uniform
 from plateaux.evaluation.splits import ResizedSource
 from plateaux.storage.feature_cache import FeatureSource, prepare, through_backbone
-from plateaux.storage.store import Store
+from plateaux.storage.local_store import LocalStore
 from plateaux.studies.claims.claim import Case, Evidence, write_evidence
 from plateaux.studies.claims.contrasts import mean_with_interval
 
@@ -125,7 +125,7 @@ class Study:
 
     def __init__(self, root: Path, *, quick: bool, repetitions: int, pixels: int) -> None:
         self.root, self.quick, self.repetitions, self.pixels = root, quick, repetitions, pixels
-        self.store = Store(root)
+        self.store = LocalStore(root)
         self.recipe = recipe_for(CONDITIONS[BASE], 0, root, quick=quick, pixels=pixels)
 
     def go(self) -> None:

@@ -26,7 +26,7 @@ from plateaux.evaluation.results import MetricResult
 from plateaux.evaluation.row_names import MEMBERS_MEAN
 from plateaux.loss_landscape.probe import get_probes
 from plateaux.loss_landscape.render import plot_landscape
-from plateaux.storage.store import Store
+from plateaux.storage.local_store import LocalStore
 
 CONDITIONS: dict[str, dict[str, Any]] = {
     "deep_ensemble": {"name": "deep_ensemble"},
@@ -64,7 +64,7 @@ class Study:
 
     def __init__(self, root: Path, members: int, quick: bool) -> None:
         self.root, self.members, self.quick = root, members, quick
-        self.store = Store(root)
+        self.store = LocalStore(root)
         usual = ["fisher_rao", "sam_step(samples=64; m=32)"] if quick else list(get_probes(["all"]))
         self.probes = [*usual, *(() if quick else MORE)]
 

@@ -32,7 +32,7 @@ import plateaux
 from plateaux.config.builders.data import build_data
 from plateaux.core.stats.intervals import paired_t_interval, t_interval
 from plateaux.ensembles.log_probs import log_probabilities
-from plateaux.storage.store import Store
+from plateaux.storage.local_store import LocalStore
 from plateaux.training.cost import measured_cost
 
 RHOS = (0.02, 0.05, 0.1, 0.2)
@@ -92,7 +92,7 @@ class Study:
         self.root, self.quick = root, quick
         self.rhos = RHOS[:2] if quick else RHOS
         self.seeds = range(1 if quick else REPETITIONS)
-        self.store = Store(root)
+        self.store = LocalStore(root)
         self.writing = Lock()
 
     def go(self) -> None:

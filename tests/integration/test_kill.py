@@ -21,8 +21,9 @@ from killable import BY_WORKERS, IN_MEMORY, RECIPE, write_images
 from waiting import wait_until
 
 from plateaux.config.recipe import Recipe
+from plateaux.storage.atomic import PARTIAL_PREFIX
+from plateaux.storage.local_store import SCRATCH_PREFIX
 from plateaux.storage.run import Run
-from plateaux.storage.store import PART, SCRATCH
 
 HERE = Path(__file__).parents[1]  # the folder of the helpers
 ENVIRONMENT = {
@@ -190,7 +191,7 @@ def assert_same_run(found: Path, wanted: Path) -> None:
         expected |= {Path(here.partition_checkpoint).name} if here.partition_checkpoint else set()
         assert {p.name for p in (found / f"members/{number}").iterdir() if p.is_file()} == expected
         assert len(list((found / f"members/{number}/log").iterdir())) == len(here.log_parts)
-    assert not list(found.rglob(f"{SCRATCH}*"))
+    assert not list(found.rglob(f"{SCRATCH_PREFIX}*"))
 
 
 def test_twenty_kills_at_random_moments_change_no_bit(recipe: Path, whole: Path, ask: Ask) -> None:
@@ -223,10 +224,10 @@ def test_a_kill_at_every_touch_of_storage_changes_no_bit(tmp_path: Path, ask: As
         out = tmp_path / str(event)
         if ask(recipe, out, event=event, set=alone)["status"] == 0:
             break  # the run touches storage less often than that
-        halves += bool(list(out.rglob(f"{PART}*")))
+        halves += bool(list(out.rglob(f"{PARTIAL_PREFIX}*")))
         assert ask(recipe, out, set=alone)["status"] == 0, event
         assert_same_run(out, tmp_path / "whole")
-        assert not list((out / "members").rglob(f"{PART}*"))
+        assert not list((out / "members").rglob(f"{PARTIAL_PREFIX}*"))
     assert event > 40
     assert halves > 20  # so writes were indeed cut
 
@@ -276,7 +277,7 @@ def test_the_command_says_how_to_go_on_and_exits_with_75(tmp_path: Path) -> None
         text=True,
     ) as going:
         wait_until(lambda: (out / "members/1/progress.json").exists())
-        held = Run.open(out).held(0)
+        held = Run.open(out).is_locked(0)
         going.send_signal(signal.SIGINT)
         words = going.communicate(timeout=30)[1]
     assert held
@@ -295,7 +296,7 @@ def test_a_second_process_is_kept_off_a_member_until_the_first_is_dead(recipe: P
         answer = ask(recipe, out)
         assert answer["status"] == 1
         assert answer["words"].startswith("RunError: ")
-        assert "members/1 is in the hands of another process; wait for it, or stop it" in answer["words"]
+        assert "members/1 is locked by another process; wait for it to finish, or stop it" in answer["words"]
     assert ask(recipe, out, set=["run.checkpoint_every_minutes=10"])["status"] == 0
 
 
@@ -418,7 +419,7 @@ def test_a_kill_at_every_moment_of_a_meeting_changes_no_bit(manner: str, tmp_pat
 
 def _half_way(out: Path) -> set[str]:
     """Say how far a killed run had come in its meeting."""
-    files = [name for name in _meeting_files(out) if PART not in name]
+    files = [name for name in _meeting_files(out) if PARTIAL_PREFIX not in name]
     scores, notes = (sum(name.startswith(kind) for name in files) for kind in ("sharpness", "sam_sets"))
     said = {0: set(), 3: {"all have scored"}}.get(scores, {"some have scored"})
     if notes:

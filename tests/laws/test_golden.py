@@ -135,8 +135,8 @@ def test_scores_and_sets_are_the_golden_ones(rule: str, golden: Mapping[str, Any
     scores, sets = [], []
     for epoch in (2, 3):
         for member in range(3):
-            scores += projections(torch.from_numpy(np.array(run.store.array(sharpness_path(epoch, member))[1])))
-            sets.append(bytes(run.store.array(sam_set_path(epoch, member))[1]).hex())
+            scores += projections(torch.from_numpy(np.array(run.store.get_array(sharpness_path(epoch, member))[1])))
+            sets.append(bytes(run.store.get_array(sam_set_path(epoch, member))[1]).hex())
     same(golden, f"scores, {rule}", scores, rel=1e-6)  # they are stored in float32
     same(golden, f"sets, {rule}", sets)
     same(golden, f"weights, {rule}", [number for member in range(3) for number in of_weights(run.weights(member))])

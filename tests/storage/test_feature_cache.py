@@ -43,8 +43,8 @@ from plateaux.storage.feature_cache import (
     training_sources,
     with_cached_features,
 )
+from plateaux.storage.local_store import LocalStore
 from plateaux.storage.run import Run
-from plateaux.storage.store import Store
 from plateaux.training.train import train
 
 HERE = LocalExecutor("loop", 1, (), "error")
@@ -96,7 +96,7 @@ def normal(images: Tensor) -> Tensor:
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    return {name: Store(folder).get(name) for name in Store(folder).names()}
+    return {name: LocalStore(folder).get(name) for name in LocalStore(folder).names()}
 
 
 def test_features_are_the_trunks_own_bit_for_bit(tmp_path: Path) -> None:
@@ -356,7 +356,7 @@ def test_named_inputs_go_through_a_trunk_that_takes_them(tmp_path: Path) -> None
             return "sums"
 
     words = InMemorySource({"a": torch.arange(5), "b": torch.arange(5) * 2}, torch.arange(5))
-    source = FeatureSource(words, Sums(), Store(tmp_path), feature_cache.FeatureSpec())  # type: ignore[arg-type]
+    source = FeatureSource(words, Sums(), LocalStore(tmp_path), feature_cache.FeatureSpec())  # type: ignore[arg-type]
     assert source.fetch(torch.tensor([4, 1]))[0].tolist() == [[4, 8], [1, 2]]  # type: ignore[union-attr]
     assert map_tensors(source.plain.fetch(torch.tensor([2]))[0], lambda t: t.tolist()) == [[2, 4]]
 

@@ -18,10 +18,13 @@ from waiting import wait_until
 
 import plateaux
 from plateaux.core.errors import RecipeError, RunError, StorageError
-from plateaux.storage import lease, remote
-from plateaux.storage.remote import Address, RemoteFS, parse_address
+from plateaux.storage import lease, remote_fs
+from plateaux.storage.backends import open_store
+from plateaux.storage.local_store import LocalStore
+from plateaux.storage.remote_fs import Address, RemoteFS, parse_address
+from plateaux.storage.remote_store import RemoteStore
 from plateaux.storage.run import Run
-from plateaux.storage.store import RemoteStore, Store, store_at
+from plateaux.storage.store import Store
 
 pytest.importorskip("fsspec", reason="fsspec is not installed")
 
@@ -36,12 +39,12 @@ def server() -> Iterator[Flaky]:
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     if request.param == "s3":
         request.getfixturevalue("server")
-        return store_at(f"s3://bucket/{tmp_path.name}")
-    return store_at(f"memory://{tmp_path}")
+        return open_store(f"s3://bucket/{tmp_path.name}")
+    return open_store(f"memory://{tmp_path}")
 
 
 @pytest.mark.parametrize(
-    ("given", "address"),
+    ("root", "address"),
     [
         ("s3://bucket/runs/demo", "s3://bucket/runs/demo"),
         ("s3://bucket/runs/demo/", "s3://bucket/runs/demo"),
@@ -52,9 +55,9 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
         ("c:/runs", None),
     ],
 )
-def test_an_address_is_told_from_a_path(components: str | Path, address: str | None) -> None:
-    assert parse_address(components) == address
-    assert isinstance(store_at("runs/x"), Store)
+def test_an_address_is_told_from_a_path(root: str | Path, address: str | None) -> None:
+    assert parse_address(root) == address
+    assert isinstance(open_store("runs/x"), LocalStore)
 
 
 def test_an_address_goes_on_with_a_slash() -> None:
@@ -73,7 +76,7 @@ def test_credentials_in_an_address_are_refused_and_not_repeated() -> None:
 
 
 def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "find_spec", lambda name: None if name == "s3fs" else True)
+    monkeypatch.setattr(remote_fs, "find_spec", lambda name: None if name == "s3fs" else True)
     with pytest.raises(RecipeError, match=r"needs s3fs: pip install s3fs, or \"plateaux\[cloud\]\""):
         RemoteFS(Address("s3://bucket/run"))
 
@@ -115,7 +118,7 @@ def test_what_fails_while_it_is_written_leaves_the_old_object(store: Store) -> N
 @pytest.mark.parametrize("name", ["../x", "/x", "a/../b", ""])
 def test_names_that_would_lead_elsewhere_are_refused(store: Store, name: str) -> None:
     for touch in (store.get, store.has, store.delete, lambda n: store.put(n, b"")):
-        with pytest.raises(StorageError, match="does not name an object"):
+        with pytest.raises(StorageError, match="is not a valid object name"):
             touch(name)
 
 
@@ -130,10 +133,10 @@ def test_tensors_states_and_arrays_come_back(store: Store) -> None:
         with store.array_writer("n.safetensors", np.float32, 10, {"about": "it"}) as write:
             write(numbers[:4])
             write(numbers[4:])
-        about, mapped = store.array("n.safetensors")
+        about, mapped = store.get_array("n.safetensors")
         assert about == {"about": "it"}
         np.testing.assert_array_equal(mapped, numbers)
-        np.testing.assert_array_equal(np.concatenate(list(store.array_chunks("n.safetensors", 3))), numbers)
+        np.testing.assert_array_equal(np.concatenate(list(store.iter_array("n.safetensors", 3))), numbers)
         time.sleep(0.01)
     with store.scratch() as lent:
         lent.put("x", b"1")
@@ -161,16 +164,16 @@ def raised(problem: Exception) -> None:
 
 
 def bucket_of(files: Any, monkeypatch: pytest.MonkeyPatch) -> RemoteFS:
-    monkeypatch.setattr(remote, "FIRST_WAIT_S", 0.0)
+    monkeypatch.setattr(remote_fs, "FIRST_DELAY_S", 0.0)
     made = RemoteFS(Address("memory://stumbling"))
     made._files = files
     return made
 
 
 def test_a_request_is_tried_again_until_it_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert bucket_of(Stumbling(remote.MAX_TRIES - 1, TimeoutError("slow")), monkeypatch).read("x") == b"content"
+    assert bucket_of(Stumbling(remote_fs.MAX_ATTEMPTS - 1, TimeoutError("slow")), monkeypatch).read("x") == b"content"
     with pytest.raises(StorageError, match=r"Cannot read memory://stumbling/x: slow"):
-        bucket_of(Stumbling(remote.MAX_TRIES, TimeoutError("slow")), monkeypatch).read("x")
+        bucket_of(Stumbling(remote_fs.MAX_ATTEMPTS, TimeoutError("slow")), monkeypatch).read("x")
 
 
 def test_what_no_repetition_mends_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,16 +212,16 @@ def words(store: Store, name: str, **changes: Any) -> None:
 
 
 def test_a_second_writer_is_refused_while_the_first_is_there(store: Store) -> None:
-    other = store_at(str(store.root))
+    other = open_store(str(store.root))
     with store.lock("members/0"):
-        assert store.held("members/0")
-        with pytest.raises(RunError, match=r"members/0/ is in the hands of another process \(process \d+ on"):
-            other.lock("members/0", patience=0).__enter__()
-        with other.lock("members/1", patience=0):
+        assert store.is_locked("members/0")
+        with pytest.raises(RunError, match=r"members/0/ is locked by another process \(pid \d+ on"):
+            other.lock("members/0", timeout=0).__enter__()
+        with other.lock("members/1", timeout=0):
             other.put("members/1/x", b"1")
-    assert not store.held("members/0")
-    assert not store.held("members/7")
-    with other.lock("members/0", patience=0):
+    assert not store.is_locked("members/0")
+    assert not store.is_locked("members/7")
+    with other.lock("members/0", timeout=0):
         assert store.names("members/0") == []
 
 
@@ -231,26 +234,26 @@ def test_a_lease_whose_owner_is_gone_is_taken_over_where_the_store_can_replace_o
         left = store.get("m/.lease")
     store.put("m/.lease", left)
     words(store, "m", **gone)
-    assert not store.held("m")
-    if store._bucket.swaps:
-        with store.lock("m", patience=0):
-            assert store.held("m")
+    assert not store.is_locked("m")
+    if store._fs.can_swap:
+        with store.lock("m", timeout=0):
+            assert store.is_locked("m")
         return
     with pytest.raises(RunError, match=r"delete memory://.*/m/\.lease and run this again"):
-        store.lock("m", patience=0).__enter__()
+        store.lock("m", timeout=0).__enter__()
     store.delete("m/.lease")
-    with store.lock("m", patience=0):
-        assert store.held("m")
+    with store.lock("m", timeout=0):
+        assert store.is_locked("m")
 
 
 def test_another_machines_lease_is_good_until_it_expires(store: Store) -> None:
     with store.lock("m"):
         words(store, "m", host="elsewhere", started="0")
-        assert store.held("m")
+        assert store.is_locked("m")
         words(store, "m", host="elsewhere", until=time.time() - lease.CLOCK_SLACK_S - 1)
-        assert not store.held("m")
+        assert not store.is_locked("m")
         store.put("m/.lease", b"nonsense")
-        assert not store.held("m")
+        assert not store.is_locked("m")
 
 
 def test_a_lease_is_renewed_until_another_has_it_and_then_nothing_is_written(
@@ -258,14 +261,14 @@ def test_a_lease_is_renewed_until_another_has_it_and_then_nothing_is_written(
 ) -> None:
     assert isinstance(store, RemoteStore)
     monkeypatch.setattr(lease, "LEASE_S", 3.0)
-    other = store_at(str(store.root))
+    other = open_store(str(store.root))
     with store.lock("m"):
         (mine,) = store._leases
-        first = mine._good_until
-        wait_until(lambda: mine._good_until > first)
+        first = mine._valid_until
+        wait_until(lambda: mine._valid_until > first)
         words(other, "m", owner="another")
-        wait_until(lambda: mine._lost)
-        with pytest.raises(RunError, match="may be in the hands of another process"):
+        wait_until(lambda: mine._is_lost)
+        with pytest.raises(RunError, match="may be locked by another process"):
             store.put("m/x", b"3")
         store.put("n/x", b"4")
     assert not store.has("m/x")
@@ -276,8 +279,8 @@ def test_a_lease_that_somebody_deleted_is_lost(store: Store, monkeypatch: pytest
     assert isinstance(store, RemoteStore)
     monkeypatch.setattr(lease, "LEASE_S", 0.3)
     with store.lock("m"):
-        store_at(str(store.root)).delete("m/.lease")
-        wait_until(lambda: store._leases[0]._lost)
+        open_store(str(store.root)).delete("m/.lease")
+        wait_until(lambda: store._leases[0]._is_lost)
 
 
 def test_who_could_not_renew_in_time_writes_nothing_more(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,39 +288,39 @@ def test_who_could_not_renew_in_time_writes_nothing_more(store: Store, monkeypat
     monkeypatch.setattr(lease, "LEASE_S", 0.3)
     monkeypatch.setattr(lease, "read_owner", lambda *_: raised(StorageError("gone")))
     with store.lock("m"):
-        wait_until(lambda: time.monotonic() > store._leases[0]._good_until)
+        wait_until(lambda: time.monotonic() > store._leases[0]._valid_until)
         with pytest.raises(RunError, match="could not renew"):
             store.put("m/x", b"1")
-    assert store.has("m/.lease") is store._bucket.swaps  # where others may take it over, it may be theirs by now
+    assert store.has("m/.lease") is store._fs.can_swap  # where others may take it over, it may be theirs by now
 
 
 def test_a_renewal_whose_condition_failed_is_looked_at_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(store, RemoteStore)
-    if not store._bucket.swaps:
+    if not store._fs.can_swap:
         pytest.skip("this store has no conditions")
     monkeypatch.setattr(lease, "LEASE_S", 3.0)
-    swap, refused = store._bucket.swap, list[str]()
+    swap, refused = store._fs.swap, list[str]()
     monkeypatch.setattr(
-        store._bucket,
+        store._fs,
         "swap",
         lambda *a: swap(*a) if refused else bool(refused.append(a[0])),  # type: ignore[func-returns-value]
     )
     with store.lock("m"):
-        first = store._leases[0]._good_until
-        wait_until(lambda: store._leases[0]._good_until > first)
+        first = store._leases[0]._valid_until
+        wait_until(lambda: store._leases[0]._valid_until > first)
     assert refused == ["m/.lease"]
 
 
 def test_a_lease_that_was_put_though_the_answer_was_lost_is_ours(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(store, RemoteStore)
-    create = store._bucket.create
-    monkeypatch.setattr(store._bucket, "create", lambda *a: create(*a) and False)
-    with store.lock("m", patience=0):
-        assert store.held("m")
+    create = store._fs.create
+    monkeypatch.setattr(store._fs, "create", lambda *a: create(*a) and False)
+    with store.lock("m", timeout=0):
+        assert store.is_locked("m")
 
 
 def test_who_waits_gets_the_lease_when_the_first_leaves(store: Store) -> None:
-    other, left = store_at(str(store.root)), Event()
+    other, left = open_store(str(store.root)), Event()
 
     def hold() -> None:
         with store.lock("m"):
@@ -329,23 +332,23 @@ def test_who_waits_gets_the_lease_when_the_first_leaves(store: Store) -> None:
     holding.start()
     assert there.wait(60)
     Timer(0.3, left.set).start()
-    with other.lock("m", patience=60):
+    with other.lock("m", timeout=60):
         assert left.is_set()
     holding.join()
 
 
 def test_a_lease_that_can_neither_be_made_nor_found_is_refused(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(store, RemoteStore)
-    monkeypatch.setattr(store._bucket, "create", lambda *_: False)
+    monkeypatch.setattr(store._fs, "create", lambda *_: False)
     with pytest.raises(RunError, match="run this again"):
-        store.lock("m", patience=0).__enter__()
+        store.lock("m", timeout=0).__enter__()
 
 
 def test_an_object_is_replaced_only_on_the_condition(server: Flaky) -> None:
     bucket = RemoteFS(Address("s3://bucket/conditions"))
     assert bucket.create("x", b"1")
     assert not bucket.create("x", b"2")
-    tag = bucket.tag("x")
+    tag = bucket.etag("x")
     assert bucket.swap("x", b"3", tag)
     assert not bucket.swap("x", b"4", tag)
     assert bucket.read("x") == b"3"
@@ -364,7 +367,7 @@ def test_a_prefix_that_is_not_there_holds_nothing(monkeypatch: pytest.MonkeyPatc
 
 def test_a_store_without_conditions_refuses_whoever_finds_a_lease(tmp_path: Path) -> None:
     bucket = RemoteFS(Address(f"memory://{tmp_path}"))
-    bucket.creates = False
+    bucket.can_create = False
     assert bucket.create("m/.lease", b"1")
     assert not bucket.create("m/.lease", b"2")
 

@@ -226,7 +226,7 @@ def test_progress_cannot_name_what_lies_outside(tmp_path: Path) -> None:
         "members/0/progress.json", asdict(MemberProgress(weights="../secret.safetensors", log_parts=("/etc/passwd",)))
     )
     for read in (run.weights, run.log):
-        with pytest.raises(StorageError, match="does not name an object of this run"):
+        with pytest.raises(StorageError, match="is not a valid object name"):
             read(0)
 
 

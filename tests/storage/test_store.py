@@ -22,20 +22,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plateaux.core.errors import RunError, StorageError
-from plateaux.storage.store import PART, SCRATCH, Store
+from plateaux.storage.atomic import PARTIAL_PREFIX
+from plateaux.storage.local_store import SCRATCH_PREFIX, LocalStore
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "run")
+def store(tmp_path: Path) -> LocalStore:
+    return LocalStore(tmp_path / "run")
 
 
-def files(store: Store) -> set[str]:
+def files(store: LocalStore) -> set[str]:
     """Every file there is, hidden ones too."""
     return {path.relative_to(store.root).as_posix() for path in store.root.rglob("*") if path.is_file()}
 
 
-def test_what_was_put_is_got(store: Store) -> None:
+def test_what_was_put_is_got(store: LocalStore) -> None:
     store.put("a/b/c.bin", b"\x00one")
     store.put("a/b/c.bin", b"two")
     assert store.get("a/b/c.bin") == b"two"
@@ -45,16 +46,16 @@ def test_what_was_put_is_got(store: Store) -> None:
 
 
 @pytest.mark.parametrize("name", ["../x", "/x", "a/../../x", "a/../b", "", ".", "..", "//x", "./../x"])
-def test_names_that_would_leave_the_folder_are_refused(store: Store, name: str) -> None:
+def test_names_that_would_leave_the_folder_are_refused(store: LocalStore, name: str) -> None:
     for touch in (store.get, store.has, store.delete, store.get_json, lambda n: store.put(n, b"")):
-        with pytest.raises(StorageError, match="does not name an object of this run"):
+        with pytest.raises(StorageError, match="is not a valid object name"):
             touch(name)
     assert not list(store.root.parent.rglob("*"))
 
 
 @given(st.text(alphabet="./ab\\~ \x00", max_size=12))
 def test_no_name_leads_outside(name: str) -> None:
-    store = Store("/nowhere/run")
+    store = LocalStore("/nowhere/run")
     try:
         path = store._path(name)
     except StorageError:
@@ -64,7 +65,7 @@ def test_no_name_leads_outside(name: str) -> None:
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
 def test_a_full_disk_is_named_and_the_old_object_stays(
-    store: Store, monkeypatch: pytest.MonkeyPatch, call: str
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     store.put("x.json", b"old")
 
@@ -72,7 +73,7 @@ def test_a_full_disk_is_named_and_the_old_object_stays(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, call, full)
-    with pytest.raises(StorageError, match=r"The disk is full: could not write .*x\.json\. Free some space and run"):
+    with pytest.raises(StorageError, match=r"The disk is full: cannot write .*x\.json\. Free some space and run"):
         store.put("x.json", b"new")
     assert store.get("x.json") == b"old"
     assert files(store) == {"x.json"}
@@ -85,7 +86,7 @@ def test_a_disk_that_is_really_full_is_named(tmp_path: Path) -> None:
     if mounted.returncode:
         pytest.skip("may not mount a small disk here")
     try:
-        store = Store(place)
+        store = LocalStore(place)
         store.put("old", b"old")
         with pytest.raises(StorageError, match="The disk is full"):
             store.put("new", bytes(100_000))
@@ -94,7 +95,9 @@ def test_a_disk_that_is_really_full_is_named(tmp_path: Path) -> None:
         subprocess.run(["umount", str(place)], check=True)
 
 
-def test_every_other_refusal_of_the_disk_says_what_and_where(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_other_refusal_of_the_disk_says_what_and_where(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(StorageError, match=r"Cannot read .*absent: No such file"):
         store.get("absent")
     store.put("file", b"")
@@ -111,7 +114,7 @@ def test_every_other_refusal_of_the_disk_says_what_and_where(store: Store, monke
         store.delete("file")
 
 
-def test_others_may_read_what_the_umask_lets_them(store: Store) -> None:
+def test_others_may_read_what_the_umask_lets_them(store: LocalStore) -> None:
     old = os.umask(0o022)
     try:
         store.put("x", b"")
@@ -120,11 +123,11 @@ def test_others_may_read_what_the_umask_lets_them(store: Store) -> None:
     assert stat.S_IMODE((store.root / "x").stat().st_mode) == 0o644
 
 
-def test_names_and_size_leave_out_what_is_not_an_object(store: Store) -> None:
+def test_names_and_size_leave_out_what_is_not_an_object(store: LocalStore) -> None:
     store.put("b/2", b"22")
     store.put("a", b"1")
     store.put("b/1", b"333")
-    (store.root / f"b/{PART}half").write_bytes(b"half")
+    (store.root / f"b/{PARTIAL_PREFIX}half").write_bytes(b"half")
     with store.lock("b"), store.scratch() as scratch:
         scratch.put("x", b"4444")
         assert store.names() == ["a", "b/1", "b/2"]
@@ -133,18 +136,18 @@ def test_names_and_size_leave_out_what_is_not_an_object(store: Store) -> None:
         assert (store.size(), store.size("b")) == (6, 5)
 
 
-def test_a_sweep_takes_half_written_files_only(store: Store) -> None:
+def test_a_sweep_takes_half_written_files_only(store: LocalStore) -> None:
     store.put("m/0/x", b"")
     store.put("m/1/x", b"")
     for place in ("m/0", "m/0/log", "m/1"):
         (store.root / place).mkdir(exist_ok=True)
-        (store.root / f"{place}/{PART}1").write_bytes(b"half")
+        (store.root / f"{place}/{PARTIAL_PREFIX}1").write_bytes(b"half")
     store.remove_partial("m/0")
-    assert files(store) == {"m/0/x", "m/1/x", f"m/1/{PART}1"}
+    assert files(store) == {"m/0/x", "m/1/x", f"m/1/{PARTIAL_PREFIX}1"}
     store.remove_partial("m/9")
 
 
-def test_a_deleted_object_may_be_deleted_again(store: Store) -> None:
+def test_a_deleted_object_may_be_deleted_again(store: LocalStore) -> None:
     store.put("x", b"")
     store.delete("x")
     store.delete("x")
@@ -152,30 +155,30 @@ def test_a_deleted_object_may_be_deleted_again(store: Store) -> None:
 
 
 @pytest.mark.parametrize("content", [b"{", b"", b"\xff\xfe"])
-def test_damaged_json_is_named(store: Store, content: bytes) -> None:
+def test_damaged_json_is_named(store: LocalStore, content: bytes) -> None:
     store.put("x.json", content)
     with pytest.raises(StorageError, match=r"x\.json is not valid JSON"):
         store.get_json("x.json")
 
 
 def test_the_very_same_values_are_not_written_again_unless_told_to(
-    store: Store, monkeypatch: pytest.MonkeyPatch
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written: list[str] = []
-    put = Store.put
-    monkeypatch.setattr(Store, "put", lambda self, name, content: (written.append(name), put(self, name, content)))
+    put = LocalStore.put
+    monkeypatch.setattr(LocalStore, "put", lambda self, name, content: (written.append(name), put(self, name, content)))
     for value in ({"a": 1}, {"a": 1}, {"a": 2}):
-        store.put_json("x.json", value, again=False)
+        store.put_json("x.json", value, skip_unchanged=True)
         assert store.get_json("x.json") == value
     assert written == ["x.json"] * 2
     store.put_json("x.json", {"a": 2})
     assert written == ["x.json"] * 3
     store.put("x.json", b"{")
-    store.put_json("x.json", {"a": 2}, again=False)
+    store.put_json("x.json", {"a": 2}, skip_unchanged=True)
     assert store.get_json("x.json") == {"a": 2}
 
 
-def test_tensors_come_back_to_the_bit_and_a_stranger_reads_them(store: Store) -> None:
+def test_tensors_come_back_to_the_bit_and_a_stranger_reads_them(store: LocalStore) -> None:
     tensors = {
         "half": torch.randn(3).bfloat16(),
         "double": torch.randn(2, 3, dtype=torch.float64).T,
@@ -194,7 +197,7 @@ def test_tensors_come_back_to_the_bit_and_a_stranger_reads_them(store: Store) ->
     np.testing.assert_array_equal(safetensors.numpy.load(store.get("w.safetensors"))["double"], tensors["double"])
 
 
-def test_equal_tensors_make_equal_files(store: Store) -> None:
+def test_equal_tensors_make_equal_files(store: LocalStore) -> None:
     about = {str(i): str(i) for i in range(9)}
     for i in range(5):
         store.put_tensors(str(i), {"a": torch.ones(3), "b": torch.zeros(1)}, about)
@@ -212,7 +215,7 @@ def flip(content: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("damage", [cut, flip, lambda _: b"", lambda _: b"anything"])
-def test_damaged_tensors_and_states_are_named(store: Store, damage: Callable[[bytes], bytes]) -> None:
+def test_damaged_tensors_and_states_are_named(store: LocalStore, damage: Callable[[bytes], bytes]) -> None:
     store.put_tensors("w", {"a": torch.ones(30)})
     store.put_state("s", {"a": torch.ones(30)})
     for name in "ws":
@@ -234,16 +237,14 @@ class Hostile:
 
 
 @pytest.mark.parametrize("write", ["torch", "old torch", "pickle"])
-def test_a_hostile_state_is_refused_and_not_executed(store: Store, tmp_path: Path, write: str) -> None:
+def test_a_hostile_state_is_refused_and_not_executed(store: LocalStore, tmp_path: Path, write: str) -> None:
     trace, file = tmp_path / "executed", store.root / "s.pt"
     store.root.mkdir()
     if write == "pickle":
         file.write_bytes(pickle.dumps({"params": Hostile(trace)}, protocol=2))
     else:
         torch.save({"params": Hostile(trace)}, file, _use_new_zipfile_serialization=write == "torch")
-    with pytest.raises(
-        StorageError, match="holds more than tensors and plain values, which is never loaded"
-    ) as refused:
+    with pytest.raises(StorageError, match="contains other objects than tensors and plain values") as refused:
         store.get_state("s.pt")
     assert not trace.exists()
     assert "weights_only" not in str(refused.value)  # no advice how to load it all the same
@@ -251,9 +252,9 @@ def test_a_hostile_state_is_refused_and_not_executed(store: Store, tmp_path: Pat
     assert trace.exists()  # so it would have run
 
 
-def test_what_is_being_written_becomes_an_object_only_at_the_end(store: Store) -> None:
+def test_what_is_being_written_becomes_an_object_only_at_the_end(store: LocalStore) -> None:
     with ExitStack() as stack:
-        one, two = (stack.enter_context(store.writing(name)) for name in ("m/1", "m/2"))
+        one, two = (stack.enter_context(store.open_writer(name)) for name in ("m/1", "m/2"))
         one.write(b"1")
         two.write(b"2")
         assert store.names() == []
@@ -262,11 +263,13 @@ def test_what_is_being_written_becomes_an_object_only_at_the_end(store: Store) -
 
 
 @pytest.mark.parametrize("problem", [KeyError("x"), KeyboardInterrupt(), StorageError("another object's trouble")])
-def test_what_fails_while_it_is_written_vanishes_and_the_old_object_stays(store: Store, problem: BaseException) -> None:
+def test_what_fails_while_it_is_written_vanishes_and_the_old_object_stays(
+    store: LocalStore, problem: BaseException
+) -> None:
     store.put("x", b"old")
 
     def fail() -> None:
-        with store.writing("y"), store.writing("x") as file:
+        with store.open_writer("y"), store.open_writer("x") as file:
             file.write(b"new")
             raise problem
 
@@ -280,7 +283,7 @@ def test_what_fails_while_it_is_written_vanishes_and_the_old_object_stays(store:
 ABOUT = {"fingerprint": "ab", "epoch": "3", "samples": "11", "\u00e9": '"'}
 
 
-def put_array(store: Store, name: str, values: np.ndarray, cuts: list[int]) -> None:
+def put_array(store: LocalStore, name: str, values: np.ndarray, cuts: list[int]) -> None:
     with store.array_writer(name, values.dtype, len(values), ABOUT) as write:
         for chunk in np.split(values, cuts):
             write(chunk)
@@ -288,16 +291,16 @@ def put_array(store: Store, name: str, values: np.ndarray, cuts: list[int]) -> N
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int64", "uint8"])
 @pytest.mark.parametrize("length", [0, 1, 11])
-def test_an_array_in_chunks_comes_back_and_a_stranger_reads_it(store: Store, dtype: str, length: int) -> None:
+def test_an_array_in_chunks_comes_back_and_a_stranger_reads_it(store: LocalStore, dtype: str, length: int) -> None:
     values = np.arange(length).astype(dtype)
     put_array(store, "a", values, [length // 3, length // 2])
-    about, found = store.array("a")
+    about, found = store.get_array("a")
     assert about == ABOUT
     assert type(found) is np.ndarray
     assert found.dtype == values.dtype
     assert not found.flags.writeable
     np.testing.assert_array_equal(found, values)
-    chunks = list(store.array_chunks("a", 4))
+    chunks = list(store.iter_array("a", 4))
     assert [len(chunk) for chunk in chunks] == [4] * (length // 4) + [length % 4] * (length % 4 > 0)
     assert b"".join(chunk.tobytes() for chunk in chunks) == values.tobytes()
     np.testing.assert_array_equal(safetensors.numpy.load(store.get("a"))["array"], values)
@@ -306,16 +309,16 @@ def test_an_array_in_chunks_comes_back_and_a_stranger_reads_it(store: Store, dty
     assert int.from_bytes(store.get("a")[:8], "little") % 8 == 0
 
 
-def test_an_array_that_safetensors_wrote_is_read(store: Store) -> None:
+def test_an_array_that_safetensors_wrote_is_read(store: LocalStore) -> None:
     store.put("a", safetensors.numpy.save({"own name": np.arange(5, dtype=np.float32)}))
-    about, found = store.array("a")
+    about, found = store.get_array("a")
     assert about == {}
     assert found.tolist() == [0, 1, 2, 3, 4]
 
 
-def test_an_array_of_another_length_than_promised_is_not_written(store: Store) -> None:
+def test_an_array_of_another_length_than_promised_is_not_written(store: LocalStore) -> None:
     with (
-        pytest.raises(StorageError, match=r"/a was not written: 3 numbers came instead of 4"),
+        pytest.raises(StorageError, match=r"/a was not written: got 3 values instead of 4"),
         store.array_writer("a", np.uint8, 4) as write,
     ):
         write(np.zeros(3, np.uint8))
@@ -352,31 +355,31 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize("damage", DAMAGED)
-def test_a_damaged_array_is_named(store: Store, damage: str) -> None:
+def test_a_damaged_array_is_named(store: LocalStore, damage: str) -> None:
     store.put("a", array_file({"a": GOOD}))
-    assert len(store.array("a")[1]) == 4  # so the rest of the header is sound
+    assert len(store.get_array("a")[1]) == 4  # so the rest of the header is sound
     store.put("a", DAMAGED[damage])
-    for read in (store.array, lambda name: next(store.array_chunks(name, 2))):
+    for read in (store.get_array, lambda name: next(store.iter_array(name, 2))):
         with pytest.raises(StorageError, match=r"/a is damaged \(.*\); restore it or train that member again"):
             read("a")
 
 
-def test_an_array_that_shrinks_while_it_is_read_is_named(store: Store) -> None:
+def test_an_array_that_shrinks_while_it_is_read_is_named(store: LocalStore) -> None:
     put_array(store, "a", np.zeros(1 << 20), [])
-    chunks = store.array_chunks("a", 1 << 19)
+    chunks = store.iter_array("a", 1 << 19)
     next(chunks)
     os.truncate(store.root / "a", 1 << 22)
     with pytest.raises(StorageError, match=r"/a is damaged .it ends early"):
         next(chunks)
 
 
-def test_an_absent_array_is_named(store: Store) -> None:
-    for read in (store.array, lambda name: next(store.array_chunks(name, 2))):
+def test_an_absent_array_is_named(store: LocalStore) -> None:
+    for read in (store.get_array, lambda name: next(store.iter_array(name, 2))):
         with pytest.raises(StorageError, match=r"Cannot read .*absent: No such file"):
             read("absent")
 
 
-def test_nested_states_come_back(store: Store) -> None:
+def test_nested_states_come_back(store: LocalStore) -> None:
     state = {"a": {"b": [torch.ones(2), 3, 0.1, None, "x", (True, -0.0)]}, 5: {"step": torch.tensor(3.0)}}
     store.put_state("s", state)
     found = store.get_state("s")
@@ -385,28 +388,28 @@ def test_nested_states_come_back(store: Store) -> None:
     assert found[5]["step"] == 3  # type: ignore[index]
 
 
-def test_a_lock_is_held_by_one_at_a_time(store: Store) -> None:
-    other = Store(store.root)
-    assert not store.held("members/0")
+def test_a_lock_is_held_by_one_at_a_time(store: LocalStore) -> None:
+    other = LocalStore(store.root)
+    assert not store.is_locked("members/0")
     with store.lock("members/0"):
-        assert other.held("members/0")
+        assert other.is_locked("members/0")
         with (
-            pytest.raises(RunError, match="members/0 is in the hands of another process; wait"),
+            pytest.raises(RunError, match="members/0 is locked by another process; wait"),
             other.lock("members/0"),
         ):
             pass
         with other.lock("members/1"):
             pass
-    assert not other.held("members/0")
+    assert not other.is_locked("members/0")
     with other.lock("members/0"):
         pass
 
 
-def test_a_lock_dies_with_its_process_though_its_forked_children_live(store: Store, tmp_path: Path) -> None:
+def test_a_lock_dies_with_its_process_though_its_forked_children_live(store: LocalStore, tmp_path: Path) -> None:
     program = (
         "import os, sys, time\n"
-        "from plateaux.storage.store import Store\n"
-        "with Store(sys.argv[1]).lock('m'):\n"
+        "from plateaux.storage.local_store import LocalStore\n"
+        "with LocalStore(sys.argv[1]).lock('m'):\n"
         "    if os.fork() == 0:\n"
         "        print('held', flush=True)\n"  # the child: once it runs, it has let go of what its parent holds
         "        time.sleep(30)\n"
@@ -422,16 +425,16 @@ def test_a_lock_dies_with_its_process_though_its_forked_children_live(store: Sto
     ) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"held\n"
-        assert store.held("m")
+        assert store.is_locked("m")
         holder.kill()
         holder.wait()
-        freed = not store.held("m")
+        freed = not store.is_locked("m")
         os.killpg(holder.pid, 9)
     assert freed
 
 
-def test_scratch_is_gone_afterwards_and_what_the_killed_left_is_cleared(store: Store) -> None:
-    left = store.root / f"{SCRATCH}left"
+def test_scratch_is_gone_afterwards_and_what_the_killed_left_is_cleared(store: LocalStore) -> None:
+    left = store.root / f"{SCRATCH_PREFIX}left"
     left.mkdir(parents=True)
     (left / ".lock").touch()
     (left / "0.pt").write_bytes(b"much")
@@ -444,7 +447,7 @@ def test_scratch_is_gone_afterwards_and_what_the_killed_left_is_cleared(store: S
     assert files(store) == set()
 
 
-def test_scratch_is_not_forced_to_the_disk(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scratch_is_not_forced_to_the_disk(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
     synced = []
     monkeypatch.setattr(os, "fsync", synced.append)
     with store.scratch() as scratch:

@@ -41,7 +41,7 @@ def met(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def test_scores_are_the_squared_norms_of_the_members_gradients(tmp_path: Path) -> None:
     row = balanced(method={"rule": "none", "partition_epoch": 3}, lr_scheduler=())
     halfway = train(row, tmp_path / "halfway", components=GIVEN)
-    about, scores = halfway.store.array(sharpness_path(3, 1))
+    about, scores = halfway.store.get_array(sharpness_path(3, 1))
     assert about["score"] == "gradient_norm"
     assert about["fingerprint"] == halfway.metadata["data"]["train"]["fingerprint"]
     assert (scores < 0).sum() == 4  # those kept for validation
@@ -58,7 +58,7 @@ def test_scores_are_the_squared_norms_of_the_members_gradients(tmp_path: Path) -
 
 
 def test_notes_are_what_the_slow_twin_decides(met: Run) -> None:
-    scores = np.stack([met.store.array(sharpness_path(2, n))[1] for n in range(3)])
+    scores = np.stack([met.store.get_array(sharpness_path(2, n))[1] for n in range(3)])
     wanted = twin.paper(scores, 0.4)
     for number in range(3):
         look = load_sam_set(met, build_method(met.recipe).partition, number, 2)
@@ -78,7 +78,7 @@ def test_what_is_about_other_samples_is_refused(name: str, tmp_path: Path) -> No
     rendezvous = build_method(run.recipe).partition
     assert rendezvous is not None
     file = (sharpness_path if name == "scores" else sam_set_path)(2, 1)
-    about, values = run.store.array(file)
+    about, values = run.store.get_array(file)
     values = np.array(values)
     with run.store.array_writer(file, values.dtype, len(values), {**about, "fingerprint": "another"}) as write:
         write(values)
@@ -119,7 +119,7 @@ def test_members_can_meet_before_their_first_step(tmp_path: Path) -> None:
 @pytest.mark.parametrize("score", ["last_layer", "loss"])
 def test_cheap_scores_decide_too(score: str, tmp_path: Path) -> None:
     run = train(balanced(method={"score": score}), tmp_path / "run", components=GIVEN)
-    assert run.store.array(sharpness_path(2, 0))[0]["score"] == score
+    assert run.store.get_array(sharpness_path(2, 0))[0]["score"] == score
 
 
 def test_a_single_member_is_warned_and_descends_plainly(tmp_path: Path) -> None:

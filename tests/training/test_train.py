@@ -15,8 +15,8 @@ import torch
 from plateaux.config.components import Components
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import DataError, DivergedError, Interrupted, RecipeError, RunError, StorageError
+from plateaux.storage.local_store import SCRATCH_PREFIX
 from plateaux.storage.run import Run
-from plateaux.storage.store import SCRATCH
 from plateaux.training.checks import check
 from plateaux.training.train import train
 
@@ -218,7 +218,7 @@ def test_a_full_disk_is_one_message_and_the_run_goes_on_later(
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(
-        StorageError, match=r"The disk is full: could not write .*Free some space and run the same command"
+        StorageError, match=r"The disk is full: cannot write .*Free some space and run the same command"
     ):
         train(recipe(), tmp_path / "again")
     monkeypatch.setattr(os, "fsync", real)
@@ -255,7 +255,7 @@ def test_a_checkpoint_that_is_gone_is_named(tmp_path: Path) -> None:
 def test_a_member_in_other_hands_is_left_alone_and_the_others_are_trained(tmp_path: Path) -> None:
     what = recipe("executor.mode=offload")
     run = Run.begin(tmp_path, what, {})
-    with run.lock(0), pytest.raises(RunError, match="members/0 is in the hands of another process"):
+    with run.lock(0), pytest.raises(RunError, match="members/0 is locked by another process"):
         train(what, tmp_path)
     assert [p.finished for p in Run.open(tmp_path).all_progress()] == [False, True]
 
@@ -277,7 +277,7 @@ def test_parked_members_that_meet_are_awake_when_their_weights_are_written(tmp_p
     loop = train(what, tmp_path / "loop", components=CASES)
     parked = train(what.replaced(executor={"mode": "offload"}), tmp_path / "offload", components=CASES)
     assert weights(parked) == weights(loop)
-    assert not list((tmp_path / "offload").glob(f"{SCRATCH}*"))
+    assert not list((tmp_path / "offload").glob(f"{SCRATCH_PREFIX}*"))
 
 
 def test_members_that_meet_never_fall_back_further_than_one_checkpoint(

@@ -142,7 +142,7 @@ def status(run: Path, as_json: AsJson = False) -> None:
     rows: list[dict[str, Any]] = []
     jobs, present = latest_by_member(opened), opened.trained_members()
     for number, progress in enumerate(opened.all_progress()):
-        state = "finished" if progress.finished else "in work" if opened.held(number) else "waiting"
+        state = "finished" if progress.finished else "in work" if opened.is_locked(number) else "waiting"
         state = state if number in present else "left out"
         rows.append(
             {

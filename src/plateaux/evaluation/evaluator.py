@@ -249,7 +249,9 @@ class Evaluator:
     def write(self, found: MetricResult) -> None:
         """Keep a measurement in the run folder; the same question is the same object."""
         name = "".join(c if c.isalnum() or c in "_-" else "_" for c in found.metric)
-        self.run.store.put_json(f"metrics/{name}-{fingerprint(found.question())}.json", found.to_dict(), again=False)
+        self.run.store.put_json(
+            f"metrics/{name}-{fingerprint(found.question())}.json", found.to_dict(), skip_unchanged=True
+        )
 
     @property
     def _may_cache(self) -> bool:

@@ -25,8 +25,8 @@ from plateaux.evaluation.evaluator import Evaluator
 from plateaux.evaluation.prediction_cache import CacheDtype
 from plateaux.evaluation.predictions import error_probability, predict_all
 from plateaux.evaluation.splits import eval_split, ood_split
+from plateaux.storage.local_store import LocalStore
 from plateaux.storage.run import Run, RunLike
-from plateaux.storage.store import Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Predictions:
         kinds: dict[str, Callable[[], bytes]] = {".csv": self._csv, ".jsonl": self._jsonl, ".npz": self._npz}
         if file.suffix not in kinds:
             raise RecipeError(f"{file}: answers are written as {', '.join(kinds)}; end the name in one of these")
-        Store(file.absolute().parent).put(file.name, kinds[file.suffix]())
+        LocalStore(file.absolute().parent).put(file.name, kinds[file.suffix]())
 
     def _csv(self) -> bytes:
         rows = [{**row, **({"set": " ".join(map(str, row["set"]))} if "set" in row else {})} for row in self.rows()]

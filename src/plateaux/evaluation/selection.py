@@ -21,6 +21,7 @@ from plateaux.evaluation.evaluator import Evaluator, _held_out
 from plateaux.evaluation.loading import load
 from plateaux.evaluation.predictions import MemberOutputs, predict_all
 from plateaux.evaluation.splits import eval_split
+from plateaux.storage.local_store import LocalStore
 from plateaux.storage.run import Run, RunLike
 from plateaux.storage.store import Store
 
@@ -138,4 +139,4 @@ def _overlap(ids: Tensor, others: Sequence[int]) -> bool:
 
 
 def _store(file: Path) -> tuple[Store, str]:
-    return Store(file.absolute().parent), file.name
+    return LocalStore(file.absolute().parent), file.name

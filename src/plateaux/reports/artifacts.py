@@ -103,7 +103,9 @@ def load_partitions(run: Run) -> list[SamSets]:
             numbers = [n for n in range(summary["members"]) if n not in summary.get("without", ())]
             careful = np.zeros(0, np.int64)
             for number in numbers:
-                bits = np.unpackbits(run.store.array(sam_set_path(epoch, number))[1].view(np.uint8)).astype(np.int64)
+                bits = np.unpackbits(run.store.get_array(sam_set_path(epoch, number))[1].view(np.uint8)).astype(
+                    np.int64
+                )
                 careful = bits if not len(careful) else careful + bits
             counts = np.bincount(careful, minlength=len(numbers) + 1)
             counts[0] = max(0, int(summary["trained"]) - int(counts[1:].sum()))  # the rest was not trained on

@@ -10,8 +10,8 @@ from typing import Any
 from plateaux.core.errors import RunError, StorageError
 from plateaux.reports.figures.training import Course
 from plateaux.reports.query import result_label
+from plateaux.storage.backends import open_store
 from plateaux.storage.run import Run
-from plateaux.storage.store import store_at
 from plateaux.studies.grid import condition_label
 from plateaux.studies.results import RESULTS, ResultRow, read_results, results_from_run, results_from_study
 
@@ -74,7 +74,7 @@ def _is_study(path: str | Path) -> bool:
 
 
 def _run(path: str | Path) -> ReportInputs:
-    if not store_at(path).has("run.json"):
+    if not open_store(path).has("run.json"):
         words = "a run folder, which has run.json, nor a study, which has results.json"
         raise RunError(f"{path} is neither {words}: `plateaux train` and `plateaux study` make them")
     run = Run.open(path)

@@ -37,7 +37,8 @@ from plateaux.data.augment import Augment, uniforms
 from plateaux.data.loader import CPU, NO_AUGMENT, MemberLoader, ordered_batches
 from plateaux.data.sources import DataSplits, Source, UnlabeledData
 from plateaux.models.backbone import Backbone
-from plateaux.storage.store import Store, store_at
+from plateaux.storage.backends import open_store
+from plateaux.storage.store import Store
 
 VERSION = 1  # goes up whenever a feature changes by a bit, or lies elsewhere in its shard
 SHARD = 1024  # samples
@@ -111,7 +112,7 @@ class FeatureTable:
                 f"The trunk's features of samples {int(ids[0])} to {int(ids[-1])} are no numbers in {self.spec.dtype}; "
                 "use model.cache_dtype = 'float32', or look at the trunk's weights"
             )
-        self.store.put_json(f"{self.folder}/about.json", self.metadata(), again=False)
+        self.store.put_json(f"{self.folder}/about.json", self.metadata(), skip_unchanged=True)
         self.store.put_tensors(self._name(shard, "-labels"), {"labels": torch.cat(labels)})
         with self.store.array_writer(self._name(shard), flat.dtype, flat.size) as write:  # the shard is there now
             write(flat)
@@ -122,7 +123,7 @@ class FeatureTable:
         if shard not in self._maps:
             if not self.store.has(self._name(shard)):
                 self.make(shard)
-            _, flat = self.store.array(self._name(shard))
+            _, flat = self.store.get_array(self._name(shard))
             labels = self.store.get_tensors(self._name(shard, "-labels"))["labels"].numpy()
             self._maps[shard] = flat.reshape(-1, *self.backbone.shape), labels
         return self._maps[shard]
@@ -275,7 +276,7 @@ def through_backbone(
     if any(tensor.is_floating_point() and tensor.dtype != torch.float32 for tensor in backbone.state_dict().values()):
         backbone = copy.deepcopy(backbone)  # that of members in float64 is theirs
     backbone = backbone.to(device=device, dtype=torch.float32, memory_format=layout).eval()  # type: ignore[call-overload]
-    return FeatureSource(source, backbone, store_at(cache_dir(recipe)), look, rounds=rounds)
+    return FeatureSource(source, backbone, open_store(cache_dir(recipe)), look, rounds=rounds)
 
 
 def cache_dir(recipe: Recipe) -> str:
@@ -299,7 +300,7 @@ def prepare(
             continue
         with ExitStack() as held:
             if is_rank_zero():
-                held.enter_context(table.store.lock(table.folder, patience=LOCK_TIMEOUT_S))
+                held.enter_context(table.store.lock(table.folder, timeout=LOCK_TIMEOUT_S))
                 table.store.remove_partial(table.folder)  # what a killed builder left half-written
             executor.all_reduce_max(0)
             made += _make(table, say, ids)

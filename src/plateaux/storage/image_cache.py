@@ -12,6 +12,7 @@ from torch import Tensor
 from plateaux.core.errors import DataError
 from plateaux.core.types import Inputs
 from plateaux.data.corruptions.corrupt import Corrupted
+from plateaux.storage.local_store import LocalStore
 from plateaux.storage.store import Store
 
 CHUNK = 1000  # images made at once
@@ -22,11 +23,11 @@ class Cached:
 
     def __init__(self, inner: Corrupted, folder: str | Path) -> None:
         self.inner = inner
-        store = Store(folder)
+        store = LocalStore(folder)
         name = f"{inner.name}-{inner.severity}-{inner.fingerprint()}.safetensors"
         if not store.has(name):
             _make(inner, store, name)
-        about, flat = store.array(name)
+        about, flat = store.get_array(name)
         self.images = flat.reshape(json.loads(about["shape"]))
 
     def __len__(self) -> int:

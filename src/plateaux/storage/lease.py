@@ -1,8 +1,8 @@
-"""A lease: an object with an owner and an expiry that keeps a second writer off a member, where no kernel can.
+"""A lease: an object with an owner and an expiry time that locks a member in a store without file locks.
 
-Its owner renews it in a thread of its own. One whose owner is gone is taken over once it has expired, or at once where
-the owner was a process of this machine that lives no more. Both need a store that can replace an object on a condition;
-elsewhere a second writer is refused until the object is deleted. Machines' clocks must agree to within a few seconds.
+The owner renews it in a background thread. A lease is taken over once it has expired, or at once if its owner was a
+process of this machine that has ended. Both need a store with conditional writes; in other stores a second writer is
+rejected until the object is deleted. The clocks of all machines must agree to within a few seconds.
 """
 
 from __future__ import annotations
@@ -19,125 +19,127 @@ from typing import Any
 from uuid import uuid4
 
 from plateaux.core.errors import RunError, StorageError
-from plateaux.storage.remote import RemoteFS
+from plateaux.storage.remote_fs import RemoteFS
 
-LEASE_S = 30.0  # seconds that a lease is good for
-CLOCK_SLACK_S = 5.0  # seconds by which clocks may differ
+LEASE_S = 30.0  # validity of a lease
+CLOCK_SLACK_S = 5.0  # maximum difference between two clocks
 
 
 class Lease:
-    """One owner's lease on a name."""
+    """The lease of one owner on a name."""
 
-    def __init__(self, bucket: RemoteFS, name: str) -> None:
-        self._bucket, self.prefix, self._object = bucket, f"{name}/", f"{name}/.lease"
+    def __init__(self, fs: RemoteFS, name: str) -> None:
+        self._fs, self.prefix, self._object = fs, f"{name}/", f"{name}/.lease"
         self._owner = uuid4().hex
-        self._good_until = 0.0  # by this process's own clock
-        self._lost = False
+        self._valid_until = 0.0  # on the monotonic clock of this process
+        self._is_lost = False
         self._done = Event()
 
     @contextmanager
-    def held(self, patience: float) -> Iterator[Lease]:
-        """Hold the lease, renewed until the end."""
-        self._take(time.monotonic() + patience)
-        renewing = Thread(target=self._renew, daemon=True)
-        renewing.start()
+    def hold(self, timeout: float) -> Iterator[Lease]:
+        """Hold the lease, and renew it until the block ends."""
+        self._acquire(time.monotonic() + timeout)
+        thread = Thread(target=self._renew, daemon=True)
+        thread.start()
         try:
             yield self
         finally:
             self._done.set()
-            renewing.join()
-            ours = not self._bucket.swaps or time.monotonic() <= self._good_until  # else another may have taken it over
-            if ours and not self._lost:
+            thread.join()
+            # An expired lease may have been taken over.
+            is_ours = not self._fs.can_swap or time.monotonic() <= self._valid_until
+            if is_ours and not self._is_lost:
                 with suppress(StorageError):
-                    self._bucket.remove(self._object)
+                    self._fs.remove(self._object)
 
     def check(self) -> None:
-        """Raise, should another have it by now: nothing may be written any more."""
-        if self._lost or time.monotonic() > self._good_until:
+        """Raise `RunError` if another process may hold the lease by now: nothing may be written then."""
+        if self._is_lost or time.monotonic() > self._valid_until:
             raise RunError(
-                f"{self._bucket.address}/{self.prefix} may be in the hands of another process: this one could not "
-                "renew its lease in time. Nothing more is written; run the same command again"
+                f"{self._fs.address}/{self.prefix} may be locked by another process: this process could not "
+                "renew its lease in time, so it stops writing. Run the same command again"
             )
 
-    def _take(self, until: float) -> None:
+    def _acquire(self, deadline: float) -> None:
         while True:
-            begun = time.monotonic()
-            if self._bucket.create(self._object, self._words()) or self._take_over():
-                self._good_until = begun + LEASE_S
+            start = time.monotonic()
+            if self._fs.create(self._object, self._content()) or self._take_over():
+                self._valid_until = start + LEASE_S
                 return
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 raise RunError(self._refusal())
-            time.sleep(min(1.0, max(0.05, until - time.monotonic())))
+            time.sleep(min(1.0, max(0.05, deadline - time.monotonic())))
 
     def _take_over(self) -> bool:
-        """Replace a lease whose owner is gone; one of our own, put by a request whose answer was lost, is ours."""
+        """Replace a lease whose owner has ended. Accept our own, written by a request whose response was lost."""
         try:
-            tag = self._bucket.tag(self._object) if self._bucket.swaps else ""
-            found = read_owner(self._bucket, self._object)
+            etag = self._fs.etag(self._object) if self._fs.can_swap else ""
+            owner = read_owner(self._fs, self._object)
         except FileNotFoundError:
             return False
-        if found is not None and found["owner"] == self._owner:
+        if owner is not None and owner["owner"] == self._owner:
             return True
-        return self._bucket.swaps and not is_held(found) and self._bucket.swap(self._object, self._words(), tag)
+        return self._fs.can_swap and not is_held(owner) and self._fs.swap(self._object, self._content(), etag)
 
     def _renew(self) -> None:
         while not self._done.wait(LEASE_S / 3):
-            begun = time.monotonic()
+            start = time.monotonic()
             try:
-                tag = self._bucket.tag(self._object) if self._bucket.swaps else ""  # first: it is of what is read next
-                found = read_owner(self._bucket, self._object)
-                if found is None or found["owner"] != self._owner:
-                    self._lost = True
+                # The ETag is read first, so that it is not newer than the content read next.
+                etag = self._fs.etag(self._object) if self._fs.can_swap else ""
+                owner = read_owner(self._fs, self._object)
+                if owner is None or owner["owner"] != self._owner:
+                    self._is_lost = True
                     return
-                if not self._bucket.swaps:
-                    self._bucket.write(self._object, self._words())
-                elif not self._bucket.swap(self._object, self._words(), tag):
-                    continue  # somebody was faster, or our own request was answered late: look again
-                self._good_until = begun + LEASE_S
+                if not self._fs.can_swap:
+                    self._fs.write(self._object, self._content())
+                elif not self._fs.swap(self._object, self._content(), etag):
+                    continue  # changed by another process, or by an earlier request of ours: read it again
+                self._valid_until = start + LEASE_S
             except FileNotFoundError:
-                self._lost = True
+                self._is_lost = True
                 return
             except StorageError:
-                continue  # until it is too late, which `check` knows
+                continue  # `check` raises once the lease has expired
 
-    def _words(self) -> bytes:
-        facts = {"owner": self._owner, "until": time.time() + LEASE_S, **_process(os.getpid())}
-        return json.dumps(facts).encode()
+    def _content(self) -> bytes:
+        fields = {"owner": self._owner, "until": time.time() + LEASE_S, **_process_id(os.getpid())}
+        return json.dumps(fields).encode()
 
     def _refusal(self) -> str:
         with suppress(FileNotFoundError):
-            found = read_owner(self._bucket, self._object) or {}
-            who = f"process {found.get('pid')} on {found.get('host')}"
-            rest = (
-                "wait for it, or stop it and run this again"
-                if self._bucket.swaps
-                else f"if it lives no more, delete {self._bucket.address}/{self._object} and run this again"
+            owner = read_owner(self._fs, self._object) or {}
+            process = f"pid {owner.get('pid')} on {owner.get('host')}"
+            advice = (
+                "wait for it to finish, or stop it and retry"
+                if self._fs.can_swap
+                else f"if that process has ended, delete {self._fs.address}/{self._object} and run this again"
             )
-            return f"{self._bucket.address}/{self.prefix} is in the hands of another process ({who}); {rest}"
-        return f"{self._bucket.address}/{self.prefix} is in the hands of another process; run this again"
+            return f"{self._fs.address}/{self.prefix} is locked by another process ({process}); {advice}"
+        return f"{self._fs.address}/{self.prefix} is locked by another process; run this again"
 
 
-def read_owner(bucket: RemoteFS, name: str) -> dict[str, Any] | None:
-    """Return what a lease says; None: nothing that can be understood."""
+def read_owner(fs: RemoteFS, name: str) -> dict[str, Any] | None:
+    """Return the content of a lease, or None if it cannot be parsed."""
     try:
-        found = json.loads(bucket.read(name))
-        return found if {"owner", "until"} <= found.keys() else None
+        content = json.loads(fs.read(name))
+        return content if {"owner", "until"} <= content.keys() else None
     except (ValueError, AttributeError):
         return None
 
 
-def is_held(found: dict[str, Any] | None) -> bool:
-    """Say whether a lease is good: not expired, and its owner not known to be dead."""
-    if found is None or time.time() > float(found["until"]) + CLOCK_SLACK_S:
+def is_held(owner: dict[str, Any] | None) -> bool:
+    """Return whether a lease is valid: it has not expired, and its owner is not known to have ended."""
+    if owner is None or time.time() > float(owner["until"]) + CLOCK_SLACK_S:
         return False
-    here = _process(int(found.get("pid", 0)))
-    return bool(here["host"] != found.get("host") or here["started"] == found.get("started"))
+    local = _process_id(int(owner.get("pid", 0)))
+    return bool(local["host"] != owner.get("host") or local["started"] == owner.get("started"))
 
 
-def _process(pid: int) -> dict[str, Any]:
-    """Return what tells a process from all others: its machine and process space, number, and when it was started."""
-    space, started = "", ""
+def _process_id(pid: int) -> dict[str, Any]:
+    """Return a unique identifier of a process: host and PID namespace, PID, and start time."""
+    namespace, started = "", ""
     with suppress(OSError, IndexError):
-        space = os.readlink("/proc/self/ns/pid")
+        namespace = os.readlink("/proc/self/ns/pid")
         started = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    return {"host": f"{platform.node()} {space}".strip(), "pid": pid, "started": started}
+    return {"host": f"{platform.node()} {namespace}".strip(), "pid": pid, "started": started}

@@ -22,7 +22,8 @@ import torch
 from plateaux.config.recipe import Recipe, diff, fingerprint
 from plateaux.core.errors import RunError, StorageError
 from plateaux.core.types import TensorTree
-from plateaux.storage.store import LOCK_TIMEOUT_S, Store, store_at
+from plateaux.storage.backends import open_store
+from plateaux.storage.store import LOCK_TIMEOUT_S, Store
 
 FORMAT = 2
 
@@ -69,7 +70,7 @@ class Run:
         """Open a run that exists: by its folder, its URL, or a `Run` that was opened before."""
         if isinstance(root, Run):
             root = root.store.root
-        store = store_at(root)
+        store = open_store(root)
         if not store.has("run.json"):
             raise RunError(
                 f"{root} is not a run folder: it has no run.json. `plateaux train RECIPE --out {root}` starts one"
@@ -88,7 +89,7 @@ class Run:
     @classmethod
     def begin(cls, root: str | Path, recipe: Recipe, about: Mapping[str, Any]) -> Run:
         """Open the run of this recipe, or start it; a folder that belongs to another recipe is refused."""
-        store = store_at(root)
+        store = open_store(root)
         if store.has("run.json"):
             old = cls.open(root)
             changes = diff(old.recipe.identity(), recipe.identity())
@@ -156,13 +157,13 @@ class Run:
         absent = {number for name in summaries for number in self.store.get_json(name).get("without", ())}
         return [number for number in range(self.recipe.members) if number not in absent]
 
-    def lock(self, number: int, *, patience: float = 0.0) -> AbstractContextManager[None]:
+    def lock(self, number: int, *, timeout: float = 0.0) -> AbstractContextManager[None]:
         """Keep every other process off a member; wait for one that is just leaving, longer if `patience` says so."""
-        return self.store.lock(f"members/{number}", patience=max(patience, LOCK_TIMEOUT_S))
+        return self.store.lock(f"members/{number}", timeout=max(timeout, LOCK_TIMEOUT_S))
 
-    def held(self, number: int) -> bool:
-        """Say whether a process is at work on a member."""
-        return self.store.held(f"members/{number}")
+    def is_locked(self, number: int) -> bool:
+        """Return whether a process holds the lock of a member."""
+        return self.store.is_locked(f"members/{number}")
 
     def commit(self, number: int, progress: MemberProgress) -> None:
         """Make `progress` true, then delete what it no longer names."""

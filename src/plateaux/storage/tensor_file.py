@@ -1,4 +1,4 @@
-"""Files of tensors as they lie on disk: safetensors, written in order, and arrays of one axis read piece by piece."""
+"""Tensor files: safetensors with a sorted header, and one-dimensional arrays that are read in chunks."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ import safetensors.torch
 
 from plateaux.core.types import TensorTree
 
-LONGEST_HEADER = 1 << 20  # bytes of an array's header
-KINDS = {"F16": "<f2", "F32": "<f4", "F64": "<f8", "I64": "<i8", "U8": "u1"}
-NAMES = {np.dtype(kind): name for name, kind in KINDS.items()}
+MAX_HEADER_BYTES = 1 << 20
+DTYPES = {"F16": "<f2", "F32": "<f4", "F64": "<f8", "I64": "<i8", "U8": "u1"}
+DTYPE_NAMES = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
 
 
-def save_in_order(tensors: TensorTree, path: Path, about: dict[str, str]) -> None:
-    """Write safetensors without a copy in memory, the header sorted: equal tensors make equal files."""
+def save_in_order(tensors: TensorTree, path: Path, metadata: dict[str, str]) -> None:
+    """Write safetensors without a copy in memory. The header is sorted, so that equal tensors make equal files."""
     try:
-        safetensors.torch.save_file(tensors, path, metadata=about)
+        safetensors.torch.save_file(tensors, path, metadata=metadata)
     except safetensors.SafetensorError as problem:
-        full = f"os error {errno.ENOSPC}" in str(problem)
-        raise OSError(errno.ENOSPC if full else errno.EIO, str(problem)) from None
+        is_full = f"os error {errno.ENOSPC}" in str(problem)
+        raise OSError(errno.ENOSPC if is_full else errno.EIO, str(problem)) from None
     with path.open("r+b") as file:
         size = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(size))
@@ -34,31 +34,31 @@ def save_in_order(tensors: TensorTree, path: Path, about: dict[str, str]) -> Non
         file.write(json.dumps(header, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode().ljust(size))
 
 
-def array_header(kind: np.dtype[Any], length: int, about: Mapping[str, str]) -> bytes:
-    """Return what stands before the numbers of an array."""
-    entry = {"dtype": NAMES[kind], "shape": [length], "data_offsets": [0, length * kind.itemsize]}
-    header = {"__metadata__": dict(about), "array": entry}
+def array_header(dtype: np.dtype[Any], length: int, metadata: Mapping[str, str]) -> bytes:
+    """Return the safetensors header of a one-dimensional array."""
+    entry = {"dtype": DTYPE_NAMES[dtype], "shape": [length], "data_offsets": [0, length * dtype.itemsize]}
+    header = {"__metadata__": dict(metadata), "array": entry}
     text = json.dumps(header, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
-    text = text.ljust(-(-len(text) // 8) * 8)  # so that the numbers lie where a processor likes them
+    text = text.ljust(-(-len(text) // 8) * 8)  # align the values to 8 bytes
     return len(text).to_bytes(8, "little") + text
 
 
 def read_array_header(file: IO[bytes]) -> tuple[dict[str, str], np.dtype[Any], int]:
-    """Read the header of a safetensors file with one tensor of one axis, and believe nothing in it."""
-    whole = os.fstat(file.fileno()).st_size
+    """Read and validate the header of a safetensors file with a single one-dimensional tensor."""
+    file_size = os.fstat(file.fileno()).st_size
     size = int.from_bytes(file.read(8), "little")
-    if not 2 <= size <= min(whole - 8, LONGEST_HEADER):
-        raise ValueError("its header has no sensible length")
+    if not 2 <= size <= min(file_size - 8, MAX_HEADER_BYTES):
+        raise ValueError("the length of its header is invalid")
     header = json.loads(file.read(size))
-    about = {str(key): str(value) for key, value in header.pop("__metadata__", {}).items()}
+    metadata = {str(key): str(value) for key, value in header.pop("__metadata__", {}).items()}
     (entry,) = header.values()
     (length,) = entry["shape"]
-    kinds = {name: kind for kind, name in NAMES.items()}
-    if entry["dtype"] not in kinds:
-        raise ValueError(f"its numbers are {str(entry['dtype'])[:20]!r}, not one of {', '.join(kinds)}")
-    kind = kinds[entry["dtype"]]
-    if type(length) is not int or length < 0 or entry["data_offsets"] != [0, length * kind.itemsize]:
-        raise ValueError("its header contradicts itself")
-    if 8 + size + length * kind.itemsize != whole:
-        raise ValueError(f"its header promises {length:,} numbers, its size does not fit")
-    return about, kind, length
+    dtypes = {name: dtype for dtype, name in DTYPE_NAMES.items()}
+    if entry["dtype"] not in dtypes:
+        raise ValueError(f"its dtype is {str(entry['dtype'])[:20]!r}, not one of {', '.join(dtypes)}")
+    dtype = dtypes[entry["dtype"]]
+    if type(length) is not int or length < 0 or entry["data_offsets"] != [0, length * dtype.itemsize]:
+        raise ValueError("its header is inconsistent")
+    if 8 + size + length * dtype.itemsize != file_size:
+        raise ValueError(f"its header declares {length:,} values, which does not match the size of the file")
+    return metadata, dtype, length

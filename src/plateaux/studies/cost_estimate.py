@@ -17,8 +17,8 @@ from plateaux.data.sources import DataSplits, describe_data
 from plateaux.evaluation.row_names import MEMBERS_MEAN
 from plateaux.evaluation.splits import eval_splits
 from plateaux.loss_landscape.probe import get_probes
+from plateaux.storage.local_store import LocalStore
 from plateaux.storage.run import MemberProgress, Run
-from plateaux.storage.store import Store
 from plateaux.studies.planning import RunSpec
 from plateaux.studies.runner import StudyRunner
 from plateaux.studies.study import Study
@@ -91,7 +91,7 @@ class CostEstimate:
 
     def _standing(self, task: RunSpec) -> list[MemberProgress]:
         root = self.runner.root / "runs" / task.folder
-        if not Store(root).has("run.json"):
+        if not LocalStore(root).has("run.json"):
             return [MemberProgress()] * task.recipe.members
         run = Run.open(root)
         return [run.progress(number) for number in range(task.recipe.members)]

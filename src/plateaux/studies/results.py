@@ -16,8 +16,8 @@ from plateaux.evaluation.metric_specs import get_metrics
 from plateaux.evaluation.results import MetricResult
 from plateaux.evaluation.robustness import robustness
 from plateaux.evaluation.row_names import MEMBERS_MEAN
+from plateaux.storage.local_store import LocalStore
 from plateaux.storage.run import Run
-from plateaux.storage.store import Store
 from plateaux.training.cost import Cost, measured_cost
 
 RESULTS = "results.json"
@@ -73,7 +73,7 @@ def read_results(path: str | Path) -> dict[str, Any]:
     """Return what a study has written down so far; nothing, if it has not begun."""
     file = Path(path)
     folder, name = (file.parent, file.name) if file.is_file() else (file, RESULTS)
-    store = Store(folder)
+    store = LocalStore(folder)
     if not store.has(name):
         return {}
     found = store.get_json(name)

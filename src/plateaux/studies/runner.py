@@ -33,8 +33,8 @@ from plateaux.evaluation.robustness import robustness
 from plateaux.evaluation.splits import eval_split, eval_splits, ood_split
 from plateaux.loss_landscape.probe import get_probes
 from plateaux.loss_landscape.run_probes import probe_landscape
+from plateaux.storage.local_store import LocalStore
 from plateaux.storage.run import Run, environment
-from plateaux.storage.store import Store
 from plateaux.studies.planning import RunSpec, Trial, plan_runs, plan_trials
 from plateaux.studies.results import FORMAT, RESULTS, cost_rows, read_results, to_stored
 from plateaux.studies.study import Study
@@ -63,7 +63,7 @@ class StudyRunner:
     ) -> None:
         self.study, self.root, self.components = study, Path(root), components
         self.executor, self.log, self.say = dict(executor or {}), log, say
-        self.store = Store(self.root)
+        self.store = LocalStore(self.root)
         self.trials = plan_trials(study, components)
         self.runs = plan_runs(self.trials, components)
         self.wanted = {each.run for each in self.trials if fnmatch(str(each), filter_pattern)}
@@ -148,7 +148,7 @@ class StudyRunner:
 
     def write(self, entries: Mapping[str, Any]) -> None:
         """Add runs to what is written down; nobody else's are lost."""
-        with self.store.lock("runs", patience=LOCK_TIMEOUT_S):
+        with self.store.lock("runs", timeout=LOCK_TIMEOUT_S):
             runs = {**self.results().get("runs", {}), **entries}
             conditions = [
                 {"condition": dict(p.condition), "repetition": p.repetition, "run": p.run} for p in self.trials
@@ -183,7 +183,7 @@ class StudyRunner:
             return recipe
         alike = {name: part for name, part in recipe.identity().items() if name not in ("method", "seed")}
         name = fingerprint(alike)
-        with self.store.lock("runs", patience=LOCK_TIMEOUT_S):
+        with self.store.lock("runs", timeout=LOCK_TIMEOUT_S):
             known = self.store.get_json(AUTOTUNE) if self.store.has(AUTOTUNE) else {}
             if name not in known:
                 known[name] = autotune(recipe, self.components, self.log)
@@ -193,14 +193,14 @@ class StudyRunner:
     def _parent(self, task: RunSpec) -> Path | None:
         """Return the run to begin from, where it has come to its meeting and its state is kept."""
         root = self.root / "runs" / str(task.prefix)
-        if task.prefix is None or not Store(root).has("run.json"):
+        if task.prefix is None or not LocalStore(root).has("run.json"):
             return None
         other = Run.open(root)
         return root if all(each.partition_checkpoint for each in other.all_progress()) else None
 
     def _begin_again(self, root: Path) -> None:
         """Forget members whose weights were dropped: something is asked of them that was not asked before."""
-        if not Store(root).has("run.json"):
+        if not LocalStore(root).has("run.json"):
             return
         run = Run.open(root)
         for number, progress in enumerate(run.all_progress()):
@@ -256,7 +256,7 @@ class StudyRunner:
         left = {task.prefix for task in self.runs if not all(self.done(p, results) for p in task.trials)}
         for task in self.runs:
             root = self.root / "runs" / task.folder
-            if not Store(root).has("run.json") or not all(self.done(p, results) for p in task.trials):
+            if not LocalStore(root).has("run.json") or not all(self.done(p, results) for p in task.trials):
                 continue
             run = Run.open(root)
             if task.is_parent and task.folder not in left and task.recipe.run.keep_checkpoints == "none":

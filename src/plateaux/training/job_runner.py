@@ -50,7 +50,7 @@ class JobRunner:
         with ExitStack() as locks, _deterministic(self.recipe.train.deterministic):
             if executor.is_writer():
                 for number in held:
-                    locks.enter_context(run.lock(number, patience=EXIT_GRACE_S if executor.is_remote else 0))
+                    locks.enter_context(run.lock(number, timeout=EXIT_GRACE_S if executor.is_remote else 0))
                     run.store.remove_partial(f"members/{number}")
             executor.all_reduce_max(0)  # or one who waited for a lock would find members further on than the others did
             left = remaining_part(

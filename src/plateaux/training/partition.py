@@ -157,7 +157,7 @@ class StoredScores:
 
     def chunks(self) -> Iterator[NDArray[np.float32]]:
         names = [sharpness_path(self.epoch, number) for number in self.numbers]
-        for rows in zip(*(self.store.array_chunks(name, CHUNK_SAMPLES) for name in names), strict=True):
+        for rows in zip(*(self.store.iter_array(name, CHUNK_SAMPLES) for name in names), strict=True):
             yield np.stack(rows)
 
 
@@ -218,7 +218,7 @@ def _facts(run: Run, epoch: int) -> dict[str, str]:
 
 def _check(run: Run, name: str, length: int) -> NDArray[Any]:
     """Return an array of a meeting, mapped; refuse one that is about other samples."""
-    about, values = run.store.array(name)
+    about, values = run.store.get_array(name)
     mine = _facts(run, 0)["fingerprint"]
     if about.get("fingerprint") != mine or len(values) != length:
         raise RunError(

@@ -23,7 +23,7 @@ from plateaux.core.executor import Executor, Failure
 from plateaux.core.runtime import is_rank_zero
 from plateaux.data.sources import describe_data
 from plateaux.storage.feature_cache import prepare, training_sources, with_cached_features
-from plateaux.storage.remote import parse_address
+from plateaux.storage.remote_fs import parse_address
 from plateaux.storage.run import Run
 from plateaux.training import branching
 from plateaux.training.autotune import autotune
