@@ -1,4 +1,4 @@
-"""Write docs/recipe.md from the models that validate recipes and from the signatures of the plug-ins.
+"""Write docs/reference/recipe.md from the models that validate recipes and from the signatures of the plug-ins.
 
 python docs/make_recipe_page.py            # write the page
 python docs/make_recipe_page.py --check    # exit code 1 if the page is out of date
@@ -21,7 +21,7 @@ from plateaux.config.schema import fields
 from plateaux.core.registry import Registry, dataset, method, model
 from plateaux.optim.losses import LOSSES
 
-PAGE = Path(__file__).parent / "recipe.md"
+PAGE = Path(__file__).parent / "reference" / "recipe.md"
 
 HEAD = """\
 # The recipe
@@ -59,9 +59,9 @@ MEANINGS = {
     "data.mixup": "alpha of mixup; 0 turns it off",
     "data.cutmix": "alpha of cutmix; 0 turns it off",
     "data.bootstrap": "bagging: every member trains on its own bootstrap sample, drawn with replacement; its size is "
-    "this fraction of the training samples (1.0: as many draws as samples); see [ways to differ](differ.md)",
+    "this fraction of the training samples (1.0: as many draws as samples); see [sources of diversity](../guides/sources-of-diversity.md)",
     "data.unlabeled": "another data set whose samples are added to every batch without their labels, or N of its "
-    "samples: `tinyimagenet32@1000`; see [joint training](joint.md)",
+    "samples: `tinyimagenet32@1000`; see [joint training](../guides/joint-training.md)",
     "data.unlabeled_batch_size": "unlabeled samples per batch; `data.batch_size` if unset",
     "model.name": "a model: see below, `timm:<name>`, or `package.module:function`; can be a list with one per member",
     "model.weights": "initial weights: a safetensors file, or a torch checkpoint that contains only weights; searched "
@@ -73,9 +73,9 @@ MEANINGS = {
     "training",
     "model.lora": "low-rank adapters on selected linear layers, such as "
     '`{ rank = 4, alpha = 8, target_modules = ["*.query", "*.value"] }`; all other weights are frozen and shared, '
-    "except the last layer or the modules named in `modules_to_save`; see [adapters](adapters.md)",
+    "except the last layer or the modules named in `modules_to_save`; see [LoRA](../guides/lora.md)",
     "model.backbone": "the last module of the backbone, such as `layer2`: everything up to it is frozen and shared, "
-    "and members consist of the rest; `features`: everything but the last layer; see [shared backbone](trunk.md)",
+    "and members consist of the rest; `features`: everything but the last layer; see [shared backbone](../guides/backbones.md)",
     "model.head": "what each member adds to the backbone: `own`, the remaining modules of the model; `linear` or "
     "`mlp`, a new head on its features, averaged over positions",
     "model.head_width": "hidden units of an `mlp` head; can be a list with one per member",
@@ -102,7 +102,7 @@ MEANINGS = {
     "train.validate_every": "epochs between two evaluations on the validation samples",
     "train.select": "`last`, or `best:<metric>`: the weights with the best value on the validation samples",
     "train.swa_start": "use the running average of the weights after this step and all later ones, with recomputed "
-    "BatchNorm statistics; `select` then selects among averages; see [ways to differ](differ.md)",
+    "BatchNorm statistics; `select` then selects among averages; see [sources of diversity](../guides/sources-of-diversity.md)",
     "train.early_stopping_patience": "stop a member after this many validations without improvement",
     "train.precision": "`auto` runs 50 steps in fp32 and in bf16 and takes the fastest whose loss is within 2 % of "
     "fp32; selected once and recorded in the run",
@@ -111,14 +111,14 @@ MEANINGS = {
     "train.deterministic": "set torch's flag that rejects nondeterministic operations",
     "train.randomness": "how vmap treats dropout: reject it, or allow results that differ from a loop",
     "executor.name": "an executor: `local`, `mesh` or `ray`",
-    "executor.mode": "how `local` runs members; see [executors](executors.md)",
+    "executor.mode": "how `local` runs members; see [executors](../concepts/executors.md)",
     "executor.processes": "`local`: size of the process pool; `mesh`: number of processes to start; `ray`: processes "
     "of members that train jointly",
     "executor.devices": 'devices to use, such as `["0", "1"]` or `["cpu"]`; default: the best available',
     "executor.threads": "CPU threads per process; default: the cores, divided among the processes",
     "executor.data_parallel": "`mesh`, `ray`: replicas of each member that share a batch",
     "executor.sync_batchnorm": "`mesh`: compute BatchNorm statistics over the whole batch; `false`: per replica",
-    "executor.address": "`ray`: address of the [cluster](cluster.md); default: RAY_ADDRESS, or a new cluster on this "
+    "executor.address": "`ray`: address of the [cluster](../guides/scale-out.md); default: RAY_ADDRESS, or a new cluster on this "
     "machine",
     "executor.num_cpus": "`ray`: CPUs per process",
     "executor.num_gpus": "`ray`: GPUs per process; with 0.25, four processes share a device",
@@ -132,12 +132,12 @@ MEANINGS = {
     "run.tensorboard": "also write TensorBoard logs (`plateaux[track]`)",
     "run.feature_cache": "folder for `model.cache_features`, shared by any number of runs; default: a folder in "
     "PLATEAUX_CACHE, or ~/.cache/plateaux",
-    "probe.probes": "[probes](landscape.md) to run on every member during training, with options in parentheses",
+    "probe.probes": "[probes](../guides/loss-landscape.md) to run on every member during training, with options in parentheses",
     "probe.every": "epochs between two runs of the probes; they also run after the last epoch",
     "probe.samples": "number of training samples, drawn with the seed and always the same",
     "search.method": "options of the method that are sampled for every member, such as `rho = { low = 0.01, high = "
     "0.5, log = true }`; `integer = true` samples integers, and a list is a set of choices; see "
-    "[ways to differ](differ.md)",
+    "[sources of diversity](../guides/sources-of-diversity.md)",
     "search.loss": "options of the loss, sampled in the same way",
     "search.optimizer": "keys of the optimizer, sampled in the same way: `lr`, `weight_decay`, `max_grad_norm`, and "
     "the options of the optimizer",
@@ -250,7 +250,7 @@ def main() -> int:
     if "--check" in sys.argv[1:]:
         if PAGE.exists() and PAGE.read_text(encoding="utf-8") == text:
             return 0
-        print("docs/recipe.md is out of date; run: python docs/make_recipe_page.py", file=sys.stderr)
+        print("docs/reference/recipe.md is out of date; run: python docs/make_recipe_page.py", file=sys.stderr)
         return 1
     PAGE.write_text(text, encoding="utf-8")
     return 0

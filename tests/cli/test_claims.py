@@ -266,8 +266,8 @@ def test_the_study_of_the_scores_cost_leaves_evidence_that_fits(tmp_path: Path, 
 
 
 def test_the_page_is_what_the_files_say() -> None:
-    text = (ROOT / "docs" / "claims.md").read_text(encoding="utf-8")
-    assert text == page(read_entries()), "make it again: plateaux claims --out docs/claims.md"
+    text = (ROOT / "docs" / "results" / "claims.md").read_text(encoding="utf-8")
+    assert text == page(read_entries()), "make it again: plateaux claims --out docs/results/claims.md"
 
 
 def test_the_page_shows_every_claim_with_its_criterion() -> None:

@@ -510,7 +510,7 @@ def test_work_that_cannot_travel_is_a_fault_of_its_own(nodes: Nodes) -> None:
 
 def test_the_ready_files_can_be_read() -> None:
     yaml = pytest.importorskip("yaml")
-    folder = HERE.parent / "docs" / "cluster"
+    folder = HERE.parent / "docs" / "guides" / "cluster"
     job = yaml.safe_load((folder / "kuberay.yaml").read_text())
     assert job["kind"] == "RayJob"
     (group,) = job["spec"]["rayClusterSpec"]["workerGroupSpecs"]

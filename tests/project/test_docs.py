@@ -120,7 +120,7 @@ def test_python_does_it_in_at_most_eight_lines() -> None:
 
 @pytest.mark.parametrize("name", ["two_steps:look_ahead", "apart:apart"])
 def test_the_methods_of_the_page_are_the_same_on_every_executor(name: str, folder: Path) -> None:
-    for block in blocks(ROOT / "docs" / "add-a-method.md"):
+    for block in blocks(ROOT / "docs" / "guides" / "add-a-method.md"):
         if block.title:
             (folder / block.title).write_text(block.text, encoding="utf-8")
     recipe = plateaux.Recipe.from_dict(
@@ -145,7 +145,7 @@ def test_the_methods_of_the_page_are_the_same_on_every_executor(name: str, folde
 
 
 def test_looking_ahead_on_a_parabola_is_gradient_descent_with_a_shorter_step(folder: Path) -> None:
-    run_page(ROOT / "docs" / "add-a-method.md", folder)
+    run_page(ROOT / "docs" / "guides" / "add-a-method.md", folder)
     import two_steps
 
     # f(w) = w^2 / 2 has the gradient w, and w - lr w one step ahead: 3 - 0.1 * 3.
@@ -159,10 +159,10 @@ def test_looking_ahead_on_a_parabola_is_gradient_descent_with_a_shorter_step(fol
 
 
 def test_a_stranger_gets_the_same_probabilities(folder: Path) -> None:
-    space = run_page(ROOT / "docs" / "run-folder.md", folder)[0]
+    space = run_page(ROOT / "docs" / "concepts" / "run-folder.md", folder)[0]
     expected = plateaux.load("runs/quickstart").predict(space["images"])
     torch.testing.assert_close(space["probabilities"], expected)
-    block = next(block for block in blocks(ROOT / "docs" / "run-folder.md") if block.language == "python")
+    block = next(block for block in blocks(ROOT / "docs" / "concepts" / "run-folder.md") if block.language == "python")
     assert "plateaux" not in block.text.replace("plateaux train", "")
     assert len([line for line in block.text.splitlines() if line.strip()]) <= 20
 
@@ -261,7 +261,7 @@ def test_the_navigation_and_the_front_page_name_every_page_once() -> None:
 
 
 def test_the_page_of_the_landscape_defines_every_probe() -> None:
-    page = (ROOT / "docs" / "landscape.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "guides" / "loss-landscape.md").read_text(encoding="utf-8")
     assert [name for name in registry.probe.names() if f"\n| `{name}` |" not in page] == []
 
 

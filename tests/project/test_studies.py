@@ -27,8 +27,8 @@ WITH_CIFAR = pytest.mark.skipif(
 @pytest.mark.parametrize("study", ["flat_and_diverse", "six_controls"])
 def test_the_page_of_a_study_is_made_of_its_numbers(study: str) -> None:
     made, name = report([ROOT / "studies" / "results" / f"{study}.json"], max_runs=0), study.replace("_", "-")
-    page = (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
-    assert to_markdown(made, f"images/{name}") == page, "make it again, as docs/studies.md says"
+    page = (ROOT / "docs" / "results" / f"{name}.md").read_text(encoding="utf-8")
+    assert to_markdown(made, f"../images/{name}") == page, "make it again, as docs/guides/compare.md says"
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_the_tables_of_sharpbalance_in_the_docs_are_what_its_study_prints(script
     rho, tables = done.stdout.strip().split("\n\n", 1)
     assert rho == "rho chosen on validation images: 0.05"
     assert tables.count("(3) |") == 13, "three repetitions of four methods and five comparisons"
-    assert tables in (ROOT / "docs" / "sharpbalance.md").read_text(encoding="utf-8")
+    assert tables in (ROOT / "docs" / "guides" / "sharpbalance.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.slow

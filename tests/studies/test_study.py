@@ -222,7 +222,7 @@ def test_the_study_of_flatness_and_diversity_trains_both_rules_and_sam_from_one_
 
 
 def test_the_study_of_the_page_is_one() -> None:
-    page = (STUDIES.parent / "docs" / "studies.md").read_text(encoding="utf-8")
+    page = (STUDIES.parent / "docs" / "guides" / "compare.md").read_text(encoding="utf-8")
     text = page.partition('title="study.toml"\n')[2].partition("```")[0]
     found = Study.from_dict(tomlkit.parse(text).unwrap())
     assert len(found.conditions()) == 2 * 4

@@ -2,7 +2,7 @@
 
 Diversity is the variance of members' predictions on new data. Sharpness is the expected worst rise of the training loss
 within a radius of the members' mean weights. Theorem 1 is of SAM on all data, Theorem 2 of SAM on one of S parts.
-docs/theory.md lists what is corrected.
+docs/results/theory.md lists what is corrected.
 """
 
 from __future__ import annotations

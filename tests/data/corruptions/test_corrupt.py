@@ -67,7 +67,7 @@ def test_every_kind_has_constants_for_five_severities(size: int) -> None:
 
 def test_the_page_shows_the_constants_as_they_are() -> None:
     shown: dict[str, list[list[tuple[float, ...]]]] = {}
-    for line in (DOCS / "corruptions.md").read_text(encoding="utf-8").splitlines():
+    for line in (DOCS / "reference" / "corruptions.md").read_text(encoding="utf-8").splitlines():
         if match := re.match(r"\| `(\w+)` \(.*?\) \| (.*) \|$", line):
             cells = [cell.split(" · ") for cell in match[2].split(" | ")]
             shown[match[1]] = [[tuple(map(float, each.split(", "))) for each in cell] for cell in cells]

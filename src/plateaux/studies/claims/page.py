@@ -22,7 +22,7 @@ paper. What was measured lies in `claims/evidence/`, numbers only. This page is 
 ```bash
 plateaux claims                        # what stands, in the terminal
 plateaux claims 14 15 16 17 --run-studies      # run the study of some, and write its evidence
-plateaux claims --out docs/claims.md   # make this page
+plateaux claims --out docs/results/claims.md   # make this page
 ```
 
 The verdict follows by rule from the 95 % interval of the primary measure: **reproduced** when it excludes zero in the
