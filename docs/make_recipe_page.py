@@ -59,7 +59,8 @@ MEANINGS = {
     "data.mixup": "alpha of mixup; 0 turns it off",
     "data.cutmix": "alpha of cutmix; 0 turns it off",
     "data.bootstrap": "bagging: every member trains on its own bootstrap sample, drawn with replacement; its size is "
-    "this fraction of the training samples (1.0: as many draws as samples); see [sources of diversity](../guides/sources-of-diversity.md)",
+    "this fraction of the training samples (1.0: as many draws as samples); see "
+    "[sources of diversity](../guides/sources-of-diversity.md)",
     "data.unlabeled": "another data set whose samples are added to every batch without their labels, or N of its "
     "samples: `tinyimagenet32@1000`; see [joint training](../guides/joint-training.md)",
     "data.unlabeled_batch_size": "unlabeled samples per batch; `data.batch_size` if unset",
@@ -75,7 +76,8 @@ MEANINGS = {
     '`{ rank = 4, alpha = 8, target_modules = ["*.query", "*.value"] }`; all other weights are frozen and shared, '
     "except the last layer or the modules named in `modules_to_save`; see [LoRA](../guides/lora.md)",
     "model.backbone": "the last module of the backbone, such as `layer2`: everything up to it is frozen and shared, "
-    "and members consist of the rest; `features`: everything but the last layer; see [shared backbone](../guides/backbones.md)",
+    "and members consist of the rest; `features`: everything but the last layer; see "
+    "[shared backbone](../guides/backbones.md)",
     "model.head": "what each member adds to the backbone: `own`, the remaining modules of the model; `linear` or "
     "`mlp`, a new head on its features, averaged over positions",
     "model.head_width": "hidden units of an `mlp` head; can be a list with one per member",
@@ -102,7 +104,8 @@ MEANINGS = {
     "train.validate_every": "epochs between two evaluations on the validation samples",
     "train.select": "`last`, or `best:<metric>`: the weights with the best value on the validation samples",
     "train.swa_start": "use the running average of the weights after this step and all later ones, with recomputed "
-    "BatchNorm statistics; `select` then selects among averages; see [sources of diversity](../guides/sources-of-diversity.md)",
+    "BatchNorm statistics; `select` then selects among averages; see "
+    "[sources of diversity](../guides/sources-of-diversity.md)",
     "train.early_stopping_patience": "stop a member after this many validations without improvement",
     "train.precision": "`auto` runs 50 steps in fp32 and in bf16 and takes the fastest whose loss is within 2 % of "
     "fp32; selected once and recorded in the run",
@@ -118,8 +121,8 @@ MEANINGS = {
     "executor.threads": "CPU threads per process; default: the cores, divided among the processes",
     "executor.data_parallel": "`mesh`, `ray`: replicas of each member that share a batch",
     "executor.sync_batchnorm": "`mesh`: compute BatchNorm statistics over the whole batch; `false`: per replica",
-    "executor.address": "`ray`: address of the [cluster](../guides/scale-out.md); default: RAY_ADDRESS, or a new cluster on this "
-    "machine",
+    "executor.address": "`ray`: address of the [cluster](../guides/scale-out.md); default: RAY_ADDRESS, or a new "
+    "cluster on this machine",
     "executor.num_cpus": "`ray`: CPUs per process",
     "executor.num_gpus": "`ray`: GPUs per process; with 0.25, four processes share a device",
     "executor.max_retries": "`ray`: how often a job is restarted if its process or node died",
@@ -132,7 +135,8 @@ MEANINGS = {
     "run.tensorboard": "also write TensorBoard logs (`plateaux[track]`)",
     "run.feature_cache": "folder for `model.cache_features`, shared by any number of runs; default: a folder in "
     "PLATEAUX_CACHE, or ~/.cache/plateaux",
-    "probe.probes": "[probes](../guides/loss-landscape.md) to run on every member during training, with options in parentheses",
+    "probe.probes": "[probes](../guides/loss-landscape.md) to run on every member during training, with options "
+    "in parentheses",
     "probe.every": "epochs between two runs of the probes; they also run after the last epoch",
     "probe.samples": "number of training samples, drawn with the seed and always the same",
     "search.method": "options of the method that are sampled for every member, such as `rho = { low = 0.01, high = "

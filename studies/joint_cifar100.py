@@ -4,7 +4,7 @@
     python studies/joint_cifar100.py runs/joint --features   # only the trunk's features: the first quarter of it
     python studies/joint_cifar100.py runs/joint --table      # the tables of what is there so far, as Markdown
     python studies/joint_cifar100.py runs/joint --json       # the same as JSON
-    python studies/joint_cifar100.py runs/joint --into docs/guides/joint-training.md   # the tables between the page's two marks
+    python studies/joint_cifar100.py runs/joint --into docs/results/joint-cifar100.md   # write the tables into a page
 
 The trunk is timm's tf_efficientnet_lite0 with ImageNet weights, which has seen ImageNet: that Tiny-ImageNet is foreign
 to CIFAR-100's classes does not make it foreign to the trunk. Images of 32 px are brought to 128 px; each goes through
