@@ -135,12 +135,12 @@ def measured(name: str, parts: int, members: int = 2, **data: Any) -> MetricResu
 
 
 def test_many_numbers_beside_an_answer_are_left_to_json_unless_nothing_else_was_asked() -> None:
-    (both,) = tables.grids([measured("spectrum", 7), measured("worst", 2)])
-    assert [row[0] for row in both.rows] == ["spectrum", "worst", "worst · part 0", "worst · part 1"]
+    (both,) = tables.text_tables([measured("spectrum", 7), measured("worst", 2)])
+    assert [row[0] for row in both.text_rows()] == ["spectrum", "worst", "worst · part 0", "worst · part 1"]
     assert both.caption.endswith("7 numbers beside these are in --json")
-    (alone,) = tables.grids([measured("spectrum", 7)])
+    (alone,) = tables.text_tables([measured("spectrum", 7)])
     assert len(alone.rows) == 8
-    assert alone.rows[0] == ["spectrum", "1,024", *["1.000 ± 0.12 / 0.010"] * 2, "1.500 ± 0.20"]
+    assert alone.text_rows()[0] == ["spectrum", "1,024", *["1.000 ± 0.12 / 0.010"] * 2, "1.500 ± 0.20"]
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_many_numbers_beside_an_answer_are_left_to_json_unless_nothing_else_was_
         (Estimate(-196.12, 181.0, 5.9), "-196.1 ± 181 / 5.9"),
         (Estimate(1.234567e-7, 2e-8), "1.235e-07 ± 2.0e-08"),
         (Estimate(123456.0, None, 99.0), "1.235e+05 ± - / 99"),
-        (Estimate(float("nan"), float("inf")), "nan ± inf"),
+        (Estimate(float("nan"), float("inf")), "NaN ± inf"),
     ],
 )
 def test_numbers_of_any_size_are_written_in_few_digits(value: Estimate, words: str) -> None:
@@ -158,14 +158,14 @@ def test_numbers_of_any_size_are_written_in_few_digits(value: Estimate, words: s
 
 
 def test_of_many_members_the_mean_is_shown_and_how_they_were_asked_is_in_the_title() -> None:
-    (grid,) = tables.grids([measured("worst", 0, members=20, batchnorm="train", unit_logits=True)])
+    (grid,) = tables.text_tables([measured("worst", 0, members=20, batchnorm="train", unit_logits=True)])
     assert grid.header == ["", "samples", "mean of members"]
     assert grid.title == "hills, train samples: how flat, BatchNorm in training mode, unit logits"
 
 
 def test_landscapes_and_measures_have_tables_of_their_own(run: str) -> None:
     found = [*plateaux.evaluate(run, metrics=["accuracy"], components=GIVEN), measured("worst", 0)]
-    assert [grid.header[1] for grid in tables.grids(found)] == ["samples", "accuracy %"]
+    assert [grid.header[1] for grid in tables.text_tables(found)] == ["samples", "accuracy %"]
 
 
 def test_tables_fit_the_terminal() -> None:

@@ -441,11 +441,14 @@ def test_a_condition_is_compared_with_the_baseline_that_is_like_it_otherwise() -
     made = Comparison(found, {"method": "plain"})
     assert made.against({"method": "sam", "rho": 0.2, "width": 8}) == {"method": "plain", "width": 8}
     assert made.difference({"method": "sam", "rho": 0.2, "width": 8}, made.columns()[0]).value == pytest.approx(0.2)
-    means, differences = made.grids()
+    means, differences = made.tables()
     assert len(means.rows) == 6
-    assert differences.rows[0] == ["method=sam, rho=0.1, width=8", "10.0 ± 6.4"]  # t of one degree times half a point
-    assert Comparison(found, {"method": "none"}).grids() == [means]
-    assert Comparison([finding(float("nan"))]).grids()[0].rows == [["base", ""]]
+    assert differences.text_rows()[0] == [
+        "method=sam, rho=0.1, width=8",
+        "10.0 ± 6.4",
+    ]  # t of one degree times half a point
+    assert Comparison(found, {"method": "none"}).tables() == [means]
+    assert Comparison([finding(float("nan"))]).tables()[0].text_rows() == [["base", ""]]
 
 
 def test_runs_of_several_lengths_are_compared_at_equal_cost() -> None:
@@ -457,12 +460,12 @@ def test_runs_of_several_lengths_are_compared_at_equal_cost() -> None:
                 found += [finding(0.5 + rho + epochs / 100, r, **way), finding(epochs, r, "epochs", **way)]
                 found += [finding(epochs * passes, r, "passes", **way), finding(epochs * passes, r, "seconds", **way)]
     made = Comparison(found, {"rho": 0.0})
-    *_, epochs, passes, seconds = made.grids()
+    *_, epochs, passes, seconds = made.tables()
     assert [grid.title for grid in (epochs, passes, seconds)] == [
         f"difference at equal {by}" for by in ("epochs", "passes", "seconds")
     ]
-    assert epochs.rows == [["rho=0.1", "20", "10.00"]]
-    assert passes.rows == [["rho=0.1", "20", "0.00"]]  # ten epochs of two passes against twenty of one
+    assert epochs.text_rows() == [["rho=0.1", "20", "10.00"]]
+    assert passes.text_rows() == [["rho=0.1", "20", "0.00"]]  # ten epochs of two passes against twenty of one
     assert len(made.at_equal({"rho": 0.3}, made.columns()[0], "passes")) == 2
 
 

@@ -16,6 +16,7 @@ from cases import recipe
 from plateaux import Components
 from plateaux.config.builders.model import architecture_hash
 from plateaux.core.errors import Interrupted, RecipeError, RunError
+from plateaux.core.formatting import format_significant
 from plateaux.loss_landscape import plots, render
 from plateaux.loss_landscape.plots import LandscapeFigure
 from plateaux.loss_landscape.slices import Line, Mark, Surface
@@ -138,7 +139,7 @@ def test_what_is_no_number_is_null_and_leaves_a_gap() -> None:
     broken = plots.paths(
         {"members 0 and 1": Line((0.0, 0.5, 1.0), (1.0, NAN, 1.0), (NAN,) * 3, (0.5,) * 3, "none")}, ABOUT
     )
-    assert "no number" in broken.caption
+    assert "NaN" in broken.caption
 
 
 def test_a_level_landscape_can_be_drawn() -> None:
@@ -147,10 +148,10 @@ def test_a_level_landscape_can_be_drawn() -> None:
 
 @pytest.mark.parametrize(
     ("number", "words"),
-    [(0.0, "0"), (1234.5, "1234"), (12.345, "12.3"), (0.012345, "0.0123"), (1.5e-7, "1.50e-07"), (NAN, "no number")],
+    [(0.0, "0"), (1234.5, "1234"), (12.345, "12.3"), (0.012345, "0.0123"), (1.5e-7, "1.50e-07"), (NAN, "NaN")],
 )
 def test_numbers_are_written_as_a_person_would(number: float, words: str) -> None:
-    assert plots._short(number) == words
+    assert format_significant(number) == words
 
 
 def test_curves_beyond_the_colours_are_dashed() -> None:

@@ -17,13 +17,13 @@ import pytest
 
 from plateaux.core.errors import RecipeError
 from plateaux.core.formatting import format_range, format_with_stderr
+from plateaux.core.text_table import Cell, Table
 from plateaux.core.types import Estimate
 from plateaux.evaluation.row_names import MEAN_PROBABILITY
 from plateaux.reports import summary, tables
 from plateaux.reports.export import to_csv, to_html, to_json, to_markdown
 from plateaux.reports.inputs import ReportInputs, RunSection
 from plateaux.reports.report import Report, compose
-from plateaux.reports.tables import Cell, Sheet
 from plateaux.studies.results import ResultRow
 
 EVIL = "<script>alert(1)</script>"
@@ -238,7 +238,7 @@ def test_of_several_conditions_the_best_is_named() -> None:
     [
         (Estimate(0.96333, 0.00771), True, "96.33 ± 0.77"),
         (Estimate(0.5, None), True, "50.00"),
-        (Estimate(math.nan, 0.1), False, "no number"),
+        (Estimate(math.nan, 0.1), False, "NaN"),
         (Estimate(2.5e7, 1e5), False, "2.5e+07 ± 1e+05"),
         (Estimate(1e-6, 1e-7), False, "1e-06 ± 1e-07"),
         (Estimate(12345.6), False, "12,346"),
@@ -247,7 +247,7 @@ def test_of_several_conditions_the_best_is_named() -> None:
 )
 def test_a_number_is_shown_to_as_many_places_as_its_error_is_worth(value: Estimate, percent: bool, text: str) -> None:
     assert format_with_stderr(value, percent) == text
-    assert format_range([math.nan]) == "no number"
+    assert format_range([math.nan]) == "NaN"
 
 
 # Tables.
@@ -261,11 +261,11 @@ def test_the_best_of_a_column_is_marked_and_means_have_their_error() -> None:
     ]
     (sheet,) = tables.metric_tables(found)
     assert sheet.header == ["", "nll"]
-    assert sheet.rows == [("a=x", [Cell("2.0 ± 1.0")]), ("a=y", [Cell("1.25 ± 0.25", best=True)])]
+    assert sheet.rows == [[Cell("a=x"), Cell("2.0 ± 1.0")], [Cell("a=y"), Cell("1.25 ± 0.25", is_best=True)]]
     lacking = [replace(each, value=math.nan) if each.value == 1.5 else each for each in found]
-    assert tables.metric_tables(lacking)[0].rows == [("a=x", [Cell("2.0 ± 1.0")]), ("a=y", [Cell("1 (1 of 2)")])]
+    assert tables.metric_tables(lacking)[0].text_rows() == [["a=x", "2.0 ± 1.0"], ["a=y", "1 (1 of 2)"]]
     same = [replace(each, value=1.0) for each in found]
-    assert not any(entry.best for _, entries in tables.metric_tables(same)[0].rows for entry in entries)
+    assert not any(cell.is_best for row in tables.metric_tables(same)[0].rows for cell in row)
 
 
 def test_tables_are_by_question_and_leave_large_measures_to_their_own() -> None:
@@ -280,19 +280,19 @@ def test_tables_are_by_question_and_leave_large_measures_to_their_own() -> None:
 
 def test_severities_by_kind_for_one_and_by_condition_for_several() -> None:
     (one,) = tables.corruption_tables(made.one_run())
-    assert (one.header, [row[0] for row in one.rows]) == (["", "severity 1", "severity 5"], ["fog", "snow"])
+    assert (one.header, [row[0] for row in one.text_rows()]) == (["", "severity 1", "severity 5"], ["fog", "snow"])
     (several,) = tables.corruption_tables(made.study(made.grid(3)))
     assert several.header == ["", "severity 1", "severity 5", "cACC"]
-    assert sum(entries[2].best for _, entries in several.rows) == 1
+    assert sum(row[3].is_best for row in several.rows) == 1
     assert tables.corruption_tables([made.finding("nll", "member 0", 1.0)]) == []
     assert tables.corruption_tables([made.finding("nll", "member 0", 1.0, condition={"a": i}) for i in (1, 2)]) == []
 
 
 def test_strangers_are_told_apart_with_the_best_score_marked() -> None:
     area, rate = tables.ood_tables(made.one_run())
-    assert area.rows[0][0] == "mnist (far)"
-    assert sum(entry.best for entry in area.rows[0][1]) == sum(entry.best for entry in rate.rows[0][1]) == 1
-    assert tables.ood_tables(made.study(made.grid(2), 1))[0].rows[0][0].endswith(": mnist (far)")
+    assert area.rows[0][0].text == "mnist (far)"
+    assert sum(cell.is_best for cell in area.rows[0]) == sum(cell.is_best for cell in rate.rows[0]) == 1
+    assert tables.ood_tables(made.study(made.grid(2), 1))[0].rows[0][0].text.endswith(": mnist (far)")
 
 
 def test_differences_from_the_baseline_keep_their_names_and_wide_tables_are_cut() -> None:
@@ -300,8 +300,10 @@ def test_differences_from_the_baseline_keep_their_names_and_wide_tables_are_cut(
     sheets = tables.differences(found, {"rho": 0.0})
     assert sheets[0].title == "Difference from rho=0.0"
     assert tables.differences(found, {}) == []
-    parts = tables.split_columns(sheets[0], most=2)
+    parts = sheets[0].split_columns(max_columns=2, number_titles=True)
     assert len(parts) == -(-(len(sheets[0].header) - 1) // 2)
     assert parts[0].title.endswith(f"(1 of {len(parts)})")
-    assert [entry for part in parts for entry in part.rows[0][1]] == list(sheets[0].rows[0][1])
-    assert tables.split_columns(Sheet("t", ["", "a"], [("r", [Cell("1")])]))[0].title == "t"
+    assert [cell for part in parts for cell in part.rows[0][1:]] == list(sheets[0].rows[0][1:])
+    assert (
+        Table.from_text("t", ["", "a"], [["r", "1"]]).split_columns(max_columns=2, number_titles=True)[0].title == "t"
+    )

@@ -15,7 +15,6 @@ from plateaux.cli.progress import live_progress
 from plateaux.config.components import Components
 from plateaux.core.errors import RecipeError
 from plateaux.core.formatting import format_duration
-from plateaux.core.text_table import to_rich
 from plateaux.studies.comparison import Comparison
 from plateaux.studies.cost_estimate import CostEstimate, RunCost
 from plateaux.studies.results import results_from_study
@@ -62,9 +61,9 @@ def study(
             _some(conduct, filter_)
             conduct.run()
     found = results_from_study(root)
-    grids = Comparison(found, what.baseline).grids() if found else []
-    plain = {"study": str(root), "tables": [asdict(grid) for grid in grids]}
-    print_result(as_json, plain, lambda: [to_rich(grid) for grid in grids] or ["no run is finished yet"])
+    tables = Comparison(found, what.baseline).tables() if found else []
+    plain = {"study": str(root), "tables": [table.to_dict() for table in tables]}
+    print_result(as_json, plain, lambda: [table.to_rich() for table in tables] or ["no run is finished yet"])
 
 
 def _some(conduct: StudyRunner, only: str) -> None:

@@ -1,28 +1,52 @@
-"""Numbers as a person writes them."""
+"""Numbers, durations, and sizes as readable text, values as strict JSON, and text escaped for Markdown."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from plateaux.core.types import Estimate
 
 
 def format_number(value: float, percent: bool = False) -> str:
-    """Return a number in about three digits, shares in percent.
+    """Return a number in about three digits, or a fraction in percent.
 
     >>> format_number(0.01234), format_number(12345.6), format_number(0.9633, percent=True), format_number(float("nan"))
-    ('0.0123', '12,346', '96.3 %', 'no number')
+    ('0.0123', '12,346', '96.3 %', 'NaN')
     """
     if not math.isfinite(value):
-        return "no number"
+        return _format_nonfinite(value)
     if percent:
         return f"{100 * value:.1f} %"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
+def format_significant(value: float, digits: int = 3) -> str:
+    """Return a number with a given number of significant digits; very small and very large numbers get an exponent.
+
+    >>> format_significant(0.0123456, 3), format_significant(1234.5, 2), format_significant(1.5e-7, 2)
+    ('0.0123', '1234', '1.5e-07')
+    """
+    if not math.isfinite(value):
+        return _format_nonfinite(value)
+    if value and not 1e-4 <= abs(value) < 1e5:
+        return f"{value:.{digits - 1}e}"
+    places = digits - 1 - math.floor(math.log10(abs(value))) if value else 0
+    return f"{value:.{max(places, 0)}f}"
+
+
+def round_significant(value: float, digits: int) -> float:
+    """Return a number rounded to a given number of significant digits.
+
+    >>> round_significant(0.123456789, 6)
+    0.123457
+    """
+    return float(f"{value:.{digits}g}")
+
+
 def format_with_stderr(value: Estimate, percent: bool = False) -> str:
-    """Return a number with its standard error, to as many places as the error is worth.
+    """Return a number with its standard error, to two significant digits of the error.
 
     >>> format_with_stderr(Estimate(0.96333, 0.00771), percent=True), format_with_stderr(Estimate(12.5))
     ('96.33 ± 0.77', '12.5')
@@ -32,32 +56,35 @@ def format_with_stderr(value: Estimate, percent: bool = False) -> str:
     '0.00 ± 0.12'
     """
     if not math.isfinite(value.value):
-        return "no number"
-    times = 100.0 if percent else 1.0
-    middle, error = times * value.value, times * (value.stderr or 0.0)
+        return _format_nonfinite(value.value)
+    scale = 100.0 if percent else 1.0
+    mean, error = scale * value.value, scale * (value.stderr or 0.0)
     if not error or not math.isfinite(error):
-        return f"{middle:.2f}" if percent else format_number(middle)
-    if abs(middle) >= 1e6 or max(abs(middle), error) < 1e-4:
-        return f"{middle:.3g} ± {error:.2g}"
+        return f"{mean:.2f}" if percent else format_number(mean)
+    if abs(mean) >= 1e6 or max(abs(mean), error) < 1e-4:
+        return f"{mean:.3g} ± {error:.2g}"
     places = min(max(0, 1 - math.floor(math.log10(error))), 6)
-    return f"{round(middle, places) + 0.0:,.{places}f} ± {error:,.{places}f}"  # and no zero below zero
+    return f"{round(mean, places) + 0.0:,.{places}f} ± {error:,.{places}f}"  # + 0.0 turns -0.0 into 0.0
 
 
-def format_range(values: Sequence[float], percent: bool = False) -> str:
-    """Return from where to where numbers go.
+def format_range(values: Sequence[float], percent: bool = False, digits: int | None = None) -> str:
+    """Return the smallest and the largest of the finite values, with a given number of significant digits or about 3.
 
-    >>> format_range([0.1, 0.25, float("nan")]), format_range([0.5, 0.5], percent=True)
-    ('0.1 to 0.25', '50.0 %')
+    >>> format_range([0.1, 0.25, float("nan")]), format_range([0.5, 0.5], percent=True), format_range([2.0], digits=3)
+    ('0.1 to 0.25', '50.0 %', '2.00')
     """
-    fine = [value for value in values if math.isfinite(value)]
-    if not fine:
-        return "no number"
-    low, high = format_number(min(fine), percent), format_number(max(fine), percent)
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite:
+        return _format_nonfinite(math.nan)
+    low, high = (
+        format_number(value, percent) if digits is None else format_significant(value, digits)
+        for value in (min(finite), max(finite))
+    )
     return low if low == high else f"{low.removesuffix(' %')} to {high}"
 
 
 def format_percentage_points(difference: float) -> str:
-    """Return a difference of shares in points of percent, with its sign.
+    """Return a difference of two fractions in percentage points, with its sign.
 
     >>> format_percentage_points(0.0123), format_percentage_points(-0.005)
     ('+1.2 points', '-0.5 points')
@@ -65,34 +92,63 @@ def format_percentage_points(difference: float) -> str:
     return f"{100 * difference:+.1f} points"
 
 
-def pluralize(count: int, one: str) -> str:
-    """Return a number of things.
+def pluralize(count: int, noun: str) -> str:
+    """Return a count with its noun.
 
     >>> pluralize(1, "member"), pluralize(3, "member")
     ('1 member', '3 members')
     """
-    return f"{count:,} {one}{'' if count == 1 else 's'}"
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def format_duration(seconds: float) -> str:
-    """Return a time span in the units a person uses."""
+    """Return a duration in hours, minutes, and seconds.
+
+    >>> format_duration(7.4), format_duration(75), format_duration(4000)
+    ('7 s', '1 min 15 s', '1 h 06 min')
+    """
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
 
 
-def _digits(number: float, count: int) -> str:
-    """Return a number by so many digits, without an exponent where a person would write none."""
-    if number and not 1e-4 <= abs(number) < 1e5:  # what is no number too
-        return f"{number:.{count - 1}e}"
-    places = count - 1 - math.floor(math.log10(abs(number))) if number else 0
-    return f"{number:.{max(places, 0)}f}"
-
-
 def format_size(count: float) -> str:
-    """Return bytes in a unit a person reads."""
+    """Return a number of bytes in kB, MB, GB, or TB.
+
+    >>> format_size(512), format_size(1.5e6)
+    ('512 B', '1.5 MB')
+    """
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1000
     return f"{count:.1f} TB"
+
+
+def json_safe(value: Any) -> Any:
+    """Return nested values with NaN and infinity as None, since strict JSON has neither.
+
+    >>> json_safe({"loss": [0.5, float("nan")], "epoch": 3})
+    {'loss': [0.5, None], 'epoch': 3}
+    """
+    if isinstance(value, Mapping):
+        return {name: json_safe(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_safe(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def escape_markdown(text: str) -> str:
+    """Return text on one line in which Markdown finds no cells, tags, links, or code.
+
+    >>> escape_markdown("a|b <i>")
+    'a\\\\|b &lt;i>'
+    """
+    line = " ".join(text.split())
+    for mark, escaped in (("&", "&amp;"), ("<", "&lt;"), ("|", "\\|"), ("[", "\\["), ("]", "\\]"), ("`", "\\`")):
+        line = line.replace(mark, escaped)
+    return line
+
+
+def _format_nonfinite(value: float) -> str:
+    return "NaN" if math.isnan(value) else "inf" if value > 0 else "-inf"

@@ -1,54 +1,116 @@
-"""Tables for the terminal and for Markdown."""
+"""Tables of text for terminals, Markdown, and reports."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from rich.table import Table
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from plateaux.core.formatting import escape_markdown
 
 
 @dataclass(frozen=True, slots=True)
-class Grid:
-    """A table of words."""
+class Cell:
+    """One cell of a table; the best value of a column or row is shown in bold."""
+
+    text: str
+    is_best: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table of text. The first cell of each row is the row's name."""
 
     title: str
-    header: list[str]
-    rows: list[list[str]]
+    header: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
     caption: str = ""
 
+    @classmethod
+    def from_text(cls, title: str, header: Sequence[str], rows: Iterable[Sequence[str]], caption: str = "") -> Table:
+        """Return a table of plain strings, with no best values.
 
-def _split_columns(grid: Grid, width: int) -> list[Grid]:
-    """Return the table in parts that are no wider than a terminal; each has the first column."""
-    wide = [max(len(row[i]) for row in [grid.header, *grid.rows]) + 3 for i in range(len(grid.header))]
-    parts: list[list[int]] = [[]]
-    for i in range(1, len(wide)):
-        if parts[-1] and wide[0] + sum(wide[j] for j in parts[-1]) + wide[i] > width:
-            parts.append([])
-        parts[-1].append(i)
-    found = []
-    for number, columns in enumerate(parts, start=1):
-        rows = [[row[0], *(row[i] for i in columns)] for row in grid.rows if any(row[i] for i in columns)]
-        header = ["", *(grid.header[i] for i in columns)]
-        found.append(Grid(grid.title, header, rows, grid.caption if number == len(parts) else ""))
-    return found
+        >>> Table.from_text("runs", ["", "loss"], [["a", "0.1"], ["b", ""]]).text_rows()
+        [['a', '0.1'], ['b', '']]
+        """
+        return cls(title, header, [[Cell(text) for text in row] for row in rows], caption)
 
+    def text_rows(self) -> list[list[str]]:
+        """Return the text of all cells."""
+        return [[cell.text for cell in row] for row in self.rows]
 
-def to_rich(grid: Grid) -> Table:
-    """Return the table a terminal shows."""
-    table = Table(title=grid.title, title_justify="left", caption=grid.caption, caption_justify="left", pad_edge=False)
-    for position, name in enumerate(grid.header):
-        table.add_column(name, justify="right" if position else "left", no_wrap=True)
-    for row in grid.rows:
-        table.add_row(*row, style="bold" if row[0].startswith("ensemble") else None)
-    return table
+    def to_dict(self) -> dict[str, Any]:
+        """Return the table as plain data for JSON; `best` lists the row and column of every best cell."""
+        best = [[i, j] for i, row in enumerate(self.rows) for j, cell in enumerate(row) if cell.is_best]
+        rows = {"rows": self.text_rows(), "best": best}
+        return {"title": self.title, "header": list(self.header), **rows, "caption": self.caption}
 
+    def split_columns(
+        self, *, max_width: int | None = None, max_columns: int | None = None, number_titles: bool = False
+    ) -> list[Table]:
+        """Return the table in parts of at most `max_width` characters or `max_columns` columns.
 
-def _markdown(grid: Grid) -> str:
-    lines = [
-        f"**{grid.title}**",
-        "",
-        "| " + " | ".join(grid.header) + " |",
-        "|---" + "|---:" * (len(grid.header) - 1) + "|",
-    ]
-    rows = ["| " + " | ".join(row) + " |" for row in grid.rows]
-    return "\n".join([*lines, *rows, *(["", grid.caption] if grid.caption else [])]) + "\n"
+        Every part has the row names. Rows with no text in a part are left out of it; the caption follows the last part.
+        """
+        parts = self._column_groups(max_width, max_columns)
+        tables = []
+        for number, columns in enumerate(parts, start=1):
+            rows = [[row[0], *(row[i] for i in columns)] for row in self.rows if any(row[i].text for i in columns)]
+            title = f"{self.title} ({number} of {len(parts)})" if number_titles and len(parts) > 1 else self.title
+            header = [self.header[0], *(self.header[i] for i in columns)]
+            tables.append(Table(title, header, rows, self.caption if number == len(parts) else ""))
+        return tables
+
+    def _column_groups(self, max_width: int | None, max_columns: int | None) -> list[list[int]]:
+        lines = [list(self.header), *self.text_rows()]
+        widths = [max(len(line[i]) for line in lines) + 3 for i in range(len(self.header))]
+        groups: list[list[int]] = [[]]
+        for i in range(1, len(widths)):
+            is_too_wide = (
+                max_width is not None and widths[0] + sum(widths[j] for j in groups[-1]) + widths[i] > max_width
+            )
+            if groups[-1] and (is_too_wide or len(groups[-1]) == max_columns):
+                groups.append([])
+            groups[-1].append(i)
+        return groups
+
+    def to_rich(self) -> RichTable:
+        """Return the table for a terminal; rows of an ensemble are bold."""
+        table = RichTable(
+            title=self.title, title_justify="left", caption=self.caption, caption_justify="left", pad_edge=False
+        )
+        for position, name in enumerate(self.header):
+            table.add_column(name, justify="right" if position else "left", no_wrap=True)
+        for row in self.rows:
+            cells = [Text(cell.text, style="bold") if cell.is_best else cell.text for cell in row]
+            table.add_row(*cells, style="bold" if row[0].text.startswith("ensemble") else None)
+        return table
+
+    def to_markdown(self, heading: str = "") -> str:
+        """Return the table as Markdown, with the best cells in bold.
+
+        `heading` is the mark of the title's heading, such as `###`; without it the title is in bold.
+
+        >>> print(Table("runs", ["", "loss"], [[Cell("a"), Cell("0.1", is_best=True)]]).to_markdown("###"), end="")
+        ### runs
+        <BLANKLINE>
+        |  | loss |
+        |---|---:|
+        | a | **0.1** |
+        """
+        return "\n".join(self._markdown_lines(heading)) + "\n"
+
+    def _markdown_lines(self, heading: str) -> Iterator[str]:
+        title = escape_markdown(self.title)
+        yield f"{heading} {title}" if heading else f"**{title}**"
+        yield ""
+        yield "| " + " | ".join(map(escape_markdown, self.header)) + " |"
+        yield "|---" + "|---:" * (len(self.header) - 1) + "|"
+        for row in self.rows:
+            cells = [f"**{escape_markdown(c.text)}**" if c.is_best else escape_markdown(c.text) for c in row]
+            yield "| " + " | ".join(cells) + " |"
+        if self.caption:
+            yield from ("", escape_markdown(self.caption))

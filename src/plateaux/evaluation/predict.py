@@ -17,6 +17,7 @@ from torch import Tensor
 from plateaux.config.components import NO_COMPONENTS, Components
 from plateaux.core.callbacks import Say, Seen
 from plateaux.core.errors import RecipeError, RunError
+from plateaux.core.formatting import json_safe
 from plateaux.core.registry import dataset
 from plateaux.ensembles.log_probs import log_probabilities
 from plateaux.ensembles.ood_scores import OOD_SCORES
@@ -74,8 +75,7 @@ class Predictions:
         return text.getvalue().encode()
 
     def _jsonl(self) -> bytes:
-        rows = [{k: None if v != v else v for k, v in row.items()} for row in self.rows()]  # nan is no JSON
-        return "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows).encode()
+        return "".join(json.dumps(json_safe(row), allow_nan=False) + "\n" for row in self.rows()).encode()
 
     def _npz(self) -> bytes:
         named = {"ids": self.ids, "class": self.classes, "probability": self.probability,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from plateaux.core.formatting import json_safe
 from plateaux.core.types import Estimate
 
 
@@ -45,13 +45,8 @@ class MetricResult:
 
 
 def _row(value: Estimate) -> dict[str, float | None]:
-    drawn = {} if value.mc_stderr is None else {"mc_stderr": _plain(value.mc_stderr)}
-    return {"value": _plain(value.value), "stderr": _plain(value.stderr), **drawn}
-
-
-def _plain(number: float | None) -> float | None:
-    """Return a number as JSON knows it: where there is none, null."""
-    return number if number is not None and math.isfinite(number) else None
+    drawn = {} if value.mc_stderr is None else {"mc_stderr": json_safe(value.mc_stderr)}
+    return {"value": json_safe(value.value), "stderr": json_safe(value.stderr), **drawn}
 
 
 def _without_origin(data: Mapping[str, Any]) -> dict[str, Any]:

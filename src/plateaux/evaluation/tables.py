@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from rich.table import Table
+from rich.table import Table as RichTable
 
-from plateaux.core.formatting import _digits
-from plateaux.core.text_table import Grid, _markdown, _split_columns, to_rich
+from plateaux.core.formatting import format_significant
+from plateaux.core.text_table import Table
 from plateaux.core.types import Estimate
 from plateaux.evaluation.results import MetricResult
 from plateaux.evaluation.row_names import MEAN_PROBABILITY, PART, TOGETHER
@@ -21,22 +21,22 @@ PAIRS, MEMBERS = 6, 8  # rows of these before only their mean is shown
 BESIDE = 4  # numbers beside a probe's answer before they are left to JSON
 
 
-def tables(found: Sequence[MetricResult], width: int = 80) -> list[Table]:
-    """Return what a terminal of so many characters shows."""
-    return [to_rich(part) for grid in grids(found) for part in _split_columns(grid, width)]
+def tables(found: Sequence[MetricResult], width: int = 80) -> list[RichTable]:
+    """Return the tables for a terminal of `width` characters."""
+    return [part.to_rich() for table in text_tables(found) for part in table.split_columns(max_width=width)]
 
 
 def to_markdown(found: Sequence[MetricResult]) -> str:
     """Return the tables as Markdown."""
-    return "\n".join(_markdown(grid) for grid in grids(found))
+    return "\n".join(table.to_markdown() for table in text_tables(found))
 
 
-def grids(found: Sequence[MetricResult]) -> list[Grid]:
+def text_tables(found: Sequence[MetricResult]) -> list[Table]:
     """Return the tables that show these measurements."""
-    return list(_grids(found))
+    return list(_text_tables(found))
 
 
-def _grids(found: Sequence[MetricResult]) -> Iterator[Grid]:
+def _text_tables(found: Sequence[MetricResult]) -> Iterator[Table]:
     flat = [each for each in found if each.group == "sharpness"]
     for _, group in groupby(flat, lambda each: each.split):
         yield _landscape(list(group))
@@ -54,7 +54,7 @@ def _grids(found: Sequence[MetricResult]) -> Iterator[Grid]:
         yield from _under_corruption([each for each in corrupted if each.metric == "accuracy"])
 
 
-def _columns(plain: Sequence[MetricResult]) -> Iterator[Grid]:
+def _columns(plain: Sequence[MetricResult]) -> Iterator[Table]:
     """Yield tables of a few measures each, those of one question together."""
     if len(plain) <= COLUMNS:
         yield from [_side_by_side(plain, "")] if plain else []
@@ -78,7 +78,7 @@ def show(measurement: MetricResult, value: Estimate) -> str:
     return text if value.stderr is None else f"{text} ± {value.stderr * times:.{digits}f}"
 
 
-def _side_by_side(few: Sequence[MetricResult], asks: str) -> Grid:
+def _side_by_side(few: Sequence[MetricResult], asks: str) -> Table:
     """Return one row a member, pair and ensemble, one column a measure."""
     header = ["", *(f"{each.metric}{' %' if each.percent else ''}" for each in few)]
     names = list(dict.fromkeys(name for each in few for name in each.rows))
@@ -87,10 +87,10 @@ def _side_by_side(few: Sequence[MetricResult], asks: str) -> Grid:
             names = [name for name in names if not crowd(name)]
     rows = [[name, *(show(each, each.rows[name]) if name in each.rows else "" for each in few)] for name in names]
     title = heading(few[0]) + (f": {TITLES[asks]}" if asks else "")
-    return Grid(title, header, [row for row in rows if any(row[1:])], CAPTION)
+    return Table.from_text(title, header, [row for row in rows if any(row[1:])], CAPTION)
 
 
-def _in_parts(found: MetricResult) -> Grid:
+def _in_parts(found: MetricResult) -> Table:
     """Return a measurement whose numbers have two or more names: rows by the first, columns by the last.
 
     Of numbers with three names (a row, a class, what of it) those of the ensemble are shown, or of the only member.
@@ -109,10 +109,10 @@ def _in_parts(found: MetricResult) -> Grid:
     named = {(PART.join(parts[:-1]), parts[-1]): value for parts, value in cells.items()}
     rows = [[row, *(show(found, named[row, c]) if (row, c) in named else "" for c in columns)] for row in names]
     title = f"{heading(found)}: {found.metric}" + (f", {mine}" if deep else "") + (" %" if found.percent else "")
-    return Grid(title, ["", *columns], rows, found.definition)
+    return Table.from_text(title, ["", *columns], rows, found.definition)
 
 
-def _landscape(found: Sequence[MetricResult]) -> Grid:
+def _landscape(found: Sequence[MetricResult]) -> Table:
     """Return one row a probe, one column a member; numbers beside an answer where they are few, or of one probe."""
     columns = list(dict.fromkeys(name.partition(PART)[0] for each in found for name in each.rows))
     if sum(map(_is_member, columns)) > MEMBERS:
@@ -134,7 +134,7 @@ def _landscape(found: Sequence[MetricResult]) -> Grid:
         [f"{first.data['name']}, {first.split} samples: how flat", *(name for name, on in modes.items() if on)]
     )
     caption = APART + (f". {left} numbers beside these are in --json" if left else "")
-    return Grid(title, ["", "samples", *columns], rows, caption)
+    return Table.from_text(title, ["", "samples", *columns], rows, caption)
 
 
 def both_errors(value: Estimate) -> str:
@@ -145,14 +145,14 @@ def both_errors(value: Estimate) -> str:
     >>> both_errors(Estimate(1.0, None, 0.1))
     '1.000 ± - / 0.10'
     """
-    text = _digits(value.value, 4)
+    text = format_significant(value.value, 4)
     if value.stderr is None and value.mc_stderr is None:
         return text
-    text += " ± -" if value.stderr is None else f" ± {_digits(value.stderr, 2)}"
-    return text if value.mc_stderr is None else f"{text} / {_digits(value.mc_stderr, 2)}"
+    text += " ± -" if value.stderr is None else f" ± {format_significant(value.stderr, 2)}"
+    return text if value.mc_stderr is None else f"{text} / {format_significant(value.mc_stderr, 2)}"
 
 
-def _under_corruption(found: Sequence[MetricResult]) -> Iterator[Grid]:
+def _under_corruption(found: Sequence[MetricResult]) -> Iterator[Table]:
     """Return the ensemble's accuracy by kind and severity."""
     if not found:
         return
@@ -165,7 +165,7 @@ def _under_corruption(found: Sequence[MetricResult]) -> Iterator[Grid]:
         rows.append([kind, *cells])
     title = f"{heading(found[0]).split(',')[0]}: accuracy % under corruption, {row}"
     sources = ", ".join(sorted({str(each.data["source"]) for each in found}))
-    yield Grid(
+    yield Table.from_text(
         title, ["", *(f"severity {s}" for s in levels)], rows, f"{found[0].data['samples']:,} samples; {sources}"
     )
 

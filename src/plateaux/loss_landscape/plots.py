@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from plateaux.core.errors import RecipeError
+from plateaux.core.formatting import format_range, format_significant, json_safe
 from plateaux.core.plot_style import COLORS, DASHES, INK, PAPER, RC_PARAMS
 from plateaux.loss_landscape.slices import Line, Surface, barrier
 
@@ -45,7 +46,7 @@ class LandscapeFigure:
     def files(self) -> dict[str, bytes]:
         """Return the contents of its files by their endings; the same numbers give the same bytes."""
         said = {"caption": self.caption, **self.numbers}
-        text = json.dumps(_plain(said), indent=1) + "\n"
+        text = json.dumps(json_safe(said), indent=1) + "\n"
         return {"png": self._as("png"), "svg": self._as("svg"), "json": text.encode()}
 
     def _as(self, kind: str) -> bytes:
@@ -71,8 +72,9 @@ def slices(found: Mapping[str, Line], about: Mapping[str, Any]) -> LandscapeFigu
         far = next(iter(found.values())).at[-1]
         who = next(iter(found)).capitalize() if len(found) == 1 else f"{len(found)} members, each"
         caption = (
-            f"{who} along a random direction, scaled filter by filter. The loss is {_range(home)} in the middle and "
-            f"{_range(ends)} at a distance of {far:g}. {_below(found, about)}"
+            f"{who} along a random direction, scaled filter by filter. The loss is "
+            f"{format_range(home, digits=3)} in the middle and {format_range(ends, digits=3)} at a distance of "
+            f"{far:g}. {_below(found, about)}"
         )
         _caption(figure, caption)
     return LandscapeFigure("slices", caption, _numbers("slices", about, lines=found), figure)
@@ -85,7 +87,7 @@ def paths(found: Mapping[str, Line], about: Mapping[str, Any]) -> LandscapeFigur
     with _look():
         figure, (high, low) = _two_storeys()
         for position, (name, each) in enumerate(found.items()):
-            _curve(high, each, position, f"{name}: barrier {_short(rises[name].above_line)}")
+            _curve(high, each, position, f"{name}: barrier {format_significant(rises[name].above_line)}")
             _rise(high, each, position)
             low.plot(each.at, [100 * a for a in each.accuracies], **_pen(position))
         high.set_title("Loss on the straight path between members")
@@ -93,9 +95,11 @@ def paths(found: Mapping[str, Line], about: Mapping[str, Any]) -> LandscapeFigur
         _legend_above(high, len(found))
         low.set_xlabel("from the one member (0) to the other (1)")
         caption = (
-            f"The loss rises by {_range([r.above_line for r in rises.values()])} above the straight line between its "
-            f"ends (dashed) and by {_range([r.above_mean for r in rises.values()])} above their mean; the error by "
-            f"{_range([100 * f.above_line for f in falls.values()])} points above its line. {_below(found, about)}"
+            f"The loss rises by {format_range([r.above_line for r in rises.values()], digits=3)} above the straight "
+            f"line between its ends (dashed) and by {format_range([r.above_mean for r in rises.values()], digits=3)} "
+            f"above their mean; the error by "
+            f"{format_range([100 * f.above_line for f in falls.values()], digits=3)} points above its line. "
+            f"{_below(found, about)}"
         )
         _caption(figure, caption)
     both = {name: {"loss": asdict(rises[name]), "error": asdict(falls[name])} for name in found}
@@ -117,7 +121,8 @@ def surface(name: str, member: str, found: Surface, about: Mapping[str, Any]) ->
         _legend_below(axes)
         caption = (
             f"{member.capitalize()} over two random directions, scaled filter by filter. The loss is "
-            f"{_short(home.loss)} at the member (dot) and lowest at ({x:.2g}, {y:.2g}): {_short(loss)} (cross). "
+            f"{format_significant(home.loss)} at the member (dot) and lowest at ({x:.2g}, {y:.2g}): "
+            f"{format_significant(loss)} (cross). "
             f"{_below({member: found}, about)}"
         )
         _caption(figure, caption)
@@ -140,9 +145,9 @@ def plane(name: str, found: Surface, about: Mapping[str, Any]) -> LandscapeFigur
         gaps = [math.dist((a.x, a.y), (b.x, b.y)) for i, (_, a) in enumerate(marks) for _, b in marks[:i]]
         centre = _nearest(found, *(sum(getattr(mark, axis) for _, mark in marks) / 3 for axis in ("x", "y")))
         caption = (
-            f"{_listed([who for who, _ in marks])} lie {_range(gaps)} apart. The loss is "
-            f"{_range([mark.loss for _, mark in marks])} at the members and {_short(centre)} amid them. "
-            f"{_below({'plane': found}, about)}"
+            f"{_listed([who for who, _ in marks])} lie {format_range(gaps, digits=3)} apart. The loss is "
+            f"{format_range([mark.loss for _, mark in marks], digits=3)} at the members and "
+            f"{format_significant(centre)} amid them. {_below({'plane': found}, about)}"
         )
         _caption(figure, caption)
     return LandscapeFigure(name, caption, _numbers("plane", about, surface=found), figure)
@@ -239,7 +244,7 @@ def _contours(figure: Figure, axes: Axes, found: Surface) -> None:
     drawn = axes.contourf(found.x, found.y, seen, levels=levels, cmap="viridis")
     axes.contour(found.x, found.y, seen, levels=levels, colors=PAPER, linewidths=0.3, alpha=0.6, linestyles="solid")
     bar = figure.colorbar(drawn, ax=axes, ticks=levels[::3])
-    bar.set_ticklabels([_short(math.exp(level) if wide else level) for level in levels[::3]])
+    bar.set_ticklabels([format_significant(math.exp(level) if wide else level) for level in levels[::3]])
     bar.set_label("loss")
     axes.locator_params(nbins=6)
     axes.set_aspect("equal")
@@ -287,34 +292,9 @@ def _as_dict(found: Any) -> Any:
     return {name: _as_dict(each) for name, each in found.items()} if isinstance(found, Mapping) else found
 
 
-def _plain(found: Any) -> Any:
-    """Return nested values as JSON knows them: where there is no number, null."""
-    if isinstance(found, Mapping):
-        return {name: _plain(each) for name, each in found.items()}
-    if isinstance(found, list | tuple):
-        return [_plain(each) for each in found]
-    return None if isinstance(found, float) and not math.isfinite(found) else found
-
-
 def _is_wide(heights: Sequence[float]) -> bool:
     fine = [height for height in heights if math.isfinite(height)]
     return bool(fine) and min(fine) > 0 and max(fine) > WIDE * min(fine)
-
-
-def _short(number: float) -> str:
-    """Return a number in three digits, without an exponent where a person would write none."""
-    if number == 0 or not math.isfinite(number):
-        return "0" if number == 0 else "no number"
-    places = max(0, 2 - math.floor(math.log10(abs(number))))
-    return f"{number:.{places}f}" if places <= 5 else f"{number:.2e}"
-
-
-def _range(numbers: Sequence[float]) -> str:
-    fine = [number for number in numbers if math.isfinite(number)]
-    if not fine:
-        return "no number"
-    low, high = _short(min(fine)), _short(max(fine))
-    return low if low == high else f"{low} to {high}"
 
 
 def _listed(words: Sequence[str]) -> str:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import csv
 import json
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from io import StringIO
 from pathlib import Path
 from typing import Any, Literal
 
+from plateaux.core.formatting import escape_markdown, json_safe
 from plateaux.core.optional import optional_import
 from plateaux.reports.report import Report
 from plateaux.reports.style import KINDS, Kind
-from plateaux.reports.tables import Sheet
 from plateaux.studies.grid import condition_label
 from plateaux.studies.results import ResultRow
 
@@ -49,7 +48,7 @@ def to_json(made: Report) -> str:
         "title": made.title,
         "question": made.question,
         "answers": [asdict(each) for each in made.summary],
-        "tables": [asdict(sheet) for part in made.parts for sheet in part.tables],
+        "tables": [table.to_dict() for part in made.parts for table in part.tables],
         "figures": [{"name": name, "title": d.title, "sentence": d.sentence} for name, d in made.figures()],
         "results": [_plain(each) for each in made.results],
     }
@@ -81,48 +80,27 @@ def write_figures(made: Report, folder: Path, kinds: Sequence[Kind] = KINDS) -> 
 
 
 def _markdown(made: Report, figures: str | None) -> Iterator[str]:
-    yield f"# {_safe(made.title)}\n"
+    yield f"# {escape_markdown(made.title)}\n"
     if made.question:
-        yield f"*{_safe(made.question)}*\n"
-    yield f"{_safe(made.about)}\n"
+        yield f"*{escape_markdown(made.question)}*\n"
+    yield f"{escape_markdown(made.about)}\n"
     for answer in made.summary:
-        yield f"- **{answer.question}** {_safe(answer.words)}"
+        yield f"- **{answer.question}** {escape_markdown(answer.words)}"
     names = {id(each): name for name, each in made.figures()}
     for part in made.parts:
-        yield f"\n## {_safe(part.title)}\n"
+        yield f"\n## {escape_markdown(part.title)}\n"
         for each in part.figures:
-            yield f"### {_safe(each.title)}\n"
+            yield f"### {escape_markdown(each.title)}\n"
             if figures is not None:
-                yield f"![{_safe(each.title)}]({figures}/{names[id(each)]}.svg)\n"
-            yield f"{_safe(each.sentence)}\n"
+                yield f"![{escape_markdown(each.title)}]({figures}/{names[id(each)]}.svg)\n"
+            yield f"{escape_markdown(each.sentence)}\n"
         for card in part.cards:
             facts = "; ".join(f"{name} {value}" for name, value in card.facts)
-            yield f"- **{_safe(card.title)}**: {_safe(facts)}"
+            yield f"- **{escape_markdown(card.title)}**: {escape_markdown(facts)}"
         for sheet in part.tables:
-            yield from _table(sheet)
-
-
-def _table(sheet: Sheet) -> Iterator[str]:
-    yield f"\n### {_safe(sheet.title)}\n"
-    yield "| " + " | ".join(map(_safe, sheet.header)) + " |"
-    yield "|---" + "|---:" * (len(sheet.header) - 1) + "|"
-    for name, entries in sheet.rows:
-        cells = [f"**{_safe(each.text)}**" if each.best else _safe(each.text) for each in entries]
-        yield "| " + " | ".join([_safe(name), *cells]) + " |"
-    if sheet.sentence:
-        yield f"\n{_safe(sheet.sentence)}\n"
-
-
-def _safe(text: str) -> str:
-    """Return text that Markdown takes for words: no cells, no tags, no links, no lines of its own."""
-    flat = " ".join(text.split())
-    for letter, instead in (("&", "&amp;"), ("<", "&lt;"), ("|", "\\|"), ("[", "\\["), ("]", "\\]"), ("`", "\\`")):
-        flat = flat.replace(letter, instead)
-    return flat
+            yield "\n" + sheet.to_markdown("###")
 
 
 def _plain(each: ResultRow) -> dict[str, Any]:
-    """Return a finding as JSON knows it: where there is no number, null."""
-    told = {"run": each.run, "condition": dict(each.condition), "repetition": each.repetition}
-    tree = {**told, **{name: getattr(each, name) for name in FIELDS}}
-    return {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in tree.items()}
+    facts = {"run": each.run, "condition": dict(each.condition), "repetition": each.repetition}
+    return {**facts, **{name: json_safe(getattr(each, name)) for name in FIELDS}}

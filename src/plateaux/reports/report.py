@@ -10,6 +10,7 @@ from pathlib import Path
 from plateaux.config.components import NO_COMPONENTS, Components
 from plateaux.core.errors import RecipeError, suggest
 from plateaux.core.formatting import pluralize
+from plateaux.core.text_table import Table
 from plateaux.reports import artifacts, tables
 from plateaux.reports.figures import (
     accuracy,
@@ -25,7 +26,6 @@ from plateaux.reports.inputs import ReportInputs, RunSection, read
 from plateaux.reports.query import DIVERSITY, SHARPNESS, first_measured, result_label, swept_factor
 from plateaux.reports.style import ReportFigure
 from plateaux.reports.summary import CARDS, MemberCard, SummaryLine, cards, summary
-from plateaux.reports.tables import Cell, Sheet
 from plateaux.storage.run import Run
 from plateaux.studies.results import ResultRow
 
@@ -45,7 +45,7 @@ class ReportPart:
 
     title: str
     figures: Sequence[ReportFigure] = ()
-    tables: Sequence[Sheet] = ()
+    tables: Sequence[Table] = ()
     cards: Sequence[MemberCard] = ()
 
 
@@ -99,7 +99,7 @@ def compose(
     over_all = _drawn(_over_all(book, findings), wanted if figures else ())
     sheets = [*tables.metric_tables(findings), *tables.corruption_tables(findings), *tables.ood_tables(findings)]
     sheets += tables.differences(findings, book.baseline)
-    fitting = [part for sheet in sheets for part in tables.split_columns(sheet)]
+    fitting = [part for sheet in sheets for part in sheet.split_columns(max_columns=tables.COLUMNS, number_titles=True)]
     parts = [ReportPart("All runs" if not alone else "This run", over_all, fitting)]
     shown = max_runs if figures else 0
     for chapter in book.sections[:shown]:
@@ -182,11 +182,11 @@ def _drawn(plans: Iterable[Plan], wanted: Sequence[str]) -> list[ReportFigure]:
     return [each for each in found if each is not None]
 
 
-def _members(several: Sequence[MemberCard]) -> Sheet:
+def _members(several: Sequence[MemberCard]) -> Table:
     """Return many members as a table."""
     header = list(dict.fromkeys(name for card in several for name, _ in card.facts))
-    rows = [(card.title, [Cell(dict(card.facts).get(name, "")) for name in header]) for card in several]
-    return Sheet("Members", ["", *header], rows)
+    rows = [[card.title, *(dict(card.facts).get(name, "") for name in header)] for card in several]
+    return Table.from_text("Members", ["", *header], rows)
 
 
 def _about(book: ReportInputs, shown: int) -> str:

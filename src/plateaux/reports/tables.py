@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 from plateaux.core.formatting import format_range, format_with_stderr, pluralize
-from plateaux.core.text_table import Grid
+from plateaux.core.text_table import Cell, Table
 from plateaux.core.types import Estimate
 from plateaux.ensembles.ood_scores import OOD_SCORES
 from plateaux.evaluation.row_names import MEAN_PROBABILITY, MEMBERS_MEAN, TOGETHER, row_name
@@ -25,32 +25,14 @@ COLUMNS = 7  # of a table, besides the names of its rows
 ERRORS = "± one standard error: over repetitions, or of a single run over its samples (of means, over members)."
 
 
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """One number of a table."""
-
-    text: str
-    best: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Sheet:
-    """A table of a report."""
-
-    title: str
-    header: Sequence[str]
-    rows: Sequence[tuple[str, Sequence[Cell]]]
-    sentence: str = ""
-
-
-def metric_tables(findings: Sequence[ResultRow]) -> list[Sheet]:
+def metric_tables(findings: Sequence[ResultRow]) -> list[Table]:
     """Return what was measured: of one condition its measures one below the other, of several side by side."""
     names = dict.fromkeys(result_label(each) for each in findings)
     found = _columns(findings)
     return list(_one(found) if len(names) == 1 else _control_by_measure(found, list(names)))
 
 
-def corruption_tables(findings: Sequence[ResultRow]) -> list[Sheet]:
+def corruption_tables(findings: Sequence[ResultRow]) -> list[Table]:
     """Return accuracies under corruption: of one condition by kind and severity, of several by severity."""
     names = list(dict.fromkeys(result_label(each) for each in findings))
     if len(names) == 1:
@@ -65,12 +47,14 @@ def corruption_tables(findings: Sequence[ResultRow]) -> list[Sheet]:
         return []
     columns = sorted(by, key=lambda part: (part == SUMMED, part))
     cells = [_entries(by[part], names) for part in columns]
-    rows = [(name, [column[i] for column in cells]) for i, name in enumerate(names) if any(c[i].text for c in cells)]
+    rows = [
+        [Cell(name), *(column[i] for column in cells)] for i, name in enumerate(names) if any(c[i].text for c in cells)
+    ]
     sentence = "Accuracy of the ensemble, mean over corruptions; cACC is the mean over severities too. Best in bold."
-    return [Sheet("Accuracy under corruption, %", ["", *columns], rows, sentence)]
+    return [Table("Accuracy under corruption, %", ["", *columns], rows, sentence)]
 
 
-def ood_tables(findings: Sequence[ResultRow]) -> list[Sheet]:
+def ood_tables(findings: Sequence[ResultRow]) -> list[Table]:
     """Return how well each score tells strange samples from own ones, the best score of a row in bold."""
     found: dict[tuple[str, str], dict[str, list[ResultRow]]] = {}
     for each in findings:
@@ -88,36 +72,23 @@ def ood_tables(findings: Sequence[ResultRow]) -> list[Sheet]:
             values = [
                 over(cells[f"{row}{what}{name}"]) if f"{row}{what}{name}" in cells else None for name in OOD_SCORES
             ]
-            rows.append((f"{label}: {on}" if several else on, _marked(values, better, percent=True)))
-        if any(entry.text for _, entries in rows for entry in entries):
+            rows.append([Cell(f"{label}: {on}" if several else on), *_marked(values, better, percent=True)])
+        if any(cell.text for row in rows for cell in row[1:]):
             header = ["", *(name.replace("_", " ") for name in OOD_SCORES)]
-            words = f"{title} of the members together, {better} is better; the best score of each row in bold."
-            sheets.append(Sheet(f"Strange samples: {title}, %", header, rows, words))
+            words = f"{title} of the members together, {'higher' if better else 'lower'} is better; "
+            words += "the best score of each row in bold."
+            sheets.append(Table(f"Strange samples: {title}, %", header, rows, words))
     return sheets
 
 
-def differences(findings: Sequence[ResultRow], baseline: Mapping[str, object]) -> list[Sheet]:
+def differences(findings: Sequence[ResultRow], baseline: Mapping[str, object]) -> list[Table]:
     """Return the differences from a baseline, paired by repetition."""
     if not baseline:
         return []
-    return [_sheet(grid) for grid in Comparison(findings, baseline).grids()[1:]]
-
-
-def split_columns(sheet: Sheet, most: int = COLUMNS) -> list[Sheet]:
-    """Return a table in parts of so many columns, each with the names of its rows: what a printed page holds."""
-    parts = [range(start, min(start + most, len(sheet.header) - 1)) for start in range(0, len(sheet.header) - 1, most)]
-    found = []
-    for number, part in enumerate(parts, start=1):
-        rows = [(name, [entries[i] for i in part]) for name, entries in sheet.rows]
-        title = sheet.title if len(parts) == 1 else f"{sheet.title} ({number} of {len(parts)})"
-        header = [sheet.header[0], *(sheet.header[i + 1] for i in part)]
-        found.append(Sheet(title, header, rows, sheet.sentence if number == len(parts) else ""))
-    return found
-
-
-def _sheet(grid: Grid) -> Sheet:
-    rows = [(row[0], [Cell(text) for text in row[1:]]) for row in grid.rows]
-    return Sheet(grid.title[:1].upper() + grid.title[1:], grid.header, rows, grid.caption)
+    return [
+        replace(table, title=table.title[:1].upper() + table.title[1:])
+        for table in Comparison(findings, baseline).tables()[1:]
+    ]
 
 
 def _columns(findings: Sequence[ResultRow]) -> dict[Column, dict[str, list[ResultRow]]]:
@@ -147,10 +118,10 @@ def _main(rows: Sequence[str], question: str) -> str | None:
     return next((row for row in (*wanted, *(row_name(name, SUMMED) for name in wanted)) if row in rows), None)
 
 
-def _one(found: Mapping[Column, Mapping[str, Sequence[ResultRow]]]) -> Iterator[Sheet]:
+def _one(found: Mapping[Column, Mapping[str, Sequence[ResultRow]]]) -> Iterator[Table]:
     """Yield one table a question: measures below each other; members' mean and range beside the ensemble."""
     for question, group in _by_measure(found).items():
-        rows: list[tuple[str, list[Cell]]] = []
+        rows: list[list[Cell]] = []
         for measure, on, there in group:
             main = _main(there, question)
             if main is None:
@@ -164,15 +135,15 @@ def _one(found: Mapping[Column, Mapping[str, Sequence[ResultRow]]]) -> Iterator[
                 Cell(format_with_stderr(over(mean), percent) if mean else ""),
                 Cell(format_range([one.value for one in members], percent) if members else ""),
             ]
-            rows.append((_name(measure, on, percent), cells))
+            rows.append([Cell(_name(measure, on, percent)), *cells])
         if rows:
             header = ["", "all together", "mean of members", "members"]
-            yield Sheet(QUESTIONS[question], header, rows, ERRORS)
+            yield Table(QUESTIONS[question], header, rows, ERRORS)
 
 
 def _control_by_measure(
     found: Mapping[Column, Mapping[str, Sequence[ResultRow]]], names: Sequence[str]
-) -> Iterator[Sheet]:  # fmt: skip
+) -> Iterator[Table]:  # fmt: skip
     """Yield one table a question: conditions below each other, measures side by side, the best in bold."""
     for question, group in _by_measure(found).items():
         header, columns = [""], []
@@ -182,11 +153,11 @@ def _control_by_measure(
                 column = found[measure, on, main]
                 header.append(_name(measure, on, next(iter(column.values()))[0].percent))
                 columns.append(_entries(column, names))
-        rows = [(name, [column[i] for column in columns]) for i, name in enumerate(names)]
-        rows = [row for row in rows if any(entry.text for entry in row[1])]
+        rows = [[Cell(name), *(column[i] for column in columns)] for i, name in enumerate(names)]
+        rows = [row for row in rows if any(cell.text for cell in row[1:])]
         if rows:
             words = f"{pluralize(len(rows), 'condition')}; the best of each column in bold, where one end is better."
-            yield Sheet(QUESTIONS[question], header, rows, f"{words} {ERRORS}")
+            yield Table(QUESTIONS[question], header, rows, f"{words} {ERRORS}")
 
 
 def _entries(column: Mapping[str, Sequence[ResultRow]], names: Sequence[str]) -> list[Cell]:
@@ -195,7 +166,7 @@ def _entries(column: Mapping[str, Sequence[ResultRow]], names: Sequence[str]) ->
     first = next(iter(column.values()))[0]
     entries = zip(names, _marked(values, first.higher_is_better, first.percent), strict=True)
     lacks = {name: _lacking(column.get(name, ())) for name in names}
-    return [Cell(entry.text + lacks[name], entry.best and not lacks[name]) for name, entry in entries]
+    return [Cell(entry.text + lacks[name], entry.is_best and not lacks[name]) for name, entry in entries]
 
 
 def _lacking(several: Sequence[ResultRow]) -> str:
@@ -215,7 +186,7 @@ def _marked(values: Sequence[Estimate | None], better: bool | None, percent: boo
     ]
 
 
-def _kinds(findings: Sequence[ResultRow]) -> Iterator[Sheet]:
+def _kinds(findings: Sequence[ResultRow]) -> Iterator[Table]:
     by: dict[tuple[str, int], list[ResultRow]] = {}
     rows = {each.row for each in findings if each.metric == "accuracy" and each.split != TRAINING}
     main = next((row for row in MAIN if row in rows), None)
@@ -228,10 +199,10 @@ def _kinds(findings: Sequence[ResultRow]) -> Iterator[Sheet]:
     lines = []
     for kind in dict.fromkeys(kind for kind, _ in by):
         there = [cells.get((kind, level)) for level in levels]
-        lines.append((kind.replace("_", " "), [Cell(f"{100 * v.value:.1f}" if v else "") for v in there]))
+        lines.append([Cell(kind.replace("_", " ")), *(Cell(f"{100 * v.value:.1f}" if v else "") for v in there)])
     if lines:
         words = f"Accuracy of the {main} by kind and severity; a single error is about {_error(cells.values())} points."
-        yield Sheet("Accuracy under corruption, %", ["", *(f"severity {level}" for level in levels)], lines, words)
+        yield Table("Accuracy under corruption, %", ["", *(f"severity {level}" for level in levels)], lines, words)
 
 
 def _error(cells: Iterable[Estimate]) -> str:

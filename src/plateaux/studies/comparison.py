@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 from plateaux.core.formatting import format_with_stderr
 from plateaux.core.stats.intervals import Cost, CostPoint, Interval, at_equal_cost, paired_t_interval, t_interval
-from plateaux.core.text_table import Grid
+from plateaux.core.text_table import Table
 from plateaux.core.types import Estimate
 from plateaux.evaluation.row_names import MEAN_OF_PAIRS, MEAN_PROBABILITY, MEMBERS_MEAN, TOGETHER, row_name
 from plateaux.studies.results import TRAINING, ResultRow
@@ -88,22 +88,22 @@ class Comparison:
                     found.setdefault(repetition, []).append(CostPoint(number, *(each[repetition] for each in spent)))
         return found
 
-    def grids(self) -> list[Grid]:
+    def tables(self) -> list[Table]:
         """Return the tables: means, then differences from the baseline, then those at equal costs."""
         columns = self.columns()
-        grids = [self._grid("mean over repetitions", columns, list(self.conditions.values()), self.mean)]
+        tables = [self._table("mean over repetitions", columns, list(self.conditions.values()), self.mean)]
         others = [each for each in self.conditions.values() if self.against(each) not in (None, each)]
         if others:
             title = "difference from " + ", ".join(f"{name}={value}" for name, value in self.baseline.items())
             rest = [column for column in columns if column[1] != TRAINING]
-            grids.append(self._grid(title, rest, others, self.difference))
-            grids += self._equal(rest, others) if any(LENGTH in each for each in others) else []
-        return grids
+            tables.append(self._table(title, rest, others, self.difference))
+            tables += self._equal(rest, others) if any(LENGTH in each for each in others) else []
+        return tables
 
-    def _grid(self, title: str, columns: Sequence[Column], rows: Sequence[Condition], ask: Any) -> Grid:
+    def _table(self, title: str, columns: Sequence[Column], rows: Sequence[Condition], ask: Any) -> Table:
         header = ["", *(self._title(column) for column in columns)]
         cells = [[_words(each), *(self._told(each, column, ask) for column in columns)] for each in rows]
-        return Grid(
+        return Table.from_text(
             title, header, cells, "± half of the 95 % Student-t interval over repetitions; none of a single one"
         )
 
@@ -112,7 +112,7 @@ class Comparison:
         made, there = ask(condition, column), len(self.numbers.get((_name(condition), column), {}))
         return self._shown(column, made) + (f" ({made.count} of {there})" if 0 < made.count < there else "")
 
-    def _equal(self, columns: Sequence[Column], others: Sequence[Condition]) -> list[Grid]:
+    def _equal(self, columns: Sequence[Column], others: Sequence[Condition]) -> list[Table]:
         """Return a table for every kind of cost; runs that differ only in length are one course, and one row."""
         found = []
         courses = list({_name(_less(each)): each for each in others}.values())
@@ -123,7 +123,9 @@ class Comparison:
                 cells = [self._shown(column, made) for column, (_, made) in zip(columns, there, strict=True)]
                 rows.append([_words(_less(each)), f"{there[0][0]:.4g}" if there else "", *cells])
             header = ["", by, *(self._title(column) for column in columns)]
-            found.append(Grid(f"difference at equal {by}", header, rows, "at the largest cost that both came to"))
+            found.append(
+                Table.from_text(f"difference at equal {by}", header, rows, "at the largest cost that both came to")
+            )
         return found
 
     def _title(self, column: Column) -> str:

@@ -8,7 +8,6 @@ runs/<hash>/      run folders, named by all that determines their members
 from __future__ import annotations
 
 import json
-import math
 import subprocess
 import sys
 import time
@@ -23,7 +22,7 @@ from plateaux.config.components import NO_COMPONENTS, Components
 from plateaux.config.recipe import Recipe, fingerprint
 from plateaux.core.callbacks import Tell
 from plateaux.core.errors import DivergedError, RunError
-from plateaux.core.formatting import format_duration
+from plateaux.core.formatting import format_duration, json_safe
 from plateaux.data.sources import describe_data
 from plateaux.evaluation.evaluate import evaluate
 from plateaux.evaluation.metric_specs import get_metrics
@@ -238,7 +237,7 @@ class StudyRunner:
     def _entry(self, root: Path, plan: Trial, found: Sequence[MetricResult]) -> dict[str, Any]:
         run = Run.open(root)
         members = range(plan.recipe.members)
-        course = {f"member {n}": [_numbers(line) for line in run.log(n) if "train loss" in line] for n in members}
+        course = {f"member {n}": [json_safe(line) for line in run.log(n) if "train loss" in line] for n in members}
         return {
             "folder": f"runs/{plan.folder}",
             "members": plan.recipe.members,
@@ -283,8 +282,3 @@ def _drop(run: Run) -> None:
     weights = [progress.weights for progress in run.all_progress() if progress.weights]
     for name in [*weights, *run.store.names("predictions")]:
         run.store.delete(name)
-
-
-def _numbers(line: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a line of a log as JSON knows it: what is no number is null."""
-    return {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in line.items()}

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from plateaux.core.errors import RunError
+from plateaux.core.formatting import round_significant
 from plateaux.core.stats.intervals import t_interval
 from plateaux.studies.claims.claim import Case, Claim, Compare, Evidence, MeasuredValue, Number
 
@@ -171,9 +172,5 @@ def mean_with_interval(values: Sequence[float], what: str = "") -> MeasuredValue
 
 def rounded(value: float, around: tuple[float, float] | None, what: str = "") -> MeasuredValue:
     """Return a figure with as many digits as are worth keeping."""
-    ends = None if around is None else (_short(around[0]), _short(around[1]))
-    return MeasuredValue(value=_short(value), interval=ends, what=what)
-
-
-def _short(number: float) -> float:
-    return float(f"{number:.{DIGITS}g}")
+    ends = None if around is None else (round_significant(around[0], DIGITS), round_significant(around[1], DIGITS))
+    return MeasuredValue(value=round_significant(value, DIGITS), interval=ends, what=what)
