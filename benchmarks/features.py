@@ -22,7 +22,7 @@ import plateaux
 from plateaux.config.builders.data import build_data, build_loader
 from plateaux.config.builders.model import build_backbone
 from plateaux.core.runtime import configure_runtime
-from plateaux.distributed.executors.local import LocalExecutor
+from plateaux.distributed.executors.local import SINGLE_PROCESS
 from plateaux.models.backbone import Backbone
 from plateaux.models.surgery import size_in_bytes
 from plateaux.storage.feature_cache import FeatureSource, prepare, training_sources, with_cached_features
@@ -30,7 +30,6 @@ from plateaux.training.setup import build_train_states
 from plateaux.training.state import StepOptions
 from plateaux.training.step import step
 
-HERE = LocalExecutor("loop", 1, (), "error")
 CPU = torch.device("cpu")
 
 
@@ -77,7 +76,7 @@ def reading(recipe: plateaux.Recipe, rounds: int) -> dict[str, float]:
     assert isinstance(data.train, FeatureSource)
     ids = torch.arange(len(data.train))
     feed = build_loader(recipe, data, 0, shared=False, device=CPU, ids=ids)
-    (learner,) = build_train_states(recipe, data, [0], HERE, device=CPU, steps=feed.steps())
+    (learner,) = build_train_states(recipe, data, [0], SINGLE_PROCESS, device=CPU, steps=feed.steps())
     batches = list(feed.epoch(0))
 
     def read(number: int) -> None:
@@ -86,7 +85,7 @@ def reading(recipe: plateaux.Recipe, rounds: int) -> dict[str, float]:
 
     def train(_: int) -> None:
         for batch in batches:
-            step(HERE, [learner], [batch], StepOptions())
+            step(SINGLE_PROCESS, [learner], [batch], StepOptions())
 
     found = interleaved({"read": read, "train": train}, rounds)
     share = {"reading / a step of an MLP head": ratio(found["read"], found["train"])}
@@ -102,7 +101,7 @@ def main() -> None:
         recipe = recipe_for(folder, images(folder, count), width)
         with counted() as first:
             whole = with_cached_features(recipe, build_data(recipe))
-            building = seconds(lambda: prepare(training_sources(recipe, whole), HERE))
+            building = seconds(lambda: prepare(training_sources(recipe, whole), SINGLE_PROCESS))
             plateaux.train(recipe, folder / "one")
         # The trunk starts from the seed where it has no file of weights: the second run differs in its heads only.
         with counted() as second:

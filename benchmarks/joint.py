@@ -26,7 +26,7 @@ from torch import nn
 from plateaux.core.method import Method
 from plateaux.core.runtime import configure_runtime
 from plateaux.core.types import Batch, derive_seed
-from plateaux.distributed.executors.local import LocalExecutor
+from plateaux.distributed.executors.local import SINGLE_PROCESS
 from plateaux.methods.a2d import a2d
 from plateaux.methods.divdis import divdis
 from plateaux.methods.sed import sed
@@ -35,7 +35,6 @@ from plateaux.optim.losses import cross_entropy
 from plateaux.training.state import SharedLRScheduler, StepOptions, TrainState
 from plateaux.training.step import step
 
-LOOP = LocalExecutor("loop", 1, (), "error")
 LOSS = cross_entropy()
 
 
@@ -60,7 +59,7 @@ def stepping(learners: list[TrainState], method: Method, batch: Batch, way: Step
     own = [replace(learner, method=method) for learner in learners]
 
     def go(number: int) -> object:
-        return step(LOOP, own, [replace(batch, seed=derive_seed("round", number))] * len(own), way)
+        return step(SINGLE_PROCESS, own, [replace(batch, seed=derive_seed("round", number))] * len(own), way)
 
     return go
 
@@ -75,8 +74,8 @@ def timed(
     way = StepOptions(shared_lr_schedulers=(pace,))
     everyone = row_of_heads(max((*sizes, *pairs)), width, classes, pace)
     for start in range(0, len(everyone) - 1, 2):
-        step(LOOP, everyone[start : start + 2], [batch] * 2, way)
-    step(LOOP, everyone[-2:], [batch] * 2, way)
+        step(SINGLE_PROCESS, everyone[start : start + 2], [batch] * 2, way)
+    step(SINGLE_PROCESS, everyone[-2:], [batch] * 2, way)
     sides = {f"SED, {m} heads": stepping(everyone[:m], sed(LOSS), batch, way) for m in sizes}
     sides |= {
         f"all pairs, {m} heads": stepping(everyone[:m], a2d(LOSS, disagree_on="labeled"), batch, way) for m in pairs

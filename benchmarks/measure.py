@@ -28,12 +28,11 @@ from plateaux.core.member import MemberModule
 from plateaux.core.outputs import logits
 from plateaux.core.runtime import configure_runtime
 from plateaux.core.types import Batch
-from plateaux.distributed.executors.local import LocalExecutor
+from plateaux.distributed.executors.local import SINGLE_PROCESS
 from plateaux.evaluation.metric_loop import BatchOutputs, accumulate, run_members
 from plateaux.evaluation.metric_specs import get_metrics
 from plateaux.models.architectures.resnet import resnet18
 
-LOCAL = LocalExecutor("loop", 1, (), "error")
 MEMBERS = 2  # of the stream: rows are two members and two ensembles
 ROWS = MEMBERS + 2
 
@@ -69,7 +68,7 @@ def against_bare(samples: int, width: int) -> dict[str, float]:
                 forward(batch)
 
     begun = time.perf_counter()
-    sums = accumulate(LOCAL, run_members(LOCAL, views, fed(), offers), measures)
+    sums = accumulate(SINGLE_PROCESS, run_members(SINGLE_PROCESS, views, fed(), offers), measures)
     whole = time.perf_counter() - begun - bare
     begun = time.perf_counter()
     for (_, name), merged in sums.items():
@@ -122,7 +121,7 @@ def stream(samples: int, classes: int) -> None:
     """Measure synthetic logits in this process and print its peak memory: the inner half of `growth`."""
     configure_runtime()
     measures = {name: each for name, each in get_metrics(["all"]).items() if each.output is logits}
-    sums = accumulate(LOCAL, _said(samples, classes), measures, samples=samples)
+    sums = accumulate(SINGLE_PROCESS, _said(samples, classes), measures, samples=samples)
     for (_, name), merged in list(sums.items()):
         measures[name].compute(merged)
     kept = {id(t): t for merged in sums.values() for t in merged.values() if len(t.shape) and len(t) == samples}

@@ -28,6 +28,7 @@ sys.path[:] = [path for path in sys.path if str(Path(path).resolve()) != HERE]  
 
 import plateaux  # noqa: E402
 from plateaux.core.runtime import num_cores  # noqa: E402
+from plateaux.training.jobs import Job  # noqa: E402
 
 MEMBERS, PLACES = 3, 2
 SHARE = max(1, num_cores() // PLACES)  # of this machine's cores, for a place: so there are two, whatever it has
@@ -87,7 +88,7 @@ def thousand(jobs: int) -> float:
 
     people = ray_pool.RayWorkerPool(ray_pool.Resources(num_cpus=SHARE), max_groups=PLACES)
     begun = time.perf_counter()
-    failed = people.run_jobs(list(range(jobs)), nothing, lambda _: None)
+    failed = people.run_jobs([Job((n,), (0, 0), 1) for n in range(jobs)], nothing, lambda _: None)
     people.release_workers()
     assert not failed
     return time.perf_counter() - begun

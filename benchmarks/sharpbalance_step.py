@@ -25,7 +25,7 @@ from plateaux.core.runtime import FORMATS, configure_runtime
 from plateaux.core.types import Batch
 from plateaux.data.partition.masks import lookup
 from plateaux.data.sources import DataSplits, InMemorySource
-from plateaux.distributed.executors.local import LocalExecutor
+from plateaux.distributed.executors.local import SINGLE_PROCESS
 from plateaux.methods.deep_ensemble import deep_ensemble
 from plateaux.methods.sam import sam
 from plateaux.methods.sharpbalance import sharpbalance
@@ -37,7 +37,6 @@ from plateaux.training.step import step
 SHARES = (0.25, 0.5, 0.75)
 ROUNDS = {"fp32": 5, "bf16": 3}  # on each of two networks
 BASE = "plain"
-LOOP = LocalExecutor("loop", 1, (), "error")
 LOSS = cross_entropy()
 
 
@@ -61,7 +60,7 @@ def sides(batch: Batch, width: int, precision: str) -> dict[str, Callable[[int],
 
         def go(_: int) -> object:
             own.method, own.sam_set = method, None if share is None else lambda index: bits[index]
-            return step(LOOP, [own], [batch], way)
+            return step(SINGLE_PROCESS, [own], [batch], way)
 
         return go
 

@@ -37,7 +37,7 @@ from plateaux.core.types import derive_seed
 from plateaux.data.corruptions.corrupt import CORRUPTIONS, Corrupted
 from plateaux.data.files import data_root
 from plateaux.data.sources import InMemorySource, Source
-from plateaux.distributed.executors.local import LocalExecutor
+from plateaux.distributed.executors.local import SINGLE_PROCESS
 from plateaux.ensembles.ood_scores import compare, max_probability, pds
 from plateaux.ensembles.soup import uniform
 from plateaux.evaluation.splits import ResizedSource
@@ -47,7 +47,6 @@ from plateaux.studies.claims.claim import Case, Evidence, write_evidence
 from plateaux.studies.claims.contrasts import mean_with_interval
 
 LAMBDAS = (0.0, 0.1, 1.0, 3.0, 10.0)  # the paper's; `strength` is half of it
-HERE = LocalExecutor("loop", 1, (), "error")
 # Tiny-ImageNet's classes that CIFAR-100 has too, by another name or as a kind of one of its own.
 ALSO_IN_CIFAR100 = frozenset(
     """African elephant|American alligator|American lobster|Arabian camel|alp|bee|beer bottle|bell pepper|black widow
@@ -145,7 +144,7 @@ class Study:
         spare = through_backbone(self.recipe, self.data, self.unlabelled, self.trunk)
         self.seen = dict(self._sets())
         for name, source in {"train": train, "unlabelled": spare, **self.seen}.items():
-            made = prepare([source], HERE)
+            made = prepare([source], SINGLE_PROCESS)
             if made:
                 print(f"{name}: {len(source):,} samples, {made:,} went through the trunk", flush=True)
 

@@ -26,7 +26,7 @@ from plateaux.core import registry
 from plateaux.core.method import LossFn, Method, Objective
 from plateaux.core.types import Batch, TensorTree
 from plateaux.data.sources import DataSplits, InMemorySource
-from plateaux.distributed.executors.local import LocalExecutor
+from plateaux.distributed.executors.local import SINGLE_PROCESS
 from plateaux.optim.losses import cross_entropy
 from plateaux.optim.sam import sam
 from plateaux.storage.run import Run
@@ -247,12 +247,9 @@ def learner(module: nn.Module, method: Method, *, number: int = 0, lr: float = 0
     )
 
 
-LOOP = LocalExecutor("loop", 1, (), "error")
-
-
 def steps(member: TrainState, batches: Sequence[Batch], **way: Any) -> list[StepStats]:
     """Take a member through batches in the plain loop."""
-    return [step(LOOP, [member], [batch], StepOptions(**way))[0] for batch in batches]
+    return [step(SINGLE_PROCESS, [member], [batch], StepOptions(**way))[0] for batch in batches]
 
 
 def stop_after(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:

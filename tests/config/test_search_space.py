@@ -116,13 +116,14 @@ def test_a_member_that_drew_is_the_one_that_was_told_the_same(tmp_path: Path) ->
 
 
 def test_a_learner_knows_the_rate_it_drew() -> None:
-    from cases import LOOP
-
     from plateaux.config.builders.data import build_data
     from plateaux.data.loader import CPU
+    from plateaux.distributed.executors.local import SINGLE_PROCESS
 
     row = recipe("sam", search=SEARCH)
-    found = build_train_states(row, build_data(row, GIVEN), range(3), LOOP, device=CPU, steps=3, components=GIVEN)
+    found = build_train_states(
+        row, build_data(row, GIVEN), range(3), SINGLE_PROCESS, device=CPU, steps=3, components=GIVEN
+    )
     for number, learner in enumerate(found):
         rate = row.for_member(number).optimizer.lr
         assert learner.peak_lr == rate == learner.optimizer.param_groups[0]["initial_lr"]

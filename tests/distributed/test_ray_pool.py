@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from toy_jobs import ToyJob
 
 from plateaux.core.errors import Interrupted, PlateauxError, RunError
 from plateaux.core.executor import JobFn
@@ -146,7 +147,7 @@ def carry_out(
         heard.append(str(news.get("say")))
 
     people = ray_pool.RayWorkerPool(needs or ray_pool.Resources())
-    failures = people.run_jobs(jobs, WORK, tell, **options)
+    failures = people.run_jobs([ToyJob(str(job)) for job in jobs], WORK, tell, **options)
     people.release_workers()
     return failures, heard
 
@@ -165,7 +166,7 @@ def test_many_hands_are_each_heard_less_often(cluster: Callable[..., FakeRay]) -
     carry_out(list(range(3)))
     assert {args for name, args in made.calls if name == "poll_events"} == {(ray_pool.BATCH_EVENTS_S,)}
     made = cluster(places=200)
-    carry_out([f"job {number}" for number in range(2)], world=lambda _: 100)
+    carry_out([f"job {number}" for number in range(2)], world_size=lambda _: 100)
     assert max(args for name, args in made.calls if name == "poll_events") == (200 / ray_pool.POLL_TIMEOUT_S,)
 
 
@@ -201,7 +202,7 @@ def test_a_fault_of_its_own_is_not_tried_again(cluster: Callable[..., FakeRay]) 
 def test_one_of_a_group_that_dies_takes_its_group_along(cluster: Callable[..., FakeRay]) -> None:
     torn = ("broken", ("RuntimeError", "[gloo] Connection closed by peer\nmore"), [])
     made = cluster(DONE, DEAD, torn, DONE, DONE, DONE)
-    failures, heard = carry_out(["it"], world=lambda _: 2)
+    failures, heard = carry_out(["it"], world_size=lambda _: 2)
     assert failures == []
     assert [words for words in heard if "died" in words] == [
         "it: its process on node 0, node 1 died; begun again in 0.01 s (1 of 5 retries)",
@@ -215,9 +216,9 @@ def test_one_of_a_group_that_dies_takes_its_group_along(cluster: Callable[..., F
 def test_jobs_of_one_process_make_room_for_a_group(cluster: Callable[..., FakeRay]) -> None:
     made = cluster()
     people = ray_pool.RayWorkerPool(ray_pool.Resources())
-    assert people.run_jobs([1, 2], WORK, print) == []
+    assert people.run_jobs([ToyJob("1"), ToyJob("2")], WORK, print) == []
     assert len(made.alive) == 2  # they stay for a while
-    assert people.run_jobs(["group"], WORK, print, world=lambda _: 2) == []
+    assert people.run_jobs([ToyJob("group")], WORK, print, world_size=lambda _: 2) == []
     assert {slot.world for slot in people.groups} == {2}
     people.release_workers()
 
@@ -225,13 +226,13 @@ def test_jobs_of_one_process_make_room_for_a_group(cluster: Callable[..., FakeRa
 def test_nobody_is_asked_for_whom_there_will_never_be_room(cluster: Callable[..., FakeRay]) -> None:
     made = cluster()
     people = ray_pool.RayWorkerPool(ray_pool.Resources(), max_groups=2)
-    people.pending = [ray_pool.PendingJob(number, 1) for number in range(5)]
+    people.pending = [ray_pool.PendingJob(ToyJob(str(number)), 1) for number in range(5)]
     people._request_workers()
     assert len(made.alive) == 2
     people.release_workers()
-    assert people.run_jobs(list(range(5)), WORK, print) == []
+    assert people.run_jobs([ToyJob(str(n)) for n in range(5)], WORK, print) == []
     assert [name for name, _ in made.calls].count("describe") == 2 + 2
-    people.pending = [ray_pool.PendingJob("too large", 3)]
+    people.pending = [ray_pool.PendingJob(ToyJob("too large"), 3)]
     people._request_workers()  # those who stayed leave
     people._request_workers()
     assert [slot.world for slot in people.groups] == [3]  # asked for all the same: that there is no room will be told
@@ -243,7 +244,7 @@ def test_those_without_work_do_not_stay_for_ever(cluster: Callable[..., FakeRay]
     monkeypatch.setattr(ray_pool, "IDLE_TIMEOUT_S", -1.0)
     people = ray_pool.RayWorkerPool(ray_pool.Resources())
     people.log = lambda _: None
-    people.pending = [ray_pool.PendingJob(1, 1), ray_pool.PendingJob(2, 1)]
+    people.pending = [ray_pool.PendingJob(ToyJob("1"), 1), ray_pool.PendingJob(ToyJob("2"), 1)]
     for _ in range(4):
         people._request_workers()
         people._assign_job(None)
@@ -283,7 +284,7 @@ def test_a_signal_lets_everybody_end_with_a_checkpoint(
 def test_a_group_that_stops_is_let_go_when_all_have_answered(cluster: Callable[..., FakeRay]) -> None:
     stopped = ("failed", ("Interrupted", "with a checkpoint"), [])
     made = cluster(stopped, "until stopped")  # the one that writes nothing is done at once
-    people = ray_pool.RayWorkerPool(ray_pool.Resources(), pending=[ray_pool.PendingJob("it", 2)])
+    people = ray_pool.RayWorkerPool(ray_pool.Resources(), pending=[ray_pool.PendingJob(ToyJob("it"), 2)])
     for _ in range(6):
         people._request_workers()
         people._assign_job(None)
@@ -324,7 +325,7 @@ class Tasks:
 
 def test_hands_that_die_before_they_begin_do_not_end_the_work_of_others(cluster: Callable[..., FakeRay]) -> None:
     made = cluster("until stopped", places=1)
-    people = ray_pool.RayWorkerPool(ray_pool.Resources(), pending=[ray_pool.PendingJob("it", 1)])
+    people = ray_pool.RayWorkerPool(ray_pool.Resources(), pending=[ray_pool.PendingJob(ToyJob("it"), 1)])
     for _ in range(3):
         people._request_workers()
         people._assign_job(None)
@@ -353,7 +354,7 @@ def test_who_finds_no_place_says_so(cluster: Callable[..., FakeRay], monkeypatch
         raise PlateauxError(str(news["say"]))
 
     with pytest.raises(PlateauxError, match="place with 2 CPUs and 1 GPUs; the cluster has 4 CPUs and 1 GPUs"):
-        ray_pool.RayWorkerPool(ray_pool.Resources(num_cpus=2, num_gpus=1)).run_jobs(["it"], WORK, tell)
+        ray_pool.RayWorkerPool(ray_pool.Resources(num_cpus=2, num_gpus=1)).run_jobs([ToyJob("it")], WORK, tell)
 
 
 def test_places_are_what_the_scarcest_resource_allows(cluster: Callable[..., FakeRay]) -> None:
@@ -422,9 +423,9 @@ def test_an_executor_joins_when_it_is_first_needed_and_leaves_what_it_joined(mon
     assert executor._joined() is people
     executor.close()
     assert made.started[-1] == "shutdown"
-    assert executor.world(type("Job", (), {"kind": "decide", "members": (0, 1)})) == 1
-    assert executor.world(type("Job", (), {"kind": "train", "members": (0,)})) == 2
-    assert executor.world(type("Job", (), {"kind": "train", "members": (0, 1)})) == 4
+    assert executor.world_size(ToyJob("assign", (0, 1), is_single_process=True)) == 1
+    assert executor.world_size(ToyJob("train", (0,))) == 2
+    assert executor.world_size(ToyJob("train", (0, 1))) == 4
 
 
 def test_only_a_cluster_of_our_own_never_grows(monkeypatch: pytest.MonkeyPatch) -> None:

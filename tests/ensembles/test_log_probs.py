@@ -11,11 +11,10 @@ from torch import Tensor
 from plateaux.core.metric import Metric
 from plateaux.core.outputs import logits
 from plateaux.core.types import Batch, TensorTree
-from plateaux.distributed.executors.local import LocalExecutor
+from plateaux.distributed.executors.local import SINGLE_PROCESS
 from plateaux.ensembles.log_probs import log_probabilities, log_probs, log_probs_float64, memo_scope, predictions
 from plateaux.evaluation.metric_loop import BatchOutputs, accumulate
 
-LOCAL = LocalExecutor("loop", 1, (), "error")
 WORKS = [log_probs, log_probs_float64, log_probabilities, predictions]
 
 
@@ -102,7 +101,7 @@ def test_measures_of_one_walk_share_a_table_and_casts_do_not() -> None:
 
     ids = torch.arange(7)
     heard = [BatchOutputs({logits: table_of()}, Batch(ids, ids % 4, ids), 0, 7)]
-    accumulate(LOCAL, heard, {"one": asks(), "other": asks()}, [(0, 1, 2), (0, 2)])
+    accumulate(SINGLE_PROCESS, heard, {"one": asks(), "other": asks()}, [(0, 1, 2), (0, 2)])
     assert [members for members, _ in seen] == [3, 3, 2, 2]
     assert seen[0] == seen[1]
     assert seen[2] == seen[3] != seen[0]

@@ -8,10 +8,9 @@ import torch
 from plateaux.core.metric import Metric
 from plateaux.core.outputs import logits
 from plateaux.core.types import Batch
-from plateaux.distributed.executors.local import LocalExecutor
+from plateaux.distributed.executors.local import SINGLE_PROCESS
 from plateaux.evaluation.metric_loop import BatchOutputs, MetricState, accumulate
 
-LOCAL = LocalExecutor("loop", 1, (), "error")
 KEEP = Metric(lambda table, _: {"row": table.transpose(0, 1)}, lambda _: {}, reduce="cat")
 TABLE = torch.randn(2, 30, 3, generator=torch.Generator().manual_seed(0))
 
@@ -25,7 +24,7 @@ def heard(cuts: list[int]) -> list[BatchOutputs]:
 @pytest.mark.parametrize("expected", [0, 1, 17, 30, 99])
 @pytest.mark.parametrize("cuts", [[], [1, 2, 3, 4, 5], [10, 29]])
 def test_rows_are_kept_whole_whatever_was_expected(expected: int, cuts: list[int]) -> None:
-    sums = accumulate(LOCAL, heard(cuts), {"keep": KEEP}, samples=expected)
+    sums = accumulate(SINGLE_PROCESS, heard(cuts), {"keep": KEEP}, samples=expected)
     assert torch.equal(sums[None, "keep"]["row"], TABLE.transpose(0, 1))
 
 
@@ -36,7 +35,7 @@ def test_rows_that_were_expected_are_never_copied() -> None:
     place = sums.total["row"].data_ptr()
     for each in batches[1:]:
         sums.add(each.outputs[logits], each)
-    whole = sums.reduced(LOCAL, 30)["row"]
+    whole = sums.reduced(SINGLE_PROCESS, 30)["row"]
     assert whole.data_ptr() == place
     assert whole.untyped_storage().nbytes() == TABLE.nbytes
     assert not sums.total
@@ -46,4 +45,4 @@ def test_rows_may_come_in_any_order_and_what_others_hold_is_zero() -> None:
     sums = MetricState(KEEP)
     sums.lay(5, {"row": torch.ones(2, 3)})
     sums.lay(0, {"row": torch.full((1, 3), 2.0)})
-    assert sums.reduced(LOCAL, 9)["row"][:, 0].tolist() == [2, 0, 0, 0, 0, 1, 1, 0, 0]
+    assert sums.reduced(SINGLE_PROCESS, 9)["row"][:, 0].tolist() == [2, 0, 0, 0, 0, 1, 1, 0, 0]

@@ -26,6 +26,7 @@ import torch
 from cases import distance, weights
 from rayable import counted
 from s3_server import Flaky, serving
+from toy_jobs import ToyJob
 from waiting import wait_until
 
 import plateaux
@@ -427,7 +428,7 @@ def test_a_thousand_jobs_queue_on_two_places(nodes: Nodes) -> None:
     heard: list[Mapping[str, Any]] = []
     try:
         jobs = list(range(1000 if LONG else 200))
-        assert people.run_jobs(jobs, echo, heard.append) == []
+        assert people.run_jobs([ToyJob(str(job)) for job in jobs], echo, heard.append) == []
     finally:
         people.release_workers()
     echoes = [each["echo"] for each in heard if "echo" in each]  # beside them may stand that a place is waited for
@@ -436,14 +437,14 @@ def test_a_thousand_jobs_queue_on_two_places(nodes: Nodes) -> None:
 
 
 def echo(job: Any, tell: Any, *, device: str | None = None, processes: int = 1) -> None:
-    tell({"echo": job})
+    tell({"echo": int(job.name)})
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="what is told to glibc")
 def test_a_hand_keeps_the_memory_of_a_step_for_the_next(nodes: Nodes) -> None:
     people, heard = ray_pool.RayWorkerPool(ray_pool.Resources()), list[Mapping[str, Any]]()
     try:
-        assert people.run_jobs([0], fault, heard.append) == []
+        assert people.run_jobs([ToyJob("fault")], fault, heard.append) == []
     finally:
         people.release_workers()
     found = next(each for each in heard if "faults" in each)
@@ -499,7 +500,7 @@ class Untravelled:
 
 def test_work_that_cannot_travel_is_a_fault_of_its_own(nodes: Nodes) -> None:
     people = ray_pool.RayWorkerPool(ray_pool.Resources())
-    (failure,) = people.run_jobs([1], Untravelled(), print)  # type: ignore[arg-type]
+    (failure,) = people.run_jobs([ToyJob("it")], Untravelled(), print)  # type: ignore[arg-type]
     people.release_workers()
     assert "this cannot travel" in str(failure.problem)
     assert not failure.died

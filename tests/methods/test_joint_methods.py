@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import GIVEN, LOOP, NETS, distance, learner, recipe, trained
+from cases import GIVEN, NETS, distance, learner, recipe, trained
 from reference import joint as twin
 from torch import Tensor, nn
 
@@ -26,7 +26,7 @@ from plateaux.core.method import Method, Objective
 from plateaux.core.types import Batch, derive_seed
 from plateaux.data.loader import MemberLoader, cyclic_indices
 from plateaux.data.sources import InMemorySource, UnlabeledData, from_tensors
-from plateaux.distributed.executors.local import LocalExecutor
+from plateaux.distributed.executors.local import SINGLE_PROCESS, LocalExecutor
 from plateaux.methods.a2d import a2d
 from plateaux.methods.divdis import divdis
 from plateaux.methods.sed import random_members, sed
@@ -307,13 +307,17 @@ def test_a_schedule_by_epochs_goes_on_for_absent_members(tmp_path: Path) -> None
 
 def test_members_with_the_same_rates_share_a_pace_and_others_do_not() -> None:
     row = absent_row()
-    made = build_train_states(row, build_data(row, GIVEN), range(4), LOOP, device=CPU, steps=3, components=GIVEN)
+    made = build_train_states(
+        row, build_data(row, GIVEN), range(4), SINGLE_PROCESS, device=CPU, steps=3, components=GIVEN
+    )
     assert len(shared_lr_schedulers(made)) == 3
     assert made[1].shared_lr_scheduler is made[2].shared_lr_scheduler
     plain = absent_row(lr_scheduler=[])
     assert (
         shared_lr_schedulers(
-            build_train_states(plain, build_data(plain, GIVEN), [0, 1], LOOP, device=CPU, steps=3, components=GIVEN)
+            build_train_states(
+                plain, build_data(plain, GIVEN), [0, 1], SINGLE_PROCESS, device=CPU, steps=3, components=GIVEN
+            )
         )
         == ()
     )
@@ -337,18 +341,18 @@ def test_nobody_may_be_present_and_strangers_may_not() -> None:
     nobody = Method(Objective(LOSS, gather="members", active=lambda members, key: []))
     members = heads(2, nobody)
     before = [state(one) for one in members]
-    assert step(LOOP, members, [points()] * 2, StepOptions()) == [INACTIVE] * 2
+    assert step(SINGLE_PROCESS, members, [points()] * 2, StepOptions()) == [INACTIVE] * 2
     for one, held in zip(members, before, strict=True):
         assert all(map(torch.equal, state(one), held))
     stranger = Method(Objective(LOSS, gather="members", active=lambda members, key: [0, 2]))
     with pytest.raises(RecipeError, match=r"\[0, 2\] take part .* there are 0 to 1"):
-        step(LOOP, heads(2, stranger), [points()] * 2, StepOptions())
+        step(SINGLE_PROCESS, heads(2, stranger), [points()] * 2, StepOptions())
 
 
 def test_members_that_see_only_themselves_may_be_absent_too() -> None:
     one_by_one = Method(Objective(LOSS, active=lambda members, key: [key % members]))
     members = heads(3, one_by_one)
-    found = [step(LOOP, members, [replace(points(), seed=number)] * 3, StepOptions()) for number in range(3)]
+    found = [step(SINGLE_PROCESS, members, [replace(points(), seed=number)] * 3, StepOptions()) for number in range(3)]
     assert [[tally is not INACTIVE for tally in tallies] for tallies in found] == torch.eye(3).bool().tolist()
 
 

@@ -26,7 +26,7 @@ from plateaux.core.types import derive_seed, map_tensors
 from plateaux.data.augment import Augment, crop_and_flip
 from plateaux.data.corruptions.corrupt import Corrupted
 from plateaux.data.sources import DatasetSource, DataSplits, InMemorySource, from_tensors
-from plateaux.distributed.executors.local import LocalExecutor
+from plateaux.distributed.executors.local import SINGLE_PROCESS
 from plateaux.evaluation.evaluate import evaluate
 from plateaux.evaluation.loading import load
 from plateaux.evaluation.ood import detect_ood
@@ -47,7 +47,6 @@ from plateaux.storage.local_store import LocalStore
 from plateaux.storage.run import Run
 from plateaux.training.train import train
 
-HERE = LocalExecutor("loop", 1, (), "error")
 USUAL = feature_cache.SHARD, feature_cache.CHUNK
 CHANCE = torch.Generator().manual_seed(3)
 IMAGES = torch.randint(0, 256, (70, 3, 16, 16), dtype=torch.uint8, generator=CHANCE)
@@ -158,9 +157,9 @@ def test_a_build_killed_at_ten_moments_ends_in_the_same_bytes(tmp_path: Path, mo
             return before(self, shard)
 
         FeatureTable.make = slowly  # type: ignore[method-assign]
-        prepare([source(folder)], HERE)
+        prepare([source(folder)], SINGLE_PROCESS)
 
-    prepare([source(tmp_path / "whole")], HERE)
+    prepare([source(tmp_path / "whole")], SINGLE_PROCESS)
     whole, chance, killed = content(tmp_path / "whole"), random.Random(5), 0
     for _ in range(10):
         begins, begun = os.pipe()
@@ -176,7 +175,7 @@ def test_a_build_killed_at_ten_moments_ends_in_the_same_bytes(tmp_path: Path, mo
         os.close(begins)
         assert content(tmp_path / "killed").items() <= whole.items()  # what is there is whole
     assert killed >= 3
-    prepare([source(tmp_path / "killed")], HERE)
+    prepare([source(tmp_path / "killed")], SINGLE_PROCESS)
     assert content(tmp_path / "killed") == whole
     assert not list(tmp_path.rglob(".part-*"))
     assert len(whole) == 2 * (2 * 13 + 1)
@@ -386,7 +385,7 @@ def test_the_first_few_samples_are_a_source_of_their_own(tmp_path: Path, passes:
     few = through_backbone(asked, DATA, DATA.train, trunk, ids=torch.arange(5))
     assert isinstance(few.source, PrefixSource)
     assert len(few) == 5
-    assert sum([prepare([few], HERE), *passes]) == 10
+    assert sum([prepare([few], SINGLE_PROCESS), *passes]) == 10
     assert few.fingerprint() != DATA.train.fingerprint()
     most = through_backbone(asked, DATA, DATA.train, trunk, ids=torch.arange(40))
     assert most.source is DATA.train
@@ -411,7 +410,7 @@ def test_processes_of_a_mesh_share_the_work(tmp_path: Path) -> None:
     (one, first), (two, second) = mesh(2).run("tests.storage.test_feature_cache:built_here", str(tmp_path / "mesh"))
     assert (one, two) == (32, 18)  # shards 0 and 2, 1 and 3
     assert first == second
-    prepare([with_cached_features(recipe(tmp_path / "alone"), DATA, GIVEN).train], HERE)
+    prepare([with_cached_features(recipe(tmp_path / "alone"), DATA, GIVEN).train], SINGLE_PROCESS)
     assert content(tmp_path / "mesh") == content(tmp_path / "alone")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from cases import GIVEN, JOINT, LOOP, Corner, corner, distance, learner, recipe, steps, trained
+from cases import GIVEN, JOINT, Corner, corner, distance, learner, recipe, steps, trained
 from laws.meshes import mesh
 from reference import sam as twin
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from plateaux.core import runtime
 from plateaux.core.errors import RecipeError
 from plateaux.core.method import GradRequest, Method, Objective
 from plateaux.core.types import Batch, TensorTree
+from plateaux.distributed.executors.local import SINGLE_PROCESS
 from plateaux.methods.sam import asam, gsam, sam
 from plateaux.optim.losses import cross_entropy
 from plateaux.training.state import GradScaler, StepOptions, TrainState, at_params, preserve_buffers
@@ -270,7 +271,7 @@ def test_both_passes_drop_the_same_units(name: str) -> None:
 def test_every_member_drops_units_of_its_own() -> None:
     modules = [Watched(), Watched()]
     learners = [learner(module, PLAIN, number=number) for number, module in enumerate(modules)]
-    step(LOOP, learners, [batch_of()] * 2, StepOptions())
+    step(SINGLE_PROCESS, learners, [batch_of()] * 2, StepOptions())
     assert not torch.equal(modules[0].masks[0], modules[1].masks[0])
 
 

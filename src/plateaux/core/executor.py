@@ -1,11 +1,12 @@
-"""The contract of an executor."""
+"""The protocol of an executor: where members are held, and how processes communicate."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from plateaux.core.callbacks import Tell
@@ -14,15 +15,30 @@ from plateaux.core.outputs import OutputFn
 from plateaux.core.types import Batch, TensorTree
 
 
+class Job(Protocol):
+    """What an executor needs from a job: picklable data that any process can execute."""
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The members that the job works on."""
+
+    @property
+    def is_single_process(self) -> bool:
+        """Whether one process executes the job, whatever the size of the executor."""
+
+    def with_attempt(self, attempt: int) -> Job:
+        """Return the same job as its given attempt; 0 is the first one."""
+
+
 class JobFn(Protocol):
-    """Carries out one job; can be sent to another process."""
+    """Executes one job; it is pickled to be sent to other processes."""
 
     def __call__(self, job: Any, tell: Tell, *, device: str | None = None, processes: int = 1) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A job that did not end well: by its own fault, or because its process died."""
+    """A job that failed: it raised an exception, or its process died."""
 
     job: Any
     problem: Exception
@@ -30,43 +46,70 @@ class Failure:
 
 
 class Executor(Protocol):
-    """Where members live: three verbs and `launch`. Nothing else changes between one process and a mesh."""
+    """Where members are held, how their outputs are computed and gathered, and how jobs are launched.
 
-    offloads: bool  # members rest on disk between their turns
-    device: str | None  # where this process works; None: wherever it is told to
-    is_remote: (
-        bool  # jobs are carried out in other places: they leave records, and one that is lost may live on for a moment
-    )
+    Processes form a grid of two axes: members are divided over one, the samples of a batch over the other (`data`).
+    """
+
+    offloads: bool  # members are kept on disk while they do not train
+    device: str | None  # the device of this process; None: the caller chooses
+    is_remote: bool  # jobs run in other processes or on other nodes: they write job records, and locks may be stale
+
+    @property
+    def data_rank(self) -> int:
+        """The position of this process on the data axis."""
+
+    @property
+    def data_size(self) -> int:
+        """The number of processes that share the samples of a batch."""
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether the samples of a batch are divided over several processes: `data_size > 1`."""
 
     def local_members(self, members: int) -> range:
-        """Say which of so many members are held here."""
+        """Return which of the members `0, ..., members - 1` this process holds."""
 
     def groups(self, architectures: Sequence[Hashable], *, is_joint: bool) -> list[list[int]]:
-        """Say which members' rows are computed in one go, by position; equal kinds are equal networks."""
+        """Group the positions of members whose outputs are computed in one call; equal architectures can be stacked."""
 
     def map_members(self, output: OutputFn, modules: Sequence[MemberModule], batches: Sequence[Batch]) -> Tensor:
-        """Run the offer for every member given; one row each."""
+        """Compute the outputs of every member on its batch: `[M, B, ...]`."""
 
     def all_gather(self, rows: Tensor, *, batch: bool = False, own_member_only: bool = False) -> Tensor:
-        """Bring everyone's rows: own rows attached, others detached; `alone`, no rows of other members."""
+        """Gather rows `[m, b, ...]` of all members, and with `batch` of all samples; only own rows carry gradients.
 
-    def all_reduce(self, tree: TensorTree) -> TensorTree:
-        """Add up a tree, already weighted by this copy's share, over the copies that saw other samples."""
+        With `own_member_only` no rows of other members are gathered.
+        """
+
+    def all_reduce(
+        self, tree: TensorTree, op: Literal["sum", "max"] = "sum", *, group: Literal["data", "world"] = "data"
+    ) -> TensorTree:
+        """Reduce a tree over the processes of the data axis, or over all processes (`group="world"`).
+
+        The sum is not a mean: weight the tree by this process's share of the samples first.
+        """
+
+    def barrier(self) -> None:
+        """Wait until all processes are here."""
 
     def shard(self, batch: int) -> slice:
-        """Say which samples of a batch this copy works on."""
-
-    def all_reduce_max(self, value: int) -> int:
-        """Return the strongest wish of any process: all get the same answer."""
+        """Return the samples of a batch of the given size that this process works on."""
 
     def setup_module(self, module: nn.Module) -> None:
-        """Make a network fit to live here, before its first step."""
+        """Prepare a network before its first step, for example synchronize its batch normalization."""
 
     def is_writer(self) -> bool:
-        """Say whether this process writes for the members it holds."""
+        """Return whether this process writes the files of the members that it holds."""
 
     def launch(self, jobs: Sequence[Any], run_job: JobFn, log: Tell) -> list[Failure]:
-        """Carry out the jobs; executors import nothing above them, so they are given the function."""
+        """Execute jobs and return those that failed."""
 
     def close(self) -> None:
-        """Give back what is held between launches."""
+        """Release workers and connections that are kept between launches."""
+
+
+def all_reduce_max(executor: Executor, value: int) -> int:
+    """Return the maximum of an integer over all processes of an executor."""
+    tree = {"value": torch.tensor(value, device=executor.device)}
+    return int(executor.all_reduce(tree, "max", group="world")["value"])

@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -23,7 +23,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from plateaux.core.callbacks import Tell
 from plateaux.core.errors import Interrupted, PlateauxError, RunError
-from plateaux.core.executor import Failure, JobFn
+from plateaux.core.executor import Failure, Job, JobFn
 from plateaux.distributed.process_pool import rebuild_error
 from plateaux.distributed.ray_worker import RayWorker
 from plateaux.distributed.stop_signal import StopFlag, graceful_shutdown
@@ -54,7 +54,7 @@ class Resources:
 class PendingJob:
     """A job, how many processes it takes, how often it was begun before, and when it may begin."""
 
-    job: Any
+    job: Job
     world: int
     attempt: int = 0
     ready: float = 0.0
@@ -106,10 +106,10 @@ class RayWorkerPool:
     idle_since: float = field(default_factory=time.monotonic)
 
     def run_jobs(
-        self, jobs: Sequence[Any], work: JobFn, tell: Tell, *, world: Callable[[Any], int] = lambda _: 1
+        self, jobs: Sequence[Job], work: JobFn, tell: Tell, *, world_size: Callable[[Job], int] = lambda _: 1
     ) -> list[Failure]:
-        """Carry out jobs on the cluster, each by as many processes as `world` says; return what failed for good."""
-        self.log, self.failures, self.pending = tell, [], [PendingJob(job, world(job)) for job in jobs]
+        """Execute jobs on the cluster, each with `world_size(job)` processes; return those that failed."""
+        self.log, self.failures, self.pending = tell, [], [PendingJob(job, world_size(job)) for job in jobs]
         try:
             with graceful_shutdown() as asked:
                 self._run(ray.put(work), asked)
@@ -219,7 +219,7 @@ class RayWorkerPool:
                 continue
             self.pending.remove(task)
             slot.task, slot.answers = task, 0
-            job = replace(task.job, attempt=task.attempt) if hasattr(task.job, "attempt") else task.job
+            job = task.job.with_attempt(task.attempt)
             for rank, hand in enumerate(slot.workers):
                 self.refs[hand.run_job.remote(parcel, job, self.resources.num_cpus, slot.placement_group(rank))] = (
                     "work",

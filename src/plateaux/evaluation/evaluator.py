@@ -18,7 +18,7 @@ from plateaux.config.components import NO_COMPONENTS, Components
 from plateaux.config.recipe import fingerprint
 from plateaux.core.callbacks import Say, Seen, nothing
 from plateaux.core.errors import RecipeError, RunError
-from plateaux.core.executor import Executor
+from plateaux.core.executor import Executor, all_reduce_max
 from plateaux.core.member import MemberModule
 from plateaux.core.metric import Metric
 from plateaux.core.outputs import NoFeaturesError, OutputFn, features
@@ -26,7 +26,7 @@ from plateaux.core.runtime import DTYPES, FORMATS, autocast, configure_runtime, 
 from plateaux.core.stats.estimates import mean_of_paired
 from plateaux.core.types import Estimate, TensorTree
 from plateaux.data.sources import DataSplits, Source, describe_data
-from plateaux.distributed.executors.local import LocalExecutor
+from plateaux.distributed.executors.local import SINGLE_PROCESS
 from plateaux.evaluation import prediction_cache
 from plateaux.evaluation.loading import data_splits_info, load_members
 from plateaux.evaluation.metric_loop import BatchOutputs, MemberSubset, accumulate, run_members
@@ -69,11 +69,9 @@ class Evaluator:
         self.numbers = run.trained_members() if members is None else _numbers(members, self.recipe.members)
         if executor is not None:
             self.recipe = self.recipe.replaced(executor=dict(executor))
-        self.executor: Executor = (
-            LocalExecutor("loop", 1, (), "error") if executor is None else build_executor(self.recipe, components)
-        )
+        self.executor: Executor = SINGLE_PROCESS if executor is None else build_executor(self.recipe, components)
         configure_runtime(processes=local_processes(), threads=self.recipe.executor.threads)
-        if self.executor.all_reduce_max(int(not self.executor.local_members(len(self.numbers)))):
+        if all_reduce_max(self.executor, int(not self.executor.local_members(len(self.numbers)))):
             raise RecipeError(
                 f"{len(self.numbers)} members cannot be spread over so many processes; use fewer, or spread the "
                 "samples: --set executor.data_parallel=N"
@@ -85,7 +83,7 @@ class Evaluator:
 
     def close(self) -> None:
         """Give back what the executor holds, if it holds anything."""
-        getattr(self.executor, "close", nothing)()
+        self.executor.close()
 
     @cached_property
     def data(self) -> DataSplits:
@@ -181,12 +179,12 @@ class Evaluator:
         known = self._described_all(target, samples)
         shelf = self._cache(known)
         lacks = fresh or not self._may_cache or not shelf.has(self.hashes, offers)
-        if not self.executor.all_reduce_max(int(lacks)):  # all processes read, or none
+        if not all_reduce_max(self.executor, int(lacks)):  # all processes read, or none
             ids, dtype = shelf.ids(), shelf.dtype(self.hashes)
             self._check_not_selected_on(known, ids)
             self.say(f"{target.name}: from kept {dtype} logits of {len(ids):,} samples, no forward pass")
             about = {**_described(known, len(ids)), "logits": f"kept, {dtype}"}
-            return LocalExecutor("loop", 1, (), "error"), shelf.read(self.hashes, offers), about, len(ids)
+            return SINGLE_PROCESS, shelf.read(self.hashes, offers), about, len(ids)
         source, ids = self._opened(target, known)
         data, source = self.ready(source, ids)
         batches = eval_batches(self.recipe, data, source, ids, device=self.device, shard=self.executor.shard)

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from plateaux.core.executor import Executor
+from plateaux.core.executor import Executor, all_reduce_max
 from plateaux.core.member import MemberModule
 from plateaux.core.metric import Metric
 from plateaux.core.outputs import NoFeaturesError, OutputFn, features, logits, logits_and_features
@@ -101,9 +101,9 @@ def _agreed_width(executor: Executor, views: Sequence[MemberModule], batch: Batc
             width = max(width, features(view, batch.take(slice(0, 1))).shape[1])
         except NoFeaturesError as found:
             problem = found
-    if executor.all_reduce_max(int(problem is not None)):
+    if all_reduce_max(executor, int(problem is not None)):
         raise problem or NoFeaturesError("A member held by another process does not end in an nn.Linear")
-    return executor.all_reduce_max(width)
+    return all_reduce_max(executor, width)
 
 
 @torch.no_grad()

@@ -21,14 +21,13 @@ from plateaux.core.callbacks import Seen, nothing
 from plateaux.core.metric import Metric
 from plateaux.core.outputs import OutputFn
 from plateaux.core.types import Batch, TensorTree
-from plateaux.distributed.executors.local import LocalExecutor
+from plateaux.distributed.executors.local import SINGLE_PROCESS
 from plateaux.distributed.executors.ray import RayExecutor
 from plateaux.evaluation.evaluator import Evaluator
 from plateaux.evaluation.metric_loop import BatchOutputs, MemberSubset, accumulate, run_members
 from plateaux.evaluation.splits import EvalSplit
 from plateaux.storage.run import Run
 
-HERE = LocalExecutor("loop", 1, (), "error")
 TABLE = 64 << 20  # bytes of all members' answers about one shard
 AHEAD = 2  # shards under way for every place of the cluster
 
@@ -128,7 +127,7 @@ def predict_shard(task: EvalTask, shard: EvalShard) -> dict[str, Any]:
     ids = ids[: task.samples][shard.start : shard.stop]
     data, source = panel.ready(source, ids)
     batches = eval_batches(panel.recipe, data, source, ids, device=panel.device)
-    heard = list(run_members(HERE, panel.modules, batches, task.offers))
+    heard = list(run_members(SINGLE_PROCESS, panel.modules, batches, task.offers))
     tables = [torch.cat([each.outputs[offer] for each in heard], 1).cpu() for offer in task.offers]
     labels, index = (torch.cat([getattr(each.batch, name) for each in heard]).cpu() for name in ("y", "index"))
     return {"tables": tables, "labels": labels, "index": index, "sizes": [len(each.batch) for each in heard]}
@@ -136,7 +135,7 @@ def predict_shard(task: EvalTask, shard: EvalShard) -> dict[str, Any]:
 
 def reduce_shard(task: EvalTask, shard: EvalShard, *said: Mapping[str, Any]) -> Settled:
     """Return what follows from everybody's answers about a shard, as sums, or rows to keep."""
-    return accumulate(HERE, _laid_down(task, said), task.measures, task.subsets)
+    return accumulate(SINGLE_PROCESS, _laid_down(task, said), task.measures, task.subsets)
 
 
 def _laid_down(question: EvalTask, said: Sequence[Mapping[str, Any]]) -> Iterator[BatchOutputs]:

@@ -30,7 +30,7 @@ from plateaux.config.builders.model import build_backbone
 from plateaux.config.components import NO_COMPONENTS, Components
 from plateaux.config.recipe import Recipe, fingerprint
 from plateaux.core.errors import DataError, RecipeError
-from plateaux.core.executor import Executor
+from plateaux.core.executor import Executor, all_reduce_max
 from plateaux.core.runtime import FORMATS, is_rank_zero, rank_and_world_size
 from plateaux.core.types import Batch, Inputs, derive_seed
 from plateaux.data.augment import Augment, uniforms
@@ -296,15 +296,15 @@ def prepare(
     tables = [table for each in sources if isinstance(each, FeatureSource) for table in each.tables()]
     made = 0
     for table in {table.folder: table for table in tables}.values():
-        if not executor.all_reduce_max(int(bool(table.missing(ids)))):
+        if not all_reduce_max(executor, int(bool(table.missing(ids)))):
             continue
         with ExitStack() as held:
             if is_rank_zero():
                 held.enter_context(table.store.lock(table.folder, timeout=LOCK_TIMEOUT_S))
                 table.store.remove_partial(table.folder)  # what a killed builder left half-written
-            executor.all_reduce_max(0)
+            executor.barrier()
             made += _make(table, say, ids)
-            executor.all_reduce_max(0)  # nobody reads before everything is there
+            executor.barrier()  # nobody reads before everything is there
     return made
 
 

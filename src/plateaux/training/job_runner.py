@@ -52,7 +52,7 @@ class JobRunner:
                 for number in held:
                     locks.enter_context(run.lock(number, timeout=EXIT_GRACE_S if executor.is_remote else 0))
                     run.store.remove_partial(f"members/{number}")
-            executor.all_reduce_max(0)  # or one who waited for a lock would find members further on than the others did
+            executor.barrier()  # or one who waited for a lock would find members further on than the others did
             left = remaining_part(
                 job, {number: run.progress(number) for number in job.members}, is_joint=method.is_joint
             )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 Position = tuple[int, int]  # completed epochs, completed steps of the next one
@@ -27,6 +27,15 @@ class Job:
     stop: int  # epochs completed at its end
     kind: Literal["train", "decide"] = "train"
     attempt: int = 0  # how often it was begun before
+
+    @property
+    def is_single_process(self) -> bool:
+        """Whether one process executes the job, whatever the size of the executor."""
+        return self.kind == "decide"
+
+    def with_attempt(self, attempt: int) -> Job:
+        """Return the same job as its given attempt; 0 is the first one."""
+        return replace(self, attempt=attempt)
 
     def __str__(self) -> str:
         who = ("member " if len(self.members) == 1 else "members ") + ", ".join(map(str, self.members))

@@ -23,7 +23,7 @@ from plateaux.config.builders.data import eval_batches
 from plateaux.config.recipe import Recipe
 from plateaux.core.callbacks import Tell
 from plateaux.core.errors import DivergedError, Interrupted, RunError
-from plateaux.core.executor import Executor
+from plateaux.core.executor import Executor, all_reduce_max
 from plateaux.core.member import MemberModule
 from plateaux.core.method import DataPartition
 from plateaux.core.types import Batch, derive_seed
@@ -69,7 +69,7 @@ class SharpnessScorer:
     def score(self, learners: Sequence[TrainState], epoch: int) -> None:
         """Leave the members' scores in the run folder; those that lie there are not made again."""
         todo = [each for each in learners if not self.run.store.has(sharpness_path(epoch, each.number))]
-        if not self.executor.all_reduce_max(int(bool(todo))):
+        if not all_reduce_max(self.executor, int(bool(todo))):
             return
         numbers = ", ".join(str(each.number) for each in todo)
         self.tell({"say": f"scoring {len(self.ids):,} samples for the meeting after epoch {epoch}: member {numbers}"})

@@ -288,7 +288,7 @@ class StepRunner:
     @property
     def _sharded(self) -> bool:
         """Say whether other copies of these members work on other samples."""
-        return self.executor.shard(2) != slice(0, 2)
+        return self.executor.is_sharded
 
     def _pieces(self, size: int) -> list[slice | None]:
         """Cut a batch for accumulation; copies that share one cut equally often, for they may meet in every forward."""
@@ -323,8 +323,9 @@ class StepRunner:
         return [torch.cat(rows) for rows in zip(*tables, strict=True)]
 
     def _view(self, learner: TrainState, batch: Batch) -> MemberModule:
-        copy = self.executor.shard(1 << 20).start  # copies that share a batch must not all drop the same units
-        seed = derive_seed(batch.seed, "forward", learner.number, *([copy] if copy else []))
+        # Processes that share a batch must not all drop the same units. The offset is part of a seed: do not change it.
+        offset = (self.executor.data_rank << 20) // self.executor.data_size
+        seed = derive_seed(batch.seed, "forward", learner.number, *([offset] if offset else []))
 
         def forward() -> AbstractContextManager[Any]:
             return _forward(seed, self.options)

@@ -19,7 +19,7 @@ from plateaux.config.components import NO_COMPONENTS, Components
 from plateaux.config.recipe import Recipe
 from plateaux.core.callbacks import Tell
 from plateaux.core.errors import PlateauxError, RecipeError, RunError
-from plateaux.core.executor import Executor, Failure
+from plateaux.core.executor import Executor, Failure, all_reduce_max
 from plateaux.core.runtime import is_rank_zero
 from plateaux.data.sources import describe_data
 from plateaux.storage.feature_cache import prepare, training_sources, with_cached_features
@@ -49,7 +49,7 @@ def train(
     """
     joint = check(recipe, components)
     executor = build_executor(recipe, components)
-    if joint and executor.all_reduce_max(int(not executor.local_members(recipe.members))):
+    if joint and all_reduce_max(executor, int(not executor.local_members(recipe.members))):
         raise RecipeError(
             f"members of {recipe.method.name!r} meet at every step, so every process of the mesh must hold one: "
             f"use at most {recipe.members} x executor.data_parallel processes"
@@ -58,7 +58,7 @@ def train(
     run = _open(recipe, out, executor, components, tell)
     if other is not None and is_rank_zero():
         branching.branch_from(run, other, components)
-    executor.all_reduce_max(0)
+    executor.barrier()
     if recipe.model.cache_features:
         seen = with_cached_features(run.resolved_recipe(), build_training_data(recipe, components), components)
         prepare(training_sources(recipe, seen), executor, lambda words: tell({"say": words}))
@@ -76,11 +76,11 @@ def _run_jobs(run: Run, executor: Executor, work: JobRunner, components: Compone
     attempts, lost = 1, list[Failure]()
     while True:
         jobs = pending_jobs(run, components, without={number for failure in lost for number in failure.job.members})
-        executor.all_reduce_max(0)  # nobody begins before everybody has planned: a decision begun would change the plan
+        executor.barrier()  # nobody begins before everybody has planned: a decision begun would change the plan
         if not jobs:
             break
         failures = executor.launch(jobs, work, tell)
-        failed = executor.all_reduce_max(int(bool(failures)))  # nobody plans before everybody has written
+        failed = all_reduce_max(executor, int(bool(failures)))  # nobody plans before everybody has written
         if failures and attempts < ATTEMPTS and any(failure.died for failure in failures):
             attempts += 1
             tell({"say": f"{sum(f.died for f in failures)} process(es) died; planning again"})
@@ -108,7 +108,7 @@ def _open(recipe: Recipe, out: str | Path, executor: Executor, components: Compo
                 chosen["scoring_batch"] = scoring_batch(recipe, data, build_member(recipe, data, 0, components))
             if chosen:
                 fresh.with_metadata(autotune=chosen)
-    executor.all_reduce_max(0)
+    executor.barrier()
     return replace(Run.open(out), recipe=recipe)
 
 
@@ -134,4 +134,4 @@ def _tidy(run: Run, executor: Executor) -> None:
                 progress = replace(progress, checkpoints=(), partition_checkpoint=None)
                 run.commit(number, progress)
             run.clear(number, progress)
-    executor.all_reduce_max(0)
+    executor.barrier()

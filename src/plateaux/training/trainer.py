@@ -18,7 +18,7 @@ from plateaux.config.builders.training import build_method
 from plateaux.config.components import Components
 from plateaux.core.callbacks import Tell
 from plateaux.core.errors import DataError, DivergedError, Interrupted
-from plateaux.core.executor import Executor
+from plateaux.core.executor import Executor, all_reduce_max
 from plateaux.core.types import Batch, Estimate
 from plateaux.data.sources import DataSplits
 from plateaux.distributed.stop_signal import StopFlag, graceful_shutdown
@@ -104,7 +104,7 @@ class Trainer:
             options = self.step_options(stack)
             self._stop_early(epoch)
             # On a mesh, members of other processes may continue when none are left here, and collectives need all.
-            while epoch < self.job.stop and self.executor.all_reduce_max(int(bool(self.members))):
+            while epoch < self.job.stop and all_reduce_max(self.executor, int(bool(self.members))):
                 self.one_epoch(epoch, at, options, stop)
                 epoch, at = epoch + 1, 0
             for member in self.members:  # before the scratch folder of offloaded members is deleted
@@ -200,7 +200,7 @@ class Trainer:
 
     def _requested_action(self, stop: StopFlag) -> int:
         own = STOP if stop.is_set() else SAVE if self.checkpointer.is_due else CONTINUE
-        return self.executor.all_reduce_max(own)
+        return all_reduce_max(self.executor, own)
 
     def _save(self, epoch: int, at: int) -> None:
         self._add_up(epoch, at)
@@ -215,7 +215,7 @@ class Trainer:
     def _add_up(self, epoch: int, done: int) -> None:
         """Add up pending losses; a member that diverged leaves the job, unless others depend on it."""
         for member, problem in self.logger.add_up(self.members, epoch, done):
-            if self.method.is_joint or self.executor.shard(2) != slice(0, 2):  # copies of a member continue together
+            if self.method.is_joint or self.executor.is_sharded:  # copies of a member continue together
                 raise problem
             self.diverged.append(problem)
             self.members.remove(member)

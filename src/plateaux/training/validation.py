@@ -15,7 +15,7 @@ from plateaux.core.metric import Metric
 from plateaux.core.runtime import autocast
 from plateaux.core.types import Estimate
 from plateaux.data.sources import DataSplits, Source
-from plateaux.distributed.executors.local import LocalExecutor
+from plateaux.distributed.executors.local import SINGLE_PROCESS
 from plateaux.evaluation.metric_loop import evaluate_metrics
 from plateaux.models.modes import eval_mode
 from plateaux.training.state import TrainState
@@ -55,5 +55,5 @@ def validate_member(
     with eval_mode([learner.module]):
         view = MemberModule(learner.module, forward=lambda: autocast(recipe.train.precision, device))
         batches = eval_batches(recipe, data, source, ids, device=device)
-        results = evaluate_metrics(LocalExecutor("loop", 1, (), "error"), [view], batches, measures)
+        results = evaluate_metrics(SINGLE_PROCESS, [view], batches, measures)
     return {name: values["member 0"] for name, values in results.items()}

@@ -12,11 +12,13 @@ from torch import Tensor, nn
 
 from plateaux.core import registry
 from plateaux.core.errors import RecipeError
+from plateaux.core.executor import all_reduce_max
 from plateaux.core.member import MemberModule
 from plateaux.core.outputs import logits
 from plateaux.core.types import Batch
 from plateaux.distributed.executors import mesh as meshes
-from plateaux.distributed.executors.local import LocalExecutor, local, run_loop, run_vmap
+from plateaux.distributed.executors.local import LocalExecutor, local, run_vmap
+from plateaux.distributed.identity_collectives import run_loop
 from plateaux.optim.sample_scores import features
 
 
@@ -43,7 +45,9 @@ def test_local_holds_everyone_and_gathering_is_the_identity() -> None:
     assert here.all_gather(rows) is rows
     assert here.all_gather(rows, batch=True) is rows
     assert here.all_reduce(tree) is tree
-    assert (here.shard(9), here.all_reduce_max(2), here.is_writer()) == (slice(0, 9), 2, True)
+    assert (here.shard(9), all_reduce_max(here, 2), here.is_writer()) == (slice(0, 9), 2, True)
+    assert (here.data_rank, here.data_size, here.is_sharded) == (0, 1, False)
+    here.barrier()
     here.setup_module(nn.Linear(1, 1))
 
 
@@ -181,10 +185,15 @@ def verbs_here() -> dict[str, Any]:
     assert list(total) == ["w", "n"]
     assert torch.equal(total["w"], torch.full((2, 2), 3.0))
     assert float(total["n"]) == 20.0 * column  # over copies, never over members
+    largest = executor.all_reduce(mixed, "max")
+    assert torch.equal(largest["w"], torch.full((2, 2), 2.0))
+    assert float(executor.all_reduce(mixed, group="world")["n"]) == 20.0
+    assert (executor.data_rank, executor.data_size, executor.is_sharded) == (copy, 2, True)
+    executor.barrier()
     return {
         "rows": list(held),
         "samples": list(range(5)[own]),
-        "agree": executor.all_reduce_max(torch.distributed.get_rank()),
+        "agree": all_reduce_max(executor, torch.distributed.get_rank()),
         "writes": executor.is_writer(),
         "groups": (executor.groups(["a", "a"], is_joint=False), executor.groups(["a", "a"], is_joint=True)),
     }

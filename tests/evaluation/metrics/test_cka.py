@@ -17,7 +17,7 @@ from plateaux.core.errors import RecipeError
 from plateaux.core.member import MemberModule
 from plateaux.core.outputs import features
 from plateaux.core.types import Batch
-from plateaux.distributed.executors.local import LocalExecutor
+from plateaux.distributed.executors.local import SINGLE_PROCESS
 from plateaux.evaluation.metric_loop import evaluate_metrics
 from plateaux.evaluation.metrics.cka import WIDEST, cka
 
@@ -127,9 +127,7 @@ def test_networks_of_different_widths_are_compared_by_what_their_last_layer_sees
     networks = [nn.Sequential(nn.Linear(6, width), nn.ReLU(), nn.Linear(width, 3)) for width in (5, 9)]
     x, y = torch.randn(40, 6), torch.zeros(40, dtype=torch.int64)
     batches = [Batch(x[a:b], y[a:b], torch.arange(a, b)) for a, b in ((0, 16), (16, 40))]
-    found = evaluate_metrics(
-        LocalExecutor("loop", 1, (), "error"), [MemberModule(network) for network in networks], batches, {"cka": cka()}
-    )
+    found = evaluate_metrics(SINGLE_PROCESS, [MemberModule(network) for network in networks], batches, {"cka": cka()})
     with torch.no_grad():
         seen = [network[:2](x).double() for network in networks]
     a, b = (f - f.mean(0) for f in seen)

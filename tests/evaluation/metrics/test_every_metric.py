@@ -19,7 +19,7 @@ from plateaux.core import registry
 from plateaux.core.member import MemberModule
 from plateaux.core.metric import Metric
 from plateaux.core.types import Batch, Estimate
-from plateaux.distributed.executors.local import LocalExecutor
+from plateaux.distributed.executors.local import SINGLE_PROCESS
 from plateaux.ensembles.log_probs import log_probabilities
 from plateaux.evaluation.metric_loop import evaluate_metrics
 from plateaux.evaluation.row_names import MEAN_LOGIT, MEAN_PROBABILITY, row_names
@@ -36,7 +36,7 @@ def measured(name: str, table: Tensor, y: Tensor, *, cuts: tuple[int, ...] = (),
     parts = [ids[a:b] for a, b in pairwise(edges) if b > a]
     batches = [Batch(part, y[part], part) for part in parts]
     views = [MemberModule(lambda x, row=row: row[x]) for row in table]
-    return evaluate_metrics(LocalExecutor("loop", 1, (), "error"), views, batches, {name: measure})[name]
+    return evaluate_metrics(SINGLE_PROCESS, views, batches, {name: measure})[name]
 
 
 def near(error: float | None, *, rel: float, abs: float) -> Any:
@@ -260,7 +260,7 @@ def test_measures_of_one_offer_share_one_forward_pass() -> None:
     batches = [Batch(torch.arange(6), y[:6], torch.arange(6)), Batch(torch.arange(6, 12), y[6:], torch.arange(6, 12))]
     seen: list[int] = []
     found = evaluate_metrics(
-        LocalExecutor("loop", 1, (), "error"),
+        SINGLE_PROCESS,
         [MemberModule(member), MemberModule(member)],
         batches,
         {name: registry.metric.get(name)() for name in NAMES},
@@ -280,6 +280,4 @@ def test_rows_to_keep_are_laid_end_to_end() -> None:
     table, y = table_of(2, 9, 3)
     batches = [Batch(torch.arange(a, b), y[a:b], torch.arange(a, b)) for a, b in ((0, 4), (4, 9))]
     views = [MemberModule(lambda x, row=row: row[x]) for row in table]
-    assert evaluate_metrics(LocalExecutor("loop", 1, (), "error"), views, batches, {"kept": kept}) == {
-        "kept": {"count": Estimate(9.0)}
-    }
+    assert evaluate_metrics(SINGLE_PROCESS, views, batches, {"kept": kept}) == {"kept": {"count": Estimate(9.0)}}

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Sequence
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from plateaux.core.callbacks import Tell
 from plateaux.core.errors import RecipeError
@@ -15,75 +15,52 @@ from plateaux.core.member import MemberModule
 from plateaux.core.outputs import OutputFn
 from plateaux.core.registry import executor
 from plateaux.core.types import Batch, TensorTree
+from plateaux.distributed.identity_collectives import IdentityCollectives, run_loop
 from plateaux.distributed.process_pool import run_pool, run_sequentially
 
 
-class LocalExecutor:
-    """All members are held here; gathering and averaging are the identity."""
+class LocalExecutor(IdentityCollectives):
+    """One process holds all members; jobs run in it or in a pool of processes."""
 
-    device: str | None = None
-    is_remote = False
-
-    def __init__(self, mode: str, processes: int, devices: Sequence[str], randomness: str) -> None:
+    def __init__(
+        self, mode: str = "loop", processes: int = 1, devices: Sequence[str] = (), randomness: str = "error"
+    ) -> None:
         self.mode = mode
         self.offloads = mode == "offload"
         self._processes = processes
         self._devices = devices
         self._randomness = randomness
 
-    def local_members(self, members: int) -> range:
-        return range(members)
-
     def groups(self, architectures: Sequence[Hashable], *, is_joint: bool) -> list[list[int]]:
-        if is_joint:
-            return [list(range(len(architectures)))]
-        if self.mode != "vmap":
-            return [[position] for position in range(len(architectures))]
+        if is_joint or self.mode != "vmap":
+            return super().groups(architectures, is_joint=is_joint)
         alike: dict[Hashable, list[int]] = {}
-        for position, kind in enumerate(architectures):
-            alike.setdefault(kind, []).append(position)
+        for position, architecture in enumerate(architectures):
+            alike.setdefault(architecture, []).append(position)
         return list(alike.values())
 
     def map_members(self, output: OutputFn, modules: Sequence[MemberModule], batches: Sequence[Batch]) -> Tensor:
         if self.mode != "vmap" or not getattr(output, "batched", True):
             return run_loop(output, modules, batches)
         alike: dict[Hashable, list[int]] = {}
-        for position, view in enumerate(modules):
-            alike.setdefault((view.kind, _tensor_shapes(view)), []).append(position)
+        for position, module in enumerate(modules):
+            alike.setdefault((module.kind, _tensor_shapes(module)), []).append(position)
         rows: dict[int, Tensor] = {}
         for positions in alike.values():
-            few = [modules[i] for i in positions], [batches[i] for i in positions]
-            table = run_vmap(output, *few, self._randomness) if len(positions) > 1 else run_loop(output, *few)
+            stack = [modules[i] for i in positions], [batches[i] for i in positions]
+            outputs = run_vmap(output, *stack, self._randomness) if len(positions) > 1 else run_loop(output, *stack)
             if len(alike) == 1:
-                return table
-            rows.update(zip(positions, table, strict=True))
+                return outputs
+            rows.update(zip(positions, outputs, strict=True))
         return torch.stack([rows[i] for i in range(len(modules))])
-
-    def all_gather(self, rows: Tensor, *, batch: bool = False, own_member_only: bool = False) -> Tensor:
-        return rows
-
-    def all_reduce(self, tree: TensorTree) -> TensorTree:
-        return tree
-
-    def shard(self, batch: int) -> slice:
-        return slice(0, batch)
-
-    def all_reduce_max(self, value: int) -> int:
-        return value
-
-    def setup_module(self, module: nn.Module) -> None:
-        return None
-
-    def is_writer(self) -> bool:
-        return True
 
     def launch(self, jobs: Sequence[Any], run_job: JobFn, log: Tell) -> list[Failure]:
         if self._processes > 1:
             return run_pool(jobs, run_job, log, processes=self._processes, devices=self._devices)
         return run_sequentially(jobs, run_job, log, device=self._devices[0] if self._devices else None)
 
-    def close(self) -> None:
-        return None
+
+SINGLE_PROCESS = LocalExecutor()
 
 
 @executor
@@ -96,11 +73,6 @@ def local(
 ) -> LocalExecutor:
     """This machine: members in a loop, stacked under vmap, or parked on disk between their turns."""
     return LocalExecutor(mode, processes, devices, randomness)
-
-
-def run_loop(offer: OutputFn, views: Sequence[MemberModule], batches: Sequence[Batch]) -> Tensor:
-    """Run the offer for one member after the other."""
-    return torch.stack([offer(view, batch) for view, batch in zip(views, batches, strict=True)])
 
 
 def run_vmap(offer: OutputFn, views: Sequence[MemberModule], batches: Sequence[Batch], randomness: str) -> Tensor:

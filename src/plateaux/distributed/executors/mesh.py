@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Hashable, Iterable, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -23,6 +23,7 @@ from plateaux.core.types import Batch, TensorTree
 from plateaux.distributed.process_pool import run_sequentially
 from plateaux.distributed.sync_batchnorm import convert_sync_batchnorm
 
+REDUCE_OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
 BUCKET = 64 << 20  # bytes that travel in one message
 DIMENSIONS = 8  # of a block at most
 KINDS = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.uint8, torch.bool]
@@ -37,13 +38,14 @@ class MeshExecutor:
     def __init__(self, mesh: DeviceMesh, sync_batchnorm: bool, device: str) -> None:
         self._members = mesh.get_group("member")
         self._data = mesh.get_group("data")
-        self._column, self._columns = mesh.get_local_rank("member"), mesh.size(0)
-        self._copy, self._copies = mesh.get_local_rank("data"), mesh.size(1)
+        self._member_rank, self._member_size = mesh.get_local_rank("member"), mesh.size(0)
+        self.data_rank, self.data_size = mesh.get_local_rank("data"), mesh.size(1)
+        self.is_sharded = self.data_size > 1
         self._sync_batchnorm = sync_batchnorm
         self.device = device
 
     def local_members(self, members: int) -> range:
-        return _block(members, self._column, self._columns)
+        return _block(members, self._member_rank, self._member_size)
 
     def groups(self, architectures: Sequence[Hashable], *, is_joint: bool) -> list[list[int]]:
         everyone = list(range(len(architectures)))
@@ -53,38 +55,39 @@ class MeshExecutor:
         return torch.stack([output(view, batch) for view, batch in zip(modules, batches, strict=True)])
 
     def all_gather(self, rows: Tensor, *, batch: bool = False, own_member_only: bool = False) -> Tensor:
-        if batch and self._copies > 1 and len(rows):  # copies of members without rows have none either
-            rows = _gather(rows, self._data, self._copies, self._copy, axis=1)
-        if own_member_only or self._columns == 1:
+        if batch and self.is_sharded and len(rows):  # copies of members without rows have none either
+            rows = _gather(rows, self._data, self.data_size, self.data_rank, axis=1)
+        if own_member_only or self._member_size == 1:
             return rows
-        return _gather(rows, self._members, self._columns, self._column, axis=0)
+        return _gather(rows, self._members, self._member_size, self._member_rank, axis=0)
 
-    def all_reduce(self, tree: TensorTree) -> TensorTree:
-        if self._copies == 1:
+    def all_reduce(
+        self, tree: TensorTree, op: Literal["sum", "max"] = "sum", *, group: Literal["data", "world"] = "data"
+    ) -> TensorTree:
+        if group == "data" and not self.is_sharded:
             return tree
-        summed: TensorTree = {}
+        reduced: TensorTree = {}
         for names in _buckets(tree):
             flat = torch.cat([tree[name].reshape(-1) for name in names])
-            dist.all_reduce(flat, group=self._data)
+            dist.all_reduce(flat, REDUCE_OPS[op], group=self._data if group == "data" else None)
             pieces = torch.split(flat, [tree[name].numel() for name in names])
-            summed.update({name: piece.view_as(tree[name]) for name, piece in zip(names, pieces, strict=True)})
-        return {name: summed[name] for name in tree}
+            reduced.update({name: piece.view_as(tree[name]) for name, piece in zip(names, pieces, strict=True)})
+        return {name: reduced[name] for name in tree}
+
+    def barrier(self) -> None:
+        device = torch.device(self.device)
+        dist.barrier(device_ids=[device.index or 0] if device.type == "cuda" else None)
 
     def shard(self, batch: int) -> slice:
-        mine = _block(batch, self._copy, self._copies)
+        mine = _block(batch, self.data_rank, self.data_size)
         return slice(mine.start, mine.stop)
 
-    def all_reduce_max(self, value: int) -> int:
-        strongest = torch.tensor(value, device=self.device)
-        dist.all_reduce(strongest, op=dist.ReduceOp.MAX)
-        return int(strongest)
-
     def setup_module(self, module: nn.Module) -> None:
-        if self._copies > 1 and self._sync_batchnorm:
+        if self.is_sharded and self._sync_batchnorm:
             convert_sync_batchnorm(module, self._data)
 
     def is_writer(self) -> bool:
-        return self._copy == 0
+        return self.data_rank == 0
 
     def launch(self, jobs: Sequence[Any], run_job: JobFn, log: Tell) -> list[Failure]:
         return run_sequentially(jobs, run_job, log, device=self.device, processes=local_processes())

@@ -9,29 +9,28 @@ from typing import TYPE_CHECKING, Any
 
 from plateaux.core.callbacks import Tell
 from plateaux.core.errors import RecipeError
-from plateaux.core.executor import Failure, JobFn
+from plateaux.core.executor import Failure, Job, JobFn
 from plateaux.core.registry import executor
-from plateaux.distributed.executors.local import LocalExecutor
 from plateaux.distributed.executors.mesh import MeshExecutor, mesh
+from plateaux.distributed.identity_collectives import IdentityCollectives
 
 if TYPE_CHECKING:
     from plateaux.distributed.ray_pool import RayWorkerPool
 
 
-class RayExecutor(LocalExecutor):
+class RayExecutor(IdentityCollectives):
     """Plans here, works elsewhere; a process of the cluster that has a job to itself holds all of its members."""
 
     is_remote = True
 
     def __init__(self, address: str | None, cpus: float, gpus: float, retries: int, processes: int, data: int) -> None:
-        super().__init__("loop", 1, (), "error")
         self._address, self._needs = address, (cpus, gpus, retries)
         self._processes, self._data = processes, data
         self._ours = False  # the connection
         self._crew: RayWorkerPool | None = None
 
     def launch(self, jobs: Sequence[Any], run_job: JobFn, log: Tell) -> list[Failure]:
-        return self._joined().run_jobs(jobs, run_job, log, world=self.world)
+        return self._joined().run_jobs(jobs, run_job, log, world_size=self.world_size)
 
     def close(self) -> None:
         """Leave the cluster; one that was started here ends."""
@@ -52,11 +51,11 @@ class RayExecutor(LocalExecutor):
         """Yield what `answer` makes of the answers to each list of jobs, asked one by one, in turn."""
         return self._joined().map(jobs, ask, answer, parcel)
 
-    def world(self, job: Any) -> int:
-        """Return how many processes a job takes: a member's copies, or the mesh of members that learn together."""
-        if getattr(job, "kind", "") == "decide":
+    def world_size(self, job: Job) -> int:
+        """Return how many processes a job uses: the data axis of one member, or the mesh of a joint method."""
+        if job.is_single_process:
             return 1
-        return self._data if len(getattr(job, "members", "1")) == 1 else max(self._processes, self._data)
+        return self._data if len(job.members) == 1 else max(self._processes, self._data)
 
     def _joined(self) -> RayWorkerPool:
         """Return our people on the cluster; connect to it first."""
