@@ -23,7 +23,7 @@ import torch
 import plateaux
 from plateaux.core.stats.intervals import paired_t_interval
 from plateaux.evaluation.results import MetricResult
-from plateaux.evaluation.row_names import MEMBERS_MEAN
+from plateaux.core.row_names import MEAN_OF_MEMBERS
 from plateaux.loss_landscape.probe import get_probes
 from plateaux.loss_landscape.render import plot_landscape
 from plateaux.storage.local_store import LocalStore
@@ -133,9 +133,9 @@ class Study:
 def summary(found: MetricResult) -> dict[str, Any]:
     """Return the members' numbers with both errors, and their mean."""
     rows = {name: v for name, v in found.rows.items() if "·" not in name}
-    mean = rows.get(MEMBERS_MEAN) or next(iter(rows.values()))
-    members = {name: [v.value, v.stderr, v.mc_stderr] for name, v in rows.items() if name != MEMBERS_MEAN}
-    over_members = mean.stderr if MEMBERS_MEAN in rows else None
+    mean = rows.get(MEAN_OF_MEMBERS) or next(iter(rows.values()))
+    members = {name: [v.value, v.stderr, v.mc_stderr] for name, v in rows.items() if name != MEAN_OF_MEMBERS}
+    over_members = mean.stderr if MEAN_OF_MEMBERS in rows else None
     return {"mean": mean.value, "stderr": over_members, "members": members, "higher_is_better": found.higher_is_better}
 
 

@@ -14,7 +14,7 @@ import warnings
 from pathlib import Path
 
 import plateaux
-from plateaux.evaluation.row_names import MEAN_OF_PAIRS, MEAN_PROBABILITY, MEMBERS_MEAN
+from plateaux.core.row_names import MEAN_OF_PAIRS, MEAN_PROBABILITY, MEAN_OF_MEMBERS
 from plateaux.studies.results import ResultRow, results_from_study
 from plateaux.studies.runner import StudyRunner
 from plateaux.studies.study import Study
@@ -22,11 +22,11 @@ from plateaux.studies.study import Study
 FILE = Path(__file__).with_suffix(".toml")
 QUICK = {"members": 2, "data": {"limit": 32, "test_limit": 32, "length": 16}}
 COLUMNS = {
-    "members: accuracy": ("accuracy", MEMBERS_MEAN),
+    "members: accuracy": ("accuracy", MEAN_OF_MEMBERS),
     "ensemble: accuracy": ("accuracy", MEAN_PROBABILITY),
-    "members: F1": ("binary_f1", MEMBERS_MEAN),
+    "members: F1": ("binary_f1", MEAN_OF_MEMBERS),
     "ensemble: F1": ("binary_f1", MEAN_PROBABILITY),
-    "members: NLL": ("nll", MEMBERS_MEAN),
+    "members: NLL": ("nll", MEAN_OF_MEMBERS),
     "ensemble: NLL": ("nll", MEAN_PROBABILITY),
     "disagreement": ("disagreement", MEAN_OF_PAIRS),
 }

@@ -18,7 +18,7 @@ from _leaving import leave
 from landscape_cifar10 import BASE, CONDITIONS, recipe_for
 
 import plateaux
-from plateaux.evaluation.row_names import MEMBERS_MEAN
+from plateaux.core.row_names import MEAN_OF_MEMBERS
 
 CLAIM = "13-two-rankings-of-samples"
 MEMBERS = 3
@@ -27,7 +27,7 @@ MEMBERS = 3
 def correlations(run: Path, samples: int) -> list[float]:
     """Return the rank correlation of every member of a run."""
     (found,) = plateaux.probe_landscape(run, probes=["rank_agreement"], limit=samples)
-    return [value.value for name, value in found.rows.items() if name != MEMBERS_MEAN]
+    return [value.value for name, value in found.rows.items() if name != MEAN_OF_MEMBERS]
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from plateaux.evaluation.row_names import MEAN_OF_PAIRS, MEAN_PROBABILITY, TOGETHER, row_name
+from plateaux.core.row_names import ALL_MEMBERS, MEAN_OF_PAIRS, MEAN_PROBABILITY, row_name
 from plateaux.reports.figures.gallery import SplitPredictions
 from plateaux.reports.figures.partition import SamSets
 from plateaux.studies.results import ResultRow
@@ -50,7 +50,7 @@ def one_run(members: int = 3, *, broken: bool = False, sizes: bool = True, **whe
             names = [f"{n} member{'s' * (n > 1)}" for n in range(1, members + 1)]
             found += [finding(f"{measure} by size", row, value(), percent=percent, **where) for row in names]
     for measure in ("der", "pds"):
-        found.append(finding(measure, TOGETHER, value(), better=None, **where))
+        found.append(finding(measure, ALL_MEMBERS, value(), better=None, **where))
     found.append(finding("disagreement", MEAN_OF_PAIRS, value(), better=None, percent=True, **where))
     for row in (*(f"member {i}" for i in range(members)), "mean of members"):
         found.append(finding("worst_l2(m=128)", row, value(), on="train", better=False, **where))
@@ -65,7 +65,7 @@ def one_run(members: int = 3, *, broken: bool = False, sizes: bool = True, **whe
     for score in ("max_probability", "entropy"):
         for what in ("auroc", "fpr95"):
             found.append(
-                finding("ood", row_name(TOGETHER, score, what), value(), on="mnist (far)", percent=True, **where)
+                finding("ood", row_name(ALL_MEMBERS, score, what), value(), on="mnist (far)", percent=True, **where)
             )
     for row in (*(f"member {i}" for i in range(members)), MEAN_PROBABILITY):
         for at in (3, 9, 14):

@@ -154,7 +154,7 @@ def test_many_numbers_beside_an_answer_are_left_to_json_unless_nothing_else_was_
     ],
 )
 def test_numbers_of_any_size_are_written_in_few_digits(value: Estimate, words: str) -> None:
-    assert tables.both_errors(value) == words
+    assert tables.format_both_errors(value) == words
 
 
 def test_of_many_members_the_mean_is_shown_and_how_they_were_asked_is_in_the_title() -> None:

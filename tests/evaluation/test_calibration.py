@@ -13,11 +13,11 @@ import torch
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RecipeError, RunError
 from plateaux.core.registry import dataset
+from plateaux.core.row_names import MEAN_PROBABILITY, row_name
 from plateaux.evaluation.calibration import Calibration, calibrate, evaluate_calibration
 from plateaux.evaluation.evaluate import evaluate
 from plateaux.evaluation.loading import load
 from plateaux.evaluation.predict import predict
-from plateaux.evaluation.row_names import MEAN_PROBABILITY, row_name
 from plateaux.storage.run import Run
 from plateaux.training.train import train
 

@@ -14,9 +14,9 @@ from plateaux.config.builders.data import build_data, train_val_split
 from plateaux.config.components import Components
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RunError, UnknownNameError, UntrustedCodeError
+from plateaux.core.row_names import MEAN_LOGIT, MEAN_OF_MEMBERS, MEAN_PROBABILITY
 from plateaux.evaluation.evaluate import STANDARD, evaluate
 from plateaux.evaluation.loading import load
-from plateaux.evaluation.row_names import MEAN_LOGIT, MEAN_PROBABILITY, MEMBERS_MEAN
 from plateaux.storage.run import Run
 from plateaux.training.train import train
 
@@ -80,10 +80,10 @@ def test_numbers_are_those_of_the_stored_weights_on_those_samples(run: Path, on:
 def test_rows_come_in_order_with_the_mean_of_the_members(run: Path) -> None:
     (found,) = evaluate(run, metrics=["nll"])
     names = [f"member {n}" for n in range(3)]
-    assert list(found.rows) == [*names, MEMBERS_MEAN, MEAN_PROBABILITY, MEAN_LOGIT]
+    assert list(found.rows) == [*names, MEAN_OF_MEMBERS, MEAN_PROBABILITY, MEAN_LOGIT]
     numbers = [found.rows[name].value for name in names]
-    assert found.rows[MEMBERS_MEAN].value == pytest.approx(np.mean(numbers))
-    assert found.rows[MEMBERS_MEAN].stderr == pytest.approx(np.std(numbers, ddof=1) / 3**0.5)
+    assert found.rows[MEAN_OF_MEMBERS].value == pytest.approx(np.mean(numbers))
+    assert found.rows[MEAN_OF_MEMBERS].stderr == pytest.approx(np.std(numbers, ddof=1) / 3**0.5)
     assert found.rows[MEAN_PROBABILITY].value <= np.mean(numbers)  # Jensen
     assert found.rows[MEAN_LOGIT].value <= np.mean(numbers)
 

@@ -13,10 +13,10 @@ from sklearn.metrics import roc_auc_score
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import DataError, RecipeError
 from plateaux.core.registry import dataset
+from plateaux.core.row_names import ALL_MEMBERS, row_name
 from plateaux.ensembles.ood_scores import OOD_SCORES
 from plateaux.evaluation.loading import load
 from plateaux.evaluation.ood import detect_ood, parse_ood_suites
-from plateaux.evaluation.row_names import TOGETHER, row_name
 from plateaux.evaluation.splits import EvalSplit, ResizedSource, ood_split
 from plateaux.training.train import train
 
@@ -41,7 +41,7 @@ def test_a_set_cannot_be_told_from_itself(run: Path) -> None:
     (found,) = detect_ood(run, {"near": ["digits"]})
     assert found.split == "digits (near)"
     rows = {name.split(" · ")[0] for name in found.rows}
-    assert rows == {"member 0", "member 1", TOGETHER}
+    assert rows == {"member 0", "member 1", ALL_MEMBERS}
     for name, value in found.rows.items():
         if name.endswith("auroc"):
             assert value.value == 0.5, name
@@ -72,7 +72,7 @@ def test_scores_are_those_of_the_logits(run: Path, monkeypatch: pytest.MonkeyPat
     truth = np.concatenate([np.zeros(inside.shape[1]), np.ones(60)])
     for score, alarm in OOD_SCORES.items():
         both = torch.cat([alarm(inside), alarm(outside)]).float().numpy()
-        value = found.rows[row_name(TOGETHER, score, "auroc")]
+        value = found.rows[row_name(ALL_MEMBERS, score, "auroc")]
         assert value.value == pytest.approx(roc_auc_score(truth, both), abs=1e-3), score
         assert value.stderr is not None
 
@@ -80,7 +80,7 @@ def test_scores_are_those_of_the_logits(run: Path, monkeypatch: pytest.MonkeyPat
 def test_a_suite_of_several_sets_has_a_mean(run: Path) -> None:
     found = detect_ood(run, {"near": ["digits", "digits"]})
     assert [each.split for each in found] == ["digits (near)", "digits (near)", "mean of near (digits, digits)"]
-    assert found[-1].rows[row_name(TOGETHER, "energy", "auroc")].value == 0.5
+    assert found[-1].rows[row_name(ALL_MEMBERS, "energy", "auroc")].value == 0.5
 
 
 def test_samples_that_are_no_images_are_refused(run: Path) -> None:

@@ -12,9 +12,9 @@ from safetensors.torch import save_file
 import plateaux
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RecipeError, RunError
+from plateaux.core.row_names import MEAN_PROBABILITY
 from plateaux.evaluation.evaluate import evaluate
 from plateaux.evaluation.loading import load
-from plateaux.evaluation.row_names import MEAN_PROBABILITY
 from plateaux.evaluation.selection import EnsembleSelection, evaluate_selection, load_selection, select_members
 from plateaux.evaluation.soup import soup
 from plateaux.storage.run import Run

@@ -10,11 +10,11 @@ import torch
 
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RunError, StorageError
+from plateaux.core.row_names import MEAN_PROBABILITY
 from plateaux.data.corruptions.corrupt import Corrupted, corrupt
 from plateaux.evaluation.evaluate import evaluate
 from plateaux.evaluation.loading import load
 from plateaux.evaluation.robustness import robustness
-from plateaux.evaluation.row_names import MEAN_PROBABILITY
 from plateaux.evaluation.splits import eval_splits
 from plateaux.storage.run import Run
 from plateaux.training.train import train

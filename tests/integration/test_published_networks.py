@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from plateaux.config.recipe import Recipe
+from plateaux.core.row_names import row_name
 from plateaux.evaluation.evaluate import evaluate
 from plateaux.evaluation.ood import detect_ood
-from plateaux.evaluation.row_names import row_name
 from plateaux.storage.import_weights import import_weights
 
 DATA = Path(os.environ.get("PLATEAUX_DATA", "data"))

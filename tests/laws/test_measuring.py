@@ -9,8 +9,8 @@ import pytest
 from laws.meshes import mesh
 
 from plateaux.config.recipe import Recipe
+from plateaux.core.row_names import MEAN_OF_PAIRS
 from plateaux.evaluation.evaluate import evaluate
-from plateaux.evaluation.row_names import MEAN_OF_PAIRS
 from plateaux.training.train import train
 
 COUNTS = ("accuracy", "top5", "disagreement", "unique", "oracle", "error_overlap", "q_statistic")

@@ -21,7 +21,7 @@ from plateaux.core.types import Batch, Estimate
 
 Array = NDArray[Any]
 Rows = Mapping[str, Estimate]
-TOGETHER, MEAN = "members together", "mean of pairs"
+ALL_MEMBERS, MEAN = "members together", "mean of pairs"
 
 
 def softmax(logits: Array) -> Array:
@@ -66,7 +66,7 @@ def der(table: Array, y: Array) -> dict[str, float]:
     dis, n = disagreement(table, y), table.shape[1]
     errors = [sum(member) / n for member in wrong(table, y)]
     rows = {name: over(dis[name], (errors[i] + errors[j]) / 2) for name, (i, j) in pair_names(len(table)).items()}
-    return {**rows, TOGETHER: over(dis[MEAN], sum(errors) / len(errors))}
+    return {**rows, ALL_MEMBERS: over(dis[MEAN], sum(errors) / len(errors))}
 
 
 def over(above: float, below: float) -> float:
@@ -91,18 +91,18 @@ def variance(table: Array, y: Array, space: str = "logits", ddof: int = 1) -> di
         for c in range(classes):
             middle = sum(values[m, s, c] for m in range(members)) / members
             total += sum((values[m, s, c] - middle) ** 2 for m in range(members)) / (members - ddof)
-    return {TOGETHER: total / samples}
+    return {ALL_MEMBERS: total / samples}
 
 
 def unique(table: Array, y: Array) -> dict[str, float]:
     found = guesses(table)
-    return {TOGETHER: sum(len({member[s] for member in found}) for s in range(len(y))) / len(y)}
+    return {ALL_MEMBERS: sum(len({member[s] for member in found}) for s in range(len(y))) / len(y)}
 
 
 def pds(table: Array, y: Array, normalize: bool = False) -> dict[str, float]:
     p, (_, samples, classes) = probabilities(table), table.shape
     total = sum(max(member[s][c] for member in p) for s in range(samples) for c in range(classes))
-    return {TOGETHER: total / samples / (classes if normalize else 1)}
+    return {ALL_MEMBERS: total / samples / (classes if normalize else 1)}
 
 
 def error_overlap(table: Array, y: Array) -> dict[str, float]:
@@ -150,7 +150,7 @@ def eir(table: Array, y: Array) -> dict[str, float]:
 
 def oracle(table: Array, y: Array) -> dict[str, float]:
     w = wrong(table, y)
-    return {TOGETHER: sum(not all(member[s] for member in w) for s in range(len(y))) / len(y)}
+    return {ALL_MEMBERS: sum(not all(member[s] for member in w) for s in range(len(y))) / len(y)}
 
 
 def entropy(p: Array) -> float:
@@ -159,13 +159,13 @@ def entropy(p: Array) -> float:
 
 def predictive_entropy(table: Array, y: Array) -> dict[str, float]:
     p = probabilities(table).mean(0)
-    return {TOGETHER: sum(entropy(p[s]) for s in range(len(y))) / len(y)}
+    return {ALL_MEMBERS: sum(entropy(p[s]) for s in range(len(y))) / len(y)}
 
 
 def expected_entropy(table: Array, y: Array) -> dict[str, float]:
     p = probabilities(table)
     rows = {f"member {m}": sum(entropy(p[m][s]) for s in range(len(y))) / len(y) for m in range(len(table))}
-    return {**rows, TOGETHER: sum(rows.values()) / len(rows)}
+    return {**rows, ALL_MEMBERS: sum(rows.values()) / len(rows)}
 
 
 def mutual_information(table: Array, y: Array) -> dict[str, float]:
@@ -174,7 +174,7 @@ def mutual_information(table: Array, y: Array) -> dict[str, float]:
     for s in range(len(y)):
         middle = p[:, s].mean(0)
         total += sum(a * math.log(a / b) for m in range(len(p)) for a, b in zip(p[m, s], middle, strict=True) if a > 0)
-    return {TOGETHER: total / len(p) / len(y)}
+    return {ALL_MEMBERS: total / len(p) / len(y)}
 
 
 def cka(table: Array, y: Array) -> dict[str, float]:

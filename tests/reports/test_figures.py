@@ -11,9 +11,9 @@ import made_up_results as made
 import numpy as np
 import pytest
 
+from plateaux.core.row_names import MEAN_PROBABILITY
 from plateaux.core.stats.intervals import slope
 from plateaux.core.stats.ranking import auroc
-from plateaux.evaluation.row_names import MEAN_PROBABILITY
 from plateaux.reports import style
 from plateaux.reports.figures import (
     accuracy,

@@ -53,7 +53,7 @@ APART = [
     ("a pool takes one each", POOL, [at((1, 2)), NEW], [Job((0,), (1, 2), 5), Job((1,), (0, 0), 5)]),
     ("a mesh goes together", MESH, [NEW, NEW], [Job((0, 1), (0, 0), 5)]),
 ]
-TOGETHER = [
+ALL_MEMBERS = [
     ("nothing has begun", [NEW, NEW], [Job((0, 1), (0, 0), 5)]),
     ("all is done", [DONE, DONE], []),
     ("all at one place", [at((1, 0), (2, 0)), at((1, 0), (2, 0))], [Job((0, 1), (2, 0), 5)]),
@@ -75,7 +75,7 @@ def test_members_that_do_not_meet(
     assert plan(recipe(len(progress), **executor), progress) == jobs
 
 
-@pytest.mark.parametrize(("case", "progress", "jobs"), TOGETHER, ids=[case[0] for case in TOGETHER])
+@pytest.mark.parametrize(("case", "progress", "jobs"), ALL_MEMBERS, ids=[case[0] for case in ALL_MEMBERS])
 def test_members_that_meet_go_on_from_the_last_place_all_have_kept(
     case: str, progress: list[MemberProgress], jobs: list[Job]
 ) -> None:

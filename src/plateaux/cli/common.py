@@ -1,8 +1,9 @@
-"""What every command shares: options, exit codes, messages, and tables for people or JSON for programs."""
+"""Shared by all commands: options, exit codes, logging, and output as tables or JSON."""
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from rich.console import Console
 from plateaux.config.specs import split_names
 from plateaux.core import errors
 from plateaux.core.formatting import format_duration
+from plateaux.core.progress import Progress, ProgressEvent, WorkDone, log_messages
 from plateaux.core.runtime import num_cores
 
 CODES: tuple[tuple[type[Exception], int], ...] = (
@@ -27,29 +29,31 @@ CODES: tuple[tuple[type[Exception], int], ...] = (
     (errors.RunError, 4), (errors.PlateauxError, 1),
 )  # fmt: skip
 
-Changes = Annotated[list[str] | None, typer.Option("--set", help="Change one value of the recipe: section.key=value.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, as when the output is piped.")]
-Trust = Annotated[list[str] | None, typer.Option(help="A module whose functions this recipe may call.")]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; the best there is by default.")]
-Members = Annotated[str | None, typer.Option(help="Only these members, such as 0,2.")]
+Changes = Annotated[list[str] | None, typer.Option("--set", help="Override a value of the recipe: section.key=value.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, the default when the output is piped.")]
+Trust = Annotated[list[str] | None, typer.Option(help="A module whose functions the recipe may call.")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...; by default the best available.")]
+Members = Annotated[str | None, typer.Option(help="Use only these members, such as 0,2.")]
+
+CONSOLE = Console(stderr=True)
 
 
 def handle_errors(command: Callable[..., None]) -> Callable[..., None]:
-    """Turn what Plateaux raises on purpose into one message and an exit code that means something."""
+    """Print a Plateaux error as one message and exit with the code of its kind."""
 
     @wraps(command)
     def run(*args: Any, **kwargs: Any) -> None:
         try:
             command(*args, **kwargs)
         except errors.PlateauxError as problem:
-            Console(stderr=True).print(str(problem), style="red", markup=False, highlight=False, soft_wrap=True)
+            CONSOLE.print(str(problem), style="red", markup=False, highlight=False, soft_wrap=True)
             raise typer.Exit(next(code for kind, code in CODES if isinstance(problem, kind))) from None
 
     return run
 
 
 def print_result(as_json: bool, plain: Any, shown: Callable[[], list[Any]]) -> None:
-    """Print tables for a person, JSON for a program."""
+    """Print tables on a terminal, JSON otherwise."""
     console = Console()
     if as_json or not console.is_terminal:
         typer.echo(json.dumps(plain, indent=2))
@@ -69,37 +73,57 @@ def write_whole(file: Path, text: str) -> None:
         raise errors.StorageError(f"{file} cannot be written ({problem.strerror}); choose another --out") from None
 
 
+class ConsoleHandler(logging.Handler):
+    """Prints log records on the console that also shows progress, so that the two do not overwrite each other."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        prefix = "" if record.levelno <= logging.INFO else f"{record.levelname.lower()}: "
+        CONSOLE.print(prefix + record.getMessage(), highlight=False, markup=False, soft_wrap=True)
+
+
+def configure_logging(verbose: int = 0, *, quiet: bool = False) -> None:
+    """Print the messages of the logger `plateaux` on standard error, in the first process only."""
+    logger = logging.getLogger("plateaux")
+    for handler in [handler for handler in logger.handlers if isinstance(handler, ConsoleHandler)]:
+        logger.removeHandler(handler)
+    logger.setLevel(logging.WARNING if quiet else logging.DEBUG if verbose else logging.INFO)
+    if os.environ.get("RANK", "0") == "0":
+        logger.addHandler(ConsoleHandler())
+
+
 @contextmanager
-def progress_bar(what: str, unit: str = "samples") -> Iterator[dict[str, Any]]:
-    """Lend `seen` and `say`: progress with an estimate on a terminal, lines that stay on standard error."""
-    console = Console(stderr=True)
-    with console.status(what) as status:
-        begun = [time.monotonic(), 0]
+def progress_bar(what: str, unit: str = "samples") -> Iterator[Progress]:
+    """Show the progress of long-running work, with an estimate of the time left, on a terminal."""
+    with CONSOLE.status(what) as status:
+        started, last = time.monotonic(), 0.0
 
-        def seen(done: int, total: int) -> None:
-            if done <= begun[1]:  # another set of samples
-                begun[0] = time.monotonic()
-            begun[1] = done
-            left = (total - done) * (time.monotonic() - begun[0]) / done
-            status.update(
-                f"{what}: {done:,} of {total:,} {unit}" + (f", {format_duration(left)} left" if left >= 2 else "")
-            )
+        def show(event: ProgressEvent) -> None:
+            nonlocal started, last
+            if not isinstance(event, WorkDone):
+                log_messages(event)
+                return
+            if event.done <= last:  # the next split
+                started = time.monotonic()
+            last = event.done
+            left = (event.total - event.done) * (time.monotonic() - started) / event.done
+            text = f"{what}: {event.done:,.0f} of {event.total:,.0f} {unit}"
+            status.update(text + (f", {format_duration(left)} left" if left >= 2 else ""))
 
-        yield {"seen": seen, "say": lambda words: console.print(words, highlight=False, markup=False, soft_wrap=True)}
+        yield show
 
 
 def parse_numbers(text: str | None) -> list[int] | None:
-    """Return the members that `--members` names; None: all of them."""
+    """Return the member ids of `--members`; None: all members."""
     if text is None:
         return None
     parts = split_names(text)
     if not all(part.isdigit() for part in parts):
-        raise errors.RecipeError(f"--members {text}: give numbers with commas, such as 0,2")
+        raise errors.RecipeError(f"--members {text}: give member ids separated by commas, such as 0,2")
     return [int(part) for part in parts]
 
 
 def torchrun(processes: int) -> int:
-    """Start this very command again, once for every process of the mesh."""
+    """Run this command again in every process of the mesh."""
     start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     threads = str(max(1, num_cores() // processes))
     env = {"OMP_NUM_THREADS": threads, **os.environ, "PYTHONSAFEPATH": "1"}

@@ -1,9 +1,10 @@
-"""The commands that ask finished runs, and make new ones of them: measure, calibrate, predict, soup, select."""
+"""Commands on trained runs: evaluate, calibrate, predict, soup, select."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -22,11 +23,14 @@ from plateaux.cli.common import (
     progress_bar,
     torchrun,
 )
+from plateaux.config.components import Components
 from plateaux.config.specs import split_names
 from plateaux.core.errors import RecipeError
 from plateaux.core.runtime import is_rank_zero
-from plateaux.evaluation.calibration import evaluate_calibration
+from plateaux.evaluation.calibration import CalibrationOptions, evaluate_calibration
 from plateaux.evaluation.ood import detect_ood, parse_ood_suites
+from plateaux.evaluation.options import EvalOptions
+from plateaux.evaluation.prediction_cache import CacheDtype
 from plateaux.evaluation.results import MetricResult
 from plateaux.evaluation.robustness import read_baseline, robustness
 from plateaux.evaluation.selection import evaluate_selection
@@ -36,155 +40,168 @@ from plateaux.storage.run import Run
 
 CORRUPTION_METRICS = ["accuracy", "nll", "ece"]
 
-CacheLogits = Annotated[
-    Literal["float32", "float16", "no"], typer.Option(help="Keep logits beside the run: float32, float16 or no.")
-]
-Limit = Annotated[int | None, typer.Option(min=1, help="Only the first so many samples.")]
+CacheLogits = Annotated[CacheDtype, typer.Option(help="Cache logits next to the run as float32 or float16, or off.")]
+Limit = Annotated[int | None, typer.Option(min=1, help="Use only the first N samples.")]
 
 
 def evaluate(
     run: Path,
     more: Annotated[
-        list[str] | None, typer.Argument(metavar="[SUITE=SETS]...", help="Further suites of --ood.")
+        list[str] | None, typer.Argument(metavar="[SUITE=DATASETS]...", help="Further suites for --ood.")
     ] = None,
     split: Annotated[
-        str, typer.Option(help="test, validation, train, corrupted[:KIND[:SEVERITY]]; with commas; @N: the first N.")
+        str,
+        typer.Option(help="test, validation, train, corrupted[:KIND[:SEVERITY]], with commas; test@N: the first N."),
     ] = "test",
     metrics: Annotated[
         str,
         typer.Option(
-            help="Names with commas, or all, none, performance, uncertainty, diversity; options: ece(bins=10)."
+            help="Names with commas, or all, none, performance, uncertainty, diversity; with options: ece(bins=10)."
         ),
     ] = "all",
     ood: Annotated[
-        list[str] | None, typer.Option(help="Sets to tell apart: near=cifar100,tin far=mnist; or OpenOOD's near far.")
+        list[str] | None,
+        typer.Option(help="OOD datasets: near=cifar100,tin far=mnist; near or far alone: those of OpenOOD."),
     ] = None,
     members: Members = None,
-    ensemble_sizes: Annotated[bool, typer.Option(help="Curves over ensembles of 1, 2, ... members too.")] = False,
-    calibrated: Annotated[bool, typer.Option(help="What the run's calibration does on these samples.")] = False,
+    ensemble_sizes: Annotated[bool, typer.Option(help="Also evaluate ensembles of 1, 2, ... members.")] = False,
+    calibrated: Annotated[bool, typer.Option(help="Evaluate the calibration of the run on these samples.")] = False,
     exclude_calibration_ids: Annotated[
-        bool, typer.Option(help="Leave out samples the calibration was fitted on.")
+        bool, typer.Option(help="Leave out the samples that the calibration was fitted on.")
     ] = False,
     limit: Limit = None,
-    baseline: Annotated[Path | None, typer.Option(help="A JSON table of errors that mCE is divided by.")] = None,
+    baseline: Annotated[
+        Path | None, typer.Option(help="A JSON file with the errors of a baseline, to normalize the mCE.")
+    ] = None,
     cache_logits: CacheLogits = "float32",
-    no_cache: Annotated[bool, typer.Option(help="Run forward passes even where logits are kept.")] = False,
+    no_cache: Annotated[bool, typer.Option(help="Run forward passes even if logits are cached.")] = False,
     corruption_cache: Annotated[
-        Path | None, typer.Option(help="A folder to keep generated corrupted images in.")
+        Path | None, typer.Option(help="A folder that keeps generated corrupted images.")
     ] = None,
     executor: Annotated[
-        Literal["mesh", "ray"] | None, typer.Option(help="Spread the samples over a mesh, or a Ray cluster.")
+        Literal["mesh", "ray"] | None,
+        typer.Option(help="Distribute the samples over processes (mesh) or a Ray cluster (ray)."),
     ] = None,
-    processes: Annotated[int, typer.Option(min=1, help="Processes of the mesh.")] = 2,
+    processes: Annotated[int, typer.Option(min=1, help="Number of processes of the mesh.")] = 2,
     changes: Changes = None,
     trust: Trust = None,
     device: Device = None,
     markdown: Annotated[bool, typer.Option(help="Print Markdown tables.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Measure a run: how good, how sure, how different, how robust, how alarmed.
+    """Evaluate a run: performance, uncertainty, diversity, robustness, OOD detection.
 
-    In Python: `plateaux.evaluate("runs/demo", metrics=["all"])`
+    In Python: `plateaux.evaluate("runs/demo", metrics="all")`
     """
     if changes and executor is None:
-        raise RecipeError("--set changes the executor of a finished run, so it needs --executor mesh or ray")
+        raise RecipeError("--set changes the executor of a trained run, so it needs --executor mesh or --executor ray")
     if calibrated and (executor or members or limit):
-        raise RecipeError("--calibrated is of all members, in one process; leave --executor, --members, --limit out")
-    words = [*(ood or []), *(more or [])]
-    suites, by_name = parse_ood_suites(words, Run.open(run).metadata["data"]["name"]) if words else ({}, False)
-    table = read_baseline(baseline) if baseline else None
-    for name in [] if by_name else [each for sets in suites.values() for each in sets]:
-        ood_split(name, "", plateaux.Components(trust=tuple(trust or ())))  # before hours of measuring
+        raise RecipeError("--calibrated does not support --executor, --members, --limit; leave them out")
+    texts = [*(ood or []), *(more or [])]
+    suites, skip_missing = parse_ood_suites(texts, Run.open(run).metadata["data"]["name"]) if texts else ({}, False)
+    baseline_errors = read_baseline(baseline) if baseline else None
+    for name in [] if skip_missing else [name for datasets in suites.values() for name in datasets]:
+        ood_split(name, "", Components(trust=tuple(trust or ())))  # fail on a wrong name before hours of work
     if executor == "mesh" and "RANK" not in os.environ:
         raise typer.Exit(torchrun(processes))
-    components = plateaux.Components(trust=tuple(trust or ()))
-    shared: dict[str, Any] = {"components": components, "device": device, "cache_logits": cache_logits}
-    walk = {"members": parse_numbers(members), "limit": limit, "no_cache": no_cache, **shared}
-    if executor is not None:
-        walk["executor"] = _executor(executor, processes, changes or [])
+    options = EvalOptions(
+        members=parse_numbers(members),
+        limit=limit,
+        ensemble_sizes=ensemble_sizes,
+        device=device,
+        executor=None if executor is None else _executor(executor, processes, changes or []),
+        cache_logits=cache_logits,
+        no_cache=no_cache,
+        corruption_cache=corruption_cache,
+    )
     names = [] if metrics == "none" or (calibrated and metrics == "all") else split_names(metrics)
-    with progress_bar("measuring") as told:
-        found: list[MetricResult] = []
-        for where, wanted in _by_kind(split_names(split), names):
-            found += plateaux.evaluate(
-                run,
-                split=where,
-                metrics=wanted,
-                ensemble_sizes=ensemble_sizes,
-                corruption_cache=corruption_cache,
-                **walk,
-                **told,
-            )
-        found += robustness(found, table)
+    results: list[MetricResult] = []
+    with progress_bar("evaluating") as progress:
+        shared: dict[str, Any] = {"trust": trust or (), "progress": progress}
+        for splits, wanted in _by_kind(split_names(split), names):
+            results += plateaux.evaluate(run, split=splits, metrics=wanted, options=options, **shared)
+        results += robustness(results, baseline_errors)
         if calibrated:
-            found += evaluate_calibration(
-                run, split=split, exclude_calibration_ids=exclude_calibration_ids, **shared, **told
-            )
+            cache = EvalOptions(device=device, cache_logits=cache_logits)
+            exclude = exclude_calibration_ids
+            results += evaluate_calibration(run, split=split, exclude_calibration_ids=exclude, options=cache, **shared)
         if suites:
-            found += detect_ood(run, suites, skip_missing=by_name, **walk, **told)
+            plain = replace(options, ensemble_sizes=False, corruption_cache=None)
+            results += detect_ood(run, suites, skip_missing=skip_missing, options=plain, **shared)
     if not is_rank_zero():
         return
     if markdown:
-        typer.echo(to_markdown(found))
+        typer.echo(to_markdown(results))
         return
-    print_result(as_json, [each.to_dict() for each in found], lambda: tables(found, Console().width))
+    print_result(as_json, [result.to_dict() for result in results], lambda: tables(results, Console().width))
 
 
 def calibrate(
     run: Path,
-    split: Annotated[str, typer.Option(help="Held-out samples to fit on: validation, or test.")] = "validation",
-    fraction: Annotated[float, typer.Option(help="A seeded share of them; the others are left to judge by.")] = 1.0,
+    split: Annotated[str, typer.Option(help="Held-out samples to fit on: validation or test.")] = "validation",
+    fraction: Annotated[
+        float, typer.Option(help="Fit on a seeded random fraction; the rest can evaluate the calibration.")
+    ] = 1.0,
     alpha: Annotated[
-        list[float] | None, typer.Option(help="How often a set may miss; 0.1 and 0.05 by default.")
+        list[float] | None, typer.Option(help="Miscoverage of the conformal sets; by default 0.1 and 0.05.")
     ] = None,
-    conformal: Annotated[Literal["lac", "aps", "raps"], typer.Option(help="Conformal sets.")] = "aps",
-    target_risk: Annotated[float, typer.Option(help="How often an answer may be wrong.")] = 0.05,
+    conformal: Annotated[Literal["lac", "aps", "raps"], typer.Option(help="The conformal score.")] = "aps",
+    target_risk: Annotated[
+        float, typer.Option(help="The error rate allowed among samples that are not rejected.")
+    ] = 0.05,
     bound: Annotated[
-        Literal["none", "clopper-pearson", "hoeffding"], typer.Option(help="Hold the risk by an upper bound.")
+        Literal["none", "clopper-pearson", "hoeffding"],
+        typer.Option(help="Control the risk by an upper confidence bound."),
     ] = "none",
     order: Annotated[
-        Literal["pool", "calibrate"], typer.Option(help="What comes first: pool, or calibrate each member.")
+        Literal["pool", "calibrate"], typer.Option(help="Which comes first: pool members, or calibrate each member.")
     ] = "pool",
     trust: Trust = None,
     device: Device = None,
     as_json: AsJson = False,
 ) -> None:
-    """Fit doubt on held-out samples: temperatures, conformal sets, when to abstain.
+    """Calibrate a run on held-out samples: temperatures, conformal sets, a rejection threshold.
 
     In Python: `plateaux.calibrate("runs/demo", split="validation")`
     """
-    options: dict[str, Any] = {"conformal": conformal, "bound": bound}
-    options["order"] = "pool then calibrate" if order == "pool" else "calibrate then pool"
-    with progress_bar("calibrating") as told:
-        made = plateaux.calibrate(
-            run, split=split, fraction=fraction, alphas=alpha or (0.1, 0.05), target_risk=target_risk, device=device,
-            components=plateaux.Components(trust=tuple(trust or ())), **options, **told,
-        )  # fmt: skip
+    fit = CalibrationOptions(
+        alphas=alpha or (0.1, 0.05),
+        conformal=conformal,
+        target_risk=target_risk,
+        bound=bound,
+        order="pool then calibrate" if order == "pool" else "calibrate then pool",
+    )
+    with progress_bar("calibrating") as progress:
+        options = EvalOptions(device=device)
+        calibration = plateaux.calibrate(
+            run, split=split, fraction=fraction, fit=fit, trust=trust or (), options=options, progress=progress
+        )
 
-    def words() -> list[str]:
-        threshold = made.threshold
-        answers = "abstains always" if threshold.at is None else f"answers {100 * threshold.coverage:.1f} %"
-        values = [", ".join(f"{v:.3f}" for v in each.values) for each in made.temperatures.values()]
+    def lines() -> list[str]:
+        threshold = calibration.threshold
+        answered = "rejects every sample" if threshold.at is None else f"accepts {100 * threshold.coverage:.1f} %"
+        values = [", ".join(f"{v:.3f}" for v in fitted.values) for fitted in calibration.temperatures.values()]
         return [
-            f"fitted on {len(made.ids):,} {made.split} samples",
+            f"fitted on {len(calibration.ids):,} {calibration.split} samples",
             f"temperature: {values[0]} for the ensemble; {values[1]} for each member",
-            *(f"{100 * (1 - each.alpha):g} % sets ({each.kind}): threshold {each.threshold:.4f}" for each in made.sets),
-            f"for a risk of {100 * threshold.risk:g} % it {answers}",
+            *(
+                f"{100 * (1 - fitted.alpha):g} % conformal sets ({fitted.kind}): threshold {fitted.threshold:.4f}"
+                for fitted in calibration.sets
+            ),
+            f"at a target risk of {100 * threshold.risk:g} % the ensemble {answered}",
         ]
 
-    print_result(as_json, made.to_dict(), words)
+    print_result(as_json, calibration.to_dict(), lines)
 
 
 def predict(
     run: Path,
     out: Annotated[Path, typer.Option("--out", "-o", help="The file to write: .csv, .jsonl or .npz.")],
     split: Annotated[
-        str, typer.Option(help="test, validation, train, corrupted:KIND:SEVERITY, or another data set.")
+        str, typer.Option(help="test, validation, train, corrupted:KIND:SEVERITY, or another dataset.")
     ] = "test",
-    ood_score: Annotated[
-        str, typer.Option(help="The score of how far out of distribution a sample is.")
-    ] = "max_probability",
-    alpha: Annotated[float | None, typer.Option(help="Which of the fitted sets to give.")] = None,
+    ood_score: Annotated[str, typer.Option(help="The OOD score to compute.")] = "max_probability",
+    alpha: Annotated[float | None, typer.Option(help="Which of the fitted conformal sets to write.")] = None,
     members: Members = None,
     limit: Limit = None,
     cache_logits: CacheLogits = "float32",
@@ -192,98 +209,107 @@ def predict(
     device: Device = None,
     as_json: AsJson = False,
 ) -> None:
-    """Answer for samples: class, probability, doubt, OOD score, conformal set, whether to abstain.
+    """Write predictions: class, probability, OOD score, conformal set, whether to abstain.
 
     In Python: `plateaux.predict("runs/demo", split="test").rows()`
     """
-    with progress_bar("predicting") as told:
-        answers = plateaux.predict(
-            run, split=split, ood_score=ood_score, alpha=alpha, members=parse_numbers(members), limit=limit,
-            cache_logits=cache_logits,
-            components=plateaux.Components(trust=tuple(trust or ())), device=device, **told,
-        )  # fmt: skip
-    answers.write(out)
-    words = f"{out}: {len(answers.ids):,} answers"
-    if answers.abstain is not None:
-        words += f", {int(answers.abstain.sum()):,} of them to abstain from"
-    print_result(as_json, {"file": str(out), "answers": len(answers.ids)}, lambda: [words])
+    options = EvalOptions(members=parse_numbers(members), limit=limit, device=device, cache_logits=cache_logits)
+    with progress_bar("predicting") as progress:
+        predictions = plateaux.predict(
+            run,
+            split=split,
+            ood_score=ood_score,
+            alpha=alpha,
+            trust=trust or (),
+            options=options,
+            progress=progress,
+        )
+    predictions.write(out)
+    text = f"{out}: {len(predictions.ids):,} predictions"
+    if predictions.abstain is not None:
+        text += f", {int(predictions.abstain.sum()):,} of them rejected (abstain)"
+    print_result(as_json, {"file": str(out), "predictions": len(predictions.ids)}, lambda: [text])
 
 
 def soup(
     run: Path,
-    out: Annotated[Path, typer.Option("--out", "-o", help="The run folder to make.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The run folder to create.")],
     strategy: Annotated[
-        Literal["uniform", "greedy"], typer.Option(help="All members, or those that help.")
+        Literal["uniform", "greedy"], typer.Option(help="Average all members, or only those that help.")
     ] = "uniform",
-    split: Annotated[str, typer.Option(help="Held-out samples to judge by.")] = "validation",
+    split: Annotated[str, typer.Option(help="Held-out samples to select on.")] = "validation",
     members: Members = None,
-    max_barrier: Annotated[float, typer.Option(help="Nats that the loss may rise between two members.")] = 0.1,
+    max_barrier: Annotated[
+        float, typer.Option(help="The largest rise of the loss between two members, in nats.")
+    ] = 0.1,
     trust: Trust = None,
     device: Device = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make one network of several: the mean of their weights.
+    """Average the weights of members into one network (model soup).
 
     In Python: `plateaux.soup("runs/demo", "runs/soup", strategy="greedy")`
     """
-    components = plateaux.Components(trust=tuple(trust or ()))
-    with progress_bar("mixing") as told:
+    options = EvalOptions(members=parse_numbers(members), device=device)
+    with progress_bar("averaging"):
         made = plateaux.soup(
-            run, out, strategy=strategy, split=split, members=parse_numbers(members), max_barrier=max_barrier,
-            components=components, device=device,
-            say=told["say"],
-        )  # fmt: skip
-    words = made.progress(0).weights_source
-    print_result(as_json, {"run": str(out), "weights": words}, lambda: [f"{out}: {words}"])
+            run, out, strategy=strategy, split=split, max_barrier=max_barrier, trust=trust or (), options=options
+        )
+    text = made.progress(0).weights_source
+    print_result(as_json, {"run": str(out), "weights": text}, lambda: [f"{out}: {text}"])
 
 
 def select(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders: the pool.")],
+    runs: Annotated[list[Path], typer.Argument(help="Run folders that form the pool.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The JSON file to write.")],
-    size: Annotated[int, typer.Option(min=1, help="Draws; with --unique, different members.")] = 5,
-    split: Annotated[str, typer.Option(help="Held-out samples to choose on.")] = "validation",
-    metric: Annotated[Literal["nll", "accuracy", "brier"], typer.Option(help="What is to improve.")] = "nll",
-    unique: Annotated[bool, typer.Option(help="Count different members.")] = False,
-    eval_split: Annotated[str, typer.Option(help="Other samples to judge the choice by.")] = "test",
+    size: Annotated[int, typer.Option(min=1, help="Number of selected members, counting repetitions.")] = 5,
+    split: Annotated[str, typer.Option(help="Held-out samples to select on.")] = "validation",
+    metric: Annotated[Literal["nll", "accuracy", "brier"], typer.Option(help="The metric to improve.")] = "nll",
+    unique: Annotated[bool, typer.Option(help="Count distinct members.")] = False,
+    eval_split: Annotated[str, typer.Option(help="Other samples to evaluate the selection on.")] = "test",
     trust: Trust = None,
     device: Device = None,
     as_json: AsJson = False,
 ) -> None:
-    """Choose an ensemble from the members of several runs, greedily and with replacement.
+    """Select an ensemble from the members of several runs, greedily and with replacement.
 
-    In Python: `plateaux.select_members(["runs/a", "runs/b"], size=5).write("chosen.json")`
+    In Python: `plateaux.select_members(["runs/a", "runs/b"], size=5).write("selection.json")`
     """
-    shared: dict[str, Any] = {"components": plateaux.Components(trust=tuple(trust or ())), "device": device}
-    with progress_bar("choosing") as told:
-        shared["say"] = told["say"]
+    with progress_bar("selecting") as progress:
+        shared: dict[str, Any] = {
+            "trust": trust or (),
+            "options": EvalOptions(device=device),
+            "progress": progress,
+        }
         chosen = plateaux.select_members(runs, size=size, split=split, metric=metric, unique=unique, **shared)
         chosen.write(out)
-        judged = evaluate_selection(out, split=eval_split, **shared)
+        scores = evaluate_selection(out, split=eval_split, **shared)
 
-    def words() -> list[str]:
-        used = [each for each in zip(chosen.members, chosen.selection.weights, strict=True) if each[1]]
-        lines = [f"{root}, member {number}: weight {weight:.3f}" for (root, number), weight in used]
-        found = f"{eval_split}: accuracy {100 * judged['accuracy']:.2f} %, nll {judged['nll']:.4f}"
-        return [*lines, f"chosen on {len(chosen.selection.samples):,} {split} samples; {found}", f"written to {out}"]
+    def lines() -> list[str]:
+        pool = zip(chosen.members, chosen.selection.weights, strict=True)
+        weights = [f"{root}, member {number}: weight {weight:.3f}" for (root, number), weight in pool if weight]
+        result = f"{eval_split}: accuracy {100 * scores['accuracy']:.2f} %, nll {scores['nll']:.4f}"
+        samples = f"selected on {len(chosen.selection.samples):,} {split} samples"
+        return [*weights, f"{samples}; {result}", f"written to {out}"]
 
-    print_result(as_json, {**chosen.to_dict(), eval_split: judged}, words)
+    print_result(as_json, {**chosen.to_dict(), eval_split: scores}, lines)
 
 
-def _by_kind(words: list[str], names: list[str]) -> Iterator[tuple[list[str], list[str]]]:
-    """Yield words and what to measure on them: under corruption `all` means three measures, for there are 75 sets."""
-    for bare, wanted in ((True, names), (False, CORRUPTION_METRICS if names == ["all"] else names)):
-        chosen = [word for word in words if word.startswith("corrupted") is not bare]
+def _by_kind(splits: list[str], names: list[str]) -> Iterator[tuple[list[str], list[str]]]:
+    """Yield splits and their metrics: on corrupted splits `all` means three metrics, because there are 75 splits."""
+    for is_corrupted, wanted in ((False, names), (True, CORRUPTION_METRICS if names == ["all"] else names)):
+        chosen = [split for split in splits if split.startswith("corrupted") is is_corrupted]
         if chosen and wanted:
             yield chosen, wanted
 
 
 def _executor(name: str, processes: int, changes: list[str]) -> dict[str, Any]:
-    """Return the executor's part of a recipe: all processes share the samples unless told otherwise."""
+    """Return the `[executor]` section of a recipe; by default all processes share the samples."""
     mesh = {"data_parallel": processes, "processes": processes}
-    found: dict[str, Any] = {"name": name} | (mesh if name == "mesh" else {})
+    section: dict[str, Any] = {"name": name} | (mesh if name == "mesh" else {})
     for change in changes:
-        where, _, value = change.partition("=")
-        if not where.startswith("executor."):
-            raise RecipeError(f"--set {change}: only executor.* can be changed of a finished run")
-        found[where.removeprefix("executor.")] = int(value) if value.isdigit() else value
-    return found
+        key, _, value = change.partition("=")
+        if not key.startswith("executor."):
+            raise RecipeError(f"--set {change}: only executor.* can be changed for a trained run")
+        section[key.removeprefix("executor.")] = int(value) if value.isdigit() else value
+    return section

@@ -11,6 +11,7 @@ from rich.console import Console
 import plateaux
 from plateaux.cli.common import AsJson, Device, Members, Trust, parse_numbers, print_result, progress_bar
 from plateaux.config.specs import split_names
+from plateaux.core.progress import WorkDone
 from plateaux.evaluation.results import MetricResult
 from plateaux.evaluation.tables import tables, to_markdown
 from plateaux.loss_landscape.plots import LandscapeFigure
@@ -58,7 +59,8 @@ def landscape(
     }  # fmt: skip
     found: list[MetricResult] = []
     made: list[LandscapeFigure] = []
-    with progress_bar("landscape", "passes") as told:
+    with progress_bar("landscape", "passes") as progress:
+        told: dict[str, Any] = {"seen": lambda done, total: progress(WorkDone(done, total))}
         if names:
             found = plateaux.probe_landscape(run, probes=names, limit=limit, **shared, **told)
         if kinds:

@@ -19,7 +19,7 @@ from rich.table import Table
 
 import plateaux
 from plateaux.cli import claims, evaluate, landscape, report, study, theory
-from plateaux.cli.common import AsJson, Changes, Trust, handle_errors, print_result, torchrun
+from plateaux.cli.common import AsJson, Changes, Trust, configure_logging, handle_errors, print_result, torchrun
 from plateaux.cli.progress import lines, live_progress
 from plateaux.config.builtin import builtin_recipes, recipe_file
 from plateaux.config.recipe import with_line_number
@@ -37,7 +37,7 @@ KINDS = {
 }  # fmt: skip
 
 app = typer.Typer(
-    help="Train, measure and use deep ensembles whose members are flat and diverse.", no_args_is_help=True,
+    help="Train, evaluate, and use deep ensembles whose members are flat and diverse.", no_args_is_help=True,
     add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown",
 )  # fmt: skip
 recipes = typer.Typer(help="Check a recipe, or print the schema of all recipes.", no_args_is_help=True)
@@ -63,10 +63,16 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def everything(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Say which one.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
+    verbose: Annotated[int, typer.Option("--verbose", "-v", count=True, help="Also print debug messages.")] = 0,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only warnings and errors.")] = False,
 ) -> None:
-    """Train, measure and use deep ensembles whose members are flat and diverse."""
+    """Train, evaluate, and use deep ensembles whose members are flat and diverse.
+
+    Colors are off if the environment variable NO_COLOR is set.
+    """
+    configure_logging(verbose, quiet=quiet)
 
 
 @contextmanager
@@ -111,7 +117,7 @@ def train(
         plateaux.train(what, root, components=components, tell=tell, branch_from=branch_from)
     if not is_rank_zero():
         return
-    found = plateaux.evaluate(root, components=components) if evaluate else []
+    found = plateaux.evaluate(root, trust=components.trust) if evaluate else []
     print_result(
         as_json,
         {"run": str(root), "metrics": [each.to_dict() for each in found]},

@@ -13,6 +13,7 @@ from rich.table import Table
 from plateaux.cli.common import AsJson, print_result, progress_bar
 from plateaux.core.formatting import format_duration
 from plateaux.core.optional import optional_import
+from plateaux.core.progress import WorkDone
 from plateaux.theory.experiment import run
 from plateaux.theory.figures import draw
 from plateaux.theory.record import deviations, record
@@ -32,8 +33,14 @@ def theory(
     """
     optional_import("matplotlib", extra="report")  # before minutes of simulation
     began = time.monotonic()
-    with progress_bar("simulating", unit="matrices") as ask:
-        experiment = run(matrices=matrices, starts=inits, density=grid_points, seed=seed, seen=ask["seen"])
+    with progress_bar("simulating", unit="matrices") as progress:
+        experiment = run(
+            matrices=matrices,
+            starts=inits,
+            density=grid_points,
+            seed=seed,
+            seen=lambda done, total: progress(WorkDone(done, total)),
+        )
         found = record(experiment)
         out.mkdir(parents=True, exist_ok=True)
         (out / "theory.json").write_text(json.dumps(found, indent=1), encoding="utf-8")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
@@ -22,6 +23,10 @@ class Components:
     loss: LossFn | None = None
     unlabeled: Source | None = None  # samples whose labels are not looked at, laid out as the data's
     trust: tuple[str, ...] = ()  # modules outside whose functions a recipe may call
+
+    def keywords(self) -> dict[str, Any]:
+        """Return the arguments of an entry point that passes these components on."""
+        return {"data": self.data, "model": self.model, "loss": self.loss, "trust": self.trust}
 
 
 NO_COMPONENTS = Components()

@@ -9,6 +9,7 @@ from typing import Literal
 from torch import Tensor
 
 from plateaux.core.outputs import OutputFn, logits
+from plateaux.core.row_names import RowName
 from plateaux.core.types import Batch, Estimate, TensorTree
 
 
@@ -21,7 +22,7 @@ class Metric:
     """
 
     update: Callable[[Tensor, Batch], TensorTree]
-    compute: Callable[[TensorTree], Mapping[str, Estimate]]
+    compute: Callable[[TensorTree], Mapping[RowName, Estimate] | Mapping[str, Estimate]]
     output: OutputFn = logits
     reduce: Literal["sum", "cat"] = "sum"
     higher_is_better: bool | None = True  # None: neither direction is better

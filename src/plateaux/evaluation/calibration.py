@@ -1,11 +1,12 @@
-"""Calibrated doubt: fitted on held-out samples, stored with their ids, and never judged on the same ones.
+"""Calibration: temperatures, conformal sets, and a rejection threshold, fitted on held-out samples.
 
-calibration.json             temperatures, conformal thresholds, the threshold of abstention
-calibration-ids.safetensors  ids of the samples they were fitted on
+calibration.json             temperatures, conformal thresholds, rejection threshold
+calibration-ids.safetensors  ids of the samples they were fitted on; they are excluded from its evaluation
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,45 +14,48 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plateaux.config.components import NO_COMPONENTS, Components
-from plateaux.core.callbacks import Say, Seen
+from plateaux.config.components import Components, Model
 from plateaux.core.errors import RecipeError, RunError
+from plateaux.core.method import LossFn
 from plateaux.core.metric import Metric
+from plateaux.core.progress import Progress, log_messages
+from plateaux.core.row_names import MEAN_PROBABILITY, RowName
 from plateaux.core.stats.estimates import mean, proportion
 from plateaux.core.types import Estimate, derive_seed
+from plateaux.data.sources import DataSplits
 from plateaux.ensembles import conformal as conformal_sets
 from plateaux.ensembles import selective
 from plateaux.ensembles.conformal import Conformal
 from plateaux.ensembles.log_probs import log_probabilities
 from plateaux.ensembles.selective import RejectionThreshold
 from plateaux.ensembles.temperature import ORDERS, Order, Temperatures, apply, calibrate_then_pool, pool_then_calibrate
+from plateaux.evaluation.evaluation import Evaluation
 from plateaux.evaluation.evaluator import Evaluator
-from plateaux.evaluation.prediction_cache import CacheDtype
+from plateaux.evaluation.options import DEFAULT_OPTIONS, EvalOptions
 from plateaux.evaluation.predictions import MemberOutputs, error_probability, predict_all
-from plateaux.evaluation.results import MetricResult
-from plateaux.evaluation.row_names import MEAN_PROBABILITY, row_name
 from plateaux.evaluation.splits import eval_split
 from plateaux.storage.run import Run, RunLike
 
 FILE, IDS = "calibration.json", "calibration-ids.safetensors"
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """What was fitted on held-out samples of a run."""
+    """Temperatures, conformal sets, and a rejection threshold of a run, fitted on held-out samples."""
 
     split: str
     fingerprint: str  # of the source the samples are from
     ids: Tensor
     hashes: tuple[str, ...]  # of the members' weights
-    order: Order  # the one that is used
+    order: Order  # of pooling and calibrating; the one that is used
     temperatures: Mapping[Order, Temperatures]
     sets: tuple[Conformal, ...]
     threshold: RejectionThreshold
 
-    def log_p(self, table: Tensor, order: Order | None = None) -> Tensor:
+    def log_p(self, logits: Tensor, order: Order | None = None) -> Tensor:
         """Return the ensemble's calibrated log-probabilities `[N, C]`."""
-        return apply(table, self.temperatures[order or self.order])
+        return apply(logits, self.temperatures[order or self.order])
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -60,150 +64,209 @@ class Calibration:
             "samples": len(self.ids),
             "hashes": list(self.hashes),
             "order": self.order,
-            "temperatures": {order: each.to_dict() for order, each in self.temperatures.items()},
-            "sets": [each.to_dict() for each in self.sets],
+            "temperatures": {order: fitted.to_dict() for order, fitted in self.temperatures.items()},
+            "sets": [fitted.to_dict() for fitted in self.sets],
             "threshold": self.threshold.to_dict(),
         }
 
     def write(self, run: Run) -> None:
+        """Store the calibration in the run folder."""
         run.store.put_tensors(IDS, {"ids": self.ids})
         run.store.put_json(FILE, self.to_dict())
 
     @classmethod
     def read(cls, run: Run) -> Calibration:
-        """Return what is stored with the run."""
+        """Return the calibration that is stored in the run folder."""
         if not run.store.has(FILE):
             root = run.store.root
-            raise RunError(f"{root} is not calibrated; `plateaux calibrate {root} --split validation` does it")
+            raise RunError(f"{root} is not calibrated. Run: plateaux calibrate {root} --split validation")
         tree, ids = run.store.get_json(FILE), run.store.get_tensors(IDS)["ids"]
         temperatures: dict[Order, Temperatures] = {
             order: Temperatures.from_dict(tree["temperatures"][order]) for order in ORDERS
         }
-        sets = tuple(Conformal.from_dict(each) for each in tree["sets"])
+        sets = tuple(Conformal.from_dict(stored) for stored in tree["sets"])
         threshold = RejectionThreshold.from_dict(tree["threshold"])
         hashes = tuple(tree["hashes"])
         return cls(tree["split"], tree["fingerprint"], ids, hashes, tree["order"], temperatures, sets, threshold)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrationOptions:
+    """What `calibrate` fits.
+
+    Args:
+        alphas: Miscoverage levels of the conformal sets: 0.1 for sets that contain the label in 90 % of the cases.
+        conformal: The conformal score: "lac", "aps" or "raps".
+        target_risk: The error rate allowed among the samples that are not rejected.
+        bound: Control the risk by an upper confidence bound: "none", "clopper-pearson" or "hoeffding".
+        order: Average the members' probabilities, then calibrate, or the other way around.
+    """
+
+    alphas: Sequence[float] = (0.1, 0.05)
+    conformal: conformal_sets.Kind = "aps"
+    target_risk: float = 0.05
+    bound: selective.Bound = "none"
+    order: Order = "pool then calibrate"
+
+
+DEFAULT_FIT = CalibrationOptions()
+
+
 def calibrate(
-    root: RunLike,
+    run: RunLike,
     *,
     split: str = "validation",
     fraction: float = 1.0,
-    alphas: Sequence[float] = (0.1, 0.05),
-    conformal: conformal_sets.Kind = "aps",
-    target_risk: float = 0.05,
-    bound: selective.Bound = "none",
-    order: Order = "pool then calibrate",
-    components: Components = NO_COMPONENTS,
-    device: str | None = None,
-    cache_logits: CacheDtype = "float32",
-    seen: Seen = lambda *_: None,
-    say: Say = lambda _: None,
+    fit: CalibrationOptions = DEFAULT_FIT,
+    data: DataSplits | None = None,
+    model: Model | None = None,
+    loss: LossFn | None = None,
+    trust: Sequence[str] = (),
+    options: EvalOptions = DEFAULT_OPTIONS,
+    progress: Progress = log_messages,
 ) -> Calibration:
-    """Fit temperatures, conformal sets and a threshold of abstention on held-out samples, and store them in the run.
+    """Fit temperatures, conformal sets, and a rejection threshold on held-out samples, and store them in the run.
 
-    `part` takes a seeded share of the samples, so that the others are left to judge by.
+    Args:
+        run: A run, its folder, or its URL.
+        split: The held-out samples to fit on: "validation" or "test".
+        fraction: Fit on a seeded random fraction of the samples; the rest can be used to evaluate the calibration.
+        fit: Conformal method and levels, target risk, and the order of pooling and calibrating.
+        data, model, loss: The objects that the run was trained with, if they were passed in Python.
+        trust: Modules whose functions the recipe may call.
+        options: Supports device, cache_logits, no_cache.
+        progress: Called with progress events.
     """
-    panel = Evaluator(Run.open(root), components=components, device=device, cache_logits=cache_logits, say=say)
-    target = eval_split(panel.recipe, panel.data_info, split)
-    if target.family == "train":
-        raise RecipeError("Members were trained on the train samples: doubt fitted there is too small; hold some out")
-    heard = predict_all(panel, target, seen=seen)
+    options.require("calibrate", "device", "cache_logits", "no_cache")
     if not 0 < fraction <= 1:
-        raise RecipeError(f"part = {fraction}: give a share above 0 and at most 1")
+        raise RecipeError(f"fraction = {fraction}: give a number above 0 and at most 1")
+    evaluator = Evaluator(Run.open(run), components=Components(data, model, loss, trust=tuple(trust)), options=options)
+    target = eval_split(evaluator.recipe, evaluator.data_info, split)
+    if target.family == "train":
+        raise RecipeError(
+            "split = 'train': the members were trained on these samples, so they are overconfident on them. Fit on "
+            "held-out samples: validation or test"
+        )
+    outputs = predict_all(evaluator, target, progress=progress)
     if fraction < 1:
-        generator = torch.Generator().manual_seed(derive_seed(panel.recipe.seed, "calibrate", split))
-        count = max(1, round(fraction * len(heard.y)))
-        heard = heard.take(torch.randperm(len(heard.y), generator=generator)[:count].sort().values)
+        generator = torch.Generator().manual_seed(derive_seed(evaluator.recipe.seed, "calibrate", split))
+        count = max(1, round(fraction * len(outputs.y)))
+        outputs = outputs.take(torch.randperm(len(outputs.y), generator=generator)[:count].sort().values)
     temperatures: dict[Order, Temperatures] = {
-        "pool then calibrate": pool_then_calibrate(heard.logits, heard.y),
-        "calibrate then pool": calibrate_then_pool(heard.logits, heard.y),
+        "pool then calibrate": pool_then_calibrate(outputs.logits, outputs.y),
+        "calibrate then pool": calibrate_then_pool(outputs.logits, outputs.y),
     }
-    log_p = apply(heard.logits, temperatures[order])
-    sets = tuple(conformal_sets.fit(log_p, heard.y, heard.ids, alpha, conformal) for alpha in alphas)
-    threshold = selective.fit(error_probability(log_p), log_p.argmax(-1) != heard.y, target_risk, bound=bound)
-    fingerprint = panel.known(target)["fingerprint"]
-    made = Calibration(split, fingerprint, heard.ids, tuple(panel.hashes), order, temperatures, sets, threshold)
-    made.write(panel.run)
-    for words in [*temperatures[order].remarks, *(each.remark for each in sets), threshold.remark]:
-        if words:
-            say(words)
-    return made
+    log_p = apply(outputs.logits, temperatures[fit.order])
+    sets = tuple(conformal_sets.fit(log_p, outputs.y, outputs.ids, alpha, fit.conformal) for alpha in fit.alphas)
+    incorrect = log_p.argmax(-1) != outputs.y
+    threshold = selective.fit(error_probability(log_p), incorrect, fit.target_risk, bound=fit.bound)
+    fingerprint, hashes = evaluator.split_fingerprint(target), tuple(evaluator.hashes)
+    calibration = Calibration(split, fingerprint, outputs.ids, hashes, fit.order, temperatures, sets, threshold)
+    calibration.write(evaluator.run)
+    for remark in [*temperatures[fit.order].remarks, *(fitted.remark for fitted in sets), threshold.remark]:
+        if remark:
+            logger.warning("%s", remark)
+    return calibration
 
 
 def evaluate_calibration(
-    root: RunLike,
+    run: RunLike,
     *,
     split: str = "test",
     exclude_calibration_ids: bool = False,
-    components: Components = NO_COMPONENTS,
-    device: str | None = None,
-    cache_logits: CacheDtype = "float32",
-    seen: Seen = lambda *_: None,
-    say: Say = lambda _: None,
-) -> list[MetricResult]:
-    """Measure what calibration did, on samples it was not fitted on; `unseen` leaves those out that it was."""
-    panel = Evaluator(Run.open(root), components=components, device=device, cache_logits=cache_logits, say=say)
-    fitted = Calibration.read(panel.run)
-    _same_weights(fitted, panel)
-    target = eval_split(panel.recipe, panel.data_info, split)
-    heard = predict_all(panel, target, seen=seen)
-    known = panel.known(target)
-    if known["fingerprint"] == fitted.fingerprint:
-        old = torch.isin(heard.ids, fitted.ids)
-        if old.any() and not exclude_calibration_ids:
-            raise RunError(
-                f"{int(old.sum()):,} of the {len(old):,} {split} samples are those the calibration was fitted on; "
-                "numbers "
-                "on them would flatter. Add --exclude-calibration-ids to leave them out, or choose other samples"
-            )
-        heard = heard.take(~old)
-        if not len(heard.y):
-            raise RunError(f"The calibration was fitted on all {split} samples: none are left to judge it by")
-    kinds = [f"{each.kind} {each.alpha:g}" for each in fitted.sets]
-    asked = {"sets": kinds, "risk": fitted.threshold.risk, "bound": fitted.threshold.bound, "fitted on": fitted.split}
-    data = {**known, "name": panel.data_info["name"], "samples": len(heard.y), **asked}
-    words = f"fitted on {len(fitted.ids):,} {fitted.split} samples; {fitted.order}"
-    measure = Metric(lambda *_: {}, lambda _: {}, higher_is_better=None, group="uncertainty", definition=words)
-    found = [panel.result("calibrated", split, _calibration_estimates(heard, fitted, panel.numbers), measure, data)]
-    for each in found:
-        panel.write(each)
-    return found
+    data: DataSplits | None = None,
+    model: Model | None = None,
+    loss: LossFn | None = None,
+    trust: Sequence[str] = (),
+    options: EvalOptions = DEFAULT_OPTIONS,
+    progress: Progress = log_messages,
+) -> Evaluation:
+    """Evaluate the calibration of a run on samples that it was not fitted on.
+
+    Args:
+        run: A run, its folder, or its URL.
+        split: The samples to evaluate on.
+        exclude_calibration_ids: Leave out the samples that the calibration was fitted on, instead of an error.
+        data, model, loss: The objects that the run was trained with, if they were passed in Python.
+        trust: Modules whose functions the recipe may call.
+        options: Supports device, cache_logits, no_cache.
+        progress: Called with progress events.
+    """
+    options.require("evaluate_calibration", "device", "cache_logits", "no_cache")
+    evaluator = Evaluator(Run.open(run), components=Components(data, model, loss, trust=tuple(trust)), options=options)
+    calibration = Calibration.read(evaluator.run)
+    _check_same_weights(calibration, evaluator)
+    target = eval_split(evaluator.recipe, evaluator.data_info, split)
+    outputs = predict_all(evaluator, target, progress=progress)
+    fingerprint = evaluator.split_fingerprint(target)
+    if fingerprint == calibration.fingerprint:
+        outputs = _without_fitted(outputs, calibration, split, exclude=exclude_calibration_ids)
+    threshold = calibration.threshold
+    kinds = [f"{fitted.kind} {fitted.alpha:g}" for fitted in calibration.sets]
+    settings = {"sets": kinds, "risk": threshold.risk, "bound": threshold.bound, "fitted on": calibration.split}
+    samples = {"name": evaluator.data_info["name"], "samples": len(outputs.y)}
+    metadata = {"fingerprint": fingerprint, **samples, **settings}
+    definition = f"fitted on {len(calibration.ids):,} {calibration.split} samples; {calibration.order}"
+    metric = Metric(lambda *_: {}, lambda _: {}, higher_is_better=None, group="uncertainty", definition=definition)
+    rows = _calibration_rows(outputs, calibration, evaluator.numbers)
+    result = evaluator.result("calibrated", split, rows, metric, metadata)
+    evaluator.write(result)
+    return Evaluation([result])
 
 
-def _same_weights(fitted: Calibration, panel: Evaluator) -> None:
-    if fitted.hashes != tuple(panel.hashes):
+def _without_fitted(outputs: MemberOutputs, calibration: Calibration, split: str, *, exclude: bool) -> MemberOutputs:
+    """Return the outputs for samples that the calibration was not fitted on."""
+    fitted = torch.isin(outputs.ids, calibration.ids)
+    if fitted.any() and not exclude:
         raise RunError(
-            f"{panel.run.store.root} was calibrated with other weights than it has now; run `plateaux calibrate` again"
+            f"The calibration was fitted on {int(fitted.sum()):,} of the {len(fitted):,} {split} samples, so results "
+            "on them are optimistically biased. Add --exclude-calibration-ids to leave them out, or use another split"
+        )
+    if fitted.all():
+        raise RunError(
+            f"The calibration was fitted on all {split} samples, so none are left to evaluate it on. Use another "
+            "split, or calibrate on a part of them: --fraction 0.5"
+        )
+    return outputs.take(~fitted)
+
+
+def _check_same_weights(calibration: Calibration, evaluator: Evaluator) -> None:
+    if calibration.hashes != tuple(evaluator.hashes):
+        raise RunError(
+            f"The weights of {evaluator.run.store.root} have changed since it was calibrated; run `plateaux calibrate` "
+            "again"
         )
 
 
-def _calibration_estimates(heard: MemberOutputs, fitted: Calibration, numbers: Sequence[int]) -> dict[str, Estimate]:
-    rows: dict[str, Estimate] = {}
-    before = log_probabilities(heard.logits.double())
-    own = fitted.temperatures["calibrate then pool"].values
+def _calibration_rows(
+    outputs: MemberOutputs, calibration: Calibration, numbers: Sequence[int]
+) -> dict[RowName, Estimate]:
+    rows: dict[RowName, Estimate] = {}
+    before = log_probabilities(outputs.logits.double())
+    temperatures = calibration.temperatures["calibrate then pool"].values
     for position, number in enumerate(numbers):
-        scaled = (heard.logits[position].double() / own[position]).log_softmax(-1)
-        rows[row_name(f"member {number}", "temperature")] = Estimate(own[position])
-        rows[row_name(f"member {number}", "nll before")] = _nll(before[position], heard.y)
-        rows[row_name(f"member {number}", "nll after")] = _nll(scaled, heard.y)
+        scaled = (outputs.logits[position].double() / temperatures[position]).log_softmax(-1)
+        member = RowName.member(number)
+        rows[member.with_part("temperature")] = Estimate(temperatures[position])
+        rows[member.with_part("nll before")] = _nll(before[position], outputs.y)
+        rows[member.with_part("nll after")] = _nll(scaled, outputs.y)
     if len(numbers) > 1:
-        rows[row_name(MEAN_PROBABILITY, "nll before")] = _nll(before[-2], heard.y)
+        rows[MEAN_PROBABILITY.with_part("nll before")] = _nll(before[-2], outputs.y)
     for order in ORDERS:
-        rows[row_name(f"ensemble ({order})", "nll after")] = _nll(fitted.log_p(heard.logits, order), heard.y)
-    log_p = fitted.log_p(heard.logits)
-    name = f"ensemble ({fitted.order})"
-    for each in fitted.sets:
-        sets = each.sets(log_p, heard.ids)
-        wanted = f"{100 * (1 - each.alpha):g} % sets"
-        rows[row_name(name, f"{wanted}: coverage")] = conformal_sets.coverage(sets, heard.y)
-        rows[row_name(name, f"{wanted}: classes")] = conformal_sets.mean_size(sets)
-    used = fitted.threshold.accepts(error_probability(log_p))
-    wrong = log_p.argmax(-1) != heard.y
-    rows[row_name(name, "answered")] = proportion(float(used.sum()), len(used))
-    if used.any():
-        rows[row_name(name, "wrong of those answered")] = proportion(float((wrong & used).sum()), float(used.sum()))
+        log_p = calibration.log_p(outputs.logits, order)
+        rows[RowName.ensemble(order).with_part("nll after")] = _nll(log_p, outputs.y)
+    log_p = calibration.log_p(outputs.logits)
+    ensemble = RowName.ensemble(calibration.order)
+    for fitted in calibration.sets:
+        sets = fitted.sets(log_p, outputs.ids)
+        level = f"{100 * (1 - fitted.alpha):g} % sets"
+        rows[ensemble.with_part(f"{level}: coverage")] = conformal_sets.coverage(sets, outputs.y)
+        rows[ensemble.with_part(f"{level}: classes")] = conformal_sets.mean_size(sets)
+    accepted = calibration.threshold.accepts(error_probability(log_p))
+    errors = float(((log_p.argmax(-1) != outputs.y) & accepted).sum())
+    rows[ensemble.with_part("answered")] = proportion(float(accepted.sum()), len(accepted))
+    if accepted.any():
+        rows[ensemble.with_part("wrong of those answered")] = proportion(errors, float(accepted.sum()))
     return rows
 
 

@@ -1,18 +1,19 @@
-"""Measure a run: walk once over the data, or over what is kept of it, and write one object per measurement."""
+"""Evaluate a run: one pass over the data, or over cached logits, for all metrics."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing
-from pathlib import Path
-from typing import Any
 
-from plateaux.config.components import NO_COMPONENTS, Components
-from plateaux.core.callbacks import Say, Seen, nothing
+from plateaux.config.components import Components, Model
+from plateaux.core.method import LossFn
+from plateaux.core.progress import Progress, log_messages
 from plateaux.core.runtime import is_rank_zero
+from plateaux.data.sources import DataSplits
+from plateaux.evaluation.evaluation import Evaluation
 from plateaux.evaluation.evaluator import Evaluator
 from plateaux.evaluation.metric_specs import get_metrics
-from plateaux.evaluation.prediction_cache import CacheDtype
+from plateaux.evaluation.options import DEFAULT_OPTIONS, EvalOptions
 from plateaux.evaluation.ray_evaluator import RayEvaluator
 from plateaux.evaluation.results import MetricResult
 from plateaux.evaluation.splits import eval_splits
@@ -22,49 +23,43 @@ STANDARD = ("accuracy", "nll", "brier", "ece")
 
 
 def evaluate(
-    root: RunLike,
+    run: RunLike,
     *,
     split: str | Sequence[str] = "test",
-    metrics: Sequence[str] = STANDARD,
-    members: Sequence[int] | None = None,
-    ensemble_sizes: bool = False,
-    limit: int | None = None,
-    cache_logits: CacheDtype = "float32",
-    no_cache: bool = False,
-    corruption_cache: str | Path | None = None,
-    components: Components = NO_COMPONENTS,
-    device: str | None = None,
-    executor: Mapping[str, Any] | None = None,
-    seen: Seen = nothing,
-    say: Say = nothing,
-) -> list[MetricResult]:
-    """Measure members and their ensemble on `test`, `validation` or `train` samples, or `corrupted` ones.
+    metrics: str | Sequence[str] = STANDARD,
+    data: DataSplits | None = None,
+    model: Model | None = None,
+    loss: LossFn | None = None,
+    trust: Sequence[str] = (),
+    options: EvalOptions = DEFAULT_OPTIONS,
+    progress: Progress = log_messages,
+) -> Evaluation:
+    """Evaluate the members of a run and their ensemble, and store the results in the run folder.
 
-    `members` takes some of them as the ensemble, `sizes` adds curves over ensembles of 1, 2, ... members, `samples`
-    takes the first so many. Logits are kept beside the run, and a second call needs no forward pass, unless `fresh`.
-    Corrupted images are made when they are needed, or once, in the folder `cache`. On `executor = {"name": "ray"}`
-    members x samples are spread over a cluster; logits are not kept then.
+    Logits are cached next to the run, so a second call needs no forward pass.
+
+    Args:
+        run: A run, its folder, or its URL.
+        split: "test", "validation", "train", "corrupted", "corrupted:fog:3", or several; "test@1000" for the first
+            1,000 samples.
+        metrics: Names of metrics ("ece(bins=10)" with options), or groups: "all", "performance", "uncertainty",
+            "diversity".
+        data, model, loss: The objects that the run was trained with, if they were passed in Python.
+        trust: Modules whose functions the recipe may call.
+        options: Members, limit, device, executor, caches; see `EvalOptions`.
+        progress: Called with progress events.
     """
-    kind = RayEvaluator if (executor or {}).get("name") == "ray" else Evaluator
-    panel = kind(
-        Run.open(root),
-        members,
-        components=components,
-        device=device,
-        executor=executor,
-        cache_logits=cache_logits,
-        say=say,
-    )
-    chosen = get_metrics(metrics, trust=components.trust)
-    found: list[MetricResult] = []
-    with closing(panel):
-        for target in eval_splits(
-            panel.run.recipe, panel.data_info, [split] if isinstance(split, str) else split, cache=corruption_cache
-        ):
-            found += panel.evaluate(
-                target, chosen, ensemble_sizes=ensemble_sizes, limit=limit, no_cache=no_cache, seen=seen
-            )
+    components = Components(data, model, loss, trust=tuple(trust))
+    kind = RayEvaluator if (options.executor or {}).get("name") == "ray" else Evaluator
+    evaluator = kind(Run.open(run), components=components, options=options)
+    chosen = get_metrics([metrics] if isinstance(metrics, str) else metrics, trust=components.trust)
+    names = [split] if isinstance(split, str) else split
+    results: list[MetricResult] = []
+    with closing(evaluator):
+        cache = options.corruption_cache
+        for target in eval_splits(evaluator.recipe, evaluator.data_info, names, cache=cache):
+            results += evaluator.evaluate(target, chosen, progress=progress)
     if is_rank_zero():
-        for each in found:
-            panel.write(each)
-    return found
+        for result in results:
+            evaluator.write(result)
+    return Evaluation(results)

@@ -1,340 +1,218 @@
-"""The members of a run, ready to be asked about samples: by a forward pass, or from what is kept of an earlier one."""
+"""Evaluation of a run's members on a split: by forward passes, or from cached logits."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import cached_property
-from itertools import combinations
-from math import comb
-from random import Random
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from plateaux.config.builders.data import build_data, eval_batches
-from plateaux.config.builders.training import build_executor
-from plateaux.config.components import NO_COMPONENTS, Components
+from plateaux.config.builders.data import eval_batches
 from plateaux.config.recipe import fingerprint
-from plateaux.core.callbacks import Say, Seen, nothing
 from plateaux.core.errors import RecipeError, RunError
 from plateaux.core.executor import Executor, all_reduce_max
-from plateaux.core.member import MemberModule
 from plateaux.core.metric import Metric
 from plateaux.core.outputs import NoFeaturesError, OutputFn, features
-from plateaux.core.runtime import DTYPES, FORMATS, autocast, configure_runtime, get_device, local_processes
-from plateaux.core.stats.estimates import mean_of_paired
+from plateaux.core.progress import Progress, WorkDone, log_messages
+from plateaux.core.row_names import RowName, with_mean_of_members, with_member_ids
+from plateaux.core.runtime import DTYPES
 from plateaux.core.types import Estimate, TensorTree
-from plateaux.data.sources import DataSplits, Source, describe_data
+from plateaux.data.sources import Source
 from plateaux.distributed.executors.local import SINGLE_PROCESS
 from plateaux.evaluation import prediction_cache
-from plateaux.evaluation.loading import data_splits_info, load_members
-from plateaux.evaluation.metric_loop import BatchOutputs, MemberSubset, accumulate, run_members
-from plateaux.evaluation.prediction_cache import CacheDtype, PredictionCache, PredictionWriter
+from plateaux.evaluation.ensemble_sizes import mean_by_size, subsets_of_every_size
+from plateaux.evaluation.loaded_run import LoadedRun
+from plateaux.evaluation.metric_loop import BatchOutputs, MemberSubset, accumulate, compute_rows, run_members
+from plateaux.evaluation.prediction_cache import PredictionCache, PredictionWriter
 from plateaux.evaluation.results import MetricResult
-from plateaux.evaluation.row_names import (
-    MEAN_OF_PAIRS,
-    MEAN_PROBABILITY,
-    PART,
-    TOGETHER,
-    _with_mean,
-    row_name,
-    with_member_ids,
-)
 from plateaux.evaluation.splits import EvalSplit, eval_split
-from plateaux.models.backbone import BackboneWithHead
-from plateaux.storage.feature_cache import prepare, through_backbone
-from plateaux.storage.run import Run
 
-SELECTION = "selection.json"  # of a soup: the samples its members were chosen on
-SUBSETS = 30  # at most so many ensembles of one size are averaged
+SELECTION = "selection.json"  # of a soup: the samples that its members were selected on
+RunSums = dict[tuple[MemberSubset | None, str], TensorTree]
+logger = logging.getLogger(__name__)
 
 
-class Evaluator:
-    """Members of a run, ready to be asked about samples; nothing is read or built before it is needed."""
+@dataclass(frozen=True, slots=True)
+class EvalStream:
+    """The outputs of all members on a split, batch by batch."""
 
-    def __init__(
-        self,
-        run: Run,
-        members: Sequence[int] | None = None,
-        *,
-        components: Components = NO_COMPONENTS,
-        device: str | None = None,
-        executor: Mapping[str, Any] | None = None,
-        cache_logits: CacheDtype = "float32",
-        say: Say = nothing,
-    ) -> None:
-        self.run, self.components, self.cache_logits, self.say = run, components, cache_logits, say
-        self.recipe = run.resolved_recipe()
-        self.numbers = run.trained_members() if members is None else _numbers(members, self.recipe.members)
-        if executor is not None:
-            self.recipe = self.recipe.replaced(executor=dict(executor))
-        self.executor: Executor = SINGLE_PROCESS if executor is None else build_executor(self.recipe, components)
-        configure_runtime(processes=local_processes(), threads=self.recipe.executor.threads)
-        if all_reduce_max(self.executor, int(not self.executor.local_members(len(self.numbers)))):
-            raise RecipeError(
-                f"{len(self.numbers)} members cannot be spread over so many processes; use fewer, or spread the "
-                "samples: --set executor.data_parallel=N"
-            )
-        self.device = get_device(device or self.executor.device)
-        self.data_info: Mapping[str, Any] = (
-            run.metadata["data"] if components.data is None else describe_data(components.data)
-        )
+    executor: Executor  # reduces what is computed from the batches
+    batches: Iterator[BatchOutputs]
+    metadata: dict[str, Any]  # describes the samples
+    samples: int
 
-    def close(self) -> None:
-        """Give back what the executor holds, if it holds anything."""
-        self.executor.close()
 
-    @cached_property
-    def data(self) -> DataSplits:
-        return build_data(self.recipe, self.components)
-
-    @cached_property
-    def hashes(self) -> list[str]:
-        """The hashes of the members' weights."""
-        return [self.run.weights_hash(number) for number in self.numbers]
-
-    @cached_property
-    def weight_sources(self) -> list[str]:
-        """Which weights each member's are: the last, the best, an average."""
-        return [self.run.progress(number).weights_source for number in self.numbers]
-
-    @cached_property
-    def modules(self) -> list[MemberModule]:
-        held = [self.numbers[row] for row in self.executor.local_members(len(self.numbers))]
-        facts = data_splits_info(self.run) if self.components.data is None else self.components.data
-        modules = [module.to(self.device).eval() for module in load_members(self.run, facts, held, self.components)]
-        layout = FORMATS[self.recipe.train.memory_format]
-        modules = [module.to(memory_format=layout) for module in modules]  # type: ignore[call-overload]
-        return [
-            MemberModule(module, forward=lambda: autocast(self.recipe.train.precision, self.device))
-            for module in modules
-        ]
+class Evaluator(LoadedRun):
+    """Computes metrics of a run's members and writes the results to the run folder."""
 
     def evaluate(
-        self,
-        target: EvalSplit,
-        metrics: Mapping[str, Metric],
-        *,
-        ensemble_sizes: bool = False,
-        limit: int | None = None,
-        no_cache: bool = False,
-        seen: Seen = nothing,
+        self, split: EvalSplit, metrics: Mapping[str, Metric], *, progress: Progress = log_messages
     ) -> list[MetricResult]:
-        """Return what the measures find about these members on these samples."""
+        """Return the results of the metrics on one split."""
         everyone = tuple(range(len(self.numbers)))
-        casts = (
-            [everyone, *(cast for cast in _nested_subsets(len(everyone)) if cast != everyone)]
-            if ensemble_sizes
-            else [everyone]
-        )
+        subsets = [everyone]
+        if self.options.ensemble_sizes:
+            subsets += [subset for subset in subsets_of_every_size(len(everyone)) if subset != everyone]
         try:
-            sums, about = self.accumulate(target, metrics, casts, samples=limit, fresh=no_cache, seen=seen)
-            if ensemble_sizes and any(measure.output is features for measure in metrics.values()):
-                self.say("measures of features have no curve over sizes")
+            sums, metadata = self.accumulate(split, metrics, subsets, progress=progress)
         except NoFeaturesError as problem:
-            rest = {name: measure for name, measure in metrics.items() if measure.output is not features}
+            rest = {name: metric for name, metric in metrics.items() if metric.output is not features}
             if not rest:
                 raise
-            self.say(f"{', '.join(metrics.keys() - rest.keys())} is left out: {problem}")
-            return self.evaluate(target, rest, ensemble_sizes=ensemble_sizes, limit=limit, no_cache=no_cache, seen=seen)
-        found = []
-        for name, measure in metrics.items():
-            rows = {cast: measure.compute(sums[cast, name]) for cast in casts if (cast, name) in sums}
+            logger.warning("%s is skipped: %s", ", ".join(metrics.keys() - rest.keys()), problem)
+            return self.evaluate(split, rest, progress=progress)
+        if self.options.ensemble_sizes and any(metric.output is features for metric in metrics.values()):
+            logger.warning("metrics of features are not computed for other ensemble sizes")
+        results = []
+        for name, metric in metrics.items():
+            rows = {subset: compute_rows(metric, sums[subset, name]) for subset in subsets if (subset, name) in sums}
             if everyone not in rows:
-                self.say(f"{name} takes {measure.min_members} members, and there is {len(everyone)}: left out")
+                logger.warning(
+                    "%s is skipped: it needs at least %d members, and there is %d",
+                    name,
+                    metric.min_members,
+                    len(everyone),
+                )
                 continue
-            numbered = _with_mean(with_member_ids(rows[everyone], self.numbers))
-            found.append(self.result(name, target.name, numbered, measure, about))
-            if ensemble_sizes and measure.output is not features:
-                found.append(self.result(f"{name} by size", target.name, _curve(rows), measure, about))
-        return found
+            named = with_mean_of_members(with_member_ids(rows[everyone], self.numbers))
+            results.append(self.result(name, split.name, named, metric, metadata))
+            if self.options.ensemble_sizes and metric.output is not features:
+                results.append(self.result(f"{name} by size", split.name, mean_by_size(rows), metric, metadata))
+        return results
 
     def accumulate(
         self,
-        target: EvalSplit,
-        measures: Mapping[str, Metric],
-        casts: Sequence[MemberSubset],
+        split: EvalSplit,
+        metrics: Mapping[str, Metric],
+        subsets: Sequence[MemberSubset],
         *,
-        samples: int | None = None,
-        fresh: bool = False,
-        seen: Seen = nothing,
-    ) -> tuple[dict[tuple[MemberSubset | None, str], TensorTree], dict[str, Any]]:
-        """Return the measures' sums for every cast, and what is to be known of the samples."""
-        offers = list(dict.fromkeys(measure.output for measure in measures.values()))
-        executor, heard, about, total = self.run_members(target, offers, samples=samples, fresh=fresh)
+        progress: Progress = log_messages,
+    ) -> tuple[RunSums, dict[str, Any]]:
+        """Return the sums of every metric for every subset of members, and a description of the samples."""
+        outputs = list(dict.fromkeys(metric.output for metric in metrics.values()))
+        stream = self.run_members(split, outputs)
         done = 0
 
-        def count(more: int) -> None:
+        def count(samples: int) -> None:
             nonlocal done
-            done += more
-            seen(done, total)
+            done += samples
+            progress(WorkDone(done, stream.samples))
 
-        return accumulate(executor, heard, measures, casts, samples=total, seen=count), about
+        sums = accumulate(stream.executor, stream.batches, metrics, subsets, samples=stream.samples, on_batch=count)
+        return sums, stream.metadata
 
-    def run_members(
-        self, target: EvalSplit, offers: Sequence[OutputFn], *, samples: int | None = None, fresh: bool = False
-    ) -> tuple[Executor, Iterator[BatchOutputs], dict[str, Any], int]:
-        """Return what members say about the samples: from what is kept, or by a forward pass."""
-        known = self._described_all(target, samples)
-        shelf = self._cache(known)
-        lacks = fresh or not self._may_cache or not shelf.has(self.hashes, offers)
-        if not all_reduce_max(self.executor, int(lacks)):  # all processes read, or none
-            ids, dtype = shelf.ids(), shelf.dtype(self.hashes)
-            self._check_not_selected_on(known, ids)
-            self.say(f"{target.name}: from kept {dtype} logits of {len(ids):,} samples, no forward pass")
-            about = {**_described(known, len(ids)), "logits": f"kept, {dtype}"}
-            return SINGLE_PROCESS, shelf.read(self.hashes, offers), about, len(ids)
-        source, ids = self._opened(target, known)
-        data, source = self.ready(source, ids)
+    def run_members(self, split: EvalSplit, outputs: Sequence[OutputFn]) -> EvalStream:
+        """Return the outputs of all members on the samples: from the cache, or by forward passes."""
+        identity = self.split_identity(split)
+        cache = self._cache(identity)
+        needs_forward = self.options.no_cache or not self._may_cache or not cache.has(self.hashes, outputs)
+        if not all_reduce_max(self.executor, int(needs_forward)):  # all processes read the cache, or none
+            ids, dtype = cache.ids(), cache.dtype(self.hashes)
+            self._check_not_selected_on(identity, ids)
+            logger.info("%s: using cached %s logits of %s samples", split.name, dtype, f"{len(ids):,}")
+            metadata = {**_describe(identity, len(ids)), "logits": f"cached, {dtype}"}
+            return EvalStream(SINGLE_PROCESS, cache.read(self.hashes, outputs), metadata, len(ids))
+        source, ids = self._open(split, identity)
+        data, source = self.model_inputs(source, ids)
         batches = eval_batches(self.recipe, data, source, ids, device=self.device, shard=self.executor.shard)
-        heard = run_members(self.executor, self.modules, batches, offers)
-        if self.cache_logits != "no" and self._may_cache:
-            kind = {"float32": torch.float32, "float16": DTYPES["fp16"]}[self.cache_logits]
-            heard = PredictionWriter(
-                shelf, self.hashes, kind, len(ids), self.say, prediction_cache.MAX_CACHE_BYTES
-            ).record(heard, self.executor)
-        return self.executor, heard, {**_described(known, len(ids)), "logits": "fresh"}, len(ids)
+        stream = run_members(self.executor, self.modules, batches, outputs)
+        if self.options.cache_logits != "off" and self._may_cache:
+            precision = {"float32": torch.float32, "float16": DTYPES["fp16"]}[self.options.cache_logits]
+            writer = PredictionWriter(cache, self.hashes, precision, len(ids), prediction_cache.MAX_CACHE_BYTES)
+            stream = writer.record(stream, self.executor)
+        return EvalStream(self.executor, stream, {**_describe(identity, len(ids)), "logits": "computed"}, len(ids))
 
-    def caches(self, target: EvalSplit, measures: Mapping[str, Metric], samples: int | None) -> bool:
-        """Say whether all that these measures ask for is kept from an earlier walk."""
-        offers = list(dict.fromkeys(measure.output for measure in measures.values()))
-        return self._may_cache and self._cache(self._described_all(target, samples)).has(self.hashes, offers)
+    def is_cached(self, split: EvalSplit, metrics: Mapping[str, Metric]) -> bool:
+        """Return whether all outputs that these metrics need are cached."""
+        outputs = list(dict.fromkeys(metric.output for metric in metrics.values()))
+        return self._may_cache and self._cache(self.split_identity(split)).has(self.hashes, outputs)
 
-    def opened(self, target: EvalSplit, samples: int | None) -> tuple[dict[str, Any], torch.Tensor]:
-        """Return what is to be known of the samples, and their ids, once they were found to be the right ones."""
-        known = self._described_all(target, samples)
-        return {name: value for name, value in known.items() if name != "split"}, self._opened(target, known)[1]
+    def open_ids(self, split: EvalSplit) -> tuple[dict[str, Any], torch.Tensor]:
+        """Return a description of the samples and their ids, after checking that they are the run's own."""
+        identity = self.split_identity(split)
+        return {name: value for name, value in identity.items() if name != "split"}, self._open(split, identity)[1]
 
-    def _described_all(self, target: EvalSplit, samples: int | None) -> dict[str, Any]:
-        first = target.limit or samples
-        return {"split": target.name, **target.metadata, **self.known(target), **({"first": first} if first else {})}
+    def split_identity(self, split: EvalSplit) -> dict[str, Any]:
+        """Return what identifies the samples of a split."""
+        first = split.limit or self.options.limit
+        limit = {"first": first} if first else {}
+        return {"split": split.name, **split.metadata, "fingerprint": self.split_fingerprint(split), **limit}
 
-    def ready(self, source: Source, ids: torch.Tensor) -> tuple[DataSplits, Source]:
-        """Return samples as members take them: as they are, or as features of the trunk where these are kept."""
-        module = self.modules[0].module
-        if not (
-            self.recipe.model.cache_features
-            and isinstance(module, BackboneWithHead)
-            and getattr(source, "has_content_hash", True)
-        ):
-            return self.data, source
-        found = through_backbone(self.recipe, self.data, source, module.backbone, device=self.device, ids=ids)
-        prepare([found], self.executor, self.say, ids=ids)
-        return replace(self.data, mean=(), std=()), found
-
-    def _cache(self, known: Mapping[str, Any]) -> PredictionCache:
-        looks = {"mean": self.data_info["mean"], "std": self.data_info["std"], "precision": self.recipe.train.precision}
-        return PredictionCache(self.run.store, {**known, **looks})
-
-    def _opened(self, target: EvalSplit, known: Mapping[str, Any]) -> tuple[Source, torch.Tensor]:
-        source, ids = target.open(self.recipe, self.data)
-        ids = ids[: known.get("first")]
-        self.check_same_data(target, source, known)
-        self._check_not_selected_on(known, ids)
-        return source, ids
+    def split_fingerprint(self, split: EvalSplit) -> str:
+        """Return the fingerprint of the samples, from the run folder where it is recorded."""
+        if split.family in ("train", "validation"):
+            return str(self.data_info["train"]["fingerprint"])
+        if split.labeled:
+            return str(self.data_info["test"]["fingerprint"])
+        return split.open(self.recipe, self.data)[0].fingerprint()
 
     def result(
-        self, name: str, on: str, rows: Mapping[str, Estimate], measure: Metric, about: Mapping[str, Any]
+        self, name: str, split: str, rows: Mapping[RowName, Estimate], metric: Metric, metadata: Mapping[str, Any]
     ) -> MetricResult:
-        """Return one measurement, with all that is to be known of it."""
-        names = [f"member {number}" for number in self.numbers]
+        """Return one result with the weights, data, and definition that it depends on."""
+        names = [str(RowName.member(number)) for number in self.numbers]
         weights = dict(zip(names, self.weight_sources, strict=True))
         hashes = dict(zip(names, self.hashes, strict=True))
-        facts = (measure.group, measure.percent, measure.definition)
-        return MetricResult(name, on, rows, measure.higher_is_better, weights, about, hashes, *facts)
+        facts = (metric.group, metric.percent, metric.definition)
+        return MetricResult(name, split, rows, metric.higher_is_better, weights, metadata, hashes, *facts)
 
-    def write(self, found: MetricResult) -> None:
-        """Keep a measurement in the run folder; the same question is the same object."""
-        name = "".join(c if c.isalnum() or c in "_-" else "_" for c in found.metric)
-        self.run.store.put_json(
-            f"metrics/{name}-{fingerprint(found.question())}.json", found.to_dict(), skip_unchanged=True
-        )
+    def write(self, result: MetricResult) -> None:
+        """Write a result to the run folder. An equal evaluation has the same file name."""
+        name = "".join(c if c.isalnum() or c in "_-" else "_" for c in result.metric)
+        file = f"metrics/{name}-{fingerprint(result.identity())}.json"
+        self.run.store.put_json(file, result.to_dict(), skip_unchanged=True)
+
+    def held_out_split(self, name: str) -> EvalSplit:
+        """Return a split that the members were not trained on."""
+        split = eval_split(self.recipe, self.data_info, name)
+        if split.family == "train":
+            raise RecipeError(
+                "split = 'train': the members were trained on these samples, so a selection on them overfits. Use "
+                "validation or test"
+            )
+        return split
+
+    def _cache(self, identity: Mapping[str, Any]) -> PredictionCache:
+        inputs = {"mean": self.data_info["mean"], "std": self.data_info["std"]}
+        return PredictionCache(self.run.store, {**identity, **inputs, "precision": self.recipe.train.precision})
+
+    def _open(self, split: EvalSplit, identity: Mapping[str, Any]) -> tuple[Source, torch.Tensor]:
+        source, ids = split.open(self.recipe, self.data)
+        ids = ids[: identity.get("first")]
+        self.check_same_data(split, source, identity)
+        self._check_not_selected_on(identity, ids)
+        return source, ids
 
     @property
     def _may_cache(self) -> bool:
-        """Whether other calls can be told apart: not where Python hands over a network, or samples without a hash."""
-        sources = [] if self.components.data is None else [self.components.data.train, self.components.data.test]
+        """Whether the cache can identify weights and samples: not with a Python model, or samples without a hash."""
+        data = self.components.data
+        sources = [] if data is None else [data.train, data.test]
         return self.components.model is None and all(getattr(source, "has_content_hash", True) for source in sources)
 
-    def check_same_data(self, target: EvalSplit, source: Source, known: Mapping[str, Any]) -> None:
-        """Refuse samples of the run's own sets that are not those it was made with."""
-        if target.family in ("test", "train", "validation") and source.fingerprint() != known["fingerprint"]:
+    def check_same_data(self, split: EvalSplit, source: Source, identity: Mapping[str, Any]) -> None:
+        """Raise an error if the samples of the run's own splits have changed since training."""
+        if split.family in ("test", "train", "validation") and source.fingerprint() != identity["fingerprint"]:
             raise RunError(
-                f"The {target.family} samples are not those this run was made with (fingerprint "
-                f"{source.fingerprint()} and not {known['fingerprint']}). Put the data back, or hand the new ones over "
-                "in Python: plateaux.Components"
+                f"The {split.family} samples have changed since this run was trained (fingerprint "
+                f"{source.fingerprint()}, recorded {identity['fingerprint']}). Restore the data, or pass the new data "
+                "in Python: plateaux.evaluate(run, data=...)"
             )
 
-    def _check_not_selected_on(self, known: Mapping[str, Any], ids: torch.Tensor) -> None:
-        """Refuse samples that the weights were chosen on, as a greedy soup's were."""
+    def _check_not_selected_on(self, identity: Mapping[str, Any], ids: torch.Tensor) -> None:
+        """Raise an error for samples that the weights were selected on, as those of a greedy soup are."""
         if not self.run.store.has(SELECTION):
             return
-        chosen = self.run.store.get_json(SELECTION)
-        same = chosen.get("fingerprint") == known["fingerprint"] and chosen.get("kind") == "greedy soup"
-        if same and bool(torch.isin(ids, torch.tensor(chosen["ids"], dtype=ids.dtype)).any()):
+        selection = self.run.store.get_json(SELECTION)
+        is_same = selection.get("fingerprint") == identity["fingerprint"] and selection.get("kind") == "greedy soup"
+        if is_same and bool(torch.isin(ids, torch.tensor(selection["ids"], dtype=ids.dtype)).any()):
             raise RunError(
-                f"The members of {self.run.store.root} were chosen on these samples ({chosen['split']}); numbers on "
-                "them would flatter. Choose others, such as --split test"
+                f"The members of {self.run.store.root} were selected on these samples ({selection['split']}), so "
+                "results on them are optimistically biased. Use other samples, such as --split test"
             )
 
-    def known(self, target: EvalSplit) -> dict[str, str]:
-        """Return the fingerprint of the samples, from the run's own record where it has one."""
-        if target.family in ("train", "validation"):
-            return {"fingerprint": self.data_info["train"]["fingerprint"]}
-        if target.labeled:
-            return {"fingerprint": self.data_info["test"]["fingerprint"]}
-        return {"fingerprint": target.open(self.recipe, self.data)[0].fingerprint()}
 
-
-def _described(known: Mapping[str, Any], samples: int) -> dict[str, Any]:
-    return {**{name: value for name, value in known.items() if name != "split"}, "samples": samples}
-
-
-def _numbers(members: Sequence[int], total: int) -> list[int]:
-    if not members or len(set(members)) < len(members) or not set(members) <= set(range(total)):
-        raise RecipeError(
-            f"members {list(members)}: give different numbers from 0 to {total - 1}, such as {[0, total - 1]}"
-        )
-    return list(members)
-
-
-def _nested_subsets(members: int) -> list[MemberSubset]:
-    """Return ensembles of every size: all there are, or SUBSETS of them by a seeded draw."""
-    found: list[MemberSubset] = []
-    for size in range(1, members + 1):
-        if comb(members, size) <= SUBSETS:
-            found += combinations(range(members), size)
-            continue
-        chance, drawn = Random(size), set[MemberSubset]()
-        while len(drawn) < SUBSETS:
-            drawn.add(tuple(sorted(chance.sample(range(members), size))))
-        found += sorted(drawn)
-    return found
-
-
-def _curve(rows: Mapping[MemberSubset, Mapping[str, Estimate]]) -> dict[str, Estimate]:
-    """Return the mean over ensembles of each size, of the row that stands for all members."""
-    found: dict[str, Estimate] = {}
-    for size in sorted({len(cast) for cast in rows}):
-        each = [_main(found_) for cast, found_ in rows.items() if len(cast) == size]
-        for part in dict.fromkeys(part for one in each for part in one):
-            name = f"{size} member{'s' * (size > 1)}"
-            found[row_name(name, part) if part else name] = mean_of_paired([one[part] for one in each if part in one])
-    return found
-
-
-def _main(rows: Mapping[str, Estimate]) -> dict[str, Estimate]:
-    """Return the row of an ensemble: by mean probability, of all together, or the mean of pairs."""
-    for wanted in (MEAN_PROBABILITY, TOGETHER, MEAN_OF_PAIRS, "member 0"):
-        found = {name.partition(PART)[2]: v for name, v in rows.items() if name.partition(PART)[0] == wanted}
-        if found:
-            return found
-    return {}
-
-
-def _held_out(panel: Evaluator, on: str) -> EvalSplit:
-    target = eval_split(panel.recipe, panel.data_info, on)
-    if target.family == "train":
-        raise RecipeError("Nothing is chosen on the samples it was trained on; hold some out: --split validation")
-    return target
+def _describe(identity: Mapping[str, Any], samples: int) -> dict[str, Any]:
+    return {**{name: value for name, value in identity.items() if name != "split"}, "samples": samples}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from plateaux.config.builders.model import build_members, shared_param_names
-from plateaux.config.components import NO_COMPONENTS, Components
+from plateaux.config.components import Components, Model
 from plateaux.core.errors import RunError
 from plateaux.core.runtime import get_device
 from plateaux.data.sources import DataSplits, InMemorySource
@@ -16,42 +16,60 @@ from plateaux.storage.run import Run, RunLike
 
 
 def load_members(run: Run, data: DataSplits, numbers: Sequence[int], components: Components) -> list[torch.nn.Module]:
-    """Return some members' networks with the weights of the run folder."""
-    # The weights come from the run folder, so the file they once started from need not be there any more.
-    bare = run.recipe.replaced(model={"weights": None, "sparsity": 0.0})
-    modules = build_members(bare, data, numbers, components)
+    """Return the networks of some members with the weights of the run folder."""
+    # The weights come from the run folder, so the file of pretrained weights may be gone.
+    recipe = run.recipe.replaced(model={"weights": None, "sparsity": 0.0})
+    modules = build_members(recipe, data, numbers, components)
     shared = run.shared()
     for number, module in zip(numbers, modules, strict=True):
-        names = shared_param_names(bare, module)
+        names = shared_param_names(recipe, module)
         missing, unexpected = module.load_state_dict({**run.weights(number), **shared}, strict=False)
         if unexpected or set(missing) - names:
             raise RunError(
-                f"The weights of member {number} do not fit {run.recipe.model.name!r}: "
-                f"missing {sorted(missing)[:3]}, unexpected {sorted(unexpected)[:3]}"
+                f"The weights of member {number} do not match the model {run.recipe.model.name!r}: "
+                f"missing {sorted(missing)[:3]}, unexpected {sorted(unexpected)[:3]}. Pass the model that the run was "
+                "trained with: model=..."
             )
     return modules
 
 
 def data_splits_info(run: Run) -> DataSplits:
-    """Return what models must know of the data, without the data themselves."""
-    facts = run.metadata["data"]
+    """Return the classes, shape, and normalization of the run's data, without samples."""
+    info = run.metadata["data"]
     empty = InMemorySource(torch.empty(0), torch.empty(0))
     return DataSplits(
-        name=facts["name"],
+        name=info["name"],
         train=empty,
         test=empty,
-        classes=facts["classes"],
-        shape=tuple(facts["shape"]),
-        mean=tuple(facts["mean"]),
-        std=tuple(facts["std"]),
-        labels=tuple(facts["labels"]),
+        classes=info["classes"],
+        shape=tuple(info["shape"]),
+        mean=tuple(info["mean"]),
+        std=tuple(info["std"]),
+        labels=tuple(info["labels"]),
     )
 
 
-def load(root: RunLike, *, components: Components = NO_COMPONENTS, device: str | None = None) -> Ensemble:
-    """Return a run's ensemble, ready to predict."""
-    run = Run.open(root)
-    modules = load_members(run, data_splits_info(run), run.trained_members(), components)
-    facts = run.metadata["data"]
-    ensemble = Ensemble(modules, mean=facts["mean"], std=facts["std"], labels=facts["labels"])
+def load(
+    run: RunLike,
+    *,
+    data: DataSplits | None = None,
+    model: Model | None = None,
+    trust: Sequence[str] = (),
+    device: str | None = None,
+) -> Ensemble:
+    """Return the ensemble of a run as an `nn.Module`, ready to predict.
+
+    Args:
+        run: A run, its folder, or its URL.
+        data: The data that the run was trained on, if they were passed in Python. Only needed for a model that
+            depends on more than their shape and classes.
+        model: The model, if it was passed in Python.
+        trust: Modules whose functions the recipe may call.
+        device: "cpu", "cuda", "cuda:1", ... None: the best available device.
+    """
+    opened = Run.open(run)
+    components = Components(data=data, model=model, trust=tuple(trust))
+    modules = load_members(opened, data or data_splits_info(opened), opened.trained_members(), components)
+    info = opened.metadata["data"]
+    ensemble = Ensemble(modules, mean=info["mean"], std=info["std"], labels=info["labels"])
     return ensemble.to(get_device(device))

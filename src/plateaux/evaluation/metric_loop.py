@@ -1,9 +1,9 @@
-"""The evaluation walk: one forward pass for all measures, sums that add over batches and over processes.
+"""The evaluation loop: one forward pass for all metrics, with sums that add over batches and processes.
 
-    heard = hear(executor, views, batches, offers)         # or read from the run folder: nothing below can tell
-    sums = settle(executor, heard, measures, casts)        # casts: which members, by position, make up an ensemble
+    stream = run_members(executor, members, batches, outputs)      # or PredictionCache.read
+    sums = accumulate(executor, stream, metrics, subsets)          # subsets: which members form an ensemble
 
-Samples may be spread over processes: each settles its own, and what was settled is added up once at the end.
+Samples may be distributed over processes: each accumulates its own, and the sums are reduced once at the end.
 """
 
 from __future__ import annotations
@@ -21,86 +21,94 @@ from plateaux.core.executor import Executor, all_reduce_max
 from plateaux.core.member import MemberModule
 from plateaux.core.metric import Metric
 from plateaux.core.outputs import NoFeaturesError, OutputFn, features, logits, logits_and_features
+from plateaux.core.row_names import RowName
 from plateaux.core.types import Batch, Estimate, TensorTree
 from plateaux.ensembles.log_probs import memo_scope
 
 MemberSubset = tuple[int, ...]
-"""The members that make up an ensemble, by their positions in the table."""
+"""The members that form an ensemble, by their positions in the outputs."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchOutputs:
-    """What every member said about one batch: a table `[M, B, ...]` for each offer."""
+    """The outputs of every member for one batch: a tensor `[M, B, ...]` for each output function."""
 
     outputs: Mapping[OutputFn, Tensor]
     batch: Batch
-    start: int  # where the batch begins among all samples of the walk
-    whole: int  # samples of the batch that all processes hold together
+    start: int  # position of the first sample among all samples of the evaluation
+    total: int  # samples of the batch over all processes
 
 
 def evaluate_metrics(
     executor: Executor,
-    views: Sequence[MemberModule],
+    members: Sequence[MemberModule],
     batches: Iterable[Batch],
-    measures: Mapping[str, Metric],
+    metrics: Mapping[str, Metric],
     *,
-    seen: Callable[[int], None] = lambda _: None,
-) -> dict[str, Mapping[str, Estimate]]:
-    """Return what every measure finds about the members' predictions; `seen` hears of the samples done."""
-    offers = dict.fromkeys(measure.output for measure in measures.values())
-    heard = run_members(executor, views, batches, list(offers))
-    sums = accumulate(executor, heard, measures, seen=seen)
-    return {name: measures[name].compute(merged) for (_, name), merged in sums.items()}
+    on_batch: Callable[[int], None] = lambda samples: None,
+) -> dict[str, dict[RowName, Estimate]]:
+    """Return the values of every metric; `on_batch` is called with the number of samples of each batch."""
+    outputs = dict.fromkeys(metric.output for metric in metrics.values())
+    stream = run_members(executor, members, batches, list(outputs))
+    sums = accumulate(executor, stream, metrics, on_batch=on_batch)
+    return {name: compute_rows(metrics[name], reduced) for (_, name), reduced in sums.items()}
+
+
+def compute_rows(metric: Metric, sums: TensorTree) -> dict[RowName, Estimate]:
+    """Return the rows of a metric from its sums; a custom metric may name its rows with plain strings."""
+    return {RowName.parse(name): value for name, value in metric.compute(sums).items()}
 
 
 def run_members(
-    executor: Executor, views: Sequence[MemberModule], batches: Iterable[Batch], offers: Sequence[OutputFn]
+    executor: Executor, members: Sequence[MemberModule], batches: Iterable[Batch], outputs: Sequence[OutputFn]
 ) -> Iterator[BatchOutputs]:
-    """Ask every member about every batch; logits and features come from the same forward pass."""
+    """Run every member on every batch; logits and features come from the same forward pass."""
     width = done = 0
     for batch in batches:
         with torch.no_grad():
-            if features in offers and not width:
-                width = _agreed_width(executor, views, batch)
-            tables = dict(_tables(executor, views, batch, offers, width))
-        here = torch.tensor(len(batch), device=batch.index.device)
-        whole = int(executor.all_reduce({"samples": here})["samples"])
-        yield BatchOutputs(tables, batch, done + executor.shard(whole).start, whole)
-        done += whole
+            if features in outputs and not width:
+                width = _max_feature_width(executor, members, batch)
+            tensors = dict(_run_batch(executor, members, batch, outputs, width))
+        local = torch.tensor(len(batch), device=batch.index.device)
+        total = int(executor.all_reduce({"samples": local})["samples"])
+        yield BatchOutputs(tensors, batch, done + executor.shard(total).start, total)
+        done += total
 
 
-def _tables(
-    executor: Executor, views: Sequence[MemberModule], batch: Batch, offers: Sequence[OutputFn], width: int
+def _run_batch(
+    executor: Executor, members: Sequence[MemberModule], batch: Batch, outputs: Sequence[OutputFn], width: int
 ) -> Iterator[tuple[OutputFn, Tensor]]:
-    both = features in offers
+    both = features in outputs
     if both:
-        table = executor.all_gather(executor.map_members(_side_by_side(width), views, [batch] * len(views)))
-        yield logits, table[..., :-width]
-        yield features, table[..., -width:]
-    for offer in offers:
-        if not (both and offer in (logits, features)):
-            yield offer, executor.all_gather(executor.map_members(offer, views, [batch] * len(views)))
+        joined = executor.all_gather(
+            executor.map_members(_logits_then_features(width), members, [batch] * len(members))
+        )
+        yield logits, joined[..., :-width]
+        yield features, joined[..., -width:]
+    for output in outputs:
+        if not (both and output in (logits, features)):
+            yield output, executor.all_gather(executor.map_members(output, members, [batch] * len(members)))
 
 
-def _side_by_side(width: int) -> OutputFn:
-    """Offer logits, then features with zeros up to `width`: members of different widths lie in one table."""
+def _logits_then_features(width: int) -> OutputFn:
+    """Return an output of logits, then features padded to `width`, so that members of different widths stack."""
 
-    def offer(view: MemberModule, batch: Batch) -> Tensor:
-        out, seen = logits_and_features(view, batch)
-        return torch.cat([out, F.pad(seen, (0, width - seen.shape[1])).to(out.dtype)], -1)
+    def output(member: MemberModule, batch: Batch) -> Tensor:
+        out, hidden = logits_and_features(member, batch)
+        return torch.cat([out, F.pad(hidden, (0, width - hidden.shape[1])).to(out.dtype)], -1)
 
-    offer.batched = False  # type: ignore[attr-defined]  # hooks do not run inside vmap's functional call
-    return offer
+    output.batched = False  # type: ignore[attr-defined]  # hooks do not run inside vmap's functional call
+    return output
 
 
-def _agreed_width(executor: Executor, views: Sequence[MemberModule], batch: Batch) -> int:
-    """Return the largest width of any member's features; where one has none, every process hears of it."""
+def _max_feature_width(executor: Executor, members: Sequence[MemberModule], batch: Batch) -> int:
+    """Return the largest feature width of any member; a member without features is an error in every process."""
     width, problem = 0, None
-    for view in views:
+    for member in members:
         try:
-            width = max(width, features(view, batch.take(slice(0, 1))).shape[1])
-        except NoFeaturesError as found:
-            problem = found
+            width = max(width, features(member, batch.take(slice(0, 1))).shape[1])
+        except NoFeaturesError as error:
+            problem = error
     if all_reduce_max(executor, int(problem is not None)):
         raise problem or NoFeaturesError("A member held by another process does not end in an nn.Linear")
     return all_reduce_max(executor, width)
@@ -110,78 +118,79 @@ def _agreed_width(executor: Executor, views: Sequence[MemberModule], batch: Batc
 def accumulate(
     executor: Executor,
     stream: Iterable[BatchOutputs],
-    measures: Mapping[str, Metric],
+    metrics: Mapping[str, Metric],
     subsets: Sequence[MemberSubset | None] = (None,),
     *,
     samples: int = 0,
-    seen: Callable[[int], None] = lambda _: None,
+    on_batch: Callable[[int], None] = lambda samples: None,
 ) -> dict[tuple[MemberSubset | None, str], TensorTree]:
-    """Return every measure's sums for every cast (None: everybody), added up over batches and processes.
+    """Return the sums of every metric for every subset (None: all members), added over batches and processes.
 
-    Measures that settle alike are settled once. One that takes more members than a cast has is left out of it.
-    `samples` says how many are expected: where rows are kept, there is then room for them from the start.
+    Metrics with the same `update` share one sum. A subset with fewer members than a metric needs is left out.
+    `samples` is the expected number of samples; metrics that concatenate rows then allocate memory once.
     """
     sums: dict[tuple[MemberSubset | None, Any], MetricState] = {}
-    owners = {(measure.update, measure.output): measure for measure in measures.values()}
-    offers = dict.fromkeys(measure.output for measure in owners.values())
+    updates = {(metric.update, metric.output): metric for metric in metrics.values()}
+    outputs = dict.fromkeys(metric.output for metric in updates.values())
     done = 0
-    for each in stream:
-        for cast, offer in product(subsets, offers):
-            table = each.outputs[offer]
-            if offer is features and cast is not None and len(cast) < len(table):
-                continue  # sums of features are D x D for every pair: kept for everybody once, and for no subset
-            table = table if cast is None else table.index_select(0, torch.tensor(cast, device=table.device))
-            with memo_scope(table):
-                for question, measure in owners.items():
-                    if measure.output is offer and len(table) >= measure.min_members:
-                        sums.setdefault((cast, question), MetricState(measure, samples)).add(table, each)
-        done += each.whole
-        seen(each.whole)
-    merged = {where: found.reduced(executor, done) for where, found in sums.items()}
-    asked = [(cast, name, (measure.update, measure.output)) for cast in subsets for name, measure in measures.items()]
-    return {(cast, name): merged[cast, question] for cast, name, question in asked if (cast, question) in merged}
+    for batch in stream:
+        for subset, output in product(subsets, outputs):
+            values = batch.outputs[output]
+            if output is features and subset is not None and len(subset) < len(values):
+                continue  # sums of features are D x D for every pair: computed for all members only
+            if subset is not None:
+                values = values.index_select(0, torch.tensor(subset, device=values.device))
+            with memo_scope(values):
+                for update, metric in updates.items():
+                    if metric.output is output and len(values) >= metric.min_members:
+                        sums.setdefault((subset, update), MetricState(metric, samples)).add(values, batch)
+        done += batch.total
+        on_batch(batch.total)
+    reduced = {where: state.reduced(executor, done) for where, state in sums.items()}
+    wanted = [(subset, name, (metric.update, metric.output)) for subset in subsets for name, metric in metrics.items()]
+    return {(subset, name): reduced[subset, update] for subset, name, update in wanted if (subset, update) in reduced}
 
 
 @dataclass(slots=True)
 class MetricState:
-    """What one measure has settled so far, of the samples held here."""
+    """The sums of one metric over the samples of this process."""
 
-    measure: Metric
+    metric: Metric
     expected: int = 0  # samples
-    total: TensorTree = field(default_factory=dict)  # sums, or rows where they belong among all samples
+    total: TensorTree = field(default_factory=dict)  # sums, or rows at their positions among all samples
 
-    def add(self, table: Tensor, heard: BatchOutputs) -> None:
-        """Settle one batch."""
-        new = self.measure.update(table, heard.batch)
-        if self.measure.reduce == "cat":
-            self.lay(heard.start, new)
+    def add(self, outputs: Tensor, batch: BatchOutputs) -> None:
+        """Add one batch."""
+        new = self.metric.update(outputs, batch.batch)
+        if self.metric.reduce == "cat":
+            self.write_rows(batch.start, new)
         else:
             self.total = {name: self.total[name] + new[name] for name in new} if self.total else new
 
-    def lay(self, start: int, rows: TensorTree) -> None:
-        """Lay down rows to keep, the first of them at `start`."""
-        for name, part in rows.items():
-            end = start + len(part)
-            room = self.total.pop(name, part[:0])
-            self.total[name] = room = _with_room(room, end, max(self.expected, len(room) * 3 // 2))
-            room[start:end] = part
+    def write_rows(self, start: int, rows: TensorTree) -> None:
+        """Write rows to keep; `start` is the position of the first."""
+        for name, values in rows.items():
+            end = start + len(values)
+            stored = self.total.pop(name, values[:0])
+            self.total[name] = stored = _grow(stored, end, max(self.expected, len(stored) * 3 // 2))
+            stored[start:end] = values
 
     def reduced(self, executor: Executor, samples: int) -> TensorTree:
-        """Return what all processes settled about so many samples."""
-        if self.measure.reduce == "sum":
-            place = next((t.device for t in self.total.values() if t.device.type != "cpu"), torch.device("cpu"))
-            return executor.all_reduce({name: tensor.to(place) for name, tensor in self.total.items()})
-        found: TensorTree = {}
+        """Return the sums over all processes."""
+        if self.metric.reduce == "sum":
+            device = next((t.device for t in self.total.values() if t.device.type != "cpu"), torch.device("cpu"))
+            return executor.all_reduce({name: tensor.to(device) for name, tensor in self.total.items()})
+        rows: TensorTree = {}
         for name in list(self.total):
-            whole = _with_room(self.total.pop(name), samples, samples)[:samples]
-            found[name] = executor.all_reduce({name: whole})[name]
-        return found
+            padded = _grow(self.total.pop(name), samples, samples)[:samples]
+            rows[name] = executor.all_reduce({name: padded})[name]
+        return rows
 
 
-def _with_room(rows: Tensor, needed: int, better: int) -> Tensor:
-    """Return the rows with zeros after them, so that there are as many as needed; if any are lacking, better more."""
+def _grow(rows: Tensor, needed: int, capacity: int) -> Tensor:
+    """Return the rows, padded with zeros to `capacity` if there are fewer than needed."""
     if needed <= len(rows):
         return rows
-    room = rows.new_zeros(max(needed, better), *rows.shape[1:])
-    room[: len(rows)] = rows
-    return room
+    grown = rows.new_zeros(max(needed, capacity), *rows.shape[1:])
+    grown[: len(rows)] = rows
+    return grown

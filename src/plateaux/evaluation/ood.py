@@ -1,137 +1,146 @@
-"""How alarmed: how well doubt tells a run's own samples from samples of elsewhere."""
+"""OOD detection: how well scores separate a run's own test samples from out-of-distribution samples."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from plateaux.config.components import NO_COMPONENTS, Components
-from plateaux.core.callbacks import Say, Seen
+from plateaux.config.components import Components, Model
 from plateaux.core.errors import DataError, RecipeError, UnknownNameError
+from plateaux.core.method import LossFn
 from plateaux.core.metric import Metric
+from plateaux.core.progress import Progress, log_messages
+from plateaux.core.row_names import ALL_MEMBERS, RowName
 from plateaux.core.runtime import is_rank_zero
 from plateaux.core.stats.estimates import mean_of_paired
 from plateaux.core.types import Batch, Estimate, TensorTree
+from plateaux.data.sources import DataSplits
 from plateaux.ensembles.ood_scores import DEFINITION, OOD_SCORES, compare
-from plateaux.evaluation.evaluator import Evaluator
-from plateaux.evaluation.prediction_cache import CacheDtype
+from plateaux.evaluation.evaluation import Evaluation
+from plateaux.evaluation.evaluator import Evaluator, RunSums
+from plateaux.evaluation.options import DEFAULT_OPTIONS, EvalOptions
 from plateaux.evaluation.results import MetricResult
-from plateaux.evaluation.row_names import TOGETHER, row_name
 from plateaux.evaluation.splits import eval_split, ood_split
 from plateaux.storage.run import Run, RunLike
 
-OPENOOD = {  # the near and far sets of OpenOOD 1.5, by the data set a run is about
+OPENOOD = {  # the near and far sets of OpenOOD 1.5, by the dataset of the run
     "cifar10": {"near": ("cifar100", "tin"), "far": ("mnist", "svhn", "texture", "places365")},
     "cifar100": {"near": ("cifar10", "tin"), "far": ("mnist", "svhn", "texture", "places365")},
 }
 Suites = Mapping[str, Sequence[str]]
-"""Data sets by suite: {"near": ["cifar100"], "far": ["mnist", "textures32"]}."""
+"""Datasets by suite: {"near": ["cifar100"], "far": ["mnist", "textures32"]}."""
+logger = logging.getLogger(__name__)
 
 
-def parse_ood_suites(words: Sequence[str], about: str) -> tuple[dict[str, list[str]], bool]:
-    """Return the data sets by suite, and whether those that are not there may be left out.
+def parse_ood_suites(texts: Sequence[str], dataset: str) -> tuple[dict[str, list[str]], bool]:
+    """Return the datasets by suite, and whether missing ones may be skipped (those of OpenOOD may).
 
     >>> parse_ood_suites(["near=cifar100,tin", "far=mnist"], "cifar10")[0]
     {'near': ['cifar100', 'tin'], 'far': ['mnist']}
     """
-    found: dict[str, list[str]] = {}
-    by_name = False
-    for word in words:
-        suite, equals, names = word.partition("=")
+    suites: dict[str, list[str]] = {}
+    is_openood = False
+    for text in texts:
+        suite, equals, names = text.partition("=")
         if not equals:
-            known = OPENOOD.get(about, {})
+            known = OPENOOD.get(dataset, {})
             if suite not in known:
                 raise RecipeError(
-                    f"--ood {word}: name the sets, such as near=cifar100,tin far=mnist; near and far alone stand for "
-                    f"OpenOOD's sets, which there are for {' and '.join(OPENOOD)}, and this run is about {about}"
+                    f"--ood {text}: name the datasets, such as near=cifar100,tin far=mnist. near and far alone select "
+                    f"the datasets of OpenOOD, which are defined for {' and '.join(OPENOOD)}; this run uses {dataset}"
                 )
-            by_name, names = True, ",".join(known[suite])
-        found.setdefault(suite, []).extend(name.strip() for name in names.split(",") if name.strip())
-    return found, by_name
+            is_openood, names = True, ",".join(known[suite])
+        suites.setdefault(suite, []).extend(name.strip() for name in names.split(",") if name.strip())
+    return suites, is_openood
 
 
 def detect_ood(
-    root: RunLike,
+    run: RunLike,
     suites: Suites,
     *,
-    members: Sequence[int] | None = None,
-    limit: int | None = None,
     skip_missing: bool = False,
-    cache_logits: CacheDtype = "float32",
-    no_cache: bool = False,
-    components: Components = NO_COMPONENTS,
-    device: str | None = None,
-    executor: Mapping[str, Any] | None = None,
-    seen: Seen = lambda *_: None,
-    say: Say = lambda _: None,
-) -> list[MetricResult]:
-    """Measure how well each score tells test samples from those of other sets: by members alone, and by all together.
+    data: DataSplits | None = None,
+    model: Model | None = None,
+    loss: LossFn | None = None,
+    trust: Sequence[str] = (),
+    options: EvalOptions = DEFAULT_OPTIONS,
+    progress: Progress = log_messages,
+) -> Evaluation:
+    """Evaluate how well each OOD score separates test samples from other datasets, by member and for all members.
 
-    Larger scores are more out of distribution, and out of distribution is positive.
+    Larger scores are more out-of-distribution, and out-of-distribution is the positive class.
+
+    Args:
+        run: A run, its folder, or its URL.
+        suites: Datasets by suite: {"near": ["cifar100"], "far": ["mnist", "textures32"]}.
+        skip_missing: Skip datasets that are not available, instead of an error.
+        data, model, loss: The objects that the run was trained with, if they were passed in Python.
+        trust: Modules whose functions the recipe may call.
+        options: Supports members, limit, device, executor, cache_logits, no_cache.
+        progress: Called with progress events.
     """
-    panel = Evaluator(
-        Run.open(root),
-        members,
-        components=components,
-        device=device,
-        executor=executor,
-        cache_logits=cache_logits,
-        say=say,
-    )
-    everyone = tuple(range(len(panel.numbers)))
-    casts = [*((position,) for position in everyone if len(everyone) > 1), everyone]
-    options: dict[str, Any] = {"samples": limit, "fresh": no_cache, "seen": seen}
-    own = eval_split(panel.recipe, panel.data_info, "test")
-    inside, about = panel.accumulate(own, {"alarms": SCORES}, casts, **options)
-    found: list[MetricResult] = []
+    options.require("detect_ood", "members", "limit", "device", "executor", "cache_logits", "no_cache")
+    components = Components(data, model, loss, trust=tuple(trust))
+    evaluator = Evaluator(Run.open(run), components=components, options=options)
+    everyone = tuple(range(len(evaluator.numbers)))
+    subsets = [*((position,) for position in everyone if len(everyone) > 1), everyone]
+    test = eval_split(evaluator.recipe, evaluator.data_info, "test")
+    inside, metadata = evaluator.accumulate(test, {"ood": SCORES}, subsets, progress=progress)
+    results: list[MetricResult] = []
     for suite, names in suites.items():
-        one_suite: list[MetricResult] = []
+        in_suite: list[MetricResult] = []
         for name in names:
             try:
-                outside, other = panel.accumulate(
-                    ood_split(name, suite, components), {"alarms": SCORES}, casts, **options
-                )
+                split = ood_split(name, suite, components)
+                outside, other = evaluator.accumulate(split, {"ood": SCORES}, subsets, progress=progress)
             except (DataError, UnknownNameError) as problem:
                 if not skip_missing:
                     raise
-                say(f"{name} is left out: {problem}")
+                logger.warning("%s is skipped: %s", name, problem)
                 continue
-            rows: dict[str, Estimate] = {}
-            for cast in casts:
-                row = f"member {panel.numbers[cast[0]]}" if len(cast) < len(everyone) or len(cast) == 1 else TOGETHER
-                apart = compare(_scores_by_name(inside[cast, "alarms"]), _scores_by_name(outside[cast, "alarms"]))
-                rows |= {row_name(row, score, what): v for score, each in apart.items() for what, v in each.items()}
-            data = {**about, "outside": other}
-            one_suite.append(panel.result("ood", f"{name} ({suite})", rows, SCORES, data))
-        found += one_suite
-        if len(one_suite) > 1:
-            found.append(_mean_of_suite(panel, suite, one_suite, about))
+            rows = _rows(evaluator, inside, outside, subsets)
+            in_suite.append(evaluator.result("ood", f"{name} ({suite})", rows, SCORES, {**metadata, "outside": other}))
+        results += in_suite
+        if len(in_suite) > 1:
+            results.append(_mean_of_suite(evaluator, suite, in_suite, metadata))
     if is_rank_zero():
-        for each in found:
-            panel.write(each)
-    return found
+        for result in results:
+            evaluator.write(result)
+    return Evaluation(results)
 
 
-def _settle(table: Tensor, batch: Batch) -> TensorTree:
-    # In float64: of fitted networks float32 would tie the surest samples.
-    return {"scores": torch.stack([alarm(table) for alarm in OOD_SCORES.values()], -1)}
+def _rows(
+    evaluator: Evaluator, inside: RunSums, outside: RunSums, subsets: Sequence[tuple[int, ...]]
+) -> dict[RowName, Estimate]:
+    rows: dict[RowName, Estimate] = {}
+    for subset in subsets:
+        row = RowName.member(evaluator.numbers[subset[0]]) if len(subset) == 1 else ALL_MEMBERS
+        compared = compare(_scores_by_name(inside[subset, "ood"]), _scores_by_name(outside[subset, "ood"]))
+        for score, values in compared.items():
+            rows |= {row.with_part(score, name): value for name, value in values.items()}
+    return rows
 
 
-SCORES = Metric(_settle, lambda _: {}, reduce="cat", higher_is_better=None, definition=DEFINITION)
+def _keep_scores(logits: Tensor, batch: Batch) -> TensorTree:
+    # In float64: float32 would tie the most confident samples of well-fitted networks.
+    return {"scores": torch.stack([score(logits) for score in OOD_SCORES.values()], -1)}
 
 
-def _scores_by_name(found: TensorTree) -> dict[str, Any]:
-    return {name: found["scores"][:, column].cpu().numpy() for column, name in enumerate(OOD_SCORES)}
+SCORES = Metric(_keep_scores, lambda _: {}, reduce="cat", higher_is_better=None, definition=DEFINITION)
+
+
+def _scores_by_name(rows: TensorTree) -> dict[str, Any]:
+    return {name: rows["scores"][:, column].cpu().numpy() for column, name in enumerate(OOD_SCORES)}
 
 
 def _mean_of_suite(
-    panel: Evaluator, suite: str, found: Sequence[MetricResult], about: Mapping[str, Any]
+    evaluator: Evaluator, suite: str, results: Sequence[MetricResult], metadata: Mapping[str, Any]
 ) -> MetricResult:
-    rows = {name: mean_of_paired([each.rows[name] for each in found]) for name in found[0].rows}
-    names = [each.split.split(" (")[0] for each in found]
-    return panel.result(
-        "ood", f"mean of {suite} ({', '.join(names)})", rows, SCORES, {**about, "sets": [each.split for each in found]}
-    )
+    rows = {name: mean_of_paired([result.rows[name] for result in results]) for name in results[0].rows}
+    splits = [result.split for result in results]
+    names = ", ".join(split.split(" (")[0] for split in splits)
+    return evaluator.result("ood", f"mean of {suite} ({names})", rows, SCORES, {**metadata, "sets": splits})

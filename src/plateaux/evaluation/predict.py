@@ -1,10 +1,11 @@
-"""Answers for samples: class, probability, doubt, how far out of distribution, a set of classes, whether to abstain."""
+"""Predictions for samples: class, probability, OOD score, conformal set, and whether to abstain."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,56 +15,63 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from plateaux.config.components import NO_COMPONENTS, Components
-from plateaux.core.callbacks import Say, Seen
+from plateaux.config.components import Components, Model
 from plateaux.core.errors import RecipeError, RunError
 from plateaux.core.formatting import json_safe
+from plateaux.core.method import LossFn
+from plateaux.core.progress import Progress, log_messages
 from plateaux.core.registry import dataset
+from plateaux.data.sources import DataSplits
+from plateaux.ensembles.conformal import Conformal
 from plateaux.ensembles.log_probs import log_probabilities
 from plateaux.ensembles.ood_scores import OOD_SCORES
 from plateaux.evaluation.calibration import FILE, Calibration
 from plateaux.evaluation.evaluator import Evaluator
-from plateaux.evaluation.prediction_cache import CacheDtype
+from plateaux.evaluation.options import DEFAULT_OPTIONS, EvalOptions
 from plateaux.evaluation.predictions import error_probability, predict_all
 from plateaux.evaluation.splits import eval_split, ood_split
 from plateaux.storage.local_store import LocalStore
 from plateaux.storage.run import Run, RunLike
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class Predictions:
-    """What an ensemble says about samples; row by row."""
+    """The predictions of an ensemble, one row per sample."""
 
     ids: Tensor  # [N]
     classes: Tensor  # [N] the most likely class
-    probability: Tensor  # [N] that it gives to it
-    error_probability: Tensor  # [N] that it is wrong, as the ensemble sees it
-    ood: Tensor  # [N] larger: further out of distribution
-    sets: Tensor | None  # [N, C] conformal sets; None: not calibrated
+    probability: Tensor  # [N] of that class
+    error_probability: Tensor  # [N] 1 - probability: the ensemble's estimate that the prediction is incorrect
+    ood: Tensor  # [N] larger: more out-of-distribution
+    sets: Tensor | None  # [N, C] conformal sets; None: the run is not calibrated
     abstain: Tensor | None  # [N]
-    labels: tuple[str, ...] = ()  # the classes' names
+    labels: tuple[str, ...] = ()  # names of the classes
     metadata: str = ""
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return one plain dictionary a sample."""
-        found = []
+        """Return one dictionary per sample."""
+        rows = []
         for i, number in enumerate(self.classes.tolist()):
             row: dict[str, Any] = {"id": int(self.ids[i]), "class": number}
             if self.labels:
                 row["label"] = self.labels[number]
-            named = {"probability": self.probability, "error_probability": self.error_probability, "ood": self.ood}
-            row |= {name: float(each[i]) for name, each in named.items()}
+            scores = {"probability": self.probability, "error_probability": self.error_probability, "ood": self.ood}
+            row |= {name: float(values[i]) for name, values in scores.items()}
             if self.sets is not None and self.abstain is not None:
                 row["set"] = torch.nonzero(self.sets[i])[:, 0].tolist()
                 row["abstain"] = bool(self.abstain[i])
-            found.append(row)
-        return found
+            rows.append(row)
+        return rows
 
     def write(self, file: Path) -> None:
-        """Write .csv, .jsonl or .npz, whole or not at all."""
+        """Write a .csv, .jsonl or .npz file atomically."""
         kinds: dict[str, Callable[[], bytes]] = {".csv": self._csv, ".jsonl": self._jsonl, ".npz": self._npz}
         if file.suffix not in kinds:
-            raise RecipeError(f"{file}: answers are written as {', '.join(kinds)}; end the name in one of these")
+            raise RecipeError(
+                f"{file}: predictions are written as {', '.join(kinds)}; end the file name in one of these"
+            )
         LocalStore(file.absolute().parent).put(file.name, kinds[file.suffix]())
 
     def _csv(self) -> bytes:
@@ -78,78 +86,95 @@ class Predictions:
         return "".join(json.dumps(json_safe(row), allow_nan=False) + "\n" for row in self.rows()).encode()
 
     def _npz(self) -> bytes:
-        named = {"ids": self.ids, "class": self.classes, "probability": self.probability,
-        "error_probability": self.error_probability,
-                 "ood": self.ood, "set": self.sets, "abstain": self.abstain}  # fmt: skip
+        columns = {
+            "ids": self.ids,
+            "class": self.classes,
+            "probability": self.probability,
+            "error_probability": self.error_probability,
+            "ood": self.ood,
+            "set": self.sets,
+            "abstain": self.abstain,
+        }
         content = io.BytesIO()
-        np.savez_compressed(content, **{name: t.numpy() for name, t in named.items() if t is not None})  # type: ignore[arg-type]
+        np.savez_compressed(content, **{name: t.numpy() for name, t in columns.items() if t is not None})  # type: ignore[arg-type]
         return content.getvalue()
 
 
 def predict(
-    root: RunLike,
+    run: RunLike,
     *,
     split: str = "test",
     ood_score: str = "max_probability",
     alpha: float | None = None,
-    members: Sequence[int] | None = None,
-    limit: int | None = None,
-    components: Components = NO_COMPONENTS,
-    device: str | None = None,
-    cache_logits: CacheDtype = "float32",
-    seen: Seen = lambda *_: None,
-    say: Say = lambda _: None,
+    data: DataSplits | None = None,
+    model: Model | None = None,
+    loss: LossFn | None = None,
+    trust: Sequence[str] = (),
+    options: EvalOptions = DEFAULT_OPTIONS,
+    progress: Progress = log_messages,
 ) -> Predictions:
-    """Answer for a run's own samples or those of another data set; calibrated, if the run is.
+    """Predict the samples of a split or of another dataset; calibrated, if the run is.
 
-    `alarm` names the score of how far out of distribution a sample is, `alpha` which of the fitted sets to give.
+    Args:
+        run: A run, its folder, or its URL.
+        split: A split of the run, or the name of another dataset.
+        ood_score: The OOD score to compute; see `plateaux.ensembles.ood_scores`.
+        alpha: Which of the fitted conformal sets to return. None: the first.
+        data, model, loss: The objects that the run was trained with, if they were passed in Python.
+        trust: Modules whose functions the recipe may call.
+        options: Supports members, limit, device, cache_logits, no_cache.
+        progress: Called with progress events.
     """
+    options.require("predict", "members", "limit", "device", "cache_logits", "no_cache")
     if ood_score not in OOD_SCORES:
-        raise RecipeError(f"There is no alarm called {ood_score!r}; allowed: {', '.join(OOD_SCORES)}")
-    panel = Evaluator(Run.open(root), members, components=components, device=device, cache_logits=cache_logits, say=say)
-    foreign = split.split(":")[0] not in ("test", "train", "validation", "corrupted") and split in dataset.names()
-    target = ood_split(split, "elsewhere", components) if foreign else eval_split(panel.recipe, panel.data_info, split)
-    heard = predict_all(panel, target, samples=limit, seen=seen)
-    fitted = _fitted(panel, members is None, say)
-    rows = log_probabilities(heard.logits.double())
-    log_p = rows[-2 if len(rows) > 1 else 0] if fitted is None else fitted.log_p(heard.logits)
+        raise RecipeError(f"There is no OOD score called {ood_score!r}; allowed: {', '.join(OOD_SCORES)}")
+    components = Components(data, model, loss, trust=tuple(trust))
+    evaluator = Evaluator(Run.open(run), components=components, options=options)
+    is_own = split.split(":")[0] in ("test", "train", "validation", "corrupted") or split not in dataset.names()
+    target = (
+        eval_split(evaluator.recipe, evaluator.data_info, split)
+        if is_own
+        else ood_split(split, "elsewhere", components)
+    )
+    outputs = predict_all(evaluator, target, progress=progress)
+    calibration = _matching_calibration(evaluator, all_members=options.members is None)
+    rows = log_probabilities(outputs.logits.double())
+    log_p = rows[-2 if len(rows) > 1 else 0] if calibration is None else calibration.log_p(outputs.logits)
     sets = abstain = None
-    if fitted is not None:
-        sets = _chosen(fitted, alpha).sets(log_p, heard.ids)
-        abstain = ~fitted.threshold.accepts(error_probability(log_p))
+    if calibration is not None:
+        sets = _sets_with_alpha(calibration, alpha).sets(log_p, outputs.ids)
+        abstain = ~calibration.threshold.accepts(error_probability(log_p))
     best = log_p.max(-1)
-    labels = tuple(panel.data_info["labels"])
-    scores = OOD_SCORES[ood_score](heard.logits)
     return Predictions(
-        heard.ids,
+        outputs.ids,
         best.indices,
         best.values.exp(),
         error_probability(log_p),
-        scores,
+        OOD_SCORES[ood_score](outputs.logits),
         sets,
         abstain,
-        labels,
+        tuple(evaluator.data_info["labels"]),
         f"{split}, ood: {ood_score}",
     )
 
 
-def _fitted(panel: Evaluator, everyone: bool, say: Say) -> Calibration | None:
-    """Return the run's calibration where it is about these members."""
-    if not panel.run.store.has(FILE):
-        say("not calibrated: no sets and no abstention; `plateaux calibrate` fits them on held-out samples")
+def _matching_calibration(evaluator: Evaluator, *, all_members: bool) -> Calibration | None:
+    """Return the calibration of the run if it was fitted for these members."""
+    if not evaluator.run.store.has(FILE):
+        logger.info("the run is not calibrated: no conformal sets, no abstention; run `plateaux calibrate` to fit them")
         return None
-    fitted = Calibration.read(panel.run)
-    if fitted.hashes != tuple(panel.hashes):
-        if everyone:
-            raise RunError("The run was calibrated with other weights than it has now; run `plateaux calibrate` again")
-        say("the calibration is about all members together, so it is left out for some of them")
-        return None
-    return fitted
+    calibration = Calibration.read(evaluator.run)
+    if calibration.hashes == tuple(evaluator.hashes):
+        return calibration
+    if all_members:
+        raise RunError("The weights of the run have changed since it was calibrated; run `plateaux calibrate` again")
+    logger.info("the calibration is for all members, so it is not used for some of them")
+    return None
 
 
-def _chosen(fitted: Calibration, alpha: float | None) -> Any:
-    for each in fitted.sets:
-        if alpha is None or each.alpha == alpha:
-            return each
-    have = ", ".join(f"{each.alpha:g}" for each in fitted.sets)
-    raise RecipeError(f"alpha = {alpha}: the run is calibrated for {have}; choose one of these or calibrate again")
+def _sets_with_alpha(calibration: Calibration, alpha: float | None) -> Conformal:
+    for fitted in calibration.sets:
+        if alpha is None or fitted.alpha == alpha:
+            return fitted
+    allowed = ", ".join(f"{fitted.alpha:g}" for fitted in calibration.sets)
+    raise RecipeError(f"alpha = {alpha}: the run is calibrated for {allowed}; use one of these, or calibrate again")

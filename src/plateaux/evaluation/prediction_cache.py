@@ -1,15 +1,16 @@
-"""Kept predictions: what members said lies beside the run, so that a new question needs no forward pass.
+"""Cache of predictions: logits are stored next to the run, so that another metric needs no forward pass.
 
 predictions/<samples>/samples.safetensors              ids and labels
 predictions/<samples>/<weights>-logits.safetensors     [N, C] of one member
-predictions/<samples>/<weights>-features.safetensors   [N, D] of one member, where they were asked for
+predictions/<samples>/<weights>-features.safetensors   [N, D] of one member, if a metric needed them
 
-Both names are hashes: of the samples, and of the weights that spoke. Other weights never find these predictions.
+Both names are hashes, of the samples and of the weights, so predictions of other weights are never used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import logging
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -25,64 +26,66 @@ from plateaux.core.types import Batch, TensorTree
 from plateaux.evaluation.metric_loop import BatchOutputs, MetricState
 from plateaux.storage.store import Store
 
-CacheDtype = Literal["float32", "float16", "no"]
-MAX_CACHE_BYTES = 512_000_000  # bytes of predictions about one set of samples
-CHUNK = 1 << 22  # numbers of one table at once
+CacheDtype = Literal["float32", "float16", "off"]
+MAX_CACHE_BYTES = 512_000_000  # of the predictions for one split
+CHUNK = 1 << 22  # numbers read at once
 KINDS: dict[str, OutputFn] = {"logits": logits, "features": features}
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class PredictionCache:
-    """The kept predictions of a run about one set of samples."""
+    """The cached predictions of a run for one split."""
 
     store: Store
-    samples: Mapping[str, Any]  # what tells these samples from others
+    samples: Mapping[str, Any]  # what identifies the samples
 
     @property
     def folder(self) -> str:
         return f"predictions/{fingerprint(dict(self.samples))}"
 
-    def has(self, weights: Sequence[str], offers: Sequence[OutputFn]) -> bool:
-        """Say whether members of these weights have answered all of this."""
-        if not set(offers) <= set(KINDS.values()) or not self.store.has(f"{self.folder}/samples.safetensors"):
+    def has(self, weights: Sequence[str], outputs: Sequence[OutputFn]) -> bool:
+        """Return whether these outputs are cached for members with these weights."""
+        if not set(outputs) <= set(KINDS.values()) or not self.store.has(f"{self.folder}/samples.safetensors"):
             return False
-        names = [self._name(each, kind) for each in weights for kind, offer in KINDS.items() if offer in offers]
+        names = [self._name(member, kind) for member in weights for kind, output in KINDS.items() if output in outputs]
         return all(self.store.has(name) for name in names)
 
-    def read(self, weights: Sequence[str], offers: Sequence[OutputFn]) -> Iterator[BatchOutputs]:
-        """Yield what was said, as if it were said now."""
-        known = self.store.get_tensors(f"{self.folder}/samples.safetensors")
-        wanted = {kind: offer for kind, offer in KINDS.items() if offer in offers}
+    def read(self, weights: Sequence[str], outputs: Sequence[OutputFn]) -> Iterator[BatchOutputs]:
+        """Yield the cached outputs, as a forward pass would."""
+        samples = self.store.get_tensors(f"{self.folder}/samples.safetensors")
+        wanted = {kind: output for kind, output in KINDS.items() if output in outputs}
         rows = {
-            offer: [self.store.get_tensors(self._name(each, kind))[kind] for each in weights]
-            for kind, offer in wanted.items()
+            output: [self.store.get_tensors(self._name(member, kind))[kind] for member in weights]
+            for kind, output in wanted.items()
         }
-        total = len(known["ids"])
-        step = max(256, CHUNK // max(sum(row.shape[1] for row in each) for each in rows.values()))
+        total = len(samples["ids"])
+        step = max(256, CHUNK // max(sum(row.shape[1] for row in members) for members in rows.values()))
         for start in range(0, total, step):
             part = slice(start, min(start + step, total))
-            tables = {offer: _stacked([row[part] for row in each]) for offer, each in rows.items()}
-            ids = known["ids"][part]
-            yield BatchOutputs(tables, Batch(ids, known["labels"][part], ids), start, len(ids))
+            tensors = {output: _stacked([row[part] for row in members]) for output, members in rows.items()}
+            ids = samples["ids"][part]
+            yield BatchOutputs(tensors, Batch(ids, samples["labels"][part], ids), start, len(ids))
 
-    def write(self, weights: Sequence[str], found: TensorTree) -> None:
-        """Keep what members said: `ids`, `labels`, and for each kind a table `[N, M, ...]`."""
-        self.store.put_tensors(f"{self.folder}/samples.safetensors", {"ids": found["ids"], "labels": found["labels"]})
-        kept = str(found["logits"].dtype).removeprefix("torch.")
-        dtypes = {**self._dtypes(), **dict.fromkeys(weights, kept)}
+    def write(self, weights: Sequence[str], predictions: TensorTree) -> None:
+        """Write predictions: `ids`, `labels`, and for each kind a tensor `[N, M, ...]`."""
+        samples = {"ids": predictions["ids"], "labels": predictions["labels"]}
+        self.store.put_tensors(f"{self.folder}/samples.safetensors", samples)
+        dtype = str(predictions["logits"].dtype).removeprefix("torch.")
+        dtypes = {**self._dtypes(), **dict.fromkeys(weights, dtype)}
         self.store.put_json(f"{self.folder}/about.json", {**self.samples, "dtypes": dtypes})
         for position, name in enumerate(weights):
-            for kind in KINDS.keys() & found.keys():
-                self.store.put_tensors(self._name(name, kind), {kind: found[kind][:, position].contiguous()})
+            for kind in KINDS.keys() & predictions.keys():
+                self.store.put_tensors(self._name(name, kind), {kind: predictions[kind][:, position].contiguous()})
 
     def ids(self) -> Tensor:
         """Return the ids of the samples."""
         return self.store.get_tensors(f"{self.folder}/samples.safetensors")["ids"]
 
     def dtype(self, weights: Sequence[str]) -> str:
-        """Return the type these members' predictions are kept in."""
-        known = self._dtypes()
-        return " and ".join(sorted({known.get(each, "unknown") for each in weights}))
+        """Return the dtype of these members' cached predictions."""
+        dtypes = self._dtypes()
+        return " and ".join(sorted({dtypes.get(member, "unknown") for member in weights}))
 
     def _dtypes(self) -> dict[str, str]:
         name = f"{self.folder}/about.json"
@@ -94,52 +97,57 @@ class PredictionCache:
 
 @dataclass(slots=True)
 class PredictionWriter:
-    """Listens to a walk and keeps what was said, unless it grows too large."""
+    """Passes batches through and writes their outputs to the cache, unless they are too large."""
 
     cache: PredictionCache
     weights: Sequence[str]
     dtype: torch.dtype
     samples: int
-    say: Callable[[str], None]
-    below: int  # bytes
+    max_bytes: int
     _kinds: Mapping[str, OutputFn] = field(default_factory=lambda: KINDS)
-    _sums: MetricState | None = field(default=None)
-    _given_up: bool = False
+    _rows: MetricState | None = field(default=None)
+    _is_off: bool = False
 
-    def record(self, heard: Iterator[BatchOutputs], executor: Executor) -> Iterator[BatchOutputs]:
-        """Pass on what is heard; write it down once all is said."""
-        for each in heard:
-            self._add(each)
-            yield each
-        if self._sums is not None:
-            found = self._sums.reduced(executor, self.samples)
+    def record(self, stream: Iterator[BatchOutputs], executor: Executor) -> Iterator[BatchOutputs]:
+        """Yield the batches of the stream; write the cache after the last one."""
+        for batch in stream:
+            self._add(batch)
+            yield batch
+        if self._rows is not None:
+            predictions = self._rows.reduced(executor, self.samples)
             if is_rank_zero():
-                self.cache.write(self.weights, {name: tensor.cpu() for name, tensor in found.items()})
+                self.cache.write(self.weights, {name: tensor.cpu() for name, tensor in predictions.items()})
 
-    def _add(self, each: BatchOutputs) -> None:
-        if self._given_up:
+    def _add(self, batch: BatchOutputs) -> None:
+        if self._is_off:
             return
-        if self._sums is None:
-            if logits not in each.outputs or each.batch.y.ndim != 1:
-                self._given_up = True
+        if self._rows is None:
+            if logits not in batch.outputs or batch.batch.y.ndim != 1:
+                self._is_off = True
                 return
-            if self._bytes(each) > self.below:  # features are the larger part
+            if self._bytes(batch) > self.max_bytes:  # features are larger than logits
                 self._kinds = {"logits": logits}
-            if self._bytes(each) > self.below:
-                self._given_up = True
-                self.say(f"logits are not kept: {self._bytes(each) / 1e6:,.0f} MB, and at most {self.below / 1e6:,.0f}")
+            if self._bytes(batch) > self.max_bytes:
+                self._is_off = True
+                size, limit = self._bytes(batch) / 1e6, self.max_bytes / 1e6
+                logger.info(
+                    "logits are not cached: they take %s MB, the limit is %s MB", f"{size:,.0f}", f"{limit:,.0f}"
+                )
                 return
-            self._sums = MetricState(Metric(lambda *_: {}, lambda _: {}, reduce="cat"), self.samples)
-        said = {kind: each.outputs[offer].transpose(0, 1).to(self.dtype) for kind, offer in self._kinds.items()
-                if offer in each.outputs}  # fmt: skip
-        self._sums.lay(each.start, {**said, "ids": each.batch.index, "labels": each.batch.y})
+            self._rows = MetricState(Metric(lambda *_: {}, lambda _: {}, reduce="cat"), self.samples)
+        outputs = {
+            kind: batch.outputs[output].transpose(0, 1).to(self.dtype)
+            for kind, output in self._kinds.items()
+            if output in batch.outputs
+        }
+        self._rows.write_rows(batch.start, {**outputs, "ids": batch.batch.index, "labels": batch.batch.y})
 
-    def _bytes(self, each: BatchOutputs) -> int:
-        tables = [each.outputs[offer] for offer in self._kinds.values() if offer in each.outputs]
-        return sum(len(t) * t.shape[-1] for t in tables) * self.samples * self.dtype.itemsize
+    def _bytes(self, batch: BatchOutputs) -> int:
+        tensors = [batch.outputs[output] for output in self._kinds.values() if output in batch.outputs]
+        return sum(len(t) * t.shape[-1] for t in tensors) * self.samples * self.dtype.itemsize
 
 
 def _stacked(rows: Sequence[Tensor]) -> Tensor:
-    """Lay members side by side; features of different widths are filled up with zeros."""
+    """Stack members; features of different widths are padded with zeros."""
     width = max(row.shape[-1] for row in rows)
     return torch.stack([torch.nn.functional.pad(row, (0, width - row.shape[-1])) for row in rows])

@@ -1,55 +1,108 @@
-"""One measure's numbers about one run on one set of samples, with all that must be known to trust them."""
+"""The values of one metric for one run on one split, with everything needed to interpret them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from plateaux.core.formatting import json_safe
+from plateaux.core.row_names import ALL_MEMBERS, MEAN_OF_PAIRS, MEAN_PROBABILITY, RowName
 from plateaux.core.types import Estimate
 
 
 @dataclass(frozen=True, slots=True)
 class MetricResult:
-    """One measure's numbers about one run on one set of samples."""
+    """The values of one metric for one run on one split."""
 
     metric: str
     split: str
-    rows: Mapping[str, Estimate]
+    rows: Mapping[RowName, Estimate]
     higher_is_better: bool | None
-    weights: Mapping[str, str]  # which weights each member's numbers are from
+    weights: Mapping[str, str]  # which weights each member was evaluated with
     data: Mapping[str, Any]
     hashes: Mapping[str, str] = field(default_factory=dict)  # of those weights
     group: str = "performance"
     percent: bool = False
     definition: str = ""
 
+    @property
+    def ensemble(self) -> Estimate:
+        """The value of the ensemble: by mean probability, of all members together, or the mean over pairs.
+
+        A run with one member has that member's value. A metric whose rows have parts (one value per class or bin) has
+        no single value; read `rows`.
+        """
+        for name in (MEAN_PROBABILITY, ALL_MEMBERS, MEAN_OF_PAIRS):
+            if name in self.rows:
+                return self.rows[name]
+        if len(self.members) == 1:
+            return next(iter(self.members.values()))
+        raise KeyError(f"{self.metric} has no value for the ensemble; it has the rows {[*map(str, self.rows)]}")
+
+    @property
+    def members(self) -> dict[int, Estimate]:
+        """The value of every member, by its id."""
+        rows = self.rows.items()
+        return {name.members[0]: value for name, value in rows if name.kind == "member" and not name.part}
+
+    @property
+    def value(self) -> float:
+        """The value of the ensemble."""
+        return self.ensemble.value
+
+    @property
+    def stderr(self) -> float | None:
+        """The standard error of the ensemble's value."""
+        return self.ensemble.stderr
+
+    def to_records(self) -> list[dict[str, Any]]:
+        """Return one flat dictionary per row."""
+        return list(self._records())
+
+    def _records(self) -> Iterator[dict[str, Any]]:
+        for name, estimate in self.rows.items():
+            yield {
+                "metric": self.metric,
+                "split": self.split,
+                "row": str(name),
+                "kind": name.kind,
+                "members": list(name.members),
+                "part": list(name.part),
+                "value": estimate.value,
+                "stderr": estimate.stderr,
+                "mc_stderr": estimate.mc_stderr,
+                "higher_is_better": self.higher_is_better,
+                "group": self.group,
+            }
+
     def to_dict(self) -> dict[str, Any]:
+        """Return the result as it is stored in the run folder and printed with --json."""
         return {
             "metric": self.metric,
             "split": self.split,
             "higher_is_better": self.higher_is_better,
             "group": self.group,
             "definition": self.definition,
-            "rows": {name: _row(value) for name, value in self.rows.items()},
+            "rows": {str(name): _stored_row(name, estimate) for name, estimate in self.rows.items()},
             "weights": dict(self.weights),
             "hashes": dict(self.hashes),
             "data": dict(self.data),
         }
 
-    def question(self) -> dict[str, Any]:
-        """Return what was asked: the same question has the same answer, from kept logits or fresh ones."""
-        asked = {"metric": self.metric, "split": self.split, "hashes": dict(self.hashes), "weights": dict(self.weights)}
-        return {**asked, "data": _without_origin(self.data)}
+    def identity(self) -> dict[str, Any]:
+        """Return what identifies the result, whether it was computed from cached logits or by forward passes."""
+        weights = {"hashes": dict(self.hashes), "weights": dict(self.weights)}
+        return {"metric": self.metric, "split": self.split, **weights, "data": _without_origin(self.data)}
 
 
-def _row(value: Estimate) -> dict[str, float | None]:
-    drawn = {} if value.mc_stderr is None else {"mc_stderr": json_safe(value.mc_stderr)}
-    return {"value": json_safe(value.value), "stderr": json_safe(value.stderr), **drawn}
+def _stored_row(name: RowName, estimate: Estimate) -> dict[str, Any]:
+    fields = {"kind": name.kind, "members": list(name.members), "part": list(name.part)}
+    errors = {} if estimate.mc_stderr is None else {"mc_stderr": json_safe(estimate.mc_stderr)}
+    return {**fields, "value": json_safe(estimate.value), "stderr": json_safe(estimate.stderr), **errors}
 
 
 def _without_origin(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what tells samples apart, and not whether logits were kept or fresh."""
-    plain = {name: value for name, value in data.items() if name != "logits"}
-    return {name: _without_origin(value) if isinstance(value, Mapping) else value for name, value in plain.items()}
+    """Return what identifies the samples, without whether logits were cached."""
+    rest = {name: value for name, value in data.items() if name != "logits"}
+    return {name: _without_origin(value) if isinstance(value, Mapping) else value for name, value in rest.items()}

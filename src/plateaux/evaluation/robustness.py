@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from plateaux.core.errors import DataError
+from plateaux.core.row_names import RowName
 from plateaux.core.stats.estimates import mean_of_paired
 from plateaux.core.types import Estimate
 from plateaux.evaluation.results import MetricResult
-from plateaux.evaluation.row_names import row_name
 
 Baseline = Mapping[str, Sequence[float]]
 """Errors of the network that counts as 1: five numbers, one a severity, for each corruption."""
@@ -31,16 +31,16 @@ def robustness(found: Sequence[MetricResult], baseline: Baseline | None = None) 
     kinds = list(dict.fromkeys(kind for kind, _ in accuracies))
     levels = sorted({level for _, level in accuracies})
     sources = sorted({str(each.data["source"]) for each in parts})
-    rows: dict[str, Estimate] = {}
+    rows: dict[RowName, Estimate] = {}
     for row in parts[0].rows:
         table = {where: each[row] for where, each in accuracies.items()}
-        rows[row_name(row, "cACC")] = mean_of_paired(list(table.values()))
+        rows[row.with_part("cACC")] = mean_of_paired(list(table.values()))
         for level in levels:
-            rows[row_name(row, f"severity {level}")] = mean_of_paired(
+            rows[row.with_part(f"severity {level}")] = mean_of_paired(
                 [v for (_, at), v in table.items() if at == level]
             )
         for kind in kinds:
-            rows[row_name(row, kind)] = mean_of_paired([v for (each, _), v in table.items() if each == kind])
+            rows[row.with_part(kind)] = mean_of_paired([v for (each, _), v in table.items() if each == kind])
     about = {key: value for key, value in parts[0].data.items() if key not in ("corruption", "severity", "source")}
     data = {**about, "corruptions": kinds, "severities": levels, "source": ", ".join(sources)}
     convention = f"mean accuracy over {len(kinds)} corruptions x {len(levels)} severities; {SHARED_SAMPLES}"
@@ -65,7 +65,7 @@ _WANTED = 'it must read {"fog": [0.18, 0.25, 0.31, 0.36, 0.47], ...}, the baseli
 
 
 def _mean_error(
-    summary: MetricResult, accuracies: Mapping[tuple[str, int], Mapping[str, Estimate]], baseline: Baseline | None
+    summary: MetricResult, accuracies: Mapping[tuple[str, int], Mapping[RowName, Estimate]], baseline: Baseline | None
 ) -> MetricResult:
     kinds = list(dict.fromkeys(kind for kind, _ in accuracies))
     if baseline is not None and (missing := [kind for kind in kinds if kind not in baseline]):
@@ -82,7 +82,7 @@ def _mean_error(
 
 
 def _corruption_error(
-    kind: str, row: str, accuracies: Mapping[tuple[str, int], Mapping[str, Estimate]], baseline: Baseline | None
+    kind: str, row: RowName, accuracies: Mapping[tuple[str, int], Mapping[RowName, Estimate]], baseline: Baseline | None
 ) -> Estimate:
     here = {level: each[row] for (name, level), each in accuracies.items() if name == kind}
     below = float(len(here)) if baseline is None else sum(baseline[kind][level - 1] for level in here)

@@ -1,4 +1,4 @@
-"""Ensemble selection: choose members of several runs on held-out samples."""
+"""Ensemble selection: select members of several runs on held-out samples."""
 
 from __future__ import annotations
 
@@ -10,15 +10,18 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from plateaux.config.components import NO_COMPONENTS, Components
-from plateaux.core.callbacks import Say
+from plateaux.config.components import Components, Model
 from plateaux.core.errors import RecipeError, RunError
+from plateaux.core.method import LossFn
+from plateaux.core.progress import Progress, log_messages
+from plateaux.data.sources import DataSplits
 from plateaux.ensembles.combine import combine
 from plateaux.ensembles.ensemble import Ensemble
 from plateaux.ensembles.log_probs import log_probs
 from plateaux.ensembles.selection import Selection, select
-from plateaux.evaluation.evaluator import Evaluator, _held_out
+from plateaux.evaluation.evaluator import Evaluator
 from plateaux.evaluation.loading import load
+from plateaux.evaluation.options import DEFAULT_OPTIONS, EvalOptions
 from plateaux.evaluation.predictions import MemberOutputs, predict_all
 from plateaux.evaluation.splits import eval_split
 from plateaux.storage.local_store import LocalStore
@@ -28,9 +31,9 @@ from plateaux.storage.store import Store
 
 @dataclass(frozen=True, slots=True)
 class EnsembleSelection:
-    """Members of several runs, how much each counts, and the samples they were chosen on."""
+    """Members of several runs, their weights in the ensemble, and the samples they were selected on."""
 
-    members: tuple[tuple[str, int], ...]  # run folder and number, for every member of the pool
+    members: tuple[tuple[str, int], ...]  # run folder and member id, for every member of the pool
     selection: Selection
     split: str
     fingerprint: str
@@ -45,93 +48,140 @@ class EnsembleSelection:
 
     @classmethod
     def read(cls, file: str | Path) -> EnsembleSelection:
-        """Return what `choose_members` wrote."""
+        """Return a selection that `write` wrote."""
         store, name = _store(Path(file))
         if not store.has(name):
-            raise RunError(f"{file} is not there; `plateaux select RUN ... -o {file}` makes it")
+            raise RunError(f"{file} does not exist. Run: plateaux select RUN ... --out {file}")
         tree = store.get_json(name)
         try:
-            members = tuple((str(each["run"]), int(each["member"])) for each in tree["members"])
+            members = tuple((str(member["run"]), int(member["member"])) for member in tree["members"])
             return cls(members, Selection.from_dict(tree["selection"]), str(tree["split"]), str(tree["fingerprint"]))
         except (KeyError, TypeError, ValueError):
-            raise RunError(f"{file} is no selection of members; `plateaux select` makes one") from None
+            raise RunError(f"{file} is not a selection of members. Run: plateaux select RUN ... --out {file}") from None
 
     def write(self, file: str | Path) -> None:
+        """Write the selection to a JSON file."""
         store, name = _store(Path(file))
         store.put_json(name, self.to_dict())
 
 
 def select_members(
-    roots: Sequence[RunLike],
+    runs: Sequence[RunLike],
     *,
     size: int,
     split: str = "validation",
     metric: Literal["nll", "accuracy", "brier"] = "nll",
     unique: bool = False,
-    components: Components = NO_COMPONENTS,
-    device: str | None = None,
-    say: Say = lambda _: None,
+    data: DataSplits | None = None,
+    model: Model | None = None,
+    loss: LossFn | None = None,
+    trust: Sequence[str] = (),
+    options: EvalOptions = DEFAULT_OPTIONS,
+    progress: Progress = log_messages,
 ) -> EnsembleSelection:
-    """Choose an ensemble from the members of several runs, greedily and with replacement, on held-out samples."""
+    """Select an ensemble from the members of several runs, greedily and with replacement, on held-out samples.
+
+    Args:
+        runs: Runs, their folders, or their URLs.
+        size: The number of selected members, counting repetitions.
+        split: The held-out samples to select on.
+        metric: The metric to improve.
+        unique: Count distinct members instead.
+        data, model, loss: The objects that the runs were trained with, if they were passed in Python.
+        trust: Modules whose functions the recipes may call.
+        options: Supports device, cache_logits, no_cache.
+        progress: Called with progress events.
+    """
+    options.require("select_members", "device", "cache_logits", "no_cache")
+    if not runs:
+        raise RecipeError("No runs were given; give one or more run folders to select members from")
+    components = Components(data, model, loss, trust=tuple(trust))
     members: list[tuple[str, int]] = []
-    tables: list[Tensor] = []
-    first: tuple[str, MemberOutputs] | None = None
-    looks: tuple[Any, Any] | None = None
-    for root in roots:
-        panel = Evaluator(Run.open(root), components=components, device=device, say=say)
-        target = _held_out(panel, split)
-        said, fingerprint = predict_all(panel, target), panel.known(target)["fingerprint"]
-        looks = looks or (panel.data_info["mean"], panel.data_info["std"])
-        if looks != (panel.data_info["mean"], panel.data_info["std"]):
-            raise RunError(f"{root} normalises its inputs otherwise than {roots[0]}: one ensemble cannot do both")
-        if first is not None and (first[0] != fingerprint or not torch.equal(first[1].ids, said.ids)):
-            raise RunError(f"{root} has other {split} samples than {roots[0]}: all must be judged on the same ones")
-        first = first or (fingerprint, said)
-        members += [(str(root), number) for number in panel.numbers]
-        tables.append(log_probs(said.logits.double()))
-    if first is None:
-        raise RecipeError("No runs were given to choose members from; give one or more run folders")
-    fingerprint, said = first
-    found = select(torch.cat(tables), said.y, size, metric=metric, unique=unique, ids=said.ids)
-    return EnsembleSelection(tuple(members), found, split, fingerprint)
+    log_p: list[Tensor] = []
+    outputs: MemberOutputs | None = None
+    fingerprint = ""
+    normalization: tuple[Any, Any] | None = None
+    for run in runs:
+        evaluator = Evaluator(Run.open(run), components=components, options=options)
+        root = str(evaluator.run.store.root)
+        target = evaluator.held_out_split(split)
+        here = predict_all(evaluator, target, progress=progress)
+        first = members[0][0] if members else root
+        own = (evaluator.data_info["mean"], evaluator.data_info["std"])
+        if normalization not in (None, own):
+            raise RunError(
+                f"{root} normalizes its inputs differently from {first}; the members of one ensemble must share it"
+            )
+        if outputs is not None and (
+            fingerprint != evaluator.split_fingerprint(target) or not torch.equal(outputs.ids, here.ids)
+        ):
+            raise RunError(
+                f"{root} has other {split} samples than {first}; members must be compared on the same samples"
+            )
+        normalization, fingerprint = own, evaluator.split_fingerprint(target)
+        outputs = outputs or here
+        members += [(root, number) for number in evaluator.numbers]
+        log_p.append(log_probs(here.logits.double()))
+    assert outputs is not None
+    selection = select(torch.cat(log_p), outputs.y, size, metric=metric, unique=unique, ids=outputs.ids)
+    return EnsembleSelection(tuple(members), selection, split, fingerprint)
 
 
-def load_selection(file: str | Path, *, components: Components = NO_COMPONENTS, device: str | None = None) -> Ensemble:
-    """Return the ensemble of a selection, ready to predict: its members count as often as they were drawn."""
+def load_selection(
+    file: str | Path,
+    *,
+    data: DataSplits | None = None,
+    model: Model | None = None,
+    trust: Sequence[str] = (),
+    device: str | None = None,
+) -> Ensemble:
+    """Return the ensemble of a selection, ready to predict; a member that was selected twice has twice the weight."""
     chosen = EnsembleSelection.read(file)
-    used = [(each, weight) for each, weight in zip(chosen.members, chosen.selection.weights, strict=True) if weight]
-    runs = {
-        root: load(root, components=components, device=device) for root in dict.fromkeys(root for (root, _), _ in used)
-    }
-    whole = next(iter(runs.values()))
-    modules = [runs[root].members[number] for (root, number), _ in used]
-    weights = [weight for _, weight in used]
-    return Ensemble(modules, mean=whole.mean, std=whole.std, labels=whole.labels, weights=weights)
+    pool = zip(chosen.members, chosen.selection.weights, strict=True)
+    used = [(root, number, weight) for (root, number), weight in pool if weight]
+    roots = dict.fromkeys(root for root, _, _ in used)
+    runs = {root: load(root, data=data, model=model, trust=trust, device=device) for root in roots}
+    first = next(iter(runs.values()))
+    modules = [runs[root].members[number] for root, number, _ in used]
+    weights = [weight for _, _, weight in used]
+    return Ensemble(modules, mean=first.mean, std=first.std, labels=first.labels, weights=weights)
 
 
 def evaluate_selection(
-    file: str | Path, *, split: str = "test", components: Components = NO_COMPONENTS, device: str | None = None,
-    say: Say = lambda _: None,
-) -> dict[str, float]:  # fmt: skip
-    """Return accuracy and NLL of a selection on samples it was not chosen on."""
+    file: str | Path,
+    *,
+    split: str = "test",
+    data: DataSplits | None = None,
+    model: Model | None = None,
+    loss: LossFn | None = None,
+    trust: Sequence[str] = (),
+    options: EvalOptions = DEFAULT_OPTIONS,
+    progress: Progress = log_messages,
+) -> dict[str, float]:
+    """Return accuracy and NLL of a selection on samples that it was not selected on."""
+    options.require("evaluate_selection", "device", "cache_logits", "no_cache")
+    components = Components(data, model, loss, trust=tuple(trust))
     chosen = EnsembleSelection.read(file)
-    roots = dict.fromkeys(root for root, _ in chosen.members)
-    tables: list[Tensor] = []
-    said: MemberOutputs | None = None
-    for root in roots:
-        panel = Evaluator(Run.open(root), components=components, device=device, say=say)
-        target = eval_split(panel.recipe, panel.data_info, split)
-        before, said = said, predict_all(panel, target)
-        if before is not None and not torch.equal(before.ids, said.ids):
-            raise RunError(f"{root} has other {split} samples than the others: all must be judged on the same ones")
-        if panel.known(target)["fingerprint"] == chosen.fingerprint and _overlap(said.ids, chosen.selection.samples):
-            raise RunError(f"The members were chosen on these {split} samples; numbers on them would flatter")
-        tables.append(said.logits)
-    assert said is not None
-    log_p = combine(torch.cat(tables).double(), "weighted", chosen.selection.weights)
-    right = log_p.argmax(-1) == said.y
-    nll = -log_p.gather(-1, said.y[:, None]).mean()
-    return {"accuracy": float(right.double().mean()), "nll": float(nll), "samples": float(len(said.y))}
+    logits: list[Tensor] = []
+    outputs: MemberOutputs | None = None
+    for root in dict.fromkeys(root for root, _ in chosen.members):
+        evaluator = Evaluator(Run.open(root), components=components, options=options)
+        target = eval_split(evaluator.recipe, evaluator.data_info, split)
+        before, outputs = outputs, predict_all(evaluator, target, progress=progress)
+        if before is not None and not torch.equal(before.ids, outputs.ids):
+            raise RunError(f"{root} has other {split} samples than the others; members must be compared on the same")
+        is_same = evaluator.split_fingerprint(target) == chosen.fingerprint
+        if is_same and _overlap(outputs.ids, chosen.selection.samples):
+            raise RunError(
+                f"The members were selected on these {split} samples, so results on them are optimistically biased. "
+                "Use another split: --eval-split test"
+            )
+        logits.append(outputs.logits)
+    assert outputs is not None
+    log_p = combine(torch.cat(logits).double(), "weighted", chosen.selection.weights)
+    correct = log_p.argmax(-1) == outputs.y
+    nll = -log_p.gather(-1, outputs.y[:, None]).mean()
+    return {"accuracy": float(correct.double().mean()), "nll": float(nll), "samples": float(len(outputs.y))}
 
 
 def _overlap(ids: Tensor, others: Sequence[int]) -> bool:

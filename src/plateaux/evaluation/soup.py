@@ -1,10 +1,11 @@
-"""Members put together anew: one network of several (soup), or a weighted ensemble chosen from several runs.
+"""Model soups: a run of one network whose weights are the mean of several members.
 
-Both choose on held-out samples and record which: numbers on the same samples are refused.
+Members are selected on held-out samples, and the run records which: results on the same samples are refused.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,128 +16,149 @@ from torch import Tensor, nn
 
 from plateaux.config.builders.data import bn_update_batches, eval_batches, train_val_split
 from plateaux.config.builders.model import architecture_hash
-from plateaux.config.components import NO_COMPONENTS, Components
+from plateaux.config.components import Components, Model
 from plateaux.config.recipe import Recipe, member_value
 from plateaux.config.schema import options_for_member
 from plateaux.core import registry
-from plateaux.core.callbacks import Say
 from plateaux.core.errors import RunError
+from plateaux.core.method import LossFn
 from plateaux.core.types import TensorTree
+from plateaux.data.sources import DataSplits
 from plateaux.ensembles.log_probs import log_probs
 from plateaux.ensembles.soup import check_barrier, greedy, interpolate, uniform
-from plateaux.evaluation.evaluator import SELECTION, Evaluator, _held_out
+from plateaux.evaluation.evaluator import SELECTION, Evaluator
+from plateaux.evaluation.options import DEFAULT_OPTIONS, EvalOptions
 from plateaux.evaluation.splits import EvalSplit
 from plateaux.models.modes import update_bn
 from plateaux.storage.import_weights import keep_weights
 from plateaux.storage.run import Run, RunLike
 
 MAX_BARRIER = 0.1  # nats that the loss may rise between two members
-PROBE = 1000  # held-out samples that the rise is looked for on
+BARRIER_SAMPLES = 1000  # held-out samples that the barrier is measured on
+logger = logging.getLogger(__name__)
 
 
 def soup(
-    root: RunLike,
+    run: RunLike,
     out: str | Path,
     *,
     strategy: Literal["uniform", "greedy"] = "uniform",
     split: str = "validation",
     accept: Literal["better", "as good"] = "better",
-    members: Sequence[int] | None = None,
     max_barrier: float = MAX_BARRIER,
-    components: Components = NO_COMPONENTS,
-    device: str | None = None,
-    say: Say = lambda _: None,
+    data: DataSplits | None = None,
+    model: Model | None = None,
+    loss: LossFn | None = None,
+    trust: Sequence[str] = (),
+    options: EvalOptions = DEFAULT_OPTIONS,
 ) -> Run:
-    """Make a run of one network: the mean of the members' weights, of all or of those that help on held-out samples.
+    """Create a run of one network: the mean of the weights of all members, or of those that help.
 
-    Members that did not start from the same weights lie in different basins, and their mean lies between them: that is
-    refused when the loss along the straight line from one to the other rises by more than `limit` nats.
+    Members that were trained from different initializations are usually separated by a loss barrier, so their mean is
+    worse than any of them. This is refused if the loss on the line between two members rises too much.
+
+    Args:
+        run: A run, its folder, or its URL.
+        out: The run folder to create.
+        strategy: "uniform" averages all members, "greedy" adds members while they help on the held-out split.
+        split: The held-out samples for the greedy strategy and the loss barrier.
+        accept: Whether the greedy strategy adds a member that is "better" only, or also one that is "as good".
+        max_barrier: The largest rise of the loss between two members, in nats.
+        data, model, loss: The objects that the run was trained with, if they were passed in Python.
+        trust: Modules whose functions the recipe may call.
+        options: Supports members, device.
     """
-    panel = Evaluator(Run.open(root), members, components=components, device=device, say=say)
-    if len({architecture_hash(panel.recipe, number, components) for number in panel.numbers}) > 1:
-        raise RunError("A soup is of equal networks, and these members differ in architecture; choose some: --members")
-    if panel.recipe.model.lora is not None:
+    options.require("soup", "members", "device")
+    components = Components(data, model, loss, trust=tuple(trust))
+    evaluator = Evaluator(Run.open(run), components=components, options=options)
+    root = evaluator.run.store.root
+    if len({architecture_hash(evaluator.recipe, number, components) for number in evaluator.numbers}) > 1:
+        raise RunError("The members differ in architecture; a soup needs equal networks. Choose some: --members 0,2")
+    if evaluator.recipe.model.lora is not None:
         raise RunError(
-            "A soup is a mean of weights, and the mean of two adapters' factors is not what they say on average; merge "
-            "every member first (plateaux.models.lora.merge_lora), adopt the merged weights, and make a soup of those"
+            "A soup of LoRA members is not supported: the mean of two products of factors is not the product of the "
+            "means. Merge every member first (plateaux.models.lora.merge_lora), import the merged weights, and make "
+            "a soup of those"
         )
-    pot = SoupEvaluator(panel, _held_out(panel, split))
-    trees = [panel.run.weights(number) for number in panel.numbers]
-    same_start = panel.recipe.model.weights is not None
-    for number, tree in zip(panel.numbers[1:], trees[1:], strict=True):
-        barrier = interpolate(trees[0], tree, pot.loss, points=5).barrier
-        say(f"between members {panel.numbers[0]} and {number} the loss rises by {barrier:.3f} nats")
+    network = SoupEvaluator(evaluator, evaluator.held_out_split(split))
+    trees = [evaluator.run.weights(number) for number in evaluator.numbers]
+    same_start = evaluator.recipe.model.weights is not None
+    for number, tree in zip(evaluator.numbers[1:], trees[1:], strict=True):
+        barrier = interpolate(trees[0], tree, network.loss, points=5).barrier
+        logger.info("loss barrier between members %d and %d: %.3f nats", evaluator.numbers[0], number, barrier)
         check_barrier(barrier, max_barrier, same_start)
-    about: dict[str, Any] = {"kind": f"{strategy} soup", "of": str(root), "split": split, "ids": pot.ids.tolist()}
-    about["fingerprint"] = pot.fingerprint
+    selection: dict[str, Any] = {"kind": f"{strategy} soup", "of": str(root), "split": split}
+    selection |= {"ids": network.ids.tolist(), "fingerprint": network.fingerprint}
     if strategy == "greedy":
-        found = greedy(trees, pot.accuracy, accept=accept)
-        chosen = [panel.numbers[position] for position in found.chosen]
-        about |= {"members": chosen, "scores": list(found.scores)}
-        mixed = uniform(trees, found.weights)
+        chosen = greedy(trees, network.accuracy, accept=accept)
+        members = [evaluator.numbers[position] for position in chosen.chosen]
+        selection |= {"members": members, "scores": list(chosen.scores)}
+        mean = uniform(trees, chosen.weights)
     else:
-        about |= {"members": list(panel.numbers)}
-        mixed = uniform(trees)
-    pot.load(mixed)
-    state = pot.module.state_dict()
-    mixed = {name: state[name].cpu() for name in mixed}  # with the statistics taken anew
-    run = Run.begin(out, _alone(panel), {"data": dict(panel.run.metadata["data"])})
-    run.put_shared(panel.run.shared())
-    keep_weights(run, [mixed], [f"{about['kind']} of members {about['members']} of {root}"])
-    run.store.put_json(SELECTION, about)
-    return run
+        selection |= {"members": list(evaluator.numbers)}
+        mean = uniform(trees)
+    network.load(mean)
+    state = network.module.state_dict()
+    mean = {name: state[name].cpu() for name in mean}  # with updated BatchNorm statistics
+    made = Run.begin(out, _single_member_recipe(evaluator), {"data": dict(evaluator.run.metadata["data"])})
+    made.put_shared(evaluator.run.shared())
+    keep_weights(made, [mean], [f"{selection['kind']} of members {selection['members']} of {root}"])
+    made.store.put_json(SELECTION, selection)
+    return made
 
 
 class SoupEvaluator:
-    """One network that takes any weights, and is judged on held-out samples."""
+    """One network that is evaluated on held-out samples with any weights."""
 
-    def __init__(self, panel: Evaluator, target: EvalSplit) -> None:
-        self.panel = panel
-        source, ids = target.open(panel.recipe, panel.data)
-        self.ids = ids[: target.limit]
-        self.data, self.source = panel.ready(source, self.ids)
-        self.fingerprint = panel.known(target)["fingerprint"]
-        module = panel.modules[0].module
+    def __init__(self, evaluator: Evaluator, split: EvalSplit) -> None:
+        self.evaluator = evaluator
+        source, ids = split.open(evaluator.recipe, evaluator.data)
+        self.ids = ids[: split.limit]
+        self.data, self.source = evaluator.model_inputs(source, self.ids)
+        self.fingerprint = evaluator.split_fingerprint(split)
+        module = evaluator.modules[0].module
         assert isinstance(module, nn.Module)
         self.module = module
-        self.normed = any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in module.modules())
+        self.has_batchnorm = any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in module.modules())
 
-    def load(self, tree: TensorTree) -> None:
-        """Put weights in, and take BatchNorm's statistics of them."""
-        self.module.load_state_dict(tree, strict=False)
-        if self.normed:
-            recipe, panel = self.panel.recipe, self.panel
-            data, source = panel.ready(panel.data.train, train_val_split(recipe, panel.data)[0])
-            update_bn(self.module, bn_update_batches(recipe, replace(data, train=source), panel.device))
+    def load(self, weights: TensorTree) -> None:
+        """Load weights and update the BatchNorm statistics for them."""
+        self.module.load_state_dict(weights, strict=False)
+        if self.has_batchnorm:
+            recipe, evaluator = self.evaluator.recipe, self.evaluator
+            train_ids = train_val_split(recipe, evaluator.data)[0]
+            data, source = evaluator.model_inputs(evaluator.data.train, train_ids)
+            update_bn(self.module, bn_update_batches(recipe, replace(data, train=source), evaluator.device))
 
-    def loss(self, tree: TensorTree) -> float:
-        return self._judged(tree, self.ids[:PROBE])[0]
+    def loss(self, weights: TensorTree) -> float:
+        return self._evaluate(weights, self.ids[:BARRIER_SAMPLES])[0]
 
-    def accuracy(self, tree: TensorTree) -> float:
-        return self._judged(tree, self.ids)[1]
+    def accuracy(self, weights: TensorTree) -> float:
+        return self._evaluate(weights, self.ids)[1]
 
     @torch.no_grad()
-    def _judged(self, tree: TensorTree, ids: Tensor) -> tuple[float, float]:
-        self.load(tree)
-        view, panel = self.panel.modules[0], self.panel
-        loss = right = 0.0
-        for batch in eval_batches(panel.recipe, self.data, self.source, ids, device=panel.device):
-            log_p = log_probs(view(batch.x)[None])[0]
+    def _evaluate(self, weights: TensorTree, ids: Tensor) -> tuple[float, float]:
+        """Return the mean loss and the accuracy."""
+        self.load(weights)
+        member, evaluator = self.evaluator.modules[0], self.evaluator
+        loss = correct = 0.0
+        for batch in eval_batches(evaluator.recipe, self.data, self.source, ids, device=evaluator.device):
+            log_p = log_probs(member(batch.x)[None])[0]
             loss -= float(log_p.gather(-1, batch.y[:, None]).double().sum())
-            right += float((log_p.argmax(-1) == batch.y).sum())
-        return loss / len(ids), right / len(ids)
+            correct += float((log_p.argmax(-1) == batch.y).sum())
+        return loss / len(ids), correct / len(ids)
 
 
-def _alone(panel: Evaluator) -> Recipe:
-    """Return the recipe of one such network; how the members were trained is not its story."""
-    recipe, number = panel.run.recipe, panel.numbers[0]
+def _single_member_recipe(evaluator: Evaluator) -> Recipe:
+    """Return a recipe for one such network, without the method that trained the members."""
+    recipe, number = evaluator.run.recipe, evaluator.numbers[0]
     name = member_value("model.name", recipe.model.name, number, recipe.members)
-    factory = panel.components.model or registry.model.get(name, allow=panel.components.trust)
+    factory = evaluator.components.model or registry.model.get(name, allow=evaluator.components.trust)
     options = options_for_member(factory, recipe.model.options, number, recipe.members)
-    kept_parts = ("backbone", "head", "image_size", "cache_features", "cache_dtype")
-    stands = {part: getattr(recipe.model, part) for part in kept_parts if getattr(recipe.model, part) is not None}
+    keys = ("backbone", "head", "image_size", "cache_features", "cache_dtype")
+    backbone = {key: getattr(recipe.model, key) for key in keys if getattr(recipe.model, key) is not None}
     width = {"head_width": member_value("model.head_width", recipe.model.head_width, number, recipe.members)}
-    model = {"name": name, "freeze": list(recipe.model.freeze), **stands, **width, **options}
-    kept = {part: getattr(panel.recipe.train, part) for part in ("epochs", "precision", "memory_format")}
+    model = {"name": name, "freeze": list(recipe.model.freeze), **backbone, **width, **options}
+    train = {key: getattr(evaluator.recipe.train, key) for key in ("epochs", "precision", "memory_format")}
     data = recipe.data.model_dump(exclude_none=True)
-    return Recipe.from_dict({"members": 1, "seed": recipe.seed, "data": data, "model": model, "train": kept})
+    return Recipe.from_dict({"members": 1, "seed": recipe.seed, "data": data, "model": model, "train": train})

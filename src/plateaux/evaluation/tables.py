@@ -1,4 +1,4 @@
-"""Measured numbers as tables: for people, for Markdown, for programs."""
+"""Results as tables: for terminals and Markdown."""
 
 from __future__ import annotations
 
@@ -8,141 +8,147 @@ from itertools import groupby
 from rich.table import Table as RichTable
 
 from plateaux.core.formatting import format_significant
+from plateaux.core.row_names import ALL_MEMBERS, MEAN_PROBABILITY, PART
 from plateaux.core.text_table import Table
 from plateaux.core.types import Estimate
 from plateaux.evaluation.results import MetricResult
-from plateaux.evaluation.row_names import MEAN_PROBABILITY, PART, TOGETHER
 
 CAPTION = "± one standard error: over samples, and over members for their mean"
-APART = "± one standard error: over samples / over random draws; of a mean: over members"
+PROBE_CAPTION = "± one standard error: over samples / over Monte-Carlo samples; of a mean: over members"
 TITLES = {"performance": "how good", "uncertainty": "how sure", "diversity": "how different"}
-COLUMNS = 4  # measures side by side: what 80 characters hold
-PAIRS, MEMBERS = 6, 8  # rows of these before only their mean is shown
-BESIDE = 4  # numbers beside a probe's answer before they are left to JSON
+MAX_COLUMNS = 4  # metrics side by side: what fits into 80 characters
+MAX_PAIRS, MAX_MEMBERS = 6, 8  # rows of pairs and members; above that only their mean is shown
+MAX_PARTS = 4  # further values of a probe that are shown; more are left to JSON
 
 
-def tables(found: Sequence[MetricResult], width: int = 80) -> list[RichTable]:
+def tables(results: Sequence[MetricResult], width: int = 80) -> list[RichTable]:
     """Return the tables for a terminal of `width` characters."""
-    return [part.to_rich() for table in text_tables(found) for part in table.split_columns(max_width=width)]
+    return [part.to_rich() for table in result_tables(results) for part in table.split_columns(max_width=width)]
 
 
-def to_markdown(found: Sequence[MetricResult]) -> str:
+def to_markdown(results: Sequence[MetricResult]) -> str:
     """Return the tables as Markdown."""
-    return "\n".join(table.to_markdown() for table in text_tables(found))
+    return "\n".join(table.to_markdown() for table in result_tables(results))
 
 
-def text_tables(found: Sequence[MetricResult]) -> list[Table]:
-    """Return the tables that show these measurements."""
-    return list(_text_tables(found))
+def result_tables(results: Sequence[MetricResult]) -> list[Table]:
+    """Return the tables that show these results."""
+    return list(_result_tables(results))
 
 
-def _text_tables(found: Sequence[MetricResult]) -> Iterator[Table]:
-    flat = [each for each in found if each.group == "sharpness"]
-    for _, group in groupby(flat, lambda each: each.split):
-        yield _landscape(list(group))
-    found = [each for each in found if each.group != "sharpness"]
-    corrupted = [each for each in found if "corruption" in each.data]
-    for _, group in groupby((each for each in found if each not in corrupted), lambda each: each.split):
-        several = list(group)
-        plain = [each for each in several if not _has_parts(each)]
-        for curves in (False, True):  # whose rows are sizes
-            yield from _columns([each for each in plain if each.metric.endswith(" by size") is curves])
-        for each in several:
-            if _has_parts(each):
-                yield _in_parts(each)
-    if corrupted:
-        yield from _under_corruption([each for each in corrupted if each.metric == "accuracy"])
+def _result_tables(results: Sequence[MetricResult]) -> Iterator[Table]:
+    probes = [result for result in results if result.group == "sharpness"]
+    for _, group in groupby(probes, lambda result: result.split):
+        yield _probe_table(list(group))
+    metrics = [result for result in results if result.group != "sharpness"]
+    corrupted = [result for result in metrics if "corruption" in result.data]
+    clean = [result for result in metrics if "corruption" not in result.data]
+    for _, group in groupby(clean, lambda result: result.split):
+        on_split = list(group)
+        single = [result for result in on_split if not _has_parts(result)]
+        for by_size in (False, True):
+            yield from _metric_tables([result for result in single if result.metric.endswith(" by size") is by_size])
+        yield from (_table_of_parts(result) for result in on_split if _has_parts(result))
+    yield from _corruption_tables([result for result in corrupted if result.metric == "accuracy"])
 
 
-def _columns(plain: Sequence[MetricResult]) -> Iterator[Table]:
-    """Yield tables of a few measures each, those of one question together."""
-    if len(plain) <= COLUMNS:
-        yield from [_side_by_side(plain, "")] if plain else []
+def _metric_tables(results: Sequence[MetricResult]) -> Iterator[Table]:
+    """Yield tables of a few metrics each, those of one group together."""
+    if len(results) <= MAX_COLUMNS:
+        yield from [_metric_table(results, "")] if results else []
         return
-    for asks, few in groupby(plain, lambda each: each.group):
-        alike = list(few)
-        for start in range(0, len(alike), COLUMNS):
-            yield _side_by_side(alike[start : start + COLUMNS], asks)
+    for group, members in groupby(results, lambda result: result.group):
+        in_group = list(members)
+        for start in range(0, len(in_group), MAX_COLUMNS):
+            yield _metric_table(in_group[start : start + MAX_COLUMNS], group)
 
 
-def heading(first: MetricResult) -> str:
-    """Return one line that says what was measured on what."""
-    what = f"{first.split} samples" if first.split in ("test", "train", "validation") else first.split
-    return f"{first.data['name']}, {what} ({first.data['samples']:,})"
+def heading(result: MetricResult) -> str:
+    """Return one line with the dataset, the split, and the number of samples."""
+    is_own = result.split in ("test", "train", "validation")
+    split = f"{result.split} samples" if is_own else result.split
+    return f"{result.data['name']}, {split} ({result.data['samples']:,})"
 
 
-def show(measurement: MetricResult, value: Estimate) -> str:
-    """Return a number with its standard error."""
-    times, digits = (100.0, 2) if measurement.percent else (1.0, 4)
-    text = f"{value.value * times:.{digits}f}"
-    return text if value.stderr is None else f"{text} ± {value.stderr * times:.{digits}f}"
+def format_value(result: MetricResult, value: Estimate) -> str:
+    """Return a value with its standard error, in percent where the metric is shown in percent."""
+    scale, digits = (100.0, 2) if result.percent else (1.0, 4)
+    text = f"{value.value * scale:.{digits}f}"
+    return text if value.stderr is None else f"{text} ± {value.stderr * scale:.{digits}f}"
 
 
-def _side_by_side(few: Sequence[MetricResult], asks: str) -> Table:
-    """Return one row a member, pair and ensemble, one column a measure."""
-    header = ["", *(f"{each.metric}{' %' if each.percent else ''}" for each in few)]
-    names = list(dict.fromkeys(name for each in few for name in each.rows))
-    for crowd, most in ((_is_pair, PAIRS), (_is_ordered, PAIRS), (_is_member, MEMBERS)):
-        if sum(map(crowd, names)) > most:
-            names = [name for name in names if not crowd(name)]
-    rows = [[name, *(show(each, each.rows[name]) if name in each.rows else "" for each in few)] for name in names]
-    title = heading(few[0]) + (f": {TITLES[asks]}" if asks else "")
+def _metric_table(results: Sequence[MetricResult], group: str) -> Table:
+    """Return one row per member, pair, and ensemble, and one column per metric."""
+    header = ["", *(f"{result.metric}{' %' if result.percent else ''}" for result in results)]
+    names = list(dict.fromkeys(name for result in results for name in result.rows))
+    for kind, limit in (("pair", MAX_PAIRS), ("ordered_pair", MAX_PAIRS), ("member", MAX_MEMBERS)):
+        if sum(name.kind == kind for name in names) > limit:
+            names = [name for name in names if name.kind != kind]
+    rows = [
+        [name, *(format_value(result, result.rows[name]) if name in result.rows else "" for result in results)]
+        for name in names
+    ]
+    title = heading(results[0]) + (f": {TITLES[group]}" if group else "")
     return Table.from_text(title, header, [row for row in rows if any(row[1:])], CAPTION)
 
 
-def _in_parts(found: MetricResult) -> Table:
-    """Return a measurement whose numbers have two or more names: rows by the first, columns by the last.
+def _table_of_parts(result: MetricResult) -> Table:
+    """Return the table of a metric whose rows have parts: rows by the first part of the name, columns by the last.
 
-    Of numbers with three names (a row, a class, what of it) those of the ensemble are shown, or of the only member.
+    Names with three parts (member, class, quantity) are shown for the ensemble, or for the only member.
     """
-    cells = {tuple(name.split(PART)): value for name, value in found.rows.items()}
-    deep = max(len(parts) for parts in cells) > 2
-    if deep:
-        first = list(dict.fromkeys(parts[0] for parts in cells))
-        mine = next((row for row in (MEAN_PROBABILITY, TOGETHER) if row in first), first[-1])
-        cells = {parts[1:]: value for parts, value in cells.items() if parts[0] == mine}
+    cells = {(str(name.base), *name.part): value for name, value in result.rows.items()}
+    is_deep = max(len(parts) for parts in cells) > 2
+    base = ""
+    if is_deep:
+        bases = list(dict.fromkeys(parts[0] for parts in cells))
+        base = next((row for row in (MEAN_PROBABILITY, ALL_MEMBERS) if row in bases), bases[-1])
+        cells = {parts[1:]: value for parts, value in cells.items() if parts[0] == base}
     columns = list(dict.fromkeys(parts[-1] for parts in cells))
     names = list(dict.fromkeys(PART.join(parts[:-1]) for parts in cells))
-    if len(columns) > len(names) and len(columns) > COLUMNS:
+    if len(columns) > len(names) and len(columns) > MAX_COLUMNS:
         columns, names = names, columns
         cells = {(parts[1], parts[0]): value for parts, value in cells.items()}
-    named = {(PART.join(parts[:-1]), parts[-1]): value for parts, value in cells.items()}
-    rows = [[row, *(show(found, named[row, c]) if (row, c) in named else "" for c in columns)] for row in names]
-    title = f"{heading(found)}: {found.metric}" + (f", {mine}" if deep else "") + (" %" if found.percent else "")
-    return Table.from_text(title, ["", *columns], rows, found.definition)
+    values = {(PART.join(parts[:-1]), parts[-1]): format_value(result, value) for parts, value in cells.items()}
+    rows = [[name, *(values.get((name, column), "") for column in columns)] for name in names]
+    title = f"{heading(result)}: {result.metric}" + (f", {base}" if is_deep else "") + (" %" if result.percent else "")
+    return Table.from_text(title, ["", *columns], rows, result.definition)
 
 
-def _landscape(found: Sequence[MetricResult]) -> Table:
-    """Return one row a probe, one column a member; numbers beside an answer where they are few, or of one probe."""
-    columns = list(dict.fromkeys(name.partition(PART)[0] for each in found for name in each.rows))
-    if sum(map(_is_member, columns)) > MEMBERS:
-        columns = [name for name in columns if not _is_member(name)]
-    rows, left = [], 0
-    for each in found:
-        parts = list(dict.fromkeys(name.partition(PART)[2] for name in each.rows))
-        if len(parts) - 1 > BESIDE and len(found) > 1:
-            left += len(parts) - 1
+def _probe_table(results: Sequence[MetricResult]) -> Table:
+    """Return one row per probe and one column per member; further values of a probe if they are few."""
+    columns = list(dict.fromkeys(name.base for result in results for name in result.rows))
+    if sum(name.kind == "member" for name in columns) > MAX_MEMBERS:
+        columns = [name for name in columns if name.kind != "member"]
+    rows, hidden = [], 0
+    for result in results:
+        parts = list(dict.fromkeys(PART.join(name.part) for name in result.rows))
+        if len(parts) - 1 > MAX_PARTS and len(results) > 1:
+            hidden += len(parts) - 1
             parts = parts[:1]
         for part in parts:
-            cells = [each.rows.get(f"{column}{PART}{part}" if part else column) for column in columns]
-            name = f"{each.metric}{PART}{part}" if part else each.metric
-            rows.append([name, f"{each.data['samples']:,}", *("" if c is None else both_errors(c) for c in cells)])
-    first = found[0]
-    modes = {"BatchNorm in training mode": first.data["batchnorm"] == "train", "unit logits": first.data["unit_logits"]}
-    modes["augmented"] = first.data["augmentation"] != "none"
-    title = ", ".join(
-        [f"{first.data['name']}, {first.split} samples: how flat", *(name for name, on in modes.items() if on)]
-    )
-    caption = APART + (f". {left} numbers beside these are in --json" if left else "")
+            values = [result.rows.get(column.with_part(part)) for column in columns]
+            name = f"{result.metric}{PART}{part}" if part else result.metric
+            cells = ["" if value is None else format_both_errors(value) for value in values]
+            rows.append([name, f"{result.data['samples']:,}", *cells])
+    data = results[0].data
+    modes = {
+        "BatchNorm in training mode": data["batchnorm"] == "train",
+        "unit logits": data["unit_logits"],
+        "augmented": data["augmentation"] != "none",
+    }
+    title = f"{data['name']}, {results[0].split} samples: how flat"
+    title = ", ".join([title, *(name for name, is_on in modes.items() if is_on)])
+    caption = PROBE_CAPTION + (f". {hidden} further values are in --json" if hidden else "")
     return Table.from_text(title, ["", "samples", *columns], rows, caption)
 
 
-def both_errors(value: Estimate) -> str:
-    """Return a number with its standard errors: over samples, and over what was drawn at random.
+def format_both_errors(value: Estimate) -> str:
+    """Return a value with its standard errors: over samples, and over Monte-Carlo samples.
 
-    >>> both_errors(Estimate(1.23456, 0.0421, 0.0212)), both_errors(Estimate(512.34, 98.7))
+    >>> format_both_errors(Estimate(1.23456, 0.0421, 0.0212)), format_both_errors(Estimate(512.34, 98.7))
     ('1.235 ± 0.042 / 0.021', '512.3 ± 99')
-    >>> both_errors(Estimate(1.0, None, 0.1))
+    >>> format_both_errors(Estimate(1.0, None, 0.1))
     '1.000 ± - / 0.10'
     """
     text = format_significant(value.value, 4)
@@ -152,35 +158,24 @@ def both_errors(value: Estimate) -> str:
     return text if value.mc_stderr is None else f"{text} / {format_significant(value.mc_stderr, 2)}"
 
 
-def _under_corruption(found: Sequence[MetricResult]) -> Iterator[Table]:
-    """Return the ensemble's accuracy by kind and severity."""
-    if not found:
+def _corruption_tables(results: Sequence[MetricResult]) -> Iterator[Table]:
+    """Yield the table of the ensemble's accuracy by corruption and severity."""
+    if not results:
         return
-    row = MEAN_PROBABILITY if MEAN_PROBABILITY in found[0].rows else next(iter(found[0].rows))
-    levels = sorted({int(each.data["severity"]) for each in found})
-    by = {(str(each.data["corruption"]), int(each.data["severity"])): each for each in found}
-    rows = []
-    for kind in dict.fromkeys(kind for kind, _ in by):
-        cells = [f"{100 * by[kind, s].rows[row].value:.2f}" if (kind, s) in by else "" for s in levels]
-        rows.append([kind, *cells])
-    title = f"{heading(found[0]).split(',')[0]}: accuracy % under corruption, {row}"
-    sources = ", ".join(sorted({str(each.data["source"]) for each in found}))
-    yield Table.from_text(
-        title, ["", *(f"severity {s}" for s in levels)], rows, f"{found[0].data['samples']:,} samples; {sources}"
-    )
+    first = results[0]
+    row = MEAN_PROBABILITY if MEAN_PROBABILITY in first.rows else next(iter(first.rows))
+    severities = sorted({int(result.data["severity"]) for result in results})
+    accuracy = {
+        (str(result.data["corruption"]), int(result.data["severity"])): f"{100 * result.rows[row].value:.2f}"
+        for result in results
+    }
+    kinds = dict.fromkeys(kind for kind, _ in accuracy)
+    rows = [[kind, *(accuracy.get((kind, severity), "") for severity in severities)] for kind in kinds]
+    title = f"{heading(first).split(',')[0]}: accuracy % under corruption, {row}"
+    header = ["", *(f"severity {severity}" for severity in severities)]
+    sources = ", ".join(sorted({str(result.data["source"]) for result in results}))
+    yield Table.from_text(title, header, rows, f"{first.data['samples']:,} samples; {sources}")
 
 
-def _is_pair(name: str) -> bool:
-    return name.startswith("members ") and name != TOGETHER
-
-
-def _is_ordered(name: str) -> bool:
-    return name.startswith("member ") and " to " in name
-
-
-def _is_member(name: str) -> bool:
-    return name.startswith("member ") and " to " not in name
-
-
-def _has_parts(found: MetricResult) -> bool:
-    return any(PART in name for name in found.rows)
+def _has_parts(result: MetricResult) -> bool:
+    return any(name.part for name in result.rows)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from plateaux.config.builders.data import eval_batches
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import PlateauxError
+from plateaux.core.row_names import RowName
 from plateaux.core.types import Estimate
 from plateaux.data.sources import DataSplits
 from plateaux.evaluation.results import MetricResult
@@ -19,7 +20,8 @@ from plateaux.loss_landscape.session import DEFAULT_SETTINGS, ProbeBatch, make_l
 
 
 def _measured(name: str, rows: Mapping[str, Estimate], about: Mapping[str, Any]) -> dict[str, Any]:
-    return MetricResult(name, "train", rows, None, {}, about).to_dict()
+    named = {RowName.parse(row): value for row, value in rows.items()}
+    return MetricResult(name, "train", named, None, {}, about).to_dict()
 
 
 class ProbeCallback:

@@ -15,8 +15,9 @@ from plateaux.config.builders.model import architecture_hash
 from plateaux.config.components import NO_COMPONENTS, Components
 from plateaux.core.callbacks import Say, Seen, nothing
 from plateaux.core.errors import Interrupted, RecipeError, RunError, suggest
+from plateaux.core.row_names import RowName
 from plateaux.evaluation.evaluator import Evaluator
-from plateaux.evaluation.row_names import pair_name
+from plateaux.evaluation.options import EvalOptions
 from plateaux.loss_landscape import plots
 from plateaux.loss_landscape.loss_surface import LossSurface
 from plateaux.loss_landscape.plots import LandscapeFigure
@@ -46,7 +47,9 @@ def plot_landscape(
     say: Say = nothing,
 ) -> list[LandscapeFigure]:
     """Draw landscapes: `slices` around members, `paths` between each two, the `plane` through the first three."""
-    panel = Evaluator(Run.open(root), members, components=components, device=device, cache_logits="no", say=say)
+    panel = Evaluator(
+        Run.open(root), components=components, options=EvalOptions(members=members, device=device, cache_logits="off")
+    )
     _check(kinds, panel)
     gallery = PlotJob(ProbeSession(panel, split, ProbeSettings(batchnorm, augment, normalize_logits), most=limit))
     made: list[LandscapeFigure] = []
@@ -117,7 +120,7 @@ class PlotJob:
         found: dict[str, Line] = {}
         for a, b in combinations(panel.numbers, 2):
             ends = panel.run.weights(a), panel.run.weights(b)
-            found[pair_name(a, b)] = self._look(
+            found[RowName.pair(a, b)] = self._look(
                 a, self._anew(PATH), partial(path, start=ends[0], end=ends[1], points=PATH)
             )
         return plots.paths(found, self._about())

@@ -8,6 +8,7 @@ Probes come one after the other, and members within each, so that what is finish
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,12 +24,13 @@ from plateaux.config.components import NO_COMPONENTS, Components
 from plateaux.core.callbacks import Say, Seen, nothing
 from plateaux.core.errors import Interrupted, PlateauxError
 from plateaux.core.formatting import format_duration
+from plateaux.core.row_names import MEAN_OF_MEMBERS, RowName
 from plateaux.core.stats.estimates import mean_of_independent
 from plateaux.core.types import Batch, Estimate
 from plateaux.data.sources import Source
 from plateaux.evaluation.evaluator import Evaluator
+from plateaux.evaluation.options import EvalOptions
 from plateaux.evaluation.results import MetricResult
-from plateaux.evaluation.row_names import MEMBERS_MEAN, row_name
 from plateaux.evaluation.splits import eval_split
 from plateaux.loss_landscape.loss_surface import LossSurface
 from plateaux.loss_landscape.probe import Probe, get_probes
@@ -42,6 +44,7 @@ from plateaux.loss_landscape.session import (
 )
 from plateaux.storage.run import Run, RunLike
 
+logger = logging.getLogger(__name__)
 RESCALED = {"same": "stays the same", "moves": "moves"}
 
 
@@ -67,7 +70,9 @@ def probe_landscape(
     scales every sample's logits to length one. All of it is recorded with every number.
     """
     chosen = get_probes(probes, trust=components.trust)
-    panel = Evaluator(Run.open(root), members, components=components, device=device, cache_logits="no", say=say)
+    panel = Evaluator(
+        Run.open(root), components=components, options=EvalOptions(members=members, device=device, cache_logits="off")
+    )
     counts = {name: limit or probe.samples for name, probe in chosen.items()}
     scene = ProbeSession(
         panel, split, ProbeSettings(batchnorm, augment, normalize_logits), most=max(counts.values(), default=1)
@@ -110,8 +115,8 @@ def _run_probe(
         raise Interrupted(f"Stopped while asking {name}, which {done} had answered") from None
     found = _measurement(scene, name, probe, sample, answers)
     scene.evaluator.write(found)
-    mean = found.rows.get(MEMBERS_MEAN) or next(iter(found.rows.values()), Estimate(float("nan")))
-    scene.evaluator.say(f"{name}: {mean.value:.4g} ({format_duration(time.monotonic() - begun)})")
+    mean = found.rows.get(MEAN_OF_MEMBERS) or next(iter(found.rows.values()), Estimate(float("nan")))
+    logger.info(f"{name}: {mean.value:.4g} ({format_duration(time.monotonic() - begun)})")
     return found
 
 
@@ -122,7 +127,7 @@ class ProbeSession:
         self.evaluator, self.settings = evaluator, settings
         self.split = eval_split(evaluator.recipe, evaluator.data_info, on)
         source, ids = self.split.open(evaluator.recipe, evaluator.data)
-        self.known = evaluator.known(self.split)
+        self.known = {"fingerprint": evaluator.split_fingerprint(self.split)}
         evaluator.check_same_data(self.split, source, self.known)
         self.augmentation = self._augmentation()
         ids = sample_ids(ids[: self.split.limit], evaluator.recipe.seed, most)
@@ -133,14 +138,14 @@ class ProbeSession:
         part = self.evaluator.recipe.data
         found = {name: getattr(part, name) for name in ("crop", "flip", "mixup", "cutmix") if getattr(part, name)}
         if self.settings.augment and not found:
-            self.evaluator.say("the recipe varies nothing in training, so neither does the sample")
+            logger.info("the recipe varies nothing in training, so neither does the sample")
         return found if self.settings.augment else {}
 
     def _batches(self, source: Source, ids: torch.Tensor) -> Iterator[Batch]:
         panel = self.evaluator
         size = panel.recipe.data.batch_size
         if not self.augmentation:
-            data, source = panel.ready(source, ids)
+            data, source = panel.model_inputs(source, ids)
             return eval_batches(panel.recipe, data, source, ids, batch_size=size, device=panel.device)
         # All members see the same variations: those of the first epoch in the order that members can share.
         every = torch.arange(len(panel.data.train))
@@ -185,7 +190,7 @@ class ProbeSession:
             self.throughputs[number] = kinds[kind]
         wanted = format_duration(sum(cost * self.throughputs[number] for number, cost in costs.items()))
         many = f"{len(costs)} member{'s' * (len(costs) > 1)}"
-        self.evaluator.say(f"{what} of {many} on {self.split.name} samples: about {wanted}")
+        logger.info(f"{what} of {many} on {self.split.name} samples: about {wanted}")
         return ProgressMeter(sum(costs.values()), seen)
 
     def _pace(self, number: int) -> float:
@@ -246,13 +251,13 @@ def _measurement(
     )
 
 
-def _rows(answers: Mapping[int, Mapping[str, Estimate]]) -> dict[str, Estimate]:
+def _rows(answers: Mapping[int, Mapping[str, Estimate]]) -> dict[RowName, Estimate]:
     """Return every member's numbers, and the mean of the members' after them."""
-    rows: dict[str, Estimate] = {}
+    rows: dict[RowName, Estimate] = {}
     for number, found in answers.items():
-        rows |= {row_name(f"member {number}", *([part] if part else [])): value for part, value in found.items()}
+        rows |= {RowName.member(number).with_part(part): value for part, value in found.items()}
     parts = dict.fromkeys(part for found in answers.values() for part in found)
     for part in parts if len(answers) > 1 else []:
-        name = row_name(MEMBERS_MEAN, *([part] if part else []))
+        name = MEAN_OF_MEMBERS.with_part(part)
         rows[name] = mean_of_independent([found[part].value for found in answers.values() if part in found])
     return rows

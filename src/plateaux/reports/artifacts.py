@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from plateaux.config.builders.data import build_data
 from plateaux.config.components import NO_COMPONENTS, Components
 from plateaux.core.errors import PlateauxError
+from plateaux.core.row_names import with_member_ids
 from plateaux.core.types import Batch
 from plateaux.ensembles.ood_scores import OOD_SCORES
 from plateaux.evaluation.metric_specs import get_metrics
 from plateaux.evaluation.prediction_cache import PredictionCache
-from plateaux.evaluation.row_names import with_member_ids
 from plateaux.reports.figures.gallery import Images, SplitPredictions
 from plateaux.reports.figures.partition import SamSets
 from plateaux.storage.run import Run, partition_summary_path, sam_set_path

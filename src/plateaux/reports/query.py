@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import PurePath
@@ -11,10 +10,10 @@ from typing import Any
 
 from plateaux.core import registry
 from plateaux.core.errors import PlateauxError
+from plateaux.core.row_names import MEAN_OF_MEMBERS, RowName
 from plateaux.core.stats.intervals import Interval, t_interval, t_quantile
 from plateaux.core.types import Estimate
 from plateaux.evaluation.metric_specs import get_metrics
-from plateaux.evaluation.row_names import MEMBERS_MEAN
 from plateaux.studies.comparison import MAIN
 from plateaux.studies.grid import condition_label
 from plateaux.studies.results import TRAINING, ResultRow
@@ -24,8 +23,8 @@ SHARPNESS = (  # the first that was asked is shown: those before the others that
     *("top_eigenvalue", "trace", "sam_sharpness"),
 )
 DIVERSITY = ("der", "variance", "kl", "disagreement", "mutual_information", "unique", "pds")
-ROWS = (MEMBERS_MEAN, *MAIN)
-Column = tuple[str, str, str]  # measure, on, row
+ROWS = (MEAN_OF_MEMBERS, *MAIN)
+Column = tuple[str, str, RowName]  # measure, on, row
 
 
 def result_label(each: ResultRow) -> str:
@@ -64,9 +63,9 @@ def standard_error(made: Interval) -> float | None:
     return None if math.isnan(made.half) else made.half / t_quantile((1 + made.level) / 2, made.count - 1)
 
 
-def is_member(row: str) -> bool:
-    """Say whether a row is one member's."""
-    return re.fullmatch(r"member \d+", row) is not None
+def is_member(row: RowName) -> bool:
+    """Return whether a row holds the number of one member."""
+    return row.kind == "member" and not row.part
 
 
 @lru_cache(maxsize=1024)

@@ -14,8 +14,8 @@ from plateaux.core.formatting import (
     format_with_stderr,
     pluralize,
 )
+from plateaux.core.row_names import MEAN_OF_MEMBERS, MEAN_PROBABILITY, RowName
 from plateaux.core.types import Estimate
-from plateaux.evaluation.row_names import MEAN_PROBABILITY, MEMBERS_MEAN
 from plateaux.reports.query import (
     DIVERSITY,
     ROWS,
@@ -59,7 +59,7 @@ def summary(findings: Sequence[ResultRow]) -> list[SummaryLine]:
 def cards(findings: Sequence[ResultRow]) -> list[MemberCard]:
     """Return a card for every member of one run."""
     on = default_split(findings)
-    facts: dict[str, list[tuple[str, str]]] = {}
+    facts: dict[RowName, list[tuple[str, str]]] = {}
     for each in findings:
         name = bare(each.metric).replace("_", " ")
         if (
@@ -73,7 +73,7 @@ def cards(findings: Sequence[ResultRow]) -> list[MemberCard]:
             else:
                 text = format_with_stderr(value, each.percent) + (" %" if each.percent else "")
             facts.setdefault(each.row, []).append((name, text))
-    order = sorted(facts, key=lambda row: int(row.removeprefix("member ")))
+    order = sorted(facts, key=lambda row: row.members)
     return [MemberCard(row.capitalize(), sorted(facts[row], key=lambda pair: PLACES[pair[0]])) for row in order]
 
 
@@ -89,13 +89,13 @@ def _good(findings: Sequence[ResultRow]) -> SummaryLine:
     found = _means(findings, "accuracy", on, row)
     if not found:
         return SummaryLine("How good?", "Accuracy was not measured: plateaux evaluate RUN.", known=False)
-    means = _means(findings, "accuracy", on, MEMBERS_MEAN)
+    means = _means(findings, "accuracy", on, MEAN_OF_MEMBERS)
     best = max(found, key=lambda name: found[name].value)
     who = "ensemble" if row == MEAN_PROBABILITY else str(row)
     words = (
         f"{_sides(best, found)}the {who} answers {format_with_stderr(found[best], True)} % of the {on} samples rightly"
     )
-    if best in means and row != MEMBERS_MEAN:
+    if best in means and row != MEAN_OF_MEMBERS:
         gain = found[best].value - means[best].value
         words += (
             f", {format_percentage_points(gain)} from the mean of its members "
@@ -155,7 +155,7 @@ def _flat(findings: Sequence[ResultRow]) -> SummaryLine:
 
 
 def _cost(findings: Sequence[ResultRow]) -> SummaryLine:
-    costs = {by: _means(findings, by, TRAINING, MEMBERS_MEAN) for by in ("epochs", "passes", "seconds")}
+    costs = {by: _means(findings, by, TRAINING, MEAN_OF_MEMBERS) for by in ("epochs", "passes", "seconds")}
     if not costs["seconds"]:
         return SummaryLine("At what cost?", "The cost of training is not known.", known=False)
     epochs, passes, seconds = ([value.value for value in found.values()] for found in costs.values())

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from plateaux.core.formatting import format_range, format_with_stderr, pluralize
+from plateaux.core.row_names import ALL_MEMBERS, MEAN_OF_MEMBERS, MEAN_PROBABILITY, PART, RowName, row_name
 from plateaux.core.text_table import Cell, Table
 from plateaux.core.types import Estimate
 from plateaux.ensembles.ood_scores import OOD_SCORES
-from plateaux.evaluation.row_names import MEAN_PROBABILITY, MEMBERS_MEAN, TOGETHER, row_name
 from plateaux.reports.query import ROWS, Column, bare, is_member, metric_question, over, result_label
 from plateaux.studies.comparison import MAIN, SUMMED, Comparison
 from plateaux.studies.results import TRAINING, ResultRow
@@ -39,7 +39,7 @@ def corruption_tables(findings: Sequence[ResultRow]) -> list[Table]:
         return list(_kinds(findings))
     by: dict[str, dict[str, list[ResultRow]]] = {}
     for each in findings:
-        row, _, part = each.row.partition(" · ")
+        row, part = each.row.base, PART.join(each.row.part)
         mine = each.metric == "accuracy under corruption" and row == MEAN_PROBABILITY
         if mine and (part == SUMMED or part.startswith("severity ")):
             by.setdefault(part, {}).setdefault(result_label(each), []).append(each)
@@ -58,8 +58,8 @@ def ood_tables(findings: Sequence[ResultRow]) -> list[Table]:
     """Return how well each score tells strange samples from own ones, the best score of a row in bold."""
     found: dict[tuple[str, str], dict[str, list[ResultRow]]] = {}
     for each in findings:
-        row, *rest = each.row.split(" · ")
-        if each.metric == "ood" and len(rest) == 2 and row in (TOGETHER, "member 0"):
+        row, rest = each.row.base, each.row.part
+        if each.metric == "ood" and len(rest) == 2 and row in (ALL_MEMBERS, RowName.member(0)):
             found.setdefault((result_label(each), each.split), {}).setdefault(f"{row}{rest[1]}{rest[0]}", []).append(
                 each
             )
@@ -68,7 +68,7 @@ def ood_tables(findings: Sequence[ResultRow]) -> list[Table]:
     for what, title, better in (("auroc", "AUROC", True), ("fpr95", "FPR at 95 % TPR", False)):
         rows = []
         for (label, on), cells in found.items():
-            row = TOGETHER if any(key.startswith(TOGETHER) for key in cells) else "member 0"
+            row = ALL_MEMBERS if any(key.startswith(ALL_MEMBERS) for key in cells) else RowName.member(0)
             values = [
                 over(cells[f"{row}{what}{name}"]) if f"{row}{what}{name}" in cells else None for name in OOD_SCORES
             ]
@@ -102,18 +102,18 @@ def _columns(findings: Sequence[ResultRow]) -> dict[Column, dict[str, list[Resul
     return found
 
 
-def _by_measure(found: Mapping[Column, object]) -> dict[str, list[tuple[str, str, list[str]]]]:
+def _by_measure(found: Mapping[Column, object]) -> dict[str, list[tuple[str, str, list[RowName]]]]:
     """Return measures with their rows, by the question they answer."""
-    rows: dict[tuple[str, str], list[str]] = {}
+    rows: dict[tuple[str, str], list[RowName]] = {}
     for measure, on, row in found:
         rows.setdefault((measure, on), []).append(row)
-    groups: dict[str, list[tuple[str, str, list[str]]]] = {name: [] for name in QUESTIONS}
+    groups: dict[str, list[tuple[str, str, list[RowName]]]] = {name: [] for name in QUESTIONS}
     for (measure, on), there in rows.items():
         groups[metric_question(measure, on)].append((measure, on, there))
     return {name: group for name, group in groups.items() if group}
 
 
-def _main(rows: Sequence[str], question: str) -> str | None:
+def _main(rows: Sequence[RowName], question: str) -> RowName | None:
     wanted = ROWS if question in ("sharpness", "cost") else MAIN
     return next((row for row in (*wanted, *(row_name(name, SUMMED) for name in wanted)) if row in rows), None)
 
@@ -128,10 +128,10 @@ def _one(found: Mapping[Column, Mapping[str, Sequence[ResultRow]]]) -> Iterator[
                 continue
             members = [one for row in there if is_member(row) for one in next(iter(found[measure, on, row].values()))]
             first = next(iter(found[measure, on, main].values()))
-            mean = next(iter(found.get((measure, on, MEMBERS_MEAN), {}).values()), None)
+            mean = next(iter(found.get((measure, on, MEAN_OF_MEMBERS), {}).values()), None)
             percent = first[0].percent
             cells = [
-                Cell("" if main == MEMBERS_MEAN else format_with_stderr(over(first), percent)),
+                Cell("" if main == MEAN_OF_MEMBERS else format_with_stderr(over(first), percent)),
                 Cell(format_with_stderr(over(mean), percent) if mean else ""),
                 Cell(format_range([one.value for one in members], percent) if members else ""),
             ]

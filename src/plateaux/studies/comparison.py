@@ -9,17 +9,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
 from plateaux.core.formatting import format_with_stderr
+from plateaux.core.row_names import ALL_MEMBERS, MEAN_OF_MEMBERS, MEAN_OF_PAIRS, MEAN_PROBABILITY, RowName, row_name
 from plateaux.core.stats.intervals import Cost, CostPoint, Interval, at_equal_cost, paired_t_interval, t_interval
 from plateaux.core.text_table import Table
 from plateaux.core.types import Estimate
-from plateaux.evaluation.row_names import MEAN_OF_PAIRS, MEAN_PROBABILITY, MEMBERS_MEAN, TOGETHER, row_name
 from plateaux.studies.results import TRAINING, ResultRow
 
-MAIN = (MEAN_PROBABILITY, TOGETHER, MEAN_OF_PAIRS, MEMBERS_MEAN, "member 0")
+MAIN = (MEAN_PROBABILITY, ALL_MEMBERS, MEAN_OF_PAIRS, MEAN_OF_MEMBERS, RowName.member(0))
 SUMMED = "cACC"
 LENGTH = "epochs"  # the factor that makes a course of runs
 
-Column = tuple[str, str, str]  # measure, on, row
+Column = tuple[str, str, RowName]  # measure, on, row
 Condition = Mapping[str, Any]
 
 
@@ -39,7 +39,7 @@ class Comparison:
 
     def columns(self) -> list[Column]:
         """Return one column for every measure: the row of the ensemble, of all together, or the members' mean."""
-        rows: dict[tuple[str, str], list[str]] = {}
+        rows: dict[tuple[str, str], list[RowName]] = {}
         for measure, on, row in self.facts:
             rows.setdefault((measure, on), []).append(row)
         found: list[Column] = []
@@ -83,7 +83,7 @@ class Comparison:
             if _name(_less(each)) != _name(_less(condition)):
                 continue
             for repetition, number in self.numbers.get((name, column), {}).items():
-                spent = [self.numbers.get((name, (by, TRAINING, MEMBERS_MEAN)), {}) for by in get_args(Cost)]
+                spent = [self.numbers.get((name, (by, TRAINING, MEAN_OF_MEMBERS)), {}) for by in get_args(Cost)]
                 if all(repetition in each for each in spent):
                     found.setdefault(repetition, []).append(CostPoint(number, *(each[repetition] for each in spent)))
         return found

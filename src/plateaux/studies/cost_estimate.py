@@ -12,9 +12,9 @@ from plateaux.config.components import NO_COMPONENTS, Components
 from plateaux.config.recipe import Recipe, fingerprint
 from plateaux.core import registry
 from plateaux.core.errors import PlateauxError
+from plateaux.core.row_names import MEAN_OF_MEMBERS
 from plateaux.core.runtime import num_cores
 from plateaux.data.sources import DataSplits, describe_data
-from plateaux.evaluation.row_names import MEMBERS_MEAN
 from plateaux.evaluation.splits import eval_splits
 from plateaux.loss_landscape.probe import get_probes
 from plateaux.storage.local_store import LocalStore
@@ -120,7 +120,7 @@ class CostEstimate:
 
     def _found(self, kind: str, samples: int) -> float | None:
         for entry in self.runner.results().get("runs", {}).values():
-            cost = entry["costs"].get(MEMBERS_MEAN)
+            cost = entry["costs"].get(MEAN_OF_MEMBERS)
             if cost and cost["seconds"] > 0 and _kind(entry["recipe"]) == kind:
                 return float(cost["passes"] * samples / cost["seconds"])
         return None

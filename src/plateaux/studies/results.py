@@ -11,11 +11,11 @@ from typing import Any
 
 from plateaux.config.components import NO_COMPONENTS, Components
 from plateaux.core.errors import PlateauxError, RunError
+from plateaux.core.row_names import MEAN_OF_MEMBERS, RowName
 from plateaux.core.types import Estimate
 from plateaux.evaluation.metric_specs import get_metrics
 from plateaux.evaluation.results import MetricResult
 from plateaux.evaluation.robustness import robustness
-from plateaux.evaluation.row_names import MEMBERS_MEAN
 from plateaux.storage.local_store import LocalStore
 from plateaux.storage.run import Run
 from plateaux.training.cost import Cost, measured_cost
@@ -36,7 +36,7 @@ class ResultRow:
     repetition: int
     metric: str
     split: str
-    row: str
+    row: RowName
     value: float
     stderr: float | None
     mc_stderr: float | None
@@ -92,12 +92,12 @@ def cost_rows(run: Run, members: int | None = None, given: Components = NO_COMPO
     """Return what the members of a run, or the first so many, have cost, by row."""
     try:
         each = {
-            f"member {number}": measured_cost(run, number, given) for number in range(members or run.recipe.members)
+            RowName.member(number): measured_cost(run, number, given) for number in range(members or run.recipe.members)
         }
     except PlateauxError:  # a method from outside that nobody allowed: a run from a stranger is data
         return {}
     mean = Cost(*(sum(getattr(cost, by) for cost in each.values()) / len(each) for by in COSTS))
-    return {row: asdict(cost) for row, cost in {**each, MEMBERS_MEAN: mean}.items()}
+    return {row: asdict(cost) for row, cost in {**each, MEAN_OF_MEMBERS: mean}.items()}
 
 
 def _result_rows(
@@ -119,7 +119,7 @@ def _result_rows(
                 repetition,
                 name,
                 str(tree["split"]),
-                row,
+                RowName.parse(row),
                 number,
                 *errors,
                 tree["higher_is_better"],
@@ -127,7 +127,8 @@ def _result_rows(
             )
     for row, cost in costs.items():
         for by in COSTS:
-            yield ResultRow(run, condition, repetition, by, TRAINING, row, cost[by], None, None, False, False)
+            where = (run, condition, repetition, by, TRAINING, RowName.parse(row))
+            yield ResultRow(*where, cost[by], None, None, False, False)
 
 
 def _stored_results(run: Run) -> list[MetricResult]:
@@ -156,19 +157,20 @@ def _weight(found: MetricResult) -> tuple[int, bool, int]:
 def _hashes(run: Run) -> dict[str, str]:
     """Return the hashes of the weights that are there; where they were dropped, nothing is known to be out of date."""
     there = [n for n, each in enumerate(run.all_progress()) if each.weights and run.store.has(each.weights)]
-    return {f"member {number}": run.weights_hash(number) for number in there}
+    return {RowName.member(number): run.weights_hash(number) for number in there}
 
 
 def _measurement(tree: Mapping[str, Any]) -> MetricResult:
-    nan = float("nan")
-    rows = {
-        row: Estimate(nan if each["value"] is None else each["value"], each["stderr"], each.get("mc_stderr"))
-        for row, each in tree["rows"].items()
-    }
+    rows = {RowName.parse(row): _estimate(value) for row, value in tree["rows"].items()}
     facts = (tree["higher_is_better"], tree["weights"], tree["data"], tree["hashes"], tree["group"])
     return MetricResult(
         tree["metric"], tree["split"], rows, *facts, _in_percent(tree["metric"]), tree.get("definition", "")
     )
+
+
+def _estimate(stored: Mapping[str, Any]) -> Estimate:
+    value = float("nan") if stored["value"] is None else stored["value"]
+    return Estimate(value, stored["stderr"], stored.get("mc_stderr"))
 
 
 @lru_cache(maxsize=256)

@@ -27,6 +27,7 @@ from plateaux.data.sources import describe_data
 from plateaux.evaluation.evaluate import evaluate
 from plateaux.evaluation.metric_specs import get_metrics
 from plateaux.evaluation.ood import detect_ood, parse_ood_suites
+from plateaux.evaluation.options import EvalOptions
 from plateaux.evaluation.results import MetricResult
 from plateaux.evaluation.robustness import robustness
 from plateaux.evaluation.splits import eval_split, eval_splits, ood_split
@@ -211,27 +212,29 @@ class StudyRunner:
     def _evaluate(self, root: Path, members: int) -> list[MetricResult]:
         asked, looked = self.study.evaluate, self.study.landscape
         some = list(range(members)) if members < Run.open(root).recipe.members else None
-        walk: dict[str, Any] = {"members": some, "components": self.components, "say": self.say}
-        found = (
-            evaluate(root, split=asked.splits, metrics=asked.metrics, ensemble_sizes=asked.ensemble_sizes, **walk)
-            if asked.metrics
-            else []
-        )
+        components = self.components.keywords()
+        found: list[MetricResult] = []
+        if asked.metrics:
+            options = EvalOptions(members=some, ensemble_sizes=asked.ensemble_sizes)
+            found += evaluate(root, split=asked.splits, metrics=asked.metrics, options=options, **components)
         if asked.corruptions:
-            options = {
-                "metrics": asked.corruption_metrics,
-                "corruption_cache": asked.corruption_cache,
-                "cache_logits": "no",
-                **walk,
-            }
-            found += evaluate(root, split=asked.corruptions, **options)
+            options = EvalOptions(members=some, cache_logits="off", corruption_cache=asked.corruption_cache)
+            names = asked.corruption_metrics
+            found += evaluate(root, split=asked.corruptions, metrics=names, options=options, **components)
         found += robustness(found)
         if asked.ood:
             suites, by_name = parse_ood_suites(asked.ood, Run.open(root).metadata["data"]["name"])
-            found += detect_ood(root, suites, skip_missing=by_name, **walk)
+            found += detect_ood(root, suites, skip_missing=by_name, options=EvalOptions(members=some), **components)
         if looked.probes:
-            options = {"split": looked.split, "limit": looked.samples, "batchnorm": looked.batchnorm, **walk}
-            found += probe_landscape(root, probes=looked.probes, **options)
+            settings: dict[str, Any] = {
+                "split": looked.split,
+                "limit": looked.samples,
+                "batchnorm": looked.batchnorm,
+                "members": some,
+                "components": self.components,
+                "say": self.say,
+            }
+            found += probe_landscape(root, probes=looked.probes, **settings)
         return found
 
     def _entry(self, root: Path, plan: Trial, found: Sequence[MetricResult]) -> dict[str, Any]:

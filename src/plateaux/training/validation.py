@@ -12,6 +12,7 @@ from plateaux.core import registry
 from plateaux.core.errors import RecipeError
 from plateaux.core.member import MemberModule
 from plateaux.core.metric import Metric
+from plateaux.core.row_names import RowName
 from plateaux.core.runtime import autocast
 from plateaux.core.types import Estimate
 from plateaux.data.sources import DataSplits, Source
@@ -56,4 +57,4 @@ def validate_member(
         view = MemberModule(learner.module, forward=lambda: autocast(recipe.train.precision, device))
         batches = eval_batches(recipe, data, source, ids, device=device)
         results = evaluate_metrics(SINGLE_PROCESS, [view], batches, measures)
-    return {name: values["member 0"] for name, values in results.items()}
+    return {name: values[RowName.member(0)] for name, values in results.items()}

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from plateaux.core import registry
 from plateaux.core.errors import RecipeError
 from plateaux.core.optional import optional_import
+from plateaux.core.row_names import MEAN_PROBABILITY, row_name
 from plateaux.core.types import Batch
 from plateaux.evaluation.confidence import (
     bin_sums,
@@ -22,7 +23,6 @@ from plateaux.evaluation.confidence import (
     unpack_confidence,
 )
 from plateaux.evaluation.metrics.calibration import CELLS_AT_MOST
-from plateaux.evaluation.row_names import MEAN_PROBABILITY, row_name
 from tests.evaluation.metrics.test_every_metric import measured, near, probabilities, table_of, twin
 
 NAMES = ["ece", "adaptive_ece", "classwise_ece", "reliability"]

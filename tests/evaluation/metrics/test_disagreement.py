@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import diversity as slow
-from reference.diversity import MEAN, TOGETHER, bootstrap, check_cuts, check_order, cut_tables, measured, table_of
+from reference.diversity import ALL_MEMBERS, MEAN, bootstrap, check_cuts, check_order, cut_tables, measured, table_of
 from scipy.stats import entropy
 from sklearn.metrics import hamming_loss
 from torch import Tensor
@@ -64,15 +64,15 @@ def test_three_members_by_hand() -> None:
     )
     rows = {name: value.value for name, value in measured(der(), table, y).items()}
     assert rows == pytest.approx(
-        {"members 0 and 1": 2, "members 0 and 2": 2, "members 1 and 2": 2 / 3, TOGETHER: (4 / 9) / (1 / 3)}
+        {"members 0 and 1": 2, "members 0 and 2": 2, "members 1 and 2": 2 / 3, ALL_MEMBERS: (4 / 9) / (1 / 3)}
     )
 
 
 def test_the_ratio_is_of_means_and_not_a_mean_of_ratios() -> None:
     table, y = table_of(4, 90, 5)
     rows = measured(der(), table, y)
-    of_pairs = [value.value for name, value in rows.items() if name != TOGETHER]
-    assert rows[TOGETHER].value != pytest.approx(np.mean(of_pairs), rel=1e-6)
+    of_pairs = [value.value for name, value in rows.items() if name != ALL_MEMBERS]
+    assert rows[ALL_MEMBERS].value != pytest.approx(np.mean(of_pairs), rel=1e-6)
 
 
 def test_there_is_no_ratio_where_nobody_errs() -> None:
@@ -123,7 +123,7 @@ def test_standard_errors_are_those_of_the_mean_over_samples() -> None:
     assert rows[MEAN].stderr == pytest.approx(differ.mean(0).std(ddof=1) / math.sqrt(90))
 
 
-@pytest.mark.parametrize("row", ["members 0 and 1", TOGETHER])
+@pytest.mark.parametrize("row", ["members 0 and 1", ALL_MEMBERS])
 def test_the_error_of_the_ratio_is_what_the_bootstrap_finds(row: str) -> None:
     table, y = table_of(3, 400, 4)
     assert measured(der(), table, y)[row].stderr == pytest.approx(bootstrap(der(), table, y, row), rel=0.12)

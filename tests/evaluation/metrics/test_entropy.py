@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import diversity as slow
-from reference.diversity import TOGETHER, check_cuts, check_order, cut_tables, measured, table_of
+from reference.diversity import ALL_MEMBERS, check_cuts, check_order, cut_tables, measured, table_of
 from scipy.stats import entropy
 from torch import Tensor
 
@@ -38,25 +38,27 @@ def test_every_row_is_what_the_slow_twin_says(name: str, members: int, samples: 
 def test_entropies_are_scipys() -> None:
     table, y = table_of(3, 40, 6)
     p = slow.probabilities(table.numpy())
-    assert measured(predictive_entropy(), table, y)[TOGETHER].value == pytest.approx(entropy(p.mean(0), axis=-1).mean())
+    assert measured(predictive_entropy(), table, y)[ALL_MEMBERS].value == pytest.approx(
+        entropy(p.mean(0), axis=-1).mean()
+    )
     rows = measured(expected_entropy(), table, y)
     assert rows["member 1"].value == pytest.approx(entropy(p[1], axis=-1).mean())
-    assert rows[TOGETHER].value == pytest.approx(entropy(p, axis=-1).mean())
+    assert rows[ALL_MEMBERS].value == pytest.approx(entropy(p, axis=-1).mean())
 
 
 def test_one_member_has_its_entropy_twice_and_no_mutual_information() -> None:
     table, y = table_of(1, 30, 4)
     own = measured(expected_entropy(), table, y)
-    assert list(own) == ["member 0", TOGETHER]
-    assert own["member 0"] == own[TOGETHER] == measured(predictive_entropy(), table, y)[TOGETHER]
-    nothing = measured(mutual_information(), table, y)[TOGETHER]
+    assert list(own) == ["member 0", ALL_MEMBERS]
+    assert own["member 0"] == own[ALL_MEMBERS] == measured(predictive_entropy(), table, y)[ALL_MEMBERS]
+    nothing = measured(mutual_information(), table, y)[ALL_MEMBERS]
     assert (nothing.value, nothing.stderr) == (0.0, 0.0)
 
 
 def test_mutual_information_is_the_difference_of_the_two() -> None:
     table, y = table_of(3, 50, 4)
     mutual, whole, parts = (
-        measured(make(), table, y)[TOGETHER].value
+        measured(make(), table, y)[ALL_MEMBERS].value
         for make in (mutual_information, predictive_entropy, expected_entropy)
     )
     assert mutual == pytest.approx(whole - parts, rel=1e-10)
@@ -66,7 +68,7 @@ def test_the_difference_is_taken_sample_by_sample() -> None:
     # Sample 0: two sure members, of different classes; sample 1: two unsure ones that agree. Taking the batch's mean
     # entropy off every sample, as one published script does, gives the same mean and another spread.
     table = torch.tensor([[[1e4, 0.0], [0.0, 0.0]], [[0.0, 1e4], [0.0, 0.0]]])
-    value = measured(mutual_information(), table, torch.tensor([0, 1]))[TOGETHER]
+    value = measured(mutual_information(), table, torch.tensor([0, 1]))[ALL_MEMBERS]
     assert value.value == pytest.approx(math.log(2) / 2)
     assert value.stderr == pytest.approx(math.log(2) / 2)  # of log 2 and 0
 
@@ -74,9 +76,9 @@ def test_the_difference_is_taken_sample_by_sample() -> None:
 def test_members_sure_of_different_classes_know_all_there_is_to_know() -> None:
     table = 1e4 * torch.eye(4)[:, None]  # member i is sure of class i
     y = torch.tensor([0])
-    assert measured(predictive_entropy(), table, y)[TOGETHER].value == pytest.approx(math.log(4))
+    assert measured(predictive_entropy(), table, y)[ALL_MEMBERS].value == pytest.approx(math.log(4))
     assert {value.value for value in measured(expected_entropy(), table, y).values()} == {0.0}
-    assert measured(mutual_information(), table, y)[TOGETHER].value == pytest.approx(math.log(4))
+    assert measured(mutual_information(), table, y)[ALL_MEMBERS].value == pytest.approx(math.log(4))
 
 
 def test_equal_logits_are_the_most_unsure() -> None:
@@ -85,7 +87,7 @@ def test_equal_logits_are_the_most_unsure() -> None:
         for value in measured(make(), table, y).values():
             assert value.value == pytest.approx(math.log(8))
             assert value.stderr == pytest.approx(0, abs=1e-7)
-    assert measured(mutual_information(), table, y)[TOGETHER].value == pytest.approx(0, abs=1e-14)
+    assert measured(mutual_information(), table, y)[ALL_MEMBERS].value == pytest.approx(0, abs=1e-14)
 
 
 def test_a_class_that_nobody_allows_adds_nothing() -> None:
@@ -122,7 +124,7 @@ def test_mutual_information_is_never_negative_and_at_most_log_m(given: Cut, scal
     table = scale * table
     settled = mutual_information().update(table, slow.Batch(y, y, y))
     assert float(settled["sum"]) >= 0
-    value = measured(mutual_information(), table, y)[TOGETHER]
+    value = measured(mutual_information(), table, y)[ALL_MEMBERS]
     assert 0 <= value.value <= math.log(len(table)) + 1e-12
 
 
@@ -130,7 +132,7 @@ def test_rounding_never_makes_it_negative_for_any_sample() -> None:
     table, y = table_of(1, 300, 5)
     same = table.expand(3, -1, -1)  # the difference of equal entropies
     for s in range(300):
-        value = measured(mutual_information(), same[:, s : s + 1], y[s : s + 1])[TOGETHER]
+        value = measured(mutual_information(), same[:, s : s + 1], y[s : s + 1])[ALL_MEMBERS]
         assert 0 <= value.value < 1e-14
 
 

@@ -9,13 +9,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import diversity as slow
-from reference.diversity import MEAN, TOGETHER, bootstrap, check_cuts, check_order, cut_tables, measured, table_of
+from reference.diversity import ALL_MEMBERS, MEAN, bootstrap, check_cuts, check_order, cut_tables, measured, table_of
 from scipy.stats.contingency import odds_ratio
 from sklearn.metrics import jaccard_score
 from torch import Tensor
 
+from plateaux.core.row_names import MEAN_LOGIT, MEAN_PROBABILITY
 from plateaux.evaluation.metrics.error_overlap import best_member, eir, error_overlap, oracle, q_statistic
-from plateaux.evaluation.row_names import MEAN_LOGIT, MEAN_PROBABILITY
 
 ALL = {"error_overlap": error_overlap, "q_statistic": q_statistic, "eir": eir, "oracle": oracle}
 Cut = tuple[Tensor, Tensor, tuple[int, ...]]
@@ -61,8 +61,8 @@ def test_two_members_by_hand() -> None:
     # both right 5, only the first 2, only the second 1, none 2
     assert measured(error_overlap(), table, y)["members 0 and 1"].value == pytest.approx(2 / 5)
     assert measured(q_statistic(), table, y)["members 0 and 1"].value == pytest.approx((10 - 2) / (10 + 2))
-    assert measured(oracle(), table, y)[TOGETHER].value == pytest.approx(0.8)
-    assert measured(oracle(), table, y)[TOGETHER].stderr == pytest.approx(math.sqrt(0.8 * 0.2 / 10))
+    assert measured(oracle(), table, y)[ALL_MEMBERS].value == pytest.approx(0.8)
+    assert measured(oracle(), table, y)[ALL_MEMBERS].stderr == pytest.approx(math.sqrt(0.8 * 0.2 / 10))
 
 
 def test_identical_members_err_together() -> None:
@@ -74,7 +74,7 @@ def test_identical_members_err_together() -> None:
     assert {value.value for value in measured(q_statistic(), same, y).values()} == {1.0}
     assert {value.stderr for value in measured(q_statistic(), same, y).values()} == {None}
     assert {value.value for value in measured(eir(), same, y).values()} == {0.0}
-    assert measured(oracle(), same, y)[TOGETHER].value == float((table[0].argmax(-1) == y).double().mean())
+    assert measured(oracle(), same, y)[ALL_MEMBERS].value == float((table[0].argmax(-1) == y).double().mean())
 
 
 def test_independent_errors_have_a_q_of_zero() -> None:
@@ -130,7 +130,7 @@ def test_there_is_no_improvement_rate_without_errors() -> None:
 @pytest.mark.parametrize(
     ("name", "row"),
     [("error_overlap", "members 0 and 1"), ("error_overlap", MEAN), ("q_statistic", "members 0 and 2"),
-     ("q_statistic", MEAN), ("eir", MEAN_PROBABILITY), ("oracle", TOGETHER)],
+     ("q_statistic", MEAN), ("eir", MEAN_PROBABILITY), ("oracle", ALL_MEMBERS)],
 )  # fmt: skip
 def test_standard_errors_are_what_the_bootstrap_finds(name: str, row: str) -> None:
     table, y = table_of(4, 500, 4, alike=0.4)
@@ -183,4 +183,4 @@ def test_what_the_measures_say_of_themselves() -> None:
 def test_the_best_member_is_the_most_accurate_one() -> None:
     table, y = table_of(4, 90, 5)
     best = float((table.argmax(-1) == y).double().mean(-1).max())
-    assert measured(best_member(), table, y)[TOGETHER].value == best
+    assert measured(best_member(), table, y)[ALL_MEMBERS].value == best

@@ -18,11 +18,11 @@ from torch import Tensor
 from plateaux.core import registry
 from plateaux.core.member import MemberModule
 from plateaux.core.metric import Metric
+from plateaux.core.row_names import MEAN_LOGIT, MEAN_PROBABILITY, row_names
 from plateaux.core.types import Batch, Estimate
 from plateaux.distributed.executors.local import SINGLE_PROCESS
 from plateaux.ensembles.log_probs import log_probabilities
 from plateaux.evaluation.metric_loop import evaluate_metrics
-from plateaux.evaluation.row_names import MEAN_LOGIT, MEAN_PROBABILITY, row_names
 
 NAMES = ["accuracy", "nll", "brier", "ece"]
 Rows = Mapping[str, Estimate]

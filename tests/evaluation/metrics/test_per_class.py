@@ -20,9 +20,9 @@ from torch import Tensor
 
 from plateaux.core import registry
 from plateaux.core.errors import RecipeError
+from plateaux.core.row_names import MEAN_LOGIT, MEAN_PROBABILITY, row_name
 from plateaux.core.types import Batch
 from plateaux.evaluation.metrics.per_class import MATRIX_AT_MOST
-from plateaux.evaluation.row_names import MEAN_LOGIT, MEAN_PROBABILITY, row_name
 from tests.evaluation.metrics.test_every_metric import measured, probabilities, table_of
 
 NAMES = ["accuracy", "top5", "balanced_accuracy", "macro_f1", "per_class"]

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from plateaux.core import registry
 from plateaux.core.errors import RecipeError
+from plateaux.core.row_names import row_name
 from plateaux.core.types import Batch, Estimate
-from plateaux.evaluation.row_names import row_name
 from tests.evaluation.metrics.test_every_metric import measured, probabilities, table_of
 
 PARTS = ["reliability", "resolution", "uncertainty", "remainder"]

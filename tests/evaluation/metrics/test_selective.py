@@ -14,8 +14,8 @@ from torch import Tensor
 
 from plateaux.core import registry
 from plateaux.core.errors import RecipeError
+from plateaux.core.row_names import MEAN_PROBABILITY
 from plateaux.core.types import Batch
-from plateaux.evaluation.row_names import MEAN_PROBABILITY
 from tests.evaluation.metrics.test_every_metric import measured, probabilities, table_of
 
 NAMES = ["aurc", "e_aurc", "risk_at_coverage"]

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import diversity as slow
-from reference.diversity import TOGETHER, check_cuts, check_order, cut_tables, measured, table_of
+from reference.diversity import ALL_MEMBERS, check_cuts, check_order, cut_tables, measured, table_of
 from torch import Tensor
 from torch.nn.functional import one_hot
 
@@ -38,7 +38,7 @@ def test_every_row_is_what_the_slow_twin_says(
 
 def test_variance_is_numpys_summed_over_classes() -> None:
     table, y = table_of(5, 80, 7)
-    value = measured(variance(), table, y)[TOGETHER]
+    value = measured(variance(), table, y)[ALL_MEMBERS]
     of_samples = np.var(table.numpy(), axis=0, ddof=1).sum(-1)
     assert value.value == pytest.approx(of_samples.mean())
     assert value.stderr == pytest.approx(of_samples.std(ddof=1) / math.sqrt(80))
@@ -46,16 +46,16 @@ def test_variance_is_numpys_summed_over_classes() -> None:
 
 def test_the_unbiased_variance_is_m_over_m_less_one_of_the_other() -> None:
     table, y = table_of(4, 30, 3)
-    one, zero = (measured(variance(ddof=ddof), table, y)[TOGETHER].value for ddof in (1, 0))
+    one, zero = (measured(variance(ddof=ddof), table, y)[ALL_MEMBERS].value for ddof in (1, 0))
     assert one == pytest.approx(zero * 4 / 3)
 
 
 def test_a_constant_added_to_one_members_logits_is_seen_in_logits_alone() -> None:
     table, y = table_of(2, 30, 3)
     moved = table + torch.tensor([0.0, 5.0])[:, None, None]
-    before, after = (measured(variance(space="probabilities"), t, y)[TOGETHER].value for t in (table, moved))
+    before, after = (measured(variance(space="probabilities"), t, y)[ALL_MEMBERS].value for t in (table, moved))
     assert after == pytest.approx(before)
-    before, after = (measured(variance(), t, y)[TOGETHER].value for t in (table, moved))
+    before, after = (measured(variance(), t, y)[ALL_MEMBERS].value for t in (table, moved))
     assert after > before + 10
 
 
@@ -69,9 +69,9 @@ def test_a_ddof_that_leaves_nothing_to_divide_by_is_refused(ddof: int) -> None:
 def test_identical_members_are_one_answer() -> None:
     table, y = table_of(1, 60, 4)
     same = table.expand(3, -1, -1)
-    assert measured(unique(), same, y)[TOGETHER].value == 1
-    assert measured(pds(), same, y)[TOGETHER].value == pytest.approx(1, rel=1e-14)
-    assert measured(variance(), same, y)[TOGETHER].value == pytest.approx(0, abs=1e-25)
+    assert measured(unique(), same, y)[ALL_MEMBERS].value == 1
+    assert measured(pds(), same, y)[ALL_MEMBERS].value == pytest.approx(1, rel=1e-14)
+    assert measured(variance(), same, y)[ALL_MEMBERS].value == pytest.approx(0, abs=1e-25)
 
 
 @pytest.mark.parametrize("scale", [40.0, 1e4])
@@ -79,22 +79,22 @@ def test_members_sure_of_different_classes_are_so_many_answers(scale: float) -> 
     table = scale * torch.eye(5)[:3, None].expand(3, 4, 5)  # member i is sure of class i
     y = torch.zeros(4, dtype=torch.int64)
     for dtype in (torch.float32, torch.float16):
-        assert measured(unique(), table.to(dtype), y)[TOGETHER].value == 3
-        assert measured(pds(), table.to(dtype), y)[TOGETHER].value == pytest.approx(3, rel=1e-12)
-        assert measured(pds(normalize=True), table.to(dtype), y)[TOGETHER].value == pytest.approx(3 / 5, rel=1e-12)
-        assert measured(unique(), table.to(dtype), y)[TOGETHER].stderr == 0
+        assert measured(unique(), table.to(dtype), y)[ALL_MEMBERS].value == 3
+        assert measured(pds(), table.to(dtype), y)[ALL_MEMBERS].value == pytest.approx(3, rel=1e-12)
+        assert measured(pds(normalize=True), table.to(dtype), y)[ALL_MEMBERS].value == pytest.approx(3 / 5, rel=1e-12)
+        assert measured(unique(), table.to(dtype), y)[ALL_MEMBERS].stderr == 0
 
 
 def test_more_members_than_classes_fill_the_classes() -> None:
     table = 1e4 * one_hot(torch.tensor([0, 1, 0, 1, 1]), 2)[:, None].double()
     y = torch.tensor([0])
-    assert measured(unique(), table, y)[TOGETHER].value == 2
-    assert measured(pds(), table, y)[TOGETHER].value == 2
+    assert measured(unique(), table, y)[ALL_MEMBERS].value == 2
+    assert measured(pds(), table, y)[ALL_MEMBERS].value == 2
 
 
 def test_of_equal_classes_the_first_is_the_answer() -> None:
     table = torch.tensor([[[1.0, 1.0, 0.0]], [[1.0, 0.0, 1.0]], [[0.0, 1.0, 1.0]]])
-    assert measured(unique(), table, torch.tensor([0]))[TOGETHER].value == 2
+    assert measured(unique(), table, torch.tensor([0]))[ALL_MEMBERS].value == 2
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
@@ -103,7 +103,7 @@ def test_logits_of_few_digits_are_measured_in_many(dtype: torch.dtype) -> None:
     table = table.to(dtype)
     for name, make in ALL.items():
         truth = getattr(slow, name)(table.double().numpy(), y.numpy())
-        assert measured(make(), table, y)[TOGETHER].value == pytest.approx(truth[TOGETHER], rel=1e-10), name
+        assert measured(make(), table, y)[ALL_MEMBERS].value == pytest.approx(truth[ALL_MEMBERS], rel=1e-10), name
 
 
 @given(cut_tables(), st.permutations(range(4)))
@@ -121,8 +121,8 @@ def test_the_scores_stay_in_their_range(given: Cut) -> None:
     table, y, _ = given
     most = min(len(table), table.shape[-1])
     for make in (unique, pds):
-        assert 1 - 1e-12 <= measured(make(), table, y)[TOGETHER].value <= most + 1e-12
-    assert measured(variance(), table, y)[TOGETHER].value >= 0
+        assert 1 - 1e-12 <= measured(make(), table, y)[ALL_MEMBERS].value <= most + 1e-12
+    assert measured(variance(), table, y)[ALL_MEMBERS].value >= 0
 
 
 def test_what_the_measures_say_of_themselves() -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from plateaux.core.types import Estimate, TensorTree
+
+Name = TypeVar("Name", bound=str)
 
 
 def sums_and_squares(scores: Tensor) -> TensorTree:
@@ -16,7 +19,7 @@ def sums_and_squares(scores: Tensor) -> TensorTree:
     return {"sum": wide.sum(-1), "squares": (wide * wide).sum(-1), "count": torch.tensor(wide.shape[-1])}
 
 
-def means_from_sums(sums: TensorTree, names: Sequence[str]) -> Mapping[str, Estimate]:
+def means_from_sums(sums: TensorTree, names: Sequence[Name]) -> Mapping[Name, Estimate]:
     """Return the mean of each row of scores, with its standard error over samples."""
     count = float(sums["count"])
     found = zip(names, sums["sum"].reshape(-1), sums["squares"].reshape(-1), strict=True)
@@ -60,13 +63,13 @@ def ratio(above: Tensor, below: Tensor) -> TensorTree:
     return {**{name: part.sum(-1) for name, part in parts.items()}, "count": torch.tensor(a.shape[-1])}
 
 
-def ratios(sums: TensorTree, names: Sequence[str]) -> Mapping[str, Estimate]:
+def ratios(sums: TensorTree, names: Sequence[Name]) -> Mapping[Name, Estimate]:
     """Return mean(above) / mean(below) of each row, with its standard error by the delta method.
 
     Where the lower mean is zero there is no ratio: the number is nan.
     """
     count = float(sums["count"])
-    found: dict[str, Estimate] = {}
+    found: dict[Name, Estimate] = {}
     for position, name in enumerate(names):
         a, b, aa, bb, ab = (float(sums[part].reshape(-1)[position]) for part in ("a", "b", "aa", "bb", "ab"))
         if b == 0:

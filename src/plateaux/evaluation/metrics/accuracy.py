@@ -10,10 +10,10 @@ from torch import Tensor
 from plateaux.core.errors import RecipeError
 from plateaux.core.metric import Metric
 from plateaux.core.registry import metric
+from plateaux.core.row_names import RowName, row_names
 from plateaux.core.stats.estimates import proportion
 from plateaux.core.types import Batch, Estimate, TensorTree
 from plateaux.ensembles.log_probs import log_probabilities, predictions
-from plateaux.evaluation.row_names import row_names
 
 
 @metric
@@ -57,7 +57,7 @@ def _count(hits: Tensor) -> TensorTree:
     return {"right": hits.sum(-1), "count": torch.tensor(hits.shape[-1])}
 
 
-def _finish(sums: TensorTree) -> Mapping[str, Estimate]:
+def _finish(sums: TensorTree) -> Mapping[RowName, Estimate]:
     rights = sums["right"].tolist()
     return {
         name: proportion(right, float(sums["count"]))

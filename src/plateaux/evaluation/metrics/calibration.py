@@ -11,6 +11,7 @@ from torch import Tensor
 
 from plateaux.core.metric import Metric
 from plateaux.core.registry import metric
+from plateaux.core.row_names import RowName, row_name, row_names
 from plateaux.core.stats.estimates import mean, proportion
 from plateaux.core.types import Batch, Estimate, TensorTree
 from plateaux.ensembles.log_probs import log_probabilities
@@ -26,7 +27,6 @@ from plateaux.evaluation.confidence import (
     groups,
     sort_by_confidence,
 )
-from plateaux.evaluation.row_names import row_name, row_names
 
 CELLS_AT_MOST = 300  # classes times bins, whose products two by two an error needs: 0.7 MB a row
 ERROR = "error by the delta method with the bins' samples fixed; a bin of one sample adds none"
@@ -46,7 +46,7 @@ def ece(*, bins: int = 15) -> Metric:
         sums = bin_sums(home, [torch.ones_like(confidence), confidence, right], bins)
         return {"sums": sums, "squares": bin_sums(home, [(right - confidence) ** 2], bins)[..., 0]}
 
-    def finish(sums: TensorTree) -> Mapping[str, Estimate]:
+    def finish(sums: TensorTree) -> Mapping[RowName, Estimate]:
         count, confidence, right = sums["sums"].unbind(-1)
         rows = zip(row_names(len(count)), count, right - confidence, sums["squares"], strict=True)
         return {name: _gap(*tallies) for name, *tallies in rows}
@@ -60,7 +60,7 @@ def adaptive_ece(*, bins: int = 15) -> Metric:
     """Expected calibration error over bins of equally many samples."""
     check_bins(bins)
 
-    def finish(sums: TensorTree) -> Mapping[str, Estimate]:
+    def finish(sums: TensorTree) -> Mapping[RowName, Estimate]:
         rows = sums["kept"].unbind(-1)
         return {name: adaptive(sort_by_confidence(row)) for name, row in zip(row_names(len(rows)), rows, strict=True)}
 
@@ -115,7 +115,7 @@ def reliability(*, bins: int = 15) -> Metric:
         parts = [torch.ones_like(confidence), confidence, confidence**2, right]
         return {"sums": bin_sums(equal_width(confidence, bins), parts, bins)}
 
-    def finish(sums: TensorTree) -> Mapping[str, Estimate]:
+    def finish(sums: TensorTree) -> Mapping[RowName, Estimate]:
         return {
             row_name(name, f"bin {number}", what): value
             for name, row in zip(row_names(len(sums["sums"])), sums["sums"], strict=True)
@@ -188,7 +188,7 @@ def _products(home: Tensor, gap: Tensor, bins: int) -> Tensor:
     return sums.view(rows, classes * bins, classes * bins)
 
 
-def _classwise(sums: TensorTree) -> Mapping[str, Estimate]:
+def _classwise(sums: TensorTree) -> Mapping[RowName, Estimate]:
     count, classes = float(sums["count"]), sums["gaps"].shape[1]
     numbers = sums["gaps"].abs().sum((1, 2)) / (classes * count)
     errors: list[float | None] = [None] * len(numbers)

@@ -12,8 +12,8 @@ from plateaux.core.errors import RecipeError
 from plateaux.core.metric import Metric
 from plateaux.core.outputs import features
 from plateaux.core.registry import metric
+from plateaux.core.row_names import MEAN_OF_PAIRS, RowName, pairs
 from plateaux.core.types import Batch, Estimate, TensorTree
-from plateaux.evaluation.row_names import MEAN_OF_PAIRS, pair_name, pairs
 
 WIDEST = 4096  # a pair's products are D x D numbers of 8 bytes: 134 MB at this width
 CONSTANT = 1e-12  # a centred square so small against the raw one is rounding
@@ -55,7 +55,7 @@ def _settle(table: Tensor, batch: Batch) -> TensorTree:
     }
 
 
-def _finish(sums: TensorTree) -> Mapping[str, Estimate]:
+def _finish(sums: TensorTree) -> Mapping[RowName, Estimate]:
     total, count = sums["sum"], float(sums["count"])
     raw = sums["own"].diagonal(dim1=1, dim2=2)  # [M, D]
     varies = (raw - total * total / count > CONSTANT * raw).double()
@@ -65,9 +65,9 @@ def _finish(sums: TensorTree) -> Mapping[str, Estimate]:
         return float((centred * torch.outer(varies[i], varies[j])).norm())
 
     own = [size(products, i, i) for i, products in enumerate(sums["own"])]
-    rows: dict[str, Estimate] = {}
+    rows: dict[RowName, Estimate] = {}
     for products, (i, j) in zip(sums["cross"], pairs(len(total)), strict=True):
         scale = own[i] * own[j]
-        rows[pair_name(i, j)] = Estimate(size(products, i, j) ** 2 / scale if scale else nan)
+        rows[RowName.pair(i, j)] = Estimate(size(products, i, j) ** 2 / scale if scale else nan)
     numbers = [value.value for value in rows.values() if not isnan(value.value)]
     return {**rows, MEAN_OF_PAIRS: Estimate(sum(numbers) / len(numbers) if numbers else nan)}

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from plateaux.core.metric import Metric
 from plateaux.core.registry import metric
+from plateaux.core.row_names import ALL_MEMBERS, MEAN_OF_PAIRS, RowName, ordered_pairs, pairs
 from plateaux.core.stats.estimates import means_from_sums, ratio, ratios, sums_and_squares
 from plateaux.core.types import Batch, Estimate, TensorTree
 from plateaux.ensembles.log_probs import log_probs_float64, predictions
-from plateaux.evaluation.row_names import MEAN_OF_PAIRS, TOGETHER, ordered_name, ordered_pairs, pair_name, pairs
 
 
 @metric
@@ -23,7 +23,7 @@ def disagreement() -> Metric:
     def settle(table: Tensor, batch: Batch) -> TensorTree:
         return sums_and_squares(_and_mean(_differ(_guesses(table))))
 
-    def finish(sums: TensorTree) -> Mapping[str, Estimate]:
+    def finish(sums: TensorTree) -> Mapping[RowName, Estimate]:
         return means_from_sums(sums, [*_pair_names(len(sums["sum"]) - 1), MEAN_OF_PAIRS])
 
     return Metric(
@@ -50,8 +50,8 @@ def der() -> Metric:
         of_pairs = torch.stack([(wrong[i] + wrong[j]) / 2 for i, j in pairs(len(wrong))])
         return ratio(_and_mean(_differ(guesses)), torch.cat([of_pairs, wrong.mean(0, keepdim=True)]))
 
-    def finish(sums: TensorTree) -> Mapping[str, Estimate]:
-        return ratios(sums, [*_pair_names(len(sums["a"]) - 1), TOGETHER])
+    def finish(sums: TensorTree) -> Mapping[RowName, Estimate]:
+        return ratios(sums, [*_pair_names(len(sums["a"]) - 1), ALL_MEMBERS])
 
     return Metric(
         settle,
@@ -70,9 +70,9 @@ def kl() -> Metric:
     def settle(table: Tensor, batch: Batch) -> TensorTree:
         return sums_and_squares(_and_mean(_divergences(log_probs_float64(table))))
 
-    def finish(sums: TensorTree) -> Mapping[str, Estimate]:
+    def finish(sums: TensorTree) -> Mapping[RowName, Estimate]:
         members = _members((len(sums["sum"]) - 1) // 2)
-        return means_from_sums(sums, [*(ordered_name(i, j) for i, j in ordered_pairs(members)), MEAN_OF_PAIRS])
+        return means_from_sums(sums, [*(RowName.ordered_pair(i, j) for i, j in ordered_pairs(members)), MEAN_OF_PAIRS])
 
     return Metric(
         settle,
@@ -111,8 +111,8 @@ def _and_mean(scores: Tensor) -> Tensor:
     return torch.cat([scores, scores.mean(0, keepdim=True)])
 
 
-def _pair_names(count: int) -> list[str]:
-    return [pair_name(i, j) for i, j in pairs(_members(count))]
+def _pair_names(count: int) -> list[RowName]:
+    return [RowName.pair(i, j) for i, j in pairs(_members(count))]
 
 
 def _members(count: int) -> int:

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from plateaux.core.metric import Metric
 from plateaux.core.registry import metric
+from plateaux.core.row_names import ALL_MEMBERS, RowName
 from plateaux.core.stats.estimates import means_from_sums, sums_and_squares
 from plateaux.core.types import Batch, Estimate, TensorTree
 from plateaux.ensembles.log_probs import log_probs_float64
-from plateaux.evaluation.row_names import TOGETHER
 
 
 @metric
@@ -56,7 +56,7 @@ def _mean_metric(scores: Callable[[Tensor], Tensor], convention: str) -> Metric:
     def settle(table: Tensor, batch: Batch) -> TensorTree:
         return sums_and_squares(scores(log_probs_float64(table)))
 
-    def finish(sums: TensorTree) -> Mapping[str, Estimate]:
+    def finish(sums: TensorTree) -> Mapping[RowName, Estimate]:
         return means_from_sums(sums, _names(len(sums["sum"])))
 
     return Metric(
@@ -68,8 +68,8 @@ def _mean_metric(scores: Callable[[Tensor], Tensor], convention: str) -> Metric:
     )
 
 
-def _names(rows: int) -> Sequence[str]:
-    return [*(f"member {i}" for i in range(rows - 1)), TOGETHER]
+def _names(rows: int) -> Sequence[RowName]:
+    return [*map(RowName.member, range(rows - 1)), ALL_MEMBERS]
 
 
 def _predictive(log_p: Tensor) -> Tensor:

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from plateaux.core.metric import Metric
 from plateaux.core.registry import metric
+from plateaux.core.row_names import ALL_MEMBERS, MEAN_LOGIT, MEAN_OF_PAIRS, MEAN_PROBABILITY, RowName, pairs
 from plateaux.core.stats.estimates import proportion, ratio, ratios
 from plateaux.core.types import Batch, Estimate, TensorTree
 from plateaux.ensembles.log_probs import predictions
-from plateaux.evaluation.row_names import MEAN_LOGIT, MEAN_OF_PAIRS, MEAN_PROBABILITY, TOGETHER, pair_name, pairs
 
 Found = tuple[float, tuple[float, float, float, float] | None]
 """A pair's number, and how it moves with the four cells of its table; None where that says nothing of its error."""
@@ -73,7 +73,7 @@ def oracle() -> Metric:
 
     return Metric(
         settle,
-        lambda sums: {TOGETHER: proportion(float(sums["right"]), float(sums["count"]))},
+        lambda sums: {ALL_MEMBERS: proportion(float(sums["right"]), float(sums["count"]))},
         group="diversity",
         percent=True,
         min_members=2,
@@ -88,9 +88,9 @@ def best_member() -> Metric:
     def settle(table: Tensor, batch: Batch) -> TensorTree:
         return {"wrong": _wrong(table, batch).sum(-1), "count": torch.tensor(len(batch))}
 
-    def finish(sums: TensorTree) -> Mapping[str, Estimate]:
+    def finish(sums: TensorTree) -> Mapping[RowName, Estimate]:
         count = float(sums["count"])
-        return {TOGETHER: proportion(count - float(sums["wrong"].min()), count)}
+        return {ALL_MEMBERS: proportion(count - float(sums["wrong"].min()), count)}
 
     return Metric(
         settle,
@@ -116,13 +116,13 @@ def _of_errors(number: Callable[[float, float, float, float], Found], convention
         known = torch.cat([torch.ones_like(wrong[:1]), wrong, both])  # [1 + M + P, B], all 0 or 1
         return {"joint": known @ known.T, "wrong": wrong.sum(-1)}
 
-    def finish(sums: TensorTree) -> Mapping[str, Estimate]:
+    def finish(sums: TensorTree) -> Mapping[RowName, Estimate]:
         return _rows(sums, number)
 
     return Metric(settle, finish, higher_is_better=None, group="diversity", min_members=2, definition=convention)
 
 
-def _rows(sums: TensorTree, number: Callable[[float, float, float, float], Found]) -> Mapping[str, Estimate]:
+def _rows(sums: TensorTree, number: Callable[[float, float, float, float], Found]) -> Mapping[RowName, Estimate]:
     """Return the pairs' numbers and their mean, from how often members, and pairs of them, err together.
 
     To first order a number moves by a weighting of `known`. The weights of the pairs are averaged for their mean, so
@@ -130,13 +130,13 @@ def _rows(sums: TensorTree, number: Callable[[float, float, float, float], Found
     """
     joint, members = sums["joint"].cpu(), len(sums["wrong"])
     of = joint.diagonal().tolist()  # zeros and ones are their own squares
-    rows: dict[str, Estimate] = {}
+    rows: dict[RowName, Estimate] = {}
     weights = []
     for both, (i, j) in enumerate(pairs(members), start=1 + members):
         first, second = 1 + i, 1 + j
         counts = (of[0] - of[first] - of[second] + of[both], of[second] - of[both], of[first] - of[both], of[both])
         found, moves = number(*counts)
-        rows[pair_name(i, j)] = Estimate(
+        rows[RowName.pair(i, j)] = Estimate(
             found, moves and sqrt(sum(n * d * d for n, d in zip(counts, moves, strict=True)))
         )
         if moves:

@@ -14,10 +14,10 @@ from torch import Tensor
 from plateaux.core.errors import RecipeError
 from plateaux.core.metric import Metric
 from plateaux.core.registry import metric
+from plateaux.core.row_names import RowName, row_name, row_names
 from plateaux.core.stats.estimates import proportion
 from plateaux.core.types import Batch, Estimate, TensorTree
 from plateaux.ensembles.log_probs import predictions
-from plateaux.evaluation.row_names import row_name, row_names
 
 MATRIX_AT_MOST = 200  # classes; the matrix of 1000 would take 8 MB a row and cast
 NOTHING = Estimate(float("nan"))
@@ -91,7 +91,7 @@ def binary_f1(*, positive: int = 1) -> Metric:
 def per_class() -> Metric:
     """Recall, precision, F1 and number of samples of every class."""
 
-    def finish(sums: TensorTree) -> Mapping[str, Estimate]:
+    def finish(sums: TensorTree) -> Mapping[RowName, Estimate]:
         return {
             row_name(name, f"class {number}", what): value
             for name, counts, _ in _rows(sums)
@@ -160,12 +160,12 @@ def _matrix(guess: Tensor, y: Tensor, classes: int) -> Tensor:
     return nothing.scatter_add(1, y * classes + guess, torch.ones_like(guess)).view(-1, classes, classes)
 
 
-def _rows(sums: TensorTree) -> list[tuple[str, Counts, Tensor | None]]:
+def _rows(sums: TensorTree) -> list[tuple[RowName, Counts, Tensor | None]]:
     matrices = sums["matrix"].double() if "matrix" in sums else [None] * len(sums["hits"])
     counts = zip(*(sums[name].double() for name in Counts._fields), strict=True)
     names = row_names(len(sums["hits"]))
     return [(name, Counts(*row), matrix) for name, row, matrix in zip(names, counts, matrices, strict=True)]
 
 
-def _each_row(value: Callable[[Counts, Tensor | None], Estimate]) -> Callable[[TensorTree], Mapping[str, Estimate]]:
+def _each_row(value: Callable[[Counts, Tensor | None], Estimate]) -> Callable[[TensorTree], Mapping[RowName, Estimate]]:
     return lambda sums: {name: value(counts, matrix) for name, counts, matrix in _rows(sums)}

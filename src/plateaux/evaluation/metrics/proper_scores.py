@@ -9,11 +9,11 @@ from torch import Tensor
 
 from plateaux.core.metric import Metric
 from plateaux.core.registry import metric
+from plateaux.core.row_names import RowName, row_name, row_names
 from plateaux.core.stats.estimates import means_from_sums, sums_and_squares
 from plateaux.core.types import Batch, Estimate, TensorTree
 from plateaux.ensembles.log_probs import log_probabilities
 from plateaux.evaluation.confidence import bin_sums, check_bins, equal_width
-from plateaux.evaluation.row_names import row_name, row_names
 
 
 @metric
@@ -42,7 +42,7 @@ def brier_parts(*, bins: int = 15) -> Metric:
         sums = bin_sums(equal_width(p, bins), [torch.ones_like(p), p, label], bins)  # [R, C, bins, 3]
         return {"sums": sums, "score": _brier(log_p, batch.y).double().sum(-1), "count": torch.tensor(len(batch))}
 
-    def finish(sums: TensorTree) -> Mapping[str, Estimate]:
+    def finish(sums: TensorTree) -> Mapping[RowName, Estimate]:
         names = row_names(len(sums["score"]))
         rows = zip(names, sums["sums"], sums["score"] / sums["count"], strict=True)
         return {
@@ -97,7 +97,7 @@ def _mean_metric(score: Callable[[Tensor, Tensor], Tensor], convention: str) -> 
     def settle(table: Tensor, batch: Batch) -> TensorTree:
         return sums_and_squares(score(log_probabilities(table), batch.y))
 
-    def finish(sums: TensorTree) -> Mapping[str, Estimate]:
+    def finish(sums: TensorTree) -> Mapping[RowName, Estimate]:
         return means_from_sums(sums, row_names(len(sums["sum"])))
 
     return Metric(settle, finish, higher_is_better=False, group="uncertainty", definition=convention)

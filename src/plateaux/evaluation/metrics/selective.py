@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from plateaux.core.errors import RecipeError
 from plateaux.core.metric import Metric
 from plateaux.core.registry import metric
+from plateaux.core.row_names import RowName, row_names
 from plateaux.core.stats.estimates import proportion
 from plateaux.core.types import Estimate, TensorTree
 from plateaux.evaluation.confidence import Codes, TieGroups, confidences, groups, has_nan, sort_by_confidence
-from plateaux.evaluation.row_names import row_names
 
 TIES = "confidence is the largest probability; ties count as their mean"
 Floats = NDArray[np.float64]
@@ -97,7 +97,7 @@ def risk_at_coverage(*, coverage: float = 0.8) -> Metric:
 def _kept(value: Callable[[Codes], Estimate], convention: str, *, percent: bool = False) -> Metric:
     """Return the measure that keeps every sample's confidence and rightness; `value` gets those of one row."""
 
-    def finish(sums: TensorTree) -> Mapping[str, Estimate]:
+    def finish(sums: TensorTree) -> Mapping[RowName, Estimate]:
         rows = sums["kept"].unbind(-1)
         return {name: of(sort_by_confidence(row)) for name, row in zip(row_names(len(rows)), rows, strict=True)}
 

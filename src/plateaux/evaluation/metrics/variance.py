@@ -10,10 +10,10 @@ from torch import Tensor
 from plateaux.core.errors import RecipeError
 from plateaux.core.metric import Metric
 from plateaux.core.registry import metric
+from plateaux.core.row_names import ALL_MEMBERS
 from plateaux.core.stats.estimates import means_from_sums, sums_and_squares
 from plateaux.core.types import Batch, TensorTree
 from plateaux.ensembles.log_probs import log_probs_float64, predictions
-from plateaux.evaluation.row_names import TOGETHER
 
 
 @metric
@@ -71,7 +71,7 @@ def _mean_metric(score: Callable[[Tensor], Tensor], convention: str) -> Metric:
 
     return Metric(
         settle,
-        lambda sums: means_from_sums(sums, [TOGETHER]),
+        lambda sums: means_from_sums(sums, [ALL_MEMBERS]),
         higher_is_better=None,
         group="diversity",
         min_members=2,

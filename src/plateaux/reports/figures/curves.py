@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from plateaux.core.formatting import format_number, format_range
+from plateaux.core.row_names import MEAN_OF_MEMBERS
 from plateaux.core.types import Estimate
-from plateaux.evaluation.row_names import MEMBERS_MEAN, PART, row_name
 from plateaux.reports import style
 from plateaux.reports.query import (
     ROWS,
@@ -56,9 +56,11 @@ def over_size(
 
 def severity(findings: Sequence[ResultRow]) -> ReportFigure | None:
     """Draw accuracy over the severity of corruptions, clean samples at 0."""
-    rows = [MEMBERS_MEAN, *MAIN] if len({result_label(each) for each in findings}) == 1 else list(MAIN)
-    there = {each.row.partition(PART)[0] for each in findings if each.metric == CORRUPTED}
-    main = [row for row in rows if row in there][:2] if rows[0] == MEMBERS_MEAN else [r for r in rows if r in there][:1]
+    rows = [MEAN_OF_MEMBERS, *MAIN] if len({result_label(each) for each in findings}) == 1 else list(MAIN)
+    there = {each.row.base for each in findings if each.metric == CORRUPTED}
+    main = (
+        [row for row in rows if row in there][:2] if rows[0] == MEAN_OF_MEMBERS else [r for r in rows if r in there][:1]
+    )
     found: dict[str, dict[float, list[ResultRow]]] = {}
     for each in findings:
         for row in main:
@@ -123,8 +125,8 @@ def _severity(each: ResultRow, row: str) -> float | None:
     """Return the severity that a finding is about, of clean samples 0; None, if it is about none."""
     if each.metric == "accuracy" and each.split == "test" and each.row == row:
         return 0.0
-    if each.metric == CORRUPTED and each.row.startswith(row_name(row, "severity ")):
-        level = each.row.rpartition(" ")[2]
+    if each.metric == CORRUPTED and each.row.base == row and each.row.part[:1] != ():
+        level = each.row.part[0].removeprefix("severity ")
         return float(level) if level.isdigit() else None
     return None
 

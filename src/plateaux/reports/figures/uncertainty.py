@@ -11,8 +11,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from plateaux.core.formatting import format_range
 from plateaux.core.plot_style import INK
+from plateaux.core.row_names import MEAN_PROBABILITY, RowName
 from plateaux.core.stats.ranking import auroc
-from plateaux.evaluation.row_names import MEAN_PROBABILITY, PART
 from plateaux.reports import style
 from plateaux.reports.query import bare, default_split, is_member, result_label
 from plateaux.reports.style import ReportFigure
@@ -93,11 +93,11 @@ def rates(inside: ArrayLike, outside: ArrayLike) -> tuple[NDArray[np.float64], N
     return np.concatenate([[0.0], false[keep]]), np.concatenate([[0.0], true[keep]])
 
 
-def _tables(mine: Sequence[ResultRow]) -> dict[tuple[str, str], Bins]:
+def _tables(mine: Sequence[ResultRow]) -> dict[tuple[str, RowName], Bins]:
     """Return the bins by condition and row; of several repetitions the first."""
-    found: dict[tuple[str, str], Bins] = {}
+    found: dict[tuple[str, RowName], Bins] = {}
     for each in mine:
-        row, *rest = each.row.split(PART)
+        row, rest = each.row.base, each.row.part
         if len(rest) == 2 and rest[0].removeprefix("bin ").isdigit() and math.isfinite(each.value):
             bins = found.setdefault((result_label(each), row), {})
             bins.setdefault(int(rest[0].removeprefix("bin ")), {}).setdefault(rest[1], each.value)
@@ -123,7 +123,7 @@ def _column(bins: Bins, what: str) -> list[float]:
     return [100 * bins[at][what] for at in sorted(bins)]
 
 
-def _sentence(whole: Mapping[tuple[str, str], Bins], names: Sequence[str], on: str) -> str:
+def _sentence(whole: Mapping[tuple[str, RowName], Bins], names: Sequence[str], on: str) -> str:
     gaps = {
         name: sum(b["share"] * (b["confidence"] - b["accuracy"]) for b in bins.values())
         for name, bins in zip(names, whole.values(), strict=True)

@@ -1,0 +1,107 @@
+"""The members of a trained run, ready for forward passes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from plateaux.config.builders.data import build_data
+from plateaux.config.builders.training import build_executor
+from plateaux.config.components import NO_COMPONENTS, Components
+from plateaux.core.errors import RecipeError
+from plateaux.core.executor import Executor, all_reduce_max
+from plateaux.core.member import MemberModule
+from plateaux.core.runtime import FORMATS, autocast, configure_runtime, get_device, local_processes
+from plateaux.data.sources import DataSplits, Source, describe_data
+from plateaux.distributed.executors.local import SINGLE_PROCESS
+from plateaux.evaluation.loading import data_splits_info, load_members
+from plateaux.evaluation.options import DEFAULT_OPTIONS, EvalOptions
+from plateaux.models.backbone import BackboneWithHead
+from plateaux.storage.feature_cache import prepare, through_backbone
+from plateaux.storage.run import Run
+
+logger = logging.getLogger(__name__)
+
+
+class LoadedRun:
+    """Members of a run with their data. Weights and data are loaded when they are first needed."""
+
+    def __init__(
+        self, run: Run, *, components: Components = NO_COMPONENTS, options: EvalOptions = DEFAULT_OPTIONS
+    ) -> None:
+        self.run, self.components, self.options = run, components, options
+        self.recipe = run.resolved_recipe()
+        self.numbers = (
+            run.trained_members() if options.members is None else _check_ids(options.members, self.recipe.members)
+        )
+        self.executor: Executor = SINGLE_PROCESS
+        if options.executor is not None:
+            self.recipe = self.recipe.replaced(executor=dict(options.executor))
+            self.executor = build_executor(self.recipe, components)
+        configure_runtime(processes=local_processes(), threads=self.recipe.executor.threads)
+        if all_reduce_max(self.executor, int(not self.executor.local_members(len(self.numbers)))):
+            raise RecipeError(
+                f"{len(self.numbers)} members cannot be distributed over more processes than members; use fewer "
+                "processes, or distribute the samples: --set executor.data_parallel=N"
+            )
+        self.device = get_device(options.device or self.executor.device)
+        self.data_info: Mapping[str, Any] = (
+            run.metadata["data"] if components.data is None else describe_data(components.data)
+        )
+
+    def close(self) -> None:
+        """Release what the executor holds, such as worker processes."""
+        self.executor.close()
+
+    @cached_property
+    def data(self) -> DataSplits:
+        return build_data(self.recipe, self.components)
+
+    @cached_property
+    def hashes(self) -> list[str]:
+        """The hashes of the members' weights."""
+        return [self.run.weights_hash(number) for number in self.numbers]
+
+    @cached_property
+    def weight_sources(self) -> list[str]:
+        """Which weights each member has: the last, the best, or an average."""
+        return [self.run.progress(number).weights_source for number in self.numbers]
+
+    @cached_property
+    def modules(self) -> list[MemberModule]:
+        """The members held by this process, in evaluation mode."""
+        held = [self.numbers[row] for row in self.executor.local_members(len(self.numbers))]
+        data = data_splits_info(self.run) if self.components.data is None else self.components.data
+        modules = [module.to(self.device).eval() for module in load_members(self.run, data, held, self.components)]
+        layout = FORMATS[self.recipe.train.memory_format]
+        modules = [module.to(memory_format=layout) for module in modules]  # type: ignore[call-overload]
+        return [
+            MemberModule(module, forward=lambda: autocast(self.recipe.train.precision, self.device))
+            for module in modules
+        ]
+
+    def model_inputs(self, source: Source, ids: torch.Tensor) -> tuple[DataSplits, Source]:
+        """Return the samples as the members take them: images, or cached features of a shared backbone."""
+        module = self.modules[0].module
+        if not (
+            self.recipe.model.cache_features
+            and isinstance(module, BackboneWithHead)
+            and getattr(source, "has_content_hash", True)
+        ):
+            return self.data, source
+        features = through_backbone(self.recipe, self.data, source, module.backbone, device=self.device, ids=ids)
+        prepare([features], self.executor, logger.info, ids=ids)
+        return replace(self.data, mean=(), std=()), features
+
+
+def _check_ids(members: Sequence[int], total: int) -> list[int]:
+    if not members or len(set(members)) < len(members) or not set(members) <= set(range(total)):
+        raise RecipeError(
+            f"members = {list(members)}: give distinct member ids from 0 to {total - 1}, such as {[0, total - 1]}"
+        )
+    return list(members)
