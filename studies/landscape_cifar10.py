@@ -21,9 +21,9 @@ from typing import Any
 import torch
 
 import plateaux
+from plateaux.core.row_names import MEAN_OF_MEMBERS
 from plateaux.core.stats.intervals import paired_t_interval
 from plateaux.evaluation.results import MetricResult
-from plateaux.core.row_names import MEAN_OF_MEMBERS
 from plateaux.loss_landscape.probe import get_probes
 from plateaux.loss_landscape.render import plot_landscape
 from plateaux.storage.local_store import LocalStore

@@ -14,7 +14,7 @@ import warnings
 from pathlib import Path
 
 import plateaux
-from plateaux.core.row_names import MEAN_OF_PAIRS, MEAN_PROBABILITY, MEAN_OF_MEMBERS
+from plateaux.core.row_names import MEAN_OF_MEMBERS, MEAN_OF_PAIRS, MEAN_PROBABILITY
 from plateaux.studies.results import ResultRow, results_from_study
 from plateaux.studies.runner import StudyRunner
 from plateaux.studies.study import Study

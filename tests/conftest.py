@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import signal
@@ -125,3 +126,21 @@ def _global_randomness() -> dict[str, object]:
         "numpy": str(np.random.get_state(legacy=False)),
         "random": random.getstate(),
     }
+
+
+@pytest.fixture
+def log_lines() -> Iterator[list[str]]:
+    """Return a list that collects the log messages of Plateaux, from INFO upwards."""
+    lines: list[str] = []
+
+    class Collect(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines.append(record.getMessage())
+
+    logger, handler = logging.getLogger("plateaux"), Collect()
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    yield lines
+    logger.removeHandler(handler)
+    logger.setLevel(level)

@@ -2,9 +2,9 @@
 
 recipe = plateaux.Recipe.load("quickstart")
 run = plateaux.train(recipe, out="runs/quickstart")
-for measurement in plateaux.evaluate("runs/quickstart"):
-    print(measurement.metric, measurement.rows)
-probabilities = plateaux.load("runs/quickstart").predict(images)
+result = plateaux.evaluate(run)
+print(result["accuracy"].ensemble.value)
+probabilities = plateaux.load(run).predict(images)
 """
 
 __version__ = "0.1.0"
@@ -19,10 +19,12 @@ from plateaux.core.registry import dataset, executor, method, metric, model, pro
 from plateaux.core.types import Batch, Estimate, TensorTree
 from plateaux.data.sources import DataSplits, from_dataset, from_tensors
 from plateaux.ensembles.ensemble import Ensemble
-from plateaux.evaluation.calibration import Calibration, calibrate, evaluate_calibration
+from plateaux.evaluation.calibration import Calibration, CalibrationOptions, calibrate, evaluate_calibration
 from plateaux.evaluation.evaluate import evaluate
+from plateaux.evaluation.evaluation import Evaluation
 from plateaux.evaluation.loading import load
 from plateaux.evaluation.ood import detect_ood
+from plateaux.evaluation.options import EvalOptions
 from plateaux.evaluation.predict import Predictions, predict
 from plateaux.evaluation.results import MetricResult
 from plateaux.evaluation.robustness import robustness
@@ -40,12 +42,15 @@ from plateaux.training.train import train
 __all__ = [
     "Batch",
     "Calibration",
+    "CalibrationOptions",
     "Components",
     "DataPartition",
     "DataSplits",
     "Ensemble",
     "EnsembleSelection",
     "Estimate",
+    "EvalOptions",
+    "Evaluation",
     "GradRequest",
     "Job",
     "LossSurface",

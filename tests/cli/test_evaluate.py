@@ -14,6 +14,7 @@ from rich.console import Console
 
 import plateaux
 from plateaux.evaluation import tables
+from plateaux.evaluation.options import EvalOptions
 from tests.cli.test_main import SMALL, call
 
 
@@ -54,7 +55,7 @@ def test_measures_are_asked_for_by_name_by_question_and_with_options(run: str) -
 
 def test_a_second_call_says_that_nothing_was_run(run: str) -> None:
     call("evaluate", run)
-    assert "no forward pass" in call("evaluate", run, "--members", "1,0")[2]
+    assert "using cached" in call("evaluate", run, "--members", "1,0")[2]
     assert call("evaluate", run, "--members", "a")[0] == 2
     assert call("evaluate", run, "--members", "7")[0] == 2
 
@@ -79,7 +80,7 @@ def test_own_samples_cannot_be_told_from_themselves(run: str) -> None:
     assert call("evaluate", run, "--set", "executor.data_parallel=2")[0] == 2
     assert call("evaluate", run, "--calibrated", "--members", "0")[0] == 2
     code, _, message = call("evaluate", run, "--ood", "near")
-    assert (code, "name the sets" in message) == (2, True)
+    assert (code, "name the datasets" in message) == (2, True)
 
 
 def test_doubt_is_fitted_judged_and_put_to_use(run: str, tmp_path: Path) -> None:
@@ -96,7 +97,7 @@ def test_doubt_is_fitted_judged_and_put_to_use(run: str, tmp_path: Path) -> None
     assert code == 0, message
     lines = (tmp_path / "answers.csv").read_text().splitlines()
     assert lines[0] == "id,class,label,probability,error_probability,ood,set,abstain"
-    assert len(lines) == 1 + json.loads(out)["answers"]
+    assert len(lines) == 1 + json.loads(out)["predictions"]
     assert call("calibrate", run, "--order", "calibrate")[0] == 0
     assert call("calibrate", run, "--order", "both")[0] == 2
 
@@ -124,7 +125,7 @@ def test_the_command_measures_on_a_mesh(run: str) -> None:
 
 
 def test_tables_fit_the_terminal_and_keep_the_names_of_their_rows(run: str) -> None:
-    found = plateaux.evaluate(run, metrics=["all", "per_class"], ensemble_sizes=True)
+    found = plateaux.evaluate(run, metrics=["all", "per_class"], options=EvalOptions(ensemble_sizes=True))
     for width in (80, 120):
         console = Console(width=width, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
         for table in tables.tables(found, width):

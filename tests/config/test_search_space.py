@@ -139,6 +139,6 @@ def test_what_was_searched_is_chosen_from(tmp_path: Path) -> None:
     rates = {"optimizer": {"lr": {"low": 1e-4, "high": 0.3, "log": True}}}
     row = recipe("sam", members=4, samples=60, batch=20, data={"validation_split": 20}, search=rates)
     train(row.replaced(train={"epochs": 4}), tmp_path / "run", components=GIVEN)
-    chosen = select_members([tmp_path / "run"], size=2, unique=True, components=GIVEN)
+    chosen = select_members([tmp_path / "run"], size=2, unique=True, **GIVEN.keywords())
     slowest = min(range(4), key=lambda number: row.for_member(number).optimizer.lr)
     assert slowest not in chosen.selection.chosen

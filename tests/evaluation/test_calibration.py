@@ -14,9 +14,10 @@ from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RecipeError, RunError
 from plateaux.core.registry import dataset
 from plateaux.core.row_names import MEAN_PROBABILITY, row_name
-from plateaux.evaluation.calibration import Calibration, calibrate, evaluate_calibration
+from plateaux.evaluation.calibration import Calibration, CalibrationOptions, calibrate, evaluate_calibration
 from plateaux.evaluation.evaluate import evaluate
 from plateaux.evaluation.loading import load
+from plateaux.evaluation.options import EvalOptions
 from plateaux.evaluation.predict import predict
 from plateaux.storage.run import Run
 from plateaux.training.train import train
@@ -64,7 +65,7 @@ def test_temperatures_lower_the_loss_on_the_samples_they_were_fitted_on(run: Pat
 def test_numbers_on_the_samples_of_the_fit_are_refused(run: Path) -> None:
     calibrate(run, split="test", fraction=0.5)
     with pytest.raises(
-        RunError, match=r"of the 599 test samples are those the calibration was fitted on.*--exclude-calibration-ids"
+        RunError, match=r"fitted on 300 of the 599 test samples.*optimistically biased.*--exclude-calibration-ids"
     ):
         evaluate_calibration(run, split="test")
     (found,) = evaluate_calibration(run, split="test", exclude_calibration_ids=True)
@@ -77,7 +78,7 @@ def test_numbers_on_the_samples_of_the_fit_are_refused(run: Path) -> None:
 
 def test_judged_on_others_sets_cover_and_answers_are_right_as_often_as_wanted(run: Path) -> None:
     calibrate(
-        run, split="test", fraction=0.5, target_risk=0.05
+        run, split="test", fraction=0.5, fit=CalibrationOptions(target_risk=0.05)
     )  # other writers wrote what was trained on: not exchangeable
     (found,) = evaluate_calibration(run, exclude_calibration_ids=True)
     name = "ensemble (pool then calibrate)"
@@ -91,32 +92,32 @@ def test_judged_on_others_sets_cover_and_answers_are_right_as_often_as_wanted(ru
 
 
 def test_training_samples_are_no_ground_for_doubt(run: Path) -> None:
-    with pytest.raises(RecipeError, match="hold some out"):
+    with pytest.raises(RecipeError, match="Fit on held-out samples"):
         calibrate(run, split="train")
-    with pytest.raises(RecipeError, match="hold some out"):
+    with pytest.raises(RecipeError, match="Fit on held-out samples"):
         calibrate(run, split="train@30")
-    with pytest.raises(RecipeError, match="a share above 0"):
+    with pytest.raises(RecipeError, match="a number above 0"):
         calibrate(run, fraction=0)
 
 
 def test_other_weights_are_not_served_by_an_old_calibration(run: Path, tmp_path: Path) -> None:
     train(Recipe.from_dict({**RECIPE, "seed": 5}), tmp_path)
-    with pytest.raises(RunError, match="is not calibrated; `plateaux calibrate"):
+    with pytest.raises(RunError, match=r"is not calibrated\. Run: plateaux calibrate"):
         evaluate_calibration(tmp_path)
     calibrate(run)
     for name in ("calibration.json", "calibration-ids.safetensors"):
         (tmp_path / name).write_bytes((run / name).read_bytes())
-    with pytest.raises(RunError, match="calibrated with other weights"):
+    with pytest.raises(RunError, match="have changed since it was calibrated"):
         evaluate_calibration(tmp_path)
-    with pytest.raises(RunError, match="calibrated with other weights"):
+    with pytest.raises(RunError, match="have changed since it was calibrated"):
         predict(tmp_path)
 
 
-def test_answers_before_calibration_are_the_ensembles_probabilities(tmp_path: Path) -> None:
+def test_answers_before_calibration_are_the_ensembles_probabilities(tmp_path: Path, log_lines: list[str]) -> None:
     train(Recipe.from_dict(RECIPE), tmp_path)
-    said: list[str] = []
-    answers = predict(tmp_path, say=said.append)
-    assert any("not calibrated" in words for words in said)
+    log_lines.clear()
+    answers = predict(tmp_path)
+    assert any("not calibrated" in words for words in log_lines)
     x, _ = dataset.get("digits")().test.fetch(torch.arange(599))
     p = load(tmp_path).predict(x)
     assert torch.equal(answers.classes, p.argmax(-1))
@@ -127,7 +128,7 @@ def test_answers_before_calibration_are_the_ensembles_probabilities(tmp_path: Pa
 
 
 def test_answers_are_written_in_three_forms_that_say_the_same(run: Path, tmp_path: Path) -> None:
-    calibrate(run, target_risk=0.02)
+    calibrate(run, fit=CalibrationOptions(target_risk=0.02))
     answers = predict(run, alpha=0.05)
     assert answers.sets is not None
     assert answers.abstain is not None
@@ -146,13 +147,13 @@ def test_answers_are_written_in_three_forms_that_say_the_same(run: Path, tmp_pat
         answers.write(tmp_path / "a.txt")
 
 
-def test_answers_for_another_set_and_wrong_words(run: Path) -> None:
+def test_answers_for_another_set_and_wrong_words(run: Path, log_lines: list[str]) -> None:
     calibrate(run)
-    assert len(predict(run, split="digits", limit=20).ids) == 20
-    with pytest.raises(RecipeError, match="There is no alarm called 'smoke'"):
+    assert len(predict(run, split="digits", options=EvalOptions(limit=20)).ids) == 20
+    with pytest.raises(RecipeError, match="There is no OOD score called 'smoke'"):
         predict(run, ood_score="smoke")
     with pytest.raises(RecipeError, match=r"calibrated for 0\.1, 0\.05"):
         predict(run, alpha=0.2)
-    said: list[str] = []
-    assert predict(run, members=[0, 1], say=said.append).sets is None
-    assert any("all members together" in words for words in said)
+    log_lines.clear()
+    assert predict(run, options=EvalOptions(members=[0, 1])).sets is None
+    assert any("is for all members" in words for words in log_lines)

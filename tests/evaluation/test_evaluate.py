@@ -14,9 +14,11 @@ from plateaux.config.builders.data import build_data, train_val_split
 from plateaux.config.components import Components
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RunError, UnknownNameError, UntrustedCodeError
+from plateaux.core.progress import ProgressEvent, WorkDone
 from plateaux.core.row_names import MEAN_LOGIT, MEAN_OF_MEMBERS, MEAN_PROBABILITY
 from plateaux.evaluation.evaluate import STANDARD, evaluate
 from plateaux.evaluation.loading import load
+from plateaux.evaluation.options import EvalOptions
 from plateaux.storage.run import Run
 from plateaux.training.train import train
 
@@ -128,9 +130,9 @@ def test_unknown_and_unmarked_measures_are_refused(run: Path) -> None:
 
 
 def test_progress_is_told(run: Path) -> None:
-    seen: list[tuple[int, int]] = []
-    evaluate(run, metrics=["nll"], no_cache=True, seen=lambda done, total: seen.append((done, total)))
-    assert seen == [(256, 300), (300, 300)]
+    events: list[ProgressEvent] = []
+    evaluate(run, metrics=["nll"], options=EvalOptions(no_cache=True), progress=events.append)
+    assert events == [WorkDone(256, 300), WorkDone(300, 300)]
 
 
 def test_a_run_without_weights_says_so(tmp_path: Path) -> None:
@@ -147,7 +149,8 @@ def test_weights_of_another_model_are_refused(run: Path, tmp_path: Path) -> None
     opened = Run.open(tmp_path)
     opened.store.put_tensors("members/0/weights.safetensors", {"other": torch.ones(1)})
     with pytest.raises(
-        RunError, match=r"The weights of member 0 do not fit 'mlp': missing \['1\.bias'.*unexpected \['other'\]"
+        RunError,
+        match=r"The weights of member 0 do not match the model 'mlp': missing \['1\.bias'.*unexpected \['other'\]",
     ):
         load(tmp_path)
 

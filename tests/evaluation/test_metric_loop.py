@@ -43,6 +43,6 @@ def test_rows_that_were_expected_are_never_copied() -> None:
 
 def test_rows_may_come_in_any_order_and_what_others_hold_is_zero() -> None:
     sums = MetricState(KEEP)
-    sums.lay(5, {"row": torch.ones(2, 3)})
-    sums.lay(0, {"row": torch.full((1, 3), 2.0)})
+    sums.write_rows(5, {"row": torch.ones(2, 3)})
+    sums.write_rows(0, {"row": torch.full((1, 3), 2.0)})
     assert sums.reduced(SINGLE_PROCESS, 9)["row"][:, 0].tolist() == [2, 0, 0, 0, 0, 1, 1, 0, 0]

@@ -20,6 +20,7 @@ from plateaux.data.sources import from_dataset
 from plateaux.evaluation import prediction_cache
 from plateaux.evaluation.evaluate import evaluate
 from plateaux.evaluation.evaluator import Evaluator
+from plateaux.evaluation.options import EvalOptions
 from plateaux.evaluation.splits import eval_split
 from plateaux.storage.run import Run
 from plateaux.training.train import train
@@ -51,15 +52,15 @@ def rows(found: list[Any]) -> dict[str, Any]:
 
 
 def test_a_second_call_runs_no_forward_pass_reads_no_data_and_says_so(
-    run: Path, request: pytest.FixtureRequest
+    run: Path, request: pytest.FixtureRequest, log_lines: list[str]
 ) -> None:
     first = evaluate(run, metrics=ALL)
-    assert {each.data["logits"] for each in first} == {"fresh"}
+    assert {each.data["logits"] for each in first} == {"computed"}
     request.getfixturevalue("silent")
-    said: list[str] = []
-    second = evaluate(run, metrics=ALL, say=said.append)
-    assert said == ["test: from kept float32 logits of 300 samples, no forward pass"]
-    assert {each.data["logits"] for each in second} == {"kept, float32"}
+    log_lines.clear()
+    second = evaluate(run, metrics=ALL)
+    assert log_lines == ["test: using cached float32 logits of 300 samples"]
+    assert {each.data["logits"] for each in second} == {"cached, float32"}
     for name, numbers in rows(first).items():
         for row, (number, error) in numbers.items():
             again = rows(second)[name][row]
@@ -70,7 +71,7 @@ def test_a_second_call_runs_no_forward_pass_reads_no_data_and_says_so(
 def test_some_members_are_measured_from_what_all_said(run: Path, request: pytest.FixtureRequest) -> None:
     evaluate(run, metrics=ALL)
     request.getfixturevalue("silent")
-    two = evaluate(run, metrics=["nll", "disagreement"], members=[0, 2])
+    two = evaluate(run, metrics=["nll", "disagreement"], options=EvalOptions(members=[0, 2]))
     names = list(two[0].rows)
     assert names[:2] == ["member 0", "member 2"]
     assert list(two[1].rows) == ["members 0 and 2", "mean of pairs"]
@@ -78,8 +79,8 @@ def test_some_members_are_measured_from_what_all_said(run: Path, request: pytest
 
 
 def test_an_ensemble_of_some_members_is_the_ensemble_a_run_of_them_would_be(run: Path) -> None:
-    (found,) = evaluate(run, metrics=["nll"], members=[2, 1])
-    panel = Evaluator(Run.open(run), [2, 1])
+    (found,) = evaluate(run, metrics=["nll"], options=EvalOptions(members=[2, 1]))
+    panel = Evaluator(Run.open(run), options=EvalOptions(members=[2, 1]))
     x, y = panel.data.test.fetch(torch.arange(300))
     with torch.no_grad():
         p = torch.stack([view.module(x) for view in panel.modules]).double().softmax(-1).mean(0)
@@ -87,35 +88,37 @@ def test_an_ensemble_of_some_members_is_the_ensemble_a_run_of_them_would_be(run:
     assert found.rows["ensemble (mean probability)"].value == pytest.approx(float(truth), rel=1e-6)
 
 
-def test_other_weights_never_find_kept_predictions(run: Path, tmp_path: Path) -> None:
+def test_other_weights_never_find_kept_predictions(run: Path, tmp_path: Path, log_lines: list[str]) -> None:
     train(recipe("seed=1"), tmp_path)
     evaluate(tmp_path, metrics=["nll"])
-    said: list[str] = []
+    log_lines.clear()
     name = Run.open(tmp_path).progress(0).weights
     assert name is not None
     (tmp_path / name).write_bytes((run / name).read_bytes())
-    evaluate(tmp_path, metrics=["nll"], say=said.append)
-    assert said == []
+    evaluate(tmp_path, metrics=["nll"])
+    assert log_lines == []
 
 
 def test_float16_is_kept_if_asked_for_and_recorded(tmp_path: Path) -> None:
     train(recipe(), tmp_path)
-    (fresh,) = evaluate(tmp_path, metrics=["nll"], cache_logits="float16")
+    (fresh,) = evaluate(tmp_path, metrics=["nll"], options=EvalOptions(cache_logits="float16"))
     (kept,) = evaluate(tmp_path, metrics=["nll"])
-    assert kept.data["logits"] == "kept, float16"
+    assert kept.data["logits"] == "cached, float16"
     for row, value in fresh.rows.items():
         assert kept.rows[row].value == pytest.approx(value.value, rel=1e-3)
 
 
-def test_what_is_too_large_or_unwanted_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_too_large_or_unwanted_is_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log_lines: list[str]
+) -> None:
     train(recipe(), tmp_path)
-    evaluate(tmp_path, metrics=["nll"], cache_logits="no")
+    evaluate(tmp_path, metrics=["nll"], options=EvalOptions(cache_logits="off"))
     assert not (tmp_path / "predictions").exists()
     monkeypatch.setattr(prediction_cache, "MAX_CACHE_BYTES", 100)
-    said: list[str] = []
-    evaluate(tmp_path, metrics=["nll"], say=said.append)
+    log_lines.clear()
+    evaluate(tmp_path, metrics=["nll"])
     assert not (tmp_path / "predictions").exists()
-    assert said == ["logits are not kept: 0 MB, and at most 0"]
+    assert log_lines == ["logits are not cached: they take 0 MB, the limit is 0 MB"]
     monkeypatch.setattr(
         prediction_cache, "MAX_CACHE_BYTES", 300 * 3 * (3 + 3) * 4
     )  # room for logits, not for 16 features
@@ -124,14 +127,14 @@ def test_what_is_too_large_or_unwanted_is_not_kept(tmp_path: Path, monkeypatch: 
     assert kept == {"logits.safetensors"}
 
 
-def test_features_are_kept_once_somebody_asked_for_them(tmp_path: Path) -> None:
+def test_features_are_kept_once_somebody_asked_for_them(tmp_path: Path, log_lines: list[str]) -> None:
     train(recipe(), tmp_path)
     evaluate(tmp_path, metrics=["nll"])
-    said: list[str] = []
-    (fresh,) = evaluate(tmp_path, metrics=["cka"], say=said.append)
-    assert said == []  # nobody had asked before
-    (kept,) = evaluate(tmp_path, metrics=["cka"], say=said.append)
-    assert len(said) == 1
+    log_lines.clear()
+    (fresh,) = evaluate(tmp_path, metrics=["cka"])
+    assert log_lines == []  # nobody had asked before
+    (kept,) = evaluate(tmp_path, metrics=["cka"])
+    assert len(log_lines) == 1
     for row, value in fresh.rows.items():
         assert kept.rows[row].value == pytest.approx(value.value, rel=1e-5)
 
@@ -144,7 +147,7 @@ def test_features_of_different_widths_lie_in_one_table(tmp_path: Path) -> None:
 
 
 def test_the_first_samples_are_other_samples_than_all(run: Path) -> None:
-    (few,) = evaluate(run, metrics=["nll"], limit=100)
+    (few,) = evaluate(run, metrics=["nll"], options=EvalOptions(limit=100))
     (all_,) = evaluate(run, metrics=["nll"])
     assert (few.data["samples"], all_.data["samples"]) == (100, 300)
     assert few.rows["member 0"].value != all_.rows["member 0"].value
@@ -152,15 +155,20 @@ def test_the_first_samples_are_other_samples_than_all(run: Path) -> None:
 
 @pytest.mark.parametrize("members", [[], [0, 0], [3], [-1]])
 def test_members_that_are_not_there_are_told(run: Path, members: list[int]) -> None:
-    with pytest.raises(RecipeError, match=r"give different numbers from 0 to 2, such as \[0, 2\]"):
-        evaluate(run, members=members)
+    with pytest.raises(RecipeError, match=r"give distinct member ids from 0 to 2, such as \[0, 2\]"):
+        evaluate(run, options=EvalOptions(members=members))
 
 
 def test_curves_are_means_over_all_ensembles_of_a_size(run: Path) -> None:
-    found = {each.metric: each for each in evaluate(run, metrics=["nll", "disagreement"], ensemble_sizes=True)}
+    found = {
+        each.metric: each
+        for each in evaluate(run, metrics=["nll", "disagreement"], options=EvalOptions(ensemble_sizes=True))
+    }
     curve = found["nll by size"].rows
     assert list(curve) == ["1 member", "2 members", "3 members"]
-    pairs = [evaluate(run, metrics=["nll"], members=two)[0].rows for two in ([0, 1], [0, 2], [1, 2])]
+    pairs = [
+        evaluate(run, metrics=["nll"], options=EvalOptions(members=two))[0].rows for two in ([0, 1], [0, 2], [1, 2])
+    ]
     mean = sum(each["ensemble (mean probability)"].value for each in pairs) / 3
     assert curve["2 members"].value == pytest.approx(mean)
     assert curve["1 member"].value == pytest.approx(found["nll"].rows["mean of members"].value)
@@ -168,12 +176,12 @@ def test_curves_are_means_over_all_ensembles_of_a_size(run: Path) -> None:
     assert list(found["disagreement by size"].rows) == ["2 members", "3 members"]
 
 
-def test_one_member_has_no_diversity_and_that_is_said(tmp_path: Path) -> None:
+def test_one_member_has_no_diversity_and_that_is_said(tmp_path: Path, log_lines: list[str]) -> None:
     train(recipe("members=1", "train.epochs=1"), tmp_path)
-    said: list[str] = []
-    found = evaluate(tmp_path, metrics=["nll", "kl"], say=said.append)
+    log_lines.clear()
+    found = evaluate(tmp_path, metrics=["nll", "kl"])
     assert [each.metric for each in found] == ["nll"]
-    assert said == ["kl takes 2 members, and there is 1: left out"]
+    assert log_lines == ["kl is skipped: it needs at least 2 members, and there is 1"]
 
 
 def test_damaged_predictions_are_told(tmp_path: Path) -> None:
@@ -197,7 +205,7 @@ def test_kept_files_can_be_read_by_a_stranger(run: Path) -> None:
     assert samples["ids"].tolist() == list(range(300))
 
 
-def test_a_network_without_features_is_measured_without_them(tmp_path: Path) -> None:
+def test_a_network_without_features_is_measured_without_them(tmp_path: Path, log_lines: list[str]) -> None:
     class Doubled(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -211,21 +219,21 @@ def test_a_network_without_features_is_measured_without_them(tmp_path: Path) -> 
 
     components = Components(model=doubled)
     train(recipe("train.epochs=1"), tmp_path, components=components)
-    said: list[str] = []
-    names = [each.metric for each in evaluate(tmp_path, metrics=ALL, components=components, say=said.append)]
+    log_lines.clear()
+    names = [each.metric for each in evaluate(tmp_path, metrics=ALL, **components.keywords())]
     assert "accuracy" in names
     assert "cka" not in names
-    assert said[0].startswith("cka is left out: Features are what the last nn.Linear sees")
+    assert log_lines[0].startswith("cka is skipped: Features are what the last nn.Linear sees")
     with pytest.raises(RecipeError, match="does not end in one"):
-        evaluate(tmp_path, metrics=["cka"], components=components)
+        evaluate(tmp_path, metrics=["cka"], **components.keywords())
 
 
 def test_members_kept_in_different_types_say_so(tmp_path: Path) -> None:
     train(recipe(), tmp_path)
-    evaluate(tmp_path, metrics=["nll"], members=[0], cache_logits="float16")
-    evaluate(tmp_path, metrics=["nll"], members=[1])
-    (both,) = evaluate(tmp_path, metrics=["nll"], members=[0, 1])
-    assert both.data["logits"] == "kept, float16 and float32"
+    evaluate(tmp_path, metrics=["nll"], options=EvalOptions(members=[0], cache_logits="float16"))
+    evaluate(tmp_path, metrics=["nll"], options=EvalOptions(members=[1]))
+    (both,) = evaluate(tmp_path, metrics=["nll"], options=EvalOptions(members=[0, 1]))
+    assert both.data["logits"] == "cached, float16 and float32"
 
 
 def test_what_cannot_be_told_apart_is_not_kept(tmp_path: Path) -> None:
@@ -233,9 +241,7 @@ def test_what_cannot_be_told_apart_is_not_kept(tmp_path: Path) -> None:
     sets = [torch.utils.data.TensorDataset(x + shift, torch.arange(40) % 3) for shift in (0, 0, 5)]
     first, second = (from_dataset(sets[0], test, classes=3, shape=(2,)) for test in sets[1:])
     train(recipe("train.epochs=1", "data.validation_split=0"), tmp_path, components=Components(data=first))
-    numbers = [
-        evaluate(tmp_path, metrics=["nll"], components=Components(data=data))[0].rows for data in (first, second)
-    ]
+    numbers = [evaluate(tmp_path, metrics=["nll"], data=data)[0].rows for data in (first, second)]
     assert numbers[0]["member 0"] != numbers[1]["member 0"]
     assert not (tmp_path / "predictions").exists()
 
@@ -250,8 +256,8 @@ def test_data_that_changed_since_training_are_told(tmp_path: Path) -> None:
     train(Recipe.from_dict({"data": data, "model": {"name": "mlp"}, "train": {"epochs": 1}}), tmp_path / "run")
     evaluate(tmp_path / "run", metrics=["nll"])
     write(1)
-    with pytest.raises(RunError, match="The test samples are not those this run was made with"):
-        evaluate(tmp_path / "run", metrics=["nll"], no_cache=True)
+    with pytest.raises(RunError, match="The test samples have changed since this run was trained"):
+        evaluate(tmp_path / "run", metrics=["nll"], options=EvalOptions(no_cache=True))
 
 
 def test_a_measure_with_an_offer_of_its_own_is_measured_and_not_kept(run: Path) -> None:
@@ -266,10 +272,10 @@ def test_a_measure_with_an_offer_of_its_own_is_measured_and_not_kept(run: Path) 
     assert len([name for name in found.rows if name.startswith("member ")]) == 3
 
 
-def test_curves_of_tables_and_of_features(run: Path) -> None:
-    said: list[str] = []
+def test_curves_of_tables_and_of_features(run: Path, log_lines: list[str]) -> None:
+    log_lines.clear()
     found = {
-        each.metric for each in evaluate(run, metrics=["reliability", "cka"], ensemble_sizes=True, say=said.append)
+        each.metric for each in evaluate(run, metrics=["reliability", "cka"], options=EvalOptions(ensemble_sizes=True))
     }
     assert found == {"reliability", "reliability by size", "cka"}
-    assert "measures of features have no curve over sizes" in said
+    assert "metrics of features are not computed for other ensemble sizes" in log_lines

@@ -14,6 +14,7 @@ from plateaux.core.row_names import MEAN_PROBABILITY
 from plateaux.data.corruptions.corrupt import Corrupted, corrupt
 from plateaux.evaluation.evaluate import evaluate
 from plateaux.evaluation.loading import load
+from plateaux.evaluation.options import EvalOptions
 from plateaux.evaluation.robustness import robustness
 from plateaux.evaluation.splits import eval_splits
 from plateaux.storage.run import Run
@@ -70,7 +71,7 @@ def test_words_that_name_nothing_are_told(word: str, message: str, tmp_path: Pat
         eval_splits(recipe(tmp_path), FACTS, [word])
 
 
-def test_numbers_under_corruption_are_those_of_the_corrupted_images(run: Path) -> None:
+def test_numbers_under_corruption_are_those_of_the_corrupted_images(run: Path, log_lines: list[str]) -> None:
     (found,) = evaluate(run, split="corrupted:gaussian_noise:5", metrics=["accuracy"])
     x, y = (torch.from_numpy(np.load(run.parent / "d.npz")[name]) for name in ("x_test", "y_test"))
     seen = corrupt(x, torch.arange(40), "gaussian_noise", 5)
@@ -78,13 +79,15 @@ def test_numbers_under_corruption_are_those_of_the_corrupted_images(run: Path) -
     assert found.rows[MEAN_PROBABILITY].value == pytest.approx(wanted)
     assert (found.data["corruption"], found.data["severity"]) == ("gaussian_noise", 5)
     assert found.data["source"] == "generated, CIFAR-C-like"
-    said: list[str] = []
-    evaluate(run, split="corrupted:gaussian_noise:5", metrics=["nll"], say=said.append)
-    assert "gaussian_noise 5: from kept" in said[0]
+    log_lines.clear()
+    evaluate(run, split="corrupted:gaussian_noise:5", metrics=["nll"])
+    assert "gaussian_noise 5: using cached" in log_lines[0]
 
 
 def test_several_corruptions_are_summed_up_and_shown(run: Path) -> None:
-    found = evaluate(run, split=["corrupted:fog", "corrupted:contrast"], metrics=["accuracy"], limit=8)
+    found = evaluate(
+        run, split=["corrupted:fog", "corrupted:contrast"], metrics=["accuracy"], options=EvalOptions(limit=8)
+    )
     summary = robustness(found)[0]
     every = [each.rows["member 0"].value for each in found]
     assert summary.rows["member 0 · cACC"].value == pytest.approx(sum(every) / 10)
@@ -97,17 +100,18 @@ def test_several_corruptions_are_summed_up_and_shown(run: Path) -> None:
 def test_corrupted_images_are_made_once_where_they_are_kept(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = {"split": "corrupted:snow:2", "metrics": ["nll"], "no_cache": True}
-    (loose,) = evaluate(run, **options)
-    (first,) = evaluate(run, corruption_cache=tmp_path, **options)
+    snow = {"split": "corrupted:snow:2", "metrics": ["nll"]}
+    cached = EvalOptions(no_cache=True, corruption_cache=tmp_path)
+    (loose,) = evaluate(run, **snow, options=EvalOptions(no_cache=True))
+    (first,) = evaluate(run, **snow, options=cached)
     (file,) = tmp_path.iterdir()
     assert file.name.startswith("snow-2-")
     monkeypatch.setattr(Corrupted, "fetch", None)  # nothing is made any more
-    (second,) = evaluate(run, corruption_cache=tmp_path, **options)
+    (second,) = evaluate(run, **snow, options=cached)
     assert loose.rows == first.rows == second.rows
     file.write_bytes(b"damaged")
     with pytest.raises(StorageError, match="snow-2"):
-        evaluate(run, corruption_cache=tmp_path, **options)
+        evaluate(run, **snow, options=cached)
 
 
 def test_published_files_are_preferred_where_they_lie(tmp_path: Path, run: Path) -> None:

@@ -11,6 +11,7 @@ from plateaux.config.recipe import Recipe
 from plateaux.core.row_names import row_name
 from plateaux.evaluation.evaluate import evaluate
 from plateaux.evaluation.ood import detect_ood
+from plateaux.evaluation.options import EvalOptions
 from plateaux.storage.import_weights import import_weights
 
 DATA = Path(os.environ.get("PLATEAUX_DATA", "data"))
@@ -34,7 +35,7 @@ def test_two_published_resnets_are_as_good_and_as_alarmed_as_their_sheet_says(tm
     assert accuracy.stderr is not None
     assert abs(accuracy.value - 0.9173) < 3 * accuracy.stderr
     assert 0 < found["disagreement"]["members 0 and 1"].value < 0.2
-    (far,) = detect_ood(tmp_path, {"far": ["texture"]}, limit=SAMPLES)
+    (far,) = detect_ood(tmp_path, {"far": ["texture"]}, options=EvalOptions(limit=SAMPLES))
     alarm = far.rows[row_name("member 0", "max_probability", "auroc")]
     assert alarm.stderr is not None
     assert abs(alarm.value - 0.871) < 3 * alarm.stderr

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -32,10 +33,12 @@ from waiting import wait_until
 import plateaux
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import PlateauxError, RecipeError, RunError
+from plateaux.core.progress import WorkDone
 from plateaux.core.runtime import configure_runtime
 from plateaux.distributed.executors.ray import RayExecutor
 from plateaux.distributed.executors.ray import ray as on_ray
 from plateaux.distributed.ray_worker import RayWorker
+from plateaux.evaluation.options import EvalOptions
 from plateaux.models.architectures.resnet import resnet8
 from plateaux.storage.run import Run
 from plateaux.training import trainer
@@ -320,7 +323,7 @@ def test_a_meeting_goes_ahead_without_a_member_that_is_given_up(nodes: Nodes, tm
     assert run.store.get_json("sam_sets/1/summary.json")["without"] == [2]
     assert run.trained_members() == [0, 1]
     assert plateaux.pending_jobs(run, GIVEN) == []
-    found = plateaux.evaluate(tmp_path / "run", metrics=["accuracy"], components=GIVEN)
+    found = plateaux.evaluate(tmp_path / "run", metrics=["accuracy"], **GIVEN.keywords())
     assert "member 1" in found[0].rows
     assert "member 2" not in found[0].rows
 
@@ -388,18 +391,13 @@ def test_numbers_measured_on_the_cluster_are_those_of_one_process(nodes: Nodes, 
     row = recipe(tmp_path, {"name": "deep_ensemble"}).to_dict()
     row["data"] = {"name": "blobs", "samples": 40, "test_samples": 700, "batch_size": 8}
     plateaux.train(Recipe.from_dict(row), tmp_path / "run", components=GIVEN)
-    asked: dict[str, Any] = {
-        "metrics": ["all"],
-        "ensemble_sizes": True,
-        "components": GIVEN,
-        "cache_logits": "no",
-        "no_cache": True,
-    }
-    here = plateaux.evaluate(tmp_path / "run", **asked)
-    seen: list[tuple[int, int]] = []
-    spread = {"name": "ray", "address": nodes.address}
-    there = plateaux.evaluate(tmp_path / "run", executor=spread, seen=lambda *at: seen.append(at), **asked)
-    assert seen == [(256, 700), (512, 700), (700, 700)]
+    asked: dict[str, Any] = {"metrics": "all", **GIVEN.keywords()}
+    options = EvalOptions(ensemble_sizes=True, cache_logits="off", no_cache=True)
+    here = plateaux.evaluate(tmp_path / "run", options=options, **asked)
+    events: list[Any] = []
+    on_ray = replace(options, executor={"name": "ray", "address": nodes.address})
+    there = plateaux.evaluate(tmp_path / "run", options=on_ray, progress=events.append, **asked)
+    assert events == [WorkDone(256, 700), WorkDone(512, 700), WorkDone(700, 700)]
     assert [each.metric for each in there] == [each.metric for each in here]
     for one, other in zip(here, there, strict=True):
         assert list(one.rows) == list(other.rows)
@@ -407,9 +405,11 @@ def test_numbers_measured_on_the_cluster_are_those_of_one_process(nodes: Nodes, 
             assert other.rows[name].value == pytest.approx(one.rows[name].value, rel=1e-12, abs=1e-15, nan_ok=True)
             errors = [each.rows[name].stderr for each in (one, other)]
             assert errors == [None, None] or errors[1] == pytest.approx(errors[0], rel=1e-9, abs=1e-15, nan_ok=True)
-    plateaux.evaluate(tmp_path / "run", metrics=["accuracy"], components=GIVEN)
-    kept = plateaux.evaluate(tmp_path / "run", metrics=["accuracy"], executor=spread, components=GIVEN)
-    assert kept[0].data["logits"] == "kept, float32"
+    plateaux.evaluate(tmp_path / "run", metrics=["accuracy"], **GIVEN.keywords())
+    kept = plateaux.evaluate(
+        tmp_path / "run", metrics=["accuracy"], **GIVEN.keywords(), options=EvalOptions(executor=on_ray.executor)
+    )
+    assert kept[0].data["logits"] == "cached, float32"
 
 
 def test_what_goes_wrong_while_measuring_is_told_as_it_is(nodes: Nodes) -> None:

@@ -25,6 +25,7 @@ from plateaux.core.types import TensorTree
 from plateaux.data.corruptions.corrupt import CORRUPTIONS, EXTRA, corrupt
 from plateaux.evaluation.calibration import calibrate, evaluate_calibration
 from plateaux.evaluation.evaluate import evaluate
+from plateaux.evaluation.options import EvalOptions
 from plateaux.loss_landscape.run_probes import probe_landscape
 from plateaux.storage.run import Run, sam_set_path, sharpness_path
 from plateaux.studies.runner import StudyRunner
@@ -158,14 +159,18 @@ def numbers(found: Sequence[Any]) -> list[float]:
 
 def test_an_evaluation_has_the_golden_values(golden: Mapping[str, Any], run: Run) -> None:
     root = run.store.root
-    same(golden, "evaluation", numbers(evaluate(root, metrics=["all"], ensemble_sizes=True, components=GIVEN)))
+    same(
+        golden,
+        "evaluation",
+        numbers(evaluate(root, metrics=["all"], **GIVEN.keywords(), options=EvalOptions(ensemble_sizes=True))),
+    )
 
 
 def test_a_calibration_has_the_golden_values(golden: Mapping[str, Any], run: Run) -> None:
     root = run.store.root
-    evaluate(root, components=GIVEN)  # its float32 logits are what is calibrated
-    calibrate(root, fraction=0.75, components=GIVEN)
-    same(golden, "calibration", numbers(evaluate_calibration(root, components=GIVEN)))
+    evaluate(root, **GIVEN.keywords())  # its float32 logits are what is calibrated
+    calibrate(root, fraction=0.75, **GIVEN.keywords())
+    same(golden, "calibration", numbers(evaluate_calibration(root, **GIVEN.keywords())))
 
 
 def test_a_landscape_has_the_golden_values(golden: Mapping[str, Any], run: Run) -> None:

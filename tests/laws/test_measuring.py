@@ -11,6 +11,7 @@ from laws.meshes import mesh
 from plateaux.config.recipe import Recipe
 from plateaux.core.row_names import MEAN_OF_PAIRS
 from plateaux.evaluation.evaluate import evaluate
+from plateaux.evaluation.options import EvalOptions
 from plateaux.training.train import train
 
 COUNTS = ("accuracy", "top5", "disagreement", "unique", "oracle", "error_overlap", "q_statistic")
@@ -40,7 +41,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(("copies", "shape"), [(1, "2x1"), (2, "1x2")])
 def test_a_mesh_measures_what_one_process_does(run: Path, copies: int, shape: str) -> None:
-    wanted = {each.metric: each.rows for each in evaluate(run, metrics=["all"], cache_logits="no", no_cache=True)}
+    wanted = {
+        each.metric: each.rows
+        for each in evaluate(run, metrics=["all"], options=EvalOptions(cache_logits="off", no_cache=True))
+    }
     for answer in mesh(2).run("laws.meshes:measure_here", str(run), copies):
         assert list(answer) == list(wanted)
         for name, rows in answer.items():
@@ -52,12 +56,15 @@ def test_a_mesh_measures_what_one_process_does(run: Path, copies: int, shape: st
                 assert number == pytest.approx(truth, rel=1e-6, abs=1e-9, nan_ok=True), (shape, name, row)
 
 
-def test_what_a_mesh_keeps_is_what_one_process_reads(run: Path) -> None:
+def test_what_a_mesh_keeps_is_what_one_process_reads(run: Path, log_lines: list[str]) -> None:
     mesh(2).run("laws.meshes:measure_here", str(run), 2, "float32")
-    said: list[str] = []
-    found = {each.metric: each.rows for each in evaluate(run, metrics=["all"], say=said.append)}
-    assert said == ["test: from kept float32 logits of 301 samples, no forward pass"]
-    wanted = {each.metric: each.rows for each in evaluate(run, metrics=["all"], cache_logits="no", no_cache=True)}
+    log_lines.clear()
+    found = {each.metric: each.rows for each in evaluate(run, metrics=["all"])}
+    assert log_lines == ["test: using cached float32 logits of 301 samples"]
+    wanted = {
+        each.metric: each.rows
+        for each in evaluate(run, metrics=["all"], options=EvalOptions(cache_logits="off", no_cache=True))
+    }
     for name, rows in wanted.items():
         for row, value in rows.items():
             assert found[name][row].value == pytest.approx(value.value, rel=1e-6, abs=1e-7, nan_ok=True), (name, row)

@@ -106,7 +106,7 @@ def test_answers_are_those_of_the_members_on_the_drawn_samples(runs: dict[str, P
     run, data = Run.open(runs["mlp"]), build_data(recipe(samples=40), GIVEN)
     ids = sample_ids(torch.arange(40), run.recipe.seed, 12)
     x, y = data.train.fetch(ids)
-    for number, module in enumerate(plateaux.load(runs["mlp"], components=GIVEN).members):
+    for number, module in enumerate(plateaux.load(runs["mlp"], data=GIVEN.data, model=GIVEN.model).members):
         losses = F.cross_entropy(module(x), y, reduction="none").detach()
         row = found.rows[f"member {number}"]
         assert row.value == pytest.approx(float(losses.mean()), rel=1e-5)
@@ -256,7 +256,7 @@ def test_members_are_left_as_they_were(runs: dict[str, Path], tmp_path: Path) ->
     import toy_probes
 
     probe: Probe = toy_probes.climb()
-    module = plateaux.load(runs["conv"], components=GIVEN).members[0]
+    module = plateaux.load(runs["conv"], data=GIVEN.data, model=GIVEN.model).members[0]
     before = tensor_tree.clone(module.state_dict())
     x, y = build_data(recipe("deep_ensemble", "conv_bn", samples=9), GIVEN).train.fetch(torch.arange(9))
     assert isinstance(x, torch.Tensor)

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import plateaux
+from plateaux.evaluation.options import EvalOptions
 
 
 def test_all_names_are_there_sorted_and_nothing_else_is_public() -> None:
@@ -33,7 +34,9 @@ def test_what_train_returns_can_be_evaluated_and_loaded(tmp_path: Path) -> None:
     recipe = plateaux.Recipe.load("recipes/quickstart.toml", ["train.epochs=1", "members=2"])
     run = plateaux.train(recipe, out=tmp_path / "run")
     # Both without cached logits, whose batches are summed in another order.
-    by_run, by_path = (plateaux.evaluate(each, cache_logits="no") for each in (run, tmp_path / "run"))
+    by_run, by_path = (
+        plateaux.evaluate(each, options=EvalOptions(cache_logits="off")) for each in (run, tmp_path / "run")
+    )
     assert [each.rows for each in by_run] == [each.rows for each in by_path]
     assert len(plateaux.load(run).members) == 2
 
@@ -60,7 +63,7 @@ def test_a_model_and_a_data_set_of_ones_own(tmp_path: Path) -> None:
     )
     components = plateaux.Components(data=data, model=own_model)
     plateaux.train(recipe, tmp_path / "run", components=components)
-    accuracy = plateaux.evaluate(tmp_path / "run", components=components, metrics=["accuracy"])[0]
+    accuracy = plateaux.evaluate(tmp_path / "run", **components.keywords(), metrics=["accuracy"])[0]
     assert accuracy.rows["ensemble (mean probability)"].value > 0.9
-    members = plateaux.load(tmp_path / "run", components=components).members
+    members = plateaux.load(tmp_path / "run", data=components.data, model=components.model).members
     assert [member[0].out_features for member in members] == [4, 8]  # type: ignore[index, union-attr]

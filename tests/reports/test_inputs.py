@@ -19,6 +19,7 @@ from plateaux.core.errors import RunError
 from plateaux.core.types import Estimate
 from plateaux.data.sources import from_tensors
 from plateaux.evaluation.metrics.calibration import reliability
+from plateaux.evaluation.options import EvalOptions
 from plateaux.evaluation.results import MetricResult
 from plateaux.reports import artifacts
 from plateaux.reports.export import to_html, write_figures
@@ -40,7 +41,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a run of which everything was asked that a report can show."""
     root = tmp_path_factory.mktemp("book") / "demo"
     plateaux.train(plateaux.Recipe.from_dict(RECIPE), root)
-    plateaux.evaluate(root, metrics=["accuracy", "nll", "disagreement", "der"], ensemble_sizes=True)
+    plateaux.evaluate(
+        root, metrics=["accuracy", "nll", "disagreement", "der"], options=EvalOptions(ensemble_sizes=True)
+    )
     run = Run.open(root)
     strangers(run)
     hashes = {f"member {n}": run.weights_hash(n) for n in range(2)}

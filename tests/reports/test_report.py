@@ -17,8 +17,8 @@ import pytest
 
 from plateaux.core.errors import RecipeError
 from plateaux.core.formatting import format_range, format_with_stderr
-from plateaux.core.text_table import Cell, Table
 from plateaux.core.row_names import MEAN_PROBABILITY
+from plateaux.core.text_table import Cell, Table
 from plateaux.core.types import Estimate
 from plateaux.reports import summary, tables
 from plateaux.reports.export import to_csv, to_html, to_json, to_markdown

@@ -287,7 +287,7 @@ def foreign_patches() -> DataSplits:
 def test_measuring_looks_at_features_of_test_corrupted_and_foreign_samples(tmp_path: Path, passes: list[int]) -> None:
     asked = recipe(tmp_path / "f", head="linear")
     run = train(asked, tmp_path / "run", components=GIVEN)
-    members = load(tmp_path / "run", components=GIVEN)
+    members = load(tmp_path / "run", data=GIVEN.data, model=GIVEN.model)
     passes.clear()
     components: dict[str, Any] = {"given": GIVEN, "cache_logits": "no"}
     words = ["test", "corrupted:fog:3@8"]
@@ -310,7 +310,7 @@ def test_measuring_looks_at_features_of_test_corrupted_and_foreign_samples(tmp_p
             tmp_path / "run", {"near": ["tests.storage.test_feature_cache:foreign_patches"]}, **components
         )
     ] == [each.rows for each in outside]
-    mixed = soup(tmp_path / "run", tmp_path / "soup", split="test", max_barrier=100.0, components=GIVEN)
+    mixed = soup(tmp_path / "run", tmp_path / "soup", split="test", max_barrier=100.0, **GIVEN.keywords())
     assert passes == []
     assert run.weights_hash(0) != mixed.weights_hash(0)
     assert (mixed.recipe.model.backbone, mixed.recipe.model.head) == ("features", "linear")
@@ -319,8 +319,8 @@ def test_measuring_looks_at_features_of_test_corrupted_and_foreign_samples(tmp_p
 def test_members_in_float64_keep_a_trunk_of_their_own(tmp_path: Path) -> None:
     asked = recipe(tmp_path / "f").replaced(train={"precision": "fp64"})
     train(asked, tmp_path / "run", components=GIVEN)
-    (found,) = evaluate(tmp_path / "run", metrics=["nll"], components=GIVEN)
-    wanted = load(tmp_path / "run", components=GIVEN).predict(IMAGES[50:]).log()
+    (found,) = evaluate(tmp_path / "run", metrics=["nll"], **GIVEN.keywords())
+    wanted = load(tmp_path / "run", data=GIVEN.data, model=GIVEN.model).predict(IMAGES[50:]).log()
     assert wanted.dtype == torch.float64
     nll = -float(wanted[torch.arange(20), LABELS[50:]].mean())
     assert found.rows["ensemble (mean probability)"].value == pytest.approx(nll, rel=1e-4)
@@ -340,7 +340,7 @@ def test_samples_that_cannot_be_told_apart_are_not_kept(tmp_path: Path, passes: 
     train(asked, tmp_path / "run", components=GIVEN)
     passes.clear()
     other = Components(data=replace(DATA, test=DatasetSource(Unmarked())))
-    evaluate(tmp_path / "run", components=other)
+    evaluate(tmp_path / "run", **other.keywords())
     assert sum(passes) == 40  # through the trunk, for each member
 
 

@@ -383,9 +383,9 @@ def test_a_run_in_a_bucket_whose_server_stumbles_ends_at_the_same_weights(method
         run = plateaux.train(row, f"s3://bucket/{method}", components=GIVEN)
         assert distance(weights(local), weights(run)) == 0
         assert plateaux.pending_jobs(run, GIVEN) == []
-        found = plateaux.evaluate(Path(f"s3://bucket/{method}"), components=GIVEN)
+        found = plateaux.evaluate(Path(f"s3://bucket/{method}"), **GIVEN.keywords())
         assert [each.rows for each in found] == [
-            each.rows for each in plateaux.evaluate(tmp_path / "run", components=GIVEN)
+            each.rows for each in plateaux.evaluate(tmp_path / "run", **GIVEN.keywords())
         ]
         kept = {name for name in local.store.names() if not name.startswith(("predictions/", "measures/"))}
         assert kept <= set(run.store.names())

@@ -111,7 +111,7 @@ def test_the_best_average_on_validation_samples_is_kept(tmp_path: Path) -> None:
     options: dict[str, Any] = {"data": {"validation_split": 20}, "samples": 60, "batch": 10}
     row = recipe("sam", "conv_bn", train={"swa_start": 2, "select": "best:nll", "epochs": 4}, **options)
     run = train(row, tmp_path / "run", components=GIVEN)
-    (found,) = evaluate(tmp_path / "run", split="validation", metrics=["nll"], components=GIVEN)
+    (found,) = evaluate(tmp_path / "run", split="validation", metrics=["nll"], **GIVEN.keywords())
     for number in range(3):
         progress = run.progress(number)
         logged = [line["validation nll"] for line in run.log(number) if "validation nll" in line]

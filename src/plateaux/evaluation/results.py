@@ -26,6 +26,10 @@ class MetricResult:
     percent: bool = False
     definition: str = ""
 
+    def __post_init__(self) -> None:
+        """Accept row names as plain strings."""
+        object.__setattr__(self, "rows", {RowName.parse(name): value for name, value in self.rows.items()})
+
     @property
     def ensemble(self) -> Estimate:
         """The value of the ensemble: by mean probability, of all members together, or the mean over pairs.

@@ -264,7 +264,7 @@ def test_measures_of_one_offer_share_one_forward_pass() -> None:
         [MemberModule(member), MemberModule(member)],
         batches,
         {name: registry.metric.get(name)() for name in NAMES},
-        seen=seen.append,
+        on_batch=seen.append,
     )
     assert list(found) == NAMES
     assert calls == [6, 6, 6, 6]
