@@ -267,12 +267,12 @@ def test_members_are_left_as_they_were(runs: dict[str, Path], tmp_path: Path) ->
 
 def test_other_data_than_the_run_was_made_with_are_refused(runs: dict[str, Path]) -> None:
     run = Run.open(runs["mlp"])
-    x = torch.randn(40, *run.metadata["data"]["shape"])
+    x = torch.randn(40, *run.info.data.shape)
     strange = DataSplits(
         "blobs", InMemorySource(x, torch.arange(40) % 2), InMemorySource(x, torch.arange(40) % 2), 3, tuple(x.shape[1:])
     )
     panel = Evaluator(run, components=Components(data=strange, trust=GIVEN.trust))
-    panel.data_info = run.metadata["data"]
+    panel.data_info = run.info.data
     with pytest.raises(RunError, match="not those this run was made with"):
         ProbeSession(panel, "train", ProbeSettings(), most=4)
 

@@ -198,7 +198,7 @@ def test_features_train_what_images_train(tmp_path: Path) -> None:
     ]
     for number in range(2):
         torch.testing.assert_close(*[run.weights(number) for run in found], rtol=1e-4, atol=1e-5)
-    assert found[0].metadata["data"] == found[1].metadata["data"]
+    assert found[0].info.data == found[1].info.data
 
 
 def test_every_epoch_draws_one_of_the_rounds_for_each_sample(tmp_path: Path) -> None:

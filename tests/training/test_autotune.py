@@ -108,7 +108,7 @@ def test_the_choice_is_made_once_and_recorded(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(training, "autotune", once)
     run = train(recipe(), tmp_path / "auto", components=CASES)
-    assert Run.open(tmp_path / "auto").metadata["autotune"]["precision"] == "bf16"
+    assert Run.open(tmp_path / "auto").info.autotune.precision == "bf16"
     train(recipe(), tmp_path / "auto", components=CASES)
     train(recipe("members=3"), tmp_path / "auto", components=CASES)  # a new member is trained as the others were
     assert made == [1]
@@ -130,6 +130,6 @@ def test_a_choice_interrupted_is_made_again(tmp_path: Path, monkeypatch: pytest.
         patch.setattr(training, "autotune", cut)
         with pytest.raises(KeyboardInterrupt):
             train(recipe(), tmp_path, components=CASES)
-    assert "chosen" not in Run.open(tmp_path).metadata
+    assert Run.open(tmp_path).info.autotune is None
     train(recipe("run.log_every=1"), tmp_path, components=CASES)
-    assert set(Run.open(tmp_path).metadata["autotune"]) == {"precision", "memory_format", "tried"}
+    assert set(Run.open(tmp_path).info.autotune.to_dict()) == {"precision", "memory_format", "tried"}

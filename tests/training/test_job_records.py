@@ -11,7 +11,7 @@ from threading import Event, Thread
 from typing import Any
 
 import pytest
-from cases import GIVEN, recipe
+from cases import GIVEN, NO_DATA, recipe
 from rich.console import Console
 
 import plateaux
@@ -31,7 +31,7 @@ NEWS = {"member": 1, "epoch": 2, "epochs": 4, "step": 3, "steps": 5, "loss": 0.5
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    return Run.begin(tmp_path / "run", recipe("sam"), {"data": {}})
+    return Run.begin(tmp_path / "run", recipe("sam"), NO_DATA)
 
 
 def test_a_job_is_written_down_while_it_goes_on_and_when_it_has_ended(run: Run) -> None:

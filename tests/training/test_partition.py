@@ -43,7 +43,7 @@ def test_scores_are_the_squared_norms_of_the_members_gradients(tmp_path: Path) -
     halfway = train(row, tmp_path / "halfway", components=GIVEN)
     about, scores = halfway.store.get_array(sharpness_path(3, 1))
     assert about["score"] == "gradient_norm"
-    assert about["fingerprint"] == halfway.metadata["data"]["train"]["fingerprint"]
+    assert about["fingerprint"] == halfway.info.data.train.fingerprint
     assert (scores < 0).sum() == 4  # those kept for validation
     # Until its meeting a member trains as SAM's does.
     options = {**THREE, "train": {"epochs": 3}, "lr_scheduler": ()}

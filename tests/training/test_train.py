@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 import torch
 
+from plateaux.config.builders.data import build_training_data
 from plateaux.config.components import Components
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import DataError, DivergedError, Interrupted, RecipeError, RunError, StorageError
 from plateaux.storage.local_store import SCRATCH_PREFIX
 from plateaux.storage.run import Run
+from plateaux.storage.run_info import DataInfo, RunInfo
 from plateaux.training.checks import check
 from plateaux.training.train import train
 
@@ -254,7 +256,7 @@ def test_a_checkpoint_that_is_gone_is_named(tmp_path: Path) -> None:
 
 def test_a_member_in_other_hands_is_left_alone_and_the_others_are_trained(tmp_path: Path) -> None:
     what = recipe("executor.mode=offload")
-    run = Run.begin(tmp_path, what, {})
+    run = Run.begin(tmp_path, what, RunInfo(DataInfo.from_splits(build_training_data(what))))
     with run.lock(0), pytest.raises(RunError, match="members/0 is locked by another process"):
         train(what, tmp_path)
     assert [p.finished for p in Run.open(tmp_path).all_progress()] == [False, True]

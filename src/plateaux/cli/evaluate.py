@@ -91,7 +91,7 @@ def evaluate(
     if calibrated and (executor or members or limit):
         raise RecipeError("--calibrated is of all members, in one process; leave --executor, --members, --limit out")
     words = [*(ood or []), *(more or [])]
-    suites, by_name = parse_ood_suites(words, Run.open(run).metadata["data"]["name"]) if words else ({}, False)
+    suites, by_name = parse_ood_suites(words, Run.open(run).info.data.name) if words else ({}, False)
     table = read_baseline(baseline) if baseline else None
     for name in [] if by_name else [each for sets in suites.values() for each in sets]:
         ood_split(name, "", plateaux.Components(trust=tuple(trust or ())))  # before hours of measuring

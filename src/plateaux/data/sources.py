@@ -190,17 +190,3 @@ def from_tensors(
 
 
 # What data/*.py share.
-
-
-def describe_data(data: DataSplits) -> dict[str, Any]:
-    """Return what a run must remember of its data: enough to use the models, and to know the samples again."""
-    return {
-        "name": data.name,
-        "classes": data.classes,
-        "shape": list(data.shape),
-        "mean": list(data.mean),
-        "std": list(data.std),
-        "labels": list(data.labels),
-        "train": {"samples": len(data.train), "fingerprint": data.train.fingerprint()},
-        "test": {"samples": len(data.test), "fingerprint": data.test.fingerprint()},
-    }

@@ -163,7 +163,7 @@ def evaluate_calibration(
             raise RunError(f"The calibration was fitted on all {split} samples: none are left to judge it by")
     kinds = [f"{each.kind} {each.alpha:g}" for each in fitted.sets]
     asked = {"sets": kinds, "risk": fitted.threshold.risk, "bound": fitted.threshold.bound, "fitted on": fitted.split}
-    data = {**known, "name": panel.data_info["name"], "samples": len(heard.y), **asked}
+    data = {**known, "name": panel.data_info.name, "samples": len(heard.y), **asked}
     words = f"fitted on {len(fitted.ids):,} {fitted.split} samples; {fitted.order}"
     measure = Metric(lambda *_: {}, lambda _: {}, higher_is_better=None, group="uncertainty", definition=words)
     found = [panel.result("calibrated", split, _calibration_estimates(heard, fitted, panel.numbers), measure, data)]

@@ -25,7 +25,7 @@ from plateaux.core.outputs import NoFeaturesError, OutputFn, features
 from plateaux.core.runtime import DTYPES, FORMATS, autocast, configure_runtime, get_device, local_processes
 from plateaux.core.stats.estimates import mean_of_paired
 from plateaux.core.types import Estimate, TensorTree
-from plateaux.data.sources import DataSplits, Source, describe_data
+from plateaux.data.sources import DataSplits, Source
 from plateaux.distributed.executors.local import SINGLE_PROCESS
 from plateaux.evaluation import prediction_cache
 from plateaux.evaluation.loading import data_splits_info, load_members
@@ -45,6 +45,7 @@ from plateaux.evaluation.splits import EvalSplit, eval_split
 from plateaux.models.backbone import BackboneWithHead
 from plateaux.storage.feature_cache import prepare, through_backbone
 from plateaux.storage.run import Run
+from plateaux.storage.run_info import DataInfo
 
 SELECTION = "selection.json"  # of a soup: the samples its members were chosen on
 SUBSETS = 30  # at most so many ensembles of one size are averaged
@@ -77,9 +78,7 @@ class Evaluator:
                 "samples: --set executor.data_parallel=N"
             )
         self.device = get_device(device or self.executor.device)
-        self.data_info: Mapping[str, Any] = (
-            run.metadata["data"] if components.data is None else describe_data(components.data)
-        )
+        self.data_info = run.info.data if components.data is None else DataInfo.from_splits(components.data)
 
     def close(self) -> None:
         """Give back what the executor holds, if it holds anything."""
@@ -224,7 +223,7 @@ class Evaluator:
         return replace(self.data, mean=(), std=()), found
 
     def _cache(self, known: Mapping[str, Any]) -> PredictionCache:
-        looks = {"mean": self.data_info["mean"], "std": self.data_info["std"], "precision": self.recipe.train.precision}
+        looks = {"mean": self.data_info.mean, "std": self.data_info.std, "precision": self.recipe.train.precision}
         return PredictionCache(self.run.store, {**known, **looks})
 
     def _opened(self, target: EvalSplit, known: Mapping[str, Any]) -> tuple[Source, torch.Tensor]:
@@ -281,9 +280,9 @@ class Evaluator:
     def known(self, target: EvalSplit) -> dict[str, str]:
         """Return the fingerprint of the samples, from the run's own record where it has one."""
         if target.family in ("train", "validation"):
-            return {"fingerprint": self.data_info["train"]["fingerprint"]}
+            return {"fingerprint": self.data_info.train.fingerprint}
         if target.labeled:
-            return {"fingerprint": self.data_info["test"]["fingerprint"]}
+            return {"fingerprint": self.data_info.test.fingerprint}
         return {"fingerprint": target.open(self.recipe, self.data)[0].fingerprint()}
 
 

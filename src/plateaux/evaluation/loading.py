@@ -34,17 +34,17 @@ def load_members(run: Run, data: DataSplits, numbers: Sequence[int], components:
 
 def data_splits_info(run: Run) -> DataSplits:
     """Return what models must know of the data, without the data themselves."""
-    facts = run.metadata["data"]
+    facts = run.info.data
     empty = InMemorySource(torch.empty(0), torch.empty(0))
     return DataSplits(
-        name=facts["name"],
+        name=facts.name,
         train=empty,
         test=empty,
-        classes=facts["classes"],
-        shape=tuple(facts["shape"]),
-        mean=tuple(facts["mean"]),
-        std=tuple(facts["std"]),
-        labels=tuple(facts["labels"]),
+        classes=facts.classes,
+        shape=facts.shape,
+        mean=facts.mean,
+        std=facts.std,
+        labels=facts.labels,
     )
 
 
@@ -52,6 +52,6 @@ def load(root: RunLike, *, components: Components = NO_COMPONENTS, device: str |
     """Return a run's ensemble, ready to predict."""
     run = Run.open(root)
     modules = load_members(run, data_splits_info(run), run.trained_members(), components)
-    facts = run.metadata["data"]
-    ensemble = Ensemble(modules, mean=facts["mean"], std=facts["std"], labels=facts["labels"])
+    facts = run.info.data
+    ensemble = Ensemble(modules, mean=facts.mean, std=facts.std, labels=facts.labels)
     return ensemble.to(get_device(device))

@@ -118,7 +118,7 @@ def predict(
         sets = _chosen(fitted, alpha).sets(log_p, heard.ids)
         abstain = ~fitted.threshold.accepts(error_probability(log_p))
     best = log_p.max(-1)
-    labels = tuple(panel.data_info["labels"])
+    labels = panel.data_info.labels
     scores = OOD_SCORES[ood_score](heard.logits)
     return Predictions(
         heard.ids,

@@ -103,7 +103,7 @@ class RayEvaluator(Evaluator):
         assert isinstance(self.executor, RayExecutor)
         batch = max(self.recipe.data.batch_size, 256)
         wanted = AHEAD * self.executor.max_workers()
-        room = TABLE // (4 * len(self.numbers) * int(self.data_info["classes"]))
+        room = TABLE // (4 * len(self.numbers) * self.data_info.classes)
         size = max(1, min(room, -(-samples // wanted)) // batch) * batch
         count = -(-samples // size)
         block = -(-len(self.numbers) // min(len(self.numbers), -(-wanted // count)))

@@ -81,8 +81,8 @@ def select_members(
         panel = Evaluator(Run.open(root), components=components, device=device, say=say)
         target = _held_out(panel, split)
         said, fingerprint = predict_all(panel, target), panel.known(target)["fingerprint"]
-        looks = looks or (panel.data_info["mean"], panel.data_info["std"])
-        if looks != (panel.data_info["mean"], panel.data_info["std"]):
+        looks = looks or (panel.data_info.mean, panel.data_info.std)
+        if looks != (panel.data_info.mean, panel.data_info.std):
             raise RunError(f"{root} normalises its inputs otherwise than {roots[0]}: one ensemble cannot do both")
         if first is not None and (first[0] != fingerprint or not torch.equal(first[1].ids, said.ids)):
             raise RunError(f"{root} has other {split} samples than {roots[0]}: all must be judged on the same ones")

@@ -29,6 +29,7 @@ from plateaux.evaluation.splits import EvalSplit
 from plateaux.models.modes import update_bn
 from plateaux.storage.import_weights import keep_weights
 from plateaux.storage.run import Run, RunLike
+from plateaux.storage.run_info import RunInfo
 
 MAX_BARRIER = 0.1  # nats that the loss may rise between two members
 PROBE = 1000  # held-out samples that the rise is looked for on
@@ -80,7 +81,7 @@ def soup(
     pot.load(mixed)
     state = pot.module.state_dict()
     mixed = {name: state[name].cpu() for name in mixed}  # with the statistics taken anew
-    run = Run.begin(out, _alone(panel), {"data": dict(panel.run.metadata["data"])})
+    run = Run.begin(out, _alone(panel), RunInfo(panel.run.info.data))
     run.put_shared(panel.run.shared())
     keep_weights(run, [mixed], [f"{about['kind']} of members {about['members']} of {root}"])
     run.store.put_json(SELECTION, about)

@@ -23,7 +23,6 @@ from plateaux.config.recipe import Recipe, fingerprint
 from plateaux.core.callbacks import Tell
 from plateaux.core.errors import DivergedError, RunError
 from plateaux.core.formatting import format_duration, json_safe
-from plateaux.data.sources import describe_data
 from plateaux.evaluation.evaluate import evaluate
 from plateaux.evaluation.metric_specs import get_metrics
 from plateaux.evaluation.ood import detect_ood, parse_ood_suites
@@ -34,6 +33,7 @@ from plateaux.loss_landscape.probe import get_probes
 from plateaux.loss_landscape.run_probes import probe_landscape
 from plateaux.storage.local_store import LocalStore
 from plateaux.storage.run import Run, environment
+from plateaux.storage.run_info import DataInfo
 from plateaux.studies.planning import RunSpec, Trial, plan_runs, plan_trials
 from plateaux.studies.results import FORMAT, RESULTS, cost_rows, read_results, to_stored
 from plateaux.studies.study import Study
@@ -102,11 +102,11 @@ class StudyRunner:
 
     def _check_samples(self, recipe: Recipe) -> None:
         asked, looked = self.study.evaluate, self.study.landscape
-        facts = describe_data(build_data(recipe, self.components))
+        facts = DataInfo.from_splits(build_data(recipe, self.components))
         eval_splits(recipe, facts, [*(asked.splits if asked.metrics else ()), *asked.corruptions])
         if looked.probes:
             eval_split(recipe, facts, looked.split)
-        suites, _ = parse_ood_suites(asked.ood, facts["name"])
+        suites, _ = parse_ood_suites(asked.ood, facts.name)
         for name in dict.fromkeys(name for names in suites.values() for name in names):
             ood_split(name, "", self.components)
 
@@ -227,7 +227,7 @@ class StudyRunner:
             found += evaluate(root, split=asked.corruptions, **options)
         found += robustness(found)
         if asked.ood:
-            suites, by_name = parse_ood_suites(asked.ood, Run.open(root).metadata["data"]["name"])
+            suites, by_name = parse_ood_suites(asked.ood, Run.open(root).info.data.name)
             found += detect_ood(root, suites, skip_missing=by_name, **walk)
         if looked.probes:
             options = {"split": looked.split, "limit": looked.samples, "batchnorm": looked.batchnorm, **walk}

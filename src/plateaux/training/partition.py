@@ -96,7 +96,10 @@ class SharpnessScorer:
 
     def _batches(self) -> Iterator[tuple[NDArray[np.int64], Batch]]:
         """Yield the training samples as they are, in the order of their ids: all ids, and what is to be scored here."""
-        recipe, size = self.run.recipe, int(self.run.metadata["autotune"]["scoring_batch"])
+        recipe, tuned = self.run.recipe, self.run.info.autotune
+        assert tuned is not None
+        assert tuned.scoring_batch is not None
+        size = tuned.scoring_batch
         batches = eval_batches(
             recipe, self.data, self.data.train, self.ids, batch_size=size, device=self.device, shard=self.executor.shard
         )
@@ -173,7 +176,7 @@ def assign_samples(
 
     Should some be missing from `members`, the others go on without them, for good; the summary says so.
     """
-    everyone, samples = range(run.recipe.members), int(run.metadata["data"]["train"]["samples"])
+    everyone, samples = range(run.recipe.members), run.info.data.train.samples
     members = everyone if members is None else members
     for member in members:
         _check(run, sharpness_path(epoch, member), samples)
@@ -206,14 +209,14 @@ def load_sam_set(
     met = [each for each in partition.after if each <= epoch] if partition is not None else []
     if not met:
         return None
-    samples = int(run.metadata["data"]["train"]["samples"])
+    samples = run.info.data.train.samples
     bits = _check(run, sam_set_path(met[-1], member), -(-samples // 8))
     return partial(lookup, bits)
 
 
 def _facts(run: Run, epoch: int) -> dict[str, str]:
-    train = run.metadata["data"]["train"]
-    return {"fingerprint": str(train["fingerprint"]), "samples": str(train["samples"]), "epoch": str(epoch)}
+    train = run.info.data.train
+    return {"fingerprint": train.fingerprint, "samples": str(train.samples), "epoch": str(epoch)}
 
 
 def _check(run: Run, name: str, length: int) -> NDArray[Any]:

@@ -12,7 +12,7 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-from plateaux.config.builders.data import build_training_data, unlabeled_info
+from plateaux.config.builders.data import build_training_data
 from plateaux.config.builders.model import build_member
 from plateaux.config.builders.training import build_executor, build_method
 from plateaux.config.components import NO_COMPONENTS, Components
@@ -21,10 +21,10 @@ from plateaux.core.callbacks import Tell
 from plateaux.core.errors import PlateauxError, RecipeError, RunError
 from plateaux.core.executor import Executor, Failure, all_reduce_max
 from plateaux.core.runtime import is_rank_zero
-from plateaux.data.sources import describe_data
 from plateaux.storage.feature_cache import prepare, training_sources, with_cached_features
 from plateaux.storage.remote_fs import parse_address
 from plateaux.storage.run import Run
+from plateaux.storage.run_info import AutotuneInfo, DataInfo, RunInfo
 from plateaux.training import branching
 from plateaux.training.autotune import autotune
 from plateaux.training.checks import check
@@ -101,13 +101,13 @@ def _open(recipe: Recipe, out: str | Path, executor: Executor, components: Compo
         raise RecipeError(f"TensorBoard's files are appended to, which {out} cannot; leave out run.tensorboard")
     if is_rank_zero():
         data = build_training_data(recipe, components)
-        fresh = Run.begin(out, recipe, {"data": {**describe_data(data), **unlabeled_info(data)}})
-        if "autotune" not in fresh.metadata:
+        fresh = Run.begin(out, recipe, RunInfo(DataInfo.from_splits(data)))
+        if fresh.info.autotune is None:
             chosen = autotune(recipe, components, tell)
             if build_method(recipe, 0, components).partition is not None:
                 chosen["scoring_batch"] = scoring_batch(recipe, data, build_member(recipe, data, 0, components))
             if chosen:
-                fresh.with_metadata(autotune=chosen)
+                fresh.with_autotune(AutotuneInfo.from_dict(chosen))
     executor.barrier()
     return replace(Run.open(out), recipe=recipe)
 
