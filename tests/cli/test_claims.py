@@ -29,7 +29,7 @@ from plateaux.studies.claims.claim import (
 )
 from plateaux.studies.claims.page import page, section
 from plateaux.theory import Setting
-from plateaux.theory.experiment import run as simulated
+from plateaux.theory.experiment import run_experiment as simulated
 from plateaux.theory.record import record
 from tests.cli.test_main import call
 from tests.studies.claims.test_claim import CLAIMS, STATED, around, claim, evidence

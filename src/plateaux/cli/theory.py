@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,8 +14,9 @@ from rich.table import Table
 from plateaux.cli.common import AsJson, print_result, progress_bar
 from plateaux.core.formatting import format_duration
 from plateaux.core.optional import optional_import
-from plateaux.theory.experiment import run
-from plateaux.theory.figures import draw
+from plateaux.core.progress import Progress, WorkDone
+from plateaux.theory.experiment import run_experiment
+from plateaux.theory.figures import draw_figures
 from plateaux.theory.record import deviations, record
 
 
@@ -33,15 +35,21 @@ def theory(
     optional_import("matplotlib", extra="report")  # before minutes of simulation
     began = time.monotonic()
     with progress_bar("simulating", unit="matrices") as ask:
-        experiment = run(matrices=matrices, starts=inits, density=grid_points, seed=seed, seen=ask["seen"])
+        experiment = run_experiment(
+            matrices=matrices, starts=inits, density=grid_points, seed=seed, progress=_show_work(ask["seen"])
+        )
         found = record(experiment)
         out.mkdir(parents=True, exist_ok=True)
         (out / "theory.json").write_text(json.dumps(found, indent=1), encoding="utf-8")
-        files = [out / "theory.json", *draw(experiment, out)]
+        files = [out / "theory.json", *draw_figures(experiment, out)]
     seconds = time.monotonic() - began
     plain = {"files": [str(file) for file in files], "seconds": round(seconds, 1), **found}
     last = f"{len(files)} files in {out}, after {format_duration(seconds)}"
     print_result(as_json, plain, lambda: [_differences(deviations(experiment)), _verdicts(found["claims"]), last])
+
+
+def _show_work(seen: Callable[[int, int], None]) -> Progress:
+    return lambda event: seen(int(event.done), int(event.total)) if isinstance(event, WorkDone) else None
 
 
 def _differences(rows: list[list[str]]) -> Table:
