@@ -9,6 +9,7 @@ import pytest
 from reference.subset_constant import simulated_constant
 
 from plateaux.core.errors import RecipeError
+from plateaux.core.progress import ProgressEvent, WorkDone
 from plateaux.core.stats.estimates import mean_of_independent
 from plateaux.theory import (
     Setting,
@@ -186,10 +187,10 @@ def test_simulation_draws_the_same_again_and_others_with_another_seed() -> None:
     )
 
 
-def test_simulation_tells_how_far_it_is_and_refuses_what_has_no_error() -> None:
-    told: list[tuple[int, int]] = []
-    simulate([SMALL], matrices=2, starts=2, seen=lambda done, total: told.append((done, total)))
-    assert told == [(1, 2), (2, 2)]
+def test_simulation_reports_progress_and_refuses_what_has_no_error() -> None:
+    events: list[ProgressEvent] = []
+    simulate([SMALL], matrices=2, starts=2, progress=events.append)
+    assert events == [WorkDone(1, 2), WorkDone(2, 2)]
     with pytest.raises(RecipeError, match="at least 2 of each"):
         simulate([SMALL], matrices=1)
     with pytest.raises(RecipeError, match="same n and d"):
