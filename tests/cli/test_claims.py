@@ -134,7 +134,7 @@ def test_evidence_can_lie_elsewhere(project: Path) -> None:
 
 def test_a_page_that_cannot_be_written_is_a_storage_error(project: Path) -> None:
     code, _, message = call("claims", "--out", "claims")
-    assert (code, "cannot be written" in message) == (4, True)
+    assert (code, "Cannot write" in message) == (4, True)
 
 
 # Studies.

@@ -15,6 +15,7 @@ from plateaux.cli.common import AsJson, print_result, progress_bar
 from plateaux.core.formatting import format_duration
 from plateaux.core.optional import optional_import
 from plateaux.core.progress import Progress, WorkDone
+from plateaux.storage.atomic import write_atomic
 from plateaux.theory.experiment import run_experiment
 from plateaux.theory.figures import draw_figures
 from plateaux.theory.record import deviations, record
@@ -39,9 +40,10 @@ def theory(
             matrices=matrices, starts=inits, density=grid_points, seed=seed, progress=_show_work(ask["seen"])
         )
         found = record(experiment)
-        out.mkdir(parents=True, exist_ok=True)
-        (out / "theory.json").write_text(json.dumps(found, indent=1), encoding="utf-8")
-        files = [out / "theory.json", *draw_figures(experiment, out)]
+        contents = {"theory.json": json.dumps(found, indent=1).encode(), **draw_figures(experiment)}
+        for name, content in contents.items():
+            write_atomic(out / name, content)
+        files = [out / name for name in contents]
     seconds = time.monotonic() - began
     plain = {"files": [str(file) for file in files], "seconds": round(seconds, 1), **found}
     last = f"{len(files)} files in {out}, after {format_duration(seconds)}"

@@ -26,7 +26,7 @@ from plateaux.evaluation.evaluator import Evaluator
 from plateaux.evaluation.prediction_cache import CacheDtype
 from plateaux.evaluation.predictions import error_probability, predict_all
 from plateaux.evaluation.splits import eval_split, ood_split
-from plateaux.storage.local_store import LocalStore
+from plateaux.storage.atomic import write_atomic
 from plateaux.storage.run import Run, RunLike
 
 
@@ -64,7 +64,7 @@ class Predictions:
         kinds: dict[str, Callable[[], bytes]] = {".csv": self._csv, ".jsonl": self._jsonl, ".npz": self._npz}
         if file.suffix not in kinds:
             raise RecipeError(f"{file}: answers are written as {', '.join(kinds)}; end the name in one of these")
-        LocalStore(file.absolute().parent).put(file.name, kinds[file.suffix]())
+        write_atomic(file, kinds[file.suffix]())
 
     def _csv(self) -> bytes:
         rows = [{**row, **({"set": " ".join(map(str, row["set"]))} if "set" in row else {})} for row in self.rows()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,9 +22,9 @@ from plateaux.evaluation.evaluator import Evaluator, _held_out
 from plateaux.evaluation.loading import load
 from plateaux.evaluation.predictions import MemberOutputs, predict_all
 from plateaux.evaluation.splits import eval_split
+from plateaux.storage.atomic import write_atomic
 from plateaux.storage.local_store import LocalStore
 from plateaux.storage.run import Run, RunLike
-from plateaux.storage.store import Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,8 @@ class EnsembleSelection:
     @classmethod
     def read(cls, file: str | Path) -> EnsembleSelection:
         """Return what `choose_members` wrote."""
-        store, name = _store(Path(file))
+        path = Path(file).absolute()
+        store, name = LocalStore(path.parent), path.name
         if not store.has(name):
             raise RunError(f"{file} is not there; `plateaux select RUN ... -o {file}` makes it")
         tree = store.get_json(name)
@@ -57,8 +59,7 @@ class EnsembleSelection:
             raise RunError(f"{file} is no selection of members; `plateaux select` makes one") from None
 
     def write(self, file: str | Path) -> None:
-        store, name = _store(Path(file))
-        store.put_json(name, self.to_dict())
+        write_atomic(Path(file), json.dumps(self.to_dict(), indent=2) + "\n")
 
 
 def select_members(
@@ -136,7 +137,3 @@ def evaluate_selection(
 
 def _overlap(ids: Tensor, others: Sequence[int]) -> bool:
     return bool(torch.isin(ids, torch.tensor(list(others), dtype=ids.dtype)).any())
-
-
-def _store(file: Path) -> tuple[Store, str]:
-    return LocalStore(file.absolute().parent), file.name

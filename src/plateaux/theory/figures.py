@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -30,22 +30,23 @@ THEORY_STYLE = {
 }  # fmt: skip
 
 
-def draw_figures(experiment: Experiment, out: Path) -> list[Path]:
-    """Write every figure as PNG and SVG, and return the files."""
+def draw_figures(experiment: Experiment) -> dict[str, bytes]:
+    """Draw every figure as PNG and SVG, and return the contents by file name."""
     matplotlib, figures = (
         optional_import("matplotlib", extra="report"),
         optional_import("matplotlib.figure", extra="report"),
     )
-    texts, files = captions(experiment), []
+    texts, files = captions(experiment), dict[str, bytes]()
     with matplotlib.rc_context(THEORY_STYLE):
         for name, plots in experiment.figures.items():
             figure = _figure(name, plots, experiment, figures.Figure)
             figure.draw_without_rendering()
             figure.set_layout_engine("none")  # keeps the layout for the second file
             for kind in ("png", "svg"):
-                files.append(out / f"theory-{name}.{kind}")
                 dated = {"Date": None} if kind == "svg" else {}  # equal numbers give equal files
-                figure.savefig(files[-1], dpi=130, metadata={"Description": texts[name], **dated})
+                content = io.BytesIO()
+                figure.savefig(content, format=kind, dpi=130, metadata={"Description": texts[name], **dated})
+                files[f"theory-{name}.{kind}"] = content.getvalue()
     return files
 
 
