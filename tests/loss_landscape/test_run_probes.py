@@ -314,12 +314,12 @@ def test_records_survive_a_stop_and_a_resume(tmp_path: Path) -> None:
     row = recipe(members=1, train={"epochs": 4}, probe={**PROBE, "every": 1}, run={"checkpoint_every_epochs": 2})
     whole = train(row, tmp_path / "whole", components=GIVEN)
 
-    def stop(news: Any) -> None:
-        if news.get("done") == 3:
+    def stop(event: Any) -> None:
+        if getattr(event, "completed_epoch", None) == 3:
             raise Interrupted("enough")
 
     with pytest.raises(Interrupted):
-        train(row, tmp_path / "cut", components=GIVEN, tell=stop)
+        train(row, tmp_path / "cut", components=GIVEN, progress=stop)
     rest = train(row, tmp_path / "cut", components=GIVEN)
     for one, other in zip(weights(whole), weights(rest), strict=True):
         assert all(torch.equal(one[name], other[name]) for name in one)

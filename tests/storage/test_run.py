@@ -150,7 +150,7 @@ def test_more_members_train_only_the_new_ones(trained: Path, tmp_path: Path) -> 
     run = copy(trained, tmp_path / "grown")
     before = {name: content for name, content in contents(run).items() if name.startswith("members")}
     seen = set()
-    train(RECIPE.replaced(members=3), run, tell=lambda news: seen.add(news.get("member")))
+    train(RECIPE.replaced(members=3), run, progress=lambda event: seen.add(getattr(event, "member", None)))
     assert seen == {2}
     after = contents(run)
     assert {name: after[name] for name in before} == before
@@ -163,10 +163,10 @@ def test_more_members_train_only_the_new_ones(trained: Path, tmp_path: Path) -> 
 
 def test_a_finished_run_is_left_as_it_is(trained: Path) -> None:
     before = contents(trained)
-    news: list[Any] = []
-    train(RECIPE, trained, tell=news.append)
+    events: list[Any] = []
+    train(RECIPE, trained, progress=events.append)
     assert contents(trained) == before
-    assert news == []
+    assert events == []
 
 
 def test_a_members_name_depends_on_what_decides_its_weights_only(tmp_path: Path) -> None:

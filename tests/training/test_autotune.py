@@ -64,7 +64,7 @@ def test_the_fastest_within_two_percent_of_the_first_is_taken(rows: list[tuple[f
 
 def test_every_candidate_is_tried_and_told() -> None:
     told: list[str] = []
-    found = autotune(recipe(), CASES, lambda news: told.append(news["say"]), steps=10)
+    found = autotune(recipe(), CASES, lambda event: told.append(event.text), steps=10)
     assert [(each["precision"], each["memory_format"]) for each in found["tried"]] == [
         ("fp32", "contiguous"),
         ("fp32", "channels_last"),
@@ -76,7 +76,7 @@ def test_every_candidate_is_tried_and_told() -> None:
     best = next(e for e in found["tried"] if all(e[k] == found[k] for k in ("precision", "memory_format")))
     assert abs(best["loss"] - honest) <= 0.02 * honest
     assert len(told) == 5
-    assert told[-1] == f"chose {found['precision']} and {found['memory_format']} for the life of this run"
+    assert told[-1] == f"autotuned for this run: {found['precision']} and {found['memory_format']}"
 
 
 def test_the_loss_that_is_compared_is_the_one_of_training(tmp_path: Path) -> None:

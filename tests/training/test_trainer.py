@@ -173,7 +173,7 @@ def test_deterministic_sets_the_flag_for_the_time_of_training(tmp_path: Path) ->
     train(
         recipe("train.deterministic=true"),
         tmp_path,
-        tell=lambda _: seen.append(torch.are_deterministic_algorithms_enabled()),
+        progress=lambda _: seen.append(torch.are_deterministic_algorithms_enabled()),
     )
     assert seen
     assert all(seen)

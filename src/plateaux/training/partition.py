@@ -21,11 +21,11 @@ from torch import Tensor, nn
 
 from plateaux.config.builders.data import eval_batches
 from plateaux.config.recipe import Recipe
-from plateaux.core.callbacks import Tell
 from plateaux.core.errors import DivergedError, Interrupted, RunError
 from plateaux.core.executor import Executor, all_reduce_max
 from plateaux.core.member import MemberModule
 from plateaux.core.method import DataPartition
+from plateaux.core.progress import MemberUpdate, Message, Progress, log_messages
 from plateaux.core.types import Batch, derive_seed
 from plateaux.data.partition.masks import lookup, write_sam_sets
 from plateaux.data.sources import DataSplits
@@ -63,7 +63,7 @@ class SharpnessScorer:
     ids: Tensor  # of the training samples
     executor: Executor
     device: torch.device
-    tell: Tell = lambda _: None
+    progress: Progress = log_messages
     stop: Callable[[], bool] = lambda: False  # asked after every batch: all processes get the same answer
 
     def score(self, learners: Sequence[TrainState], epoch: int) -> None:
@@ -72,7 +72,8 @@ class SharpnessScorer:
         if not all_reduce_max(self.executor, int(bool(todo))):
             return
         numbers = ", ".join(str(each.number) for each in todo)
-        self.tell({"say": f"scoring {len(self.ids):,} samples for the meeting after epoch {epoch}: member {numbers}"})
+        text = f"scoring {len(self.ids):,} samples for the data partition after epoch {epoch}: member {numbers}"
+        self.progress(Message(text))
         found = {each.number: np.full(len(self.data.train), -1.0, dtype=np.float32) for each in todo}
         begun, done, told = time.monotonic(), 0, 0.0
         with eval_mode([each.module for each in todo]):
@@ -83,9 +84,12 @@ class SharpnessScorer:
                 if (now := time.monotonic()) - told > 0.5:
                     told = now
                     left = (len(self.ids) - done) * (now - begun) / done
-                    news = {"epoch": epoch, "epochs": self.run.recipe.train.epochs, "scored": done / len(self.ids)}
+                    epochs, scored = self.run.recipe.train.epochs, done / len(self.ids)
                     for learner in todo:
-                        self.tell({"member": learner.number, **news, "left": left})
+                        update = MemberUpdate(
+                            learner.number, epochs=epochs, epoch=epoch, scored=scored, seconds_left=left
+                        )
+                        self.progress(update)
                 if self.stop():
                     raise Interrupted(
                         f"Stopped while scoring at epoch {epoch}, with the checkpoint before it. "
@@ -168,7 +172,7 @@ def assign_samples(
     run: Run,
     partition: DataPartition,
     epoch: int,
-    tell: Tell = lambda _: None,
+    progress: Progress = log_messages,
     *,
     members: Sequence[int] | None = None,
 ) -> None:
@@ -198,8 +202,8 @@ def assign_samples(
         {"members": len(everyone), **lacks, "epoch": epoch, **partition.metadata, **found},
     )
     shares = ", ".join(f"{100 * (share or 0):.1f} %" for share in found["share"])
-    words = f" (without {', '.join(f'member {number}' for number in without)}, for good)" if without else ""
-    tell({"say": f"met after epoch {epoch}{words}: members are careful about {shares} of the samples"})
+    text = f" (permanently without {', '.join(f'member {number}' for number in without)})" if without else ""
+    progress(Message(f"data partition after epoch {epoch}{text}: members apply SAM to {shares} of the samples"))
 
 
 def load_sam_set(
