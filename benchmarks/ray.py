@@ -84,7 +84,7 @@ def thousand(jobs: int) -> float:
     """Return the seconds that so many jobs which do nothing take on two places of a cluster that runs."""
     from plateaux.distributed import ray_pool
 
-    def nothing(job: Any, tell: Any, *, device: str | None = None, processes: int = 1) -> None:
+    def nothing(job: Any, progress: Any, *, device: str | None = None, processes: int = 1) -> None:
         """A job that does nothing; in here, since a file that was started is no module to a cluster."""
 
     people = ray_pool.RayWorkerPool(ray_pool.Resources(num_cpus=SHARE), max_groups=PLACES)

@@ -432,13 +432,13 @@ def test_a_thousand_jobs_queue_on_two_places(nodes: Nodes) -> None:
         assert people.run_jobs([ToyJob(str(job)) for job in jobs], echo, heard.append) == []
     finally:
         people.release_workers()
-    echoes = [each["echo"] for each in heard if "echo" in each]  # beside them may stand that a place is waited for
+    echoes = [each["echo"] for each in heard if isinstance(each, dict)]  # not messages
     assert sorted(echoes) == jobs
     assert time.monotonic() - begun < 60 * (1 if LONG else 2)
 
 
-def echo(job: Any, tell: Any, *, device: str | None = None, processes: int = 1) -> None:
-    tell({"echo": int(job.name)})
+def echo(job: Any, progress: Any, *, device: str | None = None, processes: int = 1) -> None:
+    progress({"echo": int(job.name)})
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="what is told to glibc")
@@ -448,12 +448,12 @@ def test_a_hand_keeps_the_memory_of_a_step_for_the_next(nodes: Nodes) -> None:
         assert people.run_jobs([ToyJob("fault")], fault, heard.append) == []
     finally:
         people.release_workers()
-    found = next(each for each in heard if "faults" in each)
+    found = next(each for each in heard if isinstance(each, dict))
     assert found["arenas"] == 1  # of several, which one a thread is given is chance: some give back with every step
     assert statistics.median(found["faults"][4:]) < 600  # none; from an arena that gives back, 7,000
 
 
-def fault(job: Any, tell: Any, *, device: str | None = None, processes: int = 1) -> None:
+def fault(job: Any, progress: Any, *, device: str | None = None, processes: int = 1) -> None:
     """Tell how many pages each of some passes asks of the system, and among how many arenas memory is divided."""
     configure_runtime(threads=1)
     net = resnet8(shape=(3, 32, 32), classes=10, width=16).to(memory_format=torch.channels_last)
@@ -462,7 +462,7 @@ def fault(job: Any, tell: Any, *, device: str | None = None, processes: int = 1)
     for _ in range(25):
         torch.autograd.grad(net(x).logsumexp(1).sum(), list(net.parameters()))
         counts.append(resource.getrusage(resource.RUSAGE_THREAD).ru_minflt)
-    tell({"faults": [later - sooner for sooner, later in pairwise(counts)], "arenas": arenas()})
+    progress({"faults": [later - sooner for sooner, later in pairwise(counts)], "arenas": arenas()})
 
 
 def arenas() -> int:

@@ -15,8 +15,8 @@ from plateaux.config.builders.data import build_training_data
 from plateaux.config.components import Components
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import DataError, DivergedError, Interrupted, RecipeError, RunError, StorageError
-from plateaux.storage.local_store import SCRATCH_PREFIX
 from plateaux.core.progress import MemberUpdate, Progress, ProgressEvent
+from plateaux.storage.local_store import SCRATCH_PREFIX
 from plateaux.storage.run import Run
 from plateaux.storage.run_info import DataInfo, RunInfo
 from plateaux.training.checks import check
