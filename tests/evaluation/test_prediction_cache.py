@@ -215,8 +215,8 @@ def test_a_network_without_features_is_measured_without_them(tmp_path: Path) -> 
     names = [each.metric for each in evaluate(tmp_path, metrics=ALL, components=components, say=said.append)]
     assert "accuracy" in names
     assert "cka" not in names
-    assert said[0].startswith("cka is left out: Features are what the last nn.Linear sees")
-    with pytest.raises(RecipeError, match="does not end in one"):
+    assert said[0].startswith("cka is left out: Features are the inputs of the last nn.Linear")
+    with pytest.raises(RecipeError, match=r"is not the output of an nn\.Linear"):
         evaluate(tmp_path, metrics=["cka"], components=components)
 
 

@@ -142,7 +142,7 @@ def test_rows_that_always_agree_have_all_the_information_there_is() -> None:
 def test_mutual_information_is_the_same_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     p = problem(rows=5)[0].softmax(-1)
     whole = mutual_information(p)
-    monkeypatch.setattr(losses, "CELLS", 2 * 9)  # two pairs at a time
+    monkeypatch.setattr(losses, "MAX_JOINT_ENTRIES", 2 * 9)  # two pairs at a time
     torch.testing.assert_close(mutual_information(p), whole, rtol=0, atol=1e-15)
     assert mutual_information(p[:1]).tolist() == [[0.0]]
 

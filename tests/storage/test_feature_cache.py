@@ -357,7 +357,7 @@ def test_named_inputs_go_through_a_trunk_that_takes_them(tmp_path: Path) -> None
     words = InMemorySource({"a": torch.arange(5), "b": torch.arange(5) * 2}, torch.arange(5))
     source = FeatureSource(words, Sums(), LocalStore(tmp_path), feature_cache.FeatureSpec())  # type: ignore[arg-type]
     assert source.fetch(torch.tensor([4, 1]))[0].tolist() == [[4, 8], [1, 2]]  # type: ignore[union-attr]
-    assert map_tensors(source.plain.fetch(torch.tensor([2]))[0], lambda t: t.tolist()) == [[2, 4]]
+    assert map_tensors(source.without_augmentation().fetch(torch.tensor([2]))[0], lambda t: t.tolist()) == [[2, 4]]
 
 
 def test_a_copy_in_another_process_maps_the_files_anew(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def watching(data: Any, seen: set[int]) -> Any:
     """Return the data with its training source watched: who reads while gradients are on is training."""
 
     class Watched(InMemorySource):
-        def fetch(self, ids: torch.Tensor) -> Any:
+        def fetch(self, ids: torch.Tensor, *, seed: int | None = None) -> Any:
             kind = "train" if torch.is_grad_enabled() else "validation"
             TOUCHED.update((kind, int(i)) for i in ids)
             seen.update(ids.tolist())

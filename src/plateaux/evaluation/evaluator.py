@@ -129,7 +129,7 @@ class Evaluator:
         )
         try:
             sums, about = self.accumulate(target, metrics, casts, samples=limit, fresh=no_cache, seen=seen)
-            if ensemble_sizes and any(measure.output is features for measure in metrics.values()):
+            if ensemble_sizes and any(measure.output == features for measure in metrics.values()):
                 self.say("measures of features have no curve over sizes")
         except NoFeaturesError as problem:
             rest = {name: measure for name, measure in metrics.items() if measure.output is not features}
@@ -212,11 +212,7 @@ class Evaluator:
     def ready(self, source: Source, ids: torch.Tensor) -> tuple[DataSplits, Source]:
         """Return samples as members take them: as they are, or as features of the trunk where these are kept."""
         module = self.modules[0].module
-        if not (
-            self.recipe.model.cache_features
-            and isinstance(module, BackboneWithHead)
-            and getattr(source, "has_content_hash", True)
-        ):
+        if not (self.recipe.model.cache_features and isinstance(module, BackboneWithHead) and source.has_content_hash):
             return self.data, source
         found = through_backbone(self.recipe, self.data, source, module.backbone, device=self.device, ids=ids)
         prepare([found], self.executor, self.say, ids=ids)
@@ -254,7 +250,7 @@ class Evaluator:
     def _may_cache(self) -> bool:
         """Whether other calls can be told apart: not where Python hands over a network, or samples without a hash."""
         sources = [] if self.components.data is None else [self.components.data.train, self.components.data.test]
-        return self.components.model is None and all(getattr(source, "has_content_hash", True) for source in sources)
+        return self.components.model is None and all(source.has_content_hash for source in sources)
 
     def check_same_data(self, target: EvalSplit, source: Source, known: Mapping[str, Any]) -> None:
         """Refuse samples of the run's own sets that are not those it was made with."""

@@ -20,7 +20,7 @@ from torch import Tensor
 from plateaux.core.executor import Executor, all_reduce_max
 from plateaux.core.member import MemberModule
 from plateaux.core.metric import Metric
-from plateaux.core.outputs import NoFeaturesError, OutputFn, features, logits, logits_and_features
+from plateaux.core.outputs import LoopedOutput, NoFeaturesError, OutputFn, features, logits, logits_and_features
 from plateaux.core.types import Batch, Estimate, TensorTree
 from plateaux.ensembles.log_probs import memo_scope
 
@@ -89,8 +89,7 @@ def _side_by_side(width: int) -> OutputFn:
         out, seen = logits_and_features(view, batch)
         return torch.cat([out, F.pad(seen, (0, width - seen.shape[1])).to(out.dtype)], -1)
 
-    offer.batched = False  # type: ignore[attr-defined]  # hooks do not run inside vmap's functional call
-    return offer
+    return LoopedOutput(offer)  # hooks do not run inside vmap's functional call
 
 
 def _agreed_width(executor: Executor, views: Sequence[MemberModule], batch: Batch) -> int:
@@ -128,7 +127,7 @@ def accumulate(
     for each in stream:
         for cast, offer in product(subsets, offers):
             table = each.outputs[offer]
-            if offer is features and cast is not None and len(cast) < len(table):
+            if offer == features and cast is not None and len(cast) < len(table):
                 continue  # sums of features are D x D for every pair: kept for everybody once, and for no subset
             table = table if cast is None else table.index_select(0, torch.tensor(cast, device=table.device))
             with memo_scope(table):

@@ -98,7 +98,7 @@ def ood_split(name: str, of: str, components: Components = NO_COMPONENTS) -> Eva
     return EvalSplit(name, of, open_, {"name": known}, labeled=False)
 
 
-class ResizedSource:
+class ResizedSource(Source):
     """Images of another set at this run's size and number of channels."""
 
     def __init__(self, inner: Source, shape: tuple[int, ...]) -> None:
@@ -107,7 +107,7 @@ class ResizedSource:
     def __len__(self) -> int:
         return len(self.inner)
 
-    def fetch(self, ids: Tensor) -> tuple[Inputs, Tensor]:
+    def fetch(self, ids: Tensor, *, seed: int | None = None) -> tuple[Inputs, Tensor]:
         x, y = self.inner.fetch(ids)
         if not isinstance(x, Tensor) or x.dim() != 4 or len(self.shape) != 3:
             raise DataError(

@@ -39,7 +39,7 @@ def build_loader(
         classes=data.classes,
         mean=data.mean,
         std=data.std,
-        augment=NO_AUGMENT if getattr(data.train, "augmented", False) else varied,  # features are kept of varied images
+        augment=NO_AUGMENT if data.train.is_augmented else varied,  # features are kept of varied images
         device=device,
         dtype=param_dtype(recipe.train.precision),
         memory_format=FORMATS[recipe.train.memory_format],
