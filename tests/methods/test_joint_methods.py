@@ -502,11 +502,11 @@ def test_looking_aside_moves_no_buffers() -> None:
 @pytest.mark.parametrize(
     ("method", "options", "said"),
     [
-        ("sed", {"members_per_step": 1}, "at least 2 members"),
-        ("sed", {"floor": 0.0}, "give more than 0"),
+        ("sed", {"members_per_step": 1}, "compares pairs of members"),
+        ("sed", {"floor": 0.0}, "set a value above 0"),
         ("sed", {"rho": 0.1, "update": "plain"}, "name what climbs"),
-        ("divdis", {"regularizer": "ratio"}, "needs the share of every class"),
-        ("divdis", {"class_ratio": [0.5, 0.5]}, "'ratio', and no other"),
+        ("divdis", {"regularizer": "ratio"}, "it needs the share of every class"),
+        ("divdis", {"class_ratio": [0.5, 0.5]}, "only 'ratio' uses class_ratio"),
         ("a2d", {"diversity_weight": [0.1, 0.2, 0.3]}, "only rho may differ"),
         ("a2d", {"disagree_on": "nowhere"}, "disagree_on = 'nowhere'"),
     ],
