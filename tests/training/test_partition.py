@@ -133,8 +133,8 @@ def test_a_single_member_is_warned_and_descends_plainly(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"method": {"partition_epoch": 4}}, "0 to 3"),
-        ({"method": {"repartition_every": 0}}, "1 epoch or more"),
+        ({"method": {"partition_epoch": 4}}, "between 0 and 3"),
+        ({"method": {"repartition_every": 0}}, "at least 1 epoch"),
         ({"method": {"rule": "papr"}}, "paper"),
         ({"method": {"top_k": 1.5}}, "0 to 1"),
         ({"method": {"top_k": [0.1, 0.2, 0.3]}}, "only rho may differ"),
