@@ -11,7 +11,7 @@ export OMP_NUM_THREADS = 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check format lint test docs bench
+.PHONY: help setup check format lint test pages docs bench
 
 help:  ## print this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1|/' | awk -F '|' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -38,6 +38,12 @@ lint:  ## format, lint, types and layers, without the tests
 
 test:  ## the quick tests, without coverage
 	$(PYTHON) -m pytest -n $(WORKERS) -m "not slow"
+
+pages:  ## write the generated pages and pictures of the documentation again
+	$(PYTHON) docs/make_recipe_page.py
+	$(PYTHON) docs/make_cli_page.py
+	$(PYTHON) docs/make_architecture_picture.py
+	$(PYTHON) docs/make_sharpbalance_picture.py
 
 docs:  ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict

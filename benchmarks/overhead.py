@@ -23,9 +23,10 @@ from plateaux.config.builders.data import build_loader, train_val_split
 from plateaux.config.builders.training import build_executor, build_method
 from plateaux.config.components import NO_COMPONENTS
 from plateaux.core.runtime import autocast, configure_runtime
-from plateaux.data.sources import DataSplits, InMemorySource, describe_data
+from plateaux.data.sources import DataSplits, InMemorySource
 from plateaux.distributed.stop_signal import StopFlag
 from plateaux.storage.run import Run
+from plateaux.storage.run_info import DataInfo, RunInfo
 from plateaux.training.jobs import Job
 from plateaux.training.trainer import Trainer
 
@@ -62,7 +63,7 @@ def recipe_for(net: str, method: str) -> plateaux.Recipe:
 def engine(recipe: plateaux.Recipe, data: DataSplits, stack: ExitStack) -> tuple[nn.Module, Callable[[str], Epoch]]:
     """Return a network, and a function from a method to one epoch of the engine's own course with it."""
     root = stack.enter_context(tempfile.TemporaryDirectory())
-    run = Run.begin(root, recipe, {"data": describe_data(data)})
+    run = Run.begin(root, recipe, RunInfo(DataInfo.from_splits(data)))
     job = Job((0,), (0, 0), recipe.train.epochs)
     course = Trainer(run, data, job, [0], build_executor(recipe), CPU, NO_COMPONENTS, lambda _: None)
     way, learner = course.step_options(stack), course.members[0].state

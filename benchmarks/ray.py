@@ -27,6 +27,7 @@ from _turns import PARTS, TURN, Side, in_turns  # noqa: E402
 sys.path[:] = [path for path in sys.path if str(Path(path).resolve()) != HERE]  # or this file were taken for Ray itself
 
 import plateaux  # noqa: E402
+from plateaux.core.progress import MemberUpdate, ProgressEvent  # noqa: E402
 from plateaux.core.runtime import num_cores  # noqa: E402
 from plateaux.training.jobs import Job  # noqa: E402
 
@@ -69,13 +70,13 @@ def on_a_cluster(say: Callable[[Any], None], recipe: plateaux.Recipe, out: Path,
 def train(recipe: plateaux.Recipe, out: Path, say: Callable[[Any], None]) -> None:
     heard: set[int] = set()
 
-    def listen(news: Mapping[str, Any]) -> None:
-        if "member" in news:
-            heard.add(news["member"])
+    def listen(event: ProgressEvent) -> None:
+        if isinstance(event, MemberUpdate):
+            heard.add(event.member)
             if len(heard) >= PLACES:  # before that, one of them is still being started
                 say("news")
 
-    plateaux.train(recipe, out, tell=listen)
+    plateaux.train(recipe, out, progress=listen)
     say("done")
 
 
@@ -83,7 +84,7 @@ def thousand(jobs: int) -> float:
     """Return the seconds that so many jobs which do nothing take on two places of a cluster that runs."""
     from plateaux.distributed import ray_pool
 
-    def nothing(job: Any, tell: Any, *, device: str | None = None, processes: int = 1) -> None:
+    def nothing(job: Any, progress: Any, *, device: str | None = None, processes: int = 1) -> None:
         """A job that does nothing; in here, since a file that was started is no module to a cluster."""
 
     people = ray_pool.RayWorkerPool(ray_pool.Resources(num_cpus=SHARE), max_groups=PLACES)

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
+from _generated import write_or_check
 from pydantic import BaseModel
 
 from plateaux.config.recipe import Recipe
@@ -248,17 +249,5 @@ def _show(value: Any) -> str:
     return f"`{json.dumps(value)}`"
 
 
-def main() -> int:
-    """Write the page, or check it."""
-    text = page()
-    if "--check" in sys.argv[1:]:
-        if PAGE.exists() and PAGE.read_text(encoding="utf-8") == text:
-            return 0
-        print("docs/reference/recipe.md is out of date; run: python docs/make_recipe_page.py", file=sys.stderr)
-        return 1
-    PAGE.write_text(text, encoding="utf-8")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(write_or_check({PAGE: page()}))

@@ -1,7 +1,7 @@
-"""Draw docs/images/sharpbalance.svg: SharpBalance from the members' training to one step, twelve samples in all.
+"""Draw docs/images/sharpbalance.svg: SharpBalance with three members and twelve samples, from training to one step.
 
 python docs/make_sharpbalance_picture.py            # write the picture
-python docs/make_sharpbalance_picture.py --check    # exit code 1 if the picture is not what it would write
+python docs/make_sharpbalance_picture.py --check    # exit code 1 if the picture is out of date
 
 The scores are made up; the package's own rule assigns the samples.
 """
@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from _generated import write_or_check
+from _svg import BLUE, FONT, GREEN, INK, LINE, ORANGE, PALE, PANEL, PAPER, PURPLE, dark_style
 from numpy.typing import NDArray
 
 from plateaux.data.partition.rules import get_rule
@@ -28,16 +30,15 @@ SCORES = np.array(
     ],
     np.float32,
 )
-COLORS = ("#1b6ca8", "#2e8b57", "#8e44ad")
-INK, PALE, LINE = "#22272e", "#5b6470", "#c4cad1"
-CELL, FIRST, ROW = 23, 108, 58  # of the tables: a cell's side, the first row's top, from row to row
+COLORS = (BLUE, GREEN, PURPLE)
+CELL, FIRST, ROW = 23, 108, 58  # of the tables: side of a cell, top of the first row, distance between rows
 MEMBERS, TABLE, SETS = 24, 258, 628  # left edges of the three columns
 WIDTH, HEIGHT = 1000, 548
 
 
 @dataclass(frozen=True)
 class Shown:
-    """The scores of the picture, as a rule wants them."""
+    """The scores of the picture, in the form that a rule reads."""
 
     members: int = len(SCORES)
     samples: int = SCORES.shape[1]
@@ -53,61 +54,60 @@ def picture() -> str:
     sharp = SCORES.argsort(1).argsort(1) >= SCORES.shape[1] - int(TOP * SCORES.shape[1])
     parts = [*_members(), *_table(sharp), *_sam_sets(sam_sets), *_step(sam_sets[0])]
     head = (
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" xmlns="http://www.w3.org/2000/svg" '
-        'font-family="DejaVu Sans, Verdana, Helvetica, Arial, sans-serif" font-size="13">'
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" xmlns="http://www.w3.org/2000/svg" font-family="{FONT}" font-size="13">'
     )
-    ground = f'<rect x="0" y="0" width="{WIDTH}" height="{HEIGHT}" rx="10" fill="#ffffff"/>'
-    return "\n".join([head, ground, *parts, "</svg>", ""])
+    ground = f'<rect x="0" y="0" width="{WIDTH}" height="{HEIGHT}" rx="10" fill="{PAPER}"/>'
+    return "\n".join([head, dark_style(), ground, *parts, "</svg>", ""])
 
 
 def _members() -> Iterator[str]:
     yield _text(MEMBERS, 36, "1  train up to epoch T_d", bold=True)
-    yield _text(MEMBERS, 56, "each on its own", PALE)
+    yield _text(MEMBERS, 56, "independently", PALE)
     for number, color in enumerate(COLORS):
         top = FIRST + number * ROW
-        yield _box(MEMBERS, top - 9, 172, CELL + 18, color, "#ffffff", 6)
+        yield _box(MEMBERS, top - 9, 172, CELL + 18, color, PAPER, 6)
         yield _text(MEMBERS + 12, top + 8, f"member {number}", color, bold=True)
-        yield _text(MEMBERS + 12, top + 25, "SAM on every sample", PALE, size=12)
+        yield _text(MEMBERS + 12, top + 25, "SAM on all samples", PALE, size=12)
         yield _arrow(MEMBERS + 180, top + CELL / 2, TABLE - 8)
 
 
 def _table(sharp: NDArray[np.bool_]) -> Iterator[str]:
     yield _text(TABLE, 36, "2  score every sample", bold=True)
-    yield _text(TABLE, 56, "a table, members by samples, in the run folder", PALE)
+    yield _text(TABLE, 56, "members x samples, in the run folder", PALE)
     yield from _numbers(TABLE)
     for number, row in enumerate(SCORES):
         for sample, score in enumerate(row):
             x, y = TABLE + sample * CELL, FIRST + number * ROW
-            yield _box(x + 1, y + 1, CELL - 2, CELL - 2, LINE, _shade(float(score) / 3.2), 2)
+            yield _box(x + 1, y + 1, CELL - 2, CELL - 2, LINE, ORANGE, 2, opacity=float(score) / 3.2)
         for place in np.flatnonzero(sharp[number]).tolist():
             yield _box(TABLE + place * CELL + 1, FIRST + number * ROW + 1, CELL - 2, CELL - 2, INK, "none", 2, 3)
         yield _arrow(TABLE + 12 * CELL + 6, FIRST + number * ROW + CELL / 2, TABLE + 12 * CELL + 24)
         yield _arrow(SETS - 24, FIRST + number * ROW + CELL / 2, SETS - 6)
     middle = (TABLE + 12 * CELL + SETS) / 2
-    yield _box(middle - 20, FIRST - 9, 40, 2 * ROW + CELL + 18, INK, "#f4f5f7", 6)
+    yield _box(middle - 20, FIRST - 9, 40, 2 * ROW + CELL + 18, INK, PANEL, 6)
     yield _text(middle, FIRST + ROW + CELL / 2 + 5, "rule", bold=True, middle=True)
     y = FIRST + 3 * ROW + 2
-    yield _box(TABLE + 1, y - 12, 14, 14, LINE, _shade(0.05), 2)
-    yield _box(TABLE + 19, y - 12, 14, 14, LINE, _shade(0.9), 2)
+    yield _box(TABLE + 1, y - 12, 14, 14, LINE, ORANGE, 2, opacity=0.05)
+    yield _box(TABLE + 19, y - 12, 14, 14, LINE, ORANGE, 2, opacity=0.9)
     yield _text(TABLE + 42, y, "low and high score: squared gradient norm", PALE, size=12)
     yield _box(TABLE + 20, y + 9, 13, 13, INK, "none", 2, 3)
     yield _text(TABLE + 42, y + 20, "the member's highest quarter (top_k = 0.25)", PALE, size=12)
 
 
 def _sam_sets(sam_sets: NDArray[np.bool_]) -> Iterator[str]:
-    yield _text(SETS, 36, "3  sharpness-aware sets", bold=True)
+    yield _text(SETS, 36, "3  SAM sets", bold=True)
     yield _text(SETS, 56, "one bit per sample, in the run folder", PALE)
     yield from _numbers(SETS)
     for number, row in enumerate(sam_sets):
         y = FIRST + number * ROW
         for sample, bit in enumerate(row):
-            fill = COLORS[number] if bit else "#ffffff"
+            fill = COLORS[number] if bit else PAPER
             yield _box(SETS + sample * CELL + 1, y + 1, CELL - 2, CELL - 2, COLORS[number] if bit else LINE, fill, 2)
         yield _text(SETS + 12 * CELL + 10, y + 16, f"{row.sum()} of 12", COLORS[number], size=12)
     y = FIRST + 3 * ROW + 2
     yield _box(SETS + 1, y - 12, 14, 14, COLORS[0], COLORS[0], 2)
     yield _text(SETS + 24, y, "SAM: gradient at perturbed weights", PALE, size=12)
-    yield _box(SETS + 1, y + 8, 14, 14, LINE, "#ffffff", 2)
+    yield _box(SETS + 1, y + 8, 14, 14, LINE, PAPER, 2)
     yield _text(SETS + 24, y + 20, "plain gradient", PALE, size=12)
 
 
@@ -116,7 +116,7 @@ def _step(sam_sets: NDArray[np.bool_]) -> Iterator[str]:
     plain = [sample for sample in batch if not sam_sets[sample]]
     steep = [sample for sample in batch if sam_sets[sample]]
     yield f'<line x1="24" y1="328" x2="{WIDTH - 24}" y2="328" stroke="{LINE}"/>'
-    yield _text(MEMBERS, 360, "4  one step of member 0, from then on", bold=True)
+    yield _text(MEMBERS, 360, "4  one step of member 0 after the partition", bold=True)
     yield _text(MEMBERS, 434, "a batch", PALE)
     for place, sample in enumerate(batch):
         yield _sample(MEMBERS + place * CELL, 444, sample, color if sam_sets[sample] else "")
@@ -125,18 +125,18 @@ def _step(sam_sets: NDArray[np.bool_]) -> Iterator[str]:
     for top, part in ((396, plain), (480, steep)):
         for place, sample in enumerate(part):
             yield _sample(TABLE + 32 + place * CELL, top, sample, color if sam_sets[sample] else "")
-    yield _text(TABLE + 32, 386, "the normal part", PALE)
-    yield _text(TABLE + 32, 470, "the sharpness-aware part", PALE)
+    yield _text(TABLE + 32, 386, "the plain part", PALE)
+    yield _text(TABLE + 32, 470, "the SAM part", PALE)
     yield _arrow(TABLE + 36 + 5 * CELL, 408, 428)
     yield _arrow(TABLE + 36 + 5 * CELL, 492, 428)
     yield _text(440, 412, "gradients at w", color)
-    yield _text(440, 488, "g at w, up to w + rho g / |g|,", color)
-    yield _text(440, 507, "gradients up there", color)
+    yield _text(440, 488, "g at w, then gradients at", color)
+    yield _text(440, 507, "w + rho g / |g|", color)
     for source in (408, 492):
         yield _arrow(656, source, 704, 444 + CELL / 2)
-    yield _box(714, 424, 262, 62, color, "#ffffff", 6)
-    yield _text(726, 449, "sum of both, over the batch's size:", color)
-    yield _text(726, 471, "the direction of one optimizer step", color)
+    yield _box(714, 424, 262, 62, color, PAPER, 6)
+    yield _text(726, 449, "sum divided by the batch size:", color)
+    yield _text(726, 471, "the direction of the optimizer step", color)
 
 
 def _numbers(left: int) -> Iterator[str]:
@@ -145,14 +145,8 @@ def _numbers(left: int) -> Iterator[str]:
 
 
 def _sample(x: float, y: float, number: int, color: str) -> str:
-    square = _box(x + 1, y + 1, CELL - 2, CELL - 2, color or LINE, color or "#ffffff", 2)
-    return square + _text(x + CELL / 2, y + 16, str(number), "#ffffff" if color else PALE, size=11, middle=True)
-
-
-def _shade(share: float) -> str:
-    """Return a color between white and orange."""
-    mixed = (round(high + (low - high) * share) for high, low in zip((255, 255, 255), (230, 106, 18), strict=True))
-    return "#" + "".join(f"{value:02x}" for value in mixed)
+    square = _box(x + 1, y + 1, CELL - 2, CELL - 2, color or LINE, color or PAPER, 2)
+    return square + _text(x + CELL / 2, y + 16, str(number), PAPER if color else PALE, size=11, middle=True)
 
 
 def _text(
@@ -163,10 +157,20 @@ def _text(
 
 
 def _box(
-    x: float, y: float, width: float, height: float, line: str, fill: str, round_by: int, thick: float = 1.5
+    x: float,
+    y: float,
+    width: float,
+    height: float,
+    line: str,
+    fill: str,
+    round_by: int,
+    thick: float = 1.5,
+    *,
+    opacity: float = 1.0,
 ) -> str:
+    faint = f' fill-opacity="{opacity:.2f}"' if opacity < 1 else ""
     return (
-        f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="{round_by}" fill="{fill}" '
+        f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="{round_by}" fill="{fill}"{faint} '
         f'stroke="{line}" stroke-width="{thick:g}"/>'
     )
 
@@ -180,18 +184,5 @@ def _arrow(x: float, y: float, to_x: float, to_y: float | None = None) -> str:
     )
 
 
-def main() -> int:
-    """Write the picture, or check it."""
-    text = picture()
-    if "--check" in sys.argv[1:]:
-        if PICTURE.exists() and PICTURE.read_text(encoding="utf-8") == text:
-            return 0
-        print("docs/images/sharpbalance.svg is old; run: python docs/make_sharpbalance_picture.py", file=sys.stderr)
-        return 1
-    PICTURE.parent.mkdir(exist_ok=True)
-    PICTURE.write_text(text, encoding="utf-8")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(write_or_check({PICTURE: picture()}))

@@ -14,6 +14,7 @@ import warnings
 from pathlib import Path
 
 import plateaux
+from plateaux.core.progress import Message, ProgressEvent
 from plateaux.core.row_names import MEAN_OF_MEMBERS, MEAN_OF_PAIRS, MEAN_PROBABILITY
 from plateaux.studies.results import ResultRow, results_from_study
 from plateaux.studies.runner import StudyRunner
@@ -72,6 +73,12 @@ def held(conduct: StudyRunner) -> str:
     )
 
 
+def print_messages(event: ProgressEvent) -> None:
+    """Print the messages of a study at once."""
+    if isinstance(event, Message):
+        print(event.text, flush=True)
+
+
 def main() -> None:
     words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     words.add_argument("root", type=Path, help="the study folder")
@@ -79,7 +86,7 @@ def main() -> None:
     words.add_argument("--quick", action="store_true", help="a very small one, to see that it runs")
     args = words.parse_args()
     warnings.filterwarnings("ignore", message="Not loaded from")  # the head is new
-    conduct = StudyRunner(study(quick=args.quick), args.root, say=lambda line: print(line, flush=True))
+    conduct = StudyRunner(study(quick=args.quick), args.root, progress=print_messages)
     if not args.table:
         conduct.run()
     print("\n".join(table(results_from_study(args.root))))

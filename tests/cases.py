@@ -30,12 +30,14 @@ from plateaux.distributed.executors.local import SINGLE_PROCESS
 from plateaux.optim.losses import cross_entropy
 from plateaux.optim.sam import sam
 from plateaux.storage.run import Run
+from plateaux.storage.run_info import DataInfo, RunInfo, SplitInfo
 from plateaux.training import trainer
 from plateaux.training.state import StepOptions, StepStats, TrainState
 from plateaux.training.step import step
 from plateaux.training.train import train
 
 GIVEN = Components(trust=("cases",))
+NO_DATA = RunInfo(DataInfo("none", 2, (1,), (), (), (), SplitInfo(0, ""), SplitInfo(0, "")))
 
 
 @dataclass(frozen=True)

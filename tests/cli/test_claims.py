@@ -29,7 +29,7 @@ from plateaux.studies.claims.claim import (
 )
 from plateaux.studies.claims.page import page, section
 from plateaux.theory import Setting
-from plateaux.theory.experiment import run as simulated
+from plateaux.theory.experiment import run_experiment as simulated
 from plateaux.theory.record import record
 from tests.cli.test_main import call
 from tests.studies.claims.test_claim import CLAIMS, STATED, around, claim, evidence
@@ -134,7 +134,7 @@ def test_evidence_can_lie_elsewhere(project: Path) -> None:
 
 def test_a_page_that_cannot_be_written_is_a_storage_error(project: Path) -> None:
     code, _, message = call("claims", "--out", "claims")
-    assert (code, "cannot be written" in message) == (4, True)
+    assert (code, "Cannot write" in message) == (4, True)
 
 
 # Studies.

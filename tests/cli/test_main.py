@@ -18,6 +18,7 @@ import plateaux
 from plateaux.cli import progress
 from plateaux.cli.main import KINDS, app
 from plateaux.core import formatting
+from plateaux.core.progress import MemberUpdate, Message
 from plateaux.core.types import Estimate
 from plateaux.evaluation import tables
 from plateaux.evaluation.results import MetricResult
@@ -78,7 +79,7 @@ def test_plan_and_status_tell_what_is_missing(trained: Path) -> None:
 
 def test_plan_shows_the_jobs_of_a_run_with_more_members(trained: Path) -> None:
     run = plateaux.Run.open(trained)
-    plateaux.Run.begin(trained, run.recipe.replaced(members=3), run.metadata)
+    plateaux.Run.begin(trained, run.recipe.replaced(members=3), run.info)
     assert json.loads(call("plan", str(trained))[1]) == [{"kind": "train", "members": [2], "start": [0, 0], "stop": 2}]
 
 
@@ -222,11 +223,20 @@ def test_a_table_shows_numbers_with_their_errors() -> None:
 
 def test_live_lines_show_every_member() -> None:
     latest = {
-        0: {"member": 0, "epoch": 1, "epochs": 4, "step": 5, "steps": 10, "loss": 0.5, "rate": 1234.5, "left": 3700.0},
-        1: {"member": 1, "done": 4, "epoch": 4, "epochs": 4, "train loss": 0.25, "train accuracy": 0.9},
+        0: MemberUpdate(
+            0,
+            epoch=1,
+            epochs=4,
+            step=5,
+            steps=10,
+            metrics={"loss": 0.5},
+            samples_per_second=1234.5,
+            seconds_left=3700.0,
+        ),
+        1: MemberUpdate(1, epoch=4, epochs=4, metrics={"train loss": 0.25, "train accuracy": 0.9}),
     }
     console = Console(width=160, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
-    console.print(progress.lines(latest))
+    console.print(progress.member_table(latest))
     text = console.export_text()
     assert "epoch 2/4" in text
     assert "loss 0.5000" in text
@@ -237,11 +247,11 @@ def test_live_lines_show_every_member() -> None:
 
 def test_a_terminal_gets_live_lines_and_sentences() -> None:
     console = Console(force_terminal=True, width=160, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
-    with progress.live_progress(console) as tell:
-        tell({"say": "chose bf16"})
-        tell({"member": 0, "epoch": 0, "epochs": 2, "step": 1, "steps": 2, "loss": 1.5, "rate": 10.0, "left": 61.0})
+    with progress.live_progress(console) as show:
+        show(Message("autotuned: bf16"))
+        show(MemberUpdate(0, epoch=0, epochs=2, step=1, steps=2, metrics={"loss": 1.5}, seconds_left=61.0))
     text = console.export_text()
-    assert "chose bf16" in text
+    assert "autotuned: bf16" in text
     assert "member 0" in text
     assert "1 min 01 s left" in text
 

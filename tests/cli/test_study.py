@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 from plateaux.cli.main import app
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import DivergedError, RecipeError, RunError
+from plateaux.core.progress import MemberUpdate, Message, ProgressEvent
 from plateaux.storage.run import Run
 from plateaux.studies.comparison import Comparison
 from plateaux.studies.cost_estimate import CostEstimate
@@ -52,12 +53,19 @@ class Heard(list[Any]):
     """What a study told, and the epochs that were trained by it."""
 
     def epochs(self) -> Counter[tuple[int, int]]:
-        return Counter((news["member"], news["done"]) for news in self if "done" in news)
+        return Counter(
+            (event.member, event.completed_epoch)
+            for event in self
+            if isinstance(event, MemberUpdate) and event.completed_epoch is not None
+        )
+
+    def messages(self) -> list[str]:
+        return [event.text for event in self if isinstance(event, Message)]
 
 
 def conducted(what: Study, root: Path, **options: Any) -> tuple[dict[str, Any], Heard]:
     heard = Heard()
-    return StudyRunner(what, root, log=heard.append, say=lambda w: heard.append({"say": w}), **options).run(), heard
+    return StudyRunner(what, root, progress=heard.append, **options).run(), heard
 
 
 def test_members_and_spans_that_conditions_share_are_trained_once(tmp_path: Path) -> None:
@@ -94,12 +102,13 @@ def test_the_same_call_again_trains_nothing_and_more_repetitions_train_only_thos
 def test_what_another_process_has_finished_meanwhile_is_not_done_again(tmp_path: Path) -> None:
     heard, others = Heard(), Heard()
 
-    def say(words: str) -> None:
-        if words.startswith("run 1 of 3") and not others:
-            others.append({"say": "begun"})
-            StudyRunner(study(), tmp_path, log=others.append, filter_pattern="*paper*").run()
+    def progress(event: ProgressEvent) -> None:
+        heard.append(event)
+        if isinstance(event, Message) and event.text.startswith("run 1 of 3") and not others:
+            others.append(Message("started"))
+            StudyRunner(study(), tmp_path, progress=others.append, filter_pattern="*paper*").run()
 
-    results = StudyRunner(study(), tmp_path, log=heard.append, say=say).run()
+    results = StudyRunner(study(), tmp_path, progress=progress).run()
     assert len(results["runs"]) == 3
     trained = Counter(heard.epochs().values()) + Counter(others.epochs().values())
     assert sum(heard.epochs().values()) == 2 * (4 + 2)  # of plain, and of SAM from where the other's span ends
@@ -136,7 +145,7 @@ def test_samples_that_there_are_not_are_told_before_anything_is_trained(
 
 def test_one_repetition_of_everything_comes_before_the_second(tmp_path: Path) -> None:
     _, heard = conducted(study(repetitions=2, grid={"method.rho": [0.0, 0.1]}), tmp_path)
-    told = [news["say"] for news in heard if news.get("say", "").startswith("run ")]
+    told = [text for text in heard.messages() if text.startswith("run ")]
     assert [re.split("[:;]", each)[1] for each in told] == [" rho=0.0 #0", " rho=0.1 #0", " rho=0.0 #1", " rho=0.1 #1"]
     assert "left" in told[1]
 
@@ -179,7 +188,7 @@ def test_a_new_question_about_dropped_weights_trains_them_again(tmp_path: Path) 
     conducted(study(**what), tmp_path)
     results, heard = conducted(study(**what, evaluate={"metrics": ["brier"]}), tmp_path)
     assert sum(heard.epochs().values()) == 8
-    assert any("trained again" in news.get("say", "") for news in heard)
+    assert any("trained again" in text for text in heard.messages())
     assert [each["metric"] for each in next(iter(results["runs"].values()))["metrics"]] == ["brier"]
 
 
@@ -220,7 +229,7 @@ def test_everything_that_is_asked_is_measured(tmp_path: Path) -> None:
 def test_the_machine_chooses_once_for_all_runs_that_are_compared(tmp_path: Path) -> None:
     base = {**BASE, "train": {"epochs": 4, "precision": "auto"}}
     results, heard = conducted(study(base=base, repetitions=2), tmp_path)
-    assert sum("chose" in news.get("say", "") for news in heard) == 1
+    assert sum("autotuned" in text for text in heard.messages()) == 1
     (chosen,) = json.loads((tmp_path / AUTOTUNE).read_text()).values()
     assert {entry["recipe"]["train"]["precision"] for entry in results["runs"].values()} == {chosen["precision"]}
 
@@ -260,8 +269,12 @@ def train(self, recipe, folder, span, before=StudyRunner._train):
 def life():
     torch.set_num_threads(1)
     log = open(root / "log", "a", buffering=1)
-    tell = lambda news: "done" in news and log.write(f"{now[0]} {news['done']} {news['member']}\\n")
-    StudyRunner(Study.load(root / "study.toml"), root / "out", log=tell).run()
+
+    def progress(event):
+        if getattr(event, "completed_epoch", None) is not None:
+            log.write(f"{now[0]} {event.completed_epoch} {event.member}\\n")
+
+    StudyRunner(Study.load(root / "study.toml"), root / "out", progress=progress).run()
 
 StudyRunner._train = train
 for kind in (registry.method, registry.metric, registry.dataset, registry.model, registry.executor, registry.probe):

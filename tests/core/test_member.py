@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from plateaux.core.member import MemberModule
 from plateaux.core.method import Objective, StepContext, plain_gradient
-from plateaux.core.outputs import logits
+from plateaux.core.outputs import logits, supports_vmap
 from plateaux.core.tensor_tree import finite
 from plateaux.core.types import Batch
 from plateaux.optim.losses import cross_entropy
@@ -88,7 +88,7 @@ def test_features_are_a_layers_output_laid_flat() -> None:
     own = corner("conv")
     offer = features("0")
     assert torch.equal(offer(MemberModule(own.module), own.batch), own.module[0](own.batch.x).flatten(1))
-    assert offer.batched is False  # type: ignore[attr-defined]
+    assert not supports_vmap(offer)
 
 
 def test_plain_descent_goes_where_the_gradient_says() -> None:

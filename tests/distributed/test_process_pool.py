@@ -18,6 +18,7 @@ from killable import BY_WORKERS, RECIPE
 from plateaux.config.components import Components
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import DivergedError, Interrupted
+from plateaux.core.progress import MemberUpdate, Message, ProgressEvent
 from plateaux.distributed.process_pool import run_pool, run_sequentially
 from plateaux.distributed.stop_signal import graceful_shutdown
 from plateaux.storage.run import Run
@@ -52,15 +53,15 @@ def weights(run: Run) -> list[bytes]:
     return [run.store.get(f"members/{n}/weights.safetensors") for n in range(run.recipe.members)]
 
 
-def work(job: str, tell: Callable[[Mapping[str, Any]], None], *, device: str | None = None, processes: int = 1) -> None:
+def work(job: str, progress: Callable[[Any], None], *, device: str | None = None, processes: int = 1) -> None:
     """Do what the job says."""
     if job == "long":
         with graceful_shutdown() as asked:
-            tell({"job": job})
+            progress({"job": job})
             while not asked.is_set():
                 time.sleep(0.01)
         raise Interrupted("Stopped at epoch 1")
-    tell({"job": job, "device": device, "processes": processes, "start": multiprocessing.get_start_method()})
+    progress({"job": job, "device": device, "processes": processes, "start": multiprocessing.get_start_method()})
     if job == "die":
         os.kill(os.getpid(), signal.SIGKILL)
     if job == "raise":
@@ -172,15 +173,15 @@ def test_a_killed_worker_is_replaced_and_no_bit_changes(tmp_path: Path) -> None:
     said: list[str] = []
     killed: list[int] = []
 
-    def kill_one(news: Mapping[str, Any]) -> None:
-        said.extend([news["say"]] if "say" in news else [])
-        if not killed and news.get("done", 0) >= 2:
+    def kill_one(event: ProgressEvent) -> None:
+        said.extend([event.text] if isinstance(event, Message) else [])
+        if not killed and isinstance(event, MemberUpdate) and (event.completed_epoch or 0) >= 2:
             killed.append(workers()[0].pid or 0)
             os.kill(killed[0], signal.SIGKILL)
 
-    pool = train(recipe, tmp_path / "pool", tell=kill_one)
+    pool = train(recipe, tmp_path / "pool", progress=kill_one)
     assert killed
-    assert any("died; planning again" in line for line in said)
+    assert any("died; planning the remaining jobs again" in line for line in said)
     queue = train(recipe.replaced(executor={"processes": 1}), tmp_path / "queue")
     assert weights(pool) == weights(queue)
     assert not workers()
@@ -189,12 +190,12 @@ def test_a_killed_worker_is_replaced_and_no_bit_changes(tmp_path: Path) -> None:
 def test_a_stopped_pool_leaves_checkpoints_and_goes_on_from_them(tmp_path: Path) -> None:
     recipe = Recipe.parse(LITTLE, ["executor.processes=2", "train.epochs=3000", "members=2"])
 
-    def stop(news: Mapping[str, Any]) -> None:
-        if news.get("done", 0) >= 2:
+    def stop(event: ProgressEvent) -> None:
+        if isinstance(event, MemberUpdate) and (event.completed_epoch or 0) >= 2:
             os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.raises(Interrupted):
-        train(recipe, tmp_path, tell=stop)
+        train(recipe, tmp_path, progress=stop)
     stopped = Run.open(tmp_path).all_progress()
     assert any(progress.checkpoints for progress in stopped)
     assert not any(progress.finished for progress in stopped)
@@ -223,10 +224,8 @@ def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
     assert not Path(f"/proc/{worker}").exists()
 
 
-def endless(
-    job: int, tell: Callable[[Mapping[str, Any]], None], *, device: str | None = None, processes: int = 1
-) -> None:
+def endless(job: int, progress: Callable[[Any], None], *, device: str | None = None, processes: int = 1) -> None:
     """Tell and tell."""
     while True:
-        tell({"pid": os.getpid()})
+        progress({"pid": os.getpid()})
         time.sleep(0.1)

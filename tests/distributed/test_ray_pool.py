@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +13,7 @@ from toy_jobs import ToyJob
 
 from plateaux.core.errors import Interrupted, PlateauxError, RunError
 from plateaux.core.executor import JobFn
+from plateaux.core.progress import Message
 
 pytest.importorskip("ray", reason='Ray is not installed: pip install "plateaux[ray]"')
 
@@ -21,7 +22,7 @@ from ray.exceptions import ActorDiedError
 from plateaux.distributed import ray_pool
 from plateaux.distributed.executors import ray as on_ray
 
-DONE = ("done", None, [{"say": "well"}])
+DONE = ("done", None, [Message("well")])
 DEAD = ActorDiedError()
 
 
@@ -118,7 +119,7 @@ def _given(answer: Any) -> Any:
     return answer
 
 
-def echo(job: Any, tell: Any, *, device: str | None = None, processes: int = 1) -> None:
+def echo(job: Any, progress: Any, *, device: str | None = None, processes: int = 1) -> None:
     """Never called: the script says what comes of it."""
 
 
@@ -143,8 +144,8 @@ def carry_out(
 ) -> tuple[list[Any], list[str]]:
     heard: list[str] = []
 
-    def tell(news: Mapping[str, Any]) -> None:
-        heard.append(str(news.get("say")))
+    def tell(event: Any) -> None:
+        heard.append(event.text)
 
     people = ray_pool.RayWorkerPool(needs or ray_pool.Resources())
     failures = people.run_jobs([ToyJob(str(job)) for job in jobs], WORK, tell, **options)
@@ -350,8 +351,8 @@ def test_who_finds_no_place_says_so(cluster: Callable[..., FakeRay], monkeypatch
     cluster(places=0)
     monkeypatch.setattr(ray_pool, "NO_PLACE", 0.0)
 
-    def tell(news: Mapping[str, Any]) -> None:
-        raise PlateauxError(str(news["say"]))
+    def tell(event: Any) -> None:
+        raise PlateauxError(event.text)
 
     with pytest.raises(PlateauxError, match="place with 2 CPUs and 1 GPUs; the cluster has 4 CPUs and 1 GPUs"):
         ray_pool.RayWorkerPool(ray_pool.Resources(num_cpus=2, num_gpus=1)).run_jobs([ToyJob("it")], WORK, tell)

@@ -137,7 +137,7 @@ def test_progress_is_told(run: Path) -> None:
 
 def test_a_run_without_weights_says_so(tmp_path: Path) -> None:
     train(recipe("members=1"), tmp_path)
-    Run.begin(tmp_path, recipe("members=2"), {"data": Run.open(tmp_path).metadata["data"]})
+    Run.begin(tmp_path, recipe("members=2"), Run.open(tmp_path).info)
     with pytest.raises(RunError, match=r"Member 1 of .* has no weights yet \(0 of 3 epochs done\)"):
         evaluate(tmp_path)
     with pytest.raises(RunError, match="has no weights yet"):

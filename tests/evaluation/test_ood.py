@@ -14,6 +14,7 @@ from plateaux.config.recipe import Recipe
 from plateaux.core.errors import DataError, RecipeError
 from plateaux.core.registry import dataset
 from plateaux.core.row_names import ALL_MEMBERS, row_name
+from plateaux.data.sources import Source
 from plateaux.ensembles.ood_scores import OOD_SCORES
 from plateaux.evaluation.loading import load
 from plateaux.evaluation.ood import detect_ood, parse_ood_suites
@@ -52,11 +53,11 @@ def test_scores_are_those_of_the_logits(run: Path, monkeypatch: pytest.MonkeyPat
     data = dataset.get("digits")()
     other = (1 - data.test.x).flip(0)[:60] if data.test.x.is_floating_point() else (255 - data.test.x).flip(0)[:60]
 
-    class Upside:
+    class Upside(Source):
         def __len__(self) -> int:
             return 60
 
-        def fetch(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        def fetch(self, ids: torch.Tensor, *, seed: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
             return other[ids], torch.zeros(len(ids), dtype=torch.int64)
 
         def fingerprint(self) -> str:

@@ -223,8 +223,8 @@ def test_a_network_without_features_is_measured_without_them(tmp_path: Path, log
     names = [each.metric for each in evaluate(tmp_path, metrics=ALL, **components.keywords())]
     assert "accuracy" in names
     assert "cka" not in names
-    assert log_lines[0].startswith("cka is skipped: Features are what the last nn.Linear sees")
-    with pytest.raises(RecipeError, match="does not end in one"):
+    assert log_lines[0].startswith("cka is skipped: Features are the inputs of the last nn.Linear")
+    with pytest.raises(RecipeError, match=r"is not the output of an nn\.Linear"):
         evaluate(tmp_path, metrics=["cka"], **components.keywords())
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from cases import NO_DATA
 
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RunError, StorageError
@@ -21,7 +23,7 @@ from plateaux.storage.run import Run
 from plateaux.training.train import train
 from tests.cli.test_main import call
 
-FACTS = {"name": "cifar10", "classes": 10}
+FACTS = replace(NO_DATA.data, name="cifar10", classes=10)
 
 
 def recipe(root: Path) -> Recipe:

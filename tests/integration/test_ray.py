@@ -33,7 +33,7 @@ from waiting import wait_until
 import plateaux
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import PlateauxError, RecipeError, RunError
-from plateaux.core.progress import WorkDone
+from plateaux.core.progress import MemberUpdate, ProgressEvent, WorkDone
 from plateaux.core.runtime import configure_runtime
 from plateaux.distributed.executors.ray import RayExecutor
 from plateaux.distributed.executors.ray import ray as on_ray
@@ -42,7 +42,7 @@ from plateaux.evaluation.options import EvalOptions
 from plateaux.models.architectures.resnet import resnet8
 from plateaux.storage.run import Run
 from plateaux.training import trainer
-from plateaux.training.job_records import records
+from plateaux.training.job_records import JobRecord, load_records
 
 ray = pytest.importorskip("ray", reason='Ray is not installed: pip install "plateaux[ray]"')
 
@@ -161,11 +161,11 @@ def locally(row: Recipe, folder: Path) -> Run:
     return run
 
 
-def at_work(out: str | Path) -> list[dict[str, Any]]:
+def at_work(out: str | Path) -> list[JobRecord]:
     """Return the records of jobs whose process lives."""
     with suppress(PlateauxError):
-        running = [each for each in records(Run.open(out)) if each["outcome"] == "running"]
-        return [each for each in running if Path(f"/proc/{each['pid']}").exists()]
+        running = [each for each in load_records(Run.open(out)) if each.outcome == "running"]
+        return [each for each in running if Path(f"/proc/{each.pid}").exists()]
     return []
 
 
@@ -174,9 +174,9 @@ def strike(out: str | Path, members: list[int] | None = None, *, seconds: float 
 
     def struck() -> bool:
         for each in at_work(out):
-            if members is None or each["members"] == members:
+            if members is None or list(each.members) == members:
                 with suppress(ProcessLookupError):  # it ended just now: another will do
-                    os.kill(each["pid"], signal.SIGKILL)
+                    os.kill(each.pid, signal.SIGKILL)
                     return True
         return False
 
@@ -224,10 +224,10 @@ def test_twenty_kills_and_five_lost_nodes_change_no_bit(nodes: Nodes, tmp_path: 
             else:
                 strike(out, seconds=300)
 
-    heard: list[Mapping[str, Any]] = []
+    heard: list[ProgressEvent] = []
     settings = {"name": "ray", "address": nodes.address, "max_retries": 50}
     away = row.replaced(executor=settings)
-    training = Watching(lambda: plateaux.train(away, out, components=GIVEN, tell=heard.append))
+    training = Watching(lambda: plateaux.train(away, out, components=GIVEN, progress=heard.append))
     harm()  # in the main thread, where alone nodes can be brought back
     training.end(seconds=1200)
     run = Run.open(out)
@@ -237,8 +237,8 @@ def test_twenty_kills_and_five_lost_nodes_change_no_bit(nodes: Nodes, tmp_path: 
     lost = sum(taken.values()) - 5 * needed
     assert 0 <= lost <= STEPS * (kills + losses), (lost, taken)
     print(f"{kills} kills, {losses} lost nodes: {lost} of {5 * needed} steps were taken twice")
-    assert any(each.get("retries") for each in heard)
-    assert all("node" in each for each in heard if "member" in each)
+    assert any(event.retries for event in heard if isinstance(event, MemberUpdate))
+    assert all(event.node for event in heard if isinstance(event, MemberUpdate))
     assert distance(weights(locally(row, tmp_path)), weights(run)) == 0
 
 
@@ -258,7 +258,7 @@ def test_a_run_in_a_bucket_whose_server_stumbles_survives_a_kill(nodes: Nodes, s
         server.share = 0.0
     harming.end()
     assert server.failed > 3
-    assert max(each["attempt"] for each in records(run)) == 1
+    assert max(each.attempt for each in load_records(run)) == 1
     assert not any(map(run.held, range(3)))
     assert distance(weights(locally(row, tmp_path)), weights(run)) == 0
 
@@ -281,11 +281,11 @@ def test_a_group_that_loses_one_begins_again_and_nobody_else_notices(nodes: Node
     run = plateaux.train(joint.replaced(executor={**settings, "processes": 2}), tmp_path / "run", components=GIVEN)
     harming.end()
     aside.end()
-    attempts = [(each["attempt"], tuple(each["start"])) for each in records(run)]
+    attempts = [(each.attempt, each.start) for each in load_records(run)]
     assert attempts[0] == (0, (0, 0))
     assert attempts[-1][0] == 1
     assert attempts[-1][1] >= (1, 0)  # from its checkpoint
-    assert [each["attempt"] for each in records(Run.open(other / "run"))] == [0]
+    assert [each.attempt for each in load_records(Run.open(other / "run"))] == [0]
     assert distance(weights(locally(joint, tmp_path)), weights(run)) == 0
 
 
@@ -300,14 +300,14 @@ def test_a_member_that_cannot_read_its_data_ends_alone_and_the_next_call_does_on
         plateaux.train(row.replaced(executor=settings), tmp_path / "run", components=GIVEN)
     run = Run.open(tmp_path / "run")
     assert [each.finished for each in run.all_progress()] == [True, False, True]
-    (failed,) = [each for each in records(run) if each["outcome"] == "failed"]
-    assert failed["members"] == [1]
-    assert failed["attempt"] == 0  # not tried again
-    assert "Traceback" in failed["problem"]
+    (failed,) = [each for each in load_records(run) if each.outcome == "failed"]
+    assert failed.members == (1,)
+    assert failed.attempt == 0  # not tried again
+    assert "Traceback" in failed.problem
     flaw.unlink()
-    before = len(records(run))
+    before = len(load_records(run))
     plateaux.train(row.replaced(executor=settings), tmp_path / "run", components=GIVEN)
-    assert [each["members"] for each in records(run)[before:]] == [[1]]
+    assert [each.members for each in load_records(run)[before:]] == [(1,)]
     assert distance(weights(locally(row, tmp_path)), weights(run)) == 0
 
 
@@ -360,7 +360,7 @@ def test_a_driver_that_is_stopped_or_killed_trains_no_member_twice(nodes: Nodes,
         words = first.communicate(timeout=60)[1]
     assert first.returncode == 75, words
     assert "Run the same command again to go on" in " ".join(words.split())
-    assert {each["outcome"] for each in records(Run.open(out))} <= {"stopped", "done"}
+    assert {each.outcome for each in load_records(Run.open(out))} <= {"stopped", "done"}
     after_stop, held = steps(), [each.position for each in Run.open(out).all_progress()]
     assert sum(epoch * STEPS + step for epoch, step in held) == after_stop  # a polite stop loses nothing
     with driver(row, out, **settings) as second:
@@ -425,19 +425,19 @@ def refusing(_: Any, job: int) -> None:
 
 def test_a_thousand_jobs_queue_on_two_places(nodes: Nodes) -> None:
     people, begun = ray_pool.RayWorkerPool(ray_pool.Resources()), time.monotonic()
-    heard: list[Mapping[str, Any]] = []
+    heard: list[ProgressEvent] = []
     try:
         jobs = list(range(1000 if LONG else 200))
         assert people.run_jobs([ToyJob(str(job)) for job in jobs], echo, heard.append) == []
     finally:
         people.release_workers()
-    echoes = [each["echo"] for each in heard if "echo" in each]  # beside them may stand that a place is waited for
+    echoes = [each["echo"] for each in heard if isinstance(each, dict)]  # not messages
     assert sorted(echoes) == jobs
     assert time.monotonic() - begun < 60 * (1 if LONG else 2)
 
 
-def echo(job: Any, tell: Any, *, device: str | None = None, processes: int = 1) -> None:
-    tell({"echo": int(job.name)})
+def echo(job: Any, progress: Any, *, device: str | None = None, processes: int = 1) -> None:
+    progress({"echo": int(job.name)})
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="what is told to glibc")
@@ -447,12 +447,12 @@ def test_a_hand_keeps_the_memory_of_a_step_for_the_next(nodes: Nodes) -> None:
         assert people.run_jobs([ToyJob("fault")], fault, heard.append) == []
     finally:
         people.release_workers()
-    found = next(each for each in heard if "faults" in each)
+    found = next(each for each in heard if isinstance(each, dict))
     assert found["arenas"] == 1  # of several, which one a thread is given is chance: some give back with every step
     assert statistics.median(found["faults"][4:]) < 600  # none; from an arena that gives back, 7,000
 
 
-def fault(job: Any, tell: Any, *, device: str | None = None, processes: int = 1) -> None:
+def fault(job: Any, progress: Any, *, device: str | None = None, processes: int = 1) -> None:
     """Tell how many pages each of some passes asks of the system, and among how many arenas memory is divided."""
     configure_runtime(threads=1)
     net = resnet8(shape=(3, 32, 32), classes=10, width=16).to(memory_format=torch.channels_last)
@@ -461,7 +461,7 @@ def fault(job: Any, tell: Any, *, device: str | None = None, processes: int = 1)
     for _ in range(25):
         torch.autograd.grad(net(x).logsumexp(1).sum(), list(net.parameters()))
         counts.append(resource.getrusage(resource.RUSAGE_THREAD).ru_minflt)
-    tell({"faults": [later - sooner for sooner, later in pairwise(counts)], "arenas": arenas()})
+    progress({"faults": [later - sooner for sooner, later in pairwise(counts)], "arenas": arenas()})
 
 
 def arenas() -> int:

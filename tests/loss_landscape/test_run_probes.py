@@ -267,12 +267,12 @@ def test_members_are_left_as_they_were(runs: dict[str, Path], tmp_path: Path) ->
 
 def test_other_data_than_the_run_was_made_with_are_refused(runs: dict[str, Path]) -> None:
     run = Run.open(runs["mlp"])
-    x = torch.randn(40, *run.metadata["data"]["shape"])
+    x = torch.randn(40, *run.info.data.shape)
     strange = DataSplits(
         "blobs", InMemorySource(x, torch.arange(40) % 2), InMemorySource(x, torch.arange(40) % 2), 3, tuple(x.shape[1:])
     )
     panel = Evaluator(run, components=Components(data=strange, trust=GIVEN.trust))
-    panel.data_info = run.metadata["data"]
+    panel.data_info = run.info.data
     with pytest.raises(RunError, match="not those this run was made with"):
         ProbeSession(panel, "train", ProbeSettings(), most=4)
 
@@ -314,12 +314,12 @@ def test_records_survive_a_stop_and_a_resume(tmp_path: Path) -> None:
     row = recipe(members=1, train={"epochs": 4}, probe={**PROBE, "every": 1}, run={"checkpoint_every_epochs": 2})
     whole = train(row, tmp_path / "whole", components=GIVEN)
 
-    def stop(news: Any) -> None:
-        if news.get("done") == 3:
+    def stop(event: Any) -> None:
+        if getattr(event, "completed_epoch", None) == 3:
             raise Interrupted("enough")
 
     with pytest.raises(Interrupted):
-        train(row, tmp_path / "cut", components=GIVEN, tell=stop)
+        train(row, tmp_path / "cut", components=GIVEN, progress=stop)
     rest = train(row, tmp_path / "cut", components=GIVEN)
     for one, other in zip(weights(whole), weights(rest), strict=True):
         assert all(torch.equal(one[name], other[name]) for name in one)

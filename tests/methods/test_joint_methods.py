@@ -35,6 +35,7 @@ from plateaux.optim.losses import cross_entropy, disagreement, mutual_informatio
 from plateaux.optim.losses import l1_distance as apart
 from plateaux.optim.sam import get_update, trace_requests
 from plateaux.storage.run import Run
+from plateaux.storage.run_info import UnlabeledInfo
 from plateaux.training.checks import check
 from plateaux.training.setup import build_train_states, shared_lr_schedulers
 from plateaux.training.state import INACTIVE, StepOptions
@@ -141,7 +142,7 @@ def test_rows_that_always_agree_have_all_the_information_there_is() -> None:
 def test_mutual_information_is_the_same_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     p = problem(rows=5)[0].softmax(-1)
     whole = mutual_information(p)
-    monkeypatch.setattr(losses, "CELLS", 2 * 9)  # two pairs at a time
+    monkeypatch.setattr(losses, "MAX_JOINT_ENTRIES", 2 * 9)  # two pairs at a time
     torch.testing.assert_close(mutual_information(p), whole, rtol=0, atol=1e-15)
     assert mutual_information(p[:1]).tolist() == [[0.0]]
 
@@ -414,13 +415,13 @@ def test_a_batch_without_unlabelled_samples_has_no_extras() -> None:
 
 def test_the_run_remembers_which_unlabelled_samples_it_used(tmp_path: Path) -> None:
     row = recipe("a2d")
-    facts = train(row, tmp_path / "run", components=GIVEN).metadata["data"]["unlabeled"]
+    facts = train(row, tmp_path / "run", components=GIVEN).info.data.unlabeled
     extra = build_training_data(row, GIVEN).unlabeled
-    assert facts == {"name": "spirals", "fingerprint": extra.source.fingerprint(), "ids": extra.ids.tolist()}
-    assert len(set(facts["ids"])) == 13
-    assert facts["ids"] == sorted(facts["ids"])
-    assert facts == Run.open(tmp_path / "run").metadata["data"]["unlabeled"]
-    assert build_training_data(row.replaced(seed=8), GIVEN).unlabeled.ids.tolist() != facts["ids"]
+    assert facts == UnlabeledInfo("spirals", extra.source.fingerprint(), tuple(extra.ids.tolist()))
+    assert len(set(facts.ids)) == 13
+    assert list(facts.ids) == sorted(facts.ids)
+    assert facts == Run.open(tmp_path / "run").info.data.unlabeled
+    assert build_training_data(row.replaced(seed=8), GIVEN).unlabeled.ids.tolist() != list(facts.ids)
 
 
 def test_a_name_alone_takes_all_samples_and_a_set_only_to_test_on_gives_those() -> None:
@@ -443,7 +444,7 @@ def test_unlabelled_samples_may_be_handed_over_in_python(tmp_path: Path) -> None
     components = replace(GIVEN, unlabeled=InMemorySource(x, torch.zeros(6, dtype=torch.int64)))
     row = recipe("deep_ensemble", method={"name": "a2d"})
     run = train(row, tmp_path / "run", components=components)
-    assert run.metadata["data"]["unlabeled"]["ids"] == list(range(6))
+    assert run.info.data.unlabeled.ids == tuple(range(6))
 
 
 @pytest.mark.parametrize(
@@ -501,11 +502,11 @@ def test_looking_aside_moves_no_buffers() -> None:
 @pytest.mark.parametrize(
     ("method", "options", "said"),
     [
-        ("sed", {"members_per_step": 1}, "at least 2 members"),
-        ("sed", {"floor": 0.0}, "give more than 0"),
+        ("sed", {"members_per_step": 1}, "compares pairs of members"),
+        ("sed", {"floor": 0.0}, "set a value above 0"),
         ("sed", {"rho": 0.1, "update": "plain"}, "name what climbs"),
-        ("divdis", {"regularizer": "ratio"}, "needs the share of every class"),
-        ("divdis", {"class_ratio": [0.5, 0.5]}, "'ratio', and no other"),
+        ("divdis", {"regularizer": "ratio"}, "it needs the share of every class"),
+        ("divdis", {"class_ratio": [0.5, 0.5]}, "only 'ratio' uses class_ratio"),
         ("a2d", {"diversity_weight": [0.1, 0.2, 0.3]}, "only rho may differ"),
         ("a2d", {"disagree_on": "nowhere"}, "disagree_on = 'nowhere'"),
     ],

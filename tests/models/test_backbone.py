@@ -15,6 +15,7 @@ from plateaux.config.builders.model import build_backbone, build_member, build_m
 from plateaux.config.components import Components
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RecipeError
+from plateaux.core.member import pruning_masks
 from plateaux.data.sources import from_tensors
 from plateaux.ensembles.ensemble import Ensemble
 from plateaux.models.architectures.resnet import resnet8
@@ -29,7 +30,7 @@ from plateaux.models.backbone import (
     resize,
     split_module,
 )
-from plateaux.models.surgery import masks, size_in_bytes
+from plateaux.models.surgery import size_in_bytes
 from plateaux.storage.run import Run
 from plateaux.training.checks import check
 from plateaux.training.train import train
@@ -266,7 +267,7 @@ def test_stacked_heads_are_looped_heads(tmp_path: Path) -> None:
 
 def test_pruning_leaves_the_trunk_alone() -> None:
     module = build_member(recipe(backbone="features", head="mlp", head_width=6, sparsity=0.5), DATA, 0, GIVEN)
-    assert set(masks(module)) == {"head.1.weight", "head.3.weight"}
+    assert set(pruning_masks(module)) == {"head.1.weight", "head.3.weight"}
     assert shared_param_names(recipe(backbone="0"), build_member(recipe(backbone="0"), DATA, 0, GIVEN)) == {
         "backbone.model.0.0.weight", "backbone.model.0.0.bias"}  # fmt: skip
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils import prune as torch_prune
 
 from plateaux.core.errors import RecipeError
+from plateaux.core.member import pruning_masks
 from plateaux.core.registry import model
 from plateaux.models import surgery
 
@@ -232,7 +233,7 @@ def flat(tree: dict[str, Tensor]) -> Tensor:
 def test_exactly_the_asked_share_falls(sparsity: float, scope: Any) -> None:
     pruned = net()
     surgery.prune(pruned, sparsity, scope=scope)
-    found = surgery.masks(pruned)
+    found = pruning_masks(pruned)
     assert set(found) == {name for name, p in pruned.named_parameters() if p.ndim >= 2}
     for group in [found] if scope == "global" else [{name: mask} for name, mask in found.items()]:
         alive = flat(group)
@@ -246,7 +247,7 @@ def test_global_pruning_agrees_with_torch() -> None:
     surgery.prune(ours, 0.7)
     parts = [(m, "weight") for m in theirs.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
     torch_prune.global_unstructured(parts, pruning_method=torch_prune.L1Unstructured, amount=0.7)
-    for name, mask in surgery.masks(ours).items():
+    for name, mask in pruning_masks(ours).items():
         assert torch.equal(mask, theirs.get_buffer(f"{name}_mask").bool())
 
 
@@ -256,24 +257,24 @@ def test_of_equal_weights_the_first_fall() -> None:
     with torch.no_grad():
         layer.weight[0, 0] = 9.0
     surgery.prune(layer, 0.5)
-    assert surgery.masks(layer)["weight"].flatten().int().tolist() == [1, 0, 0, 0, 0, 1, 1, 1]
+    assert pruning_masks(layer)["weight"].flatten().int().tolist() == [1, 0, 0, 0, 0, 1, 1, 1]
 
 
 def test_kept_parts_are_whole_and_masks_are_no_weights() -> None:
     pruned = net()
     names = list(pruned.state_dict())
     surgery.prune(pruned, 0.8, keep=["linear", "layer1.0.conv1"])
-    assert not {"linear.weight", "layer1.0.conv1.weight"} & set(surgery.masks(pruned))
+    assert not {"linear.weight", "layer1.0.conv1.weight"} & set(pruning_masks(pruned))
     assert list(pruned.state_dict()) == names
-    assert surgery.masks(copy.deepcopy(pruned)).keys() == surgery.masks(pruned).keys()
+    assert pruning_masks(copy.deepcopy(pruned)).keys() == pruning_masks(pruned).keys()
 
 
 def test_pruning_more_keeps_what_fell_before() -> None:
     pruned = net()
     surgery.prune(pruned, 0.5)
-    fallen = ~flat(surgery.masks(pruned))
+    fallen = ~flat(pruning_masks(pruned))
     surgery.prune(pruned, 0.8)
-    alive = flat(surgery.masks(pruned))
+    alive = flat(pruning_masks(pruned))
     assert not (alive & fallen).any()
     assert int((~alive).sum()) == round(0.8 * len(alive))
 
@@ -281,7 +282,7 @@ def test_pruning_more_keeps_what_fell_before() -> None:
 def test_positions_and_tokens_are_no_weights() -> None:
     vit = net("vit", width=12, depth=1)
     surgery.prune(vit, 0.5)
-    assert not {"pos_embed", "cls_token"} & set(surgery.masks(vit))
+    assert not {"pos_embed", "cls_token"} & set(pruning_masks(vit))
 
 
 @pytest.mark.parametrize("sparsity", [-0.1, 1.0, 90.0])

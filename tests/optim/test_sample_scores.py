@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from plateaux.core.errors import RecipeError
 from plateaux.core.member import MemberModule
 from plateaux.core.method import LossFn
+from plateaux.core.outputs import OutputFn, supports_vmap
 from plateaux.core.registry import model
 from plateaux.core.types import Batch
 from plateaux.models.surgery import prune
@@ -26,8 +27,8 @@ def case(*, bias: bool = True) -> tuple[nn.Module, Batch]:
 
 
 @pytest.mark.parametrize("offer", [features("1"), gradient_norm(), last_layer(), sample_loss()])
-def test_offers_that_use_hooks_do_not_ask_for_vmap(offer: object) -> None:
-    assert offer.batched is False  # type: ignore[attr-defined]
+def test_offers_that_use_hooks_do_not_ask_for_vmap(offer: OutputFn) -> None:
+    assert not supports_vmap(offer)
 
 
 def test_features_are_what_the_layer_puts_out() -> None:
@@ -61,7 +62,9 @@ def test_the_last_layers_norms_are_those_of_a_network_that_trains_nothing_else(
 
 def test_a_network_without_a_linear_last_layer_is_told_so() -> None:
     module, batch = case()
-    with pytest.raises(RecipeError, match=r"last_layer needs a network whose output is that of an nn\.Linear"):
+    with pytest.raises(
+        RecipeError, match=r'score = "last_layer" needs a network whose output is the output of an nn\.Linear'
+    ):
         last_layer()(MemberModule(nn.Sequential(module, nn.Tanh())), batch)
 
 

@@ -258,16 +258,39 @@ def test_the_navigation_names_every_page_once() -> None:
     assert sorted(listed) == sorted(str(page.relative_to(ROOT / "docs")) for page in PAGES[1:])
 
 
+@pytest.mark.parametrize("page", ["contributing/architecture.md", "concepts/how-it-works.md"])
+def test_every_path_of_a_page_about_the_code_exists(page: str) -> None:
+    text = FENCE.sub("", (ROOT / "docs" / page).read_text(encoding="utf-8"))
+    packages = {path.name for path in (ROOT / "src" / "plateaux").iterdir() if path.is_dir()}
+    paths = [path for path in re.findall(r"`([a-z_]+/[\w/.]*)", text) if path.partition("/")[0] in packages]
+    assert len(paths) > 10
+    assert [path for path in paths if not (ROOT / "src" / "plateaux" / path).exists()] == []
+
+
 def test_the_page_of_the_landscape_defines_every_probe() -> None:
     page = (ROOT / "docs" / "guides" / "loss-landscape.md").read_text(encoding="utf-8")
     assert [name for name in registry.probe.names() if f"\n| `{name}` |" not in page] == []
 
 
-def test_the_page_of_the_recipe_is_what_the_code_says() -> None:
+@pytest.mark.parametrize("script", ["recipe_page", "cli_page", "architecture_picture", "sharpbalance_picture"])
+def test_a_generated_page_or_picture_is_current(script: str) -> None:
     done = subprocess.run(
-        [sys.executable, str(ROOT / "docs" / "make_recipe_page.py"), "--check"], capture_output=True, text=True
+        [sys.executable, str(ROOT / "docs" / f"make_{script}.py"), "--check"], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
+
+
+@named([*LINKED])
+def test_every_figure_has_alt_text(page: Path) -> None:
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    figures = re.findall(r"!\[([^\]]*)\]\(", text)
+    figures += [(re.findall(r"\balt=\"([^\"]*)\"", tag) or [""])[0] for tag in re.findall(r"<img\b[^>]*>", text)]
+    assert [alt for alt in figures if len(alt.strip()) < 10] == []
+
+
+@pytest.mark.parametrize("name", ["architecture", "joint-step", "sharpbalance"])
+def test_a_diagram_has_dark_colors(name: str) -> None:
+    assert "prefers-color-scheme: dark" in (ROOT / "docs" / "images" / f"{name}.svg").read_text(encoding="utf-8")
 
 
 def test_the_picture_of_the_terminal_is_small_and_fetches_nothing() -> None:

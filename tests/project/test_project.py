@@ -19,6 +19,7 @@ SOURCES = sorted((ROOT / "src").rglob("*.py"))
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS = {name: packages for name, packages in PROJECT["optional-dependencies"].items() if name != "all"}
 CUDA_ONLY_AT_MOST = 40
+WRITE_MODES = {f"{mode}{kind}" for mode in ("w", "x", "a", "r+", "w+") for kind in ("", "b", "t")} | {"r+b", "rb+"}
 
 
 def test_no_source_file_is_longer_than_400_lines() -> None:
@@ -81,6 +82,41 @@ def test_only_the_helper_that_mends_torchvision_imports_it() -> None:
     assert set(users) <= {"src/plateaux/core/optional.py"}
 
 
+def test_only_the_storage_package_writes_files() -> None:
+    """Atomic writes stay atomic: every other module uses a store or `storage.atomic.write_atomic`."""
+    others = [path for path in SOURCES if path.parent.name != "storage"]
+    found = {str(path.relative_to(ROOT)): list(file_writes(path.read_text(encoding="utf-8"))) for path in others}
+    assert {name: calls for name, calls in found.items() if calls} == {}
+
+
+@pytest.mark.parametrize(
+    ("line", "writes"),
+    [
+        ("path.write_text(text)", True),
+        ("path.write_bytes(content)", True),
+        ("folder.mkdir(parents=True)", True),
+        ("path.replace(target)", True),
+        ("path.rename(target)", True),
+        ("os.replace(a, b)", True),
+        ("os.makedirs(a)", True),
+        ("shutil.copy(a, b)", True),
+        ("open(path, 'w')", True),
+        ("path.open('ab')", True),
+        ("path.open(mode='x')", True),
+        ("figure.savefig(path)", True),
+        ("torch.save(state, path)", True),
+        ("np.save(path, array)", True),
+        ("text.replace('a', 'b')", False),
+        ("replace(options, seed=1)", False),
+        ("open(path)", False),
+        ("path.open('rb')", False),
+        ("figure.savefig(buffer, format='png')", False),
+    ],
+)
+def test_the_search_for_file_writes_finds_them(line: str, writes: bool) -> None:
+    assert bool(list(file_writes(line))) is writes
+
+
 @pytest.mark.parametrize(
     ("line", "dangerous"),
     [
@@ -131,6 +167,32 @@ def _is_dangerous(call: ast.Call) -> bool:
     if function == "torch.load":
         return options.get("weights_only") != "True"
     return function in {"eval", "exec", "pickle.load", "pickle.loads"} or options.get("allow_pickle") == "True"
+
+
+def file_writes(source: str) -> Iterator[str]:
+    """Yield the calls that create, rename or write files."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and _is_file_write(node):
+            yield f"{node.lineno}: {ast.unparse(node)[:80]}"
+
+
+def _is_file_write(call: ast.Call) -> bool:
+    function = ast.unparse(call.func)
+    method = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+    options = {word.arg: word.value for word in call.keywords}
+    if method == "replace":  # Path.replace takes one argument, str.replace two
+        return len(call.args) == 1 or function == "os.replace"
+    if method == "savefig":  # into memory, the format must be given
+        return "format" not in options
+    if "open" in (method, function):
+        modes = [*call.args[0 if method else 1 :][:1], *([options["mode"]] if "mode" in options else [])]
+        return any(isinstance(mode, ast.Constant) and mode.value in WRITE_MODES for mode in modes)
+    names = {"write_text", "write_bytes", "mkdir", "rename", "symlink_to"}
+    return (
+        method in names
+        or function.startswith(("shutil.", "os.mkdir", "os.makedirs", "os.rename"))
+        or function in ("torch.save", "np.save", "np.savetxt")
+    )
 
 
 def imports_torchvision(source: str) -> bool:

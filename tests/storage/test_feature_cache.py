@@ -198,7 +198,7 @@ def test_features_train_what_images_train(tmp_path: Path) -> None:
     ]
     for number in range(2):
         torch.testing.assert_close(*[run.weights(number) for run in found], rtol=1e-4, atol=1e-5)
-    assert found[0].metadata["data"] == found[1].metadata["data"]
+    assert found[0].info.data == found[1].info.data
 
 
 def test_every_epoch_draws_one_of_the_rounds_for_each_sample(tmp_path: Path) -> None:
@@ -357,7 +357,7 @@ def test_named_inputs_go_through_a_trunk_that_takes_them(tmp_path: Path) -> None
     words = InMemorySource({"a": torch.arange(5), "b": torch.arange(5) * 2}, torch.arange(5))
     source = FeatureSource(words, Sums(), LocalStore(tmp_path), feature_cache.FeatureSpec())  # type: ignore[arg-type]
     assert source.fetch(torch.tensor([4, 1]))[0].tolist() == [[4, 8], [1, 2]]  # type: ignore[union-attr]
-    assert map_tensors(source.plain.fetch(torch.tensor([2]))[0], lambda t: t.tolist()) == [[2, 4]]
+    assert map_tensors(source.without_augmentation().fetch(torch.tensor([2]))[0], lambda t: t.tolist()) == [[2, 4]]
 
 
 def test_a_copy_in_another_process_maps_the_files_anew(tmp_path: Path) -> None:

@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from cases import NO_DATA
 
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RunError, StorageError
-from plateaux.data.sources import DataSplits, InMemorySource, describe_data
-from plateaux.storage.run import FORMAT, MemberProgress, Run, environment
+from plateaux.data.sources import DataSplits, InMemorySource
+from plateaux.storage.run import MemberProgress, Run, environment
+from plateaux.storage.run_info import FORMAT, AutotuneInfo, DataInfo, RunInfo, UnlabeledInfo
 from plateaux.training.train import train
 
 TEXT = """
@@ -115,12 +117,12 @@ def test_another_recipe_is_refused_with_the_difference_shown_and_nothing_is_touc
     with pytest.raises(RunError) as refused:
         train(other, trained)
     assert str(refused.value).splitlines() == [
-        f"{trained} belongs to another recipe. What differs (there -> here):",
+        f"{trained} belongs to another recipe. Differences (stored -> given):",
         "  method.name: 'deep_ensemble' -> 'sam'",
         "  method.rho: (unset) -> 0.1",
         "  optimizer.lr: 0.1 -> 0.2",
         "  optimizer.momentum: (unset) -> 0.9",
-        "Choose another --out, or put the recipe back",
+        "Choose another --out, or restore the recipe",
     ]
     assert contents(trained) == before
 
@@ -136,11 +138,11 @@ def test_where_and_how_often_is_no_other_recipe(trained: Path, tmp_path: Path, c
 
 
 def test_other_data_under_the_same_recipe_are_refused(tmp_path: Path) -> None:
-    Run.begin(tmp_path, RECIPE, {"data": describe_data(numbers())})
-    Run.begin(tmp_path, RECIPE, {"data": describe_data(numbers())})
+    Run.begin(tmp_path, RECIPE, RunInfo(DataInfo.from_splits(numbers())))
+    Run.begin(tmp_path, RECIPE, RunInfo(DataInfo.from_splits(numbers())))
     with pytest.raises(RunError) as refused:
-        Run.begin(tmp_path, RECIPE, {"data": describe_data(numbers(1.0))})
-    assert "was trained on other data. What differs (there -> here):\n  test.fingerprint: '" in str(refused.value)
+        Run.begin(tmp_path, RECIPE, RunInfo(DataInfo.from_splits(numbers(1.0))))
+    assert "was trained on other data. Differences (stored -> given):\n  test.fingerprint: '" in str(refused.value)
     assert "train.fingerprint: " in str(refused.value)
 
 
@@ -148,7 +150,7 @@ def test_more_members_train_only_the_new_ones(trained: Path, tmp_path: Path) -> 
     run = copy(trained, tmp_path / "grown")
     before = {name: content for name, content in contents(run).items() if name.startswith("members")}
     seen = set()
-    train(RECIPE.replaced(members=3), run, tell=lambda news: seen.add(news.get("member")))
+    train(RECIPE.replaced(members=3), run, progress=lambda event: seen.add(getattr(event, "member", None)))
     assert seen == {2}
     after = contents(run)
     assert {name: after[name] for name in before} == before
@@ -161,24 +163,24 @@ def test_more_members_train_only_the_new_ones(trained: Path, tmp_path: Path) -> 
 
 def test_a_finished_run_is_left_as_it_is(trained: Path) -> None:
     before = contents(trained)
-    news: list[Any] = []
-    train(RECIPE, trained, tell=news.append)
+    events: list[Any] = []
+    train(RECIPE, trained, progress=events.append)
     assert contents(trained) == before
-    assert news == []
+    assert events == []
 
 
 def test_a_members_name_depends_on_what_decides_its_weights_only(tmp_path: Path) -> None:
     def name(number: int = 0, **changes: Any) -> str:
-        return Run.begin(tmp_path / str(len(list(tmp_path.iterdir()))), RECIPE.replaced(**changes), {}).member_name(
-            number
-        )
+        return Run.begin(
+            tmp_path / str(len(list(tmp_path.iterdir()))), RECIPE.replaced(**changes), NO_DATA
+        ).member_name(number)
 
     assert name() == name(members=7) == name(executor={"mode": "vmap"}) == name(run={"log_every": 3})
     assert len({name(), name(1), name(seed=1), name(train={"epochs": 3}), name(data={"batch_size": 8})}) == 5
 
 
 def test_a_fresh_member_stands_at_the_beginning(tmp_path: Path) -> None:
-    run = Run.begin(tmp_path, RECIPE, {})
+    run = Run.begin(tmp_path, RECIPE, NO_DATA)
     assert run.all_progress() == [MemberProgress(), MemberProgress()]
     assert MemberProgress().position == (0, 0)
     with pytest.raises(RunError, match=r"Member 1 of .* has no weights yet \(0 of 2 epochs done\)\. Run the same"):
@@ -186,7 +188,7 @@ def test_a_fresh_member_stands_at_the_beginning(tmp_path: Path) -> None:
 
 
 def test_progress_comes_back_and_only_what_it_names_stays(tmp_path: Path) -> None:
-    run = Run.begin(tmp_path, RECIPE, {})
+    run = Run.begin(tmp_path, RECIPE, NO_DATA)
     old = MemberProgress(epoch=1, step=2)
     part = run.put_log(0, old, [{"loss": 0.5}, {"loss": 0.25}])
     state = run.put_state(0, old, {"x": torch.ones(1)})
@@ -213,7 +215,7 @@ def test_progress_comes_back_and_only_what_it_names_stays(tmp_path: Path) -> Non
     "content", ["[]", "{}", '{"checkpoints": [[1]], "log_parts": []}', '{"checkpoints": [], "log_parts": [], "new": 1}']
 )
 def test_progress_that_says_nothing_is_named(tmp_path: Path, content: str) -> None:
-    run = Run.begin(tmp_path, RECIPE, {})
+    run = Run.begin(tmp_path, RECIPE, NO_DATA)
     run.store.put("members/1/progress.json", content.encode())
     with pytest.raises(StorageError, match=r"members/1/progress\.json does not say where a member stands; restore it"):
         run.progress(1)
@@ -221,7 +223,7 @@ def test_progress_that_says_nothing_is_named(tmp_path: Path, content: str) -> No
 
 def test_progress_cannot_name_what_lies_outside(tmp_path: Path) -> None:
     (tmp_path / "secret.safetensors").write_bytes(b"secret")
-    run = Run.begin(tmp_path / "run", RECIPE, {})
+    run = Run.begin(tmp_path / "run", RECIPE, NO_DATA)
     run.store.put_json(
         "members/0/progress.json", asdict(MemberProgress(weights="../secret.safetensors", log_parts=("/etc/passwd",)))
     )
@@ -239,9 +241,9 @@ def test_resume_states_stay_only_if_they_are_wanted(tmp_path: Path, keep: str, s
 
 
 def test_what_the_machine_chose_is_part_of_the_recipe_as_trained(tmp_path: Path) -> None:
-    run = Run.begin(tmp_path, RECIPE.replaced(train={"precision": "auto"}), {})
+    run = Run.begin(tmp_path, RECIPE.replaced(train={"precision": "auto"}), NO_DATA)
     assert run.resolved_recipe().train.precision == "auto"
-    run.with_metadata(autotune={"precision": "bf16", "memory_format": "channels_last", "tried": []})
+    run.with_autotune(AutotuneInfo("bf16", "channels_last", tried=()))
     found = Run.open(tmp_path)
     assert found.recipe.train.precision == "auto"
     assert (found.resolved_recipe().train.precision, found.resolved_recipe().train.memory_format) == (
@@ -250,8 +252,42 @@ def test_what_the_machine_chose_is_part_of_the_recipe_as_trained(tmp_path: Path)
     )
 
 
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        (("data",), "lacks the field 'data'"),
+        (("data", "classes"), "lacks the field 'data.classes'"),
+        (("data", "train", "samples"), "lacks the field 'data.train.samples'"),
+    ],
+)
+def test_a_missing_field_of_run_json_is_named(tmp_path: Path, path: tuple[str, ...], message: str) -> None:
+    tree = Run.begin(tmp_path, RECIPE, NO_DATA).store.get_json("run.json")
+    section = tree
+    for name in path[:-1]:
+        section = section[name]
+    del section[path[-1]]
+    Run.begin(tmp_path, RECIPE, NO_DATA).store.put_json("run.json", tree)
+    with pytest.raises(StorageError, match=rf"run\.json {message}; restore the file"):
+        Run.open(tmp_path)
+
+
+def test_run_info_comes_back_and_keeps_the_stored_keys(tmp_path: Path) -> None:
+    data = replace(NO_DATA.data, shape=(3, 2), labels=("a", "b"), unlabeled=UnlabeledInfo("more", "ab", (1, 4)))
+    info = RunInfo(data, adopted=("a.safetensors",), autotune=AutotuneInfo(scoring_batch=7))
+    run = Run.begin(tmp_path, RECIPE, info)
+    assert Run.open(tmp_path).info == info
+    tree = run.store.get_json("run.json")
+    assert list(tree) == ["format", "data", "adopted", "autotune", "members"]
+    assert tree["data"] == {
+        "name": "none", "classes": 2, "shape": [3, 2], "mean": [], "std": [], "labels": ["a", "b"],
+        "train": {"samples": 0, "fingerprint": ""}, "test": {"samples": 0, "fingerprint": ""},
+        "unlabeled": {"name": "more", "fingerprint": "ab", "ids": [1, 4]},
+    }  # fmt: skip
+    assert tree["autotune"] == {"scoring_batch": 7}
+
+
 def test_shared_weights_are_written_once(tmp_path: Path) -> None:
-    run = Run.begin(tmp_path, RECIPE, {})
+    run = Run.begin(tmp_path, RECIPE, NO_DATA)
     assert run.shared() == {}
     run.put_shared({})
     assert not run.store.has("shared.safetensors")

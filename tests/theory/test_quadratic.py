@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from plateaux.core.errors import RecipeError
-from plateaux.theory import Setting, Unstable, sam_weights, stability_limit, theorem1, theorem2, worst_case
+from plateaux.theory import Setting, UnstableWarning, sam_weights, stability_limit, theorem1, theorem2, worst_case
 from plateaux.theory.phi import Floats
 from plateaux.theory.quadratic import rise
 
@@ -98,11 +98,11 @@ def test_the_stability_limit_is_where_the_largest_eigenvalue_flips() -> None:
 
 
 def test_a_divergent_setting_warns_and_a_stable_one_does_not() -> None:
-    with pytest.warns(Unstable, match=r"rho below 0\.19 is stable"):
+    with pytest.warns(UnstableWarning, match=r"rho below 0\.19 is stable"):
         theorem1(Setting(rho=0.3))
-    with pytest.warns(Unstable, match=r"eta below 0\.0668 is stable"):
+    with pytest.warns(UnstableWarning, match=r"eta below 0\.0668 is stable"):
         theorem1(Setting(eta=0.1, rho=0.0))
-    with pytest.warns(Unstable, match="2 samples a weight"):
+    with pytest.warns(UnstableWarning, match="2 samples per weight"):
         theorem2(Setting(parts=10, eta=0.3, rho=0.3))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -112,7 +112,7 @@ def test_a_divergent_setting_warns_and_a_stable_one_does_not() -> None:
 
 @pytest.mark.parametrize(
     ("wrong", "words"),
-    [({"parts": 7}, "choose a divisor"), ({"eta": 0.0}, "eta is above 0"), ({"d": 0}, "at least 1")],
+    [({"parts": 7}, "Choose a divisor"), ({"eta": 0.0}, "eta must be above 0"), ({"d": 0}, "at least 1")],
 )
 def test_a_setting_that_makes_no_sense_is_refused(wrong: dict[str, int], words: str) -> None:
     with pytest.raises(RecipeError, match=words):

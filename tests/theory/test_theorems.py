@@ -9,10 +9,11 @@ import pytest
 from reference.subset_constant import simulated_constant
 
 from plateaux.core.errors import RecipeError
+from plateaux.core.progress import ProgressEvent, WorkDone
 from plateaux.core.stats.estimates import mean_of_independent
 from plateaux.theory import (
     Setting,
-    Unstable,
+    UnstableWarning,
     jensen_gap,
     most_diverse,
     phi,
@@ -21,9 +22,9 @@ from plateaux.theory import (
     theorem1,
     theorem2,
 )
-from plateaux.theory.theorems import _turned
+from plateaux.theory.theorems import _rotation_factor
 
-ignore = pytest.mark.filterwarnings("ignore::plateaux.theory.Unstable")
+ignore = pytest.mark.filterwarnings("ignore::plateaux.theory.UnstableWarning")
 C_SETTINGS = [  # printed excess in per cent, as known
     (Setting(n=900, parts=3, k=3, eta=0.05, rho=0.5), 9.7),
     (Setting(n=1500, parts=5, k=10, eta=0.05, rho=0.4), 16.0),
@@ -63,10 +64,10 @@ def test_what_is_turned_at_random_is_right_on_average() -> None:
     turned = np.einsum("sij,j,skj->sik", turns, y, turns, optimize=True)
     product = x[:, None] * turned  # X times the turned Y
     seen = np.einsum("sij,sji->s", product, product) / d
-    known = (x @ x / d) * (y @ y / d) * _turned(d)
+    known = (x @ x / d) * (y @ y / d) * _rotation_factor(d)
     assert abs(seen.mean() - known) < 4 * seen.std() / np.sqrt(len(seen))
     assert known > 20 * seen.std() / np.sqrt(len(seen))
-    assert _turned(1) == 0
+    assert _rotation_factor(1) == 0
 
 
 def test_one_part_is_all_data() -> None:
@@ -171,7 +172,7 @@ def test_at_equal_bound_parts_are_more_diverse_in_the_stable_range(bound: float,
 
 
 def test_a_bound_that_nothing_meets_is_told() -> None:
-    with pytest.raises(RecipeError, match="allow more"):
+    with pytest.raises(RecipeError, match="Raise the bound"):
         most_diverse(1e-4, Setting(), order="leading", steps=3)
 
 
@@ -186,13 +187,13 @@ def test_simulation_draws_the_same_again_and_others_with_another_seed() -> None:
     )
 
 
-def test_simulation_tells_how_far_it_is_and_refuses_what_has_no_error() -> None:
-    told: list[tuple[int, int]] = []
-    simulate([SMALL], matrices=2, starts=2, seen=lambda done, total: told.append((done, total)))
-    assert told == [(1, 2), (2, 2)]
-    with pytest.raises(RecipeError, match="two of each"):
+def test_simulation_reports_progress_and_refuses_what_has_no_error() -> None:
+    events: list[ProgressEvent] = []
+    simulate([SMALL], matrices=2, starts=2, progress=events.append)
+    assert events == [WorkDone(1, 2), WorkDone(2, 2)]
+    with pytest.raises(RecipeError, match="at least 2 of each"):
         simulate([SMALL], matrices=1)
-    with pytest.raises(RecipeError, match="share n and d"):
+    with pytest.raises(RecipeError, match="same n and d"):
         simulate([SMALL, Setting()])
 
 
@@ -202,4 +203,4 @@ def test_simulation_leaves_the_global_generators_alone() -> None:
 
 
 def test_unstable_is_a_warning_that_can_be_ignored() -> None:
-    assert issubclass(Unstable, UserWarning)
+    assert issubclass(UnstableWarning, UserWarning)

@@ -64,7 +64,7 @@ def test_the_fastest_within_two_percent_of_the_first_is_taken(rows: list[tuple[f
 
 def test_every_candidate_is_tried_and_told() -> None:
     told: list[str] = []
-    found = autotune(recipe(), CASES, lambda news: told.append(news["say"]), steps=10)
+    found = autotune(recipe(), CASES, lambda event: told.append(event.text), steps=10)
     assert [(each["precision"], each["memory_format"]) for each in found["tried"]] == [
         ("fp32", "contiguous"),
         ("fp32", "channels_last"),
@@ -76,7 +76,7 @@ def test_every_candidate_is_tried_and_told() -> None:
     best = next(e for e in found["tried"] if all(e[k] == found[k] for k in ("precision", "memory_format")))
     assert abs(best["loss"] - honest) <= 0.02 * honest
     assert len(told) == 5
-    assert told[-1] == f"chose {found['precision']} and {found['memory_format']} for the life of this run"
+    assert told[-1] == f"autotuned for this run: {found['precision']} and {found['memory_format']}"
 
 
 def test_the_loss_that_is_compared_is_the_one_of_training(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_the_choice_is_made_once_and_recorded(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(training, "autotune", once)
     run = train(recipe(), tmp_path / "auto", components=CASES)
-    assert Run.open(tmp_path / "auto").metadata["autotune"]["precision"] == "bf16"
+    assert Run.open(tmp_path / "auto").info.autotune.precision == "bf16"
     train(recipe(), tmp_path / "auto", components=CASES)
     train(recipe("members=3"), tmp_path / "auto", components=CASES)  # a new member is trained as the others were
     assert made == [1]
@@ -130,6 +130,6 @@ def test_a_choice_interrupted_is_made_again(tmp_path: Path, monkeypatch: pytest.
         patch.setattr(training, "autotune", cut)
         with pytest.raises(KeyboardInterrupt):
             train(recipe(), tmp_path, components=CASES)
-    assert "chosen" not in Run.open(tmp_path).metadata
+    assert Run.open(tmp_path).info.autotune is None
     train(recipe("run.log_every=1"), tmp_path, components=CASES)
-    assert set(Run.open(tmp_path).metadata["autotune"]) == {"precision", "memory_format", "tried"}
+    assert set(Run.open(tmp_path).info.autotune.to_dict()) == {"precision", "memory_format", "tried"}

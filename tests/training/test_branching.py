@@ -9,6 +9,7 @@ import pytest
 from cases import GIVEN, distance, recipe, weights
 
 from plateaux.core.errors import RunError
+from plateaux.core.progress import MemberUpdate
 from plateaux.storage.run import Run, sharpness_path
 from plateaux.training.train import train
 
@@ -54,16 +55,16 @@ def test_a_span_is_not_trained_again(paper: Run, tmp_path: Path) -> None:
         tmp_path / "sam",
         components=GIVEN,
         branch_from=paper.store.root,
-        tell=told.append,
+        progress=told.append,
     )
-    assert {news["done"] for news in told if "done" in news} == {3, 4}
+    assert {event.completed_epoch for event in told if isinstance(event, MemberUpdate)} - {None} == {3, 4}
 
 
 def test_scores_of_the_same_kind_come_along(paper: Run, tmp_path: Path) -> None:
     other = row({**PAPER, "rule": "released"})
     told: list[Any] = []
-    begun = train(other, tmp_path / "released", components=GIVEN, branch_from=paper.store.root, tell=told.append)
-    assert not any(news.get("scored") for news in told)
+    begun = train(other, tmp_path / "released", components=GIVEN, branch_from=paper.store.root, progress=told.append)
+    assert not any(getattr(event, "scored", None) for event in told)
     for number in range(3):
         name = sharpness_path(2, number)
         assert begun.store.get(name) == paper.store.get(name)

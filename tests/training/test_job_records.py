@@ -1,4 +1,4 @@
-"""Records of jobs: what happens is written down, and can be seen from outside while it happens and afterwards."""
+"""Job records: what is written while a job runs and when it ends, and what `plateaux status` shows of it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from threading import Event, Thread
 from typing import Any
 
 import pytest
-from cases import GIVEN, recipe
+from cases import GIVEN, NO_DATA, recipe
 from rich.console import Console
 
 import plateaux
-from plateaux.cli.progress import lines
+from plateaux.cli.progress import member_table
 from plateaux.core.errors import DivergedError, Interrupted, StorageError
+from plateaux.core.progress import MemberUpdate, Message, ProgressEvent
 from plateaux.distributed import stop_signal
 from plateaux.distributed.process_pool import rebuild_error, run_captured
 from plateaux.distributed.ray_worker import RayWorker
@@ -26,79 +27,102 @@ from plateaux.training import job_records
 from plateaux.training.jobs import Job
 
 JOB = Job((1,), (0, 0), 4, attempt=2)
-NEWS = {"member": 1, "epoch": 2, "epochs": 4, "step": 3, "steps": 5, "loss": 0.5, "rate": 900.0, "left": 61.0}
+UPDATE = MemberUpdate(
+    1, epoch=2, epochs=4, step=3, steps=5, metrics={"loss": 0.5}, samples_per_second=900.0, seconds_left=61.0
+)
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    return Run.begin(tmp_path / "run", recipe("sam"), {"data": {}})
+    return Run.begin(tmp_path / "run", recipe("sam"), NO_DATA)
 
 
-def test_a_job_is_written_down_while_it_goes_on_and_when_it_has_ended(run: Run) -> None:
-    heard: list[Any] = []
-    with job_records.record_job(run, JOB, heard.append, wanted=True) as record:
-        record.begins((2, 0))
-        record.tell(NEWS)
-        (now,) = job_records.records(run)
-        assert (now["outcome"], now["start"], now["attempt"], now["members"]) == ("running", [2, 0], 2, [1])
-        record._written -= job_records.WRITE_EVERY_S + 1
-        record.tell({"say": "hello"})
-        (now,) = job_records.records(run)
-        assert (now["log"], now["progress"]["1"]["loss"]) == (["hello"], 0.5)
-    (now,) = job_records.records(run)
-    assert now["outcome"] == "done"
-    assert now["begun"] <= now["ended"]
-    assert heard == [NEWS, {"say": "hello"}]
+def test_a_record_is_written_while_the_job_runs_and_when_it_ends(run: Run) -> None:
+    events: list[ProgressEvent] = []
+    with job_records.record_job(run, JOB, events.append, enabled=True) as recorder:
+        recorder.set_start((2, 0))
+        recorder.progress(UPDATE)
+        (record,) = job_records.load_records(run)
+        assert (record.outcome, record.start, record.attempt, record.members) == ("running", (2, 0), 2, (1,))
+        recorder._last_write -= job_records.WRITE_INTERVAL_S + 1
+        recorder.progress(Message("hello"))
+        (record,) = job_records.load_records(run)
+        assert (record.log, record.progress[1]) == (("hello",), UPDATE)
+    (record,) = job_records.load_records(run)
+    assert record.outcome == "done"
+    assert record.ended is not None
+    assert record.started <= record.ended
+    assert events == [UPDATE, Message("hello")]
+
+
+def test_a_record_is_stored_as_json_and_read_back_unchanged(run: Run) -> None:
+    recorder = job_records.JobRecorder(run, JOB, lambda _: None, enabled=True)
+    recorder.progress(UPDATE)
+    recorder.finish("failed", "Traceback ...")
+    stored = run.store.get_json(recorder.name)
+    assert stored["progress"]["1"]["metrics"] == {"loss": 0.5}
+    assert "scored" not in stored["progress"]["1"]  # fields that are None are not stored
+    assert job_records.JobRecord.from_dict(stored) == recorder.record
+
+
+def test_the_log_of_a_record_keeps_the_newest_lines(run: Run) -> None:
+    recorder = job_records.JobRecorder(run, JOB, lambda _: None, enabled=False)
+    for number in range(job_records.MAX_LOG_LINES + 3):
+        recorder.progress(Message(str(number)))
+    assert (len(recorder.record.log), recorder.record.log[0]) == (job_records.MAX_LOG_LINES, "3")
 
 
 @pytest.mark.parametrize(
     ("problem", "outcome"),
-    [(Interrupted("so"), "stopped"), (DivergedError("so"), "failed"), (KeyError("so"), "failed")],
+    [(Interrupted("reason"), "stopped"), (DivergedError("reason"), "failed"), (KeyError("reason"), "failed")],
 )
-def test_how_a_job_ended_is_written_down(run: Run, problem: Exception, outcome: str) -> None:
-    with pytest.raises(type(problem)), job_records.record_job(run, JOB, print, wanted=True):
+def test_the_outcome_of_a_job_is_recorded(run: Run, problem: Exception, outcome: str) -> None:
+    with pytest.raises(type(problem)), job_records.record_job(run, JOB, print, enabled=True):
         raise problem
-    (found,) = job_records.records(run)
-    assert found["outcome"] == outcome
-    assert "so" in found["problem"]
-    assert ("Traceback" in found["problem"]) == (outcome == "failed")
+    (record,) = job_records.load_records(run)
+    assert record.outcome == outcome
+    assert "reason" in record.problem
+    assert ("Traceback" in record.problem) == (outcome == "failed")
 
 
-def test_nothing_is_written_unless_it_is_wanted(run: Run) -> None:
-    with job_records.record_job(run, JOB, print, wanted=False) as record:
-        record.begins((0, 0))
-    assert job_records.records(run) == []
+def test_nothing_is_written_unless_records_are_enabled(run: Run) -> None:
+    with job_records.record_job(run, JOB, print, enabled=False) as recorder:
+        recorder.set_start((0, 0))
+    assert job_records.load_records(run) == []
 
 
 def test_a_full_disk_ends_the_record_and_not_the_job(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: Any) -> None:
+    def fail(*_: Any) -> None:
         raise StorageError("full")
 
-    monkeypatch.setattr(type(run.store), "put_json", full)
-    with job_records.record_job(run, JOB, print, wanted=True) as record:
-        record.begins((0, 0))
+    monkeypatch.setattr(type(run.store), "put_json", fail)
+    with job_records.record_job(run, JOB, print, enabled=True) as recorder:
+        recorder.set_start((0, 0))
 
 
-def test_the_newest_record_of_a_member_is_what_is_shown(run: Run) -> None:
-    many = Job(tuple(range(10)), (0, 0), 4)
-    with job_records.record_job(run, many, print, wanted=True) as record:
-        assert "_and_more" in record.name
-    with job_records.record_job(run, Job((1,), (4, 0), 4, "decide"), print, wanted=True):
+def test_status_shows_the_newest_record_of_a_member(run: Run) -> None:
+    group = Job(tuple(range(10)), (0, 0), 4)
+    with job_records.record_job(run, group, print, enabled=True) as recorder:
+        assert "_and_more" in recorder.name
+    with job_records.record_job(run, Job((1,), (4, 0), 4, "decide"), print, enabled=True):
         pass
-    record = job_records.JobRecord(run, JOB, lambda _: None, wanted=True)
-    record._news = {"1": dict(NEWS)}
-    record.begins((2, 0))
-    found = job_records.latest_by_member(run)
-    assert found[0]["outcome"] == "done"
-    assert (found[1]["outcome"], found[1]["attempt"], found[1]["loss"]) == ("running", 2, 0.5)
-    stale = run.store.get_json(record.name)
-    run.store.put_json(record.name, {**stale, "last_seen": 0.0})
+    recorder = job_records.JobRecorder(run, JOB, lambda _: None, enabled=True)
+    recorder.progress(UPDATE)
+    recorder.set_start((2, 0))
+    latest = job_records.latest_by_member(run)
+    assert latest[0].outcome == "done"
+    assert (latest[1].outcome, latest[1].attempt, latest[1].progress[1].metrics) == ("running", 2, {"loss": 0.5})
+    assert latest[1].summary(1).items() >= {"outcome": "running", "attempt": 2, "epoch": 2, "step": 3}.items()
+    stored = run.store.get_json(recorder.name)
+    run.store.put_json(recorder.name, {**stored, "last_seen": 0.0})
+    lost = job_records.latest_by_member(run)[1]
+    assert lost.outcome == "lost"
     console = Console(width=160, record=True)
-    console.print(lines({1: job_records.latest_by_member(run)[1]}))
-    shown = console.export_text()
-    assert f"on {found[1]['node']}" in shown
-    assert "2 retries lost" in shown
-    assert "1 min 01 s left" in shown
+    console.print(member_table({1: lost.latest(1)}, lost=[1]))
+    text = console.export_text()
+    assert f"on {lost.node}" in text
+    assert "2 retries lost" in text
+    assert "1 min 01 s left" in text
 
 
 # --- The hands of a cluster, without one
@@ -107,11 +131,11 @@ def test_the_newest_record_of_a_member_is_what_is_shown(run: Run) -> None:
 def test_a_hand_carries_out_and_tells_what_it_heard() -> None:
     hand = RayWorker()
 
-    def work(job: Any, tell: Any, *, device: str | None = None, processes: int = 1) -> None:
-        tell({"say": f"{job} of {processes >= 1}"})
+    def work(job: Any, progress: Any, *, device: str | None = None, processes: int = 1) -> None:
+        progress(Message(f"{job} of {processes >= 1}"))
 
     assert hand.poll_events(0.0) == []
-    assert hand.run_job(work, "it", 1.0) == ("done", None, [{"say": "it of True"}])
+    assert hand.run_job(work, "it", 1.0) == ("done", None, [Message("it of True")])
     kept = gc.get_freeze_count()
     assert kept > 10_000  # all that was imported is left alone when Ray asks for garbage
     garbage: list[Any] = []
@@ -123,22 +147,22 @@ def test_a_hand_carries_out_and_tells_what_it_heard() -> None:
 def test_news_are_gathered_while_a_job_goes_on_and_come_at_once_when_it_ends() -> None:
     hand, told, ends = RayWorker(), Event(), Event()
 
-    def work(job: Any, tell: Any, **_: Any) -> None:
-        tell({"say": "one"})
-        tell({"say": "two"})
+    def work(job: Any, progress: Any, **_: Any) -> None:
+        progress(Message("one"))
+        progress(Message("two"))
         told.set()
         ends.wait(20)
-        tell({"say": "three"})
+        progress(Message("three"))
 
     with ThreadPoolExecutor(2) as threads:
         answer = threads.submit(hand.run_job, work, "it", 1.0)
         told.wait()
         begun = time.perf_counter()
-        assert hand.poll_events(0.3) == [{"say": "one"}, {"say": "two"}]  # it waits although there is news
+        assert hand.poll_events(0.3) == [Message("one"), Message("two")]  # it waits although there is news
         assert time.perf_counter() - begun >= 0.29
         heard = threads.submit(hand.poll_events, 60.0)
         ends.set()
-        assert [*heard.result(timeout=30), *answer.result(timeout=30)[2]] == [{"say": "three"}]
+        assert [*heard.result(timeout=30), *answer.result(timeout=30)[2]] == [Message("three")]
 
 
 def test_a_fault_of_the_group_is_told_from_one_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,7 +170,7 @@ def test_a_fault_of_the_group_is_told_from_one_of_its_own(monkeypatch: pytest.Mo
         monkeypatch.setenv(name, "")
 
     def fails(what: str | Exception) -> Any:
-        def work(job: Any, tell: Any, **_: Any) -> None:
+        def work(job: Any, progress: Any, **_: Any) -> None:
             raise RuntimeError(what) if isinstance(what, str) else what
 
         return work

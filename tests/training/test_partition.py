@@ -43,7 +43,7 @@ def test_scores_are_the_squared_norms_of_the_members_gradients(tmp_path: Path) -
     halfway = train(row, tmp_path / "halfway", components=GIVEN)
     about, scores = halfway.store.get_array(sharpness_path(3, 1))
     assert about["score"] == "gradient_norm"
-    assert about["fingerprint"] == halfway.metadata["data"]["train"]["fingerprint"]
+    assert about["fingerprint"] == halfway.info.data.train.fingerprint
     assert (scores < 0).sum() == 4  # those kept for validation
     # Until its meeting a member trains as SAM's does.
     options = {**THREE, "train": {"epochs": 3}, "lr_scheduler": ()}
@@ -133,8 +133,8 @@ def test_a_single_member_is_warned_and_descends_plainly(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"method": {"partition_epoch": 4}}, "0 to 3"),
-        ({"method": {"repartition_every": 0}}, "1 epoch or more"),
+        ({"method": {"partition_epoch": 4}}, "between 0 and 3"),
+        ({"method": {"repartition_every": 0}}, "at least 1 epoch"),
         ({"method": {"rule": "papr"}}, "paper"),
         ({"method": {"top_k": 1.5}}, "0 to 1"),
         ({"method": {"top_k": [0.1, 0.2, 0.3]}}, "only rho may differ"),

@@ -5,18 +5,20 @@ from __future__ import annotations
 import errno
 import os
 import signal
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from plateaux.config.builders.data import build_training_data
 from plateaux.config.components import Components
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import DataError, DivergedError, Interrupted, RecipeError, RunError, StorageError
+from plateaux.core.progress import MemberUpdate, Progress, ProgressEvent
 from plateaux.storage.local_store import SCRATCH_PREFIX
 from plateaux.storage.run import Run
+from plateaux.storage.run_info import DataInfo, RunInfo
 from plateaux.training.checks import check
 from plateaux.training.train import train
 
@@ -50,14 +52,14 @@ def weights(run: Run) -> list[bytes]:
     return [run.store.get(f"members/{n}/weights.safetensors") for n in range(run.recipe.members)]
 
 
-def stop_after(epoch: int, number: signal.Signals = signal.SIGTERM) -> Callable[[Mapping[str, Any]], None]:
+def stop_after(epoch: int, number: signal.Signals = signal.SIGTERM) -> Progress:
     """Return a listener that asks the process to stop when the epoch is done."""
 
-    def hear(news: Mapping[str, Any]) -> None:
-        if news.get("done") == epoch:
+    def stop(event: ProgressEvent) -> None:
+        if isinstance(event, MemberUpdate) and event.completed_epoch == epoch:
             os.kill(os.getpid(), number)
 
-    return hear
+    return stop
 
 
 def interrupted(what: Recipe, out: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
@@ -128,14 +130,14 @@ def test_a_stop_says_where_and_how_to_go_on(tmp_path: Path) -> None:
     with pytest.raises(
         Interrupted, match=r"Stopped at epoch 2, step 0, with a checkpoint\. Run the same command again to"
     ):
-        train(recipe(), tmp_path, tell=stop_after(2))
+        train(recipe(), tmp_path, progress=stop_after(2))
     assert [p.position for p in Run.open(tmp_path).all_progress()] == [(2, 0)] * 2
 
 
 def test_an_epoch_of_one_step_can_be_stopped(tmp_path: Path) -> None:
     what = recipe("data.batch_size=48", "train.epochs=30", "run.checkpoint_every_epochs=1000")
     with pytest.raises(Interrupted, match="Stopped at epoch 2, step 0, with a checkpoint"):
-        train(what, tmp_path / "again", tell=stop_after(2))
+        train(what, tmp_path / "again", progress=stop_after(2))
     assert [p.position for p in Run.open(tmp_path / "again").all_progress()] == [(2, 0)] * 2
     assert weights(train(what, tmp_path / "again")) == weights(train(what, tmp_path / "whole"))
 
@@ -150,7 +152,7 @@ def test_epochs_of_one_step_are_checkpointed_by_the_clock_too(tmp_path: Path) ->
 def test_a_stop_in_the_last_epoch_lets_no_other_job_begin(tmp_path: Path) -> None:
     what = recipe("executor.mode=offload", "train.epochs=2")
     with pytest.raises(Interrupted, match="Run the same command again for what is missing"):
-        train(what, tmp_path, tell=stop_after(2))
+        train(what, tmp_path, progress=stop_after(2))
     assert [p.finished for p in Run.open(tmp_path).all_progress()] == [True, False]
     assert [p.finished for p in train(what, tmp_path).all_progress()] == [True, True]
 
@@ -230,7 +232,7 @@ def test_a_full_disk_is_one_message_and_the_run_goes_on_later(
 
 def test_a_damaged_checkpoint_is_named_and_its_folder_may_be_deleted(tmp_path: Path) -> None:
     with pytest.raises(Interrupted):
-        train(recipe(), tmp_path / "again", tell=stop_after(2))
+        train(recipe(), tmp_path / "again", progress=stop_after(2))
     run = Run.open(tmp_path / "again")
     name = run.progress(1).checkpoints[-1][2]
     run.store.put(name, run.store.get(name)[:100])
@@ -245,7 +247,7 @@ def test_a_damaged_checkpoint_is_named_and_its_folder_may_be_deleted(tmp_path: P
 
 def test_a_checkpoint_that_is_gone_is_named(tmp_path: Path) -> None:
     with pytest.raises(Interrupted):
-        train(recipe(), tmp_path, tell=stop_after(1))
+        train(recipe(), tmp_path, progress=stop_after(1))
     run = Run.open(tmp_path)
     run.store.delete(run.progress(0).checkpoints[-1][2])
     with pytest.raises(StorageError, match=r"Cannot read .*resume-1-0\.pt: No such file"):
@@ -254,7 +256,7 @@ def test_a_checkpoint_that_is_gone_is_named(tmp_path: Path) -> None:
 
 def test_a_member_in_other_hands_is_left_alone_and_the_others_are_trained(tmp_path: Path) -> None:
     what = recipe("executor.mode=offload")
-    run = Run.begin(tmp_path, what, {})
+    run = Run.begin(tmp_path, what, RunInfo(DataInfo.from_splits(build_training_data(what))))
     with run.lock(0), pytest.raises(RunError, match="members/0 is locked by another process"):
         train(what, tmp_path)
     assert [p.finished for p in Run.open(tmp_path).all_progress()] == [False, True]

@@ -72,7 +72,7 @@ def watching(data: Any, seen: set[int]) -> Any:
     """Return the data with its training source watched: who reads while gradients are on is training."""
 
     class Watched(InMemorySource):
-        def fetch(self, ids: torch.Tensor) -> Any:
+        def fetch(self, ids: torch.Tensor, *, seed: int | None = None) -> Any:
             kind = "train" if torch.is_grad_enabled() else "validation"
             TOUCHED.update((kind, int(i)) for i in ids)
             seen.update(ids.tolist())
@@ -173,7 +173,7 @@ def test_deterministic_sets_the_flag_for_the_time_of_training(tmp_path: Path) ->
     train(
         recipe("train.deterministic=true"),
         tmp_path,
-        tell=lambda _: seen.append(torch.are_deterministic_algorithms_enabled()),
+        progress=lambda _: seen.append(torch.are_deterministic_algorithms_enabled()),
     )
     assert seen
     assert all(seen)

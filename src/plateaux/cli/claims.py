@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from plateaux.cli.common import AsJson, print_result, write_whole
+from plateaux.cli.common import AsJson, print_result
+from plateaux.storage.atomic import write_atomic
 from plateaux.studies.claims.claim import ClaimEntry, claims_dir, read_claims, read_evidence, select_claims
 from plateaux.studies.claims.evidence import gather
 from plateaux.studies.claims.page import figures, page
@@ -38,7 +39,7 @@ def claims(
         gather(known, workdir, where, claims_dir().parent, read=results_from_study)
     entries = [ClaimEntry(claim, read_evidence(claim, where)) for claim in known]
     if out is not None:
-        write_whole(out, page(entries))
+        write_atomic(out, page(entries))
     last = [f"written to {out}"] if out else []
     print_result(as_json, [each.to_dict() for each in entries], lambda: [table(entries), *last])
 

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -60,17 +59,6 @@ def print_result(as_json: bool, plain: Any, shown: Callable[[], list[Any]]) -> N
         return
     for each in shown():
         console.print(each, highlight=False)
-
-
-def write_whole(file: Path, text: str) -> None:
-    """Write the whole of a file that the user named, or none of it."""
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        beside = file.with_name(f".{file.name}.part")
-        beside.write_text(text, encoding="utf-8")
-        beside.replace(file)
-    except OSError as problem:
-        raise errors.StorageError(f"{file} cannot be written ({problem.strerror}); choose another --out") from None
 
 
 class ConsoleHandler(logging.Handler):

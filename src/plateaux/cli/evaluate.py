@@ -98,7 +98,7 @@ def evaluate(
     if calibrated and (executor or members or limit):
         raise RecipeError("--calibrated does not support --executor, --members, --limit; leave them out")
     texts = [*(ood or []), *(more or [])]
-    suites, skip_missing = parse_ood_suites(texts, Run.open(run).metadata["data"]["name"]) if texts else ({}, False)
+    suites, skip_missing = parse_ood_suites(texts, Run.open(run).info.data.name) if texts else ({}, False)
     baseline_errors = read_baseline(baseline) if baseline else None
     for name in [] if skip_missing else [name for datasets in suites.values() for name in datasets]:
         ood_split(name, "", Components(trust=tuple(trust or ())))  # fail on a wrong name before hours of work

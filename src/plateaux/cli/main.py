@@ -20,7 +20,7 @@ from rich.table import Table
 import plateaux
 from plateaux.cli import claims, evaluate, landscape, report, study, theory
 from plateaux.cli.common import AsJson, Changes, Trust, configure_logging, handle_errors, print_result, torchrun
-from plateaux.cli.progress import lines, live_progress
+from plateaux.cli.progress import live_progress, member_table
 from plateaux.config.builtin import builtin_recipes, recipe_file
 from plateaux.config.recipe import with_line_number
 from plateaux.config.schema import ConfigKeyError
@@ -113,8 +113,8 @@ def train(
     if what.executor.name == "mesh" and "RANK" not in os.environ:
         raise typer.Exit(torchrun(what.executor.processes))
     components = plateaux.Components(trust=tuple(trust or ()))
-    with read_first_lines(file), live_progress(Console(stderr=True)) as tell:
-        plateaux.train(what, root, components=components, tell=tell, branch_from=branch_from)
+    with read_first_lines(file), live_progress(Console(stderr=True)) as progress:
+        plateaux.train(what, root, components=components, progress=progress, branch_from=branch_from)
     if not is_rank_zero():
         return
     found = plateaux.evaluate(root, trust=components.trust) if evaluate else []
@@ -156,7 +156,7 @@ def status(run: Path, as_json: AsJson = False) -> None:
                 "epochs": opened.recipe.train.epochs, "weights": progress.weights_source,
                 "stop_reason": progress.stop_reason, "seconds": progress.seconds,
                 "bytes": opened.store.size(f"members/{number}"),
-                **({"job": jobs[number]} if number in jobs else {}),
+                **({"job": jobs[number].summary(number)} if number in jobs else {}),
             }
         )  # fmt: skip
     total = opened.store.size()
@@ -171,8 +171,10 @@ def status(run: Path, as_json: AsJson = False) -> None:
             shown.add_row(
                 str(r["member"]), r["state"], at, words, format_duration(r["seconds"]), format_size(r["bytes"])
             )
-        live = {n: job for n, job in jobs.items() if job["outcome"] in ("running", "lost") and "epochs" in job}
-        return [shown, *([lines(live)] if live else []), *held, f"{format_size(total)} in all"]
+        active = {n: record for n, record in jobs.items() if record.outcome in ("running", "lost")}
+        lost = [n for n, record in active.items() if record.outcome == "lost"]
+        updates = {n: record.latest(n) for n, record in active.items() if n in record.progress}
+        return [shown, *([member_table(updates, lost)] if updates else []), *held, f"{format_size(total)} in all"]
 
     print_result(as_json, {"run": str(run), "members": rows, "shared_bytes": shared, "bytes": total}, table)
 

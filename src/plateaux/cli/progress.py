@@ -1,79 +1,88 @@
-"""Work under way, for a person: one live line a member, or plain lines where there is no terminal."""
+"""Show the progress of training: one live line per member, or plain lines if the output is not a terminal."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
 
 from rich.console import Console
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
-from plateaux.core.callbacks import Tell
 from plateaux.core.formatting import format_duration
+from plateaux.core.progress import MemberUpdate, Message, Progress, ProgressEvent
 
 
 @contextmanager
-def live_progress(console: Console) -> Iterator[Tell]:
-    """Show news of the members while the work goes on."""
+def live_progress(console: Console) -> Iterator[Progress]:
+    """Yield a progress callback that shows messages and the members on a console."""
     if not console.is_terminal:
-        yield lambda news: _plain(console, news)
+        yield lambda event: _print_event(console, event)
         return
-    latest: dict[int, dict[str, Any]] = {}
+    latest: dict[int, MemberUpdate] = {}
     with Live(console=console, refresh_per_second=4, transient=False) as live:
 
-        def tell(news: Mapping[str, Any]) -> None:
-            if "say" in news:
-                live.console.print(news["say"], highlight=False)
-                return
-            latest.setdefault(news["member"], {}).update({"scored": None, **news})
-            live.update(lines(latest))
+        def show(event: ProgressEvent) -> None:
+            if isinstance(event, Message):
+                live.console.print(event.text, highlight=False)
+            elif isinstance(event, MemberUpdate):
+                known = latest.get(event.member)
+                latest[event.member] = event if known is None else known.merge(event)
+                live.update(member_table(latest))
 
-        yield tell
+        yield show
 
 
-def lines(latest: Mapping[int, Mapping[str, Any]]) -> Table:
-    """Return one line a member: how far, loss, accuracy, images a second, time left; on a cluster node and retries."""
+def member_table(latest: Mapping[int, MemberUpdate], lost: Collection[int] = ()) -> Table:
+    """Return one line per member: position, loss, accuracy, images per second, time left; on a cluster also the node.
+
+    `lost` are members whose job has stopped writing its record.
+    """
     table = Table.grid(padding=(0, 2))
     for number in sorted(latest):
-        news = latest[number]
-        steps = news.get("steps", 1)
-        total = news["epochs"] * steps
-        done = max(
-            news.get("done", 0) * steps, news.get("epoch", 0) * steps + news.get("step", 0) if "step" in news else 0
-        )
-        finished = news.get("done") == news["epochs"]
-        done = total if finished else min(done, total)
-        loss = news.get("loss") or news.get("train loss")
-        right = news.get("accuracy") or news.get("train accuracy")
-        judged = news.get("validation accuracy")
-        scored = news.get("scored")
+        update = latest[number]
+        epochs, epoch, steps, metrics = update.epochs or 0, update.epoch or 0, update.steps or 1, update.metrics
+        total = epochs * steps
+        is_finished = update.completed_epoch == epochs
+        loss = metrics.get("loss") or metrics.get("train loss")
+        accuracy = metrics.get("accuracy") or metrics.get("train accuracy")
+        validation = metrics.get("validation accuracy")
         table.add_row(
             f"member {number}",
-            ProgressBar(total=total, completed=done, width=24),
-            f"epoch {min(news.get('epoch', 0) + (not finished), news['epochs'])}/{news['epochs']}",
+            ProgressBar(total=total, completed=min(epoch * steps + (update.step or 0), total), width=24),
+            f"epoch {min(epoch + (not is_finished), epochs)}/{epochs}",
             f"loss {loss:.4f}" if loss is not None else "",
-            f"train {100 * right:.1f} %" if right else "",
-            f"validation {100 * judged:.1f} %" if judged is not None else "",
-            f"scoring {100 * scored:.0f} %" if scored else f"{news['rate']:,.0f} images/s" if news.get("rate") else "",
-            "done" if finished else f"{format_duration(news['left'])} left" if news.get("left") is not None else "",
-            *([f"on {news['node']}", _tried(news)] if "node" in news else ()),
+            f"train {100 * accuracy:.1f} %" if accuracy else "",
+            f"validation {100 * validation:.1f} %" if validation is not None else "",
+            _format_speed(update),
+            "done" if is_finished else _format_time_left(update),
+            *([f"on {update.node}", _format_retries(update, is_lost=number in lost)] if update.node else ()),
         )
     return table
 
 
-def _tried(news: Mapping[str, Any]) -> str:
-    """Say how often a job was begun again, and whether it still talks."""
-    count = news.get("retries", news.get("attempt", 0))
-    again = f"{count} retr{'y' if count == 1 else 'ies'}" if count else ""
-    return " ".join(filter(None, [again, "lost" if news.get("outcome") == "lost" else ""]))
+def _format_speed(update: MemberUpdate) -> str:
+    if update.scored:
+        return f"scoring {100 * update.scored:.0f} %"
+    return f"{update.samples_per_second:,.0f} images/s" if update.samples_per_second else ""
 
 
-def _plain(console: Console, news: Mapping[str, Any]) -> None:
-    if "say" in news:
-        console.print(news["say"], highlight=False)
-    elif "done" in news:
-        numbers = ", ".join(f"{n} {v:.4f}" for n, v in news.items() if isinstance(v, float))
-        console.print(f"member {news['member']}: epoch {news['done']}/{news['epochs']}, {numbers}", highlight=False)
+def _format_time_left(update: MemberUpdate) -> str:
+    return "" if update.seconds_left is None else f"{format_duration(update.seconds_left)} left"
+
+
+def _format_retries(update: MemberUpdate, *, is_lost: bool) -> str:
+    count = update.retries or 0
+    retries = f"{count} retr{'y' if count == 1 else 'ies'}" if count else ""
+    return " ".join(filter(None, [retries, "lost" if is_lost else ""]))
+
+
+def _print_event(console: Console, event: ProgressEvent) -> None:
+    """Print a message, or one line for a completed epoch."""
+    if isinstance(event, Message):
+        console.print(event.text, highlight=False)
+    elif isinstance(event, MemberUpdate) and event.completed_epoch is not None:
+        metrics = ", ".join(f"{name} {value:.4f}" for name, value in event.metrics.items())
+        text = f"member {event.member}: epoch {event.completed_epoch}/{event.epochs}, {metrics}"
+        console.print(text, highlight=False)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from plateaux.cli.common import AsJson, Trust, print_result, write_whole
+from plateaux.cli.common import AsJson, Trust, print_result
 from plateaux.config.components import Components
 from plateaux.config.specs import split_names
 from plateaux.core.errors import RecipeError, suggest
@@ -16,6 +16,7 @@ from plateaux.core.formatting import format_size
 from plateaux.reports.export import FORMATS, to_csv, to_html, to_json, to_markdown, write_figures
 from plateaux.reports.report import DETAILS, Report
 from plateaux.reports.report import report as made_of
+from plateaux.storage.atomic import write_atomic
 
 
 def report(
@@ -42,7 +43,7 @@ def report(
     options: dict[str, Any] = {"max_runs": max_runs, "only_figures": split_names(only_figures or "")}
     drawn = kind != "csv" or figures_dir is not None
     made = made_of(paths, figures=drawn, components=Components(trust=tuple(trust or ())), **options)
-    write_whole(out, _text(made, kind, out, figures_dir))
+    write_atomic(out, _text(made, kind, out, figures_dir))
     files = write_figures(made, figures_dir) if figures_dir is not None else []
     plain = {
         "file": str(out), "bytes": out.stat().st_size, "figures": [str(file) for file in files],

@@ -56,8 +56,8 @@ def study(
         _told(CostEstimate(conduct).all(), as_json)
         return
     if not results_only:
-        with live_progress(Console(stderr=True)) as tell:
-            conduct = StudyRunner(what, root, log=tell, say=lambda words: tell({"say": words}), **options)
+        with live_progress(Console(stderr=True)) as progress:
+            conduct = StudyRunner(what, root, progress=progress, **options)
             _some(conduct, filter_)
             conduct.run()
     found = results_from_study(root)

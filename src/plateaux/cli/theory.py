@@ -13,9 +13,9 @@ from rich.table import Table
 from plateaux.cli.common import AsJson, print_result, progress_bar
 from plateaux.core.formatting import format_duration
 from plateaux.core.optional import optional_import
-from plateaux.core.progress import WorkDone
-from plateaux.theory.experiment import run
-from plateaux.theory.figures import draw
+from plateaux.storage.atomic import write_atomic
+from plateaux.theory.experiment import run_experiment
+from plateaux.theory.figures import draw_figures
 from plateaux.theory.record import deviations, record
 
 
@@ -34,17 +34,12 @@ def theory(
     optional_import("matplotlib", extra="report")  # before minutes of simulation
     began = time.monotonic()
     with progress_bar("simulating", unit="matrices") as progress:
-        experiment = run(
-            matrices=matrices,
-            starts=inits,
-            density=grid_points,
-            seed=seed,
-            seen=lambda done, total: progress(WorkDone(done, total)),
-        )
+        experiment = run_experiment(matrices=matrices, starts=inits, density=grid_points, seed=seed, progress=progress)
         found = record(experiment)
-        out.mkdir(parents=True, exist_ok=True)
-        (out / "theory.json").write_text(json.dumps(found, indent=1), encoding="utf-8")
-        files = [out / "theory.json", *draw(experiment, out)]
+        contents = {"theory.json": json.dumps(found, indent=1).encode(), **draw_figures(experiment)}
+        for name, content in contents.items():
+            write_atomic(out / name, content)
+        files = [out / name for name in contents]
     seconds = time.monotonic() - began
     plain = {"files": [str(file) for file in files], "seconds": round(seconds, 1), **found}
     last = f"{len(files)} files in {out}, after {format_duration(seconds)}"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
-Tell = Callable[[Mapping[str, Any]], None]
-"""Takes news of the work under way: plain values by name."""
+Tell = Callable[[Any], None]
+"""Takes a progress event."""
 
 
 Say = Callable[[str], None]

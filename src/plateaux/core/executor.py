@@ -33,7 +33,7 @@ class Job(Protocol):
 class JobFn(Protocol):
     """Executes one job; it is pickled to be sent to other processes."""
 
-    def __call__(self, job: Any, tell: Tell, *, device: str | None = None, processes: int = 1) -> None: ...
+    def __call__(self, job: Any, progress: Tell, *, device: str | None = None, processes: int = 1) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,15 +1,16 @@
-"""One member as a callable, and records of what its layers see."""
+"""One member as a callable, records of its layers, and temporary changes of its weights and buffers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from plateaux.core import tensor_tree
 from plateaux.core.types import Inputs, TensorTree
 
 Forward = Callable[[], AbstractContextManager[Any]]
@@ -18,14 +19,15 @@ Forward = Callable[[], AbstractContextManager[Any]]
 
 @dataclass(frozen=True, slots=True)
 class LayerRecord:
-    """What one layer saw in one forward pass."""
+    """The inputs and the output of one layer in one forward pass."""
 
+    name: str
     inputs: Tensor
     output: Tensor
 
 
 class MemberModule:
-    """One member as seen inside an offer: call it, or record what its layers see."""
+    """One member as an output function sees it: call it, or record what its layers compute."""
 
     def __init__(
         self,
@@ -39,54 +41,106 @@ class MemberModule:
     ) -> None:
         self.module = module
         self.forward = forward
-        self.own = own or {}  # the member's own weights and buffers: what vmap stacks
+        self.own = own or {}  # the weights of this member, which vmap stacks
         self.buffers = buffers or {}
-        self.replaced = replaced  # tensors that stand in for the module's own: how vmap sees a member
-        self.kind = kind  # only members of one kind may be stacked
+        self.replaced = replaced  # tensors used instead of those of the module, as under vmap
+        self.kind = kind  # only members of the same kind can be stacked
 
     def __call__(self, x: Inputs, params: TensorTree | None = None) -> Tensor:
-        """Return the model's output, or its `.logits`; `params` stand in for the member's own weights."""
-        stand_in = {**(self.replaced or {}), **(params or {})}
+        """Return the output of the network, or its `.logits`; `params` replace weights of the member."""
+        replaced = {**(self.replaced or {}), **(params or {})}
         with self.forward():
-            if stand_in:
+            if replaced:
                 assert isinstance(self.module, nn.Module)
-                out = functional_call(self.module, stand_in, *_arguments(x))
+                out = functional_call(self.module, replaced, *_arguments(x))
             else:
                 args, kwargs = _arguments(x)
                 out = self.module(*args, **kwargs)
         return out if isinstance(out, Tensor) else out.logits
 
     def call_preserving_buffers(self, x: Inputs) -> Tensor:
-        """Return the output for other samples; buffers, such as BatchNorm's running statistics, do not move."""
+        """Return the output without updating buffers, such as the running statistics of BatchNorm."""
         copies = {name: buffer.clone() for name, buffer in self.buffers.items()}
         if not copies:
             return self(x)
-        module = getattr(self.module, "_orig_mod", self.module)  # a compiled network has other names for its parts
+        module = getattr(self.module, "_orig_mod", self.module)  # torch.compile renames the parts of a module
         return MemberModule(module, forward=self.forward, replaced={**(self.replaced or {}), **copies})(x)
 
     def record(self, x: Inputs, layers: Sequence[str]) -> tuple[Tensor, Mapping[str, LayerRecord]]:
-        """Return the output, and what each named layer saw on the way to it."""
+        """Return the output, and the inputs and outputs of the named layers in the same forward pass."""
         assert isinstance(self.module, nn.Module)
-        seen: dict[str, LayerRecord] = {}
+        records: dict[str, LayerRecord] = {}
 
-        def watch(name: str) -> Callable[..., None]:
+        def make_hook(name: str) -> Callable[..., None]:
             def hook(_: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
-                seen[name] = LayerRecord(args[0], output)
+                records[name] = LayerRecord(name, args[0], output)
 
             return hook
 
-        handles = [self.module.get_submodule(name).register_forward_hook(watch(name)) for name in layers]
+        handles = [self.module.get_submodule(name).register_forward_hook(make_hook(name)) for name in layers]
         try:
-            return self(x), seen
+            return self(x), records
         finally:
             for handle in handles:
                 handle.remove()
 
 
+def find_last_linear(member: MemberModule, x: Inputs) -> LayerRecord | None:
+    """Run a forward pass and return the record of the nn.Linear whose output is that of the network; None without one.
+
+    The layer must see one row per sample, `[B, D]`.
+    """
+    assert isinstance(member.module, nn.Module)
+    layers = [name for name, layer in member.module.named_modules() if isinstance(layer, nn.Linear)]
+    output, records = member.record(x, layers)
+    matches = (r for r in records.values() if is_same_tensor(r.output, output) and r.inputs.ndim == 2)
+    return next(matches, None)
+
+
+@contextmanager
+def at_params(
+    params: TensorTree,
+    at: TensorTree | None,
+    *,
+    buffers: TensorTree | None = None,
+    origin: TensorTree | None = None,
+) -> Iterator[None]:
+    """Write other values into parameters, and restore them and the buffers on exit; with `at=None`, do nothing.
+
+    `origin` holds the values to restore, if the caller has a copy of them already.
+    """
+    if at is None:
+        yield
+        return
+    origin = tensor_tree.clone(params) if origin is None else origin
+    tensor_tree.write(params, at)
+    try:
+        with preserve_buffers(buffers or {}):
+            yield
+    finally:
+        tensor_tree.write(params, origin)
+
+
+@contextmanager
+def preserve_buffers(buffers: TensorTree) -> Iterator[None]:
+    """Restore the values of buffers on exit."""
+    before = tensor_tree.clone(buffers)
+    try:
+        yield
+    finally:
+        tensor_tree.write(buffers, before)
+
+
+def pruning_masks(module: nn.Module) -> TensorTree:
+    """Return the masks of pruned parameters by parameter name; they are buffers called `<parameter>_mask`."""
+    buffers = {name: buffer for name, buffer in module.named_buffers() if name.endswith("_mask")}
+    return {name: buffers[f"{name}_mask"] for name, _ in module.named_parameters() if f"{name}_mask" in buffers}
+
+
+def is_same_tensor(a: Tensor, b: Tensor) -> bool:
+    """Return whether two tensors are the same view of the same memory."""
+    return a.data_ptr() == b.data_ptr() and a.shape == b.shape and a.stride() == b.stride()
+
+
 def _arguments(x: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return ((x,), {}) if isinstance(x, Tensor) else ((), dict(x))
-
-
-def is_same_tensor(one: Tensor, other: Tensor) -> bool:
-    """Say whether two tensors are one."""
-    return one.data_ptr() == other.data_ptr() and one.shape == other.shape and one.stride() == other.stride()

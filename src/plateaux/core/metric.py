@@ -1,4 +1,4 @@
-"""The contract of a metric."""
+"""The protocol of a metric."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from plateaux.core.types import Batch, Estimate, TensorTree
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A question about predictions that is answered in one pass, shared with all measures of the same offer.
+    """A metric of predictions, computed in one pass that all metrics of the same output function share.
 
-    `settle` turns the table `[M, B, ...]` and its batch into sums (or rows to keep, `merge="cat"`); `finish` turns the
-    merged sums into named numbers. Members are named by their position in the table: the walk knows their numbers.
+    `update` turns the outputs `[M, B, ...]` of a batch into sums, or with `reduce="cat"` into rows to concatenate.
+    `compute` turns the reduced sums into named values. Members are named by their position in the outputs; the caller
+    replaces positions by member numbers.
     """
 
     update: Callable[[Tensor, Batch], TensorTree]
@@ -26,10 +27,8 @@ class Metric:
     output: OutputFn = logits
     reduce: Literal["sum", "cat"] = "sum"
     higher_is_better: bool | None = True  # None: neither direction is better
-    group: Literal["performance", "uncertainty", "diversity"] = (
-        "performance"  # how good, how sure, how different the predictions are
-    )
-    default: bool = True  # asked for by "all"; not what makes a large table, or is not for every run
-    percent: bool = False  # shown in percent
-    min_members: int = 1  # so many members it takes
-    definition: str = ""  # what must be known to compare the number with somebody else's
+    group: Literal["performance", "uncertainty", "diversity"] = "performance"
+    default: bool = True  # part of "all"; False: expensive, large, or not applicable to every run
+    percent: bool = False  # displayed in percent
+    min_members: int = 1
+    definition: str = ""  # which definition of the metric, needed to compare the value with other sources

@@ -3,54 +3,67 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from plateaux.core.errors import RecipeError
-from plateaux.core.member import MemberModule, is_same_tensor
+from plateaux.core.member import MemberModule, find_last_linear
 from plateaux.core.types import Batch
 
-OutputFn = Callable[[MemberModule, Batch], Tensor]
-"""What ONE member says about a batch. `offer.batched = False` marks one that cannot run under vmap."""
+OutputFn: TypeAlias = Callable[[MemberModule, Batch], Tensor]
+"""Computes the output of ONE member for a batch, `[B, ...]`. Wrap it in `LoopedOutput` if vmap does not support it."""
 
 
-def logits(view: MemberModule, batch: Batch) -> Tensor:
-    """The model's output for every sample."""
-    return view(batch.x)
+@dataclass(frozen=True, slots=True)
+class LoopedOutput:
+    """An output function that does not support vmap: executors call it for one member after the other."""
+
+    fn: OutputFn
+
+    def __call__(self, member: MemberModule, batch: Batch) -> Tensor:
+        return self.fn(member, batch)
+
+
+def supports_vmap(output: OutputFn) -> bool:
+    """Return whether an output function can run under vmap."""
+    return not isinstance(output, LoopedOutput)
+
+
+def logits(member: MemberModule, batch: Batch) -> Tensor:
+    """Return the output of the network for every sample."""
+    return member(batch.x)
 
 
 class NoFeaturesError(RecipeError):
-    """A network without a last layer whose inputs could be taken for features."""
+    """The output of a network is not the output of an nn.Linear, so it has no features."""
 
 
-def features(view: MemberModule, batch: Batch) -> Tensor:
-    """What the last layer sees of every sample, `[B, D]`."""
-    return logits_and_features(view, batch)[1]
+def _features(member: MemberModule, batch: Batch) -> Tensor:
+    return logits_and_features(member, batch)[1]
 
 
-features.batched = False  # type: ignore[attr-defined]  # hooks do not run inside vmap's functional call
+features = LoopedOutput(_features)  # forward hooks do not run inside the functional call of vmap
+"""Returns the features of every sample, `[B, D]`: the inputs of the last layer."""
 
 
-def logits_and_features(view: MemberModule, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Return both from one forward pass; the last layer is the nn.Linear whose output the network returns."""
-    assert isinstance(view.module, nn.Module)
-    layers = [name for name, part in view.module.named_modules() if isinstance(part, nn.Linear)]
-    out, seen = view.record(batch.x, layers)
-    for each in seen.values():
-        if is_same_tensor(each.output, out) and each.inputs.ndim == 2:
-            return out, each.inputs
-    raise NoFeaturesError(
-        f"Features are what the last nn.Linear sees, and this {type(view.module).__name__} does not end in one; "
-        "leave out measures of features (cka)"
-    )
+def logits_and_features(member: MemberModule, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Return logits and features from one forward pass; features are the inputs of the last nn.Linear."""
+    last = find_last_linear(member, batch.x)
+    if last is None:
+        raise NoFeaturesError(
+            "Features are the inputs of the last nn.Linear, but the output of this "
+            f"{type(member.module).__name__} is not the output of an nn.Linear. Leave out metrics of features (cka)"
+        )
+    return last.output, last.inputs
 
 
-def logits_with_unlabeled(view: MemberModule, batch: Batch) -> Tensor:
-    """Offer the logits of the labelled samples, then of the unlabelled ones: `[B + U, C]`.
+def logits_with_unlabeled(member: MemberModule, batch: Batch) -> Tensor:
+    """Return the logits of the labeled samples, then of the unlabeled ones: `[B + U, C]`.
 
-    Two forward passes, and only the first moves buffers. BatchNorm normalises each kind of sample by its own
-    statistics, and remembers those of the samples that the network is to be used on: what a member does with labelled
-    samples is what it would do without the others.
+    There are two forward passes, and only the first updates buffers. BatchNorm normalizes labeled and unlabeled samples
+    by their own statistics, and its running statistics are those of the labeled samples, as without unlabeled ones.
     """
-    return torch.cat([view(batch.x), view.call_preserving_buffers(batch.extra["unlabeled"])])
+    return torch.cat([member(batch.x), member.call_preserving_buffers(batch.extra["unlabeled"])])

@@ -1,22 +1,13 @@
-"""Colors and settings shared by all figures."""
+"""Colors and matplotlib settings of all figures: the palette of Okabe and Ito, safe for color-blind readers."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    pass
-
+from typing import Any
 
 COLORS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000")
-
-
+BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY_BLUE, BLACK = COLORS
 DASHES = ("-", "--", ":")
-
-
-INK, PAPER = "#222222", "#ffffff"
-
-
+INK, PAPER = "#222222", "#ffffff"  # text and background
 RC_PARAMS: Any = {
     "font.size": 9.0, "axes.titlesize": 9.5, "axes.titlelocation": "left", "axes.spines.top": False,
     "axes.spines.right": False, "axes.edgecolor": INK, "axes.labelcolor": INK, "text.color": INK,

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import TypeAlias
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, TypeAlias
 
 logger = logging.getLogger("plateaux")
 
@@ -44,6 +44,23 @@ class MemberUpdate:
     scored: float | None = None  # fraction of the samples that are scored for the data partition
     node: str | None = None  # on a cluster
     retries: int | None = None
+
+    @property
+    def completed_epoch(self) -> int | None:
+        """The number of completed epochs if this update ends an epoch, else None."""
+        return self.epoch if self.step is None and self.scored is None else None
+
+    def merge(self, newer: MemberUpdate) -> MemberUpdate:
+        """Return this update with all fields that a newer one of the same member sets; metrics are merged by name."""
+        changed = {f.name: getattr(newer, f.name) for f in fields(newer) if getattr(newer, f.name) is not None}
+        changed |= {"metrics": {**self.metrics, **newer.metrics}, "scored": newer.scored}
+        if newer.epoch is not None:
+            changed["step"] = newer.step
+        return replace(self, **changed)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields that are set, as JSON types."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 ProgressEvent: TypeAlias = Message | WorkDone | MemberUpdate

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 from plateaux.core.errors import DataError, RecipeError
 from plateaux.core.types import Batch, Inputs, derive_seed, map_tensors
 from plateaux.data.augment import Augment, crop_and_flip, mix_partners, mixup_cutmix, normalize
-from plateaux.data.sources import InMemorySource, Source, UnlabeledData
+from plateaux.data.sources import Source, UnlabeledData
 from plateaux.data.splits import _permutation
 
 CPU = torch.device("cpu")
@@ -124,7 +124,7 @@ def ordered_batches(
     shard: ShardFn | None = None,
 ) -> Iterator[Batch]:
     """Yield the samples `ids` (all of them when None) in their order, as they are."""
-    source = getattr(source, "plain", source)  # features are kept of samples varied and not
+    source = source.without_augmentation()  # features are kept of samples varied and not
     ids = torch.arange(len(source)) if ids is None else ids.cpu()
     _check(source, ids, batch_size, num_workers)
     parts = _parts(ids, batch_size, 0, shard)
@@ -154,20 +154,14 @@ class _Reader:
         wanted = torch.tensor(ids, dtype=torch.int64)
         if self.among is not None:  # each partner looks as it does in this epoch's own turn
             wanted = torch.cat([wanted, mix_partners(wanted, self.among, seed=self.seed)])
-        x, y = self._fetch(wanted)
+        x, y = self.source.fetch(wanted, seed=self.seed)
         return crop_and_flip(x, wanted, seed=self.seed, augment=self.augment), y
-
-    def _fetch(self, ids: Tensor) -> tuple[Inputs, Tensor]:
-        if getattr(self.source, "keyed", False):  # what it hands out may depend on the epoch
-            return self.source.fetch(ids, key=self.seed)  # type: ignore[call-arg]
-        return self.source.fetch(ids)
 
 
 def _read_all(
     reader: _Reader, parts: Sequence[Tensor], workers: int, device: torch.device
 ) -> Iterator[tuple[Inputs, Tensor]]:
-    near = isinstance(reader.source, InMemorySource) or getattr(reader.source, "mapped", False)
-    if workers == 0 or near or not parts:
+    if workers == 0 or not reader.source.needs_workers or not parts:
         return (reader[part.tolist()] for part in parts)
     return _read_by_workers(reader, parts, workers, device)
 

@@ -22,11 +22,30 @@ class Source(Protocol):
 
     def __len__(self) -> int: ...
 
-    def fetch(self, ids: Tensor) -> tuple[Inputs, Tensor]:
-        """Return inputs `[B, ...]` and labels `[B]` of the samples `ids`."""
+    def fetch(self, ids: Tensor, *, seed: int | None = None) -> tuple[Inputs, Tensor]:
+        """Return inputs `[B, ...]` and labels `[B]` of the samples `ids`; random transforms use only `seed`."""
 
     def fingerprint(self) -> str:
         """Return a short hash of the samples and their order."""
+
+    @property
+    def has_content_hash(self) -> bool:
+        """Whether the fingerprint is a hash of the samples themselves, so that results about them can be cached."""
+        return True
+
+    @property
+    def needs_workers(self) -> bool:
+        """Whether loader workers can read samples faster than this process."""
+        return True
+
+    @property
+    def is_augmented(self) -> bool:
+        """Whether samples are augmented already, so that the loader does not augment them."""
+        return False
+
+    def without_augmentation(self) -> Source:
+        """Return the same samples without augmentation."""
+        return self
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +73,13 @@ class DataSplits:
     unlabeled: UnlabeledData | None = None  # what a recipe asks for besides
 
 
-class InMemorySource:
+class InMemorySource(Source):
     """A source held whole in memory, on whatever device it was put.
 
     Images are kept as uint8 `[N, C, H, W]`: a quarter of the memory, and augmentation moves a quarter of the bytes.
     """
+
+    needs_workers = False
 
     def __init__(self, x: Inputs, y: Tensor) -> None:
         lengths = {len(t) for t in ([x] if isinstance(x, Tensor) else x.values())}
@@ -69,7 +90,7 @@ class InMemorySource:
     def __len__(self) -> int:
         return len(self.y)
 
-    def fetch(self, ids: Tensor) -> tuple[Inputs, Tensor]:
+    def fetch(self, ids: Tensor, *, seed: int | None = None) -> tuple[Inputs, Tensor]:
         ids = ids.to(self.y.device)
         # index_select copies whole rows: twenty times as fast as x[ids] for images.
         return map_tensors(self.x, lambda t: t.index_select(0, ids)), self.y.index_select(0, ids)
@@ -87,14 +108,12 @@ class InMemorySource:
         return digest.hexdigest()
 
 
-class DatasetSource:
+class DatasetSource(Source):
     """A source over any map-style `torch.utils.data.Dataset`, whose samples are read when they are asked for.
 
-    With a `key`, every sample is read with the generators of torch, numpy and `random` seeded from (key, id): random
+    With a `seed`, every sample is read with the generators of torch, numpy and `random` seeded from (seed, id): random
     transforms of the data set's own give the same sample in any batch, worker or process.
     """
-
-    keyed = True
 
     def __init__(self, dataset: Any, *, name: str = "") -> None:
         self.dataset = dataset
@@ -103,14 +122,14 @@ class DatasetSource:
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def fetch(self, ids: Tensor, *, key: int | None = None) -> tuple[Inputs, Tensor]:
+    def fetch(self, ids: Tensor, *, seed: int | None = None) -> tuple[Inputs, Tensor]:
         if not len(ids):  # an empty share of a batch still has the shape of a sample
-            x, y = self.fetch(torch.zeros(1, dtype=torch.int64), key=key)
+            x, y = self.fetch(torch.zeros(1, dtype=torch.int64), seed=seed)
             return map_tensors(x, lambda t: t[:0]), y[:0]
-        if key is None:
+        if seed is None:
             return collate([self.dataset[i] for i in ids.tolist()])
         with _preserve_rng():
-            return collate([self._seeded(i, key) for i in ids.tolist()])
+            return collate([self._seeded(i, seed) for i in ids.tolist()])
 
     @property
     def has_content_hash(self) -> bool:
@@ -190,17 +209,3 @@ def from_tensors(
 
 
 # What data/*.py share.
-
-
-def describe_data(data: DataSplits) -> dict[str, Any]:
-    """Return what a run must remember of its data: enough to use the models, and to know the samples again."""
-    return {
-        "name": data.name,
-        "classes": data.classes,
-        "shape": list(data.shape),
-        "mean": list(data.mean),
-        "std": list(data.std),
-        "labels": list(data.labels),
-        "train": {"samples": len(data.train), "fingerprint": data.train.fingerprint()},
-        "test": {"samples": len(data.test), "fingerprint": data.test.fingerprint()},
-    }

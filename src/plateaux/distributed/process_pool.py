@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import signal
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -114,8 +114,8 @@ def _work(line: Connection, run_job: JobFn, device: str | None, processes: int) 
     multiprocessing.set_start_method(None, force=True)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; the parent passes it on, once
 
-    def send(news: Mapping[str, Any]) -> None:
-        line.send(("news", dict(news)))
+    def send(event: Any) -> None:
+        line.send(("news", event))
 
     with suppress(EOFError, OSError):
         while (job := line.recv()) is not None:

@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
@@ -24,6 +24,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from plateaux.core.callbacks import Tell
 from plateaux.core.errors import Interrupted, PlateauxError, RunError
 from plateaux.core.executor import Failure, Job, JobFn
+from plateaux.core.progress import MemberUpdate, Message
 from plateaux.distributed.process_pool import rebuild_error
 from plateaux.distributed.ray_worker import RayWorker
 from plateaux.distributed.stop_signal import StopFlag, graceful_shutdown
@@ -266,12 +267,14 @@ class RayWorkerPool:
         slot.found[rank] = where
         self.starts = 0
 
-    def _forward_stop(self, slot: WorkerGroup, heard: Sequence[Mapping[str, Any]]) -> None:
+    def _forward_stop(self, slot: WorkerGroup, heard: Sequence[Any]) -> None:
         assert slot.task is not None
         for news in heard:
-            self.log({**news, "node": slot.node, "retries": slot.task.attempt} if "member" in news else news)
+            if isinstance(news, MemberUpdate):
+                news = replace(news, node=slot.node, retries=slot.task.attempt)
+            self.log(news)
 
-    def _ended(self, slot: WorkerGroup, rank: int, kind: str, content: Any, rest: Sequence[Mapping[str, Any]]) -> None:
+    def _ended(self, slot: WorkerGroup, rank: int, kind: str, content: Any, rest: Sequence[Any]) -> None:
         for ref in [ref for ref, of in self.refs.items() if of == ("news", slot, rank)]:
             del self.refs[ref]
             self._forward_stop(slot, ray.get(ref))  # it comes at once: there is nothing to wait for any more
@@ -317,9 +320,8 @@ class RayWorkerPool:
         wait = min(MAX_BACKOFF_S, 0.5 * 2 ** (task.attempt - 1))
         task.ready = time.monotonic() + wait
         self.pending.insert(0, task)
-        self.log(
-            {"say": f"{where}; begun again in {wait:g} s ({task.attempt} of {self.resources.max_retries} retries)"}
-        )
+        again = f"begun again in {wait:g} s ({task.attempt} of {self.resources.max_retries} retries)"
+        self.log(Message(f"{where}; {again}"))
 
     def _release(self, slot: WorkerGroup) -> None:
         if slot not in self.groups:
@@ -341,7 +343,8 @@ class RayWorkerPool:
             self.idle_since = time.monotonic()
             cpus, gpus = (ray.cluster_resources().get(name, 0) for name in ("CPU", "GPU"))
             asked = f"{self.resources.num_cpus:g} CPUs and {self.resources.num_gpus:g} GPUs"
-            self.log({"say": f"waiting for a place with {asked}; the cluster has {cpus:g} CPUs and {gpus:g} GPUs"})
+            text = f"waiting for a place with {asked}; the cluster has {cpus:g} CPUs and {gpus:g} GPUs"
+            self.log(Message(text))
 
 
 def is_remote_cluster(address: str | None) -> str | None:

@@ -76,6 +76,6 @@ class RayWorker:
         """Ask the job to end with a checkpoint."""
         stop_worker_threads()
 
-    def _keep(self, news: Mapping[str, Any]) -> None:
+    def _keep(self, event: Any) -> None:
         with self._condition:
-            self._events.append(dict(news))
+            self._events.append(event)

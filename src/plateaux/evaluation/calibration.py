@@ -204,7 +204,7 @@ def evaluate_calibration(
     threshold = calibration.threshold
     kinds = [f"{fitted.kind} {fitted.alpha:g}" for fitted in calibration.sets]
     settings = {"sets": kinds, "risk": threshold.risk, "bound": threshold.bound, "fitted on": calibration.split}
-    samples = {"name": evaluator.data_info["name"], "samples": len(outputs.y)}
+    samples = {"name": evaluator.data_info.name, "samples": len(outputs.y)}
     metadata = {"fingerprint": fingerprint, **samples, **settings}
     definition = f"fitted on {len(calibration.ids):,} {calibration.split} samples; {calibration.order}"
     metric = Metric(lambda *_: {}, lambda _: {}, higher_is_better=None, group="uncertainty", definition=definition)

@@ -58,12 +58,12 @@ class Evaluator(LoadedRun):
         try:
             sums, metadata = self.accumulate(split, metrics, subsets, progress=progress)
         except NoFeaturesError as problem:
-            rest = {name: metric for name, metric in metrics.items() if metric.output is not features}
+            rest = {name: metric for name, metric in metrics.items() if metric.output != features}
             if not rest:
                 raise
             logger.warning("%s is skipped: %s", ", ".join(metrics.keys() - rest.keys()), problem)
             return self.evaluate(split, rest, progress=progress)
-        if self.options.ensemble_sizes and any(metric.output is features for metric in metrics.values()):
+        if self.options.ensemble_sizes and any(metric.output == features for metric in metrics.values()):
             logger.warning("metrics of features are not computed for other ensemble sizes")
         results = []
         for name, metric in metrics.items():
@@ -78,7 +78,7 @@ class Evaluator(LoadedRun):
                 continue
             named = with_mean_of_members(with_member_ids(rows[everyone], self.numbers))
             results.append(self.result(name, split.name, named, metric, metadata))
-            if self.options.ensemble_sizes and metric.output is not features:
+            if self.options.ensemble_sizes and metric.output != features:
                 results.append(self.result(f"{name} by size", split.name, mean_by_size(rows), metric, metadata))
         return results
 
@@ -143,9 +143,9 @@ class Evaluator(LoadedRun):
     def split_fingerprint(self, split: EvalSplit) -> str:
         """Return the fingerprint of the samples, from the run folder where it is recorded."""
         if split.family in ("train", "validation"):
-            return str(self.data_info["train"]["fingerprint"])
+            return self.data_info.train.fingerprint
         if split.labeled:
-            return str(self.data_info["test"]["fingerprint"])
+            return self.data_info.test.fingerprint
         return split.open(self.recipe, self.data)[0].fingerprint()
 
     def result(
@@ -175,7 +175,7 @@ class Evaluator(LoadedRun):
         return split
 
     def _cache(self, identity: Mapping[str, Any]) -> PredictionCache:
-        inputs = {"mean": self.data_info["mean"], "std": self.data_info["std"]}
+        inputs = {"mean": self.data_info.mean, "std": self.data_info.std}
         return PredictionCache(self.run.store, {**identity, **inputs, "precision": self.recipe.train.precision})
 
     def _open(self, split: EvalSplit, identity: Mapping[str, Any]) -> tuple[Source, torch.Tensor]:
@@ -190,7 +190,7 @@ class Evaluator(LoadedRun):
         """Whether the cache can identify weights and samples: not with a Python model, or samples without a hash."""
         data = self.components.data
         sources = [] if data is None else [data.train, data.test]
-        return self.components.model is None and all(getattr(source, "has_content_hash", True) for source in sources)
+        return self.components.model is None and all(source.has_content_hash for source in sources)
 
     def check_same_data(self, split: EvalSplit, source: Source, identity: Mapping[str, Any]) -> None:
         """Raise an error if the samples of the run's own splits have changed since training."""

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
 
 import torch
 
@@ -17,13 +16,14 @@ from plateaux.core.errors import RecipeError
 from plateaux.core.executor import Executor, all_reduce_max
 from plateaux.core.member import MemberModule
 from plateaux.core.runtime import FORMATS, autocast, configure_runtime, get_device, local_processes
-from plateaux.data.sources import DataSplits, Source, describe_data
+from plateaux.data.sources import DataSplits, Source
 from plateaux.distributed.executors.local import SINGLE_PROCESS
 from plateaux.evaluation.loading import data_splits_info, load_members
 from plateaux.evaluation.options import DEFAULT_OPTIONS, EvalOptions
 from plateaux.models.backbone import BackboneWithHead
 from plateaux.storage.feature_cache import prepare, through_backbone
 from plateaux.storage.run import Run
+from plateaux.storage.run_info import DataInfo
 
 logger = logging.getLogger(__name__)
 
@@ -50,9 +50,7 @@ class LoadedRun:
                 "processes, or distribute the samples: --set executor.data_parallel=N"
             )
         self.device = get_device(options.device or self.executor.device)
-        self.data_info: Mapping[str, Any] = (
-            run.metadata["data"] if components.data is None else describe_data(components.data)
-        )
+        self.data_info = run.info.data if components.data is None else DataInfo.from_splits(components.data)
 
     def close(self) -> None:
         """Release what the executor holds, such as worker processes."""
@@ -88,11 +86,7 @@ class LoadedRun:
     def model_inputs(self, source: Source, ids: torch.Tensor) -> tuple[DataSplits, Source]:
         """Return the samples as the members take them: images, or cached features of a shared backbone."""
         module = self.modules[0].module
-        if not (
-            self.recipe.model.cache_features
-            and isinstance(module, BackboneWithHead)
-            and getattr(source, "has_content_hash", True)
-        ):
+        if not (self.recipe.model.cache_features and isinstance(module, BackboneWithHead) and source.has_content_hash):
             return self.data, source
         features = through_backbone(self.recipe, self.data, source, module.backbone, device=self.device, ids=ids)
         prepare([features], self.executor, logger.info, ids=ids)

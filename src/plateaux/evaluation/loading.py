@@ -35,17 +35,17 @@ def load_members(run: Run, data: DataSplits, numbers: Sequence[int], components:
 
 def data_splits_info(run: Run) -> DataSplits:
     """Return the classes, shape, and normalization of the run's data, without samples."""
-    info = run.metadata["data"]
+    info = run.info.data
     empty = InMemorySource(torch.empty(0), torch.empty(0))
     return DataSplits(
-        name=info["name"],
+        name=info.name,
         train=empty,
         test=empty,
-        classes=info["classes"],
-        shape=tuple(info["shape"]),
-        mean=tuple(info["mean"]),
-        std=tuple(info["std"]),
-        labels=tuple(info["labels"]),
+        classes=info.classes,
+        shape=info.shape,
+        mean=info.mean,
+        std=info.std,
+        labels=info.labels,
     )
 
 
@@ -70,6 +70,6 @@ def load(
     opened = Run.open(run)
     components = Components(data=data, model=model, trust=tuple(trust))
     modules = load_members(opened, data or data_splits_info(opened), opened.trained_members(), components)
-    info = opened.metadata["data"]
-    ensemble = Ensemble(modules, mean=info["mean"], std=info["std"], labels=info["labels"])
+    info = opened.info.data
+    ensemble = Ensemble(modules, mean=info.mean, std=info.std, labels=info.labels)
     return ensemble.to(get_device(device))

@@ -20,7 +20,7 @@ from torch import Tensor
 from plateaux.core.executor import Executor, all_reduce_max
 from plateaux.core.member import MemberModule
 from plateaux.core.metric import Metric
-from plateaux.core.outputs import NoFeaturesError, OutputFn, features, logits, logits_and_features
+from plateaux.core.outputs import LoopedOutput, NoFeaturesError, OutputFn, features, logits, logits_and_features
 from plateaux.core.row_names import RowName
 from plateaux.core.types import Batch, Estimate, TensorTree
 from plateaux.ensembles.log_probs import memo_scope
@@ -97,8 +97,7 @@ def _logits_then_features(width: int) -> OutputFn:
         out, hidden = logits_and_features(member, batch)
         return torch.cat([out, F.pad(hidden, (0, width - hidden.shape[1])).to(out.dtype)], -1)
 
-    output.batched = False  # type: ignore[attr-defined]  # hooks do not run inside vmap's functional call
-    return output
+    return LoopedOutput(output)  # hooks do not run inside vmap's functional call
 
 
 def _max_feature_width(executor: Executor, members: Sequence[MemberModule], batch: Batch) -> int:
@@ -136,7 +135,7 @@ def accumulate(
     for batch in stream:
         for subset, output in product(subsets, outputs):
             values = batch.outputs[output]
-            if output is features and subset is not None and len(subset) < len(values):
+            if output == features and subset is not None and len(subset) < len(values):
                 continue  # sums of features are D x D for every pair: computed for all members only
             if subset is not None:
                 values = values.index_select(0, torch.tensor(subset, device=values.device))

@@ -30,7 +30,7 @@ from plateaux.evaluation.evaluator import Evaluator
 from plateaux.evaluation.options import DEFAULT_OPTIONS, EvalOptions
 from plateaux.evaluation.predictions import error_probability, predict_all
 from plateaux.evaluation.splits import eval_split, ood_split
-from plateaux.storage.local_store import LocalStore
+from plateaux.storage.atomic import write_atomic
 from plateaux.storage.run import Run, RunLike
 
 logger = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ class Predictions:
             raise RecipeError(
                 f"{file}: predictions are written as {', '.join(kinds)}; end the file name in one of these"
             )
-        LocalStore(file.absolute().parent).put(file.name, kinds[file.suffix]())
+        write_atomic(file, kinds[file.suffix]())
 
     def _csv(self) -> bytes:
         rows = [{**row, **({"set": " ".join(map(str, row["set"]))} if "set" in row else {})} for row in self.rows()]
@@ -153,7 +153,7 @@ def predict(
         OOD_SCORES[ood_score](outputs.logits),
         sets,
         abstain,
-        tuple(evaluator.data_info["labels"]),
+        evaluator.data_info.labels,
         f"{split}, ood: {ood_score}",
     )
 

@@ -99,7 +99,7 @@ class RayEvaluator(Evaluator):
         assert isinstance(self.executor, RayExecutor)
         batch = max(self.recipe.data.batch_size, 256)
         wanted = SHARDS_PER_WORKER * self.executor.max_workers()
-        max_samples = MAX_SHARD_BYTES // (4 * len(self.numbers) * int(self.data_info["classes"]))
+        max_samples = MAX_SHARD_BYTES // (4 * len(self.numbers) * self.data_info.classes)
         size = max(1, min(max_samples, -(-samples // wanted)) // batch) * batch
         count = -(-samples // size)
         block = -(-len(self.numbers) // min(len(self.numbers), -(-wanted // count)))

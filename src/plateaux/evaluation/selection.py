@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,9 +25,9 @@ from plateaux.evaluation.loading import load
 from plateaux.evaluation.options import DEFAULT_OPTIONS, EvalOptions
 from plateaux.evaluation.predictions import MemberOutputs, predict_all
 from plateaux.evaluation.splits import eval_split
+from plateaux.storage.atomic import write_atomic
 from plateaux.storage.local_store import LocalStore
 from plateaux.storage.run import Run, RunLike
-from plateaux.storage.store import Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,8 @@ class EnsembleSelection:
     @classmethod
     def read(cls, file: str | Path) -> EnsembleSelection:
         """Return a selection that `write` wrote."""
-        store, name = _store(Path(file))
+        path = Path(file).absolute()
+        store, name = LocalStore(path.parent), path.name
         if not store.has(name):
             raise RunError(f"{file} does not exist. Run: plateaux select RUN ... --out {file}")
         tree = store.get_json(name)
@@ -61,8 +63,7 @@ class EnsembleSelection:
 
     def write(self, file: str | Path) -> None:
         """Write the selection to a JSON file."""
-        store, name = _store(Path(file))
-        store.put_json(name, self.to_dict())
+        write_atomic(Path(file), json.dumps(self.to_dict(), indent=2) + "\n")
 
 
 def select_members(
@@ -107,7 +108,7 @@ def select_members(
         target = evaluator.held_out_split(split)
         here = predict_all(evaluator, target, progress=progress)
         first = members[0][0] if members else root
-        own = (evaluator.data_info["mean"], evaluator.data_info["std"])
+        own = (evaluator.data_info.mean, evaluator.data_info.std)
         if normalization not in (None, own):
             raise RunError(
                 f"{root} normalizes its inputs differently from {first}; the members of one ensemble must share it"
@@ -186,7 +187,3 @@ def evaluate_selection(
 
 def _overlap(ids: Tensor, others: Sequence[int]) -> bool:
     return bool(torch.isin(ids, torch.tensor(list(others), dtype=ids.dtype)).any())
-
-
-def _store(file: Path) -> tuple[Store, str]:
-    return LocalStore(file.absolute().parent), file.name

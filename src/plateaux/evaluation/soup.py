@@ -32,6 +32,7 @@ from plateaux.evaluation.splits import EvalSplit
 from plateaux.models.modes import update_bn
 from plateaux.storage.import_weights import keep_weights
 from plateaux.storage.run import Run, RunLike
+from plateaux.storage.run_info import RunInfo
 
 MAX_BARRIER = 0.1  # nats that the loss may rise between two members
 BARRIER_SAMPLES = 1000  # held-out samples that the barrier is measured on
@@ -100,7 +101,7 @@ def soup(
     network.load(mean)
     state = network.module.state_dict()
     mean = {name: state[name].cpu() for name in mean}  # with updated BatchNorm statistics
-    made = Run.begin(out, _single_member_recipe(evaluator), {"data": dict(evaluator.run.metadata["data"])})
+    made = Run.begin(out, _single_member_recipe(evaluator), RunInfo(evaluator.run.info.data))
     made.put_shared(evaluator.run.shared())
     keep_weights(made, [mean], [f"{selection['kind']} of members {selection['members']} of {root}"])
     made.store.put_json(SELECTION, selection)

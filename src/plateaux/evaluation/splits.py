@@ -28,6 +28,7 @@ from plateaux.data.corruptions.published import open_published
 from plateaux.data.files import data_root
 from plateaux.data.sources import DataSplits, Source
 from plateaux.storage.image_cache import Cached
+from plateaux.storage.run_info import DataInfo
 
 SEVERITIES = (1, 2, 3, 4, 5)
 GENERATED = "generated, CIFAR-C-like"
@@ -48,7 +49,7 @@ class EvalSplit:
 
 
 def eval_splits(
-    recipe: Recipe, facts: Mapping[str, Any], split: Sequence[str], *, cache: str | Path | None = None
+    recipe: Recipe, facts: DataInfo, split: Sequence[str], *, cache: str | Path | None = None
 ) -> list[EvalSplit]:
     """Return what the words name; nothing is read yet. Corrupted images may be kept in the folder `cache`."""
     found: list[EvalSplit] = []
@@ -56,7 +57,7 @@ def eval_splits(
         word, first = _counted(given_word)
         before = len(found)
         if word in ("test", "train", "validation"):
-            found.append(EvalSplit(word, word, _own(word), {"name": facts["name"]}, word))
+            found.append(EvalSplit(word, word, _own(word), {"name": facts.name}, word))
         elif word.split(":")[0] == "corrupted":
             found.extend(_corrupted(recipe, facts, word, cache))
         else:
@@ -76,7 +77,7 @@ def _counted(word: str) -> tuple[str, int | None]:
     return name, int(count) if at else None
 
 
-def eval_split(recipe: Recipe, facts: Mapping[str, Any], split: str) -> EvalSplit:
+def eval_split(recipe: Recipe, facts: DataInfo, split: str) -> EvalSplit:
     """Return the one set of samples that the word names."""
     found = eval_splits(recipe, facts, [split])
     if len(found) > 1:
@@ -97,7 +98,7 @@ def ood_split(name: str, of: str, components: Components = NO_COMPONENTS) -> Eva
     return EvalSplit(name, of, open_, {"name": known}, labeled=False)
 
 
-class ResizedSource:
+class ResizedSource(Source):
     """Images of another set at this run's size and number of channels."""
 
     def __init__(self, inner: Source, shape: tuple[int, ...]) -> None:
@@ -106,7 +107,7 @@ class ResizedSource:
     def __len__(self) -> int:
         return len(self.inner)
 
-    def fetch(self, ids: Tensor) -> tuple[Inputs, Tensor]:
+    def fetch(self, ids: Tensor, *, seed: int | None = None) -> tuple[Inputs, Tensor]:
         x, y = self.inner.fetch(ids)
         if not isinstance(x, Tensor) or x.dim() != 4 or len(self.shape) != 3:
             raise DataError(
@@ -139,7 +140,7 @@ def _own(word: str) -> Callable[[Recipe, DataSplits], tuple[Source, Tensor]]:
     return open_
 
 
-def _corrupted(recipe: Recipe, facts: Mapping[str, Any], word: str, cache: str | Path | None) -> list[EvalSplit]:
+def _corrupted(recipe: Recipe, facts: DataInfo, word: str, cache: str | Path | None) -> list[EvalSplit]:
     _, *rest = word.split(":")
     kinds = CORRUPTIONS if not rest else EXTRA if rest[0] == "extra" else (rest[0],)
     levels = SEVERITIES if len(rest) < 2 else (rest[1],)
@@ -152,17 +153,17 @@ def _corrupted(recipe: Recipe, facts: Mapping[str, Any], word: str, cache: str |
     return [_corruption(facts, root, kind, int(level), cache) for kind in kinds for level in levels]
 
 
-def _published(facts: Mapping[str, Any], root: Path, kind: str, severity: int) -> Source | None:
+def _published(facts: DataInfo, root: Path, kind: str, severity: int) -> Source | None:
     """Return the published images where they lie; a folder of images may be ImageNet, with ImageNet-C beside it."""
-    if facts["name"] != "folder":
-        return open_published(str(facts["name"]), root, kind, severity, classes=int(facts["classes"]))
+    if facts.name != "folder":
+        return open_published(facts.name, root, kind, severity, classes=facts.classes)
     try:
-        return open_published("imagenet", root, kind, severity, folders=facts["labels"], size=int(facts["shape"][-1]))
+        return open_published("imagenet", root, kind, severity, folders=facts.labels, size=int(facts.shape[-1]))
     except DataError:  # of other classes: not this set's
         return None
 
 
-def _corruption(facts: Mapping[str, Any], root: Path, kind: str, severity: int, cache: str | Path | None) -> EvalSplit:
+def _corruption(facts: DataInfo, root: Path, kind: str, severity: int, cache: str | Path | None) -> EvalSplit:
     published = _published(facts, root, kind, severity)
     source = PUBLISHED if published is not None else GENERATED
 
@@ -172,6 +173,6 @@ def _corruption(facts: Mapping[str, Any], root: Path, kind: str, severity: int, 
             found = Cached(found, cache)
         return found, torch.arange(len(found))
 
-    about = {"name": facts["name"], "corruption": kind, "severity": severity, "source": source}
+    about = {"name": facts.name, "corruption": kind, "severity": severity, "source": source}
     about |= {"version": VERSION} if published is None else {"published": published.fingerprint()}
     return EvalSplit(f"{kind} {severity}", "corrupted", open_, about, f"corrupted:{kind}:{severity}")

@@ -1,4 +1,4 @@
-"""A2D: members are right together on labeled samples and disagree on the others."""
+"""A2D: members agree on labeled samples and disagree on unlabeled ones."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ def a2d(
     update: SamVariant = "plain",
     rho: float | None = None,
 ) -> Method:
-    """Agree to disagree: the loss plus, on unlabeled samples, how surely pairs say the same (Pagliardini et al. 2022).
+    """Agree to disagree: the loss plus a penalty where pairs agree on unlabeled samples (Pagliardini et al. 2022).
 
-    A row's term is the mean of -log(p(1 - q) + q(1 - p)) over its company, p and q what the two give the class that the
-    other finds likeliest. `joint`: over all other members, and gradients flow through both. `sequential`, as first
-    published: members train one after the other, and the company of one is those before it, finished and taken as they
-    are; the first has no such term.
+    The penalty of a member is the mean of -log(p(1 - q) + q(1 - p)) over other members; q is the probability that the
+    other member gives its predicted class, and p the probability that this member gives the same class. `joint`: the
+    mean is over all other members, and gradients flow through both. `sequential`, as published: members train one
+    after the other, the mean is over the finished members, which are frozen; the first member has no penalty.
     """
-    weights = mean_over_others if training == "joint" else mean_over_previous
+    pair_weights = mean_over_others if training == "joint" else mean_over_previous
 
-    def settle(table: Tensor, batch: Batch) -> Tensor:
+    def joint_loss(outputs: Tensor, batch: Batch) -> Tensor:
         size = len(batch)
-        chosen = {"unlabeled": table[:, size:], "labeled": table[:, :size], "both": table}[disagree_on]
-        pairs = disagreement(chosen.softmax(-1), frozen=training == "sequential")  # [R, R, K]
-        alike = torch.einsum("rs,rsk->rk", weights(len(table), pairs), pairs)
-        # Unlabeled samples have no place in [R, B]: their mean is a part of every labeled sample's loss.
-        return loss(table[:, :size], batch) + diversity_weight * (
-            alike if disagree_on == "labeled" else alike.mean(1, keepdim=True)
+        selected = {"unlabeled": outputs[:, size:], "labeled": outputs[:, :size], "both": outputs}[disagree_on]
+        pairs = disagreement(selected.softmax(-1), frozen=training == "sequential")  # [R, R, K]
+        penalty = torch.einsum("rs,rsk->rk", pair_weights(len(outputs), pairs), pairs)
+        # Losses are [R, B], and unlabeled samples are not part of B: their mean is added to every labeled sample.
+        return loss(outputs[:, :size], batch) + diversity_weight * (
+            penalty if disagree_on == "labeled" else penalty.mean(1, keepdim=True)
         )
 
     if disagree_on == "labeled":
-        objective = Objective(settle, logits, gather="members")
+        objective = Objective(joint_loss, logits, gather="members")
     else:
         objective = Objective(
-            settle, logits_with_unlabeled, gather="batch", per_sample=False, extra_inputs=("unlabeled",)
+            joint_loss, logits_with_unlabeled, gather="batch", per_sample=False, extra_inputs=("unlabeled",)
         )
     return Method(objective, get_update(update, rho), member_order="parallel" if training == "joint" else "sequential")

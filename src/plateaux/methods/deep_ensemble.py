@@ -1,4 +1,4 @@
-"""Members that never meet: the deep ensemble."""
+"""Deep ensembles: members train independently."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from plateaux.core.registry import method
 
 @method
 def deep_ensemble(loss: LossFn) -> Method:
-    """Train every member on its own, from its own start, in its own order."""
+    """Train members independently, each with its own initialization and data order."""
     return Method(Objective(loss))

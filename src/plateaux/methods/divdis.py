@@ -1,4 +1,4 @@
-"""DivDis: members whose predictions on unlabeled samples tell nothing of each other."""
+"""DivDis: members whose predictions on unlabeled samples are statistically independent."""
 
 from __future__ import annotations
 
@@ -36,34 +36,39 @@ def divdis(
     update: SamVariant = "plain",
     rho: float | None = None,
 ) -> Method:
-    """Diversify and disambiguate: the loss plus what pairs' predictions tell of each other (Lee et al. 2023).
+    """Diversify and disambiguate: the loss plus the mutual information between members (Lee et al. 2023).
 
-    A row's term is `strength` times its mean mutual information with the others over unlabeled samples (`l1`: minus
-    its mean distance from them), plus `regularise` times what keeps its mean prediction there from collapsing:
-    `kl_backward` and `kl_forward` hold it to everyone's mean on labeled samples, `entropy` to all classes alike,
-    `ratio` to the `shares` of the classes.
+    A member's penalty is `diversity_weight` times its mean mutual information with the other members over unlabeled
+    samples (`l1`: minus its mean L1 distance), plus `regularizer_weight` times a regularizer of its mean prediction
+    there, which keeps it from collapsing to one class. `kl_backward` and `kl_forward` compare it with the mean
+    prediction of all members on labeled samples, `entropy` with the uniform distribution, `ratio` with `class_ratio`.
     """
     if (regularizer == "ratio") != bool(class_ratio):
         raise RecipeError(
-            f"method.class_ratio = {list(class_ratio)} with method.regularizer = {regularizer!r}: 'ratio', and no "
-            "other, needs "
-            "the share of every class among the unlabeled samples, such as shares = [0.5, 0.5]"
+            f"method.class_ratio = {list(class_ratio)} with method.regularizer = {regularizer!r}: only 'ratio' uses "
+            "class_ratio, and it needs the share of every class among the unlabeled samples. Set, for example, "
+            'method.regularizer = "ratio" and method.class_ratio = [0.5, 0.5]'
         )
-    apart = mutual_information if diversity == "mi" else l1_distance
-    keeping = {"kl_backward": kl_backward, "kl_forward": kl_forward, "entropy": entropy, "ratio": ratio(class_ratio)}
+    similarity = mutual_information if diversity == "mi" else l1_distance
+    regularizers = {
+        "kl_backward": kl_backward,
+        "kl_forward": kl_forward,
+        "entropy": entropy,
+        "ratio": ratio(class_ratio),
+    }
 
-    def settle(table: Tensor, batch: Batch) -> Tensor:
+    def joint_loss(outputs: Tensor, batch: Batch) -> Tensor:
         size = len(batch)
-        p = table.softmax(-1)
+        p = outputs.softmax(-1)
         target = {"unlabeled": p[:, size:], "labeled": p[:, :size], "both": p}[disagree_on]
-        pairs = apart(target)  # [R, R]
-        alike = (mean_over_others(len(p), pairs) * pairs).sum(1)
-        collapse = keeping[regularizer](target, p[:, :size])  # [R]
-        return loss(table[:, :size], batch) + (diversity_weight * alike + regularizer_weight * collapse)[:, None]
+        pairs = similarity(target)  # [R, R]
+        penalty = (mean_over_others(len(p), pairs) * pairs).sum(1)
+        collapse = regularizers[regularizer](target, p[:, :size])  # [R]
+        return loss(outputs[:, :size], batch) + (diversity_weight * penalty + regularizer_weight * collapse)[:, None]
 
     labeled = disagree_on == "labeled"
     objective = Objective(
-        settle,
+        joint_loss,
         logits if labeled else logits_with_unlabeled,
         gather="batch",
         per_sample=False,

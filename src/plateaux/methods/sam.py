@@ -1,4 +1,4 @@
-"""The SAM family: every member climbs to a sharp point nearby and descends from there."""
+"""SAM, ASAM, and GSAM: sharpness-aware minimization for every member."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Perturbation = Literal["global", "per_worker"]
 
 @method
 def sam(loss: LossFn, *, rho: float = 0.05, m: int | None = None, perturbation: Perturbation = "global") -> Method:
-    """Sharpness-aware minimisation: descend with the gradient found rho up the slope (Foret et al. 2021)."""
+    """Sharpness-aware minimization: use the gradient at weights perturbed by rho along it (Foret et al. 2021)."""
     return Method(Objective(loss), updates.sam(rho, m=m, perturbation=perturbation))
 
 
@@ -28,10 +28,10 @@ def asam(
     m: int | None = None,
     perturbation: Perturbation = "global",
 ) -> Method:
-    """SAM in a neighbourhood that grows with the weights (Kwon et al. 2021).
+    """Adaptive SAM: the perturbation is proportional to the weights (Kwon et al. 2021).
 
-    `published`: T = |w| + eta for parameters called weight, 1 for the rest (rho about 0.5). `elementwise`: T = |w| for
-    every parameter, without eta, as the widely copied implementation has it (rho about 2).
+    `published`: T = |w| + eta for parameters named weight, 1 for all others (rho about 0.5). `elementwise`: T = |w| for
+    all parameters, without eta, as in a widely used implementation (rho about 2).
     """
     direction = asam_direction(eta) if variant == "published" else asam_elementwise
     return Method(Objective(loss), updates.sam(rho, direction=direction, m=m, perturbation=perturbation))
@@ -47,10 +47,10 @@ def gsam(
     lr_min: float = 0.0,
     variant: Literal["plain", "elementwise"] = "plain",
 ) -> Method:
-    """SAM that also closes the gap between the peak and the valley (Zhuang et al. 2022).
+    """SAM that also minimizes the surrogate gap between perturbed and original loss (Zhuang et al. 2022).
 
-    The radius falls with the learning rate from rho to rho_min; without rho_min it stays at rho.
+    The radius decays with the learning rate from rho to rho_min; without rho_min it is constant.
     """
-    low = rho if rho_min is None else rho_min
+    rho_min = rho if rho_min is None else rho_min
     direction = sam_direction if variant == "plain" else asam_elementwise
-    return Method(Objective(loss), updates.gsam(rho, alpha=alpha, rho_min=low, lr_min=lr_min, direction=direction))
+    return Method(Objective(loss), updates.gsam(rho, alpha=alpha, rho_min=rho_min, lr_min=lr_min, direction=direction))

@@ -1,4 +1,4 @@
-"""SED: members disagree where the ensemble finds the training samples hard, a few members at a time."""
+"""SED: A2D on hard training samples, with a random subset of members in every step."""
 
 from __future__ import annotations
 
@@ -26,33 +26,33 @@ def sed(
     update: SamVariant = "plain",
     rho: float | None = None,
 ) -> Method:
-    """Scalable ensemble diversification: A2D on labeled samples, weighed by how hard they are (SED 2024).
+    """Scalable ensemble diversification: A2D on labeled samples, weighted by their hardness (SED 2024).
 
-    In every step `pair` members drawn at random take part and no others run. Their loss is the loss plus `strength`
-    times alpha_n A2D, mean over the pairs of them (the paper's lambda is twice that, 0.1), with alpha_n = CE_n / (mean
-    CE)^2 of their averaged logits, taken as it is. `floor` is the least mean CE that alpha is divided by.
+    In every step `members_per_step` random members are active. Their loss is the loss plus `diversity_weight` times
+    alpha_n A2D, averaged over pairs (the paper's lambda is twice that, 0.1), with alpha_n = CE_n / (mean CE)^2 of
+    their averaged logits, without a gradient. `floor` is a lower bound of the mean CE in alpha.
     """
     if members_per_step != "all" and members_per_step < 2:
         raise RecipeError(
-            f"method.members_per_step = {members_per_step}: at least 2 members meet in a step; give 2 or more, or 'all'"
+            f"method.members_per_step = {members_per_step}: SED compares pairs of members; set 2 or more, or 'all'"
         )
     if floor <= 0:
-        raise RecipeError(f"method.floor = {floor}: alpha is divided by it where a batch is fitted; give more than 0")
+        raise RecipeError(f"method.floor = {floor}: alpha can be divided by it; set a value above 0")
 
-    def settle(table: Tensor, batch: Batch) -> Tensor:
-        pairs = disagreement(table.softmax(-1))  # [R, R, B]
-        alike = torch.einsum("rs,rsb->rb", mean_over_others(len(table), pairs), pairs)
-        return loss(table, batch) + diversity_weight * sample_hardness(table, batch, floor=floor) * alike
+    def joint_loss(logits: Tensor, batch: Batch) -> Tensor:
+        pairs = disagreement(logits.softmax(-1))  # [R, R, B]
+        penalty = torch.einsum("rs,rsb->rb", mean_over_others(len(logits), pairs), pairs)
+        return loss(logits, batch) + diversity_weight * sample_hardness(logits, batch, floor=floor) * penalty
 
-    present = None if members_per_step == "all" else random_members(members_per_step)
-    return Method(Objective(settle, gather="batch", per_sample=False, active=present), get_update(update, rho))
+    active = None if members_per_step == "all" else random_members(members_per_step)
+    return Method(Objective(joint_loss, gather="batch", per_sample=False, active=active), get_update(update, rho))
 
 
 def random_members(count: int) -> ActiveFn:
-    """Return the rule by which so many members take part in a step, all equally often, as the batch's key says."""
+    """Choose `count` members in every step, uniformly, from a seed derived from the seed of the batch."""
 
-    def present(members: int, step: int) -> Sequence[int]:
+    def active(members: int, step: int) -> Sequence[int]:
         order = torch.randperm(members, generator=torch.Generator().manual_seed(derive_seed(step, "present")))
         return sorted(order[:count].tolist())
 
-    return present
+    return active

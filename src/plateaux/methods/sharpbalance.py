@@ -1,4 +1,4 @@
-"""SharpBalance: members meet, and each is careful about the samples that the others find sharp."""
+"""SharpBalance: each member applies SAM to the samples that are sharp for the other members."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from plateaux.core.errors import RecipeError
 from plateaux.core.method import DataPartition, LossFn, Method, Objective
 from plateaux.core.outputs import OutputFn
 from plateaux.core.registry import method
-from plateaux.data.partition.rules import get_rule as rule_named
-from plateaux.optim.sam import asam_direction, gsam, plain_gradient, sam_on_subset
-from plateaux.optim.sam import sam as by_climbing
+from plateaux.data.partition.rules import get_rule
+from plateaux.optim.losses import CrossEntropy
+from plateaux.optim.sam import asam_direction, gsam, plain_gradient, sam, sam_on_subset
 from plateaux.optim.sample_scores import gradient_norm, last_layer, sample_loss
 
 
@@ -29,45 +29,47 @@ def sharpbalance(
     warmup: Literal["sam", "plain"] = "sam",
     step: Literal["split", "shared"] = "split",
 ) -> Method:
-    """Climb on the samples that the other members find sharp, descend plainly on the rest (Lu et al. 2024).
+    """Apply SAM to samples that are sharp for other members, and plain gradients to the rest (Lu et al. 2024).
 
-    After `meet_after` epochs (half of them by default) every member scores every training sample, and `rule` decides
-    from the `top` share of the scores who is careful about what. Until then all climb on everything, or with `warmup =
-    "plain"` nobody does.
+    After `partition_epoch` epochs (half of them by default) every member scores every training sample, and `rule`
+    assigns a sharpness-aware set to every member from the `top_k` fraction of the scores. Until then all members apply
+    SAM to all samples, or to none with `warmup = "plain"`.
     """
-    meets = _meetings(epochs, epochs // 2 if partition_epoch is None else partition_epoch, repartition_every)
-    climbing = {
-        "sam": by_climbing(rho),
-        "asam": by_climbing(rho, direction=asam_direction(0.01)),
+    partition_epochs = _partition_epochs(
+        epochs, epochs // 2 if partition_epoch is None else partition_epoch, repartition_every
+    )
+    sam_update = {
+        "sam": sam(rho),
+        "asam": sam(rho, direction=asam_direction(0.01)),
         "gsam": gsam(rho, alpha=0.4, rho_min=rho),
     }[sam_variant]
-    own_loss = None if getattr(loss, "plain", False) else loss
-    offers: dict[str, OutputFn] = {
-        "gradient_norm": gradient_norm(own_loss),
-        "last_layer": last_layer(own_loss),
-        "loss": sample_loss(own_loss),
+    # Without a loss, scores use the closed form of the gradient of cross entropy.
+    score_loss = None if isinstance(loss, CrossEntropy) and loss.is_unweighted else loss
+    scores: dict[str, OutputFn] = {
+        "gradient_norm": gradient_norm(score_loss),
+        "last_layer": last_layer(score_loss),
+        "loss": sample_loss(score_loss),
     }
     return Method(
         Objective(loss),
-        sam_on_subset(climbing, warmup=climbing if warmup == "sam" else plain_gradient, step=step),
+        sam_on_subset(sam_update, warmup=sam_update if warmup == "sam" else plain_gradient, step=step),
         DataPartition(
-            after=meets,
-            output=offers[score],
-            assign=rule_named(rule, top_k=top_k),
+            after=partition_epochs,
+            output=scores[score],
+            assign=get_rule(rule, top_k=top_k),
             metadata={"rule": rule, "top_k": top_k, "score": score},
             prefix_method={"name": sam_variant, "rho": rho} if warmup == "sam" else {"name": "deep_ensemble"},
         ),
     )
 
 
-def _meetings(epochs: int, first: int, every: int | None) -> tuple[int, ...]:
-    """Return the completed epochs at which members meet."""
+def _partition_epochs(epochs: int, first: int, every: int | None) -> tuple[int, ...]:
+    """Return the numbers of completed epochs after which the samples are partitioned."""
     if not 0 <= first < epochs:
         raise RecipeError(
-            f"method.partition_epoch = {first}: members meet after 0 to {epochs - 1} of their {epochs} epochs, so "
-            "that some "
-            "are left to be careful in"
+            f"method.partition_epoch = {first} must be between 0 and {epochs - 1}, so that some of the {epochs} epochs "
+            "are left for training on the partition"
         )
     if every is not None and every < 1:
-        raise RecipeError(f"method.repartition_every = {every}: members can meet again after 1 epoch or more")
+        raise RecipeError(f"method.repartition_every = {every} must be at least 1 epoch")
     return tuple(range(first, epochs, every)) if every is not None else (first,)

@@ -1,4 +1,4 @@
-"""Snapshot ensembles: members are the ends of cycles of one course."""
+"""Snapshot ensembles: members are checkpoints of one training run at the ends of learning-rate cycles."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from plateaux.optim.sam import SamVariant, get_update
 
 @method
 def snapshot(loss: LossFn, *, update: SamVariant = "plain", rho: float | None = None) -> Method:
-    """Take one network through a cycle of the learning rate for each member, kept at its end (Huang et al. 2017).
+    """Train one network through one learning-rate cycle per member (Huang et al. 2017).
 
-    `train.epochs` is the length of a cycle. A member begins with the weights and moments that the one before it ended
-    with, and with the schedule from its start: cosine, per step, is lr(t) = (lr / 2) (cos(pi (t - 1) / T) + 1), t the
-    step of the cycle and T its length.
+    `train.epochs` is the length of a cycle. A member starts from the weights and optimizer state at the end of the
+    previous member, and restarts the schedule: cosine, per step, is lr(t) = (lr / 2) (cos(pi (t - 1) / T) + 1), where t
+    is the step in the cycle and T its length.
     """
     return Method(Objective(loss), get_update(update, rho), member_order="chained")

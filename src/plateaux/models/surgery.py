@@ -15,7 +15,6 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from plateaux.core.errors import RecipeError, suggest
-from plateaux.core.types import TensorTree
 
 NESTS = ("state_dict", "model_state_dict", "model", "net")  # where checkpoints keep the weights
 WRAPPERS = ("module.", "_orig_mod.")  # what data parallelism and compilation put before every name
@@ -98,12 +97,6 @@ def prune(
         alive = _largest(torch.cat([weights[name].detach().abs().flatten() for name in names]), sparsity)
         for name, mask in zip(names, torch.split(alive, sizes), strict=True):
             _put_mask(module, name, mask.view_as(weights[name]).clone())
-
-
-def masks(module: nn.Module) -> TensorTree:
-    """Return the masks that pruning left, by the name of the parameter."""
-    buffers = {name: buffer for name, buffer in module.named_buffers() if name.endswith("_mask")}
-    return {name: buffers[f"{name}_mask"] for name, _ in module.named_parameters() if f"{name}_mask" in buffers}
 
 
 def size_in_bytes(modules: Iterable[nn.Module]) -> int:

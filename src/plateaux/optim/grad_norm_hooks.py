@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from plateaux.core.member import pruning_masks
 from plateaux.optim.grad_norm_rules import (
     RULES,
     GradPart,
@@ -47,7 +48,7 @@ class GradNormHooks:
         self.strays: list[tuple[str, str]] = []  # parameters whose rule does not hold, and why
         self.used: dict[tuple[str, str], int] = defaultdict(int)  # calls of a parameter, or of a block of its rows
         self._arrived: dict[tuple[str, str], list[GradPart]] = defaultdict(list)
-        self._masks = pruning_masks(module, watched)
+        self._masks = pruning_masks(module)
         self._calls: dict[str, int] = defaultdict(int)
         self._leaves: dict[str, Tensor] = {}
         self._total: Tensor | float = 0.0
@@ -215,9 +216,3 @@ class _Begin(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[None, None]:
         return None, None
-
-
-def pruning_masks(module: nn.Module, names: Iterable[str]) -> dict[str, Tensor]:
-    """Return the masks that pruning left beside weights, by the name of the parameter."""
-    buffers = dict(module.named_buffers())
-    return {name: buffers[f"{name}_mask"] for name in names if f"{name}_mask" in buffers}

@@ -23,10 +23,10 @@ from torch.func import grad as gradient_of
 from torch.func import vmap
 
 from plateaux.core.errors import RecipeError
-from plateaux.core.member import MemberModule
+from plateaux.core.member import MemberModule, pruning_masks
 from plateaux.core.method import LossFn
 from plateaux.core.types import Batch, map_tensors
-from plateaux.optim.grad_norm_hooks import Call, GradNormHooks, pruning_masks
+from plateaux.optim.grad_norm_hooks import Call, GradNormHooks
 from plateaux.optim.grad_norm_rules import layer_type, unsupported_attention_reason
 
 AGREE = 1e-3  # relative: far above rounding, far below any mistake
@@ -198,7 +198,7 @@ def _one_by_one(
     """Return the norms over some parameters from gradients of every sample, a few samples at a time."""
     if plan.loop:
         return _loop(module, some, batch, unit)
-    masks = pruning_masks(module, some)
+    masks = pruning_masks(module)
 
     def one(own: dict[str, Tensor], x: Any, direction: Tensor) -> Tensor:
         return (MemberModule(module)(map_tensors(x, lambda t: t[None]), own)[0] * direction).sum()
@@ -214,7 +214,7 @@ def _one_by_one(
 
 
 def _loop(module: nn.Module, some: Mapping[str, nn.Parameter], batch: Batch, unit: Tensor) -> Tensor:
-    norms, masks = [], pruning_masks(module, some)
+    norms, masks = [], pruning_masks(module)
     for row in range(len(batch)):
         logits = MemberModule(module)(map_tensors(batch.x, lambda t, row=row: t[row : row + 1]))
         total = (logits * unit[row : row + 1]).sum()

@@ -1,14 +1,16 @@
-"""Losses as settles, a table of outputs `[R, B, ...]` and its batch to losses `[R, B]`; and the words of joint ones.
+"""Losses of all members, and the terms that joint methods add to them.
 
-Joint objectives add to the loss of each row how alike it is to the others: `disagreement` (A2D), `information`
-(DivDis) and `distance` between all pairs of rows, `among` and `after` to mean them over a row's company, `hardness` to
-weigh samples (SED), `balance` to keep predictions from collapsing. All are functions of probabilities `[R, B, C]`, are
-finite where a probability is exactly 0 or 1, and never hold a tensor with samples beside classes times classes.
+A loss takes the outputs `[R, B, ...]` of all members and their batch, and returns losses `[R, B]`. Joint methods add a
+similarity between members: `disagreement` (A2D), `mutual_information` (DivDis), and `l1_distance` for all pairs;
+`mean_over_others` and `mean_over_previous` are the weights of their means; `sample_hardness` weights samples (SED); the
+regularizers of DivDis keep predictions from collapsing to one class. All take probabilities `[R, B, C]`, are finite
+where a probability is exactly 0 or 1, and never allocate a tensor of samples x classes x classes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -20,31 +22,42 @@ from plateaux.core.method import LossFn
 from plateaux.core.types import Batch
 
 
-def cross_entropy(*, label_smoothing: float = 0.0, class_weights: tuple[float, ...] = ()) -> LossFn:
-    """Cross entropy of every row and sample; labels may be class numbers [B] or probabilities [B, C].
+@dataclass(frozen=True, slots=True)
+class CrossEntropy:
+    """Cross entropy of every member and sample; labels are class numbers `[B]` or probabilities `[B, C]`.
 
-    Class weights are normalised to mean one over the classes, so that a batch's loss stays a mean over its samples.
+    Class weights are normalized to mean one over the classes, so that the loss of a batch is a mean over samples.
     """
 
-    def settle(table: Tensor, batch: Batch) -> Tensor:
-        rows = len(table)
-        weight = None
-        if class_weights:
-            weight = torch.tensor(class_weights, dtype=table.dtype, device=table.device)
-            weight = weight * (len(class_weights) / weight.sum())
-        losses = [
-            F.cross_entropy(table[row], batch.y, weight, reduction="none", label_smoothing=label_smoothing)
-            for row in range(rows)
-        ]
-        table_of = torch.stack(losses)  # [R, B, ...]: text has a loss for every token
-        return table_of.flatten(2).mean(-1) if table_of.ndim > 2 else table_of
+    label_smoothing: float = 0.0
+    class_weights: tuple[float, ...] = ()
 
-    settle.plain = not label_smoothing and not class_weights  # type: ignore[attr-defined]  # its gradient has a closed form
-    return settle
+    @property
+    def is_unweighted(self) -> bool:
+        """Whether neither labels nor classes are reweighted: the gradient then has a closed form, softmax - one-hot."""
+        return not self.label_smoothing and not self.class_weights
+
+    def __call__(self, logits: Tensor, batch: Batch) -> Tensor:
+        weight = None
+        if self.class_weights:
+            weight = torch.tensor(self.class_weights, dtype=logits.dtype, device=logits.device)
+            weight = weight * (len(self.class_weights) / weight.sum())
+        losses = torch.stack(
+            [
+                F.cross_entropy(logits[row], batch.y, weight, reduction="none", label_smoothing=self.label_smoothing)
+                for row in range(len(logits))
+            ]
+        )  # [R, B], or [R, B, T] for text with a loss per token
+        return losses.flatten(2).mean(-1) if losses.ndim > 2 else losses
+
+
+def cross_entropy(*, label_smoothing: float = 0.0, class_weights: tuple[float, ...] = ()) -> CrossEntropy:
+    """Return the cross entropy loss; see `CrossEntropy`."""
+    return CrossEntropy(label_smoothing, class_weights)
 
 
 LOSSES: dict[str, Callable[..., LossFn]] = {"cross_entropy": cross_entropy}
-NOT_YET = {
+UNSUPPORTED = {
     "mse": "regression", "l1": "regression", "huber": "regression", "gaussian_nll": "regression",
     "bce": "multi-label classification", "binary_cross_entropy": "multi-label classification",
 }  # fmt: skip
@@ -52,113 +65,110 @@ NOT_YET = {
 
 def get_loss(name: str) -> Callable[..., LossFn]:
     """Return the factory of the loss called `name`."""
-    if name in NOT_YET:
+    if name in UNSUPPORTED:
         raise RecipeError(
-            f"loss {name!r} is for {NOT_YET[name]}, which Plateaux does not train yet; "
-            f"available: {', '.join(LOSSES)}. From Python, pass one of your own: plateaux.Components(loss=my_loss)"
+            f"loss {name!r} is for {UNSUPPORTED[name]}, which Plateaux does not support; "
+            f"available: {', '.join(LOSSES)}. In Python, pass your own loss: plateaux.Components(loss=my_loss)"
         )
     if name not in LOSSES:
-        raise RecipeError(f"There is no loss called {name!r}; {suggest(name, [*LOSSES, *NOT_YET])}")
+        raise RecipeError(f"There is no loss called {name!r}; {suggest(name, [*LOSSES, *UNSUPPORTED])}")
     return LOSSES[name]
 
 
-FLOOR = 1e-7  # added inside A2D's logarithm: two sure rows that agree cost -log FLOOR, and no more
-LEAST = 1e-12  # a probability whose logarithm is divided by is at least this
-CELLS = 1 << 20  # entries of joint distributions in memory at a time
-
-DiversityLoss = Callable[[Tensor], Tensor]
-"""How alike rows are: probabilities `[R, U, C]` to a number for every pair, `[R, R]`, larger where they agree more."""
+A2D_EPSILON = 1e-7  # added inside the logarithm of A2D: two certain members that agree cost at most -log(epsilon)
+MIN_PROB = 1e-12  # lower bound of probabilities inside a logarithm
+MAX_JOINT_ENTRIES = 1 << 20  # entries of joint distributions in memory at a time
 
 
 def disagreement(p: Tensor, *, frozen: bool = False) -> Tensor:
-    """A2D of every pair of rows and sample, `[R, R, B]`: entry (r, s) takes the class y that row s finds likeliest.
+    """A2D of every pair of members and sample, `[R, R, B]`: entry (r, s) uses the class y that member s predicts.
 
-    -log(p_s(y) (1 - p_r(y)) + p_r(y) (1 - p_s(y)) + FLOOR), smallest where exactly one of the two is sure of y. With
-    `frozen`, row s is taken as it is and only row r gets a gradient.
+    -log(p_s(y) (1 - p_r(y)) + p_r(y) (1 - p_s(y)) + epsilon), smallest where exactly one of the two predicts y with
+    certainty. With `frozen`, member s gets no gradient.
     """
-    said, likeliest = (p.detach() if frozen else p).max(-1)  # [S, B]
-    wanted = likeliest.T[:, None, :].expand(-1, len(p), -1)  # [B, R, S]
-    own = p.transpose(0, 1).gather(2, wanted).permute(1, 2, 0)  # [R, S, B]
-    return -(said * (1 - own) + own * (1 - said) + FLOOR).log()
+    top_prob, pred = (p.detach() if frozen else p).max(-1)  # [S, B]
+    index = pred.T[:, None, :].expand(-1, len(p), -1)  # [B, R, S]
+    prob = p.transpose(0, 1).gather(2, index).permute(1, 2, 0)  # [R, S, B]
+    return -(top_prob * (1 - prob) + prob * (1 - top_prob) + A2D_EPSILON).log()
 
 
 def mean_over_others(rows: int, like: Tensor) -> Tensor:
-    """Return the weights `[R, R]` of a mean over all others."""
+    """Return the weights `[R, R]` of a mean over all other members."""
     return (1 - torch.eye(rows, dtype=like.dtype, device=like.device)) / max(rows - 1, 1)
 
 
 def mean_over_previous(rows: int, like: Tensor) -> Tensor:
-    """Return the weights `[R, R]` of a mean over those before; the first row has none."""
+    """Return the weights `[R, R]` of a mean over all previous members; the first member has none."""
     earlier = torch.ones(rows, rows, dtype=like.dtype, device=like.device).tril(-1)
     return earlier / earlier.sum(1, keepdim=True).clamp_min(1)
 
 
 def mutual_information(p: Tensor) -> Tensor:
-    """Mutual information in nats between what two rows predict over the samples, `[R, R]`; the diagonal is left zero.
+    """Mutual information in nats between the predictions of two members over the samples, `[R, R]`; zero diagonal.
 
     sum_cd P log(P / (m_r m_s)) with P = mean_b p_r(b, c) p_s(b, d) and its marginals m. Samples are contracted first,
-    a few pairs at a time, and the joint distributions are computed again on the way back instead of being kept.
+    for a few pairs at a time, and activation checkpointing recomputes the joint distributions in the backward pass.
     """
-    one, other = torch.triu_indices(len(p), len(p), 1, device=p.device)
-    few = max(1, CELLS // p.shape[-1] ** 2)
-    found = [
-        checkpoint(_information, p[left], p[right], use_reentrant=False, preserve_rng_state=False)
-        for left, right in zip(one.split(few), other.split(few), strict=True)
+    rows, columns = torch.triu_indices(len(p), len(p), 1, device=p.device)
+    pairs = max(1, MAX_JOINT_ENTRIES // p.shape[-1] ** 2)
+    values = [
+        checkpoint(_mutual_information, p[a], p[b], use_reentrant=False, preserve_rng_state=False)
+        for a, b in zip(rows.split(pairs), columns.split(pairs), strict=True)
     ]
-    half = p.new_zeros(len(p), len(p)).index_put((one, other), torch.cat(found))
-    return half + half.T
+    upper = p.new_zeros(len(p), len(p)).index_put((rows, columns), torch.cat(values))
+    return upper + upper.T
 
 
-def _information(a: Tensor, b: Tensor) -> Tensor:
+def _mutual_information(a: Tensor, b: Tensor) -> Tensor:
     joint = a.transpose(1, 2) @ b / a.shape[1]  # [K, C, C]
     return _plogp(joint).sum((1, 2)) - _plogp(a.mean(1)).sum(1) - _plogp(b.mean(1)).sum(1)
 
 
 def _plogp(p: Tensor) -> Tensor:
-    """p log p, with value and gradient finite at zero."""
+    """p log p, with a finite value and gradient at zero."""
     return torch.xlogy(p, p.clamp_min(torch.finfo(p.dtype).tiny))
 
 
 def l1_distance(p: Tensor) -> Tensor:
-    """Minus the L1 distance of two rows' probabilities, mean over the samples, `[R, R]`."""
+    """Minus the L1 distance between the probabilities of two members, mean over the samples, `[R, R]`."""
     return torch.stack([-(row - p).abs().sum(-1).mean(-1) for row in p])
 
 
-def sample_hardness(table: Tensor, batch: Batch, *, floor: float) -> Tensor:
-    """SED's weights `[B]` of samples: CE_n / (mean CE)^2 of the logit-averaged rows, without a gradient.
+def sample_hardness(logits: Tensor, batch: Batch, *, floor: float) -> Tensor:
+    """SED's weights `[B]` of samples: CE_n / (mean CE)^2 of the averaged logits, without a gradient.
 
-    Their mean is 1 / (mean CE), which grows without end as a batch is fitted: the mean CE is taken as at least `floor`.
+    Their mean is 1 / (mean CE), which is unbounded as the batch is fitted; `floor` is a lower bound of the mean CE.
     """
-    losses = F.cross_entropy(table.detach().mean(0), batch.y, reduction="none")
+    losses = F.cross_entropy(logits.detach().mean(0), batch.y, reduction="none")
     return losses / losses.mean().clamp_min(floor) ** 2
 
 
 def kl_backward(target: Tensor, source: Tensor) -> Tensor:
-    """KL(m_r || s) with m_r the row's mean prediction and s everyone's on labelled samples, without a gradient."""
-    mean, known = target.mean(1), _known(source)
-    return (_plogp(mean) - mean * known.clamp_min(LEAST).log()).sum(-1)
+    """KL(m_r || s), m_r: the mean prediction of a member, s: that of all members on labeled samples, detached."""
+    mean, prior = target.mean(1), _mean_prediction(source)
+    return (_plogp(mean) - mean * prior.clamp_min(MIN_PROB).log()).sum(-1)
 
 
 def kl_forward(target: Tensor, source: Tensor) -> Tensor:
-    """KL(s || m_r) with m_r the row's mean prediction and s everyone's on labelled samples, without a gradient."""
-    known = _known(source)
-    return (_plogp(known) - known * target.mean(1).clamp_min(LEAST).log()).sum(-1)
+    """KL(s || m_r), m_r: the mean prediction of a member, s: that of all members on labeled samples, detached."""
+    prior = _mean_prediction(source)
+    return (_plogp(prior) - prior * target.mean(1).clamp_min(MIN_PROB).log()).sum(-1)
 
 
 def entropy(target: Tensor, source: Tensor) -> Tensor:
-    """Minus the entropy of the row's mean prediction."""
+    """Minus the entropy of the mean prediction of a member."""
     return _plogp(target.mean(1)).sum(-1)
 
 
 def ratio(class_ratio: tuple[float, ...]) -> Callable[[Tensor, Tensor], Tensor]:
-    """Half the L1 distance of the row's mean prediction from the classes' known shares; of two classes, |m - s|."""
+    """Half the L1 distance between the mean prediction of a member and the known class ratio."""
 
-    def regularise(target: Tensor, source: Tensor) -> Tensor:
-        known = torch.tensor(class_ratio, dtype=target.dtype, device=target.device)
-        return (target.mean(1) - known).abs().sum(-1) / 2
+    def regularize(target: Tensor, source: Tensor) -> Tensor:
+        prior = torch.tensor(class_ratio, dtype=target.dtype, device=target.device)
+        return (target.mean(1) - prior).abs().sum(-1) / 2
 
-    return regularise
+    return regularize
 
 
-def _known(source: Tensor) -> Tensor:
+def _mean_prediction(source: Tensor) -> Tensor:
     return source.detach().mean((0, 1))

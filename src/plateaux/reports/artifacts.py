@@ -130,7 +130,7 @@ def load_images(run: Run, components: Components = NO_COMPONENTS) -> Images | No
     """Return how to get pictures of a run's test samples; None, if it has no pictures or the data are not there."""
     with ignore_unreadable():
         data = build_data(run.recipe, components)
-        if len(data.shape) == 3 and data.test.fingerprint() == run.metadata["data"]["test"]["fingerprint"]:
+        if len(data.shape) == 3 and data.test.fingerprint() == run.info.data.test.fingerprint:
             return lambda ids: _pixels(data.test.fetch(torch.from_numpy(ids))[0])
     return None
 

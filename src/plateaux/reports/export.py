@@ -14,6 +14,7 @@ from plateaux.core.formatting import escape_markdown, json_safe
 from plateaux.core.optional import optional_import
 from plateaux.reports.report import Report
 from plateaux.reports.style import KINDS, Kind
+from plateaux.storage.atomic import write_atomic
 from plateaux.studies.grid import condition_label
 from plateaux.studies.results import ResultRow
 
@@ -70,12 +71,11 @@ def to_csv(made: Report) -> str:
 
 def write_figures(made: Report, folder: Path, kinds: Sequence[Kind] = KINDS) -> list[Path]:
     """Write every figure for papers, and return the files."""
-    folder.mkdir(parents=True, exist_ok=True)
     files = []
     for name, each in made.figures():
         for kind in kinds:
             files.append(folder / f"{name}.{kind}")
-            files[-1].write_bytes(each.file(kind))
+            write_atomic(files[-1], each.file(kind))
     return files
 
 

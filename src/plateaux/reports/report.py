@@ -169,7 +169,7 @@ def _reliability(chapter: RunSection, said: Mapping[str, artifacts.LoadedPredict
 
 def _gallery(run: Run, said: Mapping[str, artifacts.LoadedPredictions], components: Components) -> ReportFigure | None:
     images = artifacts.load_images(run, components) if "test" in said else None
-    return gallery.gallery(said["test"][0], images, run.metadata["data"].get("labels", ())) if images else None
+    return gallery.gallery(said["test"][0], images, run.info.data.labels) if images else None
 
 
 def _drawn(plans: Iterable[Plan], wanted: Sequence[str]) -> list[ReportFigure]:

@@ -153,7 +153,7 @@ class FeatureTable:
         return None, {**{name: getattr(self, name) for name in kept}, "_maps": {}}
 
 
-class PrefixSource:
+class PrefixSource(Source):
     """The first samples of a source: fewer than a shard, so that no more than those go through the trunk."""
 
     def __init__(self, source: Source, count: int) -> None:
@@ -162,22 +162,21 @@ class PrefixSource:
     def __len__(self) -> int:
         return self.count
 
-    def fetch(self, ids: Tensor) -> tuple[Inputs, Tensor]:
+    def fetch(self, ids: Tensor, *, seed: int | None = None) -> tuple[Inputs, Tensor]:
         return self.source.fetch(ids)
 
     def fingerprint(self) -> str:
         return f"{self.source.fingerprint()}-first-{self.count}"
 
 
-class FeatureSource:
+class FeatureSource(Source):
     """A source of features in place of inputs: each sample, in each epoch, in one of so many rounds of variation."""
 
-    keyed = True  # which round is drawn by the key of the epoch
-    augmented = True  # its features are of augmented images already
-    mapped = True  # read at once: no worker could do it sooner
+    is_augmented = True
+    needs_workers = False  # features are memory-mapped
 
     def __init__(self, source: Source, backbone: Backbone, store: Store, spec: FeatureSpec, *, rounds: int = 0) -> None:
-        if not getattr(source, "has_content_hash", True):
+        if not source.has_content_hash:
             raise RecipeError(
                 "model.cache_features keeps features by what the samples are, and this data set does not say: give it "
                 "a method fingerprint() that returns a hash of its samples, or leave model.cache_features out"
@@ -186,9 +185,11 @@ class FeatureSource:
         numbers = range(rounds) if spec.augment.crop or spec.augment.flip else range(0)
         self.rounds = [FeatureTable(source, backbone, store, spec, number) for number in numbers]
 
+    def without_augmentation(self) -> FeatureSource:
+        return self._plain
+
     @cached_property
-    def plain(self) -> FeatureSource:
-        """The same samples as they are, not varied."""
+    def _plain(self) -> FeatureSource:
         return FeatureSource(self.source, self.backbone, self.store, self.spec) if self.rounds else self
 
     @cached_property
@@ -198,14 +199,14 @@ class FeatureSource:
     def __len__(self) -> int:
         return len(self.source)
 
-    def fetch(self, ids: Tensor, *, key: int | None = None) -> tuple[Inputs, Tensor]:
-        among = self.rounds if self.rounds and key is not None else [self._unvaried]
+    def fetch(self, ids: Tensor, *, seed: int | None = None) -> tuple[Inputs, Tensor]:
+        among = self.rounds if self.rounds and seed is not None else [self._unvaried]
         if not len(ids):  # an empty share of a batch still has the shape of a sample
             return torch.zeros(0, *self.backbone.shape), torch.zeros(0, dtype=torch.int64)
         whole, places = np.divmod(ids.numpy(), SHARD)
         count = len(among[0].shards())
-        if len(among) > 1 and key is not None:
-            whole = whole + count * (uniforms(key, ids, 1)[:, 0] * len(among)).long().numpy()
+        if len(among) > 1 and seed is not None:
+            whole = whole + count * (uniforms(seed, ids, 1)[:, 0] * len(among)).long().numpy()
         order = whole.argsort(kind="stable")
         slots, places = whole[order], places[order]
         ends = [0, *(np.flatnonzero(slots[1:] != slots[:-1]) + 1).tolist(), len(ids)]
@@ -312,7 +313,7 @@ def training_sources(recipe: Recipe, data: DataSplits) -> list[Source]:
     """Return the sources that training reads."""
     found: list[Source] = [data.train]
     if recipe.data.validation_split and isinstance(data.train, FeatureSource):
-        found.append(data.train.plain)
+        found.append(data.train.without_augmentation())
     return found if data.unlabeled is None else [*found, data.unlabeled.source]
 
 

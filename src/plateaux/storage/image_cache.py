@@ -12,13 +12,14 @@ from torch import Tensor
 from plateaux.core.errors import DataError
 from plateaux.core.types import Inputs
 from plateaux.data.corruptions.corrupt import Corrupted
+from plateaux.data.sources import Source
 from plateaux.storage.local_store import LocalStore
 from plateaux.storage.store import Store
 
 CHUNK = 1000  # images made at once
 
 
-class Cached:
+class Cached(Source):
     """A source whose images lie in a folder under the hash of what they are, made there when they are not."""
 
     def __init__(self, inner: Corrupted, folder: str | Path) -> None:
@@ -33,7 +34,7 @@ class Cached:
     def __len__(self) -> int:
         return len(self.inner)
 
-    def fetch(self, ids: Tensor) -> tuple[Inputs, Tensor]:
+    def fetch(self, ids: Tensor, *, seed: int | None = None) -> tuple[Inputs, Tensor]:
         _, y = self.inner.inner.fetch(ids)
         return torch.from_numpy(self.images[ids.numpy()]), y
 

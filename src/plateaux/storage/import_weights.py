@@ -11,9 +11,9 @@ from plateaux.config.components import NO_COMPONENTS, Components
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RecipeError
 from plateaux.core.types import TensorTree
-from plateaux.data.sources import describe_data
 from plateaux.models.surgery import load_weights
 from plateaux.storage.run import MemberProgress, Run
+from plateaux.storage.run_info import DataInfo, RunInfo
 
 
 def import_weights(
@@ -29,7 +29,7 @@ def import_weights(
         file, prefix = split_file(given_file)
         load_weights(module, file, prefix)
         modules.append(module)
-    run = Run.begin(out, recipe, {"data": describe_data(data), "adopted": list(files)})
+    run = Run.begin(out, recipe, RunInfo(DataInfo.from_splits(data), adopted=tuple(files)))
     keep_weights(run, [module.state_dict() for module in modules], [f"adopted from {file}" for file in files])
     return run
 

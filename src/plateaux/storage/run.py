@@ -11,7 +11,7 @@ import platform
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -23,9 +23,8 @@ from plateaux.config.recipe import Recipe, diff, fingerprint
 from plateaux.core.errors import RunError, StorageError
 from plateaux.core.types import TensorTree
 from plateaux.storage.backends import open_store
+from plateaux.storage.run_info import FORMAT, AutotuneInfo, RunInfo
 from plateaux.storage.store import LOCK_TIMEOUT_S, Store
-
-FORMAT = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,18 +55,18 @@ class MemberProgress:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run folder and its recipe."""
+    """A run folder, its recipe, and the content of its run.json."""
 
     store: Store
     recipe: Recipe
-    metadata: Mapping[str, Any] = field(default_factory=dict)
+    info: RunInfo
 
     def __str__(self) -> str:
         return str(self.store.root)
 
     @classmethod
     def open(cls, root: RunLike) -> Run:
-        """Open a run that exists: by its folder, its URL, or a `Run` that was opened before."""
+        """Open an existing run by its folder, its URL, or a `Run` object."""
         if isinstance(root, Run):
             root = root.store.root
         store = open_store(root)
@@ -75,39 +74,38 @@ class Run:
             raise RunError(
                 f"{root} is not a run folder: it has no run.json. `plateaux train RECIPE --out {root}` starts one"
             )
-        about = store.get_json("run.json")
-        given = about.get("format") if isinstance(about, dict) else None
-        if given != FORMAT:
+        tree = store.get_json("run.json")
+        version = tree.get("format") if isinstance(tree, dict) else None
+        if version != FORMAT:
             raise RunError(
-                f"{root} has format {given!r}; this version of Plateaux reads format {FORMAT}. "
+                f"{root} has format {version!r}; this version of Plateaux reads format {FORMAT}. "
                 "Use the version that wrote it"
             )
-        return cls(
-            store, Recipe.parse(store.get("recipe.toml").decode(errors="replace"), where=f"{root}/recipe.toml"), about
-        )
+        recipe = Recipe.parse(store.get("recipe.toml").decode(errors="replace"), where=f"{root}/recipe.toml")
+        return cls(store, recipe, RunInfo.from_dict(tree, store.root / "run.json"))
 
     @classmethod
-    def begin(cls, root: str | Path, recipe: Recipe, about: Mapping[str, Any]) -> Run:
-        """Open the run of this recipe, or start it; a folder that belongs to another recipe is refused."""
+    def begin(cls, root: str | Path, recipe: Recipe, info: RunInfo) -> Run:
+        """Open the run of this recipe, or create it. A folder with another recipe or other data is rejected."""
         store = open_store(root)
         if store.has("run.json"):
             old = cls.open(root)
             changes = diff(old.recipe.identity(), recipe.identity())
             if changes:
                 raise RunError(
-                    f"{root} belongs to another recipe. What differs (there -> here):\n  "
+                    f"{root} belongs to another recipe. Differences (stored -> given):\n  "
                     + "\n  ".join(changes)
-                    + "\nChoose another --out, or put the recipe back"
+                    + "\nChoose another --out, or restore the recipe"
                 )
-            other = diff(old.metadata.get("data", {}), about.get("data", {}))
-            if other and "data" in old.metadata:
+            data_changes = diff(old.info.data.to_dict(), info.data.to_dict())
+            if data_changes:
                 raise RunError(
-                    f"{root} was trained on other data. What differs (there -> here):\n  "
-                    + "\n  ".join(other)
-                    + "\nPut the data back, or choose another --out"
+                    f"{root} was trained on other data. Differences (stored -> given):\n  "
+                    + "\n  ".join(data_changes)
+                    + "\nRestore the data, or choose another --out"
                 )
-            about = {**about, **old.metadata}
-        run = cls(store, recipe, {"format": FORMAT, **about})
+            info = old.info
+        run = cls(store, recipe, info)
         run._write()
         return run
 
@@ -115,19 +113,21 @@ class Run:
         self.store.put("recipe.toml", self.recipe.to_toml().encode())
         self.store.put_json("environment.json", environment())
         names = {str(i): self.member_name(i) for i in range(self.recipe.members)}
-        self.store.put_json("run.json", {**self.metadata, "members": names})
+        self.store.put_json("run.json", {**self.info.to_dict(), "members": names})
 
-    def with_metadata(self, **facts: Any) -> Run:
-        """Return the run with more facts recorded: what the machine chose is chosen once."""
-        run = replace(self, metadata={**self.metadata, **facts})
+    def with_autotune(self, settings: AutotuneInfo) -> Run:
+        """Record settings that were autotuned once and hold for the whole run."""
+        run = replace(self, info=replace(self.info, autotune=settings))
         run._write()
         return run
 
     def resolved_recipe(self) -> Recipe:
-        """Return the recipe with what the machine chose once for the life of the run."""
-        chosen = self.metadata.get("autotune", {})
-        wanted = {name: chosen[name] for name in ("precision", "memory_format") if name in chosen}
-        return self.recipe.replaced(train=wanted) if wanted else self.recipe
+        """Return the recipe with the autotuned precision and memory format."""
+        if self.info.autotune is None:
+            return self.recipe
+        settings = {"precision": self.info.autotune.precision, "memory_format": self.info.autotune.memory_format}
+        settings = {name: value for name, value in settings.items() if value is not None}
+        return self.recipe.replaced(train=settings) if settings else self.recipe
 
     def member_name(self, number: int) -> str:
         """Return the hash of all that determines a member."""

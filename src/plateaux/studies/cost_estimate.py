@@ -14,11 +14,12 @@ from plateaux.core import registry
 from plateaux.core.errors import PlateauxError
 from plateaux.core.row_names import MEAN_OF_MEMBERS
 from plateaux.core.runtime import num_cores
-from plateaux.data.sources import DataSplits, describe_data
+from plateaux.data.sources import DataSplits
 from plateaux.evaluation.splits import eval_splits
 from plateaux.loss_landscape.probe import get_probes
 from plateaux.storage.local_store import LocalStore
 from plateaux.storage.run import MemberProgress, Run
+from plateaux.storage.run_info import DataInfo
 from plateaux.studies.planning import RunSpec
 from plateaux.studies.runner import StudyRunner
 from plateaux.studies.study import Study
@@ -144,7 +145,7 @@ def evaluation_passes(study: Study, recipe: Recipe, data: DataSplits, components
     asked, looked = study.evaluate, study.landscape
     words = [*(asked.splits if asked.metrics else ()), *asked.corruptions]
     found = 0.0
-    for target in eval_splits(recipe, describe_data(data), words):
+    for target in eval_splits(recipe, DataInfo.from_splits(data), words):
         there = len(data.train) if target.family in ("train", "validation") else len(data.test)
         found += FORWARD * min(target.limit or there, there)
     for name in (name for words in asked.ood for name in words.partition("=")[2].split(",") if name):

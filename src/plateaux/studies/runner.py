@@ -11,7 +11,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
@@ -20,10 +20,9 @@ from typing import Any
 from plateaux.config.builders.data import build_data
 from plateaux.config.components import NO_COMPONENTS, Components
 from plateaux.config.recipe import Recipe, fingerprint
-from plateaux.core.callbacks import Tell
 from plateaux.core.errors import DivergedError, RunError
 from plateaux.core.formatting import format_duration, json_safe
-from plateaux.data.sources import describe_data
+from plateaux.core.progress import Message, Progress, log_messages
 from plateaux.evaluation.evaluate import evaluate
 from plateaux.evaluation.metric_specs import get_metrics
 from plateaux.evaluation.ood import detect_ood, parse_ood_suites
@@ -35,6 +34,7 @@ from plateaux.loss_landscape.probe import get_probes
 from plateaux.loss_landscape.run_probes import probe_landscape
 from plateaux.storage.local_store import LocalStore
 from plateaux.storage.run import Run, environment
+from plateaux.storage.run_info import DataInfo
 from plateaux.studies.planning import RunSpec, Trial, plan_runs, plan_trials
 from plateaux.studies.results import FORMAT, RESULTS, cost_rows, read_results, to_stored
 from plateaux.studies.study import Study
@@ -58,11 +58,10 @@ class StudyRunner:
         components: Components = NO_COMPONENTS,
         filter_pattern: str = "*",
         executor: Mapping[str, Any] | None = None,
-        log: Tell = lambda _: None,
-        say: Callable[[str], None] = lambda _: None,
+        progress: Progress = log_messages,
     ) -> None:
         self.study, self.root, self.components = study, Path(root), components
-        self.executor, self.log, self.say = dict(executor or {}), log, say
+        self.executor, self.progress = dict(executor or {}), progress
         self.store = LocalStore(self.root)
         self.trials = plan_trials(study, components)
         self.runs = plan_runs(self.trials, components)
@@ -79,17 +78,20 @@ class StudyRunner:
             todo = [plan for plan in asked if not self.done(plan, results)]  # others may be at the same study
             if not todo:
                 continue
-            self.say(f"run {place} of {len(missing)}: {todo[0]}{self._left(missing[place - 1 :], begun, done)}")
+            self._log(f"run {place} of {len(missing)}: {todo[0]}{self._left(missing[place - 1 :], begun, done)}")
             try:
                 self.run_one(task, todo)
             except DivergedError as problem:
                 problems.append(f"{todo[0]}: {problem}")
-                self.say(problems[-1])
+                self._log(problems[-1])
             done += self._weight(task)
         self._tidy()  # what a kill has left
         if problems:
             raise DivergedError("Some runs diverged; the others are finished:\n  " + "\n  ".join(problems))
         return self.results()
+
+    def _log(self, text: str) -> None:
+        self.progress(Message(text))
 
     def check(self) -> None:
         """Refuse what cannot be carried out before anything is written."""
@@ -103,11 +105,11 @@ class StudyRunner:
 
     def _check_samples(self, recipe: Recipe) -> None:
         asked, looked = self.study.evaluate, self.study.landscape
-        facts = describe_data(build_data(recipe, self.components))
+        facts = DataInfo.from_splits(build_data(recipe, self.components))
         eval_splits(recipe, facts, [*(asked.splits if asked.metrics else ()), *asked.corruptions])
         if looked.probes:
             eval_split(recipe, facts, looked.split)
-        suites, _ = parse_ood_suites(asked.ood, facts["name"])
+        suites, _ = parse_ood_suites(asked.ood, facts.name)
         for name in dict.fromkeys(name for names in suites.values() for name in names):
             ood_split(name, "", self.components)
 
@@ -163,7 +165,7 @@ class StudyRunner:
 
     def _train(self, recipe: Recipe, root: Path, span: Path | None) -> None:
         if recipe.executor.name != "mesh":
-            train(recipe, root, components=self.components, tell=self.log, branch_from=span)
+            train(recipe, root, components=self.components, progress=self.progress, branch_from=span)
             return
         name = f"recipes/{root.name}.toml"
         self.store.put(name, recipe.to_toml().encode())
@@ -186,7 +188,7 @@ class StudyRunner:
         with self.store.lock("runs", timeout=LOCK_TIMEOUT_S):
             known = self.store.get_json(AUTOTUNE) if self.store.has(AUTOTUNE) else {}
             if name not in known:
-                known[name] = autotune(recipe, self.components, self.log)
+                known[name] = autotune(recipe, self.components, self.progress)
                 self.store.put_json(AUTOTUNE, known)
         return recipe.replaced(train={part: known[name][part] for part in ("precision", "memory_format")})
 
@@ -205,7 +207,7 @@ class StudyRunner:
         run = Run.open(root)
         for number, progress in enumerate(run.all_progress()):
             if progress.weights is not None and progress.finished and not run.store.has(progress.weights):
-                self.say(f"member {number} of {root.name} is trained again: its weights were dropped")
+                self._log(f"member {number} of {root.name} is trained again: its weights were dropped")
                 for name in run.store.names(f"members/{number}"):
                     run.store.delete(name)
 
@@ -223,7 +225,7 @@ class StudyRunner:
             found += evaluate(root, split=asked.corruptions, metrics=names, options=options, **components)
         found += robustness(found)
         if asked.ood:
-            suites, by_name = parse_ood_suites(asked.ood, Run.open(root).metadata["data"]["name"])
+            suites, by_name = parse_ood_suites(asked.ood, Run.open(root).info.data.name)
             found += detect_ood(root, suites, skip_missing=by_name, options=EvalOptions(members=some), **components)
         if looked.probes:
             settings: dict[str, Any] = {
@@ -232,7 +234,7 @@ class StudyRunner:
                 "batchnorm": looked.batchnorm,
                 "members": some,
                 "components": self.components,
-                "say": self.say,
+                "say": self._log,
             }
             found += probe_landscape(root, probes=looked.probes, **settings)
         return found

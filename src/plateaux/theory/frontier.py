@@ -1,4 +1,4 @@
-"""The most diversity that SAM can have without being sharper than allowed, while it converges."""
+"""The sharpness-diversity frontier: the most diverse converging setting of SAM at a given sharpness bound."""
 
 from __future__ import annotations
 
@@ -12,49 +12,52 @@ from plateaux.core.errors import RecipeError
 from plateaux.theory.setting import Setting
 from plateaux.theory.theorems import Order, Prediction, theorem2
 
-STEPS = 60  # at most
-RADII = 24  # of SAM that are looked at, before the best is found between two of them
-HALVINGS = 16
+MAX_STEPS = 60
+GRID_POINTS = 24  # values of rho tried before the bisection between two of them
+BISECTIONS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Best:
-    """A setting, and what theory says of it."""
+class FrontierPoint:
+    """A setting and its prediction."""
 
     setting: Setting
     prediction: Prediction
 
 
 def most_diverse(
-    bound: float, like: Setting, *, paper: bool = False, order: Order = "exact", steps: int = STEPS
-) -> Best:
-    """Return the most diverse stable setting whose bound of sharpness is at most `bound`; k and rho are free.
+    bound: float, like: Setting, *, paper: bool = False, order: Order = "exact", steps: int = MAX_STEPS
+) -> FrontierPoint:
+    """Return the most diverse stable setting with a sharpness bound of at most `bound`, over all k and rho.
 
-    With `like.parts` = 1 members see all data, and else one part each. Both diversity and the bound fall as rho grows,
-    so that for every k the smallest rho that is flat enough is taken.
+    With `like.parts` = 1 each member trains on all data, otherwise on one subset. Diversity and the bound decrease in
+    rho, so the smallest rho that satisfies the bound is best for each k.
     """
-    found = [best for best in _flat_enough(bound, like, paper, order, steps) if best.setting.stable]
-    if not found:
-        raise RecipeError(f"No stable setting up to {steps} steps has a sharpness bound of {bound:g}; allow more")
-    return max(found, key=lambda best: best.prediction.diversity)
+    candidates = [point for point in _flat_enough(bound, like, paper, order, steps) if point.setting.stable]
+    if not candidates:
+        raise RecipeError(
+            f"No stable setting with up to {steps} steps has a sharpness bound of at most {bound:g}. Raise the "
+            "bound or `steps`."
+        )
+    return max(candidates, key=lambda point: point.prediction.diversity)
 
 
-def _flat_enough(bound: float, like: Setting, paper: bool, order: Order, steps: int) -> Iterator[Best]:
-    radii = np.linspace(0, max(like.limit, 0) * 0.999, RADII).tolist()
+def _flat_enough(bound: float, like: Setting, paper: bool, order: Order, steps: int) -> Iterator[FrontierPoint]:
+    radii = np.linspace(0, max(like.limit, 0) * 0.999, GRID_POINTS).tolist()
     for k in range(1, steps + 1):
         settings = [replace(like, k=k, rho=rho) for rho in radii]
-        at = next((at for at, each in enumerate(settings) if _says(each, paper, order).upper <= bound), None)
+        at = next((at for at, each in enumerate(settings) if _predict(each, paper, order).upper <= bound), None)
         if at is None:
             continue
         low, high = radii[max(at - 1, 0)], radii[at]
-        for _ in range(HALVINGS if at else 0):
+        for _ in range(BISECTIONS if at else 0):
             middle = (low + high) / 2
-            flat = theorem2(replace(like, k=k, rho=middle), paper=paper, order=order).upper <= bound
-            low, high = (low, middle) if flat else (middle, high)
+            is_flat = theorem2(replace(like, k=k, rho=middle), paper=paper, order=order).upper <= bound
+            low, high = (low, middle) if is_flat else (middle, high)
         best = replace(like, k=k, rho=high)
-        yield Best(best, _says(best, paper, order))
+        yield FrontierPoint(best, _predict(best, paper, order))
 
 
 @cache
-def _says(setting: Setting, paper: bool, order: Order) -> Prediction:
-    return theorem2(setting, paper=paper, order=order)  # of one part, it is Theorem 1
+def _predict(setting: Setting, paper: bool, order: Order) -> Prediction:
+    return theorem2(setting, paper=paper, order=order)  # equals Theorem 1 for one part

@@ -1,8 +1,8 @@
-"""phi(i, j) = (1/d) E tr[B^i W^j], the only thing that the theorems need of random matrices.
+"""phi(i, j) = (1/d) E tr[B^i W^j], the only moments of random matrices that the theorems need.
 
 W = A^T A with independent entries N(0, 1/d) of A [n, d], r = n/d, and B = I - eta W - eta rho W^2 is one step of SAM.
-To leading order phi is an integral over the Marchenko-Pastur law. Written out as a sum over monomials it has terms of
-alternating sign and loses all digits; as a quadrature of Gauss and Radau it has positive weights, and is exact too.
+To leading order phi is an integral over the Marchenko-Pastur law. As a sum over monomials it has terms of alternating
+sign, which cancel to no correct digits; as a Gauss-Radau quadrature it has positive weights and is exact.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Floats = NDArray[np.float64]
 
 
 def phi(i: int, j: int, *, r: float, eta: float, rho: float, d: int | None = None) -> float:
-    """Return phi(i, j) to leading order, or with its first correction in 1/d where `d` is given.
+    """Return phi(i, j) to leading order, or with its first correction in 1/d if `d` is given.
 
     >>> round(phi(0, 2, r=2.0, eta=0.1, rho=0.0), 12), round(phi(0, 2, r=2.0, eta=0.1, rho=0.0, d=10), 12)
     (6.0, 6.2)
@@ -30,8 +30,8 @@ def phi(i: int, j: int, *, r: float, eta: float, rho: float, d: int | None = Non
 def first_correction(i: int, j: int, *, r: float, eta: float, rho: float) -> float:
     """Return the coefficient of 1/d in phi(i, j) for real Gaussian data.
 
-    It is (F(a) + F(b)) / 4 - mean(F) / 2 with F(x) = b(x)^i x^j, the edges a, b of the spectrum, and the mean over the
-    arcsine law between them.
+    It is (F(a) + F(b)) / 4 - mean(F) / 2 with F(x) = b(x)^i x^j, where a and b are the edges of the spectrum and the
+    mean is over the arcsine law between them.
     """
     edges = np.array([(1 - sqrt(r)) ** 2, (1 + sqrt(r)) ** 2])
     inside = chebyshev(r, 2 * i + j + 1)[1]
@@ -40,18 +40,18 @@ def first_correction(i: int, j: int, *, r: float, eta: float, rho: float) -> flo
 
 
 def trace_variance(i: int, j: int, *, r: float, eta: float, rho: float) -> float:
-    """Return the variance of tr[B^i W^j] to leading order: a number that does not grow with d.
+    """Return the variance of tr[B^i W^j] to leading order, which does not depend on d.
 
     It is half the sum of k c_k^2 over the Chebyshev coefficients of x -> b(x)^i x^j on the spectrum.
     """
     angles, x = chebyshev(r, 2 * i + j + 1)
     orders = np.arange(1, 2 * i + j + 1)
-    found = 2 / len(x) * (np.cos(np.outer(orders, angles)) @ _polynomial(x, i, j, eta=eta, rho=rho))
-    return float(orders @ found**2) / 2
+    coefficients = 2 / len(x) * (np.cos(np.outer(orders, angles)) @ _polynomial(x, i, j, eta=eta, rho=rho))
+    return float(orders @ coefficients**2) / 2
 
 
 def contraction(x: Floats, *, eta: float, rho: float) -> Floats:
-    """Return what one step of SAM multiplies the error by along an eigenvector of eigenvalue x."""
+    """Return the factor by which one step of SAM multiplies the error along an eigenvector of eigenvalue x."""
     return 1 - eta * x - eta * rho * x * x
 
 
@@ -59,8 +59,9 @@ def contraction(x: Floats, *, eta: float, rho: float) -> Floats:
 def nodes(r: float, count: int) -> tuple[Floats, Floats, float]:
     """Return nodes and weights of the Marchenko-Pastur law, and the weight of one more node at zero.
 
-    They are exact up to degree 2 count: inside, those of x times the law (Chebyshev's of the second kind) divided by x;
-    at zero, what is missing of the mass, which is the law's own for r < 1 and the aliasing of 1/x.
+    They are exact up to degree 2 count. The inner nodes are Chebyshev nodes of the second kind, for x times the law,
+    with weights divided by x. The node at zero has the remaining mass: the atom of the law for r < 1, and the aliasing
+    of 1/x.
     """
     angles = np.pi * np.arange(1, count + 1) / (count + 1)
     x = 1 + r + 2 * sqrt(r) * np.cos(angles)
@@ -70,7 +71,7 @@ def nodes(r: float, count: int) -> tuple[Floats, Floats, float]:
 
 @cache
 def chebyshev(r: float, count: int) -> tuple[Floats, Floats]:
-    """Return angles, and the points of the spectrum there, whose mean is that over the arcsine law."""
+    """Return Chebyshev angles and points of the spectrum; a mean over them is one over the arcsine law."""
     angles = np.pi * (np.arange(count) + 0.5) / count
     return angles, 1 + r + 2 * sqrt(r) * np.cos(angles)
 

@@ -1,4 +1,4 @@
-"""Every number of the figures and the claims, as data that JSON can hold."""
+"""All numbers of the figures and the claims as plain data for JSON."""
 
 from __future__ import annotations
 
@@ -6,37 +6,41 @@ from dataclasses import asdict
 from typing import Any
 
 from plateaux.core.stats.estimates import mean_of_independent
-from plateaux.theory.captions import captions, off, percent
-from plateaux.theory.experiment import FORMULAS, Experiment, FigurePanel, Point
+from plateaux.theory.captions import captions, deviation_percent, format_largest
+from plateaux.theory.experiment import FORMULAS, Experiment, FigurePlot, Point
 from plateaux.theory.phi import Floats
-from plateaux.theory.verdicts import judge
+from plateaux.theory.verdicts import judge_claims
 
 
 def record(experiment: Experiment) -> dict[str, Any]:
-    """Return what is written as theory.json."""
-    words = captions(experiment)
+    """Return the contents of theory.json."""
+    texts = captions(experiment)
     figures = {
-        name: {"caption": words[name], "panels": [_panel(panel, experiment) for panel in panels]}
-        for name, panels in experiment.figures.items()
+        name: {"caption": texts[name], "panels": [_plot_record(plot, experiment) for plot in plots]}
+        for name, plots in experiment.figures.items()
     }
     sizes = {"matrices": experiment.matrices, "starts": experiment.starts, "seed": experiment.seed}
-    return {"format": 1, **sizes, "figures": figures, "claims": judge(experiment)}
+    return {"format": 1, **sizes, "figures": figures, "claims": judge_claims(experiment)}
 
 
 def deviations(experiment: Experiment) -> list[list[str]]:
-    """Return for each figure how far the formulas are from the simulation at most: printed, then corrected."""
+    """Return for each figure the largest deviation of the printed and the corrected formulas from the simulation."""
     rows = []
-    for name, panels in experiment.figures.items():
-        points = [experiment.points[each] for panel in panels for curve in panel.curves.values() for each in curve]
+    for name, plots in experiment.figures.items():
+        points = [experiment.points[each] for plot in plots for curve in plot.curves.values() for each in curve]
         diverging = sum(not point.setting.stable for point in points)
-        cells = [percent(off(points, formula, part)) for part in ("diversity", "upper") for formula in FORMULAS]
+        cells = [
+            format_largest(deviation_percent(points, formula, part))
+            for part in ("diversity", "upper")
+            for formula in FORMULAS
+        ]
         rows.append([name, str(len(points)), str(diverging), *cells])
     return rows
 
 
-def _panel(panel: FigurePanel, experiment: Experiment) -> dict[str, Any]:
-    curves = {name: [_point(experiment.points[each]) for each in curve] for name, curve in panel.curves.items()}
-    return {"title": panel.title, "varies": panel.varies, "curves": curves}
+def _plot_record(plot: FigurePlot, experiment: Experiment) -> dict[str, Any]:
+    curves = {name: [_point(experiment.points[each]) for each in curve] for name, curve in plot.curves.items()}
+    return {"title": plot.title, "varies": plot.varies, "curves": curves}
 
 
 def _point(point: Point) -> dict[str, Any]:
@@ -47,7 +51,7 @@ def _point(point: Point) -> dict[str, Any]:
             "diversity": _mean(point.simulated.diversity),
             "sharpness": _mean(point.simulated.sharpness),
         },
-        **{formula: asdict(point.says[formula]) for formula in FORMULAS},
+        **{formula: asdict(point.predictions[formula]) for formula in FORMULAS},
     }
 
 

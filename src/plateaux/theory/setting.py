@@ -1,4 +1,4 @@
-"""What the theory is asked about: least squares on Gaussian data, and SAM's steps on them."""
+"""Settings of the theory: least squares on Gaussian data, and the steps of SAM."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from math import sqrt
 from plateaux.core.errors import RecipeError
 
 
-class Unstable(UserWarning):
-    """SAM does not converge at this step size and radius: sharpness and diversity grow with every step."""
+class UnstableWarning(UserWarning):
+    """SAM diverges at this step size and radius, so sharpness and diversity grow with every step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One experiment: rows `n` and columns `d` of the data, `k` steps of SAM, and how sharpness is measured.
+    """One setting: rows `n` and columns `d` of the data, `k` steps of SAM, and the radius of the sharpness measure.
 
-    Data have independent entries N(0, 1/d). With `parts` > 1 every member trains on one of so many equal parts. Members
-    start at N(0, variance); `norm` is the length of the teacher's weights, `radius` that of the measured perturbation.
+    Data have independent entries N(0, 1/d). With `parts` > 1 each member trains on one of `parts` equal subsets.
+    Members start at N(0, variance); `norm` is the norm of the teacher's weights, `radius` that of the perturbation.
     """
 
     n: int = 3000
@@ -33,25 +33,25 @@ class Setting:
 
     def __post_init__(self) -> None:
         if min(self.n, self.d, self.parts) < 1 or self.k < 0:
-            raise RecipeError(f"{self}: n, d and parts are at least 1, k at least 0")
+            raise RecipeError(f"{self}: n, d, and parts must be at least 1, and k at least 0.")
         if self.n % self.parts:
-            raise RecipeError(f"{self.n} rows cannot be cut into {self.parts} equal parts; choose a divisor of n")
+            raise RecipeError(f"{self.n} rows cannot be split into {self.parts} equal parts. Choose a divisor of n.")
         if self.eta <= 0 or self.rho < 0 or min(self.variance, self.norm, self.radius) < 0:
-            raise RecipeError(f"{self}: eta is above 0; rho, variance, norm and radius are not below")
+            raise RecipeError(f"{self}: eta must be above 0; rho, variance, norm, and radius must not be negative.")
 
     @property
     def rows(self) -> int:
-        """How many samples one member trains on."""
+        """The number of samples that one member trains on."""
         return self.n // self.parts
 
     @property
     def ratio(self) -> float:
-        """Samples that one member trains on, for each weight."""
+        """Training samples of one member per weight."""
         return self.n / (self.parts * self.d)
 
     @property
     def limit(self) -> float:
-        """The largest stable radius of SAM here."""
+        """The smallest radius rho at which SAM diverges."""
         return stability_limit(eta=self.eta, ratio=self.ratio)
 
     @property
@@ -61,7 +61,7 @@ class Setting:
 
 
 def stability_limit(*, eta: float, ratio: float) -> float:
-    """Return the radius rho at which SAM stops converging; nothing converges where it is not above zero.
+    """Return the radius rho from which SAM diverges; if it is not positive, SAM diverges at every rho.
 
     |1 - eta x - eta rho x^2| < 1 must hold up to the largest eigenvalue, x = (1 + sqrt(ratio))^2.
     """
@@ -69,15 +69,15 @@ def stability_limit(*, eta: float, ratio: float) -> float:
     return (2 - eta * top) / (eta * top**2)
 
 
-def warn_if_unstable(setting: Setting, *, above: int = 3) -> None:
-    """Warn where SAM diverges; `above` names the caller to blame."""
+def warn_if_unstable(setting: Setting, *, stacklevel: int = 3) -> None:
+    """Warn if SAM diverges; the warning points to the caller `stacklevel` frames up."""
     if setting.stable:
         return
     limit = setting.limit
-    what = f"rho below {limit:.3g}" if limit > 0 else f"eta below {2 / (1 + sqrt(setting.ratio)) ** 2:.3g}"
+    remedy = f"rho below {limit:.3g}" if limit > 0 else f"eta below {2 / (1 + sqrt(setting.ratio)) ** 2:.3g}"
     warnings.warn(
-        f"SAM diverges at eta = {setting.eta:g}, rho = {setting.rho:g} with {setting.ratio:g} samples a weight, so"
-        f" sharpness and diversity grow with every step; {what} is stable",
-        Unstable,
-        stacklevel=above,
+        f"SAM diverges at eta = {setting.eta:g}, rho = {setting.rho:g} with {setting.ratio:g} samples per weight, so"
+        f" sharpness and diversity grow with every step; {remedy} is stable",
+        UnstableWarning,
+        stacklevel=stacklevel,
     )

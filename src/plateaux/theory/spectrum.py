@@ -1,11 +1,11 @@
-"""phi(i, j) at finite size, exactly: an integral over the mean density of eigenvalues of a real Wishart matrix.
+"""Exact phi(i, j) at finite size: an integral over the mean eigenvalue density of a real Wishart matrix.
 
 With N = min(n, d), a = |n - d|, Laguerre functions f_m(x) = sqrt(m!/Gamma(m+a+1)) x^(a/2) e^(-x/2) L_m^a(x) and
 g_m = f_m / sqrt(x), the eigenvalues of A^T A d have the density (Adler, Forrester, Nagao, van Moerbeke 2000)
 
     sum_{m < N-1} f_m^2 - sqrt((N-1)(N-1+a)) / 2 g_{N-1} e g_{N-2} + [N odd] g_{N-1} / int g_{N-1},
 
-where (e g)(x) is half of g's integral to the left of x less that to the right.
+where (e g)(x) is half of the integral of g to the left of x minus that to the right.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 
 from plateaux.theory.phi import Floats, contraction
 
-ORDER = 20  # nodes a panel
+ORDER = 20  # nodes per quadrature interval
 
 
 def exact_phi(i: int, j: int, *, n: int, d: int, eta: float, rho: float) -> float:
@@ -34,11 +34,11 @@ def exact_phi(i: int, j: int, *, n: int, d: int, eta: float, rho: float) -> floa
 
 @cache
 def density(n: int, d: int, degree: int) -> tuple[Floats, Floats]:
-    """Return eigenvalues of W and the share of all d eigenvalues at each, for polynomials up to that degree."""
+    """Return eigenvalues of W and the fraction of all d eigenvalues at each, for polynomials up to a degree."""
     count, a = min(n, d), abs(n - d)
     middle, half = sqrt(count + a), sqrt(count)
-    width = min(0.3, 4 / half)  # a few of the singular values, which lie within middle - half and middle + half
-    y, weights = _panels(max(0.0, middle - half - 8), middle + half + 8 + sqrt(2 * degree), width)
+    width = min(0.3, 4 / half)  # a few singular values, which lie between middle - half and middle + half
+    y, weights = _quadrature(max(0.0, middle - half - 8), middle + half + 8 + sqrt(2 * degree), width)
     squares = np.zeros_like(y)
     before = last = squares
     for m, function in enumerate(_laguerre(y, count, a)):
@@ -46,16 +46,16 @@ def density(n: int, d: int, degree: int) -> tuple[Floats, Floats]:
             squares = squares + function**2
             before = function
         last = function
-    # The functions of y = sqrt(x): dx / sqrt(x) = 2 dy.
+    # In y = sqrt(x): dx / sqrt(x) = 2 dy.
     halves = _half_difference(before * 2, weights)
-    found = squares * 2 * y - sqrt((count - 1) * (count - 1 + a)) * last * halves
+    values = squares * 2 * y - sqrt((count - 1) * (count - 1 + a)) * last * halves
     if count % 2:
-        found = found + last / float((weights * last).sum())
-    return (y * y / d).ravel(), (found * weights / d).ravel()
+        values = values + last / float((weights * last).sum())
+    return (y * y / d).ravel(), (values * weights / d).ravel()
 
 
 def _laguerre(y: Floats, count: int, a: int) -> Iterator[Floats]:
-    """Yield f_0 to f_{count-1} at x = y^2, by their recurrence with a running scale: f_0 may be below any double."""
+    """Yield f_0 to f_{count-1} at x = y^2, by their recurrence; a running scale avoids underflow of f_0."""
     x = y * y
     scale = (a * np.log(np.maximum(x, 1e-300)) - x - lgamma(a + 1)) / 2
     before, now = np.zeros_like(x), np.ones_like(x)
@@ -66,8 +66,8 @@ def _laguerre(y: Floats, count: int, a: int) -> Iterator[Floats]:
         before, now, scale = now / size, after / size, scale + np.log(size)
 
 
-def _panels(low: float, high: float, width: float) -> tuple[Floats, Floats]:
-    """Return Gauss-Legendre nodes and weights [panels, ORDER]."""
+def _quadrature(low: float, high: float, width: float) -> tuple[Floats, Floats]:
+    """Return Gauss-Legendre nodes and weights [intervals, ORDER]."""
     edges = np.linspace(low, high, ceil((high - low) / width) + 1)
     at, weights = np.polynomial.legendre.leggauss(ORDER)
     half = np.diff(edges)[:, None] / 2
@@ -75,12 +75,12 @@ def _panels(low: float, high: float, width: float) -> tuple[Floats, Floats]:
 
 
 def _half_difference(values: Floats, weights: Floats) -> Floats:
-    """Return at each node half of the integral to its left less that to its right."""
-    panels = (values * weights).sum(1, keepdims=True)
+    """Return at each node half of the integral to its left minus that to its right."""
+    sums = (values * weights).sum(1, keepdims=True)
     width = weights.sum(1, keepdims=True)
     inside = (values @ _integrals().T) * width / 2
-    found: Floats = inside + np.cumsum(panels, 0) - panels - panels.sum() / 2
-    return found
+    difference: Floats = inside + np.cumsum(sums, 0) - sums - sums.sum() / 2
+    return difference
 
 
 @cache

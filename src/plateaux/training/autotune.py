@@ -16,7 +16,7 @@ from plateaux.config.builders.data import build_loader, build_training_data, on_
 from plateaux.config.builders.training import build_executor
 from plateaux.config.components import Components
 from plateaux.config.recipe import Recipe
-from plateaux.core.callbacks import Tell
+from plateaux.core.progress import Message, Progress
 from plateaux.core.runtime import configure_runtime, get_device
 from plateaux.training.setup import build_train_states, shared_lr_schedulers
 from plateaux.training.state import StepOptions
@@ -26,7 +26,7 @@ STEPS = 50
 TOLERANCE = 0.02  # how far the loss over those steps may lie from fp32's
 
 
-def autotune(recipe: Recipe, components: Components, tell: Tell, *, steps: int = STEPS) -> dict[str, Any]:
+def autotune(recipe: Recipe, components: Components, progress: Progress, *, steps: int = STEPS) -> dict[str, Any]:
     """Return the precision and memory format to train in, and what each candidate did; nothing if none is left open."""
     open_to = ["fp32"] if recipe.executor.mode == "vmap" else ["fp32", "bf16"]  # vmap does not run under autocast
     precisions = open_to if recipe.train.precision == "auto" else [recipe.train.precision]
@@ -41,9 +41,9 @@ def autotune(recipe: Recipe, components: Components, tell: Tell, *, steps: int =
         candidate = recipe.replaced(train={"precision": precision, "memory_format": memory_format, "compile": False})
         loss, rate = _try(candidate, components, steps)
         tried.append({"precision": precision, "memory_format": memory_format, "loss": loss, "images_per_second": rate})
-        tell({"say": f"tried {precision}, {memory_format}: {rate:,.0f} images/s, loss {loss:.4f}"})
+        progress(Message(f"tried {precision}, {memory_format}: {rate:,.0f} images/s, loss {loss:.4f}"))
     best = fastest(tried)
-    tell({"say": f"chose {best['precision']} and {best['memory_format']} for the life of this run"})
+    progress(Message(f"autotuned for this run: {best['precision']} and {best['memory_format']}"))
     return {"precision": best["precision"], "memory_format": best["memory_format"], "tried": tried}
 
 

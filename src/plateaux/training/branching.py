@@ -21,8 +21,8 @@ def shared_prefix(recipe: Recipe, components: Components = NO_COMPONENTS) -> dic
 
 def branch_from(run: Run, other: Run, components: Components = NO_COMPONENTS) -> None:
     """Put members that have not begun where another run of the same span stood at its first meeting."""
-    mine = {"recipe": shared_prefix(run.resolved_recipe(), components), "data": run.metadata["data"]}
-    theirs = {"recipe": shared_prefix(_as_many(other, run), components), "data": other.metadata["data"]}
+    mine = {"recipe": shared_prefix(run.resolved_recipe(), components), "data": run.info.data.to_dict()}
+    theirs = {"recipe": shared_prefix(_as_many(other, run), components), "data": other.info.data.to_dict()}
     changes = diff(theirs, mine)
     if changes:
         raise RunError(

@@ -14,7 +14,7 @@ from plateaux.training.state import GradScaler, TrainState
 
 def state_dict(learner: TrainState) -> dict[str, Any]:
     """Return all that a member needs to go on exactly as if nothing had happened."""
-    learner.step_lr_scheduler()
+    learner.sync_lr()
     schedule = learner.lr_scheduler if learner.shared_lr_scheduler is None else learner.shared_lr_scheduler.lr_scheduler
     return {
         "params": {name: param.detach() for name, param in learner.params.items()},

@@ -53,7 +53,7 @@ class Checkpointer:
         names = {(epoch, step): name for epoch, step, name in member.progress.checkpoints}
         state = self.run.store.get_state(names[start])
         load_state_dict(member.state, state)
-        member.loss, member.correct, member.seen = state["epoch"]
+        member.loss, member.correct, member.samples = state["epoch"]
         # A checkpoint after this place belongs to an attempt that its group could not follow.
         kept = tuple(each for each in member.progress.checkpoints if each[:2] <= start)
         progress = {
@@ -83,7 +83,7 @@ class Checkpointer:
         member.progress = replace(member.progress, log_parts=(*member.progress.log_parts, part))
         with self.resident(member.state):
             state = state_dict(member.state)
-            state["epoch"] = (member.loss, member.correct, member.seen)
+            state["epoch"] = (member.loss, member.correct, member.samples)
             state["progress"] = to_plain(member.progress)
             name = self.run.put_state(number, member.progress, state)
         # Joint members keep one checkpoint more, so that a group finds one that all have.

@@ -23,11 +23,11 @@ class EpochStats:
     progress: MemberProgress
     loss: float = 0.0  # sum over the samples of this epoch so far
     correct: float = 0.0
-    seen: int = 0
+    samples: int = 0  # in this epoch so far
     lines: list[dict[str, Any]] = field(default_factory=list)
     pending: list[tuple[StepStats, int]] = field(default_factory=list)
 
-    def check(self, losses: Sequence[float], epoch: int, done: int) -> None:
+    def check_finite(self, losses: Sequence[float], epoch: int, done: int) -> None:
         """Refuse to go on with a loss or with weights that are no numbers."""
         scaler = self.state.scaler
         if scaler is not None and scaler.factor > 1:

@@ -1,8 +1,9 @@
-"""Records of jobs: one small object for every attempt at a job, so that a run can be watched from anywhere.
+"""Job records: one JSON file for every attempt at a job on a cluster, so that a run can be monitored from anywhere.
 
-jobs/<members>-<kind>-<stop>-<mark>.json    where, since when, how far, what was said, and how it ended
+jobs/<members>-<kind>-<stop>-<id>.json    node, start time, progress, log, and outcome
 
-An object is written whole, when the job begins, every few seconds, and when it ends; one that ends no more was killed.
+A record is rewritten when the job starts, every few seconds, and when it ends. A record that still says "running" but
+is no longer rewritten belongs to a job that was killed.
 """
 
 from __future__ import annotations
@@ -12,92 +13,144 @@ import time
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal
 from uuid import uuid4
 
-from plateaux.core.callbacks import Tell
 from plateaux.core.errors import Interrupted, StorageError
+from plateaux.core.progress import MemberUpdate, Message, Progress, ProgressEvent
 from plateaux.core.runtime import node_name
 from plateaux.storage.run import Run
 from plateaux.training.jobs import Job, Position
 
-WRITE_EVERY_S = 5.0  # seconds between two writes
-LOST_AFTER_S = 60.0  # seconds after which a job that says nothing counts as gone
-MAX_LOG_LINES = 200  # of what was said
+WRITE_INTERVAL_S = 5.0
+LOST_AFTER_S = 60.0  # without a write, a running job counts as lost
+MAX_LOG_LINES = 200
+
+Outcome = Literal["running", "done", "stopped", "failed", "lost"]
 
 
+@dataclass(frozen=True, slots=True)
 class JobRecord:
-    """Writes down what a job tells, and passes it on."""
+    """One attempt at a job, as stored in the run folder."""
 
-    def __init__(self, run: Run, job: Job, tell: Tell, *, wanted: bool) -> None:
-        self._run, self._tell, self._wanted = run, tell, wanted
-        who = "_".join(map(str, job.members[:8])) + ("_and_more" if len(job.members) > 8 else "")
-        self.name = f"jobs/{who}-{job.kind}-{job.stop}-{uuid4().hex[:12]}.json"
-        self._facts: dict[str, Any] = {
-            "job": str(job), "kind": job.kind, "members": list(job.members), "attempt": job.attempt, "stop": job.stop,
-            "start": list(job.start), "node": node_name(), "pid": os.getpid(), "begun": time.time(),
-            "outcome": "running",
-        }  # fmt: skip
-        self._news: dict[str, dict[str, Any]] = {}
-        self._said: list[str] = []
-        self._written = 0.0
+    job: str
+    kind: str
+    members: tuple[int, ...]
+    attempt: int
+    start: Position
+    stop: int
+    node: str
+    pid: int
+    started: float  # Unix time, as are the two below
+    last_seen: float
+    ended: float | None = None
+    outcome: Outcome = "running"
+    problem: str = ""
+    log: tuple[str, ...] = ()
+    progress: Mapping[int, MemberUpdate] = field(default_factory=dict)
 
-    def begins(self, place: Position) -> None:
-        """Note where the members really begin."""
-        self._facts["start"] = list(place)
+    def to_dict(self) -> dict[str, Any]:
+        """Return the record as JSON types, without fields that are not set."""
+        plain = asdict(replace(self, progress={}))
+        progress = {str(number): update.to_dict() for number, update in self.progress.items()}
+        return {name: value for name, value in plain.items() if value is not None} | {"progress": progress}
+
+    @classmethod
+    def from_dict(cls, stored: Mapping[str, Any]) -> JobRecord:
+        """Return the record that `to_dict` stored."""
+        epoch, step = stored["start"]
+        return cls(
+            **{
+                **stored,
+                "members": tuple(stored["members"]),
+                "start": (epoch, step),
+                "log": tuple(stored["log"]),
+                "progress": {int(number): MemberUpdate(**update) for number, update in stored["progress"].items()},
+            }
+        )
+
+    def latest(self, member: int) -> MemberUpdate:
+        """Return the progress of one member, with the node and the number of retries."""
+        return replace(self.progress[member], node=self.node, retries=self.attempt)
+
+    def summary(self, member: int) -> dict[str, Any]:
+        """Return where one member of the job runs, the outcome, and its progress, as JSON types."""
+        names = ("node", "attempt", "started", "last_seen", "outcome")
+        progress = self.progress[member].to_dict() if member in self.progress else {}
+        return {name: getattr(self, name) for name in names} | progress
+
+
+class JobRecorder:
+    """Writes the record of a job while it runs, and forwards its progress events."""
+
+    def __init__(self, run: Run, job: Job, progress: Progress, *, enabled: bool) -> None:
+        self._run, self._progress, self._enabled = run, progress, enabled
+        members = "_".join(map(str, job.members[:8])) + ("_and_more" if len(job.members) > 8 else "")
+        self.name = f"jobs/{members}-{job.kind}-{job.stop}-{uuid4().hex[:12]}.json"
+        now = time.time()
+        self.record = JobRecord(
+            str(job), job.kind, job.members, job.attempt, job.start, job.stop, node_name(), os.getpid(), now, now
+        )
+        self._last_write = 0.0
+
+    def set_start(self, position: Position) -> None:
+        """Record where the members actually start."""
+        self.record = replace(self.record, start=position)
         self._write()
 
-    def tell(self, news: Mapping[str, Any]) -> None:
-        """Take news, and pass them on."""
-        self._tell(news)
-        if "say" in news:
-            self._said = [*self._said, str(news["say"])][-MAX_LOG_LINES:]
-        elif "member" in news:
-            self._news.setdefault(str(news["member"]), {}).update(news)
-        if time.monotonic() - self._written > WRITE_EVERY_S:
+    def progress(self, event: ProgressEvent) -> None:
+        """Forward a progress event, and store messages and the progress of members."""
+        self._progress(event)
+        record = self.record
+        if isinstance(event, Message):
+            self.record = replace(record, log=(*record.log, event.text)[-MAX_LOG_LINES:])
+        elif isinstance(event, MemberUpdate):
+            known = record.progress.get(event.member)
+            update = event if known is None else known.merge(event)
+            self.record = replace(record, progress={**record.progress, event.member: update})
+        if time.monotonic() - self._last_write > WRITE_INTERVAL_S:
             self._write()
 
-    def ends(self, outcome: str, problem: str = "") -> None:
-        """Note how the job ended."""
-        self._facts |= {"outcome": outcome, "ended": time.time(), **({"problem": problem} if problem else {})}
+    def finish(self, outcome: Outcome, problem: str = "") -> None:
+        """Record how the job ended."""
+        self.record = replace(self.record, outcome=outcome, ended=time.time(), problem=problem)
         self._write()
 
     def _write(self) -> None:
-        if self._wanted:
-            self._written = time.monotonic()
-            whole = {**self._facts, "last_seen": time.time(), "log": self._said, "progress": self._news}
-            with suppress(StorageError):  # to be seen is worth no job
-                self._run.store.put_json(self.name, whole)
+        if self._enabled:
+            self._last_write = time.monotonic()
+            self.record = replace(self.record, last_seen=time.time())
+            with suppress(StorageError):  # a job must not fail because its record cannot be written
+                self._run.store.put_json(self.name, self.record.to_dict())
 
 
 @contextmanager
-def record_job(run: Run, job: Job, tell: Tell, *, wanted: bool) -> Iterator[JobRecord]:
-    """Lend the record of one attempt at a job; nothing is written unless it is wanted."""
-    record = JobRecord(run, job, tell, wanted=wanted)
+def record_job(run: Run, job: Job, progress: Progress, *, enabled: bool) -> Iterator[JobRecorder]:
+    """Yield the recorder of one attempt at a job, and record the outcome; without `enabled`, nothing is written."""
+    recorder = JobRecorder(run, job, progress, enabled=enabled)
     try:
-        yield record
-    except Interrupted as problem:
-        record.ends("stopped", str(problem))
+        yield recorder
+    except Interrupted as error:
+        recorder.finish("stopped", str(error))
         raise
     except Exception:
-        record.ends("failed", traceback.format_exc())
+        recorder.finish("failed", traceback.format_exc())
         raise
-    record.ends("done")
+    recorder.finish("done")
 
 
-def records(run: Run) -> list[dict[str, Any]]:
-    """Return the records of a run's jobs, those that began first first."""
-    found = [run.store.get_json(name) for name in run.store.names("jobs")]
-    return sorted(found, key=lambda each: float(each["begun"]))
+def load_records(run: Run) -> list[JobRecord]:
+    """Return the job records of a run, sorted by start time; a job that was killed has the outcome "lost"."""
+    records = [JobRecord.from_dict(run.store.get_json(name)) for name in run.store.names("jobs")]
+    return [_mark_lost(record) for record in sorted(records, key=lambda record: record.started)]
 
 
-def latest_by_member(run: Run) -> dict[int, dict[str, Any]]:
-    """Return for every member what its newest job tells: node, attempt, outcome, and how far it is."""
-    found: dict[int, dict[str, Any]] = {}
-    for each in records(run):
-        gone = each["outcome"] == "running" and time.time() - each["last_seen"] > LOST_AFTER_S
-        facts = {name: each[name] for name in ("node", "attempt", "begun", "last_seen")}
-        for number in each["members"] if each["kind"] == "train" else ():
-            news = each["progress"].get(str(number), {})
-            found[number] = {**facts, "outcome": "lost" if gone else each["outcome"], **news}
-    return found
+def latest_by_member(run: Run) -> dict[int, JobRecord]:
+    """Return the newest training record of every member."""
+    return {number: record for record in load_records(run) if record.kind == "train" for number in record.members}
+
+
+def _mark_lost(record: JobRecord) -> JobRecord:
+    is_lost = record.outcome == "running" and time.time() - record.last_seen > LOST_AFTER_S
+    return replace(record, outcome="lost") if is_lost else record

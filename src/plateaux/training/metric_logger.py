@@ -1,4 +1,4 @@
-"""Log the training loss, accuracy and validation metrics of the members of a job."""
+"""Log the training loss, accuracy, and validation metrics of the members of a job."""
 
 from __future__ import annotations
 
@@ -7,87 +7,97 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from plateaux.core.callbacks import Tell
 from plateaux.core.errors import DivergedError
+from plateaux.core.progress import MemberUpdate, Progress
 from plateaux.core.types import Estimate
 from plateaux.storage.run import Run
 from plateaux.training.epoch_stats import EpochStats
 from plateaux.training.jobs import Job
 from plateaux.training.tensorboard import TensorBoardLogger
 
-EVENT_EVERY_S = 0.5
+EVENT_INTERVAL_S = 0.5
 
 
 class MetricLogger:
-    """Writes log lines of members, TensorBoard records, and progress events."""
+    """Writes the log lines of members, TensorBoard records, and progress events."""
 
-    def __init__(self, run: Run, job: Job, held: Iterable[int], log: Tell) -> None:
-        self.recipe, self.job, self.log = run.recipe, job, log
+    def __init__(self, run: Run, job: Job, local_members: Iterable[int], progress: Progress) -> None:
+        self.recipe, self.job, self.progress = run.recipe, job, progress
         self.tensorboard = {
             number: TensorBoardLogger(Path(run.store.root) / "tensorboard" / str(number))
-            for number in held
+            for number in local_members
             if self.recipe.run.tensorboard
         }
-        self.begun = time.monotonic()
+        self.start_time = time.monotonic()
         self.last_event = 0.0
 
-    def add_up(self, members: Sequence[EpochStats], epoch: int, done: int) -> list[tuple[EpochStats, DivergedError]]:
+    def add_up(self, members: Sequence[EpochStats], epoch: int, step: int) -> list[tuple[EpochStats, DivergedError]]:
         """Add the pending losses of every member, and return the members whose loss became NaN or infinite.
 
-        Sums are taken sample by sample in order, so that the result does not depend on when this is called.
+        Sums are taken step by step in order, so the result does not depend on when this is called.
         """
         diverged: list[tuple[EpochStats, DivergedError]] = []
-        for member in [each for each in members if each.pending]:
-            recent, member.pending = member.pending, []
-            losses = [float(stats.loss) for stats, _ in recent]
+        for member in members:
+            if not member.pending:
+                continue
+            pending, member.pending = member.pending, []
+            losses = [float(stats.loss) for stats, _ in pending]
             try:
-                member.check(losses, epoch, done)
-            except DivergedError as problem:
-                diverged.append((member, problem))
-            for loss, (stats, size) in zip(losses, recent, strict=True):
+                member.check_finite(losses, epoch, step)
+            except DivergedError as error:
+                diverged.append((member, error))
+            for loss, (stats, size) in zip(losses, pending, strict=True):
                 member.loss += loss * size
                 member.correct += float(stats.correct) if stats.correct is not None else 0.0
-                member.seen += size
+                member.samples += size
         return diverged
 
-    def log_steps(self, members: Sequence[EpochStats], epoch: int, done: int) -> None:
-        """Add a line with the mean loss of the epoch so far to every member's log."""
-        for member in [each for each in members if each.seen]:
-            member.state.step_lr_scheduler()
-            rate = member.state.optimizer.param_groups[0]["lr"]
-            member.lines.append({"epoch": epoch, "step": done, "loss": member.loss / member.seen, "lr": rate})
+    def log_steps(self, members: Sequence[EpochStats], epoch: int, step: int) -> None:
+        """Add a line with the mean loss of the epoch so far to the log of every member."""
+        for member in members:
+            if member.samples:
+                member.state.sync_lr()
+                lr = member.state.optimizer.param_groups[0]["lr"]
+                member.lines.append({"epoch": epoch, "step": step, "loss": member.loss / member.samples, "lr": lr})
 
     def log_epoch(self, member: EpochStats, epoch: int, validation: dict[str, Estimate]) -> None:
-        """Add a line with the metrics of a whole epoch to a member's log."""
-        line: dict[str, Any] = {"epoch": epoch}
-        if member.seen:  # not inactive in every step
-            line |= {"train loss": member.loss / member.seen, "train accuracy": member.correct / member.seen}
-        line |= {f"validation {name}": value.value for name, value in validation.items()}
+        """Add a line with the metrics of a whole epoch to the log of a member."""
+        metrics: dict[str, float] = {}
+        if member.samples:  # 0 if the member was inactive in every step
+            metrics["train loss"] = member.loss / member.samples
+            metrics["train accuracy"] = member.correct / member.samples
+        metrics |= {f"validation {name}": estimate.value for name, estimate in validation.items()}
+        line: dict[str, Any] = {"epoch": epoch, **metrics}
         member.lines.append(line)
         if member.state.number in self.tensorboard:
             self.tensorboard[member.state.number].add(epoch, line)
-        self.log({"member": member.state.number, "done": epoch, "epochs": self.recipe.train.epochs, **line})
+        epochs = self.recipe.train.epochs
+        self.progress(MemberUpdate(member.state.number, epochs=epochs, epoch=epoch, metrics=metrics))
 
-    def send_progress(self, members: Sequence[EpochStats], epoch: int, done: int, steps: int) -> None:
-        """Send where every member is, its speed and the time left, at most twice a second."""
+    def send_progress(self, members: Sequence[EpochStats], epoch: int, step: int, steps: int) -> None:
+        """Send the position of every member, its speed, and the time left, at most twice per second."""
         now = time.monotonic()
-        if now - self.last_event < EVENT_EVERY_S:
+        if now - self.last_event < EVENT_INTERVAL_S:
             return
         self.last_event = now
         start = self.job.start[0] * steps + self.job.start[1]
-        rate = (epoch * steps + done - start) / max(now - self.begun, 1e-9)
-        left = (self.job.stop * steps - epoch * steps - done) / max(rate, 1e-9)
+        steps_per_second = (epoch * steps + step - start) / max(now - self.start_time, 1e-9)
+        seconds_left = (self.job.stop * steps - epoch * steps - step) / max(steps_per_second, 1e-9)
         for member in members:
-            self.log(
-                {
-                    "member": member.state.number,
-                    "epoch": epoch,
-                    "epochs": self.recipe.train.epochs,
-                    "step": done,
-                    "steps": steps,
-                    "loss": member.loss / member.seen if member.seen else None,
-                    "accuracy": member.correct / member.seen if member.seen and member.correct else None,
-                    "rate": rate * self.recipe.data.batch_size,
-                    "left": left,
-                }
+            metrics: dict[str, float] = {}
+            if member.samples:
+                metrics["loss"] = member.loss / member.samples
+                if member.correct:
+                    metrics["accuracy"] = member.correct / member.samples
+            self.progress(
+                MemberUpdate(
+                    member.state.number,
+                    epochs=self.recipe.train.epochs,
+                    epoch=epoch,
+                    steps=steps,
+                    step=step,
+                    metrics=metrics,
+                    samples_per_second=steps_per_second * self.recipe.data.batch_size,
+                    seconds_left=seconds_left,
+                )
             )

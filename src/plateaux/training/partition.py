@@ -21,11 +21,11 @@ from torch import Tensor, nn
 
 from plateaux.config.builders.data import eval_batches
 from plateaux.config.recipe import Recipe
-from plateaux.core.callbacks import Tell
 from plateaux.core.errors import DivergedError, Interrupted, RunError
 from plateaux.core.executor import Executor, all_reduce_max
 from plateaux.core.member import MemberModule
 from plateaux.core.method import DataPartition
+from plateaux.core.progress import MemberUpdate, Message, Progress, log_messages
 from plateaux.core.types import Batch, derive_seed
 from plateaux.data.partition.masks import lookup, write_sam_sets
 from plateaux.data.sources import DataSplits
@@ -63,7 +63,7 @@ class SharpnessScorer:
     ids: Tensor  # of the training samples
     executor: Executor
     device: torch.device
-    tell: Tell = lambda _: None
+    progress: Progress = log_messages
     stop: Callable[[], bool] = lambda: False  # asked after every batch: all processes get the same answer
 
     def score(self, learners: Sequence[TrainState], epoch: int) -> None:
@@ -72,7 +72,8 @@ class SharpnessScorer:
         if not all_reduce_max(self.executor, int(bool(todo))):
             return
         numbers = ", ".join(str(each.number) for each in todo)
-        self.tell({"say": f"scoring {len(self.ids):,} samples for the meeting after epoch {epoch}: member {numbers}"})
+        text = f"scoring {len(self.ids):,} samples for the data partition after epoch {epoch}: member {numbers}"
+        self.progress(Message(text))
         found = {each.number: np.full(len(self.data.train), -1.0, dtype=np.float32) for each in todo}
         begun, done, told = time.monotonic(), 0, 0.0
         with eval_mode([each.module for each in todo]):
@@ -83,9 +84,12 @@ class SharpnessScorer:
                 if (now := time.monotonic()) - told > 0.5:
                     told = now
                     left = (len(self.ids) - done) * (now - begun) / done
-                    news = {"epoch": epoch, "epochs": self.run.recipe.train.epochs, "scored": done / len(self.ids)}
+                    epochs, scored = self.run.recipe.train.epochs, done / len(self.ids)
                     for learner in todo:
-                        self.tell({"member": learner.number, **news, "left": left})
+                        update = MemberUpdate(
+                            learner.number, epochs=epochs, epoch=epoch, scored=scored, seconds_left=left
+                        )
+                        self.progress(update)
                 if self.stop():
                     raise Interrupted(
                         f"Stopped while scoring at epoch {epoch}, with the checkpoint before it. "
@@ -96,7 +100,10 @@ class SharpnessScorer:
 
     def _batches(self) -> Iterator[tuple[NDArray[np.int64], Batch]]:
         """Yield the training samples as they are, in the order of their ids: all ids, and what is to be scored here."""
-        recipe, size = self.run.recipe, int(self.run.metadata["autotune"]["scoring_batch"])
+        recipe, tuned = self.run.recipe, self.run.info.autotune
+        assert tuned is not None
+        assert tuned.scoring_batch is not None
+        size = tuned.scoring_batch
         batches = eval_batches(
             recipe, self.data, self.data.train, self.ids, batch_size=size, device=self.device, shard=self.executor.shard
         )
@@ -165,7 +172,7 @@ def assign_samples(
     run: Run,
     partition: DataPartition,
     epoch: int,
-    tell: Tell = lambda _: None,
+    progress: Progress = log_messages,
     *,
     members: Sequence[int] | None = None,
 ) -> None:
@@ -173,7 +180,7 @@ def assign_samples(
 
     Should some be missing from `members`, the others go on without them, for good; the summary says so.
     """
-    everyone, samples = range(run.recipe.members), int(run.metadata["data"]["train"]["samples"])
+    everyone, samples = range(run.recipe.members), run.info.data.train.samples
     members = everyone if members is None else members
     for member in members:
         _check(run, sharpness_path(epoch, member), samples)
@@ -195,8 +202,8 @@ def assign_samples(
         {"members": len(everyone), **lacks, "epoch": epoch, **partition.metadata, **found},
     )
     shares = ", ".join(f"{100 * (share or 0):.1f} %" for share in found["share"])
-    words = f" (without {', '.join(f'member {number}' for number in without)}, for good)" if without else ""
-    tell({"say": f"met after epoch {epoch}{words}: members are careful about {shares} of the samples"})
+    text = f" (permanently without {', '.join(f'member {number}' for number in without)})" if without else ""
+    progress(Message(f"data partition after epoch {epoch}{text}: members apply SAM to {shares} of the samples"))
 
 
 def load_sam_set(
@@ -206,14 +213,14 @@ def load_sam_set(
     met = [each for each in partition.after if each <= epoch] if partition is not None else []
     if not met:
         return None
-    samples = int(run.metadata["data"]["train"]["samples"])
+    samples = run.info.data.train.samples
     bits = _check(run, sam_set_path(met[-1], member), -(-samples // 8))
     return partial(lookup, bits)
 
 
 def _facts(run: Run, epoch: int) -> dict[str, str]:
-    train = run.metadata["data"]["train"]
-    return {"fingerprint": str(train["fingerprint"]), "samples": str(train["samples"]), "epoch": str(epoch)}
+    train = run.info.data.train
+    return {"fingerprint": train.fingerprint, "samples": str(train.samples), "epoch": str(epoch)}
 
 
 def _check(run: Run, name: str, length: int) -> NDArray[Any]:

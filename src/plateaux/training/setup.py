@@ -14,10 +14,12 @@ from plateaux.config.components import NO_COMPONENTS, Components
 from plateaux.config.recipe import Recipe, member_value
 from plateaux.core.errors import RecipeError
 from plateaux.core.executor import Executor
+from plateaux.core.member import pruning_masks
+from plateaux.core.outputs import supports_vmap
 from plateaux.core.runtime import FORMATS
 from plateaux.core.types import TensorTree
 from plateaux.data.sources import DataSplits
-from plateaux.models.surgery import dropout_layers, masks
+from plateaux.models.surgery import dropout_layers
 from plateaux.optim.weight_averaging import AveragedWeights
 from plateaux.training.state import GradScaler, SharedLRScheduler, TrainState
 
@@ -73,12 +75,12 @@ def _build_train_state(
     method = build_method(recipe, number, components)
     if recipe.executor.mode == "vmap":
         _refuse_under_vmap(recipe, module)
-        if not getattr(method.objective.output, "batched", True):
+        if not supports_vmap(method.objective.output):
             warnings.warn(
                 f"what members of {recipe.method.name!r} offer cannot be stacked: they are looped", stacklevel=2
             )
     params: TensorTree = {n: p for n, p in module.named_parameters() if p.requires_grad and n not in shared}
-    zeros = masks(module)
+    zeros = pruning_masks(module)
     buffers = {n: b for n, b in module.named_buffers() if n not in shared and n.removesuffix("_mask") not in zeros}
     optimizer = build_optimizer(recipe, number, params)
     pace = (

@@ -97,7 +97,7 @@ class TrainState:
         """By what the loss is multiplied before its gradient is taken."""
         return 1.0 if self.scaler is None else self.scaler.factor
 
-    def step_lr_scheduler(self) -> None:
+    def sync_lr(self) -> None:
         """Take over the rates of now, however long this member was absent."""
         if self.shared_lr_scheduler is not None:
             self.shared_lr_scheduler.lead(self.optimizer)

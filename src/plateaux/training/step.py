@@ -43,7 +43,7 @@ def step(
     for group in executor.groups([states[i].architecture for i in here], is_joint=joint) if here else []:
         taking_part = [here[i] for i in group]
         for i in taking_part:
-            states[i].step_lr_scheduler()
+            states[i].sync_lr()
         rounds = StepRunner(
             executor, [states[i] for i in taking_part], [batches[i] for i in taking_part], options, share, first
         )

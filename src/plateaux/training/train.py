@@ -12,19 +12,19 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-from plateaux.config.builders.data import build_training_data, unlabeled_info
+from plateaux.config.builders.data import build_training_data
 from plateaux.config.builders.model import build_member
 from plateaux.config.builders.training import build_executor, build_method
 from plateaux.config.components import NO_COMPONENTS, Components
 from plateaux.config.recipe import Recipe
-from plateaux.core.callbacks import Tell
 from plateaux.core.errors import PlateauxError, RecipeError, RunError
 from plateaux.core.executor import Executor, Failure, all_reduce_max
+from plateaux.core.progress import Message, Progress, log_messages
 from plateaux.core.runtime import is_rank_zero
-from plateaux.data.sources import describe_data
 from plateaux.storage.feature_cache import prepare, training_sources, with_cached_features
 from plateaux.storage.remote_fs import parse_address
 from plateaux.storage.run import Run
+from plateaux.storage.run_info import AutotuneInfo, DataInfo, RunInfo
 from plateaux.training import branching
 from plateaux.training.autotune import autotune
 from plateaux.training.checks import check
@@ -40,7 +40,7 @@ def train(
     out: str | Path,
     *,
     components: Components = NO_COMPONENTS,
-    tell: Tell = lambda _: None,
+    progress: Progress = log_messages,
     branch_from: str | Path | None = None,
 ) -> Run:
     """Train what is missing of a run and return it; the same call again does only what is left.
@@ -55,23 +55,25 @@ def train(
             f"use at most {recipe.members} x executor.data_parallel processes"
         )
     other = None if branch_from is None else Run.open(branch_from)  # before anything is written
-    run = _open(recipe, out, executor, components, tell)
+    run = _open(recipe, out, executor, components, progress)
     if other is not None and is_rank_zero():
         branching.branch_from(run, other, components)
     executor.barrier()
     if recipe.model.cache_features:
         seen = with_cached_features(run.resolved_recipe(), build_training_data(recipe, components), components)
-        prepare(training_sources(recipe, seen), executor, lambda words: tell({"say": words}))
+        prepare(training_sources(recipe, seen), executor, lambda text: progress(Message(text)))
     work = JobRunner(str(out), run.resolved_recipe(), components)
     with closing(executor):
-        lost = _run_jobs(run, executor, work, components, tell)
+        lost = _run_jobs(run, executor, work, components, progress)
     if lost:
         raise _raise_failures(lost)
     _tidy(run, executor)
     return run
 
 
-def _run_jobs(run: Run, executor: Executor, work: JobRunner, components: Components, tell: Tell) -> list[Failure]:
+def _run_jobs(
+    run: Run, executor: Executor, work: JobRunner, components: Components, progress: Progress
+) -> list[Failure]:
     """Launch what is missing until nothing is, or nothing can be done; return what failed for good."""
     attempts, lost = 1, list[Failure]()
     while True:
@@ -79,11 +81,12 @@ def _run_jobs(run: Run, executor: Executor, work: JobRunner, components: Compone
         executor.barrier()  # nobody begins before everybody has planned: a decision begun would change the plan
         if not jobs:
             break
-        failures = executor.launch(jobs, work, tell)
+        failures = executor.launch(jobs, work, progress)
         failed = all_reduce_max(executor, int(bool(failures)))  # nobody plans before everybody has written
         if failures and attempts < ATTEMPTS and any(failure.died for failure in failures):
             attempts += 1
-            tell({"say": f"{sum(f.died for f in failures)} process(es) died; planning again"})
+            died = sum(failure.died for failure in failures)
+            progress(Message(f"{died} process(es) died; planning the remaining jobs again"))
         elif failures:
             lost += failures
             if run.recipe.run.min_members is None:
@@ -95,19 +98,19 @@ def _run_jobs(run: Run, executor: Executor, work: JobRunner, components: Compone
     return lost
 
 
-def _open(recipe: Recipe, out: str | Path, executor: Executor, components: Components, tell: Tell) -> Run:
+def _open(recipe: Recipe, out: str | Path, executor: Executor, components: Components, progress: Progress) -> Run:
     """Begin the run in one process; the others of a mesh find it there."""
     if recipe.run.tensorboard and parse_address(out) is not None:
         raise RecipeError(f"TensorBoard's files are appended to, which {out} cannot; leave out run.tensorboard")
     if is_rank_zero():
         data = build_training_data(recipe, components)
-        fresh = Run.begin(out, recipe, {"data": {**describe_data(data), **unlabeled_info(data)}})
-        if "autotune" not in fresh.metadata:
-            chosen = autotune(recipe, components, tell)
+        fresh = Run.begin(out, recipe, RunInfo(DataInfo.from_splits(data)))
+        if fresh.info.autotune is None:
+            chosen = autotune(recipe, components, progress)
             if build_method(recipe, 0, components).partition is not None:
                 chosen["scoring_batch"] = scoring_batch(recipe, data, build_member(recipe, data, 0, components))
             if chosen:
-                fresh.with_metadata(autotune=chosen)
+                fresh.with_autotune(AutotuneInfo.from_dict(chosen))
     executor.barrier()
     return replace(Run.open(out), recipe=recipe)
 
@@ -128,10 +131,10 @@ def _raise_failures(failures: list[Failure]) -> PlateauxError:
 def _tidy(run: Run, executor: Executor) -> None:
     """Delete the resume states of a run that is finished, unless they are wanted, and what killed writers left."""
     if is_rank_zero():
-        for number, progress in enumerate(run.all_progress()):
+        for number, status in enumerate(run.all_progress()):
             run.store.remove_partial(f"members/{number}")
-            if run.recipe.run.keep_checkpoints == "none" and (progress.checkpoints or progress.partition_checkpoint):
-                progress = replace(progress, checkpoints=(), partition_checkpoint=None)
-                run.commit(number, progress)
-            run.clear(number, progress)
+            if run.recipe.run.keep_checkpoints == "none" and (status.checkpoints or status.partition_checkpoint):
+                status = replace(status, checkpoints=(), partition_checkpoint=None)
+                run.commit(number, status)
+            run.clear(number, status)
     executor.barrier()

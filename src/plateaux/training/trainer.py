@@ -16,9 +16,9 @@ from plateaux.config.builders.data import build_loader, train_val_split, uses_sh
 from plateaux.config.builders.model import shared_param_names
 from plateaux.config.builders.training import build_method
 from plateaux.config.components import Components
-from plateaux.core.callbacks import Tell
 from plateaux.core.errors import DataError, DivergedError, Interrupted
 from plateaux.core.executor import Executor, all_reduce_max
+from plateaux.core.progress import Progress
 from plateaux.core.types import Batch, Estimate
 from plateaux.data.sources import DataSplits
 from plateaux.distributed.stop_signal import StopFlag, graceful_shutdown
@@ -56,11 +56,11 @@ class Trainer:
         executor: Executor,
         device: torch.device,
         components: Components,
-        log: Tell,
+        progress: Progress,
         *,
         earlier: Sequence[nn.Module] = (),
     ) -> None:
-        self.run, self.data, self.job, self.executor, self.log = run, data, job, executor, log
+        self.run, self.data, self.job, self.executor, self.progress = run, data, job, executor, progress
         self.recipe, self.device = run.recipe, device
         self.train_ids, self.valid_ids = train_val_split(self.recipe, data)
         self.metrics = validation_metrics(self.recipe.train.select)
@@ -70,7 +70,7 @@ class Trainer:
         self.diverged: list[DivergedError] = []  # of members that diverged while the others continue
         self.checkpointer = Checkpointer(run, data, job, self.method, executor, device)
         self.members = self._build_members(held, components)
-        self.logger = MetricLogger(run, job, held, log)
+        self.logger = MetricLogger(run, job, held, progress)
         self.checkpointer.last_save = time.monotonic()  # building the members is not part of their training time
 
     def _build_members(self, held: list[int], components: Components) -> list[EpochStats]:
@@ -122,7 +122,7 @@ class Trainer:
         partition = self.method.partition
         if partition is None or self.job.stop not in partition.after:
             return
-        where = (self.run, self.data, self.train_ids, self.executor, self.device, self.log)
+        where = (self.run, self.data, self.train_ids, self.executor, self.device, self.progress)
         scorer = SharpnessScorer(*where, stop=lambda: self._requested_action(stop) == STOP)
         for group in [[member] for member in self.members] if self.executor.offloads else [self.members]:
             with ExitStack() as resident:
@@ -235,7 +235,7 @@ class Trainer:
             self.logger.log_epoch(member, epoch, found)
             if found:
                 self._track_best(member, epoch, found)
-            member.loss, member.correct, member.seen = 0.0, 0.0, 0
+            member.loss, member.correct, member.samples = 0.0, 0.0, 0
             member.progress = replace(member.progress, epoch=epoch, step=0)
         request = self._requested_action(stop)
         if is_last or request != CONTINUE or epoch % self.recipe.run.checkpoint_every_epochs == 0:

@@ -82,7 +82,7 @@ def test_what_is_no_number_is_left_out() -> None:
 
 
 def test_pairs_need_as_many_of_both() -> None:
-    with pytest.raises(ValueError, match="2 numbers cannot be paired with 3"):
+    with pytest.raises(ValueError, match="Cannot pair 2 numbers with 3"):
         paired_t_interval([1, 2], [1, 2, 3])
 
 
@@ -163,7 +163,7 @@ def test_a_slope_of_too_few_points_has_no_interval() -> None:
     two = slope([1, math.e], [1, math.e])
     assert two.value == pytest.approx(1)
     assert math.isnan(two.low)
-    with pytest.raises(ValueError, match="2 numbers against 3"):
+    with pytest.raises(ValueError, match="Got 2 values of x and 3 of y"):
         slope([1, 2], [1, 2, 3])
 
 

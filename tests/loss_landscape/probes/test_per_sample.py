@@ -182,7 +182,7 @@ def test_spearman_is_that_of_scipy_with_ties_and_without() -> None:
     assert spearman(y, y).value == 1
     assert spearman(y, y).stderr == pytest.approx(0, abs=1e-2)
     assert np.isnan(spearman(np.ones(5), np.arange(5)).value)
-    with pytest.raises(ValueError, match="5 first scores and 4 second ones"):
+    with pytest.raises(ValueError, match="5 first and 4 second scores"):
         spearman(np.ones(5), np.ones(4))
 
 

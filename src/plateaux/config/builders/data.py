@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
-from typing import Any
 
 import torch
 
@@ -40,7 +39,7 @@ def build_loader(
         classes=data.classes,
         mean=data.mean,
         std=data.std,
-        augment=NO_AUGMENT if getattr(data.train, "augmented", False) else varied,  # features are kept of varied images
+        augment=NO_AUGMENT if data.train.is_augmented else varied,  # features are kept of varied images
         device=device,
         dtype=param_dtype(recipe.train.precision),
         memory_format=FORMATS[recipe.train.memory_format],
@@ -110,15 +109,6 @@ def build_training_data(recipe: Recipe, components: Components = NO_COMPONENTS) 
     draw = torch.Generator().manual_seed(derive_seed(recipe.seed, "unlabelled"))
     ids = torch.randperm(len(source), generator=draw)[:wanted].sort().values
     return replace(data, unlabeled=UnlabeledData(name or "given", source, ids))
-
-
-def unlabeled_info(data: DataSplits) -> dict[str, Any]:
-    """Return what a run must remember of its unlabelled samples: which they are, so that no test is made of them."""
-    extra = data.unlabeled
-    if extra is None:
-        return {}
-    print_of = extra.source.fingerprint()
-    return {"unlabeled": {"name": extra.name, "fingerprint": print_of, "ids": extra.ids.tolist()}}
 
 
 def _build_unlabeled(name: str, data: DataSplits, components: Components) -> Source:

@@ -1,7 +1,7 @@
-"""Honest intervals: over repetitions by Student's t, over test samples by a bootstrap, over members by a jackknife.
+"""Confidence intervals: Student's t over repetitions, bootstrap over test samples, jackknife over members.
 
-Every interval says what it is over. A bootstrap of two or three repetitions covers 50 to 75 % where 95 % are promised,
-so repetitions are never resampled.
+Every interval records what it is over. A nominal 95 % bootstrap of two or three repetitions covers only 50 to 75 %, so
+repetitions are never resampled.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from plateaux.core.stats.ranking import spearman
+from plateaux.core.types import Estimate
 
 LEVEL = 0.95
 NAN = float("nan")
@@ -27,88 +28,100 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A number, and where the true one lies with probability `level`; nan where nothing can be said."""
+    """A number with its confidence interval at `level`; the ends are NaN if no interval can be computed."""
 
     value: float
     low: float
     high: float
-    count: int  # of what it is over
+    count: int  # of repetitions, samples, members, or points
     over: str  # repetitions, test samples, members, points
     level: float = LEVEL
 
     @property
     def half(self) -> float:
-        """Half of its width."""
+        """Half the width."""
         return (self.high - self.low) / 2
 
     @property
     def excludes_zero(self) -> bool:
-        """Whether zero lies outside; never, where nothing is known."""
+        """Whether zero lies outside the interval; False if the ends are NaN."""
         return self.low > 0 or self.high < 0
 
 
-def t_interval(numbers: ArrayLike, *, level: float = LEVEL) -> Interval:
-    """Return the mean over repetitions with its Student-t interval; of one repetition there is none.
+def t_interval(numbers: ArrayLike, *, level: float = LEVEL, simultaneous: int = 1) -> Interval:
+    """Return the mean over repetitions with its Student-t interval; one repetition has no interval.
+
+    With `simultaneous` = s the interval is one of s that hold jointly at `level` (Bonferroni).
 
     >>> t_interval([1.0, 3.0]).half > 12
     True
     """
-    return _by_t(_finite(numbers), "repetitions", level)
+    return _t_interval(_finite(numbers), "repetitions", level, simultaneous)
+
+
+def interval_from_stderr(
+    mean: Estimate, count: int, *, over: str = "repetitions", level: float = LEVEL, simultaneous: int = 1
+) -> Interval:
+    """Return the Student-t interval of a mean of `count` numbers from its standard error.
+
+    With `simultaneous` = s the interval is one of s that hold jointly at `level` (Bonferroni).
+    """
+    return _around(mean.value, mean.stderr or 0.0, count - 1, count, over, level, simultaneous)
 
 
 def paired_t_interval(numbers: ArrayLike, baseline: ArrayLike, *, level: float = LEVEL) -> Interval:
-    """Return the mean difference from a baseline of the same repetitions, with its Student-t interval."""
-    mine, theirs = (np.asarray(given, dtype=np.float64) for given in (numbers, baseline))
-    if mine.shape != theirs.shape:
+    """Return the mean difference from a baseline over the same repetitions, with its Student-t interval."""
+    ours, theirs = (np.asarray(values, dtype=np.float64) for values in (numbers, baseline))
+    if ours.shape != theirs.shape:
         raise ValueError(
-            f"{mine.size} numbers cannot be paired with {theirs.size}; give both of the same repetitions, in one order"
+            f"Cannot pair {ours.size} numbers with {theirs.size}. Give both for the same repetitions, in one order."
         )
-    return _by_t(_finite(mine - theirs), "paired repetitions", level)
+    return _t_interval(_finite(ours - theirs), "paired repetitions", level)
 
 
 def bootstrap_interval(
     scores: ArrayLike,
     generator: np.random.Generator,
     *,
-    statistic: Callable[[Floats], float] = lambda drawn: float(drawn.mean()),
+    statistic: Callable[[Floats], float] = lambda sample: float(sample.mean()),
     resamples: int = 1000,
     level: float = LEVEL,
 ) -> Interval:
-    """Return a percentile bootstrap over test samples of some statistic of their scores `[N]` or `[N, K]`.
+    """Return a percentile bootstrap over test samples of a statistic of their scores `[N]` or `[N, K]`.
 
-    It says how the number moves with the test samples, and nothing about training again.
+    It covers the choice of test samples, not the randomness of training.
     """
-    found = np.asarray(scores, dtype=np.float64)
-    count = len(found)
+    values = np.asarray(scores, dtype=np.float64)
+    count = len(values)
     if count < 2:
-        return Interval(statistic(found) if count else NAN, NAN, NAN, count, "test samples", level)
-    drawn = [statistic(found[generator.integers(count, size=count)]) for _ in range(resamples)]
-    low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2])
-    return Interval(statistic(found), float(low), float(high), count, "test samples", level)
+        return Interval(statistic(values) if count else NAN, NAN, NAN, count, "test samples", level)
+    resampled = [statistic(values[generator.integers(count, size=count)]) for _ in range(resamples)]
+    low, high = np.quantile(resampled, [(1 - level) / 2, (1 + level) / 2])
+    return Interval(statistic(values), float(low), float(high), count, "test samples", level)
 
 
 def jackknife_interval(numbers: Mapping[tuple[int, ...], float], *, level: float = LEVEL) -> Interval:
-    """Return the mean over ensembles of members trained once, with a jackknife over those members.
+    """Return the mean over ensembles of the same trained members, with a jackknife over those members.
 
-    `numbers` holds every ensemble of one size, such as all triples of six: they share members, so their own spread
-    would promise too much. Leaving out one member leaves the ensembles without it. For a number that hangs on single
-    members, as the best of three does, 95 % promised are about 90 % kept.
+    `numbers` holds every ensemble of one size, such as all triples of six members. The ensembles share members, so an
+    interval from their own spread would be too narrow. Leaving out one member leaves the ensembles without it. For a
+    number that depends on single members, such as the best of three, a nominal 95 % interval covers about 90 %.
     """
-    members = sorted({member for cast in numbers for member in cast})
+    members = sorted({member for subset in numbers for member in subset})
     mean = _mean(list(numbers.values()))
     count = len(members)
-    without = [[value for cast, value in numbers.items() if member not in cast] for member in members]
+    without = [[value for subset, value in numbers.items() if member not in subset] for member in members]
     if count < 2 or not all(without):
         return Interval(mean, NAN, NAN, count, "members", level)
-    left = np.array([_mean(values) for values in without])
-    error = math.sqrt((count - 1) / count * float(((left - left.mean()) ** 2).sum()))
+    means = np.array([_mean(values) for values in without])
+    error = math.sqrt((count - 1) / count * float(((means - means.mean()) ** 2).sum()))
     return _around(mean, error, count - 1, count, "members", level)
 
 
 def slope(x: ArrayLike, y: ArrayLike, *, log: bool = True, level: float = LEVEL) -> Interval:
-    """Return the slope of y on x by least squares with its t interval, in log-log unless told otherwise.
+    """Return the least-squares slope of y on x with its t interval, on log-log axes by default.
 
-    In log-log it is the exponent beta of diversity ~ sharpness^beta; points that are not above zero are left out.
+    On log-log axes it is the exponent beta of diversity ~ sharpness^beta; points that are not positive are left out.
     """
     across, up = _points(x, y, log)
     count = len(across)
@@ -118,32 +131,32 @@ def slope(x: ArrayLike, y: ArrayLike, *, log: bool = True, level: float = LEVEL)
     beta = float(((across - across.mean()) * (up - up.mean())).sum()) / spread
     if count < 3:
         return Interval(beta, NAN, NAN, count, "points", level)
-    rest = up - up.mean() - beta * (across - across.mean())
-    error = math.sqrt(float((rest**2).sum()) / (count - 2) / spread)
+    residuals = up - up.mean() - beta * (across - across.mean())
+    error = math.sqrt(float((residuals**2).sum()) / (count - 2) / spread)
     return _around(beta, error, count - 2, count, "points", level)
 
 
 def rank_correlation(x: ArrayLike, y: ArrayLike, *, level: float = LEVEL) -> Interval:
-    """Return Spearman's rank correlation, with an interval by Fisher's z (Bonett and Wright 2000) from four points."""
+    """Return Spearman's rank correlation; from four points on, with a Fisher-z interval (Bonett and Wright 2000)."""
     across, up = _points(x, y, False)
     count = len(across)
     if count < 2 or np.ptp(across) == 0 or np.ptp(up) == 0:
         return Interval(NAN, NAN, NAN, count, "points", level)
-    found = spearman(across, up).value
+    rho = spearman(across, up).value
     if count < 4:
-        return Interval(found, NAN, NAN, count, "points", level)
-    if abs(found) > 1 - 1e-12:  # Fisher's z has no end there: the interval is that of the next rank below
-        found, z = math.copysign(1.0, found), math.copysign(math.atanh(1 - 6 / (count**3 - count)), found)
+        return Interval(rho, NAN, NAN, count, "points", level)
+    if abs(rho) > 1 - 1e-12:  # Fisher's z is infinite at 1, so use the interval of the next smaller correlation
+        rho, z = math.copysign(1.0, rho), math.copysign(math.atanh(1 - 6 / (count**3 - count)), rho)
     else:
-        z = math.atanh(found)
-    reach = NormalDist().inv_cdf((1 + level) / 2) * math.sqrt((1 + math.tanh(z) ** 2 / 2) / (count - 3))
-    low, high = math.tanh(z - reach), math.tanh(z + reach)
-    return Interval(found, min(low, found), max(high, found), count, "points", level)
+        z = math.atanh(rho)
+    half = NormalDist().inv_cdf((1 + level) / 2) * math.sqrt((1 + math.tanh(z) ** 2 / 2) / (count - 3))
+    low, high = math.tanh(z - half), math.tanh(z + half)
+    return Interval(rho, min(low, rho), max(high, rho), count, "points", level)
 
 
 @dataclass(frozen=True, slots=True)
 class CostPoint:
-    """A number, and what it cost to come to it."""
+    """A number and the training cost at which it was reached."""
 
     value: float
     epochs: float
@@ -151,9 +164,9 @@ class CostPoint:
     seconds: float
 
 
-def at_cost(course: Sequence[CostPoint], cost: float, by: Cost) -> float:
-    """Return what a course of costs and numbers comes to at a cost, between two of its points by a straight line."""
-    points = sorted((getattr(each, by), each.value) for each in course)
+def at_cost(curve: Sequence[CostPoint], cost: float, by: Cost) -> float:
+    """Return the value of a cost curve at a cost, by linear interpolation; NaN outside of the curve."""
+    points = sorted((getattr(point, by), point.value) for point in curve)
     for at, number in points:
         if math.isclose(at, cost, rel_tol=1e-9):
             return float(number)
@@ -164,40 +177,46 @@ def at_cost(course: Sequence[CostPoint], cost: float, by: Cost) -> float:
 
 
 def at_equal_cost(
-    mine: Sequence[Sequence[CostPoint]], baseline: Sequence[Sequence[CostPoint]], by: Cost, *, level: float = LEVEL
+    ours: Sequence[Sequence[CostPoint]], baseline: Sequence[Sequence[CostPoint]], by: Cost, *, level: float = LEVEL
 ) -> tuple[float, Interval]:
-    """Return the largest cost that all courses came to, and the paired difference from the baseline there.
+    """Return the largest cost that all curves reach, and the paired difference from the baseline at that cost.
 
-    There is one course a repetition: runs of several lengths, or one run as it went. Where a course has nothing at that
-    cost the repetition is left out, so that of single points only those of equal cost are compared.
+    There is one curve per repetition: runs of several lengths, or one run over its training. A repetition with no value
+    at that cost is left out, so curves of one point each are compared only at equal cost.
     """
-    courses = [course for course in (*mine, *baseline) if course]
-    if len(mine) != len(baseline) or len(courses) < len(mine) + len(baseline) or not courses:
-        raise ValueError(f"{len(mine)} courses against {len(baseline)}: give one of each for every repetition")
-    cost = min(max(float(getattr(each, by)) for each in course) for course in courses)
-    here, there = ([at_cost(course, cost, by) for course in each] for each in (mine, baseline))
-    return cost, paired_t_interval(here, there, level=level)
+    curves = [curve for curve in (*ours, *baseline) if curve]
+    if len(ours) != len(baseline) or len(curves) < len(ours) + len(baseline) or not curves:
+        raise ValueError(
+            f"Got {len(ours)} cost curves and {len(baseline)} of the baseline. Give one nonempty curve of each for "
+            "every repetition."
+        )
+    cost = min(max(float(getattr(point, by)) for point in curve) for curve in curves)
+    values, reference = ([at_cost(curve, cost, by) for curve in several] for several in (ours, baseline))
+    return cost, paired_t_interval(values, reference, level=level)
 
 
 @lru_cache(maxsize=1024)
-def t_quantile(share: float, freedom: int) -> float:
-    """Return below what value Student's t lies with probability `share`, for whole degrees of freedom.
+def t_quantile(probability: float, freedom: int) -> float:
+    """Return the quantile of Student's t distribution for an integer number of degrees of freedom.
 
     >>> round(t_quantile(0.975, 1), 3), round(t_quantile(0.975, 4), 3)
     (12.706, 2.776)
     """
-    if not 0 < share < 1 or freedom < 1:
-        raise ValueError(f"share = {share}, freedom = {freedom}: a share lies between 0 and 1, freedom is 1 or more")
-    if share < 0.5:
-        return -t_quantile(1 - share, freedom)
+    if not 0 < probability < 1 or freedom < 1:
+        raise ValueError(
+            f"probability = {probability}, freedom = {freedom}: give a probability between 0 and 1, and 1 or more "
+            "degrees of freedom."
+        )
+    if probability < 0.5:
+        return -t_quantile(1 - probability, freedom)
     low, high = 0.0, math.pi / 2
-    for _ in range(80):  # halves the angle until no bit is left
+    for _ in range(80):  # bisection down to the last bit
         middle = (low + high) / 2
-        low, high = (middle, high) if _within(middle, freedom) < 2 * share - 1 else (low, middle)
+        low, high = (middle, high) if _probability_within(middle, freedom) < 2 * probability - 1 else (low, middle)
     return math.sqrt(freedom) * math.tan(low)
 
 
-def _within(angle: float, freedom: int) -> float:
+def _probability_within(angle: float, freedom: int) -> float:
     """Return the probability of |t| <= tan(angle) sqrt(freedom): Abramowitz and Stegun 26.7.3 and 26.7.4."""
     sine, cosine = math.sin(angle), math.cos(angle)
     odd = freedom % 2
@@ -208,28 +227,30 @@ def _within(angle: float, freedom: int) -> float:
     return (angle + sine * total) * 2 / math.pi if odd else sine * total
 
 
-def _by_t(numbers: Floats, over: str, level: float) -> Interval:
+def _t_interval(numbers: Floats, over: str, level: float, simultaneous: int = 1) -> Interval:
     count = len(numbers)
     if count < 2:
         return Interval(_mean(list(numbers)), NAN, NAN, count, over, level)
     error = float(numbers.std(ddof=1)) / math.sqrt(count)
-    return _around(float(numbers.mean()), error, count - 1, count, over, level)
+    return _around(float(numbers.mean()), error, count - 1, count, over, level, simultaneous)
 
 
-def _around(number: float, error: float, freedom: int, count: int, over: str, level: float) -> Interval:
-    reach = t_quantile((1 + level) / 2, freedom) * error
-    return Interval(number, number - reach, number + reach, count, over, level)
+def _around(
+    number: float, error: float, freedom: int, count: int, over: str, level: float, simultaneous: int = 1
+) -> Interval:
+    half = t_quantile(1 - (1 - level) / 2 / simultaneous, freedom) * error
+    return Interval(number, number - half, number + half, count, over, level)
 
 
 def _finite(numbers: ArrayLike) -> Floats:
-    found = np.asarray(numbers, dtype=np.float64).reshape(-1)
-    return found[np.isfinite(found)]
+    values = np.asarray(numbers, dtype=np.float64).reshape(-1)
+    return values[np.isfinite(values)]
 
 
 def _points(x: ArrayLike, y: ArrayLike, log: bool) -> tuple[Floats, Floats]:
-    across, up = (np.asarray(given, dtype=np.float64).reshape(-1) for given in (x, y))
+    across, up = (np.asarray(values, dtype=np.float64).reshape(-1) for values in (x, y))
     if len(across) != len(up):
-        raise ValueError(f"{len(across)} numbers against {len(up)}: give one of each for every point")
+        raise ValueError(f"Got {len(across)} values of x and {len(up)} of y. Give one of each for every point.")
     usable = np.isfinite(across) & np.isfinite(up)
     if log:
         usable &= (across > 0) & (up > 0)

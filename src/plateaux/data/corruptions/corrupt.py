@@ -74,7 +74,7 @@ def corrupt(images: Tensor, ids: Tensor, name: str, severity: int) -> Tensor:
     return out.to(images.device)
 
 
-class Corrupted:
+class Corrupted(Source):
     """A source whose images are those of another, corrupted when they are asked for."""
 
     def __init__(self, inner: Source, name: str, severity: int) -> None:
@@ -84,7 +84,7 @@ class Corrupted:
     def __len__(self) -> int:
         return len(self.inner)
 
-    def fetch(self, ids: Tensor) -> tuple[Inputs, Tensor]:
+    def fetch(self, ids: Tensor, *, seed: int | None = None) -> tuple[Inputs, Tensor]:
         x, y = self.inner.fetch(ids)
         if not isinstance(x, Tensor):
             raise DataError(f"Corruptions are for images; these samples have the parts {', '.join(sorted(x))}.")

@@ -55,7 +55,7 @@ def open_published(
     return None
 
 
-class PublishedArrays:
+class PublishedArrays(Source):
     """A source over a run of rows of two numpy files, images `[N, H, W, 3]` and labels `[N]`, mapped when read."""
 
     def __init__(self, images: Path, labels: Tensor, rows: slice) -> None:
@@ -64,7 +64,7 @@ class PublishedArrays:
     def __len__(self) -> int:
         return len(self.y)
 
-    def fetch(self, ids: Tensor) -> tuple[Inputs, Tensor]:
+    def fetch(self, ids: Tensor, *, seed: int | None = None) -> tuple[Inputs, Tensor]:
         x = _mapped(self.images)[self.rows][ids.cpu().numpy()]
         return torch.from_numpy(x).permute(0, 3, 1, 2).contiguous(), self.y[ids.cpu()]
 

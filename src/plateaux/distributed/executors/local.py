@@ -12,7 +12,7 @@ from plateaux.core.callbacks import Tell
 from plateaux.core.errors import RecipeError
 from plateaux.core.executor import Failure, JobFn
 from plateaux.core.member import MemberModule
-from plateaux.core.outputs import OutputFn
+from plateaux.core.outputs import OutputFn, supports_vmap
 from plateaux.core.registry import executor
 from plateaux.core.types import Batch, TensorTree
 from plateaux.distributed.identity_collectives import IdentityCollectives, run_loop
@@ -40,7 +40,7 @@ class LocalExecutor(IdentityCollectives):
         return list(alike.values())
 
     def map_members(self, output: OutputFn, modules: Sequence[MemberModule], batches: Sequence[Batch]) -> Tensor:
-        if self.mode != "vmap" or not getattr(output, "batched", True):
+        if self.mode != "vmap" or not supports_vmap(output):
             return run_loop(output, modules, batches)
         alike: dict[Hashable, list[int]] = {}
         for position, module in enumerate(modules):

@@ -17,7 +17,8 @@ from typing import Any, Literal, TypeVar
 from pydantic import Field, ValidationError, model_validator
 
 from plateaux.config.schema import ConfigSection
-from plateaux.core.errors import RecipeError, StorageError, suggest
+from plateaux.core.errors import RecipeError, suggest
+from plateaux.storage.atomic import write_atomic
 
 Verdict = Literal[
     "reproduced", "contradicted", "not reproduced", "inconclusive", "not testable at this scale", "not yet run"
@@ -226,11 +227,7 @@ def read_evidence(claim: Claim, folder: Path) -> Evidence | None:
 def write_evidence(evidence: Evidence, folder: Path) -> Path:
     """Write what was measured, and return the file."""
     file = folder / f"{evidence.claim}.json"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(evidence.model_dump(mode="json"), indent=1) + "\n", encoding="utf-8")
-    except OSError as problem:
-        raise StorageError(f"{file} cannot be written ({problem}); name another folder with --evidence") from None
+    write_atomic(file, json.dumps(evidence.model_dump(mode="json"), indent=1) + "\n")
     return file
 
 

@@ -18,45 +18,47 @@ from typer.testing import CliRunner
 from plateaux.cli import theory
 from plateaux.cli.common import handle_errors
 from plateaux.core.errors import RecipeError
+from plateaux.core.progress import WorkDone
 from plateaux.core.stats.estimates import mean_of_independent
-from plateaux.theory import Setting, Simulated, theorem1
-from plateaux.theory.captions import captions, off, percent
-from plateaux.theory.experiment import Experiment, FigurePanel, Pair, Point, plotted_bounds, predictions, run
-from plateaux.theory.figures import draw
-from plateaux.theory.intervals import around, interval
+from plateaux.core.stats.intervals import interval_from_stderr, t_interval
+from plateaux.theory import Setting, SimulationResult, theorem1
+from plateaux.theory.captions import captions, deviation_percent, format_largest
+from plateaux.theory.experiment import Experiment, FigurePlot, Pair, Point, plotted_bounds, predict, run_experiment
+from plateaux.theory.figures import draw_figures
 from plateaux.theory.record import deviations, record
-from plateaux.theory.verdicts import bounds_of_sam, diversity_of_sam, judge, parts, trade_off
+from plateaux.theory.verdicts import judge_claims, judge_sam_bounds, judge_sam_diversity, judge_subsets, judge_trade_off
 
 BASE = Setting(n=1200, d=60)  # the paper's ratios, smaller
 
 
 @pytest.fixture(scope="module")
 def experiment() -> Experiment:
-    return run(matrices=8, starts=6, density=3, steps=20, base=BASE)
+    return run_experiment(matrices=8, starts=6, density=3, steps=20, base=BASE)
 
 
 @pytest.mark.parametrize("count", [2, 3, 10])
 def test_the_interval_covers_what_it_says(count: int) -> None:
     draws = np.random.default_rng(0).standard_normal((4000, count)) + 3
-    held = [low <= 3 <= high for low, high in (interval(row) for row in draws)]
+    held = [each.low <= 3 <= each.high for each in map(t_interval, draws)]
     assert np.mean(held) == pytest.approx(0.95, abs=0.012)
 
 
 def test_intervals_that_hold_at_once_are_wider() -> None:
     values = np.random.default_rng(0).standard_normal(20)
-    (low, high), (lower, higher) = interval(values), interval(values, among=50)
-    assert lower < low < mean_of_independent(values.tolist()).value < high < higher
-    assert around(mean_of_independent(values.tolist()), 20) == interval(values)
+    one, joint = t_interval(values), t_interval(values, simultaneous=50)
+    assert joint.low < one.low < one.value < one.high < joint.high
+    from_stderr = interval_from_stderr(mean_of_independent(values.tolist()), 20)
+    assert (from_stderr.low, from_stderr.high) == pytest.approx((one.low, one.high))
 
 
 def test_settings_are_the_papers(experiment: Experiment) -> None:
     assert list(experiment.figures) == ["1b", "2", "9", "10", "11"]
-    assert [len(panels) for panels in experiment.figures.values()] == [2, 1, 2, 9, 9]
-    ten = [setting for panel in experiment.figures["10"] for setting in panel.curves["SAM"]]
+    assert [len(plots) for plots in experiment.figures.values()] == [2, 1, 2, 9, 9]
+    ten = [setting for plot in experiment.figures["10"] for setting in plot.curves["SAM"]]
     assert {(s.k, s.eta) for s in ten} == {(k, eta) for k in (2, 4, 8) for eta in (0.1, 0.05, 0.01)}
     assert {s.rho for s in ten} == {0.3, 0.4, 0.5}
     assert not any(s.stable for s in ten)
-    eleven = [setting for panel in experiment.figures["11"] for setting in panel.curves["subsets"]]
+    eleven = [setting for plot in experiment.figures["11"] for setting in plot.curves["subsets"]]
     assert {s.parts for s in eleven} == {10}
     nine = experiment.figures["9"]
     assert [s.k for s in nine[1].curves["subsets"]] == list(range(1, 16))
@@ -67,28 +69,28 @@ def test_settings_are_the_papers(experiment: Experiment) -> None:
 def test_pairs_have_equal_bounds_and_converge_where_they_should(experiment: Experiment) -> None:
     assert {pair.formula for pair in experiment.pairs} == {"printed", "corrected"}
     for pair in experiment.pairs:
-        for setting in (pair.whole, pair.parts):
-            assert experiment.points[setting].says[pair.formula].upper == pytest.approx(pair.bound, rel=2e-3)
-    assert {pair.bound for pair in experiment.pairs if pair.whole.stable} == {0.2, 0.3, 0.4, 0.5}
-    assert all(pair.parts.stable for pair in experiment.pairs)
+        for setting in (pair.full, pair.subsets):
+            assert experiment.points[setting].predictions[pair.formula].upper == pytest.approx(pair.bound, rel=2e-3)
+    assert {pair.bound for pair in experiment.pairs if pair.full.stable} == {0.2, 0.3, 0.4, 0.5}
+    assert all(pair.subsets.stable for pair in experiment.pairs)
 
 
 def test_a_bound_that_the_other_curve_does_not_have_is_left_out() -> None:
     flat, steep = replace(BASE, rho=0.1), replace(BASE, rho=0.5)
     some = [replace(BASE, parts=10, rho=rho) for rho in (0.01, 1.5)]
-    panel = FigurePanel("", "rho", {"SAM": [flat, flat, steep], "subsets": some})
-    assert plotted_bounds({"1b": [panel]}) == []
+    plot = FigurePlot("", "rho", {"SAM": [flat, flat, steep], "subsets": some})
+    assert plotted_bounds({"1b": [plot]}) == []
 
 
 def test_every_number_that_is_drawn_is_recorded(experiment: Experiment) -> None:
     found = json.loads(json.dumps(record(experiment), allow_nan=False))
     assert (found["matrices"], found["starts"], found["seed"]) == (8, 6, 0)
-    drawn = [s for panels in experiment.figures.values() for p in panels for c in p.curves.values() for s in c]
+    drawn = [s for plots in experiment.figures.values() for p in plots for c in p.curves.values() for s in c]
     kept = [
         point
         for figure in found["figures"].values()
-        for panel in figure["panels"]
-        for curve in panel["curves"].values()
+        for plot in figure["panels"]
+        for curve in plot["curves"].values()
         for point in curve
     ]
     assert len(kept) == len(drawn)
@@ -96,7 +98,7 @@ def test_every_number_that_is_drawn_is_recorded(experiment: Experiment) -> None:
         seen = experiment.points[setting].simulated
         assert point["simulated"]["sharpness"]["mean"] == pytest.approx(float(seen.sharpness.mean()))
         assert point["simulated"]["diversity"]["error"] == pytest.approx(float(seen.diversity.std(ddof=1)) / 8**0.5)
-        assert point["printed"]["upper"] == predictions(setting)["printed"].upper
+        assert point["printed"]["upper"] == predict(setting)["printed"].upper
         assert point["stable"] == setting.stable
 
 
@@ -105,7 +107,7 @@ def test_captions_tell_the_numbers(experiment: Experiment) -> None:
     assert set(words) == set(experiment.figures)
     assert re.search(r"where SAM converges, .* subsets are \d\.\d to \d\.\d times as diverse", words["1b"])
     points = [experiment.points[s] for s in experiment.figures["2"][0].curves["SAM"]]
-    assert percent(off(points, "printed", "diversity")) in words["2"]
+    assert format_largest(deviation_percent(points, "printed", "diversity")) in words["2"]
     assert "SAM diverges in 27 of 27 settings. The printed lower bound is below zero in 27 of them." in words["10"]
     assert "lower bound" not in words["11"]
     assert all(words[name].endswith(".") for name in words)
@@ -115,27 +117,24 @@ def test_captions_tell_the_numbers(experiment: Experiment) -> None:
     ("values", "words"), [([0.5, -3.25], "-3.2 %"), ([12.6, 1.0], "+13 %"), ([-0.01], "0 %"), ([0.04, 0.0], "0 %")]
 )
 def test_per_cents_are_short(values: list[float], words: str) -> None:
-    assert percent(np.array(values)) == words
+    assert format_largest(np.array(values)) == words
 
 
-def test_figures_are_drawn_and_the_same_numbers_make_the_same_files(experiment: Experiment, tmp_path: Path) -> None:
+def test_figures_are_drawn_and_the_same_numbers_make_the_same_files(experiment: Experiment) -> None:
     few = replace_figures(experiment, ("1b", "2", "10"))
-    for folder in ("a", "b"):
-        (tmp_path / folder).mkdir()
-    files = draw(few, tmp_path / "a")
-    assert sorted(file.name for file in files) == [
+    files = draw_figures(few)
+    assert sorted(files) == [
         "theory-10.png", "theory-10.svg", "theory-1b.png", "theory-1b.svg", "theory-2.png", "theory-2.svg",
     ]  # fmt: skip
-    for file in files:
-        if file.suffix == ".svg":
-            text = file.read_text(encoding="utf-8")
+    for name, content in files.items():
+        if name.endswith(".svg"):
+            text = content.decode()
             assert ET.fromstring(text).tag.endswith("svg")
             assert "upper bound, corrected" in text or "bound, corrected" in text
         else:
-            assert file.read_bytes().startswith(b"\x89PNG")
+            assert content.startswith(b"\x89PNG")
     one = replace_figures(experiment, ("2",))
-    again = draw(one, tmp_path / "b")
-    assert [file.read_bytes() for file in again] == [(tmp_path / "a" / file.name).read_bytes() for file in again]
+    assert draw_figures(one).items() <= files.items()
 
 
 def replace_figures(experiment: Experiment, names: tuple[str, ...]) -> Experiment:
@@ -145,11 +144,11 @@ def replace_figures(experiment: Experiment, names: tuple[str, ...]) -> Experimen
 def made_up(off_by: float, *, spread: float = 0.01, sharp: float = 0.97, rho: float = 0.1) -> Experiment:
     """Return an experiment of one setting, its diversity off the corrected formula by that share."""
     setting = Setting(rho=rho)
-    says = predictions(setting)
+    says = predict(setting)
     noise = np.linspace(-1, 1, 20)
     diversity = says["corrected"].diversity * (1 + off_by + spread * noise)
     sharpness = says["corrected"].upper * (sharp + spread * noise)
-    point = Point(setting, Simulated(diversity, sharpness), says)
+    point = Point(setting, SimulationResult(diversity, sharpness), says)
     return Experiment({}, [], {setting: point}, 20, 2, 0)
 
 
@@ -164,7 +163,7 @@ def made_up(off_by: float, *, spread: float = 0.01, sharp: float = 0.97, rho: fl
     ],
 )
 def test_an_equality_is_judged_by_its_interval(off_by: float, spread: float, verdict: str) -> None:
-    found = diversity_of_sam(made_up(off_by, spread=spread))
+    found = judge_sam_diversity(made_up(off_by, spread=spread))
     assert found["claim"] == 14
     assert found["corrected"]["verdict"] == verdict
     assert found["corrected"]["converging"]["simulation / formula - 1"]["mean"] == pytest.approx(off_by)
@@ -176,7 +175,7 @@ def test_an_equality_is_judged_by_its_interval(off_by: float, spread: float, ver
     [(0.99, "reproduced"), (1.02, "not reproduced"), (0.5, "not reproduced"), (0.97, "not reproduced")],
 )
 def test_bounds_are_judged_by_theirs(sharp: float, verdict: str) -> None:
-    found = bounds_of_sam(made_up(0.0, sharp=sharp, spread=0.005))["corrected"]
+    found = judge_sam_bounds(made_up(0.0, sharp=sharp, spread=0.005))["corrected"]
     assert found["verdict"] == verdict
     assert found["converging"]["settings above the upper bound"] == int(sharp > 1)
     assert found["converging"]["settings below the lower bound"] == int(sharp < 0.98)
@@ -184,14 +183,14 @@ def test_bounds_are_judged_by_theirs(sharp: float, verdict: str) -> None:
 
 def test_near_the_limit_of_close_nothing_is_said() -> None:
     wide = made_up(0.0, sharp=0.9, spread=0.3)
-    assert bounds_of_sam(wide)["corrected"]["verdict"] == "inconclusive"
+    assert judge_sam_bounds(wide)["corrected"]["verdict"] == "inconclusive"
 
 
 def pair_of(more: float, spread: float = 1e-3) -> Experiment:
     whole, some = Setting(), Setting(parts=10)
     noise = np.linspace(-1, 1, 20)
     points = {
-        each: Point(each, Simulated(0.01 + shift + spread * noise**power, np.ones(20)), predictions(each))
+        each: Point(each, SimulationResult(0.01 + shift + spread * noise**power, np.ones(20)), predict(each))
         for each, shift, power in ((whole, 0.0, 1), (some, more, 2))
     }
     return Experiment({}, [Pair("printed", 0.1, whole, some), Pair("corrected", 0.1, whole, some)], points, 20, 2, 0)
@@ -201,18 +200,18 @@ def pair_of(more: float, spread: float = 1e-3) -> Experiment:
     ("more", "verdict"), [(0.05, "reproduced"), (-0.05, "not reproduced"), (-3.5e-4, "inconclusive")]
 )
 def test_the_trade_off_is_judged_by_the_difference(more: float, verdict: str) -> None:
-    assert trade_off(pair_of(more))["printed"]["verdict"] == verdict
+    assert judge_trade_off(pair_of(more))["printed"]["verdict"] == verdict
 
 
 def test_all_claims_are_answered_in_both_ways(experiment: Experiment) -> None:
-    found = judge(experiment)
+    found = judge_claims(experiment)
     assert [each["claim"] for each in found] == [14, 15, 16, 17]
     for each in found:
         assert len(each["criterion"]) > 40
         for formula in ("printed", "corrected"):
             assert each[formula]["verdict"] in ("reproduced", "not reproduced", "inconclusive")
             assert {"converging", "diverging"} <= set(each[formula])
-    assert parts(experiment) == found[2]
+    assert judge_subsets(experiment) == found[2]
     assert found[3]["corrected"]["converging"]["verdict"] == "reproduced"
     means = {name: found[0][name]["diverging"]["simulation / formula - 1"]["mean"] for name in ("printed", "corrected")}
     assert abs(means["corrected"]) < abs(means["printed"])
@@ -226,10 +225,10 @@ def test_the_table_has_a_row_for_each_figure(experiment: Experiment) -> None:
 
 def command(monkeypatch: pytest.MonkeyPatch, experiment: Experiment) -> typer.Typer:
     def short(**options: Any) -> Experiment:
-        options["seen"](1, 1)
+        options["progress"](WorkDone(1, 1))
         return replace_figures(experiment, ("2",))
 
-    monkeypatch.setattr(theory, "run", short)
+    monkeypatch.setattr(theory, "run_experiment", short)
     app = typer.Typer()
     app.command()(handle_errors(theory.theory))
     app.command()(lambda: None)
@@ -255,7 +254,7 @@ def test_the_command_prints_two_tables_for_a_person(experiment: Experiment) -> N
 
     console = Console(width=110, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(theory._differences(deviations(experiment)))
-    console.print(theory._verdicts(judge(experiment)))
+    console.print(theory._verdicts(judge_claims(experiment)))
     text = console.export_text()
     assert "the furthest of each figure" in text
     assert "1b" in text
@@ -267,13 +266,13 @@ def test_without_matplotlib_a_sentence_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(RecipeError, match=r"plateaux\[report\]"):
-        draw(experiment, tmp_path)
+        draw_figures(experiment)
     done = CliRunner().invoke(command(monkeypatch, experiment), ["theory", "--out", str(tmp_path / "none")])
     assert done.exit_code == 2
     assert not (tmp_path / "none").exists()
 
 
 def test_predictions_do_not_warn_where_theorems_do() -> None:
-    assert predictions(Setting(rho=0.4))["corrected"].upper > 1
+    assert predict(Setting(rho=0.4))["corrected"].upper > 1
     with pytest.warns(UserWarning, match="diverges"):
         theorem1(Setting(rho=0.4))

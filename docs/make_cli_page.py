@@ -1,0 +1,151 @@
+"""Write docs/reference/cli.md, the command-line reference, from the Typer application.
+
+python docs/make_cli_page.py            # write the page
+python docs/make_cli_page.py --check    # exit code 1 if the page is out of date
+
+Commands, arguments, options, defaults and help texts come from `plateaux.cli`, exit codes from the README.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+import typer
+from _generated import ROOT, write_or_check
+
+from plateaux.cli.main import app
+
+PAGE = Path(__file__).parent / "reference" / "cli.md"
+# The order of the page. A command that is missing here is an error.
+GROUPS = {
+    "Train": ("train", "plan", "status", "import-weights"),
+    "Evaluate": ("evaluate", "landscape", "calibrate", "predict", "soup", "select"),
+    "Compare": ("study", "report", "claims", "theory"),
+    "Recipes and plug-ins": ("list", "recipe check", "recipe schema"),
+}
+HEAD = """\
+# Command line
+
+<!-- Written by docs/make_cli_page.py from the Typer application. Change the code and run the script again. -->
+
+`--help` after any command prints the same text. Commands print tables in a terminal, and JSON if the output is piped or
+`--json` is given. [Exit codes](#exit-codes) are listed at the end.
+"""
+TYPES = {str: "text", int: "integer", float: "number", Path: "path"}
+
+
+def page() -> str:
+    """Return the page as Markdown."""
+    commands = dict(_commands("", typer.main.get_command(app)))
+    listed = [name for names in GROUPS.values() for name in names]
+    assert sorted(listed) == sorted(commands), f"docs/make_cli_page.py: GROUPS differs: {set(listed) ^ set(commands)}"
+    parts = [HEAD, *_overview(commands)]
+    for title, names in GROUPS.items():
+        parts += [f"## {title}", "", *(line for name in names for line in _command(name, commands[name]))]
+    return "\n".join([*parts, *_exit_codes()])
+
+
+def _exit_codes() -> list[str]:
+    """Return the section about exit codes: the table of the README."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    table = re.search(r"^\| exit code \|.*?(?=\n\n)", text, re.MULTILINE | re.DOTALL)
+    assert table, "README.md has no table of exit codes"
+    return ["## Exit codes", "", table[0], ""]
+
+
+def _commands(prefix: str, command: Any) -> list[tuple[str, Any]]:
+    if not hasattr(command, "commands"):
+        return [(prefix, command)]
+    pairs = [_commands(f"{prefix} {name}".strip(), child) for name, child in command.commands.items()]
+    return [pair for group in pairs for pair in group]
+
+
+def _overview(commands: dict[str, Any]) -> list[str]:
+    rows = []
+    for title, names in GROUPS.items():
+        for name in names:
+            anchor = "plateaux-" + name.replace(" ", "-")
+            rows.append(f"| {title} | [`{name}`](#{anchor}) | {_cell(_help(commands[name])[0])} |")
+    return ["| | command | action |", "|---|---|---|", *rows, ""]
+
+
+def _command(name: str, command: Any) -> list[str]:
+    arguments = [param for param in command.params if param.param_type_name == "argument" and not param.hidden]
+    options = [param for param in command.params if param.param_type_name == "option" and not param.hidden]
+    usage = " ".join(["plateaux", name, *(_metavar(param) for param in arguments), *(["[OPTIONS]"] if options else [])])
+    summary, *rest = _help(command)
+    lines = [f"### plateaux {name}", "", summary, "", "```text", usage, "```", ""]
+    if arguments:
+        rows = [f"| `{_metavar(param)}` | {_type(param)} | {_cell(param.help or '')} |" for param in arguments]
+        lines += ["| argument | type | meaning |", "|---|---|---|", *rows, ""]
+    if options:
+        rows = [
+            f"| {_names(param)} | {_type(param)} | {_default(param)} | {_cell(param.help or '')} |" for param in options
+        ]
+        lines += ["| option | type | default | meaning |", "|---|---|---|---|", *rows, ""]
+    for paragraph in rest:
+        lines += [paragraph, ""]
+    return lines
+
+
+def _help(command: Any) -> list[str]:
+    """Return the paragraphs of a command's help, each on one line."""
+    text = inspect.cleandoc(command.help or "")
+    return [" ".join(paragraph.split()) for paragraph in re.split(r"\n\s*\n", text)] or [""]
+
+
+def _metavar(param: Any) -> str:
+    if param.metavar:
+        return str(param.metavar)
+    name = param.name.upper()
+    name += "..." if param.nargs == -1 else ""
+    return name if param.required else f"[{name}]"
+
+
+def _names(param: Any) -> str:
+    """Return the spellings of an option; a flag that is off by default is shown without its negative."""
+    names = list(param.opts) + (list(param.secondary_opts) if param.default is True else [])
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def _type(param: Any) -> str:
+    return _type_name(param.type_descriptor.annotation)
+
+
+def _type_name(annotation: Any) -> str:
+    origin, inner = get_origin(annotation), [each for each in get_args(annotation) if each is not NoneType]
+    if annotation is bool:
+        return "flag"
+    if origin is Literal:
+        return " or ".join(f"`{value}`" for value in inner)
+    if origin in (Union, UnionType):
+        return " or ".join(_type_name(each) for each in inner)
+    if origin is list:
+        return f"{_type_name(inner[0])}, repeatable"
+    return TYPES.get(annotation, "text")
+
+
+def _default(param: Any) -> str:
+    if param.required:
+        return "required"
+    if param.type_descriptor.annotation is bool:
+        return "on" if param.default else "off"
+    if param.default in (None, (), []):
+        return ""
+    return f"`{param.default}`"
+
+
+def _cell(text: str) -> str:
+    """Return text for a table cell, with the characters escaped that Markdown would interpret outside code."""
+    parts = " ".join(text.split()).split("`")
+    parts[::2] = [re.sub(r"([*|])", r"\\\1", part).replace("<", "&lt;") for part in parts[::2]]
+    return "`".join(parts)
+
+
+if __name__ == "__main__":
+    sys.exit(write_or_check({PAGE: page()}))
