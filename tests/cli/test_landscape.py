@@ -70,9 +70,11 @@ def test_options_reach_the_walk_and_are_recorded(run: str) -> None:
 
 
 def test_pictures_alone_ask_no_probe(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(render.LandscapeFigure, "_as", lambda _, kind: kind.encode())  # painting is tested elsewhere
-    monkeypatch.setattr(render, "PATH", 3)
-    monkeypatch.setattr(render, "PLANE", 3)
+    monkeypatch.setattr(
+        render.LandscapeFigure, "_render", lambda _, kind: kind.encode()
+    )  # painting is tested elsewhere
+    monkeypatch.setattr(render, "PATH_POINTS", 3)
+    monkeypatch.setattr(render, "PLANE_POINTS", 3)
     found = asked(run, "--plots", "paths, plane", "--limit", "6")
     assert found["metrics"] == []
     assert [each["name"] for each in found["figures"]] == ["paths", "plane-0-1-2"]
@@ -100,7 +102,7 @@ def test_all_probes_there_are_is_the_default(run: str, monkeypatch: pytest.Monke
         (["--members", "a"], 2, "give numbers with commas"),
         (["--members", "7", "--probes", "toy_probes:loss"], 2, "different numbers from 0 to 2"),
         (["--split", "tset", "--probes", "toy_probes:loss"], 4, "no samples called 'tset'"),
-        (["--plots", "plane", "--members", "0,1"], 2, "takes 3 members"),
+        (["--plots", "plane", "--members", "0,1"], 2, "needs 3 members"),
         (["--probes", "toy_probes:stopped"], 75, "1 of 3 members"),
     ],
 )

@@ -31,6 +31,7 @@ from plateaux.evaluation.robustness import robustness
 from plateaux.evaluation.splits import eval_split, eval_splits, ood_split
 from plateaux.loss_landscape.probe import get_probes
 from plateaux.loss_landscape.run_probes import probe_landscape
+from plateaux.loss_landscape.session import ProbeOptions
 from plateaux.storage.local_store import LocalStore
 from plateaux.storage.run import Run, environment
 from plateaux.storage.run_info import DataInfo
@@ -232,8 +233,18 @@ class StudyRunner:
             suites, by_name = parse_ood_suites(asked.ood, Run.open(root).info.data.name)
             found += detect_ood(root, suites, skip_missing=by_name, **walk)
         if looked.probes:
-            options = {"split": looked.split, "limit": looked.samples, "batchnorm": looked.batchnorm, **walk}
-            found += probe_landscape(root, probes=looked.probes, **options)
+            found += probe_landscape(
+                root,
+                probes=looked.probes,
+                split=looked.split,
+                limit=looked.samples,
+                members=some,
+                options=ProbeOptions(batchnorm=looked.batchnorm),
+                data=self.components.data,
+                model=self.components.model,
+                loss=self.components.loss,
+                trust=self.components.trust,
+            )
         return found
 
     def _entry(self, root: Path, plan: Trial, found: Sequence[MetricResult]) -> dict[str, Any]:
