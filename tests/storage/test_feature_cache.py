@@ -222,7 +222,7 @@ def test_every_epoch_draws_one_of_the_rounds_for_each_sample(tmp_path: Path) -> 
     drawn = []
     for epoch in range(4):
         feed = build_loader(asked, data, 0, shared=False, device=torch.device("cpu"), ids=ids)
-        (batch,) = feed.some(ids, epoch, batch=50)
+        (batch,) = feed.batches(ids, epoch, batch_size=50)
         near = torch.stack([(batch.x - each).abs().amax(1) for each in varied])  # type: ignore[operator]
         assert float(near.amin(0).max()) < 1e-5
         drawn.append(near.argmin(0))

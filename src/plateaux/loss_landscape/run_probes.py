@@ -152,7 +152,7 @@ class ProbeSession:
         train_ids = torch.arange(len(evaluator.data.train))
         loader = build_loader(evaluator.recipe, evaluator.data, 0, shared=True, device=evaluator.device, ids=train_ids)
         _, split_ids = self.split.open(evaluator.recipe, evaluator.data)
-        return replace(loader, source=source, ids=split_ids).some(ids, 0, batch=batch_size)
+        return replace(loader, source=source, ids=split_ids).batches(ids, 0, batch_size=batch_size)
 
     def module(self, member_id: int) -> nn.Module:
         """Return the network of a member."""

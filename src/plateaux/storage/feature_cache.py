@@ -140,7 +140,7 @@ class FeatureTable:
         feed = MemberLoader(
             self.source, ids, batch_size=CHUNK, seed=AUGMENT_SEED, classes=0, augment=look.augment, **laid
         )
-        return feed.some(ids, self.number)
+        return feed.batches(ids, self.number)
 
     @torch.no_grad()
     def _seen(self, batch: Batch) -> NDArray[Any]:
