@@ -57,8 +57,8 @@ def test_a_probe_is_selected_by_name_and_options() -> None:
     (probe,) = get_probes(["toy_probes:loss(scale=2; samples=4)"], trust=("toy_probes",)).values()
     assert probe.samples == 4
     for spec, message in (
-        ("toy_probes:loss(scale=2", "is no probe; write a name, or options in brackets: worst_l2"),
-        ("toy_probes:loss(2)", "options are written name=value, several with semicolons: worst_l2"),
+        ("toy_probes:loss(scale=2", "is not a probe; write a name, with options in parentheses: worst_l2"),
+        ("toy_probes:loss(2)", "write options as name=value, separated by semicolons: worst_l2"),
         ("toy_probes:loss(scales=2)", "did you mean 'scale'"),
     ):
         with pytest.raises(RecipeError, match=message):

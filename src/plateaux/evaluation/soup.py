@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from plateaux.config.builders.data import bn_update_batches, eval_batches, train_val_split
 from plateaux.config.builders.model import architecture_hash
 from plateaux.config.components import NO_COMPONENTS, Components
-from plateaux.config.recipe import Recipe, member_value
-from plateaux.config.schema import options_for_member
+from plateaux.config.recipe import Recipe
+from plateaux.config.schema import member_options, member_value
 from plateaux.core import registry
 from plateaux.core.callbacks import Say
 from plateaux.core.errors import RunError
@@ -133,7 +133,7 @@ def _alone(panel: Evaluator) -> Recipe:
     recipe, number = panel.run.recipe, panel.numbers[0]
     name = member_value("model.name", recipe.model.name, number, recipe.members)
     factory = panel.components.model or registry.model.get(name, allow=panel.components.trust)
-    options = options_for_member(factory, recipe.model.options, number, recipe.members)
+    options = member_options(factory, recipe.model.options, number, recipe.members)
     kept_parts = ("backbone", "head", "image_size", "cache_features", "cache_dtype")
     stands = {part: getattr(recipe.model, part) for part in kept_parts if getattr(recipe.model, part) is not None}
     width = {"head_width": member_value("model.head_width", recipe.model.head_width, number, recipe.members)}

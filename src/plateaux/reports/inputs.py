@@ -7,12 +7,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from plateaux.config.recipe import flatten, short_key
 from plateaux.core.errors import RunError, StorageError
 from plateaux.reports.figures.training import TrainingLog
 from plateaux.reports.query import result_label
 from plateaux.storage.backends import open_store
 from plateaux.storage.run import Run
-from plateaux.studies.grid import condition_label, flatten, short_key
+from plateaux.studies.grid import condition_label
 from plateaux.studies.results import RESULTS, ResultRow, read_results, results_from_run, results_from_study
 
 IGNORED_SECTIONS = ("seed", "executor", "run", "probe")  # recipe keys that are not part of a condition
@@ -131,7 +132,7 @@ def _with_unique_names(sections: Sequence[RunSection]) -> list[RunSection]:
     """Return runs with the differing keys of their recipes as conditions; different seeds are repetitions."""
     if len(sections) < 2:
         return list(sections)
-    flat = [_flatten(section.recipe) for section in sections]
+    flat = [flatten(section.recipe) for section in sections]
     known = dict.fromkeys(key for each in flat for key in each)
     keys = [key for key in known if key.partition(".")[0] not in IGNORED_SECTIONS]
     varying = [key for key in keys if len({str(each.get(key)) for each in flat}) > 1]
@@ -154,10 +155,6 @@ def _with_condition(section: RunSection, condition: Mapping[str, Any], repetitio
     results = [replace(each, condition=condition, repetition=repetition) for each in section.results]
     name = condition_label(condition) or section.name
     return replace(section, name=name, condition=condition, repetition=repetition, results=results)
-
-
-def _flatten(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    return {".".join(path): value for path, value in flatten(recipe).items()}
 
 
 def _short_key(key: str, others: Sequence[str]) -> str:
