@@ -92,7 +92,7 @@ class RayEvaluator(Evaluator):
         )
         merged: Settled = {}
         done = 0
-        for shard, found in self.executor.map(self._shards(len(ids)), predict_shard, reduce_shard, question):
+        for shard, found in self.executor.map_reduce(self._shards(len(ids)), predict_shard, reduce_shard, question):
             merge(merged, found, measures, shard, len(ids))
             done += shard.stop - shard.start
             seen(done, len(ids))
