@@ -125,7 +125,7 @@ def test_a_table_has_a_row_a_probe_and_errors_of_data_and_draws_apart(run: str) 
     assert "± - /" not in text
     assert " / " not in lines["toy_probes:climb · uphill"]
     assert "over samples / over random draws" in text
-    assert "train samples: how flat" in text
+    assert "train samples: sharpness" in text
 
 
 def measured(name: str, parts: int, members: int = 2, **data: Any) -> MetricResult:
@@ -162,7 +162,7 @@ def test_numbers_of_any_size_are_written_in_few_digits(value: Estimate, words: s
 def test_of_many_members_the_mean_is_shown_and_how_they_were_asked_is_in_the_title() -> None:
     (grid,) = tables.text_tables([measured("worst", 0, members=20, batchnorm="train", unit_logits=True)])
     assert grid.header == ["", "samples", "mean of members"]
-    assert grid.title == "hills, train samples: how flat, BatchNorm in training mode, unit logits"
+    assert grid.title == "hills, train samples: sharpness, BatchNorm in training mode, unit logits"
 
 
 def test_landscapes_and_measures_have_tables_of_their_own(run: str) -> None:

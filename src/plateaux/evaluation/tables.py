@@ -15,7 +15,7 @@ from plateaux.evaluation.row_names import MEAN_PROBABILITY, PART, TOGETHER
 
 CAPTION = "± one standard error: over samples, and over members for their mean"
 APART = "± one standard error: over samples / over random draws; of a mean: over members"
-TITLES = {"performance": "how good", "uncertainty": "how sure", "diversity": "how different"}
+TITLES = {"performance": "performance", "uncertainty": "uncertainty", "diversity": "diversity"}
 COLUMNS = 4  # measures side by side: what 80 characters hold
 PAIRS, MEMBERS = 6, 8  # rows of these before only their mean is shown
 BESIDE = 4  # numbers beside a probe's answer before they are left to JSON
@@ -131,7 +131,7 @@ def _landscape(found: Sequence[MetricResult]) -> Table:
     modes = {"BatchNorm in training mode": first.data["batchnorm"] == "train", "unit logits": first.data["unit_logits"]}
     modes["augmented"] = first.data["augmentation"] != "none"
     title = ", ".join(
-        [f"{first.data['name']}, {first.split} samples: how flat", *(name for name, on in modes.items() if on)]
+        [f"{first.data['name']}, {first.split} samples: sharpness", *(name for name, on in modes.items() if on)]
     )
     caption = APART + (f". {left} numbers beside these are in --json" if left else "")
     return Table.from_text(title, ["", "samples", *columns], rows, caption)

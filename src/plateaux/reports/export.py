@@ -101,7 +101,7 @@ def _markdown(report: Report, figures: str | None) -> Iterator[str]:
             facts = "; ".join(f"{name} {value}" for name, value in card.facts)
             yield f"- **{escape_markdown(card.title)}**: {escape_markdown(facts)}"
         for table in part.tables:
-            yield "\n" + table.to_markdown("###")
+            yield "\n" + table.to_markdown("###").rstrip("\n")
 
 
 def _result_dict(result: ResultRow) -> dict[str, Any]:
