@@ -43,7 +43,7 @@ from plateaux.evaluation.row_names import (
 )
 from plateaux.evaluation.splits import EvalSplit, eval_split
 from plateaux.models.backbone import BackboneWithHead
-from plateaux.storage.feature_cache import prepare, through_backbone
+from plateaux.storage.feature_cache import prepare_features, through_backbone
 from plateaux.storage.run import Run
 from plateaux.storage.run_info import DataInfo
 
@@ -215,7 +215,7 @@ class Evaluator:
         if not (self.recipe.model.cache_features and isinstance(module, BackboneWithHead) and source.has_content_hash):
             return self.data, source
         found = through_backbone(self.recipe, self.data, source, module.backbone, device=self.device, ids=ids)
-        prepare([found], self.executor, self.say, ids=ids)
+        prepare_features([found], self.executor, ids=ids)
         return replace(self.data, mean=(), std=()), found
 
     def _cache(self, known: Mapping[str, Any]) -> PredictionCache:

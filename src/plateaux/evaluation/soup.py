@@ -27,7 +27,7 @@ from plateaux.ensembles.soup import check_barrier, greedy, interpolate, uniform
 from plateaux.evaluation.evaluator import SELECTION, Evaluator, _held_out
 from plateaux.evaluation.splits import EvalSplit
 from plateaux.models.modes import update_bn
-from plateaux.storage.import_weights import keep_weights
+from plateaux.storage.import_weights import store_weights
 from plateaux.storage.run import Run, RunLike
 from plateaux.storage.run_info import RunInfo
 
@@ -83,7 +83,7 @@ def soup(
     mixed = {name: state[name].cpu() for name in mixed}  # with the statistics taken anew
     run = Run.begin(out, _alone(panel), RunInfo(panel.run.info.data))
     run.put_shared(panel.run.shared())
-    keep_weights(run, [mixed], [f"{about['kind']} of members {about['members']} of {root}"])
+    store_weights(run, [mixed], [f"{about['kind']} of members {about['members']} of {root}"])
     run.store.put_json(SELECTION, about)
     return run
 
