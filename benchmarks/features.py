@@ -25,7 +25,7 @@ from plateaux.core.runtime import configure_runtime
 from plateaux.distributed.executors.local import SINGLE_PROCESS
 from plateaux.models.backbone import Backbone
 from plateaux.models.surgery import size_in_bytes
-from plateaux.storage.feature_cache import FeatureSource, prepare, training_sources, with_cached_features
+from plateaux.storage.feature_cache import FeatureSource, prepare_features, training_sources, with_cached_features
 from plateaux.training.setup import build_train_states
 from plateaux.training.state import StepOptions
 from plateaux.training.step import step
@@ -101,7 +101,7 @@ def main() -> None:
         recipe = recipe_for(folder, images(folder, count), width)
         with counted() as first:
             whole = with_cached_features(recipe, build_data(recipe))
-            building = seconds(lambda: prepare(training_sources(recipe, whole), SINGLE_PROCESS))
+            building = seconds(lambda: prepare_features(training_sources(recipe, whole), SINGLE_PROCESS))
             plateaux.train(recipe, folder / "one")
         # The trunk starts from the seed where it has no file of weights: the second run differs in its heads only.
         with counted() as second:

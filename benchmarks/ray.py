@@ -56,14 +56,14 @@ def local(say: Callable[[Any], None], recipe: plateaux.Recipe, out: Path, jobs: 
 
 def on_a_cluster(say: Callable[[Any], None], recipe: plateaux.Recipe, out: Path, jobs: int) -> dict[str, float]:
     """Train on two places of a cluster of our own, and then hand out jobs that do nothing on another."""
-    from plateaux.distributed import ray_pool
+    from plateaux.distributed import ray_cluster
 
     train(recipe, out, say)
     begun = time.perf_counter()
-    ray_pool.connect(None)
+    ray_cluster.connect(None)
     started = time.perf_counter() - begun
     facts = {"start-up of the cluster, seconds": started, "seconds for trivial jobs": thousand(jobs)}
-    ray_pool.disconnect()
+    ray_cluster.disconnect()
     return facts
 
 
@@ -82,15 +82,16 @@ def train(recipe: plateaux.Recipe, out: Path, say: Callable[[Any], None]) -> Non
 
 def thousand(jobs: int) -> float:
     """Return the seconds that so many jobs which do nothing take on two places of a cluster that runs."""
-    from plateaux.distributed import ray_pool
+    from plateaux.distributed.ray_cluster import Resources
+    from plateaux.distributed.ray_pool import RayWorkerPool
 
     def nothing(job: Any, progress: Any, *, device: str | None = None, processes: int = 1) -> None:
         """A job that does nothing; in here, since a file that was started is no module to a cluster."""
 
-    people = ray_pool.RayWorkerPool(ray_pool.Resources(num_cpus=SHARE), max_groups=PLACES)
+    people = RayWorkerPool(Resources(num_cpus=SHARE), max_processes=PLACES)
     begun = time.perf_counter()
     failed = people.run_jobs([Job((n,), (0, 0), 1) for n in range(jobs)], nothing, lambda _: None)
-    people.release_workers()
+    people.close()
     assert not failed
     return time.perf_counter() - begun
 

@@ -28,8 +28,8 @@ from plateaux.core import tensor_tree
 from plateaux.core.member import MemberModule
 from plateaux.core.types import Batch, TensorTree
 from plateaux.evaluation.loading import data_splits_info, load_members
-from plateaux.loss_landscape.apgd import Ball, Norm, ascents
-from plateaux.loss_landscape.groups import Group, gradient, groups, losses
+from plateaux.loss_landscape.apgd import Ball, Norm, run_apgd
+from plateaux.loss_landscape.groups import Group, group_gradient, group_losses, split_groups
 from plateaux.loss_landscape.loss_surface import LossSurface
 from plateaux.loss_landscape.perturbations import perturbation_scale
 from plateaux.loss_landscape.probes.worst_case import RADII
@@ -84,12 +84,12 @@ def flat_ground(ground: LossSurface, group: Group) -> tuple[apgd.Looks, apgd.Hei
 
     def look(flat: Tensor) -> tuple[float, Tensor]:
         tensor_tree.write(ground.params, unflat(flat, ground.origin))
-        loss, found = gradient(ground, group)
+        loss, found = group_gradient(ground, group)
         return loss, flatted(found)
 
     def height(flat: Tensor) -> float:
         tensor_tree.write(ground.params, unflat(flat, ground.origin))
-        return float(losses(ground, group).mean())
+        return float(group_losses(ground, group).mean())
 
     return look, height
 
@@ -132,15 +132,15 @@ def duel(ground: Counting, *, norm: Norm, adaptive: bool, radius: float, steps: 
     found = Duel()
     home = flatted(ground.origin)
     with ground.at_params(ground.origin):
-        for number, group in enumerate(groups(ground.batches, m)):
+        for number, group in enumerate(split_groups(ground.batches, m)):
             ground.taken = 0
-            ours = ascents(ground, group, ball, steps=steps, generator=ground.generator(number))[0]
+            ours = run_apgd(ground, group, ball, steps=steps, generator=ground.generator(number))[0]
             found.gradients[0] += ground.taken
             first, best, taken = apgd.worst(
                 home, *flat_ground(ground, group), radius=radius, norm=norm, adaptive=adaptive, steps=steps
             )
             found.gradients[1] += taken
-            found.ours.append(ours.best - ours.origin)
+            found.ours.append(ours.best_loss - ours.initial_loss)
             found.released.append(best - first)
     return found
 

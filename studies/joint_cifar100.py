@@ -41,7 +41,7 @@ from plateaux.distributed.executors.local import SINGLE_PROCESS
 from plateaux.ensembles.ood_scores import compare, max_probability, pds
 from plateaux.ensembles.soup import uniform
 from plateaux.evaluation.splits import ResizedSource
-from plateaux.storage.feature_cache import FeatureSource, prepare, through_backbone
+from plateaux.storage.feature_cache import FeatureSource, prepare_features, through_backbone
 from plateaux.storage.local_store import LocalStore
 from plateaux.studies.claims.claim import Case, Evidence, write_evidence
 from plateaux.studies.claims.contrasts import mean_with_interval
@@ -144,7 +144,7 @@ class Study:
         spare = through_backbone(self.recipe, self.data, self.unlabelled, self.trunk)
         self.seen = dict(self._sets())
         for name, source in {"train": train, "unlabelled": spare, **self.seen}.items():
-            made = prepare([source], SINGLE_PROCESS)
+            made = prepare_features([source], SINGLE_PROCESS)
             if made:
                 print(f"{name}: {len(source):,} samples, {made:,} went through the trunk", flush=True)
 

@@ -99,7 +99,7 @@ class Study:
     def draw(self) -> None:
         for name in CONDITIONS:
             kinds = ["slices", "paths", "plane"] if self.members > 2 else ["slices", "paths"]
-            plot_landscape(self.root / name, kinds, limit=64 if self.quick else 512, say=print)
+            plot_landscape(self.root / name, kinds, limit=64 if self.quick else 512)
 
     def fitted(self) -> str:
         """Say on how many of its training images member 0 of every trained condition was right in the last epoch."""
@@ -118,14 +118,20 @@ class Study:
         """Return what was found as Markdown: mean over members, its standard error, and what each radius did."""
         results = {name: found for name in CONDITIONS if (found := self.results(name))}
         names = list(results)
-        head = ["probe", *names, *(f"{name} is" for name in names if name != BASE), "rescaled", "errors: data, draws"]
+        head = [
+            "probe",
+            *names,
+            *(f"{name} is" for name in names if name != BASE),
+            "scale-invariant",
+            "errors: data, draws",
+        ]
         lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * len(names) + "---|" * (len(head) - 1 - len(names))]
         for probe in self.probes:
             found = {name: results[name].get(probe) for name in names}
             base = found.get(BASE)
             cells = [_cell(each) if each else "" for each in found.values()]
             said = [verdict(base, each) if base and each else "" for name, each in found.items() if name != BASE]
-            kind = "stays" if get_probes([probe])[probe].scale_invariant == "same" else "moves"
+            kind = "yes" if get_probes([probe])[probe].scale_invariant else "no"
             lines.append("| " + " | ".join([f"`{probe}`", *cells, *said, kind, _errors(base)]) + " |")
         return "\n".join(lines)
 

@@ -23,7 +23,7 @@ def loss(*, scale: float = 1.0, samples: int = 8) -> Probe:
             "samples": Estimate(len(found)),
         }
 
-    return Probe(ask, lambda n: n / 3, samples=samples, scale_invariant="same", definition="the mean over samples")
+    return Probe(ask, lambda n: n / 3, samples=samples, scale_invariant=True, definition="the mean over samples")
 
 
 def climb(*, draws: int = 3) -> Probe:
@@ -56,7 +56,7 @@ def refuses() -> Probe:
     """A probe that no network suits."""
 
     def ask(_: LossSurface) -> Mapping[str, Estimate]:
-        raise RecipeError("this network has no summit; ask another")
+        raise RecipeError("this network is not supported")
 
     return Probe(ask, lambda n: n, samples=4)
 

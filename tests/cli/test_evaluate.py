@@ -62,7 +62,7 @@ def test_a_second_call_says_that_nothing_was_run(run: str) -> None:
 
 def test_markdown_has_a_table_for_each_question(run: str) -> None:
     text = call("evaluate", run, "--markdown", "--ensemble-sizes", "--metrics", "all,per_class,reliability")[1]
-    for words in ("how good", "how sure", "how different", "by size", "| class 3 |", "ensemble (mean probability)"):
+    for words in ("performance", "uncertainty", "diversity", "by size", "| class 3 |", "ensemble (mean probability)"):
         assert words in text, words
 
 

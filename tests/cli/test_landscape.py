@@ -70,9 +70,11 @@ def test_options_reach_the_walk_and_are_recorded(run: str) -> None:
 
 
 def test_pictures_alone_ask_no_probe(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(render.LandscapeFigure, "_as", lambda _, kind: kind.encode())  # painting is tested elsewhere
-    monkeypatch.setattr(render, "PATH", 3)
-    monkeypatch.setattr(render, "PLANE", 3)
+    monkeypatch.setattr(
+        render.LandscapeFigure, "_render", lambda _, kind: kind.encode()
+    )  # painting is tested elsewhere
+    monkeypatch.setattr(render, "PATH_POINTS", 3)
+    monkeypatch.setattr(render, "PLANE_POINTS", 3)
     found = asked(run, "--plots", "paths, plane", "--limit", "6")
     assert found["metrics"] == []
     assert [each["name"] for each in found["figures"]] == ["paths", "plane-0-1-2"]
@@ -100,7 +102,7 @@ def test_all_probes_there_are_is_the_default(run: str, monkeypatch: pytest.Monke
         (["--members", "a"], 2, "give numbers with commas"),
         (["--members", "7", "--probes", "toy_probes:loss"], 2, "different numbers from 0 to 2"),
         (["--split", "tset", "--probes", "toy_probes:loss"], 4, "no samples called 'tset'"),
-        (["--plots", "plane", "--members", "0,1"], 2, "takes 3 members"),
+        (["--plots", "plane", "--members", "0,1"], 2, "needs 3 members"),
         (["--probes", "toy_probes:stopped"], 75, "1 of 3 members"),
     ],
 )
@@ -123,7 +125,7 @@ def test_a_table_has_a_row_a_probe_and_errors_of_data_and_draws_apart(run: str) 
     assert "± - /" not in text
     assert " / " not in lines["toy_probes:climb · uphill"]
     assert "over samples / over random draws" in text
-    assert "train samples: how flat" in text
+    assert "train samples: sharpness" in text
 
 
 def measured(name: str, parts: int, members: int = 2, **data: Any) -> MetricResult:
@@ -160,7 +162,7 @@ def test_numbers_of_any_size_are_written_in_few_digits(value: Estimate, words: s
 def test_of_many_members_the_mean_is_shown_and_how_they_were_asked_is_in_the_title() -> None:
     (grid,) = tables.text_tables([measured("worst", 0, members=20, batchnorm="train", unit_logits=True)])
     assert grid.header == ["", "samples", "mean of members"]
-    assert grid.title == "hills, train samples: how flat, BatchNorm in training mode, unit logits"
+    assert grid.title == "hills, train samples: sharpness, BatchNorm in training mode, unit logits"
 
 
 def test_landscapes_and_measures_have_tables_of_their_own(run: str) -> None:

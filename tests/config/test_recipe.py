@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from plateaux.config.recipe import Recipe, diff, fingerprint, member_value
+from plateaux.config.recipe import Recipe, diff, fingerprint
+from plateaux.config.schema import member_value
 from plateaux.core.errors import RecipeError
 
 TEXT = """# a recipe
@@ -103,7 +104,7 @@ def test_a_wrong_key_or_value_is_named_with_its_line_and_the_nearest_right_one(o
 
 
 def test_a_recipe_names_its_data_and_its_model() -> None:
-    assert refused("members = 2") == "r.toml: The recipe lacks 'data': every recipe names its data and its model"
+    assert refused("members = 2") == "r.toml: The recipe lacks 'data': every recipe needs data and a model"
     assert "lacks 'model'" in refused('[data]\nname = "x"')
 
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import pytest
 import torch
 
-from plateaux.config.schema import ConfigKeyError, accepts, check, fields, options_for_member
+from plateaux.config.schema import ConfigKeyError, accepts, check, fields, member_options
 from plateaux.core.errors import RecipeError
 
 
@@ -63,18 +63,18 @@ def test_an_option_that_must_be_given_is_asked_for() -> None:
 
 def test_a_list_is_one_value_each_unless_the_option_is_a_list_itself() -> None:
     given = {"rho": [0.1, 0.2], "hidden": [8, 4], "m": 3}
-    assert [options_for_member(factory, given, n, 2) for n in range(2)] == [
+    assert [member_options(factory, given, n, 2) for n in range(2)] == [
         {"rho": 0.1, "hidden": [8, 4], "m": 3},
         {"rho": 0.2, "hidden": [8, 4], "m": 3},
     ]
-    assert options_for_member(factory, {"hidden": [[8, 8], [4]]}, 1, 2) == {"hidden": [4]}
-    assert options_for_member(factory, {"kind": ["a", "b"]}, 1, 2) == {"kind": "b"}
+    assert member_options(factory, {"hidden": [[8, 8], [4]]}, 1, 2) == {"hidden": [4]}
+    assert member_options(factory, {"kind": ["a", "b"]}, 1, 2) == {"kind": "b"}
     with pytest.raises(RecipeError, match="rho lists 3 values, but the ensemble has 2 members"):
-        options_for_member(factory, {"rho": [1, 2, 3]}, 0, 2)
+        member_options(factory, {"rho": [1, 2, 3]}, 0, 2)
 
 
 def test_what_is_unknown_is_left_for_the_check() -> None:
-    assert options_for_member(factory, {"what": [1, 2, 3]}, 0, 2) == {"what": [1, 2, 3]}
+    assert member_options(factory, {"what": [1, 2, 3]}, 0, 2) == {"what": [1, 2, 3]}
 
 
 @pytest.mark.parametrize(
@@ -85,12 +85,12 @@ def test_every_optimiser_of_torch_has_options_that_can_be_read(name: str) -> Non
         return
     known = fields(getattr(torch.optim, name))
     assert "lr" in known
-    assert options_for_member(getattr(torch.optim, name), {"lr": [0.1, 0.2]}, 1, 2) == {"lr": 0.2}
+    assert member_options(getattr(torch.optim, name), {"lr": [0.1, 0.2]}, 1, 2) == {"lr": 0.2}
 
 
 def test_momentum_may_differ_and_betas_are_a_pair() -> None:
-    assert options_for_member(torch.optim.SGD, {"momentum": [0.5, 0.9]}, 1, 2) == {"momentum": 0.9}
-    assert options_for_member(torch.optim.Adam, {"betas": [0.5, 0.9]}, 1, 2) == {"betas": [0.5, 0.9]}
+    assert member_options(torch.optim.SGD, {"momentum": [0.5, 0.9]}, 1, 2) == {"momentum": 0.9}
+    assert member_options(torch.optim.Adam, {"betas": [0.5, 0.9]}, 1, 2) == {"betas": [0.5, 0.9]}
 
 
 def test_accepts_says_whether_a_name_is_taken() -> None:

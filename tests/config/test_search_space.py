@@ -50,7 +50,7 @@ def test_choices_are_equally_likely() -> None:
 @pytest.mark.parametrize(
     ("what", "complaint"),
     [
-        ({"low": 2, "high": 1}, "nothing to draw from"),
+        ({"low": 2, "high": 1}, "range from 2 to 1 is empty: low must be at most high"),
         ({"low": 0, "high": 1, "log": True}, "above 0"),
         ([], "empty list"),
         ({"low": 1}, r"\[search\] lacks .optimizer\.lr\..*high"),

@@ -1,4 +1,4 @@
-"""Augmentation against one-sample twins, closed forms and scipy."""
+"""Augmentation compared with a per-sample reference, closed forms, and scipy."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from reference import augment as slow
+from reference import augment as reference
 
 from plateaux.core.errors import RecipeError
 from plateaux.data.augment import (
@@ -23,26 +23,26 @@ from plateaux.data.augment import (
     uniforms,
 )
 
-KEYS = (0, 1, 2**63 - 1, 123456789)
+SEEDS = (0, 1, 2**63 - 1, 123456789)
 
 
 def images(n: int = 6, height: int = 7, width: int = 9) -> torch.Tensor:
     return torch.randint(0, 256, (n, 3, height, width), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize("key", KEYS)
-def test_uniforms_equal_the_slow_twin_bit_for_bit(key: int) -> None:
+@pytest.mark.parametrize("seed", SEEDS)
+def test_uniforms_equal_the_reference_bit_for_bit(seed: int) -> None:
     ids = torch.tensor([0, 1, 2, 77, 10**9, 2**40])
-    expected = [[slow.uniform(key, int(i), draw) for draw in range(5)] for i in ids]
-    assert uniforms(key, ids, 5).tolist() == expected
+    expected = [[reference.uniform(seed, int(i), column) for column in range(5)] for i in ids]
+    assert uniforms(seed, ids, 5).tolist() == expected
 
 
-def test_uniforms_of_any_split_of_the_ids_are_the_same_rows() -> None:
+def test_uniforms_do_not_depend_on_how_the_ids_are_batched() -> None:
     ids = torch.randperm(1000, generator=torch.Generator().manual_seed(0))
-    whole = uniforms(7, ids, 4)
-    assert torch.equal(torch.cat([uniforms(7, part, 4) for part in ids.split(37)]), whole)
-    assert torch.equal(uniforms(7, ids.flip(0), 4).flip(0), whole)
-    assert torch.equal(uniforms(7, ids, 9)[:, :4], whole)
+    expected = uniforms(7, ids, 4)
+    assert torch.equal(torch.cat([uniforms(7, part, 4) for part in ids.split(37)]), expected)
+    assert torch.equal(uniforms(7, ids.flip(0), 4).flip(0), expected)
+    assert torch.equal(uniforms(7, ids, 9)[:, :4], expected)
 
 
 def test_uniforms_are_uniform() -> None:
@@ -55,11 +55,11 @@ def test_uniforms_are_uniform() -> None:
         assert abs(chi2 - 99) < 5 * math.sqrt(2 * 99)
 
 
-def test_uniforms_of_neighbouring_ids_draws_and_keys_are_independent() -> None:
+def test_uniforms_of_adjacent_ids_columns_and_seeds_are_independent() -> None:
     n = 200_000
     ids = torch.arange(n)
-    u, next_key = uniforms(3, ids, 4), uniforms(4, ids, 4)
-    pairs = [(u[:-1, 0], u[1:, 0]), (u[:, 0], u[:, 1]), (u[:, 2], u[:, 3]), (u[:, 0], next_key[:, 0])]
+    u, next_seed = uniforms(3, ids, 4), uniforms(4, ids, 4)
+    pairs = [(u[:-1, 0], u[1:, 0]), (u[:, 0], u[:, 1]), (u[:, 2], u[:, 3]), (u[:, 0], next_seed[:, 0])]
     pairs += [(u[:-1, 0], u[1:, 1]), (u[:, 0] * 64 % 1, u[:, 1] * 64 % 1)]
     for a, b in pairs:
         joint = torch.histc(torch.floor(a * 10) * 10 + torch.floor(b * 10), 100, 0, 100)
@@ -67,36 +67,36 @@ def test_uniforms_of_neighbouring_ids_draws_and_keys_are_independent() -> None:
         assert abs(((joint - expected) ** 2 / expected).sum().item() - 99) < 5 * math.sqrt(2 * 99)
 
 
-@pytest.mark.parametrize(("pad", "flips"), [(0, True), (1, False), (2, True), (4, True)])
-def test_crop_and_flip_equal_the_slow_twin(pad: int, flips: bool) -> None:
+@pytest.mark.parametrize(("pad", "flip"), [(0, True), (1, False), (2, True), (4, True)])
+def test_crop_and_flip_equals_the_reference(pad: int, flip: bool) -> None:
     x, ids = images(), torch.tensor([5, 0, 17, 99, 3, 12345])
-    expected = torch.stack([slow.move(image, 11, int(i), pad, flips) for image, i in zip(x, ids, strict=True)])
-    moved = crop_and_flip(x, ids, seed=11, augment=Augment(crop=pad, flip=flips))
-    assert isinstance(moved, torch.Tensor)
-    assert moved.dtype == torch.uint8
-    assert torch.equal(moved, expected)
+    rows = [reference.crop_and_flip(image, 11, int(i), pad, flip) for image, i in zip(x, ids, strict=True)]
+    augmented = crop_and_flip(x, ids, seed=11, augment=Augment(crop=pad, flip=flip))
+    assert isinstance(augmented, torch.Tensor)
+    assert augmented.dtype == torch.uint8
+    assert torch.equal(augmented, torch.stack(rows))
 
 
-def test_every_crop_position_and_both_sides_occur() -> None:
+def test_every_crop_position_occurs() -> None:
     x = torch.zeros(4000, 1, 3, 3, dtype=torch.uint8)
     x[:, :, 1, 1] = 1
-    moved = crop_and_flip(x, torch.arange(4000), seed=0, augment=Augment(crop=1))
-    assert isinstance(moved, torch.Tensor)
-    counts = moved.sum(0).flatten()
+    augmented = crop_and_flip(x, torch.arange(4000), seed=0, augment=Augment(crop=1))
+    assert isinstance(augmented, torch.Tensor)
+    counts = augmented.sum(0).flatten()
     assert counts.sum() == 4000
     assert counts.min() > 350  # 4000 / 9 = 444, four standard deviations below
 
 
-def test_switching_crop_on_changes_no_flip() -> None:
+def test_flips_depend_only_on_their_own_column_of_random_numbers() -> None:
     x, ids = torch.zeros(64, 1, 5, 5, dtype=torch.uint8), torch.arange(64)
     x[..., 0] = 1
-    alone = crop_and_flip(x, ids, seed=5, augment=Augment(flip=True))
+    flipped = crop_and_flip(x, ids, seed=5, augment=Augment(flip=True))
     u = uniforms(5, ids, UNIFORMS_PER_SAMPLE)
-    assert isinstance(alone, torch.Tensor)
-    assert torch.equal(alone[:, 0, 0, 4] == 1, u[:, 2] < 0.5)
+    assert isinstance(flipped, torch.Tensor)
+    assert torch.equal(flipped[:, 0, 0, 4] == 1, u[:, 2] < 0.5)
 
 
-def test_moving_leaves_its_input_alone() -> None:
+def test_crop_and_flip_does_not_change_its_input() -> None:
     x = images()
     before = x.clone()
     crop_and_flip(x, torch.arange(6), seed=0, augment=Augment(crop=2, flip=True))
@@ -125,17 +125,17 @@ def test_beta_quantiles_equal_scipy(a: float) -> None:
     assert torch.allclose(beta(U, a), torch.from_numpy(stats.beta.ppf(U.numpy(), a, a)), atol=5e-6)
 
 
-def test_partners_come_from_the_whole_list_and_not_from_the_batch() -> None:
-    among = torch.arange(1000) * 3
-    ids = among[:500]
-    chosen = mix_partners(ids, among, seed=9)
-    assert torch.isin(chosen, among).all()
-    assert not torch.isin(chosen, ids).all()
-    assert torch.equal(mix_partners(ids[100:107], among, seed=9), chosen[100:107])
-    assert len(chosen.unique()) > 300
+def test_mixing_partners_come_from_all_training_samples_and_not_from_the_batch() -> None:
+    train_ids = torch.arange(1000) * 3
+    ids = train_ids[:500]
+    partners = mix_partners(ids, train_ids, seed=9)
+    assert torch.isin(partners, train_ids).all()
+    assert not torch.isin(partners, ids).all()
+    assert torch.equal(mix_partners(ids[100:107], train_ids, seed=9), partners[100:107])
+    assert len(partners.unique()) > 300
 
 
-def mixing(augment: Augment, dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, ...]:
+def mix_random_batch(augment: Augment, dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, ...]:
     generator = torch.Generator().manual_seed(2)
     x, other = torch.randn(2, 40, 3, 8, 6, generator=generator, dtype=dtype)
     y, other_y = torch.randint(0, 5, (2, 40), generator=generator)
@@ -144,37 +144,37 @@ def mixing(augment: Augment, dtype: torch.dtype = torch.float64) -> tuple[torch.
     return x, y, other, other_y, uniforms(6, ids, UNIFORMS_PER_SAMPLE), mixed, soft
 
 
-def test_mixup_blends_each_pair_by_its_own_share() -> None:
-    x, y, other, other_y, u, mixed, soft = mixing(Augment(mixup=0.4))
+def test_mixup_blends_each_pair_with_its_own_weight() -> None:
+    x, y, other, other_y, u, mixed, soft = mix_random_batch(Augment(mixup=0.4))
     shares = beta(u[:, SHARE], 0.4).tolist()
     for i, s in enumerate(shares):
         assert torch.allclose(mixed[i], s * x[i] + (1 - s) * other[i], atol=1e-12)
-        assert soft[i].tolist() == pytest.approx(slow.mixed_label(int(y[i]), int(other_y[i]), s, 5))
+        assert soft[i].tolist() == pytest.approx(reference.mixed_label(int(y[i]), int(other_y[i]), s, 5))
 
 
-def test_cutmix_pastes_the_box_of_the_slow_twin_and_counts_its_pixels() -> None:
-    x, y, other, other_y, u, mixed, soft = mixing(Augment(cutmix=1.0))
+def test_cutmix_pastes_the_reference_box_and_weights_labels_by_its_area() -> None:
+    x, y, other, other_y, u, mixed, soft = mix_random_batch(Augment(cutmix=1.0))
     shares = beta(u[:, SHARE], 1.0).tolist()
     for i, s in enumerate(shares):
-        mask = slow.box(8, 6, s, float(u[i, ROW]), float(u[i, ROW + 1]))
+        mask = reference.box(8, 6, s, float(u[i, ROW]), float(u[i, ROW + 1]))
         assert torch.equal(mixed[i], torch.where(mask, other[i], x[i]))
-        left = 1 - mask.double().mean().item()
-        assert soft[i].tolist() == pytest.approx(slow.mixed_label(int(y[i]), int(other_y[i]), left, 5))
+        share = 1 - mask.double().mean().item()
+        assert soft[i].tolist() == pytest.approx(reference.mixed_label(int(y[i]), int(other_y[i]), share, 5))
 
 
-def test_with_both_on_each_sample_goes_through_one_of_them() -> None:
-    x, _, other, _, u, mixed, soft = mixing(Augment(mixup=0.4, cutmix=1.0))
-    cut = u[:, WHICH] < 0.5
-    assert 5 < int(cut.sum()) < 35
+def test_with_mixup_and_cutmix_each_sample_gets_exactly_one_of_them() -> None:
+    x, _, other, _, u, mixed, soft = mix_random_batch(Augment(mixup=0.4, cutmix=1.0))
+    is_cutmix = u[:, WHICH] < 0.5
+    assert 5 < int(is_cutmix.sum()) < 35
     pasted = ((mixed == x) | (mixed == other)).flatten(1).all(1)
-    assert pasted[cut].all()
-    s = beta(u[:, SHARE], 0.4)[~cut].view(-1, 1, 1, 1)
-    assert torch.allclose(mixed[~cut], s * x[~cut] + (1 - s) * other[~cut], atol=1e-12)
+    assert pasted[is_cutmix].all()
+    s = beta(u[:, SHARE], 0.4)[~is_cutmix].view(-1, 1, 1, 1)
+    assert torch.allclose(mixed[~is_cutmix], s * x[~is_cutmix] + (1 - s) * other[~is_cutmix], atol=1e-12)
     assert torch.allclose(soft.sum(1), torch.ones(40, dtype=torch.float64))
 
 
-def test_soft_labels_stay_in_single_precision_for_half_inputs() -> None:
-    *_, mixed, soft = mixing(Augment(mixup=1.0), torch.bfloat16)
+def test_soft_labels_are_float32_for_bfloat16_inputs() -> None:
+    *_, mixed, soft = mix_random_batch(Augment(mixup=1.0), torch.bfloat16)
     assert mixed.dtype == torch.bfloat16
     assert soft.dtype == torch.float32
 
@@ -183,7 +183,7 @@ MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_normalise_equals_the_formula(dtype: torch.dtype) -> None:
+def test_normalize_equals_the_formula(dtype: torch.dtype) -> None:
     x = images()
     mean, std = (torch.tensor(v, dtype=torch.float64).view(1, 3, 1, 1) for v in (MEAN, STD))
     expected = (x.double() / 255 - mean) / std
@@ -193,7 +193,7 @@ def test_normalise_equals_the_formula(dtype: torch.dtype) -> None:
     assert torch.allclose(out.double(), expected, **{"rtol": 0, "atol": max(4 * torch.finfo(dtype).eps, 1e-12)})
 
 
-def test_normalise_takes_floats_as_they_are_and_passes_tokens_and_names_through() -> None:
+def test_normalize_does_not_scale_floats_and_returns_tokens_and_dicts_unchanged() -> None:
     floats, tokens = torch.randn(4, 2), torch.arange(6).view(2, 3)
     assert torch.equal(normalize(floats), floats)  # type: ignore[arg-type]
     assert normalize(tokens, (0.5,), (0.5,)) is tokens
@@ -204,7 +204,7 @@ def test_normalise_takes_floats_as_they_are_and_passes_tokens_and_names_through(
     assert torch.allclose(scaled, images() / 255)
 
 
-def test_normalise_with_a_mean_leaves_float_inputs_alone() -> None:
+def test_normalize_does_not_change_its_input() -> None:
     x = torch.rand(2, 3, 4, 4)
     before = x.clone()
     out = normalize(x, MEAN, STD)
@@ -213,7 +213,7 @@ def test_normalise_with_a_mean_leaves_float_inputs_alone() -> None:
     assert not torch.equal(out, before)
 
 
-def test_what_cannot_be_augmented_is_refused_with_a_sentence() -> None:
+def test_unsupported_inputs_and_options_are_rejected() -> None:
     with pytest.raises(RecipeError, match="images"):
         crop_and_flip(torch.zeros(3, 2), torch.arange(3), seed=0, augment=Augment(flip=True))
     tokens = torch.zeros(3, 2, dtype=torch.int64)
@@ -221,5 +221,5 @@ def test_what_cannot_be_augmented_is_refused_with_a_sentence() -> None:
         mixup_cutmix(
             tokens, tokens[:, 0], tokens, tokens[:, 0], torch.arange(3), seed=0, classes=2, augment=Augment(mixup=1)
         )
-    with pytest.raises(RecipeError, match=r"augment\.crop is -1"):
+    with pytest.raises(RecipeError, match=r"augment\.crop = -1"):
         Augment(crop=-1)

@@ -108,7 +108,7 @@ def test_a_stop_reaches_the_worker_and_no_further_job_begins() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(Interrupted, match="Run the same command again to go on"):
+    with pytest.raises(Interrupted, match="Run the same command again to continue"):
         run_pool(["long", "a", "b"], work, hear, processes=1)
     assert [each["job"] for each in news] == ["long"]
     assert signal.getsignal(signal.SIGTERM) is before

@@ -1,10 +1,10 @@
-"""What a crew does about everything that can happen to its people, on a cluster that does what it is told to."""
+"""The Ray pool on a fake cluster whose replies are scripted."""
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,440 +13,464 @@ from toy_jobs import ToyJob
 
 from plateaux.core.errors import Interrupted, PlateauxError, RunError
 from plateaux.core.executor import JobFn
-from plateaux.core.progress import Message
+from plateaux.core.progress import MemberUpdate, Message, Progress, ProgressEvent
 
 pytest.importorskip("ray", reason='Ray is not installed: pip install "plateaux[ray]"')
 
 from ray.exceptions import ActorDiedError
 
-from plateaux.distributed import ray_pool
-from plateaux.distributed.executors import ray as on_ray
+from plateaux.distributed import ray_cluster, ray_pool, worker_groups
+from plateaux.distributed.executors import ray as ray_executor
+from plateaux.distributed.ray_cluster import Resources
+from plateaux.distributed.ray_pool import RayWorkerPool
+from plateaux.distributed.worker_groups import PendingJob, WorkerGroup, WorkerGroups
 
-DONE = ("done", None, [Message("well")])
-DEAD = ActorDiedError()
+DONE = ("done", None, [Message("finished")])
+STOPPED = ("failed", ("Interrupted", "with a checkpoint"), [])
+DIED = ActorDiedError()
 
 
 class Ref:
-    """An answer that is there at once, never, or once something has happened."""
+    """An object ref whose result is available at once, never (None), or once `is_ready` returns true."""
 
-    def __init__(self, answer: Callable[[], Any] | None, when: Callable[[], bool] = lambda: True) -> None:
-        self.answer, self.when = answer, when
+    def __init__(self, result: Callable[[], Any] | None, is_ready: Callable[[], bool] = lambda: True) -> None:
+        self.result, self.is_ready = result, is_ready
 
 
-class Handle:
-    """A hand whose methods answer what the cluster's script says."""
+class FakeActor:
+    """An actor whose methods are answered by the cluster."""
 
-    def __init__(self, cluster: FakeRay, place: Any = None) -> None:
-        self.cluster, self.place = cluster, place
+    def __init__(self, cluster: FakeRay) -> None:
+        self.cluster = cluster
 
     def __getattr__(self, name: str) -> Any:
-        handle = self
-
-        class Method:
-            @staticmethod
-            def remote(*args: Any) -> Ref:
-                return handle.cluster.called(handle, name, args)
-
-        return Method()
+        return SimpleNamespace(remote=lambda *args: self.cluster.call(self, name, args))
 
 
 class FakeRay:
-    """As much of Ray as a crew uses; `script` holds what the next jobs end with."""
+    """The functions of Ray that the pool uses; `script` holds the results of the next jobs."""
 
-    def __init__(self, *script: Any, places: int = 2) -> None:
-        self.script, self.places = list(script), places
-        self.alive: list[Handle] = []
+    def __init__(self, *script: Any, slots: int = 2) -> None:
+        self.script, self.slots = list(script), slots
+        self.alive: list[FakeActor] = []
         self.calls: list[tuple[str, Any]] = []
-        self.waited: list[tuple[Handle, Any]] = []  # work that ends when it is asked to stop
+        self.running: list[tuple[FakeActor, Ref]] = []  # jobs that run until they are stopped
 
-    def put(self, thing: Any) -> Any:
-        return thing
+    def put(self, value: Any) -> Any:
+        return value
 
     def remote(self, _: type) -> Any:
-        cluster = self
+        def start() -> FakeActor:
+            self.alive.append(FakeActor(self))
+            return self.alive[-1]
 
-        class Made:
-            @staticmethod
-            def options(*, scheduling_strategy: Any = None, **_: Any) -> Any:
-                return Made
+        actor_class = SimpleNamespace(remote=start)
+        actor_class.options = lambda **_: actor_class
+        return actor_class
 
-            @staticmethod
-            def remote() -> Handle:
-                cluster.alive.append(Handle(cluster))
-                return cluster.alive[-1]
-
-        return Made
-
-    def called(self, handle: Handle, name: str, args: Any) -> Ref:
+    def call(self, actor: FakeActor, name: str, args: Any) -> Ref:
         self.calls.append((name, args))
         if name == "describe":
-            facts = {"pid": 1, "address": "127.0.0.1", "port": 9}
+            location = {"pid": 1, "address": "127.0.0.1", "port": 9}
             return Ref(
-                lambda: {"node": f"node {self.alive.index(handle)}", **facts},
-                lambda: handle in self.alive[: self.places],
+                lambda: {"node": f"node {self.alive.index(actor)}", **location},
+                lambda: actor in self.alive[: self.slots],
             )
         if name == "run_job":
-            answer = self.script.pop(0) if self.script else DONE
-            if answer == "until stopped":
-                ref = Ref(None)
-                self.waited.append((handle, ref))
-                return ref
-            return Ref(lambda: _given(answer))
+            result = self.script.pop(0) if self.script else DONE
+            if result == "until stopped":
+                self.running.append((actor, Ref(None)))
+                return self.running[-1][1]
+            return Ref(lambda: return_or_raise(result))
         if name == "stop":
-            for whose, ref in self.waited:
-                if whose is handle:
-                    ref.answer = lambda: ("failed", ("Interrupted", "with a checkpoint"), [])
+            for running, ref in self.running:
+                if running is actor:
+                    ref.result = lambda: STOPPED
         return Ref(lambda: []) if name == "poll_events" else Ref(None)
 
+    def count(self, name: str) -> int:
+        return [call for call, _ in self.calls].count(name)
+
     def wait(self, refs: list[Ref], *, num_returns: int, timeout: float) -> tuple[list[Ref], list[Ref]]:
-        there = [ref for ref in refs if ref.answer is not None and ref.when()]
-        return there, [ref for ref in refs if ref not in there]
+        ready = [ref for ref in refs if ref.result is not None and ref.is_ready()]
+        return ready, [ref for ref in refs if ref not in ready]
 
     def get(self, ref: Ref) -> Any:
-        assert ref.answer is not None
-        return ref.answer()
+        assert ref.result is not None
+        return ref.result()
 
-    def kill(self, handle: Handle) -> None:
-        self.alive.remove(handle)
+    def kill(self, actor: FakeActor) -> None:
+        self.alive.remove(actor)
 
     def cluster_resources(self) -> dict[str, float]:
         return {"CPU": 4.0, "GPU": 1.0}
 
 
-def _given(answer: Any) -> Any:
-    if isinstance(answer, Exception):
-        raise answer
-    return answer
+def return_or_raise(result: Any) -> Any:
+    if isinstance(result, Exception):
+        raise result
+    return result
 
 
-def echo(job: Any, progress: Any, *, device: str | None = None, processes: int = 1) -> None:
-    """Never called: the script says what comes of it."""
+def never_called(job: Any, progress: Progress, *, device: str | None = None, processes: int = 1) -> None:
+    """The script contains the results of jobs."""
 
 
-WORK: JobFn = echo
+RUN_JOB: JobFn = never_called
+
+
+def use(fake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (ray_cluster, ray_pool, worker_groups):
+        monkeypatch.setattr(module, "ray", fake)
 
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Callable[..., FakeRay]:
     def make(*script: Any, **options: Any) -> FakeRay:
-        made = FakeRay(*script, **options)
-        monkeypatch.setattr(ray_pool, "ray", made)
-        monkeypatch.setattr(ray_pool, "placement_group", lambda bundles, strategy: bundles)
-        monkeypatch.setattr(ray_pool, "remove_placement_group", lambda group: made.calls.append(("removed", group)))
-        return made
+        fake = FakeRay(*script, **options)
+        use(fake, monkeypatch)
+        monkeypatch.setattr(worker_groups, "placement_group", lambda bundles, strategy: bundles)
+        monkeypatch.setattr(worker_groups, "remove_placement_group", lambda group: fake.calls.append(("remove", group)))
+        return fake
 
     monkeypatch.setattr(ray_pool, "MAX_BACKOFF_S", 0.01)
     return make
 
 
-def carry_out(
-    jobs: list[Any], *, needs: ray_pool.Resources | None = None, **options: Any
+def jobs(*names: object) -> list[ToyJob]:
+    return [ToyJob(str(name)) for name in names]
+
+
+def run(
+    job_list: Iterable[ToyJob], *, resources: Resources | None = None, **options: Any
 ) -> tuple[list[Any], list[str]]:
-    heard: list[str] = []
-
-    def tell(event: Any) -> None:
-        heard.append(event.text)
-
-    people = ray_pool.RayWorkerPool(needs or ray_pool.Resources())
-    failures = people.run_jobs([ToyJob(str(job)) for job in jobs], WORK, tell, **options)
-    people.release_workers()
-    return failures, heard
+    """Run jobs in a new pool; return the failures and the texts of all messages."""
+    events: list[ProgressEvent] = []
+    pool = RayWorkerPool(resources or Resources())
+    failures = pool.run_jobs(list(job_list), RUN_JOB, events.append, **options)
+    pool.close()
+    return failures, [event.text for event in events if isinstance(event, Message)]
 
 
-def test_hands_are_used_again_and_all_let_go_in_the_end(cluster: Callable[..., FakeRay]) -> None:
-    made = cluster()
-    failures, heard = carry_out(list(range(5)))
+def pool_with(*pending: PendingJob) -> RayWorkerPool:
+    pool = RayWorkerPool(Resources())
+    pool.pending = list(pending)
+    pool.progress = lambda _: None
+    return pool
+
+
+def test_actors_are_reused_and_all_released_in_the_end(cluster: Callable[..., FakeRay]) -> None:
+    fake = cluster()
+    failures, messages = run(jobs(*range(5)))
     assert failures == []
-    assert heard == ["well"] * 5
-    assert [name for name, _ in made.calls].count("run_job") == 5
-    assert made.alive == []
+    assert messages == ["finished"] * 5
+    assert fake.count("run_job") == 5
+    assert fake.alive == []
 
 
-def test_many_hands_are_each_heard_less_often(cluster: Callable[..., FakeRay]) -> None:
-    made = cluster()
-    carry_out(list(range(3)))
-    assert {args for name, args in made.calls if name == "poll_events"} == {(ray_pool.BATCH_EVENTS_S,)}
-    made = cluster(places=200)
-    carry_out([f"job {number}" for number in range(2)], world_size=lambda _: 100)
-    assert max(args for name, args in made.calls if name == "poll_events") == (200 / ray_pool.POLL_TIMEOUT_S,)
+def test_member_updates_get_the_node_and_the_number_of_retries(cluster: Callable[..., FakeRay]) -> None:
+    cluster(DIED, ("done", None, [MemberUpdate(3, epoch=1), Message("finished")]))
+    events: list[ProgressEvent] = []
+    pool = RayWorkerPool(Resources())
+    assert pool.run_jobs(jobs("it"), RUN_JOB, events.append) == []
+    pool.close()
+    assert events[1:] == [MemberUpdate(3, epoch=1, node="node 0", retries=1), Message("finished")]
 
 
-def test_a_job_whose_process_died_begins_again_at_most_so_often(cluster: Callable[..., FakeRay]) -> None:
-    cluster(DEAD, DEAD, DONE)
-    failures, heard = carry_out(["it"], needs=ray_pool.Resources(max_retries=2))
+def test_many_actors_are_polled_less_often(cluster: Callable[..., FakeRay]) -> None:
+    fake = cluster()
+    run(jobs(*range(3)))
+    assert {args for name, args in fake.calls if name == "poll_events"} == {(worker_groups.POLL_INTERVAL_S,)}
+    fake = cluster(slots=200)
+    run(jobs(*range(2)), world_size=lambda _: 100)
+    longest = max(args for name, args in fake.calls if name == "poll_events")
+    assert longest == (200 / worker_groups.MAX_POLLS_PER_S,)
+
+
+def test_a_job_whose_process_died_is_retried_at_most_max_retries_times(cluster: Callable[..., FakeRay]) -> None:
+    cluster(DIED, DIED, DONE)
+    failures, messages = run(jobs("it"), resources=Resources(max_retries=2))
     assert failures == []
-    assert "it: its process on node 0 died; begun again in 0.01 s (1 of 2 retries)" in heard[0]
-    assert "(2 of 2 retries)" in heard[1]
-    cluster(DEAD, DEAD, DEAD)
-    (failure,), _ = carry_out(["it"], needs=ray_pool.Resources(max_retries=2))
-    assert "for the 3. time; given up" in str(failure.problem)
+    assert messages[0] == "it: the process on node 0 died; retry 1 of 2 in 0.01 s"
+    assert "retry 2 of 2" in messages[1]
+    cluster(DIED, DIED, DIED)
+    (failure,), _ = run(jobs("it"), resources=Resources(max_retries=2))
+    assert "died 3 times; no retries are left" in str(failure.problem)
     assert not failure.died
 
 
-def test_waiting_grows(cluster: Callable[..., FakeRay], monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster(DEAD, DEAD, DEAD, DONE)
+def test_the_backoff_doubles_up_to_its_maximum(
+    cluster: Callable[..., FakeRay], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster(DIED, DIED, DIED, DONE)
     monkeypatch.setattr(ray_pool, "MAX_BACKOFF_S", 1.0)
     now = [0.0]
     monkeypatch.setattr(ray_pool.time, "monotonic", lambda: now.__setitem__(0, now[0] + 0.02) or now[0])
     monkeypatch.setattr(ray_pool.time, "sleep", lambda _: None)
-    _, heard = carry_out(["it"])
-    assert [words.split(" in ")[1].split(" s ")[0] for words in heard[:3]] == ["0.5", "1", "1"]
+    _, messages = run(jobs("it"))
+    assert [text.split(" in ")[1] for text in messages[:3]] == ["0.5 s", "1 s", "1 s"]
 
 
-def test_a_fault_of_its_own_is_not_tried_again(cluster: Callable[..., FakeRay]) -> None:
-    made = cluster(("failed", ("KeyError", "'x'"), []), ("failed", ("DivergedError", "no number"), []), DONE)
-    failures, _ = carry_out(["a", "b", "c"])
-    assert sorted(str(each.problem) for each in failures) == ["a failed: KeyError: 'x'", "no number"]
-    assert [name for name, _ in made.calls].count("run_job") == 3
+def test_a_job_that_raises_is_not_retried(cluster: Callable[..., FakeRay]) -> None:
+    fake = cluster(("failed", ("KeyError", "'x'"), []), ("failed", ("DivergedError", "loss is NaN"), []), DONE)
+    failures, _ = run(jobs("a", "b", "c"))
+    assert sorted(str(failure.problem) for failure in failures) == ["a failed: KeyError: 'x'", "loss is NaN"]
+    assert fake.count("run_job") == 3
 
 
-def test_one_of_a_group_that_dies_takes_its_group_along(cluster: Callable[..., FakeRay]) -> None:
-    torn = ("broken", ("RuntimeError", "[gloo] Connection closed by peer\nmore"), [])
-    made = cluster(DONE, DEAD, torn, DONE, DONE, DONE)
-    failures, heard = carry_out(["it"], world_size=lambda _: 2)
+def test_if_one_process_of_a_group_dies_the_group_is_replaced(cluster: Callable[..., FakeRay]) -> None:
+    broken = ("broken", ("RuntimeError", "[gloo] Connection closed by peer\nmore"), [])
+    fake = cluster(DONE, DIED, broken, DONE, DONE, DONE)
+    failures, messages = run(jobs("it"), world_size=lambda _: 2)
     assert failures == []
-    assert [words for words in heard if "died" in words] == [
-        "it: its process on node 0, node 1 died; begun again in 0.01 s (1 of 5 retries)",
-        "it: its process on node 0, node 1 died; begun again in 0.01 s (2 of 5 retries)",
+    assert [text for text in messages if "died" in text] == [
+        "it: the process on node 0, node 1 died; retry 1 of 5 in 0.01 s",
+        "it: the process on node 0, node 1 died; retry 2 of 5 in 0.01 s",
     ]
-    assert [name for name, _ in made.calls].count("removed") == 3
-    groups = [args[3] for name, args in made.calls if name == "run_job"]
-    assert [(group["RANK"], group["WORLD_SIZE"]) for group in groups] == [(0, 2), (1, 2)] * 3
+    assert fake.count("remove") == 3
+    environments = [args[3] for name, args in fake.calls if name == "run_job"]
+    assert [(env["RANK"], env["WORLD_SIZE"]) for env in environments] == [(0, 2), (1, 2)] * 3
 
 
-def test_jobs_of_one_process_make_room_for_a_group(cluster: Callable[..., FakeRay]) -> None:
-    made = cluster()
-    people = ray_pool.RayWorkerPool(ray_pool.Resources())
-    assert people.run_jobs([ToyJob("1"), ToyJob("2")], WORK, print) == []
-    assert len(made.alive) == 2  # they stay for a while
-    assert people.run_jobs([ToyJob("group")], WORK, print, world_size=lambda _: 2) == []
-    assert {slot.world for slot in people.groups} == {2}
-    people.release_workers()
+def test_idle_actors_make_room_for_a_group(cluster: Callable[..., FakeRay]) -> None:
+    fake = cluster()
+    pool = RayWorkerPool(Resources())
+    assert pool.run_jobs(jobs(1, 2), RUN_JOB, print) == []
+    assert len(fake.alive) == 2  # kept for a while
+    assert pool.run_jobs(jobs("group"), RUN_JOB, print, world_size=lambda _: 2) == []
+    assert {group.world_size for group in pool.groups} == {2}
+    pool.close()
 
 
-def test_nobody_is_asked_for_whom_there_will_never_be_room(cluster: Callable[..., FakeRay]) -> None:
-    made = cluster()
-    people = ray_pool.RayWorkerPool(ray_pool.Resources(), max_groups=2)
-    people.pending = [ray_pool.PendingJob(ToyJob(str(number)), 1) for number in range(5)]
-    people._request_workers()
-    assert len(made.alive) == 2
-    people.release_workers()
-    assert people.run_jobs([ToyJob(str(n)) for n in range(5)], WORK, print) == []
-    assert [name for name, _ in made.calls].count("describe") == 2 + 2
-    people.pending = [ray_pool.PendingJob(ToyJob("too large"), 3)]
-    people._request_workers()  # those who stayed leave
-    people._request_workers()
-    assert [slot.world for slot in people.groups] == [3]  # asked for all the same: that there is no room will be told
-    people.release_workers()
+def test_no_more_actors_are_started_than_the_cluster_has_room_for(cluster: Callable[..., FakeRay]) -> None:
+    fake = cluster()
+    groups = WorkerGroups(Resources(), max_processes=2)
+    groups.scale([1] * 5)
+    assert len(fake.alive) == 2
+    groups.release_all()
+    pool = RayWorkerPool(Resources(), max_processes=2)
+    assert pool.run_jobs(jobs(*range(5)), RUN_JOB, print) == []
+    assert fake.count("describe") == 2 + 2
+    pool.groups.scale([3])  # releases the idle actors
+    pool.groups.scale([3])
+    assert [group.world_size for group in pool.groups] == [3]  # started anyway, so that the lack of room is reported
+    pool.close()
 
 
-def test_those_without_work_do_not_stay_for_ever(cluster: Callable[..., FakeRay], monkeypatch: Any) -> None:
-    made = cluster(DONE, "until stopped")
-    monkeypatch.setattr(ray_pool, "IDLE_TIMEOUT_S", -1.0)
-    people = ray_pool.RayWorkerPool(ray_pool.Resources())
-    people.log = lambda _: None
-    people.pending = [ray_pool.PendingJob(ToyJob("1"), 1), ray_pool.PendingJob(ToyJob("2"), 1)]
-    for _ in range(4):
-        people._request_workers()
-        people._assign_job(None)
-        people._handle_events()
-    assert len(made.alive) == 1
-    people.release_workers()
-
-
-@pytest.mark.parametrize("dying", [False, True])
-def test_a_signal_lets_everybody_end_with_a_checkpoint(
-    cluster: Callable[..., FakeRay], dying: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = cluster("until stopped", "until stopped", places=2)
-    called, rounds = made.called, [0]
-
-    def wait(refs: list[Ref], **options: Any) -> Any:
-        rounds[0] += 1
-        if rounds[0] == 6:
-            os.kill(os.getpid(), signal.SIGINT)
-        return FakeRay.wait(made, refs, **options)
-
-    def dies(handle: Handle, name: str, args: Any) -> Ref:
-        ref = called(handle, name, args)
-        if name == "stop" and dying:
-            for _, waits in made.waited:
-                waits.answer = lambda: _given(DEAD)
-        return ref
-
-    monkeypatch.setattr(made, "wait", wait)
-    monkeypatch.setattr(made, "called", dies)
-    with pytest.raises(Interrupted, match="Run the same command again"):
-        carry_out([1, 2, 3])
-    assert made.alive == []
-    assert [name for name, _ in made.calls].count("run_job") == 2  # the third never began
-
-
-def test_a_group_that_stops_is_let_go_when_all_have_answered(cluster: Callable[..., FakeRay]) -> None:
-    stopped = ("failed", ("Interrupted", "with a checkpoint"), [])
-    made = cluster(stopped, "until stopped")  # the one that writes nothing is done at once
-    people = ray_pool.RayWorkerPool(ray_pool.Resources(), pending=[ray_pool.PendingJob(ToyJob("it"), 2)])
-    for _ in range(6):
-        people._request_workers()
-        people._assign_job(None)
-        people._handle_events()
-    assert len(made.alive) == 2
-    assert people.groups[0].answers == 1
-    ((_, ref),) = made.waited
-    ref.answer = lambda: stopped
-    people._handle_events()
-    assert made.alive == people.failures == []
-
-
-def test_a_cluster_that_shrinks_gets_no_more_work_for_a_while(
+def test_idle_actors_are_released_after_a_while(
     cluster: Callable[..., FakeRay], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = cluster()
-    monkeypatch.setattr(made, "remote", lambda work: Tasks(work), raising=False)
-    sizes = iter([3, *[1] * 20])
-    monkeypatch.setattr(made, "cluster_resources", lambda: {"CPU": float(next(sizes))})
-    found = ray_pool.RayWorkerPool(ray_pool.Resources()).map(
-        [[n] for n in range(9)], lambda _, job: job, lambda _, job, *asked: asked, None
-    )
-    assert list(found) == [(n, (n,)) for n in range(9)]
+    fake = cluster(DONE, "until stopped")
+    monkeypatch.setattr(worker_groups, "IDLE_TIMEOUT_S", -1.0)
+    pool = pool_with(PendingJob(ToyJob("1"), 1), PendingJob(ToyJob("2"), 1))
+    for _ in range(4):
+        pool.step(None)
+    assert len(fake.alive) == 1
+    pool.close()
 
 
-class Tasks:
-    """A function that Ray would carry out elsewhere, and here when it is asked for."""
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_signal_stops_all_jobs_with_a_checkpoint(
+    cluster: Callable[..., FakeRay], dies: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = cluster("until stopped", "until stopped", slots=2)
+    call, waits = fake.call, [0]
 
-    def __init__(self, work: Callable[..., Any]) -> None:
-        self.work = work
+    def wait(refs: list[Ref], **options: Any) -> Any:
+        waits[0] += 1
+        if waits[0] == 6:
+            os.kill(os.getpid(), signal.SIGINT)
+        return FakeRay.wait(fake, refs, **options)
 
-    def options(self, **_: Any) -> Tasks:
+    def die_when_stopped(actor: FakeActor, name: str, args: Any) -> Ref:
+        ref = call(actor, name, args)
+        if name == "stop" and dies:
+            for _, running in fake.running:
+                running.result = lambda: return_or_raise(DIED)
+        return ref
+
+    monkeypatch.setattr(fake, "wait", wait)
+    monkeypatch.setattr(fake, "call", die_when_stopped)
+    with pytest.raises(Interrupted, match="Run the same command again"):
+        run(jobs(1, 2, 3))
+    assert fake.alive == []
+    assert fake.count("run_job") == 2  # the third job did not start
+
+
+def test_a_stopped_group_is_released_when_all_its_processes_have_replied(cluster: Callable[..., FakeRay]) -> None:
+    fake = cluster(STOPPED, "until stopped")  # the process that does not write ends at once
+    pool = pool_with(PendingJob(ToyJob("it"), 2))
+    for _ in range(6):
+        pool.step(None)
+    assert len(fake.alive) == 2
+    assert [group.finished for group in pool.groups] == [1]
+    ((_, ref),) = fake.running
+    ref.result = lambda: STOPPED
+    pool.step(None)
+    assert fake.alive == pool.failures == []
+
+
+def test_actors_that_die_at_startup_do_not_affect_running_jobs(cluster: Callable[..., FakeRay]) -> None:
+    fake = cluster("until stopped", slots=1)
+    pool = pool_with(PendingJob(ToyJob("it"), 1))
+    for _ in range(3):
+        pool.step(None)
+    assert pool.groups.any_busy
+    for _ in range(ray_pool.MAX_FAILED_STARTS + 2):  # a node that joined and left, with all actors that started there
+        pool._handle_lost(WorkerGroup(1, []), RuntimeError("gone"))
+    assert len(fake.alive) == 1
+    pool.close()
+
+
+def test_if_all_actors_die_at_startup_the_pool_gives_up(
+    cluster: Callable[..., FakeRay], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = cluster()
+    monkeypatch.setattr(fake, "call", lambda *_: Ref(lambda: return_or_raise(DIED)))
+    with pytest.raises(RunError, match="10 processes on the cluster died at startup"):
+        run(jobs("it"))
+
+
+def test_a_cluster_without_room_is_reported(cluster: Callable[..., FakeRay], monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster(slots=0)
+    monkeypatch.setattr(ray_pool, "NO_WORKER_WARN_S", 0.0)
+
+    def fail(event: ProgressEvent) -> None:
+        assert isinstance(event, Message)
+        raise PlateauxError(event.text)
+
+    with pytest.raises(PlateauxError, match="worker with 2 CPUs and 1 GPUs; the cluster has 4 CPUs and 1 GPUs"):
+        RayWorkerPool(Resources(num_cpus=2, num_gpus=1)).run_jobs(jobs("it"), RUN_JOB, fail)
+
+
+# --- Map and reduce
+
+
+class FakeTask:
+    """A function as a Ray task, which runs in this process when its result is requested."""
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        self.fn = fn
+
+    def options(self, **_: Any) -> FakeTask:
         return self
 
     def remote(self, *args: Any) -> Ref:
-        return Ref(lambda: self.work(*(each.answer() if isinstance(each, Ref) else each for each in args)))
+        return Ref(lambda: self.fn(*(arg.result() if isinstance(arg, Ref) and arg.result else arg for arg in args)))
 
 
-def test_hands_that_die_before_they_begin_do_not_end_the_work_of_others(cluster: Callable[..., FakeRay]) -> None:
-    made = cluster("until stopped", places=1)
-    people = ray_pool.RayWorkerPool(ray_pool.Resources(), pending=[ray_pool.PendingJob(ToyJob("it"), 1)])
-    for _ in range(3):
-        people._request_workers()
-        people._assign_job(None)
-        people._handle_events()
-    assert people.groups[0].task is not None
-    for _ in range(ray_pool.STARTS + 2):  # a machine that came and went, with all that were to begin there
-        people._handle_lost(ray_pool.WorkerGroup(1, []), RuntimeError("gone"))
-    assert len(made.alive) == 1
-    people.release_workers()
-
-
-def test_hands_that_die_before_they_begin_are_asked_for_only_so_often(
+def test_map_reduce_continues_on_a_cluster_that_shrinks(
     cluster: Callable[..., FakeRay], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = cluster()
-    monkeypatch.setattr(made, "called", lambda *_: Ref(lambda: _given(DEAD)))
-    with pytest.raises(RunError, match="10 processes on the cluster died before they began"):
-        carry_out(["it"])
+    fake = cluster()
+    monkeypatch.setattr(fake, "remote", FakeTask, raising=False)
+    sizes = iter([3, *[1] * 20])
+    monkeypatch.setattr(fake, "cluster_resources", lambda: {"CPU": float(next(sizes))})
+    results = ray_cluster.map_reduce(
+        Resources(), [[n] for n in range(9)], lambda _, job: job, lambda _, job, *results: results, None
+    )
+    assert list(results) == [(n, (n,)) for n in range(9)]
 
 
-def test_who_finds_no_place_says_so(cluster: Callable[..., FakeRay], monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster(places=0)
-    monkeypatch.setattr(ray_pool, "NO_PLACE", 0.0)
-
-    def tell(event: Any) -> None:
-        raise PlateauxError(event.text)
-
-    with pytest.raises(PlateauxError, match="place with 2 CPUs and 1 GPUs; the cluster has 4 CPUs and 1 GPUs"):
-        ray_pool.RayWorkerPool(ray_pool.Resources(num_cpus=2, num_gpus=1)).run_jobs([ToyJob("it")], WORK, tell)
-
-
-def test_places_are_what_the_scarcest_resource_allows(cluster: Callable[..., FakeRay]) -> None:
+def test_the_scarcest_resource_limits_the_number_of_workers(cluster: Callable[..., FakeRay]) -> None:
     cluster()
-    assert ray_pool.RayWorkerPool(ray_pool.Resources(num_cpus=0.5)).max_workers() == 8
-    assert ray_pool.RayWorkerPool(ray_pool.Resources(num_cpus=1, num_gpus=0.25)).max_workers() == 4
-    assert ray_pool.RayWorkerPool(ray_pool.Resources(num_cpus=100)).max_workers() == 1
+    assert ray_cluster.max_workers(Resources(num_cpus=0.5)) == 8
+    assert ray_cluster.max_workers(Resources(num_cpus=1, num_gpus=0.25)) == 4
+    assert ray_cluster.max_workers(Resources(num_cpus=100)) == 1
 
 
-# --- Joining a cluster
+# --- Connections
 
 
-class Starting:
-    """Ray that only notes how it was started."""
+class FakeConnection:
+    """Ray that only records how it was started."""
 
-    def __init__(self, *, running: bool = False) -> None:
-        self.running, self.started = running, list[Any]()
+    def __init__(self) -> None:
+        self.is_running, self.calls = False, list[Any]()
 
     def is_initialized(self) -> bool:
-        return self.running
+        return self.is_running
 
     def init(self, address: str, **options: Any) -> None:
-        self.started.append((address, options))
+        self.calls.append((address, options))
 
     def shutdown(self) -> None:
-        self.started.append("shutdown")
+        self.calls.append("shutdown")
+
+    def cluster_resources(self) -> dict[str, float]:
+        return {"CPU": 4.0}
 
 
-def test_a_cluster_is_joined_or_one_of_our_own_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def connection(monkeypatch: pytest.MonkeyPatch) -> FakeConnection:
+    fake = FakeConnection()
+    use(fake, monkeypatch)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    made = Starting()
-    monkeypatch.setattr(ray_pool, "ray", made)
-    assert ray_pool.connect("head:6379")
-    assert ray_pool.connect(None)
+    return fake
+
+
+def test_connect_joins_the_named_cluster_or_starts_one(
+    connection: FakeConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert ray_cluster.connect("head:6379")
+    assert ray_cluster.connect(None)
     monkeypatch.setenv("RAY_ADDRESS", "other:6379")
-    assert ray_pool.connect(None)
-    assert [address for address, _ in made.started] == ["head:6379", "local", "other:6379"]
-    assert made.started[1][1]["include_dashboard"] is False
-    ray_pool.disconnect()
-    assert made.started[-1] == "shutdown"
-    made.running = True
-    assert not ray_pool.connect("head:6379")
+    assert ray_cluster.connect(None)
+    assert [address for address, _ in connection.calls] == ["head:6379", "local", "other:6379"]
+    assert connection.calls[1][1]["include_dashboard"] is False
+    ray_cluster.disconnect()
+    assert connection.calls[-1] == "shutdown"
+    connection.is_running = True
+    assert not ray_cluster.connect("head:6379")
 
 
-def test_a_cluster_that_cannot_be_joined_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_connection_names_the_cluster(connection: FakeConnection, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(address: str, **_: Any) -> None:
-        raise ConnectionError("no answer\nmore")
+        raise ConnectionError("no reply\nmore")
 
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    made = Starting()
-    monkeypatch.setattr(made, "init", refuse)
-    monkeypatch.setattr(ray_pool, "ray", made)
-    with pytest.raises(RunError, match=r"Ray's cluster at head:1 cannot be joined: no answer\. Look"):
-        ray_pool.connect("head:1")
-    with pytest.raises(RunError, match="Ray cannot start a cluster here: no answer"):
-        ray_pool.connect(None)
+    monkeypatch.setattr(connection, "init", refuse)
+    with pytest.raises(RunError, match=r"Cannot connect to the Ray cluster at head:1: no reply\. Check `ray status`"):
+        ray_cluster.connect("head:1")
+    with pytest.raises(RunError, match="Cannot start a Ray cluster here: no reply"):
+        ray_cluster.connect(None)
 
 
-def test_an_executor_joins_when_it_is_first_needed_and_leaves_what_it_joined(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = Starting()
-    monkeypatch.setattr(ray_pool, "ray", made)
-    executor = on_ray.RayExecutor("head:6379", 1, 0, 5, 4, 2)
+def test_an_executor_connects_when_first_needed_and_disconnects_on_close(connection: FakeConnection) -> None:
+    executor = ray_executor.RayExecutor("head:6379", 1, 0, 5, 4, 2)
     executor.close()
-    assert made.started == []
-    people = executor._joined()
-    assert executor._joined() is people
+    assert connection.calls == []
+    pool = executor._connected_pool()
+    assert executor._connected_pool() is pool
     executor.close()
-    assert made.started[-1] == "shutdown"
+    assert connection.calls[-1] == "shutdown"
+
+
+def test_the_number_of_processes_depends_on_the_job() -> None:
+    executor = ray_executor.RayExecutor("head:6379", 1, 0, 5, 4, 2)
     assert executor.world_size(ToyJob("assign", (0, 1), is_single_process=True)) == 1
     assert executor.world_size(ToyJob("train", (0,))) == 2
     assert executor.world_size(ToyJob("train", (0, 1))) == 4
 
 
-def test_only_a_cluster_of_our_own_never_grows(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = Starting()
-    monkeypatch.setattr(made, "cluster_resources", lambda: {"CPU": 4.0}, raising=False)
-    monkeypatch.setattr(ray_pool, "ray", made)
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    assert on_ray.RayExecutor(None, 2, 0, 5, 1, 1)._joined().max_groups == 2
-    assert on_ray.RayExecutor("head:6379", 2, 0, 5, 1, 1)._joined().max_groups is None
+def test_only_a_cluster_that_was_started_here_never_grows(
+    connection: FakeConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def max_processes(address: str | None) -> int | None:
+        return ray_executor.RayExecutor(address, 2, 0, 5, 1, 1)._connected_pool().groups.max_processes
+
+    assert max_processes(None) == 2
+    assert max_processes("head:6379") is None
     monkeypatch.setenv("RAY_ADDRESS", "other:6379")
-    assert on_ray.RayExecutor(None, 2, 0, 5, 1, 1)._joined().max_groups is None
-    made.running = True  # by somebody else: it may be any
+    assert max_processes(None) is None
+    connection.is_running = True  # started by the user: it may be any cluster
     monkeypatch.delenv("RAY_ADDRESS")
-    assert on_ray.RayExecutor(None, 2, 0, 5, 1, 1)._joined().max_groups is None
+    assert max_processes(None) is None
 
 
 def test_inside_a_group_the_executor_is_a_mesh(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0")
-    monkeypatch.setattr(on_ray, "mesh", lambda **options: SimpleNamespace(**options))
-    assert vars(on_ray.ray(data_parallel=2, processes=4)) == {
+    monkeypatch.setattr(ray_executor, "mesh", lambda **options: SimpleNamespace(**options))
+    assert vars(ray_executor.ray(data_parallel=2, processes=4)) == {
         "data_parallel": 2,
         "sync_batchnorm": True,
         "is_remote": True,

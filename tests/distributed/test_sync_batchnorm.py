@@ -160,5 +160,5 @@ def test_a_batchnorm_of_another_kind_is_refused_by_name() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return 2 * super().forward(x)
 
-    with pytest.raises(RecipeError, match=r"'1' is a BatchNorm of its own kind \(Odd\)"):
+    with pytest.raises(RecipeError, match=r"'1' is a custom BatchNorm \(Odd\)"):
         convert_sync_batchnorm(nn.Sequential(nn.Conv2d(1, 3, 1), Odd(3)), None)

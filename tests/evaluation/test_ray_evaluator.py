@@ -41,7 +41,7 @@ def _in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
         for some in jobs:
             yield some[0], answer(parcel, some[0], *[ask(parcel, job) for job in some])
 
-    monkeypatch.setattr(RayExecutor, "map", map_)
+    monkeypatch.setattr(RayExecutor, "map_reduce", map_)
     monkeypatch.setattr(RayExecutor, "max_workers", lambda _: 2)
 
 

@@ -38,7 +38,7 @@ def test_means_are_by_kind_by_severity_and_over_all() -> None:
     )
     assert summary.rows["member 0 · cACC"].stderr == pytest.approx(0.02)
     assert summary.data["source"] == "generated, CIFAR-C-like"
-    assert error.metric == "mean corruption error (not normalised)"
+    assert error.metric == "mean corruption error (not normalized)"
     assert error.rows["member 0"].value == pytest.approx(1 - 0.725)
     assert error.higher_is_better is False
 

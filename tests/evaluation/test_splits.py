@@ -95,7 +95,7 @@ def test_several_corruptions_are_summed_up_and_shown(run: Path) -> None:
     assert summary.rows["member 0 · cACC"].value == pytest.approx(sum(every) / 10)
     code, out, message = call("evaluate", str(run), "--split", "corrupted:fog,corrupted:contrast", "--markdown")
     assert code == 0, message
-    for words in ("| fog |", "severity 5", "cACC", "not normalised", "generated, CIFAR-C-like"):
+    for words in ("| fog |", "severity 5", "cACC", "not normalized", "generated, CIFAR-C-like"):
         assert words in out, words
 
 

@@ -48,7 +48,8 @@ ray = pytest.importorskip("ray", reason='Ray is not installed: pip install "plat
 
 from ray.cluster_utils import Cluster  # noqa: E402
 
-from plateaux.distributed import ray_pool  # noqa: E402
+from plateaux.distributed.ray_cluster import Resources, map_reduce  # noqa: E402
+from plateaux.distributed.ray_pool import RayWorkerPool  # noqa: E402
 
 HERE = Path(__file__).parents[1]  # the folder of the helpers
 LONG = os.environ.get("PLATEAUX_LONG") == "1"
@@ -333,7 +334,7 @@ def test_a_job_whose_process_dies_too_often_is_given_up(nodes: Nodes, tmp_path: 
     settings = {"name": "ray", "address": nodes.address, "max_retries": 0}
 
     harming = Watching(lambda: strike(tmp_path / "run", [0]))
-    with pytest.raises(RunError, match=r"member 0 .* died, for the 1\. time; given up"):
+    with pytest.raises(RunError, match=r"member 0 .* died 1 times; no retries are left"):
         plateaux.train(row.replaced(executor=settings), tmp_path / "run", components=GIVEN)
     harming.end()
     assert [each.finished for each in Run.open(tmp_path / "run").all_progress()] == [False, True]
@@ -359,7 +360,7 @@ def test_a_driver_that_is_stopped_or_killed_trains_no_member_twice(nodes: Nodes,
         first.send_signal(signal.SIGINT)
         words = first.communicate(timeout=60)[1]
     assert first.returncode == 75, words
-    assert "Run the same command again to go on" in " ".join(words.split())
+    assert "Run the same command again to continue" in " ".join(words.split())
     assert {each.outcome for each in load_records(Run.open(out))} <= {"stopped", "done"}
     after_stop, held = steps(), [each.position for each in Run.open(out).all_progress()]
     assert sum(epoch * STEPS + step for epoch, step in held) == after_stop  # a polite stop loses nothing
@@ -413,9 +414,8 @@ def test_numbers_measured_on_the_cluster_are_those_of_one_process(nodes: Nodes, 
 
 
 def test_what_goes_wrong_while_measuring_is_told_as_it_is(nodes: Nodes) -> None:
-    people = ray_pool.RayWorkerPool(ray_pool.Resources(num_cpus=0.5))
     with pytest.raises(RunError, match=r"^nothing about 3$"):
-        list(people.map([[1], [3]], refusing, lambda *_: 0, None))
+        list(map_reduce(Resources(num_cpus=0.5), [[1], [3]], refusing, lambda *_: 0, None))
 
 
 def refusing(_: Any, job: int) -> None:
@@ -424,13 +424,13 @@ def refusing(_: Any, job: int) -> None:
 
 
 def test_a_thousand_jobs_queue_on_two_places(nodes: Nodes) -> None:
-    people, begun = ray_pool.RayWorkerPool(ray_pool.Resources()), time.monotonic()
+    people, begun = RayWorkerPool(Resources()), time.monotonic()
     heard: list[ProgressEvent] = []
     try:
         jobs = list(range(1000 if LONG else 200))
         assert people.run_jobs([ToyJob(str(job)) for job in jobs], echo, heard.append) == []
     finally:
-        people.release_workers()
+        people.close()
     echoes = [each["echo"] for each in heard if isinstance(each, dict)]  # not messages
     assert sorted(echoes) == jobs
     assert time.monotonic() - begun < 60 * (1 if LONG else 2)
@@ -442,11 +442,11 @@ def echo(job: Any, progress: Any, *, device: str | None = None, processes: int =
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="what is told to glibc")
 def test_a_hand_keeps_the_memory_of_a_step_for_the_next(nodes: Nodes) -> None:
-    people, heard = ray_pool.RayWorkerPool(ray_pool.Resources()), list[Mapping[str, Any]]()
+    people, heard = RayWorkerPool(Resources()), list[Mapping[str, Any]]()
     try:
         assert people.run_jobs([ToyJob("fault")], fault, heard.append) == []
     finally:
-        people.release_workers()
+        people.close()
     found = next(each for each in heard if isinstance(each, dict))
     assert found["arenas"] == 1  # of several, which one a thread is given is chance: some give back with every step
     assert statistics.median(found["faults"][4:]) < 600  # none; from an arena that gives back, 7,000
@@ -499,9 +499,9 @@ class Untravelled:
 
 
 def test_work_that_cannot_travel_is_a_fault_of_its_own(nodes: Nodes) -> None:
-    people = ray_pool.RayWorkerPool(ray_pool.Resources())
+    people = RayWorkerPool(Resources())
     (failure,) = people.run_jobs([ToyJob("it")], Untravelled(), print)  # type: ignore[arg-type]
-    people.release_workers()
+    people.close()
     assert "this cannot travel" in str(failure.problem)
     assert not failure.died
 

@@ -136,11 +136,11 @@ def test_products_are_those_of_the_matrix_written_down(net: str, kind: Kind, tra
     ground = made(net, training=training)
     before = {name: t.clone() for name, t in ground.module.state_dict().items()}
     matrix, wanted = Curvature(ground, kind=kind), explicit(ground, kind)
-    assert matrix.differentiation == "forwards over backwards"
+    assert matrix.mode == "forwards over backwards"
     v = torch.randn(matrix.size, dtype=torch.float64)
     assert float((wanted @ v).abs().max()) > 1e-3
     assert torch.allclose(matrix.product(v), wanted @ v, atol=1e-12)
-    matrix.differentiation = "twice backwards"
+    matrix.mode = "twice backwards"
     assert torch.allclose(matrix.product(v), wanted @ v, atol=1e-12)
     assert all(torch.equal(t, before[name]) for name, t in ground.module.state_dict().items())
     assert all(p.grad is None for p in ground.module.parameters())
@@ -153,7 +153,7 @@ def test_what_forward_mode_cannot_is_done_twice_backwards_and_said(kind: Kind, w
     easy.load_state_dict(hard.state_dict())
     with pytest.warns(UserWarning, match="backwards twice: forward mode cannot"):
         matrix = Curvature(LossSurface(MemberModule(hard), batches("flat")), kind=kind)
-    assert matrix.differentiation == "twice backwards"
+    assert matrix.mode == "twice backwards"
     assert torch.allclose(whole(matrix), explicit(LossSurface(MemberModule(easy), batches("flat")), kind), atol=1e-12)
 
 
@@ -167,7 +167,7 @@ def test_a_transformer_whose_fast_path_has_no_derivatives_is_right_all_the_same(
     v = torch.randn(matrix.size, dtype=torch.float64)
     assert torch.allclose(matrix.product(v), explicit(ground, "gauss_newton") @ v, atol=1e-12)
     matrix = Curvature(ground)
-    assert matrix.differentiation == "forwards over backwards"
+    assert matrix.mode == "forwards over backwards"
     assert torch.allclose(matrix.product(v), explicit(ground, "hessian") @ v, atol=1e-12)
 
 
@@ -177,7 +177,7 @@ def test_weights_that_the_loss_does_not_feel_have_no_curvature(kind: Kind, manne
     matrix = Curvature(
         LossSurface(MemberModule(Plain(way="function").double()), batches("flat")), kind=kind, layer="idle"
     )
-    matrix.differentiation = manner
+    matrix.mode = manner
     assert torch.equal(whole(matrix), torch.zeros(2, 2, dtype=torch.float64))
 
 
@@ -207,7 +207,7 @@ def test_one_layer_is_a_block_of_the_whole(kind: Kind) -> None:
     block = Curvature(ground, kind=kind, layer="2")
     assert block.size == 15
     assert torch.allclose(whole(block), explicit(ground, kind)[16:, 16:], atol=1e-12)
-    block.differentiation = "twice backwards"
+    block.mode = "twice backwards"
     assert torch.allclose(whole(block), explicit(ground, kind)[16:, 16:], atol=1e-12)
     assert Curvature(ground, layer="2.bias").size == 3
 
@@ -224,13 +224,13 @@ def test_forms_are_those_of_every_piece_and_tensor() -> None:
     ground = made("mlp")
     matrix = Curvature(ground)
     v = torch.randn(matrix.size, dtype=torch.float64)
-    product, forms = matrix.applied(v)
+    product, forms = matrix.product_and_forms(v)
     assert forms.shape == (2, 4)
-    assert matrix.shares.tolist() == [5 / 8, 3 / 8]
+    assert matrix.chunk_weights.tolist() == [5 / 8, 3 / 8]
     for row, batch in zip(forms, ground.batches, strict=True):
         each = (v * (reference.hessian(ground.module, [batch]) @ v)).split([12, 4, 12, 3])
         assert row.tolist() == pytest.approx([float(part.sum()) for part in each], abs=1e-12)
-    assert float(matrix.shares @ forms.sum(1)) == pytest.approx(float(v @ product), abs=1e-12)
+    assert float(matrix.chunk_weights @ forms.sum(1)) == pytest.approx(float(v @ product), abs=1e-12)
 
 
 def test_the_gauss_newton_matrix_is_never_below_zero_with_unit_logits_too() -> None:
@@ -249,9 +249,9 @@ def test_the_gauss_newton_matrix_is_never_below_zero_with_unit_logits_too() -> N
 
 def test_samples_are_cut_into_eight_pieces_unless_that_makes_them_small_or_batchnorm_feels_it() -> None:
     def cut(*sizes: int, training: bool = False) -> list[int]:
-        ground = LossSurface(made("mlp").view, batches("flat", sizes))
+        ground = LossSurface(made("mlp").member, batches("flat", sizes))
         ground.module.train(training)
-        return [len(piece) for piece in Curvature(ground).pieces]
+        return [len(piece) for piece in Curvature(ground).chunks]
 
     assert cut(5, 3) == [5, 3]
     assert cut(64, 40) == [16, 16, 16, 16, 20, 20]
@@ -261,13 +261,13 @@ def test_samples_are_cut_into_eight_pieces_unless_that_makes_them_small_or_batch
 
 
 def test_the_error_of_the_data_is_that_of_a_mean_over_pieces() -> None:
-    matrix = Curvature(LossSurface(made("mlp").view, batches("flat", (4, 4, 4))))
+    matrix = Curvature(LossSurface(made("mlp").member, batches("flat", (4, 4, 4))))
     values = torch.tensor([1.0, 2.0, 6.0], dtype=torch.float64)
-    assert matrix.data_error(values) == pytest.approx(float(values.std()) / 3**0.5)
-    uneven = Curvature(LossSurface(made("mlp").view, batches("flat", (9, 3))))
+    assert matrix.data_stderr(values) == pytest.approx(float(values.std()) / 3**0.5)
+    uneven = Curvature(LossSurface(made("mlp").member, batches("flat", (9, 3))))
     two = torch.tensor([0.0, 4.0], dtype=torch.float64)
-    assert uneven.data_error(two) == pytest.approx((2 * ((0.75 * 1) ** 2 + (0.25 * 3) ** 2)) ** 0.5)
-    assert Curvature(LossSurface(made("mlp").view, batches("flat", (9,)))).data_error(values[:1]) is None
+    assert uneven.data_stderr(two) == pytest.approx((2 * ((0.75 * 1) ** 2 + (0.25 * 3) ** 2)) ** 0.5)
+    assert Curvature(LossSurface(made("mlp").member, batches("flat", (9,)))).data_stderr(values[:1]) is None
 
 
 def test_single_precision_is_near_double() -> None:

@@ -30,7 +30,7 @@ def test_losses_are_the_cross_entropy_of_every_sample() -> None:
     assert torch.allclose(here.all_losses(), wanted.double(), atol=1e-6)
     assert here.all_losses().dtype == torch.float64
     assert here.samples == 10
-    assert here.weights == sum(p.numel() for p in here.module.parameters())
+    assert here.num_params == sum(p.numel() for p in here.module.parameters())
 
 
 def test_standing_elsewhere_ends_where_the_member_stood() -> None:
@@ -49,7 +49,7 @@ def test_the_gradient_is_that_of_the_function_handed_to_torch_func() -> None:
     batch = here.batches[0]
     for at in (here.origin, shifted(here)):
         loss, gradient = here.gradient(batch, at)
-        wanted, value = torch.func.grad_and_value(lambda w: here.function(batch)(w).mean())(at)
+        wanted, value = torch.func.grad_and_value(lambda w: here.loss_fn(batch)(w).mean())(at)
         assert torch.allclose(loss.to(value.dtype), value)
         assert all(torch.allclose(gradient[name], wanted[name], atol=1e-6) for name in wanted)
 
@@ -57,7 +57,7 @@ def test_the_gradient_is_that_of_the_function_handed_to_torch_func() -> None:
 def test_a_weight_that_is_not_used_has_a_gradient_of_zero() -> None:
     here = ground()
     here.module.register_parameter("idle", nn.Parameter(torch.ones(2)))
-    here = LossSurface(here.view, here.batches)
+    here = LossSurface(here.member, here.batches)
     assert torch.equal(here.gradient(here.batches[0])[1]["idle"], torch.zeros(2))
 
 
@@ -66,7 +66,7 @@ def test_buffers_never_move_whatever_the_mode_of_batchnorm() -> None:
     before = {name: b.clone() for name, b in here.module.named_buffers()}
     here.all_losses()
     here.gradient(here.batches[0])
-    here.function(here.batches[0])(here.origin)
+    here.loss_fn(here.batches[0])(here.origin)
     assert all(torch.equal(b, before[name]) for name, b in here.module.named_buffers())
 
 

@@ -1,4 +1,4 @@
-"""The walk over landscapes: which samples, which mode, what is recorded, and what is left when it is stopped."""
+"""Running probes: the sample, the modes, the stored metadata, progress, interruption, and probes during training."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from plateaux.config.builders.data import build_data
 from plateaux.core import tensor_tree
 from plateaux.core.errors import Interrupted, RecipeError, RunError
 from plateaux.core.member import MemberModule
+from plateaux.core.progress import WorkDone
 from plateaux.core.types import Batch, Estimate
 from plateaux.data.sources import DataSplits, InMemorySource
 from plateaux.evaluation.evaluator import Evaluator
@@ -26,44 +27,45 @@ from plateaux.evaluation.results import MetricResult
 from plateaux.loss_landscape.loss_surface import LossSurface
 from plateaux.loss_landscape.probe import Probe, get_probes
 from plateaux.loss_landscape.run_probes import ProbeSession, ProgressMeter, probe_landscape
-from plateaux.loss_landscape.session import ProbeBatch, ProbeSettings, make_loss_surface, probe_mode, sample_ids
+from plateaux.loss_landscape.session import ProbeBatch, ProbeOptions, make_loss_surface, probe_mode, sample_ids
 from plateaux.training.checks import check
 from plateaux.training.train import train
 
-GIVEN = Components(trust=("cases", "toy_probes"))
-VARIED = {"data": {"crop": 2, "flip": True}}
+TRUST = ("cases", "toy_probes")
+GIVEN = Components(trust=TRUST)
+AUGMENTED = {"data": {"crop": 2, "flip": True}}
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Return a run of two perceptrons, and one of two convolutional nets with BatchNorm on varied images."""
+    """Return a run of two perceptrons, and one of two convolutional networks with BatchNorm and augmentation."""
     root = tmp_path_factory.mktemp("runs")
     train(recipe(members=2, samples=40), root / "mlp", components=GIVEN)
-    train(recipe("deep_ensemble", "conv_bn", members=2, samples=40, **VARIED), root / "conv", components=GIVEN)
+    train(recipe("deep_ensemble", "conv_bn", members=2, samples=40, **AUGMENTED), root / "conv", components=GIVEN)
     return {name: root / name for name in ("mlp", "conv")}
 
 
-def asked(root: Path, *probes: str, **options: Any) -> list[MetricResult]:
-    return probe_landscape(root, probes=probes, components=GIVEN, **options)
+def run_probes(root: Path, *probes: str, **kwargs: Any) -> list[MetricResult]:
+    return probe_landscape(root, probes=probes, trust=TRUST, **kwargs)
 
 
-# Names.
+# Probes by name.
 
 
-def test_probes_are_named_as_measures_are() -> None:
+def test_a_probe_is_selected_by_name_and_options() -> None:
     assert get_probes(["toy_probes:loss"], trust=("toy_probes",))["toy_probes:loss"].samples == 8
-    (name,) = found = get_probes(["toy_probes:loss(scale=2; samples=4)"], trust=("toy_probes",))
-    assert found[name].samples == 4
-    for wrong, words in (
-        ("toy_probes:loss(scale=2", "is no probe; write a name, or options in brackets: worst_l2"),
-        ("toy_probes:loss(2)", "options are written name=value, several with semicolons: worst_l2"),
+    (probe,) = get_probes(["toy_probes:loss(scale=2; samples=4)"], trust=("toy_probes",)).values()
+    assert probe.samples == 4
+    for spec, message in (
+        ("toy_probes:loss(scale=2", "is not a probe; write a name, with options in parentheses: worst_l2"),
+        ("toy_probes:loss(2)", "write options as name=value, separated by semicolons: worst_l2"),
         ("toy_probes:loss(scales=2)", "did you mean 'scale'"),
     ):
-        with pytest.raises(RecipeError, match=words):
-            get_probes([wrong], trust=("toy_probes",))
+        with pytest.raises(RecipeError, match=message):
+            get_probes([spec], trust=("toy_probes",))
 
 
-def test_a_factory_that_makes_no_probe_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_factory_that_returns_no_probe_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     import toy_probes
 
     monkeypatch.setattr(toy_probes, "nothing", lambda: None, raising=False)
@@ -71,126 +73,127 @@ def test_a_factory_that_makes_no_probe_is_told(monkeypatch: pytest.MonkeyPatch) 
         get_probes(["toy_probes:nothing"], trust=("toy_probes",))
 
 
-def test_all_are_the_usual_ones() -> None:
-    found = get_probes(["all"])
-    assert all(each.default for each in found.values())
-    assert set(found) <= set(plateaux.probe.names())
+def test_all_selects_the_default_probes() -> None:
+    probes = get_probes(["all"])
+    assert all(probe.default for probe in probes.values())
+    assert set(probes) <= set(plateaux.probe.names())
 
 
 # The sample.
 
 
-def test_a_sample_is_drawn_by_the_seed_without_replacement_and_fewer_are_the_first_of_more() -> None:
+def test_ids_are_drawn_by_seed_without_replacement_and_fewer_are_a_prefix_of_more() -> None:
     ids = torch.arange(100, 200)
-    some = sample_ids(ids, 7, 20)
-    assert len(set(some.tolist())) == 20
-    assert set(some.tolist()) <= set(ids.tolist())
-    assert torch.equal(some[:5], sample_ids(ids, 7, 5))
-    assert not torch.equal(some, sample_ids(ids, 8, 20))
+    sampled = sample_ids(ids, 7, 20)
+    assert len(set(sampled.tolist())) == 20
+    assert set(sampled.tolist()) <= set(ids.tolist())
+    assert torch.equal(sampled[:5], sample_ids(ids, 7, 5))
+    assert not torch.equal(sampled, sample_ids(ids, 8, 20))
     assert sorted(sample_ids(ids, 7, 1000).tolist()) == ids.tolist()
 
 
-def test_the_first_of_a_sample_are_cut_out_of_its_batches() -> None:
-    whole = Batch(torch.arange(10.0)[:, None], torch.arange(10), torch.arange(10))
-    sample = ProbeBatch(whole.index, (whole.take(slice(0, 4)), whole.take(slice(4, 8)), whole.take(slice(8, 10))))
+def test_a_prefix_of_the_sample_keeps_its_batches() -> None:
+    full = Batch(torch.arange(10.0)[:, None], torch.arange(10), torch.arange(10))
+    sample = ProbeBatch(full.index, (full.take(slice(0, 4)), full.take(slice(4, 8)), full.take(slice(8, 10))))
     for count, sizes in ((10, [4, 4, 2]), (99, [4, 4, 2]), (8, [4, 4]), (6, [4, 2]), (1, [1])):
-        few = sample.first(count)
-        assert [len(batch) for batch in few.batches] == sizes
-        assert torch.equal(torch.cat([batch.index for batch in few.batches]), few.ids)
+        prefix = sample.first(count)
+        assert [len(batch) for batch in prefix.batches] == sizes
+        assert torch.equal(torch.cat([batch.index for batch in prefix.batches]), prefix.ids)
     assert sample.first(8).metadata()["samples"] == 8
     assert sample.first(8).metadata()["ids"] != sample.first(9).metadata()["ids"]
 
 
-def test_answers_are_those_of_the_members_on_the_drawn_samples(runs: dict[str, Path]) -> None:
-    (found,) = asked(runs["mlp"], "toy_probes:loss(samples=12)")
+def test_values_are_those_of_the_members_on_the_sampled_ids(runs: dict[str, Path]) -> None:
+    (result,) = run_probes(runs["mlp"], "toy_probes:loss(samples=12)")
     run, data = Run.open(runs["mlp"]), build_data(recipe(samples=40), GIVEN)
     ids = sample_ids(torch.arange(40), run.recipe.seed, 12)
     x, y = data.train.fetch(ids)
     for number, module in enumerate(plateaux.load(runs["mlp"], data=GIVEN.data, model=GIVEN.model).members):
         losses = F.cross_entropy(module(x), y, reduction="none").detach()
-        row = found.rows[f"member {number}"]
+        row = result.rows[f"member {number}"]
         assert row.value == pytest.approx(float(losses.mean()), rel=1e-5)
         assert row.stderr == pytest.approx(float(losses.std() / 12**0.5), rel=1e-4)
-        assert found.rows[f"member {number} · samples"].value == 12
-    own = [found.rows[f"member {number}"].value for number in (0, 1)]
-    mean = found.rows["mean of members"]
-    assert mean.value == pytest.approx(sum(own) / 2)
-    assert mean.stderr == pytest.approx(abs(own[0] - own[1]) / 2)
+        assert result.rows[f"member {number} · samples"].value == 12
+    values = [result.rows[f"member {number}"].value for number in (0, 1)]
+    mean = result.rows["mean of members"]
+    assert mean.value == pytest.approx(sum(values) / 2)
+    assert mean.stderr == pytest.approx(abs(values[0] - values[1]) / 2)
 
 
-def test_probes_take_so_many_samples_as_they_ask_for_unless_told(runs: dict[str, Path]) -> None:
-    found = asked(runs["mlp"], "toy_probes:loss", "toy_probes:climb")
-    assert [each.data["samples"] for each in found] == [8, 16]
-    alike = asked(runs["mlp"], "toy_probes:loss", "toy_probes:climb", limit=12)
-    assert [each.data["samples"] for each in alike] == [12, 12]
-    assert alike[0].data["ids"] == alike[1].data["ids"] != found[0].data["ids"]
-    everything = asked(runs["mlp"], "toy_probes:loss", limit=1000)
-    assert everything[0].data["samples"] == 40
+def test_each_probe_has_its_own_number_of_samples_unless_a_limit_is_set(runs: dict[str, Path]) -> None:
+    results = run_probes(runs["mlp"], "toy_probes:loss", "toy_probes:climb")
+    assert [result.data["samples"] for result in results] == [8, 16]
+    limited = run_probes(runs["mlp"], "toy_probes:loss", "toy_probes:climb", limit=12)
+    assert [result.data["samples"] for result in limited] == [12, 12]
+    assert limited[0].data["ids"] == limited[1].data["ids"] != results[0].data["ids"]
+    (full,) = run_probes(runs["mlp"], "toy_probes:loss", limit=1000)
+    assert full.data["samples"] == 40
 
 
-def test_what_must_be_known_is_recorded_with_the_number(runs: dict[str, Path]) -> None:
-    (found,) = asked(runs["conv"], "toy_probes:loss", split="test", members=[1])
-    assert found.split == "test"
-    facts = {"batchnorm": "eval", "augmentation": "none", "unit_logits": False, "precision": "fp32", "samples": 3}
-    assert facts.items() <= found.data.items()
-    assert found.definition == "the mean over samples; when neighbouring layers are rescaled it stays the same"
-    assert found.group == "sharpness"
-    assert list(found.rows) == ["member 1", "member 1 · samples"]
-    assert found.hashes.keys() == found.weights.keys() == {"member 1"}
-    (plain,) = asked(runs["mlp"], "toy_probes:loss", batchnorm="train")
-    assert plain.data["batchnorm"] == "none"
+def test_settings_and_definition_are_stored_with_the_result(runs: dict[str, Path]) -> None:
+    (result,) = run_probes(runs["conv"], "toy_probes:loss", split="test", members=[1])
+    assert result.split == "test"
+    settings = {"batchnorm": "eval", "augmentation": "none", "unit_logits": False, "precision": "fp32", "samples": 3}
+    assert settings.items() <= result.data.items()
+    assert result.definition == "the mean over samples; scale-invariant"
+    assert result.group == "sharpness"
+    assert list(result.rows) == ["member 1", "member 1 · samples"]
+    assert result.hashes.keys() == result.weights.keys() == {"member 1"}
+    (without_batchnorm,) = run_probes(runs["mlp"], "toy_probes:loss", options=ProbeOptions(batchnorm="train"))
+    assert without_batchnorm.data["batchnorm"] == "none"
 
 
-def test_a_number_is_written_once_and_the_same_question_is_the_same_object(runs: dict[str, Path]) -> None:
-    (found,) = asked(runs["mlp"], "toy_probes:loss(scale=3)")
-    asked(runs["mlp"], "toy_probes:loss(scale=3)")
-    asked(runs["mlp"], "toy_probes:loss(scale=3)", limit=5)
+def test_the_same_probe_overwrites_its_file_and_another_limit_adds_one(runs: dict[str, Path]) -> None:
+    (result,) = run_probes(runs["mlp"], "toy_probes:loss(scale=3)")
+    run_probes(runs["mlp"], "toy_probes:loss(scale=3)")
+    run_probes(runs["mlp"], "toy_probes:loss(scale=3)", limit=5)
     files = list((runs["mlp"] / "metrics").glob("toy_probes_loss_scale_3_*.json"))
     assert len(files) == 2
-    assert json.loads(json.dumps(found.to_dict())) in [json.loads(file.read_text()) for file in files]
+    assert json.loads(json.dumps(result.to_dict())) in [json.loads(file.read_text()) for file in files]
 
 
 # Modes.
 
 
-def test_batch_statistics_and_unit_logits_change_the_number_and_are_recorded(runs: dict[str, Path]) -> None:
-    still, moving, unit = (
-        asked(runs["conv"], "toy_probes:loss(samples=14)", **options)[0]
-        for options in ({}, {"batchnorm": "train"}, {"normalize_logits": True})
+def test_batch_statistics_and_normalized_logits_change_the_value_and_are_recorded(runs: dict[str, Path]) -> None:
+    running, batch, normalized = (
+        run_probes(runs["conv"], "toy_probes:loss(samples=14)", options=options)[0]
+        for options in (ProbeOptions(), ProbeOptions(batchnorm="train"), ProbeOptions(normalize_logits=True))
     )
-    assert (moving.data["batchnorm"], moving.data["batch"]) == ("train", 7)
-    assert unit.data["unit_logits"] is True
-    assert len({each.rows["member 0"].value for each in (still, moving, unit)}) == 3
+    assert (batch.data["batchnorm"], batch.data["batch"]) == ("train", 7)
+    assert normalized.data["unit_logits"] is True
+    assert len({result.rows["member 0"].value for result in (running, batch, normalized)}) == 3
 
 
-def test_samples_are_varied_as_in_training(runs: dict[str, Path]) -> None:
-    (plain,), (varied,), (again,) = (
-        asked(runs["conv"], "toy_probes:loss", augment=augment, split=on)
-        for augment, on in ((False, "train"), (True, "train"), (True, "train"))
+def test_samples_are_augmented_as_in_training(runs: dict[str, Path], caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "plateaux")
+    augment = ProbeOptions(augment=True)
+    (plain,), (augmented,), (repeated,) = (
+        run_probes(runs["conv"], "toy_probes:loss", options=options) for options in (ProbeOptions(), augment, augment)
     )
-    assert varied.data["augmentation"] == {"crop": 2, "flip": True}
-    assert varied.rows == again.rows
-    assert varied.rows["member 0"].value != plain.rows["member 0"].value
-    assert asked(runs["conv"], "toy_probes:loss", augment=True, split="test")[0].data["samples"] == 3
-    told: list[str] = []
-    (same,) = asked(runs["mlp"], "toy_probes:loss", augment=True, say=told.append)
-    assert same.data["augmentation"] == "none"
-    assert any("varies nothing" in words for words in told)
+    assert augmented.data["augmentation"] == {"crop": 2, "flip": True}
+    assert augmented.rows == repeated.rows
+    assert augmented.rows["member 0"].value != plain.rows["member 0"].value
+    assert run_probes(runs["conv"], "toy_probes:loss", options=augment, split="test")[0].data["samples"] == 3
+    assert not any("no augmentation" in message for message in caplog.messages)
+    (unchanged,) = run_probes(runs["mlp"], "toy_probes:loss", options=augment)
+    assert unchanged.data["augmentation"] == "none"
+    assert any("no augmentation" in message for message in caplog.messages)
 
 
-def test_a_network_is_posed_and_put_back_layer_by_layer() -> None:
+def test_probe_mode_restores_the_mode_of_every_layer() -> None:
     net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Dropout(0.5))
     net[1].eval()
     with probe_mode(net, "eval"):
-        assert not any(part.training for part in net.modules())
+        assert not any(layer.training for layer in net.modules())
     with probe_mode(net, "train"):
-        assert [part.training for part in net.modules()] == [True, False, True, False]
+        assert [layer.training for layer in net.modules()] == [True, False, True, False]
     with probe_mode(nn.Sequential(nn.Linear(2, 2)), "train") as _, probe_mode(net[2], "train"):
-        assert not net[2].training  # no BatchNorm: nothing to put back
-    assert [part.training for part in net.modules()] == [True, True, False, True]
+        assert not net[2].training  # no BatchNorm: nothing to restore
+    assert [layer.training for layer in net.modules()] == [True, True, False, True]
 
 
-def test_what_a_network_draws_comes_from_the_members_key(untouched_randomness: None) -> None:
+def test_random_numbers_of_a_network_come_from_the_seed_of_the_member(untouched_randomness: None) -> None:
     class Noisy(nn.Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return F.dropout(super().forward(x), training=True)
@@ -198,61 +201,63 @@ def test_what_a_network_draws_comes_from_the_members_key(untouched_randomness: N
     sample = ProbeBatch(torch.arange(3), (Batch(torch.ones(3, 2), torch.zeros(3).long(), torch.arange(3)),))
     with torch.random.fork_rng():
         net = Noisy(2, 4).train()
-    pulses: list[int] = []
-    ground = make_loss_surface(net, sample, ProbeSettings(), seed=1, number=0, on_forward=lambda: pulses.append(1))
-    assert torch.equal(ground.all_losses(), ground.all_losses())
-    assert len(pulses) == 2
+    calls: list[int] = []
+    surface = make_loss_surface(net, sample, ProbeOptions(), seed=1, member_id=0, on_forward=lambda: calls.append(1))
+    assert torch.equal(surface.all_losses(), surface.all_losses())
+    assert len(calls) == 2
 
 
-# News, problems, the end.
+# Progress, errors, and interruption.
 
 
-def test_the_time_is_told_before_the_walk_and_progress_only_grows(runs: dict[str, Path]) -> None:
-    told: list[str] = []
-    seen: list[tuple[int, int]] = []
-    asked(
-        runs["mlp"], "toy_probes:climb", "toy_probes:loss(samples=16)", seen=lambda *n: seen.append(n), say=told.append
-    )  # fmt: skip
-    assert told[0].startswith("2 probes of 2 members on train samples: about ")
-    assert told[1].startswith("toy_probes:climb: ")
-    done = [each for each, _ in seen]
+def test_the_run_time_is_estimated_first_and_progress_increases(
+    runs: dict[str, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "plateaux")
+    events: list[Any] = []
+    run_probes(runs["mlp"], "toy_probes:climb", "toy_probes:loss(samples=16)", progress=events.append)
+    assert caplog.messages[0].startswith("2 probes of 2 members on train samples: about ")
+    assert caplog.messages[1].startswith("toy_probes:climb: ")
+    done = [event.done for event in events]
     assert done == sorted(set(done))
-    assert seen[-1][0] == seen[-1][1] == int(2 * (16 * (1 + 4 / 3) + 16 / 3))
+    assert events[-1].done == events[-1].total == int(2 * (16 * (1 + 4 / 3) + 16 / 3))
 
 
-def test_a_long_question_moves_by_the_clock_and_never_past_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_of_a_long_probe_follows_the_clock_up_to_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    seen: list[tuple[int, int]] = []
-    meter = ProgressMeter(200.0, lambda *n: seen.append(n))
+    events: list[Any] = []
+    meter = ProgressMeter(200.0, events.append)
     with meter.track(100.0, 0.1):
         for now[0] in (1.0, 1.0, 3.0, 99.0):
             meter.on_forward()
-    assert seen == [(10, 200), (30, 200), (95, 200), (100, 200)]
+    assert events == [WorkDone(10, 200), WorkDone(30, 200), WorkDone(95, 200), WorkDone(100, 200)]
 
 
-def test_a_probe_that_cannot_be_asked_is_left_out_with_its_reason(runs: dict[str, Path]) -> None:
-    told: list[str] = []
-    (found,) = asked(runs["mlp"], "toy_probes:refuses", "toy_probes:loss", say=told.append)
-    assert found.metric == "toy_probes:loss"
-    assert "toy_probes:refuses is left out: this network has no summit; ask another" in told
-    with pytest.raises(RecipeError, match="no summit"):
-        asked(runs["mlp"], "toy_probes:refuses")
+def test_an_unsupported_probe_is_skipped_and_the_reason_is_logged(
+    runs: dict[str, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "plateaux")
+    (result,) = run_probes(runs["mlp"], "toy_probes:refuses", "toy_probes:loss")
+    assert result.metric == "toy_probes:loss"
+    assert "toy_probes:refuses is skipped: this network is not supported" in caplog.messages
+    with pytest.raises(RecipeError, match="not supported"):
+        run_probes(runs["mlp"], "toy_probes:refuses")
 
 
-def test_ctrl_c_leaves_what_is_finished(runs: dict[str, Path]) -> None:
+def test_ctrl_c_keeps_the_finished_results(runs: dict[str, Path]) -> None:
     for file in (runs["mlp"] / "metrics").glob("*.json"):
         file.unlink()
-    with pytest.raises(Interrupted, match=r"asking toy_probes:stopped.*1 of 2 members.*1 of 3 probes"):
-        asked(runs["mlp"], "toy_probes:loss", "toy_probes:stopped", "toy_probes:climb")
-    left = [json.loads(file.read_text()) for file in sorted((runs["mlp"] / "metrics").glob("*.json"))]
-    assert [each["metric"] for each in left] == ["toy_probes:loss", "toy_probes:stopped"]
-    assert list(left[1]["rows"]) == list(left[1]["hashes"]) == ["member 0"]
+    with pytest.raises(Interrupted, match=r"during probe toy_probes:stopped, after 1 of 2 members; 1 of 3 probes"):
+        run_probes(runs["mlp"], "toy_probes:loss", "toy_probes:stopped", "toy_probes:climb")
+    stored = [json.loads(file.read_text()) for file in sorted((runs["mlp"] / "metrics").glob("*.json"))]
+    assert [result["metric"] for result in stored] == ["toy_probes:loss", "toy_probes:stopped"]
+    assert list(stored[1]["rows"]) == list(stored[1]["hashes"]) == ["member 0"]
     with pytest.raises(Interrupted, match="0 of 2 members"):
-        asked(runs["mlp"], "toy_probes:stopped(after=0)")
+        run_probes(runs["mlp"], "toy_probes:stopped(after=0)")
 
 
-def test_members_are_left_as_they_were(runs: dict[str, Path], tmp_path: Path) -> None:
+def test_a_probe_does_not_change_the_member(runs: dict[str, Path], tmp_path: Path) -> None:
     import toy_probes
 
     probe: Probe = toy_probes.climb()
@@ -265,52 +270,53 @@ def test_members_are_left_as_they_were(runs: dict[str, Path], tmp_path: Path) ->
     assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
 
 
-def test_other_data_than_the_run_was_made_with_are_refused(runs: dict[str, Path]) -> None:
+def test_data_other_than_the_training_data_of_the_run_are_rejected(runs: dict[str, Path]) -> None:
     run = Run.open(runs["mlp"])
     x = torch.randn(40, *run.info.data.shape)
-    strange = DataSplits(
+    other_data = DataSplits(
         "blobs", InMemorySource(x, torch.arange(40) % 2), InMemorySource(x, torch.arange(40) % 2), 3, tuple(x.shape[1:])
     )
-    panel = Evaluator(run, components=Components(data=strange, trust=GIVEN.trust))
-    panel.data_info = run.info.data
+    evaluator = Evaluator(run, components=Components(data=other_data, trust=TRUST))
+    evaluator.data_info = run.info.data
     with pytest.raises(RunError, match="not those this run was made with"):
-        ProbeSession(panel, "train", ProbeSettings(), most=4)
+        ProbeSession(evaluator, "train", ProbeOptions(), limit=4)
 
 
-# While training.
+# During training.
 
 
 PROBE = {"probes": ["toy_probes:climb", "toy_probes:loss", "toy_probes:refuses"], "every": 2, "samples": 12}
 
 
-@pytest.mark.parametrize(("net", "manner"), [("conv_bn", "loop"), ("conv_bn", "offload"), ("mlp", "vmap")])
-def test_probes_asked_in_training_change_no_bit(net: str, manner: str, tmp_path: Path) -> None:
-    row = recipe("sam", net, members=2, train={"epochs": 3}, executor={"mode": manner})
-    plain = weights(train(row, tmp_path / "plain", components=GIVEN))
-    probed = train(row.replaced(probe=PROBE), tmp_path / "probed", components=GIVEN)
+@pytest.mark.parametrize(("net", "mode"), [("conv_bn", "loop"), ("conv_bn", "offload"), ("mlp", "vmap")])
+def test_probes_do_not_change_training(net: str, mode: str, tmp_path: Path) -> None:
+    base = recipe("sam", net, members=2, train={"epochs": 3}, executor={"mode": mode})
+    plain = weights(train(base, tmp_path / "plain", components=GIVEN))
+    probed = train(base.replaced(probe=PROBE), tmp_path / "probed", components=GIVEN)
     for one, other in zip(plain, weights(probed), strict=True):
         assert all(torch.equal(one[name], other[name]) for name in one)
-    lines = [line for line in probed.log(1) if "probe" in line]
-    assert [(line["epoch"], line["probe"]) for line in lines] == [
+    records = [record for record in probed.log(1) if "probe" in record]
+    assert [(record["epoch"], record["probe"]) for record in records] == [
         (epoch, name) for epoch in (2, 3) for name in PROBE["probes"]
     ]
-    assert "no summit" in lines[2]["problem"]
-    assert lines[0]["rows"][""].keys() == {"value", "stderr", "mc_stderr"}
-    assert lines[0]["data"]["samples"] == 12
+    assert "not supported" in records[2]["problem"]
+    assert records[0]["rows"][""].keys() == {"value", "stderr", "mc_stderr"}
+    assert records[0]["data"]["samples"] == 12
 
 
-def test_the_last_record_is_what_the_walk_finds_of_the_finished_member(tmp_path: Path) -> None:
+def test_the_last_record_equals_the_probe_of_the_finished_member(tmp_path: Path) -> None:
     run = train(recipe("deep_ensemble", "conv_bn", members=2, probe=PROBE), tmp_path / "run", components=GIVEN)
-    found = {each.metric: each for each in asked(tmp_path / "run", "toy_probes:climb", "toy_probes:loss", limit=12)}
+    results = run_probes(tmp_path / "run", "toy_probes:climb", "toy_probes:loss", limit=12)
+    by_name = {result.metric: result for result in results}
     for number in (0, 1):
-        for line in run.log(number):
-            if "rows" in line:
-                walked = found[line["probe"]]
-                assert line["rows"][""]["value"] == walked.rows[f"member {number}"].value
-                assert line["data"].items() <= walked.data.items()
+        for record in run.log(number):
+            if "rows" in record:
+                result = by_name[record["probe"]]
+                assert record["rows"][""]["value"] == result.rows[f"member {number}"].value
+                assert record["data"].items() <= result.data.items()
 
 
-def test_records_survive_a_stop_and_a_resume(tmp_path: Path) -> None:
+def test_records_survive_interruption_and_resume(tmp_path: Path) -> None:
     row = recipe(members=1, train={"epochs": 4}, probe={**PROBE, "every": 1}, run={"checkpoint_every_epochs": 2})
     whole = train(row, tmp_path / "whole", components=GIVEN)
 
@@ -328,14 +334,14 @@ def test_records_survive_a_stop_and_a_resume(tmp_path: Path) -> None:
     assert [line["epoch"] for line in kept[0] if line["probe"] == "toy_probes:loss"] == [1, 2, 3, 4]
 
 
-def test_a_run_may_go_on_with_other_probes(tmp_path: Path) -> None:
+def test_a_run_can_be_resumed_with_other_probes(tmp_path: Path) -> None:
     row = recipe(members=1)
     train(row, tmp_path / "run", components=GIVEN)
     again = train(row.replaced(probe=PROBE), tmp_path / "run", components=GIVEN)
     assert not [line for line in again.log(0) if "probe" in line]
 
 
-def test_curves_of_probes_reach_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_probes_are_logged_to_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[tuple[int, Any]] = []
     monkeypatch.setattr("plateaux.training.tensorboard.TensorBoardLogger.__init__", lambda *_: None)
     monkeypatch.setattr(
@@ -346,12 +352,12 @@ def test_curves_of_probes_reach_tensorboard(tmp_path: Path, monkeypatch: pytest.
     assert isinstance(number, float)
 
 
-def test_a_wrong_probe_is_told_before_training() -> None:
+def test_an_unknown_probe_is_rejected_before_training() -> None:
     with pytest.raises(RecipeError, match="There is no probe called 'sharpnes'"):
         check(recipe(probe={"probes": ["sharpnes"]}))
 
 
-def test_a_value_that_is_no_number_is_null_in_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nan_is_null_in_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import toy_probes
 
     nan = Probe(lambda _: {"": Estimate(float("nan"))}, lambda n: n)

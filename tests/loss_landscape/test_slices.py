@@ -12,7 +12,15 @@ from plateaux.core.errors import RecipeError
 from plateaux.core.member import MemberModule
 from plateaux.core.types import Batch, TensorTree
 from plateaux.loss_landscape.loss_surface import LossSurface
-from plateaux.loss_landscape.slices import Surface, barrier, direction, line, path, plane, surface
+from plateaux.loss_landscape.slices import (
+    LossGrid,
+    compute_barrier,
+    evaluate_grid,
+    evaluate_line,
+    evaluate_path,
+    evaluate_plane,
+    random_direction,
+)
 
 
 class Bowl(LossSurface):
@@ -52,7 +60,7 @@ def state(seed: int, *, norm: bool = False) -> TensorTree:
 
 def test_every_filter_of_a_direction_is_as_long_as_the_filter_it_moves() -> None:
     home = ground().origin
-    found = direction(home, torch.Generator().manual_seed(0))
+    found = random_direction(home, torch.Generator().manual_seed(0))
     for name in ("0.weight", "3.weight"):
         for drawn, weight in zip(found[name], home[name], strict=True):
             assert float(drawn.norm()) == pytest.approx(float(weight.norm()), rel=1e-5)
@@ -61,8 +69,8 @@ def test_every_filter_of_a_direction_is_as_long_as_the_filter_it_moves() -> None
 
 def test_biases_and_normalisation_stay_still_unless_they_are_told_to_move() -> None:
     home = ground(norm=True).origin
-    still = direction(home, torch.Generator().manual_seed(0))
-    moving = direction(home, torch.Generator().manual_seed(0), vectors="move")
+    still = random_direction(home, torch.Generator().manual_seed(0))
+    moving = random_direction(home, torch.Generator().manual_seed(0), vectors="move")
     for name in ("0.bias", "1.weight", "1.bias"):
         assert not still[name].any()
         assert torch.equal(moving[name].abs(), home[name].abs())
@@ -72,13 +80,13 @@ def test_biases_and_normalisation_stay_still_unless_they_are_told_to_move() -> N
 def test_a_filter_of_zeros_stays_zero() -> None:
     home = ground().origin
     home["0.weight"][1] = 0
-    assert not direction(home, torch.Generator().manual_seed(0))["0.weight"][1].any()
+    assert not random_direction(home, torch.Generator().manual_seed(0))["0.weight"][1].any()
 
 
 def test_directions_can_be_scaled_by_layer_or_not_at_all() -> None:
     home = ground().origin
-    whole = direction(home, torch.Generator().manual_seed(0), scale="layer")
-    bare = direction(home, torch.Generator().manual_seed(0), scale="none", vectors="move")
+    whole = random_direction(home, torch.Generator().manual_seed(0), normalization="layer")
+    bare = random_direction(home, torch.Generator().manual_seed(0), normalization="none", vectors="move")
     assert float(whole["3.weight"].norm()) == pytest.approx(float(home["3.weight"].norm()), rel=1e-5)
     assert torch.allclose(whole["3.weight"] / whole["3.weight"].norm(), bare["3.weight"] / bare["3.weight"].norm())
     assert bare["0.bias"].any()
@@ -86,7 +94,7 @@ def test_directions_can_be_scaled_by_layer_or_not_at_all() -> None:
 
 def test_a_direction_depends_on_its_generator_alone(untouched_randomness: None) -> None:
     home = {"0.weight": torch.arange(6.0).view(2, 3)}
-    drawn = [direction(home, torch.Generator().manual_seed(seed))["0.weight"] for seed in (1, 1, 2)]
+    drawn = [random_direction(home, torch.Generator().manual_seed(seed))["0.weight"] for seed in (1, 1, 2)]
     assert torch.equal(drawn[0], drawn[1])
     assert not torch.equal(drawn[0], drawn[2])
 
@@ -96,8 +104,8 @@ def test_a_direction_depends_on_its_generator_alone(untouched_randomness: None) 
 
 def test_a_slice_of_a_parabola_is_a_parabola() -> None:
     bowl = Bowl(MemberModule(net()), batches())
-    along = direction(bowl.origin, torch.Generator().manual_seed(0))
-    found = line(bowl, along, span=2.0, points=5)
+    along = random_direction(bowl.origin, torch.Generator().manual_seed(0))
+    found = evaluate_line(bowl, along, span=2.0, points=5)
     assert found.at == (-2.0, -1.0, 0.0, 1.0, 2.0)
     a, b, c = (
         float(tensor_tree.dot(*pair)) for pair in ((along, along), (along, bowl.origin), (bowl.origin, bowl.origin))
@@ -105,18 +113,18 @@ def test_a_slice_of_a_parabola_is_a_parabola() -> None:
     wanted = [(c + 2 * t * b + t * t * a) / 2 + 0.5 for t in found.at]
     assert found.losses == pytest.approx(wanted, rel=1e-5)
     spread = torch.tensor([0.0, 1.0] * 5).std() / 10**0.5
-    assert found.errors == pytest.approx([float(spread)] * 5, rel=1e-5)
+    assert found.stderrs == pytest.approx([float(spread)] * 5, rel=1e-5)
 
 
 def test_the_middle_of_a_slice_is_the_member_and_it_is_left_as_it_was() -> None:
     here = ground(norm=True)
     before = tensor_tree.clone(here.module.state_dict())
-    along = direction(here.origin, here.generator("slice", 0))
-    found = line(here, along, points=11)
+    along = random_direction(here.origin, here.generator("slice", 0))
+    found = evaluate_line(here, along, points=11)
     assert found.losses[5] == float(here.all_losses().mean())
     assert found.statistics == "own"
-    for again in (line(here, along, points=3, update_bn=True), surface(here, along, along, points=3)):
-        assert again.statistics in ("own", "anew")
+    for again in (evaluate_line(here, along, points=3, update_bn=True), evaluate_grid(here, along, along, points=3)):
+        assert again.statistics in ("own", "reestimated")
     assert all(torch.equal(tensor, before[name]) for name, tensor in here.module.state_dict().items())
 
 
@@ -124,24 +132,24 @@ def test_accuracy_is_counted_beside_the_loss() -> None:
     here = ground()
     with torch.no_grad():
         right = [float((here.module(b.x).argmax(-1) == b.y).sum()) for b in here.batches]
-    found = line(here, direction(here.origin, here.generator("slice")), points=3)
+    found = evaluate_line(here, random_direction(here.origin, here.generator("slice")), points=3)
     assert found.accuracies[1] == pytest.approx(sum(right) / 10)
 
 
 def test_mixed_labels_count_as_their_largest_part() -> None:
     here = ground()
     soft = [Batch(b.x, F.one_hot(b.y, 4) * 0.6 + 0.1, b.index) for b in here.batches]
-    mixed = LossSurface(here.view, soft)
-    along = direction(here.origin, here.generator("slice"))
-    assert line(mixed, along, points=3).accuracies == line(here, along, points=3).accuracies
+    mixed = LossSurface(here.member, soft)
+    along = random_direction(here.origin, here.generator("slice"))
+    assert evaluate_line(mixed, along, points=3).accuracies == evaluate_line(here, along, points=3).accuracies
 
 
 def test_a_surface_has_its_slices_as_rows_and_columns() -> None:
     here = ground()
-    x, y = (direction(here.origin, here.generator("slice", number)) for number in (0, 1))
-    found = surface(here, x, y, span=0.5, points=5)
-    assert found.losses[2] == pytest.approx(line(here, x, span=0.5, points=5).losses)
-    assert [row[2] for row in found.losses] == pytest.approx(line(here, y, span=0.5, points=5).losses)
+    x, y = (random_direction(here.origin, here.generator("slice", number)) for number in (0, 1))
+    found = evaluate_grid(here, x, y, span=0.5, points=5)
+    assert found.losses[2] == pytest.approx(evaluate_line(here, x, span=0.5, points=5).losses)
+    assert [row[2] for row in found.losses] == pytest.approx(evaluate_line(here, y, span=0.5, points=5).losses)
     assert found.marks["member"].loss == found.losses[2][2]
     at = found.lowest
     assert at[2] == min(min(row) for row in found.losses)
@@ -150,14 +158,14 @@ def test_a_surface_has_its_slices_as_rows_and_columns() -> None:
 
 def test_the_lowest_point_leaves_out_what_is_no_number() -> None:
     nan = float("nan")
-    bumpy = Surface((0.0, 1.0), (0.0, 1.0), ((nan, 2.0), (1.0, 3.0)), ((0.0,) * 2,) * 2, "none")
+    bumpy = LossGrid((0.0, 1.0), (0.0, 1.0), ((nan, 2.0), (1.0, 3.0)), ((0.0,) * 2,) * 2, "none")
     assert bumpy.lowest == (0.0, 1.0, 1.0)
 
 
 def test_a_line_of_one_point_is_refused() -> None:
     here = ground()
-    with pytest.raises(RecipeError, match="2 or more"):
-        line(here, here.origin, points=1)
+    with pytest.raises(RecipeError, match="at least 2 points"):
+        evaluate_line(here, here.origin, points=1)
 
 
 # Between members.
@@ -165,19 +173,19 @@ def test_a_line_of_one_point_is_refused() -> None:
 
 def test_barriers_by_both_definitions_are_the_closed_forms() -> None:
     at = [0.0, 0.25, 0.5, 0.75, 1.0]
-    flat = barrier(at, [1.0, 2.0, 3.0, 4.0, 5.0])  # a slope: nothing rises above the line, 2 above the mean
+    flat = compute_barrier(at, [1.0, 2.0, 3.0, 4.0, 5.0])  # a slope: nothing rises above the line, 2 above the mean
     assert (flat.above_line, flat.above_mean) == (0.0, 2.0)
-    hill = barrier(at, [1.0, 1.0, 4.0, 1.0, 1.0])
+    hill = compute_barrier(at, [1.0, 1.0, 4.0, 1.0, 1.0])
     assert (hill.above_line, hill.above_mean) == (3.0, 3.0)
-    assert barrier(at, [1.0, 0.5, 0.2, 0.5, 1.0]) == barrier(at, [1.0] * 5)
-    broken = barrier(at, [1.0, float("nan"), 1.0, 1.0, 1.0])
+    assert compute_barrier(at, [1.0, 0.5, 0.2, 0.5, 1.0]) == compute_barrier(at, [1.0] * 5)
+    broken = compute_barrier(at, [1.0, float("nan"), 1.0, 1.0, 1.0])
     assert broken.above_line != broken.above_line
     assert broken.above_mean != broken.above_mean
 
 
 def test_a_path_begins_and_ends_at_the_members_and_runs_straight_between() -> None:
     here = ground()
-    found = path(here, state(0), state(1), points=5)
+    found = evaluate_path(here, state(0), state(1), points=5)
     for seed, end in ((0, 0), (1, -1)):
         assert found.losses[end] == float(ground(seed).all_losses().mean())
     halfway = {name: (a + state(1)[name]) / 2 for name, a in state(0).items()}
@@ -186,15 +194,15 @@ def test_a_path_begins_and_ends_at_the_members_and_runs_straight_between() -> No
 
 
 def test_a_path_from_a_member_to_itself_has_no_barrier() -> None:
-    found = path(ground(), state(0), state(0), points=5)
+    found = evaluate_path(ground(), state(0), state(0), points=5)
     assert len(set(found.losses)) == 1
-    assert barrier(found.at, found.losses).above_line == 0
+    assert compute_barrier(found.at, found.losses).above_line == 0
 
 
 @pytest.mark.parametrize("reestimate", [False, True])
 def test_statistics_along_a_path_are_mixed_or_taken_anew(reestimate: bool) -> None:
     here = ground(norm=True)
-    found = path(here, state(0, norm=True), state(1, norm=True), points=3, update_bn=reestimate)
+    found = evaluate_path(here, state(0, norm=True), state(1, norm=True), points=3, update_bn=reestimate)
     mixed = {name: (a + state(1, norm=True)[name]) / 2 for name, a in state(0, norm=True).items()}
     twin = net(norm=True)
     twin.load_state_dict({**mixed, "1.num_batches_tracked": torch.tensor(0)})
@@ -205,13 +213,13 @@ def test_statistics_along_a_path_are_mixed_or_taken_anew(reestimate: bool) -> No
     with torch.no_grad():
         losses = torch.cat([F.cross_entropy(twin(b.x), b.y, reduction="none") for b in here.batches])
     assert found.losses[1] == pytest.approx(float(losses.mean()), rel=1e-5)
-    assert found.statistics == ("anew" if reestimate else "mixed")
+    assert found.statistics == ("reestimated" if reestimate else "interpolated")
 
 
 def test_statistics_of_every_batch_are_recorded_as_such_and_nothing_moves() -> None:
     here = ground(norm=True, training=True)
     before = tensor_tree.clone(here.module.state_dict())
-    found = path(here, state(0, norm=True), state(1, norm=True), points=3)
+    found = evaluate_path(here, state(0, norm=True), state(1, norm=True), points=3)
     assert found.statistics == "batch"
     assert all(torch.equal(tensor, before[name]) for name, tensor in here.module.state_dict().items())
 
@@ -219,7 +227,7 @@ def test_statistics_of_every_batch_are_recorded_as_such_and_nothing_moves() -> N
 def test_a_plane_goes_through_its_members() -> None:
     here = ground()
     members = {f"member {seed}": state(seed) for seed in (0, 1, 2)}
-    found = plane(here, members, points=5, margin=0.5)
+    found = evaluate_plane(here, members, points=5, margin=0.5)
     apart = [
         [float(tensor_tree.norm(tensor_tree.add(a, b, times=-1.0))) for b in members.values()] for a in members.values()
     ]
@@ -239,7 +247,7 @@ def test_the_loss_in_the_plane_of_a_bowl_is_that_of_a_bowl() -> None:
     members = {str(seed): tensor_tree.scale(bowl.origin, 1.0) for seed in range(3)}
     members["1"] = {name: tensor + 1 for name, tensor in bowl.origin.items()}
     members["2"] = {name: tensor * 3 for name, tensor in bowl.origin.items()}
-    found = plane(bowl, members, points=4)
+    found = evaluate_plane(bowl, members, points=4)
     # |w|^2 is a paraboloid of curvature one along both axes: second differences are the squared step.
     for values, places in ((found.losses[0], found.x), ([row[0] for row in found.losses], found.y)):
         step = places[1] - places[0]
@@ -252,4 +260,6 @@ def test_the_loss_in_the_plane_of_a_bowl_is_that_of_a_bowl() -> None:
 def test_members_that_span_no_plane_are_refused(scales: tuple[int, ...], words: str) -> None:
     here = ground()
     with pytest.raises(RecipeError, match=words):
-        plane(here, {str(number): tensor_tree.scale(here.origin, scale) for number, scale in enumerate(scales)})
+        evaluate_plane(
+            here, {str(number): tensor_tree.scale(here.origin, scale) for number, scale in enumerate(scales)}
+        )

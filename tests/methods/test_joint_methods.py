@@ -450,7 +450,7 @@ def test_unlabelled_samples_may_be_handed_over_in_python(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("unlabelled", "said"),
     [
-        (None, r"'a2d' looks at unlabelled samples: set data.unlabeled"),
+        (None, r"'a2d' needs unlabeled samples: set data.unlabeled"),
         ("spirals@1001", "count from 1 to 1000"),
         ("spirals@0", "count from 1 to 1000"),
         ("spirals@many", "write name@count"),
@@ -519,7 +519,7 @@ def test_options_that_make_no_sense_are_refused(method: str, options: dict[str, 
 @pytest.mark.parametrize("method", ["a2d", "divdis", "sed"])
 def test_what_is_no_mean_over_samples_is_not_worked_through_in_pieces(method: str) -> None:
     with pytest.raises(
-        RecipeError, match=r"settles whole batches, so optimizer\.gradient_accumulation_steps must be 1"
+        RecipeError, match=r"needs full batches for its loss, so optimizer\.gradient_accumulation_steps must be 1"
     ):
         check(recipe(method, optimizer={"gradient_accumulation_steps": 2}), GIVEN)
 

@@ -1,6 +1,6 @@
-"""Who is careful about what, with full sorts and Python's sets: slow, obvious twins of plateaux.data.partition.rules.
+"""Reference implementation of plateaux.data.partition.rules, with full sorts and Python sets.
 
-Below them: tables of scores to try both on.
+Also: in-memory scores, and hypothesis strategies that generate them.
 """
 
 from __future__ import annotations
@@ -17,44 +17,44 @@ MASK = 2**64 - 1
 GOLDEN = 0x9E3779B97F4A7C15
 
 
-def extreme(scores: NDArray[np.float32], top: float, *, highest: bool) -> set[int]:
-    """The int(n * top) highest or lowest of one member's scores, the smaller id first among equals."""
+def extreme(scores: NDArray[np.float32], top_k: float, *, highest: bool) -> set[int]:
+    """Return the int(n * top_k) highest or lowest of one member's scores; among ties, the smaller ids."""
     trained = [i for i in range(len(scores)) if scores[i] >= 0]
     ranked = sorted(trained, key=lambda i: (-float(scores[i]) if highest else float(scores[i]), i))
-    return set(ranked[: int(len(trained) * top)])
+    return set(ranked[: int(len(trained) * top_k)])
 
 
-def uniform(key: int, sample: int) -> float:
-    """The sample-th number of splitmix64 from `key`, in Python's own whole numbers."""
-    z = (key + (sample + 1) * GOLDEN) & MASK
+def uniform(seed: int, sample: int) -> float:
+    """Return the sample-th number of splitmix64 with this seed, computed with Python integers."""
+    z = (seed + (sample + 1) * GOLDEN) & MASK
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK
     return ((z ^ (z >> 31)) >> 40) / 2**24
 
 
-def drawn(scores: NDArray[np.float32], key: int) -> NDArray[np.float32]:
-    """Scores by chance in place of one member's."""
-    return np.array([uniform(key, i) if s >= 0 else -1 for i, s in enumerate(scores)], np.float32)
+def random_scores(scores: NDArray[np.float32], seed: int) -> NDArray[np.float32]:
+    """Replace one member's scores by random scores; excluded samples stay excluded."""
+    return np.array([uniform(seed, i) if s >= 0 else -1 for i, s in enumerate(scores)], np.float32)
 
 
-def paper(table: NDArray[np.float32], top: float) -> list[set[int]]:
-    high = [extreme(row, top, highest=True) for row in table]
-    return [set().union(*(s for j, s in enumerate(high) if j != i)) for i in range(len(table))]
+def paper(scores: NDArray[np.float32], top_k: float) -> list[set[int]]:
+    high = [extreme(row, top_k, highest=True) for row in scores]
+    return [set().union(*(s for j, s in enumerate(high) if j != i)) for i in range(len(scores))]
 
 
-def released(table: NDArray[np.float32], top: float, *, boost: bool = False) -> list[set[int]]:
-    low = [extreme(row, top, highest=False) for row in table]
-    rest = [i for i in range(table.shape[1]) if table[0, i] >= 0 and not any(i in s for s in low)]
-    found = []
-    for i in range(len(table)):
-        share = set(rest[i :: len(table)])
+def released(scores: NDArray[np.float32], top_k: float, *, boost: bool = False) -> list[set[int]]:
+    low = [extreme(row, top_k, highest=False) for row in scores]
+    rest = [i for i in range(scores.shape[1]) if scores[0, i] >= 0 and not any(i in s for s in low)]
+    sam_sets = []
+    for i in range(len(scores)):
+        share = set(rest[i :: len(scores)])
         others: set[int] = set().union(*(s for j, s in enumerate(low) if j != i))
-        found.append(others | (set(rest) - share if boost else share))
-    return found
+        sam_sets.append(others | (set(rest) - share if boost else share))
+    return sam_sets
 
 
 def spearman(a: NDArray[np.float32], b: NDArray[np.float32]) -> float:
-    """Spearman's rank correlation, ties at their middle rank."""
+    """Return Spearman's rank correlation, with ties at their mid-rank."""
     ranks = []
     for scores in (a, b):
         _, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)
@@ -62,52 +62,52 @@ def spearman(a: NDArray[np.float32], b: NDArray[np.float32]) -> float:
     return float(np.corrcoef(*ranks)[0, 1])
 
 
-def stream(table: NDArray[Any], *sizes: int) -> Callable[[], Iterator[NDArray[Any]]]:
-    """Passes over a table in chunks of these lengths, over and over."""
+def stream(scores: NDArray[Any], *chunk_sizes: int) -> Callable[[], Iterator[NDArray[Any]]]:
+    """Return a function that passes over scores in chunks whose lengths cycle through `chunk_sizes`."""
 
     def chunks() -> Iterator[NDArray[Any]]:
-        start = turn = 0
-        while start < table.shape[1]:
-            yield table[:, start : start + sizes[turn % len(sizes)]]
-            start, turn = start + sizes[turn % len(sizes)], turn + 1
+        start = step = 0
+        while start < scores.shape[1]:
+            yield scores[:, start : start + chunk_sizes[step % len(chunk_sizes)]]
+            start, step = start + chunk_sizes[step % len(chunk_sizes)], step + 1
 
     return chunks
 
 
 @dataclass
-class Table:
-    """Scores held in memory, handed out in chunks of these lengths."""
+class InMemoryScores:
+    """Scores in memory, yielded in chunks whose lengths cycle through `chunk_sizes`."""
 
-    table: NDArray[np.float32]
-    sizes: tuple[int, ...] = (5,)
+    scores: NDArray[np.float32]
+    chunk_sizes: tuple[int, ...] = (5,)
     seed: int = 7
 
     @property
     def members(self) -> int:
-        return len(self.table)
+        return len(self.scores)
 
     @property
     def samples(self) -> int:
-        return self.table.shape[1]
+        return self.scores.shape[1]
 
     def chunks(self) -> Iterator[NDArray[np.float32]]:
-        return stream(self.table, *self.sizes)()
+        return stream(self.scores, *self.chunk_sizes)()
 
 
-FEW = [0.0, -0.0, 1e-45, 1.0, float(np.nextafter(np.float32(1), np.float32(2))), 1.01, 3e38, float("inf")]
+EDGE_VALUES = [0.0, -0.0, 1e-45, 1.0, float(np.nextafter(np.float32(1), np.float32(2))), 1.01, 3e38, float("inf")]
 
 
 @st.composite
-def tables(draw: st.DrawFn) -> NDArray[np.float32]:
-    """Scores of one to four members, many of them equal or next to one another, some samples not trained on."""
+def score_arrays(draw: st.DrawFn) -> NDArray[np.float32]:
+    """Generate scores of one to four members, with many equal or adjacent values and some excluded samples."""
     members, samples = draw(st.integers(1, 4)), draw(st.integers(0, 40))
-    score = st.sampled_from(FEW) | st.floats(0, width=32, allow_nan=False)
+    score = st.sampled_from(EDGE_VALUES) | st.floats(0, width=32, allow_nan=False)
     rows = [draw(st.lists(score, min_size=samples, max_size=samples)) for _ in range(members)]
-    out = draw(st.lists(st.booleans(), min_size=samples, max_size=samples))
-    table = np.array(rows, np.float32).reshape(members, samples)
-    table[:, np.array(out, np.bool_)] = -1
-    return table
+    excluded = draw(st.lists(st.booleans(), min_size=samples, max_size=samples))
+    scores = np.array(rows, np.float32).reshape(members, samples)
+    scores[:, np.array(excluded, np.bool_)] = -1
+    return scores
 
 
-tops = st.sampled_from([0.0, 0.1, 0.29, 0.5, 1.0]) | st.floats(0, 1)
-sizes = st.lists(st.integers(1, 9), min_size=1, max_size=3)
+top_ks = st.sampled_from([0.0, 0.1, 0.29, 0.5, 1.0]) | st.floats(0, 1)
+chunk_sizes = st.lists(st.integers(1, 9), min_size=1, max_size=3)

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import made_up_results as made
 import pytest
+import synthetic_results as synthetic
 
 from plateaux.reports.export import to_html
 from plateaux.reports.inputs import ReportInputs, RunSection
@@ -25,9 +25,9 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a report with names as long as they come."""
     chapters = []
     for i in range(3):
-        condition = {made.LONG: "x" * 60, "rho": 0.1 * i}
-        found = made.one_run(4, run=f"runs/{i}", condition=condition)
-        chapters.append(RunSection(f"{made.LONG}={'x' * 60}", condition, 0, found, [made.course()], {}))
+        condition = {synthetic.LONG: "x" * 60, "rho": 0.1 * i}
+        found = synthetic.one_run(4, run=f"runs/{i}", condition=condition)
+        chapters.append(RunSection(f"{synthetic.LONG}={'x' * 60}", condition, 0, found, [synthetic.training_log()], {}))
     report = compose(
         ReportInputs("y" * 60, chapters, "Is it flat?"),
         max_runs=1,

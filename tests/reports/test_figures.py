@@ -1,4 +1,4 @@
-"""Every figure draws with one run, with missing measures, with nan, with fifty members and with long names."""
+"""Every figure draws with one run, missing metrics, NaN, fifty members, and long names."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import made_up_results as made
 import numpy as np
 import pytest
+import synthetic_results as synthetic
 
 from plateaux.core.row_names import MEAN_PROBABILITY
 from plateaux.core.stats.intervals import slope
@@ -33,55 +33,55 @@ Draw = Callable[[str], ReportFigure | None]
 
 def numbers(case: str) -> list[Any]:
     if case == "one run":
-        return made.one_run()
+        return synthetic.one_run()
     if case == "missing":
-        return [made.finding("mine", "member 0", 1.0)]
+        return [synthetic.result_row("mine", "member 0", 1.0)]
     if case == "nan":
-        return made.one_run(broken=True)
+        return synthetic.one_run(broken=True)
     if case == "fifty members":
-        return made.one_run(50)
-    return made.study([{made.LONG: f"{made.LONG}{i}", "rho": 0.1 * i} for i in range(9)], 1, sizes=True)
+        return synthetic.one_run(50)
+    return synthetic.study([{synthetic.LONG: f"{synthetic.LONG}{i}", "rho": 0.1 * i} for i in range(9)], 1, sizes=True)
 
 
 def scores(case: str) -> Any:
     pair = (np.arange(9.0), np.arange(9.0) + 3)
     sets = {"one run": {"mnist": pair}, "missing": {}, "nan": {"mnist": (np.full(9, np.nan), pair[1])}}
-    return {name: {"entropy": each} for name, each in sets.get(case, {made.LONG: pair}).items()}
+    return {name: {"entropy": each} for name, each in sets.get(case, {synthetic.LONG: pair}).items()}
 
 
-def courses(case: str) -> Any:
+def training_logs(case: str) -> Any:
     several = {
-        "one run": {"run": [made.course()]},
+        "one run": {"run": [synthetic.training_log()]},
         "missing": {"run": [[]]},
-        "nan": {"run": [made.course(broken=True)]},
+        "nan": {"run": [synthetic.training_log(broken=True)]},
     }
-    several["fifty members"] = {"run": [made.course()] * 50}
-    return several.get(case, {made.LONG: [made.course()], "other": [made.course(3)]})
+    several["fifty members"] = {"run": [synthetic.training_log()] * 50}
+    return several.get(case, {synthetic.LONG: [synthetic.training_log()], "other": [synthetic.training_log(3)]})
 
 
-def pictures(case: str) -> Any:
+def loss_surfaces(case: str) -> Any:
     count = {"one run": 3, "missing": 0, "fifty members": 50}.get(case, 3)
-    return {f"surface-{i}": made.surface(broken=case == "nan") for i in range(count)}
+    return {f"surface-{i}": synthetic.surface(broken=case == "nan") for i in range(count)}
 
 
-def answers(case: str) -> Any:
-    said = made.said({"fifty members": 50, "missing": 1}.get(case, 3))
+def draw_gallery(case: str) -> Any:
+    predictions = synthetic.predictions({"fifty members": 50, "missing": 1}.get(case, 3))
     if case == "nan":
-        said.probabilities[:] = np.nan
-    names = [made.LONG] * 4 if case == "long names" else ()
+        predictions.probabilities[:] = np.nan
+    names = [synthetic.LONG] * 4 if case == "long names" else ()
     images = np.random.default_rng(0).random((20, 3, 70, 70)) if case == "long names" else np.zeros((20, 1, 8, 8), "u1")
-    return gallery.gallery(said, lambda ids: images[ids], names)
+    return gallery.gallery(predictions, lambda ids: images[ids], names)
 
 
-def met(case: str) -> Any:
-    found = made.met({"missing": 0, "fifty members": 50}.get(case, 3))
-    return made.SamSets(5, found.counts, [None] * 3, [[None] * 3] * 3) if case == "nan" else found
+def partition_sets(case: str) -> Any:
+    sets = synthetic.sam_sets({"missing": 0, "fifty members": 50}.get(case, 3))
+    return synthetic.SamSets(5, sets.counts, [None] * 3, [[None] * 3] * 3) if case == "nan" else sets
 
 
 def slices(case: str) -> Any:
     members = {"missing": 0, "fifty members": 50}.get(case, 3)
-    return made.lines(
-        [f"{made.LONG if case == 'long names' else 'member'} {i}" for i in range(members)], broken=case == "nan"
+    return synthetic.lines(
+        [f"{synthetic.LONG if case == 'long names' else 'member'} {i}" for i in range(members)], broken=case == "nan"
     )
 
 
@@ -92,199 +92,208 @@ DRAW: dict[str, Draw] = {
     "severity": lambda case: curves.severity(numbers(case)),
     "reliability": lambda case: uncertainty.reliability(numbers(case)),
     "roc": lambda case: uncertainty.roc(scores(case)),
-    "training": lambda case: training.training(courses(case)),
-    "sam_sets": lambda case: partition.sam_sets(met(case)),
-    "gallery": answers,
+    "training": lambda case: training.training(training_logs(case)),
+    "sam_sets": lambda case: partition.sam_sets(partition_sets(case)),
+    "gallery": draw_gallery,
     "lines": lambda case: landscape.lines(slices(case)),
-    "surfaces": lambda case: landscape.surfaces(pictures(case)),
+    "surfaces": lambda case: landscape.surfaces(loss_surfaces(case)),
 }
-DRAWS_NAN = ("training", "sam_sets")  # there is still something to see
+DRAWS_NAN = ("training", "sam_sets")  # part of the figure is finite
 
 
 @pytest.mark.parametrize("case", ["one run", "fifty members", "long names"])
 @pytest.mark.parametrize("name", DRAW)
-def test_a_figure_draws_and_no_word_is_cut(name: str, case: str) -> None:
+def test_a_figure_draws_and_no_text_is_cut(name: str, case: str) -> None:
     drawn = DRAW[name](case)
     assert drawn is not None
-    assert drawn.sentence.endswith(".")
-    assert "nan" not in drawn.sentence
-    assert not reaches_over(drawn)
+    assert drawn.caption.endswith(".")
+    assert "nan" not in drawn.caption.lower()
+    assert not exceeds_canvas(drawn)
 
 
 @pytest.mark.parametrize("name", DRAW)
-def test_a_figure_without_its_measure_is_none(name: str) -> None:
+def test_a_figure_without_its_metric_is_none(name: str) -> None:
     assert DRAW[name]("missing") is None
 
 
 @pytest.mark.parametrize("name", DRAW)
-def test_a_figure_of_no_numbers_is_none_or_says_so(name: str) -> None:
+def test_a_figure_of_nan_is_none_or_has_no_nan_in_its_caption(name: str) -> None:
     drawn = DRAW[name]("nan")
     assert (drawn is None) is (name not in DRAWS_NAN)
-    assert drawn is None or "nan" not in drawn.sentence
+    assert drawn is None or "nan" not in drawn.caption
 
 
-def test_small_numbers_are_told_at_the_ticks_and_a_long_name_in_two_lines() -> None:
-    found = made.study(made.grid(4))
-    named = first_measured(found, SHARPNESS)
+def test_small_numbers_are_written_at_the_ticks_and_a_long_name_in_two_lines() -> None:
+    results = synthetic.study(synthetic.grid(4))
+    named = first_measured(results, SHARPNESS)
     assert named is not None
     tiny = [replace(each, metric="sam_sharpness", value=1e-6 * (each.value - 0.3), stderr=None)
-            if each.metric == named[0] else each for each in found]  # fmt: skip
+            if each.metric == named[0] else each for each in results]  # fmt: skip
     drawn = sharpness_diversity.sharpness_diversity(tiny, sharpness="sam_sharpness")
     assert drawn is not None
-    assert not reaches_over(drawn)
+    assert not exceeds_canvas(drawn)
     (axes,) = drawn.figure.axes
     assert axes.xaxis.get_offset_text().get_text() == ""
     assert any("e-0" in label.get_text() for label in axes.get_xticklabels())
     assert axes.get_xlabel().count("\n") == 1
 
 
-def test_a_measure_is_drawn_against_a_factor() -> None:
-    found = made.study(made.grid(8))
-    drawn = curves.against(found, measure="pds", factor="rho")
+def test_a_metric_is_drawn_against_a_factor() -> None:
+    results = synthetic.study(synthetic.grid(8))
+    drawn = curves.against(results, metric="pds", factor="rho")
     assert drawn is not None
-    assert not reaches_over(drawn)
-    numbers = [each.value for each in found if each.metric == "pds"]
+    assert not exceeds_canvas(drawn)
+    numbers = [each.value for each in results if each.metric == "pds"]
     lowest = min(np.mean(pair) for pair in zip(numbers[::2], numbers[1::2], strict=True))
-    assert f"lowest {lowest:.3g}" in drawn.sentence
-    assert curves.against(made.one_run(), measure="pds") is None
-    assert curves.against(made.study(made.grid(8), broken=True), measure="pds") is None
-    long = made.study([{made.LONG: i, "name": made.LONG * 2} for i in range(3)], 1)
-    assert curves.against(long, measure="pds") is not None
+    assert f"lowest {lowest:.3g}" in drawn.caption
+    assert curves.against(synthetic.one_run(), metric="pds") is None
+    assert curves.against(synthetic.study(synthetic.grid(8), broken=True), metric="pds") is None
+    long = synthetic.study([{synthetic.LONG: i, "name": synthetic.LONG * 2} for i in range(3)], 1)
+    assert curves.against(long, metric="pds") is not None
 
 
 def test_the_fit_of_the_plane_is_that_of_statistics() -> None:
-    found = []
+    results = []
     for i, x in enumerate((0.1, 0.2, 0.4, 0.8)):
         where = {"run": f"runs/{i}", "condition": {"rho": float(i)}}
-        found.append(made.finding("worst_l2", "mean of members", x, on="train", **where))
-        found.append(made.finding("der", "members together", 2 * x**0.5, **where))
-    drawn = sharpness_diversity.sharpness_diversity(found)
+        results.append(synthetic.result_row("worst_l2", "mean of members", x, split="train", **where))
+        results.append(synthetic.result_row("der", "members together", 2 * x**0.5, **where))
+    drawn = sharpness_diversity.sharpness_diversity(results)
     assert drawn is not None
-    assert "β is 0.5" in drawn.sentence
+    assert "β is 0.5" in drawn.caption
     line = next(each for each in drawn.figure.axes[0].lines if len(each.get_xdata()) == 50)
     np.testing.assert_allclose(line.get_ydata(), 2 * np.asarray(line.get_xdata()) ** 0.5)
     assert math.isclose(slope([0.1, 0.2, 0.4], [1, 2, 4]).value, 1)
-    wide = [made.finding("trace", "mean of members", 10.0**i, run=f"{i}", condition={"n": i}) for i in range(3)]
-    wide += [made.finding("kl", "mean of pairs", 1.0, run=f"{i}", condition={"n": i}) for i in range(3)]
-    again = sharpness_diversity.sharpness_diversity(wide, sharpness="trace", diversity="kl", on="test")
+    wide = [synthetic.result_row("trace", "mean of members", 10.0**i, run=f"{i}", condition={"n": i}) for i in range(3)]
+    wide += [synthetic.result_row("kl", "mean of pairs", 1.0, run=f"{i}", condition={"n": i}) for i in range(3)]
+    again = sharpness_diversity.sharpness_diversity(wide, sharpness="trace", diversity="kl", split="test")
     assert again is not None
     assert again.figure.axes[0].get_xscale() == "log"
-    many = sharpness_diversity.sharpness_diversity(made.study(made.grid(50), 1))
+    many = sharpness_diversity.sharpness_diversity(synthetic.study(synthetic.grid(50), 1))
     assert many is not None
 
 
 def test_bars_are_the_means_of_members_and_the_gain_lies_on_top() -> None:
-    found = [made.finding("accuracy", f"member {i}", a, percent=True) for i, a in enumerate((0.8, 0.9))]
-    found.append(made.finding("accuracy", MEAN_PROBABILITY, 0.87, percent=True))
-    drawn = accuracy.accuracy_bars(found)
+    results = [synthetic.result_row("accuracy", f"member {i}", a, percent=True) for i, a in enumerate((0.8, 0.9))]
+    results.append(synthetic.result_row("accuracy", MEAN_PROBABILITY, 0.87, percent=True))
+    drawn = accuracy.accuracy_bars(results)
     assert drawn is not None
     mean, gain = drawn.figure.axes[0].patches
     assert (round(mean.get_width(), 6), round(gain.get_x(), 6), round(gain.get_width(), 6)) == (85, 85, 2)  # type: ignore[attr-defined]
-    assert "87.0 % of the test samples, +2.0 points" in drawn.sentence
-    alone = accuracy.accuracy_bars(found[:1])
+    assert "on test samples is 87.0 %, +2.0 points" in drawn.caption
+    alone = accuracy.accuracy_bars(results[:1])
     assert alone is not None
-    assert "gain" not in alone.sentence
-    worse = accuracy.accuracy_bars([*found[:2], made.finding("accuracy", MEAN_PROBABILITY, 0.5, error=math.nan)])
+    assert "gain" not in alone.caption
+    worse = accuracy.accuracy_bars(
+        [*results[:2], synthetic.result_row("accuracy", MEAN_PROBABILITY, 0.5, stderr=math.nan)]
+    )
     assert worse is not None
-    assert "-35.0 points" in worse.sentence
-    members = [each for each in made.study(made.grid(4)) if each.row != MEAN_PROBABILITY]
+    assert "-35.0 points" in worse.caption
+    members = [each for each in synthetic.study(synthetic.grid(4)) if each.row != MEAN_PROBABILITY]
     several = accuracy.accuracy_bars(members)
     assert several is not None
-    assert several.sentence.startswith("Members are right on")
+    assert several.caption.startswith("The mean accuracy of members on")
 
 
-def test_of_many_conditions_the_best_have_bars_and_only_some_a_colour() -> None:
-    found = made.study(made.grid(24), 1)
-    drawn = accuracy.accuracy_bars(found)
+def test_of_many_conditions_the_best_have_bars_and_only_some_have_a_color() -> None:
+    results = synthetic.study(synthetic.grid(24), 1)
+    drawn = accuracy.accuracy_bars(results)
     assert drawn is not None
-    assert "Shown are the 20 best" in drawn.sentence
+    assert "Only the 20 best are shown" in drawn.caption
     best = max(
-        each.value for each in found if (each.metric, each.row, each.split) == ("accuracy", MEAN_PROBABILITY, "test")
+        each.value for each in results if (each.metric, each.row, each.split) == ("accuracy", MEAN_PROBABILITY, "test")
     )
-    assert f"{100 * best:.1f} %" in drawn.sentence
-    curve = curves.over_size(found)
+    assert f"{100 * best:.1f} %" in drawn.caption
+    curve = curves.over_size(results)
     assert curve is not None
     assert "17 others" in [text.get_text() for text in curve.figure.legends[0].texts]
 
 
 def test_the_area_under_the_drawn_rates_is_the_auroc() -> None:
-    chance = np.random.default_rng(1)
-    inside, outside = chance.normal(size=80).round(1), chance.normal(1, size=90).round(1)
+    rng = np.random.default_rng(1)
+    inside, outside = rng.normal(size=80).round(1), rng.normal(1, size=90).round(1)
     false, true = uncertainty.rates(inside, outside)
     assert np.trapezoid(true, false) == pytest.approx(auroc(inside, outside).value)
-    thinned = uncertainty.rates(chance.normal(size=2000), chance.normal(1, size=2000))[0]
-    assert len(thinned) <= uncertainty.POINTS + 1
+    thinned = uncertainty.rates(rng.normal(size=2000), rng.normal(1, size=2000))[0]
+    assert len(thinned) <= uncertainty.MAX_POINTS + 1
     assert (thinned[0], thinned[-1]) == (0, 1)
 
 
 def test_a_reliability_diagram_says_how_far_confidence_is_off() -> None:
     cells = {"share": (0.5, 0.495, 0.005), "confidence": (0.6, 0.9, 0.1), "accuracy": (0.5, 0.8, 1.0)}
-    found = [
-        made.finding("reliability", f"member 0 · bin {i} · {what}", value)
+    results = [
+        synthetic.result_row("reliability", f"member 0 · bin {i} · {what}", value)
         for what, values in cells.items()
         for i, value in enumerate(values)
     ]
-    drawn = uncertainty.reliability(found)
+    drawn = uncertainty.reliability(results)
     assert drawn is not None
-    assert "too sure by 9.5 points" in drawn.sentence
+    assert "overconfident by 9.5 points" in drawn.caption
     assert [len(each.get_xdata()) for each in drawn.figure.axes[0].lines] == [2, 2]  # the smallest bin is left out
-    several = uncertainty.reliability(made.study(made.grid(3), 1))
+    several = uncertainty.reliability(synthetic.study(synthetic.grid(3), 1))
     assert several is not None
-    assert "the furthest of 3" in several.sentence
+    assert "the largest gap of 3" in several.caption
 
 
 def test_members_that_differ_have_mutual_information() -> None:
     same = np.full((2, 1, 2), 0.5, np.float32)
     apart = np.array([[[1.0, 0.0]], [[0.0, 1.0]]], np.float32)
-    np.testing.assert_allclose(gallery.differing(np.concatenate([same, apart], 1)), [0.0, math.log(2)], atol=1e-6)
-    assert gallery.gallery(made.said(samples=1), lambda ids: np.zeros((len(ids), 1, 8, 8))) is None
+    np.testing.assert_allclose(
+        gallery.member_disagreement(np.concatenate([same, apart], 1)), [0.0, math.log(2)], atol=1e-6
+    )
+    assert gallery.gallery(synthetic.predictions(samples=1), lambda ids: np.zeros((len(ids), 1, 8, 8))) is None
 
 
 def test_paths_and_planes_are_drawn() -> None:
-    drawn = landscape.lines(made.lines(["members 0 and 1"], kind="paths"))
+    drawn = landscape.lines(synthetic.lines(["members 0 and 1"], kind="paths"))
     assert drawn is not None
-    assert "rises by 0.25 above" in drawn.sentence
+    assert "barrier is 0.25 above" in drawn.caption
     assert landscape.lines({"kind": "spirals"}) is None
-    through = landscape.surfaces({"plane-0-1-2": made.surface(kind="plane")})
+    through = landscape.surfaces({"plane-0-1-2": synthetic.surface(kind="plane")})
     assert through is not None
-    assert "members 0, 1, 2" in through.sentence
-    wide = made.lines(["member 0"])
+    assert "members 0, 1, 2" in through.caption
+    wide = synthetic.lines(["member 0"])
     wide["lines"]["member 0"]["losses"] = [100.0, 0.1, None]
     assert landscape.lines(wide) is not None
 
 
 def test_severities_of_one_run_show_its_members_too() -> None:
-    found = made.one_run()
-    found.append(
-        made.finding("accuracy under corruption", "mean of members · severity 5", 0.3, on="corrupted", percent=True)
+    results = synthetic.one_run()
+    results.append(
+        synthetic.result_row(
+            "accuracy under corruption", "mean of members · severity 5", 0.3, split="corrupted", percent=True
+        )
     )
-    drawn = curves.severity(found)
+    drawn = curves.severity(results)
     assert drawn is not None
     assert len(drawn.figure.legends[0].texts) == 2
-    odd = [made.finding("accuracy under corruption", "mean of members · severity x", 0.3, on="corrupted")]
+    odd = [synthetic.result_row("accuracy under corruption", "mean of members · severity x", 0.3, split="corrupted")]
     assert curves.severity(odd) is None
 
 
-def test_of_many_curves_those_that_are_best_at_the_end_have_the_colours() -> None:
+def test_of_many_curves_those_that_are_best_at_the_end_have_the_colors() -> None:
     row = "ensemble (mean probability) · severity"
-    found = [
-        made.finding("accuracy under corruption", f"{row} {level}", 0.3 + way / 100 - level / 50, on="corrupted",
-                     percent=True, condition={"way": way})
+    results = [
+        synthetic.result_row("accuracy under corruption", f"{row} {level}", 0.3 + way / 100 - level / 50,
+                             split="corrupted", percent=True, condition={"way": way})
         for way in range(12) for level in (1, 5)
     ]  # fmt: skip
-    drawn = curves.severity(found)
+    drawn = curves.severity(results)
     assert drawn is not None
-    assert drawn.sentence.endswith("best there: way=11. The 7 best there are in colour.")
+    assert drawn.caption.endswith("best: way=11. The 7 best at this severity are colored.")
     legend = [text.get_text() for text in drawn.figure.legends[0].texts]
     assert legend == [*(f"way={way}" for way in range(11, 4, -1)), "5 others"]
 
 
-def test_the_same_numbers_give_the_same_bytes_and_every_kind_is_a_file() -> None:
+def test_equal_numbers_give_equal_bytes_in_every_file_format() -> None:
     starts = {"svg": b"<?xml", "png": b"\x89PNG", "pdf": b"%PDF"}
-    first, second = (accuracy.accuracy_bars(made.one_run()) for _ in range(2))
+    first, second = (accuracy.accuracy_bars(synthetic.one_run()) for _ in range(2))
     assert first is not None
     assert second is not None
     assert first.file("svg") == second.file("svg")
+    svg = first.file("svg").decode()
+    assert f"<title>{first.title}</title>" in svg
+    assert "fill: #ffffff" in svg  # a white background, readable on a dark page
     for kind in style.KINDS:
         assert first.file(kind).startswith(starts[kind])
 
@@ -293,9 +302,9 @@ def test_the_same_numbers_give_the_same_bytes_and_every_kind_is_a_file() -> None
     "name", ["<script>alert(1)</script>", "$\\frac{", "_hidden", "名\x00前\n😀", '#222222 href="#x"', "]]>&amp;"]
 )
 def test_any_name_can_be_drawn_and_is_only_text(name: str) -> None:
-    drawn = curves.over_size(made.study([{"name": name}, {"name": "other"}], 1))
+    drawn = curves.over_size(synthetic.study([{"name": name}, {"name": "other"}], 1))
     assert drawn is not None
-    svg = drawn.inline("mark")
+    svg = drawn.inline_svg("mark")
     assert "<script" not in svg
     assert 'id="mark-' in svg
     assert "xlink:href" not in svg
@@ -304,8 +313,8 @@ def test_any_name_can_be_drawn_and_is_only_text(name: str) -> None:
     assert len(drawn.figure.legends[0].texts) == 2
 
 
-def reaches_over(drawn: ReportFigure) -> bool:
-    """Say whether something is drawn beyond the paper: a word would be cut there."""
+def exceeds_canvas(drawn: ReportFigure) -> bool:
+    """Return whether something is drawn outside of the canvas, where it would be cut."""
     with style.figure_style():
         box, (width, height) = drawn.figure.get_tightbbox(), drawn.figure.get_size_inches()
     return bool(box.x0 < -0.01 or box.y0 < -0.01 or box.x1 > width + 0.01 or box.y1 > height + 0.01)

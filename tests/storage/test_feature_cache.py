@@ -38,7 +38,7 @@ from plateaux.storage.feature_cache import (
     FeatureTable,
     PrefixSource,
     cache_dir,
-    prepare,
+    prepare_features,
     through_backbone,
     training_sources,
     with_cached_features,
@@ -47,7 +47,7 @@ from plateaux.storage.local_store import LocalStore
 from plateaux.storage.run import Run
 from plateaux.training.train import train
 
-USUAL = feature_cache.SHARD, feature_cache.CHUNK
+USUAL = feature_cache.SHARD_SAMPLES, feature_cache.BATCH_SAMPLES
 CHANCE = torch.Generator().manual_seed(3)
 IMAGES = torch.randint(0, 256, (70, 3, 16, 16), dtype=torch.uint8, generator=CHANCE)
 LABELS = torch.arange(70) % 5
@@ -57,8 +57,8 @@ GIVEN = Components(data=DATA, trust=("tests.storage.test_feature_cache",))
 
 @pytest.fixture(autouse=True)
 def _small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feature_cache, "SHARD", 16)
-    monkeypatch.setattr(feature_cache, "CHUNK", 4)
+    monkeypatch.setattr(feature_cache, "SHARD_SAMPLES", 16)
+    monkeypatch.setattr(feature_cache, "BATCH_SAMPLES", 4)
 
 
 @pytest.fixture
@@ -126,7 +126,7 @@ def test_half_precision_keeps_three_digits_and_half_the_bytes(tmp_path: Path) ->
     assert x.dtype == torch.float16
     assert torch.equal(x, wanted.to(torch.float16))  # type: ignore[union-attr]
     assert not torch.equal(x.float(), wanted)  # type: ignore[arg-type]
-    sizes = [sum(len(v) for n, v in content(tmp_path).items() if each._unvaried.folder in n and "labels" not in n
+    sizes = [sum(len(v) for n, v in content(tmp_path).items() if each._unaugmented.folder in n and "labels" not in n
                  and "about" not in n) for each in (half, full)]  # type: ignore[attr-defined]  # fmt: skip
     assert sizes[1] - sizes[0] == 20 * 6 * 2
 
@@ -141,7 +141,7 @@ def test_numbers_that_do_not_fit_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_build_killed_at_ten_moments_ends_in_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feature_cache, "SHARD", 4)
+    monkeypatch.setattr(feature_cache, "SHARD_SAMPLES", 4)
 
     def source(folder: Path) -> FeatureSource:
         found = with_cached_features(recipe(folder, {"flip": True}, cached_augmentations=2), DATA, GIVEN).train
@@ -149,17 +149,17 @@ def test_a_build_killed_at_ten_moments_ends_in_the_same_bytes(tmp_path: Path, mo
         return found
 
     def build(folder: Path, begun: int) -> None:
-        before = FeatureTable.make
+        before = FeatureTable.build
 
         def slowly(self: FeatureTable, shard: int) -> int:
             os.write(begun, b".")
             time.sleep(0.005)
             return before(self, shard)
 
-        FeatureTable.make = slowly  # type: ignore[method-assign]
-        prepare([source(folder)], SINGLE_PROCESS)
+        FeatureTable.build = slowly  # type: ignore[method-assign]
+        prepare_features([source(folder)], SINGLE_PROCESS)
 
-    prepare([source(tmp_path / "whole")], SINGLE_PROCESS)
+    prepare_features([source(tmp_path / "whole")], SINGLE_PROCESS)
     whole, chance, killed = content(tmp_path / "whole"), random.Random(5), 0
     for _ in range(10):
         begins, begun = os.pipe()
@@ -175,7 +175,7 @@ def test_a_build_killed_at_ten_moments_ends_in_the_same_bytes(tmp_path: Path, mo
         os.close(begins)
         assert content(tmp_path / "killed").items() <= whole.items()  # what is there is whole
     assert killed >= 3
-    prepare([source(tmp_path / "killed")], SINGLE_PROCESS)
+    prepare_features([source(tmp_path / "killed")], SINGLE_PROCESS)
     assert content(tmp_path / "killed") == whole
     assert not list(tmp_path.rglob(".part-*"))
     assert len(whole) == 2 * (2 * 13 + 1)
@@ -222,7 +222,7 @@ def test_every_epoch_draws_one_of_the_rounds_for_each_sample(tmp_path: Path) -> 
     drawn = []
     for epoch in range(4):
         feed = build_loader(asked, data, 0, shared=False, device=torch.device("cpu"), ids=ids)
-        (batch,) = feed.some(ids, epoch, batch=50)
+        (batch,) = feed.batches(ids, epoch, batch_size=50)
         near = torch.stack([(batch.x - each).abs().amax(1) for each in varied])  # type: ignore[operator]
         assert float(near.amin(0).max()) < 1e-5
         drawn.append(near.argmin(0))
@@ -289,7 +289,7 @@ def test_measuring_looks_at_features_of_test_corrupted_and_foreign_samples(tmp_p
     run = train(asked, tmp_path / "run", components=GIVEN)
     members = load(tmp_path / "run", data=GIVEN.data, model=GIVEN.model)
     passes.clear()
-    components: dict[str, Any] = {"given": GIVEN, "cache_logits": "no"}
+    components: dict[str, Any] = {"components": GIVEN, "cache_logits": "no"}
     words = ["test", "corrupted:fog:3@8"]
     found = evaluate(tmp_path / "run", split=words, metrics=["nll"], **components)
     assert sum(passes) == 20 + 8
@@ -364,9 +364,9 @@ def test_a_copy_in_another_process_maps_the_files_anew(tmp_path: Path) -> None:
     source = with_cached_features(recipe(tmp_path), DATA, GIVEN).train
     wanted, _ = source.fetch(torch.arange(50))
     assert isinstance(source, FeatureSource)
-    assert source._unvaried._maps
+    assert source._unaugmented._maps
     copied = pickle.loads(pickle.dumps(source))
-    assert not copied._unvaried._maps
+    assert not copied._unaugmented._maps
     assert torch.equal(copied.fetch(torch.arange(50))[0], wanted)
 
 
@@ -385,7 +385,7 @@ def test_the_first_few_samples_are_a_source_of_their_own(tmp_path: Path, passes:
     few = through_backbone(asked, DATA, DATA.train, trunk, ids=torch.arange(5))
     assert isinstance(few.source, PrefixSource)
     assert len(few) == 5
-    assert sum([prepare([few], SINGLE_PROCESS), *passes]) == 10
+    assert sum([prepare_features([few], SINGLE_PROCESS), *passes]) == 10
     assert few.fingerprint() != DATA.train.fingerprint()
     most = through_backbone(asked, DATA, DATA.train, trunk, ids=torch.arange(40))
     assert most.source is DATA.train
@@ -395,14 +395,14 @@ def built_here(folder: str) -> tuple[int, list[str]]:
     """Build in this process of a mesh what is its share; return how many samples that were, and what is there."""
     from plateaux.distributed.executors.mesh import mesh as meshed
 
-    usual = feature_cache.SHARD, feature_cache.CHUNK
-    feature_cache.SHARD, feature_cache.CHUNK = 16, 4
+    usual = feature_cache.SHARD_SAMPLES, feature_cache.BATCH_SAMPLES
+    feature_cache.SHARD_SAMPLES, feature_cache.BATCH_SAMPLES = 16, 4
     try:
         source = with_cached_features(recipe(Path(folder)), DATA, GIVEN).train
-        made = prepare([source], meshed())
+        made = prepare_features([source], meshed())
         x, _ = source.fetch(torch.arange(50))
     finally:  # the process lives on, for other tests
-        feature_cache.SHARD, feature_cache.CHUNK = usual
+        feature_cache.SHARD_SAMPLES, feature_cache.BATCH_SAMPLES = usual
     return made, np.asarray(x).round(4).tolist()
 
 
@@ -410,15 +410,15 @@ def test_processes_of_a_mesh_share_the_work(tmp_path: Path) -> None:
     (one, first), (two, second) = mesh(2).run("tests.storage.test_feature_cache:built_here", str(tmp_path / "mesh"))
     assert (one, two) == (32, 18)  # shards 0 and 2, 1 and 3
     assert first == second
-    prepare([with_cached_features(recipe(tmp_path / "alone"), DATA, GIVEN).train], SINGLE_PROCESS)
+    prepare_features([with_cached_features(recipe(tmp_path / "alone"), DATA, GIVEN).train], SINGLE_PROCESS)
     assert content(tmp_path / "mesh") == content(tmp_path / "alone")
 
 
 def test_members_that_meet_over_kept_features_are_the_same_on_a_mesh(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(feature_cache, "SHARD", USUAL[0])
-    monkeypatch.setattr(feature_cache, "CHUNK", USUAL[1])
+    monkeypatch.setattr(feature_cache, "SHARD_SAMPLES", USUAL[0])
+    monkeypatch.setattr(feature_cache, "BATCH_SAMPLES", USUAL[1])
     tree = recipe(
         tmp_path / "here", {"name": "cases:patches", "batch_size": 12, "unlabeled": "cases:static@13"}
     ).to_dict()

@@ -217,7 +217,7 @@ def test_progress_comes_back_and_only_what_it_names_stays(tmp_path: Path) -> Non
 def test_progress_that_says_nothing_is_named(tmp_path: Path, content: str) -> None:
     run = Run.begin(tmp_path, RECIPE, NO_DATA)
     run.store.put("members/1/progress.json", content.encode())
-    with pytest.raises(StorageError, match=r"members/1/progress\.json does not say where a member stands; restore it"):
+    with pytest.raises(StorageError, match=r"members/1/progress\.json is not a valid progress file; restore it"):
         run.progress(1)
 
 

@@ -1,4 +1,4 @@
-"""The command that looks at the landscape around every member of a run: numbers and pictures."""
+"""The command `plateaux landscape`: probes and plots of the loss landscape around every member of a run."""
 
 from __future__ import annotations
 
@@ -11,40 +11,43 @@ from rich.console import Console
 import plateaux
 from plateaux.cli.common import AsJson, Device, Members, Trust, parse_numbers, print_result, progress_bar
 from plateaux.config.specs import split_names
-from plateaux.core.progress import WorkDone
 from plateaux.evaluation.results import MetricResult
 from plateaux.evaluation.tables import tables, to_markdown
 from plateaux.loss_landscape.plots import LandscapeFigure
-from plateaux.loss_landscape.render import SAMPLES, check_plots, plot_landscape
+from plateaux.loss_landscape.render import DEFAULT_LIMIT, check_plots, plot_landscape
+from plateaux.loss_landscape.session import ProbeOptions
 
 
 def landscape(
     run: Path,
     probes: Annotated[
         str | None,
-        typer.Option(help="Names with commas, or all; options: worst_l2(steps=50). All unless --plots is given."),
+        typer.Option(
+            help="Comma-separated names, or all; with options: worst_l2(steps=50). Default: all, or none with --plots."
+        ),
     ] = None,
-    split: Annotated[str, typer.Option(help="train, test or validation.")] = "train",
+    split: Annotated[str, typer.Option(help="train, test, or validation.")] = "train",
     limit: Annotated[
-        int | None, typer.Option(min=1, help=f"So many samples; each probe's own number, {SAMPLES} for pictures.")
+        int | None,
+        typer.Option(min=1, help=f"Number of samples. Default: set by each probe; {DEFAULT_LIMIT} for plots."),
     ] = None,
     members: Members = None,
     batchnorm: Annotated[
-        Literal["eval", "train"], typer.Option(help="By running statistics, or by those of each batch.")
+        Literal["eval", "train"], typer.Option(help="Use running statistics, or the statistics of each batch.")
     ] = "eval",
     augment: Annotated[
-        bool, typer.Option("--augment", help="Vary the samples as the recipe does in training.")
+        bool, typer.Option("--augment", help="Augment the samples as the recipe does in training.")
     ] = False,
     normalize_logits: Annotated[
-        bool, typer.Option("--normalize-logits", help="Scale every sample's logits to length one.")
+        bool, typer.Option("--normalize-logits", help="Scale the logits of every sample to norm one.")
     ] = False,
-    plots: Annotated[str | None, typer.Option(help="Pictures: slices, paths, plane; with commas.")] = None,
+    plots: Annotated[str | None, typer.Option(help="Comma-separated plots: slices, paths, plane.")] = None,
     trust: Trust = None,
     device: Device = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown tables.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Look at the landscape around every member: how sharp its basin is, and pictures of it.
+    """Measure and plot the loss landscape around every member of a run.
 
     In Python: `plateaux.probe_landscape("runs/demo", probes=["worst_l2"])`
     """
@@ -53,27 +56,30 @@ def landscape(
         check_plots(kinds)
     names = split_names(probes) if probes is not None else [] if kinds else ["all"]
     shared: dict[str, Any] = {
-        "split": split, "members": parse_numbers(members), "batchnorm": batchnorm, "augment": augment,
-        "normalize_logits": normalize_logits, "components": plateaux.Components(trust=tuple(trust or ())),
+        "split": split,
+        "members": parse_numbers(members),
+        "options": ProbeOptions(batchnorm, augment, normalize_logits),
+        "trust": trust or (),
         "device": device,
-    }  # fmt: skip
-    found: list[MetricResult] = []
-    made: list[LandscapeFigure] = []
+    }
+    results: list[MetricResult] = []
+    figures: list[LandscapeFigure] = []
     with progress_bar("landscape", "passes") as progress:
-        told: dict[str, Any] = {"seen": lambda done, total: progress(WorkDone(done, total))}
         if names:
-            found = plateaux.probe_landscape(run, probes=names, limit=limit, **shared, **told)
+            results = plateaux.probe_landscape(run, probes=names, limit=limit, progress=progress, **shared)
         if kinds:
-            made = plot_landscape(run, kinds, limit=limit or SAMPLES, **shared, **told)
+            figures = plot_landscape(run, kinds, limit=limit or DEFAULT_LIMIT, progress=progress, **shared)
     if markdown:
-        typer.echo(to_markdown(found))
+        typer.echo(to_markdown(results))
         return
-    plain = {"metrics": [each.to_dict() for each in found], "figures": [_told(run, each) for each in made]}
+    described = [_describe_figure(run, figure) for figure in figures]
     print_result(
-        as_json, plain, lambda: [*tables(found, Console().width), *(_told(run, each)["files"][0] for each in made)]
+        as_json,
+        {"metrics": [result.to_dict() for result in results], "figures": described},
+        lambda: [*tables(results, Console().width), *(figure["files"][0] for figure in described)],
     )
 
 
-def _told(run: Path, picture: LandscapeFigure) -> dict[str, Any]:
-    files = [str(run / "landscape" / f"{picture.name}.{ending}") for ending in ("png", "svg", "json")]
-    return {"name": picture.name, "caption": picture.caption, "files": files}
+def _describe_figure(run: Path, figure: LandscapeFigure) -> dict[str, Any]:
+    files = [str(run / "landscape" / f"{figure.name}.{extension}") for extension in ("png", "svg", "json")]
+    return {"name": figure.name, "caption": figure.caption, "files": files}

@@ -14,7 +14,7 @@ from plateaux.config.specs import split_names
 from plateaux.core.errors import RecipeError, suggest
 from plateaux.core.formatting import format_size
 from plateaux.reports.export import FORMATS, to_csv, to_html, to_json, to_markdown, write_figures
-from plateaux.reports.report import DETAILS, Report
+from plateaux.reports.report import MAX_RUNS, Report
 from plateaux.reports.report import report as made_of
 from plateaux.storage.atomic import write_atomic
 
@@ -29,7 +29,7 @@ def report(
     only_figures: Annotated[
         str | None, typer.Option(help="Only these figures, such as accuracy_bars,training.")
     ] = None,
-    max_runs: Annotated[int, typer.Option(min=0, help="Runs that are shown one by one.")] = DETAILS,
+    max_runs: Annotated[int, typer.Option(min=0, help="Runs that are shown one by one.")] = MAX_RUNS,
     trust: Trust = None,
     as_json: AsJson = False,
 ) -> None:
@@ -47,9 +47,9 @@ def report(
     files = write_figures(made, figures_dir) if figures_dir is not None else []
     plain = {
         "file": str(out), "bytes": out.stat().st_size, "figures": [str(file) for file in files],
-        "answers": {each.question: each.words for each in made.summary},
+        "summary": {each.label: each.text for each in made.summary},
     }  # fmt: skip
-    words = [f"{each.question:15} {each.words}" for each in made.summary]
+    words = [f"{each.label:15} {each.text}" for each in made.summary]
     last = f"{out}: {format_size(out.stat().st_size)}" + (f"; {len(files)} files in {figures_dir}" if files else "")
     print_result(as_json, plain, lambda: [*words, last])
 

@@ -1,3 +1,3 @@
-"""The recipe: its schema, its search space, the recipes that come with the package, and plug-in specifications.
+"""The recipe: its schema, its search space, the built-in recipes, and plugin specifications.
 
 Reading and writing run folders belongs in `storage`."""

@@ -1,4 +1,4 @@
-"""Recipes that come with the package, by name."""
+"""The built-in recipes, by name."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from pathlib import Path
 from plateaux.core.errors import RecipeError, suggest
 
 
-def recipe_file(given: str) -> Path:
-    """Return the file a recipe is read from: a path, or the name of a recipe that comes with the package."""
-    if Path(given).is_file():
-        return Path(given)
-    found = builtin_recipes()
-    name = given.removesuffix(".toml").removeprefix("papers/")
-    if name in found:
-        return found[name]
-    raise RecipeError(f"There is no recipe file {given!r}, and none of that name comes along; {suggest(name, found)}")
+def recipe_file(path: str) -> Path:
+    """Return the file of a recipe: an existing path, or the name of a built-in recipe."""
+    if Path(path).is_file():
+        return Path(path)
+    files = builtin_recipes()
+    name = path.removesuffix(".toml").removeprefix("papers/")
+    if name in files:
+        return files[name]
+    raise RecipeError(f"There is no recipe file and no built-in recipe {path!r}; {suggest(name, files)}")
 
 
 def builtin_recipes() -> dict[str, Path]:
-    """Return the recipes that come along, by name."""
+    """Return the files of the built-in recipes by name."""
     return {file.stem: file for folder in _folders() for file in sorted(folder.rglob("*.toml"))}
 
 
 def _folders() -> list[Path]:
-    here = Path(__file__).resolve().parents[1]
-    return [folder for folder in (here / "recipes", here.parents[1] / "recipes") if folder.is_dir()]
+    package = Path(__file__).resolve().parents[1]
+    return [folder for folder in (package / "recipes", package.parents[1] / "recipes") if folder.is_dir()]

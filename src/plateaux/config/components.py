@@ -1,4 +1,4 @@
-"""Python objects that stand in for the names in a recipe."""
+"""Python objects that replace the names in a recipe."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Model = Callable[..., nn.Module]
 
 @dataclass(frozen=True, slots=True)
 class Components:
-    """What a caller hands over in Python instead of naming it in the recipe."""
+    """Objects that the caller passes in Python instead of naming them in the recipe."""
 
     data: DataSplits | None = None
     model: Model | None = None
     loss: LossFn | None = None
-    unlabeled: Source | None = None  # samples whose labels are not looked at, laid out as the data's
-    trust: tuple[str, ...] = ()  # modules outside whose functions a recipe may call
+    unlabeled: Source | None = None  # samples of the same shape as the data; their labels are ignored
+    trust: tuple[str, ...] = ()  # modules outside Plateaux from which a recipe may call functions
 
     def keywords(self) -> dict[str, Any]:
         """Return the arguments of an entry point that passes these components on."""

@@ -13,7 +13,7 @@ import tomlkit
 from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
 from plateaux.config.builtin import recipe_file
-from plateaux.config.schema import ConfigKeyError, ConfigSection, PluginSection, value_for_member
+from plateaux.config.schema import ConfigKeyError, ConfigSection, PluginSection
 from plateaux.config.search_space import SEED_NAMES, SearchConfig, sample
 from plateaux.core.errors import RecipeError, suggest
 from plateaux.core.types import derive_seed
@@ -43,9 +43,7 @@ class DataConfig(PluginSection):
     flip: bool = False
     mixup: float = Field(0.0, ge=0)
     cutmix: float = Field(0.0, ge=0)
-    bootstrap: float | None = Field(
-        None, gt=0
-    )  # sample size per member, as a fraction of the training samples; drawn with replacement
+    bootstrap: float | None = Field(None, gt=0)  # size of the bootstrap sample of each member, as a fraction
     unlabeled: str | None = None  # another data set, or N of its samples: "tinyimagenet32@1000"
     unlabeled_batch_size: int | None = Field(None, ge=1)  # unlabeled samples per batch; default: data.batch_size
 
@@ -60,9 +58,9 @@ class LoraConfig(ConfigSection):
 
     @field_validator("rank")
     @classmethod
-    def _positive(cls, rank: int | tuple[int, ...]) -> int | tuple[int, ...]:
+    def _check_rank(cls, rank: int | tuple[int, ...]) -> int | tuple[int, ...]:
         if min(rank if isinstance(rank, tuple) else (rank,), default=0) < 1:
-            raise ValueError("a rank is 1 or more")
+            raise ValueError("the rank must be at least 1")
         return rank
 
 
@@ -86,11 +84,11 @@ class ModelConfig(PluginSection):
 
     @field_validator("lora")
     @classmethod
-    def _alone(cls, adapters: LoraConfig | None, info: ValidationInfo) -> LoraConfig | None:
+    def _check_alone(cls, lora: LoraConfig | None, info: ValidationInfo) -> LoraConfig | None:
         for other in ("freeze", "backbone"):
-            if adapters is not None and info.data.get(other):
-                raise ValueError(f"beside adapters everything is frozen but lora.modules_to_save; leave {other} out")
-        return adapters
+            if lora is not None and info.data.get(other):
+                raise ValueError(f"LoRA freezes everything except lora.modules_to_save; remove model.{other}")
+        return lora
 
 
 class MethodConfig(PluginSection):
@@ -140,10 +138,10 @@ class TrainConfig(ConfigSection):
 
     @field_validator("select")
     @classmethod
-    def _last_or_best(cls, keep: str) -> str:
-        if keep != "last" and not keep.startswith("best:"):
-            raise ValueError("allowed: 'last' or 'best:<measure>', such as 'best:accuracy'")
-        return keep
+    def _check_select(cls, select: str) -> str:
+        if select != "last" and not select.startswith("best:"):
+            raise ValueError("allowed: 'last' or 'best:<metric>', such as 'best:accuracy'")
+        return select
 
 
 class ExecutorConfig(ConfigSection):
@@ -179,7 +177,7 @@ class ProbeConfig(ConfigSection):
 
     probes: tuple[str, ...] = ()  # options in parentheses: worst_l2(steps=10)
     every: int = Field(5, ge=1)  # epochs; also after the last epoch
-    samples: int = Field(256, ge=1)  # number of training samples, drawn with the seed
+    samples: int = Field(256, ge=1)  # number of training samples, selected with the seed
 
 
 class Recipe(ConfigSection):
@@ -250,19 +248,19 @@ class Recipe(ConfigSection):
         """Return the recipe with the values that [search] samples for one member; independent of the ensemble size."""
         if self.search is None:
             return self
-        found: dict[str, dict[str, Any]] = {}
-        for section, name, what in self.search.all():
+        sampled: dict[str, dict[str, Any]] = {}
+        for section, name, space in self.search.all():
             seed = derive_seed(self.seed, "search", number, section, SEED_NAMES.get(name, name))
-            found.setdefault(section, {})[name] = sample(what, seed)
-        return self.replaced(search=None, **found)
+            sampled.setdefault(section, {})[name] = sample(space, seed)
+        return self.replaced(search=None, **sampled)
 
     def identity(self) -> dict[str, Any]:
         """Return the keys that determine a member's weights: all but members, executor, run and probe."""
-        beside = ("members", "executor", "run", "probe")
-        found = {name: part for name, part in self.to_dict().items() if name not in beside}
+        excluded = ("members", "executor", "run", "probe")
+        tree = {name: section for name, section in self.to_dict().items() if name not in excluded}
         if self.model.backbone is None:  # keep the identity of recipes without a backbone
-            found["model"] = {name: value for name, value in found["model"].items() if name not in BACKBONE_KEYS}
-        return found
+            tree["model"] = {name: value for name, value in tree["model"].items() if name not in BACKBONE_KEYS}
+        return tree
 
 
 def fingerprint(tree: Mapping[str, Any]) -> str:
@@ -270,16 +268,34 @@ def fingerprint(tree: Mapping[str, Any]) -> str:
     return blake2b(json.dumps(tree, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
-def member_value(name: str, value: Any, number: int, members: int) -> Any:
-    """Return the value of member `number` for a field that can be a list with one value per member."""
-    return value_for_member(name, value, number, members) if isinstance(value, list | tuple) else value
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the values of a nested dictionary by dotted key.
+
+    >>> flatten({"optimizer": {"lr": 0.1}, "seed": 3})
+    {'optimizer.lr': 0.1, 'seed': 3}
+    """
+    values: dict[str, Any] = {}
+    for name, value in tree.items():
+        key = f"{prefix}{name}"
+        values |= flatten(value, f"{key}.") if isinstance(value, Mapping) else {key: value}
+    return values
 
 
-def diff(old: Mapping[str, Any], new: Mapping[str, Any], at: str = "") -> list[str]:
+def short_key(key: str) -> str:
+    """Return the last part of a dotted key, or its section if the last part is `name`.
+
+    >>> short_key("optimizer.lr"), short_key("method.name")
+    ('lr', 'method')
+    """
+    *sections, last = key.split(".")
+    return sections[-1] if last == "name" and sections else last
+
+
+def diff(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
     """Return one line for every value that differs between two recipes."""
     lines: list[str] = []
     for name in sorted({*old, *new}):
-        left, right, path = old.get(name), new.get(name), f"{at}{name}"
+        left, right, path = old.get(name), new.get(name), f"{prefix}{name}"
         if isinstance(left, Mapping) and isinstance(right, Mapping):
             lines += diff(left, right, f"{path}.")
         elif left != right:
@@ -315,41 +331,42 @@ def _change(tree: dict[str, Any], change: str) -> None:
 def _explain(cls: type[ConfigSection], problem: ValidationError) -> ConfigKeyError:
     first = problem.errors()[0]
     # A model validator adds its own name to the location.
-    place = [part for part in first["loc"] if isinstance(part, str) and "[" not in part]
+    location = [part for part in first["loc"] if isinstance(part, str) and "[" not in part]
     nth = next((part for part in first["loc"][1:2] if isinstance(part, int)), 0)
-    section, name = (place[0], place[1]) if len(place) > 1 else ("", place[0] if place else "")
+    section, name = (location[0], location[1]) if len(location) > 1 else ("", location[0] if location else "")
     if section == "search":  # the only section with subsections
-        name = ".".join(place[1:])
+        name = ".".join(location[1:])
     head = f"[{section}] " if section else ""
     known = _keys(cls.model_fields[section].annotation if section else cls)
-    key, whole = name, f"{head}{name}"
-    if len(place) > 2 and name in known and (inside := _keys(known[name].annotation)):  # a key inside a table
-        head, key, whole, known = f"{whole} ", place[2], f"{whole}.{place[2]}", inside
+    key, full_key = name, f"{head}{name}"
+    if len(location) > 2 and name in known and (inside := _keys(known[name].annotation)):  # a key inside a table
+        head, key, full_key, known = f"{full_key} ", location[2], f"{full_key}.{location[2]}", inside
     if first["type"] == "extra_forbidden":
         text = f"{head}has no key {key!r}; {suggest(key, known)}".replace("has", "The recipe has", not section)
     elif first["type"] == "missing":
-        why = ": every recipe names its data and its model" if key in ("data", "model") else ""
-        text = f"{head or 'The recipe '}lacks {key!r}{why}"
+        reason = ": every recipe needs data and a model" if key in ("data", "model") else ""
+        text = f"{head or 'The recipe '}lacks {key!r}{reason}"
     else:
-        text = f"{whole} = {first['input']!r}: {first['msg']}"
+        text = f"{full_key} = {first['input']!r}: {first['msg']}"
     return ConfigKeyError(section, name, text, nth=nth)
 
 
 def _keys(annotation: Any) -> dict[str, Any]:
     """Return the fields of the section in an annotation, alone or in a union."""
-    parts = [each for each in (annotation, *get_args(annotation)) if isinstance(each, type) and each is not NoneType]
+    types = (annotation, *get_args(annotation))
+    parts = [part for part in types if isinstance(part, type) and part is not NoneType]
     return dict(parts[0].model_fields) if parts and issubclass(parts[0], ConfigSection | PluginSection) else {}
 
 
 def _find_line(text: str, section: str, name: str, nth: int = 0) -> int | None:
-    at, fallback, met = "", None, 0
+    current, fallback, count = "", None, 0
     for number, line in enumerate(text.splitlines(), 1):
         bare = line.strip()
         if bare.startswith("["):
-            at = bare.strip("[] ").split("#")[0].strip("[] ")
-            met += at == section
-            if (at == section and met == nth + 1) or (not section and at == name):
+            current = bare.strip("[] ").split("#")[0].strip("[] ")
+            count += current == section
+            if (current == section and count == nth + 1) or (not section and current == name):
                 fallback = number
-        elif at == section and met in (0, nth + 1) and bare.split("=")[0].strip().strip("\"'") == name:
+        elif current == section and count in (0, nth + 1) and bare.split("=")[0].strip().strip("\"'") == name:
             return number
     return fallback

@@ -1,4 +1,4 @@
-"""The search space of the members' hyper-parameters: ranges and choices."""
+"""The search space for hyperparameters of the members: ranges and choices."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ class Range(ConfigSection):
     integer: bool = False
 
     @model_validator(mode="after")
-    def _sound(self) -> Range:
+    def _check_bounds(self) -> Range:
         if not self.low <= self.high or (self.log and self.low <= 0):
             raise ValueError(
-                f"a range from {self.low:g} to {self.high:g}{' by logarithm' if self.log else ''} has nothing to draw "
-                f"from: low must be at most high{', and above 0' if self.log else ''}"
+                f"the {'logarithmic ' if self.log else ''}range from {self.low:g} to {self.high:g} is empty: "
+                f"low must be at most high{', and above 0' if self.log else ''}"
             )
         return self
 
-    def at(self, place: float) -> float | int:
+    def at(self, quantile: float) -> float | int:
         """Return the value at a quantile from 0 (low) to 1 (high; excluded for integers)."""
         low, high = (self.low, self.high + 1) if self.integer else (self.low, self.high)
-        found = low * (high / low) ** place if self.log else low + (high - low) * place
-        return math.floor(found) if self.integer else found
+        value = low * (high / low) ** quantile if self.log else low + (high - low) * quantile
+        return math.floor(value) if self.integer else value
 
 
 # Seeds are derived from key names. Renamed keys keep their old name here, so that the sampled values do not change.
@@ -58,30 +58,30 @@ Ranges = dict[str, Range | Choices]
 
 
 class SearchConfig(ConfigSection):
-    """Hyper-parameters that are sampled for every member: a range, or a list of equally likely choices."""
+    """Hyperparameters that are sampled for every member: a range, or a list of equally likely choices."""
 
     method: Ranges = Field({})
     loss: Ranges = Field({})
     optimizer: Ranges = Field({})
 
     @model_validator(mode="after")
-    def _something(self) -> SearchConfig:
-        if empty := [f"{section}.{name}" for section, name, what in self.all() if what == ()]:
+    def _check_choices(self) -> SearchConfig:
+        if empty := [f"{section}.{name}" for section, name, space in self.all() if space == ()]:
             raise ValueError(f"{empty[0]} has an empty list to choose from")
         return self
 
     def all(self) -> Iterator[tuple[str, str, Range | Choices]]:
-        """Yield section, key, and range or choices of every searched hyper-parameter."""
+        """Yield section, key, and range or choices of every searched hyperparameter."""
         for section in type(self).model_fields:
-            for name, what in getattr(self, section).items():
-                yield section, name, what
+            for name, space in getattr(self, section).items():
+                yield section, name, space
 
 
-def sample(what: Range | Choices, seed: int) -> Any:
+def sample(space: Range | Choices, seed: int) -> Any:
     """Return one value of a range, or one of the choices, as determined by the seed.
 
     >>> sample(Range(low=2, high=2), 0), sample(("a",), 0)
     (2.0, 'a')
     """
-    place = float(torch.rand((), dtype=torch.float64, generator=torch.Generator().manual_seed(seed)))
-    return what.at(place) if isinstance(what, Range) else what[int(place * len(what))]
+    quantile = float(torch.rand((), dtype=torch.float64, generator=torch.Generator().manual_seed(seed)))
+    return space.at(quantile) if isinstance(space, Range) else space[int(quantile * len(space))]

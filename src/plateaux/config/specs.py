@@ -1,4 +1,4 @@
-"""Measures and probes by name: single ones, with options in brackets, or several by one word."""
+"""Metrics and probes by name, with options in parentheses: `ece(bins=10)`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Plugin = TypeVar("Plugin")
 
 
 def build_all(kind: registry.Registry) -> dict[str, Any]:
-    """Return all of a kind as they are without options: those of one file together, in the order they were written."""
+    """Build all plugins of a kind with default options, grouped by module, in the order of their definition."""
 
     def place(name: str) -> tuple[str, int]:
         factory = kind.get(name)
@@ -24,28 +24,29 @@ def build_all(kind: registry.Registry) -> dict[str, Any]:
     return {name: kind.get(name)() for name in sorted(kind.names(), key=place)}
 
 
-def build_one(word: str, kind: registry.Registry, what: type[Plugin], trust: tuple[str, ...]) -> Plugin:
+def build_one(spec: str, kind: registry.Registry, cls: type[Plugin], trust: tuple[str, ...]) -> Plugin:
+    """Build the plugin that a spec such as `ece(bins=10)` describes."""
     example = EXAMPLES[kind.kind]
-    found = re.fullmatch(r"([^()]+)(?:\(([^()]*)\))?", word)
-    if found is None:
-        raise RecipeError(f"{word!r} is no {kind.kind}; write a name, or options in brackets: {example}")
-    factory = kind.get(found[1].strip(), allow=trust)
-    options = dict(_option(word, part, example) for part in (found[2] or "").split(";") if part.strip())
-    made = factory(**check(found[1], factory, options))
-    if not isinstance(made, what):
+    match = re.fullmatch(r"([^()]+)(?:\(([^()]*)\))?", spec)
+    if match is None:
+        raise RecipeError(f"{spec!r} is not a {kind.kind}; write a name, with options in parentheses: {example}")
+    factory = kind.get(match[1].strip(), allow=trust)
+    options = dict(_parse_option(spec, part, example) for part in (match[2] or "").split(";") if part.strip())
+    plugin = factory(**check(match[1], factory, options))
+    if not isinstance(plugin, cls):
         raise RecipeError(
-            f"{kind.kind} {found[1]!r} returned {type(made).__name__}; it must return plateaux.{what.__name__}"
+            f"{kind.kind} {match[1]!r} returned {type(plugin).__name__}; it must return plateaux.{cls.__name__}"
         )
-    return made
+    return plugin
 
 
-def _option(word: str, part: str, example: str) -> tuple[str, Any]:
-    name, equals, value = (piece.strip() for piece in part.partition("="))
+def _parse_option(spec: str, text: str, example: str) -> tuple[str, Any]:
+    name, equals, value = (part.strip() for part in text.partition("="))
     if not equals:
-        raise RecipeError(f"{word!r}: options are written name=value, several with semicolons: {example}")
+        raise RecipeError(f"{spec!r}: write options as name=value, separated by semicolons: {example}")
     return name, value
 
 
 def split_names(text: str) -> list[str]:
-    """Return the names in a text with commas."""
+    """Return the names in a comma-separated text."""
     return [name.strip() for name in text.split(",") if name.strip()]

@@ -1,14 +1,14 @@
-"""What can go wrong for a user, as a tree of exceptions.
+"""The exceptions of Plateaux.
 
     PlateauxError
-    ├── RecipeError (ValueError)      a recipe says something that cannot be carried out
-    │   └── UnknownName (KeyError)    no plug-in of that name; the nearest names are in the message
-    ├── DataError                     a data set is missing, damaged, or not what was promised
-    ├── RunError                      the run folder cannot serve: other recipe, newer format, held by another process
-    │   └── StorageError (OSError)    the disk is full, a file cannot be read or written
-    ├── Diverged                      a loss stopped being a number
-    ├── NotAllowed                    a recipe names code that nobody marked or allowed
-    └── Stopped                       the work ended early on request, with a checkpoint
+    ├── RecipeError (ValueError)            a recipe is invalid
+    │   └── UnknownNameError (KeyError)     there is no plug-in of that name; the message suggests close names
+    ├── DataError                           a data set is missing, damaged, or not the expected one
+    ├── RunError                            a run folder cannot be used: other recipe, newer format, or locked
+    │   └── StorageError (OSError)          the disk is full, or a file cannot be read or written
+    ├── DivergedError                       a loss became NaN or infinite
+    ├── UntrustedCodeError                  a recipe names code that is neither a plug-in nor trusted
+    └── Interrupted                         the work was stopped on request, with a checkpoint
 
 Every message says what was given, what is allowed, and what to do next.
 """
@@ -20,14 +20,14 @@ from difflib import get_close_matches
 
 
 class PlateauxError(Exception):
-    """The root of everything Plateaux raises on purpose."""
+    """The base class of all exceptions that Plateaux raises deliberately."""
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else type(self).__name__
 
 
 class RecipeError(PlateauxError, ValueError):
-    """A recipe says something that cannot be carried out."""
+    """A recipe is invalid."""
 
 
 class UnknownNameError(RecipeError, KeyError):
@@ -35,31 +35,36 @@ class UnknownNameError(RecipeError, KeyError):
 
 
 class DataError(PlateauxError):
-    """A data set is missing, damaged, or not what was promised."""
+    """A data set is missing, damaged, or not the expected one."""
 
 
 class RunError(PlateauxError):
-    """The run folder cannot serve this request."""
+    """A run folder cannot be used for this request."""
 
 
 class StorageError(RunError, OSError):
-    """Storage refused: full, unreadable or unwritable."""
+    """The disk is full, or a file cannot be read or written."""
 
 
 class DivergedError(PlateauxError):
-    """A member's loss stopped being a number."""
+    """The loss of a member became NaN or infinite."""
 
 
 class UntrustedCodeError(PlateauxError):
-    """A recipe names code that is neither marked as a plug-in nor allowed by name."""
+    """A recipe names code that is neither marked as a plug-in nor trusted by name."""
 
 
 class Interrupted(PlateauxError):
-    """The work ended early on request; a checkpoint was written first."""
+    """The work was stopped on request, after writing a checkpoint."""
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an exception's message without the final period; its class name if it has none."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
 def suggest(name: str, allowed: Iterable[str]) -> str:
-    """Say which allowed names come close, or list them all."""
+    """Return a sentence with the allowed names that are close to `name`, or with all of them."""
     names = sorted(allowed)
     close = get_close_matches(name, names, n=3, cutoff=0.6)
     if close:

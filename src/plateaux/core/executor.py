@@ -9,9 +9,9 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from plateaux.core.callbacks import Tell
 from plateaux.core.member import MemberModule
 from plateaux.core.outputs import OutputFn
+from plateaux.core.progress import Progress
 from plateaux.core.types import Batch, TensorTree
 
 
@@ -33,7 +33,7 @@ class Job(Protocol):
 class JobFn(Protocol):
     """Executes one job; it is pickled to be sent to other processes."""
 
-    def __call__(self, job: Any, progress: Tell, *, device: str | None = None, processes: int = 1) -> None: ...
+    def __call__(self, job: Any, progress: Progress, /, *, device: str | None = None, processes: int = 1) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +102,8 @@ class Executor(Protocol):
     def is_writer(self) -> bool:
         """Return whether this process writes the files of the members that it holds."""
 
-    def launch(self, jobs: Sequence[Any], run_job: JobFn, log: Tell) -> list[Failure]:
-        """Execute jobs and return those that failed."""
+    def launch(self, jobs: Sequence[Any], run_job: JobFn, progress: Progress) -> list[Failure]:
+        """Execute jobs, forward their progress events, and return those that failed."""
 
     def close(self) -> None:
         """Release workers and connections that are kept between launches."""

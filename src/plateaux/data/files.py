@@ -1,4 +1,4 @@
-"""Helpers of data sets: find, read, decode and check files."""
+"""Helpers of data sets: find, read, decode, and check files."""
 
 from __future__ import annotations
 
@@ -18,59 +18,59 @@ from plateaux.data.sources import InMemorySource
 
 
 def data_root(root: str | None) -> Path:
-    """Return the folder data sets lie in: the option, else PLATEAUX_DATA, else `data`."""
+    """Return the folder that contains the data sets: `root` if given, else $PLATEAUX_DATA, else `data`."""
     return Path(root or os.environ.get("PLATEAUX_DATA") or "data").expanduser()
 
 
 def weights_file(name: str) -> Path:
-    """Return where a file of weights lies: here, else under PLATEAUX_DATA, where data sets lie too."""
+    """Return the path of a weights file, looked up first as given, then under the data root ($PLATEAUX_DATA)."""
     path = Path(name).expanduser()
     return path if path.exists() or not (data_root(None) / path).exists() else data_root(None) / path
 
 
-def missing_data_error(name: str, *, wanted: str, where: Path, get: str) -> DataError:
-    """Return the error for a set that is not there: what was looked for, where, and how to get it."""
+def missing_data_error(name: str, *, expected: str, folder: Path, url: str) -> DataError:
+    """Build the error for a data set that was not found: which files, in which folder, and where to download them."""
     return DataError(
-        f"{name} was not found: looked for {wanted} in {str(where.absolute())!r}. Get it from {get} and unpack it "
-        "there, or point the option data.root or the environment variable PLATEAUX_DATA at the folder that holds it."
+        f"{name} was not found: looked for {expected} in {str(folder.absolute())!r}. Download it from {url} and unpack "
+        "it there, or set data.root or the environment variable PLATEAUX_DATA to the folder that contains it."
     )
 
 
 def head(x: Tensor, y: Tensor, limit: int | None) -> InMemorySource:
-    """Return the first `limit` samples as a source, all of them when there is no limit."""
+    """Return the first `limit` samples as a source, or all samples if `limit` is None."""
     count = limited_count(len(y), limit)
-    # A slice would keep the whole set in memory.
+    # Clone: a slice would keep the full tensors in memory.
     return InMemorySource(x[:count].clone(), y[:count].clone()) if count < len(y) else InMemorySource(x, y)
 
 
 def limited_count(count: int, limit: int | None) -> int:
-    """Return how many of `count` samples a limit leaves."""
+    """Return the number of samples after applying `limit` to `count` samples."""
     if limit is not None and limit < 1:
-        raise RecipeError(f"A limit of {limit} samples leaves none; give at least 1, or no limit.")
+        raise RecipeError(f"limit = {limit} selects no samples. Set it to at least 1, or leave it unset.")
     return count if limit is None else min(count, limit)
 
 
-def channels(given: Sequence[float] | None, usual: Sequence[float], count: int) -> tuple[float, ...]:
-    """Return the mean or std given for `count` channels, else the usual one."""
-    values = tuple(float(v) for v in (usual if given is None else given))
-    if len(values) not in (0, count):
-        raise RecipeError(f"mean and std need one number for each of the {count} channels; {len(values)} were given.")
-    return values
+def per_channel(values: Sequence[float] | None, default: Sequence[float], channels: int) -> tuple[float, ...]:
+    """Return `values` (a mean or std), or `default` if None, after checking that there is one value per channel."""
+    result = tuple(float(v) for v in (default if values is None else values))
+    if len(result) not in (0, channels):
+        raise RecipeError(f"mean or std has {len(result)} values; images have {channels} channels. Give one each.")
+    return result
 
 
-def check_labels(y: Tensor, classes: int, *, where: object) -> None:
-    """Refuse labels outside 0 .. classes-1."""
+def check_labels(y: Tensor, classes: int, *, path: object) -> None:
+    """Raise DataError if a label is outside 0 .. classes-1."""
     if len(y) and not (int(y.min()) >= 0 and int(y.max()) < classes):
         raise DataError(
-            f"{where} holds labels from {int(y.min())} to {int(y.max())}; {classes} classes need 0 to {classes - 1}. "
-            "The file is damaged or of another set: get it again."
+            f"{path} contains labels from {int(y.min())} to {int(y.max())}; allowed are 0 to {classes - 1}. "
+            "The file is damaged or belongs to another data set. Download it again."
         )
 
 
 class ImageFiles:
-    """Image files and their labels as a map-style data set of uint8 `[3, H, W]`, decoded by Pillow when asked for.
+    """A map-style data set of image files, decoded by Pillow on access to uint8 `[3, H, W]`.
 
-    With a `size`, the shorter side is scaled to it and the middle square is kept.
+    With `size`, the shorter side is resized to it and the center square is cropped.
     """
 
     def __init__(self, root: Path, names: Sequence[str], labels: Sequence[int], *, size: int | None = None) -> None:
@@ -91,13 +91,13 @@ class ImageFiles:
 
 
 def decode(path: Path, *, size: int | None = None) -> Tensor:
-    """Return an image file as uint8 `[3, H, W]`."""
+    """Decode an image file to uint8 `[3, H, W]`."""
     image_module = _pillow()
     try:
         with image_module.open(path) as opened:
             image = opened.convert("RGB")
     except (OSError, ValueError, SyntaxError) as error:
-        raise DataError(f"{path} cannot be read as an image ({error}); replace the file or take it out.") from error
+        raise DataError(f"{path} cannot be decoded as an image ({error}). Replace the file or remove it.") from error
     if size is not None and image.size != (size, size):
         scale = size / min(image.size)
         width, height = (max(size, round(side * scale)) for side in image.size)
@@ -111,14 +111,14 @@ def _pillow() -> Any:
     try:
         from PIL import Image
     except ImportError as error:
-        raise DataError("Image files are decoded by Pillow; install it with: pip install 'plateaux[vision]'") from error
+        raise DataError("Decoding image files needs Pillow. Install it: pip install 'plateaux[vision]'") from error
     return Image
 
 
 def interleave_classes(groups: Sequence[Sequence[str]]) -> tuple[list[str], list[int]]:
-    """Return names and labels of the classes' files in turn: the first of every class, the second of every class ...
+    """Interleave the files of the classes and return names and labels: the first of each class, the second of each ...
 
-    So the first n samples are a fair small set, whatever n.
+    For every n, the first n samples are then balanced over the classes.
     """
     ranked = [(rank, label, name) for label, names in enumerate(groups) for rank, name in enumerate(names)]
     ranked.sort(key=lambda entry: entry[:2])
@@ -126,15 +126,15 @@ def interleave_classes(groups: Sequence[Sequence[str]]) -> tuple[list[str], list
 
 
 def read_lines(path: Path) -> list[str]:
-    """Return the lines of a text file that are not empty."""
+    """Return the non-empty lines of a text file."""
     return [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
 
 
 def try_read(path: Path, read: Callable[[Path], Any]) -> Any:
-    """Read a file, turning whatever its damage raises into a DataError that names it."""
+    """Read a file with `read`; if that fails, raise a DataError with the path."""
     try:
         return read(path)
     except DataError:
         raise
     except (OSError, EOFError, ValueError, KeyError, TypeError, MemoryError, zlib.error) as error:
-        raise DataError(f"{path} cannot be read ({error}); it is damaged or incomplete: get it again.") from error
+        raise DataError(f"{path} cannot be read ({error}). It is damaged or incomplete; download it again.") from error

@@ -1,4 +1,4 @@
-"""Where samples come from: a Source hands out rows by their stable ids, a Data set has a train and a test source."""
+"""Data sources: a Source returns samples by their stable ids; DataSplits has a train and a test source."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from plateaux.core.types import Inputs, derive_seed, map_tensors
 
 
 class Source(Protocol):
-    """Samples with stable ids 0 .. N-1: the same sample under the same id in every epoch, order and process."""
+    """Samples with stable ids 0 .. N-1: an id refers to the same sample in every epoch, order, and process."""
 
     def __len__(self) -> int: ...
 
@@ -50,33 +50,33 @@ class Source(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class UnlabeledData:
-    """Some samples of another set, without their labels, to train beside the labelled ones."""
+    """Samples of another data set without their labels, used in training next to the labeled ones."""
 
     name: str
     source: Source
-    ids: Tensor  # [n] which of the source's samples
+    ids: Tensor  # [n] the samples of the source to use
 
 
 @dataclass(frozen=True, slots=True)
 class DataSplits:
-    """A data set: where its samples come from and what a model must know of them."""
+    """A data set: its train and test sources, and the shapes and classes that a model needs."""
 
     name: str
     train: Source
     test: Source
     classes: int
     shape: tuple[int, ...]  # of one input, channels first
-    mean: tuple[float, ...] = ()  # per channel, of inputs in [0, 1]; empty: inputs are taken as they are
+    mean: tuple[float, ...] = ()  # per channel, of inputs in [0, 1]; empty: no normalization
     std: tuple[float, ...] = ()
-    labels: tuple[str, ...] = ()  # the classes' names
-    remarks: tuple[str, ...] = ()  # what differs from the published set: "20,000 of 50,000 train images"
-    unlabeled: UnlabeledData | None = None  # what a recipe asks for besides
+    labels: tuple[str, ...] = ()  # class names
+    remarks: tuple[str, ...] = ()  # differences from the published set: "20,000 of 50,000 train images"
+    unlabeled: UnlabeledData | None = None  # as configured in the recipe
 
 
 class InMemorySource(Source):
-    """A source held whole in memory, on whatever device it was put.
+    """A source held in memory, on CPU or on an accelerator.
 
-    Images are kept as uint8 `[N, C, H, W]`: a quarter of the memory, and augmentation moves a quarter of the bytes.
+    Images are stored as uint8 `[N, C, H, W]`: a quarter of the memory, and augmentation moves a quarter of the bytes.
     """
 
     needs_workers = False
@@ -92,27 +92,27 @@ class InMemorySource(Source):
 
     def fetch(self, ids: Tensor, *, seed: int | None = None) -> tuple[Inputs, Tensor]:
         ids = ids.to(self.y.device)
-        # index_select copies whole rows: twenty times as fast as x[ids] for images.
+        # index_select copies rows contiguously: twenty times as fast as x[ids] for images.
         return map_tensors(self.x, lambda t: t.index_select(0, ids)), self.y.index_select(0, ids)
 
     def to(self, device: torch.device) -> InMemorySource:
-        """Return this source with its samples on `device`."""
+        """Return this source with its tensors on `device`."""
         return InMemorySource(map_tensors(self.x, lambda t: t.to(device)), self.y.to(device))
 
     def fingerprint(self) -> str:
         digest = blake2b(digest_size=8)
-        named = {"": self.x} if isinstance(self.x, Tensor) else dict(sorted(self.x.items()))
-        for name, tensor in [*named.items(), ("", self.y)]:
+        tensors = {"": self.x} if isinstance(self.x, Tensor) else dict(sorted(self.x.items()))
+        for name, tensor in [*tensors.items(), ("", self.y)]:
             digest.update(f"{name}{tensor.dtype}{tuple(tensor.shape)}".encode())
             digest.update(tensor.cpu().contiguous().numpy().tobytes())
         return digest.hexdigest()
 
 
 class DatasetSource(Source):
-    """A source over any map-style `torch.utils.data.Dataset`, whose samples are read when they are asked for.
+    """A source that reads samples on demand from any map-style `torch.utils.data.Dataset`.
 
-    With a `seed`, every sample is read with the generators of torch, numpy and `random` seeded from (seed, id): random
-    transforms of the data set's own give the same sample in any batch, worker or process.
+    With a `seed`, every sample is read with the generators of torch, numpy and `random` seeded from (seed, id): the
+    random transforms of the data set give the same sample in any batch, worker, or process.
     """
 
     def __init__(self, dataset: Any, *, name: str = "") -> None:
@@ -123,7 +123,7 @@ class DatasetSource(Source):
         return len(self.dataset)
 
     def fetch(self, ids: Tensor, *, seed: int | None = None) -> tuple[Inputs, Tensor]:
-        if not len(ids):  # an empty share of a batch still has the shape of a sample
+        if not len(ids):  # an empty shard of a batch still has the shape of a sample
             x, y = self.fetch(torch.zeros(1, dtype=torch.int64), seed=seed)
             return map_tensors(x, lambda t: t[:0]), y[:0]
         if seed is None:
@@ -133,18 +133,18 @@ class DatasetSource(Source):
 
     @property
     def has_content_hash(self) -> bool:
-        """Whether the fingerprint is of the samples themselves, and not only of their number and kind."""
+        """Whether the fingerprint hashes the samples themselves, and not only the name and the length."""
         return callable(getattr(self.dataset, "fingerprint", None))
 
     def fingerprint(self) -> str:
-        own = getattr(self.dataset, "fingerprint", None)
-        if callable(own):
-            return str(own())
+        hash_dataset = getattr(self.dataset, "fingerprint", None)
+        if callable(hash_dataset):
+            return str(hash_dataset())
         return blake2b(f"{self.name}:{len(self)}".encode(), digest_size=8).hexdigest()
 
     def _seeded(self, i: int, base: int) -> Any:
         seed = derive_seed(base, i)
-        # Only the CPU generator: torch.manual_seed would reset those of every accelerator too.
+        # Only the CPU generator: torch.manual_seed would also reset the generators of all accelerators.
         torch.default_generator.manual_seed(seed)
         np.random.seed(seed % 2**32)
         random.seed(seed)
@@ -163,7 +163,7 @@ def _preserve_rng() -> Iterator[None]:
 
 
 def collate(samples: Sequence[tuple[Any, Any]]) -> tuple[Inputs, Tensor]:
-    """Lay `(input, label)` pairs side by side as torch's own loader does."""
+    """Stack `(input, label)` pairs into a batch with torch's default_collate."""
     from torch.utils.data import default_collate
 
     x, y = default_collate(list(samples))
@@ -181,12 +181,12 @@ def from_dataset(
     std: Sequence[float] = (),
     labels: Sequence[str] = (),
 ) -> DataSplits:
-    """Make a Data set of two map-style `torch.utils.data.Dataset`s that give `(input, label)` pairs."""
-    for role, given in (("train", train), ("test", test)):
-        if not (hasattr(given, "__len__") and hasattr(given, "__getitem__")):
+    """Build a data set from two map-style `torch.utils.data.Dataset`s that return `(input, label)` pairs."""
+    for split, dataset in (("train", train), ("test", test)):
+        if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
             raise DataError(
-                f"The {role} set is a {type(given).__name__} without a length or an index; samples need stable ids, "
-                "so give a map-style Dataset with __len__ and __getitem__."
+                f"The {split} set is a {type(dataset).__name__} without __len__ or __getitem__. Samples need stable "
+                "ids, so use a map-style Dataset."
             )
     name = name or type(train).__name__
     sources = DatasetSource(train, name=f"{name}.train"), DatasetSource(test, name=f"{name}.test")
@@ -203,9 +203,6 @@ def from_tensors(
     std: Sequence[float] = (),
     labels: Sequence[str] = (),
 ) -> DataSplits:
-    """Make a Data set of tensors in memory: `(inputs, labels)` to train on and to test on, channels first."""
+    """Build a data set from tensors in memory: `(inputs, labels)` for train and test, channels first."""
     sources = InMemorySource(*train), InMemorySource(*test)
     return DataSplits(name, *sources, classes, tuple(train[0].shape[1:]), tuple(mean), tuple(std), tuple(labels))
-
-
-# What data/*.py share.

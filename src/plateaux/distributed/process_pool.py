@@ -1,4 +1,4 @@
-"""Jobs in turn, or by a pool of plain processes: no process group, so one that dies costs one job's time."""
+"""Jobs in this process one after the other, or in a pool of processes that do not communicate with each other."""
 
 from __future__ import annotations
 
@@ -13,154 +13,154 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from plateaux.core import errors
-from plateaux.core.callbacks import Tell
 from plateaux.core.errors import Interrupted, PlateauxError
 from plateaux.core.executor import Failure, JobFn
+from plateaux.core.progress import Progress, ProgressEvent
 from plateaux.distributed.stop_signal import StopFlag, graceful_shutdown
 
 
 def run_sequentially(
-    jobs: Sequence[Any], run_job: JobFn, log: Tell, *, device: str | None = None, processes: int = 1
+    jobs: Sequence[Any], run_job: JobFn, progress: Progress, *, device: str | None = None, processes: int = 1
 ) -> list[Failure]:
-    """Carry out one job after the other in this process; a job that fails does not stop the next."""
+    """Execute one job after the other in this process; return those that failed."""
     failures: list[Failure] = []
     for job in jobs:
         try:
-            run_job(job, log, device=device, processes=processes)
+            run_job(job, progress, device=device, processes=processes)
         except Interrupted:
             raise
-        except PlateauxError as problem:
-            failures.append(Failure(job, problem))
+        except PlateauxError as error:
+            failures.append(Failure(job, error))
     return failures
 
 
 @dataclass(slots=True)
-class _PoolWorker:
-    """A place in the pool: its device, and the worker and job that hold it now."""
+class _Slot:
+    """A slot of the pool: its device, its process, and its current job."""
 
     device: str | None
-    worker: Any = None
-    line: Connection | None = None
+    process: Any = None
+    connection: Connection | None = None
     job: Any = None
 
 
 def run_pool(
-    jobs: Sequence[Any], run_job: JobFn, log: Tell, *, processes: int, devices: Sequence[str] = ()
+    jobs: Sequence[Any], run_job: JobFn, progress: Progress, *, processes: int, devices: Sequence[str] = ()
 ) -> list[Failure]:
-    """Carry out jobs by `processes` workers that each take the next one; return what failed."""
-    slots = [_PoolWorker(devices[i % len(devices)] if devices else None) for i in range(min(processes, len(jobs)))]
+    """Execute jobs in `processes` processes, each of which takes the next job; return those that failed."""
+    slots = [_Slot(devices[i % len(devices)] if devices else None) for i in range(min(processes, len(jobs)))]
     waiting, failures = deque(jobs), list[Failure]()
-    with _forward_signals(slots) as stopped:
+    with _forward_signals(slots) as stop:
         try:
             while waiting or any(slot.job is not None for slot in slots):
                 for slot in slots:
-                    if slot.job is None and waiting and not stopped.is_set():
+                    if slot.job is None and waiting and not stop.is_set():
                         _assign_job(slot, waiting.popleft(), run_job, len(slots))
                 busy = [slot for slot in slots if slot.job is not None]
                 if not busy:
                     break
-                if stopped.is_set():
-                    _stop(busy)  # again: one that was about to begin has not heard it
-                for line in wait([slot.line for slot in busy if slot.line is not None]):
-                    slot = next(slot for slot in busy if slot.line is line)
-                    _receive(slot, log, failures, stopped)
+                if stop.is_set():
+                    _terminate(busy)  # again: a process that was still starting has missed the first signal
+                for connection in wait([slot.connection for slot in busy if slot.connection is not None]):
+                    slot = next(slot for slot in busy if slot.connection is connection)
+                    _receive(slot, progress, failures, stop)
         finally:
             _shut_down(slots)
-    if stopped.is_set():
-        raise Interrupted("The pool was stopped; every member wrote a checkpoint. Run the same command again to go on")
+    if stop.is_set():
+        raise Interrupted("Stopped; all members wrote a checkpoint. Run the same command again to continue")
     return failures
 
 
-def _assign_job(slot: _PoolWorker, job: Any, run_job: JobFn, processes: int) -> None:
-    if slot.worker is None:
+def _assign_job(slot: _Slot, job: Any, run_job: JobFn, processes: int) -> None:
+    if slot.process is None:
         context = multiprocessing.get_context("spawn")
-        slot.line, theirs = context.Pipe()
-        # Not a daemon: those may have no children, and a worker that reads by a loader's workers needs some.
-        slot.worker = context.Process(target=_work, args=(theirs, run_job, slot.device, processes))
-        slot.worker.start()
-        theirs.close()
-    assert slot.line is not None
+        slot.connection, child_connection = context.Pipe()
+        # Not a daemon: daemons cannot have children, and DataLoader workers are children.
+        slot.process = context.Process(target=_run_worker, args=(child_connection, run_job, slot.device, processes))
+        slot.process.start()
+        child_connection.close()
+    assert slot.connection is not None
     slot.job = job
-    with suppress(OSError):  # one that died meanwhile is missed when it is listened to
-        slot.line.send(job)
+    with suppress(OSError):  # a process that died meanwhile is detected by the next receive
+        slot.connection.send(job)
 
 
-def _receive(slot: _PoolWorker, log: Tell, failures: list[Failure], stopped: StopFlag) -> None:
-    """Take one message of a worker."""
-    assert slot.line is not None
+def _receive(slot: _Slot, progress: Progress, failures: list[Failure], stop: StopFlag) -> None:
+    """Handle one message of a process: an event, or the end of its job."""
+    assert slot.connection is not None
     try:
-        kind, content = slot.line.recv()
+        kind, content = slot.connection.recv()
     except (EOFError, OSError):
-        slot.worker.join()
-        problem = PlateauxError(f"The process of {slot.job} died (exit code {slot.worker.exitcode})")
-        failures.append(Failure(slot.job, problem, died=True))
-        slot.worker, slot.line, slot.job = None, None, None
+        slot.process.join()
+        error = PlateauxError(f"The process of {slot.job} died (exit code {slot.process.exitcode})")
+        failures.append(Failure(slot.job, error, died=True))
+        slot.process, slot.connection, slot.job = None, None, None
         return
-    if kind == "news":
-        log(content)
+    if kind == "event":
+        progress(content)
         return
     if kind == "failed":
-        problem = rebuild_error(*content)
-        if isinstance(problem, Interrupted):
-            stopped.set()
+        error = rebuild_error(*content)
+        if isinstance(error, Interrupted):
+            stop.set()
         else:
-            failures.append(Failure(slot.job, problem))
+            failures.append(Failure(slot.job, error))
     slot.job = None
 
 
-def _work(line: Connection, run_job: JobFn, device: str | None, processes: int) -> None:
-    """Take jobs until there are none, or nobody to work for: the whole life of a worker."""
-    # A spawned process spawns in its turn: the loader's workers would import torch anew in every epoch.
+def _run_worker(connection: Connection, run_job: JobFn, device: str | None, processes: int) -> None:
+    """Execute jobs from the connection until it is closed or None arrives; the main function of a process."""
+    # A spawned process spawns its children too, and DataLoader workers would import torch again in every epoch.
     multiprocessing.set_start_method(None, force=True)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; the parent passes it on, once
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is sent to all processes; the parent forwards it once
 
-    def send(event: Any) -> None:
-        line.send(("news", event))
+    def send_event(event: ProgressEvent) -> None:
+        connection.send(("event", event))
 
     with suppress(EOFError, OSError):
-        while (job := line.recv()) is not None:
-            line.send(run_captured(partial(run_job, job, send, device=device, processes=processes)))
+        while (job := connection.recv()) is not None:
+            connection.send(run_captured(partial(run_job, job, send_event, device=device, processes=processes)))
 
 
-def run_captured(work: Callable[[], Any]) -> tuple[str, Any]:
-    """Return `done`, or `failed` with the error's name and words: what a parent is told, whatever its child raised."""
+def run_captured(fn: Callable[[], Any]) -> tuple[str, Any]:
+    """Call a function; return `("done", None)`, or `("failed", (name, message))` of the exception it raised."""
     try:
-        work()
+        fn()
         return "done", None
-    except Exception as problem:
-        return "failed", (type(problem).__name__, str(problem))
+    except Exception as error:
+        return "failed", (type(error).__name__, str(error))
 
 
 def rebuild_error(name: str, message: str) -> PlateauxError:
-    """Return the error that a worker told of: one of ours, or one that names what somebody's code raised."""
-    cause = getattr(errors, name, None)
-    if isinstance(cause, type) and issubclass(cause, PlateauxError):
-        return cause(message)
+    """Return the exception of a worker: one of `core.errors`, or a PlateauxError that names the original class."""
+    error_class = vars(errors).get(name)
+    if isinstance(error_class, type) and issubclass(error_class, PlateauxError):
+        return error_class(message)
     return PlateauxError(f"{name}: {message}")
 
 
-def _shut_down(slots: Sequence[_PoolWorker]) -> None:
+def _shut_down(slots: Sequence[_Slot]) -> None:
     for slot in slots:
-        if slot.worker is None or slot.line is None:
+        if slot.process is None or slot.connection is None:
             continue
         if slot.job is not None:
-            slot.worker.terminate()
-        with suppress(OSError):  # it may be gone already
-            slot.line.send(None)
-        slot.worker.join()
+            slot.process.terminate()
+        with suppress(OSError):  # the process may have ended
+            slot.connection.send(None)
+        slot.process.join()
 
 
-def _stop(slots: Sequence[_PoolWorker]) -> None:
+def _terminate(slots: Sequence[_Slot]) -> None:
     for slot in slots:
-        if slot.worker is not None and slot.worker.is_alive():
-            slot.worker.terminate()
+        if slot.process is not None and slot.process.is_alive():
+            slot.process.terminate()
 
 
 @contextmanager
-def _forward_signals(slots: Sequence[_PoolWorker]) -> Iterator[StopFlag]:
-    """Pass Ctrl-C and SIGTERM on to the workers, who end with a checkpoint; a second Ctrl-C ends them at once."""
+def _forward_signals(slots: Sequence[_Slot]) -> Iterator[StopFlag]:
+    """Forward Ctrl-C and SIGTERM to the processes, which stop with a checkpoint; a second Ctrl-C kills them."""
     with graceful_shutdown(
-        first=lambda: _stop([slot for slot in slots if slot.job is not None]),
-        again=lambda: [slot.worker.kill() for slot in slots if slot.worker is not None],
-    ) as stopped:
-        yield stopped
+        first=lambda: _terminate([slot for slot in slots if slot.job is not None]),
+        again=lambda: [slot.process.kill() for slot in slots if slot.process is not None],
+    ) as stop:
+        yield stop

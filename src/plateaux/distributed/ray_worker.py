@@ -1,4 +1,4 @@
-"""A pair of hands on a Ray cluster: a process that carries out jobs in one thread and answers in others."""
+"""The actor of a Ray pool: it executes jobs in one thread and replies to the pool in others."""
 
 from __future__ import annotations
 
@@ -12,70 +12,74 @@ from threading import Condition
 from typing import Any
 
 from plateaux.core.executor import JobFn
+from plateaux.core.progress import ProgressEvent
 from plateaux.core.runtime import num_cores
 from plateaux.distributed.process_pool import run_captured
 from plateaux.distributed.stop_signal import stop_worker_threads
 
-BROKEN = ("gloo", "NCCL", "TCPStore", "ProcessGroup", "Connection reset", "Broken pipe", "DistNetwork", "DistStore")
+MAX_EVENTS = 10_000  # kept between two polls; older ones are dropped
+GROUP_ERRORS = (
+    "gloo", "NCCL", "TCPStore", "ProcessGroup", "Connection reset", "Broken pipe", "DistNetwork", "DistStore",
+)  # fmt: skip
 
 
 class RayWorker:
-    """Carries out jobs in a process of the cluster, and keeps what there is to tell until it is asked."""
+    """Executes jobs in a process of the cluster, and collects progress events until they are polled."""
 
     def __init__(self) -> None:
-        self._events: deque[dict[str, Any]] = deque(maxlen=10_000)
+        self._events: deque[ProgressEvent] = deque(maxlen=MAX_EVENTS)
         self._condition = Condition()
-        self._over = False  # whether the last job has ended, and there is nothing to wait for
-        self._frozen = False  # whether what was imported is left out where garbage is looked for
+        self._is_finished = False  # whether the last job is over, so that polls return at once
+        self._is_frozen = False  # whether gc.freeze was called
 
     def describe(self) -> dict[str, Any]:
-        """Say where this is: node, process, address, and a port that is free there."""
+        """Return the node, process id, address, and a free port of this process."""
         import ray
 
         address = ray.util.get_node_ip_address()
         os.environ["PLATEAUX_NODE"] = f"{address} {ray.get_runtime_context().get_node_id()[:6]}"
-        with socket.socket() as door:
-            door.bind(("", 0))
-            port = door.getsockname()[1]
+        with socket.socket() as server:
+            server.bind(("", 0))
+            port = server.getsockname()[1]
         return {"node": os.environ["PLATEAUX_NODE"], "pid": os.getpid(), "address": address, "port": port}
 
     def run_job(
-        self, carry_out: JobFn, job: Any, cpus: float, group: Mapping[str, Any] | None = None
-    ) -> tuple[str, Any, list[dict[str, Any]]]:
-        """Carry out a job; say `done`, `failed` and why, or `broken` where the fault is another process's.
+        self, run_job: JobFn, job: Any, cpus: float, environment: Mapping[str, Any] | None = None
+    ) -> tuple[str, Any, list[ProgressEvent]]:
+        """Execute a job; return its status, its error, and the events that were not polled yet.
 
-        `group` is our place among the job's processes, by the names that torchrun sets and the mesh looks for. The
-        third part of the answer is the news that nobody has asked for yet.
+        The status is `done`, `failed`, or `broken` if another process of the group failed. `environment` holds the
+        variables of torchrun for a job with several processes.
         """
-        os.environ |= {name: str(value) for name, value in (group or {}).items()}
-        fair = max(1, num_cores() // max(1, int(cpus)))  # so many of us the machine has room for
-        if not self._frozen:  # Ray lets every process look for garbage while an actor waits for a place
-            gc.freeze()  # so that it is not looked for among all that was imported; to count those takes milliseconds
-            self._frozen = True
-        self._over = False
-        kind, content = run_captured(partial(carry_out, job, self._keep, processes=fair))
-        if kind == "failed" and group and any(word in ": ".join(content) for word in BROKEN):
-            kind = "broken"
+        os.environ |= {name: str(value) for name, value in (environment or {}).items()}
+        processes = max(1, num_cores() // max(1, int(cpus)))  # actors of this size that the machine has room for
+        if not self._is_frozen:  # Ray runs garbage collection in every process while an actor waits for resources
+            gc.freeze()  # imported modules are then left out, which saves milliseconds each time
+            self._is_frozen = True
+        self._is_finished = False
+        status, error = run_captured(partial(run_job, job, self._add_event, processes=processes))
+        if status == "failed" and environment and any(word in ": ".join(error) for word in GROUP_ERRORS):
+            status = "broken"
         with self._condition:
-            self._over = True
+            self._is_finished = True
             self._condition.notify_all()
-        return kind, content, self.poll_events(0)
+        return status, error, self.poll_events(0)
 
-    def poll_events(self, patience: float) -> list[dict[str, Any]]:
-        """Return the news since the last time, gathered for a while, or until the job is over.
+    def poll_events(self, timeout: float) -> list[ProgressEvent]:
+        """Return the events since the last poll, collected for `timeout` seconds or until the job is over.
 
-        Every answer costs both sides some milliseconds, so it does not come for each piece of news.
+        Events are collected because every reply costs both sides some milliseconds.
         """
         with self._condition:
-            self._condition.wait_for(lambda: self._over, patience)
-            heard = list(self._events)
+            self._condition.wait_for(lambda: self._is_finished, timeout)
+            events = list(self._events)
             self._events.clear()
-        return heard
+        return events
 
     def stop(self) -> None:
-        """Ask the job to end with a checkpoint."""
+        """Ask the job to stop with a checkpoint."""
         stop_worker_threads()
 
-    def _keep(self, event: Any) -> None:
+    def _add_event(self, event: ProgressEvent) -> None:
         with self._condition:
             self._events.append(event)

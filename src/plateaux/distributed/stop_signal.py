@@ -10,23 +10,23 @@ from typing import Any
 
 
 class StopFlag:
-    """Says whether somebody asked to stop; a signal handler may set it at any moment, which would lock up an Event."""
+    """Whether a stop was requested. Unlike threading.Event, it can be set in a signal handler without a deadlock."""
 
     def __init__(self) -> None:
-        self._up = False
+        self._is_set = False
 
     def is_set(self) -> bool:
-        return self._up
+        return self._is_set
 
     def set(self) -> None:
-        self._up = True
+        self._is_set = True
 
 
-_process_wide = StopFlag()  # for work in other threads than the main one, which no signal reaches
+_process_wide = StopFlag()  # for other threads than the main one, which receive no signals
 
 
 def stop_worker_threads() -> None:
-    """Ask the work in this process's other threads to stop, as a signal asks the main one."""
+    """Request a stop of the work in other threads of this process, as a signal does for the main thread."""
     _process_wide.set()
 
 
@@ -34,26 +34,26 @@ def stop_worker_threads() -> None:
 def graceful_shutdown(
     *, first: Callable[[], Any] = lambda: None, again: Callable[[], Any] = lambda: None
 ) -> Iterator[StopFlag]:
-    """Turn Ctrl-C and SIGTERM into a sign that the work looks at between two steps; a second Ctrl-C ends at once.
+    """Set a flag on Ctrl-C and SIGTERM, which the work checks between steps; a second Ctrl-C interrupts at once.
 
-    `first` and `again` are called at the moment of the first signal and of the second Ctrl-C.
+    `first` and `again` are called by the first signal and by the second Ctrl-C. Ignored signals stay ignored.
     """
-    asked = StopFlag()
+    stop = StopFlag()
 
-    def raise_sign(number: int, _: Any) -> None:
-        if asked.is_set() and number == signal.SIGINT:
+    def handle(number: int, _: Any) -> None:
+        if stop.is_set() and number == signal.SIGINT:
             again()
             raise KeyboardInterrupt
-        asked.set()
+        stop.set()
         first()
 
     if current_thread() is not main_thread():
         yield _process_wide
         return
-    heard = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) is not signal.SIG_IGN]
-    old = {number: signal.signal(number, raise_sign) for number in heard}
+    signals = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) is not signal.SIG_IGN]
+    handlers = {number: signal.signal(number, handle) for number in signals}
     try:
-        yield asked
+        yield stop
     finally:
-        for number, handler in old.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)

@@ -1,6 +1,6 @@
-"""BatchNorm whose batch is spread over processes: statistics of the whole batch, exact gradients, on any device.
+"""Synchronized BatchNorm: statistics of a batch that is divided over processes, with exact gradients, on any device.
 
-torch's own SyncBatchNorm takes CUDA inputs only.
+`torch.nn.SyncBatchNorm` supports CUDA inputs only.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from plateaux.core.errors import RecipeError
 
 
 def convert_sync_batchnorm(module: nn.Module, group: Any) -> None:
-    """Turn every BatchNorm of a network, in place, into one that normalises over the group's whole batch."""
+    """Convert every BatchNorm of a network, in place, to one that normalizes over the batch of all processes."""
     for name, child in module.named_modules():
         if isinstance(child, _BatchNorm):
-            child.__class__ = _synced_kind(name, child)
+            child.__class__ = _synced_class(name, child)
             child.group = group
 
 
@@ -34,24 +34,24 @@ class SyncedBatchNorm(_BatchNorm):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training:
             return super().forward(x)
-        axes = [axis for axis in range(x.dim()) if axis != 1]
+        dims = [dim for dim in range(x.dim()) if dim != 1]
         wide = x if x.dtype == torch.float64 else x.float()
         count = torch.tensor([x.numel() / x.shape[1]], dtype=wide.dtype, device=x.device)
-        total = _add_up(torch.cat([wide.sum(axes), count]), self.group)
+        total = _all_reduce_sum(torch.cat([wide.sum(dims), count]), self.group)
         size = total[-1].detach().clamp(min=1)
         mean = total[:-1] / size
         shape = [1, -1, *[1] * (x.dim() - 2)]
-        centred = wide - mean.view(shape)
-        variance = _add_up((centred * centred).sum(axes), self.group) / size
-        if float(total[-1]):  # nobody may have a sample
-            self._remember(mean.detach(), variance.detach(), float(size))
-        out = centred * torch.rsqrt(variance + self.eps).view(shape)
+        centered = wide - mean.view(shape)
+        variance = _all_reduce_sum((centered * centered).sum(dims), self.group) / size
+        if float(total[-1]):  # all processes may have empty batches
+            self._update_running_stats(mean.detach(), variance.detach(), float(size))
+        out = centered * torch.rsqrt(variance + self.eps).view(shape)
         if self.affine:
             out = out * self.weight.view(shape) + self.bias.view(shape)
         return out.to(x.dtype)
 
     @torch.no_grad()
-    def _remember(self, mean: Tensor, variance: Tensor, size: float) -> None:
+    def _update_running_stats(self, mean: Tensor, variance: Tensor, size: float) -> None:
         if not self.track_running_stats or self.running_mean is None or self.running_var is None:
             return
         assert self.num_batches_tracked is not None
@@ -61,13 +61,13 @@ class SyncedBatchNorm(_BatchNorm):
         self.running_var.lerp_((variance * (size / max(size - 1, 1))).to(self.running_var.dtype), rate)
 
 
-def _add_up(x: Tensor, group: Any) -> Tensor:
-    total: Tensor = _AddUp.apply(x, group)  # type: ignore[no-untyped-call]
+def _all_reduce_sum(x: Tensor, group: Any) -> Tensor:
+    total: Tensor = _AllReduceSum.apply(x, group)  # type: ignore[no-untyped-call]
     return total
 
 
-class _SyncedThenActive(SyncedBatchNorm):
-    """timm's BatchNorm with dropout and activation in one layer."""
+class _SyncedBatchNormAct(SyncedBatchNorm):
+    """BatchNorm with dropout and activation in one layer, as timm's BatchNormAct2d."""
 
     def forward(self, x: Tensor) -> Tensor:
         out = super().forward(x)
@@ -77,19 +77,19 @@ class _SyncedThenActive(SyncedBatchNorm):
         return out
 
 
-def _synced_kind(name: str, layer: _BatchNorm) -> type[SyncedBatchNorm]:
+def _synced_class(name: str, layer: _BatchNorm) -> type[SyncedBatchNorm]:
     if type(layer).forward is _BatchNorm.forward or isinstance(layer, nn.SyncBatchNorm | SyncedBatchNorm):
-        return _SyncedThenActive if isinstance(layer, _SyncedThenActive) else SyncedBatchNorm
+        return _SyncedBatchNormAct if isinstance(layer, _SyncedBatchNormAct) else SyncedBatchNorm
     if isinstance(getattr(layer, "act", None), nn.Module) and isinstance(getattr(layer, "drop", None), nn.Module):
-        return _SyncedThenActive
+        return _SyncedBatchNormAct
     raise RecipeError(
-        f"Layer {name!r} is a BatchNorm of its own kind ({type(layer).__name__}), which cannot be made to share its "
-        "statistics over a data axis; set executor.sync_batchnorm=false, or executor.data_parallel = 1"
+        f"Layer {name!r} is a custom BatchNorm ({type(layer).__name__}), which cannot be synchronized over processes; "
+        "set executor.sync_batchnorm = false or executor.data_parallel = 1"
     )
 
 
-class _AddUp(torch.autograd.Function):
-    """Sum over processes, forwards and backwards: everyone's loss depends on everyone's statistics."""
+class _AllReduceSum(torch.autograd.Function):
+    """Sum over processes in the forward and the backward pass: all losses depend on the statistics of all processes."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:

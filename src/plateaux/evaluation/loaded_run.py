@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -21,11 +20,9 @@ from plateaux.distributed.executors.local import SINGLE_PROCESS
 from plateaux.evaluation.loading import data_splits_info, load_members
 from plateaux.evaluation.options import DEFAULT_OPTIONS, EvalOptions
 from plateaux.models.backbone import BackboneWithHead
-from plateaux.storage.feature_cache import prepare, through_backbone
+from plateaux.storage.feature_cache import prepare_features, through_backbone
 from plateaux.storage.run import Run
 from plateaux.storage.run_info import DataInfo
-
-logger = logging.getLogger(__name__)
 
 
 class LoadedRun:
@@ -89,7 +86,7 @@ class LoadedRun:
         if not (self.recipe.model.cache_features and isinstance(module, BackboneWithHead) and source.has_content_hash):
             return self.data, source
         features = through_backbone(self.recipe, self.data, source, module.backbone, device=self.device, ids=ids)
-        prepare([features], self.executor, logger.info, ids=ids)
+        prepare_features([features], self.executor, ids=ids)
         return replace(self.data, mean=(), std=()), features
 
 

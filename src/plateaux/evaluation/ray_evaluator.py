@@ -88,7 +88,7 @@ class RayEvaluator(Evaluator):
         task = EvalTask(str(self.run.store.root), split, metrics, tuple(subsets), self.components, limit)
         total: RunSums = {}
         done = 0
-        for shard, sums in self.executor.map(self._shards(len(ids)), predict_shard, reduce_shard, task):
+        for shard, sums in self.executor.map_reduce(self._shards(len(ids)), predict_shard, reduce_shard, task):
             merge(total, sums, metrics, shard, len(ids))
             done += shard.stop - shard.start
             progress(WorkDone(done, len(ids)))

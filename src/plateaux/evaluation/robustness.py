@@ -22,7 +22,7 @@ SHARED_SAMPLES = "error: the mean of the parts' errors, an upper bound, for all 
 def robustness(found: Sequence[MetricResult], baseline: Baseline | None = None) -> list[MetricResult]:
     """Return accuracies under corruption summed up: by kind, by severity, over all (cACC), and as mCE.
 
-    Without a baseline the mean corruption error is not normalised, and is called so.
+    Without a baseline the mean corruption error is not normalized, and is called so.
     """
     parts = [each for each in found if each.metric == "accuracy" and "corruption" in each.data]
     if not parts:
@@ -70,7 +70,7 @@ def _mean_error(
     kinds = list(dict.fromkeys(kind for kind, _ in accuracies))
     if baseline is not None and (missing := [kind for kind in kinds if kind not in baseline]):
         raise DataError(f"The baseline says nothing about {', '.join(missing)}; {_WANTED}")
-    name = "mean corruption error (not normalised)" if baseline is None else "mCE"
+    name = "mean corruption error (not normalized)" if baseline is None else "mCE"
     names = dict.fromkeys(row for each in accuracies.values() for row in each)
     rows = {
         row: mean_of_paired([_corruption_error(kind, row, accuracies, baseline) for kind in kinds]) for row in names

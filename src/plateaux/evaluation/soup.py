@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from plateaux.config.builders.data import bn_update_batches, eval_batches, train_val_split
 from plateaux.config.builders.model import architecture_hash
 from plateaux.config.components import Components, Model
-from plateaux.config.recipe import Recipe, member_value
-from plateaux.config.schema import options_for_member
+from plateaux.config.recipe import Recipe
+from plateaux.config.schema import member_options, member_value
 from plateaux.core import registry
 from plateaux.core.errors import RunError
 from plateaux.core.method import LossFn
@@ -30,7 +30,7 @@ from plateaux.evaluation.evaluator import SELECTION, Evaluator
 from plateaux.evaluation.options import DEFAULT_OPTIONS, EvalOptions
 from plateaux.evaluation.splits import EvalSplit
 from plateaux.models.modes import update_bn
-from plateaux.storage.import_weights import keep_weights
+from plateaux.storage.import_weights import store_weights
 from plateaux.storage.run import Run, RunLike
 from plateaux.storage.run_info import RunInfo
 
@@ -103,7 +103,7 @@ def soup(
     mean = {name: state[name].cpu() for name in mean}  # with updated BatchNorm statistics
     made = Run.begin(out, _single_member_recipe(evaluator), RunInfo(evaluator.run.info.data))
     made.put_shared(evaluator.run.shared())
-    keep_weights(made, [mean], [f"{selection['kind']} of members {selection['members']} of {root}"])
+    store_weights(made, [mean], [f"{selection['kind']} of members {selection['members']} of {root}"])
     made.store.put_json(SELECTION, selection)
     return made
 
@@ -155,7 +155,7 @@ def _single_member_recipe(evaluator: Evaluator) -> Recipe:
     recipe, number = evaluator.run.recipe, evaluator.numbers[0]
     name = member_value("model.name", recipe.model.name, number, recipe.members)
     factory = evaluator.components.model or registry.model.get(name, allow=evaluator.components.trust)
-    options = options_for_member(factory, recipe.model.options, number, recipe.members)
+    options = member_options(factory, recipe.model.options, number, recipe.members)
     keys = ("backbone", "head", "image_size", "cache_features", "cache_dtype")
     backbone = {key: getattr(recipe.model, key) for key in keys if getattr(recipe.model, key) is not None}
     width = {"head_width": member_value("model.head_width", recipe.model.head_width, number, recipe.members)}

@@ -27,7 +27,7 @@ from plateaux.data.corruptions.corrupt import CORRUPTIONS, EXTRA, VERSION, Corru
 from plateaux.data.corruptions.published import open_published
 from plateaux.data.files import data_root
 from plateaux.data.sources import DataSplits, Source
-from plateaux.storage.image_cache import Cached
+from plateaux.storage.image_cache import CachedImages
 from plateaux.storage.run_info import DataInfo
 
 SEVERITIES = (1, 2, 3, 4, 5)
@@ -170,7 +170,7 @@ def _corruption(facts: DataInfo, root: Path, kind: str, severity: int, cache: st
     def open_(recipe: Recipe, data: DataSplits) -> tuple[Source, Tensor]:
         found: Source = published if published is not None else Corrupted(data.test, kind, severity)
         if cache is not None and isinstance(found, Corrupted):
-            found = Cached(found, cache)
+            found = CachedImages(found, cache)
         return found, torch.arange(len(found))
 
     about = {"name": facts.name, "corruption": kind, "severity": severity, "source": source}

@@ -15,7 +15,6 @@ from plateaux.evaluation.results import MetricResult
 
 CAPTION = "± one standard error: over samples, and over members for their mean"
 PROBE_CAPTION = "± one standard error: over samples / over Monte-Carlo samples; of a mean: over members"
-TITLES = {"performance": "how good", "uncertainty": "how sure", "diversity": "how different"}
 MAX_COLUMNS = 4  # metrics side by side: what fits into 80 characters
 MAX_PAIRS, MAX_MEMBERS = 6, 8  # rows of pairs and members; above that only their mean is shown
 MAX_PARTS = 4  # further values of a probe that are shown; more are left to JSON
@@ -88,7 +87,7 @@ def _metric_table(results: Sequence[MetricResult], group: str) -> Table:
         [name, *(format_value(result, result.rows[name]) if name in result.rows else "" for result in results)]
         for name in names
     ]
-    title = heading(results[0]) + (f": {TITLES[group]}" if group else "")
+    title = heading(results[0]) + (f": {group}" if group else "")
     return Table.from_text(title, header, [row for row in rows if any(row[1:])], CAPTION)
 
 
@@ -137,7 +136,7 @@ def _probe_table(results: Sequence[MetricResult]) -> Table:
         "unit logits": data["unit_logits"],
         "augmented": data["augmentation"] != "none",
     }
-    title = f"{data['name']}, {results[0].split} samples: how flat"
+    title = f"{data['name']}, {results[0].split} samples: sharpness"
     title = ", ".join([title, *(name for name, is_on in modes.items() if is_on)])
     caption = PROBE_CAPTION + (f". {hidden} further values are in --json" if hidden else "")
     return Table.from_text(title, ["", "samples", *columns], rows, caption)

@@ -15,14 +15,14 @@ import torch
 
 from plateaux.core import tensor_tree
 from plateaux.core.types import TensorTree
-from plateaux.loss_landscape.groups import Group, gradient, losses
+from plateaux.loss_landscape.groups import Group, group_gradient, group_losses
 from plateaux.loss_landscape.loss_surface import LossSurface
 from plateaux.loss_landscape.perturbations import perturb, sample_direction
 
 Norm = Literal["l2", "linf"]
 
-MOMENTUM = 0.75  # the share of the new step; the rest goes on as before
-RISING = 0.75  # a step is halved where fewer than this share of steps since the last checkpoint went up
+STEP_WEIGHT = 0.75  # the share of the new step; the rest goes on as before
+MIN_INCREASING = 0.75  # a step is halved where fewer than this share of steps since the last checkpoint went up
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,41 +42,41 @@ class Ball:
 
 
 @dataclass(frozen=True, slots=True)
-class Ascent:
+class ApgdResult:
     """Where an ascent came from and how far it got, in mean losses of its group."""
 
-    origin: float
-    half: float  # the largest seen after half of the steps
-    best: float  # the largest seen
-    at: TensorTree  # u of the best
+    initial_loss: float
+    halfway_loss: float  # the largest seen after half of the steps
+    best_loss: float  # the largest seen
+    best_u: TensorTree  # u of the best
 
 
 @dataclass(frozen=True, slots=True)
 class Iterate:
     u: TensorTree
     loss: float
-    way: TensorTree  # up, of length one in the ball's sense
+    direction: TensorTree  # up, of length one in the ball's sense
 
     @property
-    def sound(self) -> bool:
+    def is_finite(self) -> bool:
         return isfinite(self.loss)
 
 
-def ascents(
+def run_apgd(
     ground: LossSurface, group: Group, ball: Ball, *, steps: int, generator: torch.Generator, restarts: int = 1
-) -> list[Ascent]:
+) -> list[ApgdResult]:
     """Climb from home, and from random points of the ball where there is more than one start.
 
     Takes `steps` gradients and one forward pass a start. Whoever calls is inside `ground.standing`.
     """
     if ball.radius == 0:
-        nowhere = _nowhere(ground.origin)
+        nowhere = _zeros_like(ground.origin)
         perturb(ground, nowhere)
-        home = float(losses(ground, group).mean())
-        return [Ascent(home, home, home, nowhere)] * restarts
-    first = _ascend(ground, group, ball, _nowhere(ground.origin), steps, generator, None)
-    starts = (_anywhere(ground.origin, ball, generator) for _ in range(restarts - 1))
-    return [first, *(_ascend(ground, group, ball, start, steps, generator, first.origin) for start in starts)]
+        home = float(group_losses(ground, group).mean())
+        return [ApgdResult(home, home, home, nowhere)] * restarts
+    first = _ascend(ground, group, ball, _zeros_like(ground.origin), steps, generator, None)
+    starts = (_random_point(ground.origin, ball, generator) for _ in range(restarts - 1))
+    return [first, *(_ascend(ground, group, ball, start, steps, generator, first.initial_loss) for start in starts)]
 
 
 def _ascend(
@@ -87,47 +87,47 @@ def _ascend(
     steps: int,
     generator: torch.Generator,
     home: float | None,
-) -> Ascent:
+) -> ApgdResult:
     pace = _StepSize(2 * ball.radius, steps)
     best: Iterate | None = None
     older: TensorTree | None = None
     half = last = -inf if home is None else home
     for number in range(steps):
-        here = _look(ground, group, ball, u, generator)
+        here = _evaluate(ground, group, ball, u, generator)
         home = here.loss if home is None else home
         if not isfinite(home):
-            return Ascent(nan, nan, nan, u)
-        best = here if here.sound and (best is None or here.loss > best.loss) else best
+            return ApgdResult(nan, nan, nan, u)
+        best = here if here.is_finite and (best is None or here.loss > best.loss) else best
         if number == steps // 2 and best is not None:
             half = best.loss
         stalled = pace.stalled(number, rose=number > 0 and here.loss > last, best=best.loss if best else -inf)
         if best is None:  # a random start beyond what numbers can hold
-            u, older = _nowhere(u), None
+            u, older = _zeros_like(u), None
             continue
-        if stalled or not here.sound:
+        if stalled or not here.is_finite:
             pace.step /= 2
             here, older = best, None
         last = here.loss
-        u, older = _next(here, older, pace.step, ball), here.u
+        u, older = _momentum_step(here, older, pace.step, ball), here.u
     assert home is not None
-    return _ended(ground, group, ball, u, best, home, half)
+    return _finish(ground, group, ball, u, best, home, half)
 
 
-def _ended(
+def _finish(
     ground: LossSurface, group: Group, ball: Ball, u: TensorTree, best: Iterate | None, home: float, half: float
-) -> Ascent:
+) -> ApgdResult:
     """Return what was found, after a look at the last point."""
     perturb(ground, u, scale=ball.scale)
-    last = float(losses(ground, group).mean())
-    found = [(home, _nowhere(u)), *([(best.loss, best.u)] if best else []), *([(last, u)] if isfinite(last) else [])]
+    last = float(group_losses(ground, group).mean())
+    found = [(home, _zeros_like(u)), *([(best.loss, best.u)] if best else []), *([(last, u)] if isfinite(last) else [])]
     largest, at = max(found, key=lambda pair: pair[0])
-    return Ascent(home, max(half, home), largest, at)
+    return ApgdResult(home, max(half, home), largest, at)
 
 
-def _look(ground: LossSurface, group: Group, ball: Ball, u: TensorTree, generator: torch.Generator) -> Iterate:
+def _evaluate(ground: LossSurface, group: Group, ball: Ball, u: TensorTree, generator: torch.Generator) -> Iterate:
     """Return the loss at u and the steepest way up from there; where all is level, any way."""
     perturb(ground, u, scale=ball.scale)
-    loss, way = gradient(ground, group)
+    loss, way = group_gradient(ground, group)
     if ball.scale is not None:
         tensor_tree.multiply_(way, ball.scale)
     length = float(tensor_tree.norm(way))
@@ -141,14 +141,14 @@ def _look(ground: LossSurface, group: Group, ball: Ball, u: TensorTree, generato
     return Iterate(u, loss if isfinite(length) else nan, way)
 
 
-def _next(here: Iterate, older: TensorTree | None, step: float, ball: Ball) -> TensorTree:
+def _momentum_step(here: Iterate, older: TensorTree | None, step: float, ball: Ball) -> TensorTree:
     """Return P(u + a (z - u) + (1 - a) (u - older)) with z = P(u + step * way); without an older point z."""
-    z = tensor_tree.add(here.u, here.way, times=step)
+    z = tensor_tree.add(here.u, here.direction, times=step)
     ball.project_(z)
     if older is not None:
-        tensor_tree.scale_(z, MOMENTUM)
-        tensor_tree.add_(z, here.u, times=2 * (1 - MOMENTUM))
-        tensor_tree.add_(z, older, times=MOMENTUM - 1)
+        tensor_tree.scale_(z, STEP_WEIGHT)
+        tensor_tree.add_(z, here.u, times=2 * (1 - STEP_WEIGHT))
+        tensor_tree.add_(z, older, times=STEP_WEIGHT - 1)
         ball.project_(z)
     return z
 
@@ -166,7 +166,7 @@ class _StepSize:
         self.rises += rose
         if number not in self.marks:
             return False
-        few = self.rises < RISING * (number - self.since)
+        few = self.rises < MIN_INCREASING * (number - self.since)
         same = self.before == (self.step, best)
         self.rises, self.since, self.before = 0, number, (self.step, best)
         return few or same
@@ -186,11 +186,11 @@ def checkpoints(steps: int) -> set[int]:
     return found
 
 
-def _nowhere(like: TensorTree) -> TensorTree:
+def _zeros_like(like: TensorTree) -> TensorTree:
     return {name: torch.zeros_like(tensor) for name, tensor in like.items()}
 
 
-def _anywhere(home: TensorTree, ball: Ball, generator: torch.Generator) -> TensorTree:
+def _random_point(home: TensorTree, ball: Ball, generator: torch.Generator) -> TensorTree:
     """Return a random point of the ball, spread evenly; weights that cannot move take no part."""
     u = sample_direction(home, generator, "uniform" if ball.norm == "linf" else "normal")
     if ball.scale is not None:

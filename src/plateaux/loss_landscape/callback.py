@@ -11,21 +11,15 @@ from torch import Tensor, nn
 from plateaux.config.builders.data import eval_batches
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import PlateauxError
-from plateaux.core.row_names import RowName
 from plateaux.core.types import Estimate
 from plateaux.data.sources import DataSplits
 from plateaux.evaluation.results import MetricResult
 from plateaux.loss_landscape.probe import Probe, get_probes
-from plateaux.loss_landscape.session import DEFAULT_SETTINGS, ProbeBatch, make_loss_surface, probe_mode, sample_ids
-
-
-def _measured(name: str, rows: Mapping[str, Estimate], about: Mapping[str, Any]) -> dict[str, Any]:
-    named = {RowName.parse(row): value for row, value in rows.items()}
-    return MetricResult(name, "train", named, None, {}, about).to_dict()
+from plateaux.loss_landscape.session import DEFAULT_OPTIONS, ProbeBatch, make_loss_surface, probe_mode, sample_ids
 
 
 class ProbeCallback:
-    """Asks members in training every few epochs, on the same samples and with the same draws, and moves nothing."""
+    """Runs probes every few epochs, on the same samples and with the same seeds, without any effect on training."""
 
     def __init__(
         self, recipe: Recipe, data: DataSplits, ids: Tensor, device: torch.device, *, trust: tuple[str, ...] = ()
@@ -35,12 +29,12 @@ class ProbeCallback:
         self._sample: ProbeBatch | None = None
 
     def due(self, epoch: int) -> bool:
-        """Say whether members are asked after so many epochs."""
-        part = self.recipe.probe
-        return bool(self.probes) and (epoch % part.every == 0 or epoch == self.recipe.train.epochs)
+        """Return whether the probes run after this epoch: every `probe.every` epochs, and after the last."""
+        config = self.recipe.probe
+        return bool(self.probes) and (epoch % config.every == 0 or epoch == self.recipe.train.epochs)
 
     def sample(self) -> ProbeBatch:
-        """Return the samples, read when they are first needed."""
+        """Return the samples. They are loaded at the first call."""
         if self._sample is None:
             ids = sample_ids(self.ids, self.recipe.seed, self.recipe.probe.samples)
             batches = eval_batches(
@@ -52,19 +46,27 @@ class ProbeCallback:
     def run(
         self, module: nn.Module, number: int, epoch: int, track: Callable[[int, Mapping[str, Any]], None] | None = None
     ) -> Sequence[dict[str, Any]]:
-        """Return a line of the log for every probe; one that cannot be asked of this network says why."""
-        sample, seed, lines = self.sample(), self.recipe.seed, []
+        """Run all probes on one member and return one log record per probe.
+
+        If a probe does not support the network, its record has the error message under `problem`.
+        """
+        sample, seed, records = self.sample(), self.recipe.seed, []
         for name, probe in self.probes.items():
-            line: dict[str, Any] = {"epoch": epoch, "probe": name}
+            record: dict[str, Any] = {"epoch": epoch, "probe": name}
             with probe_mode(module, "eval"):
-                ground = make_loss_surface(module, sample, DEFAULT_SETTINGS, seed=seed, number=number)
-                about = {**sample.metadata(), **DEFAULT_SETTINGS.of(module)}
+                surface = make_loss_surface(module, sample, DEFAULT_OPTIONS, seed=seed, member_id=number)
+                metadata = {**sample.metadata(), **DEFAULT_OPTIONS.metadata(module)}
                 try:
-                    found = _measured(name, probe.run(ground), about)
-                    line |= {"rows": found["rows"], "data": found["data"]}
-                except PlateauxError as problem:
-                    line["problem"] = str(problem)
-            lines.append(line)
-            if track is not None and "rows" in line:
-                track(epoch, {f"probe {name}": line["rows"].get("", {}).get("value")})
-        return lines
+                    record |= _log_fields(name, probe.run(surface), metadata)
+                except PlateauxError as error:
+                    record["problem"] = str(error)
+            records.append(record)
+            if track is not None and "rows" in record:
+                track(epoch, {f"probe {name}": record["rows"].get("", {}).get("value")})
+        return records
+
+
+def _log_fields(name: str, rows: Mapping[str, Estimate], metadata: Mapping[str, Any]) -> dict[str, Any]:
+    named = {RowName.parse(row): value for row, value in rows.items()}
+    result = MetricResult(name, "train", named, None, {}, metadata).to_dict()
+    return {"rows": result["rows"], "data": result["data"]}

@@ -22,10 +22,10 @@ from plateaux.loss_landscape.forward_mode import math_sdpa
 from plateaux.loss_landscape.loss_surface import LossSurface
 
 Kind = Literal["hessian", "gauss_newton"]
-Differentiation = Literal["forwards over backwards", "twice backwards"]
+Mode = Literal["forwards over backwards", "twice backwards"]
 
-PIECES = 8  # into at least so many the samples are cut, for the error that comes from them
-SMALLEST = 16  # but no piece below so many samples: small ones cost more a sample
+MIN_CHUNKS = 8  # into at least so many the samples are cut, for the error that comes from them
+MIN_CHUNK_SAMPLES = 16  # but no piece below so many samples: small ones cost more a sample
 
 
 class Curvature:
@@ -38,11 +38,11 @@ class Curvature:
 
     def __init__(self, surface: LossSurface, *, kind: Kind = "hessian", layer: str | None = None) -> None:
         self.surface, self.kind = surface, kind
-        self.names = _within(surface, layer)
-        self.pieces = tuple(_pieces(surface))
-        sizes = torch.tensor([len(piece) for piece in self.pieces], dtype=torch.float64)
-        self.shares = sizes / sizes.sum()  # [G] of the samples
-        self.differentiation: Differentiation = self._choose()
+        self.names = _param_names(surface, layer)
+        self.chunks = tuple(_split_chunks(surface))
+        sizes = torch.tensor([len(piece) for piece in self.chunks], dtype=torch.float64)
+        self.chunk_weights = sizes / sizes.sum()  # [G] of the samples
+        self.mode: Mode = self._choose_mode()
 
     @property
     def size(self) -> int:
@@ -63,43 +63,43 @@ class Curvature:
 
     def product(self, vector: Tensor) -> Tensor:
         """Return the matrix times a vector `[P]`."""
-        return self.applied(vector)[0]
+        return self.product_and_forms(vector)[0]
 
-    def applied(self, vector: Tensor) -> tuple[Tensor, Tensor]:
+    def product_and_forms(self, vector: Tensor) -> tuple[Tensor, Tensor]:
         """Return the matrix times a vector `[P]`, and every piece's and tensor's part of `v . H v`, `[G, T]`."""
-        along = self._tree(vector)
+        along = self._unflatten(vector)
         total = [torch.zeros_like(part) for part in along.values()]
-        forms = torch.zeros(len(self.pieces), len(total), dtype=torch.float64)
-        for number, (piece, share) in enumerate(zip(self.pieces, self.shares.tolist(), strict=True)):
-            found = list(self._of_piece(self.differentiation)(piece, along).values())
+        forms = torch.zeros(len(self.chunks), len(total), dtype=torch.float64)
+        for number, (piece, share) in enumerate(zip(self.chunks, self.chunk_weights.tolist(), strict=True)):
+            found = list(self._chunk_product(self.mode)(piece, along).values())
             torch._foreach_add_(total, found, alpha=share)
             dots = torch._foreach_mul(found, list(along.values()))
             forms[number] = torch.stack([part.sum(dtype=torch.float64) for part in dots])
         return torch.cat([part.flatten() for part in total]), forms
 
-    def data_error(self, values: Tensor) -> float | None:
+    def data_stderr(self, values: Tensor) -> float | None:
         """Return the standard error of the mean over all samples of what was found on each piece `[G]`."""
         count = len(values)
         if count < 2:
             return None
-        from_mean = values - values @ self.shares
-        return float(((self.shares * from_mean).square().sum() * count / (count - 1)).sqrt())
+        from_mean = values - values @ self.chunk_weights
+        return float(((self.chunk_weights * from_mean).square().sum() * count / (count - 1)).sqrt())
 
-    def _tree(self, vector: Tensor) -> TensorTree:
+    def _unflatten(self, vector: Tensor) -> TensorTree:
         homes = [self.surface.origin[name] for name in self.names]
         parts = torch.split(vector, [home.numel() for home in homes])
         return {n: part.view_as(home).to(home) for n, part, home in zip(self.names, parts, homes, strict=True)}
 
-    def _choose(self) -> Differentiation:
+    def _choose_mode(self) -> Mode:
         """Try forward mode on two samples; where it fails, say so and try without."""
-        two, along = self.pieces[0].take(slice(0, 2)), {name: self.surface.origin[name] for name in self.names}
+        two, along = self.chunks[0].take(slice(0, 2)), {name: self.surface.origin[name] for name in self.names}
         try:
-            self._of_piece("forwards over backwards")(two, along)
+            self._chunk_product("forwards over backwards")(two, along)
             return "forwards over backwards"
         except Exception as problem:  # there is no end to what a network may do that torch.func does not
             kind, said = type(self.surface.module).__name__, problem
         try:
-            self._of_piece("twice backwards")(two, along)
+            self._chunk_product("twice backwards")(two, along)
         except RuntimeError as problem:
             raise RecipeError(
                 f"This {kind} cannot be differentiated twice ({_first_line(problem)}); "
@@ -111,12 +111,12 @@ class Curvature:
         )
         return "twice backwards"
 
-    def _of_piece(self, manner: Differentiation) -> Callable[[Batch, TensorTree], TensorTree]:
-        ways: dict[tuple[Kind, Differentiation], Callable[[Batch, TensorTree], TensorTree]] = {
+    def _chunk_product(self, manner: Mode) -> Callable[[Batch, TensorTree], TensorTree]:
+        ways: dict[tuple[Kind, Mode], Callable[[Batch, TensorTree], TensorTree]] = {
             ("hessian", "forwards over backwards"): self._hessian,
-            ("hessian", "twice backwards"): self._hessian_backwards,
+            ("hessian", "twice backwards"): self._hessian_reverse,
             ("gauss_newton", "forwards over backwards"): self._gauss_newton,
-            ("gauss_newton", "twice backwards"): self._gauss_newton_backwards,
+            ("gauss_newton", "twice backwards"): self._gauss_newton_reverse,
         }
 
         def of_piece(batch: Batch, along: TensorTree) -> TensorTree:
@@ -126,53 +126,55 @@ class Curvature:
         return of_piece
 
     def _hessian(self, batch: Batch, along: TensorTree) -> TensorTree:
-        losses, (moving, still) = self.surface.function(batch), self._parted()
+        losses, (moving, still) = self.surface.loss_fn(batch), self._split_params()
         slope = grad(lambda at: losses({**still, **at}).mean())
         found: TensorTree = jvp(slope, (moving,), (along,))[1]
         return found
 
-    def _hessian_backwards(self, batch: Batch, along: TensorTree) -> TensorTree:
-        params = self._params()
+    def _hessian_reverse(self, batch: Batch, along: TensorTree) -> TensorTree:
+        params = self._leaves()
         with torch.enable_grad():
-            loss = self.surface.function(batch)(self.surface.params).mean()
+            loss = self.surface.loss_fn(batch)(self.surface.params).mean()
             slope = torch.autograd.grad(loss, params, create_graph=True, allow_unused=True)
-        return self._to_tree(_pulled(slope, along, params))
+        return self._fill_missing(_vjp(slope, along, params))
 
     def _gauss_newton(self, batch: Batch, along: TensorTree) -> TensorTree:
-        logits, (moving, still) = self._logits(batch), self._parted()
+        logits, (moving, still) = self._logits(batch), self._split_params()
 
         def of(at: TensorTree) -> Tensor:
             return logits({**still, **at})
 
         pushed = jvp(of, (moving,), (along,))
-        found: TensorTree = vjp(of, moving)[1](_bent(pushed[0], pushed[1]))[0]
+        found: TensorTree = vjp(of, moving)[1](_cross_entropy_hvp(pushed[0], pushed[1]))[0]
         return found
 
-    def _gauss_newton_backwards(self, batch: Batch, along: TensorTree) -> TensorTree:
-        params = self._params()
+    def _gauss_newton_reverse(self, batch: Batch, along: TensorTree) -> TensorTree:
+        params = self._leaves()
         with torch.enable_grad():
             out = self._logits(batch)(self.surface.params)
             pull = torch.zeros_like(out, requires_grad=True)
             back = torch.autograd.grad(out, params, pull, create_graph=True, allow_unused=True)
-        (change,) = _pulled(back, along, [pull])
+        (change,) = _vjp(back, along, [pull])
         if change is None:
-            return self._to_tree([None] * len(params))
-        return self._to_tree(torch.autograd.grad(out, params, _bent(out.detach(), change), allow_unused=True))
+            return self._fill_missing([None] * len(params))
+        return self._fill_missing(
+            torch.autograd.grad(out, params, _cross_entropy_hvp(out.detach(), change), allow_unused=True)
+        )
 
     def _logits(self, batch: Batch) -> Callable[[TensorTree], Tensor]:
-        outputs = self.surface.outputs(batch)
-        return lambda at: self.surface.scaled(outputs(at))
+        outputs = self.surface.logits_fn(batch)
+        return lambda at: self.surface.prepare_logits(outputs(at))
 
-    def _parted(self) -> tuple[TensorTree, TensorTree]:
+    def _split_params(self) -> tuple[TensorTree, TensorTree]:
         """Return the weights that the matrix is about, and all others."""
         weights = {name: p.detach() for name, p in self.surface.params.items()}
         moving = {name: weights.pop(name) for name in self.names}
         return moving, weights
 
-    def _params(self) -> list[Tensor]:
+    def _leaves(self) -> list[Tensor]:
         return [self.surface.params[name] for name in self.names]
 
-    def _to_tree(self, found: list[Tensor | None] | tuple[Tensor | None, ...]) -> TensorTree:
+    def _fill_missing(self, found: list[Tensor | None] | tuple[Tensor | None, ...]) -> TensorTree:
         pairs = zip(self.names, found, strict=True)
         return {name: torch.zeros_like(self.surface.origin[name]) if part is None else part for name, part in pairs}
 
@@ -182,7 +184,7 @@ def module_name(name: str) -> str:
     return name.rpartition(".")[0] or name
 
 
-def _within(ground: LossSurface, layer: str | None) -> list[str]:
+def _param_names(ground: LossSurface, layer: str | None) -> list[str]:
     names = [n for n in ground.origin if layer is None or n == layer or n.startswith(f"{layer}.")]
     if not names:
         layers = {module_name(name) for name in ground.origin}
@@ -190,11 +192,11 @@ def _within(ground: LossSurface, layer: str | None) -> list[str]:
     return names
 
 
-def _pieces(ground: LossSurface) -> Iterator[Batch]:
+def _split_chunks(ground: LossSurface) -> Iterator[Batch]:
     """Yield the samples cut finely enough, but where BatchNorm would see other batches than the member's."""
-    each = -(-ground.samples // PIECES)
+    each = -(-ground.samples // MIN_CHUNKS)
     for batch in ground.batches:
-        parts = min(-(-len(batch) // max(each, 1)), len(batch) // SMALLEST)
+        parts = min(-(-len(batch) // max(each, 1)), len(batch) // MIN_CHUNK_SAMPLES)
         if parts < 2 or ground.module.training:
             yield batch
             continue
@@ -202,18 +204,18 @@ def _pieces(ground: LossSurface) -> Iterator[Batch]:
         yield from (batch.take(slice(start, start + step)) for start in range(0, len(batch), step))
 
 
-def _pulled(slope: tuple[Tensor | None, ...], along: TensorTree, to: list[Tensor]) -> tuple[Tensor | None, ...]:
+def _vjp(slope: tuple[Tensor | None, ...], along: TensorTree, to: list[Tensor]) -> tuple[Tensor | None, ...]:
     """Return the derivatives of slope . along; what does not depend has none."""
     live = [(s, v) for s, v in zip(slope, along.values(), strict=True) if s is not None and s.requires_grad]
     if not live:
         return (None,) * len(to)
     outputs, weights = zip(*live, strict=True)
-    if _ends_in_error(outputs):
+    if _has_error_node(outputs):
         raise RuntimeError("a function in it is marked once_differentiable")
     return torch.autograd.grad(outputs, to, weights, allow_unused=True, retain_graph=True)
 
 
-def _ends_in_error(outputs: Sequence[Tensor]) -> bool:
+def _has_error_node(outputs: Sequence[Tensor]) -> bool:
     """Say whether a graph holds a node that refuses to be differentiated.
 
     Autograd passes by such a node in silence where it is asked for the derivatives of some tensors only.
@@ -230,7 +232,7 @@ def _ends_in_error(outputs: Sequence[Tensor]) -> bool:
     return False
 
 
-def _bent(out: Tensor, change: Tensor) -> Tensor:
+def _cross_entropy_hvp(out: Tensor, change: Tensor) -> Tensor:
     """Return the mean cross entropy's second derivatives over the logits, times a change of them."""
     p = out.softmax(-1)
     return p * (change - (p * change).sum(-1, keepdim=True)) / len(out)

@@ -18,11 +18,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from plateaux.core.types import TensorTree
 
-Function = Callable[[TensorTree], Tensor]
+ParamsFn = Callable[[TensorTree], Tensor]
 """Weights to numbers of every sample."""
 
 
-def jvp_outputs(function: Function, at: TensorTree, along: TensorTree) -> tuple[Tensor, Tensor]:
+def jvp_outputs(function: ParamsFn, at: TensorTree, along: TensorTree) -> tuple[Tensor, Tensor]:
     """Return the function there, and its first derivative in the direction `along`."""
     with math_sdpa():
         try:
@@ -31,10 +31,10 @@ def jvp_outputs(function: Function, at: TensorTree, along: TensorTree) -> tuple[
             with torch.enable_grad():
                 leaves = _leaves(at)
                 value = function(leaves)
-                return value.detach(), _pushed(value, leaves, along).detach()
+                return value.detach(), _jvp_by_double_backward(value, leaves, along).detach()
 
 
-def second_derivative(function: Function, at: TensorTree, along: TensorTree) -> Tensor:
+def second_derivative(function: ParamsFn, at: TensorTree, along: TensorTree) -> Tensor:
     """Return the second derivative of the function there in the direction `along`: v'Hv of every sample."""
     with math_sdpa():
         try:
@@ -42,10 +42,12 @@ def second_derivative(function: Function, at: TensorTree, along: TensorTree) -> 
         except RuntimeError:
             with torch.enable_grad():
                 leaves = _leaves(at)
-                return _pushed(_pushed(function(leaves), leaves, along), leaves, along).detach()
+                return _jvp_by_double_backward(
+                    _jvp_by_double_backward(function(leaves), leaves, along), leaves, along
+                ).detach()
 
 
-def _forward(function: Function, at: TensorTree, along: TensorTree) -> tuple[Tensor, Tensor]:
+def _forward(function: ParamsFn, at: TensorTree, along: TensorTree) -> tuple[Tensor, Tensor]:
     found = jvp(function, (at,), (along,))
     return found[0], found[1]
 
@@ -54,7 +56,7 @@ def _leaves(at: TensorTree) -> TensorTree:
     return {name: tensor.detach().requires_grad_() for name, tensor in at.items()}
 
 
-def _pushed(value: Tensor, leaves: TensorTree, along: TensorTree) -> Tensor:
+def _jvp_by_double_backward(value: Tensor, leaves: TensorTree, along: TensorTree) -> Tensor:
     """Return J v: a backward pass from u brings J'u to the weights, and u'Jv is linear in u."""
     u = torch.zeros_like(value, requires_grad=True)
     pulled = torch.autograd.grad(value, list(leaves.values()), u, create_graph=True, allow_unused=True)

@@ -19,10 +19,10 @@ from plateaux.loss_landscape.loss_surface import LossSurface
 Group = Sequence[Batch]
 """Samples whose mean loss counts, in pieces that fit memory."""
 
-DEFINITION = "a rest of fewer than m samples is left out unless there are no more"
+REMAINDER = "a rest of fewer than m samples is left out unless there are no more"
 
 
-def groups(batches: Sequence[Batch], m: int) -> Iterator[Group]:
+def split_groups(batches: Sequence[Batch], m: int) -> Iterator[Group]:
     """Yield m samples after m samples, in order; a rest is left out unless it is all there is.
 
     Batches are cut and joined as needed, and never grow beyond the largest of those given.
@@ -39,16 +39,16 @@ def groups(batches: Sequence[Batch], m: int) -> Iterator[Group]:
             held.append(batch.take(slice(start, start + lacks)))
             start += lacks
             if sum(len(part) for part in held) == wanted:
-                yield [joined(held)] if wanted <= largest else held
+                yield [concat_batches(held)] if wanted <= largest else held
                 held = []
 
 
-def used(samples: int, m: int) -> int:
+def num_grouped(samples: int, m: int) -> int:
     """Return how many of so many samples are in groups of m."""
     return samples // m * m or samples
 
 
-def joined(parts: Sequence[Batch]) -> Batch:
+def concat_batches(parts: Sequence[Batch]) -> Batch:
     """Return several batches as one; named extras are those of the first."""
     if len(parts) == 1:
         return parts[0]
@@ -63,12 +63,12 @@ def _cat(inputs: Sequence[object]) -> Tensor | dict[str, Tensor]:
     return {name: torch.cat([x[name] for x in inputs]) for name in first}  # type: ignore[attr-defined,index]
 
 
-def losses(ground: LossSurface, group: Group) -> Tensor:
+def group_losses(ground: LossSurface, group: Group) -> Tensor:
     """Return the loss of every sample of a group `[m]` in float64, where the member stands now."""
     return torch.cat([ground.losses(batch) for batch in group])
 
 
-def gradient(ground: LossSurface, group: Group) -> tuple[float, TensorTree]:
+def group_gradient(ground: LossSurface, group: Group) -> tuple[float, TensorTree]:
     """Return the mean loss of a group and its gradient, where the member stands now."""
     if len(group) == 1:
         loss, found = ground.gradient(group[0])

@@ -30,11 +30,11 @@ class LossSurface:
     """
 
     def __init__(
-        self, view: MemberModule, batches: Sequence[Batch], *, seed: int = 0, normalize_logits: bool = False
+        self, member: MemberModule, batches: Sequence[Batch], *, seed: int = 0, normalize_logits: bool = False
     ) -> None:
-        assert isinstance(view.module, nn.Module)
-        self.view, self.batches, self.seed, self.normalize_logits = view, tuple(batches), seed, normalize_logits
-        self.module: nn.Module = view.module
+        assert isinstance(member.module, nn.Module)
+        self.member, self.batches, self.seed, self.normalize_logits = member, tuple(batches), seed, normalize_logits
+        self.module: nn.Module = member.module
         self.params: TensorTree = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
         self.origin: TensorTree = tensor_tree.clone(self.params)  # where the member stands
 
@@ -43,7 +43,7 @@ class LossSurface:
         return sum(len(batch) for batch in self.batches)
 
     @property
-    def weights(self) -> int:
+    def num_params(self) -> int:
         """How many numbers are trained."""
         return sum(tensor.numel() for tensor in self.origin.values())
 
@@ -70,7 +70,7 @@ class LossSurface:
     def losses(self, batch: Batch, at: TensorTree | None = None) -> Tensor:
         """Return every sample's loss `[B]` in float64, without a graph."""
         with torch.no_grad(), self.at_params(at), self._preserve_buffers():
-            return self.losses_from_logits(self.view(batch.x).double(), batch)
+            return self.losses_from_logits(self.member(batch.x).double(), batch)
 
     def all_losses(self, at: TensorTree | None = None) -> Tensor:
         """Return the loss of every sample of the ground `[N]` in float64."""
@@ -79,7 +79,7 @@ class LossSurface:
     def gradient(self, batch: Batch, at: TensorTree | None = None) -> tuple[Tensor, TensorTree]:
         """Return the mean loss of a batch in float64, and its gradient over the trained weights."""
         with self.at_params(at), self._preserve_buffers(), torch.enable_grad():
-            loss = self.losses_from_logits(self.view(batch.x).double(), batch).mean()
+            loss = self.losses_from_logits(self.member(batch.x).double(), batch).mean()
             found = torch.autograd.grad(loss, list(self.params.values()), allow_unused=True)
         pairs = zip(self.params.items(), found, strict=True)
         return loss.detach(), {name: torch.zeros_like(p) if g is None else g for (name, p), g in pairs}
@@ -87,30 +87,30 @@ class LossSurface:
     def record(self, batch: Batch, layers: Sequence[str] = ()) -> tuple[Tensor, Mapping[str, LayerRecord]]:
         """Return the logits of a batch and what each named layer saw of it, without a graph."""
         with torch.no_grad(), self._preserve_buffers():
-            return self.view.record(batch.x, layers)
+            return self.member.record(batch.x, layers)
 
-    def outputs(self, batch: Batch) -> Callable[[TensorTree], Tensor]:
+    def logits_fn(self, batch: Batch) -> Callable[[TensorTree], Tensor]:
         """Return every sample's logits `[B, C]` as a function of the trained weights, for torch.func."""
         buffers = {name: b for name, b in self.module.named_buffers()}
 
         def logits(at: TensorTree) -> Tensor:
             # A BatchNorm in training mode writes its buffers: it gets copies.
             given = {**{name: b.clone() for name, b in buffers.items()}, **at} if self.module.training else at
-            return self.view(batch.x, given)
+            return self.member(batch.x, given)
 
         return logits
 
-    def function(self, batch: Batch) -> Callable[[TensorTree], Tensor]:
+    def loss_fn(self, batch: Batch) -> Callable[[TensorTree], Tensor]:
         """Return every sample's loss `[B]` as a function of the trained weights, for torch.func."""
-        logits = self.outputs(batch)
+        logits = self.logits_fn(batch)
         return lambda at: self.losses_from_logits(logits(at), batch)
 
     def losses_from_logits(self, logits: Tensor, batch: Batch) -> Tensor:
         """Return every sample's loss `[B]`."""
         y = batch.y.to(logits.dtype) if batch.y.is_floating_point() else batch.y
-        return F.cross_entropy(self.scaled(logits), y, reduction="none")
+        return F.cross_entropy(self.prepare_logits(logits), y, reduction="none")
 
-    def scaled(self, logits: Tensor) -> Tensor:
+    def prepare_logits(self, logits: Tensor) -> Tensor:
         """Return logits as the cross entropy sees them."""
         if not self.normalize_logits:
             return logits

@@ -13,7 +13,7 @@ from plateaux.loss_landscape.loss_surface import LossSurface
 from plateaux.optim.grad_norms import squared_norms
 
 
-def gradient_norms(ground: LossSurface) -> Tensor:
+def squared_gradient_norms(ground: LossSurface) -> Tensor:
     """Return the squared norm of every sample's gradient over the trained weights, `[N]` in float64."""
     require_independent_samples(ground, "gradient")
 
@@ -21,7 +21,7 @@ def gradient_norms(ground: LossSurface) -> Tensor:
         return ground.losses_from_logits(table[0], batch)[None]
 
     given = loss if ground.normalize_logits else None  # cross entropy itself is known, and done without cancelling
-    return torch.cat([squared_norms(ground.view, batch, given) for batch in ground.batches])
+    return torch.cat([squared_norms(ground.member, batch, given) for batch in ground.batches])
 
 
 def require_independent_samples(ground: LossSurface, what: str) -> None:
@@ -33,13 +33,13 @@ def require_independent_samples(ground: LossSurface, what: str) -> None:
         )
 
 
-def over_samples(numbers: Tensor) -> Estimate:
+def mean_over_samples(numbers: Tensor) -> Estimate:
     """Return the mean of the samples' numbers `[N]`, with its standard error over samples."""
     wide = numbers.double()
     return mean(float(wide.sum()), float(wide.square().sum()), len(wide))
 
 
-def over_mc_samples(numbers: Tensor) -> Estimate:
+def mean_over_draws(numbers: Tensor) -> Estimate:
     """Return the mean of the samples' numbers in every draw `[D, N]`, with the errors of samples and draws apart.
 
     The spread between samples holds some of the draws' too; it is taken out, as in an analysis of variance.

@@ -18,7 +18,7 @@ from plateaux.core.errors import RecipeError
 from plateaux.core.types import TensorTree
 from plateaux.loss_landscape.loss_surface import LossSurface
 
-Law = Literal["normal", "uniform"]
+Distribution = Literal["normal", "uniform"]
 
 
 def perturbation_scale(home: TensorTree, *, adaptive: bool, eta: float = 0.0) -> TensorTree | None:
@@ -43,35 +43,35 @@ def perturb(ground: LossSurface, u: TensorTree, *, scale: TensorTree | None = No
             torch._foreach_addcmul_(places, [scale[name] for name in ground.params], ways, value=times)
 
 
-def sample_direction(like: TensorTree, generator: torch.Generator, law: Law = "normal") -> TensorTree:
+def sample_direction(like: TensorTree, generator: torch.Generator, distribution: Distribution = "normal") -> TensorTree:
     """Return independent entries, of variance one or uniform between -1 and 1; the layout in memory changes none."""
-    return {name: _sample_tensor(tensor, generator, law) for name, tensor in like.items()}
+    return {name: _sample_tensor(tensor, generator, distribution) for name, tensor in like.items()}
 
 
-def _sample_tensor(like: Tensor, generator: torch.Generator, law: Law) -> Tensor:
-    draw = torch.randn if law == "normal" else torch.rand
+def _sample_tensor(like: Tensor, generator: torch.Generator, distribution: Distribution) -> Tensor:
+    draw = torch.randn if distribution == "normal" else torch.rand
     found = draw(like.shape, generator=generator, dtype=like.dtype, device=like.device)
-    if law == "uniform":
+    if distribution == "uniform":
         found.mul_(2).sub_(1)
     return found if found.stride() == like.stride() else torch.empty_like(like).copy_(found)
 
 
-def as_filters(way: Tensor, weights: Tensor) -> Tensor:
+def normalize_filters(way: Tensor, weights: Tensor) -> Tensor:
     """Return a direction whose filters, slices along the first axis, are as long as those of the weights."""
     axes = tuple(range(1, weights.ndim))
     if not axes:  # every entry is a filter of its own
         return way.sign() * weights.abs()
-    return as_long(way, weights, axes)
+    return match_norm(way, weights, axes)
 
 
-def as_long(way: Tensor, weights: Tensor, axes: tuple[int, ...]) -> Tensor:
+def match_norm(way: Tensor, weights: Tensor, axes: tuple[int, ...]) -> Tensor:
     """Return a direction that is, over these axes, as long as the weights."""
     wanted, own = (torch.linalg.vector_norm(each, dim=axes, keepdim=True) for each in (weights, way))
     scaled: Tensor = way * (wanted / own.clamp(min=1e-10))
     return scaled
 
 
-def check(*, lengths: Mapping[str, float], counts: Mapping[str, int]) -> None:
+def check_options(*, lengths: Mapping[str, float], counts: Mapping[str, int]) -> None:
     """Refuse lengths below zero and counts below one."""
     for least, given in ((0, lengths), (1, counts)):
         for name, number in given.items():

@@ -1,10 +1,9 @@
-"""The contract of a probe, and probes by name."""
+"""The definition of a probe, and the lookup of probes by name."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from plateaux.config.specs import build_all, build_one
 from plateaux.core import registry
@@ -14,29 +13,31 @@ from plateaux.loss_landscape.loss_surface import LossSurface
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """A question about one member's landscape.
+    """A measure of the loss landscape around one member.
 
-    `ask` returns numbers by name: "" is the answer itself, others stand beside it (`layer conv1`, `largest`). A
-    Value's `error` is that of the sample of data, its `draws` that of the random directions drawn. `passes` says what
-    asking costs on so many samples: forward-and-backward passes of one sample each, a Hessian-vector product counting
-    four, a forward pass alone a third.
+    `run` returns estimates by name: "" is the main value; other names are additional values (`layer conv1`,
+    `largest`). The `stderr` of an `Estimate` is the standard error from the sample of data, and its `mc_stderr` is the
+    Monte Carlo standard error from random draws. `passes` returns the cost for a number of samples, in
+    forward-and-backward passes of one sample: a Hessian-vector product counts four, a forward pass alone one third.
     """
 
     run: Callable[[LossSurface], Mapping[str, Estimate]]
     passes: Callable[[int], float]
-    samples: int = 1024  # it asks for so many unless told otherwise
-    scale_invariant: Literal["same", "moves"] = "moves"  # what becomes of it when neighbouring layers are rescaled
+    samples: int = 1024  # unless the caller sets a limit
+    scale_invariant: bool = (
+        False  # unchanged if adjacent layers are rescaled and the network computes the same function
+    )
     higher_is_better: bool | None = False
-    default: bool = True  # asked where nothing is named
-    definition: str = ""  # what must be known to compare the number with somebody else's
+    default: bool = True  # part of `all`
+    definition: str = ""  # the conventions needed to compare the value with other implementations
 
 
-def get_probes(words: Sequence[str], *, trust: tuple[str, ...] = ()) -> dict[str, Probe]:
-    """Return probes by name; `all` stands for the usual ones."""
-    found: dict[str, Probe] = {}
-    for word in words:
-        if word == "all":
-            found |= {name: made for name, made in build_all(registry.probe).items() if made.default}
+def get_probes(specs: Sequence[str], *, trust: tuple[str, ...] = ()) -> dict[str, Probe]:
+    """Return probes by name, such as `worst_l2(steps=50)`; `all` stands for every probe with `default=True`."""
+    probes: dict[str, Probe] = {}
+    for spec in specs:
+        if spec == "all":
+            probes |= {name: probe for name, probe in build_all(registry.probe).items() if probe.default}
         else:
-            found[word] = build_one(word, registry.probe, Probe, trust)
-    return found
+            probes[spec] = build_one(spec, registry.probe, Probe, trust)
+    return probes

@@ -1,102 +1,131 @@
-"""Pictures of a run's landscapes: slices around members, paths between them, the plane through three.
+"""Plots of the loss landscape of a run: slices around members, paths between two, and the plane through three.
 
-Every picture is three files in the run folder, landscape/<name>.png, .svg and .json, written when it is finished.
+Every plot has three files in the run folder, `landscape/<name>.png`, `.svg`, and `.json`, written as soon as it is
+finished.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
-from typing import Any, Literal
+from typing import Any, TypeVar
 
 from plateaux.config.builders.model import architecture_hash
-from plateaux.config.components import NO_COMPONENTS, Components
-from plateaux.core.callbacks import Say, Seen, nothing
+from plateaux.config.components import Components, Model
 from plateaux.core.errors import Interrupted, RecipeError, RunError, suggest
+from plateaux.core.formatting import pluralize
+from plateaux.core.method import LossFn
+from plateaux.core.progress import Progress, log_messages
 from plateaux.core.row_names import RowName
+from plateaux.data.sources import DataSplits
 from plateaux.evaluation.evaluator import Evaluator
 from plateaux.evaluation.options import EvalOptions
 from plateaux.loss_landscape import plots
 from plateaux.loss_landscape.loss_surface import LossSurface
 from plateaux.loss_landscape.plots import LandscapeFigure
 from plateaux.loss_landscape.run_probes import ProbeSession, ProgressMeter
-from plateaux.loss_landscape.session import ProbeSettings
-from plateaux.loss_landscape.slices import Line, Surface, direction, line, path, plane, surface
+from plateaux.loss_landscape.session import DEFAULT_OPTIONS, ProbeOptions
+from plateaux.loss_landscape.slices import (
+    LossCurve,
+    LossGrid,
+    evaluate_grid,
+    evaluate_line,
+    evaluate_path,
+    evaluate_plane,
+    random_direction,
+)
 from plateaux.storage.run import Run, RunLike
 
-KINDS = ("slices", "paths", "plane")
-LINE, SURFACE, PATH, PLANE = 51, 21, 21, 21  # points of each, to a side
-SAMPLES = 512
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+PLOT_KINDS = ("slices", "paths", "plane")
+LINE_POINTS, PATH_POINTS = 51, 21
+GRID_POINTS, PLANE_POINTS = 21, 21  # per axis
+DEFAULT_LIMIT = 512  # samples
+DIRECTION_METADATA = {"normalization": "filter", "vectors": "fixed"}
 
 
 def plot_landscape(
-    root: RunLike,
-    kinds: Sequence[str] = KINDS,
+    run: RunLike,
+    kinds: Sequence[str] = PLOT_KINDS,
     *,
     split: str = "train",
-    limit: int = SAMPLES,
+    limit: int = DEFAULT_LIMIT,
     members: Sequence[int] | None = None,
-    batchnorm: Literal["eval", "train"] = "eval",
-    augment: bool = False,
-    normalize_logits: bool = False,
-    components: Components = NO_COMPONENTS,
+    options: ProbeOptions = DEFAULT_OPTIONS,
+    data: DataSplits | None = None,
+    model: Model | None = None,
+    loss: LossFn | None = None,
+    trust: Sequence[str] = (),
     device: str | None = None,
-    seen: Seen = nothing,
-    say: Say = nothing,
+    progress: Progress = log_messages,
 ) -> list[LandscapeFigure]:
-    """Draw landscapes: `slices` around members, `paths` between each two, the `plane` through the first three."""
-    panel = Evaluator(
-        Run.open(root), components=components, options=EvalOptions(members=members, device=device, cache_logits="off")
-    )
-    _check(kinds, panel)
-    gallery = PlotJob(ProbeSession(panel, split, ProbeSettings(batchnorm, augment, normalize_logits), most=limit))
-    made: list[LandscapeFigure] = []
+    """Plot the loss landscape of a run and write the plots to the run folder.
+
+    `slices` shows the loss around every member, `paths` the loss on the straight line between every two members, and
+    `plane` the loss in the plane through the first three.
+    """
+    components = Components(data=data, model=model, loss=loss, trust=tuple(trust))
+    settings = EvalOptions(members=members, device=device, cache_logits="off")
+    evaluator = Evaluator(Run.open(run), components=components, options=settings)
+    _check_members(kinds, evaluator)
+    job = PlotJob(ProbeSession(evaluator, split, options, limit=limit))
+    store = evaluator.run.store
+    figures: list[LandscapeFigure] = []
     try:
-        for picture in gallery.all(kinds, seen):
-            for ending, content in picture.files().items():
-                panel.run.store.put(f"landscape/{picture.name}.{ending}", content)
-            say(f"{panel.run.store.root}/landscape/{picture.name}.png: {picture.caption}")
-            made.append(picture)
+        for figure in job.figures(kinds, progress):
+            for extension, content in figure.files().items():
+                store.put(f"landscape/{figure.name}.{extension}", content)
+            logger.info("%s/landscape/%s.png: %s", store.root, figure.name, figure.caption)
+            figures.append(figure)
     except KeyboardInterrupt:
-        raise Interrupted(f"Stopped; {len(made)} pictures are drawn and written to {root}/landscape") from None
-    return made
+        done = pluralize(len(figures), "plot")
+        raise Interrupted(f"Interrupted; {done} complete and written to {store.root}/landscape") from None
+    return figures
 
 
 def check_plots(kinds: Sequence[str]) -> None:
-    """Refuse pictures that there are not, or all where matplotlib is missing: before an hour of work."""
+    """Raise an error for unknown plots, or if matplotlib is not installed, before any computation."""
     for kind in kinds:
-        if kind not in KINDS:
-            raise RecipeError(f"There is no picture called {kind!r}; {suggest(kind, KINDS)}")
+        if kind not in PLOT_KINDS:
+            raise RecipeError(f"There is no plot called {kind!r}; {suggest(kind, PLOT_KINDS)}")
     plots.check_matplotlib()
 
 
-def _check(kinds: Sequence[str], panel: Evaluator) -> None:
+def _check_members(kinds: Sequence[str], evaluator: Evaluator) -> None:
     check_plots(kinds)
-    for kind, least in (("paths", 2), ("plane", 3)):
-        if kind in kinds and len(panel.numbers) < least:
+    for kind, required in (("paths", 2), ("plane", 3)):
+        if kind in kinds and len(evaluator.numbers) < required:
             raise RecipeError(
-                f"A picture of {kind} takes {least} members, and there is {len(panel.numbers)}; leave it out"
+                f"The plot {kind!r} needs {required} members, but only {len(evaluator.numbers)} "
+                "are selected; select more members, or leave this plot out"
             )
-    alike = {architecture_hash(panel.recipe, number, panel.components) for number in panel.numbers}
-    if len(alike) > 1 and {"paths", "plane"} & set(kinds):
+    architectures = {
+        architecture_hash(evaluator.recipe, member_id, evaluator.components) for member_id in evaluator.numbers
+    }
+    if len(architectures) > 1 and {"paths", "plane"} & set(kinds):
         raise RunError(
-            "Between members of different architectures there is no straight path; draw slices, or choose --members"
+            "Paths and planes need members of one architecture, and the selected members have "
+            f"{len(architectures)}; plot slices, or select other members with --members"
         )
 
 
 @dataclass(slots=True)
 class PlotJob:
-    """Looks around, and draws what it sees."""
+    """Evaluates loss surfaces and plots them."""
 
-    scene: ProbeSession
+    session: ProbeSession
     meter: ProgressMeter | None = None
 
-    def all(self, kinds: Sequence[str], seen: Seen) -> Iterator[LandscapeFigure]:
-        """Yield the pictures one by one; how long it will take is said before the first."""
-        costs = {number: cost for number, cost in self._costs(kinds).items() if cost}
-        self.meter = self.scene.meter(costs, f"pictures of {' and '.join(kinds)}", seen)
+    def figures(self, kinds: Sequence[str], progress: Progress) -> Iterator[LandscapeFigure]:
+        """Yield the plots one by one. The estimated run time is logged before the first."""
+        costs = {member_id: cost for member_id, cost in self._member_costs(kinds).items() if cost}
+        self.meter = self.session.start_meter(costs, f"plots ({', '.join(kinds)})", progress)
         if "slices" in kinds:
             yield from self._slices()
         if "paths" in kinds:
@@ -105,72 +134,77 @@ class PlotJob:
             yield self._plane()
 
     def _slices(self) -> Iterator[LandscapeFigure]:
-        numbers = self.scene.evaluator.numbers
-        found: dict[str, Line] = {}
-        for number in numbers:
-            found[f"member {number}"] = self._line(number)
-        yield plots.slices(found, self._about(directions="one each, seeded", scale="filter", vectors="still"))
-        for number in numbers:
-            seen = self._surface(number)
-            about = self._about(directions="two, seeded", scale="filter", vectors="still")
-            yield plots.surface(f"surface-{number}", f"member {number}", seen, about)
+        member_ids = self.session.evaluator.numbers
+        curves = {f"member {member_id}": self._line(member_id) for member_id in member_ids}
+        yield plots.plot_slices(curves, self._metadata(directions="one per member, seeded", **DIRECTION_METADATA))
+        for member_id in member_ids:
+            grid = self._grid(member_id)
+            metadata = self._metadata(directions="two, seeded", **DIRECTION_METADATA)
+            yield plots.plot_grid(f"surface-{member_id}", f"member {member_id}", grid, metadata)
 
     def _paths(self) -> LandscapeFigure:
-        panel = self.scene.evaluator
-        found: dict[str, Line] = {}
-        for a, b in combinations(panel.numbers, 2):
-            ends = panel.run.weights(a), panel.run.weights(b)
-            found[RowName.pair(a, b)] = self._look(
-                a, self._anew(PATH), partial(path, start=ends[0], end=ends[1], points=PATH)
-            )
-        return plots.paths(found, self._about())
+        evaluator = self.session.evaluator
+        curves: dict[str, LossCurve] = {}
+        for a, b in combinations(evaluator.numbers, 2):
+            start, end = evaluator.run.weights(a), evaluator.run.weights(b)
+            evaluate = partial(evaluate_path, start=start, end=end, points=PATH_POINTS)
+            curves[RowName.pair(a, b)] = self._evaluate(a, self._passes_with_update_bn(PATH_POINTS), evaluate)
+        return plots.plot_paths(curves, self._metadata())
 
     def _plane(self) -> LandscapeFigure:
-        panel = self.scene.evaluator
-        three = panel.numbers[:3]
-        members = {f"member {number}": panel.run.weights(number) for number in three}
-        found: Surface = self._look(three[0], self._anew(PLANE**2), partial(plane, members=members, points=PLANE))
-        return plots.plane("plane-" + "-".join(map(str, three)), found, self._about())
+        evaluator = self.session.evaluator
+        three = evaluator.numbers[:3]
+        members = {f"member {member_id}": evaluator.run.weights(member_id) for member_id in three}
+        evaluate = partial(evaluate_plane, members=members, points=PLANE_POINTS)
+        grid = self._evaluate(three[0], self._passes_with_update_bn(PLANE_POINTS**2), evaluate)
+        return plots.plot_plane("plane-" + "-".join(map(str, three)), grid, self._metadata())
 
-    def _line(self, number: int) -> Line:
-        def look(ground: LossSurface) -> Line:
-            return line(ground, direction(ground.origin, ground.generator("slice", 0)), points=LINE)
+    def _line(self, member_id: int) -> LossCurve:
+        def evaluate(surface: LossSurface) -> LossCurve:
+            direction = random_direction(surface.origin, surface.generator("slice", 0))
+            return evaluate_line(surface, direction, points=LINE_POINTS)
 
-        found: Line = self._look(number, self._passes(LINE), look)
-        return found
+        return self._evaluate(member_id, self._passes(LINE_POINTS), evaluate)
 
-    def _surface(self, number: int) -> Surface:
-        def look(ground: LossSurface) -> Surface:
-            x, y = (direction(ground.origin, ground.generator("slice", axis)) for axis in (0, 1))
-            return surface(ground, x, y, points=SURFACE)
+    def _grid(self, member_id: int) -> LossGrid:
+        def evaluate(surface: LossSurface) -> LossGrid:
+            x, y = (random_direction(surface.origin, surface.generator("slice", axis)) for axis in (0, 1))
+            return evaluate_grid(surface, x, y, points=GRID_POINTS)
 
-        found: Surface = self._look(number, self._passes(SURFACE**2), look)
-        return found
+        return self._evaluate(member_id, self._passes(GRID_POINTS**2), evaluate)
 
-    def _look(self, number: int, passes: float, look: Callable[[LossSurface], Any]) -> Any:
+    def _evaluate(self, member_id: int, passes: float, evaluate: Callable[[LossSurface], T]) -> T:
         assert self.meter is not None
-        sample, pace = self.scene.sample, self.scene.throughputs[number]
-        with self.meter.track(passes, pace), self.scene.loss_surface(number, sample, self.meter.on_forward) as ground:
-            return look(ground)
+        sample, seconds = self.session.sample, self.session.seconds_per_pass[member_id]
+        with (
+            self.meter.track(passes, seconds),
+            self.session.loss_surface(member_id, sample, self.meter.on_forward) as surface,
+        ):
+            return evaluate(surface)
 
     def _passes(self, points: int) -> float:
-        return points * len(self.scene.sample.ids) / 3
+        return points * len(self.session.sample.ids) / 3
 
-    def _anew(self, points: int) -> float:
-        """Return the passes where BatchNorm's statistics are taken anew at every point."""
-        twice = self.scene.metadata(self.scene.sample)["batchnorm"] == "eval"
-        return self._passes(points) * (2 if twice else 1)
+    def _passes_with_update_bn(self, points: int) -> float:
+        """Return the number of passes if BatchNorm statistics are re-estimated at every point."""
+        update_bn = self.session.metadata(self.session.sample)["batchnorm"] == "eval"
+        return self._passes(points) * (2 if update_bn else 1)
 
-    def _costs(self, kinds: Sequence[str]) -> dict[int, float]:
-        """Return what each member costs, in passes; a path costs the member it starts from."""
-        numbers = self.scene.evaluator.numbers
-        costs = dict.fromkeys(numbers, self._passes(LINE + SURFACE**2) if "slices" in kinds else 0.0)
-        for a, _ in combinations(numbers, 2) if "paths" in kinds else []:
-            costs[a] += self._anew(PATH)
-        costs[numbers[0]] += self._anew(PLANE**2) if "plane" in kinds else 0.0
+    def _member_costs(self, kinds: Sequence[str]) -> dict[int, float]:
+        """Return the cost per member in passes. A path counts for the member at its start."""
+        member_ids = self.session.evaluator.numbers
+        costs = dict.fromkeys(member_ids, self._passes(LINE_POINTS + GRID_POINTS**2) if "slices" in kinds else 0.0)
+        for a, _ in combinations(member_ids, 2) if "paths" in kinds else []:
+            costs[a] += self._passes_with_update_bn(PATH_POINTS)
+        costs[member_ids[0]] += self._passes_with_update_bn(PLANE_POINTS**2) if "plane" in kinds else 0.0
         return costs
 
-    def _about(self, **more: str) -> dict[str, Any]:
-        panel = self.scene.evaluator
-        hashes = {f"member {number}": panel.hashes[i] for i, number in enumerate(panel.numbers)}
-        return {"split": self.scene.split.name, **self.scene.metadata(self.scene.sample), "hashes": hashes, **more}
+    def _metadata(self, **more: str) -> dict[str, Any]:
+        evaluator = self.session.evaluator
+        hashes = {f"member {member_id}": evaluator.hashes[i] for i, member_id in enumerate(evaluator.numbers)}
+        return {
+            "split": self.session.split.name,
+            **self.session.metadata(self.session.sample),
+            "hashes": hashes,
+            **more,
+        }

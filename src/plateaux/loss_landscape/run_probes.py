@@ -1,9 +1,10 @@
-"""The walk over a run's landscapes: named probes, asked of every member on one recorded sample.
+"""Run probes for every member of a run, on one seeded sample of data.
 
-    for found in landscape("runs/demo", probes=["worst_l2", "fisher_rao"]):
-        print(found.measure, found.rows["member 0"])
+    for result in probe_landscape("runs/demo", probes=["worst_l2", "fisher_rao"]):
+        print(result.metric, result.rows["member 0"])
 
-Probes come one after the other, and members within each, so that what is finished is written when the walk is stopped.
+The outer loop is over probes and the inner loop over members. The result of a probe is written as soon as it has
+finished for all members, so an interruption loses only the probe in progress.
 """
 
 from __future__ import annotations
@@ -13,21 +14,22 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
 
 from plateaux.config.builders.data import build_loader, eval_batches
 from plateaux.config.builders.model import architecture_hash
-from plateaux.config.components import NO_COMPONENTS, Components
-from plateaux.core.callbacks import Say, Seen, nothing
+from plateaux.config.components import Components, Model
 from plateaux.core.errors import Interrupted, PlateauxError
-from plateaux.core.formatting import format_duration
-from plateaux.core.row_names import MEAN_OF_MEMBERS, RowName
+from plateaux.core.formatting import format_duration, pluralize
+from plateaux.core.method import LossFn
+from plateaux.core.progress import Progress, WorkDone, log_messages
+from plateaux.core.row_names import MEAN_OF_MEMBERS
 from plateaux.core.stats.estimates import mean_of_independent
 from plateaux.core.types import Batch, Estimate
-from plateaux.data.sources import Source
+from plateaux.data.sources import DataSplits, Source
 from plateaux.evaluation.evaluator import Evaluator
 from plateaux.evaluation.options import EvalOptions
 from plateaux.evaluation.results import MetricResult
@@ -35,9 +37,10 @@ from plateaux.evaluation.splits import eval_split
 from plateaux.loss_landscape.loss_surface import LossSurface
 from plateaux.loss_landscape.probe import Probe, get_probes
 from plateaux.loss_landscape.session import (
+    DEFAULT_OPTIONS,
     ForwardCallback,
     ProbeBatch,
-    ProbeSettings,
+    ProbeOptions,
     make_loss_surface,
     probe_mode,
     sample_ids,
@@ -45,219 +48,221 @@ from plateaux.loss_landscape.session import (
 from plateaux.storage.run import Run, RunLike
 
 logger = logging.getLogger(__name__)
-RESCALED = {"same": "stays the same", "moves": "moves"}
 
 
 def probe_landscape(
-    root: RunLike,
+    run: RunLike,
     *,
     probes: Sequence[str] = ("all",),
     split: str = "train",
     limit: int | None = None,
     members: Sequence[int] | None = None,
-    batchnorm: Literal["eval", "train"] = "eval",
-    augment: bool = False,
-    normalize_logits: bool = False,
-    components: Components = NO_COMPONENTS,
+    options: ProbeOptions = DEFAULT_OPTIONS,
+    data: DataSplits | None = None,
+    model: Model | None = None,
+    loss: LossFn | None = None,
+    trust: Sequence[str] = (),
     device: str | None = None,
-    seen: Seen = nothing,
-    say: Say = nothing,
+    progress: Progress = log_messages,
 ) -> list[MetricResult]:
-    """Ask probes of every member of a run on a seeded sample of its data; what is found is written to the run.
+    """Run probes for every member of a run on a seeded sample of its data, and write the results to the run folder.
 
-    Each probe has its own number of samples, which `samples` replaces. BatchNorm uses its running statistics unless
-    told to use those of the batch (`train`); `augment` varies samples as the recipe does in training; `unit_logits`
-    scales every sample's logits to length one. All of it is recorded with every number.
+    Each probe has its own number of samples; `limit` replaces it. `options` set the mode of BatchNorm, augmentation,
+    and normalization of logits. All settings are recorded with every value. `data`, `model`, `loss`, and `trust` are
+    those of `train`. `progress` receives `WorkDone` events in forward-and-backward passes of one sample.
     """
-    chosen = get_probes(probes, trust=components.trust)
-    panel = Evaluator(
-        Run.open(root), components=components, options=EvalOptions(members=members, device=device, cache_logits="off")
-    )
-    counts = {name: limit or probe.samples for name, probe in chosen.items()}
-    scene = ProbeSession(
-        panel, split, ProbeSettings(batchnorm, augment, normalize_logits), most=max(counts.values(), default=1)
-    )
-    passes = {name: probe.passes(len(scene.sample.first(counts[name]).ids)) for name, probe in chosen.items()}
-    costs = dict.fromkeys(panel.numbers, sum(passes.values()))
-    meter = scene.meter(costs, f"{len(chosen)} probe{'s' * (len(chosen) != 1)}", seen)
-    found: list[MetricResult] = []
-    problems: list[PlateauxError] = []
-    for name, probe in chosen.items():
+    components = Components(data=data, model=model, loss=loss, trust=tuple(trust))
+    selected = get_probes(probes, trust=components.trust)
+    settings = EvalOptions(members=members, device=device, cache_logits="off")
+    evaluator = Evaluator(Run.open(run), components=components, options=settings)
+    counts = {name: limit or probe.samples for name, probe in selected.items()}
+    session = ProbeSession(evaluator, split, options, limit=max(counts.values(), default=1))
+    passes = {name: probe.passes(len(session.sample.first(counts[name]).ids)) for name, probe in selected.items()}
+    costs = dict.fromkeys(evaluator.numbers, sum(passes.values()))
+    meter = session.start_meter(costs, pluralize(len(selected), "probe"), progress)
+    results: list[MetricResult] = []
+    errors: list[PlateauxError] = []
+    for name, probe in selected.items():
         try:
-            found.append(_run_probe(scene, name, probe, counts[name], passes[name], meter))
+            results.append(_run_probe(session, name, probe, counts[name], passes[name], meter))
         except Interrupted as stop:
-            raise Interrupted(f"{stop}; {len(found)} of {len(chosen)} probes are done and written to {root}") from None
-        except PlateauxError as problem:
-            problems.append(problem)
-            say(f"{name} is left out: {problem}")
-    if problems and not found:
-        raise problems[0]
-    return found
+            done = f"{len(results)} of {len(selected)} probes"
+            raise Interrupted(f"{stop}; {done} are complete and written to {evaluator.run.store.root}") from None
+        except PlateauxError as error:
+            errors.append(error)
+            logger.info("%s is skipped: %s", name, error)
+    if errors and not results:
+        raise errors[0]
+    return results
 
 
 def _run_probe(
-    scene: ProbeSession, name: str, probe: Probe, count: int, passes: float, meter: ProgressMeter
+    session: ProbeSession, name: str, probe: Probe, count: int, passes: float, meter: ProgressMeter
 ) -> MetricResult:
-    """Ask one probe of every member, and write what is found; when stopped, what was found until then."""
-    answers: dict[int, Mapping[str, Estimate]] = {}
-    sample, begun = scene.sample.first(count), time.monotonic()
+    """Run one probe for every member and write the result; on Ctrl-C, write the result of the completed members."""
+    values: dict[int, Mapping[str, Estimate]] = {}
+    sample, started = session.sample.first(count), time.monotonic()
     try:
-        for number in scene.evaluator.numbers:
+        for member_id in session.evaluator.numbers:
             with (
-                meter.track(passes, scene.throughputs[number]),
-                scene.loss_surface(number, sample, meter.on_forward) as ground,
+                meter.track(passes, session.seconds_per_pass[member_id]),
+                session.loss_surface(member_id, sample, meter.on_forward) as surface,
             ):
-                answers[number] = probe.run(ground)
+                values[member_id] = probe.run(surface)
     except KeyboardInterrupt:
-        if answers:
-            scene.evaluator.write(_measurement(scene, name, probe, sample, answers))
-        done = f"{len(answers)} of {len(scene.evaluator.numbers)} members"
-        raise Interrupted(f"Stopped while asking {name}, which {done} had answered") from None
-    found = _measurement(scene, name, probe, sample, answers)
-    scene.evaluator.write(found)
-    mean = found.rows.get(MEAN_OF_MEMBERS) or next(iter(found.rows.values()), Estimate(float("nan")))
-    logger.info(f"{name}: {mean.value:.4g} ({format_duration(time.monotonic() - begun)})")
-    return found
+        if values:
+            session.evaluator.write(_make_result(session, name, probe, sample, values))
+        done = f"{len(values)} of {len(session.evaluator.numbers)} members"
+        raise Interrupted(f"Interrupted during probe {name}, after {done}") from None
+    result = _make_result(session, name, probe, sample, values)
+    session.evaluator.write(result)
+    mean = result.rows.get(MEAN_OF_MEMBERS) or next(iter(result.rows.values()), Estimate(float("nan")))
+    logger.info("%s: %.4g (%s)", name, mean.value, format_duration(time.monotonic() - started))
+    return result
 
 
 class ProbeSession:
-    """The members of a run, and a recorded sample to look at their landscapes on."""
+    """The members of a run, and the sample of data on which their loss surfaces are evaluated."""
 
-    def __init__(self, evaluator: Evaluator, on: str, settings: ProbeSettings, *, most: int) -> None:
-        self.evaluator, self.settings = evaluator, settings
-        self.split = eval_split(evaluator.recipe, evaluator.data_info, on)
+    def __init__(self, evaluator: Evaluator, split: str, options: ProbeOptions, *, limit: int) -> None:
+        self.evaluator, self.options = evaluator, options
+        self.split = eval_split(evaluator.recipe, evaluator.data_info, split)
         source, ids = self.split.open(evaluator.recipe, evaluator.data)
-        self.known = {"fingerprint": evaluator.split_fingerprint(self.split)}
-        evaluator.check_same_data(self.split, source, self.known)
+        self.data_hashes = {"fingerprint": evaluator.split_fingerprint(self.split)}
+        evaluator.check_same_data(self.split, source, self.data_hashes)
         self.augmentation = self._augmentation()
-        ids = sample_ids(ids[: self.split.limit], evaluator.recipe.seed, most)
+        ids = sample_ids(ids[: self.split.limit], evaluator.recipe.seed, limit)
         self.sample = ProbeBatch(ids, tuple(self._batches(source, ids)))
-        self.throughputs: dict[int, float] = {}
+        self.seconds_per_pass: dict[int, float] = {}
 
     def _augmentation(self) -> dict[str, Any]:
-        part = self.evaluator.recipe.data
-        found = {name: getattr(part, name) for name in ("crop", "flip", "mixup", "cutmix") if getattr(part, name)}
-        if self.settings.augment and not found:
-            logger.info("the recipe varies nothing in training, so neither does the sample")
-        return found if self.settings.augment else {}
+        config = self.evaluator.recipe.data
+        augmentation = {
+            name: getattr(config, name) for name in ("crop", "flip", "mixup", "cutmix") if getattr(config, name)
+        }
+        if self.options.augment and not augmentation:
+            logger.info("The recipe has no augmentation, so the samples are not augmented.")
+        return augmentation if self.options.augment else {}
 
     def _batches(self, source: Source, ids: torch.Tensor) -> Iterator[Batch]:
-        panel = self.evaluator
-        size = panel.recipe.data.batch_size
+        evaluator = self.evaluator
+        batch_size = evaluator.recipe.data.batch_size
         if not self.augmentation:
-            data, source = panel.model_inputs(source, ids)
-            return eval_batches(panel.recipe, data, source, ids, batch_size=size, device=panel.device)
-        # All members see the same variations: those of the first epoch in the order that members can share.
-        every = torch.arange(len(panel.data.train))
-        feed = build_loader(panel.recipe, panel.data, 0, shared=True, device=panel.device, ids=every)
-        _, every = self.split.open(panel.recipe, panel.data)
-        return replace(feed, source=source, ids=every).some(ids, 0, batch=size)
+            data, source = evaluator.model_inputs(source, ids)
+            return eval_batches(evaluator.recipe, data, source, ids, batch_size=batch_size, device=evaluator.device)
+        # All members get the same augmented samples: those of the first epoch of the shared data order.
+        train_ids = torch.arange(len(evaluator.data.train))
+        loader = build_loader(evaluator.recipe, evaluator.data, 0, shared=True, device=evaluator.device, ids=train_ids)
+        _, split_ids = self.split.open(evaluator.recipe, evaluator.data)
+        return replace(loader, source=source, ids=split_ids).batches(ids, 0, batch_size=batch_size)
 
-    def module(self, number: int) -> nn.Module:
+    def module(self, member_id: int) -> nn.Module:
         """Return the network of a member."""
-        found = self.evaluator.modules[self.evaluator.numbers.index(number)].module
-        assert isinstance(found, nn.Module)
-        return found
+        module = self.evaluator.modules[self.evaluator.numbers.index(member_id)].module
+        assert isinstance(module, nn.Module)
+        return module
 
     @contextmanager
     def loss_surface(
-        self, number: int, sample: ProbeBatch, pulse: ForwardCallback = lambda: None
+        self, member_id: int, sample: ProbeBatch, on_forward: ForwardCallback = lambda: None
     ) -> Iterator[LossSurface]:
-        """Lend the ground of one member, its network in the mode that was asked for."""
-        module = self.module(number)
-        with probe_mode(module, self.settings.batchnorm):
+        """Yield the loss surface of one member, with its network in the requested mode."""
+        module = self.module(member_id)
+        with probe_mode(module, self.options.batchnorm):
             seed = self.evaluator.recipe.seed
-            yield make_loss_surface(module, sample, self.settings, seed=seed, number=number, on_forward=pulse)
+            yield make_loss_surface(module, sample, self.options, seed=seed, member_id=member_id, on_forward=on_forward)
 
     def metadata(self, sample: ProbeBatch) -> dict[str, Any]:
-        """Return what is recorded of the samples and of how they are looked at."""
-        mode = self.settings.of(self.module(self.evaluator.numbers[0]))
+        """Return the facts about the data and the options that are stored with a result."""
+        mode = self.options.metadata(self.module(self.evaluator.numbers[0]))
         batch = {"batch": self.evaluator.recipe.data.batch_size} if mode["batchnorm"] == "train" else {}
         precision = "fp64" if self.evaluator.recipe.train.precision == "fp64" else "fp32"
-        varied = {"augmentation": self.augmentation or "none", "precision": precision}
-        return {**self.split.metadata, **self.known, **sample.metadata(), **mode, **batch, **varied}
+        inputs = {"augmentation": self.augmentation or "none", "precision": precision}
+        return {**self.split.metadata, **self.data_hashes, **sample.metadata(), **mode, **batch, **inputs}
 
-    def meter(self, costs: Mapping[int, float], what: str, seen: Seen) -> ProgressMeter:
-        """Time a pass of every kind of network, say how long the walk will take, and return what tells how far it is.
+    def start_meter(self, costs: Mapping[int, float], what: str, progress: Progress) -> ProgressMeter:
+        """Time one pass per architecture, log the estimated run time, and return a progress meter.
 
-        Costs are of members by number, in forward-and-backward passes of one sample.
+        `costs` are the costs per member, in forward-and-backward passes of one sample.
         """
-        kinds: dict[str, float] = {}
-        for number in costs:
-            kind = architecture_hash(self.evaluator.recipe, number, self.evaluator.components)
-            if kind not in kinds:
-                kinds[kind] = self._pace(number)
-            self.throughputs[number] = kinds[kind]
-        wanted = format_duration(sum(cost * self.throughputs[number] for number, cost in costs.items()))
-        many = f"{len(costs)} member{'s' * (len(costs) > 1)}"
-        logger.info(f"{what} of {many} on {self.split.name} samples: about {wanted}")
-        return ProgressMeter(sum(costs.values()), seen)
+        seconds: dict[str, float] = {}
+        for member_id in costs:
+            architecture = architecture_hash(self.evaluator.recipe, member_id, self.evaluator.components)
+            if architecture not in seconds:
+                seconds[architecture] = self._time_pass(member_id)
+            self.seconds_per_pass[member_id] = seconds[architecture]
+        estimate = format_duration(sum(cost * self.seconds_per_pass[member_id] for member_id, cost in costs.items()))
+        members = pluralize(len(costs), "member")
+        logger.info("%s of %s on %s samples: about %s", what, members, self.split.name, estimate)
+        return ProgressMeter(sum(costs.values()), progress)
 
-    def _pace(self, number: int) -> float:
-        """Return the seconds of one sample's forward-and-backward pass, timed after one that warms up."""
+    def _time_pass(self, member_id: int) -> float:
+        """Return the seconds per sample of a forward-and-backward pass, timed after one warm-up pass."""
         batch = self.sample.batches[0]
-        with self.loss_surface(number, self.sample) as ground:
-            ground.gradient(batch)
-            begun = time.perf_counter()
-            ground.gradient(batch)
-            return (time.perf_counter() - begun) / len(batch)
+        with self.loss_surface(member_id, self.sample) as surface:
+            surface.gradient(batch)
+            started = time.perf_counter()
+            surface.gradient(batch)
+            return (time.perf_counter() - started) / len(batch)
 
 
 class ProgressMeter:
-    """How many passes of how many are done; between two answers the clock guesses, and the guess never goes back."""
+    """Reports the number of completed passes.
 
-    def __init__(self, total: float, seen: Seen) -> None:
-        self.total, self.seen = total, seen
-        self.done, self.told = 0.0, 0
-        self.passes, self.pace, self.begun = 0.0, 1.0, 0.0
+    While a probe is running, progress is extrapolated from the elapsed time. The reported number never decreases.
+    """
+
+    def __init__(self, total: float, progress: Progress) -> None:
+        self.total, self.progress = total, progress
+        self.done, self.reported = 0.0, 0
+        self.passes, self.seconds_per_pass, self.started = 0.0, 1.0, 0.0
 
     @contextmanager
-    def track(self, passes: float, pace: float) -> Iterator[None]:
-        """Count a question of so many passes, each of so many seconds."""
-        self.passes, self.pace, self.begun = passes, pace, time.monotonic()
+    def track(self, passes: float, seconds_per_pass: float) -> Iterator[None]:
+        """Count the work inside the context as a number of passes of a known duration."""
+        self.passes, self.seconds_per_pass, self.started = passes, seconds_per_pass, time.monotonic()
         yield
         self.done += passes
-        self._tell(self.done)
+        self._report(self.done)
 
     def on_forward(self) -> None:
-        """Hear that a forward pass begins."""
-        guess = (time.monotonic() - self.begun) / max(self.pace, 1e-12)
-        self._tell(self.done + min(guess, 0.95 * self.passes))
+        """Update the extrapolated progress; called at the start of a forward pass."""
+        estimate = (time.monotonic() - self.started) / max(self.seconds_per_pass, 1e-12)
+        self._report(self.done + min(estimate, 0.95 * self.passes))
 
-    def _tell(self, done: float) -> None:
-        if int(done) > self.told:
-            self.told = int(done)
-            self.seen(self.told, max(int(self.total), self.told))
+    def _report(self, done: float) -> None:
+        if int(done) > self.reported:
+            self.reported = int(done)
+            self.progress(WorkDone(self.reported, max(int(self.total), self.reported)))
 
 
-def _measurement(
-    scene: ProbeSession, name: str, probe: Probe, sample: ProbeBatch, answers: Mapping[int, Mapping[str, Estimate]]
+def _make_result(
+    session: ProbeSession, name: str, probe: Probe, sample: ProbeBatch, values: Mapping[int, Mapping[str, Estimate]]
 ) -> MetricResult:
-    panel = scene.evaluator
-    names = {number: f"member {number}" for number in answers}
-    weights = {names[number]: panel.run.progress(number).weights_source for number in answers}
-    hashes = {names[number]: panel.hashes[panel.numbers.index(number)] for number in answers}
-    words = [probe.definition, f"when neighbouring layers are rescaled it {RESCALED[probe.scale_invariant]}"]
+    evaluator = session.evaluator
+    names = {member_id: f"member {member_id}" for member_id in values}
+    invariance = "scale-invariant" if probe.scale_invariant else "not scale-invariant"
     return MetricResult(
         name,
-        scene.split.name,
-        _rows(answers),
+        session.split.name,
+        _make_rows(values),
         probe.higher_is_better,
-        weights,
-        scene.metadata(sample),
-        hashes,
+        {name: evaluator.run.progress(member_id).weights_source for member_id, name in names.items()},
+        session.metadata(sample),
+        {name: evaluator.hashes[evaluator.numbers.index(member_id)] for member_id, name in names.items()},
         group="sharpness",
-        definition="; ".join(word for word in words if word),
+        definition="; ".join(text for text in (probe.definition, invariance) if text),
     )
 
 
-def _rows(answers: Mapping[int, Mapping[str, Estimate]]) -> dict[RowName, Estimate]:
-    """Return every member's numbers, and the mean of the members' after them."""
+def _make_rows(values: Mapping[int, Mapping[str, Estimate]]) -> dict[RowName, Estimate]:
+    """Return the estimates of every member, then the means over members."""
     rows: dict[RowName, Estimate] = {}
-    for number, found in answers.items():
-        rows |= {RowName.member(number).with_part(part): value for part, value in found.items()}
-    parts = dict.fromkeys(part for found in answers.values() for part in found)
-    for part in parts if len(answers) > 1 else []:
+    for member_id, estimates in values.items():
+        for part, estimate in estimates.items():
+            rows[RowName.member(member_id).with_part(part)] = estimate
+    parts = dict.fromkeys(part for estimates in values.values() for part in estimates)
+    for part in parts if len(values) > 1 else []:
         name = MEAN_OF_MEMBERS.with_part(part)
-        rows[name] = mean_of_independent([found[part].value for found in answers.values() if part in found])
+        rows[name] = mean_of_independent([estimates[part].value for estimates in values.values() if part in estimates])
     return rows

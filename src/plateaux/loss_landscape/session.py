@@ -1,4 +1,4 @@
-"""A member asked about its landscape: on which samples, in what mode, and what is recorded beside every answer."""
+"""The setting in which probes run: the sample of data, the mode of the network, and the metadata of each result."""
 
 from __future__ import annotations
 
@@ -19,82 +19,87 @@ from plateaux.models.modes import eval_mode
 from plateaux.models.surgery import batchnorm_layers
 
 ForwardCallback = Callable[[], None]
-"""Hears of every forward pass."""
+"""Called at the start of every forward pass."""
 
 
 @dataclass(frozen=True, slots=True)
-class ProbeSettings:
-    """Under what members are asked; recorded with every number."""
+class ProbeOptions:
+    """How members are evaluated by probes and plots; recorded with every result.
+
+    `batchnorm`: running statistics (`eval`), or the statistics of each batch (`train`). `augment`: apply the recipe's
+    training augmentation to the samples. `normalize_logits`: center the logits of every sample and scale them to norm
+    one before the loss.
+    """
 
     batchnorm: Literal["eval", "train"] = "eval"
     augment: bool = False
     normalize_logits: bool = False
 
-    def of(self, module: nn.Module) -> dict[str, Any]:
-        """Return what is recorded of them about a network: one without BatchNorm has none of its modes."""
+    def metadata(self, module: nn.Module) -> dict[str, Any]:
+        """Return the options to record for a network; without BatchNorm layers, its mode is `none`."""
         mode = self.batchnorm if batchnorm_layers(module) else "none"
         return {"batchnorm": mode, "unit_logits": self.normalize_logits}
 
 
-DEFAULT_SETTINGS = ProbeSettings()
+DEFAULT_OPTIONS = ProbeOptions()
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeBatch:
-    """Samples that landscapes are looked at on, as networks take them: the first so many of a seeded order."""
+    """A sample of data in batches on the device of the networks. A smaller sample is a prefix of a larger one."""
 
     ids: Tensor
     batches: tuple[Batch, ...]
 
     def first(self, count: int) -> ProbeBatch:
-        """Return the first so many of them, or all there are."""
-        found: list[Batch] = []
-        left = count
+        """Return the first `count` samples, or all if there are fewer."""
+        batches: list[Batch] = []
+        remaining = count
         for batch in self.batches:
-            if left > 0:
-                found.append(batch if len(batch) <= left else batch.take(slice(0, left)))
-            left -= len(batch)
-        return ProbeBatch(self.ids[:count], tuple(found))
+            if remaining > 0:
+                batches.append(batch if len(batch) <= remaining else batch.take(slice(0, remaining)))
+            remaining -= len(batch)
+        return ProbeBatch(self.ids[:count], tuple(batches))
 
     def metadata(self) -> dict[str, Any]:
-        """Return how many they are, and a hash of which."""
+        """Return the number of samples and a hash of their ids."""
         content = self.ids.cpu().to(torch.int64).numpy().tobytes()
         return {"samples": len(self.ids), "ids": blake2b(content, digest_size=8).hexdigest()}
 
 
 def sample_ids(ids: Tensor, seed: int, count: int) -> Tensor:
-    """Return so many of the ids, drawn without replacement by the run's seed alone; fewer are the first of more."""
-    chance = torch.Generator().manual_seed(derive_seed(seed, "landscape"))
-    return ids[torch.randperm(len(ids), generator=chance)[:count]]
+    """Return `count` ids drawn without replacement. They depend on the run's seed alone; fewer are a prefix of more."""
+    generator = torch.Generator().manual_seed(derive_seed(seed, "landscape"))
+    return ids[torch.randperm(len(ids), generator=generator)[:count]]
 
 
 def make_loss_surface(
     module: nn.Module,
     sample: ProbeBatch,
-    settings: ProbeSettings,
+    options: ProbeOptions,
     *,
     seed: int,
-    number: int,
+    member_id: int,
     on_forward: ForwardCallback = lambda: None,
 ) -> LossSurface:
-    """Return the ground of one member of a run; its weights are used in their own precision."""
-    own = derive_seed(seed, "landscape", number)
+    """Return the loss surface of one member of a run. The weights keep their own precision, without autocast."""
+    member_seed = derive_seed(seed, "landscape", member_id)
 
     def forward() -> AbstractContextManager[Any]:
         on_forward()
-        # What a network draws in training mode must not come from the global generator.
-        return fork_rng(own, sample.batches[0].index.device) if module.training else nullcontext()
+        # Random numbers that a network draws in training mode must not come from the global generator.
+        return fork_rng(member_seed, sample.batches[0].index.device) if module.training else nullcontext()
 
-    view = MemberModule(module, forward=forward)
-    return LossSurface(view, sample.batches, seed=own, normalize_logits=settings.normalize_logits)
+    member = MemberModule(module, forward=forward)
+    return LossSurface(member, sample.batches, seed=member_seed, normalize_logits=options.normalize_logits)
 
 
 @contextmanager
 def probe_mode(module: nn.Module, batchnorm: Literal["eval", "train"]) -> Iterator[None]:
-    """Hold a network in evaluation mode, its BatchNorm maybe in training mode, and put every layer back."""
+    """Set a network to evaluation mode, and its BatchNorm layers to the given mode; restore the mode of every layer."""
     with eval_mode([module]):
         layers = batchnorm_layers(module) if batchnorm == "train" else []
         for layer in layers:
-            layer.train()  # a frozen one knows better
-        module.training = bool(layers)  # so that a ground puts the buffers back
+            layer.train()  # frozen BatchNorm layers override train() and stay in evaluation mode
+        module.training = bool(layers)  # tells LossSurface to restore the buffers
         yield

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.func import grad as gradient_of
 from torch.func import vmap
 
-from plateaux.core.errors import RecipeError
+from plateaux.core.errors import RecipeError, first_line
 from plateaux.core.member import MemberModule, pruning_masks
 from plateaux.core.method import LossFn
 from plateaux.core.types import Batch, map_tensors
@@ -244,7 +244,7 @@ def _verified_plan(module: nn.Module, trained: Mapping[str, nn.Parameter], batch
             if _agree(_scores(module, trained, two, plan, lambda _: unit)[0], truth):
                 break
         except (RuntimeError, TypeError, ValueError, IndexError, AttributeError, AssertionError) as error:
-            why = f"the fast way fails with {type(error).__name__}: {str(error).splitlines()[0]}"
+            why = f"the fast way fails with {type(error).__name__}: {first_line(error)}"
     else:
         plan = GradNormPlan(slow=dict.fromkeys(trained, why))
         plan.loop = not _vmap_agrees(module, trained, two, plan, unit)

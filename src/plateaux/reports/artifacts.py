@@ -1,6 +1,6 @@
-"""What a run folder keeps besides numbers: what members said, what they decided, and pictures of their landscape.
+"""Artifacts of a run folder besides metrics: cached predictions, data partitions, and loss landscapes.
 
-All of it is optional, and comes from a folder that may be damaged or a stranger's: what cannot be read is left out.
+All of them are optional, and the folder may be damaged or untrusted: unreadable files are skipped.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from plateaux.reports.figures.partition import SamSets
 from plateaux.storage.run import Run, partition_summary_path, sam_set_path
 from plateaux.studies.results import ResultRow
 
-MAX_LOGITS = 60_000_000  # numbers of kept logits that are read at once
-SCORES = ("max_probability", "mutual_information")  # whose curves are drawn
+MAX_LOGITS = 60_000_000  # cached logits that are read at once
+SCORES = ("max_probability", "mutual_information")  # with ROC curves
 LoadedPredictions = tuple[SplitPredictions, torch.Tensor]
-"""What members said, as probabilities and as the logits `[M, N, C]` they are of."""
+"""Predictions of a split, and the logits `[M, N, C]` that they are from."""
 Scores = dict[str, dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]]]
 
 
 @contextmanager
 def ignore_unreadable() -> Iterator[None]:
-    """Leave out what is damaged, missing, or of another shape than it should be."""
+    """Skip what is damaged, missing, or of an unexpected shape."""
     try:
         yield
     except (PlateauxError, OSError, KeyError, ValueError, TypeError, IndexError, AttributeError, RuntimeError):
@@ -43,91 +43,96 @@ def ignore_unreadable() -> Iterator[None]:
 
 
 def load_predictions(run: Run) -> dict[str, LoadedPredictions]:
-    """Return what members said, by the name of the samples."""
-    found: dict[str, LoadedPredictions] = {}
+    """Return the cached predictions by split."""
+    loaded: dict[str, LoadedPredictions] = {}
     abouts = [name for name in run.store.names("predictions") if name.endswith("/about.json")]
     for name in abouts:
         with ignore_unreadable():
             about = run.store.get_json(name)
             members = [n for n in range(run.recipe.members) if run.weights_hash(n) in about["dtypes"]]
-            shelf = PredictionCache(run.store, {key: value for key, value in about.items() if key != "dtypes"})
-            said, logits = _load_split(shelf, str(about["split"]), members, [run.weights_hash(n) for n in members])
-            if said.split not in found or len(said.ids) > len(found[said.split][0].ids):
-                found[said.split] = said, logits
-    return found
+            cache = PredictionCache(run.store, {key: value for key, value in about.items() if key != "dtypes"})
+            predictions, logits = _load_split(
+                cache, str(about["split"]), members, [run.weights_hash(n) for n in members]
+            )
+            if predictions.split not in loaded or len(predictions.ids) > len(loaded[predictions.split][0].ids):
+                loaded[predictions.split] = predictions, logits
+    return loaded
 
 
-def _load_split(shelf: PredictionCache, on: str, members: Sequence[int], hashes: Sequence[str]) -> LoadedPredictions:
-    known = shelf.store.get_tensors(f"{shelf.folder}/samples.safetensors")
-    first = shelf.store.get_tensors(f"{shelf.folder}/{hashes[0]}-logits.safetensors")["logits"]
+def _load_split(cache: PredictionCache, split: str, members: Sequence[int], hashes: Sequence[str]) -> LoadedPredictions:
+    samples = cache.store.get_tensors(f"{cache.folder}/samples.safetensors")
+    first = cache.store.get_tensors(f"{cache.folder}/{hashes[0]}-logits.safetensors")["logits"]
     if first.numel() * len(hashes) > MAX_LOGITS:
-        raise ValueError("too much to draw from")
-    rest = [shelf.store.get_tensors(f"{shelf.folder}/{each}-logits.safetensors")["logits"] for each in hashes[1:]]
+        raise ValueError(f"More than {MAX_LOGITS:,} logits")
+    rest = [cache.store.get_tensors(f"{cache.folder}/{each}-logits.safetensors")["logits"] for each in hashes[1:]]
     logits = torch.stack([first, *rest]).float()  # [M, N, C]
     probabilities = logits.softmax(-1).numpy()
-    return SplitPredictions(on, members, known["ids"].numpy(), known["labels"].numpy(), probabilities), logits
+    ids, labels = samples["ids"].numpy(), samples["labels"].numpy()
+    return SplitPredictions(split, members, ids, labels, probabilities), logits
 
 
-def reliability_rows(said: SplitPredictions, logits: torch.Tensor, like: ResultRow) -> list[ResultRow]:
-    """Return the bins of a reliability diagram, for a run that was not asked for them."""
-    measure = get_metrics(["reliability"])["reliability"]
-    ids = torch.from_numpy(said.ids)
-    rows = measure.compute(measure.update(logits, Batch(ids, torch.from_numpy(said.labels), ids)))
-    where = (like.run, like.condition, like.repetition, "reliability", said.split)
+def reliability_rows(predictions: SplitPredictions, logits: torch.Tensor, like: ResultRow) -> list[ResultRow]:
+    """Return the bins of a reliability diagram for a run without the metric `reliability`."""
+    metric = get_metrics(["reliability"])["reliability"]
+    ids = torch.from_numpy(predictions.ids)
+    rows = metric.compute(metric.update(logits, Batch(ids, torch.from_numpy(predictions.labels), ids)))
+    where = (like.run, like.condition, like.repetition, "reliability", predictions.split)
     return [
         ResultRow(*where, row, value.value, value.stderr, None, None, True)
-        for row, value in with_member_ids(rows, said.members).items()
+        for row, value in with_member_ids(rows, predictions.members).items()
     ]
 
 
-def load_ood_scores(said: Mapping[str, LoadedPredictions], strange: Sequence[str]) -> Scores:
-    """Return the scores of a run's own samples and of strange ones, by set and score."""
-    if "test" not in said:
+def load_ood_scores(predictions: Mapping[str, LoadedPredictions], ood_splits: Sequence[str]) -> Scores:
+    """Return the OOD scores of test and of out-of-distribution samples, by split and score."""
+    if "test" not in predictions:
         return {}
-    own = {name: OOD_SCORES[name](said["test"][1]).double().numpy() for name in SCORES}
-    found: Scores = {}
-    for name in strange:
+    inside = {name: OOD_SCORES[name](predictions["test"][1]).double().numpy() for name in SCORES}
+    scores: Scores = {}
+    for name in ood_splits:
         with ignore_unreadable():
-            other = said[name.rpartition(" (")[0]][1]
-            found[name] = {score: (own[score], OOD_SCORES[score](other).double().numpy()) for score in SCORES}
-    return found
+            logits = predictions[name.rpartition(" (")[0]][1]
+            scores[name] = {score: (inside[score], OOD_SCORES[score](logits).double().numpy()) for score in SCORES}
+    return scores
 
 
 def load_partitions(run: Run) -> list[SamSets]:
-    """Return what members decided whenever they met."""
-    found: list[SamSets] = []
+    """Return the sharpness-aware sets of all data partitions."""
+    partitions: list[SamSets] = []
     names = [name for name in run.store.names("sam_sets") if name.endswith("/summary.json")]
     for epoch in sorted(int(name.split("/")[1]) for name in names if name.split("/")[1].isdigit()):
         with ignore_unreadable():
             summary = run.store.get_json(partition_summary_path(epoch))
             numbers = [n for n in range(summary["members"]) if n not in summary.get("without", ())]
-            careful = np.zeros(0, np.int64)
+            sam_members = np.zeros(0, np.int64)  # per sample
             for number in numbers:
                 bits = np.unpackbits(run.store.get_array(sam_set_path(epoch, number))[1].view(np.uint8)).astype(
                     np.int64
                 )
-                careful = bits if not len(careful) else careful + bits
-            counts = np.bincount(careful, minlength=len(numbers) + 1)
-            counts[0] = max(0, int(summary["trained"]) - int(counts[1:].sum()))  # the rest was not trained on
-            found.append(SamSets(epoch, counts.tolist(), summary["share"], summary["overlap"]))
-    return found
+                sam_members = bits if not len(sam_members) else sam_members + bits
+            counts = np.bincount(sam_members, minlength=len(numbers) + 1)
+            counts[0] = max(
+                0, int(summary["trained"]) - int(counts[1:].sum())
+            )  # without samples that are not trained on
+            partitions.append(SamSets(epoch, counts.tolist(), summary["share"], summary["overlap"]))
+    return partitions
 
 
 def load_landscape_data(run: Run) -> dict[str, Mapping[str, Any]]:
-    """Return the numbers of the landscape's pictures by name, of weights the run still has."""
-    found: dict[str, Mapping[str, Any]] = {}
+    """Return the data of landscape plots by name, if they are of the current weights."""
+    plots: dict[str, Mapping[str, Any]] = {}
     for name in run.store.names("landscape"):
         if name.endswith(".json"):
             with ignore_unreadable():
                 tree = run.store.get_json(name)
-                now = {who: run.weights_hash(int(who.split()[1])) for who in tree["about"]["hashes"]}
-                if now == tree["about"]["hashes"]:
-                    found[name.removeprefix("landscape/").removesuffix(".json")] = tree
-    return found
+                current = {name: run.weights_hash(int(name.split()[1])) for name in tree["about"]["hashes"]}
+                if current == tree["about"]["hashes"]:
+                    plots[name.removeprefix("landscape/").removesuffix(".json")] = tree
+    return plots
 
 
 def load_images(run: Run, components: Components = NO_COMPONENTS) -> Images | None:
-    """Return how to get pictures of a run's test samples; None, if it has no pictures or the data are not there."""
+    """Return a function that loads test images, or None if the samples are not images or the data are missing."""
     with ignore_unreadable():
         data = build_data(run.recipe, components)
         if len(data.shape) == 3 and data.test.fingerprint() == run.info.data.test.fingerprint:
@@ -137,7 +142,7 @@ def load_images(run: Run, components: Components = NO_COMPONENTS) -> Images | No
 
 def _pixels(x: Any) -> NDArray[Any]:
     if not isinstance(x, torch.Tensor) or x.dim() != 4:
-        raise ValueError("no pictures")
+        raise ValueError("Not a batch of images")
     if x.dtype == torch.uint8:
         return x.numpy()
     low, high = float(x.min()), float(x.max())

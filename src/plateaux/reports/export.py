@@ -1,4 +1,4 @@
-"""A report written down: as a page that needs nothing else, as Markdown, as JSON, as CSV, and its figures as files."""
+"""Export of a report: a self-contained HTML page, Markdown, JSON, CSV, and figure files."""
 
 from __future__ import annotations
 
@@ -23,84 +23,87 @@ FORMATS: tuple[Format, ...] = ("html", "md", "json", "csv")
 FIELDS = ("metric", "split", "row", "value", "stderr", "mc_stderr", "higher_is_better", "percent")
 
 
-def to_html(made: Report) -> str:
-    """Return one page that fetches nothing from anywhere."""
+def to_html(report: Report) -> str:
+    """Return one self-contained HTML page that loads nothing from the network."""
     jinja2, markup = optional_import("jinja2", extra="report"), optional_import("markupsafe", extra="report")
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("plateaux.reports"), autoescape=True, trim_blocks=True, lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )  # fmt: skip
-    # A long name may be broken where words of it end.
+    # Allow line breaks after underscores of long names.
     environment.filters["breakable"] = lambda name: markup.escape(name).replace("_", markup.Markup("_<wbr>"))
-    # The only text that is not escaped: SVG as matplotlib writes it, which escapes names itself.
-    figures = {id(each): markup.Markup(each.inline(name)) for name, each in made.figures()}
-    page = environment.get_template("report.html.j2").render(report=made, svg=lambda each: figures[id(each)])
+    # SVG is the only text that Jinja does not escape: matplotlib escapes names itself.
+    figures = {id(figure): markup.Markup(figure.inline_svg(name)) for name, figure in report.figures()}
+    page = environment.get_template("report.html.j2").render(report=report, svg=lambda figure: figures[id(figure)])
     return str(page)
 
 
-def to_markdown(made: Report, figures: str | None = None) -> str:
-    """Return the report as Markdown; its figures are linked, if they lie in the folder `figures`."""
-    return "\n".join(_markdown(made, figures)) + "\n"
+def to_markdown(report: Report, figures: str | None = None) -> str:
+    """Return the report as Markdown; figures are linked if `figures`, the folder of their files, is given."""
+    return "\n".join(_markdown(report, figures)) + "\n"
 
 
-def to_json(made: Report) -> str:
-    """Return everything as JSON: answers, tables, sentences of figures, and every number."""
-    plain = {
-        "title": made.title,
-        "question": made.question,
-        "answers": [asdict(each) for each in made.summary],
-        "tables": [table.to_dict() for part in made.parts for table in part.tables],
-        "figures": [{"name": name, "title": d.title, "sentence": d.sentence} for name, d in made.figures()],
-        "results": [_plain(each) for each in made.results],
+def to_json(report: Report) -> str:
+    """Return the summary, tables, captions of figures, and all numbers as JSON."""
+    tree = {
+        "title": report.title,
+        "question": report.question,
+        "summary": [asdict(line) for line in report.summary],
+        "tables": [table.to_dict() for part in report.parts for table in part.tables],
+        "figures": [
+            {"name": name, "title": figure.title, "caption": figure.caption} for name, figure in report.figures()
+        ],
+        "results": [_result_dict(result) for result in report.results],
     }
-    return json.dumps(plain, indent=1, allow_nan=False, default=str) + "\n"
+    return json.dumps(tree, indent=1, allow_nan=False, default=str) + "\n"
 
 
-def to_csv(made: Report) -> str:
-    """Return one line a number; every factor has a column of its own."""
-    factors = list(dict.fromkeys(name for each in made.results for name in each.condition))
+def to_csv(report: Report) -> str:
+    """Return one line per number; each factor has its own column."""
+    factors = list(dict.fromkeys(name for result in report.results for name in result.condition))
     text = StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["run", "condition", "repetition", *(f"factor {name}" for name in factors), *FIELDS])
-    for each in made.results:
-        values = [each.condition.get(name, "") for name in factors]
-        numbers = [getattr(each, name) for name in FIELDS]
-        writer.writerow([each.run, condition_label(each.condition), each.repetition, *values, *("" if n is None else n for n in numbers)])  # fmt: skip  # noqa: E501
+    for result in report.results:
+        values = [result.condition.get(name, "") for name in factors]
+        numbers = ["" if (value := getattr(result, name)) is None else value for name in FIELDS]
+        label = condition_label(result.condition)
+        writer.writerow([result.run, label, result.repetition, *values, *numbers])
     return text.getvalue()
 
 
-def write_figures(made: Report, folder: Path, kinds: Sequence[Kind] = KINDS) -> list[Path]:
-    """Write every figure for papers, and return the files."""
+def write_figures(report: Report, folder: Path, kinds: Sequence[Kind] = KINDS) -> list[Path]:
+    """Write every figure as SVG, PNG, and PDF, and return the files."""
     files = []
-    for name, each in made.figures():
+    for name, figure in report.figures():
         for kind in kinds:
             files.append(folder / f"{name}.{kind}")
-            write_atomic(files[-1], each.file(kind))
+            write_atomic(files[-1], figure.file(kind))
     return files
 
 
-def _markdown(made: Report, figures: str | None) -> Iterator[str]:
-    yield f"# {escape_markdown(made.title)}\n"
-    if made.question:
-        yield f"*{escape_markdown(made.question)}*\n"
-    yield f"{escape_markdown(made.about)}\n"
-    for answer in made.summary:
-        yield f"- **{answer.question}** {escape_markdown(answer.words)}"
-    names = {id(each): name for name, each in made.figures()}
-    for part in made.parts:
+def _markdown(report: Report, figures: str | None) -> Iterator[str]:
+    yield f"# {escape_markdown(report.title)}\n"
+    if report.question:
+        yield f"*{escape_markdown(report.question)}*\n"
+    yield f"{escape_markdown(report.about)}\n"
+    for line in report.summary:
+        yield f"- **{line.label}**: {escape_markdown(line.text) if line.is_known else line.text}"
+    names = {id(figure): name for name, figure in report.figures()}
+    for part in report.parts:
         yield f"\n## {escape_markdown(part.title)}\n"
-        for each in part.figures:
-            yield f"### {escape_markdown(each.title)}\n"
+        for figure in part.figures:
+            yield f"### {escape_markdown(figure.title)}\n"
             if figures is not None:
-                yield f"![{escape_markdown(each.title)}]({figures}/{names[id(each)]}.svg)\n"
-            yield f"{escape_markdown(each.sentence)}\n"
+                yield f"![{escape_markdown(figure.alt_text)}]({figures}/{names[id(figure)]}.svg)\n"
+            yield f"{escape_markdown(figure.caption)}\n"
         for card in part.cards:
             facts = "; ".join(f"{name} {value}" for name, value in card.facts)
             yield f"- **{escape_markdown(card.title)}**: {escape_markdown(facts)}"
-        for sheet in part.tables:
-            yield "\n" + sheet.to_markdown("###")
+        for table in part.tables:
+            yield "\n" + table.to_markdown("###").rstrip("\n")
 
 
-def _plain(each: ResultRow) -> dict[str, Any]:
-    facts = {"run": each.run, "condition": dict(each.condition), "repetition": each.repetition}
-    return {**facts, **{name: json_safe(getattr(each, name)) for name in FIELDS}}
+def _result_dict(result: ResultRow) -> dict[str, Any]:
+    facts = {"run": result.run, "condition": dict(result.condition), "repetition": result.repetition}
+    return {**facts, **{name: json_safe(getattr(result, name)) for name in FIELDS}}

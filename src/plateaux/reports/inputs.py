@@ -1,4 +1,4 @@
-"""What a report is about, read from run folders and studies: findings, courses of training, and where the rest lies."""
+"""Inputs of a report, read from run folders and studies: results, training logs, and run folders."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from plateaux.config.recipe import flatten, short_key
 from plateaux.core.errors import RunError, StorageError
-from plateaux.reports.figures.training import Course
+from plateaux.reports.figures.training import TrainingLog
 from plateaux.reports.query import result_label
 from plateaux.storage.backends import open_store
 from plateaux.storage.run import Run
 from plateaux.studies.grid import condition_label
 from plateaux.studies.results import RESULTS, ResultRow, read_results, results_from_run, results_from_study
+
+IGNORED_SECTIONS = ("seed", "executor", "run", "probe")  # recipe keys that are not part of a condition
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,141 +27,138 @@ class RunSection:
     condition: Mapping[str, Any]
     repetition: int
     results: Sequence[ResultRow]
-    courses: Sequence[Course]
+    logs: Sequence[TrainingLog]
     recipe: Mapping[str, Any]
-    run: Run | None = None  # its folder, where that is at hand
+    run: Run | None = None  # None if the run folder is missing
 
 
 @dataclass(frozen=True, slots=True)
 class ReportInputs:
-    """Runs, and the question they answer."""
+    """The runs of a report and the question of the study."""
 
     title: str
     sections: Sequence[RunSection]
     question: str = ""
     baseline: Mapping[str, Any] = field(default_factory=dict)
-    draw: Sequence[str] = ()  # the only figures to draw; all, if none is named
+    figures: Sequence[str] = ()  # families of figures to draw; empty: all
 
     @property
     def results(self) -> list[ResultRow]:
-        return [each for chapter in self.sections for each in chapter.results]
+        return [result for section in self.sections for result in section.results]
 
-    def courses(self) -> dict[str, list[Course]]:
-        """Return the courses of training by condition."""
-        found: dict[str, list[Course]] = {}
-        for each in self.sections:
-            found.setdefault(each.name, []).extend(each.courses)
-        return found
+    def training_logs(self) -> dict[str, list[TrainingLog]]:
+        """Return the training logs of all members by condition."""
+        logs: dict[str, list[TrainingLog]] = {}
+        for section in self.sections:
+            logs.setdefault(section.name, []).extend(section.logs)
+        return logs
 
 
-def read(paths: Sequence[str | Path]) -> ReportInputs:
-    """Return the book of some run folders and studies: a folder with results.json, or that file alone."""
+def read_inputs(paths: Sequence[str | Path]) -> ReportInputs:
+    """Read run folders and studies; a study is a folder with results.json, or that file alone."""
     if not paths:
-        raise RunError("Nothing to report on: name a run folder or a study folder")
-    books = [_study(path) if _is_study(path) else _run(path) for path in paths]
-    runs = _with_unique_names([each for book in books for each in book.sections if not book.question])
-    rest = [each for book in books if book.question for each in (_under(book) if len(books) > 1 else book.sections)]
-    first = books[0]
-    draw = tuple(dict.fromkeys(name for book in books for name in book.draw))
-    title = first.title if len(books) == 1 else f"{first.title} and {len(books) - 1} more"
-    return ReportInputs(title, [*runs, *rest], first.question, first.baseline, draw)
+        raise RunError("Nothing to report on. Give a run folder or a study folder.")
+    sources = [_read_study(path) if _is_study(path) else _read_run(path) for path in paths]
+    runs = _with_unique_names([section for each in sources for section in each.sections if not each.question])
+    has_several = len(sources) > 1
+    studies = [_with_study_name(each) if has_several else each.sections for each in sources if each.question]
+    rest = [section for sections in studies for section in sections]
+    first = sources[0]
+    figures = tuple(dict.fromkeys(name for each in sources for name in each.figures))
+    title = first.title if len(sources) == 1 else f"{first.title} and {len(sources) - 1} more"
+    return ReportInputs(title, [*runs, *rest], first.question, first.baseline, figures)
 
 
-def _under(book: ReportInputs) -> list[RunSection]:
-    """Return the runs of a study with the study's name in their conditions: others may have the same factors."""
-    return [_conditioned(each, {"study": book.title, **each.condition}, each.repetition) for each in book.sections]
+def _with_study_name(inputs: ReportInputs) -> list[RunSection]:
+    """Return the runs of a study with the name of the study in their conditions; studies may share factors."""
+    return [
+        _with_condition(section, {"study": inputs.title, **section.condition}, section.repetition)
+        for section in inputs.sections
+    ]
 
 
 def _is_study(path: str | Path) -> bool:
     return Path(path).is_file() or (Path(path) / RESULTS).is_file()
 
 
-def _run(path: str | Path) -> ReportInputs:
+def _read_run(path: str | Path) -> ReportInputs:
     if not open_store(path).has("run.json"):
-        words = "a run folder, which has run.json, nor a study, which has results.json"
-        raise RunError(f"{path} is neither {words}: `plateaux train` and `plateaux study` make them")
+        raise RunError(
+            f"{path} is neither a run folder (with run.json) nor a study (with results.json). Create one with "
+            "`plateaux train` or `plateaux study`."
+        )
     run = Run.open(path)
-    courses = [_course(run, number) for number in range(run.recipe.members)]
+    logs = [_read_log(run, number) for number in range(run.recipe.members)]
     name = Path(path).resolve().name
-    chapter = RunSection(name, {}, 0, results_from_run(run), courses, run.recipe.to_dict(), run)
-    return ReportInputs(name, [chapter])
+    section = RunSection(name, {}, 0, results_from_run(run), logs, run.recipe.to_dict(), run)
+    return ReportInputs(name, [section])
 
 
-def _study(path: str | Path) -> ReportInputs:
-    results = read_results(path)
-    found: dict[tuple[str, str, int], list[ResultRow]] = {}
-    for each in results_from_study(path):
-        found.setdefault((each.run, condition_label(each.condition), each.repetition), []).append(each)
+def _read_study(path: str | Path) -> ReportInputs:
+    stored = read_results(path)
+    by_run: dict[tuple[str, str, int], list[ResultRow]] = {}
+    for result in results_from_study(path):
+        by_run.setdefault((result.run, condition_label(result.condition), result.repetition), []).append(result)
     folder = Path(path) if Path(path).is_dir() else Path(path).parent
-    chapters = []
-    for several in found.values():
-        first, entry = several[0], results["runs"][several[0].run]
-        courses = list(entry.get("log", {}).values())
-        run = _opened(folder / str(entry.get("folder", "")))
-        facts = (courses, entry.get("recipe", {}), run)
-        chapters.append(RunSection(result_label(first), first.condition, first.repetition, several, *facts))
-    told = results.get("study", {})
-    draw = told.get("figures", {}).get("draw", ())
-    question = str(told.get("question") or "A study")
+    sections = []
+    for results in by_run.values():
+        first, entry = results[0], stored["runs"][results[0].run]
+        logs = list(entry.get("log", {}).values())
+        run = _open_run(folder / str(entry.get("folder", "")))
+        rest = (logs, entry.get("recipe", {}), run)
+        sections.append(RunSection(result_label(first), first.condition, first.repetition, results, *rest))
+    study = stored.get("study", {})
+    figures = study.get("figures", {}).get("draw", ())
+    question = str(study.get("question") or "A study")
     title = folder.resolve().name if Path(path).is_dir() or Path(path).name == RESULTS else Path(path).stem
-    return ReportInputs(title, chapters, question, told.get("baseline", {}), tuple(map(str, draw)))
+    return ReportInputs(title, sections, question, study.get("baseline", {}), tuple(map(str, figures)))
 
 
-def _opened(root: Path) -> Run | None:
+def _open_run(root: Path) -> Run | None:
     try:
         return Run.open(root)
-    except RunError:  # the numbers came without their folders
+    except RunError:  # the results were copied without their run folders
         return None
 
 
-def _course(run: Run, number: int) -> Course:
+def _read_log(run: Run, number: int) -> TrainingLog:
     try:
         return [line for line in run.log(number) if "train loss" in line]
-    except (StorageError, ValueError):  # a log that is lost costs a curve, not the report
+    except (StorageError, ValueError):  # a damaged log costs a curve, not the report
         return []
 
 
-def _with_unique_names(chapters: Sequence[RunSection]) -> list[RunSection]:
-    """Return runs with what differs in their recipes as their condition; the same but for the seed are repetitions."""
-    if len(chapters) < 2:
-        return list(chapters)
-    flat = [_flat(each.recipe) for each in chapters]
-    keys = [key for key in dict.fromkeys(key for each in flat for key in each) if key.partition(".")[0] not in _ASIDE]
-    apart = [key for key in keys if len({str(each.get(key)) for each in flat}) > 1]
-    short = {key: _short(key, apart) for key in apart}
-    made = [{short[key]: each[key] for key in apart if each.get(key) is not None} for each in flat]
+def _with_unique_names(sections: Sequence[RunSection]) -> list[RunSection]:
+    """Return runs with the differing keys of their recipes as conditions; different seeds are repetitions."""
+    if len(sections) < 2:
+        return list(sections)
+    flat = [flatten(section.recipe) for section in sections]
+    known = dict.fromkeys(key for each in flat for key in each)
+    keys = [key for key in known if key.partition(".")[0] not in IGNORED_SECTIONS]
+    varying = [key for key in keys if len({str(each.get(key)) for each in flat}) > 1]
+    short = {key: _short_key(key, varying) for key in varying}
+    conditions = [{short[key]: each[key] for key in varying if each.get(key) is not None} for each in flat]
     seeds = [each.get("seed") for each in flat]
-    found: list[RunSection] = []
-    seen: dict[str, list[Any]] = {}
-    for chapter, condition, seed in zip(chapters, made, seeds, strict=True):
-        earlier = seen.setdefault(condition_label(condition), [])
-        if seed in earlier:  # the same recipe twice: only the folder tells them apart
-            condition = {"run": chapter.name, **condition}
-            earlier = seen.setdefault(condition_label(condition), [])
-        found.append(_conditioned(chapter, condition, len(earlier)))
+    unique: list[RunSection] = []
+    seeds_by_label: dict[str, list[Any]] = {}
+    for section, condition, seed in zip(sections, conditions, seeds, strict=True):
+        earlier = seeds_by_label.setdefault(condition_label(condition), [])
+        if seed in earlier:  # the same recipe twice: add the name of the folder
+            condition = {"run": section.name, **condition}
+            earlier = seeds_by_label.setdefault(condition_label(condition), [])
+        unique.append(_with_condition(section, condition, len(earlier)))
         earlier.append(seed)
-    return found
+    return unique
 
 
-_ASIDE = ("seed", "executor", "run", "probe")
+def _with_condition(section: RunSection, condition: Mapping[str, Any], repetition: int) -> RunSection:
+    results = [replace(each, condition=condition, repetition=repetition) for each in section.results]
+    name = condition_label(condition) or section.name
+    return replace(section, name=name, condition=condition, repetition=repetition, results=results)
 
 
-def _conditioned(chapter: RunSection, condition: Mapping[str, Any], repetition: int) -> RunSection:
-    findings = [replace(each, condition=condition, repetition=repetition) for each in chapter.results]
-    name = condition_label(condition) or chapter.name
-    return replace(chapter, name=name, condition=condition, repetition=repetition, results=findings)
-
-
-def _flat(tree: Mapping[str, Any], at: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in tree.items():
-        found |= _flat(value, f"{at}{name}.") if isinstance(value, Mapping) else {f"{at}{name}": value}
-    return found
-
-
-def _short(key: str, others: Sequence[str]) -> str:
-    """Return the last word of a key, or its section where that is `name`, if no other key is called so."""
-    *sections, last = key.split(".")
-    word = sections[-1] if last == "name" and sections else last
-    same = [other for other in others if other.split(".")[-1] == last]
-    return word if len(same) == 1 or last == "name" else key
+def _short_key(key: str, others: Sequence[str]) -> str:
+    """Return the short name of a recipe key if no other key has it, otherwise the full key."""
+    last = key.split(".")[-1]
+    is_unique = sum(other.split(".")[-1] == last for other in others) == 1
+    return short_key(key) if is_unique or last == "name" else key

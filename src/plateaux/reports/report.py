@@ -1,4 +1,4 @@
-"""A report, put together: a front page, figures and tables over all runs, then some runs one by one."""
+"""A report: summary, figures and tables of all runs, then details of the first runs."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from plateaux.reports.figures import (
     training,
     uncertainty,
 )
-from plateaux.reports.inputs import ReportInputs, RunSection, read
+from plateaux.reports.inputs import ReportInputs, RunSection, read_inputs
 from plateaux.reports.query import DIVERSITY, SHARPNESS, first_measured, result_label, swept_factor
 from plateaux.reports.style import ReportFigure
-from plateaux.reports.summary import CARDS, MemberCard, SummaryLine, cards, summary
+from plateaux.reports.summary import MAX_CARDS, MemberCard, SummaryLine, cards, summary
 from plateaux.storage.run import Run
 from plateaux.studies.results import ResultRow
 
@@ -33,10 +33,10 @@ FAMILIES = (
     "sharpness_diversity", "accuracy_bars", "over_size", "severity", "against", "reliability", "roc", "training",
     "sam_sets", "gallery", "landscape",
 )  # fmt: skip
-SIZES = ("accuracy", "nll")  # whose curves over the ensemble's size are drawn
-DETAILS = 3  # runs shown one by one, unless told otherwise
+SIZE_METRICS = ("accuracy", "nll")  # drawn against the ensemble size
+MAX_RUNS = 3  # runs with a section of details
 Plan = tuple[str, Callable[[], ReportFigure | None]]
-"""A figure to draw: its family, and how."""
+"""The family of a figure, and the function that draws it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class ReportPart:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All that a page shows, before it is a page."""
+    """The contents of a report, independent of the output format."""
 
     title: str
     question: str
@@ -61,142 +61,155 @@ class Report:
     results: Sequence[ResultRow] = field(repr=False)
 
     def figures(self) -> Iterator[tuple[str, ReportFigure]]:
-        """Yield every figure under a name of its own."""
-        seen: dict[str, int] = {}
+        """Yield all figures with unique names."""
+        counts: dict[str, int] = {}
         for part in self.parts:
-            for each in part.figures:
-                seen[each.name] = seen.get(each.name, 0) + 1
-                yield each.name if seen[each.name] == 1 else f"{each.name}_{seen[each.name]}", each
+            for figure in part.figures:
+                count = counts[figure.name] = counts.get(figure.name, 0) + 1
+                yield figure.name if count == 1 else f"{figure.name}_{count}", figure
 
 
 def report(
     paths: Sequence[str | Path],
     *,
-    max_runs: int = DETAILS,
+    max_runs: int = MAX_RUNS,
     only_figures: Sequence[str] = (),
     components: Components = NO_COMPONENTS,
     figures: bool = True,
 ) -> Report:
-    """Return the report on run folders and studies."""
-    return compose(read(paths), max_runs=max_runs, only_figures=only_figures, components=components, figures=figures)
+    """Return the report of run folders and studies."""
+    return compose(
+        read_inputs(paths), max_runs=max_runs, only_figures=only_figures, components=components, figures=figures
+    )
 
 
 def compose(
-    book: ReportInputs,
+    inputs: ReportInputs,
     *,
-    max_runs: int = DETAILS,
+    max_runs: int = MAX_RUNS,
     only_figures: Sequence[str] = (),
     components: Components = NO_COMPONENTS,
     figures: bool = True,
 ) -> Report:
-    """Return the report of a book; `draw` names the only families of figures to draw."""
-    wanted = tuple(only_figures or book.draw or FAMILIES)
-    for name in wanted:
+    """Return the report of given inputs; `only_figures` limits it to some families of figures."""
+    families = tuple(only_figures or inputs.figures or FAMILIES)
+    for name in families:
         if name not in FAMILIES:
-            raise RecipeError(f"There is no figure called {name!r}; {suggest(name, FAMILIES)}")
-    findings = book.results
-    alone = len(book.sections) == 1
-    over_all = _drawn(_over_all(book, findings), wanted if figures else ())
-    sheets = [*tables.metric_tables(findings), *tables.corruption_tables(findings), *tables.ood_tables(findings)]
-    sheets += tables.differences(findings, book.baseline)
-    fitting = [part for sheet in sheets for part in sheet.split_columns(max_columns=tables.COLUMNS, number_titles=True)]
-    parts = [ReportPart("All runs" if not alone else "This run", over_all, fitting)]
-    shown = max_runs if figures else 0
-    for chapter in book.sections[:shown]:
-        parts.append(_details(chapter, wanted, alone, components))
+            raise RecipeError(f"There is no figure {name!r}; {suggest(name, FAMILIES)}")
+    results = inputs.results
+    is_single = len(inputs.sections) == 1
+    drawn = _draw(_plan_all_runs(inputs, results), families if figures else ())
+    found_tables = [*tables.metric_tables(results), *tables.corruption_tables(results), *tables.ood_tables(results)]
+    found_tables += tables.differences(results, inputs.baseline)
+    narrow = [
+        part
+        for table in found_tables
+        for part in table.split_columns(max_columns=tables.MAX_COLUMNS, number_titles=True)
+    ]
+    parts = [ReportPart("All runs" if not is_single else "This run", drawn, narrow)]
+    detailed = max_runs if figures else 0
+    for section in inputs.sections[:detailed]:
+        parts.append(_details(section, families, is_single, components))
     parts = [part for part in parts if part.figures or part.tables or part.cards]
-    return Report(book.title, book.question, _about(book, shown), summary(findings), parts, findings)
+    return Report(inputs.title, inputs.question, _describe(inputs, detailed), summary(results), parts, results)
 
 
-def _over_all(book: ReportInputs, findings: Sequence[ResultRow]) -> Iterator[Plan]:
-    several = len(book.sections) > 1
-    if several:
-        yield "sharpness_diversity", lambda: sharpness_diversity.sharpness_diversity(findings)
-    yield "accuracy_bars", lambda: accuracy.accuracy_bars(findings)
-    for measure in SIZES:
-        yield "over_size", partial(curves.over_size, findings, measure=measure)
-    yield "severity", lambda: curves.severity(findings)
-    if (factor := swept_factor(findings)) is not None:
-        for measure, on in _swept_measures(findings):
-            yield "against", partial(curves.against, findings, measure=measure, on=on, factor=factor)
-    if several:
-        yield "reliability", lambda: uncertainty.reliability(findings)
-    yield "training", lambda: training.training(book.courses())
+def _plan_all_runs(inputs: ReportInputs, results: Sequence[ResultRow]) -> Iterator[Plan]:
+    has_several = len(inputs.sections) > 1
+    if has_several:
+        yield "sharpness_diversity", lambda: sharpness_diversity.sharpness_diversity(results)
+    yield "accuracy_bars", lambda: accuracy.accuracy_bars(results)
+    for metric in SIZE_METRICS:
+        yield "over_size", partial(curves.over_size, results, metric=metric)
+    yield "severity", lambda: curves.severity(results)
+    if (factor := swept_factor(results)) is not None:
+        for metric, split in _swept_measures(results):
+            yield "against", partial(curves.against, results, metric=metric, split=split, factor=factor)
+    if has_several:
+        yield "reliability", lambda: uncertainty.reliability(results)
+    yield "training", lambda: training.training(inputs.training_logs())
 
 
-def _swept_measures(findings: Sequence[ResultRow]) -> list[tuple[str, str]]:
-    """Return what is drawn against a factor: how good, how different, how alarmed by their differences, how flat."""
-    wanted = (first_measured(findings, ("accuracy",), "test"), first_measured(findings, DIVERSITY, "test"))
-    more = (first_measured(findings, ("pds",)), first_measured(findings, SHARPNESS))
-    return list(dict.fromkeys(each for each in (*wanted, *more) if each is not None))
+def _swept_measures(results: Sequence[ResultRow]) -> list[tuple[str, str]]:
+    """Return the metrics drawn against a factor: accuracy, diversity on test and OOD samples, and sharpness."""
+    on_test = (first_measured(results, ("accuracy",), "test"), first_measured(results, DIVERSITY, "test"))
+    others = (first_measured(results, ("pds",)), first_measured(results, SHARPNESS))
+    return list(dict.fromkeys(metric for metric in (*on_test, *others) if metric is not None))
 
 
-def _details(chapter: RunSection, wanted: Sequence[str], alone: bool, components: Components) -> ReportPart:
-    several = cards(chapter.results)
-    sheets = [_members(several)] if len(several) > CARDS else []
-    title = "Members" if alone else f"{chapter.name}, repetition {chapter.repetition}"
-    drawings = _drawn(_of_run(chapter, components), wanted)
-    return ReportPart(title, drawings, sheets, several if len(several) <= CARDS else ())
+def _details(section: RunSection, families: Sequence[str], is_single: bool, components: Components) -> ReportPart:
+    members = cards(section.results)
+    has_many = len(members) > MAX_CARDS
+    title = "Members" if is_single else f"{section.name}, repetition {section.repetition}"
+    figures = _draw(_plan_run(section, components), families)
+    return ReportPart(title, figures, [_member_table(members)] if has_many else [], () if has_many else members)
 
 
-def _of_run(chapter: RunSection, components: Components) -> Iterator[Plan]:
-    """Yield the figures of one run, of which most take more than its numbers."""
-    run = chapter.run
+def _plan_run(section: RunSection, components: Components) -> Iterator[Plan]:
+    """Yield the figures of one run; most of them need its run folder."""
+    run = section.run
     if run is None:
-        yield "reliability", lambda: uncertainty.reliability(chapter.results)
+        yield "reliability", lambda: uncertainty.reliability(section.results)
         return
-    said = artifacts.load_predictions(run)
-    yield "reliability", lambda: uncertainty.reliability(chapter.results) or _reliability(chapter, said)
-    strange = list(dict.fromkeys(each.split for each in chapter.results if each.metric == "ood"))
-    yield "roc", lambda: uncertainty.roc(artifacts.load_ood_scores(said, strange))
-    for met in artifacts.load_partitions(run):
-        yield "sam_sets", partial(partition.sam_sets, met)
-    yield "gallery", lambda: _gallery(run, said, components)
-    pictures = artifacts.load_landscape_data(run)
-    for tree in pictures.values():
+    predictions = artifacts.load_predictions(run)
+    yield (
+        "reliability",
+        lambda: uncertainty.reliability(section.results) or _reliability_from_predictions(section, predictions),
+    )
+    ood_splits = list(dict.fromkeys(result.split for result in section.results if result.metric == "ood"))
+    yield "roc", lambda: uncertainty.roc(artifacts.load_ood_scores(predictions, ood_splits))
+    for sets in artifacts.load_partitions(run):
+        yield "sam_sets", partial(partition.sam_sets, sets)
+    yield "gallery", lambda: _gallery(run, predictions, components)
+    plots = artifacts.load_landscape_data(run)
+    for tree in plots.values():
         yield "landscape", partial(landscape.lines, tree)
     for kind in ("surface", "plane"):
-        alike = {name: tree for name, tree in pictures.items() if tree.get("kind") == kind}
-        yield "landscape", partial(landscape.surfaces, alike)
+        same_kind = {name: tree for name, tree in plots.items() if tree.get("kind") == kind}
+        yield "landscape", partial(landscape.surfaces, same_kind)
 
 
-def _reliability(chapter: RunSection, said: Mapping[str, artifacts.LoadedPredictions]) -> ReportFigure | None:
-    """Draw from what members said, where nobody asked for the bins."""
-    if "test" not in said or not chapter.results:
+def _reliability_from_predictions(
+    section: RunSection, predictions: Mapping[str, artifacts.LoadedPredictions]
+) -> ReportFigure | None:
+    """Draw the reliability diagram from cached predictions if its bins were not measured."""
+    if "test" not in predictions or not section.results:
         return None
-    return uncertainty.reliability(artifacts.reliability_rows(*said["test"], chapter.results[0]))
+    return uncertainty.reliability(artifacts.reliability_rows(*predictions["test"], section.results[0]))
 
 
-def _gallery(run: Run, said: Mapping[str, artifacts.LoadedPredictions], components: Components) -> ReportFigure | None:
-    images = artifacts.load_images(run, components) if "test" in said else None
-    return gallery.gallery(said["test"][0], images, run.info.data.labels) if images else None
+def _gallery(
+    run: Run, predictions: Mapping[str, artifacts.LoadedPredictions], components: Components
+) -> ReportFigure | None:
+    images = artifacts.load_images(run, components) if "test" in predictions else None
+    return gallery.gallery(predictions["test"][0], images, run.info.data.labels) if images else None
 
 
-def _drawn(plans: Iterable[Plan], wanted: Sequence[str]) -> list[ReportFigure]:
-    """Return the figures that are wanted and have something to show; one that cannot be read costs no report."""
-    found: list[ReportFigure | None] = []
+def _draw(plans: Iterable[Plan], families: Sequence[str]) -> list[ReportFigure]:
+    """Return the figures of some families; those without data or with unreadable data are skipped."""
+    figures: list[ReportFigure | None] = []
     for family, draw in plans:
-        if family in wanted:
+        if family in families:
             with artifacts.ignore_unreadable():
-                found.append(draw())
-    return [each for each in found if each is not None]
+                figures.append(draw())
+    return [figure for figure in figures if figure is not None]
 
 
-def _members(several: Sequence[MemberCard]) -> Table:
-    """Return many members as a table."""
-    header = list(dict.fromkeys(name for card in several for name, _ in card.facts))
-    rows = [[card.title, *(dict(card.facts).get(name, "") for name in header)] for card in several]
+def _member_table(members: Sequence[MemberCard]) -> Table:
+    """Return the members as a table instead of cards."""
+    header = list(dict.fromkeys(name for card in members for name, _ in card.facts))
+    rows = [[card.title, *(dict(card.facts).get(name, "") for name in header)] for card in members]
     return Table.from_text("Members", ["", *header], rows)
 
 
-def _about(book: ReportInputs, shown: int) -> str:
-    runs = len(book.sections)
-    labels = {result_label(each) for each in book.results}
-    words = pluralize(runs, "run")
+def _describe(inputs: ReportInputs, detailed: int) -> str:
+    runs = len(inputs.sections)
+    labels = {result_label(result) for result in inputs.results}
+    text = pluralize(runs, "run")
     if len(labels) not in (0, runs):
-        words += f" of {pluralize(len(labels), 'condition')}"
-    words += f", {pluralize(len(book.results), 'number')}"
-    if runs > shown > 0:
-        first = "The first is shown by itself" if shown == 1 else f"The first {shown} are shown one by one"
-        words += f". {first}; all are in the tables"
-    return f"{words}."
+        text += f" of {pluralize(len(labels), 'condition')}"
+    text += f", {pluralize(len(inputs.results), 'number')}"
+    if runs > detailed > 0:
+        first = "The first run has" if detailed == 1 else f"The first {detailed} runs have"
+        text += f". {first} details below; the tables contain all runs"
+    return f"{text}."

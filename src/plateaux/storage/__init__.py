@@ -1,3 +1,3 @@
-"""The object store, remote storage, leases, the run folder, caches of features and images, and imported weights.
+"""Stores for files and objects, locks and leases, the run folder, feature and image caches, imported weights.
 
 Training and evaluation do not belong here."""

@@ -1,4 +1,4 @@
-"""Corrupted images made once: a folder that any number of runs are measured from."""
+"""A cache of corrupted images: generated once, and shared by all runs."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from plateaux.data.sources import Source
 from plateaux.storage.local_store import LocalStore
 from plateaux.storage.store import Store
 
-CHUNK = 1000  # images made at once
+CHUNK_IMAGES = 1000  # generated at a time
 
 
-class Cached(Source):
-    """A source whose images lie in a folder under the hash of what they are, made there when they are not."""
+class CachedImages(Source):
+    """A source of corrupted images that are stored in a folder by content hash, and generated if missing."""
 
     def __init__(self, inner: Corrupted, folder: str | Path) -> None:
         self.inner = inner
         store = LocalStore(folder)
         name = f"{inner.name}-{inner.severity}-{inner.fingerprint()}.safetensors"
         if not store.has(name):
-            _make(inner, store, name)
-        about, flat = store.get_array(name)
-        self.images = flat.reshape(json.loads(about["shape"]))
+            _generate(inner, store, name)
+        metadata, flat = store.get_array(name)
+        self.images = flat.reshape(json.loads(metadata["shape"]))
 
     def __len__(self) -> int:
         return len(self.inner)
@@ -42,14 +42,14 @@ class Cached(Source):
         return self.inner.fingerprint()
 
 
-def _make(inner: Corrupted, store: Store, name: str) -> None:
+def _generate(inner: Corrupted, store: Store, name: str) -> None:
     first, _ = inner.fetch(torch.zeros(1, dtype=torch.int64))
     if not isinstance(first, Tensor) or not len(inner):
-        raise DataError("There are no images to make a corrupted copy of.")
+        raise DataError("Only data sets of images, with at least one image, can be corrupted")
     shape = [len(inner), *first.shape[1:]]
-    about = {"shape": json.dumps(shape), "fingerprint": inner.fingerprint()}
-    with store.array_writer(name, np.uint8, int(np.prod(shape)), about) as write:
-        for ids in torch.split(torch.arange(len(inner)), CHUNK):
+    metadata = {"shape": json.dumps(shape), "fingerprint": inner.fingerprint()}
+    with store.array_writer(name, np.uint8, int(np.prod(shape)), metadata) as write:
+        for ids in torch.split(torch.arange(len(inner)), CHUNK_IMAGES):
             images, _ = inner.fetch(ids)
             assert isinstance(images, Tensor)
             write(images.numpy().reshape(-1))

@@ -1,4 +1,4 @@
-"""A run made of weights that somebody else trained, so that everything a run can do can be done with them."""
+"""Import trained weights as a run, so that they can be evaluated like a run that was trained here."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ from plateaux.storage.run_info import DataInfo, RunInfo
 def import_weights(
     out: str | Path, recipe: Recipe, files: Sequence[str], *, components: Components = NO_COMPONENTS
 ) -> Run:
-    """Make a run of weight files, `FILE` or `FILE:prefix` each; every one is checked against its model first."""
+    """Create a run from weight files (`FILE` or `FILE:prefix`). All are checked against their models first."""
     if len(files) != recipe.members:
-        raise RecipeError(f"{len(files)} weight files for {recipe.members} members: give one for each")
+        raise RecipeError(f"{len(files)} weight files for {recipe.members} members: give one file for each member")
     data = build_data(recipe, components)
     modules = []
-    for number, given_file in enumerate(files):
+    for number, spec in enumerate(files):
         module = build_member(recipe, data, number, components)
-        file, prefix = split_file(given_file)
+        file, prefix = split_file(spec)
         load_weights(module, file, prefix)
         modules.append(module)
     run = Run.begin(out, recipe, RunInfo(DataInfo.from_splits(data), adopted=tuple(files)))
-    keep_weights(run, [module.state_dict() for module in modules], [f"adopted from {file}" for file in files])
+    store_weights(run, [module.state_dict() for module in modules], [f"adopted from {file}" for file in files])
     return run
 
 
-def keep_weights(run: Run, trees: Sequence[TensorTree], words: Sequence[str]) -> None:
-    """Make members of finished weights; the words say where they are from."""
-    for number, (tree, origin) in enumerate(zip(trees, words, strict=True)):
+def store_weights(run: Run, trees: Sequence[TensorTree], origins: Sequence[str]) -> None:
+    """Store weights as finished members. The origins are recorded as the source of the weights."""
+    for number, (tree, origin) in enumerate(zip(trees, origins, strict=True)):
         with run.lock(number):
             name = run.put_weights(number, tree, epoch=0)
-            done = MemberProgress(epoch=run.recipe.train.epochs, finished=True, weights=name, weights_source=origin)
-            run.commit(number, done)
+            progress = MemberProgress(epoch=run.recipe.train.epochs, finished=True, weights=name, weights_source=origin)
+            run.commit(number, progress)
 
 
-def split_file(components: str) -> tuple[str, str]:
-    """Return file and prefix of `FILE[:prefix]`; a colon inside an existing file's name is part of it."""
-    if Path(components).exists() or ":" not in components:
-        return components, ""
-    file, _, prefix = components.rpartition(":")
+def split_file(spec: str) -> tuple[str, str]:
+    """Split `FILE[:prefix]`. A colon in the name of an existing file is part of the name."""
+    if Path(spec).exists() or ":" not in spec:
+        return spec, ""
+    file, _, prefix = spec.rpartition(":")
     return file, prefix

@@ -1,7 +1,7 @@
-"""The run folder: what was asked, where every member stands, what was measured. Layout in architecture, section 8.
+"""The run folder: recipe, progress and weights of the members, and results.
 
-`members/<i>/progress.json` is the one point at which a checkpoint becomes true: state and log parts are written first,
-then progress names them, then what it no longer names is deleted. A kill between any two writes loses nothing.
+A checkpoint becomes valid when `members/<i>/progress.json` is replaced: checkpoint and log are written first, then the
+progress file that names them, then objects that it no longer names are deleted. A kill at any time loses nothing.
 """
 
 from __future__ import annotations
@@ -29,24 +29,22 @@ from plateaux.storage.store import LOCK_TIMEOUT_S, Store
 
 @dataclass(frozen=True, slots=True)
 class MemberProgress:
-    """Where one member stands."""
+    """The training progress of one member."""
 
     epoch: int = 0  # completed epochs
-    step: int = 0  # completed steps of the epoch under way
+    step: int = 0  # completed steps of the current epoch
     finished: bool = False
     checkpoints: tuple[tuple[int, int, str], ...] = ()  # (epoch, step, object), newest last
-    log_parts: tuple[str, ...] = ()  # the log, in order
-    weights: str | None = None  # the object with the weights to use
-    weights_source: str = ""  # which weights these are, in words
-    previous_weights: str | None = None  # the weights to use that an older state still names
+    log_parts: tuple[str, ...] = ()  # objects with parts of the log, in order
+    weights: str | None = None  # the object with the weights of the member
+    weights_source: str = ""  # description of the weights
+    previous_weights: str | None = None  # weights that an older checkpoint still needs
     best: float | None = None
     best_epoch: int | None = None
-    epochs_since_best: int = 0  # validations since the best one
-    stop_reason: str = ""  # why it ended, where that was not the last epoch
-    seconds: float = 0.0  # of its jobs, over all attempts; of members that step side by side, each has its share
-    partition_checkpoint: str | None = (
-        None  # the state at the first meeting: another run of the same span may begin with it
-    )
+    epochs_since_best: int = 0  # validations without improvement
+    stop_reason: str = ""  # why training ended before the last epoch
+    seconds: float = 0.0  # training time over all attempts; members that train in one process share it equally
+    partition_checkpoint: str | None = None  # state at the first partition, from which another run can branch
 
     @property
     def position(self) -> tuple[int, int]:
@@ -130,35 +128,35 @@ class Run:
         return self.recipe.replaced(train=settings) if settings else self.recipe
 
     def member_name(self, number: int) -> str:
-        """Return the hash of all that determines a member."""
+        """Return a hash of everything that determines the weights of a member."""
         return fingerprint({"recipe": self.recipe.identity(), "member": number, "torch": torch.__version__})
 
     def progress(self, number: int) -> MemberProgress:
-        """Return where a member stands."""
+        """Return the training progress of a member."""
         name = f"members/{number}/progress.json"
         if not self.store.has(name):
             return MemberProgress()
-        found = self.store.get_json(name)
+        tree = self.store.get_json(name)
         try:
-            states = tuple((int(epoch), int(step), str(state)) for epoch, step, state in found["checkpoints"])
-            return MemberProgress(**{**found, "checkpoints": states, "log_parts": tuple(found["log_parts"])})
+            checkpoints = tuple((int(epoch), int(step), str(state)) for epoch, step, state in tree["checkpoints"])
+            return MemberProgress(**{**tree, "checkpoints": checkpoints, "log_parts": tuple(tree["log_parts"])})
         except (TypeError, KeyError, ValueError):
             raise StorageError(
-                f"{self.store.root / name} does not say where a member stands; restore it, or delete its folder to "
-                "train that member again"
+                f"{self.store.root / name} is not a valid progress file; restore it, or delete its folder to train "
+                "that member again"
             ) from None
 
     def all_progress(self) -> list[MemberProgress]:
         return [self.progress(number) for number in range(self.recipe.members)]
 
     def trained_members(self) -> list[int]:
-        """Return the members that have a part in the run: not those that a meeting went ahead without."""
+        """Return the members that belong to the ensemble: all except those that a partition excluded."""
         summaries = [name for name in self.store.names("sam_sets") if name.endswith("/summary.json")]
-        absent = {number for name in summaries for number in self.store.get_json(name).get("without", ())}
-        return [number for number in range(self.recipe.members) if number not in absent]
+        excluded = {number for name in summaries for number in self.store.get_json(name).get("without", ())}
+        return [number for number in range(self.recipe.members) if number not in excluded]
 
     def lock(self, number: int, *, timeout: float = 0.0) -> AbstractContextManager[None]:
-        """Keep every other process off a member; wait for one that is just leaving, longer if `patience` says so."""
+        """Lock a member. Wait for a process that is about to exit, and up to `timeout` seconds."""
         return self.store.lock(f"members/{number}", timeout=max(timeout, LOCK_TIMEOUT_S))
 
     def is_locked(self, number: int) -> bool:
@@ -166,12 +164,12 @@ class Run:
         return self.store.is_locked(f"members/{number}")
 
     def commit(self, number: int, progress: MemberProgress) -> None:
-        """Make `progress` true, then delete what it no longer names."""
+        """Write the progress of a member, then delete the objects that it no longer names."""
         self.store.put_json(f"members/{number}/progress.json", asdict(progress))
         self.clear(number, progress)
 
     def clear(self, number: int, progress: MemberProgress) -> None:
-        """Delete what a member's progress does not name."""
+        """Delete the objects of a member that its progress does not name."""
         named = {progress.weights, progress.previous_weights, progress.partition_checkpoint}
         keep = {name for *_, name in progress.checkpoints} | set(progress.log_parts) | named
         for name in self.store.names(f"members/{number}"):
@@ -179,25 +177,25 @@ class Run:
                 self.store.delete(name)
 
     def put_state(self, number: int, progress: MemberProgress, state: Mapping[str, Any]) -> str:
-        """Write a resume state and return its name."""
+        """Write a checkpoint and return its name."""
         name = f"members/{number}/resume-{progress.epoch}-{progress.step}.pt"
         self.store.put_state(name, state)
         return name
 
     def put_weights(self, number: int, weights: TensorTree, *, epoch: int, best: bool = False) -> str:
-        """Write a member's own weights, the final ones or the best so far, and return the object's name."""
+        """Write the final or the best weights of a member, and return the name of the object."""
         name = f"members/{number}/" + (f"best-{epoch}.safetensors" if best else "weights.safetensors")
         self.store.put_tensors(name, weights, {"format": "pt", "plateaux": "member", "epoch": str(epoch)})
         return name
 
     def put_log(self, number: int, progress: MemberProgress, lines: Sequence[Mapping[str, Any]]) -> str:
-        """Write one part of a member's log and return its name."""
+        """Write one part of the log of a member and return its name."""
         name = f"members/{number}/log/{progress.epoch:05d}-{progress.step:07d}.jsonl"
         self.store.put(name, "".join(json.dumps(line) + "\n" for line in lines).encode())
         return name
 
     def log(self, number: int) -> list[dict[str, Any]]:
-        """Return every line a member logged, in order."""
+        """Return all log entries of a member, in order."""
         parts = [self.store.get(part).decode() for part in self.progress(number).log_parts]
         return [json.loads(line) for part in parts for line in part.splitlines()]
 
@@ -206,7 +204,7 @@ class Run:
         return self.store.get_tensors(self._weights_name(number))
 
     def weights_hash(self, number: int) -> str:
-        """Return a hash of the weights a member uses, those it shares included."""
+        """Return a hash of the weights of a member, including shared weights."""
         digest = blake2b(self.store.get(self._weights_name(number)), digest_size=8)
         if self.store.has("shared.safetensors"):
             digest.update(self.store.get("shared.safetensors"))
@@ -222,7 +220,7 @@ class Run:
         return progress.weights
 
     def shared(self) -> TensorTree:
-        """Return the weights that all members use and nobody trains."""
+        """Return the frozen weights that all members share."""
         return self.store.get_tensors("shared.safetensors") if self.store.has("shared.safetensors") else {}
 
     def put_shared(self, weights: TensorTree) -> None:
@@ -231,7 +229,7 @@ class Run:
 
 
 RunLike = Run | str | Path
-"""A run: opened before, or by its folder or URL."""
+"""A `Run` object, or the folder or URL of a run."""
 
 
 def own_version() -> str:
@@ -243,7 +241,7 @@ def own_version() -> str:
 
 
 def environment() -> dict[str, Any]:
-    """Return what the numbers may depend on besides the recipe."""
+    """Return versions and hardware, which can affect the results in addition to the recipe."""
     return {
         "plateaux": own_version(),
         "python": sys.version.split()[0],

@@ -7,7 +7,7 @@ from copy import deepcopy
 from itertools import product
 from typing import Any
 
-from plateaux.config.recipe import Recipe
+from plateaux.config.recipe import Recipe, flatten, short_key
 from plateaux.core.errors import RecipeError
 
 Changes = Mapping[tuple[str, ...], Any]
@@ -64,14 +64,14 @@ def _values(name: str, values: Any) -> list[Choice]:
         raise RecipeError(
             f"[grid] {name} = {values!r}: give a list of values of that key, such as [8, 16], or a table of conditions"
         )
-    return [({_short(name): value}, {tuple(name.split(".")): value}) for value in values]
+    return [({short_key(name): value}, {tuple(name.split(".")): value}) for value in values]
 
 
 def _named_choices(name: str, conditions: Mapping[str, Any]) -> list[Choice]:
     """Return named conditions; `each` in one lists values of further keys, which only that one is crossed with."""
     found: list[Choice] = []
     for title, table in conditions.items():
-        changes = _flat({key: value for key, value in table.items() if key != "each"})
+        changes = flat_changes({key: value for key, value in table.items() if key != "each"})
         for inner in product(*grid_factors(table.get("each", {}))):
             found.append(_together([({name: title}, changes), *inner]))
     return found
@@ -88,18 +88,9 @@ def _together(choices: Sequence[Choice]) -> Choice:
     return condition, {path: value for _, changes in choices for path, value in changes.items()}
 
 
-def _flat(table: Mapping[str, Any], at: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
-    found: dict[tuple[str, ...], Any] = {}
-    for name, value in table.items():
-        path = (*at, *name.split("."))
-        found |= _flat(value, path) if isinstance(value, Mapping) else {path: value}
-    return found
-
-
-def _short(name: str) -> str:
-    """Return what a key of a recipe is called in a condition: its last word, or its section where that is `name`."""
-    *sections, last = name.split(".")
-    return sections[-1] if last == "name" and sections else last
+def flat_changes(table: Mapping[str, Any]) -> dict[tuple[str, ...], Any]:
+    """Return the values of a nested table by path."""
+    return {tuple(key.split(".")): value for key, value in flatten(table).items()}
 
 
 def _own_keys(section: str) -> set[str]:

@@ -43,6 +43,10 @@ class ResultRow:
     higher_is_better: bool | None
     percent: bool
 
+    def __post_init__(self) -> None:
+        """Accept the row's name as a plain string."""
+        object.__setattr__(self, "row", RowName.parse(self.row))
+
 
 def results_from_run(run: Run, condition: Mapping[str, Any] = NOTHING, repetition: int = 0) -> list[ResultRow]:
     """Return everything that was measured of a run's members as they are now, and what they cost."""

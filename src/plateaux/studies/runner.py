@@ -32,6 +32,7 @@ from plateaux.evaluation.robustness import robustness
 from plateaux.evaluation.splits import eval_split, eval_splits, ood_split
 from plateaux.loss_landscape.probe import get_probes
 from plateaux.loss_landscape.run_probes import probe_landscape
+from plateaux.loss_landscape.session import ProbeOptions
 from plateaux.storage.local_store import LocalStore
 from plateaux.storage.run import Run, environment
 from plateaux.storage.run_info import DataInfo
@@ -228,15 +229,18 @@ class StudyRunner:
             suites, by_name = parse_ood_suites(asked.ood, Run.open(root).info.data.name)
             found += detect_ood(root, suites, skip_missing=by_name, options=EvalOptions(members=some), **components)
         if looked.probes:
-            settings: dict[str, Any] = {
-                "split": looked.split,
-                "limit": looked.samples,
-                "batchnorm": looked.batchnorm,
-                "members": some,
-                "components": self.components,
-                "say": self._log,
-            }
-            found += probe_landscape(root, probes=looked.probes, **settings)
+            found += probe_landscape(
+                root,
+                probes=looked.probes,
+                split=looked.split,
+                limit=looked.samples,
+                members=some,
+                options=ProbeOptions(batchnorm=looked.batchnorm),
+                data=self.components.data,
+                model=self.components.model,
+                loss=self.components.loss,
+                trust=self.components.trust,
+            )
         return found
 
     def _entry(self, root: Path, plan: Trial, found: Sequence[MetricResult]) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from pydantic import Field, ValidationError
 from plateaux.config.recipe import Recipe, fingerprint
 from plateaux.config.schema import ConfigSection
 from plateaux.core.errors import RecipeError, suggest
-from plateaux.studies.grid import _flat, _together, apply_changes, condition_label, grid_factors
+from plateaux.studies.grid import _together, apply_changes, condition_label, flat_changes, grid_factors
 
 
 class EvaluateConfig(ConfigSection):
@@ -115,7 +115,11 @@ def _base(given: Any, beside: Path) -> dict[str, Any]:
         return {} if given is None else {"base": given}
     file = beside / str(given["recipe"])
     recipe = Recipe.load(file if file.is_file() else str(given["recipe"]))
-    return {"base": apply_changes(recipe.to_dict(), _flat({name: v for name, v in given.items() if name != "recipe"}))}
+    return {
+        "base": apply_changes(
+            recipe.to_dict(), flat_changes({name: v for name, v in given.items() if name != "recipe"})
+        )
+    }
 
 
 def _explained(problem: ValidationError) -> RecipeError:

@@ -7,7 +7,7 @@ from typing import Any
 from plateaux.config.builders.training import build_method
 from plateaux.config.components import NO_COMPONENTS, Components
 from plateaux.config.recipe import Recipe, diff
-from plateaux.config.schema import fields, options_for_member
+from plateaux.config.schema import fields, member_options
 from plateaux.core import registry
 from plateaux.core.errors import RunError
 from plateaux.storage.run import MemberProgress, Run, sharpness_path
@@ -95,4 +95,4 @@ def _epochs_before_partition(recipe: Recipe, number: int, components: Components
         name, options = recipe.method.name, recipe.for_member(number).method.options
     factory = registry.method.get(name, allow=components.trust)
     usual = {option: default for option, (_, default) in fields(factory).items()}
-    return {"name": name, **usual, **options_for_member(factory, options, number, recipe.members)}
+    return {"name": name, **usual, **member_options(factory, options, number, recipe.members)}

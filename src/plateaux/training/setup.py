@@ -11,7 +11,8 @@ from torch import nn
 from plateaux.config.builders.model import architecture_hash, build_members, shared_param_names
 from plateaux.config.builders.training import build_lr_scheduler, build_method, build_optimizer
 from plateaux.config.components import NO_COMPONENTS, Components
-from plateaux.config.recipe import Recipe, member_value
+from plateaux.config.recipe import Recipe
+from plateaux.config.schema import member_value
 from plateaux.core.errors import RecipeError
 from plateaux.core.executor import Executor
 from plateaux.core.member import pruning_masks

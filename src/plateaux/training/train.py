@@ -21,7 +21,7 @@ from plateaux.core.errors import PlateauxError, RecipeError, RunError
 from plateaux.core.executor import Executor, Failure, all_reduce_max
 from plateaux.core.progress import Message, Progress, log_messages
 from plateaux.core.runtime import is_rank_zero
-from plateaux.storage.feature_cache import prepare, training_sources, with_cached_features
+from plateaux.storage.feature_cache import prepare_features, training_sources, with_cached_features
 from plateaux.storage.remote_fs import parse_address
 from plateaux.storage.run import Run
 from plateaux.storage.run_info import AutotuneInfo, DataInfo, RunInfo
@@ -61,7 +61,7 @@ def train(
     executor.barrier()
     if recipe.model.cache_features:
         seen = with_cached_features(run.resolved_recipe(), build_training_data(recipe, components), components)
-        prepare(training_sources(recipe, seen), executor, lambda text: progress(Message(text)))
+        prepare_features(training_sources(recipe, seen), executor)
     work = JobRunner(str(out), run.resolved_recipe(), components)
     with closing(executor):
         lost = _run_jobs(run, executor, work, components, progress)

@@ -1,4 +1,4 @@
-"""CIFAR: both layouts, made small; the real files where they are."""
+"""CIFAR-10 and CIFAR-100: both formats with small generated files, and the real files if available."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FINE, COARSE = np.arange(12) * 7, np.arange(12)
 TRAIN10 = [f"data_batch_{i}" for i in range(1, 6)]
 
 
-def binary10(root: Path) -> None:
+def write_binary10(root: Path) -> None:
     folder = root / "cifar-10-batches-bin"
     folder.mkdir()
     records = np.concatenate([LABELS[:, None].astype(np.uint8), IMAGES], 1)
@@ -34,13 +34,13 @@ def binary10(root: Path) -> None:
     (folder / "batches.meta.txt").write_text("\n".join(f"class {i}" for i in range(10)) + "\n\n")
 
 
-def pickled10(root: Path, protocol: int) -> Path:
+def write_pickles10(root: Path, protocol: int) -> Path:
     folder = root / "cifar-10-batches-py"
     folder.mkdir()
     parts = {name: slice(2 * i, 2 * i + 2) for i, name in enumerate(TRAIN10)} | {"test_batch": slice(10, 12)}
     for name, rows in parts.items():
-        held = {"data": IMAGES[rows], "labels": LABELS[rows].tolist(), "batch_label": name}
-        (folder / name).write_bytes(pickle.dumps(held, protocol=protocol))
+        contents = {"data": IMAGES[rows], "labels": LABELS[rows].tolist(), "batch_label": name}
+        (folder / name).write_bytes(pickle.dumps(contents, protocol=protocol))
     (folder / "batches.meta").write_bytes(pickle.dumps({"label_names": [f"class {i}" for i in range(10)]}))
     return folder
 
@@ -51,8 +51,8 @@ def tensors(source: Any) -> tuple[Tensor, Tensor]:
     return source.x, source.y
 
 
-def test_binary_records_come_back_as_images_and_labels(tmp_path: Path) -> None:
-    binary10(tmp_path)
+def test_binary_records_are_read_as_images_and_labels(tmp_path: Path) -> None:
+    write_binary10(tmp_path)
     data = cifar10(root=str(tmp_path))
     x, y = tensors(data.train)
     assert torch.equal(x, torch.from_numpy(IMAGES[:10]).view(-1, 3, 32, 32))
@@ -63,10 +63,10 @@ def test_binary_records_come_back_as_images_and_labels(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("protocol", range(6))
-def test_pickles_of_any_protocol_give_what_the_binary_gives(tmp_path: Path, protocol: int) -> None:
+def test_pickles_of_any_protocol_equal_the_binary_format(tmp_path: Path, protocol: int) -> None:
     (tmp_path / "a").mkdir()
-    binary10(tmp_path / "a")
-    pickled10(tmp_path, protocol)
+    write_binary10(tmp_path / "a")
+    write_pickles10(tmp_path, protocol)
     binary, pickles = cifar10(root=str(tmp_path / "a")), cifar10(root=str(tmp_path))
     assert binary.train.fingerprint() == pickles.train.fingerprint()
     assert binary.test.fingerprint() == pickles.test.fingerprint()
@@ -74,8 +74,8 @@ def test_pickles_of_any_protocol_give_what_the_binary_gives(tmp_path: Path, prot
     assert "md5" in pickles.remarks[-1]
 
 
-def test_pickles_of_python_2_are_read(tmp_path: Path) -> None:
-    folder = pickled10(tmp_path, 2)
+def test_python_2_pickles_are_read(tmp_path: Path) -> None:
+    folder = write_pickles10(tmp_path, 2)
     pixels = IMAGES[10:].tobytes()
     # Opcodes as Python 2 wrote them: byte strings (T, U) for names and pixels, numpy.core for the module.
     array = (
@@ -91,7 +91,7 @@ def test_pickles_of_python_2_are_read(tmp_path: Path) -> None:
     assert y.tolist() == [0, 1]
 
 
-class Hostile:
+class Malicious:
     def __init__(self, function: Any, *args: Any) -> None:
         self.call = (function, args)
 
@@ -101,19 +101,19 @@ class Hostile:
 
 @pytest.mark.parametrize("protocol", [0, 2, 5])
 @pytest.mark.parametrize("function", [os.system, eval, getattr, np.load, __import__])
-def test_a_hostile_pickle_is_refused_and_does_nothing(tmp_path: Path, function: Any, protocol: int) -> None:
-    folder = pickled10(tmp_path, 2)
+def test_a_malicious_pickle_is_rejected_and_not_executed(tmp_path: Path, function: Any, protocol: int) -> None:
+    folder = write_pickles10(tmp_path, 2)
     trace = tmp_path / "trace"
-    (folder / "test_batch").write_bytes(pickle.dumps(Hostile(function, f"touch {trace}"), protocol=protocol))
-    with pytest.raises(DataError, match="hostile"):
+    (folder / "test_batch").write_bytes(pickle.dumps(Malicious(function, f"touch {trace}"), protocol=protocol))
+    with pytest.raises(DataError, match="malicious"):
         cifar10(root=str(tmp_path))
     assert not trace.exists()
 
 
 @pytest.mark.parametrize(
-    "held",
+    "contents",
     [
-        b"no pickle",
+        b"not a pickle",
         pickle.dumps([1, 2]),
         pickle.dumps({"data": IMAGES[:2]}),
         pickle.dumps({"data": IMAGES[:2], "labels": [0]}),
@@ -123,14 +123,14 @@ def test_a_hostile_pickle_is_refused_and_does_nothing(tmp_path: Path, function: 
         pickle.dumps({"data": IMAGES[:2], "labels": [0, 1]})[:-2000],
     ],
 )
-def test_a_damaged_pickle_is_a_data_error(tmp_path: Path, held: bytes) -> None:
-    (pickled10(tmp_path, 2) / "test_batch").write_bytes(held)
+def test_a_damaged_pickle_is_a_data_error(tmp_path: Path, contents: bytes) -> None:
+    (write_pickles10(tmp_path, 2) / "test_batch").write_bytes(contents)
     with pytest.raises(DataError):
         cifar10(root=str(tmp_path))
 
 
 @pytest.mark.parametrize("coarse", [False, True])
-def test_cifar100_has_fine_and_coarse_labels_in_both_layouts(tmp_path: Path, coarse: bool) -> None:
+def test_cifar100_has_fine_and_coarse_labels_in_both_formats(tmp_path: Path, coarse: bool) -> None:
     binary, pickles = tmp_path / "cifar-100-binary", tmp_path / "b" / "cifar-100-python"
     binary.mkdir()
     pickles.mkdir(parents=True)
@@ -138,8 +138,8 @@ def test_cifar100_has_fine_and_coarse_labels_in_both_layouts(tmp_path: Path, coa
     records = np.concatenate([*columns, IMAGES], 1)
     for name, rows in (("train", slice(0, 8)), ("test", slice(8, 12))):
         records[rows].tofile(binary / f"{name}.bin")
-        held = {"data": IMAGES[rows], "fine_labels": FINE[rows].tolist(), "coarse_labels": COARSE[rows].tolist()}
-        (pickles / name).write_bytes(pickle.dumps(held))
+        contents = {"data": IMAGES[rows], "fine_labels": FINE[rows].tolist(), "coarse_labels": COARSE[rows].tolist()}
+        (pickles / name).write_bytes(pickle.dumps(contents))
     one, two = cifar100(root=str(tmp_path), coarse=coarse), cifar100(root=str(tmp_path / "b"), coarse=coarse)
     assert one.train.fingerprint() == two.train.fingerprint()
     x, y = tensors(one.train)
@@ -148,28 +148,30 @@ def test_cifar100_has_fine_and_coarse_labels_in_both_layouts(tmp_path: Path, coa
     assert one.classes == (20 if coarse else 100)
 
 
-def test_a_file_whose_size_is_no_multiple_of_the_record_is_refused(tmp_path: Path) -> None:
-    binary10(tmp_path)
+def test_a_file_with_an_incomplete_record_is_rejected(tmp_path: Path) -> None:
+    write_binary10(tmp_path)
     path = tmp_path / "cifar-10-batches-bin" / "data_batch_3.bin"
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(DataError, match=r"data_batch_3\.bin.*3073"):
         cifar10(root=str(tmp_path))
 
 
-def test_a_missing_set_says_what_where_and_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_for_a_missing_data_set_names_files_folder_and_url(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PLATEAUX_DATA", str(tmp_path))
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(DataError) as raised:
         cifar10()
     for part in ("cifar-10-batches-bin", str(tmp_path), "kriz/cifar.html", "PLATEAUX_DATA", "data.root"):
-        assert part in str(caught.value)
-    binary10(tmp_path)
+        assert part in str(raised.value)
+    write_binary10(tmp_path)
     (tmp_path / "cifar-10-batches-bin" / "data_batch_4.bin").unlink()
     with pytest.raises(DataError, match=r"data_batch_4\.bin"):
         cifar10()
 
 
-def test_mean_and_std_can_be_those_of_other_weights(tmp_path: Path) -> None:
-    binary10(tmp_path)
+def test_mean_and_std_can_be_overridden(tmp_path: Path) -> None:
+    write_binary10(tmp_path)
     data = cifar10(root=str(tmp_path), mean=[0.485, 0.456, 0.406], std=[0.229, 0.224, 0.225])
     assert data.mean == (0.485, 0.456, 0.406)
     with pytest.raises(ValueError, match="3 channels"):
@@ -177,9 +179,9 @@ def test_mean_and_std_can_be_those_of_other_weights(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(
-    not (Path(REAL) / "cifar-10-batches-bin").is_dir(), reason="PLATEAUX_DATA holds no cifar-10-batches-bin"
+    not (Path(REAL) / "cifar-10-batches-bin").is_dir(), reason="PLATEAUX_DATA has no cifar-10-batches-bin"
 )
-def test_the_real_cifar10_is_whole_and_its_mean_and_std_are_the_stated_ones() -> None:
+def test_the_real_cifar10_is_complete_and_has_the_documented_mean_and_std() -> None:
     data = cifar10(root=REAL)
     x, y = tensors(data.train)
     assert data.remarks == ()
@@ -190,8 +192,8 @@ def test_the_real_cifar10_is_whole_and_its_mean_and_std_are_the_stated_ones() ->
     assert torch.allclose(flat.std(1), torch.tensor(data.std).double(), atol=5e-3)
 
 
-@pytest.mark.skipif(not (Path(REAL) / "cifar-100-binary").is_dir(), reason="PLATEAUX_DATA holds no cifar-100-binary")
-def test_the_real_cifar100_records_how_much_of_it_is_there() -> None:
+@pytest.mark.skipif(not (Path(REAL) / "cifar-100-binary").is_dir(), reason="PLATEAUX_DATA has no cifar-100-binary")
+def test_the_real_cifar100_reports_missing_images_in_its_remarks() -> None:
     data = cifar100(root=REAL)
     assert (len(data.train) == 50_000) == (data.remarks == ())
     assert len(data.labels) == 100

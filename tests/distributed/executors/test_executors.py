@@ -124,7 +124,7 @@ def test_what_vmap_cannot_run_is_named_with_a_way_out() -> None:
     modules = [Asking(2, 2), Asking(2, 2)]
     ours = [MemberModule(m, own=dict(m.named_parameters())) for m in modules]
     batch = Batch(torch.randn(5, 2), torch.zeros(5), torch.arange(5))
-    with pytest.raises(RecipeError, match=r'vmap cannot run this model: .*executor\.mode = "loop"'):
+    with pytest.raises(RecipeError, match=r'vmap does not support this model: .*executor\.mode = "loop"'):
         run_vmap(logits, ours, [batch] * 2, "error")
 
 
@@ -156,7 +156,7 @@ def test_blocks_cover_everything_once_and_evenly(total: int, ranks: int) -> None
 
 
 def test_a_tree_travels_in_few_buckets_of_one_type(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meshes, "BUCKET", 40)
+    monkeypatch.setattr(meshes, "BUCKET_BYTES", 40)
     tree = {"a": torch.zeros(4), "b": torch.zeros(5), "c": torch.zeros(2), "d": torch.zeros(3).double()}
     tree |= {"e": torch.zeros(100), "f": torch.zeros(1)}
     buckets = list(meshes._buckets(tree))

@@ -96,7 +96,7 @@ def test_the_trace_of_a_quadratic_loss_is_within_its_error_and_exact_with_a_basi
     assert found.mc_stderr < 0.2 * found.value
     matrix = Curvature(ground)
     basis = sqrt(matrix.size) * torch.eye(matrix.size, dtype=torch.float64)
-    whole = _value(matrix, torch.stack([matrix.applied(row)[1].sum(-1) for row in basis]))
+    whole = _value(matrix, torch.stack([matrix.product_and_forms(row)[1].sum(-1) for row in basis]))
     assert whole.value == pytest.approx(float(BOWL.sum()), abs=1e-8)
 
 
@@ -190,8 +190,8 @@ def test_hutch_plus_plus_is_exact_where_its_sketch_holds_the_matrix() -> None:
 
 @pytest.mark.parametrize("method", ["hutchinson", "hutch++"])
 def test_a_trace_takes_as_many_products_as_it_has_draws(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    taken, applied = [], Curvature.applied
-    monkeypatch.setattr(Curvature, "applied", lambda self, v: taken.append(v) or applied(self, v))
+    taken, applied = [], Curvature.product_and_forms
+    monkeypatch.setattr(Curvature, "product_and_forms", lambda self, v: taken.append(v) or applied(self, v))
     asked("trace", mlp(), method=method, draws=11)
     assert len(taken) == 11
 

@@ -1,4 +1,4 @@
-"""How a recipe's samples reach its members: splits, loaders, batches in order."""
+"""Build the data set of a recipe, its splits, and the loaders of its members."""
 
 from __future__ import annotations
 
@@ -22,42 +22,42 @@ from plateaux.data.loader import CPU, NO_AUGMENT, MemberLoader, ShardFn, ordered
 from plateaux.data.sources import DataSplits, InMemorySource, Source, UnlabeledData
 from plateaux.data.splits import bootstrap, split
 
-BN_UPDATE_BATCHES = 20  # batches that BatchNorm's statistics are taken from
+BN_UPDATE_BATCHES = 20  # batches from which BatchNorm statistics are recomputed
 
 
 def build_loader(
     recipe: Recipe, data: DataSplits, number: int, *, shared: bool, device: torch.device, ids: torch.Tensor
 ) -> MemberLoader:
-    """Return how a member is fed: in an order of its own, or in the one all share."""
-    part, who = recipe.data, "shared" if shared else number
-    varied = Augment(crop=part.crop, flip=part.flip, mixup=part.mixup, cutmix=part.cutmix)
+    """Return the training loader of a member, with its own sample order or the shared one."""
+    config, owner = recipe.data, "shared" if shared else number
+    augment = Augment(crop=config.crop, flip=config.flip, mixup=config.mixup, cutmix=config.cutmix)
     return MemberLoader(
         data.train,
-        ids if part.bootstrap is None else bootstrap(ids, part.bootstrap, derive_seed(recipe.seed, "bag", who)),
-        batch_size=part.batch_size,
-        seed=derive_seed(recipe.seed, "feed", who),
+        ids if config.bootstrap is None else bootstrap(ids, config.bootstrap, derive_seed(recipe.seed, "bag", owner)),
+        batch_size=config.batch_size,
+        seed=derive_seed(recipe.seed, "feed", owner),
         classes=data.classes,
         mean=data.mean,
         std=data.std,
-        augment=NO_AUGMENT if data.train.is_augmented else varied,  # features are kept of varied images
+        augment=NO_AUGMENT if data.train.is_augmented else augment,  # cached features are augmented
         device=device,
         dtype=param_dtype(recipe.train.precision),
         memory_format=FORMATS[recipe.train.memory_format],
-        num_workers=part.num_workers,
-        drop_last=part.drop_last,
+        num_workers=config.num_workers,
+        drop_last=config.drop_last,
         unlabeled=data.unlabeled,
-        unlabeled_batch_size=part.unlabeled_batch_size or part.batch_size,
+        unlabeled_batch_size=config.unlabeled_batch_size or config.batch_size,
     )
 
 
 def uses_shared_order(recipe: Recipe, method: Method) -> bool:
-    """Say whether all members are fed the same batches."""
+    """Return whether all members train on the same batches."""
     order = recipe.data.shuffle
     return order == "shared" or (order == "auto" and method.objective.gather != "none")
 
 
 def on_device(data: DataSplits, device: torch.device) -> DataSplits:
-    """Return the data with what is small enough to be held in memory moved to the device, once for all members."""
+    """Return the data with in-memory sources moved to the device, once for all members."""
     if device.type == "cpu":
         return data
     train, test = (s.to(device) if isinstance(s, InMemorySource) else s for s in (data.train, data.test))  # cuda-only
@@ -73,10 +73,10 @@ def train_val_split(recipe: Recipe, data: DataSplits) -> tuple[torch.Tensor, tor
 def bn_update_batches(
     recipe: Recipe, data: DataSplits, device: torch.device, shard: ShardFn | None = None
 ) -> Iterator[Inputs]:
-    """Yield the inputs of some training samples, drawn by the seed and always the same, as they are."""
+    """Yield inputs without augmentation for BatchNorm statistics: the same random training samples in every call."""
     train, _ = train_val_split(recipe, data)
-    chance = torch.Generator().manual_seed(derive_seed(recipe.seed, "statistics"))
-    ids = train[torch.randperm(len(train), generator=chance)]  # sources may be sorted by class
+    rng = torch.Generator().manual_seed(derive_seed(recipe.seed, "statistics"))
+    ids = train[torch.randperm(len(train), generator=rng)]  # sources may be sorted by class
     batches = eval_batches(recipe, data, data.train, ids, device=device, shard=shard)
     return (batch.x for batch in islice(batches, BN_UPDATE_BATCHES))
 
@@ -85,40 +85,42 @@ def build_data(recipe: Recipe, components: Components = NO_COMPONENTS) -> DataSp
     """Return the recipe's data set."""
     if components.data is not None:
         return components.data
-    part = recipe.data
-    factory = registry.dataset.get(part.name, allow=components.trust)
-    made = factory(**check("data", factory, part.options, also=DataConfig.model_fields))
-    if not isinstance(made, DataSplits):
-        raise RecipeError(f"data set {part.name!r} returned {type(made).__name__}; it must return plateaux.DataSplits")
-    return made
+    config = recipe.data
+    factory = registry.dataset.get(config.name, allow=components.trust)
+    data = factory(**check("data", factory, config.options, also=DataConfig.model_fields))
+    if not isinstance(data, DataSplits):
+        raise RecipeError(
+            f"data set {config.name!r} returned {type(data).__name__}; it must return plateaux.DataSplits"
+        )
+    return data
 
 
 def build_training_data(recipe: Recipe, components: Components = NO_COMPONENTS) -> DataSplits:
-    """Return the recipe's data set with the unlabelled samples that its method looks at."""
+    """Return the recipe's data set, with the unlabeled samples if its method needs them."""
     data = build_data(recipe, components)
     if "unlabeled" not in build_method(recipe, 0, components).objective.extra_inputs:
         return data
     name, _, count = (recipe.data.unlabeled or "").partition("@")
     source = components.unlabeled or _build_unlabeled(name, data, components)
-    wanted = int(count) if count.isdigit() else len(source)
-    if (count and not count.isdigit()) or not 0 < wanted <= len(source):
+    size = int(count) if count.isdigit() else len(source)
+    if (count and not count.isdigit()) or not 0 < size <= len(source):
         raise RecipeError(
             f"data.unlabeled = {recipe.data.unlabeled!r}: write name@count, with a count from 1 to {len(source)}, "
             "or the name alone for all samples"
         )
-    draw = torch.Generator().manual_seed(derive_seed(recipe.seed, "unlabelled"))
-    ids = torch.randperm(len(source), generator=draw)[:wanted].sort().values
+    rng = torch.Generator().manual_seed(derive_seed(recipe.seed, "unlabelled"))
+    ids = torch.randperm(len(source), generator=rng)[:size].sort().values
     return replace(data, unlabeled=UnlabeledData(name or "given", source, ids))
 
 
 def _build_unlabeled(name: str, data: DataSplits, components: Components) -> Source:
-    """Return the train samples of a set, or its test samples where it has no others."""
+    """Return the training samples of a data set, or its test samples if it has no training samples."""
     factory = registry.dataset.get(name, allow=components.trust)
     other: DataSplits = factory(**check("data", factory, {}))
     if other.shape != data.shape:
         raise RecipeError(
-            f"data.unlabeled = {name!r} has samples of shape {list(other.shape)}, and {data.name!r} of "
-            f"{list(data.shape)}: the same network must take both"
+            f"data.unlabeled = {name!r} has samples of shape {list(other.shape)}, but {data.name!r} has shape "
+            f"{list(data.shape)}: the shapes must be equal"
         )
     return other.train if len(other.train) else other.test
 
@@ -133,7 +135,7 @@ def eval_batches(
     device: torch.device = CPU,
     shard: ShardFn | None = None,
 ) -> Iterator[Batch]:
-    """Yield the samples `ids` in their order, as they are, laid out as the recipe's networks take them."""
+    """Yield batches of the samples `ids` in this order, without augmentation, in the dtype and format of the recipe."""
     return ordered_batches(
         source,
         ids,

@@ -1,4 +1,4 @@
-"""What a recipe means, made real: data, networks, method, optimiser, schedule."""
+"""Build the networks of the members of a recipe."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from plateaux.config.components import NO_COMPONENTS, Components
-from plateaux.config.recipe import ModelConfig, Recipe, fingerprint, member_value
-from plateaux.config.schema import accepts, check, options_for_member
+from plateaux.config.recipe import ModelConfig, Recipe, fingerprint
+from plateaux.config.schema import accepts, check, member_options, member_value
 from plateaux.core import registry
 from plateaux.core.errors import RecipeError
 from plateaux.core.runtime import fork_rng, param_dtype
@@ -23,24 +23,24 @@ from plateaux.models.surgery import freeze, load_weights, prune, share
 
 
 def architecture_hash(recipe: Recipe, number: int, components: Components = NO_COMPONENTS) -> str:
-    """Return a hash that two members share when their networks are alike."""
+    """Return a hash that is equal for members with the same architecture."""
     name = member_value("model.name", recipe.model.name, number, recipe.members)
     factory = components.model or registry.model.get(name, allow=components.trust)
-    options = options_for_member(factory, recipe.model.options, number, recipe.members)
+    options = member_options(factory, recipe.model.options, number, recipe.members)
     width = {} if recipe.model.head != "mlp" else {"head": head_width(recipe, number)}
     return fingerprint({"name": name, "options": options, "adapters": lora_config(recipe, number), **width})
 
 
 def lora_config(recipe: Recipe, number: int) -> dict[str, Any]:
-    """Return the options of one member's adapters; empty: it has none."""
-    part = recipe.model.lora
-    if part is None:
+    """Return the LoRA options of one member. Without LoRA the dictionary is empty."""
+    lora = recipe.model.lora
+    if lora is None:
         return {}
-    mine = {
-        name: member_value(f"adapters.{name}", getattr(part, name), number, recipe.members)
+    values = {
+        name: member_value(f"model.lora.{name}", getattr(lora, name), number, recipe.members)
         for name in ("rank", "alpha")
     }
-    return {**mine, "target_modules": part.target_modules, "modules_to_save": part.modules_to_save}
+    return {**values, "target_modules": lora.target_modules, "modules_to_save": lora.modules_to_save}
 
 
 def build_member(
@@ -49,87 +49,89 @@ def build_member(
     number: int,
     components: Components = NO_COMPONENTS,
     *,
-    start: int | None = None,
+    init_seed: int | None = None,
     backbone: Backbone | None = None,
 ) -> nn.Module:
-    """Return one member's network as it is before its first step.
+    """Return the network of one member before its first training step.
 
-    `start` replaces the key of its initialisation; a `trunk` that is there already is not built again.
+    `init_seed` replaces the seed of its initialization. An existing `backbone` is not built again.
     """
-    part = recipe.model
-    if part.backbone is None:
-        module = _build_whole(recipe, data, number, components, start)
+    config = recipe.model
+    if config.backbone is None:
+        module = _build_network(recipe, data, number, components, init_seed)
     else:
         module = _build_with_head(
             recipe, data, number, components, backbone or build_backbone(recipe, data, components)
         )
-    if part.sparsity:
-        prune(module, part.sparsity, keep=() if part.backbone is None else ("backbone",))
-    if adapters := lora_config(recipe, number):
+    if config.sparsity:
+        prune(module, config.sparsity, keep=() if config.backbone is None else ("backbone",))
+    if lora := lora_config(recipe, number):
         with fork_rng(derive_seed(recipe.seed, "adapters", number), torch.device("cpu")):
-            add_lora(module, **adapters)
+            add_lora(module, **lora)
     return module.to(param_dtype(recipe.train.precision))
 
 
 def build_backbone(recipe: Recipe, data: DataSplits, components: Components = NO_COMPONENTS) -> Backbone:
-    """Return the trunk that all members share."""
-    part = recipe.model
-    assert part.backbone is not None
-    # It must not depend on which members happen to be built here, so it has a start of its own.
-    whole = _build_whole(recipe, data, 0, components, derive_seed(recipe.seed, "shared"))
-    return Backbone(whole, part.backbone, shape=data.shape, image_size=part.image_size, pool=part.head != "own")
+    """Return the backbone that all members share."""
+    config = recipe.model
+    assert config.backbone is not None
+    # The backbone must not depend on which members are built in this process, so it has its own seed.
+    network = _build_network(recipe, data, 0, components, derive_seed(recipe.seed, "shared"))
+    return Backbone(network, config.backbone, shape=data.shape, image_size=config.image_size, pool=config.head != "own")
 
 
 def head_width(recipe: Recipe, number: int) -> int:
-    """Return the width of one member's head."""
+    """Return the number of hidden units of one member's head."""
     return int(member_value("model.head_width", recipe.model.head_width, number, recipe.members))
 
 
 def _build_with_head(
-    recipe: Recipe, data: DataSplits, number: int, components: Components, trunk: Backbone
+    recipe: Recipe, data: DataSplits, number: int, components: Components, backbone: Backbone
 ) -> nn.Module:
-    part = recipe.model
-    if part.head == "own":
-        assert part.backbone is not None
+    config = recipe.model
+    if config.head == "own":
+        assert config.backbone is not None
         return BackboneWithHead(
-            trunk,
+            backbone,
             own_head(
-                _build_whole(recipe, data, number, components, None),
-                part.backbone,
+                _build_network(recipe, data, number, components, None),
+                config.backbone,
                 data.shape,
-                image_size=part.image_size,
+                image_size=config.image_size,
             ),
         )
     with fork_rng(derive_seed(recipe.seed, "init", number), torch.device("cpu")):
         return BackboneWithHead(
-            trunk, build_head(part.head, trunk.shape, classes=data.classes, width=head_width(recipe, number))
+            backbone, build_head(config.head, backbone.shape, classes=data.classes, width=head_width(recipe, number))
         )
 
 
-def _build_whole(recipe: Recipe, data: DataSplits, number: int, components: Components, start: int | None) -> nn.Module:
-    """Return a network as its model makes it, with the weights it starts from."""
-    part = recipe.model
-    name = member_value("model.name", part.name, number, recipe.members)
-    factory = components.model or registry.model.get(name, allow=components.trust)
+def _build_network(
+    recipe: Recipe, data: DataSplits, number: int, components: Components, init_seed: int | None
+) -> nn.Module:
+    """Return the complete network of the model, with its initial weights."""
+    config = recipe.model
+    model_name = member_value("model.name", config.name, number, recipe.members)
+    factory = components.model or registry.model.get(model_name, allow=components.trust)
     options = check(
         "model",
         factory,
-        options_for_member(factory, part.options, number, recipe.members),
+        member_options(factory, config.options, number, recipe.members),
         also=ModelConfig.model_fields,
     )
-    for fact in ("shape", "classes"):
-        if accepts(factory, fact):
-            options[fact] = getattr(data, fact)
-    with fork_rng(derive_seed(recipe.seed, "init", number) if start is None else start, torch.device("cpu")):
+    for name in ("shape", "classes"):
+        if accepts(factory, name):
+            options[name] = getattr(data, name)
+    with fork_rng(derive_seed(recipe.seed, "init", number) if init_seed is None else init_seed, torch.device("cpu")):
         module = factory(**options)
     if not isinstance(module, nn.Module):
-        raise RecipeError(f"model {name!r} returned {type(module).__name__}; it must return a torch.nn.Module")
-    if part.weights:
+        raise RecipeError(f"model {model_name!r} returned {type(module).__name__}; it must return a torch.nn.Module")
+    if config.weights:
         load_weights(
             module,
-            weights_file(part.weights),
-            member_value("model.weights_prefix", part.weights_prefix, number, recipe.members),
-            strict=part.strict,
+            weights_file(config.weights),
+            member_value("model.weights_prefix", config.weights_prefix, number, recipe.members),
+            strict=config.strict,
         )
     return module
 
@@ -137,17 +139,19 @@ def _build_whole(recipe: Recipe, data: DataSplits, number: int, components: Comp
 def build_members(
     recipe: Recipe, data: DataSplits, numbers: Sequence[int], components: Components = NO_COMPONENTS
 ) -> list[nn.Module]:
-    """Return the networks of some members; what is frozen is one object that all of them use."""
-    prefixes = _frozen(recipe)
-    trunk = build_backbone(recipe, data, components) if recipe.model.backbone else None
-    adapted = recipe.model.lora is not None
-    # What is shared must not depend on which members happen to be built here, so it has a start of its own.
-    alone = bool(recipe.model.freeze) or adapted
-    first = build_member(recipe, data, 0, components, start=derive_seed(recipe.seed, "shared")) if alone else None
+    """Return the networks of some members. Frozen parts are one module that all of them share."""
+    prefixes = _frozen_prefixes(recipe)
+    backbone = build_backbone(recipe, data, components) if recipe.model.backbone else None
+    has_lora = recipe.model.lora is not None
+    # Shared weights must not depend on which members are built in this process, so they have their own seed.
+    has_shared = bool(recipe.model.freeze) or has_lora
+    first = (
+        build_member(recipe, data, 0, components, init_seed=derive_seed(recipe.seed, "shared")) if has_shared else None
+    )
     modules = []
     for number in numbers:
-        module = build_member(recipe, data, number, components, backbone=trunk)
-        if first is not None and adapted:
+        module = build_member(recipe, data, number, components, backbone=backbone)
+        if first is not None and has_lora:
             share_base(first, module, shared_param_names(recipe, module))
         elif first is not None:
             share([first, module], prefixes)
@@ -156,7 +160,7 @@ def build_members(
     return modules
 
 
-def _frozen(recipe: Recipe) -> tuple[str, ...]:
+def _frozen_prefixes(recipe: Recipe) -> tuple[str, ...]:
     return recipe.model.freeze if recipe.model.backbone is None else ("backbone",)
 
 
@@ -164,10 +168,10 @@ def shared_param_names(recipe: Recipe, module: nn.Module) -> set[str]:
     """Return the names of the weights and buffers that members share."""
     if recipe.model.lora is not None:
         return base_names(module, recipe.model.lora.modules_to_save)
-    prefixes = _frozen(recipe)
+    prefixes = _frozen_prefixes(recipe)
     return freeze(module, prefixes) if prefixes else set()
 
 
 def member_state_dict(module: nn.Module, shared: set[str]) -> TensorTree:
-    """Return what a member's weights file holds: all of the state that is its own."""
+    """Return the content of a member's weights file: its state dict without the shared entries."""
     return {name: tensor for name, tensor in module.state_dict().items() if name not in shared}

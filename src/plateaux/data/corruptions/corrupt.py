@@ -1,10 +1,10 @@
-"""Images corrupted on the fly: the 15 + 4 kinds of Hendrycks and Dietterich (2019) at severities 1 to 5.
+"""Image corruptions computed on the fly: the 15 + 4 kinds of Hendrycks and Dietterich (2019) at severities 1 to 5.
 
     noisy = corrupt(images, ids, "gaussian_noise", severity=3)  # uint8 [B, 3, H, W] -> uint8 [B, 3, H, W]
-    source = Corrupted(data.test, "fog", 5)                     # a Source like any other
+    source = Corrupted(data.test, "fog", 5)                     # implements Source
 
-They are generated, CIFAR-C-like: the published constants and operations, drawn anew, so not bit for bit the published
-files (those are read by `published.py`). The randomness of an image comes from its id, the kind and the severity alone.
+The images are CIFAR-C-like: the published constants and operations with new random draws, so they are not bit-identical
+to the published files (`published.py` reads those). The seed of an image depends only on its id, kind, and severity.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from plateaux.data.corruptions.image_ops import Array, generators
 from plateaux.data.corruptions.severities import TABLES, check_kind, table_size
 from plateaux.data.sources import Source
 
-VERSION = 1  # goes up whenever a corrupted image changes by a bit: fingerprints hang on it
-SMALLEST = 16  # pixels
-CHUNK = 2**20  # values worked on at once: a few MB an array, whatever the batch
+VERSION = 1  # part of the fingerprint; increment it when any corrupted image changes by a bit
+MIN_SIDE_PX = 16
+CHUNK = 2**20  # values processed at once: a few MB per array for any batch size
 
 KINDS: dict[str, Callable[..., Array]] = {
     "gaussian_noise": noise.gaussian_noise,
@@ -53,29 +53,29 @@ EXTRA: tuple[str, ...] = tuple(KINDS)[15:]
 
 
 def corrupt(images: Tensor, ids: Tensor, name: str, severity: int) -> Tensor:
-    """Return images `[B, 3, H, W]`, uint8, corrupted; what becomes of image i depends on it and `ids[i]` only.
+    """Corrupt uint8 images `[B, 3, H, W]`; the result for image i depends only on the image and on `ids[i]`.
 
-    >>> grey = torch.full((2, 3, 32, 32), 128, dtype=torch.uint8)
-    >>> corrupt(grey, torch.arange(2), "brightness", 4)[0, 0, 0, :2].tolist()  # 128 + 0.2 * 255
+    >>> gray = torch.full((2, 3, 32, 32), 128, dtype=torch.uint8)
+    >>> corrupt(gray, torch.arange(2), "brightness", 4)[0, 0, 0, :2].tolist()  # 128 + 0.2 * 255
     [179, 179]
     """
     check_kind(name, severity)
     _check(images, ids)
     size = table_size(*images.shape[2:])
     constants = TABLES[size][name][severity - 1]
-    first = derive_seed("corruption", name, severity)
+    seed = derive_seed("corruption", name, severity)
     out = torch.empty_like(images, device="cpu", memory_format=torch.contiguous_format)
     step = max(1, CHUNK // max(images[:1].numel(), 1))
     for start in range(0, len(images), step):
         part = images[start : start + step].cpu().permute(0, 2, 3, 1).numpy()
         x = np.ascontiguousarray(part, dtype=np.float32) / np.float32(255)
-        made = KINDS[name](x, generators(first, ids[start : start + step].tolist()), *constants)
-        out[start : start + step] = torch.from_numpy(digital.to_bytes(made)).permute(0, 3, 1, 2)
+        corrupted = KINDS[name](x, generators(seed, ids[start : start + step].tolist()), *constants)
+        out[start : start + step] = torch.from_numpy(digital.to_uint8(corrupted)).permute(0, 3, 1, 2)
     return out.to(images.device)
 
 
 class Corrupted(Source):
-    """A source whose images are those of another, corrupted when they are asked for."""
+    """A source that corrupts the images of another source on access."""
 
     def __init__(self, inner: Source, name: str, severity: int) -> None:
         check_kind(name, severity)
@@ -87,7 +87,7 @@ class Corrupted(Source):
     def fetch(self, ids: Tensor, *, seed: int | None = None) -> tuple[Inputs, Tensor]:
         x, y = self.inner.fetch(ids)
         if not isinstance(x, Tensor):
-            raise DataError(f"Corruptions are for images; these samples have the parts {', '.join(sorted(x))}.")
+            raise DataError(f"Corruptions need images; these samples are dicts with keys {', '.join(sorted(x))}.")
         return corrupt(x, ids, self.name, self.severity), y
 
     def fingerprint(self) -> str:
@@ -95,35 +95,34 @@ class Corrupted(Source):
         return blake2b(parts.encode(), digest_size=8).hexdigest()
 
     def remark(self) -> str:
-        """Say what these images are and, where no table fits their size, whose constants they took."""
+        """Describe these images and, if their size has no constants of its own, which constants are used."""
         x, _ = self.inner.fetch(torch.zeros(min(1, len(self)), dtype=torch.int64))
         return describe(self.name, self.severity, (x.shape[-2], x.shape[-1])) if isinstance(x, Tensor) else ""
 
 
 def describe(name: str, severity: int, size: tuple[int, int]) -> str:
-    """Say in a line what generated images of this size are.
+    """Describe generated images of this size in one line.
 
     >>> describe("fog", 3, (48, 48))
     'fog, severity 3: generated, CIFAR-C-like, with the constants for 64 px on 48 x 48 px'
     """
-    table = table_size(*size)
-    other = "" if size == (table, table) else f", with the constants for {table} px on {size[0]} x {size[1]} px"
-    return f"{name}, severity {severity}: generated, CIFAR-C-like{other}"
+    nominal = table_size(*size)
+    suffix = "" if size == (nominal, nominal) else f", with the constants for {nominal} px on {size[0]} x {size[1]} px"
+    return f"{name}, severity {severity}: generated, CIFAR-C-like{suffix}"
 
 
 def _check(images: Tensor, ids: Tensor) -> None:
     shape = list(images.shape)
     if images.dtype != torch.uint8 or images.dim() != 4:
         raise DataError(
-            f"Corruptions are for uint8 images [B, 3, H, W]; {images.dtype} {shape} was given. Give them as they are "
-            "before normalisation."
+            f"Images are {images.dtype} {shape}. Corruptions need uint8 images [B, 3, H, W], before normalization."
         )
     if shape[1] != 3:
         raise DataError(
-            f"Corruptions are defined for colour images [B, 3, H, W]; {shape} was given. Repeat a grey channel three "
-            "times first if that is what you want: images.expand(-1, 3, -1, -1)."
+            f"Images have shape {shape}. Corruptions need color images [B, 3, H, W]. For grayscale images, repeat the "
+            "channel: images.expand(-1, 3, -1, -1)."
         )
-    if min(shape[2:]) < SMALLEST:
-        raise DataError(f"Corruptions need images of at least {SMALLEST} pixels a side; {shape} was given.")
+    if min(shape[2:]) < MIN_SIDE_PX:
+        raise DataError(f"Images have shape {shape}. Corruptions need at least {MIN_SIDE_PX} pixels per side.")
     if ids.shape != images.shape[:1]:
-        raise DataError(f"{shape[0]} images need as many ids, [{shape[0]}]; ids of shape {list(ids.shape)} were given.")
+        raise DataError(f"ids have shape {list(ids.shape)}; {shape[0]} images need ids of shape [{shape[0]}].")

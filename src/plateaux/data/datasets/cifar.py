@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 in the layouts their publisher offers: binary records, else Python pickles."""
+"""CIFAR-10 and CIFAR-100 in both published formats: binary records, or else Python pickles."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from plateaux.core.errors import DataError
 from plateaux.core.registry import dataset
-from plateaux.data.files import channels, check_labels, data_root, head, missing_data_error, read_lines, try_read
+from plateaux.data.files import check_labels, data_root, head, missing_data_error, per_channel, read_lines, try_read
 from plateaux.data.sources import DataSplits
 
 PAGE = "https://www.cs.toronto.edu/~kriz/cifar.html"
@@ -32,11 +32,11 @@ def cifar10(
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
 ) -> DataSplits:
-    """CIFAR-10: 50,000 + 10,000 colour photographs of 32 x 32 pixels in 10 classes."""
+    """CIFAR-10: 50,000 + 10,000 color photographs of 32 x 32 pixels in 10 classes."""
     batches = tuple(f"data_batch_{i}" for i in range(1, 6))
     layout = _Layout("CIFAR-10", "cifar-10-batches-bin", "cifar-10-batches-py", batches, "test_batch", 10)
-    usual = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
-    return _load(layout, "cifar10", root, (limit, test_limit), (mean, std), usual)
+    default = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+    return _load(layout, "cifar10", root, (limit, test_limit), (mean, std), default)
 
 
 @dataset
@@ -49,11 +49,11 @@ def cifar100(
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
 ) -> DataSplits:
-    """CIFAR-100: 50,000 + 10,000 colour photographs of 32 x 32 pixels in 100 classes, or 20 coarse ones."""
+    """CIFAR-100: 50,000 + 10,000 color photographs of 32 x 32 pixels in 100 classes, or 20 coarse classes."""
     kind, classes = ("coarse", 20) if coarse else ("fine", 100)
     layout = _Layout("CIFAR-100", "cifar-100-binary", "cifar-100-python", ("train",), "test", classes, kind)
-    usual = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
-    return _load(layout, "cifar100", root, (limit, test_limit), (mean, std), usual)
+    default = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
+    return _load(layout, "cifar100", root, (limit, test_limit), (mean, std), default)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class _Layout:
     train: tuple[str, ...]
     test: str
     classes: int
-    kind: str = ""  # "fine" or "coarse": CIFAR-100 has both
+    kind: str = ""  # "fine" or "coarse" for CIFAR-100, which has both
 
     @property
     def names_file(self) -> str:
@@ -80,8 +80,8 @@ def _load(
     name: str,
     root: str | None,
     limits: tuple[int | None, int | None],
-    given: Pair,
-    usual: tuple[tuple[float, ...], tuple[float, ...]],
+    mean_and_std: Pair,
+    default: tuple[tuple[float, ...], tuple[float, ...]],
 ) -> DataSplits:
     folder, read, suffix = _find(layout, data_root(root))
     train = [try_read(folder / f"{file}{suffix}", read) for file in layout.train]
@@ -93,57 +93,63 @@ def _load(
         test=head(test_x, test_y, limits[1]),
         classes=layout.classes,
         shape=(3, 32, 32),
-        mean=channels(given[0], usual[0], 3),
-        std=channels(given[1], usual[1], 3),
-        labels=_names(layout, folder),
-        remarks=(*_counted(len(y), len(test_y)), *([] if suffix else _unpublished(layout, folder))),
+        mean=per_channel(mean_and_std[0], default[0], 3),
+        std=per_channel(mean_and_std[1], default[1], 3),
+        labels=_class_names(layout, folder),
+        remarks=(*_size_remarks(len(y), len(test_y)), *([] if suffix else _hash_remarks(layout, folder))),
     )
 
 
 def _find(layout: _Layout, root: Path) -> tuple[Path, Callable[[Path], Images], str]:
-    """Return the folder, how to read its files, and what their names end in."""
+    """Return the folder, the function that reads its files, and their suffix."""
     for folder, suffix, read in (
-        (root / layout.binary, ".bin", lambda path: _binary(path, layout)),
-        (root / layout.pickled, "", lambda path: _pickled(path, layout)),
+        (root / layout.binary, ".bin", lambda path: _read_binary(path, layout)),
+        (root / layout.pickled, "", lambda path: _read_pickle(path, layout)),
     ):
         if folder.is_dir():
-            absent = [f + suffix for f in (*layout.train, layout.test) if not (folder / f"{f}{suffix}").is_file()]
-            if absent:
-                raise missing_data_error(layout.title, wanted=", ".join(absent), where=folder, get=PAGE)
+            missing = [f + suffix for f in (*layout.train, layout.test) if not (folder / f"{f}{suffix}").is_file()]
+            if missing:
+                raise missing_data_error(layout.title, expected=", ".join(missing), folder=folder, url=PAGE)
             return folder, read, suffix
-    raise missing_data_error(layout.title, wanted=f"{layout.binary} or {layout.pickled}", where=root, get=PAGE)
+    raise missing_data_error(layout.title, expected=f"{layout.binary} or {layout.pickled}", folder=root, url=PAGE)
 
 
-def _binary(path: Path, layout: _Layout) -> Images:
-    """Read records of label bytes (coarse and fine for CIFAR-100) and the three colour planes."""
+def _read_binary(path: Path, layout: _Layout) -> Images:
+    """Read records of label bytes (coarse and fine for CIFAR-100) and three color planes."""
     label_bytes = 2 if layout.kind else 1
     record = label_bytes + PIXELS
     size = path.stat().st_size
     if size == 0 or size % record:
-        raise DataError(f"{path} has {size} bytes, not a multiple of its record's {record}; get it again from {PAGE}.")
+        raise DataError(
+            f"{path} has {size} bytes, which is not a multiple of the record size {record}. "
+            f"Download it again from {PAGE}."
+        )
     records = torch.from_numpy(np.fromfile(path, dtype=np.uint8)).view(-1, record)
     y = records[:, 0 if layout.kind == "coarse" else label_bytes - 1].long()
-    check_labels(y, layout.classes, where=path)
+    check_labels(y, layout.classes, path=path)
     return records[:, label_bytes:].reshape(-1, 3, 32, 32), y
 
 
-def _pickled(path: Path, layout: _Layout) -> Images:
-    held = _unpickle(path)
+def _read_pickle(path: Path, layout: _Layout) -> Images:
+    contents = _unpickle(path)
     field = f"{layout.kind}_labels" if layout.kind else "labels"
-    absent = [name for name in ("data", field) if not isinstance(held, dict) or name not in held]
-    if absent:
-        raise DataError(f"{path} does not hold {' and '.join(absent)}; get it again from {PAGE}.")
-    if not isinstance(held["data"], _Array):
-        raise DataError(f"{path} holds no array of images; get it again from {PAGE}.")
-    images, y = held["data"].pixels(), torch.tensor(held[field], dtype=torch.int64)
+    missing = [name for name in ("data", field) if not isinstance(contents, dict) or name not in contents]
+    if missing:
+        raise DataError(f"{path} does not contain {' and '.join(missing)}. Download it again from {PAGE}.")
+    if not isinstance(contents["data"], _Array):
+        raise DataError(f"{path} contains no array of images. Download it again from {PAGE}.")
+    images, y = contents["data"].pixels(), torch.tensor(contents[field], dtype=torch.int64)
     if images.shape != (len(y), PIXELS):
-        raise DataError(f"{path} holds images {images.shape}; {len(y)} labels need {(len(y), PIXELS)}.")
-    check_labels(y, layout.classes, where=path)
+        raise DataError(
+            f"{path} contains images of shape {images.shape}; {len(y)} labels need {(len(y), PIXELS)}. "
+            f"Download it again from {PAGE}."
+        )
+    check_labels(y, layout.classes, path=path)
     return torch.from_numpy(np.ascontiguousarray(images)).view(-1, 3, 32, 32), y
 
 
 class _Array:
-    """What stands in for a numpy array while unpickling: it only keeps what the file says."""
+    """Stand-in for a NumPy array while unpickling: stores only the shape and the raw bytes."""
 
     shape: Any = ()
     raw: Any = b""
@@ -159,11 +165,13 @@ class _Array:
 
 
 class _Type:
-    """What stands in for a numpy dtype: only bytes are let through."""
+    """Stand-in for a NumPy dtype: accepts only uint8."""
 
     def __init__(self, code: Any = "", *_: Any) -> None:
         if code != "u1":
-            raise DataError(f"The pickle holds an array of type {code!r}; CIFAR's images are of type 'u1'. Refused.")
+            raise DataError(
+                f"The pickle contains an array of dtype {code!r}; CIFAR images have 'u1'. Download it from {PAGE}."
+            )
 
     def __setstate__(self, state: Any) -> None:
         pass
@@ -183,54 +191,54 @@ def _latin(text: str, _: str) -> bytes:
     return text.encode("latin1")
 
 
-STAND_INS = {  # all that a CIFAR pickle, by any version of numpy and Python, asks for by name
+STAND_INS = {  # every global that a CIFAR pickle of any NumPy and Python version refers to
     "numpy.core.multiarray._reconstruct": _reconstruct,
     "numpy._core.multiarray._reconstruct": _reconstruct,
     "numpy.core.numeric._frombuffer": _from_buffer,
     "numpy._core.numeric._frombuffer": _from_buffer,
     "numpy.ndarray": _Array,
     "numpy.dtype": _Type,
-    "_codecs.encode": _latin,  # how Python 3 writes bytes in an old protocol
+    "_codecs.encode": _latin,  # Python 3 pickles bytes this way in old protocols
 }
 
 
 class _OnlyArrays(pickle.Unpickler):
-    """Unpickles plain containers and arrays of bytes; nothing outside this file is ever looked up or called."""
+    """A restricted unpickler for containers and uint8 arrays; it never imports or calls code outside this file."""
 
     def find_class(self, module: str, name: str) -> Any:
         try:
             return STAND_INS[f"{module}.{name}"]
         except KeyError:
             raise DataError(
-                f"The pickle asks for {module}.{name}, which no CIFAR file needs: refused, for it may be hostile. "
-                f"Get the set again from {PAGE}."
+                f"The pickle refers to {module}.{name}, which no CIFAR file needs. It was not loaded because it may "
+                f"be malicious. Download the data set again from {PAGE}."
             ) from None
 
 
 def _unpickle(path: Path) -> Any:
     try:
-        # Python 2 wrote bytes for text; latin1 turns both names and pixels into what they were.
+        # Python 2 pickled str as bytes; latin1 restores both names and pixels.
         return _OnlyArrays(io.BytesIO(path.read_bytes()), encoding="latin1").load()
     except (pickle.UnpicklingError, AttributeError, IndexError, ImportError) as error:
-        raise DataError(f"{path} is not a CIFAR pickle ({error}); get it again from {PAGE}.") from error
+        raise DataError(f"{path} is not a CIFAR pickle ({error}). Download it again from {PAGE}.") from error
 
 
-def _names(layout: _Layout, folder: Path) -> tuple[str, ...]:
+def _class_names(layout: _Layout, folder: Path) -> tuple[str, ...]:
     if (folder / layout.names_file).is_file():
         names = read_lines(folder / layout.names_file)
     else:
         meta = folder / ("meta" if layout.kind else "batches.meta")
-        held = try_read(meta, _unpickle) if meta.is_file() else {}
-        names = list(held.get(f"{layout.kind}_label_names" if layout.kind else "label_names", ()))
+        contents = try_read(meta, _unpickle) if meta.is_file() else {}
+        names = list(contents.get(f"{layout.kind}_label_names" if layout.kind else "label_names", ()))
     return tuple(names) if len(names) == layout.classes else ()
 
 
-def _counted(train: int, test: int) -> list[str]:
+def _size_remarks(train: int, test: int) -> list[str]:
     counts = ((train, 50_000, "train"), (test, 10_000, "test"))
     return [f"{n:,} of {published:,} {split} images" for n, published, split in counts if n != published]
 
 
-PUBLISHED = {  # md5 of the pickles as their publisher packed them
+PUBLISHED = {  # md5 of the published pickles
     "data_batch_1": "c99cafc152244af753f735de768cd75f",
     "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
     "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
@@ -242,7 +250,7 @@ PUBLISHED = {  # md5 of the pickles as their publisher packed them
 }
 
 
-def _unpublished(layout: _Layout, folder: Path) -> list[str]:
+def _hash_remarks(layout: _Layout, folder: Path) -> list[str]:
     files = (*layout.train, layout.test)
-    other = [f for f in files if md5((folder / f).read_bytes(), usedforsecurity=False).hexdigest() != PUBLISHED[f]]
-    return [f"other than the published files by md5: {', '.join(other)}"] if other else []
+    changed = [f for f in files if md5((folder / f).read_bytes(), usedforsecurity=False).hexdigest() != PUBLISHED[f]]
+    return [f"md5 differs from the published files: {', '.join(changed)}"] if changed else []

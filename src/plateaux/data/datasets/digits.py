@@ -1,4 +1,4 @@
-"""scikit-learn's bundled digits: real data that needs no file at all."""
+"""The digits data set of scikit-learn, which needs no download."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from plateaux.data.sources import DataSplits
 
 @dataset
 def digits(*, seed: int = 0, limit: int | None = None, test_limit: int | None = None) -> DataSplits:
-    """Digits: 1,198 + 599 handwritten digits of 8 x 8 grey pixels that come with scikit-learn."""
+    """Digits: 1,198 + 599 handwritten digits of 8 x 8 grayscale pixels, bundled with scikit-learn."""
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
-        raise DataError("The digits come with scikit-learn; install it with: pip install 'plateaux[demo]'") from error
-    images, numbers = load_digits(return_X_y=True)
+        raise DataError("The digits need scikit-learn. Install it: pip install 'plateaux[demo]'") from error
+    images, labels = load_digits(return_X_y=True)
     x = torch.from_numpy(images * 255 / 16).round().to(torch.uint8).view(-1, 1, 8, 8)
-    y = torch.from_numpy(numbers).long()
+    y = torch.from_numpy(labels).long()
     order = torch.randperm(len(y), generator=torch.Generator().manual_seed(derive_seed(seed, "digits")))
     test, train = (part.sort().values for part in (order[: len(y) // 3], order[len(y) // 3 :]))
     return DataSplits(

@@ -1,4 +1,4 @@
-"""Any images that lie in folders named for their classes."""
+"""Images in one folder per class."""
 
 from __future__ import annotations
 
@@ -7,10 +7,17 @@ from pathlib import Path
 
 from plateaux.core.errors import DataError
 from plateaux.core.registry import dataset
-from plateaux.data.files import ImageFiles, channels, data_root, interleave_classes, limited_count, missing_data_error
+from plateaux.data.files import (
+    ImageFiles,
+    data_root,
+    interleave_classes,
+    limited_count,
+    missing_data_error,
+    per_channel,
+)
 from plateaux.data.sources import DatasetSource, DataSplits
 
-ENDINGS = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp"}
+SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp"}
 
 
 @dataset
@@ -24,43 +31,43 @@ def image_folder(
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
 ) -> DataSplits:
-    """Images in class folders, `train/<class>/*.png` and `test/<class>/*.png` (or val), read when needed.
+    """Images in class folders, `train/<class>/*.png` and `test/<class>/*.png` (or val), read on demand.
 
-    Images are scaled to `size` on their shorter side and cut square. The classes' files take turns in the order of
-    ids, so a limit keeps the classes even. Mean and std are ImageNet's unless given.
+    The shorter side is resized to `size`, and the center square is cropped. Samples are interleaved over the classes,
+    so that a limit keeps them balanced. The default mean and std are ImageNet's.
     """
-    place = data_root(root) / path
-    test_part = next((name for name in ("test", "val") if (place / name).is_dir()), None)
-    if test_part is None or not (place / "train").is_dir():
+    folder = data_root(root) / path
+    test_split = next((name for name in ("test", "val") if (folder / name).is_dir()), None)
+    if test_split is None or not (folder / "train").is_dir():
         raise missing_data_error(
-            "The image folder", wanted="train and test (or val)", where=place, get="your own images"
+            "The image folder", expected="train and test (or val)", folder=folder, url="your own images"
         )
-    labels = sorted(entry.name for entry in (place / "train").iterdir() if entry.is_dir())
-    strange = sorted({entry.name for entry in (place / test_part).iterdir() if entry.is_dir()} - set(labels))
-    if not labels or strange:
+    classes = sorted(entry.name for entry in (folder / "train").iterdir() if entry.is_dir())
+    unknown = sorted({entry.name for entry in (folder / test_split).iterdir() if entry.is_dir()} - set(classes))
+    if not classes or unknown:
         raise DataError(
-            f"{place / test_part} has classes {strange} that {place / 'train'} lacks (it has {len(labels)}); "
-            "every class needs a folder in train."
+            f"{folder / test_split} has classes {unknown} that are missing in {folder / 'train'} ({len(classes)} "
+            "classes). Every class needs a folder in train."
         )
     return DataSplits(
         "folder",
-        train=_source(place / "train", labels, size, limit),
-        test=_source(place / test_part, labels, size, test_limit),
-        classes=len(labels),
+        train=_build_source(folder / "train", classes, size, limit),
+        test=_build_source(folder / test_split, classes, size, test_limit),
+        classes=len(classes),
         shape=(3, size, size),
-        mean=channels(mean, (0.485, 0.456, 0.406), 3),
-        std=channels(std, (0.229, 0.224, 0.225), 3),
-        labels=tuple(labels),
+        mean=per_channel(mean, (0.485, 0.456, 0.406), 3),
+        std=per_channel(std, (0.229, 0.224, 0.225), 3),
+        labels=tuple(classes),
     )
 
 
-def _source(place: Path, labels: Sequence[str], size: int, limit: int | None) -> DatasetSource:
+def _build_source(folder: Path, classes: Sequence[str], size: int, limit: int | None) -> DatasetSource:
     groups = [
-        sorted(f"{label}/{file.name}" for file in (place / label).glob("*") if file.suffix.lower() in ENDINGS)
-        for label in labels
+        sorted(f"{name}/{file.name}" for file in (folder / name).glob("*") if file.suffix.lower() in SUFFIXES)
+        for name in classes
     ]
-    names, numbers = interleave_classes(groups)
+    names, labels = interleave_classes(groups)
     if not names:
-        raise DataError(f"{place} holds no images in its class folders; names must end in one of {sorted(ENDINGS)}.")
+        raise DataError(f"{folder} contains no images in its class folders. Supported suffixes: {sorted(SUFFIXES)}.")
     count = limited_count(len(names), limit)
-    return DatasetSource(ImageFiles(place, names[:count], numbers[:count], size=size), name=place.name)
+    return DatasetSource(ImageFiles(folder, names[:count], labels[:count], size=size), name=folder.name)

@@ -1,11 +1,11 @@
-"""Images from elsewhere, to be met by networks that never saw their like: for tests of alarm, not to train on.
+"""Out-of-distribution images, for evaluation only.
 
-Each set is one file, `ood/<name>.npz`, with images `x` (uint8 `[N, H, W]` or `[N, H, W, 3]`) and, where it has them,
-class numbers `y` and the classes' `names`. All samples are in the test source; the train source is empty, so that
-nothing is trained and tested on the same images. Samples lie in turns, the first of every class, then the second of
-every class, so that the first n are a fair small set. Without `y`, every sample is of the one class 0.
+Each data set is one file, `ood/<name>.npz`, with images `x` (uint8 `[N, H, W]` or `[N, H, W, 3]`) and optionally class
+labels `y` and class `names`. All samples are in the test source; the train source is empty, so that no image is used
+for both training and testing. Samples are interleaved over the classes, so that the first n are balanced. Without `y`,
+every sample has class 0.
 
-There is no mean or std: what a network meets is normalised as what it was trained on.
+There is no mean or std: a model normalizes these images like its training data.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ Arrays = Mapping[str, NDArray[Any]]
 
 @dataset
 def textures32(*, root: str | None = None, test_limit: int | None = None) -> DataSplits:
-    """Textures at 32 x 32 pixels in colour, some of the categories of DTD; only to test on, far from CIFAR."""
+    """Color textures at 32 x 32 pixels, a subset of the categories of DTD; test only, far-OOD for CIFAR."""
     return _load("textures32", root, test_limit, (3, 32, 32), "https://www.robots.ox.ac.uk/~vgg/data/dtd/")
 
 
 @dataset
 def tinyimagenet32(*, root: str | None = None, test_limit: int | None = None) -> DataSplits:
-    """Tiny ImageNet photographs at 32 x 32 pixels of classes that CIFAR-10 lacks; only to test on, near CIFAR."""
+    """Tiny ImageNet photographs at 32 x 32 pixels of classes not in CIFAR-10; test only, near-OOD for CIFAR."""
     page = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
     return _load("tinyimagenet32", root, test_limit, (3, 32, 32), page)
 
 
 @dataset
 def notmnist(*, root: str | None = None, test_limit: int | None = None) -> DataSplits:
-    """Letters A to J in many typefaces, 28 x 28 grey pixels; only to test on, for networks that know MNIST."""
+    """Letters A to J in many fonts, 28 x 28 grayscale pixels; test only, OOD for MNIST."""
     page = "http://yaroslavvb.blogspot.com/2011/09/notmnist-dataset.html"
     return _load("notmnist", root, test_limit, (1, 28, 28), page, tuple("ABCDEFGHIJ"))
 
@@ -53,14 +53,14 @@ def _load(
 ) -> DataSplits:
     file = data_root(root) / "ood" / f"{name}.npz"
     if not file.is_file():
-        get = f"{page} (as an .npz of uint8 images x, class numbers y and their names)"
-        raise missing_data_error(name, wanted=file.name, where=file.parent, get=get)
-    held: Arrays = try_read(file, _npz)
-    x, y = _images(held, file, shape), _labels(held, file)
-    names = tuple(str(each) for each in held.get("names", names)) if "y" in held else ("unknown",)
+        url = f"{page} (as an .npz with uint8 images x, class labels y, and class names)"
+        raise missing_data_error(name, expected=file.name, folder=file.parent, url=url)
+    arrays: Arrays = try_read(file, _read_npz)
+    x, y = _to_images(arrays, file, shape), _to_labels(arrays, file)
+    names = tuple(str(class_name) for class_name in arrays.get("names", names)) if "y" in arrays else ("unknown",)
     classes = len(names) or int(y.max()) + 1
-    check_labels(torch.from_numpy(y), classes, where=file)
-    order = _in_turns(y)
+    check_labels(torch.from_numpy(y), classes, path=file)
+    order = _interleaved_order(y)
     images, labels = torch.from_numpy(x[order]), torch.from_numpy(y[order])
     return DataSplits(
         name,
@@ -69,41 +69,41 @@ def _load(
         classes=classes,
         shape=shape,
         labels=names,
-        remarks=("only to test on: there are no train images",),
+        remarks=("test only: there are no train images",),
     )
 
 
-def _npz(file: Path) -> Arrays:
+def _read_npz(file: Path) -> Arrays:
     try:
-        with np.load(file, allow_pickle=False) as opened:
-            return {name: opened[name] for name in opened.files if name in ("x", "y", "names")}
+        with np.load(file, allow_pickle=False) as npz:
+            return {name: npz[name] for name in npz.files if name in ("x", "y", "names")}
     except (zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(f"{file} is not a whole .npz ({error}); get it again.") from error
+        raise DataError(f"{file} is not a complete .npz file ({error}). Download it again.") from error
 
 
-def _images(held: Arrays, file: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
+def _to_images(arrays: Arrays, file: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
     """Return uint8 `[N, C, H, W]`."""
-    x = held.get("x", np.zeros(0))
+    x = arrays.get("x", np.zeros(0))
     layout = (*shape[1:], shape[0]) if shape[0] > 1 else shape[1:]
     if x.dtype != np.uint8 or x.shape[1:] != layout or not len(x):
         raise DataError(
-            f"{file} holds x of {x.dtype} {list(x.shape)}; uint8 [N, {', '.join(map(str, layout))}] is needed."
+            f"{file} contains x of {x.dtype} {list(x.shape)}. uint8 [N, {', '.join(map(str, layout))}] is needed."
         )
     return x[:, None] if shape[0] == 1 else np.ascontiguousarray(np.moveaxis(x, -1, 1))
 
 
-def _labels(held: Arrays, file: Path) -> NDArray[np.int64]:
-    count = len(held["x"])
-    y = held.get("y", np.zeros(count, dtype=np.int64))
+def _to_labels(arrays: Arrays, file: Path) -> NDArray[np.int64]:
+    count = len(arrays["x"])
+    y = arrays.get("y", np.zeros(count, dtype=np.int64))
     if y.dtype.kind not in "iu" or y.shape != (count,):
-        raise DataError(f"{file} holds y of {y.dtype} {list(y.shape)}; class numbers [{count}] are needed.")
+        raise DataError(f"{file} contains y of {y.dtype} {list(y.shape)}. Integer class labels [{count}] are needed.")
     return y.astype(np.int64)
 
 
-def _in_turns(y: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return positions: the first sample of every class, the second of every class ..."""
+def _interleaved_order(y: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return positions: the first sample of each class, the second of each class ..."""
     by_class = np.argsort(y, kind="stable")
     starts = np.searchsorted(y[by_class], y[by_class])
-    turn = np.empty_like(y)
-    turn[by_class] = np.arange(len(y)) - starts
-    return np.lexsort((y, turn))
+    rank = np.empty_like(y)
+    rank[by_class] = np.arange(len(y)) - starts
+    return np.lexsort((y, rank))

@@ -1,4 +1,4 @@
-"""One process, or a pool of plain ones: members side by side, stacked under vmap, or parked on disk in turn."""
+"""Executor for one machine: one process, or a pool of independent processes."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from plateaux.core.callbacks import Tell
-from plateaux.core.errors import RecipeError
+from plateaux.core.errors import RecipeError, first_line
 from plateaux.core.executor import Failure, JobFn
 from plateaux.core.member import MemberModule
 from plateaux.core.outputs import OutputFn, supports_vmap
+from plateaux.core.progress import Progress
 from plateaux.core.registry import executor
 from plateaux.core.types import Batch, TensorTree
 from plateaux.distributed.identity_collectives import IdentityCollectives, run_loop
@@ -54,10 +54,10 @@ class LocalExecutor(IdentityCollectives):
             rows.update(zip(positions, outputs, strict=True))
         return torch.stack([rows[i] for i in range(len(modules))])
 
-    def launch(self, jobs: Sequence[Any], run_job: JobFn, log: Tell) -> list[Failure]:
+    def launch(self, jobs: Sequence[Any], run_job: JobFn, progress: Progress) -> list[Failure]:
         if self._processes > 1:
-            return run_pool(jobs, run_job, log, processes=self._processes, devices=self._devices)
-        return run_sequentially(jobs, run_job, log, device=self._devices[0] if self._devices else None)
+            return run_pool(jobs, run_job, progress, processes=self._processes, devices=self._devices)
+        return run_sequentially(jobs, run_job, progress, device=self._devices[0] if self._devices else None)
 
 
 SINGLE_PROCESS = LocalExecutor()
@@ -71,43 +71,44 @@ def local(
     devices: tuple[str, ...] = (),
     randomness: Literal["error", "different"] = "error",
 ) -> LocalExecutor:
-    """This machine: members in a loop, stacked under vmap, or parked on disk between their turns."""
+    """This machine: members run in a loop, stacked with vmap, or offloaded to disk in turn."""
     return LocalExecutor(mode, processes, devices, randomness)
 
 
-def run_vmap(offer: OutputFn, views: Sequence[MemberModule], batches: Sequence[Batch], randomness: str) -> Tensor:
-    """Run the offer for all members at once, their weights stacked for this call only.
+def run_vmap(output: OutputFn, modules: Sequence[MemberModule], batches: Sequence[Batch], randomness: str) -> Tensor:
+    """Compute the outputs of all members in one call of vmap: `[M, B, ...]`. Weights are stacked for this call only.
 
-    Leaves stay per member: rows indexed out of one stacked leaf would make backward quadratic in the members.
+    Weights stay separate leaves per member: with one stacked leaf, the backward pass would be quadratic in the members.
     """
-    first = views[0]
-    own = {name: torch.stack([view.own[name] for view in views]) for name in first.own}
-    buffers = {name: torch.stack([view.buffers[name] for view in views]) for name in first.buffers}
-    shared = all(batch.x is batches[0].x for batch in batches)
-    x, y, index = (
-        (batches[0].x, batches[0].y, batches[0].index)
-        if shared
-        else tuple(_stack([getattr(batch, name) for batch in batches]) for name in ("x", "y", "index"))
-    )
+    first = modules[0]
+    own = {name: torch.stack([module.own[name] for module in modules]) for name in first.own}
+    buffers = {name: torch.stack([module.buffers[name] for module in modules]) for name in first.buffers}
+    is_shared = all(batch.x is batches[0].x for batch in batches)
+    if is_shared:
+        x, y, index = batches[0].x, batches[0].y, batches[0].index
+    else:
+        x = _stack([batch.x for batch in batches])
+        y, index = (torch.stack(list(values)) for values in zip(*((b.y, b.index) for b in batches), strict=True))
 
-    def one(own: TensorTree, buffers: TensorTree, x: Any, y: Tensor, index: Tensor) -> Tensor:
-        view = MemberModule(first.module, buffers=buffers, replaced={**own, **buffers})
-        return offer(view, Batch(x, y, index, batches[0].seed, batches[0].extra))
+    def run_member(own: TensorTree, buffers: TensorTree, x: Any, y: Tensor, index: Tensor) -> Tensor:
+        member = MemberModule(first.module, buffers=buffers, replaced={**own, **buffers})
+        return output(member, Batch(x, y, index, batches[0].seed, batches[0].extra))
 
-    dims = None if shared else 0
+    dim = None if is_shared else 0
+    in_dims = (0, 0, dim, dim, dim)
     try:
         with first.forward():
-            rows = torch.vmap(one, in_dims=(0, 0, dims, dims, dims), randomness=randomness)(own, buffers, x, y, index)
-    except (RuntimeError, ValueError) as problem:
+            outputs = torch.vmap(run_member, in_dims=in_dims, randomness=randomness)(own, buffers, x, y, index)
+    except (RuntimeError, ValueError) as error:
         raise RecipeError(
-            f"vmap cannot run this model: {str(problem).splitlines()[0]}. "
-            'Set executor.mode = "loop", or train.randomness = "different" where the reason is dropout'
-        ) from problem
+            f"vmap does not support this model: {first_line(error)}. "
+            'Set executor.mode = "loop", or train.randomness = "different" if the reason is dropout'
+        ) from error
     with torch.no_grad():
-        for position, view in enumerate(views):
+        for position, module in enumerate(modules):
             for name, stack in buffers.items():
-                view.buffers[name].copy_(stack[position])
-    return rows
+                module.buffers[name].copy_(stack[position])
+    return outputs
 
 
 def _stack(values: Sequence[Any]) -> Any:
@@ -116,5 +117,5 @@ def _stack(values: Sequence[Any]) -> Any:
     return {name: torch.stack([value[name] for value in values]) for name in values[0]}
 
 
-def _tensor_shapes(view: MemberModule) -> tuple[Any, ...]:
-    return tuple((name, tensor.shape, tensor.dtype) for name, tensor in view.own.items())
+def _tensor_shapes(module: MemberModule) -> tuple[Any, ...]:
+    return tuple((name, tensor.shape, tensor.dtype) for name, tensor in module.own.items())

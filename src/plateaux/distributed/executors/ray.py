@@ -1,15 +1,15 @@
-"""A Ray cluster: every job is an actor's, or a group's that forms a mesh; lost machines cost one job's time."""
+"""Executor for a Ray cluster: every job runs in an actor, or in a group of actors that form a mesh."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from plateaux.core.callbacks import Tell
 from plateaux.core.errors import RecipeError
 from plateaux.core.executor import Failure, Job, JobFn
+from plateaux.core.progress import Progress
 from plateaux.core.registry import executor
 from plateaux.distributed.executors.mesh import MeshExecutor, mesh
 from plateaux.distributed.identity_collectives import IdentityCollectives
@@ -19,56 +19,72 @@ if TYPE_CHECKING:
 
 
 class RayExecutor(IdentityCollectives):
-    """Plans here, works elsewhere; a process of the cluster that has a job to itself holds all of its members."""
+    """Plans jobs in this process and executes them on the cluster.
+
+    In a process of the cluster that has a job to itself, it is an executor of one process.
+    """
 
     is_remote = True
 
-    def __init__(self, address: str | None, cpus: float, gpus: float, retries: int, processes: int, data: int) -> None:
-        self._address, self._needs = address, (cpus, gpus, retries)
-        self._processes, self._data = processes, data
-        self._ours = False  # the connection
-        self._crew: RayWorkerPool | None = None
+    def __init__(
+        self, address: str | None, cpus: float, gpus: float, retries: int, processes: int, data_parallel: int
+    ) -> None:
+        self._address, self._resources = address, (cpus, gpus, retries)
+        self._processes, self._data_parallel = processes, data_parallel
+        self._owns_connection = False
+        self._pool: RayWorkerPool | None = None
 
-    def launch(self, jobs: Sequence[Any], run_job: JobFn, log: Tell) -> list[Failure]:
-        return self._joined().run_jobs(jobs, run_job, log, world_size=self.world_size)
+    def launch(self, jobs: Sequence[Job], run_job: JobFn, progress: Progress) -> list[Failure]:
+        return self._connected_pool().run_jobs(jobs, run_job, progress, world_size=self.world_size)
 
     def close(self) -> None:
-        """Leave the cluster; one that was started here ends."""
-        if self._crew is None:
+        """Release the actors and leave the cluster; a cluster that was started here ends."""
+        if self._pool is None:
             return
-        from plateaux.distributed import ray_pool
+        from plateaux.distributed import ray_cluster
 
-        self._crew.release_workers()
-        self._crew = None
-        if self._ours:
-            ray_pool.disconnect()
+        self._pool.close()
+        self._pool = None
+        if self._owns_connection:
+            ray_cluster.disconnect()
 
     def max_workers(self) -> int:
         """Return how many processes of a job's size the cluster has room for now."""
-        return self._joined().max_workers()
+        from plateaux.distributed import ray_cluster
 
-    def map(self, jobs: Sequence[Sequence[Any]], ask: Any, answer: Any, parcel: Any) -> Iterator[tuple[Any, Any]]:
-        """Yield what `answer` makes of the answers to each list of jobs, asked one by one, in turn."""
-        return self._joined().map(jobs, ask, answer, parcel)
+        return ray_cluster.max_workers(self._connected_pool().resources)
+
+    def map_reduce(
+        self,
+        shards: Sequence[Sequence[Any]],
+        map_fn: Callable[[Any, Any], Any],
+        reduce_fn: Callable[..., Any],
+        context: Any,
+    ) -> Iterator[tuple[Any, Any]]:
+        """Yield, in order, the first job of every list and `reduce_fn(context, job, *results)` of its results."""
+        from plateaux.distributed import ray_cluster
+
+        return ray_cluster.map_reduce(self._connected_pool().resources, shards, map_fn, reduce_fn, context)
 
     def world_size(self, job: Job) -> int:
         """Return how many processes a job uses: the data axis of one member, or the mesh of a joint method."""
         if job.is_single_process:
             return 1
-        return self._data if len(job.members) == 1 else max(self._processes, self._data)
+        return self._data_parallel if len(job.members) == 1 else max(self._processes, self._data_parallel)
 
-    def _joined(self) -> RayWorkerPool:
-        """Return our people on the cluster; connect to it first."""
-        if self._crew is None:
+    def _connected_pool(self) -> RayWorkerPool:
+        """Return the pool; connect to the cluster first."""
+        if self._pool is None:
             if find_spec("ray") is None:
                 raise RecipeError('The executor "ray" needs Ray: pip install "plateaux[ray]"')
-            from plateaux.distributed import ray_pool
+            from plateaux.distributed import ray_cluster, ray_pool
 
-            self._ours = ray_pool.connect(self._address)
-            self._crew = ray_pool.RayWorkerPool(ray_pool.Resources(*self._needs))
-            if self._ours and not ray_pool.is_remote_cluster(self._address):
-                self._crew.max_groups = self._crew.max_workers()
-        return self._crew
+            self._owns_connection = ray_cluster.connect(self._address)
+            resources = ray_cluster.Resources(*self._resources)
+            can_grow = not self._owns_connection or ray_cluster.cluster_address(self._address) is not None
+            max_processes = None if can_grow else ray_cluster.max_workers(resources)
+            self._pool = ray_pool.RayWorkerPool(resources, max_processes=max_processes)
+        return self._pool
 
 
 @executor
@@ -82,11 +98,11 @@ def ray(
     data_parallel: int = 1,
     sync_batchnorm: bool = True,
 ) -> RayExecutor | MeshExecutor:
-    """A Ray cluster: members are jobs that survive lost processes and machines; joint ones form a mesh there."""
+    """A Ray cluster: jobs survive lost processes and nodes; jobs of joint methods run on a mesh there."""
     if processes > data_parallel and processes % data_parallel:
         raise RecipeError(
-            f"executor.processes = {processes} cannot be cut into executor.data_parallel = {data_parallel} equal "
-            "parts; choose a multiple"
+            f"executor.processes = {processes} is not a multiple of executor.data_parallel = {data_parallel}; choose a "
+            "multiple"
         )
     if "RANK" in os.environ:
         group = mesh(data_parallel=data_parallel, sync_batchnorm=sync_batchnorm)

@@ -12,7 +12,7 @@ from plateaux.core.registry import probe
 from plateaux.core.stats.estimates import mean_of_independent
 from plateaux.core.types import Estimate, TensorTree
 from plateaux.loss_landscape import perturbations
-from plateaux.loss_landscape.groups import DEFINITION, Group, groups, losses, used
+from plateaux.loss_landscape.groups import REMAINDER, Group, group_losses, num_grouped, split_groups
 from plateaux.loss_landscape.loss_surface import LossSurface
 from plateaux.loss_landscape.probe import Probe
 
@@ -66,14 +66,16 @@ def _average(
     eta: float,
 ) -> Probe:
     far = RADII[norm, adaptive] if radius is None else radius
-    perturbations.check(lengths={"radius": far, "eta": eta}, counts={"m": m, "samples": samples, "draws": draws})
-    law: perturbations.Law = "normal" if norm == "l2" else "uniform"
+    perturbations.check_options(
+        lengths={"radius": far, "eta": eta}, counts={"m": m, "samples": samples, "draws": draws}
+    )
+    law: perturbations.Distribution = "normal" if norm == "l2" else "uniform"
 
     def ask(ground: LossSurface) -> dict[str, Estimate]:
         scale = perturbations.perturbation_scale(ground.origin, adaptive=adaptive, eta=eta)
         found = []
         with ground.at_params(ground.origin):
-            for number, group in enumerate(groups(ground.batches, m)):
+            for number, group in enumerate(split_groups(ground.batches, m)):
                 chance = ground.generator(f"average_{norm}", number)
                 found.append(_rises(ground, group, scale, far, law, draws, chance))
         return _reported([each for each, _ in found], [over for _, over in found], draws)
@@ -81,11 +83,11 @@ def _average(
     noise = "N(0, 1)" if norm == "l2" else "U(-1, 1)"
     return Probe(
         ask,
-        passes=lambda given: (draws + 1) / 3 * used(given, m),
+        passes=lambda given: (draws + 1) / 3 * num_grouped(given, m),
         samples=samples,
-        scale_invariant="same" if adaptive and not eta else "moves",
+        scale_invariant=adaptive and not eta,
         definition=f"delta = {far:g} {'(|w| + eta) ' if eta else '|w| ' if adaptive else ''}{noise}, {draws} draws for "
-        f"every {m} samples; signed; error over samples of their means over draws, {DEFINITION}",
+        f"every {m} samples; signed; error over samples of their means over draws, {REMAINDER}",
     )
 
 
@@ -94,19 +96,19 @@ def _rises(
     group: Group,
     scale: TensorTree | None,
     radius: float,
-    law: perturbations.Law,
+    law: perturbations.Distribution,
     draws: int,
     chance: torch.Generator,
 ) -> tuple[Tensor, Tensor]:
     """Return the mean rise of every sample `[m]`, and the rise of the group at every draw `[draws]`, in float64."""
     tensor_tree.write(ground.params, ground.origin)
-    home = losses(ground, group)
+    home = group_losses(ground, group)
     each, over = torch.zeros_like(home), []
     for _ in range(draws):
         perturbations.perturb(
             ground, perturbations.sample_direction(ground.origin, chance, law), scale=scale, times=radius
         )
-        rise = losses(ground, group) - home
+        rise = group_losses(ground, group) - home
         each += rise / draws
         over.append(rise.mean())
     return each, torch.stack(over)

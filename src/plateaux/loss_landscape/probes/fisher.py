@@ -15,7 +15,7 @@ from plateaux.core.registry import probe
 from plateaux.core.types import Batch, Estimate
 from plateaux.loss_landscape.forward_mode import jvp_outputs
 from plateaux.loss_landscape.loss_surface import LossSurface
-from plateaux.loss_landscape.per_sample import gradient_norms, over_samples
+from plateaux.loss_landscape.per_sample import mean_over_samples, squared_gradient_norms
 from plateaux.loss_landscape.probe import Probe
 
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -41,7 +41,7 @@ def fisher_rao(
 
     def ask(ground: LossSurface) -> Mapping[str, Estimate]:
         degree = None if method == "jvp" else _degree(ground, layers, force)
-        square = over_samples(torch.cat([_squares(ground, batch, labels, degree) for batch in ground.batches]))
+        square = mean_over_samples(torch.cat([_squares(ground, batch, labels, degree) for batch in ground.batches]))
         return {"": _root(square), "squared": square}
 
     whose = "the data" if labels == "true" else "the model, in expectation"
@@ -49,7 +49,7 @@ def fisher_rao(
     return Probe(
         ask,
         passes=lambda samples: samples * (1 if method == "jvp" else 1 / 3),
-        scale_invariant="same",
+        scale_invariant=True,
         definition=f"the root of the mean square, the square beside it; labels of {whose}; {way}; all trained weights, "
         "biases and those of normalisation among them; under BatchNorm in training mode the convolutions before it "
         "add nothing, in evaluation mode they do",
@@ -60,7 +60,7 @@ def fisher_rao(
 def fisher_trace() -> Probe:
     """The trace of the Fisher matrix: the mean squared norm of the samples' gradients."""
     return Probe(
-        lambda ground: {"": over_samples(gradient_norms(ground))},
+        lambda ground: {"": mean_over_samples(squared_gradient_norms(ground))},
         passes=float,
         definition="labels of the data (the empirical Fisher matrix); a sum over weights, a mean over samples",
     )
@@ -69,13 +69,13 @@ def fisher_trace() -> Probe:
 def _squares(ground: LossSurface, batch: Batch, labels: Labels, degree: int | None) -> Tensor:
     """Return the square of <theta, gradient> of every sample `[B]`, or its mean over the model's own labels."""
     if degree is None:
-        logits, moved = jvp_outputs(ground.outputs(batch), ground.origin, ground.origin)
+        logits, moved = jvp_outputs(ground.logits_fn(batch), ground.origin, ground.origin)
     else:
         logits = ground.record(batch)[0]
         moved = degree * logits
     if labels == "true":
         return _along(lambda z: ground.losses_from_logits(z, batch), logits, moved)[1].square()
-    log_p, slopes = _along(lambda z: ground.scaled(z).log_softmax(-1), logits, moved)
+    log_p, slopes = _along(lambda z: ground.prepare_logits(z).log_softmax(-1), logits, moved)
     return (log_p.exp() * slopes.square()).sum(-1)
 
 
@@ -111,7 +111,7 @@ def _refuse_what_is_not_homogeneous(ground: LossSurface, degree: int) -> None:
         )
     two = ground.batches[0].take(slice(0, 2))
     with torch.no_grad():
-        here, there = (ground.outputs(two)(at) for at in (ground.origin, tensor_tree.scale(ground.origin, 1.1)))
+        here, there = (ground.logits_fn(two)(at) for at in (ground.origin, tensor_tree.scale(ground.origin, 1.1)))
     if not torch.allclose(there, 1.1**degree * here, rtol=1e-3, atol=1e-3 * float(here.abs().max())):
         raise RecipeError(
             f'method = "logit" with {degree - 1} hidden layers does not hold: with all weights times 1.1 the logits '

@@ -17,14 +17,14 @@ from plateaux.core.registry import probe
 from plateaux.core.types import Estimate
 from plateaux.loss_landscape.curvature import Curvature, Kind
 from plateaux.loss_landscape.lanczos import (
-    End,
+    Which,
     density,
     eigenpairs,
+    mc_standard_error,
     orthogonalize,
-    orthonormal,
+    orthonormalize,
     quadrature,
-    signs,
-    standard_error,
+    rademacher,
 )
 from plateaux.loss_landscape.loss_surface import LossSurface
 from plateaux.loss_landscape.probe import Probe
@@ -55,7 +55,7 @@ def gauss_newton_trace(
 
 @probe
 def top_eigenvalue(
-    *, k: int = 1, end: End = "largest", steps: int = 50, tolerance: float = 1e-3, layer: str | None = None
+    *, k: int = 1, end: Which = "largest", steps: int = 50, tolerance: float = 1e-3, layer: str | None = None
 ) -> Probe:
     """The largest eigenvalue of the Hessian: the loss's curvature in its steepest direction."""
     return _top("top_eigenvalue", "hessian", k=k, end=end, steps=steps, tolerance=tolerance, layer=layer)
@@ -63,7 +63,7 @@ def top_eigenvalue(
 
 @probe
 def gauss_newton_eigenvalue(
-    *, k: int = 1, end: End = "largest", steps: int = 50, tolerance: float = 1e-3, layer: str | None = None
+    *, k: int = 1, end: Which = "largest", steps: int = 50, tolerance: float = 1e-3, layer: str | None = None
 ) -> Probe:
     """The largest eigenvalue of the Gauss-Newton matrix, which has none below zero."""
     return _top("gauss_newton_eigenvalue", "gauss_newton", k=k, end=end, steps=steps, tolerance=tolerance, layer=layer)
@@ -84,11 +84,11 @@ def spectrum(
         means = torch.stack([at @ weight for at, weight in found])
         grid, heights = density(nodes, weights, points=points)
         return {
-            "": Estimate(float(means.mean()), mc_stderr=standard_error(means)),
+            "": Estimate(float(means.mean()), mc_stderr=mc_standard_error(means)),
             "lowest": Estimate(min(float(at.min()) for at in nodes)),
             "highest": Estimate(max(float(at.max()) for at in nodes)),
             **{
-                f"density at {at:.8g}": Estimate(float(column.mean()), mc_stderr=standard_error(column))
+                f"density at {at:.8g}": Estimate(float(column.mean()), mc_stderr=mc_standard_error(column))
                 for at, column in zip(grid.tolist(), heights.T, strict=True)
             },
         }
@@ -112,7 +112,7 @@ def _trace(name: str, kind: Kind, *, draws: int, method: Method, layers: bool, l
         matrix = Curvature(ground, kind=kind, layer=layer)
         if method == "hutch++":
             return {"": _value(matrix, torch.stack(list(_hutch_plus_plus(matrix, name, draws))))}
-        forms = torch.stack([matrix.applied(v)[1] for v in _draws(matrix, name, draws)])  # [D, G, T]
+        forms = torch.stack([matrix.product_and_forms(v)[1] for v in _draws(matrix, name, draws)])  # [D, G, T]
         blocks = matrix.layers() if layers else {}
         each = {f"layer {layer}": _value(matrix, forms[..., held].sum(-1)) for layer, held in blocks.items()}
         return {"": _value(matrix, forms.sum(-1)), **each}
@@ -131,16 +131,16 @@ def _hutch_plus_plus(matrix: Curvature, name: str, draws: int) -> Iterator[Tenso
     draws of the trace outside.
     """
     third = draws // 3
-    basis = orthonormal(matrix.product(v) for v in _draws(matrix, f"{name} sketch", third))
-    inside = torch.zeros(len(matrix.pieces), dtype=torch.float64)
+    basis = orthonormalize(matrix.product(v) for v in _draws(matrix, f"{name} sketch", third))
+    inside = torch.zeros(len(matrix.chunks), dtype=torch.float64)
     for row in basis:
-        inside += matrix.applied(row)[1].sum(-1)
+        inside += matrix.product_and_forms(row)[1].sum(-1)
     for v in _draws(matrix, name, draws - 2 * third):
         outside = orthogonalize(v, torch.stack(basis)) if basis else v
-        yield inside + matrix.applied(outside)[1].sum(-1)
+        yield inside + matrix.product_and_forms(outside)[1].sum(-1)
 
 
-def _top(name: str, kind: Kind, *, k: int, end: End, steps: int, tolerance: float, layer: str | None) -> Probe:
+def _top(name: str, kind: Kind, *, k: int, end: Which, steps: int, tolerance: float, layer: str | None) -> Probe:
     _at_least(1, k=k)
     _at_least(k, steps=steps)
 
@@ -149,7 +149,7 @@ def _top(name: str, kind: Kind, *, k: int, end: End, steps: int, tolerance: floa
         if k > matrix.size:
             raise RecipeError(f"{name} with k = {k}: there are {matrix.size} weights, and as many eigenvalues")
         start = _start(matrix, name)
-        _, vectors = eigenpairs(matrix.product, start, count=k, end=end, steps=steps, tolerance=tolerance)
+        _, vectors = eigenpairs(matrix.product, start, count=k, which=end, max_products=steps, tolerance=tolerance)
         values, residuals = zip(*[_checked(matrix, vector) for vector in vectors], strict=True)
         names = ["", *[ordinal(place) for place in range(2, k + 1)]]
         return {**dict(zip(names, values, strict=True)), "residual": Estimate(max(residuals))}
@@ -162,7 +162,7 @@ def _top(name: str, kind: Kind, *, k: int, end: End, steps: int, tolerance: floa
     )
 
 
-_END: dict[End, str] = {
+_END: dict[Which, str] = {
     "largest": "the most positive first",
     "smallest": "the most negative first",
     "magnitude": "those farthest from zero first, with their sign",
@@ -172,16 +172,16 @@ _END: dict[End, str] = {
 def _checked(matrix: Curvature, vector: Tensor) -> tuple[Estimate, float]:
     """Return v . H v as the eigenvalue, and how far v is from an eigenvector, both from one more product."""
     vector = vector / torch.linalg.vector_norm(vector)
-    product, forms = matrix.applied(vector)
+    product, forms = matrix.product_and_forms(vector)
     each = forms.sum(-1)  # [G]
-    number = float(each @ matrix.shares)
-    return Estimate(number, stderr=matrix.data_error(each)), float(torch.linalg.vector_norm(product - number * vector))
+    number = float(each @ matrix.chunk_weights)
+    return Estimate(number, stderr=matrix.data_stderr(each)), float(torch.linalg.vector_norm(product - number * vector))
 
 
 def _value(matrix: Curvature, forms: Tensor) -> Estimate:
     """Return the mean of draws of every piece `[D, G]`, with what the draws and what the samples leave open."""
-    each = forms @ matrix.shares
-    return Estimate(float(each.mean()), stderr=matrix.data_error(forms.mean(0)), mc_stderr=standard_error(each))
+    each = forms @ matrix.chunk_weights
+    return Estimate(float(each.mean()), stderr=matrix.data_stderr(forms.mean(0)), mc_stderr=mc_standard_error(each))
 
 
 def _draws(matrix: Curvature, name: str, count: int) -> Iterator[Tensor]:
@@ -190,7 +190,7 @@ def _draws(matrix: Curvature, name: str, count: int) -> Iterator[Tensor]:
 
 
 def _start(matrix: Curvature, name: str) -> Callable[[int], Tensor]:
-    return lambda number: signs(matrix.size, matrix.like, matrix.surface.generator(name, number))
+    return lambda number: rademacher(matrix.size, matrix.like, matrix.surface.generator(name, number))
 
 
 def _at_least(least: int, **options: int) -> None:

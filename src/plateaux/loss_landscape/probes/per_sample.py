@@ -15,10 +15,10 @@ from plateaux.core.stats.ranking import spearman
 from plateaux.core.types import Batch, Estimate, Inputs, map_tensors
 from plateaux.loss_landscape.loss_surface import LossSurface
 from plateaux.loss_landscape.per_sample import (
-    gradient_norms,
-    over_mc_samples,
-    over_samples,
+    mean_over_draws,
+    mean_over_samples,
     require_independent_samples,
+    squared_gradient_norms,
 )
 from plateaux.loss_landscape.probe import Probe
 
@@ -35,8 +35,8 @@ def gradient_norm(*, quantiles: tuple[float, ...] = (0.1, 0.5, 0.9)) -> Probe:
         raise RecipeError(f"quantiles = {list(quantiles)}: give shares of samples above 0 and below 1")
 
     def ask(ground: LossSurface) -> Mapping[str, Estimate]:
-        norms = gradient_norms(ground)
-        return {"": over_samples(norms)} | {f"{100 * q:g} %": _quantile(norms, q) for q in quantiles}
+        norms = squared_gradient_norms(ground)
+        return {"": mean_over_samples(norms)} | {f"{100 * q:g} %": _quantile(norms, q) for q in quantiles}
 
     return Probe(ask, passes=float, definition="squared norms; error of a quantile from its neighbours in rank")
 
@@ -49,9 +49,9 @@ def input_curvature(*, draws: int = 10, radius: float = 1e-3) -> Probe:
     """
     _check(draws, radius)
     return Probe(
-        lambda ground: {"": over_mc_samples(input_curvatures(ground, draws=draws, radius=radius))},
+        lambda ground: {"": mean_over_draws(input_curvatures(ground, draws=draws, radius=radius))},
         passes=lambda samples: _curvature_passes(draws) * samples,
-        scale_invariant="same",
+        scale_invariant=True,
         definition=GARG_AND_ROY.format(radius=radius, draws=draws),
     )
 
@@ -62,7 +62,7 @@ def rank_agreement(*, draws: int = 10, radius: float = 1e-3) -> Probe:
     _check(draws, radius)
 
     def ask(ground: LossSurface) -> Mapping[str, Estimate]:
-        norms = gradient_norms(ground).cpu().numpy()
+        norms = squared_gradient_norms(ground).cpu().numpy()
         curvatures = input_curvatures(ground, draws=draws, radius=radius).cpu()
         whole = spearman(norms, curvatures.mean(0).numpy())
         less = [_without(curvatures, draw) for draw in range(draws)] if draws > 1 else []
@@ -109,7 +109,7 @@ def _input_gradient(ground: LossSurface, batch: Batch) -> tuple[Tensor, ...]:
     if not leaves:
         raise RecipeError("The inputs are whole numbers, at which a loss has no curvature; leave out input_curvature")
     with torch.enable_grad():
-        total = ground.function(replace(batch, x=x))(ground.origin).sum()
+        total = ground.loss_fn(replace(batch, x=x))(ground.origin).sum()
         return torch.autograd.grad(total, leaves, materialize_grads=True)
 
 

@@ -12,9 +12,9 @@ from plateaux.core.errors import RecipeError, suggest
 from plateaux.core.member import is_same_tensor
 from plateaux.core.registry import probe
 from plateaux.core.types import Estimate
-from plateaux.loss_landscape.forward_mode import Function, second_derivative
+from plateaux.loss_landscape.forward_mode import ParamsFn, second_derivative
 from plateaux.loss_landscape.loss_surface import LossSurface
-from plateaux.loss_landscape.per_sample import over_mc_samples, over_samples
+from plateaux.loss_landscape.per_sample import mean_over_draws, mean_over_samples
 from plateaux.loss_landscape.probe import Probe
 
 
@@ -33,15 +33,15 @@ def relative_flatness(*, layer: str | None = None, scaling: Literal["none", "std
 
     def ask(ground: LossSurface) -> Mapping[str, Estimate]:
         if layer is not None:
-            return {"": over_mc_samples(layer_flatness(ground, layer, draws=draws))}
-        return {"": over_samples(_last(ground, scaling))}
+            return {"": mean_over_draws(layer_flatness(ground, layer, draws=draws))}
+        return {"": mean_over_samples(_last(ground, scaling))}
 
     how = "closed form for the last layer" if layer is None else f"layer {layer}, {draws} draws of random signs"
     scaled = "; features scaled to a standard deviation of one" if scaling == "std" else ""
     return Probe(
         ask,
         passes=lambda samples: samples / 3 if layer is None else 4.0 * draws * samples,
-        scale_invariant="same",
+        scale_invariant=True,
         definition=f"{how}{scaled}; weights without biases, filters as rows; not divided by the layer's width",
     )
 
@@ -128,11 +128,11 @@ def layer_flatness(ground: LossSurface, layer: str, *, draws: int) -> Tensor:
 def _along(ground: LossSurface, name: str, direction: Tensor) -> Tensor:
     """Return the second derivative of every sample's loss `[N]` where one weight moves and the others stay."""
     place, way = {name: ground.origin[name]}, {name: direction}
-    functions = [_one_moves(ground, ground.function(batch)) for batch in ground.batches]
+    functions = [_one_moves(ground, ground.loss_fn(batch)) for batch in ground.batches]
     return torch.cat([second_derivative(function, place, way) for function in functions]).double()
 
 
-def _one_moves(ground: LossSurface, function: Function) -> Function:
+def _one_moves(ground: LossSurface, function: ParamsFn) -> ParamsFn:
     return lambda own: function({**ground.origin, **own})
 
 

@@ -13,7 +13,7 @@ from plateaux.core.registry import probe
 from plateaux.core.stats.estimates import mean_of_independent
 from plateaux.core.types import Estimate, TensorTree
 from plateaux.loss_landscape import perturbations
-from plateaux.loss_landscape.groups import DEFINITION, Group, gradient, groups, losses, used
+from plateaux.loss_landscape.groups import REMAINDER, Group, group_gradient, group_losses, num_grouped, split_groups
 from plateaux.loss_landscape.loss_surface import LossSurface
 from plateaux.loss_landscape.probe import Probe
 
@@ -37,7 +37,7 @@ def sam_sharpness(
     """
     if direction not in get_args(Direction):
         raise RecipeError(f"There is no direction {direction!r}; {suggest(direction, get_args(Direction))}")
-    perturbations.check(lengths={"rho": rho}, counts={"directions": directions, "samples": samples})
+    perturbations.check_options(lengths={"rho": rho}, counts={"directions": directions, "samples": samples})
 
     def ask(ground: LossSurface) -> dict[str, Estimate]:
         home = ground.all_losses()
@@ -73,7 +73,7 @@ def _away(home: TensorTree, chance: torch.Generator, direction: Direction) -> tu
 
 def _filters(way: Tensor, weights: Tensor) -> Tensor:
     """Return a direction as long, filter by filter, as the weights; biases and scales stay."""
-    return torch.zeros_like(way) if weights.ndim < 2 else perturbations.as_filters(way, weights)
+    return torch.zeros_like(way) if weights.ndim < 2 else perturbations.normalize_filters(way, weights)
 
 
 def _reported(each: Tensor, means: Tensor, largest: Tensor) -> dict[str, Estimate]:
@@ -98,12 +98,12 @@ def sam_step(
     The point is w + rho g / |g|, or with T = |w| + eta, w + rho T^2 g / |T g| where adaptive. Beside it what the slope
     alone promises, rho |g| or rho |T g|.
     """
-    perturbations.check(lengths={"rho": rho, "eta": eta}, counts={"m": m, "samples": samples})
+    perturbations.check_options(lengths={"rho": rho, "eta": eta}, counts={"m": m, "samples": samples})
 
     def ask(ground: LossSurface) -> dict[str, Estimate]:
         scale = perturbations.perturbation_scale(ground.origin, adaptive=adaptive, eta=eta)
         with ground.at_params(ground.origin):
-            found = [_stepped(ground, group, scale, rho) for group in groups(ground.batches, m)]
+            found = [_stepped(ground, group, scale, rho) for group in split_groups(ground.batches, m)]
         return {
             "": mean_of_independent([rise for rise, _ in found]),
             "first order": mean_of_independent([slope for _, slope in found]),
@@ -111,11 +111,11 @@ def sam_step(
 
     return Probe(
         ask,
-        passes=lambda given: 4 / 3 * used(given, m),
+        passes=lambda given: 4 / 3 * num_grouped(given, m),
         samples=samples,
-        scale_invariant="same" if adaptive and not eta else "moves",
+        scale_invariant=adaptive and not eta,
         definition=f"one step of length {rho:g}{' in delta / |w|' * adaptive} along each group's own gradient; mean "
-        f"over groups of {m} samples, error over groups, {DEFINITION}; "
+        f"over groups of {m} samples, error over groups, {REMAINDER}; "
         "first order: rho times the length of the gradient",
     )
 
@@ -123,11 +123,11 @@ def sam_step(
 def _stepped(ground: LossSurface, group: Group, scale: TensorTree | None, rho: float) -> tuple[float, float]:
     """Return how much the loss rises in one step, and what the gradient promised."""
     tensor_tree.write(ground.params, ground.origin)
-    home, way = gradient(ground, group)
+    home, way = group_gradient(ground, group)
     if scale is not None:
         tensor_tree.multiply_(way, scale)
     length = float(tensor_tree.norm(way))
     if rho * length == 0:
         return 0.0, 0.0
     perturbations.perturb(ground, way, scale=scale, times=rho / length)
-    return float(losses(ground, group).mean()) - home, rho * length
+    return float(group_losses(ground, group).mean()) - home, rho * length

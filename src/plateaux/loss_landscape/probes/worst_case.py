@@ -12,8 +12,8 @@ from plateaux.core.registry import probe
 from plateaux.core.stats.estimates import mean_of_independent
 from plateaux.core.types import Estimate
 from plateaux.loss_landscape import perturbations
-from plateaux.loss_landscape.apgd import Ascent, Ball, Norm, ascents
-from plateaux.loss_landscape.groups import DEFINITION, groups, used
+from plateaux.loss_landscape.apgd import ApgdResult, Ball, Norm, run_apgd
+from plateaux.loss_landscape.groups import REMAINDER, num_grouped, split_groups
 from plateaux.loss_landscape.loss_surface import LossSurface
 from plateaux.loss_landscape.probe import Probe
 
@@ -89,7 +89,7 @@ def _worst(
     usual = PRESETS[preset] if preset else {"radius": RADII[norm, adaptive], "m": 128, "samples": 1024}
     far = float(usual["radius"] if radius is None else radius)
     size, count = int(usual["m"] if m is None else m), int(usual["samples"] if samples is None else samples)
-    perturbations.check(
+    perturbations.check_options(
         lengths={"radius": far, "eta": eta},
         counts={"m": size, "samples": count, "steps": steps, "restarts": restarts},
     )
@@ -98,20 +98,20 @@ def _worst(
         ball = Ball(far, norm, perturbations.perturbation_scale(ground.origin, adaptive=adaptive, eta=eta))
         found = []
         with ground.at_params(ground.origin):
-            for number, group in enumerate(groups(ground.batches, size)):
+            for number, group in enumerate(split_groups(ground.batches, size)):
                 chance = ground.generator(f"worst_{norm}", number)
-                climbed = ascents(ground, group, ball, steps=steps, generator=chance, restarts=restarts)
+                climbed = run_apgd(ground, group, ball, steps=steps, generator=chance, restarts=restarts)
                 found.append(_gains(climbed))
         return _reported(torch.stack(found))
 
     around = "delta / (|w| + eta)" if eta else "delta / |w|" if adaptive else "delta"
     return Probe(
         ask,
-        passes=lambda given: restarts * (steps + 1 / 3) * used(given, size),
+        passes=lambda given: restarts * (steps + 1 / 3) * num_grouped(given, size),
         samples=count,
-        scale_invariant="same" if adaptive and not eta else "moves",
+        scale_invariant=adaptive and not eta,
         definition=f"{norm} norm of {around} at most {far:g}; APGD, {steps} steps from {_starts(restarts)}; mean over "
-        f"groups of {size} samples of the largest loss seen less the loss at home, error over groups, {DEFINITION}; "
+        f"groups of {size} samples of the largest loss seen less the loss at home, error over groups, {REMAINDER}; "
         "converged: the share of that rise which was there after half of the steps"
         + ("; restarts: what one start finds, mean and its standard error over starts" if restarts > 1 else ""),
     )
@@ -121,10 +121,13 @@ def _starts(restarts: int) -> str:
     return "home" if restarts == 1 else f"home and {restarts - 1} random starts"
 
 
-def _gains(climbed: Sequence[Ascent]) -> torch.Tensor:
+def _gains(climbed: Sequence[ApgdResult]) -> torch.Tensor:
     """Return the rise found from each start, and that after half of the steps of the best one `[starts + 1]`."""
-    best = max(climbed, key=lambda each: each.best)
-    return torch.tensor([*(each.best - each.origin for each in climbed), best.half - best.origin], dtype=torch.float64)
+    best = max(climbed, key=lambda each: each.best_loss)
+    return torch.tensor(
+        [*(each.best_loss - each.initial_loss for each in climbed), best.halfway_loss - best.initial_loss],
+        dtype=torch.float64,
+    )
 
 
 def _reported(found: torch.Tensor) -> dict[str, Estimate]:

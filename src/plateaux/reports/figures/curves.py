@@ -1,4 +1,4 @@
-"""Curves: over the size of the ensemble, over severities of corruption, over a factor of a study."""
+"""Curves over the ensemble size, the severity of corruptions, or a factor of a study."""
 
 from __future__ import annotations
 
@@ -13,62 +13,64 @@ from plateaux.core.types import Estimate
 from plateaux.reports import style
 from plateaux.reports.query import (
     ROWS,
-    bare,
+    base_name,
     default_split,
     headline_row,
     is_number,
-    over,
+    label_without,
+    mean_over_repetitions,
     result_label,
     swept_factor,
-    without,
 )
 from plateaux.reports.style import ReportFigure
 from plateaux.studies.comparison import MAIN
 from plateaux.studies.results import ResultRow
 
-Curve = Mapping[float, Sequence[ResultRow]]  # by what goes along the axis: the repetitions there
+Curve = Mapping[float, Sequence[ResultRow]]  # repetitions by x value
 CORRUPTED = "accuracy under corruption"
 
 
 def over_size(
-    findings: Sequence[ResultRow], *, measure: str = "accuracy", on: str | None = None
+    results: Sequence[ResultRow], *, metric: str = "accuracy", split: str | None = None
 ) -> ReportFigure | None:
-    """Draw a measure over the size of the ensemble."""
-    on = on or default_split(findings, f"{measure} by size")
-    found: dict[str, dict[float, list[ResultRow]]] = {}
-    for each in findings:
-        size = re.fullmatch(r"(\d+) members?", each.row)
-        if size and each.metric == f"{measure} by size" and each.split == on:
-            found.setdefault(result_label(each), {}).setdefault(float(size[1]), []).append(each)
-    curves = _usable(found)
+    """Draw a metric against the size of the ensemble."""
+    split = split or default_split(results, f"{metric} by size")
+    points: dict[str, dict[float, list[ResultRow]]] = {}
+    for result in results:
+        size = re.fullmatch(r"(\d+) members?", result.row)
+        if size and result.metric == f"{metric} by size" and result.split == split:
+            points.setdefault(result_label(result), {}).setdefault(float(size[1]), []).append(result)
+    curves = _finite(points)
     if not curves:
         return None
     ends = {name: (_at(curve, min(curve)), _at(curve, max(curve))) for name, curve in curves.items()}
     percent, sizes = _percent(curves), [size for curve in curves.values() for size in curve]
     first, last = ([pair[side].value for pair in ends.values()] for side in (0, 1))
-    sentence = (
-        f"On {on} samples {measure} goes from {format_range(first, percent)} with {min(sizes):.0f} to "
+    caption = (
+        f"{metric} on {split} samples: {format_range(first, percent)} with {min(sizes):.0f} and "
         f"{format_range(last, percent)} with {max(sizes):.0f} members; means over ensembles of each size."
     )
-    names = ("members", f"{measure} on {on} samples")
-    return _drawn(f"over_size_{bare(measure)}", f"More members: {measure}", sentence, curves, names, whole=True)
+    names = ("members", f"{metric} on {split} samples")
+    return _draw(
+        f"over_size_{base_name(metric)}", f"{metric} by ensemble size", caption, curves, names, integer_ticks=True
+    )
 
 
-def severity(findings: Sequence[ResultRow]) -> ReportFigure | None:
-    """Draw accuracy over the severity of corruptions, clean samples at 0."""
-    rows = [MEAN_OF_MEMBERS, *MAIN] if len({result_label(each) for each in findings}) == 1 else list(MAIN)
-    there = {each.row.base for each in findings if each.metric == CORRUPTED}
-    main = (
+def severity(results: Sequence[ResultRow]) -> ReportFigure | None:
+    """Draw accuracy against the severity of corruptions; severity 0 is clean samples."""
+    rows = [MEAN_OF_MEMBERS, *MAIN] if len({result_label(result) for result in results}) == 1 else list(MAIN)
+    there = {result.row.base for result in results if result.metric == CORRUPTED}
+    rows_drawn = (
         [row for row in rows if row in there][:2] if rows[0] == MEAN_OF_MEMBERS else [r for r in rows if r in there][:1]
     )
-    found: dict[str, dict[float, list[ResultRow]]] = {}
-    for each in findings:
-        for row in main:
-            level = _severity(each, row)
+    points: dict[str, dict[float, list[ResultRow]]] = {}
+    for result in results:
+        for row in rows_drawn:
+            level = _severity(result, row)
             if level is not None:
-                name = row if len(main) > 1 else result_label(each)
-                found.setdefault(name, {}).setdefault(level, []).append(each)
-    curves = {name: curve for name, curve in _usable(found).items() if max(curve) > 0}
+                name = row if len(rows_drawn) > 1 else result_label(result)
+                points.setdefault(name, {}).setdefault(level, []).append(result)
+    curves = {name: curve for name, curve in _finite(points).items() if max(curve) > 0}
     if not curves:
         return None
     worst = max(level for curve in curves.values() for level in curve)
@@ -76,99 +78,107 @@ def severity(findings: Sequence[ResultRow]) -> ReportFigure | None:
     ends = {name: _at(curve, worst).value for name, curve in curves.items() if worst in curve}
     begins = [_at(curve, mild).value for curve in curves.values() if mild in curve]
     best = max(ends, key=lambda name: -math.inf if math.isnan(ends[name]) else ends[name])
-    sentence = (
+    caption = (
         f"Accuracy falls from {format_range(begins, True)} at severity {mild:.0f}{' (clean)' * (mild == 0)} to "
         f"{format_range(list(ends.values()), True)} at severity {worst:.0f}, mean over the corruptions"
-        + (f"; best there: {best}." if len(ends) > 1 else ".")
+        + (f"; best: {best}." if len(ends) > 1 else ".")
     )
-    if len(curves) > style.SERIES:  # whom the sentence names must be seen
+    if len(curves) > style.MAX_COLORED:  # the curve that the caption names must have a color
         known = {name: end for name, end in ends.items() if not math.isnan(end)}
         curves = dict(sorted(curves.items(), key=lambda item: -known.get(item[0], -math.inf)))
-        sentence += f" The {style.SERIES} best there are in colour."
+        caption += f" The {style.MAX_COLORED} best at this severity are colored."
     names = ("severity of corruption", "accuracy, mean over corruptions")
-    return _drawn("severity", "Under corruption", sentence, curves, names, whole=True)
+    return _draw("severity", "Accuracy under corruption", caption, curves, names, integer_ticks=True)
 
 
 def against(
-    findings: Sequence[ResultRow],
+    results: Sequence[ResultRow],
     *,
-    measure: str,
+    metric: str,
     factor: str | None = None,
-    on: str | None = None,
+    split: str | None = None,
     row: str | None = None,
 ) -> ReportFigure | None:
-    """Draw a measure against a factor of a study that is a number, such as lambda or rho."""
-    factor = factor or swept_factor(findings)
-    on = on or default_split(findings, measure)
-    row = row or headline_row(findings, measure, on, wanted=(*MAIN, *ROWS))
-    found: dict[str, dict[float, list[ResultRow]]] = {}
-    for each in findings:
-        if (each.metric, each.split, each.row) == (measure, on, row) and is_number(each.condition.get(factor or "")):
-            at = float(each.condition[factor or ""])
-            found.setdefault(without(each, factor), {}).setdefault(at, []).append(each)
-    curves = _usable(found)
+    """Draw a metric against a numeric factor of a study, such as lambda or rho."""
+    factor = factor or swept_factor(results)
+    split = split or default_split(results, metric)
+    row = row or headline_row(results, metric, split, wanted=(*MAIN, *ROWS))
+    points: dict[str, dict[float, list[ResultRow]]] = {}
+    for result in results:
+        if (result.metric, result.split, result.row) == (metric, split, row) and is_number(
+            result.condition.get(factor or "")
+        ):
+            at = float(result.condition[factor or ""])
+            points.setdefault(label_without(result, factor), {}).setdefault(at, []).append(result)
+    curves = _finite(points)
     if factor is None or not any(len(curve) > 1 for curve in curves.values()):
         return None
     tops = {(name, at): _at(curve, at).value for name, curve in curves.items() for at in curve}
     low, high = (pick(tops, key=lambda key: tops[key]) for pick in (min, max))
     percent = _percent(curves)
-    sentence = (
-        f"{measure} ({row}, {on} samples) against {factor}: lowest {format_number(tops[low], percent)} at "
+    caption = (
+        f"{metric} ({row}, {split} samples) against {factor}: lowest {format_number(tops[low], percent)} at "
         f"{factor}={low[1]:g} ({low[0]}), highest {format_number(tops[high], percent)} at {factor}={high[1]:g} "
         f"({high[0]})."
     )
-    title = f"{bare(measure)} against {factor}"
-    return _drawn(f"against_{bare(measure)}", title, sentence, curves, (factor, f"{bare(measure)} on {on}"))
+    title = f"{base_name(metric)} against {factor}"
+    return _draw(f"against_{base_name(metric)}", title, caption, curves, (factor, f"{base_name(metric)} on {split}"))
 
 
-def _severity(each: ResultRow, row: str) -> float | None:
-    """Return the severity that a finding is about, of clean samples 0; None, if it is about none."""
-    if each.metric == "accuracy" and each.split == "test" and each.row == row:
+def _severity(result: ResultRow, row: str) -> float | None:
+    """Return the severity of a result, 0 for clean samples, or None if it has none."""
+    if result.metric == "accuracy" and result.split == "test" and result.row == row:
         return 0.0
-    if each.metric == CORRUPTED and each.row.base == row and each.row.part[:1] != ():
-        level = each.row.part[0].removeprefix("severity ")
+    if result.metric == CORRUPTED and result.row.base == row and result.row.part:
+        level = result.row.part[0].removeprefix("severity ")
         return float(level) if level.isdigit() else None
     return None
 
 
-def _usable(found: Mapping[str, Curve]) -> dict[str, Curve]:
-    """Return the curves without what is no number."""
-    fine = {
+def _finite(points: Mapping[str, Curve]) -> dict[str, Curve]:
+    """Return the curves without NaN and infinite values."""
+    finite = {
         name: {at: curve[at] for at in sorted(curve) if math.isfinite(_at(curve, at).value)}
-        for name, curve in found.items()
+        for name, curve in points.items()
     }
-    return {name: curve for name, curve in fine.items() if curve}
+    return {name: curve for name, curve in finite.items() if curve}
 
 
 def _at(curve: Curve, at: float) -> Estimate:
-    return over(curve[at])
+    return mean_over_repetitions(curve[at])
 
 
 def _percent(curves: Mapping[str, Curve]) -> bool:
-    return any(each.percent for curve in curves.values() for several in curve.values() for each in several)
+    return any(result.percent for curve in curves.values() for several in curve.values() for result in several)
 
 
-def _drawn(
-    name: str, title: str, sentence: str, curves: Mapping[str, Curve], labels: tuple[str, str], *, whole: bool = False
+def _draw(
+    name: str,
+    title: str,
+    caption: str,
+    curves: Mapping[str, Curve],
+    labels: tuple[str, str],
+    *,
+    integer_ticks: bool = False,
 ) -> ReportFigure:
     percent = _percent(curves)
     with style.figure_style():
         figure, axes = style.new_figure(3.2)
         for position, curve in enumerate(curves.values()):
             _line(axes, curve, position, style.legend_label(position, list(curves)), 100.0 if percent else 1.0)
-        if whole:
+        if integer_ticks:
             axes.xaxis.get_major_locator().set_params(integer=True)
         axes.set_xlabel(style.wrap_label(labels[0], 60))
         axes.set_ylabel(style.wrap_label(labels[1], 44) + (", %" if percent else ""))
         if len(curves) > 1:
             style.legend(figure, axes)
-        return style.finalize(name, title, sentence, figure)
+        return style.finalize(name, title, caption, figure)
 
 
 def _line(axes: Any, curve: Curve, position: int, name: str | None, times: float) -> None:
     values = [_at(curve, at) for at in curve]
     heights = [times * value.value for value in values]
-    if position >= style.SERIES:
+    if position >= style.MAX_COLORED:
         axes.plot(list(curve), heights, label=name, **style.line_style(position))
         return
     errors = [times * (value.stderr or 0.0) for value in values]
