@@ -44,7 +44,7 @@ def test_a_pipe_gets_json_and_the_time_is_told_beside_it(run: str) -> None:
     assert [each["metric"] for each in found["metrics"]] == ["toy_probes:climb(draws=2)", "toy_probes:loss"]
     assert found["figures"] == []
     first = found["metrics"][0]
-    assert first["rows"]["member 2"].keys() == {"value", "stderr", "mc_stderr"}
+    assert first["rows"]["member 2"].keys() >= {"value", "stderr", "mc_stderr", "kind", "members", "part"}
     assert first["split"] == "train"
     assert "2 probes of 3 members on train samples: about" in message
 
@@ -99,9 +99,9 @@ def test_all_probes_there_are_is_the_default(run: str, monkeypatch: pytest.Monke
         (["--probes", "hils"], 2, "There is no probe called 'hils'"),
         (["--plots", "slice"], 2, "did you mean 'slices'"),
         (["--probes", "toy_probes:loss(scale=a)"], 2, "scale"),
-        (["--members", "a"], 2, "give numbers with commas"),
-        (["--members", "7", "--probes", "toy_probes:loss"], 2, "different numbers from 0 to 2"),
-        (["--split", "tset", "--probes", "toy_probes:loss"], 4, "no samples called 'tset'"),
+        (["--members", "a"], 2, "give member ids separated by commas"),
+        (["--members", "7", "--probes", "toy_probes:loss"], 2, "distinct member ids from 0 to 2"),
+        (["--split", "tset", "--probes", "toy_probes:loss"], 4, "no split called 'tset'"),
         (["--plots", "plane", "--members", "0,1"], 2, "needs 3 members"),
         (["--probes", "toy_probes:stopped"], 75, "1 of 3 members"),
     ],
@@ -124,7 +124,7 @@ def test_a_table_has_a_row_a_probe_and_errors_of_data_and_draws_apart(run: str) 
     assert lines["toy_probes:loss"].count(" ± ") == 4
     assert "± - /" not in text
     assert " / " not in lines["toy_probes:climb · uphill"]
-    assert "over samples / over random draws" in text
+    assert "over samples / over Monte-Carlo samples" in text
     assert "train samples: sharpness" in text
 
 
@@ -137,10 +137,10 @@ def measured(name: str, parts: int, members: int = 2, **data: Any) -> MetricResu
 
 
 def test_many_numbers_beside_an_answer_are_left_to_json_unless_nothing_else_was_asked() -> None:
-    (both,) = tables.text_tables([measured("spectrum", 7), measured("worst", 2)])
+    (both,) = tables.result_tables([measured("spectrum", 7), measured("worst", 2)])
     assert [row[0] for row in both.text_rows()] == ["spectrum", "worst", "worst · part 0", "worst · part 1"]
     assert both.caption.endswith("7 numbers beside these are in --json")
-    (alone,) = tables.text_tables([measured("spectrum", 7)])
+    (alone,) = tables.result_tables([measured("spectrum", 7)])
     assert len(alone.rows) == 8
     assert alone.text_rows()[0] == ["spectrum", "1,024", *["1.000 ± 0.12 / 0.010"] * 2, "1.500 ± 0.20"]
 
@@ -160,14 +160,14 @@ def test_numbers_of_any_size_are_written_in_few_digits(value: Estimate, words: s
 
 
 def test_of_many_members_the_mean_is_shown_and_how_they_were_asked_is_in_the_title() -> None:
-    (grid,) = tables.text_tables([measured("worst", 0, members=20, batchnorm="train", unit_logits=True)])
+    (grid,) = tables.result_tables([measured("worst", 0, members=20, batchnorm="train", unit_logits=True)])
     assert grid.header == ["", "samples", "mean of members"]
     assert grid.title == "hills, train samples: sharpness, BatchNorm in training mode, unit logits"
 
 
 def test_landscapes_and_measures_have_tables_of_their_own(run: str) -> None:
     found = [*plateaux.evaluate(run, metrics=["accuracy"], **GIVEN.keywords()), measured("worst", 0)]
-    assert [grid.header[1] for grid in tables.text_tables(found)] == ["samples", "accuracy %"]
+    assert [grid.header[1] for grid in tables.result_tables(found)] == ["samples", "accuracy %"]
 
 
 def test_tables_fit_the_terminal() -> None:

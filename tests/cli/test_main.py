@@ -60,7 +60,7 @@ def test_train_prints_json_when_piped_and_progress_beside_it(tmp_path: Path) -> 
 def test_the_same_command_again_trains_nothing(trained: Path) -> None:
     before = {p: p.stat().st_mtime_ns for p in trained.rglob("weights.safetensors")}
     code, _, news = call("train", "quickstart", *SMALL, "--out", str(trained))
-    assert (code, news.strip()) == (0, "")
+    assert (code, news.strip()) == (0, "test: using cached float32 logits of 599 samples")
     assert before == {p: p.stat().st_mtime_ns for p in trained.rglob("weights.safetensors")}
 
 

@@ -115,10 +115,10 @@ def test_measuring_changes_nothing_but_the_measures_and_what_is_kept(run: Path) 
 
 
 def test_samples_that_are_not_there_are_told(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="There are no samples called 'tset'; allowed: test, train, validation"):
+    with pytest.raises(RunError, match="There is no split called 'tset'; allowed: test, train, validation"):
         evaluate(run, split="tset")
     train(recipe("data.validation_split=0", "train.epochs=1"), tmp_path)
-    with pytest.raises(RunError, match=r"There are no samples called 'validation'; allowed: test, train$"):
+    with pytest.raises(RunError, match=r"The run has no validation split; allowed: test, train$"):
         evaluate(tmp_path, split="validation")
 
 

@@ -85,7 +85,7 @@ def test_a_suite_of_several_sets_has_a_mean(run: Path) -> None:
 
 
 def test_samples_that_are_no_images_are_refused(run: Path) -> None:
-    with pytest.raises(DataError, match=r"cannot be brought to \(1, 8, 8\): only images can"):
+    with pytest.raises(DataError, match=r"cannot be resized to \(1, 8, 8\); only images can"):
         detect_ood(run, {"far": ["blobs"]})
 
 

@@ -61,11 +61,11 @@ def test_words_name_samples(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("word", "message"),
     [
-        ("tets", "There are no samples called 'tets'"),
+        ("tets", "There is no split called 'tets'"),
         ("corrupted:fig", "There is no corruption called 'fig'; did you mean 'fog'"),
-        ("corrupted:fog:0", "a severity is 1, 2, 3, 4 or 5"),
-        ("corrupted:fog:3:1", "a severity is 1, 2, 3, 4 or 5"),
-        ("corrupted:fog:", "a severity is 1, 2, 3, 4 or 5"),
+        ("corrupted:fog:0", "the severity must be 1, 2, 3, 4 or 5"),
+        ("corrupted:fog:3:1", "the severity must be 1, 2, 3, 4 or 5"),
+        ("corrupted:fog:", "the severity must be 1, 2, 3, 4 or 5"),
     ],
 )
 def test_words_that_name_nothing_are_told(word: str, message: str, tmp_path: Path) -> None:

@@ -278,7 +278,7 @@ def test_data_other_than_the_training_data_of_the_run_are_rejected(runs: dict[st
     )
     evaluator = Evaluator(run, components=Components(data=other_data, trust=TRUST))
     evaluator.data_info = run.info.data
-    with pytest.raises(RunError, match="not those this run was made with"):
+    with pytest.raises(RunError, match="have changed since this run was trained"):
         ProbeSession(evaluator, "train", ProbeOptions(), limit=4)
 
 

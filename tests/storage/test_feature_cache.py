@@ -30,6 +30,7 @@ from plateaux.distributed.executors.local import SINGLE_PROCESS
 from plateaux.evaluation.evaluate import evaluate
 from plateaux.evaluation.loading import load
 from plateaux.evaluation.ood import detect_ood
+from plateaux.evaluation.options import EvalOptions
 from plateaux.evaluation.soup import soup
 from plateaux.models.backbone import Backbone
 from plateaux.storage import feature_cache
@@ -289,7 +290,7 @@ def test_measuring_looks_at_features_of_test_corrupted_and_foreign_samples(tmp_p
     run = train(asked, tmp_path / "run", components=GIVEN)
     members = load(tmp_path / "run", data=GIVEN.data, model=GIVEN.model)
     passes.clear()
-    components: dict[str, Any] = {"components": GIVEN, "cache_logits": "no"}
+    components: dict[str, Any] = {**GIVEN.keywords(), "options": EvalOptions(cache_logits="off")}
     words = ["test", "corrupted:fog:3@8"]
     found = evaluate(tmp_path / "run", split=words, metrics=["nll"], **components)
     assert sum(passes) == 20 + 8

@@ -102,8 +102,13 @@ class MetricResult:
 
 def _stored_row(name: RowName, estimate: Estimate) -> dict[str, Any]:
     fields = {"kind": name.kind, "members": list(name.members), "part": list(name.part)}
+    return {**fields, **stored_estimate(estimate)}
+
+
+def stored_estimate(estimate: Estimate) -> dict[str, Any]:
+    """Return an estimate as it is stored in JSON; NaN and infinity become null."""
     errors = {} if estimate.mc_stderr is None else {"mc_stderr": json_safe(estimate.mc_stderr)}
-    return {**fields, "value": json_safe(estimate.value), "stderr": json_safe(estimate.stderr), **errors}
+    return {"value": json_safe(estimate.value), "stderr": json_safe(estimate.stderr), **errors}
 
 
 def _without_origin(data: Mapping[str, Any]) -> dict[str, Any]:

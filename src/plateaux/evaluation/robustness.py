@@ -1,4 +1,4 @@
-"""How robust: what measurements under corruptions come to."""
+"""Robustness: accuracy under corruption, summarized as cACC and mean corruption error (mCE)."""
 
 from __future__ import annotations
 
@@ -14,54 +14,55 @@ from plateaux.core.types import Estimate
 from plateaux.evaluation.results import MetricResult
 
 Baseline = Mapping[str, Sequence[float]]
-"""Errors of the network that counts as 1: five numbers, one a severity, for each corruption."""
+"""Errors of the baseline network: five numbers, one per severity, for each corruption."""
 
-SHARED_SAMPLES = "error: the mean of the parts' errors, an upper bound, for all parts share their samples"
+SHARED_SAMPLES = "standard error: the mean of the parts' errors, an upper bound, because the parts share their samples"
 
 
-def robustness(found: Sequence[MetricResult], baseline: Baseline | None = None) -> list[MetricResult]:
-    """Return accuracies under corruption summed up: by kind, by severity, over all (cACC), and as mCE.
+def robustness(results: Sequence[MetricResult], baseline: Baseline | None = None) -> list[MetricResult]:
+    """Return the mean accuracy under corruption by corruption, by severity, and over all (cACC), and the mCE.
 
-    Without a baseline the mean corruption error is not normalized, and is called so.
+    Args:
+        results: Results of `evaluate` on corrupted splits.
+        baseline: Errors of a baseline by corruption. Without it, the mean corruption error is not normalized.
     """
-    parts = [each for each in found if each.metric == "accuracy" and "corruption" in each.data]
+    parts = [result for result in results if result.metric == "accuracy" and "corruption" in result.data]
     if not parts:
         return []
-    accuracies = {(str(each.data["corruption"]), int(each.data["severity"])): each.rows for each in parts}
+    accuracies = {(str(part.data["corruption"]), int(part.data["severity"])): part.rows for part in parts}
     kinds = list(dict.fromkeys(kind for kind, _ in accuracies))
-    levels = sorted({level for _, level in accuracies})
-    sources = sorted({str(each.data["source"]) for each in parts})
+    severities = sorted({severity for _, severity in accuracies})
+    sources = sorted({str(part.data["source"]) for part in parts})
     rows: dict[RowName, Estimate] = {}
     for row in parts[0].rows:
-        table = {where: each[row] for where, each in accuracies.items()}
-        rows[row.with_part("cACC")] = mean_of_paired(list(table.values()))
-        for level in levels:
-            rows[row.with_part(f"severity {level}")] = mean_of_paired(
-                [v for (_, at), v in table.items() if at == level]
-            )
+        values = {split: accuracy[row] for split, accuracy in accuracies.items()}
+        rows[row.with_part("cACC")] = mean_of_paired(list(values.values()))
+        for severity in severities:
+            at_severity = [value for (_, level), value in values.items() if level == severity]
+            rows[row.with_part(f"severity {severity}")] = mean_of_paired(at_severity)
         for kind in kinds:
-            rows[row.with_part(kind)] = mean_of_paired([v for (each, _), v in table.items() if each == kind])
-    about = {key: value for key, value in parts[0].data.items() if key not in ("corruption", "severity", "source")}
-    data = {**about, "corruptions": kinds, "severities": levels, "source": ", ".join(sources)}
-    convention = f"mean accuracy over {len(kinds)} corruptions x {len(levels)} severities; {SHARED_SAMPLES}"
+            rows[row.with_part(kind)] = mean_of_paired([value for (name, _), value in values.items() if name == kind])
+    metadata = {key: value for key, value in parts[0].data.items() if key not in ("corruption", "severity", "source")}
+    data = {**metadata, "corruptions": kinds, "severities": severities, "source": ", ".join(sources)}
+    definition = f"mean accuracy over {len(kinds)} corruptions x {len(severities)} severities; {SHARED_SAMPLES}"
     summary = replace(parts[0], metric="accuracy under corruption", split="corrupted", rows=rows, data=data,
-                      definition=convention, percent=True)  # fmt: skip
+                      definition=definition, percent=True)  # fmt: skip
     return [summary, _mean_error(summary, accuracies, baseline)]
 
 
 def read_baseline(file: Path) -> Baseline:
-    """Return the errors in a JSON file: {"fog": [0.18, 0.25, ...], ...}, as shares and not in percent."""
+    """Return the errors in a JSON file: {"fog": [0.18, 0.25, ...], ...}, as fractions and not in percent."""
     try:
         tree = json.loads(file.read_text(encoding="utf-8"))
         table = {str(kind): [float(value) for value in values] for kind, values in tree.items()}
     except (OSError, ValueError, TypeError, AttributeError) as problem:
-        raise DataError(f"{file} is no table of errors ({problem}); " + _WANTED) from None
+        raise DataError(f"{file} cannot be read as a table of errors ({problem}); " + _EXPECTED) from None
     if any(len(values) != 5 or not all(0 < value <= 1 for value in values) for values in table.values()):
-        raise DataError(f"{file}: every corruption needs five errors above 0 and at most 1; " + _WANTED)
+        raise DataError(f"{file}: every corruption needs five errors above 0 and at most 1; " + _EXPECTED)
     return table
 
 
-_WANTED = 'it must read {"fog": [0.18, 0.25, 0.31, 0.36, 0.47], ...}, the baseline\'s errors at severities 1 to 5'
+_EXPECTED = 'expected {"fog": [0.18, 0.25, 0.31, 0.36, 0.47], ...}: the errors of the baseline at severities 1 to 5'
 
 
 def _mean_error(
@@ -69,23 +70,23 @@ def _mean_error(
 ) -> MetricResult:
     kinds = list(dict.fromkeys(kind for kind, _ in accuracies))
     if baseline is not None and (missing := [kind for kind in kinds if kind not in baseline]):
-        raise DataError(f"The baseline says nothing about {', '.join(missing)}; {_WANTED}")
+        raise DataError(f"The baseline has no errors for {', '.join(missing)}; {_EXPECTED}")
     name = "mean corruption error (not normalized)" if baseline is None else "mCE"
-    names = dict.fromkeys(row for each in accuracies.values() for row in each)
+    names = dict.fromkeys(row for accuracy in accuracies.values() for row in accuracy)
     rows = {
         row: mean_of_paired([_corruption_error(kind, row, accuracies, baseline) for kind in kinds]) for row in names
     }
-    words = "mean error over kinds and severities" if baseline is None else (
-        "mean over kinds of the error summed over severities over the baseline's"
-    )  # fmt: skip
-    return replace(summary, metric=name, rows=rows, higher_is_better=False, definition=f"{words}; {SHARED_SAMPLES}")
+    plain = "mean error over corruptions and severities"
+    normalized = "mean over corruptions of the summed error over severities divided by that of the baseline"
+    definition = f"{plain if baseline is None else normalized}; {SHARED_SAMPLES}"
+    return replace(summary, metric=name, rows=rows, higher_is_better=False, definition=definition)
 
 
 def _corruption_error(
     kind: str, row: RowName, accuracies: Mapping[tuple[str, int], Mapping[RowName, Estimate]], baseline: Baseline | None
 ) -> Estimate:
-    here = {level: each[row] for (name, level), each in accuracies.items() if name == kind}
-    below = float(len(here)) if baseline is None else sum(baseline[kind][level - 1] for level in here)
-    errors = [value.stderr for value in here.values()]
-    whole = None if any(error is None for error in errors) else sum(error or 0.0 for error in errors) / below
-    return Estimate(sum(1 - value.value for value in here.values()) / below, whole)
+    values = {severity: accuracy[row] for (name, severity), accuracy in accuracies.items() if name == kind}
+    scale = float(len(values)) if baseline is None else sum(baseline[kind][severity - 1] for severity in values)
+    errors = [value.stderr for value in values.values()]
+    stderr = None if any(error is None for error in errors) else sum(error or 0.0 for error in errors) / scale
+    return Estimate(sum(1 - value.value for value in values.values()) / scale, stderr)

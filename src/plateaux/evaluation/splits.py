@@ -1,8 +1,8 @@
-"""What a run can be measured on: its own samples, corrupted ones, and samples from elsewhere.
+"""The splits that a run can be evaluated on: its own, corrupted ones, and other datasets.
 
-test, train, validation          the run's own
+test, train, validation          the splits of the run's dataset
 corrupted[:fog[:3]]              its test samples under 15 corruptions at five severities; extra: four more
-mnist, textures32, ...           the test samples of any data set, brought to the shape of the run's own
+mnist, textures32, ...           the test samples of another dataset, resized to the shape of the run's inputs
 """
 
 from __future__ import annotations
@@ -37,69 +37,69 @@ PUBLISHED = "published files"
 
 @dataclass(frozen=True, slots=True)
 class EvalSplit:
-    """Some samples by name, found only when they are needed."""
+    """Samples by name. They are loaded when `open` is called."""
 
     name: str
-    family: str  # what it is measured as part of: test, corrupted, near ...
+    family: str  # test, train, validation, corrupted, or the suite of an OOD dataset (near, far)
     open: Callable[[Recipe, DataSplits], tuple[Source, Tensor]]
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    word: str = ""  # that names it alone
-    limit: int | None = None  # only so many of its samples
+    spec: str = ""  # the text that selects exactly this split
+    limit: int | None = None  # use only the first N samples
     labeled: bool = True  # whether its labels are classes of the run
 
 
 def eval_splits(
-    recipe: Recipe, facts: DataInfo, split: Sequence[str], *, cache: str | Path | None = None
+    recipe: Recipe, info: DataInfo, names: Sequence[str], *, cache: str | Path | None = None
 ) -> list[EvalSplit]:
-    """Return what the words name; nothing is read yet. Corrupted images may be kept in the folder `cache`."""
-    found: list[EvalSplit] = []
-    for given_word in split:
-        word, first = _counted(given_word)
-        before = len(found)
-        if word in ("test", "train", "validation"):
-            found.append(EvalSplit(word, word, _own(word), {"name": facts.name}, word))
-        elif word.split(":")[0] == "corrupted":
-            found.extend(_corrupted(recipe, facts, word, cache))
+    """Return the splits with these names; nothing is loaded yet. Generated corrupted images are kept in `cache`."""
+    splits: list[EvalSplit] = []
+    for text in names:
+        name, limit = _parse_limit(text)
+        new: list[EvalSplit]
+        if name in ("test", "train", "validation"):
+            new = [EvalSplit(name, name, _open_own(name), {"name": info.name}, name)]
+        elif name.split(":")[0] == "corrupted":
+            new = _corrupted_splits(recipe, info, name, cache)
         else:
             raise RunError(
-                f"There are no samples called {word!r}; allowed: test, train, validation (where the run held some "
-                "out), corrupted, corrupted:<kind>, corrupted:<kind>:<severity>, and of each the first N: test@N"
+                f"There is no split called {name!r}; allowed: test, train, validation (if the run has a validation "
+                "split), corrupted, corrupted:<kind>, corrupted:<kind>:<severity>, and test@N for the first N samples"
             )
-        found[before:] = [replace(each, limit=first) for each in found[before:]]
-    return found
+        splits += [replace(split, limit=limit) for split in new]
+    return splits
 
 
-def _counted(word: str) -> tuple[str, int | None]:
-    """Return a word and how many samples it asks for: `corrupted@2000`."""
-    name, at, count = word.partition("@")
+def _parse_limit(text: str) -> tuple[str, int | None]:
+    """Return the name of a split and its limit: `corrupted@2000`."""
+    name, at, count = text.partition("@")
     if at and not (count.isdigit() and int(count)):
-        raise RunError(f"{word!r}: after @ stands how many samples to take, such as {name}@2000")
+        raise RunError(f"{text!r}: give the number of samples after @, such as {name}@2000")
     return name, int(count) if at else None
 
 
-def eval_split(recipe: Recipe, facts: DataInfo, split: str) -> EvalSplit:
-    """Return the one set of samples that the word names."""
-    found = eval_splits(recipe, facts, [split])
-    if len(found) > 1:
-        raise RunError(f"{split!r} names {len(found)} sets of samples, and one is needed, such as {found[0].word!r}")
-    return found[0]
+def eval_split(recipe: Recipe, info: DataInfo, name: str) -> EvalSplit:
+    """Return the one split with this name."""
+    splits = eval_splits(recipe, info, [name])
+    if len(splits) > 1:
+        raise RunError(f"{name!r} selects {len(splits)} splits; give one, such as {splits[0].spec!r}")
+    return splits[0]
 
 
-def ood_split(name: str, of: str, components: Components = NO_COMPONENTS) -> EvalSplit:
-    """Return the test samples of another data set, brought to the shape of the run's own."""
-    known = {"tin": "tinyimagenet32", "texture": "textures32", "fashionmnist": "fashion_mnist"}.get(name, name)
-    factory = registry.dataset.get(known, allow=components.trust)  # a wrong name is told before anything is walked over
+def ood_split(name: str, suite: str, components: Components = NO_COMPONENTS) -> EvalSplit:
+    """Return the test samples of another dataset, resized to the shape of the run's inputs."""
+    dataset = {"tin": "tinyimagenet32", "texture": "textures32", "fashionmnist": "fashion_mnist"}.get(name, name)
+    factory = registry.dataset.get(dataset, allow=components.trust)  # fails on a wrong name before any evaluation
 
     def open_(recipe: Recipe, data: DataSplits) -> tuple[Source, Tensor]:
-        rooted = "root" in recipe.data.options and accepts(factory, "root")
-        source = factory(**({"root": recipe.data.options["root"]} if rooted else {})).test
+        has_root = "root" in recipe.data.options and accepts(factory, "root")
+        source = factory(**({"root": recipe.data.options["root"]} if has_root else {})).test
         return ResizedSource(source, data.shape), torch.arange(len(source))
 
-    return EvalSplit(name, of, open_, {"name": known}, labeled=False)
+    return EvalSplit(name, suite, open_, {"name": dataset}, labeled=False)
 
 
 class ResizedSource(Source):
-    """Images of another set at this run's size and number of channels."""
+    """Images of another dataset at the size and number of channels of the run."""
 
     def __init__(self, inner: Source, shape: tuple[int, ...]) -> None:
         self.inner, self.shape = inner, shape
@@ -111,8 +111,8 @@ class ResizedSource(Source):
         x, y = self.inner.fetch(ids)
         if not isinstance(x, Tensor) or x.dim() != 4 or len(self.shape) != 3:
             raise DataError(
-                f"Samples of shape {tuple(x.shape[1:]) if isinstance(x, Tensor) else 'text'} cannot be brought to "
-                f"{self.shape}: only images can; choose image sets for --ood"
+                f"Samples of shape {tuple(x.shape[1:]) if isinstance(x, Tensor) else 'text'} cannot be resized to "
+                f"{self.shape}; only images can. Use image datasets for --ood"
             )
         x = x.expand(-1, self.shape[0], -1, -1) if x.shape[1] == 1 else x
         if self.shape[0] == 1 and x.shape[1] == 3:
@@ -126,53 +126,63 @@ class ResizedSource(Source):
         return f"{self.inner.fingerprint()}-{'x'.join(str(side) for side in self.shape)}"
 
 
-def _own(word: str) -> Callable[[Recipe, DataSplits], tuple[Source, Tensor]]:
+def _open_own(name: str) -> Callable[[Recipe, DataSplits], tuple[Source, Tensor]]:
     def open_(recipe: Recipe, data: DataSplits) -> tuple[Source, Tensor]:
-        if word == "test":
+        if name == "test":
             return data.test, torch.arange(len(data.test))
         train, validation = train_val_split(recipe, data)
-        if word == "train":
+        if name == "train":
             return data.train, train
         if not len(validation):
-            raise RunError("There are no samples called 'validation'; allowed: test, train")
+            raise RunError("The run has no validation split; allowed: test, train")
         return data.train, validation
 
     return open_
 
 
-def _corrupted(recipe: Recipe, facts: DataInfo, word: str, cache: str | Path | None) -> list[EvalSplit]:
-    _, *rest = word.split(":")
+def _corrupted_splits(recipe: Recipe, info: DataInfo, name: str, cache: str | Path | None) -> list[EvalSplit]:
+    _, *rest = name.split(":")
     kinds = CORRUPTIONS if not rest else EXTRA if rest[0] == "extra" else (rest[0],)
-    levels = SEVERITIES if len(rest) < 2 else (rest[1],)
+    severities = SEVERITIES if len(rest) < 2 else (rest[1],)
     for kind in kinds:
         if kind not in (*CORRUPTIONS, *EXTRA):
             raise RunError(f"There is no corruption called {kind!r}; {suggest(kind, [*CORRUPTIONS, *EXTRA, 'extra'])}")
-    if len(rest) > 2 or any(str(level) not in ("1", "2", "3", "4", "5") for level in levels):
-        raise RunError(f"{word!r}: a severity is 1, 2, 3, 4 or 5, as in corrupted:fog:3")
+    if len(rest) > 2 or any(str(severity) not in ("1", "2", "3", "4", "5") for severity in severities):
+        raise RunError(f"{name!r}: the severity must be 1, 2, 3, 4 or 5, as in corrupted:fog:3")
     root = data_root(recipe.data.options.get("root"))
-    return [_corruption(facts, root, kind, int(level), cache) for kind in kinds for level in levels]
+    return [_corrupted_split(info, root, kind, int(severity), cache) for kind in kinds for severity in severities]
 
 
-def _published(facts: DataInfo, root: Path, kind: str, severity: int) -> Source | None:
-    """Return the published images where they lie; a folder of images may be ImageNet, with ImageNet-C beside it."""
-    if facts.name != "folder":
-        return open_published(facts.name, root, kind, severity, classes=facts.classes)
+def _published(info: DataInfo, root: Path, kind: str, severity: int) -> Source | None:
+    """Return the published corrupted images if they are there; an image folder may be ImageNet with ImageNet-C."""
+    if info.name != "folder":
+        return open_published(info.name, root, kind, severity, classes=info.classes)
     try:
-        return open_published("imagenet", root, kind, severity, folders=facts.labels, size=int(facts.shape[-1]))
-    except DataError:  # of other classes: not this set's
+        return open_published("imagenet", root, kind, severity, folders=info.labels, size=int(info.shape[-1]))
+    except DataError:  # the folder has other classes, so it is not ImageNet
         return None
 
 
-def _corruption(facts: DataInfo, root: Path, kind: str, severity: int, cache: str | Path | None) -> EvalSplit:
-    published = _published(facts, root, kind, severity)
-    source = PUBLISHED if published is not None else GENERATED
+def _corrupted_split(info: DataInfo, root: Path, kind: str, severity: int, cache: str | Path | None) -> EvalSplit:
+    published = _published(info, root, kind, severity)
 
     def open_(recipe: Recipe, data: DataSplits) -> tuple[Source, Tensor]:
-        found: Source = published if published is not None else Corrupted(data.test, kind, severity)
-        if cache is not None and isinstance(found, Corrupted):
-            found = CachedImages(found, cache)
-        return found, torch.arange(len(found))
+        source: Source = published if published is not None else Corrupted(data.test, kind, severity)
+        if cache is not None and isinstance(source, Corrupted):
+            source = CachedImages(source, cache)
+        return source, torch.arange(len(source))
 
-    about = {"name": facts.name, "corruption": kind, "severity": severity, "source": source}
-    about |= {"version": VERSION} if published is None else {"published": published.fingerprint()}
-    return EvalSplit(f"{kind} {severity}", "corrupted", open_, about, f"corrupted:{kind}:{severity}")
+    origin = PUBLISHED if published is not None else GENERATED
+    metadata = {"name": info.name, "corruption": kind, "severity": severity, "source": origin}
+    metadata |= {"version": VERSION} if published is None else {"published": published.fingerprint()}
+    return EvalSplit(f"{kind} {severity}", "corrupted", open_, metadata, f"corrupted:{kind}:{severity}")
+
+
+def is_corrupted_split(name: str) -> bool:
+    """Return whether the name of a split in stored results is one corruption at one severity.
+
+    >>> is_corrupted_split("fog 3"), is_corrupted_split("test"), is_corrupted_split("corrupted")
+    (True, False, False)
+    """
+    kind, _, severity = name.rpartition(" ")
+    return kind in (*CORRUPTIONS, *EXTRA) and severity in ("1", "2", "3", "4", "5")

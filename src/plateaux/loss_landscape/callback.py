@@ -13,7 +13,7 @@ from plateaux.config.recipe import Recipe
 from plateaux.core.errors import PlateauxError
 from plateaux.core.types import Estimate
 from plateaux.data.sources import DataSplits
-from plateaux.evaluation.results import MetricResult
+from plateaux.evaluation.results import stored_estimate
 from plateaux.loss_landscape.probe import Probe, get_probes
 from plateaux.loss_landscape.session import DEFAULT_OPTIONS, ProbeBatch, make_loss_surface, probe_mode, sample_ids
 
@@ -57,7 +57,7 @@ class ProbeCallback:
                 surface = make_loss_surface(module, sample, DEFAULT_OPTIONS, seed=seed, member_id=number)
                 metadata = {**sample.metadata(), **DEFAULT_OPTIONS.metadata(module)}
                 try:
-                    record |= _log_fields(name, probe.run(surface), metadata)
+                    record |= _log_fields(probe.run(surface), metadata)
                 except PlateauxError as error:
                     record["problem"] = str(error)
             records.append(record)
@@ -66,7 +66,5 @@ class ProbeCallback:
         return records
 
 
-def _log_fields(name: str, rows: Mapping[str, Estimate], metadata: Mapping[str, Any]) -> dict[str, Any]:
-    named = {RowName.parse(row): value for row, value in rows.items()}
-    result = MetricResult(name, "train", named, None, {}, metadata).to_dict()
-    return {"rows": result["rows"], "data": result["data"]}
+def _log_fields(rows: Mapping[str, Estimate], metadata: Mapping[str, Any]) -> dict[str, Any]:
+    return {"rows": {row: stored_estimate(value) for row, value in rows.items()}, "data": dict(metadata)}

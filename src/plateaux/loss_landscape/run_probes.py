@@ -26,7 +26,7 @@ from plateaux.core.errors import Interrupted, PlateauxError
 from plateaux.core.formatting import format_duration, pluralize
 from plateaux.core.method import LossFn
 from plateaux.core.progress import Progress, WorkDone, log_messages
-from plateaux.core.row_names import MEAN_OF_MEMBERS
+from plateaux.core.row_names import MEAN_OF_MEMBERS, RowName
 from plateaux.core.stats.estimates import mean_of_independent
 from plateaux.core.types import Batch, Estimate
 from plateaux.data.sources import DataSplits, Source

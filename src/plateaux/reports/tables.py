@@ -12,6 +12,7 @@ from plateaux.core.row_names import ALL_MEMBERS, MEAN_OF_MEMBERS, MEAN_PROBABILI
 from plateaux.core.text_table import Cell, Table
 from plateaux.core.types import Estimate
 from plateaux.ensembles.ood_scores import OOD_SCORES
+from plateaux.evaluation.splits import is_corrupted_split
 from plateaux.reports.query import ROWS, Column, base_name, is_member, mean_over_repetitions, metric_group, result_label
 from plateaux.studies.comparison import MAIN, SUMMED, Comparison
 from plateaux.studies.results import TRAINING, ResultRow
@@ -96,7 +97,7 @@ def _columns(results: Sequence[ResultRow]) -> dict[Column, dict[str, list[Result
     """Return the results by column and condition, without those that have their own table."""
     columns: dict[Column, dict[str, list[ResultRow]]] = {}
     for result in results:
-        is_corrupted = re.search(r" [1-5]$", result.split)
+        is_corrupted = is_corrupted_split(result.split)
         if base_name(result.metric) not in OWN_TABLE and not result.metric.endswith(" by size") and not is_corrupted:
             column = columns.setdefault((result.metric, result.split, result.row), {})
             column.setdefault(result_label(result), []).append(result)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
@@ -13,6 +12,7 @@ from plateaux.core.row_names import ALL_MEMBERS, MEAN_OF_MEMBERS, MEAN_OF_PAIRS,
 from plateaux.core.stats.intervals import Cost, CostPoint, Interval, at_equal_cost, paired_t_interval, t_interval
 from plateaux.core.text_table import Table
 from plateaux.core.types import Estimate
+from plateaux.evaluation.splits import is_corrupted_split
 from plateaux.studies.results import TRAINING, ResultRow
 
 MAIN = (MEAN_PROBABILITY, ALL_MEMBERS, MEAN_OF_PAIRS, MEAN_OF_MEMBERS, RowName.member(0))
@@ -46,7 +46,7 @@ class Comparison:
         for (measure, on), there in rows.items():
             names = [*MAIN, *(row_name(row, SUMMED) for row in MAIN)]
             main = next((row for row in names if row in there), None)
-            if main is not None and not re.search(r" [1-5]$", on):  # of single corruptions their sum is shown
+            if main is not None and not is_corrupted_split(on):  # of single corruptions their sum is shown
                 found.append((measure, on, main))
         return found
 
