@@ -133,7 +133,13 @@ def test_each_probe_has_its_own_number_of_samples_unless_a_limit_is_set(runs: di
 def test_settings_and_definition_are_stored_with_the_result(runs: dict[str, Path]) -> None:
     (result,) = run_probes(runs["conv"], "toy_probes:loss", split="test", members=[1])
     assert result.split == "test"
-    settings = {"batchnorm": "eval", "augmentation": "none", "unit_logits": False, "precision": "fp32", "samples": 3}
+    settings = {
+        "batchnorm": "eval",
+        "augmentation": "none",
+        "normalize_logits": False,
+        "precision": "fp32",
+        "samples": 3,
+    }
     assert settings.items() <= result.data.items()
     assert result.definition == "the mean over samples; scale-invariant"
     assert result.group == "sharpness"
@@ -161,7 +167,7 @@ def test_batch_statistics_and_normalized_logits_change_the_value_and_are_recorde
         for options in (ProbeOptions(), ProbeOptions(batchnorm="train"), ProbeOptions(normalize_logits=True))
     )
     assert (batch.data["batchnorm"], batch.data["batch"]) == ("train", 7)
-    assert normalized.data["unit_logits"] is True
+    assert normalized.data["normalize_logits"] is True
     assert len({result.rows["member 0"].value for result in (running, batch, normalized)}) == 3
 
 

@@ -128,7 +128,10 @@ def _landscape(found: Sequence[MetricResult]) -> Table:
             name = f"{each.metric}{PART}{part}" if part else each.metric
             rows.append([name, f"{each.data['samples']:,}", *("" if c is None else both_errors(c) for c in cells)])
     first = found[0]
-    modes = {"BatchNorm in training mode": first.data["batchnorm"] == "train", "unit logits": first.data["unit_logits"]}
+    modes = {
+        "BatchNorm in training mode": first.data["batchnorm"] == "train",
+        "normalized logits": first.data["normalize_logits"],
+    }
     modes["augmented"] = first.data["augmentation"] != "none"
     title = ", ".join(
         [f"{first.data['name']}, {first.split} samples: sharpness", *(name for name, on in modes.items() if on)]

@@ -25,8 +25,8 @@ class LossSurface:
     """One member and the samples its landscape is asked about.
 
     `batches` hold the samples as the member sees them, in pieces that fit memory. The loss is the cross entropy of
-    every sample; with `unit_logits` each sample's logits are centred and scaled to length one before it. Only weights
-    that are trained move; buffers never do.
+    every sample; with `normalize_logits` each sample's logits are centered and scaled to length one before it. Only
+    weights that are trained move; buffers never do.
     """
 
     def __init__(

@@ -149,7 +149,7 @@ def _stored_results(run: Run) -> list[MetricResult]:
 
 def _weight(found: MetricResult) -> tuple[int, bool, int]:
     varied = found.data.get("augmentation", "none") != "none"
-    usual = found.data.get("batchnorm") != "train" and not found.data.get("unit_logits") and not varied
+    usual = found.data.get("batchnorm") != "train" and not found.data.get("normalize_logits") and not varied
     return len(found.hashes), usual, int(found.data.get("samples", 0))
 
 

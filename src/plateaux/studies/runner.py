@@ -1,7 +1,7 @@
 """Carry out a study: train what is missing, measure it, and write it down run by run.
 
 results.json      every number of every finished run: this file alone carries them to another machine
-chosen.json       what the machine chose, once for the whole study
+autotune.json     autotuned settings, the same for the whole study
 runs/<hash>/      run folders, named by all that determines their members
 """
 
@@ -43,7 +43,7 @@ from plateaux.training.checks import check
 from plateaux.training.cost import count_passes
 from plateaux.training.train import train
 
-AUTOTUNE = "chosen.json"
+AUTOTUNE = "autotune.json"
 LOCK_TIMEOUT_S = 600.0  # seconds to wait for another process at the same study, which writes or chooses
 
 

@@ -48,7 +48,7 @@ def plan(
             there = tuple(sorted(ahead.scored - absent))
             enough = recipe.run.min_members if absent else len(progress)
             able = enough is not None and len(there) >= enough
-            return [Job(there, (ahead.epoch, 0), ahead.epoch, "decide")] if able else []
+            return [Job(there, (ahead.epoch, 0), ahead.epoch, "assign")] if able else []
     if not missing:
         return []
     if is_joint:
@@ -69,7 +69,7 @@ def plan(
 
 def remaining_part(job: Job, progress: Mapping[int, MemberProgress], *, is_joint: bool = False) -> Job | None:
     """Return what is left of a job, where its members stand now; None: nothing. So it may be carried out twice."""
-    if job.kind == "decide" or not job.members:
+    if job.kind == "assign" or not job.members:
         return job
     if is_joint:
         place = _common([progress[number] for number in job.members])

@@ -40,17 +40,21 @@ DATA = "error of the data from at least eight pieces of the samples, where there
 
 
 @probe
-def trace(*, draws: int = 30, method: Method = "hutchinson", layers: bool = False, layer: str | None = None) -> Probe:
+def trace(
+    *, mc_samples: int = 30, method: Method = "hutchinson", layers: bool = False, layer: str | None = None
+) -> Probe:
     """The trace of the Hessian: the sum of the loss's curvatures in all directions."""
-    return _trace("trace", "hessian", draws=draws, method=method, layers=layers, layer=layer)
+    return _trace("trace", "hessian", mc_samples=mc_samples, method=method, layers=layers, layer=layer)
 
 
 @probe
 def gauss_newton_trace(
-    *, draws: int = 30, method: Method = "hutchinson", layers: bool = False, layer: str | None = None
+    *, mc_samples: int = 30, method: Method = "hutchinson", layers: bool = False, layer: str | None = None
 ) -> Probe:
     """The trace of the Gauss-Newton matrix: the part of the Hessian's that is never below zero."""
-    return _trace("gauss_newton_trace", "gauss_newton", draws=draws, method=method, layers=layers, layer=layer)
+    return _trace(
+        "gauss_newton_trace", "gauss_newton", mc_samples=mc_samples, method=method, layers=layers, layer=layer
+    )
 
 
 @probe
@@ -71,15 +75,15 @@ def gauss_newton_eigenvalue(
 
 @probe
 def spectrum(
-    *, draws: int = 4, steps: int = 30, points: int = 101, kind: Kind = "hessian", layer: str | None = None
+    *, mc_samples: int = 4, steps: int = 30, points: int = 101, kind: Kind = "hessian", layer: str | None = None
 ) -> Probe:
     """The density of the Hessian's eigenvalues on a grid; the number itself is their mean."""
-    _at_least(1, draws=draws, steps=steps)
+    _at_least(1, mc_samples=mc_samples, steps=steps)
     _at_least(32, points=points)
 
     def ask(ground: LossSurface) -> Mapping[str, Estimate]:
         matrix = Curvature(ground, kind=kind, layer=layer)
-        found = [quadrature(matrix.product, v, steps=steps) for v in _draws(matrix, "spectrum", draws)]
+        found = [quadrature(matrix.product, v, steps=steps) for v in _draws(matrix, "spectrum", mc_samples)]
         nodes, weights = [each[0] for each in found], [each[1] for each in found]
         means = torch.stack([at @ weight for at, weight in found])
         grid, heights = density(nodes, weights, points=points)
@@ -95,47 +99,48 @@ def spectrum(
 
     return Probe(
         ask,
-        passes=lambda samples: COST[kind] * draws * steps * samples,
+        passes=lambda samples: COST[kind] * mc_samples * steps * samples,
         higher_is_better=None,
         default=False,
-        definition=f"{MATRIX[kind]}; stochastic Lanczos quadrature, {draws} draws of {steps} steps, "
+        definition=f"{MATRIX[kind]}; stochastic Lanczos quadrature, {mc_samples} draws of {steps} steps, "
         f"blurred by a bell curve as wide as one of {points - 1} steps of the grid",
     )
 
 
-def _trace(name: str, kind: Kind, *, draws: int, method: Method, layers: bool, layer: str | None) -> Probe:
-    _at_least(1 if method == "hutchinson" else 3, draws=draws)
+def _trace(name: str, kind: Kind, *, mc_samples: int, method: Method, layers: bool, layer: str | None) -> Probe:
+    _at_least(1 if method == "hutchinson" else 3, mc_samples=mc_samples)
     if layers and method == "hutch++":
         raise RecipeError('layers = true with method = "hutch++", which knows the whole only; try "hutchinson"')
 
     def ask(ground: LossSurface) -> Mapping[str, Estimate]:
         matrix = Curvature(ground, kind=kind, layer=layer)
         if method == "hutch++":
-            return {"": _value(matrix, torch.stack(list(_hutch_plus_plus(matrix, name, draws))))}
-        forms = torch.stack([matrix.product_and_forms(v)[1] for v in _draws(matrix, name, draws)])  # [D, G, T]
+            return {"": _value(matrix, torch.stack(list(_hutch_plus_plus(matrix, name, mc_samples))))}
+        forms = torch.stack([matrix.product_and_forms(v)[1] for v in _draws(matrix, name, mc_samples)])  # [D, G, T]
         blocks = matrix.layers() if layers else {}
         each = {f"layer {layer}": _value(matrix, forms[..., held].sum(-1)) for layer, held in blocks.items()}
         return {"": _value(matrix, forms.sum(-1)), **each}
 
     return Probe(
         ask,
-        passes=lambda samples: COST[kind] * draws * samples,
-        definition=f"{MATRIX[kind]}; {method}, {draws} products with vectors of random signs; {DATA}, given the draws",
+        passes=lambda samples: COST[kind] * mc_samples * samples,
+        definition=f"{MATRIX[kind]}; {method}, {mc_samples} products with vectors of random signs; {DATA}, "
+        "given the draws",
     )
 
 
-def _hutch_plus_plus(matrix: Curvature, name: str, draws: int) -> Iterator[Tensor]:
+def _hutch_plus_plus(matrix: Curvature, name: str, mc_samples: int) -> Iterator[Tensor]:
     """Yield draws of every piece's trace `[G]` (Meyer et al. 2021): exact where the matrix is large, random elsewhere.
 
     A third of the products finds the space of the largest eigenvalues, a third the trace within it; the others are
     draws of the trace outside.
     """
-    third = draws // 3
+    third = mc_samples // 3
     basis = orthonormalize(matrix.product(v) for v in _draws(matrix, f"{name} sketch", third))
     inside = torch.zeros(len(matrix.chunks), dtype=torch.float64)
     for row in basis:
         inside += matrix.product_and_forms(row)[1].sum(-1)
-    for v in _draws(matrix, name, draws - 2 * third):
+    for v in _draws(matrix, name, mc_samples - 2 * third):
         outside = orthogonalize(v, torch.stack(basis)) if basis else v
         yield inside + matrix.product_and_forms(outside)[1].sum(-1)
 

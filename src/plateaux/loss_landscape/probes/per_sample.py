@@ -24,7 +24,7 @@ from plateaux.loss_landscape.probe import Probe
 
 GARG_AND_ROY = (
     "mean over random signs v of |grad(x + h v) - grad(x)|^2 / h^2, the samples' own losses; h = {radius:g} of \
-the inputs as the member sees them; {draws} draws"
+the inputs as the member sees them; {mc_samples} draws"
 )
 
 
@@ -42,46 +42,46 @@ def gradient_norm(*, quantiles: tuple[float, ...] = (0.1, 0.5, 0.9)) -> Probe:
 
 
 @probe
-def input_curvature(*, draws: int = 10, radius: float = 1e-3) -> Probe:
+def input_curvature(*, mc_samples: int = 10, radius: float = 1e-3) -> Probe:
     """The curvature of the loss at the inputs (Garg and Roy): the squared norm of its Hessian, by finite differences.
 
     The mean over samples of E|(grad(x + h v) - grad(x)) / h|^2, v of random signs, which is Tr(H^2) as h goes to zero.
     """
-    _check(draws, radius)
+    _check(mc_samples, radius)
     return Probe(
-        lambda ground: {"": mean_over_draws(input_curvatures(ground, draws=draws, radius=radius))},
-        passes=lambda samples: _curvature_passes(draws) * samples,
+        lambda ground: {"": mean_over_draws(input_curvatures(ground, mc_samples=mc_samples, radius=radius))},
+        passes=lambda samples: _curvature_passes(mc_samples) * samples,
         scale_invariant=True,
-        definition=GARG_AND_ROY.format(radius=radius, draws=draws),
+        definition=GARG_AND_ROY.format(radius=radius, mc_samples=mc_samples),
     )
 
 
 @probe
-def rank_agreement(*, draws: int = 10, radius: float = 1e-3) -> Probe:
+def rank_agreement(*, mc_samples: int = 10, radius: float = 1e-3) -> Probe:
     """Spearman's rank correlation over samples of squared gradient norm and input curvature."""
-    _check(draws, radius)
+    _check(mc_samples, radius)
 
     def ask(ground: LossSurface) -> Mapping[str, Estimate]:
         norms = squared_gradient_norms(ground).cpu().numpy()
-        curvatures = input_curvatures(ground, draws=draws, radius=radius).cpu()
+        curvatures = input_curvatures(ground, mc_samples=mc_samples, radius=radius).cpu()
         whole = spearman(norms, curvatures.mean(0).numpy())
-        less = [_without(curvatures, draw) for draw in range(draws)] if draws > 1 else []
+        less = [_without(curvatures, draw) for draw in range(mc_samples)] if mc_samples > 1 else []
         left_out = torch.tensor([spearman(norms, each.numpy()).value for each in less], dtype=torch.float64)
-        return {"": replace(whole, mc_stderr=_jackknife(left_out) if draws > 1 else None)}
+        return {"": replace(whole, mc_stderr=_jackknife(left_out) if mc_samples > 1 else None)}
 
     return Probe(
         ask,
-        passes=lambda samples: (1 + _curvature_passes(draws)) * samples,
+        passes=lambda samples: (1 + _curvature_passes(mc_samples)) * samples,
         higher_is_better=None,
         default=False,
-        definition="input curvature: " + GARG_AND_ROY.format(radius=radius, draws=draws),
+        definition="input curvature: " + GARG_AND_ROY.format(radius=radius, mc_samples=mc_samples),
     )
 
 
-def input_curvatures(ground: LossSurface, *, draws: int = 10, radius: float = 1e-3) -> Tensor:
-    """Return the input curvature of every sample in every draw, `[draws, N]` in float64."""
+def input_curvatures(ground: LossSurface, *, mc_samples: int = 10, radius: float = 1e-3) -> Tensor:
+    """Return the input curvature of every sample in every draw, `[mc_samples, N]` in float64."""
     require_independent_samples(ground, "curvature")
-    makers = [ground.generator("input_curvature", draw) for draw in range(draws)]
+    makers = [ground.generator("input_curvature", draw) for draw in range(mc_samples)]
     return torch.cat([_curvatures(ground, batch, makers, radius) for batch in ground.batches], 1)
 
 
@@ -141,10 +141,12 @@ def _jackknife(left_out: Tensor) -> float:
     return sqrt((len(left_out) - 1) * float(left_out.var(correction=0)))
 
 
-def _curvature_passes(draws: int) -> float:
-    return (draws + 1) * 2 / 3  # forward, and back to the inputs without the weights' gradients
+def _curvature_passes(mc_samples: int) -> float:
+    return (mc_samples + 1) * 2 / 3  # forward, and back to the inputs without the weights' gradients
 
 
-def _check(draws: int, radius: float) -> None:
-    if draws < 1 or radius <= 0:
-        raise RecipeError(f"draws = {draws}, radius = {radius:g}: give at least one draw and a radius above 0")
+def _check(mc_samples: int, radius: float) -> None:
+    if mc_samples < 1 or radius <= 0:
+        raise RecipeError(
+            f"mc_samples = {mc_samples}, radius = {radius:g}: give at least one draw and a radius above 0"
+        )

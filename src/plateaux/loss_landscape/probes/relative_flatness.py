@@ -19,28 +19,30 @@ from plateaux.loss_landscape.probe import Probe
 
 
 @probe
-def relative_flatness(*, layer: str | None = None, scaling: Literal["none", "std"] = "none", draws: int = 30) -> Probe:
+def relative_flatness(
+    *, layer: str | None = None, scaling: Literal["none", "std"] = "none", mc_samples: int = 30
+) -> Probe:
     """Relative flatness of a layer: the sum over its rows of <w_s, w_s'> Tr(H_ss'), H the Hessian of the mean loss.
 
     Of the last layer by a closed form, in one forward pass and without an error of draws; `scaling="std"` first moves
     the features' standard deviations into the layer. Of any other `layer`, named, by one Hessian-vector product for
-    each of `draws` random directions.
+    each of `mc_samples` random directions.
     """
     if layer is not None and scaling != "none":
         raise RecipeError('scaling = "std" is for the last layer in closed form; leave out layer, or scaling')
-    if draws < 1:
-        raise RecipeError(f"draws = {draws}: give 1 or more")
+    if mc_samples < 1:
+        raise RecipeError(f"mc_samples = {mc_samples}: give 1 or more")
 
     def ask(ground: LossSurface) -> Mapping[str, Estimate]:
         if layer is not None:
-            return {"": mean_over_draws(layer_flatness(ground, layer, draws=draws))}
+            return {"": mean_over_draws(layer_flatness(ground, layer, mc_samples=mc_samples))}
         return {"": mean_over_samples(_last(ground, scaling))}
 
-    how = "closed form for the last layer" if layer is None else f"layer {layer}, {draws} draws of random signs"
+    how = "closed form for the last layer" if layer is None else f"layer {layer}, {mc_samples} draws of random signs"
     scaled = "; features scaled to a standard deviation of one" if scaling == "std" else ""
     return Probe(
         ask,
-        passes=lambda samples: samples / 3 if layer is None else 4.0 * draws * samples,
+        passes=lambda samples: samples / 3 if layer is None else 4.0 * mc_samples * samples,
         scale_invariant=True,
         definition=f"{how}{scaled}; weights without biases, filters as rows; not divided by the layer's width",
     )
@@ -113,8 +115,8 @@ def find_last_linear(ground: LossSurface) -> str:
     )
 
 
-def layer_flatness(ground: LossSurface, layer: str, *, draws: int) -> Tensor:
-    """Return <V, H_i V> of every draw and sample `[draws, N]`, V = W R with R of random signs; their mean is kappa."""
+def layer_flatness(ground: LossSurface, layer: str, *, mc_samples: int) -> Tensor:
+    """Return <V, H_i V> of every draw and sample `[mc_samples, N]`, V = W R, R random signs; their mean is kappa."""
     name = f"{layer}.weight"
     if layer not in _layers(ground):
         raise RecipeError(
@@ -122,7 +124,7 @@ def layer_flatness(ground: LossSurface, layer: str, *, draws: int) -> Tensor:
         )
     weight = ground.origin[name]
     root = _root(weight.flatten(1))
-    return torch.stack([_along(ground, name, _direction(ground, root, weight, draw)) for draw in range(draws)])
+    return torch.stack([_along(ground, name, _direction(ground, root, weight, draw)) for draw in range(mc_samples)])
 
 
 def _along(ground: LossSurface, name: str, direction: Tensor) -> Tensor:
