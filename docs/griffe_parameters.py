@@ -24,7 +24,7 @@ MEANINGS = {
     "unlabeled": "a source of unlabeled samples, instead of what `data.unlabeled` names",
     "trust": "modules whose unmarked functions the recipe may call",
     "progress": "receives messages, the amount of work done, and updates about members; the default logs messages",
-    "branch_from": "a run with the same training before its first data partition; new members start from its checkpoint",
+    "branch_from": "a run with the same training before its first data partition: start from its checkpoint",
     "split": "`test`, `validation`, `train`, `corrupted`, `corrupted:fog`, `corrupted:fog:3`; `@N` takes the first N",
     "metrics": "names or groups (`performance`, `uncertainty`, `diversity`, `all`), with options in parentheses",
     "metric": "the metric to improve",
