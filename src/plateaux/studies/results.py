@@ -148,7 +148,9 @@ def _stored_results(run: Run) -> list[MetricResult]:
 
 def _priority(result: MetricResult) -> tuple[int, bool, int]:
     is_augmented = result.data.get("augmentation", "none") != "none"
-    is_default = result.data.get("batchnorm") != "train" and not result.data.get("normalize_logits") and not is_augmented
+    is_default = (
+        result.data.get("batchnorm") != "train" and not result.data.get("normalize_logits") and not is_augmented
+    )
     return len(result.hashes), is_default, int(result.data.get("samples", 0))
 
 
