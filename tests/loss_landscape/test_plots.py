@@ -34,7 +34,7 @@ def bowl_curve(depth: float, *, statistics: Any = "own") -> LossCurve:
 
 
 def barrier_curve(height: float) -> LossCurve:
-    return LossCurve((0.0, 0.5, 1.0), (1.0, 2.0 + height, 3.0), (0.1,) * 3, (0.9, 0.3, 0.7), "reestimated")
+    return LossCurve((0.0, 0.5, 1.0), (1.0, 2.0 + height, 3.0), (0.1,) * 3, (0.9, 0.3, 0.7), "recomputed")
 
 
 def make_grid(*rows: tuple[float, ...], **marks: Mark) -> LossGrid:
@@ -222,7 +222,7 @@ def test_plots_are_written_to_the_run_folder(run: Path, caplog: pytest.LogCaptur
         stored["about"].items() >= {"samples": 8, "batchnorm": "eval", "split": "train", "augmentation": "none"}.items()
     )
     assert stored["about"]["hashes"].keys() == {"member 0", "member 1", "member 2"}
-    assert stored["lines"]["members 1 and 2"]["statistics"] == "reestimated"
+    assert stored["lines"]["members 1 and 2"]["statistics"] == "recomputed"
 
 
 @pytest.mark.usefixtures("quick")

@@ -124,7 +124,7 @@ def test_the_middle_of_a_slice_is_the_member_and_it_is_left_as_it_was() -> None:
     assert found.losses[5] == float(here.all_losses().mean())
     assert found.statistics == "own"
     for again in (evaluate_line(here, along, points=3, update_bn=True), evaluate_grid(here, along, along, points=3)):
-        assert again.statistics in ("own", "reestimated")
+        assert again.statistics in ("own", "recomputed")
     assert all(torch.equal(tensor, before[name]) for name, tensor in here.module.state_dict().items())
 
 
@@ -213,7 +213,7 @@ def test_statistics_along_a_path_are_mixed_or_taken_anew(reestimate: bool) -> No
     with torch.no_grad():
         losses = torch.cat([F.cross_entropy(twin(b.x), b.y, reduction="none") for b in here.batches])
     assert found.losses[1] == pytest.approx(float(losses.mean()), rel=1e-5)
-    assert found.statistics == ("reestimated" if reestimate else "interpolated")
+    assert found.statistics == ("recomputed" if reestimate else "interpolated")
 
 
 def test_statistics_of_every_batch_are_recorded_as_such_and_nothing_moves() -> None:
