@@ -196,7 +196,7 @@ SEED_LABELS = {
     *("order", "parts", "pass", "present", "random", "relative_flatness", "sam_sharpness", "same", "search"),
     *("shared", "slice", "spectrum", "statistics", "theory", "unlabelled", "validation", "worst_"),
 }
-SEEDING = {"derive_seed", "generator", "_draws"}  # the functions whose strings are parts of a seed
+SEEDING = {"derive_seed", "generator", "_random_vectors"}  # the functions whose strings are parts of a seed
 
 
 def seed_labels(source: str) -> set[str]:

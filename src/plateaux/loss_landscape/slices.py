@@ -116,10 +116,10 @@ def _normalize_direction(noise: Tensor, weight: Tensor, normalization: Normaliza
 
 
 def evaluate_line(
-    surface: LossSurface, direction: TensorTree, *, span: float = 1.0, points: int = 51, update_bn: bool = False
+    surface: LossSurface, direction: TensorTree, *, extent: float = 1.0, points: int = 51, update_bn: bool = False
 ) -> LossCurve:
-    """Return the loss at origin + t * direction for t from -span to span. An odd number of points includes t = 0."""
-    at = _linspace(-span, span, points)
+    """Return the loss at origin + t * direction for t from -extent to extent. An odd number of points includes 0."""
+    at = _linspace(-extent, extent, points)
     with restore_state(surface) as set_state:
 
         def evaluate(t: float) -> PointStats:
@@ -160,10 +160,16 @@ def compute_barrier(at: Sequence[float], values: Sequence[float]) -> Barrier:
 
 
 def evaluate_grid(
-    surface: LossSurface, x: TensorTree, y: TensorTree, *, span: float = 1.0, points: int = 21, update_bn: bool = False
+    surface: LossSurface,
+    x: TensorTree,
+    y: TensorTree,
+    *,
+    extent: float = 1.0,
+    points: int = 21,
+    update_bn: bool = False,
 ) -> LossGrid:
-    """Return the loss at origin + s * x + t * y, for s and t from -span to span."""
-    at = _linspace(-span, span, points)
+    """Return the loss at origin + s * x + t * y, for s and t from -extent to extent."""
+    at = _linspace(-extent, extent, points)
     with restore_state(surface) as set_state:
 
         def evaluate(s: float, t: float) -> PointStats:

@@ -20,7 +20,7 @@ from plateaux.core.optional import optional_import
 from plateaux.core.types import Batch, Estimate
 from plateaux.loss_landscape.curvature import Curvature
 from plateaux.loss_landscape.loss_surface import LossSurface
-from plateaux.loss_landscape.probes.hessian import _value, ordinal
+from plateaux.loss_landscape.probes.hessian import _estimate, ordinal
 
 QUICK: dict[str, dict[str, Any]] = {
     "trace": {"mc_samples": 3},
@@ -96,7 +96,7 @@ def test_the_trace_of_a_quadratic_loss_is_within_its_error_and_exact_with_a_basi
     assert found.mc_stderr < 0.2 * found.value
     matrix = Curvature(ground)
     basis = sqrt(matrix.size) * torch.eye(matrix.size, dtype=torch.float64)
-    whole = _value(matrix, torch.stack([matrix.product_and_forms(row)[1].sum(-1) for row in basis]))
+    whole = _estimate(matrix, torch.stack([matrix.product_and_forms(row)[1].sum(-1) for row in basis]))
     assert whole.value == pytest.approx(float(BOWL.sum()), abs=1e-8)
 
 
@@ -254,13 +254,13 @@ def test_passes_count_four_for_a_product_with_the_hessian() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [
-        ("trace", {"mc_samples": 0}, "mc_samples = 0: it takes at least 1"),
-        ("trace", {"mc_samples": 2, "method": "hutch++"}, "mc_samples = 2: it takes at least 3"),
-        ("trace", {"layers": True, "method": "hutch++"}, "knows the whole only"),
+        ("trace", {"mc_samples": 0}, "mc_samples = 0: must be at least 1"),
+        ("trace", {"mc_samples": 2, "method": "hutch++"}, "mc_samples = 2: must be at least 3"),
+        ("trace", {"layers": True, "method": "hutch++"}, "not supported by method"),
         ("top_eigenvalue", {"k": 0}, "k = 0"),
-        ("top_eigenvalue", {"k": 5, "steps": 4}, "steps = 4: it takes at least 5"),
-        ("top_eigenvalue", {"k": 32}, "there are 31 weights, and as many eigenvalues"),
-        ("spectrum", {"points": 20}, "points = 20: it takes at least 32"),
+        ("top_eigenvalue", {"k": 5, "steps": 4}, "steps = 4: must be at least 5"),
+        ("top_eigenvalue", {"k": 32}, "has only 31 eigenvalues"),
+        ("spectrum", {"points": 20}, "points = 20: must be at least 32"),
         ("trace", {"layer": "3"}, "no layer '3' with trained weights"),
     ],
 )

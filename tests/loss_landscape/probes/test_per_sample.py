@@ -138,7 +138,7 @@ def test_named_inputs_are_shaken_where_they_are_no_whole_numbers() -> None:
     here = LossSurface(MemberModule(Tokens()), [Batch({"words": words, "also": torch.randn(6, 4)}, y, ids)])
     assert input_curvature(mc_samples=2).run(here)[""].value > 0
     assert gradient_norm().run(here)[""].value > 0
-    with pytest.raises(RecipeError, match="whole numbers"):
+    with pytest.raises(RecipeError, match="inputs are integers"):
         input_curvature().run(LossSurface(MemberModule(Tokens()), [Batch({"words": words}, y, ids)]))
 
 

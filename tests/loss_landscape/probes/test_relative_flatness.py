@@ -83,7 +83,7 @@ def test_all_directions_together_are_exact_however_wide_or_tall_a_layer_is(monke
             return torch.eye(size[0] * size[1], dtype=torch.float64)[draw].view(size)
 
         monkeypatch.setattr(
-            "plateaux.loss_landscape.probes.relative_flatness._signs",
+            "plateaux.loss_landscape.probes.relative_flatness._random_signs",
             lambda ground, size, draw, one=one_entry: one(size, draw),
         )
         found = layer_flatness(here, layer, mc_samples=shape[0] * shape[1]).sum(0).mean()
@@ -161,16 +161,16 @@ def test_many_samples_are_worked_through_in_pieces(monkeypatch: pytest.MonkeyPat
     torch.manual_seed(0)
     features, weight = torch.randn(10, 4), torch.randn(3, 4)
     whole = last_layer_flatness(features, features @ weight.T, weight)
-    monkeypatch.setattr("plateaux.loss_landscape.probes.relative_flatness.ROWS", 3)
+    monkeypatch.setattr("plateaux.loss_landscape.probes.relative_flatness.MAX_ROWS", 3)
     assert torch.allclose(last_layer_flatness(features, features @ weight.T, weight), whole)
 
 
 def test_what_cannot_be_asked_is_refused_with_a_way_out() -> None:
     with pytest.raises(RecipeError, match="allowed: 0, 2, 4"):
         relative_flatness(layer="1").run(ground(mlp()))
-    with pytest.raises(RecipeError, match="name the layer"):
+    with pytest.raises(RecipeError, match="select the layer by name"):
         relative_flatness().run(ground(mlp(), normalize_logits=True))
-    with pytest.raises(RecipeError, match=r"this Sequential has none; name a layer: layer = '4'"):
+    with pytest.raises(RecipeError, match=r"this Sequential has none; select a layer: layer = '4'"):
         relative_flatness().run(ground(nn.Sequential(*mlp(), nn.Tanh())))
     with pytest.raises(RecipeError, match="scaling"):
         relative_flatness(layer="4", scaling="std")
