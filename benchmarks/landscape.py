@@ -25,7 +25,7 @@ from plateaux.loss_landscape.probe import Probe
 from plateaux.loss_landscape.probes.relative_flatness import last_layer_flatness, standardize_features
 
 MOST = 1.2
-FEWER = {"draws": 2, "steps": 3, "directions": 6, "m": 32}
+FEWER = {"mc_samples": 2, "steps": 3, "directions": 6, "m": 32}
 FIRST = "relative_flatness of the first layer"
 
 

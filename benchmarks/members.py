@@ -60,10 +60,10 @@ def trained(members: int, manner: str) -> None:
     components = plateaux.Components(data=images())
     with tempfile.TemporaryDirectory() as folder:
         plateaux.train(
-            recipe_for(1, manner, width=1), f"{folder}/tiny", components=components
+            recipe_for(1, manner, width=1), f"{folder}/tiny", **components.keywords()
         )  # everything is imported now
         before = peak()
-        plateaux.train(recipe_for(members, manner), f"{folder}/run", components=components)
+        plateaux.train(recipe_for(members, manner), f"{folder}/run", **components.keywords())
     print(json.dumps({"before": before, "net": peak() - before}))
 
 

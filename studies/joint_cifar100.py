@@ -166,7 +166,7 @@ class Study:
     def _one(self, name: str, condition: Mapping[str, Any], repetition: int) -> None:
         folder = self.root / "runs" / f"{name.replace(' ', '_')}-{repetition}"
         recipe = recipe_for(condition, repetition, self.root, quick=self.quick, pixels=self.pixels)
-        run = plateaux.train(recipe, folder, components=plateaux.Components(unlabeled=self.unlabelled))
+        run = plateaux.train(recipe, folder, unlabeled=self.unlabelled)
         seconds = sum(progress.seconds for progress in run.all_progress())
         found = {**self._asked(folder), "seconds of training": seconds}
         self.store.put_json("results.json", {**self.results(), f"{name}/{repetition}": found})

@@ -206,7 +206,7 @@ def weights(run: Run) -> list[TensorTree]:
 
 def trained(row: Recipe, out: Path) -> list[TensorTree]:
     """Train a row in this process and return its members' weights."""
-    return weights(train(row, out, components=GIVEN))
+    return weights(train(row, out, **GIVEN.keywords()))
 
 
 def distance(left: list[TensorTree], right: list[TensorTree]) -> float:

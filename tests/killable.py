@@ -159,7 +159,7 @@ def _trainer(request: dict[str, Any], mouth: int) -> None:
     code, words = 0, ""
     try:
         recipe = plateaux.Recipe.load(request["recipe"], request.get("set", ()))
-        train(recipe, request["out"], components=plateaux.Components(trust=("killable",)))
+        train(recipe, request["out"], trust=("killable",))
     except BaseException as problem:
         code, words = 1, f"{type(problem).__name__}: {problem}"
     os.write(mouth, words.encode())

@@ -26,21 +26,21 @@ def loss(*, scale: float = 1.0, samples: int = 8) -> Probe:
     return Probe(ask, lambda n: n / 3, samples=samples, scale_invariant=True, definition="the mean over samples")
 
 
-def climb(*, draws: int = 3) -> Probe:
+def climb(*, mc_samples: int = 3) -> Probe:
     """The loss after random steps and one along the gradient: moves the weights and draws numbers."""
 
     def ask(ground: LossSurface) -> Mapping[str, Estimate]:
         found = []
-        for number in range(draws):
+        for number in range(mc_samples):
             chance = ground.generator("climb", number)
             away = {n: torch.randn(w.shape, generator=chance, dtype=w.dtype) for n, w in ground.origin.items()}
             found.append(float(ground.all_losses(tensor_tree.add(ground.origin, away, times=0.1)).mean()))
         _, gradient = ground.gradient(ground.batches[0])
         uphill = ground.all_losses(tensor_tree.add(ground.origin, gradient, times=0.1))
-        spread = torch.tensor(found).std() / draws**0.5
-        return {"": Estimate(sum(found) / draws, 0.01, float(spread)), "uphill": Estimate(float(uphill.mean()))}
+        spread = torch.tensor(found).std() / mc_samples**0.5
+        return {"": Estimate(sum(found) / mc_samples, 0.01, float(spread)), "uphill": Estimate(float(uphill.mean()))}
 
-    return Probe(ask, lambda n: n * (draws / 3 + 4 / 3), samples=16)
+    return Probe(ask, lambda n: n * (mc_samples / 3 + 4 / 3), samples=16)
 
 
 def many() -> Probe:

@@ -143,13 +143,13 @@ def test_a_page_that_cannot_be_written_is_a_storage_error(project: Path) -> None
 def test_a_study_that_fails_or_is_not_there_or_leaves_nothing_is_named(project: Path) -> None:
     (project / "studies" / "lead.py").write_text("raise SystemExit(3)", encoding="utf-8")
     code, _, message = call("claims", "--run-studies")
-    assert (code, "ended with exit code 3" in message) == (4, True)
+    assert (code, "failed with exit code 3" in message) == (4, True)
     (project / "studies" / "lead.py").write_text("", encoding="utf-8")
     code, _, message = call("claims", "--run-studies")
-    assert (code, "nothing to judge by" in message) == (4, True)
+    assert (code, "wrote no evidence" in message) == (4, True)
     (project / "studies" / "lead.py").unlink()
     code, _, message = call("claims", "--run-studies")
-    assert (code, "clone of the project" in message) == (2, True)
+    assert (code, "clone of the repository" in message) == (2, True)
 
 
 def test_claims_of_one_study_run_it_once(project: Path) -> None:
@@ -244,9 +244,9 @@ def test_the_theorys_numbers_become_evidence(theory: dict[str, Any], tmp_path: P
 
 def test_the_theorys_study_comes_with_the_package_and_others_do_not(tmp_path: Path) -> None:
     assert studies.study_command("theory", tmp_path, tmp_path)[:3] == ["-m", "plateaux", "theory"]
-    with pytest.raises(RecipeError, match="do not come with the package"):
+    with pytest.raises(RecipeError, match="not part of the package"):
         studies.study_command("studies/flat.toml", tmp_path, tmp_path)
-    with pytest.raises(RunError, match="left no"):
+    with pytest.raises(RunError, match="wrote no evidence"):
         studies.collect([claim()], tmp_path)
 
 

@@ -27,7 +27,7 @@ ALLOW = ["--trust", "toy_probes", "--trust", "cases"]
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> str:
     out = tmp_path_factory.mktemp("run")
-    train(recipe("deep_ensemble", "conv_bn", members=3, samples=30), out, components=GIVEN)
+    train(recipe("deep_ensemble", "conv_bn", members=3, samples=30), out, **GIVEN.keywords())
     return str(out)
 
 
@@ -38,10 +38,10 @@ def asked(*words: str) -> dict[str, Any]:
 
 
 def test_a_pipe_gets_json_and_the_time_is_told_beside_it(run: str) -> None:
-    code, out, message = call("landscape", run, "--probes", "toy_probes:climb(draws=2),toy_probes:loss", *ALLOW)
+    code, out, message = call("landscape", run, "--probes", "toy_probes:climb(mc_samples=2),toy_probes:loss", *ALLOW)
     found = json.loads(out)
     assert code == 0
-    assert [each["metric"] for each in found["metrics"]] == ["toy_probes:climb(draws=2)", "toy_probes:loss"]
+    assert [each["metric"] for each in found["metrics"]] == ["toy_probes:climb(mc_samples=2)", "toy_probes:loss"]
     assert found["figures"] == []
     first = found["metrics"][0]
     assert first["rows"]["member 2"].keys() >= {"value", "stderr", "mc_stderr", "kind", "members", "part"}
@@ -64,7 +64,7 @@ def test_options_reach_the_walk_and_are_recorded(run: str) -> None:
     ]
     (found,) = asked(run, *words, "--augment", "--normalize-logits")["metrics"]
     assert list(found["hashes"]) == ["member 2", "member 0"]
-    wanted = {"samples": 2, "batchnorm": "train", "unit_logits": True, "augmentation": "none"}
+    wanted = {"samples": 2, "batchnorm": "train", "normalize_logits": True, "augmentation": "none"}
     assert found["split"] == "test"
     assert found["data"].items() >= wanted.items()
 
@@ -131,7 +131,7 @@ def test_a_table_has_a_row_a_probe_and_errors_of_data_and_draws_apart(run: str) 
 def measured(name: str, parts: int, members: int = 2, **data: Any) -> MetricResult:
     rows = {f"member {number}": Estimate(1.0, 0.123456, 0.01) for number in range(members)}
     rows |= {f"member 0 · part {part}": Estimate(2.0) for part in range(parts)}
-    facts = {"name": "hills", "samples": 1024, "batchnorm": "eval", "augmentation": "none", "unit_logits": False}
+    facts = {"name": "hills", "samples": 1024, "batchnorm": "eval", "augmentation": "none", "normalize_logits": False}
     rows["mean of members"] = Estimate(1.5, 0.2)
     return MetricResult(name, "train", rows, False, {}, {**facts, **data}, group="sharpness")
 
@@ -160,9 +160,9 @@ def test_numbers_of_any_size_are_written_in_few_digits(value: Estimate, words: s
 
 
 def test_of_many_members_the_mean_is_shown_and_how_they_were_asked_is_in_the_title() -> None:
-    (grid,) = tables.result_tables([measured("worst", 0, members=20, batchnorm="train", unit_logits=True)])
+    (grid,) = tables.result_tables([measured("worst", 0, members=20, batchnorm="train", normalize_logits=True)])
     assert grid.header == ["", "samples", "mean of members"]
-    assert grid.title == "hills, train samples: sharpness, BatchNorm in training mode, unit logits"
+    assert grid.title == "hills, train samples: sharpness, BatchNorm in training mode, normalized logits"
 
 
 def test_landscapes_and_measures_have_tables_of_their_own(run: str) -> None:

@@ -351,7 +351,7 @@ def test_a_reckoning_knows_passes_spans_and_what_is_done(tmp_path: Path) -> None
     found = {each.conditions[0]: each for each in reckoned(study(), tmp_path)}
     assert (found["method=plain #0"].state, found["method=plain #0"].seconds) == ("done", 0)
     again = {each.conditions[0]: each for each in reckoned(study(evaluate={"metrics": ["brier"]}), tmp_path)}
-    assert (again["method=plain #0"].state, again["method=plain #0"].passes) == ("begun", 0)
+    assert (again["method=plain #0"].state, again["method=plain #0"].passes) == ("started", 0)
 
 
 def test_a_reckoning_takes_its_pace_from_runs_that_are_finished(
@@ -452,7 +452,7 @@ def test_a_condition_is_compared_with_the_baseline_that_is_like_it_otherwise() -
         for place, way in enumerate(ways) for w in (8, 16) for r in (0, 1)
     ]  # fmt: skip
     made = Comparison(found, {"method": "plain"})
-    assert made.against({"method": "sam", "rho": 0.2, "width": 8}) == {"method": "plain", "width": 8}
+    assert made.baseline_for({"method": "sam", "rho": 0.2, "width": 8}) == {"method": "plain", "width": 8}
     assert made.difference({"method": "sam", "rho": 0.2, "width": 8}, made.columns()[0]).value == pytest.approx(0.2)
     means, differences = made.tables()
     assert len(means.rows) == 6
@@ -479,7 +479,7 @@ def test_runs_of_several_lengths_are_compared_at_equal_cost() -> None:
     ]
     assert epochs.text_rows() == [["rho=0.1", "20", "10.00"]]
     assert passes.text_rows() == [["rho=0.1", "20", "0.00"]]  # ten epochs of two passes against twenty of one
-    assert len(made.at_equal({"rho": 0.3}, made.columns()[0], "passes")) == 2
+    assert len(made.at_equal_cost({"rho": 0.3}, made.columns()[0], "passes")) == 2
 
 
 def test_a_run_folder_of_a_study_is_a_run_like_any_other(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Recipes: TOML in and out, changes laid over them, and errors that name the key, the nearest one and the line."""
+"""Recipes: reading and writing TOML, changes, and errors with key, suggestion, and line number."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ epochs = 5
 """
 
 
-def refused(text: str, *changes: str) -> str:
-    with pytest.raises(RecipeError) as told:
+def parse_error(text: str, *changes: str) -> str:
+    with pytest.raises(RecipeError) as error:
         Recipe.parse(text, changes, where="r.toml")
-    return str(told.value)
+    return str(error.value)
 
 
-def test_what_is_said_is_read_and_the_rest_has_defaults() -> None:
+def test_given_keys_are_read_and_others_have_defaults() -> None:
     recipe = Recipe.parse(TEXT)
     assert (recipe.members, recipe.seed, recipe.data.batch_size, recipe.train.epochs) == (4, 3, 32, 5)
     assert recipe.data.options == {"test": 0.3}
@@ -64,7 +64,7 @@ def test_a_recipe_is_frozen() -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "words"),
+    ("old", "new", "message"),
     [
         ("epochs = 5", "epochz = 5", "r.toml, line 25: [train] has no key 'epochz'; did you mean 'epochs'?"),
         ("[train]", "[trian]", "r.toml, line 24: The recipe has no key 'trian'; did you mean 'train'?"),
@@ -98,14 +98,14 @@ def test_a_recipe_is_frozen() -> None:
         ),
     ],
 )
-def test_a_wrong_key_or_value_is_named_with_its_line_and_the_nearest_right_one(old: str, new: str, words: str) -> None:
+def test_an_invalid_key_or_value_is_reported_with_line_and_suggestion(old: str, new: str, message: str) -> None:
     assert TEXT.count(old) == 1
-    assert refused(TEXT.replace(old, new)).startswith(words)
+    assert parse_error(TEXT.replace(old, new)).startswith(message)
 
 
-def test_a_recipe_names_its_data_and_its_model() -> None:
-    assert refused("members = 2") == "r.toml: The recipe lacks 'data': every recipe needs data and a model"
-    assert "lacks 'model'" in refused('[data]\nname = "x"')
+def test_data_and_model_are_required() -> None:
+    assert parse_error("members = 2") == "r.toml: The recipe lacks 'data': every recipe needs data and a model"
+    assert "lacks 'model'" in parse_error('[data]\nname = "x"')
 
 
 @pytest.mark.parametrize(
@@ -126,35 +126,37 @@ def test_a_recipe_names_its_data_and_its_model() -> None:
         ("executor.devices=['0', '1']", ("executor", "devices"), ("0", "1")),
     ],
 )
-def test_a_change_is_laid_over_the_file(change: str, path: tuple[str, ...], value: Any) -> None:
-    found: Any = Recipe.parse(TEXT, [change])
+def test_a_change_overrides_the_file(change: str, path: tuple[str, ...], value: Any) -> None:
+    node: Any = Recipe.parse(TEXT, [change])
     for name in path:
-        found = getattr(found, name)
-    assert found == value
+        node = getattr(node, name)
+    assert node == value
 
 
-def test_later_changes_win_and_sections_may_be_new() -> None:
+def test_later_changes_win_and_can_add_sections() -> None:
     recipe = Recipe.parse(TEXT, ["seed=1", "seed=2", "method.name=sam", "loss.label_smoothing=0.1"])
     assert (recipe.seed, recipe.method.name, recipe.loss.options) == (2, "sam", {"label_smoothing": 0.1})
     assert Recipe.parse(TEXT, ['lr_scheduler=[{name="step", step_size=2}]']).lr_scheduler[0].options == {"step_size": 2}
 
 
 @pytest.mark.parametrize("change", ["nonsense", "=3", "", " = 3"])
-def test_a_change_that_is_none_says_how_to_write_one(change: str) -> None:
-    assert refused(TEXT, change) == f"--set {change!r}: write it as section.key=value, such as --set optimizer.lr=0.05"
+def test_the_error_for_an_invalid_change_shows_the_syntax(change: str) -> None:
+    assert (
+        parse_error(TEXT, change) == f"--set {change!r}: write it as section.key=value, such as --set optimizer.lr=0.05"
+    )
 
 
-def test_a_change_below_a_value_is_refused() -> None:
-    assert refused(TEXT, "seed.x=3") == "--set 'seed.x=3': seed is not a section"
-    assert "did you mean 'epochs'" in refused(TEXT, "train.epoch=3")
+def test_a_change_below_a_value_is_rejected() -> None:
+    assert parse_error(TEXT, "seed.x=3") == "--set 'seed.x=3': seed is not a section"
+    assert "did you mean 'epochs'" in parse_error(TEXT, "train.epoch=3")
 
 
-def test_a_change_cannot_smuggle_in_other_keys() -> None:
+def test_a_change_cannot_inject_other_keys() -> None:
     recipe = Recipe.parse(TEXT, ["members=7\nseed = 9"])
     assert (recipe.members, recipe.seed) == (7, 3)
 
 
-def test_a_recipe_goes_out_and_comes_back() -> None:
+def test_a_recipe_can_be_written_and_read() -> None:
     recipe = Recipe.parse(TEXT)
     again = Recipe.parse(recipe.to_toml())
     assert again == recipe
@@ -168,20 +170,20 @@ def test_a_recipe_goes_out_and_comes_back() -> None:
     name=st.text(st.characters(codec="utf-8"), min_size=1, max_size=9),
     option=st.booleans() | st.integers(-(2**60), 2**60) | st.lists(st.integers(-9, 9), max_size=3),
 )
-def test_any_recipe_goes_out_and_comes_back(members: int, lr: Any, name: str, option: Any) -> None:
+def test_any_recipe_can_be_written_and_read(members: int, lr: Any, name: str, option: Any) -> None:
     tree = {"members": members, "data": {"name": name, "x": option}, "model": {"name": "m"}, "optimizer": {"lr": lr}}
     recipe = Recipe.from_dict(tree)
     assert Recipe.parse(recipe.to_toml()) == recipe
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"none\.toml"):
         Recipe.load(tmp_path / "none.toml")
     (tmp_path / "r.toml").write_text(TEXT)
     assert Recipe.load(tmp_path / "r.toml", ["seed=8"]).seed == 8
 
 
-def test_a_changed_copy_leaves_the_rest() -> None:
+def test_a_replaced_value_keeps_all_others() -> None:
     recipe = Recipe.parse(TEXT)
     other = recipe.replaced(members=2, optimizer={"lr": 0.5}, model={"name": "mlp"})
     assert (other.members, other.optimizer.lr, other.optimizer.options) == (2, 0.5, {"momentum": 0.9})
@@ -191,7 +193,7 @@ def test_a_changed_copy_leaves_the_rest() -> None:
         recipe.replaced(train={"epochz": 3})
 
 
-def test_what_decides_the_weights_leaves_out_size_place_and_pace() -> None:
+def test_the_identity_excludes_members_executor_run_and_probe() -> None:
     recipe = Recipe.parse(TEXT)
     same = recipe.replaced(members=9, executor={"processes": 3}, run={"log_every": 1}, probe={"every": 2})
     assert recipe.identity() == same.identity()
@@ -199,13 +201,13 @@ def test_what_decides_the_weights_leaves_out_size_place_and_pace() -> None:
         assert recipe.replaced(**other).identity() != recipe.identity()
 
 
-def test_a_fingerprint_does_not_depend_on_order_and_does_on_everything_else() -> None:
+def test_a_fingerprint_depends_on_all_values_but_not_on_their_order() -> None:
     assert fingerprint({"a": 1, "b": {"c": [1, 2]}}) == fingerprint({"b": {"c": [1, 2]}, "a": 1})
     assert len({fingerprint(t) for t in ({"a": 1}, {"a": 2}, {"b": 1}, {"a": "1"}, {"a": [1]}, {"a": None}, {})}) == 7
     assert re.fullmatch("[0-9a-f]{16}", fingerprint({}))
 
 
-def test_the_difference_is_a_line_for_every_value() -> None:
+def test_the_diff_has_one_line_per_value() -> None:
     old = {"a": {"x": 1, "y": [1, 2]}, "b": 3, "same": 0}
     new = {"a": {"x": 2, "y": [1, 3], "z": "new"}, "c": {"d": 1}, "same": 0}
     assert diff(old, new) == [
@@ -218,7 +220,7 @@ def test_the_difference_is_a_line_for_every_value() -> None:
     assert diff(old, old) == []
 
 
-def test_a_list_is_one_value_for_each_member() -> None:
+def test_a_list_has_one_value_per_member() -> None:
     assert [member_value("optimizer.lr", (0.1, 0.2), n, 2) for n in range(2)] == [0.1, 0.2]
     assert member_value("optimizer.lr", 0.1, 1, 2) == 0.1
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""Options of plug-ins: the signature of a factory is the schema of its section."""
+"""Options of plugins: the signature of a factory is the schema of its section."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Thing:
         self.size = size
 
 
-def test_options_are_the_keywords_without_what_the_engine_gives() -> None:
+def test_options_are_the_keyword_arguments_that_the_engine_does_not_provide() -> None:
     assert set(fields(factory)) == {"rho", "hidden", "kind", "m"}
     assert set(fields(Thing)) == {"size", "fast"}
     assert set(fields(partial(Thing, 3))) == {"fast"}
 
 
-def test_good_options_come_back_with_their_types_and_nothing_is_added() -> None:
+def test_valid_options_are_converted_and_no_default_is_added() -> None:
     assert check("method", factory, {"rho": 1, "hidden": [3, 4], "m": None}) == {
         "rho": 1.0,
         "hidden": (3, 4),
@@ -39,7 +39,7 @@ def test_good_options_come_back_with_their_types_and_nothing_is_added() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("options", "message"),
     [
         ({"roh": 0.1}, "[method] has no key 'roh'; did you mean 'rho'?"),
         ({"nam": "x"}, "[method] has no key 'nam'; did you mean 'name'?"),
@@ -49,21 +49,21 @@ def test_good_options_come_back_with_their_types_and_nothing_is_added() -> None:
         ({"hidden": 3}, "[method] hidden = 3: Input should be a valid tuple"),
     ],
 )
-def test_wrong_options_are_named(given: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigKeyError) as told:
-        check("method", factory, given, also=["name"])
-    assert str(told.value).startswith(words)
-    assert (told.value.section, told.value.name) == ("method", next(iter(given)))
+def test_the_error_for_an_invalid_option_names_it(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigKeyError) as error:
+        check("method", factory, options, also=["name"])
+    assert str(error.value).startswith(message)
+    assert (error.value.section, error.value.name) == ("method", next(iter(options)))
 
 
-def test_an_option_that_must_be_given_is_asked_for() -> None:
+def test_a_missing_required_option_is_reported() -> None:
     with pytest.raises(ConfigKeyError, match="Field required"):
         check("data", Thing, {})
 
 
-def test_a_list_is_one_value_each_unless_the_option_is_a_list_itself() -> None:
-    given = {"rho": [0.1, 0.2], "hidden": [8, 4], "m": 3}
-    assert [member_options(factory, given, n, 2) for n in range(2)] == [
+def test_a_list_has_one_value_per_member_unless_the_option_accepts_lists() -> None:
+    options = {"rho": [0.1, 0.2], "hidden": [8, 4], "m": 3}
+    assert [member_options(factory, options, n, 2) for n in range(2)] == [
         {"rho": 0.1, "hidden": [8, 4], "m": 3},
         {"rho": 0.2, "hidden": [8, 4], "m": 3},
     ]
@@ -73,14 +73,14 @@ def test_a_list_is_one_value_each_unless_the_option_is_a_list_itself() -> None:
         member_options(factory, {"rho": [1, 2, 3]}, 0, 2)
 
 
-def test_what_is_unknown_is_left_for_the_check() -> None:
+def test_unknown_options_are_returned_unchanged() -> None:
     assert member_options(factory, {"what": [1, 2, 3]}, 0, 2) == {"what": [1, 2, 3]}
 
 
 @pytest.mark.parametrize(
     "name", [n for n, c in vars(torch.optim).items() if isinstance(c, type) and issubclass(c, torch.optim.Optimizer)]
 )
-def test_every_optimiser_of_torch_has_options_that_can_be_read(name: str) -> None:
+def test_the_options_of_every_torch_optimizer_can_be_read(name: str) -> None:
     if name == "Optimizer":
         return
     known = fields(getattr(torch.optim, name))
@@ -88,11 +88,11 @@ def test_every_optimiser_of_torch_has_options_that_can_be_read(name: str) -> Non
     assert member_options(getattr(torch.optim, name), {"lr": [0.1, 0.2]}, 1, 2) == {"lr": 0.2}
 
 
-def test_momentum_may_differ_and_betas_are_a_pair() -> None:
+def test_momentum_can_differ_between_members_and_betas_are_one_value() -> None:
     assert member_options(torch.optim.SGD, {"momentum": [0.5, 0.9]}, 1, 2) == {"momentum": 0.9}
     assert member_options(torch.optim.Adam, {"betas": [0.5, 0.9]}, 1, 2) == {"betas": [0.5, 0.9]}
 
 
-def test_accepts_says_whether_a_name_is_taken() -> None:
+def test_accepts_returns_whether_a_factory_has_an_argument() -> None:
     assert accepts(factory, "loss")
     assert not accepts(factory, "shape")

@@ -21,34 +21,34 @@ from plateaux.training.train import train
 SEARCH = {"optimizer": {"lr": {"low": 0.01, "high": 1.0, "log": True}}, "method": {"rho": [0.05, 0.2]}}
 
 
-def test_draws_are_spread_evenly_over_a_range() -> None:
-    found = sorted(sample(Range(low=2, high=4), derive_seed(each)) for each in range(400))
-    assert all(2 <= number <= 4 for number in found)
+def test_samples_are_uniform_over_a_range() -> None:
+    values = sorted(sample(Range(low=2, high=4), derive_seed(seed)) for seed in range(400))
+    assert all(2 <= number <= 4 for number in values)
     # Kolmogorov and Smirnov: the largest distance from the straight line, one in ten thousand.
-    assert max(abs((number - 2) / 2 - (place + 0.5) / 400) for place, number in enumerate(found)) < 2.23 / 20
+    assert max(abs((number - 2) / 2 - (rank + 0.5) / 400) for rank, number in enumerate(values)) < 2.23 / 20
 
 
-def test_with_log_the_logarithms_are_spread_evenly() -> None:
-    found = sorted(sample(Range(low=0.01, high=1, log=True), derive_seed(each)) for each in range(400))
-    assert all(0.01 <= number <= 1 for number in found)
-    even = [math.log10(number) / 2 + 1 for number in found]
-    assert max(abs(number - (place + 0.5) / 400) for place, number in enumerate(even)) < 2.23 / 20
+def test_with_log_the_logarithms_are_uniform() -> None:
+    values = sorted(sample(Range(low=0.01, high=1, log=True), derive_seed(seed)) for seed in range(400))
+    assert all(0.01 <= number <= 1 for number in values)
+    even = [math.log10(number) / 2 + 1 for number in values]
+    assert max(abs(number - (rank + 0.5) / 400) for rank, number in enumerate(even)) < 2.23 / 20
 
 
 @pytest.mark.parametrize("log", [False, True])
-def test_whole_numbers_come_from_low_to_high(log: bool) -> None:
-    found = [sample(Range(low=1, high=3, integer=True, log=log), derive_seed(each)) for each in range(100)]
-    assert set(found) == {1, 2, 3}
-    assert all(isinstance(number, int) for number in found)
+def test_integers_range_from_low_to_high(log: bool) -> None:
+    values = [sample(Range(low=1, high=3, integer=True, log=log), derive_seed(seed)) for seed in range(100)]
+    assert set(values) == {1, 2, 3}
+    assert all(isinstance(number, int) for number in values)
 
 
 def test_choices_are_equally_likely() -> None:
-    found = [sample(("a", "b"), derive_seed(each)) for each in range(400)]
-    assert abs(found.count("a") - 200) < 4 * 10
+    values = [sample(("a", "b"), derive_seed(seed)) for seed in range(400)]
+    assert abs(values.count("a") - 200) < 4 * 10
 
 
 @pytest.mark.parametrize(
-    ("what", "complaint"),
+    ("space", "message"),
     [
         ({"low": 2, "high": 1}, "range from 2 to 1 is empty: low must be at most high"),
         ({"low": 0, "high": 1, "log": True}, "above 0"),
@@ -56,12 +56,12 @@ def test_choices_are_equally_likely() -> None:
         ({"low": 1}, r"\[search\] lacks .optimizer\.lr\..*high"),
     ],
 )
-def test_a_range_with_nothing_in_it_is_refused(what: object, complaint: str) -> None:
-    with pytest.raises(RecipeError, match=complaint):
-        recipe("sam", search={"optimizer": {"lr": what}})
+def test_an_empty_range_is_rejected(space: object, message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        recipe("sam", search={"optimizer": {"lr": space}})
 
 
-def test_a_hyper_parameter_that_is_none_is_named() -> None:
+def test_an_unknown_hyperparameter_is_reported() -> None:
     with pytest.raises(RecipeError, match=r"\[search\] has no key 'optimiser'; did you mean 'optimizer'"):
         recipe("sam", search={"optimiser": {"lr": [1.0]}})
     with pytest.raises(RecipeError, match="lrr"):
@@ -70,7 +70,7 @@ def test_a_hyper_parameter_that_is_none_is_named() -> None:
         check(recipe("sam", search={"method": {"rhoo": [1.0]}}), GIVEN)
 
 
-def test_members_draw_for_themselves_and_the_same_in_any_company() -> None:
+def test_every_member_samples_its_own_values_independent_of_the_ensemble_size() -> None:
     small, large = recipe("sam", search=SEARCH), recipe("sam", search=SEARCH, members=9)
     rates = [large.for_member(number).optimizer.lr for number in range(9)]
     assert len(set(rates)) == 9
@@ -79,13 +79,13 @@ def test_members_draw_for_themselves_and_the_same_in_any_company() -> None:
     assert recipe("sam", search=SEARCH, seed=8).for_member(0).optimizer.lr != rates[0]
 
 
-def test_without_a_search_a_members_recipe_is_the_recipe() -> None:
+def test_without_a_search_the_recipe_of_a_member_is_the_recipe() -> None:
     row = recipe("sam")
     assert row.for_member(1) is row
-    assert "search" not in row.to_dict()  # runs from before there was one keep their names
+    assert "search" not in row.to_dict()  # the identity of older runs does not change
 
 
-def test_a_recipe_with_a_search_survives_being_written() -> None:
+def test_a_recipe_with_a_search_can_be_written_and_read() -> None:
     row = recipe("sam", search=SEARCH)
     again = Recipe.parse(row.to_toml())
     assert again == row
@@ -94,51 +94,51 @@ def test_a_recipe_with_a_search_survives_being_written() -> None:
     assert changed.for_member(0).optimizer.lr > row.for_member(0).optimizer.lr
 
 
-def test_a_member_that_drew_is_the_one_that_was_told_the_same(tmp_path: Path) -> None:
+def test_sampled_values_train_the_same_member_as_explicit_values(tmp_path: Path) -> None:
     extra = {"loss": {"label_smoothing": {"low": 0.0, "high": 0.3}}}
     row = recipe("sam", search={**SEARCH, **extra})
     row = row.replaced(
         search={**row.to_dict()["search"], "optimizer": {**SEARCH["optimizer"], "max_grad_norm": [0.05, 0.1]}}
     )
     own = [row.for_member(number) for number in range(3)]
-    told = recipe(
+    explicit = recipe(
         "sam",
         optimizer={
-            "lr": [each.optimizer.lr for each in own],
-            "max_grad_norm": [each.optimizer.max_grad_norm for each in own],
+            "lr": [config.optimizer.lr for config in own],
+            "max_grad_norm": [config.optimizer.max_grad_norm for config in own],
         },
-        method={"rho": [each.method.options["rho"] for each in own]},
-        loss={"label_smoothing": [each.loss.options["label_smoothing"] for each in own]},
+        method={"rho": [config.method.options["rho"] for config in own]},
+        loss={"label_smoothing": [config.loss.options["label_smoothing"] for config in own]},
     )
-    found = trained(row, tmp_path / "drawn")
-    assert distance(found, trained(told, tmp_path / "told")) == 0
-    assert distance(found[:2], trained(row.replaced(members=2), tmp_path / "two")) == 0
+    sampled = trained(row, tmp_path / "sampled")
+    assert distance(sampled, trained(explicit, tmp_path / "explicit")) == 0
+    assert distance(sampled[:2], trained(row.replaced(members=2), tmp_path / "two")) == 0
 
 
-def test_a_learner_knows_the_rate_it_drew() -> None:
+def test_the_train_state_has_the_sampled_learning_rate() -> None:
     from plateaux.config.builders.data import build_data
     from plateaux.data.loader import CPU
     from plateaux.distributed.executors.local import SINGLE_PROCESS
 
     row = recipe("sam", search=SEARCH)
-    found = build_train_states(
+    states = build_train_states(
         row, build_data(row, GIVEN), range(3), SINGLE_PROCESS, device=CPU, steps=3, components=GIVEN
     )
-    for number, learner in enumerate(found):
+    for number, state in enumerate(states):
         rate = row.for_member(number).optimizer.lr
-        assert learner.peak_lr == rate == learner.optimizer.param_groups[0]["initial_lr"]
+        assert state.peak_lr == rate == state.optimizer.param_groups[0]["initial_lr"]
 
 
-def test_a_search_can_go_on_with_more_members(tmp_path: Path) -> None:
+def test_a_search_can_continue_with_more_members(tmp_path: Path) -> None:
     row = recipe("sam", search=SEARCH, members=2)
     before = trained(row, tmp_path / "run")
     assert distance(trained(row.replaced(members=3), tmp_path / "run")[:2], before) == 0
 
 
-def test_what_was_searched_is_chosen_from(tmp_path: Path) -> None:
+def test_members_of_a_search_can_be_selected(tmp_path: Path) -> None:
     rates = {"optimizer": {"lr": {"low": 1e-4, "high": 0.3, "log": True}}}
     row = recipe("sam", members=4, samples=60, batch=20, data={"validation_split": 20}, search=rates)
-    train(row.replaced(train={"epochs": 4}), tmp_path / "run", components=GIVEN)
+    train(row.replaced(train={"epochs": 4}), tmp_path / "run", **GIVEN.keywords())
     chosen = select_members([tmp_path / "run"], size=2, unique=True, **GIVEN.keywords())
     slowest = min(range(4), key=lambda number: row.for_member(number).optimizer.lr)
     assert slowest not in chosen.selection.chosen

@@ -78,7 +78,7 @@ def test_a_smaller_bootstrap_sample_makes_a_shorter_epoch(tmp_path: Path, monkey
         return original_step(*args, share=share, **options)
 
     monkeypatch.setattr(trainer, "step", recorded_step)
-    train(recipe(members=1, data={"bootstrap": 0.5}, train={"epochs": 1}), tmp_path / "run", components=GIVEN)
+    train(recipe(members=1, data={"bootstrap": 0.5}, train={"epochs": 1}), tmp_path / "run", **GIVEN.keywords())
     assert shares == [1.0, 1.0]  # 10 draws from 19 samples: batches of 7 and 3, not sharded
     assert count_passes(recipe(data={"bootstrap": 0.5}), epochs=4) == 2.0
 

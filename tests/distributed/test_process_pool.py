@@ -162,8 +162,8 @@ def test_who_ignores_ctrl_c_goes_on_ignoring_it() -> None:
 
 def test_two_processes_train_what_one_trains_even_with_workers_that_read(tmp_path: Path) -> None:
     recipe = Recipe.parse(RECIPE.format(data=BY_WORKERS, epochs=1))
-    queue = train(recipe, tmp_path / "queue", components=ALLOWED)
-    pool = train(recipe.replaced(executor={"processes": 2}), tmp_path / "pool", components=ALLOWED)
+    queue = train(recipe, tmp_path / "queue", **ALLOWED.keywords())
+    pool = train(recipe.replaced(executor={"processes": 2}), tmp_path / "pool", **ALLOWED.keywords())
     assert weights(pool) == weights(queue)
     assert [pool.log(n) for n in range(3)] == [queue.log(n) for n in range(3)]
 

@@ -218,7 +218,7 @@ def test_a_network_without_features_is_measured_without_them(tmp_path: Path, log
         return Doubled()
 
     components = Components(model=doubled)
-    train(recipe("train.epochs=1"), tmp_path, components=components)
+    train(recipe("train.epochs=1"), tmp_path, **components.keywords())
     log_lines.clear()
     names = [each.metric for each in evaluate(tmp_path, metrics=ALL, **components.keywords())]
     assert "accuracy" in names
@@ -240,7 +240,7 @@ def test_what_cannot_be_told_apart_is_not_kept(tmp_path: Path) -> None:
     x = torch.randn(40, 2)
     sets = [torch.utils.data.TensorDataset(x + shift, torch.arange(40) % 3) for shift in (0, 0, 5)]
     first, second = (from_dataset(sets[0], test, classes=3, shape=(2,)) for test in sets[1:])
-    train(recipe("train.epochs=1", "data.validation_split=0"), tmp_path, components=Components(data=first))
+    train(recipe("train.epochs=1", "data.validation_split=0"), tmp_path, data=first)
     numbers = [evaluate(tmp_path, metrics=["nll"], data=data)[0].rows for data in (first, second)]
     assert numbers[0]["member 0"] != numbers[1]["member 0"]
     assert not (tmp_path / "predictions").exists()

@@ -27,7 +27,7 @@ from plateaux.storage.run import Run
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("spread") / "run"
-    plateaux.train(recipe("deep_ensemble", data={"test_samples": 600}), out, components=GIVEN)
+    plateaux.train(recipe("deep_ensemble", data={"test_samples": 600}), out, **GIVEN.keywords())
     return out
 
 
@@ -66,7 +66,7 @@ def test_shards_add_up_to_what_one_walk_finds(run: Path, samples: int | None) ->
 def test_some_members_and_data_from_python_are_asked_too(tmp_path: Path) -> None:
     data: DataSplits = patches(samples=19, test_samples=300)
     components = plateaux.Components(data=data, trust=("cases",))
-    plateaux.train(recipe("deep_ensemble", "conv"), tmp_path / "run", components=components)
+    plateaux.train(recipe("deep_ensemble", "conv"), tmp_path / "run", **components.keywords())
     asked: dict[str, Any] = {"metrics": ["accuracy", "nll"], **components.keywords()}
     options = EvalOptions(members=[0, 2], no_cache=True, cache_logits="off")
     here = numbers(plateaux.evaluate(tmp_path / "run", options=options, **asked))

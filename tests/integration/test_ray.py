@@ -157,7 +157,7 @@ def recipe(folder: Path, method: Mapping[str, Any], *, members: int = 3, epochs:
 
 def locally(row: Recipe, folder: Path) -> Run:
     """Train the same recipe in this process; its steps are not counted."""
-    run = plateaux.train(row, folder / "local", components=GIVEN)
+    run = plateaux.train(row, folder / "local", **GIVEN.keywords())
     (folder / "steps").unlink()
     return run
 
@@ -228,7 +228,7 @@ def test_twenty_kills_and_five_lost_nodes_change_no_bit(nodes: Nodes, tmp_path: 
     heard: list[ProgressEvent] = []
     settings = {"name": "ray", "address": nodes.address, "max_retries": 50}
     away = row.replaced(executor=settings)
-    training = Watching(lambda: plateaux.train(away, out, components=GIVEN, progress=heard.append))
+    training = Watching(lambda: plateaux.train(away, out, **GIVEN.keywords(), progress=heard.append))
     harm()  # in the main thread, where alone nodes can be brought back
     training.end(seconds=1200)
     run = Run.open(out)
@@ -254,7 +254,7 @@ def test_a_run_in_a_bucket_whose_server_stumbles_survives_a_kill(nodes: Nodes, s
     server.share, server.failed = 0.05, 0
     harming = Watching(harm)
     try:
-        run = plateaux.train(row.replaced(executor=settings), out, components=GIVEN)
+        run = plateaux.train(row.replaced(executor=settings), out, **GIVEN.keywords())
     finally:
         server.share = 0.0
     harming.end()
@@ -270,7 +270,7 @@ def test_a_group_that_loses_one_begins_again_and_nobody_else_notices(nodes: Node
     other.mkdir()
     alone = recipe(other, {"name": "sam", "rho": 0.1}, members=1, epochs=4, pause=0.1)
     settings = {"name": "ray", "address": nodes.address, "num_cpus": 0.5}
-    aside = Watching(lambda: plateaux.train(alone.replaced(executor=settings), other / "run", components=GIVEN))
+    aside = Watching(lambda: plateaux.train(alone.replaced(executor=settings), other / "run", **GIVEN.keywords()))
 
     def harm() -> None:
         wait_until(lambda: at_work(tmp_path / "run") and counted(tmp_path / "steps").get(0, 0) > STEPS + 1)
@@ -279,7 +279,7 @@ def test_a_group_that_loses_one_begins_again_and_nobody_else_notices(nodes: Node
         os.kill(max(pids), signal.SIGKILL)
 
     harming = Watching(harm)
-    run = plateaux.train(joint.replaced(executor={**settings, "processes": 2}), tmp_path / "run", components=GIVEN)
+    run = plateaux.train(joint.replaced(executor={**settings, "processes": 2}), tmp_path / "run", **GIVEN.keywords())
     harming.end()
     aside.end()
     attempts = [(each.attempt, each.start) for each in load_records(run)]
@@ -298,7 +298,7 @@ def test_a_member_that_cannot_read_its_data_ends_alone_and_the_next_call_does_on
     flaw.write_text("1")
     settings = {"name": "ray", "address": nodes.address}
     with pytest.raises(PlateauxError, match=r"train member 1 .* failed: KeyError: 'sample 7 cannot be read'"):
-        plateaux.train(row.replaced(executor=settings), tmp_path / "run", components=GIVEN)
+        plateaux.train(row.replaced(executor=settings), tmp_path / "run", **GIVEN.keywords())
     run = Run.open(tmp_path / "run")
     assert [each.finished for each in run.all_progress()] == [True, False, True]
     (failed,) = [each for each in load_records(run) if each.outcome == "failed"]
@@ -307,7 +307,7 @@ def test_a_member_that_cannot_read_its_data_ends_alone_and_the_next_call_does_on
     assert "Traceback" in failed.problem
     flaw.unlink()
     before = len(load_records(run))
-    plateaux.train(row.replaced(executor=settings), tmp_path / "run", components=GIVEN)
+    plateaux.train(row.replaced(executor=settings), tmp_path / "run", **GIVEN.keywords())
     assert [each.members for each in load_records(run)[before:]] == [(1,)]
     assert distance(weights(locally(row, tmp_path)), weights(run)) == 0
 
@@ -318,12 +318,12 @@ def test_a_meeting_goes_ahead_without_a_member_that_is_given_up(nodes: Nodes, tm
     row = recipe(tmp_path, {"name": "sharpbalance", "rho": 0.1}, flaw=str(flaw)).replaced(run={"min_members": 2})
     settings = {"name": "ray", "address": nodes.address}
     with pytest.raises(PlateauxError, match="member 2"):
-        plateaux.train(row.replaced(executor=settings), tmp_path / "run", components=GIVEN)
+        plateaux.train(row.replaced(executor=settings), tmp_path / "run", **GIVEN.keywords())
     run = Run.open(tmp_path / "run")
     assert [each.finished for each in run.all_progress()] == [True, True, False]
     assert run.store.get_json("sam_sets/1/summary.json")["without"] == [2]
     assert run.trained_members() == [0, 1]
-    assert plateaux.pending_jobs(run, GIVEN) == []
+    assert plateaux.pending_jobs(run, **GIVEN.keywords()) == []
     found = plateaux.evaluate(tmp_path / "run", metrics=["accuracy"], **GIVEN.keywords())
     assert "member 1" in found[0].rows
     assert "member 2" not in found[0].rows
@@ -335,7 +335,7 @@ def test_a_job_whose_process_dies_too_often_is_given_up(nodes: Nodes, tmp_path: 
 
     harming = Watching(lambda: strike(tmp_path / "run", [0]))
     with pytest.raises(RunError, match=r"member 0 .* died 1 times; no retries are left"):
-        plateaux.train(row.replaced(executor=settings), tmp_path / "run", components=GIVEN)
+        plateaux.train(row.replaced(executor=settings), tmp_path / "run", **GIVEN.keywords())
     harming.end()
     assert [each.finished for each in Run.open(tmp_path / "run").all_progress()] == [False, True]
 
@@ -391,7 +391,7 @@ def test_a_cluster_of_our_own_ends_with_the_command(tmp_path: Path) -> None:
 def test_numbers_measured_on_the_cluster_are_those_of_one_process(nodes: Nodes, tmp_path: Path) -> None:
     row = recipe(tmp_path, {"name": "deep_ensemble"}).to_dict()
     row["data"] = {"name": "blobs", "samples": 40, "test_samples": 700, "batch_size": 8}
-    plateaux.train(Recipe.from_dict(row), tmp_path / "run", components=GIVEN)
+    plateaux.train(Recipe.from_dict(row), tmp_path / "run", **GIVEN.keywords())
     asked: dict[str, Any] = {"metrics": "all", **GIVEN.keywords()}
     options = EvalOptions(ensemble_sizes=True, cache_logits="off", no_cache=True)
     here = plateaux.evaluate(tmp_path / "run", options=options, **asked)

@@ -127,7 +127,7 @@ def train_here(tree: dict[str, Any], out: str, sabotage: str = "") -> None:
     from plateaux.training.train import train
 
     with broken(sabotage):
-        train(Recipe.from_dict(tree), out, components=GIVEN)
+        train(Recipe.from_dict(tree), out, **GIVEN.keywords())
 
 
 def problem_here(tree: dict[str, Any], out: str) -> str:

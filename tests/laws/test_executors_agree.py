@@ -149,7 +149,7 @@ def test_a_member_that_stops_early_lets_the_others_go_on_over_a_mesh(tmp_path: P
         "optimizer": {"lr": [0.0, 0.05], "momentum": 0.0},
         "lr_scheduler": (),
     }  # the first one never gets better
-    alone = train(recipe("deep_ensemble", **options), tmp_path / "loop", components=GIVEN)
+    alone = train(recipe("deep_ensemble", **options), tmp_path / "loop", **GIVEN.keywords())
     ends = [alone.progress(number).epoch for number in range(2)]
     assert ends[0] != ends[1]
     assert distance(on_mesh(2, 1, tmp_path / "mesh", "deep_ensemble", "mlp", **options), weights(alone)) == 0
@@ -163,7 +163,7 @@ def test_a_member_that_diverges_lets_the_others_go_on_over_a_mesh(tmp_path: Path
     assert "another process" in said[1]
     alone = recipe("sam", **options)
     with pytest.raises(DivergedError):
-        train(alone, tmp_path / "loop", components=GIVEN)
+        train(alone, tmp_path / "loop", **GIVEN.keywords())
     mine, its = (Run.open(tmp_path / name).weights(1) for name in ("mesh", "loop"))
     assert distance([mine], [its]) == 0
 

@@ -117,7 +117,7 @@ def of_weights(tree: TensorTree) -> list[float]:
 
 
 def trained(row: Recipe, out: Path) -> Run:
-    return train(row, out, components=GIVEN)
+    return train(row, out, **GIVEN.keywords())
 
 
 @pytest.mark.parametrize("label", CASES)
@@ -201,7 +201,7 @@ SEED_LABELS = {
     *("order", "parts", "pass", "present", "random", "relative_flatness", "sam_sharpness", "same", "search"),
     *("shared", "slice", "spectrum", "statistics", "theory", "unlabelled", "validation", "worst_"),
 }
-SEEDING = {"derive_seed", "generator", "_draws"}  # the functions whose strings are parts of a seed
+SEEDING = {"derive_seed", "generator", "_random_vectors"}  # the functions whose strings are parts of a seed
 
 
 def seed_labels(source: str) -> set[str]:

@@ -20,8 +20,8 @@ def stopped_and_carried_on(row: Recipe, out: Path, steps: int) -> Run:
     with pytest.MonkeyPatch.context() as patch:
         stop_after(steps, patch)
         with pytest.raises(Interrupted):
-            train(row, out, components=GIVEN)
-    return train(row, out, components=GIVEN)
+            train(row, out, **GIVEN.keywords())
+    return train(row, out, **GIVEN.keywords())
 
 
 @pytest.mark.parametrize("net", ["dropout", "conv_bn"])
@@ -42,15 +42,15 @@ def test_stopped_in_any_manner_and_carried_on_in_the_loop_changes_no_bit(
     with pytest.MonkeyPatch.context() as patch:
         stop_after(2, patch)
         with pytest.raises(Interrupted):
-            train(row, tmp_path / "run", components=GIVEN)
-    run = train(recipe(method, "wide", **size), tmp_path / "run", components=GIVEN)
+            train(row, tmp_path / "run", **GIVEN.keywords())
+    run = train(recipe(method, "wide", **size), tmp_path / "run", **GIVEN.keywords())
     assert distance(weights(run), loop(method, "wide", **size)) == 0
 
 
 @pytest.mark.parametrize("method", ["gsam", "apart, climbing"])
 def test_a_checkpoint_after_every_step_changes_no_bit(method: str, loop: Loop, tmp_path: Path) -> None:
     row = recipe(method, "dropout", run={"checkpoint_every_minutes": 1e-9, "checkpoint_every_epochs": 1})
-    assert distance(weights(train(row, tmp_path / "run", components=GIVEN)), loop(method, "dropout")) == 0
+    assert distance(weights(train(row, tmp_path / "run", **GIVEN.keywords())), loop(method, "dropout")) == 0
 
 
 def test_stopped_at_every_step_changes_no_bit(loop: Loop, tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_stopped_at_every_step_changes_no_bit(loop: Loop, tmp_path: Path) -> Non
         with pytest.MonkeyPatch.context() as patch:
             stop_after(1, patch)
             try:
-                run = train(row, tmp_path / "run", components=GIVEN)
+                run = train(row, tmp_path / "run", **GIVEN.keywords())
                 break
             except Interrupted:
                 stops += 1
@@ -70,7 +70,7 @@ def test_stopped_at_every_step_changes_no_bit(loop: Loop, tmp_path: Path) -> Non
 
 def test_the_log_of_a_stopped_run_is_that_of_one_never_stopped(tmp_path: Path) -> None:
     row = recipe("sam", "mlp", run={"log_every": 1, "checkpoint_every_epochs": 1})
-    whole = train(row, tmp_path / "whole", components=GIVEN)
+    whole = train(row, tmp_path / "whole", **GIVEN.keywords())
     parts = stopped_and_carried_on(row, tmp_path / "parts", 2)
     assert [parts.log(number) for number in range(3)] == [whole.log(number) for number in range(3)]
 

@@ -136,11 +136,11 @@ def test_products_are_those_of_the_matrix_written_down(net: str, kind: Kind, tra
     ground = made(net, training=training)
     before = {name: t.clone() for name, t in ground.module.state_dict().items()}
     matrix, wanted = Curvature(ground, kind=kind), explicit(ground, kind)
-    assert matrix.mode == "forwards over backwards"
+    assert matrix.mode == "forward_over_reverse"
     v = torch.randn(matrix.size, dtype=torch.float64)
     assert float((wanted @ v).abs().max()) > 1e-3
     assert torch.allclose(matrix.product(v), wanted @ v, atol=1e-12)
-    matrix.mode = "twice backwards"
+    matrix.mode = "reverse_over_reverse"
     assert torch.allclose(matrix.product(v), wanted @ v, atol=1e-12)
     assert all(torch.equal(t, before[name]) for name, t in ground.module.state_dict().items())
     assert all(p.grad is None for p in ground.module.parameters())
@@ -151,9 +151,9 @@ def test_products_are_those_of_the_matrix_written_down(net: str, kind: Kind, tra
 def test_what_forward_mode_cannot_is_done_twice_backwards_and_said(kind: Kind, way: str) -> None:
     hard, easy = Cubes(way=way).double(), Plain(way=way).double()
     easy.load_state_dict(hard.state_dict())
-    with pytest.warns(UserWarning, match="backwards twice: forward mode cannot"):
+    with pytest.warns(UserWarning, match="Falling back to double backward"):
         matrix = Curvature(LossSurface(MemberModule(hard), batches("flat")), kind=kind)
-    assert matrix.mode == "twice backwards"
+    assert matrix.mode == "reverse_over_reverse"
     assert torch.allclose(whole(matrix), explicit(LossSurface(MemberModule(easy), batches("flat")), kind), atol=1e-12)
 
 
@@ -167,12 +167,12 @@ def test_a_transformer_whose_fast_path_has_no_derivatives_is_right_all_the_same(
     v = torch.randn(matrix.size, dtype=torch.float64)
     assert torch.allclose(matrix.product(v), explicit(ground, "gauss_newton") @ v, atol=1e-12)
     matrix = Curvature(ground)
-    assert matrix.mode == "forwards over backwards"
+    assert matrix.mode == "forward_over_reverse"
     assert torch.allclose(matrix.product(v), explicit(ground, "hessian") @ v, atol=1e-12)
 
 
 @pytest.mark.parametrize("kind", ["hessian", "gauss_newton"])
-@pytest.mark.parametrize("manner", ["forwards over backwards", "twice backwards"])
+@pytest.mark.parametrize("manner", ["forward_over_reverse", "reverse_over_reverse"])
 def test_weights_that_the_loss_does_not_feel_have_no_curvature(kind: Kind, manner: Any) -> None:
     matrix = Curvature(
         LossSurface(MemberModule(Plain(way="function").double()), batches("flat")), kind=kind, layer="idle"
@@ -207,7 +207,7 @@ def test_one_layer_is_a_block_of_the_whole(kind: Kind) -> None:
     block = Curvature(ground, kind=kind, layer="2")
     assert block.size == 15
     assert torch.allclose(whole(block), explicit(ground, kind)[16:, 16:], atol=1e-12)
-    block.mode = "twice backwards"
+    block.mode = "reverse_over_reverse"
     assert torch.allclose(whole(block), explicit(ground, kind)[16:, 16:], atol=1e-12)
     assert Curvature(ground, layer="2.bias").size == 3
 

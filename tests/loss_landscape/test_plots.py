@@ -13,7 +13,6 @@ from xml.etree import ElementTree
 import pytest
 from cases import recipe
 
-from plateaux import Components
 from plateaux.config.builders.model import architecture_hash
 from plateaux.core.errors import Interrupted, RecipeError, RunError
 from plateaux.core.formatting import format_significant
@@ -34,7 +33,7 @@ def bowl_curve(depth: float, *, statistics: Any = "own") -> LossCurve:
 
 
 def barrier_curve(height: float) -> LossCurve:
-    return LossCurve((0.0, 0.5, 1.0), (1.0, 2.0 + height, 3.0), (0.1,) * 3, (0.9, 0.3, 0.7), "reestimated")
+    return LossCurve((0.0, 0.5, 1.0), (1.0, 2.0 + height, 3.0), (0.1,) * 3, (0.9, 0.3, 0.7), "recomputed")
 
 
 def make_grid(*rows: tuple[float, ...], **marks: Mark) -> LossGrid:
@@ -194,7 +193,7 @@ def test_the_error_without_matplotlib_says_how_to_install_it(monkeypatch: pytest
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("run")
-    train(recipe("deep_ensemble", "conv_bn", members=3, samples=16), out, components=Components(trust=TRUST))
+    train(recipe("deep_ensemble", "conv_bn", members=3, samples=16), out, trust=TRUST)
     return out
 
 
@@ -222,7 +221,7 @@ def test_plots_are_written_to_the_run_folder(run: Path, caplog: pytest.LogCaptur
         stored["about"].items() >= {"samples": 8, "batchnorm": "eval", "split": "train", "augmentation": "none"}.items()
     )
     assert stored["about"]["hashes"].keys() == {"member 0", "member 1", "member 2"}
-    assert stored["lines"]["members 1 and 2"]["statistics"] == "reestimated"
+    assert stored["lines"]["members 1 and 2"]["statistics"] == "recomputed"
 
 
 @pytest.mark.usefixtures("quick")

@@ -40,8 +40,8 @@ AUGMENTED = {"data": {"crop": 2, "flip": True}}
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Return a run of two perceptrons, and one of two convolutional networks with BatchNorm and augmentation."""
     root = tmp_path_factory.mktemp("runs")
-    train(recipe(members=2, samples=40), root / "mlp", components=GIVEN)
-    train(recipe("deep_ensemble", "conv_bn", members=2, samples=40, **AUGMENTED), root / "conv", components=GIVEN)
+    train(recipe(members=2, samples=40), root / "mlp", **GIVEN.keywords())
+    train(recipe("deep_ensemble", "conv_bn", members=2, samples=40, **AUGMENTED), root / "conv", **GIVEN.keywords())
     return {name: root / name for name in ("mlp", "conv")}
 
 
@@ -133,7 +133,13 @@ def test_each_probe_has_its_own_number_of_samples_unless_a_limit_is_set(runs: di
 def test_settings_and_definition_are_stored_with_the_result(runs: dict[str, Path]) -> None:
     (result,) = run_probes(runs["conv"], "toy_probes:loss", split="test", members=[1])
     assert result.split == "test"
-    settings = {"batchnorm": "eval", "augmentation": "none", "unit_logits": False, "precision": "fp32", "samples": 3}
+    settings = {
+        "batchnorm": "eval",
+        "augmentation": "none",
+        "normalize_logits": False,
+        "precision": "fp32",
+        "samples": 3,
+    }
     assert settings.items() <= result.data.items()
     assert result.definition == "the mean over samples; scale-invariant"
     assert result.group == "sharpness"
@@ -161,7 +167,7 @@ def test_batch_statistics_and_normalized_logits_change_the_value_and_are_recorde
         for options in (ProbeOptions(), ProbeOptions(batchnorm="train"), ProbeOptions(normalize_logits=True))
     )
     assert (batch.data["batchnorm"], batch.data["batch"]) == ("train", 7)
-    assert normalized.data["unit_logits"] is True
+    assert normalized.data["normalize_logits"] is True
     assert len({result.rows["member 0"].value for result in (running, batch, normalized)}) == 3
 
 
@@ -291,8 +297,8 @@ PROBE = {"probes": ["toy_probes:climb", "toy_probes:loss", "toy_probes:refuses"]
 @pytest.mark.parametrize(("net", "mode"), [("conv_bn", "loop"), ("conv_bn", "offload"), ("mlp", "vmap")])
 def test_probes_do_not_change_training(net: str, mode: str, tmp_path: Path) -> None:
     base = recipe("sam", net, members=2, train={"epochs": 3}, executor={"mode": mode})
-    plain = weights(train(base, tmp_path / "plain", components=GIVEN))
-    probed = train(base.replaced(probe=PROBE), tmp_path / "probed", components=GIVEN)
+    plain = weights(train(base, tmp_path / "plain", **GIVEN.keywords()))
+    probed = train(base.replaced(probe=PROBE), tmp_path / "probed", **GIVEN.keywords())
     for one, other in zip(plain, weights(probed), strict=True):
         assert all(torch.equal(one[name], other[name]) for name in one)
     records = [record for record in probed.log(1) if "probe" in record]
@@ -305,7 +311,7 @@ def test_probes_do_not_change_training(net: str, mode: str, tmp_path: Path) -> N
 
 
 def test_the_last_record_equals_the_probe_of_the_finished_member(tmp_path: Path) -> None:
-    run = train(recipe("deep_ensemble", "conv_bn", members=2, probe=PROBE), tmp_path / "run", components=GIVEN)
+    run = train(recipe("deep_ensemble", "conv_bn", members=2, probe=PROBE), tmp_path / "run", **GIVEN.keywords())
     results = run_probes(tmp_path / "run", "toy_probes:climb", "toy_probes:loss", limit=12)
     by_name = {result.metric: result for result in results}
     for number in (0, 1):
@@ -318,15 +324,15 @@ def test_the_last_record_equals_the_probe_of_the_finished_member(tmp_path: Path)
 
 def test_records_survive_interruption_and_resume(tmp_path: Path) -> None:
     row = recipe(members=1, train={"epochs": 4}, probe={**PROBE, "every": 1}, run={"checkpoint_every_epochs": 2})
-    whole = train(row, tmp_path / "whole", components=GIVEN)
+    whole = train(row, tmp_path / "whole", **GIVEN.keywords())
 
     def stop(event: Any) -> None:
         if getattr(event, "completed_epoch", None) == 3:
             raise Interrupted("enough")
 
     with pytest.raises(Interrupted):
-        train(row, tmp_path / "cut", components=GIVEN, progress=stop)
-    rest = train(row, tmp_path / "cut", components=GIVEN)
+        train(row, tmp_path / "cut", **GIVEN.keywords(), progress=stop)
+    rest = train(row, tmp_path / "cut", **GIVEN.keywords())
     for one, other in zip(weights(whole), weights(rest), strict=True):
         assert all(torch.equal(one[name], other[name]) for name in one)
     kept = [[line for line in run.log(0) if "probe" in line] for run in (whole, rest)]
@@ -336,8 +342,8 @@ def test_records_survive_interruption_and_resume(tmp_path: Path) -> None:
 
 def test_a_run_can_be_resumed_with_other_probes(tmp_path: Path) -> None:
     row = recipe(members=1)
-    train(row, tmp_path / "run", components=GIVEN)
-    again = train(row.replaced(probe=PROBE), tmp_path / "run", components=GIVEN)
+    train(row, tmp_path / "run", **GIVEN.keywords())
+    again = train(row.replaced(probe=PROBE), tmp_path / "run", **GIVEN.keywords())
     assert not [line for line in again.log(0) if "probe" in line]
 
 
@@ -347,7 +353,7 @@ def test_probes_are_logged_to_tensorboard(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(
         "plateaux.training.tensorboard.TensorBoardLogger.add", lambda _, epoch, line: shown.append((epoch, dict(line)))
     )
-    train(recipe(members=1, probe=PROBE, run={"tensorboard": True}), tmp_path / "run", components=GIVEN)
+    train(recipe(members=1, probe=PROBE, run={"tensorboard": True}), tmp_path / "run", **GIVEN.keywords())
     (number,) = [line["probe toy_probes:loss"] for _, line in shown if "probe toy_probes:loss" in line]
     assert isinstance(number, float)
 
@@ -362,6 +368,6 @@ def test_nan_is_null_in_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
     nan = Probe(lambda _: {"": Estimate(float("nan"))}, lambda n: n)
     monkeypatch.setattr(toy_probes, "nothing", lambda: nan, raising=False)
-    run = train(recipe(members=1, probe={"probes": ["toy_probes:nothing"]}), tmp_path / "run", components=GIVEN)
+    run = train(recipe(members=1, probe={"probes": ["toy_probes:nothing"]}), tmp_path / "run", **GIVEN.keywords())
     (line,) = [line for line in run.log(0) if "probe" in line]
     assert line["rows"][""]["value"] is None

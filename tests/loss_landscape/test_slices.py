@@ -105,7 +105,7 @@ def test_a_direction_depends_on_its_generator_alone(untouched_randomness: None) 
 def test_a_slice_of_a_parabola_is_a_parabola() -> None:
     bowl = Bowl(MemberModule(net()), batches())
     along = random_direction(bowl.origin, torch.Generator().manual_seed(0))
-    found = evaluate_line(bowl, along, span=2.0, points=5)
+    found = evaluate_line(bowl, along, extent=2.0, points=5)
     assert found.at == (-2.0, -1.0, 0.0, 1.0, 2.0)
     a, b, c = (
         float(tensor_tree.dot(*pair)) for pair in ((along, along), (along, bowl.origin), (bowl.origin, bowl.origin))
@@ -124,7 +124,7 @@ def test_the_middle_of_a_slice_is_the_member_and_it_is_left_as_it_was() -> None:
     assert found.losses[5] == float(here.all_losses().mean())
     assert found.statistics == "own"
     for again in (evaluate_line(here, along, points=3, update_bn=True), evaluate_grid(here, along, along, points=3)):
-        assert again.statistics in ("own", "reestimated")
+        assert again.statistics in ("own", "recomputed")
     assert all(torch.equal(tensor, before[name]) for name, tensor in here.module.state_dict().items())
 
 
@@ -147,9 +147,9 @@ def test_mixed_labels_count_as_their_largest_part() -> None:
 def test_a_surface_has_its_slices_as_rows_and_columns() -> None:
     here = ground()
     x, y = (random_direction(here.origin, here.generator("slice", number)) for number in (0, 1))
-    found = evaluate_grid(here, x, y, span=0.5, points=5)
-    assert found.losses[2] == pytest.approx(evaluate_line(here, x, span=0.5, points=5).losses)
-    assert [row[2] for row in found.losses] == pytest.approx(evaluate_line(here, y, span=0.5, points=5).losses)
+    found = evaluate_grid(here, x, y, extent=0.5, points=5)
+    assert found.losses[2] == pytest.approx(evaluate_line(here, x, extent=0.5, points=5).losses)
+    assert [row[2] for row in found.losses] == pytest.approx(evaluate_line(here, y, extent=0.5, points=5).losses)
     assert found.marks["member"].loss == found.losses[2][2]
     at = found.lowest
     assert at[2] == min(min(row) for row in found.losses)
@@ -213,7 +213,7 @@ def test_statistics_along_a_path_are_mixed_or_taken_anew(reestimate: bool) -> No
     with torch.no_grad():
         losses = torch.cat([F.cross_entropy(twin(b.x), b.y, reduction="none") for b in here.batches])
     assert found.losses[1] == pytest.approx(float(losses.mean()), rel=1e-5)
-    assert found.statistics == ("reestimated" if reestimate else "interpolated")
+    assert found.statistics == ("recomputed" if reestimate else "interpolated")
 
 
 def test_statistics_of_every_batch_are_recorded_as_such_and_nothing_moves() -> None:

@@ -178,7 +178,7 @@ def test_joint_training_makes_members_disagree_on_the_unlabelled_samples(tmp_pat
     found = {}
     for strength in (0.0, 3.0):
         row = recipe("a2d", samples=120, batch=20, method={"diversity_weight": strength}, train={"epochs": 15})
-        run = train(row, tmp_path / str(strength), components=GIVEN)
+        run = train(row, tmp_path / str(strength), **GIVEN.keywords())
         data = build_training_data(row, GIVEN)
         x, _ = data.unlabeled.source.fetch(data.unlabeled.ids)
         rows = []
@@ -296,7 +296,7 @@ def test_training_with_absent_members_is_the_loop_written_by_hand(tmp_path: Path
 
 def test_a_schedule_by_epochs_goes_on_for_absent_members(tmp_path: Path) -> None:
     row = absent_row(lr_scheduler=[{"name": "step", "step_size": 1, "gamma": 0.5}], run={"log_every": 1})
-    run = train(row, tmp_path / "run", components=GIVEN)
+    run = train(row, tmp_path / "run", **GIVEN.keywords())
     lines = [line for number in range(4) for line in run.log(number) if "lr" in line]
     assert lines
     firsts = row.optimizer.lr
@@ -332,7 +332,7 @@ def test_a_pair_of_two_members_is_all_of_them(tmp_path: Path) -> None:
 
 def test_a_member_that_was_never_present_logs_no_loss(tmp_path: Path) -> None:
     row = recipe("sed", "mlp", members=9, samples=7, train={"epochs": 1}, run={"log_every": 1})
-    run = train(row, tmp_path / "run", components=GIVEN)
+    run = train(row, tmp_path / "run", **GIVEN.keywords())
     seen = ["train loss" in run.log(number)[-1] for number in range(9)]
     assert sum(seen) == 2
     assert all(progress.finished for progress in run.all_progress())
@@ -415,7 +415,7 @@ def test_a_batch_without_unlabelled_samples_has_no_extras() -> None:
 
 def test_the_run_remembers_which_unlabelled_samples_it_used(tmp_path: Path) -> None:
     row = recipe("a2d")
-    facts = train(row, tmp_path / "run", components=GIVEN).info.data.unlabeled
+    facts = train(row, tmp_path / "run", **GIVEN.keywords()).info.data.unlabeled
     extra = build_training_data(row, GIVEN).unlabeled
     assert facts == UnlabeledInfo("spirals", extra.source.fingerprint(), tuple(extra.ids.tolist()))
     assert len(set(facts.ids)) == 13
@@ -443,7 +443,7 @@ def test_unlabelled_samples_may_be_handed_over_in_python(tmp_path: Path) -> None
     x = torch.randn(6, 2, generator=torch.Generator().manual_seed(0))
     components = replace(GIVEN, unlabeled=InMemorySource(x, torch.zeros(6, dtype=torch.int64)))
     row = recipe("deep_ensemble", method={"name": "a2d"})
-    run = train(row, tmp_path / "run", components=components)
+    run = train(row, tmp_path / "run", **components.keywords())
     assert run.info.data.unlabeled.ids == tuple(range(6))
 
 
@@ -461,7 +461,7 @@ def test_unlabelled_samples_that_cannot_be_had_are_refused(unlabelled: str | Non
     tree = recipe("a2d").to_dict()
     tree["data"] = {**tree["data"], "unlabeled": unlabelled} if unlabelled else {"name": "blobs"}
     with pytest.raises(RecipeError, match=said):
-        train(type(recipe()).from_dict(tree), tmp_path / "run", components=GIVEN)
+        train(type(recipe()).from_dict(tree), tmp_path / "run", **GIVEN.keywords())
     assert not (tmp_path / "run").exists()
 
 

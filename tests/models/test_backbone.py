@@ -241,7 +241,7 @@ def test_an_ensemble_runs_its_trunk_once(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize("top", ["own", "mlp"])
 def test_members_share_the_trunk_and_nothing_else(top: str, tmp_path: Path) -> None:
     asked = recipe(backbone="0", head=top, norm="batch")
-    run = train(asked, tmp_path / "run", components=GIVEN)
+    run = train(asked, tmp_path / "run", **GIVEN.keywords())
     shared = run.shared()
     assert shared
     assert all(name.startswith("backbone.model.0.") for name in shared)
@@ -258,7 +258,7 @@ def test_stacked_heads_are_looped_heads(tmp_path: Path) -> None:
         asked = recipe(backbone="features", head="mlp", head_width=6).replaced(
             executor={"mode": manner}, data={"shuffle": "shared"}
         )
-        found.append(train(asked, tmp_path / manner, components=GIVEN))
+        found.append(train(asked, tmp_path / manner, **GIVEN.keywords()))
     for number in range(3):
         looped, stacked, parked = [run.weights(number) for run in found]
         assert all(torch.equal(looped[name], parked[name]) for name in looped)

@@ -224,7 +224,7 @@ def test_members_may_have_a_rank_and_an_alpha_each() -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_every_executor_ends_at_the_loops_adapters_and_no_base_moves(method: str, tmp_path: Path) -> None:
     row = recipe(method, "adapted", precision="fp64")
-    loop = train(row, tmp_path / "loop", components=GIVEN)
+    loop = train(row, tmp_path / "loop", **GIVEN.keywords())
     start = build_members(row, build_data(row), [0])[0].state_dict()
     assert all(torch.equal(start[name], tensor) for name, tensor in loop.shared().items())
     assert not loop.shared().keys() & loop.weights(0).keys()
@@ -249,7 +249,7 @@ def test_stopped_and_carried_on_changes_no_bit_of_an_adapter(method: str, tmp_pa
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return train(recipe("deep_ensemble", "adapted"), tmp_path_factory.mktemp("lora") / "run", components=GIVEN)
+    return train(recipe("deep_ensemble", "adapted"), tmp_path_factory.mktemp("lora") / "run", **GIVEN.keywords())
 
 
 def test_a_run_is_loaded_with_its_base_held_once_and_merges(run: Run) -> None:

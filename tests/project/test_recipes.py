@@ -110,11 +110,7 @@ def test_a_recipe_trains_two_steps(file: Path, tmp_path: Path) -> None:
         executor={"processes": 1, "threads": 1},
         run={"feature_cache": str(tmp_path / "features")},
     )
-    run = plateaux.train(
-        recipe,
-        tmp_path / "run",
-        components=plateaux.Components(data=made_up(whole.data.name, 2 * batch + validation, 1000 * joint)),
-    )
+    run = plateaux.train(recipe, tmp_path / "run", data=made_up(whole.data.name, 2 * batch + validation, 1000 * joint))
     steps = [line["step"] for line in run.log(0) if "step" in line]
     assert steps[-1] == 2
     assert run.progress(0).finished

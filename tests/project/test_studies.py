@@ -52,7 +52,7 @@ def test_the_tables_of_sharpbalance_in_the_docs_are_what_its_study_prints(script
     rho, tables = done.stdout.strip().split("\n\n", 1)
     assert rho == "rho chosen on validation images: 0.05"
     assert tables.count("(3) |") == 13, "three repetitions of four methods and five comparisons"
-    assert tables in (ROOT / "docs" / "guides" / "sharpbalance.md").read_text(encoding="utf-8")
+    assert tables in (ROOT / "docs" / "results" / "sharpbalance-cifar10.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.slow

@@ -183,7 +183,7 @@ epochs = 1
 [evaluate]
 metrics = ["accuracy"]
 [figures]
-draw = ["accuracy_bars", "training"]
+only = ["accuracy_bars", "training"]
 """
     from plateaux.studies.runner import StudyRunner
     from plateaux.studies.study import Study

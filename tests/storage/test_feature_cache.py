@@ -1,4 +1,4 @@
-"""Features kept on disk: equal to the trunk's own, made once, whatever kills the making, and used everywhere."""
+"""The feature cache: features equal those of the backbone, are computed once, and survive kills."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ from plateaux.distributed.executors.local import SINGLE_PROCESS
 from plateaux.evaluation.evaluate import evaluate
 from plateaux.evaluation.loading import load
 from plateaux.evaluation.ood import detect_ood
-from plateaux.evaluation.options import EvalOptions
 from plateaux.evaluation.soup import soup
 from plateaux.models.backbone import Backbone
 from plateaux.storage import feature_cache
@@ -47,10 +46,11 @@ from plateaux.storage.feature_cache import (
 from plateaux.storage.local_store import LocalStore
 from plateaux.storage.run import Run
 from plateaux.training.train import train
+from plateaux.evaluation.options import EvalOptions
 
-USUAL = feature_cache.SHARD_SAMPLES, feature_cache.BATCH_SAMPLES
-CHANCE = torch.Generator().manual_seed(3)
-IMAGES = torch.randint(0, 256, (70, 3, 16, 16), dtype=torch.uint8, generator=CHANCE)
+DEFAULTS = feature_cache.SHARD_SAMPLES, feature_cache.BATCH_SAMPLES
+RNG = torch.Generator().manual_seed(3)
+IMAGES = torch.randint(0, 256, (70, 3, 16, 16), dtype=torch.uint8, generator=RNG)
 LABELS = torch.arange(70) % 5
 DATA = from_tensors((IMAGES[:50], LABELS[:50]), (IMAGES[50:], LABELS[50:]), classes=5, mean=(0.5,) * 3, std=(0.2,) * 3)
 GIVEN = Components(data=DATA, trust=("tests.storage.test_feature_cache",))
@@ -64,16 +64,16 @@ def _small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return a list that grows by the number of samples whenever a trunk is run."""
-    seen: list[int] = []
-    before = Backbone.forward
+    """Return a list that grows by the number of samples whenever a backbone is run."""
+    sizes: list[int] = []
+    forward = Backbone.forward
 
-    def counted(self: Backbone, x: Tensor) -> Tensor:
-        seen.append(len(x))
-        return before(self, x)
+    def counting_forward(self: Backbone, x: Tensor) -> Tensor:
+        sizes.append(len(x))
+        return forward(self, x)
 
-    monkeypatch.setattr(Backbone, "forward", counted)
-    return seen
+    monkeypatch.setattr(Backbone, "forward", counting_forward)
+    return sizes
 
 
 def recipe(folder: Path, data: dict[str, Any] | None = None, **model: Any) -> Recipe:
@@ -99,25 +99,25 @@ def content(folder: Path) -> dict[str, bytes]:
     return {name: LocalStore(folder).get(name) for name in LocalStore(folder).names()}
 
 
-def test_features_are_the_trunks_own_bit_for_bit(tmp_path: Path) -> None:
-    asked = recipe(tmp_path)
-    source = with_cached_features(asked, DATA, GIVEN).train
-    trunk = build_backbone(asked, DATA, GIVEN)
+def test_cached_features_equal_the_backbone_bit_for_bit(tmp_path: Path) -> None:
+    config = recipe(tmp_path)
+    source = with_cached_features(config, DATA, GIVEN).train
+    backbone = build_backbone(config, DATA, GIVEN)
     ids = torch.tensor([3, 49, 17, 3, 16, 0])
     x, y = source.fetch(ids)
     assert isinstance(x, Tensor)
     with torch.no_grad():
-        by_chunks = torch.cat([trunk(normal(part)) for part in IMAGES[:50].split(4)])
-        at_once = trunk(normal(IMAGES[:50]))
+        by_chunks = torch.cat([backbone(normal(part)) for part in IMAGES[:50].split(4)])
+        at_once = backbone(normal(IMAGES[:50]))
     assert torch.equal(x, by_chunks[ids])
-    torch.testing.assert_close(x, at_once[ids], rtol=1e-5, atol=1e-6)  # other batches may round otherwise
+    torch.testing.assert_close(x, at_once[ids], rtol=1e-5, atol=1e-6)  # rounding depends on the batch size
     assert torch.equal(y, LABELS[ids])
     assert source.fetch(ids[:0])[0].shape == (0, 6)  # type: ignore[union-attr]
     assert len(source) == 50
     assert source.fingerprint() == DATA.train.fingerprint()
 
 
-def test_half_precision_keeps_three_digits_and_half_the_bytes(tmp_path: Path) -> None:
+def test_float16_features_need_half_the_space(tmp_path: Path) -> None:
     half, full = (
         with_cached_features(recipe(tmp_path, cache_dtype=kind), DATA, GIVEN).test for kind in ("float16", "float32")
     )
@@ -127,27 +127,27 @@ def test_half_precision_keeps_three_digits_and_half_the_bytes(tmp_path: Path) ->
     assert x.dtype == torch.float16
     assert torch.equal(x, wanted.to(torch.float16))  # type: ignore[union-attr]
     assert not torch.equal(x.float(), wanted)  # type: ignore[arg-type]
-    sizes = [sum(len(v) for n, v in content(tmp_path).items() if each._unaugmented.folder in n and "labels" not in n
-                 and "about" not in n) for each in (half, full)]  # type: ignore[attr-defined]  # fmt: skip
+    sizes = [sum(len(v) for n, v in content(tmp_path).items() if source._unaugmented.folder in n and "labels" not in n
+                 and "about" not in n) for source in (half, full)]  # type: ignore[attr-defined]  # fmt: skip
     assert sizes[1] - sizes[0] == 20 * 6 * 2
 
 
-def test_numbers_that_do_not_fit_are_refused(tmp_path: Path) -> None:
-    asked = recipe(tmp_path, cache_dtype="float16")
-    trunk = build_backbone(asked, DATA, GIVEN)
+def test_features_that_overflow_are_rejected(tmp_path: Path) -> None:
+    config = recipe(tmp_path, cache_dtype="float16")
+    backbone = build_backbone(config, DATA, GIVEN)
     with torch.no_grad():
-        trunk.model[1][0].weight.mul_(1e9)  # type: ignore[index,operator,union-attr]
+        backbone.model[1][0].weight.mul_(1e9)  # type: ignore[index,operator,union-attr]
     with pytest.raises(DataError, match="cache_dtype = 'float32'"):
-        through_backbone(asked, DATA, DATA.test, trunk).fetch(torch.arange(2))
+        through_backbone(config, DATA, DATA.test, backbone).fetch(torch.arange(2))
 
 
-def test_a_build_killed_at_ten_moments_ends_in_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_build_continues_to_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feature_cache, "SHARD_SAMPLES", 4)
 
     def source(folder: Path) -> FeatureSource:
-        found = with_cached_features(recipe(folder, {"flip": True}, cached_augmentations=2), DATA, GIVEN).train
-        assert isinstance(found, FeatureSource)
-        return found
+        train_source = with_cached_features(recipe(folder, {"flip": True}, cached_augmentations=2), DATA, GIVEN).train
+        assert isinstance(train_source, FeatureSource)
+        return train_source
 
     def build(folder: Path, begun: int) -> None:
         before = FeatureTable.build
@@ -165,7 +165,7 @@ def test_a_build_killed_at_ten_moments_ends_in_the_same_bytes(tmp_path: Path, mo
     for _ in range(10):
         begins, begun = os.pipe()
         child = os.fork()
-        if child == 0:  # killed while it builds, or done
+        if child == 0:  # killed while it builds
             build(tmp_path / "killed", begun)
             os._exit(0)
         os.close(begun)
@@ -174,7 +174,7 @@ def test_a_build_killed_at_ten_moments_ends_in_the_same_bytes(tmp_path: Path, mo
         os.kill(child, signal.SIGKILL)
         killed += os.waitpid(child, 0)[1] == signal.SIGKILL
         os.close(begins)
-        assert content(tmp_path / "killed").items() <= whole.items()  # what is there is whole
+        assert content(tmp_path / "killed").items() <= whole.items()  # existing shards are complete
     assert killed >= 3
     prepare_features([source(tmp_path / "killed")], SINGLE_PROCESS)
     assert content(tmp_path / "killed") == whole
@@ -182,35 +182,35 @@ def test_a_build_killed_at_ten_moments_ends_in_the_same_bytes(tmp_path: Path, mo
     assert len(whole) == 2 * (2 * 13 + 1)
 
 
-def test_a_second_run_spends_no_time_in_the_trunk(tmp_path: Path, passes: list[int]) -> None:
-    asked = recipe(tmp_path / "features", {"validation": 10})
-    first = train(asked, tmp_path / "one", components=GIVEN)
-    assert sum(passes) == 50  # every image once, for both members and all epochs
+def test_a_second_run_does_not_run_the_backbone(tmp_path: Path, passes: list[int]) -> None:
+    config = recipe(tmp_path / "features", {"validation": 10})
+    first = train(config, tmp_path / "one", **GIVEN.keywords())
+    assert sum(passes) == 50  # every image once for all members and epochs
     passes.clear()
-    second = train(asked.replaced(members=3), tmp_path / "two", components=GIVEN)
+    second = train(config.replaced(members=3), tmp_path / "two", **GIVEN.keywords())
     assert passes == []
     assert all(torch.equal(first.weights(1)[name], tensor) for name, tensor in second.weights(1).items())
 
 
-def test_features_train_what_images_train(tmp_path: Path) -> None:
-    found = [
-        train(recipe(tmp_path / "f", cache_features=kept), tmp_path / str(kept), components=GIVEN)
-        for kept in (True, False)
+def test_training_on_features_equals_training_on_images(tmp_path: Path) -> None:
+    runs = [
+        train(recipe(tmp_path / "f", cache_features=cached), tmp_path / str(cached), **GIVEN.keywords())
+        for cached in (True, False)
     ]
     for number in range(2):
-        torch.testing.assert_close(*[run.weights(number) for run in found], rtol=1e-4, atol=1e-5)
-    assert found[0].info.data == found[1].info.data
+        torch.testing.assert_close(*[run.weights(number) for run in runs], rtol=1e-4, atol=1e-5)
+    assert runs[0].info.data == runs[1].info.data
 
 
-def test_every_epoch_draws_one_of_the_rounds_for_each_sample(tmp_path: Path) -> None:
-    asked = recipe(tmp_path, {"crop": 2, "flip": True}, cached_augmentations=3)
-    data = with_cached_features(asked, DATA, GIVEN)
-    trunk = build_backbone(asked, DATA, GIVEN)
+def test_every_epoch_selects_one_cached_augmentation_per_sample(tmp_path: Path) -> None:
+    config = recipe(tmp_path, {"crop": 2, "flip": True}, cached_augmentations=3)
+    data = with_cached_features(config, DATA, GIVEN)
+    backbone = build_backbone(config, DATA, GIVEN)
     augment = Augment(crop=2, flip=True)
     ids = torch.arange(50)
     with torch.no_grad():
         varied = [
-            trunk(
+            backbone(
                 normal(
                     crop_and_flip(
                         IMAGES[:50], ids, seed=derive_seed(derive_seed("features"), "augment", number), augment=augment
@@ -219,133 +219,135 @@ def test_every_epoch_draws_one_of_the_rounds_for_each_sample(tmp_path: Path) -> 
             )  # type: ignore[arg-type]
             for number in range(3)
         ]
-        plain = trunk(normal(IMAGES[:50]))
-    drawn = []
+        plain = backbone(normal(IMAGES[:50]))
+    selected = []
     for epoch in range(4):
-        feed = build_loader(asked, data, 0, shared=False, device=torch.device("cpu"), ids=ids)
+        feed = build_loader(config, data, 0, shared=False, device=torch.device("cpu"), ids=ids)
         (batch,) = feed.batches(ids, epoch, batch_size=50)
-        near = torch.stack([(batch.x - each).abs().amax(1) for each in varied])  # type: ignore[operator]
+        near = torch.stack([(batch.x - features).abs().amax(1) for features in varied])  # type: ignore[operator]
         assert float(near.amin(0).max()) < 1e-5
-        drawn.append(near.argmin(0))
-    assert {int(n) for each in drawn for n in each} == {0, 1, 2}
-    assert not torch.equal(drawn[0], drawn[1])
-    (batch,) = eval_batches(asked, data, data.train, ids, batch_size=50)
+        selected.append(near.argmin(0))
+    assert {int(n) for numbers in selected for n in numbers} == {0, 1, 2}
+    assert not torch.equal(selected[0], selected[1])
+    (batch,) = eval_batches(config, data, data.train, ids, batch_size=50)
     torch.testing.assert_close(batch.x, plain, rtol=1e-5, atol=1e-5)
-    assert [len(each.tables()) for each in training_sources(asked.replaced(data={"validation_split": 10}), data)] == [
+    assert [
+        len(source.tables()) for source in training_sources(config.replaced(data={"validation_split": 10}), data)
+    ] == [
         3,
         1,
     ]  # type: ignore[attr-defined]
 
 
-def test_whatever_decides_a_feature_decides_where_it_lies(tmp_path: Path) -> None:
-    asked = recipe(tmp_path)
+def test_everything_that_changes_a_feature_changes_its_folder(tmp_path: Path) -> None:
+    config = recipe(tmp_path)
     other = replace(DATA, train=InMemorySource(IMAGES[:50].flip(0), LABELS[:50]))
     varied = {"flip": True}
     made: list[tuple[Recipe, DataSplits]] = [
-        (asked, DATA),
-        (asked, other),
-        (asked, replace(DATA, mean=(0.4,) * 3)),
-        (asked.replaced(seed=1), DATA),  # another trunk
-        (asked.replaced(model={"image_size": 20}), DATA),
-        (asked.replaced(model={"backbone": "0"}), DATA),
-        (asked.replaced(model={"cache_dtype": "float16"}), DATA),
-        (asked.replaced(train={"memory_format": "channels_last"}), DATA),
-        (asked.replaced(data=varied), DATA),
-        (asked.replaced(data={**varied, "crop": 1}), DATA),
+        (config, DATA),
+        (config, other),
+        (config, replace(DATA, mean=(0.4,) * 3)),
+        (config.replaced(seed=1), DATA),  # another backbone
+        (config.replaced(model={"image_size": 20}), DATA),
+        (config.replaced(model={"backbone": "0"}), DATA),
+        (config.replaced(model={"cache_dtype": "float16"}), DATA),
+        (config.replaced(train={"memory_format": "channels_last"}), DATA),
+        (config.replaced(data=varied), DATA),
+        (config.replaced(data={**varied, "crop": 1}), DATA),
     ]
-    tables = [with_cached_features(each, data, Components(data=data)).train.tables()[0] for each, data in made]  # type: ignore[attr-defined]
+    tables = [with_cached_features(config_, data, Components(data=data)).train.tables()[0] for config_, data in made]  # type: ignore[attr-defined]
     assert len({table.folder for table in tables}) == len(made)
     same = with_cached_features(
-        asked.replaced(optimizer={"lr": 1.0}, model={"head": "linear"}, members=7), DATA, GIVEN
+        config.replaced(optimizer={"lr": 1.0}, model={"head": "linear"}, members=7), DATA, GIVEN
     ).train
     assert same.tables()[0].folder == tables[0].folder  # type: ignore[attr-defined]
 
 
-def test_unlabelled_samples_are_kept_too(tmp_path: Path, passes: list[int]) -> None:
+def test_unlabeled_samples_are_cached_too(tmp_path: Path, passes: list[int]) -> None:
     components = replace(GIVEN, unlabeled=InMemorySource(IMAGES[:30].flip(3), torch.zeros(30, dtype=torch.int64)))
     method = {"name": "a2d", "diversity_weight": 0.5}
-    asked = Recipe.from_dict({**recipe(tmp_path / "f").to_dict(), "method": method})
-    first = train(asked, tmp_path / "one", components=components)
+    config = Recipe.from_dict({**recipe(tmp_path / "f").to_dict(), "method": method})
+    first = train(config, tmp_path / "one", **components.keywords())
     assert sum(passes) == 80
     passes.clear()
-    second = train(asked, tmp_path / "two", components=components)
+    second = train(config, tmp_path / "two", **components.keywords())
     assert passes == []
-    third = train(asked.replaced(model={"cache_features": False}), tmp_path / "three", components=components)
+    third = train(config.replaced(model={"cache_features": False}), tmp_path / "three", **components.keywords())
     for name, tensor in first.weights(0).items():
         assert torch.equal(tensor, second.weights(0)[name])
         torch.testing.assert_close(tensor, third.weights(0)[name], rtol=1e-3, atol=1e-5)
-    extra = with_cached_features(asked, build_training_data(asked, components), components).unlabeled
+    extra = with_cached_features(config, build_training_data(config, components), components).unlabeled
     assert extra is not None
     assert isinstance(extra.source, FeatureSource)
 
 
 def foreign_patches() -> DataSplits:
-    """Pictures of nothing; only for tests."""
+    """Random images, as an out-of-distribution data set."""
     x = torch.randint(0, 256, (24, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(9))
     return from_tensors((x[:0], LABELS[:0]), (x, torch.zeros(24, dtype=torch.int64)), classes=1)
 
 
-def test_measuring_looks_at_features_of_test_corrupted_and_foreign_samples(tmp_path: Path, passes: list[int]) -> None:
-    asked = recipe(tmp_path / "f", head="linear")
-    run = train(asked, tmp_path / "run", components=GIVEN)
+def test_evaluation_uses_features_of_test_corrupted_and_ood_samples(tmp_path: Path, passes: list[int]) -> None:
+    config = recipe(tmp_path / "f", head="linear")
+    run = train(config, tmp_path / "run", **GIVEN.keywords())
     members = load(tmp_path / "run", data=GIVEN.data, model=GIVEN.model)
     passes.clear()
     components: dict[str, Any] = {**GIVEN.keywords(), "options": EvalOptions(cache_logits="off")}
-    words = ["test", "corrupted:fog:3@8"]
-    found = evaluate(tmp_path / "run", split=words, metrics=["nll"], **components)
+    splits = ["test", "corrupted:fog:3@8"]
+    results = evaluate(tmp_path / "run", split=splits, metrics=["nll"], **components)
     assert sum(passes) == 20 + 8
     outside = detect_ood(tmp_path / "run", {"near": ["tests.storage.test_feature_cache:foreign_patches"]}, **components)
     assert sum(passes) == 20 + 8 + 24
     foggy, _ = Corrupted(DATA.test, "fog", 3).fetch(torch.arange(8))
-    for each, images in zip(found, (IMAGES[50:], foggy), strict=True):
+    for result, images in zip(results, (IMAGES[50:], foggy), strict=True):
         assert isinstance(images, Tensor)
         log_p = members.predict(images).log()
         nll = -float(log_p[torch.arange(len(images)), LABELS[50 : 50 + len(images)]].mean())
-        assert each.rows["ensemble (mean probability)"].value == pytest.approx(nll, rel=1e-4)
+        assert result.rows["ensemble (mean probability)"].value == pytest.approx(nll, rel=1e-4)
     passes.clear()
-    again = evaluate(tmp_path / "run", split=words, metrics=["nll"], **components)
-    assert [each.rows for each in again] == [each.rows for each in found]
+    again = evaluate(tmp_path / "run", split=splits, metrics=["nll"], **components)
+    assert [result.rows for result in again] == [result.rows for result in results]
     assert [
-        each.rows
-        for each in detect_ood(
+        result.rows
+        for result in detect_ood(
             tmp_path / "run", {"near": ["tests.storage.test_feature_cache:foreign_patches"]}, **components
         )
-    ] == [each.rows for each in outside]
+    ] == [result.rows for result in outside]
     mixed = soup(tmp_path / "run", tmp_path / "soup", split="test", max_barrier=100.0, **GIVEN.keywords())
     assert passes == []
     assert run.weights_hash(0) != mixed.weights_hash(0)
     assert (mixed.recipe.model.backbone, mixed.recipe.model.head) == ("features", "linear")
 
 
-def test_members_in_float64_keep_a_trunk_of_their_own(tmp_path: Path) -> None:
-    asked = recipe(tmp_path / "f").replaced(train={"precision": "fp64"})
-    train(asked, tmp_path / "run", components=GIVEN)
-    (found,) = evaluate(tmp_path / "run", metrics=["nll"], **GIVEN.keywords())
+def test_members_in_float64_keep_their_own_backbone(tmp_path: Path) -> None:
+    config = recipe(tmp_path / "f").replaced(train={"precision": "fp64"})
+    train(config, tmp_path / "run", **GIVEN.keywords())
+    (result,) = evaluate(tmp_path / "run", metrics=["nll"], **GIVEN.keywords())
     wanted = load(tmp_path / "run", data=GIVEN.data, model=GIVEN.model).predict(IMAGES[50:]).log()
     assert wanted.dtype == torch.float64
     nll = -float(wanted[torch.arange(20), LABELS[50:]].mean())
-    assert found.rows["ensemble (mean probability)"].value == pytest.approx(nll, rel=1e-4)
+    assert result.rows["ensemble (mean probability)"].value == pytest.approx(nll, rel=1e-4)
 
 
-def test_samples_that_cannot_be_told_apart_are_not_kept(tmp_path: Path, passes: list[int]) -> None:
-    class Unmarked(torch.utils.data.Dataset[Any]):
+def test_samples_without_a_content_hash_are_not_cached(tmp_path: Path, passes: list[int]) -> None:
+    class WithoutHash(torch.utils.data.Dataset[Any]):
         def __len__(self) -> int:
             return 20
 
         def __getitem__(self, i: int) -> tuple[Tensor, int]:
             return IMAGES[i], int(LABELS[i])
 
-    asked = recipe(tmp_path / "f")
+    config = recipe(tmp_path / "f")
     with pytest.raises(RecipeError, match="fingerprint"):
-        with_cached_features(asked, replace(DATA, train=DatasetSource(Unmarked())), GIVEN)
-    train(asked, tmp_path / "run", components=GIVEN)
+        with_cached_features(config, replace(DATA, train=DatasetSource(WithoutHash())), GIVEN)
+    train(config, tmp_path / "run", **GIVEN.keywords())
     passes.clear()
-    other = Components(data=replace(DATA, test=DatasetSource(Unmarked())))
+    other = Components(data=replace(DATA, test=DatasetSource(WithoutHash())))
     evaluate(tmp_path / "run", **other.keywords())
-    assert sum(passes) == 40  # through the trunk, for each member
+    assert sum(passes) == 40  # through the backbone, for each member
 
 
-def test_named_inputs_go_through_a_trunk_that_takes_them(tmp_path: Path) -> None:
+def test_named_inputs_are_passed_to_the_backbone(tmp_path: Path) -> None:
     class Sums(torch.nn.Module):
         shape = (2,)
 
@@ -361,7 +363,7 @@ def test_named_inputs_go_through_a_trunk_that_takes_them(tmp_path: Path) -> None
     assert map_tensors(source.without_augmentation().fetch(torch.tensor([2]))[0], lambda t: t.tolist()) == [[2, 4]]
 
 
-def test_a_copy_in_another_process_maps_the_files_anew(tmp_path: Path) -> None:
+def test_a_pickled_copy_opens_its_own_memory_maps(tmp_path: Path) -> None:
     source = with_cached_features(recipe(tmp_path), DATA, GIVEN).train
     wanted, _ = source.fetch(torch.arange(50))
     assert isinstance(source, FeatureSource)
@@ -371,7 +373,9 @@ def test_a_copy_in_another_process_maps_the_files_anew(tmp_path: Path) -> None:
     assert torch.equal(copied.fetch(torch.arange(50))[0], wanted)
 
 
-def test_the_folder_is_the_recipes_or_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_folder_comes_from_recipe_environment_or_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     unset = recipe(tmp_path).replaced(run={"feature_cache": None})
     assert cache_dir(recipe(tmp_path)) == str(tmp_path)
     monkeypatch.setenv("PLATEAUX_CACHE", "/somewhere")
@@ -380,51 +384,51 @@ def test_the_folder_is_the_recipes_or_the_users(tmp_path: Path, monkeypatch: pyt
     assert cache_dir(unset).endswith(".cache/plateaux/features")
 
 
-def test_the_first_few_samples_are_a_source_of_their_own(tmp_path: Path, passes: list[int]) -> None:
-    asked = recipe(tmp_path)
-    trunk = build_backbone(asked, DATA, GIVEN)
-    few = through_backbone(asked, DATA, DATA.train, trunk, ids=torch.arange(5))
+def test_a_few_samples_form_a_separate_source(tmp_path: Path, passes: list[int]) -> None:
+    config = recipe(tmp_path)
+    backbone = build_backbone(config, DATA, GIVEN)
+    few = through_backbone(config, DATA, DATA.train, backbone, ids=torch.arange(5))
     assert isinstance(few.source, PrefixSource)
     assert len(few) == 5
     assert sum([prepare_features([few], SINGLE_PROCESS), *passes]) == 10
     assert few.fingerprint() != DATA.train.fingerprint()
-    most = through_backbone(asked, DATA, DATA.train, trunk, ids=torch.arange(40))
+    most = through_backbone(config, DATA, DATA.train, backbone, ids=torch.arange(40))
     assert most.source is DATA.train
 
 
-def built_here(folder: str) -> tuple[int, list[str]]:
-    """Build in this process of a mesh what is its share; return how many samples that were, and what is there."""
+def build_share(folder: str) -> tuple[int, list[str]]:
+    """Build this process's share of the features; return the number of samples and all features."""
     from plateaux.distributed.executors.mesh import mesh as meshed
 
-    usual = feature_cache.SHARD_SAMPLES, feature_cache.BATCH_SAMPLES
+    defaults = feature_cache.SHARD_SAMPLES, feature_cache.BATCH_SAMPLES
     feature_cache.SHARD_SAMPLES, feature_cache.BATCH_SAMPLES = 16, 4
     try:
         source = with_cached_features(recipe(Path(folder)), DATA, GIVEN).train
         made = prepare_features([source], meshed())
         x, _ = source.fetch(torch.arange(50))
-    finally:  # the process lives on, for other tests
-        feature_cache.SHARD_SAMPLES, feature_cache.BATCH_SAMPLES = usual
+    finally:  # other tests use the same process
+        feature_cache.SHARD_SAMPLES, feature_cache.BATCH_SAMPLES = defaults
     return made, np.asarray(x).round(4).tolist()
 
 
-def test_processes_of_a_mesh_share_the_work(tmp_path: Path) -> None:
-    (one, first), (two, second) = mesh(2).run("tests.storage.test_feature_cache:built_here", str(tmp_path / "mesh"))
+def test_processes_of_a_mesh_share_the_build(tmp_path: Path) -> None:
+    (one, first), (two, second) = mesh(2).run("tests.storage.test_feature_cache:build_share", str(tmp_path / "mesh"))
     assert (one, two) == (32, 18)  # shards 0 and 2, 1 and 3
     assert first == second
     prepare_features([with_cached_features(recipe(tmp_path / "alone"), DATA, GIVEN).train], SINGLE_PROCESS)
     assert content(tmp_path / "mesh") == content(tmp_path / "alone")
 
 
-def test_members_that_meet_over_kept_features_are_the_same_on_a_mesh(
+def test_joint_training_on_cached_features_is_the_same_on_a_mesh(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(feature_cache, "SHARD_SAMPLES", USUAL[0])
-    monkeypatch.setattr(feature_cache, "BATCH_SAMPLES", USUAL[1])
+    monkeypatch.setattr(feature_cache, "SHARD_SAMPLES", DEFAULTS[0])
+    monkeypatch.setattr(feature_cache, "BATCH_SAMPLES", DEFAULTS[1])
     tree = recipe(
         tmp_path / "here", {"name": "cases:patches", "batch_size": 12, "unlabeled": "cases:static@13"}
     ).to_dict()
     tree |= {"method": {"name": "a2d", "diversity_weight": 0.5}}
-    alone = train(Recipe.from_dict(tree), tmp_path / "alone", components=Components(trust=("cases",)))
+    alone = train(Recipe.from_dict(tree), tmp_path / "alone", trust=("cases",))
     spread = {**tree, "executor": {"name": "mesh", "threads": 1}, "run": {"feature_cache": str(tmp_path / "there")}}
     mesh(2).run("laws.meshes:train_here", spread, str(tmp_path / "spread"))
     there = Run.open(tmp_path / "spread")

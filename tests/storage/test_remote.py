@@ -1,4 +1,4 @@
-"""A run folder that is a bucket: whole objects, requests tried again, a lease in place of the kernel's lock."""
+"""A run folder in a bucket: atomic objects, retries, and a lease instead of a file lock."""
 
 from __future__ import annotations
 
@@ -55,33 +55,33 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
         ("c:/runs", None),
     ],
 )
-def test_an_address_is_told_from_a_path(root: str | Path, address: str | None) -> None:
+def test_urls_are_distinguished_from_paths(root: str | Path, address: str | None) -> None:
     assert parse_address(root) == address
     assert isinstance(open_store("runs/x"), LocalStore)
 
 
-def test_an_address_goes_on_with_a_slash() -> None:
+def test_a_slash_appends_to_an_address() -> None:
     assert Address("s3://b/run") / "members" / 3 == "s3://b/run/members/3"
 
 
-def test_an_address_of_this_machine_is_a_path() -> None:
+def test_file_urls_are_rejected() -> None:
     with pytest.raises(RecipeError, match="give the path itself"):
         parse_address("file:///data/runs/demo")
 
 
-def test_credentials_in_an_address_are_refused_and_not_repeated() -> None:
-    with pytest.raises(RecipeError, match="environment") as told:
+def test_credentials_in_a_url_are_rejected_and_not_printed() -> None:
+    with pytest.raises(RecipeError, match="environment") as error:
         parse_address("s3://me:secret@bucket/run")
-    assert "secret" not in str(told.value)
+    assert "secret" not in str(error.value)
 
 
-def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote_fs, "find_spec", lambda name: None if name == "s3fs" else True)
     with pytest.raises(RecipeError, match=r"needs s3fs: pip install s3fs, or \"plateaux\[cloud\]\""):
         RemoteFS(Address("s3://bucket/run"))
 
 
-def test_objects_are_whole_and_listed(store: Store) -> None:
+def test_objects_are_written_read_listed_and_deleted(store: Store) -> None:
     store.put("a/b.bin", b"one")
     store.put("a/b.bin", b"three")
     store.put("a/.hidden", b"x")
@@ -101,7 +101,7 @@ def test_objects_are_whole_and_listed(store: Store) -> None:
         store.get("a/b.bin")
 
 
-def test_what_fails_while_it_is_written_leaves_the_old_object(store: Store) -> None:
+def test_a_failed_write_keeps_the_old_object(store: Store) -> None:
     store.put("x", b"old")
 
     def half(file: Any) -> None:
@@ -116,38 +116,38 @@ def test_what_fails_while_it_is_written_leaves_the_old_object(store: Store) -> N
 
 
 @pytest.mark.parametrize("name", ["../x", "/x", "a/../b", ""])
-def test_names_that_would_lead_elsewhere_are_refused(store: Store, name: str) -> None:
+def test_names_outside_the_root_are_rejected(store: Store, name: str) -> None:
     for touch in (store.get, store.has, store.delete, lambda n: store.put(n, b"")):
         with pytest.raises(StorageError, match="is not a valid object name"):
             touch(name)
 
 
-def test_tensors_states_and_arrays_come_back(store: Store) -> None:
+def test_tensors_states_and_arrays_can_be_read_back(store: Store) -> None:
     tensors = {"w": torch.randn(3, 2), "b": torch.arange(4)}
     store.put_tensors("t.safetensors", tensors, {"format": "pt"})
     assert all(torch.equal(store.get_tensors("t.safetensors")[name], tensors[name]) for name in tensors)
     store.put_state("s.pt", {"n": 3, "t": tensors["w"]})
     assert torch.equal(store.get_state("s.pt")["t"], tensors["w"])
-    for round_ in range(2):  # the copy on this machine is made anew when the object has changed
+    for round_ in range(2):  # the local copy is replaced when the object has changed
         numbers = np.arange(10, dtype=np.float32) + round_
-        with store.array_writer("n.safetensors", np.float32, 10, {"about": "it"}) as write:
+        with store.array_writer("n.safetensors", np.float32, 10, {"metadata": "it"}) as write:
             write(numbers[:4])
             write(numbers[4:])
-        about, mapped = store.get_array("n.safetensors")
-        assert about == {"about": "it"}
+        metadata, mapped = store.get_array("n.safetensors")
+        assert metadata == {"metadata": "it"}
         np.testing.assert_array_equal(mapped, numbers)
         np.testing.assert_array_equal(np.concatenate(list(store.iter_array("n.safetensors", 3))), numbers)
         time.sleep(0.01)
-    with store.scratch() as lent:
-        lent.put("x", b"1")
-        assert lent.get("x") == b"1"
+    with store.scratch() as scratch:
+        scratch.put("x", b"1")
+        assert scratch.get("x") == b"1"
 
 
 # --- Requests that fail
 
 
-class Stumbling:
-    """Files that fail so many times before they answer."""
+class FlakyFiles:
+    """A file system that fails N times before it answers."""
 
     def __init__(self, times: int, problem: Exception) -> None:
         self.left, self.problem = times, problem
@@ -159,59 +159,62 @@ class Stumbling:
         return b"content"
 
 
-def raised(problem: Exception) -> None:
+def raise_error(problem: Exception) -> None:
     raise problem
 
 
-def bucket_of(files: Any, monkeypatch: pytest.MonkeyPatch) -> RemoteFS:
+def remote_fs_with(files: Any, monkeypatch: pytest.MonkeyPatch) -> RemoteFS:
     monkeypatch.setattr(remote_fs, "FIRST_DELAY_S", 0.0)
-    made = RemoteFS(Address("memory://stumbling"))
+    made = RemoteFS(Address("memory://flaky"))
     made._files = files
     return made
 
 
-def test_a_request_is_tried_again_until_it_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert bucket_of(Stumbling(remote_fs.MAX_ATTEMPTS - 1, TimeoutError("slow")), monkeypatch).read("x") == b"content"
-    with pytest.raises(StorageError, match=r"Cannot read memory://stumbling/x: slow"):
-        bucket_of(Stumbling(remote_fs.MAX_ATTEMPTS, TimeoutError("slow")), monkeypatch).read("x")
+def test_a_failed_request_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (
+        remote_fs_with(FlakyFiles(remote_fs.MAX_ATTEMPTS - 1, TimeoutError("slow")), monkeypatch).read("x")
+        == b"content"
+    )
+    with pytest.raises(StorageError, match=r"Cannot read memory://flaky/x: slow"):
+        remote_fs_with(FlakyFiles(remote_fs.MAX_ATTEMPTS, TimeoutError("slow")), monkeypatch).read("x")
 
 
-def test_what_no_repetition_mends_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    files = Stumbling(2, PermissionError("no"))
+def test_permanent_errors_are_not_retried(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = FlakyFiles(2, PermissionError("no"))
     with pytest.raises(PermissionError):
-        bucket_of(files, monkeypatch).read("x")
+        remote_fs_with(files, monkeypatch).read("x")
     assert files.left == 1
 
 
-class Answered(Exception):
-    """An error of a client, with a status or with an object's name in its words."""
+class ClientError(Exception):
+    """The error of a client, with a status code or with the name of an object in its message."""
 
-    def __init__(self, words: str, status: int | None = None) -> None:
-        super().__init__(words)
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
         self.response = {"ResponseMetadata": {"HTTPStatusCode": status}} if status else None
 
 
-def test_a_condition_that_does_not_hold_is_told_by_its_status_and_not_by_a_name(
+def test_a_failed_condition_is_recognized_by_its_status_and_not_by_a_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    files = Stumbling(2, Answered("cannot connect to .../members/412/progress.json"))
-    assert bucket_of(files, monkeypatch).read("members/412/progress.json") == b"content"
+    files = FlakyFiles(2, ClientError("cannot connect to .../members/412/progress.json"))
+    assert remote_fs_with(files, monkeypatch).read("members/412/progress.json") == b"content"
     with pytest.raises(FileExistsError):
-        bucket_of(Stumbling(2, Answered("no", 412)), monkeypatch).read("x")
+        remote_fs_with(FlakyFiles(2, ClientError("no", 412)), monkeypatch).read("x")
     with pytest.raises(FileExistsError):
-        bucket_of(Stumbling(2, Answered("PreconditionFailed: no")), monkeypatch).read("x")
+        remote_fs_with(FlakyFiles(2, ClientError("PreconditionFailed: no")), monkeypatch).read("x")
 
 
 # --- Leases
 
 
-def words(store: Store, name: str, **changes: Any) -> None:
-    """Change what a lease says."""
-    found = json.loads(store.get(f"{name}/.lease"))
-    store.put(f"{name}/.lease", json.dumps({**found, **changes}).encode())
+def change_lease(store: Store, name: str, **changes: Any) -> None:
+    """Change fields of a lease."""
+    fields = json.loads(store.get(f"{name}/.lease"))
+    store.put(f"{name}/.lease", json.dumps({**fields, **changes}).encode())
 
 
-def test_a_second_writer_is_refused_while_the_first_is_there(store: Store) -> None:
+def test_a_second_writer_is_rejected_while_the_first_holds_the_lease(store: Store) -> None:
     other = open_store(str(store.root))
     with store.lock("members/0"):
         assert store.is_locked("members/0")
@@ -226,14 +229,14 @@ def test_a_second_writer_is_refused_while_the_first_is_there(store: Store) -> No
 
 
 @pytest.mark.parametrize("gone", [{"until": 0.0}, {"started": "0"}], ids=["expired", "its process is dead"])
-def test_a_lease_whose_owner_is_gone_is_taken_over_where_the_store_can_replace_on_a_condition(
+def test_the_lease_of_a_dead_owner_is_taken_over_if_the_store_has_conditional_writes(
     store: Store, gone: dict[str, Any]
 ) -> None:
     assert isinstance(store, RemoteStore)
     with store.lock("m"):
         left = store.get("m/.lease")
     store.put("m/.lease", left)
-    words(store, "m", **gone)
+    change_lease(store, "m", **gone)
     assert not store.is_locked("m")
     if store._fs.can_swap:
         with store.lock("m", timeout=0):
@@ -246,19 +249,17 @@ def test_a_lease_whose_owner_is_gone_is_taken_over_where_the_store_can_replace_o
         assert store.is_locked("m")
 
 
-def test_another_machines_lease_is_good_until_it_expires(store: Store) -> None:
+def test_the_lease_of_another_machine_is_valid_until_it_expires(store: Store) -> None:
     with store.lock("m"):
-        words(store, "m", host="elsewhere", started="0")
+        change_lease(store, "m", host="elsewhere", started="0")
         assert store.is_locked("m")
-        words(store, "m", host="elsewhere", until=time.time() - lease.CLOCK_SLACK_S - 1)
+        change_lease(store, "m", host="elsewhere", until=time.time() - lease.CLOCK_SLACK_S - 1)
         assert not store.is_locked("m")
         store.put("m/.lease", b"nonsense")
         assert not store.is_locked("m")
 
 
-def test_a_lease_is_renewed_until_another_has_it_and_then_nothing_is_written(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_written_after_another_process_took_the_lease(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(store, RemoteStore)
     monkeypatch.setattr(lease, "LEASE_S", 3.0)
     other = open_store(str(store.root))
@@ -266,16 +267,16 @@ def test_a_lease_is_renewed_until_another_has_it_and_then_nothing_is_written(
         (mine,) = store._leases
         first = mine._valid_until
         wait_until(lambda: mine._valid_until > first)
-        words(other, "m", owner="another")
+        change_lease(other, "m", owner="another")
         wait_until(lambda: mine._is_lost)
         with pytest.raises(RunError, match="may be locked by another process"):
             store.put("m/x", b"3")
         store.put("n/x", b"4")
     assert not store.has("m/x")
-    assert store.has("m/.lease")  # it is not ours to remove
+    assert store.has("m/.lease")  # it belongs to another process
 
 
-def test_a_lease_that_somebody_deleted_is_lost(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deleted_lease_is_lost(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(store, RemoteStore)
     monkeypatch.setattr(lease, "LEASE_S", 0.3)
     with store.lock("m"):
@@ -283,18 +284,18 @@ def test_a_lease_that_somebody_deleted_is_lost(store: Store, monkeypatch: pytest
         wait_until(lambda: store._leases[0]._is_lost)
 
 
-def test_who_could_not_renew_in_time_writes_nothing_more(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_written_after_the_lease_expired(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(store, RemoteStore)
     monkeypatch.setattr(lease, "LEASE_S", 0.3)
-    monkeypatch.setattr(lease, "read_owner", lambda *_: raised(StorageError("gone")))
+    monkeypatch.setattr(lease, "read_owner", lambda *_: raise_error(StorageError("gone")))
     with store.lock("m"):
         wait_until(lambda: time.monotonic() > store._leases[0]._valid_until)
         with pytest.raises(RunError, match="could not renew"):
             store.put("m/x", b"1")
-    assert store.has("m/.lease") is store._fs.can_swap  # where others may take it over, it may be theirs by now
+    assert store.has("m/.lease") is store._fs.can_swap  # it may have been taken over
 
 
-def test_a_renewal_whose_condition_failed_is_looked_at_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_renewal_is_repeated(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(store, RemoteStore)
     if not store._fs.can_swap:
         pytest.skip("this store has no conditions")
@@ -311,7 +312,7 @@ def test_a_renewal_whose_condition_failed_is_looked_at_again(store: Store, monke
     assert refused == ["m/.lease"]
 
 
-def test_a_lease_that_was_put_though_the_answer_was_lost_is_ours(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lease_written_by_a_request_without_response_is_ours(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(store, RemoteStore)
     create = store._fs.create
     monkeypatch.setattr(store._fs, "create", lambda *a: create(*a) and False)
@@ -319,7 +320,7 @@ def test_a_lease_that_was_put_though_the_answer_was_lost_is_ours(store: Store, m
         assert store.is_locked("m")
 
 
-def test_who_waits_gets_the_lease_when_the_first_leaves(store: Store) -> None:
+def test_a_waiting_process_gets_the_lease_after_its_release(store: Store) -> None:
     other, left = open_store(str(store.root)), Event()
 
     def hold() -> None:
@@ -337,14 +338,16 @@ def test_who_waits_gets_the_lease_when_the_first_leaves(store: Store) -> None:
     holding.join()
 
 
-def test_a_lease_that_can_neither_be_made_nor_found_is_refused(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lease_that_can_neither_be_created_nor_read_is_an_error(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert isinstance(store, RemoteStore)
     monkeypatch.setattr(store._fs, "create", lambda *_: False)
     with pytest.raises(RunError, match="run this again"):
         store.lock("m", timeout=0).__enter__()
 
 
-def test_an_object_is_replaced_only_on_the_condition(server: Flaky) -> None:
+def test_swap_replaces_an_object_only_if_it_is_unchanged(server: Flaky) -> None:
     bucket = RemoteFS(Address("s3://bucket/conditions"))
     assert bucket.create("x", b"1")
     assert not bucket.create("x", b"2")
@@ -355,17 +358,17 @@ def test_an_object_is_replaced_only_on_the_condition(server: Flaky) -> None:
 
 
 class Empty:
-    """Files of a store that says a prefix without objects is not there."""
+    """A file system that raises an error for a prefix without objects."""
 
     def find(self, path: str, detail: bool) -> Any:
         raise FileNotFoundError(path)
 
 
-def test_a_prefix_that_is_not_there_holds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert bucket_of(Empty(), monkeypatch).sizes("x") == {}
+def test_a_missing_prefix_is_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert remote_fs_with(Empty(), monkeypatch).sizes("x") == {}
 
 
-def test_a_store_without_conditions_refuses_whoever_finds_a_lease(tmp_path: Path) -> None:
+def test_create_without_conditional_writes_checks_for_an_existing_object(tmp_path: Path) -> None:
     bucket = RemoteFS(Address(f"memory://{tmp_path}"))
     bucket.can_create = False
     assert bucket.create("m/.lease", b"1")
@@ -376,16 +379,16 @@ def test_a_store_without_conditions_refuses_whoever_finds_a_lease(tmp_path: Path
 
 
 @pytest.mark.parametrize("method", ["sam", "sharpbalance", "apart"])
-def test_a_run_in_a_bucket_whose_server_stumbles_ends_at_the_same_weights(method: str, tmp_path: Path) -> None:
+def test_a_run_in_a_flaky_bucket_ends_at_the_same_weights(method: str, tmp_path: Path) -> None:
     row = recipe(method, run={"checkpoint_every_epochs": 1})
-    local = plateaux.train(row, tmp_path / "run", components=GIVEN)
+    local = plateaux.train(row, tmp_path / "run", **GIVEN.keywords())
     with serving(share=0.05) as server:
-        run = plateaux.train(row, f"s3://bucket/{method}", components=GIVEN)
+        run = plateaux.train(row, f"s3://bucket/{method}", **GIVEN.keywords())
         assert distance(weights(local), weights(run)) == 0
-        assert plateaux.pending_jobs(run, GIVEN) == []
-        found = plateaux.evaluate(Path(f"s3://bucket/{method}"), **GIVEN.keywords())
-        assert [each.rows for each in found] == [
-            each.rows for each in plateaux.evaluate(tmp_path / "run", **GIVEN.keywords())
+        assert plateaux.pending_jobs(run, **GIVEN.keywords()) == []
+        results = plateaux.evaluate(Path(f"s3://bucket/{method}"), **GIVEN.keywords())
+        assert [result.rows for result in results] == [
+            result.rows for result in plateaux.evaluate(tmp_path / "run", **GIVEN.keywords())
         ]
         kept = {name for name in local.store.names() if not name.startswith(("predictions/", "measures/"))}
         assert kept <= set(run.store.names())
@@ -393,16 +396,16 @@ def test_a_run_in_a_bucket_whose_server_stumbles_ends_at_the_same_weights(method
         assert run.log(0) == local.log(0)
 
 
-def test_a_killed_run_in_a_bucket_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_run_in_a_bucket_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     row, out = recipe("sam", run={"checkpoint_every_epochs": 1}), f"memory://{tmp_path}/run"
     with monkeypatch.context() as patch:
-        patch.setattr(Run, "commit", lambda *_: raised(ZeroDivisionError()))
+        patch.setattr(Run, "commit", lambda *_: raise_error(ZeroDivisionError()))
         with pytest.raises(ZeroDivisionError):
-            plateaux.train(row, out, components=GIVEN)
-    run = plateaux.train(row, out, components=GIVEN)
-    assert distance(weights(plateaux.train(row, tmp_path / "local", components=GIVEN)), weights(run)) == 0
+            plateaux.train(row, out, **GIVEN.keywords())
+    run = plateaux.train(row, out, **GIVEN.keywords())
+    assert distance(weights(plateaux.train(row, tmp_path / "local", **GIVEN.keywords())), weights(run)) == 0
 
 
-def test_tensorboard_is_refused_where_nothing_can_be_appended(tmp_path: Path) -> None:
+def test_tensorboard_is_rejected_in_a_bucket(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="TensorBoard"):
-        plateaux.train(recipe("sam", run={"tensorboard": True}), f"memory://{tmp_path}", components=GIVEN)
+        plateaux.train(recipe("sam", run={"tensorboard": True}), f"memory://{tmp_path}", **GIVEN.keywords())

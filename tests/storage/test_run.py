@@ -1,4 +1,4 @@
-"""The run folder: what was asked, where members stand, and what is refused."""
+"""The run folder: its files, the progress of members, and rejected recipes and data."""
 
 from __future__ import annotations
 
@@ -62,19 +62,19 @@ def copy(folder: Path, to: Path) -> Path:
     return to
 
 
-def test_a_run_is_what_the_architecture_says(trained: Path) -> None:
-    found = set(contents(trained))
-    assert {"run.json", "recipe.toml", "environment.json"} < found
-    assert {f"members/{n}/{file}" for n in (0, 1) for file in ("weights.safetensors", "progress.json")} < found
-    about = json.loads((trained / "run.json").read_text())
-    assert about["format"] == FORMAT
-    assert list(about["members"]) == ["0", "1"]
-    assert about["data"]["train"] == {"samples": 30, "fingerprint": about["data"]["train"]["fingerprint"]}
+def test_a_run_folder_has_the_documented_files(trained: Path) -> None:
+    names = set(contents(trained))
+    assert {"run.json", "recipe.toml", "environment.json"} < names
+    assert {f"members/{n}/{file}" for n in (0, 1) for file in ("weights.safetensors", "progress.json")} < names
+    info = json.loads((trained / "run.json").read_text())
+    assert info["format"] == FORMAT
+    assert list(info["members"]) == ["0", "1"]
+    assert info["data"]["train"] == {"samples": 30, "fingerprint": info["data"]["train"]["fingerprint"]}
     assert Recipe.load(trained / "recipe.toml") == RECIPE
     assert json.loads((trained / "environment.json").read_text()) == environment()
 
 
-def test_a_stranger_loads_the_members_in_a_few_lines(trained: Path) -> None:
+def test_weights_can_be_loaded_without_plateaux(trained: Path) -> None:
     import numpy as np
     from safetensors.numpy import load_file
 
@@ -92,10 +92,10 @@ def test_a_folder_without_a_run_says_how_to_start_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("other", [FORMAT + 1, 0, None, "1"])
-def test_another_format_is_refused_with_a_sentence(trained: Path, tmp_path: Path, other: Any) -> None:
+def test_another_format_is_rejected_with_an_explanation(trained: Path, tmp_path: Path, other: Any) -> None:
     run = copy(trained, tmp_path)
-    about = json.loads((run / "run.json").read_text())
-    (run / "run.json").write_text(json.dumps({**about, "format": other}))
+    info = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps({**info, "format": other}))
     before = contents(run)
     for call in (lambda: Run.open(run), lambda: train(RECIPE, run)):
         with pytest.raises(RunError, match=rf"has format .*; this version of Plateaux reads format {FORMAT}\. Use the"):
@@ -104,19 +104,19 @@ def test_another_format_is_refused_with_a_sentence(trained: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize("content", ["[1]", '"x"', "3"])
-def test_a_run_file_that_is_no_table_is_refused(trained: Path, tmp_path: Path, content: str) -> None:
+def test_a_run_json_that_is_not_an_object_is_rejected(trained: Path, tmp_path: Path, content: str) -> None:
     run = copy(trained, tmp_path)
     (run / "run.json").write_text(content)
     with pytest.raises(RunError, match="format"):
         Run.open(run)
 
 
-def test_another_recipe_is_refused_with_the_difference_shown_and_nothing_is_touched(trained: Path) -> None:
+def test_another_recipe_is_rejected_with_the_differences_and_nothing_is_changed(trained: Path) -> None:
     before = contents(trained)
     other = RECIPE.replaced(optimizer={"lr": 0.2, "momentum": 0.9}, method={"name": "sam", "rho": 0.1})
-    with pytest.raises(RunError) as refused:
+    with pytest.raises(RunError) as error:
         train(other, trained)
-    assert str(refused.value).splitlines() == [
+    assert str(error.value).splitlines() == [
         f"{trained} belongs to another recipe. Differences (stored -> given):",
         "  method.name: 'deep_ensemble' -> 'sam'",
         "  method.rho: (unset) -> 0.1",
@@ -130,38 +130,40 @@ def test_another_recipe_is_refused_with_the_difference_shown_and_nothing_is_touc
 @pytest.mark.parametrize(
     "change", [{"executor": {"mode": "offload"}}, {"executor": {"processes": 2}}, {"run": {"log_every": 7}}]
 )
-def test_where_and_how_often_is_no_other_recipe(trained: Path, tmp_path: Path, change: dict[str, Any]) -> None:
+def test_executor_and_run_settings_do_not_make_another_recipe(
+    trained: Path, tmp_path: Path, change: dict[str, Any]
+) -> None:
     run = copy(trained, tmp_path)
     weights = {name: content for name, content in contents(run).items() if name.startswith("members")}
     train(RECIPE.replaced(**change), run)
     assert {name: content for name, content in contents(run).items() if name.startswith("members")} == weights
 
 
-def test_other_data_under_the_same_recipe_are_refused(tmp_path: Path) -> None:
+def test_other_data_with_the_same_recipe_are_rejected(tmp_path: Path) -> None:
     Run.begin(tmp_path, RECIPE, RunInfo(DataInfo.from_splits(numbers())))
     Run.begin(tmp_path, RECIPE, RunInfo(DataInfo.from_splits(numbers())))
-    with pytest.raises(RunError) as refused:
+    with pytest.raises(RunError) as error:
         Run.begin(tmp_path, RECIPE, RunInfo(DataInfo.from_splits(numbers(1.0))))
-    assert "was trained on other data. Differences (stored -> given):\n  test.fingerprint: '" in str(refused.value)
-    assert "train.fingerprint: " in str(refused.value)
+    assert "was trained on other data. Differences (stored -> given):\n  test.fingerprint: '" in str(error.value)
+    assert "train.fingerprint: " in str(error.value)
 
 
-def test_more_members_train_only_the_new_ones(trained: Path, tmp_path: Path) -> None:
+def test_a_larger_ensemble_trains_only_the_new_members(trained: Path, tmp_path: Path) -> None:
     run = copy(trained, tmp_path / "grown")
     before = {name: content for name, content in contents(run).items() if name.startswith("members")}
-    seen = set()
-    train(RECIPE.replaced(members=3), run, progress=lambda event: seen.add(getattr(event, "member", None)))
-    assert seen == {2}
+    members = set()
+    train(RECIPE.replaced(members=3), run, progress=lambda event: members.add(getattr(event, "member", None)))
+    assert members == {2}
     after = contents(run)
     assert {name: after[name] for name in before} == before
-    fresh = train(RECIPE.replaced(members=3), tmp_path / "fresh")
+    new_run = train(RECIPE.replaced(members=3), tmp_path / "new")
     for number in range(3):
         name = f"members/{number}/weights.safetensors"
-        assert after[name] == fresh.store.get(name)
+        assert after[name] == new_run.store.get(name)
     assert len(json.loads(after["run.json"])["members"]) == 3
 
 
-def test_a_finished_run_is_left_as_it_is(trained: Path) -> None:
+def test_a_finished_run_is_not_changed(trained: Path) -> None:
     before = contents(trained)
     events: list[Any] = []
     train(RECIPE, trained, progress=events.append)
@@ -169,7 +171,7 @@ def test_a_finished_run_is_left_as_it_is(trained: Path) -> None:
     assert events == []
 
 
-def test_a_members_name_depends_on_what_decides_its_weights_only(tmp_path: Path) -> None:
+def test_the_name_of_a_member_depends_only_on_what_determines_its_weights(tmp_path: Path) -> None:
     def name(number: int = 0, **changes: Any) -> str:
         return Run.begin(
             tmp_path / str(len(list(tmp_path.iterdir()))), RECIPE.replaced(**changes), NO_DATA
@@ -179,7 +181,7 @@ def test_a_members_name_depends_on_what_decides_its_weights_only(tmp_path: Path)
     assert len({name(), name(1), name(seed=1), name(train={"epochs": 3}), name(data={"batch_size": 8})}) == 5
 
 
-def test_a_fresh_member_stands_at_the_beginning(tmp_path: Path) -> None:
+def test_a_new_member_is_at_the_first_epoch(tmp_path: Path) -> None:
     run = Run.begin(tmp_path, RECIPE, NO_DATA)
     assert run.all_progress() == [MemberProgress(), MemberProgress()]
     assert MemberProgress().position == (0, 0)
@@ -187,7 +189,7 @@ def test_a_fresh_member_stands_at_the_beginning(tmp_path: Path) -> None:
         run.weights(1)
 
 
-def test_progress_comes_back_and_only_what_it_names_stays(tmp_path: Path) -> None:
+def test_progress_is_read_back_and_unreferenced_objects_are_deleted(tmp_path: Path) -> None:
     run = Run.begin(tmp_path, RECIPE, NO_DATA)
     old = MemberProgress(epoch=1, step=2)
     part = run.put_log(0, old, [{"loss": 0.5}, {"loss": 0.25}])
@@ -214,14 +216,14 @@ def test_progress_comes_back_and_only_what_it_names_stays(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "content", ["[]", "{}", '{"checkpoints": [[1]], "log_parts": []}', '{"checkpoints": [], "log_parts": [], "new": 1}']
 )
-def test_progress_that_says_nothing_is_named(tmp_path: Path, content: str) -> None:
+def test_an_invalid_progress_file_is_reported(tmp_path: Path, content: str) -> None:
     run = Run.begin(tmp_path, RECIPE, NO_DATA)
     run.store.put("members/1/progress.json", content.encode())
     with pytest.raises(StorageError, match=r"members/1/progress\.json is not a valid progress file; restore it"):
         run.progress(1)
 
 
-def test_progress_cannot_name_what_lies_outside(tmp_path: Path) -> None:
+def test_progress_cannot_name_files_outside_the_run(tmp_path: Path) -> None:
     (tmp_path / "secret.safetensors").write_bytes(b"secret")
     run = Run.begin(tmp_path / "run", RECIPE, NO_DATA)
     run.store.put_json(
@@ -233,20 +235,20 @@ def test_progress_cannot_name_what_lies_outside(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("keep", "states"), [("none", 0), ("last", 1)])
-def test_resume_states_stay_only_if_they_are_wanted(tmp_path: Path, keep: str, states: int) -> None:
+def test_checkpoints_of_finished_members_are_kept_only_on_request(tmp_path: Path, keep: str, states: int) -> None:
     run = train(RECIPE.replaced(run={"keep_checkpoints": keep}), tmp_path)
     for number in range(2):
         assert len(run.progress(number).checkpoints) == states
         assert len([n for n in run.store.names(f"members/{number}") if n.endswith(".pt")]) == states
 
 
-def test_what_the_machine_chose_is_part_of_the_recipe_as_trained(tmp_path: Path) -> None:
+def test_the_resolved_recipe_has_the_autotuned_settings(tmp_path: Path) -> None:
     run = Run.begin(tmp_path, RECIPE.replaced(train={"precision": "auto"}), NO_DATA)
     assert run.resolved_recipe().train.precision == "auto"
     run.with_autotune(AutotuneInfo("bf16", "channels_last", tried=()))
-    found = Run.open(tmp_path)
-    assert found.recipe.train.precision == "auto"
-    assert (found.resolved_recipe().train.precision, found.resolved_recipe().train.memory_format) == (
+    run = Run.open(tmp_path)
+    assert run.recipe.train.precision == "auto"
+    assert (run.resolved_recipe().train.precision, run.resolved_recipe().train.memory_format) == (
         "bf16",
         "channels_last",
     )
@@ -260,7 +262,7 @@ def test_what_the_machine_chose_is_part_of_the_recipe_as_trained(tmp_path: Path)
         (("data", "train", "samples"), "lacks the field 'data.train.samples'"),
     ],
 )
-def test_a_missing_field_of_run_json_is_named(tmp_path: Path, path: tuple[str, ...], message: str) -> None:
+def test_a_missing_field_of_run_json_is_reported(tmp_path: Path, path: tuple[str, ...], message: str) -> None:
     tree = Run.begin(tmp_path, RECIPE, NO_DATA).store.get_json("run.json")
     section = tree
     for name in path[:-1]:
@@ -271,7 +273,7 @@ def test_a_missing_field_of_run_json_is_named(tmp_path: Path, path: tuple[str, .
         Run.open(tmp_path)
 
 
-def test_run_info_comes_back_and_keeps_the_stored_keys(tmp_path: Path) -> None:
+def test_run_info_is_read_back_and_keeps_the_stored_keys(tmp_path: Path) -> None:
     data = replace(NO_DATA.data, shape=(3, 2), labels=("a", "b"), unlabeled=UnlabeledInfo("more", "ab", (1, 4)))
     info = RunInfo(data, adopted=("a.safetensors",), autotune=AutotuneInfo(scoring_batch=7))
     run = Run.begin(tmp_path, RECIPE, info)
@@ -291,6 +293,6 @@ def test_shared_weights_are_written_once(tmp_path: Path) -> None:
     assert run.shared() == {}
     run.put_shared({})
     assert not run.store.has("shared.safetensors")
-    run.put_shared({"trunk": torch.ones(2)})
-    run.put_shared({"trunk": torch.zeros(2)})
-    assert torch.equal(run.shared()["trunk"], torch.ones(2))
+    run.put_shared({"backbone": torch.ones(2)})
+    run.put_shared({"backbone": torch.zeros(2)})
+    assert torch.equal(run.shared()["backbone"], torch.ones(2))

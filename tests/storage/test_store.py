@@ -1,4 +1,4 @@
-"""Storage: whole objects or none, inside the run folder or not at all, and nothing in a file is ever executed."""
+"""The local store: atomic writes, names inside the root only, locks, and files that cannot execute code."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def store(tmp_path: Path) -> LocalStore:
 
 
 def files(store: LocalStore) -> set[str]:
-    """Every file there is, hidden ones too."""
+    """Return all files, including hidden ones."""
     return {path.relative_to(store.root).as_posix() for path in store.root.rglob("*") if path.is_file()}
 
 
-def test_what_was_put_is_got(store: LocalStore) -> None:
+def test_an_object_can_be_written_and_read(store: LocalStore) -> None:
     store.put("a/b/c.bin", b"\x00one")
     store.put("a/b/c.bin", b"two")
     assert store.get("a/b/c.bin") == b"two"
@@ -46,7 +46,7 @@ def test_what_was_put_is_got(store: LocalStore) -> None:
 
 
 @pytest.mark.parametrize("name", ["../x", "/x", "a/../../x", "a/../b", "", ".", "..", "//x", "./../x"])
-def test_names_that_would_leave_the_folder_are_refused(store: LocalStore, name: str) -> None:
+def test_names_outside_the_folder_are_rejected(store: LocalStore, name: str) -> None:
     for touch in (store.get, store.has, store.delete, store.get_json, lambda n: store.put(n, b"")):
         with pytest.raises(StorageError, match="is not a valid object name"):
             touch(name)
@@ -54,7 +54,7 @@ def test_names_that_would_leave_the_folder_are_refused(store: LocalStore, name: 
 
 
 @given(st.text(alphabet="./ab\\~ \x00", max_size=12))
-def test_no_name_leads_outside(name: str) -> None:
+def test_no_name_resolves_outside_the_folder(name: str) -> None:
     store = LocalStore("/nowhere/run")
     try:
         path = store._path(name)
@@ -64,7 +64,7 @@ def test_no_name_leads_outside(name: str) -> None:
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
-def test_a_full_disk_is_named_and_the_old_object_stays(
+def test_a_full_disk_is_reported_and_the_old_object_kept(
     store: LocalStore, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     store.put("x.json", b"old")
@@ -79,12 +79,12 @@ def test_a_full_disk_is_named_and_the_old_object_stays(
     assert files(store) == {"x.json"}
 
 
-def test_a_disk_that_is_really_full_is_named(tmp_path: Path) -> None:
+def test_a_real_full_disk_is_reported(tmp_path: Path) -> None:
     place = tmp_path / "tiny"
     place.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(place)], capture_output=True)
     if mounted.returncode:
-        pytest.skip("may not mount a small disk here")
+        pytest.skip("mounting a tmpfs is not permitted")
     try:
         store = LocalStore(place)
         store.put("old", b"old")
@@ -95,7 +95,7 @@ def test_a_disk_that_is_really_full_is_named(tmp_path: Path) -> None:
         subprocess.run(["umount", str(place)], check=True)
 
 
-def test_every_other_refusal_of_the_disk_says_what_and_where(
+def test_other_os_errors_are_reported_with_operation_and_path(
     store: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(StorageError, match=r"Cannot read .*absent: No such file"):
@@ -114,7 +114,7 @@ def test_every_other_refusal_of_the_disk_says_what_and_where(
         store.delete("file")
 
 
-def test_others_may_read_what_the_umask_lets_them(store: LocalStore) -> None:
+def test_file_permissions_follow_the_umask(store: LocalStore) -> None:
     old = os.umask(0o022)
     try:
         store.put("x", b"")
@@ -123,7 +123,7 @@ def test_others_may_read_what_the_umask_lets_them(store: LocalStore) -> None:
     assert stat.S_IMODE((store.root / "x").stat().st_mode) == 0o644
 
 
-def test_names_and_size_leave_out_what_is_not_an_object(store: LocalStore) -> None:
+def test_names_and_size_omit_hidden_files(store: LocalStore) -> None:
     store.put("b/2", b"22")
     store.put("a", b"1")
     store.put("b/1", b"333")
@@ -136,7 +136,7 @@ def test_names_and_size_leave_out_what_is_not_an_object(store: LocalStore) -> No
         assert (store.size(), store.size("b")) == (6, 5)
 
 
-def test_a_sweep_takes_half_written_files_only(store: LocalStore) -> None:
+def test_remove_partial_deletes_only_partial_files(store: LocalStore) -> None:
     store.put("m/0/x", b"")
     store.put("m/1/x", b"")
     for place in ("m/0", "m/0/log", "m/1"):
@@ -147,7 +147,7 @@ def test_a_sweep_takes_half_written_files_only(store: LocalStore) -> None:
     store.remove_partial("m/9")
 
 
-def test_a_deleted_object_may_be_deleted_again(store: LocalStore) -> None:
+def test_an_object_can_be_deleted_twice(store: LocalStore) -> None:
     store.put("x", b"")
     store.delete("x")
     store.delete("x")
@@ -155,15 +155,13 @@ def test_a_deleted_object_may_be_deleted_again(store: LocalStore) -> None:
 
 
 @pytest.mark.parametrize("content", [b"{", b"", b"\xff\xfe"])
-def test_damaged_json_is_named(store: LocalStore, content: bytes) -> None:
+def test_damaged_json_is_reported(store: LocalStore, content: bytes) -> None:
     store.put("x.json", content)
     with pytest.raises(StorageError, match=r"x\.json is not valid JSON"):
         store.get_json("x.json")
 
 
-def test_the_very_same_values_are_not_written_again_unless_told_to(
-    store: LocalStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_skip_unchanged_writes_only_changed_values(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[str] = []
     put = LocalStore.put
     monkeypatch.setattr(LocalStore, "put", lambda self, name, content: (written.append(name), put(self, name, content)))
@@ -178,7 +176,7 @@ def test_the_very_same_values_are_not_written_again_unless_told_to(
     assert store.get_json("x.json") == {"a": 2}
 
 
-def test_tensors_come_back_to_the_bit_and_a_stranger_reads_them(store: LocalStore) -> None:
+def test_tensors_are_read_back_exactly_and_by_other_programs(store: LocalStore) -> None:
     tensors = {
         "half": torch.randn(3).bfloat16(),
         "double": torch.randn(2, 3, dtype=torch.float64).T,
@@ -187,17 +185,17 @@ def test_tensors_come_back_to_the_bit_and_a_stranger_reads_them(store: LocalStor
         "last": torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last).requires_grad_(),
     }
     store.put_tensors("w.safetensors", tensors, {"format": "pt", "epoch": "3", "plateaux": "member"})
-    found = store.get_tensors("w.safetensors")
-    assert found.keys() == tensors.keys()
+    loaded = store.get_tensors("w.safetensors")
+    assert loaded.keys() == tensors.keys()
     for name, tensor in tensors.items():
-        assert found[name].dtype == tensor.dtype
-        assert torch.equal(found[name], tensor)
-    del tensors["half"]  # numpy has none
+        assert loaded[name].dtype == tensor.dtype
+        assert torch.equal(loaded[name], tensor)
+    del tensors["half"]  # numpy has no bfloat16
     store.put_tensors("w.safetensors", tensors)
     np.testing.assert_array_equal(safetensors.numpy.load(store.get("w.safetensors"))["double"], tensors["double"])
 
 
-def test_equal_tensors_make_equal_files(store: LocalStore) -> None:
+def test_equal_tensors_give_equal_files(store: LocalStore) -> None:
     about = {str(i): str(i) for i in range(9)}
     for i in range(5):
         store.put_tensors(str(i), {"a": torch.ones(3), "b": torch.zeros(1)}, about)
@@ -215,7 +213,7 @@ def flip(content: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("damage", [cut, flip, lambda _: b"", lambda _: b"anything"])
-def test_damaged_tensors_and_states_are_named(store: LocalStore, damage: Callable[[bytes], bytes]) -> None:
+def test_damaged_tensors_and_states_are_reported(store: LocalStore, damage: Callable[[bytes], bytes]) -> None:
     store.put_tensors("w", {"a": torch.ones(30)})
     store.put_state("s", {"a": torch.ones(30)})
     for name in "ws":
@@ -237,7 +235,7 @@ class Hostile:
 
 
 @pytest.mark.parametrize("write", ["torch", "old torch", "pickle"])
-def test_a_hostile_state_is_refused_and_not_executed(store: LocalStore, tmp_path: Path, write: str) -> None:
+def test_a_state_with_code_is_rejected_and_not_executed(store: LocalStore, tmp_path: Path, write: str) -> None:
     trace, file = tmp_path / "executed", store.root / "s.pt"
     store.root.mkdir()
     if write == "pickle":
@@ -247,12 +245,12 @@ def test_a_hostile_state_is_refused_and_not_executed(store: LocalStore, tmp_path
     with pytest.raises(StorageError, match="contains other objects than tensors and plain values") as refused:
         store.get_state("s.pt")
     assert not trace.exists()
-    assert "weights_only" not in str(refused.value)  # no advice how to load it all the same
+    assert "weights_only" not in str(refused.value)  # the message must not explain how to load it anyway
     torch.load(file, weights_only=False) if write != "pickle" else pickle.loads(file.read_bytes())
-    assert trace.exists()  # so it would have run
+    assert trace.exists()  # the check is effective: unsafe loading executes it
 
 
-def test_what_is_being_written_becomes_an_object_only_at_the_end(store: LocalStore) -> None:
+def test_an_object_appears_only_when_its_writer_is_closed(store: LocalStore) -> None:
     with ExitStack() as stack:
         one, two = (stack.enter_context(store.open_writer(name)) for name in ("m/1", "m/2"))
         one.write(b"1")
@@ -262,10 +260,8 @@ def test_what_is_being_written_becomes_an_object_only_at_the_end(store: LocalSto
     assert files(store) == {"m/1", "m/2"}
 
 
-@pytest.mark.parametrize("problem", [KeyError("x"), KeyboardInterrupt(), StorageError("another object's trouble")])
-def test_what_fails_while_it_is_written_vanishes_and_the_old_object_stays(
-    store: LocalStore, problem: BaseException
-) -> None:
+@pytest.mark.parametrize("problem", [KeyError("x"), KeyboardInterrupt(), StorageError("error of another object")])
+def test_a_failed_write_keeps_the_old_object(store: LocalStore, problem: BaseException) -> None:
     store.put("x", b"old")
 
     def fail() -> None:
@@ -273,9 +269,9 @@ def test_what_fails_while_it_is_written_vanishes_and_the_old_object_stays(
             file.write(b"new")
             raise problem
 
-    with pytest.raises(type(problem)) as found:
+    with pytest.raises(type(problem)) as error:
         fail()
-    assert found.value is problem
+    assert error.value is problem
     assert files(store) == {"x"}
     assert store.get("x") == b"old"
 
@@ -291,15 +287,15 @@ def put_array(store: LocalStore, name: str, values: np.ndarray, cuts: list[int])
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int64", "uint8"])
 @pytest.mark.parametrize("length", [0, 1, 11])
-def test_an_array_in_chunks_comes_back_and_a_stranger_reads_it(store: LocalStore, dtype: str, length: int) -> None:
+def test_an_array_in_chunks_is_read_back_and_by_other_programs(store: LocalStore, dtype: str, length: int) -> None:
     values = np.arange(length).astype(dtype)
     put_array(store, "a", values, [length // 3, length // 2])
-    about, found = store.get_array("a")
-    assert about == ABOUT
-    assert type(found) is np.ndarray
-    assert found.dtype == values.dtype
-    assert not found.flags.writeable
-    np.testing.assert_array_equal(found, values)
+    metadata, array = store.get_array("a")
+    assert metadata == ABOUT
+    assert type(array) is np.ndarray
+    assert array.dtype == values.dtype
+    assert not array.flags.writeable
+    np.testing.assert_array_equal(array, values)
     chunks = list(store.iter_array("a", 4))
     assert [len(chunk) for chunk in chunks] == [4] * (length // 4) + [length % 4] * (length % 4 > 0)
     assert b"".join(chunk.tobytes() for chunk in chunks) == values.tobytes()
@@ -309,14 +305,14 @@ def test_an_array_in_chunks_comes_back_and_a_stranger_reads_it(store: LocalStore
     assert int.from_bytes(store.get("a")[:8], "little") % 8 == 0
 
 
-def test_an_array_that_safetensors_wrote_is_read(store: LocalStore) -> None:
+def test_an_array_written_by_safetensors_is_read(store: LocalStore) -> None:
     store.put("a", safetensors.numpy.save({"own name": np.arange(5, dtype=np.float32)}))
-    about, found = store.get_array("a")
-    assert about == {}
-    assert found.tolist() == [0, 1, 2, 3, 4]
+    metadata, array = store.get_array("a")
+    assert metadata == {}
+    assert array.tolist() == [0, 1, 2, 3, 4]
 
 
-def test_an_array_of_another_length_than_promised_is_not_written(store: LocalStore) -> None:
+def test_an_array_of_the_wrong_length_is_not_written(store: LocalStore) -> None:
     with (
         pytest.raises(StorageError, match=r"/a was not written: got 3 values instead of 4"),
         store.array_writer("a", np.uint8, 4) as write,
@@ -355,16 +351,16 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize("damage", DAMAGED)
-def test_a_damaged_array_is_named(store: LocalStore, damage: str) -> None:
+def test_a_damaged_array_is_reported(store: LocalStore, damage: str) -> None:
     store.put("a", array_file({"a": GOOD}))
-    assert len(store.get_array("a")[1]) == 4  # so the rest of the header is sound
+    assert len(store.get_array("a")[1]) == 4  # the other fields of the header are valid
     store.put("a", DAMAGED[damage])
     for read in (store.get_array, lambda name: next(store.iter_array(name, 2))):
         with pytest.raises(StorageError, match=r"/a is damaged \(.*\); restore it or train that member again"):
             read("a")
 
 
-def test_an_array_that_shrinks_while_it_is_read_is_named(store: LocalStore) -> None:
+def test_an_array_that_is_truncated_while_read_is_reported(store: LocalStore) -> None:
     put_array(store, "a", np.zeros(1 << 20), [])
     chunks = store.iter_array("a", 1 << 19)
     next(chunks)
@@ -373,22 +369,22 @@ def test_an_array_that_shrinks_while_it_is_read_is_named(store: LocalStore) -> N
         next(chunks)
 
 
-def test_an_absent_array_is_named(store: LocalStore) -> None:
+def test_a_missing_array_is_reported(store: LocalStore) -> None:
     for read in (store.get_array, lambda name: next(store.iter_array(name, 2))):
         with pytest.raises(StorageError, match=r"Cannot read .*absent: No such file"):
             read("absent")
 
 
-def test_nested_states_come_back(store: LocalStore) -> None:
+def test_nested_states_are_read_back(store: LocalStore) -> None:
     state = {"a": {"b": [torch.ones(2), 3, 0.1, None, "x", (True, -0.0)]}, 5: {"step": torch.tensor(3.0)}}
     store.put_state("s", state)
-    found = store.get_state("s")
-    assert torch.equal(found["a"]["b"][0], torch.ones(2))
-    assert found["a"]["b"][1:] == state["a"]["b"][1:]  # type: ignore[index]
-    assert found[5]["step"] == 3  # type: ignore[index]
+    loaded = store.get_state("s")
+    assert torch.equal(loaded["a"]["b"][0], torch.ones(2))
+    assert loaded["a"]["b"][1:] == state["a"]["b"][1:]  # type: ignore[index]
+    assert loaded[5]["step"] == 3  # type: ignore[index]
 
 
-def test_a_lock_is_held_by_one_at_a_time(store: LocalStore) -> None:
+def test_a_lock_has_one_holder_at_a_time(store: LocalStore) -> None:
     other = LocalStore(store.root)
     assert not store.is_locked("members/0")
     with store.lock("members/0"):
@@ -405,13 +401,13 @@ def test_a_lock_is_held_by_one_at_a_time(store: LocalStore) -> None:
         pass
 
 
-def test_a_lock_dies_with_its_process_though_its_forked_children_live(store: LocalStore, tmp_path: Path) -> None:
+def test_a_lock_is_released_with_its_process_even_if_forked_children_live(store: LocalStore, tmp_path: Path) -> None:
     program = (
         "import os, sys, time\n"
         "from plateaux.storage.local_store import LocalStore\n"
         "with LocalStore(sys.argv[1]).lock('m'):\n"
         "    if os.fork() == 0:\n"
-        "        print('held', flush=True)\n"  # the child: once it runs, it has let go of what its parent holds
+        "        print('held', flush=True)\n"  # the child has closed its copy of the lock
         "        time.sleep(30)\n"
         "        os._exit(0)\n"
         "    time.sleep(30)\n"
@@ -433,7 +429,7 @@ def test_a_lock_dies_with_its_process_though_its_forked_children_live(store: Loc
     assert freed
 
 
-def test_scratch_is_gone_afterwards_and_what_the_killed_left_is_cleared(store: LocalStore) -> None:
+def test_scratch_is_deleted_including_folders_of_killed_processes(store: LocalStore) -> None:
     left = store.root / f"{SCRATCH_PREFIX}left"
     left.mkdir(parents=True)
     (left / ".lock").touch()
@@ -442,12 +438,12 @@ def test_scratch_is_gone_afterwards_and_what_the_killed_left_is_cleared(store: L
         assert not left.exists()
         one.put("x", b"1")
         with store.scratch() as two:
-            assert one.get("x") == b"1"  # not cleared: it is in use
+            assert one.get("x") == b"1"  # in use, so not deleted
             assert one.root != two.root
     assert files(store) == set()
 
 
-def test_scratch_is_not_forced_to_the_disk(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scratch_is_not_synced_to_disk(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
     synced = []
     monkeypatch.setattr(os, "fsync", synced.append)
     with store.scratch() as scratch:

@@ -161,7 +161,7 @@ def test_costs_of_a_method_that_nobody_allowed_are_not_known(run: Run, tmp_path:
 
 def test_a_folder_without_results_is_no_study(tmp_path: Path) -> None:
     assert read_results(tmp_path) == {}
-    with pytest.raises(RunError, match="no study folder"):
+    with pytest.raises(RunError, match="not a study folder"):
         results_from_study(tmp_path)
     (tmp_path / "results.json").write_text(json.dumps({"format": 99}))
     with pytest.raises(RunError, match="format 99"):

@@ -82,7 +82,9 @@ def test_every_candidate_is_tried_and_told() -> None:
 def test_the_loss_that_is_compared_is_the_one_of_training(tmp_path: Path) -> None:
     found = autotune(recipe("train.memory_format=contiguous"), CASES, lambda _: None, steps=2)
     run = train(
-        recipe("train.precision=fp32", "train.memory_format=contiguous", "run.log_every=2"), tmp_path, components=CASES
+        recipe("train.precision=fp32", "train.memory_format=contiguous", "run.log_every=2"),
+        tmp_path,
+        **CASES.keywords(),
     )
     first = next(line for line in run.log(0) if line.get("step") == 2)
     assert found["tried"][0]["loss"] == pytest.approx(first["loss"], rel=1e-6)
@@ -107,15 +109,15 @@ def test_the_choice_is_made_once_and_recorded(tmp_path: Path, monkeypatch: pytes
         return {"precision": "bf16", "memory_format": "channels_last", "tried": []}
 
     monkeypatch.setattr(training, "autotune", once)
-    run = train(recipe(), tmp_path / "auto", components=CASES)
+    run = train(recipe(), tmp_path / "auto", **CASES.keywords())
     assert Run.open(tmp_path / "auto").info.autotune.precision == "bf16"
-    train(recipe(), tmp_path / "auto", components=CASES)
-    train(recipe("members=3"), tmp_path / "auto", components=CASES)  # a new member is trained as the others were
+    train(recipe(), tmp_path / "auto", **CASES.keywords())
+    train(recipe("members=3"), tmp_path / "auto", **CASES.keywords())  # a new member is trained as the others were
     assert made == [1]
     plain = train(
         recipe("train.precision=bf16", "train.memory_format=channels_last", "members=3"),
         tmp_path / "said",
-        components=CASES,
+        **CASES.keywords(),
     )
     for number in range(3):
         name = f"members/{number}/weights.safetensors"
@@ -129,7 +131,7 @@ def test_a_choice_interrupted_is_made_again(tmp_path: Path, monkeypatch: pytest.
     with monkeypatch.context() as patch:
         patch.setattr(training, "autotune", cut)
         with pytest.raises(KeyboardInterrupt):
-            train(recipe(), tmp_path, components=CASES)
+            train(recipe(), tmp_path, **CASES.keywords())
     assert Run.open(tmp_path).info.autotune is None
-    train(recipe("run.log_every=1"), tmp_path, components=CASES)
+    train(recipe("run.log_every=1"), tmp_path, **CASES.keywords())
     assert set(Run.open(tmp_path).info.autotune.to_dict()) == {"precision", "memory_format", "tried"}

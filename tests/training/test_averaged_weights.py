@@ -37,7 +37,7 @@ def watched(row: Recipe, out: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Ru
 
     with monkeypatch.context() as patch:
         patch.setattr(trainer, "step", watching)
-        return train(row, out, components=GIVEN), seen
+        return train(row, out, **GIVEN.keywords()), seen
 
 
 def mean(trees: list[TensorTree], name: str) -> Tensor:
@@ -110,7 +110,7 @@ def test_looking_at_the_average_does_not_disturb_the_course(tmp_path: Path, monk
 def test_the_best_average_on_validation_samples_is_kept(tmp_path: Path) -> None:
     options: dict[str, Any] = {"data": {"validation_split": 20}, "samples": 60, "batch": 10}
     row = recipe("sam", "conv_bn", train={"swa_start": 2, "select": "best:nll", "epochs": 4}, **options)
-    run = train(row, tmp_path / "run", components=GIVEN)
+    run = train(row, tmp_path / "run", **GIVEN.keywords())
     (found,) = evaluate(tmp_path / "run", split="validation", metrics=["nll"], **GIVEN.keywords())
     for number in range(3):
         progress = run.progress(number)
@@ -126,7 +126,7 @@ def stopped_after(row: Recipe, out: Path, steps: int, monkeypatch: pytest.Monkey
     with monkeypatch.context() as patch:
         stop_after(steps, patch)
         with pytest.raises(Interrupted):
-            train(row, out, components=GIVEN)
+            train(row, out, **GIVEN.keywords())
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_interrupted_at_any_step_changes_no_bit(
     plain = recipe(method, net, data={"validation_split": 3}, train=train_part)
     whole = trained(plain, tmp_path / "whole")
     stopped_after(plain.replaced(executor={"mode": manner}), tmp_path / "run", steps, monkeypatch)
-    assert distance(weights(train(plain, tmp_path / "run", components=GIVEN)), whole) == 0
+    assert distance(weights(train(plain, tmp_path / "run", **GIVEN.keywords())), whole) == 0
 
 
 def test_forgetting_the_average_would_be_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,7 +148,7 @@ def test_forgetting_the_average_would_be_seen(tmp_path: Path, monkeypatch: pytes
     whole = trained(row, tmp_path / "whole")
     stopped_after(row, tmp_path / "run", 4, monkeypatch)
     monkeypatch.setattr(AveragedWeights, "load_state_dict", lambda self, state, device: None)
-    assert distance(weights(train(row, tmp_path / "run", components=GIVEN)), whole) > 1e-6
+    assert distance(weights(train(row, tmp_path / "run", **GIVEN.keywords())), whole) > 1e-6
 
 
 def test_adding_a_member_changes_no_others_average(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_adding_a_member_changes_no_others_average(tmp_path: Path) -> None:
 
 
 def test_an_absent_member_averages_its_own_steps(tmp_path: Path) -> None:
-    run = train(recipe("sed", train={"swa_start": 1, "epochs": 3}), tmp_path / "run", components=GIVEN)
+    run = train(recipe("sed", train={"swa_start": 1, "epochs": 3}), tmp_path / "run", **GIVEN.keywords())
     words = [run.progress(number).weights_source for number in range(3)]
     counts = [int(each.split("last ")[1].split()[0]) for each in words]
     assert sum(counts) == 2 * 9  # two of three members in each of nine steps

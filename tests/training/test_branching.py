@@ -25,7 +25,7 @@ PAPER = {"name": "sharpbalance", "rho": 0.2, "partition_epoch": 2}
 
 @pytest.fixture(scope="module")
 def paper(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return train(row(PAPER), tmp_path_factory.mktemp("span") / "paper", components=GIVEN)
+    return train(row(PAPER), tmp_path_factory.mktemp("span") / "paper", **GIVEN.keywords())
 
 
 @pytest.mark.parametrize(
@@ -42,8 +42,8 @@ def paper(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def test_a_run_that_begins_from_a_span_ends_as_one_that_does_not(
     method: dict[str, Any], paper: Run, tmp_path: Path
 ) -> None:
-    begun = train(row(method), tmp_path / "begun", components=GIVEN, branch_from=paper.store.root)
-    whole = train(row(method), tmp_path / "whole", components=GIVEN)
+    begun = train(row(method), tmp_path / "begun", **GIVEN.keywords(), branch_from=paper.store.root)
+    whole = train(row(method), tmp_path / "whole", **GIVEN.keywords())
     assert distance(weights(begun), weights(whole)) == 0
     assert [begun.log(n) for n in range(3)] == [whole.log(n) for n in range(3)]
 
@@ -53,7 +53,7 @@ def test_a_span_is_not_trained_again(paper: Run, tmp_path: Path) -> None:
     train(
         row({"name": "sam", "rho": 0.2}),
         tmp_path / "sam",
-        components=GIVEN,
+        **GIVEN.keywords(),
         branch_from=paper.store.root,
         progress=told.append,
     )
@@ -63,7 +63,7 @@ def test_a_span_is_not_trained_again(paper: Run, tmp_path: Path) -> None:
 def test_scores_of_the_same_kind_come_along(paper: Run, tmp_path: Path) -> None:
     other = row({**PAPER, "rule": "released"})
     told: list[Any] = []
-    begun = train(other, tmp_path / "released", components=GIVEN, branch_from=paper.store.root, progress=told.append)
+    begun = train(other, tmp_path / "released", **GIVEN.keywords(), branch_from=paper.store.root, progress=told.append)
     assert not any(getattr(event, "scored", None) for event in told)
     for number in range(3):
         name = sharpness_path(2, number)
@@ -84,28 +84,28 @@ def test_another_span_is_refused_with_the_difference(
     method: dict[str, Any], options: dict[str, Any], words: str, paper: Run, tmp_path: Path
 ) -> None:
     with pytest.raises(RunError, match=words):
-        train(row(method, **options), tmp_path / "run", components=GIVEN, branch_from=paper.store.root)
+        train(row(method, **options), tmp_path / "run", **GIVEN.keywords(), branch_from=paper.store.root)
 
 
 def test_a_span_that_is_not_there_leaves_nothing_behind(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="is not a run folder"):
-        train(row({"name": "sam", "rho": 0.2}), tmp_path / "sam", components=GIVEN, branch_from=tmp_path / "nowhere")
+        train(row({"name": "sam", "rho": 0.2}), tmp_path / "sam", **GIVEN.keywords(), branch_from=tmp_path / "nowhere")
     assert not (tmp_path / "sam").exists()
 
 
 def test_a_run_without_a_kept_meeting_is_no_span(tmp_path: Path) -> None:
-    tidy = train(row(PAPER, run={"keep_checkpoints": "none"}), tmp_path / "tidy", components=GIVEN)
+    tidy = train(row(PAPER, run={"keep_checkpoints": "none"}), tmp_path / "tidy", **GIVEN.keywords())
     with pytest.raises(RunError, match="keep_checkpoints"):
-        train(row({"name": "sam", "rho": 0.2}), tmp_path / "sam", components=GIVEN, branch_from=tidy.store.root)
+        train(row({"name": "sam", "rho": 0.2}), tmp_path / "sam", **GIVEN.keywords(), branch_from=tidy.store.root)
 
 
 def test_best_weights_need_the_whole_course(paper: Run, tmp_path: Path) -> None:
     best = {"train": {"epochs": 4, "select": "best:accuracy"}, "data": {"validation_split": 4}}
-    first = train(row(PAPER, **best), tmp_path / "first", components=GIVEN)
+    first = train(row(PAPER, **best), tmp_path / "first", **GIVEN.keywords())
     with pytest.raises(RunError, match="the whole course"):
         train(
             row({"name": "sam", "rho": 0.2}, **best),
             tmp_path / "second",
-            components=GIVEN,
+            **GIVEN.keywords(),
             branch_from=first.store.root,
         )

@@ -104,7 +104,7 @@ def test_status_shows_the_newest_record_of_a_member(run: Run) -> None:
     group = Job(tuple(range(10)), (0, 0), 4)
     with job_records.record_job(run, group, print, enabled=True) as recorder:
         assert "_and_more" in recorder.name
-    with job_records.record_job(run, Job((1,), (4, 0), 4, "decide"), print, enabled=True):
+    with job_records.record_job(run, Job((1,), (4, 0), 4, "assign"), print, enabled=True):
         pass
     recorder = job_records.JobRecorder(run, JOB, lambda _: None, enabled=True)
     recorder.progress(UPDATE)
@@ -211,5 +211,5 @@ def test_what_a_worker_raised_is_told_by_its_name() -> None:
 
 
 def test_a_run_on_this_machine_leaves_no_records(tmp_path: Path) -> None:
-    run = plateaux.train(recipe("sam"), tmp_path / "run", components=GIVEN)
+    run = plateaux.train(recipe("sam"), tmp_path / "run", **GIVEN.keywords())
     assert job_records.latest_by_member(run) == {}

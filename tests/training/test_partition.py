@@ -35,12 +35,12 @@ def balanced(**options: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def met(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return train(balanced(run={"keep_checkpoints": "last"}), tmp_path_factory.mktemp("met") / "run", components=GIVEN)
+    return train(balanced(run={"keep_checkpoints": "last"}), tmp_path_factory.mktemp("met") / "run", **GIVEN.keywords())
 
 
 def test_scores_are_the_squared_norms_of_the_members_gradients(tmp_path: Path) -> None:
     row = balanced(method={"rule": "none", "partition_epoch": 3}, lr_scheduler=())
-    halfway = train(row, tmp_path / "halfway", components=GIVEN)
+    halfway = train(row, tmp_path / "halfway", **GIVEN.keywords())
     about, scores = halfway.store.get_array(sharpness_path(3, 1))
     assert about["score"] == "gradient_norm"
     assert about["fingerprint"] == halfway.info.data.train.fingerprint
@@ -48,7 +48,7 @@ def test_scores_are_the_squared_norms_of_the_members_gradients(tmp_path: Path) -
     # Until its meeting a member trains as SAM's does.
     options = {**THREE, "train": {"epochs": 3}, "lr_scheduler": ()}
     sam = recipe("deep_ensemble", "mlp", method={"name": "sam", "rho": 0.2}, **options)
-    member = load(train(sam, tmp_path / "sam", components=GIVEN).store.root).members[1]
+    member = load(train(sam, tmp_path / "sam", **GIVEN.keywords()).store.root).members[1]
     x, y = build_data(sam, GIVEN).train.fetch(torch.arange(len(scores)))
     for sample in np.flatnonzero(scores >= 0)[:5]:
         member.zero_grad()
@@ -74,7 +74,7 @@ def test_notes_are_what_the_slow_twin_decides(met: Run) -> None:
 
 @pytest.mark.parametrize("name", ["scores", "notes"])
 def test_what_is_about_other_samples_is_refused(name: str, tmp_path: Path) -> None:
-    run = train(balanced(), tmp_path / "run", components=GIVEN)
+    run = train(balanced(), tmp_path / "run", **GIVEN.keywords())
     rendezvous = build_method(run.recipe).partition
     assert rendezvous is not None
     file = (sharpness_path if name == "scores" else sam_set_path)(2, 1)
@@ -97,7 +97,7 @@ def test_all_careful_is_sam_and_none_is_plain_descent_bit_for_bit(tmp_path: Path
 
 
 def test_one_process_a_pool_of_two_and_a_mesh_of_three_end_at_the_same_weights(met: Run, tmp_path: Path) -> None:
-    pool = train(balanced(executor={"processes": 2}), tmp_path / "pool", components=GIVEN)
+    pool = train(balanced(executor={"processes": 2}), tmp_path / "pool", **GIVEN.keywords())
     assert distance(weights(pool), weights(met)) == 0
     row = balanced(executor={"name": "mesh"})
     mesh(3).run("laws.meshes:train_here", row.to_dict(), str(tmp_path / "mesh"), "")
@@ -105,20 +105,20 @@ def test_one_process_a_pool_of_two_and_a_mesh_of_three_end_at_the_same_weights(m
 
 
 def test_members_meet_again(tmp_path: Path) -> None:
-    run = train(balanced(method={"partition_epoch": 1, "repartition_every": 2}), tmp_path / "run", components=GIVEN)
+    run = train(balanced(method={"partition_epoch": 1, "repartition_every": 2}), tmp_path / "run", **GIVEN.keywords())
     assert [run.store.has(partition_summary_path(epoch)) for epoch in range(5)] == [False, True, False, True, False]
-    once = train(balanced(method={"partition_epoch": 1}), tmp_path / "once", components=GIVEN)
+    once = train(balanced(method={"partition_epoch": 1}), tmp_path / "once", **GIVEN.keywords())
     assert distance(weights(run), weights(once)) > 1e-6
 
 
 def test_members_can_meet_before_their_first_step(tmp_path: Path) -> None:
-    run = train(balanced(method={"partition_epoch": 0}), tmp_path / "run", components=GIVEN)
+    run = train(balanced(method={"partition_epoch": 0}), tmp_path / "run", **GIVEN.keywords())
     assert run.store.has(partition_summary_path(0))
 
 
 @pytest.mark.parametrize("score", ["last_layer", "loss"])
 def test_cheap_scores_decide_too(score: str, tmp_path: Path) -> None:
-    run = train(balanced(method={"score": score}), tmp_path / "run", components=GIVEN)
+    run = train(balanced(method={"score": score}), tmp_path / "run", **GIVEN.keywords())
     assert run.store.get_array(sharpness_path(2, 0))[0]["score"] == score
 
 
@@ -145,25 +145,25 @@ def test_what_cannot_be_carried_out_is_refused_before_anything_is_written(
     change: dict[str, Any], words: str, tmp_path: Path
 ) -> None:
     with pytest.raises(RecipeError, match=words):
-        train(balanced(**change), tmp_path / "run", components=GIVEN)
+        train(balanced(**change), tmp_path / "run", **GIVEN.keywords())
     assert not (tmp_path / "run").exists()
 
 
 def test_none_can_join_after_a_meeting(tmp_path: Path) -> None:
-    train(balanced(members=2), tmp_path / "run", components=GIVEN)
+    train(balanced(members=2), tmp_path / "run", **GIVEN.keywords())
     with pytest.raises(RunError, match="none can join or leave"):
-        train(balanced(members=3), tmp_path / "run", components=GIVEN)
+        train(balanced(members=3), tmp_path / "run", **GIVEN.keywords())
 
 
 def test_a_member_trained_again_after_the_meeting_ends_where_it_was(met: Run, tmp_path: Path) -> None:
-    run = train(balanced(), tmp_path / "run", components=GIVEN)
+    run = train(balanced(), tmp_path / "run", **GIVEN.keywords())
     shutil.rmtree(tmp_path / "run/members/1")
-    assert distance(weights(train(balanced(), run.store.root, components=GIVEN)), weights(met)) == 0
+    assert distance(weights(train(balanced(), run.store.root, **GIVEN.keywords())), weights(met)) == 0
 
 
 def test_lost_notes_are_missed(tmp_path: Path) -> None:
     row = balanced(run={"keep_checkpoints": "last"})
-    run = train(row, tmp_path / "run", components=GIVEN)
+    run = train(row, tmp_path / "run", **GIVEN.keywords())
     progress = json.loads((tmp_path / "run/members/0/progress.json").read_text())
     (tmp_path / "run/members/0/progress.json").write_text(json.dumps({**progress, "finished": False}))
     (run.store.root / partition_summary_path(2)).unlink()
@@ -172,7 +172,7 @@ def test_lost_notes_are_missed(tmp_path: Path) -> None:
 
 
 def test_a_radius_each_is_fine(tmp_path: Path) -> None:
-    train(balanced(method={"rho": [0.0, 0.1, 0.2]}), tmp_path / "run", components=GIVEN)
+    train(balanced(method={"rho": [0.0, 0.1, 0.2]}), tmp_path / "run", **GIVEN.keywords())
 
 
 def test_a_polite_stop_while_scoring_goes_on_later(met: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,12 +184,12 @@ def test_a_polite_stop_while_scoring_goes_on_later(met: Run, tmp_path: Path, mon
 
     monkeypatch.setattr(SharpnessScorer, "score", impatient)
     with pytest.raises(Interrupted, match="while scoring"):
-        train(balanced(), tmp_path / "run", components=GIVEN)
+        train(balanced(), tmp_path / "run", **GIVEN.keywords())
     wish["stop"] = False
-    assert distance(weights(train(balanced(), tmp_path / "run", components=GIVEN)), weights(met)) == 0
+    assert distance(weights(train(balanced(), tmp_path / "run", **GIVEN.keywords())), weights(met)) == 0
 
 
 def test_no_warning_without_a_reason(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        train(balanced(), tmp_path / "run", components=GIVEN)
+        train(balanced(), tmp_path / "run", **GIVEN.keywords())

@@ -127,7 +127,7 @@ MEETINGS = [
         POOL,
         [at((3, 0))] * 2,
         [PartitionStatus(3, frozenset({0, 1}))],
-        [Job((0, 1), (3, 0), 3, "decide")],
+        [Job((0, 1), (3, 0), 3, "assign")],
     ),
     ("decided", LOOP, [at((3, 0))] * 2, [PartitionStatus(3, frozenset({0, 1}), 2)], [Job((0, 1), (3, 0), 5)]),
     (
@@ -175,7 +175,7 @@ def test_members_that_learn_together_meet_together() -> None:
 
 def test_jobs_around_a_meeting_say_what_they_are() -> None:
     assert str(Job((1,), (3, 0), 3)) == "score by member 1 at epoch 3"
-    assert str(Job((0, 1), (3, 0), 3, "decide")) == "decide for members 0, 1 at epoch 3"
+    assert str(Job((0, 1), (3, 0), 3, "assign")) == "assign samples for members 0, 1 at epoch 3"
 
 
 def test_lost_notes_and_latecomers_are_refused() -> None:
@@ -200,7 +200,7 @@ def test_a_meeting_waits_for_a_member_that_is_given_up_unless_the_recipe_says_ot
     assert plan(recipe(3), progress, partitions=met) == [Job((2,), (0, 0), 3)]
     assert plan(recipe(3), progress, partitions=met, without={2}) == []
     few = recipe(3).replaced(run={"min_members": 2})
-    assert plan(few, progress, partitions=met, without={2}) == [Job((0, 1), (3, 0), 3, "decide")]
+    assert plan(few, progress, partitions=met, without={2}) == [Job((0, 1), (3, 0), 3, "assign")]
     assert plan(few.replaced(run={"min_members": 3}), progress, partitions=met, without={2}) == []
     assert plan(few, progress, partitions=[PartitionStatus(3, frozenset({0}))], without={2}) == [Job((1,), (3, 0), 3)]
 
@@ -227,7 +227,7 @@ def test_a_member_that_a_meeting_went_ahead_without_is_never_missing_again() -> 
         (Job((0, 1), (2, 0), 5), [DONE, at((3, 0))], False, Job((1,), (3, 0), 5)),
         (Job((0, 1), (0, 0), 5), [at((1, 0), (2, 0)), at((1, 0))], True, Job((0, 1), (1, 0), 5)),
         (Job((0, 1), (0, 0), 5), [DONE, DONE], True, None),
-        (Job((0, 1), (3, 0), 3, "decide"), [at((3, 0)), at((3, 0))], False, Job((0, 1), (3, 0), 3, "decide")),
+        (Job((0, 1), (3, 0), 3, "assign"), [at((3, 0)), at((3, 0))], False, Job((0, 1), (3, 0), 3, "assign")),
     ],
 )
 def test_a_job_that_is_done_again_does_only_what_is_left_of_it(

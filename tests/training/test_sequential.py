@@ -63,7 +63,7 @@ def test_the_rate_of_every_cycle_falls_from_its_start(tmp_path: Path, monkeypatc
         return real(executor, learners, *args, **options)
 
     monkeypatch.setattr(trainer, "step", watched)
-    train(recipe("snapshot", train={"epochs": 3}), tmp_path / "run", components=GIVEN)
+    train(recipe("snapshot", train={"epochs": 3}), tmp_path / "run", **GIVEN.keywords())
     assert rates == pytest.approx([twin.rate(t, 9, 0.1) for t in range(1, 28)])
 
 
@@ -82,11 +82,11 @@ def test_snapshots_can_climb(tmp_path: Path) -> None:
 
 def test_a_course_can_be_continued_where_its_end_was_kept(tmp_path: Path) -> None:
     kept = {"run": {"keep_checkpoints": "last"}}
-    train(recipe("snapshot", members=2, **kept), tmp_path / "run", components=GIVEN)
-    longer = weights(train(recipe("snapshot", **kept), tmp_path / "run", components=GIVEN))
+    train(recipe("snapshot", members=2, **kept), tmp_path / "run", **GIVEN.keywords())
+    longer = weights(train(recipe("snapshot", **kept), tmp_path / "run", **GIVEN.keywords()))
     assert distance(longer, trained(recipe("snapshot"), tmp_path / "whole")) == 0
     with pytest.raises(RunError, match=r"member 2 ended, .* Train with run\.keep_checkpoints = \"last\""):
-        train(recipe("snapshot", members=4), tmp_path / "whole", components=GIVEN)
+        train(recipe("snapshot", members=4), tmp_path / "whole", **GIVEN.keywords())
 
 
 def test_averages_along_a_course_do_not_change_it(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_averages_along_a_course_do_not_change_it(tmp_path: Path) -> None:
 
 def test_under_fp16_the_factor_goes_on_too(tmp_path: Path) -> None:
     run = train(
-        recipe("snapshot", precision="fp16", run={"keep_checkpoints": "last"}), tmp_path / "run", components=GIVEN
+        recipe("snapshot", precision="fp16", run={"keep_checkpoints": "last"}), tmp_path / "run", **GIVEN.keywords()
     )
     calm = [run.store.get_state(run.progress(number).checkpoints[-1][2])["scaler"]["calm"] for number in range(3)]
     assert calm == sorted(calm)
@@ -106,11 +106,11 @@ def test_under_fp16_the_factor_goes_on_too(tmp_path: Path) -> None:
 def test_only_the_next_member_is_planned_and_none_after_one_that_is_lost(tmp_path: Path) -> None:
     row = recipe("snapshot", optimizer={"lr": [0.1, 1e30, 0.1]}, run={"log_every": 1})
     with pytest.raises(DivergedError, match="member 1"):
-        train(row, tmp_path / "run", components=GIVEN)
+        train(row, tmp_path / "run", **GIVEN.keywords())
     run = Run.open(tmp_path / "run")
     assert [progress.finished for progress in run.all_progress()] == [True, False, False]
-    assert [job.members for job in pending_jobs(run, GIVEN)] == [(1,)]
-    assert pending_jobs(run, GIVEN, without={1}) == []
+    assert [job.members for job in pending_jobs(run, **GIVEN.keywords())] == [(1,)]
+    assert pending_jobs(run, **GIVEN.keywords(), without={1}) == []
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_a_course_without_cycles_is_warned_about() -> None:
 def test_members_in_turn_are_shared_by_studies_and_cost_their_own_time(tmp_path: Path) -> None:
     for name in ("snapshot", "a2d, sequential"):
         assert run_folder(recipe(name, members=2), GIVEN) == run_folder(recipe(name, members=3), GIVEN)
-    run = train(recipe("snapshot", members=2), tmp_path / "run", components=GIVEN)
+    run = train(recipe("snapshot", members=2), tmp_path / "run", **GIVEN.keywords())
     assert measured_cost(run, 1, GIVEN).seconds == run.progress(1).seconds > 0
 
 
@@ -167,7 +167,7 @@ def test_a_sequence_is_trained_one_after_the_other_against_finished_members(tmp_
 
 def test_the_loss_that_is_told_is_the_members_own(tmp_path: Path) -> None:
     row = recipe("a2d, sequential", precision="fp64", members=2, run={"log_every": 1})
-    run = train(row, tmp_path / "run", components=GIVEN)
+    run = train(row, tmp_path / "run", **GIVEN.keywords())
     first = built(row, 0)
     first.load_state_dict(run.weights(0))
     truth = agree_to_disagree(built(row, 1), batches_of(row, 1)[0], [first.eval()])
@@ -176,7 +176,7 @@ def test_the_loss_that_is_told_is_the_members_own(tmp_path: Path) -> None:
 
 def test_finished_members_are_seen_in_evaluation_mode_and_left_as_they_are(tmp_path: Path) -> None:
     row = recipe("a2d, sequential", "conv_bn", members=2, precision="fp64")
-    run = train(row, tmp_path / "run", components=GIVEN)
+    run = train(row, tmp_path / "run", **GIVEN.keywords())
     first = built(row, 0)
     first.load_state_dict(run.weights(0))
     before = {name: tensor.clone() for name, tensor in first.state_dict().items()}

@@ -189,8 +189,8 @@ def test_a_long_calm_doubles_the_factor() -> None:
 def test_fp16_from_a_recipe_ends_near_fp32(tmp_path: Path) -> None:
     # The first steps may find the factor too large and be skipped, so the runs are compared by where they end.
     long = {"optimizer": {"lr": 0.2}, "train": {"epochs": 20}, "run": {"log_every": 1}}
-    full = train(recipe("sam", **long), tmp_path / "fp32", components=GIVEN)
-    half = train(recipe("sam", precision="fp16", **long), tmp_path / "fp16", components=GIVEN)
+    full = train(recipe("sam", **long), tmp_path / "fp32", **GIVEN.keywords())
+    half = train(recipe("sam", precision="fp16", **long), tmp_path / "fp16", **GIVEN.keywords())
     for number in range(3):
         last = [run.log(number)[-1]["train loss"] for run in (half, full)]
         assert last[0] == pytest.approx(last[1], abs=0.02)

@@ -75,9 +75,9 @@ def interrupted(what: Recipe, out: Path, monkeypatch: pytest.MonkeyPatch) -> Run
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", sync)
         with pytest.raises(Interrupted):
-            train(what.replaced(run={"checkpoint_every_minutes": 1e-9}), out, components=CASES)
+            train(what.replaced(run={"checkpoint_every_minutes": 1e-9}), out, **CASES.keywords())
     assert Run.open(out).progress(0).step > 0
-    return train(what, out, components=CASES)
+    return train(what, out, **CASES.keywords())
 
 
 OPTIMIZERS = [
@@ -120,7 +120,7 @@ MORE = [
 @pytest.mark.parametrize("change", [*OPTIMIZERS, *SCHEDULES, *MORE])
 def test_stopped_and_resumed_is_uninterrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str) -> None:
     what = recipe("optimizer.momentum=0.9", change)
-    whole = train(what, tmp_path / "whole", components=CASES)
+    whole = train(what, tmp_path / "whole", **CASES.keywords())
     again = interrupted(what, tmp_path / "again", monkeypatch)
     assert weights(again) == weights(whole)
     assert [again.log(n) for n in range(2)] == [whole.log(n) for n in range(2)]
@@ -202,7 +202,7 @@ def test_weights_that_are_no_numbers_are_never_written(tmp_path: Path) -> None:
 def test_members_that_meet_diverge_together(tmp_path: Path) -> None:
     what = recipe("optimizer.lr=[0.1, 1e30]", 'method={name="cases:apart"}')
     with pytest.raises(DivergedError, match="The loss of member"):
-        train(what, tmp_path, components=CASES)
+        train(what, tmp_path, **CASES.keywords())
     assert [p.finished for p in Run.open(tmp_path).all_progress()] == [False, False]
 
 
@@ -276,8 +276,8 @@ def test_several_failures_are_told_together(tmp_path: Path) -> None:
 
 def test_parked_members_that_meet_are_awake_when_their_weights_are_written(tmp_path: Path) -> None:
     what = recipe('method={name="cases:apart"}', "optimizer.momentum=0.9")
-    loop = train(what, tmp_path / "loop", components=CASES)
-    parked = train(what.replaced(executor={"mode": "offload"}), tmp_path / "offload", components=CASES)
+    loop = train(what, tmp_path / "loop", **CASES.keywords())
+    parked = train(what.replaced(executor={"mode": "offload"}), tmp_path / "offload", **CASES.keywords())
     assert weights(parked) == weights(loop)
     assert not list((tmp_path / "offload").glob(f"{SCRATCH_PREFIX}*"))
 
@@ -288,7 +288,7 @@ def test_members_that_meet_never_fall_back_further_than_one_checkpoint(
     from plateaux.training.planning import plan
 
     what = recipe('method={name="cases:apart"}', "optimizer.momentum=0.9")
-    whole = train(what, tmp_path / "whole", components=CASES)
+    whole = train(what, tmp_path / "whole", **CASES.keywords())
     real, commits = Run.commit, 0
 
     def commit(run: Run, number: int, progress: Any) -> None:
@@ -302,12 +302,12 @@ def test_members_that_meet_never_fall_back_further_than_one_checkpoint(
     starts = []
     for _ in range(3):
         with pytest.raises(KeyboardInterrupt):
-            train(what, tmp_path / "again", components=CASES)
+            train(what, tmp_path / "again", **CASES.keywords())
         starts += [job.start for job in plan(what, Run.open(tmp_path / "again").all_progress(), is_joint=True)]
         commits = 2  # so that the next one is cut at its first checkpoint, between its members
     assert starts == [(1, 0)] * 3
     monkeypatch.setattr(Run, "commit", real)
-    assert weights(train(what, tmp_path / "again", components=CASES)) == weights(whole)
+    assert weights(train(what, tmp_path / "again", **CASES.keywords())) == weights(whole)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ import torch
 from safetensors import safe_open
 
 from plateaux.config.builders.data import build_data, train_val_split
-from plateaux.config.components import Components
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RecipeError
 from plateaux.data.sources import InMemorySource
@@ -58,7 +57,7 @@ def test_no_validation_sample_is_ever_trained_on(tmp_path: Path, share: str) -> 
     assert sorted([*train_ids.tolist(), *valid_ids.tolist()]) == list(range(48))
     seen: set[int] = set()
     seen_data = watching(data, seen)
-    train(what, tmp_path, components=Components(data=seen_data))
+    train(what, tmp_path, data=seen_data)
     assert set(train_ids.tolist()) <= seen
     trained = {i for kind, i in TOUCHED if kind == "train"}
     assert trained == set(train_ids.tolist())

@@ -13,7 +13,7 @@ from plateaux.cli.common import AsJson, print_result
 from plateaux.storage.atomic import write_atomic
 from plateaux.studies.claims.claim import ClaimEntry, claims_dir, read_claims, read_evidence, select_claims
 from plateaux.studies.claims.evidence import gather
-from plateaux.studies.claims.page import figures, page
+from plateaux.studies.claims.page import format_values, page
 from plateaux.studies.results import results_from_study
 
 
@@ -52,6 +52,6 @@ def table(entries: Sequence[ClaimEntry]) -> Table:
         effect = "" if each.claim.primary.effect is None else f"{each.claim.primary.effect:g}"
         for at, (case, verdict) in enumerate(each.verdicts.items()):
             number, words = (str(each.claim.number), each.claim.statement) if at == 0 else ("", "")
-            ours = figures(cases[case].primary, each.claim.primary.unit) if case in cases else ""
+            ours = format_values(cases[case].primary, each.claim.primary.unit) if case in cases else ""
             shown.add_row(number, words, case, effect, ours, verdict)
     return shown

@@ -22,6 +22,7 @@ from plateaux.cli import claims, evaluate, landscape, report, study, theory
 from plateaux.cli.common import AsJson, Changes, Trust, configure_logging, handle_errors, print_result, torchrun
 from plateaux.cli.progress import live_progress, member_table
 from plateaux.config.builtin import builtin_recipes, recipe_file
+from plateaux.config.components import Components
 from plateaux.config.recipe import with_line_number
 from plateaux.config.schema import ConfigKeyError
 from plateaux.core import errors, registry, tensor_tree
@@ -112,12 +113,11 @@ def train(
     root = out or Path("runs") / Path(recipe).stem
     if what.executor.name == "mesh" and "RANK" not in os.environ:
         raise typer.Exit(torchrun(what.executor.processes))
-    components = plateaux.Components(trust=tuple(trust or ()))
     with read_first_lines(file), live_progress(Console(stderr=True)) as progress:
-        plateaux.train(what, root, components=components, progress=progress, branch_from=branch_from)
+        plateaux.train(what, root, trust=trust or (), progress=progress, branch_from=branch_from)
     if not is_rank_zero():
         return
-    found = plateaux.evaluate(root, trust=components.trust) if evaluate else []
+    found = plateaux.evaluate(root, trust=trust or ()) if evaluate else []
     print_result(
         as_json,
         {"run": str(root), "metrics": [each.to_dict() for each in found]},
@@ -130,9 +130,9 @@ def train(
 def plan(run: Path, as_json: AsJson = False) -> None:
     """Show the jobs that are missing of a run.
 
-    In Python: `plateaux.pending_jobs(plateaux.Run.open("runs/demo"))`
+    In Python: `plateaux.pending_jobs("runs/demo")`
     """
-    jobs = plateaux.pending_jobs(plateaux.Run.open(run))
+    jobs = plateaux.pending_jobs(run)
     plain = [{"kind": j.kind, "members": list(j.members), "start": list(j.start), "stop": j.stop} for j in jobs]
     print_result(as_json, plain, lambda: [str(job) for job in jobs] or ["nothing is missing"])
 
@@ -197,7 +197,7 @@ def import_weights(
     names = json.dumps(model) if len(model) > 1 else json.dumps(model[0])
     text = f"members = {len(weights)}\n[data]\nname = {json.dumps(data)}\n[model]\nname = {names}\n"
     recipe = plateaux.Recipe.parse(text, changes or [], where="adopt")
-    plateaux.import_weights(out, recipe, weights, components=plateaux.Components(trust=tuple(trust or ())))
+    plateaux.import_weights(out, recipe, weights, trust=trust or ())
     print_result(
         as_json, {"run": str(out), "members": len(weights)}, lambda: [f"{out}: {len(weights)} members adopted"]
     )
@@ -240,7 +240,7 @@ def check(recipe: str, changes: Changes = None, trust: Trust = None, as_json: As
     file = recipe_file(recipe)
     found = plateaux.Recipe.load(file, changes or [])
     with read_first_lines(file):
-        check_recipe(found, plateaux.Components(trust=tuple(trust or ())))
+        check_recipe(found, Components(trust=tuple(trust or ())))
     print_result(as_json, found.to_dict(), lambda: [f"{file} is sound: {found.members} members of {found.method.name}"])
 
 

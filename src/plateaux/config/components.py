@@ -26,7 +26,8 @@ class Components:
 
     def keywords(self) -> dict[str, Any]:
         """Return the arguments of an entry point that passes these components on."""
-        return {"data": self.data, "model": self.model, "loss": self.loss, "trust": self.trust}
+        unlabeled = {} if self.unlabeled is None else {"unlabeled": self.unlabeled}  # only `train` takes them
+        return {"data": self.data, "model": self.model, "loss": self.loss, "trust": self.trust, **unlabeled}
 
 
 NO_COMPONENTS = Components()

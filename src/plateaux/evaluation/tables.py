@@ -133,7 +133,7 @@ def _probe_table(results: Sequence[MetricResult]) -> Table:
     data = results[0].data
     modes = {
         "BatchNorm in training mode": data["batchnorm"] == "train",
-        "unit logits": data["unit_logits"],
+        "normalized logits": data["normalize_logits"],
         "augmented": data["augmentation"] != "none",
     }
     title = f"{data['name']}, {results[0].split} samples: sharpness"

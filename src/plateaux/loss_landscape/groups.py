@@ -1,6 +1,6 @@
-"""Samples in groups of m, for what is asked of the mean loss of few samples at a time, as training feels it.
+"""Groups of m samples, for m-sharpness: probes of the mean loss of few samples at a time, as in a training step.
 
-A group's worst case is larger than that of all samples together: m is part of the definition.
+The worst case of a group is larger than that of all samples at once, so m is part of the definition of a value.
 """
 
 from __future__ import annotations
@@ -17,70 +17,70 @@ from plateaux.core.types import Batch, TensorTree
 from plateaux.loss_landscape.loss_surface import LossSurface
 
 Group = Sequence[Batch]
-"""Samples whose mean loss counts, in pieces that fit memory."""
+"""The samples of one mean loss, in batches that fit in memory."""
 
-REMAINDER = "a rest of fewer than m samples is left out unless there are no more"
+REMAINDER = "the last group is left out if it has fewer than m samples, unless it is the only one"
 
 
 def split_groups(batches: Sequence[Batch], m: int) -> Iterator[Group]:
-    """Yield m samples after m samples, in order; a rest is left out unless it is all there is.
+    """Yield groups of m consecutive samples; an incomplete last group is left out unless it is the only one.
 
-    Batches are cut and joined as needed, and never grow beyond the largest of those given.
+    Batches are split and concatenated as needed, and never exceed the largest given batch.
     """
     total, largest = sum(len(batch) for batch in batches), max((len(batch) for batch in batches), default=0)
     if not total:
-        raise RecipeError("There are no samples to ask about; give at least one")
-    wanted = min(m, total)
-    held: list[Batch] = []
+        raise RecipeError("The sample of data is empty; give at least one sample")
+    size = min(m, total)
+    group: list[Batch] = []
     for batch in batches:
         start = 0
         while start < len(batch):
-            lacks = wanted - sum(len(part) for part in held)
-            held.append(batch.take(slice(start, start + lacks)))
-            start += lacks
-            if sum(len(part) for part in held) == wanted:
-                yield [concat_batches(held)] if wanted <= largest else held
-                held = []
+            missing = size - sum(len(part) for part in group)
+            group.append(batch.take(slice(start, start + missing)))
+            start += missing
+            if sum(len(part) for part in group) == size:
+                yield [concat_batches(group)] if size <= largest else group
+                group = []
 
 
 def num_grouped(samples: int, m: int) -> int:
-    """Return how many of so many samples are in groups of m."""
+    """Return the number of samples that are in groups of m."""
     return samples // m * m or samples
 
 
-def concat_batches(parts: Sequence[Batch]) -> Batch:
-    """Return several batches as one; named extras are those of the first."""
-    if len(parts) == 1:
-        return parts[0]
-    y, index = (torch.cat([getattr(part, name) for part in parts]) for name in ("y", "index"))
-    return replace(parts[0], x=_cat([part.x for part in parts]), y=y, index=index)
+def concat_batches(batches: Sequence[Batch]) -> Batch:
+    """Concatenate batches; extra fields are those of the first batch."""
+    if len(batches) == 1:
+        return batches[0]
+    y, index = (torch.cat([getattr(batch, name) for batch in batches]) for name in ("y", "index"))
+    return replace(batches[0], x=_concat_inputs([batch.x for batch in batches]), y=y, index=index)
 
 
-def _cat(inputs: Sequence[object]) -> Tensor | dict[str, Tensor]:
+def _concat_inputs(inputs: Sequence[object]) -> Tensor | dict[str, Tensor]:
     first = inputs[0]
     if isinstance(first, Tensor):
         return torch.cat(inputs)  # type: ignore[arg-type]
     return {name: torch.cat([x[name] for x in inputs]) for name in first}  # type: ignore[attr-defined,index]
 
 
-def group_losses(ground: LossSurface, group: Group) -> Tensor:
-    """Return the loss of every sample of a group `[m]` in float64, where the member stands now."""
-    return torch.cat([ground.losses(batch) for batch in group])
+def group_losses(surface: LossSurface, group: Group) -> Tensor:
+    """Return the loss of every sample of a group `[m]` in float64, at the current weights."""
+    return torch.cat([surface.losses(batch) for batch in group])
 
 
-def group_gradient(ground: LossSurface, group: Group) -> tuple[float, TensorTree]:
-    """Return the mean loss of a group and its gradient, where the member stands now."""
+def group_gradient(surface: LossSurface, group: Group) -> tuple[float, TensorTree]:
+    """Return the mean loss of a group and its gradient, at the current weights."""
     if len(group) == 1:
-        loss, found = ground.gradient(group[0])
-        return float(loss), found
+        loss, gradient = surface.gradient(group[0])
+        return float(loss), gradient
     total = sum(len(batch) for batch in group)
     mean, sums = 0.0, None
     for batch in group:
-        loss, found = ground.gradient(batch)
+        loss, gradient = surface.gradient(batch)
         mean += float(loss) * len(batch) / total
         if sums is None:
-            sums = tensor_tree.scale(found, len(batch) / total)
+            sums = tensor_tree.scale(gradient, len(batch) / total)
         else:
-            tensor_tree.add_(sums, found, times=len(batch) / total)
+            tensor_tree.add_(sums, gradient, times=len(batch) / total)
     assert sums is not None
     return mean, sums

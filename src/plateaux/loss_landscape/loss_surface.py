@@ -1,32 +1,32 @@
-"""What a probe stands on: one member, some samples, and the loss as a function of the member's weights.
+"""The loss of one member on a sample of data, as a function of the member's weights.
 
-    ground = Ground(View(module), batches, key=7)
-    loss, gradient = ground.gradient(batch, at=trees.add(ground.home, direction, times=0.1))
+    surface = LossSurface(MemberModule(module), batches, seed=7)
+    loss, gradient = surface.gradient(batch, at=tensor_tree.add(surface.origin, direction, times=0.1))
 
-A Probe asks one question about ONE member's landscape and takes as many passes over the samples as it likes. Weights
-are moved in place and put back, so that any module works as it does in training; `function` is for torch.func.
+A probe measures a property of ONE member's loss surface, with any number of passes over the samples. Weights are
+changed in place and restored, so any module works as it does in training; `loss_fn` is for `torch.func`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from plateaux.core import tensor_tree
-from plateaux.core.member import LayerRecord, MemberModule
+from plateaux.core.member import LayerRecord, MemberModule, at_params, preserve_buffers
 from plateaux.core.types import Batch, TensorTree, derive_seed
 
 
 class LossSurface:
-    """One member and the samples its landscape is asked about.
+    """The loss of one member on some samples.
 
-    `batches` hold the samples as the member sees them, in pieces that fit memory. The loss is the cross entropy of
-    every sample; with `unit_logits` each sample's logits are centred and scaled to length one before it. Only weights
-    that are trained move; buffers never do.
+    `batches` hold the samples on the member's device, in batches that fit in memory. The loss is the cross entropy of
+    every sample; with `normalize_logits`, the logits of each sample are first centered and scaled to norm one. Only
+    parameters that require a gradient change; buffers never do.
     """
 
     def __init__(
@@ -36,96 +36,87 @@ class LossSurface:
         self.member, self.batches, self.seed, self.normalize_logits = member, tuple(batches), seed, normalize_logits
         self.module: nn.Module = member.module
         self.params: TensorTree = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
-        self.origin: TensorTree = tensor_tree.clone(self.params)  # where the member stands
+        self.origin: TensorTree = tensor_tree.clone(self.params)  # the trained weights
 
     @property
     def samples(self) -> int:
+        """The number of samples."""
         return sum(len(batch) for batch in self.batches)
 
     @property
     def num_params(self) -> int:
-        """How many numbers are trained."""
+        """The number of trained weights."""
         return sum(tensor.numel() for tensor in self.origin.values())
 
     @property
     def device(self) -> torch.device:
         return next(iter(self.origin.values())).device
 
-    def generator(self, *words: int | str) -> torch.Generator:
-        """Return randomness of one's own, which depends on the ground's key and on the words alone."""
-        return torch.Generator(self.device).manual_seed(derive_seed(self.seed, *words))
+    def generator(self, *labels: int | str) -> torch.Generator:
+        """Return a random generator whose seed depends only on the seed of the surface and on the labels."""
+        return torch.Generator(self.device).manual_seed(derive_seed(self.seed, *labels))
 
-    @contextmanager
-    def at_params(self, at: TensorTree | None) -> Iterator[None]:
-        """Put the member somewhere else for a while."""
-        if at is None:
-            yield
-            return
-        tensor_tree.write(self.params, at)
-        try:
-            yield
-        finally:
-            tensor_tree.write(self.params, self.origin)
+    def at_params(self, at: TensorTree | None) -> AbstractContextManager[None]:
+        """Set the member to other weights, and restore the trained weights on exit; with None, do nothing."""
+        return at_params(self.params, at, origin=self.origin)
 
     def losses(self, batch: Batch, at: TensorTree | None = None) -> Tensor:
-        """Return every sample's loss `[B]` in float64, without a graph."""
-        with torch.no_grad(), self.at_params(at), self._preserve_buffers():
+        """Return the loss of every sample `[B]` in float64, without a graph."""
+        with torch.no_grad(), self.at_params(at), self.preserve_buffers():
             return self.losses_from_logits(self.member(batch.x).double(), batch)
 
     def all_losses(self, at: TensorTree | None = None) -> Tensor:
-        """Return the loss of every sample of the ground `[N]` in float64."""
+        """Return the loss of every sample of all batches `[N]` in float64."""
         return torch.cat([self.losses(batch, at) for batch in self.batches])
 
     def gradient(self, batch: Batch, at: TensorTree | None = None) -> tuple[Tensor, TensorTree]:
-        """Return the mean loss of a batch in float64, and its gradient over the trained weights."""
-        with self.at_params(at), self._preserve_buffers(), torch.enable_grad():
+        """Return the mean loss of a batch in float64, and its gradient with respect to the trained weights."""
+        with self.at_params(at), self.preserve_buffers(), torch.enable_grad():
             loss = self.losses_from_logits(self.member(batch.x).double(), batch).mean()
-            found = torch.autograd.grad(loss, list(self.params.values()), allow_unused=True)
-        pairs = zip(self.params.items(), found, strict=True)
+            gradients = torch.autograd.grad(loss, list(self.params.values()), allow_unused=True)
+        pairs = zip(self.params.items(), gradients, strict=True)
         return loss.detach(), {name: torch.zeros_like(p) if g is None else g for (name, p), g in pairs}
 
     def record(self, batch: Batch, layers: Sequence[str] = ()) -> tuple[Tensor, Mapping[str, LayerRecord]]:
-        """Return the logits of a batch and what each named layer saw of it, without a graph."""
-        with torch.no_grad(), self._preserve_buffers():
+        """Return the logits of a batch, and the inputs and outputs of each named layer, without a graph."""
+        with torch.no_grad(), self.preserve_buffers():
             return self.member.record(batch.x, layers)
 
     def logits_fn(self, batch: Batch) -> Callable[[TensorTree], Tensor]:
-        """Return every sample's logits `[B, C]` as a function of the trained weights, for torch.func."""
+        """Return the logits of every sample `[B, C]` as a function of the trained weights, for `torch.func`."""
         buffers = {name: b for name, b in self.module.named_buffers()}
 
-        def logits(at: TensorTree) -> Tensor:
-            # A BatchNorm in training mode writes its buffers: it gets copies.
-            given = {**{name: b.clone() for name, b in buffers.items()}, **at} if self.module.training else at
-            return self.member(batch.x, given)
+        def logits(params: TensorTree) -> Tensor:
+            # BatchNorm in training mode writes to its buffers, so it gets copies.
+            copies = {name: b.clone() for name, b in buffers.items()} if self.module.training else {}
+            return self.member(batch.x, {**copies, **params})
 
         return logits
 
     def loss_fn(self, batch: Batch) -> Callable[[TensorTree], Tensor]:
-        """Return every sample's loss `[B]` as a function of the trained weights, for torch.func."""
+        """Return the loss of every sample `[B]` as a function of the trained weights, for `torch.func`."""
         logits = self.logits_fn(batch)
-        return lambda at: self.losses_from_logits(logits(at), batch)
+        return lambda params: self.losses_from_logits(logits(params), batch)
 
     def losses_from_logits(self, logits: Tensor, batch: Batch) -> Tensor:
-        """Return every sample's loss `[B]`."""
+        """Return the loss of every sample `[B]`."""
         y = batch.y.to(logits.dtype) if batch.y.is_floating_point() else batch.y
         return F.cross_entropy(self.prepare_logits(logits), y, reduction="none")
 
     def prepare_logits(self, logits: Tensor) -> Tensor:
-        """Return logits as the cross entropy sees them."""
+        """Return the logits that enter the cross entropy: normalized if `normalize_logits` is set."""
         if not self.normalize_logits:
             return logits
         logits = logits - logits.mean(-1, keepdim=True)
-        length: Tensor = torch.linalg.vector_norm(logits, dim=-1, keepdim=True)
-        return logits / length.clamp(min=1e-10)
+        norm: Tensor = torch.linalg.vector_norm(logits, dim=-1, keepdim=True)
+        return logits / norm.clamp(min=1e-10)
 
     @contextmanager
-    def _preserve_buffers(self) -> Iterator[None]:
-        """Put back what a BatchNorm in training mode writes."""
-        if not self.module.training or next(self.module.buffers(), None) is None:
+    def preserve_buffers(self) -> Iterator[None]:
+        """Restore the buffers that BatchNorm in training mode writes to."""
+        buffers = dict(self.module.named_buffers()) if self.module.training else {}
+        if not buffers:
             yield
             return
-        before = {name: b.clone() for name, b in self.module.named_buffers()}
-        try:
+        with preserve_buffers(buffers):
             yield
-        finally:
-            tensor_tree.write(dict(self.module.named_buffers()), before)

@@ -1,4 +1,4 @@
-"""Numbers of every sample on a ground, and what they say together: a mean with its two errors apart."""
+"""Values per sample, and their mean with the standard errors over samples and over random draws."""
 
 from __future__ import annotations
 
@@ -13,45 +13,47 @@ from plateaux.loss_landscape.loss_surface import LossSurface
 from plateaux.optim.grad_norms import squared_norms
 
 
-def squared_gradient_norms(ground: LossSurface) -> Tensor:
+def squared_gradient_norms(surface: LossSurface) -> Tensor:
     """Return the squared norm of every sample's gradient over the trained weights, `[N]` in float64."""
-    require_independent_samples(ground, "gradient")
+    require_independent_samples(surface, "gradient")
 
-    def loss(table: Tensor, batch: Batch) -> Tensor:
-        return ground.losses_from_logits(table[0], batch)[None]
+    def loss(outputs: Tensor, batch: Batch) -> Tensor:  # [1, B, C]
+        return surface.losses_from_logits(outputs[0], batch)[None]
 
-    given = loss if ground.normalize_logits else None  # cross entropy itself is known, and done without cancelling
-    return torch.cat([squared_norms(ground.member, batch, given) for batch in ground.batches])
+    # None stands for plain cross entropy, which has a closed form without cancellation.
+    loss_fn = loss if surface.normalize_logits else None
+    return torch.cat([squared_norms(surface.member, batch, loss_fn) for batch in surface.batches])
 
 
-def require_independent_samples(ground: LossSurface, what: str) -> None:
-    """Refuse a network in which samples see one another: none has a gradient of its own then."""
-    if any(isinstance(part, _BatchNorm) and part.training for part in ground.module.modules()):
+def require_independent_samples(surface: LossSurface, what: str) -> None:
+    """Raise an error if BatchNorm is in training mode: a gradient per sample is not defined then."""
+    if any(isinstance(layer, _BatchNorm) and layer.training for layer in surface.module.modules()):
         raise RecipeError(
-            f"BatchNorm in training mode mixes the samples of a batch, so that no sample has a {what} of its own; "
-            "ask with BatchNorm in evaluation mode"
+            f"BatchNorm in training mode mixes the samples of a batch, so a {what} per sample is not defined; "
+            "use BatchNorm in evaluation mode"
         )
 
 
-def mean_over_samples(numbers: Tensor) -> Estimate:
-    """Return the mean of the samples' numbers `[N]`, with its standard error over samples."""
-    wide = numbers.double()
-    return mean(float(wide.sum()), float(wide.square().sum()), len(wide))
+def mean_over_samples(values: Tensor) -> Estimate:
+    """Return the mean of the samples' values `[N]`, with its standard error over samples."""
+    values = values.double()
+    return mean(float(values.sum()), float(values.square().sum()), len(values))
 
 
-def mean_over_draws(numbers: Tensor) -> Estimate:
-    """Return the mean of the samples' numbers in every draw `[D, N]`, with the errors of samples and draws apart.
+def mean_over_draws(values: Tensor) -> Estimate:
+    """Return the mean of the samples' values in every draw `[D, N]`, with its standard errors over samples and draws.
 
-    The spread between samples holds some of the draws' too; it is taken out, as in an analysis of variance.
+    The variance between samples contains part of the variance between draws, which is subtracted as in an analysis of
+    variance.
     """
-    wide = numbers.double()
-    draws, samples = wide.shape
-    by_draw, by_sample, middle = wide.mean(1), wide.mean(0), float(wide.mean())
-    drawn = float(by_draw.std() / draws**0.5) if draws > 1 else None
+    values = values.double()
+    draws, samples = values.shape
+    draw_means, sample_means, total_mean = values.mean(1), values.mean(0), float(values.mean())
+    mc_stderr = float(draw_means.std() / draws**0.5) if draws > 1 else None
     if samples < 2:
-        return Estimate(middle, None, drawn)
-    spread = float(by_sample.var())
+        return Estimate(total_mean, None, mc_stderr)
+    variance = float(sample_means.var())
     if draws > 1:
-        rest = wide - by_draw[:, None] - by_sample + middle
-        spread -= float(rest.square().sum()) / ((draws - 1) * (samples - 1)) / draws
-    return Estimate(middle, (max(spread, 0.0) / samples) ** 0.5, drawn)
+        residual = values - draw_means[:, None] - sample_means + total_mean
+        variance -= float(residual.square().sum()) / ((draws - 1) * (samples - 1)) / draws
+    return Estimate(total_mean, (max(variance, 0.0) / samples) ** 0.5, mc_stderr)

@@ -30,7 +30,7 @@ STATISTICS_TEXT = {
     "batch": "BatchNorm uses the statistics of each batch",
     "own": "BatchNorm uses the running statistics of the member",
     "interpolated": "BatchNorm statistics are interpolated like the weights",
-    "reestimated": "BatchNorm statistics are re-estimated at every point",
+    "recomputed": "BatchNorm statistics are recomputed at every point",
 }
 _format_range = partial(format_range, digits=3)
 LOG_SCALE_RATIO = 20.0  # losses that differ by more than this factor are plotted on a logarithmic scale

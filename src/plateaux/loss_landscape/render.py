@@ -186,7 +186,7 @@ class PlotJob:
         return points * len(self.session.sample.ids) / 3
 
     def _passes_with_update_bn(self, points: int) -> float:
-        """Return the number of passes if BatchNorm statistics are re-estimated at every point."""
+        """Return the number of passes if BatchNorm statistics are recomputed at every point."""
         update_bn = self.session.metadata(self.session.sample)["batchnorm"] == "eval"
         return self._passes(points) * (2 if update_bn else 1)
 

@@ -38,7 +38,7 @@ class ProbeOptions:
     def metadata(self, module: nn.Module) -> dict[str, Any]:
         """Return the options to record for a network; without BatchNorm layers, its mode is `none`."""
         mode = self.batchnorm if batchnorm_layers(module) else "none"
-        return {"batchnorm": mode, "unit_logits": self.normalize_logits}
+        return {"batchnorm": mode, "normalize_logits": self.normalize_logits}
 
 
 DEFAULT_OPTIONS = ProbeOptions()

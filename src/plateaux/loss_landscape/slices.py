@@ -27,9 +27,9 @@ from plateaux.models.modes import update_bn as reestimate_bn
 from plateaux.models.surgery import batchnorm_layers
 
 Normalization = Literal["filter", "layer", "none"]
-Statistics = Literal["none", "batch", "own", "interpolated", "reestimated"]
+Statistics = Literal["none", "batch", "own", "interpolated", "recomputed"]
 """BatchNorm statistics at each point: no BatchNorm layers, those of each batch, the running statistics of the member,
-interpolated like the weights, or re-estimated from the sample."""
+interpolated like the weights, or recomputed from the sample."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +116,10 @@ def _normalize_direction(noise: Tensor, weight: Tensor, normalization: Normaliza
 
 
 def evaluate_line(
-    surface: LossSurface, direction: TensorTree, *, span: float = 1.0, points: int = 51, update_bn: bool = False
+    surface: LossSurface, direction: TensorTree, *, extent: float = 1.0, points: int = 51, update_bn: bool = False
 ) -> LossCurve:
-    """Return the loss at origin + t * direction for t from -span to span. An odd number of points includes t = 0."""
-    at = _linspace(-span, span, points)
+    """Return the loss at origin + t * direction for t from -extent to extent. An odd number of points includes 0."""
+    at = _linspace(-extent, extent, points)
     with restore_state(surface) as set_state:
 
         def evaluate(t: float) -> PointStats:
@@ -127,7 +127,7 @@ def evaluate_line(
             return _evaluate_point(surface, update_bn)
 
         stats = [evaluate(t) for t in at]
-        return _make_curve(at, stats, _statistics_label(surface, "reestimated" if update_bn else "own"))
+        return _make_curve(at, stats, _statistics_label(surface, "recomputed" if update_bn else "own"))
 
 
 def evaluate_path(
@@ -135,7 +135,7 @@ def evaluate_path(
 ) -> LossCurve:
     """Return the loss on the straight line from one state dict (0) to another (1).
 
-    BatchNorm statistics are re-estimated from the sample at every point, or else interpolated like the weights.
+    BatchNorm statistics are recomputed from the sample at every point, or else interpolated like the weights.
     """
     at = _linspace(0.0, 1.0, points)
     with restore_state(surface) as set_state:
@@ -145,7 +145,7 @@ def evaluate_path(
             return _evaluate_point(surface, update_bn)
 
         stats = [evaluate(t) for t in at]
-        return _make_curve(at, stats, _statistics_label(surface, "reestimated" if update_bn else "interpolated"))
+        return _make_curve(at, stats, _statistics_label(surface, "recomputed" if update_bn else "interpolated"))
 
 
 def compute_barrier(at: Sequence[float], values: Sequence[float]) -> Barrier:
@@ -160,10 +160,16 @@ def compute_barrier(at: Sequence[float], values: Sequence[float]) -> Barrier:
 
 
 def evaluate_grid(
-    surface: LossSurface, x: TensorTree, y: TensorTree, *, span: float = 1.0, points: int = 21, update_bn: bool = False
+    surface: LossSurface,
+    x: TensorTree,
+    y: TensorTree,
+    *,
+    extent: float = 1.0,
+    points: int = 21,
+    update_bn: bool = False,
 ) -> LossGrid:
-    """Return the loss at origin + s * x + t * y, for s and t from -span to span."""
-    at = _linspace(-span, span, points)
+    """Return the loss at origin + s * x + t * y, for s and t from -extent to extent."""
+    at = _linspace(-extent, extent, points)
     with restore_state(surface) as set_state:
 
         def evaluate(s: float, t: float) -> PointStats:
@@ -174,7 +180,7 @@ def evaluate_grid(
         rows = [[evaluate(s, t) for s in at] for t in at]
         member = evaluate(0.0, 0.0)
     marks = {"member": Mark(0.0, 0.0, member.loss, member.accuracy)}
-    return _make_grid(at, at, rows, _statistics_label(surface, "reestimated" if update_bn else "own"), marks)
+    return _make_grid(at, at, rows, _statistics_label(surface, "recomputed" if update_bn else "own"), marks)
 
 
 def evaluate_plane(
@@ -184,7 +190,7 @@ def evaluate_plane(
 
     The first member is at (0, 0) and the second on the x axis; both axes are Euclidean distances in weight space
     (Garipov et al. 2018). The grid extends beyond the members by `margin` times their extent. BatchNorm statistics are
-    re-estimated at every point, because those of the members cannot be interpolated outside their triangle.
+    recomputed at every point, because those of the members cannot be interpolated outside their triangle.
     """
     if len(members) != 3:
         raise RecipeError(f"A plane is defined by three members, and {len(members)} were given; select three")
@@ -210,7 +216,7 @@ def evaluate_plane(
         name: Mark(*position, stats.loss, stats.accuracy)
         for name, position, stats in zip(members, positions, at_members, strict=True)
     }
-    return _make_grid(xs, ys, rows, _statistics_label(surface, "reestimated"), marks)
+    return _make_grid(xs, ys, rows, _statistics_label(surface, "recomputed"), marks)
 
 
 @contextmanager

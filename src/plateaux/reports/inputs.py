@@ -108,7 +108,7 @@ def _read_study(path: str | Path) -> ReportInputs:
         rest = (logs, entry.get("recipe", {}), run)
         sections.append(RunSection(result_label(first), first.condition, first.repetition, results, *rest))
     study = stored.get("study", {})
-    figures = study.get("figures", {}).get("draw", ())
+    figures = study.get("figures", {}).get("only", ())
     question = str(study.get("question") or "A study")
     title = folder.resolve().name if Path(path).is_dir() or Path(path).name == RESULTS else Path(path).stem
     return ReportInputs(title, sections, question, study.get("baseline", {}), tuple(map(str, figures)))

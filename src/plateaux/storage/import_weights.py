@@ -7,29 +7,47 @@ from pathlib import Path
 
 from plateaux.config.builders.data import build_data
 from plateaux.config.builders.model import build_member
-from plateaux.config.components import NO_COMPONENTS, Components
+from plateaux.config.components import Components, Model
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RecipeError
+from plateaux.core.method import LossFn
 from plateaux.core.types import TensorTree
+from plateaux.data.sources import DataSplits
 from plateaux.models.surgery import load_weights
 from plateaux.storage.run import MemberProgress, Run
 from plateaux.storage.run_info import DataInfo, RunInfo
 
 
 def import_weights(
-    out: str | Path, recipe: Recipe, files: Sequence[str], *, components: Components = NO_COMPONENTS
+    out: str | Path,
+    recipe: Recipe,
+    files: Sequence[str],
+    *,
+    data: DataSplits | None = None,
+    model: Model | None = None,
+    loss: LossFn | None = None,
+    trust: Sequence[str] = (),
 ) -> Run:
-    """Create a run from weight files (`FILE` or `FILE:prefix`). All are checked against their models first."""
+    """Create a run from weight files (`FILE` or `FILE:prefix`). All are checked against their models first.
+
+    Args:
+        out: The run folder to create.
+        recipe: The recipe of the run: the dataset, the models, and the number of members.
+        files: One file for each member; `FILE:prefix` reads only the entries that start with the prefix.
+        data, model, loss: Python objects that replace those named in the recipe.
+        trust: Modules whose functions the recipe may call.
+    """
+    components = Components(data, model, loss, trust=tuple(trust))
     if len(files) != recipe.members:
         raise RecipeError(f"{len(files)} weight files for {recipe.members} members: give one file for each member")
-    data = build_data(recipe, components)
+    splits = build_data(recipe, components)
     modules = []
     for number, spec in enumerate(files):
-        module = build_member(recipe, data, number, components)
+        module = build_member(recipe, splits, number, components)
         file, prefix = split_file(spec)
         load_weights(module, file, prefix)
         modules.append(module)
-    run = Run.begin(out, recipe, RunInfo(DataInfo.from_splits(data), adopted=tuple(files)))
+    run = Run.begin(out, recipe, RunInfo(DataInfo.from_splits(splits), adopted=tuple(files)))
     store_weights(run, [module.state_dict() for module in modules], [f"adopted from {file}" for file in files])
     return run
 

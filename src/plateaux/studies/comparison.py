@@ -1,10 +1,10 @@
-"""Conditions of a study side by side: means with their intervals, differences from a baseline, equal costs."""
+"""Comparison of the conditions of a study: means, differences from a baseline, and differences at equal cost."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
 
 from plateaux.core.formatting import format_with_stderr
@@ -13,140 +13,149 @@ from plateaux.core.stats.intervals import Cost, CostPoint, Interval, at_equal_co
 from plateaux.core.text_table import Table
 from plateaux.core.types import Estimate
 from plateaux.evaluation.splits import is_corrupted_split
+from plateaux.studies.grid import condition_label
 from plateaux.studies.results import TRAINING, ResultRow
 
 MAIN = (MEAN_PROBABILITY, ALL_MEMBERS, MEAN_OF_PAIRS, MEAN_OF_MEMBERS, RowName.member(0))
 SUMMED = "cACC"
-LENGTH = "epochs"  # the factor that makes a course of runs
+LENGTH = "epochs"  # runs that differ only in this factor form a cost curve
 
-Column = tuple[str, str, RowName]  # measure, on, row
+Column = tuple[str, str, RowName]  # metric, split, row
 Condition = Mapping[str, Any]
+ComputeFn = Callable[[Condition, Column], Interval]
 
 
 class Comparison:
-    """The findings of a study, by condition and column."""
+    """The results of a study by condition and column."""
 
-    def __init__(self, found: Sequence[ResultRow], baseline: Condition | None = None) -> None:
+    def __init__(self, results: Sequence[ResultRow], baseline: Condition | None = None) -> None:
         self.baseline = dict(baseline or {})
         self.conditions: dict[str, Condition] = {}
         self.numbers: dict[tuple[str, Column], dict[int, float]] = {}
-        self.facts: dict[Column, ResultRow] = {}
-        for each in found:
-            name, column = _name(each.condition), (each.metric, each.split, each.row)
-            self.conditions.setdefault(name, each.condition)
-            self.numbers.setdefault((name, column), {})[each.repetition] = each.value
-            self.facts.setdefault(column, each)
+        self.examples: dict[Column, ResultRow] = {}
+        for result in results:
+            name, column = _key(result.condition), (result.metric, result.split, result.row)
+            self.conditions.setdefault(name, result.condition)
+            self.numbers.setdefault((name, column), {})[result.repetition] = result.value
+            self.examples.setdefault(column, result)
 
     def columns(self) -> list[Column]:
-        """Return one column for every measure: the row of the ensemble, of all together, or the members' mean."""
+        """Return one column per metric and split: the row of the ensemble, or the mean of pairs or members."""
         rows: dict[tuple[str, str], list[RowName]] = {}
-        for measure, on, row in self.facts:
-            rows.setdefault((measure, on), []).append(row)
-        found: list[Column] = []
-        for (measure, on), there in rows.items():
+        for metric, split, row in self.examples:
+            rows.setdefault((metric, split), []).append(row)
+        columns: list[Column] = []
+        for (metric, split), available in rows.items():
             names = [*MAIN, *(row_name(row, SUMMED) for row in MAIN)]
-            main = next((row for row in names if row in there), None)
-            if main is not None and not is_corrupted_split(on):  # of single corruptions their sum is shown
-                found.append((measure, on, main))
-        return found
+            main = next((row for row in names if row in available), None)
+            if main is not None and not is_corrupted_split(split):  # single corruptions are part of cACC
+                columns.append((metric, split, main))
+        return columns
 
     def mean(self, condition: Condition, column: Column) -> Interval:
         """Return the mean over repetitions."""
-        return t_interval(list(self.numbers.get((_name(condition), column), {}).values()))
+        return t_interval(list(self.numbers.get((_key(condition), column), {}).values()))
 
     def difference(self, condition: Condition, column: Column) -> Interval:
-        """Return the difference from the baseline, over the repetitions that both have."""
-        mine = self.numbers.get((_name(condition), column), {})
-        theirs = self.numbers.get((_name(self.against(condition) or {}), column), {})
-        both = sorted(mine.keys() & theirs.keys())
-        return paired_t_interval([mine[r] for r in both], [theirs[r] for r in both])
+        """Return the difference from the baseline over the common repetitions."""
+        ours = self.numbers.get((_key(condition), column), {})
+        theirs = self.numbers.get((_key(self.baseline_for(condition) or {}), column), {})
+        both = sorted(ours.keys() & theirs.keys())
+        return paired_t_interval([ours[r] for r in both], [theirs[r] for r in both])
 
-    def against(self, condition: Condition) -> Condition | None:
-        """Return what a condition is compared with: a baseline that is the same in all its other factors."""
+    def baseline_for(self, condition: Condition) -> Condition | None:
+        """Return the baseline of a condition: it has the same values in all other factors."""
         for each in self.conditions.values():
             same = all(condition.get(name) == value for name, value in each.items() if name not in self.baseline)
             if same and self.baseline and all(each.get(name) == value for name, value in self.baseline.items()):
                 return each
         return None
 
-    def at_equal(self, condition: Condition, column: Column, by: Cost) -> tuple[float, Interval]:
-        """Return the difference from the baseline at equal cost, each course made of runs of several lengths."""
-        mine, theirs = self._courses(condition, column), self._courses(self.against(condition) or {}, column)
-        both = sorted(mine.keys() & theirs.keys())
+    def at_equal_cost(self, condition: Condition, column: Column, by: Cost) -> tuple[float, Interval]:
+        """Return the difference from the baseline at equal cost, from cost curves over runs of several lengths."""
+        ours, theirs = (
+            self._cost_curves(condition, column),
+            self._cost_curves(self.baseline_for(condition) or {}, column),
+        )
+        both = sorted(ours.keys() & theirs.keys())
         if not both:
             return math.nan, paired_t_interval([], [])
-        return at_equal_cost([mine[r] for r in both], [theirs[r] for r in both], by)
+        return at_equal_cost([ours[r] for r in both], [theirs[r] for r in both], by)
 
-    def _courses(self, condition: Condition, column: Column) -> dict[int, list[CostPoint]]:
-        found: dict[int, list[CostPoint]] = {}
+    def _cost_curves(self, condition: Condition, column: Column) -> dict[int, list[CostPoint]]:
+        curves: dict[int, list[CostPoint]] = {}
         for name, each in self.conditions.items():
-            if _name(_less(each)) != _name(_less(condition)):
+            if _key(_without_length(each)) != _key(_without_length(condition)):
                 continue
             for repetition, number in self.numbers.get((name, column), {}).items():
-                spent = [self.numbers.get((name, (by, TRAINING, MEAN_OF_MEMBERS)), {}) for by in get_args(Cost)]
-                if all(repetition in each for each in spent):
-                    found.setdefault(repetition, []).append(CostPoint(number, *(each[repetition] for each in spent)))
-        return found
+                costs = [self.numbers.get((name, (by, TRAINING, MEAN_OF_MEMBERS)), {}) for by in get_args(Cost)]
+                if all(repetition in cost for cost in costs):
+                    point = CostPoint(number, *(cost[repetition] for cost in costs))
+                    curves.setdefault(repetition, []).append(point)
+        return curves
 
     def tables(self) -> list[Table]:
-        """Return the tables: means, then differences from the baseline, then those at equal costs."""
+        """Return the tables of means, of differences from the baseline, and of differences at equal cost."""
         columns = self.columns()
         tables = [self._table("mean over repetitions", columns, list(self.conditions.values()), self.mean)]
-        others = [each for each in self.conditions.values() if self.against(each) not in (None, each)]
+        others = [each for each in self.conditions.values() if self.baseline_for(each) not in (None, each)]
         if others:
-            title = "difference from " + ", ".join(f"{name}={value}" for name, value in self.baseline.items())
+            title = f"difference from {condition_label(self.baseline)}"
             rest = [column for column in columns if column[1] != TRAINING]
             tables.append(self._table(title, rest, others, self.difference))
-            tables += self._equal(rest, others) if any(LENGTH in each for each in others) else []
+            tables += self._equal_cost_tables(rest, others) if any(LENGTH in each for each in others) else []
         return tables
 
-    def _table(self, title: str, columns: Sequence[Column], rows: Sequence[Condition], ask: Any) -> Table:
-        header = ["", *(self._title(column) for column in columns)]
-        cells = [[_words(each), *(self._told(each, column, ask) for column in columns)] for each in rows]
-        return Table.from_text(
-            title, header, cells, "± half of the 95 % Student-t interval over repetitions; none of a single one"
-        )
+    def _table(self, title: str, columns: Sequence[Column], rows: Sequence[Condition], compute: ComputeFn) -> Table:
+        header = ["", *(self._column_title(column) for column in columns)]
+        cells = [[_label(each), *(self._format_cell(each, column, compute) for column in columns)] for each in rows]
+        caption = "± half of the 95 % Student-t interval over repetitions; a single repetition has no interval"
+        return Table.from_text(title, header, cells, caption)
 
-    def _told(self, condition: Condition, column: Column, ask: Any) -> str:
-        """Return a number in words, and how many of its repetitions made it where some have none."""
-        made, there = ask(condition, column), len(self.numbers.get((_name(condition), column), {}))
-        return self._shown(column, made) + (f" ({made.count} of {there})" if 0 < made.count < there else "")
+    def _format_cell(self, condition: Condition, column: Column, compute: ComputeFn) -> str:
+        """Return a number with its interval, and the number of finite repetitions if some are not."""
+        interval, count = compute(condition, column), len(self.numbers.get((_key(condition), column), {}))
+        note = f" ({interval.count} of {count})" if 0 < interval.count < count else ""
+        return self._format(column, interval) + note
 
-    def _equal(self, columns: Sequence[Column], others: Sequence[Condition]) -> list[Table]:
-        """Return a table for every kind of cost; runs that differ only in length are one course, and one row."""
-        found = []
-        courses = list({_name(_less(each)): each for each in others}.values())
+    def _equal_cost_tables(self, columns: Sequence[Column], others: Sequence[Condition]) -> list[Table]:
+        """Return one table per kind of cost; runs that differ only in length form one cost curve and one row."""
+        tables = []
+        curves = list({_key(_without_length(each)): each for each in others}.values())
         for by in get_args(Cost):
             rows = []
-            for each in courses:
-                there = [self.at_equal(each, column, by) for column in columns]
-                cells = [self._shown(column, made) for column, (_, made) in zip(columns, there, strict=True)]
-                rows.append([_words(_less(each)), f"{there[0][0]:.4g}" if there else "", *cells])
-            header = ["", by, *(self._title(column) for column in columns)]
-            found.append(
-                Table.from_text(f"difference at equal {by}", header, rows, "at the largest cost that both came to")
+            for condition in curves:
+                differences = [self.at_equal_cost(condition, column, by) for column in columns]
+                cells = [
+                    self._format(column, interval) for column, (_, interval) in zip(columns, differences, strict=True)
+                ]
+                cost = f"{differences[0][0]:.4g}" if differences else ""
+                rows.append([_label(_without_length(condition)), cost, *cells])
+            header = ["", by, *(self._column_title(column) for column in columns)]
+            tables.append(
+                Table.from_text(f"difference at equal {by}", header, rows, "at the largest cost that both reach")
             )
-        return found
+        return tables
 
-    def _title(self, column: Column) -> str:
-        measure, on, _ = column
-        return f"{measure}{'' if on == TRAINING else f', {on}'}{' %' if self.facts[column].percent else ''}"
+    def _column_title(self, column: Column) -> str:
+        metric, split, _ = column
+        return f"{metric}{'' if split == TRAINING else f', {split}'}{' %' if self.examples[column].percent else ''}"
 
-    def _shown(self, column: Column, made: Interval) -> str:
+    def _format(self, column: Column, interval: Interval) -> str:
         return (
             ""
-            if math.isnan(made.value)
-            else format_with_stderr(Estimate(made.value, made.half), self.facts[column].percent)
+            if math.isnan(interval.value)
+            else format_with_stderr(Estimate(interval.value, interval.half), self.examples[column].percent)
         )
 
 
-def _name(condition: Condition) -> str:
+def _key(condition: Condition) -> str:
     return json.dumps(condition, sort_keys=True, default=str)
 
 
-def _less(condition: Condition) -> dict[str, Any]:
+def _without_length(condition: Condition) -> dict[str, Any]:
     return {name: value for name, value in condition.items() if name != LENGTH}
 
 
-def _words(condition: Condition) -> str:
-    return ", ".join(f"{name}={value}" for name, value in condition.items()) or "base"
+def _label(condition: Condition) -> str:
+    return condition_label(condition) or "base"

@@ -1,4 +1,4 @@
-"""What a study will cost before it is run: passes from its recipes, time from runs that are finished or a few steps."""
+"""Estimated cost of a study: passes from its recipes, time from finished runs or from a short benchmark."""
 
 from __future__ import annotations
 
@@ -26,85 +26,85 @@ from plateaux.studies.study import Study
 from plateaux.training.autotune import throughput
 from plateaux.training.cost import count_passes
 
-FORWARD = 1 / 3  # of a pass
-CANDIDATES = (
+FORWARD_COST = 1 / 3  # of a forward-and-backward pass
+AUTO_CANDIDATES = (
     {"precision": "fp32", "memory_format": "contiguous"},
     {"precision": "bf16", "memory_format": "channels_last"},
-)  # for what is left to the machine
+)  # for settings that are "auto"
 
 
 @dataclass(frozen=True, slots=True)
 class RunCost:
-    """One run of a study, and what is left to do of it."""
+    """One run of a study and its remaining cost."""
 
     run: str
     conditions: tuple[str, ...]
-    state: Literal["done", "begun", "missing"]
+    state: Literal["done", "started", "missing"]
     members: int
     epochs: int
-    passes: float  # over the training samples, of all members, still to be trained
-    evaluation: float  # samples' passes still to be measured
+    passes: float  # remaining passes over the training samples, of all members
+    evaluation: float  # remaining passes of single samples for the evaluation
     seconds: float
     branches_from: str | None = None
 
 
 class CostEstimate:
-    """Reckons a study; what it has timed or read once it does not time or read again."""
+    """Estimates the cost of a study; datasets and throughputs are cached."""
 
-    def __init__(self, conduct: StudyRunner) -> None:
-        self.runner = conduct
+    def __init__(self, runner: StudyRunner) -> None:
+        self.runner = runner
         self.data: dict[str, DataSplits] = {}
         self.throughputs: dict[str, float] = {}
 
     def all(self) -> list[RunCost]:
-        """Return every run of the study with what is left to do of it; nothing is trained and nothing written."""
-        missing = {task.folder for task, _ in self.runner.missing()}
-        return [self.one(task, task.folder in missing) for task in self.runner.runs if self._wanted(task)]
+        """Return the remaining cost of every run; nothing is trained or written."""
+        missing = {spec.folder for spec, _ in self.runner.missing()}
+        return [self.one(spec, spec.folder in missing) for spec in self.runner.runs if self._is_wanted(spec)]
 
-    def one(self, task: RunSpec, missing: bool) -> RunCost:
-        """Reckon one run."""
-        recipe, words = task.recipe, tuple(str(plan) for plan in task.trials)
+    def one(self, spec: RunSpec, missing: bool) -> RunCost:
+        """Return the remaining cost of one run."""
+        recipe, names = spec.recipe, tuple(map(str, spec.trials))
         if not missing:
-            return RunCost(task.folder, words, "done", recipe.members, recipe.train.epochs, 0.0, 0.0, 0.0)
-        standing = self._standing(task)
-        begun = any(each != MemberProgress() for each in standing)
-        start = 0 if begun else self._span(task)
-        passes = sum(self._left(recipe, number, each, start) for number, each in enumerate(standing))
-        measuring = recipe.members * evaluation_passes(
+            return RunCost(spec.folder, names, "done", recipe.members, recipe.train.epochs, 0.0, 0.0, 0.0)
+        members = self._member_progress(spec)
+        has_started = any(each != MemberProgress() for each in members)
+        start = 0 if has_started else self._shared_epochs(spec)
+        passes = sum(self._remaining_passes(recipe, number, each, start) for number, each in enumerate(members))
+        evaluation = recipe.members * evaluation_passes(
             self.runner.study, recipe, self._data(recipe), self.runner.components
         )
         samples = len(train_val_split(recipe, self._data(recipe))[0])
-        at_once = min(self.runner.trained(task).executor.processes, recipe.members, num_cores())
-        seconds = (passes * samples / at_once + measuring) / self._pace(recipe, samples)
-        state: Literal["begun", "missing"] = "begun" if begun else "missing"
-        left = (recipe.members, recipe.train.epochs, passes, measuring, seconds)
-        return RunCost(task.folder, words, state, *left, task.prefix if start else None)
+        at_once = min(self.runner.training_recipe(spec).executor.processes, recipe.members, num_cores())
+        seconds = (passes * samples / at_once + evaluation) / self._throughput(recipe, samples)
+        state: Literal["started", "missing"] = "started" if has_started else "missing"
+        left = (recipe.members, recipe.train.epochs, passes, evaluation, seconds)
+        return RunCost(spec.folder, names, state, *left, spec.prefix if start else None)
 
-    def _wanted(self, task: RunSpec) -> bool:
-        return any(plan.run in self.runner.wanted for plan in task.trials)
+    def _is_wanted(self, spec: RunSpec) -> bool:
+        return any(trial.run in self.runner.wanted for trial in spec.trials)
 
-    def _left(self, recipe: Recipe, number: int, progress: MemberProgress, start: int) -> float:
+    def _remaining_passes(self, recipe: Recipe, number: int, progress: MemberProgress, start: int) -> float:
         if progress.finished:
             return 0.0
         components = self.runner.components
         before = count_passes(recipe, number, epochs=max(progress.epoch, start), components=components)
         return count_passes(recipe, number, components=components) - before
 
-    def _standing(self, task: RunSpec) -> list[MemberProgress]:
-        root = self.runner.root / "runs" / task.folder
+    def _member_progress(self, spec: RunSpec) -> list[MemberProgress]:
+        root = self.runner.root / "runs" / spec.folder
         if not LocalStore(root).has("run.json"):
-            return [MemberProgress()] * task.recipe.members
+            return [MemberProgress()] * spec.recipe.members
         run = Run.open(root)
-        return [run.progress(number) for number in range(task.recipe.members)]
+        return [run.progress(number) for number in range(spec.recipe.members)]
 
-    def _span(self, task: RunSpec) -> int:
-        """Return the epochs that another run of the study trains for this one."""
-        lender = next((each for each in self.runner.runs if each.folder == task.prefix), None)
-        if lender is None:
+    def _shared_epochs(self, spec: RunSpec) -> int:
+        """Return the epochs that this run takes over from its parent."""
+        parent = next((each for each in self.runner.runs if each.folder == spec.prefix), None)
+        if parent is None:
             return 0
-        rendezvous = build_method(lender.recipe, 0, self.runner.components).partition
-        assert rendezvous is not None
-        return rendezvous.after[0]
+        partition = build_method(parent.recipe, 0, self.runner.components).partition
+        assert partition is not None
+        return partition.after[0]
 
     def _data(self, recipe: Recipe) -> DataSplits:
         name = fingerprint(recipe.to_dict()["data"])
@@ -112,55 +112,55 @@ class CostEstimate:
             self.data[name] = build_data(recipe, self.runner.components)
         return self.data[name]
 
-    def _pace(self, recipe: Recipe, samples: int) -> float:
-        """Return how many samples' passes a second a member makes: as runs with that network did, or by trying."""
-        kind = _kind(recipe.to_dict())
-        if kind not in self.throughputs:
-            self.throughputs[kind] = self._found(kind, samples) or self._tried(recipe)
-        return self.throughputs[kind]
+    def _throughput(self, recipe: Recipe, samples: int) -> float:
+        """Return the throughput of one member in samples per second, from finished runs or a benchmark."""
+        key = _architecture_key(recipe.to_dict())
+        if key not in self.throughputs:
+            self.throughputs[key] = self._measured_throughput(key, samples) or self._benchmark_throughput(recipe)
+        return self.throughputs[key]
 
-    def _found(self, kind: str, samples: int) -> float | None:
+    def _measured_throughput(self, key: str, samples: int) -> float | None:
         for entry in self.runner.results().get("runs", {}).values():
             cost = entry["costs"].get(MEAN_OF_MEMBERS)
-            if cost and cost["seconds"] > 0 and _kind(entry["recipe"]) == kind:
+            if cost and cost["seconds"] > 0 and _architecture_key(entry["recipe"]) == key:
                 return float(cost["passes"] * samples / cost["seconds"])
         return None
 
-    def _tried(self, recipe: Recipe) -> float:
-        """Return the pace of plain descent; of what is left to the machine, that of the faster candidate."""
+    def _benchmark_throughput(self, recipe: Recipe) -> float:
+        """Return the throughput of plain gradient descent, with the fastest candidate for `auto` settings."""
         tree = recipe.to_dict()
         train = tree["train"]
-        found = []
-        for candidate in CANDIDATES:
+        rates = []
+        for candidate in AUTO_CANDIDATES:
             auto = {name: value for name, value in candidate.items() if train[name] == "auto"}
             plain = {**tree, "method": {"name": "deep_ensemble"}, "train": {**train, **auto}}
-            found.append(throughput(Recipe.from_dict(plain), self.runner.components))
+            rates.append(throughput(Recipe.from_dict(plain), self.runner.components))
             if not auto:
                 break
-        return max(found)
+        return max(rates)
 
 
 def evaluation_passes(study: Study, recipe: Recipe, data: DataSplits, components: Components = NO_COMPONENTS) -> float:
-    """Return how many samples' passes it takes to measure one member; making corrupted images is not counted."""
-    asked, looked = study.evaluate, study.landscape
-    words = [*(asked.splits if asked.metrics else ()), *asked.corruptions]
-    found = 0.0
-    for target in eval_splits(recipe, DataInfo.from_splits(data), words):
-        there = len(data.train) if target.family in ("train", "validation") else len(data.test)
-        found += FORWARD * min(target.limit or there, there)
-    for name in (name for words in asked.ood for name in words.partition("=")[2].split(",") if name):
-        found += FORWARD * _ood_samples(name, len(data.test))
-    probes = get_probes(looked.probes, trust=components.trust)
-    return found + sum(probe.passes(looked.samples or probe.samples) for probe in probes.values())
+    """Return the passes of single samples to evaluate one member, without the generation of corrupted images."""
+    evaluate, landscape = study.evaluate, study.landscape
+    names = [*(evaluate.splits if evaluate.metrics else ()), *evaluate.corruptions]
+    total = 0.0
+    for split in eval_splits(recipe, DataInfo.from_splits(data), names):
+        available = len(data.train) if split.family in ("train", "validation") else len(data.test)
+        total += FORWARD_COST * min(split.limit or available, available)
+    for name in (name for suite in evaluate.ood for name in suite.partition("=")[2].split(",") if name):
+        total += FORWARD_COST * _ood_samples(name, len(data.test))
+    probes = get_probes(landscape.probes, trust=components.trust)
+    return total + sum(probe.passes(landscape.samples or probe.samples) for probe in probes.values())
 
 
-def _ood_samples(name: str, usual: int) -> int:
-    """Return how many samples another set has; where that cannot be told, as many as the run's own."""
+def _ood_samples(name: str, default: int) -> int:
+    """Return the number of samples of another dataset, or `default` if it is not available."""
     try:
         return len(registry.dataset.get(name)().test)
     except PlateauxError:
-        return usual
+        return default
 
 
-def _kind(recipe: Mapping[str, Any]) -> str:
+def _architecture_key(recipe: Mapping[str, Any]) -> str:
     return fingerprint({name: recipe[name] for name in ("model", "data", "loss", "optimizer")})

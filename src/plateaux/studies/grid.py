@@ -1,4 +1,4 @@
-"""The grid of a study."""
+"""The grid of a study: factors, their levels, and the recipe changes of each condition."""
 
 from __future__ import annotations
 
@@ -11,31 +11,33 @@ from plateaux.config.recipe import Recipe, flatten, short_key
 from plateaux.core.errors import RecipeError
 
 Changes = Mapping[tuple[str, ...], Any]
-
+"""New values by recipe key."""
 
 Choice = tuple[dict[str, Any], Changes]
-"""One level of a factor: what it is called, and what it changes."""
+"""One level of a factor: its part of the condition, and its recipe changes."""
 
 
 def grid_factors(grid: Mapping[str, Any]) -> list[list[Choice]]:
-    """Return the levels of every factor."""
-    found: list[tuple[str, Any]] = []
+    """Return the levels of all factors."""
+    factors: list[tuple[str, Any]] = []
     for name, value in grid.items():
         if isinstance(value, Mapping) and not all(isinstance(each, Mapping) for each in value.values()):
-            found += [(f"{name}.{rest}", each) for rest, each in value.items()]  # model.width without quotes
+            factors += [(f"{name}.{key}", values) for key, values in value.items()]  # model.width without quotes
         else:
-            found.append((name, value))
+            factors.append((name, value))
     return [
-        _named_choices(name, value) if isinstance(value, Mapping) else _values(name, value) for name, value in found
+        _named_choices(name, value) if isinstance(value, Mapping) else _value_choices(name, value)
+        for name, value in factors
     ]
 
 
 def apply_changes(base: Mapping[str, Any], changes: Changes) -> dict[str, Any]:
-    """Return a recipe's tree with some values changed; a section that gets another name loses its further options."""
+    """Return a recipe tree with changed values; a section with a new `name` loses its other options."""
     tree = deepcopy(dict(base))
     if ("seed",) in changes:
         raise RecipeError(
-            "a study sets the seed of every repetition itself; use `seed` and `repetitions` beside [grid]"
+            "[grid] must not set the seed: a study sets the seed of every repetition. Use the study keys `seed` and "
+            "`repetitions`."
         )
     for path, value in sorted(changes.items(), key=lambda change: change[0][-1] != "name"):
         *sections, last = path
@@ -44,8 +46,8 @@ def apply_changes(base: Mapping[str, Any], changes: Changes) -> dict[str, Any]:
             part = part.setdefault(section, {})
             if not isinstance(part, dict):
                 raise RecipeError(
-                    f"{'.'.join(path)}: {section} = {part!r} is no section of keys, so it has no {last!r}; give "
-                    f"{section} as a whole, or name conditions: [grid.mine.one]"
+                    f"{'.'.join(path)}: {section} = {part!r} is not a section, so it has no key {last!r}. Set "
+                    f"{section} itself, or use named conditions: [grid.mine.one]."
                 )
         if last == "name" and part.get("name") != value and len(sections) == 1:
             for option in set(part) - _own_keys(sections[0]):
@@ -55,36 +57,37 @@ def apply_changes(base: Mapping[str, Any], changes: Changes) -> dict[str, Any]:
 
 
 def condition_label(condition: Mapping[str, Any]) -> str:
-    """Return a condition in words: `method=SAM, rho=0.05`."""
+    """Return the label of a condition, such as `method=SAM, rho=0.05`."""
     return ", ".join(f"{name}={value}" for name, value in condition.items())
 
 
-def _values(name: str, values: Any) -> list[Choice]:
+def _value_choices(name: str, values: Any) -> list[Choice]:
     if not isinstance(values, list | tuple) or not values:
         raise RecipeError(
-            f"[grid] {name} = {values!r}: give a list of values of that key, such as [8, 16], or a table of conditions"
+            f"[grid] {name} = {values!r}: give a list of values, such as [8, 16], or a table of named conditions."
         )
     return [({short_key(name): value}, {tuple(name.split(".")): value}) for value in values]
 
 
 def _named_choices(name: str, conditions: Mapping[str, Any]) -> list[Choice]:
-    """Return named conditions; `each` in one lists values of further keys, which only that one is crossed with."""
-    found: list[Choice] = []
+    """Return named conditions; `each` lists values of further keys to cross with one condition only."""
+    choices: list[Choice] = []
     for title, table in conditions.items():
         changes = flat_changes({key: value for key, value in table.items() if key != "each"})
         for inner in product(*grid_factors(table.get("each", {}))):
-            found.append(_together([({name: title}, changes), *inner]))
-    return found
+            choices.append(combine([({name: title}, changes), *inner]))
+    return choices
 
 
-def _together(choices: Sequence[Choice]) -> Choice:
-    """Return one choice of all factors as one condition and its changes."""
-    names = [name for told, _ in choices for name in told]
-    if twice := {name for name in names if names.count(name) > 1}:
+def combine(choices: Sequence[Choice]) -> Choice:
+    """Return the combined condition and changes of one level per factor."""
+    names = [name for part, _ in choices for name in part]
+    if duplicates := {name for name in names if names.count(name) > 1}:
         raise RecipeError(
-            f"[grid] has two factors called {min(twice)!r}; give one of them as a table of named conditions"
+            f"[grid] has two factors with the short name {min(duplicates)!r}. Give one of them as a table of named "
+            "conditions."
         )
-    condition = {name: value for told, _ in choices for name, value in told.items()}
+    condition = {name: value for part, _ in choices for name, value in part.items()}
     return condition, {path: value for _, changes in choices for path, value in changes.items()}
 
 

@@ -1,4 +1,4 @@
-"""The trials and runs of a study."""
+"""Trials of a study and the runs that serve them."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Trial:
     condition: Mapping[str, Any]
     repetition: int
     recipe: Recipe
-    folder: str  # named by the hash of all that determines its members
+    folder: str  # hash of everything that determines its members
 
     @property
     def run(self) -> str:
-        """The name of its numbers: the run, and how many of its members they are about."""
+        """The name of its results: the run folder and the number of members."""
         return f"{self.folder}-{self.recipe.members}"
 
     def __str__(self) -> str:
@@ -37,66 +37,76 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class RunSpec:
-    """One run folder, and the conditions that it serves: all whose members are among its own."""
+    """One run folder and the trials that it serves: all trials whose members are among its own."""
 
     folder: str
     recipe: Recipe
     trials: tuple[Trial, ...]
-    prefix: str | None = None  # the folder of the run to begin from
-    is_parent: bool = False  # others begin from this one
+    prefix: str | None = None  # the folder of the run to branch from
+    is_parent: bool = False  # other runs branch from this one
 
 
 def plan_trials(study: Study, components: Components = NO_COMPONENTS) -> list[Trial]:
-    """Return the whole grid: one repetition of everything before the second."""
-    found: list[Trial] = []
-    whole = [(condition, _filled_in(recipe, components)) for condition, recipe in study.conditions()]
+    """Return all trials of the grid, the first repetition of every condition before the second."""
+    trials: list[Trial] = []
+    conditions = [(condition, _with_defaults(recipe, components)) for condition, recipe in study.conditions()]
     for repetition in range(study.repetitions):
-        for condition, recipe in whole:
+        for condition, recipe in conditions:
             seeded = recipe.replaced(seed=derive_seed(study.seed, repetition))
-            found.append(Trial(condition, repetition, seeded, run_folder(seeded, components)))
-    return found
+            trials.append(Trial(condition, repetition, seeded, run_folder(seeded, components)))
+    return trials
 
 
-def plan_runs(plans: Sequence[Trial], components: Components = NO_COMPONENTS) -> list[RunSpec]:
-    """Return the runs that serve these conditions, each once, those that others begin from before the others."""
+def plan_runs(trials: Sequence[Trial], components: Components = NO_COMPONENTS) -> list[RunSpec]:
+    """Return the runs that serve the trials; runs that others branch from come first."""
     served: dict[str, list[Trial]] = {}
-    for each in plans:
-        served.setdefault(each.folder, []).append(each)
-    largest = {folder: max((p.recipe for p in group), key=lambda r: r.members) for folder, group in served.items()}
-    lenders = _parents(largest, components)
-    found = [
-        RunSpec(folder, largest[folder], tuple(group), lenders.get(folder), folder in lenders.values())
+    for trial in trials:
+        served.setdefault(trial.folder, []).append(trial)
+    largest = {
+        folder: max((trial.recipe for trial in group), key=lambda recipe: recipe.members)
+        for folder, group in served.items()
+    }
+    parents = _parents(largest, components)
+    runs = [
+        RunSpec(folder, largest[folder], tuple(group), parents.get(folder), folder in parents.values())
         for folder, group in served.items()
     ]
-    return sorted(found, key=lambda task: (min(p.repetition for p in task.trials), task.prefix is not None))
+    return sorted(runs, key=lambda run: (min(trial.repetition for trial in run.trials), run.prefix is not None))
 
 
 def run_folder(recipe: Recipe, components: Components = NO_COMPONENTS) -> str:
-    """Return the hash of all that determines a run's members; their number, where they see each other or meet."""
+    """Return the hash of everything that determines the members of a run.
+
+    It includes the number of members if the method is joint or has a data partition.
+    """
     method = build_method(recipe, 0, components)
-    alone = not method.is_joint and method.partition is None
-    return fingerprint({"recipe": recipe.identity(), "members": None if alone else recipe.members})
+    is_independent = not method.is_joint and method.partition is None
+    return fingerprint({"recipe": recipe.identity(), "members": None if is_independent else recipe.members})
 
 
-def _filled_in(recipe: Recipe, components: Components) -> Recipe:
-    """Return a recipe with the defaults of its method written out, so that what is the same has one name."""
+def _with_defaults(recipe: Recipe, components: Components) -> Recipe:
+    """Return a recipe with the defaults of its method filled in, so that equal recipes have equal hashes."""
     factory = registry.method.get(recipe.method.name, allow=components.trust)
-    usual = {name: default for name, (_, default) in fields(factory).items() if default is not ...}
-    return recipe.replaced(method={**usual, **recipe.method.options})
+    defaults = {name: default for name, (_, default) in fields(factory).items() if default is not ...}
+    return recipe.replaced(method={**defaults, **recipe.method.options})
 
 
 def _parents(recipes: Mapping[str, Recipe], components: Components) -> dict[str, str]:
-    """Return from which run each begins: of those that train the same until a meeting, the one that meets first."""
+    """Return the parent of each run: of runs with the same prefix, the one with the earliest data partition."""
     groups: dict[str, list[str]] = {}
     for folder, recipe in recipes.items():
         if recipe.train.select == "last" and recipe.train.early_stopping_patience is None:
             groups.setdefault(fingerprint(shared_prefix(recipe, components)), []).append(folder)
-    return {folder: lender for group in groups.values() for folder, lender in _begin(group, recipes, components)}
+    return {
+        folder: parent for group in groups.values() for folder, parent in _parents_in_group(group, recipes, components)
+    }
 
 
-def _begin(group: Sequence[str], recipes: Mapping[str, Recipe], components: Components) -> Iterator[tuple[str, str]]:
-    meets = {folder: build_method(recipes[folder], 0, components).partition for folder in group}
-    first = {folder: each.after[0] for folder, each in meets.items() if each is not None and each.after[0] > 0}
+def _parents_in_group(
+    group: Sequence[str], recipes: Mapping[str, Recipe], components: Components
+) -> Iterator[tuple[str, str]]:
+    partitions = {folder: build_method(recipes[folder], 0, components).partition for folder in group}
+    first = {folder: each.after[0] for folder, each in partitions.items() if each is not None and each.after[0] > 0}
     if first:
-        lender = min(first, key=lambda folder: first[folder])
-        yield from ((folder, lender) for folder in group if folder != lender)
+        parent = min(first, key=lambda folder: first[folder])
+        yield from ((folder, parent) for folder in group if folder != parent)

@@ -1,4 +1,4 @@
-"""Findings: every number of a run or of a study as one flat record, with all that tells it apart."""
+"""Results of a run or a study as flat records: one number with its run, condition, metric, split, and row."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from plateaux.training.cost import Cost, measured_cost
 RESULTS = "results.json"
 FORMAT = 2
 COSTS = ("epochs", "passes", "seconds")
-TRAINING = "training"  # what costs are measured on
-NOTHING: Mapping[str, Any] = MappingProxyType({})
+TRAINING = "training"  # split name of training costs
+NO_CONDITION: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
 class ResultRow:
-    """One number of one run, with all that tells it apart."""
+    """One number of one run."""
 
     run: str
     condition: Mapping[str, Any]  # factor -> value, such as {"method": "sam", "rho": 0.05, "width": 16}
@@ -48,70 +48,69 @@ class ResultRow:
         object.__setattr__(self, "row", RowName.parse(self.row))
 
 
-def results_from_run(run: Run, condition: Mapping[str, Any] = NOTHING, repetition: int = 0) -> list[ResultRow]:
-    """Return everything that was measured of a run's members as they are now, and what they cost."""
-    found = _stored_results(run)
-    found += robustness(found)
-    trees = [to_stored(each) for each in found]
+def results_from_run(run: Run, condition: Mapping[str, Any] = NO_CONDITION, repetition: int = 0) -> list[ResultRow]:
+    """Return all stored results of the current weights of a run, and the training cost."""
+    results = _stored_results(run)
+    results += robustness(results)
+    trees = [to_stored(result) for result in results]
     return list(_result_rows(str(run.store.root), condition, repetition, trees, cost_rows(run)))
 
 
 def results_from_study(path: str | Path) -> list[ResultRow]:
-    """Return everything that was measured in a study: from its folder, or from its `results.json` alone."""
+    """Return all results of a study, from its folder or from its `results.json` alone."""
     results = read_results(path)
     if not results:
-        raise RunError(f"{path} holds no {RESULTS}: it is no study folder, or none of its runs is finished yet")
-    found: list[ResultRow] = []
-    for each in results["conditions"]:
-        entry = results["runs"].get(each["run"])
-        if entry and results.get("evaluation_hash") in (
-            None,
-            entry.get("evaluation_hash"),
-        ):  # else it answers what was asked before
-            where = (str(each["run"]), each["condition"], int(each["repetition"]))
-            found += _result_rows(*where, entry["metrics"], entry["costs"])
-    return found
+        raise RunError(f"{path} has no {RESULTS}: it is not a study folder, or none of its runs is finished.")
+    rows: list[ResultRow] = []
+    for trial in results["conditions"]:
+        entry = results["runs"].get(trial["run"])
+        # Entries with another hash are results of an earlier version of the study.
+        if entry and results.get("evaluation_hash") in (None, entry.get("evaluation_hash")):
+            key = (str(trial["run"]), trial["condition"], int(trial["repetition"]))
+            rows += _result_rows(*key, entry["metrics"], entry["costs"])
+    return rows
 
 
 def read_results(path: str | Path) -> dict[str, Any]:
-    """Return what a study has written down so far; nothing, if it has not begun."""
+    """Return the stored results of a study; empty if it has not started."""
     file = Path(path)
     folder, name = (file.parent, file.name) if file.is_file() else (file, RESULTS)
     store = LocalStore(folder)
     if not store.has(name):
         return {}
-    found = store.get_json(name)
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
-        given = found.get("format") if isinstance(found, dict) else None
-        raise RunError(f"{folder / name} has format {given!r}; this version of Plateaux reads format {FORMAT}")
-    return found
+    results = store.get_json(name)
+    version = results.get("format") if isinstance(results, dict) else None
+    if version != FORMAT:
+        raise RunError(f"{folder / name} has format {version!r}; this version of Plateaux reads format {FORMAT}")
+    return dict(results)
 
 
-def to_stored(found: MetricResult) -> dict[str, Any]:
-    """Return a measurement as a study keeps it."""
-    return {**found.to_dict(), "percent": found.percent}
+def to_stored(result: MetricResult) -> dict[str, Any]:
+    """Return a metric result as stored in results.json."""
+    return {**result.to_dict(), "percent": result.percent}
 
 
-def cost_rows(run: Run, members: int | None = None, given: Components = NO_COMPONENTS) -> dict[str, dict[str, float]]:
-    """Return what the members of a run, or the first so many, have cost, by row."""
+def cost_rows(
+    run: Run, members: int | None = None, components: Components = NO_COMPONENTS
+) -> dict[str, dict[str, float]]:
+    """Return the training cost of all members, or of the first `members`, by row."""
     try:
-        each = {
-            RowName.member(number): measured_cost(run, number, given) for number in range(members or run.recipe.members)
-        }
-    except PlateauxError:  # a method from outside that nobody allowed: a run from a stranger is data
+        member_ids = range(members or run.recipe.members)
+        costs = {RowName.member(number): measured_cost(run, number, components) for number in member_ids}
+    except PlateauxError:  # an external method that is not trusted: untrusted runs are only data
         return {}
-    mean = Cost(*(sum(getattr(cost, by) for cost in each.values()) / len(each) for by in COSTS))
-    return {row: asdict(cost) for row, cost in {**each, MEAN_OF_MEMBERS: mean}.items()}
+    mean = Cost(*(sum(getattr(cost, by) for cost in costs.values()) / len(costs) for by in COSTS))
+    return {row: asdict(cost) for row, cost in {**costs, MEAN_OF_MEMBERS: mean}.items()}
 
 
 def _result_rows(
     run: str,
     condition: Mapping[str, Any],
     repetition: int,
-    measurements: Iterable[Mapping[str, Any]],
+    metrics: Iterable[Mapping[str, Any]],
     costs: Mapping[str, Mapping[str, float]],
 ) -> Iterator[ResultRow]:
-    for tree in measurements:
+    for tree in metrics:
         name = str(tree["metric"])
         percent = bool(tree["percent"]) if "percent" in tree else _in_percent(name)
         for row, value in tree["rows"].items():
@@ -136,35 +135,37 @@ def _result_rows(
 
 
 def _stored_results(run: Run) -> list[MetricResult]:
-    """Return the measurements in a run folder that are about its members' weights, one for each question.
+    """Return the stored results of the current weights, one for each metric and split.
 
-    Where several answer, that of most members counts, then one under the usual conditions, then of most samples.
+    Of several results, the one with the most members counts, then with default settings, then with the most samples.
     """
-    now = _hashes(run)
+    current = _weight_hashes(run)
     best: dict[tuple[str, str], MetricResult] = {}
     for name in run.store.names("metrics"):
-        found = _measurement(run.store.get_json(name))
-        if any(now.get(member, hash_) != hash_ for member, hash_ in found.hashes.items()):
+        result = _metric_result(run.store.get_json(name))
+        if any(current.get(member, hash_) != hash_ for member, hash_ in result.hashes.items()):
             continue
-        key = found.metric, found.split
-        if key not in best or _weight(found) > _weight(best[key]):
-            best[key] = found
+        key = result.metric, result.split
+        if key not in best or _priority(result) > _priority(best[key]):
+            best[key] = result
     return list(best.values())
 
 
-def _weight(found: MetricResult) -> tuple[int, bool, int]:
-    varied = found.data.get("augmentation", "none") != "none"
-    usual = found.data.get("batchnorm") != "train" and not found.data.get("unit_logits") and not varied
-    return len(found.hashes), usual, int(found.data.get("samples", 0))
+def _priority(result: MetricResult) -> tuple[int, bool, int]:
+    is_augmented = result.data.get("augmentation", "none") != "none"
+    is_default = (
+        result.data.get("batchnorm") != "train" and not result.data.get("normalize_logits") and not is_augmented
+    )
+    return len(result.hashes), is_default, int(result.data.get("samples", 0))
 
 
-def _hashes(run: Run) -> dict[str, str]:
-    """Return the hashes of the weights that are there; where they were dropped, nothing is known to be out of date."""
-    there = [n for n, each in enumerate(run.all_progress()) if each.weights and run.store.has(each.weights)]
-    return {RowName.member(number): run.weights_hash(number) for number in there}
+def _weight_hashes(run: Run) -> dict[str, str]:
+    """Return the hashes of the existing weights; without weights, no result counts as outdated."""
+    existing = [n for n, each in enumerate(run.all_progress()) if each.weights and run.store.has(each.weights)]
+    return {RowName.member(number): run.weights_hash(number) for number in existing}
 
 
-def _measurement(tree: Mapping[str, Any]) -> MetricResult:
+def _metric_result(tree: Mapping[str, Any]) -> MetricResult:
     rows = {RowName.parse(row): _estimate(value) for row, value in tree["rows"].items()}
     facts = (tree["higher_is_better"], tree["weights"], tree["data"], tree["hashes"], tree["group"])
     return MetricResult(
@@ -178,9 +179,9 @@ def _estimate(stored: Mapping[str, Any]) -> Estimate:
 
 
 @lru_cache(maxsize=256)
-def _in_percent(measure: str) -> bool:
-    """Say whether a measure is shown in percent, by its name."""
+def _in_percent(metric: str) -> bool:
+    """Return whether a metric is shown in percent, by its name."""
     try:
-        return get_metrics([measure.removesuffix(" by size")])[measure.removesuffix(" by size")].percent
-    except (PlateauxError, KeyError):  # a probe, a sum of others, or a measure from outside
+        return get_metrics([metric.removesuffix(" by size")])[metric.removesuffix(" by size")].percent
+    except (PlateauxError, KeyError):  # a probe, a derived metric, or an external metric
         return False

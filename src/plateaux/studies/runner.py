@@ -1,8 +1,8 @@
-"""Carry out a study: train what is missing, measure it, and write it down run by run.
+"""Run a study: train the missing runs, evaluate them, and store the results after each run.
 
-results.json      every number of every finished run: this file alone carries them to another machine
-chosen.json       what the machine chose, once for the whole study
-runs/<hash>/      run folders, named by all that determines their members
+results.json      all results of all finished runs; this file alone is enough for reports
+autotune.json     autotuned settings, once for the whole study
+runs/<hash>/      run folders, named by the hash of everything that determines their members
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ from plateaux.training.checks import check
 from plateaux.training.cost import count_passes
 from plateaux.training.train import train
 
-AUTOTUNE = "chosen.json"
-LOCK_TIMEOUT_S = 600.0  # seconds to wait for another process at the same study, which writes or chooses
+AUTOTUNE = "autotune.json"
+LOCK_TIMEOUT_S = 600.0  # for another process of the same study that writes results or autotunes
 
 
 class StudyRunner:
-    """A study and the folder it is carried out in."""
+    """Runs a study in a folder."""
 
     def __init__(
         self,
@@ -69,123 +69,129 @@ class StudyRunner:
         self.wanted = {each.run for each in self.trials if fnmatch(str(each), filter_pattern)}
 
     def run(self) -> dict[str, Any]:
-        """Train and measure what is missing and return all results; a run that diverges does not hold up the others."""
+        """Train and evaluate the missing runs and return all results; the others continue if a run diverges."""
         self.check()
         self.write({})
         problems: list[str] = []
-        missing, begun, done = self.missing(), time.monotonic(), 0.0
-        for place, (task, asked) in enumerate(missing, start=1):
+        missing, started, done = self.missing(), time.monotonic(), 0.0
+        for number, (spec, trials) in enumerate(missing, start=1):
             results = self.results()
-            todo = [plan for plan in asked if not self.done(plan, results)]  # others may be at the same study
+            todo = [
+                trial for trial in trials if not self.is_done(trial, results)
+            ]  # another process may work on the same study
             if not todo:
                 continue
-            self._log(f"run {place} of {len(missing)}: {todo[0]}{self._left(missing[place - 1 :], begun, done)}")
+            left = self._time_left(missing[number - 1 :], started, done)
+            self._log(f"run {number} of {len(missing)}: {todo[0]}{left}")
             try:
-                self.run_one(task, todo)
+                self.run_one(spec, todo)
             except DivergedError as problem:
                 problems.append(f"{todo[0]}: {problem}")
                 self._log(problems[-1])
-            done += self._weight(task)
-        self._tidy()  # what a kill has left
+            done += self._cost(spec)
+        self._clean_up()  # files left by an interrupted process
         if problems:
-            raise DivergedError("Some runs diverged; the others are finished:\n  " + "\n  ".join(problems))
+            raise DivergedError("Some runs diverged; all others are finished:\n  " + "\n  ".join(problems))
         return self.results()
 
     def _log(self, text: str) -> None:
         self.progress(Message(text))
 
     def check(self) -> None:
-        """Refuse what cannot be carried out before anything is written."""
-        for task in self.runs:
-            check(self.trained(task), self.components)
+        """Check all recipes, metrics, probes, and splits before anything is written."""
+        for spec in self.runs:
+            check(self.training_recipe(spec), self.components)
         wanted = (*self.study.evaluate.metrics, *self.study.evaluate.corruption_metrics)
         get_metrics(wanted, trust=self.components.trust)
         get_probes(self.study.landscape.probes, trust=self.components.trust)
-        for recipe in {fingerprint(task.recipe.to_dict()["data"]): task.recipe for task in self.runs}.values():
-            self._check_samples(recipe)
+        for recipe in {fingerprint(spec.recipe.to_dict()["data"]): spec.recipe for spec in self.runs}.values():
+            self._check_splits(recipe)
 
-    def _check_samples(self, recipe: Recipe) -> None:
-        asked, looked = self.study.evaluate, self.study.landscape
-        facts = DataInfo.from_splits(build_data(recipe, self.components))
-        eval_splits(recipe, facts, [*(asked.splits if asked.metrics else ()), *asked.corruptions])
-        if looked.probes:
-            eval_split(recipe, facts, looked.split)
-        suites, _ = parse_ood_suites(asked.ood, facts.name)
+    def _check_splits(self, recipe: Recipe) -> None:
+        evaluation, landscape = self.study.evaluate, self.study.landscape
+        info = DataInfo.from_splits(build_data(recipe, self.components))
+        eval_splits(recipe, info, [*(evaluation.splits if evaluation.metrics else ()), *evaluation.corruptions])
+        if landscape.probes:
+            eval_split(recipe, info, landscape.split)
+        suites, _ = parse_ood_suites(evaluation.ood, info.name)
         for name in dict.fromkeys(name for names in suites.values() for name in names):
             ood_split(name, "", self.components)
 
     def missing(self) -> list[tuple[RunSpec, list[Trial]]]:
-        """Return the runs that have numbers to give that are not there yet, in the order they are to be made."""
+        """Return the runs with missing results and their trials, in the order of training."""
         results = self.results()
-        found = []
-        for task in self.runs:
-            todo = {p.run: p for p in reversed(task.trials) if p.run in self.wanted and not self.done(p, results)}
+        missing = []
+        for spec in self.runs:
+            wanted = [trial for trial in reversed(spec.trials) if trial.run in self.wanted]
+            todo = {trial.run: trial for trial in wanted if not self.is_done(trial, results)}
             if todo:
-                found.append((task, list(todo.values())[::-1]))
-        return found
+                missing.append((spec, list(todo.values())[::-1]))
+        return missing
 
-    def done(self, plan: Trial, results: Mapping[str, Any]) -> bool:
-        """Say whether everything that is asked of a condition is written down."""
-        entry = results.get("runs", {}).get(plan.run)
+    def is_done(self, trial: Trial, results: Mapping[str, Any]) -> bool:
+        """Return whether all results of a trial are stored."""
+        entry = results.get("runs", {}).get(trial.run)
         return entry is not None and entry["evaluation_hash"] == self.study.evaluation_hash()
 
-    def run_one(self, task: RunSpec, todo: Sequence[Trial]) -> None:
-        """Train one run as far as it is missing, and write down the numbers of the conditions it serves."""
-        root = self.root / "runs" / task.folder
-        recipe = self._chosen(self.trained(task))
-        self._begin_again(root)
-        self._train(recipe, root, self._parent(task))
-        for plan in todo:
-            found = self._evaluate(root, plan.recipe.members)
-            self.write({plan.run: self._entry(root, plan, found)})
-        self._tidy()
+    def run_one(self, spec: RunSpec, todo: Sequence[Trial]) -> None:
+        """Train the missing part of a run, and store the results of the trials that it serves."""
+        root = self.root / "runs" / spec.folder
+        recipe = self._autotuned(self.training_recipe(spec))
+        self._reset_dropped_members(root)
+        self._train(recipe, root, self._parent(spec))
+        for trial in todo:
+            results = self._evaluate(root, trial.recipe.members)
+            self.write({trial.run: self._entry(root, trial, results)})
+        self._clean_up()
 
-    def trained(self, task: RunSpec) -> Recipe:
-        """Return the recipe a run is trained by: a lender keeps its state at the meeting."""
-        recipe = task.recipe.replaced(executor=self.executor) if self.executor else task.recipe
-        return recipe.replaced(run={"keep_checkpoints": "last"}) if task.is_parent else recipe
+    def training_recipe(self, spec: RunSpec) -> Recipe:
+        """Return the training recipe of a run; a parent keeps its checkpoint at the data partition."""
+        recipe = spec.recipe.replaced(executor=self.executor) if self.executor else spec.recipe
+        return recipe.replaced(run={"keep_checkpoints": "last"}) if spec.is_parent else recipe
 
     def results(self) -> dict[str, Any]:
-        """Return what is written down so far."""
+        """Return the stored results."""
         return read_results(self.root)
 
     def write(self, entries: Mapping[str, Any]) -> None:
-        """Add runs to what is written down; nobody else's are lost."""
+        """Add entries to results.json under a lock, so that entries of other processes are kept."""
         with self.store.lock("runs", timeout=LOCK_TIMEOUT_S):
             runs = {**self.results().get("runs", {}), **entries}
             conditions = [
-                {"condition": dict(p.condition), "repetition": p.repetition, "run": p.run} for p in self.trials
+                {"condition": dict(trial.condition), "repetition": trial.repetition, "run": trial.run}
+                for trial in self.trials
             ]
-            whole = {
+            tree = {
                 "format": FORMAT,
                 "study": self.study.model_dump(mode="json"),
                 "evaluation_hash": self.study.evaluation_hash(),
             }
-            whole |= {"conditions": conditions, "runs": runs}
-            self.store.put(RESULTS, (json.dumps(whole, allow_nan=False) + "\n").encode())
+            tree |= {"conditions": conditions, "runs": runs}
+            self.store.put(RESULTS, (json.dumps(tree, allow_nan=False) + "\n").encode())
 
-    def _train(self, recipe: Recipe, root: Path, span: Path | None) -> None:
+    def _train(self, recipe: Recipe, root: Path, parent: Path | None) -> None:
         if recipe.executor.name != "mesh":
-            train(recipe, root, components=self.components, progress=self.progress, branch_from=span)
+            train(recipe, root, **self.components.keywords(), progress=self.progress, branch_from=parent)
             return
         name = f"recipes/{root.name}.toml"
         self.store.put(name, recipe.to_toml().encode())
-        words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
-        words += [str(recipe.executor.processes), "-m", "plateaux", "train", str(self.root / name), "--out", str(root)]
-        words += ["--no-evaluate", *(["--branch-from", str(span)] if span else [])]
-        words += [word for module in self.components.trust for word in ("--trust", module)]
-        if code := subprocess.call(words, stdout=subprocess.DEVNULL):
-            raise RunError(f"The mesh that trained {root} ended with exit code {code}; run the same command again")
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+        command += [str(recipe.executor.processes), "-m", "plateaux", "train", str(self.root / name)]
+        command += ["--out", str(root)]
+        command += ["--no-evaluate", *(["--branch-from", str(parent)] if parent else [])]
+        command += [word for module in self.components.trust for word in ("--trust", module)]
+        if code := subprocess.call(command, stdout=subprocess.DEVNULL):
+            raise RunError(f"Training {root} on a mesh failed with exit code {code}. Run the command again to resume.")
 
-    def _chosen(self, recipe: Recipe) -> Recipe:
-        """Return the recipe with what the machine chose: once for all runs that differ only in method and seed.
+    def _autotuned(self, recipe: Recipe) -> Recipe:
+        """Return the recipe with autotuned settings, the same for all runs that differ only in method and seed.
 
-        Runs that are compared must not differ in precision, and those that share a span cannot.
+        Runs that are compared must have the same precision, and so must runs that share a training prefix.
         """
         if "auto" not in (recipe.train.precision, recipe.train.memory_format):
             return recipe
-        alike = {name: part for name, part in recipe.identity().items() if name not in ("method", "seed")}
-        name = fingerprint(alike)
+        shared = {name: part for name, part in recipe.identity().items() if name not in ("method", "seed")}
+        name = fingerprint(shared)
         with self.store.lock("runs", timeout=LOCK_TIMEOUT_S):
             known = self.store.get_json(AUTOTUNE) if self.store.has(AUTOTUNE) else {}
             if name not in known:
@@ -193,101 +199,100 @@ class StudyRunner:
                 self.store.put_json(AUTOTUNE, known)
         return recipe.replaced(train={part: known[name][part] for part in ("precision", "memory_format")})
 
-    def _parent(self, task: RunSpec) -> Path | None:
-        """Return the run to begin from, where it has come to its meeting and its state is kept."""
-        root = self.root / "runs" / str(task.prefix)
-        if task.prefix is None or not LocalStore(root).has("run.json"):
+    def _parent(self, spec: RunSpec) -> Path | None:
+        """Return the run to branch from, if it has reached its data partition and has its checkpoint."""
+        root = self.root / "runs" / str(spec.prefix)
+        if spec.prefix is None or not LocalStore(root).has("run.json"):
             return None
         other = Run.open(root)
         return root if all(each.partition_checkpoint for each in other.all_progress()) else None
 
-    def _begin_again(self, root: Path) -> None:
-        """Forget members whose weights were dropped: something is asked of them that was not asked before."""
+    def _reset_dropped_members(self, root: Path) -> None:
+        """Delete members without weights, so that they are trained again for new metrics."""
         if not LocalStore(root).has("run.json"):
             return
         run = Run.open(root)
         for number, progress in enumerate(run.all_progress()):
             if progress.weights is not None and progress.finished and not run.store.has(progress.weights):
-                self._log(f"member {number} of {root.name} is trained again: its weights were dropped")
+                self._log(f"member {number} of {root.name} is trained again because its weights were deleted")
                 for name in run.store.names(f"members/{number}"):
                     run.store.delete(name)
 
     def _evaluate(self, root: Path, members: int) -> list[MetricResult]:
-        asked, looked = self.study.evaluate, self.study.landscape
+        evaluation, landscape = self.study.evaluate, self.study.landscape
         some = list(range(members)) if members < Run.open(root).recipe.members else None
-        components = self.components.keywords()
-        found: list[MetricResult] = []
-        if asked.metrics:
-            options = EvalOptions(members=some, ensemble_sizes=asked.ensemble_sizes)
-            found += evaluate(root, split=asked.splits, metrics=asked.metrics, options=options, **components)
-        if asked.corruptions:
-            options = EvalOptions(members=some, cache_logits="off", corruption_cache=asked.corruption_cache)
-            names = asked.corruption_metrics
-            found += evaluate(root, split=asked.corruptions, metrics=names, options=options, **components)
-        found += robustness(found)
-        if asked.ood:
-            suites, by_name = parse_ood_suites(asked.ood, Run.open(root).info.data.name)
-            found += detect_ood(root, suites, skip_missing=by_name, options=EvalOptions(members=some), **components)
-        if looked.probes:
-            found += probe_landscape(
+        shared: dict[str, Any] = {**self.components.keywords(), "progress": self.progress}
+        results: list[MetricResult] = []
+        if evaluation.metrics:
+            options = EvalOptions(members=some, ensemble_sizes=evaluation.ensemble_sizes)
+            metrics = evaluation.metrics
+            results += evaluate(root, split=evaluation.splits, metrics=metrics, options=options, **shared)
+        if evaluation.corruptions:
+            options = EvalOptions(members=some, cache_logits="off", corruption_cache=evaluation.corruption_cache)
+            metrics = evaluation.corruption_metrics
+            results += evaluate(root, split=evaluation.corruptions, metrics=metrics, options=options, **shared)
+        results += robustness(results)
+        if evaluation.ood:
+            suites, is_by_name = parse_ood_suites(evaluation.ood, Run.open(root).info.data.name)
+            options = EvalOptions(members=some)
+            results += detect_ood(root, suites, skip_missing=is_by_name, options=options, **shared)
+        if landscape.probes:
+            results += probe_landscape(
                 root,
-                probes=looked.probes,
-                split=looked.split,
-                limit=looked.samples,
+                probes=landscape.probes,
+                split=landscape.split,
+                limit=landscape.samples,
                 members=some,
-                options=ProbeOptions(batchnorm=looked.batchnorm),
-                data=self.components.data,
-                model=self.components.model,
-                loss=self.components.loss,
-                trust=self.components.trust,
+                options=ProbeOptions(batchnorm=landscape.batchnorm),
+                **shared,
             )
-        return found
+        return results
 
-    def _entry(self, root: Path, plan: Trial, found: Sequence[MetricResult]) -> dict[str, Any]:
+    def _entry(self, root: Path, trial: Trial, results: Sequence[MetricResult]) -> dict[str, Any]:
         run = Run.open(root)
-        members = range(plan.recipe.members)
-        course = {f"member {n}": [json_safe(line) for line in run.log(n) if "train loss" in line] for n in members}
+        members = range(trial.recipe.members)
+        log = {f"member {n}": [json_safe(line) for line in run.log(n) if "train loss" in line] for n in members}
         return {
-            "folder": f"runs/{plan.folder}",
-            "members": plan.recipe.members,
+            "folder": f"runs/{trial.folder}",
+            "members": trial.recipe.members,
             "evaluation_hash": self.study.evaluation_hash(),
-            "recipe": run.resolved_recipe().replaced(members=plan.recipe.members).to_dict(),
+            "recipe": run.resolved_recipe().replaced(members=trial.recipe.members).to_dict(),
             "environment": environment(),
-            "metrics": [to_stored(each) for each in found],
-            "costs": cost_rows(run, plan.recipe.members, self.components),
-            "log": course,
+            "metrics": [to_stored(result) for result in results],
+            "costs": cost_rows(run, trial.recipe.members, self.components),
+            "log": log,
         }
 
-    def _tidy(self) -> None:
-        """Delete states that no run will begin from any more, and weights that nothing more is asked of."""
+    def _clean_up(self) -> None:
+        """Delete checkpoints that no run will branch from, and weights that are fully evaluated."""
         results = self.results()
-        left = {task.prefix for task in self.runs if not all(self.done(p, results) for p in task.trials)}
-        for task in self.runs:
-            root = self.root / "runs" / task.folder
-            if not LocalStore(root).has("run.json") or not all(self.done(p, results) for p in task.trials):
+        parents = {spec.prefix for spec in self.runs if not all(self.is_done(trial, results) for trial in spec.trials)}
+        for spec in self.runs:
+            root = self.root / "runs" / spec.folder
+            if not LocalStore(root).has("run.json") or not all(self.is_done(trial, results) for trial in spec.trials):
                 continue
             run = Run.open(root)
-            if task.is_parent and task.folder not in left and task.recipe.run.keep_checkpoints == "none":
+            if spec.is_parent and spec.folder not in parents and spec.recipe.run.keep_checkpoints == "none":
                 for number, progress in enumerate(run.all_progress()):
                     run.commit(number, replace(progress, checkpoints=(), partition_checkpoint=None))
             if not self.study.keep_weights:
-                _drop(run)
+                _delete_weights(run)
 
-    def _left(self, missing: Sequence[tuple[RunSpec, Any]], begun: float, done: float) -> str:
-        """Return how long what is left will take, by how long went into what is done."""
+    def _time_left(self, missing: Sequence[tuple[RunSpec, Any]], started: float, done: float) -> str:
+        """Return the estimated remaining time, from the time of the finished runs."""
         if not done:
             return ""
-        more = sum(self._weight(task) for task, _ in missing)
-        return f"; about {format_duration((time.monotonic() - begun) * more / done)} left"
+        more = sum(self._cost(spec) for spec, _ in missing)
+        return f"; about {format_duration((time.monotonic() - started) * more / done)} left"
 
-    def _weight(self, task: RunSpec) -> float:
+    def _cost(self, spec: RunSpec) -> float:
         return sum(
-            count_passes(task.recipe, number, components=self.components) for number in range(task.recipe.members)
+            count_passes(spec.recipe, number, components=self.components) for number in range(spec.recipe.members)
         )
 
 
-def _drop(run: Run) -> None:
-    """Delete what takes room, and leave what was measured and how training went."""
+def _delete_weights(run: Run) -> None:
+    """Delete weights and cached predictions; keep results and logs."""
     weights = [progress.weights for progress in run.all_progress() if progress.weights]
     for name in [*weights, *run.store.names("predictions")]:
         run.store.delete(name)

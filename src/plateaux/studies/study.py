@@ -1,4 +1,4 @@
-"""A study: a grid of recipes and the question it answers, as frozen data from a TOML file.
+"""A study: a grid of recipes and the question it answers, read from a TOML file.
 
     question = "Does flatness cost diversity?"
     repetitions = 2
@@ -11,8 +11,8 @@
     SAM = {method = {name = "sam"}, each = {"method.rho" = [0.0, 0.05, 0.1]}}
     SharpBalance = {method = {name = "sharpbalance", rho = 0.1}}
 
-Repetitions are paired: in each of them every condition has the same seed, so the same initialisations and order of
-samples. What determines the same members is one run, and is trained once.
+Repetitions are paired: within a repetition all conditions have the same seed, hence the same initializations and sample
+order. Conditions with the same members share one run, which is trained once.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from pydantic import Field, ValidationError
 from plateaux.config.recipe import Recipe, fingerprint
 from plateaux.config.schema import ConfigSection
 from plateaux.core.errors import RecipeError, suggest
-from plateaux.studies.grid import _together, apply_changes, condition_label, flat_changes, grid_factors
+from plateaux.studies.grid import apply_changes, combine, condition_label, flat_changes, grid_factors
 
 
 class EvaluateConfig(ConfigSection):
-    """What is measured of every run, and on which samples; @N takes the first N."""
+    """Metrics of every run and the splits they are measured on; @N takes the first N samples."""
 
     splits: tuple[str, ...] = ("test",)
     metrics: tuple[str, ...] = ("accuracy", "nll", "ece")
     corruptions: tuple[str, ...] = ()  # such as corrupted@1000
     corruption_metrics: tuple[str, ...] = ("accuracy",)
     ood: tuple[str, ...] = ()  # such as near=cifar100
-    ensemble_sizes: bool = False  # curves over ensembles of 1, 2, ... members too
-    corruption_cache: str | None = None  # a folder to keep generated corrupted images in
+    ensemble_sizes: bool = False  # also measure ensembles of 1, 2, ... members
+    corruption_cache: str | None = None  # folder for generated corrupted images
 
 
 class LandscapeConfig(ConfigSection):
-    """Which probes are asked of every member."""
+    """Loss-landscape probes of every member."""
 
     probes: tuple[str, ...] = ()
     split: str = "train"
@@ -53,25 +53,23 @@ class LandscapeConfig(ConfigSection):
 
 
 class Study(ConfigSection):
-    """A grid of recipes, what is measured of each, and the question all of it answers."""
+    """A grid of recipes, the metrics of each run, and the question of the study."""
 
     name: str = "study"
     question: str = ""
     seed: int = 0
     repetitions: int = Field(1, ge=1)
-    keep_weights: bool = True  # or drop them once everything is measured
+    keep_weights: bool = True  # False: delete weights after the evaluation
     base: dict[str, Any]
     grid: dict[str, Any] = Field(default_factory=dict)
-    baseline: dict[str, Any] = Field(
-        default_factory=dict
-    )  # the condition that others are compared with, such as {rho = 0.0}
+    baseline: dict[str, Any] = Field(default_factory=dict)  # reference condition, such as {rho = 0.0}
     evaluate: EvaluateConfig = EvaluateConfig()
     landscape: LandscapeConfig = LandscapeConfig()
-    figures: dict[str, Any] = Field(default_factory=dict)  # what the report draws
+    figures: dict[str, Any] = Field(default_factory=dict)  # figures of the report
 
     @classmethod
     def load(cls, path: str | Path) -> Study:
-        """Read a TOML file; the recipe it names is looked for beside it, then among those that come along."""
+        """Read a TOML file; its base recipe is a file next to it or a built-in recipe."""
         file = Path(path)
         try:
             tree = tomlkit.parse(file.read_text(encoding="utf-8")).unwrap()
@@ -79,50 +77,47 @@ class Study(ConfigSection):
             raise RecipeError(f"Cannot read the study {str(path)!r}: {problem.strerror}") from None
         except tomlkit.exceptions.TOMLKitError as problem:
             raise RecipeError(f"{path}: {problem}") from None
-        return cls.from_dict({"name": file.stem, **tree}, beside=file.parent)
+        return cls.from_dict({"name": file.stem, **tree}, folder=file.parent)
 
     @classmethod
-    def from_dict(cls, tree: Mapping[str, Any], *, beside: Path = Path()) -> Study:
-        """Validate nested plain data, the base recipe put in whole."""
+    def from_dict(cls, tree: Mapping[str, Any], *, folder: Path = Path()) -> Study:
+        """Validate nested plain data and resolve the base recipe."""
         try:
-            study = cls.model_validate({**tree, **_base(tree.get("base"), beside)})
+            study = cls.model_validate({**tree, **_resolve_base(tree.get("base"), folder)})
         except ValidationError as problem:
-            raise _explained(problem) from None
-        study.conditions()  # a wrong change is told before anything is trained
+            raise _explain(problem) from None
+        study.conditions()  # reports invalid changes before training
         return study
 
     def conditions(self) -> list[tuple[dict[str, Any], Recipe]]:
-        """Return every condition with its recipe, in the order of the grid; the seed is still that of the base."""
-        found: list[tuple[dict[str, Any], Recipe]] = []
+        """Return every condition with its recipe, in grid order; the seed is that of the base recipe."""
+        conditions: list[tuple[dict[str, Any], Recipe]] = []
         for choices in product(*grid_factors(self.grid)):
-            condition, changes = _together(choices)
+            condition, changes = combine(choices)
             try:
-                found.append((condition, Recipe.from_dict(apply_changes(self.base, changes))))
+                conditions.append((condition, Recipe.from_dict(apply_changes(self.base, changes))))
             except RecipeError as problem:
                 raise RecipeError(f"{condition_label(condition) or 'base'}: {problem}") from None
-        return found
+        return conditions
 
     def evaluation_hash(self) -> str:
-        """Return a hash of all that is to be measured: a run is done when it has answered this."""
+        """Return a hash of everything to measure; stored results with the same hash are complete."""
         return fingerprint({"evaluate": self.evaluate.model_dump(), "landscape": self.landscape.model_dump()})
 
 
-def _base(given: Any, beside: Path) -> dict[str, Any]:
-    """Return the base recipe whole: by name or file, with changes, or as it stands."""
-    if isinstance(given, str):
-        given = {"recipe": given}
-    if not isinstance(given, Mapping) or "recipe" not in given:
-        return {} if given is None else {"base": given}
-    file = beside / str(given["recipe"])
-    recipe = Recipe.load(file if file.is_file() else str(given["recipe"]))
-    return {
-        "base": apply_changes(
-            recipe.to_dict(), flat_changes({name: v for name, v in given.items() if name != "recipe"})
-        )
-    }
+def _resolve_base(base: Any, folder: Path) -> dict[str, Any]:
+    """Return the full base recipe, given by name or file, with or without changes, or in full."""
+    if isinstance(base, str):
+        base = {"recipe": base}
+    if not isinstance(base, Mapping) or "recipe" not in base:
+        return {} if base is None else {"base": base}
+    file = folder / str(base["recipe"])
+    recipe = Recipe.load(file if file.is_file() else str(base["recipe"]))
+    changes = flat_changes({name: value for name, value in base.items() if name != "recipe"})
+    return {"base": apply_changes(recipe.to_dict(), changes)}
 
 
-def _explained(problem: ValidationError) -> RecipeError:
+def _explain(problem: ValidationError) -> RecipeError:
     first = problem.errors()[0]
     place = [str(part) for part in first["loc"]]
     where = ".".join(place)
@@ -131,5 +126,5 @@ def _explained(problem: ValidationError) -> RecipeError:
         known = parts.get(place[0], Study).model_fields
         return RecipeError(f"The study has no key {where!r}; {suggest(place[-1], known)}")
     if first["type"] == "missing":
-        return RecipeError(f"The study lacks {where!r}: a recipe by name or file, or a whole one as [base]")
+        return RecipeError(f"The study has no {where!r}. Give a recipe by name or file, or a full recipe as [base].")
     return RecipeError(f"The study's {where} = {first['input']!r}: {first['msg']}")

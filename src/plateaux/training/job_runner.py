@@ -39,7 +39,7 @@ class JobRunner:
         run = replace(Run.open(self.root), recipe=self.recipe)
         executor = build_executor(self.recipe, self.components)
         with record_job(run, job, progress, enabled=executor.is_remote and is_rank_zero()) as recorder:
-            if job.kind == "decide":
+            if job.kind == "assign":
                 _assign_samples(run, job, self.components, recorder.progress)
             else:
                 self._train(run, job, executor, recorder, device)

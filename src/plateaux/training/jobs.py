@@ -25,13 +25,13 @@ class Job:
     members: tuple[int, ...]
     start: Position
     stop: int  # epochs completed at its end
-    kind: Literal["train", "decide"] = "train"
+    kind: Literal["train", "assign"] = "train"
     attempt: int = 0  # how often it was begun before
 
     @property
     def is_single_process(self) -> bool:
         """Whether one process executes the job, whatever the size of the executor."""
-        return self.kind == "decide"
+        return self.kind == "assign"
 
     def with_attempt(self, attempt: int) -> Job:
         """Return the same job as its given attempt; 0 is the first one."""
@@ -39,8 +39,8 @@ class Job:
 
     def __str__(self) -> str:
         who = ("member " if len(self.members) == 1 else "members ") + ", ".join(map(str, self.members))
-        if self.kind == "decide":
-            return f"decide for {who} at epoch {self.stop}"
+        if self.kind == "assign":
+            return f"assign samples for {who} at epoch {self.stop}"
         if self.start == (self.stop, 0):
             return f"score by {who} at epoch {self.stop}"
         at = f"epoch {self.start[0]}" + (f", step {self.start[1]}" if self.start[1] else "")

@@ -10,10 +10,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from plateaux.config.builders.training import build_method
-from plateaux.config.components import NO_COMPONENTS, Components
+from plateaux.config.components import Components, Model
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RunError
-from plateaux.storage.run import MemberProgress, Run
+from plateaux.core.method import LossFn
+from plateaux.data.sources import DataSplits, Source
+from plateaux.storage.run import MemberProgress, Run, RunLike
 from plateaux.training.jobs import Job, PartitionStatus, Position
 from plateaux.training.partition import partition_statuses
 
@@ -48,7 +50,7 @@ def plan(
             there = tuple(sorted(ahead.scored - absent))
             enough = recipe.run.min_members if absent else len(progress)
             able = enough is not None and len(there) >= enough
-            return [Job(there, (ahead.epoch, 0), ahead.epoch, "decide")] if able else []
+            return [Job(there, (ahead.epoch, 0), ahead.epoch, "assign")] if able else []
     if not missing:
         return []
     if is_joint:
@@ -69,7 +71,7 @@ def plan(
 
 def remaining_part(job: Job, progress: Mapping[int, MemberProgress], *, is_joint: bool = False) -> Job | None:
     """Return what is left of a job, where its members stand now; None: nothing. So it may be carried out twice."""
-    if job.kind == "decide" or not job.members:
+    if job.kind == "assign" or not job.members:
         return job
     if is_joint:
         place = _common([progress[number] for number in job.members])
@@ -123,9 +125,26 @@ def _common(progress: Sequence[MemberProgress]) -> Position:
     return max(set.intersection(*kept))
 
 
-def pending_jobs(run: Run, components: Components = NO_COMPONENTS, *, without: Collection[int] = ()) -> list[Job]:
-    """Return the jobs that are missing of a run; members in `without` are given up for now."""
-    method = build_method(run.recipe, 0, components)
-    met = partition_statuses(run, method.partition)
-    turns = {"is_joint": method.is_joint, "is_sequential": method.member_order != "parallel"}
-    return plan(run.recipe, run.all_progress(), **turns, partitions=met, without=without)
+def pending_jobs(
+    run: RunLike,
+    *,
+    data: DataSplits | None = None,
+    model: Model | None = None,
+    loss: LossFn | None = None,
+    unlabeled: Source | None = None,
+    trust: Sequence[str] = (),
+    without: Collection[int] = (),
+) -> list[Job]:
+    """Return the jobs that a run still needs, without training anything.
+
+    Args:
+        run: A run, its folder, or its URL.
+        data, model, loss, unlabeled: The objects that the run is trained with, if they are passed in Python.
+        trust: Modules whose functions the recipe may call.
+        without: Ids of members that failed and are left out for now.
+    """
+    opened = run if isinstance(run, Run) else Run.open(run)
+    method = build_method(opened.recipe, 0, Components(data, model, loss, unlabeled, tuple(trust)))
+    partitions = partition_statuses(opened, method.partition)
+    order = {"is_joint": method.is_joint, "is_sequential": method.member_order != "parallel"}
+    return plan(opened.recipe, opened.all_progress(), **order, partitions=partitions, without=without)

@@ -8,6 +8,7 @@ next plan begins where its last checkpoint lies.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -15,15 +16,17 @@ from pathlib import Path
 from plateaux.config.builders.data import build_training_data
 from plateaux.config.builders.model import build_member
 from plateaux.config.builders.training import build_executor, build_method
-from plateaux.config.components import NO_COMPONENTS, Components
+from plateaux.config.components import Components, Model
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import PlateauxError, RecipeError, RunError
 from plateaux.core.executor import Executor, Failure, all_reduce_max
+from plateaux.core.method import LossFn
 from plateaux.core.progress import Message, Progress, log_messages
 from plateaux.core.runtime import is_rank_zero
+from plateaux.data.sources import DataSplits, Source
 from plateaux.storage.feature_cache import prepare_features, training_sources, with_cached_features
 from plateaux.storage.remote_fs import parse_address
-from plateaux.storage.run import Run
+from plateaux.storage.run import Run, RunLike
 from plateaux.storage.run_info import AutotuneInfo, DataInfo, RunInfo
 from plateaux.training import branching
 from plateaux.training.autotune import autotune
@@ -39,14 +42,27 @@ def train(
     recipe: Recipe,
     out: str | Path,
     *,
-    components: Components = NO_COMPONENTS,
+    data: DataSplits | None = None,
+    model: Model | None = None,
+    loss: LossFn | None = None,
+    unlabeled: Source | None = None,
+    trust: Sequence[str] = (),
+    branch_from: RunLike | None = None,
     progress: Progress = log_messages,
-    branch_from: str | Path | None = None,
 ) -> Run:
-    """Train what is missing of a run and return it; the same call again does only what is left.
+    """Train the missing part of a run and return the run. The same call again does only the remaining work.
 
-    With `span` members begin where those of another run stood at their first meeting, if both train the same until it.
+    Args:
+        recipe: What to train.
+        out: The run folder, or its URL.
+        data, model, loss: Python objects that replace those named in the recipe.
+        unlabeled: Samples whose labels are not used, for methods that need them.
+        trust: Modules whose functions the recipe may call.
+        branch_from: A run, its folder, or its URL. Members start from its state at the first data partition; both
+            runs must be equal up to that point.
+        progress: Called with progress events.
     """
+    components = Components(data, model, loss, unlabeled, tuple(trust))
     joint = check(recipe, components)
     executor = build_executor(recipe, components)
     if joint and all_reduce_max(executor, int(not executor.local_members(recipe.members))):
@@ -77,7 +93,9 @@ def _run_jobs(
     """Launch what is missing until nothing is, or nothing can be done; return what failed for good."""
     attempts, lost = 1, list[Failure]()
     while True:
-        jobs = pending_jobs(run, components, without={number for failure in lost for number in failure.job.members})
+        jobs = pending_jobs(
+            run, **components.keywords(), without={number for failure in lost for number in failure.job.members}
+        )
         executor.barrier()  # nobody begins before everybody has planned: a decision begun would change the plan
         if not jobs:
             break

@@ -31,7 +31,7 @@ def test_on_a_bowl_the_average_case_is_the_closed_form(norm: str, adaptive: bool
     slopes = quadratics.near_level(w, curvature, 12)
     t = w.abs() if adaptive else torch.ones_like(w)
     truth = 0.5 * 0.3**2 * SPREAD[norm] * float((t * t * curvature.diag()).sum())
-    found = asked(quadratics.bowl(w, curvature, slopes), norm, radius=0.3, adaptive=adaptive, draws=200)
+    found = asked(quadratics.bowl(w, curvature, slopes), norm, radius=0.3, adaptive=adaptive, mc_samples=200)
     assert found.mc_stderr is not None
     assert abs(found.value - truth) < 4 * found.mc_stderr
     assert found.mc_stderr < 0.2 * abs(truth)
@@ -43,7 +43,7 @@ def test_on_a_bowl_of_one_draw_the_number_is_that_of_the_draw() -> None:
     noise = sample_direction(here.origin, here.generator("average_l2", 0))
     delta = 0.3 * w.abs() * torch.cat([tensor.flatten() for tensor in noise.values()])
     truth = delta @ (slopes[0] + curvature @ w) + delta @ curvature @ delta / 2
-    found = asked(here, radius=0.3, draws=1)
+    found = asked(here, radius=0.3, mc_samples=1)
     assert found.value == pytest.approx(float(truth))
     assert found.mc_stderr is None
     assert found.stderr == pytest.approx(0, abs=1e-12)
@@ -85,7 +85,7 @@ def test_the_true_value_lies_within_the_error_of_draws_as_often_as_promised(norm
             norm,
             radius=0.3,
             m=6,
-            draws=20,
+            mc_samples=20,
         )
         for seed in range(50)
     ]
@@ -97,7 +97,7 @@ def test_the_true_value_lies_within_the_error_of_draws_as_often_as_promised(norm
 
 def test_the_error_of_the_data_is_that_of_the_samples() -> None:
     here = quadratics.ground()
-    found = asked(here, radius=0.3, m=12, draws=50)
+    found = asked(here, radius=0.3, m=12, mc_samples=50)
     scale = perturbation_scale(here.origin, adaptive=True)
     home, chance = here.all_losses(), here.generator("average_l2", 0)
     rises = torch.zeros_like(home)
@@ -162,7 +162,7 @@ def test_neither_the_cut_into_batches_nor_names_of_inputs_nor_the_layout_change_
 
 def test_it_costs_as_many_passes_as_it_says() -> None:
     here = quadratics.Counting(MemberModule(quadratics.net()), quadratics.cut(quadratics.samples(), (7, 5)))
-    probe = average_l2(m=5, draws=6)
+    probe = average_l2(m=5, mc_samples=6)
     probe.run(here)
     assert here.passes == pytest.approx(probe.passes(12))
     assert probe.samples == 1024
@@ -174,7 +174,7 @@ def test_it_costs_as_many_passes_as_it_says() -> None:
         ({"radius": -0.1}, "radius = -0.1"),
         ({"radius": math.nan}, "radius = nan"),
         ({"m": 0}, "m = 0"),
-        ({"draws": 0}, "draws = 0"),
+        ({"mc_samples": 0}, "mc_samples = 0"),
         ({"samples": -3}, "samples = -3"),
         ({"eta": -1.0}, "eta = -1.0"),
     ],

@@ -20,14 +20,14 @@ from plateaux.core.optional import optional_import
 from plateaux.core.types import Batch, Estimate
 from plateaux.loss_landscape.curvature import Curvature
 from plateaux.loss_landscape.loss_surface import LossSurface
-from plateaux.loss_landscape.probes.hessian import _value, ordinal
+from plateaux.loss_landscape.probes.hessian import _estimate, ordinal
 
 QUICK: dict[str, dict[str, Any]] = {
-    "trace": {"draws": 3},
-    "gauss_newton_trace": {"draws": 3},
+    "trace": {"mc_samples": 3},
+    "gauss_newton_trace": {"mc_samples": 3},
     "top_eigenvalue": {"steps": 6},
     "gauss_newton_eigenvalue": {"steps": 6},
-    "spectrum": {"draws": 2, "steps": 4},
+    "spectrum": {"mc_samples": 2, "steps": 4},
 }
 
 
@@ -96,7 +96,7 @@ def test_the_trace_of_a_quadratic_loss_is_within_its_error_and_exact_with_a_basi
     assert found.mc_stderr < 0.2 * found.value
     matrix = Curvature(ground)
     basis = sqrt(matrix.size) * torch.eye(matrix.size, dtype=torch.float64)
-    whole = _value(matrix, torch.stack([matrix.product_and_forms(row)[1].sum(-1) for row in basis]))
+    whole = _estimate(matrix, torch.stack([matrix.product_and_forms(row)[1].sum(-1) for row in basis]))
     assert whole.value == pytest.approx(float(BOWL.sum()), abs=1e-8)
 
 
@@ -110,7 +110,7 @@ def test_the_trace_of_a_net_is_within_its_error(name: str, whole: Any, method: s
 
 
 def test_the_trace_of_every_layer_is_that_of_its_block_and_they_add_up() -> None:
-    found = asked("trace", mlp(), draws=40, layers=True)
+    found = asked("trace", mlp(), mc_samples=40, layers=True)
     assert set(found) == {"", "layer 0", "layer 2"}
     for layer, block in {"layer 0": hessian()[:16, :16], "layer 2": hessian()[16:, 16:]}.items():
         value = found[layer]
@@ -118,7 +118,7 @@ def test_the_trace_of_every_layer_is_that_of_its_block_and_they_add_up() -> None
         assert value.stderr is not None
         assert abs(value.value - float(block.trace())) < 4 * value.mc_stderr
     assert found["layer 0"].value + found["layer 2"].value == pytest.approx(found[""].value, rel=1e-12)
-    assert found[""] == asked("trace", mlp(), draws=40)[""]
+    assert found[""] == asked("trace", mlp(), mc_samples=40)[""]
 
 
 def test_standard_errors_of_the_draws_are_honest() -> None:
@@ -144,7 +144,7 @@ def test_the_error_of_the_data_is_how_much_other_samples_change_the_number() -> 
         ground = LossSurface(
             MemberModule(net), [Batch(x, torch.randint(0, 3, (64,), generator=generator), torch.arange(64))]
         )
-        values.append(asked("gauss_newton_trace", ground, draws=1)[""])
+        values.append(asked("gauss_newton_trace", ground, mc_samples=1)[""])
     spread = torch.tensor([value.value for value in values]).std()
     said = torch.tensor([value.stderr for value in values]).square().mean().sqrt()
     assert float(said / spread) == pytest.approx(1, abs=0.3)
@@ -174,17 +174,17 @@ def test_one_layer_alone_is_asked_about_its_block(layer: str, rows: slice) -> No
     block = hessian()[rows, rows]
     top = asked("top_eigenvalue", mlp(), layer=layer, steps=40, tolerance=1e-9)[""].value
     assert top == pytest.approx(float(torch.linalg.eigvalsh(block).max()), abs=1e-8)
-    found = asked("trace", mlp(), layer=layer, draws=40)[""]
+    found = asked("trace", mlp(), layer=layer, mc_samples=40)[""]
     assert abs(found.value - float(block.trace())) < 4 * (found.mc_stderr or 0)
 
 
 def test_hutch_plus_plus_is_exact_where_its_sketch_holds_the_matrix() -> None:
     ground = bowl(torch.cat([torch.zeros(30), torch.tensor([2.0, 6.0, 9.0])]))
-    found = asked("trace", ground, method="hutch++", draws=12)[""]
+    found = asked("trace", ground, method="hutch++", mc_samples=12)[""]
     assert found.value == pytest.approx(17, abs=1e-8)
     assert found.mc_stderr == pytest.approx(0, abs=1e-8)
-    assert asked("trace", ground, draws=12)[""].mc_stderr > 0.5  # type: ignore[operator]
-    flat = asked("trace", bowl(torch.zeros(9)), method="hutch++", draws=3)[""]
+    assert asked("trace", ground, mc_samples=12)[""].mc_stderr > 0.5  # type: ignore[operator]
+    flat = asked("trace", bowl(torch.zeros(9)), method="hutch++", mc_samples=3)[""]
     assert (flat.value, flat.mc_stderr) == (0, None)
 
 
@@ -192,12 +192,12 @@ def test_hutch_plus_plus_is_exact_where_its_sketch_holds_the_matrix() -> None:
 def test_a_trace_takes_as_many_products_as_it_has_draws(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     taken, applied = [], Curvature.product_and_forms
     monkeypatch.setattr(Curvature, "product_and_forms", lambda self, v: taken.append(v) or applied(self, v))
-    asked("trace", mlp(), method=method, draws=11)
+    asked("trace", mlp(), method=method, mc_samples=11)
     assert len(taken) == 11
 
 
 def test_the_spectrum_integrates_to_one_and_its_mean_is_the_trace_over_the_weights() -> None:
-    found = asked("spectrum", mlp(), draws=3, steps=31)
+    found = asked("spectrum", mlp(), mc_samples=3, steps=31)
     points = {float(name.removeprefix("density at ")): v for name, v in found.items() if name.startswith("density")}
     grid, heights = torch.tensor(list(points)).double(), torch.tensor([v.value for v in points.values()]).double()
     step = (grid[-1] - grid[0]) / (len(grid) - 1)
@@ -211,7 +211,7 @@ def test_the_spectrum_integrates_to_one_and_its_mean_is_the_trace_over_the_weigh
     values = torch.linalg.eigvalsh(hessian())
     assert found["highest"].value == pytest.approx(float(values.max()), abs=1e-8)
     assert found["lowest"].value == pytest.approx(float(values.min()), abs=1e-8)
-    near = asked("spectrum", mlp(), draws=1, steps=4, kind="gauss_newton")
+    near = asked("spectrum", mlp(), mc_samples=1, steps=4, kind="gauss_newton")
     assert near["lowest"].value > -1e-9
     assert near[""].mc_stderr is None
 
@@ -244,23 +244,23 @@ def test_the_draws_depend_on_the_key_of_the_ground_alone(name: str, untouched_ra
 
 def test_passes_count_four_for_a_product_with_the_hessian() -> None:
     make = registry.probe.get
-    assert make("trace")(draws=30).passes(1000) == 4 * 30 * 1000
-    assert make("gauss_newton_trace")(draws=30).passes(1000) == 2 * 30 * 1000
+    assert make("trace")(mc_samples=30).passes(1000) == 4 * 30 * 1000
+    assert make("gauss_newton_trace")(mc_samples=30).passes(1000) == 2 * 30 * 1000
     assert make("top_eigenvalue")(k=2, steps=50).passes(10) == 4 * 52 * 10
-    assert make("spectrum")(draws=2, steps=3).passes(10) == 4 * 6 * 10
+    assert make("spectrum")(mc_samples=2, steps=3).passes(10) == 4 * 6 * 10
     assert not make("spectrum")().default
 
 
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [
-        ("trace", {"draws": 0}, "draws = 0: it takes at least 1"),
-        ("trace", {"draws": 2, "method": "hutch++"}, "draws = 2: it takes at least 3"),
-        ("trace", {"layers": True, "method": "hutch++"}, "knows the whole only"),
+        ("trace", {"mc_samples": 0}, "mc_samples = 0: must be at least 1"),
+        ("trace", {"mc_samples": 2, "method": "hutch++"}, "mc_samples = 2: must be at least 3"),
+        ("trace", {"layers": True, "method": "hutch++"}, "not supported by method"),
         ("top_eigenvalue", {"k": 0}, "k = 0"),
-        ("top_eigenvalue", {"k": 5, "steps": 4}, "steps = 4: it takes at least 5"),
-        ("top_eigenvalue", {"k": 32}, "there are 31 weights, and as many eigenvalues"),
-        ("spectrum", {"points": 20}, "points = 20: it takes at least 32"),
+        ("top_eigenvalue", {"k": 5, "steps": 4}, "steps = 4: must be at least 5"),
+        ("top_eigenvalue", {"k": 32}, "has only 31 eigenvalues"),
+        ("spectrum", {"points": 20}, "points = 20: must be at least 32"),
         ("trace", {"layer": "3"}, "no layer '3' with trained weights"),
     ],
 )

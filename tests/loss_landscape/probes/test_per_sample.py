@@ -70,10 +70,10 @@ def test_the_error_of_a_quantile_is_what_repeating_shows(monkeypatch: pytest.Mon
 def test_input_curvature_is_the_squared_norm_of_the_input_hessian() -> None:
     here = ground(mlp())
     wanted = input_hessians(here.module, *samples(here)).square().sum((1, 2))
-    found = input_curvatures(here, draws=400, radius=1e-5)
+    found = input_curvatures(here, mc_samples=400, radius=1e-5)
     errors = found.std(0) / 400**0.5
     assert bool(((found.mean(0) - wanted).abs() < 4 * errors).all())
-    asked = input_curvature(draws=50, radius=1e-5).run(here)[""]
+    asked = input_curvature(mc_samples=50, radius=1e-5).run(here)[""]
     assert asked.mc_stderr is not None
     assert abs(asked.value - float(wanted.mean())) < 4 * asked.mc_stderr
     assert asked.stderr == pytest.approx(float(wanted.std()) / 3, rel=0.15)
@@ -85,14 +85,14 @@ def test_input_curvature_of_a_quadratic_form_does_not_depend_on_the_radius() -> 
     x, y = torch.randn(4, 3, dtype=torch.float64), torch.ones(4, dtype=torch.long)
     here = LossSurface(MemberModule(Bowl(form)), [Batch(x, y, torch.arange(4))])
     for radius in (1e-3, 1e-2, 0.1):  # signs leave no noise where the form is diagonal: every draw is Tr(H^2)
-        found = input_curvatures(here, draws=3, radius=radius)
+        found = input_curvatures(here, mc_samples=3, radius=radius)
         assert torch.allclose(found, torch.full((3, 4), 14.0, dtype=torch.float64), rtol=1e-6)
 
 
 def test_batches_do_not_change_what_a_sample_gets_beside_its_draws() -> None:
     whole, pieces = ground(mlp(), n=8, cut=8), ground(mlp(), n=8, cut=3)
-    one = input_curvatures(LossSurface(whole.member, whole.batches[:1], seed=3), draws=60)
-    other = input_curvatures(pieces, draws=60)
+    one = input_curvatures(LossSurface(whole.member, whole.batches[:1], seed=3), mc_samples=60)
+    other = input_curvatures(pieces, mc_samples=60)
     spread = (one.var(0) / 60 + other.var(0) / 60).sqrt()
     assert bool(((one.mean(0) - other.mean(0)).abs() < 4 * spread).all())
 
@@ -136,9 +136,9 @@ def test_named_inputs_are_shaken_where_they_are_no_whole_numbers() -> None:
     words = torch.randint(0, 5, (6, 2))
     ids, y = torch.arange(6), torch.arange(6) % 3
     here = LossSurface(MemberModule(Tokens()), [Batch({"words": words, "also": torch.randn(6, 4)}, y, ids)])
-    assert input_curvature(draws=2).run(here)[""].value > 0
+    assert input_curvature(mc_samples=2).run(here)[""].value > 0
     assert gradient_norm().run(here)[""].value > 0
-    with pytest.raises(RecipeError, match="whole numbers"):
+    with pytest.raises(RecipeError, match="inputs are integers"):
         input_curvature().run(LossSurface(MemberModule(Tokens()), [Batch({"words": words}, y, ids)]))
 
 
@@ -147,10 +147,10 @@ def test_batchnorm_is_refused_in_training_mode_and_leaves_no_trace_in_either() -
     net = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
     here = ground(net.eval())
     before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
-    for asked in (gradient_norm(), input_curvature(draws=2), rank_agreement(draws=2)):
+    for asked in (gradient_norm(), input_curvature(mc_samples=2), rank_agreement(mc_samples=2)):
         assert asked.run(here)[""].value == asked.run(here)[""].value
     net.train()
-    for asked in (gradient_norm(), input_curvature(draws=2), rank_agreement(draws=2)):
+    for asked in (gradient_norm(), input_curvature(mc_samples=2), rank_agreement(mc_samples=2)):
         with pytest.raises(RecipeError, match="BatchNorm in training mode"):
             asked.run(here)
     assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
@@ -158,7 +158,7 @@ def test_batchnorm_is_refused_in_training_mode_and_leaves_no_trace_in_either() -
 
 
 def test_unit_logits_are_felt_by_every_question() -> None:
-    for asked in (gradient_norm(), input_curvature(draws=2)):
+    for asked in (gradient_norm(), input_curvature(mc_samples=2)):
         plain, unit = (asked.run(ground(mlp(), normalize_logits=way))[""].value for way in (False, True))
         assert plain != pytest.approx(unit, rel=0.01)
 
@@ -166,13 +166,13 @@ def test_unit_logits_are_felt_by_every_question() -> None:
 def test_rank_agreement_is_spearmans_correlation_of_the_two() -> None:
     here = ground(mlp(), n=30, cut=20)
     norms = gradients(here.module, *samples(here)).square().sum(1)
-    curvatures = input_curvatures(here, draws=4, radius=1e-3)
-    found = rank_agreement(draws=4).run(here)[""]
+    curvatures = input_curvatures(here, mc_samples=4, radius=1e-3)
+    found = rank_agreement(mc_samples=4).run(here)[""]
     assert found.value == pytest.approx(spearmanr(norms, curvatures.mean(0)).statistic, abs=1e-12)
     left_out = [spearmanr(norms, np.delete(curvatures.numpy(), d, 0).mean(0)).statistic for d in range(4)]
     assert found.mc_stderr == pytest.approx((3 * np.var(left_out)) ** 0.5, abs=1e-9)
     assert found.stderr is not None
-    assert rank_agreement(draws=1).run(here)[""].mc_stderr is None
+    assert rank_agreement(mc_samples=1).run(here)[""].mc_stderr is None
 
 
 def test_spearman_is_that_of_scipy_with_ties_and_without() -> None:
@@ -204,13 +204,13 @@ def test_options_out_of_range_are_refused() -> None:
     with pytest.raises(RecipeError, match=r"quantiles = \[0.5, 1.0\]"):
         gradient_norm(quantiles=(0.5, 1.0))
     for factory in (input_curvature, rank_agreement):
-        with pytest.raises(RecipeError, match="draws = 0"):
-            factory(draws=0)
+        with pytest.raises(RecipeError, match="mc_samples = 0"):
+            factory(mc_samples=0)
         with pytest.raises(RecipeError, match="radius = 0"):
             factory(radius=0.0)
 
 
 def test_passes_are_what_is_done() -> None:
     assert gradient_norm().passes(30) == 30
-    assert input_curvature(draws=5).passes(30) == pytest.approx(120)
-    assert rank_agreement(draws=5).passes(30) == pytest.approx(150)
+    assert input_curvature(mc_samples=5).passes(30) == pytest.approx(120)
+    assert rank_agreement(mc_samples=5).passes(30) == pytest.approx(150)

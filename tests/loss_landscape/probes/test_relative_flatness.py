@@ -54,7 +54,7 @@ def test_the_closed_form_holds_in_training_mode_and_moves_no_buffer() -> None:
     here = ground(conv(training=True), 1, 4, 4, n=8, cut=8)
     before = {name: tensor.clone() for name, tensor in here.module.state_dict().items()}
     here = LossSurface(here.member, here.batches[:1])
-    one, other = relative_flatness().run(here), relative_flatness(layer="0", draws=2).run(here)
+    one, other = relative_flatness().run(here), relative_flatness(layer="0", mc_samples=2).run(here)
     assert all(torch.equal(tensor, before[name]) for name, tensor in here.module.state_dict().items())
     assert other[""].value != one[""].value
     assert one[""].value == pytest.approx(explicit(here, "4"), rel=1e-10)
@@ -67,7 +67,7 @@ def test_the_closed_form_holds_in_training_mode_and_moves_no_buffer() -> None:
 )
 def test_random_directions_come_within_four_standard_errors(net: nn.Module, shape: tuple[int, ...], layer: str) -> None:
     here = ground(net, *shape)
-    found = relative_flatness(layer=layer, draws=40).run(here)[""]
+    found = relative_flatness(layer=layer, mc_samples=40).run(here)[""]
     assert found.mc_stderr is not None
     assert abs(found.value - explicit(here, layer)) < 4 * found.mc_stderr
     assert found.mc_stderr < 0.25 * abs(found.value)
@@ -83,22 +83,22 @@ def test_all_directions_together_are_exact_however_wide_or_tall_a_layer_is(monke
             return torch.eye(size[0] * size[1], dtype=torch.float64)[draw].view(size)
 
         monkeypatch.setattr(
-            "plateaux.loss_landscape.probes.relative_flatness._signs",
+            "plateaux.loss_landscape.probes.relative_flatness._random_signs",
             lambda ground, size, draw, one=one_entry: one(size, draw),
         )
-        found = layer_flatness(here, layer, draws=shape[0] * shape[1]).sum(0).mean()
+        found = layer_flatness(here, layer, mc_samples=shape[0] * shape[1]).sum(0).mean()
         assert float(found) == pytest.approx(explicit(here, layer), rel=1e-10)
 
 
 def test_the_two_forms_agree_on_the_error_of_the_samples() -> None:
     here = ground(mlp(), n=60, cut=40)
-    one, other = relative_flatness().run(here)[""], relative_flatness(layer="4", draws=40).run(here)[""]
+    one, other = relative_flatness().run(here)[""], relative_flatness(layer="4", mc_samples=40).run(here)[""]
     assert other.stderr == pytest.approx(one.stderr, rel=0.25)
     assert other.value == pytest.approx(one.value, abs=4 * (other.mc_stderr or 0))
 
 
 def test_directions_come_from_the_key_of_the_ground_alone() -> None:
-    asked = relative_flatness(layer="2", draws=3)
+    asked = relative_flatness(layer="2", mc_samples=3)
     one, again, other = (asked.run(ground(mlp(), key=key))[""].value for key in (3, 3, 4))
     assert one == again != other
 
@@ -110,7 +110,7 @@ def test_rescaling_neighbouring_layers_changes_nothing() -> None:
             dict(after.named_parameters())[name].mul_(factor)
         dict(after.named_parameters())["2.bias"].div_(7)
     for options in ({}, {"scaling": "std"}, {"layer": "0"}, {"layer": "2"}):
-        asked = relative_flatness(**options, draws=3)  # type: ignore[arg-type]
+        asked = relative_flatness(**options, mc_samples=3)  # type: ignore[arg-type]
         one, other = (asked.run(ground(net))[""].value for net in (before, after))
         assert other == pytest.approx(one, rel=1e-4)
         assert asked.scale_invariant
@@ -161,24 +161,26 @@ def test_many_samples_are_worked_through_in_pieces(monkeypatch: pytest.MonkeyPat
     torch.manual_seed(0)
     features, weight = torch.randn(10, 4), torch.randn(3, 4)
     whole = last_layer_flatness(features, features @ weight.T, weight)
-    monkeypatch.setattr("plateaux.loss_landscape.probes.relative_flatness.ROWS", 3)
+    monkeypatch.setattr("plateaux.loss_landscape.probes.relative_flatness.MAX_ROWS", 3)
     assert torch.allclose(last_layer_flatness(features, features @ weight.T, weight), whole)
 
 
 def test_what_cannot_be_asked_is_refused_with_a_way_out() -> None:
     with pytest.raises(RecipeError, match="allowed: 0, 2, 4"):
         relative_flatness(layer="1").run(ground(mlp()))
-    with pytest.raises(RecipeError, match="name the layer"):
+    with pytest.raises(RecipeError, match="select the layer by name"):
         relative_flatness().run(ground(mlp(), normalize_logits=True))
-    with pytest.raises(RecipeError, match=r"this Sequential has none; name a layer: layer = '4'"):
+    with pytest.raises(RecipeError, match=r"this Sequential has none; select a layer: layer = '4'"):
         relative_flatness().run(ground(nn.Sequential(*mlp(), nn.Tanh())))
     with pytest.raises(RecipeError, match="scaling"):
         relative_flatness(layer="4", scaling="std")
-    with pytest.raises(RecipeError, match="draws = 0"):
-        relative_flatness(draws=0)
-    assert relative_flatness(layer="4", draws=2).run(ground(mlp(), normalize_logits=True))[""].mc_stderr is not None
+    with pytest.raises(RecipeError, match="mc_samples = 0"):
+        relative_flatness(mc_samples=0)
+    assert (
+        relative_flatness(layer="4", mc_samples=2).run(ground(mlp(), normalize_logits=True))[""].mc_stderr is not None
+    )
 
 
 def test_passes_are_what_is_done() -> None:
     assert relative_flatness().passes(30) == pytest.approx(10)
-    assert relative_flatness(layer="4", draws=5).passes(30) == 600
+    assert relative_flatness(layer="4", mc_samples=5).passes(30) == 600

@@ -136,7 +136,7 @@ def test_a_rest_is_left_out_unless_it_is_all_there_is() -> None:
     ids = [piece.index.tolist() for group in split_groups(quadratics.cut(batch, (5, 7)), 4) for piece in group]
     assert ids == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
     assert worst_l2(m=99).run(quadratics.ground())[""].stderr is None
-    with pytest.raises(RecipeError, match="no samples"):
+    with pytest.raises(RecipeError, match="sample of data is empty"):
         next(split_groups([], 4))
 
 

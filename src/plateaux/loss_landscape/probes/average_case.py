@@ -1,4 +1,4 @@
-"""The average case: how much the loss rises on average at random points around the weights."""
+"""Average-case sharpness: the mean increase of the loss at random points around the weights."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ def average_l2(
     adaptive: bool = True,
     m: int = 128,
     samples: int = 1024,
-    draws: int = 20,
+    mc_samples: int = 20,
     eta: float = 0.0,
 ) -> Probe:
-    """Average-case sharpness: the mean rise of the loss when every weight gets Gaussian noise in its own proportion.
+    """Average-case sharpness: the mean increase of the loss under Gaussian noise proportional to each weight.
 
-    delta_i = radius (|w_i| + eta) N(0, 1), or radius N(0, 1) where not adaptive; the radius is .1, or .01 where not
+    delta_i = radius (|w_i| + eta) N(0, 1), or radius N(0, 1) if not adaptive. The default radius is .1, or .01 if not
     adaptive.
     """
-    return _average("l2", radius, adaptive, m, samples, draws, eta)
+    return _average("l2", radius, adaptive, m, samples, mc_samples, eta)
 
 
 @probe
@@ -42,15 +42,15 @@ def average_linf(
     adaptive: bool = True,
     m: int = 128,
     samples: int = 1024,
-    draws: int = 20,
+    mc_samples: int = 20,
     eta: float = 0.0,
 ) -> Probe:
-    """Average-case sharpness in a box: the mean rise of the loss when weights get uniform noise in their proportion.
+    """Average-case sharpness in l-infinity: the mean increase of the loss under uniform noise proportional to weights.
 
-    delta_i = radius (|w_i| + eta) U(-1, 1), or radius U(-1, 1) where not adaptive; the radius is .2, or .02 where not
+    delta_i = radius (|w_i| + eta) U(-1, 1), or radius U(-1, 1) if not adaptive. The default radius is .2, or .02 if not
     adaptive.
     """
-    return _average("linf", radius, adaptive, m, samples, draws, eta)
+    return _average("linf", radius, adaptive, m, samples, mc_samples, eta)
 
 
 RADII = {("l2", True): 0.1, ("l2", False): 0.01, ("linf", True): 0.2, ("linf", False): 0.02}
@@ -62,62 +62,64 @@ def _average(
     adaptive: bool,
     m: int,
     samples: int,
-    draws: int,
+    mc_samples: int,
     eta: float,
 ) -> Probe:
-    far = RADII[norm, adaptive] if radius is None else radius
+    noise_scale = RADII[norm, adaptive] if radius is None else radius
     perturbations.check_options(
-        lengths={"radius": far, "eta": eta}, counts={"m": m, "samples": samples, "draws": draws}
+        lengths={"radius": noise_scale, "eta": eta}, counts={"m": m, "samples": samples, "mc_samples": mc_samples}
     )
-    law: perturbations.Distribution = "normal" if norm == "l2" else "uniform"
+    distribution: perturbations.Distribution = "normal" if norm == "l2" else "uniform"
 
-    def ask(ground: LossSurface) -> dict[str, Estimate]:
-        scale = perturbations.perturbation_scale(ground.origin, adaptive=adaptive, eta=eta)
-        found = []
-        with ground.at_params(ground.origin):
-            for number, group in enumerate(split_groups(ground.batches, m)):
-                chance = ground.generator(f"average_{norm}", number)
-                found.append(_rises(ground, group, scale, far, law, draws, chance))
-        return _reported([each for each, _ in found], [over for _, over in found], draws)
+    def run(surface: LossSurface) -> dict[str, Estimate]:
+        scale = perturbations.perturbation_scale(surface.origin, adaptive=adaptive, eta=eta)
+        sample_means, draw_means = [], []
+        with surface.at_params(surface.origin):
+            for i, group in enumerate(split_groups(surface.batches, m)):
+                generator = surface.generator(f"average_{norm}", i)
+                by_sample, by_draw = _increases(surface, group, scale, noise_scale, distribution, mc_samples, generator)
+                sample_means.append(by_sample)
+                draw_means.append(by_draw)
+        return _summarize(sample_means, draw_means, mc_samples)
 
     noise = "N(0, 1)" if norm == "l2" else "U(-1, 1)"
+    factor = "(|w| + eta) " if eta else "|w| " if adaptive else ""
     return Probe(
-        ask,
-        passes=lambda given: (draws + 1) / 3 * num_grouped(given, m),
+        run,
+        passes=lambda count: (mc_samples + 1) / 3 * num_grouped(count, m),
         samples=samples,
         scale_invariant=adaptive and not eta,
-        definition=f"delta = {far:g} {'(|w| + eta) ' if eta else '|w| ' if adaptive else ''}{noise}, {draws} draws for "
-        f"every {m} samples; signed; error over samples of their means over draws, {REMAINDER}",
+        definition=f"delta = {noise_scale:g} {factor}{noise}, {mc_samples} draws per group of {m} samples; signed; "
+        f"standard error over samples of their means over draws, {REMAINDER}",
     )
 
 
-def _rises(
-    ground: LossSurface,
+def _increases(
+    surface: LossSurface,
     group: Group,
     scale: TensorTree | None,
     radius: float,
-    law: perturbations.Distribution,
-    draws: int,
-    chance: torch.Generator,
+    distribution: perturbations.Distribution,
+    mc_samples: int,
+    generator: torch.Generator,
 ) -> tuple[Tensor, Tensor]:
-    """Return the mean rise of every sample `[m]`, and the rise of the group at every draw `[draws]`, in float64."""
-    tensor_tree.write(ground.params, ground.origin)
-    home = group_losses(ground, group)
-    each, over = torch.zeros_like(home), []
-    for _ in range(draws):
-        perturbations.perturb(
-            ground, perturbations.sample_direction(ground.origin, chance, law), scale=scale, times=radius
-        )
-        rise = group_losses(ground, group) - home
-        each += rise / draws
-        over.append(rise.mean())
-    return each, torch.stack(over)
+    """Return the mean increase of every sample `[m]`, and that of the group per draw `[mc_samples]`, in float64."""
+    tensor_tree.write(surface.params, surface.origin)
+    initial = group_losses(surface, group)
+    by_sample, by_draw = torch.zeros_like(initial), []
+    for _ in range(mc_samples):
+        noise = perturbations.sample_direction(surface.origin, generator, distribution)
+        perturbations.perturb(surface, noise, scale=scale, times=radius)
+        increase = group_losses(surface, group) - initial
+        by_sample += increase / mc_samples
+        by_draw.append(increase.mean())
+    return by_sample, torch.stack(by_draw)
 
 
-def _reported(each: list[Tensor], over: list[Tensor], draws: int) -> dict[str, Estimate]:
-    """Return the mean with its errors: groups have draws of their own, so that their variances add."""
-    whole = mean_of_independent(torch.cat(each).tolist())
-    if draws < 2:
-        return {"": whole}
-    noise = float(torch.stack(over).var(1).sum() / draws) ** 0.5 / len(over)
-    return {"": Estimate(whole.value, whole.stderr, noise)}
+def _summarize(sample_means: list[Tensor], draw_means: list[Tensor], mc_samples: int) -> dict[str, Estimate]:
+    """Return the mean with its standard errors. Groups have independent draws, so their variances add."""
+    mean = mean_of_independent(torch.cat(sample_means).tolist())
+    if mc_samples < 2:
+        return {"": mean}
+    mc_stderr = float(torch.stack(draw_means).var(1).sum() / mc_samples) ** 0.5 / len(draw_means)
+    return {"": Estimate(mean.value, mean.stderr, mc_stderr)}

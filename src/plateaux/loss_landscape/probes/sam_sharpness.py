@@ -1,4 +1,4 @@
-"""What SAM calls sharpness: at random places a little way off, and one step up the slope."""
+"""Sharpness as in SAM: at random points near the weights, and after one ascent step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,14 @@ from plateaux.core.registry import probe
 from plateaux.core.stats.estimates import mean_of_independent
 from plateaux.core.types import Estimate, TensorTree
 from plateaux.loss_landscape import perturbations
-from plateaux.loss_landscape.groups import REMAINDER, Group, group_gradient, group_losses, num_grouped, split_groups
+from plateaux.loss_landscape.groups import (
+    REMAINDER,
+    Group,
+    group_gradient,
+    group_losses,
+    num_grouped,
+    split_groups,
+)
 from plateaux.loss_landscape.loss_surface import LossSurface
 from plateaux.loss_landscape.probe import Probe
 
@@ -22,7 +29,7 @@ Direction = Literal["sphere", "gaussian", "filter"]
 DIRECTIONS = {
     "sphere": "u uniform on the unit sphere",
     "gaussian": "u of independent N(0, 1)",
-    "filter": "u Gaussian, every filter scaled to the length of that filter of the weights, vectors left alone",
+    "filter": "u Gaussian, every filter scaled to the norm of that filter of the weights, zero for biases and vectors",
 }
 
 
@@ -30,62 +37,63 @@ DIRECTIONS = {
 def sam_sharpness(
     *, rho: float = 0.005, directions: int = 100, direction: Direction = "sphere", samples: int = 1024
 ) -> Probe:
-    """SAM-sharpness: the mean difference of the loss at random places rho away (100 of them at .005).
+    """SAM-sharpness: the mean change of the loss at random points at distance rho (100 points at .005).
 
-    `sphere`: unit directions. `gaussian`: every weight gets rho N(0, 1). `filter`: directions as long, filter by
-    filter, as the weights. Also the standard deviation over places, and the largest difference; all signed.
+    `sphere`: directions of norm one. `gaussian`: every weight gets rho N(0, 1). `filter`: filter-normalized directions.
+    The standard deviation over points and the largest change are also reported; all values are signed.
     """
     if direction not in get_args(Direction):
         raise RecipeError(f"There is no direction {direction!r}; {suggest(direction, get_args(Direction))}")
     perturbations.check_options(lengths={"rho": rho}, counts={"directions": directions, "samples": samples})
 
-    def ask(ground: LossSurface) -> dict[str, Estimate]:
-        home = ground.all_losses()
-        sums, largest = torch.zeros_like(home), home
+    def run(surface: LossSurface) -> dict[str, Estimate]:
+        initial = surface.all_losses()
+        sums, largest = torch.zeros_like(initial), initial
         means: list[Tensor] = []
-        with ground.at_params(ground.origin):
-            for number in range(directions):
-                way, times = _away(ground.origin, ground.generator("sam_sharpness", number), direction)
-                perturbations.perturb(ground, way, times=rho * times)
-                rise = ground.all_losses() - home
-                largest = rise if not means or rise.mean() > max(means) else largest
-                means.append(rise.mean())
-                sums += rise
-        return _reported(sums / directions, torch.stack(means), largest)
+        with surface.at_params(surface.origin):
+            for i in range(directions):
+                u, factor = _sample_point(surface.origin, surface.generator("sam_sharpness", i), direction)
+                perturbations.perturb(surface, u, times=rho * factor)
+                change = surface.all_losses() - initial
+                largest = change if not means or change.mean() > max(means) else largest
+                means.append(change.mean())
+                sums += change
+        return _summarize(sums / directions, torch.stack(means), largest)
 
     return Probe(
-        ask,
-        passes=lambda given: (directions + 1) / 3 * given,
+        run,
+        passes=lambda count: (directions + 1) / 3 * count,
         samples=samples,
-        definition=f"mean over {directions} places of L(w + {rho:g} u) - L(w), {DIRECTIONS[direction]}; signed; "
-        "errors over "
-        "samples and over places; float64 sums",
+        definition=f"mean over {directions} points of L(w + {rho:g} u) - L(w), {DIRECTIONS[direction]}; signed; "
+        "standard errors over samples and over points; float64 sums",
     )
 
 
-def _away(home: TensorTree, chance: torch.Generator, direction: Direction) -> tuple[TensorTree, float]:
-    """Return a direction, and what to multiply it by."""
-    way = perturbations.sample_direction(home, chance)
+def _sample_point(origin: TensorTree, generator: torch.Generator, direction: Direction) -> tuple[TensorTree, float]:
+    """Return a random direction and the factor that normalizes it."""
+    noise = perturbations.sample_direction(origin, generator)
     if direction == "sphere":
-        return way, 1 / float(tensor_tree.norm(way))
-    return (way if direction == "gaussian" else {name: _filters(way[name], home[name]) for name in way}), 1.0
+        return noise, 1 / float(tensor_tree.norm(noise))
+    if direction == "gaussian":
+        return noise, 1.0
+    return {name: _normalize_filters(noise[name], origin[name]) for name in noise}, 1.0
 
 
-def _filters(way: Tensor, weights: Tensor) -> Tensor:
-    """Return a direction as long, filter by filter, as the weights; biases and scales stay."""
-    return torch.zeros_like(way) if weights.ndim < 2 else perturbations.normalize_filters(way, weights)
+def _normalize_filters(direction: Tensor, weights: Tensor) -> Tensor:
+    """Scale every filter to the norm of that filter of the weights; biases and normalization weights do not change."""
+    return torch.zeros_like(direction) if weights.ndim < 2 else perturbations.normalize_filters(direction, weights)
 
 
-def _reported(each: Tensor, means: Tensor, largest: Tensor) -> dict[str, Estimate]:
-    """Return the numbers of the samples' means over places, of the places' means, and of the largest place."""
-    whole, most = mean_of_independent(each.tolist()), mean_of_independent(largest.tolist())
-    if len(means) < 2:
-        return {"": whole, "largest": most}
-    deviation = float(means.std())
+def _summarize(sample_means: Tensor, point_means: Tensor, largest: Tensor) -> dict[str, Estimate]:
+    """Return the mean change, the standard deviation over points, and the change at the point where it is largest."""
+    mean, largest_mean = mean_of_independent(sample_means.tolist()), mean_of_independent(largest.tolist())
+    if len(point_means) < 2:
+        return {"": mean, "largest": largest_mean}
+    deviation = float(point_means.std())
     return {
-        "": Estimate(whole.value, whole.stderr, deviation / len(means) ** 0.5),
+        "": Estimate(mean.value, mean.stderr, deviation / len(point_means) ** 0.5),
         "deviation": Estimate(deviation),
-        "largest": most,
+        "largest": largest_mean,
     }
 
 
@@ -93,41 +101,41 @@ def _reported(each: Tensor, means: Tensor, largest: Tensor) -> dict[str, Estimat
 def sam_step(
     *, rho: float = 0.05, adaptive: bool = False, m: int = 128, samples: int = 1024, eta: float = 0.0
 ) -> Probe:
-    """One-step SAM sharpness: the rise of a group's loss at the point rho up its own slope, where SAM descends from.
+    """One-step SAM sharpness: the increase of a group's loss after one ascent step of length rho, as in SAM.
 
-    The point is w + rho g / |g|, or with T = |w| + eta, w + rho T^2 g / |T g| where adaptive. Beside it what the slope
-    alone promises, rho |g| or rho |T g|.
+    The point is w + rho g / |g|, or with T = |w| + eta, w + rho T^2 g / |T g| if adaptive. The first-order estimate
+    rho |g| or rho |T g| is also reported.
     """
     perturbations.check_options(lengths={"rho": rho, "eta": eta}, counts={"m": m, "samples": samples})
 
-    def ask(ground: LossSurface) -> dict[str, Estimate]:
-        scale = perturbations.perturbation_scale(ground.origin, adaptive=adaptive, eta=eta)
-        with ground.at_params(ground.origin):
-            found = [_stepped(ground, group, scale, rho) for group in split_groups(ground.batches, m)]
+    def run(surface: LossSurface) -> dict[str, Estimate]:
+        scale = perturbations.perturbation_scale(surface.origin, adaptive=adaptive, eta=eta)
+        with surface.at_params(surface.origin):
+            steps = [_ascent_step(surface, group, scale, rho) for group in split_groups(surface.batches, m)]
         return {
-            "": mean_of_independent([rise for rise, _ in found]),
-            "first order": mean_of_independent([slope for _, slope in found]),
+            "": mean_of_independent([increase for increase, _ in steps]),
+            "first order": mean_of_independent([first_order for _, first_order in steps]),
         }
 
     return Probe(
-        ask,
-        passes=lambda given: 4 / 3 * num_grouped(given, m),
+        run,
+        passes=lambda count: 4 / 3 * num_grouped(count, m),
         samples=samples,
         scale_invariant=adaptive and not eta,
         definition=f"one step of length {rho:g}{' in delta / |w|' * adaptive} along each group's own gradient; mean "
-        f"over groups of {m} samples, error over groups, {REMAINDER}; "
-        "first order: rho times the length of the gradient",
+        f"over groups of {m} samples, standard error over groups, {REMAINDER}; "
+        "first order: rho times the norm of the gradient",
     )
 
 
-def _stepped(ground: LossSurface, group: Group, scale: TensorTree | None, rho: float) -> tuple[float, float]:
-    """Return how much the loss rises in one step, and what the gradient promised."""
-    tensor_tree.write(ground.params, ground.origin)
-    home, way = group_gradient(ground, group)
+def _ascent_step(surface: LossSurface, group: Group, scale: TensorTree | None, rho: float) -> tuple[float, float]:
+    """Return the increase of the loss after one ascent step, and its first-order estimate from the gradient."""
+    tensor_tree.write(surface.params, surface.origin)
+    initial, direction = group_gradient(surface, group)
     if scale is not None:
-        tensor_tree.multiply_(way, scale)
-    length = float(tensor_tree.norm(way))
-    if rho * length == 0:
+        tensor_tree.multiply_(direction, scale)
+    norm = float(tensor_tree.norm(direction))
+    if rho * norm == 0:
         return 0.0, 0.0
-    perturbations.perturb(ground, way, scale=scale, times=rho / length)
-    return float(group_losses(ground, group).mean()) - home, rho * length
+    perturbations.perturb(surface, direction, scale=scale, times=rho / norm)
+    return float(group_losses(surface, group).mean()) - initial, rho * norm

@@ -1,4 +1,4 @@
-"""The worst case: how much the loss rises at the worst point within a radius, by APGD in groups of samples."""
+"""Worst-case sharpness: the largest increase of the loss within a radius, by APGD in groups of samples."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ RADII: Mapping[tuple[Norm, bool], float] = {
     ("linf", True): 0.002,
     ("linf", False): 0.001,
 }
-"""Radius by norm and whether it is adaptive, where none is given.
+"""Default radius by norm and whether it is adaptive.
 
-Of those Andriushchenko et al. sweep; the plain ball is as large as that in which SAM usually trains.
+The adaptive radii are among those in Andriushchenko et al.; the non-adaptive l2 radius is the usual rho of SAM.
 """
 
 PRESETS: Mapping[str, Mapping[str, float]] = {"sharpbalance": {"radius": 0.5, "m": 5, "samples": 500}}
@@ -45,10 +45,10 @@ def worst_l2(
     eta: float = 0.0,
     preset: Preset | None = None,
 ) -> Probe:
-    """Worst-case sharpness: the largest rise of a group's mean loss within a Euclidean ball around the weights.
+    """Worst-case sharpness: the largest increase of a group's mean loss within a Euclidean ball around the weights.
 
-    The ball is |delta / (|w| + eta)| <= radius, or |delta| <= radius where not adaptive. `preset = "sharpbalance"`
-    takes 100 groups of 5 samples and a radius of .5; what else is given stands.
+    The ball is |delta / (|w| + eta)| <= radius, or |delta| <= radius if not adaptive. `preset = "sharpbalance"` uses
+    100 groups of 5 samples and a radius of .5; options that are given override it.
     """
     return _worst("l2", radius, adaptive, m, samples, steps, restarts, eta, preset)
 
@@ -65,10 +65,10 @@ def worst_linf(
     eta: float = 0.0,
     preset: Preset | None = None,
 ) -> Probe:
-    """Worst-case sharpness where no weight moves by more than a share of itself: l-infinity.
+    """Worst-case sharpness in l-infinity: each weight changes by at most a fraction of itself.
 
-    The box is |delta_i| <= radius (|w_i| + eta), or |delta_i| <= radius where not adaptive. `preset = "sharpbalance"`
-    takes 100 groups of 5 samples and a radius of .5, as for l2, some hundred times the usual one.
+    The box is |delta_i| <= radius (|w_i| + eta), or |delta_i| <= radius if not adaptive. `preset = "sharpbalance"` uses
+    100 groups of 5 samples and a radius of .5, as for l2, which is hundreds of times the default.
     """
     return _worst("linf", radius, adaptive, m, samples, steps, restarts, eta, preset)
 
@@ -86,61 +86,57 @@ def _worst(
 ) -> Probe:
     if preset is not None and preset not in PRESETS:
         raise RecipeError(f"There is no preset {preset!r}; {suggest(preset, PRESETS)}")
-    usual = PRESETS[preset] if preset else {"radius": RADII[norm, adaptive], "m": 128, "samples": 1024}
-    far = float(usual["radius"] if radius is None else radius)
-    size, count = int(usual["m"] if m is None else m), int(usual["samples"] if samples is None else samples)
+    defaults = PRESETS[preset] if preset else {"radius": RADII[norm, adaptive], "m": 128, "samples": 1024}
+    ball_radius = float(defaults["radius"] if radius is None else radius)
+    size, count = int(defaults["m"] if m is None else m), int(defaults["samples"] if samples is None else samples)
     perturbations.check_options(
-        lengths={"radius": far, "eta": eta},
+        lengths={"radius": ball_radius, "eta": eta},
         counts={"m": size, "samples": count, "steps": steps, "restarts": restarts},
     )
 
-    def ask(ground: LossSurface) -> dict[str, Estimate]:
-        ball = Ball(far, norm, perturbations.perturbation_scale(ground.origin, adaptive=adaptive, eta=eta))
-        found = []
-        with ground.at_params(ground.origin):
-            for number, group in enumerate(split_groups(ground.batches, size)):
-                chance = ground.generator(f"worst_{norm}", number)
-                climbed = run_apgd(ground, group, ball, steps=steps, generator=chance, restarts=restarts)
-                found.append(_gains(climbed))
-        return _reported(torch.stack(found))
+    def run(surface: LossSurface) -> dict[str, Estimate]:
+        scale = perturbations.perturbation_scale(surface.origin, adaptive=adaptive, eta=eta)
+        ball = Ball(ball_radius, norm, scale)
+        increases = []
+        with surface.at_params(surface.origin):
+            for i, group in enumerate(split_groups(surface.batches, size)):
+                generator = surface.generator(f"worst_{norm}", i)
+                results = run_apgd(surface, group, ball, steps=steps, generator=generator, restarts=restarts)
+                increases.append(_increases(results))
+        return _summarize(torch.stack(increases))
 
-    around = "delta / (|w| + eta)" if eta else "delta / |w|" if adaptive else "delta"
+    variable = "delta / (|w| + eta)" if eta else "delta / |w|" if adaptive else "delta"
+    starts = "the weights" if restarts == 1 else f"the weights and {restarts - 1} random starts"
     return Probe(
-        ask,
-        passes=lambda given: restarts * (steps + 1 / 3) * num_grouped(given, size),
+        run,
+        passes=lambda samples: restarts * (steps + 1 / 3) * num_grouped(samples, size),
         samples=count,
         scale_invariant=adaptive and not eta,
-        definition=f"{norm} norm of {around} at most {far:g}; APGD, {steps} steps from {_starts(restarts)}; mean over "
-        f"groups of {size} samples of the largest loss seen less the loss at home, error over groups, {REMAINDER}; "
-        "converged: the share of that rise which was there after half of the steps"
-        + ("; restarts: what one start finds, mean and its standard error over starts" if restarts > 1 else ""),
+        definition=f"{norm} norm of {variable} at most {ball_radius:g}; APGD, {steps} steps from {starts}; mean over "
+        f"groups of {size} samples of the largest loss minus the loss at the weights, standard error over groups, "
+        f"{REMAINDER}; converged: the fraction of that increase that was reached after half of the steps"
+        + ("; restarts: the result of a single start, mean and standard error over starts" if restarts > 1 else ""),
     )
 
 
-def _starts(restarts: int) -> str:
-    return "home" if restarts == 1 else f"home and {restarts - 1} random starts"
+def _increases(results: Sequence[ApgdResult]) -> torch.Tensor:
+    """Return the increase from each start, and that after half of the steps of the best start, `[starts + 1]`."""
+    best = max(results, key=lambda result: result.best_loss)
+    increases = [result.best_loss - result.initial_loss for result in results]
+    return torch.tensor([*increases, best.halfway_loss - best.initial_loss], dtype=torch.float64)
 
 
-def _gains(climbed: Sequence[ApgdResult]) -> torch.Tensor:
-    """Return the rise found from each start, and that after half of the steps of the best one `[starts + 1]`."""
-    best = max(climbed, key=lambda each: each.best_loss)
-    return torch.tensor(
-        [*(each.best_loss - each.initial_loss for each in climbed), best.halfway_loss - best.initial_loss],
-        dtype=torch.float64,
-    )
-
-
-def _reported(found: torch.Tensor) -> dict[str, Estimate]:
-    """Return the numbers of `[groups, starts + 1]`."""
-    rises, half = found[:, :-1], found[:, -1]
-    largest = rises.amax(1)
+def _summarize(increases: torch.Tensor) -> dict[str, Estimate]:
+    """Return the estimates from increases `[groups, starts + 1]`."""
+    by_start, halfway = increases[:, :-1], increases[:, -1]
+    largest = by_start.amax(1)
     total = float(largest.sum())
-    report = {
+    estimates = {
         "": mean_of_independent(largest.tolist()),
-        "converged": Estimate(float(half.sum()) / total if total else 1.0),
+        "converged": Estimate(float(halfway.sum()) / total if total else 1.0),
     }
-    starts = rises.shape[1]
+    starts = by_start.shape[1]
     if starts > 1:
-        each = rises.mean(0)
-        report["restarts"] = Estimate(float(each.mean()), mc_stderr=float(each.std()) / starts**0.5)
-    return report
+        means = by_start.mean(0)
+        estimates["restarts"] = Estimate(float(means.mean()), mc_stderr=float(means.std()) / starts**0.5)
+    return estimates

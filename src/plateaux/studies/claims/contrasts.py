@@ -1,7 +1,6 @@
-"""Evidence from the numbers of a study: in every repetition one condition less another, then a mean with its interval.
+"""Evidence from the results of a study: the difference of two conditions in each repetition, with its interval.
 
-A claim says in `[compare]` which numbers of which conditions these are. Numbers are anything with the fields of a
-finding: condition, repetition, measure, on, row, number.
+The section `[compare]` of a claim selects the metric and the conditions.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from plateaux.core.stats.intervals import t_interval
 from plateaux.studies.claims.claim import Case, Claim, Compare, Evidence, MeasuredValue, Number
 
 Condition = Mapping[str, Any]
-DIGITS = 6  # more would be noise, and a diff in every line
+DIGITS = 6  # significant digits in stored evidence
 
 
 class ResultLike(Protocol):
@@ -39,124 +38,142 @@ class ResultLike(Protocol):
     def value(self) -> float: ...
 
 
-def build_evidence(claim: Claim, compare: Compare, findings: Sequence[ResultLike]) -> Evidence:
-    """Return what a study's numbers say of a claim."""
-    others = [Compare.model_validate({**compare.model_dump(), **changes}) for changes in compare.also]
+def build_evidence(claim: Claim, compare: Compare, results: Sequence[ResultLike]) -> Evidence:
+    """Return the evidence for a claim from the results of a study."""
+    secondary = [Compare.model_validate({**compare.model_dump(), **changes}) for changes in compare.also]
     cases = {}
     for case in claim.cases:
-        first, *more = [mean_with_interval(differences(each, case, findings)) for each in (compare, *others)]
-        cases[case] = Case(primary=(first,), also=tuple(more))
-    return Evidence(claim=claim.name, precondition=minimum(compare.precondition, findings), cases=cases)
+        first, *others = [mean_with_interval(differences(each, case, results)) for each in (compare, *secondary)]
+        cases[case] = Case(primary=(first,), also=tuple(others))
+    return Evidence(claim=claim.name, precondition=minimum(compare.precondition, results), cases=cases)
 
 
-def differences(compare: Compare, case: str, findings: Sequence[ResultLike]) -> list[float]:
-    """Return the case's number less the other condition's, by repetition; less the same elsewhere where it is asked."""
-    wanted = compare.conditions[case]
-    here = _difference(compare, wanted, findings)
+def differences(compare: Compare, case: str, results: Sequence[ResultLike]) -> list[float]:
+    """Return the differences of a case from its baseline by repetition.
+
+    With `difference_from`, the same difference at those factors is subtracted.
+    """
+    where = compare.conditions[case]
+    here = _difference(compare, where, results)
     if compare.difference_from is None:
         return list(here.values())
-    return list(
-        _less(here, _difference(compare, {**wanted, **compare.difference_from}, findings), compare.metric).values()
-    )
+    elsewhere = _difference(compare, {**where, **compare.difference_from}, results)
+    return list(_subtract(here, elsewhere, compare.metric).values())
 
 
-def _difference(compare: Compare, wanted: Condition, findings: Sequence[ResultLike]) -> dict[int, float]:
-    mine = [each for each in findings if (each.metric, each.split) == (compare.metric, compare.split)]
-    of = conditions(mine, wanted)
+def _difference(compare: Compare, where: Condition, results: Sequence[ResultLike]) -> dict[int, float]:
+    matching = _select(results, compare.metric, compare.split)
+    selected = conditions(matching, where)
     if compare.baseline is None:
-        return numbers(compare, of, mine, findings)
-    against = conditions(mine, {**compare.baseline, **{factor: of[0].get(factor) for factor in compare.same}})
-    theirs = numbers(compare, against, mine, findings)
+        return numbers(compare, selected, matching, results)
+    shared = {factor: selected[0].get(factor) for factor in compare.same}
+    baseline = conditions(matching, {**compare.baseline, **shared})
+    reference = numbers(compare, baseline, matching, results)
     if not compare.minimum:
-        return _less(numbers(compare, of, mine, findings), theirs, compare.metric)
-    others = [numbers(compare, [each], mine, findings) for each in of if each not in against]
-    smallest = {at: min(each[at] for each in others) for at in set.intersection(*map(set, others))}
-    return _less(smallest, theirs, compare.metric)
+        return _subtract(numbers(compare, selected, matching, results), reference, compare.metric)
+    others = [numbers(compare, [each], matching, results) for each in selected if each not in baseline]
+    smallest = {number: min(each[number] for each in others) for number in set.intersection(*map(set, others))}
+    return _subtract(smallest, reference, compare.metric)
 
 
-def _less(ours: Mapping[int, float], theirs: Mapping[int, float], measure: str) -> dict[int, float]:
-    both = sorted(ours.keys() & theirs.keys())
-    if not both:
-        raise RunError(f"No repetition has {measure!r} in both of the conditions to be compared; run the study on")
-    return {at: ours[at] - theirs[at] for at in both}
+def _subtract(ours: Mapping[int, float], reference: Mapping[int, float], metric: str) -> dict[int, float]:
+    common = sorted(ours.keys() & reference.keys())
+    if not common:
+        raise RunError(f"No repetition has {metric!r} in both conditions of the comparison. Continue the study.")
+    return {number: ours[number] - reference[number] for number in common}
 
 
 def numbers(
-    compare: Compare, at: Sequence[Condition], mine: Sequence[ResultLike], findings: Sequence[ResultLike]
+    compare: Compare, selected: Sequence[Condition], matching: Sequence[ResultLike], results: Sequence[ResultLike]
 ) -> dict[int, float]:
-    """Return the number of one condition by repetition, or of several the slope over them."""
+    """Return the number of one condition by repetition, or the slope over several conditions."""
     if compare.slope_over is not None:
-        return _slopes(compare, compare.slope_over, at, mine, findings)
-    if len(at) != 1:
-        raise RunError(f"{len(at)} conditions of the study are as told: {[dict(each) for each in at]}; tell more")
-    table = [by_repetition(mine, row, at[0]) for row in compare.rows]
+        return _slopes(compare, compare.slope_over, selected, matching, results)
+    if len(selected) != 1:
+        found = [dict(condition) for condition in selected]
+        raise RunError(f"{len(selected)} conditions of the study match: {found}. Give more factors to select one.")
+    (condition,) = selected
+    rows = [by_repetition(matching, row, condition) for row in compare.rows]
     if compare.minus_row:
-        without = by_repetition(mine, compare.minus_row, at[0])
-        table = [{number: value - without[number] for number, value in row.items()} for row in table]
+        subtracted = by_repetition(matching, compare.minus_row, condition)
+        rows = [{number: value - subtracted[number] for number, value in row.items()} for row in rows]
     if compare.log10:
-        if min(value for row in table for value in row.values()) <= 0:
-            raise RunError(f"{compare.metric!r} where {dict(at[0])} is not above zero, so it has no logarithm")
-        table = [{number: float(np.log10(value)) for number, value in row.items()} for row in table]
-    found = {number: [compare.times * row[number] for row in table] for number in table[0]}
-    return {number: row[0] if len(row) == 1 else _slope(range(len(row)), row) for number, row in found.items()}
+        if min(value for row in rows for value in row.values()) <= 0:
+            raise RunError(f"{compare.metric!r} in {dict(condition)} is not positive, so it has no logarithm.")
+        rows = [{number: float(np.log10(value)) for number, value in row.items()} for row in rows]
+    scaled = {number: [compare.times * row[number] for row in rows] for number in rows[0]}
+    return {
+        number: values[0] if len(values) == 1 else _slope(range(len(values)), values)
+        for number, values in scaled.items()
+    }
 
 
-def conditions(findings: Sequence[ResultLike], where: Condition) -> list[Condition]:
-    """Return the conditions that are as told."""
-    found: list[Condition] = []
-    for each in findings:
-        if each.condition not in found and all(each.condition.get(name) == value for name, value in where.items()):
-            found.append(each.condition)
-    if not found:
-        raise RunError(f"No condition of the study has this measure and {dict(where)}")
-    return found
+def conditions(results: Sequence[ResultLike], where: Condition) -> list[Condition]:
+    """Return all conditions with the given factors."""
+    matching: list[Condition] = []
+    for result in results:
+        condition = result.condition
+        if condition not in matching and all(condition.get(name) == value for name, value in where.items()):
+            matching.append(condition)
+    if not matching:
+        raise RunError(f"No condition of the study has this metric and {dict(where)}.")
+    return matching
 
 
-def by_repetition(findings: Sequence[ResultLike], row: str, condition: Condition) -> dict[int, float]:
-    """Return the numbers of a row in one condition."""
-    found = {each.repetition: each.value for each in findings if each.row == row and each.condition == condition}
-    if not found:
-        raise RunError(f"There is no row {row!r} where {dict(condition)}")
-    for repetition, number in found.items():
-        if not math.isfinite(number):
+def by_repetition(results: Sequence[ResultLike], row: str, condition: Condition) -> dict[int, float]:
+    """Return the values of a row in one condition by repetition."""
+    values = {each.repetition: each.value for each in results if each.row == row and each.condition == condition}
+    if not values:
+        raise RunError(f"There is no row {row!r} in {dict(condition)}.")
+    for repetition, value in values.items():
+        if not math.isfinite(value):
             raise RunError(
-                f"{row!r} of repetition {repetition} where {dict(condition)} is no number, so nothing follows"
+                f"{row!r} in {dict(condition)}, repetition {repetition}, is NaN or infinite, so there is no evidence."
             )
-    return found
+    return values
 
 
-def minimum(number: Number | None, findings: Sequence[ResultLike]) -> float | None:
-    """Return the lowest of a number over conditions and repetitions."""
+def minimum(number: Number | None, results: Sequence[ResultLike]) -> float | None:
+    """Return the minimum of a number over conditions and repetitions."""
     if number is None:
         return None
-    mine = [each for each in findings if (each.metric, each.split) == (number.metric, number.split)]
-    rows = [by_repetition(mine, number.row, each) for each in conditions(mine, number.where)]
+    matching = _select(results, number.metric, number.split)
+    rows = [by_repetition(matching, number.row, condition) for condition in conditions(matching, number.where)]
     return min(value for row in rows for value in row.values())
 
 
+def _select(results: Sequence[ResultLike], metric: str, split: str) -> list[ResultLike]:
+    return [result for result in results if (result.metric, result.split) == (metric, split)]
+
+
 def _slopes(
-    compare: Compare, by: Number, at: Sequence[Condition], mine: Sequence[ResultLike], findings: Sequence[ResultLike]
+    compare: Compare,
+    x_axis: Number,
+    selected: Sequence[Condition],
+    matching: Sequence[ResultLike],
+    results: Sequence[ResultLike],
 ) -> dict[int, float]:
-    axis = [each for each in findings if (each.metric, each.split) == (by.metric, by.split)]
-    heights = [by_repetition(mine, compare.rows[0], each) for each in at]
-    places = [by_repetition(axis, by.row, each) for each in at]
-    shared = sorted(set.intersection(*(set(each) for each in (*heights, *places))))
+    x_results = _select(results, x_axis.metric, x_axis.split)
+    y_values = [by_repetition(matching, compare.rows[0], condition) for condition in selected]
+    x_values = [by_repetition(x_results, x_axis.row, condition) for condition in selected]
+    common = sorted(set.intersection(*(set(values) for values in (*y_values, *x_values))))
     points: dict[int, list[tuple[float, float]]] = {}
-    for number in shared:
-        used = [place for place, each in enumerate(at) if _is_fitted(compare, each, number, findings)]
-        points[number] = [(places[place][number], heights[place][number]) for place in used]
-    least = min((len(each) for each in points.values()), default=0)
-    if least < 3 or min(min(point) for each in points.values() for point in each) <= 0:
-        raise RunError(f"A slope takes three conditions in one repetition, all numbers above zero; {least} are there")
-    return {number: _slope(*np.log(each).T) for number, each in points.items()}
+    for number in common:
+        used = [i for i, condition in enumerate(selected) if _is_fitted(compare, condition, number, results)]
+        points[number] = [(x_values[i][number], y_values[i][number]) for i in used]
+    fewest = min((len(several) for several in points.values()), default=0)
+    if fewest < 3 or min(min(point) for several in points.values() for point in several) <= 0:
+        raise RunError(
+            f"A slope needs at least 3 conditions per repetition, with positive numbers; a repetition has {fewest}."
+        )
+    return {number: _slope(*np.log(several).T) for number, several in points.items()}
 
 
-def _is_fitted(compare: Compare, condition: Condition, repetition: int, findings: Sequence[ResultLike]) -> bool:
+def _is_fitted(compare: Compare, condition: Condition, repetition: int, results: Sequence[ResultLike]) -> bool:
     if compare.fitted is None or compare.precondition is None:
         return True
-    asked = compare.precondition
-    mine = [each for each in findings if (each.metric, each.split) == (asked.metric, asked.split)]
-    return by_repetition(mine, asked.row, condition)[repetition] >= compare.fitted
+    matching = _select(results, compare.precondition.metric, compare.precondition.split)
+    return by_repetition(matching, compare.precondition.row, condition)[repetition] >= compare.fitted
 
 
 def _slope(x: ArrayLike, y: ArrayLike) -> float:
@@ -164,13 +181,13 @@ def _slope(x: ArrayLike, y: ArrayLike) -> float:
 
 
 def mean_with_interval(values: Sequence[float], what: str = "") -> MeasuredValue:
-    """Return the mean of what was repeated, with its 95 % t interval; of one number there is none."""
-    found = t_interval(values)
-    made = rounded(found.value, (found.low, found.high) if found.count > 1 else None, what)
-    return made.model_copy(update={"repetitions": found.count})
+    """Return the mean over repetitions with its 95 % t interval; one repetition has no interval."""
+    interval = t_interval(values)
+    ends = (interval.low, interval.high) if interval.count > 1 else None
+    return rounded(interval.value, ends, what).model_copy(update={"repetitions": interval.count})
 
 
-def rounded(value: float, around: tuple[float, float] | None, what: str = "") -> MeasuredValue:
-    """Return a figure with as many digits as are worth keeping."""
-    ends = None if around is None else (round_significant(around[0], DIGITS), round_significant(around[1], DIGITS))
-    return MeasuredValue(value=round_significant(value, DIGITS), interval=ends, what=what)
+def rounded(value: float, interval: tuple[float, float] | None, what: str = "") -> MeasuredValue:
+    """Return a measured value, rounded to the digits that are stored."""
+    low_high = None if interval is None else tuple(round_significant(end, DIGITS) for end in interval)
+    return MeasuredValue(value=round_significant(value, DIGITS), interval=low_high, what=what)

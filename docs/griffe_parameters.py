@@ -1,0 +1,203 @@
+"""A Griffe extension: give functions and data classes of the API reference a table of their parameters.
+
+Names, types and defaults come from the signatures. Meanings are in MEANINGS below, by `owner.parameter` or, if it means
+the same everywhere, by `parameter` alone. A docstring that has its own `Args:` section is left as it is.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import griffe
+
+MEANINGS = {
+    # What entry points share.
+    "recipe": "the recipe of the run",
+    "out": "the run folder to write: a path, or an address such as `s3://bucket/runs/demo`",
+    "root": "a run folder, or the `Run` that `train` returned",
+    "run": "a run folder, or the `Run` that `train` returned",
+    "roots": "run folders: the pool of members to select from",
+    "components": "Python objects that replace what the recipe names: data, model, loss",
+    "data": "the data, instead of what `data.name` of the recipe names",
+    "model": "a function that returns an `nn.Module`, instead of what `model.name` names",
+    "loss": "a loss function, instead of what `loss.name` names",
+    "unlabeled": "a source of unlabeled samples, instead of what `data.unlabeled` names",
+    "trust": "modules whose unmarked functions the recipe may call",
+    "progress": "receives messages, the amount of work done, and updates about members; the default logs messages",
+    "branch_from": "a run with the same training before its first data partition: start from its checkpoint",
+    "split": "`test`, `validation`, `train`, `corrupted`, `corrupted:fog`, `corrupted:fog:3`; `@N` takes the first N",
+    "metrics": "names or groups (`performance`, `uncertainty`, `diversity`, `all`), with options in parentheses",
+    "metric": "the metric to improve",
+    "members": "the members to use as the ensemble, in this order; all if not given",
+    "ensemble_sizes": "also evaluate ensembles of 1, 2, ... members",
+    "limit": "use only the first N samples",
+    "cache_logits": "type of the logits cached in the run folder: `float32`, `float16`, or `no` for no cache",
+    "no_cache": "run forward passes even if the logits are cached",
+    "corruption_cache": "a folder for generated corrupted images",
+    "device": "`cpu`, `cuda`, `cuda:1`; the best available device if not given",
+    "executor": 'options of an executor, such as `{"name": "mesh", "processes": 2}`',
+    "options": "how to evaluate: members, limit, cache, device, executor",
+    "seen": "called with the number of finished and of all samples",
+    "say": "called with each message",
+    "tell": "called with each progress event",
+    # Single entry points.
+    "calibrate.alphas": "probabilities that a conformal set does not contain the correct class",
+    "calibrate.bound": "confidence bound on the risk of accepted predictions: `none`, `clopper-pearson`, `hoeffding`",
+    "calibrate.conformal": "the kind of conformal sets: `lac`, `aps`, `raps`",
+    "calibrate.fraction": "fraction of the samples to fit on, drawn with the seed",
+    "calibrate.order": "`pool` fits one temperature for the ensemble, `calibrate` one for each member",
+    "calibrate.split": "the held-out samples to fit on",
+    "calibrate.target_risk": "maximum error rate of the accepted predictions",
+    "detect_ood.suites": 'names of suites with their data sets, such as `{"near": ["cifar100"]}`',
+    "detect_ood.skip_missing": "skip data sets whose files are missing, with a message",
+    "evaluate_calibration.exclude_calibration_ids": "leave out the samples that the calibration was fitted on",
+    "from_dataset.train": "a map-style data set of `(input, label)` pairs",
+    "from_dataset.test": "a map-style data set of `(input, label)` pairs",
+    "from_tensors.train": "inputs and labels of the training samples",
+    "from_tensors.test": "inputs and labels of the test samples",
+    "classes": "number of classes",
+    "shape": "shape of one input, channels first",
+    "mean": "mean of each channel, for normalization",
+    "std": "standard deviation of each channel, for normalization",
+    "labels": "names of the classes",
+    "name": "name of the data in tables and files",
+    "remarks": "notes about the data that are stored with every result",
+    "import_weights.files": "one weights file per member, as `FILE` or `FILE:prefix`",
+    "import_weights.recipe": "the recipe that describes data and model",
+    "load_selection.file": "the file that `EnsembleSelection.write` wrote",
+    "predict.alpha": "which of the fitted conformal sets to return",
+    "predict.ood_score": "the out-of-distribution score to return",
+    "predict.split": "samples of the run, `corrupted:fog:3`, or another data set",
+    "probe_landscape.probes": "names of probes, with options in parentheses",
+    "probe_landscape.split": "`train`, `test` or `validation`",
+    "probe_landscape.limit": "number of samples for all probes; each probe's own default if not given",
+    "probe_landscape.augment": "augment samples as in training, in the same way for every member",
+    "probe_landscape.batchnorm": "`eval` uses running statistics, `train` the statistics of each batch",
+    "probe_landscape.normalize_logits": "scale the logits of every sample to norm one before the loss",
+    "robustness.results": "results of `evaluate` on corrupted samples",
+    "robustness.found": "results of `evaluate` on corrupted samples",
+    "robustness.baseline": "error rates of a baseline by corruption and severity, for mCE",
+    "select_members.size": "number of draws; with `unique`, of different members",
+    "select_members.split": "the held-out samples to select on",
+    "select_members.unique": "count different members instead of draws",
+    "soup.accept": "whether a member that leaves the score equal is accepted",
+    "soup.max_barrier": "largest rise of the loss between two members, in nats",
+    "soup.split": "the held-out samples for greedy selection",
+    "soup.strategy": "`uniform` averages all members, `greedy` those that improve the score",
+    "plan.progress": "the progress of every member",
+    "plan.partitions": "the state of every data partition",
+    "plan.is_joint": "whether members are trained in one job",
+    "plan.is_sequential": "whether a member starts when those before it have finished",
+    "without": "members to leave out",
+    "Ensemble.predict.combine": "`probability`, `logit`, `majority`",
+    "x": "a batch of inputs, in the format of the data set",
+    "Recipe.load.path": "a TOML file",
+    "Recipe.load.changes": "overrides, such as `train.epochs=2`",
+    "Recipe.parse.text": "a recipe as TOML",
+    "Recipe.parse.where": "name of the source in error messages",
+    "changes": "overrides, such as `train.epochs=2`",
+    "Recipe.from_dict.tree": "the sections of a recipe",
+    "Recipe.replaced.sections": "sections to replace or keys to change",
+    "Recipe.for_member.number": "number of the member",
+    "number": "number of the member",
+    # Contracts of plug-ins.
+    "Objective.loss": "maps the stacked outputs `[R, B, C]` to losses `[R, B]`",
+    "Objective.output": "the output of one member; `logits` by default",
+    "Objective.gather": "the rows that the loss needs: `none`, `members` or `batch`",
+    "Objective.per_sample": "whether the loss is a mean over samples, so that a batch can be split",
+    "Objective.active": "selects the members that take part in a step",
+    "Objective.extra_inputs": "names of additional inputs of a batch, such as `unlabeled`",
+    "Method.objective": "the outputs and the loss",
+    "Method.update": "a generator that requests gradients and returns the descent direction",
+    "Method.partition": "a data partition, if the method has one",
+    "Method.member_order": "`parallel`, `sequential` or `chained`",
+    "DataPartition.after": "completed epochs after which the samples are partitioned",
+    "DataPartition.output": "the score of every training sample",
+    "DataPartition.assign": "turns the scores of all members into SAM sets",
+    "DataPartition.metadata": "properties of the partition that are stored in its summary",
+    "DataPartition.prefix_method": "the method that this one equals before the first partition",
+    "GradRequest.at": "the weights at which to compute the gradient; the current weights if not given",
+    "GradRequest.rows": "the samples to use",
+    "GradRequest.weight": "weights of the samples",
+    "GradRequest.local": "use only the samples of this worker",
+    "GradRequest.average": "average the gradient over data-parallel workers",
+    "GradRequest.mean_over": "number of samples to divide by",
+    "GradRequest.keep_graph": "keep the graph of this forward pass for the next request",
+    "GradRequest.reuse_graph": "use the graph of the previous request",
+    "StepContext.size": "number of samples in the batch",
+    "StepContext.lr": "current learning rate",
+    "StepContext.peak_lr": "learning rate before any scheduler",
+    "StepContext.sam_set": "for each sample of the batch, whether the member applies SAM to it",
+    "Metric.update": "turns the outputs of a batch into sums",
+    "Metric.compute": "turns the sums over all batches into named estimates",
+    "Metric.output": "the output function that runs for each member",
+    "Metric.reduce": "`sum` adds over batches and processes, `cat` keeps one row per sample",
+    "Metric.min_members": "minimum number of members",
+    "Metric.higher_is_better": "`None` if neither direction is better",
+    "Metric.group": "`performance`, `uncertainty` or `diversity`",
+    "default": "whether `all` includes it",
+    "percent": "whether tables show percent",
+    "definition": "conventions needed to compare the value with other implementations",
+    "group": "the group of the metric",
+    "higher_is_better": "`None` if neither direction is better",
+    "Probe.run": "computes the values on a `LossSurface`",
+    "Probe.passes": "forward and backward passes per sample, for the time estimate",
+    "Probe.samples": "number of samples by default",
+    "Probe.scale_invariant": "whether rescaling adjacent layers leaves the value unchanged",
+    "Estimate.value": "the value",
+    "Estimate.stderr": "standard error over samples or members, if there is one",
+    "Estimate.mc_stderr": "standard error over random draws, if there are any",
+    "Batch.x": "inputs `[B, ...]`",
+    "Batch.y": "labels `[B]`",
+    "Batch.index": "ids of the samples `[B]`",
+    "Batch.seed": "seed of all random choices in this step",
+    "Batch.extra": "additional inputs, such as unlabeled samples",
+    "MetricResult.metric": "name of the metric",
+    "MetricResult.split": "the samples",
+    "MetricResult.rows": "estimates by row name",
+    "MetricResult.weights": "a description of the weights",
+    "MetricResult.hashes": "hashes of the weights",
+    "MetricResult.data": "name, fingerprint and number of the samples",
+    "DataSplits.train": "source of the training samples",
+    "DataSplits.test": "source of the test samples",
+    "Ensemble.members": "the networks",
+    "Ensemble.weights": "weights of the members in the mean; equal if not given",
+    "Job.members": "the members that the job trains",
+    "Job.start": "epoch and step at which it starts",
+    "Job.stop": "epoch at which it ends",
+    "Job.kind": "`train`, `score` or `decide`",
+    "Job.attempt": "number of earlier attempts",
+    "PartitionStatus.epoch": "completed epochs before the partition",
+    "PartitionStatus.scored": "members whose scores exist",
+    "PartitionStatus.assigned": "whether the SAM sets are valid",
+    "PartitionStatus.without": "members that failed before the partition",
+}
+HIDDEN = ("self", "cls")
+
+
+class ParameterTables(griffe.Extension):
+    """Add a parameter section to the docstrings of functions and data classes."""
+
+    def on_function(self, *, func: griffe.Function, loader: Any, **kwargs: Any) -> None:
+        owner = func.name if func.parent is None or func.parent.is_module else f"{func.parent.name}.{func.name}"
+        if not func.name.startswith("_"):
+            _add_table(func, owner, [each for each in func.parameters if each.name not in HIDDEN])
+
+    def on_class(self, *, cls: griffe.Class, loader: Any, **kwargs: Any) -> None:
+        if "dataclass" in cls.labels or any("dataclass" in str(each.value) for each in cls.decorators):
+            fields = [each for each in cls.attributes.values() if each.annotation and not each.name.startswith("_")]
+            _add_table(cls, cls.name, fields)
+
+
+def _add_table(owner: Any, name: str, parameters: list[Any]) -> None:
+    if owner.docstring is None or not parameters:
+        return
+    sections = owner.docstring.parsed
+    if any(section.kind is griffe.DocstringSectionKind.parameters for section in sections):
+        return
+    rows = []
+    for each in parameters:
+        value = each.default if isinstance(each, griffe.Parameter) else each.value
+        text = MEANINGS.get(f"{name}.{each.name}", MEANINGS.get(each.name, ""))
+        rows.append(griffe.DocstringParameter(each.name, description=text, annotation=each.annotation, value=value))
+    sections.append(griffe.DocstringSectionParameters(rows))
