@@ -30,6 +30,7 @@ from plateaux.distributed.executors.local import SINGLE_PROCESS
 from plateaux.evaluation.evaluate import evaluate
 from plateaux.evaluation.loading import load
 from plateaux.evaluation.ood import detect_ood
+from plateaux.evaluation.options import EvalOptions
 from plateaux.evaluation.soup import soup
 from plateaux.models.backbone import Backbone
 from plateaux.storage import feature_cache
@@ -46,7 +47,6 @@ from plateaux.storage.feature_cache import (
 from plateaux.storage.local_store import LocalStore
 from plateaux.storage.run import Run
 from plateaux.training.train import train
-from plateaux.evaluation.options import EvalOptions
 
 DEFAULTS = feature_cache.SHARD_SAMPLES, feature_cache.BATCH_SAMPLES
 RNG = torch.Generator().manual_seed(3)
