@@ -180,7 +180,7 @@ def test_adopt_makes_a_run_of_anyones_weights(tmp_path: Path) -> None:
     seen = (x - ensemble.mean[0]) / ensemble.std[0]
     torch.testing.assert_close(ensemble.logits(x), torch.stack([net.eval()(seen) for net in nets]).detach())
     found = json.loads(call("evaluate", str(tmp_path / "run"))[1])
-    assert found[0]["weights"]["member 0"].startswith("adopted from")
+    assert found[0]["weights"]["member 0"].startswith("imported from")
 
 
 def test_adopting_weights_that_do_not_fit_says_why(tmp_path: Path) -> None:

@@ -326,7 +326,7 @@ def test_members_that_meet_never_fall_back_further_than_one_checkpoint(
         ),
         (["optimizer.lr=[0.1, 0.2, 0.3]"], "optimizer.lr lists 3 values, but the ensemble has 2 members"),
         (["optimizer.name=SDG"], "no optimizer 'SDG'"),
-        (["optimizer.name=Rprop", "optimizer.weight_decay=0.1"], "Rprop has no weight_decay; leave it out"),
+        (["optimizer.name=Rprop", "optimizer.weight_decay=0.1"], "Rprop has no weight_decay; remove it"),
         (["method.name=sma"], "There is no method called 'sma'; did you mean"),
         (["model.hiden_sizes=[3]"], "has no key 'hiden_sizes'; did you mean 'hidden_sizes'"),
         (['lr_scheduler=[{name="cosine", interval="step"}, {name="linear"}]'], "lr_scheduler"),
