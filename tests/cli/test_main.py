@@ -245,6 +245,17 @@ def test_live_lines_show_every_member() -> None:
     assert "done" in text
 
 
+def test_live_lines_show_the_newest_loss() -> None:
+    console = Console(force_terminal=True, width=160, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    in_epoch = MemberUpdate(0, epoch=0, epochs=2, step=1, steps=2, metrics={"loss": 1.5, "accuracy": 0.2})
+    after_it = MemberUpdate(0, epoch=2, epochs=2, metrics={"train loss": 0.25, "train accuracy": 0.9})
+    console.print(progress.member_table({0: in_epoch.merge(after_it)}))
+    console.print(progress.member_table({0: after_it.merge(in_epoch)}))
+    after, during = console.export_text().splitlines()
+    assert "loss 0.2500  train 90.0 %" in after
+    assert "loss 1.5000  train 20.0 %" in during
+
+
 def test_a_terminal_gets_live_lines_and_sentences() -> None:
     console = Console(force_terminal=True, width=160, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
     with progress.live_progress(console) as show:
