@@ -504,7 +504,7 @@ def test_looking_aside_moves_no_buffers() -> None:
     [
         ("sed", {"members_per_step": 1}, "compares pairs of members"),
         ("sed", {"floor": 0.0}, "set a value above 0"),
-        ("sed", {"rho": 0.1, "update": "plain"}, "name what climbs"),
+        ("sed", {"rho": 0.1, "update": "plain"}, "has no effect with method.update = 'plain'"),
         ("divdis", {"regularizer": "ratio"}, "it needs the share of every class"),
         ("divdis", {"class_ratio": [0.5, 0.5]}, "only 'ratio' uses class_ratio"),
         ("a2d", {"diversity_weight": [0.1, 0.2, 0.3]}, "only rho may differ"),
