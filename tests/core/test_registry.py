@@ -41,7 +41,7 @@ def test_every_plugin_is_found_by_its_file_and_says_in_a_sentence_what_it_is(reg
         assert words.endswith(".") or words.endswith(":"), name
         assert words[0].isupper() or words[0].isdigit(), name
         if not name.endswith("<name>"):
-            assert getattr(registry.get(name), "__plateaux__") == registry.kind  # noqa: B009
+            assert registry.is_registered(registry.get(name))
 
 
 def test_an_unknown_name_is_told_the_nearest() -> None:
@@ -92,7 +92,7 @@ UNMARKED = [
 def test_code_that_nobody_marked_is_not_even_imported(outside: Path, head: str, decorator: str, body: str) -> None:
     trace = write(outside, "stranger", head, decorator, body)
     with pytest.raises(
-        UntrustedCodeError, match=r"'stranger:build' is not marked @plateaux\.model, so a recipe may not call it\."
+        UntrustedCodeError, match=r"'stranger:build' is not decorated with @plateaux\.model, so a recipe cannot call it\."
     ):
         model.get("stranger:build")
     assert not trace.exists()
@@ -170,7 +170,7 @@ def test_a_second_plugin_of_a_name_does_not_take_the_firsts_place(outside: Path)
     mine = model.get("mlp")
     with pytest.warns(
         UserWarning,
-        match="There is a model 'mlp' in plateaux.models.architectures.small; that of rival goes by 'rival:mlp'",
+        match="The model 'mlp' is registered by plateaux.models.architectures.small already; use that of rival as 'rival:mlp'",
     ):
         rival = model.get("rival:mlp")
     assert rival() == "rival"
@@ -212,7 +212,7 @@ def test_entry_points_of_other_packages_are_found_and_broken_ones_left_out(tmp_p
         check=True,
     )
     assert done.stdout == "9 Their way. plateaux.methods.sam\n"
-    assert "The plug-in 'broken_plugin' was left out: RuntimeError('broken')" in done.stderr
+    assert "The plug-in 'broken_plugin' is ignored because of RuntimeError('broken')" in done.stderr
     assert "There is a method 'sam' in plateaux.methods.sam" in done.stderr
 
 
