@@ -454,7 +454,7 @@ def test_unlabelled_samples_may_be_handed_over_in_python(tmp_path: Path) -> None
         ("spirals@1001", "count from 1 to 1000"),
         ("spirals@0", "count from 1 to 1000"),
         ("spirals@many", "write name@count"),
-        ("cases:static@5", r"shape \[2, 6, 6\], and 'blobs' of \[2\]"),
+        ("cases:static@5", r"shape \[2, 6, 6\], but 'blobs' has shape \[2\]"),
     ],
 )
 def test_unlabelled_samples_that_cannot_be_had_are_refused(unlabelled: str | None, said: str, tmp_path: Path) -> None:
@@ -474,7 +474,7 @@ def test_no_unlabelled_samples_are_no_samples() -> None:
     nothing = UnlabeledData(
         "none", InMemorySource(torch.zeros(2, 3, 4, 4), torch.zeros(2)), torch.zeros(0, dtype=torch.int64)
     )
-    with pytest.raises(DataError, match="no samples"):
+    with pytest.raises(DataError, match="There are no"):
         feed(unlabeled=nothing)
 
 

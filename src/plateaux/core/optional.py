@@ -2,7 +2,8 @@
 
 timm imports torchvision, and so do parts of transformers, torchmetrics, and lightning. The default wheel of torchvision
 is built for CUDA. With a CPU build of torch, its import fails with "operator torchvision::nms does not exist", and the
-imports of all these libraries fail with it. The workaround declares the two missing operators, which are never called here.
+imports of all these libraries fail with it. The workaround
+declares the two missing operators, which are never called here.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from plateaux.core.errors import DivergedError
-from plateaux.core.tensor_tree import finite
+from plateaux.core.tensor_tree import is_finite
 from plateaux.data.loader import MemberLoader
 from plateaux.storage.run import MemberProgress
 from plateaux.training.state import StepStats, TrainState
@@ -32,7 +32,7 @@ class EpochStats:
         scaler = self.state.scaler
         if scaler is not None and scaler.factor > 1:
             return  # an overflow under fp16 has skipped its step already
-        if not (all(map(math.isfinite, losses)) and finite(list(self.state.params.values()))):
+        if not (all(map(math.isfinite, losses)) and is_finite(list(self.state.params.values()))):
             held = self.progress.checkpoints
             where = (
                 f"its checkpoint of epoch {held[-1][0]}, step {held[-1][1]} is untouched"

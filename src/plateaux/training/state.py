@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from plateaux.core import tensor_tree
 from plateaux.core.method import Method
-from plateaux.core.tensor_tree import finite
+from plateaux.core.tensor_tree import is_finite
 from plateaux.core.types import Batch, TensorTree
 from plateaux.optim.weight_averaging import AveragedWeights
 
@@ -109,7 +109,7 @@ class TrainState:
             param.grad = direction[name]
         if self.max_grad_norm is not None:
             nn.utils.clip_grad_norm_(self.params.values(), self.max_grad_norm)
-        sound = self.scaler is None or finite(list(direction.values()))
+        sound = self.scaler is None or is_finite(list(direction.values()))
         if sound:
             self.optimizer.step()
         if self.scaler is not None:
