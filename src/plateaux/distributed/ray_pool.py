@@ -15,7 +15,7 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 
 from plateaux.core.errors import Interrupted, PlateauxError, RunError, first_line
-from plateaux.core.executor import Failure, ExecutorJob, JobFn
+from plateaux.core.executor import ExecutorJob, Failure, JobFn
 from plateaux.core.progress import MemberUpdate, Message, Progress, ProgressEvent, log_messages
 from plateaux.distributed.process_pool import rebuild_error
 from plateaux.distributed.ray_cluster import Resources

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from plateaux.core.errors import RecipeError
-from plateaux.core.executor import Failure, ExecutorJob, JobFn
+from plateaux.core.executor import ExecutorJob, Failure, JobFn
 from plateaux.core.progress import Progress
 from plateaux.core.registry import executor
 from plateaux.distributed.executors.mesh import MeshExecutor, mesh
