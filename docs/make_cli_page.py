@@ -67,11 +67,11 @@ def _commands(prefix: str, command: Any) -> list[tuple[str, Any]]:
 
 def _overview(commands: dict[str, Any]) -> list[str]:
     rows = []
-    for title, names in GROUPS.items():
+    for names in GROUPS.values():
         for name in names:
             anchor = "plateaux-" + name.replace(" ", "-")
-            rows.append(f"| {title} | [`{name}`](#{anchor}) | {_cell(_help(commands[name])[0])} |")
-    return ["| | command | action |", "|---|---|---|", *rows, ""]
+            rows.append(f"| [`{name}`](#{anchor}) | {_cell(_help(commands[name])[0])} |")
+    return ["| command | action |", "|---|---|", *rows, ""]
 
 
 def _command(name: str, command: Any) -> list[str]:

@@ -44,13 +44,13 @@ def main() -> None:
         x, _ = source.fetch(ids)
         assert isinstance(x, Tensor)
         for column, image in enumerate([x, *(corrupt(x, ids, name, severity) for severity in range(1, 6))]):
-            sheet.paste(enlarged(image[0]), (NAMES + column * cell, top))
+            sheet.paste(enlarge(image[0]), (NAMES + column * cell, top))
     PICTURE.parent.mkdir(exist_ok=True)
     sheet.save(PICTURE, optimize=True)
 
 
-def enlarged(image: Tensor) -> Image.Image:
-    """Return an image `[3, H, W]` with every pixel a square."""
+def enlarge(image: Tensor) -> Image.Image:
+    """Return an image `[3, H, W]`, enlarged without interpolation."""
     picture = Image.fromarray(image.permute(1, 2, 0).contiguous().numpy())
     return picture.resize((SCALE * picture.width, SCALE * picture.height), Image.Resampling.NEAREST)
 

@@ -1,9 +1,9 @@
-"""Draw docs/images/terminal.svg: the README's quickstart, really run, as a terminal shows it.
+"""Draw docs/images/terminal.svg: run the quickstart of the README and record the terminal.
 
 python docs/make_terminal_picture.py
 
-The commands are the command line's own, with its console replaced by one that records, and with the live progress shown
-twice instead of four times a second: about halfway, and at the end.
+The commands of the command line run with a console that records. The live progress is printed twice instead of four
+times per second: about halfway, and at the end.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import io
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -21,13 +21,14 @@ from rich.console import Console
 from rich.text import Text
 
 from plateaux.cli import common
-from plateaux.cli.progress import lines
+from plateaux.cli.progress import member_table
+from plateaux.core.progress import MemberUpdate, Progress, ProgressEvent
 
-cli: Any = import_module("plateaux.cli.main")  # as an attribute of the package it is the function of that name
+cli: Any = import_module("plateaux.cli.main")  # `plateaux.cli.main` as an attribute is the function of that name
 
 PICTURE = Path(__file__).parent / "images" / "terminal.svg"
 COMMANDS = ("train quickstart", "status runs/quickstart")
-# rich's own frame, without the web font it would fetch: any monospaced font will do.
+# The frame of rich, without its web font: nothing is fetched.
 FRAME = """\
 <svg viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
 <style>
@@ -72,21 +73,26 @@ def main() -> None:
 
 
 @contextmanager
-def _live_progress(console: Console) -> Iterator[Any]:
-    latest: dict[int, dict[str, Any]] = {}
-    halfway = False
+def _live_progress(console: Console) -> Iterator[Progress]:
+    latest: dict[int, MemberUpdate] = {}
+    is_shown = False
 
-    def tell(news: Mapping[str, Any]) -> None:
-        nonlocal halfway
-        latest.setdefault(news["member"], {}).update(news)
-        here = all("rate" in each and each["epoch"] >= each["epochs"] // 2 for each in latest.values())
-        if here and len(latest) == 3 and not halfway:
-            halfway = True
-            console.print(lines(latest))
+    def show(event: ProgressEvent) -> None:
+        nonlocal is_shown
+        if not isinstance(event, MemberUpdate):
+            return
+        known = latest.get(event.member)
+        latest[event.member] = event if known is None else known.merge(event)
+        is_halfway = all(
+            each.samples_per_second and (each.epoch or 0) >= (each.epochs or 0) // 2 for each in latest.values()
+        )
+        if is_halfway and len(latest) == 3 and not is_shown:
+            is_shown = True
+            console.print(member_table(latest))
             console.print("[dim]... a few seconds later[/dim]")
 
-    yield tell
-    console.print(lines(latest))
+    yield show
+    console.print(member_table(latest))
 
 
 if __name__ == "__main__":

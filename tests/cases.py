@@ -239,8 +239,8 @@ def corner(net: str = "mlp", *, dtype: torch.dtype = torch.float64, size: int = 
     return Corner(build_member(row, data, seed, GIVEN).train(), Batch(x.to(dtype), y, torch.arange(size), seed=seed))
 
 
-def learner(module: nn.Module, method: Method, *, number: int = 0, lr: float = 0.1, **options: Any) -> TrainState:
-    """Return a member in training by SGD: `options` are the optimiser's, and `max_grad_norm`, `masks` and `scaler`."""
+def make_state(module: nn.Module, method: Method, *, number: int = 0, lr: float = 0.1, **options: Any) -> TrainState:
+    """Return a training state with SGD; `options` are those of SGD, `max_grad_norm`, `masks`, and `scaler`."""
     params = dict(module.named_parameters())
     own = {name: options.pop(name) for name in ("max_grad_norm", "masks", "scaler") if name in options}
     optimizer = torch.optim.SGD(params.values(), lr=lr, **options)
@@ -250,12 +250,12 @@ def learner(module: nn.Module, method: Method, *, number: int = 0, lr: float = 0
 
 
 def steps(member: TrainState, batches: Sequence[Batch], **way: Any) -> list[StepStats]:
-    """Take a member through batches in the plain loop."""
+    """Train a member on batches in one process, and return the statistics of every step."""
     return [step(SINGLE_PROCESS, [member], [batch], StepOptions(**way))[0] for batch in batches]
 
 
 def stop_after(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Send this process SIGTERM once so many steps are taken."""
+    """Send this process SIGTERM after a number of steps."""
     real, left = trainer.step, [steps]
 
     def counted(*args: Any, **options: Any) -> Any:

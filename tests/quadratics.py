@@ -1,4 +1,4 @@
-"""Grounds whose landscape is known: quadratics, and tiny networks to rescale, prune and cut into batches."""
+"""Loss surfaces with known properties: quadratic losses, and small networks to rescale, prune, and split."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from plateaux.core.member import MemberModule
 from plateaux.core.types import Batch, TensorTree
 from plateaux.loss_landscape.loss_surface import LossSurface
 
-SIZE = 7  # weights of a bowl, in two tensors
+SIZE = 7  # weights of a quadratic, in two tensors
 
 
 class Bowl(nn.Module):
@@ -28,32 +28,32 @@ class Bowl(nn.Module):
         return (x @ w + w @ self.curvature @ w / 2)[:, None]
 
 
-class Level(LossSurface):
-    """A ground whose module says its samples' losses itself."""
+class SurfaceOfLosses(LossSurface):
+    """A surface whose module returns the losses of the samples."""
 
     def losses_from_logits(self, logits: Tensor, batch: Batch) -> Tensor:
         return logits[:, 0]
 
 
-def bowl(w: Tensor, curvature: Tensor, slopes: Tensor, *, key: int = 0) -> Level:
-    """Return a bowl whose samples have the given slopes `[N, p]`."""
+def bowl(w: Tensor, curvature: Tensor, slopes: Tensor, *, seed: int = 0) -> SurfaceOfLosses:
+    """Return a quadratic loss whose samples have the given slopes `[N, p]`."""
     count = len(slopes)
     batch = Batch(slopes, torch.zeros(count, dtype=torch.long), torch.arange(count))
-    return Level(MemberModule(Bowl(w, curvature)), [batch], seed=key)
+    return SurfaceOfLosses(MemberModule(Bowl(w, curvature)), [batch], seed=seed)
 
 
-def matrix(seed: int, *, lift: float = 0.0) -> Tensor:
-    """Return a symmetric matrix with eigenvalues on both sides of `lift`."""
-    made = torch.randn(SIZE, SIZE, generator=draw(seed), dtype=torch.float64)
-    return (made + made.T) / 2 + lift * torch.eye(SIZE, dtype=torch.float64)
+def matrix(seed: int, *, shift: float = 0.0) -> Tensor:
+    """Return a symmetric matrix with eigenvalues on both sides of `shift`."""
+    network = torch.randn(SIZE, SIZE, generator=draw(seed), dtype=torch.float64)
+    return (network + network.T) / 2 + shift * torch.eye(SIZE, dtype=torch.float64)
 
 
 def vector(seed: int) -> Tensor:
     return torch.randn(SIZE, generator=draw(seed), dtype=torch.float64)
 
 
-def near_level(w: Tensor, curvature: Tensor, count: int) -> Tensor:
-    """Return slopes `[count, p]` that nearly cancel that of the bowl at w, so that the curvature shows."""
+def near_zero_slopes(w: Tensor, curvature: Tensor, count: int) -> Tensor:
+    """Return slopes `[count, p]` that almost cancel the gradient at w, so that the curvature dominates."""
     return 0.2 * torch.randn(count, SIZE, generator=draw(3), dtype=torch.float64) - curvature @ w
 
 
@@ -61,10 +61,10 @@ def draw(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def highest_in_ball(slope: Tensor, curvature: Tensor, radius: float) -> float:
+def max_in_ball(slope: Tensor, curvature: Tensor, radius: float) -> float:
     """Return the largest slope . u + 1/2 u H u with |u| = radius, by eigenvectors and bisection.
 
-    The highest point solves (l - H) u = slope with l above every eigenvalue and |u| = radius.
+    The maximum solves (l - H) u = slope with l above every eigenvalue and |u| = radius.
     """
     values, vectors = torch.linalg.eigh(curvature)
     along = vectors.T @ slope
@@ -77,19 +77,19 @@ def highest_in_ball(slope: Tensor, curvature: Tensor, radius: float) -> float:
 
 
 def net(*, batchnorm: bool = False, dtype: torch.dtype = torch.float64, seed: int = 0) -> nn.Sequential:
-    """Return a small ReLU network on four numbers, with three classes."""
+    """Return a small ReLU network with four inputs and three classes."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         norm = [nn.BatchNorm1d(6)] if batchnorm else []
-        made = nn.Sequential(nn.Linear(4, 6), *norm, nn.ReLU(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
+        network = nn.Sequential(nn.Linear(4, 6), *norm, nn.ReLU(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
         if batchnorm:
-            made[1].running_mean.normal_()
-            made[1].running_var.uniform_(0.5, 2)
-    return made.to(dtype).eval()
+            network[1].running_mean.normal_()
+            network[1].running_var.uniform_(0.5, 2)
+    return network.to(dtype).eval()
 
 
-def rescaled(module: nn.Sequential, factor: float = 4.0) -> nn.Sequential:
-    """Return the same function by other weights: one layer times a factor, the next divided by it."""
+def rescale_layers(module: nn.Sequential, factor: float = 4.0) -> nn.Sequential:
+    """Multiply one layer by a factor and divide the next by it, which does not change the function."""
     layers = [part for part in module if isinstance(part, nn.Linear)]
     with torch.no_grad():
         layers[-2].weight.mul_(factor), layers[-2].bias.mul_(factor)
@@ -103,20 +103,22 @@ def samples(count: int = 12, *, dtype: torch.dtype = torch.float64, seed: int = 
 
 
 def cut(batch: Batch, sizes: Sequence[int]) -> list[Batch]:
-    """Return a batch in pieces of these sizes."""
+    """Split a batch into batches of these sizes."""
     ends = torch.tensor(sizes).cumsum(0).tolist()
     return [batch.take(slice(end - size, end)) for end, size in zip(ends, sizes, strict=True)]
 
 
-def ground(module: nn.Module | None = None, batches: Sequence[Batch] | None = None, *, key: int = 0) -> LossSurface:
-    return LossSurface(MemberModule(module or net()), batches or [samples()], seed=key)
+def make_surface(
+    module: nn.Module | None = None, batches: Sequence[Batch] | None = None, *, seed: int = 0
+) -> LossSurface:
+    return LossSurface(MemberModule(module or net()), batches or [samples()], seed=seed)
 
 
 def state(module: nn.Module) -> TensorTree:
     return {name: tensor.clone() for name, tensor in module.state_dict().items()}
 
 
-class Named(nn.Module):
+class NamedInputs(nn.Module):
     """A network that takes its inputs by name."""
 
     def __init__(self) -> None:
@@ -128,14 +130,14 @@ class Named(nn.Module):
         return out
 
 
-def named(batch: Batch) -> Batch:
+def with_named_inputs(batch: Batch) -> Batch:
     """Return a batch whose inputs are named halves."""
     assert isinstance(batch.x, Tensor)
     return Batch({"one": batch.x / 2, "two": batch.x / 2}, batch.y, batch.index)
 
 
 class Counting(LossSurface):
-    """A ground that counts its passes over samples: a gradient one, a loss alone a third."""
+    """A surface that counts passes over samples: one for a gradient, a third for a loss."""
 
     passes = 0.0
 

@@ -27,20 +27,20 @@ def watched(*, samples: int = 40, log: str = "", pause: float = 0.0, flaw: str =
     return blobs(samples=samples, test_samples=6)
 
 
-def step(executor: Any, learners: Any, *args: Any, **options: Any) -> Any:
-    for learner in learners:
+def step(executor: Any, states: Any, *args: Any, **options: Any) -> Any:
+    for state in states:
         if (
             SETTINGS["flaw"]
             and Path(SETTINGS["flaw"]).exists()
-            and Path(SETTINGS["flaw"]).read_text() == str(learner.number)
+            and Path(SETTINGS["flaw"]).read_text() == str(state.number)
         ):
             raise KeyError("sample 7 cannot be read")
         if SETTINGS["log"]:
             handle = os.open(SETTINGS["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-            os.write(handle, f"{learner.number} {os.getpid()}\n".encode())
+            os.write(handle, f"{state.number} {os.getpid()}\n".encode())
             os.close(handle)
     time.sleep(SETTINGS["pause"])
-    return plain_step(executor, learners, *args, **options)
+    return plain_step(executor, states, *args, **options)
 
 
 trainer.step = step  # type: ignore[assignment]

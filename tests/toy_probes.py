@@ -1,4 +1,4 @@
-"""Probes for tests, reached as a user's own are: `toy_probes:loss`. None of them is in the registry."""
+"""Probes for tests, selected like custom probes: `toy_probes:loss`. None of them is in the registry."""
 
 from __future__ import annotations
 
@@ -16,59 +16,59 @@ from plateaux.loss_landscape.probe import Probe
 def loss(*, scale: float = 1.0, samples: int = 8) -> Probe:
     """The mean loss, times a scale."""
 
-    def ask(ground: LossSurface) -> Mapping[str, Estimate]:
-        found = scale * ground.all_losses()
+    def run(surface: LossSurface) -> Mapping[str, Estimate]:
+        result = scale * surface.all_losses()
         return {
-            "": Estimate(float(found.mean()), float(found.std() / len(found) ** 0.5)),
-            "samples": Estimate(len(found)),
+            "": Estimate(float(result.mean()), float(result.std() / len(result) ** 0.5)),
+            "samples": Estimate(len(result)),
         }
 
-    return Probe(ask, lambda n: n / 3, samples=samples, scale_invariant=True, definition="the mean over samples")
+    return Probe(run, lambda n: n / 3, samples=samples, scale_invariant=True, definition="the mean over samples")
 
 
-def climb(*, mc_samples: int = 3) -> Probe:
-    """The loss after random steps and one along the gradient: moves the weights and draws numbers."""
+def ascent(*, mc_samples: int = 3) -> Probe:
+    """The loss after random steps and after one step along the gradient."""
 
-    def ask(ground: LossSurface) -> Mapping[str, Estimate]:
-        found = []
+    def run(surface: LossSurface) -> Mapping[str, Estimate]:
+        result = []
         for number in range(mc_samples):
-            chance = ground.generator("climb", number)
-            away = {n: torch.randn(w.shape, generator=chance, dtype=w.dtype) for n, w in ground.origin.items()}
-            found.append(float(ground.all_losses(tensor_tree.add(ground.origin, away, times=0.1)).mean()))
-        _, gradient = ground.gradient(ground.batches[0])
-        uphill = ground.all_losses(tensor_tree.add(ground.origin, gradient, times=0.1))
-        spread = torch.tensor(found).std() / mc_samples**0.5
-        return {"": Estimate(sum(found) / mc_samples, 0.01, float(spread)), "uphill": Estimate(float(uphill.mean()))}
+            generator = surface.generator("climb", number)
+            direction = {n: torch.randn(w.shape, generator=generator, dtype=w.dtype) for n, w in surface.origin.items()}
+            result.append(float(surface.all_losses(tensor_tree.add(surface.origin, direction, times=0.1)).mean()))
+        _, gradient = surface.gradient(surface.batches[0])
+        uphill = surface.all_losses(tensor_tree.add(surface.origin, gradient, times=0.1))
+        spread = torch.tensor(result).std() / mc_samples**0.5
+        return {"": Estimate(sum(result) / mc_samples, 0.01, float(spread)), "uphill": Estimate(float(uphill.mean()))}
 
-    return Probe(ask, lambda n: n * (mc_samples / 3 + 4 / 3), samples=16)
+    return Probe(run, lambda n: n * (mc_samples / 3 + 4 / 3), samples=16)
 
 
 def many() -> Probe:
-    """A number of every layer."""
+    """One value per layer."""
     return Probe(
-        lambda ground: {"": Estimate(1.0), **{f"layer {name}": Estimate(2.0) for name in "abcdefg"}},
+        lambda surface: {"": Estimate(1.0), **{f"layer {name}": Estimate(2.0) for name in "abcdefg"}},
         lambda n: 0.0,
         samples=4,
     )
 
 
 def refuses() -> Probe:
-    """A probe that no network suits."""
+    """A probe that supports no network."""
 
-    def ask(_: LossSurface) -> Mapping[str, Estimate]:
+    def run(_: LossSurface) -> Mapping[str, Estimate]:
         raise RecipeError("this network is not supported")
 
-    return Probe(ask, lambda n: n, samples=4)
+    return Probe(run, lambda n: n, samples=4)
 
 
 def stopped(*, after: int = 1) -> Probe:
-    """A probe in which Ctrl-C is pressed."""
-    asked: list[int] = []
+    """A probe that is interrupted by Ctrl-C."""
+    calls: list[int] = []
 
-    def ask(_: LossSurface) -> Mapping[str, Estimate]:
-        if len(asked) == after:
+    def run(_: LossSurface) -> Mapping[str, Estimate]:
+        if len(calls) == after:
             raise KeyboardInterrupt
-        asked.append(1)
+        calls.append(1)
         return {"": Estimate(1.0)}
 
-    return Probe(ask, lambda n: n, samples=4)
+    return Probe(run, lambda n: n, samples=4)

@@ -1,4 +1,4 @@
-"""The command `plateaux landscape`, as a person and as a pipe meet it."""
+"""The command `plateaux landscape`: JSON, tables, plots, and exit codes."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def asked(*words: str) -> dict[str, Any]:
 
 
 def test_a_pipe_gets_json_and_the_time_is_told_beside_it(run: str) -> None:
-    code, out, message = call("landscape", run, "--probes", "toy_probes:climb(mc_samples=2),toy_probes:loss", *ALLOW)
+    code, out, message = call("landscape", run, "--probes", "toy_probes:ascent(mc_samples=2),toy_probes:loss", *ALLOW)
     found = json.loads(out)
     assert code == 0
-    assert [each["metric"] for each in found["metrics"]] == ["toy_probes:climb(mc_samples=2)", "toy_probes:loss"]
+    assert [each["metric"] for each in found["metrics"]] == ["toy_probes:ascent(mc_samples=2)", "toy_probes:loss"]
     assert found["figures"] == []
     first = found["metrics"][0]
     assert first["rows"]["member 2"].keys() >= {"value", "stderr", "mc_stderr", "kind", "members", "part"}
@@ -72,7 +72,7 @@ def test_options_reach_the_walk_and_are_recorded(run: str) -> None:
 def test_pictures_alone_ask_no_probe(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         render.LandscapeFigure, "_render", lambda _, kind: kind.encode()
-    )  # painting is tested elsewhere
+    )  # rendering is tested elsewhere
     monkeypatch.setattr(render, "PATH_POINTS", 3)
     monkeypatch.setattr(render, "PLANE_POINTS", 3)
     found = asked(run, "--plots", "paths, plane", "--limit", "6")
@@ -115,15 +115,15 @@ def test_what_is_wrong_is_told_with_its_exit_code(run: str, words: list[str], co
 
 
 def test_a_table_has_a_row_a_probe_and_errors_of_data_and_draws_apart(run: str) -> None:
-    text = call("landscape", run, "--probes", "toy_probes:climb,toy_probes:loss", "--markdown", *ALLOW)[1]
+    text = call("landscape", run, "--probes", "toy_probes:ascent,toy_probes:loss", "--markdown", *ALLOW)[1]
     lines = {line.split("|")[1].strip(): line for line in text.splitlines() if line.startswith("| ")}
     assert [part.strip() for part in lines[""].split("|")[2:-1]] == [
         "samples", "member 0", "member 1", "member 2", "mean of members",
     ]  # fmt: skip
-    assert lines["toy_probes:climb"].count(" / ") == 3  # of each member, and none of their mean
+    assert lines["toy_probes:ascent"].count(" / ") == 3  # for each member, but not for their mean
     assert lines["toy_probes:loss"].count(" ± ") == 4
     assert "± - /" not in text
-    assert " / " not in lines["toy_probes:climb · uphill"]
+    assert " / " not in lines["toy_probes:ascent · uphill"]
     assert "over samples / over Monte-Carlo samples" in text
     assert "train samples: sharpness" in text
 

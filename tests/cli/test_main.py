@@ -180,7 +180,7 @@ def test_adopt_makes_a_run_of_anyones_weights(tmp_path: Path) -> None:
     seen = (x - ensemble.mean[0]) / ensemble.std[0]
     torch.testing.assert_close(ensemble.logits(x), torch.stack([net.eval()(seen) for net in nets]).detach())
     found = json.loads(call("evaluate", str(tmp_path / "run"))[1])
-    assert found[0]["weights"]["member 0"].startswith("adopted from")
+    assert found[0]["weights"]["member 0"].startswith("imported from")
 
 
 def test_adopting_weights_that_do_not_fit_says_why(tmp_path: Path) -> None:
@@ -243,6 +243,17 @@ def test_live_lines_show_every_member() -> None:
     assert "1,234 images/s" in text or "1,235 images/s" in text
     assert "1 h 01 min left" in text
     assert "done" in text
+
+
+def test_live_lines_show_the_newest_loss() -> None:
+    console = Console(force_terminal=True, width=160, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    in_epoch = MemberUpdate(0, epoch=0, epochs=2, step=1, steps=2, metrics={"loss": 1.5, "accuracy": 0.2})
+    after_it = MemberUpdate(0, epoch=2, epochs=2, metrics={"train loss": 0.25, "train accuracy": 0.9})
+    console.print(progress.member_table({0: in_epoch.merge(after_it)}))
+    console.print(progress.member_table({0: after_it.merge(in_epoch)}))
+    after, during = console.export_text().splitlines()
+    assert "loss 0.2500  train 90.0 %" in after
+    assert "loss 1.5000  train 20.0 %" in during
 
 
 def test_a_terminal_gets_live_lines_and_sentences() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from plateaux.core.member import MemberModule
 from plateaux.core.method import Objective, StepContext, plain_gradient
 from plateaux.core.outputs import logits, supports_vmap
-from plateaux.core.tensor_tree import finite
+from plateaux.core.tensor_tree import is_finite
 from plateaux.core.types import Batch
 from plateaux.optim.losses import cross_entropy
 from plateaux.optim.sample_scores import features
@@ -108,8 +108,8 @@ def test_an_objective_sees_its_own_row_unless_it_says_otherwise() -> None:
 
 @pytest.mark.parametrize(("bad", "good"), [(float("nan"), False), (float("inf"), False), (3.0, True)])
 def test_finite_means_every_entry_is_a_number(bad: float, good: bool) -> None:
-    assert finite([torch.zeros(3), torch.tensor([[1.0, bad]])]) is good
+    assert is_finite([torch.zeros(3), torch.tensor([[1.0, bad]])]) is good
 
 
 def test_nothing_at_all_is_finite() -> None:
-    assert finite([])
+    assert is_finite([])

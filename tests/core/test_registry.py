@@ -41,7 +41,7 @@ def test_every_plugin_is_found_by_its_file_and_says_in_a_sentence_what_it_is(reg
         assert words.endswith(".") or words.endswith(":"), name
         assert words[0].isupper() or words[0].isdigit(), name
         if not name.endswith("<name>"):
-            assert getattr(registry.get(name), "__plateaux__") == registry.kind  # noqa: B009
+            assert registry.is_registered(registry.get(name))
 
 
 def test_an_unknown_name_is_told_the_nearest() -> None:
@@ -92,7 +92,8 @@ UNMARKED = [
 def test_code_that_nobody_marked_is_not_even_imported(outside: Path, head: str, decorator: str, body: str) -> None:
     trace = write(outside, "stranger", head, decorator, body)
     with pytest.raises(
-        UntrustedCodeError, match=r"'stranger:build' is not marked @plateaux\.model, so a recipe may not call it\."
+        UntrustedCodeError,
+        match=r"'stranger:build' is not decorated with @plateaux\.model, so a recipe cannot call it\.",
     ):
         model.get("stranger:build")
     assert not trace.exists()
@@ -103,7 +104,7 @@ def test_code_that_nobody_marked_is_not_even_imported(outside: Path, head: str, 
     "name", ["os:system", "builtins:exec", "sys:exit", "subprocess:run", "posix:system", "torch:load"]
 )
 def test_what_python_itself_holds_cannot_be_called(name: str) -> None:
-    with pytest.raises(UntrustedCodeError, match="so a recipe may not call it"):
+    with pytest.raises(UntrustedCodeError, match="so a recipe cannot call it"):
         model.get(name)
 
 
@@ -132,7 +133,7 @@ def test_marked_code_is_called_however_the_mark_was_imported(outside: Path, head
     assert trace.exists()
     assert found() == 5
     for name in ("build_of_a_friend", "another_name"):
-        model._found.pop(name, None)
+        model._factories.pop(name, None)
 
 
 def test_code_allowed_by_name_is_called_and_no_other(outside: Path) -> None:
@@ -170,7 +171,7 @@ def test_a_second_plugin_of_a_name_does_not_take_the_firsts_place(outside: Path)
     mine = model.get("mlp")
     with pytest.warns(
         UserWarning,
-        match="There is a model 'mlp' in plateaux.models.architectures.small; that of rival goes by 'rival:mlp'",
+        match="The model 'mlp' is registered by plateaux.models.architectures.small already; .* as 'rival:mlp'",
     ):
         rival = model.get("rival:mlp")
     assert rival() == "rival"
@@ -212,8 +213,8 @@ def test_entry_points_of_other_packages_are_found_and_broken_ones_left_out(tmp_p
         check=True,
     )
     assert done.stdout == "9 Their way. plateaux.methods.sam\n"
-    assert "The plug-in 'broken_plugin' was left out: RuntimeError('broken')" in done.stderr
-    assert "There is a method 'sam' in plateaux.methods.sam" in done.stderr
+    assert "The plug-in 'broken_plugin' is ignored because of RuntimeError('broken')" in done.stderr
+    assert "The method 'sam' is registered by plateaux.methods.sam already" in done.stderr
 
 
 def test_threads_that_ask_at_once_all_find_everything() -> None:

@@ -85,5 +85,5 @@ def test_a_smaller_bootstrap_sample_makes_a_shorter_epoch(tmp_path: Path, monkey
 
 def test_members_with_shared_batches_cannot_use_bootstrap() -> None:
     for row in (recipe("apart", data={"bootstrap": 1.0}), recipe(data={"bootstrap": 1.0, "shuffle": "shared"})):
-        with pytest.raises(RecipeError, match="cannot have bags of their own"):
+        with pytest.raises(RecipeError, match="share their batches"):
             check(row, GIVEN)

@@ -67,7 +67,7 @@ def work(job: str, progress: Callable[[Any], None], *, device: str | None = None
     if job == "raise":
         raise RuntimeError("something unforeseen")
     if job == "diverge":
-        raise DivergedError("The loss of member 7 is no number any more")
+        raise DivergedError("Loss of member 7 became NaN or infinite")
 
 
 def test_a_job_that_raises_or_dies_stops_no_other() -> None:

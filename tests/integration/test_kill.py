@@ -259,7 +259,7 @@ def test_a_polite_signal_ends_with_a_checkpoint_and_a_sentence(recipe: Path, who
         # As a terminal or a scheduler does, to the whole group: the loader's workers die of it at once.
         answer = ask(recipe, out, signal=name, event=15, group=True)
         assert answer["words"].startswith("Interrupted: Stopped at epoch ")
-        assert answer["words"].endswith("with a checkpoint. Run the same command again to go on")
+        assert answer["words"].endswith("with a checkpoint. Run the same command again to resume")
         run = Run.open(out)
         ends.append(run.progress(0).position)
         assert all(p.checkpoints[-1][:2] == p.position == ends[-1] for p in run.all_progress())
@@ -282,7 +282,7 @@ def test_the_command_says_how_to_go_on_and_exits_with_75(tmp_path: Path) -> None
         words = going.communicate(timeout=30)[1]
     assert held
     assert going.returncode == 75
-    assert "with a checkpoint. Run the same command again to go on" in " ".join(words.split())
+    assert "with a checkpoint. Run the same command again to resume" in " ".join(words.split())
     assert "Traceback" not in words
 
 

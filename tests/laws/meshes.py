@@ -165,13 +165,13 @@ def broken(sabotage: str) -> Iterator[None]:
             yield
         return
     from plateaux.distributed.executors import mesh
-    from plateaux.training import step
+    from plateaux.training.forward import ForwardPass
 
-    gather, losses = mesh._gather, step.StepRunner._losses
+    gather, losses = mesh._gather, ForwardPass.losses
     if sabotage == "others live":
         mesh._gather = _differentiable_gather  # type: ignore[assignment]
     elif sabotage == "own rows only":
-        step.StepRunner._losses = _only_mine(losses)  # type: ignore[method-assign]
+        ForwardPass.losses = _only_mine(losses)  # type: ignore[method-assign]
     elif sabotage == "own row detached":
         mesh._gather = lambda mine, *args, **kw: _half_detached(gather(mine, *args, **kw), mine)  # type: ignore
     else:
@@ -179,7 +179,7 @@ def broken(sabotage: str) -> Iterator[None]:
     try:
         yield
     finally:
-        mesh._gather, step.StepRunner._losses = gather, losses  # type: ignore[method-assign]
+        mesh._gather, ForwardPass.losses = gather, losses  # type: ignore[method-assign]
 
 
 @contextmanager

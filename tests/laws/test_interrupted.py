@@ -77,8 +77,8 @@ def test_the_log_of_a_stopped_run_is_that_of_one_never_stopped(tmp_path: Path) -
 
 def test_losing_the_optimisers_state_would_be_seen(loop: Loop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
-    def forgetful(learner: Any, state: dict[str, Any]) -> None:
-        checkpoint.load_state_dict(learner, {**state, "optimizer": learner.optimizer.state_dict()})
+    def forgetful(state: Any, stored: dict[str, Any]) -> None:
+        checkpoint.load_state_dict(state, {**stored, "optimizer": state.optimizer.state_dict()})
 
     monkeypatch.setattr(checkpointer, "load_state_dict", forgetful)
     run = stopped_and_carried_on(recipe("sam", "mlp"), tmp_path / "run", 2)

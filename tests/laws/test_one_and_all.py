@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cases import GIVEN, JOINT, METHODS, OWN, corner, learner, recipe, steps, trained
+from cases import GIVEN, JOINT, METHODS, OWN, corner, make_state, recipe, steps, trained
 from laws.meshes import mesh
 from torch import Tensor
 
@@ -122,15 +122,15 @@ def test_members_that_see_each_other_ask_equally_often(name: str) -> None:
 @pytest.mark.parametrize("manner", ["loop", "vmap"])
 def test_members_out_of_step_are_refused_with_a_sentence(manner: str) -> None:
     row = recipe("apart", method={"rho": [0.1, 0.0, 0.1]})
-    learners = [
-        learner(corner(seed=number).module, build_method(row, number, GIVEN), number=number) for number in range(3)
+    states = [
+        make_state(corner(seed=number).module, build_method(row, number, GIVEN), number=number) for number in range(3)
     ]
-    with pytest.raises(RecipeError, match="equally often"):
-        step(LocalExecutor(manner, 1, (), "error"), learners, [corner().batch] * 3, StepOptions())
+    with pytest.raises(RecipeError, match="same number of gradients"):
+        step(LocalExecutor(manner, 1, (), "error"), states, [corner().batch] * 3, StepOptions())
 
 
 def test_a_recipe_with_members_out_of_step_is_refused_before_anything_is_written(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match="equally often"):
+    with pytest.raises(RecipeError, match="same number of gradients"):
         trained(recipe("balanced", method={"rho": [0.1, 0.0, 0.1]}), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -146,7 +146,7 @@ def test_a_sample_of_weight_zero_may_as_well_be_absent(accumulate: int) -> None:
 
     own = corner()
     settle = method("deep_ensemble").objective.loss
-    member = learner(corner().module, Method(Objective(settle), weighted))
+    member = make_state(corner().module, Method(Objective(settle), weighted))
     steps(member, [own.batch], gradient_accumulation_steps=accumulate)
     kept = weight.bool()
     loss = torch.nn.functional.cross_entropy(own.module(own.batch.x[kept]), own.batch.y[kept], reduction="sum") / 8

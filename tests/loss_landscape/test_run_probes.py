@@ -121,9 +121,9 @@ def test_values_are_those_of_the_members_on_the_sampled_ids(runs: dict[str, Path
 
 
 def test_each_probe_has_its_own_number_of_samples_unless_a_limit_is_set(runs: dict[str, Path]) -> None:
-    results = run_probes(runs["mlp"], "toy_probes:loss", "toy_probes:climb")
+    results = run_probes(runs["mlp"], "toy_probes:loss", "toy_probes:ascent")
     assert [result.data["samples"] for result in results] == [8, 16]
-    limited = run_probes(runs["mlp"], "toy_probes:loss", "toy_probes:climb", limit=12)
+    limited = run_probes(runs["mlp"], "toy_probes:loss", "toy_probes:ascent", limit=12)
     assert [result.data["samples"] for result in limited] == [12, 12]
     assert limited[0].data["ids"] == limited[1].data["ids"] != results[0].data["ids"]
     (full,) = run_probes(runs["mlp"], "toy_probes:loss", limit=1000)
@@ -221,9 +221,9 @@ def test_the_run_time_is_estimated_first_and_progress_increases(
 ) -> None:
     caplog.set_level("INFO", "plateaux")
     events: list[Any] = []
-    run_probes(runs["mlp"], "toy_probes:climb", "toy_probes:loss(samples=16)", progress=events.append)
+    run_probes(runs["mlp"], "toy_probes:ascent", "toy_probes:loss(samples=16)", progress=events.append)
     assert caplog.messages[0].startswith("2 probes of 2 members on train samples: about ")
-    assert caplog.messages[1].startswith("toy_probes:climb: ")
+    assert caplog.messages[1].startswith("toy_probes:ascent: ")
     done = [event.done for event in events]
     assert done == sorted(set(done))
     assert events[-1].done == events[-1].total == int(2 * (16 * (1 + 4 / 3) + 16 / 3))
@@ -255,7 +255,7 @@ def test_ctrl_c_keeps_the_finished_results(runs: dict[str, Path]) -> None:
     for file in (runs["mlp"] / "metrics").glob("*.json"):
         file.unlink()
     with pytest.raises(Interrupted, match=r"during probe toy_probes:stopped, after 1 of 2 members; 1 of 3 probes"):
-        run_probes(runs["mlp"], "toy_probes:loss", "toy_probes:stopped", "toy_probes:climb")
+        run_probes(runs["mlp"], "toy_probes:loss", "toy_probes:stopped", "toy_probes:ascent")
     stored = [json.loads(file.read_text()) for file in sorted((runs["mlp"] / "metrics").glob("*.json"))]
     assert [result["metric"] for result in stored] == ["toy_probes:loss", "toy_probes:stopped"]
     assert list(stored[1]["rows"]) == list(stored[1]["hashes"]) == ["member 0"]
@@ -266,7 +266,7 @@ def test_ctrl_c_keeps_the_finished_results(runs: dict[str, Path]) -> None:
 def test_a_probe_does_not_change_the_member(runs: dict[str, Path], tmp_path: Path) -> None:
     import toy_probes
 
-    probe: Probe = toy_probes.climb()
+    probe: Probe = toy_probes.ascent()
     module = plateaux.load(runs["conv"], data=GIVEN.data, model=GIVEN.model).members[0]
     before = tensor_tree.clone(module.state_dict())
     x, y = build_data(recipe("deep_ensemble", "conv_bn", samples=9), GIVEN).train.fetch(torch.arange(9))
@@ -291,7 +291,7 @@ def test_data_other_than_the_training_data_of_the_run_are_rejected(runs: dict[st
 # During training.
 
 
-PROBE = {"probes": ["toy_probes:climb", "toy_probes:loss", "toy_probes:refuses"], "every": 2, "samples": 12}
+PROBE = {"probes": ["toy_probes:ascent", "toy_probes:loss", "toy_probes:refuses"], "every": 2, "samples": 12}
 
 
 @pytest.mark.parametrize(("net", "mode"), [("conv_bn", "loop"), ("conv_bn", "offload"), ("mlp", "vmap")])
@@ -312,7 +312,7 @@ def test_probes_do_not_change_training(net: str, mode: str, tmp_path: Path) -> N
 
 def test_the_last_record_equals_the_probe_of_the_finished_member(tmp_path: Path) -> None:
     run = train(recipe("deep_ensemble", "conv_bn", members=2, probe=PROBE), tmp_path / "run", **GIVEN.keywords())
-    results = run_probes(tmp_path / "run", "toy_probes:climb", "toy_probes:loss", limit=12)
+    results = run_probes(tmp_path / "run", "toy_probes:ascent", "toy_probes:loss", limit=12)
     by_name = {result.metric: result for result in results}
     for number in (0, 1):
         for record in run.log(number):

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import GIVEN, NETS, distance, learner, recipe, trained
+from cases import GIVEN, NETS, distance, make_state, recipe, trained
 from reference import joint as twin
 from torch import Tensor, nn
 
@@ -198,7 +198,7 @@ def heads(count: int, method: Method) -> list[Any]:
     for number in range(count):
         module = nn.Linear(2, 3).double()
         nn.init.normal_(module.weight, generator=torch.Generator().manual_seed(number))
-        one = learner(module, method, number=number)
+        one = make_state(module, method, number=number)
         one.optimizer = torch.optim.AdamW(one.params.values(), lr=0.1, weight_decay=0.5)
         made.append(one)
     return made
@@ -346,7 +346,7 @@ def test_nobody_may_be_present_and_strangers_may_not() -> None:
     for one, held in zip(members, before, strict=True):
         assert all(map(torch.equal, state(one), held))
     stranger = Method(Objective(LOSS, gather="members", active=lambda members, key: [0, 2]))
-    with pytest.raises(RecipeError, match=r"\[0, 2\] take part .* there are 0 to 1"):
+    with pytest.raises(RecipeError, match=r"active members \[0, 2\]; valid members are 0 to 1"):
         step(SINGLE_PROCESS, heads(2, stranger), [points()] * 2, StepOptions())
 
 
@@ -454,7 +454,7 @@ def test_unlabelled_samples_may_be_handed_over_in_python(tmp_path: Path) -> None
         ("spirals@1001", "count from 1 to 1000"),
         ("spirals@0", "count from 1 to 1000"),
         ("spirals@many", "write name@count"),
-        ("cases:static@5", r"shape \[2, 6, 6\], and 'blobs' of \[2\]"),
+        ("cases:static@5", r"shape \[2, 6, 6\], but 'blobs' has shape \[2\]"),
     ],
 )
 def test_unlabelled_samples_that_cannot_be_had_are_refused(unlabelled: str | None, said: str, tmp_path: Path) -> None:
@@ -466,7 +466,7 @@ def test_unlabelled_samples_that_cannot_be_had_are_refused(unlabelled: str | Non
 
 
 def test_unlabelled_samples_that_nobody_looks_at_are_told(tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match="looks at no unlabelled samples"):
+    with pytest.warns(UserWarning, match="does not use unlabeled samples"):
         check(recipe("deep_ensemble", data={"unlabeled": "spirals@5"}), GIVEN)
 
 
@@ -474,7 +474,7 @@ def test_no_unlabelled_samples_are_no_samples() -> None:
     nothing = UnlabeledData(
         "none", InMemorySource(torch.zeros(2, 3, 4, 4), torch.zeros(2)), torch.zeros(0, dtype=torch.int64)
     )
-    with pytest.raises(DataError, match="no samples"):
+    with pytest.raises(DataError, match="no training samples"):
         feed(unlabeled=nothing)
 
 
@@ -504,7 +504,7 @@ def test_looking_aside_moves_no_buffers() -> None:
     [
         ("sed", {"members_per_step": 1}, "compares pairs of members"),
         ("sed", {"floor": 0.0}, "set a value above 0"),
-        ("sed", {"rho": 0.1, "update": "plain"}, "name what climbs"),
+        ("sed", {"rho": 0.1, "update": "plain"}, "has no effect with method.update = 'plain'"),
         ("divdis", {"regularizer": "ratio"}, "it needs the share of every class"),
         ("divdis", {"class_ratio": [0.5, 0.5]}, "only 'ratio' uses class_ratio"),
         ("a2d", {"diversity_weight": [0.1, 0.2, 0.3]}, "only rho may differ"),

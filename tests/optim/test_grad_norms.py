@@ -22,15 +22,15 @@ from plateaux.optim.losses import cross_entropy
 
 
 @pytest.fixture(autouse=True)
-def _no_slow_way() -> Iterator[None]:
-    """Fail a test in which something goes sample by sample, unless it expects the line that says so."""
+def _fail_if_slow() -> Iterator[None]:
+    """Fail tests in which a layer is handled sample by sample, unless they expect the warning."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("error", message="Gradient norms are slower")
+        warnings.filterwarnings("error", message="Per-sample gradient norms are slow")
         yield
 
 
 def shaken(module: nn.Module) -> nn.Module:
-    """Make statistics, scales and shifts uneven, as training does, and evaluate."""
+    """Randomize statistics, scales, and shifts, as after training, and set evaluation mode."""
     with torch.no_grad():
         for part in module.modules():
             if isinstance(part, nn.modules.batchnorm._BatchNorm) and part.running_mean is not None:
@@ -400,7 +400,7 @@ class Meddling(nn.Module):
 
 
 class Rows(nn.Module):
-    """Uses a parameter of shape [1, ...] in a way that no other leading size fits."""
+    """Uses a parameter of shape [1, ...] such that it cannot be expanded."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -422,7 +422,7 @@ class Outside(nn.Module):
 
 
 class Both(Outside):
-    """Calls the layer and uses its weight besides."""
+    """Calls the layer and also uses its weight directly."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(self.line(x))
@@ -441,7 +441,7 @@ class Peculiar(nn.Module):
 
 
 class Alone(nn.Module):
-    """Normalises by what it sees, over positions and samples."""
+    """Normalizes over positions and samples of the batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -451,55 +451,58 @@ class Alone(nn.Module):
         return self.norm(torch.stack([x, x.roll(1, 1), x.roll(2, 1)], 2)).square().mean(2)
 
 
-UNKNOWN: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    "custom": (Bent, r"1 \(Bent has no rule\), done by vmap"),
-    "custom, no vmap": (lambda: Bent(stubborn=True), r"1 \(Bent has no rule\), done one sample at a time"),
+UNSUPPORTED: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "custom": (Bent, r"1 \(Bent has no rule\)\. They are computed with vmap"),
+    "custom, no vmap": (
+        lambda: Bent(stubborn=True),
+        r"1 \(Bent has no rule\)\. They are computed one sample at a time",
+    ),
     "own forward": (lambda: Scaled(6, 6), "its forward is not that of Linear"),
-    "changed in place": (Meddling, r"1\.inner \(what it saw was changed in place"),
+    "changed in place": (Meddling, r"1\.inner \(its input was changed in place"),
     "rows": (Rows, r"1 \(Rows has no rule\)"),
     "outside": (Outside, r"1\.line \(it is used outside its layer's call"),
-    "both": (Both, "the fast way and a plain backward pass disagree"),
+    "both": (Both, "the fast rule and a plain backward pass disagree"),
     "peculiar": (Peculiar, "bias_k"),
-    "statistics of the batch": (Alone, "the fast way and a plain backward pass disagree"),
+    "statistics of the batch": (Alone, "the fast rule and a plain backward pass disagree"),
 }
 
 
-@pytest.mark.parametrize("name", UNKNOWN)
-def test_what_is_unknown_goes_sample_by_sample_with_one_line(name: str) -> None:
-    build, words = UNKNOWN[name]
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_layers_without_a_rule_are_handled_sample_by_sample_with_one_warning(name: str) -> None:
+    build, message = UNSUPPORTED[name]
     module = nn.Sequential(nn.Linear(4, 6), build(), nn.Linear(6, 5)).double().eval()
     batch = batch_of(torch.randn(20, 4).double(), 5)
-    with pytest.warns(UserWarning, match=words) as said:
-        found = squared_norms(MemberModule(module), batch)
-    ours = [str(line.message) for line in said if "Gradient norms" in str(line.message)]
-    assert len(ours) == 1
-    assert "\n" not in ours[0]
-    assert off(found, gradient_norms(module, batch)) < 1e-10
-    again = squared_norms(MemberModule(module), batch)  # and says so once
-    torch.testing.assert_close(again, found, rtol=0, atol=0)
+    with pytest.warns(UserWarning, match=message) as warned:
+        norms = squared_norms(MemberModule(module), batch)
+    texts = [str(warning.message) for warning in warned if "gradient norms" in str(warning.message)]
+    assert len(texts) == 1
+    assert "\n" not in texts[0]
+    assert off(norms, gradient_norms(module, batch)) < 1e-10
+    again = squared_norms(MemberModule(module), batch)  # without a second warning
+    torch.testing.assert_close(again, norms, rtol=0, atol=0)
 
 
-def test_a_network_that_changes_its_ways_is_followed() -> None:
+def test_a_forward_pass_that_changes_later_is_detected() -> None:
     module = nn.Sequential(nn.Linear(4, 6), Meddling(), nn.Linear(6, 5)).double().eval()
-    kept, module[1].forward = module[1].forward, lambda x: torch.sin(module[1].inner(x))
+    original, module[1].forward = module[1].forward, lambda x: torch.sin(module[1].inner(x))
     batch = batch_of(torch.randn(4, 4).double(), 5)
     assert off(squared_norms(MemberModule(module), batch), gradient_norms(module, batch)) < 1e-10
-    module[1].forward = kept
-    with pytest.warns(UserWarning, match=r"1\.inner \(what it saw was changed in place"):
-        found = squared_norms(MemberModule(module), batch)
-    assert off(found, gradient_norms(module, batch)) < 1e-10
+    module[1].forward = original
+    with pytest.warns(UserWarning, match=r"1\.inner \(its input was changed in place"):
+        norms = squared_norms(MemberModule(module), batch)
+    assert off(norms, gradient_norms(module, batch)) < 1e-10
 
 
-def test_the_network_is_left_as_it_was() -> None:
+def test_the_network_is_restored() -> None:
     module = shaken(Reader(batch_first=True, tied=True))
-    heard: list[int] = []
-    module.head.register_forward_hook(lambda *_: heard.append(1))
+    calls: list[int] = []
+    module.head.register_forward_hook(lambda *_: calls.append(1))
     module.embed.weight.grad = torch.ones_like(module.embed.weight)
     module.encoder.layers[0].linear1.requires_grad_(False)
     before = {name: (p.requires_grad, p.clone()) for name, p in module.named_parameters()}
     parts = {name: (set(vars(part)), list(part._forward_hooks)) for name, part in module.named_modules()}
     squared_norms(MemberModule(module), batch_of(torch.randint(1, 9, (3, 4)), 9))
-    assert heard
+    assert calls
     assert torch.backends.mha.get_fastpath_enabled()
     assert parts == {name: (set(vars(part)), list(part._forward_hooks)) for name, part in module.named_modules()}
     for name, parameter in module.named_parameters():
@@ -508,7 +511,7 @@ def test_the_network_is_left_as_it_was() -> None:
         assert parameter.grad is None or torch.equal(parameter.grad, torch.ones_like(parameter))
 
 
-def test_the_network_is_left_as_it_was_after_an_error() -> None:
+def test_the_network_is_restored_after_an_error() -> None:
     module = built("vit", depth=1, width=12)
     good, bad = torch.randn(2, 3, 32, 32), torch.randn(2, 3, 28, 28)
     squared_norms(MemberModule(module), batch_of(good, 5))
@@ -519,13 +522,13 @@ def test_the_network_is_left_as_it_was_after_an_error() -> None:
     assert not any(part._forward_hooks for part in module.modules())
 
 
-def test_hooks_that_change_an_output_are_followed() -> None:
+def test_hooks_that_replace_an_output_are_supported() -> None:
     module = shaken(nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 5)))
     module[0].register_forward_hook(lambda layer, args, out: torch.tanh(out))
     check(module, torch.randn(4, 4))
 
 
-def test_no_network_is_kept_alive() -> None:
+def test_plans_keep_no_network_in_memory() -> None:
     count = len(grad_norms._plans)
     module = built("vit", depth=1, width=12)
     squared_norms(MemberModule(module), batch_of(torch.randn(2, 3, 32, 32), 5))
@@ -534,7 +537,7 @@ def test_no_network_is_kept_alive() -> None:
     assert len(grad_norms._plans) == count
 
 
-def test_autocast_does_not_reach_the_norms() -> None:
+def test_norms_ignore_autocast_and_no_grad() -> None:
     module, batch = built("resnet8"), batch_of(torch.randn(3, 3, 32, 32), 5)
     plain = squared_norms(MemberModule(module), batch)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -543,7 +546,7 @@ def test_autocast_does_not_reach_the_norms() -> None:
         assert torch.equal(squared_norms(MemberModule(module), batch), plain)
 
 
-def test_half_precision_and_nothing_to_train_are_refused() -> None:
+def test_half_precision_and_networks_without_trained_parameters_are_rejected() -> None:
     batch = batch_of(torch.randn(3, 4), 5)
     with pytest.raises(ValueError, match=r"bfloat16.*call \.float"):
         squared_norms(MemberModule(nn.Linear(4, 5).bfloat16()), batch)

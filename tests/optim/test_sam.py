@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from cases import corner, learner, steps
+from cases import corner, make_state, steps
 from reference import sam as twin
 from torch import Tensor, nn
 
@@ -79,7 +79,7 @@ TWINS: dict[str, tuple[Method, Callable[[twin.Arrays, twin.Gradient], twin.Array
 def test_every_step_is_that_of_its_slow_twin(name: str, net: str, clip: float | None) -> None:
     method, direction = TWINS[name]
     module = corner(net).module
-    member = learner(module, method, lr=0.2, momentum=0.9, weight_decay=0.01, max_grad_norm=clip)
+    member = make_state(module, method, lr=0.2, momentum=0.9, weight_decay=0.01, max_grad_norm=clip)
     descent, w = twin.Descent(0.2, 0.9, 0.01), numpied(module)
     for seed in range(4):
         batch = corner(net, seed=seed).batch
@@ -94,7 +94,7 @@ def test_clipping_is_of_the_final_direction_only() -> None:
     # A clip that bites leaves a direction of exactly its length; the climb before it was not clipped.
     module = corner().module
     before, batch = numpied(module), corner().batch
-    steps(learner(module, sam(LOSS, rho=0.3), lr=1.0, max_grad_norm=0.01), [batch])
+    steps(make_state(module, sam(LOSS, rho=0.3), lr=1.0, max_grad_norm=0.01), [batch])
     moved = {name: before[name] - after for name, after in numpied(module).items()}
     peak = sam_twin(before, gradient_of(corner().module, batch))
     assert twin.length(moved) == pytest.approx(0.01, rel=1e-3)
@@ -116,7 +116,7 @@ def test_a_radius_of_zero_is_plain_descent_bit_for_bit(name: str, net: str) -> N
     ends = []
     for method in (ZERO[name], Method(Objective(LOSS), plain_gradient)):
         own = corner(net, dtype=torch.float32)
-        steps(learner(own.module, method, momentum=0.9), [own.batch] * 3)
+        steps(make_state(own.module, method, momentum=0.9), [own.batch] * 3)
         ends.append(own.module.state_dict())
     assert all(torch.equal(ends[0][key], ends[1][key]) for key in ends[0])
 
@@ -126,7 +126,7 @@ def test_a_radius_above_zero_is_not_plain_descent(name: str) -> None:
     ends = []
     for method in (TWINS[name][0], Method(Objective(LOSS), plain_gradient)):
         own = corner()
-        steps(learner(own.module, method), [own.batch])
+        steps(make_state(own.module, method), [own.batch])
         ends.append(numpied(own.module))
     assert max(np.abs(ends[0][key] - ends[1][key]).max() for key in ends[0]) > 1e-4
 
@@ -139,7 +139,7 @@ def test_groups_of_m_are_those_of_the_slow_twin(m: int) -> None:
     gradients = [gradient_of(own.module, own.batch.take(cut)) for cut in cuts]
     shares = [len(range(8)[cut]) / 8 for cut in cuts]
     truth = twin.Descent(0.1).step(before, twin.in_groups(before, gradients, shares, 0.3))
-    steps(learner(own.module, sam(LOSS, rho=0.3, m=m)), [own.batch])
+    steps(make_state(own.module, sam(LOSS, rho=0.3, m=m)), [own.batch])
     for key, value in numpied(own.module).items():
         np.testing.assert_allclose(value, truth[key], rtol=0, atol=1e-12)
 
@@ -150,7 +150,7 @@ def test_one_group_as_large_as_the_batch_is_sam_bit_for_bit(net: str, m: int) ->
     ends = []
     for method in (sam(LOSS, rho=0.3, m=m), sam(LOSS, rho=0.3)):
         own = corner(net, dtype=torch.float32)
-        steps(learner(own.module, method, momentum=0.9), [own.batch] * 2)
+        steps(make_state(own.module, method, momentum=0.9), [own.batch] * 2)
         ends.append(own.module.state_dict())
     assert all(torch.equal(ends[0][key], ends[1][key]) for key in ends[0])
 
@@ -187,7 +187,7 @@ def test_unnormalised_sam_on_a_quadratic_is_the_closed_form() -> None:
     module = Line(start)
     method = Method(Objective(squares), sam_update(0.4, direction=lambda params, gradient: (gradient, torch.ones(()))))
     batch = Batch(a, a @ best, torch.arange(6))
-    steps(learner(module, method, lr=0.1), [batch] * 7)
+    steps(make_state(module, method, lr=0.1), [batch] * 7)
     w = a.T @ a
     b = torch.eye(4, dtype=torch.float64) - 0.1 * w - 0.1 * 0.4 * w @ w
     torch.testing.assert_close(module.theta.detach(), best + torch.matrix_power(b, 7) @ (start - best))
@@ -199,7 +199,7 @@ def test_sam_on_a_parabola_is_the_closed_form() -> None:
     module = Line(torch.tensor([start], dtype=torch.float64))
     one = torch.full((1, 1), h**0.5, dtype=torch.float64)
     batch = Batch(one, torch.zeros(1, dtype=torch.float64), torch.arange(1))
-    steps(learner(module, Method(Objective(squares), sam_update(rho)), lr=lr), [batch] * 9)
+    steps(make_state(module, Method(Objective(squares), sam_update(rho)), lr=lr), [batch] * 9)
     assert float(module.theta.detach()) == pytest.approx((1 - lr * h) ** 9 * (start + rho) - rho, rel=1e-12)
 
 
@@ -207,7 +207,7 @@ def test_sam_agrees_with_another_library() -> None:
     from pytorch_optimizer import SAM
 
     ours, theirs = corner("conv", dtype=torch.float32).module, corner("conv", dtype=torch.float32).module
-    member = learner(ours, sam(LOSS, rho=0.2), lr=0.1, momentum=0.9, weight_decay=0.01)
+    member = make_state(ours, sam(LOSS, rho=0.2), lr=0.1, momentum=0.9, weight_decay=0.01)
     other = SAM(theirs.parameters(), torch.optim.SGD, rho=0.2, lr=0.1, momentum=0.9, weight_decay=0.01)
     for seed in range(5):
         batch = corner("conv", dtype=torch.float32, seed=seed).batch
@@ -248,7 +248,7 @@ def test_gsam_with_no_weight_on_the_gap_is_sam() -> None:
     ends = []
     for method in (gsam(LOSS, rho=0.3, alpha=0.0), sam(LOSS, rho=0.3)):
         own = corner()
-        steps(learner(own.module, method), [own.batch] * 2)
+        steps(make_state(own.module, method), [own.batch] * 2)
         ends.append(numpied(own.module))
     assert all(np.array_equal(ends[0][key], ends[1][key]) for key in ends[0])
 
@@ -332,7 +332,7 @@ CHOSEN = torch.tensor([True, False, False, True, True, False, True, False])
 def test_a_careful_step_is_that_of_its_definition(step: str, net: str, chosen: Tensor) -> None:
     own = corner(net)
     method = Method(Objective(LOSS), sam_on_subset(sam_update(0.3), warmup=plain_gradient, step=step))  # type: ignore[arg-type]
-    member = learner(own.module, method, lr=1.0)
+    member = make_state(own.module, method, lr=1.0)
     member.sam_set = lambda index: chosen[index]
     before = {name: p.detach().clone() for name, p in own.module.named_parameters()}
     batch = replace(own.batch, index=torch.arange(len(own.batch)))
@@ -348,7 +348,7 @@ def test_split_shows_batchnorm_the_parts_and_shared_the_whole(accumulate: int) -
     for step in ("split", "shared"):
         own = corner("conv_bn")
         method = Method(Objective(LOSS), sam_on_subset(sam_update(0.3), warmup=plain_gradient, step=step))  # type: ignore[arg-type]
-        member = learner(own.module, method)
+        member = make_state(own.module, method)
         member.sam_set = lambda index: CHOSEN[index]
         steps(member, [replace(own.batch, index=torch.arange(8))], gradient_accumulation_steps=accumulate)
         counted[step] = int(own.module.state_dict()["0.1.num_batches_tracked"])
@@ -363,7 +363,7 @@ def test_what_was_seen_is_counted_once(step: str) -> None:
     loss = float(F.cross_entropy(own.module(batch.x), batch.y).detach())
     right = int((own.module(batch.x).argmax(-1) == batch.y).sum())
     method = Method(Objective(LOSS), sam_on_subset(sam_update(0.3), warmup=plain_gradient, step=step))  # type: ignore[arg-type]
-    member = learner(own.module, method)
+    member = make_state(own.module, method)
     member.sam_set = lambda index: CHOSEN[index]
     (tally,) = steps(member, [batch])
     assert float(tally.loss) == pytest.approx(loss)
@@ -378,6 +378,6 @@ def test_before_any_meeting_members_climb_on_everything(name: str) -> None:
     ends = []
     for method in (sharpbalance(LOSS, epochs=2, rho=0.3, sam_variant=name), usual(LOSS, rho=0.3)):  # type: ignore[arg-type]
         own = corner("mlp")
-        steps(learner(own.module, method), [own.batch])
+        steps(make_state(own.module, method), [own.batch])
         ends.append(own.module.state_dict())
     assert all(torch.equal(ends[0][key], ends[1][key]) for key in ends[0])

@@ -70,7 +70,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quickstart: Path) ->
     kinds = (registry.method, registry.metric, registry.probe, registry.dataset, registry.model, registry.executor)
     for kind in kinds:
         kind.names()  # whatever comes along is registered first
-        monkeypatch.setattr(kind, "_found", dict(kind._found))
+        monkeypatch.setattr(kind, "_factories", dict(kind._factories))
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     shutil.copytree(quickstart, tmp_path / "runs" / "quickstart")

@@ -51,18 +51,22 @@ def browser() -> Iterator[Any]:
 def test_a_page_fits_its_window_and_fetches_nothing(browser: Any, page: Path, width: int, scheme: str) -> None:
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, offline=True)
     opened = context.new_page()
-    told: list[str] = []
-    opened.on("console", lambda said: told.append(said.text))
-    opened.on("request", lambda asked: None if asked.url.startswith(("file:", "data:")) else told.append(asked.url))
+    messages: list[str] = []
+    opened.on("console", lambda message: messages.append(message.text))
+    opened.on(
+        "request", lambda request: None if request.url.startswith(("file:", "data:")) else messages.append(request.url)
+    )
     opened.goto(page.as_uri())
     assert opened.evaluate("document.documentElement.scrollWidth <= innerWidth")
     boxes = "[...document.querySelectorAll('figure, .card, .scroll, dl')]"
     assert opened.evaluate(f"{boxes}.every(box => box.getBoundingClientRect().right <= innerWidth + 1)")
-    paper, ink = (opened.evaluate(f"getComputedStyle(document.querySelector('{what}')).{how}") for what, how in
-                  (("body", "backgroundColor"), ("figure text", "fill")))  # fmt: skip
-    assert (brightness(ink) < brightness(paper)) is (scheme == "light")
-    assert abs(brightness(ink) - brightness(paper)) > 400
-    assert told == []
+    styles = (("body", "backgroundColor"), ("figure text", "fill"))
+    background, text_color = (
+        opened.evaluate(f"getComputedStyle(document.querySelector('{selector}')).{style}") for selector, style in styles
+    )
+    assert (brightness(text_color) < brightness(background)) is (scheme == "light")
+    assert abs(brightness(text_color) - brightness(background)) > 400
+    assert messages == []
     context.close()
 
 
@@ -76,5 +80,5 @@ def test_a_page_is_printed_on_white_paper_whatever_the_screen(browser: Any, page
     context.close()
 
 
-def brightness(colour: str) -> int:
-    return sum(int(part) for part in colour.removeprefix("rgb(").removesuffix(")").split(","))
+def brightness(color: str) -> int:
+    return sum(int(part) for part in color.removeprefix("rgb(").removesuffix(")").split(","))

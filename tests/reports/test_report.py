@@ -267,8 +267,8 @@ def test_the_best_of_a_column_is_marked_and_means_have_their_error() -> None:
     (table,) = tables.metric_tables(found)
     assert table.header == ["", "nll"]
     assert table.rows == [[Cell("a=x"), Cell("2.0 ± 1.0")], [Cell("a=y"), Cell("1.25 ± 0.25", is_best=True)]]
-    lacking = [replace(each, value=math.nan) if each.value == 1.5 else each for each in found]
-    assert tables.metric_tables(lacking)[0].text_rows() == [["a=x", "2.0 ± 1.0"], ["a=y", "1 (1 of 2)"]]
+    with_nan = [replace(each, value=math.nan) if each.value == 1.5 else each for each in found]
+    assert tables.metric_tables(with_nan)[0].text_rows() == [["a=x", "2.0 ± 1.0"], ["a=y", "1 (1 of 2)"]]
     same = [replace(each, value=1.0) for each in found]
     assert not any(cell.is_best for row in tables.metric_tables(same)[0].rows for cell in row)
 

@@ -39,7 +39,7 @@ def pick(found: list[ResultRow], measure: str, row: str, on: str = "test") -> Re
     return one
 
 
-def test_a_finding_says_all_that_tells_it_apart(run: Run) -> None:
+def test_a_result_row_has_run_condition_metric_split_and_row(run: Run) -> None:
     found = pick(results_from_run(run, {"rho": 0.1}, 3), "accuracy", "member 1")
     truth = {each.metric: each for each in evaluate(run.store.root, metrics=["accuracy"])}["accuracy"]
     assert (found.value, found.stderr) == (truth.rows["member 1"].value, truth.rows["member 1"].stderr)
@@ -48,13 +48,13 @@ def test_a_finding_says_all_that_tells_it_apart(run: Run) -> None:
     assert not pick(results_from_run(run), "nll", "member 1").percent
 
 
-def test_every_row_of_every_measurement_is_found_once(run: Run) -> None:
+def test_every_row_of_every_stored_result_is_returned_once(run: Run) -> None:
     found = [(each.metric, each.split, each.row) for each in results_from_run(run)]
     rows = sum(len(run.store.get_json(name)["rows"]) for name in run.store.names("metrics"))
     assert len(found) == len(set(found)) == rows + 4 * len(COSTS)
 
 
-def test_of_two_answers_that_of_all_members_and_most_samples_counts(run: Run, tmp_path: Path) -> None:
+def test_of_two_results_the_one_with_more_members_and_samples_counts(run: Run, tmp_path: Path) -> None:
     root = Path(shutil.copytree(run.store.root, tmp_path / "run"))
     before = results_from_run(Run.open(root))
     evaluate(root, metrics=["accuracy"], options=EvalOptions(members=[0, 2]))
@@ -65,7 +65,7 @@ def test_of_two_answers_that_of_all_members_and_most_samples_counts(run: Run, tm
     ]
 
 
-def test_numbers_of_other_weights_are_left_out(run: Run, tmp_path: Path) -> None:
+def test_results_of_other_weights_are_left_out(run: Run, tmp_path: Path) -> None:
     root = Path(shutil.copytree(run.store.root, tmp_path / "run"))
     other = Run.open(root)
     other.put_weights(0, {name: tensor + 1 for name, tensor in other.weights(0).items()}, epoch=2)
@@ -74,7 +74,7 @@ def test_numbers_of_other_weights_are_left_out(run: Run, tmp_path: Path) -> None
     assert pick(results_from_run(other), "accuracy", "member 1").value >= 0
 
 
-def test_what_is_no_number_is_found_as_nan(run: Run, tmp_path: Path) -> None:
+def test_null_is_read_as_nan(run: Run, tmp_path: Path) -> None:
     root = Path(shutil.copytree(run.store.root, tmp_path / "run"))
     name = next(each for each in run.store.names("metrics") if "accuracy" in each)
     tree = run.store.get_json(name)
@@ -85,7 +85,7 @@ def test_what_is_no_number_is_found_as_nan(run: Run, tmp_path: Path) -> None:
     assert math.isnan(pick(results_from_run(run_there), "of_mine", "member 0").value)
 
 
-def test_accuracies_under_corruption_are_summed_up(tmp_path: Path) -> None:
+def test_accuracy_under_corruption_is_averaged(tmp_path: Path) -> None:
     root = tmp_path / "run"
     tree = recipe("deep_ensemble", "mlp", members=1).to_dict()
     chance = np.random.default_rng(0)
@@ -100,7 +100,7 @@ def test_accuracies_under_corruption_are_summed_up(tmp_path: Path) -> None:
     assert summed.percent
 
 
-def test_costs_are_found_beside_the_numbers(run: Run) -> None:
+def test_costs_are_part_of_the_results(run: Run) -> None:
     found = results_from_run(run)
     assert pick(found, "epochs", "member 0", "training").value == 2
     assert pick(found, "passes", "mean of members", "training").value == 4
@@ -120,18 +120,18 @@ def test_costs_are_found_beside_the_numbers(run: Run) -> None:
 )
 def test_passes_follow_from_the_method(method: dict[str, object], passes: float) -> None:
     tree = recipe("deep_ensemble", "mlp", batch=8, train={"epochs": 4}).to_dict()
-    given = Recipe.from_dict({**tree, "method": method})
-    assert count_passes(given) == pytest.approx(passes)
+    changed = Recipe.from_dict({**tree, "method": method})
+    assert count_passes(changed) == pytest.approx(passes)
 
 
-def test_a_step_in_groups_costs_what_a_whole_one_does() -> None:
+def test_a_step_in_groups_costs_as_much_as_a_full_step() -> None:
     assert passes_per_step(plain_gradient, 8) == 1
     assert passes_per_step(sam(0.1, m=3), 8) == pytest.approx(2)
     assert passes_per_step(sam(0.1, perturbation="per_worker"), 8) == 2
     assert passes_per_step(sam(0.1), 8, torch.ones(8, dtype=torch.bool)) == 2
 
 
-def test_careful_shares_are_read_from_the_notes(tmp_path: Path) -> None:
+def test_fractions_of_sam_samples_are_read_from_the_sam_sets(tmp_path: Path) -> None:
     run = train(recipe("sharpbalance", "mlp", batch=10, method={"partition_epoch": 1}), tmp_path / "run")
     share = run.store.get_json("sam_sets/1/summary.json")["share"][0]
     assert measured_cost(run, 0).passes == pytest.approx(2 + 1 + 1 + round(10 * share) / 10)
@@ -152,14 +152,14 @@ def test_the_seconds_of_scoring_count(tmp_path: Path, monkeypatch: pytest.Monkey
     assert measured_cost(run, 0).seconds == run.progress(0).seconds
 
 
-def test_costs_of_a_method_that_nobody_allowed_are_not_known(run: Run, tmp_path: Path) -> None:
+def test_costs_of_an_untrusted_method_are_unknown(run: Run, tmp_path: Path) -> None:
     root = Path(shutil.copytree(run.store.root, tmp_path / "run"))
     text = (root / "recipe.toml").read_text()
     (root / "recipe.toml").write_text(text.replace('name = "sam"', 'name = "os:remove"'))
     assert cost_rows(Run.open(root)) == {}
 
 
-def test_a_folder_without_results_is_no_study(tmp_path: Path) -> None:
+def test_a_folder_without_results_is_not_a_study(tmp_path: Path) -> None:
     assert read_results(tmp_path) == {}
     with pytest.raises(RunError, match="not a study folder"):
         results_from_study(tmp_path)

@@ -66,7 +66,7 @@ def test_a_key_may_be_written_without_quotes(tmp_path: Path) -> None:
     assert found.base["data"]["name"] == "digits"
 
 
-def test_what_one_condition_changes_deep_inside_stays_with_it() -> None:
+def test_nested_changes_of_one_condition_do_not_affect_others() -> None:
     base = {**BASE, "model": {**BASE["model"], "lora": {"rank": 4, "target_modules": ["*"]}}}
     grid = {"rank": {"rank 4": {}, "rank 16": {"model": {"lora": {"rank": 16}}}}}
     found = study(base=base, grid=grid)
@@ -75,12 +75,12 @@ def test_what_one_condition_changes_deep_inside_stays_with_it() -> None:
     assert found.base["model"]["lora"]["rank"] == 4
 
 
-def test_a_key_of_what_has_no_keys_is_refused() -> None:
+def test_a_key_of_a_value_that_is_not_a_section_is_refused() -> None:
     with pytest.raises(RecipeError, match=r"lr_scheduler\.epochs: lr_scheduler = .* is not a section"):
         study(base={**BASE, "lr_scheduler": [{"name": "cosine"}]}, grid={"lr_scheduler.epochs": [1, 2]})
 
 
-def test_named_conditions_may_list_values_of_their_own() -> None:
+def test_named_conditions_may_have_their_own_factors() -> None:
     grid = {
         "method": {"flat": {"each": {"method.rho": [0.0, 0.3]}}, "plain": {"method": {"name": "deep_ensemble"}}},
         "data.batch_size": [5],
@@ -94,7 +94,7 @@ def test_named_conditions_may_list_values_of_their_own() -> None:
     assert [recipe.method.name for _, recipe in found] == ["sam", "sam", "deep_ensemble"]
 
 
-def test_a_section_with_another_name_loses_its_further_options_and_keeps_its_own_keys() -> None:
+def test_a_section_with_a_new_name_loses_its_options_and_keeps_its_own_keys() -> None:
     tree = apply_changes(BASE, {("optimizer", "name"): "Adam", ("optimizer", "eps"): 1e-6})
     assert tree["optimizer"] == {"name": "Adam", "lr": 0.1, "eps": 1e-6}
     assert apply_changes(BASE, {("method", "name"): "sam"})["method"] == BASE["method"]
@@ -115,7 +115,7 @@ def test_repetitions_are_paired() -> None:
     assert len({each.folder for each in found}) == 4
 
 
-def test_what_determines_the_same_members_is_one_run() -> None:
+def test_conditions_with_the_same_members_share_one_run() -> None:
     grid = {"way": {"spelt out": {"method": {"rho": 0.05}}, "by default": {"method": {"name": "sam"}}}}
     tree = {**BASE, "method": {"name": "sam"}}
     (one,) = plan_runs(plan_trials(Study.from_dict({"base": tree, "grid": grid})))
@@ -131,12 +131,12 @@ def test_a_smaller_ensemble_is_the_first_members_of_a_larger_one() -> None:
 
 
 @pytest.mark.parametrize("method", [{"name": "cases:apart"}, BALANCED["method"]])
-def test_members_that_see_each_other_or_meet_are_their_own_run(method: dict[str, Any]) -> None:
+def test_joint_and_partitioned_ensembles_have_their_own_run(method: dict[str, Any]) -> None:
     tree = {**BASE, "method": method}
     assert len(plan_runs(plan_trials(Study.from_dict({"base": tree, "grid": {"members": [2, 3]}}), GIVEN), GIVEN)) == 2
 
 
-def test_spans_before_a_meeting_are_trained_once_and_first() -> None:
+def test_a_shared_training_prefix_is_trained_once_and_first() -> None:
     released = {"method": {**BALANCED["method"], "rule": "released", "partition_epoch": 3}}
     grid = {"way": {"sam": {}, "released": released, "other": {"method": {"rho": 0.5}}, "paper": BALANCED}}
     found = made(grid=grid, repetitions=2)
@@ -151,13 +151,13 @@ def test_spans_before_a_meeting_are_trained_once_and_first() -> None:
     assert places.index("way=paper #0") < places.index("way=sam #0") < places.index("way=other #1")
 
 
-def test_a_span_is_not_shared_where_the_whole_course_counts() -> None:
+def test_a_prefix_is_not_shared_with_best_epoch_selection_or_early_stopping() -> None:
     base = {**BASE, "train": {"epochs": 4, "select": "best:accuracy"}, "data": {**BASE["data"], "validation_split": 6}}
     found = plan_runs(plan_trials(Study.from_dict({"base": base, "grid": {"way": {"sam": {}, "paper": BALANCED}}})))
     assert [task.prefix for task in found] == [None, None]
 
 
-def test_a_base_may_be_a_file_beside_the_study_with_changes(tmp_path: Path) -> None:
+def test_a_base_may_be_a_file_next_to_the_study_with_changes(tmp_path: Path) -> None:
     (tmp_path / "own.toml").write_text(Recipe.from_dict(BASE).to_toml())
     (tmp_path / "study.toml").write_text('[base]\nrecipe = "own.toml"\nmembers = 5\nmethod.rho = 0.7\n')
     found = Study.load(tmp_path / "study.toml").conditions()[0][1]
@@ -183,13 +183,13 @@ def test_a_base_may_be_a_file_beside_the_study_with_changes(tmp_path: Path) -> N
         ({"base": 3}, "base = 3"),
     ],
 )
-def test_what_is_wrong_is_told_with_what_is_right(parts: dict[str, Any], words: str) -> None:
+def test_errors_name_what_is_wrong_and_what_is_allowed(parts: dict[str, Any], words: str) -> None:
     tree = {"base": BASE, **parts}
     with pytest.raises(RecipeError, match=words):
         Study.from_dict({name: part for name, part in tree.items() if part is not None})
 
 
-def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="Cannot read the study"):
         Study.load(tmp_path / "none.toml")
     (tmp_path / "bad.toml").write_text("name = \n")
@@ -197,7 +197,7 @@ def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
         Study.load(tmp_path / "bad.toml")
 
 
-def test_what_is_asked_has_a_name_of_its_own() -> None:
+def test_the_evaluation_hash_depends_on_everything_that_is_measured() -> None:
     assert (
         study().evaluation_hash()
         == study(grid={"members": [1]}).evaluation_hash()
@@ -209,7 +209,7 @@ STUDIES = Path(__file__).parents[2] / "studies"
 
 
 @pytest.mark.parametrize("file", sorted(STUDIES.glob("*.toml")), ids=lambda file: file.stem)
-def test_studies_that_come_along_are_sound(file: Path) -> None:
+def test_the_studies_of_the_repository_are_valid(file: Path) -> None:
     found = Study.load(file)
     get_metrics([*found.evaluate.metrics, *found.evaluate.corruption_metrics])
     get_probes(found.landscape.probes)
@@ -224,10 +224,10 @@ def test_the_study_of_flatness_and_diversity_trains_both_rules_and_sam_from_one_
     assert sum(task.prefix is not None for task in found) == 2 * 2 * 2
 
 
-def test_the_study_of_the_page_is_one() -> None:
+def test_the_study_in_the_documentation_is_valid() -> None:
     page = (STUDIES.parent / "docs" / "guides" / "compare.md").read_text(encoding="utf-8")
     text = page.partition('title="study.toml"\n')[2].partition("```")[0]
     found = Study.from_dict(tomlkit.parse(text).unwrap())
     assert len(found.conditions()) == 2 * 4
-    told = set(re.findall(r"^\| (?:`\[?(\w+)\]?`)(?:, `(\w+)`)? \|", page, re.MULTILINE))
-    assert {name for pair in told for name in pair if name} == set(Study.model_fields) - {"name", "question"}
+    documented = set(re.findall(r"^\| (?:`\[?(\w+)\]?`)(?:, `(\w+)`)? \|", page, re.MULTILINE))
+    assert {name for pair in documented for name in pair if name} == set(Study.model_fields) - {"name", "question"}

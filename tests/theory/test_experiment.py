@@ -37,13 +37,13 @@ def experiment() -> Experiment:
 
 
 @pytest.mark.parametrize("count", [2, 3, 10])
-def test_the_interval_covers_what_it_says(count: int) -> None:
+def test_the_interval_has_nominal_coverage(count: int) -> None:
     draws = np.random.default_rng(0).standard_normal((4000, count)) + 3
     held = [each.low <= 3 <= each.high for each in map(t_interval, draws)]
     assert np.mean(held) == pytest.approx(0.95, abs=0.012)
 
 
-def test_intervals_that_hold_at_once_are_wider() -> None:
+def test_simultaneous_intervals_are_wider() -> None:
     values = np.random.default_rng(0).standard_normal(20)
     one, joint = t_interval(values), t_interval(values, simultaneous=50)
     assert joint.low < one.low < one.value < one.high < joint.high
@@ -86,23 +86,25 @@ def test_every_number_that_is_drawn_is_recorded(experiment: Experiment) -> None:
     found = json.loads(json.dumps(record(experiment), allow_nan=False))
     assert (found["matrices"], found["starts"], found["seed"]) == (8, 6, 0)
     drawn = [s for plots in experiment.figures.values() for p in plots for c in p.curves.values() for s in c]
-    kept = [
+    stored = [
         point
         for figure in found["figures"].values()
         for plot in figure["panels"]
         for curve in plot["curves"].values()
         for point in curve
     ]
-    assert len(kept) == len(drawn)
-    for setting, point in zip(drawn, kept, strict=True):
-        seen = experiment.points[setting].simulated
-        assert point["simulated"]["sharpness"]["mean"] == pytest.approx(float(seen.sharpness.mean()))
-        assert point["simulated"]["diversity"]["error"] == pytest.approx(float(seen.diversity.std(ddof=1)) / 8**0.5)
+    assert len(stored) == len(drawn)
+    for setting, point in zip(drawn, stored, strict=True):
+        simulated_values = experiment.points[setting].simulated
+        assert point["simulated"]["sharpness"]["mean"] == pytest.approx(float(simulated_values.sharpness.mean()))
+        assert point["simulated"]["diversity"]["error"] == pytest.approx(
+            float(simulated_values.diversity.std(ddof=1)) / 8**0.5
+        )
         assert point["printed"]["upper"] == predict(setting)["printed"].upper
         assert point["stable"] == setting.stable
 
 
-def test_captions_tell_the_numbers(experiment: Experiment) -> None:
+def test_captions_contain_the_numbers(experiment: Experiment) -> None:
     words = captions(experiment)
     assert set(words) == set(experiment.figures)
     assert re.search(r"where SAM converges, .* subsets are \d\.\d to \d\.\d times as diverse", words["1b"])
@@ -116,11 +118,11 @@ def test_captions_tell_the_numbers(experiment: Experiment) -> None:
 @pytest.mark.parametrize(
     ("values", "words"), [([0.5, -3.25], "-3.2 %"), ([12.6, 1.0], "+13 %"), ([-0.01], "0 %"), ([0.04, 0.0], "0 %")]
 )
-def test_per_cents_are_short(values: list[float], words: str) -> None:
+def test_percentages_are_short(values: list[float], words: str) -> None:
     assert format_largest(np.array(values)) == words
 
 
-def test_figures_are_drawn_and_the_same_numbers_make_the_same_files(experiment: Experiment) -> None:
+def test_figures_are_drawn_and_equal_numbers_give_equal_files(experiment: Experiment) -> None:
     few = replace_figures(experiment, ("1b", "2", "10"))
     files = draw_figures(few)
     assert sorted(files) == [
@@ -181,7 +183,7 @@ def test_bounds_are_judged_by_theirs(sharp: float, verdict: str) -> None:
     assert found["converging"]["settings below the lower bound"] == int(sharp < 0.98)
 
 
-def test_near_the_limit_of_close_nothing_is_said() -> None:
+def test_near_the_threshold_the_verdict_is_inconclusive() -> None:
     wide = made_up(0.0, sharp=0.9, spread=0.3)
     assert judge_sam_bounds(wide)["corrected"]["verdict"] == "inconclusive"
 
@@ -203,7 +205,7 @@ def test_the_trade_off_is_judged_by_the_difference(more: float, verdict: str) ->
     assert judge_trade_off(pair_of(more))["printed"]["verdict"] == verdict
 
 
-def test_all_claims_are_answered_in_both_ways(experiment: Experiment) -> None:
+def test_all_claims_are_judged_by_both_formulas(experiment: Experiment) -> None:
     found = judge_claims(experiment)
     assert [each["claim"] for each in found] == [14, 15, 16, 17]
     for each in found:
@@ -242,14 +244,14 @@ def test_the_command_writes_figures_and_numbers(
     out = tmp_path / "new" / "folder"
     done = CliRunner().invoke(app, ["theory", "--out", str(out), "--matrices", "8"])
     assert done.exit_code == 0, done.output
-    told = json.loads(done.stdout)
+    printed = json.loads(done.stdout)
     assert sorted(file.name for file in out.iterdir()) == ["theory-2.png", "theory-2.svg", "theory.json"]
-    kept = json.loads((out / "theory.json").read_text(encoding="utf-8"))
-    assert told["figures"] == kept["figures"]
-    assert [each["claim"] for each in kept["claims"]] == [14, 15, 16, 17]
+    stored = json.loads((out / "theory.json").read_text(encoding="utf-8"))
+    assert printed["figures"] == stored["figures"]
+    assert [each["claim"] for each in stored["claims"]] == [14, 15, 16, 17]
 
 
-def test_the_command_prints_two_tables_for_a_person(experiment: Experiment) -> None:
+def test_the_command_prints_two_tables_in_a_terminal(experiment: Experiment) -> None:
     from rich.console import Console
 
     console = Console(width=110, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
@@ -261,7 +263,7 @@ def test_the_command_prints_two_tables_for_a_person(experiment: Experiment) -> N
     assert "Theorem 2's diversity and bound hold" in text
 
 
-def test_without_matplotlib_a_sentence_says_what_to_install(
+def test_without_matplotlib_the_error_names_the_extra(
     experiment: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)

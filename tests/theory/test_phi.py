@@ -77,7 +77,7 @@ def test_fractions_have_the_known_moments() -> None:
     assert wishart.traces((1, 1), n, d) == n**2 + 2 * r  # E[chi^2 squared] / d^2 with nd degrees of freedom
 
 
-def test_corrections_come_nearer_and_the_exact_integral_arrives() -> None:
+def test_corrections_converge_to_the_exact_integral() -> None:
     n, d, eta, rho = 300, 150, 0.1, 0.4
     truth = float(wishart.exact_phi(10, 2, n=n, d=d, eta=eta, rho=rho))
     off = [
@@ -105,7 +105,7 @@ def test_the_exact_integral_is_right_at_the_papers_size() -> None:
         assert exact_phi(i, j, n=3000, d=150, eta=eta, rho=rho) == pytest.approx(truth, rel=1e-11)
 
 
-def test_large_matrices_do_not_run_out_of_doubles() -> None:
+def test_large_matrices_do_not_underflow() -> None:
     large = exact_phi(6, 2, n=12_000, d=600, eta=0.01, rho=0.1)
     assert large == pytest.approx(phi(6, 2, r=20.0, eta=0.01, rho=0.1, d=600), rel=1e-4)
 
@@ -122,16 +122,16 @@ def test_the_variance_of_a_trace_is_that_of_the_moments(n: int) -> None:
     assert trace_variance(0, 2, r=n / d, eta=0.1, rho=0.0) == pytest.approx(limit, rel=1e-3)
 
 
-def test_phi_of_nothing_is_one() -> None:
+def test_phi_without_powers_is_one() -> None:
     assert phi(0, 0, r=3.0, eta=0.1, rho=0.2) == pytest.approx(1)
     assert exact_phi(0, 0, n=2, d=5, eta=0.1, rho=0.2) == pytest.approx(1)
 
 
-def test_phi_is_what_matrices_do_on_average() -> None:
+def test_phi_equals_the_mean_over_random_matrices() -> None:
     random, n, d, eta, rho = np.random.default_rng(1), 24, 8, 0.2, 0.3
     data = random.standard_normal((4000, n, d)) / np.sqrt(d)
     values = np.linalg.eigvalsh(data.transpose(0, 2, 1) @ data)
-    seen = ((1 - eta * values - eta * rho * values**2) ** 4 * values**2).mean(1)
-    error = seen.std() / np.sqrt(len(seen))
-    assert abs(exact_phi(4, 2, n=n, d=d, eta=eta, rho=rho) - seen.mean()) < 4 * error
-    assert abs(phi(4, 2, r=n / d, eta=eta, rho=rho) - seen.mean()) > 4 * error
+    traces = ((1 - eta * values - eta * rho * values**2) ** 4 * values**2).mean(1)
+    error = traces.std() / np.sqrt(len(traces))
+    assert abs(exact_phi(4, 2, n=n, d=d, eta=eta, rho=rho) - traces.mean()) < 4 * error
+    assert abs(phi(4, 2, r=n / d, eta=eta, rho=rho) - traces.mean()) > 4 * error

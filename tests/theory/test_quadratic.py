@@ -30,13 +30,13 @@ def test_sam_iterates_equal_the_closed_form() -> None:
     np.testing.assert_allclose(one, weights[:, 0], rtol=1e-11)
 
 
-def test_no_step_leaves_the_start() -> None:
+def test_zero_steps_return_the_start() -> None:
     start = np.arange(6.0)
     np.testing.assert_allclose(sam_weights(gram(), start, np.ones(6), steps=0, eta=0.1, rho=0.1), start, atol=1e-13)
 
 
 @pytest.mark.parametrize("radius", [0.01, 1.0, 30.0])
-def test_the_worst_perturbation_is_that_of_brute_force(radius: float) -> None:
+def test_the_worst_perturbation_equals_brute_force(radius: float) -> None:
     values = np.array([0.3, 2.0])
     around = np.linspace(0, 2 * np.pi, 200_001)
     circle = radius * np.stack([np.cos(around), np.sin(around)], 1)
@@ -46,7 +46,7 @@ def test_the_worst_perturbation_is_that_of_brute_force(radius: float) -> None:
         assert np.linalg.norm(found.where) == pytest.approx(radius, rel=1e-12)
 
 
-def test_in_the_hard_case_it_still_is() -> None:
+def test_the_worst_perturbation_is_exact_in_the_hard_case() -> None:
     values, slope, radius = np.array([0.5, 1.0, 3.0, 3.0]), np.array([0.4, -0.2, 0.0, 0.0]), 1.5
     points = np.random.default_rng(3).standard_normal((400_000, 4))
     points[:, :2] = slope[:2] / (3 - values[:2]) + 0.05 * points[:, :2]  # near the best, which mu = 3 gives
@@ -59,7 +59,7 @@ def test_in_the_hard_case_it_still_is() -> None:
     assert np.linalg.norm(found.where) == pytest.approx(radius, rel=1e-12)
 
 
-def test_hard_and_almost_hard_meet() -> None:
+def test_the_hard_case_is_continuous() -> None:
     values = np.array([1.0, 2.0, 4.0])
     slopes = np.array([[1.0, 0.5, 0.0], [1.0, 0.5, 1e-14], [1.0, 0.5, -1e-14]])
     found = worst_case(values, slopes, 1.0)
@@ -67,21 +67,21 @@ def test_hard_and_almost_hard_meet() -> None:
     assert found.where[2, -1] < 0 < found.where[1, -1]
 
 
-def test_a_hard_case_that_is_none_needs_no_way_along_the_top() -> None:
+def test_a_small_radius_is_not_a_hard_case() -> None:
     found = worst_case(np.array([1.0, 2.0]), np.array([3.0, 0.0]), 1.0)  # |3 / (2 - 1)| > 1
     np.testing.assert_allclose(found.where, [1.0, 0.0], atol=1e-12)
     assert float(found.rise) == pytest.approx(3.5)
 
 
-def test_many_slopes_and_radii_at_once_are_each_alone() -> None:
+def test_a_batch_of_slopes_and_radii_equals_single_calls() -> None:
     values = np.sort(np.random.default_rng(4).random(5))
     slopes, radii = np.random.default_rng(5).standard_normal((4, 5)), np.array([0.1, 0.5, 1.0, 9.0])
-    together = worst_case(values, slopes, radii)
+    batched = worst_case(values, slopes, radii)
     for at in range(4):
-        assert together.rise[at] == pytest.approx(float(worst_case(values, slopes[at], radii[at]).rise), rel=1e-13)
+        assert batched.rise[at] == pytest.approx(float(worst_case(values, slopes[at], radii[at]).rise), rel=1e-13)
 
 
-def test_without_slope_only_the_top_curvature_counts_and_without_radius_nothing() -> None:
+def test_without_slope_only_the_top_eigenvalue_counts_and_without_radius_nothing() -> None:
     values = np.array([1.0, 3.0])
     assert float(worst_case(values, np.zeros(2), 2.0).rise) == pytest.approx(6.0)
     assert float(worst_case(values, np.ones(2), 0.0).rise) == pytest.approx(0, abs=1e-200)
@@ -114,6 +114,6 @@ def test_a_divergent_setting_warns_and_a_stable_one_does_not() -> None:
     ("wrong", "words"),
     [({"parts": 7}, "Choose a divisor"), ({"eta": 0.0}, "eta must be above 0"), ({"d": 0}, "at least 1")],
 )
-def test_a_setting_that_makes_no_sense_is_refused(wrong: dict[str, int], words: str) -> None:
+def test_an_invalid_setting_is_refused(wrong: dict[str, int], words: str) -> None:
     with pytest.raises(RecipeError, match=words):
         Setting(**wrong)

@@ -33,18 +33,20 @@ C_SETTINGS = [  # printed excess in per cent, as known
 
 
 @pytest.mark.parametrize(("setting", "excess"), C_SETTINGS)
-def test_corrected_c_is_what_matrices_do_and_the_printed_one_is_too_high(setting: Setting, excess: float) -> None:
-    seen, error = simulated_constant(setting, 12)
+def test_the_corrected_constant_equals_simulation_and_the_printed_one_is_too_high(
+    setting: Setting, excess: float
+) -> None:
+    simulated, error = simulated_constant(setting, 12)
     corrected, printed = subset_constant(setting), subset_constant(setting, paper=True)
-    assert error < 0.005 * seen
-    assert abs(corrected / seen - 1) < 0.01
-    assert abs(corrected - seen) < 4 * error
-    assert 100 * (printed / seen - 1) == pytest.approx(excess, abs=100 * 4 * error / seen + 0.2)
+    assert error < 0.005 * simulated
+    assert abs(corrected / simulated - 1) < 0.01
+    assert abs(corrected - simulated) < 4 * error
+    assert 100 * (printed / simulated - 1) == pytest.approx(excess, abs=100 * 4 * error / simulated + 0.2)
     leading = subset_constant(setting, order="leading")
-    assert abs(leading / seen - 1) < 0.01
+    assert abs(leading / simulated - 1) < 0.01
 
 
-def test_the_excess_of_the_printed_c_is_a_sum_of_squares() -> None:
+def test_the_excess_of_the_printed_constant_is_a_sum_of_squares() -> None:
     setting, r = C_SETTINGS[0][0], C_SETTINGS[0][0].ratio
     k, s = setting.k, setting.parts
     value = {(i, j): phi(i, j, r=r, eta=setting.eta, rho=setting.rho) for i in (k, 2 * k) for j in range(3)}
@@ -56,17 +58,17 @@ def test_the_excess_of_the_printed_c_is_a_sum_of_squares() -> None:
     assert printed - leading == pytest.approx(excess, rel=1e-10)
 
 
-def test_what_is_turned_at_random_is_right_on_average() -> None:
+def test_the_rotation_factor_equals_the_mean_over_random_rotations() -> None:
     d, random = 4, np.random.default_rng(0)
-    turns, upper = np.linalg.qr(random.standard_normal((40_000, d, d)))
-    turns = turns * np.sign(np.einsum("sii->si", upper))[:, None, :]  # now every rotation is as likely
+    rotations, upper = np.linalg.qr(random.standard_normal((40_000, d, d)))
+    rotations = rotations * np.sign(np.einsum("sii->si", upper))[:, None, :]  # uniformly distributed rotations
     x, y = np.array([3.0, -1.0, -1.0, -1.0]), np.array([2.0, 1.0, -1.0, -2.0])
-    turned = np.einsum("sij,j,skj->sik", turns, y, turns, optimize=True)
-    product = x[:, None] * turned  # X times the turned Y
-    seen = np.einsum("sij,sji->s", product, product) / d
+    rotated = np.einsum("sij,j,skj->sik", rotations, y, rotations, optimize=True)
+    product = x[:, None] * rotated  # X times the rotated Y
+    simulated = np.einsum("sij,sji->s", product, product) / d
     known = (x @ x / d) * (y @ y / d) * _rotation_factor(d)
-    assert abs(seen.mean() - known) < 4 * seen.std() / np.sqrt(len(seen))
-    assert known > 20 * seen.std() / np.sqrt(len(seen))
+    assert abs(simulated.mean() - known) < 4 * simulated.std() / np.sqrt(len(simulated))
+    assert known > 20 * simulated.std() / np.sqrt(len(simulated))
     assert _rotation_factor(1) == 0
 
 
@@ -78,7 +80,7 @@ def test_one_part_is_all_data() -> None:
         theorem1(replace(setting, parts=10))
 
 
-def test_no_step_has_the_diversity_of_the_starts() -> None:
+def test_zero_steps_have_the_diversity_of_the_starts() -> None:
     for paper in (True, False):
         assert theorem1(Setting(k=0), paper=paper).diversity == pytest.approx(0.1)
         assert theorem2(Setting(k=0, parts=10), paper=paper).diversity == pytest.approx(0.1)
@@ -93,7 +95,7 @@ FAR = replace(SMALL, k=2, rho=0.4)
 
 
 @pytest.fixture(scope="module")
-def seen() -> dict[Setting, tuple[float, float, float, float]]:
+def simulated() -> dict[Setting, tuple[float, float, float, float]]:
     """Return simulated diversity and sharpness with their errors."""
     settings = [*WHOLE, *PARTS, FAR]
     found = {}
@@ -105,42 +107,42 @@ def seen() -> dict[Setting, tuple[float, float, float, float]]:
     return found
 
 
-Seen = dict[Setting, tuple[float, float, float, float]]
+SimulatedMeans = dict[Setting, tuple[float, float, float, float]]
 
 
 @ignore
 @pytest.mark.parametrize("setting", WHOLE)
-def test_theorem_1_holds_in_simulation(setting: Setting, seen: Seen) -> None:
-    diversity, spread, sharpness, error = seen[setting]
-    says, strict = theorem1(setting), theorem1(setting, jensen="cs")
-    assert abs(says.diversity - diversity) < 4 * spread
-    assert says.lower is not None
+def test_theorem_1_holds_in_simulation(setting: Setting, simulated: SimulatedMeans) -> None:
+    diversity, spread, sharpness, error = simulated[setting]
+    prediction, strict = theorem1(setting), theorem1(setting, jensen="cs")
+    assert abs(prediction.diversity - diversity) < 4 * spread
+    assert prediction.lower is not None
     assert strict.lower is not None
-    assert says.lower - 4 * error < sharpness < says.upper + 4 * error
-    assert sharpness > 0.8 * says.upper
-    assert strict.lower < says.lower
-    assert strict.upper == says.upper
+    assert prediction.lower - 4 * error < sharpness < prediction.upper + 4 * error
+    assert sharpness > 0.8 * prediction.upper
+    assert strict.lower < prediction.lower
+    assert strict.upper == prediction.upper
 
 
 @ignore
 @pytest.mark.parametrize("setting", PARTS)
-def test_theorem_2_holds_in_simulation(setting: Setting, seen: Seen) -> None:
-    diversity, spread, sharpness, error = seen[setting]
-    says = theorem2(setting)
-    assert abs(says.diversity - diversity) < 4 * spread
-    assert sharpness < says.upper + 4 * error
-    assert sharpness > 0.8 * says.upper
+def test_theorem_2_holds_in_simulation(setting: Setting, simulated: SimulatedMeans) -> None:
+    diversity, spread, sharpness, error = simulated[setting]
+    prediction = theorem2(setting)
+    assert abs(prediction.diversity - diversity) < 4 * spread
+    assert sharpness < prediction.upper + 4 * error
+    assert sharpness > 0.8 * prediction.upper
 
 
 @ignore
-def test_the_printed_diversity_is_too_small_where_simulation_can_tell(seen: Seen) -> None:
-    diversity, spread, _, _ = seen[FAR]
+def test_the_printed_diversity_is_too_small(simulated: SimulatedMeans) -> None:
+    diversity, spread, _, _ = simulated[FAR]
     assert abs(theorem1(FAR).diversity - diversity) < 4 * spread
     assert theorem1(FAR, paper=True).diversity < diversity - 4 * spread
 
 
 @ignore
-def test_g_as_corrected_bounds_the_gap_and_as_printed_has_the_wrong_size() -> None:
+def test_the_corrected_gap_is_a_bound_and_the_printed_one_has_the_wrong_scale() -> None:
     setting, random = Setting(n=300, k=5, eta=0.1, rho=0.3, radius=1.0), np.random.default_rng(0)
     z = []
     for _ in range(150):
@@ -162,7 +164,7 @@ def test_g_as_corrected_bounds_the_gap_and_as_printed_has_the_wrong_size() -> No
 
 
 @pytest.mark.parametrize(("bound", "whole", "parts"), [(0.2, 0.010, 0.027), (0.3, 0.021, 0.041)])
-def test_at_equal_bound_parts_are_more_diverse_in_the_stable_range(bound: float, whole: float, parts: float) -> None:
+def test_at_equal_bound_subsets_are_more_diverse_in_the_stable_range(bound: float, whole: float, parts: float) -> None:
     for count, known in ((1, whole), (10, parts)):
         best = most_diverse(bound, Setting(parts=count), order="first", steps=20)
         assert best.setting.stable
@@ -171,12 +173,12 @@ def test_at_equal_bound_parts_are_more_diverse_in_the_stable_range(bound: float,
         assert best.prediction.diversity == pytest.approx(known, abs=6e-4)
 
 
-def test_a_bound_that_nothing_meets_is_told() -> None:
+def test_a_bound_that_no_setting_satisfies_is_refused() -> None:
     with pytest.raises(RecipeError, match="Raise the bound"):
         most_diverse(1e-4, Setting(), order="leading", steps=3)
 
 
-def test_simulation_draws_the_same_again_and_others_with_another_seed() -> None:
+def test_simulation_depends_only_on_its_seed() -> None:
     first, again = (simulate([SMALL], matrices=3, starts=5)[0] for _ in range(2))
     other = simulate([SMALL], matrices=3, starts=5, seed=1)[0]
     assert (first.diversity == again.diversity).all()
@@ -202,5 +204,5 @@ def test_simulation_leaves_the_global_generators_alone() -> None:
     simulate([SMALL], matrices=2, starts=2)
 
 
-def test_unstable_is_a_warning_that_can_be_ignored() -> None:
+def test_the_warning_about_divergence_can_be_ignored() -> None:
     assert issubclass(UnstableWarning, UserWarning)

@@ -1,4 +1,4 @@
-"""Members used at the mean of their weights: the mean is one, resuming changes no bit, training is not disturbed."""
+"""Averaged weights: the mean is exact, resuming changes no bit, and training itself does not change."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ from plateaux.training.train import train
 CPU = torch.device("cpu")
 
 
-def watched(row: Recipe, out: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Run, list[TensorTree]]:
-    """Train a row and return the first member's weights after every step."""
-    seen: list[TensorTree] = []
-    real = trainer.step
+def record_weights(row: Recipe, out: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Run, list[TensorTree]]:
+    """Train a recipe and return the weights of the first member after every step."""
+    history: list[TensorTree] = []
+    real_step = trainer.step
 
-    def watching(executor: Any, learners: Any, *args: Any, **options: Any) -> Any:
-        found = real(executor, learners, *args, **options)
-        seen.append({name: tensor.detach().clone() for name, tensor in learners[0].module.state_dict().items()})
-        return found
+    def recording_step(executor: Any, states: Any, *args: Any, **options: Any) -> Any:
+        stats = real_step(executor, states, *args, **options)
+        history.append({name: tensor.detach().clone() for name, tensor in states[0].module.state_dict().items()})
+        return stats
 
     with monkeypatch.context() as patch:
-        patch.setattr(trainer, "step", watching)
-        return train(row, out, **GIVEN.keywords()), seen
+        patch.setattr(trainer, "step", recording_step)
+        return train(row, out, **GIVEN.keywords()), history
 
 
 def mean(trees: list[TensorTree], name: str) -> Tensor:
     return torch.stack([tree[name].double() for tree in trees]).mean(0)
 
 
-def test_a_moving_average_is_the_mean_and_leaves_integers_out() -> None:
+def test_the_running_average_is_the_mean_and_excludes_integers() -> None:
     generator = torch.Generator().manual_seed(0)
-    trees = [{"w": torch.randn(5, generator=generator), "n": torch.tensor(each)} for each in range(50)]
+    trees = [{"w": torch.randn(5, generator=generator), "n": torch.tensor(number)} for number in range(50)]
     average = AveragedWeights(start=11)
     for number, tree in enumerate(trees, 1):
         average.add(tree)
@@ -64,31 +64,31 @@ def test_the_mean_of_equal_weights_is_those_weights_exactly() -> None:
 
 
 def test_a_members_weights_are_the_mean_over_its_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run, seen = watched(recipe("sam", members=1, train={"swa_start": 3}), tmp_path / "run", monkeypatch)
-    assert len(seen) == 6
+    run, history = record_weights(recipe("sam", members=1, train={"swa_start": 3}), tmp_path / "run", monkeypatch)
+    assert len(history) == 6
     for name, tensor in run.weights(0).items():
-        torch.testing.assert_close(tensor.double(), mean(seen[2:], name), rtol=0, atol=1e-6)
+        torch.testing.assert_close(tensor.double(), mean(history[2:], name), rtol=0, atol=1e-6)
     assert run.progress(0).weights_source == "epoch 2, the mean of the last 4 steps, the last"
 
 
-def test_batchnorm_is_estimated_anew_as_torch_does_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batchnorm_statistics_are_recomputed_like_in_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     row = recipe("sam", "conv_bn", members=1, train={"swa_start": 2})
-    run, seen = watched(row, tmp_path / "run", monkeypatch)
+    run, history = record_weights(row, tmp_path / "run", monkeypatch)
     data = build_data(row, GIVEN)
     module: nn.Module = build_member(row, data, 0, GIVEN)
     twin = AveragedModel(module, use_buffers=False)
-    for tree in seen[1:]:
+    for tree in history[1:]:
         module.load_state_dict(tree)
         twin.update_parameters(module)
     update_bn(bn_update_batches(row, data, CPU), twin)
-    found, truth = run.weights(0), twin.module.state_dict()
-    assert any("running_var" in name for name in found)
-    for name, tensor in found.items():
+    weights_in_file, truth = run.weights(0), twin.module.state_dict()
+    assert any("running_var" in name for name in weights_in_file)
+    for name, tensor in weights_in_file.items():
         torch.testing.assert_close(tensor, truth[name], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("net", ["mlp", "conv_bn"])
-def test_an_average_that_never_begins_changes_nothing(net: str, tmp_path: Path) -> None:
+def test_an_average_that_never_starts_changes_nothing(net: str, tmp_path: Path) -> None:
     late = trained(recipe("sam", net, train={"swa_start": 7}), tmp_path / "late")
     assert distance(late, trained(recipe("sam", net), tmp_path / "plain")) == 0
     assert Run.open(tmp_path / "late").progress(0).weights_source == "epoch 2, the last"
@@ -99,30 +99,30 @@ def test_an_average_of_the_last_step_is_the_last_step(tmp_path: Path) -> None:
     assert distance(last, trained(recipe("sam"), tmp_path / "plain")) == 0
 
 
-def test_looking_at_the_average_does_not_disturb_the_course(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_validating_averaged_weights_does_not_change_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options: dict[str, Any] = {"members": 1, "data": {"validation_split": 5}}
-    _, plain = watched(recipe("sam", "conv_bn", **options), tmp_path / "plain", monkeypatch)
+    _, plain = record_weights(recipe("sam", "conv_bn", **options), tmp_path / "plain", monkeypatch)
     row = recipe("sam", "conv_bn", train={"swa_start": 1, "select": "best:nll"}, **options)
-    _, seen = watched(row, tmp_path / "mean", monkeypatch)
-    assert distance(seen, plain) == 0
+    _, averaged = record_weights(row, tmp_path / "mean", monkeypatch)
+    assert distance(averaged, plain) == 0
 
 
-def test_the_best_average_on_validation_samples_is_kept(tmp_path: Path) -> None:
+def test_the_best_averaged_weights_on_validation_samples_are_selected(tmp_path: Path) -> None:
     options: dict[str, Any] = {"data": {"validation_split": 20}, "samples": 60, "batch": 10}
     row = recipe("sam", "conv_bn", train={"swa_start": 2, "select": "best:nll", "epochs": 4}, **options)
     run = train(row, tmp_path / "run", **GIVEN.keywords())
-    (found,) = evaluate(tmp_path / "run", split="validation", metrics=["nll"], **GIVEN.keywords())
+    (result,) = evaluate(tmp_path / "run", split="validation", metrics=["nll"], **GIVEN.keywords())
     for number in range(3):
         progress = run.progress(number)
         logged = [line["validation nll"] for line in run.log(number) if "validation nll" in line]
         assert progress.best == min(logged)
         steps = 4 * progress.best_epoch - 1  # from the second on
-        words = f"epoch {progress.best_epoch}, the mean of the last {steps} steps, the best nll on validation samples"
-        assert progress.weights_source == words
-        assert found.rows[f"member {number}"].value == pytest.approx(progress.best, rel=1e-5)
+        source = f"epoch {progress.best_epoch}, the mean of the last {steps} steps, the best nll on validation samples"
+        assert progress.weights_source == source
+        assert result.rows[f"member {number}"].value == pytest.approx(progress.best, rel=1e-5)
 
 
-def stopped_after(row: Recipe, out: Path, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def train_until_stopped(row: Recipe, out: Path, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         stop_after(steps, patch)
         with pytest.raises(Interrupted):
@@ -130,34 +130,34 @@ def stopped_after(row: Recipe, out: Path, steps: int, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(
-    ("method", "net", "manner", "steps"),  # before and after the average begins, and in the second epoch
+    ("method", "net", "mode", "steps"),  # before and after the average starts, and in the second epoch
     [("sam", "mlp", "loop", 1), ("sam", "conv_bn", "loop", 5), ("sed", "conv_bn", "offload", 4)],
 )
-def test_interrupted_at_any_step_changes_no_bit(
-    method: str, net: str, manner: str, steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_interruption_at_any_step_changes_no_bit(
+    method: str, net: str, mode: str, steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train_part = {"swa_start": 2, "select": "best:nll"}
     plain = recipe(method, net, data={"validation_split": 3}, train=train_part)
-    whole = trained(plain, tmp_path / "whole")
-    stopped_after(plain.replaced(executor={"mode": manner}), tmp_path / "run", steps, monkeypatch)
-    assert distance(weights(train(plain, tmp_path / "run", **GIVEN.keywords())), whole) == 0
+    full = trained(plain, tmp_path / "full")
+    train_until_stopped(plain.replaced(executor={"mode": mode}), tmp_path / "run", steps, monkeypatch)
+    assert distance(weights(train(plain, tmp_path / "run", **GIVEN.keywords())), full) == 0
 
 
-def test_forgetting_the_average_would_be_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tests_detect_an_average_that_is_not_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     row = recipe("sam", train={"swa_start": 1})
-    whole = trained(row, tmp_path / "whole")
-    stopped_after(row, tmp_path / "run", 4, monkeypatch)
+    full = trained(row, tmp_path / "full")
+    train_until_stopped(row, tmp_path / "run", 4, monkeypatch)
     monkeypatch.setattr(AveragedWeights, "load_state_dict", lambda self, state, device: None)
-    assert distance(weights(train(row, tmp_path / "run", **GIVEN.keywords())), whole) > 1e-6
+    assert distance(weights(train(row, tmp_path / "run", **GIVEN.keywords())), full) > 1e-6
 
 
-def test_adding_a_member_changes_no_others_average(tmp_path: Path) -> None:
+def test_adding_a_member_does_not_change_the_average_of_others(tmp_path: Path) -> None:
     three, two = (recipe("sam", "conv_bn", members=m, train={"swa_start": 2}) for m in (3, 2))
     assert distance(trained(three, tmp_path / "3")[:2], trained(two, tmp_path / "2")) == 0
 
 
-def test_an_absent_member_averages_its_own_steps(tmp_path: Path) -> None:
+def test_an_inactive_member_averages_only_its_active_steps(tmp_path: Path) -> None:
     run = train(recipe("sed", train={"swa_start": 1, "epochs": 3}), tmp_path / "run", **GIVEN.keywords())
-    words = [run.progress(number).weights_source for number in range(3)]
-    counts = [int(each.split("last ")[1].split()[0]) for each in words]
+    sources = [run.progress(number).weights_source for number in range(3)]
+    counts = [int(source.split("last ")[1].split()[0]) for source in sources]
     assert sum(counts) == 2 * 9  # two of three members in each of nine steps

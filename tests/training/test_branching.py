@@ -1,4 +1,4 @@
-"""The span before a meeting is trained once: SAM and every rule begin from it, and end as if they had not."""
+"""Branching: runs that share the epochs before a data partition start from one parent, with equal results."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PAPER = {"name": "sharpbalance", "rho": 0.2, "partition_epoch": 2}
 
 @pytest.fixture(scope="module")
 def paper(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return train(row(PAPER), tmp_path_factory.mktemp("span") / "paper", **GIVEN.keywords())
+    return train(row(PAPER), tmp_path_factory.mktemp("parent") / "paper", **GIVEN.keywords())
 
 
 @pytest.mark.parametrize(
@@ -37,72 +37,72 @@ def paper(tmp_path_factory: pytest.TempPathFactory) -> Run:
         {**PAPER, "partition_epoch": 3},
         {**PAPER, "score": "loss"},
     ],
-    ids=["sam", "another rule", "another share", "a later meeting", "another score"],
+    ids=["sam", "another rule", "another fraction", "a later partition", "another score"],
 )
-def test_a_run_that_begins_from_a_span_ends_as_one_that_does_not(
-    method: dict[str, Any], paper: Run, tmp_path: Path
-) -> None:
-    begun = train(row(method), tmp_path / "begun", **GIVEN.keywords(), branch_from=paper.store.root)
-    whole = train(row(method), tmp_path / "whole", **GIVEN.keywords())
-    assert distance(weights(begun), weights(whole)) == 0
-    assert [begun.log(n) for n in range(3)] == [whole.log(n) for n in range(3)]
+def test_a_branch_ends_at_the_weights_of_a_full_run(method: dict[str, Any], paper: Run, tmp_path: Path) -> None:
+    branch = train(row(method), tmp_path / "branch", **GIVEN.keywords(), branch_from=paper.store.root)
+    full = train(row(method), tmp_path / "full", **GIVEN.keywords())
+    assert distance(weights(branch), weights(full)) == 0
+    assert [branch.log(n) for n in range(3)] == [full.log(n) for n in range(3)]
 
 
-def test_a_span_is_not_trained_again(paper: Run, tmp_path: Path) -> None:
-    told: list[Any] = []
+def test_the_shared_epochs_are_not_trained_again(paper: Run, tmp_path: Path) -> None:
+    events: list[Any] = []
     train(
         row({"name": "sam", "rho": 0.2}),
         tmp_path / "sam",
         **GIVEN.keywords(),
         branch_from=paper.store.root,
-        progress=told.append,
+        progress=events.append,
     )
-    assert {event.completed_epoch for event in told if isinstance(event, MemberUpdate)} - {None} == {3, 4}
+    assert {event.completed_epoch for event in events if isinstance(event, MemberUpdate)} - {None} == {3, 4}
 
 
-def test_scores_of_the_same_kind_come_along(paper: Run, tmp_path: Path) -> None:
+def test_scores_of_the_same_kind_are_copied(paper: Run, tmp_path: Path) -> None:
     other = row({**PAPER, "rule": "released"})
-    told: list[Any] = []
-    begun = train(other, tmp_path / "released", **GIVEN.keywords(), branch_from=paper.store.root, progress=told.append)
-    assert not any(getattr(event, "scored", None) for event in told)
+    events: list[Any] = []
+    branch = train(
+        other, tmp_path / "released", **GIVEN.keywords(), branch_from=paper.store.root, progress=events.append
+    )
+    assert not any(getattr(event, "scored", None) for event in events)
     for number in range(3):
         name = sharpness_path(2, number)
-        assert begun.store.get(name) == paper.store.get(name)
+        assert branch.store.get(name) == paper.store.get(name)
 
 
 @pytest.mark.parametrize(
-    ("method", "options", "words"),
+    ("method", "options", "message"),
     [
         ({"name": "sam", "rho": 0.1}, {}, "rho: 0.2 -> 0.1"),
         ({"name": "deep_ensemble"}, {}, "deep_ensemble"),
         ({"name": "sam", "rho": 0.2}, {"train": {"epochs": 5}}, "epochs"),
-        ({"name": "sam", "rho": 0.2}, {"members": 4}, "needs 4 to begin from"),
-        ({**PAPER, "partition_epoch": 1}, {}, "after 1 already"),
+        ({"name": "sam", "rho": 0.2}, {"members": 4}, "but this run needs 4"),
+        ({**PAPER, "partition_epoch": 1}, {}, "but this run does after 1"),
     ],
 )
-def test_another_span_is_refused_with_the_difference(
-    method: dict[str, Any], options: dict[str, Any], words: str, paper: Run, tmp_path: Path
+def test_a_parent_that_trains_differently_is_rejected_with_the_difference(
+    method: dict[str, Any], options: dict[str, Any], message: str, paper: Run, tmp_path: Path
 ) -> None:
-    with pytest.raises(RunError, match=words):
+    with pytest.raises(RunError, match=message):
         train(row(method, **options), tmp_path / "run", **GIVEN.keywords(), branch_from=paper.store.root)
 
 
-def test_a_span_that_is_not_there_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_a_missing_parent_leaves_no_run_folder(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="is not a run folder"):
         train(row({"name": "sam", "rho": 0.2}), tmp_path / "sam", **GIVEN.keywords(), branch_from=tmp_path / "nowhere")
     assert not (tmp_path / "sam").exists()
 
 
-def test_a_run_without_a_kept_meeting_is_no_span(tmp_path: Path) -> None:
-    tidy = train(row(PAPER, run={"keep_checkpoints": "none"}), tmp_path / "tidy", **GIVEN.keywords())
+def test_a_parent_without_a_partition_checkpoint_is_rejected(tmp_path: Path) -> None:
+    cleaned = train(row(PAPER, run={"keep_checkpoints": "none"}), tmp_path / "cleaned", **GIVEN.keywords())
     with pytest.raises(RunError, match="keep_checkpoints"):
-        train(row({"name": "sam", "rho": 0.2}), tmp_path / "sam", **GIVEN.keywords(), branch_from=tidy.store.root)
+        train(row({"name": "sam", "rho": 0.2}), tmp_path / "sam", **GIVEN.keywords(), branch_from=cleaned.store.root)
 
 
-def test_best_weights_need_the_whole_course(paper: Run, tmp_path: Path) -> None:
+def test_a_branch_cannot_select_the_best_weights(paper: Run, tmp_path: Path) -> None:
     best = {"train": {"epochs": 4, "select": "best:accuracy"}, "data": {"validation_split": 4}}
     first = train(row(PAPER, **best), tmp_path / "first", **GIVEN.keywords())
-    with pytest.raises(RunError, match="the whole course"):
+    with pytest.raises(RunError, match="needs all epochs"):
         train(
             row({"name": "sam", "rho": 0.2}, **best),
             tmp_path / "second",

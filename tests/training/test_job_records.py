@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-import os
-import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -18,10 +13,6 @@ import plateaux
 from plateaux.cli.progress import member_table
 from plateaux.core.errors import DivergedError, Interrupted, StorageError
 from plateaux.core.progress import MemberUpdate, Message, ProgressEvent
-from plateaux.distributed import stop_signal
-from plateaux.distributed.process_pool import rebuild_error, run_captured
-from plateaux.distributed.ray_worker import RayWorker
-from plateaux.distributed.stop_signal import graceful_shutdown
 from plateaux.storage.run import Run
 from plateaux.training import job_records
 from plateaux.training.jobs import Job
@@ -125,91 +116,6 @@ def test_status_shows_the_newest_record_of_a_member(run: Run) -> None:
     assert "1 min 01 s left" in text
 
 
-# --- The hands of a cluster, without one
-
-
-def test_a_hand_carries_out_and_tells_what_it_heard() -> None:
-    hand = RayWorker()
-
-    def work(job: Any, progress: Any, *, device: str | None = None, processes: int = 1) -> None:
-        progress(Message(f"{job} of {processes >= 1}"))
-
-    assert hand.poll_events(0.0) == []
-    assert hand.run_job(work, "it", 1.0) == ("done", None, [Message("it of True")])
-    kept = gc.get_freeze_count()
-    assert kept > 10_000  # all that was imported is left alone when Ray asks for garbage
-    garbage: list[Any] = []
-    garbage.append(garbage)
-    hand.run_job(work, "it", 1.0)
-    assert gc.get_freeze_count() <= kept  # but what earlier jobs left behind is found
-
-
-def test_news_are_gathered_while_a_job_goes_on_and_come_at_once_when_it_ends() -> None:
-    hand, told, ends = RayWorker(), Event(), Event()
-
-    def work(job: Any, progress: Any, **_: Any) -> None:
-        progress(Message("one"))
-        progress(Message("two"))
-        told.set()
-        ends.wait(20)
-        progress(Message("three"))
-
-    with ThreadPoolExecutor(2) as threads:
-        answer = threads.submit(hand.run_job, work, "it", 1.0)
-        told.wait()
-        begun = time.perf_counter()
-        assert hand.poll_events(0.3) == [Message("one"), Message("two")]  # it waits although there is news
-        assert time.perf_counter() - begun >= 0.29
-        heard = threads.submit(hand.poll_events, 60.0)
-        ends.set()
-        assert [*heard.result(timeout=30), *answer.result(timeout=30)[2]] == [Message("three")]
-
-
-def test_a_fault_of_the_group_is_told_from_one_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-        monkeypatch.setenv(name, "")
-
-    def fails(what: str | Exception) -> Any:
-        def work(job: Any, progress: Any, **_: Any) -> None:
-            raise RuntimeError(what) if isinstance(what, str) else what
-
-        return work
-
-    hand = RayWorker()
-    torn = fails("[/gloo/transport/tcp/pair.cc:553] Connection closed by peer")
-    assert hand.run_job(torn, "it", 1.0)[0] == "failed"
-    group = {"RANK": 1, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
-    group |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 1234}
-    assert hand.run_job(torn, "it", 1.0, group)[0] == "broken"
-    assert os.environ["RANK"] == "1"
-    lost = type("DistNetworkError", (RuntimeError,), {})("Failed to recv, got 0 bytes")
-    assert hand.run_job(fails(lost), "it", 1.0, group)[0] == "broken"
-    assert hand.run_job(fails("sample 7"), "it", 1.0, group)[:2] == ("failed", ("RuntimeError", "sample 7"))
-
-
-def test_a_stop_reaches_work_in_other_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stop_signal, "_process_wide", stop_signal.StopFlag())
-    seen: list[bool] = []
-
-    def work() -> None:
-        with graceful_shutdown() as asked:
-            seen.append(asked.is_set())
-            RayWorker().stop()
-            seen.append(asked.is_set())
-
-    thread = Thread(target=work)
-    thread.start()
-    thread.join()
-    assert seen == [False, True]
-
-
-def test_what_a_worker_raised_is_told_by_its_name() -> None:
-    assert run_captured(lambda: None) == ("done", None)
-    assert isinstance(rebuild_error("DivergedError", "so"), DivergedError)
-    assert str(rebuild_error("KeyError", "so")) == "KeyError: so"
-    assert str(rebuild_error("suggest", "so")) == "suggest: so"  # a function of that module is no error
-
-
-def test_a_run_on_this_machine_leaves_no_records(tmp_path: Path) -> None:
+def test_a_local_run_writes_no_records(tmp_path: Path) -> None:
     run = plateaux.train(recipe("sam"), tmp_path / "run", **GIVEN.keywords())
     assert job_records.latest_by_member(run) == {}

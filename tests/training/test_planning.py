@@ -1,4 +1,4 @@
-"""What is missing, as a table: where members stand in, jobs out."""
+"""Planning as a table: from the progress of members to the missing jobs."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ NEW = MemberProgress()
 DONE = MemberProgress(epoch=5, finished=True)
 
 
-def at(*places: tuple[int, int]) -> MemberProgress:
-    """A member with states kept at these places, the last one newest."""
-    return MemberProgress(*places[-1], checkpoints=tuple((epoch, step, f"{epoch}-{step}") for epoch, step in places))
+def at(*positions: tuple[int, int]) -> MemberProgress:
+    """Return the progress of a member with checkpoints at these positions, the newest last."""
+    checkpoints = tuple((epoch, step, f"{epoch}-{step}") for epoch, step in positions)
+    return MemberProgress(*positions[-1], checkpoints=checkpoints)
 
 
 def recipe(members: int, **executor: object) -> Recipe:
@@ -33,92 +34,97 @@ def recipe(members: int, **executor: object) -> Recipe:
 
 
 LOOP: dict[str, object] = {}
-PARKED = {"mode": "offload"}
+OFFLOAD = {"mode": "offload"}
 POOL = {"processes": 2}
 MESH = {"name": "mesh", "processes": 2}
-APART = [
-    ("nothing has begun", LOOP, [NEW, NEW, NEW], [Job((0, 1, 2), (0, 0), 5)]),
-    ("all is done", LOOP, [DONE, DONE], []),
-    ("one is done", LOOP, [DONE, NEW, NEW], [Job((1, 2), (0, 0), 5)]),
-    ("side by side again", LOOP, [at((2, 3)), at((2, 3))], [Job((0, 1), (2, 3), 5)]),
-    ("cut apart by a kill", LOOP, [at((2, 3)), at((2, 0)), at((2, 3))], [Job((0, 2), (2, 3), 5), Job((1,), (2, 0), 5)]),
+INDEPENDENT = [
+    ("nothing has started", LOOP, [NEW, NEW, NEW], [Job((0, 1, 2), (0, 0), 5)]),
+    ("all have finished", LOOP, [DONE, DONE], []),
+    ("one has finished", LOOP, [DONE, NEW, NEW], [Job((1, 2), (0, 0), 5)]),
+    ("all at one position, independent", LOOP, [at((2, 3)), at((2, 3))], [Job((0, 1), (2, 3), 5)]),
     (
-        "furthest first",
+        "at different positions after a kill",
+        LOOP,
+        [at((2, 3)), at((2, 0)), at((2, 3))],
+        [Job((0, 2), (2, 3), 5), Job((1,), (2, 0), 5)],
+    ),
+    (
+        "most progress first",
         LOOP,
         [NEW, at((4, 0)), at((1, 9))],
         [Job((1,), (4, 0), 5), Job((2,), (1, 9), 5), Job((0,), (0, 0), 5)],
     ),
     ("trained but not finished", LOOP, [at((5, 0)), DONE], [Job((0,), (5, 0), 5)]),
-    ("parked ones go alone", PARKED, [NEW, DONE, NEW], [Job((0,), (0, 0), 5), Job((2,), (0, 0), 5)]),
-    ("a pool takes one each", POOL, [at((1, 2)), NEW], [Job((0,), (1, 2), 5), Job((1,), (0, 0), 5)]),
-    ("a mesh goes together", MESH, [NEW, NEW], [Job((0, 1), (0, 0), 5)]),
+    ("offloaded members are separate jobs", OFFLOAD, [NEW, DONE, NEW], [Job((0,), (0, 0), 5), Job((2,), (0, 0), 5)]),
+    ("a pool runs separate jobs", POOL, [at((1, 2)), NEW], [Job((0,), (1, 2), 5), Job((1,), (0, 0), 5)]),
+    ("a mesh runs one job", MESH, [NEW, NEW], [Job((0, 1), (0, 0), 5)]),
 ]
-ALL_MEMBERS = [
-    ("nothing has begun", [NEW, NEW], [Job((0, 1), (0, 0), 5)]),
-    ("all is done", [DONE, DONE], []),
-    ("all at one place", [at((1, 0), (2, 0)), at((1, 0), (2, 0))], [Job((0, 1), (2, 0), 5)]),
+JOINT = [
+    ("nothing has started", [NEW, NEW], [Job((0, 1), (0, 0), 5)]),
+    ("all have finished", [DONE, DONE], []),
+    ("all at one position", [at((1, 0), (2, 0)), at((1, 0), (2, 0))], [Job((0, 1), (2, 0), 5)]),
     ("one is ahead", [at((2, 0), (3, 0)), at((1, 0), (2, 0))], [Job((0, 1), (2, 0), 5)]),
     ("nothing in common", [at((3, 0)), at((2, 0))], [Job((0, 1), (0, 0), 5)]),
-    ("one has just begun", [at((0, 4)), NEW], [Job((0, 1), (0, 0), 5)]),
+    ("one has just started", [at((0, 4)), NEW], [Job((0, 1), (0, 0), 5)]),
     (
-        "killed while they finished",
+        "killed while finishing",
         [MemberProgress(5, 0, finished=True, checkpoints=((5, 0, "x"),)), at((4, 0), (5, 0))],
         [Job((0, 1), (5, 0), 5)],
     ),
 ]
 
 
-@pytest.mark.parametrize(("case", "executor", "progress", "jobs"), APART, ids=[case[0] for case in APART])
-def test_members_that_do_not_meet(
+@pytest.mark.parametrize(("case", "executor", "progress", "jobs"), INDEPENDENT, ids=[case[0] for case in INDEPENDENT])
+def test_jobs_of_independent_members(
     case: str, executor: dict[str, object], progress: list[MemberProgress], jobs: list[Job]
 ) -> None:
     assert plan(recipe(len(progress), **executor), progress) == jobs
 
 
-@pytest.mark.parametrize(("case", "progress", "jobs"), ALL_MEMBERS, ids=[case[0] for case in ALL_MEMBERS])
-def test_members_that_meet_go_on_from_the_last_place_all_have_kept(
+@pytest.mark.parametrize(("case", "progress", "jobs"), JOINT, ids=[case[0] for case in JOINT])
+def test_joint_members_continue_from_the_last_common_checkpoint(
     case: str, progress: list[MemberProgress], jobs: list[Job]
 ) -> None:
     assert plan(recipe(len(progress)), progress, is_joint=True) == jobs
 
 
-def test_nobody_joins_members_that_learnt_together() -> None:
-    with pytest.raises(RunError, match="none can join"):
+def test_members_cannot_be_added_to_finished_joint_members() -> None:
+    with pytest.raises(RunError, match="no member can be added"):
         plan(recipe(3), [DONE, DONE, NEW], is_joint=True)
 
 
-def test_planning_twice_gives_the_same_and_changes_nothing() -> None:
+def test_planning_is_pure() -> None:
     progress = [at((1, 2)), NEW]
     before = list(progress)
     assert plan(recipe(2), progress) == plan(recipe(2), progress)
     assert progress == before
 
 
-def test_every_member_that_is_not_finished_is_in_exactly_one_job() -> None:
+def test_every_unfinished_member_is_in_exactly_one_job() -> None:
     progress = [NEW, DONE, at((1, 0)), at((1, 3)), at((1, 0)), NEW]
     jobs = plan(recipe(6), progress)
     assert sorted(member for job in jobs for member in job.members) == [0, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize(
-    ("job", "words"),
+    ("job", "text"),
     [
         (Job((0,), (0, 0), 5), "train member 0 from epoch 0 to epoch 5"),
         (Job((0, 2), (3, 17), 5), "train members 0, 2 from epoch 3, step 17 to epoch 5"),
     ],
 )
-def test_a_job_says_what_it_is(job: Job, words: str) -> None:
-    assert str(job) == words
+def test_the_text_of_a_job(job: Job, text: str) -> None:
+    assert str(job) == text
 
 
-AHEAD = PartitionStatus(3)
-MEETINGS = [
-    ("before it", LOOP, [NEW, NEW], [AHEAD], [Job((0, 1), (0, 0), 3)]),
+UPCOMING = PartitionStatus(3)
+PARTITIONS = [
+    ("before it", LOOP, [NEW, NEW], [UPCOMING], [Job((0, 1), (0, 0), 3)]),
     (
-        "one has arrived without scores",
+        "one is at the partition without scores",
         LOOP,
         [at((3, 0)), at((1, 2))],
-        [AHEAD],
+        [UPCOMING],
         [Job((0,), (3, 0), 3), Job((1,), (1, 2), 3)],
     ),
     ("one waits", POOL, [at((3, 0)), at((1, 2))], [PartitionStatus(3, frozenset({0}))], [Job((1,), (1, 2), 3)]),
@@ -129,7 +135,7 @@ MEETINGS = [
         [PartitionStatus(3, frozenset({0, 1}))],
         [Job((0, 1), (3, 0), 3, "assign")],
     ),
-    ("decided", LOOP, [at((3, 0))] * 2, [PartitionStatus(3, frozenset({0, 1}), 2)], [Job((0, 1), (3, 0), 5)]),
+    ("assigned", LOOP, [at((3, 0))] * 2, [PartitionStatus(3, frozenset({0, 1}), 2)], [Job((0, 1), (3, 0), 5)]),
     (
         "after it",
         LOOP,
@@ -144,9 +150,9 @@ MEETINGS = [
         [PartitionStatus(3, frozenset({0, 1}), 2), PartitionStatus(4)],
         [Job((0, 1), (3, 0), 4)],
     ),
-    ("scores that came along", LOOP, [NEW, NEW], [PartitionStatus(3, frozenset({0}))], [Job((0, 1), (0, 0), 3)]),
+    ("scores copied from a parent", LOOP, [NEW, NEW], [PartitionStatus(3, frozenset({0}))], [Job((0, 1), (0, 0), 3)]),
     ("at the very start", LOOP, [NEW, NEW], [PartitionStatus(0)], [Job((0, 1), (0, 0), 0)]),
-    ("one begins anew", LOOP, [DONE, NEW], [PartitionStatus(3, frozenset({0, 1}), 2)], [Job((1,), (0, 0), 3)]),
+    ("one starts again", LOOP, [DONE, NEW], [PartitionStatus(3, frozenset({0, 1}), 2)], [Job((1,), (0, 0), 3)]),
     (
         "one is behind",
         LOOP,
@@ -159,63 +165,63 @@ MEETINGS = [
 
 
 @pytest.mark.parametrize(
-    ("executor", "progress", "meetings", "jobs"), [row[1:] for row in MEETINGS], ids=[row[0] for row in MEETINGS]
+    ("executor", "progress", "partitions", "jobs"), [row[1:] for row in PARTITIONS], ids=[row[0] for row in PARTITIONS]
 )
-def test_nobody_goes_past_a_meeting_that_is_not_decided(
-    executor: dict[str, object], progress: list[MemberProgress], meetings: list[PartitionStatus], jobs: list[Job]
+def test_no_member_trains_past_a_partition_that_is_not_computed(
+    executor: dict[str, object], progress: list[MemberProgress], partitions: list[PartitionStatus], jobs: list[Job]
 ) -> None:
-    assert plan(recipe(len(progress), **executor), progress, partitions=meetings) == jobs
+    assert plan(recipe(len(progress), **executor), progress, partitions=partitions) == jobs
 
 
-def test_members_that_learn_together_meet_together() -> None:
+def test_joint_members_reach_a_partition_together() -> None:
     progress = [at((3, 0)), at((3, 0))]
     jobs = plan(recipe(2), progress, is_joint=True, partitions=[PartitionStatus(3, frozenset({0}))])
     assert jobs == [Job((0, 1), (3, 0), 3)]
 
 
-def test_jobs_around_a_meeting_say_what_they_are() -> None:
-    assert str(Job((1,), (3, 0), 3)) == "score by member 1 at epoch 3"
+def test_the_text_of_jobs_at_a_partition() -> None:
+    assert str(Job((1,), (3, 0), 3)) == "score samples for member 1 at epoch 3"
     assert str(Job((0, 1), (3, 0), 3, "assign")) == "assign samples for members 0, 1 at epoch 3"
 
 
-def test_lost_notes_and_latecomers_are_refused() -> None:
-    with pytest.raises(RunError, match="gone past the meeting after epoch 3"):
-        plan(recipe(2), [at((4, 0)), at((3, 0))], partitions=[AHEAD])
-    with pytest.raises(RunError, match="none can join or leave"):
+def test_missing_sam_sets_and_added_members_are_rejected() -> None:
+    with pytest.raises(RunError, match="trained past the data partition after epoch 3"):
+        plan(recipe(2), [at((4, 0)), at((3, 0))], partitions=[UPCOMING])
+    with pytest.raises(RunError, match="cannot be added or removed"):
         plan(recipe(3), [DONE, DONE, NEW], partitions=[PartitionStatus(3, frozenset({0, 1}), 2)])
 
 
-# --- Members that are given up, jobs done twice, shards
+# --- Failed members, jobs that run twice, shards
 
 ON_RAY = {"name": "ray"}
 
 
-def test_on_a_cluster_every_member_is_a_job() -> None:
+def test_on_a_cluster_every_independent_member_is_a_job() -> None:
     assert plan(recipe(2, **ON_RAY), [NEW, NEW]) == [Job((0,), (0, 0), 5), Job((1,), (0, 0), 5)]
     assert plan(recipe(2, **ON_RAY), [NEW, NEW], is_joint=True) == [Job((0, 1), (0, 0), 5)]
 
 
-def test_a_meeting_waits_for_a_member_that_is_given_up_unless_the_recipe_says_otherwise() -> None:
-    progress, met = [at((3, 0)), at((3, 0)), NEW], [PartitionStatus(3, frozenset({0, 1}))]
-    assert plan(recipe(3), progress, partitions=met) == [Job((2,), (0, 0), 3)]
-    assert plan(recipe(3), progress, partitions=met, without={2}) == []
+def test_a_partition_waits_for_a_failed_member_unless_min_members_is_set() -> None:
+    progress, scored = [at((3, 0)), at((3, 0)), NEW], [PartitionStatus(3, frozenset({0, 1}))]
+    assert plan(recipe(3), progress, partitions=scored) == [Job((2,), (0, 0), 3)]
+    assert plan(recipe(3), progress, partitions=scored, without={2}) == []
     few = recipe(3).replaced(run={"min_members": 2})
-    assert plan(few, progress, partitions=met, without={2}) == [Job((0, 1), (3, 0), 3, "assign")]
-    assert plan(few.replaced(run={"min_members": 3}), progress, partitions=met, without={2}) == []
+    assert plan(few, progress, partitions=scored, without={2}) == [Job((0, 1), (3, 0), 3, "assign")]
+    assert plan(few.replaced(run={"min_members": 3}), progress, partitions=scored, without={2}) == []
     assert plan(few, progress, partitions=[PartitionStatus(3, frozenset({0}))], without={2}) == [Job((1,), (3, 0), 3)]
 
 
-def test_a_member_that_a_meeting_went_ahead_without_is_never_missing_again() -> None:
-    met = [PartitionStatus(3, frozenset({0, 1}), 3, frozenset({2}))]
-    assert plan(recipe(3), [at((3, 0)), at((4, 0)), NEW], partitions=met) == [
+def test_a_member_excluded_by_a_partition_is_never_planned_again() -> None:
+    scored = [PartitionStatus(3, frozenset({0, 1}), 3, frozenset({2}))]
+    assert plan(recipe(3), [at((3, 0)), at((4, 0)), NEW], partitions=scored) == [
         Job((1,), (4, 0), 5),
         Job((0,), (3, 0), 5),
     ]
-    assert plan(recipe(3), [DONE, DONE, NEW], partitions=met) == []
+    assert plan(recipe(3), [DONE, DONE, NEW], partitions=scored) == []
 
 
 @pytest.mark.parametrize(
-    ("job", "progress", "joint", "left"),
+    ("job", "progress", "is_joint", "remaining"),
     [
         (Job((0,), (0, 0), 5), [NEW], False, Job((0,), (0, 0), 5)),
         (Job((0,), (0, 0), 5, attempt=2), [at((2, 3))], False, Job((0,), (2, 3), 5, attempt=2)),
@@ -230,19 +236,19 @@ def test_a_member_that_a_meeting_went_ahead_without_is_never_missing_again() -> 
         (Job((0, 1), (3, 0), 3, "assign"), [at((3, 0)), at((3, 0))], False, Job((0, 1), (3, 0), 3, "assign")),
     ],
 )
-def test_a_job_that_is_done_again_does_only_what_is_left_of_it(
-    job: Job, progress: list[MemberProgress], joint: bool, left: Job | None
+def test_a_job_that_runs_again_does_only_the_remaining_part(
+    job: Job, progress: list[MemberProgress], is_joint: bool, remaining: Job | None
 ) -> None:
-    assert remaining_part(job, dict(enumerate(progress)), is_joint=joint) == left
+    assert remaining_part(job, dict(enumerate(progress)), is_joint=is_joint) == remaining
 
 
 def test_shards_cover_members_and_samples_once() -> None:
-    found = list(eval_shards([0, 2, 3], 10, block=2, size=4))
-    assert [[(s.members, s.start, s.stop) for s in each] for each in found] == [
+    shards = list(eval_shards([0, 2, 3], 10, block=2, size=4))
+    assert [[(s.members, s.start, s.stop) for s in row] for row in shards] == [
         [((0, 2), a, b), ((3,), a, b)] for a, b in [(0, 4), (4, 8), (8, 10)]
     ]
-    assert str(found[0][0]) == "ask members 0, 2 about samples 0 to 4"
-    assert str(found[0][1]) == "ask member 3 about samples 0 to 4"
+    assert str(shards[0][0]) == "ask members 0, 2 about samples 0 to 4"
+    assert str(shards[0][1]) == "ask member 3 about samples 0 to 4"
 
 
 @pytest.mark.parametrize(
@@ -255,11 +261,11 @@ def test_shards_cover_members_and_samples_once() -> None:
     ],
 )
 @pytest.mark.parametrize("executor", [LOOP, POOL, MESH])
-def test_members_in_turn_begin_when_those_before_have_finished(
+def test_sequential_members_start_when_earlier_ones_have_finished(
     progress: list[MemberProgress], jobs: list[Job], executor: dict[str, object]
 ) -> None:
     assert plan(recipe(len(progress), **executor), progress, is_sequential=True) == jobs
 
 
-def test_nobody_follows_a_member_that_is_given_up() -> None:
+def test_no_sequential_member_follows_a_failed_one() -> None:
     assert plan(recipe(3), [DONE, NEW, NEW], is_sequential=True, without={1}) == []

@@ -1,4 +1,4 @@
-"""Training ends as it should, whatever happens on the way: divergence, a full disk, damage, signals, early ends."""
+"""Training survives failures: divergence, a full disk, damaged files, signals, and interruptions."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def weights(run: Run) -> list[bytes]:
 
 
 def stop_after(epoch: int, number: signal.Signals = signal.SIGTERM) -> Progress:
-    """Return a listener that asks the process to stop when the epoch is done."""
+    """Return a progress callback that sends a signal to this process after an epoch."""
 
     def stop(event: ProgressEvent) -> None:
         if isinstance(event, MemberUpdate) and event.completed_epoch == epoch:
@@ -62,15 +62,15 @@ def stop_after(epoch: int, number: signal.Signals = signal.SIGTERM) -> Progress:
     return stop
 
 
-def interrupted(what: Recipe, out: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Train with a stop in the middle of an epoch, asked for in the middle of a checkpoint."""
-    real, calls = os.fsync, []
+def train_interrupted(what: Recipe, out: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Train with a stop in the middle of an epoch, requested while a checkpoint is written; then resume."""
+    real_fsync, calls = os.fsync, []
 
     def sync(handle: int) -> None:
         calls.append(handle)
         if len(calls) == 22:
             os.kill(os.getpid(), signal.SIGTERM)
-        real(handle)
+        real_fsync(handle)
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", sync)
@@ -118,15 +118,17 @@ MORE = [
 
 
 @pytest.mark.parametrize("change", [*OPTIMIZERS, *SCHEDULES, *MORE])
-def test_stopped_and_resumed_is_uninterrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str) -> None:
+def test_a_resumed_run_equals_an_uninterrupted_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
     what = recipe("optimizer.momentum=0.9", change)
-    whole = train(what, tmp_path / "whole", **CASES.keywords())
-    again = interrupted(what, tmp_path / "again", monkeypatch)
-    assert weights(again) == weights(whole)
-    assert [again.log(n) for n in range(2)] == [whole.log(n) for n in range(2)]
+    full = train(what, tmp_path / "full", **CASES.keywords())
+    again = train_interrupted(what, tmp_path / "again", monkeypatch)
+    assert weights(again) == weights(full)
+    assert [again.log(n) for n in range(2)] == [full.log(n) for n in range(2)]
 
 
-def test_a_stop_says_where_and_how_to_go_on(tmp_path: Path) -> None:
+def test_the_message_of_a_stop_says_where_and_how_to_resume(tmp_path: Path) -> None:
     with pytest.raises(
         Interrupted, match=r"Stopped at epoch 2, step 0, with a checkpoint\. Run the same command again to"
     ):
@@ -139,46 +141,46 @@ def test_an_epoch_of_one_step_can_be_stopped(tmp_path: Path) -> None:
     with pytest.raises(Interrupted, match="Stopped at epoch 2, step 0, with a checkpoint"):
         train(what, tmp_path / "again", progress=stop_after(2))
     assert [p.position for p in Run.open(tmp_path / "again").all_progress()] == [(2, 0)] * 2
-    assert weights(train(what, tmp_path / "again")) == weights(train(what, tmp_path / "whole"))
+    assert weights(train(what, tmp_path / "again")) == weights(train(what, tmp_path / "full"))
 
 
-def test_epochs_of_one_step_are_checkpointed_by_the_clock_too(tmp_path: Path) -> None:
+def test_epochs_of_one_step_are_also_checkpointed_by_time(tmp_path: Path) -> None:
     what = recipe(
         "data.batch_size=48", "run.checkpoint_every_epochs=1000", "run.checkpoint_every_minutes=1e-9", "train.epochs=3"
     )
     assert len(train(what, tmp_path).progress(0).log_parts) == 3
 
 
-def test_a_stop_in_the_last_epoch_lets_no_other_job_begin(tmp_path: Path) -> None:
+def test_after_a_stop_in_the_last_epoch_no_other_job_starts(tmp_path: Path) -> None:
     what = recipe("executor.mode=offload", "train.epochs=2")
-    with pytest.raises(Interrupted, match="Run the same command again for what is missing"):
+    with pytest.raises(Interrupted, match="Run the same command again to resume"):
         train(what, tmp_path, progress=stop_after(2))
     assert [p.finished for p in Run.open(tmp_path).all_progress()] == [True, False]
     assert [p.finished for p in train(what, tmp_path).all_progress()] == [True, True]
 
 
-def test_signal_handlers_are_put_back(tmp_path: Path) -> None:
+def test_signal_handlers_are_restored(tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     train(recipe("train.epochs=1"), tmp_path)
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
 
 
-@pytest.mark.parametrize("manner", ["loop", "offload", "vmap"])
-def test_a_member_that_diverges_is_named_and_the_others_go_on(tmp_path: Path, manner: str) -> None:
-    what = recipe("members=3", "optimizer.lr=[0.1, 1e30, 0.1]", f"executor.mode={manner}")
-    with pytest.raises(DivergedError, match=r"The loss of member 1 is no number any more \(epoch 0, step \d\)") as told:
+@pytest.mark.parametrize("mode", ["loop", "offload", "vmap"])
+def test_a_member_that_diverges_is_named_and_the_others_continue(tmp_path: Path, mode: str) -> None:
+    what = recipe("members=3", "optimizer.lr=[0.1, 1e30, 0.1]", f"executor.mode={mode}")
+    with pytest.raises(DivergedError, match=r"Loss of member 1 became NaN or infinite at epoch 0, step \d") as error:
         train(what, tmp_path / "run")
-    assert "Try a smaller optimizer.lr" in str(told.value)
+    assert "Lower optimizer.lr" in str(error.value)
     run = Run.open(tmp_path / "run")
     assert [p.finished for p in run.all_progress()] == [True, False, True]
-    calm = train(recipe("members=3", f"executor.mode={manner}"), tmp_path / "calm")
-    assert [weights(calm)[n] for n in (0, 2)] == [run.store.get(f"members/{n}/weights.safetensors") for n in (0, 2)]
+    stable = train(recipe("members=3", f"executor.mode={mode}"), tmp_path / "stable")
+    assert [weights(stable)[n] for n in (0, 2)] == [run.store.get(f"members/{n}/weights.safetensors") for n in (0, 2)]
 
 
-def test_divergence_leaves_the_checkpoint_before_it_loadable(tmp_path: Path) -> None:
+def test_after_divergence_the_last_checkpoint_can_be_loaded(tmp_path: Path) -> None:
     # The learning rate explodes in the third epoch.
     what = recipe("members=1", 'lr_scheduler=[{name="multistep", milestones=[2], gamma=1e30}]')
-    with pytest.raises(DivergedError, match=r"\(epoch 2, step \d\); its checkpoint of epoch 2, step 0 is untouched"):
+    with pytest.raises(DivergedError, match=r"at epoch 2, step \d\. Its checkpoint of epoch 2, step 0 is intact"):
         train(what, tmp_path)
     run = Run.open(tmp_path)
     assert run.progress(0).position == (2, 0)
@@ -188,46 +190,46 @@ def test_divergence_leaves_the_checkpoint_before_it_loadable(tmp_path: Path) -> 
         train(what, tmp_path)
 
 
-def test_weights_that_are_no_numbers_are_never_written(tmp_path: Path) -> None:
-    # One step in all: its loss is fine, and after it the weights are not.
+def test_weights_with_nan_or_infinity_are_never_written(tmp_path: Path) -> None:
+    # A single step: its loss is finite, but the weights after it are not.
     what = recipe(
         "members=1", "data.batch_size=48", "train.epochs=1", "optimizer.lr=1e30", "run.checkpoint_every_minutes=1e-9"
     )
-    with pytest.raises(DivergedError, match="it has no checkpoint"):
+    with pytest.raises(DivergedError, match="It has no checkpoint"):
         train(what, tmp_path)
     assert not Run.open(tmp_path).progress(0).finished
     assert Run.open(tmp_path).store.names("members") == []
 
 
-def test_members_that_meet_diverge_together(tmp_path: Path) -> None:
+def test_joint_members_diverge_together(tmp_path: Path) -> None:
     what = recipe("optimizer.lr=[0.1, 1e30]", 'method={name="cases:apart"}')
-    with pytest.raises(DivergedError, match="The loss of member"):
+    with pytest.raises(DivergedError, match="Loss of member"):
         train(what, tmp_path, **CASES.keywords())
     assert [p.finished for p in Run.open(tmp_path).all_progress()] == [False, False]
 
 
 @pytest.mark.parametrize("call", [5, 11, 17, 23])
-def test_a_full_disk_is_one_message_and_the_run_goes_on_later(
+def test_a_full_disk_is_reported_and_the_run_can_be_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int
 ) -> None:
-    real, calls = os.fsync, []
+    real_fsync, calls = os.fsync, []
 
-    def full(handle: int) -> None:
+    def failing_fsync(handle: int) -> None:
         calls.append(handle)
         if len(calls) >= call:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        real(handle)
+        real_fsync(handle)
 
-    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", failing_fsync)
     with pytest.raises(
         StorageError, match=r"The disk is full: cannot write .*Free some space and run the same command"
     ):
         train(recipe(), tmp_path / "again")
-    monkeypatch.setattr(os, "fsync", real)
+    monkeypatch.setattr(os, "fsync", real_fsync)
     for progress in Run.open(tmp_path / "again").all_progress():
         for *_, name in progress.checkpoints:
             Run.open(tmp_path / "again").store.get_state(name)
-    assert weights(train(recipe(), tmp_path / "again")) == weights(train(recipe(), tmp_path / "whole"))
+    assert weights(train(recipe(), tmp_path / "again")) == weights(train(recipe(), tmp_path / "full"))
 
 
 def test_a_damaged_checkpoint_is_named_and_its_folder_may_be_deleted(tmp_path: Path) -> None:
@@ -242,10 +244,10 @@ def test_a_damaged_checkpoint_is_named_and_its_folder_may_be_deleted(tmp_path: P
         train(recipe(), tmp_path / "again")
     for name in run.store.names("members/1"):
         run.store.delete(name)
-    assert weights(train(recipe(), tmp_path / "again")) == weights(train(recipe(), tmp_path / "whole"))
+    assert weights(train(recipe(), tmp_path / "again")) == weights(train(recipe(), tmp_path / "full"))
 
 
-def test_a_checkpoint_that_is_gone_is_named(tmp_path: Path) -> None:
+def test_a_missing_checkpoint_is_named(tmp_path: Path) -> None:
     with pytest.raises(Interrupted):
         train(recipe(), tmp_path, progress=stop_after(1))
     run = Run.open(tmp_path)
@@ -254,7 +256,7 @@ def test_a_checkpoint_that_is_gone_is_named(tmp_path: Path) -> None:
         train(recipe(), tmp_path)
 
 
-def test_a_member_in_other_hands_is_left_alone_and_the_others_are_trained(tmp_path: Path) -> None:
+def test_a_locked_member_is_skipped_and_the_others_are_trained(tmp_path: Path) -> None:
     what = recipe("executor.mode=offload")
     run = Run.begin(tmp_path, what, RunInfo(DataInfo.from_splits(build_training_data(what))))
     with run.lock(0), pytest.raises(RunError, match="members/0 is locked by another process"):
@@ -262,41 +264,41 @@ def test_a_member_in_other_hands_is_left_alone_and_the_others_are_trained(tmp_pa
     assert [p.finished for p in Run.open(tmp_path).all_progress()] == [False, True]
 
 
-def test_several_failures_are_told_together(tmp_path: Path) -> None:
+def test_several_failures_are_reported_together(tmp_path: Path) -> None:
     what = recipe("executor.mode=offload", "optimizer.lr=1e30")
-    with pytest.raises(RunError) as told:
+    with pytest.raises(RunError) as error:
         train(what, tmp_path)
-    first, *lines = str(told.value).splitlines()
-    assert first == "Some jobs failed; the others went on. Run the same command again for what is missing:"
+    first, *lines = str(error.value).splitlines()
+    assert (
+        first == "Some jobs failed, and the others are finished. Run the same command again to resume the failed ones:"
+    )
     assert [line.split(":")[0].strip() for line in lines] == [
         "train member 0 from epoch 0 to epoch 4",
         "train member 1 from epoch 0 to epoch 4",
     ]
 
 
-def test_parked_members_that_meet_are_awake_when_their_weights_are_written(tmp_path: Path) -> None:
+def test_offloaded_joint_members_are_resident_when_their_weights_are_written(tmp_path: Path) -> None:
     what = recipe('method={name="cases:apart"}', "optimizer.momentum=0.9")
     loop = train(what, tmp_path / "loop", **CASES.keywords())
-    parked = train(what.replaced(executor={"mode": "offload"}), tmp_path / "offload", **CASES.keywords())
-    assert weights(parked) == weights(loop)
+    offloaded = train(what.replaced(executor={"mode": "offload"}), tmp_path / "offload", **CASES.keywords())
+    assert weights(offloaded) == weights(loop)
     assert not list((tmp_path / "offload").glob(f"{SCRATCH_PREFIX}*"))
 
 
-def test_members_that_meet_never_fall_back_further_than_one_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_joint_members_fall_back_by_at_most_one_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from plateaux.training.planning import plan
 
     what = recipe('method={name="cases:apart"}', "optimizer.momentum=0.9")
-    whole = train(what, tmp_path / "whole", **CASES.keywords())
-    real, commits = Run.commit, 0
+    full = train(what, tmp_path / "full", **CASES.keywords())
+    real_commit, commits = Run.commit, 0
 
     def commit(run: Run, number: int, progress: Any) -> None:
         nonlocal commits
         commits += 1
-        if commits == 4:  # of two members: after the first one's second checkpoint
+        if commits == 4:  # two members: after the second checkpoint of the first member
             raise KeyboardInterrupt
-        real(run, number, progress)
+        real_commit(run, number, progress)
 
     monkeypatch.setattr(Run, "commit", commit)
     starts = []
@@ -304,63 +306,63 @@ def test_members_that_meet_never_fall_back_further_than_one_checkpoint(
         with pytest.raises(KeyboardInterrupt):
             train(what, tmp_path / "again", **CASES.keywords())
         starts += [job.start for job in plan(what, Run.open(tmp_path / "again").all_progress(), is_joint=True)]
-        commits = 2  # so that the next one is cut at its first checkpoint, between its members
+        commits = 2  # the next attempt is interrupted at its first checkpoint, between its members
     assert starts == [(1, 0)] * 3
-    monkeypatch.setattr(Run, "commit", real)
-    assert weights(train(what, tmp_path / "again", **CASES.keywords())) == weights(whole)
+    monkeypatch.setattr(Run, "commit", real_commit)
+    assert weights(train(what, tmp_path / "again", **CASES.keywords())) == weights(full)
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "message"),
     [
         (
             ["train.select=best:expected_entropy", "data.validation_split=0.1"],
-            "more of expected_entropy is neither better nor worse",
+            "neither high nor low values of expected_entropy are better",
         ),
-        (["train.select=best:oracle", "data.validation_split=0.1"], "oracle says nothing about one member alone"),
-        (["train.select=best:accuracy"], "needs samples to choose on; set data.validation_split"),
-        (["train.early_stopping_patience=2"], "needs samples to judge by; set data.validation_split"),
+        (["train.select=best:oracle", "data.validation_split=0.1"], "oracle is not defined for a single member"),
+        (["train.select=best:accuracy"], "needs validation samples; set data.validation_split"),
+        (["train.early_stopping_patience=2"], "needs validation samples; set data.validation_split"),
         (
             ["train.select=best:acuracy", "data.validation_split=0.1"],
             "There is no metric called 'acuracy'; did you mean 'accuracy'",
         ),
         (["optimizer.lr=[0.1, 0.2, 0.3]"], "optimizer.lr lists 3 values, but the ensemble has 2 members"),
         (["optimizer.name=SDG"], "no optimizer 'SDG'"),
-        (["optimizer.name=Rprop", "optimizer.weight_decay=0.1"], "Rprop has no weight_decay; leave it out"),
+        (["optimizer.name=Rprop", "optimizer.weight_decay=0.1"], "Rprop has no weight_decay; remove it"),
         (["method.name=sma"], "There is no method called 'sma'; did you mean"),
         (["model.hiden_sizes=[3]"], "has no key 'hiden_sizes'; did you mean 'hidden_sizes'"),
         (['lr_scheduler=[{name="cosine", interval="step"}, {name="linear"}]'], "lr_scheduler"),
         (["loss.name=mse"], "regression"),
     ],
 )
-def test_what_cannot_be_carried_out_is_refused_before_anything_is_written(
-    tmp_path: Path, changes: list[str], words: str
+def test_invalid_recipes_are_rejected_before_anything_is_written(
+    tmp_path: Path, changes: list[str], message: str
 ) -> None:
-    with pytest.raises(RecipeError, match=words.replace(".", r"\.")):
+    with pytest.raises(RecipeError, match=message.replace(".", r"\.")):
         train(recipe(*changes), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "message"),
     [
         (["train.early_stopping_patience=2", "data.validation_split=0.1"], "none can stop early"),
-        (["train.precision=fp16"], "use bf16"),
+        (["train.precision=fp16"], "share one loss, which cannot be scaled"),
         (["data.shuffle=per_member"], "data.shuffle must be 'shared'"),
         (["loss.label_smoothing=[0.0, 0.1]"], "its options cannot differ"),
     ],
 )
-def test_what_members_that_meet_cannot_do_is_refused(changes: list[str], words: str) -> None:
-    with pytest.raises(RecipeError, match=words):
+def test_invalid_recipes_of_joint_members_are_rejected(changes: list[str], message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
         check(recipe('method={name="cases:apart"}', *changes), CASES)
 
 
-def test_check_says_whether_members_meet() -> None:
+def test_check_returns_whether_members_are_trained_jointly() -> None:
     assert check(recipe()) is False
     assert check(recipe('method={name="cases:apart"}'), CASES) is True
 
 
-def test_missing_data_are_told_before_anything_is_written(tmp_path: Path) -> None:
+def test_missing_data_are_reported_before_anything_is_written(tmp_path: Path) -> None:
     what = recipe(f'data={{name="arrays", path="none.npz", root="{tmp_path}"}}')
     with pytest.raises(DataError, match="was not found"):
         train(what, tmp_path / "run")

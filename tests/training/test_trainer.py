@@ -1,4 +1,4 @@
-"""The course of a job: which samples judge, which weights are kept, when a member ends, and what is logged."""
+"""The trainer: validation samples, selection of weights, early stopping, and logs."""
 
 from __future__ import annotations
 
@@ -49,44 +49,37 @@ def weights(run: Run) -> list[bytes]:
 
 
 @pytest.mark.parametrize("share", ["0.25", "7"])
-def test_no_validation_sample_is_ever_trained_on(tmp_path: Path, share: str) -> None:
+def test_validation_samples_are_never_trained_on(tmp_path: Path, share: str) -> None:
     what = recipe(f"data.validation_split={share}", "train.epochs=2")
     data = build_data(what)
     train_ids, valid_ids = train_val_split(what, data)
     assert len(valid_ids) == (12 if share == "0.25" else 7)
     assert sorted([*train_ids.tolist(), *valid_ids.tolist()]) == list(range(48))
-    seen: set[int] = set()
-    seen_data = watching(data, seen)
-    train(what, tmp_path, data=seen_data)
-    assert set(train_ids.tolist()) <= seen
-    trained = {i for kind, i in TOUCHED if kind == "train"}
+    used: set[tuple[str, int]] = set()
+    train(what, tmp_path, data=record_samples(data, used))
+    trained = {i for kind, i in used if kind == "train"}
     assert trained == set(train_ids.tolist())
     assert trained.isdisjoint(valid_ids.tolist())
 
 
-TOUCHED: set[tuple[str, int]] = set()
+def record_samples(data: Any, used: set[tuple[str, int]]) -> Any:
+    """Return the data with a training source that records its samples; with gradients enabled, they are trained on."""
 
-
-def watching(data: Any, seen: set[int]) -> Any:
-    """Return the data with its training source watched: who reads while gradients are on is training."""
-
-    class Watched(InMemorySource):
+    class RecordingSource(InMemorySource):
         def fetch(self, ids: torch.Tensor, *, seed: int | None = None) -> Any:
             kind = "train" if torch.is_grad_enabled() else "validation"
-            TOUCHED.update((kind, int(i)) for i in ids)
-            seen.update(ids.tolist())
+            used.update((kind, int(i)) for i in ids)
             return super().fetch(ids)
 
-    TOUCHED.clear()
-    return replace(data, train=Watched(data.train.x, data.train.y))
+    return replace(data, train=RecordingSource(data.train.x, data.train.y))
 
 
-def test_the_best_weights_are_kept_and_say_which_they_are(tmp_path: Path) -> None:
-    # Fine at first, and far too fast later.
+def test_the_best_weights_are_selected_and_described(tmp_path: Path) -> None:
+    # The learning rate becomes far too large later.
     later = 'lr_scheduler=[{name="multistep", milestones=[4], gamma=1000}]'
     what = recipe("data.validation_split=16", "train.select=best:nll", "train.epochs=8", later)
     run = train(what, tmp_path)
-    (found,) = evaluate(tmp_path, split="validation", metrics=["nll"])
+    (result,) = evaluate(tmp_path, split="validation", metrics=["nll"])
     for number in range(2):
         lines = [line for line in run.log(number) if "validation nll" in line]
         assert len(lines) == 8
@@ -94,27 +87,27 @@ def test_the_best_weights_are_kept_and_say_which_they_are(tmp_path: Path) -> Non
         progress = run.progress(number)
         assert (progress.best_epoch, progress.best) == (best["epoch"], best["validation nll"])
         assert progress.weights_source == f"epoch {best['epoch']}, the best nll on validation samples"
-        assert found.rows[f"member {number}"].value == pytest.approx(best["validation nll"], rel=1e-6)
+        assert result.rows[f"member {number}"].value == pytest.approx(best["validation nll"], rel=1e-6)
         with safe_open(tmp_path / f"members/{number}/weights.safetensors", framework="pt") as file:
             assert file.metadata()["epoch"] == str(best["epoch"])
     assert any(run.progress(n).best_epoch < 8 for n in range(2))
 
 
-def test_the_last_weights_say_so(tmp_path: Path) -> None:
+def test_the_last_weights_are_described(tmp_path: Path) -> None:
     assert train(recipe(), tmp_path).progress(1).weights_source == "epoch 4, the last"
 
 
-def test_patience_ends_a_member_early_and_says_why(tmp_path: Path) -> None:
-    # lr = 0 is never better than its first validation.
+def test_early_stopping_ends_a_member_and_stores_the_reason(tmp_path: Path) -> None:
+    # With lr = 0, the first validation is never improved.
     what = recipe(
         "data.validation_split=16", "train.early_stopping_patience=2", "train.epochs=9", "optimizer.lr=[0.0, 0.05]"
     )
     run = train(what, tmp_path)
-    still, moving = run.all_progress()
-    assert (still.epoch, still.stop_reason, still.finished) == (3, "no better for 2 validations", True)
-    assert still.weights_source == "epoch 3, the last"
-    assert moving.epoch > 3
-    assert train(what, tmp_path).all_progress() == [still, moving]
+    frozen, improving = run.all_progress()
+    assert (frozen.epoch, frozen.stop_reason, frozen.finished) == (3, "no improvement for 2 validations", True)
+    assert frozen.weights_source == "epoch 3, the last"
+    assert improving.epoch > 3
+    assert train(what, tmp_path).all_progress() == [frozen, improving]
 
 
 def test_validation_every_few_epochs(tmp_path: Path) -> None:
@@ -134,7 +127,7 @@ def test_the_log_does_not_depend_on_when_checkpoints_are_written(tmp_path: Path)
     assert weights(often) == weights(never)
 
 
-def test_curves_appear_for_tensorboard_when_asked(tmp_path: Path) -> None:
+def test_metrics_are_written_for_tensorboard_if_requested(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     run = train(recipe("run.tensorboard=true", "data.validation_split=16"), tmp_path)
@@ -146,14 +139,14 @@ def test_curves_appear_for_tensorboard_when_asked(tmp_path: Path) -> None:
             "validation/accuracy",
             "validation/nll",
         }
-        drawn = [event.value for event in events.Scalars("train/loss")]
+        written = [event.value for event in events.Scalars("train/loss")]
         logged = [line["train loss"] for line in run.log(number) if "train loss" in line]
-        assert drawn == pytest.approx(logged, rel=1e-6)
+        assert written == pytest.approx(logged, rel=1e-6)
     train(recipe(), tmp_path / "plain")
     assert not (tmp_path / "plain/tensorboard").exists()
 
 
-def test_without_tensorboard_a_sentence_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_says_how_to_install_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [*sys.modules]:
         if name.startswith(("tensorboard", "torch.utils.tensorboard")):
             monkeypatch.delitem(sys.modules, name)
@@ -163,17 +156,17 @@ def test_without_tensorboard_a_sentence_says_how_to_get_it(tmp_path: Path, monke
 
 
 @pytest.mark.usefixtures("untouched_randomness")
-def test_training_draws_from_no_global_generator(tmp_path: Path) -> None:
+def test_training_does_not_use_the_global_generator(tmp_path: Path) -> None:
     train(recipe("method.name=sam", "data.validation_split=8"), tmp_path)
 
 
-def test_deterministic_sets_the_flag_for_the_time_of_training(tmp_path: Path) -> None:
-    seen = []
+def test_deterministic_sets_the_flag_during_training(tmp_path: Path) -> None:
+    flags = []
     train(
         recipe("train.deterministic=true"),
         tmp_path,
-        progress=lambda _: seen.append(torch.are_deterministic_algorithms_enabled()),
+        progress=lambda _: flags.append(torch.are_deterministic_algorithms_enabled()),
     )
-    assert seen
-    assert all(seen)
+    assert flags
+    assert all(flags)
     assert not torch.are_deterministic_algorithms_enabled()

@@ -199,7 +199,7 @@ def import_weights(
     recipe = plateaux.Recipe.parse(text, changes or [], where="adopt")
     plateaux.import_weights(out, recipe, weights, trust=trust or ())
     print_result(
-        as_json, {"run": str(out), "members": len(weights)}, lambda: [f"{out}: {len(weights)} members adopted"]
+        as_json, {"run": str(out), "members": len(weights)}, lambda: [f"{out}: {len(weights)} members imported"]
     )
 
 

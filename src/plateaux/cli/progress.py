@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -45,8 +45,9 @@ def member_table(latest: Mapping[int, MemberUpdate], lost: Collection[int] = ())
         epochs, epoch, steps, metrics = update.epochs or 0, update.epoch or 0, update.steps or 1, update.metrics
         total = epochs * steps
         is_finished = update.completed_epoch == epochs
-        loss = metrics.get("loss") or metrics.get("train loss")
-        accuracy = metrics.get("accuracy") or metrics.get("train accuracy")
+        # After an epoch, the values of the whole epoch are newer than those of a step within it.
+        prefixes = ("train ", "") if update.step is None else ("", "train ")
+        loss, accuracy = (_first(metrics, [prefix + name for prefix in prefixes]) for name in ("loss", "accuracy"))
         validation = metrics.get("validation accuracy")
         table.add_row(
             f"member {number}",
@@ -60,6 +61,10 @@ def member_table(latest: Mapping[int, MemberUpdate], lost: Collection[int] = ())
             *([f"on {update.node}", _format_retries(update, is_lost=number in lost)] if update.node else ()),
         )
     return table
+
+
+def _first(metrics: Mapping[str, float], names: Sequence[str]) -> float | None:
+    return next((metrics[name] for name in names if name in metrics), None)
 
 
 def _format_speed(update: MemberUpdate) -> str:

@@ -9,6 +9,7 @@ from typing import Any, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, create_model
 
+from plateaux.core import registry
 from plateaux.core.errors import RecipeError, suggest
 
 PROVIDED = frozenset({"loss", "shape", "classes", "params", "epochs"})
@@ -103,7 +104,7 @@ def fields(factory: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
     bare = factory.func if isinstance(factory, partial) else factory
     hints = get_type_hints(bare.__init__ if isinstance(bare, type) else bare)  # type: ignore[misc]
     # A data set defines the number of classes. All other plugins receive it.
-    hidden = frozenset() if getattr(bare, "__plateaux__", "") == "dataset" else PROVIDED
+    hidden = frozenset() if registry.dataset.is_registered(bare) else PROVIDED
     options: dict[str, tuple[Any, Any]] = {}
     for name, parameter in signature(factory).parameters.items():
         if name in hidden or parameter.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD):

@@ -15,7 +15,7 @@ from plateaux.core.progress import Progress
 from plateaux.core.types import Batch, TensorTree
 
 
-class JobLike(Protocol):
+class ExecutorJob(Protocol):
     """What an executor needs from a job: picklable data that any process can execute."""
 
     @property
@@ -26,7 +26,7 @@ class JobLike(Protocol):
     def is_single_process(self) -> bool:
         """Whether one process executes the job, whatever the size of the executor."""
 
-    def with_attempt(self, attempt: int) -> JobLike:
+    def with_attempt(self, attempt: int) -> ExecutorJob:
         """Return the same job as its given attempt; 0 is the first one."""
 
 

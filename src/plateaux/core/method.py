@@ -1,17 +1,17 @@
-"""How members meet: an offer is made for one, a settle is taken for all.
+"""The protocol of a training method: an output function for one member and a loss over all members.
 
-Members meet in only one way. Each *offers* something, the offers are laid side by side in a table whose first axis is
-the member, and all *settle* what follows. What differs between methods is only how often they meet and what they say.
+An output function computes something for ONE member. The outputs of all members are gathered to `[R, B, ...]`, and a
+loss function maps them to losses `[R, B]`. Methods differ in these functions, in what is gathered, and in the update.
 
-The laws, each a test over every method and executor (tests/laws):
+Laws that hold for every method and executor, each with a test in tests/laws:
 
-1. One and all: offers have no member axis; settles accept any number of rows and never ask which members they are.
-2. Own row live: a gathered table carries gradients only in the holder's rows, and the loss is summed over all rows.
-3. Same decision everywhere: settle and decide are deterministic given table, batch and key.
-4. Lockstep: when an objective sees others, its update asks for gradients a fixed number of times.
-5. Weight zero may be skipped where the forward treats each sample alone; absent members are skipped always.
-6. Adding a member changes no other member, for methods that see only their own row.
-7. Interrupted equals uninterrupted, bit for bit on one thread.
+1. Output functions have no member axis; loss functions accept any number of members and do not depend on their numbers.
+2. Gathered outputs carry gradients only in the rows of this process's members; the loss is summed over all rows.
+3. Losses and assignments are deterministic functions of outputs, batch, and seed, so that all processes agree.
+4. The update of a joint method requests a constant number of gradients.
+5. Samples of weight zero may be skipped if samples do not interact in the forward pass; inactive members are skipped.
+6. Adding a member does not change the other members, unless the method is joint.
+7. An interrupted and resumed run equals an uninterrupted one, bit for bit on one thread.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from plateaux.core.outputs import OutputFn, logits
 from plateaux.core.types import Batch, TensorTree
 
 LossFn = Callable[[Tensor, Batch], Tensor]
-"""What follows for ALL rows: the table `[R, B, ...]` to losses `[R, B]`."""
+"""Maps the outputs `[R, B, ...]` of ALL members and their batch to losses `[R, B]`."""
 
 ActiveFn = Callable[[int, int], Sequence[int]]
-"""Who takes part in a step: the number of members and the batch's key to their positions."""
+"""Maps the number of members and the seed of the batch to the positions of the members that are active in a step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """What members minimise, and how far a row must look.
+    """What members minimize, and which outputs their loss needs.
 
-    `sees` is the whole communication pattern in one word: `own`, nothing is gathered; `all`, every member on this
-    rank's share of the batch; `whole`, every member and the whole batch. `samplewise` says that the loss of a batch is
-    the mean of its samples' losses, so that a batch may be worked through in pieces.
+    `gather` is the communication pattern: `none`, nothing is gathered; `members`, the outputs of all members for this
+    process's samples; `batch`, the outputs of all members for the full batch. `per_sample` states that the loss of a
+    batch is the mean of the losses of its samples, so that gradients can be accumulated over parts of a batch.
 
-    `wants` names the extras of a batch that the offer speaks of too, their rows after those of the labelled samples:
-    the table is then `[R, B + U, ...]`. Members that are not `present` in a step are left alone: no forward, no
-    gradient, no decay, no moments; the settle sees the rows of the others only.
+    `extra_inputs` names extra inputs of a batch that the output function uses too; their outputs follow those of the
+    labeled samples: `[R, B + U, ...]`. Members that are not `active` in a step have no forward pass, gradient, weight
+    decay, or optimizer update; the loss gets the outputs of the active members only.
     """
 
     loss: LossFn
@@ -52,88 +52,86 @@ class Objective:
     gather: Literal["none", "members", "batch"] = "none"
     per_sample: bool = True
     extra_inputs: tuple[str, ...] = ()
-    active: ActiveFn | None = None  # None: everyone, in every step
+    active: ActiveFn | None = None  # None: all members are active in every step
 
 
 Rows = slice | Tensor
-"""Some samples of a batch: a run of them, or their positions."""
+"""Some samples of a batch: a slice, or their positions."""
 
 
 @dataclass(frozen=True, slots=True)
 class GradRequest:
-    """A gradient that an update asks for."""
+    """A request of an update for a gradient."""
 
-    at: TensorTree | None = None  # the weights to take it at; None: where the member stands
-    weight: Tensor | None = None  # [B] weight of every sample; None: all one
+    at: TensorTree | None = None  # the weights at which the gradient is computed; None: the current weights
+    weight: Tensor | None = None  # [B] weight of every sample; None: all are 1
     rows: Rows | None = None  # only these samples of the batch; the mean is then over them
-    mean_over: int | None = None  # the mean is over so many samples of the batch held here instead
-    keep_graph: bool = False  # the forward pass is kept: another weighting of its losses is asked for next
-    reuse_graph: bool = False  # of the pass that was kept: no new one is run
-    local: bool = False  # this worker's samples only: not averaged over the data axis
-    average: TensorTree | None = None  # no gradient: this tree of mine, averaged over the data axis
+    mean_over: int | None = None  # divide the sum by this number instead of the number of samples
+    keep_graph: bool = False  # keep the graph: the next request reuses this forward pass
+    reuse_graph: bool = False  # use the kept graph with other weights, without a new forward pass
+    local: bool = False  # the samples of this process only: no average over the data axis
+    average: TensorTree | None = None  # instead of a gradient: average this tree over the data axis
 
 
 @dataclass(frozen=True, slots=True)
 class StepContext:
-    """What an update may know of the step it is in."""
+    """The information that an update has about its step."""
 
-    size: int  # samples of the batch held here
-    lr: float  # the optimiser's rate now
-    peak_lr: float  # its rate before any schedule
-    sam_set: Tensor | None = None  # [B] bits from the last meeting; None: there was none yet
+    size: int  # samples of the batch in this process
+    lr: float  # current learning rate
+    peak_lr: float  # learning rate before any schedule
+    sam_set: Tensor | None = None  # [B] whether a sample is in the sharpness-aware set; None: before the partition
 
 
 Update = Callable[[TensorTree, StepContext], Generator[GradRequest, TensorTree, TensorTree]]
-"""How gradients become a step, for ONE member: asks for gradients one by one, returns the direction."""
+"""Computes the step of ONE member: a generator that yields requests for gradients and returns the direction."""
 
 
 def plain_gradient(params: TensorTree, context: StepContext) -> Generator[GradRequest, TensorTree, TensorTree]:
-    """Go where the gradient says."""
+    """Return the plain gradient as the direction."""
     gradient = yield GradRequest()
     return gradient
 
 
 class Scores(Protocol):
-    """Everyone's scores of every sample, as they lie in the run folder: streamed, never all in memory."""
+    """The scores of all samples by all members, streamed from the run folder and never all in memory."""
 
     @property
     def members(self) -> int: ...
 
     @property
     def samples(self) -> int:
-        """N: ids 0 .. N-1 of the whole training source."""
+        """N: the ids of the training samples are 0 .. N-1."""
 
     @property
     def seed(self) -> int:
-        """The only randomness a decision may use."""
+        """The seed of all randomness in an assignment."""
 
     def chunks(self) -> Iterator[NDArray[np.float32]]:
-        """Yield scores `[M, b]` (float32) in the order of ids, anew at every call; below zero: not trained on."""
+        """Yield scores `[M, b]` in the order of ids, from the start at every call; negative: not a training sample."""
 
 
 AssignFn = Callable[[Scores], Iterator[NDArray[np.bool_]]]
-"""What follows from the scores: bits `[M, b]` in the order of ids, row i what member i is to be careful about."""
+"""Maps scores to the sharpness-aware sets of all members, as boolean masks `[M, b]` in the order of ids."""
 
 
 @dataclass(frozen=True, slots=True)
 class DataPartition:
-    """A rare meeting: when, what each brings, and what is decided."""
+    """When and how the training samples are partitioned into sharpness-aware sets."""
 
-    after: tuple[int, ...]  # completed epochs at which members meet
+    after: tuple[int, ...]  # numbers of completed epochs
     output: OutputFn  # -> [B] scores
     assign: AssignFn
-    metadata: Mapping[str, Any] = field(default_factory=dict)  # rule and scores in plain words: recorded with the notes
-    prefix_method: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # the method of a recipe that trains the same until then
+    metadata: Mapping[str, Any] = field(default_factory=dict)  # rule and score, stored with the sets
+    prefix_method: Mapping[str, Any] = field(default_factory=dict)  # a method that trains the same up to the partition
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """How an ensemble is trained: an objective, an update, and maybe a meeting.
+    """How an ensemble is trained: an objective, an update, and optionally a data partition.
 
-    `turn` says when a member may begin: at `any` time; `after` all before it have finished, whose rows then stand
-    before its own on its table; `onward` from where the one before it ended.
+    `member_order` states when a member can start: `parallel`, at any time; `sequential`, after all previous members
+    have finished, whose outputs then precede its own in the loss; `chained`, from the final state of the previous one.
     """
 
     objective: Objective
@@ -143,5 +141,5 @@ class Method:
 
     @property
     def is_joint(self) -> bool:
-        """Whether members take every step side by side, because each sees what the others say of it."""
+        """Whether all members train together, because the loss of each depends on the outputs of the others."""
         return self.objective.gather != "none" and self.member_order == "parallel"

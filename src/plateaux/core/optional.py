@@ -1,8 +1,9 @@
-"""Importing what others wrote: a missing library becomes a sentence, a broken torchvision is mended.
+"""Imports of optional libraries, with an install command if one is missing, and a workaround for torchvision.
 
-timm imports torchvision, and so do parts of transformers, torchmetrics and lightning where it is installed. Its usual
-wheel is built for CUDA; beside a torch for CPU its import ends in "operator torchvision::nms does not exist", and all
-of them with it. Declaring the two operators it asks for is enough: nothing here ever calls them.
+timm imports torchvision, and so do parts of transformers, torchmetrics, and lightning. The default wheel of torchvision
+is built for CUDA. With a CPU build of torch, its import fails with "operator torchvision::nms does not exist", and the
+imports of all these libraries fail with it. The workaround
+declares the two missing operators, which are never called here.
 """
 
 from __future__ import annotations
@@ -17,46 +18,46 @@ from torch.library import Library
 
 from plateaux.core.errors import RecipeError
 
-BROKEN = "operator torchvision::nms does not exist"
-LAZY = {"transformers"}  # imports torchvision only when one of its models is first asked for
+NMS_ERROR = "operator torchvision::nms does not exist"
+LAZY = {"transformers"}  # imports torchvision only at the first use of one of its models
 
-_declared: list[Library] = []  # a library's operators vanish with it, so it must live as long as the process
+_declared: list[Library] = []  # operators disappear with their library, so it is kept until the process ends
 
 
 def optional_import(name: str, *, extra: str) -> ModuleType:
-    """Import a library that is no part of the core, with torchvision mended where that is what stops it.
+    """Import an optional library; raise a RecipeError with the install command of the extra if it is missing.
 
     >>> optional_import("json", extra="none").dumps([1])
     '[1]'
     """
     try:
-        return _imported(name)
+        return _import(name)
     except ModuleNotFoundError as error:
         raise RecipeError(_missing(name, extra, error)) from error
 
 
-def _imported(name: str) -> ModuleType:
+def _import(name: str) -> ModuleType:
     try:
-        return _with_probe(name)
+        return _import_with_torchvision(name)
     except Exception as error:
         if _declared or not _caused_by_torchvision(error):
             raise
     _forget("torchvision")
     root = name.partition(".")[0]
-    if root not in sys.modules:  # a root that is there was imported whole, and others may hold it
+    if root not in sys.modules:  # otherwise it was imported completely, and other modules may refer to it
         _forget(root)
-    _declare()
-    return _with_probe(name)
+    _declare_operators()
+    return _import_with_torchvision(name)
 
 
-def _with_probe(name: str) -> ModuleType:
+def _import_with_torchvision(name: str) -> ModuleType:
     module = import_module(name)
     if name.partition(".")[0] in LAZY and "torchvision" not in sys.modules and find_spec("torchvision") is not None:
         import_module("torchvision")
     return module
 
 
-def _declare() -> None:
+def _declare_operators() -> None:
     library = Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
     for operator in ("nms", "qnms"):
         library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")  # type: ignore[no-untyped-call]
@@ -69,16 +70,16 @@ def _forget(root: str) -> None:
 
 
 def _caused_by_torchvision(error: BaseException) -> bool:
-    return any(isinstance(e, RuntimeError) and BROKEN in str(e) for e in _chain(error))
+    return any(isinstance(e, RuntimeError) and NMS_ERROR in str(e) for e in _chain(error))
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield the error and all that led to it, each once: chains may be circular."""
-    waiting, seen = [error], set[int]()
+    """Yield an exception, its causes, and its contexts, each once: chains may be circular."""
+    waiting, visited = [error], set[int]()
     while waiting:
         error = waiting.pop()
-        if error is not None and id(error) not in seen:
-            seen.add(id(error))
+        if error is not None and id(error) not in visited:
+            visited.add(id(error))
             yield error
             waiting += [error.__cause__, error.__context__]
 

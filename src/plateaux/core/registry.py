@@ -1,12 +1,12 @@
-"""Plug-ins by name: one file with one decorator is all it takes.
+"""Plug-ins by name: a plug-in is one file with one decorated function.
 
     @method
-    def sam(*, rho: float = 0.05) -> Method:
-        "Climb to the sharpest point within rho, descend from there."
+    def sam(loss: LossFn, *, rho: float = 0.05) -> Method:
+        "Sharpness-aware minimization."
 
-A registry imports the files of its package (and the entry points of other packages) when it is first asked, so there is
-no list to edit. The group of those entry points is public and does not follow the path of the package. What a registry
-holds are factories: functions whose keyword-only options are the options of a recipe.
+At its first use, a registry imports the files of its package and the entry points of other packages, so there is no
+list to edit. The group of the entry points is public and independent of the path of the package. Plug-ins are
+factories: functions whose keyword-only options are the options in a recipe.
 """
 
 from __future__ import annotations
@@ -30,108 +30,114 @@ Factory = TypeVar("Factory", bound=Callable[..., Any])
 
 
 class Registry:
-    """Factories of one kind, found by name."""
+    """The factories of one kind of plug-in, by name."""
 
     def __init__(self, kind: str, package: str, *, group: str) -> None:
         self.kind = kind
         self.package = package
         self.group = group
         self.prefixes: dict[str, Callable[..., Any]] = {}
-        self._found: dict[str, Callable[..., Any]] = {}
-        self._begun = self._scanned = False
-        self._scanning = RLock()
+        self._factories: dict[str, Callable[..., Any]] = {}
+        self._registered: set[Callable[..., Any]] = set()  # also factories of prefixes, and those with a taken name
+        self._started = self._scanned = False
+        self._lock = RLock()
 
     @overload
-    def __call__(self, given: Factory) -> Factory: ...
+    def __call__(self, name: Factory) -> Factory: ...
     @overload
-    def __call__(self, given: str | None = None, *, prefix: str | None = None) -> Callable[[Factory], Factory]: ...
-    def __call__(self, given: Any = None, *, prefix: str | None = None) -> Any:
-        """Register a factory under its own name, under `given`, or for every name that starts with `prefix`."""
-        if callable(given):
-            return self._add(given.__name__, given)
+    def __call__(self, name: str | None = None, *, prefix: str | None = None) -> Callable[[Factory], Factory]: ...
+    def __call__(self, name: Any = None, *, prefix: str | None = None) -> Any:
+        """Register a factory under its own name, under `name`, or for all names that start with `prefix`."""
+        if callable(name):
+            return self._add(name.__name__, name)
 
         def decorate(factory: Factory) -> Factory:
             if prefix is not None:
                 self.prefixes[prefix] = factory
-                return self._mark(factory)
-            return self._add(given or factory.__name__, factory)
+                self._registered.add(factory)
+                return factory
+            return self._add(name or factory.__name__, factory)
 
         return decorate
 
     def get(self, name: str, *, allow: tuple[str, ...] = ()) -> Callable[..., Any]:
-        """Return the factory called `name`; `package.module:function` reaches code outside."""
+        """Return the factory called `name`; `package.module:function` names code outside of Plateaux.
+
+        Such code must be decorated, or its module must be in `allow`.
+        """
         self._scan()
-        if name in self._found:
-            return self._found[name]
+        if name in self._factories:
+            return self._factories[name]
         for prefix, factory in self.prefixes.items():
             if name.startswith(prefix) and len(name) > len(prefix):
                 return _bind(factory, name.removeprefix(prefix))
         if ":" in name:
-            return self._outside(name, allow)
+            return self._import_external(name, allow)
         raise UnknownNameError(f"There is no {self.kind} called {name!r}; {suggest(name, self.names())}")
 
+    def is_registered(self, factory: Callable[..., Any]) -> bool:
+        """Return whether a function was decorated with this registry."""
+        return factory in self._registered
+
     def names(self) -> list[str]:
-        """Return every name, sorted."""
+        """Return all names, sorted."""
         self._scan()
-        return sorted([*self._found, *(f"{prefix}<name>" for prefix in self.prefixes)])
+        return sorted([*self._factories, *(f"{prefix}<name>" for prefix in self.prefixes)])
 
     def describe(self) -> dict[str, str]:
-        """Return the first sentence of every plug-in's docstring by name."""
+        """Return the first line of the docstring of every plug-in, by name."""
         self._scan()
-        found = {**self._found, **{f"{prefix}<name>": factory for prefix, factory in self.prefixes.items()}}
-        return {name: (getdoc(found[name]) or "").split("\n", 1)[0] for name in sorted(found)}
+        factories = {**self._factories, **{f"{prefix}<name>": factory for prefix, factory in self.prefixes.items()}}
+        return {name: (getdoc(factories[name]) or "").split("\n", 1)[0] for name in sorted(factories)}
 
     def _add(self, name: str, factory: Factory) -> Factory:
-        old = self._found.get(name, factory)
-        if old.__module__ == factory.__module__:
-            self._found[name] = factory
-        else:  # a name must not change its meaning with what happens to be installed
+        first = self._factories.get(name, factory)
+        if first.__module__ == factory.__module__:
+            self._factories[name] = factory
+        else:  # the meaning of a name must not depend on which packages are installed
             warnings.warn(
-                f"There is a {self.kind} {name!r} in {old.__module__}; that of {factory.__module__} goes by "
-                f"'{factory.__module__}:{factory.__name__}' only",
+                f"The {self.kind} {name!r} is registered by {first.__module__} already; use that of "
+                f"{factory.__module__} as '{factory.__module__}:{factory.__name__}'",
                 stacklevel=3,
             )
-        return self._mark(factory)
-
-    def _mark(self, factory: Factory) -> Factory:
-        factory.__plateaux__ = self.kind  # type: ignore[attr-defined]
+        self._registered.add(factory)
         return factory
 
     def _scan(self) -> None:
         if self._scanned:
             return
-        with self._scanning:  # another thread finds all of them or waits; a plug-in that asks while it loads does not
-            if self._begun:
+        with self._lock:  # other threads wait for the scan; a plug-in that calls this while it is imported does not
+            if self._started:
                 return
-            self._begun = True
+            self._started = True
             package = importlib.import_module(self.package)
             for module in pkgutil.iter_modules(package.__path__):
                 importlib.import_module(f"{self.package}.{module.name}")
             for point in entry_points(group=self.group):
                 try:
                     point.load()
-                except Exception as problem:  # somebody else's plug-in must not take everything down
-                    warnings.warn(f"The plug-in {point.value!r} was left out: {problem!r}", stacklevel=2)
+                except Exception as error:  # one broken plug-in must not disable all others
+                    warnings.warn(f"The plug-in {point.value!r} is ignored because of {error!r}", stacklevel=2)
             self._scanned = True
 
-    def _outside(self, name: str, allow: tuple[str, ...]) -> Callable[..., Any]:
+    def _import_external(self, name: str, allow: tuple[str, ...]) -> Callable[..., Any]:
         module, _, attribute = name.partition(":")
-        spec = _find(module)
+        spec = _find_spec(module)
         if spec is None and module not in sys.modules and module.split(".")[0] not in sys.builtin_module_names:
             raise UnknownNameError(
-                f"There is no module {module!r} on the Python path, so the {self.kind} {name!r} cannot be found. "
-                "If it lies in a folder of yours, name that folder: PYTHONPATH=. plateaux ..."
+                f"There is no module {module!r} on the Python path, so the {self.kind} {name!r} cannot be imported. "
+                "If the module is in the current folder, run: PYTHONPATH=. plateaux ..."
             )
-        # Importing runs code, so the mark is looked for in the source first: a recipe from a stranger is data.
-        if module not in allow and not _marked_in_source(spec, attribute, self.kind):
+        # An import executes code, so the source is searched for the decorator first: untrusted recipes are data.
+        if module not in allow and not _is_decorated_in_source(spec, attribute, self.kind):
             raise UntrustedCodeError(
-                f"{name!r} is not marked @plateaux.{self.kind}, so a recipe may not call it. "
-                f"If you trust it, mark the function or add: --trust {module}"
+                f"{name!r} is not decorated with @plateaux.{self.kind}, so a recipe cannot call it. "
+                f"If you trust the code, decorate the function or add: --trust {module}"
             )
         try:
             factory = getattr(importlib.import_module(module), attribute, None)
-        except ImportError as problem:
-            raise UnknownNameError(f"{module!r} cannot be imported: {problem}") from problem
+        except ImportError as error:
+            raise UnknownNameError(f"{module!r} cannot be imported: {error}") from error
         if not callable(factory):
             raise UnknownNameError(f"{module!r} has no function {attribute!r}")
         return factory  # type: ignore[no-any-return]
@@ -143,8 +149,8 @@ def _bind(factory: Callable[..., Any], rest: str) -> Callable[..., Any]:
     return partial(factory, rest)
 
 
-def _find(module: str) -> ModuleSpec | None:
-    """Return where a module would be imported from, without importing it or its parents."""
+def _find_spec(module: str) -> ModuleSpec | None:
+    """Return the spec of a module without importing it or its parents."""
     path: list[str] | None = None
     spec = None
     for part in module.split("."):
@@ -155,34 +161,34 @@ def _find(module: str) -> ModuleSpec | None:
     return spec
 
 
-def _marked_in_source(spec: ModuleSpec | None, attribute: str, kind: str) -> bool:
-    """Say whether the module's source decorates that function with `@plateaux.<kind>`, without importing anything."""
+def _is_decorated_in_source(spec: ModuleSpec | None, attribute: str, kind: str) -> bool:
+    """Return whether the source of a module decorates a function with `@plateaux.<kind>`, without importing it."""
     if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
         return False
     try:
         body = ast.parse(Path(spec.origin).read_bytes()).body
     except (OSError, SyntaxError, ValueError):
         return False
-    marks = _marks(body, kind)
+    decorators = _decorator_names(body, kind)
     for node in body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == attribute:
-            return any(_called(decorator) in marks for decorator in node.decorator_list)
+            return any(_name(decorator) in decorators for decorator in node.decorator_list)
     return False
 
 
-def _marks(body: Sequence[ast.stmt], kind: str) -> set[str]:
-    """Return what a module may call the decorator by, as it imported it."""
-    homes = ("plateaux", "plateaux.core.registry")
-    found: set[str] = set()
+def _decorator_names(body: Sequence[ast.stmt], kind: str) -> set[str]:
+    """Return the names that the decorator has in a module, according to its imports."""
+    sources = ("plateaux", "plateaux.core.registry")
+    names: set[str] = set()
     for node in body:
         if isinstance(node, ast.Import):
-            found |= {f"{name.asname or name.name}.{kind}" for name in node.names if name.name in homes}
-        elif isinstance(node, ast.ImportFrom) and node.module in homes and not node.level:
-            found |= {name.asname or name.name for name in node.names if name.name == kind}
-    return found
+            names |= {f"{name.asname or name.name}.{kind}" for name in node.names if name.name in sources}
+        elif isinstance(node, ast.ImportFrom) and node.module in sources and not node.level:
+            names |= {name.asname or name.name for name in node.names if name.name == kind}
+    return names
 
 
-def _called(decorator: ast.expr) -> str:
+def _name(decorator: ast.expr) -> str:
     return ast.unparse(decorator.func if isinstance(decorator, ast.Call) else decorator)
 
 

@@ -1,4 +1,4 @@
-"""What this machine is told before work begins: devices, threads, the memory allocator, random state and precision."""
+"""Runtime settings: devices, threads, the memory allocator, random state, and precision."""
 
 from __future__ import annotations
 
@@ -19,54 +19,54 @@ FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channel
 
 
 def get_device(name: str | None) -> torch.device:
-    """Return the device called `name` ("cpu", "cuda:1", or "1"), or the best one there is."""
+    """Return the device called `name` ("cpu", "cuda:1", or "1"); with None, CUDA if available, else the CPU."""
     if name is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     device = torch.device(f"cuda:{name}" if name.isdigit() else name)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise RecipeError(f"device {name!r} is not here: this machine has {torch.cuda.device_count()} CUDA devices")
+        raise RecipeError(f"There is no device {name!r}: this machine has {torch.cuda.device_count()} CUDA devices")
     return device
 
 
 def num_cores() -> int:
-    """Return the cores this process may use."""
+    """Return the number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def is_rank_zero() -> bool:
-    """Say whether this is the first process of a mesh, or the only one."""
+    """Return whether this is the first process of a mesh, or the only process."""
     return os.environ.get("RANK", "0") == "0"
 
 
 def rank_and_world_size() -> tuple[int, int]:
-    """Return this process's place in the mesh, and how many processes there are."""
+    """Return the rank of this process in the mesh and the number of processes."""
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def local_processes() -> int:
-    """Return the processes of a mesh on this machine, this one included."""
+    """Return the number of processes of the mesh on this machine."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
 def node_name() -> str:
-    """Return the name of the machine this process works on, as its cluster calls it."""
+    """Return the name of the node of this process, as the cluster calls it."""
     return os.environ.get("PLATEAUX_NODE") or platform.node()
 
 
 def configure_runtime(*, processes: int = 1, threads: int | None = None) -> None:
-    """Set the threads of this process, one of so many, and tell the allocator to keep what it has.
+    """Set the number of threads of this process, one of `processes` on this machine, and configure the allocator.
 
-    Two processes of two threads each on two cores run many times slower than two of one thread, so the number is set
-    here and not left to chance. OMP_NUM_THREADS may lower it: somebody else may need the other cores.
+    Two processes with two threads each on two cores are many times slower than with one thread each, so the default is
+    the number of cores per process. OMP_NUM_THREADS can lower it.
     """
-    fair = max(1, num_cores() // processes)
+    cores = max(1, num_cores() // processes)
     limit = os.environ.get("OMP_NUM_THREADS", "")
-    torch.set_num_threads(threads or min(fair, int(limit) if limit.isdigit() and int(limit) else fair))
-    _keep_memory()
+    torch.set_num_threads(threads or min(cores, int(limit) if limit.isdigit() and int(limit) else cores))
+    _keep_freed_memory()
 
 
-def _keep_memory() -> None:
-    """Stop glibc from giving every large tensor back to the system: training asks for the same sizes again at once."""
+def _keep_freed_memory() -> None:
+    """Keep glibc from returning freed tensors to the system: training allocates the same sizes again at once."""
     if not sys.platform.startswith("linux"):
         return
     try:
@@ -74,12 +74,12 @@ def _keep_memory() -> None:
         libc.mallopt(-3, 32 << 20)  # M_MMAP_THRESHOLD, the largest glibc takes
         libc.mallopt(-1, 1 << 30)  # M_TRIM_THRESHOLD
     except (OSError, AttributeError):
-        return  # another C library: nothing to tell it
+        return  # another C library
 
 
 @contextmanager
 def fork_rng(seed: int, device: torch.device) -> Iterator[None]:
-    """Fork torch's generators and seed them with `key`; what ran before is not disturbed."""
+    """Seed the random generators of torch inside a with block, and restore their state on exit."""
     cuda = device.type == "cuda"
     with torch.random.fork_rng(devices=[device] if cuda else []):
         torch.default_generator.manual_seed(seed)
@@ -89,10 +89,10 @@ def fork_rng(seed: int, device: torch.device) -> Iterator[None]:
 
 
 def autocast(precision: str, device: torch.device) -> Any:
-    """Open the precision of ONE forward pass.
+    """Return the autocast context of ONE forward pass.
 
-    A context of its own for every forward: inside one context a weight perturbed in place would still be used from
-    autocast's cached copy, and SAM would silently become plain descent.
+    Every forward pass needs a context of its own: within one context, autocast caches the converted weights. SAM, which
+    changes weights in place, would use the cached weights and silently become plain gradient descent.
     """
     if precision not in ("bf16", "fp16"):
         return nullcontext()
@@ -100,5 +100,5 @@ def autocast(precision: str, device: torch.device) -> Any:
 
 
 def param_dtype(precision: str) -> torch.dtype:
-    """Return the type weights are held in."""
+    """Return the dtype of the weights."""
     return torch.float64 if precision == "fp64" else torch.float32

@@ -1,7 +1,7 @@
-"""Arithmetic on trees: one member's tensors by name.
+"""Arithmetic on tensor trees: the tensors of one member by name.
 
-Everything here is about ONE member; nothing has a member axis. torch's `_foreach_` kernels do the work, one call for
-the whole tree, because a loop over a hundred small tensors costs more than the arithmetic.
+Nothing here has a member axis. The `_foreach_` kernels of torch process a tree in one call, because a loop over a
+hundred small tensors costs more than the arithmetic.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def add(a: TensorTree, b: TensorTree, *, times: float | Tensor = 1.0) -> TensorT
     """Return a + times * b."""
     if isinstance(times, Tensor) and times.device.type != "cpu":
         return _with_names(a, torch._foreach_add(_list(a), torch._foreach_mul(_like(a, b), times)))  # cuda-only
-    # On a CPU a number costs nothing to read, and saves a pass; elsewhere reading it would wait for the device.
+    # On a CPU, reading the number is free and saves a pass; on other devices it would synchronize.
     return _with_names(a, torch._foreach_add(_list(a), _like(a, b), alpha=float(times)))
 
 
@@ -43,7 +43,7 @@ def add_(a: TensorTree, b: TensorTree, *, times: float = 1.0) -> None:
 
 
 def scale_(a: TensorTree, factor: float) -> None:
-    """Multiply a by a number, in place."""
+    """Multiply a by a factor, in place."""
     torch._foreach_mul_(_list(a), factor)
 
 
@@ -53,24 +53,24 @@ def multiply_(a: TensorTree, b: TensorTree) -> None:
 
 
 def clamp_(a: TensorTree, limit: float) -> None:
-    """Bring the entries of a between -limit and limit, in place."""
+    """Clamp the entries of a to [-limit, limit], in place."""
     torch._foreach_clamp_max_(_list(a), limit)
     torch._foreach_clamp_min_(_list(a), -limit)
 
 
 def norm(a: TensorTree) -> Tensor:
-    """Return the Euclidean norm over all tensors as one number."""
+    """Return the Euclidean norm over all tensors, as a scalar tensor."""
     total: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(_list(a))))
     return total
 
 
 def dot(a: TensorTree, b: TensorTree) -> Tensor:
-    """Return the inner product over all tensors as one number."""
+    """Return the inner product over all tensors, as a scalar tensor."""
     return torch.stack([x.sum() for x in torch._foreach_mul(_list(a), _like(a, b))]).sum()
 
 
 def clone(a: Mapping[str, Tensor]) -> TensorTree:
-    """Return a copy that shares no memory and no graph with a."""
+    """Return a detached copy."""
     return {name: tensor.detach().clone() for name, tensor in a.items()}
 
 
@@ -83,7 +83,7 @@ def write(target: Mapping[str, Tensor], source: Mapping[str, Tensor]) -> None:
 
 
 def size(a: Iterable[Tensor]) -> int:
-    """Return the bytes of the tensors."""
+    """Return the size of all tensors in bytes."""
     return sum(tensor.numel() * tensor.element_size() for tensor in a)
 
 
@@ -99,6 +99,6 @@ def _with_names(a: TensorTree, values: Iterable[Tensor]) -> TensorTree:
     return dict(zip(a, values, strict=True))
 
 
-def finite(tensors: Sequence[Tensor]) -> bool:
-    """Say whether every entry of every tensor is a number."""
+def is_finite(tensors: Sequence[Tensor]) -> bool:
+    """Return whether no entry of any tensor is NaN or infinite."""
     return not tensors or bool(torch.isfinite(torch.stack(torch._foreach_norm(list(tensors)))).all())

@@ -1,7 +1,7 @@
-"""The nouns everything else is written in: Tree, Batch, Value, and keys for randomness.
+"""Basic types: tensor trees, batches, estimates, and seeds.
 
-Shapes used throughout: M all members, m held here, R rows on the table, B batch, C classes, N data set.
-The member axis is always first.
+Letters in shapes: M all members, m members of this process, R members whose outputs are gathered, B samples of a batch,
+C classes, N samples of a data set. The member axis is always first.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ import torch
 from torch import Tensor
 
 TensorTree = dict[str, Tensor]
-"""One member's tensors by name."""
+"""The tensors of one member by name."""
 
 Inputs = Tensor | Mapping[str, Tensor]
-"""What a model is called with: a tensor `[B, ...]`, or named tensors for models that take several."""
+"""The inputs of a model: a tensor `[B, ...]`, or named tensors for models with several inputs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Samples of one step, and the only randomness a settle may use."""
+    """The samples of one step, and the seed of all randomness in it."""
 
     x: Inputs  # [B, ...]
-    y: Tensor  # [B, ...]; class numbers, or class probabilities [B, C] once samples are mixed
-    index: Tensor  # [B] stable sample ids: the same in every epoch, order and process
+    y: Tensor  # [B, ...]; class numbers, or class probabilities [B, C] after mixup
+    index: Tensor  # [B] stable sample ids: the same in every epoch, order, and process
     seed: int = 0
     extra: Mapping[str, Inputs] = field(default_factory=dict)  # inputs of other samples, by name
 
@@ -34,16 +34,16 @@ class Batch:
         return len(self.index)
 
     def take(self, rows: slice | Tensor) -> Batch:
-        """Return the samples `rows` of this batch as a batch; named extras go along whole."""
+        """Return the samples `rows` of this batch as a batch; `extra` is unchanged."""
         x = map_tensors(self.x, lambda t: _rows(t, rows))
         return replace(self, x=x, y=_rows(self.y, rows), index=_rows(self.index, rows))
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A measured number, with its standard error where it has one.
+    """A value with its standard errors, if there are any.
 
-    `error` comes from the sample of data, `draws` from what was drawn at random to find the number.
+    `stderr` is due to the finite number of samples, `mc_stderr` to the random numbers of a Monte-Carlo estimate.
     """
 
     value: float
@@ -59,16 +59,16 @@ def map_tensors(x: Inputs, fn) -> Inputs:  # type: ignore[no-untyped-def]
 
 
 def _rows(tensor: Tensor, rows: slice | Tensor) -> Tensor:
-    """Return some rows, laid out in memory as the tensor is: a convolution feels it."""
+    """Return some rows in the memory format of the tensor, on which the speed of convolutions depends."""
     if isinstance(rows, slice):
         return tensor[rows]
-    chosen = tensor.index_select(0, rows)
-    last = tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
-    return chosen.contiguous(memory_format=torch.channels_last) if last else chosen
+    selected = tensor.index_select(0, rows)
+    is_channels_last = tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
+    return selected.contiguous(memory_format=torch.channels_last) if is_channels_last else selected
 
 
 def derive_seed(*parts: int | str) -> int:
-    """Return a 63-bit number that depends on every part and on their order.
+    """Return a 63-bit seed that depends on all parts and their order.
 
     >>> derive_seed(0, "order", 1) == derive_seed(0, "order", 1) != derive_seed(0, "order", 2)
     True

@@ -35,7 +35,7 @@ def run_sequentially(
 
 
 @dataclass(slots=True)
-class _Slot:
+class _PoolWorker:
     """A slot of the pool: its device, its process, and its current job."""
 
     device: str | None
@@ -48,7 +48,7 @@ def run_pool(
     jobs: Sequence[Any], run_job: JobFn, progress: Progress, *, processes: int, devices: Sequence[str] = ()
 ) -> list[Failure]:
     """Execute jobs in `processes` processes, each of which takes the next job; return those that failed."""
-    slots = [_Slot(devices[i % len(devices)] if devices else None) for i in range(min(processes, len(jobs)))]
+    slots = [_PoolWorker(devices[i % len(devices)] if devices else None) for i in range(min(processes, len(jobs)))]
     waiting, failures = deque(jobs), list[Failure]()
     with _forward_signals(slots) as stop:
         try:
@@ -71,7 +71,7 @@ def run_pool(
     return failures
 
 
-def _assign_job(slot: _Slot, job: Any, run_job: JobFn, processes: int) -> None:
+def _assign_job(slot: _PoolWorker, job: Any, run_job: JobFn, processes: int) -> None:
     if slot.process is None:
         context = multiprocessing.get_context("spawn")
         slot.connection, child_connection = context.Pipe()
@@ -85,7 +85,7 @@ def _assign_job(slot: _Slot, job: Any, run_job: JobFn, processes: int) -> None:
         slot.connection.send(job)
 
 
-def _receive(slot: _Slot, progress: Progress, failures: list[Failure], stop: StopFlag) -> None:
+def _receive(slot: _PoolWorker, progress: Progress, failures: list[Failure], stop: StopFlag) -> None:
     """Handle one message of a process: an event, or the end of its job."""
     assert slot.connection is not None
     try:
@@ -139,7 +139,7 @@ def rebuild_error(name: str, message: str) -> PlateauxError:
     return PlateauxError(f"{name}: {message}")
 
 
-def _shut_down(slots: Sequence[_Slot]) -> None:
+def _shut_down(slots: Sequence[_PoolWorker]) -> None:
     for slot in slots:
         if slot.process is None or slot.connection is None:
             continue
@@ -150,14 +150,14 @@ def _shut_down(slots: Sequence[_Slot]) -> None:
         slot.process.join()
 
 
-def _terminate(slots: Sequence[_Slot]) -> None:
+def _terminate(slots: Sequence[_PoolWorker]) -> None:
     for slot in slots:
         if slot.process is not None and slot.process.is_alive():
             slot.process.terminate()
 
 
 @contextmanager
-def _forward_signals(slots: Sequence[_Slot]) -> Iterator[StopFlag]:
+def _forward_signals(slots: Sequence[_PoolWorker]) -> Iterator[StopFlag]:
     """Forward Ctrl-C and SIGTERM to the processes, which stop with a checkpoint; a second Ctrl-C kills them."""
     with graceful_shutdown(
         first=lambda: _terminate([slot for slot in slots if slot.job is not None]),

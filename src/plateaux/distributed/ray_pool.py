@@ -15,7 +15,7 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 
 from plateaux.core.errors import Interrupted, PlateauxError, RunError, first_line
-from plateaux.core.executor import Failure, JobFn, JobLike
+from plateaux.core.executor import ExecutorJob, Failure, JobFn
 from plateaux.core.progress import MemberUpdate, Message, Progress, ProgressEvent, log_messages
 from plateaux.distributed.process_pool import rebuild_error
 from plateaux.distributed.ray_cluster import Resources
@@ -42,11 +42,11 @@ class RayWorkerPool:
 
     def run_jobs(
         self,
-        jobs: Sequence[JobLike],
+        jobs: Sequence[ExecutorJob],
         run_job: JobFn,
         progress: Progress,
         *,
-        world_size: Callable[[JobLike], int] = lambda _: 1,
+        world_size: Callable[[ExecutorJob], int] = lambda _: 1,
     ) -> list[Failure]:
         """Execute jobs on the cluster, each with `world_size(job)` processes; return those that failed."""
         self.progress, self.failures = progress, []
@@ -188,7 +188,7 @@ class RayWorkerPool:
             )
 
 
-def _with_job(job: JobLike, error: PlateauxError) -> PlateauxError:
+def _with_job(job: ExecutorJob, error: PlateauxError) -> PlateauxError:
     """Name the job in an exception that is not one of Plateaux, whose messages are complete."""
     return error if type(error) is not PlateauxError else PlateauxError(f"{job} failed: {error}")
 

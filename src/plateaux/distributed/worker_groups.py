@@ -17,7 +17,7 @@ from ray.exceptions import RayError
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from plateaux.core.executor import JobLike
+from plateaux.core.executor import ExecutorJob
 from plateaux.distributed.ray_cluster import Resources
 from plateaux.distributed.ray_worker import RayWorker
 
@@ -36,7 +36,7 @@ CallKind: TypeAlias = Literal["describe", "job", "events"]
 class PendingJob:
     """A job that waits or runs, the number of its processes, and its retries."""
 
-    job: JobLike
+    job: ExecutorJob
     world_size: int
     attempt: int = 0
     not_before: float = 0.0  # earliest start, in seconds of time.monotonic

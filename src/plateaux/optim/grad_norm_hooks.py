@@ -1,4 +1,4 @@
-"""Listening to one forward and backward pass: what each layer sees, and its share of every sample's norm at once."""
+"""Hooks on the layers of a network that compute per-sample gradient norms during one forward and backward pass."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from plateaux.optim.grad_norm_rules import (
 )
 
 Call = tuple[str, int]
-"""A layer's name, and which of its calls."""
+"""The name of a layer, and the index of its call in the forward pass."""
 
 
 class GradNormHooks:
-    """One forward and backward pass of a network whose layers are listened to; everything is put back at the end."""
+    """Hooks for one forward and backward pass of a network; all changes are undone on exit."""
 
     def __init__(
         self,
@@ -37,17 +37,19 @@ class GradNormHooks:
         watched: Mapping[str, nn.Parameter],
         samples: int,
         *,
-        raw: Sequence[str],
+        expanded: Sequence[str],
         axes: Mapping[Call, int | None],
         check: bool = False,
     ) -> None:
-        self.module, self.samples, self.raw, self.axes, self.check = module, samples, raw, axes, check
+        self.module, self.samples, self.expanded, self.axes, self.check = module, samples, expanded, axes, check
         self.names = {id(p): name for name, p in watched.items()}
         self.shapes: dict[Call, torch.Size] = {}  # of the inputs
         self.owners: dict[Call, list[str]] = {}  # parameters that a call uses
-        self.strays: list[tuple[str, str]] = []  # parameters whose rule does not hold, and why
-        self.used: dict[tuple[str, str], int] = defaultdict(int)  # calls of a parameter, or of a block of its rows
-        self._arrived: dict[tuple[str, str], list[GradPart]] = defaultdict(list)
+        self.unsupported: list[tuple[str, str]] = []  # parameters whose rule does not apply, and the reason
+        self.used: dict[tuple[str, str], int] = defaultdict(
+            int
+        )  # number of calls that use a parameter, or a block of its rows
+        self._parts: dict[tuple[str, str], list[GradPart]] = defaultdict(list)
         self._masks = pruning_masks(module)
         self._calls: dict[str, int] = defaultdict(int)
         self._leaves: dict[str, Tensor] = {}
@@ -58,9 +60,9 @@ class GradNormHooks:
     def __enter__(self) -> GradNormHooks:
         with ExitStack() as undo:
             for name, layer in self.module.named_modules():
-                self._listen(name, layer, undo)
-            for name in self.raw:
-                self._hand_out(name, undo)
+                self._register(name, layer, undo)
+            for name in self.expanded:
+                self._expand(name, undo)
             for parameter in self.module.parameters():
                 if parameter.requires_grad:
                     undo.callback(parameter.requires_grad_, True)
@@ -72,20 +74,20 @@ class GradNormHooks:
     def __exit__(self, *_: object) -> None:
         self._undo.close()
 
-    def finish(self, like: Tensor) -> Tensor:
-        """Return the norms `[B]`, once the backward pass is over."""
+    def squared_norms(self, like: Tensor) -> Tensor:
+        """Return the squared norms `[B]`, after the backward pass."""
         for name, leaf in self._leaves.items():
             if leaf.grad is not None:
-                self._arrived[name, ""].append(leaf.grad)
-        for key, parts in self._arrived.items():  # of calls whose output nobody used, nothing arrives
+                self._parts[name, ""].append(leaf.grad)
+        for key, parts in self._parts.items():  # calls whose output is not used get no gradient
             self._total = self._total + squared_norm(parts, self._mask(key))
-        self._arrived.clear()
+        self._parts.clear()
         return self._total + torch.zeros(self.samples, dtype=torch.float64, device=like.device)
 
-    def sharper(self, logits: Tensor) -> Tensor:
-        """Return the logits in float64; where the last layer is linear, without what it rounded off.
+    def float64_logits(self, logits: Tensor) -> Tensor:
+        """Return the logits in float64; if the last layer is linear, it is computed again in float64.
 
-        A margin of 25 rounded to float32 is off by 1e-6, and the score by twice that, relative.
+        A margin of 25 in float32 has an error of 1e-6, and the squared norm a relative error of twice that.
         """
         layer, x, out = self._last or (None, logits, logits)
         if layer is None or out.data_ptr() != logits.data_ptr() or out.shape != logits.shape:
@@ -94,7 +96,7 @@ class GradNormHooks:
         wide = F.linear(x.double(), layer.weight.double(), bias)
         return wide if torch.allclose(wide.to(logits.dtype), logits, rtol=1e-4, atol=1e-4) else logits.double()
 
-    def _listen(self, name: str, layer: nn.Module, undo: ExitStack) -> None:
+    def _register(self, name: str, layer: nn.Module, undo: ExitStack) -> None:
         inner = [layer, layer.out_proj] if isinstance(layer, nn.MultiheadAttention) else [layer]
         if not any(id(p) in self.names for part in inner for p in part.parameters(recurse=False)):
             return
@@ -105,7 +107,7 @@ class GradNormHooks:
                 undo.callback(vars(layer).pop, "forward")
         elif layer_type(layer) is not None:
             hook = partial(self._on_call, name)
-            # First of all hooks, so that the output is the layer's own, whatever others make of it.
+            # Before all other hooks, so that the output is that of the layer, even if other hooks replace it.
             handle = layer.register_forward_hook(hook, prepend=True, with_kwargs=True)
             undo.callback(handle.remove)
 
@@ -114,24 +116,25 @@ class GradNormHooks:
         kind = layer_type(layer)
         assert kind is not None
         owned = {attr: p for attr, p in layer.named_parameters(recurse=False) if id(p) in self.names}
-        problem = unsupported_reason(layer, x) or (self._own_forward(layer, kind, x, out) if self.check else None)
-        if problem or not owned:
-            self.strays += [(self.names[id(p)], problem) for p in owned.values() if problem]
+        reason = unsupported_reason(layer, x) or (self._custom_forward(layer, kind, x, out) if self.check else None)
+        if reason or not owned:
+            self.unsupported += [(self.names[id(p)], reason) for p in owned.values() if reason]
             return out
-        out = self._tap(name, x, out, partial(RULES[kind], layer), owned, "")
+        out = self._watch(name, x, out, partial(RULES[kind], layer), owned, "")
         if isinstance(layer, nn.Linear) and x.ndim == 2:
             self._last = layer, x.detach(), out.detach()
         return out
 
-    def _own_forward(self, layer: nn.Module, kind: type[nn.Module], x: Tensor, out: Tensor) -> str | None:
+    def _custom_forward(self, layer: nn.Module, kind: type[nn.Module], x: Tensor, out: Tensor) -> str | None:
+        """Return a reason if the forward of a subclass computes something else than its base class."""
         if type(layer).forward is kind.forward and "forward" not in vars(layer):
             return None
         try:
-            usual = kind.forward(layer, x)
+            expected = kind.forward(layer, x)
         except (RuntimeError, NotImplementedError):
-            usual = None
-        same = usual is not None and usual.shape == out.shape and torch.allclose(usual, out, rtol=1e-4, atol=1e-6)
-        return None if same else f"its forward is not that of {kind.__name__.lstrip('_')}"
+            return f"its forward is not that of {kind.__name__.lstrip('_')}"
+        is_same = expected.shape == out.shape and torch.allclose(expected, out, rtol=1e-4, atol=1e-6)
+        return None if is_same else f"its forward is not that of {kind.__name__.lstrip('_')}"
 
     def _project(
         self, name: str, layer: nn.MultiheadAttention, which: str, x: Tensor, weight: Tensor, bias: Tensor | None
@@ -143,9 +146,9 @@ class GradNormHooks:
             if parameter is not None and id(parameter) in self.names:
                 owned[short] = parameter
         out = F.linear(x, weight, bias)
-        return self._tap(f"{name}.{which}", x, out, linear, owned, which) if owned else out
+        return self._watch(f"{name}.{which}", x, out, linear, owned, which) if owned else out
 
-    def _tap(
+    def _watch(
         self, name: str, x: Tensor, out: Tensor, rule: Callable[..., dict[str, Callable[[], GradPart]]],
         owned: Mapping[str, nn.Parameter], block: str,
     ) -> Tensor:  # fmt: skip
@@ -158,29 +161,29 @@ class GradNormHooks:
         for key in keys.values():
             self.used[key] += 1
         if axis is None:
-            seen_by_each, out, axis = _spread(x.detach(), self.samples), _spread(out, self.samples), 0
+            inputs, out, axis = _expand_samples(x.detach(), self.samples), _expand_samples(out, self.samples), 0
         else:
-            seen_by_each = x.detach()
-        held, version = [seen_by_each], x._version
+            inputs = x.detach()
+        saved, version = [inputs], x._version  # a list, so that the memory is freed when the gradient arrives
 
-        def take(grad: Tensor) -> None:
-            seen = held.pop()
-            if seen._version != version:
-                self.strays += [(key[0], "what it saw was changed in place") for key in keys.values()]
+        def on_gradient(grad: Tensor) -> None:
+            inputs = saved.pop()
+            if inputs._version != version:
+                self.unsupported += [(key[0], "its input was changed in place") for key in keys.values()]
                 return
-            parts = rule(seen, grad.detach(), self.samples, axis)
+            parts = rule(inputs, grad.detach(), self.samples, axis)
             for attr, key in keys.items():
-                self._give(key, parts[attr]())
+                self._add_part(key, parts[attr]())
 
         if not out.requires_grad:
-            out = _Begin.apply(out.detach(), self._anchor)  # type: ignore[no-untyped-call]
-        out.register_hook(take)  # type: ignore[no-untyped-call]
+            out = _GraphStart.apply(out.detach(), self._anchor)  # type: ignore[no-untyped-call]
+        out.register_hook(on_gradient)  # type: ignore[no-untyped-call]
         return out
 
-    def _give(self, key: tuple[str, str], part: GradPart) -> None:
-        self._arrived[key].append(part)
-        if len(self._arrived[key]) == self.used[key]:
-            self._total = self._total + squared_norm(self._arrived.pop(key), self._mask(key))
+    def _add_part(self, key: tuple[str, str], part: GradPart) -> None:
+        self._parts[key].append(part)
+        if len(self._parts[key]) == self.used[key]:
+            self._total = self._total + squared_norm(self._parts.pop(key), self._mask(key))
 
     def _mask(self, key: tuple[str, str]) -> Tensor | None:
         name, block = key
@@ -189,24 +192,25 @@ class GradNormHooks:
             return mask
         return mask.chunk(3)["qkv".index(block)]
 
-    def _hand_out(self, name: str, undo: ExitStack) -> None:
+    def _expand(self, name: str, undo: ExitStack) -> None:
+        """Replace a parameter `[1, ...]` by one copy per sample."""
         parent, _, attr = name.rpartition(".")
         owner = self.module.get_submodule(parent)
         parameter: Tensor = getattr(owner, attr)
         leaf = parameter.detach().expand(self.samples, *parameter.shape[1:]).requires_grad_()
-        vars(owner)[attr] = leaf  # found before the parameter of that name
+        vars(owner)[attr] = leaf  # attributes of the instance come before its parameters
         undo.callback(vars(owner).pop, attr)
         self._leaves[name] = leaf
 
 
-def _spread(x: Tensor, samples: int) -> Tensor:
-    """Return what all samples share with an axis of samples in front."""
-    lone = x if x.ndim > 1 and len(x) == 1 else x[None]
-    return lone.expand(samples, *lone.shape[1:])
+def _expand_samples(x: Tensor, samples: int) -> Tensor:
+    """Return a tensor that all samples share with a sample axis in front."""
+    single = x if x.ndim > 1 and len(x) == 1 else x[None]
+    return single.expand(samples, *single.shape[1:])
 
 
-class _Begin(torch.autograd.Function):
-    """Where the graph begins: the tensor itself, but one that others may change in place, as a leaf may not be."""
+class _GraphStart(torch.autograd.Function):
+    """Starts the graph at a tensor. Unlike a leaf, its result can be changed in place by later layers."""
 
     @staticmethod
     def forward(ctx: Any, out: Tensor, anchor: Tensor) -> Tensor:

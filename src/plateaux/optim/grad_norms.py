@@ -1,9 +1,9 @@
-"""The squared norm of every sample's gradient over all trained parameters, for about the price of one training step.
+"""Per-sample gradient norms over all trained parameters, at about the cost of one training step.
 
-One forward pass records what each layer sees, one backward pass brings each layer the gradient at its output, and both
-together give the layer's share of every sample's norm at once (layers.py): no sample's gradient is ever stored. Weights
-of layers without a rule go sample by sample. The first time a network is met, both are held against plain backward
-passes of two samples.
+One forward pass records the inputs of each layer, and one backward pass the gradient at its output. Both together give
+the layer's contribution to the squared norm of every sample (grad_norm_rules.py); per-sample gradients are not stored.
+Parameters of layers without a rule are handled sample by sample. At the first use of a network, the result is verified
+against backward passes of two single samples.
 """
 
 from __future__ import annotations
@@ -29,75 +29,75 @@ from plateaux.core.types import Batch, map_tensors
 from plateaux.optim.grad_norm_hooks import Call, GradNormHooks
 from plateaux.optim.grad_norm_rules import layer_type, unsupported_attention_reason
 
-AGREE = 1e-3  # relative: far above rounding, far below any mistake
-MAX_BATCH = 512  # samples scored at once
-FIXED = 2**25  # bytes that scoring takes whatever the batch: workspaces, compiled kernels
-SLOW_BYTES = 2**27  # of gradients held at once where samples are taken one by one
+MAX_REL_ERROR = 1e-3  # of the verification: far above rounding errors, far below those of a wrong rule
+MAX_BATCH = 512  # samples in one backward pass
+FIXED_BYTES = 2**25  # memory for workspaces and compiled kernels, independent of the batch
+MAX_GRADIENT_BYTES = 2**27  # per-sample gradients in memory at once, for parameters without a rule
 
-Start = Callable[[Tensor], Tensor]
-"""Logits to the gradient at them that the backward pass starts from."""
+LogitGradient = Callable[[Tensor], Tensor]
+"""Maps logits to the gradient with respect to them, from which the backward pass starts."""
 
 
 @dataclass
 class GradNormPlan:
-    """How a network is gone through; names only, so that it keeps no network alive."""
+    """How the norms of a network are computed; it contains names only, so that it keeps no network in memory."""
 
-    slow: dict[str, str] = field(default_factory=dict)  # parameters that go sample by sample, and why
-    raw: tuple[str, ...] = ()  # parameters of shape [1, ...] that every sample is given a copy of
-    axes: dict[Call, int | None] = field(default_factory=dict)  # where a layer's samples lie; None: all see the same
-    loop: bool = False  # vmap does not run
+    slow: dict[str, str] = field(default_factory=dict)  # parameters handled sample by sample, and the reason
+    expanded: tuple[str, ...] = ()  # parameters of shape [1, ...] that are expanded to one copy per sample
+    axes: dict[Call, int | None] = field(default_factory=dict)  # the sample axis of a layer's input; None: it has none
+    loop: bool = False  # vmap does not support the network
 
 
 _plans: WeakKeyDictionary[nn.Module, dict[frozenset[str], GradNormPlan]] = WeakKeyDictionary()
 
 
-def squared_norms(view: MemberModule, batch: Batch, loss: LossFn | None = None) -> Tensor:
-    """Return the squared norm of every sample's gradient, `[B]` in float64."""
-    module = view.module
+def squared_norms(member: MemberModule, batch: Batch, loss: LossFn | None = None) -> Tensor:
+    """Return the squared norm of the gradient of every sample, `[B]` in float64."""
+    module = member.module
     assert isinstance(module, nn.Module)
-    trained = _trained(view)
+    trained = _trained_params(member)
     batch = replace(batch, x=map_tensors(batch.x, Tensor.detach))
     plans = _plans.setdefault(module, {})
-    sizes: list[Tensor] = []
+    scales: list[Tensor] = []
 
     def start(logits: Tensor) -> Tensor:
-        unit, size = normalized_logit_gradient(logits, batch, loss)
-        sizes.append(size)
+        unit, scale = normalized_logit_gradient(logits, batch, loss)
+        scales.append(scale)
         return unit
 
-    with _plain_numbers(batch.y.device.type):
+    with _exact_mode(batch.y.device.type):
         if frozenset(trained) not in plans:
             plans[frozenset(trained)] = _verified_plan(module, trained, batch)
         plan = plans[frozenset(trained)]
-        found, strays = _scores(module, trained, batch, plan, start)
-        while strays:  # the network does something that it did not when it was met
-            plan.slow |= dict(strays)
+        norms, unsupported = _planned_norms(module, trained, batch, plan, start)
+        while unsupported:  # the forward pass differs from that of the verification
+            plan.slow |= dict(unsupported)
             plan.loop = True
-            warnings.warn(_slow_words(module, plan), stacklevel=3)
-            found, strays = _scores(module, trained, batch, plan, start)
-        return found * sizes[-1]
+            warnings.warn(_describe_slow(module, plan), stacklevel=3)
+            norms, unsupported = _planned_norms(module, trained, batch, plan, start)
+        return norms * scales[-1]
 
 
 def normalized_logit_gradient(logits: Tensor, batch: Batch, loss: LossFn | None) -> tuple[Tensor, Tensor]:
-    """Return each sample's gradient at the logits, scaled to norm one, and its squared norm in float64.
+    """Return the gradient of each sample with respect to its logits, scaled to norm one, and its squared norm.
 
-    The scaling keeps the gradients of well-fitted samples, down to the smallest, from vanishing in float32.
+    Without the scaling, the gradients of well-fitted samples would underflow in float32.
     """
     gradient = logit_gradient(logits, batch, loss)
-    size = gradient.flatten(1).square().sum(1)
-    norm = size.sqrt().clamp(min=torch.finfo(torch.float64).tiny).view(-1, *[1] * (gradient.ndim - 1))
-    return gradient / norm, size
+    scale = gradient.flatten(1).square().sum(1)
+    norm = scale.sqrt().clamp(min=torch.finfo(torch.float64).tiny).view(-1, *[1] * (gradient.ndim - 1))
+    return gradient / norm, scale
 
 
 def logit_gradient(logits: Tensor, batch: Batch, loss: LossFn | None) -> Tensor:
-    """Return the gradient of each sample's loss at its logits, in float64."""
+    """Return the gradient of the loss of each sample with respect to its logits, in float64."""
     if loss is None and logits.ndim == 2 and batch.y.ndim == 1 and not batch.y.is_floating_point():
-        counted = batch.y >= 0  # cross_entropy passes over labels of -100
+        is_labeled = batch.y >= 0  # cross_entropy ignores labels of -100
         label = batch.y.clamp(min=0)[:, None]
         wide = logits.double()
         gradient = wide.softmax(1)
-        # p_y - 1 = -sigmoid(log sum of the others - z_y), which does not cancel where p_y is nearly one.
-        return gradient.scatter(1, label, -torch.sigmoid(_behind(wide, label))) * counted[:, None]
+        # p_y - 1 = -sigmoid(logsumexp of the others - z_y), which does not cancel where p_y is nearly one.
+        return gradient.scatter(1, label, -torch.sigmoid(_negative_margin(wide, label))) * is_labeled[:, None]
     with torch.enable_grad():
         wide = logits.detach().double().requires_grad_()
         total = (loss or _cross_entropy)(wide[None], batch).sum()
@@ -109,220 +109,231 @@ def sample_losses(logits: Tensor, batch: Batch, loss: LossFn | None) -> Tensor:
     return (loss or _cross_entropy)(logits.double()[None], batch)[0].double()
 
 
-def _behind(logits: Tensor, label: Tensor) -> Tensor:
+def _negative_margin(logits: Tensor, label: Tensor) -> Tensor:
     others = logits.scatter(1, label, -torch.inf)
     return others.logsumexp(1, keepdim=True) - logits.gather(1, label)
 
 
-def _cross_entropy(table: Tensor, batch: Batch) -> Tensor:
-    y = batch.y.to(table.dtype) if batch.y.is_floating_point() else batch.y
-    losses = F.cross_entropy(table[0], y, reduction="none")
+def _cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
+    y = batch.y.to(logits.dtype) if batch.y.is_floating_point() else batch.y
+    losses = F.cross_entropy(logits[0], y, reduction="none")
     return losses.reshape(1, len(losses), -1).mean(-1)
 
 
-def max_batch_size(view: MemberModule, batch: Batch, *, bound: int) -> int:
-    """Return how many samples to score at once within `bound` bytes: a power of two from 1 to 512.
+def max_batch_size(member: MemberModule, batch: Batch, *, bound: int) -> int:
+    """Return how many samples fit into `bound` bytes in `squared_norms`: a power of two from 1 to 512.
 
-    Counted from the shapes that one forward pass over `batch` shows: whatever it keeps, a few times the largest for the
-    gradients on their way back, and a quarter more, for memory is never packed tightly.
+    Estimated from one forward pass over `batch`: the saved activations, four times the largest of them for gradients in
+    the backward pass, and a quarter more for memory fragmentation.
     """
-    module = view.module
+    module = member.module
     assert isinstance(module, nn.Module)
-    kept: dict[int, int] = {}
+    saved: dict[int, int] = {}  # bytes by address
 
-    def keep(tensor: Tensor) -> Tensor:
+    def record(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        kept[storage.data_ptr()] = storage.nbytes()
+        saved[storage.data_ptr()] = storage.nbytes()
         return tensor
 
     weights = {p.untyped_storage().data_ptr() for p in (*module.parameters(), *module.buffers())}
-    with _plain_numbers(batch.y.device.type), torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+    with _exact_mode(batch.y.device.type), torch.autograd.graph.saved_tensors_hooks(record, lambda t: t):
         logits = MemberModule(module)(map_tensors(batch.x, Tensor.detach))
-    sizes = [size for place, size in kept.items() if place not in weights]
-    each = 5 * (sum(sizes) + 4 * max(sizes, default=0)) // (4 * len(logits)) + 1
-    return min(MAX_BATCH, 1 << max(0, (max(1, bound - FIXED) // each).bit_length() - 1))
+    sizes = [size for address, size in saved.items() if address not in weights]
+    sample_bytes = 5 * (sum(sizes) + 4 * max(sizes, default=0)) // (4 * len(logits)) + 1
+    return min(MAX_BATCH, 1 << max(0, (max(1, bound - FIXED_BYTES) // sample_bytes).bit_length() - 1))
 
 
 @contextmanager
-def _plain_numbers(device: str) -> Iterator[None]:
-    """Open a context with gradients, without autocast and without kernels that pass over submodules."""
-    fast = torch.backends.mha.get_fastpath_enabled()
+def _exact_mode(device: str) -> Iterator[None]:
+    """Enable gradients, and disable autocast and the fast path of attention, which does not call submodules."""
+    is_fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         with torch.enable_grad(), torch.autocast(device, enabled=False):
             yield
     finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
+        torch.backends.mha.set_fastpath_enabled(is_fast)
 
 
-def _trained(view: MemberModule) -> dict[str, nn.Parameter]:
-    """Return the parameters that are counted, each under its first name."""
-    assert isinstance(view.module, nn.Module)
-    parameters = dict(view.module.named_parameters())
-    own = {id(p) for n, p in view.module.named_parameters(remove_duplicate=False) if not view.own or n in view.own}
+def _trained_params(member: MemberModule) -> dict[str, nn.Parameter]:
+    """Return the trained parameters of a member, each under its first name."""
+    module = member.module
+    assert isinstance(module, nn.Module)
+    parameters = dict(module.named_parameters())
+    own = {id(p) for n, p in module.named_parameters(remove_duplicate=False) if not member.own or n in member.own}
     trained = {name: p for name, p in parameters.items() if p.requires_grad and id(p) in own}
     if not trained:
-        raise RecipeError("No parameter is trained, so that no sample has a gradient; leave one out of `freeze`")
+        raise RecipeError(
+            "No parameter is trained, so samples have no gradients; leave some parameters out of `model.freeze`"
+        )
     if low := next((name for name, p in parameters.items() if p.is_floating_point() and p.element_size() < 4), None):
         raise RecipeError(f"Gradient norms need float32 or float64; {low} is {parameters[low].dtype}: call .float()")
     return trained
 
 
-def _scores(
-    module: nn.Module, trained: Mapping[str, nn.Parameter], batch: Batch, plan: GradNormPlan, start: Start
+def _planned_norms(
+    module: nn.Module, trained: Mapping[str, nn.Parameter], batch: Batch, plan: GradNormPlan, start: LogitGradient
 ) -> tuple[Tensor, list[tuple[str, str]]]:
-    """Return the norms by the plan, and the parameters for which it did not hold, with reasons."""
+    """Return the norms according to a plan, and the parameters that it does not support, with reasons."""
     watched = {name: p for name, p in trained.items() if name not in plan.slow}
-    if not watched:  # samples may then see one another, and are taken by themselves from the start
+    if not watched:  # outputs may depend on other samples of the batch, so every sample has a forward pass of its own
         with torch.no_grad():
-            alone = [
+            rows = [
                 MemberModule(module)(map_tensors(batch.x, lambda t, row=row: t[row : row + 1]))
                 for row in range(len(batch))
             ]
-        logits = torch.cat(alone)
-        return _one_by_one(module, trained, batch, plan, start(logits).to(logits.dtype)), []
-    with GradNormHooks(module, watched, len(batch), raw=plan.raw, axes=plan.axes) as seen:
+        logits = torch.cat(rows)
+        return _per_sample_norms(module, trained, batch, plan, start(logits).to(logits.dtype)), []
+    with GradNormHooks(module, watched, len(batch), expanded=plan.expanded, axes=plan.axes) as hooks:
         logits = MemberModule(module)(batch.x)
-        unit = start(seen.sharper(logits.detach())).to(logits.dtype)
+        unit = start(hooks.float64_logits(logits.detach())).to(logits.dtype)
         if logits.requires_grad:
             torch.autograd.backward(logits, unit)
-        total = seen.finish(logits)
+        total = hooks.squared_norms(logits)
     if plan.slow:
-        total = total + _one_by_one(module, {name: trained[name] for name in plan.slow}, batch, plan, unit)
-    return total, seen.strays
+        slow = {name: trained[name] for name in plan.slow}
+        total = total + _per_sample_norms(module, slow, batch, plan, unit)
+    return total, hooks.unsupported
 
 
-def _one_by_one(
-    module: nn.Module, some: Mapping[str, nn.Parameter], batch: Batch, plan: GradNormPlan, unit: Tensor
+def _per_sample_norms(
+    module: nn.Module, params: Mapping[str, nn.Parameter], batch: Batch, plan: GradNormPlan, unit: Tensor
 ) -> Tensor:
-    """Return the norms over some parameters from gradients of every sample, a few samples at a time."""
+    """Return the squared norms over some parameters from per-sample gradients, a few samples at a time."""
     if plan.loop:
-        return _loop(module, some, batch, unit)
+        return _looped_norms(module, params, batch, unit)
     masks = pruning_masks(module)
 
-    def one(own: dict[str, Tensor], x: Any, direction: Tensor) -> Tensor:
+    def output(own: dict[str, Tensor], x: Any, direction: Tensor) -> Tensor:
         return (MemberModule(module)(map_tensors(x, lambda t: t[None]), own)[0] * direction).sum()
 
     def norm(x: Any, direction: Tensor) -> Tensor:
-        found = gradient_of(one)({name: p.detach() for name, p in some.items()}, x, direction)
-        return sum(((g * masks[n] if n in masks else g).square().sum() for n, g in found.items()), torch.zeros(()))
+        grads = gradient_of(output)({name: p.detach() for name, p in params.items()}, x, direction)
+        return sum(((g * masks[n] if n in masks else g).square().sum() for n, g in grads.items()), torch.zeros(()))
 
-    size = sum(p.numel() * p.element_size() for p in some.values())
-    chunk = max(1, min(16, SLOW_BYTES // size))
+    size = sum(p.numel() * p.element_size() for p in params.values())
+    chunk = max(1, min(16, MAX_GRADIENT_BYTES // size))
     with torch.no_grad():
         return vmap(norm, chunk_size=chunk)(batch.x, unit).double()
 
 
-def _loop(module: nn.Module, some: Mapping[str, nn.Parameter], batch: Batch, unit: Tensor) -> Tensor:
+def _looped_norms(module: nn.Module, params: Mapping[str, nn.Parameter], batch: Batch, unit: Tensor) -> Tensor:
+    """Return the squared norms over some parameters from one forward and backward pass per sample."""
     norms, masks = [], pruning_masks(module)
     for row in range(len(batch)):
         logits = MemberModule(module)(map_tensors(batch.x, lambda t, row=row: t[row : row + 1]))
         total = (logits * unit[row : row + 1]).sum()
-        found = torch.autograd.grad(total, list(some.values()), allow_unused=True) if total.requires_grad else ()
-        pairs = [(n, g) for n, g in zip(some, found, strict=bool(found)) if g is not None]
+        grads = torch.autograd.grad(total, list(params.values()), allow_unused=True) if total.requires_grad else ()
+        pairs = [(n, g) for n, g in zip(params, grads, strict=bool(grads)) if g is not None]
         norms.append(sum(float((g * masks[n] if n in masks else g).double().square().sum()) for n, g in pairs))
     return torch.tensor(norms, dtype=torch.float64, device=unit.device)
 
 
-def _probe(logits: Tensor) -> Tensor:
-    """Return a gradient at the logits in which nothing cancels and nothing is zero."""
+def _test_gradient(logits: Tensor) -> Tensor:
+    """Return a gradient with respect to the logits in which no terms cancel and no entry is zero."""
     return torch.cos(1.0 + torch.arange(logits.numel(), device=logits.device)).view_as(logits).to(logits.dtype)
 
 
 def _verified_plan(module: nn.Module, trained: Mapping[str, nn.Parameter], batch: Batch) -> GradNormPlan:
-    """Find out how a network can be gone through, hold that against plain backward passes, and say what is slow."""
+    """Choose a plan, verify it against single backward passes, and warn about parameters without a fast rule."""
     rows = torch.tensor([0, min(1, len(batch) - 1)], device=batch.y.device)
-    two = Batch(map_tensors(batch.x, lambda t: t[rows.to(t.device)]), batch.y[rows], batch.index[:1].expand(2))
+    pair = Batch(map_tensors(batch.x, lambda t: t[rows.to(t.device)]), batch.y[rows], batch.index[:1].expand(2))
     with torch.no_grad():
-        unit = _probe(MemberModule(module)(two.x))
-    truth = _loop(module, trained, two, unit)
-    why = "the fast way and a plain backward pass disagree"
-    raw = _raw(module, trained)
-    for handed, spread in dict.fromkeys(((raw, True), (raw, False), ((), False))):
+        unit = _test_gradient(MemberModule(module)(pair.x))
+    reference = _looped_norms(module, trained, pair, unit)
+    reason = "the fast rule and a plain backward pass disagree"
+    candidates = _expandable(module, trained)
+    for expanded, add_axis in dict.fromkeys(((candidates, True), (candidates, False), ((), False))):
         try:
-            plan = _plan(module, trained, two, handed, spread, unit)
-            if _agree(_scores(module, trained, two, plan, lambda _: unit)[0], truth):
+            plan = _make_plan(module, trained, pair, expanded, add_axis, unit)
+            if _agree(_planned_norms(module, trained, pair, plan, lambda _: unit)[0], reference):
                 break
         except (RuntimeError, TypeError, ValueError, IndexError, AttributeError, AssertionError) as error:
-            why = f"the fast way fails with {type(error).__name__}: {first_line(error)}"
+            reason = f"the fast rule fails with {type(error).__name__}: {first_line(error)}"
     else:
-        plan = GradNormPlan(slow=dict.fromkeys(trained, why))
-        plan.loop = not _vmap_agrees(module, trained, two, plan, unit)
+        plan = GradNormPlan(slow=dict.fromkeys(trained, reason))
+        plan.loop = not _vmap_agrees(module, trained, pair, plan, unit)
     if plan.slow:
-        warnings.warn(_slow_words(module, plan), stacklevel=5)
+        warnings.warn(_describe_slow(module, plan), stacklevel=5)
     return plan
 
 
-def _agree(found: Tensor, truth: Tensor) -> bool:
-    return bool(((found - truth).abs() <= AGREE * truth.abs()).all())
+def _agree(norms: Tensor, reference: Tensor) -> bool:
+    return bool(((norms - reference).abs() <= MAX_REL_ERROR * reference.abs()).all())
 
 
-def _plan(
-    module: nn.Module, trained: Mapping[str, nn.Parameter], two: Batch, raw: tuple[str, ...], spread: bool, unit: Tensor
+def _make_plan(
+    module: nn.Module,
+    trained: Mapping[str, nn.Parameter],
+    pair: Batch,
+    expanded: tuple[str, ...],
+    add_axis: bool,
+    unit: Tensor,
 ) -> GradNormPlan:
-    """Return a plan in which every parameter has a rule that holds, is handed out, or goes sample by sample.
+    """Return a plan in which every parameter has a supported rule, is expanded, or is handled sample by sample.
 
-    With `spread`, a layer that sees the same for all samples, as one of positions does, is given its own for each.
+    With `add_axis`, an input that all samples share, such as positions, is expanded to one copy per sample.
     """
-    plan = GradNormPlan(_without_rule(module, trained, raw), raw)
-    touched = _used_params(module, trained, two.take(slice(0, 1)))
+    plan = GradNormPlan(_without_rule(module, trained, expanded), expanded)
+    used_params = _used_params(module, trained, pair.take(slice(0, 1)))
     while True:
         watched = {name: p for name, p in trained.items() if name not in plan.slow}
-        seen = [_run_hooks(module, watched, plan, part) for part in (two, two.take(slice(0, 1)))]
-        strays = dict(seen[0].strays)
-        axes = {call: _axis(shape, seen[1].shapes.get(call)) for call, shape in seen[0].shapes.items()}
-        same = [call for call, axis in axes.items() if axis is None]
-        if spread and (new := next((call for call in same if plan.axes.get(call, 0) is not None), None)):
-            plan.axes[new] = None  # one at a time: what comes after it will see another shape
+        both, single = (_run_hooks(module, watched, plan, part) for part in (pair, pair.take(slice(0, 1))))
+        unsupported = dict(both.unsupported)
+        axes = {call: _sample_axis(shape, single.shapes.get(call)) for call, shape in both.shapes.items()}
+        shared = [call for call, axis in axes.items() if axis is None]
+        if add_axis and (new := next((call for call in shared if plan.axes.get(call, 0) is not None), None)):
+            plan.axes[new] = None  # one at a time, because this changes the shapes of later layers
             continue
         plan.axes = axes
-        if not spread:
+        if not add_axis:
             plan.axes = {call: axis or 0 for call, axis in axes.items()}
-            strays |= dict.fromkeys((n for c in same for n in seen[0].owners[c]), "what it sees has no axis of samples")
-        used = {name for name, _ in seen[0].used}
-        outside = touched.intersection(watched) - used - set(raw) - set(strays)
-        strays |= dict.fromkeys(sorted(outside), "it is used outside its layer's call")
-        if not strays:
-            bare = GradNormPlan({}, plan.raw, plan.axes)
-            strays = dict(_scores(module, watched, two, bare, lambda _: unit)[1])
-        if not strays:
+            names = (name for call in shared for name in both.owners[call])
+            unsupported |= dict.fromkeys(names, "its input has no sample axis")
+        hooked = {name for name, _ in both.used}
+        outside = used_params.intersection(watched) - hooked - set(expanded) - set(unsupported)
+        unsupported |= dict.fromkeys(sorted(outside), "it is used outside its layer's call")
+        if not unsupported:
+            fast = GradNormPlan({}, plan.expanded, plan.axes)
+            unsupported = dict(_planned_norms(module, watched, pair, fast, lambda _: unit)[1])
+        if not unsupported:
             break
-        plan.slow |= strays
+        plan.slow |= unsupported
     slow = {name: trained[name] for name in plan.slow}
-    plan.loop = bool(slow) and not _vmap_agrees(module, slow, two, plan, unit)
+    plan.loop = bool(slow) and not _vmap_agrees(module, slow, pair, plan, unit)
     return plan
 
 
 def _run_hooks(
     module: nn.Module, watched: Mapping[str, nn.Parameter], plan: GradNormPlan, batch: Batch
 ) -> GradNormHooks:
-    with GradNormHooks(module, watched, len(batch), raw=plan.raw, axes=plan.axes, check=True) as seen:
+    with GradNormHooks(module, watched, len(batch), expanded=plan.expanded, axes=plan.axes, check=True) as hooks:
         MemberModule(module)(batch.x)
-    return seen
+    return hooks
 
 
-def _axis(two: torch.Size, one: torch.Size | None) -> int | None:
+def _sample_axis(pair: torch.Size, single: torch.Size | None) -> int | None:
     """Return the axis that is twice as long for two samples as for one."""
-    if one is None or len(one) != len(two):
+    if single is None or len(single) != len(pair):
         return None
-    longer = [axis for axis, (a, b) in enumerate(zip(two, one, strict=True)) if a != b]
-    return longer[0] if len(longer) == 1 and two[longer[0]] == 2 * one[longer[0]] else None
+    different = [axis for axis, (a, b) in enumerate(zip(pair, single, strict=True)) if a != b]
+    return different[0] if len(different) == 1 and pair[different[0]] == 2 * single[different[0]] else None
 
 
-def _used_params(module: nn.Module, trained: Mapping[str, nn.Parameter], one: Batch) -> set[str]:
-    total = MemberModule(module)(one.x).sum()
-    found = torch.autograd.grad(total, list(trained.values()), allow_unused=True)
-    return {name for name, g in zip(trained, found, strict=True) if g is not None}
+def _used_params(module: nn.Module, trained: Mapping[str, nn.Parameter], single: Batch) -> set[str]:
+    total = MemberModule(module)(single.x).sum()
+    grads = torch.autograd.grad(total, list(trained.values()), allow_unused=True)
+    return {name for name, g in zip(trained, grads, strict=True) if g is not None}
 
 
 def _vmap_agrees(
-    module: nn.Module, some: Mapping[str, nn.Parameter], two: Batch, plan: GradNormPlan, unit: Tensor
+    module: nn.Module, params: Mapping[str, nn.Parameter], pair: Batch, plan: GradNormPlan, unit: Tensor
 ) -> bool:
     try:
-        found = _one_by_one(module, some, two, replace(plan, loop=False), unit)
-    except Exception:  # whatever a network does that vmap cannot follow
+        norms = _per_sample_norms(module, params, pair, replace(plan, loop=False), unit)
+    except Exception:  # vmap raises many kinds for networks that it does not support
         return False
-    return _agree(found, _loop(module, some, two, unit))
+    return _agree(norms, _looped_norms(module, params, pair, unit))
 
 
 def _owners(module: nn.Module, parameter: nn.Parameter) -> list[tuple[nn.Module, str]]:
@@ -330,8 +341,8 @@ def _owners(module: nn.Module, parameter: nn.Parameter) -> list[tuple[nn.Module,
     return [(part, attr) for part in parts for attr, p in part.named_parameters(recurse=False) if p is parameter]
 
 
-def _raw(module: nn.Module, trained: Mapping[str, nn.Parameter]) -> tuple[str, ...]:
-    """Return the parameters `[1, ...]` of unknown modules, such as a class token: each sample can be given its own."""
+def _expandable(module: nn.Module, trained: Mapping[str, nn.Parameter]) -> tuple[str, ...]:
+    """Return the parameters `[1, ...]` of modules without a rule, such as a class token: they can be expanded."""
     return tuple(
         name
         for name, p in trained.items()
@@ -340,33 +351,38 @@ def _raw(module: nn.Module, trained: Mapping[str, nn.Parameter]) -> tuple[str, .
 
 
 def _rule_for(owner: nn.Module, attr: str) -> str | None:
-    """Return what takes care of a layer's parameter, or nothing."""
+    """Return which rule supports a parameter of a layer; None without one."""
     if isinstance(owner, nn.MultiheadAttention):
-        return "attend" if unsupported_attention_reason(owner) is None and not attr.startswith("bias_") else None
+        return "attention" if unsupported_attention_reason(owner) is None and not attr.startswith("bias_") else None
     return "rule" if layer_type(owner) is not None and attr in ("weight", "bias") else None
 
 
-def _without_rule(module: nn.Module, trained: Mapping[str, nn.Parameter], raw: tuple[str, ...]) -> dict[str, str]:
-    found = {}
+def _without_rule(module: nn.Module, trained: Mapping[str, nn.Parameter], expanded: tuple[str, ...]) -> dict[str, str]:
+    """Return the parameters that no rule supports, and the reasons."""
+    reasons = {}
     for name, p in trained.items():
         unknown = next((owner for owner, attr in _owners(module, p) if _rule_for(owner, attr) is None), None)
-        if unknown is not None and name not in raw:
+        if unknown is not None and name not in expanded:
             reason = unsupported_attention_reason(unknown) if isinstance(unknown, nn.MultiheadAttention) else None
-            found[name] = reason or f"{type(unknown).__name__} has no rule"
-    return found
+            reasons[name] = reason or f"{type(unknown).__name__} has no rule"
+    return reasons
 
 
-def _slow_words(module: nn.Module, plan: GradNormPlan) -> str:
-    """Return one line on what goes sample by sample and why."""
+def _describe_slow(module: nn.Module, plan: GradNormPlan) -> str:
+    """Return a warning about the layers that are handled sample by sample, and the reasons."""
     reasons: dict[str, list[str]] = defaultdict(list)
-    for name, why in plan.slow.items():
+    for name, reason in plan.slow.items():
         layer = name.rpartition(".")[0] or type(module).__name__
-        if layer not in reasons[why]:
-            reasons[why].append(layer)
-    said = "; ".join(f"{_few(layers)} ({why})" for why, layers in reasons.items())
-    way = "one sample at a time, for vmap does not run it" if plan.loop else "by vmap, a few samples at a time"
-    return f"Gradient norms are slower than they could be: {said}, done {way}"
+        if layer not in reasons[reason]:
+            reasons[reason].append(layer)
+    layers = "; ".join(f"{_shorten(names)} ({reason})" for reason, names in reasons.items())
+    how = (
+        "one sample at a time, because vmap does not support them"
+        if plan.loop
+        else "with vmap, a few samples at a time"
+    )
+    return f"Per-sample gradient norms are slow for some layers: {layers}. They are computed {how}"
 
 
-def _few(names: list[str]) -> str:
+def _shorten(names: list[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

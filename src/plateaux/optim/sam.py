@@ -1,7 +1,7 @@
-"""How gradients become a step: plain descent, and the ways to climb before descending.
+"""Updates: how gradients become a step. Plain gradients, SAM, ASAM, GSAM, and SAM on a subset of the samples.
 
-An update is written for ONE member as a generator: it asks for gradients one by one and returns the direction. Whoever
-drives it may run the asks of many members in lockstep, in turn, stacked under vmap or spread over devices.
+An update is a generator for ONE member: it yields requests for gradients one by one and returns the direction of the
+step. The caller can serve the requests of many members in lockstep, in turn, stacked with vmap, or on several devices.
 """
 
 from __future__ import annotations
@@ -33,44 +33,44 @@ __all__ = [
     "trace_requests",
 ]
 
-TINY = 1e-12  # keeps a zero gradient from dividing by zero
-NO_ROWS = 1e-9  # a share of the batch below any sample's: what rounding leaves of none
+EPSILON = 1e-12  # prevents division by zero for a zero gradient
+MIN_FRACTION = 1e-9  # fractions of a batch below this are zero up to rounding
 
 AscentDirection = Callable[[TensorTree, TensorTree], tuple[TensorTree, Tensor]]
-"""The way up from (weights, gradient), and the number to divide it by: the radius then sets how far to go."""
+"""Maps (parameters, gradient) to an ascent direction and the norm to divide it by; rho is the length of the step."""
 
 
 def sam_direction(params: TensorTree, gradient: TensorTree) -> tuple[TensorTree, Tensor]:
-    """g / |g|: the steepest way up inside a ball (SAM)."""
+    """g / |g|: the steepest ascent in a Euclidean ball (SAM)."""
     return gradient, tensor_tree.norm(gradient)
 
 
 def asam_elementwise(params: TensorTree, gradient: TensorTree) -> tuple[TensorTree, Tensor]:
-    """w^2 g / | |w| g |, every parameter alike: ASAM as most copies have it."""
+    """w^2 g / | |w| g | for all parameters: ASAM as in most implementations."""
     return _ellipsoid(tensor_tree.magnitude(params), gradient)
 
 
 def asam_direction(eta: float) -> AscentDirection:
-    """T^2 g / |T g| with T = |w| + eta for weights and 1 for the rest: ASAM as first published."""
+    """T^2 g / |T g| with T = |w| + eta for weights and 1 for all other parameters: ASAM as published."""
 
-    def reach(params: TensorTree, gradient: TensorTree) -> tuple[TensorTree, Tensor]:
-        shape = {
+    def direction(params: TensorTree, gradient: TensorTree) -> tuple[TensorTree, Tensor]:
+        scale = {
             name: tensor.abs() + eta if "weight" in name else torch.ones_like(tensor) for name, tensor in params.items()
         }
-        return _ellipsoid(shape, gradient)
+        return _ellipsoid(scale, gradient)
 
-    return reach
+    return direction
 
 
-def _ellipsoid(shape: TensorTree, gradient: TensorTree) -> tuple[TensorTree, Tensor]:
-    scaled = tensor_tree.multiply(shape, gradient)
-    return tensor_tree.multiply(shape, scaled), tensor_tree.norm(scaled)
+def _ellipsoid(scale: TensorTree, gradient: TensorTree) -> tuple[TensorTree, Tensor]:
+    scaled = tensor_tree.multiply(scale, gradient)
+    return tensor_tree.multiply(scale, scaled), tensor_tree.norm(scaled)
 
 
 def perturbed_params(params: TensorTree, gradient: TensorTree, rho: float, direction: AscentDirection) -> TensorTree:
-    """Return the weights rho up the slope; one pass over them, for large networks feel every one."""
-    way, length = direction(params, gradient)
-    return tensor_tree.add(params, way, times=rho / (length + TINY))
+    """Return the weights after a step of length rho in the ascent direction, in one pass over the weights."""
+    ascent, norm = direction(params, gradient)
+    return tensor_tree.add(params, ascent, times=rho / (norm + EPSILON))
 
 
 def sam(
@@ -80,31 +80,35 @@ def sam(
     m: int | None = None,
     perturbation: Literal["global", "per_worker"] = "global",
 ) -> Update:
-    """Climb by rho, take the gradient up there, and go where it says.
+    """Return the update of SAM: the gradient at weights that are perturbed by rho in the ascent direction.
 
-    With `m` the batch is worked through in groups of m samples that each climb on their own (m-sharpness). On a data
-    axis `perturbation = "per_worker"` lets every worker climb on its own samples; the second gradient is shared always.
+    With `m` the batch is divided into groups of m samples with perturbations of their own (m-sharpness). With
+    `perturbation = "per_worker"` every process of the data axis computes a perturbation from its own samples; the
+    gradient at the perturbed weights is averaged over all processes in any case.
     """
     if rho == 0:
         return plain_gradient
     local = perturbation == "per_worker"
 
-    def once(
-        params: TensorTree, part: slice | None, local: bool, shared: bool
+    def sam_gradient(
+        params: TensorTree, rows: slice | None, local: bool, shared: bool
     ) -> Generator[GradRequest, TensorTree, TensorTree]:
-        gradient = yield GradRequest(rows=part, local=local)
-        descent = yield GradRequest(at=perturbed_params(params, gradient, rho, direction), rows=part, local=not shared)
+        gradient = yield GradRequest(rows=rows, local=local)
+        descent = yield GradRequest(at=perturbed_params(params, gradient, rho, direction), rows=rows, local=not shared)
         return descent
 
-    def update(params: TensorTree, moment: StepContext) -> Generator[GradRequest, TensorTree, TensorTree]:
-        return (yield from once(params, None, local, True))
+    def update(params: TensorTree, context: StepContext) -> Generator[GradRequest, TensorTree, TensorTree]:
+        return (yield from sam_gradient(params, None, local, True))
 
-    def in_groups(params: TensorTree, moment: StepContext) -> Generator[GradRequest, TensorTree, TensorTree]:
+    def in_groups(params: TensorTree, context: StepContext) -> Generator[GradRequest, TensorTree, TensorTree]:
         total: TensorTree | None = None
-        # Workers may hold different numbers of groups, so they meet only once, at the end.
-        for part, share in groups(moment.size, m or moment.size):
-            descent = yield from once(params, part, True, False)
-            total = tensor_tree.scale(descent, share) if total is None else tensor_tree.add(total, descent, times=share)
+        # Processes may have different numbers of groups, so they communicate only once, at the end.
+        for rows, weight in groups(context.size, m or context.size):
+            descent = yield from sam_gradient(params, rows, True, False)
+            if total is None:
+                total = tensor_tree.scale(descent, weight)
+            else:
+                total = tensor_tree.add(total, descent, times=weight)
         return (yield GradRequest(average=total))
 
     return update if m is None else in_groups
@@ -113,71 +117,72 @@ def sam(
 def gsam(
     rho: float, *, alpha: float, rho_min: float, lr_min: float = 0.0, direction: AscentDirection = sam_direction
 ) -> Update:
-    """Climb, then leave out what of the first gradient the second does not say (GSAM).
+    """Return the update of GSAM: SAM minus the part of the plain gradient that is orthogonal to it.
 
-    With g at w and p at the peak, the direction is p - alpha g_perp, g_perp = g - <g, p> p / |p|^2. The radius follows
-    the learning rate: (rho_t - rho_min) / (rho - rho_min) = (lr_t - lr_min) / (lr - lr_min).
+    With g at w and p at the perturbed weights, the direction is p - alpha g_perp, g_perp = g - <g, p> p / |p|^2. The
+    radius follows the learning rate: (rho_t - rho_min) / (rho - rho_min) = (lr_t - lr_min) / (lr - lr_min).
     """
     if rho == 0 and rho_min == 0:
         return plain_gradient
 
-    def update(params: TensorTree, moment: StepContext) -> Generator[GradRequest, TensorTree, TensorTree]:
-        span = moment.peak_lr - lr_min
-        radius = rho_min + (rho - rho_min) * ((moment.lr - lr_min) / span if span > 0 else 1.0)
+    def update(params: TensorTree, context: StepContext) -> Generator[GradRequest, TensorTree, TensorTree]:
+        lr_range = context.peak_lr - lr_min
+        radius = rho_min + (rho - rho_min) * ((context.lr - lr_min) / lr_range if lr_range > 0 else 1.0)
         gradient = yield GradRequest()
         descent = yield GradRequest(at=perturbed_params(params, gradient, radius, direction))
-        along: Tensor = tensor_tree.dot(gradient, descent) / (tensor_tree.dot(descent, descent) + TINY)
-        across = tensor_tree.add(gradient, descent, times=-along)
-        return tensor_tree.add(descent, across, times=-alpha)
+        projection: Tensor = tensor_tree.dot(gradient, descent) / (tensor_tree.dot(descent, descent) + EPSILON)
+        orthogonal = tensor_tree.add(gradient, descent, times=-projection)
+        return tensor_tree.add(descent, orthogonal, times=-alpha)
 
     return update
 
 
 def sam_on_subset(sam_update: Update, *, warmup: Update, step: Literal["split", "shared"] = "split") -> Update:
-    """Climb on the samples I am careful about and descend plainly on the rest, in one step (SharpBalance).
+    """Return the update of SharpBalance: SAM on the sharpness-aware set and plain gradients on all other samples.
 
-    The direction is (1/B) [ sum of plain samples' gradients where I stand + sum of careful samples' gradients up there
-    ], the way up found from the careful samples alone. `split` forwards the two parts one after the other, so that
-    BatchNorm sees the parts: 1 + f passes for a careful share f. `shared` forwards the batch once for both first
-    gradients. `before` is the update until the first meeting.
+    The direction is (1/B) [ sum of plain gradients of the other samples + sum of gradients of the sharpness-aware
+    samples at weights perturbed by their gradient alone ]. `split` runs a forward pass for each part, so that BatchNorm
+    sees the parts separately: 1 + f passes for a fraction f of sharpness-aware samples. `shared` runs one forward pass
+    for both gradients at the original weights. `warmup` is the update before the first data partition.
     """
 
-    def update(params: TensorTree, moment: StepContext) -> Generator[GradRequest, TensorTree, TensorTree]:
-        chosen = moment.sam_set
-        if chosen is None:
-            return (yield from warmup(params, moment))
-        size = max(moment.size, 1)
-        # Copies that share a batch hold other samples of it, and must ask for the same.
-        share = float((yield GradRequest(average={"share": chosen.sum().double() / size}))["share"])
-        if share < NO_ROWS:
-            return (yield from plain_gradient(params, moment))
-        if share > 1 - NO_ROWS:
-            return (yield from sam_update(params, moment))
-        mine, rest = chosen.nonzero().flatten(), (~chosen).nonzero().flatten()
-        known: TensorTree | None = None
+    def update(params: TensorTree, context: StepContext) -> Generator[GradRequest, TensorTree, TensorTree]:
+        sam_set = context.sam_set
+        if sam_set is None:
+            return (yield from warmup(params, context))
+        size = max(context.size, 1)
+        # Processes that share a batch hold different samples of it, and must yield the same requests.
+        fraction = float((yield GradRequest(average={"fraction": sam_set.sum().double() / size}))["fraction"])
+        if fraction < MIN_FRACTION:
+            return (yield from plain_gradient(params, context))
+        if fraction > 1 - MIN_FRACTION:
+            return (yield from sam_update(params, context))
+        sam_rows, plain_rows = sam_set.nonzero().flatten(), (~sam_set).nonzero().flatten()
+        gradient: TensorTree | None = None
         if step == "split":
-            flat = yield GradRequest(rows=rest, mean_over=size)
+            plain = yield GradRequest(rows=plain_rows, mean_over=size)
         else:
-            flat = yield GradRequest(weight=~chosen, keep_graph=True)
-            known = yield GradRequest(weight=chosen, reuse_graph=True)
-        steep = yield from _among(mine, size, known, sam_update(params, replace(moment, size=len(mine), sam_set=None)))
-        return tensor_tree.add(flat, steep)
+            plain = yield GradRequest(weight=~sam_set, keep_graph=True)
+            gradient = yield GradRequest(weight=sam_set, reuse_graph=True)
+        subset_update = sam_update(params, replace(context, size=len(sam_rows), sam_set=None))
+        perturbed = yield from _on_rows(sam_rows, size, gradient, subset_update)
+        return tensor_tree.add(plain, perturbed)
 
     return update
 
 
-def _among(
-    rows: Tensor, size: int, known: TensorTree | None, walk: Generator[GradRequest, TensorTree, TensorTree]
+def _on_rows(
+    rows: Tensor, size: int, gradient: TensorTree | None, update: Generator[GradRequest, TensorTree, TensorTree]
 ) -> Generator[GradRequest, TensorTree, TensorTree]:
-    """Drive an update over some samples of the batch; `known` answers its first ask where it stands already."""
-    ask = next(walk)
+    """Restrict the requests of an update to some samples; `gradient` serves its first request, if given."""
+    request = next(update)
     while True:
-        if known is not None and ask.at is None:
-            answer, known = known, None
+        if gradient is not None and request.at is None:
+            result, gradient = gradient, None
         else:
-            answer = yield replace(ask, rows=rows, mean_over=size)
+            result = yield replace(request, rows=rows, mean_over=size)
         try:
-            ask = walk.send(answer)
+            request = update.send(result)
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
 
@@ -186,11 +191,12 @@ SamVariant = Literal["plain", "sam", "asam", "gsam"]
 
 
 def get_update(name: SamVariant, rho: float | None = None) -> Update:
-    """Return the update of that name, at its usual radius unless `rho` says another."""
+    """Return the update called `name`, with its default radius unless `rho` is given."""
     if name == "plain":
         if rho:
             raise RecipeError(
-                f"method.rho = {rho} is how far to climb: name what climbs, such as method.update = 'sam'"
+                f"method.rho = {rho} has no effect with method.update = 'plain': set method.update = 'sam', 'asam', or "
+                "'gsam', or leave out method.rho"
             )
         return plain_gradient
     radius = {"sam": 0.05, "asam": 0.5, "gsam": 0.05}[name] if rho is None else rho
@@ -200,24 +206,24 @@ def get_update(name: SamVariant, rho: float | None = None) -> Update:
 
 
 def count_gradients(update: Update, size: int) -> int:
-    """Return how often an update asks for a gradient on a batch of `size`: for members that see each other, a law."""
+    """Return the number of gradients that an update requests for a batch of `size`; constant for joint methods."""
     return len(trace_requests(update, size))
 
 
 def trace_requests(update: Update, size: int) -> list[GradRequest]:
-    """Return what an update asks for on a batch of `size` when every answer is zero."""
-    nothing: TensorTree = {"weight": torch.zeros(1)}
-    walk = update(nothing, StepContext(size, lr=1.0, peak_lr=1.0))
-    asks: list[GradRequest] = []
+    """Return the requests of an update for a batch of `size`, in a dry run in which every gradient is zero."""
+    zeros: TensorTree = {"weight": torch.zeros(1)}
+    dry_run = update(zeros, StepContext(size, lr=1.0, peak_lr=1.0))
+    requests: list[GradRequest] = []
     try:
-        asks.append(next(walk))
+        requests.append(next(dry_run))
         while True:
-            asks.append(walk.send(nothing))
+            requests.append(dry_run.send(zeros))
     except StopIteration:
-        return asks
+        return requests
 
 
 def groups(size: int, m: int) -> list[tuple[slice, float]]:
-    """Cut `size` samples into groups of m, the last one smaller, each with its share of the whole."""
-    cuts = [slice(start, min(start + m, size)) for start in range(0, size, m)] or [slice(0, 0)]
-    return [(cut, (cut.stop - cut.start) / max(size, 1)) for cut in cuts]
+    """Divide `size` samples into groups of m, the last one smaller; return groups and their fractions."""
+    slices = [slice(start, min(start + m, size)) for start in range(0, size, m)] or [slice(0, 0)]
+    return [(rows, (rows.stop - rows.start) / max(size, 1)) for rows in slices]

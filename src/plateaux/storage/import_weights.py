@@ -48,7 +48,7 @@ def import_weights(
         load_weights(module, file, prefix)
         modules.append(module)
     run = Run.begin(out, recipe, RunInfo(DataInfo.from_splits(splits), adopted=tuple(files)))
-    store_weights(run, [module.state_dict() for module in modules], [f"adopted from {file}" for file in files])
+    store_weights(run, [module.state_dict() for module in modules], [f"imported from {file}" for file in files])
     return run
 
 

@@ -2,7 +2,7 @@
 
     question = "Does flatness cost diversity?"
     repetitions = 2
-    base = "cifar10_small"                          # a recipe's name or file, or a whole recipe as [base]
+    base = "cifar10_small"                          # name or file of a recipe, or a full recipe as [base]
 
     [grid]
     "model.width" = [8, 16]                         # a factor: values of one key of the recipe

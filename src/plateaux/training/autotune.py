@@ -1,7 +1,6 @@
-"""Choices left to the machine: which precision and memory format train fastest here without losing the loss.
+"""Autotune: find the precision and memory format that train fastest on this machine without changing the loss.
 
-Made once before the first step, written into the run, and never made again: a resume elsewhere must not choose
-differently.
+This happens once, before the first step, and is stored in the run: a resume on another machine must use the same.
 """
 
 from __future__ import annotations
@@ -23,23 +22,23 @@ from plateaux.training.state import StepOptions
 from plateaux.training.step import step
 
 STEPS = 50
-TOLERANCE = 0.02  # how far the loss over those steps may lie from fp32's
+LOSS_TOLERANCE = 0.02  # relative difference to the loss of the first candidate (fp32)
 
 
 def autotune(recipe: Recipe, components: Components, progress: Progress, *, steps: int = STEPS) -> dict[str, Any]:
-    """Return the precision and memory format to train in, and what each candidate did; nothing if none is left open."""
-    open_to = ["fp32"] if recipe.executor.mode == "vmap" else ["fp32", "bf16"]  # vmap does not run under autocast
-    precisions = open_to if recipe.train.precision == "auto" else [recipe.train.precision]
-    formats = ["contiguous", "channels_last"] if recipe.train.memory_format == "auto" else [recipe.train.memory_format]
+    """Return the fastest precision and memory format, and the results of all candidates; {} if none is "auto"."""
     if "auto" not in (recipe.train.precision, recipe.train.memory_format):
         return {}
+    supported = ["fp32"] if recipe.executor.mode == "vmap" else ["fp32", "bf16"]  # vmap does not support autocast
+    precisions = supported if recipe.train.precision == "auto" else [recipe.train.precision]
+    formats = ["contiguous", "channels_last"] if recipe.train.memory_format == "auto" else [recipe.train.memory_format]
     if len(precisions) * len(formats) == 1:
         return {"precision": precisions[0], "memory_format": formats[0], "tried": []}
     configure_runtime(threads=recipe.executor.threads)
     tried = []
     for precision, memory_format in product(precisions, formats):
         candidate = recipe.replaced(train={"precision": precision, "memory_format": memory_format, "compile": False})
-        loss, rate = _try(candidate, components, steps)
+        loss, rate = _measure(candidate, components, steps)
         tried.append({"precision": precision, "memory_format": memory_format, "loss": loss, "images_per_second": rate})
         progress(Message(f"tried {precision}, {memory_format}: {rate:,.0f} images/s, loss {loss:.4f}"))
     best = fastest(tried)
@@ -48,37 +47,37 @@ def autotune(recipe: Recipe, components: Components, progress: Progress, *, step
 
 
 def fastest(tried: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the fastest candidate whose loss lies within the tolerance of the first one's."""
-    honest = tried[0]["loss"]
-    sound = [each for each in tried[1:] if abs(each["loss"] - honest) <= TOLERANCE * abs(honest)]
-    return max([tried[0], *sound], key=lambda each: float(each["images_per_second"]))
+    """Return the fastest candidate whose loss is within the tolerance of the first candidate's."""
+    reference = tried[0]["loss"]
+    accurate = [result for result in tried[1:] if abs(result["loss"] - reference) <= LOSS_TOLERANCE * abs(reference)]
+    return max([tried[0], *accurate], key=lambda result: float(result["images_per_second"]))
 
 
 def throughput(recipe: Recipe, components: Components, *, steps: int = 6) -> float:
-    """Return how many images a second one member trains, from a few steps that are forgotten."""
-    return _try(recipe, components, steps)[1]
+    """Return the training speed of one member in images per second, measured over a few steps."""
+    return _measure(recipe, components, steps)[1]
 
 
-def _try(recipe: Recipe, components: Components, steps: int) -> tuple[float, float]:
-    """Return the mean loss over some steps of the first member, and images a second over the later half of them."""
+def _measure(recipe: Recipe, components: Components, steps: int) -> tuple[float, float]:
+    """Return the mean loss of the first member over some steps, and images per second over the second half."""
     device = get_device(recipe.executor.devices[0] if recipe.executor.devices else None)
     data = on_device(build_training_data(recipe, components), device)
-    alone = recipe.replaced(executor={"name": "local", "mode": "loop", "processes": 1})
-    ids, _ = train_val_split(alone, data)
-    feed = build_loader(alone, data, 0, shared=False, device=device, ids=ids)
-    executor = build_executor(alone, components)
-    learners = build_train_states(alone, data, [0], executor, device=device, steps=feed.steps(), components=components)
-    way = StepOptions(alone.train.precision, device, shared_lr_schedulers=shared_lr_schedulers(learners))
+    recipe = recipe.replaced(executor={"name": "local", "mode": "loop", "processes": 1})
+    ids, _ = train_val_split(recipe, data)
+    loader = build_loader(recipe, data, 0, shared=False, device=device, ids=ids)
+    executor = build_executor(recipe, components)
+    states = build_train_states(recipe, data, [0], executor, device=device, steps=loader.steps(), components=components)
+    options = StepOptions(recipe.train.precision, device, shared_lr_schedulers=shared_lr_schedulers(states))
     losses: list[torch.Tensor] = []
-    epoch, half, seen, clock = 0, steps // 2, 0, time.perf_counter()
+    epoch, half, samples, start_time = 0, steps // 2, 0, time.perf_counter()
     while len(losses) < steps:
-        for batch in feed.epoch(epoch):
-            losses.append(step(executor, learners, [batch], way)[0].loss)
+        for batch in loader.epoch(epoch):
+            losses.append(step(executor, states, [batch], options)[0].loss)
             if len(losses) == half:
-                seen, clock = 0, time.perf_counter()
-            seen += len(batch)
+                samples, start_time = 0, time.perf_counter()
+            samples += len(batch)
             if len(losses) == steps:
                 break
         epoch += 1
-    rate = seen / (time.perf_counter() - clock)
+    rate = samples / (time.perf_counter() - start_time)
     return float(torch.stack(losses).mean()), rate

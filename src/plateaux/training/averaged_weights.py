@@ -1,6 +1,6 @@
-"""An ensemble of averages: members are used at the moving average of their weights, not where their last step ended.
+"""Averaged weights (SWA): a member is used at the mean of its weights over the last steps, not at the last weights.
 
-Averaged weights give a network other activations than any step did, so BatchNorm's statistics are taken anew.
+Averaged weights produce other activations than those seen in training, so the statistics of BatchNorm are recomputed.
 """
 
 from __future__ import annotations
@@ -9,28 +9,29 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 
 from plateaux.core import tensor_tree
-from plateaux.core.member import Forward
+from plateaux.core.member import Forward, at_params
 from plateaux.core.types import Inputs
 from plateaux.models.modes import update_bn
-from plateaux.training.state import TrainState, at_params
+from plateaux.training.state import TrainState
 
 
 @contextmanager
 def averaged_params(
-    learner: TrainState, batches: Callable[[], Iterable[Inputs]], forward: Forward = nullcontext
+    state: TrainState, batches: Callable[[], Iterable[Inputs]], forward: Forward = nullcontext
 ) -> Iterator[None]:
-    """Put a member at its moving average for a while, BatchNorm's statistics taken from batches; then put it back."""
-    average = learner.average
+    """Temporarily set a member to its averaged weights, with BatchNorm statistics computed from batches."""
+    average = state.average
     if average is None or not average.count:
         yield
         return
-    with at_params(learner, {name: average.tree[name] for name in learner.params}):
-        tensor_tree.write(learner.buffers, {**learner.buffers, **average.tree})
-        update_bn(learner.module, batches(), forward)
+    params = {name: average.tree[name] for name in state.params}
+    with at_params(state.params, params, buffers=state.buffers):
+        tensor_tree.write(state.buffers, {**state.buffers, **average.tree})
+        update_bn(state.module, batches(), forward)
         yield
 
 
-def describe_weights(learner: TrainState, epoch: int) -> str:
-    """Say which weights a member is used at once so many epochs are completed."""
-    count = 0 if learner.average is None else learner.average.count
+def describe_weights(state: TrainState, epoch: int) -> str:
+    """Return which weights of a member are used after this number of epochs, for the log."""
+    count = 0 if state.average is None else state.average.count
     return f"epoch {epoch}, the mean of the last {count} steps" if count else f"epoch {epoch}"

@@ -1,4 +1,4 @@
-"""The span before a meeting: runs that train the same until then can begin where another has come to."""
+"""Branch a run from another one that trains the same way up to its first data partition."""
 
 from __future__ import annotations
 
@@ -10,89 +10,92 @@ from plateaux.config.recipe import Recipe, diff
 from plateaux.config.schema import fields, member_options
 from plateaux.core import registry
 from plateaux.core.errors import RunError
+from plateaux.core.method import DataPartition
 from plateaux.storage.run import MemberProgress, Run, sharpness_path
 
 
 def shared_prefix(recipe: Recipe, components: Components = NO_COMPONENTS) -> dict[str, Any]:
-    """Return what decides a member's weights until its first meeting: of SAM and SharpBalance the same."""
-    methods = {str(number): _epochs_before_partition(recipe, number, components) for number in range(recipe.members)}
+    """Return everything that determines the weights up to the first data partition: equal for SAM and SharpBalance."""
+    methods = {str(number): _method_before_partition(recipe, number, components) for number in range(recipe.members)}
     return {**recipe.identity(), "method": methods}
 
 
-def branch_from(run: Run, other: Run, components: Components = NO_COMPONENTS) -> None:
-    """Put members that have not begun where another run of the same span stood at its first meeting."""
+def branch_from(run: Run, parent: Run, components: Components = NO_COMPONENTS) -> None:
+    """Copy the checkpoints that a parent run wrote at its first data partition to members that have not started."""
     mine = {"recipe": shared_prefix(run.resolved_recipe(), components), "data": run.info.data.to_dict()}
-    theirs = {"recipe": shared_prefix(_as_many(other, run), components), "data": other.info.data.to_dict()}
+    theirs = {"recipe": shared_prefix(_parent_recipe(parent, run), components), "data": parent.info.data.to_dict()}
     changes = diff(theirs, mine)
     if changes:
         raise RunError(
-            f"{other.store.root} does not train the same until its meeting. What differs (there -> here):\n  "
-            + "\n  ".join(changes)
+            f"{parent.store.root} does not train the same way up to its data partition. Differences "
+            "(parent -> this run):\n  " + "\n  ".join(changes)
         )
     if run.recipe.train.select != "last":
         raise RunError(
-            f"train.select = {run.recipe.train.select!r} needs the whole course; a span is shared with 'last'"
+            f"train.select = {run.recipe.train.select!r} needs all epochs, but a branch starts later. "
+            "Set train.select = 'last', or train without --branch-from"
         )
     for number in range(run.recipe.members):
         if run.progress(number) == MemberProgress():
-            _copy(run, other, number, components)
+            _copy_checkpoint(run, parent, number, components)
 
 
-def _as_many(other: Run, run: Run) -> Recipe:
-    if other.recipe.members < run.recipe.members:
+def _parent_recipe(parent: Run, run: Run) -> Recipe:
+    """Return the recipe of the parent with the number of members of the run."""
+    if parent.recipe.members < run.recipe.members:
         raise RunError(
-            f"{other.store.root} has {other.recipe.members} members; this run needs {run.recipe.members} to begin from"
+            f"{parent.store.root} has {parent.recipe.members} members, but this run needs {run.recipe.members}. "
+            "Branch from a run with at least as many members"
         )
-    return other.resolved_recipe().replaced(members=run.recipe.members)
+    return parent.resolved_recipe().replaced(members=run.recipe.members)
 
 
-def _copy(run: Run, other: Run, number: int, components: Components) -> None:
-    met = other.progress(number).partition_checkpoint
-    if met is None:
+def _copy_checkpoint(run: Run, parent: Run, number: int, components: Components) -> None:
+    checkpoint = parent.progress(number).partition_checkpoint
+    if checkpoint is None:
         raise RunError(
-            f"Member {number} of {other.store.root} has kept no state of a meeting: it has not come to one yet, or was "
-            'tidied up when it finished. Train that run with run.keep_checkpoints = "last"'
+            f"Member {number} of {parent.store.root} has no checkpoint of a data partition: it has not reached one, or "
+            'its checkpoints were deleted when it finished. Train that run with run.keep_checkpoints = "last"'
         )
-    state = other.store.get_state(met)
+    state = parent.store.get_state(checkpoint)
     progress = {**state["progress"], "log_parts": tuple(state["progress"]["log_parts"])}
     epoch = int(progress["epoch"])
-    rendezvous = build_method(run.recipe, number, components).partition
-    if rendezvous is not None and rendezvous.after[0] < epoch:
+    partition = build_method(run.recipe, number, components).partition
+    if partition is not None and partition.after[0] < epoch:
         raise RunError(
-            f"{other.store.root} met after {epoch} epochs, this run is to meet after {rendezvous.after[0]} already"
+            f"{parent.store.root} partitions the samples after {epoch} epochs, but this run does after "
+            f"{partition.after[0]}. Branch from a run that does so at the same time or earlier"
         )
     for part in progress["log_parts"]:
-        run.store.put(part, other.store.get(part))
+        run.store.put(part, parent.store.get(part))
     name = run.put_state(number, MemberProgress(epoch=epoch), state)
-    meets_here = rendezvous is not None and rendezvous.after[0] == epoch
-    theirs = build_method(other.recipe, number, components).partition
-    scores = sharpness_path(epoch, number)
-    if (
-        meets_here
-        and rendezvous is not None
-        and theirs is not None
-        and rendezvous.metadata.get("score") == theirs.metadata.get("score")
-        and other.store.has(scores)
-    ):
-        run.store.put(scores, other.store.get(scores))
-    run.commit(
-        number,
-        MemberProgress(
-            **{**progress, "checkpoints": ((epoch, 0, name),), "partition_checkpoint": name if meets_here else None}
-        ),
-    )
+    partitions_here = partition is not None and partition.after[0] == epoch
+    if partition is not None and partitions_here:
+        _copy_scores(run, parent, number, epoch, partition, components)
+    changes = {"checkpoints": ((epoch, 0, name),), "partition_checkpoint": name if partitions_here else None}
+    run.commit(number, MemberProgress(**{**progress, **changes}))
 
 
-def _epochs_before_partition(recipe: Recipe, number: int, components: Components) -> dict[str, Any]:
-    """Return one member's method until its first meeting, defaults filled in."""
-    rendezvous = build_method(recipe, number, components).partition
-    if rendezvous is not None:
-        name, options = (
-            str(rendezvous.prefix_method["name"]),
-            {k: v for k, v in rendezvous.prefix_method.items() if k != "name"},
-        )
+def _copy_scores(
+    run: Run, parent: Run, number: int, epoch: int, partition: DataPartition, components: Components
+) -> None:
+    """Copy the sharpness of the samples if both runs compute the same score."""
+    other = build_method(parent.recipe, number, components).partition
+    path = sharpness_path(epoch, number)
+    if other is None or partition.metadata.get("score") != other.metadata.get("score"):
+        return
+    if parent.store.has(path):
+        run.store.put(path, parent.store.get(path))
+
+
+def _method_before_partition(recipe: Recipe, number: int, components: Components) -> dict[str, Any]:
+    """Return name and options, with defaults, of the method that one member uses up to its first data partition."""
+    partition = build_method(recipe, number, components).partition
+    if partition is not None:
+        name = str(partition.prefix_method["name"])
+        options = {option: value for option, value in partition.prefix_method.items() if option != "name"}
     else:
         name, options = recipe.method.name, recipe.for_member(number).method.options
     factory = registry.method.get(name, allow=components.trust)
-    usual = {option: default for option, (_, default) in fields(factory).items()}
-    return {"name": name, **usual, **member_options(factory, options, number, recipe.members)}
+    defaults = {option: default for option, (_, default) in fields(factory).items()}
+    return {"name": name, **defaults, **member_options(factory, options, number, recipe.members)}

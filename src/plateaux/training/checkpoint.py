@@ -12,38 +12,38 @@ from plateaux.config.recipe import Recipe
 from plateaux.training.state import GradScaler, TrainState
 
 
-def state_dict(learner: TrainState) -> dict[str, Any]:
-    """Return all that a member needs to go on exactly as if nothing had happened."""
-    learner.sync_lr()
-    schedule = learner.lr_scheduler if learner.shared_lr_scheduler is None else learner.shared_lr_scheduler.lr_scheduler
+def state_dict(state: TrainState) -> dict[str, Any]:
+    """Return everything that is needed to resume a member exactly."""
+    state.sync_lr()
+    scheduler = state.lr_scheduler if state.shared_lr_scheduler is None else state.shared_lr_scheduler.lr_scheduler
     return {
-        "params": {name: param.detach() for name, param in learner.params.items()},
-        "buffers": dict(learner.buffers),
-        "optimizer": learner.optimizer.state_dict(),
-        "lr_scheduler": schedule.state_dict() if schedule is not None else None,
-        "scaler": asdict(learner.scaler) if learner.scaler is not None else None,
-        "average": learner.average.state_dict() if learner.average is not None else None,
+        "params": {name: param.detach() for name, param in state.params.items()},
+        "buffers": dict(state.buffers),
+        "optimizer": state.optimizer.state_dict(),
+        "lr_scheduler": scheduler.state_dict() if scheduler is not None else None,
+        "scaler": asdict(state.scaler) if state.scaler is not None else None,
+        "average": state.average.state_dict() if state.average is not None else None,
     }
 
 
 @torch.no_grad()
-def load_state_dict(learner: TrainState, state: dict[str, Any]) -> None:
-    """Put a member back to where `state_of` saw it."""
-    for name, param in learner.params.items():
-        param.copy_(state["params"][name])
-    for name, buffer in learner.buffers.items():
-        buffer.copy_(state["buffers"][name])
-    learner.optimizer.load_state_dict(state["optimizer"])
-    if learner.lr_scheduler is not None:
-        learner.lr_scheduler.load_state_dict(state["lr_scheduler"])
-    if learner.shared_lr_scheduler is not None:
-        learner.shared_lr_scheduler.return_to(learner.optimizer, state["lr_scheduler"])
-    if learner.scaler is not None:
-        learner.scaler = GradScaler(**state["scaler"])
-    if learner.average is not None:
-        learner.average.load_state_dict(state["average"], next(iter(learner.params.values())).device)
+def load_state_dict(state: TrainState, stored: dict[str, Any]) -> None:
+    """Load what `state_dict` returned."""
+    for name, param in state.params.items():
+        param.copy_(stored["params"][name])
+    for name, buffer in state.buffers.items():
+        buffer.copy_(stored["buffers"][name])
+    state.optimizer.load_state_dict(stored["optimizer"])
+    if state.lr_scheduler is not None:
+        state.lr_scheduler.load_state_dict(stored["lr_scheduler"])
+    if state.shared_lr_scheduler is not None:
+        state.shared_lr_scheduler.restore(state.optimizer, stored["lr_scheduler"])
+    if state.scaler is not None:
+        state.scaler = GradScaler(**stored["scaler"])
+    if state.average is not None:
+        state.average.load_state_dict(stored["average"], next(iter(state.params.values())).device)
 
 
-def member_weights(recipe: Recipe, learner: TrainState) -> dict[str, torch.Tensor]:
-    """Return the weights a member's file holds."""
-    return member_state_dict(learner.module, shared_param_names(recipe, learner.module))
+def member_weights(recipe: Recipe, state: TrainState) -> dict[str, torch.Tensor]:
+    """Return the weights that are stored in a member's file: those that it does not share with other members."""
+    return member_state_dict(state.module, shared_param_names(recipe, state.module))

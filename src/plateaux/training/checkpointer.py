@@ -25,14 +25,14 @@ from plateaux.training.state import TrainState
 
 
 class Checkpointer:
-    """Saves and loads the state of members; a checkpoint counts once `progress.json` names it."""
+    """Saves and loads the state of members; a checkpoint is valid once `progress.json` names it."""
 
     def __init__(
         self, run: Run, data: DataSplits, job: Job, method: Method, executor: Executor, device: torch.device
     ) -> None:
         self.run, self.data, self.job, self.method, self.executor = run, data, job, method, executor
         self.recipe, self.device = run.recipe, device
-        # Brings a member back from disk; the trainer replaces it where members are offloaded.
+        # Loads an offloaded member; the trainer replaces it if members are offloaded.
         self.resident: Callable[[TrainState], AbstractContextManager[Any]] = lambda _: nullcontext()
         self.last_save = time.monotonic()
 
@@ -43,7 +43,7 @@ class Checkpointer:
         return minutes is not None and time.monotonic() - self.last_save > 60 * minutes
 
     def resume(self, member: EpochStats) -> EpochStats:
-        """Put a member where the job starts; a log part written after that place is dropped."""
+        """Load the state of a member at the start of the job; log parts that were written later are dropped."""
         start = self.job.start
         if start == (0, 0):
             member.progress = MemberProgress(seconds=member.progress.seconds)
@@ -54,22 +54,22 @@ class Checkpointer:
         state = self.run.store.get_state(names[start])
         load_state_dict(member.state, state)
         member.loss, member.correct, member.samples = state["epoch"]
-        # A checkpoint after this place belongs to an attempt that its group could not follow.
-        kept = tuple(each for each in member.progress.checkpoints if each[:2] <= start)
+        # Later checkpoints belong to an attempt in which other members of the group did not get as far.
+        checkpoints = tuple(checkpoint for checkpoint in member.progress.checkpoints if checkpoint[:2] <= start)
         progress = {
             **state["progress"],
             "log_parts": tuple(state["progress"]["log_parts"]),
             "partition_checkpoint": member.progress.partition_checkpoint,
         }
-        member.progress = MemberProgress(**{**progress, "checkpoints": kept, "seconds": member.progress.seconds})
+        member.progress = MemberProgress(**{**progress, "checkpoints": checkpoints, "seconds": member.progress.seconds})
         return member
 
     def save(self, members: Sequence[EpochStats], epoch: int, step: int) -> None:
         """Write the state and the log of every member first, then the progress that names them."""
         now = time.monotonic()
         for member in members:
-            if any(each[:2] == (epoch, step) for each in member.progress.checkpoints):
-                continue  # nothing happened since
+            if any(checkpoint[:2] == (epoch, step) for checkpoint in member.progress.checkpoints):
+                continue  # it exists already
             seconds = member.progress.seconds + (now - self.last_save) / len(members)
             member.progress = replace(member.progress, epoch=epoch, step=step, seconds=seconds)
             if self.executor.is_writer():
@@ -86,7 +86,7 @@ class Checkpointer:
             state["epoch"] = (member.loss, member.correct, member.samples)
             state["progress"] = to_plain(member.progress)
             name = self.run.put_state(number, member.progress, state)
-        # Joint members keep one checkpoint more, so that a group finds one that all have.
+        # Joint members keep one more checkpoint, so that there is one that all members have.
         older = member.progress.checkpoints[-1:] if is_joint else ()
         at_partition = partition is not None and (epoch, step) == (partition.after[0], 0)
         member.progress = replace(
@@ -99,7 +99,7 @@ class Checkpointer:
 
     @contextmanager
     def weights_in_use(self, state: TrainState) -> Iterator[None]:
-        """Hold a member in memory at the weights it is used at: their running mean, where it has one."""
+        """Load a member and set it to the weights that are used for predictions: averaged weights if it has them."""
         precision, shard = self.recipe.train.precision, self.executor.shard
         with (
             self.resident(state),
@@ -112,14 +112,14 @@ class Checkpointer:
             yield
 
     def put_weights(self, state: TrainState, epoch: int, *, best: bool = False) -> str | None:
-        """Write the weights a member is used at, where this process writes; copies of it update BatchNorm too."""
+        """Write the weights for predictions, if this process is the writer; all processes update BatchNorm."""
         with self.weights_in_use(state):
             if not self.executor.is_writer():
                 return None
             return self.run.put_weights(state.number, member_weights(self.recipe, state), epoch=epoch, best=best)
 
     def finish(self, member: EpochStats, stop_reason: str) -> None:
-        """Write the weights to use, and mark the member as finished."""
+        """Write the final weights, and mark the member as finished."""
         number, progress = member.state.number, member.progress
         if self.recipe.train.select == "last" or progress.best_epoch is None:
             name = self.put_weights(member.state, progress.epoch)

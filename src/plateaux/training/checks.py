@@ -1,8 +1,15 @@
-"""Rules that a recipe must satisfy before training."""
+"""Rules that a recipe must satisfy before training starts.
+
+A rule is a function of a `PlannedTraining` that returns a message if the recipe violates it, else None. `check` applies
+the rules in the order of the table `RULES`.
+"""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
 
 from plateaux.config.builders.data import uses_shared_order
 from plateaux.config.builders.model import architecture_hash
@@ -16,102 +23,236 @@ from plateaux.optim.sam import count_gradients
 from plateaux.training.validation import validation_metrics
 
 
+@dataclass(frozen=True, slots=True)
+class PlannedTraining:
+    """A recipe with the methods of all its members."""
+
+    recipe: Recipe
+    components: Components
+    methods: tuple[Method, ...]  # one per member
+
+    @classmethod
+    def from_recipe(cls, recipe: Recipe, components: Components = NO_COMPONENTS) -> PlannedTraining:
+        """Build the methods of all members."""
+        methods = tuple(build_method(recipe, number, components) for number in range(recipe.members))
+        return cls(recipe, components, methods)
+
+    @property
+    def method(self) -> Method:
+        """The method of the first member."""
+        return self.methods[0]
+
+    @property
+    def members(self) -> str:
+        """The subject of messages."""
+        return f"Members of {self.recipe.method.name!r}"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A requirement of a recipe: an error stops, a warning is shown."""
+
+    find_violation: Callable[[PlannedTraining], str | None]
+    level: Literal["error", "warning"] = "error"
+
+
 def check(recipe: Recipe, components: Components = NO_COMPONENTS) -> bool:
-    """Say whether the members see each other; refuse what cannot be carried out before anything is written."""
+    """Raise RecipeError if a recipe cannot be trained; return whether its members are trained jointly."""
     check_plugins(recipe, components)
-    method = build_method(recipe, 0, components)
-    joint, sees = method.is_joint, method.objective.gather != "none"
-    check_member_order(recipe, method, components)
-    asks = {
-        count_gradients(build_method(recipe, number, components).update, recipe.data.batch_size)
-        for number in range(recipe.members)
-    }
-    if joint and len(asks) > 1:
-        raise RecipeError(
-            f"members of {recipe.method.name!r} see each other, so they must ask for gradients equally often; "
-            "a radius of zero asks once, any other twice: give every member a radius above zero, or all of them zero"
-        )
-    if joint and any(loss_options(recipe, n) != loss_options(recipe, 0) for n in range(recipe.members)):
-        raise RecipeError(f"members of {recipe.method.name!r} share one loss: its options cannot differ between them")
-    if joint and len({repr(_joint_options(recipe, n, components)) for n in range(recipe.members)}) > 1:
-        raise RecipeError(f"members of {recipe.method.name!r} settle together: only rho may differ between them")
-    if recipe.data.unlabeled and "unlabeled" not in method.objective.extra_inputs:
-        warnings.warn(f"{recipe.method.name!r} looks at no unlabelled samples: they are not read", stacklevel=3)
-    _check_partition(recipe, components)
-    if joint and recipe.train.early_stopping_patience is not None:
-        raise RecipeError(
-            f"members of {recipe.method.name!r} learn together, so none can stop early; leave out "
-            "train.early_stopping_patience"
-        )
-    if sees and recipe.train.precision == "fp16":
-        raise RecipeError(
-            f"members of {recipe.method.name!r} share one loss, which fp16 cannot scale for each; use bf16"
-        )
-    if joint and recipe.data.shuffle == "per_member":
-        raise RecipeError(
-            f"members of {recipe.method.name!r} meet over the same samples: data.shuffle must be 'shared'"
-        )
-    if recipe.data.bootstrap is not None and (joint or uses_shared_order(recipe, method)):
-        raise RecipeError(
-            "Members that share their batches cannot have bags of their own: leave out data.bootstrap, or use a "
-            "method whose "
-            "members do not meet in every batch with data.shuffle = 'own'"
-        )
-    if recipe.train.select != "last" and not recipe.data.validation_split:
-        raise RecipeError(
-            f"train.select = {recipe.train.select!r} needs samples to choose on; set data.validation_split, such as 0.1"
-        )
-    validation_metrics(recipe.train.select)
-    get_probes(recipe.probe.probes, trust=components.trust)
-    if recipe.train.early_stopping_patience is not None and not recipe.data.validation_split:
-        raise RecipeError(
-            "train.early_stopping_patience needs samples to judge by; set data.validation_split, such as 0.1"
-        )
-    return joint
+    planned = PlannedTraining.from_recipe(recipe, components)
+    for rule in RULES:
+        message = rule.find_violation(planned)
+        if message is not None and rule.level == "error":
+            raise RecipeError(message)
+        if message is not None:
+            warnings.warn(message, stacklevel=3)
+    return planned.method.is_joint
 
 
-def _joint_options(recipe: Recipe, number: int, components: Components) -> dict[str, object]:
-    return {name: value for name, value in method_options(recipe, number, components).items() if name != "rho"}
+# --- Chained methods: a member starts from the weights of the one before it
 
 
-def _check_partition(recipe: Recipe, components: Components) -> None:
-    """Refuse what members that meet cannot do; one alone meets nobody."""
-    found = [build_method(recipe, number, components).partition for number in range(recipe.members)]
-    first = found[0]
+def chained_members_share_an_architecture(planned: PlannedTraining) -> str | None:
+    if planned.method.member_order != "chained":
+        return None
+    hashes = {architecture_hash(planned.recipe, n, planned.components) for n in range(planned.recipe.members)}
+    if len(hashes) == 1:
+        return None
+    return f"{planned.members} start from the weights of the previous member: set the same model for all of them"
+
+
+def chained_members_are_not_pruned(planned: PlannedTraining) -> str | None:
+    if planned.method.member_order != "chained" or not planned.recipe.model.sparsity:
+        return None
+    return (
+        f"{planned.members} start from the weights of the previous member, but each is pruned separately; "
+        "leave out model.sparsity"
+    )
+
+
+def chained_members_do_not_stop_early(planned: PlannedTraining) -> str | None:
+    if planned.method.member_order != "chained" or planned.recipe.train.early_stopping_patience is None:
+        return None
+    return f"{planned.members} start where the previous member ended; leave out train.early_stopping_patience"
+
+
+def chained_members_have_a_schedule(planned: PlannedTraining) -> str | None:
+    if planned.method.member_order != "chained" or planned.recipe.lr_scheduler:
+        return None
+    return (
+        f"{planned.members} are snapshots at the end of a learning-rate cycle, but this recipe has no schedule: "
+        "add [[lr_scheduler]] with name = 'cosine' and interval = 'step'"
+    )
+
+
+# --- Joint methods: the loss of a member depends on the outputs of the others
+
+
+def joint_members_request_equally_many_gradients(planned: PlannedTraining) -> str | None:
+    if not planned.method.is_joint:
+        return None
+    counts = {count_gradients(method.update, planned.recipe.data.batch_size) for method in planned.methods}
+    if len(counts) == 1:
+        return None
+    return (
+        f"{planned.members} share one loss, so all must request the same number of gradients per step. "
+        "Set rho > 0 for all members, or rho = 0 for all"
+    )
+
+
+def joint_members_share_loss_options(planned: PlannedTraining) -> str | None:
+    recipe = planned.recipe
+    if not planned.method.is_joint:
+        return None
+    if all(loss_options(recipe, number) == loss_options(recipe, 0) for number in range(recipe.members)):
+        return None
+    return f"{planned.members} share one loss: its options cannot differ between them"
+
+
+def joint_members_share_method_options(planned: PlannedTraining) -> str | None:
+    if not planned.method.is_joint:
+        return None
+    options = {repr(_options_without_rho(planned, number)) for number in range(planned.recipe.members)}
+    if len(options) == 1:
+        return None
+    return f"{planned.members} share one loss, so only rho may differ between them"
+
+
+def _options_without_rho(planned: PlannedTraining, number: int) -> dict[str, object]:
+    options = method_options(planned.recipe, number, planned.components)
+    return {name: value for name, value in options.items() if name != "rho"}
+
+
+def unlabeled_samples_are_used(planned: PlannedTraining) -> str | None:
+    if not planned.recipe.data.unlabeled or "unlabeled" in planned.method.objective.extra_inputs:
+        return None
+    return f"{planned.recipe.method.name!r} does not use unlabeled samples: data.unlabeled is ignored"
+
+
+# --- Data partition
+
+
+def partition_is_the_same_for_all_members(planned: PlannedTraining) -> str | None:
+    first = planned.method.partition
     if first is None:
-        return
-    if any(other is None or (other.after, other.metadata) != (first.after, first.metadata) for other in found):
-        raise RecipeError(
-            f"members of {recipe.method.name!r} meet at one time and by one rule: only rho may differ between them"
-        )
-    if recipe.train.early_stopping_patience is not None:
-        raise RecipeError(
-            f"members of {recipe.method.name!r} meet, so none can stop early; leave out train.early_stopping_patience"
-        )
-    if recipe.members == 1:
-        warnings.warn(
-            f"a single member of {recipe.method.name!r} meets nobody: after its meeting it descends plainly wherever "
-            "the rule looks at others",
-            stacklevel=3,
-        )
+        return None
+    others = [method.partition for method in planned.methods]
+    if all(other is not None and (other.after, other.metadata) == (first.after, first.metadata) for other in others):
+        return None
+    return f"{planned.members} partition the samples at one epoch and by one rule, so only rho may differ between them"
 
 
-def check_member_order(recipe: Recipe, method: Method, components: Components) -> None:
-    """Refuse what members that go on from each other cannot do."""
-    if method.member_order != "chained":
-        return
-    name = recipe.method.name
-    if len({architecture_hash(recipe, number, components) for number in range(recipe.members)}) > 1:
-        raise RecipeError(f"members of {name!r} are places on one course: give all of them the same model")
-    if recipe.model.sparsity:
-        raise RecipeError(f"members of {name!r} are places on one course, but are pruned apart; leave out sparsity")
-    if recipe.train.early_stopping_patience is not None:
-        raise RecipeError(
-            f"members of {name!r} go on where the last one ended: leave out train.early_stopping_patience"
-        )
-    if not recipe.lr_scheduler:
-        warnings.warn(
-            f"members of {name!r} end cycles of the learning rate, and this recipe has none: add [[lr_scheduler]] with "
-            "name = 'cosine' and per = 'step'",
-            stacklevel=4,
-        )
+def partitioned_members_do_not_stop_early(planned: PlannedTraining) -> str | None:
+    if planned.method.partition is None or planned.recipe.train.early_stopping_patience is None:
+        return None
+    return f"{planned.members} need all members at the data partition; leave out train.early_stopping_patience"
+
+
+def partition_has_several_members(planned: PlannedTraining) -> str | None:
+    if planned.method.partition is None or planned.recipe.members > 1:
+        return None
+    return (
+        f"{planned.recipe.method.name!r} with a single member: rules that compare members assign no samples to SAM, so "
+        "after the data partition the member trains with plain gradients"
+    )
+
+
+# --- Joint methods again, and data
+
+
+def joint_members_do_not_stop_early(planned: PlannedTraining) -> str | None:
+    if not planned.method.is_joint or planned.recipe.train.early_stopping_patience is None:
+        return None
+    return f"{planned.members} are trained jointly, so none can stop early; leave out train.early_stopping_patience"
+
+
+def shared_losses_are_not_fp16(planned: PlannedTraining) -> str | None:
+    if planned.method.objective.gather == "none" or planned.recipe.train.precision != "fp16":
+        return None
+    return (
+        f"{planned.members} share one loss, which cannot be scaled separately for each member in fp16. "
+        "Set train.precision to 'bf16' or 'fp32'"
+    )
+
+
+def joint_members_share_batches(planned: PlannedTraining) -> str | None:
+    if not planned.method.is_joint or planned.recipe.data.shuffle != "per_member":
+        return None
+    return f"{planned.members} are trained jointly on the same samples: data.shuffle must be 'shared'"
+
+
+def bootstrap_needs_own_batches(planned: PlannedTraining) -> str | None:
+    recipe, method = planned.recipe, planned.method
+    if recipe.data.bootstrap is None or not (method.is_joint or uses_shared_order(recipe, method)):
+        return None
+    return (
+        "data.bootstrap draws other samples for each member, but these members share their batches. Leave out "
+        "data.bootstrap, or use a method without a joint loss and data.shuffle = 'per_member'"
+    )
+
+
+# --- Validation
+
+
+def selection_needs_validation_samples(planned: PlannedTraining) -> str | None:
+    if planned.recipe.train.select == "last" or planned.recipe.data.validation_split:
+        return None
+    return (
+        f"train.select = {planned.recipe.train.select!r} needs validation samples; "
+        "set data.validation_split, for example 0.1"
+    )
+
+
+def metrics_and_probes_exist(planned: PlannedTraining) -> str | None:
+    """Raise the error of the metric or probe that is unknown or unsuitable."""
+    validation_metrics(planned.recipe.train.select)
+    get_probes(planned.recipe.probe.probes, trust=planned.components.trust)
+    return None
+
+
+def early_stopping_needs_validation_samples(planned: PlannedTraining) -> str | None:
+    if planned.recipe.train.early_stopping_patience is None or planned.recipe.data.validation_split:
+        return None
+    return "train.early_stopping_patience needs validation samples; set data.validation_split, for example 0.1"
+
+
+RULES = (
+    Rule(chained_members_share_an_architecture),
+    Rule(chained_members_are_not_pruned),
+    Rule(chained_members_do_not_stop_early),
+    Rule(chained_members_have_a_schedule, "warning"),
+    Rule(joint_members_request_equally_many_gradients),
+    Rule(joint_members_share_loss_options),
+    Rule(joint_members_share_method_options),
+    Rule(unlabeled_samples_are_used, "warning"),
+    Rule(partition_is_the_same_for_all_members),
+    Rule(partitioned_members_do_not_stop_early),
+    Rule(partition_has_several_members, "warning"),
+    Rule(joint_members_do_not_stop_early),
+    Rule(shared_losses_are_not_fp16),
+    Rule(joint_members_share_batches),
+    Rule(bootstrap_needs_own_batches),
+    Rule(selection_needs_validation_samples),
+    Rule(metrics_and_probes_exist),
+    Rule(early_stopping_needs_validation_samples),
+)

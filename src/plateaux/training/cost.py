@@ -1,7 +1,7 @@
-"""What training costs: epochs, passes over the training samples, seconds.
+"""The cost of training: epochs, passes over the training samples, seconds.
 
-A pass is one forward and one backward pass over every training sample. SAM takes two an epoch, so methods are compared
-at equal epochs, at equal passes and at equal time.
+A pass is one forward and one backward pass over every training sample. SAM needs two per epoch, so methods are
+compared at equal epochs, at equal passes, and at equal time.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from plateaux.core.method import GradRequest, StepContext, Update
 from plateaux.core.types import TensorTree
 from plateaux.storage.run import Run, partition_summary_path
 
-BACKWARD = 2 / 3  # of a pass
-UNKNOWN_FRACTION = 0.5  # of the samples a member is careful about, before its meeting
+BACKWARD = 2 / 3  # cost of a backward pass, in passes
+DEFAULT_SAM_FRACTION = 0.5  # of the samples of a member, as long as its data partition is not known
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one member has cost."""
+    """The cost of one member."""
 
     epochs: float
     passes: float
@@ -35,12 +35,9 @@ class Cost:
 
 
 def measured_cost(run: Run, number: int, components: Components = NO_COMPONENTS) -> Cost:
-    """Return what a member of a run has cost until now.
-
-    Scoring for a meeting counts, as a pass and in seconds.
-    """
-    progress, met = run.progress(number), _meetings(run, number, components)
-    shares = {epoch: float(summary["share"][number] or 0.0) for epoch, summary in met.items()}
+    """Return the cost of a member of a run so far, including the scoring of samples for data partitions."""
+    progress, summaries = run.progress(number), _partition_summaries(run, number, components)
+    shares = {epoch: float(summary["share"][number] or 0.0) for epoch, summary in summaries.items()}
     passes = count_passes(run.recipe, number, epochs=progress.epoch, shares=shares, components=components)
     return Cost(progress.epoch, passes, progress.seconds)
 
@@ -53,48 +50,48 @@ def count_passes(
     shares: Mapping[int, float] | None = None,
     components: Components = NO_COMPONENTS,
 ) -> float:
-    """Return how many passes a member takes; `shares` says of each meeting about what part it is careful then.
+    """Return the number of passes of a member; scoring the samples for a data partition counts as one pass.
 
-    Scoring every sample at a meeting counts one pass.
+    `shares` maps the epoch of a data partition to the fraction of samples to which the member applies SAM from then on.
     """
     method, size = build_method(recipe, number, components), recipe.data.batch_size
-    wanted = recipe.train.epochs if epochs is None else epochs
-    ends = [epoch for epoch in (method.partition.after if method.partition else ()) if epoch <= wanted]
-    drawn = recipe.data.bootstrap or 1.0  # of all samples, in an epoch
-    found = drawn * (ends[0] if ends else wanted) * passes_per_step(method.update, size)
-    for begin, end in pairwise([*ends, wanted]):
-        share = (shares or {}).get(begin, UNKNOWN_FRACTION)
-        careful = torch.arange(size) < round(share * size)
-        found += 1 + drawn * (end - begin) * passes_per_step(method.update, size, careful)
-    return found
+    total_epochs = recipe.train.epochs if epochs is None else epochs
+    partitions = [epoch for epoch in (method.partition.after if method.partition else ()) if epoch <= total_epochs]
+    sampled = recipe.data.bootstrap or 1.0  # fraction of all samples in an epoch
+    passes = sampled * (partitions[0] if partitions else total_epochs) * passes_per_step(method.update, size)
+    for start, stop in pairwise([*partitions, total_epochs]):
+        share = (shares or {}).get(start, DEFAULT_SAM_FRACTION)
+        sam_set = torch.arange(size) < round(share * size)
+        passes += 1 + sampled * (stop - start) * passes_per_step(method.update, size, sam_set)
+    return passes
 
 
-def passes_per_step(update: Update, size: int, sam_fraction: Tensor | None = None) -> float:
-    """Return how many passes over its batch an update takes."""
-    nothing: TensorTree = {"weight": torch.zeros(1)}
-    walk = update(nothing, StepContext(size, lr=1.0, peak_lr=1.0, sam_set=sam_fraction))
-    found = 0.0
+def passes_per_step(update: Update, size: int, sam_set: Tensor | None = None) -> float:
+    """Return the number of passes over its batch of `size` samples that one step of an update needs."""
+    params: TensorTree = {"weight": torch.zeros(1)}
+    requests = update(params, StepContext(size, lr=1.0, peak_lr=1.0, sam_set=sam_set))
+    passes = 0.0
     try:
-        asked = next(walk)
+        request = next(requests)
         while True:
-            found += _pass(asked, size)
-            asked = walk.send(nothing if asked.average is None else asked.average)
+            passes += _count_request(request, size)
+            request = requests.send(params if request.average is None else request.average)
     except StopIteration:
-        return found
+        return passes
 
 
-def _pass(asked: GradRequest, size: int) -> float:
-    if asked.average is not None:
+def _count_request(request: GradRequest, size: int) -> float:
+    if request.average is not None:
         return 0.0
-    if isinstance(asked.rows, slice):
-        size_of_part = len(range(*asked.rows.indices(size)))
+    if isinstance(request.rows, slice):
+        count = len(range(*request.rows.indices(size)))
     else:
-        size_of_part = size if asked.rows is None else len(asked.rows)
-    return (BACKWARD if asked.reuse_graph else 1.0) * size_of_part / size
+        count = size if request.rows is None else len(request.rows)
+    return (BACKWARD if request.reuse_graph else 1.0) * count / size
 
 
-def _meetings(run: Run, number: int, components: Components) -> dict[int, Mapping[str, Any]]:
-    """Return the summaries of the meetings that were."""
-    rendezvous = build_method(run.recipe, number, components).partition
-    names = {epoch: partition_summary_path(epoch) for epoch in (rendezvous.after if rendezvous else ())}
+def _partition_summaries(run: Run, number: int, components: Components) -> dict[int, Mapping[str, Any]]:
+    """Return the stored summaries of data partitions by epoch."""
+    partition = build_method(run.recipe, number, components).partition
+    names = {epoch: partition_summary_path(epoch) for epoch in (partition.after if partition else ())}
     return {epoch: run.store.get_json(name) for epoch, name in names.items() if run.store.has(name)}

@@ -1,32 +1,32 @@
-"""Jobs, and the state of a run that they are planned from."""
+"""Jobs, and the state of a run from which they are planned."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import Literal
 
-Position = tuple[int, int]  # completed epochs, completed steps of the next one
+Position = tuple[int, int]  # completed epochs, completed steps of the next epoch
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionStatus:
-    """A meeting as the run folder shows it."""
+    """The status of one data partition, as stored in the run folder."""
 
-    epoch: int  # completed epochs at which members meet
-    scored: frozenset[int] = frozenset()  # members whose scores are there
-    assigned: int | None = None  # for how many members it was decided
-    without: frozenset[int] = frozenset()  # those of them that were given up, and have no part in the run any more
+    epoch: int  # completed epochs at which the samples are partitioned
+    scored: frozenset[int] = frozenset()  # members whose scores are stored
+    assigned: int | None = None  # number of members for which samples were assigned; None: not yet
+    without: frozenset[int] = frozenset()  # members that had failed by then and are excluded from the run
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A span of work for one member or group: small data that any process can carry out, harmless if done twice."""
+    """A part of the training of one member or group: picklable, and idempotent, so it may run twice."""
 
     members: tuple[int, ...]
     start: Position
     stop: int  # epochs completed at its end
     kind: Literal["train", "assign"] = "train"
-    attempt: int = 0  # how often it was begun before
+    attempt: int = 0  # number of earlier attempts
 
     @property
     def is_single_process(self) -> bool:
@@ -38,10 +38,10 @@ class Job:
         return replace(self, attempt=attempt)
 
     def __str__(self) -> str:
-        who = ("member " if len(self.members) == 1 else "members ") + ", ".join(map(str, self.members))
+        members = ("member " if len(self.members) == 1 else "members ") + ", ".join(map(str, self.members))
         if self.kind == "assign":
-            return f"assign samples for {who} at epoch {self.stop}"
+            return f"assign samples for {members} at epoch {self.stop}"
         if self.start == (self.stop, 0):
-            return f"score by {who} at epoch {self.stop}"
-        at = f"epoch {self.start[0]}" + (f", step {self.start[1]}" if self.start[1] else "")
-        return f"train {who} from {at} to epoch {self.stop}"
+            return f"score samples for {members} at epoch {self.stop}"
+        start = f"epoch {self.start[0]}" + (f", step {self.start[1]}" if self.start[1] else "")
+        return f"train {members} from {start} to epoch {self.stop}"

@@ -1,4 +1,4 @@
-"""Keep members on disk between their steps."""
+"""Offload members to disk between their steps."""
 
 from __future__ import annotations
 
@@ -12,44 +12,45 @@ from plateaux.training.state import TrainState
 
 
 def offload_to_disk(scratch: Store) -> Callable[[TrainState], AbstractContextManager[None]]:
-    """Return the function that wakes a parked member for its turn and parks it again.
+    """Return a context manager that loads a member from disk and offloads it again on exit.
 
-    Between turns a member's weights, buffers and optimiser state lie on disk, and its tensors hold no memory.
+    While a member is offloaded, its weights, buffers and optimizer state are on disk and use no memory.
     """
 
     @contextmanager
-    def awake(learner: TrainState) -> Iterator[None]:
-        name = f"{learner.number}.pt"
+    def resident(state: TrainState) -> Iterator[None]:
+        name = f"{state.number}.pt"
         if scratch.has(name):
-            _restore(learner, scratch.get_state(name))
+            _restore(state, scratch.get_state(name))
         try:
             yield
         finally:
-            scratch.put_state(name, _offload(learner))
+            scratch.put_state(name, _offload(state))
 
-    return awake
+    return resident
 
 
-def _movable_tensors(learner: TrainState) -> dict[str, torch.Tensor]:
-    """Return every tensor that moves with a member, by a name that lasts."""
-    found = {f"params.{n}": p for n, p in learner.params.items()}
-    found |= {f"buffers.{n}": b for n, b in learner.buffers.items()}
-    found |= {f"average.{n}": t for n, t in learner.average.tree.items()} if learner.average is not None else {}
-    for name, param in learner.params.items():
-        for slot, value in learner.optimizer.state.get(param, {}).items():
+def _movable_tensors(state: TrainState) -> dict[str, torch.Tensor]:
+    """Return all tensors of a member by a stable name."""
+    tensors = {f"params.{name}": param for name, param in state.params.items()}
+    tensors |= {f"buffers.{name}": buffer for name, buffer in state.buffers.items()}
+    if state.average is not None:
+        tensors |= {f"average.{name}": tensor for name, tensor in state.average.tree.items()}
+    for name, param in state.params.items():
+        for slot, value in state.optimizer.state.get(param, {}).items():
             if isinstance(value, torch.Tensor):
-                found[f"state.{name}.{slot}"] = value
-    return found
+                tensors[f"state.{name}.{slot}"] = value
+    return tensors
 
 
-def _offload(learner: TrainState) -> dict[str, torch.Tensor]:
-    moving = _movable_tensors(learner)
-    copy = {name: tensor.detach() for name, tensor in moving.items()}
-    for tensor in moving.values():
+def _offload(state: TrainState) -> dict[str, torch.Tensor]:
+    tensors = _movable_tensors(state)
+    copies = {name: tensor.detach() for name, tensor in tensors.items()}
+    for tensor in tensors.values():
         tensor.data = tensor.data.new_empty(0)
-    return copy
+    return copies
 
 
-def _restore(learner: TrainState, copy: dict[str, torch.Tensor]) -> None:
-    for name, tensor in _movable_tensors(learner).items():
-        tensor.data = copy[name].to(tensor.device)
+def _restore(state: TrainState, copies: dict[str, torch.Tensor]) -> None:
+    for name, tensor in _movable_tensors(state).items():
+        tensor.data = copies[name].to(tensor.device)

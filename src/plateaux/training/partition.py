@@ -1,8 +1,8 @@
-"""A meeting: every member leaves its scores in the run folder, the decision is taken from there, all take notes.
+"""Data partition: members store the sharpness of the samples, samples are assigned, and members read their sets.
 
-sharpness/<epoch>/<member>.safetensors    one number a training sample; below zero: not trained on
-sam_sets/<epoch>/<member>.safetensors     one bit a training sample: whether to be careful about it
-sam_sets/<epoch>/summary.json             shares, overlaps, rank correlations; written last: it makes the decision true
+sharpness/<epoch>/<member>.safetensors    one score per training sample; negative: the member does not train on it
+sam_sets/<epoch>/<member>.safetensors     one bit per training sample: whether the member applies SAM to it
+sam_sets/<epoch>/summary.json             fractions, overlaps, rank correlations; written last, so it marks completion
 """
 
 from __future__ import annotations
@@ -36,18 +36,19 @@ from plateaux.storage.store import Store
 from plateaux.training.jobs import PartitionStatus
 from plateaux.training.state import TrainState
 
-CHUNK_SAMPLES = 1 << 18  # samples of one member in memory while deciding
-MAX_SCORING_BYTES = 1 << 30  # bytes that scoring one batch may take
+CHUNK_SAMPLES = 1 << 18  # samples of one member in memory while samples are assigned
+MAX_SCORING_BYTES = 1 << 30  # memory for scoring one batch
+EVENT_INTERVAL_S = 0.5
 
 
 def partition_statuses(run: Run, partition: DataPartition | None) -> list[PartitionStatus]:
-    """Return the meetings of a run as its folder shows them."""
+    """Return the status of every data partition of a run, read from its folder."""
     return [_partition_status(run, epoch) for epoch in partition.after] if partition is not None else []
 
 
 def _partition_status(run: Run, epoch: int) -> PartitionStatus:
     members = range(run.recipe.members)
-    scored = frozenset(n for n in members if run.store.has(sharpness_path(epoch, n)))
+    scored = frozenset(number for number in members if run.store.has(sharpness_path(epoch, number)))
     if not run.store.has(partition_summary_path(epoch)):
         return PartitionStatus(epoch, scored)
     summary = run.store.get_json(partition_summary_path(epoch))
@@ -56,7 +57,7 @@ def _partition_status(run: Run, epoch: int) -> PartitionStatus:
 
 @dataclass(frozen=True, slots=True)
 class SharpnessScorer:
-    """Scores the training samples for members that have come to a meeting."""
+    """Scores the training samples for members that have reached a data partition."""
 
     run: Run
     data: DataSplits
@@ -64,42 +65,45 @@ class SharpnessScorer:
     executor: Executor
     device: torch.device
     progress: Progress = log_messages
-    stop: Callable[[], bool] = lambda: False  # asked after every batch: all processes get the same answer
+    is_stopped: Callable[[], bool] = lambda: False  # called after every batch; equal in all processes
 
-    def score(self, learners: Sequence[TrainState], epoch: int) -> None:
-        """Leave the members' scores in the run folder; those that lie there are not made again."""
-        todo = [each for each in learners if not self.run.store.has(sharpness_path(epoch, each.number))]
-        if not all_reduce_max(self.executor, int(bool(todo))):
+    def score(self, states: Sequence[TrainState], epoch: int) -> None:
+        """Write the scores of members to the run folder, except those that are stored already."""
+        pending = [state for state in states if not self.run.store.has(sharpness_path(epoch, state.number))]
+        if not all_reduce_max(self.executor, int(bool(pending))):
             return
-        numbers = ", ".join(str(each.number) for each in todo)
-        text = f"scoring {len(self.ids):,} samples for the data partition after epoch {epoch}: member {numbers}"
-        self.progress(Message(text))
-        found = {each.number: np.full(len(self.data.train), -1.0, dtype=np.float32) for each in todo}
-        begun, done, told = time.monotonic(), 0, 0.0
-        with eval_mode([each.module for each in todo]):
+        numbers = ", ".join(str(state.number) for state in pending)
+        self.progress(
+            Message(f"scoring {len(self.ids):,} samples for the data partition after epoch {epoch}: member {numbers}")
+        )
+        scores = {state.number: np.full(len(self.data.train), -1.0, dtype=np.float32) for state in pending}
+        start_time, done, last_event = time.monotonic(), 0, 0.0
+        with eval_mode([state.module for state in pending]):
             for ids, batch in self._batches():
-                for learner in todo:
-                    found[learner.number][ids] = self._scores(learner, ids, batch)
+                for state in pending:
+                    scores[state.number][ids] = self._score_batch(state, ids, batch)
                 done += len(ids)
-                if (now := time.monotonic()) - told > 0.5:
-                    told = now
-                    left = (len(self.ids) - done) * (now - begun) / done
-                    epochs, scored = self.run.recipe.train.epochs, done / len(self.ids)
-                    for learner in todo:
-                        update = MemberUpdate(
-                            learner.number, epochs=epochs, epoch=epoch, scored=scored, seconds_left=left
-                        )
-                        self.progress(update)
-                if self.stop():
+                if (now := time.monotonic()) - last_event > EVENT_INTERVAL_S:
+                    last_event = now
+                    seconds_left = (len(self.ids) - done) * (now - start_time) / done
+                    self._send_progress(pending, epoch, done / len(self.ids), seconds_left)
+                if self.is_stopped():
                     raise Interrupted(
-                        f"Stopped while scoring at epoch {epoch}, with the checkpoint before it. "
-                        "Run the same command again to go on"
+                        f"Stopped while scoring samples at epoch {epoch}, after a checkpoint. "
+                        "Run the same command again to resume"
                     )
-        for learner in todo:
-            self._write(learner, epoch, found[learner.number])
+        for state in pending:
+            self._write(state, epoch, scores[state.number])
+
+    def _send_progress(self, states: Sequence[TrainState], epoch: int, scored: float, seconds_left: float) -> None:
+        epochs = self.run.recipe.train.epochs
+        for state in states:
+            self.progress(
+                MemberUpdate(state.number, epochs=epochs, epoch=epoch, scored=scored, seconds_left=seconds_left)
+            )
 
     def _batches(self) -> Iterator[tuple[NDArray[np.int64], Batch]]:
-        """Yield the training samples as they are, in the order of their ids: all ids, and what is to be scored here."""
+        """Yield the training samples in order, without augmentation: ids of a full batch, and this process's share."""
         recipe, tuned = self.run.recipe, self.run.info.autotune
         assert tuned is not None
         assert tuned.scoring_batch is not None
@@ -110,39 +114,39 @@ class SharpnessScorer:
         for ids, batch in zip(torch.split(self.ids.cpu(), size), batches, strict=True):
             yield ids.numpy(), batch
 
-    def _scores(self, learner: TrainState, ids: NDArray[np.int64], batch: Batch) -> NDArray[np.float32]:
-        """Return one member's scores of a whole batch, whoever worked on which of its samples."""
-        assert learner.method.partition is not None
-        whole = torch.zeros(len(ids), dtype=torch.float64, device=self.device)
+    def _score_batch(self, state: TrainState, ids: NDArray[np.int64], batch: Batch) -> NDArray[np.float32]:
+        """Return the scores of one member for a full batch, summed over the processes that share it."""
+        assert state.method.partition is not None
+        full = torch.zeros(len(ids), dtype=torch.float64, device=self.device)
         if len(batch):
-            mine = learner.method.partition.output(MemberModule(learner.module, own=learner.params), batch)
-            whole[self.executor.shard(len(ids))] = mine.detach().double()
-        scores = self.executor.all_reduce({"scores": whole})["scores"].float().cpu().numpy()
+            own = state.method.partition.output(MemberModule(state.module, own=state.params), batch)
+            full[self.executor.shard(len(ids))] = own.detach().double()
+        scores = self.executor.all_reduce({"scores": full})["scores"].float().cpu().numpy()
         if not np.isfinite(scores).all():
-            bad = int(ids[~np.isfinite(scores)][0])
+            sample = int(ids[~np.isfinite(scores)][0])
             raise DivergedError(
-                f"Member {learner.number} scores sample {bad} with no number. Try a smaller optimizer.lr, or look at "
-                "the sample"
+                f"The score of member {state.number} for sample {sample} is NaN or infinite. Lower optimizer.lr, or "
+                "inspect the sample"
             )
         return scores
 
-    def _write(self, learner: TrainState, epoch: int, found: NDArray[np.float32]) -> None:
+    def _write(self, state: TrainState, epoch: int, scores: NDArray[np.float32]) -> None:
         if not self.executor.is_writer():
             return
-        rendezvous = learner.method.partition
-        assert rendezvous is not None
-        about = {
-            **_facts(self.run, epoch),
-            "member": str(learner.number),
-            "score": str(rendezvous.metadata.get("score")),
+        partition = state.method.partition
+        assert partition is not None
+        metadata = {
+            **_data_metadata(self.run, epoch),
+            "member": str(state.number),
+            "score": str(partition.metadata.get("score")),
         }
-        name = sharpness_path(epoch, learner.number)
-        with self.run.store.array_writer(name, np.float32, len(found), about) as write:
-            write(found)
+        name = sharpness_path(epoch, state.number)
+        with self.run.store.array_writer(name, np.float32, len(scores), metadata) as write:
+            write(scores)
 
 
 def scoring_batch(recipe: Recipe, data: DataSplits, module: nn.Module) -> int:
-    """Return how many samples are scored at once: what BOUND bytes hold."""
+    """Return the batch size for scoring: the largest that fits into MAX_SCORING_BYTES."""
     batch = next(eval_batches(recipe, data, data.train, torch.arange(min(2, len(data.train))), batch_size=2))
     with eval_mode([module]):
         return max_batch_size(MemberModule(module), batch, bound=MAX_SCORING_BYTES)
@@ -150,7 +154,7 @@ def scoring_batch(recipe: Recipe, data: DataSplits, module: nn.Module) -> int:
 
 @dataclass(frozen=True, slots=True)
 class StoredScores:
-    """The scores of all members as they lie in the run folder."""
+    """The scores of all members, read from the run folder in chunks."""
 
     store: Store
     epoch: int
@@ -176,32 +180,39 @@ def assign_samples(
     *,
     members: Sequence[int] | None = None,
 ) -> None:
-    """Take the decision of a meeting from the scores in the run folder, and write the notes of all who are there.
+    """Assign the samples to the SAM sets of members, using the scores in the run folder, and store the sets.
 
-    Should some be missing from `members`, the others go on without them, for good; the summary says so.
+    If `members` lacks some, the others continue without them permanently; the summary names them.
     """
-    everyone, samples = range(run.recipe.members), run.info.data.train.samples
-    members = everyone if members is None else members
+    all_members, samples = range(run.recipe.members), run.info.data.train.samples
+    members = all_members if members is None else members
     for member in members:
-        _check(run, sharpness_path(epoch, member), samples)
+        _load_array(run, sharpness_path(epoch, member), samples)
     scores = StoredScores(run.store, epoch, members, samples, derive_seed(run.recipe.seed, "meeting", epoch))
-    about = {**_facts(run, epoch), **{name: str(value) for name, value in partition.metadata.items()}}
+    metadata = {**_data_metadata(run, epoch), **{name: str(value) for name, value in partition.metadata.items()}}
     length = -(-samples // 8)
     with ExitStack() as files:
         writers = [
             files.enter_context(
-                run.store.array_writer(sam_set_path(epoch, member), np.uint8, length, {**about, "member": str(member)})
+                run.store.array_writer(
+                    sam_set_path(epoch, member), np.uint8, length, {**metadata, "member": str(member)}
+                )
             )
             for member in members
         ]
-        found = write_sam_sets(scores, partition.assign, writers)
-    without = sorted(set(everyone) - set(members))
-    lacks = {"without": without} if without else {}
+        summary = write_sam_sets(scores, partition.assign, writers)
+    without = sorted(set(all_members) - set(members))
     run.store.put_json(
         partition_summary_path(epoch),
-        {"members": len(everyone), **lacks, "epoch": epoch, **partition.metadata, **found},
+        {
+            "members": len(all_members),
+            **({"without": without} if without else {}),
+            "epoch": epoch,
+            **partition.metadata,
+            **summary,
+        },
     )
-    shares = ", ".join(f"{100 * (share or 0):.1f} %" for share in found["share"])
+    shares = ", ".join(f"{100 * (share or 0):.1f} %" for share in summary["share"])
     text = f" (permanently without {', '.join(f'member {number}' for number in without)})" if without else ""
     progress(Message(f"data partition after epoch {epoch}{text}: members apply SAM to {shares} of the samples"))
 
@@ -209,28 +220,28 @@ def assign_samples(
 def load_sam_set(
     run: Run, partition: DataPartition | None, member: int, epoch: int
 ) -> Callable[[Tensor], Tensor] | None:
-    """Return the notes a member holds once `epoch` epochs are completed; none before its first meeting."""
-    met = [each for each in partition.after if each <= epoch] if partition is not None else []
-    if not met:
+    """Return the SAM set of a member after `epoch` epochs, as a function of sample ids; None before the first one."""
+    partitions = [after for after in partition.after if after <= epoch] if partition is not None else []
+    if not partitions:
         return None
     samples = run.info.data.train.samples
-    bits = _check(run, sam_set_path(met[-1], member), -(-samples // 8))
+    bits = _load_array(run, sam_set_path(partitions[-1], member), -(-samples // 8))
     return partial(lookup, bits)
 
 
-def _facts(run: Run, epoch: int) -> dict[str, str]:
+def _data_metadata(run: Run, epoch: int) -> dict[str, str]:
     train = run.info.data.train
     return {"fingerprint": train.fingerprint, "samples": str(train.samples), "epoch": str(epoch)}
 
 
-def _check(run: Run, name: str, length: int) -> NDArray[Any]:
-    """Return an array of a meeting, mapped; refuse one that is about other samples."""
-    about, values = run.store.get_array(name)
-    mine = _facts(run, 0)["fingerprint"]
-    if about.get("fingerprint") != mine or len(values) != length:
+def _load_array(run: Run, name: str, length: int) -> NDArray[Any]:
+    """Return a stored array as a memory map; raise RunError if it belongs to other samples."""
+    metadata, values = run.store.get_array(name)
+    fingerprint = run.info.data.train.fingerprint
+    if metadata.get("fingerprint") != fingerprint or len(values) != length:
         raise RunError(
-            f"{run.store.root / name} is about other samples: data fingerprint {about.get('fingerprint')}, "
-            f"{len(values)} entries; this run has {mine}, {length} entries. Put back what belongs to this run, or "
-            "start again in another --out"
+            f"{run.store.root / name} belongs to other samples: data fingerprint {metadata.get('fingerprint')}, "
+            f"{len(values)} entries; this run has {fingerprint}, {length} entries. Restore the file of this run, or "
+            "start again with another --out"
         )
     return values

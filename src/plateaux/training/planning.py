@@ -1,7 +1,8 @@
-"""What is missing: a pure function from a recipe and where its members stand to the jobs still to be done.
+"""Plan the jobs that are missing: a pure function of a recipe and the progress of its members.
 
-Nobody waits inside a job, and restarting anything is planning again. A meeting ends jobs and starts others: every
-member trains to it and leaves its scores, one job decides, and every member goes on.
+A job never blocks on another job. To restart a run, plan it again. A data partition divides the training: one job per
+member trains up to it and stores the sharpness of the samples, one job partitions the samples, and one job per member
+continues.
 """
 
 from __future__ import annotations
@@ -29,100 +30,60 @@ def plan(
     partitions: Sequence[PartitionStatus] = (),
     without: Collection[int] = (),
 ) -> list[Job]:
-    """Return the jobs that are missing, those that began first first.
+    """Return the jobs that are missing, members with the most progress first.
 
-    Members that see each other go on together from the last place all of them have kept. Others go on alone, or side by
-    side where they stand at the same place and one process holds them. Nobody goes past a meeting that is not decided.
-    Members in turn begin when all before them have finished: the plan is then about one of them.
-    Members in `without` are given up for now; a meeting goes ahead without them where the recipe's min_members lets it.
+    Joint members continue together from the last checkpoint that all of them have. Other members continue
+    independently, or as a group if they are at the same position and one process holds them. No member trains past a
+    data partition that has not been computed. Sequential members start when all members before them have finished, so
+    the plan contains one of them. Members in `without` have failed; a partition is computed without them if the recipe
+    allows it with `run.min_members`.
     """
-    absent = {*without, *(number for meeting in partitions for number in meeting.without)}
-    missing = [number for number, each in enumerate(progress) if not each.finished and number not in absent]
-    if all(each.finished for each in progress):
+    excluded = {*without, *(number for partition in partitions for number in partition.without)}
+    missing = [number for number, status in enumerate(progress) if not status.finished and number not in excluded]
+    if all(status.finished for status in progress):
         return []
     if is_sequential:
-        first = next(number for number, each in enumerate(progress) if not each.finished)
+        first = next(number for number, status in enumerate(progress) if not status.finished)
         missing = [first] if first in missing else []
-    ahead = _next(recipe, progress, partitions)
-    if ahead is not None:
-        missing = [n for n in missing if progress[n].position < (ahead.epoch, 0) or n not in ahead.scored]
+    upcoming = _next_partition(recipe, progress, partitions)
+    if upcoming is not None:
+        missing = [n for n in missing if progress[n].position < (upcoming.epoch, 0) or n not in upcoming.scored]
         if not missing:
-            there = tuple(sorted(ahead.scored - absent))
-            enough = recipe.run.min_members if absent else len(progress)
-            able = enough is not None and len(there) >= enough
-            return [Job(there, (ahead.epoch, 0), ahead.epoch, "assign")] if able else []
+            scored = tuple(sorted(upcoming.scored - excluded))
+            required = recipe.run.min_members if excluded else len(progress)
+            is_possible = required is not None and len(scored) >= required
+            return [Job(scored, (upcoming.epoch, 0), upcoming.epoch, "assign")] if is_possible else []
     if not missing:
         return []
     if is_joint:
-        if any(each.finished for each in progress) and any(not progress[n].checkpoints for n in missing):
+        if any(status.finished for status in progress) and any(not progress[n].checkpoints for n in missing):
             raise RunError(
-                f"members of {recipe.method.name!r} learn together, so none can join those that have finished; "
-                "choose another --out for the larger ensemble"
+                f"Members of {recipe.method.name!r} are trained jointly, so no member can be added after others have "
+                "finished. Train the larger ensemble with another --out"
             )
-        place = _common(progress)
-        return [Job(tuple(range(len(progress))), place, _stop(recipe, place, partitions))]
-    if _alone(recipe):
+        position = _last_common_position(progress)
+        return [Job(tuple(range(len(progress))), position, _stop_epoch(recipe, position, partitions))]
+    if _runs_members_separately(recipe):
         groups: list[tuple[tuple[int, ...], Position]] = [((n,), progress[n].position) for n in missing]
     else:
-        places = sorted({progress[number].position for number in missing}, reverse=True)
-        groups = [(tuple(n for n in missing if progress[n].position == place), place) for place in places]
-    return [Job(members, place, _stop(recipe, place, partitions)) for members, place in groups]
+        positions = sorted({progress[number].position for number in missing}, reverse=True)
+        groups = [(tuple(n for n in missing if progress[n].position == position), position) for position in positions]
+    return [Job(members, position, _stop_epoch(recipe, position, partitions)) for members, position in groups]
 
 
 def remaining_part(job: Job, progress: Mapping[int, MemberProgress], *, is_joint: bool = False) -> Job | None:
-    """Return what is left of a job, where its members stand now; None: nothing. So it may be carried out twice."""
+    """Return the part of a job that is left at the current progress, or None; thus a job may run twice."""
     if job.kind == "assign" or not job.members:
         return job
     if is_joint:
-        place = _common([progress[number] for number in job.members])
-        return None if all(progress[n].finished for n in job.members) else replace(job, start=place)
+        position = _last_common_position([progress[number] for number in job.members])
+        return None if all(progress[n].finished for n in job.members) else replace(job, start=position)
     members = tuple(number for number in job.members if not progress[number].finished)
-    places = {progress[number].position for number in members}
-    if len(places) != 1:  # those that stood side by side do not any more: another plan is needed, or nobody is left
+    positions = {progress[number].position for number in members}
+    if len(positions) != 1:  # the members are no longer at one position, or all have finished: plan again
         return job if members else None
-    (place,) = places
-    return replace(job, members=members, start=place) if place <= (job.stop, 0) else None
-
-
-def _alone(recipe: Recipe) -> bool:
-    """Say whether independent members are jobs of their own, which may be carried out anywhere."""
-    here = recipe.executor.name == "local"
-    return recipe.executor.name == "ray" or (
-        here and (recipe.executor.mode == "offload" or recipe.executor.processes > 1)
-    )
-
-
-def _stop(recipe: Recipe, place: Position, meetings: Sequence[PartitionStatus]) -> int:
-    """Return where a job from this place ends: at every meeting, for there members get new notes."""
-    ends = (m.epoch for m in meetings if place < (m.epoch, 0) or (place == (m.epoch, 0) and m.assigned is None))
-    return next(ends, recipe.train.epochs)
-
-
-def _next(
-    recipe: Recipe, progress: Sequence[MemberProgress], meetings: Sequence[PartitionStatus]
-) -> PartitionStatus | None:
-    """Return the first meeting that is still to come."""
-    for meeting in meetings:
-        if meeting.assigned is None:
-            passed = [n for n, each in enumerate(progress) if each.finished or each.position > (meeting.epoch, 0)]
-            if passed:
-                raise RunError(
-                    f"Member {passed[0]} has gone past the meeting after epoch {meeting.epoch}, but what was decided "
-                    "there is gone from the folder `notes`; put it back, or start again in another --out"
-                )
-            return meeting
-        if meeting.assigned != len(progress):
-            raise RunError(
-                f"{meeting.assigned} members of {recipe.method.name!r} have met after epoch {meeting.epoch}; the "
-                "recipe "
-                f"now has {len(progress)}, and none can join or leave after a meeting. Choose another --out"
-            )
-    return None
-
-
-def _common(progress: Sequence[MemberProgress]) -> Position:
-    kept = [{(epoch, step) for epoch, step, _ in each.checkpoints} | {(0, 0)} for each in progress]
-    return max(set.intersection(*kept))
+    (position,) = positions
+    return replace(job, members=members, start=position) if position <= (job.stop, 0) else None
 
 
 def pending_jobs(
@@ -141,10 +102,61 @@ def pending_jobs(
         run: A run, its folder, or its URL.
         data, model, loss, unlabeled: The objects that the run is trained with, if they are passed in Python.
         trust: Modules whose functions the recipe may call.
-        without: Ids of members that failed and are left out for now.
+        without: Ids of members that have failed.
     """
     opened = run if isinstance(run, Run) else Run.open(run)
     method = build_method(opened.recipe, 0, Components(data, model, loss, unlabeled, tuple(trust)))
-    partitions = partition_statuses(opened, method.partition)
-    order = {"is_joint": method.is_joint, "is_sequential": method.member_order != "parallel"}
-    return plan(opened.recipe, opened.all_progress(), **order, partitions=partitions, without=without)
+    return plan(
+        opened.recipe,
+        opened.all_progress(),
+        is_joint=method.is_joint,
+        is_sequential=method.member_order != "parallel",
+        partitions=partition_statuses(opened, method.partition),
+        without=without,
+    )
+
+
+def _runs_members_separately(recipe: Recipe) -> bool:
+    """Return whether each independent member is a job of its own, which any process can run."""
+    executor = recipe.executor
+    is_pool = executor.name == "local" and (executor.mode == "offload" or executor.processes > 1)
+    return executor.name == "ray" or is_pool
+
+
+def _stop_epoch(recipe: Recipe, position: Position, partitions: Sequence[PartitionStatus]) -> int:
+    """Return the epoch at which a job from this position ends: at the next data partition, or at the end."""
+    stops = (
+        partition.epoch
+        for partition in partitions
+        if position < (partition.epoch, 0) or (position == (partition.epoch, 0) and partition.assigned is None)
+    )
+    return next(stops, recipe.train.epochs)
+
+
+def _next_partition(
+    recipe: Recipe, progress: Sequence[MemberProgress], partitions: Sequence[PartitionStatus]
+) -> PartitionStatus | None:
+    """Return the first data partition that has not been computed."""
+    for partition in partitions:
+        if partition.assigned is None:
+            passed = [
+                n for n, status in enumerate(progress) if status.finished or status.position > (partition.epoch, 0)
+            ]
+            if passed:
+                raise RunError(
+                    f"Member {passed[0]} has trained past the data partition after epoch {partition.epoch}, but its "
+                    "result is missing from the folder `sam_sets`. Restore the folder, or train with another --out"
+                )
+            return partition
+        if partition.assigned != len(progress):
+            raise RunError(
+                f"The samples were partitioned for {partition.assigned} members of {recipe.method.name!r} after epoch "
+                f"{partition.epoch}, but the recipe now has {len(progress)}. Members cannot be added or removed "
+                "after a data partition. Choose another --out"
+            )
+    return None
+
+
+def _last_common_position(progress: Sequence[MemberProgress]) -> Position:
+    positions = [{(epoch, step) for epoch, step, _ in status.checkpoints} | {(0, 0)} for status in progress]
+    return max(set.intersection(*positions))

@@ -1,7 +1,8 @@
-"""Members in turn: each begins when those before it have finished, and sees them, or goes on where the last one ended.
+"""Sequential training: a member starts when the members before it have finished.
 
-A turn is a job like any other: the plan names the next member only when the one before it has finished, so whatever is
-needed of the others lies in the run folder.
+It sees their outputs (`sequential`), or continues from the weights of the previous one (`chained`). Each member is a
+job like any other: the plan contains the next member only after the previous one has finished, so everything it needs
+from the others is in the run folder.
 """
 
 from __future__ import annotations
@@ -24,35 +25,35 @@ from plateaux.training.state import GradScaler, TrainState
 def frozen_outputs(
     modules: Sequence[nn.Module], output: OutputFn, recipe: Recipe, device: torch.device
 ) -> Callable[[Batch], Tensor]:
-    """Return what members that have finished say of a batch, a row each: as they are, in evaluation mode."""
+    """Return a function that computes the outputs `[K, B, ...]` of finished members in evaluation mode."""
     for module in modules:
         module.to(device=device, memory_format=FORMATS[recipe.train.memory_format])  # type: ignore[call-overload]
         module.eval()
-    views = [MemberModule(module, forward=lambda: autocast(recipe.train.precision, device)) for module in modules]
+    members = [MemberModule(module, forward=lambda: autocast(recipe.train.precision, device)) for module in modules]
 
     @torch.no_grad()
-    def rows(batch: Batch) -> Tensor:
-        return torch.stack([output(view, batch) for view in views])  # [K, B, ...]
+    def compute_outputs(batch: Batch) -> Tensor:
+        return torch.stack([output(member, batch) for member in members])  # [K, B, ...]
 
-    return rows
+    return compute_outputs
 
 
 @torch.no_grad()
-def warm_start(learner: TrainState, run: Run) -> None:
-    """Put a member where the one before it ended: weights, buffers and moments; the rate begins again."""
-    before = learner.number - 1
-    places = {(epoch, step): name for epoch, step, name in run.progress(before).checkpoints}
-    name = places.get((run.recipe.train.epochs, 0))
+def warm_start(state: TrainState, run: Run) -> None:
+    """Load the final weights, buffers and optimizer moments of the previous member; the schedule starts anew."""
+    previous = state.number - 1
+    checkpoints = {(epoch, step): name for epoch, step, name in run.progress(previous).checkpoints}
+    name = checkpoints.get((run.recipe.train.epochs, 0))
     if name is None:
         raise RunError(
-            f"Member {learner.number} goes on where member {before} ended, and that state is not in {run.store.root} "
-            'any more. Train with run.keep_checkpoints = "last" where members are to be added later'
+            f"Member {state.number} starts from the final checkpoint of member {previous}, which is not in "
+            f'{run.store.root} any more. To add members later, train with run.keep_checkpoints = "last"'
         )
-    state = run.store.get_state(name)
-    for own, kept in ((learner.params, state["params"]), (learner.buffers, state["buffers"])):
-        for part, tensor in own.items():
-            tensor.copy_(kept[part])
-    groups = learner.optimizer.state_dict()["param_groups"]
-    learner.optimizer.load_state_dict({"state": state["optimizer"]["state"], "param_groups": groups})
-    if learner.scaler is not None:
-        learner.scaler = GradScaler(**state["scaler"])
+    stored = run.store.get_state(name)
+    for tensors, values in ((state.params, stored["params"]), (state.buffers, stored["buffers"])):
+        for part, tensor in tensors.items():
+            tensor.copy_(values[part])
+    groups = state.optimizer.state_dict()["param_groups"]
+    state.optimizer.load_state_dict({"state": stored["optimizer"]["state"], "param_groups": groups})
+    if state.scaler is not None:
+        state.scaler = GradScaler(**stored["scaler"])

@@ -1,4 +1,4 @@
-"""Members made ready to learn: built from a recipe, put back to where a checkpoint left them, parked on disk."""
+"""Build the training state of members from a recipe."""
 
 from __future__ import annotations
 
@@ -35,26 +35,28 @@ def build_train_states(
     steps: int,
     components: Components = NO_COMPONENTS,
 ) -> list[TrainState]:
-    """Return some members as they are before their first step."""
+    """Return the training states of members before their first step."""
     modules = build_members(recipe, data, numbers, components)
-    paces: dict[str, SharedLRScheduler] = {}
+    shared_schedulers: dict[str, SharedLRScheduler] = {}
     return [
         _build_train_state(
-            recipe, number, module, executor, device=device, steps=steps, components=components, paces=paces
+            recipe,
+            number,
+            module,
+            executor,
+            device=device,
+            steps=steps,
+            components=components,
+            shared_schedulers=shared_schedulers,
         )
         for number, module in zip(numbers, modules, strict=True)
     ]
 
 
-def shared_lr_schedulers(learners: Sequence[TrainState]) -> tuple[SharedLRScheduler, ...]:
-    """Return the schedules that learners keep together, each once."""
-    return tuple(
-        {
-            id(each.shared_lr_scheduler): each.shared_lr_scheduler
-            for each in learners
-            if each.shared_lr_scheduler is not None
-        }.values()
-    )
+def shared_lr_schedulers(states: Sequence[TrainState]) -> tuple[SharedLRScheduler, ...]:
+    """Return the learning-rate schedules that members share, each once."""
+    schedulers = [state.shared_lr_scheduler for state in states if state.shared_lr_scheduler is not None]
+    return tuple({id(scheduler): scheduler for scheduler in schedulers}.values())
 
 
 def _build_train_state(
@@ -66,30 +68,34 @@ def _build_train_state(
     device: torch.device,
     steps: int,
     components: Components,
-    paces: dict[str, SharedLRScheduler],
+    shared_schedulers: dict[str, SharedLRScheduler],
 ) -> TrainState:
-    own_part = recipe.for_member(number).optimizer
-    shared = shared_param_names(recipe, module)
+    config = recipe.for_member(number).optimizer
+    shared_names = shared_param_names(recipe, module)
     executor.setup_module(module)
     module.to(device=device, memory_format=FORMATS[recipe.train.memory_format])  # type: ignore[call-overload]
     module.train()
     method = build_method(recipe, number, components)
     if recipe.executor.mode == "vmap":
-        _refuse_under_vmap(recipe, module)
+        _check_vmap(recipe, module)
         if not supports_vmap(method.objective.output):
             warnings.warn(
-                f"what members of {recipe.method.name!r} offer cannot be stacked: they are looped", stacklevel=2
+                f"Outputs of method {recipe.method.name!r} do not support vmap. Falling back to a loop", stacklevel=2
             )
-    params: TensorTree = {n: p for n, p in module.named_parameters() if p.requires_grad and n not in shared}
-    zeros = pruning_masks(module)
-    buffers = {n: b for n, b in module.named_buffers() if n not in shared and n.removesuffix("_mask") not in zeros}
+    params: TensorTree = {n: p for n, p in module.named_parameters() if p.requires_grad and n not in shared_names}
+    masks = pruning_masks(module)
+    buffers = {
+        name: buffer
+        for name, buffer in module.named_buffers()
+        if name not in shared_names and name.removesuffix("_mask") not in masks
+    }
     optimizer = build_optimizer(recipe, number, params)
-    pace = (
-        None
-        if method.objective.active is None
-        else _build_lr_scheduler(recipe, number, params, optimizer, steps, paces)
-    )
-    schedule, every_step = build_lr_scheduler(recipe, optimizer, steps) if pace is None else (None, False)
+    shared_scheduler = None
+    if method.objective.active is not None:
+        shared_scheduler = _get_shared_scheduler(recipe, number, params, optimizer, steps, shared_schedulers)
+    scheduler, every_step = None, False
+    if shared_scheduler is None:
+        scheduler, every_step = build_lr_scheduler(recipe, optimizer, steps)
     return TrainState(
         number=number,
         module=module,
@@ -97,20 +103,20 @@ def _build_train_state(
         optimizer=optimizer,
         params=params,
         buffers=buffers,
-        peak_lr=float(member_value("optimizer.lr", own_part.lr, number, recipe.members)),
+        peak_lr=float(member_value("optimizer.lr", config.lr, number, recipe.members)),
         architecture=architecture_hash(recipe, number, components),
-        lr_scheduler=schedule,
+        lr_scheduler=scheduler,
         every_step=every_step,
-        shared_lr_scheduler=pace,
-        masks={name: mask for name, mask in zeros.items() if name in params},
-        max_grad_norm=member_value("optimizer.max_grad_norm", own_part.max_grad_norm, number, recipe.members),
+        shared_lr_scheduler=shared_scheduler,
+        masks={name: mask for name, mask in masks.items() if name in params},
+        max_grad_norm=member_value("optimizer.max_grad_norm", config.max_grad_norm, number, recipe.members),
         call=torch.compile(module) if recipe.train.compile and recipe.executor.mode != "vmap" else None,
         scaler=GradScaler() if recipe.train.precision == "fp16" else None,
         average=None if recipe.train.swa_start is None else AveragedWeights(recipe.train.swa_start),
     )
 
 
-def _build_lr_scheduler(
+def _get_shared_scheduler(
     recipe: Recipe,
     number: int,
     params: TensorTree,
@@ -118,26 +124,27 @@ def _build_lr_scheduler(
     steps: int,
     known: dict[str, SharedLRScheduler],
 ) -> SharedLRScheduler | None:
-    """Return the schedule of all members with the same rates to begin with."""
+    """Return the schedule that all members with the same initial hyperparameters share; build it once."""
     if not recipe.lr_scheduler:
         return None
-    rates = repr([{name: v for name, v in group.items() if name != "params"} for group in optimizer.param_groups])
-    if rates not in known:
-        stand_ins = {name: nn.Parameter(torch.zeros([1] * param.ndim)) for name, param in params.items()}
-        leader = build_optimizer(recipe, number, dict(stand_ins))
-        known[rates] = SharedLRScheduler(leader, *build_lr_scheduler(recipe, leader, steps))
-    return known[rates]
+    key = repr([{name: v for name, v in group.items() if name != "params"} for group in optimizer.param_groups])
+    if key not in known:
+        placeholders = {name: nn.Parameter(torch.zeros([1] * param.ndim)) for name, param in params.items()}
+        placeholder_optimizer = build_optimizer(recipe, number, dict(placeholders))
+        known[key] = SharedLRScheduler(placeholder_optimizer, *build_lr_scheduler(recipe, placeholder_optimizer, steps))
+    return known[key]
 
 
-def _refuse_under_vmap(recipe: Recipe, module: nn.Module) -> None:
-    dropping = dropout_layers(module)
-    if dropping and recipe.train.randomness == "error":
+def _check_vmap(recipe: Recipe, module: nn.Module) -> None:
+    """Raise RecipeError if vmap would change the results of this network."""
+    dropout = dropout_layers(module)
+    if dropout and recipe.train.randomness == "error":
         raise RecipeError(
-            f"vmap cannot give every member its own dropout exactly as a loop does ({', '.join(dropping[:3])}). "
-            'Set executor.mode = "loop", or train.randomness = "different" to have it inexactly'
+            f"vmap cannot reproduce the dropout masks of a loop ({', '.join(dropout[:3])}). "
+            'Set executor.mode = "loop", or set train.randomness = "different" to accept other masks'
         )
     if recipe.train.precision in ("bf16", "fp16"):
         raise RecipeError(
-            f"vmap does not run under autocast ({recipe.train.precision}); "
-            'set executor.mode = "loop", or train.precision = "fp32"'
+            f"vmap does not support autocast (train.precision = {recipe.train.precision!r}). "
+            'Set executor.mode = "loop", or set train.precision = "fp32"'
         )

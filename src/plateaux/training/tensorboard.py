@@ -1,4 +1,4 @@
-"""Curves for TensorBoard, when asked for; the logs in the run folder are always written."""
+"""Write metrics for TensorBoard, if the recipe asks for it; the logs in the run folder are always written."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from plateaux.core.errors import RecipeError
 
 
 class TensorBoardLogger:
-    """Writes one member's numbers where TensorBoard finds them."""
+    """Writes the metrics of one member as TensorBoard scalars."""
 
     def __init__(self, folder: Path) -> None:
         try:
@@ -22,7 +22,7 @@ class TensorBoardLogger:
         self._writer = SummaryWriter(str(folder))
 
     def add(self, epoch: int, line: Mapping[str, Any]) -> None:
-        """Write the numbers of one epoch."""
+        """Write the metrics of one epoch."""
         for name, value in line.items():
             if isinstance(value, float):
                 self._writer.add_scalar(name.replace(" ", "/"), value, epoch)

@@ -1,9 +1,9 @@
-"""Train: plan what is missing, carry it out, plan again.
+"""Train an ensemble: plan the missing jobs, run them, and plan again.
 
     run = train(Recipe.load("recipes/quickstart.toml"), out="runs/quickstart")
 
-A job takes one member, or a group that steps side by side, from a checkpoint to an epoch. Whatever ends it early, the
-next plan begins where its last checkpoint lies.
+A job trains one member, or a group of members in lockstep, from a checkpoint to an epoch. If it ends early, the next
+plan starts from its last checkpoint.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from plateaux.training.job_runner import JobRunner
 from plateaux.training.partition import scoring_batch
 from plateaux.training.planning import pending_jobs
 
-ATTEMPTS = 3  # how often a job whose process died is tried before the run is given up
+MAX_ATTEMPTS = 3  # at a job whose process died
 
 
 def train(
@@ -50,7 +50,7 @@ def train(
     branch_from: RunLike | None = None,
     progress: Progress = log_messages,
 ) -> Run:
-    """Train the missing part of a run and return the run. The same call again does only the remaining work.
+    """Train the missing part of a run and return the run; the same call resumes a run that was interrupted.
 
     Args:
         recipe: What to train.
@@ -58,96 +58,96 @@ def train(
         data, model, loss: Python objects that replace those named in the recipe.
         unlabeled: Samples whose labels are not used, for methods that need them.
         trust: Modules whose functions the recipe may call.
-        branch_from: A run, its folder, or its URL. Members start from its state at the first data partition; both
-            runs must be equal up to that point.
+        branch_from: A run, its folder, or its URL. Members start from the checkpoints that it wrote at its first data
+            partition; both runs must train the same way up to it.
         progress: Called with progress events.
     """
     components = Components(data, model, loss, unlabeled, tuple(trust))
-    joint = check(recipe, components)
+    is_joint = check(recipe, components)
     executor = build_executor(recipe, components)
-    if joint and all_reduce_max(executor, int(not executor.local_members(recipe.members))):
+    if is_joint and all_reduce_max(executor, int(not executor.local_members(recipe.members))):
         raise RecipeError(
-            f"members of {recipe.method.name!r} meet at every step, so every process of the mesh must hold one: "
-            f"use at most {recipe.members} x executor.data_parallel processes"
+            f"Members of {recipe.method.name!r} share one loss, so every process of the mesh must hold a member. "
+            f"Use at most {recipe.members} x executor.data_parallel processes"
         )
-    other = None if branch_from is None else Run.open(branch_from)  # before anything is written
+    parent = None if branch_from is None else Run.open(branch_from)  # before anything is written
     run = _open(recipe, out, executor, components, progress)
-    if other is not None and is_rank_zero():
-        branching.branch_from(run, other, components)
+    if parent is not None and is_rank_zero():
+        branching.branch_from(run, parent, components)
     executor.barrier()
     if recipe.model.cache_features:
-        seen = with_cached_features(run.resolved_recipe(), build_training_data(recipe, components), components)
-        prepare_features(training_sources(recipe, seen), executor)
-    work = JobRunner(str(out), run.resolved_recipe(), components)
+        data = with_cached_features(run.resolved_recipe(), build_training_data(recipe, components), components)
+        prepare_features(training_sources(recipe, data), executor)
+    run_job = JobRunner(str(out), run.resolved_recipe(), components)
     with closing(executor):
-        lost = _run_jobs(run, executor, work, components, progress)
-    if lost:
-        raise _raise_failures(lost)
-    _tidy(run, executor)
+        failures = _run_jobs(run, executor, run_job, components, progress)
+    if failures:
+        raise _combine_failures(failures)
+    _clean_up(run, executor)
     return run
 
 
 def _run_jobs(
-    run: Run, executor: Executor, work: JobRunner, components: Components, progress: Progress
+    run: Run, executor: Executor, run_job: JobRunner, components: Components, progress: Progress
 ) -> list[Failure]:
-    """Launch what is missing until nothing is, or nothing can be done; return what failed for good."""
-    attempts, lost = 1, list[Failure]()
+    """Launch the missing jobs until none are left or none can run; return the failures that were not retried."""
+    attempts, failed_jobs = 1, list[Failure]()
     while True:
-        jobs = pending_jobs(
-            run, **components.keywords(), without={number for failure in lost for number in failure.job.members}
-        )
-        executor.barrier()  # nobody begins before everybody has planned: a decision begun would change the plan
+        failed_members = {number for failure in failed_jobs for number in failure.job.members}
+        jobs = pending_jobs(run, **components.keywords(), without=failed_members)
+        executor.barrier()  # all processes must plan before one starts, because a data partition changes the plan
         if not jobs:
             break
-        failures = executor.launch(jobs, work, progress)
-        failed = all_reduce_max(executor, int(bool(failures)))  # nobody plans before everybody has written
-        if failures and attempts < ATTEMPTS and any(failure.died for failure in failures):
+        failures = executor.launch(jobs, run_job, progress)
+        has_failed = all_reduce_max(executor, int(bool(failures)))  # all have written before one plans again
+        if failures and attempts < MAX_ATTEMPTS and any(failure.died for failure in failures):
             attempts += 1
             died = sum(failure.died for failure in failures)
             progress(Message(f"{died} process(es) died; planning the remaining jobs again"))
         elif failures:
-            lost += failures
+            failed_jobs += failures
             if run.recipe.run.min_members is None:
                 break
-        elif failed:
+        elif has_failed:
             raise RunError(
-                "Members held by another process failed; those held here are done, or kept as far as they are"
+                "Members of another process failed. The members of this process are finished or have a checkpoint; "
+                "run the same command again to resume"
             )
-    return lost
+    return failed_jobs
 
 
 def _open(recipe: Recipe, out: str | Path, executor: Executor, components: Components, progress: Progress) -> Run:
-    """Begin the run in one process; the others of a mesh find it there."""
+    """Create the run folder in one process, and open it in all processes."""
     if recipe.run.tensorboard and parse_address(out) is not None:
-        raise RecipeError(f"TensorBoard's files are appended to, which {out} cannot; leave out run.tensorboard")
+        raise RecipeError(
+            f"TensorBoard appends to files, which the object store of {out} does not support; leave out run.tensorboard"
+        )
     if is_rank_zero():
         data = build_training_data(recipe, components)
-        fresh = Run.begin(out, recipe, RunInfo(DataInfo.from_splits(data)))
-        if fresh.info.autotune is None:
-            chosen = autotune(recipe, components, progress)
+        run = Run.begin(out, recipe, RunInfo(DataInfo.from_splits(data)))
+        if run.info.autotune is None:
+            tuned = autotune(recipe, components, progress)
             if build_method(recipe, 0, components).partition is not None:
-                chosen["scoring_batch"] = scoring_batch(recipe, data, build_member(recipe, data, 0, components))
-            if chosen:
-                fresh.with_autotune(AutotuneInfo.from_dict(chosen))
+                tuned["scoring_batch"] = scoring_batch(recipe, data, build_member(recipe, data, 0, components))
+            if tuned:
+                run.with_autotune(AutotuneInfo.from_dict(tuned))
     executor.barrier()
     return replace(Run.open(out), recipe=recipe)
 
 
-def _raise_failures(failures: list[Failure]) -> PlateauxError:
+def _combine_failures(failures: list[Failure]) -> PlateauxError:
     if len(failures) == 1:
-        return (
-            failures[0].problem
-            if isinstance(failures[0].problem, PlateauxError)
-            else RunError(str(failures[0].problem))
-        )
+        problem = failures[0].problem
+        return problem if isinstance(problem, PlateauxError) else RunError(str(problem))
     lines = [f"{failure.job}: {failure.problem}" for failure in failures]
     return RunError(
-        "Some jobs failed; the others went on. Run the same command again for what is missing:\n  " + "\n  ".join(lines)
+        "Some jobs failed, and the others are finished. Run the same command again to resume the failed ones:\n  "
+        + "\n  ".join(lines)
     )
 
 
-def _tidy(run: Run, executor: Executor) -> None:
-    """Delete the resume states of a run that is finished, unless they are wanted, and what killed writers left."""
+def _clean_up(run: Run, executor: Executor) -> None:
+    """Delete checkpoints of a finished run, unless the recipe keeps them, and partial files of killed processes."""
     if is_rank_zero():
         for number, status in enumerate(run.all_progress()):
             run.store.remove_partial(f"members/{number}")

@@ -1,4 +1,4 @@
-"""Train the members of one job: epochs, steps, validation, and when to save or stop."""
+"""Train the members of one job: epochs, steps, validation, checkpoints, and early stopping."""
 
 from __future__ import annotations
 
@@ -37,28 +37,24 @@ from plateaux.training.state import INACTIVE, StepOptions
 from plateaux.training.step import step
 from plateaux.training.validation import validate_member, validation_metrics
 
-CONTINUE, SAVE, STOP = (
-    0,
-    1,
-    2,
-)  # what a process may request between two steps; the largest request of all processes wins
+CONTINUE, SAVE, STOP = 0, 1, 2  # requests of a process between two steps; the maximum over all processes wins
 
 
 class Trainer:
-    """Trains the members of a job side by side from its start to its stop."""
+    """Trains the members of a job in lockstep, from its start to its stop."""
 
     def __init__(
         self,
         run: Run,
         data: DataSplits,
         job: Job,
-        held: list[int],
+        local_members: list[int],
         executor: Executor,
         device: torch.device,
         components: Components,
         progress: Progress,
         *,
-        earlier: Sequence[nn.Module] = (),
+        finished_members: Sequence[nn.Module] = (),
     ) -> None:
         self.run, self.data, self.job, self.executor, self.progress = run, data, job, executor, progress
         self.recipe, self.device = run.recipe, device
@@ -66,18 +62,18 @@ class Trainer:
         self.metrics = validation_metrics(self.recipe.train.select)
         self.probe_callback = ProbeCallback(self.recipe, data, self.train_ids, device, trust=components.trust)
         self.method = build_method(self.recipe, 0, components)
-        self.earlier = earlier  # finished members whose outputs the loss of this one includes
-        self.diverged: list[DivergedError] = []  # of members that diverged while the others continue
+        self.finished_members = finished_members  # whose outputs are part of the loss of sequential methods
+        self.diverged: list[DivergedError] = []  # errors of members that diverged while the others continue
         self.checkpointer = Checkpointer(run, data, job, self.method, executor, device)
-        self.members = self._build_members(held, components)
-        self.logger = MetricLogger(run, job, held, progress)
+        self.members = self._build_members(local_members, components)
+        self.logger = MetricLogger(run, job, local_members, progress)
         self.checkpointer.last_save = time.monotonic()  # building the members is not part of their training time
 
-    def _build_members(self, held: list[int], components: Components) -> list[EpochStats]:
+    def _build_members(self, numbers: list[int], components: Components) -> list[EpochStats]:
         shared_loader = build_loader(self.recipe, self.data, 0, shared=True, device=self.device, ids=self.train_ids)
         self.steps = shared_loader.steps()
         states = build_train_states(
-            self.recipe, self.data, held, self.executor, device=self.device, steps=self.steps, components=components
+            self.recipe, self.data, numbers, self.executor, device=self.device, steps=self.steps, components=components
         )
         self.shared_lr_schedulers = shared_lr_schedulers(states)
         if self.job.stop > self.job.start[0]:
@@ -99,14 +95,14 @@ class Trainer:
 
     def fit(self) -> None:
         """Run the job; Ctrl-C and SIGTERM end it with a checkpoint."""
-        epoch, at = self.job.start
+        epoch, first_step = self.job.start
         with graceful_shutdown() as stop, ExitStack() as stack:
             options = self.step_options(stack)
             self._stop_early(epoch)
-            # On a mesh, members of other processes may continue when none are left here, and collectives need all.
+            # On a mesh, other processes may still train members when none are left here, and collectives need all.
             while epoch < self.job.stop and all_reduce_max(self.executor, int(bool(self.members))):
-                self.one_epoch(epoch, at, options, stop)
-                epoch, at = epoch + 1, 0
+                self._train_epoch(epoch, first_step, options, stop)
+                epoch, first_step = epoch + 1, 0
             for member in self.members:  # before the scratch folder of offloaded members is deleted
                 if self.job.stop == self.recipe.train.epochs:
                     self.checkpointer.finish(member, "")
@@ -115,28 +111,35 @@ class Trainer:
             if self.diverged:
                 raise DivergedError("\n".join(map(str, self.diverged)))
             if request == STOP:
-                raise Interrupted("Stopped, with this job done. Run the same command again for what is missing")
+                raise Interrupted("Stopped after this job was completed. Run the same command again to resume")
 
     def _write_sharpness(self, stop: StopFlag) -> None:
         """Score the training samples if the job ends at a partition epoch."""
         partition = self.method.partition
         if partition is None or self.job.stop not in partition.after:
             return
-        where = (self.run, self.data, self.train_ids, self.executor, self.device, self.progress)
-        scorer = SharpnessScorer(*where, stop=lambda: self._requested_action(stop) == STOP)
+        scorer = SharpnessScorer(
+            self.run,
+            self.data,
+            self.train_ids,
+            self.executor,
+            self.device,
+            self.progress,
+            is_stopped=lambda: self._requested_action(stop) == STOP,
+        )
         for group in [[member] for member in self.members] if self.executor.offloads else [self.members]:
             with ExitStack() as resident:
                 for member in group:
                     resident.enter_context(self.checkpointer.resident(member.state))
-                begun = time.monotonic()
+                start_time = time.monotonic()
                 scorer.score([member.state for member in group], self.job.stop)
-            seconds = (time.monotonic() - begun) / max(1, len(group))
+            seconds = (time.monotonic() - start_time) / max(1, len(group))
             for number in [member.state.number for member in group if self.executor.is_writer()]:
-                now = self.run.progress(number)
-                self.run.commit(number, replace(now, seconds=now.seconds + seconds))
+                progress = self.run.progress(number)
+                self.run.commit(number, replace(progress, seconds=progress.seconds + seconds))
 
     def step_options(self, stack: ExitStack) -> StepOptions:
-        """Return the options of every step; `stack` closes what must be closed at the end."""
+        """Return the options of every step; `stack` deletes the scratch folder of offloaded members at the end."""
         options = StepOptions(
             self.recipe.train.precision,
             self.device,
@@ -145,43 +148,44 @@ class Trainer:
             shared_lr_schedulers=self.shared_lr_schedulers,
             is_independent=self.method.member_order != "parallel",
         )
-        if self.earlier:
-            rows = frozen_outputs(self.earlier, self.method.objective.output, self.recipe, self.device)
-            options = replace(options, frozen_outputs=rows)
+        if self.finished_members:
+            outputs = frozen_outputs(self.finished_members, self.method.objective.output, self.recipe, self.device)
+            options = replace(options, frozen_outputs=outputs)
         if self.executor.offloads and len(self.members) > 1:
             options = replace(options, resident=offload_to_disk(stack.enter_context(self.run.store.scratch())))
-            for member in self.members:  # those that are inactive in the first steps are offloaded too
+            for member in self.members:  # also those that are inactive in the first steps
                 with options.resident(member.state):
                     pass
         self.checkpointer.resident = options.resident
         return options
 
-    def one_epoch(self, epoch: int, at: int, options: StepOptions, stop: StopFlag) -> None:
-        """Train every member for one epoch, from step `at` on."""
+    def _train_epoch(self, epoch: int, first_step: int, options: StepOptions, stop: StopFlag) -> None:
+        """Train every member for one epoch, starting at step `first_step`."""
         streams: dict[int, Iterator[Batch]] = {}
         for member in self.members:
-            streams.setdefault(id(member.loader), member.loader.epoch(epoch, start=at, shard=self.executor.shard))
-        for number in range(at, self.steps):
+            batches = member.loader.epoch(epoch, start=first_step, shard=self.executor.shard)
+            streams.setdefault(id(member.loader), batches)
+        for index in range(first_step, self.steps):
             if self.members:
-                self._one_step(epoch, number, streams, options, stop)
-            self._after_step(epoch, number + 1, stop)
+                self._train_step(epoch, index, streams, options, stop)
+            self._after_step(epoch, index + 1, stop)
         self._after_epoch(epoch + 1, stop)
 
-    def _one_step(
-        self, epoch: int, number: int, streams: dict[int, Iterator[Batch]], options: StepOptions, stop: StopFlag
+    def _train_step(
+        self, epoch: int, index: int, streams: dict[int, Iterator[Batch]], options: StepOptions, stop: StopFlag
     ) -> None:
         states = [member.state for member in self.members]
         try:
-            drawn = {loader: next(streams[loader]) for loader in {id(member.loader): None for member in self.members}}
+            next_batches = {key: next(streams[key]) for key in {id(member.loader): None for member in self.members}}
         except DataError:
             if not stop.is_set():
                 raise
-            self._stop(epoch, number)  # a signal to the whole process group ends the loader's workers too
-        batches = [drawn[id(member.loader)] for member in self.members]
+            self._stop(epoch, index)  # a signal to the process group also ends the workers of the data loader
+        batches = [next_batches[id(member.loader)] for member in self.members]
         size = self.recipe.data.batch_size
-        total = min(size, len(self.members[0].loader.ids) - number * size)
-        found = step(self.executor, states, batches, options, share=len(batches[0]) / total)
-        for member, stats, batch in zip(self.members, found, batches, strict=True):
+        total = min(size, len(self.members[0].loader.ids) - index * size)
+        results = step(self.executor, states, batches, options, share=len(batches[0]) / total)
+        for member, stats, batch in zip(self.members, results, batches, strict=True):
             if stats is not INACTIVE:
                 member.pending.append((stats, len(batch)))
 
@@ -202,22 +206,22 @@ class Trainer:
         own = STOP if stop.is_set() else SAVE if self.checkpointer.is_due else CONTINUE
         return all_reduce_max(self.executor, own)
 
-    def _save(self, epoch: int, at: int) -> None:
-        self._add_up(epoch, at)
-        self.checkpointer.save(self.members, epoch, at)
+    def _save(self, epoch: int, step: int) -> None:
+        self._add_up(epoch, step)
+        self.checkpointer.save(self.members, epoch, step)
 
-    def _stop(self, epoch: int, at: int) -> NoReturn:
-        self._save(epoch, at)
+    def _stop(self, epoch: int, step: int) -> NoReturn:
+        self._save(epoch, step)
         raise Interrupted(
-            f"Stopped at epoch {epoch}, step {at}, with a checkpoint. Run the same command again to go on"
+            f"Stopped at epoch {epoch}, step {step}, with a checkpoint. Run the same command again to resume"
         )
 
     def _add_up(self, epoch: int, done: int) -> None:
-        """Add up pending losses; a member that diverged leaves the job, unless others depend on it."""
-        for member, problem in self.logger.add_up(self.members, epoch, done):
-            if self.method.is_joint or self.executor.is_sharded:  # copies of a member continue together
-                raise problem
-            self.diverged.append(problem)
+        """Add up pending losses; remove members that diverged, or raise if others depend on them."""
+        for member, error in self.logger.add_up(self.members, epoch, done):
+            if self.method.is_joint or self.executor.is_sharded:  # all processes of a member must stop together
+                raise error
+            self.diverged.append(error)
             self.members.remove(member)
 
     def _after_epoch(self, epoch: int, stop: StopFlag) -> None:
@@ -231,10 +235,10 @@ class Trainer:
             lr_scheduler = member.state.lr_scheduler
             if lr_scheduler is not None and not member.state.every_step:
                 lr_scheduler.step()
-            found = validation.get(member.state.number, {})
-            self.logger.log_epoch(member, epoch, found)
-            if found:
-                self._track_best(member, epoch, found)
+            metrics = validation.get(member.state.number, {})
+            self.logger.log_epoch(member, epoch, metrics)
+            if metrics:
+                self._track_best(member, epoch, metrics)
             member.loss, member.correct, member.samples = 0.0, 0.0, 0
             member.progress = replace(member.progress, epoch=epoch, step=0)
         request = self._requested_action(stop)
@@ -245,14 +249,14 @@ class Trainer:
             self._stop(epoch, 0)
 
     def _validate(self, epoch: int) -> dict[int, dict[str, Estimate]]:
-        found: dict[int, dict[str, Estimate]] = {}
+        results: dict[int, dict[str, Estimate]] = {}
         if len(self.valid_ids) and epoch % self.recipe.train.validate_every == 0:
             for member in self.members:
                 with self.checkpointer.weights_in_use(member.state):
                     source, ids = member.loader.source, self.valid_ids
                     metrics = validate_member(self.recipe, self.data, source, ids, member.state, self.metrics)
-                    found[member.state.number] = metrics
-        return found
+                    results[member.state.number] = metrics
+        return results
 
     def _run_probes(self, epoch: int) -> None:
         for member in self.members if self.probe_callback.due(epoch) else []:
@@ -262,21 +266,21 @@ class Trainer:
                 member.lines += self.probe_callback.run(state.module, state.number, epoch, add)
 
     def _stop_early(self, epoch: int) -> None:
-        """Finish members without improvement for too long; after a resume too, so that none trains longer."""
+        """Finish members whose validation metric has not improved for `early_stopping_patience` validations."""
         patience = self.recipe.train.early_stopping_patience
         for member in list(self.members):
             if patience is not None and member.progress.epochs_since_best >= patience and epoch < self.job.stop:
-                self.checkpointer.finish(member, f"no better for {patience} validations")
+                self.checkpointer.finish(member, f"no improvement for {patience} validations")
                 self.members.remove(member)
 
-    def _track_best(self, member: EpochStats, epoch: int, found: dict[str, Estimate]) -> None:
-        """Keep the best weights on validation samples, and count the validations since."""
+    def _track_best(self, member: EpochStats, epoch: int, metrics: dict[str, Estimate]) -> None:
+        """Save the best weights on validation samples, and count the validations since then."""
         select = self.recipe.train.select
         name = select.removeprefix("best:") if select != "last" else "nll"
-        value = found[name].value
+        value = metrics[name].value
         sign = 1 if self.metrics[name].higher_is_better else -1
         best = member.progress.best
-        if best is not None and not (sign * value > sign * best or math.isnan(best)):  # NaN is never better
+        if best is not None and not (sign * value > sign * best or math.isnan(best)):  # NaN is never an improvement
             member.progress = replace(member.progress, epochs_since_best=member.progress.epochs_since_best + 1)
             return
         member.progress = replace(member.progress, best=value, best_epoch=epoch, epochs_since_best=0)

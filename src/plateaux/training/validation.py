@@ -1,4 +1,4 @@
-"""A member judged on samples it does not train on: what the best weights are chosen by."""
+"""Evaluate a member on validation samples, which early stopping and the selection of weights depend on."""
 
 from __future__ import annotations
 
@@ -23,24 +23,22 @@ from plateaux.training.state import TrainState
 
 
 def validation_metrics(select: str) -> dict[str, Metric]:
-    """Return what is measured on validation samples: accuracy, NLL, and what the best weights are chosen by."""
+    """Return the metrics on validation samples: accuracy, NLL, and the one that selects the best weights."""
     names = {"accuracy", "nll"} | ({select.removeprefix("best:")} if select != "last" else set())
-    measures: dict[str, Metric] = {}
+    metrics: dict[str, Metric] = {}
     for name in sorted(names):
-        measures[name] = registry.metric.get(name)()
-        if measures[name].higher_is_better is None:
+        metric = metrics[name] = registry.metric.get(name)()
+        if metric.higher_is_better is None:
             raise RecipeError(
-                f"train.select = {select!r}: more of {name} is neither better nor worse, so no weights are the "
-                "best by it; "
-                "take a measure such as best:nll or best:accuracy"
+                f"train.select = {select!r}: neither high nor low values of {name} are better, so it cannot select "
+                "weights. Use a metric such as best:nll or best:accuracy"
             )
-        if measures[name].min_members > 1:
+        if metric.min_members > 1:
             raise RecipeError(
-                f"train.select = {select!r}: {name} says nothing about one member alone, so no weights can be "
-                "chosen by "
-                "it; take a measure such as best:nll or best:accuracy"
+                f"train.select = {select!r}: {name} is not defined for a single member, so it cannot select weights. "
+                "Use a metric such as best:nll or best:accuracy"
             )
-    return measures
+    return metrics
 
 
 def validate_member(
@@ -48,13 +46,13 @@ def validate_member(
     data: DataSplits,
     source: Source,
     ids: torch.Tensor,
-    learner: TrainState,
-    measures: Mapping[str, Metric],
+    state: TrainState,
+    metrics: Mapping[str, Metric],
 ) -> dict[str, Estimate]:
-    """Return what the measures find about one member on the samples `ids`."""
-    device = next(iter(learner.params.values())).device
-    with eval_mode([learner.module]):
-        view = MemberModule(learner.module, forward=lambda: autocast(recipe.train.precision, device))
+    """Return the metrics of one member on the samples `ids`."""
+    device = next(iter(state.params.values())).device
+    with eval_mode([state.module]):
+        member = MemberModule(state.module, forward=lambda: autocast(recipe.train.precision, device))
         batches = eval_batches(recipe, data, source, ids, device=device)
-        results = evaluate_metrics(SINGLE_PROCESS, [view], batches, measures)
+        results = evaluate_metrics(SINGLE_PROCESS, [member], batches, metrics)
     return {name: values[RowName.member(0)] for name, values in results.items()}

@@ -27,41 +27,41 @@ SIMULATIONS = 4000
 
 @pytest.mark.parametrize("freedom", [1, 2, 3, 4, 5, 8, 9, 29, 30, 199, 1000])
 @pytest.mark.parametrize("share", [0.01, 0.5, 0.6, 0.9, 0.975, 0.995, 0.9999])
-def test_the_quantile_of_student_is_that_of_scipy(share: float, freedom: int) -> None:
+def test_the_t_quantile_equals_scipy(share: float, freedom: int) -> None:
     assert t_quantile(share, freedom) == pytest.approx(stats.t.ppf(share, freedom), rel=1e-9, abs=1e-12)
 
 
 @pytest.mark.parametrize(("share", "freedom"), [(0.0, 3), (1.0, 3), (0.9, 0)])
-def test_a_quantile_that_is_none_is_refused(share: float, freedom: int) -> None:
-    with pytest.raises(ValueError, match="freedom is 1 or more"):
+def test_an_invalid_quantile_is_refused(share: float, freedom: int) -> None:
+    with pytest.raises(ValueError, match="1 or more degrees of freedom"):
         t_quantile(share, freedom)
 
 
 @pytest.mark.parametrize("count", [2, 3, 5, 10])
-def test_the_interval_over_repetitions_covers_what_it_promises(count: int) -> None:
-    chance = np.random.default_rng(count)
-    found = [t_interval(row) for row in chance.normal(0.7, 0.02, (SIMULATIONS, count))]
+def test_the_interval_over_repetitions_has_nominal_coverage(count: int) -> None:
+    rng = np.random.default_rng(count)
+    found = [t_interval(row) for row in rng.normal(0.7, 0.02, (SIMULATIONS, count))]
     assert 0.93 <= np.mean([each.low <= 0.7 <= each.high for each in found]) <= 0.97
 
 
 @pytest.mark.parametrize("count", [2, 3, 5, 10])
-def test_the_interval_of_paired_differences_covers_what_it_promises(count: int) -> None:
-    chance = np.random.default_rng(100 + count)
-    shared = chance.normal(0.0, 1.0, (SIMULATIONS, count))  # a good seed is good for both
-    mine, theirs = (shared + chance.normal(mean, 0.1, shared.shape) for mean in (0.3, 0.1))
+def test_the_interval_of_paired_differences_has_nominal_coverage(count: int) -> None:
+    rng = np.random.default_rng(100 + count)
+    shared = rng.normal(0.0, 1.0, (SIMULATIONS, count))  # a good seed is good for both
+    mine, theirs = (shared + rng.normal(mean, 0.1, shared.shape) for mean in (0.3, 0.1))
     found = [paired_t_interval(a, b) for a, b in zip(mine, theirs, strict=True)]
     assert 0.93 <= np.mean([each.low <= 0.2 <= each.high for each in found]) <= 0.97
     alone = [t_interval(row).half for row in mine]
     assert np.median([each.half for each in found]) < np.median(alone) / 4
 
 
-def test_a_bootstrap_of_three_repetitions_would_promise_too_much() -> None:
-    chance = np.random.default_rng(0)
-    found = [bootstrap_interval(row, chance, resamples=100) for row in chance.normal(0.0, 1.0, (400, 3))]
+def test_a_bootstrap_of_three_repetitions_covers_too_little() -> None:
+    rng = np.random.default_rng(0)
+    found = [bootstrap_interval(row, rng, resamples=100) for row in rng.normal(0.0, 1.0, (400, 3))]
     assert np.mean([each.low <= 0 <= each.high for each in found]) < 0.85
 
 
-def test_an_interval_over_repetitions_is_that_of_scipy() -> None:
+def test_an_interval_over_repetitions_equals_scipy() -> None:
     numbers = [0.71, 0.74, 0.69, 0.72]
     truth = stats.t.interval(0.9, 3, np.mean(numbers), stats.sem(numbers))
     found = t_interval(numbers, level=0.9)
@@ -77,38 +77,36 @@ def test_one_repetition_has_no_interval() -> None:
     assert math.isnan(t_interval([]).value)
 
 
-def test_what_is_no_number_is_left_out() -> None:
+def test_nan_is_left_out() -> None:
     assert t_interval([1.0, float("nan"), 3.0]) == t_interval([1.0, 3.0])
 
 
-def test_pairs_need_as_many_of_both() -> None:
+def test_paired_numbers_need_equal_counts() -> None:
     with pytest.raises(ValueError, match="Cannot pair 2 numbers with 3"):
         paired_t_interval([1, 2], [1, 2, 3])
 
 
-@pytest.mark.parametrize(("shift", "says"), [(0.0, False), (1.0, True), (-1.0, True)])
-def test_an_interval_says_whether_it_excludes_zero(shift: float, says: bool) -> None:
-    assert paired_t_interval([shift + 0.1, shift - 0.1, shift], [0, 0, 0]).excludes_zero is says
+@pytest.mark.parametrize(("shift", "excludes"), [(0.0, False), (1.0, True), (-1.0, True)])
+def test_an_interval_says_whether_it_excludes_zero(shift: float, excludes: bool) -> None:
+    assert paired_t_interval([shift + 0.1, shift - 0.1, shift], [0, 0, 0]).excludes_zero is excludes
 
 
-def test_the_bootstrap_over_samples_is_labelled_so_and_comes_near_the_standard_error() -> None:
-    chance = np.random.default_rng(1)
-    right = (chance.random(2000) < 0.8).astype(float)
-    found = bootstrap_interval(right, chance)
+def test_the_bootstrap_over_samples_is_labeled_and_close_to_the_standard_error() -> None:
+    rng = np.random.default_rng(1)
+    right = (rng.random(2000) < 0.8).astype(float)
+    found = bootstrap_interval(right, rng)
     assert found.over == "test samples"
     assert found.value == right.mean()
     assert found.half == pytest.approx(1.96 * right.std() / math.sqrt(2000), rel=0.15)
-    ratio = bootstrap_interval(
-        np.stack([right, 1 + right], 1), chance, statistic=lambda s: s[:, 0].sum() / s[:, 1].sum()
-    )
+    ratio = bootstrap_interval(np.stack([right, 1 + right], 1), rng, statistic=lambda s: s[:, 0].sum() / s[:, 1].sum())
     assert ratio.low < ratio.value < ratio.high
-    assert math.isnan(bootstrap_interval([1.0], chance).low)
-    assert math.isnan(bootstrap_interval([], chance).value)
+    assert math.isnan(bootstrap_interval([1.0], rng).low)
+    assert math.isnan(bootstrap_interval([], rng).value)
 
 
 def test_the_jackknife_of_a_mean_is_its_standard_error() -> None:
     numbers = np.random.default_rng(2).normal(size=6)
-    triples = {cast: float(numbers[list(cast)].mean()) for cast in combinations(range(6), 3)}
+    triples = {subset: float(numbers[list(subset)].mean()) for subset in combinations(range(6), 3)}
     found = jackknife_interval(triples)
     truth = t_interval(numbers)
     assert len(triples) == 20
@@ -116,16 +114,16 @@ def test_the_jackknife_of_a_mean_is_its_standard_error() -> None:
     assert (found.count, found.over) == (6, "members")
 
 
-def test_the_jackknife_over_members_covers_what_it_promises() -> None:
-    chance = np.random.default_rng(3)
-    casts = list(combinations(range(6), 3))
+def test_the_jackknife_over_members_has_nominal_coverage() -> None:
+    rng = np.random.default_rng(3)
+    subsets = list(combinations(range(6), 3))
     held = {"pooled": 0, "best": 0}
-    for row in chance.normal(size=(600, 6)):
-        of = {cast: row[list(cast)] for cast in casts}
+    for row in rng.normal(size=(600, 6)):
+        of = {subset: row[list(subset)] for subset in subsets}
         # E log mean exp of three normal numbers with deviation 0.5, by 10^7 draws; the largest is 1.5 / sqrt(pi) high.
-        pooled = jackknife_interval({cast: math.log(np.exp(each / 2).mean()) for cast, each in of.items()})
+        pooled = jackknife_interval({subset: math.log(np.exp(each / 2).mean()) for subset, each in of.items()})
         held["pooled"] += pooled.low <= 0.0801 <= pooled.high
-        best = jackknife_interval({cast: float(each.max()) for cast, each in of.items()})
+        best = jackknife_interval({subset: float(each.max()) for subset, each in of.items()})
         held["best"] += best.low <= 1.5 / math.sqrt(math.pi) <= best.high
     assert 0.93 <= held["pooled"] / 600 <= 0.98
     assert 0.86 <= held["best"] / 600 < 0.93  # as the docstring admits
@@ -142,13 +140,13 @@ def test_the_slope_of_a_power_law_is_its_exponent() -> None:
     assert (found.value, found.low, found.high) == pytest.approx((0.4, 0.4, 0.4))
 
 
-def test_the_slope_and_its_interval_are_those_of_scipy() -> None:
-    chance = np.random.default_rng(4)
-    x, noise = chance.uniform(1, 9, 12), chance.normal(0, 0.2, 12)
+def test_the_slope_and_its_interval_equal_scipy() -> None:
+    rng = np.random.default_rng(4)
+    x, noise = rng.uniform(1, 9, 12), rng.normal(0, 0.2, 12)
     truth = stats.linregress(np.log(x), np.log(x**0.5 * np.exp(noise)))
     found = slope(x, x**0.5 * np.exp(noise))
-    reach = stats.t.ppf(0.975, 10) * truth.stderr
-    expected = (truth.slope, truth.slope - reach, truth.slope + reach)
+    half = stats.t.ppf(0.975, 10) * truth.stderr
+    expected = (truth.slope, truth.slope - half, truth.slope + half)
     assert (found.value, found.low, found.high) == pytest.approx(expected)
 
 
@@ -167,12 +165,12 @@ def test_a_slope_of_too_few_points_has_no_interval() -> None:
         slope([1, 2], [1, 2, 3])
 
 
-def test_the_rank_correlation_is_that_of_scipy_and_its_interval_covers() -> None:
-    chance = np.random.default_rng(5)
+def test_the_rank_correlation_equals_scipy_and_its_interval_covers() -> None:
+    rng = np.random.default_rng(5)
     held = 0
     for _ in range(500):
-        x = chance.normal(size=20)
-        y = 0.6 * x + 0.8 * chance.normal(size=20)
+        x = rng.normal(size=20)
+        y = 0.6 * x + 0.8 * rng.normal(size=20)
         found = rank_correlation(x, y)
         truth = 6 / math.pi * math.asin(0.3)  # Spearman's of a normal pair with correlation 0.6
         held += found.low <= truth <= found.high
@@ -180,7 +178,7 @@ def test_the_rank_correlation_is_that_of_scipy_and_its_interval_covers() -> None
     assert held / 500 >= 0.93
 
 
-def test_a_perfect_order_is_not_certain() -> None:
+def test_a_perfect_rank_correlation_has_a_wide_interval() -> None:
     found = rank_correlation([1, 2, 3, 4, 5, 6], [2, 4, 8, 9, 11, 40])
     assert found.value == 1
     assert 0 < found.low < 1
@@ -198,7 +196,7 @@ def course(*points: tuple[float, float], passes: float = 1, seconds: float = 1) 
     return [CostPoint(number, epochs, passes * epochs, seconds * epochs) for epochs, number in points]
 
 
-def test_a_course_is_read_between_its_points_and_nowhere_else() -> None:
+def test_a_cost_curve_is_interpolated_and_not_extrapolated() -> None:
     mine = course((10, 0.6), (20, 0.8), passes=2)
     assert at_cost(mine, 15, "epochs") == pytest.approx(0.7)
     assert at_cost(mine, 20, "passes") == pytest.approx(0.6)

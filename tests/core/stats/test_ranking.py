@@ -52,7 +52,7 @@ SIZES = [(1, 1), (1, 7), (7, 1), (40, 60), (300, 17)]
 
 @pytest.mark.parametrize("ties", [False, True])
 @pytest.mark.parametrize(("inside", "outside"), SIZES)
-def test_areas_are_what_scikit_learn_says(inside: int, outside: int, ties: bool) -> None:
+def test_areas_equal_scikit_learn(inside: int, outside: int, ties: bool) -> None:
     low, high = scores(inside, outside, ties=ties)
     y, both = labelled(low, high)
     assert auroc(low, high).value == pytest.approx(roc_auc_score(y, both), abs=1e-14)
@@ -74,7 +74,7 @@ def test_the_false_positive_rate_is_the_lowest_on_scikit_learns_curve(
     assert found == pytest.approx(slow_fpr(low, high, tpr), abs=1e-14)
 
 
-def test_numbers_by_hand() -> None:
+def test_small_examples_computed_by_hand() -> None:
     inside, outside = np.array([1.0, 2.0, 4.0]), np.array([3.0, 4.0])
     assert auroc(inside, outside).value == (2 + 2.5) / 6
     # Outside: at 4 one of two caught is right, at 3 two of three.
@@ -103,7 +103,7 @@ def test_ninety_five_percent_of_twenty_is_nineteen() -> None:
 
 
 @pytest.mark.parametrize("measure", [auroc, aupr, fpr_at_tpr])
-def test_order_within_a_set_does_not_matter_nor_does_a_rising_function(measure: Callable[..., Estimate]) -> None:
+def test_areas_are_invariant_to_order_and_monotone_functions(measure: Callable[..., Estimate]) -> None:
     low, high = scores(50, 30, ties=True)
     first = measure(low, high)
     for other in (measure(low[::-1], np.sort(high)), measure(np.exp(low), np.exp(high))):
@@ -140,7 +140,7 @@ def test_delongs_error_is_that_of_its_definition(ties: bool) -> None:
 @pytest.mark.parametrize("ties", [False, True])
 @pytest.mark.parametrize("positive", ["outside", "inside"])
 @pytest.mark.parametrize("kind", ["auroc", "aupr"])
-def test_errors_are_what_the_bootstrap_finds(kind: str, positive: str, ties: bool) -> None:
+def test_standard_errors_equal_the_bootstrap(kind: str, positive: str, ties: bool) -> None:
     low, high = scores(500, 200, ties=ties)
 
     def measure(a: Scores, b: Scores) -> Estimate:
@@ -159,7 +159,7 @@ def test_the_binomial_error_of_the_false_positive_rate_holds_for_a_given_thresho
     assert found.stderr == pytest.approx(float(np.std(again)), rel=0.12)
 
 
-def test_one_sample_of_a_kind_has_no_error_but_a_number() -> None:
+def test_one_sample_of_a_kind_has_no_standard_error() -> None:
     assert auroc([0.0], [1.0]) == Estimate(1.0, None)
     assert auroc([1.0], [1.0]) == Estimate(0.5, None)
     assert aupr([0.0], [1.0]) == Estimate(1.0, None)
@@ -168,7 +168,7 @@ def test_one_sample_of_a_kind_has_no_error_but_a_number() -> None:
     assert auroc([0.0, 2.0], [1.0]) == Estimate(0.5, None)
 
 
-def test_scores_that_are_all_equal_tell_nothing_apart() -> None:
+def test_equal_scores_give_chance_level() -> None:
     low, high = np.ones(30), np.ones(10)
     assert auroc(low, high) == Estimate(0.5, 0.0)
     assert aupr(low, high, "outside") == Estimate(0.25, 0.0)  # the share of positives
@@ -176,7 +176,7 @@ def test_scores_that_are_all_equal_tell_nothing_apart() -> None:
     assert fpr_at_tpr(low, high) == Estimate(1.0, 0.0)
 
 
-def test_sets_far_apart_are_told_apart_without_error() -> None:
+def test_separated_sets_are_perfectly_distinguished() -> None:
     low, high = scores(20, 20, shift=100.0)
     assert auroc(low, high) == Estimate(1.0, 0.0)
     assert aupr(low, high, "outside").value == aupr(low, high, "inside").value == 1.0
@@ -205,19 +205,19 @@ def test_half_precision_scores_keep_their_ties() -> None:
         ([], [1.0], "inside scores have shape"),
         ([1.0], [], "outside scores have shape"),
         ([[1.0]], [1.0], r"\[1, 1\]"),
-        ([1.0], [1.0, math.nan], "1 of 2 outside scores are nan"),
+        ([1.0], [1.0, math.nan], "1 of 2 outside scores are NaN"),
     ],
 )
-def test_what_has_no_rank_is_refused(measure: Callable[..., Estimate], inside: Any, outside: Any, words: str) -> None:
+def test_nan_scores_are_refused(measure: Callable[..., Estimate], inside: Any, outside: Any, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         measure(inside, outside)
 
 
-def test_impossible_wishes_are_refused() -> None:
+def test_invalid_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match="'outside' or 'inside'"):
         aupr([0.0], [1.0], "ood")  # type: ignore[arg-type]
     for tpr in (0.0, -1.0, 1.5, 95.0):
-        with pytest.raises(ValueError, match="above 0 and up to 1"):
+        with pytest.raises(ValueError, match="above 0 and at most 1"):
             fpr_at_tpr([0.0], [1.0], tpr)
 
 
@@ -226,7 +226,7 @@ def test_impossible_wishes_are_refused() -> None:
     outside=st.lists(st.integers(-3, 3), min_size=1, max_size=12),
 )
 @settings(deadline=None, max_examples=60)
-def test_swapping_the_sets_mirrors_the_area_and_twins_agree(inside: list[int], outside: list[int]) -> None:
+def test_swapping_the_sets_mirrors_the_area(inside: list[int], outside: list[int]) -> None:
     low, high = np.array(inside, float), np.array(outside, float)
     y, both = labelled(low, high)
     found, mirrored = auroc(low, high), auroc(high, low)
@@ -238,7 +238,7 @@ def test_swapping_the_sets_mirrors_the_area_and_twins_agree(inside: list[int], o
     assert fpr_at_tpr(low, high).value == pytest.approx(slow_fpr(low, high, 0.95), abs=1e-14)
 
 
-def test_a_hundred_thousand_samples_take_no_time() -> None:
+def test_a_hundred_thousand_samples_need_no_pairwise_comparison() -> None:
     low, high = scores(100_000, 100_000)
     exact = 0.5 * math.erfc(-1 / 2)  # of normal scores one apart: Phi(1 / sqrt 2)
     found = auroc(low, high)

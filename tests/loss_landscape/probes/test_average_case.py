@@ -1,4 +1,4 @@
-"""The average case is that of the closed form, and its errors are honest."""
+"""Average-case sharpness agrees with closed forms, and its standard errors with repetition."""
 
 from __future__ import annotations
 
@@ -20,68 +20,70 @@ PROBES = {"l2": average_l2, "linf": average_linf}
 SPREAD = {"l2": 1.0, "linf": 1 / 3}  # the variance of one draw
 
 
-def asked(here: LossSurface, norm: str = "l2", **options: object) -> Estimate:
-    return PROBES[norm](**{"m": 4, **options}).run(here)[""]
+def run_probe(surface: LossSurface, norm: str = "l2", **options: object) -> Estimate:
+    return PROBES[norm](**{"m": 4, **options}).run(surface)[""]
 
 
 @pytest.mark.parametrize("norm", PROBES)
 @pytest.mark.parametrize("adaptive", [True, False])
-def test_on_a_bowl_the_average_case_is_the_closed_form(norm: str, adaptive: bool) -> None:
-    w, curvature = quadratics.vector(0), quadratics.matrix(1, lift=1.0)
-    slopes = quadratics.near_level(w, curvature, 12)
+def test_the_average_case_of_a_quadratic_equals_the_closed_form(norm: str, adaptive: bool) -> None:
+    w, curvature = quadratics.vector(0), quadratics.matrix(1, shift=1.0)
+    slopes = quadratics.near_zero_slopes(w, curvature, 12)
     t = w.abs() if adaptive else torch.ones_like(w)
     truth = 0.5 * 0.3**2 * SPREAD[norm] * float((t * t * curvature.diag()).sum())
-    found = asked(quadratics.bowl(w, curvature, slopes), norm, radius=0.3, adaptive=adaptive, mc_samples=200)
-    assert found.mc_stderr is not None
-    assert abs(found.value - truth) < 4 * found.mc_stderr
-    assert found.mc_stderr < 0.2 * abs(truth)
+    result = run_probe(quadratics.bowl(w, curvature, slopes), norm, radius=0.3, adaptive=adaptive, mc_samples=200)
+    assert result.mc_stderr is not None
+    assert abs(result.value - truth) < 4 * result.mc_stderr
+    assert result.mc_stderr < 0.2 * abs(truth)
 
 
-def test_on_a_bowl_of_one_draw_the_number_is_that_of_the_draw() -> None:
+def test_one_draw_on_a_quadratic_equals_the_closed_form() -> None:
     w, curvature, slopes = quadratics.vector(0), quadratics.matrix(1), quadratics.vector(2)[None].expand(4, -1)
-    here = quadratics.bowl(w, curvature, slopes, key=3)
-    noise = sample_direction(here.origin, here.generator("average_l2", 0))
+    surface = quadratics.bowl(w, curvature, slopes, seed=3)
+    noise = sample_direction(surface.origin, surface.generator("average_l2", 0))
     delta = 0.3 * w.abs() * torch.cat([tensor.flatten() for tensor in noise.values()])
     truth = delta @ (slopes[0] + curvature @ w) + delta @ curvature @ delta / 2
-    found = asked(here, radius=0.3, mc_samples=1)
-    assert found.value == pytest.approx(float(truth))
-    assert found.mc_stderr is None
-    assert found.stderr == pytest.approx(0, abs=1e-12)
+    result = run_probe(surface, radius=0.3, mc_samples=1)
+    assert result.value == pytest.approx(float(truth))
+    assert result.mc_stderr is None
+    assert result.stderr == pytest.approx(0, abs=1e-12)
 
 
 @pytest.mark.parametrize("norm", PROBES)
-def test_draws_have_the_promised_spread(norm: str) -> None:
-    here = quadratics.ground()
+def test_noise_has_the_expected_standard_deviation(norm: str) -> None:
+    surface = quadratics.make_surface()
     many = sample_direction(
         {"w": torch.empty(40, 500, dtype=torch.float64)}, quadratics.draw(0), "normal" if norm == "l2" else "uniform"
     )
     assert float(many["w"].mean()) == pytest.approx(0, abs=0.03)
     assert float(many["w"].var()) == pytest.approx(SPREAD[norm], rel=0.05)
     assert norm == "l2" or float(many["w"].abs().max()) <= 1
-    assert asked(here, norm, radius=0.0).value == 0
+    assert run_probe(surface, norm, radius=0.0).value == 0
 
 
 def truth_of(norm: str, radius: float) -> float:
-    """The mean rise of the tiny network, from very many draws at once."""
-    here = quadratics.ground()
+    """The mean increase of the loss of the small network, from many draws."""
+    surface = quadratics.make_surface()
     count = 30_000
-    scale = perturbation_scale(here.origin, adaptive=True)
+    scale = perturbation_scale(surface.origin, adaptive=True)
     assert scale is not None
     law = "normal" if norm == "l2" else "uniform"
-    like = {name: torch.empty(count, *w.shape, dtype=w.dtype) for name, w in here.origin.items()}
+    like = {name: torch.empty(count, *w.shape, dtype=w.dtype) for name, w in surface.origin.items()}
     noise = sample_direction(like, quadratics.draw(77), law)  # type: ignore[arg-type]
-    there = {name: w + radius * scale[name] * noise[name] for name, w in here.origin.items()}
+    there = {name: w + radius * scale[name] * noise[name] for name, w in surface.origin.items()}
     batch = quadratics.samples()
-    losses = vmap(lambda w: here.losses_from_logits(functional_call(here.module, w, (batch.x,)), batch).mean())(there)
-    return float(losses.mean() - here.all_losses().mean())
+    losses = vmap(lambda w: surface.losses_from_logits(functional_call(surface.module, w, (batch.x,)), batch).mean())(
+        there
+    )
+    return float(losses.mean() - surface.all_losses().mean())
 
 
 @pytest.mark.parametrize("norm", PROBES)
-def test_the_true_value_lies_within_the_error_of_draws_as_often_as_promised(norm: str) -> None:
+def test_the_monte_carlo_interval_has_the_nominal_coverage(norm: str) -> None:
     truth = truth_of(norm, 0.3)
-    found = [
-        asked(
-            quadratics.ground(batches=quadratics.cut(quadratics.samples(), (6, 6)), key=seed),
+    result = [
+        run_probe(
+            quadratics.make_surface(batches=quadratics.cut(quadratics.samples(), (6, 6)), seed=seed),
             norm,
             radius=0.3,
             m=6,
@@ -89,70 +91,68 @@ def test_the_true_value_lies_within_the_error_of_draws_as_often_as_promised(norm
         )
         for seed in range(50)
     ]
-    inside = sum(abs(each.value - truth) <= 1.96 * each.mc_stderr for each in found if each.mc_stderr is not None)
+    inside = sum(abs(item.value - truth) <= 1.96 * item.mc_stderr for item in result if item.mc_stderr is not None)
     assert inside >= 45
-    numbers, draws = torch.tensor([each.value for each in found]), torch.tensor([each.mc_stderr for each in found])
-    assert float(draws.mean()) == pytest.approx(float(numbers.std()), rel=0.35)  # nor is it too wide
+    numbers, draws = torch.tensor([item.value for item in result]), torch.tensor([item.mc_stderr for item in result])
+    assert float(draws.mean()) == pytest.approx(float(numbers.std()), rel=0.35)  # and the interval is not too wide
 
 
-def test_the_error_of_the_data_is_that_of_the_samples() -> None:
-    here = quadratics.ground()
-    found = asked(here, radius=0.3, m=12, mc_samples=50)
-    scale = perturbation_scale(here.origin, adaptive=True)
-    home, chance = here.all_losses(), here.generator("average_l2", 0)
-    rises = torch.zeros_like(home)
-    with here.at_params(here.origin):
+def test_the_standard_error_of_the_data_is_that_over_samples() -> None:
+    surface = quadratics.make_surface()
+    result = run_probe(surface, radius=0.3, m=12, mc_samples=50)
+    scale = perturbation_scale(surface.origin, adaptive=True)
+    origin, generator = surface.all_losses(), surface.generator("average_l2", 0)
+    rises = torch.zeros_like(origin)
+    with surface.at_params(surface.origin):
         for _ in range(50):
-            perturb(here, sample_direction(here.origin, chance), scale=scale, times=0.3)
-            rises += here.all_losses() - home
-    assert found.value == pytest.approx(float(rises.mean() / 50))
-    assert found.stderr == pytest.approx(float((rises / 50).std()) / 12**0.5)
+            perturb(surface, sample_direction(surface.origin, generator), scale=scale, times=0.3)
+            rises += surface.all_losses() - origin
+    assert result.value == pytest.approx(float(rises.mean() / 50))
+    assert result.stderr == pytest.approx(float((rises / 50).std()) / 12**0.5)
 
 
 @pytest.mark.parametrize("norm", PROBES)
 @pytest.mark.parametrize(("dtype", "exact"), [(torch.float64, 1e-9), (torch.float32, 1e-4)])
-def test_rescaling_neighbouring_layers_moves_the_plain_average_only(
-    norm: str, dtype: torch.dtype, exact: float
-) -> None:
+def test_only_the_adaptive_average_case_is_scale_invariant(norm: str, dtype: torch.dtype, exact: float) -> None:
     batch = quadratics.samples(dtype=dtype)
-    here = quadratics.ground(quadratics.net(batchnorm=True, dtype=dtype), [batch])
-    there = quadratics.ground(quadratics.rescaled(quadratics.net(batchnorm=True, dtype=dtype)), [batch])
-    one = [asked(each, norm, radius=0.3).value for each in (here, there)]
+    surface = quadratics.make_surface(quadratics.net(batchnorm=True, dtype=dtype), [batch])
+    there = quadratics.make_surface(quadratics.rescale_layers(quadratics.net(batchnorm=True, dtype=dtype)), [batch])
+    one = [run_probe(item, norm, radius=0.3).value for item in (surface, there)]
     assert one[0] == pytest.approx(one[1], rel=exact)
-    plain = [asked(each, norm, radius=0.3, adaptive=False).value for each in (here, there)]
+    plain = [run_probe(item, norm, radius=0.3, adaptive=False).value for item in (surface, there)]
     assert plain[0] != pytest.approx(plain[1], rel=1e-2)
     assert PROBES[norm]().scale_invariant
     assert not PROBES[norm](eta=0.1).scale_invariant
     assert not PROBES[norm](adaptive=False).scale_invariant
 
 
-def test_weights_of_zero_do_not_move_but_with_eta_they_do() -> None:
+def test_zero_weights_are_perturbed_only_with_eta() -> None:
     module = quadratics.net()
     with torch.no_grad():
         for weight in module.parameters():
             weight.zero_()
-    assert asked(quadratics.ground(module)).value == 0
-    assert asked(quadratics.ground(module), eta=1.0).value != 0
+    assert run_probe(quadratics.make_surface(module)).value == 0
+    assert run_probe(quadratics.make_surface(module), eta=1.0).value != 0
 
 
 @pytest.mark.parametrize("training", [False, True])
-def test_weights_and_buffers_are_left_as_they_were(training: bool) -> None:
-    here = quadratics.ground(
+def test_weights_and_buffers_are_restored(training: bool) -> None:
+    surface = quadratics.make_surface(
         quadratics.net(batchnorm=True).train(training), quadratics.cut(quadratics.samples(), (5, 7))
     )
-    before = quadratics.state(here.module)
-    assert asked(here, radius=0.3).value != 0
-    assert all(torch.equal(tensor, before[name]) for name, tensor in here.module.state_dict().items())
+    before = quadratics.state(surface.module)
+    assert run_probe(surface, radius=0.3).value != 0
+    assert all(torch.equal(tensor, before[name]) for name, tensor in surface.module.state_dict().items())
 
 
-def test_neither_the_cut_into_batches_nor_names_of_inputs_nor_the_layout_change_the_number() -> None:
-    whole = asked(quadratics.ground())
-    named = [quadratics.named(piece) for piece in quadratics.cut(quadratics.samples(), (5, 7))]
+def test_the_value_does_not_depend_on_batches_input_names_or_memory_format() -> None:
+    full = run_probe(quadratics.make_surface())
+    named = [quadratics.with_named_inputs(piece) for piece in quadratics.cut(quadratics.samples(), (5, 7))]
     for other in (
-        quadratics.ground(batches=quadratics.cut(quadratics.samples(), (1, 3, 8))),
-        quadratics.ground(quadratics.Named(), named),
+        quadratics.make_surface(batches=quadratics.cut(quadratics.samples(), (1, 3, 8))),
+        quadratics.make_surface(quadratics.NamedInputs(), named),
     ):
-        assert asked(other).value == pytest.approx(whole.value, rel=1e-9)
+        assert run_probe(other).value == pytest.approx(full.value, rel=1e-9)
     plain = {"w": torch.empty(3, 4, 2, 2)}
     last = {"w": torch.empty(3, 4, 2, 2).to(memory_format=torch.channels_last)}
     one, two = sample_direction(plain, quadratics.draw(0))["w"], sample_direction(last, quadratics.draw(0))["w"]
@@ -160,11 +160,11 @@ def test_neither_the_cut_into_batches_nor_names_of_inputs_nor_the_layout_change_
     assert two.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_it_costs_as_many_passes_as_it_says() -> None:
-    here = quadratics.Counting(MemberModule(quadratics.net()), quadratics.cut(quadratics.samples(), (7, 5)))
+def test_the_declared_number_of_passes_is_exact() -> None:
+    surface = quadratics.Counting(MemberModule(quadratics.net()), quadratics.cut(quadratics.samples(), (7, 5)))
     probe = average_l2(m=5, mc_samples=6)
-    probe.run(here)
-    assert here.passes == pytest.approx(probe.passes(12))
+    probe.run(surface)
+    assert surface.passes == pytest.approx(probe.passes(12))
     assert probe.samples == 1024
 
 
@@ -179,7 +179,7 @@ def test_it_costs_as_many_passes_as_it_says() -> None:
         ({"eta": -1.0}, "eta = -1.0"),
     ],
 )
-def test_impossible_options_are_refused(options: dict[str, object], words: str) -> None:
+def test_invalid_options_are_rejected(options: dict[str, object], words: str) -> None:
     for make in PROBES.values():
         with pytest.raises(RecipeError, match=words):
             make(**options)  # type: ignore[arg-type]

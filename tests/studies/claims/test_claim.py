@@ -78,7 +78,7 @@ def test_the_interval_decides(value: float, spread: float, expected: str) -> Non
     assert verdict(around(-value, spread), falls) == expected
 
 
-def test_what_may_be_somewhere_is_not_contradicted_by_one_place() -> None:
+def test_existential_claims_are_not_contradicted() -> None:
     can = claim(existential=True)
     assert judge_case(can, evidence(around(-0.9, 0.5)), STATED) == "not reproduced"
     assert judge_case(can, evidence(around(0.9, 0.5)), STATED) == "reproduced"
@@ -93,16 +93,16 @@ def test_another_value_than_zero_can_mean_no_effect() -> None:
     assert verdict(around(1.2, 0.4), cheap) == "inconclusive"
 
 
-def test_without_an_interval_nothing_is_concluded() -> None:
+def test_without_an_interval_the_verdict_is_inconclusive() -> None:
     assert verdict(MeasuredValue(value=100.0), claim().primary) == "inconclusive"
 
 
-def test_without_the_papers_effect_nothing_is_not_reproduced() -> None:
-    told = PrimaryMetric(metric="lead", direction="above", paper="no number")
-    assert verdict(around(0.0, 0.001), told) == "inconclusive"
+def test_without_an_effect_in_the_paper_a_claim_is_inconclusive() -> None:
+    metric = PrimaryMetric(metric="lead", direction="above", paper="no number")
+    assert verdict(around(0.0, 0.001), metric) == "inconclusive"
 
 
-def test_several_figures_say_what_the_least_of_them_says() -> None:
+def test_several_values_give_the_weakest_verdict() -> None:
     both = [around(1, 0.5), around(-1, 0.5)]
     assert judge_case(claim(), evidence(*both), STATED) == "contradicted"
     assert judge_case(claim(), evidence(around(1, 0.5), around(0.9, 1)), STATED) == "inconclusive"
@@ -117,7 +117,7 @@ def test_a_failed_precondition_makes_a_claim_untestable_whatever_was_measured() 
     assert judge_case(fitted, evidence(around(1, 0.5), precondition=0.99), STATED) == "reproduced"
 
 
-def test_what_was_not_measured_is_not_yet_run() -> None:
+def test_a_claim_without_evidence_is_not_yet_run() -> None:
     two = claim(cases=["one rule", "another"])
     some = evidence(cases={"another": Case(primary=(around(1, 0.5),))})
     assert ClaimEntry(two, some).verdicts == {"one rule": "not yet run", "another": "reproduced"}
@@ -131,10 +131,10 @@ def test_equality_is_judged_by_the_theory_and_never_by_the_interval() -> None:
     assert judge_case(equal, evidence(around(1, 0.5)), STATED) == "inconclusive"
 
 
-# The claims that come along.
+# The built-in claims.
 
 
-def test_seventeen_claims_come_along_in_files_named_by_number() -> None:
+def test_seventeen_claims_are_built_in_as_files_named_by_number() -> None:
     assert list(CLAIMS) == list(range(1, 18))
     for number, each in CLAIMS.items():
         assert each.name.startswith(f"{number:02d}-")
@@ -148,12 +148,12 @@ def test_evidence_belongs_to_a_claim() -> None:
     assert {file.stem for file in (claims_dir() / "evidence").glob("*.json")} <= names
 
 
-def test_the_theorys_claims_are_the_theorys() -> None:
+def test_claims_by_theory_are_those_of_the_simulation() -> None:
     assert [number for number, each in CLAIMS.items() if each.study == "theory"] == [14, 15, 16, 17]
     assert [number for number, each in CLAIMS.items() if each.primary.by_theory] == [14, 15, 16]
 
 
-def test_claims_that_speak_of_sharpness_ask_for_fitted_members() -> None:
+def test_claims_about_sharpness_require_fitted_members() -> None:
     asking = [number for number, each in CLAIMS.items() if each.precondition]
     assert asking == [1, 2, 3, 4, 11, 12]
     assert {CLAIMS[number].precondition.at_least for number in asking} == {0.99}  # type: ignore[union-attr]
@@ -247,7 +247,7 @@ def test_sam_raises_eight_of_nine_figures_of_sharpness() -> None:
 # Files.
 
 
-def test_claims_are_asked_for_by_number_or_name() -> None:
+def test_claims_are_selected_by_number_or_name() -> None:
     known = list(CLAIMS.values())
     assert [each.number for each in select_claims(known, ["7", "05", CLAIMS[2].name, "7"])] == [2, 5, 7]
     assert select_claims(known, [f"{CLAIMS[3].name}.toml"]) == [CLAIMS[3]]

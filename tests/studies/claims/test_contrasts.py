@@ -25,7 +25,7 @@ COMPARE = Compare(
 
 
 @dataclass(frozen=True)
-class Finding:
+class Result:
     condition: Mapping[str, Any]
     repetition: int
     value: float
@@ -34,131 +34,133 @@ class Finding:
     split: str = "test"
 
 
-def compared(found: list[Finding], compare: Compare = COMPARE) -> MeasuredValue:
-    return build_evidence(claim(), compare, found).cases[STATED].primary[0]
+def compare_results(results: list[Result], compare: Compare = COMPARE) -> MeasuredValue:
+    return build_evidence(claim(), compare, results).cases[STATED].primary[0]
 
 
 PAIRED = [
-    Finding(SAM, 0, 0.50), Finding(OURS, 0, 0.52), Finding(SAM, 1, 0.70), Finding(OURS, 1, 0.71),
-    Finding({"method": "SAM", "rho": 0.2}, 0, 0.9), Finding(OURS, 0, 9.0, split="train"),
-    Finding(OURS, 0, 9.0, metric="nll"), Finding(OURS, 0, 9.0, row="member 0"), Finding(OURS, 2, 0.9),
+    Result(SAM, 0, 0.50), Result(OURS, 0, 0.52), Result(SAM, 1, 0.70), Result(OURS, 1, 0.71),
+    Result({"method": "SAM", "rho": 0.2}, 0, 0.9), Result(OURS, 0, 9.0, split="train"),
+    Result(OURS, 0, 9.0, metric="nll"), Result(OURS, 0, 9.0, row="member 0"), Result(OURS, 2, 0.9),
 ]  # fmt: skip
 
 
 def test_differences_are_paired_by_repetition_at_the_same_radius() -> None:
-    found = compared(PAIRED)
+    results = compare_results(PAIRED)
     half = 12.706205 * 0.5  # scipy.stats.t.ppf(0.975, 1) times the standard error of 2 and 1
-    assert found.value == pytest.approx(1.5)
-    assert found.interval == (pytest.approx(1.5 - half, abs=1e-4), pytest.approx(1.5 + half, abs=1e-4))
+    assert results.value == pytest.approx(1.5)
+    assert results.interval == (pytest.approx(1.5 - half, abs=1e-4), pytest.approx(1.5 + half, abs=1e-4))
 
 
 def test_one_repetition_has_no_interval() -> None:
-    assert compared(PAIRED[:2]) == MeasuredValue(value=2.0, repetitions=1)
+    assert compare_results(PAIRED[:2]) == MeasuredValue(value=2.0, repetitions=1)
 
 
 def test_the_papers_own_table_gives_the_papers_own_slope() -> None:
     rows = tuple(f"severity {level}" for level in range(1, 6))
     tables = {"SAM": papers.SEVERITIES["CIFAR10-C"][1], "ours": papers.SEVERITIES["CIFAR10-C"][2]}
-    found = [
-        Finding({"method": name, "rho": 0.2}, repetition, number / 100, row)
+    results = [
+        Result({"method": name, "rho": 0.2}, repetition, number / 100, row)
         for name, numbers in tables.items()
         for repetition in range(2)
         for row, number in zip(rows, numbers, strict=True)
     ]
-    slope = compared(found, COMPARE.model_copy(update={"rows": rows}))
+    slope = compare_results(results, COMPARE.model_copy(update={"rows": rows}))
     assert slope.value == pytest.approx(CLAIMS[7].primary.effect)
     assert slope.interval == (pytest.approx(0.405), pytest.approx(0.405))  # both repetitions are the same
 
 
 @pytest.mark.parametrize(
-    ("found", "message"),
+    ("results", "message"),
     [
         (PAIRED[:1], "No condition of the study"),
-        ([*PAIRED, Finding({"method": "ours", "rho": 0.2}, 0, 0.5)], "2 conditions"),
+        ([*PAIRED, Result({"method": "ours", "rho": 0.2}, 0, 0.5)], "2 conditions"),
         ([PAIRED[0], PAIRED[3]], "No repetition has 'accuracy'"),
         ([PAIRED[0], PAIRED[7]], "no row 'ensemble'"),
     ],
 )
-def test_numbers_that_cannot_be_compared_are_refused(found: list[Finding], message: str) -> None:
+def test_numbers_that_cannot_be_compared_are_refused(results: list[Result], message: str) -> None:
     with pytest.raises(RunError, match=message):
-        compared(found)
+        compare_results(results)
 
 
-def test_a_study_that_left_numbers_and_no_files_is_compared(tmp_path: Path) -> None:
+def test_a_study_without_evidence_files_is_compared_from_its_results(tmp_path: Path) -> None:
     asked = claim(compare=COMPARE.model_dump())
-    found = studies.collect([asked], tmp_path, lambda folder: PAIRED if folder == tmp_path else [])
-    assert ClaimEntry(asked, found[0]).verdicts == {STATED: "inconclusive"}
-    assert isinstance(found[0], Evidence)
+    results = studies.collect([asked], tmp_path, lambda folder: PAIRED if folder == tmp_path else [])
+    assert ClaimEntry(asked, results[0]).verdicts == {STATED: "inconclusive"}
+    assert isinstance(results[0], Evidence)
     with pytest.raises(RunError, match="wrote no evidence"):
         studies.collect([claim()], tmp_path, lambda _: PAIRED)
 
 
-def test_what_was_repeated_has_a_t_interval() -> None:
-    found = mean_with_interval([1.0, 2.0, 3.0], "lead")
+def test_repetitions_have_a_t_interval() -> None:
+    results = mean_with_interval([1.0, 2.0, 3.0], "lead")
     half = 4.302653 / 3**0.5  # scipy.stats.t.ppf(0.975, 2) times the standard error
-    assert (found.value, found.what) == (2.0, "lead")
-    assert found.interval == (pytest.approx(2 - half, abs=1e-5), pytest.approx(2 + half, abs=1e-5))
+    assert (results.value, results.what) == (2.0, "lead")
+    assert results.interval == (pytest.approx(2 - half, abs=1e-5), pytest.approx(2 + half, abs=1e-5))
 
 
 def curve(
     width: int, beta: float, radii: tuple[float, ...] = (0.0, 0.1, 0.2), *, fitted: tuple[float, ...] = (1.0, 1.0, 0.99)
-) -> list[Finding]:
+) -> list[Result]:
     """Return a study in which diversity is sharpness to the power of beta, and a little more in each repetition."""
-    found = []
+    results = []
     for repetition, more in enumerate((0.0, 0.02)):
         for sharpness, rho, right in zip((1.0, 2.0, 5.0), radii, fitted, strict=False):
             at = {"method": "SAM", "width": width, "rho": rho}
-            found.append(Finding(at, repetition, sharpness, "mean of members", "worst_l2(m=128; samples=512)", "train"))
-            found.append(Finding(at, repetition, right, "mean of members", "accuracy", "train"))
+            results.append(
+                Result(at, repetition, sharpness, "mean of members", "worst_l2(m=128; samples=512)", "train")
+            )
+            results.append(Result(at, repetition, right, "mean of members", "accuracy", "train"))
             for measure, row in (
                 ("der", "members together"),
                 ("variance", "members together"),
                 ("kl", "mean of pairs"),
             ):
-                found.append(Finding(at, repetition, 0.1 * sharpness ** (beta + more), row, measure, "test"))
-    return found
+                results.append(Result(at, repetition, 0.1 * sharpness ** (beta + more), row, measure, "test"))
+    return results
 
 
-def said(number: int, found: list[Finding]) -> Evidence:
+def said(number: int, results: list[Result]) -> Evidence:
     compare = CLAIMS[number].compare
     assert compare is not None
-    return build_evidence(CLAIMS[number], compare, found)
+    return build_evidence(CLAIMS[number], compare, results)
 
 
 def test_a_power_law_has_its_power_as_slope() -> None:
-    found = said(1, [*curve(16, 0.3), *curve(8, 0.5)])
-    case = found.cases[STATED]
+    results = said(1, [*curve(16, 0.3), *curve(8, 0.5)])
+    case = results.cases[STATED]
     assert [each.value for each in (*case.primary, *case.also)] == pytest.approx([0.31] * 4)
     assert [each.repetitions for each in case.primary] == [2]
-    assert found.precondition == 1.0
+    assert results.precondition == 1.0
 
 
-def test_a_slope_can_be_asked_of_those_only_that_are_fitted() -> None:
-    found = curve(16, 0.3)
+def test_a_slope_can_be_limited_to_fitted_conditions() -> None:
+    results = curve(16, 0.3)
     sharp = {"method": "SAM", "width": 16, "rho": 0.4}
     for repetition in (0, 1):  # a point that is not fitted, and off the line
-        found.append(Finding(sharp, repetition, 10.0, "mean of members", "worst_l2(m=128; samples=512)", "train"))
-        found.append(Finding(sharp, repetition, 0.5, "mean of members", "accuracy", "train"))
+        results.append(Result(sharp, repetition, 10.0, "mean of members", "worst_l2(m=128; samples=512)", "train"))
+        results.append(Result(sharp, repetition, 0.5, "mean of members", "accuracy", "train"))
         for measure, row in (("der", "members together"), ("variance", "members together"), ("kl", "mean of pairs")):
-            found.append(Finding(sharp, repetition, 9.0, row, measure, "test"))
-    case = said(1, found).cases[STATED]
+            results.append(Result(sharp, repetition, 9.0, row, measure, "test"))
+    case = said(1, results).cases[STATED]
     assert case.also[-1].value == pytest.approx(0.31)
     assert min(each.value for each in (*case.primary, *case.also[:-1])) > 1
     with pytest.raises(RunError, match="a repetition has 2"):
         said(1, curve(16, 0.3, fitted=(1.0, 1.0, 0.9)))
 
 
-def test_what_is_no_number_is_refused_and_not_left_out() -> None:
-    found = curve(16, 0.3)
-    found[0] = replace(found[0], value=float("nan"))
+def test_nan_is_refused_and_not_left_out() -> None:
+    results = curve(16, 0.3)
+    results[0] = replace(results[0], value=float("nan"))
     with pytest.raises(RunError, match=r"'rho': 0.0.*, repetition 0, is NaN or infinite"):
-        said(1, found)
+        said(1, results)
 
 
 def test_slopes_of_two_widths_are_compared_in_each_repetition() -> None:
-    found = said(2, [*curve(16, 0.3, fitted=(0.5, 1.0, 1.0)), *curve(8, 0.5)])
-    assert found.cases[STATED].primary[0].value == pytest.approx(0.2)
-    assert ClaimEntry(CLAIMS[2], found).verdicts == {
+    results = said(2, [*curve(16, 0.3, fitted=(0.5, 1.0, 1.0)), *curve(8, 0.5)])
+    assert results.cases[STATED].primary[0].value == pytest.approx(0.2)
+    assert ClaimEntry(CLAIMS[2], results).verdicts == {
         STATED: "not testable at this scale"
     }  # half of the samples are fitted
 
@@ -171,58 +173,58 @@ def test_a_slope_needs_three_points_above_zero() -> None:
         said(1, zero)
 
 
-def test_a_lead_with_more_members_is_taken_beyond_that_with_fewer() -> None:
+def test_the_lead_with_fewer_members_is_subtracted() -> None:
     leads = {(3, 0): 0.01, (5, 0): 0.04, (3, 1): 0.02, (5, 1): 0.03}
-    found = []
+    results = []
     for (members, repetition), lead in leads.items():
         for method, number in (("SAM", 0.5 + members / 100), ("SharpBalance, paper", 0.5 + members / 100 + lead)):
             at = {"method": method, "members": members}
             row = "ensemble (mean probability) · cACC"
-            found.append(Finding(at, repetition, number, row, "accuracy under corruption", "corrupted"))
-    assert said(6, found).cases[STATED].primary[0].value == pytest.approx(2.0)  # three points and one
+            results.append(Result(at, repetition, number, row, "accuracy under corruption", "corrupted"))
+    assert said(6, results).cases[STATED].primary[0].value == pytest.approx(2.0)  # three points and one
 
 
 def test_the_flattest_of_the_others_is_found_in_each_repetition() -> None:
     controls = {("baseline", 0.0): (1.0, 1.0), ("baseline", 0.05): (100.0, 10.0), ("weight decay", 0.0): (10.0, 1000.0)}
-    found = []
+    results = []
     for (control, rho), norms in controls.items():
         at = {"control": control, "rho": rho}
         for repetition, norm in enumerate(norms):
-            found.append(Finding(at, repetition, norm, "mean of members", "fisher_rao", "train"))
-            found.append(Finding(at, repetition, 0.5 + rho, "mean of members", "accuracy", "test"))
-            found.append(Finding(at, repetition, 0.995, "mean of members", "accuracy", "train"))
-    case = said(11, found).cases[STATED]
+            results.append(Result(at, repetition, norm, "mean of members", "fisher_rao", "train"))
+            results.append(Result(at, repetition, 0.5 + rho, "mean of members", "accuracy", "test"))
+            results.append(Result(at, repetition, 0.995, "mean of members", "accuracy", "train"))
+    case = said(11, results).cases[STATED]
     assert case.primary[0] == MeasuredValue(value=1.0, interval=(1.0, 1.0), repetitions=2)
     assert case.also[0].value == 0.0
 
 
-def test_the_gain_is_what_the_ensemble_has_more_than_its_members() -> None:
-    found = []
+def test_the_gain_is_the_ensemble_minus_its_members() -> None:
+    results = []
     for rho, (members, _, ensemble) in zip((0.0, 0.1), papers.FIGURE_7["CIFAR10-C"], strict=False):
         at = {"method": "SAM", "width": 16, "rho": rho}
-        found.append(Finding(at, 0, 1.0, "mean of members", "accuracy", "train"))
+        results.append(Result(at, 0, 1.0, "mean of members", "accuracy", "train"))
         for row, number in (("mean of members", members), ("ensemble (mean probability)", ensemble)):
-            found.append(Finding(at, 0, number / 100, f"{row} · cACC", "accuracy under corruption", "corrupted"))
-    case = said(4, found).cases[STATED]
+            results.append(Result(at, 0, number / 100, f"{row} · cACC", "accuracy under corruption", "corrupted"))
+    case = said(4, results).cases[STATED]
     wanted = [CLAIMS[4].primary.effect, CLAIMS[4].also[0].effect]
     assert [case.primary[0].value, case.also[0].value] == pytest.approx(wanted)
 
 
-def test_a_ratio_is_told_by_its_logarithm() -> None:
+def test_a_ratio_is_compared_by_its_logarithm() -> None:
     columns = {"fisher_rao": 4, "relative_flatness": 6, "sam_sharpness": 5}
-    found = []
+    results = []
     for rho, row in zip((0.0, 0.05), papers.RESNET_CIFAR10, strict=False):
         at = {"control": "baseline", "rho": rho}
-        found.append(Finding(at, 0, 0.995, "mean of members", "accuracy", "train"))
-        found += [Finding(at, 0, row[c], "mean of members", name, "train") for name, c in columns.items()]
-    case = said(12, found).cases[STATED]
+        results.append(Result(at, 0, 0.995, "mean of members", "accuracy", "train"))
+        results += [Result(at, 0, row[c], "mean of members", name, "train") for name, c in columns.items()]
+    case = said(12, results).cases[STATED]
     wanted = [CLAIMS[12].primary.effect, *(each.effect for each in CLAIMS[12].also)]
     assert [each.value for each in (*case.primary, *case.also)] == pytest.approx(wanted, abs=6e-4)
     assert case.also[1].value == pytest.approx(wanted[2], rel=1e-3)
-    signed = [replace(each, value=-each.value) if each.metric == "sam_sharpness" else each for each in found]
+    signed = [replace(each, value=-each.value) if each.metric == "sam_sharpness" else each for each in results]
     assert said(12, signed).cases[STATED].also[1].value == pytest.approx(-wanted[2], rel=1e-3)  # a difference
     with pytest.raises(RunError, match=r"'relative_flatness' in .* no logarithm"):
-        said(12, [replace(each, value=-1e-6) if each.metric == "relative_flatness" else each for each in found])
+        said(12, [replace(each, value=-1e-6) if each.metric == "relative_flatness" else each for each in results])
 
 
 def test_claims_that_compare_do_so_for_each_of_their_cases_and_measures() -> None:

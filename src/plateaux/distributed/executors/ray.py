@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from plateaux.core.errors import RecipeError
-from plateaux.core.executor import Failure, JobFn, JobLike
+from plateaux.core.executor import ExecutorJob, Failure, JobFn
 from plateaux.core.progress import Progress
 from plateaux.core.registry import executor
 from plateaux.distributed.executors.mesh import MeshExecutor, mesh
@@ -34,7 +34,7 @@ class RayExecutor(IdentityCollectives):
         self._owns_connection = False
         self._pool: RayWorkerPool | None = None
 
-    def launch(self, jobs: Sequence[JobLike], run_job: JobFn, progress: Progress) -> list[Failure]:
+    def launch(self, jobs: Sequence[ExecutorJob], run_job: JobFn, progress: Progress) -> list[Failure]:
         return self._connected_pool().run_jobs(jobs, run_job, progress, world_size=self.world_size)
 
     def close(self) -> None:
@@ -66,7 +66,7 @@ class RayExecutor(IdentityCollectives):
 
         return ray_cluster.map_reduce(self._connected_pool().resources, shards, map_fn, reduce_fn, context)
 
-    def world_size(self, job: JobLike) -> int:
+    def world_size(self, job: ExecutorJob) -> int:
         """Return how many processes a job uses: the data axis of one member, or the mesh of a joint method."""
         if job.is_single_process:
             return 1

@@ -59,10 +59,9 @@ def over_size(
 def severity(results: Sequence[ResultRow]) -> ReportFigure | None:
     """Draw accuracy against the severity of corruptions; severity 0 is clean samples."""
     rows = [MEAN_OF_MEMBERS, *MAIN] if len({result_label(result) for result in results}) == 1 else list(MAIN)
-    there = {result.row.base for result in results if result.metric == CORRUPTED}
-    rows_drawn = (
-        [row for row in rows if row in there][:2] if rows[0] == MEAN_OF_MEMBERS else [r for r in rows if r in there][:1]
-    )
+    available = {result.row.base for result in results if result.metric == CORRUPTED}
+    max_rows = 2 if rows[0] == MEAN_OF_MEMBERS else 1
+    rows_drawn = [row for row in rows if row in available][:max_rows]
     points: dict[str, dict[float, list[ResultRow]]] = {}
     for result in results:
         for row in rows_drawn:
@@ -74,12 +73,12 @@ def severity(results: Sequence[ResultRow]) -> ReportFigure | None:
     if not curves:
         return None
     worst = max(level for curve in curves.values() for level in curve)
-    mild = min(level for curve in curves.values() for level in curve)
+    mildest = min(level for curve in curves.values() for level in curve)
     ends = {name: _at(curve, worst).value for name, curve in curves.items() if worst in curve}
-    begins = [_at(curve, mild).value for curve in curves.values() if mild in curve]
+    starts = [_at(curve, mildest).value for curve in curves.values() if mildest in curve]
     best = max(ends, key=lambda name: -math.inf if math.isnan(ends[name]) else ends[name])
     caption = (
-        f"Accuracy falls from {format_range(begins, True)} at severity {mild:.0f}{' (clean)' * (mild == 0)} to "
+        f"Accuracy falls from {format_range(starts, True)} at severity {mildest:.0f}{' (clean)' * (mildest == 0)} to "
         f"{format_range(list(ends.values()), True)} at severity {worst:.0f}, mean over the corruptions"
         + (f"; best: {best}." if len(ends) > 1 else ".")
     )
@@ -113,12 +112,12 @@ def against(
     curves = _finite(points)
     if factor is None or not any(len(curve) > 1 for curve in curves.values()):
         return None
-    tops = {(name, at): _at(curve, at).value for name, curve in curves.items() for at in curve}
-    low, high = (pick(tops, key=lambda key: tops[key]) for pick in (min, max))
+    values_at = {(name, at): _at(curve, at).value for name, curve in curves.items() for at in curve}
+    low, high = (pick(values_at, key=lambda key: values_at[key]) for pick in (min, max))
     percent = _percent(curves)
     caption = (
-        f"{metric} ({row}, {split} samples) against {factor}: lowest {format_number(tops[low], percent)} at "
-        f"{factor}={low[1]:g} ({low[0]}), highest {format_number(tops[high], percent)} at {factor}={high[1]:g} "
+        f"{metric} ({row}, {split} samples) against {factor}: lowest {format_number(values_at[low], percent)} at "
+        f"{factor}={low[1]:g} ({low[0]}), highest {format_number(values_at[high], percent)} at {factor}={high[1]:g} "
         f"({high[0]})."
     )
     title = f"{base_name(metric)} against {factor}"
@@ -175,13 +174,13 @@ def _draw(
         return style.finalize(name, title, caption, figure)
 
 
-def _line(axes: Any, curve: Curve, position: int, name: str | None, times: float) -> None:
+def _line(axes: Any, curve: Curve, position: int, name: str | None, scale: float) -> None:
     values = [_at(curve, at) for at in curve]
-    heights = [times * value.value for value in values]
+    heights = [scale * value.value for value in values]
     if position >= style.MAX_COLORED:
         axes.plot(list(curve), heights, label=name, **style.line_style(position))
         return
-    errors = [times * (value.stderr or 0.0) for value in values]
+    errors = [scale * (value.stderr or 0.0) for value in values]
     axes.errorbar(
         list(curve), heights, yerr=errors, label=name, elinewidth=0.8, capsize=2, **style.line_style(position)
     )

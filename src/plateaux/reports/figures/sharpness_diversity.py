@@ -74,12 +74,12 @@ def sharpness_diversity(
 
 def _points(results: Sequence[ResultRow], x_metric: tuple[str, str], y_metric: tuple[str, str]) -> list[Point]:
     rows = headline_row(results, *x_metric, wanted=ROWS), headline_row(results, *y_metric)
-    found: list[dict[tuple[str, Any, int], ResultRow]] = [{}, {}]
-    for point in results:
+    by_axis: list[dict[tuple[str, Any, int], ResultRow]] = [{}, {}]
+    for result in results:
         for side, (where, row) in enumerate(zip((x_metric, y_metric), rows, strict=True)):
-            if (point.metric, point.split) == where and point.row == row:
-                found[side][point.run, str(point.condition), point.repetition] = point
-    return [(found[0][key], found[1][key]) for key in found[0] if key in found[1]]
+            if (result.metric, result.split) == where and result.row == row:
+                by_axis[side][result.run, str(result.condition), result.repetition] = result
+    return [(by_axis[0][key], by_axis[1][key]) for key in by_axis[0] if key in by_axis[1]]
 
 
 def _scatter(axes: Any, points_of_family: Sequence[Point], position: int, name: str | None, *, bars: bool) -> None:

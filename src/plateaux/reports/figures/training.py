@@ -50,8 +50,8 @@ def _usable(log: TrainingLog) -> list[Mapping[str, Any]]:
 
 
 def _column(log: TrainingLog, column: str) -> tuple[list[int], list[float]]:
-    there = [line for line in log if isinstance(line.get(column), int | float)]
-    return [line["epoch"] for line in there], [float(line[column]) for line in there]
+    lines = [line for line in log if isinstance(line.get(column), int | float)]
+    return [line["epoch"] for line in lines], [float(line[column]) for line in lines]
 
 
 def _curves(

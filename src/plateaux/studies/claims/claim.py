@@ -92,7 +92,7 @@ class Claim(ConfigSection):
     study: str  # a study file, or "theory"
     cases: tuple[str, ...] = ("as stated",)
     criterion: str
-    criterion_fixed: Literal["before running", "after the first figures"] = "before running"
+    criterion_fixed: Literal["before running", "after the first results"] = "before running"
     scale: str
     precondition: Precondition | None = None
     primary: PrimaryMetric

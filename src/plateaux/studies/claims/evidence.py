@@ -51,9 +51,9 @@ def gather(
         )  # the total time of a resumed study is unknown
         public = format_command(study_command(study, _public_path(folder, root), root), root)
         facts = {"command": public, "seconds": seconds, "commit": commit(root)}
-        for found in collect([claim for claim in claims if claim.study == study], folder, read):
-            missing = {name: value for name, value in facts.items() if not getattr(found, name)}
-            written.append(write_evidence(found.model_copy(update=missing), evidence))
+        for collected in collect([claim for claim in claims if claim.study == study], folder, read):
+            missing = {name: value for name, value in facts.items() if not getattr(collected, name)}
+            written.append(write_evidence(collected.model_copy(update=missing), evidence))
     return written
 
 
@@ -105,8 +105,8 @@ def collect(claims: Sequence[Claim], folder: Path, read: Read | None = None) -> 
 def theory_evidence(claim: Claim, answer: Mapping[str, Any]) -> Evidence:
     """Return the evidence of the simulation for a claim, with one case per formula and regime."""
     cases = {
-        f"{words}, {regime}": _case(claim, answer[formula][name])
-        for formula, words in FORMULAS.items()
+        f"{name_of_formula}, {regime}": _case(claim, answer[formula][name])
+        for formula, name_of_formula in FORMULAS.items()
         for name, regime in REGIMES.items()
         if name in answer[formula]
     }
@@ -123,21 +123,23 @@ def commit(root: Path) -> str:
         return ""
 
 
-def _case(claim: Claim, found: Mapping[str, Any]) -> Case:
-    if "bounds" in found:
-        rows = [_measured_value(row["more diversity"], f"bound {row['bound']:.2f}") for row in found["bounds"]]
+def _case(claim: Claim, answer: Mapping[str, Any]) -> Case:
+    if "bounds" in answer:
+        rows = [_measured_value(row["more diversity"], f"bound {row['bound']:.2f}") for row in answer["bounds"]]
         return Case(primary=tuple(rows))
-    first, *others = [_measured_value(found[key], _failure_note(key, found)) for key in (EQUAL, BOUND) if key in found]
-    return Case(primary=(first,), also=tuple(others[: len(claim.also)]), by_theory=found["verdict"])
+    first, *others = [
+        _measured_value(answer[key], _failure_note(key, answer)) for key in (EQUAL, BOUND) if key in answer
+    ]
+    return Case(primary=(first,), also=tuple(others[: len(claim.also)]), by_theory=answer["verdict"])
 
 
-def _failure_note(key: str, found: Mapping[str, Any]) -> str:
+def _failure_note(key: str, answer: Mapping[str, Any]) -> str:
     """Return in how many settings the formula fails, which decides the verdict of the theory."""
     if key == EQUAL:
-        outside = found["settings whose interval excludes the formula"]
-        return f"{outside} of {found['settings']} settings exclude the formula, mean"
-    beyond = sum(found.get(f"settings {side} bound", 0) for side in ("above the upper", "below the lower"))
-    return f"{beyond} of {found['settings']} settings beyond a bound, mean"
+        outside = answer["settings whose interval excludes the formula"]
+        return f"{outside} of {answer['settings']} settings exclude the formula, mean"
+    beyond = sum(answer.get(f"settings {side} bound", 0) for side in ("above the upper", "below the lower"))
+    return f"{beyond} of {answer['settings']} settings beyond a bound, mean"
 
 
 def _measured_value(number: Mapping[str, Any], what: str = "") -> MeasuredValue:

@@ -79,18 +79,18 @@ def _overview(entries: Sequence[ClaimEntry]) -> Iterator[str]:
     yield "| number | claim | case | verdict |"
     yield "|---:|---|---|---|"
     for entry in entries:
-        for position, (case, found) in enumerate(entry.verdicts.items()):
+        for position, (case, judged) in enumerate(entry.verdicts.items()):
             number, statement = (entry.claim.number, entry.claim.statement) if position == 0 else ("", "")
-            yield f"| {number} | {statement} | {case} | {found} |"
+            yield f"| {number} | {statement} | {case} | {judged} |"
 
 
 def _table(entry: ClaimEntry) -> Iterator[str]:
     yield "| case | metric | paper | here (95 % interval) | verdict |"
     yield "|---|---|---|---|---|"
-    for case, found in entry.verdicts.items():
+    for case, judged in entry.verdicts.items():
         for position, metric in enumerate((entry.claim.primary, *entry.claim.also)):
             ours, secondary = _our_values(entry, case, position, metric)
-            shown = f"**{found}**" if position == 0 else secondary
+            shown = f"**{judged}**" if position == 0 else secondary
             name = case if position == 0 else ""
             yield f"| {name} | {_metric_text(metric)} | {metric.paper} | {ours} | {shown} |"
 
