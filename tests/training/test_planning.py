@@ -247,7 +247,7 @@ def test_shards_cover_members_and_samples_once() -> None:
     assert [[(s.members, s.start, s.stop) for s in row] for row in shards] == [
         [((0, 2), a, b), ((3,), a, b)] for a, b in [(0, 4), (4, 8), (8, 10)]
     ]
-    assert str(shards[0][0]) == "ask members 0, 2 about samples 0 to 4"
+    assert str(shards[0][0]) == "predict samples 0 to 4 with members 0, 2"
     assert str(shards[0][1]) == "ask member 3 about samples 0 to 4"
 
 
