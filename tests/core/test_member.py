@@ -1,4 +1,4 @@
-"""How a member is seen inside an offer."""
+"""MemberModule, output functions, and default objectives."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from plateaux.optim.losses import cross_entropy
 from plateaux.optim.sample_scores import features
 
 
-def test_a_view_calls_the_network_itself() -> None:
+def test_a_member_calls_its_network() -> None:
     own = corner()
     assert torch.equal(logits(MemberModule(own.module), own.batch), own.module(own.batch.x))
 
 
-def test_weights_may_stand_in_for_the_members_own() -> None:
+def test_params_replace_the_weights_of_a_member() -> None:
     own, other = corner(), corner(seed=1)
     before = {name: p.clone() for name, p in own.module.named_parameters()}
     stand_in = dict(other.module.named_parameters())
@@ -33,7 +33,7 @@ def test_weights_may_stand_in_for_the_members_own() -> None:
     assert all(torch.equal(p, before[name]) for name, p in own.module.named_parameters())
 
 
-def test_gradients_reach_weights_that_stand_in() -> None:
+def test_gradients_reach_replaced_weights() -> None:
     own = corner()
     stand_in = {name: p.detach().clone().requires_grad_() for name, p in own.module.named_parameters()}
     MemberModule(own.module)(own.batch.x, stand_in).sum().backward()
@@ -48,13 +48,13 @@ class Text(nn.Module):
         return SimpleNamespace(logits=ids * mask)
 
 
-def test_named_inputs_and_an_output_with_logits_are_understood() -> None:
+def test_named_inputs_and_outputs_with_logits_are_supported() -> None:
     x = {"ids": torch.tensor([[2.0, 3.0]]), "mask": torch.tensor([[1.0, 0.0]])}
     batch = Batch(x, torch.zeros(1), torch.arange(1))
     assert torch.equal(logits(MemberModule(Text()), batch), torch.tensor([[2.0, 0.0]]))
 
 
-def test_every_forward_opens_its_own_context() -> None:
+def test_every_forward_pass_opens_a_context() -> None:
     opened: list[int] = []
 
     @contextmanager
@@ -63,35 +63,35 @@ def test_every_forward_opens_its_own_context() -> None:
         yield
 
     own = corner()
-    view = MemberModule(own.module, forward=forward)
-    view(own.batch.x), view(own.batch.x)
+    member = MemberModule(own.module, forward=forward)
+    member(own.batch.x), member(own.batch.x)
     assert len(opened) == 2
 
 
-def test_a_record_is_what_the_layers_see() -> None:
+def test_a_record_contains_inputs_and_outputs_of_layers() -> None:
     own = corner("conv")
-    output, seen = MemberModule(own.module).record(own.batch.x, ["0", "3"])
-    assert torch.equal(seen["0"].inputs, own.batch.x)
-    assert torch.equal(seen["3"].output, output)
-    assert torch.equal(own.module[3](seen["3"].inputs), output)
-    assert not own.module[0]._forward_hooks  # nothing stays behind
+    output, records = MemberModule(own.module).record(own.batch.x, ["0", "3"])
+    assert torch.equal(records["0"].inputs, own.batch.x)
+    assert torch.equal(records["3"].output, output)
+    assert torch.equal(own.module[3](records["3"].inputs), output)
+    assert not own.module[0]._forward_hooks  # hooks are removed
 
 
-def test_a_record_leaves_nothing_behind_when_the_forward_fails() -> None:
+def test_record_removes_its_hooks_if_the_forward_fails() -> None:
     own = corner("conv")
     with pytest.raises(RuntimeError):
         MemberModule(own.module).record(torch.zeros(1, 9, 9), ["0"])
     assert not own.module[0]._forward_hooks
 
 
-def test_features_are_a_layers_output_laid_flat() -> None:
+def test_features_are_the_flattened_output_of_a_layer() -> None:
     own = corner("conv")
-    offer = features("0")
-    assert torch.equal(offer(MemberModule(own.module), own.batch), own.module[0](own.batch.x).flatten(1))
-    assert not supports_vmap(offer)
+    output = features("0")
+    assert torch.equal(output(MemberModule(own.module), own.batch), own.module[0](own.batch.x).flatten(1))
+    assert not supports_vmap(output)
 
 
-def test_plain_descent_goes_where_the_gradient_says() -> None:
+def test_the_plain_update_returns_the_gradient() -> None:
     walk = plain_gradient({}, StepContext(1, 0.1, 0.1))
     ask = next(walk)
     assert (ask.at, ask.weight, ask.rows, ask.local, ask.average) == (None, None, None, False, None)
@@ -101,15 +101,15 @@ def test_plain_descent_goes_where_the_gradient_says() -> None:
     assert end.value.value is gradient
 
 
-def test_an_objective_sees_its_own_row_unless_it_says_otherwise() -> None:
+def test_an_objective_gathers_nothing_by_default() -> None:
     objective = Objective(cross_entropy())
     assert (objective.gather, objective.per_sample, objective.output) == ("none", True, logits)
 
 
 @pytest.mark.parametrize(("bad", "good"), [(float("nan"), False), (float("inf"), False), (3.0, True)])
-def test_finite_means_every_entry_is_a_number(bad: float, good: bool) -> None:
+def test_is_finite_rejects_nan_and_infinity(bad: float, good: bool) -> None:
     assert is_finite([torch.zeros(3), torch.tensor([[1.0, bad]])]) is good
 
 
-def test_nothing_at_all_is_finite() -> None:
+def test_an_empty_tree_is_finite() -> None:
     assert is_finite([])

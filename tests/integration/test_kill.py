@@ -291,7 +291,7 @@ def test_a_second_process_is_kept_off_a_member_until_the_first_is_dead(recipe: P
     assert ask(recipe, out, event=30)["status"] == -signal.SIGKILL
     # With a loader the killed trainer's workers live on for seconds; they must not hold its lock.
     run = Run.open(out)
-    assert not any(map(run.held, range(3)))
+    assert not any(map(run.is_locked, range(3)))
     with run.lock(1):
         answer = ask(recipe, out)
         assert answer["status"] == 1

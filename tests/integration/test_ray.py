@@ -260,7 +260,7 @@ def test_a_run_in_a_bucket_whose_server_stumbles_survives_a_kill(nodes: Nodes, s
     harming.end()
     assert server.failed > 3
     assert max(each.attempt for each in load_records(run)) == 1
-    assert not any(map(run.held, range(3)))
+    assert not any(map(run.is_locked, range(3)))
     assert distance(weights(locally(row, tmp_path)), weights(run)) == 0
 
 

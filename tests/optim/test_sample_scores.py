@@ -1,4 +1,4 @@
-"""What one member can offer about a batch: features, and scores of its samples."""
+"""Output functions of one member: features of a layer, and scores of samples."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def case(*, bias: bool = True) -> tuple[nn.Module, Batch]:
     return module, Batch(torch.randn(5, 6).double(), torch.tensor([0, 1, 2, 3, 0]), torch.arange(5))
 
 
-@pytest.mark.parametrize("offer", [features("1"), gradient_norm(), last_layer(), sample_loss()])
-def test_offers_that_use_hooks_do_not_ask_for_vmap(offer: OutputFn) -> None:
-    assert not supports_vmap(offer)
+@pytest.mark.parametrize("output", [features("1"), gradient_norm(), last_layer(), sample_loss()])
+def test_scores_that_use_hooks_do_not_support_vmap(output: OutputFn) -> None:
+    assert not supports_vmap(output)
 
 
 def test_features_are_what_the_layer_puts_out() -> None:

@@ -5,10 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-Tell = Callable[[Any], None]
-"""Takes a progress event."""
-
-
 Say = Callable[[str], None]
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, jvp, vjp
 
-from plateaux.core.errors import RecipeError, suggest
+from plateaux.core.errors import RecipeError, first_line, suggest
 from plateaux.core.types import Batch, TensorTree
 from plateaux.loss_landscape.forward_mode import math_sdpa
 from plateaux.loss_landscape.loss_surface import LossSurface
@@ -99,12 +99,12 @@ class Curvature:
             self._chunk_product("forward_over_reverse")(two, direction)
             return "forward_over_reverse"
         except Exception as error:  # networks fail under torch.func in many ways
-            reason = _first_line(error)
+            reason = first_line(error)
         try:
             self._chunk_product("reverse_over_reverse")(two, direction)
         except RuntimeError as error:
             raise RecipeError(
-                f"This {network} cannot be differentiated twice ({_first_line(error)}); leave out probes of the "
+                f"This {network} cannot be differentiated twice ({first_line(error)}); leave out probes of the "
                 "curvature, or use layers with second derivatives"
             ) from error
         warnings.warn(
@@ -239,7 +239,3 @@ def _cross_entropy_hvp(logits: Tensor, change: Tensor) -> Tensor:
     """Return the Hessian of the mean cross entropy with respect to the logits, times a change of the logits."""
     p = logits.softmax(-1)
     return p * (change - (p * change).sum(-1, keepdim=True)) / len(logits)
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n", 1)[0].rstrip(".")

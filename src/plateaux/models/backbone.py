@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from plateaux.core.errors import RecipeError, suggest
+from plateaux.models.modes import eval_mode
 
 FEATURES = "features"  # stands for what the last layer sees
 Head = Literal["own", "linear", "mlp"]
@@ -208,12 +209,8 @@ def _pooled(x: Tensor) -> Tensor:
 @contextmanager
 def _quietly(model: nn.Module) -> Iterator[ExitStack]:
     """Put a network into evaluation for a look at it, and lend a stack of what is to be undone afterwards."""
-    modes = {part: part.training for part in model.modules()}
-    with torch.no_grad(), ExitStack() as undo:
-        model.eval()
+    with eval_mode([model]), torch.no_grad(), ExitStack() as undo:
         yield undo
-    for part, mode in modes.items():
-        part.training = mode
 
 
 def _blank(shape: Sequence[int]) -> Tensor:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from itertools import chain
 
 import torch
@@ -32,33 +32,27 @@ def update_bn(module: nn.Module, batches: Iterable[Inputs], forward: Forward = n
     first = next(stream, None)
     if first is None:
         raise DataError("There are no batches to estimate BatchNorm's statistics from; give training samples")
-    modes, momenta = [(part, part.training) for part in module.modules()], [layer.momentum for layer in layers]
+    momenta = [layer.momentum for layer in layers]
+    with eval_mode([module]):
+        try:
+            for layer in layers:
+                layer.reset_running_stats()
+                layer.training, layer.momentum = True, None
+            for x in chain([first], stream):
+                MemberModule(module, forward=forward)(x)
+        finally:
+            for layer, momentum in zip(layers, momenta, strict=True):
+                layer.momentum = momentum
+
+
+@contextmanager
+def eval_mode(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Set networks to evaluation mode, and restore the mode of every layer on exit."""
+    modes = [(layer, layer.training) for module in modules for layer in module.modules()]
+    for layer, _ in modes:
+        layer.training = False
     try:
-        for part, _ in modes:
-            part.training = False
-        for layer in layers:
-            layer.reset_running_stats()
-            layer.training, layer.momentum = True, None
-        for x in chain([first], stream):
-            MemberModule(module, forward=forward)(x)
+        yield
     finally:
-        for part, mode in modes:
-            part.training = mode
-        for layer, momentum in zip(layers, momenta, strict=True):
-            layer.momentum = momentum
-
-
-class eval_mode:
-    """Hold networks in evaluation mode for a while, and put each layer back to the mode it was in."""
-
-    def __init__(self, modules: Iterable[nn.Module]) -> None:
-        self._layers = [layer for module in modules for layer in module.modules()]
-
-    def __enter__(self) -> None:
-        self._modes = [layer.training for layer in self._layers]
-        for layer in self._layers:
-            layer.training = False
-
-    def __exit__(self, *_: object) -> None:
-        for layer, mode in zip(self._layers, self._modes, strict=True):
+        for layer, mode in modes:
             layer.training = mode

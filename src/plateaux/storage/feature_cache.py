@@ -92,7 +92,7 @@ class FeatureTable:
             "std": list(self.spec.std),
             "memory_format": self.spec.memory_format,
             "dtype": self.spec.dtype,
-            "varied": {"crop": augment.crop, "flip": augment.flip, "key": AUGMENT_SEED, "round": self.number},
+            "augmentation": {"crop": augment.crop, "flip": augment.flip, "seed": AUGMENT_SEED, "number": self.number},
         }
 
     def shards(self) -> range:
@@ -115,9 +115,8 @@ class FeatureTable:
             )
         self.store.put_json(f"{self.folder}/about.json", self.metadata(), skip_unchanged=True)
         self.store.put_tensors(self._name(shard, "-labels"), {"labels": torch.cat(labels)})
-        with self.store.array_writer(
-            self._name(shard), flat.dtype, flat.size
-        ) as write:  # last: its name marks the shard as complete
+        # The features come last: their existence marks the shard as complete.
+        with self.store.array_writer(self._name(shard), flat.dtype, flat.size) as write:
             write(flat)
         return len(ids)
 

@@ -1,4 +1,4 @@
-"""The verbs of every executor: which rows are held, run for each, gather, average, agree."""
+"""Executors: which members a process holds, map_members, all_gather, all_reduce, and barrier."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from plateaux.distributed.identity_collectives import run_loop
 from plateaux.optim.sample_scores import features
 
 
-def views(net: str, count: int = 3) -> tuple[list[MemberModule], Batch]:
+def build_members(net: str, count: int = 3) -> tuple[list[MemberModule], Batch]:
     corners = [corner(net, seed=seed) for seed in range(count)]
     made = [
         MemberModule(c.module, own=dict(c.module.named_parameters()), buffers=dict(c.module.named_buffers()))
@@ -38,7 +38,7 @@ def test_both_executors_are_found_by_name() -> None:
 # --- Local
 
 
-def test_local_holds_everyone_and_gathering_is_the_identity() -> None:
+def test_the_local_executor_holds_all_members_and_collectives_are_the_identity() -> None:
     here = local()
     rows, tree = torch.randn(3, 4), {"w": torch.ones(2)}
     assert here.local_members(5) == range(5)
@@ -52,7 +52,7 @@ def test_local_holds_everyone_and_gathering_is_the_identity() -> None:
 
 
 @pytest.mark.parametrize(
-    ("manner", "together", "groups"),
+    ("mode", "is_joint", "groups"),
     [
         ("loop", False, [[0], [1], [2], [3]]),
         ("offload", False, [[0], [1], [2], [3]]),
@@ -61,27 +61,27 @@ def test_local_holds_everyone_and_gathering_is_the_identity() -> None:
         ("vmap", True, [[0, 1, 2, 3]]),
     ],
 )
-def test_equal_kinds_are_grouped_under_vmap(manner: Any, together: bool, groups: list[list[int]]) -> None:
-    assert local(mode=manner).groups(["a", "b", "a", "c"], is_joint=together) == groups
+def test_equal_architectures_are_grouped_under_vmap(mode: Any, is_joint: bool, groups: list[list[int]]) -> None:
+    assert local(mode=mode).groups(["a", "b", "a", "c"], is_joint=is_joint) == groups
 
 
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("net", ["mlp", "conv", "conv_bn"])
-def test_stacked_is_looped(net: str, shared: bool) -> None:
-    (ours, batch), (theirs, _) = views(net), views(net)
+def test_vmap_equals_the_loop(net: str, shared: bool) -> None:
+    (members, batch), (others, _) = build_members(net), build_members(net)
     batches = [batch] * 3 if shared else [corner(net, seed=seed).batch for seed in range(3)]
-    one, other = run_vmap(logits, ours, batches, "error"), run_loop(logits, theirs, batches)
+    one, other = run_vmap(logits, members, batches, "error"), run_loop(logits, others, batches)
     torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
     one.square().sum().backward()
     other.square().sum().backward()
-    for mine, its in zip(ours, theirs, strict=True):
-        for name in mine.own:
-            torch.testing.assert_close(mine.own[name].grad, its.own[name].grad, rtol=0, atol=1e-11)
-        for name in mine.buffers:
-            torch.testing.assert_close(mine.buffers[name], its.buffers[name], rtol=0, atol=1e-12)
+    for member, other_member in zip(members, others, strict=True):
+        for name in member.own:
+            torch.testing.assert_close(member.own[name].grad, other_member.own[name].grad, rtol=0, atol=1e-11)
+        for name in member.buffers:
+            torch.testing.assert_close(member.buffers[name], other_member.buffers[name], rtol=0, atol=1e-12)
 
 
-def test_named_inputs_are_stacked_too() -> None:
+def test_vmap_supports_named_inputs() -> None:
     class Named(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -91,58 +91,58 @@ def test_named_inputs_are_stacked_too() -> None:
             return self.w * a + b
 
     modules = [Named(), Named()]
-    ours = [MemberModule(m, own=dict(m.named_parameters())) for m in modules]
+    members = [MemberModule(m, own=dict(m.named_parameters())) for m in modules]
     batches = [
         Batch({"a": torch.randn(4, 2), "b": torch.randn(4, 2)}, torch.zeros(4), torch.arange(4)) for _ in range(2)
     ]
-    torch.testing.assert_close(run_vmap(logits, ours, batches, "error"), run_loop(logits, ours, batches))
+    torch.testing.assert_close(run_vmap(logits, members, batches, "error"), run_loop(logits, members, batches))
 
 
-def test_an_offer_that_cannot_be_stacked_is_looped() -> None:
-    ours, batch = views("conv")
-    rows = LocalExecutor("vmap", 1, (), "error").map_members(features("0"), ours, [batch] * 3)
-    torch.testing.assert_close(rows, run_loop(features("0"), ours, [batch] * 3))
+def test_an_output_without_vmap_support_is_looped() -> None:
+    members, batch = build_members("conv")
+    rows = LocalExecutor("vmap", 1, (), "error").map_members(features("0"), members, [batch] * 3)
+    torch.testing.assert_close(rows, run_loop(features("0"), members, [batch] * 3))
 
 
-def test_members_of_different_kinds_are_never_stacked_with_each_other() -> None:
+def test_members_of_different_architectures_are_not_stacked() -> None:
     class Doubled(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
             return 2 * super().forward(x)
 
     modules = [nn.Linear(2, 3), Doubled(2, 3), nn.Linear(2, 3), Doubled(2, 3)]
-    ours = [MemberModule(m, own=dict(m.named_parameters()), kind=type(m)) for m in modules]
+    members = [MemberModule(m, own=dict(m.named_parameters()), kind=type(m)) for m in modules]
     batch = Batch(torch.randn(5, 2), torch.zeros(5), torch.arange(5))
-    rows = LocalExecutor("vmap", 1, (), "error").map_members(logits, ours, [batch] * 4)
-    torch.testing.assert_close(rows, run_loop(logits, ours, [batch] * 4))
+    rows = LocalExecutor("vmap", 1, (), "error").map_members(logits, members, [batch] * 4)
+    torch.testing.assert_close(rows, run_loop(logits, members, [batch] * 4))
 
 
-def test_what_vmap_cannot_run_is_named_with_a_way_out() -> None:
+def test_models_that_vmap_does_not_support_are_reported_with_an_alternative() -> None:
     class Asking(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
-            return super().forward(x) if self.weight.sum() > 0 else x  # a question to the numbers
+            return super().forward(x) if self.weight.sum() > 0 else x  # control flow that depends on values
 
     modules = [Asking(2, 2), Asking(2, 2)]
-    ours = [MemberModule(m, own=dict(m.named_parameters())) for m in modules]
+    members = [MemberModule(m, own=dict(m.named_parameters())) for m in modules]
     batch = Batch(torch.randn(5, 2), torch.zeros(5), torch.arange(5))
     with pytest.raises(RecipeError, match=r'vmap does not support this model: .*executor\.mode = "loop"'):
-        run_vmap(logits, ours, [batch] * 2, "error")
+        run_vmap(logits, members, [batch] * 2, "error")
 
 
 def test_dropout_under_vmap_differs_between_members_when_asked_for() -> None:
     modules = [nn.Sequential(nn.Linear(2, 50), nn.Dropout(0.5)) for _ in range(2)]
     modules[1].load_state_dict(modules[0].state_dict())
-    ours = [MemberModule(m, own=dict(m.named_parameters())) for m in modules]
+    members = [MemberModule(m, own=dict(m.named_parameters())) for m in modules]
     batch = Batch(torch.randn(5, 2), torch.zeros(5), torch.arange(5))
-    rows = run_vmap(logits, ours, [batch] * 2, "different")
+    rows = run_vmap(logits, members, [batch] * 2, "different")
     assert not torch.equal(rows[0] == 0, rows[1] == 0)
     with pytest.raises(RecipeError, match="randomness"):
-        run_vmap(logits, ours, [batch] * 2, "error")
+        run_vmap(logits, members, [batch] * 2, "error")
 
 
 # --- Mesh
 
 
-def test_a_mesh_without_processes_says_how_to_start_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mesh_without_processes_names_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RANK", raising=False)
     with pytest.raises(RecipeError, match="torchrun"):
         meshes.mesh()
@@ -155,7 +155,7 @@ def test_blocks_cover_everything_once_and_evenly(total: int, ranks: int) -> None
     assert max(map(len, blocks)) - min(map(len, blocks)) <= 1
 
 
-def test_a_tree_travels_in_few_buckets_of_one_type(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_reduce_uses_few_buckets_of_one_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(meshes, "BUCKET_BYTES", 40)
     tree = {"a": torch.zeros(4), "b": torch.zeros(5), "c": torch.zeros(2), "d": torch.zeros(3).double()}
     tree |= {"e": torch.zeros(100), "f": torch.zeros(1)}
@@ -166,20 +166,20 @@ def test_a_tree_travels_in_few_buckets_of_one_type(monkeypatch: pytest.MonkeyPat
     assert len(list(meshes._buckets({str(i): torch.zeros(100) for i in range(300)}))) == 1
 
 
-def verbs_here() -> dict[str, Any]:
-    """Use every verb of a 2 x 2 mesh once; what is checked here is checked in every process."""
+def operations_here() -> dict[str, Any]:
+    """Call every operation of a 2 x 2 mesh; the assertions run in every process."""
     executor = meshes.mesh(data_parallel=2)
     column, copy = divmod(torch.distributed.get_rank(), 2)
     held = executor.local_members(3)
     own = executor.shard(5)
     whole = torch.arange(30.0).view(3, 5, 2)
-    mine = whole[held.start : held.stop, own].clone().requires_grad_()
-    table = executor.all_gather(mine, batch=True)
+    member = whole[held.start : held.stop, own].clone().requires_grad_()
+    table = executor.all_gather(member, batch=True)
     assert torch.equal(table, whole)
-    assert torch.equal(executor.all_gather(mine), whole[:, own])
+    assert torch.equal(executor.all_gather(member), whole[:, own])
     table.sum().backward()
-    assert mine.grad is not None
-    assert torch.equal(mine.grad, torch.ones_like(mine))  # once, not once for every process
+    assert member.grad is not None
+    assert torch.equal(member.grad, torch.ones_like(member))  # once, not once for every process
     mixed = {"w": torch.full((2, 2), 1.0 + copy), "n": torch.tensor([10.0 * column], dtype=torch.float64)}
     total = executor.all_reduce(mixed)
     assert list(total) == ["w", "n"]
@@ -199,8 +199,8 @@ def verbs_here() -> dict[str, Any]:
     }
 
 
-def test_the_verbs_of_a_mesh() -> None:
-    found = mesh(4).run("tests.distributed.executors.test_executors:verbs_here")
+def test_the_operations_of_a_mesh() -> None:
+    found = mesh(4).run("tests.distributed.executors.test_executors:operations_here")
     assert [each["rows"] for each in found] == [[0], [0], [1, 2], [1, 2]]
     assert [each["samples"] for each in found] == [[0, 1], [2, 3, 4]] * 2
     assert [each["agree"] for each in found] == [3] * 4
@@ -231,6 +231,6 @@ def prepared_here() -> list[str]:
     return names
 
 
-def test_batchnorm_is_synchronised_only_on_a_data_axis_and_unless_unwanted() -> None:
+def test_batchnorm_is_synchronized_only_on_a_data_axis_and_if_enabled() -> None:
     for names in mesh(2).run("tests.distributed.executors.test_executors:prepared_here"):
         assert names == ["SyncedBatchNorm", "BatchNorm2d", "BatchNorm2d"]
