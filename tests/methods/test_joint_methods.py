@@ -1,4 +1,4 @@
-"""Objectives in which members meet in every batch, against slow twins; who is absent; unlabelled samples."""
+"""Joint methods against reference implementations; inactive members; unlabeled samples."""
 
 from __future__ import annotations
 
@@ -70,15 +70,17 @@ WRITTEN += [(partial(sed, members_per_step="all"), twin.sed, options) for option
 
 
 def problem(
-    rows: int = 3, size: int = 4, unlabelled: int = 3, classes: int = 3, dtype: torch.dtype = torch.float64
+    rows: int = 3, size: int = 4, unlabeled: int = 3, classes: int = 3, dtype: torch.dtype = torch.float64
 ) -> tuple[Tensor, Batch]:
     draw = torch.Generator().manual_seed(5)
     y = torch.randint(classes, (size,), generator=draw)
-    table = 2 * torch.randn(rows, size + unlabelled, classes, generator=draw, dtype=torch.float64)
+    table = 2 * torch.randn(rows, size + unlabeled, classes, generator=draw, dtype=torch.float64)
     return table.to(dtype), Batch(torch.zeros(size, 1), y, torch.arange(size))
 
 
-def settled(make: Callable[..., Method], options: dict[str, Any], table: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+def loss_and_gradient(
+    make: Callable[..., Method], options: dict[str, Any], table: Tensor, batch: Batch
+) -> tuple[Tensor, Tensor]:
     """Return the losses, and the gradient of what a step descends."""
     objective = make(LOSS, **options).objective
     table = (table if objective.extra_inputs else table[:, : len(batch)]).clone().requires_grad_()
@@ -93,10 +95,10 @@ def label_of(value: Any) -> str:
 
 @pytest.mark.parametrize(("make", "slow", "options"), WRITTEN, ids=label_of)
 def test_losses_and_gradients_are_those_of_the_slow_twin(make, slow, options) -> None:
-    table, batch = problem(unlabelled=3 if make is not WRITTEN[-1][0] else 0)
+    table, batch = problem(unlabeled=3 if make is not WRITTEN[-1][0] else 0)
     if not make(LOSS, **options).objective.extra_inputs:
         table = table[:, : len(batch)]
-    found, gradient = settled(make, options, table, batch)
+    found, gradient = loss_and_gradient(make, options, table, batch)
     plain, labels = table.tolist(), batch.y.tolist()
     truth = slow(plain, plain, labels, **options)
     torch.testing.assert_close(found, torch.tensor(truth, dtype=torch.float64), rtol=1e-9, atol=1e-9)
@@ -111,7 +113,7 @@ def test_probabilities_of_exactly_zero_and_one_give_numbers(make, slow, options,
     sure = 1e4 * torch.nn.functional.one_hot(table.argmax(-1), 3).to(dtype)
     assert set(sure.softmax(-1).unique().tolist()) == {0.0, 1.0}
     for rows in (sure, sure[:1].expand(3, -1, -1), torch.cat([sure[:2], table[2:]])):
-        for each in settled(make, options, rows.contiguous(), batch):
+        for each in loss_and_gradient(make, options, rows.contiguous(), batch):
             assert each.isfinite().all()
 
 
@@ -119,16 +121,16 @@ def test_a2d_is_smallest_where_the_likeliest_classes_are_disjoint_and_sure() -> 
     apart_from = torch.eye(3, dtype=torch.float64)[:, None]  # three rows, each sure of a class of its own
     others = ~torch.eye(3, dtype=torch.bool)
     assert disagreement(apart_from)[others].abs().max() < 1e-6
-    together = torch.eye(3, dtype=torch.float64)[:1, None].expand(3, -1, -1)
-    assert disagreement(together)[others].min() == pytest.approx(-math.log(1e-7))
+    agreeing = torch.eye(3, dtype=torch.float64)[:1, None].expand(3, -1, -1)
+    assert disagreement(agreeing)[others].min() == pytest.approx(-math.log(1e-7))
     drawn_at_random = problem()[0].softmax(-1)
     assert disagreement(drawn_at_random)[others].min() > -1e-6
 
 
 def test_rows_that_do_not_look_at_the_samples_have_no_mutual_information() -> None:
-    constant = problem(rows=4, size=1, unlabelled=0)[0].softmax(-1).expand(-1, 9, -1)
+    constant = problem(rows=4, size=1, unlabeled=0)[0].softmax(-1).expand(-1, 9, -1)
     assert mutual_information(constant).abs().max() < 1e-14
-    one_looks = torch.cat([constant[:1, :9], problem(rows=1, size=9, unlabelled=0)[0].softmax(-1)])
+    one_looks = torch.cat([constant[:1, :9], problem(rows=1, size=9, unlabeled=0)[0].softmax(-1)])
     assert mutual_information(one_looks).abs().max() < 1e-14
 
 
@@ -148,7 +150,7 @@ def test_mutual_information_is_the_same_in_pieces(monkeypatch: pytest.MonkeyPatc
 
 
 def test_hardness_has_the_mean_of_one_over_the_mean_loss_until_the_floor() -> None:
-    table, batch = problem(unlabelled=0)
+    table, batch = problem(unlabeled=0)
     alike = torch.nn.functional.cross_entropy(table.mean(0), batch.y)
     assert sample_hardness(table, batch, floor=1e-3).mean() == pytest.approx(float(1 / alike))
     fitted = 1e4 * torch.nn.functional.one_hot(batch.y, 3).double().expand(3, -1, -1)
@@ -164,7 +166,7 @@ def test_without_strength_a2d_is_the_deep_ensemble_on_the_same_batches(mode: str
     weak = {"method": {"diversity_weight": 0.0, "training": mode}}
     mine = trained(recipe("a2d", "conv_bn", **weak), tmp_path / "weak")
     alone = trained(recipe("deep_ensemble", "conv_bn", data={"shuffle": "shared"}), tmp_path / "alone")
-    assert distance(mine, alone) == 0  # BatchNorm's statistics too: unlabelled samples leave no trace
+    assert distance(mine, alone) == 0  # BatchNorm's statistics too: unlabeled samples have no effect
 
 
 def test_the_first_member_of_a_sequence_is_the_deep_ensembles(tmp_path: Path) -> None:
@@ -215,14 +217,14 @@ def state(one: Any) -> list[Tensor]:
     return [each.detach().clone() for each in [*one.params.values(), *held]]
 
 
-@pytest.mark.parametrize("manner", ["loop", "vmap"])
-def test_absent_members_are_not_run_and_not_touched(manner: str) -> None:
+@pytest.mark.parametrize("mode", ["loop", "vmap"])
+def test_absent_members_are_not_run_and_not_touched(mode: str) -> None:
     method = sed(LOSS, update="sam", rho=0.1)
     members = heads(5, method)
     ran: list[int] = []
     for one in members:
         one.module.register_forward_hook(lambda *_, number=one.number: ran.append(number))
-    executor = LocalExecutor(manner, 1, (), "error")
+    executor = LocalExecutor(mode, 1, (), "error")
     for number in range(6):
         batch = points(number)
         chosen = random_members(2)(5, batch.seed)
@@ -230,7 +232,7 @@ def test_absent_members_are_not_run_and_not_touched(manner: str) -> None:
         ran.clear()
         tallies = step(executor, members, [batch] * 5, StepOptions())
         assert [i for i, tally in enumerate(tallies) if tally is not INACTIVE] == chosen
-        assert manner == "vmap" or ran == chosen * 2  # once where they stand, once up the slope
+        assert mode == "vmap" or ran == chosen * 2  # at the current and at the perturbed weights
         for i, one in enumerate(members):
             now = state(one)
             same = len(now) == len(before[i]) and all(map(torch.equal, now, before[i]))
@@ -333,8 +335,8 @@ def test_a_pair_of_two_members_is_all_of_them(tmp_path: Path) -> None:
 def test_a_member_that_was_never_present_logs_no_loss(tmp_path: Path) -> None:
     row = recipe("sed", "mlp", members=9, samples=7, train={"epochs": 1}, run={"log_every": 1})
     run = train(row, tmp_path / "run", **GIVEN.keywords())
-    seen = ["train loss" in run.log(number)[-1] for number in range(9)]
-    assert sum(seen) == 2
+    is_active = ["train loss" in run.log(number)[-1] for number in range(9)]
+    assert sum(is_active) == 2
     assert all(progress.finished for progress in run.all_progress())
 
 
@@ -357,7 +359,7 @@ def test_members_that_see_only_themselves_may_be_absent_too() -> None:
     assert [[tally is not INACTIVE for tally in tallies] for tallies in found] == torch.eye(3).bool().tolist()
 
 
-# Unlabelled samples.
+# Unlabeled samples.
 
 
 def test_an_endless_row_of_passes_gives_every_sample_once_a_pass() -> None:
@@ -373,7 +375,7 @@ def feed(**options: Any) -> MemberLoader:
     draw = torch.Generator().manual_seed(0)
     x = torch.randint(0, 256, (11, 3, 4, 4), dtype=torch.uint8, generator=draw)
     other = InMemorySource(x[:9].flip(0), torch.zeros(9, dtype=torch.int64))
-    usual: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "batch_size": 4,
         "seed": 1,
         "classes": 2,
@@ -381,11 +383,11 @@ def feed(**options: Any) -> MemberLoader:
         "std": (0.25,) * 3,
         "unlabeled_batch_size": 3,
     }
-    usual["unlabeled"] = UnlabeledData("other", other, torch.tensor([0, 2, 4, 6, 8]))
-    return MemberLoader(InMemorySource(x, torch.arange(11) % 2), torch.arange(11), **{**usual, **options})
+    defaults["unlabeled"] = UnlabeledData("other", other, torch.tensor([0, 2, 4, 6, 8]))
+    return MemberLoader(InMemorySource(x, torch.arange(11) % 2), torch.arange(11), **{**defaults, **options})
 
 
-def test_unlabelled_samples_go_along_normalised_as_the_data_is() -> None:
+def test_unlabeled_samples_go_along_normalised_as_the_data_is() -> None:
     own = feed()
     rows = [each for epoch in range(5) for batch in own.epoch(epoch) for each in batch.extra["unlabeled"]]
     assert len(rows) == 5 * 3 * 3
@@ -395,7 +397,7 @@ def test_unlabelled_samples_go_along_normalised_as_the_data_is() -> None:
     assert counts == dict.fromkeys([0, 2, 4, 6, 8], 9)
 
 
-def test_unlabelled_samples_carry_on_in_the_middle_of_an_epoch() -> None:
+def test_unlabeled_samples_carry_on_in_the_middle_of_an_epoch() -> None:
     whole = [batch.extra["unlabeled"] for batch in feed().epoch(2)]
     rest = [batch.extra["unlabeled"] for batch in feed().epoch(2, start=1)]
     assert all(map(torch.equal, whole[1:], rest))
@@ -439,7 +441,7 @@ def only_to_test_on() -> Any:
     return from_tensors((x[:0], torch.zeros(0, dtype=torch.int64)), (x, torch.zeros(5, dtype=torch.int64)), classes=1)
 
 
-def test_unlabelled_samples_may_be_handed_over_in_python(tmp_path: Path) -> None:
+def test_unlabeled_samples_may_be_handed_over_in_python(tmp_path: Path) -> None:
     x = torch.randn(6, 2, generator=torch.Generator().manual_seed(0))
     components = replace(GIVEN, unlabeled=InMemorySource(x, torch.zeros(6, dtype=torch.int64)))
     row = recipe("deep_ensemble", method={"name": "a2d"})
@@ -448,7 +450,7 @@ def test_unlabelled_samples_may_be_handed_over_in_python(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("unlabelled", "said"),
+    ("unlabeled", "message"),
     [
         (None, r"'a2d' needs unlabeled samples: set data.unlabeled"),
         ("spirals@1001", "count from 1 to 1000"),
@@ -457,20 +459,22 @@ def test_unlabelled_samples_may_be_handed_over_in_python(tmp_path: Path) -> None
         ("cases:static@5", r"shape \[2, 6, 6\], but 'blobs' has shape \[2\]"),
     ],
 )
-def test_unlabelled_samples_that_cannot_be_had_are_refused(unlabelled: str | None, said: str, tmp_path: Path) -> None:
+def test_unlabeled_samples_that_cannot_be_loaded_are_rejected(
+    unlabeled: str | None, message: str, tmp_path: Path
+) -> None:
     tree = recipe("a2d").to_dict()
-    tree["data"] = {**tree["data"], "unlabeled": unlabelled} if unlabelled else {"name": "blobs"}
-    with pytest.raises(RecipeError, match=said):
+    tree["data"] = {**tree["data"], "unlabeled": unlabeled} if unlabeled else {"name": "blobs"}
+    with pytest.raises(RecipeError, match=message):
         train(type(recipe()).from_dict(tree), tmp_path / "run", **GIVEN.keywords())
     assert not (tmp_path / "run").exists()
 
 
-def test_unlabelled_samples_that_nobody_looks_at_are_told(tmp_path: Path) -> None:
+def test_unlabeled_samples_that_nobody_looks_at_are_told(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="does not use unlabeled samples"):
         check(recipe("deep_ensemble", data={"unlabeled": "spirals@5"}), GIVEN)
 
 
-def test_no_unlabelled_samples_are_no_samples() -> None:
+def test_an_empty_unlabeled_set_is_rejected() -> None:
     nothing = UnlabeledData(
         "none", InMemorySource(torch.zeros(2, 3, 4, 4), torch.zeros(2)), torch.zeros(0, dtype=torch.int64)
     )
@@ -530,12 +534,12 @@ def test_a2d_on_labelled_samples_is_a_mean_over_them(tmp_path: Path) -> None:
     assert distance(pieces, trained(row(), tmp_path / "whole")) < 1e-12
 
 
-@pytest.mark.parametrize(("name", "asks"), [("plain", 1), ("sam", 2), ("asam", 2), ("gsam", 2)])
-def test_any_joint_method_takes_any_update(name: Any, asks: int) -> None:
-    assert len(trace_requests(get_update(name), 4)) == asks
+@pytest.mark.parametrize(("name", "gradients"), [("plain", 1), ("sam", 2), ("asam", 2), ("gsam", 2)])
+def test_any_joint_method_takes_any_update(name: Any, gradients: int) -> None:
+    assert len(trace_requests(get_update(name), 4)) == gradients
     for method in ("a2d", "divdis", "sed"):
         made = build_method(recipe(method, method={"update": name}), 0, GIVEN)
-        assert len(trace_requests(made.update, 4)) == asks
+        assert len(trace_requests(made.update, 4)) == gradients
 
 
 def test_a_radius_each_is_each_members_own() -> None:

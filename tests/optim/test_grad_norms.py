@@ -57,8 +57,8 @@ def check(module: nn.Module, x: Tensor, classes: int = 5) -> None:
     """Hold both precisions against the loop in float64."""
     for dtype, most in ((torch.float64, 1e-10), (torch.float32, 1e-5)):
         module.to(dtype)
-        given = x.to(dtype) if x.is_floating_point() else x
-        found = squared_norms(MemberModule(module), batch_of(given, classes))
+        inputs = x.to(dtype) if x.is_floating_point() else x
+        found = squared_norms(MemberModule(module), batch_of(inputs, classes))
         wide = x.double() if x.is_floating_point() else x
         truth = gradient_norms(module.double(), batch_of(wide, classes))
         assert float(truth.min()) > 0
@@ -235,7 +235,7 @@ def test_pruned_attention_counts_only_what_lives() -> None:
 
 
 class Twice(nn.Module):
-    """One convolution, one normalisation and one linear layer, each called twice."""
+    """One convolution, one normalization, and one linear layer, each called twice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -314,11 +314,11 @@ def uncancelled(table: Tensor, batch: Batch) -> Tensor:
 @pytest.mark.parametrize("margin", [0.0, 5.0, 15.0, 25.0])
 def test_well_fitted_samples_keep_their_digits(margin: float, by: str) -> None:
     module, x, y = built("resnet8"), torch.randn(8, 3, 32, 32), torch.full((8,), 2)
-    seen: list[Tensor] = []
-    module.linear.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    recorded: list[Tensor] = []
+    module.linear.register_forward_pre_hook(lambda _, args: recorded.append(args[0]))
     with torch.no_grad():
         module(x)
-        mean = seen[0].mean(0)
+        mean = recorded[0].mean(0)
         if by == "bias":
             module.linear.bias[2] += margin
         else:
@@ -365,7 +365,7 @@ def test_one_class_has_no_gradient_and_one_sample_is_enough() -> None:
 
 
 class Bent(nn.Module):
-    """A layer of which nobody knows the rule."""
+    """A layer without a rule."""
 
     def __init__(self, *, stubborn: bool = False) -> None:
         super().__init__()
@@ -394,9 +394,9 @@ class Meddling(nn.Module):
         self.inner.weight.requires_grad_(False)  # else autograd itself refuses
 
     def forward(self, x: Tensor) -> Tensor:
-        seen = x.clone()
-        out = self.inner(seen)
-        return torch.sin(out) + seen.mul_(2)
+        recorded = x.clone()
+        out = self.inner(recorded)
+        return torch.sin(out) + recorded.mul_(2)
 
 
 class Rows(nn.Module):

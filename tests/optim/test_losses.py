@@ -74,8 +74,8 @@ def test_no_samples_have_no_losses() -> None:
 
 def test_every_row_is_settled_bit_for_bit_as_if_it_were_alone() -> None:
     table, batch = problem()
-    settle = cross_entropy(label_smoothing=0.1)
-    assert torch.equal(settle(table, batch), torch.cat([settle(table[i : i + 1], batch) for i in range(3)]))
+    loss = cross_entropy(label_smoothing=0.1)
+    assert torch.equal(loss(table, batch), torch.cat([loss(table[i : i + 1], batch) for i in range(3)]))
 
 
 def test_losses_are_found_by_name() -> None:

@@ -1,4 +1,4 @@
-"""The ways to climb, against slow twins, closed forms and another library."""
+"""SAM updates against reference implementations, closed forms, and another library."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def gradient_of(module: nn.Module, batch: Batch) -> twin.Gradient:
     module = copy.deepcopy(module)
 
     def gradient(w: twin.Arrays) -> twin.Arrays:
-        fresh = copy.deepcopy(module)
+        network = copy.deepcopy(module)
         with torch.no_grad():
-            for name, p in fresh.named_parameters():
+            for name, p in network.named_parameters():
                 p.copy_(torch.from_numpy(w[name]))
-        F.cross_entropy(fresh(batch.x), batch.y).backward()
-        return {name: p.grad.numpy() for name, p in fresh.named_parameters()}  # type: ignore[union-attr]
+        F.cross_entropy(network(batch.x), batch.y).backward()
+        return {name: p.grad.numpy() for name, p in network.named_parameters()}  # type: ignore[union-attr]
 
     return gradient
 
@@ -91,14 +91,14 @@ def test_every_step_is_that_of_its_slow_twin(name: str, net: str, clip: float | 
 
 
 def test_clipping_is_of_the_final_direction_only() -> None:
-    # A clip that bites leaves a direction of exactly its length; the climb before it was not clipped.
+    # A gradient that is clipped has the maximum norm; the perturbation is not clipped.
     module = corner().module
     before, batch = numpied(module), corner().batch
     steps(make_state(module, sam(LOSS, rho=0.3), lr=1.0, max_grad_norm=0.01), [batch])
     moved = {name: before[name] - after for name, after in numpied(module).items()}
-    peak = sam_twin(before, gradient_of(corner().module, batch))
+    sam_gradient = sam_twin(before, gradient_of(corner().module, batch))
     assert twin.length(moved) == pytest.approx(0.01, rel=1e-3)
-    assert twin.inner(moved, peak) == pytest.approx(twin.length(moved) * twin.length(peak), rel=1e-9)
+    assert twin.inner(moved, sam_gradient) == pytest.approx(twin.length(moved) * twin.length(sam_gradient), rel=1e-9)
 
 
 ZERO = {
@@ -220,15 +220,15 @@ def test_sam_agrees_with_another_library() -> None:
 
 
 def places(update: Update, *, lr: float = 0.1) -> list[GradRequest]:
-    """Return what an update asks for when every gradient it hears is the same."""
+    """Return the requests of an update if all gradients are equal."""
     params: TensorTree = {"w": torch.zeros(2)}
-    walk = update(params, StepContext(4, lr, peak_lr=0.1))
-    asks = [next(walk)]
+    steps_of_update = update(params, StepContext(4, lr, peak_lr=0.1))
+    requests = [next(steps_of_update)]
     try:
         while True:
-            asks.append(walk.send({"w": torch.tensor([3.0, 4.0])}))
+            requests.append(steps_of_update.send({"w": torch.tensor([3.0, 4.0])}))
     except StopIteration:
-        return asks
+        return requests
 
 
 @pytest.mark.parametrize("lr", [0.1, 0.055, 0.01])
@@ -256,13 +256,13 @@ def test_gsam_with_no_weight_on_the_gap_is_sam() -> None:
 def test_a_gradient_of_zero_climbs_nowhere() -> None:
     for update in (sam(LOSS).update, asam(LOSS).update, asam(LOSS, variant="elementwise").update, gsam(LOSS).update):
         params: TensorTree = {"weight": torch.ones(2)}
-        walk = update(params, StepContext(4, 0.1, 0.1))
-        next(walk)
-        second = walk.send({"weight": torch.zeros(2)})
+        steps_of_update = update(params, StepContext(4, 0.1, 0.1))
+        next(steps_of_update)
+        second = steps_of_update.send({"weight": torch.zeros(2)})
         assert second.at is not None
         assert torch.equal(second.at["weight"], params["weight"])
         with pytest.raises(StopIteration) as end:
-            walk.send({"weight": torch.zeros(2)})
+            steps_of_update.send({"weight": torch.zeros(2)})
         assert torch.equal(end.value.value["weight"], torch.zeros(2))
 
 
@@ -271,9 +271,9 @@ def test_the_variants_of_asam_differ_where_they_should() -> None:
     gradient: TensorTree = {"layer.weight": torch.tensor([1.0, 1.0]), "layer.bias": torch.tensor([1.0])}
     found = {}
     for variant in ("published", "elementwise"):
-        walk = asam(LOSS, rho=1.0, variant=variant, eta=0.0).update(params, StepContext(4, 0.1, 0.1))
-        next(walk)
-        at = walk.send(gradient).at
+        steps_of_update = asam(LOSS, rho=1.0, variant=variant, eta=0.0).update(params, StepContext(4, 0.1, 0.1))
+        next(steps_of_update)
+        at = steps_of_update.send(gradient).at
         assert at is not None
         found[variant] = {name: at[name] - params[name] for name in params}
     assert float(found["published"]["layer.bias"]) == pytest.approx(1 / 6**0.5)  # T = (1, 2, 1)
@@ -344,16 +344,16 @@ def test_a_careful_step_is_that_of_its_definition(step: str, net: str, chosen: T
 
 @pytest.mark.parametrize("accumulate", [1, 3])
 def test_split_shows_batchnorm_the_parts_and_shared_the_whole(accumulate: int) -> None:
-    counted = {}
+    forward_passes = {}
     for step in ("split", "shared"):
         own = corner("conv_bn")
         method = Method(Objective(LOSS), sam_on_subset(sam_update(0.3), warmup=plain_gradient, step=step))  # type: ignore[arg-type]
         member = make_state(own.module, method)
         member.sam_set = lambda index: CHOSEN[index]
         steps(member, [replace(own.batch, index=torch.arange(8))], gradient_accumulation_steps=accumulate)
-        counted[step] = int(own.module.state_dict()["0.1.num_batches_tracked"])
-    assert counted["shared"] == accumulate
-    assert counted["split"] == 2 * (1 if accumulate == 1 else 2)  # four samples in three pieces of two are two
+        forward_passes[step] = int(own.module.state_dict()["0.1.num_batches_tracked"])
+    assert forward_passes["shared"] == accumulate
+    assert forward_passes["split"] == 2 * (1 if accumulate == 1 else 2)  # four samples in three pieces of two are two
 
 
 @pytest.mark.parametrize("step", ["split", "shared"])
@@ -374,9 +374,9 @@ def test_what_was_seen_is_counted_once(step: str) -> None:
 def test_before_any_meeting_members_climb_on_everything(name: str) -> None:
     from plateaux.methods.sharpbalance import sharpbalance
 
-    usual = {"sam": sam, "asam": asam, "gsam": gsam}[name]
+    build = {"sam": sam, "asam": asam, "gsam": gsam}[name]
     ends = []
-    for method in (sharpbalance(LOSS, epochs=2, rho=0.3, sam_variant=name), usual(LOSS, rho=0.3)):  # type: ignore[arg-type]
+    for method in (sharpbalance(LOSS, epochs=2, rho=0.3, sam_variant=name), build(LOSS, rho=0.3)):  # type: ignore[arg-type]
         own = corner("mlp")
         steps(make_state(own.module, method), [own.batch])
         ends.append(own.module.state_dict())
