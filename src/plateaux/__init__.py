@@ -33,6 +33,7 @@ from plateaux.evaluation.soup import soup
 from plateaux.loss_landscape.loss_surface import LossSurface
 from plateaux.loss_landscape.probe import Probe
 from plateaux.loss_landscape.run_probes import probe_landscape
+from plateaux.loss_landscape.session import ProbeOptions
 from plateaux.storage.import_weights import import_weights
 from plateaux.storage.run import Run
 from plateaux.training.jobs import Job, PartitionStatus
@@ -63,6 +64,7 @@ __all__ = [
     "PlateauxError",
     "Predictions",
     "Probe",
+    "ProbeOptions",
     "Recipe",
     "Run",
     "StepContext",

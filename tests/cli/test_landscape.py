@@ -88,7 +88,7 @@ def test_all_probes_there_are_is_the_default(run: str, monkeypatch: pytest.Monke
     import toy_probes
 
     registry.probe.names()
-    monkeypatch.setattr(registry.probe, "_found", {"loss": toy_probes.loss, "many": toy_probes.many})
+    monkeypatch.setattr(registry.probe, "_factories", {"loss": toy_probes.loss, "many": toy_probes.many})
     assert [each["metric"] for each in asked(run)["metrics"]] == ["loss", "many"]
     assert json.loads(call("list", "probes")[1])["loss"] == "The mean loss, times a scale."
 
@@ -139,7 +139,7 @@ def measured(name: str, parts: int, members: int = 2, **data: Any) -> MetricResu
 def test_many_numbers_beside_an_answer_are_left_to_json_unless_nothing_else_was_asked() -> None:
     (both,) = tables.result_tables([measured("spectrum", 7), measured("worst", 2)])
     assert [row[0] for row in both.text_rows()] == ["spectrum", "worst", "worst · part 0", "worst · part 1"]
-    assert both.caption.endswith("7 numbers beside these are in --json")
+    assert both.caption.endswith("7 further values are in --json")
     (alone,) = tables.result_tables([measured("spectrum", 7)])
     assert len(alone.rows) == 8
     assert alone.text_rows()[0] == ["spectrum", "1,024", *["1.000 ± 0.12 / 0.010"] * 2, "1.500 ± 0.20"]

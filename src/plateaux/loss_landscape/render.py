@@ -67,8 +67,20 @@ def plot_landscape(
 ) -> list[LandscapeFigure]:
     """Plot the loss landscape of a run and write the plots to the run folder.
 
-    `slices` shows the loss around every member, `paths` the loss on the straight line between every two members, and
-    `plane` the loss in the plane through the first three.
+    Args:
+        run: A run, its folder, or its URL.
+        kinds: "slices" (the loss around every member), "paths" (on the straight line between every two members), and
+            "plane" (in the plane through the first three members).
+        split: "train", "test", or "validation".
+        limit: Number of samples.
+        members: Ids of the members. None: all trained members.
+        options: The mode of BatchNorm, augmentation, and normalization of logits.
+        data: The data that was passed to `train`, if any.
+        model: The model that was passed to `train`, if any.
+        loss: The loss that was passed to `train`, if any.
+        trust: Modules outside Plateaux whose functions the recipe may call.
+        device: "cpu", "cuda", "cuda:1", ... None: the best available device.
+        progress: Receives `WorkDone` events, in forward-and-backward passes of one sample.
     """
     components = Components(data=data, model=model, loss=loss, trust=tuple(trust))
     settings = EvalOptions(members=members, device=device, cache_logits="off")

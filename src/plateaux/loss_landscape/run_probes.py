@@ -67,9 +67,21 @@ def probe_landscape(
 ) -> list[MetricResult]:
     """Run probes for every member of a run on a seeded sample of its data, and write the results to the run folder.
 
-    Each probe has its own number of samples; `limit` replaces it. `options` set the mode of BatchNorm, augmentation,
-    and normalization of logits. All settings are recorded with every value. `data`, `model`, `loss`, and `trust` are
-    those of `train`. `progress` receives `WorkDone` events in forward-and-backward passes of one sample.
+    All settings are recorded with every value.
+
+    Args:
+        run: A run, its folder, or its URL.
+        probes: Names of probes, with options such as "worst_l2(steps=50)"; "all" for the default probes.
+        split: "train", "test", or "validation".
+        limit: Number of samples. None: set by each probe.
+        members: Ids of the members. None: all trained members.
+        options: The mode of BatchNorm, augmentation, and normalization of logits.
+        data: The data that was passed to `train`, if any.
+        model: The model that was passed to `train`, if any.
+        loss: The loss that was passed to `train`, if any.
+        trust: Modules outside Plateaux whose functions the recipe and the probes may call.
+        device: "cpu", "cuda", "cuda:1", ... None: the best available device.
+        progress: Receives `WorkDone` events, in forward-and-backward passes of one sample.
     """
     components = Components(data=data, model=model, loss=loss, trust=tuple(trust))
     selected = get_probes(probes, trust=components.trust)
