@@ -19,6 +19,7 @@ from _common import close, flags, listed
 
 import plateaux
 from plateaux.config.builders.model import build_members
+from plateaux.config.components import Components
 from plateaux.core.runtime import configure_runtime
 from plateaux.data.sources import DataSplits, InMemorySource
 from plateaux.models.surgery import size_in_bytes
@@ -57,7 +58,7 @@ def peak() -> float:
 def trained(members: int, manner: str) -> None:
     """Train in this process and print what it took: the inner half of `measured`."""
     configure_runtime()
-    components = plateaux.Components(data=images())
+    components = Components(data=images())
     with tempfile.TemporaryDirectory() as folder:
         plateaux.train(
             recipe_for(1, manner, width=1), f"{folder}/tiny", **components.keywords()

@@ -9,7 +9,6 @@ probabilities = plateaux.load(run).predict(images)
 
 __version__ = "0.1.0"
 
-from plateaux.config.components import Components
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import PlateauxError
 from plateaux.core.member import MemberModule
@@ -44,7 +43,6 @@ __all__ = [
     "Batch",
     "Calibration",
     "CalibrationOptions",
-    "Components",
     "DataPartition",
     "DataSplits",
     "Ensemble",

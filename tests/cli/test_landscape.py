@@ -12,6 +12,7 @@ from cases import recipe
 from rich.console import Console
 
 import plateaux
+from plateaux.config.components import Components
 from plateaux.core import registry
 from plateaux.core.types import Estimate
 from plateaux.evaluation import tables
@@ -20,7 +21,7 @@ from plateaux.loss_landscape import render
 from plateaux.training.train import train
 from tests.cli.test_main import call
 
-GIVEN = plateaux.Components(trust=("cases", "toy_probes"))
+GIVEN = Components(trust=("cases", "toy_probes"))
 ALLOW = ["--trust", "toy_probes", "--trust", "cases"]
 
 

@@ -12,6 +12,7 @@ import torch
 from cases import GIVEN, patches, recipe
 
 import plateaux
+from plateaux.config.components import Components
 from plateaux.core.metric import Metric
 from plateaux.core.progress import WorkDone
 from plateaux.core.types import Estimate, TensorTree
@@ -65,7 +66,7 @@ def test_shards_add_up_to_what_one_walk_finds(run: Path, samples: int | None) ->
 
 def test_some_members_and_data_from_python_are_asked_too(tmp_path: Path) -> None:
     data: DataSplits = patches(samples=19, test_samples=300)
-    components = plateaux.Components(data=data, trust=("cases",))
+    components = Components(data=data, trust=("cases",))
     plateaux.train(recipe("deep_ensemble", "conv"), tmp_path / "run", **components.keywords())
     asked: dict[str, Any] = {"metrics": ["accuracy", "nll"], **components.keywords()}
     options = EvalOptions(members=[0, 2], no_cache=True, cache_logits="off")

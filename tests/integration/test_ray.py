@@ -31,6 +31,7 @@ from toy_jobs import ToyJob
 from waiting import wait_until
 
 import plateaux
+from plateaux.config.components import Components
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import PlateauxError, RecipeError, RunError
 from plateaux.core.progress import MemberUpdate, ProgressEvent, WorkDone
@@ -53,7 +54,7 @@ from plateaux.distributed.ray_pool import RayWorkerPool  # noqa: E402
 
 HERE = Path(__file__).parents[1]  # the folder of the helpers
 LONG = os.environ.get("PLATEAUX_LONG") == "1"
-GIVEN = plateaux.Components(trust=("rayable", "cases"))
+GIVEN = Components(trust=("rayable", "cases"))
 STEPS = 5  # of an epoch: what may be lost by a kill
 SMALL = {"object_store_memory": 80 << 20}
 PLAIN = dict(rayable.SETTINGS)

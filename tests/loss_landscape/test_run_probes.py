@@ -14,8 +14,9 @@ from cases import recipe, weights
 from torch import nn
 
 import plateaux
-from plateaux import Components, Run
+from plateaux import Run
 from plateaux.config.builders.data import build_data
+from plateaux.config.components import Components
 from plateaux.core import tensor_tree
 from plateaux.core.errors import Interrupted, RecipeError, RunError
 from plateaux.core.member import MemberModule

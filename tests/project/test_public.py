@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import plateaux
+from plateaux.config.components import Components
 from plateaux.evaluation.options import EvalOptions
 
 
@@ -61,7 +62,7 @@ def test_a_model_and_a_data_set_of_ones_own(tmp_path: Path) -> None:
     recipe = plateaux.Recipe.from_dict(
         {"members": 2, "data": {"name": "mine", "batch_size": 16}, "model": {"name": "mine", "width": [4, 8]}}
     )
-    components = plateaux.Components(data=data, model=own_model)
+    components = Components(data=data, model=own_model)
     plateaux.train(recipe, tmp_path / "run", **components.keywords())
     accuracy = plateaux.evaluate(tmp_path / "run", **components.keywords(), metrics=["accuracy"])[0]
     assert accuracy.rows["ensemble (mean probability)"].value > 0.9

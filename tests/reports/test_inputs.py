@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 import plateaux
 from plateaux.cli.main import app
+from plateaux.config.components import Components
 from plateaux.core.errors import RunError
 from plateaux.core.types import Estimate
 from plateaux.data.sources import from_tensors
@@ -131,7 +132,7 @@ def test_images_are_loaded_only_from_the_same_dataset(full_run: Path) -> None:
     np.testing.assert_array_equal(images(np.array([3, 1])), data.test.fetch(torch.tensor([3, 1]))[0].numpy())
     samples = torch.rand(4, 1, 8, 8), torch.arange(4)
     other = from_tensors(samples, samples, classes=10)
-    assert artifacts.load_images(run, plateaux.Components(data=other)) is None
+    assert artifacts.load_images(run, Components(data=other)) is None
     floats = artifacts._pixels(torch.tensor([[[[-1.0, 3.0]]]]))
     np.testing.assert_allclose(floats, [[[[0.0, 1.0]]]])
     with pytest.raises(ValueError, match="Not a batch of images"):

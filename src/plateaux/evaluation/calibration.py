@@ -132,7 +132,9 @@ def calibrate(
         split: The held-out samples to fit on: "validation" or "test".
         fraction: Fit on a seeded random fraction of the samples; the rest can be used to evaluate the calibration.
         fit: Conformal method and levels, target risk, and the order of pooling and calibrating.
-        data, model, loss: The objects that the run was trained with, if they were passed in Python.
+        data: The data that the run was trained with, if passed in Python.
+        model: The model that the run was trained with, if passed in Python.
+        loss: The loss that the run was trained with, if passed in Python.
         trust: Modules whose functions the recipe may call.
         options: Supports device, cache_logits, no_cache.
         progress: Called with progress events.
@@ -187,7 +189,9 @@ def evaluate_calibration(
         run: A run, its folder, or its URL.
         split: The samples to evaluate on.
         exclude_calibration_ids: Leave out the samples that the calibration was fitted on, instead of an error.
-        data, model, loss: The objects that the run was trained with, if they were passed in Python.
+        data: The data that the run was trained with, if passed in Python.
+        model: The model that the run was trained with, if passed in Python.
+        loss: The loss that the run was trained with, if passed in Python.
         trust: Modules whose functions the recipe may call.
         options: Supports device, cache_logits, no_cache.
         progress: Called with progress events.

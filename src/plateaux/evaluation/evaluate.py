@@ -44,7 +44,9 @@ def evaluate(
             1,000 samples.
         metrics: Names of metrics ("ece(bins=10)" with options), or groups: "all", "performance", "uncertainty",
             "diversity".
-        data, model, loss: The objects that the run was trained with, if they were passed in Python.
+        data: The data that the run was trained with, if passed in Python.
+        model: The model that the run was trained with, if passed in Python.
+        loss: The loss that the run was trained with, if passed in Python.
         trust: Modules whose functions the recipe may call.
         options: Members, limit, device, executor, caches; see `EvalOptions`.
         progress: Called with progress events.

@@ -78,7 +78,9 @@ def detect_ood(
         run: A run, its folder, or its URL.
         suites: Datasets by suite: {"near": ["cifar100"], "far": ["mnist", "textures32"]}.
         skip_missing: Skip datasets that are not available, instead of an error.
-        data, model, loss: The objects that the run was trained with, if they were passed in Python.
+        data: The data that the run was trained with, if passed in Python.
+        model: The model that the run was trained with, if passed in Python.
+        loss: The loss that the run was trained with, if passed in Python.
         trust: Modules whose functions the recipe may call.
         options: Supports members, limit, device, executor, cache_logits, no_cache.
         progress: Called with progress events.

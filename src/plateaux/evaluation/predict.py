@@ -120,7 +120,9 @@ def predict(
         split: A split of the run, or the name of another dataset.
         ood_score: The OOD score to compute; see `plateaux.ensembles.ood_scores`.
         alpha: Which of the fitted conformal sets to return. None: the first.
-        data, model, loss: The objects that the run was trained with, if they were passed in Python.
+        data: The data that the run was trained with, if passed in Python.
+        model: The model that the run was trained with, if passed in Python.
+        loss: The loss that the run was trained with, if passed in Python.
         trust: Modules whose functions the recipe may call.
         options: Supports members, limit, device, cache_logits, no_cache.
         progress: Called with progress events.

@@ -88,7 +88,9 @@ def select_members(
         split: The held-out samples to select on.
         metric: The metric to improve.
         unique: Count distinct members instead.
-        data, model, loss: The objects that the runs were trained with, if they were passed in Python.
+        data: The data that the run was trained with, if passed in Python.
+        model: The model that the run was trained with, if passed in Python.
+        loss: The loss that the run was trained with, if passed in Python.
         trust: Modules whose functions the recipes may call.
         options: Supports device, cache_logits, no_cache.
         progress: Called with progress events.

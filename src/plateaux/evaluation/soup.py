@@ -65,7 +65,9 @@ def soup(
         split: The held-out samples for the greedy strategy and the loss barrier.
         accept: Whether the greedy strategy adds a member that is "better" only, or also one that is "as good".
         max_barrier: The largest rise of the loss between two members, in nats.
-        data, model, loss: The objects that the run was trained with, if they were passed in Python.
+        data: The data that the run was trained with, if passed in Python.
+        model: The model that the run was trained with, if passed in Python.
+        loss: The loss that the run was trained with, if passed in Python.
         trust: Modules whose functions the recipe may call.
         options: Supports members, device.
     """

@@ -68,7 +68,7 @@ def get_loss(name: str) -> Callable[..., LossFn]:
     if name in UNSUPPORTED:
         raise RecipeError(
             f"loss {name!r} is for {UNSUPPORTED[name]}, which Plateaux does not support; "
-            f"available: {', '.join(LOSSES)}. In Python, pass your own loss: plateaux.Components(loss=my_loss)"
+            f"available: {', '.join(LOSSES)}. In Python, pass your own loss: plateaux.train(..., loss=my_loss)"
         )
     if name not in LOSSES:
         raise RecipeError(f"There is no loss called {name!r}; {suggest(name, [*LOSSES, *UNSUPPORTED])}")

@@ -34,7 +34,9 @@ def import_weights(
         out: The run folder to create.
         recipe: The recipe of the run: the dataset, the models, and the number of members.
         files: One file for each member; `FILE:prefix` reads only the entries that start with the prefix.
-        data, model, loss: Python objects that replace those named in the recipe.
+        data: Replaces the dataset named in the recipe.
+        model: Replaces the model named in the recipe.
+        loss: Replaces the loss named in the recipe.
         trust: Modules whose functions the recipe may call.
     """
     components = Components(data, model, loss, trust=tuple(trust))

@@ -100,7 +100,10 @@ def pending_jobs(
 
     Args:
         run: A run, its folder, or its URL.
-        data, model, loss, unlabeled: The objects that the run is trained with, if they are passed in Python.
+        data: The data that the run is trained with, if passed in Python.
+        model: The model that the run is trained with, if passed in Python.
+        loss: The loss that the run is trained with, if passed in Python.
+        unlabeled: Unlabeled samples that the run is trained with, if passed in Python.
         trust: Modules whose functions the recipe may call.
         without: Ids of members that have failed.
     """

@@ -55,7 +55,9 @@ def train(
     Args:
         recipe: What to train.
         out: The run folder, or its URL.
-        data, model, loss: Python objects that replace those named in the recipe.
+        data: Replaces the dataset named in the recipe.
+        model: Replaces the model named in the recipe.
+        loss: Replaces the loss named in the recipe.
         unlabeled: Samples whose labels are not used, for methods that need them.
         trust: Modules whose functions the recipe may call.
         branch_from: A run, its folder, or its URL. Members start from the checkpoints that it wrote at its first data
