@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from _leaving import leave
+from _evidence import write_mean
 
 from plateaux.core.member import MemberModule
 from plateaux.core.registry import model
@@ -72,7 +72,7 @@ def main() -> None:
         ratios.append(times[scored] / times[plain])
         print(f"round {number}: the scores cost {ratios[-1]:.3f} passes", flush=True)
     print("in per cent of 200 epochs of SAM:")
-    leave(CLAIM, [100 * ratio / PASSES for ratio in ratios], args.out, began)
+    write_mean(CLAIM, [100 * ratio / PASSES for ratio in ratios], args.out, began)
 
 
 if __name__ == "__main__":

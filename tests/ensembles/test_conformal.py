@@ -283,7 +283,7 @@ def test_fitted_thresholds_round_trip_through_json(kind: Kind) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "message"),
     [
         ({"alpha": 0.0}, r"in \(0, 1\)"),
         ({"alpha": 1.0}, r"in \(0, 1\)"),
@@ -293,27 +293,27 @@ def test_fitted_thresholds_round_trip_through_json(kind: Kind) -> None:
         ({"kind": "raps", "penalty": math.inf}, "at least 0"),
     ],
 )
-def test_invalid_options_are_rejected(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(RecipeError, match=words):
+def test_invalid_options_are_rejected(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
         fit(*drawn(20, 3), **options)
 
 
 def test_invalid_samples_are_rejected() -> None:
     log_p, y, ids = drawn(20, 3)
-    for given_p, given_y, given_ids, words in (
+    for p, labels, sample_ids, message in (
         (3 * log_p, y, ids, "not logits"),
         (log_p * math.nan, y, ids, "are NaN"),
         (log_p[:0], y[:0], ids[:0], "at least one sample"),
         (log_p, y, ids[:5], r"ids \[5\]"),
-        (log_p, y[:5], ids, r"Labels of shape \[5\]"),
-        (log_p, y + 2, ids, "3 classes"),
+        (log_p, y[:5], ids, r"Labels have shape \[5\]"),
+        (log_p, y + 2, ids, "allowed are 0 to 2"),
         (log_p, y.double(), ids, "float64"),
     ):
-        with pytest.raises(DataError, match=words):
-            fit(given_p, given_y, given_ids)
+        with pytest.raises(DataError, match=message):
+            fit(p, labels, sample_ids)
     with pytest.raises(DataError, match="not logits"):
         fit(log_p, y, ids).sets(5 + log_p, ids)
-    with pytest.raises(DataError, match="no mean size"):
+    with pytest.raises(DataError, match="The mean size needs"):
         mean_size(torch.zeros(0, 3, dtype=torch.bool))
 
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from reference.subset_constant import simulated_constant
 
 from plateaux.core.errors import RecipeError
 from plateaux.core.progress import ProgressEvent, WorkDone
@@ -23,6 +22,7 @@ from plateaux.theory import (
     theorem2,
 )
 from plateaux.theory.theorems import _rotation_factor
+from studies.subset_constant import simulated_constant
 
 ignore = pytest.mark.filterwarnings("ignore::plateaux.theory.UnstableWarning")
 C_SETTINGS = [  # printed excess in per cent, as known
