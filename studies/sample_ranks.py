@@ -1,4 +1,4 @@
-"""Do the norm of a sample's gradient and the curvature at its input rank samples alike? Claim 13 of the ledger.
+"""Do gradient norms and input curvature rank samples alike? Claim 13.
 
     python studies/sample_ranks.py runs/sample_ranks                      # about a quarter of an hour on two cores
     python studies/sample_ranks.py runs/sample_ranks --run runs/landscape/deep_ensemble    # of members trained before

@@ -1,4 +1,4 @@
-"""What the scores of SharpBalance cost beside 200 epochs of SAM: claim 8 of the ledger.
+"""Cost of the SharpBalance scores relative to 200 epochs of SAM: claim 8.
 
     python studies/scoring_cost.py runs/scoring_cost            # a few minutes on one thread
     python studies/scoring_cost.py runs/scoring_cost --quick    # seconds, for a look

@@ -1,4 +1,4 @@
-"""What every test stands on: one thread, the same seeds, real data where it is there."""
+"""Shared configuration of all tests: one thread, fixed seeds, real data if available."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measured on a mesh is measured: counts to the last digit, everything else to 1e-6."""
+"""Evaluation on a mesh equals a single process: counts exactly, everything else to 1e-6."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("copies", "shape"), [(1, "2x1"), (2, "1x2")])
-def test_a_mesh_measures_what_one_process_does(run: Path, copies: int, shape: str) -> None:
+def test_evaluation_on_a_mesh_equals_a_single_process(run: Path, copies: int, shape: str) -> None:
     wanted = {
         each.metric: each.rows
         for each in evaluate(run, metrics=["all"], options=EvalOptions(cache_logits="off", no_cache=True))
@@ -56,7 +56,7 @@ def test_a_mesh_measures_what_one_process_does(run: Path, copies: int, shape: st
                 assert number == pytest.approx(truth, rel=1e-6, abs=1e-9, nan_ok=True), (shape, name, row)
 
 
-def test_what_a_mesh_keeps_is_what_one_process_reads(run: Path, log_lines: list[str]) -> None:
+def test_predictions_cached_by_a_mesh_are_read_by_a_single_process(run: Path, log_lines: list[str]) -> None:
     mesh(2).run("laws.meshes:measure_here", str(run), 2, "float32")
     log_lines.clear()
     found = {each.metric: each.rows for each in evaluate(run, metrics=["all"])}

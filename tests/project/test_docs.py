@@ -1,4 +1,4 @@
-"""The words are true: every Python block runs, every command parses, every link leads somewhere, no page drifts.
+"""The documentation is correct: Python blocks run, commands parse, links resolve, generated pages are current.
 
 In a page, a block with a title (```python title="mine.py") is a file of that name; a Python block without one is run
 as a script in the folder that holds those files. Pages that speak of `runs/quickstart` find such a run there.
@@ -101,7 +101,7 @@ def test_every_python_block_of_a_page_runs(page: Path, folder: Path) -> None:
     run_page(page, folder)
 
 
-def test_a_block_that_cannot_run_is_noticed(tmp_path: Path, folder: Path) -> None:
+def test_a_block_that_fails_is_detected(tmp_path: Path, folder: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("# A page\n\n```python\nimport plateaux\nplateaux.nothing\n```\n", encoding="utf-8")
     with pytest.raises(AttributeError, match="nothing"):
@@ -144,7 +144,7 @@ def test_the_methods_of_the_page_are_the_same_on_every_executor(name: str, folde
         assert not torch.allclose(ends["loop"][number]["1.weight"], plain.weights(number)["1.weight"])
 
 
-def test_looking_ahead_on_a_parabola_is_gradient_descent_with_a_shorter_step(folder: Path) -> None:
+def test_lookahead_on_a_parabola_equals_gradient_descent_with_a_smaller_step(folder: Path) -> None:
     run_page(ROOT / "docs" / "guides" / "add-a-method.md", folder)
     import two_steps
 
@@ -158,7 +158,7 @@ def test_looking_ahead_on_a_parabola_is_gradient_descent_with_a_shorter_step(fol
     torch.testing.assert_close(end.value.value["w"], torch.tensor([2.7]))
 
 
-def test_a_stranger_gets_the_same_probabilities(folder: Path) -> None:
+def test_an_exported_ensemble_gives_the_same_probabilities(folder: Path) -> None:
     space = run_page(ROOT / "docs" / "concepts" / "run-folder.md", folder)[0]
     expected = plateaux.load("runs/quickstart").predict(space["images"])
     torch.testing.assert_close(space["probabilities"], expected)
@@ -198,7 +198,7 @@ def parsed(arguments: list[str]) -> tuple[str, dict[str, Any]]:
 
 
 @named([page for page in PAGES if commands(page)])
-def test_every_command_of_a_page_parses_and_means_something(page: Path) -> None:
+def test_every_command_of_a_page_parses(page: Path) -> None:
     files = {block.title for block in blocks(page)}
     for arguments in commands(page):
         if arguments in (["--help"], ["--version"]):
@@ -221,7 +221,7 @@ def test_a_wrong_command_does_not_parse(wrong: str) -> None:
         parsed(wrong.split())
 
 
-def test_recipes_speak_of_themselves() -> None:
+def test_recipes_have_a_description() -> None:
     for file in (ROOT / "recipes" / "papers").glob("*.toml"):
         lines = re.findall(
             r"^#\s+plateaux (train (\S+)(?: --\S+ \S+)*)", file.read_text(encoding="utf-8"), re.MULTILINE
@@ -232,7 +232,7 @@ def test_recipes_speak_of_themselves() -> None:
             parsed(line.split())
 
 
-def test_readme_tells_every_command_and_every_exit_code() -> None:
+def test_readme_lists_every_command_and_exit_code() -> None:
     rows = [line.split("|") for line in PAGES[0].read_text(encoding="utf-8").splitlines() if line.startswith("|")]
     told = " ".join(row[1] for row in rows)
     missing = [name for name in typer.main.get_command(app).commands if f"plateaux {name} " not in told + " "]  # type: ignore[attr-defined]
@@ -245,14 +245,14 @@ def test_readme_tells_every_command_and_every_exit_code() -> None:
 
 
 @named(LINKED)
-def test_every_relative_link_leads_somewhere(page: Path) -> None:
+def test_every_relative_link_resolves(page: Path) -> None:
     text = FENCE.sub("", page.read_text(encoding="utf-8"))
     targets = re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r"(?:src|href)=\"([^\"]+)\"", text)
     local = [target.partition("#")[0] for target in targets if not re.match(r"[a-z]+:|#", target)]
     assert [target for target in local if not (page.parent / target).exists()] == []
 
 
-def test_the_navigation_names_every_page_once() -> None:
+def test_the_navigation_lists_every_page_once() -> None:
     nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
     listed = re.findall(r"(\S+\.md)$", nav, re.MULTILINE)
     assert sorted(listed) == sorted(str(page.relative_to(ROOT / "docs")) for page in PAGES[1:])
@@ -267,7 +267,7 @@ def test_every_path_of_a_page_about_the_code_exists(page: str) -> None:
     assert [path for path in paths if not (ROOT / "src" / "plateaux" / path).exists()] == []
 
 
-def test_the_page_of_the_landscape_defines_every_probe() -> None:
+def test_the_landscape_page_defines_every_probe() -> None:
     page = (ROOT / "docs" / "guides" / "loss-landscape.md").read_text(encoding="utf-8")
     assert [name for name in registry.probe.names() if f"\n| `{name}` |" not in page] == []
 
