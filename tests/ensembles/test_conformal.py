@@ -187,7 +187,7 @@ def test_a_set_does_not_depend_on_the_batch_or_the_order(kind: Kind) -> None:
     assert fit(log_p[shuffled], y[shuffled], ids[shuffled], 0.1, kind) == fitted
 
 
-def test_random_numbers_depend_only_on_the_ids_and_the_seed(untouched_randomness: None) -> None:
+def test_random_numbers_depend_only_on_the_ids_and_the_seed(rng_unchanged: None) -> None:
     log_p, y, ids = drawn(300, 6)
     fitted = fit(log_p, y, ids, 0.1, "aps")
     assert fit(log_p, y, ids, 0.1, "aps") == fitted

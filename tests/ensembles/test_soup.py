@@ -312,7 +312,7 @@ def test_modes_and_momenta_are_restored_even_if_a_batch_fails(fails: bool) -> No
     assert all(p.grad is None and p.requires_grad for p in module.parameters())
 
 
-@pytest.mark.usefixtures("untouched_randomness")
+@pytest.mark.usefixtures("rng_unchanged")
 def test_dropout_is_off_during_update_bn() -> None:
     dropping, x = nn.Sequential(nn.Dropout(0.5), nn.BatchNorm1d(4)).train(), torch.arange(24.0).view(6, 4)
     update_bn(dropping, [x])

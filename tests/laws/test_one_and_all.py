@@ -70,7 +70,7 @@ def test_a_loss_is_deterministic_given_logits_batch_and_seed(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", METHODS)
-@pytest.mark.usefixtures("untouched_randomness")
+@pytest.mark.usefixtures("rng_unchanged")
 def test_a_loss_does_not_use_the_global_random_generator(name: str) -> None:
     method(name).objective.loss(*table(name, 3))
 

@@ -199,7 +199,7 @@ def test_simulation_reports_progress_and_refuses_what_has_no_error() -> None:
         simulate([SMALL, Setting()])
 
 
-@pytest.mark.usefixtures("untouched_randomness")
+@pytest.mark.usefixtures("rng_unchanged")
 def test_simulation_leaves_the_global_generators_alone() -> None:
     simulate([SMALL], matrices=2, starts=2)
 
