@@ -290,9 +290,7 @@ def test_a_group_that_loses_a_worker_restarts_without_affecting_other_jobs(nodes
     assert distance(weights(locally(joint, tmp_path)), weights(run)) == 0
 
 
-def test_a_member_that_cannot_read_its_data_fails_alone_and_only_it_is_retried(
-    nodes: Nodes, tmp_path: Path
-) -> None:
+def test_a_member_that_cannot_read_its_data_fails_alone_and_only_it_is_retried(nodes: Nodes, tmp_path: Path) -> None:
     flaw = tmp_path / "flaw"
     row = recipe(tmp_path, {"name": "sam", "rho": 0.1}, flaw=str(flaw))
     flaw.write_text("1")

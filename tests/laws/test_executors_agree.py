@@ -91,9 +91,7 @@ def test_groups_that_fit_a_shard_equal_those_of_the_loop(loop: Loop, tmp_path: P
 
 @pytest.mark.parametrize("method", ["sam", "gsam", "apart, climbing", "a2d on labelled, climbing"])
 @pytest.mark.parametrize("net", ["mlp", "conv_bn"])
-def test_chunks_of_a_batch_on_a_data_axis_do_not_deadlock(
-    method: str, net: str, loop: Loop, tmp_path: Path
-) -> None:
+def test_chunks_of_a_batch_on_a_data_axis_do_not_deadlock(method: str, net: str, loop: Loop, tmp_path: Path) -> None:
     # Shares of 2 and 3 samples cut into three make two pieces here and three there.
     spread = on_mesh(
         2, 2, tmp_path / "run", method, net, precision="fp64", batch=5, optimizer={"gradient_accumulation_steps": 3}
