@@ -11,7 +11,7 @@ import pytest
 import torch
 from cases import GIVEN, distance, recipe, trained, weights
 from laws.meshes import mesh
-from laws.test_interrupted import stopped_and_carried_on
+from laws.test_interrupted import train_with_interruption
 from reference.gradient_norms import gradient_norms
 from torch import Tensor, nn
 from typer.testing import CliRunner
@@ -245,7 +245,7 @@ def test_every_executor_trains_the_same_adapters_and_leaves_the_base_unchanged(m
 def test_resuming_does_not_change_a_bit_of_an_adapter(method: str, tmp_path: Path) -> None:
     row = recipe(method, "adapted")
     whole = trained(row, tmp_path / "whole")
-    assert distance(weights(stopped_and_carried_on(row, tmp_path / "parts", 4)), whole) == 0
+    assert distance(weights(train_with_interruption(row, tmp_path / "parts", 4)), whole) == 0
 
 
 # What is done with a run.

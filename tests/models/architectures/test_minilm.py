@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from cases import distance, weights
-from laws.test_interrupted import stopped_and_carried_on
+from laws.test_interrupted import train_with_interruption
 from reference.gradient_norms import gradient_norms
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -173,7 +173,7 @@ def test_a_text_ensemble_trains_resumes_and_is_evaluated_from_the_command_line(
     (tmp_path / "text.toml").write_text(row.to_toml(), encoding="utf-8")
     call = ["train", str(tmp_path / "text.toml"), "--out", str(tmp_path / "whole"), "--json"]
     assert CliRunner().invoke(app, call).exit_code == 0
-    parts = stopped_and_carried_on(row, tmp_path / "parts", 4)
+    parts = train_with_interruption(row, tmp_path / "parts", 4)
     from plateaux.storage.run import Run
 
     whole = Run.open(tmp_path / "whole")
