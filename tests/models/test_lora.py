@@ -273,5 +273,5 @@ def test_status_shows_what_is_shared(run: Run) -> None:
 
 
 def test_a_soup_of_unmerged_adapters_is_rejected(run: Run, tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="merge every member first"):
+    with pytest.raises(RunError, match="Merge every member first"):
         plateaux.soup(run.store.root, tmp_path / "soup", split="test")
