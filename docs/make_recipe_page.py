@@ -36,7 +36,7 @@ checks a recipe without training, and `plateaux recipe schema` prints a JSON sch
 A section that names a plug-in (`[data]`, `[model]`, `[method]`, `[loss]`, `[optimizer]`, `[[lr_scheduler]]`) takes the
 options of that plug-in as additional keys. **A number can be a list with one value per member**:
 `rho = [0.05, 0.1, 0.2]` is SAM with a different radius for each of three members, and `lr = [0.05, 0.1, 0.2]` is a
-hyper-parameter ensemble. `model.name` can also be such a list.
+hyperparameter ensemble. `model.name` can also be such a list.
 
 `[executor]`, `[run]`, `[probe]` and the number of members do not determine the weights of a member, so a run can be
 continued with other values of them. There are two exceptions: `sync_batchnorm = false` on a mesh changes more than the
