@@ -83,14 +83,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quickstart: Path) ->
 
 def run_page(page: Path, folder: Path) -> list[dict[str, Any]]:
     """Run the Python blocks of a page, each in a new namespace, and return the namespaces."""
-    found = blocks(page)
-    for block in found:
+    page_blocks = blocks(page)
+    for block in page_blocks:
         if block.title:
             (folder / block.title).write_text(block.text, encoding="utf-8")
     spaces = []
-    for block in found:
+    for block in page_blocks:
         if block.language == "python" and not block.title:
-            space: dict[str, Any] = {"__parameter_": "__main__"}
+            space: dict[str, Any] = {"__name__": "__main__"}
             exec(compile("\n" * (block.line - 1) + block.text, str(page), "exec"), space)
             spaces.append(space)
     return spaces
