@@ -88,7 +88,7 @@ MEANINGS = {
     "model.cached_augmentations": "with `data.crop` or `data.flip`: number of augmentations of every image whose "
     "features are cached; each epoch draws one of them for each image",
     "method.name": "a method: see below, or `package.module:function`",
-    "loss.name": "a loss: see below; from Python, pass your own with `plateaux.Components(loss=...)`",
+    "loss.name": "a loss: see below; from Python, pass your own with `plateaux.train(..., loss=...)`",
     "optimizer.name": "any optimizer of `torch.optim` that does not need a closure; its options, such as `momentum`, "
     "are additional keys",
     "optimizer.lr": "learning rate",
