@@ -1,7 +1,7 @@
 """A Griffe extension: give functions and data classes of the API reference a table of their parameters.
 
 Names, types and defaults come from the signatures. Meanings are in MEANINGS below, by `owner.parameter` or, if it means
-the same everywhere, by `parameter` alone. A docstring that has its own `Args:` section is left as it is.
+the same everywhere, by `parameter` alone. Texts of an `Args:` section come first; `data, model: ...` describes both.
 """
 
 from __future__ import annotations
@@ -225,11 +225,16 @@ def _add_table(owner: Any, name: str, parameters: list[Any]) -> None:
     if owner.docstring is None or not parameters:
         return
     sections = owner.docstring.parsed
-    if any(section.kind is griffe.DocstringSectionKind.parameters for section in sections):
-        return
+    written = [section for section in sections if section.kind is griffe.DocstringSectionKind.parameters]
+    texts = {
+        key.strip(): each.description for section in written for each in section.value for key in each.name.split(",")
+    }
     rows = []
     for each in parameters:
         value = each.default if isinstance(each, griffe.Parameter) else each.value
-        text = MEANINGS.get(f"{name}.{each.name}", MEANINGS.get(each.name, ""))
+        text = texts.get(each.name) or MEANINGS.get(f"{name}.{each.name}", MEANINGS.get(each.name, ""))
         rows.append(griffe.DocstringParameter(each.name, description=text, annotation=each.annotation, value=value))
-    sections.append(griffe.DocstringSectionParameters(rows))
+    if written:
+        written[0].value = rows
+    else:
+        sections.append(griffe.DocstringSectionParameters(rows))
