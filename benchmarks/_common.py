@@ -1,4 +1,4 @@
-"""What every benchmark shares: flags, interleaved timing, made-up images, a precision, and the JSON line at its end."""
+"""Shared helpers of the benchmarks: flags, interleaved timing, random images, precision, and the final JSON line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two sides of a measurement in turns of seconds: while one works, every process of the other is halted.
+"""Interleave two sides of a measurement in intervals of seconds; the processes of the other side are suspended.
 
 What a machine shared with strangers does to one run of ten minutes it need not do to the next. In turns of seconds both
 sides meet the same minutes, and their ratio is steady.

@@ -1,4 +1,4 @@
-"""Cost of corrupting 10,000 images of CIFAR's size on one thread, each kind at its dearest severity.
+"""Cost of corrupting 10,000 CIFAR-sized images on one thread, each kind at its most expensive severity.
 
 Time is the processor's, which other work on the machine does not lengthen; 2,000 images are corrupted and their time is
 scaled. They are CIFAR-10's test images where PLATEAUX_DATA has them, else made-up ones.

@@ -1,4 +1,4 @@
-"""A decision in little memory: three members' scores from disk to bits on disk, exact, up to 100 million samples.
+"""Memory of the partition: scores of three members from disk to packed masks on disk, up to 100 million samples.
 
 A fresh process for every size reads arrays of the store, decides by the paper's rule, sums up, and writes bit arrays.
 Its peak memory is that of the whole process, interpreter and libraries included; bits are then looked up by batch.

@@ -1,4 +1,4 @@
-"""Whether doubt keeps its promises on CIFAR-10: coverage of conformal sets over 20 splits, and what a temperature does.
+"""Calibration on CIFAR-10: coverage of conformal sets over 20 splits, and the effect of temperature scaling.
 
 Four published ResNets (depth 20, 32, 44, 56) are adopted as one ensemble. Half of the test images, drawn anew for each
 of 20 splits, fit temperature and sets; the other half judges. `--run RUN` takes a run of them that is there already.

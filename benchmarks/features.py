@@ -1,4 +1,4 @@
-"""What features kept on disk cost and save: reading beside a head's step, the trunk's passes, room, and restarts.
+"""Cost and savings of cached features: reading, backbone passes, disk space, and restarts.
 
     python benchmarks/features.py          # 10,000 made-up images, 768 features
     python benchmarks/features.py --quick  # 600 of them

@@ -1,4 +1,4 @@
-"""What members that meet cost: SED's steps up to a thousand heads, all pairs beside it, and the memory of DivDis.
+"""Cost of joint methods: steps of SED up to a thousand heads, all pairs for comparison, and the memory of DivDis.
 
 A step of SED trains two of M linear heads (768 wide, 1000 classes, batch 16, AdamW with a schedule), whatever M is; all
 pairs (A2D on labelled samples) train all of them. The ensembles are the first M of one row of heads, every head was

@@ -1,4 +1,4 @@
-"""What every probe costs in bare passes, and how long it takes over that many of them.
+"""Cost of every probe in forward and backward passes, and its time relative to that many bare passes.
 
 A bare pass is what a user would write: the module itself, forward, cross entropy, backward, on the same batches in the
 same mode. A probe says how many it needs (`passes`; a Hessian-vector product counts four, a forward pass a third), and

@@ -1,4 +1,4 @@
-"""What measuring costs: beside bare forward passes, from kept logits, and in memory over a million samples.
+"""Cost of evaluation: relative to bare forward passes, from cached logits, and memory for a million samples.
 
 1. All prediction measures over five resnet18 (width 64) and 10,000 images, against bare forward passes of the same
    batches, taken in turn batch by batch in one process.

@@ -1,4 +1,4 @@
-"""Members cost what they must: peak memory of parked and looped members, and a frozen trunk held once.
+"""Memory of members: peak memory of offloaded and looped members, and a frozen backbone stored once.
 
 Every figure is the peak resident memory of a process of its own, less what it had taken to train a tiny
 network: interpreter, libraries and kernels.

@@ -1,4 +1,4 @@
-"""Cost of the engine: images a second of `train` against a bare hand-written PyTorch loop.
+"""Overhead of the trainer: images per second of `train` compared with a plain PyTorch loop.
 
 All sides, engine and bare, SGD and SAM, train one and the same network by the same batches and take turns epoch by
 epoch: of two networks one would be faster for where its weights happen to lie, and a machine's speed drifts within

@@ -1,4 +1,4 @@
-"""A pool is faster than a queue: four resnet8 members by two processes of one thread, or one process of two in turn.
+"""Speedup of the process pool: four resnet8 members on two single-thread processes or one two-thread process.
 
 Both sides are whole runs of `plateaux.train` on the same images, start-up of processes included, and take turns.
 """

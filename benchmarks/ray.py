@@ -1,4 +1,4 @@
-"""What a Ray cluster of our own costs over `local`: work and time after start-up, and how fast jobs are handed out.
+"""Overhead of a local Ray cluster over `local`: work and time after start-up, and job throughput.
 
 Three resnet8 members on two cores: a pool of two processes against two places of a cluster, the same recipe, in turns
 of three seconds: one side's processes are halted while the other's work. Work is CPU seconds of a side's process and

@@ -1,4 +1,4 @@
-"""How long a report takes and how large it is: a study of 200 runs from its results.json to one page.
+"""Time and size of a report: a study of 200 runs from its results.json to one page.
 
     python benchmarks/report.py [--json] [--quick]
 

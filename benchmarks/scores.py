@@ -1,4 +1,4 @@
-"""Cost of the squared gradient norms of all samples of a batch, against one plain training step on the same batch.
+"""Cost of the squared gradient norms of all samples of a batch, relative to one plain training step.
 
 The plain step is what a user would write: `.train()`, forward, cross entropy, backward with the gradients of all
 parameters. Both sides run in float32, channels first, on one thread, and take turns in one process. Memory is the peak

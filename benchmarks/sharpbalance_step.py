@@ -1,4 +1,4 @@
-"""What a step of SharpBalance costs: `split` at careful shares of a quarter, a half and three quarters, in plain steps.
+"""Cost of a SharpBalance step: `split` with SAM fractions of 1/4, 1/2, and 3/4, in plain steps.
 
 All sides are the engine's own step on the same batch and with the same resnet18 (width 64): of several networks one
 would be faster for where its weights happen to lie. Each takes its turn between two plain steps, in another order every

@@ -1,7 +1,7 @@
 """A Griffe extension: give functions and data classes of the API reference a table of their parameters.
 
 Names, types and defaults come from the signatures. Meanings are in MEANINGS below, by `owner.parameter` or, if it means
-the same everywhere, by `parameter` alone. A docstring that has its own `Args:` section is left as it is.
+the same everywhere, by `parameter` alone. Texts of an `Args:` section come first; `data, model: ...` describes both.
 """
 
 from __future__ import annotations
@@ -100,6 +100,38 @@ MEANINGS = {
     "Recipe.replaced.sections": "sections to replace or keys to change",
     "Recipe.for_member.number": "number of the member",
     "number": "number of the member",
+    # What methods of several classes share.
+    "at": "weights at which to evaluate; the member's own if not given",
+    "batch": "a batch of samples",
+    "logits": "logits `[..., B, C]`",
+    "layers": "names of the layers whose inputs and outputs to record",
+    "file": "path of the file",
+    "rows": "indices of the samples",
+    "ids": "ids of the samples",
+    "fingerprint": "hash of the source of the samples",
+    "hashes": "hashes of the members' weights",
+    "Calibration.temperatures": "the fitted temperatures, for each order",
+    "Calibration.order": "the order that sets, rejection and predictions use",
+    "Calibration.sets": "thresholds of the conformal sets",
+    "Calibration.threshold": "largest error probability of an accepted prediction",
+    "order": "`pool` or `calibrate`",
+    "EnsembleSelection.selection": "indices and weights of the selected members, and their scores",
+    "Predictions.probability": "calibrated probability of the predicted class",
+    "Predictions.error_probability": "estimated probability of an error",
+    "Predictions.ood": "out-of-distribution scores; larger is further out",
+    "Predictions.sets": "conformal sets, if the run is calibrated",
+    "Predictions.abstain": "whether to abstain, if the run is calibrated",
+    "metadata": "properties that are stored with the values",
+    "Run.store": "the object store that holds the run folder",
+    "info": "format, hashes of the members, and properties of the data",
+    "settings": "autotuned settings",
+    "attempt": "number of earlier attempts",
+    "timeout": "seconds to wait for the lock",
+    "state": "state of a member: weights, optimizer, scheduler, random states",
+    "weights": "weights by name",
+    "epoch": "number of completed epochs",
+    "best": "whether these are the best weights so far",
+    "lines": "lines of the log",
     # Contracts of plug-ins.
     "Objective.loss": "maps the stacked outputs `[R, B, C]` to losses `[R, B]`",
     "Objective.output": "the output of one member; `logits` by default",
@@ -193,11 +225,16 @@ def _add_table(owner: Any, name: str, parameters: list[Any]) -> None:
     if owner.docstring is None or not parameters:
         return
     sections = owner.docstring.parsed
-    if any(section.kind is griffe.DocstringSectionKind.parameters for section in sections):
-        return
+    written = [section for section in sections if section.kind is griffe.DocstringSectionKind.parameters]
+    texts = {
+        key.strip(): each.description for section in written for each in section.value for key in each.name.split(",")
+    }
     rows = []
     for each in parameters:
         value = each.default if isinstance(each, griffe.Parameter) else each.value
-        text = MEANINGS.get(f"{name}.{each.name}", MEANINGS.get(each.name, ""))
+        text = texts.get(each.name) or MEANINGS.get(f"{name}.{each.name}", MEANINGS.get(each.name, ""))
         rows.append(griffe.DocstringParameter(each.name, description=text, annotation=each.annotation, value=value))
-    sections.append(griffe.DocstringSectionParameters(rows))
+    if written:
+        written[0].value = rows
+    else:
+        sections.append(griffe.DocstringSectionParameters(rows))

@@ -36,7 +36,7 @@ checks a recipe without training, and `plateaux recipe schema` prints a JSON sch
 A section that names a plug-in (`[data]`, `[model]`, `[method]`, `[loss]`, `[optimizer]`, `[[lr_scheduler]]`) takes the
 options of that plug-in as additional keys. **A number can be a list with one value per member**:
 `rho = [0.05, 0.1, 0.2]` is SAM with a different radius for each of three members, and `lr = [0.05, 0.1, 0.2]` is a
-hyper-parameter ensemble. `model.name` can also be such a list.
+hyperparameter ensemble. `model.name` can also be such a list.
 
 `[executor]`, `[run]`, `[probe]` and the number of members do not determine the weights of a member, so a run can be
 continued with other values of them. There are two exceptions: `sync_batchnorm = false` on a mesh changes more than the
@@ -88,7 +88,7 @@ MEANINGS = {
     "model.cached_augmentations": "with `data.crop` or `data.flip`: number of augmentations of every image whose "
     "features are cached; each epoch draws one of them for each image",
     "method.name": "a method: see below, or `package.module:function`",
-    "loss.name": "a loss: see below; from Python, pass your own: `plateaux.train(..., loss=my_loss)`",
+    "loss.name": "a loss: see below; from Python, pass your own with `plateaux.train(..., loss=...)`",
     "optimizer.name": "any optimizer of `torch.optim` that does not need a closure; its options, such as `momentum`, "
     "are additional keys",
     "optimizer.lr": "learning rate",

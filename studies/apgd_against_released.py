@@ -1,23 +1,23 @@
-"""Worst-case sharpness by our ascent against the released one: which finds the larger loss, at what cost?
+"""Compare the worst-case sharpness found by our APGD and by the released APGD, and the number of gradients.
 
     python studies/apgd_against_released.py runs/deep_ensemble           # every member; about ten minutes each
-    python studies/apgd_against_released.py --quick                      # trains a small network first; a minute or two
+    python studies/apgd_against_released.py --quick                      # trains a small network first; 1-2 minutes
 
-Both climb from the same weights on the same 20 groups of training samples, for as many steps, at the radii that
-`plateaux.loss_landscape.probes.worst_case` takes where none is given. The released form (tests/reference/apgd.py, two
-defects mended) steps in delta; ours in delta / |w|. Printed for each norm: the mean over groups of the rise of the
-loss, in how many groups ours is at least as large, and how many gradients each has taken.
+Both start from the same weights on the same 20 groups of training samples, with the same number of steps and the
+default radii of `plateaux.loss_landscape.probes.worst_case`. The released algorithm (studies/_released_apgd.py, with
+two defects fixed) steps in delta; ours in delta / |w|. The output has for each norm: the mean over groups of the loss
+increase, in how many groups ours is at least as large, and the number of gradients of each.
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import _released_apgd as released_apgd
 import torch
 from torch import Tensor
 
@@ -36,11 +36,8 @@ from plateaux.loss_landscape.probes.worst_case import RADII
 from plateaux.storage.run import Run
 from plateaux.training.train import train
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
-from reference import apgd
-
-GROUPS, ENOUGH = 20, 15  # ours must be at least as large in the mean and in so many groups
-TOLERANCE = 1e-6  # of the rise: what float32 losses leave undecided
+GROUPS, MIN_WINS = 20, 15  # ours must be at least as large in the mean and in this many groups
+TOLERANCE = 1e-6  # relative, of the loss increase: the resolution of float32 losses
 
 
 def small_run(folder: Path) -> Run:
@@ -58,54 +55,56 @@ def small_run(folder: Path) -> Run:
     return train(recipe, folder)
 
 
-def grounds(run: Run, samples: int, batch: int, members: Sequence[int] | None) -> Iterator[tuple[int, Counting]]:
-    """Yield every finished member with so many of the samples it was trained on."""
+def loss_surfaces(
+    run: Run, samples: int, batch_size: int, members: Sequence[int] | None
+) -> Iterator[tuple[int, CountingSurface]]:
+    """Yield the loss surface of every finished member on the first `samples` training samples."""
     recipe = run.resolved_recipe()
     data = build_data(recipe, NO_COMPONENTS)
-    seen = list(eval_batches(recipe, data, data.train, torch.arange(samples), batch_size=batch))
-    for number in range(recipe.members) if members is None else members:
-        if run.progress(number).weights_source:
-            module = load_members(run, data_splits_info(run), [number], NO_COMPONENTS)[0].eval()
-            yield number, Counting(MemberModule(module), seen, seed=number)
+    batches = list(eval_batches(recipe, data, data.train, torch.arange(samples), batch_size=batch_size))
+    for member in range(recipe.members) if members is None else members:
+        if run.progress(member).weights_source:
+            module = load_members(run, data_splits_info(run), [member], NO_COMPONENTS)[0].eval()
+            yield member, CountingSurface(MemberModule(module), batches, seed=member)
 
 
-class Counting(LossSurface):
-    """A ground that counts the gradients taken on it."""
+class CountingSurface(LossSurface):
+    """A loss surface that counts gradients."""
 
-    taken = 0
+    num_gradients = 0
 
     def gradient(self, batch: Batch, at: TensorTree | None = None) -> tuple[Tensor, TensorTree]:
-        self.taken += 1
+        self.num_gradients += 1
         return super().gradient(batch, at)
 
 
-def flat_ground(ground: LossSurface, group: Group) -> tuple[apgd.Looks, apgd.Heights]:
-    """Return the loss of a group as functions of flat weights, for the released form."""
+def flat_loss(surface: LossSurface, group: Group) -> tuple[released_apgd.LossAndGradFn, released_apgd.FlatLossFn]:
+    """Return the loss of a group as functions of flat weights, for the released algorithm."""
 
-    def look(flat: Tensor) -> tuple[float, Tensor]:
-        tensor_tree.write(ground.params, unflat(flat, ground.origin))
-        loss, found = group_gradient(ground, group)
-        return loss, flatted(found)
+    def loss_and_grad(flat: Tensor) -> tuple[float, Tensor]:
+        tensor_tree.write(surface.params, unflatten(flat, surface.origin))
+        loss, gradient = group_gradient(surface, group)
+        return loss, flatten(gradient)
 
-    def height(flat: Tensor) -> float:
-        tensor_tree.write(ground.params, unflat(flat, ground.origin))
-        return float(group_losses(ground, group).mean())
+    def loss_fn(flat: Tensor) -> float:
+        tensor_tree.write(surface.params, unflatten(flat, surface.origin))
+        return float(group_losses(surface, group).mean())
 
-    return look, height
+    return loss_and_grad, loss_fn
 
 
-def flatted(tree: TensorTree) -> Tensor:
+def flatten(tree: TensorTree) -> Tensor:
     return torch.cat([tensor.reshape(-1) for tensor in tree.values()])
 
 
-def unflat(flat: Tensor, like: TensorTree) -> TensorTree:
+def unflatten(flat: Tensor, like: TensorTree) -> TensorTree:
     pieces = flat.split([tensor.numel() for tensor in like.values()])
     return {name: piece.reshape(tensor.shape) for (name, tensor), piece in zip(like.items(), pieces, strict=True)}
 
 
 @dataclass
-class Duel:
-    """The rises that the two found, group by group, and the gradients they took for it."""
+class Comparison:
+    """The loss increases found by both algorithms per group, and their numbers of gradients."""
 
     gradients: list[int] = field(default_factory=lambda: [0, 0])
     ours: list[float] = field(default_factory=list)
@@ -116,47 +115,47 @@ class Duel:
         return sum(self.ours) / len(self.ours), sum(self.released) / len(self.released)
 
     @property
-    def won(self) -> int:
+    def wins(self) -> int:
         return sum(a >= b * (1 - TOLERANCE) for a, b in zip(self.ours, self.released, strict=True))
 
     @property
-    def good(self) -> bool:
-        mine, theirs = self.means
-        cheap = self.gradients[0] <= self.gradients[1]
-        return cheap and mine >= theirs * (1 - TOLERANCE) and self.won >= ENOUGH / GROUPS * len(self.ours)
+    def is_as_good(self) -> bool:
+        ours, released = self.means
+        is_cheaper = self.gradients[0] <= self.gradients[1]
+        return is_cheaper and ours >= released * (1 - TOLERANCE) and self.wins >= MIN_WINS / GROUPS * len(self.ours)
 
 
-def duel(ground: Counting, *, norm: Norm, adaptive: bool, radius: float, steps: int, m: int) -> Duel:
-    """Let both climb on every group."""
-    ball = Ball(radius, norm, perturbation_scale(ground.origin, adaptive=adaptive))
-    found = Duel()
-    home = flatted(ground.origin)
-    with ground.at_params(ground.origin):
-        for number, group in enumerate(split_groups(ground.batches, m)):
-            ground.taken = 0
-            ours = run_apgd(ground, group, ball, steps=steps, generator=ground.generator(number))[0]
-            found.gradients[0] += ground.taken
-            first, best, taken = apgd.worst(
-                home, *flat_ground(ground, group), radius=radius, norm=norm, adaptive=adaptive, steps=steps
+def run_both(surface: CountingSurface, *, norm: Norm, adaptive: bool, radius: float, steps: int, m: int) -> Comparison:
+    """Run both algorithms on every group."""
+    ball = Ball(radius, norm, perturbation_scale(surface.origin, adaptive=adaptive))
+    comparison = Comparison()
+    origin = flatten(surface.origin)
+    with surface.at_params(surface.origin):
+        for i, group in enumerate(split_groups(surface.batches, m)):
+            surface.num_gradients = 0
+            ours = run_apgd(surface, group, ball, steps=steps, generator=surface.generator(i))[0]
+            comparison.gradients[0] += surface.num_gradients
+            initial, best, num_gradients = released_apgd.maximize_loss(
+                origin, *flat_loss(surface, group), radius=radius, norm=norm, adaptive=adaptive, steps=steps
             )
-            found.gradients[1] += taken
-            found.ours.append(ours.best_loss - ours.initial_loss)
-            found.released.append(best - first)
-    return found
+            comparison.gradients[1] += num_gradients
+            comparison.ours.append(ours.best_loss - ours.initial_loss)
+            comparison.released.append(best - initial)
+    return comparison
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", nargs="?", type=Path)
-    parser.add_argument("--quick", action="store_true", help="small groups; without a run a small network is trained")
-    parser.add_argument("--m", type=int, help="samples in a group")
+    parser.add_argument("--quick", action="store_true", help="small groups; without a run, a small network is trained")
+    parser.add_argument("--m", type=int, help="samples per group")
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--radius", type=float, nargs="*", default=[], help="radii instead of the usual ones")
-    parser.add_argument("--members", type=int, nargs="*", help="only these")
+    parser.add_argument("--radius", type=float, nargs="*", default=[], help="radii (default: those of the probe)")
+    parser.add_argument("--members", type=int, nargs="*", help="members to compare (default: all)")
     parser.add_argument("--norm", nargs="*", choices=["l2", "linf"], default=["l2", "linf"])
     options = parser.parse_args()
     if options.run is None and not options.quick:
-        parser.error("name a run folder with resnet members, or ask for --quick")
+        parser.error("pass a run folder with resnet members, or --quick")
     m = options.m or (16 if options.quick else 128)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as scratch:
@@ -165,20 +164,20 @@ def main() -> int:
 
 
 def compare(run: Run, options: argparse.Namespace, m: int) -> int:
-    """Print a row for every member, norm and radius; return whether ours lost any."""
-    lost: list[str] = []
+    """Print a row for every member, norm, and radius; return 1 if ours is worse in any."""
+    worse: list[str] = []
     print("member | norm | adaptive | radius | ours | released | at least as large | gradients, ours and released")
-    for number, ground in grounds(run, GROUPS * m, m, options.members):
+    for member, surface in loss_surfaces(run, GROUPS * m, m, options.members):
         for norm, adaptive in ((norm, adaptive) for norm in options.norm for adaptive in (True, False)):
             for radius in options.radius or [RADII[norm, adaptive]]:
-                found = duel(ground, norm=norm, adaptive=adaptive, radius=radius, steps=options.steps, m=m)
-                row = f"{number} | {norm} | {'yes' if adaptive else 'no'} | {radius:g}"
-                mine, theirs = found.means
-                counts = f"{found.won} of {len(found.ours)} | {found.gradients[0]} and {found.gradients[1]}"
-                print(f"{row} | {mine:.5f} | {theirs:.5f} | {counts}", flush=True)
-                lost += [] if found.good else [row]
-    print(f"the released form finds more at: {'; '.join(lost)}" if lost else "ours finds at least as much")
-    return int(bool(lost))
+                result = run_both(surface, norm=norm, adaptive=adaptive, radius=radius, steps=options.steps, m=m)
+                row = f"{member} | {norm} | {'yes' if adaptive else 'no'} | {radius:g}"
+                ours, released = result.means
+                counts = f"{result.wins} of {len(result.ours)} | {result.gradients[0]} and {result.gradients[1]}"
+                print(f"{row} | {ours:.5f} | {released:.5f} | {counts}", flush=True)
+                worse += [] if result.is_as_good else [row]
+    print(f"the released algorithm finds more at: {'; '.join(worse)}" if worse else "ours finds at least as much")
+    return int(bool(worse))
 
 
 if __name__ == "__main__":

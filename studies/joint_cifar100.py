@@ -1,4 +1,4 @@
-"""Does training together pay? Five heads over one ImageNet trunk: CIFAR-100, corruptions, and samples from elsewhere.
+"""Do joint methods help? Five heads on one ImageNet backbone: CIFAR-100, corruptions, and OOD samples.
 
     python studies/joint_cifar100.py runs/joint              # about 40 minutes on one core; again to go on
     python studies/joint_cifar100.py runs/joint --features   # only the trunk's features: the first quarter of it

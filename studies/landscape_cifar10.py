@@ -1,4 +1,4 @@
-"""Which probes find that SAM is flatter? A deep ensemble and SAM at three radii: resnet8, 10,000 images of CIFAR-10.
+"""Which probes detect that SAM is flatter? A deep ensemble and SAM at three radii: resnet8 on 10,000 CIFAR-10 images.
 
     python studies/landscape_cifar10.py runs/landscape            # about ninety minutes on two cores; again to go on
     python studies/landscape_cifar10.py runs/landscape --table    # the table of what is there so far

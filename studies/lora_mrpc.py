@@ -1,4 +1,4 @@
-"""Do flat members, and SharpBalance, help an ensemble of adapters on text? Five rank-4 adapters each way, on MRPC.
+"""Do flat members and SharpBalance help an ensemble of text adapters? Five rank-4 adapters each, on MRPC.
 
     python studies/lora_mrpc.py runs/lora            # twenty minutes on one core; again to go on
     python studies/lora_mrpc.py runs/lora --table    # the table of what is there so far

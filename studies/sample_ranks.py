@@ -1,4 +1,4 @@
-"""Do the norm of a sample's gradient and the curvature at its input rank samples alike? Claim 13 of the ledger.
+"""Do gradient norms and input curvature rank samples alike? Claim 13.
 
     python studies/sample_ranks.py runs/sample_ranks                      # about a quarter of an hour on two cores
     python studies/sample_ranks.py runs/sample_ranks --run runs/landscape/deep_ensemble    # of members trained before
@@ -14,7 +14,7 @@ import argparse
 import time
 from pathlib import Path
 
-from _leaving import leave
+from _evidence import write_mean
 from landscape_cifar10 import BASE, CONDITIONS, recipe_for
 
 import plateaux
@@ -42,7 +42,7 @@ def main() -> None:
     found = correlations(args.run or args.out / "run", 64 if args.quick else 1000)
     for number, value in enumerate(found):
         print(f"network {number}: {value:.4f}")
-    leave(CLAIM, found, args.out, began)
+    write_mean(CLAIM, found, args.out, began)
 
 
 if __name__ == "__main__":

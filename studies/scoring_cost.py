@@ -1,4 +1,4 @@
-"""What the scores of SharpBalance cost beside 200 epochs of SAM: claim 8 of the ledger.
+"""Cost of the SharpBalance scores relative to 200 epochs of SAM: claim 8.
 
     python studies/scoring_cost.py runs/scoring_cost            # a few minutes on one thread
     python studies/scoring_cost.py runs/scoring_cost --quick    # seconds, for a look
@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from _leaving import leave
+from _evidence import write_mean
 
 from plateaux.core.member import MemberModule
 from plateaux.core.registry import model
@@ -72,7 +72,7 @@ def main() -> None:
         ratios.append(times[scored] / times[plain])
         print(f"round {number}: the scores cost {ratios[-1]:.3f} passes", flush=True)
     print("in per cent of 200 epochs of SAM:")
-    leave(CLAIM, [100 * ratio / PASSES for ratio in ratios], args.out, began)
+    write_mean(CLAIM, [100 * ratio / PASSES for ratio in ratios], args.out, began)
 
 
 if __name__ == "__main__":

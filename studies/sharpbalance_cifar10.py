@@ -1,4 +1,4 @@
-"""SharpBalance against a deep ensemble and SAM: CIFAR-10, resnet8, 20,000 training images, three members, 20 epochs.
+"""SharpBalance compared with a deep ensemble and SAM: CIFAR-10, resnet8, 20,000 images, 3 members, 20 epochs.
 
     python studies/sharpbalance_cifar10.py runs/study            # about five hours on two cores; run it again to go on
     python studies/sharpbalance_cifar10.py runs/study --table    # the table of what is there so far

@@ -1,4 +1,4 @@
-"""What every test stands on: one thread, the same seeds, real data where it is there."""
+"""Shared configuration of all tests: one thread, fixed seeds, real data if available."""
 
 from __future__ import annotations
 
@@ -23,17 +23,16 @@ import torch
 hypothesis.settings.register_profile("plateaux", deadline=None)  # a loaded machine is slow, not wrong
 hypothesis.settings.load_profile("plateaux")
 torch.set_num_threads(1)
-if (
-    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-):  # a shell's background jobs ignore it, and so would their children
+# Background jobs of a shell ignore SIGINT, and child processes inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 Script = Callable[..., subprocess.CompletedProcess[str]]
 
 
-# Hundreds of trainings over lines that other tests count too: to count them here takes half as long again.
-NOT_COUNTED = (
+# Hundreds of training runs over lines that other tests cover too; measuring coverage here would add 50 % of time.
+WITHOUT_COVERAGE = (
     "laws",
     "distributed/test_process_pool.py",
     "integration/test_kill.py",
@@ -54,25 +53,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Count no lines where that only takes time, nor let the processes that are started there count theirs."""
+    """Switch off coverage for the tests in WITHOUT_COVERAGE and for the processes that they start."""
     path = item.path.relative_to(Path(__file__).parent)
-    if not any(path.is_relative_to(each) for each in NOT_COUNTED):
+    if not any(path.is_relative_to(prefix) for prefix in WITHOUT_COVERAGE):
         return (yield)
-    here, threads = sys.gettrace(), threading.gettrace()
-    told = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("COVERAGE_")}
+    trace, thread_trace = sys.gettrace(), threading.gettrace()
+    coverage_env = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("COVERAGE_")}
     sys.settrace(None)
     threading.settrace(None)
     try:
         return (yield)
     finally:
-        os.environ.update(told)
-        threading.settrace(threads)
-        sys.settrace(here)
+        os.environ.update(coverage_env)
+        threading.settrace(thread_trace)
+        sys.settrace(trace)
 
 
 @pytest.fixture(autouse=True)
-def _same_start() -> Iterator[None]:
-    """Give every test the same global random state and one thread, whatever ran before it."""
+def _reset_global_state() -> Iterator[None]:
+    """Give every test the same global random state and one thread."""
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
@@ -84,43 +83,43 @@ def _same_start() -> Iterator[None]:
 
 @pytest.fixture
 def script() -> Script:
-    """Return a function that runs a script of the project to its end, its lines not counted: in half the time."""
+    """Return a function that runs a script of the project without coverage, which takes half the time."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
 
-    def run(file: str | Path, *words: str, seconds: float = 280) -> subprocess.CompletedProcess[str]:
-        call = [sys.executable, str(file), *words]
-        return subprocess.run(call, capture_output=True, text=True, timeout=seconds, check=False, env=env)
+    def run(file: str | Path, *args: str, seconds: float = 280) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, str(file), *args]
+        return subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False, env=env)
 
     return run
 
 
 @pytest.fixture
-def untouched_randomness() -> Iterator[None]:
-    """Fail the test that asks for this if it draws from a global generator."""
-    before = _global_randomness()
+def rng_unchanged() -> Iterator[None]:
+    """Fail a test if it uses a global random generator."""
+    before = _global_rng_states()
     yield
-    after = _global_randomness()
-    moved = [name for name in before if before[name] != after[name]]
-    if moved:
-        pytest.fail(f"drew from the global generator of {', '.join(moved)}; randomness must come from a key")
+    after = _global_rng_states()
+    changed = [name for name in before if before[name] != after[name]]
+    if changed:
+        pytest.fail(f"The global generator of {', '.join(changed)} was used. Derive a seed with derive_seed instead.")
 
 
 @pytest.fixture
 def data_root() -> Callable[[str], Path]:
-    """Return a function from a set's folder or file to the root that holds it: `data_root("cifar-10-batches-bin")`."""
+    """Return a function that returns the data root if it contains a file or folder, and skips the test otherwise."""
 
-    def root_with(inside: str) -> Path:
-        given = os.environ.get("PLATEAUX_DATA")
-        if not given:
-            pytest.skip(f"PLATEAUX_DATA is not set, so there is no {inside}")
-        if not (Path(given) / inside).exists():
-            pytest.skip(f"PLATEAUX_DATA={given} has no {inside}")
-        return Path(given)
+    def require(path: str) -> Path:
+        root = os.environ.get("PLATEAUX_DATA")
+        if not root:
+            pytest.skip(f"PLATEAUX_DATA is not set, so there is no {path}")
+        if not (Path(root) / path).exists():
+            pytest.skip(f"PLATEAUX_DATA={root} has no {path}")
+        return Path(root)
 
-    return root_with
+    return require
 
 
-def _global_randomness() -> dict[str, object]:
+def _global_rng_states() -> dict[str, object]:
     return {
         "torch": torch.get_rng_state().numpy().tobytes(),
         "numpy": str(np.random.get_state(legacy=False)),

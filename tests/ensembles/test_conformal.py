@@ -1,4 +1,4 @@
-"""Conformal sets hold the right class as often as promised: on drawn data, on CIFAR-10, and by slow twins."""
+"""Conformal sets have their nominal coverage on random data and CIFAR-10, and equal a slow reference."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def covered(
     return float(np.mean(found))
 
 
-def twin(kind: Kind, p: list[float], u: float, *, k_reg: int, penalty: float) -> list[float]:
-    """The slow twin: how strange each class of one sample is."""
+def reference(kind: Kind, p: list[float], u: float, *, k_reg: int, penalty: float) -> list[float]:
+    """The slow reference: how strange each class of one sample is."""
     order = sorted(range(len(p)), key=lambda c: (-p[c], c))
     scores = []
     for c in range(len(p)):
@@ -79,7 +79,7 @@ def twin(kind: Kind, p: list[float], u: float, *, k_reg: int, penalty: float) ->
 
 @pytest.mark.parametrize("alpha", [0.1, 0.05])
 @pytest.mark.parametrize("kind", KINDS)
-def test_coverage_of_drawn_samples_is_what_was_promised(kind: Kind, alpha: float) -> None:
+def test_coverage_on_random_samples_is_the_nominal_one(kind: Kind, alpha: float) -> None:
     mean = covered(*drawn(2000, 10), held_out=1000, splits=40, alpha=alpha, kind=kind)
     assert mean == pytest.approx(1 - alpha, abs=0.005)
 
@@ -87,14 +87,14 @@ def test_coverage_of_drawn_samples_is_what_was_promised(kind: Kind, alpha: float
 @needs_cifar
 @pytest.mark.parametrize("alpha", [0.1, 0.05])
 @pytest.mark.parametrize("kind", KINDS)
-def test_coverage_of_cifar_10_is_what_was_promised(kind: Kind, alpha: float) -> None:
+def test_coverage_on_cifar_10_is_the_nominal_one(kind: Kind, alpha: float) -> None:
     mean = covered(*cifar(), held_out=1000, splits=40, alpha=alpha, kind=kind)
     assert mean == pytest.approx(1 - alpha, abs=0.005)
 
 
 @needs_cifar
 @pytest.mark.parametrize("kind", KINDS)
-def test_sets_that_are_never_empty_hold_the_likeliest_class_and_are_right_at_least_as_often(kind: Kind) -> None:
+def test_never_empty_sets_contain_the_most_likely_class(kind: Kind) -> None:
     log_p, y, ids = cifar()
     a, b = slice(0, 1000), slice(1000, 2000)
     bare = fit(log_p[a], y[a], ids[a], 0.1, kind).sets(log_p[b], ids[b])
@@ -108,26 +108,26 @@ def test_sets_that_are_never_empty_hold_the_likeliest_class_and_are_right_at_lea
 
 
 @needs_cifar
-def test_hard_images_get_larger_sets_and_a_penalty_keeps_them_small() -> None:
+def test_hard_images_get_larger_sets_and_a_penalty_limits_them() -> None:
     log_p, y, ids = cifar()
     aps = fit(log_p, y, ids, 0.05, "aps", randomized=False).sets(log_p, ids).sum(1).double()
     raps = fit(log_p, y, ids, 0.05, "raps", randomized=False, k_reg=1, penalty=0.2).sets(log_p, ids).sum(1)
-    wrong = log_p.argmax(1) != y
-    assert aps[wrong].mean() > 1.5 * aps[~wrong].mean()
+    incorrect = log_p.argmax(1) != y
+    assert aps[incorrect].mean() > 1.5 * aps[~incorrect].mean()
     assert raps.max() < aps.max()
 
 
 @pytest.mark.parametrize("randomized", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("classes", [1, 2, 7])
-def test_threshold_and_sets_are_the_slow_twins(kind: Kind, classes: int, randomized: bool) -> None:
+def test_thresholds_and_sets_equal_the_reference(kind: Kind, classes: int, randomized: bool) -> None:
     log_p, y, ids = drawn(60, classes)
     options = {"k_reg": 2, "penalty": 0.05}
     fitted = fit(log_p, y, ids, 0.2, kind, randomized=randomized, seed=5, **options)  # type: ignore[arg-type]
     rows = []
     for row, number in zip(log_p.exp().tolist(), ids.tolist(), strict=True):
         u = (derive_seed(5, "conformal", number) >> 10) / 2**53 if randomized else 1.0
-        rows.append(twin(kind, row, u, k_reg=2, penalty=0.05))
+        rows.append(reference(kind, row, u, k_reg=2, penalty=0.05))
     own = sorted(row[label] for row, label in zip(rows, y.tolist(), strict=True))
     assert fitted.threshold == pytest.approx(own[math.ceil(61 * 0.8) - 1], abs=1e-11)
     slack = torch.tensor(rows, dtype=torch.float64)
@@ -136,7 +136,7 @@ def test_threshold_and_sets_are_the_slow_twins(kind: Kind, classes: int, randomi
     assert torch.equal(sets[sure], (slack <= fitted.threshold)[sure])
 
 
-def test_the_threshold_is_the_quantile_for_finite_samples() -> None:
+def test_the_threshold_is_the_finite_sample_quantile() -> None:
     # Right classes of probability 0.1, 0.2 ... 0.9 in nine samples: nine scores, 0.1 to 0.9.
     p = torch.arange(1, 10, dtype=torch.float64) / 10
     log_p = torch.stack([p, 1 - p], 1).log()
@@ -150,12 +150,12 @@ def test_the_threshold_is_the_quantile_for_finite_samples() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_too_few_samples_give_every_class_and_say_so(kind: Kind) -> None:
+def test_too_few_samples_give_full_sets_and_a_remark(kind: Kind) -> None:
     log_p, y, ids = drawn(8, 4)
     fitted = fit(log_p, y, ids, 0.1, kind)
     assert fitted.threshold == math.inf
     assert fitted.remark == (
-        "8 held-out samples are too few to promise 90 %, which takes at least 9: every set holds all classes."
+        "8 held-out samples are too few for a coverage of 90 %, which needs at least 9. Every set contains all classes."
     )
     assert fitted.sets(log_p, ids).all()
     log_p, y, ids = drawn(9, 4)
@@ -165,7 +165,7 @@ def test_too_few_samples_give_every_class_and_say_so(kind: Kind) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("randomized", [True, False])
-def test_held_out_samples_themselves_are_covered_by_count(kind: Kind, randomized: bool) -> None:
+def test_held_out_samples_are_covered_exactly_by_rank(kind: Kind, randomized: bool) -> None:
     log_p, y, ids = drawn(199, 6)
     for alpha, inside in ((0.1, 180), (0.05, 190), (0.5, 100)):
         fitted = fit(log_p, y, ids, alpha, kind, randomized=randomized)
@@ -175,7 +175,7 @@ def test_held_out_samples_themselves_are_covered_by_count(kind: Kind, randomized
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_set_does_not_depend_on_the_batch_nor_on_the_order(kind: Kind) -> None:
+def test_a_set_does_not_depend_on_the_batch_or_the_order(kind: Kind) -> None:
     log_p, y, ids = drawn(300, 6)
     fitted, new = fit(log_p, y, ids, 0.1, kind), drawn(100, 6, seed=1)
     whole = fitted.sets(new[0], new[2])
@@ -187,7 +187,7 @@ def test_a_set_does_not_depend_on_the_batch_nor_on_the_order(kind: Kind) -> None
     assert fit(log_p[shuffled], y[shuffled], ids[shuffled], 0.1, kind) == fitted
 
 
-def test_chance_comes_from_the_ids_and_the_seed_alone(untouched_randomness: None) -> None:
+def test_random_numbers_depend_only_on_the_ids_and_the_seed(rng_unchanged: None) -> None:
     log_p, y, ids = drawn(300, 6)
     fitted = fit(log_p, y, ids, 0.1, "aps")
     assert fit(log_p, y, ids, 0.1, "aps") == fitted
@@ -209,7 +209,7 @@ def test_uniform_numbers_are_uniform() -> None:
     assert abs(np.corrcoef(u[:-1], u[1:])[0, 1]) < 0.03
 
 
-def test_a_penalty_of_nothing_makes_raps_of_aps() -> None:
+def test_raps_with_penalty_zero_equals_aps() -> None:
     log_p, y, ids = drawn(200, 6)
     a, b = fit(log_p, y, ids, 0.1, "aps"), fit(log_p, y, ids, 0.1, "raps", penalty=0.0)
     c = fit(log_p, y, ids, 0.1, "raps", k_reg=6, penalty=9.0)
@@ -217,7 +217,7 @@ def test_a_penalty_of_nothing_makes_raps_of_aps() -> None:
     assert torch.equal(a.sets(log_p, ids), b.sets(log_p, ids))
 
 
-def test_sets_are_the_likeliest_classes() -> None:
+def test_sets_contain_the_most_likely_classes() -> None:
     log_p, y, ids = drawn(200, 6)
     for kind in KINDS:
         sets = fit(log_p, y, ids, 0.1, kind).sets(log_p, ids)
@@ -225,7 +225,7 @@ def test_sets_are_the_likeliest_classes() -> None:
         assert (ordered.long().diff(dim=1) <= 0).all()
 
 
-def test_rounding_decides_nothing_where_every_last_class_has_the_score_one() -> None:
+def test_rounding_does_not_change_sets_when_last_scores_are_one() -> None:
     # With two classes and a quarter of the labels the unlikelier one, the threshold is that class's score: 1 for all.
     log_p = torch.randn(400, 2, dtype=torch.float64).log_softmax(1)
     y = torch.where(torch.arange(400) % 4 == 0, log_p.argmin(1), log_p.argmax(1))
@@ -248,14 +248,14 @@ def test_probabilities_of_exactly_zero_and_one(kind: Kind) -> None:
     log_p, ids = logits.log_softmax(1), torch.arange(40)
     sure = fit(log_p, torch.zeros(40).long(), ids, 0.1, kind, never_empty=True).sets(log_p, ids)
     assert sure.tolist() == [[True, False, False]] * 40
-    wrong = fit(log_p, torch.full((40,), 2), ids, 0.1, kind)
-    assert coverage(wrong.sets(log_p, ids), torch.full((40,), 2)).value >= 0.9
+    incorrect = fit(log_p, torch.full((40,), 2), ids, 0.1, kind)
+    assert coverage(incorrect.sets(log_p, ids), torch.full((40,), 2)).value >= 0.9
     masked = torch.tensor([[0.0, -math.inf]]).expand(40, -1)
     assert fit(masked, torch.zeros(40).long(), ids, 0.1, kind, never_empty=True).sets(masked, ids)[:, 0].all()
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_half_precision_log_probabilities_are_taken(kind: Kind) -> None:
+def test_half_precision_log_probabilities_are_accepted(kind: Kind) -> None:
     log_p, y, ids = drawn(200, 6)
     assert fit(log_p.half(), y, ids, 0.1, kind) == fit(log_p.half().double(), y, ids, 0.1, kind)
 
@@ -271,7 +271,7 @@ def test_coverage_and_mean_size_by_hand() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_fitted_thresholds_go_through_json(kind: Kind) -> None:
+def test_fitted_thresholds_round_trip_through_json(kind: Kind) -> None:
     for samples in (5, 100):
         log_p, y, ids = drawn(samples, 4)
         fitted = fit(log_p, y, ids, 0.1, kind, k_reg=1, penalty=0.1, seed=3, never_empty=True)
@@ -283,43 +283,43 @@ def test_fitted_thresholds_go_through_json(kind: Kind) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "message"),
     [
-        ({"alpha": 0.0}, "between 0 and 1"),
-        ({"alpha": 1.0}, "between 0 and 1"),
+        ({"alpha": 0.0}, r"in \(0, 1\)"),
+        ({"alpha": 1.0}, r"in \(0, 1\)"),
         ({"alpha": 90}, "alpha = 90"),
         ({"kind": "rasp"}, "did you mean 'raps'"),
         ({"kind": "raps", "k_reg": -1}, "at least 0"),
         ({"kind": "raps", "penalty": math.inf}, "at least 0"),
     ],
 )
-def test_impossible_wishes_are_refused(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(RecipeError, match=words):
+def test_invalid_options_are_rejected(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
         fit(*drawn(20, 3), **options)
 
 
-def test_samples_that_do_not_fit_are_refused() -> None:
+def test_invalid_samples_are_rejected() -> None:
     log_p, y, ids = drawn(20, 3)
-    for given_p, given_y, given_ids, words in (
+    for p, labels, sample_ids, message in (
         (3 * log_p, y, ids, "not logits"),
-        (log_p * math.nan, y, ids, "no number"),
+        (log_p * math.nan, y, ids, "are NaN"),
         (log_p[:0], y[:0], ids[:0], "at least one sample"),
-        (log_p, y, ids[:5], r"ids of shape \[5\]"),
-        (log_p, y[:5], ids, r"Labels of shape \[5\]"),
-        (log_p, y + 2, ids, "3 classes"),
+        (log_p, y, ids[:5], r"ids \[5\]"),
+        (log_p, y[:5], ids, r"Labels have shape \[5\]"),
+        (log_p, y + 2, ids, "allowed are 0 to 2"),
         (log_p, y.double(), ids, "float64"),
     ):
-        with pytest.raises(DataError, match=words):
-            fit(given_p, given_y, given_ids)
+        with pytest.raises(DataError, match=message):
+            fit(p, labels, sample_ids)
     with pytest.raises(DataError, match="not logits"):
         fit(log_p, y, ids).sets(5 + log_p, ids)
-    with pytest.raises(DataError, match="no mean size"):
+    with pytest.raises(DataError, match="The mean size needs"):
         mean_size(torch.zeros(0, 3, dtype=torch.bool))
 
 
 @given(samples=st.integers(1, 40), classes=st.integers(1, 5), seed=st.integers(0, 99), kind=st.sampled_from(KINDS))
 @settings(deadline=None, max_examples=60)
-def test_a_smaller_chance_to_miss_never_makes_a_set_smaller(samples: int, classes: int, seed: int, kind: Kind) -> None:
+def test_a_smaller_alpha_never_makes_a_set_smaller(samples: int, classes: int, seed: int, kind: Kind) -> None:
     log_p, y, ids = drawn(samples, classes, seed=seed)
     sizes = [fit(log_p, y, ids, alpha, kind).sets(log_p, ids) for alpha in (0.5, 0.2, 0.05, 0.01)]
     assert all(torch.equal(small & large, small) for small, large in pairwise(sizes))

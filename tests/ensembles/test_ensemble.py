@@ -1,4 +1,4 @@
-"""An ensemble in use: its members, what they share, and the prediction they make together."""
+"""Ensemble for inference: logits of members, shared weights, and combined predictions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def members(count: int, inputs: int = 4, classes: int = 3) -> list[nn.Module]:
     return [nn.Sequential(nn.Linear(inputs, 8), nn.Dropout(0.5), nn.Linear(8, classes)) for _ in range(count)]
 
 
-def test_logits_are_each_members_own() -> None:
+def test_logits_contain_the_output_of_each_member() -> None:
     nets, x = members(3), torch.randn(5, 4)
     rows = Ensemble(nets).logits(x)
     assert rows.shape == (3, 5, 3)
@@ -34,7 +34,7 @@ def test_predictions_are_the_mean_of_probabilities_or_of_logits(count: int) -> N
     assert len(ensemble) == count
 
 
-def test_inputs_are_taken_as_the_data_set_has_them() -> None:
+def test_inputs_are_normalized_like_the_data_set() -> None:
     net = nn.Sequential(nn.Flatten(), nn.Linear(12, 2))
     images = torch.randint(0, 256, (4, 3, 2, 2), dtype=torch.uint8)
     mean, std = (0.5, 0.4, 0.3), (0.2, 0.3, 0.4)
@@ -42,7 +42,7 @@ def test_inputs_are_taken_as_the_data_set_has_them() -> None:
     torch.testing.assert_close(Ensemble([net], mean=mean, std=std).logits(images)[0], net(by_hand))
 
 
-def test_named_inputs_and_outputs_with_logits_are_understood() -> None:
+def test_dict_inputs_and_outputs_with_logits_are_supported() -> None:
     class Output:
         def __init__(self, logits: torch.Tensor) -> None:
             self.logits = logits
@@ -50,33 +50,33 @@ def test_named_inputs_and_outputs_with_logits_are_understood() -> None:
     class Reader(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.table = nn.Embedding(10, 3)
+            self.logits = nn.Embedding(10, 3)
 
         def forward(self, *, ids: torch.Tensor, mask: torch.Tensor) -> Output:
-            return Output((self.table(ids) * mask[..., None]).sum(1))
+            return Output((self.logits(ids) * mask[..., None]).sum(1))
 
     x = {"ids": torch.randint(0, 10, (2, 4)), "mask": torch.ones(2, 4)}
     assert Ensemble([Reader(), Reader()]).logits(x).shape == (2, 2, 3)
 
 
-def test_predicting_does_not_drop_out_or_disturb_the_generator() -> None:
+def test_predict_uses_no_dropout_and_no_random_numbers() -> None:
     ensemble, x = Ensemble(members(2)), torch.randn(5, 4)
     before = torch.get_rng_state()
     assert torch.equal(ensemble.predict(x), ensemble.predict(x))
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_what_members_share_is_held_once() -> None:
-    trunk = 1000 * 1000 * 4 + 1000 * 4
+def test_shared_weights_are_stored_once() -> None:
+    backbone_bytes = 1000 * 1000 * 4 + 1000 * 4
     nets = [nn.Sequential(nn.Linear(1000, 1000), nn.Linear(1000, 2)) for _ in range(4)]
-    apart = Ensemble(nets).bytes()
-    assert apart["held"] == apart["unshared"]
+    separate = Ensemble(nets).bytes()
+    assert separate["held"] == separate["unshared"]
     for net in nets:
         freeze(net, ["0"])
     share(nets, ["0"])
-    held = Ensemble(nets).bytes()
-    assert held["held"] == apart["held"] - 3 * trunk
-    assert held["unshared"] == apart["unshared"]
+    shared = Ensemble(nets).bytes()
+    assert shared["held"] == separate["held"] - 3 * backbone_bytes
+    assert shared["unshared"] == separate["unshared"]
 
 
 def test_members_may_differ_in_architecture() -> None:
@@ -84,6 +84,6 @@ def test_members_may_differ_in_architecture() -> None:
     assert Ensemble(different).predict(torch.randn(2, 4)).shape == (2, 3)
 
 
-def test_double_precision_is_kept() -> None:
+def test_float64_is_preserved() -> None:
     ensemble = Ensemble([net.double() for net in members(2)])
     assert ensemble.predict(torch.randn(2, 4, dtype=torch.float64)).dtype == torch.float64

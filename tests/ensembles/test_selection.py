@@ -1,4 +1,4 @@
-"""Greedy selection against a slow twin, exhaustive search and the reference's mistakes."""
+"""Greedy selection compared with a slow reference and exhaustive search."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def pool_of(members: int, samples: int, classes: int, *, seed: int = 0, scale: f
 
 
 def score(objective: str, p: np.ndarray, y: np.ndarray) -> float:
-    """The slow twin of an objective: higher accuracy, lower nll and Brier are better."""
+    """The slow reference of an objective: higher accuracy, lower nll and Brier are better."""
     if objective == "accuracy":
         return float(np.mean(p.argmax(-1) == y))
     if objective == "nll":
@@ -43,8 +43,8 @@ def better(objective: str, a: float, b: float) -> bool:
     return a > b + 1e-12 if objective == "accuracy" else a < b - 1e-12
 
 
-def twin(log_p: Tensor, y: Tensor, size: int, objective: str, unique: bool) -> tuple[list[int], list[float]]:
-    """The slow twin: the mean of the chosen is taken anew for every candidate."""
+def reference(log_p: Tensor, y: Tensor, size: int, objective: str, unique: bool) -> tuple[list[int], list[float]]:
+    """The slow reference: the mean of the chosen is taken anew for every candidate."""
     p, labels = log_p.double().exp().numpy(), y.numpy()
     chosen: list[int] = []
     scores: list[float] = []
@@ -70,13 +70,13 @@ def twin(log_p: Tensor, y: Tensor, size: int, objective: str, unique: bool) -> t
     unique=st.booleans(),
 )
 @settings(deadline=None, max_examples=120)
-def test_a_selection_is_the_slow_twins(
+def test_a_selection_equals_the_reference(
     members: int, samples: int, classes: int, seed: int, size: int, objective: str, unique: bool
 ) -> None:
     log_p, y = pool_of(members, samples, classes, seed=seed)
     size = min(size, members) if unique else size
     found = select(log_p, y, size, metric=objective, unique=unique)  # type: ignore[arg-type]
-    chosen, scores = twin(log_p, y, size, objective, unique)
+    chosen, scores = reference(log_p, y, size, objective, unique)
     assert list(found.chosen) == chosen
     assert found.scores == pytest.approx(scores, rel=1e-10, abs=1e-12)
     assert found.weights == pytest.approx([chosen.count(i) / len(chosen) for i in range(members)])
@@ -84,7 +84,7 @@ def test_a_selection_is_the_slow_twins(
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
 @pytest.mark.parametrize("seed", range(8))
-def test_a_selection_lies_between_the_best_single_and_the_best_of_all_multisets(objective: str, seed: int) -> None:
+def test_a_selection_is_between_the_best_member_and_the_best_multiset(objective: str, seed: int) -> None:
     log_p, y = pool_of(4, 25, 3, seed=seed)
     p, labels = log_p.exp().numpy(), y.numpy()
     found = select(log_p, y, 4, metric=objective)  # type: ignore[arg-type]
@@ -99,7 +99,7 @@ def test_a_selection_lies_between_the_best_single_and_the_best_of_all_multisets(
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_every_draw_improves_and_the_weights_predict_what_was_scored(objective: str) -> None:
+def test_every_addition_improves_the_score_and_the_weights_reproduce_it(objective: str) -> None:
     log_p, y = pool_of(8, 200, 5, seed=3)
     found = select(log_p, y, 20, metric=objective)  # type: ignore[arg-type]
     steps = np.diff(found.scores) * (1 if objective == "accuracy" else -1)
@@ -109,7 +109,7 @@ def test_every_draw_improves_and_the_weights_predict_what_was_scored(objective: 
     assert score(objective, p, y.numpy()) == pytest.approx(found.scores[-1], rel=1e-9)
 
 
-def test_accuracy_is_to_be_high() -> None:
+def test_selection_by_accuracy_maximizes_it() -> None:
     # The reference implementation of hyper-deep ensembles minimises it, and would take the worst member here.
     y = torch.zeros(10, dtype=torch.int64)
     right = torch.tensor([2, 9, 5])[:, None] > torch.arange(10)
@@ -120,8 +120,8 @@ def test_accuracy_is_to_be_high() -> None:
     assert int(right.double().mean(-1).argmin()) == 0  # the mistake
 
 
-def test_size_counts_draws_or_different_members() -> None:
-    # Member 0 is better than 1, but 1 knows the sample that 0 is wrong about: the best mixture is mostly 0.
+def test_size_counts_additions_or_distinct_members() -> None:
+    # Member 0 is better than 1, but 1 knows the sample that 0 is incorrect about: the best mixture is mostly 0.
     p = torch.tensor([[[0.9, 0.1]] * 9 + [[0.05, 0.95]], [[0.6, 0.4]] * 10], dtype=torch.float64)
     y = torch.zeros(10, dtype=torch.int64)
     draws = select(p.log(), y, 3)
@@ -132,7 +132,7 @@ def test_size_counts_draws_or_different_members() -> None:
     assert (draws.unique, members.unique) == (False, True)
 
 
-def test_repeats_of_different_members_do_not_count_and_end() -> None:
+def test_unique_counts_distinct_members_and_terminates() -> None:
     log_p, y = pool_of(6, 500, 4, seed=2)
     by_members = select(log_p, y, 5, unique=True)
     assert len(set(by_members.chosen)) <= 5
@@ -141,14 +141,14 @@ def test_repeats_of_different_members_do_not_count_and_end() -> None:
     assert by_draws.chosen == by_members.chosen
 
 
-def test_draws_end_even_if_every_one_improves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(selection, "REPEATS", 1)
+def test_the_number_of_additions_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selection, "MAX_DRAWS_PER_MEMBER", 1)
     log_p, y = pool_of(6, 500, 4, seed=2)
     assert len(select(log_p, y, 5, unique=True).chosen) == 5
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_of_equal_members_the_first_is_drawn_and_once_is_enough(objective: str) -> None:
+def test_among_equal_members_the_first_is_selected_once(objective: str) -> None:
     log_p, y = pool_of(1, 30, 4)
     found = select(log_p.expand(5, -1, -1), y, 5, metric=objective)  # type: ignore[arg-type]
     assert found.chosen == (0,)
@@ -167,21 +167,21 @@ def test_the_order_of_members_and_samples_does_not_matter(seed: int, order: list
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
-def test_log_probabilities_of_few_digits_are_summed_in_many(objective: str, dtype: torch.dtype) -> None:
+def test_half_precision_log_probabilities_are_summed_in_float64(objective: str, dtype: torch.dtype) -> None:
     log_p, y = pool_of(4, 50, 3, seed=5)
     few = log_p.to(dtype)
     found = select(few, y, 6, metric=objective)  # type: ignore[arg-type]
-    chosen, scores = twin(few, y, 6, objective, False)
+    chosen, scores = reference(few, y, 6, objective, False)
     assert list(found.chosen) == chosen
     assert found.scores == pytest.approx(scores, rel=1e-10)
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_probabilities_of_exactly_zero_and_one(objective: str) -> None:
-    # Each member is sure, and wrong about one sample of three; together they are right, though never sure.
+    # Each member is sure, and incorrect about one sample of three; together they are right, though never sure.
     y = torch.zeros(3, dtype=torch.int64)
-    wrong = torch.eye(3)
-    log_p = torch.stack([1 - wrong, wrong], -1).log()
+    incorrect = torch.eye(3)
+    log_p = torch.stack([1 - incorrect, incorrect], -1).log()
     found = select(log_p, y, 3, metric=objective)  # type: ignore[arg-type]
     assert found.chosen[0] == 0
     if objective == "nll":  # two halves leave no zero: -log(1/2) twice of three
@@ -194,14 +194,14 @@ def test_probabilities_of_exactly_zero_and_one(objective: str) -> None:
         assert found.scores[-1] == 1.0
 
 
-def test_a_pool_without_hope_still_gives_its_first_member() -> None:
+def test_a_pool_with_infinite_losses_selects_its_first_member() -> None:
     log_p = torch.tensor([[[-math.inf, 0.0]], [[-math.inf, 0.0]]])
     found = select(log_p, torch.tensor([0]), 3)
     assert found.chosen == (0,)
     assert found.scores == (math.inf,)
 
 
-def test_inputs_are_left_as_they_were() -> None:
+def test_inputs_are_not_modified() -> None:
     log_p, y = pool_of(3, 10, 4)
     before = log_p.clone(), y.clone()
     for objective in OBJECTIVES:
@@ -210,7 +210,7 @@ def test_inputs_are_left_as_they_were() -> None:
     assert torch.equal(y, before[1])
 
 
-def test_the_record_goes_through_json_and_names_its_samples() -> None:
+def test_the_record_round_trips_through_json_with_its_samples() -> None:
     log_p, y = pool_of(3, 10, 4)
     found = select(log_p, y, 4, metric="brier", ids=torch.arange(100, 110))
     assert found.samples == tuple(range(100, 110))
@@ -220,18 +220,18 @@ def test_the_record_goes_through_json_and_names_its_samples() -> None:
 
 
 @pytest.mark.parametrize("record", [{}, {"chosen": 3}, {"chosen": ["a"]}])
-def test_a_record_of_something_else_is_refused(record: dict[str, object]) -> None:
-    with pytest.raises(RunError, match="select the members again"):
+def test_an_invalid_record_is_rejected(record: dict[str, object]) -> None:
+    with pytest.raises(RunError, match="Select the members again"):
         Selection.from_dict(record)
 
 
-def test_what_cannot_be_selected_is_refused_with_a_way_out() -> None:
+def test_invalid_selections_are_rejected_with_a_hint() -> None:
     log_p, y = pool_of(3, 10, 4)
     with pytest.raises(RecipeError, match="did you mean 'accuracy'"):
         select(log_p, y, 1, metric="acuracy")  # type: ignore[arg-type]
-    with pytest.raises(RecipeError, match=r"given: \[3, 10, 4\], \[9\]"):
+    with pytest.raises(RecipeError, match=r"are \[3, 10, 4\] and labels \[9\]"):
         select(log_p, y[:9], 1)
-    with pytest.raises(RecipeError, match=r"given: \[0, 10, 4\]"):
+    with pytest.raises(RecipeError, match=r"Log-probabilities are \[0, 10, 4\]"):
         select(log_p[:0], y, 1)
     with pytest.raises(RecipeError, match="allowed: 1 or more"):
         select(log_p, y, 0)
@@ -242,5 +242,5 @@ def test_what_cannot_be_selected_is_refused_with_a_way_out() -> None:
     with pytest.raises(RecipeError, match="9 sample ids were given for 10"):
         select(log_p, y, 1, ids=range(9))
     for broken in (log_p * 3, log_p.masked_fill(log_p < -1, math.nan), log_p.exp()):
-        with pytest.raises(RecipeError, match="apply log_softmax"):
+        with pytest.raises(RecipeError, match="Apply log_softmax"):
             select(torch.stack([log_p[0], broken[1]]), y, 1)

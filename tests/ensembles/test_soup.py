@@ -1,4 +1,4 @@
-"""Soups against closed forms: linear models, convex and double-welled losses, BatchNorm over known data."""
+"""Soups compared with closed forms: linear models, convex and double-well losses, BatchNorm on known data."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_soup_of_equal_networks_is_that_network_bit_for_bit(dtype: torch.dtype
 
 @given(seed=st.integers(0, 99), count=st.integers(1, 6), dtype=st.sampled_from(DTYPES))
 @settings(deadline=None, max_examples=40)
-def test_a_soup_is_the_mean_in_many_digits_cast_back(seed: int, count: int, dtype: torch.dtype) -> None:
+def test_a_soup_is_the_float64_mean_converted_back(seed: int, count: int, dtype: torch.dtype) -> None:
     trees = [tree(seed + i, dtype) for i in range(count)]
     weights = np.arange(1, count + 1) / np.arange(1, count + 1).sum()
     for found, parts in ((uniform(trees), np.full(count, 1 / count)), (uniform(trees, weights.tolist()), weights)):
@@ -69,7 +69,7 @@ def test_the_order_of_networks_does_not_matter(seed: int, order: list[int]) -> N
     torch.testing.assert_close(a["weight"], b["weight"], rtol=1e-14, atol=1e-15)
 
 
-def test_half_precision_is_summed_in_many_digits() -> None:
+def test_half_precision_is_summed_in_float64() -> None:
     # In float16 the running sum 2048 + 1 + 1 + ... stays where it is.
     trees = [{"w": torch.tensor([2048.0], dtype=torch.float16)}] + [{"w": torch.ones(1, dtype=torch.float16)}] * 2047
     assert uniform(trees)["w"].item() == pytest.approx((2048 + 2047) / 2048, rel=1e-3)
@@ -77,7 +77,7 @@ def test_half_precision_is_summed_in_many_digits() -> None:
     assert torch.equal(uniform([large, large])["w"], large["w"])
 
 
-def test_a_network_without_weight_leaves_nothing_behind() -> None:
+def test_a_network_with_weight_zero_has_no_effect() -> None:
     broken = {**tree(0), "weight": torch.full((5, 3), math.nan)}
     found = uniform([broken, tree(1)], [0.0, 1.0])
     assert bits(found) == bits(tree(1))  # its counter neither
@@ -90,7 +90,7 @@ def test_the_soup_of_linear_models_predicts_the_mean_of_their_predictions() -> N
     torch.testing.assert_close(soup, torch.stack([model(x) for model in models]).mean(0))
 
 
-def test_a_soup_shares_no_memory_and_no_graph_with_its_parts() -> None:
+def test_a_soup_shares_no_memory_or_autograd_graph_with_its_inputs() -> None:
     part = {"w": torch.ones(3, requires_grad=True), "n": torch.tensor(3)}
     for found in (uniform([part]), uniform([part, part])):
         assert not found["w"].requires_grad
@@ -104,14 +104,14 @@ def test_complex_weights_have_a_mean_too() -> None:
     assert torch.equal(uniform(trees)["w"], torch.tensor([2 + 1j, 1 + 2j]))
 
 
-def test_masks_must_be_the_same() -> None:
+def test_boolean_masks_must_be_equal() -> None:
     a, b = ({"w_mask": torch.tensor(bits_)} for bits_ in ([True, False], [True, True]))
     assert torch.equal(uniform([a, a])["w_mask"], a["w_mask"])
-    with pytest.raises(RecipeError, match=r"'w_mask' differs.*a mask has no mean"):
+    with pytest.raises(RecipeError, match=r"'w_mask' differs.*has no mean"):
         uniform([a, b])
 
 
-def test_networks_that_differ_are_refused_and_the_difference_is_named() -> None:
+def test_networks_with_different_tensors_are_rejected_with_the_difference() -> None:
     one = tree(0)
     with pytest.raises(RecipeError, match=r"'extra' is only in network 1\. "):
         uniform([one, {**tree(1), "extra": torch.zeros(1)}])
@@ -135,8 +135,10 @@ def nearness(target: Tensor) -> Callable[[TensorTree], float]:
     return lambda weights: -float((weights["w"].double() - target).square().sum())
 
 
-def twin(trees: list[TensorTree], score: Callable[[TensorTree], float], *, or_equal: bool) -> tuple[list[int], Tensor]:
-    """The slow twin, by the running mean n/(n+1)."""
+def reference(
+    trees: list[TensorTree], score: Callable[[TensorTree], float], *, or_equal: bool
+) -> tuple[list[int], Tensor]:
+    """The slow reference, by the running mean n/(n+1)."""
     order = sorted(range(len(trees)), key=lambda i: (-score(trees[i]), i))
     chosen, mean = [order[0]], trees[order[0]]["w"].double()
     best = score({"w": mean})
@@ -151,12 +153,14 @@ def twin(trees: list[TensorTree], score: Callable[[TensorTree], float], *, or_eq
 
 @given(seed=st.integers(0, 999), count=st.integers(1, 7), accept=st.sampled_from(["better", "as good"]))
 @settings(deadline=None, max_examples=60)
-def test_a_greedy_soup_is_the_slow_twins_and_never_below_the_best_single(seed: int, count: int, accept: str) -> None:
+def test_a_greedy_soup_equals_the_reference_and_is_never_below_the_best_network(
+    seed: int, count: int, accept: str
+) -> None:
     chance = torch.Generator().manual_seed(seed)
     trees = [{"w": torch.randn(3, generator=chance, dtype=torch.float64)} for _ in range(count)]
     score = nearness(0.3 * torch.randn(3, generator=chance, dtype=torch.float64))
     found = greedy(trees, score, accept=accept)  # type: ignore[arg-type]
-    chosen, mean = twin(trees, score, or_equal=accept == "as good")
+    chosen, mean = reference(trees, score, or_equal=accept == "as good")
     assert list(found.chosen) == chosen
     soup = uniform(trees, found.weights)
     torch.testing.assert_close(soup["w"], mean)
@@ -166,7 +170,7 @@ def test_a_greedy_soup_is_the_slow_twins_and_never_below_the_best_single(seed: i
     assert found.chosen[0] == found.order[0]
 
 
-def test_in_float32_the_weights_make_the_very_soup_that_was_judged() -> None:
+def test_in_float32_the_weights_reproduce_exactly_the_scored_soup() -> None:
     judged: list[TensorTree] = []
 
     def score(weights: TensorTree) -> float:
@@ -180,7 +184,7 @@ def test_in_float32_the_weights_make_the_very_soup_that_was_judged() -> None:
     assert bits(uniform(trees, found.weights)) == bits(last)
 
 
-def test_as_good_is_taken_only_when_asked_for() -> None:
+def test_equally_good_networks_are_added_only_with_accept_as_good() -> None:
     trees = [{"w": torch.tensor([value])} for value in (1.0, 1.0, 5.0)]
     steps = lambda weights: float(weights["w"] < 3)  # noqa: E731
     assert greedy(trees, steps) == GreedySoup((0, 1, 2), (0,), (1.0, 1.0, 0.0), (1.0, 1.0, 0.0), (1.0, 0.0, 0.0))
@@ -189,12 +193,12 @@ def test_as_good_is_taken_only_when_asked_for() -> None:
     assert more.weights == pytest.approx([1 / 3] * 3)
 
 
-def test_of_equally_good_networks_the_first_comes_first() -> None:
+def test_among_equally_good_networks_the_first_is_tried_first() -> None:
     trees = [{"w": torch.tensor([value])} for value in (3.0, 1.0, 1.0, 2.0)]
     assert greedy(trees, lambda w: -float(w["w"])).order == (1, 2, 3, 0)
 
 
-def test_a_soup_that_is_no_number_is_not_taken() -> None:
+def test_a_network_that_makes_the_score_nan_is_not_added() -> None:
     trees = [{"w": torch.tensor([value])} for value in (1.0, 3.0)]
     found = greedy(trees, lambda w: math.nan if float(w["w"]) == 2 else float(w["w"]))
     assert found.chosen == (1,)
@@ -202,8 +206,8 @@ def test_a_soup_that_is_no_number_is_not_taken() -> None:
     assert found.score == 3
 
 
-def test_a_greedy_soup_of_nonsense_is_refused() -> None:
-    with pytest.raises(RecipeError, match="network 1 is not a number; leave"):
+def test_invalid_greedy_soup_inputs_are_rejected() -> None:
+    with pytest.raises(RecipeError, match=r"network 1 is NaN\. Remove"):
         greedy([tree(0), tree(1)], lambda w: math.nan if bits(w) == bits(tree(1)) else 0.0)
     with pytest.raises(RecipeError, match="no networks"):
         greedy([], lambda w: 0.0)
@@ -232,25 +236,25 @@ def test_a_double_well_has_the_barrier_of_its_closed_form() -> None:
     assert tilted.barrier == pytest.approx(1.0)  # what the ends differ by is no barrier
 
 
-def test_the_ends_of_a_path_are_the_networks_themselves() -> None:
-    seen: list[TensorTree] = []
-    interpolate(tree(0), tree(1), lambda w: float(len(seen)) if seen.append(w) is None else 0.0, points=2)
-    assert [bits(end) for end in seen] == [bits(tree(0)), bits(tree(1))]
+def test_the_ends_of_an_interpolation_are_the_networks() -> None:
+    evaluated: list[TensorTree] = []
+    interpolate(tree(0), tree(1), lambda w: float(len(evaluated)) if evaluated.append(w) is None else 0.0, points=2)
+    assert [bits(end) for end in evaluated] == [bits(tree(0)), bits(tree(1))]
 
 
-def test_a_loss_that_is_no_number_makes_no_low_barrier() -> None:
+def test_a_nan_loss_does_not_pass_as_a_low_barrier() -> None:
     assert math.isnan(Interpolation((0.0, 0.5, 1.0), (1.0, math.nan, 1.0)).barrier)
     assert Interpolation((0.0, 0.5, 1.0), (1.0, math.inf, 1.0)).barrier == math.inf
-    with pytest.raises(RecipeError, match="points = 2 or more"):
+    with pytest.raises(RecipeError, match="at least 2 points"):
         interpolate(tree(0), tree(1), lambda w: 0.0, points=1)
 
 
-def test_networks_that_share_no_start_are_mixed_only_over_a_low_barrier() -> None:
+def test_networks_with_different_initializations_need_a_low_barrier() -> None:
     check_barrier(5.0, 0.1, True)
     check_barrier(0.05, 0.1, False)
     check_barrier(0.0, 0.0, False)
     for barrier in (0.2, math.nan, math.inf):
-        with pytest.raises(RecipeError, match=r"share no initialisation.*Combine their predictions"):
+        with pytest.raises(RecipeError, match=r"different initializations.*Combine their predictions"):
             check_barrier(barrier, 0.1, False)
 
 
@@ -282,7 +286,7 @@ def test_one_batch_gives_the_statistics_of_its_samples_at_every_depth() -> None:
 
 
 @pytest.mark.parametrize("sizes", [(16, 16), (16, 16, 5), (2,)])
-def test_without_dropout_it_is_torchs_own_update(sizes: tuple[int, ...]) -> None:
+def test_without_dropout_it_equals_torchs_update_bn(sizes: tuple[int, ...]) -> None:
     ours, theirs = net(), net()
     theirs.load_state_dict(ours.state_dict())
     batches = [torch.randn(size, 4) for size in sizes]
@@ -292,7 +296,7 @@ def test_without_dropout_it_is_torchs_own_update(sizes: tuple[int, ...]) -> None
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_modes_and_momenta_are_kept_even_if_a_batch_fails(fails: bool) -> None:
+def test_modes_and_momenta_are_restored_even_if_a_batch_fails(fails: bool) -> None:
     module = net().train()
     module[0].eval()
     module[2].eval()
@@ -308,14 +312,14 @@ def test_modes_and_momenta_are_kept_even_if_a_batch_fails(fails: bool) -> None:
     assert all(p.grad is None and p.requires_grad for p in module.parameters())
 
 
-@pytest.mark.usefixtures("untouched_randomness")
-def test_dropout_draws_nothing_and_changes_no_statistic() -> None:
+@pytest.mark.usefixtures("rng_unchanged")
+def test_dropout_is_off_during_update_bn() -> None:
     dropping, x = nn.Sequential(nn.Dropout(0.5), nn.BatchNorm1d(4)).train(), torch.arange(24.0).view(6, 4)
     update_bn(dropping, [x])
     torch.testing.assert_close(dropping[1].running_mean, x.mean(0))
 
 
-def test_named_inputs_are_understood() -> None:
+def test_dict_inputs_are_supported() -> None:
     class Named(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -330,7 +334,7 @@ def test_named_inputs_are_understood() -> None:
     torch.testing.assert_close(module.norm.running_mean, x.mean(0))
 
 
-def test_no_batches_are_refused_and_nothing_is_reset() -> None:
+def test_an_empty_list_of_batches_is_rejected_and_nothing_is_reset() -> None:
     module = net()
     module(torch.randn(8, 4))
     before = bits(dict(module.state_dict()))
@@ -342,7 +346,7 @@ def test_no_batches_are_refused_and_nothing_is_reset() -> None:
 @pytest.mark.parametrize(
     "module", [nn.Linear(4, 2), nn.LayerNorm(4), nn.BatchNorm1d(4, track_running_stats=False)], ids=lambda m: str(m)
 )
-def test_a_network_that_keeps_no_statistics_is_left_alone(module: nn.Module) -> None:
+def test_a_network_without_running_statistics_is_unchanged(module: nn.Module) -> None:
     def never() -> Iterator[Tensor]:
         raise AssertionError("a batch was read")
         yield
@@ -352,7 +356,7 @@ def test_a_network_that_keeps_no_statistics_is_left_alone(module: nn.Module) -> 
     assert bits(dict(module.state_dict())) == before
 
 
-def test_a_soup_of_batchnorm_nets_needs_new_statistics() -> None:
+def test_a_soup_with_batchnorm_needs_update_bn() -> None:
     # Two networks of opposite sign: the mean of their means of activations is right by accident, of variances is not.
     data = torch.randn(4, 64, 4)
     parts = []

@@ -1,4 +1,4 @@
-"""Killed and resumed: whatever ends a run, the same command again ends it bit for bit as if nothing had happened."""
+"""A killed and resumed run ends bit for bit like an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def assert_same_run(found: Path, wanted: Path) -> None:
     assert not list(found.rglob(f"{SCRATCH_PREFIX}*"))
 
 
-def test_twenty_kills_at_random_moments_change_no_bit(recipe: Path, whole: Path, ask: Ask) -> None:
+def test_twenty_kills_at_random_times_do_not_change_a_bit(recipe: Path, whole: Path, ask: Ask) -> None:
     chance, real = random.Random(20), "killable" not in recipe.read_text()
     outs = [recipe.parent / "killed-0"]
     if real:  # the first start and the last are the real command, which takes seconds
@@ -216,7 +216,7 @@ def test_twenty_kills_at_random_moments_change_no_bit(recipe: Path, whole: Path,
         assert_same_run(out, whole)
 
 
-def test_a_kill_at_every_touch_of_storage_changes_no_bit(tmp_path: Path, ask: Ask) -> None:
+def test_a_kill_at_every_storage_operation_does_not_change_a_bit(tmp_path: Path, ask: Ask) -> None:
     recipe, alone = small(tmp_path, minutes=60), ["members=1"]
     assert ask(recipe, tmp_path / "whole", set=alone)["status"] == 0
     halves = 0
@@ -232,7 +232,7 @@ def test_a_kill_at_every_touch_of_storage_changes_no_bit(tmp_path: Path, ask: As
     assert halves > 20  # so writes were indeed cut
 
 
-def test_a_kill_before_an_early_end_is_noted_does_not_make_a_member_train_longer(tmp_path: Path, ask: Ask) -> None:
+def test_a_kill_before_early_stopping_is_recorded_does_not_extend_training(tmp_path: Path, ask: Ask) -> None:
     # lr = 0: never better than after the first epoch, so that patience runs out after the second.
     recipe = small(tmp_path, train='early_stopping_patience = 1\nselect = "last"', minutes=60)
     changes = ["optimizer.lr=0.0", "train.epochs=6", "members=1"]
@@ -252,7 +252,7 @@ def test_a_kill_before_an_early_end_is_noted_does_not_make_a_member_train_longer
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
-def test_a_polite_signal_ends_with_a_checkpoint_and_a_sentence(recipe: Path, whole: Path, ask: Ask, name: str) -> None:
+def test_sigterm_ends_with_a_checkpoint_and_a_message(recipe: Path, whole: Path, ask: Ask, name: str) -> None:
     out = recipe.parent / name
     ends = []
     for _ in range(2):
@@ -268,7 +268,7 @@ def test_a_polite_signal_ends_with_a_checkpoint_and_a_sentence(recipe: Path, who
     assert_same_run(out, whole)
 
 
-def test_the_command_says_how_to_go_on_and_exits_with_75(tmp_path: Path) -> None:
+def test_the_command_prints_how_to_resume_and_exits_with_75(tmp_path: Path) -> None:
     out = tmp_path / "run"
     with subprocess.Popen(
         [*command(small(tmp_path), out), "--set", "train.epochs=100000"],
@@ -286,7 +286,7 @@ def test_the_command_says_how_to_go_on_and_exits_with_75(tmp_path: Path) -> None
     assert "Traceback" not in words
 
 
-def test_a_second_process_is_kept_off_a_member_until_the_first_is_dead(recipe: Path, ask: Ask) -> None:
+def test_a_member_is_locked_until_its_process_ends(recipe: Path, ask: Ask) -> None:
     out = recipe.parent / "locked"
     assert ask(recipe, out, event=30)["status"] == -signal.SIGKILL
     # With a loader the killed trainer's workers live on for seconds; they must not hold its lock.
@@ -357,7 +357,7 @@ def lost_on_the_way(make: Callable[[Any], Any]) -> float:
     return max(float((a - b).abs().max()) for a, b in pairs)
 
 
-def test_resume_of_sam_is_exact_where_the_common_wrapper_loses_momentum(tmp_path: Path, ask: Ask) -> None:
+def test_resuming_sam_is_exact_where_the_common_wrapper_loses_momentum(tmp_path: Path, ask: Ask) -> None:
     from pytorch_optimizer import SAM
 
     # The wrapper is what pytorch_optimizer was until 3.9; since 4 it keeps the momentum, as it should.
@@ -375,7 +375,7 @@ def test_resume_of_sam_is_exact_where_the_common_wrapper_loses_momentum(tmp_path
     assert kills > 1
 
 
-def test_the_recipe_of_these_tests_is_what_it_should_be(recipe: Path) -> None:
+def test_the_recipe_of_these_tests_covers_the_relevant_state(recipe: Path) -> None:
     what = Recipe.load(recipe)
     assert (what.method.name, what.optimizer.options, what.lr_scheduler[0].interval) == (
         "sam",
@@ -393,7 +393,7 @@ def _meeting_files(out: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("manner", ["loop", "offload"])
-def test_a_kill_at_every_moment_of_a_meeting_changes_no_bit(manner: str, tmp_path: Path, ask: Ask) -> None:
+def test_a_kill_at_every_step_of_a_partition_does_not_change_a_bit(manner: str, tmp_path: Path, ask: Ask) -> None:
     recipe = tmp_path / "meeting.toml"
     recipe.write_text(MEETING.format(manner=manner))
     whole = tmp_path / "whole"

@@ -1,4 +1,4 @@
-"""Published networks on real images: what is measured is what their data sheet says."""
+"""Published networks on real images have the metrics of their data sheet."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SAMPLES = 600
 
 
 @pytest.mark.skipif(not WEIGHTS.is_file(), reason="CIFAR-10 and the weights are not here: set PLATEAUX_DATA")
-def test_two_published_resnets_are_as_good_and_as_alarmed_as_their_sheet_says(tmp_path: Path) -> None:
+def test_two_published_resnets_have_their_published_accuracy_and_ood_scores(tmp_path: Path) -> None:
     recipe = Recipe.from_dict(
         {
             "members": 2,

@@ -1,4 +1,4 @@
-"""A real cluster of three nodes on one machine: whatever dies, runs end by themselves at the weights of `local`."""
+"""A Ray cluster of three nodes on one machine: runs survive failures and end at the weights of `local`."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ class Watching(Thread):
             raise self.problem
 
 
-def test_twenty_kills_and_five_lost_nodes_change_no_bit(nodes: Nodes, tmp_path: Path) -> None:
+def test_twenty_kills_and_five_lost_nodes_do_not_change_a_bit(nodes: Nodes, tmp_path: Path) -> None:
     """Five members on two places, killed before, during and after a meeting; the short version kills less often."""
     kills, losses, epochs, pause = (20, 5, 24, 0.2) if LONG else (2, 1, 4, 0.05)
     row = recipe(tmp_path, {"name": "sharpbalance", "rho": 0.1}, members=5, epochs=epochs, pause=pause)
@@ -244,7 +244,7 @@ def test_twenty_kills_and_five_lost_nodes_change_no_bit(nodes: Nodes, tmp_path: 
     assert distance(weights(locally(row, tmp_path)), weights(run)) == 0
 
 
-def test_a_run_in_a_bucket_whose_server_stumbles_survives_a_kill(nodes: Nodes, server: Flaky, tmp_path: Path) -> None:
+def test_a_run_in_a_bucket_with_server_errors_survives_a_kill(nodes: Nodes, server: Flaky, tmp_path: Path) -> None:
     row = recipe(tmp_path, {"name": "sharpbalance", "rho": 0.1}, pause=0.1)
     out, settings = f"s3://bucket/{tmp_path.name}", {"name": "ray", "address": nodes.address}
 
@@ -265,7 +265,7 @@ def test_a_run_in_a_bucket_whose_server_stumbles_survives_a_kill(nodes: Nodes, s
     assert distance(weights(locally(row, tmp_path)), weights(run)) == 0
 
 
-def test_a_group_that_loses_one_begins_again_and_nobody_else_notices(nodes: Nodes, tmp_path: Path) -> None:
+def test_a_group_that_loses_a_worker_restarts_without_affecting_other_jobs(nodes: Nodes, tmp_path: Path) -> None:
     joint = recipe(tmp_path, {"name": "sed", "diversity_weight": 0.5}, epochs=6, pause=0.1)
     other = tmp_path / "other"
     other.mkdir()
@@ -291,9 +291,7 @@ def test_a_group_that_loses_one_begins_again_and_nobody_else_notices(nodes: Node
     assert distance(weights(locally(joint, tmp_path)), weights(run)) == 0
 
 
-def test_a_member_that_cannot_read_its_data_ends_alone_and_the_next_call_does_only_that_one(
-    nodes: Nodes, tmp_path: Path
-) -> None:
+def test_a_member_that_cannot_read_its_data_fails_alone_and_only_it_is_retried(nodes: Nodes, tmp_path: Path) -> None:
     flaw = tmp_path / "flaw"
     row = recipe(tmp_path, {"name": "sam", "rho": 0.1}, flaw=str(flaw))
     flaw.write_text("1")
@@ -313,7 +311,7 @@ def test_a_member_that_cannot_read_its_data_ends_alone_and_the_next_call_does_on
     assert distance(weights(locally(row, tmp_path)), weights(run)) == 0
 
 
-def test_a_meeting_goes_ahead_without_a_member_that_is_given_up(nodes: Nodes, tmp_path: Path) -> None:
+def test_a_partition_proceeds_without_a_failed_member(nodes: Nodes, tmp_path: Path) -> None:
     flaw = tmp_path / "flaw"
     flaw.write_text("2")
     row = recipe(tmp_path, {"name": "sharpbalance", "rho": 0.1}, flaw=str(flaw)).replaced(run={"min_members": 2})
@@ -330,7 +328,7 @@ def test_a_meeting_goes_ahead_without_a_member_that_is_given_up(nodes: Nodes, tm
     assert "member 2" not in found[0].rows
 
 
-def test_a_job_whose_process_dies_too_often_is_given_up(nodes: Nodes, tmp_path: Path) -> None:
+def test_a_job_whose_process_dies_too_often_fails(nodes: Nodes, tmp_path: Path) -> None:
     row = recipe(tmp_path, {"name": "sam", "rho": 0.1}, members=2, epochs=3, pause=0.1)
     settings = {"name": "ray", "address": nodes.address, "max_retries": 0}
 
@@ -349,7 +347,7 @@ def driver(row: Recipe, out: Path, *, env: Mapping[str, str] | None = None, **ch
     return subprocess.Popen([*call, *allowed], stderr=subprocess.PIPE, text=True, env=env)
 
 
-def test_a_driver_that_is_stopped_or_killed_trains_no_member_twice(nodes: Nodes, tmp_path: Path) -> None:
+def test_a_stopped_or_killed_driver_trains_no_member_twice(nodes: Nodes, tmp_path: Path) -> None:
     row = recipe(tmp_path, {"name": "sam", "rho": 0.1}, members=2, epochs=6, pause=0.1)
     out, settings = tmp_path / "run", {"name": "ray", "address": nodes.address}
 
@@ -377,7 +375,7 @@ def test_a_driver_that_is_stopped_or_killed_trains_no_member_twice(nodes: Nodes,
     assert distance(weights(locally(row, tmp_path)), weights(Run.open(out))) == 0
 
 
-def test_a_cluster_of_our_own_ends_with_the_command(tmp_path: Path) -> None:
+def test_a_local_cluster_ends_with_the_command(tmp_path: Path) -> None:
     row, mark = recipe(tmp_path, {"name": "sam", "rho": 0.1}, members=1, epochs=1), uuid4().hex
     paths = os.pathsep.join([str(HERE.parent / "src"), str(HERE), os.environ.get("PYTHONPATH", "")])
     env = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
@@ -389,7 +387,7 @@ def test_a_cluster_of_our_own_ends_with_the_command(tmp_path: Path) -> None:
     assert distance(weights(locally(row, tmp_path)), weights(Run.open(tmp_path / "run"))) == 0
 
 
-def test_numbers_measured_on_the_cluster_are_those_of_one_process(nodes: Nodes, tmp_path: Path) -> None:
+def test_evaluation_on_the_cluster_equals_a_single_process(nodes: Nodes, tmp_path: Path) -> None:
     row = recipe(tmp_path, {"name": "deep_ensemble"}).to_dict()
     row["data"] = {"name": "blobs", "samples": 40, "test_samples": 700, "batch_size": 8}
     plateaux.train(Recipe.from_dict(row), tmp_path / "run", **GIVEN.keywords())
@@ -414,7 +412,7 @@ def test_numbers_measured_on_the_cluster_are_those_of_one_process(nodes: Nodes, 
     assert kept[0].data["logits"] == "cached, float32"
 
 
-def test_what_goes_wrong_while_measuring_is_told_as_it_is(nodes: Nodes) -> None:
+def test_errors_during_evaluation_are_reported_unchanged(nodes: Nodes) -> None:
     with pytest.raises(RunError, match=r"^nothing about 3$"):
         list(map_reduce(Resources(num_cpus=0.5), [[1], [3]], refusing, lambda *_: 0, None))
 
@@ -424,7 +422,7 @@ def refusing(_: Any, job: int) -> None:
         raise RunError("nothing about 3")
 
 
-def test_a_thousand_jobs_queue_on_two_places(nodes: Nodes) -> None:
+def test_a_thousand_jobs_queue_on_two_workers(nodes: Nodes) -> None:
     people, begun = RayWorkerPool(Resources()), time.monotonic()
     heard: list[ProgressEvent] = []
     try:
@@ -442,7 +440,7 @@ def echo(job: Any, progress: Any, *, device: str | None = None, processes: int =
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="what is told to glibc")
-def test_a_hand_keeps_the_memory_of_a_step_for_the_next(nodes: Nodes) -> None:
+def test_a_worker_reuses_the_memory_of_a_step(nodes: Nodes) -> None:
     people, heard = RayWorkerPool(Resources()), list[Mapping[str, Any]]()
     try:
         assert people.run_jobs([ToyJob("fault")], fault, heard.append) == []
@@ -481,7 +479,7 @@ def arenas() -> int:
         return path.read_text().count("<heap nr=")
 
 
-def test_a_hand_says_where_it_is(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_reports_its_node(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PLATEAUX_NODE", "")
     where = RayWorker().describe()
     assert where["node"].startswith(where["address"])
@@ -499,7 +497,7 @@ class Untravelled:
         return refuse, ()
 
 
-def test_work_that_cannot_travel_is_a_fault_of_its_own(nodes: Nodes) -> None:
+def test_a_job_that_cannot_be_pickled_is_reported(nodes: Nodes) -> None:
     people = RayWorkerPool(Resources())
     (failure,) = people.run_jobs([ToyJob("it")], Untravelled(), print)  # type: ignore[arg-type]
     people.close()
@@ -510,7 +508,7 @@ def test_work_that_cannot_travel_is_a_fault_of_its_own(nodes: Nodes) -> None:
 # --- Without a cluster
 
 
-def test_the_ready_files_can_be_read() -> None:
+def test_the_example_cluster_files_can_be_read() -> None:
     yaml = pytest.importorskip("yaml")
     folder = HERE.parent / "docs" / "guides" / "cluster"
     job = yaml.safe_load((folder / "kuberay.yaml").read_text())
@@ -520,12 +518,12 @@ def test_the_ready_files_can_be_read() -> None:
     subprocess.run(["bash", "-n", str(folder / "slurm.sh")], check=True)
 
 
-def test_without_ray_the_executor_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_ray_is_reported_with_its_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("plateaux.distributed.executors.ray.find_spec", lambda _: None)
     with pytest.raises(RecipeError, match=r"plateaux\[ray\]"):
         RayExecutor(None, 1, 0, 0, 1, 1).launch([], echo, print)
 
 
-def test_a_group_must_be_cut_evenly() -> None:
+def test_a_group_must_be_divided_evenly() -> None:
     with pytest.raises(RecipeError, match=r"executor\.data_parallel = 2"):
         on_ray(processes=3, data_parallel=2)

@@ -1,4 +1,4 @@
-"""What the laws share: results of the plain loop, computed once."""
+"""Shared fixtures of the laws: results of the plain loop, computed once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real process groups on loopback, started once and asked many times: a start costs seconds, a question nothing.
+"""Real process groups on loopback, started once and reused, because a start takes seconds.
 
 answers = mesh(2).run("laws.meshes:train_here", recipe.to_dict(), out)  # one answer from every process
 """

@@ -1,4 +1,4 @@
-"""Where members live changes nothing: every method ends at the same weights on every executor."""
+"""Every method ends at the same weights on every executor."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ def on_mesh(
 
 @pytest.mark.parametrize("net", ["mlp", "conv_bn", "dropout"])
 @pytest.mark.parametrize("method", METHODS)
-def test_parked_is_the_loop_bit_for_bit(method: str, net: str, loop: Loop, tmp_path: Path) -> None:
+def test_offload_equals_the_loop_bit_for_bit(method: str, net: str, loop: Loop, tmp_path: Path) -> None:
     parked = trained(recipe(method, net, executor={"mode": "offload"}), tmp_path / "run")
     assert distance(parked, loop(method, net)) == 0
 
 
 @pytest.mark.parametrize("net", ["mlp", "conv_bn", "dropout"])
 @pytest.mark.parametrize("method", METHODS)
-def test_a_mesh_of_members_is_the_loop_bit_for_bit(method: str, net: str, loop: Loop, tmp_path: Path) -> None:
+def test_a_mesh_of_members_equals_the_loop_bit_for_bit(method: str, net: str, loop: Loop, tmp_path: Path) -> None:
     assert distance(on_mesh(2, 1, tmp_path / "run", method, net), loop(method, net)) == 0
 
 
 @pytest.mark.parametrize("copies", [1, 2])
-def test_a_process_that_plans_late_finds_the_plan_of_the_others(copies: int, loop: Loop, tmp_path: Path) -> None:
+def test_a_process_that_plans_late_uses_the_same_plan(copies: int, loop: Loop, tmp_path: Path) -> None:
     late = on_mesh(2, copies, tmp_path / "run", "sharpbalance", "mlp", "one plans late", precision="fp64")
     assert distance(late, loop("sharpbalance", "mlp", precision="fp64")) <= EXACT
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_vmap_is_the_loop_bit_for_bit_for_a_perceptron(method: str, loop: Loop, tmp_path: Path) -> None:
+def test_vmap_equals_the_loop_bit_for_bit_for_an_mlp(method: str, loop: Loop, tmp_path: Path) -> None:
     # torch multiplies stacks of matrices with under 400 products each by a loop of its own that rounds otherwise.
     size = {"samples": 40, "batch": 16}
     stacked = trained(recipe(method, "wide", **size, executor={"mode": "vmap"}), tmp_path / "run")
@@ -54,7 +54,7 @@ def test_vmap_is_the_loop_bit_for_bit_for_a_perceptron(method: str, loop: Loop, 
 
 @pytest.mark.parametrize("net", ["mlp", "conv_bn"])
 @pytest.mark.parametrize("method", METHODS)
-def test_vmap_is_the_loop_in_float64(method: str, net: str, loop: Loop, tmp_path: Path) -> None:
+def test_vmap_equals_the_loop_in_float64(method: str, net: str, loop: Loop, tmp_path: Path) -> None:
     row = recipe(method, net, precision="fp64", executor={"mode": "vmap"})
     assert distance(trained(row, tmp_path / "run"), loop(method, net, precision="fp64")) <= EXACT
 
@@ -66,7 +66,7 @@ def test_vmap_is_the_loop_in_float64(method: str, net: str, loop: Loop, tmp_path
     ids=["mlp-1x2", "conv-1x2", "conv_bn-1x2", "mlp-2x2", "conv_bn-2x2"],
 )
 @pytest.mark.parametrize("method", [name for name, way in METHODS.items() if way.sharded])
-def test_a_data_axis_is_the_loop_in_float64(
+def test_a_data_axis_equals_the_loop_in_float64(
     method: str, net: str, processes: int, data: int, loop: Loop, tmp_path: Path
 ) -> None:
     spread = on_mesh(processes, data, tmp_path / "run", method, net, precision="fp64")
@@ -75,7 +75,7 @@ def test_a_data_axis_is_the_loop_in_float64(
 
 @pytest.mark.parametrize("net", ["mlp", "conv_bn"])
 @pytest.mark.parametrize("method", ["sam", "sam per worker", "apart, climbing", "balanced, climbing", "a2d", "sed"])
-def test_a_copy_without_samples_does_no_harm(method: str, net: str, loop: Loop, tmp_path: Path) -> None:
+def test_a_replica_without_samples_has_no_effect(method: str, net: str, loop: Loop, tmp_path: Path) -> None:
     spread = on_mesh(2, 2, tmp_path / "run", method, net, precision="fp64", samples=8)  # batches of 7 and 1
     alone = loop(method, net, precision="fp64", samples=8)
     if method != "sam per worker":
@@ -83,7 +83,7 @@ def test_a_copy_without_samples_does_no_harm(method: str, net: str, loop: Loop, 
     assert all(tensor.isfinite().all() for member in spread for tensor in member.values())
 
 
-def test_groups_that_fit_a_share_are_the_loops_own(loop: Loop, tmp_path: Path) -> None:
+def test_groups_that_fit_a_shard_equal_those_of_the_loop(loop: Loop, tmp_path: Path) -> None:
     options = {"precision": "fp64", "samples": 12, "batch": 6}
     spread = on_mesh(2, 2, tmp_path / "run", "sam in groups", "mlp", **options)
     assert distance(spread, loop("sam in groups", "mlp", **options)) <= EXACT
@@ -91,9 +91,7 @@ def test_groups_that_fit_a_share_are_the_loops_own(loop: Loop, tmp_path: Path) -
 
 @pytest.mark.parametrize("method", ["sam", "gsam", "apart, climbing", "a2d on labelled, climbing"])
 @pytest.mark.parametrize("net", ["mlp", "conv_bn"])
-def test_pieces_of_a_batch_on_a_data_axis_never_wait_for_each_other(
-    method: str, net: str, loop: Loop, tmp_path: Path
-) -> None:
+def test_chunks_of_a_batch_on_a_data_axis_do_not_deadlock(method: str, net: str, loop: Loop, tmp_path: Path) -> None:
     # Shares of 2 and 3 samples cut into three make two pieces here and three there.
     spread = on_mesh(
         2, 2, tmp_path / "run", method, net, precision="fp64", batch=5, optimizer={"gradient_accumulation_steps": 3}
@@ -103,7 +101,7 @@ def test_pieces_of_a_batch_on_a_data_axis_never_wait_for_each_other(
     assert all(tensor.isfinite().all() for member in spread for tensor in member.values())
 
 
-def test_local_batchnorm_is_another_thing_than_the_loop(loop: Loop, tmp_path: Path) -> None:
+def test_local_batchnorm_differs_from_the_loop(loop: Loop, tmp_path: Path) -> None:
     row = recipe(
         "sam", "conv_bn", precision="fp64", executor={"name": "mesh", "data_parallel": 2, "sync_batchnorm": False}
     )
@@ -119,7 +117,7 @@ ONE_EACH = [next(name for name in LIVE if METHODS[name].sees == sees) for sees i
 @pytest.mark.parametrize(
     ("method", "processes", "data"), [*((name, 2, 1) for name in LIVE), *((name, 4, 2) for name in ONE_EACH)]
 )
-def test_breaking_own_row_live_breaks_the_law(
+def test_a_broken_member_index_is_detected(
     method: str, sabotage: str, processes: int, data: int, loop: Loop, tmp_path: Path
 ) -> None:
     options = {"precision": "fp64", "members": 2, "samples": 24, "batch": 8}
@@ -127,11 +125,11 @@ def test_breaking_own_row_live_breaks_the_law(
     assert distance(spread, loop(method, "mlp", **options)) > 1e-4
 
 
-def test_fewer_members_than_columns_leave_a_process_idle(loop: Loop, tmp_path: Path) -> None:
+def test_fewer_members_than_mesh_columns_leave_a_process_idle(loop: Loop, tmp_path: Path) -> None:
     assert distance(on_mesh(2, 1, tmp_path / "run", "sam", "mlp", members=1), loop("sam", "mlp", members=1)) == 0
 
 
-def test_members_at_different_places_go_on_over_a_mesh(loop: Loop, tmp_path: Path) -> None:
+def test_members_at_different_epochs_resume_on_a_mesh(loop: Loop, tmp_path: Path) -> None:
     row = recipe(
         "sam", members=2, executor={"name": "mesh"}, run={"keep_checkpoints": "last", "checkpoint_every_epochs": 1}
     )
@@ -143,7 +141,7 @@ def test_members_at_different_places_go_on_over_a_mesh(loop: Loop, tmp_path: Pat
     assert distance(weights(Run.open(tmp_path / "run")), loop("sam", members=2)) == 0
 
 
-def test_a_member_that_stops_early_lets_the_others_go_on_over_a_mesh(tmp_path: Path) -> None:
+def test_a_member_that_stops_early_does_not_stop_the_others_on_a_mesh(tmp_path: Path) -> None:
     options = {"members": 2, "train": {"epochs": 12, "early_stopping_patience": 1}, "data": {"validation_split": 6}}
     options |= {
         "optimizer": {"lr": [0.0, 0.05], "momentum": 0.0},
@@ -155,7 +153,7 @@ def test_a_member_that_stops_early_lets_the_others_go_on_over_a_mesh(tmp_path: P
     assert distance(on_mesh(2, 1, tmp_path / "mesh", "deep_ensemble", "mlp", **options), weights(alone)) == 0
 
 
-def test_a_member_that_diverges_lets_the_others_go_on_over_a_mesh(tmp_path: Path) -> None:
+def test_a_member_that_diverges_does_not_stop_the_others_on_a_mesh(tmp_path: Path) -> None:
     options = {"members": 2, "optimizer": {"lr": [1e30, 0.1]}, "run": {"log_every": 1}}
     row = recipe("sam", executor={"name": "mesh"}, **options)
     said = mesh(2).run("laws.meshes:problem_here", row.to_dict(), str(tmp_path / "mesh"))
@@ -169,25 +167,25 @@ def test_a_member_that_diverges_lets_the_others_go_on_over_a_mesh(tmp_path: Path
 
 
 @pytest.mark.parametrize("method", [name for name in JOINT if not METHODS[name].ordered])
-def test_members_that_see_each_other_are_refused_over_too_many_processes(method: str, tmp_path: Path) -> None:
+def test_joint_methods_are_rejected_on_too_many_processes(method: str, tmp_path: Path) -> None:
     row = recipe(method, members=1, executor={"name": "mesh"})
     for said in mesh(2).run("laws.meshes:problem_here", row.to_dict(), str(tmp_path / "run")):
         assert "must hold one" in said
 
 
-def test_a_pool_is_the_loop_bit_for_bit(loop: Loop, tmp_path: Path) -> None:
+def test_a_process_pool_equals_the_loop_bit_for_bit(loop: Loop, tmp_path: Path) -> None:
     pooled = trained(recipe("sam", "dropout", executor={"processes": 2}), tmp_path / "run")
     assert distance(pooled, loop("sam", "dropout")) == 0
 
 
-def test_the_table_has_every_kind_of_net() -> None:
+def test_the_cases_cover_every_kind_of_network() -> None:
     assert any(net.batchnorm for net in NETS.values())
     assert any(net.dropout for net in NETS.values())
     assert {METHODS[name].sees for name in JOINT} == {"members", "batch"}
 
 
 @pytest.mark.parametrize("net", ["mlp", "conv_bn"])
-def test_averages_are_the_same_on_a_data_axis(net: str, loop: Loop, tmp_path: Path) -> None:
+def test_averaged_weights_are_the_same_on_a_data_axis(net: str, loop: Loop, tmp_path: Path) -> None:
     options = {"precision": "fp64", "train": {"swa_start": 2, "select": "best:nll"}, "data": {"validation_split": 5}}
     spread = on_mesh(2, 2, tmp_path / "run", "sam", net, **options)
     assert distance(spread, loop("sam", net, **options)) <= EXACT

@@ -1,4 +1,4 @@
-"""A run that was stopped at any step and carried on is the run that was never stopped, bit for bit."""
+"""A run that is stopped at any step and resumed equals an uninterrupted run, bit for bit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from plateaux.training import checkpoint, checkpointer
 from plateaux.training.train import train
 
 
-def stopped_and_carried_on(row: Recipe, out: Path, steps: int) -> Run:
+def train_with_interruption(row: Recipe, out: Path, steps: int) -> Run:
     with pytest.MonkeyPatch.context() as patch:
         stop_after(steps, patch)
         with pytest.raises(Interrupted):
@@ -26,19 +26,19 @@ def stopped_and_carried_on(row: Recipe, out: Path, steps: int) -> Run:
 
 @pytest.mark.parametrize("net", ["dropout", "conv_bn"])
 @pytest.mark.parametrize("method", METHODS)
-def test_stopped_by_a_signal_and_carried_on_changes_no_bit(method: str, net: str, loop: Loop, tmp_path: Path) -> None:
+def test_resuming_after_a_signal_does_not_change_a_bit(method: str, net: str, loop: Loop, tmp_path: Path) -> None:
     steps = {"dropout": 2, "conv_bn": 4}[net]  # within the first epoch, and within the second
-    run = stopped_and_carried_on(recipe(method, net), tmp_path / "run", steps)
+    run = train_with_interruption(recipe(method, net), tmp_path / "run", steps)
     assert distance(weights(run), loop(method, net)) == 0
 
 
-@pytest.mark.parametrize("manner", ["vmap", "offload"])
+@pytest.mark.parametrize("mode", ["vmap", "offload"])
 @pytest.mark.parametrize("method", ["sam", *JOINT])
-def test_stopped_in_any_manner_and_carried_on_in_the_loop_changes_no_bit(
-    method: str, manner: str, loop: Loop, tmp_path: Path
+def test_resuming_any_executor_mode_in_the_loop_does_not_change_a_bit(
+    method: str, mode: str, loop: Loop, tmp_path: Path
 ) -> None:
     size = {"samples": 40, "batch": 16}
-    row = recipe(method, "wide", executor={"mode": manner}, **size)
+    row = recipe(method, "wide", executor={"mode": mode}, **size)
     with pytest.MonkeyPatch.context() as patch:
         stop_after(2, patch)
         with pytest.raises(Interrupted):
@@ -48,12 +48,12 @@ def test_stopped_in_any_manner_and_carried_on_in_the_loop_changes_no_bit(
 
 
 @pytest.mark.parametrize("method", ["gsam", "apart, climbing"])
-def test_a_checkpoint_after_every_step_changes_no_bit(method: str, loop: Loop, tmp_path: Path) -> None:
+def test_a_checkpoint_after_every_step_does_not_change_a_bit(method: str, loop: Loop, tmp_path: Path) -> None:
     row = recipe(method, "dropout", run={"checkpoint_every_minutes": 1e-9, "checkpoint_every_epochs": 1})
     assert distance(weights(train(row, tmp_path / "run", **GIVEN.keywords())), loop(method, "dropout")) == 0
 
 
-def test_stopped_at_every_step_changes_no_bit(loop: Loop, tmp_path: Path) -> None:
+def test_stopping_at_every_step_does_not_change_a_bit(loop: Loop, tmp_path: Path) -> None:
     row = recipe("sam", "dropout")
     stops = 0
     for _ in range(10):
@@ -68,18 +68,20 @@ def test_stopped_at_every_step_changes_no_bit(loop: Loop, tmp_path: Path) -> Non
     assert distance(weights(run), loop("sam", "dropout")) == 0
 
 
-def test_the_log_of_a_stopped_run_is_that_of_one_never_stopped(tmp_path: Path) -> None:
+def test_the_log_of_a_resumed_run_equals_that_of_an_uninterrupted_run(tmp_path: Path) -> None:
     row = recipe("sam", "mlp", run={"log_every": 1, "checkpoint_every_epochs": 1})
-    whole = train(row, tmp_path / "whole", **GIVEN.keywords())
-    parts = stopped_and_carried_on(row, tmp_path / "parts", 2)
-    assert [parts.log(number) for number in range(3)] == [whole.log(number) for number in range(3)]
+    uninterrupted = train(row, tmp_path / "uninterrupted", **GIVEN.keywords())
+    resumed = train_with_interruption(row, tmp_path / "resumed", 2)
+    assert [resumed.log(number) for number in range(3)] == [uninterrupted.log(number) for number in range(3)]
 
 
-def test_losing_the_optimisers_state_would_be_seen(loop: Loop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_losing_the_optimizer_state_would_be_detected(
+    loop: Loop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
 
-    def forgetful(state: Any, stored: dict[str, Any]) -> None:
+    def load_without_optimizer(state: Any, stored: dict[str, Any]) -> None:
         checkpoint.load_state_dict(state, {**stored, "optimizer": state.optimizer.state_dict()})
 
-    monkeypatch.setattr(checkpointer, "load_state_dict", forgetful)
-    run = stopped_and_carried_on(recipe("sam", "mlp"), tmp_path / "run", 2)
+    monkeypatch.setattr(checkpointer, "load_state_dict", load_without_optimizer)
+    run = train_with_interruption(recipe("sam", "mlp"), tmp_path / "run", 2)
     assert distance(weights(run), loop("sam", "mlp")) > 1e-6

@@ -1,4 +1,4 @@
-"""Measured on a mesh is measured: counts to the last digit, everything else to 1e-6."""
+"""Evaluation on a mesh equals a single process: counts exactly, everything else to 1e-6."""
 
 from __future__ import annotations
 
@@ -40,33 +40,33 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("copies", "shape"), [(1, "2x1"), (2, "1x2")])
-def test_a_mesh_measures_what_one_process_does(run: Path, copies: int, shape: str) -> None:
-    wanted = {
-        each.metric: each.rows
-        for each in evaluate(run, metrics=["all"], options=EvalOptions(cache_logits="off", no_cache=True))
+def test_evaluation_on_a_mesh_equals_a_single_process(run: Path, copies: int, shape: str) -> None:
+    expected = {
+        result.metric: result.rows
+        for result in evaluate(run, metrics=["all"], options=EvalOptions(cache_logits="off", no_cache=True))
     }
-    for answer in mesh(2).run("laws.meshes:measure_here", str(run), copies):
-        assert list(answer) == list(wanted)
-        for name, rows in answer.items():
-            assert list(rows) == list(wanted[name]), name
+    for metrics in mesh(2).run("laws.meshes:measure_here", str(run), copies):
+        assert list(metrics) == list(expected)
+        for name, rows in metrics.items():
+            assert list(rows) == list(expected[name]), name
             for row, (number, _) in rows.items():
-                truth = wanted[name][row].value
+                truth = expected[name][row].value
                 if name in COUNTS and row != MEAN_OF_PAIRS:  # which adds thirds
                     assert number == truth, (name, row)
                 assert number == pytest.approx(truth, rel=1e-6, abs=1e-9, nan_ok=True), (shape, name, row)
 
 
-def test_what_a_mesh_keeps_is_what_one_process_reads(run: Path, log_lines: list[str]) -> None:
+def test_predictions_cached_by_a_mesh_are_read_by_a_single_process(run: Path, log_lines: list[str]) -> None:
     mesh(2).run("laws.meshes:measure_here", str(run), 2, "float32")
     log_lines.clear()
-    found = {each.metric: each.rows for each in evaluate(run, metrics=["all"])}
+    results = {result.metric: result.rows for result in evaluate(run, metrics=["all"])}
     assert log_lines == ["test: using cached float32 logits of 301 samples"]
-    wanted = {
-        each.metric: each.rows
-        for each in evaluate(run, metrics=["all"], options=EvalOptions(cache_logits="off", no_cache=True))
+    expected = {
+        result.metric: result.rows
+        for result in evaluate(run, metrics=["all"], options=EvalOptions(cache_logits="off", no_cache=True))
     }
-    for name, rows in wanted.items():
+    for name, rows in expected.items():
         for row, value in rows.items():
-            assert found[name][row].value == pytest.approx(value.value, rel=1e-6, abs=1e-7, nan_ok=True), (name, row)
+            assert results[name][row].value == pytest.approx(value.value, rel=1e-6, abs=1e-7, nan_ok=True), (name, row)
     assert len(list((run / "predictions").rglob("*-logits.safetensors"))) == 3
     assert all(json.loads(p.read_text()) for p in (run / "metrics").glob("*.json"))

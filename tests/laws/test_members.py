@@ -1,4 +1,4 @@
-"""A member is its own: it does not change with its company, and what a list gives it is what it would have alone."""
+"""Members are independent: other members do not change them, and per-member lists equal single values."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ UNMET = [name for name in ONE_VALUE if METHODS[name].method["name"] != "sharpbal
 
 @pytest.mark.parametrize("net", ["mlp", "conv_bn", "dropout"])
 @pytest.mark.parametrize("method", UNMET)
-def test_adding_a_member_changes_no_other(method: str, net: str, loop: Loop) -> None:
+def test_adding_a_member_does_not_change_the_others(method: str, net: str, loop: Loop) -> None:
     assert distance(loop(method, net)[:2], loop(method, net, members=2)) == 0
 
 
 @pytest.mark.parametrize("method", ["deep_ensemble", "sam"])
-def test_adding_a_member_under_vmap_changes_no_other(method: str, tmp_path: Path) -> None:
+def test_adding_a_member_under_vmap_does_not_change_the_others(method: str, tmp_path: Path) -> None:
     size = {"samples": 40, "batch": 16, "executor": {"mode": "vmap"}}
     two = trained(recipe(method, "wide", members=2, **size), tmp_path / "two")
     three = trained(recipe(method, "wide", members=3, **size), tmp_path / "three")
@@ -31,11 +31,11 @@ def test_adding_a_member_under_vmap_changes_no_other(method: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("method", [name for name in JOINT if not METHODS[name].ordered])
-def test_adding_a_member_to_a_joint_method_changes_all(method: str, loop: Loop) -> None:
+def test_adding_a_member_to_a_joint_method_changes_all_members(method: str, loop: Loop) -> None:
     assert all(distance([a], [b]) > 0 for a, b in zip(loop(method), loop(method, members=2), strict=False))
 
 
-def test_adding_a_member_that_looks_only_back_changes_no_earlier_one(loop: Loop) -> None:
+def test_adding_a_member_to_a_sequential_method_does_not_change_earlier_members(loop: Loop) -> None:
     assert distance(loop("a2d, sequential")[:2], loop("a2d, sequential", members=2)) == 0
 
 
@@ -56,7 +56,7 @@ def test_members_differ_from_each_other(loop: Loop) -> None:
         ("loss", "label_smoothing", [0.0, 0.1, 0.5]),
     ],
 )
-def test_a_list_gives_each_member_what_it_would_have_alone(
+def test_a_list_of_values_equals_single_values_per_member(
     section: str, name: str, values: list[float], manner: str, tmp_path: Path
 ) -> None:
     size = {"samples": 32, "batch": 16, "executor": {"mode": manner}}
@@ -67,7 +67,7 @@ def test_a_list_gives_each_member_what_it_would_have_alone(
 
 
 @pytest.mark.parametrize("method", ["sam", "apart", "balanced, climbing"])
-def test_members_of_different_architecture_are_grouped_by_kind_under_vmap(
+def test_members_of_different_architectures_are_grouped_under_vmap(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Weights of the same shapes would not tell them apart; the kind does.
@@ -88,13 +88,13 @@ def test_members_of_different_architecture_are_grouped_by_kind_under_vmap(
     assert set(stacks) == {2}
 
 
-def test_the_global_generator_is_neither_drawn_from_nor_disturbed(tmp_path: Path) -> None:
+def test_training_does_not_use_the_global_random_generator(tmp_path: Path) -> None:
     torch.manual_seed(3)
     before = torch.get_rng_state()
     trained(recipe("sam", "dropout"), tmp_path / "a")
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_what_the_global_generator_holds_does_not_matter(loop: Loop, tmp_path: Path) -> None:
+def test_training_does_not_depend_on_the_global_random_state(loop: Loop, tmp_path: Path) -> None:
     torch.manual_seed(12345)
     assert distance(trained(recipe("sam", "dropout"), tmp_path / "a"), loop("sam", "dropout")) == 0

@@ -200,7 +200,7 @@ def test_probe_mode_restores_the_mode_of_every_layer() -> None:
     assert [layer.training for layer in net.modules()] == [True, True, False, True]
 
 
-def test_random_numbers_of_a_network_come_from_the_seed_of_the_member(untouched_randomness: None) -> None:
+def test_random_numbers_of_a_network_come_from_the_seed_of_the_member(rng_unchanged: None) -> None:
     class Noisy(nn.Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return F.dropout(super().forward(x), training=True)

@@ -94,7 +94,7 @@ def test_directions_can_be_normalized_by_layer_or_not_at_all() -> None:
     assert bare["0.bias"].any()
 
 
-def test_a_direction_depends_only_on_its_generator(untouched_randomness: None) -> None:
+def test_a_direction_depends_only_on_its_generator(rng_unchanged: None) -> None:
     origin = {"0.weight": torch.arange(6.0).view(2, 3)}
     sampled = [random_direction(origin, torch.Generator().manual_seed(seed))["0.weight"] for seed in (1, 1, 2)]
     assert torch.equal(sampled[0], sampled[1])

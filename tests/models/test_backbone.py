@@ -1,4 +1,4 @@
-"""One trunk for all members: where networks are cut, what stands on the cut, and what it holds in memory."""
+"""A backbone shared by all members: splits of networks, heads, and memory."""
 
 from __future__ import annotations
 
@@ -65,20 +65,20 @@ def recipe(**model: Any) -> Recipe:
 
 
 @pytest.mark.parametrize(("name", "layer"), CUTS)
-def test_what_follows_a_cut_makes_of_features_what_the_network_makes_of_images(name: str, layer: str) -> None:
+def test_the_own_head_of_features_equals_the_network_of_images(name: str, layer: str) -> None:
     whole = NETS[name]().eval()
-    trunk = Backbone(copy.deepcopy(whole), layer, shape=SHAPE, pool=False)
-    member = BackboneWithHead(trunk, own_head(copy.deepcopy(whole), layer, SHAPE)).eval()
+    backbone = Backbone(copy.deepcopy(whole), layer, shape=SHAPE, pool=False)
+    member = BackboneWithHead(backbone, own_head(copy.deepcopy(whole), layer, SHAPE)).eval()
     with torch.no_grad():
-        features = trunk(IMAGES)
-        assert tuple(features.shape[1:]) == trunk.shape
+        features = backbone(IMAGES)
+        assert tuple(features.shape[1:]) == backbone.shape
         assert torch.equal(member(IMAGES), whole(IMAGES))
         assert torch.equal(member(features), whole(IMAGES))
-    parts = size_in_bytes([trunk]), size_in_bytes([member.head])
+    parts = size_in_bytes([backbone]), size_in_bytes([member.head])
     assert sum(parts) == size_in_bytes([whole])  # every weight is on one side, and none on both
 
 
-def test_the_rest_trains_under_the_names_it_had() -> None:
+def test_the_own_head_keeps_its_parameter_names() -> None:
     whole = resnet8(shape=SHAPE, classes=5, width=4)
     after = own_head(whole, "layer2", SHAPE)
     assert {name for name, _ in after.named_parameters()} == {
@@ -140,38 +140,38 @@ class Pairs(Odd):
 @pytest.mark.parametrize(
     ("net", "layer", "words"),
     [
-        (LooksBack, "one", "looks back"),
-        (DropsByHand, "one", "other things in training"),
+        (LooksBack, "one", "tensors from before the split"),
+        (DropsByHand, "one", "differently in training"),
         (Branches, "one", "cannot be traced"),
-        (Odd, "never", "does not call that part"),
+        (Odd, "never", "does not call that submodule"),
     ],
 )
-def test_a_rest_that_cannot_stand_alone_is_refused_with_a_way_out(net: Any, layer: str, words: str) -> None:
+def test_a_head_that_cannot_be_traced_is_rejected_with_an_alternative(net: Any, layer: str, words: str) -> None:
     with pytest.raises(RecipeError, match=words) as problem:
         own_head(net(), layer, (4,))
     assert "model.head = 'linear' or 'mlp'" in str(problem.value)
 
 
-def test_a_cut_inside_of_a_part_is_followed() -> None:
+def test_a_split_inside_a_submodule_is_supported() -> None:
     whole = Deep()
     x = torch.randn(2, 4)
     assert torch.equal(own_head(whole, "inner.one", (4,))(whole.inner.one(x)), whole(x))
 
 
-def test_wrong_cuts_name_what_there_is() -> None:
+def test_invalid_splits_are_rejected_with_the_available_submodules() -> None:
     with pytest.raises(RecipeError, match="did you mean 'layer2'"):
         split_module(resnet8(shape=SHAPE, classes=5, width=4), "layer_2", SHAPE)
     with pytest.raises(RecipeError, match="allowed: features, never"):
         split_module(Odd(), "xyz", (4,))
-    with pytest.raises(RecipeError, match="does not end in one; name the part to cut after: one, two"):
+    with pytest.raises(RecipeError, match=r"does not end in one\. Name the submodule to split after: one, two"):
         split_module(Soft(), "features", (4,))
-    with pytest.raises(RecipeError, match="never comes to its part 'never'"):
+    with pytest.raises(RecipeError, match="never reaches the submodule 'never'"):
         Backbone(Odd(), "never", shape=(4,))
-    with pytest.raises(RecipeError, match="could not be told apart"):
+    with pytest.raises(RecipeError, match="cannot be distinguished"):
         Backbone(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)), "0", shape=(4,))
 
 
-def test_of_several_outputs_the_first_is_the_feature_and_places_are_averaged() -> None:
+def test_the_first_of_several_outputs_is_the_feature_and_positions_are_averaged() -> None:
     whole = Pairs()
     x = torch.randn(2, 4)
     assert torch.equal(Backbone(whole, "rnn", shape=(4,))(x), whole.rnn(x[:, None])[0].mean(1))
@@ -179,29 +179,29 @@ def test_of_several_outputs_the_first_is_the_feature_and_places_are_averaged() -
     assert Backbone(picture, "0", shape=SHAPE).shape == (4,)
 
 
-def test_images_are_brought_to_size_before_the_trunk() -> None:
+def test_images_are_resized_before_the_backbone() -> None:
     whole = cnn(shape=SHAPE, classes=5, channels=(4,))
-    trunk = Backbone(copy.deepcopy(whole), "0", shape=SHAPE, image_size=24, pool=False)
-    assert trunk.shape == (4, 12, 12)
-    wanted = F.interpolate(IMAGES, (24, 24), mode="bilinear", antialias=True, align_corners=False)
-    assert torch.equal(trunk(IMAGES), whole[0](wanted))
+    backbone = Backbone(copy.deepcopy(whole), "0", shape=SHAPE, image_size=24, pool=False)
+    assert backbone.shape == (4, 12, 12)
+    expected = F.interpolate(IMAGES, (24, 24), mode="bilinear", antialias=True, align_corners=False)
+    assert torch.equal(backbone(IMAGES), whole[0](expected))
     assert resize(IMAGES, 16) is IMAGES
 
 
-def test_the_hash_is_of_weights_and_cut() -> None:
+def test_the_hash_depends_on_weights_and_split() -> None:
     whole = NETS["cnn"]()
-    trunks = [Backbone(copy.deepcopy(whole), layer, shape=SHAPE, image_size=size)
+    backbones = [Backbone(copy.deepcopy(whole), layer, shape=SHAPE, image_size=size)
               for layer, size in (("0", None), ("0", None), ("1", None), ("0", 8))]  # fmt: skip
-    first, same, *others = [trunk.hash() for trunk in trunks]
+    first, same, *others = [backbone.hash() for backbone in backbones]
     assert first == same
     assert len({first, *others}) == 3
-    assert copy.deepcopy(trunks[0]).double().hash() == first
+    assert copy.deepcopy(backbones[0]).double().hash() == first
     with torch.no_grad():
-        next(trunks[0].parameters()).mul_(1.001)
-    assert trunks[0].hash() != first
+        next(backbones[0].parameters()).mul_(1.001)
+    assert backbones[0].hash() != first
 
 
-def test_heads_are_one_layer_or_two() -> None:
+def test_heads_have_one_or_two_layers() -> None:
     sizes = {
         kind: [p.numel() for p in build_head(kind, (4, 2), classes=5, width=3).parameters()]
         for kind in ("linear", "mlp")
@@ -209,29 +209,29 @@ def test_heads_are_one_layer_or_two() -> None:
     assert sizes == {"linear": [40, 5], "mlp": [24, 3, 15, 5]}
 
 
-def test_two_hundred_heads_hold_the_trunk_once() -> None:
+def test_two_hundred_heads_store_their_backbone_once() -> None:
     net = {"name": "resnet8", "width": 16, "backbone": "features", "head": "linear"}
-    asked = Recipe.from_dict({**recipe().to_dict(), "model": net})
-    two, many = (build_members(asked.replaced(members=count), DATA, range(count), GIVEN) for count in (2, 200))
-    trunk = size_in_bytes([many[0].backbone])  # type: ignore[list-item]
+    config = Recipe.from_dict({**recipe().to_dict(), "model": net})
+    two, many = (build_members(config.replaced(members=count), DATA, range(count), GIVEN) for count in (2, 200))
+    backbone = size_in_bytes([many[0].backbone])  # type: ignore[list-item]
     one = size_in_bytes([many[0].head])  # type: ignore[list-item]
-    assert trunk > 100 * one
-    assert size_in_bytes(many) == trunk + 200 * one
-    assert size_in_bytes(two) == trunk + 2 * one
+    assert backbone > 100 * one
+    assert size_in_bytes(many) == backbone + 200 * one
+    assert size_in_bytes(two) == backbone + 2 * one
     assert torch.equal(two[1].head[1].weight, many[1].head[1].weight)  # type: ignore[union-attr,index]
     assert not torch.equal(many[0].head[1].weight, many[1].head[1].weight)  # type: ignore[union-attr,index]
     held = Ensemble(many).bytes()
-    assert held == {"held": trunk + 200 * one, "unshared": 200 * (trunk + one)}
+    assert held == {"held": backbone + 200 * one, "unshared": 200 * (backbone + one)}
 
 
-def test_an_ensemble_runs_its_trunk_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_ensemble_runs_its_backbone_once(monkeypatch: pytest.MonkeyPatch) -> None:
     members = build_members(recipe(backbone="features", head="mlp", head_width=[3, 4, 5]), DATA, range(3), GIVEN)
-    together = Ensemble(members, mean=DATA.mean, std=DATA.std)
-    wanted = torch.stack([member((IMAGES - 0.5) / 0.5) for member in members])
+    ensemble = Ensemble(members, mean=DATA.mean, std=DATA.std)
+    expected = torch.stack([member((IMAGES - 0.5) / 0.5) for member in members])
     calls: list[int] = []
     before = Backbone.forward
     monkeypatch.setattr(Backbone, "forward", lambda self, *a, **k: (calls.append(1), before(self, *a, **k))[1])
-    torch.testing.assert_close(together.logits(IMAGES), wanted)
+    torch.testing.assert_close(ensemble.logits(IMAGES), expected)
     assert len(calls) == 1
     assert [member.head[1].out_features for member in members] == [3, 4, 5]  # type: ignore[union-attr,index]
     assert common_backbone([nn.Linear(1, 1)]) is common_backbone([]) is None
@@ -239,33 +239,33 @@ def test_an_ensemble_runs_its_trunk_once(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("top", ["own", "mlp"])
-def test_members_share_the_trunk_and_nothing_else(top: str, tmp_path: Path) -> None:
-    asked = recipe(backbone="0", head=top, norm="batch")
-    run = train(asked, tmp_path / "run", **GIVEN.keywords())
+def test_members_share_only_the_backbone(top: str, tmp_path: Path) -> None:
+    config = recipe(backbone="0", head=top, norm="batch")
+    run = train(config, tmp_path / "run", **GIVEN.keywords())
     shared = run.shared()
     assert shared
     assert all(name.startswith("backbone.model.0.") for name in shared)
-    start = build_backbone(asked, DATA, GIVEN).state_dict()
+    start = build_backbone(config, DATA, GIVEN).state_dict()
     assert all(torch.equal(tensor, start[name.removeprefix("backbone.")]) for name, tensor in shared.items())
     weights = [run.weights(number) for number in range(3)]
     assert all(name.startswith("head.") for name in weights[0])
     assert any(not torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
-def test_stacked_heads_are_looped_heads(tmp_path: Path) -> None:
+def test_vmapped_heads_equal_looped_heads(tmp_path: Path) -> None:
     found: list[Run] = []
-    for manner in ("loop", "vmap", "offload"):
-        asked = recipe(backbone="features", head="mlp", head_width=6).replaced(
-            executor={"mode": manner}, data={"shuffle": "shared"}
+    for mode in ("loop", "vmap", "offload"):
+        config = recipe(backbone="features", head="mlp", head_width=6).replaced(
+            executor={"mode": mode}, data={"shuffle": "shared"}
         )
-        found.append(train(asked, tmp_path / manner, **GIVEN.keywords()))
+        found.append(train(config, tmp_path / mode, **GIVEN.keywords()))
     for number in range(3):
-        looped, stacked, parked = [run.weights(number) for run in found]
-        assert all(torch.equal(looped[name], parked[name]) for name in looped)
+        looped, stacked, offloaded = [run.weights(number) for run in found]
+        assert all(torch.equal(looped[name], offloaded[name]) for name in looped)
         torch.testing.assert_close(stacked, looped, rtol=1e-4, atol=1e-6)  # convolutions under vmap round otherwise
 
 
-def test_pruning_leaves_the_trunk_alone() -> None:
+def test_pruning_does_not_change_the_backbone() -> None:
     module = build_member(recipe(backbone="features", head="mlp", head_width=6, sparsity=0.5), DATA, 0, GIVEN)
     assert set(pruning_masks(module)) == {"head.1.weight", "head.3.weight"}
     assert shared_param_names(recipe(backbone="0"), build_member(recipe(backbone="0"), DATA, 0, GIVEN)) == {
@@ -275,19 +275,19 @@ def test_pruning_leaves_the_trunk_alone() -> None:
 @pytest.mark.parametrize(
     ("model", "data", "words"),
     [
-        ({"head": "mlp"}, {}, "model.head = 'mlp' speaks of a trunk"),
-        ({"image_size": 8}, {}, "model.image_size = 8 speaks of a trunk"),
-        ({"cache_features": True}, {}, "model.cache_features = True speaks of a trunk"),
-        ({"backbone": "features", "name": ["cnn", "cnn", "cnn"]}, {}, "one trunk, so give one name"),
-        ({"backbone": "features", "freeze": ["0"]}, {}, "leave one of them out"),
-        ({"backbone": "features", "cache_features": True}, {"mixup": 0.2}, "leave out one of the two"),
+        ({"head": "mlp"}, {}, "model.head = 'mlp' needs a backbone"),
+        ({"image_size": 8}, {}, "model.image_size = 8 needs a backbone"),
+        ({"cache_features": True}, {}, "model.cache_features = True needs a backbone"),
+        ({"backbone": "features", "name": ["cnn", "cnn", "cnn"]}, {}, "one backbone. Use one model name"),
+        ({"backbone": "features", "freeze": ["0"]}, {}, "Omit one of them"),
+        ({"backbone": "features", "cache_features": True}, {"mixup": 0.2}, "Omit one of the two"),
     ],
 )
-def test_keys_that_do_not_go_together_are_refused(model: dict[str, Any], data: dict[str, Any], words: str) -> None:
+def test_inconsistent_keys_are_rejected(model: dict[str, Any], data: dict[str, Any], words: str) -> None:
     with pytest.raises(RecipeError, match=words):
         check(recipe(**model).replaced(data=data), GIVEN)
 
 
-def test_a_recipe_without_a_trunk_determines_what_it_always_did() -> None:
+def test_a_recipe_without_a_backbone_keeps_its_identity() -> None:
     assert set(recipe().identity()["model"]) == {"name", "channels", "weights_prefix", "strict", "freeze", "sparsity"}
     assert {"backbone", "head", "cache_features"} <= set(recipe(backbone="0").identity()["model"])

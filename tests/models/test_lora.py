@@ -1,4 +1,4 @@
-"""Low-rank adapters: the base exactly at first, merged the same, held once, and under every law."""
+"""LoRA adapters: start at the base, merge exactly, share the base, and agree under every executor."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 from cases import GIVEN, distance, recipe, trained, weights
 from laws.meshes import mesh
-from laws.test_interrupted import stopped_and_carried_on
+from laws.test_interrupted import train_with_interruption
 from reference.gradient_norms import gradient_norms
 from torch import Tensor, nn
 from typer.testing import CliRunner
@@ -63,7 +63,7 @@ def adapted(name: str = "mlp", *, moved: bool = True, **options: Any) -> nn.Modu
 
 
 @pytest.mark.parametrize("name", ["mlp", "vit"])
-def test_with_b_at_zero_a_network_is_its_base_exactly(name: str) -> None:
+def test_with_b_equal_to_zero_a_network_equals_its_base(name: str) -> None:
     assert torch.equal(adapted(name, moved=False)(inputs(name)), net(name)(inputs(name)))
 
 
@@ -78,14 +78,14 @@ def test_an_adapter_adds_alpha_over_rank_times_b_a_x() -> None:
 
 
 @pytest.mark.parametrize("name", ["mlp", "vit"])
-def test_merged_is_unmerged_in_a_plain_network(name: str) -> None:
+def test_merged_weights_give_the_same_outputs_without_adapters(name: str) -> None:
     one, plain = adapted(name), net(name, seed=9)
     assert not torch.allclose(one(inputs(name)), net(name)(inputs(name)), atol=1e-2)
     plain.load_state_dict(merge_lora(one), strict=True)
     torch.testing.assert_close(plain(inputs(name)), one(inputs(name)), rtol=0, atol=1e-6)
 
 
-def test_merging_leaves_the_network_as_it_is() -> None:
+def test_merging_does_not_change_the_network() -> None:
     one = adapted()
     before = {name: tensor.clone() for name, tensor in one.state_dict().items()}
     for tensor in merge_lora(one).values():
@@ -100,14 +100,14 @@ def test_only_adapters_and_the_last_layer_are_trained() -> None:
     assert base_names(one) == {f"{n}.{part}" for n in "13" for part in ("weight", "bias")}
 
 
-def test_parts_named_in_train_are_trained_whole_and_get_no_adapter() -> None:
+def test_modules_to_save_are_fully_trained_without_an_adapter() -> None:
     one = adapted(target_modules=["*"], modules_to_save=["1"])
     assert [name for name, part in one.named_modules() if isinstance(part, LoRALinear)] == ["3", "5"]
     assert base_names(one, ["1"]) == {"3.weight", "3.bias", "5.weight", "5.bias"}
     assert all(p.requires_grad for p in one[1].parameters())  # type: ignore[index]
 
 
-def test_batchnorm_of_the_base_keeps_its_statistics() -> None:
+def test_batchnorm_of_a_lora_base_keeps_its_statistics() -> None:
     one = adapted("cnn", modules_to_save=[])
     before = {name: buffer.clone() for name, buffer in one.named_buffers()}
     one.train()(inputs("cnn"))
@@ -115,7 +115,7 @@ def test_batchnorm_of_the_base_keeps_its_statistics() -> None:
     assert all(torch.equal(before[name], buffer) for name, buffer in one.named_buffers())
 
 
-def test_a_layer_that_occurs_twice_has_one_adapter() -> None:
+def test_a_layer_that_occurs_twice_gets_one_adapter() -> None:
     twice = nn.Linear(4, 4)
     one = nn.Sequential(twice, nn.ReLU(), twice, nn.Linear(4, 2))
     add_lora(one, rank=2, alpha=2.0, target_modules=["0", "2"])
@@ -124,7 +124,7 @@ def test_a_layer_that_occurs_twice_has_one_adapter() -> None:
 
 
 @pytest.mark.parametrize("name", ["mlp", "vit"])
-def test_scores_are_those_of_one_backward_pass_for_each_sample(name: str) -> None:
+def test_per_sample_scores_equal_one_backward_pass_per_sample(name: str) -> None:
     one = adapted(name)
     batch = Batch(inputs(name), torch.arange(6) % 3, torch.arange(6))
     torch.testing.assert_close(squared_norms(MemberModule(one), batch), gradient_norms(one, batch), rtol=1e-5, atol=0)
@@ -141,11 +141,15 @@ class Own(nn.Linear):
         (
             nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)),
             {"target_modules": ["*.query"]},
-            r"no linear .*'\*.query'.*: 0$",
+            r"'\*.query' matches no linear layer.*: 0",
         ),
-        (nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), {"target_modules": ["1"]}, "beside those trained whole"),
-        (nn.Sequential(nn.Linear(2, 2)), {"target_modules": ["0"], "modules_to_save": ["hed"]}, "no part 'hed'"),
-        (nn.Sequential(Own(2, 2), nn.Linear(2, 2)), {"target_modules": ["0"]}, "forward of its own"),
+        (nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), {"target_modules": ["1"]}, "matches no linear layer outside"),
+        (
+            nn.Sequential(nn.Linear(2, 2)),
+            {"target_modules": ["0"], "modules_to_save": ["hed"]},
+            "no submodule or tensor 'hed'",
+        ),
+        (nn.Sequential(Own(2, 2), nn.Linear(2, 2)), {"target_modules": ["0"]}, "overrides forward"),
         (
             nn.Sequential(nn.MultiheadAttention(2, 1), nn.Linear(2, 2)),
             {"target_modules": ["*proj"]},
@@ -158,7 +162,7 @@ class Own(nn.Linear):
         ),
     ],
 )
-def test_what_cannot_be_adapted_is_refused(module: nn.Module, options: dict[str, Any], words: str) -> None:
+def test_layers_that_cannot_be_adapted_are_rejected(module: nn.Module, options: dict[str, Any], words: str) -> None:
     with pytest.raises(RecipeError, match=words):
         add_lora(module, rank=2, alpha=2.0, **options)
 
@@ -170,14 +174,14 @@ def test_what_cannot_be_adapted_is_refused(module: nn.Module, options: dict[str,
     ("model_part", "words"),
     [
         ({"lora": {"rank": 2}}, r"\[model\] lora lacks 'target_modules'"),
-        ({"lora": {"rank": 0, "target_modules": ["1"]}}, "rank.*1 or more"),
+        ({"lora": {"rank": 0, "target_modules": ["1"]}}, "rank must be at least 1"),
         ({"lora": {"rnk": 1, "target_modules": ["1"]}}, r"\[model\] lora has no key 'rnk'; did you mean 'rank'"),
         ({"lora": {"target_modules": []}}, r"lora.target_modules = \[\]: "),
-        ({"lora": {"target_modules": ["1"]}, "freeze": ["1"]}, "leave freeze out"),
+        ({"lora": {"target_modules": ["1"]}, "freeze": ["1"]}, "remove model.freeze"),
         ({"lora": {"target_modules": ["1"], "rank": [1, 2]}}, "lists 2 values, but the ensemble has 3"),
     ],
 )
-def test_a_recipe_says_what_is_wrong_with_its_adapters(model_part: dict[str, Any], words: str) -> None:
+def test_invalid_lora_options_of_a_recipe_are_reported(model_part: dict[str, Any], words: str) -> None:
     def built() -> None:
         row = recipe("deep_ensemble", "mlp", model={"hidden_sizes": [6, 6], **model_part})
         build_members(row, build_data(row), [0])
@@ -186,13 +190,13 @@ def test_a_recipe_says_what_is_wrong_with_its_adapters(model_part: dict[str, Any
         built()
 
 
-def test_a_recipe_with_adapters_survives_toml_and_changes_nobody_elses_name() -> None:
+def test_a_recipe_with_lora_round_trips_through_toml_and_other_hashes_are_unchanged() -> None:
     row = recipe("deep_ensemble", "adapted")
     assert Recipe.parse(row.to_toml()) == row
     assert "lora" not in recipe("deep_ensemble", "mlp").to_dict()["model"]
 
 
-def test_five_members_hold_the_base_once_and_differ_in_what_is_theirs() -> None:
+def test_members_store_the_base_once_and_differ_only_in_their_own_weights() -> None:
     row = recipe("deep_ensemble", "adapted", members=5, model={"hidden_sizes": [64, 64]})
     nets = build_members(row, build_data(row), range(5))
     names = shared_param_names(row, nets[0])
@@ -222,7 +226,7 @@ def test_members_may_have_a_rank_and_an_alpha_each() -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_every_executor_ends_at_the_loops_adapters_and_no_base_moves(method: str, tmp_path: Path) -> None:
+def test_every_executor_trains_the_same_adapters_and_leaves_the_base_unchanged(method: str, tmp_path: Path) -> None:
     row = recipe(method, "adapted", precision="fp64")
     loop = train(row, tmp_path / "loop", **GIVEN.keywords())
     start = build_members(row, build_data(row), [0])[0].state_dict()
@@ -238,10 +242,10 @@ def test_every_executor_ends_at_the_loops_adapters_and_no_base_moves(method: str
 
 
 @pytest.mark.parametrize("method", ["sam", "sharpbalance"])
-def test_stopped_and_carried_on_changes_no_bit_of_an_adapter(method: str, tmp_path: Path) -> None:
+def test_resuming_does_not_change_a_bit_of_an_adapter(method: str, tmp_path: Path) -> None:
     row = recipe(method, "adapted")
     whole = trained(row, tmp_path / "whole")
-    assert distance(weights(stopped_and_carried_on(row, tmp_path / "parts", 4)), whole) == 0
+    assert distance(weights(train_with_interruption(row, tmp_path / "parts", 4)), whole) == 0
 
 
 # What is done with a run.
@@ -252,7 +256,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return train(recipe("deep_ensemble", "adapted"), tmp_path_factory.mktemp("lora") / "run", **GIVEN.keywords())
 
 
-def test_a_run_is_loaded_with_its_base_held_once_and_merges(run: Run) -> None:
+def test_a_loaded_run_stores_its_base_once_and_can_be_merged(run: Run) -> None:
     ensemble = plateaux.load(run.store.root)
     assert ensemble.bytes()["held"] < ensemble.bytes()["unshared"]
     row = run.recipe.replaced(model={"lora": None})
@@ -264,10 +268,10 @@ def test_a_run_is_loaded_with_its_base_held_once_and_merges(run: Run) -> None:
 
 
 def test_status_shows_what_is_shared(run: Run) -> None:
-    said = json.loads(CliRunner().invoke(app, ["status", str(run.store.root), "--json"]).stdout)
-    assert said["shared_bytes"] == 4 * sum(tensor.numel() for tensor in run.shared().values()) > 0
+    message = json.loads(CliRunner().invoke(app, ["status", str(run.store.root), "--json"]).stdout)
+    assert message["shared_bytes"] == 4 * sum(tensor.numel() for tensor in run.shared().values()) > 0
 
 
-def test_a_soup_of_factors_is_refused(run: Run, tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="merge every member first"):
+def test_a_soup_of_unmerged_adapters_is_rejected(run: Run, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="Merge every member first"):
         plateaux.soup(run.store.root, tmp_path / "soup", split="test")

@@ -1,4 +1,4 @@
-"""Loading, freezing, sharing, pruning."""
+"""Module surgery: loading, freezing, sharing, pruning."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ def test_safetensors_load_by_prefix_and_without_batch_counters(tmp_path: Path) -
         lambda w: {"model": {"state_dict": under("module._orig_mod.", w)}},
     ],
 )
-def test_torch_checkpoints_load_out_of_their_nests(tmp_path: Path, wrap: Any) -> None:
+def test_nested_torch_checkpoints_are_loaded(tmp_path: Path, wrap: Any) -> None:
     source, target = net(seed=1), net(seed=2)
     torch.save(wrap(source.state_dict()), tmp_path / "w.pt")
     surgery.load_weights(target, str(tmp_path / "w.pt"))
     assert same(source, target)
 
 
-def test_half_precision_is_cast_to_what_the_model_has(tmp_path: Path) -> None:
+def test_half_precision_weights_are_converted_to_the_dtype_of_the_model(tmp_path: Path) -> None:
     source, target = net(seed=1).half(), net(seed=2)
     save_file(source.state_dict(), tmp_path / "w.safetensors")
     surgery.load_weights(target, tmp_path / "w.safetensors")
@@ -68,7 +68,7 @@ def test_half_precision_is_cast_to_what_the_model_has(tmp_path: Path) -> None:
     assert same(source.float(), target)
 
 
-def test_weights_that_do_not_fit_are_listed_and_change_nothing(tmp_path: Path) -> None:
+def test_mismatched_weights_are_listed_and_nothing_is_loaded(tmp_path: Path) -> None:
     weights = net(seed=1).state_dict()
     weights["linear.weight"] = torch.zeros(7, 64)
     weights["layer1.0.conv_1.weight"] = weights.pop("layer1.0.conv1.weight")
@@ -76,15 +76,15 @@ def test_weights_that_do_not_fit_are_listed_and_change_nothing(tmp_path: Path) -
     target, before = net(seed=2), net(seed=2)
     with pytest.raises(RecipeError) as error:
         surgery.load_weights(target, tmp_path / "w.safetensors")
-    said = str(error.value)
-    assert "1 weights are missing: layer1.0.conv1.weight." in said
-    assert "1 have no place in the model: layer1.0.conv_1.weight" in said
-    assert "did you mean 'layer1.0.conv1.weight'" in said
-    assert "linear.weight (7 x 64 in the file, 3 x 64 in the model)" in said
+    message = str(error.value)
+    assert "1 weights are missing: layer1.0.conv1.weight." in message
+    assert "1 are not in the model: layer1.0.conv_1.weight" in message
+    assert "did you mean 'layer1.0.conv1.weight'" in message
+    assert "linear.weight (7 x 64 in the file, 3 x 64 in the model)" in message
     assert same(target, before)
 
 
-def test_partial_loading_leaves_another_head_and_says_so(tmp_path: Path) -> None:
+def test_partial_loading_skips_a_different_head_with_a_warning(tmp_path: Path) -> None:
     source, target, before = net(seed=1, classes=7), net(seed=2), net(seed=2)
     save_file(source.state_dict(), tmp_path / "w.safetensors")
     with pytest.warns(UserWarning, match=r"Not loaded.*linear.weight \(7 x 64 in the file, 3 x 64 in the model\)"):
@@ -93,11 +93,11 @@ def test_partial_loading_leaves_another_head_and_says_so(tmp_path: Path) -> None
     assert torch.equal(target.get_parameter("linear.weight"), before.get_parameter("linear.weight"))
 
 
-def test_partial_loading_takes_a_head_of_another_name_but_no_missing_trunk(tmp_path: Path) -> None:
+def test_partial_loading_allows_a_renamed_head_but_no_missing_backbone(tmp_path: Path) -> None:
     weights = net(seed=1).state_dict()
     weights["fc.weight"] = weights.pop("linear.weight")
     save_file(weights, tmp_path / "w.safetensors")
-    with pytest.warns(UserWarning, match=r"linear.weight \(not in the file\), fc.weight \(no place\)"):
+    with pytest.warns(UserWarning, match=r"linear.weight \(not in the file\), fc.weight \(not in the model\)"):
         surgery.load_weights(net(), tmp_path / "w.safetensors", strict=False)
     del weights["conv1.weight"]
     save_file(weights, tmp_path / "w.safetensors")
@@ -105,7 +105,7 @@ def test_partial_loading_takes_a_head_of_another_name_but_no_missing_trunk(tmp_p
         surgery.load_weights(net(), tmp_path / "w.safetensors", strict=False)
 
 
-def test_a_wrong_prefix_names_the_right_one(tmp_path: Path) -> None:
+def test_an_unknown_prefix_is_rejected_with_a_suggestion(tmp_path: Path) -> None:
     save_file(under("resnet8.", net().state_dict()), tmp_path / "w.safetensors")
     with pytest.raises(RecipeError, match="did you mean 'resnet8'"):
         surgery.load_weights(net(), tmp_path / "w.safetensors", prefix="resnet_8")
@@ -116,14 +116,14 @@ class Trap:
         return (print, ("ran",))
 
 
-def test_a_file_that_holds_code_or_nothing_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_with_code_or_without_weights_is_rejected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "trap.pt").write_bytes(pickle.dumps({"state_dict": Trap()}, protocol=2))
     torch.save({"state_dict": Trap()}, tmp_path / "trap2.pt")
     (tmp_path / "empty.safetensors").write_bytes(b"")
     (tmp_path / "empty.pt").write_bytes(b"")
     torch.save(3, tmp_path / "three.pt")
     for name in ("trap.pt", "trap2.pt", "empty.safetensors", "empty.pt", "three.pt", "nowhere.pt"):
-        with pytest.raises(RecipeError, match=r"state_dict\(\)|no file of weights"):
+        with pytest.raises(RecipeError, match=r"state_dict\(\)|no weights file"):
             surgery.load_weights(net(), tmp_path / name)
     assert "ran" not in capsys.readouterr().out
 
@@ -131,7 +131,7 @@ def test_a_file_that_holds_code_or_nothing_is_refused(tmp_path: Path, capsys: py
 # Freezing and sharing
 
 
-def test_frozen_parts_do_not_move_while_the_rest_trains() -> None:
+def test_frozen_submodules_do_not_change_while_others_train() -> None:
     frozen = net()
     names = surgery.freeze(frozen, ["conv1", "bn1", "layer1", "layer2.0.bn1"])
     before = copy.deepcopy(frozen.state_dict())
@@ -145,7 +145,7 @@ def test_frozen_parts_do_not_move_while_the_rest_trains() -> None:
 
 
 @pytest.mark.parametrize("through", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m)), lambda m: m])
-def test_frozen_parts_stay_in_eval_mode_through_copies(through: Any) -> None:
+def test_frozen_submodules_stay_in_eval_mode_in_copies(through: Any) -> None:
     original = net()
     surgery.freeze(original, ["layer1"])
     copied = through(original)
@@ -158,7 +158,7 @@ def test_frozen_parts_stay_in_eval_mode_through_copies(through: Any) -> None:
     assert not any(part.training for part in copied.modules())
 
 
-def test_a_copy_of_a_frozen_net_holds_nothing_of_the_original() -> None:
+def test_a_copy_of_a_frozen_network_shares_no_memory_with_the_original() -> None:
     original = net()
     surgery.freeze(original, ["layer1"])
     copied = copy.deepcopy(original)
@@ -175,7 +175,7 @@ def test_single_parameters_can_be_frozen() -> None:
 
 
 @pytest.mark.parametrize(("wrong", "right"), [("layer_1", "'layer1'"), ("layer1.2", "'layer1.0'"), ("", "conv1")])
-def test_a_wrong_part_names_the_nearest(wrong: str, right: str) -> None:
+def test_an_unknown_submodule_is_rejected_with_a_suggestion(wrong: str, right: str) -> None:
     with pytest.raises(RecipeError, match=right):
         surgery.freeze(net(), [wrong])
     with pytest.raises(RecipeError, match=right):
@@ -184,14 +184,14 @@ def test_a_wrong_part_names_the_nearest(wrong: str, right: str) -> None:
         surgery.prune(net(), 0.5, keep=[wrong])
 
 
-def test_200_heads_over_one_trunk_hold_the_trunk_once() -> None:
-    trunk = ["conv1", "bn1", "layer1", "layer2", "layer3", "layer4"]
+def test_200_heads_store_their_backbone_once() -> None:
+    backbone = ["conv1", "bn1", "layer1", "layer2", "layer3", "layer4"]
     first = net("resnet18", width=8)
-    surgery.freeze(first, trunk)
+    surgery.freeze(first, backbone)
     heads = [first]
     for seed in range(1, 200):
         heads.append(net("resnet18", width=8, seed=seed))
-        surgery.share([first, heads[-1]], trunk)
+        surgery.share([first, heads[-1]], backbone)
     assert len({head.get_parameter("layer3.1.conv2.weight").data_ptr() for head in heads}) == 1
     assert len({head.get_parameter("linear.weight").data_ptr() for head in heads}) == 200
     one_head = surgery.size_in_bytes([first.get_submodule("linear")])
@@ -204,7 +204,7 @@ def test_200_heads_over_one_trunk_hold_the_trunk_once() -> None:
     assert not torch.equal(heads[1](x), heads[2](x))
 
 
-def test_sharing_nested_parts_and_parameters_leaves_their_siblings() -> None:
+def test_sharing_nested_submodules_does_not_change_their_siblings() -> None:
     one, two = net(seed=1), net(seed=2)
     surgery.share([one, two], ["layer1.0.conv1", "linear.bias"])
     assert two.get_submodule("layer1.0.conv1") is one.get_submodule("layer1.0.conv1")
@@ -213,7 +213,7 @@ def test_sharing_nested_parts_and_parameters_leaves_their_siblings() -> None:
     assert [n for n, _ in two.named_parameters()] == [n for n, _ in one.named_parameters()]
 
 
-def test_bytes_of_views_are_counted_once() -> None:
+def test_shared_memory_is_counted_once() -> None:
     layer, tied = nn.Linear(4, 8), nn.Linear(4, 2)
     tied.weight = nn.Parameter(layer.weight.detach()[:2])
     assert surgery.size_in_bytes([layer, tied]) == 4 * (32 + 8 + 2)
@@ -230,7 +230,7 @@ def flat(tree: dict[str, Tensor]) -> Tensor:
 
 @pytest.mark.parametrize("sparsity", [0.0, 0.3, 0.9, 0.999])
 @pytest.mark.parametrize("scope", ["global", "layer"])
-def test_exactly_the_asked_share_falls(sparsity: float, scope: Any) -> None:
+def test_exactly_the_requested_fraction_is_pruned(sparsity: float, scope: Any) -> None:
     pruned = net()
     surgery.prune(pruned, sparsity, scope=scope)
     found = pruning_masks(pruned)
@@ -251,7 +251,7 @@ def test_global_pruning_agrees_with_torch() -> None:
         assert torch.equal(mask, theirs.get_buffer(f"{name}_mask").bool())
 
 
-def test_of_equal_weights_the_first_fall() -> None:
+def test_among_equal_weights_the_first_are_pruned() -> None:
     layer = nn.Linear(4, 2, bias=False)
     nn.init.constant_(layer.weight, -0.5)
     with torch.no_grad():
@@ -260,7 +260,7 @@ def test_of_equal_weights_the_first_fall() -> None:
     assert pruning_masks(layer)["weight"].flatten().int().tolist() == [1, 0, 0, 0, 0, 1, 1, 1]
 
 
-def test_kept_parts_are_whole_and_masks_are_no_weights() -> None:
+def test_kept_submodules_are_not_pruned_and_masks_are_not_in_the_state_dict() -> None:
     pruned = net()
     names = list(pruned.state_dict())
     surgery.prune(pruned, 0.8, keep=["linear", "layer1.0.conv1"])
@@ -269,7 +269,7 @@ def test_kept_parts_are_whole_and_masks_are_no_weights() -> None:
     assert pruning_masks(copy.deepcopy(pruned)).keys() == pruning_masks(pruned).keys()
 
 
-def test_pruning_more_keeps_what_fell_before() -> None:
+def test_pruning_more_keeps_earlier_zeros() -> None:
     pruned = net()
     surgery.prune(pruned, 0.5)
     fallen = ~flat(pruning_masks(pruned))
@@ -279,22 +279,22 @@ def test_pruning_more_keeps_what_fell_before() -> None:
     assert int((~alive).sum()) == round(0.8 * len(alive))
 
 
-def test_positions_and_tokens_are_no_weights() -> None:
+def test_position_embeddings_and_tokens_are_not_pruned() -> None:
     vit = net("vit", width=12, depth=1)
     surgery.prune(vit, 0.5)
     assert not {"pos_embed", "cls_token"} & set(pruning_masks(vit))
 
 
 @pytest.mark.parametrize("sparsity", [-0.1, 1.0, 90.0])
-def test_an_impossible_sparsity_is_refused(sparsity: float) -> None:
-    with pytest.raises(RecipeError, match="at least 0 and below 1"):
+def test_an_invalid_sparsity_is_rejected(sparsity: float) -> None:
+    with pytest.raises(RecipeError, match="not a fraction of the weights"):
         surgery.prune(net(), sparsity)
 
 
 # What is inside
 
 
-def test_batch_norms_are_found() -> None:
+def test_batchnorm_layers_are_listed() -> None:
     assert len(surgery.batchnorm_layers(net())) == 7
     assert surgery.batchnorm_layers(net("vit", width=12, depth=1)) == []
 
@@ -305,7 +305,7 @@ class DropPath(nn.Module):
         self.drop_prob = drop_prob
 
 
-def test_layers_that_draw_random_numbers_are_named() -> None:
+def test_dropout_layers_are_listed() -> None:
     parts: dict[str, nn.Module] = {
         "dropout": nn.Dropout(0.1),
         "dropout2d": nn.Dropout2d(0.1),
@@ -315,16 +315,16 @@ def test_layers_that_draw_random_numbers_are_named() -> None:
         "lstm": nn.LSTM(2, 2, num_layers=2, dropout=0.1),
         "rrelu": nn.RReLU(),
     }
-    still: dict[str, nn.Module] = {
+    deterministic: dict[str, nn.Module] = {
         "none": nn.Dropout(0.0),
         "nopath": DropPath(None),
         "quiet": nn.MultiheadAttention(4, 2),
         "norm": nn.BatchNorm2d(3),
     }
-    assert surgery.dropout_layers(nn.ModuleDict({**parts, **still})) == list(parts)
+    assert surgery.dropout_layers(nn.ModuleDict({**parts, **deterministic})) == list(parts)
 
 
-def test_frozen_dropout_draws_nothing_and_eval_mode_alone_does_not_count() -> None:
+def test_frozen_dropout_is_not_listed_but_dropout_in_eval_mode_is() -> None:
     wide = net("wrn", depth=10, widen_factor=1, dropout=0.3)
     surgery.freeze(wide, ["block1", "block2"])
     assert surgery.dropout_layers(wide.eval()) == ["block3.layer.0.dropout"]

@@ -1,4 +1,4 @@
-"""Every benchmark runs, and ends with the one JSON line that says what it found."""
+"""Every benchmark runs and ends with one JSON line of results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CASES = [pytest.param(path, id=path.stem, marks=RAY if path.stem == "ray" else [
 
 
 @pytest.mark.parametrize("file", CASES)
-def test_a_benchmark_ends_with_figures_limits_and_a_verdict(file: Path, script: Script) -> None:
+def test_a_benchmark_ends_with_metrics_limits_and_a_verdict(file: Path, script: Script) -> None:
     if file.stem in NEED_CIFAR and not (Path(os.environ.get("PLATEAUX_DATA", "data")) / "weights").is_dir():
         pytest.skip("CIFAR-10 and the weights are not here: set PLATEAUX_DATA")
     if file.stem == "ray":

@@ -1,7 +1,7 @@
-"""The words are true: every Python block runs, every command parses, every link leads somewhere, no page drifts.
+"""Documentation: Python blocks run, commands parse, links exist, figures have alt text, generated pages are current.
 
 In a page, a block with a title (```python title="mine.py") is a file of that name; a Python block without one is run
-as a script in the folder that holds those files. Pages that speak of `runs/quickstart` find such a run there.
+as a script in the folder that contains those files. The folder also contains the run `runs/quickstart`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def blocks(page: Path) -> list[Block]:
     return [Block(m[1], m[2] or "", m[3], text[: m.start()].count("\n") + 2) for m in FENCE.finditer(text)]
 
 
-def named(pages: list[Path]) -> Any:
+def for_pages(pages: list[Path]) -> Any:
     return pytest.mark.parametrize("page", pages, ids=lambda page: str(page.relative_to(ROOT)))
 
 
@@ -66,10 +66,10 @@ def quickstart(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quickstart: Path) -> Iterator[Path]:
-    """Return an empty working folder that modules can be imported from, and forget what they registered."""
+    """Return an empty working folder that modules can be imported from, and unregister their plug-ins afterwards."""
     kinds = (registry.method, registry.metric, registry.probe, registry.dataset, registry.model, registry.executor)
     for kind in kinds:
-        kind.names()  # whatever comes along is registered first
+        kind.names()  # registers the built-in plug-ins
         monkeypatch.setattr(kind, "_factories", dict(kind._factories))
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -82,13 +82,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quickstart: Path) ->
 
 
 def run_page(page: Path, folder: Path) -> list[dict[str, Any]]:
-    """Run the Python blocks of a page, each on its own, and return what each of them named."""
-    found = blocks(page)
-    for block in found:
+    """Run the Python blocks of a page, each in a new namespace, and return the namespaces."""
+    page_blocks = blocks(page)
+    for block in page_blocks:
         if block.title:
             (folder / block.title).write_text(block.text, encoding="utf-8")
     spaces = []
-    for block in found:
+    for block in page_blocks:
         if block.language == "python" and not block.title:
             space: dict[str, Any] = {"__name__": "__main__"}
             exec(compile("\n" * (block.line - 1) + block.text, str(page), "exec"), space)
@@ -96,19 +96,19 @@ def run_page(page: Path, folder: Path) -> list[dict[str, Any]]:
     return spaces
 
 
-@named([page for page in PAGES if any(block.language == "python" for block in blocks(page))])
+@for_pages([page for page in PAGES if any(block.language == "python" for block in blocks(page))])
 def test_every_python_block_of_a_page_runs(page: Path, folder: Path) -> None:
     run_page(page, folder)
 
 
-def test_a_block_that_cannot_run_is_noticed(tmp_path: Path, folder: Path) -> None:
+def test_a_block_with_an_error_fails(tmp_path: Path, folder: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("# A page\n\n```python\nimport plateaux\nplateaux.nothing\n```\n", encoding="utf-8")
     with pytest.raises(AttributeError, match="nothing"):
         run_page(page, folder)
 
 
-def test_the_readme_shows_at_most_twelve_lines_of_python_with_their_output() -> None:
+def test_the_readme_begins_with_at_most_twelve_lines_of_python_and_their_output() -> None:
     first, printed = [block for block in blocks(PAGES[0]) if block.language in ("python", "text")][:2]
     assert len([line for line in first.text.splitlines() if line.strip()]) <= 12
     assert "ensemble (mean probability)" in printed.text
@@ -116,11 +116,11 @@ def test_the_readme_shows_at_most_twelve_lines_of_python_with_their_output() -> 
     assert "plateaux.evaluate(" in first.text
 
 
-# The pages that show how to add something.
+# Pages about plug-ins and the run folder.
 
 
 @pytest.mark.parametrize("name", ["two_steps:look_ahead", "apart:apart"])
-def test_the_methods_of_the_page_are_the_same_on_every_executor(name: str, folder: Path) -> None:
+def test_the_example_methods_train_the_same_weights_on_every_executor(name: str, folder: Path) -> None:
     for block in blocks(ROOT / "docs" / "guides" / "add-a-method.md"):
         if block.title:
             (folder / block.title).write_text(block.text, encoding="utf-8")
@@ -133,33 +133,33 @@ def test_the_methods_of_the_page_are_the_same_on_every_executor(name: str, folde
             "train": {"epochs": 2, "precision": "fp64"},
         }
     )
-    ends = {}
-    for manner in ("loop", "vmap", "offload"):
-        run = plateaux.train(recipe.replaced(executor={"mode": manner}), f"runs/{manner}")
-        ends[manner] = [run.weights(number) for number in range(2)]
+    weights = {}
+    for mode in ("loop", "vmap", "offload"):
+        run = plateaux.train(recipe.replaced(executor={"mode": mode}), f"runs/{mode}")
+        weights[mode] = [run.weights(number) for number in range(2)]
     plain = plateaux.train(recipe.replaced(method={"name": "deep_ensemble"}, data={"shuffle": "shared"}), "runs/plain")
     for number in range(2):
-        for weight, end in ends["loop"][number].items():
-            assert torch.equal(end, ends["offload"][number][weight])
-            torch.testing.assert_close(end, ends["vmap"][number][weight], rtol=0, atol=1e-12)
-        assert not torch.allclose(ends["loop"][number]["1.weight"], plain.weights(number)["1.weight"])
+        for parameter, value in weights["loop"][number].items():
+            assert torch.equal(value, weights["offload"][number][parameter])
+            torch.testing.assert_close(value, weights["vmap"][number][parameter], rtol=0, atol=1e-12)
+        assert not torch.allclose(weights["loop"][number]["1.weight"], plain.weights(number)["1.weight"])
 
 
-def test_looking_ahead_on_a_parabola_is_gradient_descent_with_a_shorter_step(folder: Path) -> None:
+def test_the_extragradient_example_on_a_parabola_has_a_closed_form(folder: Path) -> None:
     run_page(ROOT / "docs" / "guides" / "add-a-method.md", folder)
     import two_steps
 
     # f(w) = w^2 / 2 has the gradient w, and w - lr w one step ahead: 3 - 0.1 * 3.
-    walk = two_steps.extragradient({"w": torch.tensor([3.0])}, plateaux.StepContext(size=1, lr=0.1, peak_lr=0.1))
-    assert next(walk).at is None
-    ahead = walk.send({"w": torch.tensor([3.0])})
+    update = two_steps.extragradient({"w": torch.tensor([3.0])}, plateaux.StepContext(size=1, lr=0.1, peak_lr=0.1))
+    assert next(update).at is None
+    ahead = update.send({"w": torch.tensor([3.0])})
     assert ahead.at is not None
     with pytest.raises(StopIteration) as end:
-        walk.send(ahead.at)
+        update.send(ahead.at)
     torch.testing.assert_close(end.value.value["w"], torch.tensor([2.7]))
 
 
-def test_a_stranger_gets_the_same_probabilities(folder: Path) -> None:
+def test_loading_members_without_plateaux_gives_the_same_probabilities(folder: Path) -> None:
     space = run_page(ROOT / "docs" / "concepts" / "run-folder.md", folder)[0]
     expected = plateaux.load("runs/quickstart").predict(space["images"])
     torch.testing.assert_close(space["probabilities"], expected)
@@ -172,24 +172,24 @@ def test_a_stranger_gets_the_same_probabilities(folder: Path) -> None:
 
 
 def commands(page: Path) -> list[list[str]]:
-    """Return the arguments of every `plateaux ...` in shell blocks, and in running text if more than a bare name."""
+    """Return the arguments of every `plateaux ...` command in shell blocks, and in text if it has arguments."""
     text = page.read_text(encoding="utf-8")
     lines = [line for block in blocks(page) if block.language in SHELLS for line in block.text.splitlines()]
     lines += re.findall(r"(?<!`)`((?:[A-Z_]+=\S+ )?plateaux \w+ [^`\n]+)`", FENCE.sub("", text))
-    found = []
+    results: list[list[str]] = []
     for line in lines:
         words = shlex.split(line.removeprefix("$ "), comments=True)
         while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
             words = words[1:]
         if words[:1] == ["plateaux"]:
-            found.append(words[1:])
+            results.append(words[1:])
         elif "-m" in words and "plateaux" in words:
-            found.append(words[words.index("plateaux") + 1 :])
-    return found
+            results.append(words[words.index("plateaux") + 1 :])
+    return results
 
 
-def parsed(arguments: list[str]) -> tuple[str, dict[str, Any]]:
-    """Return the command's name and what it was given, without running it."""
+def parse_command(arguments: list[str]) -> tuple[str, dict[str, Any]]:
+    """Return the name and the parameters of a command, without running it."""
     command: Any = typer.main.get_command(app)
     context, name = command.make_context("plateaux", list(arguments)), ""
     while hasattr(command, "commands"):
@@ -198,31 +198,31 @@ def parsed(arguments: list[str]) -> tuple[str, dict[str, Any]]:
     return name, context.params
 
 
-@named([page for page in PAGES if commands(page)])
-def test_every_command_of_a_page_parses_and_means_something(page: Path) -> None:
+@for_pages([page for page in PAGES if commands(page)])
+def test_every_command_of_a_page_is_valid(page: Path) -> None:
     files = {block.title for block in blocks(page)}
     for arguments in commands(page):
         if arguments in (["--help"], ["--version"]):
             continue
-        name, given = parsed(arguments)
-        recipe = given.get("recipe")
+        name, params = parse_command(arguments)
+        recipe = params.get("recipe")
         if recipe is not None and recipe not in files and recipe.lower() == recipe and not (ROOT / recipe).is_file():
-            plateaux.Recipe.load(recipe_file(recipe), given["changes"] or [])
+            plateaux.Recipe.load(recipe_file(recipe), params["changes"] or [])
         if name == "list":
-            assert given["kind"] in {*KINDS, "recipes"}
-        named_here = [word for word in split_names(given.get("metrics") or "") if ":" not in word]
-        assert not named_here or get_metrics(named_here)
-        asked = [word for word in split_names(given.get("probes") or "") if ":" not in word]
-        assert not asked or get_probes(asked)
+            assert params["kind"] in {*KINDS, "recipes"}
+        metrics = [word for word in split_names(params.get("metrics") or "") if ":" not in word]
+        assert not metrics or get_metrics(metrics)
+        probes = [word for word in split_names(params.get("probes") or "") if ":" not in word]
+        assert not probes or get_probes(probes)
 
 
-@pytest.mark.parametrize("wrong", ["tran quickstart", "train", "train quickstart --sets a=1", "recipe chek x"])
-def test_a_wrong_command_does_not_parse(wrong: str) -> None:
+@pytest.mark.parametrize("command", ["tran quickstart", "train", "train quickstart --sets a=1", "recipe chek x"])
+def test_an_invalid_command_is_rejected(command: str) -> None:
     with pytest.raises((Exception, SystemExit)):
-        parsed(wrong.split())
+        parse_command(command.split())
 
 
-def test_recipes_speak_of_themselves() -> None:
+def test_the_commands_in_the_comments_of_recipes_name_the_recipe() -> None:
     for file in (ROOT / "recipes" / "papers").glob("*.toml"):
         lines = re.findall(
             r"^#\s+plateaux (train (\S+)(?: --\S+ \S+)*)", file.read_text(encoding="utf-8"), re.MULTILINE
@@ -230,23 +230,23 @@ def test_recipes_speak_of_themselves() -> None:
         assert lines
         for line, name in lines:
             assert name == file.stem
-            parsed(line.split())
+            parse_command(line.split())
 
 
-def test_readme_tells_every_command_and_every_exit_code() -> None:
+def test_the_readme_lists_every_command_and_exit_code() -> None:
     rows = [line.split("|") for line in PAGES[0].read_text(encoding="utf-8").splitlines() if line.startswith("|")]
-    told = " ".join(row[1] for row in rows)
-    missing = [name for name in typer.main.get_command(app).commands if f"plateaux {name} " not in told + " "]  # type: ignore[attr-defined]
+    listed = " ".join(row[1] for row in rows)
+    missing = [name for name in typer.main.get_command(app).commands if f"plateaux {name} " not in listed + " "]  # type: ignore[attr-defined]
     assert missing == []
     codes = {int(row[1]) for row in rows if row[1].strip().isdigit()}
     assert codes == {0, *(code for _, code in common.CODES)}
 
 
-# Links, and pages made from code.
+# Links, figures, and generated pages.
 
 
-@named(LINKED)
-def test_every_relative_link_leads_somewhere(page: Path) -> None:
+@for_pages(LINKED)
+def test_every_relative_link_has_a_target(page: Path) -> None:
     text = FENCE.sub("", page.read_text(encoding="utf-8"))
     targets = re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r"(?:src|href)=\"([^\"]+)\"", text)
     local = [target.partition("#")[0] for target in targets if not re.match(r"[a-z]+:|#", target)]
@@ -268,7 +268,7 @@ def test_every_path_of_a_page_about_the_code_exists(page: str) -> None:
     assert [path for path in paths if not (ROOT / "src" / "plateaux" / path).exists()] == []
 
 
-def test_the_page_of_the_landscape_defines_every_probe() -> None:
+def test_the_loss_landscape_guide_defines_every_probe() -> None:
     page = (ROOT / "docs" / "guides" / "loss-landscape.md").read_text(encoding="utf-8")
     assert [name for name in registry.probe.names() if f"\n| `{name}` |" not in page] == []
 
@@ -281,7 +281,7 @@ def test_a_generated_page_or_picture_is_current(script: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@named([*LINKED])
+@for_pages(LINKED)
 def test_every_figure_has_alt_text(page: Path) -> None:
     text = FENCE.sub("", page.read_text(encoding="utf-8"))
     figures = re.findall(r"!\[([^\]]*)\]\(", text)
@@ -294,10 +294,16 @@ def test_a_diagram_has_dark_colors(name: str) -> None:
     assert "prefers-color-scheme: dark" in (ROOT / "docs" / "images" / f"{name}.svg").read_text(encoding="utf-8")
 
 
-def test_the_picture_of_the_terminal_is_small_and_fetches_nothing() -> None:
+def test_the_terminal_picture_is_small_and_loads_nothing() -> None:
     picture = (ROOT / "docs" / "images" / "terminal.svg").read_text(encoding="utf-8")
     assert len(picture) < 50_000
     assert not re.search(r"url\((?!#)|@import|<script|xlink:href", picture)
+
+
+def test_the_api_reference_documents_every_public_name() -> None:
+    pages = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs" / "reference" / "api").glob("*.md"))
+    documented = set(re.findall(r"^::: plateaux\.(\w+)$|`plateaux\.(\w+)`", pages, re.MULTILINE))
+    assert [name for name in plateaux.__all__ if not documented & {(name, ""), ("", name)}] == []
 
 
 def test_toml_blocks_are_recipes(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""The project keeps its own rules: sizes, versions, layers, reasons for dependencies, no stranger's code."""
+"""Project rules: file sizes, versions, import layers, reasons for dependencies, no execution of untrusted code."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def test_no_source_file_is_longer_than_400_lines() -> None:
     assert {name: length for name, length in lengths.items() if length > 400} == {}
 
 
-def test_lines_left_out_of_coverage_for_cuda_are_few() -> None:
+def test_few_lines_are_excluded_from_coverage_for_cuda() -> None:
     marked = [
         line for path in SOURCES for line in path.read_text(encoding="utf-8").splitlines() if "# cuda-only" in line
     ]
     assert len(marked) <= CUDA_ONLY_AT_MOST, "more of the package can only be checked on CUDA than was agreed"
 
 
-def test_coverage_leaves_out_nothing_but_cuda() -> None:
+def test_only_cuda_lines_are_excluded_from_coverage() -> None:
     text = "".join(path.read_text(encoding="utf-8") for path in SOURCES)
     assert not re.search(r"pragma:\s*no\s*cover", text)
 
@@ -72,12 +72,12 @@ def test_imports_point_down_the_layers() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_a_recipe_or_a_run_from_a_stranger_cannot_run_code() -> None:
+def test_an_untrusted_recipe_or_run_cannot_execute_code() -> None:
     found = {path.name: list(dangerous_calls(path.read_text(encoding="utf-8"))) for path in SOURCES}
     assert {name: calls for name, calls in found.items() if calls} == {}
 
 
-def test_only_the_helper_that_mends_torchvision_imports_it() -> None:
+def test_only_the_torchvision_helper_imports_torchvision() -> None:
     users = [str(path.relative_to(ROOT)) for path in SOURCES if imports_torchvision(path.read_text(encoding="utf-8"))]
     assert set(users) <= {"src/plateaux/core/optional.py"}
 
@@ -133,7 +133,7 @@ def test_the_search_for_file_writes_finds_them(line: str, writes: bool) -> None:
         ("np.load(path)", False),
     ],
 )
-def test_the_search_for_dangerous_calls_knows_them(line: str, dangerous: bool) -> None:
+def test_the_search_for_dangerous_calls_finds_them(line: str, dangerous: bool) -> None:
     assert bool(list(dangerous_calls(line))) is dangerous
 
 
@@ -147,7 +147,7 @@ def test_the_search_for_dangerous_calls_knows_them(line: str, dangerous: bool) -
         ("'torchvision'", False),
     ],
 )
-def test_the_search_for_torchvision_knows_an_import(line: str, found: bool) -> None:
+def test_the_search_for_torchvision_finds_an_import(line: str, found: bool) -> None:
     assert imports_torchvision(line) is found
 
 

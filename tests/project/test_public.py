@@ -1,4 +1,4 @@
-"""The public face: its names, and eight lines of Python that do what the command line does."""
+"""The public API: its names, and eight lines of Python that match the command line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from plateaux.config.components import Components
 from plateaux.evaluation.options import EvalOptions
 
 
-def test_all_names_are_there_sorted_and_nothing_else_is_public() -> None:
+def test_all_public_names_exist_and_are_sorted() -> None:
     assert plateaux.__all__ == sorted(plateaux.__all__)
     missing = [name for name in plateaux.__all__ if not hasattr(plateaux, name)]
     assert missing == []
@@ -21,7 +21,7 @@ def test_all_names_are_there_sorted_and_nothing_else_is_public() -> None:
     assert extra == set()
 
 
-def test_eight_lines_train_measure_and_predict(tmp_path: Path) -> None:
+def test_eight_lines_train_evaluate_and_predict(tmp_path: Path) -> None:
     recipe = plateaux.Recipe.load("recipes/quickstart.toml", ["train.epochs=1", "members=2"])
     plateaux.train(recipe, out=tmp_path / "run")
     measured = plateaux.evaluate(tmp_path / "run")
@@ -57,7 +57,7 @@ def own_model(*, classes: int, width: int = 8) -> nn.Module:
     return nn.Sequential(nn.Linear(2, width), nn.ReLU(), nn.Linear(width, classes))
 
 
-def test_a_model_and_a_data_set_of_ones_own(tmp_path: Path) -> None:
+def test_a_custom_model_and_data_set(tmp_path: Path) -> None:
     data = plateaux.from_dataset(Line(), Line(), classes=2, shape=(2,))
     recipe = plateaux.Recipe.from_dict(
         {"members": 2, "data": {"name": "mine", "batch_size": 16}, "model": {"name": "mine", "width": [4, 8]}}

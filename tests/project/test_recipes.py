@@ -1,4 +1,4 @@
-"""Every recipe that comes along loads, is sound, says what its paper says, and trains."""
+"""Every built-in recipe loads, is valid, matches its paper, and trains."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ JOINT = {"sed_imagenet"}  # members see each other in every batch
 BALANCED = {"cifar10": (0.4, 100), "cifar100": (0.5, 100), "tiny_imagenet": (0.3, 100)}  # top and meet_after, Table 1
 
 
-def test_every_full_size_run_of_the_paper_is_there() -> None:
+def test_every_full_size_run_of_the_paper_has_a_recipe() -> None:
     nets = {"cifar10": ("resnet18", "wrn40_2"), "cifar100": ("resnet18", "wrn40_2"), "tiny_imagenet": ("resnet18",)}
     methods = ("deep_ensemble", "sam", "sharpbalance")
     wanted = {f"{d}_{n}_{m}" for d, known in nets.items() for n in known for m in methods}
@@ -39,7 +39,7 @@ def test_every_full_size_run_of_the_paper_is_there() -> None:
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_a_recipe_is_sound_and_found_by_its_name(file: Path) -> None:
+def test_a_recipe_is_valid_and_found_by_its_name(file: Path) -> None:
     assert recipe_file(file.stem).read_text(encoding="utf-8") == file.read_text(encoding="utf-8")
     assert check(plateaux.Recipe.load(file)) is (file.stem in JOINT)
 
@@ -50,7 +50,7 @@ def test_no_two_recipes_share_a_name() -> None:
 
 
 @pytest.mark.parametrize("file", PAPERS, ids=lambda file: file.stem)
-def test_a_recipe_of_the_paper_says_what_the_paper_says(file: Path) -> None:
+def test_a_recipe_of_the_paper_matches_the_paper(file: Path) -> None:
     data, net, sparse, method = re.fullmatch(r"(.+?)_(resnet18|wrn40_2|vit_tiny)_(sparse_)?(.+)", file.stem).groups()  # type: ignore[union-attr]
     recipe = plateaux.Recipe.load(file)
     # The transformer wants larger images than CIFAR-100's, which it reads from folders.
@@ -75,7 +75,7 @@ def test_a_recipe_of_the_paper_says_what_the_paper_says(file: Path) -> None:
     assert (recipe.method.name, recipe.method.options) == (method, options[method])
 
 
-def test_the_papers_schedule_falls_to_a_tenth_after_100_and_150_epochs() -> None:
+def test_the_papers_learning_rate_drops_by_10_after_100_and_150_epochs() -> None:
     from plateaux.config.builders.training import build_lr_scheduler, build_optimizer
 
     recipe = plateaux.Recipe.load(PAPERS[0])
@@ -125,7 +125,7 @@ def test_a_recipe_trains_two_steps(file: Path, tmp_path: Path) -> None:
     assert run.store.has("sam_sets/0/summary.json") is meets
 
 
-def test_the_recipe_of_sed_says_what_its_paper_says() -> None:
+def test_the_recipe_of_sed_matches_its_paper() -> None:
     recipe = plateaux.Recipe.load(FOLDER / "sed_imagenet.toml")
     assert (recipe.members, recipe.data.batch_size, recipe.train.epochs, recipe.model.cached_augmentations) == (
         5,

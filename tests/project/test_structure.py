@@ -1,4 +1,4 @@
-"""The structure a newcomer can guess: packages only at the root, one meaning for each name."""
+"""Package structure: only packages at the root, and one meaning per name."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def definitions(kind: type[ast.AST]) -> Iterator[tuple[str, ast.AST]]:
                 yield str(path.relative_to(ROOT)), node
 
 
-def test_the_root_of_the_package_holds_packages_only() -> None:
+def test_the_root_of_the_package_contains_only_packages() -> None:
     files = {path.name for path in ROOT.iterdir() if path.is_file()}
     assert files == {"__init__.py", "__main__.py", "py.typed"}
     assert len(PACKAGES) == 16
 
 
 @pytest.mark.parametrize("name", MOVED)
-def test_a_module_that_moved_is_not_found_at_its_old_place(name: str) -> None:
+def test_a_moved_module_is_not_found_at_its_old_path(name: str) -> None:
     with pytest.raises(ModuleNotFoundError):
         importlib.import_module(f"plateaux.{name}")
 
@@ -55,6 +55,6 @@ def test_no_class_name_occurs_twice() -> None:
     assert [name for name, times in names.items() if times > 1] == []
 
 
-def test_the_name_of_a_function_says_what_it_does() -> None:
+def test_function_names_do_not_end_in_of_or_named() -> None:
     names = [(path, node.name) for path, node in definitions(ast.FunctionDef)]  # type: ignore[attr-defined]
     assert [each for each in names if each[1].endswith(("_of", "_named"))] == []

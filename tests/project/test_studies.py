@@ -1,4 +1,4 @@
-"""Studies run: a small version of each, from the first run to the table."""
+"""Small versions of all studies run, from training to the table."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WITH_CIFAR = pytest.mark.skipif(
 
 
 @pytest.mark.parametrize("study", ["flat_and_diverse", "six_controls"])
-def test_the_page_of_a_study_is_made_of_its_numbers(study: str) -> None:
+def test_the_page_of_a_study_matches_its_results(study: str) -> None:
     made, name = report([ROOT / "studies" / "results" / f"{study}.json"], max_runs=0), study.replace("_", "-")
     page = (ROOT / "docs" / "results" / f"{name}.md").read_text(encoding="utf-8")
     assert to_markdown(made, f"../images/{name}") == page, "make it again, as docs/guides/compare.md says"
@@ -35,7 +35,7 @@ def test_the_page_of_a_study_is_made_of_its_numbers(study: str) -> None:
     ("study", "number"),
     [*(("flat_and_diverse", number) for number in (1, 2, 4, 5, 7)), *(("six_controls", number) for number in (11, 12))],
 )
-def test_the_evidence_of_a_study_is_made_of_its_numbers(study: str, number: int) -> None:
+def test_the_evidence_of_a_study_matches_its_results(study: str, number: int) -> None:
     claim = CLAIMS[number]
     found = read_evidence(claim, ROOT / "claims" / "evidence")
     assert found is not None
@@ -45,7 +45,7 @@ def test_the_evidence_of_a_study_is_made_of_its_numbers(study: str, number: int)
     assert (again.cases, again.precondition) == (found.cases, found.precondition)
 
 
-def test_the_tables_of_sharpbalance_in_the_docs_are_what_its_study_prints(script: Script) -> None:
+def test_the_sharpbalance_tables_in_the_docs_match_the_study(script: Script) -> None:
     numbers = ROOT / "studies" / "results" / "sharpbalance_cifar10"
     done = script(ROOT / "studies" / "sharpbalance_cifar10.py", str(numbers), "--table")
     assert done.returncode == 0, done.stderr
@@ -57,7 +57,7 @@ def test_the_tables_of_sharpbalance_in_the_docs_are_what_its_study_prints(script
 
 @pytest.mark.slow
 @WITH_CIFAR
-def test_the_study_of_sharpbalance_runs_and_goes_on_to_its_table(tmp_path: Path, script: Script) -> None:
+def test_the_sharpbalance_study_runs_resumes_and_prints_its_table(tmp_path: Path, script: Script) -> None:
     done = script("studies/sharpbalance_cifar10.py", str(tmp_path / "study"), "--quick")
     assert done.returncode == 0, done.stderr
     for words in (
@@ -73,7 +73,7 @@ def test_the_study_of_sharpbalance_runs_and_goes_on_to_its_table(tmp_path: Path,
 
 @pytest.mark.slow
 @WITH_CIFAR
-def test_our_ascent_finds_no_less_than_the_released_one_on_images(script: Script) -> None:
+def test_our_apgd_is_at_least_as_good_as_the_released_one_on_images(script: Script) -> None:
     done = script("studies/apgd_against_released.py", "--quick", "--norm", "l2", "--m", "8")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "0 | l2 | yes | 0.5" in done.stdout
@@ -82,7 +82,7 @@ def test_our_ascent_finds_no_less_than_the_released_one_on_images(script: Script
 
 @pytest.mark.slow
 @WITH_CIFAR
-def test_the_study_of_landscapes_trains_asks_and_goes_on_to_its_table(tmp_path: Path, script: Script) -> None:
+def test_the_landscape_study_runs_resumes_and_prints_its_table(tmp_path: Path, script: Script) -> None:
     done = script("studies/landscape_cifar10.py", str(tmp_path / "study"), "--quick")
     assert done.returncode == 0, done.stderr
     assert "| `fisher_rao` | " in done.stdout
@@ -93,7 +93,7 @@ def test_the_study_of_landscapes_trains_asks_and_goes_on_to_its_table(tmp_path: 
 
 @pytest.mark.slow
 @WITH_CIFAR
-def test_the_study_of_two_rankings_leaves_evidence_that_fits(tmp_path: Path, script: Script) -> None:
+def test_the_ranking_study_writes_valid_evidence(tmp_path: Path, script: Script) -> None:
     done = script("studies/sample_ranks.py", str(tmp_path), "--quick")
     assert done.returncode == 0, done.stderr
     found = read_evidence(CLAIMS[13], tmp_path / "evidence")
@@ -104,7 +104,7 @@ def test_the_study_of_two_rankings_leaves_evidence_that_fits(tmp_path: Path, scr
 
 @pytest.mark.slow
 @WITH_CIFAR
-def test_the_study_of_training_together_runs_and_goes_on_to_its_tables(tmp_path: Path, script: Script) -> None:
+def test_the_joint_training_study_runs_resumes_and_prints_its_tables(tmp_path: Path, script: Script) -> None:
     if find_spec("timm") is None:  # not imported here: the script knows what torchvision beside it may lack
         pytest.skip("timm is not installed")
     done = script("studies/joint_cifar100.py", str(tmp_path / "study"), "--quick")

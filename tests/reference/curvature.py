@@ -1,4 +1,4 @@
-"""Curvature, slowly: the whole Hessian and the whole Gauss-Newton matrix of a small network, entry by entry."""
+"""Reference curvature: the full Hessian and Gauss-Newton matrix of a small network, entry by entry."""
 
 from __future__ import annotations
 

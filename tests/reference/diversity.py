@@ -1,4 +1,4 @@
-"""How different members are, sample by sample in Python's own loops: slow, obvious twins of the measures.
+"""Reference diversity metrics, sample by sample in Python loops.
 
 Below them: tables of logits to try both on, and a walk that adds up what a measure settles.
 """

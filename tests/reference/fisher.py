@@ -1,4 +1,4 @@
-"""Fisher matrices, relative flatness and input Hessians, written out: the slow, obvious twins."""
+"""Reference Fisher matrices, relative flatness, and input Hessians."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The squared norm of every sample's gradient, by one backward pass for each: the slow, obvious twin."""
+"""Reference squared gradient norms per sample, with one backward pass each."""
 
 from __future__ import annotations
 

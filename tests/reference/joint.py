@@ -1,4 +1,4 @@
-"""Slow, obvious twins of the joint objectives: loops over rows, samples and classes, written from the formulas.
+"""Reference joint losses: loops over members, samples, and classes, written from the formulas.
 
 A table is nested lists `[R][K][C]` of logits, labeled samples first. What must not get a gradient is taken from a
 second table, `still`: equal to the first, but not moved when slopes are taken.

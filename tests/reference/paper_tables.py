@@ -1,4 +1,4 @@
-"""Tables and figures of the papers whose claims the ledger keeps, number by number."""
+"""Tables and figures of the papers whose claims are tested, number by number."""
 
 from __future__ import annotations
 

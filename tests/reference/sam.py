@@ -1,4 +1,4 @@
-"""The SAM family, slowly: numpy arrays by name, one line of the paper a line, given only a gradient.
+"""Reference SAM family: NumPy arrays by name, one line per line of the paper, given only a gradient.
 
 SAM: Foret et al. 2021. ASAM: Kwon et al. 2021. GSAM: Zhuang et al. 2022. The `elementwise` forms are those of the
 implementation most others are copied from.

@@ -1,4 +1,4 @@
-"""Areas under risk-coverage curves with every number of every sample in memory, in float64."""
+"""Reference areas under risk-coverage curves, with all samples in memory in float64."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Slow, obvious twins of members in turn: plain loops with SGD written out, one network after the other."""
+"""Reference sequential training: plain SGD loops, one network after the other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Moments of real Wishart matrices and phi in exact fractions: slow, and obvious."""
+"""Reference moments of real Wishart matrices and phi in exact fractions."""
 
 from __future__ import annotations
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from reference.subset_constant import simulated_constant
 
 from plateaux.core.errors import RecipeError
 from plateaux.core.progress import ProgressEvent, WorkDone
@@ -23,6 +22,7 @@ from plateaux.theory import (
     theorem2,
 )
 from plateaux.theory.theorems import _rotation_factor
+from studies.subset_constant import simulated_constant
 
 ignore = pytest.mark.filterwarnings("ignore::plateaux.theory.UnstableWarning")
 C_SETTINGS = [  # printed excess in per cent, as known
@@ -199,7 +199,7 @@ def test_simulation_reports_progress_and_refuses_what_has_no_error() -> None:
         simulate([SMALL, Setting()])
 
 
-@pytest.mark.usefixtures("untouched_randomness")
+@pytest.mark.usefixtures("rng_unchanged")
 def test_simulation_leaves_the_global_generators_alone() -> None:
     simulate([SMALL], matrices=2, starts=2)
 

@@ -248,7 +248,7 @@ def test_shards_cover_members_and_samples_once() -> None:
         [((0, 2), a, b), ((3,), a, b)] for a, b in [(0, 4), (4, 8), (8, 10)]
     ]
     assert str(shards[0][0]) == "predict samples 0 to 4 with members 0, 2"
-    assert str(shards[0][1]) == "ask member 3 about samples 0 to 4"
+    assert str(shards[0][1]) == "predict samples 0 to 4 with member 3"
 
 
 @pytest.mark.parametrize(

@@ -155,7 +155,7 @@ def test_an_error_says_how_to_install_tensorboard(tmp_path: Path, monkeypatch: p
         train(recipe("run.tensorboard=true"), tmp_path)
 
 
-@pytest.mark.usefixtures("untouched_randomness")
+@pytest.mark.usefixtures("rng_unchanged")
 def test_training_does_not_use_the_global_generator(tmp_path: Path) -> None:
     train(recipe("method.name=sam", "data.validation_split=8"), tmp_path)
 

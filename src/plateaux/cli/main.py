@@ -1,7 +1,7 @@
 """The command line: one verb, one noun; tables for people, JSON when piped or with --json.
 
 Exit codes: 0 done, 2 the recipe or call is wrong, 3 data are missing, 4 the run folder or storage cannot serve, 5 a
-loss is no number any more, 6 code that was not allowed, 75 stopped with a checkpoint (run the same command again).
+loss became NaN or infinite, 6 untrusted code was refused, 75 stopped with a checkpoint (run the same command again).
 """
 
 from __future__ import annotations

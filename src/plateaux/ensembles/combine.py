@@ -1,7 +1,7 @@
-"""One prediction of many: from the logits of members `[M, B, C]` to the log-probabilities `[B, C]` they make together.
+"""Combine the predictions of members: from logits `[M, B, C]` to the log-probabilities `[B, C]` of the ensemble.
 
-A table always holds logits: whether it looks like probabilities is never guessed. Nobody abstains: to leave classes
-out, set their logits to -inf for every member alike before combining.
+The input is always logits; probabilities are not detected. To exclude classes, set their logits to -inf for every
+member before combining.
 """
 
 from __future__ import annotations
@@ -15,65 +15,67 @@ from torch import Tensor
 from plateaux.core.errors import RecipeError, suggest
 from plateaux.ensembles.log_probs import log_probabilities, log_probs
 
-TIE = 1e-6  # what breaks a tie of votes, in nats: seen by argmax in float32, and by nothing else
-SLACK = 1e-6  # how far from one the sum of weights may lie
+TIE_BREAK = 1e-6  # added to the winner of a tie of votes, in nats: changes the argmax in float32 and nothing else
+SUM_TOLERANCE = 1e-6  # allowed deviation of the sum of weights from 1
 
 
 def combine(logits: Tensor, rule: str = "mean probability", weights: Sequence[float] | Tensor | None = None) -> Tensor:
-    """Return the log-probabilities `[B, C]` of members' logits `[M, B, C]`, combined by name.
+    """Combine the members' logits `[M, B, C]` by the named rule and return log-probabilities `[B, C]`.
 
     >>> combine(torch.tensor([[[2.0, 0.0]], [[0.0, 2.0]]]), "mean logit").exp()
     tensor([[0.5000, 0.5000]])
     """
     if logits.ndim < 2 or not len(logits):
-        raise RecipeError(f"A table of logits [M, B, C] with a member or more is combined; given: {list(logits.shape)}")
+        raise RecipeError(
+            f"Logits have shape {list(logits.shape)}. Combining needs [M, B, C] with at least one member."
+        )
     if rule not in RULES:
-        raise RecipeError(f"There is no way to combine called {rule!r}; {suggest(rule, RULES)}")
+        raise RecipeError(f"Unknown combination rule {rule!r}; {suggest(rule, RULES)}")
     if rule == WEIGHTED:
         return _weighted(logits, normalized_weights(() if weights is None else weights, len(logits)))
     if weights is not None:
-        raise RecipeError(f"{rule!r} weighs every member alike; leave the weights out, or combine by {WEIGHTED!r}")
+        raise RecipeError(f"{rule!r} takes no weights. Omit them, or combine by {WEIGHTED!r}.")
     return COMBINE[rule](logits)
 
 
 def normalized_weights(weights: Sequence[float] | Tensor, members: int) -> Tensor:
-    """Return one weight for each member as float64 `[M]` that sum to one; any below zero are refused."""
-    given = torch.as_tensor(weights, dtype=torch.float64).detach().cpu()
-    total = float(given.sum())
-    if given.shape != (members,) or not bool((given >= 0).all()) or not abs(total - 1) <= SLACK:
+    """Check one non-negative weight per member that sum to 1, and return them as float64 `[M]`."""
+    values = torch.as_tensor(weights, dtype=torch.float64).detach().cpu()
+    total = float(values.sum())
+    if values.shape != (members,) or not bool((values >= 0).all()) or not abs(total - 1) <= SUM_TOLERANCE:
         raise RecipeError(
-            f"Weights are one number of at least 0 for each of {members} members, and sum to 1; "
-            f"given: {given.tolist()}, with sum {total:g}. Divide them by their sum"
+            f"Weights are {values.tolist()}, with sum {total:g}. One non-negative weight is needed for each of "
+            f"{members} members, and they must sum to 1. Divide them by their sum."
         )
-    return given / total
+    return values / total
 
 
-def _mean_probability(table: Tensor) -> Tensor:
-    """The mean of the members' probabilities."""
-    return log_probabilities(table)[-2 if len(table) > 1 else 0]
+def _mean_probability(logits: Tensor) -> Tensor:
+    """Average the members' probabilities."""
+    return log_probabilities(logits)[-2 if len(logits) > 1 else 0]
 
 
-def _mean_logit(table: Tensor) -> Tensor:
-    """The mean of the members' logits: the geometric mean of their probabilities, made to sum to one."""
-    return log_probabilities(table)[-1]
+def _mean_logit(logits: Tensor) -> Tensor:
+    """Average the members' logits: the normalized geometric mean of their probabilities."""
+    return log_probabilities(logits)[-1]
 
 
-def _majority(table: Tensor) -> Tensor:
-    """The share of members that vote for each class; of classes tied for the lead the more probable one wins."""
-    rows = log_probabilities(table)
-    guesses = rows[: len(table)].argmax(-1).movedim(0, -1)  # [B, M]
-    votes = torch.zeros_like(rows[0]).scatter_add_(-1, guesses, torch.ones_like(guesses, dtype=rows.dtype))
-    leads = votes == votes.amax(-1, keepdim=True)
-    tied = leads.sum(-1, keepdim=True) > 1
-    winner = _mean_probability(table).masked_fill(~leads, -math.inf).argmax(-1, keepdim=True)
-    return votes.log().scatter_add(-1, winner, TIE * tied.to(votes.dtype)).log_softmax(-1)
+def _majority(logits: Tensor) -> Tensor:
+    """Return the fraction of members that vote for each class; a tie is broken by the mean probability."""
+    log_p = log_probabilities(logits)
+    preds = log_p[: len(logits)].argmax(-1).movedim(0, -1)  # [B, M]
+    votes = torch.zeros_like(log_p[0]).scatter_add_(-1, preds, torch.ones_like(preds, dtype=log_p.dtype))
+    is_leader = votes == votes.amax(-1, keepdim=True)
+    is_tied = is_leader.sum(-1, keepdim=True) > 1
+    winner = _mean_probability(logits).masked_fill(~is_leader, -math.inf).argmax(-1, keepdim=True)
+    return votes.log().scatter_add(-1, winner, TIE_BREAK * is_tied.to(votes.dtype)).log_softmax(-1)
 
 
-def _weighted(table: Tensor, weights: Tensor) -> Tensor:
-    """The mean of the members' probabilities by weights `[M]`."""
-    used = weights > 0  # a member without weight has no say, not even with logits that are no numbers
-    rows = log_probs(table[used.to(table.device)])
-    return (rows + weights[used].log().to(rows).view(-1, *[1] * (rows.ndim - 1))).logsumexp(0)
+def _weighted(logits: Tensor, weights: Tensor) -> Tensor:
+    """Average the members' probabilities with weights `[M]`."""
+    used = weights > 0  # members with weight 0 are excluded, so that their NaN logits have no effect
+    log_p = log_probs(logits[used.to(logits.device)])
+    return (log_p + weights[used].log().to(log_p).view(-1, *[1] * (log_p.ndim - 1))).logsumexp(0)
 
 
 COMBINE: Mapping[str, Callable[[Tensor], Tensor]] = {

@@ -1,4 +1,4 @@
-"""An ensemble ready for use: its members, what they share, and the prediction they make together."""
+"""An ensemble for inference: its members, their shared weights, and the combined prediction."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from plateaux.models.surgery import size_in_bytes
 
 
 class Ensemble(nn.Module):
-    """Members side by side; weights they share are held once.
+    """The members of an ensemble as one module; shared weights are stored once.
 
     >>> two = Ensemble([nn.Linear(4, 3), nn.Linear(4, 3)])
     >>> two.logits(torch.zeros(5, 4)).shape, two.predict(torch.zeros(5, 4)).shape
@@ -36,7 +36,7 @@ class Ensemble(nn.Module):
         super().__init__()
         self.members = nn.ModuleList(members)
         self.mean, self.std, self.labels = tuple(mean), tuple(std), tuple(labels)
-        self.weights = None if weights is None else tuple(weights)  # how much each counts; None: all alike
+        self.weights = None if weights is None else tuple(weights)  # of the members in the mean; None: equal
         self.eval()
 
     def __len__(self) -> int:
@@ -44,23 +44,23 @@ class Ensemble(nn.Module):
 
     @torch.no_grad()
     def logits(self, x: Inputs) -> Tensor:
-        """Return every member's output `[M, B, C]`; inputs are as the data set has them, and normalised here."""
-        first = next(self.members.parameters())
+        """Return the logits of all members `[M, B, C]`; inputs are as in the data set and are normalized here."""
+        param = next(self.members.parameters())
         if isinstance(x, Tensor):
-            x = normalize(x.to(first.device), self.mean, self.std, first.dtype)
+            x = normalize(x.to(param.device), self.mean, self.std, param.dtype)
         backbone = common_backbone(list(self.members))
-        if backbone is not None:  # it runs once for all
+        if backbone is not None:  # run it once for all members
             x = backbone(x) if isinstance(x, Tensor) else backbone(**x)
         args, kwargs = ((x,), {}) if isinstance(x, Tensor) else ((), dict(x))
-        rows = [member(*args, **kwargs) for member in self.members]
-        return torch.stack([row if isinstance(row, Tensor) else row.logits for row in rows])
+        outputs = [member(*args, **kwargs) for member in self.members]
+        return torch.stack([output if isinstance(output, Tensor) else output.logits for output in outputs])
 
     def predict(
         self, x: Inputs, *, combine: Literal["probability", "logit", "majority", "weighted"] | None = None
     ) -> Tensor:
-        """Return the ensemble's class probabilities `[B, C]`.
+        """Return the class probabilities of the ensemble `[B, C]`.
 
-        By the mean of probabilities (weighted where members have weights), the mean of logits, or the share of votes.
+        The default is the mean of the members' probabilities, weighted if the members have weights.
         """
         rule = combine or ("probability" if self.weights is None else "weighted")
         name = {"probability": "mean probability", "logit": "mean logit"}.get(rule, rule)
@@ -70,6 +70,6 @@ class Ensemble(nn.Module):
         return self.predict(x)
 
     def bytes(self) -> dict[str, int]:
-        """Return the memory of all members, and what it would be if nothing were shared."""
-        apart = sum(tensor_tree.size([*m.parameters(), *m.buffers()]) for m in self.members)
-        return {"held": size_in_bytes(self.members), "unshared": apart}
+        """Return the memory of all members in bytes, with shared weights counted once and counted per member."""
+        unshared = sum(tensor_tree.size([*m.parameters(), *m.buffers()]) for m in self.members)
+        return {"held": size_in_bytes(self.members), "unshared": unshared}

@@ -1,8 +1,4 @@
-"""What a table of logits `[M, B, C]` says: the rows of its members, and of the ensemble they make.
-
-Rows are called by the members' positions in the table, `member 0`, `members 0 and 1`; `renumbered` makes numbers of
-them. A name with parts, `member 0 · class 3 · recall`, is a cell of a larger table.
-"""
+"""Log-probabilities and predictions from logits `[M, B, C]`, of the members and of the ensemble, computed once."""
 
 from __future__ import annotations
 
@@ -15,63 +11,63 @@ from functools import wraps
 import torch
 from torch import Tensor
 
-Work = Callable[[Tensor], Tensor]
+TensorFn = Callable[[Tensor], Tensor]
 
-_MEMO: ContextVar[tuple[Tensor | None, dict[Work, tuple[Tensor, int]]]] = ContextVar("shared", default=(None, {}))
+_MEMO: ContextVar[tuple[Tensor | None, dict[TensorFn, tuple[Tensor, int]]]] = ContextVar("shared", default=(None, {}))
 
 
 @contextmanager
-def memo_scope(table: Tensor) -> Iterator[None]:
-    """Work out only once what several measures ask of this table; all is forgotten at the end."""
-    before = _MEMO.set((table, {}))
+def memo_scope(logits: Tensor) -> Iterator[None]:
+    """Cache the results of memoized functions for these logits; the cache is dropped at the end."""
+    token = _MEMO.set((logits, {}))
     try:
         yield
     finally:
-        _MEMO.reset(before)
+        _MEMO.reset(token)
 
 
-def memoized(work: Work) -> Work:
-    """Return the function with what it found before, if the table is shared and neither of them was written into."""
+def memoized(fn: TensorFn) -> TensorFn:
+    """Cache the results of `fn` inside `memo_scope`, as long as neither logits nor result are modified in place."""
 
-    @wraps(work)
-    def found(table: Tensor) -> Tensor:
-        owner, known = _MEMO.get()
-        if table is not owner or torch.is_inference_mode_enabled():  # whose tensors do not count what is written
-            return work(table)
-        if work not in known or known[work][1] != known[work][0]._version + table._version:
-            made = work(table)
-            known[work] = made, made._version + table._version
-        return known[work][0]
+    @wraps(fn)
+    def cached(logits: Tensor) -> Tensor:
+        owner, cache = _MEMO.get()
+        if logits is not owner or torch.is_inference_mode_enabled():  # inference tensors have no version counter
+            return fn(logits)
+        if fn not in cache or cache[fn][1] != cache[fn][0]._version + logits._version:
+            result = fn(logits)
+            cache[fn] = result, result._version + logits._version
+        return cache[fn][0]
 
-    return found
-
-
-@memoized
-def log_probs(table: Tensor) -> Tensor:
-    """Return the members' own log-probabilities `[M, B, C]`, in float32 or better."""
-    return (table if table.dtype == torch.float64 else table.float()).log_softmax(-1)
+    return cached
 
 
 @memoized
-def log_probs_float64(table: Tensor) -> Tensor:
-    """Return the members' own log-probabilities `[M, B, C]` in float64."""
-    return log_probs(table.double())
+def log_probs(logits: Tensor) -> Tensor:
+    """Return the log-probabilities of the members `[M, B, C]`, in float32 or float64."""
+    return (logits if logits.dtype == torch.float64 else logits.float()).log_softmax(-1)
 
 
 @memoized
-def log_probabilities(table: Tensor) -> Tensor:
-    """Return log-probabilities `[M + 2, B, C]`: each member, the mean of their probabilities, the mean of their logits.
+def log_probs_float64(logits: Tensor) -> Tensor:
+    """Return the log-probabilities of the members `[M, B, C]` in float64."""
+    return log_probs(logits.double())
 
-    One member alone is no ensemble: its table stays `[1, B, C]`.
+
+@memoized
+def log_probabilities(logits: Tensor) -> Tensor:
+    """Return log-probabilities `[M + 2, B, C]`: of each member, of their mean probability, and of their mean logits.
+
+    For a single member there is no ensemble, and the result is `[1, B, C]`.
     """
-    members = log_probs(table)
-    if len(table) == 1:
+    members = log_probs(logits)
+    if len(logits) == 1:
         return members
-    pooled = members.logsumexp(0) - math.log(len(table))
-    return torch.cat([members, pooled[None], table.to(members.dtype).mean(0).log_softmax(-1)[None]])
+    pooled = members.logsumexp(0) - math.log(len(logits))
+    return torch.cat([members, pooled[None], logits.to(members.dtype).mean(0).log_softmax(-1)[None]])
 
 
 @memoized
-def predictions(table: Tensor) -> Tensor:
-    """Return the most likely class of every row of `log_probabilities`, `[M + 2, B]`; of equal ones the first."""
-    return log_probabilities(table).argmax(-1)
+def predictions(logits: Tensor) -> Tensor:
+    """Return the argmax class of every row of `log_probabilities`, `[M + 2, B]`; among ties, the first."""
+    return log_probabilities(logits).argmax(-1)

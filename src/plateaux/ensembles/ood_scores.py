@@ -1,19 +1,19 @@
-"""How far out of distribution a sample looks, by name: scores of a table of logits, larger = further out.
+"""Out-of-distribution (OOD) scores computed from logits; larger scores mean more likely out of distribution.
 
-With p_m(c) the probability member m of M gives class c, P(c) their mean and z_m(c) the logits:
+p_m(c) is the probability of class c by member m of M, P(c) the mean over members, and z_m(c) the logits:
 
 | name | score |
 |---|---|
 | `max_probability` | - max_c P(c) |
 | `entropy` | - sum_c P(c) log P(c) |
-| `mutual_information` | mean_m sum_c p_m(c) log(p_m(c) / P(c)): entropy of P less the members' mean entropy |
+| `mutual_information` | mean_m sum_c p_m(c) log(p_m(c) / P(c)): entropy of P minus the members' mean entropy |
 | `pds` | sum_c max_m p_m(c), from 1 to min(M, C) |
-| `variance` | sum_c of the variance of p_m(c) over members, over M - 1 |
+| `variance` | sum_c of the variance of p_m(c) over members, with M - 1 |
 | `energy` | - mean_m log sum_c exp z_m(c) |
 | `max_logit` | - max_c mean_m z_m(c) |
 
-Members that agree, or one member alone, have a mutual information and a variance of exactly 0 and a PDS of exactly 1:
-such a score tells no samples apart, and its AUROC is one half.
+Members that agree, or a single member, have a mutual information and variance of exactly 0 and a PDS of exactly 1:
+such a score does not distinguish samples, and its AUROC is 0.5.
 """
 
 from __future__ import annotations
@@ -38,48 +38,48 @@ DEFINITION = (
 )
 
 
-def max_probability(table: Tensor) -> Tensor:
-    """Return the mean probability of the most likely class, negated `[B]`."""
-    return -_log_mean(_log_p(table)).exp().amax(-1)
+def max_probability(logits: Tensor) -> Tensor:
+    """Return the negated mean probability of the most likely class `[B]`."""
+    return -_log_mean(_log_p(logits)).exp().amax(-1)
 
 
-def entropy(table: Tensor) -> Tensor:
+def entropy(logits: Tensor) -> Tensor:
     """Return the entropy of the mean probability, in nats `[B]`."""
-    parts: Tensor = torch.special.entr(_log_mean(_log_p(table)).exp())
+    parts: Tensor = torch.special.entr(_log_mean(_log_p(logits)).exp())
     return parts.sum(-1)
 
 
-def mutual_information(table: Tensor) -> Tensor:
-    """Return what a sample's class and the choice of a member say of each other, in nats `[B]`."""
-    log_p = _log_p(table)
+def mutual_information(logits: Tensor) -> Tensor:
+    """Return the mutual information between the class and the member, in nats `[B]`."""
+    log_p = _log_p(logits)
     p = log_p.exp()
-    # A class that a member gives no chance adds nothing, though its logarithm is infinite.
-    apart = torch.where(p == 0, 0.0, p * (log_p - _log_mean(log_p)))
-    return apart.sum(-1).mean(0).clamp_min(0)
+    # A class with probability 0 contributes 0, although its logarithm is infinite.
+    terms = torch.where(p == 0, 0.0, p * (log_p - _log_mean(log_p)))
+    return terms.sum(-1).mean(0).clamp_min(0)
 
 
-def pds(table: Tensor) -> Tensor:
-    """Return the Predictive Diversity Score, the sum over classes of the largest probability any member gives `[B]`."""
-    p = _log_p(table).exp()
-    # 1 + what others add to the first member's: rounding cannot make members that agree look diverse.
+def pds(logits: Tensor) -> Tensor:
+    """Return the Predictive Diversity Score: the sum over classes of the largest probability of any member `[B]`."""
+    p = _log_p(logits).exp()
+    # Relative to the first member, so that rounding does not make members that agree look diverse.
     return 1 + (p - p[0]).amax(0).sum(-1)
 
 
-def variance(table: Tensor) -> Tensor:
+def variance(logits: Tensor) -> Tensor:
     """Return the variance of the members' probabilities, summed over classes `[B]`."""
-    p = _log_p(table).exp()
-    apart = p - p[0]  # as in pds
-    return (apart - apart.mean(0)).square().sum((0, 2)) / max(len(p) - 1, 1)
+    p = _log_p(logits).exp()
+    difference = p - p[0]  # as in pds
+    return (difference - difference.mean(0)).square().sum((0, 2)) / max(len(p) - 1, 1)
 
 
-def energy(table: Tensor) -> Tensor:
-    """Return the mean of the members' log-sum-exp of logits, negated `[B]`."""
-    return -_wide(table).logsumexp(-1).mean(0)
+def energy(logits: Tensor) -> Tensor:
+    """Return the energy score: the negated mean over members of the log-sum-exp of the logits `[B]`."""
+    return -_to_float64(logits).logsumexp(-1).mean(0)
 
 
-def max_logit(table: Tensor) -> Tensor:
-    """Return the largest mean logit, negated `[B]`."""
-    return -_wide(table).mean(0).amax(-1)
+def max_logit(logits: Tensor) -> Tensor:
+    """Return the negated largest mean logit `[B]`."""
+    return -_to_float64(logits).mean(0).amax(-1)
 
 
 OOD_SCORES: Mapping[str, Callable[[Tensor], Tensor]] = {
@@ -94,18 +94,21 @@ OOD_SCORES: Mapping[str, Callable[[Tensor], Tensor]] = {
 
 
 def compare(inside: Mapping[str, NDArray[Any]], outside: Mapping[str, NDArray[Any]]) -> dict[str, dict[str, Estimate]]:
-    """Return how well each score tells outside samples from inside ones: score to `auroc`, `aupr out` and so on."""
+    """Return the OOD detection metrics of each score: `auroc`, `aupr out`, `aupr in`, and `fpr95`."""
     if set(inside) != set(outside):
-        raise ValueError(f"The inside scores are {sorted(inside)}, the outside ones {sorted(outside)}; give the same.")
+        raise ValueError(
+            f"In-distribution scores are {sorted(inside)}, out-of-distribution scores {sorted(outside)}. "
+            "Pass the same scores for both."
+        )
     return {name: _detection_metrics(name, inside[name], outside[name]) for name in inside}
 
 
 def _detection_metrics(name: str, inside: NDArray[Any], outside: NDArray[Any]) -> dict[str, Estimate]:
-    for where, scores in (("inside", inside), ("outside", outside)):
-        if broken := int(np.isnan(scores).sum()):
+    for kind, scores in (("in-distribution", inside), ("out-of-distribution", outside)):
+        if num_nan := int(np.isnan(scores).sum()):
             raise DataError(
-                f"{name} is no number for {broken} of {len(scores)} {where} samples: their logits hold nan or "
-                "infinity. Measure members that did not diverge, or in float32."
+                f"The score {name} is NaN for {num_nan} of {len(scores)} {kind} samples because their logits are NaN "
+                "or infinite. Evaluate members that did not diverge, or use float32."
             )
     return {
         "auroc": auroc(inside, outside),
@@ -115,18 +118,18 @@ def _detection_metrics(name: str, inside: NDArray[Any], outside: NDArray[Any]) -
     }
 
 
-def _wide(table: Tensor) -> Tensor:
-    if table.dim() != 3 or not table.shape[0] or not table.shape[2]:
-        raise ValueError(f"The table has shape {list(table.shape)}; logits [members, samples, classes] are needed.")
-    # In float32 every probability above 1 - 6e-8 is a tie, and confident networks have many of those.
-    return table.double()
+def _to_float64(logits: Tensor) -> Tensor:
+    if logits.dim() != 3 or not logits.shape[0] or not logits.shape[2]:
+        raise ValueError(f"Logits have shape {list(logits.shape)}. [members, samples, classes] is needed.")
+    # In float32 all probabilities above 1 - 6e-8 are equal, and confident networks produce many of them.
+    return logits.double()
 
 
-def _log_p(table: Tensor) -> Tensor:
-    return log_probs(_wide(table))
+def _log_p(logits: Tensor) -> Tensor:
+    return log_probs(_to_float64(logits))
 
 
 def _log_mean(log_p: Tensor) -> Tensor:
-    """Return the log of the mean probability `[B, C]`; exactly the members' own where they agree."""
-    top = log_p.amax(0).clamp_min(torch.finfo(log_p.dtype).min)
-    return top + (log_p - top).exp().mean(0).log()
+    """Return the log of the mean probability `[B, C]`; exact where all members agree."""
+    largest = log_p.amax(0).clamp_min(torch.finfo(log_p.dtype).min)
+    return largest + (log_p - largest).exp().mean(0).log()

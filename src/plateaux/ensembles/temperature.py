@@ -1,9 +1,9 @@
-"""Calibration by temperature: logits divided by the T that makes held-out labels most likely.
+"""Temperature scaling: divide logits by the temperature T that maximizes the likelihood of held-out labels.
 
-The negative log-likelihood of held-out labels is convex in 1/T, so one number is found, and found exactly. Of an
-ensemble there are two orders: pool the members' probabilities and calibrate the pool (one T), or calibrate each member
-and pool what comes out (one T each). Averaging makes an ensemble less sure than its members, so that members
-calibrated one by one make an ensemble that is too unsure (Rahaman and Thiery 2021).
+The negative log-likelihood of held-out labels is convex in 1/T, so the optimum is unique. For an ensemble there are
+two orders: average the members' probabilities and calibrate the average (one T), or calibrate each member and average
+the results (one T per member). Averaging makes an ensemble less confident than its members, so an ensemble of
+calibrated members is underconfident (Rahaman and Thiery 2021).
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from torch import Tensor
 from plateaux.core.errors import DataError, RecipeError
 from plateaux.ensembles.log_probs import log_probs
 
-LEAST, MOST = 0.01, 100.0
+MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 100.0
 Order = Literal["pool then calibrate", "calibrate then pool"]
 ORDERS: tuple[Order, ...] = ("pool then calibrate", "calibrate then pool")
 
 
 @dataclass(frozen=True, slots=True)
 class Temperatures:
-    """How an ensemble of so many members is calibrated: one temperature for all, or one for each."""
+    """The fitted temperatures of an ensemble: one for all members, or one per member."""
 
     order: Order
     members: int
     values: tuple[float, ...]
-    remarks: tuple[str, ...] = ()  # which of them lie at a bound
+    remarks: tuple[str, ...] = ()  # which values are at a bound
 
     def to_dict(self) -> dict[str, Any]:
-        """Return this as plain values for JSON."""
+        """Return JSON-compatible values."""
         return {
             "order": self.order,
             "members": self.members,
@@ -45,119 +45,121 @@ class Temperatures:
 
     @classmethod
     def from_dict(cls, tree: Mapping[str, Any]) -> Temperatures:
-        """Return what `to_dict` wrote."""
+        """Rebuild this from the result of `to_dict`."""
         if tree["order"] not in ORDERS:
-            raise RecipeError(f"Temperatures of the order {tree['order']!r}; allowed: {', '.join(ORDERS)}")
+            raise RecipeError(f"Unknown order of calibration {tree['order']!r}; allowed: {', '.join(ORDERS)}")
         values = tuple(float(value) for value in tree["values"])
         return cls(tree["order"], int(tree["members"]), values, tuple(tree.get("remarks", ())))
 
 
 def fit(logits: Tensor, y: Tensor) -> float:
-    """Return the temperature by which logits `[N, C]` make the labels `[N]` most likely; warn where it is at a bound.
+    """Fit the temperature of logits `[N, C]` that maximizes the likelihood of labels `[N]`; warn if it is at a bound.
 
-    Logits that no temperature changes (one class, or all equal) keep T = 1. Labels that are all the most likely class
-    would have T fall to 0: it stops at the bound.
+    If the temperature has no effect (one class, or all logits equal), T = 1. If every label is the most likely class,
+    the optimum is T = 0, and the lower bound is returned.
     """
     value = _fit(logits, y)
-    if words := _at_bound(value):
-        warnings.warn(f"The temperature {words}", stacklevel=2)
+    if remark := _at_bound(value):
+        warnings.warn(f"The temperature {remark}", stacklevel=2)
     return value
 
 
 def pool_then_calibrate(logits: Tensor, y: Tensor) -> Temperatures:
-    """Return the one temperature for the log of the mean probability of a table of logits `[M, N, C]`."""
-    value = _fit(_pooled(_members(logits)), y)
-    words = _at_bound(value)
-    remarks = (f"The pool's temperature {words}",) if words else ()
+    """Fit one temperature to the log of the mean probability of logits `[M, N, C]`."""
+    value = _fit(_mean_log_prob(_member_log_probs(logits)), y)
+    remark = _at_bound(value)
+    remarks = (f"The temperature of the ensemble {remark}",) if remark else ()
     return Temperatures("pool then calibrate", len(logits), (value,), remarks)
 
 
 def calibrate_then_pool(logits: Tensor, y: Tensor) -> Temperatures:
-    """Return a temperature for each member of a table of logits `[M, N, C]`, to be used before they are pooled."""
-    values = tuple(_fit(row, y) for row in _members(logits))
-    found = ((number, _at_bound(value)) for number, value in enumerate(values))
-    remarks = tuple(f"The temperature of member {number} {words}" for number, words in found if words)
+    """Fit one temperature per member of logits `[M, N, C]`, applied before averaging."""
+    values = tuple(_fit(row, y) for row in _member_log_probs(logits))
+    bound_remarks = ((member, _at_bound(value)) for member, value in enumerate(values))
+    remarks = tuple(f"The temperature of member {member} {remark}" for member, remark in bound_remarks if remark)
     return Temperatures("calibrate then pool", len(logits), values, remarks)
 
 
 def apply(logits: Tensor, temperatures: Temperatures) -> Tensor:
-    """Return the ensemble's calibrated log-probabilities `[N, C]` (float64) of a table of logits `[M, N, C]`."""
+    """Return the calibrated log-probabilities of the ensemble `[N, C]` (float64) from logits `[M, N, C]`."""
     if len(logits) != temperatures.members:
         raise RecipeError(
-            f"The temperatures were fitted to {temperatures.members} members and the table has {len(logits)}; fit them "
-            "anew to these members."
+            f"The temperatures were fitted to {temperatures.members} members, but the logits have {len(logits)}. Fit "
+            "them again to these members."
         )
-    log_p = _members(logits)
+    log_p = _member_log_probs(logits)
     if temperatures.order == "pool then calibrate":
-        return (_pooled(log_p) / temperatures.values[0]).log_softmax(-1)
+        return (_mean_log_prob(log_p) / temperatures.values[0]).log_softmax(-1)
     values = torch.tensor(temperatures.values, dtype=torch.float64, device=logits.device)
-    return _pooled((log_p / values[:, None, None]).log_softmax(-1))
+    return _mean_log_prob((log_p / values[:, None, None]).log_softmax(-1))
 
 
-def _members(table: Tensor) -> Tensor:
-    """Return the members' log-probabilities in float64: as good as logits to a temperature."""
-    if table.dim() != 3 or not len(table):
-        raise DataError(f"The table has shape {list(table.shape)}; logits [members, samples, classes] are needed.")
-    return log_probs(table.double())
+def _member_log_probs(logits: Tensor) -> Tensor:
+    """Return the members' log-probabilities in float64; for a temperature they are equivalent to logits."""
+    if logits.dim() != 3 or not len(logits):
+        raise DataError(f"Logits have shape {list(logits.shape)}. [members, samples, classes] is needed.")
+    return log_probs(logits.double())
 
 
-def _pooled(log_p: Tensor) -> Tensor:
+def _mean_log_prob(log_p: Tensor) -> Tensor:
     return log_p.logsumexp(0) - math.log(len(log_p))
 
 
 def _at_bound(value: float) -> str:
-    if value == LEAST:
-        return f"is at its lower bound {LEAST:g}: the held-out labels ask for no doubt at all. More samples would tell."
-    if value == MOST:
-        return f"is at its upper bound {MOST:g}: the held-out labels follow these logits no more than chance would."
+    if value == MIN_TEMPERATURE:
+        return f"is at its lower bound {MIN_TEMPERATURE:g}: every held-out prediction is correct. Use more samples."
+    if value == MAX_TEMPERATURE:
+        return (
+            f"is at its upper bound {MAX_TEMPERATURE:g}: the logits predict the held-out labels no better than chance."
+        )
     return ""
 
 
 def _fit(logits: Tensor, y: Tensor) -> float:
-    above = _above_label(logits, y)
-    low, high = math.log(1 / MOST), math.log(1 / LEAST)  # of log(1/T)
-    rises_from, falls_to = _slope(above, low)[0] >= 0, _slope(above, high)[0] <= 0
-    if rises_from or falls_to:  # both: nothing changes with the temperature
-        return 1.0 if rises_from and falls_to else MOST if rises_from else LEAST
-    return 1 / math.exp(_root(above, low, high))
+    margins = _label_margins(logits, y)
+    low, high = math.log(1 / MAX_TEMPERATURE), math.log(1 / MIN_TEMPERATURE)  # of log(1/T)
+    is_increasing, is_decreasing = _derivatives(margins, low)[0] >= 0, _derivatives(margins, high)[0] <= 0
+    if is_increasing or is_decreasing:  # both: the loss does not depend on the temperature
+        return 1.0 if is_increasing and is_decreasing else MAX_TEMPERATURE if is_increasing else MIN_TEMPERATURE
+    return 1 / math.exp(_find_root(margins, low, high))
 
 
-def _root(above: Tensor, low: float, high: float) -> float:
-    """Return where the slope is zero: Newton's steps, or half the bracket where they leave it or hardly shrink."""
-    at, last = 0.0, high - low
-    while abs(last) > 1e-12:
-        slope, bend = _slope(above, at)
-        low, high = (at, high) if slope < 0 else (low, at)
-        step = -slope / bend if bend > 0 else math.inf
-        if not (low <= at + step <= high and abs(step) <= abs(last) / 2):
-            step = (low + high) / 2 - at
-        at, last = at + step, step
-    return at
+def _find_root(margins: Tensor, low: float, high: float) -> float:
+    """Find the root of the derivative by Newton steps, with bisection if they leave the bracket or converge slowly."""
+    x, last_step = 0.0, high - low
+    while abs(last_step) > 1e-12:
+        slope, curvature = _derivatives(margins, x)
+        low, high = (x, high) if slope < 0 else (low, x)
+        step = -slope / curvature if curvature > 0 else math.inf
+        if not (low <= x + step <= high and abs(step) <= abs(last_step) / 2):
+            step = (low + high) / 2 - x
+        x, last_step = x + step, step
+    return x
 
 
-def _slope(above: Tensor, at: float) -> tuple[float, float]:
-    """Return the first derivative of the loss by 1/T, and that derivative's own by log(1/T), at log(1/T) = `at`."""
-    scale = math.exp(at)
-    p = (above * scale).softmax(-1)
-    finite = above.masked_fill(p == 0, 0.0)  # a class left out has a logit of -inf, and 0 times that is no number
+def _derivatives(margins: Tensor, x: float) -> tuple[float, float]:
+    """Return the derivative of the loss by 1/T, and the derivative of that by log(1/T), at log(1/T) = x."""
+    scale = math.exp(x)
+    p = (margins * scale).softmax(-1)
+    finite = margins.masked_fill(p == 0, 0.0)  # an excluded class has a logit of -inf, and 0 * -inf is NaN
     mean = (p * finite).sum(-1)
     return float(mean.mean()), scale * float(((p * finite * finite).sum(-1) - mean * mean).mean())
 
 
-def _above_label(logits: Tensor, y: Tensor) -> Tensor:
-    """Return by how much each logit exceeds its label's, in float64; what cannot be calibrated is refused."""
+def _label_margins(logits: Tensor, y: Tensor) -> Tensor:
+    """Check the inputs and return each logit minus the logit of the label, in float64."""
     if logits.dim() != 2 or not logits.numel() or y.shape != logits.shape[:1]:
         raise DataError(
-            f"Logits of shape {list(logits.shape)} with labels of shape {list(y.shape)} cannot be calibrated; give "
-            "[N, C] and [N] of at least one held-out sample."
+            f"Logits have shape {list(logits.shape)} and labels {list(y.shape)}. Calibration needs [N, C] and [N] with "
+            "at least one held-out sample."
         )
     if y.is_floating_point() or not (int(y.min()) >= 0 and int(y.max()) < logits.shape[1]):
-        raise DataError(f"The labels must be class numbers from 0 to {logits.shape[1] - 1}.")
-    wide = logits.double()
-    own = wide.gather(1, y.long()[:, None])
-    if not (own.isfinite().all() and (wide < math.inf).all()):
+        raise DataError(f"Labels must be integers from 0 to {logits.shape[1] - 1}.")
+    logits = logits.double()
+    label_logits = logits.gather(1, y.long()[:, None])
+    if not (label_logits.isfinite().all() and (logits < math.inf).all()):
         raise DataError(
-            "Some held-out logits are nan, or infinite where no temperature can help (a right class of probability 0, "
-            "or a class of infinite logit); leave those samples out."
+            "Some held-out logits are NaN or infinite (a true class of probability 0, or a class with an infinite "
+            "logit). Remove those samples."
         )
-    return wide - own
+    return logits - label_logits

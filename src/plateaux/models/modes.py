@@ -18,10 +18,10 @@ from plateaux.models.surgery import batchnorm_layers
 
 @torch.no_grad()
 def update_bn(module: nn.Module, batches: Iterable[Inputs], forward: Forward = nullcontext) -> None:
-    """Replace BatchNorm's running statistics by their averages over batches, every batch counting alike.
+    """Replace the running statistics of BatchNorm by their averages over batches, with equal weights.
 
-    As torch.optim.swa_utils.update_bn does, but every module's mode is kept, and all other layers are in evaluation
-    mode meanwhile: dropout draws nothing. A network without BatchNorm is left alone, and the batches unread.
+    Like torch.optim.swa_utils.update_bn, but it restores the mode of every module, and all other layers are in
+    evaluation mode, so that dropout is off. For a network without BatchNorm it does nothing and reads no batch.
     """
     layers = [
         layer for layer in batchnorm_layers(module) if isinstance(layer, _BatchNorm) and layer.track_running_stats
@@ -31,7 +31,7 @@ def update_bn(module: nn.Module, batches: Iterable[Inputs], forward: Forward = n
     stream = iter(batches)
     first = next(stream, None)
     if first is None:
-        raise DataError("There are no batches to estimate BatchNorm's statistics from; give training samples")
+        raise DataError("There are no batches to estimate BatchNorm statistics from. Pass training samples.")
     momenta = [layer.momentum for layer in layers]
     with eval_mode([module]):
         try:

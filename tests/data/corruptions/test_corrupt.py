@@ -91,7 +91,7 @@ def test_other_sizes_use_the_nearest_constants_and_the_description_says_so() -> 
 
 
 @pytest.mark.parametrize("name", ALL_KINDS)
-def test_shape_and_dtype_are_preserved_and_pixels_change(name: str, untouched_randomness: None) -> None:
+def test_shape_and_dtype_are_preserved_and_pixels_change(name: str, rng_unchanged: None) -> None:
     images = sample_images()
     before = images.clone()
     for severity in range(1, 6):

@@ -234,7 +234,7 @@ def test_a_float32_network_with_batchnorm_is_supported_and_restored(name: str) -
 
 
 @pytest.mark.parametrize("name", QUICK)
-def test_the_draws_depend_only_on_the_seed_of_the_surface(name: str, untouched_randomness: None) -> None:
+def test_the_draws_depend_only_on_the_seed_of_the_surface(name: str, rng_unchanged: None) -> None:
     state = torch.get_rng_state()
     first, again, other = (run_probe(name, mlp(seed=seed), **QUICK[name]) for seed in (1, 1, 2))
     torch.set_rng_state(state)

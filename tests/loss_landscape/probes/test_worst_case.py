@@ -9,7 +9,6 @@ import pytest
 import quadratics
 import torch
 import torch.nn.functional as F
-from reference import apgd
 from torch import Tensor, nn
 
 from plateaux.core import registry, tensor_tree
@@ -21,6 +20,7 @@ from plateaux.loss_landscape.groups import group_gradient, group_losses, split_g
 from plateaux.loss_landscape.loss_surface import LossSurface
 from plateaux.loss_landscape.perturbations import perturbation_scale
 from plateaux.loss_landscape.probes.worst_case import worst_l2, worst_linf
+from studies import _released_apgd as released_apgd
 
 PROBES = {"l2": worst_l2, "linf": worst_linf}
 RADIUS = {"l2": 0.3, "linf": 0.05}
@@ -336,7 +336,9 @@ def test_apgd_on_a_trained_resnet_is_at_least_as_strong_as_the_released_code(
                 return float(group_losses(surface, group).mean())
 
             climbed = run_apgd(surface, group, ball, steps=20, generator=quadratics.draw(0))[0]
-            origin, best, taken = apgd.worst(flat, look, height, radius=radius, norm=norm, adaptive=adaptive)
+            origin, best, taken = released_apgd.maximize_loss(
+                flat, look, height, radius=radius, norm=norm, adaptive=adaptive
+            )
             assert taken == 20
             assert climbed.initial_loss == pytest.approx(origin, rel=1e-6)
             ours.append(climbed.best_loss - origin)
@@ -352,11 +354,11 @@ def test_apgd_on_a_trained_resnet_is_at_least_as_strong_as_the_released_code(
 def test_the_reference_projects_onto_the_ellipsoid() -> None:
     delta, t = quadratics.vector(0), quadratics.vector(1).abs()
     t[2] = 0
-    result = apgd.onto_ellipsoid(delta, t, 0.4)
-    assert apgd.weighted_norm(result, t) == pytest.approx(0.4, rel=1e-5)
+    result = released_apgd.project_onto_ellipsoid(delta, t, 0.4)
+    assert released_apgd.weighted_norm(result, t) == pytest.approx(0.4, rel=1e-5)
     assert result[2] == 0
     away = (delta - result)[t > 0]
     normal = (result / t**2)[t > 0]  # the residual of the nearest point is orthogonal to the surface
     assert float(away @ normal / away.norm() / normal.norm()) == pytest.approx(1.0, abs=1e-9)
     inside = 1e-3 * delta * t
-    assert torch.equal(apgd.onto_ellipsoid(inside, t, 0.4), inside)
+    assert torch.equal(released_apgd.project_onto_ellipsoid(inside, t, 0.4), inside)

@@ -1,4 +1,4 @@
-"""Well-known nets against published numbers, other libraries and slow twins."""
+"""Architectures compared with published numbers, other libraries, and slow references."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def count(name: str) -> int:
         ("vgg19_bn", 20_040_522),
     ],
 )
-def test_a_net_has_as_many_parameters_as_published(name: str, published: int) -> None:
+def test_a_network_has_its_published_number_of_parameters(name: str, published: int) -> None:
     assert count(name) == published
 
 
@@ -65,7 +65,7 @@ def test_published_weights_load_strictly(depth: int) -> None:
 
 
 @needs_weights
-def test_the_published_resnet20_makes_its_published_errors() -> None:
+def test_the_published_resnet20_has_its_published_error_rate() -> None:
     # All 10,000 test images give 91.73 %; the first 2,000 of them 1,833 hits.
     raw = np.fromfile(DATA / "cifar-10-batches-bin" / "test_batch.bin", dtype=np.uint8, count=2000 * 3073)
     rows = torch.from_numpy(raw).view(2000, 3073)
@@ -78,28 +78,28 @@ def test_the_published_resnet20_makes_its_published_errors() -> None:
     assert abs(hits - 1833) <= 1  # a tie may fall either way on another processor
 
 
-def test_the_free_shortcut_is_a_slice_with_zeros_on_both_sides() -> None:
+def test_the_shortcut_without_parameters_is_a_zero_padded_slice() -> None:
     x = torch.randn(2, 4, 7, 6)
     zeros = torch.zeros(2, 2, 4, 3)
     assert torch.equal(Pad(4, 2)(x), torch.cat([zeros, x[:, :, ::2, ::2], zeros], dim=1))
 
 
-def test_the_free_shortcut_keeps_channels_last_forwards_and_backwards() -> None:
+def test_the_shortcut_without_parameters_preserves_channels_last() -> None:
     x = torch.randn(2, 4, 8, 8).contiguous(memory_format=torch.channels_last).requires_grad_()
-    seen: list[Tensor] = []
-    (inner := x * 1).register_hook(seen.append)
+    gradients: list[Tensor] = []
+    (inner := x * 1).register_hook(gradients.append)
     out = Pad(4, 2)(inner)
     out.backward(torch.randn(2, 8, 4, 4).contiguous(memory_format=torch.channels_last))
     assert out.is_contiguous(memory_format=torch.channels_last)
-    assert seen[0].is_contiguous(memory_format=torch.channels_last)
+    assert gradients[0].is_contiguous(memory_format=torch.channels_last)
 
 
-def test_shortcuts_with_weights_have_them_only_where_the_shape_changes() -> None:
+def test_shortcuts_have_weights_only_where_the_shape_changes() -> None:
     extra = set(build("resnet20", shortcut="B").state_dict()) - set(build("resnet20").state_dict())
     assert {name.split(".shortcut")[0] for name in extra} == {"layer2.0", "layer3.0"}
 
 
-def test_the_wide_net_agrees_with_its_equations() -> None:
+def test_the_wide_resnet_equals_its_equations() -> None:
     net = build("wrn", depth=10, widen_factor=2).double().eval()
     w = {k: v.double().normal_() * 0.1 + ("var" in k) for k, v in net.state_dict().items() if "tracked" not in k}
     net.load_state_dict({k: v.abs() if "var" in k else v for k, v in w.items()}, strict=False)
@@ -122,7 +122,7 @@ def test_the_wide_net_agrees_with_its_equations() -> None:
 
 
 @pytest.mark.parametrize(("name", "depth"), [("resnet", 21), ("resnet", 2), ("wrn", 28 + 1)])
-def test_an_impossible_depth_names_a_possible_one(name: str, depth: int) -> None:
+def test_an_invalid_depth_is_rejected_with_a_valid_one(name: str, depth: int) -> None:
     with pytest.raises(RecipeError, match=r"6n\+\d .*try \d+"):
         build(name, depth=depth)
 
@@ -142,8 +142,8 @@ def test_batch_norm_in_the_small_net_is_an_option() -> None:
 
 
 @pytest.mark.parametrize("options", [{"patch_size": 5}, {"heads": 5}])
-def test_a_transformer_whose_parts_do_not_fit_says_so(options: dict[str, int]) -> None:
-    with pytest.raises(RecipeError, match="choose a"):
+def test_a_transformer_with_inconsistent_sizes_is_rejected(options: dict[str, int]) -> None:
+    with pytest.raises(RecipeError, match="Use a"):
         build("vit", **options)
 
 
@@ -179,7 +179,7 @@ def test_plain_attention_has_second_derivatives() -> None:
 
 
 @needs_timm
-def test_timm_says_what_it_does_not_know() -> None:
+def test_unknown_timm_models_and_options_are_rejected() -> None:
     with pytest.raises(UnknownNameError, match="did you mean 'resnet18'"):
         build("timm:resnet_18")
     with pytest.raises(UnknownNameError, match="list_models"):
@@ -189,19 +189,19 @@ def test_timm_says_what_it_does_not_know() -> None:
 
 
 @needs_timm
-def test_timm_takes_rates_and_channels_of_the_data() -> None:
+def test_timm_models_use_the_rates_and_the_channels_of_the_data() -> None:
     net = build("timm:vit_tiny_patch16_224", shape=(1, 48, 32), drop_path_rate=0.1, drop_rate=0.2).eval()
     assert net(torch.randn(2, 1, 48, 32)).shape == (2, 10)
     assert {type(p).__name__ for p in net.modules()} >= {"DropPath", "Dropout"}
 
 
 @needs_timm
-def test_pretrained_weights_that_cannot_be_fetched_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_download_of_pretrained_weights_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def offline(*_: Any, **__: Any) -> None:
         raise OSError("no route")
 
     monkeypatch.setattr(optional_import("timm", extra="timm"), "create_model", offline)
-    with pytest.raises(RecipeError, match="network, which failed with OSError: no route"):
+    with pytest.raises(RecipeError, match="resnet18, which failed with OSError: no route"):
         build("timm:resnet18", pretrained=True)
     with pytest.raises(OSError, match="no route"):
         build("timm:resnet18")

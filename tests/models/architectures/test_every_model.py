@@ -1,4 +1,4 @@
-"""What every registered model must do; a new file in plateaux/models/architectures is tested by existing."""
+"""Tests of every registered model; a new file in plateaux/models/architectures is included automatically."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_its_docstring_starts_with_one_sentence(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_two_images_give_two_rows_of_logits_and_every_parameter_a_gradient(name: str) -> None:
+def test_every_parameter_gets_a_gradient(name: str) -> None:
     net = build(name).train()
     out = net(images())
     assert out.shape == (2, CLASSES)
@@ -74,7 +74,7 @@ def test_two_images_give_two_rows_of_logits_and_every_parameter_a_gradient(name:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_vmap_over_stacked_weights_is_the_loop(name: str) -> None:
+def test_vmap_over_weights_equals_a_loop(name: str) -> None:
     nets = [build(name, seed=seed).double().eval() for seed in (0, 1)]
     x = images().double()
     params, buffers = stack_module_state(nets)  # type: ignore[arg-type]
@@ -86,7 +86,7 @@ def test_vmap_over_stacked_weights_is_the_loop(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_its_weights_go_through_safetensors_and_back(name: str, tmp_path: Path) -> None:
+def test_its_weights_round_trip_through_safetensors(name: str, tmp_path: Path) -> None:
     source, target = build(name, seed=0).eval(), build(name, seed=1).eval()
     save_file(source.state_dict(), tmp_path / "weights.safetensors")
     target.load_state_dict(load_file(tmp_path / "weights.safetensors"), strict=True)
@@ -100,16 +100,16 @@ def test_the_same_seed_builds_the_same_weights(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["mlp", "cnn", "resnet8", "wrn", "vgg11", "vit"])
-def test_it_takes_grey_images_of_8_pixels(name: str) -> None:
+def test_it_accepts_grayscale_images_of_8_pixels(name: str) -> None:
     assert build(name, shape=(1, 8, 8))(images(shape=(1, 8, 8))).shape == (2, CLASSES)
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "mlp"])
-def test_an_image_model_says_so_when_the_data_are_points(name: str) -> None:
-    with pytest.raises(RecipeError, match="takes images"):
+def test_an_image_model_rejects_inputs_that_are_not_images(name: str) -> None:
+    with pytest.raises(RecipeError, match="needs images"):
         build(name, shape=(2,))
 
 
-def test_an_unknown_model_names_the_nearest() -> None:
+def test_an_unknown_model_is_rejected_with_a_suggestion() -> None:
     with pytest.raises(UnknownNameError, match="resnet20"):
         model.get("resnet_20")

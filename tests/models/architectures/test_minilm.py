@@ -1,4 +1,4 @@
-"""The encoder of text: against transformers' own, padding without effect, vmap, adapters on it, runs of it."""
+"""The text encoder: compared with transformers, with padding, vmap, adapters, and full runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from cases import distance, weights
-from laws.test_interrupted import stopped_and_carried_on
+from laws.test_interrupted import train_with_interruption
 from reference.gradient_norms import gradient_norms
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -51,7 +51,7 @@ def tokens(count: int = 4, *, length: int = 12) -> dict[str, Tensor]:
     return {"input_ids": ids * mask, "attention_mask": mask, "token_type_ids": (place >= 4).long() * mask}
 
 
-def test_its_tokens_are_those_of_transformers() -> None:
+def test_its_tokens_equal_those_of_transformers() -> None:
     one = net(pool="mean").eval()
     library = optional_import("transformers", extra="text")
     config = library.BertConfig(
@@ -67,13 +67,13 @@ def test_its_tokens_are_those_of_transformers() -> None:
         torch.testing.assert_close(one(**x), one.head(pooled), rtol=0, atol=1e-5)  # type: ignore[operator]
 
 
-def test_a_pair_is_judged_by_the_difference_and_the_product_of_its_means() -> None:
+def test_a_pair_is_encoded_by_the_difference_and_product_of_its_means() -> None:
     one, x = net().eval(), tokens()
-    seen: list[Tensor] = []
-    one.encoder.register_forward_hook(lambda _, __, out: seen.append(out[0]))  # type: ignore[union-attr]
+    activations: list[Tensor] = []
+    one.encoder.register_forward_hook(lambda _, __, out: activations.append(out[0]))  # type: ignore[union-attr]
     with torch.no_grad():
         out = one(**x)
-    hidden = seen[0]
+    hidden = activations[0]
     for row in range(4):
         end = int(x["attention_mask"][row].sum())
         u, v = hidden[row, :4].mean(0), hidden[row, 4:end].mean(0)
@@ -82,7 +82,7 @@ def test_a_pair_is_judged_by_the_difference_and_the_product_of_its_means() -> No
 
 
 @pytest.mark.parametrize("pool", ["pair", "mean"])
-def test_padding_says_nothing(pool: str) -> None:
+def test_padding_does_not_change_the_output(pool: str) -> None:
     one, x = net(pool=pool).eval(), tokens()
     other = {**x, "input_ids": torch.where(x["attention_mask"] == 1, x["input_ids"], 7)}
     with torch.no_grad():
@@ -91,7 +91,7 @@ def test_padding_says_nothing(pool: str) -> None:
         torch.testing.assert_close(one(**short), one(**x)[:1], rtol=0, atol=1e-6)
 
 
-def test_vmap_over_stacked_weights_and_batches_is_the_loop() -> None:
+def test_vmap_over_weights_and_batches_equals_a_loop() -> None:
     nets = [net(seed=seed).double().eval() for seed in (0, 1)]
     batches = [tokens(), {name: rows.flip(0) for name, rows in tokens().items()}]
     both = {name: torch.stack([each[name] for each in batches]) for name in batches[0]}
@@ -102,7 +102,7 @@ def test_vmap_over_stacked_weights_and_batches_is_the_loop() -> None:
     torch.testing.assert_close(table, loop, rtol=0, atol=1e-12)
 
 
-def test_adapters_begin_at_the_base_merge_into_it_and_have_the_loops_scores() -> None:
+def test_adapters_start_at_the_base_merge_into_it_and_support_per_sample_scores() -> None:
     one, x = net().eval(), tokens()
     start = one(**x)
     add_lora(one, rank=4, alpha=8.0, target_modules=["*.query", "*.value"])
@@ -120,9 +120,9 @@ def test_adapters_begin_at_the_base_merge_into_it_and_have_the_loops_scores() ->
 
 @pytest.mark.parametrize(
     ("options", "words"),
-    [({"shape": (3, 8, 8)}, "rows of up to 12 tokens"), ({"shape": (13,)}, "positions"), ({"heads": 3}, "heads")],
+    [({"shape": (3, 8, 8)}, "sequences of up to 12 tokens"), ({"shape": (13,)}, "positions"), ({"heads": 3}, "heads")],
 )
-def test_what_does_not_fit_is_refused(options: dict[str, Any], words: str) -> None:
+def test_invalid_sizes_are_rejected(options: dict[str, Any], words: str) -> None:
     with pytest.raises(RecipeError, match=words):
         minilm(**{"shape": (12,), "classes": 2, **SMALL, **options})
 
@@ -165,7 +165,7 @@ def row_of(root: Path, method: str) -> Recipe:
 
 
 @pytest.mark.filterwarnings("ignore:Not loaded from")
-def test_a_text_ensemble_trains_stops_goes_on_and_is_measured_from_the_command_line(
+def test_a_text_ensemble_trains_resumes_and_is_evaluated_from_the_command_line(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PLATEAUX_DATA", str(corpus))
@@ -173,7 +173,7 @@ def test_a_text_ensemble_trains_stops_goes_on_and_is_measured_from_the_command_l
     (tmp_path / "text.toml").write_text(row.to_toml(), encoding="utf-8")
     call = ["train", str(tmp_path / "text.toml"), "--out", str(tmp_path / "whole"), "--json"]
     assert CliRunner().invoke(app, call).exit_code == 0
-    parts = stopped_and_carried_on(row, tmp_path / "parts", 4)
+    parts = train_with_interruption(row, tmp_path / "parts", 4)
     from plateaux.storage.run import Run
 
     whole = Run.open(tmp_path / "whole")
@@ -182,14 +182,14 @@ def test_a_text_ensemble_trains_stops_goes_on_and_is_measured_from_the_command_l
         assert set(file.keys()) == set(whole.shared())
         assert all(torch.equal(file.get_tensor(name), tensor) for name, tensor in whole.shared().items())
     asked = ["evaluate", str(tmp_path / "whole"), "--metrics", "accuracy,binary_f1", "--json"]
-    said = CliRunner().invoke(app, asked)
-    assert {each["metric"] for each in json.loads(said.stdout)} == {"accuracy", "binary_f1"}
+    message = CliRunner().invoke(app, asked)
+    assert {each["metric"] for each in json.loads(message.stdout)} == {"accuracy", "binary_f1"}
     answers = CliRunner().invoke(app, ["predict", str(tmp_path / "whole"), "-o", str(tmp_path / "out.csv")])
     assert answers.exit_code == 0, answers.output
 
 
 @pytest.mark.filterwarnings("ignore:Not loaded from")
-def test_stacked_text_members_are_looped_ones(corpus: Path, tmp_path: Path) -> None:
+def test_vmapped_text_members_equal_looped_ones(corpus: Path, tmp_path: Path) -> None:
     row = row_of(corpus, "sam").replaced(train={"precision": "fp64"})
     loop = weights(train(row, tmp_path / "loop"))
     stacked = weights(train(row.replaced(executor={"mode": "vmap"}), tmp_path / "vmap"))
@@ -197,7 +197,7 @@ def test_stacked_text_members_are_looped_ones(corpus: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.skipif(not REAL.is_file(), reason="the weights of MiniLM are not here: set PLATEAUX_DATA")
-def test_the_real_weights_fit_and_tell_paraphrases_apart() -> None:
+def test_the_published_weights_load_and_separate_paraphrases() -> None:
     from plateaux.data.datasets.mrpc import mrpc
     from plateaux.models.surgery import load_weights
 
@@ -205,12 +205,12 @@ def test_the_real_weights_fit_and_tell_paraphrases_apart() -> None:
     one = minilm(shape=(64,), classes=2).eval()
     with pytest.warns(UserWarning, match="Not loaded"):
         load_weights(one, REAL, strict=False)
-    seen: list[Tensor] = []
-    one.head.register_forward_hook(lambda _, args, __: seen.append(args[0]))  # type: ignore[union-attr]
+    activations: list[Tensor] = []
+    one.head.register_forward_hook(lambda _, args, __: activations.append(args[0]))  # type: ignore[union-attr]
     x, y = data.test.fetch(torch.arange(96))
     assert not isinstance(x, Tensor)
     with torch.no_grad():
         one(**x)
-    far = seen[0][:, :384].norm(dim=1)  # |u - v|
+    far = activations[0][:, :384].norm(dim=1)  # |u - v|
     pairs = far[y == 0][:, None] - far[y == 1][None]
-    assert float((pairs > 0).double().mean()) > 0.6  # half of them by chance
+    assert float((pairs > 0).double().mean()) > 0.6  # 0.5 is random

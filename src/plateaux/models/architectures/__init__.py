@@ -1,4 +1,4 @@
-"""Plug-ins: one architecture or family of architectures per file, found by name. The registry imports every file here.
+"""Plug-ins: one architecture or family of architectures per file, registered by name. The registry imports all files.
 
 Changes to any network (pruning, adapters) belong in `models`."""
 
@@ -8,10 +8,10 @@ from plateaux.core.errors import RecipeError
 
 
 def channels(shape: tuple[int, ...]) -> int:
-    """Return the channels of an image of that shape, or say that the data set has no images."""
+    """Return the number of channels of images of that shape; raise an error if inputs are not images."""
     if len(shape) != 3:
         raise RecipeError(
-            f"This model takes images (channels, height, width), but the data set's inputs have shape {shape}; "
-            "choose a data set of images, or the model 'mlp', which takes any shape"
+            f"The inputs of the data set have shape {shape}. This model needs images (channels, height, width). Use a "
+            "data set of images, or the model 'mlp', which takes any shape."
         )
     return shape[0]

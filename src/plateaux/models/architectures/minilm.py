@@ -1,4 +1,4 @@
-"""A small BERT for pairs of sentences: Wang et al., arXiv:2002.10957. Names of weights are those of transformers."""
+"""MiniLM, a small BERT for sentence pairs (Wang et al., arXiv:2002.10957). Weights are named as in transformers."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ def minilm(
     dropout: float = 0.0,
     pool: Pool = "pair",
 ) -> nn.Module:
-    """A small BERT encoder with a linear head on pooled tokens, for text given as named rows of token numbers.
+    """A small BERT encoder with a linear head on pooled tokens, for text given as a dict of token ids.
 
-    With `pool = "pair"` the tokens of either sentence are averaged to u and v, and the head sees |u - v| and u v; with
-    `"mean"` it sees the average of all tokens. The sizes are those of MiniLM with three layers and MRPC's vocabulary.
+    With `pool = "pair"`, the tokens of each sentence are averaged to u and v, and the head takes |u - v| and u v; with
+    `"mean"` it takes the average of all tokens. The default sizes are MiniLM with three layers and MRPC's vocabulary.
     """
     if len(shape) != 1 or shape[0] > positions:
         raise RecipeError(
-            f"minilm takes rows of up to {positions} tokens, but the data set's inputs have shape {shape}; choose a "
-            "data set of text, such as mrpc, or another model.positions"
+            f"The inputs of the data set have shape {shape}. minilm needs sequences of up to {positions} tokens. Use a "
+            "text data set, such as mrpc, or another model.positions."
         )
     if width % heads:
-        raise RecipeError(f"A width of {width} cannot be shared by {heads} heads; choose a multiple of {heads}")
+        raise RecipeError(f"width = {width} is not divisible by {heads} heads. Use a multiple of {heads}.")
     transformers = optional_import("transformers", extra="text")
     config = transformers.BertConfig(
         vocab_size=vocabulary,
@@ -56,7 +56,7 @@ def minilm(
 
 
 class TextEncoder(nn.Module):
-    """Tokens to vectors, vectors pooled, a linear head."""
+    """A BERT encoder, pooling over tokens, and a linear head."""
 
     embeddings: nn.Module
     encoder: nn.Module
@@ -69,17 +69,17 @@ class TextEncoder(nn.Module):
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor) -> Tensor:
         tokens = self.embeddings(input_ids=input_ids, token_type_ids=token_type_ids)  # [B, T, D]
-        # Made here and not by transformers, which looks at the mask's numbers: vmap cannot.
-        unseen = (1.0 - attention_mask[:, None, None].to(tokens.dtype)) * torch.finfo(tokens.dtype).min
-        tokens = self.encoder(tokens, attention_mask=unseen)[0]
+        # Computed here because transformers branches on the values of the mask, which vmap does not support.
+        additive_mask = (1.0 - attention_mask[:, None, None].to(tokens.dtype)) * torch.finfo(tokens.dtype).min
+        tokens = self.encoder(tokens, attention_mask=additive_mask)[0]
         if self.pool == "mean":
             return self.head(_mean(tokens, attention_mask))  # type: ignore[no-any-return]
-        one = _mean(tokens, attention_mask * (1 - token_type_ids))
-        two = _mean(tokens, attention_mask * token_type_ids)
-        return self.head(torch.cat([(one - two).abs(), one * two], -1))  # type: ignore[no-any-return]
+        u = _mean(tokens, attention_mask * (1 - token_type_ids))
+        v = _mean(tokens, attention_mask * token_type_ids)
+        return self.head(torch.cat([(u - v).abs(), u * v], -1))  # type: ignore[no-any-return]
 
 
-def _mean(tokens: Tensor, which: Tensor) -> Tensor:
-    """Return the average `[B, D]` of the tokens that count."""
-    weight = which.to(tokens.dtype)[..., None]
+def _mean(tokens: Tensor, mask: Tensor) -> Tensor:
+    """Return the mean `[B, D]` of the masked tokens."""
+    weight = mask.to(tokens.dtype)[..., None]
     return (tokens * weight).sum(1) / weight.sum(1).clamp(min=1)

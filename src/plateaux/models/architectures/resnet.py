@@ -1,7 +1,7 @@
-"""Residual nets for 32 px images: the thin nets of depth 6n+2 and the wide-stemmed resnet18 and resnet34.
+"""Residual networks for 32 px images: the CIFAR ResNets of depth 6n+2, and resnet18 and resnet34 with a 3x3 stem.
 
-He, Zhang, Ren and Sun, "Deep residual learning for image recognition", arXiv:1512.03385. Names of weights are
-`conv1, bn1, layer1.0.conv1, layer1.0.bn1, ..., linear`, as in the weights most often passed around for CIFAR.
+He, Zhang, Ren, and Sun, "Deep residual learning for image recognition", arXiv:1512.03385. Weights are named
+`conv1, bn1, layer1.0.conv1, layer1.0.bn1, ..., linear`, as in common CIFAR checkpoints.
 """
 
 from __future__ import annotations
@@ -23,51 +23,51 @@ Shortcut = Literal["A", "B"]
 def resnet(
     *, shape: tuple[int, ...], classes: int, depth: int = 20, width: int = 16, shortcut: Shortcut = "A"
 ) -> nn.Module:
-    """A thin residual net for 32 px images, of any depth 6n+2.
+    """A ResNet for 32 px images of any depth 6n+2.
 
-    Shortcuts that change the shape are free of parameters (`"A"`) or a 1x1 convolution (`"B"`).
+    Shortcuts that change the shape have no parameters (`"A"`) or are a 1x1 convolution (`"B"`).
     """
     blocks, rest = divmod(depth - 2, 6)
     if rest or blocks < 1:
-        near = 6 * max(1, round((depth - 2) / 6)) + 2
-        raise RecipeError(f"A resnet for 32 px images has a depth of 6n+2 (8, 14, 20, ...), got {depth}; try {near}")
+        nearest = 6 * max(1, round((depth - 2) / 6)) + 2
+        raise RecipeError(f"depth = {depth} was given. This resnet needs 6n+2 (8, 14, 20, ...); try {nearest}.")
     return ResNet(channels(shape), classes, stages=(blocks,) * 3, width=width, shortcut=shortcut)
 
 
-def _thin(depth: int) -> Callable[..., nn.Module]:
+def _variant(depth: int) -> Callable[..., nn.Module]:
     def build(*, shape: tuple[int, ...], classes: int, width: int = 16, shortcut: Shortcut = "A") -> nn.Module:
         return resnet(shape=shape, classes=classes, depth=depth, width=width, shortcut=shortcut)
 
     build.__name__ = build.__qualname__ = f"resnet{depth}"
-    build.__doc__ = f"The residual net for 32 px images with {depth} layers, 16 channels wide at first."
+    build.__doc__ = f"The ResNet for 32 px images with {depth} layers and 16 channels in the first stage."
     return model(build)
 
 
-resnet8 = _thin(8)
-resnet14 = _thin(14)
-resnet20 = _thin(20)
-resnet26 = _thin(26)
-resnet32 = _thin(32)
-resnet38 = _thin(38)
-resnet44 = _thin(44)
-resnet56 = _thin(56)
-resnet110 = _thin(110)
+resnet8 = _variant(8)
+resnet14 = _variant(14)
+resnet20 = _variant(20)
+resnet26 = _variant(26)
+resnet32 = _variant(32)
+resnet38 = _variant(38)
+resnet44 = _variant(44)
+resnet56 = _variant(56)
+resnet110 = _variant(110)
 
 
 @model
 def resnet18(*, shape: tuple[int, ...], classes: int, width: int = 64) -> nn.Module:
-    """The residual net with 18 layers, its stem a 3x3 convolution without pooling, for 32 px images."""
+    """ResNet-18 for 32 px images: the stem is a 3x3 convolution without pooling."""
     return ResNet(channels(shape), classes, stages=(2, 2, 2, 2), width=width, shortcut="B")
 
 
 @model
 def resnet34(*, shape: tuple[int, ...], classes: int, width: int = 64) -> nn.Module:
-    """The residual net with 34 layers, its stem a 3x3 convolution without pooling, for 32 px images."""
+    """ResNet-34 for 32 px images: the stem is a 3x3 convolution without pooling."""
     return ResNet(channels(shape), classes, stages=(3, 4, 6, 3), width=width, shortcut="B")
 
 
 class ResNet(nn.Module):
-    """Stages of residual blocks, each half the size and twice the width of the one before."""
+    """Stages of residual blocks; each stage halves the image size and doubles the channels."""
 
     def __init__(self, inputs: int, classes: int, *, stages: Sequence[int], width: int, shortcut: Shortcut) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class ResNet(nn.Module):
 
 
 class Block(nn.Module):
-    """Two 3x3 convolutions around which the input is led."""
+    """Two 3x3 convolutions with a shortcut."""
 
     def __init__(self, before: int, size: int, *, stride: int, shortcut: Shortcut) -> None:
         super().__init__()
@@ -110,15 +110,15 @@ class Block(nn.Module):
 
 
 class Pad(nn.Module):
-    """Every `stride`-th pixel, with channels of zeros on both sides: the shortcut without parameters."""
+    """The shortcut without parameters: every `stride`-th pixel, with zero channels on both sides."""
 
     def __init__(self, extra: int, stride: int) -> None:
         super().__init__()
         self.before, self.after, self.stride = extra // 2, extra - extra // 2, stride
 
     def forward(self, x: Tensor) -> Tensor:
-        # Averages over one pixel are the slice x[:, :, ::stride, ::stride], whose own gradient forgets channels_last:
-        # with the slice a training step of resnet8 in bf16 took 96 ms instead of 70 (CPU, one thread, batch 128).
+        # Equals the slice x[:, :, ::stride, ::stride], whose gradient does not preserve channels_last: with the slice,
+        # a training step of resnet8 in bf16 took 96 ms instead of 70 (CPU, one thread, batch 128).
         return F.pad(F.avg_pool2d(x, 1, self.stride), (0, 0, 0, 0, self.before, self.after))
 
 

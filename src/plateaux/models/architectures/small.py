@@ -1,4 +1,4 @@
-"""Small nets for small data: a perceptron for inputs of any shape, and a plain convolutional net."""
+"""Small networks: an MLP for inputs of any shape, and a simple CNN."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "gelu": nn.GELU, "ta
 def mlp(
     *, shape: tuple[int, ...], classes: int, hidden_sizes: tuple[int, ...] = (64, 64), activation: Activation = "relu"
 ) -> nn.Module:
-    """A perceptron on the flattened input.
+    """A multilayer perceptron on the flattened input.
 
     >>> mlp(shape=(2,), classes=3, hidden=(8,))[1]
     Linear(in_features=2, out_features=8, bias=True)
@@ -39,7 +39,7 @@ def cnn(
     channels: tuple[int, ...] = (16, 32, 64),
     norm: Literal["none", "batch"] = "none",
 ) -> nn.Module:
-    """A plain convolutional net: 3x3 convolutions that halve the image, an average over space, a linear head."""
+    """A simple CNN: stages of 3x3 convolution and max-pooling, global average pooling, and a linear head."""
     stages: list[nn.Module] = []
     width = image_channels(shape)
     for size in channels:
@@ -49,7 +49,7 @@ def cnn(
 
 
 class SpatialMean(nn.Module):
-    """The average over height and width."""
+    """Global average pooling."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x.mean((2, 3))
@@ -57,6 +57,6 @@ class SpatialMean(nn.Module):
 
 def _stage(width: int, size: int, norm: str) -> nn.Module:
     conv = nn.Conv2d(width, size, 3, padding=1, bias=norm == "none")
-    between = [nn.BatchNorm2d(size)] if norm == "batch" else []
-    # Rounding up keeps a last row of odd images, and lets images too small for every stage through.
-    return nn.Sequential(conv, *between, nn.ReLU(), nn.MaxPool2d(2, ceil_mode=True))
+    norms = [nn.BatchNorm2d(size)] if norm == "batch" else []
+    # ceil_mode keeps the last row of odd sizes, and supports images that are too small for all stages.
+    return nn.Sequential(conv, *norms, nn.ReLU(), nn.MaxPool2d(2, ceil_mode=True))

@@ -23,38 +23,38 @@ def timm_model(
     drop_rate: float = 0.0,
     drop_path_rate: float = 0.0,
 ) -> nn.Module:
-    """Any model of timm, by its name there.
+    """Any timm model by its name.
 
-    Models of a fixed input size are built for the data set's images, or for `img_size`. `pretrained` fetches weights
-    over the network; without one, load a file of weights instead.
+    Models with a fixed input size are built for the images of the data set, or for `img_size`. `pretrained` downloads
+    weights; offline, load a weights file instead.
     """
     timm = optional_import("timm", extra="vision")
     inputs = channels(shape)
     if not timm.is_model(name):
-        raise UnknownNameError(f"timm has no model called {name!r}; {_near(name, timm.list_models())}")
+        raise UnknownNameError(f"timm has no model {name!r}; {_suggest_model(name, timm.list_models())}")
     options: dict[str, object] = {"num_classes": classes, "in_chans": inputs}
     entry = timm.get_pretrained_cfg(name)
     if img_size is not None:
         options["img_size"] = img_size
     elif entry is not None and entry.fixed_input_size:
         options["img_size"] = shape[1] if shape[1] == shape[2] else shape[1:]
-    # Not every model knows both rates, so a rate of zero is not mentioned.
+    # Not every model accepts both rates, so a rate of zero is not passed.
     options |= {k: v for k, v in {"drop_rate": drop_rate, "drop_path_rate": drop_path_rate}.items() if v}
     try:
         return timm.create_model(name, pretrained=pretrained, **options)  # type: ignore[no-any-return]
     except TypeError as error:
         if "unexpected keyword argument" in str(error):
-            raise RecipeError(f"timm's {name} does not take an option it was given: {error}; leave it out") from error
+            raise RecipeError(f"timm's {name} does not accept an option: {error}. Omit that option.") from error
         raise
     except Exception as error:
         if not pretrained:
             raise
         raise RecipeError(
-            f"pretrained = true fetches the weights of timm's {name} over the network, which failed with "
-            f"{type(error).__name__}: {error}. Leave it out, and load a file of weights if you have one"
+            f"pretrained = true downloads the weights of timm's {name}, which failed with {type(error).__name__}: "
+            f"{error}. Omit it, and load a weights file if you have one."
         ) from error
 
 
-def _near(name: str, names: list[str]) -> str:
-    close = get_close_matches(name, names, n=3)
-    return f"did you mean {' or '.join(map(repr, close))}?" if close else "timm.list_models() has all of them"
+def _suggest_model(name: str, names: list[str]) -> str:
+    matches = get_close_matches(name, names, n=3)
+    return f"did you mean {' or '.join(map(repr, matches))}?" if matches else "see timm.list_models()"

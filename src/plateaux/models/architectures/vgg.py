@@ -1,4 +1,4 @@
-"""Plain deep convolutional nets: Simonyan and Zisserman, arXiv:1409.1556, with one linear layer for 32 px images."""
+"""VGG networks (Simonyan and Zisserman, arXiv:1409.1556) with one linear layer for 32 px images."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _variant(depth: int, *, norm: bool) -> Callable[..., nn.Module]:
         return VGG(channels(shape), classes, depth=depth, width=width, norm=norm)
 
     build.__name__ = build.__qualname__ = f"vgg{depth}_bn" if norm else f"vgg{depth}"
-    build.__doc__ = f"The plain convolutional net with {depth} layers, {'with' if norm else 'without'} BatchNorm."
+    build.__doc__ = f"VGG with {depth} layers, {'with' if norm else 'without'} BatchNorm, for 32 px images."
     return model(build)
 
 
@@ -28,7 +28,7 @@ vgg19, vgg19_bn = _variant(19, norm=False), _variant(19, norm=True)
 
 
 class VGG(nn.Module):
-    """Five stages of 3x3 convolutions, an average over space, a linear head."""
+    """Five stages of 3x3 convolutions, global average pooling, and a linear head."""
 
     def __init__(self, inputs: int, classes: int, *, depth: int, width: int, norm: bool) -> None:
         super().__init__()
@@ -39,13 +39,13 @@ class VGG(nn.Module):
                 layers += [nn.Conv2d(inputs, size, 3, padding=1)]
                 layers += [nn.BatchNorm2d(size), nn.ReLU()] if norm else [nn.ReLU()]
                 inputs = size
-            # Rounding up changes nothing at 32 px and lets smaller images through.
+            # ceil_mode changes nothing at 32 px and supports smaller images.
             layers += [nn.MaxPool2d(2, ceil_mode=True)]
         self.features = nn.Sequential(*layers)
         self.classifier = nn.Linear(inputs, classes)
         for part in self.features:
             if isinstance(part, nn.Conv2d):
-                # Without BatchNorm torch's default shrinks the signal at every layer and 19 of them do not train.
+                # Without BatchNorm, torch's default initialization shrinks activations, and 19 layers do not train.
                 nn.init.kaiming_normal_(part.weight, nonlinearity="relu")
                 assert part.bias is not None
                 nn.init.zeros_(part.bias)

@@ -1,4 +1,4 @@
-"""A small vision transformer: Dosovitskiy et al., arXiv:2010.11929. Names of weights are those of timm."""
+"""A small vision transformer (Dosovitskiy et al., arXiv:2010.11929). Weights are named as in timm."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ def vit(
     dropout: float = 0.0,
     attention: Kernel = "plain",
 ) -> nn.Module:
-    """A small vision transformer for 32 px images, with learned positions and a class token.
+    """A small vision transformer for 32 px images, with learned position embeddings and a class token.
 
-    Plain attention runs under vmap and has second derivatives, and at 65 tokens costs about as much as the fused
-    kernel, which on CPU loops under vmap and has no second derivatives, but saves memory on long sequences.
+    Plain attention supports vmap and second derivatives, and at 65 tokens is about as fast as the fused kernel. The
+    fused kernel saves memory on long sequences, but on CPU it loops under vmap and has no second derivatives.
     """
     inputs = channels(shape)
     if shape[1] % patch_size or shape[2] % patch_size:
         raise RecipeError(
-            f"Patches of {patch_size} px do not tile images of {shape[1]} x {shape[2]} px; choose a divisor"
+            f"patch_size = {patch_size} does not divide the image size {shape[1]} x {shape[2]}. Use a divisor."
         )
     if width % heads:
-        raise RecipeError(f"A width of {width} cannot be shared by {heads} heads; choose a multiple of {heads}")
+        raise RecipeError(f"width = {width} is not divisible by {heads} heads. Use a multiple of {heads}.")
     patches = (shape[1] // patch_size) * (shape[2] // patch_size)
     blocks = [TransformerBlock(width, heads, dropout, attention) for _ in range(depth)]
     return ViT(inputs, classes, blocks, patch=patch_size, patches=patches, width=width, dropout=dropout)
 
 
 class ViT(nn.Module):
-    """Patches to tokens, blocks of attention and perceptron that normalise first, the class token to logits."""
+    """Patch embedding, pre-norm transformer blocks, and a linear head on the class token."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class ViT(nn.Module):
 
 
 class PatchEmbed(nn.Module):
-    """Each patch of the image as one token."""
+    """Embeds each patch of the image as one token."""
 
     def __init__(self, inputs: int, width: int, patch: int) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class PatchEmbed(nn.Module):
 
 
 class TransformerBlock(nn.Module):
-    """Attention, then a perceptron, each led around and normalised first."""
+    """A pre-norm transformer block: attention and an MLP, each with a residual connection."""
 
     def __init__(self, width: int, heads: int, dropout: float, kernel: Kernel) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ class TransformerBlock(nn.Module):
 
 
 class Attention(nn.Module):
-    """Every token looks at every token."""
+    """Multi-head self-attention."""
 
     def __init__(self, width: int, heads: int, dropout: float, kernel: Kernel) -> None:
         super().__init__()
@@ -127,7 +127,7 @@ class Attention(nn.Module):
 
 
 class Perceptron(nn.Module):
-    """Four times as wide inside."""
+    """The MLP of a transformer block; the hidden layer is four times as wide."""
 
     def __init__(self, width: int, dropout: float) -> None:
         super().__init__()

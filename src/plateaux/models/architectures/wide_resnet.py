@@ -1,4 +1,4 @@
-"""Wide residual nets: Zagoruyko and Komodakis, arXiv:1605.07146, with normalisation before each convolution."""
+"""Wide residual networks (Zagoruyko and Komodakis, arXiv:1605.07146) with BatchNorm before each convolution."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from plateaux.models.architectures import channels
 def wrn(
     *, shape: tuple[int, ...], classes: int, depth: int = 28, widen_factor: int = 10, dropout: float = 0.0
 ) -> nn.Module:
-    """A wide residual net of any depth 6n+4, `widen` times as wide as the thin one."""
+    """A Wide ResNet of any depth 6n+4, `widen_factor` times as wide as a CIFAR ResNet."""
     blocks, rest = divmod(depth - 4, 6)
     if rest or blocks < 1:
-        near = 6 * max(1, round((depth - 4) / 6)) + 4
-        raise RecipeError(f"A wide resnet has a depth of 6n+4 (10, 16, 22, 28, ...), got {depth}; try {near}")
+        nearest = 6 * max(1, round((depth - 4) / 6)) + 4
+        raise RecipeError(f"depth = {depth} was given. A wide resnet needs 6n+4 (10, 16, 22, ...); try {nearest}.")
     return WideResNet(channels(shape), classes, blocks=blocks, widen=widen_factor, dropout=dropout)
 
 
 @model
 def wrn16_4(*, shape: tuple[int, ...], classes: int, dropout: float = 0.0) -> nn.Module:
-    """The wide residual net with 16 layers, 4 times as wide."""
+    """Wide ResNet with 16 layers and widening factor 4."""
     return wrn(shape=shape, classes=classes, depth=16, widen_factor=4, dropout=dropout)
 
 
 @model
 def wrn28_10(*, shape: tuple[int, ...], classes: int, dropout: float = 0.0) -> nn.Module:
-    """The wide residual net with 28 layers, 10 times as wide."""
+    """Wide ResNet with 28 layers and widening factor 10."""
     return wrn(shape=shape, classes=classes, depth=28, widen_factor=10, dropout=dropout)
 
 
 @model
 def wrn40_2(*, shape: tuple[int, ...], classes: int, dropout: float = 0.0) -> nn.Module:
-    """The wide residual net with 40 layers, twice as wide."""
+    """Wide ResNet with 40 layers and widening factor 2."""
     return wrn(shape=shape, classes=classes, depth=40, widen_factor=2, dropout=dropout)
 
 
 class WideResNet(nn.Module):
-    """Three stages of blocks that normalise first; names of weights as in the nets most often passed around."""
+    """Three stages of pre-activation blocks; weights are named as in common checkpoints."""
 
     def __init__(self, inputs: int, classes: int, *, blocks: int, widen: int, dropout: float) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class WideResNet(nn.Module):
 
 
 class Stage(nn.Module):
-    """Blocks of one size."""
+    """Blocks with the same number of channels."""
 
     def __init__(self, before: int, size: int, *, blocks: int, stride: int, dropout: float) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class Stage(nn.Module):
 
 
 class WideBlock(nn.Module):
-    """Two normalised 3x3 convolutions around which the input is led."""
+    """Two pre-activation 3x3 convolutions with a shortcut."""
 
     def __init__(self, before: int, size: int, *, stride: int, dropout: float) -> None:
         super().__init__()
@@ -89,8 +89,8 @@ class WideBlock(nn.Module):
             self.convShortcut = nn.Conv2d(before, size, 1, stride=stride, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        ready = F.relu(self.bn1(x))
-        out = self.conv2(self.dropout(F.relu(self.bn2(self.conv1(ready)))))
-        # A block that changes the shape leads the normalised input around; the others lead the input itself.
-        around = self.convShortcut(ready) if self.changes else x
-        return out + around  # type: ignore[no-any-return]
+        activated = F.relu(self.bn1(x))
+        out = self.conv2(self.dropout(F.relu(self.bn2(self.conv1(activated)))))
+        # The shortcut of a block that changes the shape starts from the activated input, otherwise from the input.
+        shortcut = self.convShortcut(activated) if self.changes else x
+        return out + shortcut  # type: ignore[no-any-return]
