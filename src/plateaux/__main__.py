@@ -4,7 +4,7 @@ import os
 import sys
 
 if not sys.flags.safe_path and sys.path[:1] in ([""], [os.getcwd()]):
-    # `python -m` puts the working folder on the path; a recipe from a stranger's folder must not find code there.
+    # `python -m` puts the working folder on the path; an untrusted recipe in that folder must not find code there.
     del sys.path[0]
 
 from plateaux.cli.main import main

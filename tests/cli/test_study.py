@@ -129,10 +129,10 @@ def test_answers_to_another_question_are_not_mixed_in(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        ({"evaluate": {**MEASURE, "splits": ["tset"]}}, "no samples called 'tset'"),
-        ({"evaluate": {**MEASURE, "corruptions": ["corupted@10"]}}, "no samples called 'corupted'"),
+        ({"evaluate": {**MEASURE, "splits": ["tset"]}}, "no split called 'tset'"),
+        ({"evaluate": {**MEASURE, "corruptions": ["corupted@10"]}}, "no split called 'corupted'"),
         ({"evaluate": {**MEASURE, "ood": ["near=blops"]}}, "blops"),
-        ({"landscape": {"probes": ["fisher_rao"], "split": "tarin"}}, "no samples called 'tarin'"),
+        ({"landscape": {"probes": ["fisher_rao"], "split": "tarin"}}, "no split called 'tarin'"),
     ],
 )
 def test_samples_that_there_are_not_are_told_before_anything_is_trained(
@@ -419,7 +419,7 @@ def test_a_dry_run_is_shown_to_a_person(file: Path, tmp_path: Path, monkeypatch:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "120")
     words = call(file, "--out", tmp_path / "out", "--dry-run").stdout
-    assert "2 of 2 runs to do: 24 passes over the training samples, about" in words
+    assert "2 of 2 runs are pending: 24 passes over the training samples, about" in words
 
 
 def test_the_command_trains_measures_and_compares(file: Path, tmp_path: Path) -> None:

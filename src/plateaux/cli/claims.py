@@ -1,4 +1,4 @@
-"""The command that shows the ledger of claims, runs their studies, and writes its page."""
+"""The command `plateaux claims`."""
 
 from __future__ import annotations
 
@@ -18,18 +18,20 @@ from plateaux.studies.results import results_from_study
 
 
 def claims(
-    names: Annotated[list[str] | None, typer.Argument(metavar="[CLAIM]...", help="Numbers or names; all.")] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[CLAIM]...", help="Numbers or names; by default all.")
+    ] = None,
     run_studies: Annotated[
-        bool, typer.Option("--run-studies", help="Run the studies that test them, and keep the evidence.")
+        bool, typer.Option("--run-studies", help="Run the studies that test the claims, and store the evidence.")
     ] = False,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write a page of them, such as claims.md.")] = None,
-    workdir: Annotated[Path, typer.Option(help="The folder that studies run in.")] = Path("runs/claims"),
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write a page, such as claims.md.")] = None,
+    workdir: Annotated[Path, typer.Option(help="The folder that the studies run in.")] = Path("runs/claims"),
     evidence: Annotated[
-        Path | None, typer.Option(help="Another folder of evidence than claims/evidence; written by --run-studies.")
+        Path | None, typer.Option(help="The folder of the evidence; by default claims/evidence.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what papers claim and what became of it here; run the studies; write the page.
+    """List the claims of the papers with the verdicts of our studies; run the studies; write the page.
 
     In Python: `from plateaux.studies.claims.claim import read_entries; read_entries()`
     """
@@ -45,7 +47,7 @@ def claims(
 
 
 def table(entries: Sequence[ClaimEntry]) -> Table:
-    """Return the ledger for a terminal: a line for every case of every claim."""
+    """Return the table of claims: one row for every case of every claim."""
     shown = Table("claim", "what it says", "case", "the paper's effect", "here (95 % interval)", "verdict")
     for each in entries:
         cases = each.evidence.cases if each.evidence else {}

@@ -1,7 +1,7 @@
-"""The command line: one verb, one noun; tables for people, JSON when piped or with --json.
+"""The command line. Commands print tables on a terminal, and JSON when piped or with --json.
 
-Exit codes: 0 done, 2 the recipe or call is wrong, 3 data are missing, 4 the run folder or storage cannot serve, 5 a
-loss became NaN or infinite, 6 untrusted code was refused, 75 stopped with a checkpoint (run the same command again).
+Exit codes: 0 success, 2 wrong recipe or arguments, 3 missing data, 4 run folder or storage unusable, 5 a loss became
+NaN or infinite, 6 untrusted code was refused, 75 stopped with a checkpoint (run the same command again).
 """
 
 from __future__ import annotations
@@ -19,7 +19,16 @@ from rich.table import Table
 
 import plateaux
 from plateaux.cli import claims, evaluate, landscape, report, study, theory
-from plateaux.cli.common import AsJson, Changes, Trust, configure_logging, handle_errors, print_result, torchrun
+from plateaux.cli.common import (
+    CONSOLE,
+    AsJson,
+    Changes,
+    Trust,
+    configure_logging,
+    handle_errors,
+    print_result,
+    torchrun,
+)
 from plateaux.cli.progress import live_progress, member_table
 from plateaux.config.builtin import builtin_recipes, recipe_file
 from plateaux.config.components import Components
@@ -55,16 +64,16 @@ def main() -> None:
     app()
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _print_version(is_set: bool) -> None:
+    if is_set:
         typer.echo(f"plateaux {plateaux.__version__}")
         raise typer.Exit
 
 
 @app.callback()
-def everything(
+def configure(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
     verbose: Annotated[int, typer.Option("--verbose", "-v", count=True, help="Also print debug messages.")] = 0,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only warnings and errors.")] = False,
@@ -77,8 +86,8 @@ def everything(
 
 
 @contextmanager
-def read_first_lines(file: Path) -> Iterator[None]:
-    """Name the line of the recipe that a wrong key or value stands in."""
+def errors_with_line_number(file: Path) -> Iterator[None]:
+    """Add the line of the recipe to errors about a key or value."""
     try:
         yield
     except ConfigKeyError as problem:
@@ -88,59 +97,64 @@ def read_first_lines(file: Path) -> Iterator[None]:
 @app.command()
 @handle_errors
 def train(
-    recipe: Annotated[str, typer.Argument(help="A TOML file, or the name of a recipe that comes along (quickstart).")],
+    recipe: Annotated[str, typer.Argument(help="A TOML file, or the name of a built-in recipe (quickstart).")],
     changes: Changes = None,
-    out: Annotated[Path | None, typer.Option(help="The run folder; runs/<recipe> by default.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The run folder; by default runs/<recipe>.")] = None,
     executor: Annotated[str | None, typer.Option(help="local, mesh or ray.")] = None,
-    address: Annotated[str | None, typer.Option(help="The Ray cluster to join; one of our own by default.")] = None,
-    mode: Annotated[str | None, typer.Option(help="loop, vmap or offload (local).")] = None,
-    processes: Annotated[int | None, typer.Option(help="So many processes at once.")] = None,
+    address: Annotated[
+        str | None, typer.Option(help="Address of a Ray cluster; by default a local one is started.")
+    ] = None,
+    mode: Annotated[
+        str | None, typer.Option(help="How the local executor runs members: loop, vmap or offload.")
+    ] = None,
+    processes: Annotated[int | None, typer.Option(help="Number of parallel processes.")] = None,
     devices: Annotated[str | None, typer.Option(help="Devices to use, such as 0,1.")] = None,
-    min_members: Annotated[int | None, typer.Option(help="A meeting may go ahead with so many.")] = None,
-    branch_from: Annotated[Path | None, typer.Option(help="Begin where this run stood at its first meeting.")] = None,
+    min_members: Annotated[
+        int | None, typer.Option(help="Partition the data without failed members if at least N remain.")
+    ] = None,
+    branch_from: Annotated[
+        Path | None, typer.Option(help="Start from the checkpoints of this run at its first data partition.")
+    ] = None,
     trust: Trust = None,
-    evaluate: Annotated[bool, typer.Option(help="Measure on the test samples at the end.")] = True,
+    evaluate: Annotated[bool, typer.Option(help="Evaluate on the test split after training.")] = True,
     as_json: AsJson = False,
 ) -> None:
-    """Train an ensemble; run the same command again to go on where it stopped.
+    """Train an ensemble; run the same command again to resume.
 
     In Python: `plateaux.train(plateaux.Recipe.load("recipe.toml"), out="runs/demo")`
     """
-    wanted = [*(changes or []), *_executor(executor, mode, processes, devices, address)]
-    wanted += [f"run.min_members={min_members}"] if min_members is not None else []
+    overrides = [*(changes or []), *_executor(executor, mode, processes, devices, address)]
+    overrides += [f"run.min_members={min_members}"] if min_members is not None else []
     file = recipe_file(recipe)
-    what = plateaux.Recipe.load(file, wanted)
+    loaded = plateaux.Recipe.load(file, overrides)
     root = out or Path("runs") / Path(recipe).stem
-    if what.executor.name == "mesh" and "RANK" not in os.environ:
-        raise typer.Exit(torchrun(what.executor.processes))
-    with read_first_lines(file), live_progress(Console(stderr=True)) as progress:
-        plateaux.train(what, root, trust=trust or (), progress=progress, branch_from=branch_from)
+    if loaded.executor.name == "mesh" and "RANK" not in os.environ:
+        raise typer.Exit(torchrun(loaded.executor.processes))
+    with errors_with_line_number(file), live_progress(CONSOLE) as progress:
+        plateaux.train(loaded, root, trust=trust or (), progress=progress, branch_from=branch_from)
     if not is_rank_zero():
         return
-    found = plateaux.evaluate(root, trust=trust or ()) if evaluate else []
-    print_result(
-        as_json,
-        {"run": str(root), "metrics": [each.to_dict() for each in found]},
-        lambda: tables(found, Console().width),
-    )
+    results = list(plateaux.evaluate(root, trust=trust or ())) if evaluate else []
+    plain = {"run": str(root), "metrics": [result.to_dict() for result in results]}
+    print_result(as_json, plain, lambda: tables(results, Console().width))
 
 
 @app.command()
 @handle_errors
 def plan(run: Path, as_json: AsJson = False) -> None:
-    """Show the jobs that are missing of a run.
+    """List the jobs that a run still needs.
 
     In Python: `plateaux.pending_jobs("runs/demo")`
     """
     jobs = plateaux.pending_jobs(run)
     plain = [{"kind": j.kind, "members": list(j.members), "start": list(j.start), "stop": j.stop} for j in jobs]
-    print_result(as_json, plain, lambda: [str(job) for job in jobs] or ["nothing is missing"])
+    print_result(as_json, plain, lambda: [str(job) for job in jobs] or ["no jobs are pending"])
 
 
 @app.command()
 @handle_errors
 def status(run: Path, as_json: AsJson = False) -> None:
-    """Show where every member of a run stands, and what it takes on disk.
+    """Show the progress of every member of a run, and its size on disk.
 
     In Python: `plateaux.Run.open("runs/demo").all_progress()`
     """
@@ -148,7 +162,7 @@ def status(run: Path, as_json: AsJson = False) -> None:
     rows: list[dict[str, Any]] = []
     jobs, present = latest_by_member(opened), opened.trained_members()
     for number, progress in enumerate(opened.all_progress()):
-        state = "finished" if progress.finished else "in work" if opened.is_locked(number) else "waiting"
+        state = "finished" if progress.finished else "training" if opened.is_locked(number) else "waiting"
         state = state if number in present else "left out"
         rows.append(
             {
@@ -161,20 +175,20 @@ def status(run: Path, as_json: AsJson = False) -> None:
         )  # fmt: skip
     total = opened.store.size()
     shared = tensor_tree.size(opened.shared().values())
-    held = [f"{format_size(shared)} that all members share, held once"] if shared else []
+    held = [f"{format_size(shared)} shared by all members, stored once"] if shared else []
 
     def table() -> list[Any]:
         shown = Table("member", "state", "epoch", "weights", "time", "on disk")
         for r in rows:
             at = f"{r['epoch']}/{r['epochs']}" + (f" + {r['step']} steps" if r["step"] else "")
-            words = f"{r['weights']} ({r['stop_reason']})" if r["stop_reason"] else r["weights"]
+            weights = f"{r['weights']} ({r['stop_reason']})" if r["stop_reason"] else r["weights"]
             shown.add_row(
-                str(r["member"]), r["state"], at, words, format_duration(r["seconds"]), format_size(r["bytes"])
+                str(r["member"]), r["state"], at, weights, format_duration(r["seconds"]), format_size(r["bytes"])
             )
         active = {n: record for n, record in jobs.items() if record.outcome in ("running", "lost")}
         lost = [n for n, record in active.items() if record.outcome == "lost"]
         updates = {n: record.latest(n) for n, record in active.items() if n in record.progress}
-        return [shown, *([member_table(updates, lost)] if updates else []), *held, f"{format_size(total)} in all"]
+        return [shown, *([member_table(updates, lost)] if updates else []), *held, f"{format_size(total)} in total"]
 
     print_result(as_json, {"run": str(run), "members": rows, "shared_bytes": shared, "bytes": total}, table)
 
@@ -182,21 +196,21 @@ def status(run: Path, as_json: AsJson = False) -> None:
 @app.command()
 @handle_errors
 def import_weights(
-    out: Annotated[Path, typer.Option("--out", "-o", help="The run folder to make.")],
-    model: Annotated[list[str], typer.Option(help="The model's name; once, or once for each file.")],
-    weights: Annotated[list[str], typer.Option(help="FILE or FILE:prefix; once for each member.")],
-    data: Annotated[str, typer.Option(help="The data set the models are for.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The run folder to create.")],
+    model: Annotated[list[str], typer.Option(help="The name of the model; once, or once for each file.")],
+    weights: Annotated[list[str], typer.Option(help="FILE or FILE:prefix, once for each member.")],
+    data: Annotated[str, typer.Option(help="The dataset that the models were trained for.")],
     changes: Changes = None,
     trust: Trust = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a run of existing weights: safetensors files, or torch checkpoints that hold nothing but weights.
+    """Create a run from existing weights: safetensors files, or torch checkpoints that contain only weights.
 
     In Python: `plateaux.import_weights("runs/mine", recipe, ["a.safetensors", "b.safetensors"])`
     """
     names = json.dumps(model) if len(model) > 1 else json.dumps(model[0])
     text = f"members = {len(weights)}\n[data]\nname = {json.dumps(data)}\n[model]\nname = {names}\n"
-    recipe = plateaux.Recipe.parse(text, changes or [], where="adopt")
+    recipe = plateaux.Recipe.parse(text, changes or [], where="import-weights")
     plateaux.import_weights(out, recipe, weights, trust=trust or ())
     print_result(
         as_json, {"run": str(out), "members": len(weights)}, lambda: [f"{out}: {len(weights)} members imported"]
@@ -209,39 +223,40 @@ def list_(
     kind: Annotated[str, typer.Argument(help="methods, metrics, probes, data, models, executors or recipes.")],
     as_json: AsJson = False,
 ) -> None:
-    """List the plug-ins of one kind, a sentence each.
+    """List the plug-ins of one kind, with one sentence each.
 
     In Python: `plateaux.method.describe()`
     """
     if kind not in (*KINDS, "recipes"):
         raise errors.RecipeError(f"There is no list of {kind!r}; {errors.suggest(kind, [*KINDS, 'recipes'])}")
-    found = (
+    descriptions = (
         KINDS[kind].describe()
         if kind in KINDS
         else {name: _first_line(file) for name, file in builtin_recipes().items()}
     )
 
     def table() -> list[Any]:
-        shown = Table("name", "what it is")
-        for name, words in found.items():
-            shown.add_row(name, words)
+        shown = Table("name", "description")
+        for name, text in descriptions.items():
+            shown.add_row(name, text)
         return [shown]
 
-    print_result(as_json, found, table)
+    print_result(as_json, descriptions, table)
 
 
 @recipes.command()
 @handle_errors
 def check(recipe: str, changes: Changes = None, trust: Trust = None, as_json: AsJson = False) -> None:
-    """Check a recipe without training: names, options, and what fits together.
+    """Check a recipe without training: names, options, and their combination.
 
     In Python: `plateaux.Recipe.load("recipe.toml")`
     """
     file = recipe_file(recipe)
-    found = plateaux.Recipe.load(file, changes or [])
-    with read_first_lines(file):
-        check_recipe(found, Components(trust=tuple(trust or ())))
-    print_result(as_json, found.to_dict(), lambda: [f"{file} is sound: {found.members} members of {found.method.name}"])
+    loaded = plateaux.Recipe.load(file, changes or [])
+    with errors_with_line_number(file):
+        check_recipe(loaded, Components(trust=tuple(trust or ())))
+    text = f"{file} is valid: {loaded.members} members, method {loaded.method.name}"
+    print_result(as_json, loaded.to_dict(), lambda: [text])
 
 
 @recipes.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -25,7 +26,7 @@ def live_progress(console: Console) -> Iterator[Progress]:
 
         def show(event: ProgressEvent) -> None:
             if isinstance(event, Message):
-                live.console.print(event.text, highlight=False)
+                _print_message(live.console, event)
             elif isinstance(event, MemberUpdate):
                 known = latest.get(event.member)
                 latest[event.member] = event if known is None else known.merge(event)
@@ -83,10 +84,16 @@ def _format_retries(update: MemberUpdate, *, is_lost: bool) -> str:
     return " ".join(filter(None, [retries, "lost" if is_lost else ""]))
 
 
+def _print_message(console: Console, message: Message) -> None:
+    """Print a message, unless `--quiet` has raised the level of the logger."""
+    if logging.getLogger("plateaux").level <= logging.INFO:
+        console.print(message.text, highlight=False)
+
+
 def _print_event(console: Console, event: ProgressEvent) -> None:
     """Print a message, or one line for a completed epoch."""
     if isinstance(event, Message):
-        console.print(event.text, highlight=False)
+        _print_message(console, event)
     elif isinstance(event, MemberUpdate) and event.completed_epoch is not None:
         metrics = ", ".join(f"{name} {value:.4f}" for name, value in event.metrics.items())
         text = f"member {event.member}: epoch {event.completed_epoch}/{event.epochs}, {metrics}"

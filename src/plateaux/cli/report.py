@@ -1,4 +1,4 @@
-"""The command that reports on runs and studies: one page, or tables and numbers for other programs."""
+"""The command `plateaux report`."""
 
 from __future__ import annotations
 
@@ -15,47 +15,49 @@ from plateaux.core.errors import RecipeError, suggest
 from plateaux.core.formatting import format_size
 from plateaux.reports.export import FORMATS, to_csv, to_html, to_json, to_markdown, write_figures
 from plateaux.reports.report import MAX_RUNS, Report
-from plateaux.reports.report import report as made_of
+from plateaux.reports.report import report as build_report
 from plateaux.storage.atomic import write_atomic
 
 
 def report(
     paths: Annotated[
-        list[Path], typer.Argument(metavar="RUN|STUDY ...", help="Run folders, study folders, results.json.")
+        list[Path], typer.Argument(metavar="RUN|STUDY ...", help="Run folders, study folders, or results.json files.")
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="The file to write.")] = Path("report.html"),
-    format: Annotated[str | None, typer.Option(help="html, md, json or csv; by the file's ending by default.")] = None,
-    figures_dir: Annotated[Path | None, typer.Option(help="A folder for the figures as SVG, PNG and PDF.")] = None,
-    only_figures: Annotated[
-        str | None, typer.Option(help="Only these figures, such as accuracy_bars,training.")
+    format: Annotated[str | None, typer.Option(help="html, md, json or csv; by default from the file name.")] = None,
+    figures_dir: Annotated[
+        Path | None, typer.Option(help="A folder to write the figures to as SVG, PNG and PDF.")
     ] = None,
-    max_runs: Annotated[int, typer.Option(min=0, help="Runs that are shown one by one.")] = MAX_RUNS,
+    only_figures: Annotated[
+        str | None, typer.Option(help="Include only these figures, such as accuracy_bars,training.")
+    ] = None,
+    max_runs: Annotated[int, typer.Option(min=0, help="Number of runs that are shown individually.")] = MAX_RUNS,
     trust: Trust = None,
     as_json: AsJson = False,
 ) -> None:
-    """Report on runs and studies: one page that opens without a network, or Markdown, JSON, CSV; figures for papers.
+    """Write a report on runs and studies: an HTML page that works offline, Markdown, JSON, or CSV.
 
     In Python: `plateaux.reports.export.to_html(plateaux.reports.report.report(["runs/demo"]))`
     """  # fmt: skip
     kind = format or out.suffix.removeprefix(".")
     if kind not in FORMATS:
-        raise RecipeError(f"A report cannot be written as {kind!r}; {suggest(kind, FORMATS)}")
+        raise RecipeError(f"There is no report format {kind!r}; {suggest(kind, FORMATS)}")
     options: dict[str, Any] = {"max_runs": max_runs, "only_figures": split_names(only_figures or "")}
-    drawn = kind != "csv" or figures_dir is not None
-    made = made_of(paths, figures=drawn, components=Components(trust=tuple(trust or ())), **options)
-    write_atomic(out, _text(made, kind, out, figures_dir))
-    files = write_figures(made, figures_dir) if figures_dir is not None else []
+    has_figures = kind != "csv" or figures_dir is not None
+    built = build_report(paths, figures=has_figures, components=Components(trust=tuple(trust or ())), **options)
+    write_atomic(out, _text(built, kind, out, figures_dir))
+    files = write_figures(built, figures_dir) if figures_dir is not None else []
     plain = {
         "file": str(out), "bytes": out.stat().st_size, "figures": [str(file) for file in files],
-        "summary": {each.label: each.text for each in made.summary},
+        "summary": {line.label: line.text for line in built.summary},
     }  # fmt: skip
-    words = [f"{each.label:15} {each.text}" for each in made.summary]
+    lines = [f"{line.label:15} {line.text}" for line in built.summary]
     last = f"{out}: {format_size(out.stat().st_size)}" + (f"; {len(files)} files in {figures_dir}" if files else "")
-    print_result(as_json, plain, lambda: [*words, last])
+    print_result(as_json, plain, lambda: [*lines, last])
 
 
-def _text(made: Report, kind: str, out: Path, figures: Path | None) -> str:
+def _text(report: Report, kind: str, out: Path, figures: Path | None) -> str:
     if kind == "md":
         where = None if figures is None else os.path.relpath(figures, out.parent).replace(os.sep, "/")
-        return to_markdown(made, where)
-    return {"html": to_html, "json": to_json, "csv": to_csv}[kind](made)
+        return to_markdown(report, where)
+    return {"html": to_html, "json": to_json, "csv": to_csv}[kind](report)

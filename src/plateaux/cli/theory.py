@@ -1,4 +1,4 @@
-"""The command that redraws the theory: figures, their numbers, and what becomes of the claims."""
+"""The command `plateaux theory`."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ from plateaux.theory.record import deviations, record
 
 def theory(
     out: Annotated[Path, typer.Option("--out", "-o", help="The folder to write figures and theory.json to.")],
-    matrices: Annotated[int, typer.Option(min=2, help="Random data matrices to simulate.")] = 50,
-    inits: Annotated[int, typer.Option(min=2, help="Initialisations for each of them.")] = 50,
-    grid_points: Annotated[int, typer.Option(min=2, help="Settings along a curve.")] = 9,
-    seed: Annotated[int, typer.Option(help="Another number draws other data.")] = 0,
+    matrices: Annotated[int, typer.Option(min=2, help="Number of random data matrices.")] = 50,
+    inits: Annotated[int, typer.Option(min=2, help="Initializations per matrix.")] = 50,
+    grid_points: Annotated[int, typer.Option(min=2, help="Points along a curve.")] = 9,
+    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Redraw the theory: Figures 1b, 2, 9, 10 and 11 of Lu et al. 2024, formulas as printed and corrected.
+    """Reproduce Figures 1b, 2, 9, 10 and 11 of Lu et al. 2024, with the formulas as printed and as corrected.
 
     In Python: `plateaux.theory.theorem1(plateaux.theory.Setting(k=3, eta=0.01, rho=0.1))`
     """
     optional_import("matplotlib", extra="report")  # before minutes of simulation
-    began = time.monotonic()
+    started = time.monotonic()
     with progress_bar("simulating", unit="matrices") as progress:
         experiment = run_experiment(matrices=matrices, starts=inits, density=grid_points, seed=seed, progress=progress)
-        found = record(experiment)
-        contents = {"theory.json": json.dumps(found, indent=1).encode(), **draw_figures(experiment)}
+        recorded = record(experiment)
+        contents = {"theory.json": json.dumps(recorded, indent=1).encode(), **draw_figures(experiment)}
         for name, content in contents.items():
             write_atomic(out / name, content)
         files = [out / name for name in contents]
-    seconds = time.monotonic() - began
-    plain = {"files": [str(file) for file in files], "seconds": round(seconds, 1), **found}
+    seconds = time.monotonic() - started
+    plain = {"files": [str(file) for file in files], "seconds": round(seconds, 1), **recorded}
     last = f"{len(files)} files in {out}, after {format_duration(seconds)}"
-    print_result(as_json, plain, lambda: [_differences(deviations(experiment)), _verdicts(found["claims"]), last])
+    print_result(as_json, plain, lambda: [_differences(deviations(experiment)), _verdicts(recorded["claims"]), last])
 
 
 def _differences(rows: list[list[str]]) -> Table:

@@ -14,7 +14,7 @@ from plateaux.core.plot_style import COLORS
 from plateaux.reports import style
 from plateaux.reports.style import ReportFigure
 
-MAX_LABELED = 6  # more members get no numbers in the plot
+MAX_LABELED = 6  # above that, members have no numeric labels in the plot
 
 
 @dataclass(frozen=True, slots=True)
