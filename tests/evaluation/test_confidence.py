@@ -18,12 +18,12 @@ from plateaux.evaluation import confidence
 from plateaux.evaluation.confidence import (
     decode_confidence,
     equal_mass,
-    groups,
     has_nan,
     pack_confidence,
     sort_by_confidence,
+    tie_groups,
 )
-from plateaux.evaluation.metrics.selective import Tally, _harmonic
+from plateaux.evaluation.metrics.selective import Moments, _harmonic
 
 NAMES = ["aurc", "e_aurc", "risk_at_coverage", "adaptive_ece"]
 Samples = list[tuple[float, bool]]
@@ -45,7 +45,7 @@ def many(count: int, levels: int, *, seed: int = 0) -> Tensor:
 
 
 def value_of(name: str, packed: Tensor) -> Estimate:
-    return registry.metric.get(name)().compute({"kept": packed[:, None]})["member 0"]
+    return registry.metric.get(name)().compute({"packed": packed[:, None]})["member 0"]
 
 
 @given(some_samples)
@@ -74,12 +74,12 @@ def test_what_is_no_number_comes_last(sign: int) -> None:
 def test_no_group_of_equals_is_cut_in_two(samples: Samples, piece: int) -> None:
     packed = packed_of(samples)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(confidence, "PIECE", piece)
-        found = list(groups(sort_by_confidence(packed)))
+        patch.setattr(confidence, "CHUNK_SIZE", piece)
+        found = list(tie_groups(sort_by_confidence(packed)))
     doubt = packed.abs().numpy().astype(np.float64)
     for each in found:
         assert len(each.start) <= piece
-    levels = np.concatenate([each.error_probability for each in found])
+    levels = np.concatenate([each.neg_log_confidence for each in found])
     assert levels.tolist() == np.unique(doubt).tolist()
     assert np.concatenate([each.size for each in found]).tolist() == [(doubt == d).sum() for d in levels]
     assert np.concatenate([each.start for each in found]).tolist() == [(doubt < d).sum() for d in levels]
@@ -94,7 +94,7 @@ def test_numbers_do_not_feel_how_the_samples_are_cut(samples: Samples, piece: in
     for name in NAMES:
         whole = value_of(name, packed)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(confidence, "PIECE", piece)
+            patch.setattr(confidence, "CHUNK_SIZE", piece)
             cut = value_of(name, packed)
         assert cut.value == pytest.approx(whole.value, rel=1e-12, abs=1e-14)
         assert cut.stderr == (None if whole.stderr is None else pytest.approx(whole.stderr, rel=1e-9, abs=1e-12))
@@ -129,13 +129,13 @@ def test_harmonic_numbers_are_sums_of_reciprocals(count: int) -> None:
 
 
 def test_what_follows_takes_no_more_memory_for_more_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(confidence, "PIECE", 1 << 12)
+    monkeypatch.setattr(confidence, "CHUNK_SIZE", 1 << 12)
 
     def most(name: str, count: int) -> int:
         codes = many(count, 1 << 23)
         measure = registry.metric.get(name)()
         tracemalloc.start()
-        measure.compute({"kept": codes[:, None]})
+        measure.compute({"packed": codes[:, None]})
         found = tracemalloc.get_traced_memory()[1]  # of NumPy: the copy of one row that is sorted is torch's
         tracemalloc.stop()
         return found
@@ -147,10 +147,10 @@ def test_what_follows_takes_no_more_memory_for_more_samples(monkeypatch: pytest.
 def values_in_bins(values: list[float], bins: int) -> list[int]:
     """The bin of every confidence."""
     log = torch.tensor(values).log()
-    each, *rest = groups(sort_by_confidence(pack_confidence(log, torch.ones(len(values), dtype=torch.bool))))
+    each, *rest = tie_groups(sort_by_confidence(pack_confidence(log, torch.ones(len(values), dtype=torch.bool))))
     assert not rest
     doubts = pack_confidence(log, torch.ones(len(values), dtype=torch.bool)).double().tolist()
-    homes = dict(zip(each.error_probability.tolist(), equal_mass(each, len(values), bins).tolist(), strict=True))
+    homes = dict(zip(each.neg_log_confidence.tolist(), equal_mass(each, len(values), bins).tolist(), strict=True))
     return [homes[doubt] for doubt in doubts]
 
 
@@ -176,7 +176,9 @@ def test_without_equals_bins_hold_equally_many(samples: int, bins: int) -> None:
 @settings(deadline=None, max_examples=60)
 def test_tallies_that_are_joined_are_the_tally_of_all(pairs: list[tuple[float, int]], cut: int) -> None:
     values, weights = np.array([v for v, _ in pairs]), np.array([float(w) for _, w in pairs])
-    both = Tally.of(values[:cut], weights[:cut]).joined(Tally.of(values[cut:], weights[cut:]).moved(0.0))
+    both = Moments.from_weighted(values[:cut], weights[:cut]).merge(
+        Moments.from_weighted(values[cut:], weights[cut:]).shift(0.0)
+    )
     numbers = values.repeat(weights.astype(int))
     assert both.count == len(numbers)
     if len(numbers):

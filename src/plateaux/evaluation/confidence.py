@@ -1,7 +1,8 @@
-"""What must be kept of every sample: one number that says how sure each row was, and whether it was right.
+"""Confidence and correctness of every sample, packed into four bytes, with ties, bins, and sorting.
 
-Several measures need it, and the walk settles equal settles once: it is kept once for all of them. What follows from
-it is worked out row by row and piece by piece, so that a million samples take little more than the numbers kept.
+Several metrics need this state. Their `update` function is the same, so the evaluator computes and stores it once for
+all of them. Each row is processed in chunks, so the memory on top of the stored values does not grow with the number
+of samples.
 """
 
 from __future__ import annotations
@@ -18,119 +19,120 @@ from plateaux.core.errors import RecipeError
 from plateaux.core.types import Batch, TensorTree
 from plateaux.ensembles.log_probs import log_probabilities
 
-PIECE = 1 << 14  # samples at once
+CHUNK_SIZE = 1 << 14  # samples
 
 Codes = NDArray[np.uint32]
-"""The packed numbers of one row in ascending order of doubt, the right ones of equals first."""
+"""The packed confidences of one row, from the most to the least confident; among ties, correct samples first."""
 
 
 class TieGroups(NamedTuple):
-    """Groups of equally sure samples in ascending order of doubt, an entry for each group."""
+    """Groups of samples with equal confidence, from the most to the least confident; one entry per group."""
 
-    error_probability: NDArray[np.float64]  # minus the logarithm of their confidence
-    start: NDArray[np.int64]  # how many samples are surer
-    end: NDArray[np.int64]  # how many are as sure or surer
-    incorrect: NDArray[np.float64]  # how many of the group are wrong
+    neg_log_confidence: NDArray[np.float64]
+    start: NDArray[np.int64]  # number of samples with a higher confidence
+    end: NDArray[np.int64]  # number of samples with an equal or higher confidence
+    incorrect: NDArray[np.float64]  # number of incorrect predictions in the group
 
     @property
     def size(self) -> NDArray[np.int64]:
         return self.end - self.start
 
 
-def confidences(table: Tensor, batch: Batch) -> TensorTree:
-    """Return confidence and rightness of every sample and row `[B, R]`, packed in four bytes."""
-    log_confidence, guess = confidence_and_prediction(log_probabilities(table))
-    return {"kept": pack_confidence(log_confidence, guess == batch.y).T}
+def update_confidences(logits: Tensor, batch: Batch) -> TensorTree:
+    """Return the packed confidence and correctness of every sample and row, `[B, R]` in float32."""
+    log_confidence, pred = confidence_and_prediction(log_probabilities(logits))
+    return {"packed": pack_confidence(log_confidence, pred == batch.y).T}
 
 
 def sort_by_confidence(packed: Tensor) -> Codes:
-    """Return one row `[N]` in ascending order of doubt; what is no number comes last.
+    """Return one row `[N]` sorted from the most to the least confident sample; NaN comes last.
 
-    The bits of a positive float32 are ordered as it is. The sign, which says wrong, is moved to the lowest bit.
+    The bits of positive float32 numbers sort like the numbers. The sign bit, which marks incorrect predictions, becomes
+    the lowest bit.
     """
     bits: Codes = packed.clone(memory_format=torch.contiguous_format).cpu().numpy().view(np.uint32)
-    for start in range(0, len(bits), PIECE):
-        part = bits[start : start + PIECE]
-        part[:] = part << 1 | part >> 31
-    bits.sort()  # in place, as the default kind is
+    for start in range(0, len(bits), CHUNK_SIZE):
+        chunk = bits[start : start + CHUNK_SIZE]
+        chunk[:] = chunk << 1 | chunk >> 31
+    bits.sort()  # the default kind sorts in place
     return bits
 
 
 def decode_confidence(codes: Codes) -> tuple[Tensor, Tensor]:
-    """Return minus the logarithm of the confidence in float64, and whether the guess was right."""
+    """Return the negative log of the confidence in float64, and whether the prediction is correct."""
     return unpack_confidence(torch.from_numpy((codes >> 1 | codes << 31).view(np.float32)))
 
 
 def has_nan(codes: Codes) -> bool:
-    """Say whether any confidence is not a number."""
+    """Return whether any confidence of a sorted row is NaN."""
     return bool(decode_confidence(codes[-1:])[0].isnan().any())
 
 
-def groups(codes: Codes) -> Iterator[TieGroups]:
-    """Yield the groups of equals, those of about PIECE samples at a time; no group is cut in two."""
+def tie_groups(codes: Codes) -> Iterator[TieGroups]:
+    """Yield the groups of equal confidence, about `CHUNK_SIZE` samples at a time; no group is split."""
     start = 0
     while start < len(codes):
-        found = _whole_groups(codes, start, min(start + PIECE, len(codes)))
-        yield found
-        start = int(found.end[-1])
+        chunk = _complete_groups(codes, start, min(start + CHUNK_SIZE, len(codes)))
+        yield chunk
+        start = int(chunk.end[-1])
 
 
-def equal_mass(each: TieGroups, samples: int, bins: int) -> NDArray[np.int64]:
-    """Return the bin of every group, bin 0 the least sure, so that bins hold equally many of all samples.
+def equal_mass(ties: TieGroups, samples: int, bins: int) -> NDArray[np.int64]:
+    """Return the equal-mass bin of every group; bin 0 is the least confident.
 
-    Equals share the bin of the first of them in ascending order of confidence.
+    Samples of equal confidence share one bin: that of the lowest rank among them, in ascending order of confidence.
     """
-    return (samples - each.end) * bins // samples
+    return (samples - ties.end) * bins // samples
 
 
-def _whole_groups(codes: Codes, start: int, stop: int) -> TieGroups:
-    """Return the groups that begin at `start` up to `stop`; the last of them may end later."""
-    part = codes[start:stop]
-    first = np.flatnonzero(np.diff(part >> 1, prepend=~part[:1] >> 1))
-    wrong = np.add.reduceat((part & 1).astype(np.float64), first)
-    last = part[-1:] | 1  # the wrong ones of a group come last
+def _complete_groups(codes: Codes, start: int, stop: int) -> TieGroups:
+    """Return the groups that begin at or after `start` and before `stop`; the last one may end after `stop`."""
+    chunk = codes[start:stop]
+    first = np.flatnonzero(np.diff(chunk >> 1, prepend=~chunk[:1] >> 1))
+    incorrect = np.add.reduceat((chunk & 1).astype(np.float64), first)
+    last = chunk[-1:] | 1  # incorrect samples come last in a group
     end = start + np.append(first[1:], 0)
     end[-1] = start + int(np.searchsorted(codes[start:], last, side="right")[0])
-    wrong[-1] = end[-1] - start - int(np.searchsorted(codes[start:], last)[0])
-    return TieGroups(decode_confidence(part[first])[0].numpy(), start + first, end, wrong)
+    incorrect[-1] = end[-1] - start - int(np.searchsorted(codes[start:], last)[0])
+    return TieGroups(decode_confidence(chunk[first])[0].numpy(), start + first, end, incorrect)
 
 
-CERTAIN = torch.finfo(torch.float32).tiny  # stands for -log(1): a zero would lose its sign where rows are added up
+MIN_NEG_LOG = torch.finfo(torch.float32).tiny  # replaces -log(1) = 0: the sign of a zero can be lost
 
 
 def check_bins(bins: int) -> None:
-    """Refuse a number of bins that is none."""
+    """Raise an error if `bins` is not positive."""
     if bins < 1:
-        raise RecipeError(f"bins = {bins}: confidences are sorted into 1 bin or more; leave it out for 15")
+        raise RecipeError(f"bins = {bins}; allowed: 1 or more. Omit it to use the default, 15")
 
 
 def confidence_and_prediction(log_p: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the logarithm of the confidence `[R, B]` and the guess `[R, B]` from log-probabilities `[R, B, C]`."""
-    best, guess = log_p.max(-1)
-    return best.clamp(max=0), guess  # should a mean over members round to above probability 1
+    """Return the log of the confidence and the predicted class, both `[R, B]`, from log-probabilities `[R, B, C]`."""
+    log_confidence, pred = log_p.max(-1)
+    return log_confidence.clamp(max=0), pred  # a mean over members can be rounded to a probability above 1
 
 
 def equal_width(p: Tensor, bins: int) -> Tensor:
-    """Return the bin of every probability: bin i holds [i/bins, (i+1)/bins), and the last one holds 1 too."""
+    """Return the equal-width bin of every probability: bin i is [i/bins, (i+1)/bins), and the last one includes 1."""
     edges = torch.arange(1, bins, dtype=torch.float64, device=p.device) / bins
     return torch.bucketize(p.double().contiguous(), edges, right=True)
 
 
 def bin_sums(bin_index: Tensor, parts: Sequence[Tensor], bins: int) -> Tensor:
-    """Return the sum of every part `[..., B]` over the samples of every bin: `[..., bins, parts]`."""
-    empty = bin_index.new_zeros(*bin_index.shape[:-1], bins, dtype=torch.float64)
-    return torch.stack([empty.scatter_add(-1, bin_index, part.double()) for part in parts], -1)
+    """Return the sum of each part `[..., B]` over the samples of each bin: `[..., bins, parts]`."""
+    zeros = bin_index.new_zeros(*bin_index.shape[:-1], bins, dtype=torch.float64)
+    return torch.stack([zeros.scatter_add(-1, bin_index, part.double()) for part in parts], -1)
 
 
 def pack_confidence(log_confidence: Tensor, correct: Tensor) -> Tensor:
-    """Return one float32 for each confidence and its rightness: minus the logarithm, negative where wrong.
+    """Return one float32 per prediction: the negative log of its confidence, with a minus sign if it is incorrect.
 
-    The logarithm tells confidences apart that round to 1, and nothing of a float32 one is lost.
+    The log distinguishes confidences that would round to 1, and keeps the full precision of a float32 log-probability.
     """
-    doubt = (-log_confidence).float().clamp(min=CERTAIN)
-    return torch.where(correct, doubt, -doubt)
+    neg_log = (-log_confidence).float().clamp(min=MIN_NEG_LOG)
+    return torch.where(correct, neg_log, -neg_log)
 
 
 def unpack_confidence(packed: Tensor) -> tuple[Tensor, Tensor]:
-    """Return minus the logarithm of the confidence in float64, and whether the guess was right."""
+    """Return the negative log of the confidence in float64, and whether the prediction is correct."""
     return packed.abs().double(), packed > 0

@@ -11,22 +11,25 @@ from plateaux.core.metric import Metric
 GROUPS = ("performance", "uncertainty", "diversity")
 
 
-def get_metrics(words: Sequence[str], *, trust: tuple[str, ...] = ()) -> dict[str, Metric]:
-    """Return measures by name; `all`, `performance`, `uncertainty` and `diversity` stand for several.
+def get_metrics(specs: Sequence[str], *, trust: tuple[str, ...] = ()) -> dict[str, Metric]:
+    """Return metrics by name; `all`, `performance`, `uncertainty` and `diversity` select groups.
+
+    A group contains its default metrics only.
 
     >>> list(get_metrics(["ece(bins=10)"]))
     ['ece(bins=10)']
     """
-    found: dict[str, Metric] = {}
-    for word in words:
-        if word in (*GROUPS, "all"):
-            found |= _metrics_of_group(word)
+    metrics: dict[str, Metric] = {}
+    for spec in specs:
+        if spec in (*GROUPS, "all"):
+            metrics |= _default_metrics(spec)
         else:
-            found[word] = build_one(word, registry.metric, Metric, trust)
-    return found
+            metrics[spec] = build_one(spec, registry.metric, Metric, trust)
+    return metrics
 
 
-def _metrics_of_group(question: str) -> dict[str, Metric]:
-    made = build_all(registry.metric)
-    order = sorted(made, key=lambda name: GROUPS.index(made[name].group))
-    return {name: made[name] for name in order if made[name].default and question in ("all", made[name].group)}
+def _default_metrics(group: str) -> dict[str, Metric]:
+    """Return the default metrics of one group, or of all groups in the order of `GROUPS`."""
+    metrics = build_all(registry.metric)
+    order = sorted(metrics, key=lambda name: GROUPS.index(metrics[name].group))
+    return {name: metrics[name] for name in order if metrics[name].default and group in ("all", metrics[name].group)}

@@ -22,7 +22,7 @@ from plateaux.evaluation.confidence import (
     pack_confidence,
     unpack_confidence,
 )
-from plateaux.evaluation.metrics.calibration import CELLS_AT_MOST
+from plateaux.evaluation.metrics.calibration import MAX_CELLS
 from tests.evaluation.metrics.test_every_metric import measured, near, probabilities, table_of, twin
 
 NAMES = ["ece", "adaptive_ece", "classwise_ece", "reliability"]
@@ -135,12 +135,12 @@ def test_the_classwise_error_is_the_spread_of_signed_gaps() -> None:
 
 
 def test_the_classwise_error_of_very_many_classes_has_no_error_of_its_own() -> None:
-    for classes in (CELLS_AT_MOST // 15, CELLS_AT_MOST // 15 + 1):
+    for classes in (MAX_CELLS // 15, MAX_CELLS // 15 + 1):
         table, y = table_of(1, 30, classes)
         value = measured("classwise_ece", table, y)["member 0"]
         truth = slow_classwise(probabilities(table)["member 0"], y.numpy())
         assert value.value == pytest.approx(truth, rel=1e-9)
-        assert (value.stderr is None) == (classes > CELLS_AT_MOST // 15)
+        assert (value.stderr is None) == (classes > MAX_CELLS // 15)
 
 
 def test_the_diagram_gives_the_calibration_error_back() -> None:

@@ -19,7 +19,7 @@ from plateaux.core.outputs import features
 from plateaux.core.types import Batch
 from plateaux.distributed.executors.local import SINGLE_PROCESS
 from plateaux.evaluation.metric_loop import evaluate_metrics
-from plateaux.evaluation.metrics.cka import WIDEST, cka
+from plateaux.evaluation.metrics.cka import MAX_WIDTH, cka
 
 
 def features_of(members: int, samples: int, width: int, *, seed: int = 0, shift: float = 3.0) -> tuple[Tensor, Tensor]:
@@ -102,8 +102,8 @@ def test_features_of_few_digits_are_summed_in_many(dtype: torch.dtype) -> None:
 
 
 def test_features_too_wide_are_refused_with_what_to_do() -> None:
-    with pytest.raises(RecipeError, match=rf"{WIDEST + 1} wide, allowed: up to {WIDEST}.*Leave cka out"):
-        measured(cka(), torch.zeros(2, 1, WIDEST + 1), torch.zeros(1))
+    with pytest.raises(RecipeError, match=rf"width {MAX_WIDTH + 1}; allowed: up to {MAX_WIDTH}.*Remove cka"):
+        measured(cka(), torch.zeros(2, 1, MAX_WIDTH + 1), torch.zeros(1))
 
 
 @given(

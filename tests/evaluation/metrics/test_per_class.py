@@ -22,7 +22,7 @@ from plateaux.core import registry
 from plateaux.core.errors import RecipeError
 from plateaux.core.row_names import MEAN_LOGIT, MEAN_PROBABILITY, row_name
 from plateaux.core.types import Batch
-from plateaux.evaluation.metrics.per_class import MATRIX_AT_MOST
+from plateaux.evaluation.metrics.per_class import MAX_CONFUSION_CLASSES
 from tests.evaluation.metrics.test_every_metric import measured, probabilities, table_of
 
 NAMES = ["accuracy", "top5", "balanced_accuracy", "macro_f1", "per_class"]
@@ -95,7 +95,7 @@ def test_f1_of_a_class_that_nobody_names_is_no_number() -> None:
 
 
 def test_f1_of_two_classes_is_refused_where_there_are_not_two() -> None:
-    with pytest.raises(RecipeError, match=r"two classes and the data have 3; ask for macro_f1"):
+    with pytest.raises(RecipeError, match=r"needs 2 classes, and the data have 3; use macro_f1"):
         measured("binary_f1", *table_of(2, 5, 3))
     with pytest.raises(RecipeError, match="positive = 2"):
         registry.metric.get("binary_f1")(positive=2)
@@ -176,12 +176,12 @@ def test_standard_errors_are_what_the_bootstrap_finds(name: str) -> None:
 
 
 def test_macro_f1_of_very_many_classes_has_a_number_and_no_error() -> None:
-    for classes in (MATRIX_AT_MOST, MATRIX_AT_MOST + 1):
+    for classes in (MAX_CONFUSION_CLASSES, MAX_CONFUSION_CLASSES + 1):
         table, y = table_of(1, 100, classes)
         table = table + 3 * torch.nn.functional.one_hot(y, classes)
         value = measured("macro_f1", table, y)["member 0"]
         assert value.value == pytest.approx(f1_score(y, table[0].argmax(-1), average="macro", zero_division=0))
-        assert (value.stderr is None) == (classes > MATRIX_AT_MOST)
+        assert (value.stderr is None) == (classes > MAX_CONFUSION_CLASSES)
 
 
 @given(members=st.integers(1, 3), samples=st.integers(1, 30), classes=st.integers(1, 5), seed=st.integers(0, 99),

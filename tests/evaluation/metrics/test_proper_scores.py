@@ -132,7 +132,7 @@ def test_every_measure_says_how_it_is_to_be_read() -> None:
 
 
 def test_no_bins_are_refused() -> None:
-    with pytest.raises(RecipeError, match="bins = 0: confidences are sorted into 1 bin or more"):
+    with pytest.raises(RecipeError, match="bins = 0; allowed: 1 or more"):
         registry.metric.get("brier_parts")(bins=0)
 
 

@@ -198,4 +198,4 @@ def test_every_measure_says_how_it_is_to_be_read() -> None:
     assert {measure.higher_is_better for measure in found.values()} == {False}
     assert [measure.percent for measure in found.values()] == [False, False, True]
     assert all("ties" in measure.definition and measure.reduce == "cat" for measure in found.values())
-    assert "first 0.5 of all" in registry.metric.get("risk_at_coverage")(coverage=0.5).definition
+    assert "most confident fraction 0.5 of all" in registry.metric.get("risk_at_coverage")(coverage=0.5).definition

@@ -1,3 +1,3 @@
-"""Plug-ins: one metric or family of metrics per file, found by name. The registry imports every file here.
+"""Metric plugins: one metric or family of metrics per file. The registry imports every file in this package.
 
-The loop that runs metrics belongs in `evaluation`."""
+The loop that runs metrics is `plateaux.evaluation.metric_loop`."""

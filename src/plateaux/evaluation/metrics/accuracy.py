@@ -1,4 +1,4 @@
-"""How often the right class is the most likely one, or one of the most likely."""
+"""Top-1 and top-k accuracy."""
 
 from __future__ import annotations
 
@@ -18,48 +18,46 @@ from plateaux.ensembles.log_probs import log_probabilities, predictions
 
 @metric
 def accuracy() -> Metric:
-    """The share of samples whose most likely class is the right one, with its binomial standard error."""
+    """Top-1 accuracy: fraction of samples whose most likely class is the correct one, with binomial standard error."""
 
-    def settle(table: Tensor, batch: Batch) -> TensorTree:
-        return _count(predictions(table) == batch.y)
+    def update(logits: Tensor, batch: Batch) -> TensorTree:
+        return _count_correct(predictions(logits) == batch.y)
 
-    return Metric(
-        settle, _finish, percent=True, definition="of equally likely classes the first is the guess; binomial error"
-    )
+    return Metric(update, _compute, percent=True, definition="ties go to the first class; binomial standard error")
 
 
 @metric
 def top5(*, k: int = 5) -> Metric:
-    """The share of samples whose right class is among the k most likely (5), with its binomial standard error."""
+    """Top-k accuracy: fraction of samples whose correct class is among the k most likely (5), with binomial error."""
     if k < 1:
-        raise RecipeError(f"top5 with k = {k}: the right class is sought among the 1 or more most likely; try k = 5")
+        raise RecipeError(f"top5 was given k = {k}; allowed: 1 or more. Omit it to use the default, 5")
 
-    def settle(table: Tensor, batch: Batch) -> TensorTree:
-        return _count(_ahead(log_probabilities(table), batch.y) < k)
+    def update(logits: Tensor, batch: Batch) -> TensorTree:
+        return _count_correct(_rank(log_probabilities(logits), batch.y) < k)
 
     return Metric(
-        settle,
-        _finish,
+        update,
+        _compute,
         percent=True,
-        definition=f"k = {k}; of equally likely classes the first is ahead, so that k = 1 is accuracy; binomial error",
+        definition=f"k = {k}; ties go to the first class, so k = 1 equals accuracy; binomial standard error",
     )
 
 
-def _ahead(log_p: Tensor, y: Tensor) -> Tensor:
-    """Return how many classes are ahead of the right one `[R, B]`: likelier, or as likely and before it."""
-    right = log_p.gather(-1, y.expand(len(log_p), -1)[..., None])  # [R, B, 1]
-    before = torch.arange(log_p.shape[-1], device=y.device) < y[:, None]  # [B, C]
-    # "Not less" rather than "as much": where nothing is a number the first class is the guess, as it is for argmax.
-    return torch.where(before, ~(log_p < right), log_p > right).sum(-1)
+def _rank(log_p: Tensor, y: Tensor) -> Tensor:
+    """Return the rank of the correct class `[R, B]`: the number of classes that are more likely, or tied and first."""
+    correct = log_p.gather(-1, y.expand(len(log_p), -1)[..., None])  # [R, B, 1]
+    first = torch.arange(log_p.shape[-1], device=y.device) < y[:, None]  # [B, C]
+    # `~(a < b)` and not `a >= b`: if all values are NaN the prediction is the first class, as it is for argmax.
+    return torch.where(first, ~(log_p < correct), log_p > correct).sum(-1)
 
 
-def _count(hits: Tensor) -> TensorTree:
-    return {"right": hits.sum(-1), "count": torch.tensor(hits.shape[-1])}
+def _count_correct(correct: Tensor) -> TensorTree:
+    return {"correct": correct.sum(-1), "count": torch.tensor(correct.shape[-1])}
 
 
-def _finish(sums: TensorTree) -> Mapping[RowName, Estimate]:
-    rights = sums["right"].tolist()
+def _compute(sums: TensorTree) -> Mapping[RowName, Estimate]:
+    counts = sums["correct"].tolist()
     return {
-        name: proportion(right, float(sums["count"]))
-        for name, right in zip(row_names(len(rights)), rights, strict=True)
+        name: proportion(correct, float(sums["count"]))
+        for name, correct in zip(row_names(len(counts)), counts, strict=True)
     }

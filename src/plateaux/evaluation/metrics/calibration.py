@@ -1,4 +1,4 @@
-"""Whether confidence is deserved: calibration errors by bins of confidence, and the bins themselves."""
+"""Expected calibration error (ECE) and its variants, and the bins of a reliability diagram."""
 
 from __future__ import annotations
 
@@ -21,181 +21,187 @@ from plateaux.evaluation.confidence import (
     bin_sums,
     check_bins,
     confidence_and_prediction,
-    confidences,
     equal_mass,
     equal_width,
-    groups,
     sort_by_confidence,
+    tie_groups,
+    update_confidences,
 )
 
-CELLS_AT_MOST = 300  # classes times bins, whose products two by two an error needs: 0.7 MB a row
-ERROR = "error by the delta method with the bins' samples fixed; a bin of one sample adds none"
+MAX_CELLS = 300  # classes x bins; the standard error needs all pairwise products of cells: 0.7 MB per row
+STDERR = "standard error by the delta method with fixed samples per bin; bins of one sample add nothing to it"
 
 
 @metric
 def ece(*, bins: int = 15) -> Metric:
-    """Expected calibration error: |accuracy - confidence| over equal-width bins, weighted by their samples.
+    """Expected calibration error (ECE): mean |accuracy - confidence| over equal-width bins, weighted by their size.
 
-    Bin i holds confidences in [i/bins, (i+1)/bins); the last one is closed, so that a confidence of 1 has a home.
+    Bin i contains confidences in [i/bins, (i+1)/bins); the last bin is closed and includes a confidence of 1.
     """
     check_bins(bins)
 
-    def settle(table: Tensor, batch: Batch) -> TensorTree:
-        confidence, right = _confidence(table, batch)
-        home = equal_width(confidence, bins)
-        sums = bin_sums(home, [torch.ones_like(confidence), confidence, right], bins)
-        return {"sums": sums, "squares": bin_sums(home, [(right - confidence) ** 2], bins)[..., 0]}
+    def update(logits: Tensor, batch: Batch) -> TensorTree:
+        confidence, correct = _confidence_and_correct(logits, batch)
+        bin_index = equal_width(confidence, bins)
+        sums = bin_sums(bin_index, [torch.ones_like(confidence), confidence, correct], bins)
+        return {"sums": sums, "squares": bin_sums(bin_index, [(correct - confidence) ** 2], bins)[..., 0]}
 
-    def finish(sums: TensorTree) -> Mapping[RowName, Estimate]:
-        count, confidence, right = sums["sums"].unbind(-1)
-        rows = zip(row_names(len(count)), count, right - confidence, sums["squares"], strict=True)
-        return {name: _gap(*tallies) for name, *tallies in rows}
+    def compute(sums: TensorTree) -> Mapping[RowName, Estimate]:
+        count, confidence, correct = sums["sums"].unbind(-1)
+        rows = zip(row_names(len(count)), count, correct - confidence, sums["squares"], strict=True)
+        return {name: _calibration_error(*bin_stats) for name, *bin_stats in rows}
 
-    convention = f"{bins} equal-width bins, [low, high) and the last one closed; largest probability; {ERROR}"
-    return Metric(settle, finish, higher_is_better=False, group="uncertainty", percent=True, definition=convention)
+    definition = (
+        f"{bins} equal-width bins [low, high), the last one closed; confidence is the largest probability; {STDERR}"
+    )
+    return Metric(update, compute, higher_is_better=False, group="uncertainty", percent=True, definition=definition)
 
 
 @metric
 def adaptive_ece(*, bins: int = 15) -> Metric:
-    """Expected calibration error over bins of equally many samples."""
+    """Adaptive calibration error: the expected calibration error (ECE) over bins with equal numbers of samples."""
     check_bins(bins)
 
-    def finish(sums: TensorTree) -> Mapping[RowName, Estimate]:
-        rows = sums["kept"].unbind(-1)
-        return {name: adaptive(sort_by_confidence(row)) for name, row in zip(row_names(len(rows)), rows, strict=True)}
+    def compute(state: TensorTree) -> Mapping[RowName, Estimate]:
+        rows = state["packed"].unbind(-1)
+        return {
+            name: compute_row(sort_by_confidence(row)) for name, row in zip(row_names(len(rows)), rows, strict=True)
+        }
 
-    def adaptive(codes: Codes) -> Estimate:
-        tallies = np.zeros((3, bins))
-        for each in groups(codes):
-            tallies += _tallies(each, len(codes), bins)
-        return _gap(*torch.from_numpy(tallies))
+    def compute_row(codes: Codes) -> Estimate:
+        bin_stats = np.zeros((3, bins))
+        for ties in tie_groups(codes):
+            bin_stats += _equal_mass_stats(ties, len(codes), bins)
+        return _calibration_error(*torch.from_numpy(bin_stats))
 
     return Metric(
-        confidences,
-        finish,
+        update_confidences,
+        compute,
         reduce="cat",
         higher_is_better=False,
         group="uncertainty",
         percent=True,
-        definition=f"{bins} bins of equally many samples; equal confidences share the bin of their lowest rank; "
-        f"largest probability; {ERROR}",
+        definition=f"{bins} bins with equal numbers of samples; tied confidences share the bin of their lowest rank; "
+        f"confidence is the largest probability; {STDERR}",
     )
 
 
 @metric
 def classwise_ece(*, bins: int = 15) -> Metric:
-    """The mean over classes of the calibration error of each class's probability against the rest."""
+    """Classwise ECE: mean over classes of the expected calibration error of each class's probability, one-vs-rest."""
     check_bins(bins)
 
-    def settle(table: Tensor, batch: Batch) -> TensorTree:
-        p = log_probabilities(table).double().exp().clamp(max=1)  # [R, B, C]
+    def update(logits: Tensor, batch: Batch) -> TensorTree:
+        p = log_probabilities(logits).double().exp().clamp(max=1)  # [R, B, C]
         gap = torch.nn.functional.one_hot(batch.y, p.shape[-1]) - p
-        home = equal_width(p, bins)
-        sums = {"gaps": bin_sums(home.mT, [gap.mT], bins)[..., 0], "count": torch.tensor(len(batch))}  # [R, C, bins]
-        return sums | ({"products": _products(home, gap, bins)} if p.shape[-1] * bins <= CELLS_AT_MOST else {})
+        bin_index = equal_width(p, bins)
+        gaps = bin_sums(bin_index.mT, [gap.mT], bins)[..., 0]  # [R, C, bins]
+        sums = {"gaps": gaps, "count": torch.tensor(len(batch))}
+        return sums | ({"products": _products(bin_index, gap, bins)} if p.shape[-1] * bins <= MAX_CELLS else {})
 
     return Metric(
-        settle,
-        _classwise,
+        update,
+        _compute_classwise,
         higher_is_better=False,
         group="uncertainty",
         percent=True,
-        definition=f"{bins} equal-width bins, [low, high) and the last one closed; mean over all classes; error by the "
-        f"delta method, none above {CELLS_AT_MOST // bins} classes",
+        definition=f"{bins} equal-width bins [low, high), the last one closed; mean over all classes; standard error "
+        f"by the delta method, none above {MAX_CELLS // bins} classes",
     )
 
 
 @metric
 def reliability(*, bins: int = 15) -> Metric:
-    """Share of samples, mean confidence and accuracy in every bin of confidence: a reliability diagram in numbers."""
+    """Reliability diagram as numbers: fraction of samples, mean confidence and accuracy of every confidence bin."""
     check_bins(bins)
 
-    def settle(table: Tensor, batch: Batch) -> TensorTree:
-        confidence, right = _confidence(table, batch)
-        parts = [torch.ones_like(confidence), confidence, confidence**2, right]
+    def update(logits: Tensor, batch: Batch) -> TensorTree:
+        confidence, correct = _confidence_and_correct(logits, batch)
+        parts = [torch.ones_like(confidence), confidence, confidence**2, correct]
         return {"sums": bin_sums(equal_width(confidence, bins), parts, bins)}
 
-    def finish(sums: TensorTree) -> Mapping[RowName, Estimate]:
+    def compute(sums: TensorTree) -> Mapping[RowName, Estimate]:
         return {
-            row_name(name, f"bin {number}", what): value
+            row_name(name, f"bin {number}", part): value
             for name, row in zip(row_names(len(sums["sums"])), sums["sums"], strict=True)
-            for number, tallies in enumerate(row.tolist())
-            for what, value in _bin(float(row[:, 0].sum()), *tallies).items()
+            for number, bin_stats in enumerate(row.tolist())
+            for part, value in _summarize_bin(float(row[:, 0].sum()), *bin_stats).items()
         }
 
     return Metric(
-        settle,
-        finish,
+        update,
+        compute,
         higher_is_better=None,
         default=False,
         group="uncertainty",
         percent=True,
-        definition=f"bin i holds confidences from i/{bins} up to (i+1)/{bins}, the last one 1 too; empty bins are left "
-        "out; binomial errors, that of the confidence over the bin's samples",
+        definition=f"bin i is [i/{bins}, (i+1)/{bins}), the last one closed; empty bins are omitted; binomial standard "
+        "errors, that of the confidence over the samples of the bin",
     )
 
 
-def _bin(samples: float, count: float, confidence: float, squares: float, right: float) -> dict[str, Estimate]:
+def _summarize_bin(
+    samples: float, count: float, confidence: float, squares: float, correct: float
+) -> dict[str, Estimate]:
+    """Return the named values of one bin; none if the bin is empty."""
     if not count:
         return {}
     return {
         "share": proportion(count, samples),
         "confidence": mean(confidence, squares, count),
-        "accuracy": proportion(right, count),
+        "accuracy": proportion(correct, count),
     }
 
 
-def _confidence(table: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Return confidence and rightness, 0 or 1, in float64 `[R, B]`."""
-    log_confidence, guess = confidence_and_prediction(log_probabilities(table))
-    return log_confidence.double().exp(), (guess == batch.y).double()
+def _confidence_and_correct(logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Return the confidence, and 1 for correct and 0 for incorrect predictions, in float64 `[R, B]`."""
+    log_confidence, pred = confidence_and_prediction(log_probabilities(logits))
+    return log_confidence.double().exp(), (pred == batch.y).double()
 
 
-def _tallies(each: TieGroups, samples: int, bins: int) -> NDArray[np.float64]:
-    """Return every bin's samples, sum of right - confidence and sum of its squares, `[3, bins]`."""
-    confidence, right, home = (
-        np.exp(-each.error_probability),
-        each.size - each.incorrect,
-        equal_mass(each, samples, bins),
-    )
-    squares = right * (1 - confidence) ** 2 + each.incorrect * confidence**2
-    parts = (each.size, right - each.size * confidence, squares)
-    return np.stack([np.bincount(home, part, minlength=bins) for part in parts])
+def _equal_mass_stats(ties: TieGroups, samples: int, bins: int) -> NDArray[np.float64]:
+    """Return the count, the sum of correct - confidence, and the sum of its squares of every bin: `[3, bins]`."""
+    confidence = np.exp(-ties.neg_log_confidence)
+    correct = ties.size - ties.incorrect
+    bin_index = equal_mass(ties, samples, bins)
+    squares = correct * (1 - confidence) ** 2 + ties.incorrect * confidence**2
+    parts = (ties.size, correct - ties.size * confidence, squares)
+    return np.stack([np.bincount(bin_index, part, minlength=bins) for part in parts])
 
 
-def _gap(count: Tensor, gap: Tensor, squares: Tensor) -> Estimate:
-    """Return the calibration error from every bin's samples, sum of right - confidence and sum of its squares."""
-    inside = (squares - gap * gap / count.clamp(min=1)).clamp(min=0)
-    spread = (inside * count / (count - 1).clamp(min=1)).sum()
-    return Estimate(float(gap.abs().sum() / count.sum()), float(spread.sqrt() / count.sum()))
+def _calibration_error(count: Tensor, gap: Tensor, squares: Tensor) -> Estimate:
+    """Return the ECE from the count, the sum of correct - confidence, and the sum of its squares of every bin."""
+    within = (squares - gap * gap / count.clamp(min=1)).clamp(min=0)
+    variance = (within * count / (count - 1).clamp(min=1)).sum()
+    return Estimate(float(gap.abs().sum() / count.sum()), float(variance.sqrt() / count.sum()))
 
 
-def _products(home: Tensor, gap: Tensor, bins: int) -> Tensor:
-    """Return the summed products of every two cells' gaps: `[R, C * bins, C * bins]`; a cell is a class and a bin.
+def _products(bin_index: Tensor, gap: Tensor, bins: int) -> Tensor:
+    """Return the summed products of the gaps of every two cells: `[R, C * bins, C * bins]`; a cell is a (class, bin).
 
-    The product of two different classes is counted twice in the cell of the first by that of the second, and not at
-    all in that of the second by the first: a sum with signs on both sides comes out the same.
+    For two different classes, the product is counted twice in (first, second) and not at all in (second, first). The
+    quadratic form with the signs on both sides is the same, at half the cost.
     """
-    rows, _, classes = home.shape
-    home, gap = home.mT.contiguous(), gap.mT.contiguous()  # [R, C, B]
-    cells = home + bins * torch.arange(classes, device=home.device)[:, None]
+    rows, _, classes = bin_index.shape
+    bin_index, gap = bin_index.mT.contiguous(), gap.mT.contiguous()  # [R, C, B]
+    cells = bin_index + bins * torch.arange(classes, device=bin_index.device)[:, None]
     sums = gap.new_zeros(rows, (classes * bins) ** 2)
-    for one in range(classes):
-        where = (cells[:, one, None] * (classes * bins) + cells[:, one:]).flatten(1)
-        product = gap[:, one, None] * gap[:, one:]
+    for first in range(classes):
+        index = (cells[:, first, None] * (classes * bins) + cells[:, first:]).flatten(1)
+        product = gap[:, first, None] * gap[:, first:]
         product[:, 1:] *= 2
-        sums.scatter_add_(1, where, product.flatten(1))
+        sums.scatter_add_(1, index, product.flatten(1))
     return sums.view(rows, classes * bins, classes * bins)
 
 
-def _classwise(sums: TensorTree) -> Mapping[RowName, Estimate]:
+def _compute_classwise(sums: TensorTree) -> Mapping[RowName, Estimate]:
     count, classes = float(sums["count"]), sums["gaps"].shape[1]
-    numbers = sums["gaps"].abs().sum((1, 2)) / (classes * count)
-    errors: list[float | None] = [None] * len(numbers)
+    values = sums["gaps"].abs().sum((1, 2)) / (classes * count)
+    errors: list[float | None] = [None] * len(values)
     if "products" in sums:
-        # A sample's influence is the sum of its gaps, each with the sign of its cell, less the mean of such sums.
+        # The influence of a sample is the sum of its gaps, each with the sign of its cell, minus the mean of such sums.
         sign = sums["gaps"].flatten(1).sign()[:, None]
         squares = (sign @ sums["products"] @ sign.mT).flatten() / classes**2
-        errors = [mean(float(n) * count, float(s), count).stderr for n, s in zip(numbers, squares, strict=True)]
-    rows = zip(row_names(len(numbers)), numbers.tolist(), errors, strict=True)
-    return {name: Estimate(number, error) for name, number, error in rows}
+        errors = [mean(float(v) * count, float(s), count).stderr for v, s in zip(values, squares, strict=True)]
+    rows = zip(row_names(len(values)), values.tolist(), errors, strict=True)
+    return {name: Estimate(value, error) for name, value, error in rows}

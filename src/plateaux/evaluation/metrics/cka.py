@@ -1,4 +1,4 @@
-"""How alike members' features are, whatever basis they are written in."""
+"""Centered kernel alignment (CKA): the similarity of the features of two members."""
 
 from __future__ import annotations
 
@@ -15,38 +15,38 @@ from plateaux.core.registry import metric
 from plateaux.core.row_names import MEAN_OF_PAIRS, RowName, pairs
 from plateaux.core.types import Batch, Estimate, TensorTree
 
-WIDEST = 4096  # a pair's products are D x D numbers of 8 bytes: 134 MB at this width
-CONSTANT = 1e-12  # a centred square so small against the raw one is rounding
+MAX_WIDTH = 4096  # features; the products of a pair are D x D numbers of 8 bytes: 134 MB at this width
+CONSTANT = 1e-12  # relative to the uncentered sum of squares, a smaller centered one is a rounding error
 
 
 @metric
 def cka() -> Metric:
-    """Linear centred kernel alignment of two members' features: 1, alike up to rotation and scale; 0, unrelated.
+    """Linear centered kernel alignment (CKA) of two members' features: 1 equal up to rotation and scale, 0 unrelated.
 
-    |Y'X|^2 / (|X'X| |Y'Y|) of centred features X, Y `[N, D]`, Frobenius norms, from sums over samples alone.
+    |Y'X|^2 / (|X'X| |Y'Y|) of centered features X, Y `[N, D]` with Frobenius norms, computed from sums over samples.
     """
     return Metric(
-        _settle,
-        _finish,
+        _update,
+        _compute,
         output=features,
         higher_is_better=None,
         group="diversity",
         min_members=2,
         definition=(
-            "linear, centred, biased: it rises when samples are few against the width of the features; no standard "
-            "error; nan for constant features, left out of the mean of pairs"
+            "linear, centered, biased: it rises when there are few samples relative to the width of the features; no "
+            "standard error; NaN for constant features, omitted from the mean of pairs"
         ),
     )
 
 
-def _settle(table: Tensor, batch: Batch) -> TensorTree:
-    width = table.shape[-1]
-    if width > WIDEST:
+def _update(outputs: Tensor, batch: Batch) -> TensorTree:
+    width = outputs.shape[-1]
+    if width > MAX_WIDTH:
         raise RecipeError(
-            f"cka was given features {width} wide, allowed: up to {WIDEST}, since every pair keeps {width} x {width} "
-            "numbers. Leave cka out, or measure a network whose last layer sees fewer features"
+            f"cka was given features of width {width}; allowed: up to {MAX_WIDTH}, because every pair stores "
+            f"{width} x {width} numbers. Remove cka from the metrics, or use a network with a narrower last layer"
         )
-    x = table.double()  # [M, B, D]
+    x = outputs.double()  # [M, B, D]
     return {
         "sum": x.sum(1),
         "own": x.mT @ x,  # [M, D, D]
@@ -55,19 +55,19 @@ def _settle(table: Tensor, batch: Batch) -> TensorTree:
     }
 
 
-def _finish(sums: TensorTree) -> Mapping[RowName, Estimate]:
+def _compute(sums: TensorTree) -> Mapping[RowName, Estimate]:
     total, count = sums["sum"], float(sums["count"])
-    raw = sums["own"].diagonal(dim1=1, dim2=2)  # [M, D]
-    varies = (raw - total * total / count > CONSTANT * raw).double()
+    uncentered = sums["own"].diagonal(dim1=1, dim2=2)  # [M, D]
+    is_varying = (uncentered - total * total / count > CONSTANT * uncentered).double()
 
-    def size(products: Tensor, i: int, j: int) -> float:
-        centred = products - torch.outer(total[i], total[j]) / count
-        return float((centred * torch.outer(varies[i], varies[j])).norm())
+    def centered_norm(products: Tensor, i: int, j: int) -> float:
+        centered = products - torch.outer(total[i], total[j]) / count
+        return float((centered * torch.outer(is_varying[i], is_varying[j])).norm())
 
-    own = [size(products, i, i) for i, products in enumerate(sums["own"])]
+    norms = [centered_norm(products, i, i) for i, products in enumerate(sums["own"])]
     rows: dict[RowName, Estimate] = {}
     for products, (i, j) in zip(sums["cross"], pairs(len(total)), strict=True):
-        scale = own[i] * own[j]
-        rows[RowName.pair(i, j)] = Estimate(size(products, i, j) ** 2 / scale if scale else nan)
-    numbers = [value.value for value in rows.values() if not isnan(value.value)]
-    return {**rows, MEAN_OF_PAIRS: Estimate(sum(numbers) / len(numbers) if numbers else nan)}
+        scale = norms[i] * norms[j]
+        rows[RowName.pair(i, j)] = Estimate(centered_norm(products, i, j) ** 2 / scale if scale else nan)
+    values = [row.value for row in rows.values() if not isnan(row.value)]
+    return {**rows, MEAN_OF_PAIRS: Estimate(sum(values) / len(values) if values else nan)}

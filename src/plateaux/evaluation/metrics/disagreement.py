@@ -1,4 +1,4 @@
-"""How often, and how far, two members' answers differ."""
+"""Pairwise diversity of predictions: disagreement, disagreement-error ratio (DER), and KL divergence."""
 
 from __future__ import annotations
 
@@ -18,65 +18,66 @@ from plateaux.ensembles.log_probs import log_probs_float64, predictions
 
 @metric
 def disagreement() -> Metric:
-    """The share of samples on which two members' most likely classes differ."""
+    """Disagreement: fraction of samples for which two members predict different classes."""
 
-    def settle(table: Tensor, batch: Batch) -> TensorTree:
-        return sums_and_squares(_and_mean(_differ(_guesses(table))))
+    def update(logits: Tensor, batch: Batch) -> TensorTree:
+        return sums_and_squares(_append_mean(_differ(_member_predictions(logits))))
 
-    def finish(sums: TensorTree) -> Mapping[RowName, Estimate]:
+    def compute(sums: TensorTree) -> Mapping[RowName, Estimate]:
         return means_from_sums(sums, [*_pair_names(len(sums["sum"]) - 1), MEAN_OF_PAIRS])
 
     return Metric(
-        settle,
-        finish,
+        update,
+        compute,
         higher_is_better=None,
         group="diversity",
         percent=True,
         min_members=2,
-        definition="distinct pairs; of equal classes the first is the most likely one; standard error over samples",
+        definition="distinct pairs; ties go to the first class; standard error over samples",
     )
 
 
 @metric
 def der() -> Metric:
-    """Disagreement-error ratio: the members' mean disagreement over their mean error.
+    """Disagreement-error ratio (DER): mean disagreement of the members divided by their mean error.
 
-    Of a pair, its disagreement over the mean error of the two. Where nobody errs there is no ratio: nan.
+    For a pair: its disagreement divided by the mean error of the two members. NaN if no member makes an error.
     """
 
-    def settle(table: Tensor, batch: Batch) -> TensorTree:
-        guesses = _guesses(table)
-        wrong = (guesses != batch.y).double()  # [M, B]
-        of_pairs = torch.stack([(wrong[i] + wrong[j]) / 2 for i, j in pairs(len(wrong))])
-        return ratio(_and_mean(_differ(guesses)), torch.cat([of_pairs, wrong.mean(0, keepdim=True)]))
+    def update(logits: Tensor, batch: Batch) -> TensorTree:
+        preds = _member_predictions(logits)
+        incorrect = (preds != batch.y).double()  # [M, B]
+        pair_errors = torch.stack([(incorrect[i] + incorrect[j]) / 2 for i, j in pairs(len(incorrect))])
+        return ratio(_append_mean(_differ(preds)), torch.cat([pair_errors, incorrect.mean(0, keepdim=True)]))
 
-    def finish(sums: TensorTree) -> Mapping[RowName, Estimate]:
+    def compute(sums: TensorTree) -> Mapping[RowName, Estimate]:
         return ratios(sums, [*_pair_names(len(sums["a"]) - 1), ALL_MEMBERS])
 
     return Metric(
-        settle,
-        finish,
+        update,
+        compute,
         higher_is_better=None,
         group="diversity",
         min_members=2,
-        definition="E[disagreement] over distinct pairs / E[error] over members, a ratio of means; delta-method error",
+        definition="E[disagreement] over distinct pairs / E[error] over members, a ratio of means; standard error by "
+        "the delta method; NaN where the mean error is 0",
     )
 
 
 @metric
 def kl() -> Metric:
-    """Kullback-Leibler divergence KL(p_i || p_j) of one member's probabilities from another's, in nats."""
+    """Kullback-Leibler (KL) divergence KL(p_i || p_j) between the probabilities of two members, in nats."""
 
-    def settle(table: Tensor, batch: Batch) -> TensorTree:
-        return sums_and_squares(_and_mean(_divergences(log_probs_float64(table))))
+    def update(logits: Tensor, batch: Batch) -> TensorTree:
+        return sums_and_squares(_append_mean(_divergences(log_probs_float64(logits))))
 
-    def finish(sums: TensorTree) -> Mapping[RowName, Estimate]:
-        members = _members((len(sums["sum"]) - 1) // 2)
+    def compute(sums: TensorTree) -> Mapping[RowName, Estimate]:
+        members = _count_members((len(sums["sum"]) - 1) // 2)
         return means_from_sums(sums, [*(RowName.ordered_pair(i, j) for i, j in ordered_pairs(members)), MEAN_OF_PAIRS])
 
     return Metric(
-        settle,
-        finish,
+        update,
+        compute,
         higher_is_better=None,
         group="diversity",
         min_members=2,
@@ -84,37 +85,37 @@ def kl() -> Metric:
     )
 
 
-def _guesses(table: Tensor) -> Tensor:
-    """Return the members' most likely classes `[M, B]`, as accuracy takes them."""
-    return predictions(table)[: len(table)]
+def _member_predictions(logits: Tensor) -> Tensor:
+    """Return the predicted classes of the members `[M, B]`, with the same tie-breaking as accuracy."""
+    return predictions(logits)[: len(logits)]
 
 
-def _differ(guesses: Tensor) -> Tensor:
-    """Return for every pair and sample whether the guesses differ, `[P, B]`."""
-    return torch.stack([guesses[i] != guesses[j] for i, j in pairs(len(guesses))]).double()
+def _differ(preds: Tensor) -> Tensor:
+    """Return for every pair and sample whether the predictions differ, `[P, B]`."""
+    return torch.stack([preds[i] != preds[j] for i, j in pairs(len(preds))]).double()
 
 
 def _divergences(log_p: Tensor) -> Tensor:
-    """Return KL(p_i || p_j) of every ordered pair and sample, `[M (M - 1), B]`; one member against all at a time."""
+    """Return KL(p_i || p_j) for every ordered pair and sample, `[M (M - 1), B]`, one row of pairs at a time."""
     rows = []
     for i, own in enumerate(log_p):
         p = own.exp()
-        # A class of probability 0 adds nothing, even where its logarithm is -inf on both sides.
+        # A class of probability 0 adds nothing; without `where`, -inf - -inf would be NaN.
         terms = torch.where(p > 0, p * (own - log_p), 0.0)  # [M, B, C]
-        against = terms.sum(-1).clamp(min=0)
-        rows += [against[:i], against[i + 1 :]]
+        divergences = terms.sum(-1).clamp(min=0)
+        rows += [divergences[:i], divergences[i + 1 :]]
     return torch.cat(rows)
 
 
-def _and_mean(scores: Tensor) -> Tensor:
-    """Return the pairs' scores `[P, B]` and, below them, their mean."""
+def _append_mean(scores: Tensor) -> Tensor:
+    """Return the scores of pairs `[P, B]` with their mean as an additional last row."""
     return torch.cat([scores, scores.mean(0, keepdim=True)])
 
 
-def _pair_names(count: int) -> list[RowName]:
-    return [RowName.pair(i, j) for i, j in pairs(_members(count))]
+def _pair_names(pair_count: int) -> list[RowName]:
+    return [RowName.pair(i, j) for i, j in pairs(_count_members(pair_count))]
 
 
-def _members(count: int) -> int:
-    """Return how many members make so many distinct pairs."""
-    return (1 + math.isqrt(1 + 8 * count)) // 2
+def _count_members(pair_count: int) -> int:
+    """Return the number of members that have this number of distinct pairs."""
+    return (1 + math.isqrt(1 + 8 * pair_count)) // 2

@@ -1,4 +1,4 @@
-"""Whether members err on the same samples, and what that leaves an ensemble to gain."""
+"""Error correlation of members, and the accuracy that an ensemble or a selection of members can gain."""
 
 from __future__ import annotations
 
@@ -15,165 +15,174 @@ from plateaux.core.stats.estimates import proportion, ratio, ratios
 from plateaux.core.types import Batch, Estimate, TensorTree
 from plateaux.ensembles.log_probs import predictions
 
-Found = tuple[float, tuple[float, float, float, float] | None]
-"""A pair's number, and how it moves with the four cells of its table; None where that says nothing of its error."""
+PairValue = tuple[float, tuple[float, float, float, float] | None]
+"""The value of a pair, and its derivatives by the counts n11, n10, n01, n00; None if it has no standard error."""
 
 
 @metric
 def error_overlap() -> Metric:
-    """Of the samples that either of two members gets wrong, the share that both get wrong.
+    """Error overlap (Jaccard index): of the samples that either of two members gets wrong, the fraction both get wrong.
 
-    The Jaccard index of their errors: 0, they never err together; 1, always. Nan for a pair that never errs.
+    0: the members never make an error on the same sample; 1: always. NaN for a pair without errors.
     """
-    convention = (
-        "ratio of counts for a pair, nan where neither errs; the mean is of the pairs' ratios and leaves such pairs "
-        "out; delta-method errors, that of the mean with the pairs' covariances"
+    definition = (
+        "ratio of counts for a pair, NaN if neither member makes an error; the mean is over the ratios of the pairs "
+        "and omits NaN; standard errors by the delta method, that of the mean with the covariances of the pairs"
     )
-    return _of_errors(_jaccard, convention)
+    return _pair_metric(_jaccard, definition)
 
 
 @metric
 def q_statistic() -> Metric:
-    """Yule's Q of two members' right and wrong answers: 1, they err together; 0, independently; -1, never together.
+    """Yule's Q statistic of the errors of two members: 1 errors coincide, 0 independent, -1 never coincide.
 
-    Q = (n11 n00 - n01 n10) / (n11 n00 + n01 n10), n11 the samples both get right, n00 those both get wrong.
+    Q = (n11 n00 - n01 n10) / (n11 n00 + n01 n10), where n11 samples are correct for both members and n00 for neither.
     """
-    convention = (
-        "nan for 0/0; the mean leaves such pairs out; standard error (1 - Q^2) / 2 sqrt(1/n11 + 1/n00 + 1/n01 + 1/n10) "
-        "for a pair, the delta method with the pairs' covariances for the mean; none where a count is zero"
+    definition = (
+        "NaN for 0/0; the mean omits NaN; standard error (1 - Q^2) / 2 sqrt(1/n11 + 1/n00 + 1/n01 + 1/n10) for a pair, "
+        "by the delta method with the covariances of the pairs for the mean; none if a count is zero"
     )
-    return _of_errors(_yule, convention)
+    return _pair_metric(_yule, definition)
 
 
 @metric
 def eir() -> Metric:
-    """Ensemble improvement rate: the share of the members' mean error that the ensemble takes away."""
+    """Ensemble improvement rate (EIR): relative reduction of the mean error of the members by the ensemble."""
 
-    def settle(table: Tensor, batch: Batch) -> TensorTree:
-        wrong = (predictions(table) != batch.y).double()  # [M + 2, B]
-        members = wrong[:-2].mean(0)
-        return ratio(members - wrong[-2:], members.expand(2, -1))
+    def update(logits: Tensor, batch: Batch) -> TensorTree:
+        incorrect = (predictions(logits) != batch.y).double()  # [M + 2, B]
+        member_error = incorrect[:-2].mean(0)
+        return ratio(member_error - incorrect[-2:], member_error.expand(2, -1))
 
     return Metric(
-        settle,
+        update,
         lambda sums: ratios(sums, [MEAN_PROBABILITY, MEAN_LOGIT]),
         group="diversity",
         min_members=2,
-        definition="(mean error of members - error of ensemble) / mean error of members; delta-method error; nan: 0/0",
+        definition="(mean error of members - error of ensemble) / mean error of members; standard error by the delta "
+        "method; NaN for 0/0",
     )
 
 
 @metric
 def oracle() -> Metric:
-    """Oracle accuracy: the share of samples that at least one member gets right."""
+    """Oracle accuracy: fraction of samples for which at least one member is correct."""
 
-    def settle(table: Tensor, batch: Batch) -> TensorTree:
-        right = ~_wrong(table, batch).all(0)
-        return {"right": right.sum(), "count": torch.tensor(len(batch))}
+    def update(logits: Tensor, batch: Batch) -> TensorTree:
+        correct = ~_incorrect(logits, batch).all(0)
+        return {"correct": correct.sum(), "count": torch.tensor(len(batch))}
 
     return Metric(
-        settle,
-        lambda sums: {ALL_MEMBERS: proportion(float(sums["right"]), float(sums["count"]))},
+        update,
+        lambda sums: {ALL_MEMBERS: proportion(float(sums["correct"]), float(sums["count"]))},
         group="diversity",
         percent=True,
         min_members=2,
-        definition="a bound for choosing among members, not a predictor; grows with their number; binomial error",
+        definition="an upper bound for selecting among members, not a predictor; grows with the number of members; "
+        "binomial standard error",
     )
 
 
 @metric
 def best_member() -> Metric:
-    """Accuracy of the best single member, chosen in hindsight on these very samples."""
+    """Accuracy of the best single member, selected on the same samples."""
 
-    def settle(table: Tensor, batch: Batch) -> TensorTree:
-        return {"wrong": _wrong(table, batch).sum(-1), "count": torch.tensor(len(batch))}
+    def update(logits: Tensor, batch: Batch) -> TensorTree:
+        return {"incorrect": _incorrect(logits, batch).sum(-1), "count": torch.tensor(len(batch))}
 
-    def finish(sums: TensorTree) -> Mapping[RowName, Estimate]:
+    def compute(sums: TensorTree) -> Mapping[RowName, Estimate]:
         count = float(sums["count"])
-        return {ALL_MEMBERS: proportion(count - float(sums["wrong"].min()), count)}
+        return {ALL_MEMBERS: proportion(count - float(sums["incorrect"].min()), count)}
 
     return Metric(
-        settle,
-        finish,
+        update,
+        compute,
         group="diversity",
         percent=True,
         min_members=2,
-        definition="chosen on the samples it is measured on, so that it flatters; binomial error",
+        definition="optimistically biased: selected on the same samples; binomial standard error",
     )
 
 
-def _wrong(table: Tensor, batch: Batch) -> Tensor:
-    """Return which samples each member gets wrong, `[M, B]`, as accuracy counts them."""
-    return predictions(table)[: len(table)] != batch.y
+def _incorrect(logits: Tensor, batch: Batch) -> Tensor:
+    """Return which samples each member gets wrong, `[M, B]`, with the same tie-breaking as accuracy."""
+    return predictions(logits)[: len(logits)] != batch.y
 
 
-def _of_errors(number: Callable[[float, float, float, float], Found], convention: str) -> Metric:
-    """Return the measure of a number of the counts n11, n10, n01, n00: both right, only the first, second, none."""
+def _pair_metric(pair_value: Callable[[float, float, float, float], PairValue], definition: str) -> Metric:
+    """Return the metric of a function of the counts of a pair.
 
-    def settle(table: Tensor, batch: Batch) -> TensorTree:
-        wrong = _wrong(table, batch).double()
-        both = torch.stack([wrong[i] * wrong[j] for i, j in pairs(len(wrong))])
-        known = torch.cat([torch.ones_like(wrong[:1]), wrong, both])  # [1 + M + P, B], all 0 or 1
-        return {"joint": known @ known.T, "wrong": wrong.sum(-1)}
-
-    def finish(sums: TensorTree) -> Mapping[RowName, Estimate]:
-        return _rows(sums, number)
-
-    return Metric(settle, finish, higher_is_better=None, group="diversity", min_members=2, definition=convention)
-
-
-def _rows(sums: TensorTree, number: Callable[[float, float, float, float], Found]) -> Mapping[RowName, Estimate]:
-    """Return the pairs' numbers and their mean, from how often members, and pairs of them, err together.
-
-    To first order a number moves by a weighting of `known`. The weights of the pairs are averaged for their mean, so
-    that its variance has their covariances in it.
+    The counts are n11 (both correct), n10 (only the first), n01 (only the second), and n00 (neither).
     """
-    joint, members = sums["joint"].cpu(), len(sums["wrong"])
-    of = joint.diagonal().tolist()  # zeros and ones are their own squares
+
+    def update(logits: Tensor, batch: Batch) -> TensorTree:
+        incorrect = _incorrect(logits, batch).double()
+        both = torch.stack([incorrect[i] * incorrect[j] for i, j in pairs(len(incorrect))])
+        indicators = torch.cat([torch.ones_like(incorrect[:1]), incorrect, both])  # [1 + M + P, B], all 0 or 1
+        return {"joint": indicators @ indicators.T, "incorrect": incorrect.sum(-1)}
+
+    def compute(sums: TensorTree) -> Mapping[RowName, Estimate]:
+        return _compute_pairs(sums, pair_value)
+
+    return Metric(update, compute, higher_is_better=None, group="diversity", min_members=2, definition=definition)
+
+
+def _compute_pairs(
+    sums: TensorTree, pair_value: Callable[[float, float, float, float], PairValue]
+) -> Mapping[RowName, Estimate]:
+    """Return the values of the pairs and their mean, from the joint counts of errors of members and of pairs.
+
+    To first order, a value changes by a weighted sum of the indicators of `update`. The weights of the pairs are
+    averaged for the mean, so its variance includes the covariances of the pairs.
+    """
+    joint, members = sums["joint"].cpu(), len(sums["incorrect"])
+    totals = joint.diagonal().tolist()  # the square of an indicator, 0 or 1, is the indicator
     rows: dict[RowName, Estimate] = {}
     weights = []
     for both, (i, j) in enumerate(pairs(members), start=1 + members):
         first, second = 1 + i, 1 + j
-        counts = (of[0] - of[first] - of[second] + of[both], of[second] - of[both], of[first] - of[both], of[both])
-        found, moves = number(*counts)
+        n00 = totals[both]
+        n10, n01 = totals[second] - n00, totals[first] - n00
+        counts = (totals[0] - totals[first] - totals[second] + n00, n10, n01, n00)
+        value, derivatives = pair_value(*counts)
         rows[RowName.pair(i, j)] = Estimate(
-            found, moves and sqrt(sum(n * d * d for n, d in zip(counts, moves, strict=True)))
+            value, derivatives and sqrt(sum(n * d * d for n, d in zip(counts, derivatives, strict=True)))
         )
-        if moves:
-            d11, d10, d01, d00 = moves
+        if derivatives:
+            d11, d10, d01, d00 = derivatives
             weight = torch.zeros(len(joint), dtype=torch.float64)
             weight[0], weight[first], weight[second], weight[both] = d11, d01 - d11, d10 - d11, d11 - d10 - d01 + d00
             weights.append(weight)
-    return {**rows, MEAN_OF_PAIRS: _mean([value.value for value in rows.values()], weights, joint)}
+    return {**rows, MEAN_OF_PAIRS: _mean([row.value for row in rows.values()], weights, joint)}
 
 
-def _mean(numbers: list[float], weights: list[Tensor], joint: Tensor) -> Estimate:
-    """Return the mean of the pairs that have a number, with its error if each of them has one."""
-    known = [number for number in numbers if not isnan(number)]
-    if not known:
+def _mean(values: list[float], weights: list[Tensor], joint: Tensor) -> Estimate:
+    """Return the mean of the pairs that are not NaN, with its standard error if each of these pairs has one."""
+    defined = [value for value in values if not isnan(value)]
+    if not defined:
         return Estimate(nan)
-    middle = sum(known) / len(known)
-    if len(weights) < len(known):
-        return Estimate(middle)
+    average = sum(defined) / len(defined)
+    if len(weights) < len(defined):
+        return Estimate(average)
     weight = torch.stack(weights).mean(0)
-    # The terms of the sum over samples add up to zero, so that their squares are their spread.
-    return Estimate(middle, sqrt(max(float(weight @ joint @ weight), 0.0)))
+    # The influences of the samples sum to zero, so the sum of their squares is the variance.
+    return Estimate(average, sqrt(max(float(weight @ joint @ weight), 0.0)))
 
 
-def _jaccard(n11: float, n10: float, n01: float, n00: float) -> Found:
+def _jaccard(n11: float, n10: float, n01: float, n00: float) -> PairValue:
     either = n10 + n01 + n00
     if not either:
         return nan, None
-    part = n00 / either
-    return part, (0.0, -part / either, -part / either, (1 - part) / either)
+    overlap = n00 / either
+    return overlap, (0.0, -overlap / either, -overlap / either, (1 - overlap) / either)
 
 
-def _yule(n11: float, n10: float, n01: float, n00: float) -> Found:
-    same, other = n11 * n00, n10 * n01
-    if not same + other:
+def _yule(n11: float, n10: float, n01: float, n00: float) -> PairValue:
+    same, different = n11 * n00, n10 * n01
+    if not same + different:
         return nan, None
-    q = (same - other) / (same + other)
-    if not same * other:
+    q = (same - different) / (same + different)
+    if not same * different:
         return q, None
-    slope = 2 * same * other / (same + other) ** 2
+    slope = 2 * same * different / (same + different) ** 2
     return q, (slope / n11, -slope / n10, -slope / n01, slope / n00)

@@ -1,6 +1,6 @@
-"""How good guesses are class by class: recall, precision, F1, and their means over classes.
+"""Recall, precision and F1 of every class, and their means over classes.
 
-Everything follows from three counts of every class: how often it was right (hits), guessed, and labelled.
+All of them follow from three counts per class: correct predictions (hits), predictions, and labels.
 """
 
 from __future__ import annotations
@@ -19,145 +19,152 @@ from plateaux.core.stats.estimates import proportion
 from plateaux.core.types import Batch, Estimate, TensorTree
 from plateaux.ensembles.log_probs import predictions
 
-MATRIX_AT_MOST = 200  # classes; the matrix of 1000 would take 8 MB a row and cast
-NOTHING = Estimate(float("nan"))
+MAX_CONFUSION_CLASSES = 200  # a confusion matrix of 1000 classes would take 8 MB per row and subset of members
+NAN = Estimate(float("nan"))
 
 
 class Counts(NamedTuple):
-    """What one row says of every class."""
+    """The counts of every class, for one row."""
 
-    hits: Tensor  # [C] float64, like the other two
-    guessed: Tensor
-    labelled: Tensor
+    hits: Tensor  # [C] in float64, as the other two
+    predicted: Tensor
+    labeled: Tensor
 
 
 @metric
 def balanced_accuracy() -> Metric:
-    """The mean over classes of the share of their samples that is guessed right."""
+    """Balanced accuracy: mean recall over classes."""
 
     def value(counts: Counts, _: Tensor | None) -> Estimate:
-        there = counts.labelled > 0
-        recall, samples = counts.hits[there] / counts.labelled[there], counts.labelled[there]
+        occurs = counts.labeled > 0
+        recall, samples = counts.hits[occurs] / counts.labeled[occurs], counts.labeled[occurs]
         error = (recall * (1 - recall) / samples).sum().sqrt() / len(recall)
         return Estimate(float(recall.mean()), float(error))
 
     return Metric(
-        _settle,
-        _each_row(value),
+        _update,
+        _compute_rows(value),
         percent=True,
-        definition="mean recall over the classes that occur; error from the recalls' binomial errors",
+        definition="mean recall over the classes that occur; standard error from the binomial errors of the recalls",
     )
 
 
 @metric
 def macro_f1() -> Metric:
-    """The mean over classes of F1, which is 2 hits / (labelled + guessed)."""
+    """Macro F1 score: mean over classes of F1 = 2 hits / (labeled + predicted)."""
 
-    def settle(table: Tensor, batch: Batch) -> TensorTree:
-        guess, classes = predictions(table), table.shape[-1]
-        sums = _tally(guess, batch.y, classes)
-        return sums | ({"matrix": _matrix(guess, batch.y, classes)} if classes <= MATRIX_AT_MOST else {})
+    def update(logits: Tensor, batch: Batch) -> TensorTree:
+        pred, classes = predictions(logits), logits.shape[-1]
+        sums = _class_counts(pred, batch.y, classes)
+        has_matrix = classes <= MAX_CONFUSION_CLASSES
+        return sums | ({"matrix": _confusion_matrix(pred, batch.y, classes)} if has_matrix else {})
 
     return Metric(
-        settle,
-        _each_row(_macro_f1),
+        update,
+        _compute_rows(_macro_f1),
         percent=True,
-        definition="mean F1 over the classes that occur or are guessed; error by the delta method, "
-        f"none above {MATRIX_AT_MOST} classes",
+        definition="mean F1 over the classes that occur or are predicted; standard error by the delta method, "
+        f"none above {MAX_CONFUSION_CLASSES} classes",
     )
 
 
 @metric
 def binary_f1(*, positive: int = 1) -> Metric:
-    """F1 of the positive class where there are two: 2 hits / (labelled + guessed)."""
+    """F1 score of the positive class in binary classification: 2 hits / (labeled + predicted)."""
     if positive not in (0, 1):
-        raise RecipeError(f"binary_f1 with positive = {positive}: the positive class of two is 0 or 1")
+        raise RecipeError(
+            f"binary_f1 was given positive = {positive}; allowed: 0 or 1, the number of the positive class"
+        )
 
-    def settle(table: Tensor, batch: Batch) -> TensorTree:
-        if table.shape[-1] != 2:
-            raise RecipeError(f"binary_f1 is of two classes and the data have {table.shape[-1]}; ask for macro_f1")
-        return _settle(table, batch)
+    def update(logits: Tensor, batch: Batch) -> TensorTree:
+        if logits.shape[-1] != 2:
+            raise RecipeError(f"binary_f1 needs 2 classes, and the data have {logits.shape[-1]}; use macro_f1 instead")
+        return _update(logits, batch)
 
     return Metric(
-        settle,
-        _each_row(lambda counts, _: _f1(*(float(count[positive]) for count in counts))),
+        update,
+        _compute_rows(lambda counts, _: _f1(*(float(count[positive]) for count in counts))),
         default=False,
         percent=True,
-        definition=f"positive class {positive}; nan if it neither occurs nor is guessed; error by the delta method",
+        definition=f"positive class {positive}; NaN if it neither occurs nor is predicted; standard error by the delta "
+        "method",
     )
 
 
 @metric
 def per_class() -> Metric:
-    """Recall, precision, F1 and number of samples of every class."""
+    """Recall, precision, F1 score and number of samples of every class."""
 
-    def finish(sums: TensorTree) -> Mapping[RowName, Estimate]:
+    def compute(sums: TensorTree) -> Mapping[RowName, Estimate]:
         return {
-            row_name(name, f"class {number}", what): value
+            row_name(name, f"class {number}", part): value
             for name, counts, _ in _rows(sums)
-            for number, three in enumerate(zip(*(count.tolist() for count in counts), strict=True))
-            for what, value in _class(*three).items()
+            for number, class_counts in enumerate(zip(*(count.tolist() for count in counts), strict=True))
+            for part, value in _summarize_class(*class_counts).items()
         }
 
     return Metric(
-        _settle,
-        finish,
+        _update,
+        compute,
         higher_is_better=None,
         default=False,
-        definition="shares, not percent; nan where there is nothing to share; recall and precision with binomial "
-        "errors, F1 by the delta method",
+        definition="fractions, not percent; NaN where the denominator is zero; binomial standard errors of recall and "
+        "precision, by the delta method for F1",
     )
 
 
-def _class(hits: float, guessed: float, labelled: float) -> dict[str, Estimate]:
+def _summarize_class(hits: float, predicted: float, labeled: float) -> dict[str, Estimate]:
     return {
-        "recall": proportion(hits, labelled) if labelled else NOTHING,
-        "precision": proportion(hits, guessed) if guessed else NOTHING,
-        "f1": _f1(hits, guessed, labelled),
-        "samples": Estimate(labelled),
+        "recall": proportion(hits, labeled) if labeled else NAN,
+        "precision": proportion(hits, predicted) if predicted else NAN,
+        "f1": _f1(hits, predicted, labeled),
+        "samples": Estimate(labeled),
     }
 
 
-def _f1(hits: float, guessed: float, labelled: float) -> Estimate:
-    """Return F1; its influence is 2 (1 - F1) for a hit and -F1 for a miss or a false alarm, over labelled + guessed."""
-    both = guessed + labelled
-    if not both:
-        return NOTHING
-    f1 = 2 * hits / both
-    return Estimate(f1, (hits * (2 - 2 * f1) ** 2 + (both - 2 * hits) * f1**2) ** 0.5 / both)
+def _f1(hits: float, predicted: float, labeled: float) -> Estimate:
+    """Return F1 with its standard error by the delta method.
+
+    The influence of a hit is 2 (1 - F1), that of a false negative or false positive is -F1, over labeled + predicted.
+    """
+    total = predicted + labeled
+    if not total:
+        return NAN
+    f1 = 2 * hits / total
+    return Estimate(f1, (hits * (2 - 2 * f1) ** 2 + (total - 2 * hits) * f1**2) ** 0.5 / total)
 
 
 def _macro_f1(counts: Counts, matrix: Tensor | None) -> Estimate:
-    hits, both = counts.hits, (counts.guessed + counts.labelled).clamp(min=1)
-    classes = int((counts.guessed + counts.labelled > 0).sum())
-    f1 = 2 * hits / both
-    number = float(f1.sum() / classes)
+    hits, total = counts.hits, (counts.predicted + counts.labeled).clamp(min=1)
+    classes = int((counts.predicted + counts.labeled > 0).sum())
+    f1 = 2 * hits / total
+    value = float(f1.sum() / classes)
     if matrix is None:
-        return Estimate(number)
-    loss = f1 / both  # what a wrong guess takes from the class of the label, and again from the class guessed
-    influence = torch.diag(2 / both) - loss[:, None] - loss  # [C, C] label by guess
-    return Estimate(number, float((matrix * influence**2).sum().sqrt() / classes))
+        return Estimate(value)
+    decrease = f1 / total  # an incorrect prediction lowers the F1 of its label's class, and of the predicted class
+    influence = torch.diag(2 / total) - decrease[:, None] - decrease  # [C, C], labels x predictions
+    return Estimate(value, float((matrix * influence**2).sum().sqrt() / classes))
 
 
-def _settle(table: Tensor, batch: Batch) -> TensorTree:
-    return _tally(predictions(table), batch.y, table.shape[-1])
+def _update(logits: Tensor, batch: Batch) -> TensorTree:
+    return _class_counts(predictions(logits), batch.y, logits.shape[-1])
 
 
-def _tally(guess: Tensor, y: Tensor, classes: int) -> TensorTree:
-    """Return the counts of every class `[R, C]` from guesses `[R, B]` and labels `[B]`."""
-    label, one = y.expand_as(guess), torch.ones_like(guess)
-    nothing = guess.new_zeros(len(guess), classes)
+def _class_counts(pred: Tensor, y: Tensor, classes: int) -> TensorTree:
+    """Return the counts of every class `[R, C]` from predictions `[R, B]` and labels `[B]`."""
+    label, one = y.expand_as(pred), torch.ones_like(pred)
+    zeros = pred.new_zeros(len(pred), classes)
     return {
-        "hits": nothing.scatter_add(1, label, (guess == label).long()),
-        "guessed": nothing.scatter_add(1, guess, one),
-        "labelled": nothing.scatter_add(1, label, one),
+        "hits": zeros.scatter_add(1, label, (pred == label).long()),
+        "predicted": zeros.scatter_add(1, pred, one),
+        "labeled": zeros.scatter_add(1, label, one),
     }
 
 
-def _matrix(guess: Tensor, y: Tensor, classes: int) -> Tensor:
-    """Return how often each class `y` was guessed to be each class: `[R, C, C]`."""
-    nothing = guess.new_zeros(len(guess), classes * classes)
-    return nothing.scatter_add(1, y * classes + guess, torch.ones_like(guess)).view(-1, classes, classes)
+def _confusion_matrix(pred: Tensor, y: Tensor, classes: int) -> Tensor:
+    """Return the confusion matrix of every row, labels x predictions: `[R, C, C]`."""
+    zeros = pred.new_zeros(len(pred), classes * classes)
+    return zeros.scatter_add(1, y * classes + pred, torch.ones_like(pred)).view(-1, classes, classes)
 
 
 def _rows(sums: TensorTree) -> list[tuple[RowName, Counts, Tensor | None]]:
@@ -167,5 +174,8 @@ def _rows(sums: TensorTree) -> list[tuple[RowName, Counts, Tensor | None]]:
     return [(name, Counts(*row), matrix) for name, row, matrix in zip(names, counts, matrices, strict=True)]
 
 
-def _each_row(value: Callable[[Counts, Tensor | None], Estimate]) -> Callable[[TensorTree], Mapping[RowName, Estimate]]:
+def _compute_rows(
+    value: Callable[[Counts, Tensor | None], Estimate],
+) -> Callable[[TensorTree], Mapping[RowName, Estimate]]:
+    """Return a `compute` function that applies `value` to the counts and the confusion matrix of every row."""
     return lambda sums: {name: value(counts, matrix) for name, counts, matrix in _rows(sums)}

@@ -1,4 +1,4 @@
-"""Proper scores: negative log-likelihood and Brier, each a mean over samples, and what the Brier score is made of."""
+"""Proper scoring rules: negative log-likelihood (NLL), Brier score, and the decomposition of the Brier score."""
 
 from __future__ import annotations
 
@@ -18,86 +18,91 @@ from plateaux.evaluation.confidence import bin_sums, check_bins, equal_width
 
 @metric
 def nll() -> Metric:
-    """Negative log-likelihood of the right class, in nats."""
-    return _mean_metric(lambda log_p, y: -_of_right(log_p, y), "natural logarithm; error over samples")
+    """Negative log-likelihood (NLL, log loss, cross-entropy) of the correct class, in nats."""
+    return _mean_metric(lambda log_p, y: -_take_label(log_p, y), "natural logarithm; standard error over samples")
 
 
 @metric
 def brier() -> Metric:
-    """Brier score: the squared distance between probabilities and the right class, summed over classes (0 to 2)."""
+    """Brier score: squared distance between probabilities and one-hot labels, summed over classes (0 to 2)."""
     return _mean_metric(
-        _brier, "summed over classes, 0 to 2, so of two classes twice scikit-learn's; error over samples"
+        _brier,
+        "summed over classes, 0 to 2: for two classes, twice the value of scikit-learn; standard error over samples",
     )
 
 
 @metric
 def brier_parts(*, bins: int = 15) -> Metric:
-    """Reliability, resolution, uncertainty and remainder of the Brier score, by bins of every class's probability."""
+    """Decomposition of the Brier score: reliability, resolution, uncertainty and remainder, by bins of probability."""
     check_bins(bins)
 
-    def settle(table: Tensor, batch: Batch) -> TensorTree:
-        log_p = log_probabilities(table)
+    def update(logits: Tensor, batch: Batch) -> TensorTree:
+        log_p = log_probabilities(logits)
         p = log_p.double().exp().mT  # [R, C, B]
         label = (torch.arange(p.shape[1], device=p.device)[:, None] == batch.y).expand_as(p)
         sums = bin_sums(equal_width(p, bins), [torch.ones_like(p), p, label], bins)  # [R, C, bins, 3]
         return {"sums": sums, "score": _brier(log_p, batch.y).double().sum(-1), "count": torch.tensor(len(batch))}
 
-    def finish(sums: TensorTree) -> Mapping[RowName, Estimate]:
+    def compute(sums: TensorTree) -> Mapping[RowName, Estimate]:
         names = row_names(len(sums["score"]))
         rows = zip(names, sums["sums"], sums["score"] / sums["count"], strict=True)
         return {
             row_name(name, part): value
-            for name, tallies, score in rows
-            for part, value in _murphy(tallies, float(score)).items()
+            for name, bin_stats, score in rows
+            for part, value in _decompose(bin_stats, float(score)).items()
         }
 
     return Metric(
-        settle,
-        finish,
+        update,
+        compute,
         higher_is_better=None,
         default=False,
         group="uncertainty",
         definition=f"Murphy's decomposition of each class against the rest over {bins} equal-width bins, summed over "
-        "classes (0 to 2); reliability - resolution + uncertainty + remainder = brier; the remainder is what varies "
-        "inside bins; uncertainty's error by the delta method, the others have none",
+        "classes (0 to 2); reliability - resolution + uncertainty + remainder = brier; the remainder is the variation "
+        "inside bins; standard error of the uncertainty by the delta method, none for the others",
     )
 
 
-def _murphy(tallies: Tensor, score: float) -> dict[str, Estimate]:
-    """Return the parts of a Brier score from `[C, bins, 3]`: samples, summed probability, labels of class and bin."""
-    samples, total, labels = tallies.unbind(-1)
+def _decompose(bin_stats: Tensor, score: float) -> dict[str, Estimate]:
+    """Return Murphy's decomposition of a Brier score.
+
+    `bin_stats` `[C, bins, 3]` has the number of samples, the sum of probabilities, and the number of labels of each
+    class and bin.
+    """
+    samples, total, labels = bin_stats.unbind(-1)
     count = samples[0].sum()
-    share = labels.sum(-1, keepdim=True) / count  # [C, 1] how often each class is the right one
-    some = samples.clamp(min=1)
-    reliability = float(((total - labels) ** 2 / some).sum() / count)
-    resolution = float((samples * (labels / some - share) ** 2).sum() / count)
-    uncertainty = float((share * (1 - share)).sum())
-    spread = float((share**3).sum() - (share**2).sum() ** 2)
+    frequency = labels.sum(-1, keepdim=True) / count  # [C, 1] of each class among the labels
+    divisor = samples.clamp(min=1)
+    reliability = float(((total - labels) ** 2 / divisor).sum() / count)
+    resolution = float((samples * (labels / divisor - frequency) ** 2).sum() / count)
+    uncertainty = float((frequency * (1 - frequency)).sum())
+    variance = float((frequency**3).sum() - (frequency**2).sum() ** 2)
     return {
         "reliability": Estimate(reliability),
         "resolution": Estimate(resolution),
-        "uncertainty": Estimate(uncertainty, 2 * (max(spread, 0.0) / float(count)) ** 0.5),
+        "uncertainty": Estimate(uncertainty, 2 * (max(variance, 0.0) / float(count)) ** 0.5),
         "remainder": Estimate(score - (reliability - resolution + uncertainty)),
     }
 
 
 def _brier(log_p: Tensor, y: Tensor) -> Tensor:
     p = log_p.exp()
-    return (p * p).sum(-1) - 2 * _of_right(p, y) + 1
+    return (p * p).sum(-1) - 2 * _take_label(p, y) + 1
 
 
-def _of_right(rows: Tensor, y: Tensor) -> Tensor:
-    """Return what `[R, B, C]` holds for the right class: `[R, B]`."""
+def _take_label(rows: Tensor, y: Tensor) -> Tensor:
+    """Return the values of `[R, B, C]` at the correct class: `[R, B]`."""
     return rows.gather(-1, y.expand(len(rows), -1)[..., None])[..., 0]
 
 
-def _mean_metric(score: Callable[[Tensor, Tensor], Tensor], convention: str) -> Metric:
-    """Return the measure that averages `score`, log-probabilities `[R, B, C]` and labels `[B]` to `[R, B]`."""
+def _mean_metric(score: Callable[[Tensor, Tensor], Tensor], definition: str) -> Metric:
+    """Return the metric that averages `score`, a map of log-probabilities `[R, B, C]` and labels `[B]` to `[R, B]`."""
 
-    def settle(table: Tensor, batch: Batch) -> TensorTree:
-        return sums_and_squares(score(log_probabilities(table), batch.y))
+    def update(logits: Tensor, batch: Batch) -> TensorTree:
+        return sums_and_squares(score(log_probabilities(logits), batch.y))
 
-    def finish(sums: TensorTree) -> Mapping[RowName, Estimate]:
+    def compute(sums: TensorTree) -> Mapping[RowName, Estimate]:
         return means_from_sums(sums, row_names(len(sums["sum"])))
 
-    return Metric(settle, finish, higher_is_better=False, group="uncertainty", definition=convention)
+    return Metric(update, compute, higher_is_better=False, group="uncertainty", definition=definition)

@@ -1,7 +1,7 @@
-"""Whether the confident guesses are the right ones: the risk of answering only those.
+"""Selective prediction: the risk-coverage curve, its area, and the risk at one coverage.
 
-The risk at a coverage is the share of wrong guesses among the most confident samples. Of equally confident samples
-any may come first, so each counts as wrong as they are on average.
+The risk at a coverage is the error rate among the most confident samples. The order of samples with equal confidence
+is undefined, so each of them counts with their mean error rate.
 """
 
 from __future__ import annotations
@@ -20,98 +20,109 @@ from plateaux.core.registry import metric
 from plateaux.core.row_names import RowName, row_names
 from plateaux.core.stats.estimates import proportion
 from plateaux.core.types import Estimate, TensorTree
-from plateaux.evaluation.confidence import Codes, TieGroups, confidences, groups, has_nan, sort_by_confidence
+from plateaux.evaluation.confidence import Codes, TieGroups, has_nan, sort_by_confidence, tie_groups, update_confidences
 
-TIES = "confidence is the largest probability; ties count as their mean"
+TIES = "confidence is the largest probability; ties count with their mean error rate"
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
-    """How many numbers there are, their mean, and the sum of their squared distances from it."""
+class Moments:
+    """The count, the mean, and the sum of squared deviations from the mean of numbers, which can be merged."""
 
     count: float = 0.0
     mean: float = 0.0
     squares: float = 0.0
 
     @staticmethod
-    def of(values: Floats, weights: Floats) -> Tally:
-        """Return the tally of values of which there are so many each."""
+    def from_weighted(values: Floats, weights: Floats) -> Moments:
+        """Return the moments of values that are repeated `weights` times."""
         count = float(weights.sum())
         mean = float((weights * values).sum()) / max(count, 1.0)
-        return Tally(count, mean, float((weights * (values - mean) ** 2).sum()))
+        return Moments(count, mean, float((weights * (values - mean) ** 2).sum()))
 
-    def joined(self, other: Tally) -> Tally:
-        """Return the tally of both."""
-        count, apart = self.count + other.count, other.mean - self.mean
+    def merge(self, other: Moments) -> Moments:
+        """Return the moments of the numbers of both."""
+        count, delta = self.count + other.count, other.mean - self.mean
         part = other.count / max(count, 1.0)
-        return Tally(count, self.mean + apart * part, self.squares + other.squares + apart**2 * self.count * part)
+        return Moments(count, self.mean + delta * part, self.squares + other.squares + delta**2 * self.count * part)
 
-    def moved(self, by: float) -> Tally:
-        """Return the tally of numbers larger by so much."""
-        return replace(self, mean=self.mean + by)
+    def shift(self, offset: float) -> Moments:
+        """Return the moments after adding `offset` to every number."""
+        return replace(self, mean=self.mean + offset)
 
 
 @metric
 def aurc() -> Metric:
-    """Area under the risk-coverage curve: the mean risk over all coverages, the most confident samples first."""
+    """Area under the risk-coverage curve (AURC): mean error rate over all coverages, most confident samples first."""
 
     def value(codes: Codes) -> Estimate:
-        area, right, wrong = _area(codes)
-        return _jackknife(area, right.joined(wrong))
+        area, correct, incorrect = _area(codes)
+        return _jackknife(area, correct.merge(incorrect))
 
-    return _kept(value, f"mean over coverages 1/n to n/n, as a share; {TIES}; jackknife error")
+    return _confidence_metric(value, f"mean over coverages 1/n to n/n, as a fraction; {TIES}; jackknife standard error")
 
 
 @metric
 def e_aurc() -> Metric:
-    """Excess area under the risk-coverage curve: what is above the best order, in which wrong guesses come last."""
+    """Excess AURC (E-AURC): area under the risk-coverage curve minus that of the best order, with all errors last."""
 
     def value(codes: Codes) -> Estimate:
-        area, right, wrong = _area(codes)
-        count, errors = len(codes), int(wrong.count)
+        area, correct, incorrect = _area(codes)
+        count, errors = len(codes), int(incorrect.count)
         best = (errors - (count - errors) * (_harmonic(count) - _harmonic(count - errors))) / count
-        # Without a wrong sample the best order has an error less, the first of them; what all lack alike cancels.
-        less = _harmonic(count - 1) - _harmonic(max(count - 1 - errors, 0))
-        return _jackknife(area - best, right.joined(wrong.moved(less)))
+        # Without an incorrect sample, the best order has one error less, its first. Terms equal for all samples cancel.
+        removed = _harmonic(count - 1) - _harmonic(max(count - 1 - errors, 0))
+        return _jackknife(area - best, correct.merge(incorrect.shift(removed)))
 
-    return _kept(value, f"aurc less that of the best order of the same guesses; {TIES}; jackknife error")
+    return _confidence_metric(
+        value, f"aurc minus that of the best order of the same predictions; {TIES}; jackknife standard error"
+    )
 
 
 @metric
 def risk_at_coverage(*, coverage: float = 0.8) -> Metric:
-    """The share of wrong guesses among the most confident samples, so many that they cover a share of all (0.8)."""
+    """Selective risk: error rate among the most confident samples that make up a fraction `coverage` of all (0.8)."""
     if not 0 < coverage <= 1:
-        raise RecipeError(f"coverage = {coverage}: it is a share of the samples, above 0 and at most 1; try 0.8")
+        raise RecipeError(
+            f"risk_at_coverage was given coverage = {coverage}; allowed: a fraction of the samples above 0 and at most "
+            "1. Omit it to use the default, 0.8"
+        )
 
     def value(codes: Codes) -> Estimate:
-        count = max(ceil(coverage * len(codes) - 1e-9), 1)  # 0.07 * 100 is a little more than 7
-        wrong = 0.0
-        for each in groups(codes):
-            wrong += float((each.incorrect / each.size * (count - each.start).clip(0, each.size)).sum())
-        return proportion(wrong, count)
+        count = max(ceil(coverage * len(codes) - 1e-9), 1)  # 0.07 * 100 is slightly more than 7
+        errors = 0.0
+        for ties in tie_groups(codes):
+            errors += float((ties.incorrect / ties.size * (count - ties.start).clip(0, ties.size)).sum())
+        return proportion(errors, count)
 
-    return _kept(value, f"the first {coverage:.12g} of all samples, rounded up; {TIES}; binomial error", percent=True)
+    return _confidence_metric(
+        value,
+        f"the most confident fraction {coverage:.12g} of all samples, rounded up; {TIES}; binomial standard error",
+        percent=True,
+    )
 
 
-def _kept(value: Callable[[Codes], Estimate], convention: str, *, percent: bool = False) -> Metric:
-    """Return the measure that keeps every sample's confidence and rightness; `value` gets those of one row."""
+def _confidence_metric(value: Callable[[Codes], Estimate], definition: str, *, percent: bool = False) -> Metric:
+    """Return the metric that applies `value` to the sorted confidences of each row."""
 
-    def finish(sums: TensorTree) -> Mapping[RowName, Estimate]:
-        rows = sums["kept"].unbind(-1)
-        return {name: of(sort_by_confidence(row)) for name, row in zip(row_names(len(rows)), rows, strict=True)}
+    def compute(state: TensorTree) -> Mapping[RowName, Estimate]:
+        rows = state["packed"].unbind(-1)
+        return {
+            name: compute_row(sort_by_confidence(row)) for name, row in zip(row_names(len(rows)), rows, strict=True)
+        }
 
-    def of(codes: Codes) -> Estimate:
+    def compute_row(codes: Codes) -> Estimate:
         return Estimate(float("nan")) if has_nan(codes) else value(codes)
 
     return Metric(
-        confidences,
-        finish,
+        update_confidences,
+        compute,
         reduce="cat",
         higher_is_better=False,
         group="uncertainty",
         percent=percent,
-        definition=convention,
+        definition=definition,
     )
 
 
@@ -120,50 +131,54 @@ def _harmonic(count: int) -> float:
     return float(torch.special.digamma(torch.tensor(count + 1.0, dtype=torch.float64))) + float(np.euler_gamma)
 
 
-def _area(codes: Codes) -> tuple[float, Tally, Tally]:
-    """Return the area under the risk-coverage curve, and what n - 1 times the area is without each sample in turn.
+def _area(codes: Codes) -> tuple[float, Moments, Moments]:
+    """Return the area under the risk-coverage curve, and the moments of n - 1 times the area without each sample.
 
-    A wrong guess at place i counts H_n - H_(i-1) times, over n. Without one sample, those before it keep their places,
-    those after it move up by one, and its equals share one place and one error less. The tallies are of the right and
-    of the wrong samples; all of them lack one number, the same for all, that no spread feels.
+    An error at rank i has the weight (H_n - H_(i-1)) / n. If one sample is left out, the samples before it keep their
+    ranks, those after it move up by one, and its ties share one rank and, if it is incorrect, one error less. The
+    moments are those of the correct and of the incorrect samples. A constant that is equal for all samples is omitted:
+    it does not change the variance.
     """
     count, area, before = len(codes), 0.0, 0.0
-    right, wrong = Tally(), Tally()
+    correct, incorrect = Moments(), Moments()
     top = _harmonic(count - 1)
-    for each in groups(codes):
-        stay, first, last = _places(each, top)
-        rate = each.incorrect / each.size
-        area += float((rate * (stay + each.size / count)).sum())
-        passed = before + (rate * (last - first)).cumsum()  # what groups count more for having moved up
-        tied = (stay - (top - last)) / np.maximum(each.size - 1, 1)  # what each error among its equals counts
-        others = -passed - rate * stay
-        right = right.joined(Tally.of(others + each.incorrect * tied, each.size - each.incorrect))
-        wrong = wrong.joined(Tally.of(others + (each.incorrect - 1) * tied, each.incorrect))
-        before = float(passed[-1])
-    return area / count, right, wrong
+    for ties in tie_groups(codes):
+        weight, first, last = _rank_weights(ties, top)
+        rate = ties.incorrect / ties.size
+        area += float((rate * (weight + ties.size / count)).sum())
+        gained = before + (rate * (last - first)).cumsum()  # the weight that groups gain by moving up
+        tied = (weight - (top - last)) / np.maximum(ties.size - 1, 1)  # the weight of each error in the same group
+        others = -gained - rate * weight
+        correct = correct.merge(Moments.from_weighted(others + ties.incorrect * tied, ties.size - ties.incorrect))
+        incorrect = incorrect.merge(Moments.from_weighted(others + (ties.incorrect - 1) * tied, ties.incorrect))
+        before = float(gained[-1])
+    return area / count, correct, incorrect
 
 
-def _places(each: TieGroups, top: float) -> tuple[Floats, Floats, Floats]:
-    """Return the sum over each group's places i of `top` - H_(i-1), with H before its first place and before its last.
+def _rank_weights(ties: TieGroups, top: float) -> tuple[Floats, Floats, Floats]:
+    """Return the sum of `top` - H_(i-1) over the ranks i of each group, and H before its first and its last rank.
 
-    Before the very first place H is taken for 0.
+    H before the first rank of all is taken as 0.
     """
-    begin, start, end = int(each.start[0]), int(each.start[-1]), int(each.end[-1])
-    place = np.arange(begin, start + 1)
-    steps = np.where(place > 0, 1 / np.maximum(place, 1), 0.0).cumsum()
+    begin, start, end = int(ties.start[0]), int(ties.start[-1]), int(ties.end[-1])
+    rank = np.arange(begin, start + 1)
+    steps = np.where(rank > 0, 1 / np.maximum(rank, 1), 0.0).cumsum()
     h = _harmonic(max(begin - 1, 0)) + np.append(0.0, steps)  # H_(begin-1) to H_start
-    sums = np.add.reduceat(top - h[1:], each.start - begin)
-    last = h[np.minimum(each.end - begin, len(h) - 1)]
-    if end > start + 1:  # of the last group there is only the first place, but its sum has a closed form
+    sums = np.add.reduceat(top - h[1:], ties.start - begin)
+    last = h[np.minimum(ties.end - begin, len(h) - 1)]
+    if end > start + 1:  # `h` ends at the first rank of the last group, whose sum has a closed form
         h_start, h_end = float(h[-1]), _harmonic(end)
         sums[-1] = (end - start) * (1 + top - h_end) - start * (h_end - h_start)
         last[-1] = h_end - 1 / end
-    return sums, h[each.start - begin], last
+    return sums, h[ties.start - begin], last
 
 
-def _jackknife(number: float, without: Tally) -> Estimate:
-    """Return a number with its standard error from n - 1 times what it is without each sample; of one there is none."""
+def _jackknife(value: float, without: Moments) -> Estimate:
+    """Return a value with its jackknife standard error, from n - 1 times the value without each sample.
+
+    The value of a single sample has no standard error.
+    """
     count = without.count
     if count < 2:
-        return Estimate(number)
-    return Estimate(number, (without.squares / (count * (count - 1))) ** 0.5)
+        return Estimate(value)
+    return Estimate(value, (without.squares / (count * (count - 1))) ** 0.5)
