@@ -58,3 +58,20 @@ def test_no_class_name_occurs_twice() -> None:
 def test_function_names_do_not_end_in_of_or_named() -> None:
     names = [(path, node.name) for path, node in definitions(ast.FunctionDef)]  # type: ignore[attr-defined]
     assert [each for each in names if each[1].endswith(("_of", "_named"))] == []
+
+
+def test_no_class_is_longer_than_250_lines() -> None:
+    lengths = {
+        node.name: node.end_lineno - node.lineno + 1  # type: ignore[attr-defined]
+        for _, node in definitions(ast.ClassDef)
+    }
+    assert {name: length for name, length in lengths.items() if length > 250} == {}
+
+
+def test_no_function_has_more_than_12_parameters() -> None:
+    """The commands of the command line are exempt: each parameter is an option."""
+    counts = {}
+    for path, node in definitions(ast.FunctionDef):
+        names = [each.arg for each in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]  # type: ignore[attr-defined]
+        counts[str(path), node.name] = len([name for name in names if name not in ("self", "cls")])  # type: ignore[attr-defined]
+    assert {name: count for name, count in counts.items() if count > 12 and "cli/" not in name[0]} == {}

@@ -275,11 +275,11 @@ def test_a_missing_field_of_run_json_is_reported(tmp_path: Path, path: tuple[str
 
 def test_run_info_is_read_back_and_keeps_the_stored_keys(tmp_path: Path) -> None:
     data = replace(NO_DATA.data, shape=(3, 2), labels=("a", "b"), unlabeled=UnlabeledInfo("more", "ab", (1, 4)))
-    info = RunInfo(data, adopted=("a.safetensors",), autotune=AutotuneInfo(scoring_batch=7))
+    info = RunInfo(data, imported_from=("a.safetensors",), autotune=AutotuneInfo(scoring_batch=7))
     run = Run.begin(tmp_path, RECIPE, info)
     assert Run.open(tmp_path).info == info
     tree = run.store.get_json("run.json")
-    assert list(tree) == ["format", "data", "adopted", "autotune", "members"]
+    assert list(tree) == ["format", "data", "imported_from", "autotune", "members"]
     assert tree["data"] == {
         "name": "none", "classes": 2, "shape": [3, 2], "mean": [], "std": [], "labels": ["a", "b"],
         "train": {"samples": 0, "fingerprint": ""}, "test": {"samples": 0, "fingerprint": ""},

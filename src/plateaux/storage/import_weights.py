@@ -49,7 +49,7 @@ def import_weights(
         file, prefix = split_file(spec)
         load_weights(module, file, prefix)
         modules.append(module)
-    run = Run.begin(out, recipe, RunInfo(DataInfo.from_splits(splits), adopted=tuple(files)))
+    run = Run.begin(out, recipe, RunInfo(DataInfo.from_splits(splits), imported_from=tuple(files)))
     store_weights(run, [module.state_dict() for module in modules], [f"imported from {file}" for file in files])
     return run
 

@@ -115,7 +115,7 @@ class RunInfo:
     """The content of run.json, without the names of the members, which follow from the recipe."""
 
     data: DataInfo
-    adopted: tuple[str, ...] | None = None  # the weight files of a run that was not trained here
+    imported_from: tuple[str, ...] | None = None  # the weight files of a run that was not trained here
     autotune: AutotuneInfo | None = None  # None: not decided yet
 
     @classmethod
@@ -124,15 +124,15 @@ class RunInfo:
         fields = _Fields(tree, file)
         return cls(
             data=DataInfo.from_dict(fields["data"], file),
-            adopted=tuple(fields["adopted"]) if "adopted" in fields else None,
+            imported_from=tuple(fields["imported_from"]) if "imported_from" in fields else None,
             autotune=AutotuneInfo.from_dict(fields["autotune"]) if "autotune" in fields else None,
         )
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values."""
         tree: dict[str, Any] = {"format": FORMAT, "data": self.data.to_dict()}
-        if self.adopted is not None:
-            tree["adopted"] = list(self.adopted)
+        if self.imported_from is not None:
+            tree["imported_from"] = list(self.imported_from)
         if self.autotune is not None:
             tree["autotune"] = self.autotune.to_dict()
         return tree
