@@ -20,6 +20,7 @@ from plateaux.ensembles import conformal
 from plateaux.ensembles.log_probs import log_probabilities
 from plateaux.ensembles.temperature import apply, calibrate_then_pool, fit, pool_then_calibrate
 from plateaux.evaluation.evaluator import Evaluator
+from plateaux.evaluation.options import EvalOptions
 from plateaux.evaluation.predictions import MemberOutputs, predict_all
 from plateaux.evaluation.splits import eval_split
 
@@ -78,9 +79,10 @@ def main() -> None:
     parser.add_argument("--run", help="a run of the four networks on CIFAR-10")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        panel = Evaluator(plateaux.Run.open(args.run or adopted(folder)))
+        options = EvalOptions(limit=400 if args.quick else None)
+        panel = Evaluator(plateaux.Run.open(args.run or adopted(folder)), options=options)
         own = eval_split(panel.recipe, panel.data_info, "test")
-        said = predict_all(panel, own, samples=400 if args.quick else None)
+        said = predict_all(panel, own)
     splits = [judged(said, split) for split in range(20)]
     figures = {name: mean(each[name] for each in splits) for name in splits[0]}
     limits: dict[str, tuple[str, float]] = {}

@@ -73,7 +73,7 @@ def engine(recipe: plateaux.Recipe, data: DataSplits, stack: ExitStack) -> tuple
 
         def epoch(number: int) -> None:
             learner.method = own
-            course.one_epoch(number, 0, way, StopFlag())
+            course.train_epoch(number, 0, way, StopFlag())
 
         return epoch
 

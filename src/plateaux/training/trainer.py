@@ -101,7 +101,7 @@ class Trainer:
             self._stop_early(epoch)
             # On a mesh, other processes may still train members when none are left here, and collectives need all.
             while epoch < self.job.stop and all_reduce_max(self.executor, int(bool(self.members))):
-                self._train_epoch(epoch, first_step, options, stop)
+                self.train_epoch(epoch, first_step, options, stop)
                 epoch, first_step = epoch + 1, 0
             for member in self.members:  # before the scratch folder of offloaded members is deleted
                 if self.job.stop == self.recipe.train.epochs:
@@ -159,7 +159,7 @@ class Trainer:
         self.checkpointer.resident = options.resident
         return options
 
-    def _train_epoch(self, epoch: int, first_step: int, options: StepOptions, stop: StopFlag) -> None:
+    def train_epoch(self, epoch: int, first_step: int, options: StepOptions, stop: StopFlag) -> None:
         """Train every member for one epoch, starting at step `first_step`."""
         streams: dict[int, Iterator[Batch]] = {}
         for member in self.members:
