@@ -38,7 +38,7 @@ def pack_samples(samples: Samples) -> Tensor:
 
 
 def random_packed(count: int, levels: int, *, seed: int = 0) -> Tensor:
-    """Packed confidences with this number of levels; the accuracy falls with the confidence."""
+    """Packed confidences with this number of levels; a lower confidence has a lower accuracy."""
     generator = torch.Generator().manual_seed(seed)
     neg_log = torch.randint(1, levels + 1, (count,), generator=generator) / levels
     return pack_confidence(-neg_log, torch.rand(count, generator=generator) > neg_log**2)
@@ -56,8 +56,8 @@ def test_sorting_starts_with_the_most_confident_and_is_lossless(samples: Samples
     neg_log, correct = decode_confidence(sort_by_confidence(packed))
     assert torch.equal(packed, before)  # the input is not modified
     assert neg_log.diff().ge(0).all()
-    given_pairs = sorted(zip(packed.abs().tolist(), (packed < 0).tolist(), strict=True))
-    assert list(zip(neg_log.tolist(), (~correct).tolist(), strict=True)) == given_pairs
+    sorted_pairs = sorted(zip(packed.abs().tolist(), (packed < 0).tolist(), strict=True))
+    assert list(zip(neg_log.tolist(), (~correct).tolist(), strict=True)) == sorted_pairs
 
 
 @pytest.mark.parametrize("sign", [1, -1])

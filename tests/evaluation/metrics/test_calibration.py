@@ -155,8 +155,8 @@ def test_reliability_bins_reproduce_ece() -> None:
     for row, value in errors.items():
         bins = [i for i in range(10) if row_name(row, f"bin {i}", "share") in rows]
         share, confidence, accuracy = (
-            np.array([rows[row_name(row, f"bin {i}", what)].value for i in bins])
-            for what in ("share", "confidence", "accuracy")
+            np.array([rows[row_name(row, f"bin {i}", part)].value for i in bins])
+            for part in ("share", "confidence", "accuracy")
         )
         assert share.sum() == pytest.approx(1)
         assert (share * abs(accuracy - confidence)).sum() == pytest.approx(value.value)
@@ -167,7 +167,7 @@ def test_reliability_by_hand() -> None:
     p = torch.tensor([[0.55, 0.45], [0.59, 0.41], [0.0, 1.0], [0.05, 0.95]], dtype=torch.float64)
     rows = evaluate("reliability", p.log()[None], torch.tensor([0, 1, 1, 1]), bins=10)
     assert list(rows) == [
-        f"member 0 · bin {i} · {what}" for i in (5, 9) for what in ("share", "confidence", "accuracy")
+        f"member 0 · bin {i} · {part}" for i in (5, 9) for part in ("share", "confidence", "accuracy")
     ]
     assert rows["member 0 · bin 5 · share"].value == 0.5
     assert rows["member 0 · bin 5 · share"].stderr == pytest.approx(math.sqrt(0.25 / 4))
@@ -248,9 +248,9 @@ def test_the_order_of_members_does_not_matter(name: str) -> None:
     logits, y = random_logits(3, 60, 4)
     rows, other = evaluate(name, logits, y), evaluate(name, logits[[2, 0, 1]], y)
     for row, value in rows.items():
-        there = other[row.replace("member 0", "member 1")] if row.startswith("member 0") else None
-        there = other[row] if row.startswith(MEAN_PROBABILITY) else there
-        assert there is None or value.value == pytest.approx(there.value, rel=1e-9)
+        counterpart = other[row.replace("member 0", "member 1")] if row.startswith("member 0") else None
+        counterpart = other[row] if row.startswith(MEAN_PROBABILITY) else counterpart
+        assert counterpart is None or value.value == pytest.approx(counterpart.value, rel=1e-9)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])

@@ -190,9 +190,9 @@ def test_the_order_of_members_and_samples_does_not_matter(name: str) -> None:
     logits, y = random_logits(4, 60, 5)
     shuffled = torch.randperm(60)
     rows, other = evaluate(name, logits, y), evaluate(name, logits[[2, 0, 3, 1]][:, shuffled], y[shuffled])
-    for here, there in {"member 0": "member 1", "member 2": "member 0", MEAN_PROBABILITY: MEAN_PROBABILITY,
+    for original, permuted in {"member 0": "member 1", "member 2": "member 0", MEAN_PROBABILITY: MEAN_PROBABILITY,
                         MEAN_LOGIT: MEAN_LOGIT}.items():  # fmt: skip
-        assert rows[here].value == pytest.approx(other[there].value, rel=1e-9)
+        assert rows[original].value == pytest.approx(other[permuted].value, rel=1e-9)
 
 
 @pytest.mark.parametrize("name", ["accuracy", "nll", "brier"])

@@ -75,9 +75,9 @@ def test_per_class_values_equal_scikit_learn(members: int, samples: int, classes
         pred, labels = p.argmax(-1), np.arange(classes)
         truth = precision_recall_fscore_support(y, pred, labels=labels, zero_division=np.nan)
         for number in range(classes):
-            for what, numbers in zip(("precision", "recall", "f1", "samples"), truth, strict=True):
-                value = rows[row_name(row, f"class {number}", what)]
-                assert value.value == pytest.approx(numbers[number], nan_ok=True), (row, number, what)
+            for part, numbers in zip(("precision", "recall", "f1", "samples"), truth, strict=True):
+                value = rows[row_name(row, f"class {number}", part)]
+                assert value.value == pytest.approx(numbers[number], nan_ok=True), (row, number, part)
 
 
 @pytest.mark.parametrize("positive", [0, 1])
@@ -120,7 +120,7 @@ def test_by_hand() -> None:
     assert rows["member 0 · class 2 · precision"].value == 1 / 2
     assert rows["member 0 · class 1 · recall"].stderr == pytest.approx(math.sqrt(2 / 9 / 3))
     assert rows["member 0 · class 3 · samples"].value == 0
-    assert all(math.isnan(rows[f"member 0 · class 3 · {what}"].value) for what in ("recall", "precision", "f1"))
+    assert all(math.isnan(rows[f"member 0 · class 3 · {part}"].value) for part in ("recall", "precision", "f1"))
 
 
 def test_ties_in_top_k_go_to_the_first_classes() -> None:
@@ -206,9 +206,13 @@ def test_the_batch_size_does_not_matter(
 def test_the_order_of_members_does_not_matter(name: str) -> None:
     logits, y = random_logits(3, 60, 5)
     rows, other = evaluate(name, logits, y), evaluate(name, logits[[2, 0, 1]], y)
-    for here, there in {"member 0": "member 1", MEAN_PROBABILITY: MEAN_PROBABILITY, MEAN_LOGIT: MEAN_LOGIT}.items():
-        ours = [value for row, value in rows.items() if row.startswith(here)]
-        assert ours == [value for row, value in other.items() if row.startswith(there)]
+    for original, permuted in {
+        "member 0": "member 1",
+        MEAN_PROBABILITY: MEAN_PROBABILITY,
+        MEAN_LOGIT: MEAN_LOGIT,
+    }.items():
+        values = [value for row, value in rows.items() if row.startswith(original)]
+        assert values == [value for row, value in other.items() if row.startswith(permuted)]
 
 
 @pytest.mark.parametrize("name", [*NAMES, "binary_f1"])

@@ -173,9 +173,13 @@ def test_the_order_of_members_and_samples_does_not_matter(name: str) -> None:
     logits, y = torch.randint(3, (3, 60, 4), generator=generator).double(), torch.randint(4, (60,), generator=generator)
     order = torch.randperm(60, generator=generator)
     rows, other = evaluate(name, logits, y), evaluate(name, logits[[2, 0, 1]][:, order], y[order])
-    for here, there in {"member 0": "member 1", "member 2": "member 0", MEAN_PROBABILITY: MEAN_PROBABILITY}.items():
-        assert rows[here].value == pytest.approx(other[there].value, rel=1e-9)
-        assert rows[here].stderr == pytest.approx(other[there].stderr, rel=1e-6)
+    for original, permuted in {
+        "member 0": "member 1",
+        "member 2": "member 0",
+        MEAN_PROBABILITY: MEAN_PROBABILITY,
+    }.items():
+        assert rows[original].value == pytest.approx(other[permuted].value, rel=1e-9)
+        assert rows[original].stderr == pytest.approx(other[permuted].stderr, rel=1e-6)
 
 
 @pytest.mark.parametrize("name", NAMES)
