@@ -1,4 +1,4 @@
-"""What the Brier score is made of, against a slow twin, by hand, and in the cases that are known beforehand."""
+"""Decomposition of the Brier score against a reference implementation, by hand, and in known cases."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from plateaux.core import registry
 from plateaux.core.errors import RecipeError
 from plateaux.core.row_names import row_name
 from plateaux.core.types import Batch, Estimate
-from tests.evaluation.metrics.test_every_metric import measured, probabilities, table_of
+from tests.evaluation.metrics.test_every_metric import evaluate, probabilities, random_logits
 
 PARTS = ["reliability", "resolution", "uncertainty", "remainder"]
 
 
-def parts_of(table: Tensor, y: Tensor, row: str = "member 0", **options: int) -> dict[str, Estimate]:
-    rows = measured("brier_parts", table, y, **options)
+def brier_parts(logits: Tensor, y: Tensor, row: str = "member 0", **options: int) -> dict[str, Estimate]:
+    rows = evaluate("brier_parts", logits, y, **options)
     return {part: rows[row_name(row, part)] for part in PARTS}
 
 
-def slow(p: np.ndarray, y: np.ndarray, bins: int) -> dict[str, float]:
-    """The slow twin: Murphy's sums of every class against the rest, bin by bin."""
+def reference(p: np.ndarray, y: np.ndarray, bins: int) -> dict[str, float]:
+    """Reference: Murphy's decomposition of every class against the rest, bin by bin."""
     reliability = resolution = uncertainty = score = 0.0
     for c in range(p.shape[1]):
         label, forecast = (y == c).astype(float), p[:, c]
@@ -41,13 +41,13 @@ def slow(p: np.ndarray, y: np.ndarray, bins: int) -> dict[str, float]:
 
 @pytest.mark.parametrize(("members", "samples", "classes"), [(1, 50, 3), (3, 120, 10), (2, 1, 2), (2, 20, 1)])
 @pytest.mark.parametrize("bins", [1, 15])
-def test_the_parts_are_what_the_slow_twin_says(members: int, samples: int, classes: int, bins: int) -> None:
-    table, y = table_of(members, samples, classes)
-    rows = measured("brier_parts", table, y, bins=bins)
-    truth = probabilities(table)
+def test_the_decomposition_equals_the_reference(members: int, samples: int, classes: int, bins: int) -> None:
+    logits, y = random_logits(members, samples, classes)
+    rows = evaluate("brier_parts", logits, y, bins=bins)
+    truth = probabilities(logits)
     assert list(rows) == [row_name(row, part) for row in truth for part in PARTS]
     for row, p in truth.items():
-        for part, number in slow(p, y.numpy(), bins).items():
+        for part, number in reference(p, y.numpy(), bins).items():
             assert rows[row_name(row, part)].value == pytest.approx(number, rel=1e-9, abs=1e-14), (row, part)
 
 
@@ -57,86 +57,88 @@ def test_the_parts_are_what_the_slow_twin_says(members: int, samples: int, class
 def test_the_parts_add_up_to_the_brier_score(
     members: int, samples: int, classes: int, bins: int, seed: int, half: bool
 ) -> None:
-    table, y = table_of(members, samples, classes, seed=seed, scale=4)
-    table = table.half() if half else table
-    rows = measured("brier_parts", table, y, bins=bins)
-    for row, value in measured("brier", table, y).items():
+    logits, y = random_logits(members, samples, classes, seed=seed, scale=4)
+    logits = logits.half() if half else logits
+    rows = evaluate("brier_parts", logits, y, bins=bins)
+    for row, value in evaluate("brier", logits, y).items():
         reliability, resolution, uncertainty, remainder = (rows[row_name(row, part)].value for part in PARTS)
         assert reliability - resolution + uncertainty + remainder == pytest.approx(value.value, rel=1e-14, abs=1e-14)
         assert min(reliability, resolution, uncertainty) >= 0
 
 
-def test_certain_and_right_resolves_everything() -> None:
+def test_certain_and_correct_predictions_have_full_resolution() -> None:
     y = torch.tensor([0, 1, 2, 2])
-    parts = parts_of(1e4 * torch.nn.functional.one_hot(y, 3).double()[None], y)
+    parts = brier_parts(1e4 * torch.nn.functional.one_hot(y, 3).double()[None], y)
     uncertainty = 1 - (1 / 16 + 1 / 16 + 1 / 4)
     assert {part: value.value for part, value in parts.items()} == pytest.approx(
         {"reliability": 0, "resolution": uncertainty, "uncertainty": uncertainty, "remainder": 0}, abs=1e-15
     )
 
 
-def test_certain_and_wrong_is_unreliable() -> None:
+def test_certain_and_incorrect_predictions_are_unreliable() -> None:
     y = torch.tensor([0, 1, 0, 1])
-    parts = parts_of(1e4 * torch.nn.functional.one_hot(1 - y, 2).double()[None], y)
+    parts = brier_parts(1e4 * torch.nn.functional.one_hot(1 - y, 2).double()[None], y)
     assert parts["reliability"].value == 2
     assert parts["resolution"].value == parts["uncertainty"].value == 1 / 2
 
 
-def test_the_classes_own_shares_are_reliable_and_resolve_nothing() -> None:
+def test_class_frequencies_are_reliable_without_resolution() -> None:
     y = torch.tensor([0, 0, 0, 1, 1, 2, 2, 2, 2, 2])
-    table = torch.tensor([0.3, 0.2, 0.5], dtype=torch.float64).log().expand(1, 10, 3)
-    parts = parts_of(table, y)
+    logits = torch.tensor([0.3, 0.2, 0.5], dtype=torch.float64).log().expand(1, 10, 3)
+    parts = brier_parts(logits, y)
     assert [parts[part].value for part in ("reliability", "resolution", "remainder")] == pytest.approx(
         [0, 0, 0], abs=1e-15
     )
     assert parts["uncertainty"].value == pytest.approx(1 - 0.09 - 0.04 - 0.25)
 
 
-def test_the_error_of_uncertainty_is_what_the_bootstrap_finds() -> None:
-    chance = np.random.default_rng(0)
-    y = torch.from_numpy(chance.choice(3, 300, p=[0.6, 0.3, 0.1]))
-    again = [1 - ((np.bincount(y[i], minlength=3) / 300) ** 2).sum() for i in chance.integers(0, 300, (800, 300))]
-    parts = parts_of(torch.zeros(1, 300, 3), y)
-    assert parts["uncertainty"].stderr == pytest.approx(float(np.std(again)), rel=0.1)
+def test_the_standard_error_of_uncertainty_agrees_with_the_bootstrap() -> None:
+    generator = np.random.default_rng(0)
+    y = torch.from_numpy(generator.choice(3, 300, p=[0.6, 0.3, 0.1]))
+    resampled = [
+        1 - ((np.bincount(y[i], minlength=3) / 300) ** 2).sum() for i in generator.integers(0, 300, (800, 300))
+    ]
+    parts = brier_parts(torch.zeros(1, 300, 3), y)
+    assert parts["uncertainty"].stderr == pytest.approx(float(np.std(resampled)), rel=0.1)
     assert [parts[part].stderr for part in ("reliability", "resolution", "remainder")] == [None] * 3
 
 
-def test_one_sample_leaves_nothing_uncertain() -> None:
-    assert parts_of(*table_of(1, 1, 4))["uncertainty"] == Estimate(0.0, 0.0)
+def test_the_uncertainty_of_one_sample_is_zero() -> None:
+    assert brier_parts(*random_logits(1, 1, 4))["uncertainty"] == Estimate(0.0, 0.0)
 
 
 @given(samples=st.integers(2, 30), seed=st.integers(0, 99), data=st.data())
 @settings(deadline=None, max_examples=20)
-def test_how_samples_are_cut_into_batches_does_not_matter(samples: int, seed: int, data: st.DataObject) -> None:
-    table, y = table_of(2, samples, 4, seed=seed)
+def test_the_batch_size_does_not_matter(samples: int, seed: int, data: st.DataObject) -> None:
+    logits, y = random_logits(2, samples, 4, seed=seed)
     cuts = tuple(sorted(data.draw(st.sets(st.integers(1, samples), max_size=4))))
-    whole, parts = measured("brier_parts", table, y), measured("brier_parts", table, y, cuts=cuts)
-    for row in whole:
-        assert parts[row].value == pytest.approx(whole[row].value, rel=1e-12, abs=1e-14)
+    full, parts = evaluate("brier_parts", logits, y), evaluate("brier_parts", logits, y, cuts=cuts)
+    for row in full:
+        assert parts[row].value == pytest.approx(full[row].value, rel=1e-12, abs=1e-14)
 
 
 def test_the_order_of_members_does_not_matter() -> None:
-    table, y = table_of(3, 60, 5)
-    rows, other = measured("brier_parts", table, y), measured("brier_parts", table[[2, 0, 1]], y)
+    logits, y = random_logits(3, 60, 5)
+    rows, other = evaluate("brier_parts", logits, y), evaluate("brier_parts", logits[[2, 0, 1]], y)
     for part in PARTS:
         assert rows[row_name("member 0", part)] == other[row_name("member 1", part)]
 
 
-def test_every_measure_says_how_it_is_to_be_read() -> None:
-    found = {name: registry.metric.get(name)() for name in ("nll", "brier", "brier_parts")}
-    assert {measure.group for measure in found.values()} == {"uncertainty"}
-    assert [measure.higher_is_better for measure in found.values()] == [False, False, None]
-    assert not any(measure.percent for measure in found.values())
-    assert all(measure.definition and measure.min_members == 1 for measure in found.values())
+def test_attributes_of_the_metrics() -> None:
+    metrics = {name: registry.metric.get(name)() for name in ("nll", "brier", "brier_parts")}
+    assert {metric.group for metric in metrics.values()} == {"uncertainty"}
+    assert [metric.higher_is_better for metric in metrics.values()] == [False, False, None]
+    assert not any(metric.percent for metric in metrics.values())
+    assert all(metric.definition and metric.min_members == 1 for metric in metrics.values())
     assert "7 equal-width bins" in registry.metric.get("brier_parts")(bins=7).definition
 
 
-def test_no_bins_are_refused() -> None:
+def test_zero_bins_are_refused() -> None:
     with pytest.raises(RecipeError, match="bins = 0; allowed: 1 or more"):
         registry.metric.get("brier_parts")(bins=0)
 
 
-def test_sums_stay_small_however_many_classes() -> None:
-    table, y = torch.randn(2, 8, 1000), torch.zeros(8, dtype=torch.int64)
-    sums = registry.metric.get("brier_parts")().update(table, Batch(y, y, y))
+def test_the_state_stays_small_with_many_classes() -> None:
+    logits, y = torch.randn(2, 8, 1000), torch.zeros(8, dtype=torch.int64)
+    sums = registry.metric.get("brier_parts")().update(logits, Batch(y, y, y))
     assert sum(tensor.nbytes for tensor in sums.values()) < 2e6
