@@ -168,7 +168,7 @@ def _trainer(request: dict[str, Any], mouth: int) -> None:
 
 def die_while_scoring(batch: int) -> None:
     """Send SIGKILL when the n-th batch is being scored."""
-    left, scores = batch, SharpnessScorer._scores
+    left, scores = batch, SharpnessScorer._score_batch
 
     def dying(*args: Any) -> Any:
         nonlocal left
@@ -177,7 +177,7 @@ def die_while_scoring(batch: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return scores(*args)
 
-    SharpnessScorer._scores = dying  # type: ignore[method-assign]
+    SharpnessScorer._score_batch = dying  # type: ignore[method-assign]
 
 
 def die_at(event: int, number: signal.Signals, *, group: bool) -> None:
