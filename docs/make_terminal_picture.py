@@ -57,6 +57,7 @@ def main() -> None:
     console = Console(record=True, force_terminal=True, width=104, height=40, file=io.StringIO(), legacy_windows=False)
     for module in (cli, common):
         module.Console = lambda **_: console
+        module.CONSOLE = console
     cli.live_progress = _live_progress
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
