@@ -245,7 +245,7 @@ def test_the_command_says_what_is_wrong(full_run: Path, tmp_path: Path) -> None:
     assert run_report(str(tmp_path), "-o", str(tmp_path / "r.html"))[0] == 4
     code, output = run_report(str(full_run), "-o", str(tmp_path / "r.docx"))
     assert code == 2
-    assert "cannot be written as 'docx'" in output
+    assert "There is no report format 'docx'" in output
     (tmp_path / "file").write_text("")
     code, output = run_report(str(full_run), "-o", str(tmp_path / "file" / "r.csv"))
     assert code == 4
