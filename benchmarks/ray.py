@@ -27,8 +27,8 @@ from _turns import PARTS, TURN, Side, in_turns  # noqa: E402
 sys.path[:] = [path for path in sys.path if str(Path(path).resolve()) != HERE]  # or this file were taken for Ray itself
 
 import plateaux  # noqa: E402
+from plateaux.core.process_info import num_cores  # noqa: E402
 from plateaux.core.progress import MemberUpdate, ProgressEvent  # noqa: E402
-from plateaux.core.runtime import num_cores  # noqa: E402
 from plateaux.training.jobs import Job  # noqa: E402
 
 MEMBERS, PLACES = 3, 2

@@ -9,35 +9,40 @@ probabilities = plateaux.load(run).predict(images)
 
 __version__ = "0.1.0"
 
-from plateaux.config.recipe import Recipe
-from plateaux.core.errors import PlateauxError
-from plateaux.core.member import MemberModule
-from plateaux.core.method import DataPartition, GradRequest, Method, Objective, StepContext
-from plateaux.core.metric import Metric
-from plateaux.core.registry import dataset, executor, method, metric, model, probe
-from plateaux.core.types import Batch, Estimate, TensorTree
-from plateaux.data.sources import DataSplits, from_dataset, from_tensors
-from plateaux.ensembles.ensemble import Ensemble
-from plateaux.evaluation.calibration import Calibration, CalibrationOptions, calibrate, evaluate_calibration
-from plateaux.evaluation.evaluate import evaluate
-from plateaux.evaluation.evaluation import Evaluation
-from plateaux.evaluation.loading import load
-from plateaux.evaluation.ood import detect_ood
-from plateaux.evaluation.options import EvalOptions
-from plateaux.evaluation.predict import Predictions, predict
-from plateaux.evaluation.results import MetricResult
-from plateaux.evaluation.robustness import robustness
-from plateaux.evaluation.selection import EnsembleSelection, load_selection, select_members
-from plateaux.evaluation.soup import soup
-from plateaux.loss_landscape.loss_surface import LossSurface
-from plateaux.loss_landscape.probe import Probe
-from plateaux.loss_landscape.run_probes import probe_landscape
-from plateaux.loss_landscape.session import ProbeOptions
-from plateaux.storage.import_weights import import_weights
-from plateaux.storage.run import Run
-from plateaux.training.jobs import Job, PartitionStatus
-from plateaux.training.planning import pending_jobs, plan
-from plateaux.training.train import train
+import typing as _typing
+
+# Type checkers see the imports. At run time, a name is imported at its first use: all of them together import torch,
+# which takes seconds, and `plateaux --help` needs none. A test compares the imports with the table below.
+if _typing.TYPE_CHECKING:
+    from plateaux.config.recipe import Recipe
+    from plateaux.core.errors import PlateauxError
+    from plateaux.core.member import MemberModule
+    from plateaux.core.method import DataPartition, GradRequest, Method, Objective, StepContext
+    from plateaux.core.metric import Metric
+    from plateaux.core.registry import dataset, executor, method, metric, model, probe
+    from plateaux.core.types import Batch, Estimate, TensorTree
+    from plateaux.data.sources import DataSplits, from_dataset, from_tensors
+    from plateaux.ensembles.ensemble import Ensemble
+    from plateaux.evaluation.calibration import Calibration, CalibrationOptions, calibrate, evaluate_calibration
+    from plateaux.evaluation.evaluate import evaluate
+    from plateaux.evaluation.evaluation import Evaluation
+    from plateaux.evaluation.loading import load
+    from plateaux.evaluation.ood import detect_ood
+    from plateaux.evaluation.options import EvalOptions
+    from plateaux.evaluation.predict import Predictions, predict
+    from plateaux.evaluation.results import MetricResult
+    from plateaux.evaluation.robustness import robustness
+    from plateaux.evaluation.selection import EnsembleSelection, load_selection, select_members
+    from plateaux.evaluation.soup import soup
+    from plateaux.loss_landscape.loss_surface import LossSurface
+    from plateaux.loss_landscape.probe import Probe
+    from plateaux.loss_landscape.run_probes import probe_landscape
+    from plateaux.loss_landscape.session import ProbeOptions
+    from plateaux.storage.import_weights import import_weights
+    from plateaux.storage.run import Run
+    from plateaux.training.jobs import Job, PartitionStatus
+    from plateaux.training.planning import pending_jobs, plan
+    from plateaux.training.train import train
 
 __all__ = [
     "Batch",
@@ -91,3 +96,56 @@ __all__ = [
     "soup",
     "train",
 ]
+
+_MODULES = {
+    "config.recipe": ("Recipe",),
+    "core.errors": ("PlateauxError",),
+    "core.member": ("MemberModule",),
+    "core.method": ("DataPartition", "GradRequest", "Method", "Objective", "StepContext"),
+    "core.metric": ("Metric",),
+    "core.registry": ("dataset", "executor", "method", "metric", "model", "probe"),
+    "core.types": ("Batch", "Estimate", "TensorTree"),
+    "data.sources": ("DataSplits", "from_dataset", "from_tensors"),
+    "ensembles.ensemble": ("Ensemble",),
+    "evaluation.calibration": ("Calibration", "CalibrationOptions", "calibrate", "evaluate_calibration"),
+    "evaluation.evaluate": ("evaluate",),
+    "evaluation.evaluation": ("Evaluation",),
+    "evaluation.loading": ("load",),
+    "evaluation.ood": ("detect_ood",),
+    "evaluation.options": ("EvalOptions",),
+    "evaluation.predict": ("Predictions", "predict"),
+    "evaluation.results": ("MetricResult",),
+    "evaluation.robustness": ("robustness",),
+    "evaluation.selection": ("EnsembleSelection", "load_selection", "select_members"),
+    "evaluation.soup": ("soup",),
+    "loss_landscape.loss_surface": ("LossSurface",),
+    "loss_landscape.probe": ("Probe",),
+    "loss_landscape.run_probes": ("probe_landscape",),
+    "loss_landscape.session": ("ProbeOptions",),
+    "storage.import_weights": ("import_weights",),
+    "storage.run": ("Run",),
+    "training.jobs": ("Job", "PartitionStatus"),
+    "training.planning": ("pending_jobs", "plan"),
+    "training.train": ("train",),
+}
+_MODULE_BY_NAME = {name: module for module, names in _MODULES.items() for name in names}
+
+if not _typing.TYPE_CHECKING:
+
+    def __getattr__(name):
+        """Return a public name or a sub-package, which is imported now."""
+        from importlib import import_module
+
+        if name in _MODULE_BY_NAME:
+            globals()[name] = value = getattr(import_module(f"plateaux.{_MODULE_BY_NAME[name]}"), name)
+            return value
+        if not name.startswith("_"):
+            try:
+                return import_module(f"plateaux.{name}")
+            except ModuleNotFoundError as error:
+                if error.name != f"plateaux.{name}":
+                    raise
+        raise AttributeError(f"module 'plateaux' has no attribute {name!r}")
+
+    def __dir__():
+        return sorted({*globals(), *__all__})

@@ -25,8 +25,8 @@ import plateaux
 from plateaux.cli import common
 from plateaux.cli.main import KINDS, app
 from plateaux.config.builtin import recipe_file
-from plateaux.config.specs import split_names
 from plateaux.core import registry
+from plateaux.core.formatting import split_names
 from plateaux.evaluation.metric_specs import get_metrics
 from plateaux.loss_landscape.probe import get_probes
 

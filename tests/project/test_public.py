@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 
@@ -19,6 +21,24 @@ def test_all_public_names_exist_and_are_sorted() -> None:
     modules = {path.stem for path in Path(plateaux.__file__).parent.iterdir()}
     extra = {name for name in vars(plateaux) if not name.startswith("_")} - set(plateaux.__all__) - modules
     assert extra == set()
+
+
+def test_type_checkers_see_the_names_that_are_imported_at_first_use() -> None:
+    tree = ast.parse(Path(plateaux.__file__).read_text(encoding="utf-8"))
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
+    seen = {node.module: tuple(alias.name for alias in node.names) for node in imports}
+    assert seen == {f"plateaux.{module}": names for module, names in plateaux._MODULES.items()}
+    assert sorted(name for names in seen.values() for name in names) == plateaux.__all__
+
+
+def test_packages_are_attributes_and_unknown_names_are_errors() -> None:
+    assert plateaux.theory.theorem1
+    assert set(plateaux.__all__) <= set(dir(plateaux))
+    with pytest.raises(AttributeError, match="module 'plateaux' has no attribute 'trian'"):
+        plateaux.trian  # noqa: B018
+    with pytest.raises(ImportError, match="cannot import name 'trian'"):
+        from plateaux import trian  # noqa: F401
 
 
 def test_eight_lines_train_evaluate_and_predict(tmp_path: Path) -> None:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
 from plateaux.cli.common import AsJson, print_result
 from plateaux.storage.atomic import write_atomic
-from plateaux.studies.claims.claim import ClaimEntry, claims_dir, read_claims, read_evidence, select_claims
-from plateaux.studies.claims.evidence import gather
-from plateaux.studies.claims.page import format_values, page
-from plateaux.studies.results import results_from_study
+
+if TYPE_CHECKING:
+    from plateaux.studies.claims.claim import ClaimEntry
 
 
 def claims(
@@ -35,6 +34,11 @@ def claims(
 
     In Python: `from plateaux.studies.claims.claim import read_entries; read_entries()`
     """
+    from plateaux.studies.claims.claim import ClaimEntry, claims_dir, read_claims, read_evidence, select_claims
+    from plateaux.studies.claims.evidence import gather
+    from plateaux.studies.claims.page import page
+    from plateaux.studies.results import results_from_study
+
     known = select_claims(read_claims(), names or [])
     where = evidence or claims_dir() / "evidence"
     if run_studies:
@@ -48,6 +52,8 @@ def claims(
 
 def table(entries: Sequence[ClaimEntry]) -> Table:
     """Return the table of claims: one row for every case of every claim."""
+    from plateaux.studies.claims.page import format_values
+
     shown = Table("claim", "what it says", "case", "the paper's effect", "here (95 % interval)", "verdict")
     for each in entries:
         cases = each.evidence.cases if each.evidence else {}

@@ -1,4 +1,8 @@
-"""Shared by all commands: options, exit codes, logging, and output as tables or JSON."""
+"""Shared by all commands: options, exit codes, logging, and output as tables or JSON.
+
+Importing this package must not import torch, numpy, or pydantic, so that `--help` and `status` start fast: the body of
+a command imports what it needs, or uses the names in `plateaux`, which are imported at their first use.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +12,21 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
-from plateaux.config.specs import split_names
 from plateaux.core import errors
-from plateaux.core.formatting import format_duration
+from plateaux.core.formatting import format_duration, split_names
+from plateaux.core.process_info import num_cores
 from plateaux.core.progress import Progress, ProgressEvent, WorkDone, log_messages
-from plateaux.core.runtime import num_cores
+
+if TYPE_CHECKING:
+    from plateaux.evaluation.results import MetricResult
 
 CODES: tuple[tuple[type[Exception], int], ...] = (
     (errors.UntrustedCodeError, 6), (errors.Interrupted, 75), (errors.DivergedError, 5), (errors.DataError, 3),
@@ -59,6 +65,13 @@ def print_result(as_json: bool, plain: Any, shown: Callable[[], list[Any]]) -> N
         return
     for each in shown():
         console.print(each, highlight=False)
+
+
+def metric_tables(results: Sequence[MetricResult]) -> list[Any]:
+    """Return the tables of metrics, in the width of this terminal."""
+    from plateaux.evaluation.tables import tables
+
+    return [*tables(results, Console().width)]
 
 
 class ConsoleHandler(logging.Handler):

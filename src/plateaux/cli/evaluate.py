@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from rich.console import Console
 
 import plateaux
 from plateaux.cli.common import (
@@ -18,25 +17,16 @@ from plateaux.cli.common import (
     Device,
     Members,
     Trust,
+    metric_tables,
     parse_numbers,
     print_result,
     progress_bar,
     torchrun,
 )
-from plateaux.config.components import Components
-from plateaux.config.specs import split_names
 from plateaux.core.errors import RecipeError
-from plateaux.core.runtime import is_rank_zero
-from plateaux.evaluation.calibration import CalibrationOptions, evaluate_calibration
-from plateaux.evaluation.ood import detect_ood, parse_ood_suites
-from plateaux.evaluation.options import EvalOptions
-from plateaux.evaluation.prediction_cache import CacheDtype
-from plateaux.evaluation.results import MetricResult
-from plateaux.evaluation.robustness import read_baseline, robustness
-from plateaux.evaluation.selection import evaluate_selection
-from plateaux.evaluation.splits import ood_split
-from plateaux.evaluation.tables import tables, to_markdown
-from plateaux.storage.run import Run
+from plateaux.core.formatting import split_names
+from plateaux.core.process_info import is_rank_zero
+from plateaux.evaluation.options import CacheDtype, EvalOptions
 
 CORRUPTION_METRICS = ["accuracy", "nll", "ece"]
 
@@ -93,12 +83,18 @@ def evaluate(
 
     In Python: `plateaux.evaluate("runs/demo", metrics="all")`
     """
+    from plateaux.config.components import Components
+    from plateaux.evaluation.ood import parse_ood_suites
+    from plateaux.evaluation.robustness import read_baseline
+    from plateaux.evaluation.splits import ood_split
+    from plateaux.evaluation.tables import to_markdown
+
     if changes and executor is None:
         raise RecipeError("--set changes the executor of a trained run, so it needs --executor mesh or --executor ray")
     if calibrated and (executor or members or limit):
         raise RecipeError("--calibrated does not support --executor, --members, --limit; leave them out")
     texts = [*(ood or []), *(more or [])]
-    suites, skip_missing = parse_ood_suites(texts, Run.open(run).info.data.name) if texts else ({}, False)
+    suites, skip_missing = parse_ood_suites(texts, plateaux.Run.open(run).info.data.name) if texts else ({}, False)
     baseline_errors = read_baseline(baseline) if baseline else None
     for name in [] if skip_missing else [name for datasets in suites.values() for name in datasets]:
         ood_split(name, "", Components(trust=tuple(trust or ())))  # fail on a wrong name before hours of work
@@ -115,25 +111,27 @@ def evaluate(
         corruption_cache=corruption_cache,
     )
     names = [] if metrics == "none" or (calibrated and metrics == "all") else split_names(metrics)
-    results: list[MetricResult] = []
+    results: list[plateaux.MetricResult] = []
     with progress_bar("evaluating") as progress:
         shared: dict[str, Any] = {"trust": trust or (), "progress": progress}
         for splits, wanted in _by_kind(split_names(split), names):
             results += plateaux.evaluate(run, split=splits, metrics=wanted, options=options, **shared)
-        results += robustness(results, baseline_errors)
+        results += plateaux.robustness(results, baseline_errors)
         if calibrated:
             cache = EvalOptions(device=device, cache_logits=cache_logits)
             exclude = exclude_calibration_ids
-            results += evaluate_calibration(run, split=split, exclude_calibration_ids=exclude, options=cache, **shared)
+            results += plateaux.evaluate_calibration(
+                run, split=split, exclude_calibration_ids=exclude, options=cache, **shared
+            )
         if suites:
             plain = replace(options, ensemble_sizes=False, corruption_cache=None)
-            results += detect_ood(run, suites, skip_missing=skip_missing, options=plain, **shared)
+            results += plateaux.detect_ood(run, suites, skip_missing=skip_missing, options=plain, **shared)
     if not is_rank_zero():
         return
     if markdown:
         typer.echo(to_markdown(results))
         return
-    print_result(as_json, [result.to_dict() for result in results], lambda: tables(results, Console().width))
+    print_result(as_json, [result.to_dict() for result in results], lambda: metric_tables(results))
 
 
 def calibrate(
@@ -164,7 +162,7 @@ def calibrate(
 
     In Python: `plateaux.calibrate("runs/demo", split="validation")`
     """
-    fit = CalibrationOptions(
+    fit = plateaux.CalibrationOptions(
         alphas=alpha or (0.1, 0.05),
         conformal=conformal,
         target_risk=target_risk,
@@ -275,6 +273,8 @@ def select(
 
     In Python: `plateaux.select_members(["runs/a", "runs/b"], size=5).write("selection.json")`
     """
+    from plateaux.evaluation.selection import evaluate_selection
+
     with progress_bar("selecting") as progress:
         shared: dict[str, Any] = {
             "trust": trust or (),

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from rich.console import Console
 
 import plateaux
-from plateaux.cli.common import AsJson, Device, Members, Trust, parse_numbers, print_result, progress_bar
-from plateaux.config.specs import split_names
-from plateaux.evaluation.results import MetricResult
-from plateaux.evaluation.tables import tables, to_markdown
-from plateaux.loss_landscape.plots import LandscapeFigure
-from plateaux.loss_landscape.render import DEFAULT_LIMIT, check_plots, plot_landscape
-from plateaux.loss_landscape.session import ProbeOptions
+from plateaux.cli.common import (
+    AsJson,
+    Device,
+    Members,
+    Trust,
+    metric_tables,
+    parse_numbers,
+    print_result,
+    progress_bar,
+)
+from plateaux.core.formatting import split_names
+from plateaux.loss_landscape.options import DEFAULT_LIMIT
+
+if TYPE_CHECKING:
+    from plateaux.loss_landscape.plots import LandscapeFigure
 
 
 def landscape(
@@ -51,6 +58,9 @@ def landscape(
 
     In Python: `plateaux.probe_landscape("runs/demo", probes=["worst_l2"])`
     """
+    from plateaux.evaluation.tables import to_markdown
+    from plateaux.loss_landscape.render import check_plots, plot_landscape
+
     kinds = split_names(plots or "")
     if kinds:
         check_plots(kinds)
@@ -58,11 +68,11 @@ def landscape(
     shared: dict[str, Any] = {
         "split": split,
         "members": parse_numbers(members),
-        "options": ProbeOptions(batchnorm, augment, normalize_logits),
+        "options": plateaux.ProbeOptions(batchnorm, augment, normalize_logits),
         "trust": trust or (),
         "device": device,
     }
-    results: list[MetricResult] = []
+    results: list[plateaux.MetricResult] = []
     figures: list[LandscapeFigure] = []
     with progress_bar("landscape", "passes") as progress:
         if names:
@@ -76,7 +86,7 @@ def landscape(
     print_result(
         as_json,
         {"metrics": [result.to_dict() for result in results], "figures": described},
-        lambda: [*tables(results, Console().width), *(figure["files"][0] for figure in described)],
+        lambda: [*metric_tables(results), *(figure["files"][0] for figure in described)],
     )
 
 

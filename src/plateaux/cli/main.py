@@ -10,11 +10,11 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from inspect import getdoc
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 import plateaux
@@ -26,20 +26,15 @@ from plateaux.cli.common import (
     Trust,
     configure_logging,
     handle_errors,
+    metric_tables,
     print_result,
     torchrun,
 )
 from plateaux.cli.progress import live_progress, member_table
 from plateaux.config.builtin import builtin_recipes, recipe_file
-from plateaux.config.components import Components
-from plateaux.config.recipe import with_line_number
-from plateaux.config.schema import ConfigKeyError
-from plateaux.core import errors, registry, tensor_tree
+from plateaux.core import errors, registry
 from plateaux.core.formatting import format_duration, format_size
-from plateaux.core.runtime import is_rank_zero
-from plateaux.evaluation.tables import tables
-from plateaux.training.checks import check as check_recipe
-from plateaux.training.job_records import latest_by_member
+from plateaux.core.process_info import is_rank_zero
 
 KINDS = {
     "methods": registry.method, "metrics": registry.metric, "data": registry.dataset, "models": registry.model,
@@ -48,7 +43,8 @@ KINDS = {
 
 app = typer.Typer(
     help="Train, evaluate, and use deep ensembles whose members are flat and diverse.", no_args_is_help=True,
-    add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # importing what renders Markdown takes longer than everything else in `--help`
 )  # fmt: skip
 recipes = typer.Typer(help="Check a recipe, or print the schema of all recipes.", no_args_is_help=True)
 app.add_typer(recipes, name="recipe")
@@ -88,6 +84,9 @@ def configure(
 @contextmanager
 def errors_with_line_number(file: Path) -> Iterator[None]:
     """Add the line of the recipe to errors about a key or value."""
+    from plateaux.config.recipe import with_line_number
+    from plateaux.config.schema import ConfigKeyError
+
     try:
         yield
     except ConfigKeyError as problem:
@@ -136,7 +135,7 @@ def train(
         return
     results = list(plateaux.evaluate(root, trust=trust or ())) if evaluate else []
     plain = {"run": str(root), "metrics": [result.to_dict() for result in results]}
-    print_result(as_json, plain, lambda: tables(results, Console().width))
+    print_result(as_json, plain, lambda: metric_tables(results))
 
 
 @app.command()
@@ -158,6 +157,8 @@ def status(run: Path, as_json: AsJson = False) -> None:
 
     In Python: `plateaux.Run.open("runs/demo").all_progress()`
     """
+    from plateaux.training.job_records import latest_by_member
+
     opened = plateaux.Run.open(run)
     rows: list[dict[str, Any]] = []
     jobs, present = latest_by_member(opened), opened.trained_members()
@@ -174,7 +175,7 @@ def status(run: Path, as_json: AsJson = False) -> None:
             }
         )  # fmt: skip
     total = opened.store.size()
-    shared = tensor_tree.size(opened.shared().values())
+    shared = opened.shared_bytes()
     held = [f"{format_size(shared)} shared by all members, stored once"] if shared else []
 
     def table() -> list[Any]:
@@ -251,6 +252,9 @@ def check(recipe: str, changes: Changes = None, trust: Trust = None, as_json: As
 
     In Python: `plateaux.Recipe.load("recipe.toml")`
     """
+    from plateaux.config.components import Components
+    from plateaux.training.checks import check as check_recipe
+
     file = recipe_file(recipe)
     loaded = plateaux.Recipe.load(file, changes or [])
     with errors_with_line_number(file):
@@ -277,3 +281,7 @@ def _executor(
 
 def _first_line(file: Path) -> str:
     return file.read_text(encoding="utf-8").split("\n", 1)[0].lstrip("# ")
+
+
+for info in app.registered_commands:  # shows the first line of each command in full instead of 45 characters
+    info.short_help = (getdoc(info.callback) or "").split("\n", 1)[0]

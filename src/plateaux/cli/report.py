@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from plateaux.cli.common import AsJson, Trust, print_result
-from plateaux.config.components import Components
-from plateaux.config.specs import split_names
 from plateaux.core.errors import RecipeError, suggest
-from plateaux.core.formatting import format_size
-from plateaux.reports.export import FORMATS, to_csv, to_html, to_json, to_markdown, write_figures
-from plateaux.reports.report import MAX_RUNS, Report
-from plateaux.reports.report import report as build_report
+from plateaux.core.formatting import format_size, split_names
+from plateaux.reports.options import FORMATS, MAX_RUNS
 from plateaux.storage.atomic import write_atomic
+
+if TYPE_CHECKING:
+    from plateaux.reports.report import Report
 
 
 def report(
@@ -39,6 +38,10 @@ def report(
 
     In Python: `plateaux.reports.export.to_html(plateaux.reports.report.report(["runs/demo"]))`
     """  # fmt: skip
+    from plateaux.config.components import Components
+    from plateaux.reports.export import write_figures
+    from plateaux.reports.report import report as build_report
+
     kind = format or out.suffix.removeprefix(".")
     if kind not in FORMATS:
         raise RecipeError(f"There is no report format {kind!r}; {suggest(kind, FORMATS)}")
@@ -57,6 +60,8 @@ def report(
 
 
 def _text(report: Report, kind: str, out: Path, figures: Path | None) -> str:
+    from plateaux.reports.export import to_csv, to_html, to_json, to_markdown
+
     if kind == "md":
         where = None if figures is None else os.path.relpath(figures, out.parent).replace(os.sep, "/")
         return to_markdown(report, where)

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
 from plateaux.cli.common import CONSOLE, AsJson, Trust, print_result
 from plateaux.cli.progress import live_progress
-from plateaux.config.components import Components
 from plateaux.core.errors import RecipeError
 from plateaux.core.formatting import format_duration
-from plateaux.studies.comparison import Comparison
-from plateaux.studies.cost_estimate import CostEstimate, RunCost
-from plateaux.studies.results import results_from_study
-from plateaux.studies.runner import StudyRunner
-from plateaux.studies.study import Study
+
+if TYPE_CHECKING:
+    from plateaux.studies.cost_estimate import RunCost
+    from plateaux.studies.runner import StudyRunner
 
 
 def study(
@@ -42,6 +40,13 @@ def study(
 
     In Python: `StudyRunner(Study.load("study.toml"), "runs/study").run()`
     """
+    from plateaux.config.components import Components
+    from plateaux.studies.comparison import Comparison
+    from plateaux.studies.cost_estimate import CostEstimate
+    from plateaux.studies.results import results_from_study
+    from plateaux.studies.runner import StudyRunner
+    from plateaux.studies.study import Study
+
     loaded = Study.load(file)
     root = out or Path("runs") / file.stem
     section: dict[str, Any] = {"name": executor} if executor else {}

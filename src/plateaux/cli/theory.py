@@ -14,9 +14,6 @@ from plateaux.cli.common import AsJson, print_result, progress_bar
 from plateaux.core.formatting import format_duration
 from plateaux.core.optional import optional_import
 from plateaux.storage.atomic import write_atomic
-from plateaux.theory.experiment import run_experiment
-from plateaux.theory.figures import draw_figures
-from plateaux.theory.record import deviations, record
 
 
 def theory(
@@ -31,6 +28,10 @@ def theory(
 
     In Python: `plateaux.theory.theorem1(plateaux.theory.Setting(k=3, eta=0.01, rho=0.1))`
     """
+    from plateaux.theory.experiment import run_experiment
+    from plateaux.theory.figures import draw_figures
+    from plateaux.theory.record import deviations, record
+
     optional_import("matplotlib", extra="report")  # before minutes of simulation
     started = time.monotonic()
     with progress_bar("simulating", unit="matrices") as progress:

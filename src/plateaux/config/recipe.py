@@ -16,7 +16,7 @@ from plateaux.config.builtin import recipe_file
 from plateaux.config.schema import ConfigKeyError, ConfigSection, PluginSection
 from plateaux.config.search_space import SEED_NAMES, SearchConfig, sample
 from plateaux.core.errors import RecipeError, suggest
-from plateaux.core.types import derive_seed
+from plateaux.core.seeds import derive_seed
 
 Names = str | tuple[str, ...]
 Numbers = float | tuple[float, ...]

@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 from pydantic import Field, model_validator
 
 from plateaux.config.schema import ConfigSection
@@ -83,5 +82,7 @@ def sample(space: Range | Choices, seed: int) -> Any:
     >>> sample(Range(low=2, high=2), 0), sample(("a",), 0)
     (2.0, 'a')
     """
+    import torch  # here, because a recipe without [search] is read without it
+
     quantile = float(torch.rand((), dtype=torch.float64, generator=torch.Generator().manual_seed(seed)))
     return space.at(quantile) if isinstance(space, Range) else space[int(quantile * len(space))]

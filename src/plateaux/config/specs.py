@@ -45,8 +45,3 @@ def _parse_option(spec: str, text: str, example: str) -> tuple[str, Any]:
     if not equals:
         raise RecipeError(f"{spec!r}: write options as name=value, separated by semicolons: {example}")
     return name, value
-
-
-def split_names(text: str) -> list[str]:
-    """Return the names in a comma-separated text."""
-    return [name.strip() for name in text.split(",") if name.strip()]

@@ -1,4 +1,4 @@
-"""Numbers, durations, and sizes as readable text, values as strict JSON, and text escaped for Markdown."""
+"""Numbers, durations, and sizes as readable text, values as strict JSON, lists of names, and escaped Markdown."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from plateaux.core.types import Estimate
+from plateaux.core.estimate import Estimate
 
 
 def format_number(value: float, percent: bool = False) -> str:
@@ -136,6 +136,15 @@ def json_safe(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [json_safe(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def split_names(text: str) -> list[str]:
+    """Return the names in a comma-separated text.
+
+    >>> split_names("accuracy, nll,")
+    ['accuracy', 'nll']
+    """
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def escape_markdown(text: str) -> str:

@@ -13,10 +13,12 @@ from collections.abc import Iterator
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
-
-from torch.library import Library
+from typing import TYPE_CHECKING
 
 from plateaux.core.errors import RecipeError
+
+if TYPE_CHECKING:
+    from torch.library import Library
 
 NMS_ERROR = "operator torchvision::nms does not exist"
 LAZY = {"transformers"}  # imports torchvision only at the first use of one of its models
@@ -58,6 +60,8 @@ def _import_with_torchvision(name: str) -> ModuleType:
 
 
 def _declare_operators() -> None:
+    from torch.library import Library
+
     library = Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
     for operator in ("nms", "qnms"):
         library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")  # type: ignore[no-untyped-call]

@@ -18,13 +18,15 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
-from importlib.metadata import entry_points
 from inspect import getdoc
 from pathlib import Path
 from threading import RLock
-from typing import Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from plateaux.core.errors import UnknownNameError, UntrustedCodeError, suggest
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoints
 
 Factory = TypeVar("Factory", bound=Callable[..., Any])
 
@@ -85,10 +87,19 @@ class Registry:
         return sorted([*self._factories, *(f"{prefix}<name>" for prefix in self.prefixes)])
 
     def describe(self) -> dict[str, str]:
-        """Return the first line of the docstring of every plug-in, by name."""
-        self._scan()
+        """Return the first line of the docstring of every plug-in, by name.
+
+        Plug-ins of Plateaux are read from their source, because importing them takes seconds. Those of other packages
+        are imported.
+        """
+        described: dict[str, str] = {}
+        if not self._scanned and not self._entry_points():
+            described = _describe_sources(self.package, self.kind)
+        if not described:  # other packages, or a package without sources
+            self._scan()
         factories = {**self._factories, **{f"{prefix}<name>": factory for prefix, factory in self.prefixes.items()}}
-        return {name: (getdoc(factories[name]) or "").split("\n", 1)[0] for name in sorted(factories)}
+        described |= {name: _first_line(getdoc(factory)) for name, factory in factories.items()}
+        return dict(sorted(described.items()))
 
     def _add(self, name: str, factory: Factory) -> Factory:
         first = self._factories.get(name, factory)
@@ -103,6 +114,11 @@ class Registry:
         self._registered.add(factory)
         return factory
 
+    def _entry_points(self) -> EntryPoints:
+        from importlib.metadata import entry_points
+
+        return entry_points(group=self.group)
+
     def _scan(self) -> None:
         if self._scanned:
             return
@@ -113,7 +129,7 @@ class Registry:
             package = importlib.import_module(self.package)
             for module in pkgutil.iter_modules(package.__path__):
                 importlib.import_module(f"{self.package}.{module.name}")
-            for point in entry_points(group=self.group):
+            for point in self._entry_points():
                 try:
                     point.load()
                 except Exception as error:  # one broken plug-in must not disable all others
@@ -174,6 +190,35 @@ def _is_decorated_in_source(spec: ModuleSpec | None, attribute: str, kind: str) 
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == attribute:
             return any(_name(decorator) in decorators for decorator in node.decorator_list)
     return False
+
+
+def _describe_sources(package: str, kind: str) -> dict[str, str]:
+    """Return name and first line of every decorated function in the files of a package, without importing them."""
+    spec = _find_spec(package)
+    folders = [] if spec is None else spec.submodule_search_locations or []
+    described: dict[str, str] = {}
+    for file in sorted(file for folder in folders for file in Path(folder).glob("*.py")):
+        body = ast.parse(file.read_bytes()).body
+        decorators = _decorator_names(body, kind)
+        for node in body:
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                found = [decorator for decorator in node.decorator_list if _name(decorator) in decorators]
+                described |= {_registered_name(node.name, each): _first_line(ast.get_docstring(node)) for each in found}
+    return described
+
+
+def _registered_name(name: str, decorator: ast.expr) -> str:
+    """Return the name that `@kind`, `@kind("name")`, or `@kind(prefix="prefix")` registers a function under."""
+    if not isinstance(decorator, ast.Call):
+        return name
+    given = {"name": decorator.args[0]} if decorator.args else {}
+    given |= {keyword.arg: keyword.value for keyword in decorator.keywords if keyword.arg}
+    texts = {key: str(value.value) for key, value in given.items() if isinstance(value, ast.Constant)}
+    return f"{texts['prefix']}<name>" if "prefix" in texts else texts.get("name", name)
+
+
+def _first_line(docstring: str | None) -> str:
+    return (docstring or "").split("\n", 1)[0]
 
 
 def _decorator_names(body: Sequence[ast.stmt], kind: str) -> set[str]:

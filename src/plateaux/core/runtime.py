@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import platform
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -13,6 +12,7 @@ from typing import Any
 import torch
 
 from plateaux.core.errors import RecipeError
+from plateaux.core.process_info import num_cores
 
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16, "fp16": torch.float16}
 FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
@@ -26,31 +26,6 @@ def get_device(name: str | None) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise RecipeError(f"There is no device {name!r}: this machine has {torch.cuda.device_count()} CUDA devices")
     return device
-
-
-def num_cores() -> int:
-    """Return the number of CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def is_rank_zero() -> bool:
-    """Return whether this is the first process of a mesh, or the only process."""
-    return os.environ.get("RANK", "0") == "0"
-
-
-def rank_and_world_size() -> tuple[int, int]:
-    """Return the rank of this process in the mesh and the number of processes."""
-    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def local_processes() -> int:
-    """Return the number of processes of the mesh on this machine."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-
-
-def node_name() -> str:
-    """Return the name of the node of this process, as the cluster calls it."""
-    return os.environ.get("PLATEAUX_NODE") or platform.node()
 
 
 def configure_runtime(*, processes: int = 1, threads: int | None = None) -> None:

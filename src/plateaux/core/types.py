@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from hashlib import blake2b
 
 import torch
 from torch import Tensor
+
+# Defined in modules that do not import torch, for code that must start fast.
+from plateaux.core.estimate import Estimate as Estimate
+from plateaux.core.seeds import derive_seed as derive_seed
 
 TensorTree = dict[str, Tensor]
 """The tensors of one member by name."""
@@ -39,18 +42,6 @@ class Batch:
         return replace(self, x=x, y=_rows(self.y, rows), index=_rows(self.index, rows))
 
 
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """A value with its standard errors, if there are any.
-
-    `stderr` is due to the finite number of samples, `mc_stderr` to the random numbers of a Monte-Carlo estimate.
-    """
-
-    value: float
-    stderr: float | None = None
-    mc_stderr: float | None = None
-
-
 def map_tensors(x: Inputs, fn) -> Inputs:  # type: ignore[no-untyped-def]
     """Apply `fn` to the tensor, or to every named tensor, of `x`."""
     if isinstance(x, Tensor):
@@ -65,13 +56,3 @@ def _rows(tensor: Tensor, rows: slice | Tensor) -> Tensor:
     selected = tensor.index_select(0, rows)
     is_channels_last = tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
     return selected.contiguous(memory_format=torch.channels_last) if is_channels_last else selected
-
-
-def derive_seed(*parts: int | str) -> int:
-    """Return a 63-bit seed that depends on all parts and their order.
-
-    >>> derive_seed(0, "order", 1) == derive_seed(0, "order", 1) != derive_seed(0, "order", 2)
-    True
-    """
-    text = "\x1f".join(f"{type(part).__name__}:{part}" for part in parts)
-    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little") >> 1

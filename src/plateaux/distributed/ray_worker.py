@@ -12,8 +12,8 @@ from threading import Condition
 from typing import Any
 
 from plateaux.core.executor import JobFn
+from plateaux.core.process_info import num_cores
 from plateaux.core.progress import ProgressEvent
-from plateaux.core.runtime import num_cores
 from plateaux.distributed.process_pool import run_captured
 from plateaux.distributed.stop_signal import stop_worker_threads
 

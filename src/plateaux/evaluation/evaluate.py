@@ -7,8 +7,8 @@ from contextlib import closing
 
 from plateaux.config.components import Components, Model
 from plateaux.core.method import LossFn
+from plateaux.core.process_info import is_rank_zero
 from plateaux.core.progress import Progress, log_messages
-from plateaux.core.runtime import is_rank_zero
 from plateaux.data.sources import DataSplits
 from plateaux.evaluation.evaluation import Evaluation
 from plateaux.evaluation.evaluator import Evaluator

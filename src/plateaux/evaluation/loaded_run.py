@@ -14,7 +14,8 @@ from plateaux.config.components import NO_COMPONENTS, Components
 from plateaux.core.errors import RecipeError
 from plateaux.core.executor import Executor, all_reduce_max
 from plateaux.core.member import MemberModule
-from plateaux.core.runtime import FORMATS, autocast, configure_runtime, get_device, local_processes
+from plateaux.core.process_info import local_processes
+from plateaux.core.runtime import FORMATS, autocast, configure_runtime, get_device
 from plateaux.data.sources import DataSplits, Source
 from plateaux.distributed.executors.local import SINGLE_PROCESS
 from plateaux.evaluation.loading import data_splits_info, load_members

@@ -13,9 +13,9 @@ from plateaux.config.components import Components, Model
 from plateaux.core.errors import DataError, RecipeError, UnknownNameError
 from plateaux.core.method import LossFn
 from plateaux.core.metric import Metric
+from plateaux.core.process_info import is_rank_zero
 from plateaux.core.progress import Progress, log_messages
 from plateaux.core.row_names import ALL_MEMBERS, RowName
-from plateaux.core.runtime import is_rank_zero
 from plateaux.core.stats.estimates import mean_of_paired
 from plateaux.core.types import Batch, Estimate, TensorTree
 from plateaux.data.sources import DataSplits

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from plateaux.core.errors import RecipeError
-from plateaux.evaluation.prediction_cache import CacheDtype
+
+CacheDtype = Literal["float32", "float16", "off"]
+"""How logits are cached next to the run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

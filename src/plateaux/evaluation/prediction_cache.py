@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,12 +21,11 @@ from plateaux.config.recipe import fingerprint
 from plateaux.core.executor import Executor
 from plateaux.core.metric import Metric
 from plateaux.core.outputs import OutputFn, features, logits
-from plateaux.core.runtime import is_rank_zero
+from plateaux.core.process_info import is_rank_zero
 from plateaux.core.types import Batch, TensorTree
 from plateaux.evaluation.metric_loop import BatchOutputs, MetricState
 from plateaux.storage.store import Store
 
-CacheDtype = Literal["float32", "float16", "off"]
 MAX_CACHE_BYTES = 512_000_000  # of the predictions for one split
 CHUNK = 1 << 22  # numbers read at once
 KINDS: dict[str, OutputFn] = {"logits": logits, "features": features}

@@ -25,6 +25,7 @@ from plateaux.evaluation.evaluator import Evaluator
 from plateaux.evaluation.options import EvalOptions
 from plateaux.loss_landscape import plots
 from plateaux.loss_landscape.loss_surface import LossSurface
+from plateaux.loss_landscape.options import DEFAULT_LIMIT, PLOT_KINDS
 from plateaux.loss_landscape.plots import LandscapeFigure
 from plateaux.loss_landscape.run_probes import ProbeSession, ProgressMeter
 from plateaux.loss_landscape.session import DEFAULT_OPTIONS, ProbeOptions
@@ -43,10 +44,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-PLOT_KINDS = ("slices", "paths", "plane")
 LINE_POINTS, PATH_POINTS = 51, 21
 GRID_POINTS, PLANE_POINTS = 21, 21  # per axis
-DEFAULT_LIMIT = 512  # samples
 DIRECTION_METADATA = {"normalization": "filter", "vectors": "fixed"}
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from io import StringIO
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from plateaux.core.formatting import escape_markdown, json_safe
 from plateaux.core.optional import optional_import
@@ -18,8 +18,6 @@ from plateaux.storage.atomic import write_atomic
 from plateaux.studies.grid import condition_label
 from plateaux.studies.results import ResultRow
 
-Format = Literal["html", "md", "json", "csv"]
-FORMATS: tuple[Format, ...] = ("html", "md", "json", "csv")
 FIELDS = ("metric", "split", "row", "value", "stderr", "mc_stderr", "higher_is_better", "percent")
 
 

@@ -23,6 +23,7 @@ from plateaux.reports.figures import (
     uncertainty,
 )
 from plateaux.reports.inputs import ReportInputs, RunSection, read_inputs
+from plateaux.reports.options import MAX_RUNS
 from plateaux.reports.query import DIVERSITY, SHARPNESS, first_measured, result_label, swept_factor
 from plateaux.reports.style import ReportFigure
 from plateaux.reports.summary import MAX_CARDS, MemberCard, SummaryLine, cards, summary
@@ -34,7 +35,6 @@ FAMILIES = (
     "sam_sets", "gallery", "landscape",
 )  # fmt: skip
 SIZE_METRICS = ("accuracy", "nll")  # drawn against the ensemble size
-MAX_RUNS = 3  # runs with a section of details
 Plan = tuple[str, Callable[[], ReportFigure | None]]
 """The family of a figure, and the function that draws it."""
 

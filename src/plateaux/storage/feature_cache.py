@@ -32,7 +32,8 @@ from plateaux.config.components import NO_COMPONENTS, Components
 from plateaux.config.recipe import Recipe, fingerprint
 from plateaux.core.errors import DataError, RecipeError
 from plateaux.core.executor import Executor, all_reduce_max
-from plateaux.core.runtime import FORMATS, is_rank_zero, rank_and_world_size
+from plateaux.core.process_info import is_rank_zero, rank_and_world_size
+from plateaux.core.runtime import FORMATS
 from plateaux.core.types import Batch, Inputs, derive_seed
 from plateaux.data.augment import Augment, uniforms
 from plateaux.data.loader import CPU, NO_AUGMENT, MemberLoader, ordered_batches

@@ -15,16 +15,16 @@ from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from plateaux.config.recipe import Recipe, diff, fingerprint
 from plateaux.core.errors import RunError, StorageError
-from plateaux.core.types import TensorTree
 from plateaux.storage.backends import open_store
 from plateaux.storage.run_info import FORMAT, AutotuneInfo, RunInfo
 from plateaux.storage.store import LOCK_TIMEOUT_S, Store
+
+if TYPE_CHECKING:
+    from plateaux.core.types import TensorTree
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +129,8 @@ class Run:
 
     def member_name(self, number: int) -> str:
         """Return a hash of everything that determines the weights of a member."""
+        import torch  # here, so that commands that read only the progress start fast
+
         return fingerprint({"recipe": self.recipe.identity(), "member": number, "torch": torch.__version__})
 
     def progress(self, number: int) -> MemberProgress:
@@ -223,6 +225,13 @@ class Run:
         """Return the frozen weights that all members share."""
         return self.store.get_tensors("shared.safetensors") if self.store.has("shared.safetensors") else {}
 
+    def shared_bytes(self) -> int:
+        """Return the size of the shared weights in bytes, without the header of their file."""
+        if not self.store.has("shared.safetensors"):
+            return 0
+        content = self.store.get("shared.safetensors")
+        return max(0, len(content) - 8 - int.from_bytes(content[:8], "little"))
+
     def put_shared(self, weights: TensorTree) -> None:
         if weights and not self.store.has("shared.safetensors"):
             self.store.put_tensors("shared.safetensors", weights, {"format": "pt", "plateaux": "shared"})
@@ -242,6 +251,8 @@ def own_version() -> str:
 
 def environment() -> dict[str, Any]:
     """Return versions and hardware, which can affect the results in addition to the recipe."""
+    import torch
+
     return {
         "plateaux": own_version(),
         "python": sys.version.split()[0],

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from plateaux.core.errors import StorageError
-from plateaux.data.sources import DataSplits
+
+if TYPE_CHECKING:
+    from plateaux.data.sources import DataSplits
 
 FORMAT = 2  # version of the layout of a run folder
 

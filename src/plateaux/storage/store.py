@@ -2,6 +2,8 @@
 
 An object is written and read as a whole. Nothing is appended, and only the implementations rename files, so that a
 bucket can replace a folder. `open_store` in `backends.py` returns the implementation for a path or URL.
+
+Methods that need torch or numpy import them themselves, so that commands that read only JSON start fast.
 """
 
 from __future__ import annotations
@@ -12,19 +14,18 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, Protocol
-
-import numpy as np
-import safetensors.torch
-import torch
-from numpy.typing import DTypeLike, NDArray
-from torch import Tensor
+from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from plateaux.core.errors import StorageError
-from plateaux.core.types import TensorTree
 from plateaux.storage.atomic import explain_os_error
 from plateaux.storage.remote_fs import Address
-from plateaux.storage.tensor_file import array_header, read_array_header, save_in_order
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import DTypeLike, NDArray
+    from torch import Tensor
+
+    from plateaux.core.types import TensorTree
 
 # Seconds to wait for a lock. A status query holds it for a moment, and a killed process releases it after a short time.
 LOCK_TIMEOUT_S = 1.0
@@ -107,11 +108,15 @@ class Store(Protocol):
 
     def put_tensors(self, name: str, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
         """Write tensors as safetensors, a format that other programs read and that cannot contain code."""
+        from plateaux.storage.tensor_file import save_in_order
+
         plain = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
         self.put(name, lambda file: save_in_order(plain, Path(file.name), dict(metadata or {})))
 
     def get_tensors(self, name: str) -> TensorTree:
         """Read tensors from safetensors."""
+        import safetensors.torch
+
         content = self.get(name)
         try:
             return safetensors.torch.load(content)
@@ -123,6 +128,10 @@ class Store(Protocol):
         self, name: str, dtype: DTypeLike, length: int, metadata: Mapping[str, str] | None = None
     ) -> Iterator[Callable[[NDArray[Any]], None]]:
         """Yield a function that writes an array chunk by chunk, as safetensors with one tensor."""
+        import numpy as np
+
+        from plateaux.storage.tensor_file import array_header
+
         dtype, written = np.dtype(dtype), 0
 
         def write(chunk: NDArray[Any]) -> None:
@@ -139,12 +148,16 @@ class Store(Protocol):
 
     def get_array(self, name: str) -> tuple[dict[str, str], NDArray[Any]]:
         """Return the metadata of an array, and the array as a read-only memory map."""
+        import numpy as np
+
         with self._open_array(name) as (file, metadata, dtype, length):
             mapped = np.memmap(file, dtype, "r", file.tell(), (length,))
         return metadata, mapped.view(np.ndarray)  # indexing np.memmap itself is slower
 
     def iter_array(self, name: str, size: int) -> Iterator[NDArray[Any]]:
         """Yield chunks of `size` values. The file is not mapped, because mapped pages count as memory in use."""
+        import numpy as np
+
         with self._open_array(name) as (file, _, dtype, length):
             for start in range(0, length, size):
                 chunk = np.empty(min(size, length - start), dtype)
@@ -154,6 +167,8 @@ class Store(Protocol):
 
     @contextmanager
     def _open_array(self, name: str) -> Iterator[tuple[Any, dict[str, str], np.dtype[Any], int]]:
+        from plateaux.storage.tensor_file import read_array_header
+
         try:
             file = self.local_file(name).open("rb")
         except OSError as problem:
@@ -169,10 +184,14 @@ class Store(Protocol):
 
     def put_state(self, name: str, state: Mapping[str, Any]) -> None:
         """Write nested tensors and plain values with `torch.save`."""
+        import torch
+
         self.put(name, lambda file: torch.save(dict(state), file))
 
     def get_state(self, name: str) -> dict[str, Any]:
         """Read nested tensors and plain values. Code in the file is not executed (`weights_only=True`)."""
+        import torch
+
         content = self.get(name)
         try:
             return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)  # type: ignore[no-any-return]

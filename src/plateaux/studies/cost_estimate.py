@@ -12,8 +12,8 @@ from plateaux.config.components import NO_COMPONENTS, Components
 from plateaux.config.recipe import Recipe, fingerprint
 from plateaux.core import registry
 from plateaux.core.errors import PlateauxError
+from plateaux.core.process_info import num_cores
 from plateaux.core.row_names import MEAN_OF_MEMBERS
-from plateaux.core.runtime import num_cores
 from plateaux.data.sources import DataSplits
 from plateaux.evaluation.splits import eval_splits
 from plateaux.loss_landscape.probe import get_probes

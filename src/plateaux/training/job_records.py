@@ -18,8 +18,8 @@ from typing import Any, Literal
 from uuid import uuid4
 
 from plateaux.core.errors import Interrupted, StorageError
+from plateaux.core.process_info import node_name
 from plateaux.core.progress import MemberUpdate, Message, Progress, ProgressEvent
-from plateaux.core.runtime import node_name
 from plateaux.storage.run import Run
 from plateaux.training.jobs import Job, Position
 

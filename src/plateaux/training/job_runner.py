@@ -13,8 +13,9 @@ from plateaux.config.builders.training import build_executor, build_method
 from plateaux.config.components import NO_COMPONENTS, Components
 from plateaux.config.recipe import Recipe
 from plateaux.core.executor import Executor
+from plateaux.core.process_info import is_rank_zero
 from plateaux.core.progress import Progress
-from plateaux.core.runtime import configure_runtime, get_device, is_rank_zero
+from plateaux.core.runtime import configure_runtime, get_device
 from plateaux.evaluation.loading import load_members
 from plateaux.storage.feature_cache import with_cached_features
 from plateaux.storage.run import Run, partition_summary_path

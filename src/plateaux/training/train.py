@@ -21,8 +21,8 @@ from plateaux.config.recipe import Recipe
 from plateaux.core.errors import PlateauxError, RecipeError, RunError
 from plateaux.core.executor import Executor, Failure, all_reduce_max
 from plateaux.core.method import LossFn
+from plateaux.core.process_info import is_rank_zero
 from plateaux.core.progress import Message, Progress, log_messages
-from plateaux.core.runtime import is_rank_zero
 from plateaux.data.sources import DataSplits, Source
 from plateaux.storage.feature_cache import prepare_features, training_sources, with_cached_features
 from plateaux.storage.remote_fs import parse_address

@@ -16,9 +16,10 @@ from plateaux.core.errors import RecipeError
 from plateaux.core.executor import Failure, JobFn
 from plateaux.core.member import MemberModule
 from plateaux.core.outputs import OutputFn
+from plateaux.core.process_info import local_processes
 from plateaux.core.progress import Progress
 from plateaux.core.registry import executor
-from plateaux.core.runtime import get_device, local_processes
+from plateaux.core.runtime import get_device
 from plateaux.core.types import Batch, TensorTree
 from plateaux.distributed.identity_collectives import run_loop
 from plateaux.distributed.process_pool import run_sequentially

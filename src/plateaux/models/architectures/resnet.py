@@ -6,7 +6,7 @@ He, Zhang, Ren, and Sun, "Deep residual learning for image recognition", arXiv:1
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import torch.nn.functional as F
@@ -34,24 +34,58 @@ def resnet(
     return ResNet(channels(shape), classes, stages=(blocks,) * 3, width=width, shortcut=shortcut)
 
 
-def _variant(depth: int) -> Callable[..., nn.Module]:
-    def build(*, shape: tuple[int, ...], classes: int, width: int = 16, shortcut: Shortcut = "A") -> nn.Module:
-        return resnet(shape=shape, classes=classes, depth=depth, width=width, shortcut=shortcut)
-
-    build.__name__ = build.__qualname__ = f"resnet{depth}"
-    build.__doc__ = f"The ResNet for 32 px images with {depth} layers and 16 channels in the first stage."
-    return model(build)
+@model
+def resnet8(*, shape: tuple[int, ...], classes: int, width: int = 16, shortcut: Shortcut = "A") -> nn.Module:
+    """The ResNet for 32 px images with 8 layers and 16 channels in the first stage."""
+    return resnet(shape=shape, classes=classes, depth=8, width=width, shortcut=shortcut)
 
 
-resnet8 = _variant(8)
-resnet14 = _variant(14)
-resnet20 = _variant(20)
-resnet26 = _variant(26)
-resnet32 = _variant(32)
-resnet38 = _variant(38)
-resnet44 = _variant(44)
-resnet56 = _variant(56)
-resnet110 = _variant(110)
+@model
+def resnet14(*, shape: tuple[int, ...], classes: int, width: int = 16, shortcut: Shortcut = "A") -> nn.Module:
+    """The ResNet for 32 px images with 14 layers and 16 channels in the first stage."""
+    return resnet(shape=shape, classes=classes, depth=14, width=width, shortcut=shortcut)
+
+
+@model
+def resnet20(*, shape: tuple[int, ...], classes: int, width: int = 16, shortcut: Shortcut = "A") -> nn.Module:
+    """The ResNet for 32 px images with 20 layers and 16 channels in the first stage."""
+    return resnet(shape=shape, classes=classes, depth=20, width=width, shortcut=shortcut)
+
+
+@model
+def resnet26(*, shape: tuple[int, ...], classes: int, width: int = 16, shortcut: Shortcut = "A") -> nn.Module:
+    """The ResNet for 32 px images with 26 layers and 16 channels in the first stage."""
+    return resnet(shape=shape, classes=classes, depth=26, width=width, shortcut=shortcut)
+
+
+@model
+def resnet32(*, shape: tuple[int, ...], classes: int, width: int = 16, shortcut: Shortcut = "A") -> nn.Module:
+    """The ResNet for 32 px images with 32 layers and 16 channels in the first stage."""
+    return resnet(shape=shape, classes=classes, depth=32, width=width, shortcut=shortcut)
+
+
+@model
+def resnet38(*, shape: tuple[int, ...], classes: int, width: int = 16, shortcut: Shortcut = "A") -> nn.Module:
+    """The ResNet for 32 px images with 38 layers and 16 channels in the first stage."""
+    return resnet(shape=shape, classes=classes, depth=38, width=width, shortcut=shortcut)
+
+
+@model
+def resnet44(*, shape: tuple[int, ...], classes: int, width: int = 16, shortcut: Shortcut = "A") -> nn.Module:
+    """The ResNet for 32 px images with 44 layers and 16 channels in the first stage."""
+    return resnet(shape=shape, classes=classes, depth=44, width=width, shortcut=shortcut)
+
+
+@model
+def resnet56(*, shape: tuple[int, ...], classes: int, width: int = 16, shortcut: Shortcut = "A") -> nn.Module:
+    """The ResNet for 32 px images with 56 layers and 16 channels in the first stage."""
+    return resnet(shape=shape, classes=classes, depth=56, width=width, shortcut=shortcut)
+
+
+@model
+def resnet110(*, shape: tuple[int, ...], classes: int, width: int = 16, shortcut: Shortcut = "A") -> nn.Module:
+    """The ResNet for 32 px images with 110 layers and 16 channels in the first stage."""
+    return resnet(shape=shape, classes=classes, depth=110, width=width, shortcut=shortcut)
 
 
 @model

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from torch import Tensor, nn
 
 from plateaux.core.registry import model
@@ -12,19 +10,52 @@ from plateaux.models.architectures import channels
 CONVOLUTIONS = {11: (1, 1, 2, 2, 2), 13: (2, 2, 2, 2, 2), 16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}
 
 
-def _variant(depth: int, *, norm: bool) -> Callable[..., nn.Module]:
-    def build(*, shape: tuple[int, ...], classes: int, width: int = 64) -> nn.Module:
-        return VGG(channels(shape), classes, depth=depth, width=width, norm=norm)
-
-    build.__name__ = build.__qualname__ = f"vgg{depth}_bn" if norm else f"vgg{depth}"
-    build.__doc__ = f"VGG with {depth} layers, {'with' if norm else 'without'} BatchNorm, for 32 px images."
-    return model(build)
+@model
+def vgg11(*, shape: tuple[int, ...], classes: int, width: int = 64) -> nn.Module:
+    """VGG with 11 layers, without BatchNorm, for 32 px images."""
+    return VGG(channels(shape), classes, depth=11, width=width, norm=False)
 
 
-vgg11, vgg11_bn = _variant(11, norm=False), _variant(11, norm=True)
-vgg13, vgg13_bn = _variant(13, norm=False), _variant(13, norm=True)
-vgg16, vgg16_bn = _variant(16, norm=False), _variant(16, norm=True)
-vgg19, vgg19_bn = _variant(19, norm=False), _variant(19, norm=True)
+@model
+def vgg11_bn(*, shape: tuple[int, ...], classes: int, width: int = 64) -> nn.Module:
+    """VGG with 11 layers, with BatchNorm, for 32 px images."""
+    return VGG(channels(shape), classes, depth=11, width=width, norm=True)
+
+
+@model
+def vgg13(*, shape: tuple[int, ...], classes: int, width: int = 64) -> nn.Module:
+    """VGG with 13 layers, without BatchNorm, for 32 px images."""
+    return VGG(channels(shape), classes, depth=13, width=width, norm=False)
+
+
+@model
+def vgg13_bn(*, shape: tuple[int, ...], classes: int, width: int = 64) -> nn.Module:
+    """VGG with 13 layers, with BatchNorm, for 32 px images."""
+    return VGG(channels(shape), classes, depth=13, width=width, norm=True)
+
+
+@model
+def vgg16(*, shape: tuple[int, ...], classes: int, width: int = 64) -> nn.Module:
+    """VGG with 16 layers, without BatchNorm, for 32 px images."""
+    return VGG(channels(shape), classes, depth=16, width=width, norm=False)
+
+
+@model
+def vgg16_bn(*, shape: tuple[int, ...], classes: int, width: int = 64) -> nn.Module:
+    """VGG with 16 layers, with BatchNorm, for 32 px images."""
+    return VGG(channels(shape), classes, depth=16, width=width, norm=True)
+
+
+@model
+def vgg19(*, shape: tuple[int, ...], classes: int, width: int = 64) -> nn.Module:
+    """VGG with 19 layers, without BatchNorm, for 32 px images."""
+    return VGG(channels(shape), classes, depth=19, width=width, norm=False)
+
+
+@model
+def vgg19_bn(*, shape: tuple[int, ...], classes: int, width: int = 64) -> nn.Module:
+    """VGG with 19 layers, with BatchNorm, for 32 px images."""
+    return VGG(channels(shape), classes, depth=19, width=width, norm=True)
 
 
 class VGG(nn.Module):

@@ -1,0 +1,31 @@
+"""What a process knows about itself without torch: its cores, its rank in a mesh, and its node."""
+
+from __future__ import annotations
+
+import os
+import platform
+
+
+def num_cores() -> int:
+    """Return the number of CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def is_rank_zero() -> bool:
+    """Return whether this is the first process of a mesh, or the only process."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def rank_and_world_size() -> tuple[int, int]:
+    """Return the rank of this process in the mesh and the number of processes."""
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def local_processes() -> int:
+    """Return the number of processes of the mesh on this machine."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
+def node_name() -> str:
+    """Return the name of the node of this process, as the cluster calls it."""
+    return os.environ.get("PLATEAUX_NODE") or platform.node()
