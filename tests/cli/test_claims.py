@@ -69,8 +69,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / folder).mkdir()
     (tmp_path / "claims" / "1-lead.toml").write_text(TOML, encoding="utf-8")
     (tmp_path / "studies" / "lead.py").write_text(SCRIPT, encoding="utf-8")
-    for module in (ledger, claims):
-        monkeypatch.setattr(module, "claims_dir", lambda: tmp_path / "claims")
+    monkeypatch.setattr(ledger, "claims_dir", lambda: tmp_path / "claims")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -230,7 +230,7 @@ def command(monkeypatch: pytest.MonkeyPatch, experiment: Experiment) -> typer.Ty
         options["progress"](WorkDone(1, 1))
         return replace_figures(experiment, ("2",))
 
-    monkeypatch.setattr(theory, "run_experiment", short)
+    monkeypatch.setattr("plateaux.theory.experiment.run_experiment", short)
     app = typer.Typer()
     app.command()(handle_errors(theory.theory))
     app.command()(lambda: None)

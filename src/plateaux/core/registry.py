@@ -211,9 +211,9 @@ def _registered_name(name: str, decorator: ast.expr) -> str:
     """Return the name that `@kind`, `@kind("name")`, or `@kind(prefix="prefix")` registers a function under."""
     if not isinstance(decorator, ast.Call):
         return name
-    given = {"name": decorator.args[0]} if decorator.args else {}
-    given |= {keyword.arg: keyword.value for keyword in decorator.keywords if keyword.arg}
-    texts = {key: str(value.value) for key, value in given.items() if isinstance(value, ast.Constant)}
+    values = {"name": decorator.args[0]} if decorator.args else {}
+    values |= {keyword.arg: keyword.value for keyword in decorator.keywords if keyword.arg}
+    texts = {key: str(value.value) for key, value in values.items() if isinstance(value, ast.Constant)}
     return f"{texts['prefix']}<name>" if "prefix" in texts else texts.get("name", name)
 
 
