@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from cases import GIVEN, recipe
 
+from plateaux.config import schema
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RecipeError
 from plateaux.training import checks
@@ -100,3 +101,9 @@ def test_check_raises_errors_and_shows_warnings(rule: checks.Rule) -> None:
     else:
         with pytest.warns(UserWarning, match=re.escape(message)):
             check(build_recipe(), GIVEN)
+
+
+def test_checking_many_members_builds_every_schema_once() -> None:
+    schema._build_schema.cache_clear()
+    check(recipe("sam", members=100), GIVEN)
+    assert schema._build_schema.cache_info().misses == len(("data", "model", "loss", "method"))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from inspect import getdoc
 from pathlib import Path
@@ -82,15 +82,15 @@ def configure(
 
 
 @contextmanager
-def errors_with_line_number(file: Path) -> Iterator[None]:
-    """Add the line of the recipe to errors about a key or value."""
-    from plateaux.config.recipe import with_line_number
+def located_errors(file: Path, changes: Sequence[str]) -> Iterator[None]:
+    """Add the line of the recipe, or the change that set it, to errors about a key or value."""
+    from plateaux.config.recipe_errors import locate_error
     from plateaux.config.schema import ConfigKeyError
 
     try:
         yield
     except ConfigKeyError as problem:
-        raise with_line_number(problem, file.read_text(encoding="utf-8"), str(file)) from None
+        raise locate_error(problem, file.read_text(encoding="utf-8"), str(file), changes) from None
 
 
 @app.command()
@@ -129,7 +129,7 @@ def train(
     root = out or Path("runs") / Path(recipe).stem
     if loaded.executor.name == "mesh" and "RANK" not in os.environ:
         raise typer.Exit(torchrun(loaded.executor.processes))
-    with errors_with_line_number(file), live_progress(CONSOLE) as progress:
+    with located_errors(file, overrides), live_progress(CONSOLE) as progress:
         plateaux.train(loaded, root, trust=trust or (), progress=progress, branch_from=branch_from)
     if not is_rank_zero():
         return
@@ -257,7 +257,7 @@ def check(recipe: str, changes: Changes = None, trust: Trust = None, as_json: As
 
     file = recipe_file(recipe)
     loaded = plateaux.Recipe.load(file, changes or [])
-    with errors_with_line_number(file):
+    with located_errors(file, changes or []):
         check_recipe(loaded, Components(trust=tuple(trust or ())))
     text = f"{file} is valid: {loaded.members} members, method {loaded.method.name}"
     print_result(as_json, loaded.to_dict(), lambda: [text])

@@ -6,20 +6,21 @@ import json
 from collections.abc import Iterable, Mapping
 from hashlib import blake2b
 from pathlib import Path
-from types import NoneType
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
-import tomlkit
 from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
 from plateaux.config.builtin import recipe_file
+from plateaux.config.recipe_errors import explain_error, locate_error, split_change
 from plateaux.config.schema import ConfigKeyError, ConfigSection, PluginSection
 from plateaux.config.search_space import SEED_NAMES, SearchConfig, sample
-from plateaux.core.errors import RecipeError, suggest
+from plateaux.config.toml import parse_toml
+from plateaux.core.errors import RecipeError
 from plateaux.core.seeds import derive_seed
 
 Names = str | tuple[str, ...]
 Numbers = float | tuple[float, ...]
+MAX_MEMBERS = 10_000
 BACKBONE_KEYS = (
     "head",
     "head_width",
@@ -183,7 +184,7 @@ class ProbeConfig(ConfigSection):
 class Recipe(ConfigSection):
     """The complete configuration of an experiment."""
 
-    members: int = Field(3, ge=1)
+    members: int = Field(3, ge=1, le=MAX_MEMBERS)
     seed: int = 0
     data: DataConfig
     model: ModelConfig
@@ -210,16 +211,13 @@ class Recipe(ConfigSection):
     @classmethod
     def parse(cls, text: str, changes: Iterable[str] = (), *, where: str = "recipe") -> Recipe:
         """Parse TOML text. The error for an unknown key contains its line and the closest valid key."""
-        try:
-            tree = tomlkit.parse(text).unwrap()
-        except tomlkit.exceptions.TOMLKitError as problem:
-            raise RecipeError(f"{where}: {problem}") from None
+        tree, changes = parse_toml(text, where), list(changes)
         for change in changes:
             _change(tree, change)
         try:
             return cls.from_dict(tree)
         except ConfigKeyError as problem:
-            raise with_line_number(problem, text, where) from None
+            raise locate_error(problem, text, where, changes) from None
 
     @classmethod
     def from_dict(cls, tree: Mapping[str, Any]) -> Recipe:
@@ -227,7 +225,7 @@ class Recipe(ConfigSection):
         try:
             return cls.model_validate(dict(tree))
         except ValidationError as problem:
-            raise _explain(cls, problem) from None
+            raise explain_error(cls, problem) from None
 
     def to_dict(self) -> dict[str, Any]:
         """Return a nested dictionary without unset keys."""
@@ -235,6 +233,8 @@ class Recipe(ConfigSection):
 
     def to_toml(self) -> str:
         """Return the recipe as TOML, including defaults."""
+        import tomlkit  # here, because reading a recipe does not need it
+
         return tomlkit.dumps(self.to_dict())
 
     def replaced(self, **sections: Mapping[str, Any] | Any) -> Recipe:
@@ -303,70 +303,17 @@ def diff(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> li
     return lines
 
 
-def with_line_number(problem: ConfigKeyError, text: str, where: str) -> RecipeError:
-    """Return the error with its file and line number."""
-    line = _find_line(text, problem.section, problem.name, problem.nth)
-    return RecipeError(f"{where}{f', line {line}' if line else ''}: {problem}")
-
-
 def _show(value: Any) -> str:
     return "(unset)" if value is None else repr(value)
 
 
 def _change(tree: dict[str, Any], change: str) -> None:
-    path, sign, value = change.partition("=")
-    if not sign or not path.strip():
-        raise RecipeError(f"--set {change!r}: write it as section.key=value, such as --set optimizer.lr=0.05")
-    *sections, last = path.strip().split(".")
+    (*sections, last), value = split_change(change)
     for section in sections:
         tree = tree.setdefault(section, {})
         if not isinstance(tree, dict):
             raise RecipeError(f"--set {change!r}: {section} is not a section")
     try:
-        tree[last] = tomlkit.parse(f"value = {value.strip()}").unwrap()["value"]
-    except tomlkit.exceptions.TOMLKitError:
-        tree[last] = value.strip()  # an unquoted word is a string
-
-
-def _explain(cls: type[ConfigSection], problem: ValidationError) -> ConfigKeyError:
-    first = problem.errors()[0]
-    # A model validator adds its own name to the location.
-    location = [part for part in first["loc"] if isinstance(part, str) and "[" not in part]
-    nth = next((part for part in first["loc"][1:2] if isinstance(part, int)), 0)
-    section, name = (location[0], location[1]) if len(location) > 1 else ("", location[0] if location else "")
-    if section == "search":  # the only section with subsections
-        name = ".".join(location[1:])
-    head = f"[{section}] " if section else ""
-    known = _keys(cls.model_fields[section].annotation if section else cls)
-    key, full_key = name, f"{head}{name}"
-    if len(location) > 2 and name in known and (inside := _keys(known[name].annotation)):  # a key inside a table
-        head, key, full_key, known = f"{full_key} ", location[2], f"{full_key}.{location[2]}", inside
-    if first["type"] == "extra_forbidden":
-        text = f"{head}has no key {key!r}; {suggest(key, known)}".replace("has", "The recipe has", not section)
-    elif first["type"] == "missing":
-        reason = ": every recipe needs data and a model" if key in ("data", "model") else ""
-        text = f"{head or 'The recipe '}lacks {key!r}{reason}"
-    else:
-        text = f"{full_key} = {first['input']!r}: {first['msg']}"
-    return ConfigKeyError(section, name, text, nth=nth)
-
-
-def _keys(annotation: Any) -> dict[str, Any]:
-    """Return the fields of the section in an annotation, alone or in a union."""
-    types = (annotation, *get_args(annotation))
-    parts = [part for part in types if isinstance(part, type) and part is not NoneType]
-    return dict(parts[0].model_fields) if parts and issubclass(parts[0], ConfigSection | PluginSection) else {}
-
-
-def _find_line(text: str, section: str, name: str, nth: int = 0) -> int | None:
-    current, fallback, count = "", None, 0
-    for number, line in enumerate(text.splitlines(), 1):
-        bare = line.strip()
-        if bare.startswith("["):
-            current = bare.strip("[] ").split("#")[0].strip("[] ")
-            count += current == section
-            if (current == section and count == nth + 1) or (not section and current == name):
-                fallback = number
-        elif current == section and count in (0, nth + 1) and bare.split("=")[0].strip().strip("\"'") == name:
-            return number
-    return fallback
+        tree[last] = parse_toml(f"value = {value}", "")["value"]
+    except (RecipeError, KeyError):
+        tree[last] = value  # an unquoted word is a string

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from functools import lru_cache, partial
 from inspect import Parameter, signature
 from typing import Any, get_type_hints
 
@@ -49,10 +49,8 @@ def check(
     for name in options:
         if name not in known:
             raise ConfigKeyError(section, name, f"[{section}] has no key {name!r}; {suggest(name, [*known, *also])}")
-    strict = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
-    schema = create_model("Options", __config__=strict, **known)  # type: ignore[call-overload]
     try:
-        return schema(**options).model_dump(include=set(options))
+        return _build_schema(factory, _is_dataset(factory))(**options).model_dump(include=set(options))
     except ValidationError as problem:
         first = problem.errors()[0]
         name = str(first["loc"][0]) if first["loc"] else ""
@@ -96,17 +94,42 @@ def _is_per_member(value: Any, annotation: Any) -> bool:
 
 def accepts(factory: Callable[..., Any], name: str) -> bool:
     """Return whether the factory has an argument of that name."""
-    return name in signature(factory).parameters
+    return name in _parameters(factory)
 
 
-def fields(factory: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
+def fields(factory: Callable[..., Any]) -> Mapping[str, tuple[Any, Any]]:
     """Return the options of a factory with their types and defaults, in the form that pydantic expects."""
-    bare = factory.func if isinstance(factory, partial) else factory
+    return _read_fields(factory, _is_dataset(factory))
+
+
+def _unwrap(factory: Callable[..., Any]) -> Callable[..., Any]:
+    return factory.func if isinstance(factory, partial) else factory
+
+
+def _is_dataset(factory: Callable[..., Any]) -> bool:
+    return registry.dataset.is_registered(_unwrap(factory))
+
+
+# These are cached, because every member asks for them, and building a schema takes a millisecond.
+@lru_cache(maxsize=256)
+def _parameters(factory: Callable[..., Any]) -> Mapping[str, Parameter]:
+    return signature(factory).parameters
+
+
+@lru_cache(maxsize=256)
+def _build_schema(factory: Callable[..., Any], is_dataset: bool) -> type[BaseModel]:
+    strict = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+    return create_model("Options", __config__=strict, **_read_fields(factory, is_dataset))  # type: ignore[call-overload, no-any-return]
+
+
+@lru_cache(maxsize=256)
+def _read_fields(factory: Callable[..., Any], is_dataset: bool) -> Mapping[str, tuple[Any, Any]]:
+    bare = _unwrap(factory)
     hints = get_type_hints(bare.__init__ if isinstance(bare, type) else bare)  # type: ignore[misc]
     # A data set defines the number of classes. All other plugins receive it.
-    hidden = frozenset() if registry.dataset.is_registered(bare) else PROVIDED
+    hidden = frozenset() if is_dataset else PROVIDED
     options: dict[str, tuple[Any, Any]] = {}
-    for name, parameter in signature(factory).parameters.items():
+    for name, parameter in _parameters(factory).items():
         if name in hidden or parameter.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD):
             continue
         default = ... if parameter.default is Parameter.empty else parameter.default

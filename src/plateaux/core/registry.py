@@ -17,6 +17,7 @@ import pkgutil
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
 from importlib.machinery import ModuleSpec, PathFinder
 from inspect import getdoc
 from pathlib import Path
@@ -159,9 +160,8 @@ class Registry:
         return factory  # type: ignore[no-any-return]
 
 
+@lru_cache(maxsize=256)  # the same object for the same name, so that its schema is built once
 def _bind(factory: Callable[..., Any], rest: str) -> Callable[..., Any]:
-    from functools import partial
-
     return partial(factory, rest)
 
 

@@ -22,11 +22,11 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
-import tomlkit
 from pydantic import Field, ValidationError
 
 from plateaux.config.recipe import Recipe, fingerprint
 from plateaux.config.schema import ConfigSection
+from plateaux.config.toml import parse_toml
 from plateaux.core.errors import RecipeError, suggest
 from plateaux.studies.grid import apply_changes, combine, condition_label, flat_changes, grid_factors
 
@@ -72,12 +72,10 @@ class Study(ConfigSection):
         """Read a TOML file; its base recipe is a file next to it or a built-in recipe."""
         file = Path(path)
         try:
-            tree = tomlkit.parse(file.read_text(encoding="utf-8")).unwrap()
+            text = file.read_text(encoding="utf-8")
         except OSError as problem:
             raise RecipeError(f"Cannot read the study {str(path)!r}: {problem.strerror}") from None
-        except tomlkit.exceptions.TOMLKitError as problem:
-            raise RecipeError(f"{path}: {problem}") from None
-        return cls.from_dict({"name": file.stem, **tree}, folder=file.parent)
+        return cls.from_dict({"name": file.stem, **parse_toml(text, str(path))}, folder=file.parent)
 
     @classmethod
     def from_dict(cls, tree: Mapping[str, Any], *, folder: Path = Path()) -> Study:
