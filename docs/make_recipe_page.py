@@ -71,8 +71,9 @@ MEANINGS = {
     "model.weights_prefix": "load only the weights with this prefix from that file; can be a list with one per member",
     "model.strict": "`false`: the file can lack the last layer, and weights of a different shape are skipped",
     "model.freeze": "modules that are not trained; all members share them, and they are stored once",
-    "model.sparsity": "fraction of the weights that magnitude pruning sets to zero at the start; they stay zero during "
-    "training",
+    "model.sparsity": "fraction of the weights that pruning sets to zero at the start; they stay zero during training. "
+    "The first and the last layer stay dense and are not counted. The other layers get ERK densities and keep their "
+    "largest weights; see [decision 8](../decisions/0008-pruning-at-initialization.md)",
     "model.lora": "low-rank adapters on selected linear layers, such as "
     '`{ rank = 4, alpha = 8, target_modules = ["*.query", "*.value"] }`; all other weights are frozen and shared, '
     "except the last layer or the modules named in `modules_to_save`; see [LoRA](../guides/lora.md)",

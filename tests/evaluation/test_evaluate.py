@@ -158,7 +158,7 @@ def test_weights_of_another_model_are_refused(run: Path, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     "changes",
     [
-        ["model.sparsity=0.5"],
+        ["model.hidden_sizes=[16, 16]", "model.sparsity=0.5"],
         ["model.freeze=['1']"],
         ["train.precision=bf16"],
         ["train.precision=fp64"],

@@ -83,6 +83,8 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "shared order": ("sam", "mlp", {"data": {"shuffle": "shared"}}),
     "backbone": ("sam", "conv", {"model": {"backbone": "0", "head": "linear"}}),
     "frozen": ("deep_ensemble", "mlp", {"model": {"freeze": ["1"]}}),
+    "pruned": ("sam", "mlp", {"model": {"hidden_sizes": [6, 6], "sparsity": 0.5}}),
+    "pruned convolutions": ("sharpbalance", "conv_bn", {"model": {"channels": [3, 4, 5], "sparsity": 0.6}}),
 }
 RULES = ("paper", "released", "released_boost", "random", "same", "all", "none")
 

@@ -1,4 +1,4 @@
-"""Module surgery: loading, freezing, sharing, pruning."""
+"""Module surgery: loading, freezing, sharing."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.nn.utils import prune as torch_prune
 
 from plateaux.core.errors import RecipeError
-from plateaux.core.member import pruning_masks
 from plateaux.core.registry import model
 from plateaux.models import surgery
 
@@ -180,8 +178,6 @@ def test_an_unknown_submodule_is_rejected_with_a_suggestion(wrong: str, right: s
         surgery.freeze(net(), [wrong])
     with pytest.raises(RecipeError, match=right):
         surgery.share([net(), net()], [wrong])
-    with pytest.raises(RecipeError, match=right):
-        surgery.prune(net(), 0.5, keep=[wrong])
 
 
 def test_200_heads_store_their_backbone_once() -> None:
@@ -219,76 +215,6 @@ def test_shared_memory_is_counted_once() -> None:
     assert surgery.size_in_bytes([layer, tied]) == 4 * (32 + 8 + 2)
     with torch.device("meta"):
         assert surgery.size_in_bytes([nn.Linear(4, 8)]) == 4 * (32 + 8)
-
-
-# Pruning
-
-
-def flat(tree: dict[str, Tensor]) -> Tensor:
-    return torch.cat([tensor.flatten() for tensor in tree.values()])
-
-
-@pytest.mark.parametrize("sparsity", [0.0, 0.3, 0.9, 0.999])
-@pytest.mark.parametrize("scope", ["global", "layer"])
-def test_exactly_the_requested_fraction_is_pruned(sparsity: float, scope: Any) -> None:
-    pruned = net()
-    surgery.prune(pruned, sparsity, scope=scope)
-    found = pruning_masks(pruned)
-    assert set(found) == {name for name, p in pruned.named_parameters() if p.ndim >= 2}
-    for group in [found] if scope == "global" else [{name: mask} for name, mask in found.items()]:
-        alive = flat(group)
-        assert int((~alive).sum()) == round(sparsity * len(alive))
-    for name, mask in found.items():
-        assert torch.equal(pruned.get_parameter(name) != 0, mask)
-
-
-def test_global_pruning_agrees_with_torch() -> None:
-    ours, theirs = net(), net()
-    surgery.prune(ours, 0.7)
-    parts = [(m, "weight") for m in theirs.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
-    torch_prune.global_unstructured(parts, pruning_method=torch_prune.L1Unstructured, amount=0.7)
-    for name, mask in pruning_masks(ours).items():
-        assert torch.equal(mask, theirs.get_buffer(f"{name}_mask").bool())
-
-
-def test_among_equal_weights_the_first_are_pruned() -> None:
-    layer = nn.Linear(4, 2, bias=False)
-    nn.init.constant_(layer.weight, -0.5)
-    with torch.no_grad():
-        layer.weight[0, 0] = 9.0
-    surgery.prune(layer, 0.5)
-    assert pruning_masks(layer)["weight"].flatten().int().tolist() == [1, 0, 0, 0, 0, 1, 1, 1]
-
-
-def test_kept_submodules_are_not_pruned_and_masks_are_not_in_the_state_dict() -> None:
-    pruned = net()
-    names = list(pruned.state_dict())
-    surgery.prune(pruned, 0.8, keep=["linear", "layer1.0.conv1"])
-    assert not {"linear.weight", "layer1.0.conv1.weight"} & set(pruning_masks(pruned))
-    assert list(pruned.state_dict()) == names
-    assert pruning_masks(copy.deepcopy(pruned)).keys() == pruning_masks(pruned).keys()
-
-
-def test_pruning_more_keeps_earlier_zeros() -> None:
-    pruned = net()
-    surgery.prune(pruned, 0.5)
-    fallen = ~flat(pruning_masks(pruned))
-    surgery.prune(pruned, 0.8)
-    alive = flat(pruning_masks(pruned))
-    assert not (alive & fallen).any()
-    assert int((~alive).sum()) == round(0.8 * len(alive))
-
-
-def test_position_embeddings_and_tokens_are_not_pruned() -> None:
-    vit = net("vit", width=12, depth=1)
-    surgery.prune(vit, 0.5)
-    assert not {"pos_embed", "cls_token"} & set(pruning_masks(vit))
-
-
-@pytest.mark.parametrize("sparsity", [-0.1, 1.0, 90.0])
-def test_an_invalid_sparsity_is_rejected(sparsity: float) -> None:
-    with pytest.raises(RecipeError, match="not a fraction of the weights"):
-        surgery.prune(net(), sparsity)
 
 
 # What is inside

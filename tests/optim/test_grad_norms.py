@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from plateaux.core.member import MemberModule
 from plateaux.core.registry import model
 from plateaux.core.types import Batch
-from plateaux.models.surgery import freeze, prune
+from plateaux.models.pruning import prune
+from plateaux.models.surgery import freeze
 from plateaux.optim import grad_norms
 from plateaux.optim.grad_norms import max_batch_size, squared_norms
 from plateaux.optim.losses import cross_entropy

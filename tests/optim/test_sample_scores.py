@@ -14,7 +14,7 @@ from plateaux.core.method import LossFn
 from plateaux.core.outputs import OutputFn, supports_vmap
 from plateaux.core.registry import model
 from plateaux.core.types import Batch
-from plateaux.models.surgery import prune
+from plateaux.models.pruning import prune
 from plateaux.optim.losses import cross_entropy
 from plateaux.optim.sample_scores import features, gradient_norm, last_layer, sample_loss
 

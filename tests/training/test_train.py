@@ -111,7 +111,7 @@ MORE = [
     "executor.mode=offload",
     "data.shuffle=shared",
     "optimizer.gradient_accumulation_steps=3",
-    "model.sparsity=0.5",
+    'model={name="mlp", hidden_sizes=[6, 6], sparsity=0.5}',
     'model={name="cases:dropping", width=6}',
     'method={name="cases:apart", rho=0.1}',
 ]

@@ -1,4 +1,4 @@
-"""Module surgery: load weights, freeze and share submodules, prune, and inspect a model."""
+"""Module surgery: load weights, freeze and share submodules, and inspect a model."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -57,7 +57,7 @@ def freeze(module: nn.Module, prefixes: Sequence[str]) -> set[str]:
     Returns the names of all frozen parameters and buffers.
     """
     for prefix in prefixes:
-        part = _get_part(module, prefix)
+        part = get_part(module, prefix)
         if isinstance(part, nn.Module):
             part.requires_grad_(False)
             for inner in part.modules():
@@ -74,36 +74,10 @@ def freeze(module: nn.Module, prefixes: Sequence[str]) -> set[str]:
 def share(modules: Sequence[nn.Module], prefixes: Sequence[str]) -> None:
     """Make all modules use the named submodules of the first one, so that they are stored once; for frozen ones."""
     for prefix in prefixes:
-        parts = [_get_part(module, prefix) for module in modules]
+        parts = [get_part(module, prefix) for module in modules]
         parent, _, child = prefix.rpartition(".")
         for module in modules[1:]:
             setattr(module.get_submodule(parent), child, parts[0])
-
-
-def prune(
-    module: nn.Module, sparsity: float, *, scope: Literal["global", "layer"] = "global", keep: Sequence[str] = ()
-) -> None:
-    """Prune by magnitude: set the smallest weights to zero, and register a mask for each weight.
-
-    Exactly `round(sparsity * count)` weights are pruned, over all layers or per layer; among ties, the first. Weights
-    are parameters named `...weight` with two or more dimensions, outside the submodules in `keep`. The masks are
-    buffers `<name>_mask`, True for remaining weights, and not part of the state dict.
-    """
-    if not 0 <= sparsity < 1:
-        raise RecipeError(f"sparsity = {sparsity} is not a fraction of the weights. Use a number in [0, 1).")
-    for name in keep:
-        _get_part(module, name)
-    weights = {
-        name: weight
-        for name, weight in module.named_parameters()
-        if weight.ndim >= 2 and name.endswith("weight") and not any(name.startswith(k + ".") or name == k for k in keep)
-    }
-    groups = [list(weights)] if scope == "global" else [[name] for name in weights]
-    for names in filter(None, groups):
-        sizes = [weights[name].numel() for name in names]
-        mask = _largest_mask(torch.cat([weights[name].detach().abs().flatten() for name in names]), sparsity)
-        for name, part in zip(names, torch.split(mask, sizes), strict=True):
-            _apply_mask(module, name, part.view_as(weights[name]).clone())
 
 
 def size_in_bytes(modules: Iterable[nn.Module]) -> int:
@@ -191,7 +165,8 @@ def last_layer(module: nn.Module) -> str:
     return names[-1] if names else ""
 
 
-def _get_part(module: nn.Module, name: str) -> nn.Module | Tensor:
+def get_part(module: nn.Module, name: str) -> nn.Module | Tensor:
+    """Return the submodule, parameter, or buffer with a name."""
     parts: dict[str, nn.Module | Tensor] = dict(module.named_modules(remove_duplicate=False))
     del parts[""]
     parts |= dict(module.named_parameters(remove_duplicate=False))
@@ -228,23 +203,3 @@ def _positive_rates(part: nn.Module, *names: str) -> Iterator[bool]:
     for name in names:
         value = getattr(part, name, None)
         yield isinstance(value, int | float) and value > 0
-
-
-def _largest_mask(magnitudes: Tensor, sparsity: float) -> Tensor:
-    """Return the mask of entries that remain after pruning exactly `round(sparsity * n)` of the smallest."""
-    num_pruned = round(sparsity * len(magnitudes))
-    mask = torch.ones_like(magnitudes, dtype=torch.bool)
-    if num_pruned:
-        threshold = magnitudes.kthvalue(num_pruned).values
-        below, ties = magnitudes < threshold, (magnitudes == threshold).nonzero().flatten()
-        mask[below] = False
-        mask[ties[: num_pruned - int(below.sum())]] = False
-    return mask
-
-
-def _apply_mask(module: nn.Module, name: str, mask: Tensor) -> None:
-    parent, _, leaf = name.rpartition(".")
-    owner = module.get_submodule(parent)
-    with torch.no_grad():
-        getattr(owner, leaf).mul_(mask)
-    owner.register_buffer(f"{leaf}_mask", mask, persistent=False)

@@ -9,6 +9,7 @@ import torch
 
 from plateaux.config.builders.model import member_state_dict, shared_param_names
 from plateaux.config.recipe import Recipe
+from plateaux.core.errors import RunError
 from plateaux.training.state import GradScaler, TrainState
 
 
@@ -31,6 +32,7 @@ def load_state_dict(state: TrainState, stored: dict[str, Any]) -> None:
     """Load what `state_dict` returned."""
     for name, param in state.params.items():
         param.copy_(stored["params"][name])
+    _check_masks(state)
     for name, buffer in state.buffers.items():
         buffer.copy_(stored["buffers"][name])
     state.optimizer.load_state_dict(stored["optimizer"])
@@ -42,6 +44,16 @@ def load_state_dict(state: TrainState, stored: dict[str, Any]) -> None:
         state.scaler = GradScaler(**stored["scaler"])
     if state.average is not None:
         state.average.load_state_dict(stored["average"], next(iter(state.params.values())).device)
+
+
+def _check_masks(state: TrainState) -> None:
+    """Raise an error if weights outside the masks are live: training would set them to zero without a notice."""
+    pruned = [name for name, mask in state.masks.items() if bool((state.params[name] * ~mask).any())]
+    if pruned:
+        raise RunError(
+            f"The checkpoint of member {state.number} was pruned by another rule: {pruned[0]} has live weights where "
+            "this version prunes. Resume with the version that started the run, or start again with another --out"
+        )
 
 
 def member_weights(recipe: Recipe, state: TrainState) -> dict[str, torch.Tensor]:

@@ -19,7 +19,8 @@ from plateaux.data.files import weights_file
 from plateaux.data.sources import DataSplits
 from plateaux.models.backbone import Backbone, BackboneWithHead, build_head, own_head
 from plateaux.models.lora import add_lora, base_names, share_base
-from plateaux.models.surgery import freeze, load_weights, prune, share
+from plateaux.models.pruning import end_layers, prune
+from plateaux.models.surgery import freeze, load_weights, share
 
 
 def architecture_hash(recipe: Recipe, number: int, components: Components = NO_COMPONENTS) -> str:
@@ -64,7 +65,8 @@ def build_member(
             recipe, data, number, components, backbone or build_backbone(recipe, data, components)
         )
     if config.sparsity:
-        prune(module, config.sparsity, keep=() if config.backbone is None else ("backbone",))
+        backbone_name = () if config.backbone is None else ("backbone",)
+        prune(module, config.sparsity, keep=(*end_layers(module), *backbone_name))
     if lora := lora_config(recipe, number):
         with fork_rng(derive_seed(recipe.seed, "adapters", number), torch.device("cpu")):
             add_lora(module, **lora)
