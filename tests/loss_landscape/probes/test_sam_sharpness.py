@@ -8,7 +8,7 @@ import pytest
 import quadratics
 import torch
 from torch import nn
-from torch.func import functional_call, vmap
+from torch.func import functional_call, hessian, vmap
 
 from plateaux.core.errors import RecipeError
 from plateaux.core.member import MemberModule
@@ -18,10 +18,12 @@ from plateaux.loss_landscape.probes.sam_sharpness import sam_sharpness, sam_step
 from plateaux.optim import sam
 
 DIRECTIONS = ("sphere", "gaussian", "filter")
+FORMS = ("antithetic", "paper")
 
 
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("direction", DIRECTIONS)
-def test_sam_sharpness_of_a_quadratic_equals_the_closed_form(direction: str) -> None:
+def test_sam_sharpness_of_a_quadratic_equals_the_closed_form(direction: str, form: str) -> None:
     w, curvature = quadratics.vector(0), quadratics.matrix(1, shift=1.0)
     slopes = quadratics.near_zero_slopes(w, curvature, 5)
     rows = [w[0:2], w[2:4]]  # the filters of the first tensor; the second is a vector
@@ -32,19 +34,54 @@ def test_sam_sharpness_of_a_quadratic_equals_the_closed_form(direction: str) -> 
         "filter": torch.tensor([lengths[0]] * 2 + [lengths[1]] * 2 + [0.0] * 3, dtype=torch.float64),
     }[direction]
     truth = 0.5 * 0.4**2 * float((weights * curvature.diag()).sum())
-    result = sam_sharpness(rho=0.4, directions=300, direction=direction).run(quadratics.bowl(w, curvature, slopes))  # type: ignore[arg-type]
+    probe = sam_sharpness(rho=0.4, directions=300, direction=direction, form=form)  # type: ignore[arg-type]
+    result = probe.run(quadratics.bowl(w, curvature, slopes))
     assert result[""].mc_stderr is not None
     assert abs(result[""].value - truth) < 4 * result[""].mc_stderr
     assert result[""].mc_stderr < 0.3 * abs(truth)
     assert result["largest"].value > result[""].value
-    assert result["deviation"].value == pytest.approx(result[""].mc_stderr * 300**0.5)
+    of_directions = result[""].mc_stderr * 300**0.5
+    assert result["deviation"].value == pytest.approx(of_directions) or form == "antithetic"
+    assert result["deviation"].value >= 0.999 * of_directions  # points differ at least as much as the means of pairs
 
 
-def test_changes_of_the_loss_are_signed() -> None:
+def test_an_antithetic_pair_has_no_first_order_noise() -> None:
+    """With equal curvature in all directions, one pair gives the exact value, whatever the gradient is."""
+    w, curvature = quadratics.vector(0), 3.0 * torch.eye(quadratics.SIZE, dtype=torch.float64)
+    steep = quadratics.bowl(w, curvature, 1e3 * quadratics.vector(1)[None].expand(4, -1))
+    pair = sam_sharpness(rho=0.1, directions=2).run(steep)
+    assert pair[""].value == pytest.approx(0.5 * 0.1**2 * 3.0, rel=1e-8)
+    assert pair[""].mc_stderr == pytest.approx(0, abs=1e-9)
+    paper = sam_sharpness(rho=0.1, directions=2, form="paper").run(steep)
+    assert abs(paper[""].value) > 100 * pair[""].value
+    assert min(pair["deviation"].value, paper["deviation"].value) > 10  # of the points, not of the pairs
+
+
+def test_sam_sharpness_of_an_unfitted_network_is_its_curvature_not_first_order_noise() -> None:
+    surface = quadratics.make_surface()
+    batch = quadratics.samples()
+
+    def loss(w: dict[str, torch.Tensor]) -> torch.Tensor:
+        return surface.losses_from_logits(functional_call(surface.module, w, (batch.x,)), batch).mean()
+
+    blocks = hessian(loss)({name: tensor.detach() for name, tensor in surface.origin.items()})
+    trace = sum(float(blocks[n][n].reshape(t.numel(), t.numel()).trace()) for n, t in surface.origin.items())
+    truth = 0.5 * 0.005**2 * trace / surface.num_params
+    pairs, paper = (sam_sharpness(form=form).run(surface)[""] for form in FORMS)
+    assert pairs.mc_stderr is not None
+    assert paper.mc_stderr is not None
+    assert abs(pairs.value - truth) < 4 * pairs.mc_stderr
+    assert pairs.mc_stderr < 0.5 * truth
+    assert paper.mc_stderr > 20 * pairs.mc_stderr
+    assert paper.mc_stderr > 5 * truth  # nothing can be seen in it
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_changes_of_the_loss_are_signed(form: str) -> None:
     w, slopes = quadratics.vector(0), quadratics.vector(1)[None]
     flat = torch.zeros(quadratics.SIZE, quadratics.SIZE, dtype=torch.float64)
-    result = sam_sharpness(rho=0.4, directions=400).run(quadratics.bowl(w, flat, slopes))
-    assert abs(result[""].value) < 4 * (result[""].mc_stderr or 0)
+    result = sam_sharpness(rho=0.4, directions=400, form=form).run(quadratics.bowl(w, flat, slopes))  # type: ignore[arg-type]
+    assert abs(result[""].value) < 4 * (result[""].mc_stderr or 0) + 1e-12
     spread = 0.4 * float(slopes.norm()) / quadratics.SIZE**0.5
     assert result["deviation"].value == pytest.approx(spread, rel=0.1)
     assert 1.5 * spread < result["largest"].value <= 0.4 * float(slopes.norm())
@@ -53,8 +90,9 @@ def test_changes_of_the_loss_are_signed() -> None:
 def truth_of(rho: float) -> float:
     """The mean increase of the loss of the small network over the sphere, from many directions."""
     surface = quadratics.make_surface()
-    flat = torch.randn(30_000, surface.num_params, generator=quadratics.draw(77), dtype=torch.float64)
+    flat = torch.randn(15_000, surface.num_params, generator=quadratics.draw(77), dtype=torch.float64)
     flat = rho * flat / flat.norm(dim=1, keepdim=True)
+    flat = torch.cat([flat, -flat])
     pieces = flat.split([w.numel() for w in surface.origin.values()], 1)
     there = {name: w + d.reshape(-1, *w.shape) for (name, w), d in zip(surface.origin.items(), pieces, strict=True)}
     batch = quadratics.samples()
@@ -64,9 +102,10 @@ def truth_of(rho: float) -> float:
     return float(losses.mean() - surface.all_losses().mean())
 
 
-def test_the_monte_carlo_interval_has_the_nominal_coverage() -> None:
-    truth = truth_of(1.0)
-    result = [sam_sharpness(rho=1.0, directions=25).run(quadratics.make_surface(seed=seed))[""] for seed in range(50)]
+@pytest.mark.parametrize("form", FORMS)
+def test_the_monte_carlo_interval_has_the_nominal_coverage(form: str) -> None:
+    truth, probe = truth_of(1.0), sam_sharpness(rho=1.0, directions=25, form=form)  # type: ignore[arg-type]
+    result = [probe.run(quadratics.make_surface(seed=seed))[""] for seed in range(50)]
     inside = sum(abs(item.value - truth) <= 1.96 * item.mc_stderr for item in result if item.mc_stderr is not None)
     assert inside >= 45
     numbers, draws = torch.tensor([item.value for item in result]), torch.tensor([item.mc_stderr for item in result])
@@ -92,7 +131,8 @@ def test_float32_agrees_with_float64_at_the_default_radius() -> None:
 
 
 def test_standard_errors_over_samples_and_points_are_separate() -> None:
-    result = sam_sharpness(rho=0.5, directions=1).run(quadratics.make_surface())
+    assert set(sam_sharpness(rho=0.5, directions=1).run(quadratics.make_surface())) == {"", "largest"}
+    result = sam_sharpness(rho=0.5, directions=1, form="paper").run(quadratics.make_surface())
     assert set(result) == {"", "largest"}
     assert result[""] == result["largest"]
     assert result[""].mc_stderr is None
@@ -196,7 +236,7 @@ def test_the_gradient_of_a_group_does_not_depend_on_its_batches() -> None:
     assert pieces["first order"].value == pytest.approx(full["first order"].value, rel=1e-12)
 
 
-@pytest.mark.parametrize("probe", [sam_sharpness(directions=3), sam_step(m=5)])
+@pytest.mark.parametrize("probe", [*(sam_sharpness(directions=3, form=form) for form in FORMS), sam_step(m=5)])
 def test_the_declared_number_of_passes_is_exact(probe: object) -> None:
     surface = quadratics.Counting(MemberModule(quadratics.net()), quadratics.cut(quadratics.samples(), (7, 5)))
     probe.run(surface)  # type: ignore[attr-defined]
@@ -209,6 +249,7 @@ def test_the_declared_number_of_passes_is_exact(probe: object) -> None:
         (sam_sharpness, {"rho": -0.1}, "rho = -0.1"),
         (sam_sharpness, {"directions": 0}, "directions = 0"),
         (sam_sharpness, {"direction": "spher"}, "did you mean 'sphere'"),
+        (sam_sharpness, {"form": "papr"}, "did you mean 'paper'"),
         (sam_step, {"rho": math.inf}, "rho = inf"),
         (sam_step, {"m": 0}, "m = 0"),
         (sam_step, {"eta": -1.0}, "eta = -1.0"),

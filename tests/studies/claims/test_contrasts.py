@@ -211,7 +211,7 @@ def test_the_gain_is_the_ensemble_minus_its_members() -> None:
 
 
 def test_a_ratio_is_compared_by_its_logarithm() -> None:
-    columns = {"fisher_rao": 4, "relative_flatness": 6, "sam_sharpness": 5}
+    columns = {"fisher_rao": 4, "relative_flatness": 6, "sam_sharpness(form=paper)": 5}
     results = []
     for rho, row in zip((0.0, 0.05), papers.RESNET_CIFAR10, strict=False):
         at = {"control": "baseline", "rho": rho}
@@ -221,7 +221,9 @@ def test_a_ratio_is_compared_by_its_logarithm() -> None:
     wanted = [CLAIMS[12].primary.effect, *(each.effect for each in CLAIMS[12].also)]
     assert [each.value for each in (*case.primary, *case.also)] == pytest.approx(wanted, abs=6e-4)
     assert case.also[1].value == pytest.approx(wanted[2], rel=1e-3)
-    signed = [replace(each, value=-each.value) if each.metric == "sam_sharpness" else each for each in results]
+    signed = [
+        replace(each, value=-each.value) if each.metric == "sam_sharpness(form=paper)" else each for each in results
+    ]
     assert said(12, signed).cases[STATED].also[1].value == pytest.approx(-wanted[2], rel=1e-3)  # a difference
     with pytest.raises(RunError, match=r"'relative_flatness' in .* no logarithm"):
         said(12, [replace(each, value=-1e-6) if each.metric == "relative_flatness" else each for each in results])

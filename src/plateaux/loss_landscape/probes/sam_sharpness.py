@@ -25,25 +25,43 @@ from plateaux.loss_landscape.loss_surface import LossSurface
 from plateaux.loss_landscape.probe import Probe
 
 Direction = Literal["sphere", "gaussian", "filter"]
+Form = Literal["antithetic", "paper"]
 
 DIRECTIONS = {
     "sphere": "u uniform on the unit sphere",
     "gaussian": "u of independent N(0, 1)",
     "filter": "u Gaussian, every filter scaled to the norm of that filter of the weights, zero for biases and vectors",
 }
+FORMS = {
+    "antithetic": "pairs of points of (L(w + {rho:g} u) + L(w - {rho:g} u)) / 2 - L(w)",
+    "paper": "points of L(w + {rho:g} u) - L(w)",
+}
 
 
 @probe
 def sam_sharpness(
-    *, rho: float = 0.005, directions: int = 100, direction: Direction = "sphere", samples: int = 1024
+    *,
+    rho: float = 0.005,
+    directions: int = 100,
+    direction: Direction = "sphere",
+    form: Form = "antithetic",
+    samples: int = 1024,
 ) -> Probe:
-    """SAM-sharpness: the mean change of the loss at random points at distance rho (100 points at .005).
+    """SAM-sharpness: the mean change of the loss at random points at distance rho (100 directions at .005).
 
     `sphere`: directions of norm one. `gaussian`: every weight gets rho N(0, 1). `filter`: filter-normalized directions.
+
+    `form="antithetic"` averages L(w + rho u) - L(w) and L(w - rho u) - L(w), so that the gradient cancels exactly and
+    the value is about rho^2 tr(H) / 2p for p weights on the sphere. `form="paper"` uses w + rho u only: the same mean
+    over all directions, but where the gradient is not zero, its estimate is dominated by first-order noise of size
+    rho |g| / sqrt(p directions).
+
     The standard deviation over points and the largest change are also reported; all values are signed.
     """
-    if direction not in get_args(Direction):
-        raise RecipeError(f"There is no direction {direction!r}; {suggest(direction, get_args(Direction))}")
+    for name, value, allowed in (("direction", direction, get_args(Direction)), ("form", form, get_args(Form))):
+        if value not in allowed:
+            raise RecipeError(f"There is no {name} {value!r}; {suggest(value, allowed)}")
+    signs = (1.0, -1.0) if form == "antithetic" else (1.0,)
     perturbations.check_options(lengths={"rho": rho}, counts={"directions": directions, "samples": samples})
 
     def run(surface: LossSurface) -> dict[str, Estimate]:
@@ -53,19 +71,20 @@ def sam_sharpness(
         with surface.at_params(surface.origin):
             for i in range(directions):
                 u, factor = _sample_point(surface.origin, surface.generator("sam_sharpness", i), direction)
-                perturbations.perturb(surface, u, times=rho * factor)
-                change = surface.all_losses() - initial
-                largest = change if not means or change.mean() > max(means) else largest
-                means.append(change.mean())
-                sums += change
-        return _summarize(sums / directions, torch.stack(means), largest)
+                for sign in signs:
+                    perturbations.perturb(surface, u, times=sign * rho * factor)
+                    change = surface.all_losses() - initial
+                    largest = change if not means or change.mean() > max(means) else largest
+                    means.append(change.mean())
+                    sums += change
+        return _summarize(sums / len(means), torch.stack(means).view(directions, len(signs)), largest)
 
     return Probe(
         run,
-        passes=lambda count: (directions + 1) / 3 * count,
+        passes=lambda count: (len(signs) * directions + 1) / 3 * count,
         samples=samples,
-        definition=f"mean over {directions} points of L(w + {rho:g} u) - L(w), {DIRECTIONS[direction]}; signed; "
-        "standard errors over samples and over points; float64 sums",
+        definition=f"mean over {directions} {FORMS[form].format(rho=rho)}, {DIRECTIONS[direction]}; signed; "
+        "standard errors over samples and over directions; float64 sums",
     )
 
 
@@ -85,14 +104,16 @@ def _normalize_filters(direction: Tensor, weights: Tensor) -> Tensor:
 
 
 def _summarize(sample_means: Tensor, point_means: Tensor, largest: Tensor) -> dict[str, Estimate]:
-    """Return the mean change, the standard deviation over points, and the change at the point where it is largest."""
+    """Return the mean change, the standard deviation over points, and the change at the point where it is largest.
+
+    `point_means` are the changes by direction and sign; only directions are independent.
+    """
     mean, largest_mean = mean_of_independent(sample_means.tolist()), mean_of_independent(largest.tolist())
     if len(point_means) < 2:
         return {"": mean, "largest": largest_mean}
-    deviation = float(point_means.std())
     return {
-        "": Estimate(mean.value, mean.stderr, deviation / len(point_means) ** 0.5),
-        "deviation": Estimate(deviation),
+        "": Estimate(mean.value, mean.stderr, float(point_means.mean(1).std()) / len(point_means) ** 0.5),
+        "deviation": Estimate(float(point_means.flatten().std())),
         "largest": largest_mean,
     }
 
