@@ -98,3 +98,10 @@ def test_a_size_is_in_bytes() -> None:
 
 def test_writing_nothing_is_no_mistake() -> None:
     tensor_tree.write({}, {})
+
+
+def test_one_nan_or_infinity_in_any_tensor_is_not_finite() -> None:
+    assert tensor_tree.is_finite([])
+    assert tensor_tree.is_finite([torch.ones(2), torch.zeros(3)])
+    for wrong in (float("nan"), float("inf")):
+        assert not tensor_tree.is_finite([torch.ones(2), torch.tensor([0.0, wrong])])

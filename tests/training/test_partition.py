@@ -59,6 +59,23 @@ def test_scores_are_squared_gradient_norms(tmp_path: Path) -> None:
         assert scores[sample] == pytest.approx(squared, rel=1e-5)
 
 
+def test_samples_are_scored_in_evaluation_mode(tmp_path: Path) -> None:
+    """The score of a sample must not depend on the other samples of its batch, and scoring must change no statistics."""
+    options = {"data": {"validation_split": 4}, "train": {"epochs": 3}, "lr_scheduler": ()}
+    method = {"name": "sharpbalance", "rho": 0.2, "rule": "none", "partition_epoch": 2}
+    run = train(recipe("deep_ensemble", "conv_bn", method=method, **options), tmp_path / "run", **GIVEN.keywords())
+    scores = run.store.get_array(sharpness_path(2, 1))[1]
+    options["train"] = {"epochs": 2}
+    sam = recipe("deep_ensemble", "conv_bn", method={"name": "sam", "rho": 0.2}, **options)
+    member = load(train(sam, tmp_path / "sam", **GIVEN.keywords()).store.root, trust=GIVEN.trust).members[1].eval()
+    x, y = build_data(sam, GIVEN).train.fetch(torch.arange(len(scores)))
+    for sample in np.flatnonzero(scores >= 0)[:5]:
+        member.zero_grad()
+        torch.nn.functional.cross_entropy(member(x[sample : sample + 1].float()), y[sample : sample + 1]).backward()
+        squared = sum(float(p.grad.double().square().sum()) for p in member.parameters())
+        assert scores[sample] == pytest.approx(squared, rel=1e-4)
+
+
 def test_sam_sets_equal_those_of_the_reference_implementation(partitioned: Run) -> None:
     scores = np.stack([partitioned.store.get_array(sharpness_path(2, n))[1] for n in range(3)])
     expected = reference.paper(scores, 0.4)

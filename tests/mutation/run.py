@@ -1,0 +1,173 @@
+"""Mutation testing: inject plausible bugs into the numerics one at a time, and see whether the tests catch them.
+
+    python tests/mutation/run.py                    all mutants, two at a time
+    python tests/mutation/run.py --group pruning    one group
+    python tests/mutation/run.py --list             the mutants, without running them
+
+Every worker has a temporary copy of the repository and changes only that. For each group, its tests run once without
+a mutant first, because a test that fails anyway catches nothing. Exit code 0: at least 95 % were caught; 1: fewer; 2:
+the tests fail without a mutant, or a mutant does not apply. The last line is JSON. It is not collected by pytest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from queue import SimpleQueue
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(Path(__file__).parent))
+
+from mutants import MUTANTS, TESTS, Mutant  # noqa: E402
+
+GOAL = 0.95
+# Imported once and inherited by every child process: most of the time of a short test run is spent on imports.
+PRELOAD = ("torch", "numpy", "pytest", "hypothesis", "pydantic", "safetensors.torch", "sklearn.metrics")
+COPIED = ("src", "tests", "recipes", "claims", "studies", "pyproject.toml")
+
+
+def main() -> int:
+    options = _parse()
+    selected = [m for m in MUTANTS if not options.group or m.group in options.group]
+    if options.list:
+        print("\n".join(_describe(mutant) for mutant in selected))
+        return 0
+    if stale := [mutant for mutant in selected if not applies(mutant)]:
+        print("\n".join(f"does not apply: {_describe(mutant)}" for mutant in stale))
+        return 2
+    _preload()
+    start = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="plateaux-mutants-") as folder:
+        trees: SimpleQueue[Path] = SimpleQueue()
+        for number in range(options.jobs):
+            trees.put(_copy(Path(folder) / str(number)))
+        with ThreadPoolExecutor(options.jobs) as pool:
+            groups = list(dict.fromkeys(mutant.group for mutant in selected))
+            broken = [g for g, ok in zip(groups, pool.map(lambda g: _passes(g, trees), groups), strict=True) if not ok]
+            if broken:
+                print(f"the tests of {', '.join(broken)} fail without a mutant")
+                return 2
+            print(f"{len(groups)} groups pass without a mutant ({time.monotonic() - start:.0f} s)", flush=True)
+            caught = list(pool.map(lambda mutant: _is_caught(mutant, trees, options.timeout), selected))
+    survived = [_describe(mutant) for mutant, is_caught in zip(selected, caught, strict=True) if not is_caught]
+    rate = sum(caught) / len(caught)
+    result = {"mutants": len(caught), "caught": sum(caught), "rate": round(rate, 4), "survived": survived}
+    print(json.dumps({**result, "seconds": round(time.monotonic() - start)}))
+    return 0 if rate >= GOAL else 1
+
+
+def applies(mutant: Mutant) -> bool:
+    """Return whether the text of a mutant occurs exactly once in its file."""
+    file = ROOT / "src" / "plateaux" / mutant.file
+    return file.is_file() and file.read_text(encoding="utf-8").count(mutant.old) == 1
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--jobs", type=int, default=2, help="mutants tested at a time (2)")
+    parser.add_argument("--group", action="append", choices=list(TESTS), help="only this group; can be repeated")
+    parser.add_argument(
+        "--timeout", type=float, default=300, help="seconds after which a mutant counts as caught (300)"
+    )
+    parser.add_argument("--list", action="store_true", help="print the mutants and stop")
+    return parser.parse_args()
+
+
+def _describe(mutant: Mutant) -> str:
+    old, new = (" ".join(text.split()) for text in (mutant.old, mutant.new))
+    return f"{mutant.group}: {mutant.file}: {old}  ->  {new or '(deleted)'}"
+
+
+def _preload() -> None:
+    os.environ["OMP_NUM_THREADS"] = "1"
+    for name in PRELOAD:
+        if importlib.util.find_spec(name.partition(".")[0]) is not None:
+            importlib.import_module(name)
+    assert "plateaux" not in sys.modules, "children must import the mutated copy"
+
+
+def _copy(target: Path) -> Path:
+    """Copy what the tests need, and compile it, so that only the changed file is compiled again."""
+    target.mkdir()
+    for name in COPIED:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, target / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy2(source, target / name)
+    subprocess.run([sys.executable, "-m", "compileall", "-q", str(target / "src")], check=True)
+    return target
+
+
+def _passes(group: str, trees: SimpleQueue[Path]) -> bool:
+    tree = trees.get()
+    try:
+        return _run_tests(tree, TESTS[group], 1800)[0] == 0
+    finally:
+        trees.put(tree)
+
+
+def _is_caught(mutant: Mutant, trees: SimpleQueue[Path], timeout: float) -> bool:
+    tree = trees.get()
+    file = tree / "src" / "plateaux" / mutant.file
+    original, stat = file.read_bytes(), file.stat()
+    try:
+        file.write_text(original.decode().replace(mutant.old, mutant.new), encoding="utf-8")
+        code, seconds = _run_tests(tree, mutant.tests, timeout)
+    finally:
+        file.write_bytes(original)
+        os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))  # the compiled original is valid again
+        trees.put(tree)
+    print(f"{'caught  ' if code else 'SURVIVED'} {seconds:5.1f} s  {_describe(mutant)}", flush=True)
+    return code != 0
+
+
+def _run_tests(tree: Path, tests: Iterable[str], timeout: float) -> tuple[int, float]:
+    """Run tests of a copy in a child process until the first failure; return its exit code and the time."""
+    start = time.monotonic()
+    child = os.fork()
+    if child == 0:
+        _test_in_child(tree, tests)
+    while True:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status), time.monotonic() - start
+        if time.monotonic() - start > timeout:
+            os.killpg(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            return -signal.SIGKILL, time.monotonic() - start
+        time.sleep(0.05)
+
+
+def _test_in_child(tree: Path, tests: Iterable[str]) -> None:
+    code = 3
+    try:
+        os.setsid()  # a group of its own, so that processes that the tests start end with it
+        os.chdir(tree)
+        os.environ["PYTHONPATH"], os.environ["PYTHONDONTWRITEBYTECODE"] = str(tree / "src"), "1"
+        sys.path.insert(0, str(tree / "src"))
+        sys.dont_write_bytecode = True
+        with open(tree / "tests.log", "w", encoding="utf-8") as log:
+            os.dup2(log.fileno(), 1)
+            os.dup2(log.fileno(), 2)
+        import pytest
+
+        options = ["-x", "-q", "-p", "no:cacheprovider", "-m", "not slow and not cuda", "--basetemp", str(tree / "tmp")]
+        code = int(pytest.main([*options, *(str(tree / "tests" / name) for name in tests)]))
+    finally:
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
