@@ -377,7 +377,7 @@ _LINES: dict[tuple[str, str], list[tuple[str, str]]] = {
         ('change = degree * logits', 'change = logits'),
     ],
     ("relative flatness", "loss_landscape/probes/relative_flatness.py"): [
-        ('weight = weight - weight.mean(0)', 'weight = weight - weight.mean()'),
+        ('distances = squares + squares[top, None] - 2 * center @ weight.T', 'distances = squares + squares[top, None] - center @ weight.T'),
         ('f.double().square().sum(1) * _row_variance', 'f.double().square().mean(1) * _row_variance'),
         ('((others * distances).sum(1) - shift.square().sum(1)).clamp(min=0)', '(others * distances).sum(1)'),
         ('return features.double() / scale, weight.double() * scale', 'return features.double() / scale, weight.double()'),
@@ -424,7 +424,7 @@ _LINES: dict[tuple[str, str], list[tuple[str, str]]] = {
         ('            start += chunk.shape[1]', '            start += 0'),
     ],
     ("rules", "data/partition/topk.py"): [
-        ('buckets[i] = np.searchsorted(sums, k[i])', 'buckets[i] = np.searchsorted(sums, k[i], "right")'),
+        ('remaining[i] -= sums[buckets[i] - 1] if buckets[i] else 0', 'pass'),
         ('remaining[i] -= len(tied)', 'pass'),
         ('if highest else sort_keys', 'if not highest else sort_keys'),
         ('selected = sort_keys < top_k.thresholds[:, None]', 'selected = sort_keys <= top_k.thresholds[:, None]'),
