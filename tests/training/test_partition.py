@@ -60,7 +60,7 @@ def test_scores_are_squared_gradient_norms(tmp_path: Path) -> None:
 
 
 def test_samples_are_scored_in_evaluation_mode(tmp_path: Path) -> None:
-    """The score of a sample must not depend on the other samples of its batch, and scoring must change no statistics."""
+    """The score of a sample must not depend on the other samples of its batch."""
     options = {"data": {"validation_split": 4}, "train": {"epochs": 3}, "lr_scheduler": ()}
     method = {"name": "sharpbalance", "rho": 0.2, "rule": "none", "partition_epoch": 2}
     run = train(recipe("deep_ensemble", "conv_bn", method=method, **options), tmp_path / "run", **GIVEN.keywords())
