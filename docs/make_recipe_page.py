@@ -44,6 +44,12 @@ last digits, and after a data partition no member can be added or removed. If th
 other key, the run is rejected and the difference is printed.
 """
 
+NOTES = {
+    "data": "Files are searched in the data root: `root`, or the folder in the environment variable PLATEAUX_DATA, or "
+    "`data`. The `path` of `arrays` and `image_folder` is searched there and, if `root` is not set, then in the "
+    "current folder, where `plateaux` was started; the folder of the recipe does not matter.",
+}
+
 MEANINGS = {
     "members": "number of networks in the ensemble",
     "seed": "the seed of all random choices; runs with different seeds share no random numbers",
@@ -205,7 +211,9 @@ def _plugins(kind: str, title: str, registry: Registry) -> str:
         prefix = name.removesuffix("<name>")
         factory = registry.prefixes[prefix] if name.endswith("<name>") else registry.get(name)
         rows.append(f"| `{name}` | {_options(factory, hidden=('name',))} | {words} |")
-    return "\n".join([f"## {title}", "", f"| `{kind}.name` | options | description |", "|---|---|---|", *rows, ""])
+    notes = [NOTES[kind], ""] if kind in NOTES else []
+    head = [f"| `{kind}.name` | options | description |", "|---|---|---|"]
+    return "\n".join([f"## {title}", "", *notes, *head, *rows, ""])
 
 
 def _options(factory: Any, hidden: tuple[str, ...] = ()) -> str:

@@ -28,11 +28,21 @@ def weights_file(name: str) -> Path:
     return path if path.exists() or not (data_root(None) / path).exists() else data_root(None) / path
 
 
-def missing_data_error(name: str, *, expected: str, folder: Path, url: str) -> DataError:
+def data_path(path: str, root: str | None) -> Path:
+    """Return the file or folder of a user: `path` in the data root, or in the current folder if it is only there.
+
+    With `root`, only that folder is searched. The path "." is the data root itself.
+    """
+    in_root, here = data_root(root) / Path(path).expanduser(), Path(path).expanduser()
+    return here if root is None and path != "." and not in_root.exists() and here.exists() else in_root
+
+
+def missing_data_error(name: str, *, expected: str, folder: Path, url: str, also_here: bool = False) -> DataError:
     """Build the error for a data set that was not found: which files, in which folder, and where to download them."""
+    also = " and in the current folder" if also_here else ""
     return DataError(
-        f"{name} was not found: looked for {expected} in {str(folder.absolute())!r}. Download it from {url} and unpack "
-        "it there, or set data.root or the environment variable PLATEAUX_DATA to the folder that contains it."
+        f"{name} was not found: looked for {expected} in {str(folder.absolute())!r}{also}. Download it from {url} and "
+        "unpack it there, or set data.root or the environment variable PLATEAUX_DATA to the folder that contains it."
     )
 
 

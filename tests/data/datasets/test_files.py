@@ -228,3 +228,21 @@ def test_a_damaged_or_missing_array_file_raises_a_data_error(tmp_path: Path) -> 
     np.save(tmp_path / "one.npy", np.zeros(3))
     with pytest.raises(DataError, match="single array"):
         arrays(root=str(tmp_path), path="one.npy")
+
+
+def test_a_path_is_searched_in_the_data_root_and_then_in_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, here = tmp_path / "root", tmp_path / "here"
+    for folder, classes in ((root, 3), (here, 4)):
+        folder.mkdir()
+        np.savez(folder / "both.npz", x=np.zeros((10, 2), np.float32), y=np.arange(10) % classes)
+    np.savez(here / "mine.npz", x=np.zeros((10, 2), np.float32), y=np.arange(10) % 2)
+    monkeypatch.setenv("PLATEAUX_DATA", str(root))
+    monkeypatch.chdir(here)
+    assert arrays(path="mine.npz").classes == 2
+    assert arrays(path="both.npz").classes == 3  # the data root comes first
+    with pytest.raises(DataError, match=r"looked for none.npz in '.*root' and in the current folder"):
+        arrays(path="none.npz")
+    with pytest.raises(DataError, match=r"looked for mine.npz in '.*root'\. "):
+        arrays(path="mine.npz", root=str(root))

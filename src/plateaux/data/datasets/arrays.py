@@ -14,7 +14,7 @@ from torch import Tensor
 from plateaux.core.errors import DataError, RecipeError
 from plateaux.core.registry import dataset
 from plateaux.core.types import derive_seed
-from plateaux.data.files import check_labels, data_root, head, missing_data_error, per_channel, try_read
+from plateaux.data.files import check_labels, data_path, head, missing_data_error, per_channel, try_read
 from plateaux.data.sources import DataSplits
 
 NAMES = ("x_train", "y_train", "x_test", "y_test")
@@ -40,8 +40,8 @@ def arrays(
     uint8 `[N, H, W]` are grayscale images, uint8 `[N, H, W, 3]` color images. Without a test set, the fraction `test`
     is held out.
     """
-    file = data_root(root) / path
-    contents = _load_arrays(file)
+    file = data_path(path, root)
+    contents = _load_arrays(file, also_here=root is None)
     x, y, test_x, test_y = _train_and_test(contents, file, test, seed)
     inputs, test_inputs = _to_inputs(x, layout, file), _to_inputs(test_x, layout, file)
     labels, test_labels = _to_labels(y, file), _to_labels(test_y, file)
@@ -66,12 +66,14 @@ def arrays(
     )
 
 
-def _load_arrays(file: Path) -> Mapping[str, np.ndarray[Any, Any]]:
+def _load_arrays(file: Path, *, also_here: bool) -> Mapping[str, np.ndarray[Any, Any]]:
     if file.is_dir():
         paths = {p.stem: p for p in sorted(file.glob("*.npy")) if p.stem in (*NAMES, "x", "y", "names")}
         return {name: try_read(p, lambda p: np.load(p, allow_pickle=False)) for name, p in paths.items()}
     if not file.is_file():
-        raise missing_data_error("The arrays", expected=file.name, folder=file.parent, url="your own files")
+        raise missing_data_error(
+            "The arrays", expected=file.name, folder=file.parent, url="your own files", also_here=also_here
+        )
     contents: dict[str, np.ndarray[Any, Any]] = try_read(file, _read_npz)
     return contents
 

@@ -9,7 +9,7 @@ from plateaux.core.errors import DataError
 from plateaux.core.registry import dataset
 from plateaux.data.files import (
     ImageFiles,
-    data_root,
+    data_path,
     interleave_classes,
     limited_count,
     missing_data_error,
@@ -36,11 +36,15 @@ def image_folder(
     The shorter side is resized to `size`, and the center square is cropped. Samples are interleaved over the classes,
     so that a limit keeps them balanced. The default mean and std are ImageNet's.
     """
-    folder = data_root(root) / path
+    folder = data_path(path, root)
     test_split = next((name for name in ("test", "val") if (folder / name).is_dir()), None)
     if test_split is None or not (folder / "train").is_dir():
         raise missing_data_error(
-            "The image folder", expected="train and test (or val)", folder=folder, url="your own images"
+            "The image folder",
+            expected="train and test (or val)",
+            folder=folder,
+            url="your own images",
+            also_here=root is None and path != ".",
         )
     classes = sorted(entry.name for entry in (folder / "train").iterdir() if entry.is_dir())
     unknown = sorted({entry.name for entry in (folder / test_split).iterdir() if entry.is_dir()} - set(classes))
