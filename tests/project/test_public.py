@@ -88,3 +88,17 @@ def test_a_custom_model_and_data_set(tmp_path: Path) -> None:
     assert accuracy.rows["ensemble (mean probability)"].value > 0.9
     members = plateaux.load(tmp_path / "run", data=components.data, model=components.model).members
     assert [member[0].out_features for member in members] == [4, 8]  # type: ignore[index, union-attr]
+
+
+def test_a_run_with_a_custom_model_says_which_model_to_pass(tmp_path: Path) -> None:
+    data = plateaux.from_dataset(Line(), Line(), classes=2, shape=(2,))
+    recipe = plateaux.Recipe.from_dict({"members": 1, "data": {"name": "mine"}, "model": {"name": "resnet_mine"}})
+    run = plateaux.train(recipe.replaced(train={"epochs": 1}), tmp_path / "run", data=data, model=own_model)
+    assert run.info.model == f"{__name__}:own_model"
+    for use in (plateaux.load, plateaux.evaluate, plateaux.predict):
+        with pytest.raises(plateaux.PlateauxError) as error:
+            use(run, data=data)  # type: ignore[operator]
+        assert f"was trained with '{__name__}:own_model', a model that was passed in Python" in str(error.value)
+        assert "plateaux.load(run, model=own_model)" in str(error.value)
+        assert "did you mean" not in str(error.value)
+    assert len(plateaux.load(run, model=own_model).members) == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -23,6 +24,15 @@ class Components:
     loss: LossFn | None = None
     unlabeled: Source | None = None  # samples of the same shape as the data; their labels are ignored
     trust: tuple[str, ...] = ()  # modules outside Plateaux from which a recipe may call functions
+
+    @property
+    def model_name(self) -> str | None:
+        """The qualified name of the model that the caller passes, such as `networks:small_resnet`."""
+        model = self.model.func if isinstance(self.model, partial) else self.model
+        if model is None:
+            return None
+        named = model if hasattr(model, "__qualname__") else type(model)
+        return f"{named.__module__}:{named.__qualname__}"
 
     def keywords(self) -> dict[str, Any]:
         """Return the arguments of an entry point that passes these components on."""

@@ -17,6 +17,12 @@ from plateaux.storage.run import Run, RunLike
 
 def load_members(run: Run, data: DataSplits, numbers: Sequence[int], components: Components) -> list[torch.nn.Module]:
     """Return the networks of some members with the weights of the run folder."""
+    if run.info.model is not None and components.model is None:
+        name = run.info.model.replace(":", ".").rpartition(".")[2]
+        raise RunError(
+            f"{run} was trained with {run.info.model!r}, a model that was passed in Python. Pass it again, as in "
+            f"plateaux.load(run, model={name if name.isidentifier() else '...'})"
+        )
     # The weights come from the run folder, so the file of pretrained weights may be gone.
     recipe = run.recipe.replaced(model={"weights": None, "sparsity": 0.0})
     modules = build_members(recipe, data, numbers, components)

@@ -103,7 +103,8 @@ def soup(
     network.load(mean)
     state = network.module.state_dict()
     mean = {name: state[name].cpu() for name in mean}  # with updated BatchNorm statistics
-    made = Run.begin(out, _single_member_recipe(evaluator), RunInfo(evaluator.run.info.data))
+    info = evaluator.run.info
+    made = Run.begin(out, _single_member_recipe(evaluator), RunInfo(info.data, model=info.model))
     made.put_shared(evaluator.run.shared())
     store_weights(made, [mean], [f"{selection['kind']} of members {selection['members']} of {root}"])
     made.store.put_json(SELECTION, selection)

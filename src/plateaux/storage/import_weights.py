@@ -49,7 +49,8 @@ def import_weights(
         file, prefix = split_file(spec)
         load_weights(module, file, prefix)
         modules.append(module)
-    run = Run.begin(out, recipe, RunInfo(DataInfo.from_splits(splits), imported_from=tuple(files)))
+    info = RunInfo(DataInfo.from_splits(splits), imported_from=tuple(files), model=components.model_name)
+    run = Run.begin(out, recipe, info)
     store_weights(run, [module.state_dict() for module in modules], [f"imported from {file}" for file in files])
     return run
 

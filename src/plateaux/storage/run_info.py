@@ -119,6 +119,7 @@ class RunInfo:
     data: DataInfo
     imported_from: tuple[str, ...] | None = None  # the weight files of a run that was not trained here
     autotune: AutotuneInfo | None = None  # None: not decided yet
+    model: str | None = None  # qualified name of a model that was passed in Python; None: the recipe names it
 
     @classmethod
     def from_dict(cls, tree: Any, file: object = "run.json") -> RunInfo:
@@ -128,6 +129,7 @@ class RunInfo:
             data=DataInfo.from_dict(fields["data"], file),
             imported_from=tuple(fields["imported_from"]) if "imported_from" in fields else None,
             autotune=AutotuneInfo.from_dict(fields["autotune"]) if "autotune" in fields else None,
+            model=str(fields["model"]) if "model" in fields else None,
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -137,6 +139,8 @@ class RunInfo:
             tree["imported_from"] = list(self.imported_from)
         if self.autotune is not None:
             tree["autotune"] = self.autotune.to_dict()
+        if self.model is not None:
+            tree["model"] = self.model
         return tree
 
 

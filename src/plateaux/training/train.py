@@ -126,7 +126,7 @@ def _open(recipe: Recipe, out: str | Path, executor: Executor, components: Compo
         )
     if is_rank_zero():
         data = build_training_data(recipe, components)
-        run = Run.begin(out, recipe, RunInfo(DataInfo.from_splits(data)))
+        run = Run.begin(out, recipe, RunInfo(DataInfo.from_splits(data), model=components.model_name))
         if run.info.autotune is None:
             tuned = autotune(recipe, components, progress)
             if build_method(recipe, 0, components).partition is not None:
