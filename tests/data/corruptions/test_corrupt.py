@@ -221,7 +221,7 @@ def test_unknown_names_and_severities_are_rejected_with_the_allowed_ones() -> No
 @pytest.mark.parametrize(
     ("images", "message"),
     [
-        (torch.zeros(2, 1, 32, 32, dtype=torch.uint8), r"\[2, 1, 32, 32\].*color images.*expand"),
+        (torch.zeros(2, 4, 32, 32, dtype=torch.uint8), r"\[2, 4, 32, 32\].*color .* or gray"),
         (torch.zeros(2, 3, 32, 32), r"torch\.float32.*uint8 images.*before normalization"),
         (torch.zeros(2, 32, 32, dtype=torch.uint8), r"\[2, 32, 32\]"),
         (torch.zeros(2, 3, 8, 8, dtype=torch.uint8), "at least 16 pixels"),
@@ -324,3 +324,25 @@ def test_accuracy_of_a_published_network_drops_for_every_kind(data_root: Callabl
     assert not_worse == []
     means = np.mean([results[name] for name in CORRUPTIONS], axis=0)
     assert (np.diff(means) < 0).all(), means
+
+
+@pytest.mark.parametrize("name", sorted({*CORRUPTIONS, *EXTRA} - {"saturate"}))
+def test_one_channel_images_are_corrupted_like_gray_images_of_three_channels(name: str) -> None:
+    """Except for noise, which is drawn for every channel, and tinted drops and ice, whose luminance is used."""
+    gray = torch.randint(0, 256, (3, 1, 28, 28), dtype=torch.uint8)
+    ids = torch.tensor([4, 7, 9])
+    small, wide = (corrupt(images, ids, name, 3) for images in (gray, gray.expand(-1, 3, -1, -1)))
+    assert small.shape == gray.shape
+    assert not torch.equal(small, gray)
+    if name.endswith("noise"):
+        spread = [(image.double() - gray).std() for image in (small, wide)]
+        assert abs(spread[0] / spread[1] - 1) < 0.15
+    else:
+        luminance = (wide.double() * torch.tensor([0.299, 0.587, 0.114]).view(1, 3, 1, 1)).sum(1, keepdim=True)
+        assert (small.double() - luminance).abs().max() < 1.01  # each is rounded
+    assert torch.equal(corrupt(gray[1:2], ids[1:2], name, 3), small[1:2])
+
+
+def test_saturation_of_one_channel_images_is_refused_with_the_reason() -> None:
+    with pytest.raises(DataError, match="gray images have no saturation"):
+        corrupt(torch.zeros(2, 1, 32, 32, dtype=torch.uint8), torch.arange(2), "saturate", 1)

@@ -1,6 +1,6 @@
 """Image corruptions computed on the fly: the 15 + 4 kinds of Hendrycks and Dietterich (2019) at severities 1 to 5.
 
-    noisy = corrupt(images, ids, "gaussian_noise", severity=3)  # uint8 [B, 3, H, W] -> uint8 [B, 3, H, W]
+    noisy = corrupt(images, ids, "gaussian_noise", severity=3)  # uint8 [B, C, H, W] -> uint8 [B, C, H, W]
     source = Corrupted(data.test, "fog", 5)                     # implements Source
 
 The images are CIFAR-C-like: the published constants and operations with new random draws, so they are not bit-identical
@@ -50,17 +50,20 @@ KINDS: dict[str, Callable[..., Array]] = {
 }
 CORRUPTIONS: tuple[str, ...] = tuple(KINDS)[:15]
 EXTRA: tuple[str, ...] = tuple(KINDS)[15:]
+# Kinds that are computed in color: a gray image is repeated to three channels, and the luminance of the result is used.
+# All other kinds treat every channel alike, so that noise on one channel has the published strength.
+IN_COLOR = frozenset({"snow", "frost", "spatter", "pixelate", "jpeg_compression"})
 
 
 def corrupt(images: Tensor, ids: Tensor, name: str, severity: int) -> Tensor:
-    """Corrupt uint8 images `[B, 3, H, W]`; the result for image i depends only on the image and on `ids[i]`.
+    """Corrupt uint8 images `[B, C, H, W]`, C = 3 or 1; the result for image i depends only on it and on `ids[i]`.
 
     >>> gray = torch.full((2, 3, 32, 32), 128, dtype=torch.uint8)
     >>> corrupt(gray, torch.arange(2), "brightness", 4)[0, 0, 0, :2].tolist()  # 128 + 0.2 * 255
     [179, 179]
     """
     check_kind(name, severity)
-    _check(images, ids)
+    _check(images, ids, name)
     size = table_size(*images.shape[2:])
     constants = TABLES[size][name][severity - 1]
     seed = derive_seed("corruption", name, severity)
@@ -69,7 +72,10 @@ def corrupt(images: Tensor, ids: Tensor, name: str, severity: int) -> Tensor:
     for start in range(0, len(images), step):
         part = images[start : start + step].cpu().permute(0, 2, 3, 1).numpy()
         x = np.ascontiguousarray(part, dtype=np.float32) / np.float32(255)
+        in_color = x.shape[-1] == 1 and name in IN_COLOR
+        x = np.repeat(x, 3, axis=-1) if in_color else x
         corrupted = KINDS[name](x, generators(seed, ids[start : start + step].tolist()), *constants)
+        corrupted = (np.clip(corrupted, 0, 1) @ weather.LUMA)[..., None] if in_color else corrupted
         out[start : start + step] = torch.from_numpy(digital.to_uint8(corrupted)).permute(0, 3, 1, 2)
     return out.to(images.device)
 
@@ -111,17 +117,16 @@ def describe(name: str, severity: int, size: tuple[int, int]) -> str:
     return f"{name}, severity {severity}: generated, CIFAR-C-like{suffix}"
 
 
-def _check(images: Tensor, ids: Tensor) -> None:
+def _check(images: Tensor, ids: Tensor, name: str) -> None:
     shape = list(images.shape)
     if images.dtype != torch.uint8 or images.dim() != 4:
         raise DataError(
-            f"Images are {images.dtype} {shape}. Corruptions need uint8 images [B, 3, H, W], before normalization."
+            f"Images are {images.dtype} {shape}. Corruptions need uint8 images [B, C, H, W], before normalization."
         )
-    if shape[1] != 3:
-        raise DataError(
-            f"Images have shape {shape}. Corruptions need color images [B, 3, H, W]. For grayscale images, repeat the "
-            "channel: images.expand(-1, 3, -1, -1)."
-        )
+    if shape[1] not in (1, 3):
+        raise DataError(f"Images have shape {shape}. Corruptions need color [B, 3, H, W] or gray [B, 1, H, W] images.")
+    if shape[1] == 1 and name == "saturate":
+        raise DataError(f"Images have shape {shape}. 'saturate' needs color: gray images have no saturation to change.")
     if min(shape[2:]) < MIN_SIDE_PX:
         raise DataError(f"Images have shape {shape}. Corruptions need at least {MIN_SIDE_PX} pixels per side.")
     if ids.shape != images.shape[:1]:
