@@ -105,7 +105,7 @@ def test_doubt_is_fitted_judged_and_put_to_use(run: str, tmp_path: Path) -> None
 def test_samples_that_cannot_be_corrupted_are_told(run: str) -> None:
     code, _, message = call("evaluate", run, "--split", "corrupted:fog:3")
     assert code == 3
-    assert "need color images" in message
+    assert "at least 16 pixels" in message
     assert call("evaluate", run, "--split", "corrupted:fig")[0] == 4
     assert call("evaluate", run, "--split", "corrupted:fog:6")[0] == 4
 
