@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import replace
 
 import numpy as np
@@ -14,6 +14,7 @@ from cases import corner, make_state, steps
 from reference import sam as twin
 from torch import Tensor, nn
 
+from plateaux.core.errors import RecipeError
 from plateaux.core.method import GradRequest, Method, Objective, StepContext, Update
 from plateaux.core.types import Batch, TensorTree
 from plateaux.methods.sam import asam, gsam, sam
@@ -381,3 +382,22 @@ def test_before_any_meeting_members_climb_on_everything(name: str) -> None:
         steps(make_state(own.module, method), [own.batch])
         ends.append(own.module.state_dict())
     assert all(torch.equal(ends[0][key], ends[1][key]) for key in ends[0])
+
+
+def test_a_dry_run_of_an_update_that_divides_by_the_norm_of_the_gradient_succeeds() -> None:
+    def normalized(params: TensorTree, context: StepContext) -> Generator[GradRequest, TensorTree, TensorTree]:
+        gradient = yield GradRequest()
+        size = float(gradient["weight"].norm())
+        return {name: tensor / (1 / (1 / size)) for name, tensor in gradient.items()}
+
+    assert count_gradients(normalized, 8) == 1
+
+
+@pytest.mark.parametrize("reply", ["missing", "not a request", 1 / 3])
+def test_an_update_that_fails_in_a_dry_run_is_reported(reply: object) -> None:
+    def broken(params: TensorTree, context: StepContext) -> Generator[GradRequest, TensorTree, TensorTree]:
+        gradient = yield GradRequest() if reply == "missing" else reply  # type: ignore[misc]
+        return {"weight": gradient["head.weight"]}
+
+    with pytest.raises(RecipeError, match="The update of this method failed in a dry run with one parameter"):
+        count_gradients(broken, 8)

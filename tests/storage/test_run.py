@@ -219,7 +219,7 @@ def test_progress_is_read_back_and_unreferenced_objects_are_deleted(tmp_path: Pa
 def test_an_invalid_progress_file_is_reported(tmp_path: Path, content: str) -> None:
     run = Run.begin(tmp_path, RECIPE, NO_DATA)
     run.store.put("members/1/progress.json", content.encode())
-    with pytest.raises(StorageError, match=r"members/1/progress\.json is not a valid progress file; restore it"):
+    with pytest.raises(StorageError, match=r"members/1/progress\.json.*; restore it, or delete its folder"):
         run.progress(1)
 
 
@@ -269,7 +269,7 @@ def test_a_missing_field_of_run_json_is_reported(tmp_path: Path, path: tuple[str
         section = section[name]
     del section[path[-1]]
     Run.begin(tmp_path, RECIPE, NO_DATA).store.put_json("run.json", tree)
-    with pytest.raises(StorageError, match=rf"run\.json {message}; restore the file"):
+    with pytest.raises(StorageError, match=rf"run\.json {message}; restore it"):
         Run.open(tmp_path)
 
 

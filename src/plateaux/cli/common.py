@@ -6,6 +6,7 @@ a command imports what it needs, or uses the names in `plateaux`, which are impo
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -18,12 +19,13 @@ from functools import wraps
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from plateaux.core import errors
+from plateaux.core.console import PlainConsole
 from plateaux.core.formatting import format_duration, split_names
 from plateaux.core.process_info import num_cores
 from plateaux.core.progress import Progress, ProgressEvent, WorkDone, log_messages
+from plateaux.storage.atomic import explain_os_error
 
 if TYPE_CHECKING:
     from plateaux.evaluation.results import MetricResult
@@ -33,6 +35,7 @@ CODES: tuple[tuple[type[Exception], int], ...] = (
     (errors.RecipeError, 2),
     (errors.RunError, 4), (errors.PlateauxError, 1),
 )  # fmt: skip
+STORAGE_CODE = 4
 
 Changes = Annotated[list[str] | None, typer.Option("--set", help="Override a value of the recipe: section.key=value.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, the default when the output is piped.")]
@@ -40,7 +43,7 @@ Trust = Annotated[list[str] | None, typer.Option(help="A module whose functions 
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...; by default the best available.")]
 Members = Annotated[str | None, typer.Option(help="Use only these members, such as 0,2.")]
 
-CONSOLE = Console(stderr=True)
+CONSOLE = PlainConsole(stderr=True)
 
 
 def handle_errors(command: Callable[..., None]) -> Callable[..., None]:
@@ -51,27 +54,33 @@ def handle_errors(command: Callable[..., None]) -> Callable[..., None]:
         try:
             command(*args, **kwargs)
         except errors.PlateauxError as problem:
-            CONSOLE.print(str(problem), style="red", markup=False, highlight=False, soft_wrap=True)
+            CONSOLE.print(str(problem), style="red", soft_wrap=True)
             raise typer.Exit(next(code for kind, code in CODES if isinstance(problem, kind))) from None
+        except OSError as problem:
+            if problem.errno == errno.EPIPE:  # the reader of a pipe has ended; typer exits quietly
+                raise
+            path = "" if problem.filename is None else problem.filename
+            CONSOLE.print(explain_os_error("use", path or "the output", problem), style="red", soft_wrap=True)
+            raise typer.Exit(STORAGE_CODE) from None
 
     return run
 
 
 def print_result(as_json: bool, plain: Any, shown: Callable[[], list[Any]]) -> None:
     """Print tables on a terminal, JSON otherwise."""
-    console = Console()
+    console = PlainConsole()
     if as_json or not console.is_terminal:
         typer.echo(json.dumps(plain, indent=2))
         return
     for each in shown():
-        console.print(each, highlight=False)
+        console.print(each)
 
 
 def metric_tables(results: Sequence[MetricResult]) -> list[Any]:
     """Return the tables of metrics, in the width of this terminal."""
     from plateaux.evaluation.tables import tables
 
-    return [*tables(results, Console().width)]
+    return [*tables(results, PlainConsole().width)]
 
 
 class ConsoleHandler(logging.Handler):
@@ -79,7 +88,7 @@ class ConsoleHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         prefix = "" if record.levelno <= logging.INFO else f"{record.levelname.lower()}: "
-        CONSOLE.print(prefix + record.getMessage(), highlight=False, markup=False, soft_wrap=True)
+        CONSOLE.print(prefix + record.getMessage(), soft_wrap=True)
 
 
 def configure_logging(verbose: int = 0, *, quiet: bool = False) -> None:

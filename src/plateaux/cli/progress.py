@@ -87,7 +87,7 @@ def _format_retries(update: MemberUpdate, *, is_lost: bool) -> str:
 def _print_message(console: Console, message: Message) -> None:
     """Print a message, unless `--quiet` has raised the level of the logger."""
     if logging.getLogger("plateaux").level <= logging.INFO:
-        console.print(message.text, highlight=False)
+        console.print(message.text)
 
 
 def _print_event(console: Console, event: ProgressEvent) -> None:
@@ -97,4 +97,4 @@ def _print_event(console: Console, event: ProgressEvent) -> None:
     elif isinstance(event, MemberUpdate) and event.completed_epoch is not None:
         metrics = ", ".join(f"{name} {value:.4f}" for name, value in event.metrics.items())
         text = f"member {event.member}: epoch {event.completed_epoch}/{event.epochs}, {metrics}"
-        console.print(text, highlight=False)
+        console.print(text)

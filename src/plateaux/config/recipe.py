@@ -14,7 +14,7 @@ from plateaux.config.builtin import recipe_file
 from plateaux.config.recipe_errors import explain_error, locate_error, split_change
 from plateaux.config.schema import ConfigKeyError, ConfigSection, PluginSection
 from plateaux.config.search_space import SEED_NAMES, SearchConfig, sample
-from plateaux.config.toml import parse_toml
+from plateaux.config.toml import parse_toml, read_text
 from plateaux.core.errors import RecipeError
 from plateaux.core.seeds import derive_seed
 
@@ -202,11 +202,7 @@ class Recipe(ConfigSection):
     def load(cls, path: str | Path, changes: Iterable[str] = ()) -> Recipe:
         """Read a TOML file or a built-in recipe by name, and apply `a.b=c` changes."""
         file = recipe_file(str(path))
-        try:
-            text = file.read_text(encoding="utf-8")
-        except OSError as problem:
-            raise RecipeError(f"Cannot read the recipe {str(path)!r}: {problem.strerror}") from None
-        return cls.parse(text, changes, where=str(path))
+        return cls.parse(read_text(file, "recipe"), changes, where=str(path))
 
     @classmethod
     def parse(cls, text: str, changes: Iterable[str] = (), *, where: str = "recipe") -> Recipe:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from pathlib import Path
 from typing import Any
 
 from plateaux.core.errors import RecipeError
@@ -13,6 +14,19 @@ MAX_KEY_PARTS = 100
 _LONG_KEY = re.compile(
     rf"""^[ \t\[]*(?:(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){{{MAX_KEY_PARTS}}}""", re.MULTILINE | re.ASCII
 )
+
+
+def read_text(path: str | Path, kind: str) -> str:
+    """Return the text of a file. `kind` is what the file should be, such as "recipe"."""
+    try:
+        return Path(path).read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as problem:
+        raise RecipeError(
+            f"The {kind} {str(path)!r} is not UTF-8 text (byte 0x{problem.object[problem.start]:02x} at offset "
+            f"{problem.start}); save it as UTF-8"
+        ) from None
+    except OSError as problem:
+        raise RecipeError(f"Cannot read the {kind} {str(path)!r}: {problem.strerror}") from None
 
 
 def parse_toml(text: str, where: str) -> dict[str, Any]:

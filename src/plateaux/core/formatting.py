@@ -107,6 +107,8 @@ def format_duration(seconds: float) -> str:
     >>> format_duration(7.4), format_duration(75), format_duration(4000)
     ('7 s', '1 min 15 s', '1 h 06 min')
     """
+    if not math.isfinite(seconds):
+        return _format_nonfinite(seconds) + " s"
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
@@ -147,16 +149,55 @@ def split_names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
+def printable(text: str) -> str:
+    """Return text in which characters that control a terminal, or reverse the direction of text, are visible.
+
+    Line breaks and tabs are kept.
+
+    >>> printable("loss\\x1b[2J"), printable("a\\u202eb")
+    ('loss␛[2J', 'a�b')
+    """
+    return text if text.isprintable() else text.translate(_VISIBLE)
+
+
 def escape_markdown(text: str) -> str:
     """Return text on one line in which Markdown finds no cells, tags, links, or code.
 
     >>> escape_markdown("a|b <i>")
     'a\\\\|b &lt;i>'
     """
-    line = " ".join(text.split())
-    for mark, escaped in (("&", "&amp;"), ("<", "&lt;"), ("|", "\\|"), ("[", "\\["), ("]", "\\]"), ("`", "\\`")):
-        line = line.replace(mark, escaped)
-    return line
+    return printable(" ".join(text.split())).translate(_MARKDOWN)
+
+
+def escape_csv(value: Any) -> Any:
+    """Return a cell of a CSV file; text that a spreadsheet would execute as a formula gets a leading apostrophe.
+
+    >>> escape_csv("=1+1"), escape_csv("-0.5"), escape_csv(-0.5), escape_csv("cat")
+    ("'=1+1", '-0.5', -0.5, 'cat')
+    """
+    if not isinstance(value, str):
+        return value
+    text = printable(value)
+    return f"'{text}" if text.lstrip().startswith(_FORMULA) and not _is_number(text) else text
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+_BIDI = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+_REPLACED = (*range(0x80, 0xA0), 0x2028, 0x2029, *_BIDI, *range(0xD800, 0xE000))
+_VISIBLE = {
+    **dict.fromkeys(_REPLACED, "\ufffd"),
+    **{code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\n\t"},
+    0x7F: "\u2421",
+}
+_MARKDOWN = str.maketrans({"&": "&amp;", "<": "&lt;", **{mark: f"\\{mark}" for mark in "\\|[]`"}})
+_FORMULA = ("=", "+", "-", "@")
 
 
 def _format_nonfinite(value: float) -> str:

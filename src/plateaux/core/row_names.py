@@ -111,10 +111,10 @@ _FIXED: dict[str, RowKind] = {
     "mean of pairs": "mean_of_pairs",
 }
 _PATTERNS: dict[RowKind, str] = {
-    "member": r"member (\d+)",
-    "pair": r"members (\d+) and (\d+)",
-    "ordered_pair": r"member (\d+) to (\d+)",
-    "size": r"(\d+) members?",
+    "member": r"member (\d{1,9})",  # int() rejects numbers of thousands of digits
+    "pair": r"members (\d{1,9}) and (\d{1,9})",
+    "ordered_pair": r"member (\d{1,9}) to (\d{1,9})",
+    "size": r"(\d{1,9}) members?",
 }
 MEAN_PROBABILITY = RowName.ensemble("mean probability")
 MEAN_LOGIT = RowName.ensemble("mean logit")

@@ -7,6 +7,7 @@ calibration-ids.safetensors  ids of the samples they were fitted on; they are ex
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from plateaux.config.components import Components, Model
-from plateaux.core.errors import RecipeError, RunError
+from plateaux.core.errors import PlateauxError, RecipeError, RunError, StorageError
 from plateaux.core.method import LossFn
 from plateaux.core.metric import Metric
 from plateaux.core.progress import Progress, log_messages
@@ -34,9 +35,11 @@ from plateaux.evaluation.evaluator import Evaluator
 from plateaux.evaluation.options import DEFAULT_OPTIONS, EvalOptions
 from plateaux.evaluation.predictions import MemberOutputs, error_probability, predict_all
 from plateaux.evaluation.splits import eval_split
+from plateaux.storage.json_shapes import read_shape
 from plateaux.storage.run import Run, RunLike
 
 FILE, IDS = "calibration.json", "calibration-ids.safetensors"
+ADVICE = "restore it, or run `plateaux calibrate` again"
 logger = logging.getLogger(__name__)
 
 
@@ -80,14 +83,47 @@ class Calibration:
         if not run.store.has(FILE):
             root = run.store.root
             raise RunError(f"{root} is not calibrated. Run: plateaux calibrate {root} --split validation")
-        tree, ids = run.store.get_json(FILE), run.store.get_tensors(IDS)["ids"]
-        temperatures: dict[Order, Temperatures] = {
-            order: Temperatures.from_dict(tree["temperatures"][order]) for order in ORDERS
-        }
-        sets = tuple(Conformal.from_dict(stored) for stored in tree["sets"])
-        threshold = RejectionThreshold.from_dict(tree["threshold"])
-        hashes = tuple(tree["hashes"])
-        return cls(tree["split"], tree["fingerprint"], ids, hashes, tree["order"], temperatures, sets, threshold)
+        ids = run.store.get_tensor(IDS, "ids", dims=1, integers=True)
+        stored = read_shape(_StoredCalibration, run.store.get_json(FILE), run.store.root / FILE, ADVICE)
+        problem = stored.find_problem()
+        if problem is not None:
+            raise StorageError(f"{run.store.root / FILE}: {problem}; {ADVICE}")
+        return cls(
+            stored.split,
+            stored.fingerprint,
+            ids,
+            stored.hashes,
+            stored.order,
+            stored.temperatures,
+            stored.sets,
+            stored.threshold,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _StoredCalibration:
+    """The content of calibration.json."""
+
+    split: str
+    fingerprint: str
+    hashes: tuple[str, ...]
+    order: Order
+    temperatures: dict[Order, Temperatures]
+    sets: tuple[Conformal, ...]
+    threshold: RejectionThreshold
+
+    def find_problem(self) -> str | None:
+        """Return what is wrong with values of the right type, or None."""
+        for order, count in zip(ORDERS, (1, len(self.hashes)), strict=True):
+            values = self.temperatures[order].values if order in self.temperatures else ()
+            if len(values) != count or not all(0 < value < math.inf for value in values):
+                return f"temperatures of {order!r} are {list(values)}, not {count} positive numbers"
+        try:
+            for conformal in self.sets:
+                Conformal.from_dict(conformal.to_dict())
+        except PlateauxError as problem:
+            return str(problem)
+        return None if self.sets else "there are no conformal sets"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

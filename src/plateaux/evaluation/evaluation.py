@@ -7,8 +7,7 @@ import io
 from collections.abc import Iterator, Sequence
 from typing import Any, overload
 
-from rich.console import Console
-
+from plateaux.core.console import PlainConsole
 from plateaux.core.errors import RecipeError, suggest
 from plateaux.core.text_table import Table
 from plateaux.evaluation.results import MetricResult
@@ -69,9 +68,9 @@ class Evaluation(Sequence[MetricResult]):
         return pandas.DataFrame(self.to_records())
 
     def __repr__(self) -> str:
-        console = Console(file=io.StringIO(), width=100, color_system=None)
+        console = PlainConsole(file=io.StringIO(), width=100, color_system=None)
         for table in tables(self.results, console.width):
-            console.print(table, highlight=False)
+            console.print(table)
         assert isinstance(console.file, io.StringIO)
         return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines()) or "Evaluation([])"
 

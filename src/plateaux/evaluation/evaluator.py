@@ -11,6 +11,7 @@ import torch
 
 from plateaux.config.builders.data import eval_batches
 from plateaux.config.recipe import fingerprint
+from plateaux.core.bounded import Count
 from plateaux.core.errors import RecipeError, RunError
 from plateaux.core.executor import Executor, all_reduce_max
 from plateaux.core.metric import Metric
@@ -28,6 +29,7 @@ from plateaux.evaluation.metric_loop import BatchOutputs, MemberSubset, accumula
 from plateaux.evaluation.prediction_cache import PredictionCache, PredictionWriter
 from plateaux.evaluation.results import MetricResult
 from plateaux.evaluation.splits import EvalSplit, eval_split
+from plateaux.storage.json_shapes import read_shape
 
 SELECTION = "selection.json"  # of a soup: the samples that its members were selected on
 RunSums = dict[tuple[MemberSubset | None, str], TensorTree]
@@ -205,13 +207,24 @@ class Evaluator(LoadedRun):
         """Raise an error for samples that the weights were selected on, as those of a greedy soup are."""
         if not self.run.store.has(SELECTION):
             return
-        selection = self.run.store.get_json(SELECTION)
-        is_same = selection.get("fingerprint") == identity["fingerprint"] and selection.get("kind") == "greedy soup"
-        if is_same and bool(torch.isin(ids, torch.tensor(selection["ids"], dtype=ids.dtype)).any()):
+        store = self.run.store
+        selection = read_shape(_SoupSelection, store.get_json(SELECTION), store.root / SELECTION, "restore it")
+        is_same = selection.fingerprint == identity["fingerprint"] and selection.kind == "greedy soup"
+        if is_same and bool(torch.isin(ids, torch.tensor(selection.ids, dtype=ids.dtype)).any()):
             raise RunError(
-                f"The members of {self.run.store.root} were selected on these samples ({selection['split']}), so "
+                f"The members of {self.run.store.root} were selected on these samples ({selection.split}), so "
                 "results on them are optimistically biased. Use other samples, such as --split test"
             )
+
+
+@dataclass(frozen=True, slots=True)
+class _SoupSelection:
+    """What is read from the record of the samples that a soup was selected on."""
+
+    kind: str
+    fingerprint: str
+    split: str
+    ids: tuple[Count, ...]
 
 
 def _describe(identity: Mapping[str, Any], samples: int) -> dict[str, Any]:

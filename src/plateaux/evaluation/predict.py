@@ -17,7 +17,7 @@ from torch import Tensor
 
 from plateaux.config.components import Components, Model
 from plateaux.core.errors import RecipeError, RunError
-from plateaux.core.formatting import json_safe
+from plateaux.core.formatting import escape_csv, json_safe
 from plateaux.core.method import LossFn
 from plateaux.core.progress import Progress, log_messages
 from plateaux.core.registry import dataset
@@ -79,7 +79,7 @@ class Predictions:
         text = io.StringIO()
         writer = csv.DictWriter(text, list(rows[0]) if rows else ["id"], lineterminator="\n")
         writer.writeheader()
-        writer.writerows(rows)
+        writer.writerows({name: escape_csv(value) for name, value in row.items()} for row in rows)
         return text.getvalue().encode()
 
     def _jsonl(self) -> bytes:

@@ -18,18 +18,27 @@ import torch
 from torch import Tensor
 
 from plateaux.config.recipe import fingerprint
+from plateaux.core.errors import StorageError
 from plateaux.core.executor import Executor
 from plateaux.core.metric import Metric
 from plateaux.core.outputs import OutputFn, features, logits
 from plateaux.core.process_info import is_rank_zero
 from plateaux.core.types import Batch, TensorTree
 from plateaux.evaluation.metric_loop import BatchOutputs, MetricState
+from plateaux.storage.json_shapes import read_shape
 from plateaux.storage.store import Store
 
 MAX_CACHE_BYTES = 512_000_000  # of the predictions for one split
 CHUNK = 1 << 22  # numbers read at once
 KINDS: dict[str, OutputFn] = {"logits": logits, "features": features}
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _CacheInfo:
+    """What is read from about.json."""
+
+    dtypes: dict[str, str]  # of the logits, by the hash of the weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,19 +61,25 @@ class PredictionCache:
 
     def read(self, weights: Sequence[str], outputs: Sequence[OutputFn]) -> Iterator[BatchOutputs]:
         """Yield the cached outputs, as a forward pass would."""
-        samples = self.store.get_tensors(f"{self.folder}/samples.safetensors")
+        samples = f"{self.folder}/samples.safetensors"
+        all_ids, labels = (self.store.get_tensor(samples, key, dims=1, integers=True) for key in ("ids", "labels"))
         wanted = {kind: output for kind, output in KINDS.items() if output in outputs}
         rows = {
-            output: [self.store.get_tensors(self._name(member, kind))[kind] for member in weights]
+            output: [self.store.get_tensor(self._name(member, kind), kind, dims=2) for member in weights]
             for kind, output in wanted.items()
         }
-        total = len(samples["ids"])
+        total = len(all_ids)
+        if any(len(tensor) != total for tensor in (labels, *(row for members in rows.values() for row in members))):
+            raise StorageError(
+                f"The files in {self.store.root / self.folder} have different numbers of samples; delete this folder "
+                "to predict again"
+            )
         step = max(256, CHUNK // max(sum(row.shape[1] for row in members) for members in rows.values()))
         for start in range(0, total, step):
             part = slice(start, min(start + step, total))
             tensors = {output: _stacked([row[part] for row in members]) for output, members in rows.items()}
-            ids = samples["ids"][part]
-            yield BatchOutputs(tensors, Batch(ids, samples["labels"][part], ids), start, len(ids))
+            ids = all_ids[part]
+            yield BatchOutputs(tensors, Batch(ids, labels[part], ids), start, len(ids))
 
     def write(self, weights: Sequence[str], predictions: TensorTree) -> None:
         """Write predictions: `ids`, `labels`, and for each kind a tensor `[N, M, ...]`."""
@@ -79,7 +94,7 @@ class PredictionCache:
 
     def ids(self) -> Tensor:
         """Return the ids of the samples."""
-        return self.store.get_tensors(f"{self.folder}/samples.safetensors")["ids"]
+        return self.store.get_tensor(f"{self.folder}/samples.safetensors", "ids", dims=1, integers=True)
 
     def dtype(self, weights: Sequence[str]) -> str:
         """Return the dtype of these members' cached predictions."""
@@ -88,7 +103,10 @@ class PredictionCache:
 
     def _dtypes(self) -> dict[str, str]:
         name = f"{self.folder}/about.json"
-        return dict(self.store.get_json(name)["dtypes"]) if self.store.has(name) else {}
+        if not self.store.has(name):
+            return {}
+        file = self.store.root / name
+        return read_shape(_CacheInfo, self.store.get_json(name), file, "delete its folder to predict again").dtypes
 
     def _name(self, weights: str, kind: str) -> str:
         return f"{self.folder}/{weights}-{kind}.safetensors"

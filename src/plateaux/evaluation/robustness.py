@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from plateaux.core.bounded import Finite
 from plateaux.core.errors import DataError
 from plateaux.core.row_names import RowName
 from plateaux.core.stats.estimates import mean_of_paired
 from plateaux.core.types import Estimate
 from plateaux.evaluation.results import MetricResult
+from plateaux.storage.json_shapes import parse_json, read_shape
 
 Baseline = Mapping[str, Sequence[float]]
 """Errors of the baseline network: five numbers, one per severity, for each corruption."""
@@ -53,9 +54,8 @@ def robustness(results: Sequence[MetricResult], baseline: Baseline | None = None
 def read_baseline(file: Path) -> Baseline:
     """Return the errors in a JSON file: {"fog": [0.18, 0.25, ...], ...}, as fractions and not in percent."""
     try:
-        tree = json.loads(file.read_text(encoding="utf-8"))
-        table = {str(kind): [float(value) for value in values] for kind, values in tree.items()}
-    except (OSError, ValueError, TypeError, AttributeError) as problem:
+        table = read_shape(dict[str, list[Finite]], parse_json(file.read_bytes(), file, "fix it"), file, "fix it")
+    except OSError as problem:  # also StorageError
         raise DataError(f"{file} cannot be read as a table of errors ({problem}); " + _EXPECTED) from None
     if any(len(values) != 5 or not all(0 < value <= 1 for value in values) for values in table.values()):
         raise DataError(f"{file}: every corruption needs five errors above 0 and at most 1; " + _EXPECTED)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from plateaux.config.components import Components, Model
+from plateaux.core.bounded import Count
 from plateaux.core.errors import RecipeError, RunError
 from plateaux.core.method import LossFn
 from plateaux.core.progress import Progress, log_messages
@@ -26,6 +27,7 @@ from plateaux.evaluation.options import DEFAULT_OPTIONS, EvalOptions
 from plateaux.evaluation.predictions import MemberOutputs, predict_all
 from plateaux.evaluation.splits import eval_split
 from plateaux.storage.atomic import write_atomic
+from plateaux.storage.json_shapes import parse_json, read_shape
 from plateaux.storage.local_store import LocalStore
 from plateaux.storage.run import Run, RunLike
 
@@ -54,16 +56,32 @@ class EnsembleSelection:
         store, name = LocalStore(path.parent), path.name
         if not store.has(name):
             raise RunError(f"{file} does not exist. Run: plateaux select RUN ... --out {file}")
-        tree = store.get_json(name)
-        try:
-            members = tuple((str(member["run"]), int(member["member"])) for member in tree["members"])
-            return cls(members, Selection.from_dict(tree["selection"]), str(tree["split"]), str(tree["fingerprint"]))
-        except (KeyError, TypeError, ValueError):
-            raise RunError(f"{file} is not a selection of members. Run: plateaux select RUN ... --out {file}") from None
+        advice = f"it is not a selection of members. Run: plateaux select RUN ... --out {file}"
+        stored = read_shape(_StoredSelection, parse_json(store.get(name), file, advice), file, advice)
+        if len(stored.members) != len(stored.selection.weights) or not any(stored.selection.weights):
+            raise RunError(f"{file} does not have one weight for every member; {advice}")
+        members = tuple((member.run, member.member) for member in stored.members)
+        return cls(members, stored.selection, stored.split, stored.fingerprint)
 
     def write(self, file: str | Path) -> None:
         """Write the selection to a JSON file."""
         write_atomic(Path(file), json.dumps(self.to_dict(), indent=2) + "\n")
+
+
+@dataclass(frozen=True, slots=True)
+class _StoredMember:
+    run: str
+    member: Count
+
+
+@dataclass(frozen=True, slots=True)
+class _StoredSelection:
+    """The content of a file that `EnsembleSelection.write` wrote."""
+
+    members: tuple[_StoredMember, ...]
+    selection: Selection
+    split: str
+    fingerprint: str
 
 
 def select_members(

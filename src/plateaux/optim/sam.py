@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from plateaux.core import tensor_tree
-from plateaux.core.errors import RecipeError
+from plateaux.core.errors import PlateauxError, RecipeError, first_line
 from plateaux.core.method import GradRequest, StepContext, Update, plain_gradient
 from plateaux.core.types import TensorTree
 
@@ -210,17 +210,28 @@ def count_gradients(update: Update, size: int) -> int:
     return len(trace_requests(update, size))
 
 
-def trace_requests(update: Update, size: int) -> list[GradRequest]:
-    """Return the requests of an update for a batch of `size`, in a dry run in which every gradient is zero."""
-    zeros: TensorTree = {"weight": torch.zeros(1)}
-    dry_run = update(zeros, StepContext(size, lr=1.0, peak_lr=1.0))
+def trace_requests(update: Update, size: int, sam_set: Tensor | None = None) -> list[GradRequest]:
+    """Return the requests of an update for a batch of `size`, in a dry run with one weight.
+
+    The weight and all gradients are one, since an update may divide by their norm.
+    """
+    ones: TensorTree = {"weight": torch.ones(1)}
     requests: list[GradRequest] = []
     try:
+        dry_run = update(ones, StepContext(size, lr=1.0, peak_lr=1.0, sam_set=sam_set))
         requests.append(next(dry_run))
         while True:
-            requests.append(dry_run.send(zeros))
+            average = requests[-1].average
+            requests.append(dry_run.send(ones if average is None else average))
     except StopIteration:
         return requests
+    except PlateauxError:
+        raise
+    except Exception as problem:  # code of the user
+        raise RecipeError(
+            "The update of this method failed in a dry run with one parameter, 'weight' of shape [1], whose value and "
+            f"gradient are 1 ({type(problem).__name__}: {first_line(problem)}). An update must work for any parameters"
+        ) from problem
 
 
 def groups(size: int, m: int) -> list[tuple[slice, float]]:

@@ -38,7 +38,7 @@ def ignore_unreadable() -> Iterator[None]:
     """Skip what is damaged, missing, or of an unexpected shape."""
     try:
         yield
-    except (PlateauxError, OSError, KeyError, ValueError, TypeError, IndexError, AttributeError, RuntimeError):
+    except (PlateauxError, OSError, LookupError, ValueError, TypeError, AttributeError, RuntimeError, ArithmeticError):
         return
 
 
@@ -102,8 +102,8 @@ def load_partitions(run: Run) -> list[SamSets]:
     names = [name for name in run.store.names("sam_sets") if name.endswith("/summary.json")]
     for epoch in sorted(int(name.split("/")[1]) for name in names if name.split("/")[1].isdigit()):
         with ignore_unreadable():
-            summary = run.store.get_json(partition_summary_path(epoch))
-            numbers = [n for n in range(summary["members"]) if n not in summary.get("without", ())]
+            summary = run.partition_summary(partition_summary_path(epoch))
+            numbers = [n for n in range(min(summary.members, run.recipe.members)) if n not in summary.without]
             sam_members = np.zeros(0, np.int64)  # per sample
             for number in numbers:
                 bits = np.unpackbits(run.store.get_array(sam_set_path(epoch, number))[1].view(np.uint8)).astype(
@@ -111,10 +111,8 @@ def load_partitions(run: Run) -> list[SamSets]:
                 )
                 sam_members = bits if not len(sam_members) else sam_members + bits
             counts = np.bincount(sam_members, minlength=len(numbers) + 1)
-            counts[0] = max(
-                0, int(summary["trained"]) - int(counts[1:].sum())
-            )  # without samples that are not trained on
-            partitions.append(SamSets(epoch, counts.tolist(), summary["share"], summary["overlap"]))
+            counts[0] = max(0, summary.trained - int(counts[1:].sum()))  # without samples that are not trained on
+            partitions.append(SamSets(epoch, counts.tolist(), summary.share, summary.overlap))
     return partitions
 
 

@@ -10,7 +10,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from plateaux.core.formatting import escape_markdown, json_safe
+from plateaux.core.formatting import escape_csv, escape_markdown, json_safe
 from plateaux.core.optional import optional_import
 from plateaux.reports.report import Report
 from plateaux.reports.style import KINDS, Kind
@@ -61,12 +61,13 @@ def to_csv(report: Report) -> str:
     factors = list(dict.fromkeys(name for result in report.results for name in result.condition))
     text = StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["run", "condition", "repetition", *(f"factor {name}" for name in factors), *FIELDS])
+    header = ["run", "condition", "repetition", *(f"factor {name}" for name in factors), *FIELDS]
+    writer.writerow([escape_csv(cell) for cell in header])
     for result in report.results:
         values = [result.condition.get(name, "") for name in factors]
         numbers = ["" if (value := getattr(result, name)) is None else value for name in FIELDS]
         label = condition_label(result.condition)
-        writer.writerow([result.run, label, result.repetition, *values, *numbers])
+        writer.writerow([escape_csv(cell) for cell in (result.run, label, result.repetition, *values, *numbers)])
     return text.getvalue()
 
 

@@ -8,13 +8,21 @@ from pathlib import Path
 from typing import Any
 
 from plateaux.config.recipe import flatten, short_key
-from plateaux.core.errors import RunError, StorageError
+from plateaux.core.errors import PlateauxError, RunError, StorageError
 from plateaux.reports.figures.training import TrainingLog
 from plateaux.reports.query import result_label
 from plateaux.storage.backends import open_store
+from plateaux.storage.json_shapes import read_shape
 from plateaux.storage.run import Run
 from plateaux.studies.grid import condition_label
-from plateaux.studies.results import RESULTS, ResultRow, read_results, results_from_run, results_from_study
+from plateaux.studies.results import (
+    RESULTS,
+    ResultRow,
+    StudyResults,
+    read_results,
+    results_from_run,
+    results_from_study,
+)
 
 IGNORED_SECTIONS = ("seed", "executor", "run", "probe")  # recipe keys that are not part of a condition
 
@@ -95,29 +103,26 @@ def _read_run(path: str | Path) -> ReportInputs:
 
 
 def _read_study(path: str | Path) -> ReportInputs:
-    stored = read_results(path)
+    results = results_from_study(path)
+    stored = read_shape(StudyResults, read_results(path), path)
     by_run: dict[tuple[str, str, int], list[ResultRow]] = {}
-    for result in results_from_study(path):
+    for result in results:
         by_run.setdefault((result.run, condition_label(result.condition), result.repetition), []).append(result)
     folder = Path(path) if Path(path).is_dir() else Path(path).parent
     sections = []
-    for results in by_run.values():
-        first, entry = results[0], stored["runs"][results[0].run]
-        logs = list(entry.get("log", {}).values())
-        run = _open_run(folder / str(entry.get("folder", "")))
-        rest = (logs, entry.get("recipe", {}), run)
-        sections.append(RunSection(result_label(first), first.condition, first.repetition, results, *rest))
-    study = stored.get("study", {})
-    figures = study.get("figures", {}).get("only", ())
-    question = str(study.get("question") or "A study")
+    for rows in by_run.values():
+        first, entry = rows[0], stored.runs[rows[0].run]
+        rest = (list(entry.log.values()), entry.recipe, _open_run(folder / entry.folder))
+        sections.append(RunSection(result_label(first), first.condition, first.repetition, rows, *rest))
+    question = stored.study.question or "A study"
     title = folder.resolve().name if Path(path).is_dir() or Path(path).name == RESULTS else Path(path).stem
-    return ReportInputs(title, sections, question, study.get("baseline", {}), tuple(map(str, figures)))
+    return ReportInputs(title, sections, question, stored.study.baseline, stored.study.figures.only)
 
 
 def _open_run(root: Path) -> Run | None:
     try:
         return Run.open(root)
-    except RunError:  # the results were copied without their run folders
+    except PlateauxError:  # the results were copied without their run folders, or those are damaged
         return None
 
 

@@ -127,7 +127,7 @@ class FeatureTable:
             if not self.store.has(self._name(shard)):
                 self.build(shard)
             _, flat = self.store.get_array(self._name(shard))
-            labels = self.store.get_tensors(self._name(shard, "-labels"))["labels"].numpy()
+            labels = self.store.get_tensor(self._name(shard, "-labels"), "labels", dims=1, integers=True).numpy()
             self._maps[shard] = flat.reshape(-1, *self.backbone.shape), labels
         return self._maps[shard]
 

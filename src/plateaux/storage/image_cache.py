@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from plateaux.core.errors import DataError
+from plateaux.core.errors import DataError, StorageError
 from plateaux.core.types import Inputs
 from plateaux.data.corruptions.corrupt import Corrupted
 from plateaux.data.sources import Source
@@ -29,7 +29,11 @@ class CachedImages(Source):
         if not store.has(name):
             _generate(inner, store, name)
         metadata, flat = store.get_array(name)
-        self.images = flat.reshape(json.loads(metadata["shape"]))
+        first, _ = inner.fetch(torch.zeros(1, dtype=torch.int64))
+        shape = (len(inner), *getattr(first, "shape", (0,))[1:])
+        if metadata.get("shape") != json.dumps(list(shape)) or flat.dtype != np.uint8:
+            raise StorageError(f"{store.root / name} has other images than expected; delete it to generate them again")
+        self.images = flat.reshape(shape)
 
     def __len__(self) -> int:
         return len(self.inner)

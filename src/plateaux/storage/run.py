@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import platform
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
@@ -18,9 +18,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from plateaux.config.recipe import Recipe, diff, fingerprint
-from plateaux.core.errors import RunError, StorageError
+from plateaux.core.bounded import Count, FiniteSeconds
+from plateaux.core.errors import RunError
 from plateaux.storage.backends import open_store
-from plateaux.storage.run_info import FORMAT, AutotuneInfo, RunInfo
+from plateaux.storage.json_shapes import parse_json, read_shape
+from plateaux.storage.run_info import FORMAT, AutotuneInfo, PartitionSummary, RunInfo
 from plateaux.storage.store import LOCK_TIMEOUT_S, Store
 
 if TYPE_CHECKING:
@@ -31,19 +33,19 @@ if TYPE_CHECKING:
 class MemberProgress:
     """The training progress of one member."""
 
-    epoch: int = 0  # completed epochs
-    step: int = 0  # completed steps of the current epoch
+    epoch: Count = 0  # completed epochs
+    step: Count = 0  # completed steps of the current epoch
     finished: bool = False
-    checkpoints: tuple[tuple[int, int, str], ...] = ()  # (epoch, step, object), newest last
+    checkpoints: tuple[tuple[Count, Count, str], ...] = ()  # (epoch, step, object), newest last
     log_parts: tuple[str, ...] = ()  # objects with parts of the log, in order
     weights: str | None = None  # the object with the weights of the member
     weights_source: str = ""  # description of the weights
     previous_weights: str | None = None  # weights that an older checkpoint still needs
     best: float | None = None
-    best_epoch: int | None = None
-    epochs_since_best: int = 0  # validations without improvement
+    best_epoch: Count | None = None
+    epochs_since_best: Count = 0  # validations without improvement
     stop_reason: str = ""  # why training ended before the last epoch
-    seconds: float = 0.0  # training time over all attempts; members that train in one process share it equally
+    seconds: FiniteSeconds = 0.0  # training time over all attempts; members that train in one process share it equally
     partition_checkpoint: str | None = None  # state at the first partition, from which another run can branch
 
     @property
@@ -138,15 +140,9 @@ class Run:
         name = f"members/{number}/progress.json"
         if not self.store.has(name):
             return MemberProgress()
-        tree = self.store.get_json(name)
-        try:
-            checkpoints = tuple((int(epoch), int(step), str(state)) for epoch, step, state in tree["checkpoints"])
-            return MemberProgress(**{**tree, "checkpoints": checkpoints, "log_parts": tuple(tree["log_parts"])})
-        except (TypeError, KeyError, ValueError):
-            raise StorageError(
-                f"{self.store.root / name} is not a valid progress file; restore it, or delete its folder to train "
-                "that member again"
-            ) from None
+        advice = "restore it, or delete its folder to train that member again"
+        tree, file = self.store.get_json(name), self.store.root / name
+        return read_shape(MemberProgress, tree, file, advice, required=("epoch", "checkpoints", "log_parts"))
 
     def all_progress(self) -> list[MemberProgress]:
         return [self.progress(number) for number in range(self.recipe.members)]
@@ -154,8 +150,12 @@ class Run:
     def trained_members(self) -> list[int]:
         """Return the members that belong to the ensemble: all except those that a partition excluded."""
         summaries = [name for name in self.store.names("sam_sets") if name.endswith("/summary.json")]
-        excluded = {number for name in summaries for number in self.store.get_json(name).get("without", ())}
+        excluded = {number for name in summaries for number in self.partition_summary(name).without}
         return [number for number in range(self.recipe.members) if number not in excluded]
+
+    def partition_summary(self, name: str) -> PartitionSummary:
+        """Return the stored summary of a data partition."""
+        return read_shape(PartitionSummary, self.store.get_json(name), self.store.root / name)
 
     def lock(self, number: int, *, timeout: float = 0.0) -> AbstractContextManager[None]:
         """Lock a member. Wait for a process that is about to exit, and up to `timeout` seconds."""
@@ -198,8 +198,12 @@ class Run:
 
     def log(self, number: int) -> list[dict[str, Any]]:
         """Return all log entries of a member, in order."""
-        parts = [self.store.get(part).decode() for part in self.progress(number).log_parts]
-        return [json.loads(line) for part in parts for line in part.splitlines()]
+        return [line for part in self.progress(number).log_parts for line in self._log_lines(part)]
+
+    def _log_lines(self, part: str) -> Iterator[dict[str, Any]]:
+        file = self.store.root / part
+        for line in self.store.get(part).splitlines():
+            yield read_shape(dict[str, Any], parse_json(line, file), file)
 
     def weights(self, number: int) -> TensorTree:
         """Return the weights of a finished member, without the shared ones."""

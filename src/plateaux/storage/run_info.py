@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from plateaux.core.errors import StorageError
+from plateaux.core.bounded import Count, Finite, PositiveCount
+from plateaux.storage.json_shapes import read_shape
 
 if TYPE_CHECKING:
     from plateaux.data.sources import DataSplits
@@ -18,7 +19,7 @@ FORMAT = 2  # version of the layout of a run folder
 class SplitInfo:
     """Number and content hash of the samples of a split."""
 
-    samples: int
+    samples: Count
     fingerprint: str
 
 
@@ -28,7 +29,7 @@ class UnlabeledInfo:
 
     name: str
     fingerprint: str
-    ids: tuple[int, ...]
+    ids: tuple[Count, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +37,10 @@ class DataInfo:
     """Description of a data set: what a model needs to predict, and hashes that identify the samples."""
 
     name: str
-    classes: int
-    shape: tuple[int, ...]
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    classes: PositiveCount
+    shape: tuple[Count, ...]
+    mean: tuple[Finite, ...]
+    std: tuple[Finite, ...]
     labels: tuple[str, ...]
     train: SplitInfo
     test: SplitInfo
@@ -63,25 +64,6 @@ class DataInfo:
             else UnlabeledInfo(extra.name, extra.source.fingerprint(), tuple(extra.ids.tolist())),
         )
 
-    @classmethod
-    def from_dict(cls, tree: Any, file: object = "run.json") -> DataInfo:
-        """Read the section `data` of a run.json."""
-        fields = _Fields(tree, file, "data.")
-        unlabeled = fields.section("unlabeled") if "unlabeled" in fields else None
-        return cls(
-            name=str(fields["name"]),
-            classes=int(fields["classes"]),
-            shape=tuple(fields["shape"]),
-            mean=tuple(fields["mean"]),
-            std=tuple(fields["std"]),
-            labels=tuple(fields["labels"]),
-            train=_read_split(fields.section("train")),
-            test=_read_split(fields.section("test")),
-            unlabeled=None
-            if unlabeled is None
-            else UnlabeledInfo(unlabeled["name"], unlabeled["fingerprint"], tuple(unlabeled["ids"])),
-        )
-
     def to_dict(self) -> dict[str, Any]:
         """Return plain values. The key `unlabeled` is omitted if there are no unlabeled samples."""
         tree = {name: _to_plain(value) for name, value in asdict(self).items()}
@@ -92,24 +74,30 @@ class DataInfo:
 class AutotuneInfo:
     """Settings that were measured once and hold for the whole run; None: not autotuned."""
 
-    precision: str | None = None
-    memory_format: str | None = None
+    precision: Literal["fp32", "bf16", "fp16", "fp64"] | None = None
+    memory_format: Literal["contiguous", "channels_last"] | None = None
     tried: tuple[Mapping[str, Any], ...] | None = None  # the candidates, with loss and throughput
-    scoring_batch: int | None = None  # batch size of the per-sample sharpness scores
+    scoring_batch: PositiveCount | None = None  # batch size of the per-sample sharpness scores
 
     @classmethod
-    def from_dict(cls, tree: Mapping[str, Any]) -> AutotuneInfo:
-        tried = tree.get("tried")
-        return cls(
-            tree.get("precision"),
-            tree.get("memory_format"),
-            None if tried is None else tuple(tried),
-            tree.get("scoring_batch"),
-        )
+    def from_dict(cls, tree: Any, file: object = "autotune.json") -> AutotuneInfo:
+        """Read the settings that `autotune` returned, or that a study stored."""
+        return read_shape(cls, tree, file)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values of the settings that were autotuned."""
         return {name: _to_plain(value) for name, value in asdict(self).items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionSummary:
+    """What is read from the summary of a data partition, `sam_sets/<epoch>/summary.json`."""
+
+    members: Count
+    without: tuple[Count, ...] = ()  # members that had failed by then and are excluded from the run
+    share: tuple[Finite | None, ...] = ()  # fraction of the samples to which each member applies SAM
+    overlap: Any = None
+    trained: Count = 0  # number of training samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,14 +111,8 @@ class RunInfo:
 
     @classmethod
     def from_dict(cls, tree: Any, file: object = "run.json") -> RunInfo:
-        """Read a run.json. The error for a missing field names the file and the field."""
-        fields = _Fields(tree, file)
-        return cls(
-            data=DataInfo.from_dict(fields["data"], file),
-            imported_from=tuple(fields["imported_from"]) if "imported_from" in fields else None,
-            autotune=AutotuneInfo.from_dict(fields["autotune"]) if "autotune" in fields else None,
-            model=str(fields["model"]) if "model" in fields else None,
-        )
+        """Read a run.json. The error for a missing or invalid field names the file and the field."""
+        return read_shape(cls, tree, file)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values."""
@@ -142,32 +124,6 @@ class RunInfo:
         if self.model is not None:
             tree["model"] = self.model
         return tree
-
-
-class _Fields:
-    """Access to the fields of a file that raises an error with the name of the file and of the missing field."""
-
-    def __init__(self, tree: Any, file: object, prefix: str = "") -> None:
-        self._tree, self._file, self._prefix = tree, file, prefix
-        if not isinstance(tree, Mapping):
-            raise StorageError(f"{file}: {prefix.rstrip('.') or 'the content'} is not a JSON object; restore the file")
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._tree
-
-    def __getitem__(self, name: str) -> Any:
-        if name not in self._tree:
-            raise StorageError(
-                f"{self._file} lacks the field {self._prefix + name!r}; restore the file or start a new run"
-            )
-        return self._tree[name]
-
-    def section(self, name: str) -> _Fields:
-        return _Fields(self[name], self._file, f"{self._prefix}{name}.")
-
-
-def _read_split(fields: _Fields) -> SplitInfo:
-    return SplitInfo(int(fields["samples"]), str(fields["fingerprint"]))
 
 
 def _to_plain(value: Any) -> Any:

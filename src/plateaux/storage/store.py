@@ -18,6 +18,7 @@ from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from plateaux.core.errors import StorageError
 from plateaux.storage.atomic import explain_os_error
+from plateaux.storage.json_shapes import parse_json
 from plateaux.storage.remote_fs import Address
 
 if TYPE_CHECKING:
@@ -98,13 +99,7 @@ class Store(Protocol):
 
     def get_json(self, name: str) -> Any:
         """Read a JSON value."""
-        content = self.get(name)
-        try:
-            return json.loads(content)
-        except ValueError as problem:
-            raise StorageError(
-                f"{self.root / name} is not valid JSON ({problem}); restore it or start a new run"
-            ) from None
+        return parse_json(self.get(name), self.root / name)
 
     def put_tensors(self, name: str, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
         """Write tensors as safetensors, a format that other programs read and that cannot contain code."""
@@ -122,6 +117,14 @@ class Store(Protocol):
             return safetensors.torch.load(content)
         except Exception as problem:
             raise self._damaged_error(name, problem) from None
+
+    def get_tensor(self, name: str, key: str, *, dims: int, integers: bool = False) -> Tensor:
+        """Read one tensor of a file, and check its number of dimensions and whether it contains integers."""
+        tensor = self.get_tensors(name).get(key)
+        if tensor is None or tensor.dim() != dims or tensor.is_floating_point() is integers:
+            kind = "of integers " if integers else ""
+            raise self._damaged_error(name, f"it has no tensor {key!r} {kind}with {dims} dimensions")
+        return tensor
 
     @contextmanager
     def array_writer(
@@ -184,9 +187,7 @@ class Store(Protocol):
 
     def put_state(self, name: str, state: Mapping[str, Any]) -> None:
         """Write nested tensors and plain values with `torch.save`."""
-        import torch
-
-        self.put(name, lambda file: torch.save(dict(state), file))
+        self.put(name, lambda file: _save_state(dict(state), file))
 
     def get_state(self, name: str) -> dict[str, Any]:
         """Read nested tensors and plain values. Code in the file is not executed (`weights_only=True`)."""
@@ -206,6 +207,18 @@ class Store(Protocol):
 
     def _os_error(self, verb: str, name: str, problem: OSError) -> StorageError:
         return StorageError(explain_os_error(verb, self.root / name, problem))
+
+
+def _save_state(state: dict[str, Any], file: IO[bytes]) -> None:
+    import torch
+
+    try:
+        torch.save(state, file)
+    except RuntimeError as problem:
+        # torch reports a failed write as an internal error, raised while it handles the actual one.
+        if isinstance(problem.__context__, OSError):
+            raise problem.__context__ from None
+        raise
 
 
 def split_name(name: str) -> tuple[str, ...]:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from plateaux.config.components import NO_COMPONENTS, Components
+from plateaux.core.bounded import Count, Finite
 from plateaux.core.errors import PlateauxError, RunError
 from plateaux.core.row_names import MEAN_OF_MEMBERS, RowName
 from plateaux.core.types import Estimate
 from plateaux.evaluation.metric_specs import get_metrics
 from plateaux.evaluation.results import MetricResult
 from plateaux.evaluation.robustness import robustness
+from plateaux.storage.json_shapes import read_shape
 from plateaux.storage.local_store import LocalStore
 from plateaux.storage.run import Run
 from plateaux.training.cost import Cost, measured_cost
@@ -24,7 +27,103 @@ RESULTS = "results.json"
 FORMAT = 2
 COSTS = ("epochs", "passes", "seconds")
 TRAINING = "training"  # split name of training costs
+ADVICE = "restore it, or delete it and run the study again"
+DELETE = "delete it and evaluate again"
 NO_CONDITION: Mapping[str, Any] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class StoredValue:
+    """One number of a stored metric; NaN and infinity are stored as null."""
+
+    value: Finite | None
+    stderr: Finite | None
+    mc_stderr: Finite | None = None
+
+    @property
+    def number(self) -> float:
+        return math.nan if self.value is None else float(self.value)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMetric:
+    """A metric in `metrics/*.json` of a run, or in the results of a study."""
+
+    metric: str
+    split: str
+    rows: dict[str, StoredValue]
+    higher_is_better: bool | None
+    weights: dict[str, str] = field(default_factory=dict)
+    data: dict[str, Any] = field(default_factory=dict)
+    hashes: dict[str, str] = field(default_factory=dict)
+    group: str = "performance"
+    percent: bool | None = None
+    definition: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _SampleInfo:
+    """What is read from the description of a metric's samples."""
+
+    samples: Count = 0
+    corruption: str = ""
+    severity: Count = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CostRow:
+    """The training cost of a member, or the mean over members."""
+
+    epochs: Finite
+    passes: Finite
+    seconds: Finite
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRun:
+    """One run in the results of a study."""
+
+    evaluation_hash: str
+    metrics: tuple[StoredMetric, ...]
+    costs: dict[str, CostRow]
+    folder: str = ""
+    recipe: dict[str, Any] = field(default_factory=dict)
+    log: dict[str, tuple[dict[str, Any], ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTrial:
+    """One condition of a study and the run that measures it."""
+
+    run: str
+    condition: dict[str, Any]
+    repetition: Count
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFigures:
+    """Which figures the report of a study has; empty: all."""
+
+    only: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StoredStudy:
+    """What a report shows of the study itself."""
+
+    question: str = ""
+    baseline: dict[str, Any] = field(default_factory=dict)
+    figures: StoredFigures = field(default_factory=StoredFigures)
+
+
+@dataclass(frozen=True, slots=True)
+class StudyResults:
+    """The content of results.json."""
+
+    conditions: tuple[StoredTrial, ...]
+    runs: dict[str, StoredRun]
+    evaluation_hash: str | None = None
+    study: StoredStudy = field(default_factory=StoredStudy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +151,9 @@ def results_from_run(run: Run, condition: Mapping[str, Any] = NO_CONDITION, repe
     """Return all stored results of the current weights of a run, and the training cost."""
     results = _stored_results(run)
     results += robustness(results)
-    trees = [to_stored(result) for result in results]
-    return list(_result_rows(str(run.store.root), condition, repetition, trees, cost_rows(run)))
+    stored = [read_shape(StoredMetric, to_stored(result), run.store.root) for result in results]
+    costs = {row: CostRow(**cost) for row, cost in cost_rows(run).items()}
+    return list(_result_rows(str(run.store.root), condition, repetition, stored, costs))
 
 
 def results_from_study(path: str | Path) -> list[ResultRow]:
@@ -61,13 +161,13 @@ def results_from_study(path: str | Path) -> list[ResultRow]:
     results = read_results(path)
     if not results:
         raise RunError(f"{path} has no {RESULTS}: it is not a study folder, or none of its runs is finished.")
+    stored = read_shape(StudyResults, results, path, ADVICE)
     rows: list[ResultRow] = []
-    for trial in results["conditions"]:
-        entry = results["runs"].get(trial["run"])
+    for trial in stored.conditions:
+        entry = stored.runs.get(trial.run)
         # Entries with another hash are results of an earlier version of the study.
-        if entry and results.get("evaluation_hash") in (None, entry.get("evaluation_hash")):
-            key = (str(trial["run"]), trial["condition"], int(trial["repetition"]))
-            rows += _result_rows(*key, entry["metrics"], entry["costs"])
+        if entry and stored.evaluation_hash in (None, entry.evaluation_hash):
+            rows += _result_rows(trial.run, trial.condition, trial.repetition, entry.metrics, entry.costs)
     return rows
 
 
@@ -82,6 +182,7 @@ def read_results(path: str | Path) -> dict[str, Any]:
     version = results.get("format") if isinstance(results, dict) else None
     if version != FORMAT:
         raise RunError(f"{folder / name} has format {version!r}; this version of Plateaux reads format {FORMAT}")
+    read_shape(StudyResults, results, folder / name, ADVICE)
     return dict(results)
 
 
@@ -107,31 +208,19 @@ def _result_rows(
     run: str,
     condition: Mapping[str, Any],
     repetition: int,
-    metrics: Iterable[Mapping[str, Any]],
-    costs: Mapping[str, Mapping[str, float]],
+    metrics: Iterable[StoredMetric],
+    costs: Mapping[str, CostRow],
 ) -> Iterator[ResultRow]:
-    for tree in metrics:
-        name = str(tree["metric"])
-        percent = bool(tree["percent"]) if "percent" in tree else _in_percent(name)
-        for row, value in tree["rows"].items():
-            number = float("nan") if value["value"] is None else float(value["value"])
-            errors = (value["stderr"], value.get("mc_stderr"))
-            yield ResultRow(
-                run,
-                condition,
-                repetition,
-                name,
-                str(tree["split"]),
-                RowName.parse(row),
-                number,
-                *errors,
-                tree["higher_is_better"],
-                percent,
-            )
+    for stored in metrics:
+        percent = _in_percent(stored.metric) if stored.percent is None else stored.percent
+        where = (run, condition, repetition, stored.metric, stored.split)
+        for row, value in stored.rows.items():
+            estimate = (value.number, value.stderr, value.mc_stderr)
+            yield ResultRow(*where, RowName.parse(row), *estimate, stored.higher_is_better, percent)
     for row, cost in costs.items():
         for by in COSTS:
-            where = (run, condition, repetition, by, TRAINING, RowName.parse(row))
-            yield ResultRow(*where, cost[by], None, None, False, False)
+            where = (run, condition, repetition, by, TRAINING)
+            yield ResultRow(*where, RowName.parse(row), getattr(cost, by), None, None, False, False)
 
 
 def _stored_results(run: Run) -> list[MetricResult]:
@@ -142,7 +231,7 @@ def _stored_results(run: Run) -> list[MetricResult]:
     current = _weight_hashes(run)
     best: dict[tuple[str, str], MetricResult] = {}
     for name in run.store.names("metrics"):
-        result = _metric_result(run.store.get_json(name))
+        result = _metric_result(run.store.get_json(name), run.store.root / name)
         if any(current.get(member, hash_) != hash_ for member, hash_ in result.hashes.items()):
             continue
         key = result.metric, result.split
@@ -165,17 +254,13 @@ def _weight_hashes(run: Run) -> dict[str, str]:
     return {RowName.member(number): run.weights_hash(number) for number in existing}
 
 
-def _metric_result(tree: Mapping[str, Any]) -> MetricResult:
-    rows = {RowName.parse(row): _estimate(value) for row, value in tree["rows"].items()}
-    facts = (tree["higher_is_better"], tree["weights"], tree["data"], tree["hashes"], tree["group"])
-    return MetricResult(
-        tree["metric"], tree["split"], rows, *facts, _in_percent(tree["metric"]), tree.get("definition", "")
-    )
-
-
-def _estimate(stored: Mapping[str, Any]) -> Estimate:
-    value = float("nan") if stored["value"] is None else stored["value"]
-    return Estimate(value, stored["stderr"], stored.get("mc_stderr"))
+def _metric_result(tree: Any, file: object) -> MetricResult:
+    stored = read_shape(StoredMetric, tree, file, DELETE)
+    read_shape(_SampleInfo, stored.data, file, DELETE)
+    values = stored.rows.items()
+    rows = {RowName.parse(row): Estimate(value.number, value.stderr, value.mc_stderr) for row, value in values}
+    facts = (stored.higher_is_better, stored.weights, stored.data, stored.hashes, stored.group)
+    return MetricResult(stored.metric, stored.split, rows, *facts, _in_percent(stored.metric), stored.definition)
 
 
 @lru_cache(maxsize=256)

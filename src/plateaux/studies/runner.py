@@ -33,9 +33,10 @@ from plateaux.evaluation.splits import eval_split, eval_splits, ood_split
 from plateaux.loss_landscape.probe import get_probes
 from plateaux.loss_landscape.run_probes import probe_landscape
 from plateaux.loss_landscape.session import ProbeOptions
+from plateaux.storage.json_shapes import read_shape
 from plateaux.storage.local_store import LocalStore
 from plateaux.storage.run import Run, environment
-from plateaux.storage.run_info import DataInfo
+from plateaux.storage.run_info import AutotuneInfo, DataInfo
 from plateaux.studies.planning import RunSpec, Trial, plan_runs, plan_trials
 from plateaux.studies.results import FORMAT, RESULTS, cost_rows, read_results, to_stored
 from plateaux.studies.study import Study
@@ -193,11 +194,13 @@ class StudyRunner:
         shared = {name: part for name, part in recipe.identity().items() if name not in ("method", "seed")}
         name = fingerprint(shared)
         with self.store.lock("runs", timeout=LOCK_TIMEOUT_S):
-            known = self.store.get_json(AUTOTUNE) if self.store.has(AUTOTUNE) else {}
+            tree = self.store.get_json(AUTOTUNE) if self.store.has(AUTOTUNE) else {}
+            known = read_shape(dict[str, dict[str, Any]], tree, self.root / AUTOTUNE, "delete it to measure again")
             if name not in known:
                 known[name] = autotune(recipe, self.components, self.progress)
                 self.store.put_json(AUTOTUNE, known)
-        return recipe.replaced(train={part: known[name][part] for part in ("precision", "memory_format")})
+        tuned = AutotuneInfo.from_dict(known[name], self.root / AUTOTUNE)
+        return recipe.replaced(train={"precision": tuned.precision, "memory_format": tuned.memory_format})
 
     def _parent(self, spec: RunSpec) -> Path | None:
         """Return the run to branch from, if it has reached its data partition and has its checkpoint."""

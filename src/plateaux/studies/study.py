@@ -26,7 +26,7 @@ from pydantic import Field, ValidationError
 
 from plateaux.config.recipe import Recipe, fingerprint
 from plateaux.config.schema import ConfigSection
-from plateaux.config.toml import parse_toml
+from plateaux.config.toml import parse_toml, read_text
 from plateaux.core.errors import RecipeError, suggest
 from plateaux.studies.grid import apply_changes, combine, condition_label, flat_changes, grid_factors
 
@@ -71,11 +71,8 @@ class Study(ConfigSection):
     def load(cls, path: str | Path) -> Study:
         """Read a TOML file; its base recipe is a file next to it or a built-in recipe."""
         file = Path(path)
-        try:
-            text = file.read_text(encoding="utf-8")
-        except OSError as problem:
-            raise RecipeError(f"Cannot read the study {str(path)!r}: {problem.strerror}") from None
-        return cls.from_dict({"name": file.stem, **parse_toml(text, str(path))}, folder=file.parent)
+        tree = parse_toml(read_text(file, "study"), str(path))
+        return cls.from_dict({"name": file.stem, **tree}, folder=file.parent)
 
     @classmethod
     def from_dict(cls, tree: Mapping[str, Any], *, folder: Path = Path()) -> Study:

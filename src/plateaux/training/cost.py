@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,9 +16,10 @@ from torch import Tensor
 from plateaux.config.builders.training import build_method
 from plateaux.config.components import NO_COMPONENTS, Components
 from plateaux.config.recipe import Recipe
-from plateaux.core.method import GradRequest, StepContext, Update
-from plateaux.core.types import TensorTree
+from plateaux.core.method import GradRequest, Update
+from plateaux.optim.sam import trace_requests
 from plateaux.storage.run import Run, partition_summary_path
+from plateaux.storage.run_info import PartitionSummary
 
 BACKWARD = 2 / 3  # cost of a backward pass, in passes
 DEFAULT_SAM_FRACTION = 0.5  # of the samples of a member, as long as its data partition is not known
@@ -37,7 +37,7 @@ class Cost:
 def measured_cost(run: Run, number: int, components: Components = NO_COMPONENTS) -> Cost:
     """Return the cost of a member of a run so far, including the scoring of samples for data partitions."""
     progress, summaries = run.progress(number), _partition_summaries(run, number, components)
-    shares = {epoch: float(summary["share"][number] or 0.0) for epoch, summary in summaries.items()}
+    shares = {epoch: _share(summary, number) for epoch, summary in summaries.items()}
     passes = count_passes(run.recipe, number, epochs=progress.epoch, shares=shares, components=components)
     return Cost(progress.epoch, passes, progress.seconds)
 
@@ -68,16 +68,7 @@ def count_passes(
 
 def passes_per_step(update: Update, size: int, sam_set: Tensor | None = None) -> float:
     """Return the number of passes over its batch of `size` samples that one step of an update needs."""
-    params: TensorTree = {"weight": torch.zeros(1)}
-    requests = update(params, StepContext(size, lr=1.0, peak_lr=1.0, sam_set=sam_set))
-    passes = 0.0
-    try:
-        request = next(requests)
-        while True:
-            passes += _count_request(request, size)
-            request = requests.send(params if request.average is None else request.average)
-    except StopIteration:
-        return passes
+    return sum((_count_request(request, size) for request in trace_requests(update, size, sam_set)), 0.0)
 
 
 def _count_request(request: GradRequest, size: int) -> float:
@@ -90,8 +81,13 @@ def _count_request(request: GradRequest, size: int) -> float:
     return (BACKWARD if request.reuse_graph else 1.0) * count / size
 
 
-def _partition_summaries(run: Run, number: int, components: Components) -> dict[int, Mapping[str, Any]]:
+def _partition_summaries(run: Run, number: int, components: Components) -> dict[int, PartitionSummary]:
     """Return the stored summaries of data partitions by epoch."""
     partition = build_method(run.recipe, number, components).partition
     names = {epoch: partition_summary_path(epoch) for epoch in (partition.after if partition else ())}
-    return {epoch: run.store.get_json(name) for epoch, name in names.items() if run.store.has(name)}
+    return {epoch: run.partition_summary(name) for epoch, name in names.items() if run.store.has(name)}
+
+
+def _share(summary: PartitionSummary, number: int) -> float:
+    """Return the fraction of the samples to which a member applies SAM; 0 for a member without a set."""
+    return float(summary.share[number] or 0.0) if number < len(summary.share) else 0.0

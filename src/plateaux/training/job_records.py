@@ -14,12 +14,16 @@ import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 from uuid import uuid4
 
+from pydantic import AfterValidator
+
+from plateaux.core.bounded import Count, Finite
 from plateaux.core.errors import Interrupted, StorageError
 from plateaux.core.process_info import node_name
 from plateaux.core.progress import MemberUpdate, Message, Progress, ProgressEvent
+from plateaux.storage.json_shapes import read_shape
 from plateaux.storage.run import Run
 from plateaux.training.jobs import Job, Position
 
@@ -30,25 +34,32 @@ MAX_LOG_LINES = 200
 Outcome = Literal["running", "done", "stopped", "failed", "lost"]
 
 
+def _check_counts(update: MemberUpdate) -> MemberUpdate:
+    counts = (update.member, update.epochs, update.epoch, update.steps, update.step, update.retries)
+    if any(count is not None and not 0 <= count < 1 << 53 for count in counts):
+        raise ValueError("the numbers of epochs and steps are not valid")
+    return update
+
+
 @dataclass(frozen=True, slots=True)
 class JobRecord:
     """One attempt at a job, as stored in the run folder."""
 
     job: str
     kind: str
-    members: tuple[int, ...]
-    attempt: int
+    members: tuple[Count, ...]
+    attempt: Count
     start: Position
-    stop: int
+    stop: Count
     node: str
     pid: int
-    started: float  # Unix time, as are the two below
-    last_seen: float
-    ended: float | None = None
+    started: Finite  # Unix time, as are the two below
+    last_seen: Finite
+    ended: Finite | None = None
     outcome: Outcome = "running"
     problem: str = ""
     log: tuple[str, ...] = ()
-    progress: Mapping[int, MemberUpdate] = field(default_factory=dict)
+    progress: Mapping[int, Annotated[MemberUpdate, AfterValidator(_check_counts)]] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the record as JSON types, without fields that are not set."""
@@ -57,18 +68,9 @@ class JobRecord:
         return {name: value for name, value in plain.items() if value is not None} | {"progress": progress}
 
     @classmethod
-    def from_dict(cls, stored: Mapping[str, Any]) -> JobRecord:
+    def from_dict(cls, stored: Any, file: object = "the job record") -> JobRecord:
         """Return the record that `to_dict` stored."""
-        epoch, step = stored["start"]
-        return cls(
-            **{
-                **stored,
-                "members": tuple(stored["members"]),
-                "start": (epoch, step),
-                "log": tuple(stored["log"]),
-                "progress": {int(number): MemberUpdate(**update) for number, update in stored["progress"].items()},
-            }
-        )
+        return read_shape(cls, stored, file, "delete it; job records only show progress")
 
     def latest(self, member: int) -> MemberUpdate:
         """Return the progress of one member, with the node and the number of retries."""
@@ -142,7 +144,8 @@ def record_job(run: Run, job: Job, progress: Progress, *, enabled: bool) -> Iter
 
 def load_records(run: Run) -> list[JobRecord]:
     """Return the job records of a run, sorted by start time; a job that was killed has the outcome "lost"."""
-    records = [JobRecord.from_dict(run.store.get_json(name)) for name in run.store.names("jobs")]
+    stored = {name: run.store.get_json(name) for name in run.store.names("jobs")}
+    records = [JobRecord.from_dict(tree, run.store.root / name) for name, tree in stored.items()]
     return [_mark_lost(record) for record in sorted(records, key=lambda record: record.started)]
 
 

@@ -51,8 +51,8 @@ def _partition_status(run: Run, epoch: int) -> PartitionStatus:
     scored = frozenset(number for number in members if run.store.has(sharpness_path(epoch, number)))
     if not run.store.has(partition_summary_path(epoch)):
         return PartitionStatus(epoch, scored)
-    summary = run.store.get_json(partition_summary_path(epoch))
-    return PartitionStatus(epoch, scored, summary["members"], frozenset(summary.get("without", ())))
+    summary = run.partition_summary(partition_summary_path(epoch))
+    return PartitionStatus(epoch, scored, summary.members, frozenset(summary.without))
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,7 @@ something are judged by the criterion in `theory.verdicts`, and their evidence c
 from __future__ import annotations
 
 import json
-import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -17,8 +16,10 @@ from typing import Any, Literal, TypeVar
 from pydantic import Field, ValidationError, model_validator
 
 from plateaux.config.schema import ConfigSection
-from plateaux.core.errors import RecipeError, suggest
+from plateaux.config.toml import parse_toml, read_text
+from plateaux.core.errors import RecipeError, StorageError, suggest
 from plateaux.storage.atomic import write_atomic
+from plateaux.storage.json_shapes import parse_json, read_shape
 
 Verdict = Literal[
     "reproduced", "contradicted", "not reproduced", "inconclusive", "not testable at this scale", "not yet run"
@@ -194,7 +195,10 @@ def claims_dir() -> Path:
 def read_claims(folder: Path | None = None) -> list[Claim]:
     """Return all claims of a folder, sorted by number."""
     files = sorted((folder or claims_dir()).glob("*.toml"))
-    claims = [_validate(Claim, {"name": file.stem, **_read_file(file, tomllib.loads)}, file) for file in files]
+    claims = [
+        _validate(Claim, {"name": file.stem, **parse_toml(read_text(file, "claim"), f"Cannot read {file}: it")}, file)
+        for file in files
+    ]
     return sorted(claims, key=lambda claim: claim.number)
 
 
@@ -219,7 +223,7 @@ def read_evidence(claim: Claim, folder: Path) -> Evidence | None:
     file = folder / f"{claim.name}.json"
     if not file.is_file():
         return None
-    evidence = _validate(Evidence, _read_file(file, json.loads), file)
+    evidence = _validate(Evidence, _read_json(file), file)
     _check_evidence(claim, evidence, file)
     return evidence
 
@@ -261,8 +265,8 @@ def _key(name: str) -> str:
     return str(int(name)) if name.isdigit() else name.removesuffix(".toml")
 
 
-def _read_file(file: Path, read: Callable[[str], Any]) -> dict[str, Any]:
+def _read_json(file: Path) -> dict[str, Any]:
     try:
-        return dict(read(file.read_text(encoding="utf-8")))
-    except (ValueError, TypeError) as problem:
+        return read_shape(dict[str, Any], parse_json(read_text(file, "evidence"), file), file)
+    except StorageError as problem:
         raise RecipeError(f"Cannot read {file}: {problem}") from None

@@ -6,7 +6,6 @@ A study writes `evidence/<claim>.json` in its folder, or results that the claim 
 
 from __future__ import annotations
 
-import json
 import shlex
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from plateaux.core.errors import RecipeError, RunError
+from plateaux.storage.local_store import LocalStore
 from plateaux.studies.claims.claim import Case, Claim, Evidence, MeasuredValue, read_evidence, write_evidence
 from plateaux.studies.claims.contrasts import ResultLike, build_evidence, rounded
 
@@ -88,9 +88,12 @@ def format_command(command: Sequence[str], root: Path) -> str:
 def collect(claims: Sequence[Claim], folder: Path, read: Read | None = None) -> list[Evidence]:
     """Return the evidence of a finished study, from evidence files or from its results."""
     if claims[0].study == "theory":
-        record = json.loads((folder / "theory.json").read_text(encoding="utf-8"))
-        by_number = {each["claim"]: each for each in record["claims"]}
-        return [theory_evidence(claim, by_number[claim.number]) for claim in claims]
+        record = LocalStore(folder).get_json("theory.json")
+        try:
+            by_number = {each["claim"]: each for each in record["claims"]}
+            return [theory_evidence(claim, by_number[claim.number]) for claim in claims]
+        except (LookupError, TypeError, ValueError) as problem:
+            raise RunError(f"{folder / 'theory.json'} is not a record of the theory ({problem!r}); delete it") from None
     collected = []
     for claim in claims:
         evidence = read_evidence(claim, folder / "evidence")

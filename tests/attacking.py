@@ -1,0 +1,60 @@
+"""Helpers of the attack tests: run a command in process, judge how it ended, and count.
+
+In CI an attack runs a seeded sample. `PLATEAUX_LONG=1` runs the full set; `-s` also prints what is found.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import traceback
+from collections import Counter
+from collections.abc import Sequence
+from time import monotonic
+from typing import TypeVar
+
+from typer.testing import CliRunner
+
+from plateaux.cli.main import app
+
+IS_LONG = bool(os.environ.get("PLATEAUX_LONG"))
+EXIT_CODES = {0, 1, 2, 3, 4, 5, 6, 75}  # the table in README.md
+HANG_S = 20.0
+FINDINGS = ("tracebacks", "hangs", "silent differences", "files touched outside", "code executed")
+COUNTS: Counter[str] = Counter()
+
+Item = TypeVar("Item")
+
+
+def chosen(cases: Sequence[Item], count: int, seed: int = 0) -> list[Item]:
+    """Return all cases in a long test, else a seeded sample of them."""
+    if IS_LONG or count >= len(cases):
+        return list(cases)
+    return random.Random(seed).sample(list(cases), count)
+
+
+def attack(words: Sequence[str]) -> tuple[int, str, str]:
+    """Run a command in this process; return its exit code, output, and problem ("" if there is none).
+
+    A command has a problem if it raises, prints a traceback, returns an undocumented exit code, fails without a
+    message, or takes longer than 20 s of a machine that is not busy.
+    """
+    start = monotonic()
+    result = CliRunner().invoke(app, list(words))
+    seconds = monotonic() - start
+    COUNTS["inputs"] += 1
+    output = result.stdout + result.stderr
+    problem = ""
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        problem = "".join(traceback.format_exception(result.exception))[-1500:]
+    elif "Traceback (most recent call last)" in output:
+        problem = f"printed a traceback: {output[-1500:]}"
+    elif result.exit_code not in EXIT_CODES:
+        problem = f"exit code {result.exit_code}"
+    elif result.exit_code and not output.strip():
+        problem = f"exit code {result.exit_code} without a message"
+    COUNTS["tracebacks"] += bool(problem)
+    COUNTS["hangs"] += seconds > HANG_S
+    if problem:
+        print(f"{list(words)}: {problem}")
+    return result.exit_code, output, problem
