@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import traceback
 from collections import Counter
-from collections.abc import Sequence
-from time import monotonic
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 
 from typer.testing import CliRunner
@@ -19,11 +20,15 @@ from plateaux.cli.main import app
 
 IS_LONG = bool(os.environ.get("PLATEAUX_LONG"))
 EXIT_CODES = {0, 1, 2, 3, 4, 5, 6, 75}  # the table in README.md
-HANG_S = 20.0
+HANG_S = 20.0  # of CPU time, so that a busy machine does not count
 FINDINGS = ("tracebacks", "hangs", "silent differences", "files touched outside", "code executed")
 COUNTS: Counter[str] = Counter()
 
 Item = TypeVar("Item")
+
+
+class HangError(BaseException):
+    """A command used more than 20 s. Not an Exception, so that no handler of the command catches it."""
 
 
 def chosen(cases: Sequence[Item], count: int, seed: int = 0) -> list[Item]:
@@ -37,12 +42,16 @@ def attack(words: Sequence[str]) -> tuple[int, str, str]:
     """Run a command in this process; return its exit code, output, and problem ("" if there is none).
 
     A command has a problem if it raises, prints a traceback, returns an undocumented exit code, fails without a
-    message, or takes longer than 20 s of a machine that is not busy.
+    message, or takes longer than 20 s of CPU time.
     """
-    start = monotonic()
-    result = CliRunner().invoke(app, list(words))
-    seconds = monotonic() - start
     COUNTS["inputs"] += 1
+    try:
+        with time_limit(HANG_S):
+            result = CliRunner().invoke(app, list(words))
+    except HangError:
+        COUNTS["hangs"] += 1
+        print(f"{list(words)}: took more than {HANG_S} s")
+        return -1, "", f"took more than {HANG_S} s"
     output = result.stdout + result.stderr
     problem = ""
     if result.exception is not None and not isinstance(result.exception, SystemExit):
@@ -54,7 +63,22 @@ def attack(words: Sequence[str]) -> tuple[int, str, str]:
     elif result.exit_code and not output.strip():
         problem = f"exit code {result.exit_code} without a message"
     COUNTS["tracebacks"] += bool(problem)
-    COUNTS["hangs"] += seconds > HANG_S
     if problem:
         print(f"{list(words)}: {problem}")
     return result.exit_code, output, problem
+
+
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raise `HangError` in the block after `seconds` of CPU time of this process."""
+
+    def stop(*_: object) -> None:
+        raise HangError
+
+    before = signal.signal(signal.SIGVTALRM, stop)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)

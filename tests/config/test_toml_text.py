@@ -23,9 +23,9 @@ LATIN1 = 'name = "Grün"\n'.encode("latin-1")
         (b"\xff\xfe[\x00d\x00", "is not UTF-8 text (byte 0xff at offset 0)"),
         (b"a = " + b"[" * 100_000, "is nested too deeply"),
         (b"a = " + b"9" * 5_000, "Exceeds the limit"),
-        (b"a = 2001-99-99", "Invalid date"),
-        (b"a = 1\na = 2", "Cannot overwrite a value (at line 2"),
-        (b"a = '\x00'", "Illegal character"),
+        (b"a = 2001-02-31", "Invalid date"),
+        (b"a = 1\na = 2\n", "Cannot overwrite a value (at line 2"),
+        (b"a = '\x00'", "invalid character"),
     ],
 )
 @pytest.mark.parametrize("kind", ["recipe", "study", "claim"])

@@ -10,8 +10,9 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from plateaux.core.formatting import escape_csv, escape_markdown, json_safe
+from plateaux.core.formatting import escape_csv, escape_markdown, json_safe, printable
 from plateaux.core.optional import optional_import
+from plateaux.core.row_names import RowName
 from plateaux.reports.report import Report
 from plateaux.reports.style import KINDS, Kind
 from plateaux.storage.atomic import write_atomic
@@ -26,10 +27,10 @@ def to_html(report: Report) -> str:
     jinja2, markup = optional_import("jinja2", extra="report"), optional_import("markupsafe", extra="report")
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("plateaux.reports"), autoescape=True, trim_blocks=True, lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
+        undefined=jinja2.StrictUndefined, finalize=_visible,
     )  # fmt: skip
     # Allow line breaks after underscores of long names.
-    environment.filters["breakable"] = lambda name: markup.escape(name).replace("_", markup.Markup("_<wbr>"))
+    environment.filters["breakable"] = lambda name: markup.escape(printable(name)).replace("_", markup.Markup("_<wbr>"))
     # SVG is the only text that Jinja does not escape: matplotlib escapes names itself.
     figures = {id(figure): markup.Markup(figure.inline_svg(name)) for name, figure in report.figures()}
     page = environment.get_template("report.html.j2").render(report=report, svg=lambda figure: figures[id(figure)])
@@ -101,6 +102,11 @@ def _markdown(report: Report, figures: str | None) -> Iterator[str]:
             yield f"- **{escape_markdown(card.title)}**: {escape_markdown(facts)}"
         for table in part.tables:
             yield "\n" + table.to_markdown("###").rstrip("\n")
+
+
+def _visible(value: Any) -> Any:
+    """Return text without control characters and lone surrogates; leave SVG, which is Markup, unchanged."""
+    return printable(value) if type(value) is str or isinstance(value, RowName) else value
 
 
 def _result_dict(result: ResultRow) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from io import BytesIO
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, Literal
 
-from plateaux.core.formatting import pluralize
+from plateaux.core.formatting import pluralize, printable
 from plateaux.core.optional import optional_import
 from plateaux.core.plot_style import COLORS, DASHES, INK, PAPER, RC_PARAMS
 
@@ -114,7 +114,7 @@ def finalize(name: str, title: str, caption: str, figure: Figure) -> ReportFigur
     if (engine := figure.get_layout_engine()) is not None:
         engine.execute(figure)
         figure.set_layout_engine("none")
-    return ReportFigure(name, title, caption, figure)
+    return ReportFigure(name, printable(title), printable(caption), figure)
 
 
 def line_style(position: int) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from itertools import product
+from math import prod
 from typing import Any
 
 from plateaux.config.recipe import Recipe, flatten, short_key
@@ -12,6 +13,8 @@ from plateaux.core.errors import RecipeError
 
 Changes = Mapping[tuple[str, ...], Any]
 """New values by recipe key."""
+
+MAX_TRIALS = 10_000  # conditions times repetitions
 
 Choice = tuple[dict[str, Any], Changes]
 """One level of a factor: its part of the condition, and its recipe changes."""
@@ -25,10 +28,18 @@ def grid_factors(grid: Mapping[str, Any]) -> list[list[Choice]]:
             factors += [(f"{name}.{key}", values) for key, values in value.items()]  # model.width without quotes
         else:
             factors.append((name, value))
-    return [
+    choices = [
         _named_choices(name, value) if isinstance(value, Mapping) else _value_choices(name, value)
         for name, value in factors
     ]
+    check_size(prod(len(levels) for levels in choices), "conditions")
+    return choices
+
+
+def check_size(count: int, noun: str) -> None:
+    """Raise an error for a study that could not even be planned."""
+    if count > MAX_TRIALS:
+        raise RecipeError(f"The study has {count:,} {noun}; at most {MAX_TRIALS:,} are allowed. Divide it into several")
 
 
 def apply_changes(base: Mapping[str, Any], changes: Changes) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from plateaux.config.recipe import Recipe, fingerprint
 from plateaux.config.schema import ConfigSection
 from plateaux.config.toml import parse_toml, read_text
 from plateaux.core.errors import RecipeError, suggest
-from plateaux.studies.grid import apply_changes, combine, condition_label, flat_changes, grid_factors
+from plateaux.studies.grid import apply_changes, check_size, combine, condition_label, flat_changes, grid_factors
 
 
 class EvaluateConfig(ConfigSection):
@@ -81,7 +81,8 @@ class Study(ConfigSection):
             study = cls.model_validate({**tree, **_resolve_base(tree.get("base"), folder)})
         except ValidationError as problem:
             raise _explain(problem) from None
-        study.conditions()  # reports invalid changes before training
+        conditions = study.conditions()  # reports invalid changes before training
+        check_size(len(conditions) * study.repetitions, "runs")
         return study
 
     def conditions(self) -> list[tuple[dict[str, Any], Recipe]]:
