@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from plateaux.studies.results import (
     results_from_study,
 )
 
+RUN_FOLDER = re.compile(r"runs/[\w-]{1,100}")  # results of somebody else must not name another folder
 IGNORED_SECTIONS = ("seed", "executor", "run", "probe")  # recipe keys that are not part of a condition
 
 
@@ -112,7 +114,8 @@ def _read_study(path: str | Path) -> ReportInputs:
     sections = []
     for rows in by_run.values():
         first, entry = rows[0], stored.runs[rows[0].run]
-        rest = (list(entry.log.values()), entry.recipe, _open_run(folder / entry.folder))
+        run = _open_run(folder / entry.folder) if RUN_FOLDER.fullmatch(entry.folder) else None
+        rest = (list(entry.log.values()), entry.recipe, run)
         sections.append(RunSection(result_label(first), first.condition, first.repetition, rows, *rest))
     question = stored.study.question or "A study"
     title = folder.resolve().name if Path(path).is_dir() or Path(path).name == RESULTS else Path(path).stem
@@ -122,7 +125,7 @@ def _read_study(path: str | Path) -> ReportInputs:
 def _open_run(root: Path) -> Run | None:
     try:
         return Run.open(root)
-    except PlateauxError:  # the results were copied without their run folders, or those are damaged
+    except (PlateauxError, OSError):  # the results were copied without their run folders, or those are damaged
         return None
 
 

@@ -78,7 +78,8 @@ class ReportFigure:
         buffer = BytesIO()
         with figure_style():
             self.figure.savefig(buffer, format=kind, metadata=metadata, facecolor=background)
-        return buffer.getvalue()
+        content = buffer.getvalue()
+        return printable(content.decode()).encode() if kind == "svg" else content  # XML has no control characters
 
 
 @contextmanager

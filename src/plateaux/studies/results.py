@@ -83,9 +83,9 @@ class CostRow:
 class StoredRun:
     """One run in the results of a study."""
 
-    evaluation_hash: str
     metrics: tuple[StoredMetric, ...]
     costs: dict[str, CostRow]
+    evaluation_hash: str | None = None
     folder: str = ""
     recipe: dict[str, Any] = field(default_factory=dict)
     log: dict[str, tuple[dict[str, Any], ...]] = field(default_factory=dict)

@@ -132,7 +132,7 @@ class StudyRunner:
     def is_done(self, trial: Trial, results: Mapping[str, Any]) -> bool:
         """Return whether all results of a trial are stored."""
         entry = results.get("runs", {}).get(trial.run)
-        return entry is not None and entry["evaluation_hash"] == self.study.evaluation_hash()
+        return entry is not None and entry.get("evaluation_hash") == self.study.evaluation_hash()
 
     def run_one(self, spec: RunSpec, todo: Sequence[Trial]) -> None:
         """Train the missing part of a run, and store the results of the trials that it serves."""
