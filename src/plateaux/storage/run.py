@@ -22,7 +22,7 @@ from plateaux.core.bounded import Count, FiniteSeconds
 from plateaux.core.errors import RunError
 from plateaux.storage.backends import open_store
 from plateaux.storage.json_shapes import parse_json, read_shape
-from plateaux.storage.run_info import FORMAT, AutotuneInfo, PartitionSummary, RunInfo
+from plateaux.storage.run_info import FORMAT, AutotuneInfo, RunInfo, StoredPartition
 from plateaux.storage.store import LOCK_TIMEOUT_S, Store
 
 if TYPE_CHECKING:
@@ -153,9 +153,9 @@ class Run:
         excluded = {number for name in summaries for number in self.partition_summary(name).without}
         return [number for number in range(self.recipe.members) if number not in excluded]
 
-    def partition_summary(self, name: str) -> PartitionSummary:
+    def partition_summary(self, name: str) -> StoredPartition:
         """Return the stored summary of a data partition."""
-        return read_shape(PartitionSummary, self.store.get_json(name), self.store.root / name)
+        return read_shape(StoredPartition, self.store.get_json(name), self.store.root / name)
 
     def lock(self, number: int, *, timeout: float = 0.0) -> AbstractContextManager[None]:
         """Lock a member. Wait for a process that is about to exit, and up to `timeout` seconds."""

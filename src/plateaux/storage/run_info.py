@@ -90,7 +90,7 @@ class AutotuneInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class PartitionSummary:
+class StoredPartition:
     """What is read from the summary of a data partition, `sam_sets/<epoch>/summary.json`."""
 
     members: Count

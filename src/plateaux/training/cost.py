@@ -19,7 +19,7 @@ from plateaux.config.recipe import Recipe
 from plateaux.core.method import GradRequest, Update
 from plateaux.optim.sam import trace_requests
 from plateaux.storage.run import Run, partition_summary_path
-from plateaux.storage.run_info import PartitionSummary
+from plateaux.storage.run_info import StoredPartition
 
 BACKWARD = 2 / 3  # cost of a backward pass, in passes
 DEFAULT_SAM_FRACTION = 0.5  # of the samples of a member, as long as its data partition is not known
@@ -81,13 +81,13 @@ def _count_request(request: GradRequest, size: int) -> float:
     return (BACKWARD if request.reuse_graph else 1.0) * count / size
 
 
-def _partition_summaries(run: Run, number: int, components: Components) -> dict[int, PartitionSummary]:
+def _partition_summaries(run: Run, number: int, components: Components) -> dict[int, StoredPartition]:
     """Return the stored summaries of data partitions by epoch."""
     partition = build_method(run.recipe, number, components).partition
     names = {epoch: partition_summary_path(epoch) for epoch in (partition.after if partition else ())}
     return {epoch: run.partition_summary(name) for epoch, name in names.items() if run.store.has(name)}
 
 
-def _share(summary: PartitionSummary, number: int) -> float:
+def _share(summary: StoredPartition, number: int) -> float:
     """Return the fraction of the samples to which a member applies SAM; 0 for a member without a set."""
     return float(summary.share[number] or 0.0) if number < len(summary.share) else 0.0
