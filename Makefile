@@ -2,6 +2,7 @@
 PYTHON ?= .venv/bin/python
 BASE ?= python3
 TORCH ?= 2.13.0
+BENCH ?= --quick
 EXTRAS ?= demo,vision,text,track,report,ray,cloud,dev
 WORKERS ?= 3  # on two cores: many tests wait for processes they started or killed
 IMPORTS = $(PYTHON) -c "from importlinter.cli import lint_imports_command as run; run()"
@@ -48,7 +49,5 @@ pages:  ## write the generated pages and pictures of the documentation again
 docs:  ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict
 
-bench:  ## every benchmark, quickly, as JSON
-	@set -e; for file in $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py)); do \
-		echo "== $$file" >&2; $(PYTHON) $$file --quick --json; \
-	done
+bench:  ## run every benchmark, print JSON, append ratios to benchmarks/history.jsonl and compare (BENCH= runs the full forms)
+	@$(PYTHON) benchmarks/_history.py $(BENCH)

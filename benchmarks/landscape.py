@@ -1,9 +1,11 @@
-"""Cost of every probe in forward and backward passes, and its time relative to that many bare passes.
+"""Cost of every probe in forward-and-backward passes, and its time relative to that many bare passes.
 
 A bare pass is what a user would write: the module itself, forward, cross entropy, backward, on the same batches in the
-same mode. A probe says how many it needs (`passes`; a Hessian-vector product counts four, a forward pass a third), and
-both sides take turns on one thread. Probes that repeat themselves do so less often here: draws, steps and directions
-cost the same each. Beside them: relative flatness of a last layer of 200 classes from kept features, on two threads.
+same mode. A probe states how many it needs (`passes`; a Hessian-vector product counts as four, a forward pass as one
+third). Probe and bare passes alternate on one thread; the bare passes are measured twice, as the control. Draws, steps
+and directions are reduced here, because each costs the same. The part `last_layer` is the relative flatness of a last
+layer of 200 classes from cached features, on two threads. The quick form times single small batches and judges only the
+last layer.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from _common import close, flags, interleaved, ratio, seconds
+from _common import Results, at_most, budget, interleaved, parse_flags, ratio, seconds
 from torch import Tensor
 
 from plateaux.config.schema import accepts
@@ -24,13 +26,15 @@ from plateaux.loss_landscape.loss_surface import LossSurface
 from plateaux.loss_landscape.probe import Probe
 from plateaux.loss_landscape.probes.relative_flatness import last_layer_flatness, standardize_features
 
-MOST = 1.2
-FEWER = {"mc_samples": 2, "steps": 3, "directions": 6, "m": 32}
-FIRST = "relative_flatness of the first layer"
+PARTS = ("last_layer", "cheap", "costly")
+CHEAP = 4  # passes per sample; more are costly
+LIMIT = at_most(1.2)
+REDUCED = {"mc_samples": 2, "steps": 3, "directions": 6, "m": 32}
+FIRST_LAYER = "relative_flatness of the first layer"
 
 
-def problem(quick: bool) -> LossSurface:
-    """Return a network and two batches of noise."""
+def build_surface(quick: bool) -> LossSurface:
+    """Return the loss surface of a network on two batches of noise."""
     torch.manual_seed(0)
     name, width, size = ("resnet8", 8, 4) if quick else ("resnet18", 64, 32)
     module = model.get(name)(shape=(3, 32, 32), classes=10, width=width).eval()
@@ -39,80 +43,89 @@ def problem(quick: bool) -> LossSurface:
     return LossSurface(MemberModule(module), [whole.take(slice(0, size)), whole.take(slice(size, 2 * size))], seed=1)
 
 
-def compared(ground: LossSurface, asked: Probe, each: float, quick: bool) -> float:
-    """Return the time of a probe over that of as many bare passes, `each` for every sample.
+def measure_probe(results: Results, name: str, subject: Probe, surface: LossSurface, share: float) -> None:
+    """Time a probe relative to bare passes.
 
-    Cheap probes take more turns, and dear ones stand beside several passes: a machine is never quite quiet.
+    Cheap probes take more rounds, and costly ones are compared with several passes, because no machine is idle.
     """
+    within, each = budget(results.quick, share), passes_per_sample(subject, surface)
     passes = max(1, min(2, round(each)))
-    sides = {"bare": lambda _: bare(ground, passes), "probe": lambda _: asked.run(ground)}
-    if each <= 4 and not quick:  # what is done once, at the first meeting, is little beside many passes
+
+    def bare(_: int) -> None:
+        bare_passes(surface, passes)
+
+    sides = {"bare": bare, "probe": lambda _: subject.run(surface), "bare, again": bare}
+    if each <= CHEAP and not results.quick:  # for others, the cost of the first call is negligible
         for side in sides.values():
             side(0)
-    times = interleaved(sides, 1 if quick else max(3, min(5, round(5 / each))))
-    return ratio(times["probe"], times["bare"]) * passes / each
+    rounds = 1 if results.quick else max(3, min(5, round(5 / each)))
+    pair = None if results.quick else ("bare", "bare, again")
+    times = interleaved(sides, rounds, control=pair, within=within)
+    control = f"{name}: bare passes / bare passes"
+    results.add(control, ratio(times["bare"], times["bare, again"]), is_control=True)
+    results.add(f"{name}: passes a sample", each)
+    results.add(
+        f"{name}: time / bare passes",
+        ratio(times["probe"], times["bare"]) * passes / each,
+        full=LIMIT,
+        control=control,
+    )
 
 
-def bare(ground: LossSurface, passes: int) -> None:
-    """Pass over the samples so many times."""
+def passes_per_sample(subject: Probe, surface: LossSurface) -> float:
+    return subject.passes(surface.samples) / surface.samples
+
+
+def bare_passes(surface: LossSurface, passes: int) -> None:
+    """Pass over the samples this many times."""
     for _ in range(passes):
-        for batch in ground.batches:
-            F.cross_entropy(ground.module(batch.x), batch.y).backward()
-        ground.module.zero_grad()
+        for batch in surface.batches:
+            F.cross_entropy(surface.module(batch.x), batch.y).backward()
+        surface.module.zero_grad()
 
 
-def probes(ground: LossSurface) -> dict[str, Probe]:
-    """Return every registered probe with its own options, but for those that say how often it repeats itself."""
-    layer = next(iter(ground.origin)).removesuffix(".weight")
-    made: dict[str, Probe] = {}
-    for title, name in {**{name: name for name in probe.names()}, FIRST: "relative_flatness"}.items():
+def build_probes(surface: LossSurface) -> dict[str, Probe]:
+    """Return every registered probe with its defaults, except for the options that say how often it repeats."""
+    layer = next(iter(surface.origin)).removesuffix(".weight")
+    probes: dict[str, Probe] = {}
+    for title, name in {**{name: name for name in probe.names()}, FIRST_LAYER: "relative_flatness"}.items():
         factory = probe.get(name)
-        fewer: dict[str, Any] = {option: value for option, value in FEWER.items() if accepts(factory, option)}
-        made[title] = factory(**fewer, layer=layer) if title == FIRST else factory(**fewer)
-    return made
+        options: dict[str, Any] = {option: value for option, value in REDUCED.items() if accepts(factory, option)}
+        probes[title] = factory(**options, layer=layer) if title == FIRST_LAYER else factory(**options)
+    return probes
 
 
-def kept(samples: int) -> Callable[[], Tensor]:
-    """Return relative flatness of a last layer of 200 classes, from features of 512 numbers."""
+def last_layer(samples: int) -> Callable[[], Tensor]:
+    """Return the relative flatness of a last layer of 200 classes, from 512 features, as stored and standardized."""
     torch.manual_seed(0)
     features, weight = torch.randn(samples, 512).relu(), torch.randn(200, 512) / 512**0.5
 
     def work() -> Tensor:
         logits = features @ weight.T
-        return last_layer_flatness(*_scaled(features, weight, logits)) + last_layer_flatness(features, logits, weight)
+        scaled_features, scaled_weight = standardize_features(features, weight)
+        scaled = last_layer_flatness(scaled_features, logits, scaled_weight)
+        return scaled + last_layer_flatness(features, logits, weight)
 
     return work
 
 
-def _scaled(features: Tensor, weight: Tensor, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    features, weight = standardize_features(features, weight)
-    return features, logits, weight
-
-
 def main() -> None:
-    args = flags(__doc__ or "")
-    figures: dict[str, float] = {}
-    limits: dict[str, tuple[str, float]] = {}
-
-    def tell(name: str, value: float, words: str) -> None:
-        figures[name] = value
-        if not args.json:
-            print(f"{name:>58}: {words}", flush=True)
-
-    torch.set_num_threads(2)
-    took = seconds(kept(500 if args.quick else 10_000))
-    tell("relative flatness, 200 classes, kept features: seconds", took, f"{took:.2f} s, plain and scaled")
-    limits["relative flatness, 200 classes, kept features: seconds"] = ("at most", 10.0)
-
+    args = parse_flags(__doc__ or "", PARTS)
+    results = Results(args.quick, args.json)
+    if "last_layer" in args.parts:
+        torch.set_num_threads(2)
+        took = seconds(last_layer(500 if args.quick else 10_000))
+        name = "relative flatness, 200 classes, cached features: seconds"
+        results.add(name, took, full=at_most(10.0), quick=at_most(10.0))
     torch.set_num_threads(1)
-    ground = problem(args.quick)
-    for name, asked in probes(ground).items():
-        each = asked.passes(ground.samples) / ground.samples
-        over = compared(ground, asked, each, args.quick)
-        tell(f"{name}: passes a sample", each, f"{each:.2f}")
-        tell(f"{name}: time / bare passes", over, f"{over:.2f}")
-        limits[f"{name}: time / bare passes"] = ("at most", MOST)
-    close(figures, limits, args.quick, samples=ground.samples, fewer=FEWER, threads=1)
+    surface = build_surface(args.quick)
+    groups: dict[str, dict[str, Probe]] = {"cheap": {}, "costly": {}}
+    for name, each in build_probes(surface).items():
+        groups["cheap" if passes_per_sample(each, surface) <= CHEAP else "costly"][name] = each
+    for part, group in groups.items():
+        for name, each in group.items() if part in args.parts else ():
+            measure_probe(results, name, each, surface, 1 / len(group))
+    results.finish(parts=args.parts, samples=surface.samples, reduced=REDUCED, threads=1)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,6 @@
 """Time and size of a report: a study of 200 runs from its results.json to one page.
 
-    python benchmarks/report.py [--json] [--quick]
-
-Limits: 30 seconds and 15 MB.
+The quick form has 20 runs and limits of its own.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from _common import close, flags, seconds
+from _common import Results, at_most, parse_flags, seconds
 
 from plateaux.reports.export import to_html
 from plateaux.reports.report import report
@@ -21,7 +19,7 @@ from plateaux.reports.report import report
 MEMBERS, EPOCHS = 5, 30
 MEMBER_ROWS = [*(f"member {i}" for i in range(MEMBERS)), "mean of members"]
 ENSEMBLE = ["ensemble (mean probability)", "ensemble (mean logit)"]
-MEASURES = {  # measure -> on, better, rows
+METRICS = {  # metric -> split, higher is better, rows
     "accuracy": ("test", True, [*MEMBER_ROWS, *ENSEMBLE]),
     "nll": ("test", False, [*MEMBER_ROWS, *ENSEMBLE]),
     "ece": ("test", False, [*MEMBER_ROWS, *ENSEMBLE]),
@@ -34,22 +32,22 @@ MEASURES = {  # measure -> on, better, rows
 
 
 def main() -> None:
-    told = flags(__doc__.splitlines()[0])
-    runs = 20 if told.quick else 200
+    args = parse_flags(__doc__ or "")
+    results = Results(args.quick, args.json)
+    runs = 20 if args.quick else 200
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "results.json"
         file.write_text(json.dumps(study(runs)), encoding="utf-8")
         pages: list[str] = []
         took = seconds(lambda: pages.append(to_html(report([file]))))
-    figures = {"seconds": took, "megabytes": len(pages[0].encode()) / 1e6}
-    if not told.json:
-        print(f"{runs} runs: {took:.1f} s, {figures['megabytes']:.2f} MB")
-    close(figures, {"seconds": ("at most", 30), "megabytes": ("at most", 15)}, told.quick, runs=runs)
+    results.add("seconds", took, full=at_most(30), quick=at_most(20))
+    results.add("megabytes", len(pages[0].encode()) / 1e6, full=at_most(15), quick=at_most(4))
+    results.finish(runs=runs)
 
 
 def study(runs: int) -> dict[str, Any]:
     """Return the results of a study with two repetitions of every condition."""
-    chance = Random(0)
+    rng = Random(0)
     conditions = [
         {
             "condition": {"method": f"method {i % 8}", "rho": round(0.01 * (i // 8), 2)},
@@ -59,28 +57,28 @@ def study(runs: int) -> dict[str, Any]:
         for i in range(runs // 2)
         for repetition in range(2)
     ]
-    told = {"question": "How long does a report take?", "baseline": {"rho": 0.0}}
+    settings = {"question": "How long does a report take?", "baseline": {"rho": 0.0}}
     return {
         "format": 2,
-        "study": told,
+        "study": settings,
         "conditions": conditions,
-        "runs": {each["run"]: entry(chance) for each in conditions},
+        "runs": {each["run"]: entry(rng) for each in conditions},
     }
 
 
-def entry(chance: Random) -> dict[str, Any]:
-    """Return what a study writes down of one run."""
-    measurements = [
+def entry(rng: Random) -> dict[str, Any]:
+    """Return the entry of one run in the results of a study."""
+    metrics = [
         {
-            "metric": name, "split": on, "higher_is_better": better, "percent": name.startswith(("accuracy", "ece")),
-            "rows": {row: {"value": chance.uniform(0.2, 0.9), "stderr": 0.01} for row in rows},
+            "metric": name, "split": split, "higher_is_better": better, "percent": name.startswith(("accuracy", "ece")),
+            "rows": {row: {"value": rng.uniform(0.2, 0.9), "stderr": 0.01} for row in rows},
         }
-        for name, (on, better, rows) in MEASURES.items()
+        for name, (split, better, rows) in METRICS.items()
     ]  # fmt: skip
-    costs = {row: {"epochs": EPOCHS, "passes": 2 * EPOCHS, "seconds": chance.uniform(50, 90)} for row in MEMBER_ROWS}
+    costs = {row: {"epochs": EPOCHS, "passes": 2 * EPOCHS, "seconds": rng.uniform(50, 90)} for row in MEMBER_ROWS}
     lines = [{"epoch": e, "train loss": 2.0 / e, "train accuracy": 1 - 0.8 / e} for e in range(1, EPOCHS + 1)]
-    course = {f"member {i}": lines for i in range(MEMBERS)}
-    return {"metrics": measurements, "costs": costs, "log": course, "recipe": {}}
+    log = {f"member {i}": lines for i in range(MEMBERS)}
+    return {"metrics": metrics, "costs": costs, "log": log, "recipe": {}}
 
 
 if __name__ == "__main__":

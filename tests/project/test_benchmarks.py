@@ -1,33 +1,202 @@
-"""Every benchmark runs and ends with one JSON line of results."""
+"""Every benchmark runs, ends with one JSON line, and judges only what it can: limits, controls, time budgets, parts."""
 
 from __future__ import annotations
 
+import importlib.util
+import itertools
 import json
 import os
+import sys
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 from conftest import Script
 
-SCRIPTS = sorted(path for path in Path("benchmarks").glob("*.py") if not path.name.startswith("_"))
-NEED_CIFAR = {"doubt"}
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPTS = sorted(path for path in (ROOT / "benchmarks").glob("*.py") if not path.name.startswith("_"))
+NEED_CIFAR = {"calibration"}
 
 
-# A cluster is a dozen processes: one at a time, and time for them where a machine's cores are not its own.
+def load(name: str) -> ModuleType:
+    """Import a shared module of the benchmarks, which are not a package."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+common = load("_common")
+history = load("_history")
+
+# A cluster consists of a dozen processes: one at a time.
 RAY = [pytest.mark.xdist_group("ray"), pytest.mark.timeout(600)]
-CASES = [pytest.param(path, id=path.stem, marks=RAY if path.stem == "ray" else []) for path in SCRIPTS]
+CASES = [pytest.param(path, id=path.stem, marks=RAY if path.stem == "ray_cluster" else []) for path in SCRIPTS]
 
 
 @pytest.mark.parametrize("file", CASES)
 def test_a_benchmark_ends_with_metrics_limits_and_a_verdict(file: Path, script: Script) -> None:
     if file.stem in NEED_CIFAR and not (Path(os.environ.get("PLATEAUX_DATA", "data")) / "weights").is_dir():
-        pytest.skip("CIFAR-10 and the weights are not here: set PLATEAUX_DATA")
-    if file.stem == "ray":
+        pytest.skip("CIFAR-10 and the weights are not available: set PLATEAUX_DATA")
+    if file.stem == "ray_cluster":
         pytest.importorskip("ray", reason="Ray is not installed")
-    done = script(file, "--quick", "--json", seconds=560 if file.stem == "ray" else 280)
+    done = script(file, "--quick", "--json", seconds=560 if file.stem == "ray_cluster" else 280)
     assert done.returncode == 0, done.stderr
     (line,) = done.stdout.splitlines()
     found = json.loads(line)
     assert set(found["limits"]) <= set(found["figures"])
+    assert set(found["controls"]) <= set(found["figures"])
     assert found["quick"] is True
-    assert isinstance(found["ok"], bool)
+    assert found["ok"] in (True, False, None)
+    assert (found["ok"] is None) <= bool(found["cannot_tell"]), "null needs a reason"
+
+
+def judged(capsys: pytest.CaptureFixture[str], results: Any) -> dict[str, Any]:
+    results.finish()
+    return dict(json.loads(capsys.readouterr().out.splitlines()[-1]))
+
+
+@pytest.mark.parametrize(("quick", "ok"), [(True, True), (False, False)])
+def test_a_quick_form_is_judged_by_its_own_limit(quick: bool, ok: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    results = common.Results(quick)
+    results.add("engine / bare", 0.8, full=common.at_least(0.97), quick=common.at_least(0.5))
+    line = judged(capsys, results)
+    assert line["ok"] is ok
+    assert line["limits"] == {"engine / bare": "at least 0.5" if quick else "at least 0.97"}
+
+
+def test_a_quick_form_without_quick_limits_cannot_tell(capsys: pytest.CaptureFixture[str]) -> None:
+    results = common.Results(quick=True)
+    results.add("queue / pool, time", 0.12, full=common.at_least(1.2))
+    line = judged(capsys, results)
+    assert line["ok"] is None
+    assert line["cannot_tell"] == ["this form judges nothing"]
+
+
+@pytest.mark.parametrize(
+    ("control", "value", "ok"),
+    [
+        (1.0, 0.98, True),
+        (1.0, 0.9, False),
+        (1.029, 0.98, True),
+        (1.14, 0.98, None),
+        (1.14, 0.8, None),
+        (0.96, 2.0, None),
+    ],
+)
+def test_a_control_off_by_more_than_three_percent_makes_the_verdict_null(
+    control: float, value: float, ok: bool | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = common.Results(quick=False)
+    results.add("bare / bare", control, is_control=True)
+    results.add("engine / bare", value, full=common.at_least(0.97), control="bare / bare")
+    line = judged(capsys, results)
+    assert line["ok"] is ok
+    assert bool(line["cannot_tell"]) is (ok is None)
+
+
+def test_a_limit_without_a_control_fails_even_if_another_cannot_be_judged() -> None:
+    results = common.Results(quick=False)
+    results.add("bare / bare", 1.5, is_control=True)
+    results.add("engine / bare", 1.0, full=common.at_least(0.97), control="bare / bare")
+    assert results.verdict() is None
+    results.add("difference of a weight", 1e-3, full=common.at_most(0.0))
+    assert results.verdict() is False
+
+
+def test_a_reason_makes_a_good_verdict_null_and_keeps_a_bad_one() -> None:
+    results = common.Results(quick=False)
+    results.add("megabytes", 1.0, full=common.at_most(2.0))
+    results.cannot_tell("work: not finished within 570 s")
+    assert results.verdict() is None
+    results.add("seconds", 3.0, full=common.at_most(2.0))
+    assert results.verdict() is False
+
+
+def make_clock(durations: list[float]) -> Any:
+    """Return a clock on which successive measurements take these durations, over and over."""
+    times = itertools.chain.from_iterable((0.0, d) for d in itertools.cycle(durations))
+    return lambda: next(times)
+
+
+def test_an_unsteady_control_makes_a_measurement_run_longer_up_to_a_bound() -> None:
+    sides = {"bare": lambda _: None, "again": lambda _: None}
+    steady = common.interleaved(sides, 3, control=("bare", "again"), clock=make_clock([1.0]))
+    assert {len(times) for times in steady.values()} == {3}
+    # The order of the sides rotates, so the side "bare" takes 2 s in every round.
+    unsteady = common.interleaved(sides, 3, control=("bare", "again"), clock=make_clock([2.0, 1.0, 1.0, 2.0]))
+    assert {len(times) for times in unsteady.values()} == {3 * common.LONGER}
+
+
+def test_a_measurement_takes_at_least_one_round_and_stops_within_its_budget() -> None:
+    sides = {"a": lambda _: None, "b": lambda _: None}
+    exhausted = common.Budget(0.0, clock=lambda: 0.0)
+    assert {len(times) for times in common.interleaved(sides, 5, within=exhausted).values()} == {1}
+    assert {len(times) for times in common.interleaved(sides, 5, within=common.Budget(1e6)).values()} == {5}
+
+
+def test_paired_ratios_run_longer_for_a_control_and_stop_within_a_budget() -> None:
+    sides = {"again": lambda _: None, "sam": lambda _: None}
+    exhausted = common.Budget(0.0, clock=lambda: 0.0)
+    times, found = common.paired(lambda _: sum(range(1000)), sides, 5, control="again", within=exhausted)
+    assert {len(ratios) for ratios in found.values()} == {1}
+    assert len(times) == 3
+
+
+def test_a_budget_that_is_used_up_raises() -> None:
+    now = iter([0.0, 5.0, 11.0])
+    budget = common.Budget(10.0, clock=lambda: next(now))
+    assert budget.require() == 5.0
+    with pytest.raises(common.OutOfTime, match="not finished within 10 s"):
+        budget.require()
+
+
+def test_one_part_can_be_selected_and_help_lists_all(capsys: pytest.CaptureFixture[str]) -> None:
+    parts = ("fp32", "bf16", "lookup")
+    assert common.parse_flags("about", parts, []).parts == parts
+    assert common.parse_flags("about", parts, ["--part", "bf16"]).parts == ("bf16",)
+    with pytest.raises(SystemExit) as stopped:
+        common.parse_flags("about", parts, ["--part", "fp64"])
+    assert stopped.value.code == 2
+    with pytest.raises(SystemExit):
+        common.parse_flags("about", parts, ["--help"])
+    assert "fp32, bf16, lookup" in " ".join(capsys.readouterr().out.split())
+
+
+def test_every_shared_name_has_a_use() -> None:
+    text = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "benchmarks").glob("*.py"))
+    names = [name for name, value in vars(common).items() if getattr(value, "__module__", "") == "_common"]
+    assert [name for name in names if text.count(name) < 2] == []
+
+
+LINE = {"figures": {"engine / bare": 0.98, "seconds": 3.0}, "quick": True, "ok": True}
+
+
+def test_the_history_stores_ratios_without_names_of_machines(tmp_path: Path) -> None:
+    file = tmp_path / "history.jsonl"
+    entry = history.build_entry("overhead", LINE)
+    history.append(file, entry)
+    history.append(file, entry)
+    assert entry["ratios"] == {"engine / bare": 0.98}
+    assert set(entry) == {"date", "version", "torch", "python", "cores", "benchmark", "quick", "ok", "ratios"}
+    assert history.read(file) == [entry, entry]
+    assert history.read(tmp_path / "missing.jsonl") == []
+
+
+@pytest.mark.parametrize(("value", "lines"), [(0.98, 0), (1.0, 0), (0.9, 1), (1.2, 1)])
+def test_a_ratio_outside_the_earlier_ones_is_reported(value: float, lines: int) -> None:
+    earlier = [history.build_entry("overhead", LINE)] * 2
+    entry = {**earlier[0], "ratios": {"engine / bare": value, "new / old": 1.0}}
+    assert len(history.compare(entry, earlier)) == lines
+    assert history.compare({**entry, "cores": 10_000}, earlier) == []
+    assert history.compare({**entry, "quick": False}, earlier) == []
+
+
+def test_the_committed_history_can_be_read() -> None:
+    for entry in history.read(ROOT / "benchmarks" / "history.jsonl"):
+        assert (ROOT / "benchmarks" / f"{entry['benchmark']}.py").exists()
+        assert all(" / " in name for name in entry["ratios"])

@@ -1,19 +1,19 @@
 """Calibration on CIFAR-10: coverage of conformal sets over 20 splits, and the effect of temperature scaling.
 
-Four published ResNets (depth 20, 32, 44, 56) are adopted as one ensemble. Half of the test images, drawn anew for each
-of 20 splits, fit temperature and sets; the other half judges. `--run RUN` takes a run of them that is there already.
+Four published ResNets (depth 20, 32, 44, 56) are imported as one ensemble. In each of 20 random splits, half of the
+test images are used to fit temperature and sets, and the other half to evaluate them. `--run RUN` uses an existing run.
+The quick form uses 400 images: its mean coverage has a standard error of 0.7 points.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import tempfile
 from pathlib import Path
 from statistics import mean
 
 import torch
-from _common import close
+from _common import Results, at_least, at_most, flag_parser
 
 import plateaux
 from plateaux.ensembles import conformal
@@ -26,10 +26,10 @@ from plateaux.evaluation.splits import eval_split
 
 DEPTHS = (20, 32, 44, 56)
 KINDS = ("lac", "aps", "raps")
-WANTED = (0.9, 0.95)
+LEVELS = (0.9, 0.95)
 
 
-def adopted(folder: str) -> str:
+def import_networks(folder: str) -> str:
     """Make a run of the four networks."""
     file = Path(os.environ.get("PLATEAUX_DATA", "data")) / "weights" / "resnet20_32_44_56_cifar10.safetensors"
     recipe = plateaux.Recipe.from_dict(
@@ -48,19 +48,19 @@ def nll(log_p: torch.Tensor, y: torch.Tensor) -> float:
     return -float(log_p.gather(-1, y[:, None]).double().mean())
 
 
-def judged(said: MemberOutputs, split: int) -> dict[str, float]:
-    """Return what one split shows: coverage in points, and the losses before and after."""
-    order = torch.randperm(len(said.y), generator=torch.Generator().manual_seed(split))
-    held, rest = (said.take(part) for part in order.tensor_split(2))
+def evaluate_split(outputs: MemberOutputs, split: int) -> dict[str, float]:
+    """Return the results of one split: coverage in points, and NLL before and after."""
+    order = torch.randperm(len(outputs.y), generator=torch.Generator().manual_seed(split))
+    held, rest = (outputs.take(part) for part in order.tensor_split(2))
     pooled, single = pool_then_calibrate(held.logits, held.y), calibrate_then_pool(held.logits, held.y)
     log_p = {"held": apply(held.logits, pooled), "rest": apply(rest.logits, pooled)}
     found: dict[str, float] = {}
     for kind in KINDS:
-        for wanted in WANTED:
-            made = conformal.fit(log_p["held"], held.y, held.ids, round(1 - wanted, 6), kind)  # type: ignore[arg-type]
-            sets = made.sets(log_p["rest"], rest.ids)
-            found[f"{kind} {100 * wanted:g} %: coverage"] = 100 * conformal.coverage(sets, rest.y).value
-            found[f"{kind} {100 * wanted:g} %: classes"] = conformal.mean_size(sets).value
+        for level in LEVELS:
+            fitted = conformal.fit(log_p["held"], held.y, held.ids, round(1 - level, 6), kind)  # type: ignore[arg-type]
+            sets = fitted.sets(log_p["rest"], rest.ids)
+            found[f"{kind} {100 * level:g} %: coverage"] = 100 * conformal.coverage(sets, rest.y).value
+            found[f"{kind} {100 * level:g} %: classes"] = conformal.mean_size(sets).value
     rows = log_probabilities(rest.logits.double())
     for position, depth in enumerate(DEPTHS):
         scaled = (rest.logits[position].double() / fit(held.logits[position], held.y)).log_softmax(-1)
@@ -73,33 +73,26 @@ def judged(said: MemberOutputs, split: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print nothing but the closing JSON line")
-    parser.add_argument("--quick", action="store_true", help="a small version of the same measurement")
+    parser = flag_parser(__doc__ or "")
     parser.add_argument("--run", help="a run of the four networks on CIFAR-10")
     args = parser.parse_args()
+    results = Results(args.quick, args.json)
     with tempfile.TemporaryDirectory() as folder:
         options = EvalOptions(limit=400 if args.quick else None)
-        panel = Evaluator(plateaux.Run.open(args.run or adopted(folder)), options=options)
-        own = eval_split(panel.recipe, panel.data_info, "test")
-        said = predict_all(panel, own)
-    splits = [judged(said, split) for split in range(20)]
-    figures = {name: mean(each[name] for each in splits) for name in splits[0]}
-    limits: dict[str, tuple[str, float]] = {}
+        evaluator = Evaluator(plateaux.Run.open(args.run or import_networks(folder)), options=options)
+        outputs = predict_all(evaluator, eval_split(evaluator.recipe, evaluator.data_info, "test"))
+    splits = [evaluate_split(outputs, split) for split in range(20)]
+    for name in splits[0]:
+        results.add(name, mean(split[name] for split in splits))
     for kind in KINDS:
-        for wanted in WANTED:
-            name = f"{kind} {100 * wanted:g} %: coverage"
-            figures[f"{name}, points off"] = abs(figures[name] - 100 * wanted)
-            limits[f"{name}, points off"] = ("at most", 0.5)
+        for level in LEVELS:
+            name = f"{kind} {100 * level:g} %: coverage"
+            apart = abs(results.figures[name] - 100 * level)
+            results.add(f"{name}, points off", apart, full=at_most(0.5), quick=at_most(3.0))
     for depth in DEPTHS:
-        figures[f"resnet{depth}: nll gained"] = (
-            figures[f"resnet{depth}: nll before"] - figures[f"resnet{depth}: nll after"]
-        )
-        limits[f"resnet{depth}: nll gained"] = ("at least", 0.0)
-    if not args.json:
-        for name, value in figures.items():
-            print(f"{name:>44}: {value:.4f}")
-    close(figures, limits, args.quick, splits=len(splits), samples=len(said.y))
+        gained = results.figures[f"resnet{depth}: nll before"] - results.figures[f"resnet{depth}: nll after"]
+        results.add(f"resnet{depth}: nll gained", gained, full=at_least(0.0), quick=at_least(0.0))
+    results.finish(splits=len(splits), samples=len(outputs.y))
 
 
 if __name__ == "__main__":
