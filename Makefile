@@ -12,10 +12,10 @@ export OMP_NUM_THREADS = 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check format lint test pages docs bench
+.PHONY: help setup check check-gpu check-newest format lint test pages docs bench audit release
 
 help:  ## print this list
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1|/' | awk -F '|' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F '|' '{printf "  make %-13s %s\n", $$1, $$2}'
 
 setup:  ## make .venv with a pinned torch and every tool (BASE=python3.11 chooses the interpreter)
 	$(BASE) -m venv .venv
@@ -36,6 +36,8 @@ lint:  ## format, lint, types and layers, without the tests
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m mypy
 	$(IMPORTS)
+	@if $(PYTHON) -c "import bandit" 2> /dev/null; then $(PYTHON) -m bandit -q -c pyproject.toml -r src; \
+		else echo "bandit is not installed here and was skipped: make setup installs it"; fi
 
 test:  ## the quick tests, without coverage
 	$(PYTHON) -m pytest -n $(WORKERS) -m "not slow"
@@ -45,9 +47,23 @@ pages:  ## write the generated pages and pictures of the documentation again
 	$(PYTHON) docs/make_cli_page.py
 	$(PYTHON) docs/make_architecture_picture.py
 	$(PYTHON) docs/make_sharpbalance_picture.py
+	$(PYTHON) docs/make_licenses_page.py
 
 docs:  ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict
 
 bench:  ## run every benchmark, print JSON, append ratios to benchmarks/history.jsonl and compare (BENCH= runs the full forms)
 	@$(PYTHON) benchmarks/_history.py $(BENCH)
+
+check-gpu:  ## run the CUDA tests and the overhead benchmark on a GPU, and print what to report
+	$(PYTHON) .ci/check_gpu.py
+
+check-newest:  ## run a representative part of the tests with the newest torch, in its own venv (NEWEST=folder, BASE=python3.13)
+	BASE=$(BASE) NEWEST=$(NEWEST) bash .ci/check_newest
+
+audit:  ## look up known vulnerabilities of the installed packages; needs network access to a database
+	@$(PYTHON) -c "import pip_audit" 2> /dev/null || { echo "pip-audit is missing: pip install -e '.[release]'"; exit 1; }
+	$(PYTHON) -m pip_audit --skip-editable
+
+release:  ## check version and tree, build and check wheel and sdist, write SBOM and checksums to dist/; uploads nothing
+	$(PYTHON) .ci/release.py $(RELEASE)

@@ -20,10 +20,11 @@ from _common import (
     at_least,
     at_most,
     budget,
+    flag_parser,
     interleaved,
     native_precision,
-    parse_flags,
     ratio,
+    selected,
 )
 from torch import nn
 
@@ -39,7 +40,7 @@ from plateaux.storage.run_info import DataInfo, RunInfo
 from plateaux.training.jobs import Job
 from plateaux.training.trainer import Trainer
 
-CPU = torch.device("cpu")
+DEVICE = torch.device("cpu")
 Epoch = Callable[[int], None]
 NETS = {"resnet18": ("resnet18", {"width": 64}, 2), "resnet8": ("resnet8", {"width": 16}, 12)}
 LIMITS = {"resnet18": at_least(0.97), "resnet8": at_least(0.95)}
@@ -55,6 +56,24 @@ def random_images(steps: int) -> DataSplits:
     return DataSplits("noise", source, source, 10, (3, 32, 32), (0.5,) * 3, (0.25,) * 3)
 
 
+def precision() -> str:
+    """Return the faster precision of the device."""
+    if DEVICE.type == "cuda":
+        return "bf16" if torch.cuda.is_bf16_supported() else "fp32"
+    return native_precision()
+
+
+def finished(epoch: Epoch) -> Epoch:
+    """Return an epoch that waits until the device has computed it."""
+
+    def run(number: int) -> None:
+        epoch(number)
+        if DEVICE.type == "cuda":
+            torch.cuda.synchronize(DEVICE)
+
+    return run
+
+
 def recipe_for(net: str, method: str) -> plateaux.Recipe:
     name, options, _ = NETS[net]
     return plateaux.Recipe.from_dict(
@@ -64,7 +83,7 @@ def recipe_for(net: str, method: str) -> plateaux.Recipe:
             "model": {"name": name, **options},
             "method": {"name": method, **({"rho": 0.05} if method == "sam" else {})},
             "optimizer": {"lr": 0.01, "momentum": 0.9, "weight_decay": 5e-4},
-            "train": {"epochs": 10_000, "precision": native_precision(), "memory_format": "channels_last"},
+            "train": {"epochs": 10_000, "precision": precision(), "memory_format": "channels_last"},
             "run": {"checkpoint_every_epochs": 10_000},
         }
     )
@@ -75,7 +94,7 @@ def engine(recipe: plateaux.Recipe, data: DataSplits, stack: ExitStack) -> tuple
     root = stack.enter_context(tempfile.TemporaryDirectory())
     run = Run.begin(root, recipe, RunInfo(DataInfo.from_splits(data)))
     job = Job((0,), (0, 0), recipe.train.epochs)
-    trainer = Trainer(run, data, job, [0], build_executor(recipe), CPU, NO_COMPONENTS, lambda _: None)
+    trainer = Trainer(run, data, job, [0], build_executor(recipe), DEVICE, NO_COMPONENTS, lambda _: None)
     options, state = trainer.step_options(stack), trainer.members[0].state
 
     def by_method(name: str) -> Epoch:
@@ -93,11 +112,11 @@ def engine(recipe: plateaux.Recipe, data: DataSplits, stack: ExitStack) -> tuple
 def bare(recipe: plateaux.Recipe, data: DataSplits, model: nn.Module, method: str) -> Epoch:
     """Return one epoch of a plain loop, as a user would write it."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4)
-    loader = build_loader(recipe, data, 0, shared=False, device=CPU, ids=train_val_split(recipe, data)[0])
+    loader = build_loader(recipe, data, 0, shared=False, device=DEVICE, ids=train_val_split(recipe, data)[0])
     is_sam = method == "sam"
 
     def backward(x: torch.Tensor, y: torch.Tensor) -> None:
-        with autocast(recipe.train.precision, CPU):
+        with autocast(recipe.train.precision, DEVICE):
             loss = F.cross_entropy(model(x), y)
         loss.backward()
 
@@ -148,6 +167,7 @@ def measure(results: Results, net: str, steps: int, builds: int, rounds: int) ->
                 sides[f"{word} bare"] = bare(recipe, data, model, method)
             for side in sides.values():
                 side(9_999)  # warm-up
+            sides = {name: finished(side) for name, side in sides.items()}
             interleaved(sides, rounds, control=("sgd bare", AGAIN), within=within, into=found)
     control = f"{net} sgd: bare / bare, the control"
     results.add(control, ratio(found["sgd bare"], found[AGAIN]), is_control=True)
@@ -163,7 +183,11 @@ def measure(results: Results, net: str, steps: int, builds: int, rounds: int) ->
 
 
 def main() -> None:
-    args = parse_flags(__doc__ or "", tuple(NETS))
+    global DEVICE
+    parser = flag_parser(__doc__ or "", tuple(NETS))
+    parser.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
+    args = selected(parser.parse_args())
+    DEVICE = torch.device(args.device)
     results = Results(args.quick, args.json)
     configure_runtime()
     builds, rounds = (1, 4) if args.quick else (2, 10)
@@ -172,7 +196,7 @@ def main() -> None:
     for net in args.parts:
         _, _, usual = NETS[net]
         measure(results, net, 1 if args.quick else usual, builds, rounds)
-    results.finish(parts=args.parts, precision=native_precision())
+    results.finish(parts=args.parts, device=args.device, precision=precision())
 
 
 if __name__ == "__main__":

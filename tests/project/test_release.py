@@ -1,0 +1,193 @@
+"""The release target: version checks, contents of archives, SBOM, checksums, licenses; versions that the docs state."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import re
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+def load(name: str) -> ModuleType:
+    """Import a script of .ci, which is not a package."""
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, ROOT / ".ci" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+dependencies = load("dependencies")
+release = load("release")
+
+
+def sources(folder: Path, version: str, heading: str, citation: str) -> Path:
+    (folder / "src" / "plateaux").mkdir(parents=True)
+    (folder / "src" / "plateaux" / "__init__.py").write_text(
+        f'"""P."""\n\n__version__ = "{version}"\n', encoding="utf-8"
+    )
+    (folder / "CHANGELOG.md").write_text(
+        f"# Changelog\n\n{heading}\n\n- x\n\n## [0.1.0] - 2026-01-01\n", encoding="utf-8"
+    )
+    (folder / "CITATION.cff").write_text(f"title: P\nversion: {citation}\nlicense: Apache-2.0\n", encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("version", "heading", "citation", "tags", "problems"),
+    [
+        ("0.2.0", "## [0.2.0] - 2026-12-01", "0.2.0", ["v0.1.0"], 0),
+        ("0.2.0", "## [Unreleased] - 0.2.0", "0.2.0", [], 1),
+        ("0.2.0", "## [0.2.0]", "0.2.0", [], 1),
+        ("0.2.0", "## [0.2.0] - soon", "0.2.0", [], 1),
+        ("0.2.0", "## [0.3.0] - 2026-12-01", "0.2.0", [], 1),
+        ("0.2.0", "## [0.2.0] - 2026-12-01", "0.1.0", [], 1),
+        ("0.2.0", "## [0.2.0] - 2026-12-01", "0.2.0", ["v0.2.0"], 1),
+        ("0.2.0", "", "0.1.0", ["v0.2.0"], 3),
+    ],
+)
+def test_a_release_needs_one_version_everywhere_and_a_date(
+    tmp_path: Path, version: str, heading: str, citation: str, tags: list[str], problems: int
+) -> None:
+    found = release.version_problems(sources(tmp_path, version, heading, citation), tags)
+    assert len(found) == problems, found
+
+
+METADATA = "\n".join(
+    [
+        "Metadata-Version: 2.4", "Name: plateaux", "Version: 0.2.0", "Summary: s", "License-Expression: Apache-2.0",
+        "Requires-Python: >=3.11", "Description-Content-Type: text/markdown", "", "text " * 300,
+    ]
+)  # fmt: skip
+INFO = "plateaux-0.2.0.dist-info"
+IN_WHEEL = (f"{INFO}/licenses/LICENSE", "plateaux/py.typed", "plateaux/recipes/quickstart.toml")
+
+
+@pytest.mark.parametrize(
+    ("names", "metadata", "word"),
+    [
+        (IN_WHEEL, METADATA, ""),
+        (IN_WHEEL[1:], METADATA, "LICENSE is missing"),
+        ((*IN_WHEEL, ".venv/bin/python"), METADATA, "unexpected top-level entry .venv"),
+        (IN_WHEEL, METADATA.replace("Version: 0.2.0", "Version: 0.1.0"), "expected 0.2.0"),
+        (IN_WHEEL, METADATA.replace("Summary: s\n", ""), "Summary is missing"),
+        (IN_WHEEL, METADATA.replace("text ", ""), "not the README"),
+    ],
+)
+def test_the_contents_of_a_wheel_are_checked(tmp_path: Path, names: tuple[str, ...], metadata: str, word: str) -> None:
+    wheel = tmp_path / "plateaux-0.2.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr(f"{INFO}/METADATA", metadata)
+        for name in names:
+            archive.writestr(name, "x")
+    found = release.wheel_problems(wheel, "0.2.0")
+    assert len(found) == bool(word), found
+    assert word in "".join(found)
+
+
+@pytest.mark.parametrize(("extra", "problems"), [("src/a.py", 0), ("runs/a", 1), (".venv/a", 1), ("../a", 1)])
+def test_the_contents_of_an_sdist_are_checked(tmp_path: Path, extra: str, problems: int) -> None:
+    file = tmp_path / "x"
+    file.write_text("x", encoding="utf-8")
+    sdist = tmp_path / "plateaux-0.2.0.tar.gz"
+    with tarfile.open(sdist, "w:gz") as archive:
+        for name in ("pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "PKG-INFO"):
+            archive.add(file, f"plateaux-0.2.0/{name}")
+        archive.add(file, f"plateaux-0.2.0/{extra}" if ".." not in extra else "elsewhere/a")
+    assert len(release.sdist_problems(sdist, "0.2.0")) == problems
+
+
+def test_checksums_are_in_the_format_of_sha256sum(tmp_path: Path) -> None:
+    (tmp_path / "b").write_bytes(b"2")
+    (tmp_path / "a").write_bytes(b"1")
+    text = release.checksums([tmp_path / "b", tmp_path / "a"])
+    assert text == f"{hashlib.sha256(b'1').hexdigest()}  a\n{hashlib.sha256(b'2').hexdigest()}  b\n"
+
+
+def test_the_closure_follows_requirements_of_requirements() -> None:
+    found = dependencies.closure("pytest")
+    assert {"pluggy", "packaging", "iniconfig"} <= set(found)
+    assert "pytest" not in found
+    assert all(package.version and package.license for package in found.values())
+    assert found["pluggy"].required_by == {"pytest"}
+
+
+def test_the_sbom_names_every_package_once_and_resolves_all_references() -> None:
+    packages = dependencies.closure("plateaux", ("report",))
+    bill = release.sbom("0.2.0", packages)
+    references = [each["bom-ref"] for each in bill["components"]]
+    assert (bill["bomFormat"], bill["specVersion"]) == ("CycloneDX", "1.6")
+    assert len(set(references)) == len(references) == len(packages)
+    known = {*references, bill["metadata"]["component"]["bom-ref"]}
+    assert {each["ref"] for each in bill["dependencies"]} == known
+    assert {name for each in bill["dependencies"] for name in each["dependsOn"]} <= known
+    assert any(reference.startswith("pkg:pypi/torch@") for reference in bill["dependencies"][0]["dependsOn"])
+
+
+def test_the_licenses_page_lists_every_direct_dependency() -> None:
+    page = (ROOT / "docs" / "reference" / "licenses.md").read_text(encoding="utf-8")
+    listed = {cell.lower().replace("_", "-") for cell in re.findall(r"^\| ([\w.-]+) \|", page, re.MULTILINE)}
+    assert {name for name in release._direct() if name not in listed} == set()
+    assert "not stated" not in page
+
+
+def test_the_sources_that_are_released_include_every_file_of_the_target() -> None:
+    include = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["hatch"]["build"]["targets"]
+    folders = {name.strip("/") for name in include["sdist"]["include"]}
+    assert folders >= release.IN_SDIST
+
+
+def test_the_versioning_page_states_the_formats_of_the_sources() -> None:
+    from plateaux.storage import run_info
+    from plateaux.studies import results
+
+    page = (ROOT / "docs" / "reference" / "versioning.md").read_text(encoding="utf-8")
+    assert re.search(rf"^\| run folder \|[^|]*\| {run_info.FORMAT} \|", page, re.MULTILINE)
+    assert re.search(rf"^\| results of a study \|[^|]*\| {results.FORMAT} \|", page, re.MULTILINE)
+
+
+def test_classifiers_name_the_python_versions_that_the_versioning_page_lists() -> None:
+    page = (ROOT / "docs" / "reference" / "versioning.md").read_text(encoding="utf-8")
+    row = re.search(r"^\| Python \| ([^|]+)\|", page, re.MULTILINE)
+    assert row is not None
+    named = [line.rsplit(" ", 1)[1] for line in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", line)]
+    assert named == re.findall(r"3\.\d+(?= )", row[1].replace(",", " ").replace("(", " "))
+
+
+def test_torch_has_an_upper_bound_because_newer_versions_are_not_tested() -> None:
+    (torch,) = [line for line in PROJECT["dependencies"] if re.match(r"torch\b", line)]
+    assert re.fullmatch(r"torch>=\d+\.\d+,<\d+\.\d+", torch)
+
+
+def test_check_gpu_without_a_device_says_so() -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("there is a CUDA device")
+    done = subprocess.run([sys.executable, ROOT / ".ci" / "check_gpu.py"], capture_output=True, text=True, check=False)
+    assert done.returncode == 3
+    assert "nothing was measured" in done.stderr
+
+
+def test_templates_and_code_of_conduct_exist() -> None:
+    templates = sorted(path.name for path in (ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.md"))
+    assert templates == ["bug_report.md", "feature_request.md", "gpu_results.md", "wrong_result.md"]
+    for name in templates:
+        text = (ROOT / ".github" / "ISSUE_TEMPLATE" / name).read_text(encoding="utf-8")
+        assert re.match(r"---\nname: .+\nabout: .+\n", text)
+    assert (ROOT / ".github" / "PULL_REQUEST_TEMPLATE.md").exists()
+    assert (ROOT / "CODE_OF_CONDUCT.md").exists()
