@@ -1,7 +1,8 @@
 """Speedup of the process pool: four resnet8 members on two single-thread processes or in one two-thread process.
 
 Both sides are whole runs of `plateaux.train` on the same images, including the start of processes, and alternate. A
-second run of the two-thread process is the control. The quick form compares weights only: its runs consist of start-up.
+second run of the two-thread process is the control. The quick form compares weights only, unless a part is given: its
+runs consist of start-up.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ def main() -> None:
         def train(side: str, run: str) -> plateaux.Run:
             return plateaux.train(recipes[side], Path(folder) / run)
 
-        if "time" in args.parts:
+        if "time" in args.parts and (not args.quick or args.part):
             measure_time(results, train, 1 if args.quick else 3)
         if "weights" in args.parts:
             compare_weights(results, train)

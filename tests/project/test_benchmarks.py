@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import sys
+import time
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -153,6 +154,27 @@ def test_a_budget_that_is_used_up_raises() -> None:
     assert budget.require() == 5.0
     with pytest.raises(common.OutOfTime, match="not finished within 10 s"):
         budget.require()
+
+
+def never_ends(send: Any) -> dict[str, float]:
+    send("progress")
+    time.sleep(3600)
+    return {}
+
+
+def test_processes_that_do_not_finish_in_time_are_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))  # the new process imports the module by its name
+    alternating = load("_alternating")
+    started: list[Any] = []
+
+    def start() -> Any:
+        started.append(alternating.AlternatingSide(never_ends))
+        return started[-1]
+
+    with pytest.raises(common.OutOfTime, match="not finished within 2 s"):
+        alternating.alternate([start, start], common.Budget(2.0))
+    assert started
+    assert not any(side.process.is_alive() for side in started)
 
 
 def test_one_part_can_be_selected_and_help_lists_all(capsys: pytest.CaptureFixture[str]) -> None:
