@@ -234,7 +234,7 @@ class Results:
         reasons = list(self.reasons)
         for name in dict.fromkeys(self._control_by_name[name] for name in self.limits if self._holds(name) is None):
             reasons.append(f"{name} is {self.figures[name]:.3f}, more than {STEADY:.0%} from 1")
-        if not self.limits:
+        if not self.limits and not reasons:
             reasons.append("this form judges nothing" if self.quick else "no limit was measured")
         line = {
             "figures": {name: round(value, 4) for name, value in self.figures.items()},

@@ -35,7 +35,7 @@ common = load("_common")
 history = load("_history")
 
 # A cluster consists of a dozen processes: one at a time.
-RAY = [pytest.mark.xdist_group("ray"), pytest.mark.timeout(600)]
+RAY = [pytest.mark.xdist_group("ray")]
 CASES = [pytest.param(path, id=path.stem, marks=RAY if path.stem == "ray_cluster" else []) for path in SCRIPTS]
 
 
@@ -45,7 +45,7 @@ def test_a_benchmark_ends_with_metrics_limits_and_a_verdict(file: Path, script: 
         pytest.skip("CIFAR-10 and the weights are not available: set PLATEAUX_DATA")
     if file.stem == "ray_cluster":
         pytest.importorskip("ray", reason="Ray is not installed")
-    done = script(file, "--quick", "--json", seconds=560 if file.stem == "ray_cluster" else 280)
+    done = script(file, "--quick", "--json", seconds=280)
     assert done.returncode == 0, done.stderr
     (line,) = done.stdout.splitlines()
     found = json.loads(line)
