@@ -194,7 +194,7 @@ def main() -> None:
             measure_cached(results, folder, 1_000 if args.quick else 10_000, 1 if args.quick else 7)
     if "memory" in args.parts:
         measure_memory(results, 40_000 if args.quick else 1_000_000)
-    if "memory_1000" in args.parts:
+    if "memory_1000" in args.parts and (not args.quick or args.part):
         measure_memory_1000(results, 2_000 if args.quick else 400_000)
     results.finish(parts=args.parts)
 
