@@ -259,8 +259,8 @@ def test_a_dead_worker_raises_a_data_error_that_suggests_num_workers_0(
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_an_exception_of_the_dataset_is_raised_unchanged(workers: int) -> None:
-    with pytest.raises(RuntimeError, match="is broken"):
+def test_an_exception_of_the_dataset_names_the_sample(workers: int) -> None:
+    with pytest.raises(DataError, match=r"^Sample (\d+) of 'Broken' .*RuntimeError: sample \1 is broken"):
         list(build_loader(DatasetSource(Broken()), num_workers=workers).epoch(0))
 
 

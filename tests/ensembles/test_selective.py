@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -14,9 +15,11 @@ from scipy.stats import beta
 from torch import Tensor
 
 from plateaux.core.errors import DataError, RecipeError
-from plateaux.ensembles.selective import Bound, RejectionThreshold, fit, upper_bound
+from plateaux.ensembles.selective import Bound, RejectionThreshold, upper_bound
+from plateaux.ensembles.selective import fit as fit_with_default_bound
 
 INF = math.inf
+fit = partial(fit_with_default_bound, bound="none")
 WITH_GUARANTEE: list[Bound] = ["clopper-pearson", "hoeffding"]
 
 

@@ -157,3 +157,23 @@ def test_answers_for_another_set_and_wrong_words(run: Path, log_lines: list[str]
     log_lines.clear()
     assert predict(run, options=EvalOptions(members=[0, 1])).sets is None
     assert any("is for all members" in words for words in log_lines)
+
+
+def test_the_default_bound_is_guaranteed_and_a_threshold_without_one_is_warned_about(
+    run: Path, log_lines: list[str]
+) -> None:
+    assert CalibrationOptions().bound == "clopper-pearson"
+    log_lines.clear()
+    made = calibrate(run)
+    assert made.threshold.bound == "clopper-pearson"
+    assert made.threshold.upper is None or made.threshold.upper <= 0.05
+    assert not any("not guaranteed" in line for line in log_lines)
+    few = calibrate(run, fraction=0.15, fit=CalibrationOptions(bound="none"))
+    assert (few.threshold.samples, few.threshold.bound) == (45, "none")
+    (line,) = [line for line in log_lines if "not guaranteed" in line]
+    assert "45 samples are too few: at least 59 are needed" in line
+    assert "--bound clopper-pearson" in line
+    log_lines.clear()
+    rejected = calibrate(run, fraction=0.15)
+    assert rejected.threshold.at is None
+    assert any("45 held-out samples are too few even without an error; at least 59" in line for line in log_lines)

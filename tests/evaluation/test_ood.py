@@ -14,11 +14,14 @@ from plateaux.config.recipe import Recipe
 from plateaux.core.errors import DataError, RecipeError
 from plateaux.core.registry import dataset
 from plateaux.core.row_names import ALL_MEMBERS, row_name
-from plateaux.data.sources import Source
+from plateaux.data.sources import DataSplits, Source, from_tensors
 from plateaux.ensembles.ood_scores import OOD_SCORES
+from plateaux.evaluation.evaluation import Evaluation
 from plateaux.evaluation.loading import load
 from plateaux.evaluation.ood import detect_ood, parse_ood_suites
+from plateaux.evaluation.predict import predict
 from plateaux.evaluation.splits import EvalSplit, ResizedSource, ood_split
+from plateaux.evaluation.tables import result_tables
 from plateaux.training.train import train
 
 RECIPE = {
@@ -119,3 +122,31 @@ def test_suites_are_named_in_words() -> None:
     assert named["far"] == ["mnist", "svhn", "texture", "places365"]
     with pytest.raises(RecipeError, match="near=cifar100,tin far=mnist"):
         parse_ood_suites(["near"], "digits")
+
+
+def test_a_resize_is_reported_in_the_table_with_both_sample_counts(run: Path, log_lines: list[str]) -> None:
+    log_lines.clear()
+    same = detect_ood(run, {"near": ["digits"]})
+    assert "digits, digits (near) (599 in, 599 out of distribution): ood" in _title(same)
+    assert not any("resized" in line for line in log_lines)
+
+    @dataset
+    def wide_digits() -> DataSplits:
+        """Digits of another size."""
+        data = dataset.get("digits")()
+        images = ResizedSource(data.test, (3, 12, 12)).fetch(torch.arange(50))[0]
+        return from_tensors((images, torch.zeros(50)), (images, torch.zeros(50)), classes=10)
+
+    for _ in range(2):  # with forward passes, and from the cache
+        log_lines.clear()
+        found = detect_ood(run, {"far": ["wide_digits"]})
+        title = "digits, wide_digits (far) (599 in, 50 out of distribution, resized from 3x12x12 to 1x8x8): ood"
+        assert title in _title(found)
+        assert any("wide_digits: images were resized from 3x12x12 to 1x8x8" in line for line in log_lines)
+    log_lines.clear()
+    predict(run, split="wide_digits")
+    assert any(line.startswith("wide_digits: images were resized") for line in log_lines)
+
+
+def _title(found: Evaluation) -> str:
+    return " ".join(table.title for table in result_tables(found.results))

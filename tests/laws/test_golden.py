@@ -23,7 +23,7 @@ import plateaux
 from plateaux.config.recipe import Recipe
 from plateaux.core.types import TensorTree
 from plateaux.data.corruptions.corrupt import CORRUPTIONS, EXTRA, corrupt
-from plateaux.evaluation.calibration import calibrate, evaluate_calibration
+from plateaux.evaluation.calibration import CalibrationOptions, calibrate, evaluate_calibration
 from plateaux.evaluation.evaluate import evaluate
 from plateaux.evaluation.options import EvalOptions
 from plateaux.loss_landscape.probe import get_probes
@@ -172,7 +172,7 @@ def test_an_evaluation_has_the_golden_values(golden: Mapping[str, Any], run: Run
 def test_a_calibration_has_the_golden_values(golden: Mapping[str, Any], run: Run) -> None:
     root = run.store.root
     evaluate(root, **GIVEN.keywords())  # its float32 logits are what is calibrated
-    calibrate(root, fraction=0.75, **GIVEN.keywords())
+    calibrate(root, fraction=0.75, fit=CalibrationOptions(bound="none"), **GIVEN.keywords())
     same(golden, "calibration", numbers(evaluate_calibration(root, **GIVEN.keywords())))
 
 
@@ -201,10 +201,21 @@ def test_corrupted_images_are_the_golden_ones(golden: Mapping[str, Any]) -> None
 
 
 SEED_LABELS = {
-    *("adapters", "arrays", "augment", "average_", "bag", "calibrate", "conformal", "corruption", "digits"),
-    *("evaluation", "features", "feed", "forward", "from", "init", "input_curvature", "landscape", "meeting"),
-    *("order", "parts", "pass", "present", "random", "relative_flatness", "sam_sharpness", "same", "search"),
-    *("shared", "slice", "spectrum", "statistics", "theory", "unlabelled", "validation", "worst_"),
+    *("adapters", "arrays", "augment", "average_", "bag", "calibrate", "check", "conformal", "corruption", "digits"),
+    *(
+        "evaluation",
+        "features",
+        "feed",
+        "fingerprint",
+        "forward",
+        "from",
+        "init",
+        "input_curvature",
+        "landscape",
+        "meeting",
+    ),
+    *("order", "parts", "pass", "present", "random", "relative_flatness", "sam_sharpness", "same", "sampled ids"),
+    *("search", "shared", "slice", "spectrum", "statistics", "theory", "unlabelled", "validation", "worst_"),
 }
 SEEDING = {"derive_seed", "generator", "_random_vectors"}  # the functions whose strings are parts of a seed
 

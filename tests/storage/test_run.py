@@ -144,7 +144,10 @@ def test_other_data_with_the_same_recipe_are_rejected(tmp_path: Path) -> None:
     Run.begin(tmp_path, RECIPE, RunInfo(DataInfo.from_splits(numbers())))
     with pytest.raises(RunError) as error:
         Run.begin(tmp_path, RECIPE, RunInfo(DataInfo.from_splits(numbers(1.0))))
-    assert "was trained on other data. Differences (stored -> given):\n  test.fingerprint: '" in str(error.value)
+    assert (
+        "was trained on other data or with other model code. Differences (stored -> given):\n  test.fingerprint: '"
+        in str(error.value)
+    )
     assert "train.fingerprint: " in str(error.value)
 
 

@@ -149,8 +149,8 @@ def calibrate(
     ] = 0.05,
     bound: Annotated[
         Literal["none", "clopper-pearson", "hoeffding"],
-        typer.Option(help="Control the risk by an upper confidence bound."),
-    ] = "none",
+        typer.Option(help="The upper confidence bound that controls the risk; none: without a guarantee."),
+    ] = "clopper-pearson",
     order: Annotated[
         Literal["pool", "calibrate"], typer.Option(help="Which comes first: pool members, or calibrate each member.")
     ] = "pool",
@@ -178,6 +178,8 @@ def calibrate(
     def lines() -> list[str]:
         threshold = calibration.threshold
         answered = "rejects every sample" if threshold.at is None else f"accepts {100 * threshold.coverage:.1f} %"
+        confidence = f"with {100 * (1 - threshold.delta):g} % confidence"
+        guarantee = "not guaranteed" if threshold.bound == "none" else confidence
         values = [", ".join(f"{v:.3f}" for v in fitted.values) for fitted in calibration.temperatures.values()]
         return [
             f"fitted on {len(calibration.ids):,} {calibration.split} samples",
@@ -186,7 +188,7 @@ def calibrate(
                 f"{100 * (1 - fitted.alpha):g} % conformal sets ({fitted.kind}): threshold {fitted.threshold:.4f}"
                 for fitted in calibration.sets
             ),
-            f"at a target risk of {100 * threshold.risk:g} % the ensemble {answered}",
+            f"at a target risk of {100 * threshold.risk:g} % ({guarantee}) the ensemble {answered}",
         ]
 
     print_result(as_json, calibration.to_dict(), lines)

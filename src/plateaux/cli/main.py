@@ -114,6 +114,9 @@ def train(
     branch_from: Annotated[
         Path | None, typer.Option(help="Start from the checkpoints of this run at its first data partition.")
     ] = None,
+    accept_changes: Annotated[
+        bool, typer.Option("--accept-changes", help="Resume although the data or the model's code have changed.")
+    ] = False,
     trust: Trust = None,
     evaluate: Annotated[bool, typer.Option(help="Evaluate on the test split after training.")] = True,
     as_json: AsJson = False,
@@ -130,7 +133,14 @@ def train(
     if loaded.executor.name == "mesh" and "RANK" not in os.environ:
         raise typer.Exit(torchrun(loaded.executor.processes))
     with located_errors(file, overrides), live_progress(CONSOLE) as progress:
-        plateaux.train(loaded, root, trust=trust or (), progress=progress, branch_from=branch_from)
+        plateaux.train(
+            loaded,
+            root,
+            trust=trust or (),
+            progress=progress,
+            branch_from=branch_from,
+            accept_changes=accept_changes,
+        )
     if not is_rank_zero():
         return
     results = list(plateaux.evaluate(root, trust=trust or ())) if evaluate else []
@@ -247,18 +257,33 @@ def list_(
 
 @recipes.command()
 @handle_errors
-def check(recipe: str, changes: Changes = None, trust: Trust = None, as_json: AsJson = False) -> None:
+def check(
+    recipe: str,
+    changes: Changes = None,
+    data: Annotated[
+        bool, typer.Option("--data", help="Also read the data, and run a forward and a backward pass on two samples.")
+    ] = False,
+    trust: Trust = None,
+    as_json: AsJson = False,
+) -> None:
     """Check a recipe without training: names, options, and their combination.
 
     In Python: `plateaux.Recipe.load("recipe.toml")`
     """
+    from plateaux.config.builders.data import build_training_data
     from plateaux.config.components import Components
+    from plateaux.core.runtime import get_device
     from plateaux.training.checks import check as check_recipe
+    from plateaux.training.model_check import check_data_and_model
 
     file = recipe_file(recipe)
     loaded = plateaux.Recipe.load(file, changes or [])
     with located_errors(file, changes or []):
-        check_recipe(loaded, Components(trust=tuple(trust or ())))
+        components = Components(trust=tuple(trust or ()))
+        check_recipe(loaded, components)
+        if data:
+            splits = build_training_data(loaded, components)
+            check_data_and_model(loaded, splits, components, get_device(None))
     text = f"{file} is valid: {loaded.members} members, method {loaded.method.name}"
     print_result(as_json, loaded.to_dict(), lambda: [text])
 

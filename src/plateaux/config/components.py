@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from plateaux.core.errors import DataError, RecipeError
 from plateaux.core.method import LossFn
 from plateaux.data.sources import DataSplits, Source
 
@@ -24,6 +25,26 @@ class Components:
     loss: LossFn | None = None
     unlabeled: Source | None = None  # samples of the same shape as the data; their labels are ignored
     trust: tuple[str, ...] = ()  # modules outside Plateaux from which a recipe may call functions
+
+    def __post_init__(self) -> None:
+        if self.data is not None and not isinstance(self.data, DataSplits):
+            raise DataError(
+                f"data= is a {type(self.data).__name__}. Expected: plateaux.DataSplits, which plateaux.from_tensors "
+                "and plateaux.from_dataset return"
+            )
+        if isinstance(self.model, nn.Module):
+            raise RecipeError(
+                f"model= is a module, {type(self.model).__name__}(...). Expected: a function that builds one, because "
+                "every member needs its own weights. Pass the class, or a function such as "
+                "`def model(shape, classes): return MyNetwork(classes)`"
+            )
+        for name in ("model", "loss"):
+            value = getattr(self, name)
+            if value is not None and not callable(value):
+                raise RecipeError(
+                    f"{name}= is a {type(value).__name__}. Expected: a function. To use a registered {name}, name it "
+                    f"in the recipe: {name}.name"
+                )
 
     @property
     def model_name(self) -> str | None:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from plateaux.core.errors import DataError, RecipeError
+from plateaux.core.errors import DataError, PlateauxError, RecipeError
 from plateaux.core.types import Batch, Inputs, derive_seed, map_tensors
 from plateaux.data.augment import Augment, crop_and_flip, mix_partners, mixup_cutmix, normalize
 from plateaux.data.sources import Source, UnlabeledData
@@ -161,6 +161,19 @@ class _Reader:
         return crop_and_flip(x, index, seed=self.seed, augment=self.augment), y
 
 
+@dataclass(frozen=True, slots=True)
+class _WorkerReader:
+    """Reads samples in a worker. An error of Plateaux is returned, because a DataLoader would add its traceback."""
+
+    reader: _Reader
+
+    def __getitem__(self, ids: Sequence[int]) -> tuple[Inputs, Tensor] | PlateauxError:
+        try:
+            return self.reader[ids]
+        except PlateauxError as error:
+            return type(error)(str(error))
+
+
 def _read_batches(
     reader: _Reader, batch_ids: Sequence[Tensor], num_workers: int, device: torch.device
 ) -> Iterator[tuple[Inputs, Tensor]]:
@@ -173,7 +186,7 @@ def _read_in_workers(
     reader: _Reader, batch_ids: Sequence[Tensor], num_workers: int, device: torch.device
 ) -> Iterator[tuple[Inputs, Tensor]]:
     loader: DataLoader[Any] = DataLoader(
-        reader,  # type: ignore[arg-type]  # indexed by the lists of ids that the sampler below yields
+        _WorkerReader(reader),  # type: ignore[arg-type]  # indexed by the lists of ids that the sampler below yields
         sampler=(ids.tolist() for ids in batch_ids),
         batch_size=None,
         collate_fn=_identity,
@@ -191,7 +204,10 @@ def _read_in_workers(
     (iterator,) = iterators
     try:
         for _ in batch_ids:
-            yield _next_batch(iterator)
+            batch = _next_batch(iterator)
+            if isinstance(batch, PlateauxError):
+                raise batch
+            yield batch
     finally:  # explicitly: garbage collection would leave the workers of a failed epoch running for seconds
         iterator._shutdown_workers()
 

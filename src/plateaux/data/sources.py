@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Protocol
@@ -13,8 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from plateaux.core.errors import DataError
+from plateaux.core.arrays import Array, ArrayInputs, to_inputs, to_labels
+from plateaux.core.errors import DataError, PlateauxError, first_line
 from plateaux.core.types import Inputs, derive_seed, map_tensors
+from plateaux.data.samples import check_label_range, collate, describe_sample, hash_labels, hash_sample, sample_ids
+
+HASHED_SAMPLES = 16  # of a data set that has no fingerprint of its own
 
 
 class Source(Protocol):
@@ -81,11 +85,16 @@ class InMemorySource(Source):
 
     needs_workers = False
 
-    def __init__(self, x: Inputs, y: Tensor) -> None:
-        lengths = {len(t) for t in ([x] if isinstance(x, Tensor) else x.values())}
-        assert lengths == {len(y)}, (lengths, len(y))
-        self.x = x
-        self.y = y
+    def __init__(self, x: ArrayInputs, y: Array) -> None:
+        self.x, self.y = to_inputs(x, "The inputs"), to_labels(y)
+        tensors = [self.x] if isinstance(self.x, Tensor) else list(self.x.values())
+        if not tensors or any(t.ndim == 0 or len(t) != len(self.y) for t in tensors) or self.y.ndim == 0:
+            shapes = ", ".join(str(list(t.shape)) for t in tensors) or "none"
+            raise DataError(
+                f"Inputs of shape {shapes} and labels of shape {list(self.y.shape)} were given. Expected: one label "
+                "for each input, so that the first dimensions are equal. The usual cause is a filter that was "
+                "applied to one of the two only"
+            )
 
     def __len__(self) -> int:
         return len(self.y)
@@ -112,43 +121,90 @@ class DatasetSource(Source):
     """A source that reads samples on demand from any map-style `torch.utils.data.Dataset`.
 
     With a `seed`, every sample is read with the generators of torch, numpy and `random` seeded from (seed, id): the
-    random transforms of the data set give the same sample in any batch, worker, or process.
+    random transforms of the data set give the same sample in any batch, worker, or process. All samples must have the
+    layout of the first one that is read, and labels must be below `classes`, if given.
     """
 
-    def __init__(self, dataset: Any, *, name: str = "") -> None:
+    def __init__(self, dataset: Any, *, name: str = "", classes: int | None = None) -> None:
         self.dataset = dataset
         self.name = name or type(dataset).__name__
+        self.classes = classes
+        # Read once: the split into training and validation samples depends on it.
+        self._length = _read_length(dataset, self.name)
+        self._layout: tuple[str, int] | None = None  # of the first sample that was read, and its id
 
     def __len__(self) -> int:
-        return len(self.dataset)
+        return self._length
 
     def fetch(self, ids: Tensor, *, seed: int | None = None) -> tuple[Inputs, Tensor]:
         if not len(ids):  # an empty shard of a batch still has the shape of a sample
             x, y = self.fetch(torch.zeros(1, dtype=torch.int64), seed=seed)
             return map_tensors(x, lambda t: t[:0]), y[:0]
-        if seed is None:
-            return collate([self.dataset[i] for i in ids.tolist()])
-        with _preserve_rng():
-            return collate([self._seeded(i, seed) for i in ids.tolist()])
+        numbers = ids.tolist()
+        with nullcontext() if seed is None else _preserve_rng():
+            samples = [self._read(i, seed) for i in numbers]
+        x, y = collate(samples, numbers, self.name)
+        if self.classes is not None:
+            check_label_range(y, numbers, self.classes, self.name)
+        return x, y
 
     @property
     def has_content_hash(self) -> bool:
-        """Whether the fingerprint hashes the samples themselves, and not only the name and the length."""
+        """Whether the fingerprint hashes all samples themselves, and not only some of them."""
         return callable(getattr(self.dataset, "fingerprint", None))
 
     def fingerprint(self) -> str:
+        """Return the data set's own fingerprint, or a hash of name, length, labels in memory, and some samples."""
         hash_dataset = getattr(self.dataset, "fingerprint", None)
         if callable(hash_dataset):
             return str(hash_dataset())
-        return blake2b(f"{self.name}:{len(self)}".encode(), digest_size=8).hexdigest()
+        digest = blake2b(f"{self.name}:{len(self)}".encode(), digest_size=8)
+        hash_labels(digest, self.dataset, len(self))
+        base = derive_seed("fingerprint")
+        with _preserve_rng():
+            for i in sample_ids(len(self), HASHED_SAMPLES).tolist():
+                hash_sample(digest, self._read(i, base), self._read(i, base))
+        return digest.hexdigest()
 
-    def _seeded(self, i: int, base: int) -> Any:
-        seed = derive_seed(base, i)
-        # Only the CPU generator: torch.manual_seed would also reset the generators of all accelerators.
-        torch.default_generator.manual_seed(seed)
-        np.random.seed(seed % 2**32)
-        random.seed(seed)
-        return self.dataset[i]
+    def ignoring_labels(self) -> DatasetSource:
+        """Return the same samples for a use that ignores their labels, which may then have any value."""
+        return DatasetSource(self.dataset, name=self.name)
+
+    def _read(self, i: int, base: int | None) -> tuple[Any, Any]:
+        """Return one sample, read with seeded generators if there is a base seed, after checking its layout."""
+        if base is not None:
+            seed = derive_seed(base, i)
+            # Only the CPU generator: torch.manual_seed would also reset the generators of all accelerators.
+            torch.default_generator.manual_seed(seed)
+            np.random.seed(seed % 2**32)
+            random.seed(seed)
+        try:
+            sample: tuple[Any, Any] = self.dataset[i]
+        except PlateauxError:
+            raise
+        except Exception as error:  # code of the user: any exception must name the sample
+            raise DataError(
+                f"Sample {i} of {self.name!r} ({len(self)} samples) cannot be read: {type(error).__name__}: "
+                f"{first_line(error)}. Call dataset[{i}] to see the original error"
+            ) from error
+        layout = describe_sample(sample, i, self.name)
+        expected, first = self._layout = self._layout or (layout, i)
+        if layout != expected:
+            raise DataError(
+                f"Sample {i} of {self.name!r} is {layout}, but sample {first} is {expected}. Expected: the same "
+                "dtypes and shapes for all samples. The usual cause is a file of another format or size"
+            )
+        return sample
+
+
+def _read_length(dataset: Any, name: str) -> int:
+    try:
+        return len(dataset)
+    except Exception as error:  # code of the user
+        raise DataError(
+            f"The length of {name!r} cannot be read: {type(error).__name__}: {first_line(error)}. Expected: __len__ "
+            "returns the number of samples"
+        ) from error
 
 
 @contextmanager
@@ -160,14 +216,6 @@ def _preserve_rng() -> Iterator[None]:
         torch.set_rng_state(torch_state)
         np.random.set_state(numpy_state)
         random.setstate(python_state)
-
-
-def collate(samples: Sequence[tuple[Any, Any]]) -> tuple[Inputs, Tensor]:
-    """Stack `(input, label)` pairs into a batch with torch's default_collate."""
-    from torch.utils.data import default_collate
-
-    x, y = default_collate(list(samples))
-    return x, torch.as_tensor(y)
 
 
 def from_dataset(
@@ -189,13 +237,16 @@ def from_dataset(
                 "ids, so use a map-style Dataset."
             )
     name = name or type(train).__name__
-    sources = DatasetSource(train, name=f"{name}.train"), DatasetSource(test, name=f"{name}.test")
+    sources = (
+        DatasetSource(train, name=f"{name}.train", classes=classes),
+        DatasetSource(test, name=f"{name}.test", classes=classes),
+    )
     return DataSplits(name, *sources, classes, tuple(shape), tuple(mean), tuple(std), tuple(labels))
 
 
 def from_tensors(
-    train: tuple[Tensor, Tensor],
-    test: tuple[Tensor, Tensor],
+    train: tuple[ArrayInputs, Array],
+    test: tuple[ArrayInputs, Array],
     *,
     classes: int,
     name: str = "tensors",
@@ -203,6 +254,8 @@ def from_tensors(
     std: Sequence[float] = (),
     labels: Sequence[str] = (),
 ) -> DataSplits:
-    """Build a data set from tensors in memory: `(inputs, labels)` for train and test, channels first."""
+    """Build a data set from tensors or NumPy arrays: `(inputs, labels)` for train and test, channels first."""
     sources = InMemorySource(*train), InMemorySource(*test)
-    return DataSplits(name, *sources, classes, tuple(train[0].shape[1:]), tuple(mean), tuple(std), tuple(labels))
+    x = sources[0].x
+    shape = x.shape[1:] if isinstance(x, Tensor) else next(iter(x.values())).shape[1:]
+    return DataSplits(name, *sources, classes, tuple(shape), tuple(mean), tuple(std), tuple(labels))

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from plateaux.core import tensor_tree
-from plateaux.core.types import Inputs
+from plateaux.core.arrays import ArrayInputs, to_inputs
+from plateaux.core.types import map_tensors
 from plateaux.data.augment import normalize
 from plateaux.ensembles import combine as combining
 from plateaux.models.backbone import common_backbone
@@ -43,11 +44,12 @@ class Ensemble(nn.Module):
         return len(self.members)
 
     @torch.no_grad()
-    def logits(self, x: Inputs) -> Tensor:
+    def logits(self, x: ArrayInputs) -> Tensor:
         """Return the logits of all members `[M, B, C]`; inputs are as in the data set and are normalized here."""
         param = next(self.members.parameters())
+        x = map_tensors(to_inputs(x), lambda tensor: tensor.to(param.device))
         if isinstance(x, Tensor):
-            x = normalize(x.to(param.device), self.mean, self.std, param.dtype)
+            x = normalize(x, self.mean, self.std, param.dtype)
         backbone = common_backbone(list(self.members))
         if backbone is not None:  # run it once for all members
             x = backbone(x) if isinstance(x, Tensor) else backbone(**x)
@@ -56,7 +58,7 @@ class Ensemble(nn.Module):
         return torch.stack([output if isinstance(output, Tensor) else output.logits for output in outputs])
 
     def predict(
-        self, x: Inputs, *, combine: Literal["probability", "logit", "majority", "weighted"] | None = None
+        self, x: ArrayInputs, *, combine: Literal["probability", "logit", "majority", "weighted"] | None = None
     ) -> Tensor:
         """Return the class probabilities of the ensemble `[B, C]`.
 
@@ -66,7 +68,7 @@ class Ensemble(nn.Module):
         name = {"probability": "mean probability", "logit": "mean logit"}.get(rule, rule)
         return combining.combine(self.logits(x), name, self.weights if rule == "weighted" else None).exp()
 
-    def forward(self, x: Inputs) -> Tensor:
+    def forward(self, x: ArrayInputs) -> Tensor:
         return self.predict(x)
 
     def bytes(self) -> dict[str, int]:

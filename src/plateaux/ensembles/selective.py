@@ -60,14 +60,15 @@ def fit(
     incorrect: Tensor,
     risk: float,
     *,
-    bound: Bound = "none",
+    bound: Bound = "clopper-pearson",
     delta: float = 0.05,
     stages: int = 50,
 ) -> RejectionThreshold:
     """Fit the threshold of largest coverage at which the risk on held-out predictions is at most `risk`.
 
     Error probabilities and the mask of incorrect predictions are `[N]`. If all samples can be accepted, the threshold
-    is the largest observed error probability, because there is no evidence beyond it.
+    is the largest observed error probability, because there is no evidence beyond it. The remark of the result says if
+    the risk is not guaranteed, or if there are too few samples.
     """
     _check(error_probability, incorrect, risk, bound, delta, stages)
     order = error_probability.double().sort(stable=True)
@@ -82,8 +83,36 @@ def fit(
     count = dict(candidates)[size]
     upper = None if bound == "none" else upper_bound(count, size, delta, bound)
     at = float(order.values[size - 1])
+    remark = _not_guaranteed(count, size, risk, delta, len(error_probability)) if bound == "none" else ""
     return RejectionThreshold(
-        risk, at, size / len(error_probability), count / size, upper, len(error_probability), bound, delta
+        risk, at, size / len(error_probability), count / size, upper, len(error_probability), bound, delta, remark
+    )
+
+
+def min_samples(risk: float, delta: float = 0.05, bound: Bound = "clopper-pearson") -> int | None:
+    """Return how many held-out samples without an error are needed for a guarantee; None: none are enough.
+
+    >>> min_samples(0.05), min_samples(0.05, bound="hoeffding"), min_samples(0.0)
+    (59, 600, None)
+    """
+    if risk == 0:
+        return None
+    if risk == 1:
+        return 1
+    exact = math.log(1 / delta) / (2 * risk**2) if bound == "hoeffding" else math.log(delta) / math.log1p(-risk)
+    return math.ceil(exact)
+
+
+def _not_guaranteed(incorrect: int, count: int, risk: float, delta: float, samples: int) -> str:
+    """Return the warning about a threshold without a bound."""
+    needed = min_samples(risk, delta)
+    few = (
+        "" if needed is None or samples >= needed else f" {samples} samples are too few: at least {needed} are needed."
+    )
+    return (
+        f"The risk of {risk:g} is not guaranteed without a bound: {incorrect} errors in {count} accepted held-out "
+        f"samples are consistent with a risk of up to {upper_bound(incorrect, count, delta):.3f}.{few} Use "
+        "--bound clopper-pearson (bound='clopper-pearson')."
     )
 
 
@@ -151,7 +180,9 @@ def _unattainable(candidates: list[tuple[int, int]], risk: float, bound: Bound, 
     elif _passes(0, samples, risk, bound, delta):
         reason = "the error rate of the most confident held-out predictions is too high to exclude a higher risk"
     else:
-        reason = f"{samples} held-out samples are too few even without an error"
+        needed = min_samples(risk, delta, bound)
+        atleast = "" if needed is None else f"; at least {needed} are needed"
+        reason = f"{samples} held-out samples are too few even without an error{atleast}"
     confidence = "" if bound == "none" else f" with confidence {1 - delta:g}"
     return f"A risk of {risk:g}{confidence} is not attainable: {reason}. Every prediction is rejected."
 

@@ -134,14 +134,15 @@ class CalibrationOptions:
         alphas: Miscoverage levels of the conformal sets: 0.1 for sets that contain the label in 90 % of the cases.
         conformal: The conformal score: "lac", "aps" or "raps".
         target_risk: The error rate allowed among the samples that are not rejected.
-        bound: Control the risk by an upper confidence bound: "none", "clopper-pearson" or "hoeffding".
+        bound: The upper confidence bound that controls the risk: "clopper-pearson", "hoeffding", or "none" for a
+            threshold without a guarantee.
         order: Average the members' probabilities, then calibrate, or the other way around.
     """
 
     alphas: Sequence[float] = (0.1, 0.05)
     conformal: conformal_sets.Kind = "aps"
     target_risk: float = 0.05
-    bound: selective.Bound = "none"
+    bound: selective.Bound = "clopper-pearson"
     order: Order = "pool then calibrate"
 
 

@@ -24,11 +24,12 @@ from plateaux.data.sources import Source
 from plateaux.distributed.executors.local import SINGLE_PROCESS
 from plateaux.evaluation import prediction_cache
 from plateaux.evaluation.ensemble_sizes import mean_by_size, subsets_of_every_size
+from plateaux.evaluation.finite import has_finite_weights, require_finite
 from plateaux.evaluation.loaded_run import LoadedRun
 from plateaux.evaluation.metric_loop import BatchOutputs, MemberSubset, accumulate, compute_rows, run_members
 from plateaux.evaluation.prediction_cache import PredictionCache, PredictionWriter
 from plateaux.evaluation.results import MetricResult
-from plateaux.evaluation.splits import EvalSplit, eval_split
+from plateaux.evaluation.splits import EvalSplit, ResizedSource, eval_split
 from plateaux.storage.json_shapes import read_shape
 
 SELECTION = "selection.json"  # of a soup: the samples that its members were selected on
@@ -48,6 +49,8 @@ class EvalStream:
 
 class Evaluator(LoadedRun):
     """Computes metrics of a run's members and writes the results to the run folder."""
+
+    _opened: tuple[EvalSplit, tuple[Source, torch.Tensor]] | None = None
 
     def evaluate(
         self, split: EvalSplit, metrics: Mapping[str, Metric], *, progress: Progress = log_messages
@@ -115,11 +118,17 @@ class Evaluator(LoadedRun):
             self._check_not_selected_on(identity, ids)
             logger.info("%s: using cached %s logits of %s samples", split.name, dtype, f"{len(ids):,}")
             metadata = {**_describe(identity, len(ids)), "logits": f"cached, {dtype}"}
-            return EvalStream(SINGLE_PROCESS, cache.read(self.hashes, outputs), metadata, len(ids))
+            cached = cache.read(self.hashes, outputs)
+            hint = (
+                f"These are cached logits: delete {cache.folder} in the run folder, or use --no-cache (no_cache=True)"
+            )
+            stream = require_finite(cached, SINGLE_PROCESS, self.numbers, split.name, lambda _: hint)
+            return EvalStream(SINGLE_PROCESS, stream, metadata, len(ids))
         source, ids = self._open(split, identity)
         data, source = self.model_inputs(source, ids)
         batches = eval_batches(self.recipe, data, source, ids, device=self.device, shard=self.executor.shard)
         stream = run_members(self.executor, self.modules, batches, outputs)
+        stream = require_finite(stream, self.executor, self.numbers, split.name, self._explain_nonfinite)
         if self.options.cache_logits != "off" and self._may_cache:
             precision = {"float32": torch.float32, "float16": DTYPES["fp16"]}[self.options.cache_logits]
             writer = PredictionWriter(cache, self.hashes, precision, len(ids), prediction_cache.MAX_CACHE_BYTES)
@@ -140,7 +149,9 @@ class Evaluator(LoadedRun):
         """Return what identifies the samples of a split."""
         first = split.limit or self.options.limit
         limit = {"first": first} if first else {}
-        return {"split": split.name, **split.metadata, "fingerprint": self.split_fingerprint(split), **limit}
+        source = None if split.labeled else self.open_split(split)[0]
+        resized = {"resized": source.resizing} if isinstance(source, ResizedSource) and source.resizing else {}
+        return {"split": split.name, **split.metadata, "fingerprint": self.split_fingerprint(split), **limit, **resized}
 
     def split_fingerprint(self, split: EvalSplit) -> str:
         """Return the fingerprint of the samples, from the run folder where it is recorded."""
@@ -148,7 +159,13 @@ class Evaluator(LoadedRun):
             return self.data_info.train.fingerprint
         if split.labeled:
             return self.data_info.test.fingerprint
-        return split.open(self.recipe, self.data)[0].fingerprint()
+        return self.open_split(split)[0].fingerprint()
+
+    def open_split(self, split: EvalSplit) -> tuple[Source, torch.Tensor]:
+        """Return the samples of a split and their ids; the last split stays open, because opening may read files."""
+        if self._opened is None or self._opened[0] is not split:
+            self._opened = (split, split.open(self.recipe, self.data))
+        return self._opened[1]
 
     def result(
         self, name: str, split: str, rows: Mapping[RowName, Estimate], metric: Metric, metadata: Mapping[str, Any]
@@ -178,10 +195,11 @@ class Evaluator(LoadedRun):
 
     def _cache(self, identity: Mapping[str, Any]) -> PredictionCache:
         inputs = {"mean": self.data_info.mean, "std": self.data_info.std}
-        return PredictionCache(self.run.store, {**identity, **inputs, "precision": self.recipe.train.precision})
+        samples = {name: value for name, value in identity.items() if name != "resized"}  # part of the fingerprint
+        return PredictionCache(self.run.store, {**samples, **inputs, "precision": self.recipe.train.precision})
 
     def _open(self, split: EvalSplit, identity: Mapping[str, Any]) -> tuple[Source, torch.Tensor]:
-        source, ids = split.open(self.recipe, self.data)
+        source, ids = self.open_split(split)
         ids = ids[: identity.get("first")]
         self.check_same_data(split, source, identity)
         self._check_not_selected_on(identity, ids)
@@ -202,6 +220,17 @@ class Evaluator(LoadedRun):
                 f"{source.fingerprint()}, recorded {identity['fingerprint']}). Restore the data, or pass the new data "
                 "in Python: plateaux.evaluate(run, data=...)"
             )
+
+    def _explain_nonfinite(self, bad: Sequence[int]) -> str:
+        """Return the cause of NaN predictions of these members, and what to do."""
+        held = [self.numbers[row] for row in self.executor.local_members(len(self.numbers))]
+        modules = dict(zip(held, self.modules, strict=True))
+        damaged = [number for number in bad if number in modules and not has_finite_weights(modules[number].module)]
+        rest = ",".join(str(number) for number in self.numbers if number not in bad)
+        without = f", or leave them out: --members {rest}" if rest else ""
+        if damaged:
+            return f"The weights of {', '.join(map(str, damaged))} contain NaN or infinity. Train them again{without}"
+        return f'The networks overflow on these samples. Evaluate with train.precision = "fp32"{without}'
 
     def _check_not_selected_on(self, identity: Mapping[str, Any], ids: torch.Tensor) -> None:
         """Raise an error for samples that the weights were selected on, as those of a greedy soup are."""

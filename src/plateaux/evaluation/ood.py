@@ -104,6 +104,10 @@ def detect_ood(
                     raise
                 logger.warning("%s is skipped: %s", name, problem)
                 continue
+            if "resized" in other:
+                logger.warning(
+                    "%s: images were resized from %s, which can make them easier to detect", name, other["resized"]
+                )
             rows = _rows(evaluator, inside, outside, subsets)
             in_suite.append(evaluator.result("ood", f"{name} ({suite})", rows, SCORES, {**metadata, "outside": other}))
         results += in_suite

@@ -138,6 +138,8 @@ def predict(
         if is_own
         else ood_split(split, "elsewhere", components)
     )
+    if not is_own and (resized := evaluator.split_identity(target).get("resized")):
+        logger.warning("%s: images were resized from %s", split, resized)
     outputs = predict_all(evaluator, target, progress=progress)
     calibration = _matching_calibration(evaluator, all_members=options.members is None)
     rows = log_probabilities(outputs.logits.double())

@@ -24,6 +24,7 @@ from plateaux.core.types import Batch, TensorTree
 from plateaux.distributed.executors.local import SINGLE_PROCESS
 from plateaux.distributed.executors.ray import RayExecutor
 from plateaux.evaluation.evaluator import Evaluator, RunSums
+from plateaux.evaluation.finite import require_finite
 from plateaux.evaluation.metric_loop import BatchOutputs, MemberSubset, accumulate, run_members
 from plateaux.evaluation.options import EvalOptions
 from plateaux.evaluation.splits import EvalSplit
@@ -127,12 +128,16 @@ def predict_shard(task: EvalTask, shard: EvalShard) -> dict[str, Any]:
     outputs = [torch.cat([batch.outputs[output] for batch in stream], 1).cpu() for output in task.outputs]
     labels = torch.cat([batch.batch.y for batch in stream]).cpu()
     ids = torch.cat([batch.batch.index for batch in stream]).cpu()
-    return {"outputs": outputs, "labels": labels, "ids": ids, "sizes": [len(batch.batch) for batch in stream]}
+    sizes = [len(batch.batch) for batch in stream]
+    return {"outputs": outputs, "labels": labels, "ids": ids, "sizes": sizes, "members": shard.members}
 
 
 def reduce_shard(task: EvalTask, shard: EvalShard, *blocks: Mapping[str, Any]) -> RunSums:
     """Return the metrics' sums for a shard, from the outputs of all blocks of members."""
-    return accumulate(SINGLE_PROCESS, _stack_blocks(task, blocks), task.metrics, task.subsets)
+    numbers = [number for block in blocks for number in block["members"]]
+    hint = "Evaluate without a cluster to see whether the weights or the inputs are the cause"
+    stream = require_finite(_stack_blocks(task, blocks), SINGLE_PROCESS, numbers, task.split.name, lambda _: hint)
+    return accumulate(SINGLE_PROCESS, stream, task.metrics, task.subsets)
 
 
 def _stack_blocks(task: EvalTask, blocks: Sequence[Mapping[str, Any]]) -> Iterator[BatchOutputs]:

@@ -112,6 +112,6 @@ def stored_estimate(estimate: Estimate) -> dict[str, Any]:
 
 
 def _without_origin(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what identifies the samples, without whether logits were cached."""
-    rest = {name: value for name, value in data.items() if name != "logits"}
+    """Return what identifies the samples, without whether logits were cached; a fingerprint contains the size."""
+    rest = {name: value for name, value in data.items() if name not in ("logits", "resized")}
     return {name: _without_origin(value) if isinstance(value, Mapping) else value for name, value in rest.items()}

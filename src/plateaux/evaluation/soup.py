@@ -22,6 +22,7 @@ from plateaux.config.schema import member_options, member_value
 from plateaux.core import registry
 from plateaux.core.errors import RunError
 from plateaux.core.method import LossFn
+from plateaux.core.tensor_tree import is_finite
 from plateaux.core.types import TensorTree
 from plateaux.data.sources import DataSplits
 from plateaux.ensembles.log_probs import log_probs
@@ -85,6 +86,12 @@ def soup(
         )
     network = SoupEvaluator(evaluator, evaluator.held_out_split(split))
     trees = [evaluator.run.weights(number) for number in evaluator.numbers]
+    for number, tree in zip(evaluator.numbers, trees, strict=True):
+        if not is_finite([values for values in tree.values() if values.is_floating_point()]):
+            raise RunError(
+                f"The weights of member {number} of {root} contain NaN or infinity, so their mean would too. Train it "
+                "again, or leave it out: --members"
+            )
     same_start = evaluator.recipe.model.weights is not None
     for number, tree in zip(evaluator.numbers[1:], trees[1:], strict=True):
         barrier = interpolate(trees[0], tree, network.loss, points=5).barrier

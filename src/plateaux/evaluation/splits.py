@@ -92,8 +92,8 @@ def ood_split(name: str, suite: str, components: Components = NO_COMPONENTS) -> 
 
     def open_(recipe: Recipe, data: DataSplits) -> tuple[Source, Tensor]:
         has_root = "root" in recipe.data.options and accepts(factory, "root")
-        source = factory(**({"root": recipe.data.options["root"]} if has_root else {})).test
-        return ResizedSource(source, data.shape), torch.arange(len(source))
+        other = factory(**({"root": recipe.data.options["root"]} if has_root else {}))
+        return ResizedSource(other.test, data.shape, other.shape), torch.arange(len(other.test))
 
     return EvalSplit(name, suite, open_, {"name": dataset}, labeled=False)
 
@@ -101,8 +101,15 @@ def ood_split(name: str, suite: str, components: Components = NO_COMPONENTS) -> 
 class ResizedSource(Source):
     """Images of another dataset at the size and number of channels of the run."""
 
-    def __init__(self, inner: Source, shape: tuple[int, ...]) -> None:
-        self.inner, self.shape = inner, shape
+    def __init__(self, inner: Source, shape: tuple[int, ...], original: tuple[int, ...] | None = None) -> None:
+        self.inner, self.shape, self.original = inner, shape, original
+
+    @property
+    def resizing(self) -> str | None:
+        """How the samples are changed, such as "1x28x28 to 3x32x32"; None: they have the shape of the run."""
+        if self.original is None or tuple(self.original) == tuple(self.shape):
+            return None
+        return " to ".join("x".join(map(str, shape)) for shape in (self.original, self.shape))
 
     def __len__(self) -> int:
         return len(self.inner)

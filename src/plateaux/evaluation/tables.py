@@ -66,6 +66,11 @@ def heading(result: MetricResult) -> str:
     """Return one line with the dataset, the split, and the number of samples."""
     is_own = result.split in ("test", "train", "validation")
     split = f"{result.split} samples" if is_own else result.split
+    if "outside" in result.data:
+        outside = result.data["outside"]
+        resized = f", resized from {outside['resized']}" if "resized" in outside else ""
+        counts = f"{result.data['samples']:,} in, {outside['samples']:,} out of distribution{resized}"
+        return f"{result.data['name']}, {split} ({counts})"
     return f"{result.data['name']}, {split} ({result.data['samples']:,})"
 
 

@@ -85,8 +85,11 @@ class Run:
         return cls(store, recipe, RunInfo.from_dict(tree, store.root / "run.json"))
 
     @classmethod
-    def begin(cls, root: str | Path, recipe: Recipe, info: RunInfo) -> Run:
-        """Open the run of this recipe, or create it. A folder with another recipe or other data is rejected."""
+    def begin(cls, root: str | Path, recipe: Recipe, info: RunInfo, *, accept_changes: bool = False) -> Run:
+        """Open the run of this recipe, or create it. A folder with another recipe, data, or model code is rejected.
+
+        With `accept_changes`, other data and model code are accepted and recorded.
+        """
         store = open_store(root)
         if store.has("run.json"):
             old = cls.open(root)
@@ -97,14 +100,15 @@ class Run:
                     + "\n  ".join(changes)
                     + "\nChoose another --out, or restore the recipe"
                 )
-            data_changes = diff(old.info.data.to_dict(), info.data.to_dict())
-            if data_changes:
+            changes = old.info.changes(info)
+            if changes and not accept_changes:
                 raise RunError(
-                    f"{root} was trained on other data. Differences (stored -> given):\n  "
-                    + "\n  ".join(data_changes)
-                    + "\nRestore the data, or choose another --out"
+                    f"{root} was trained on other data or with other model code. Differences (stored -> given):\n  "
+                    + "\n  ".join(changes)
+                    + "\nRestore them, choose another --out, or continue anyway with --accept-changes "
+                    "(accept_changes=True), which is recorded in the run"
                 )
-            info = old.info
+            info = old.info.with_changes(info) if changes else old.info
         run = cls(store, recipe, info)
         run._write()
         return run

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from plateaux.config.recipe import diff
 from plateaux.core.bounded import Count, Finite, PositiveCount
+from plateaux.data.summary import DataSummary
 from plateaux.storage.json_shapes import read_shape
 
 if TYPE_CHECKING:
@@ -101,6 +103,21 @@ class StoredPartition:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelCode:
+    """What identifies the code of a model that is not built into Plateaux."""
+
+    source: str | None  # hash of its code; None: not available
+    layers: Mapping[str, str]  # type and configuration by name
+
+    def changes(self, new: ModelCode) -> list[str]:
+        """Return what differs in another model; a source that is missing is not compared."""
+        known = self.source is not None and new.source is not None
+        sources = [{"source": info.source} if known else {} for info in (self, new)]
+        trees = [{**source, "layers": info.layers} for source, info in zip(sources, (self, new), strict=True)]
+        return diff(trees[0], trees[1], "model.")
+
+
+@dataclass(frozen=True, slots=True)
 class RunInfo:
     """The content of run.json, without the names of the members, which follow from the recipe."""
 
@@ -108,11 +125,26 @@ class RunInfo:
     imported_from: tuple[str, ...] | None = None  # the weight files of a run that was not trained here
     autotune: AutotuneInfo | None = None  # None: not decided yet
     model: str | None = None  # qualified name of a model that was passed in Python; None: the recipe names it
+    inputs: DataSummary | None = None  # what was found in the training samples; None: they were not checked
+    model_code: ModelCode | None = None  # None: the model is built into Plateaux
+    accepted_changes: tuple[tuple[str, ...], ...] = ()  # of data or model code, by --accept-changes, oldest first
 
     @classmethod
     def from_dict(cls, tree: Any, file: object = "run.json") -> RunInfo:
         """Read a run.json. The error for a missing or invalid field names the file and the field."""
         return read_shape(cls, tree, file)
+
+    def changes(self, new: RunInfo) -> list[str]:
+        """Return one line for every difference of the data and of the model's code."""
+        old, code = self.model_code, new.model_code
+        model = old.changes(code) if old is not None and code is not None else []
+        return diff(self.data.to_dict(), new.data.to_dict()) + model
+
+    def with_changes(self, new: RunInfo) -> RunInfo:
+        """Return the description of this run with the data and the model of `new`, and a record of what changed."""
+        accepted = (*self.accepted_changes, tuple(self.changes(new)))
+        code, name = new.model_code, new.model
+        return replace(self, data=new.data, inputs=new.inputs, model=name, model_code=code, accepted_changes=accepted)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values."""
@@ -123,6 +155,12 @@ class RunInfo:
             tree["autotune"] = self.autotune.to_dict()
         if self.model is not None:
             tree["model"] = self.model
+        if self.inputs is not None:
+            tree["inputs"] = _to_plain(asdict(self.inputs))
+        if self.model_code is not None:
+            tree["model_code"] = _to_plain(asdict(self.model_code))
+        if self.accepted_changes:
+            tree["accepted_changes"] = _to_plain(self.accepted_changes)
         return tree
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from plateaux.config.builders.model import member_state_dict, shared_param_names
-from plateaux.config.recipe import Recipe
+from plateaux.config.recipe import Recipe, diff
 from plateaux.core.errors import RunError
 from plateaux.training.state import GradScaler, TrainState
 
@@ -29,7 +29,8 @@ def state_dict(state: TrainState) -> dict[str, Any]:
 
 @torch.no_grad()
 def load_state_dict(state: TrainState, stored: dict[str, Any]) -> None:
-    """Load what `state_dict` returned."""
+    """Load what `state_dict` returned; a checkpoint of another architecture is an error."""
+    _check_same_shapes(state, stored)
     for name, param in state.params.items():
         param.copy_(stored["params"][name])
     _check_masks(state)
@@ -54,6 +55,20 @@ def _check_masks(state: TrainState) -> None:
             f"The checkpoint of member {state.number} was pruned by another rule: {pruned[0]} has live weights where "
             "this version prunes. Resume with the version that started the run, or start again with another --out"
         )
+
+
+def _check_same_shapes(state: TrainState, stored: dict[str, Any]) -> None:
+    """Raise RunError if the weights of a checkpoint are not those of the model."""
+    for kind, own in (("params", state.params), ("buffers", state.buffers)):
+        old = {name: list(tensor.shape) for name, tensor in stored[kind].items()}
+        new = {name: list(tensor.shape) for name, tensor in own.items()}
+        changes = diff(old, new)
+        if changes:
+            shown = "\n  ".join([*changes[:10], *([f"... and {len(changes) - 10} more"] if len(changes) > 10 else [])])
+            raise RunError(
+                f"The checkpoint of member {state.number} belongs to another architecture. Shapes (checkpoint -> "
+                f"model):\n  {shown}\nPass the model that the run was started with, or choose another --out"
+            )
 
 
 def member_weights(recipe: Recipe, state: TrainState) -> dict[str, torch.Tensor]:

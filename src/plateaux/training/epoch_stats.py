@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
-from plateaux.core.errors import DivergedError
+from plateaux.core.errors import DataError, DivergedError
 from plateaux.core.tensor_tree import is_finite
 from plateaux.data.loader import MemberLoader
+from plateaux.evaluation.finite import nonfinite_inputs
 from plateaux.storage.run import MemberProgress
 from plateaux.training.state import StepStats, TrainState
 
@@ -43,6 +45,17 @@ class EpochStats:
             f"Loss of member {self.state.number} became NaN or infinite at epoch {epoch}, step {step}. {resume} "
             'Lower optimizer.lr, set optimizer.max_grad_norm, or set train.precision = "fp32"'
         )
+
+    def check_inputs(self, epoch: int, first: int, last: int) -> None:
+        """Raise DataError if inputs of the steps first .. last-1 contain NaN or infinity, which explains a NaN loss."""
+        for batch in islice(self.loader.epoch(epoch, start=first), last - first):
+            bad = batch.index[nonfinite_inputs(batch)].tolist()
+            if bad:
+                raise DataError(
+                    f"Training inputs contain NaN or infinity (samples {', '.join(map(str, bad[:5]))}, epoch {epoch}), "
+                    "so the loss is not finite for any member that trains on them. Remove these samples, or replace "
+                    "the values; the last checkpoints are intact"
+                )
 
 
 def to_plain(progress: MemberProgress) -> dict[str, Any]:

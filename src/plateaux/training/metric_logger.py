@@ -31,10 +31,13 @@ class MetricLogger:
         self.start_time = time.monotonic()
         self.last_event = 0.0
 
-    def add_up(self, members: Sequence[EpochStats], epoch: int, step: int) -> list[tuple[EpochStats, DivergedError]]:
+    def add_up(
+        self, members: Sequence[EpochStats], epoch: int, step: int, *, check_inputs: bool = True
+    ) -> list[tuple[EpochStats, DivergedError]]:
         """Add the pending losses of every member, and return the members whose loss became NaN or infinite.
 
-        Sums are taken step by step in order, so the result does not depend on when this is called.
+        Sums are taken step by step in order, so the result does not depend on when this is called. If inputs are the
+        cause of a NaN loss, DataError is raised instead.
         """
         diverged: list[tuple[EpochStats, DivergedError]] = []
         for member in members:
@@ -50,6 +53,8 @@ class MetricLogger:
                 member.loss += loss * size
                 member.correct += float(stats.correct) if stats.correct is not None else 0.0
                 member.samples += size
+        if diverged and check_inputs:  # the losses of at most `log_every` steps were pending
+            diverged[0][0].check_inputs(epoch, max(0, step - self.recipe.run.log_every), step)
         return diverged
 
     def log_steps(self, members: Sequence[EpochStats], epoch: int, step: int) -> None:

@@ -18,20 +18,22 @@ from plateaux.config.builders.model import build_member
 from plateaux.config.builders.training import build_executor, build_method
 from plateaux.config.components import Components, Model
 from plateaux.config.recipe import Recipe
-from plateaux.core.errors import PlateauxError, RecipeError, RunError
+from plateaux.core.errors import DataError, PlateauxError, RecipeError, RunError
 from plateaux.core.executor import Executor, Failure, all_reduce_max
 from plateaux.core.method import LossFn
 from plateaux.core.process_info import is_rank_zero
 from plateaux.core.progress import Message, Progress, log_messages
+from plateaux.core.runtime import get_device
 from plateaux.data.sources import DataSplits, Source
 from plateaux.storage.feature_cache import prepare_features, training_sources, with_cached_features
 from plateaux.storage.remote_fs import parse_address
 from plateaux.storage.run import Run, RunLike
-from plateaux.storage.run_info import AutotuneInfo, DataInfo, RunInfo
+from plateaux.storage.run_info import AutotuneInfo
 from plateaux.training import branching
 from plateaux.training.autotune import autotune
 from plateaux.training.checks import check
 from plateaux.training.job_runner import JobRunner
+from plateaux.training.model_check import check_data_and_model
 from plateaux.training.partition import scoring_batch
 from plateaux.training.planning import pending_jobs
 
@@ -48,6 +50,7 @@ def train(
     unlabeled: Source | None = None,
     trust: Sequence[str] = (),
     branch_from: RunLike | None = None,
+    accept_changes: bool = False,
     progress: Progress = log_messages,
 ) -> Run:
     """Train the missing part of a run and return the run; the same call resumes a run that was interrupted.
@@ -62,6 +65,8 @@ def train(
         trust: Modules whose functions the recipe may call.
         branch_from: A run, its folder, or its URL. Members start from the checkpoints that it wrote at its first data
             partition; both runs must train the same way up to it.
+        accept_changes: Resume a run although its data or the code of its model have changed; the changes are recorded
+            in the run.
         progress: Called with progress events.
     """
     components = Components(data, model, loss, unlabeled, tuple(trust))
@@ -73,7 +78,7 @@ def train(
             f"Use at most {recipe.members} x executor.data_parallel processes"
         )
     parent = None if branch_from is None else Run.open(branch_from)  # before anything is written
-    run = _open(recipe, out, executor, components, progress)
+    run = _open(recipe, out, executor, components, progress, accept_changes=accept_changes)
     if parent is not None and is_rank_zero():
         branching.branch_from(run, parent, components)
     executor.barrier()
@@ -118,7 +123,15 @@ def _run_jobs(
     return failed_jobs
 
 
-def _open(recipe: Recipe, out: str | Path, executor: Executor, components: Components, progress: Progress) -> Run:
+def _open(
+    recipe: Recipe,
+    out: str | Path,
+    executor: Executor,
+    components: Components,
+    progress: Progress,
+    *,
+    accept_changes: bool,
+) -> Run:
     """Create the run folder in one process, and open it in all processes."""
     if recipe.run.tensorboard and parse_address(out) is not None:
         raise RecipeError(
@@ -126,7 +139,8 @@ def _open(recipe: Recipe, out: str | Path, executor: Executor, components: Compo
         )
     if is_rank_zero():
         data = build_training_data(recipe, components)
-        run = Run.begin(out, recipe, RunInfo(DataInfo.from_splits(data), model=components.model_name))
+        info = check_data_and_model(recipe, data, components, get_device(executor.device), stacklevel=4)
+        run = Run.begin(out, recipe, info, accept_changes=accept_changes)
         if run.info.autotune is None:
             tuned = autotune(recipe, components, progress)
             if build_method(recipe, 0, components).partition is not None:
@@ -138,8 +152,8 @@ def _open(recipe: Recipe, out: str | Path, executor: Executor, components: Compo
 
 
 def _combine_failures(failures: list[Failure]) -> PlateauxError:
-    if len(failures) == 1:
-        problem = failures[0].problem
+    if len(failures) == 1 or all(isinstance(failure.problem, DataError) for failure in failures):
+        problem = failures[0].problem  # the data are the same for all members
         return problem if isinstance(problem, PlateauxError) else RunError(str(problem))
     lines = [f"{failure.job}: {failure.problem}" for failure in failures]
     return RunError(

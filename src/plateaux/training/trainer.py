@@ -218,7 +218,8 @@ class Trainer:
 
     def _add_up(self, epoch: int, done: int) -> None:
         """Add up pending losses; remove members that diverged, or raise if others depend on them."""
-        for member, error in self.logger.add_up(self.members, epoch, done):
+        may_read = not self.executor.is_sharded  # else all processes would have to read the batches again
+        for member, error in self.logger.add_up(self.members, epoch, done, check_inputs=may_read):
             if self.method.is_joint or self.executor.is_sharded:  # all processes of a member must stop together
                 raise error
             self.diverged.append(error)

@@ -19,7 +19,7 @@ from plateaux.core.runtime import FORMATS, param_dtype
 from plateaux.core.types import Batch, Inputs, derive_seed
 from plateaux.data.augment import Augment
 from plateaux.data.loader import CPU, NO_AUGMENT, MemberLoader, ShardFn, ordered_batches
-from plateaux.data.sources import DataSplits, InMemorySource, Source, UnlabeledData
+from plateaux.data.sources import DatasetSource, DataSplits, InMemorySource, Source, UnlabeledData
 from plateaux.data.splits import bootstrap, split
 
 BN_UPDATE_BATCHES = 20  # batches from which BatchNorm statistics are recomputed
@@ -102,6 +102,7 @@ def build_training_data(recipe: Recipe, components: Components = NO_COMPONENTS) 
         return data
     name, _, count = (recipe.data.unlabeled or "").partition("@")
     source = components.unlabeled or _build_unlabeled(name, data, components)
+    source = source.ignoring_labels() if isinstance(source, DatasetSource) else source
     size = int(count) if count.isdigit() else len(source)
     if (count and not count.isdigit()) or not 0 < size <= len(source):
         raise RecipeError(

@@ -16,7 +16,7 @@ from plateaux.config.schema import ConfigKeyError, accepts, check, member_option
 from plateaux.core import registry
 from plateaux.core.errors import RecipeError, suggest
 from plateaux.core.executor import Executor
-from plateaux.core.method import Method
+from plateaux.core.method import LossFn, Method
 from plateaux.core.types import TensorTree
 from plateaux.models.backbone import check_backbone
 from plateaux.optim.losses import get_loss
@@ -51,12 +51,17 @@ def method_options(recipe: Recipe, number: int, components: Components = NO_COMP
     return member_options(factory, recipe.method.options, number, recipe.members)
 
 
+def build_loss(recipe: Recipe, number: int = 0, components: Components = NO_COMPONENTS) -> LossFn:
+    """Return the loss of one member."""
+    if components.loss is not None:
+        return components.loss
+    make_loss = get_loss(recipe.loss.name)
+    return make_loss(**check("loss", make_loss, loss_options(recipe, number), also=LossConfig.model_fields))
+
+
 def build_method(recipe: Recipe, number: int = 0, components: Components = NO_COMPONENTS) -> Method:
     """Return the method of one member."""
-    loss = components.loss
-    if loss is None:
-        make_loss = get_loss(recipe.loss.name)
-        loss = make_loss(**check("loss", make_loss, loss_options(recipe, number), also=LossConfig.model_fields))
+    loss = build_loss(recipe, number, components)
     factory = registry.method.get(recipe.method.name, allow=components.trust)
     options = check("method", factory, method_options(recipe, number, components), also=MethodConfig.model_fields)
     if accepts(factory, "epochs"):

@@ -1,0 +1,30 @@
+"""What was found in the samples of a data set: plain values that are stored in a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from plateaux.core.bounded import Count, Finite
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSummary:
+    """The dtype and the range of a tensor, and the shape of one sample; the range is None if it is not finite."""
+
+    dtype: str
+    shape: tuple[Count, ...]
+    low: Finite | None
+    high: Finite | None
+
+
+@dataclass(frozen=True, slots=True)
+class DataSummary:
+    """What was found in the training samples."""
+
+    inputs: Mapping[str, TensorSummary]  # by name; a single tensor is called "x"
+    labels: TensorSummary
+    classes: Count  # of the data set
+    classes_found: Count | None  # distinct labels among the checked ones; None: labels are not class numbers
+    checked_inputs: Count
+    checked_labels: Count
