@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from _generated import write_or_check
 from pydantic import BaseModel
@@ -23,6 +25,7 @@ from plateaux.core.registry import Registry, dataset, method, model
 from plateaux.optim.losses import LOSSES
 
 PAGE = Path(__file__).parent / "reference" / "recipe.md"
+MAX_SHOWN = 10_000
 
 HEAD = """\
 # The recipe
@@ -195,7 +198,7 @@ def _table(title: str, section: str, words: str, found: dict[str, Any]) -> str:
         path = f"{section}.{name}".lstrip(".")
         assert path in MEANINGS, f"docs/make_recipe_page.py: add the meaning of {path} to MEANINGS"
         default = "required" if field.is_required() else _show(field.default)
-        lines.append(f"| `{name}` | {_type(field.annotation)} | {default} | {MEANINGS[path]} |")
+        lines.append(f"| `{name}` | {_type(field.annotation, field.metadata)} | {default} | {MEANINGS[path]} |")
     return "\n".join([*lines, ""])
 
 
@@ -236,18 +239,29 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
     return None
 
 
-def _type(annotation: Any) -> str:
-    """Return the name of a type for users of TOML."""
+def _type(annotation: Any, limits: Sequence[Any] = ()) -> str:
+    """Return the name of a type for users of TOML, with the range of a number."""
     origin, inner = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _type(inner[0], [limit for field in inner[1:] for limit in field.metadata])
     if origin is Literal:
         return " or ".join(f"`{value}`" for value in inner)
     if origin in (Union, UnionType):
-        return " or ".join(dict.fromkeys(_type(each) for each in inner if each is not NoneType))
+        return " or ".join(dict.fromkeys(_type(each, limits) for each in inner if each is not NoneType))
     if origin is dict or _model_in(annotation):
         return "table"
     if origin is tuple:
-        return f"list of {_type(inner[0])}s"
-    return {int: "integer", float: "number", str: "string", bool: "true or false"}[annotation]
+        return f"list of {_type(inner[0]).split()[0]}s"
+    name = {int: "integer", float: "number", str: "string", bool: "true or false"}[annotation]
+    return f"{name}{_range(limits)}" if annotation in (int, float) else name
+
+
+def _range(limits: Sequence[Any]) -> str:
+    """Return the range of a number; limits that only catch mistakes are left out."""
+    bounds = {name: value for limit in limits for name, value in asdict(limit).items() if abs(value) <= MAX_SHOWN}
+    lower = next((f" {sign} {bounds[name]:g}" for name, sign in (("ge", "≥"), ("gt", ">")) if name in bounds), "")
+    upper = next((f" {sign} {bounds[name]:,}" for name, sign in (("le", "≤"), ("lt", "<")) if name in bounds), "")
+    return f"{lower}{',' if lower and upper else ''}{upper}"
 
 
 def _show(value: Any) -> str:

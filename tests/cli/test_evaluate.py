@@ -110,6 +110,12 @@ def test_samples_that_cannot_be_corrupted_are_told(run: str) -> None:
     assert call("evaluate", run, "--split", "corrupted:fog:6")[0] == 4
 
 
+def test_a_device_that_does_not_exist_is_refused_without_a_traceback(run: str) -> None:
+    code, _, message = call("evaluate", run, "--device", "junk")
+    assert code == 2
+    assert "There is no device 'junk': this machine has" in message
+
+
 def test_the_command_measures_on_a_mesh(run: str) -> None:
     words = ["evaluate", run, "--metrics", "accuracy,nll", "--no-cache", "--executor", "mesh", "--processes", "2"]
     done = subprocess.run(

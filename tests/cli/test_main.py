@@ -134,6 +134,26 @@ def test_a_wrong_recipe_says_what_is_right(change: str, words: str) -> None:
     assert words in message
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("optimizer.lr=-1", "--set 'optimizer.lr=-1': [optimizer] lr = -1: Input should be greater than or equal to 0"),
+        ("optimizer.momentum=x", "--set 'optimizer.momentum=x': [optimizer] momentum = 'x': must be a number"),
+        ("lr_scheduler=[{name='multistep'}]", "[lr_scheduler] 'multistep' needs 'milestones'"),
+        ("lr_scheduler=[{name='multistep', milestones='x'}]", "milestones = 'x': must be an increasing list of epochs"),
+        ("members=2147483648", "--set 'members=2147483648': members = 2147483648: Input should be less than or equal"),
+        ("method.rho=-1", "--set 'method.rho=-1': [method] rho = -1: Input should be greater than or equal to 0"),
+        ("model.widht=3", "--set 'model.widht=3': [model] has no key 'widht'"),
+    ],
+)
+def test_a_mistake_in_set_is_reported_with_that_change_and_without_a_traceback(change: str, words: str) -> None:
+    for command in (("recipe", "check"), ("train",)):
+        code, _, message = call(*command, "quickstart", "--set", "method.name=sam", "--set", change)
+        assert code == 2
+        assert words in message
+        assert ".toml" not in message
+
+
 def test_a_wrong_key_in_a_file_names_its_line(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text("[data]\nname = 'digits'\n[model]\nname = 'mlp'\n[method]\nname = 'sam'\nroh = 0.1\n")

@@ -16,11 +16,15 @@ from plateaux.config.schema import ConfigKeyError, ConfigSection, PluginSection
 from plateaux.config.search_space import SEED_NAMES, SearchConfig, sample
 from plateaux.config.toml import parse_toml, read_text
 from plateaux.core.errors import RecipeError
+from plateaux.core.ranges import MAX_SIZE, Count, CountOrZero, NonNegative, Positive, Seed, Size
 from plateaux.core.seeds import derive_seed
 
 Names = str | tuple[str, ...]
-Numbers = float | tuple[float, ...]
-MAX_MEMBERS = 10_000
+NonNegatives = NonNegative | tuple[NonNegative, ...]  # one, or one per member
+Positives = Positive | tuple[Positive, ...]
+Sizes = Size | tuple[Size, ...]
+MAX_MEMBERS = MAX_PROCESSES = 10_000
+MAX_EPOCHS = 1_000_000
 BACKBONE_KEYS = (
     "head",
     "head_width",
@@ -35,34 +39,27 @@ class DataConfig(PluginSection):
     """The data set, its order and its augmentation. Other keys are options of the data set."""
 
     name: str
-    batch_size: int = Field(128, ge=1)
+    batch_size: Count = 128
     shuffle: Literal["auto", "per_member", "shared"] = "auto"
-    validation_split: float = Field(0.0, ge=0)  # below 1: a fraction of the training samples; otherwise a count
-    num_workers: int = Field(0, ge=0)
+    validation_split: NonNegative = 0.0  # below 1: a fraction of the training samples; otherwise a count
+    num_workers: int = Field(0, ge=0, le=MAX_PROCESSES)
     drop_last: bool = False
-    crop: int = Field(0, ge=0)
+    crop: int = Field(0, ge=0, le=MAX_SIZE)
     flip: bool = False
-    mixup: float = Field(0.0, ge=0)
-    cutmix: float = Field(0.0, ge=0)
-    bootstrap: float | None = Field(None, gt=0)  # size of the bootstrap sample of each member, as a fraction
+    mixup: NonNegative = 0.0
+    cutmix: NonNegative = 0.0
+    bootstrap: Positive | None = None  # size of the bootstrap sample of each member, as a fraction
     unlabeled: str | None = None  # another data set, or N of its samples: "tinyimagenet32@1000"
-    unlabeled_batch_size: int | None = Field(None, ge=1)  # unlabeled samples per batch; default: data.batch_size
+    unlabeled_batch_size: Count | None = None  # unlabeled samples per batch; default: data.batch_size
 
 
 class LoraConfig(ConfigSection):
     """Low-rank adapters on selected linear layers. All other weights are frozen and stored once for all members."""
 
-    rank: int | tuple[int, ...] = 4
-    alpha: Numbers = 8.0  # the output of an adapter is scaled by alpha / rank
+    rank: Sizes = 4
+    alpha: NonNegatives = 8.0  # the output of an adapter is scaled by alpha / rank
     target_modules: tuple[str, ...] = Field(min_length=1)  # module names, with wildcards
     modules_to_save: tuple[str, ...] | None = None  # modules that are trained in full; default: the last layer
-
-    @field_validator("rank")
-    @classmethod
-    def _check_rank(cls, rank: int | tuple[int, ...]) -> int | tuple[int, ...]:
-        if min(rank if isinstance(rank, tuple) else (rank,), default=0) < 1:
-            raise ValueError("the rank must be at least 1")
-        return rank
 
 
 class ModelConfig(PluginSection):
@@ -76,11 +73,11 @@ class ModelConfig(PluginSection):
     sparsity: float = Field(0.0, ge=0, lt=1)
     backbone: str | None = None  # the last module of the frozen, shared part of the network
     head: Literal["own", "linear", "mlp"] = "own"  # own: the model's remaining modules; linear, mlp: a new head
-    head_width: int | tuple[int, ...] = 512  # hidden units of an mlp head
-    image_size: int | None = Field(None, ge=1)  # images are resized to this many pixels per side before the backbone
+    head_width: Sizes = 512  # hidden units of an mlp head
+    image_size: Size | None = None  # images are resized to this many pixels per side before the backbone
     cache_features: bool = False  # run the backbone once per image and reuse its features
     cache_dtype: Literal["float32", "float16"] = "float32"
-    cached_augmentations: int = Field(1, ge=1)  # number of augmentations of every image whose features are cached
+    cached_augmentations: Count = 1  # number of augmentations of every image whose features are cached
     lora: LoraConfig | None = None
 
     @field_validator("lora")
@@ -108,29 +105,29 @@ class OptimizerConfig(PluginSection):
     """A `torch.optim` optimizer by name. Other keys are options of the optimizer."""
 
     name: str = "SGD"
-    lr: Numbers = 0.1
-    weight_decay: Numbers = 0.0
+    lr: NonNegatives = 0.1
+    weight_decay: NonNegatives = 0.0
     decay_filter: Literal["all", "matrices"] = "all"  # matrices: no decay for biases and normalization layers
-    max_grad_norm: Numbers | None = None  # maximum norm of the descent direction
-    gradient_accumulation_steps: int = Field(1, ge=1)  # number of micro-batches per batch
+    max_grad_norm: Positives | None = None  # maximum norm of the descent direction
+    gradient_accumulation_steps: Count = 1  # number of micro-batches per batch
 
 
 class LRSchedulerConfig(PluginSection):
     """A `torch.optim.lr_scheduler` by name, and its length. Other keys are options of the scheduler."""
 
     name: str
-    epochs: float | None = None  # optional for the last scheduler
+    epochs: Positive | None = None  # optional for the last scheduler
     interval: Literal["epoch", "step"] = "epoch"
 
 
 class TrainConfig(ConfigSection):
     """Training length, precision, and selection of weights."""
 
-    epochs: int = Field(10, ge=1)
-    validate_every: int = Field(1, ge=1)
+    epochs: int = Field(10, ge=1, le=MAX_EPOCHS)
+    validate_every: Count = 1
     select: str = "last"  # or best:<metric>, selected on validation samples
-    swa_start: int | None = Field(None, ge=1)  # average the weights after this step and all later ones
-    early_stopping_patience: int | None = Field(None, ge=1)  # stop after this many validations without improvement
+    swa_start: Count | None = None  # average the weights after this step and all later ones
+    early_stopping_patience: Count | None = None  # stop after this many validations without improvement
     precision: Literal["fp32", "bf16", "fp16", "fp64", "auto"] = "fp32"
     memory_format: Literal["contiguous", "channels_last", "auto"] = "contiguous"
     compile: bool = False
@@ -150,25 +147,25 @@ class ExecutorConfig(ConfigSection):
 
     name: str = "local"
     mode: Literal["loop", "vmap", "offload"] = "loop"
-    processes: int = Field(1, ge=1)
+    processes: int = Field(1, ge=1, le=MAX_PROCESSES)
     devices: tuple[str, ...] = ()
-    threads: int | None = Field(None, ge=1)
-    data_parallel: int = Field(1, ge=1)  # mesh, ray: number of replicas of each member that share a batch
+    threads: int | None = Field(None, ge=1, le=MAX_PROCESSES)
+    data_parallel: int = Field(1, ge=1, le=MAX_PROCESSES)  # mesh, ray: replicas of each member that share a batch
     sync_batchnorm: bool = True  # mesh: statistics over the whole batch; false: per replica
     address: str | None = None  # ray: address of the cluster; default: start one on this machine
-    num_cpus: float = Field(1.0, gt=0)  # ray: CPUs per process
-    num_gpus: float = Field(0.0, ge=0)  # ray: GPUs per process; fractions share a device
-    max_retries: int = Field(5, ge=0)  # ray: restarts of a job whose process or node died
+    num_cpus: Positive = 1.0  # ray: CPUs per process
+    num_gpus: NonNegative = 0.0  # ray: GPUs per process; fractions share a device
+    max_retries: CountOrZero = 5  # ray: restarts of a job whose process or node died
 
 
 class RunConfig(ConfigSection):
     """Checkpoints and logs. These keys do not change the result of training."""
 
-    checkpoint_every_epochs: int = Field(1, ge=1)
-    checkpoint_every_minutes: float | None = Field(10.0, gt=0)
+    checkpoint_every_epochs: Count = 1
+    checkpoint_every_minutes: Positive | None = 10.0
     keep_checkpoints: Literal["last", "none"] = "none"  # after a member has finished
-    log_every: int = Field(50, ge=1)
-    min_members: int | None = Field(None, ge=1)  # minimum number of members for a partition if others failed
+    log_every: Count = 50
+    min_members: int | None = Field(None, ge=1, le=MAX_MEMBERS)  # for a partition if others failed
     tensorboard: bool = False
     feature_cache: str | None = None  # folder of cached backbone features, shared by all runs
 
@@ -177,15 +174,15 @@ class ProbeConfig(ConfigSection):
     """Landscape probes during training. These keys do not change the result of training."""
 
     probes: tuple[str, ...] = ()  # options in parentheses: worst_l2(steps=10)
-    every: int = Field(5, ge=1)  # epochs; also after the last epoch
-    samples: int = Field(256, ge=1)  # number of training samples, selected with the seed
+    every: Count = 5  # epochs; also after the last epoch
+    samples: Count = 256  # number of training samples, selected with the seed
 
 
 class Recipe(ConfigSection):
     """The complete configuration of an experiment."""
 
     members: int = Field(3, ge=1, le=MAX_MEMBERS)
-    seed: int = 0
+    seed: Seed = 0
     data: DataConfig
     model: ModelConfig
     method: MethodConfig = MethodConfig()

@@ -7,8 +7,9 @@ from types import NoneType
 from typing import Any, get_args
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
-from plateaux.config.schema import ConfigKeyError, ConfigSection, PluginSection
+from plateaux.config.schema import OUT_OF_RANGE, ConfigKeyError, ConfigSection, PluginSection
 from plateaux.core.errors import RecipeError, suggest
 
 
@@ -33,7 +34,7 @@ def split_change(change: str) -> tuple[list[str], str]:
 
 def explain_error(cls: type[ConfigSection], problem: ValidationError) -> ConfigKeyError:
     """Return the first error of a recipe, with its section and key."""
-    first = problem.errors()[0]
+    first = _first_error(problem)
     # A model validator adds its own name to the location.
     location = [part for part in first["loc"] if isinstance(part, str) and "[" not in part]
     nth = next((part for part in first["loc"][1:2] if isinstance(part, int)), 0)
@@ -53,6 +54,16 @@ def explain_error(cls: type[ConfigSection], problem: ValidationError) -> ConfigK
     else:
         text = f"{full_key} = {first['input']!r}: {first['msg']}"
     return ConfigKeyError(section, name, text, nth=nth)
+
+
+def _first_error(problem: ValidationError) -> ErrorDetails:
+    """Return the first error; for a list of numbers, that of its first wrong element: a list is not a single number."""
+    first, *others = problem.errors()
+    if isinstance(first["input"], list | tuple):
+        place = first["loc"][:-1]
+        inside = [other for other in others if other["loc"][: len(place)] == place and other["type"] in OUT_OF_RANGE]
+        return next(iter(inside), first)
+    return first
 
 
 def _keys(annotation: Any) -> dict[str, Any]:

@@ -16,6 +16,10 @@ PROVIDED = frozenset({"loss", "shape", "classes", "params", "epochs"})
 """Arguments that the engine passes to a factory. They are never options of a recipe."""
 
 
+OUT_OF_RANGE = frozenset({"greater_than", "greater_than_equal", "less_than", "less_than_equal", "finite_number"})
+"""Errors of pydantic about a number of the right type."""
+
+
 class ConfigSection(BaseModel):
     """A section of a recipe: frozen, and strict about its keys."""
 
@@ -87,8 +91,8 @@ def _is_per_member(value: Any, annotation: Any) -> bool:
         return False
     try:
         TypeAdapter(annotation, config=ConfigDict(arbitrary_types_allowed=True)).validate_python(value)
-    except ValidationError:
-        return True
+    except ValidationError as problem:
+        return not all(error["type"] in OUT_OF_RANGE for error in problem.errors())
     return False
 
 
@@ -118,14 +122,14 @@ def _parameters(factory: Callable[..., Any]) -> Mapping[str, Parameter]:
 
 @lru_cache(maxsize=256)
 def _build_schema(factory: Callable[..., Any], is_dataset: bool) -> type[BaseModel]:
-    strict = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+    strict = ConfigDict(extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False)
     return create_model("Options", __config__=strict, **_read_fields(factory, is_dataset))  # type: ignore[call-overload, no-any-return]
 
 
 @lru_cache(maxsize=256)
 def _read_fields(factory: Callable[..., Any], is_dataset: bool) -> Mapping[str, tuple[Any, Any]]:
     bare = _unwrap(factory)
-    hints = get_type_hints(bare.__init__ if isinstance(bare, type) else bare)  # type: ignore[misc]
+    hints = get_type_hints(bare.__init__ if isinstance(bare, type) else bare, include_extras=True)  # type: ignore[misc]
     # A data set defines the number of classes. All other plugins receive it.
     hidden = frozenset() if is_dataset else PROVIDED
     options: dict[str, tuple[Any, Any]] = {}

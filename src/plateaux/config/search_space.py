@@ -9,13 +9,14 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from plateaux.config.schema import ConfigSection
+from plateaux.core.ranges import Number
 
 
 class Range(ConfigSection):
     """A uniform range from `low` to `high`; with `log` log-uniform, with `integer` integers only."""
 
-    low: float
-    high: float
+    low: Number
+    high: Number
     log: bool = False
     integer: bool = False
 

@@ -22,10 +22,28 @@ def get_device(name: str | None) -> torch.device:
     """Return the device called `name` ("cpu", "cuda:1", or "1"); with None, CUDA if available, else the CPU."""
     if name is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    device = torch.device(f"cuda:{name}" if name.isdigit() else name)
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise RecipeError(f"There is no device {name!r}: this machine has {torch.cuda.device_count()} CUDA devices")
+    count = torch.cuda.device_count()
+    try:
+        full_name = f"cuda:{name}" if name.isdigit() else name
+        device = torch.device(full_name)
+        is_cuda = str(device) == full_name and 0 <= (device.index or 0) < count  # large numbers wrap around
+        exists = is_cuda if device.type == "cuda" else _can_compute(device)
+    except RuntimeError:  # not the name of a device
+        exists = False
+    if not exists:
+        raise RecipeError(
+            f"There is no device {name!r}: this machine has {count} CUDA devices. Use cpu, cuda, or cuda:<number>"
+        )
     return device
+
+
+def _can_compute(device: torch.device) -> bool:
+    """Return whether torch has this type of device here; it accepts the names of all types."""
+    try:
+        torch.empty(1, device=device).item()
+    except (RuntimeError, AssertionError, NotImplementedError, ImportError):
+        return False
+    return True
 
 
 def configure_runtime(*, processes: int = 1, threads: int | None = None) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from plateaux.core.method import LossFn, Method, Objective
 from plateaux.core.outputs import logits, logits_with_unlabeled
+from plateaux.core.ranges import NonNegative
 from plateaux.core.registry import method
 from plateaux.core.types import Batch
 from plateaux.optim.losses import disagreement, mean_over_others, mean_over_previous
@@ -19,11 +20,11 @@ from plateaux.optim.sam import SamVariant, get_update
 def a2d(
     loss: LossFn,
     *,
-    diversity_weight: float = 1.0,
+    diversity_weight: NonNegative = 1.0,
     disagree_on: Literal["unlabeled", "labeled", "both"] = "unlabeled",
     training: Literal["joint", "sequential"] = "joint",
     update: SamVariant = "plain",
-    rho: float | None = None,
+    rho: NonNegative | None = None,
 ) -> Method:
     """Agree to disagree: the loss plus a penalty where pairs agree on unlabeled samples (Pagliardini et al. 2022).
 

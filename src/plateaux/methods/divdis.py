@@ -9,6 +9,7 @@ from torch import Tensor
 from plateaux.core.errors import RecipeError
 from plateaux.core.method import LossFn, Method, Objective
 from plateaux.core.outputs import logits, logits_with_unlabeled
+from plateaux.core.ranges import Fraction, NonNegative
 from plateaux.core.registry import method
 from plateaux.core.types import Batch
 from plateaux.optim.losses import (
@@ -27,14 +28,14 @@ from plateaux.optim.sam import SamVariant, get_update
 def divdis(
     loss: LossFn,
     *,
-    diversity_weight: float = 10.0,
+    diversity_weight: NonNegative = 10.0,
     disagree_on: Literal["unlabeled", "labeled", "both"] = "unlabeled",
     diversity: Literal["mi", "l1"] = "mi",
     regularizer: Literal["kl_backward", "kl_forward", "entropy", "ratio"] = "kl_backward",
-    regularizer_weight: float = 10.0,
-    class_ratio: tuple[float, ...] = (),
+    regularizer_weight: NonNegative = 10.0,
+    class_ratio: tuple[Fraction, ...] = (),
     update: SamVariant = "plain",
-    rho: float | None = None,
+    rho: NonNegative | None = None,
 ) -> Method:
     """Diversify and disambiguate: the loss plus the mutual information between members (Lee et al. 2023).
 

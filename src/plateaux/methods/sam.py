@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from plateaux.core.method import LossFn, Method, Objective
+from plateaux.core.ranges import Count, NonNegative
 from plateaux.core.registry import method
 from plateaux.optim import sam as updates
 from plateaux.optim.sam import asam_direction, asam_elementwise, sam_direction
@@ -13,7 +14,9 @@ Perturbation = Literal["global", "per_worker"]
 
 
 @method
-def sam(loss: LossFn, *, rho: float = 0.05, m: int | None = None, perturbation: Perturbation = "global") -> Method:
+def sam(
+    loss: LossFn, *, rho: NonNegative = 0.05, m: Count | None = None, perturbation: Perturbation = "global"
+) -> Method:
     """Sharpness-aware minimization: use the gradient at weights perturbed by rho along it (Foret et al. 2021)."""
     return Method(Objective(loss), updates.sam(rho, m=m, perturbation=perturbation))
 
@@ -22,10 +25,10 @@ def sam(loss: LossFn, *, rho: float = 0.05, m: int | None = None, perturbation: 
 def asam(
     loss: LossFn,
     *,
-    rho: float = 0.5,
+    rho: NonNegative = 0.5,
     variant: Literal["published", "elementwise"] = "published",
-    eta: float = 0.01,
-    m: int | None = None,
+    eta: NonNegative = 0.01,
+    m: Count | None = None,
     perturbation: Perturbation = "global",
 ) -> Method:
     """Adaptive SAM: the perturbation is proportional to the weights (Kwon et al. 2021).
@@ -41,10 +44,10 @@ def asam(
 def gsam(
     loss: LossFn,
     *,
-    rho: float = 0.05,
-    rho_min: float | None = None,
-    alpha: float = 0.4,
-    lr_min: float = 0.0,
+    rho: NonNegative = 0.05,
+    rho_min: NonNegative | None = None,
+    alpha: NonNegative = 0.4,
+    lr_min: NonNegative = 0.0,
     variant: Literal["plain", "elementwise"] = "plain",
 ) -> Method:
     """SAM that also minimizes the surrogate gap between perturbed and original loss (Zhuang et al. 2022).

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from plateaux.core.errors import RecipeError
 from plateaux.core.method import ActiveFn, LossFn, Method, Objective
+from plateaux.core.ranges import NonNegative, Size
 from plateaux.core.registry import method
 from plateaux.core.types import Batch, derive_seed
 from plateaux.optim.losses import disagreement, mean_over_others, sample_hardness
@@ -20,11 +21,11 @@ from plateaux.optim.sam import SamVariant, get_update
 def sed(
     loss: LossFn,
     *,
-    diversity_weight: float = 0.05,
-    members_per_step: int | Literal["all"] = 2,
-    floor: float = 1e-3,
+    diversity_weight: NonNegative = 0.05,
+    members_per_step: Size | Literal["all"] = 2,
+    floor: NonNegative = 1e-3,
     update: SamVariant = "plain",
-    rho: float | None = None,
+    rho: NonNegative | None = None,
 ) -> Method:
     """Scalable ensemble diversification: A2D on labeled samples, weighted by their hardness (SED 2024).
 

@@ -7,6 +7,7 @@ from typing import Literal
 from plateaux.core.errors import RecipeError
 from plateaux.core.method import DataPartition, LossFn, Method, Objective
 from plateaux.core.outputs import OutputFn
+from plateaux.core.ranges import Count, CountOrZero, Fraction, NonNegative
 from plateaux.core.registry import method
 from plateaux.data.partition.rules import get_rule
 from plateaux.optim.losses import CrossEntropy
@@ -19,10 +20,10 @@ def sharpbalance(
     loss: LossFn,
     *,
     epochs: int,
-    rho: float = 0.05,
-    top_k: float = 0.4,
-    partition_epoch: int | None = None,
-    repartition_every: int | None = None,
+    rho: NonNegative = 0.05,
+    top_k: Fraction = 0.4,
+    partition_epoch: CountOrZero | None = None,
+    repartition_every: Count | None = None,
     rule: str = "paper",
     score: Literal["gradient_norm", "last_layer", "loss"] = "gradient_norm",
     sam_variant: Literal["sam", "asam", "gsam"] = "sam",

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from plateaux.core.method import LossFn, Method, Objective
+from plateaux.core.ranges import NonNegative
 from plateaux.core.registry import method
 from plateaux.optim.sam import SamVariant, get_update
 
 
 @method
-def snapshot(loss: LossFn, *, update: SamVariant = "plain", rho: float | None = None) -> Method:
+def snapshot(loss: LossFn, *, update: SamVariant = "plain", rho: NonNegative | None = None) -> Method:
     """Train one network through one learning-rate cycle per member (Huang et al. 2017).
 
     `train.epochs` is the length of a cycle. A member starts from the weights and optimizer state at the end of the

@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from plateaux.core.errors import RecipeError, suggest
 from plateaux.core.method import LossFn
+from plateaux.core.ranges import Fraction, NonNegative
 from plateaux.core.types import Batch
 
 
@@ -51,7 +52,7 @@ class CrossEntropy:
         return losses.flatten(2).mean(-1) if losses.ndim > 2 else losses
 
 
-def cross_entropy(*, label_smoothing: float = 0.0, class_weights: tuple[float, ...] = ()) -> CrossEntropy:
+def cross_entropy(*, label_smoothing: Fraction = 0.0, class_weights: tuple[NonNegative, ...] = ()) -> CrossEntropy:
     """Return the cross entropy loss; see `CrossEntropy`."""
     return CrossEntropy(label_smoothing, class_weights)
 

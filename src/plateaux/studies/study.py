@@ -28,7 +28,10 @@ from plateaux.config.recipe import Recipe, fingerprint
 from plateaux.config.schema import ConfigSection
 from plateaux.config.toml import parse_toml, read_text
 from plateaux.core.errors import RecipeError, suggest
+from plateaux.core.ranges import Count, Seed
 from plateaux.studies.grid import apply_changes, check_size, combine, condition_label, flat_changes, grid_factors
+
+MAX_REPETITIONS = 10_000
 
 
 class EvaluateConfig(ConfigSection):
@@ -48,7 +51,7 @@ class LandscapeConfig(ConfigSection):
 
     probes: tuple[str, ...] = ()
     split: str = "train"
-    samples: int | None = Field(None, ge=1)
+    samples: Count | None = None
     batchnorm: Literal["eval", "train"] = "eval"
 
 
@@ -57,8 +60,8 @@ class Study(ConfigSection):
 
     name: str = "study"
     question: str = ""
-    seed: int = 0
-    repetitions: int = Field(1, ge=1)
+    seed: Seed = 0
+    repetitions: int = Field(1, ge=1, le=MAX_REPETITIONS)
     keep_weights: bool = True  # False: delete weights after the evaluation
     base: dict[str, Any]
     grid: dict[str, Any] = Field(default_factory=dict)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from inspect import Parameter, signature
 from typing import Any
 
 import torch
@@ -11,12 +12,13 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler, SequentialLR
 
 from plateaux.config.components import NO_COMPONENTS, Components
-from plateaux.config.recipe import DataConfig, LossConfig, MethodConfig, ModelConfig, Recipe
+from plateaux.config.recipe import DataConfig, LossConfig, LRSchedulerConfig, MethodConfig, ModelConfig, Recipe
 from plateaux.config.schema import ConfigKeyError, accepts, check, member_options, member_value
 from plateaux.core import registry
-from plateaux.core.errors import RecipeError, suggest
+from plateaux.core.errors import RecipeError, first_line, suggest
 from plateaux.core.executor import Executor
 from plateaux.core.method import LossFn, Method
+from plateaux.core.ranges import MAX_NUMBER
 from plateaux.core.types import TensorTree
 from plateaux.models.backbone import check_backbone
 from plateaux.optim.losses import get_loss
@@ -104,11 +106,16 @@ def build_optimizer(recipe: Recipe, number: int, params: TensorTree) -> torch.op
     if not accepts(factory, "weight_decay") and scalars.pop("weight_decay"):
         raise RecipeError(f"{config.name} has no weight_decay; remove it, or choose another optimizer.name")
     options = member_options(factory, config.options, number, recipe.members)
-    _check_keys("optimizer", factory, options, type(config).model_fields)
+    _check_options("optimizer", factory, options, type(config).model_fields)
     with_decay = [p for p in params.values() if config.decay_filter == "all" or p.ndim > 1]
     without_decay = [p for p in params.values() if config.decay_filter == "matrices" and p.ndim <= 1]
     groups: list[dict[str, Any]] = [{"params": with_decay}, {"params": without_decay, "weight_decay": 0.0}]
-    return factory([group for group in groups if group["params"]], **{**scalars, **options})
+    try:
+        return factory([group for group in groups if group["params"]], **{**scalars, **options})
+    except (TypeError, ValueError, ArithmeticError, AttributeError, RuntimeError) as problem:
+        raise RecipeError(
+            f"[optimizer] {factory.__name__} refuses {scalars | options}: {first_line(problem)}"
+        ) from None
 
 
 SHORT_NAMES = {
@@ -118,6 +125,7 @@ SHORT_NAMES = {
 
 
 DURATIONS = ("T_max", "total_iters", "step_size", "T_0", "milestones")  # options that a recipe gives in epochs
+EXAMPLES = {"milestones": "[30, 60]", "step_size": "30", "T_0": "10", "gamma": "0.9"}
 
 
 def build_lr_scheduler(recipe: Recipe, optimizer: torch.optim.Optimizer, steps: int) -> tuple[LRScheduler | None, bool]:
@@ -140,39 +148,80 @@ def build_lr_scheduler(recipe: Recipe, optimizer: torch.optim.Optimizer, steps: 
                     f"[[lr_scheduler]] {part.name!r} is followed by another one: set its number of epochs"
                 )
             duration = part.epochs if part.epochs is not None else recipe.train.epochs - start
-            stages.append(_build_stage(part.name, part.options, optimizer, duration, unit))
+            stages.append(_build_stage(part, position, optimizer, duration, unit))
             start += duration
             ends.append(round(start * unit))
         scheduler = stages[0] if len(stages) == 1 else SequentialLR(optimizer, stages, ends[:-1])
     return scheduler, parts[0].interval == "step"
 
 
-def _build_stage(name: str, options: dict[str, Any], optimizer: Any, duration: float, unit: int) -> LRScheduler:
+def _build_stage(part: LRSchedulerConfig, position: int, optimizer: Any, duration: float, unit: int) -> LRScheduler:
     from torch.optim import lr_scheduler
 
     known = {n: c for n, c in vars(lr_scheduler).items() if isinstance(c, type) and issubclass(c, LRScheduler)}
     excluded = {"LRScheduler", "SequentialLR", "ChainedScheduler", "ReduceLROnPlateau", "LambdaLR", "MultiplicativeLR"}
-    full = SHORT_NAMES.get(name, name)
+    full, options = SHORT_NAMES.get(part.name, part.name), part.options
     if full not in known or full in excluded:
         allowed = [*SHORT_NAMES, *(n for n in known if n not in excluded)]
-        raise RecipeError(f"torch.optim.lr_scheduler has no {name!r} that a recipe can use; {suggest(name, allowed)}")
+        raise RecipeError(
+            f"torch.optim.lr_scheduler has no {part.name!r} that a recipe can use; {suggest(part.name, allowed)}"
+        )
     factory = known[full]
-    _check_keys("lr_scheduler", factory, options, ("name", "epochs", "interval"))
+    _check_options("lr_scheduler", factory, options, ("name", "epochs", "interval"), nth=position)
     scaled = {k: _scale(v, unit) if k in DURATIONS else v for k, v in options.items()}
     for name in ("T_max", "total_iters"):
         if accepts(factory, name):
             scaled.setdefault(name, max(1, round(duration * unit)))
-    return factory(optimizer, **scaled)
+    for name, parameter in signature(factory).parameters.items():
+        if parameter.default is Parameter.empty and name not in (*scaled, "optimizer"):
+            example = f", such as {name} = {EXAMPLES[name]}" if name in EXAMPLES else ""
+            text = f"[lr_scheduler] {part.name!r} needs {name!r}{example}"
+            raise ConfigKeyError("lr_scheduler", name, text, nth=position)
+    try:
+        return factory(optimizer, **scaled)
+    except (TypeError, ValueError, ArithmeticError, AttributeError, RuntimeError) as problem:
+        raise RecipeError(f"[lr_scheduler] {part.name!r} refuses {options}: {first_line(problem)}") from None
 
 
 def _scale(value: Any, unit: int) -> Any:
     return [round(v * unit) for v in value] if isinstance(value, list | tuple) else round(value * unit)
 
 
-def _check_keys(section: str, factory: Callable[..., Any], options: dict[str, Any], also: Any) -> None:
-    for name in options:
-        if name in ("params", "optimizer") or not accepts(factory, name):
-            from inspect import signature
+def _check_options(
+    section: str, factory: Callable[..., Any], options: dict[str, Any], also: Iterable[str], *, nth: int = 0
+) -> None:
+    """Check keys, and values as far as the defaults of a class of torch show what they must be."""
+    parameters = signature(factory).parameters
+    for name, value in options.items():
+        if name in ("params", "optimizer") or name not in parameters:
+            allowed = {*parameters, *also} - {"params", "optimizer", "self"}
+            text = f"[{section}] has no key {name!r}; {suggest(name, allowed)}"
+            raise ConfigKeyError(section, name, text, nth=nth)
+        if wanted := _find_mismatch(parameters[name], value):
+            raise ConfigKeyError(section, name, f"[{section}] {name} = {value!r}: must be {wanted}", nth=nth)
 
-            allowed = {*signature(factory).parameters, *also} - {"params", "optimizer", "self"}
-            raise ConfigKeyError(section, name, f"[{section}] has no key {name!r}; {suggest(name, allowed)}")
+
+def _find_mismatch(parameter: Parameter, value: Any) -> str | None:
+    """Return what the value of an option must be, or None if it is that, or if that is not known."""
+    name, default = parameter.name, parameter.default
+    if name == "milestones":
+        is_increasing = _are_numbers(value) and list(value) == sorted(set(value)) and min(value, default=-1) >= 0
+        return None if is_increasing else f"an increasing list of epochs, such as {EXAMPLES[name]}"
+    if name in DURATIONS:
+        return None if _is_number(value) and value > 0 else "a number of epochs above 0"
+    if isinstance(default, bool):
+        return None if isinstance(value, bool) else "true or false"
+    if isinstance(default, int | float) or parameter.annotation in (float, int, "float", "int"):
+        return None if _is_number(value) else "a number"
+    if isinstance(default, tuple) and _are_numbers(default):
+        fits = _are_numbers(value) and len(value) == len(default)
+        return None if fits else f"a list of {len(default)} numbers, such as {list(default)}"
+    return None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= MAX_NUMBER
+
+
+def _are_numbers(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(map(_is_number, value))

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from plateaux.core.errors import DataError, RecipeError
+from plateaux.core.ranges import Count, Fraction, Number, Positive, Seed, Size
 from plateaux.core.registry import dataset
 from plateaux.core.types import derive_seed
 from plateaux.data.files import check_labels, data_path, head, missing_data_error, per_channel, try_read
@@ -26,14 +27,14 @@ def arrays(
     *,
     path: str,
     layout: Layout = "auto",
-    classes: int | None = None,
-    test: float = 0.2,
-    seed: int = 0,
+    classes: Size | None = None,
+    test: Fraction = 0.2,
+    seed: Seed = 0,
     root: str | None = None,
-    limit: int | None = None,
-    test_limit: int | None = None,
-    mean: Sequence[float] | None = None,
-    std: Sequence[float] | None = None,
+    limit: Count | None = None,
+    test_limit: Count | None = None,
+    mean: Sequence[Number] | None = None,
+    std: Sequence[Positive] | None = None,
 ) -> DataSplits:
     """Arrays from an .npz file or a folder of .npy files: x_train, y_train, x_test, y_test, or x and y split by a seed.
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from plateaux.core.errors import DataError
+from plateaux.core.ranges import Count, Number, Positive
 from plateaux.core.registry import dataset
 from plateaux.data.files import check_labels, data_root, head, missing_data_error, per_channel, read_lines, try_read
 from plateaux.data.sources import DataSplits
@@ -27,10 +28,10 @@ PIXELS = 3 * 32 * 32
 def cifar10(
     *,
     root: str | None = None,
-    limit: int | None = None,
-    test_limit: int | None = None,
-    mean: Sequence[float] | None = None,
-    std: Sequence[float] | None = None,
+    limit: Count | None = None,
+    test_limit: Count | None = None,
+    mean: Sequence[Number] | None = None,
+    std: Sequence[Positive] | None = None,
 ) -> DataSplits:
     """CIFAR-10: 50,000 + 10,000 color photographs of 32 x 32 pixels in 10 classes."""
     batches = tuple(f"data_batch_{i}" for i in range(1, 6))
@@ -44,10 +45,10 @@ def cifar100(
     *,
     coarse: bool = False,
     root: str | None = None,
-    limit: int | None = None,
-    test_limit: int | None = None,
-    mean: Sequence[float] | None = None,
-    std: Sequence[float] | None = None,
+    limit: Count | None = None,
+    test_limit: Count | None = None,
+    mean: Sequence[Number] | None = None,
+    std: Sequence[Positive] | None = None,
 ) -> DataSplits:
     """CIFAR-100: 50,000 + 10,000 color photographs of 32 x 32 pixels in 100 classes, or 20 coarse classes."""
     kind, classes = ("coarse", 20) if coarse else ("fine", 100)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from plateaux.core.errors import DataError
+from plateaux.core.ranges import Count, Seed
 from plateaux.core.registry import dataset
 from plateaux.core.types import derive_seed
 from plateaux.data.files import head
@@ -12,7 +13,7 @@ from plateaux.data.sources import DataSplits
 
 
 @dataset
-def digits(*, seed: int = 0, limit: int | None = None, test_limit: int | None = None) -> DataSplits:
+def digits(*, seed: Seed = 0, limit: Count | None = None, test_limit: Count | None = None) -> DataSplits:
     """Digits: 1,198 + 599 handwritten digits of 8 x 8 grayscale pixels, bundled with scikit-learn."""
     try:
         from sklearn.datasets import load_digits

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from plateaux.core.errors import DataError
+from plateaux.core.ranges import Count, Number, Positive, Size
 from plateaux.core.registry import dataset
 from plateaux.data.files import (
     ImageFiles,
@@ -24,12 +25,12 @@ SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".t
 def image_folder(
     *,
     path: str = ".",
-    size: int = 224,
+    size: Size = 224,
     root: str | None = None,
-    limit: int | None = None,
-    test_limit: int | None = None,
-    mean: Sequence[float] | None = None,
-    std: Sequence[float] | None = None,
+    limit: Count | None = None,
+    test_limit: Count | None = None,
+    mean: Sequence[Number] | None = None,
+    std: Sequence[Positive] | None = None,
 ) -> DataSplits:
     """Images in class folders, `train/<class>/*.png` and `test/<class>/*.png` (or val), read on demand.
 

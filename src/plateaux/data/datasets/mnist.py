@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from plateaux.core.errors import DataError
+from plateaux.core.ranges import Count, Number, Positive
 from plateaux.core.registry import dataset
 from plateaux.data.files import check_labels, data_root, head, missing_data_error, per_channel, try_read
 from plateaux.data.sources import DataSplits
@@ -38,10 +39,10 @@ FASHION_CLASSES = "T-shirt/top,Trouser,Pullover,Dress,Coat,Sandal,Shirt,Sneaker,
 def mnist(
     *,
     root: str | None = None,
-    limit: int | None = None,
-    test_limit: int | None = None,
-    mean: Sequence[float] | None = None,
-    std: Sequence[float] | None = None,
+    limit: Count | None = None,
+    test_limit: Count | None = None,
+    mean: Sequence[Number] | None = None,
+    std: Sequence[Positive] | None = None,
 ) -> DataSplits:
     """MNIST: 60,000 + 10,000 handwritten digits of 28 x 28 grayscale pixels."""
     folder = _find("mnist", root, ("MNIST/raw", "MNIST", "mnist"), "http://yann.lecun.com/exdb/mnist/")
@@ -52,10 +53,10 @@ def mnist(
 def fashion_mnist(
     *,
     root: str | None = None,
-    limit: int | None = None,
-    test_limit: int | None = None,
-    mean: Sequence[float] | None = None,
-    std: Sequence[float] | None = None,
+    limit: Count | None = None,
+    test_limit: Count | None = None,
+    mean: Sequence[Number] | None = None,
+    std: Sequence[Positive] | None = None,
 ) -> DataSplits:
     """Fashion-MNIST: 60,000 + 10,000 images of clothing of 28 x 28 grayscale pixels in 10 classes."""
     folders = ("FashionMNIST/raw", "FashionMNIST", "fashion-mnist", "fashion_mnist")

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from plateaux.core.errors import DataError, RecipeError
 from plateaux.core.optional import optional_import
+from plateaux.core.ranges import Count
 from plateaux.core.registry import dataset
 from plateaux.data.files import data_root, limited_count, missing_data_error, try_read
 from plateaux.data.sources import DataSplits, InMemorySource
@@ -27,11 +28,11 @@ Pair = tuple[str, str]
 @dataset
 def mrpc(
     *,
-    length: int = 80,
+    length: Count = 80,
     vocabulary: str = VOCABULARY,
     root: str | None = None,
-    limit: int | None = None,
-    test_limit: int | None = None,
+    limit: Count | None = None,
+    test_limit: Count | None = None,
 ) -> DataSplits:
     """MRPC: 4,076 + 1,725 sentence pairs from newspapers, labeled as paraphrases or not.
 

@@ -21,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from plateaux.core.errors import DataError
+from plateaux.core.ranges import Count
 from plateaux.core.registry import dataset
 from plateaux.data.files import check_labels, data_root, head, missing_data_error, try_read
 from plateaux.data.sources import DataSplits, InMemorySource
@@ -29,20 +30,20 @@ Arrays = Mapping[str, NDArray[Any]]
 
 
 @dataset
-def textures32(*, root: str | None = None, test_limit: int | None = None) -> DataSplits:
+def textures32(*, root: str | None = None, test_limit: Count | None = None) -> DataSplits:
     """Color textures at 32 x 32 pixels, a subset of the categories of DTD; test only, far-OOD for CIFAR."""
     return _load("textures32", root, test_limit, (3, 32, 32), "https://www.robots.ox.ac.uk/~vgg/data/dtd/")
 
 
 @dataset
-def tinyimagenet32(*, root: str | None = None, test_limit: int | None = None) -> DataSplits:
+def tinyimagenet32(*, root: str | None = None, test_limit: Count | None = None) -> DataSplits:
     """Tiny ImageNet photographs at 32 x 32 pixels of classes not in CIFAR-10; test only, near-OOD for CIFAR."""
     page = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
     return _load("tinyimagenet32", root, test_limit, (3, 32, 32), page)
 
 
 @dataset
-def notmnist(*, root: str | None = None, test_limit: int | None = None) -> DataSplits:
+def notmnist(*, root: str | None = None, test_limit: Count | None = None) -> DataSplits:
     """Letters A to J in many fonts, 28 x 28 grayscale pixels; test only, OOD for MNIST."""
     page = "http://yaroslavvb.blogspot.com/2011/09/notmnist-dataset.html"
     return _load("notmnist", root, test_limit, (1, 28, 28), page, tuple("ABCDEFGHIJ"))

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from plateaux.core.errors import DataError
+from plateaux.core.ranges import Count, Number, Positive
 from plateaux.core.registry import dataset
 from plateaux.data.files import (
     ImageFiles,
@@ -27,10 +28,10 @@ PAGE = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
 def tiny_imagenet(
     *,
     root: str | None = None,
-    limit: int | None = None,
-    test_limit: int | None = None,
-    mean: Sequence[float] | None = None,
-    std: Sequence[float] | None = None,
+    limit: Count | None = None,
+    test_limit: Count | None = None,
+    mean: Sequence[Number] | None = None,
+    std: Sequence[Positive] | None = None,
 ) -> DataSplits:
     """Tiny ImageNet: 100,000 + 10,000 color photographs of 64 x 64 pixels in 200 classes; the test split is `val`."""
     folder = data_root(root) / "tiny-imagenet-200"

@@ -9,6 +9,7 @@ import torch
 from torch import Generator, Tensor
 
 from plateaux.core.errors import RecipeError
+from plateaux.core.ranges import Count, NonNegative, Seed, Size
 from plateaux.core.registry import dataset
 from plateaux.core.types import derive_seed
 from plateaux.data.sources import DataSplits, InMemorySource
@@ -18,7 +19,7 @@ Curve = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataset
-def moons(*, samples: int = 1000, test_samples: int = 1000, noise: float = 0.1, seed: int = 0) -> DataSplits:
+def moons(*, samples: Count = 1000, test_samples: Count = 1000, noise: NonNegative = 0.1, seed: Seed = 0) -> DataSplits:
     """Two interleaving half circles."""
 
     def curve(y: Tensor, t: Tensor) -> Tensor:
@@ -31,7 +32,7 @@ def moons(*, samples: int = 1000, test_samples: int = 1000, noise: float = 0.1, 
 
 @dataset
 def spirals(
-    *, samples: int = 1000, test_samples: int = 1000, noise: float = 0.05, classes: int = 3, seed: int = 0
+    *, samples: Count = 1000, test_samples: Count = 1000, noise: NonNegative = 0.05, classes: Size = 3, seed: Seed = 0
 ) -> DataSplits:
     """Spiral arms, one per class, in the unit circle."""
 
@@ -44,7 +45,7 @@ def spirals(
 
 @dataset
 def blobs(
-    *, samples: int = 1000, test_samples: int = 1000, noise: float = 0.3, classes: int = 3, seed: int = 0
+    *, samples: Count = 1000, test_samples: Count = 1000, noise: NonNegative = 0.3, classes: Size = 3, seed: Seed = 0
 ) -> DataSplits:
     """Isotropic Gaussian clusters with centers evenly spaced on the unit circle."""
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from plateaux.core.errors import RecipeError
 from plateaux.core.metric import Metric
+from plateaux.core.ranges import Count
 from plateaux.core.registry import metric
 from plateaux.core.row_names import RowName, row_names
 from plateaux.core.stats.estimates import proportion
@@ -27,7 +28,7 @@ def accuracy() -> Metric:
 
 
 @metric
-def top5(*, k: int = 5) -> Metric:
+def top5(*, k: Count = 5) -> Metric:
     """Top-k accuracy: fraction of samples whose correct class is among the k most likely (5), with binomial error."""
     if k < 1:
         raise RecipeError(f"top5 was given k = {k}; allowed: 1 or more. Omit it to use the default, 5")

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from plateaux.core.metric import Metric
+from plateaux.core.ranges import Count
 from plateaux.core.registry import metric
 from plateaux.core.row_names import RowName, row_name, row_names
 from plateaux.core.stats.estimates import mean, proportion
@@ -33,7 +34,7 @@ STDERR = "standard error by the delta method with fixed samples per bin; bins of
 
 
 @metric
-def ece(*, bins: int = 15) -> Metric:
+def ece(*, bins: Count = 15) -> Metric:
     """Expected calibration error (ECE): mean |accuracy - confidence| over equal-width bins, weighted by their size.
 
     Bin i contains confidences in [i/bins, (i+1)/bins); the last bin is closed and includes a confidence of 1.
@@ -58,7 +59,7 @@ def ece(*, bins: int = 15) -> Metric:
 
 
 @metric
-def adaptive_ece(*, bins: int = 15) -> Metric:
+def adaptive_ece(*, bins: Count = 15) -> Metric:
     """Adaptive calibration error: the expected calibration error (ECE) over bins with equal numbers of samples."""
     check_bins(bins)
 
@@ -87,7 +88,7 @@ def adaptive_ece(*, bins: int = 15) -> Metric:
 
 
 @metric
-def classwise_ece(*, bins: int = 15) -> Metric:
+def classwise_ece(*, bins: Count = 15) -> Metric:
     """Classwise ECE: mean over classes of the expected calibration error of each class's probability, one-vs-rest."""
     check_bins(bins)
 
@@ -111,7 +112,7 @@ def classwise_ece(*, bins: int = 15) -> Metric:
 
 
 @metric
-def reliability(*, bins: int = 15) -> Metric:
+def reliability(*, bins: Count = 15) -> Metric:
     """Reliability diagram as numbers: fraction of samples, mean confidence and accuracy of every confidence bin."""
     check_bins(bins)
 

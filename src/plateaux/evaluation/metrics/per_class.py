@@ -13,6 +13,7 @@ from torch import Tensor
 
 from plateaux.core.errors import RecipeError
 from plateaux.core.metric import Metric
+from plateaux.core.ranges import CountOrZero
 from plateaux.core.registry import metric
 from plateaux.core.row_names import RowName, row_name, row_names
 from plateaux.core.stats.estimates import proportion
@@ -69,7 +70,7 @@ def macro_f1() -> Metric:
 
 
 @metric
-def binary_f1(*, positive: int = 1) -> Metric:
+def binary_f1(*, positive: CountOrZero = 1) -> Metric:
     """F1 score of the positive class in binary classification: 2 hits / (labeled + predicted)."""
     if positive not in (0, 1):
         raise RecipeError(

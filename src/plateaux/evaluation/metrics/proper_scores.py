@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from plateaux.core.metric import Metric
+from plateaux.core.ranges import Count
 from plateaux.core.registry import metric
 from plateaux.core.row_names import RowName, row_name, row_names
 from plateaux.core.stats.estimates import means_from_sums, sums_and_squares
@@ -32,7 +33,7 @@ def brier() -> Metric:
 
 
 @metric
-def brier_parts(*, bins: int = 15) -> Metric:
+def brier_parts(*, bins: Count = 15) -> Metric:
     """Decomposition of the Brier score: reliability, resolution, uncertainty and remainder, by bins of probability."""
     check_bins(bins)
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from plateaux.core.errors import RecipeError
 from plateaux.core.metric import Metric
+from plateaux.core.ranges import Fraction
 from plateaux.core.registry import metric
 from plateaux.core.row_names import RowName, row_names
 from plateaux.core.stats.estimates import proportion
@@ -81,7 +82,7 @@ def e_aurc() -> Metric:
 
 
 @metric
-def risk_at_coverage(*, coverage: float = 0.8) -> Metric:
+def risk_at_coverage(*, coverage: Fraction = 0.8) -> Metric:
     """Selective risk: error rate among the most confident samples that make up a fraction `coverage` of all (0.8)."""
     if not 0 < coverage <= 1:
         raise RecipeError(

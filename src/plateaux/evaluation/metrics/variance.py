@@ -9,6 +9,7 @@ from torch import Tensor
 
 from plateaux.core.errors import RecipeError
 from plateaux.core.metric import Metric
+from plateaux.core.ranges import CountOrZero
 from plateaux.core.registry import metric
 from plateaux.core.row_names import ALL_MEMBERS
 from plateaux.core.stats.estimates import means_from_sums, sums_and_squares
@@ -17,7 +18,7 @@ from plateaux.ensembles.log_probs import log_probs_float64, predictions
 
 
 @metric
-def variance(*, space: Literal["logits", "probabilities"] = "logits", ddof: int = 1) -> Metric:
+def variance(*, space: Literal["logits", "probabilities"] = "logits", ddof: CountOrZero = 1) -> Metric:
     """Variance over members of their logits or probabilities, summed over classes.
 
     The sum of squares is divided by M - ddof: 1 gives the unbiased estimate, 0 the variance of these members.

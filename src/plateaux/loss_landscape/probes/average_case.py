@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from plateaux.core import tensor_tree
+from plateaux.core.ranges import Count, NonNegative
 from plateaux.core.registry import probe
 from plateaux.core.stats.estimates import mean_of_independent
 from plateaux.core.types import Estimate, TensorTree
@@ -20,12 +21,12 @@ from plateaux.loss_landscape.probe import Probe
 @probe
 def average_l2(
     *,
-    radius: float | None = None,
+    radius: NonNegative | None = None,
     adaptive: bool = True,
-    m: int = 128,
-    samples: int = 1024,
-    mc_samples: int = 20,
-    eta: float = 0.0,
+    m: Count = 128,
+    samples: Count = 1024,
+    mc_samples: Count = 20,
+    eta: NonNegative = 0.0,
 ) -> Probe:
     """Average-case sharpness: the mean increase of the loss under Gaussian noise proportional to each weight.
 
@@ -38,12 +39,12 @@ def average_l2(
 @probe
 def average_linf(
     *,
-    radius: float | None = None,
+    radius: NonNegative | None = None,
     adaptive: bool = True,
-    m: int = 128,
-    samples: int = 1024,
-    mc_samples: int = 20,
-    eta: float = 0.0,
+    m: Count = 128,
+    samples: Count = 1024,
+    mc_samples: Count = 20,
+    eta: NonNegative = 0.0,
 ) -> Probe:
     """Average-case sharpness in l-infinity: the mean increase of the loss under uniform noise proportional to weights.
 

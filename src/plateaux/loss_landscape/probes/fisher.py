@@ -11,6 +11,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from plateaux.core import tensor_tree
 from plateaux.core.errors import RecipeError
+from plateaux.core.ranges import Size
 from plateaux.core.registry import probe
 from plateaux.core.types import Batch, Estimate
 from plateaux.loss_landscape.forward_mode import jvp_outputs
@@ -28,7 +29,7 @@ def fisher_rao(
     *,
     labels: Labels = "true",
     method: Literal["jvp", "logit"] = "jvp",
-    layers: int | None = None,
+    layers: Size | None = None,
     force: bool = False,
 ) -> Probe:
     """The Fisher-Rao norm: the square root of theta' F theta = E[<theta, gradient of a sample's loss>^2].

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from plateaux.core.errors import RecipeError
+from plateaux.core.ranges import Count, NonNegative
 from plateaux.core.registry import probe
 from plateaux.core.types import Estimate
 from plateaux.loss_landscape.curvature import Curvature, Kind
@@ -40,7 +41,7 @@ DATA_STDERR = "standard error of the data from at least eight chunks of at least
 
 @probe
 def trace(
-    *, mc_samples: int = 30, method: Method = "hutchinson", layers: bool = False, layer: str | None = None
+    *, mc_samples: Count = 30, method: Method = "hutchinson", layers: bool = False, layer: str | None = None
 ) -> Probe:
     """The trace of the Hessian: the sum of the curvatures of the loss in all directions."""
     return _trace("trace", "hessian", mc_samples=mc_samples, method=method, layers=layers, layer=layer)
@@ -48,7 +49,7 @@ def trace(
 
 @probe
 def gauss_newton_trace(
-    *, mc_samples: int = 30, method: Method = "hutchinson", layers: bool = False, layer: str | None = None
+    *, mc_samples: Count = 30, method: Method = "hutchinson", layers: bool = False, layer: str | None = None
 ) -> Probe:
     """The trace of the Gauss-Newton matrix, the positive semidefinite part of the Hessian."""
     return _trace(
@@ -58,7 +59,7 @@ def gauss_newton_trace(
 
 @probe
 def top_eigenvalue(
-    *, k: int = 1, end: Which = "largest", steps: int = 50, tolerance: float = 1e-3, layer: str | None = None
+    *, k: Count = 1, end: Which = "largest", steps: Count = 50, tolerance: NonNegative = 1e-3, layer: str | None = None
 ) -> Probe:
     """The largest eigenvalue of the Hessian: the curvature of the loss in its steepest direction."""
     return _top("top_eigenvalue", "hessian", k=k, end=end, steps=steps, tolerance=tolerance, layer=layer)
@@ -66,7 +67,7 @@ def top_eigenvalue(
 
 @probe
 def gauss_newton_eigenvalue(
-    *, k: int = 1, end: Which = "largest", steps: int = 50, tolerance: float = 1e-3, layer: str | None = None
+    *, k: Count = 1, end: Which = "largest", steps: Count = 50, tolerance: NonNegative = 1e-3, layer: str | None = None
 ) -> Probe:
     """The largest eigenvalue of the Gauss-Newton matrix, which has no negative eigenvalues."""
     return _top("gauss_newton_eigenvalue", "gauss_newton", k=k, end=end, steps=steps, tolerance=tolerance, layer=layer)
@@ -74,7 +75,7 @@ def gauss_newton_eigenvalue(
 
 @probe
 def spectrum(
-    *, mc_samples: int = 4, steps: int = 30, points: int = 101, kind: Kind = "hessian", layer: str | None = None
+    *, mc_samples: Count = 4, steps: Count = 30, points: Count = 101, kind: Kind = "hessian", layer: str | None = None
 ) -> Probe:
     """The density of the Hessian's eigenvalues on a grid; the main value is the mean eigenvalue."""
     _require_at_least(1, mc_samples=mc_samples, steps=steps)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from plateaux.core.errors import RecipeError
+from plateaux.core.ranges import Count, Fraction, Positive
 from plateaux.core.registry import probe
 from plateaux.core.stats.ranking import spearman
 from plateaux.core.types import Batch, Estimate, Inputs, map_tensors
@@ -29,7 +30,7 @@ GARG_AND_ROY = (
 
 
 @probe
-def gradient_norm(*, quantiles: tuple[float, ...] = (0.1, 0.5, 0.9)) -> Probe:
+def gradient_norm(*, quantiles: tuple[Fraction, ...] = (0.1, 0.5, 0.9)) -> Probe:
     """The squared norm of the samples' gradients over all trained weights: mean and quantiles."""
     if not all(0 < q < 1 for q in quantiles):
         raise RecipeError(f"quantiles = {list(quantiles)}: must be between 0 and 1")
@@ -42,7 +43,7 @@ def gradient_norm(*, quantiles: tuple[float, ...] = (0.1, 0.5, 0.9)) -> Probe:
 
 
 @probe
-def input_curvature(*, mc_samples: int = 10, radius: float = 1e-3) -> Probe:
+def input_curvature(*, mc_samples: Count = 10, radius: Positive = 1e-3) -> Probe:
     """The curvature of the loss with respect to the inputs (Garg and Roy), by finite differences of the gradient.
 
     The mean over samples of E|(grad(x + h v) - grad(x)) / h|^2 for random signs v, which tends to Tr(H^2) as h tends
@@ -58,7 +59,7 @@ def input_curvature(*, mc_samples: int = 10, radius: float = 1e-3) -> Probe:
 
 
 @probe
-def rank_agreement(*, mc_samples: int = 10, radius: float = 1e-3) -> Probe:
+def rank_agreement(*, mc_samples: Count = 10, radius: Positive = 1e-3) -> Probe:
     """Spearman's rank correlation over samples between squared gradient norm and input curvature."""
     _check_options(mc_samples, radius)
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from plateaux.core.errors import RecipeError, suggest
 from plateaux.core.member import find_last_linear
+from plateaux.core.ranges import Count
 from plateaux.core.registry import probe
 from plateaux.core.types import Estimate
 from plateaux.loss_landscape.forward_mode import ParamsFn, second_derivative
@@ -20,7 +21,7 @@ from plateaux.loss_landscape.probe import Probe
 
 @probe
 def relative_flatness(
-    *, layer: str | None = None, scaling: Literal["none", "std"] = "none", mc_samples: int = 30
+    *, layer: str | None = None, scaling: Literal["none", "std"] = "none", mc_samples: Count = 30
 ) -> Probe:
     """Relative flatness of a layer: the sum over its rows of <w_s, w_s'> Tr(H_ss'), H the Hessian of the mean loss.
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from plateaux.core import tensor_tree
 from plateaux.core.errors import RecipeError, suggest
+from plateaux.core.ranges import Count, NonNegative
 from plateaux.core.registry import probe
 from plateaux.core.stats.estimates import mean_of_independent
 from plateaux.core.types import Estimate, TensorTree
@@ -41,11 +42,11 @@ FORMS = {
 @probe
 def sam_sharpness(
     *,
-    rho: float = 0.005,
-    directions: int = 100,
+    rho: NonNegative = 0.005,
+    directions: Count = 100,
     direction: Direction = "sphere",
     form: Form = "antithetic",
-    samples: int = 1024,
+    samples: Count = 1024,
 ) -> Probe:
     """SAM-sharpness: the mean change of the loss at random points at distance rho (100 directions at .005).
 
@@ -120,7 +121,7 @@ def _summarize(sample_means: Tensor, point_means: Tensor, largest: Tensor) -> di
 
 @probe
 def sam_step(
-    *, rho: float = 0.05, adaptive: bool = False, m: int = 128, samples: int = 1024, eta: float = 0.0
+    *, rho: NonNegative = 0.05, adaptive: bool = False, m: Count = 128, samples: Count = 1024, eta: NonNegative = 0.0
 ) -> Probe:
     """One-step SAM sharpness: the increase of a group's loss after one ascent step of length rho, as in SAM.
 

@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 
 from plateaux.core.errors import RecipeError, suggest
+from plateaux.core.ranges import Count, NonNegative
 from plateaux.core.registry import probe
 from plateaux.core.stats.estimates import mean_of_independent
 from plateaux.core.types import Estimate
@@ -36,13 +37,13 @@ PRESETS: Mapping[str, Mapping[str, float]] = {"sharpbalance": {"radius": 0.5, "m
 @probe
 def worst_l2(
     *,
-    radius: float | None = None,
+    radius: NonNegative | None = None,
     adaptive: bool = True,
-    m: int | None = None,
-    samples: int | None = None,
-    steps: int = 20,
-    restarts: int = 1,
-    eta: float = 0.0,
+    m: Count | None = None,
+    samples: Count | None = None,
+    steps: Count = 20,
+    restarts: Count = 1,
+    eta: NonNegative = 0.0,
     preset: Preset | None = None,
 ) -> Probe:
     """Worst-case sharpness: the largest increase of a group's mean loss within a Euclidean ball around the weights.
@@ -56,13 +57,13 @@ def worst_l2(
 @probe
 def worst_linf(
     *,
-    radius: float | None = None,
+    radius: NonNegative | None = None,
     adaptive: bool = True,
-    m: int | None = None,
-    samples: int | None = None,
-    steps: int = 20,
-    restarts: int = 1,
-    eta: float = 0.0,
+    m: Count | None = None,
+    samples: Count | None = None,
+    steps: Count = 20,
+    restarts: Count = 1,
+    eta: NonNegative = 0.0,
     preset: Preset | None = None,
 ) -> Probe:
     """Worst-case sharpness in l-infinity: each weight changes by at most a fraction of itself.

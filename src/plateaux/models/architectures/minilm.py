@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from plateaux.core.errors import RecipeError
 from plateaux.core.optional import optional_import
+from plateaux.core.ranges import Fraction, Size
 from plateaux.core.registry import model
 
 Pool = Literal["pair", "mean"]
@@ -19,13 +20,13 @@ def minilm(
     *,
     shape: tuple[int, ...],
     classes: int,
-    vocabulary: int = 13_801,
-    width: int = 384,
-    depth: int = 3,
-    heads: int = 12,
-    hidden: int = 1536,
-    positions: int = 512,
-    dropout: float = 0.0,
+    vocabulary: Size = 13_801,
+    width: Size = 384,
+    depth: Size = 3,
+    heads: Size = 12,
+    hidden: Size = 1536,
+    positions: Size = 512,
+    dropout: Fraction = 0.0,
     pool: Pool = "pair",
 ) -> nn.Module:
     """A small BERT encoder with a linear head on pooled tokens, for text given as a dict of token ids.

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from plateaux.core.errors import RecipeError
+from plateaux.core.ranges import Size
 from plateaux.core.registry import model
 from plateaux.models.architectures import channels
 
@@ -21,7 +22,7 @@ Shortcut = Literal["A", "B"]
 
 @model
 def resnet(
-    *, shape: tuple[int, ...], classes: int, depth: int = 20, width: int = 16, shortcut: Shortcut = "A"
+    *, shape: tuple[int, ...], classes: int, depth: Size = 20, width: Size = 16, shortcut: Shortcut = "A"
 ) -> nn.Module:
     """A ResNet for 32 px images of any depth 6n+2.
 
@@ -35,67 +36,67 @@ def resnet(
 
 
 @model
-def resnet8(*, shape: tuple[int, ...], classes: int, width: int = 16, shortcut: Shortcut = "A") -> nn.Module:
+def resnet8(*, shape: tuple[int, ...], classes: int, width: Size = 16, shortcut: Shortcut = "A") -> nn.Module:
     """The ResNet for 32 px images with 8 layers and 16 channels in the first stage."""
     return resnet(shape=shape, classes=classes, depth=8, width=width, shortcut=shortcut)
 
 
 @model
-def resnet14(*, shape: tuple[int, ...], classes: int, width: int = 16, shortcut: Shortcut = "A") -> nn.Module:
+def resnet14(*, shape: tuple[int, ...], classes: int, width: Size = 16, shortcut: Shortcut = "A") -> nn.Module:
     """The ResNet for 32 px images with 14 layers and 16 channels in the first stage."""
     return resnet(shape=shape, classes=classes, depth=14, width=width, shortcut=shortcut)
 
 
 @model
-def resnet20(*, shape: tuple[int, ...], classes: int, width: int = 16, shortcut: Shortcut = "A") -> nn.Module:
+def resnet20(*, shape: tuple[int, ...], classes: int, width: Size = 16, shortcut: Shortcut = "A") -> nn.Module:
     """The ResNet for 32 px images with 20 layers and 16 channels in the first stage."""
     return resnet(shape=shape, classes=classes, depth=20, width=width, shortcut=shortcut)
 
 
 @model
-def resnet26(*, shape: tuple[int, ...], classes: int, width: int = 16, shortcut: Shortcut = "A") -> nn.Module:
+def resnet26(*, shape: tuple[int, ...], classes: int, width: Size = 16, shortcut: Shortcut = "A") -> nn.Module:
     """The ResNet for 32 px images with 26 layers and 16 channels in the first stage."""
     return resnet(shape=shape, classes=classes, depth=26, width=width, shortcut=shortcut)
 
 
 @model
-def resnet32(*, shape: tuple[int, ...], classes: int, width: int = 16, shortcut: Shortcut = "A") -> nn.Module:
+def resnet32(*, shape: tuple[int, ...], classes: int, width: Size = 16, shortcut: Shortcut = "A") -> nn.Module:
     """The ResNet for 32 px images with 32 layers and 16 channels in the first stage."""
     return resnet(shape=shape, classes=classes, depth=32, width=width, shortcut=shortcut)
 
 
 @model
-def resnet38(*, shape: tuple[int, ...], classes: int, width: int = 16, shortcut: Shortcut = "A") -> nn.Module:
+def resnet38(*, shape: tuple[int, ...], classes: int, width: Size = 16, shortcut: Shortcut = "A") -> nn.Module:
     """The ResNet for 32 px images with 38 layers and 16 channels in the first stage."""
     return resnet(shape=shape, classes=classes, depth=38, width=width, shortcut=shortcut)
 
 
 @model
-def resnet44(*, shape: tuple[int, ...], classes: int, width: int = 16, shortcut: Shortcut = "A") -> nn.Module:
+def resnet44(*, shape: tuple[int, ...], classes: int, width: Size = 16, shortcut: Shortcut = "A") -> nn.Module:
     """The ResNet for 32 px images with 44 layers and 16 channels in the first stage."""
     return resnet(shape=shape, classes=classes, depth=44, width=width, shortcut=shortcut)
 
 
 @model
-def resnet56(*, shape: tuple[int, ...], classes: int, width: int = 16, shortcut: Shortcut = "A") -> nn.Module:
+def resnet56(*, shape: tuple[int, ...], classes: int, width: Size = 16, shortcut: Shortcut = "A") -> nn.Module:
     """The ResNet for 32 px images with 56 layers and 16 channels in the first stage."""
     return resnet(shape=shape, classes=classes, depth=56, width=width, shortcut=shortcut)
 
 
 @model
-def resnet110(*, shape: tuple[int, ...], classes: int, width: int = 16, shortcut: Shortcut = "A") -> nn.Module:
+def resnet110(*, shape: tuple[int, ...], classes: int, width: Size = 16, shortcut: Shortcut = "A") -> nn.Module:
     """The ResNet for 32 px images with 110 layers and 16 channels in the first stage."""
     return resnet(shape=shape, classes=classes, depth=110, width=width, shortcut=shortcut)
 
 
 @model
-def resnet18(*, shape: tuple[int, ...], classes: int, width: int = 64) -> nn.Module:
+def resnet18(*, shape: tuple[int, ...], classes: int, width: Size = 64) -> nn.Module:
     """ResNet-18 for 32 px images: the stem is a 3x3 convolution without pooling."""
     return ResNet(channels(shape), classes, stages=(2, 2, 2, 2), width=width, shortcut="B")
 
 
 @model
-def resnet34(*, shape: tuple[int, ...], classes: int, width: int = 64) -> nn.Module:
+def resnet34(*, shape: tuple[int, ...], classes: int, width: Size = 64) -> nn.Module:
     """ResNet-34 for 32 px images: the stem is a 3x3 convolution without pooling."""
     return ResNet(channels(shape), classes, stages=(3, 4, 6, 3), width=width, shortcut="B")
 

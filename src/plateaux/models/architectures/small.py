@@ -7,6 +7,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
+from plateaux.core.ranges import Size
 from plateaux.core.registry import model
 from plateaux.models.architectures import channels as image_channels
 
@@ -16,7 +17,7 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "gelu": nn.GELU, "ta
 
 @model
 def mlp(
-    *, shape: tuple[int, ...], classes: int, hidden_sizes: tuple[int, ...] = (64, 64), activation: Activation = "relu"
+    *, shape: tuple[int, ...], classes: int, hidden_sizes: tuple[Size, ...] = (64, 64), activation: Activation = "relu"
 ) -> nn.Module:
     """A multilayer perceptron on the flattened input.
 
@@ -36,7 +37,7 @@ def cnn(
     *,
     shape: tuple[int, ...],
     classes: int,
-    channels: tuple[int, ...] = (16, 32, 64),
+    channels: tuple[Size, ...] = (16, 32, 64),
     norm: Literal["none", "batch"] = "none",
 ) -> nn.Module:
     """A simple CNN: stages of 3x3 convolution and max-pooling, global average pooling, and a linear head."""

@@ -8,6 +8,7 @@ from torch import nn
 
 from plateaux.core.errors import RecipeError, UnknownNameError
 from plateaux.core.optional import optional_import
+from plateaux.core.ranges import Fraction, Size
 from plateaux.core.registry import model
 from plateaux.models.architectures import channels
 
@@ -19,9 +20,9 @@ def timm_model(
     shape: tuple[int, ...],
     classes: int,
     pretrained: bool = False,
-    img_size: int | None = None,
-    drop_rate: float = 0.0,
-    drop_path_rate: float = 0.0,
+    img_size: Size | None = None,
+    drop_rate: Fraction = 0.0,
+    drop_path_rate: Fraction = 0.0,
 ) -> nn.Module:
     """Any timm model by its name.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from plateaux.core.ranges import Size
 from plateaux.core.registry import model
 from plateaux.models.architectures import channels
 
@@ -11,49 +12,49 @@ CONVOLUTIONS = {11: (1, 1, 2, 2, 2), 13: (2, 2, 2, 2, 2), 16: (2, 2, 3, 3, 3), 1
 
 
 @model
-def vgg11(*, shape: tuple[int, ...], classes: int, width: int = 64) -> nn.Module:
+def vgg11(*, shape: tuple[int, ...], classes: int, width: Size = 64) -> nn.Module:
     """VGG with 11 layers, without BatchNorm, for 32 px images."""
     return VGG(channels(shape), classes, depth=11, width=width, norm=False)
 
 
 @model
-def vgg11_bn(*, shape: tuple[int, ...], classes: int, width: int = 64) -> nn.Module:
+def vgg11_bn(*, shape: tuple[int, ...], classes: int, width: Size = 64) -> nn.Module:
     """VGG with 11 layers, with BatchNorm, for 32 px images."""
     return VGG(channels(shape), classes, depth=11, width=width, norm=True)
 
 
 @model
-def vgg13(*, shape: tuple[int, ...], classes: int, width: int = 64) -> nn.Module:
+def vgg13(*, shape: tuple[int, ...], classes: int, width: Size = 64) -> nn.Module:
     """VGG with 13 layers, without BatchNorm, for 32 px images."""
     return VGG(channels(shape), classes, depth=13, width=width, norm=False)
 
 
 @model
-def vgg13_bn(*, shape: tuple[int, ...], classes: int, width: int = 64) -> nn.Module:
+def vgg13_bn(*, shape: tuple[int, ...], classes: int, width: Size = 64) -> nn.Module:
     """VGG with 13 layers, with BatchNorm, for 32 px images."""
     return VGG(channels(shape), classes, depth=13, width=width, norm=True)
 
 
 @model
-def vgg16(*, shape: tuple[int, ...], classes: int, width: int = 64) -> nn.Module:
+def vgg16(*, shape: tuple[int, ...], classes: int, width: Size = 64) -> nn.Module:
     """VGG with 16 layers, without BatchNorm, for 32 px images."""
     return VGG(channels(shape), classes, depth=16, width=width, norm=False)
 
 
 @model
-def vgg16_bn(*, shape: tuple[int, ...], classes: int, width: int = 64) -> nn.Module:
+def vgg16_bn(*, shape: tuple[int, ...], classes: int, width: Size = 64) -> nn.Module:
     """VGG with 16 layers, with BatchNorm, for 32 px images."""
     return VGG(channels(shape), classes, depth=16, width=width, norm=True)
 
 
 @model
-def vgg19(*, shape: tuple[int, ...], classes: int, width: int = 64) -> nn.Module:
+def vgg19(*, shape: tuple[int, ...], classes: int, width: Size = 64) -> nn.Module:
     """VGG with 19 layers, without BatchNorm, for 32 px images."""
     return VGG(channels(shape), classes, depth=19, width=width, norm=False)
 
 
 @model
-def vgg19_bn(*, shape: tuple[int, ...], classes: int, width: int = 64) -> nn.Module:
+def vgg19_bn(*, shape: tuple[int, ...], classes: int, width: Size = 64) -> nn.Module:
     """VGG with 19 layers, with BatchNorm, for 32 px images."""
     return VGG(channels(shape), classes, depth=19, width=width, norm=True)
 

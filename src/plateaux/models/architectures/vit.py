@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from plateaux.core.errors import RecipeError
+from plateaux.core.ranges import Fraction, Size
 from plateaux.core.registry import model
 from plateaux.models.architectures import channels
 
@@ -22,11 +23,11 @@ def vit(
     *,
     shape: tuple[int, ...],
     classes: int,
-    patch_size: int = 4,
-    width: int = 192,
-    depth: int = 6,
-    heads: int = 3,
-    dropout: float = 0.0,
+    patch_size: Size = 4,
+    width: Size = 192,
+    depth: Size = 6,
+    heads: Size = 3,
+    dropout: Fraction = 0.0,
     attention: Kernel = "plain",
 ) -> nn.Module:
     """A small vision transformer for 32 px images, with learned position embeddings and a class token.

@@ -6,13 +6,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from plateaux.core.errors import RecipeError
+from plateaux.core.ranges import Fraction, Size
 from plateaux.core.registry import model
 from plateaux.models.architectures import channels
 
 
 @model
 def wrn(
-    *, shape: tuple[int, ...], classes: int, depth: int = 28, widen_factor: int = 10, dropout: float = 0.0
+    *, shape: tuple[int, ...], classes: int, depth: Size = 28, widen_factor: Size = 10, dropout: Fraction = 0.0
 ) -> nn.Module:
     """A Wide ResNet of any depth 6n+4, `widen_factor` times as wide as a CIFAR ResNet."""
     blocks, rest = divmod(depth - 4, 6)
@@ -23,19 +24,19 @@ def wrn(
 
 
 @model
-def wrn16_4(*, shape: tuple[int, ...], classes: int, dropout: float = 0.0) -> nn.Module:
+def wrn16_4(*, shape: tuple[int, ...], classes: int, dropout: Fraction = 0.0) -> nn.Module:
     """Wide ResNet with 16 layers and widening factor 4."""
     return wrn(shape=shape, classes=classes, depth=16, widen_factor=4, dropout=dropout)
 
 
 @model
-def wrn28_10(*, shape: tuple[int, ...], classes: int, dropout: float = 0.0) -> nn.Module:
+def wrn28_10(*, shape: tuple[int, ...], classes: int, dropout: Fraction = 0.0) -> nn.Module:
     """Wide ResNet with 28 layers and widening factor 10."""
     return wrn(shape=shape, classes=classes, depth=28, widen_factor=10, dropout=dropout)
 
 
 @model
-def wrn40_2(*, shape: tuple[int, ...], classes: int, dropout: float = 0.0) -> nn.Module:
+def wrn40_2(*, shape: tuple[int, ...], classes: int, dropout: Fraction = 0.0) -> nn.Module:
     """Wide ResNet with 40 layers and widening factor 2."""
     return wrn(shape=shape, classes=classes, depth=40, widen_factor=2, dropout=dropout)
 

@@ -1,0 +1,32 @@
+"""Types of numbers in recipes. Each has a smallest and a largest value, which is checked before training.
+
+A factory annotates its options with them: `def sam(loss: LossFn, *, rho: NonNegative = 0.05)`. The upper limits are far
+above useful values; they keep a misplaced digit from becoming an overflow or an endless loop.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+MAX_COUNT = 2**31 - 1
+MAX_SIZE = 1_000_000
+MAX_NUMBER = 1e9
+
+Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
+"""A number of samples, steps, or epochs, at least 1."""
+CountOrZero = Annotated[int, Field(ge=0, le=MAX_COUNT)]
+"""A number of something that may be absent."""
+Size = Annotated[int, Field(ge=1, le=MAX_SIZE)]
+"""A width, a depth, or a number of pixels, at least 1."""
+Seed = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
+"""The seed of random choices."""
+Fraction = Annotated[float, Field(ge=0, le=1)]
+"""A fraction or a probability, from 0 to 1."""
+NonNegative = Annotated[float, Field(ge=0, le=MAX_NUMBER)]
+"""A radius, a weight, or another number that is not negative."""
+Positive = Annotated[float, Field(gt=0, le=MAX_NUMBER)]
+"""A number above 0."""
+Number = Annotated[float, Field(ge=-MAX_NUMBER, le=MAX_NUMBER)]
+"""Any number of reasonable size."""
