@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 RIGHT = """\
 from pathlib import Path
@@ -59,3 +63,16 @@ def test_mypy_finds_a_wrong_name_and_wrong_types_in_the_public_api(tmp_path: Pat
     assert [line.rpartition("[")[2].rstrip("]") for line in errors] == [
         "attr-defined", "arg-type", "assignment", "operator"
     ], errors  # fmt: skip
+
+
+@pytest.mark.skipif(shutil.which("pyright") is None, reason="pyright is not installed")
+def test_pyright_finds_the_same_mistakes(tmp_path: Path) -> None:
+    settings = {"pythonVersion": "3.11", "extraPaths": [str(Path("src").resolve())], "include": ["."]}
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings))
+    (tmp_path / "right.py").write_text(RIGHT)
+    (tmp_path / "wrong.py").write_text(WRONG)
+    command = ["pyright", "--outputjson", "--pythonpath", sys.executable]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False, cwd=tmp_path)
+    found = [(Path(each["file"]).name, each["rule"]) for each in json.loads(done.stdout)["generalDiagnostics"]]
+    rules = ("reportAttributeAccessIssue", "reportArgumentType", "reportAssignmentType", "reportOperatorIssue")
+    assert found == [("wrong.py", rule) for rule in rules]
