@@ -3,6 +3,7 @@ PYTHON ?= .venv/bin/python
 BASE ?= python3
 TORCH ?= 2.13.0
 BENCH ?= --quick
+AUDITED ?= $(or $(TMPDIR),/tmp)/plateaux-audited.txt
 EXTRAS ?= demo,vision,text,track,report,ray,cloud,dev
 WORKERS ?= 3  # on two cores: many tests wait for processes they started or killed
 IMPORTS = $(PYTHON) -c "from importlinter.cli import lint_imports_command as run; run()"
@@ -61,9 +62,9 @@ check-gpu:  ## run the CUDA tests and the overhead benchmark on a GPU, and print
 check-newest:  ## run a representative part of the tests with the newest torch, in its own venv (NEWEST=folder, BASE=python3.13)
 	BASE=$(BASE) NEWEST=$(NEWEST) bash .ci/check_newest
 
-audit:  ## look up known vulnerabilities of the installed packages; needs network access to a database
+audit:  ## look up known vulnerabilities of all dependencies; fails if no database can be reached
 	@$(PYTHON) -c "import pip_audit" 2> /dev/null || { echo "pip-audit is missing: pip install -e '.[release]'"; exit 1; }
-	$(PYTHON) -m pip_audit --skip-editable
+	$(PYTHON) .ci/dependencies.py > $(AUDITED) && $(PYTHON) -m pip_audit --strict --no-deps --disable-pip -r $(AUDITED)
 
 release:  ## check version and tree, build and check wheel and sdist, write SBOM and checksums to dist/; uploads nothing
 	$(PYTHON) .ci/release.py $(RELEASE)

@@ -1,5 +1,7 @@
 """The dependency closure of an installed package: names, versions, licenses, and what requires what.
 
+python .ci/dependencies.py    # print the closure of Plateaux with all extras as pinned requirements
+
 Everything comes from the metadata of the installed packages, so the closure is that of this environment: markers for
 other platforms and Python versions are evaluated here.
 """
@@ -14,6 +16,7 @@ from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
+EXTRAS = ("demo", "vision", "text", "track", "report", "ray", "cloud")
 CLASSIFIER = "License :: OSI Approved :: "
 
 
@@ -93,3 +96,8 @@ def _installed(name: str) -> Distribution | None:
         return distribution(name)
     except PackageNotFoundError:
         return None
+
+
+if __name__ == "__main__":
+    for name, package in closure("plateaux", EXTRAS).items():
+        print(f"{name}=={package.version.split('+')[0]}")  # the index has no local versions such as 2.13.0+cpu

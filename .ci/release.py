@@ -22,11 +22,10 @@ from email.parser import Parser
 from pathlib import Path
 from typing import Any
 
-from dependencies import Package, closure, missing
+from dependencies import EXTRAS, Package, closure, missing
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[1]
-EXTRAS = ("demo", "vision", "text", "track", "report", "ray", "cloud")
 SBOM, SUMS = "plateaux.cdx.json", "SHA256SUMS"
 REQUIRED_FIELDS = ("Name", "Version", "Summary", "License-Expression", "Requires-Python", "Description-Content-Type")
 # What may be at the top level of the archives, so that caches, data and virtual environments are not published.

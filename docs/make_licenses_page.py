@@ -16,8 +16,7 @@ from pathlib import Path
 from _generated import ROOT, write_or_check
 
 sys.path.insert(0, str(ROOT / ".ci"))
-from dependencies import Package, closure
-from release import EXTRAS
+from dependencies import EXTRAS, Package, closure
 
 PAGE = Path(__file__).parent / "reference" / "licenses.md"
 HEAD = """\
