@@ -1,14 +1,11 @@
 """CPU seconds of commands that only answer: the version, help, and the status of a run.
 
-    python benchmarks/startup.py [--json] [--quick] [--part version|help|command_help|status]
-
-Medians over processes of user and system time. Limits: 0.4 s for `--version` and `--help`, 0.6 s for `status` of a
-local run. With `--quick` there are three processes instead of five, and the limits are twice as high.
+Medians over processes of user and system time, without torch. `control` is what no command can avoid: importing the
+libraries that parse arguments. The quick form has three processes instead of five, and limits of its own.
 """
 
 from __future__ import annotations
 
-import argparse
 import resource
 import statistics
 import subprocess
@@ -16,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from _common import close, listed
+from _common import Results, at_most, parse_flags
 
 import plateaux
 
@@ -26,26 +23,23 @@ PARTS = (*LIMITS, "command_help")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print nothing but the closing JSON line")
-    parser.add_argument("--quick", action="store_true", help="a small version of the same measurement")
-    parser.add_argument("--part", choices=PARTS, help="measure only this command")
-    args = parser.parse_args()
-    parts = PARTS if args.part is None else (args.part,)
-    rounds, slack = (3, 2.0) if args.quick else (5, 1.0)
+    args = parse_flags(__doc__ or "", PARTS)
+    results = Results(args.quick, args.json)
+    rounds = 3 if args.quick else 5
     with tempfile.TemporaryDirectory() as folder:
+        run = trained(Path(folder)) if "status" in args.parts else Path(folder)
         commands = {
             "version": (*PLATEAUX, "--version"),
             "help": (*PLATEAUX, "--help"),
             "command_help": (*PLATEAUX, "evaluate", "--help"),
-            "status": (*PLATEAUX, "status", str(trained(Path(folder))) if "status" in parts else ""),
+            "status": (*PLATEAUX, "status", str(run)),
         }
-        figures = {part: median_cpu_seconds(commands[part], rounds) for part in parts}
-    figures["control"] = median_cpu_seconds(("-c", "import typer, pydantic"), rounds)  # what no command can avoid
-    if not args.json:
-        listed(figures)
-    limits = {part: ("at most", slack * limit) for part, limit in LIMITS.items() if part in figures}
-    close(figures, limits, args.quick, rounds=rounds)
+        for part in args.parts:
+            limit = LIMITS.get(part)
+            limits = {} if limit is None else {"full": at_most(limit), "quick": at_most(2 * limit)}
+            results.add(part, median_cpu_seconds(commands[part], rounds), **limits)
+    results.add("control", median_cpu_seconds(("-c", "import typer, pydantic"), rounds))
+    results.finish(rounds=rounds)
 
 
 def trained(folder: Path) -> Path:
