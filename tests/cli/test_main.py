@@ -295,3 +295,25 @@ def test_sizes_are_in_units_a_person_reads() -> None:
         "3.0 GB",
         "4.0 TB",
     ]
+
+
+def test_quiet_prints_only_warnings_and_verbose_also_debug_messages(tmp_path: Path) -> None:
+    words = ("train", "quickstart", *SMALL, "--no-evaluate", "--out")
+    code, _, quiet = call("-q", *words, str(tmp_path / "quiet"))
+    assert (code, quiet) == (0, "")
+    code, _, usual = call(*words, str(tmp_path / "usual"))
+    assert code == 0
+    assert usual
+    assert "pending jobs" not in usual
+    code, _, verbose = call("-v", *words, str(tmp_path / "verbose"))
+    assert code == 0
+    assert "pending jobs: member 0" in verbose
+
+
+@pytest.mark.parametrize("no_color", [False, True])
+def test_no_color_turns_colors_off(no_color: bool) -> None:
+    environment = {**os.environ, "FORCE_COLOR": "1", **({"NO_COLOR": "1"} if no_color else {})}
+    command = [sys.executable, "-m", "plateaux", "check", "no-such-recipe"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert ("\x1b[3" in done.stderr) is not no_color

@@ -118,7 +118,10 @@ def test_samples_that_are_not_there_are_told(run: Path, tmp_path: Path) -> None:
     with pytest.raises(RunError, match="There is no split called 'tset'; allowed: test, train, validation"):
         evaluate(run, split="tset")
     train(recipe("data.validation_split=0", "train.epochs=1"), tmp_path)
-    with pytest.raises(RunError, match=r"The run has no validation split; allowed: test, train$"):
+    with pytest.raises(
+        RunError,
+        match=r"no validation split, .* Evaluate on test, or train again with --set data.validation_split=0.1$",
+    ):
         evaluate(tmp_path, split="validation")
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import plateaux
 from plateaux import EvalOptions, Evaluation, MetricResult, Recipe, calibrate, evaluate, train
 from plateaux.core.errors import RecipeError
 from plateaux.core.row_names import MEAN_PROBABILITY, RowName, row_names, with_mean_of_members
@@ -127,3 +128,24 @@ def test_the_mean_of_members_follows_the_members() -> None:
     with_mean = with_mean_of_members(rows)
     assert list(with_mean)[2] == "mean of members"
     assert with_mean[RowName.parse("mean of members")].value == 2.0
+
+
+def test_every_function_on_a_run_takes_a_run_object_and_a_path(tmp_path: Path) -> None:
+    recipe = {**RECIPE, "data": {"name": "digits", "validation_split": 0.2}, "train": {"epochs": 1}}
+    run = train(Recipe.from_dict(recipe), tmp_path / "run")
+    functions = {
+        "evaluate": lambda run: evaluate(run, metrics="accuracy").to_records(),
+        "calibrate": lambda run: calibrate(run).to_dict(),
+        "evaluate_calibration": lambda run: plateaux.evaluate_calibration(run).to_records(),
+        "predict": lambda run: plateaux.predict(run).rows(),
+        "detect_ood": lambda run: plateaux.detect_ood(run, {"far": ["digits"]}).to_records(),
+        "select_members": lambda run: plateaux.select_members([run], size=1).to_dict(),
+        "probe_landscape": lambda run: [
+            row.to_dict() for row in plateaux.probe_landscape(run, probes=["trace"], limit=8)
+        ],
+        "pending_jobs": plateaux.pending_jobs,
+        "load": lambda run: len(plateaux.load(run).members),
+        "soup": lambda run: plateaux.soup(run, tmp_path / type(run).__name__, max_barrier=1e9).weights_hash(0),
+    }
+    for name, function in functions.items():
+        assert function(run) == function(tmp_path / "run"), name

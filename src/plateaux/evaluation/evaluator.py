@@ -112,6 +112,7 @@ class Evaluator(LoadedRun):
         """Return the outputs of all members on the samples: from the cache, or by forward passes."""
         identity = self.split_identity(split)
         cache = self._cache(identity)
+        logger.debug("%s: cached logits are looked up in %s", split.name, self.run.store.root / cache.folder)
         needs_forward = self.options.no_cache or not self._may_cache or not cache.has(self.hashes, outputs)
         if not all_reduce_max(self.executor, int(needs_forward)):  # all processes read the cache, or none
             ids, dtype = cache.ids(), cache.dtype(self.hashes)

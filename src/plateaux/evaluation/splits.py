@@ -141,7 +141,10 @@ def _open_own(name: str) -> Callable[[Recipe, DataSplits], tuple[Source, Tensor]
         if name == "train":
             return data.train, train
         if not len(validation):
-            raise RunError("The run has no validation split; allowed: test, train")
+            raise RunError(
+                "The run has no validation split, because its recipe sets no data.validation_split. Evaluate on test, "
+                "or train again with --set data.validation_split=0.1"
+            )
         return data.train, validation
 
     return open_

@@ -24,7 +24,6 @@ from plateaux.core.errors import RecipeError, suggest
 from plateaux.models.modes import eval_mode
 
 FEATURES = "features"  # the input of the last layer
-Head = Literal["own", "linear", "mlp"]
 
 
 class Backbone(nn.Module):

@@ -8,6 +8,7 @@ plan starts from its last checkpoint.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -37,6 +38,7 @@ from plateaux.training.model_check import check_data_and_model
 from plateaux.training.partition import scoring_batch
 from plateaux.training.planning import pending_jobs
 
+logger = logging.getLogger(__name__)
 MAX_ATTEMPTS = 3  # at a job whose process died
 
 
@@ -102,6 +104,7 @@ def _run_jobs(
     while True:
         failed_members = {number for failure in failed_jobs for number in failure.job.members}
         jobs = pending_jobs(run, **components.keywords(), without=failed_members)
+        logger.debug("pending jobs: %s", ", ".join(map(str, jobs)) or "none")
         executor.barrier()  # all processes must plan before one starts, because a data partition changes the plan
         if not jobs:
             break
