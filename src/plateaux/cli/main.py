@@ -18,7 +18,7 @@ import typer
 from rich.table import Table
 
 import plateaux
-from plateaux.cli import claims, evaluate, landscape, report, study, theory
+from plateaux.cli import claims, evaluate, landscape, report, study, theory, verify
 from plateaux.cli.common import (
     CONSOLE,
     AsJson,
@@ -50,7 +50,7 @@ recipes = typer.Typer(help="Check a recipe, or print the schema of all recipes."
 app.add_typer(recipes, name="recipe")
 for command in (
     evaluate.evaluate, evaluate.calibrate, evaluate.predict, evaluate.soup, evaluate.select,
-    landscape.landscape, study.study, report.report, theory.theory, claims.claims,
+    landscape.landscape, study.study, report.report, theory.theory, claims.claims, verify.verify,
 ):  # fmt: skip
     app.command()(handle_errors(command))
 

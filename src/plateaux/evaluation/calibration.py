@@ -75,19 +75,21 @@ class Calibration:
     def write(self, run: Run) -> None:
         """Store the calibration in the run folder."""
         run.store.put_tensors(IDS, {"ids": self.ids})
-        run.store.put_json(FILE, self.to_dict())
+        run.record_calibration(run.store.put_json(FILE, self.to_dict()))
 
     @classmethod
     def read(cls, run: Run) -> Calibration:
         """Return the calibration that is stored in the run folder."""
-        if not run.store.has(FILE):
-            root = run.store.root
+        root, digest = run.store.root, run.info.calibration_digest
+        if digest is None:
             raise RunError(f"{root} is not calibrated. Run: plateaux calibrate {root} --split validation")
+        if not run.store.has(FILE):
+            raise StorageError(f"{root} was calibrated, but {FILE} is missing. Restore it, or calibrate again")
         ids = run.store.get_tensor(IDS, "ids", dims=1, integers=True)
-        stored = read_shape(_StoredCalibration, run.store.get_json(FILE), run.store.root / FILE, ADVICE)
+        stored = read_shape(_StoredCalibration, run.store.get_json(FILE, digest), root / FILE, ADVICE)
         problem = stored.find_problem()
         if problem is not None:
-            raise StorageError(f"{run.store.root / FILE}: {problem}; {ADVICE}")
+            raise StorageError(f"{root / FILE}: {problem}; {ADVICE}")
         return cls(
             stored.split,
             stored.fingerprint,

@@ -25,7 +25,7 @@ from plateaux.data.sources import DataSplits
 from plateaux.ensembles.conformal import Conformal
 from plateaux.ensembles.log_probs import log_probabilities
 from plateaux.ensembles.ood_scores import OOD_SCORES
-from plateaux.evaluation.calibration import FILE, Calibration
+from plateaux.evaluation.calibration import Calibration
 from plateaux.evaluation.evaluator import Evaluator
 from plateaux.evaluation.options import DEFAULT_OPTIONS, EvalOptions
 from plateaux.evaluation.predictions import error_probability, predict_all
@@ -164,7 +164,7 @@ def predict(
 
 def _matching_calibration(evaluator: Evaluator, *, all_members: bool) -> Calibration | None:
     """Return the calibration of the run if it was fitted for these members."""
-    if not evaluator.run.store.has(FILE):
+    if evaluator.run.info.calibration_digest is None:
         logger.info("the run is not calibrated: no conformal sets, no abstention; run `plateaux calibrate` to fit them")
         return None
     calibration = Calibration.read(evaluator.run)

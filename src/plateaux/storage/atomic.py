@@ -17,31 +17,46 @@ DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @contextmanager
-def open_atomic(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
-    """Open a temporary file that replaces `path` when the block ends, and is deleted if the block raises.
+def replace_when_complete(partial: Path, name: str, folder: int, *, durable: bool = True) -> Iterator[IO[bytes]]:
+    """Open a new file that becomes `name` in an open folder when the block ends, and is deleted if the block raises.
 
     With `durable`, the content is on disk before the rename, so that it survives a power failure.
     """
-    partial = path.with_name(f"{PARTIAL_PREFIX}{uuid4().hex}")  # not mkstemp: its files ignore the umask
+
+    def open_here(_: str, flags: int) -> int:
+        return os.open(partial.name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666, dir_fd=folder)
+
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("xb") as file:
+        with open(partial, "x+b", opener=open_here) as file:
             yield file
-            file.flush()
-            if durable:
-                os.fsync(file.fileno())
-        os.replace(partial, path)
+        if durable:
+            _flush_to_disk(partial.name, folder)
+        os.replace(partial.name, name, src_dir_fd=folder, dst_dir_fd=folder)
     except BaseException:
         with suppress(OSError):
-            partial.unlink(missing_ok=True)
+            os.unlink(partial.name, dir_fd=folder)
         raise
+
+
+def _flush_to_disk(name: str, folder: int) -> None:
+    """Flush a file by name, because a library may have replaced the file that was opened by another one."""
+    file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
 
 
 def write_atomic(path: Path, content: bytes | str) -> None:
     """Write a file that the user named atomically, and create its parent folders."""
     try:
-        with open_atomic(path) as file:
-            file.write(content.encode() if isinstance(content, str) else content)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            with replace_when_complete(path.with_name(f"{PARTIAL_PREFIX}{uuid4().hex}"), path.name, folder) as file:
+                file.write(content.encode() if isinstance(content, str) else content)
+        finally:
+            os.close(folder)
     except OSError as problem:
         raise StorageError(f"{explain_os_error('write', path, problem)}; choose another output path") from None
 

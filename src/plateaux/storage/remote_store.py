@@ -13,6 +13,7 @@ from uuid import uuid4
 
 from plateaux.core.errors import StorageError
 from plateaux.storage.atomic import PARTIAL_PREFIX
+from plateaux.storage.digests import digest_bytes
 from plateaux.storage.lease import Lease, is_held, read_owner
 from plateaux.storage.local_store import LocalStore
 from plateaux.storage.remote_fs import Address, RemoteFS
@@ -29,17 +30,17 @@ class RemoteStore(Store):
         self._temporary = tempfile.TemporaryDirectory(prefix="plateaux-")
         self._folder = Path(self._temporary.name)
 
-    def put(self, name: str, content: bytes | WriteFn) -> None:
+    def put(self, name: str, content: bytes | WriteFn, *, digest: bool = True) -> str:
         if callable(content):
-            super().put(name, content)
-        else:
-            self._upload(name, content)
+            return super().put(name, content, digest=digest)
+        self._upload(name, content)
+        return digest_bytes(content) if digest else ""
 
     @contextmanager
     def open_writer(self, name: str) -> Iterator[IO[bytes]]:
         partial = self._folder / f"{PARTIAL_PREFIX}{uuid4().hex}"
         try:
-            with partial.open("xb") as file:
+            with partial.open("x+b") as file:
                 yield file
             self._upload(name, partial)
         finally:
@@ -52,7 +53,7 @@ class RemoteStore(Store):
         with self._convert_errors("write", name):
             self._fs.write(check_name(name), content)
 
-    def get(self, name: str) -> bytes:
+    def _read(self, name: str) -> bytes:
         with self._convert_errors("read", name):
             return self._fs.read(check_name(name))
 
@@ -96,15 +97,17 @@ class RemoteStore(Store):
     def scratch(self) -> AbstractContextManager[Store]:
         return LocalStore(self._folder).scratch()
 
-    def local_file(self, name: str) -> Path:
-        """Return a local copy of the object. It is downloaded at the first access and again when the object changed."""
+    @contextmanager
+    def open_reader(self, name: str) -> Iterator[IO[bytes]]:
+        """Open a local copy of the object. It is downloaded at the first access and again when the object changed."""
         with self._convert_errors("read", name):
             file = self._folder / _copy_name(name, self._fs.version(check_name(name)))
             if not file.exists():
                 partial = file.with_name(f"{PARTIAL_PREFIX}{uuid4().hex}")
                 self._fs.fetch(name, partial)
                 os.replace(partial, file)
-        return file
+        with file.open("rb") as opened:
+            yield opened
 
     @contextmanager
     def _convert_errors(self, verb: str, name: str) -> Iterator[None]:

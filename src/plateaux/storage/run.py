@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 import platform
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from hashlib import blake2b
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -21,9 +22,16 @@ from plateaux.config.recipe import Recipe, diff, fingerprint
 from plateaux.core.bounded import Count, FiniteSeconds
 from plateaux.core.errors import RunError
 from plateaux.storage.backends import open_store
+from plateaux.storage.digests import digest_bytes
 from plateaux.storage.json_shapes import parse_json, read_shape
 from plateaux.storage.run_info import FORMAT, AutotuneInfo, RunInfo, StoredPartition
-from plateaux.storage.store import LOCK_TIMEOUT_S, Store
+from plateaux.storage.store import LOCK_TIMEOUT_S, Store, recovery
+
+SHARED = "shared.safetensors"  # frozen weights that all members share
+BEGIN_LOCK = ".begin"
+BEGIN_TIMEOUT_S = 60.0
+# The files of a member that Plateaux writes and deletes, besides progress.json.
+OWN_NAME = re.compile(r"resume-\d+-\d+\.pt|best-\d+\.safetensors|weights\.safetensors|log/\d+-\d+\.jsonl")
 
 if TYPE_CHECKING:
     from plateaux.core.types import TensorTree
@@ -47,10 +55,17 @@ class MemberProgress:
     stop_reason: str = ""  # why training ended before the last epoch
     seconds: FiniteSeconds = 0.0  # training time over all attempts; members that train in one process share it equally
     partition_checkpoint: str | None = None  # state at the first partition, from which another run can branch
+    digests: Mapping[str, str] = field(default_factory=dict)  # of all objects that are named here
 
     @property
     def position(self) -> tuple[int, int]:
         return self.epoch, self.step
+
+    def named(self) -> list[str]:
+        """Return the names of all objects that belong to this state of the member."""
+        others = (self.weights, self.previous_weights, self.partition_checkpoint)
+        names = [name for *_, name in self.checkpoints] + list(self.log_parts) + [name for name in others if name]
+        return list(dict.fromkeys(names))
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +75,7 @@ class Run:
     store: Store
     recipe: Recipe
     info: RunInfo
+    _written: dict[str, str] = field(default_factory=dict, repr=False, compare=False)  # digests that await a commit
 
     def __str__(self) -> str:
         return str(self.store.root)
@@ -67,6 +83,10 @@ class Run:
     @classmethod
     def open(cls, root: RunLike) -> Run:
         """Open an existing run by its folder, its URL, or a `Run` object."""
+        return cls._open(root)
+
+    @classmethod
+    def _open(cls, root: RunLike, *, check: bool = True) -> Run:
         if isinstance(root, Run):
             root = root.store.root
         store = open_store(root)
@@ -81,7 +101,8 @@ class Run:
                 f"{root} has format {version!r}; this version of Plateaux reads format {FORMAT}. "
                 "Use the version that wrote it"
             )
-        recipe = Recipe.parse(store.get("recipe.toml").decode(errors="replace"), where=f"{root}/recipe.toml")
+        digest = str(tree.get("recipe_digest")) if check else None
+        recipe = Recipe.parse(store.get("recipe.toml", digest).decode(errors="replace"), where=f"{root}/recipe.toml")
         return cls(store, recipe, RunInfo.from_dict(tree, store.root / "run.json"))
 
     @classmethod
@@ -89,10 +110,17 @@ class Run:
         """Open the run of this recipe, or create it. A folder with another recipe, data, or model code is rejected.
 
         With `accept_changes`, other data and model code are accepted and recorded.
+        A lock makes this exclusive: of two processes with different recipes, the second one is rejected.
         """
         store = open_store(root)
+        with store.lock(BEGIN_LOCK, timeout=BEGIN_TIMEOUT_S):
+            return cls._begin(store, root, recipe, info, accept_changes=accept_changes)
+
+    @classmethod
+    def _begin(cls, store: Store, root: str | Path, recipe: Recipe, info: RunInfo, *, accept_changes: bool) -> Run:
         if store.has("run.json"):
-            old = cls.open(root)
+            # A kill may have separated the recipe from its digest; both are written again below.
+            old = cls._open(root, check=False)
             changes = diff(old.recipe.identity(), recipe.identity())
             if changes:
                 raise RunError(
@@ -114,10 +142,16 @@ class Run:
         return run
 
     def _write(self) -> None:
-        self.store.put("recipe.toml", self.recipe.to_toml().encode())
+        digest = self.store.put("recipe.toml", self.recipe.to_toml().encode())
         self.store.put_json("environment.json", environment())
         names = {str(i): self.member_name(i) for i in range(self.recipe.members)}
-        self.store.put_json("run.json", {**self.info.to_dict(), "members": names})
+        self.store.put_json("run.json", {**self.info.to_dict(), "recipe_digest": digest, "members": names})
+
+    def record_calibration(self, digest: str) -> None:
+        """Record that the run is calibrated, and the digest of the calibration, so that its loss is noticed."""
+        with self.store.lock(BEGIN_LOCK, timeout=BEGIN_TIMEOUT_S):
+            tree = self.store.get_json("run.json")
+            self.store.put_json("run.json", {**tree, "calibration_digest": digest})
 
     def with_autotune(self, settings: AutotuneInfo) -> Run:
         """Record settings that were autotuned once and hold for the whole run."""
@@ -146,7 +180,7 @@ class Run:
             return MemberProgress()
         advice = "restore it, or delete its folder to train that member again"
         tree, file = self.store.get_json(name), self.store.root / name
-        return read_shape(MemberProgress, tree, file, advice, required=("epoch", "checkpoints", "log_parts"))
+        return read_shape(MemberProgress, tree, file, advice, required=("epoch", "checkpoints", "log_parts", "digests"))
 
     def all_progress(self) -> list[MemberProgress]:
         return [self.progress(number) for number in range(self.recipe.members)]
@@ -170,55 +204,77 @@ class Run:
         return self.store.is_locked(f"members/{number}")
 
     def commit(self, number: int, progress: MemberProgress) -> None:
-        """Write the progress of a member, then delete the objects that it no longer names."""
-        self.store.put_json(f"members/{number}/progress.json", asdict(progress))
+        """Write the progress of a member with the digests of its objects, then delete those it no longer names."""
+        known = {**progress.digests, **self._written}
+        names = progress.named()
+        if self.store.has(SHARED):
+            names.append(SHARED)
+        digests = {name: known.get(name) or digest_bytes(self.store.get(name)) for name in names}
+        self.store.put_json(f"members/{number}/progress.json", asdict(replace(progress, digests=digests)))
         self.clear(number, progress)
 
     def clear(self, number: int, progress: MemberProgress) -> None:
         """Delete the objects of a member that its progress does not name."""
-        named = {progress.weights, progress.previous_weights, progress.partition_checkpoint}
-        keep = {name for *_, name in progress.checkpoints} | set(progress.log_parts) | named
+        keep = set(progress.named())
         for name in self.store.names(f"members/{number}"):
-            if name not in keep and not name.endswith("progress.json"):
+            # Other files are not ours: they may be the user's, or a trap in a folder from someone else.
+            if name not in keep and OWN_NAME.fullmatch(name.removeprefix(f"members/{number}/")):
                 self.store.delete(name)
 
     def put_state(self, number: int, progress: MemberProgress, state: Mapping[str, Any]) -> str:
         """Write a checkpoint and return its name."""
         name = f"members/{number}/resume-{progress.epoch}-{progress.step}.pt"
-        self.store.put_state(name, state)
+        self._written[name] = self.store.put_state(name, state)
         return name
 
     def put_weights(self, number: int, weights: TensorTree, *, epoch: int, best: bool = False) -> str:
         """Write the final or the best weights of a member, and return the name of the object."""
         name = f"members/{number}/" + (f"best-{epoch}.safetensors" if best else "weights.safetensors")
-        self.store.put_tensors(name, weights, {"format": "pt", "plateaux": "member", "epoch": str(epoch)})
+        metadata = {"format": "pt", "plateaux": "member", "epoch": str(epoch)}
+        self._written[name] = self.store.put_tensors(name, weights, metadata)
         return name
 
     def put_log(self, number: int, progress: MemberProgress, lines: Sequence[Mapping[str, Any]]) -> str:
         """Write one part of the log of a member and return its name."""
         name = f"members/{number}/log/{progress.epoch:05d}-{progress.step:07d}.jsonl"
-        self.store.put(name, "".join(json.dumps(line) + "\n" for line in lines).encode())
+        self._written[name] = self.store.put(name, "".join(json.dumps(line) + "\n" for line in lines).encode())
         return name
 
     def log(self, number: int) -> list[dict[str, Any]]:
         """Return all log entries of a member, in order."""
-        return [line for part in self.progress(number).log_parts for line in self._log_lines(part)]
+        return [line for part in self.progress(number).log_parts for line in self._log_lines(number, part)]
 
-    def _log_lines(self, part: str) -> Iterator[dict[str, Any]]:
+    def _log_lines(self, number: int, part: str) -> Iterator[dict[str, Any]]:
         file = self.store.root / part
-        for line in self.store.get(part).splitlines():
+        for line in self.get(number, part).splitlines():
             yield read_shape(dict[str, Any], parse_json(line, file), file)
 
     def weights(self, number: int) -> TensorTree:
         """Return the weights of a finished member, without the shared ones."""
-        return self.store.get_tensors(self._weights_name(number))
+        name = self._weights_name(number)
+        return self.store.get_tensors(name, self.digest(number, name))
 
     def weights_hash(self, number: int) -> str:
-        """Return a hash of the weights of a member, including shared weights."""
-        digest = blake2b(self.store.get(self._weights_name(number)), digest_size=8)
-        if self.store.has("shared.safetensors"):
-            digest.update(self.store.get("shared.safetensors"))
-        return digest.hexdigest()
+        """Return a hash of the weights of a member, including shared weights; loading them checks the digests."""
+        names = [self._weights_name(number), *([SHARED] if self.store.has(SHARED) else [])]
+        return blake2b("\n".join(self.digest(number, name) for name in names).encode(), digest_size=8).hexdigest()
+
+    def digest(self, number: int, name: str) -> str:
+        """Return the digest of an object of a member: just written, or recorded by the last commit."""
+        digest = self._written.get(name) or self.progress(number).digests.get(name)
+        if digest is None:
+            raise StorageError(
+                f"{self.store.root}/members/{number}/progress.json records no digest of {name}. {recovery(name)}"
+            )
+        return digest
+
+    def get(self, number: int, name: str) -> bytes:
+        """Read an object of a member, and check its digest."""
+        return self.store.get(name, self.digest(number, name))
+
+    def get_state(self, number: int, name: str) -> dict[str, Any]:
+        """Read a checkpoint of a member, and check its digest."""
+        return self.store.get_state(name, self.digest(number, name))
 
     def _weights_name(self, number: int) -> str:
         progress = self.progress(number)
@@ -231,7 +287,12 @@ class Run:
 
     def shared(self) -> TensorTree:
         """Return the frozen weights that all members share."""
-        return self.store.get_tensors("shared.safetensors") if self.store.has("shared.safetensors") else {}
+        if not self.store.has(SHARED):
+            if any(SHARED in progress.digests for progress in self.all_progress()):
+                raise StorageError(f"{self.store.root / SHARED} is missing. {recovery(SHARED)}")
+            return {}
+        digests = (progress.digests.get(SHARED) for progress in self.all_progress())
+        return self.store.get_tensors(SHARED, next(filter(None, digests), None))
 
     def shared_bytes(self) -> int:
         """Return the size of the shared weights in bytes, without the header of their file."""
@@ -241,8 +302,8 @@ class Run:
         return max(0, len(content) - 8 - int.from_bytes(content[:8], "little"))
 
     def put_shared(self, weights: TensorTree) -> None:
-        if weights and not self.store.has("shared.safetensors"):
-            self.store.put_tensors("shared.safetensors", weights, {"format": "pt", "plateaux": "shared"})
+        if weights and not self.store.has(SHARED):
+            self._written[SHARED] = self.store.put_tensors(SHARED, weights, {"format": "pt", "plateaux": "shared"})
 
 
 RunLike = Run | str | Path

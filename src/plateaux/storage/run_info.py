@@ -14,7 +14,7 @@ from plateaux.storage.json_shapes import read_shape
 if TYPE_CHECKING:
     from plateaux.data.sources import DataSplits
 
-FORMAT = 2  # version of the layout of a run folder
+FORMAT = 3  # version of the layout of a run folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +124,7 @@ class RunInfo:
     data: DataInfo
     imported_from: tuple[str, ...] | None = None  # the weight files of a run that was not trained here
     autotune: AutotuneInfo | None = None  # None: not decided yet
+    calibration_digest: str | None = None  # None: not calibrated
     model: str | None = None  # qualified name of a model that was passed in Python; None: the recipe names it
     inputs: DataSummary | None = None  # what was found in the training samples; None: they were not checked
     model_code: ModelCode | None = None  # None: the model is built into Plateaux
@@ -161,6 +162,8 @@ class RunInfo:
             tree["model_code"] = _to_plain(asdict(self.model_code))
         if self.accepted_changes:
             tree["accepted_changes"] = _to_plain(self.accepted_changes)
+        if self.calibration_digest is not None:
+            tree["calibration_digest"] = self.calibration_digest
         return tree
 
 

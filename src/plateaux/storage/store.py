@@ -18,6 +18,19 @@ from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from plateaux.core.errors import StorageError
 from plateaux.storage.atomic import explain_os_error
+from plateaux.storage.digests import (
+    BLANK,
+    FIELD,
+    NAME,
+    DigestError,
+    check_digest,
+    check_embedded_digest,
+    check_json_digest,
+    digest_bytes,
+    digest_file,
+    embed_digest,
+    with_json_digest,
+)
 from plateaux.storage.json_shapes import parse_json
 from plateaux.storage.remote_fs import Address
 
@@ -47,8 +60,8 @@ class Store(Protocol):
         """Open a file that becomes the object when the block ends, and is discarded if the block raises."""
 
     @abstractmethod
-    def get(self, name: str) -> bytes:
-        """Read an object."""
+    def open_reader(self, name: str) -> AbstractContextManager[IO[bytes]]:
+        """Open an object for reading, as a file of this machine."""
 
     @abstractmethod
     def has(self, name: str) -> bool:
@@ -82,38 +95,66 @@ class Store(Protocol):
     def scratch(self) -> AbstractContextManager[Store]:
         """Open a temporary local store that is deleted at the end of the block."""
 
-    @abstractmethod
-    def local_file(self, name: str) -> Path:
-        """Return a file on this machine with the content of the object."""
+    def get(self, name: str, digest: str | None = None) -> bytes:
+        """Read an object. With a digest, raise `StorageError` if the content is not the one with that digest."""
+        content = self._read(name)
+        if digest is not None:
+            try:
+                check_digest(content, digest)
+            except DigestError as problem:
+                raise self._damaged_error(name, problem) from None
+        return content
 
-    def put(self, name: str, content: bytes | WriteFn) -> None:
-        """Write an object, or keep the old one if this fails. A function writes without a copy in memory."""
+    def put(self, name: str, content: bytes | WriteFn, *, digest: bool = True) -> str:
+        """Write an object, or keep the old one if this fails. A function writes without a copy in memory.
+
+        Return its digest, or an empty text without `digest`.
+        """
         with self.open_writer(name) as file:
             content(file) if callable(content) else file.write(content)
+            file.flush()
+            if not digest:
+                return ""
+            with Path(file.name).open("rb") as written:  # the safetensors library replaces the file by another one
+                return digest_file(written)
 
-    def put_json(self, name: str, value: Any, *, skip_unchanged: bool = False) -> None:
-        """Write a value as JSON. With `skip_unchanged`, an object with equal content is not written again."""
+    def put_json(self, name: str, value: Any, *, skip_unchanged: bool = False) -> str:
+        """Write a value as JSON and return its digest. With `skip_unchanged`, equal content is not written again."""
+        value = with_json_digest(value) if isinstance(value, dict) else value
         content = (json.dumps(value, indent=2) + "\n").encode()
         if not skip_unchanged or not self.has(name) or self.get(name) != content:
             self.put(name, content)
+        return digest_bytes(content)
 
-    def get_json(self, name: str) -> Any:
-        """Read a JSON value."""
-        return parse_json(self.get(name), self.root / name)
+    def get_json(self, name: str, digest: str | None = None, *, has_digest: bool = True) -> Any:
+        """Read a JSON value that `put_json` wrote, or without `has_digest` one from elsewhere."""
+        tree = parse_json(self.get(name, digest), self.root / name)
+        try:
+            return check_json_digest(tree) if has_digest and isinstance(tree, dict) else tree
+        except DigestError as problem:
+            raise self._damaged_error(name, problem) from None
 
-    def put_tensors(self, name: str, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+    def put_tensors(self, name: str, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> str:
         """Write tensors as safetensors, a format that other programs read and that cannot contain code."""
         from plateaux.storage.tensor_file import save_in_order
 
         plain = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
-        self.put(name, lambda file: save_in_order(plain, Path(file.name), dict(metadata or {})))
 
-    def get_tensors(self, name: str) -> TensorTree:
+        def write(file: IO[bytes]) -> None:
+            save_in_order(plain, path := Path(file.name), {**(metadata or {}), NAME: name, FIELD: BLANK})
+            with path.open("r+b") as saved:
+                embed_digest(saved)
+
+        return self.put(name, write)
+
+    def get_tensors(self, name: str, digest: str | None = None) -> TensorTree:
         """Read tensors from safetensors."""
         import safetensors.torch
 
-        content = self.get(name)
+        content = self.get(name, digest)
         try:
+            if digest is None:
+                check_embedded_digest(io.BytesIO(content), name)
             return safetensors.torch.load(content)
         except Exception as problem:
             raise self._damaged_error(name, problem) from None
@@ -144,10 +185,12 @@ class Store(Protocol):
             file.write(np.ascontiguousarray(chunk).data)
 
         with self.open_writer(name) as file:
-            file.write(array_header(dtype, length, metadata or {}))
+            file.write(array_header(dtype, length, {**(metadata or {}), NAME: name, FIELD: BLANK}))
             yield write
             if written != length:
                 raise StorageError(f"{self.root / name} was not written: got {written:,} values instead of {length:,}")
+            file.flush()
+            embed_digest(file)
 
     def get_array(self, name: str) -> tuple[dict[str, str], NDArray[Any]]:
         """Return the metadata of an array, and the array as a read-only memory map."""
@@ -172,28 +215,27 @@ class Store(Protocol):
     def _open_array(self, name: str) -> Iterator[tuple[Any, dict[str, str], np.dtype[Any], int]]:
         from plateaux.storage.tensor_file import read_array_header
 
-        try:
-            file = self.local_file(name).open("rb")
-        except OSError as problem:
-            raise self._os_error("read", name, problem) from None
-        with file:
+        with self.open_reader(name) as file:
             try:
+                check_embedded_digest(file, name)
+                file.seek(0)
                 metadata, dtype, length = read_array_header(file)
             except OSError as problem:
                 raise self._os_error("read", name, problem) from None
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
                 raise self._damaged_error(name, problem) from None
+            metadata = {key: value for key, value in metadata.items() if key not in (NAME, FIELD)}
             yield file, metadata, dtype, length
 
-    def put_state(self, name: str, state: Mapping[str, Any]) -> None:
+    def put_state(self, name: str, state: Mapping[str, Any], *, digest: bool = True) -> str:
         """Write nested tensors and plain values with `torch.save`."""
-        self.put(name, lambda file: _save_state(dict(state), file))
+        return self.put(name, lambda file: _save_state(dict(state), file), digest=digest)
 
-    def get_state(self, name: str) -> dict[str, Any]:
+    def get_state(self, name: str, digest: str | None = None) -> dict[str, Any]:
         """Read nested tensors and plain values. Code in the file is not executed (`weights_only=True`)."""
         import torch
 
-        content = self.get(name)
+        content = self.get(name, digest)
         try:
             return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)  # type: ignore[no-any-return]
         except Exception:  # the message of torch explains how to load the file unsafely
@@ -202,8 +244,15 @@ class Store(Protocol):
                 "are never loaded. Restore the file, or delete its folder to train that member again"
             ) from None
 
+    def _read(self, name: str) -> bytes:
+        with self.open_reader(name) as file:
+            try:
+                return file.read()
+            except OSError as problem:
+                raise self._os_error("read", name, problem) from None
+
     def _damaged_error(self, name: str, problem: object) -> StorageError:
-        return StorageError(f"{self.root / name} is damaged ({problem}); restore it or train that member again")
+        return StorageError(f"{self.root / name} is damaged: {problem}. {recovery(name)}")
 
     def _os_error(self, verb: str, name: str, problem: OSError) -> StorageError:
         return StorageError(explain_os_error(verb, self.root / name, problem))
@@ -219,6 +268,21 @@ def _save_state(state: dict[str, Any], file: IO[bytes]) -> None:
         if isinstance(problem.__context__, OSError):
             raise problem.__context__ from None
         raise
+
+
+def recovery(name: str) -> str:
+    """Return what to do about a damaged object."""
+    top, *rest = name.split("/")
+    if top == "members" and len(rest) > 1:
+        folder = f"{top}/{rest[0]}"
+        return f"Restore it from a backup, or delete {folder} and run the same `plateaux train` again"
+    if top in ("predictions", "landscape", "features"):
+        return f"Delete {'/'.join(name.split('/')[:2])}; it is computed again when it is needed"
+    if top == "metrics":
+        return "Delete it and evaluate again"
+    if top.startswith("calibration"):
+        return "Run `plateaux calibrate` again"
+    return "Restore it from a backup, or start a new run with another --out"
 
 
 def split_name(name: str) -> tuple[str, ...]:

@@ -57,7 +57,7 @@ def _copy_checkpoint(run: Run, parent: Run, number: int, components: Components)
             f"Member {number} of {parent.store.root} has no checkpoint of a data partition: it has not reached one, or "
             'its checkpoints were deleted when it finished. Train that run with run.keep_checkpoints = "last"'
         )
-    state = parent.store.get_state(checkpoint)
+    state = parent.get_state(number, checkpoint)
     progress = {**state["progress"], "log_parts": tuple(state["progress"]["log_parts"])}
     epoch = int(progress["epoch"])
     partition = build_method(run.recipe, number, components).partition
@@ -67,7 +67,7 @@ def _copy_checkpoint(run: Run, parent: Run, number: int, components: Components)
             f"{partition.after[0]}. Branch from a run that does so at the same time or earlier"
         )
     for part in progress["log_parts"]:
-        run.store.put(part, parent.store.get(part))
+        run.store.put(part, parent.get(number, part))
     name = run.put_state(number, MemberProgress(epoch=epoch), state)
     partitions_here = partition is not None and partition.after[0] == epoch
     if partition is not None and partitions_here:

@@ -51,7 +51,7 @@ class Checkpointer:
                 warm_start(member.state, self.run)
             return member
         names = {(epoch, step): name for epoch, step, name in member.progress.checkpoints}
-        state = self.run.store.get_state(names[start])
+        state = self.run.get_state(member.state.number, names[start])
         load_state_dict(member.state, state)
         member.loss, member.correct, member.samples = state["epoch"]
         # Later checkpoints belong to an attempt in which other members of the group did not get as far.
@@ -60,6 +60,7 @@ class Checkpointer:
             **state["progress"],
             "log_parts": tuple(state["progress"]["log_parts"]),
             "partition_checkpoint": member.progress.partition_checkpoint,
+            "digests": member.progress.digests,
         }
         member.progress = MemberProgress(**{**progress, "checkpoints": checkpoints, "seconds": member.progress.seconds})
         return member
@@ -126,7 +127,7 @@ class Checkpointer:
             source = f"{describe_weights(member.state, progress.epoch)}, the last"
         elif self.executor.is_writer():
             assert progress.weights is not None
-            weights = self.run.store.get_tensors(progress.weights)
+            weights = self.run.store.get_tensors(progress.weights, self.run.digest(number, progress.weights))
             name = self.run.put_weights(number, weights, epoch=progress.best_epoch)
             source = progress.weights_source.removesuffix(" so far")
         if self.executor.is_writer():

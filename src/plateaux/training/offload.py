@@ -25,7 +25,7 @@ def offload_to_disk(scratch: Store) -> Callable[[TrainState], AbstractContextMan
         try:
             yield
         finally:
-            scratch.put_state(name, _offload(state))
+            scratch.put_state(name, _offload(state), digest=False)
 
     return resident
 

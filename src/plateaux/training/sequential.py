@@ -49,7 +49,7 @@ def warm_start(state: TrainState, run: Run) -> None:
             f"Member {state.number} starts from the final checkpoint of member {previous}, which is not in "
             f'{run.store.root} any more. To add members later, train with run.keep_checkpoints = "last"'
         )
-    stored = run.store.get_state(name)
+    stored = run.get_state(previous, name)
     for tensors, values in ((state.params, stored["params"]), (state.buffers, stored["buffers"])):
         for part, tensor in tensors.items():
             tensor.copy_(values[part])

@@ -1,0 +1,74 @@
+"""Check every file of a run folder against its digest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from plateaux.core.errors import PlateauxError
+from plateaux.storage.digests import check_embedded_digest
+from plateaux.storage.run import Run, RunLike
+from plateaux.storage.store import Store, recovery
+
+UNCHECKED = ("landscape/", "tensorboard/")  # pictures, and files that another library appends to
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """The result of `verify`."""
+
+    checked: int  # files that match their digest
+    damaged: dict[str, str]  # the problem with each other file, and what to do
+    unchecked: list[str]  # files without a digest
+
+    @property
+    def ok(self) -> bool:
+        return not self.damaged
+
+
+def verify(run: RunLike) -> Verification:
+    """Check every file of a run that has a digest, and that every file that the run names is there.
+
+    Args:
+        run: A run, its folder, or its URL.
+    """
+    opened = Run.open(run)  # checks run.json and recipe.toml
+    store, checked, damaged = opened.store, {"run.json", "recipe.toml"}, dict[str, str]()
+
+    def check(name: str, digest: str | None = None) -> None:
+        try:
+            _check(store, name, digest)
+            checked.add(name)
+        except PlateauxError as problem:
+            damaged[name] = str(problem)
+        except Exception as problem:
+            damaged[name] = f"{store.root / name} is damaged: {problem}. {recovery(name)}"
+
+    for number in range(opened.recipe.members):
+        try:
+            progress = opened.progress(number)
+        except PlateauxError as problem:
+            damaged[f"members/{number}/progress.json"] = str(problem)
+            continue
+        for name, digest in progress.digests.items():
+            check(name, digest)
+    if opened.info.calibration_digest is not None:
+        check("calibration.json", opened.info.calibration_digest)
+    unchecked = []
+    for name in store.names():
+        if name in checked or name in damaged:
+            continue
+        if name.startswith(UNCHECKED) or not name.endswith((".json", ".safetensors")):
+            unchecked.append(name)
+        else:
+            check(name)
+    return Verification(len(checked), damaged, unchecked)
+
+
+def _check(store: Store, name: str, digest: str | None) -> None:
+    if digest is not None:
+        store.get(name, digest)
+    elif name.endswith(".json"):
+        store.get_json(name)
+    else:
+        with store.open_reader(name) as file:
+            check_embedded_digest(file, name)
