@@ -47,16 +47,24 @@ def _flush_to_disk(name: str, folder: int) -> None:
         os.close(file)
 
 
+@contextmanager
+def open_atomic(path: Path) -> Iterator[IO[bytes]]:
+    """Open a new file that replaces `path` when the block ends, and is deleted if the block raises."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        # Not mkstemp: its files ignore the umask.
+        with replace_when_complete(path.with_name(f"{PARTIAL_PREFIX}{uuid4().hex}"), path.name, folder) as file:
+            yield file
+    finally:
+        os.close(folder)
+
+
 def write_atomic(path: Path, content: bytes | str) -> None:
     """Write a file that the user named atomically, and create its parent folders."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            with replace_when_complete(path.with_name(f"{PARTIAL_PREFIX}{uuid4().hex}"), path.name, folder) as file:
-                file.write(content.encode() if isinstance(content, str) else content)
-        finally:
-            os.close(folder)
+        with open_atomic(path) as file:
+            file.write(content.encode() if isinstance(content, str) else content)
     except OSError as problem:
         raise StorageError(f"{explain_os_error('write', path, problem)}; choose another output path") from None
 
