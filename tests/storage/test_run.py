@@ -14,6 +14,7 @@ from cases import NO_DATA
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RunError, StorageError
 from plateaux.data.sources import DataSplits, InMemorySource
+from plateaux.storage.local_store import LocalStore
 from plateaux.storage.run import MemberProgress, Run, environment
 from plateaux.storage.run_info import FORMAT, AutotuneInfo, DataInfo, RunInfo, UnlabeledInfo
 from plateaux.training.train import train
@@ -71,7 +72,7 @@ def test_a_run_folder_has_the_documented_files(trained: Path) -> None:
     assert list(info["members"]) == ["0", "1"]
     assert info["data"]["train"] == {"samples": 30, "fingerprint": info["data"]["train"]["fingerprint"]}
     assert Recipe.load(trained / "recipe.toml") == RECIPE
-    assert json.loads((trained / "environment.json").read_text()) == environment()
+    assert LocalStore(trained).get_json("environment.json") == environment()
 
 
 def test_weights_can_be_loaded_without_plateaux(trained: Path) -> None:
@@ -95,7 +96,7 @@ def test_a_folder_without_a_run_says_how_to_start_one(tmp_path: Path) -> None:
 def test_another_format_is_rejected_with_an_explanation(trained: Path, tmp_path: Path, other: Any) -> None:
     run = copy(trained, tmp_path)
     info = json.loads((run / "run.json").read_text())
-    (run / "run.json").write_text(json.dumps({**info, "format": other}))
+    (run / "run.json").write_text(json.dumps({**info, "format": other}))  # as an older version, without a digest
     before = contents(run)
     for call in (lambda: Run.open(run), lambda: train(RECIPE, run)):
         with pytest.raises(RunError, match=rf"has format .*; this version of Plateaux reads format {FORMAT}\. Use the"):
@@ -210,7 +211,9 @@ def test_progress_is_read_back_and_unreferenced_objects_are_deleted(tmp_path: Pa
         seconds=2.5,
     )
     run.commit(0, progress)
-    assert Run.open(tmp_path).progress(0) == progress
+    stored = Run.open(tmp_path).progress(0)
+    assert replace(stored, digests={}) == progress
+    assert stored.digests.keys() == {part, state, best, spare}
     assert set(run.store.names("members/0")) == {part, state, best, spare, "members/0/progress.json"}
     assert run.log(0) == [{"loss": 0.5}, {"loss": 0.25}]
     assert torch.equal(run.weights(0)["w"], torch.ones(2))
@@ -221,7 +224,7 @@ def test_progress_is_read_back_and_unreferenced_objects_are_deleted(tmp_path: Pa
 )
 def test_an_invalid_progress_file_is_reported(tmp_path: Path, content: str) -> None:
     run = Run.begin(tmp_path, RECIPE, NO_DATA)
-    run.store.put("members/1/progress.json", content.encode())
+    run.store.put_json("members/1/progress.json", json.loads(content))
     with pytest.raises(StorageError, match=r"members/1/progress\.json.*; restore it, or delete its folder"):
         run.progress(1)
 
@@ -230,7 +233,14 @@ def test_progress_cannot_name_files_outside_the_run(tmp_path: Path) -> None:
     (tmp_path / "secret.safetensors").write_bytes(b"secret")
     run = Run.begin(tmp_path / "run", RECIPE, NO_DATA)
     run.store.put_json(
-        "members/0/progress.json", asdict(MemberProgress(weights="../secret.safetensors", log_parts=("/etc/passwd",)))
+        "members/0/progress.json",
+        asdict(
+            MemberProgress(
+                weights="../secret.safetensors",
+                log_parts=("/etc/passwd",),
+                digests={"../secret.safetensors": "sha256:6:0", "/etc/passwd": "sha256:1:0"},
+            )
+        ),
     )
     for read in (run.weights, run.log):
         with pytest.raises(StorageError, match="is not a valid object name"):
@@ -282,7 +292,7 @@ def test_run_info_is_read_back_and_keeps_the_stored_keys(tmp_path: Path) -> None
     run = Run.begin(tmp_path, RECIPE, info)
     assert Run.open(tmp_path).info == info
     tree = run.store.get_json("run.json")
-    assert list(tree) == ["format", "data", "imported_from", "autotune", "members"]
+    assert list(tree) == ["format", "data", "imported_from", "autotune", "recipe_digest", "members"]
     assert tree["data"] == {
         "name": "none", "classes": 2, "shape": [3, 2], "mean": [], "std": [], "labels": ["a", "b"],
         "train": {"samples": 0, "fingerprint": ""}, "test": {"samples": 0, "fingerprint": ""},

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from plateaux.cli.common import AsJson, print_result
 from plateaux.core.errors import StorageError
-from plateaux.storage.verify import verify as verify_run
 
 
 def verify(run: Path, as_json: AsJson = False) -> None:
@@ -14,6 +13,8 @@ def verify(run: Path, as_json: AsJson = False) -> None:
 
     In Python: `plateaux.storage.verify.verify("runs/demo")`
     """
+    from plateaux.storage.verify import verify as verify_run  # opening runs is slow to import
+
     result = verify_run(run)
     plain = {
         "run": str(run), "ok": result.ok, "checked": result.checked, "damaged": result.damaged,

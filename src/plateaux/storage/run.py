@@ -94,13 +94,14 @@ class Run:
             raise RunError(
                 f"{root} is not a run folder: it has no run.json. `plateaux train RECIPE --out {root}` starts one"
             )
-        tree = store.get_json("run.json")
+        tree = store.get_json("run.json", has_digest=False)
         version = tree.get("format") if isinstance(tree, dict) else None
         if version != FORMAT:
             raise RunError(
                 f"{root} has format {version!r}; this version of Plateaux reads format {FORMAT}. "
                 "Use the version that wrote it"
             )
+        tree = store.get_json("run.json")  # formats before 3 have no digests, so the format is checked first
         digest = str(tree.get("recipe_digest")) if check else None
         recipe = Recipe.parse(store.get("recipe.toml", digest).decode(errors="replace"), where=f"{root}/recipe.toml")
         return cls(store, recipe, RunInfo.from_dict(tree, store.root / "run.json"))

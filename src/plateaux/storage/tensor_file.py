@@ -14,8 +14,8 @@ import safetensors
 import safetensors.torch
 
 from plateaux.core.types import TensorTree
-from plateaux.storage.digests import MAX_HEADER_BYTES
 
+MAX_HEADER_BYTES = 1 << 20  # of an array
 DTYPES = {"F16": "<f2", "F32": "<f4", "F64": "<f8", "I64": "<i8", "U8": "u1"}
 DTYPE_NAMES = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
 
