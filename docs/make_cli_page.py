@@ -23,7 +23,7 @@ from plateaux.cli.main import app
 PAGE = Path(__file__).parent / "reference" / "cli.md"
 # The order of the page. A command that is missing here is an error.
 GROUPS = {
-    "Train": ("train", "plan", "status", "import-weights"),
+    "Train": ("train", "plan", "status", "verify", "import-weights"),
     "Evaluate": ("evaluate", "landscape", "calibrate", "predict", "soup", "select"),
     "Compare": ("study", "report", "claims", "theory"),
     "Recipes and plug-ins": ("list", "recipe check", "recipe schema"),
