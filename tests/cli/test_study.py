@@ -23,6 +23,7 @@ from plateaux.cli.main import app
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import DivergedError, RecipeError, RunError
 from plateaux.core.progress import MemberUpdate, Message, ProgressEvent
+from plateaux.storage.local_store import LocalStore
 from plateaux.storage.run import Run
 from plateaux.studies.comparison import Comparison
 from plateaux.studies.cost_estimate import CostEstimate
@@ -230,7 +231,7 @@ def test_the_machine_chooses_once_for_all_runs_that_are_compared(tmp_path: Path)
     base = {**BASE, "train": {"epochs": 4, "precision": "auto"}}
     results, heard = conducted(study(base=base, repetitions=2), tmp_path)
     assert sum("autotuned" in text for text in heard.messages()) == 1
-    (chosen,) = json.loads((tmp_path / AUTOTUNE).read_text()).values()
+    (chosen,) = LocalStore(tmp_path).get_json(AUTOTUNE).values()
     assert {entry["recipe"]["train"]["precision"] for entry in results["runs"].values()} == {chosen["precision"]}
 
 

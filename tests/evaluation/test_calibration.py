@@ -19,6 +19,7 @@ from plateaux.evaluation.evaluate import evaluate
 from plateaux.evaluation.loading import load
 from plateaux.evaluation.options import EvalOptions
 from plateaux.evaluation.predict import predict
+from plateaux.storage.local_store import LocalStore
 from plateaux.storage.run import Run
 from plateaux.training.train import train
 
@@ -42,7 +43,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_what_was_fitted_is_stored_with_the_ids_it_was_fitted_on(run: Path) -> None:
     made = calibrate(run)
     again = Calibration.read(Run.open(run))
-    assert again.to_dict() == made.to_dict() == json.loads((run / "calibration.json").read_text())
+    assert again.to_dict() == made.to_dict() == LocalStore(run).get_json("calibration.json")
     assert torch.equal(again.ids, made.ids)
     assert len(made.ids) == 300
 
@@ -105,8 +106,7 @@ def test_other_weights_are_not_served_by_an_old_calibration(run: Path, tmp_path:
     with pytest.raises(RunError, match=r"is not calibrated\. Run: plateaux calibrate"):
         evaluate_calibration(tmp_path)
     calibrate(run)
-    for name in ("calibration.json", "calibration-ids.safetensors"):
-        (tmp_path / name).write_bytes((run / name).read_bytes())
+    Calibration.read(Run.open(run)).write(Run.open(tmp_path))
     with pytest.raises(RunError, match="have changed since it was calibrated"):
         evaluate_calibration(tmp_path)
     with pytest.raises(RunError, match="have changed since it was calibrated"):

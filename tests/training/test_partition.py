@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import warnings
 from dataclasses import replace
@@ -183,8 +182,8 @@ def test_a_member_retrained_after_the_partition_has_the_same_weights(partitioned
 def test_missing_sam_sets_are_detected(tmp_path: Path) -> None:
     row = balanced(run={"keep_checkpoints": "last"})
     run = train(row, tmp_path / "run", **GIVEN.keywords())
-    progress = json.loads((tmp_path / "run/members/0/progress.json").read_text())
-    (tmp_path / "run/members/0/progress.json").write_text(json.dumps({**progress, "finished": False}))
+    progress = run.store.get_json("members/0/progress.json")
+    run.store.put_json("members/0/progress.json", {**progress, "finished": False})
     (run.store.root / partition_summary_path(2)).unlink()
     with pytest.raises(RunError, match="trained past the data partition"):
         pending_jobs(run)

@@ -6,6 +6,7 @@ finished.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -91,7 +92,8 @@ def plot_landscape(
     try:
         for figure in job.figures(kinds, progress):
             for extension, content in figure.files().items():
-                store.put(f"landscape/{figure.name}.{extension}", content)
+                name = f"landscape/{figure.name}.{extension}"
+                store.put_json(name, json.loads(content)) if extension == "json" else store.put(name, content)
             logger.info("%s/landscape/%s.png: %s", store.root, figure.name, figure.caption)
             figures.append(figure)
     except KeyboardInterrupt:

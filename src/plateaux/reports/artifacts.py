@@ -5,6 +5,7 @@ All of them are optional, and the folder may be damaged or untrusted: unreadable
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from plateaux.config.builders.data import build_data
 from plateaux.config.components import NO_COMPONENTS, Components
-from plateaux.core.errors import PlateauxError
+from plateaux.core.errors import PlateauxError, StorageError
 from plateaux.core.row_names import with_member_ids
 from plateaux.core.types import Batch
 from plateaux.ensembles.ood_scores import OOD_SCORES
@@ -26,6 +27,7 @@ from plateaux.reports.figures.partition import SamSets
 from plateaux.storage.run import Run, partition_summary_path, sam_set_path
 from plateaux.studies.results import ResultRow
 
+logger = logging.getLogger(__name__)
 MAX_LOGITS = 60_000_000  # cached logits that are read at once
 SCORES = ("max_probability", "mutual_information")  # with ROC curves
 LoadedPredictions = tuple[SplitPredictions, torch.Tensor]
@@ -35,9 +37,11 @@ Scores = dict[str, dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]]]
 
 @contextmanager
 def ignore_unreadable() -> Iterator[None]:
-    """Skip what is damaged, missing, or of an unexpected shape."""
+    """Skip what is damaged, missing, or of an unexpected shape. A damaged file is reported."""
     try:
         yield
+    except StorageError as problem:
+        logger.warning("left out of the report: %s", problem)
     except (PlateauxError, OSError, LookupError, ValueError, TypeError, AttributeError, RuntimeError, ArithmeticError):
         return
 

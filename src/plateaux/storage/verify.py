@@ -9,7 +9,7 @@ from plateaux.storage.digests import check_embedded_digest
 from plateaux.storage.run import Run, RunLike
 from plateaux.storage.store import Store, recovery
 
-UNCHECKED = ("landscape/", "tensorboard/")  # pictures, and files that another library appends to
+UNCHECKED = ("tensorboard/",)  # files that another library appends to
 
 
 @dataclass(frozen=True, slots=True)
