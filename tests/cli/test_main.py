@@ -100,7 +100,7 @@ def test_measure_prints_markdown(trained: Path) -> None:
 def test_measure_on_samples_that_are_not_there_says_which_are(trained: Path) -> None:
     code, _, message = call("evaluate", str(trained), "--split", "validation")
     assert code == 4
-    assert "allowed: test, train" in message
+    assert "no validation split" in message
 
 
 def test_list_has_a_sentence_for_every_plug_in() -> None:
@@ -313,7 +313,7 @@ def test_quiet_prints_only_warnings_and_verbose_also_debug_messages(tmp_path: Pa
 @pytest.mark.parametrize("no_color", [False, True])
 def test_no_color_turns_colors_off(no_color: bool) -> None:
     environment = {**os.environ, "FORCE_COLOR": "1", **({"NO_COLOR": "1"} if no_color else {})}
-    command = [sys.executable, "-m", "plateaux", "check", "no-such-recipe"]
+    command = [sys.executable, "-m", "plateaux", "recipe", "check", "no-such-recipe"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert ("\x1b[3" in done.stderr) is not no_color

@@ -19,6 +19,7 @@ from plateaux.core.row_names import MEAN_LOGIT, MEAN_OF_MEMBERS, MEAN_PROBABILIT
 from plateaux.evaluation.evaluate import STANDARD, evaluate
 from plateaux.evaluation.loading import load
 from plateaux.evaluation.options import EvalOptions
+from plateaux.storage.local_store import LocalStore
 from plateaux.storage.run import Run
 from plateaux.training.train import train
 
@@ -92,7 +93,8 @@ def test_rows_come_in_order_with_the_mean_of_the_members(run: Path) -> None:
 
 def test_every_measurement_is_kept_as_one_object_that_says_what_it_is(run: Path) -> None:
     (found,) = evaluate(run, metrics=["brier"], split="validation")
-    kept = [json.loads(p.read_text()) for p in (run / "metrics").glob("brier-*.json")]
+    store = LocalStore(run)
+    kept = [store.get_json(name) for name in store.names("metrics") if name.startswith("metrics/brier-")]
     assert found.to_dict() in kept
     assert found.to_dict()["weights"] == {f"member {n}": "epoch 3, the last" for n in range(3)}
     assert (found.split, found.higher_is_better) == ("validation", False)
@@ -150,7 +152,8 @@ def test_a_run_without_weights_says_so(tmp_path: Path) -> None:
 def test_weights_of_another_model_are_refused(run: Path, tmp_path: Path) -> None:
     train(recipe("members=1", "train.epochs=1"), tmp_path)
     opened = Run.open(tmp_path)
-    opened.store.put_tensors("members/0/weights.safetensors", {"other": torch.ones(1)})
+    opened.put_weights(0, {"other": torch.ones(1)}, epoch=1)
+    opened.commit(0, opened.progress(0))
     with pytest.raises(
         RunError,
         match=r"The weights of member 0 do not match the model 'mlp': missing \['1\.bias'.*unexpected \['other'\]",

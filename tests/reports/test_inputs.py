@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -150,7 +151,7 @@ def test_runs_are_distinguished_by_their_recipes(full_run: Path, tmp_path: Path)
     for name, seed, rho in (("a", 0, 0.1), ("b", 1, 0.1), ("c", 0, 0.2), ("d", 0, 0.2)):
         root = copy_run(full_run, tmp_path / name)
         changed = plateaux.Recipe.from_dict({**RECIPE, "seed": seed, "method": {**RECIPE["method"], "rho": rho}})  # type: ignore[dict-item]
-        (root / "recipe.toml").write_text(changed.to_toml(), encoding="utf-8")
+        replace(Run.open(root), recipe=changed)._write()
         roots.append(root)
     inputs = read_inputs(roots)
     assert [(each.name, each.repetition) for each in inputs.sections] == [

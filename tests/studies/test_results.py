@@ -6,6 +6,7 @@ import json
 import math
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -154,8 +155,9 @@ def test_the_seconds_of_scoring_count(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_costs_of_an_untrusted_method_are_unknown(run: Run, tmp_path: Path) -> None:
     root = Path(shutil.copytree(run.store.root, tmp_path / "run"))
-    text = (root / "recipe.toml").read_text()
-    (root / "recipe.toml").write_text(text.replace('name = "sam"', 'name = "os:remove"'))
+    recipe = run.recipe.to_dict()
+    untrusted = Recipe.from_dict({**recipe, "method": {**recipe["method"], "name": "os:remove"}})
+    replace(Run.open(root), recipe=untrusted)._write()
     assert cost_rows(Run.open(root)) == {}
 
 

@@ -26,7 +26,7 @@ def live_progress(console: Console) -> Iterator[Progress]:
 
         def show(event: ProgressEvent) -> None:
             if isinstance(event, Message):
-                _print_message(live.console, event)
+                _print(live.console, event.text)
             elif isinstance(event, MemberUpdate):
                 known = latest.get(event.member)
                 latest[event.member] = event if known is None else known.merge(event)
@@ -84,17 +84,17 @@ def _format_retries(update: MemberUpdate, *, is_lost: bool) -> str:
     return " ".join(filter(None, [retries, "lost" if is_lost else ""]))
 
 
-def _print_message(console: Console, message: Message) -> None:
-    """Print a message, unless `--quiet` has raised the level of the logger."""
+def _print(console: Console, text: str) -> None:
+    """Print a line, unless `--quiet` has raised the level of the logger."""
     if logging.getLogger("plateaux").level <= logging.INFO:
-        console.print(message.text)
+        console.print(text)
 
 
 def _print_event(console: Console, event: ProgressEvent) -> None:
     """Print a message, or one line for a completed epoch."""
     if isinstance(event, Message):
-        _print_message(console, event)
+        _print(console, event.text)
     elif isinstance(event, MemberUpdate) and event.completed_epoch is not None:
         metrics = ", ".join(f"{name} {value:.4f}" for name, value in event.metrics.items())
         text = f"member {event.member}: epoch {event.completed_epoch}/{event.epochs}, {metrics}"
-        console.print(text)
+        _print(console, text)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from plateaux.config.recipe import Recipe, diff, fingerprint
 from plateaux.core.bounded import Count, FiniteSeconds
-from plateaux.core.errors import RunError
+from plateaux.core.errors import RunError, StorageError
 from plateaux.storage.backends import open_store
 from plateaux.storage.digests import digest_bytes
 from plateaux.storage.json_shapes import parse_json, read_shape
