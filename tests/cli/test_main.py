@@ -307,7 +307,7 @@ def test_quiet_prints_only_warnings_and_verbose_also_debug_messages(tmp_path: Pa
     assert "pending jobs" not in usual
     code, _, verbose = call("-v", *words, str(tmp_path / "verbose"))
     assert code == 0
-    assert "pending jobs: member 0" in verbose
+    assert "pending jobs: train members 0, 1" in verbose
 
 
 @pytest.mark.parametrize("no_color", [False, True])
