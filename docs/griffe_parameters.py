@@ -22,7 +22,7 @@ MEANINGS = {
     "model": "a function that returns an `nn.Module`, instead of what `model.name` names",
     "loss": "a loss function, instead of what `loss.name` names",
     "unlabeled": "a source of unlabeled samples, instead of what `data.unlabeled` names",
-    "trust": "modules whose unmarked functions the recipe may call",
+    "trust": "modules whose unmarked functions the recipe may call, and Ray clusters that it may connect to",
     "progress": "receives messages, the amount of work done, and updates about members; the default logs messages",
     "branch_from": "a run with the same training before its first data partition: start from its checkpoint",
     "split": "`test`, `validation`, `train`, `corrupted`, `corrupted:fog`, `corrupted:fog:3`; `@N` takes the first N",

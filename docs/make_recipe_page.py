@@ -132,8 +132,8 @@ MEANINGS = {
     "executor.threads": "CPU threads per process; default: the cores, divided among the processes",
     "executor.data_parallel": "`mesh`, `ray`: replicas of each member that share a batch",
     "executor.sync_batchnorm": "`mesh`: compute BatchNorm statistics over the whole batch; `false`: per replica",
-    "executor.address": "`ray`: address of the [cluster](../guides/scale-out.md); default: RAY_ADDRESS, or a new "
-    "cluster on this machine",
+    "executor.address": "`ray`: address of the [cluster](../guides/scale-out.md), with `--trust ADDRESS`; default: "
+    "RAY_ADDRESS, or a new cluster on this machine",
     "executor.num_cpus": "`ray`: CPUs per process",
     "executor.num_gpus": "`ray`: GPUs per process; with 0.25, four processes share a device",
     "executor.max_retries": "`ray`: how often a job is restarted if its process or node died",

@@ -382,12 +382,12 @@ def test_samples_from_elsewhere_are_reckoned(tmp_path: Path) -> None:
 
 
 def test_a_mesh_is_started_for_every_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[list[str]] = []
-    monkeypatch.setattr("plateaux.studies.runner.subprocess.call", lambda words, **_: calls.append(words) or 3)
+    calls: list[tuple[int, list[str]]] = []
+    monkeypatch.setattr("plateaux.studies.runner.run_torchrun", lambda *words, **_: calls.append(words) or 3)
     with pytest.raises(RunError, match="exit code 3"):
         conducted(study(), tmp_path, executor={"name": "mesh", "processes": 2}, components=GIVEN)
-    (words,) = calls
-    assert words[words.index("--nproc-per-node") + 1] == "2"
+    ((processes, words),) = calls
+    assert processes == 2
     assert words[-2:] == ["--trust", "cases"]
     recipe = Recipe.load(words[words.index("train") + 1])
     assert (recipe.executor.name, recipe.method.name) == ("mesh", "sam")

@@ -113,7 +113,7 @@ def test_a_signal_stops_the_worker_and_no_further_job_starts() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(Interrupted, match="Run the same command again to continue"):
+    with pytest.raises(Interrupted, match=r"^Stopped\. Run the same command again to resume$"):
         run_pool(["long", "a", "b"], run_job, stop, processes=1)
     assert texts(events) == ["long"]
     assert signal.getsignal(signal.SIGTERM) is before

@@ -10,6 +10,7 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 import plateaux
@@ -80,6 +81,48 @@ def test_an_untrusted_recipe_or_run_cannot_execute_code() -> None:
 def test_only_the_torchvision_helper_imports_torchvision() -> None:
     users = [str(path.relative_to(ROOT)) for path in SOURCES if imports_torchvision(path.read_text(encoding="utf-8"))]
     assert set(users) <= {"src/plateaux/core/optional.py"}
+
+
+def test_only_one_module_starts_processes() -> None:
+    """`distributed.subprocesses` keeps every process from importing code from the current folder."""
+    found = {str(path.relative_to(ROOT)): list(process_starts(path.read_text(encoding="utf-8"))) for path in SOURCES}
+    allowed = "src/plateaux/distributed/subprocesses.py"
+    assert found.pop(allowed)
+    # Both start processes through a library, inside `protected_children`.
+    assert found.pop("src/plateaux/distributed/process_pool.py") == ["context.Process"]
+    assert found.pop("src/plateaux/distributed/ray_cluster.py") == ["ray.init"]
+    assert {name: starts for name, starts in found.items() if starts} == {}
+
+
+@pytest.mark.parametrize(
+    ("line", "starts"),
+    [
+        ("import subprocess", True),
+        ("from subprocess import run", True),
+        ("import asyncio.subprocess", True),
+        ("from torch import multiprocessing", False),
+        ("torch.multiprocessing.spawn(f)", True),
+        ("os.system('ls')", True),
+        ("os.posix_spawn('ls', [], {})", True),
+        ("os.execv('ls', [])", True),
+        ("os.fork()", True),
+        ("context.Process(target=f)", True),
+        ("ProcessPoolExecutor()", True),
+        ("ray.init('auto')", True),
+        ("os.getpid()", False),
+        ("process.start()", False),
+    ],
+)
+def test_the_search_for_process_starts_finds_them(line: str, starts: bool) -> None:
+    assert bool(list(process_starts(line))) is starts
+
+
+def test_no_test_can_fail_because_the_machine_is_slow() -> None:
+    """Hypothesis has one profile, without a deadline; no test sets a deadline of its own."""
+    assert hypothesis.settings.default is not None
+    assert hypothesis.settings.default.deadline is None
+    files = [path for path in (ROOT / "tests").rglob("*.py") if path.name != "conftest.py" and path != Path(__file__)]
+    assert [path.name for path in files if re.search(r"\bdeadline=", path.read_text(encoding="utf-8"))] == []
 
 
 def test_only_the_storage_package_writes_files() -> None:
@@ -167,6 +210,19 @@ def _is_dangerous(call: ast.Call) -> bool:
     if function == "torch.load":
         return options.get("weights_only") != "True"
     return function in {"eval", "exec", "pickle.load", "pickle.loads"} or options.get("allow_pickle") == "True"
+
+
+def process_starts(source: str) -> Iterator[str]:
+    """Yield the imports and calls that start other programs or processes."""
+    functions = re.compile(r"os\.(system|popen|fork\w*|posix_spawn\w*|spawn\w+|exec\w+)|ray\.init")
+    names = {"Process", "ProcessPoolExecutor", "Popen", "spawn", "create_subprocess_exec", "create_subprocess_shell"}
+    for node in ast.walk(ast.parse(source)):
+        if any("subprocess" in name.split(".") for name in _imported(node)):
+            yield ast.unparse(node)
+        elif isinstance(node, ast.Call):
+            function = ast.unparse(node.func)
+            if functions.fullmatch(function) or function.rpartition(".")[2] in names:
+                yield function
 
 
 def file_writes(source: str) -> Iterator[str]:

@@ -10,7 +10,6 @@ import errno
 import json
 import logging
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,11 +22,12 @@ import typer
 from plateaux.core import errors
 from plateaux.core.console import PlainConsole
 from plateaux.core.formatting import format_duration, split_names
-from plateaux.core.process_info import num_cores
 from plateaux.core.progress import Progress, ProgressEvent, WorkDone, log_messages
+from plateaux.distributed.subprocesses import run_torchrun
 from plateaux.storage.atomic import explain_os_error
 
 if TYPE_CHECKING:
+    from plateaux.config.recipe import Recipe
     from plateaux.evaluation.results import MetricResult
 
 CODES: tuple[tuple[type[Exception], int], ...] = (
@@ -39,7 +39,10 @@ STORAGE_CODE = 4
 
 Changes = Annotated[list[str] | None, typer.Option("--set", help="Override a value of the recipe: section.key=value.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, the default when the output is piped.")]
-Trust = Annotated[list[str] | None, typer.Option(help="A module whose functions the recipe may call.")]
+Trust = Annotated[
+    list[str] | None,
+    typer.Option(help="A module whose functions the recipe may call, or the address of a Ray cluster in it."),
+]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...; by default the best available.")]
 Members = Annotated[str | None, typer.Option(help="Use only these members, such as 0,2.")]
 
@@ -132,9 +135,12 @@ def parse_numbers(text: str | None) -> list[int] | None:
     return [int(part) for part in parts]
 
 
+def trusted_names(trust: Sequence[str] | None, recipe: Recipe, overrides: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of `--trust`, and the address of a cluster if it was given on the command line."""
+    is_own = any(override.partition("=")[0].strip() == "executor.address" for override in overrides)
+    return (*(trust or ()), *([recipe.executor.address] if is_own and recipe.executor.address else []))
+
+
 def torchrun(processes: int) -> int:
     """Run this command again in every process of the mesh."""
-    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    threads = str(max(1, num_cores() // processes))
-    env = {"OMP_NUM_THREADS": threads, **os.environ, "PYTHONSAFEPATH": "1"}
-    return subprocess.call([*start, "-m", "plateaux", *sys.argv[1:]], env=env)
+    return run_torchrun(processes, sys.argv[1:])

@@ -29,12 +29,14 @@ from plateaux.cli.common import (
     metric_tables,
     print_result,
     torchrun,
+    trusted_names,
 )
 from plateaux.cli.progress import live_progress, member_table
 from plateaux.config.builtin import builtin_recipes, recipe_file
 from plateaux.core import errors, registry
 from plateaux.core.formatting import format_duration, format_size
 from plateaux.core.process_info import is_rank_zero
+from plateaux.distributed.subprocesses import protect_children
 
 KINDS = {
     "methods": registry.method, "metrics": registry.metric, "data": registry.dataset, "models": registry.model,
@@ -57,6 +59,7 @@ for command in (
 
 def main() -> None:
     """Run the command line."""
+    protect_children()
     app()
 
 
@@ -129,6 +132,7 @@ def train(
     overrides += [f"run.min_members={min_members}"] if min_members is not None else []
     file = recipe_file(recipe)
     loaded = plateaux.Recipe.load(file, overrides)
+    trusted = trusted_names(trust, loaded, overrides)
     root = out or Path("runs") / Path(recipe).stem
     if loaded.executor.name == "mesh" and "RANK" not in os.environ:
         raise typer.Exit(torchrun(loaded.executor.processes))
@@ -136,14 +140,14 @@ def train(
         plateaux.train(
             loaded,
             root,
-            trust=trust or (),
+            trust=trusted,
             progress=progress,
             branch_from=branch_from,
             accept_changes=accept_changes,
         )
     if not is_rank_zero():
         return
-    results = list(plateaux.evaluate(root, trust=trust or ())) if evaluate else []
+    results = list(plateaux.evaluate(root, trust=trusted)) if evaluate else []
     plain = {"run": str(root), "metrics": [result.to_dict() for result in results]}
     print_result(as_json, plain, lambda: metric_tables(results))
 
@@ -279,7 +283,7 @@ def check(
     file = recipe_file(recipe)
     loaded = plateaux.Recipe.load(file, changes or [])
     with located_errors(file, changes or []):
-        components = Components(trust=tuple(trust or ()))
+        components = Components(trust=trusted_names(trust, loaded, changes or []))
         check_recipe(loaded, components)
         if data:
             splits = build_training_data(loaded, components)

@@ -24,7 +24,7 @@ class Components:
     model: Model | None = None
     loss: LossFn | None = None
     unlabeled: Source | None = None  # samples of the same shape as the data; their labels are ignored
-    trust: tuple[str, ...] = ()  # modules outside Plateaux from which a recipe may call functions
+    trust: tuple[str, ...] = ()  # modules from which a recipe may call functions, clusters it may connect to
 
     def __post_init__(self) -> None:
         if self.data is not None and not isinstance(self.data, DataSplits):

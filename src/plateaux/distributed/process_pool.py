@@ -17,6 +17,7 @@ from plateaux.core.errors import Interrupted, PlateauxError
 from plateaux.core.executor import Failure, JobFn
 from plateaux.core.progress import Progress, ProgressEvent
 from plateaux.distributed.stop_signal import StopFlag, graceful_shutdown
+from plateaux.distributed.subprocesses import protected_children
 
 
 def run_sequentially(
@@ -67,7 +68,7 @@ def run_pool(
         finally:
             _shut_down(slots)
     if stop.is_set():
-        raise Interrupted("Stopped; all members wrote a checkpoint. Run the same command again to continue")
+        raise Interrupted("Stopped. Run the same command again to resume")
     return failures
 
 
@@ -77,7 +78,8 @@ def _assign_job(slot: _PoolWorker, job: Any, run_job: JobFn, processes: int) -> 
         slot.connection, child_connection = context.Pipe()
         # Not a daemon: daemons cannot have children, and DataLoader workers are children.
         slot.process = context.Process(target=_run_worker, args=(child_connection, run_job, slot.device, processes))
-        slot.process.start()
+        with protected_children():
+            slot.process.start()
         child_connection.close()
     assert slot.connection is not None
     slot.job = job

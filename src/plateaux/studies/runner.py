@@ -8,8 +8,6 @@ runs/<hash>/      run folders, named by the hash of everything that determines t
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -23,6 +21,7 @@ from plateaux.config.recipe import Recipe, fingerprint
 from plateaux.core.errors import DivergedError, RunError
 from plateaux.core.formatting import format_duration, json_safe
 from plateaux.core.progress import Message, Progress, log_messages
+from plateaux.distributed.subprocesses import run_torchrun
 from plateaux.evaluation.evaluate import evaluate
 from plateaux.evaluation.metric_specs import get_metrics
 from plateaux.evaluation.ood import detect_ood, parse_ood_suites
@@ -176,12 +175,10 @@ class StudyRunner:
             return
         name = f"recipes/{root.name}.toml"
         self.store.put(name, recipe.to_toml().encode())
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
-        command += [str(recipe.executor.processes), "-m", "plateaux", "train", str(self.root / name)]
-        command += ["--out", str(root)]
-        command += ["--no-evaluate", *(["--branch-from", str(parent)] if parent else [])]
+        command = ["train", str(self.root / name), "--out", str(root), "--no-evaluate"]
+        command += ["--branch-from", str(parent)] if parent else []
         command += [word for module in self.components.trust for word in ("--trust", module)]
-        if code := subprocess.call(command, stdout=subprocess.DEVNULL):
+        if code := run_torchrun(recipe.executor.processes, command, silent=True):
             raise RunError(f"Training {root} on a mesh failed with exit code {code}. Run the command again to resume.")
 
     def _autotuned(self, recipe: Recipe) -> Recipe:

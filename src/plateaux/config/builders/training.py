@@ -15,7 +15,7 @@ from plateaux.config.components import NO_COMPONENTS, Components
 from plateaux.config.recipe import DataConfig, LossConfig, LRSchedulerConfig, MethodConfig, ModelConfig, Recipe
 from plateaux.config.schema import ConfigKeyError, accepts, check, member_options, member_value
 from plateaux.core import registry
-from plateaux.core.errors import RecipeError, first_line, suggest
+from plateaux.core.errors import RecipeError, UntrustedCodeError, first_line, suggest
 from plateaux.core.executor import Executor
 from plateaux.core.method import LossFn, Method
 from plateaux.core.ranges import MAX_NUMBER
@@ -26,6 +26,7 @@ from plateaux.optim.losses import get_loss
 
 def check_plugins(recipe: Recipe, components: Components = NO_COMPONENTS) -> None:
     """Check every name and option of a recipe without reading data or building a network."""
+    check_address(recipe, components)
     if components.data is None:
         factory = registry.dataset.get(recipe.data.name, allow=components.trust)
         check("data", factory, recipe.data.options, also=DataConfig.model_fields)
@@ -85,8 +86,24 @@ def build_method(recipe: Recipe, number: int = 0, components: Components = NO_CO
 def build_executor(recipe: Recipe, components: Components = NO_COMPONENTS) -> Executor:
     """Return the executor, with the settings that it has options for."""
     factory = registry.executor.get(recipe.executor.name, allow=components.trust)
+    check_address(recipe, components)
     settings = {**recipe.executor.model_dump(exclude={"name"}), "randomness": recipe.train.randomness}
     return factory(**{name: value for name, value in settings.items() if accepts(factory, name)})  # type: ignore[no-any-return]
+
+
+def check_address(recipe: Recipe, components: Components = NO_COMPONENTS) -> None:
+    """Raise UntrustedCodeError if the recipe names a cluster that the caller does not trust.
+
+    Ray clusters exchange pickled objects, so whoever chooses the cluster can run code in this process.
+    """
+    address = recipe.executor.address
+    factory = registry.executor.get(recipe.executor.name, allow=components.trust)
+    if address and accepts(factory, "address") and address not in components.trust:
+        raise UntrustedCodeError(
+            f"The recipe connects to the cluster executor.address = {address!r}, which can run code here. If you "
+            f"trust the cluster, add: --address {address}, or --trust {address} (in Python: trust=[{address!r}]). "
+            "Otherwise remove executor.address"
+        )
 
 
 def build_optimizer(recipe: Recipe, number: int, params: TensorTree) -> torch.optim.Optimizer:

@@ -7,14 +7,13 @@ A study writes `evidence/<claim>.json` in its folder, or results that the claim 
 from __future__ import annotations
 
 import shlex
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from plateaux.core.errors import RecipeError, RunError
+from plateaux.distributed.subprocesses import read_output, run_python
 from plateaux.storage.local_store import LocalStore
 from plateaux.studies.claims.claim import Case, Claim, Evidence, MeasuredValue, read_evidence, write_evidence
 from plateaux.studies.claims.contrasts import ResultLike, build_evidence, rounded
@@ -24,6 +23,7 @@ FORMULAS = {"printed": "as printed", "corrected": "as corrected"}
 REGIMES = {"converging": "SAM converges", "diverging": "SAM diverges"}
 EQUAL, BOUND = "simulation / formula - 1", "simulation / upper bound"
 Call = Callable[[Sequence[str]], int]
+"""Runs Python with some arguments and returns the exit code."""
 Read = Callable[[Path], Sequence[ResultLike]]
 """Reads all results of the study in a folder."""
 
@@ -33,7 +33,7 @@ def gather(
     out: Path,
     evidence: Path,
     root: Path,
-    call: Call = subprocess.call,
+    call: Call = run_python,
     read: Read | None = None,
 ) -> list[Path]:
     """Run each study of the claims once and return the written evidence files; `root` contains the studies."""
@@ -41,7 +41,7 @@ def gather(
     for study in dict.fromkeys(claim.study for claim in claims):
         folder = out / Path(study).stem
         command, started, is_new = study_command(study, folder, root), time.monotonic(), not folder.exists()
-        code = call([sys.executable, *command])
+        code = call(command)
         if code:
             raise RunError(
                 f"`{format_command(command, root)}` failed with exit code {code}. Its output is in {folder}."
@@ -119,11 +119,11 @@ def theory_evidence(claim: Claim, answer: Mapping[str, Any]) -> Evidence:
 def commit(root: Path) -> str:
     """Return the commit of a clone, or an empty string."""
     command = ["git", "-C", str(root), "rev-parse", "--show-toplevel", "--short=12", "HEAD"]
-    try:
-        top, revision = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
-        return revision if Path(top).resolve() == root.resolve() else ""  # not of an enclosing repository
-    except (OSError, subprocess.CalledProcessError):
+    output = read_output(command)
+    if output is None:
         return ""
+    top, revision = output.splitlines()
+    return revision if Path(top).resolve() == root.resolve() else ""  # not of an enclosing repository
 
 
 def _case(claim: Claim, answer: Mapping[str, Any]) -> Case:
