@@ -96,7 +96,7 @@ def test_the_means_equal_the_ensemble_rows_of_log_probabilities() -> None:
     seed=st.integers(0, 999),
     dtype=st.sampled_from([torch.float64, torch.float32, torch.float16]),
 )
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_a_vote_is_won_by_most_votes_then_by_mean_probability(
     members: int, classes: int, seed: int, dtype: torch.dtype
 ) -> None:
@@ -135,7 +135,7 @@ def test_probabilities_sum_to_one(how: str) -> None:
 
 @given(members=st.integers(1, 5), samples=st.integers(1, 12), classes=st.integers(1, 4), seed=st.integers(0, 99),
        data=st.data())  # fmt: skip
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_the_order_of_members_and_the_batch_size_do_not_matter(
     members: int, samples: int, classes: int, seed: int, data: st.DataObject
 ) -> None:

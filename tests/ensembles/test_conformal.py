@@ -318,7 +318,7 @@ def test_invalid_samples_are_rejected() -> None:
 
 
 @given(samples=st.integers(1, 40), classes=st.integers(1, 5), seed=st.integers(0, 99), kind=st.sampled_from(KINDS))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_a_smaller_alpha_never_makes_a_set_smaller(samples: int, classes: int, seed: int, kind: Kind) -> None:
     log_p, y, ids = drawn(samples, classes, seed=seed)
     sizes = [fit(log_p, y, ids, alpha, kind).sets(log_p, ids) for alpha in (0.5, 0.2, 0.05, 0.01)]

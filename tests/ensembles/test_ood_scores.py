@@ -138,7 +138,7 @@ def test_the_output_of_a_sample_does_not_depend_on_its_batch() -> None:
     members=st.integers(1, 5), samples=st.integers(1, 8), classes=st.integers(1, 6), seed=st.integers(0, 99),
     scale=st.sampled_from([0.0, 1e-3, 1.0, 30.0, 1e4]), data=st.data(),
 )  # fmt: skip
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 def test_scores_are_in_range_and_independent_of_member_order(
     members: int, samples: int, classes: int, seed: int, scale: float, data: st.DataObject
 ) -> None:

@@ -69,7 +69,7 @@ def reference(log_p: Tensor, y: Tensor, size: int, objective: str, unique: bool)
     objective=st.sampled_from(OBJECTIVES),
     unique=st.booleans(),
 )
-@settings(deadline=None, max_examples=120)
+@settings(max_examples=120)
 def test_a_selection_equals_the_reference(
     members: int, samples: int, classes: int, seed: int, size: int, objective: str, unique: bool
 ) -> None:
@@ -156,7 +156,7 @@ def test_among_equal_members_the_first_is_selected_once(objective: str) -> None:
 
 
 @given(seed=st.integers(0, 99), order=st.permutations(range(5)))
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_the_order_of_members_and_samples_does_not_matter(seed: int, order: list[int]) -> None:
     log_p, y = pool_of(5, 60, 3, seed=seed)
     shuffled = torch.randperm(60, generator=torch.Generator().manual_seed(seed))

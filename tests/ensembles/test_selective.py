@@ -83,7 +83,7 @@ def test_samples_with_equal_error_probability_are_accepted_or_rejected_together(
     risk=st.sampled_from([0.0, 0.1, 0.25, 1 / 3, 0.5, 1.0]),
     data=st.data(),
 )  # fmt: skip
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 def test_the_threshold_has_the_largest_coverage_at_the_target_risk(
     rows: list[tuple[float, bool]], risk: float, data: st.DataObject
 ) -> None:

@@ -48,7 +48,7 @@ def test_a_soup_of_equal_networks_is_that_network_bit_for_bit(dtype: torch.dtype
 
 
 @given(seed=st.integers(0, 99), count=st.integers(1, 6), dtype=st.sampled_from(DTYPES))
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_a_soup_is_the_float64_mean_converted_back(seed: int, count: int, dtype: torch.dtype) -> None:
     trees = [tree(seed + i, dtype) for i in range(count)]
     weights = np.arange(1, count + 1) / np.arange(1, count + 1).sum()
@@ -62,7 +62,7 @@ def test_a_soup_is_the_float64_mean_converted_back(seed: int, count: int, dtype:
 
 
 @given(seed=st.integers(0, 99), order=st.permutations(range(4)))
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 def test_the_order_of_networks_does_not_matter(seed: int, order: list[int]) -> None:
     trees = [tree(seed + i, torch.float64) for i in range(4)]
     a, b = uniform(trees), uniform([trees[i] for i in order])
@@ -152,7 +152,7 @@ def reference(
 
 
 @given(seed=st.integers(0, 999), count=st.integers(1, 7), accept=st.sampled_from(["better", "as good"]))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_a_greedy_soup_equals_the_reference_and_is_never_below_the_best_network(
     seed: int, count: int, accept: str
 ) -> None:

@@ -80,7 +80,7 @@ def test_at_the_optimal_temperature_the_mean_logit_equals_the_mean_label_logit()
     seed=st.integers(0, 999),
     scale=st.sampled_from([1e-6, 0.1, 1.0, 30.0, 1e5]),
 )
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @pytest.mark.filterwarnings("ignore:The temperature is at its")
 def test_the_fitted_temperature_is_optimal(samples: int, classes: int, seed: int, scale: float) -> None:
     chance = torch.Generator().manual_seed(seed)

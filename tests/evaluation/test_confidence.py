@@ -49,7 +49,7 @@ def compute(name: str, packed: Tensor) -> Estimate:
 
 
 @given(some_samples)
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_sorting_starts_with_the_most_confident_and_is_lossless(samples: Samples) -> None:
     packed = pack_samples(samples)
     before = packed.clone()
@@ -70,7 +70,7 @@ def test_nan_is_sorted_last(sign: int) -> None:
 
 
 @given(some_samples, st.integers(1, 9))
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 def test_no_group_of_ties_is_split(samples: Samples, chunk_size: int) -> None:
     packed = pack_samples(samples)
     with pytest.MonkeyPatch.context() as patch:
@@ -90,7 +90,7 @@ def test_no_group_of_ties_is_split(samples: Samples, chunk_size: int) -> None:
 
 
 @given(some_samples, st.integers(1, 9))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_the_chunk_size_does_not_matter(samples: Samples, chunk_size: int) -> None:
     packed = pack_samples(samples)
     for name in NAMES:
@@ -157,7 +157,7 @@ def assign_bins(values: list[float], bins: int) -> list[int]:
 
 
 @given(st.lists(st.sampled_from([0.1, 0.2, 0.5, 0.9, 1.0]), min_size=1, max_size=40), st.integers(1, 20))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_ties_share_the_bin_of_their_lowest_rank(values: list[float], bins: int) -> None:
     truth = [sum(other < value for other in values) * bins // len(values) for value in values]
     assert assign_bins(values, bins) == truth
@@ -168,14 +168,14 @@ def test_the_bin_of_ties_by_hand() -> None:
 
 
 @given(samples=st.integers(1, 60), bins=st.integers(1, 20))
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_without_ties_bins_have_equal_size(samples: int, bins: int) -> None:
     counts = np.bincount(assign_bins([(i + 1) / samples for i in range(samples)], bins), minlength=bins)
     assert counts.max() - counts.min() <= 1
 
 
 @given(st.lists(st.tuples(st.floats(-9, 9), st.integers(0, 4)), min_size=1, max_size=12), st.integers(0, 12))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_merged_moments_are_those_of_all_values(pairs: list[tuple[float, int]], cut: int) -> None:
     values, weights = np.array([v for v, _ in pairs]), np.array([float(w) for _, w in pairs])
     both = Moments.from_weighted(values[:cut], weights[:cut]).merge(

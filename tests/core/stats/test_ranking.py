@@ -225,7 +225,7 @@ def test_invalid_arguments_are_refused() -> None:
     inside=st.lists(st.integers(-3, 3), min_size=1, max_size=12),
     outside=st.lists(st.integers(-3, 3), min_size=1, max_size=12),
 )
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_swapping_the_sets_mirrors_the_area(inside: list[int], outside: list[int]) -> None:
     low, high = np.array(inside, float), np.array(outside, float)
     y, both = labelled(low, high)

@@ -230,7 +230,7 @@ def test_bin_sums_by_hand() -> None:
 
 @given(members=st.integers(1, 3), samples=st.integers(1, 30), classes=st.integers(1, 5), seed=st.integers(0, 99),
        data=st.data())  # fmt: skip
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 def test_the_batch_size_does_not_matter(
     members: int, samples: int, classes: int, seed: int, data: st.DataObject
 ) -> None:

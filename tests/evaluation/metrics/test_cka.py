@@ -115,7 +115,7 @@ def test_features_too_wide_are_refused_with_what_to_do() -> None:
     cuts=st.sets(st.integers(1, 20), max_size=3),
     order=st.permutations(range(4)),
 )
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_batches_and_the_order_of_members_do_not_matter(
     members: int, samples: int, seed: int, cuts: set[int], order: list[int]
 ) -> None:

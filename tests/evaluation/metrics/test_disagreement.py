@@ -139,7 +139,7 @@ def test_the_standard_error_of_der_agrees_with_the_bootstrap(row: str) -> None:
 
 
 @given(logits_and_cuts(), st.permutations(range(4)))
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_batches_and_the_order_of_members_do_not_matter(case: Case, order: list[int]) -> None:
     logits, y, cuts = case
     for build in ALL.values():
@@ -148,7 +148,7 @@ def test_batches_and_the_order_of_members_do_not_matter(case: Case, order: list[
 
 
 @given(logits_and_cuts())
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_kl_is_never_negative(case: Case) -> None:
     logits, y, _ = case
     assert all(value.value >= 0 for value in evaluate(kl(), logits.float(), y).values())

@@ -109,7 +109,7 @@ def test_low_precision_logits_equal_the_reference(dtype: torch.dtype) -> None:
 
 
 @given(logits_and_cuts(min_members=1), st.permutations(range(4)))
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_batches_and_the_order_of_members_do_not_matter(case: Case, order: list[int]) -> None:
     logits, y, cuts = case
     for build in ALL.values():
@@ -118,7 +118,7 @@ def test_batches_and_the_order_of_members_do_not_matter(case: Case, order: list[
 
 
 @given(logits_and_cuts(min_members=1), st.sampled_from([1e-6, 1.0, 30.0]))
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_mutual_information_is_never_negative_and_at_most_log_m(case: Case, scale: float) -> None:
     logits, y, _ = case
     logits = scale * logits

@@ -172,7 +172,7 @@ def test_low_precision_logits_equal_the_reference(name: str, dtype: torch.dtype)
     seed=st.integers(0, 99),
     data=st.data(),
 )
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_the_batch_size_does_not_matter(
     members: int, samples: int, classes: int, seed: int, data: st.DataObject
 ) -> None:

@@ -129,7 +129,7 @@ def test_ties_in_top_k_go_to_the_first_classes() -> None:
 
 
 @given(seed=st.integers(0, 999), members=st.integers(1, 3), classes=st.integers(1, 6))
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_top_1_equals_accuracy_with_many_ties(seed: int, members: int, classes: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randint(3, (members, 40, classes), generator=generator).float()
@@ -191,7 +191,7 @@ def test_macro_f1_of_many_classes_has_no_standard_error() -> None:
 
 @given(members=st.integers(1, 3), samples=st.integers(1, 30), classes=st.integers(1, 5), seed=st.integers(0, 99),
        data=st.data())  # fmt: skip
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 def test_the_batch_size_does_not_matter(
     members: int, samples: int, classes: int, seed: int, data: st.DataObject
 ) -> None:

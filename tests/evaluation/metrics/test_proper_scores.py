@@ -53,7 +53,7 @@ def test_the_decomposition_equals_the_reference(members: int, samples: int, clas
 
 @given(members=st.integers(1, 3), samples=st.integers(1, 40), classes=st.integers(1, 6), bins=st.integers(1, 30),
        seed=st.integers(0, 999), half=st.booleans())  # fmt: skip
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_the_parts_add_up_to_the_brier_score(
     members: int, samples: int, classes: int, bins: int, seed: int, half: bool
 ) -> None:
@@ -108,7 +108,7 @@ def test_the_uncertainty_of_one_sample_is_zero() -> None:
 
 
 @given(samples=st.integers(2, 30), seed=st.integers(0, 99), data=st.data())
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 def test_the_batch_size_does_not_matter(samples: int, seed: int, data: st.DataObject) -> None:
     logits, y = random_logits(2, samples, 4, seed=seed)
     cuts = tuple(sorted(data.draw(st.sets(st.integers(1, samples), max_size=4))))

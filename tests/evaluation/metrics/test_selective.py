@@ -61,7 +61,7 @@ def test_by_hand() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from([0.6, 0.7, 1.0]), st.booleans()), min_size=1, max_size=6))
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 def test_ties_count_as_the_mean_over_all_their_orders(pairs: list[tuple[float, bool]]) -> None:
     confidence, incorrect = [c for c, _ in pairs], [w for _, w in pairs]
     logits, y = logits_from_confidences(confidence, incorrect)
@@ -80,7 +80,7 @@ def test_ties_count_as_the_mean_over_all_their_orders(pairs: list[tuple[float, b
 
 
 @given(st.lists(st.tuples(st.sampled_from([0.6, 0.7, 0.8, 0.9, 1.0]), st.booleans()), min_size=2, max_size=8))
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_the_jackknife_is_each_sample_left_out_in_turn(pairs: list[tuple[float, bool]]) -> None:
     logits, y = logits_from_confidences([c for c, _ in pairs], [w for _, w in pairs])
     count = len(pairs)
@@ -159,7 +159,7 @@ def test_an_invalid_coverage_is_refused(coverage: float) -> None:
 
 
 @given(members=st.integers(1, 3), samples=st.integers(1, 30), seed=st.integers(0, 99), data=st.data())
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 def test_the_batch_size_does_not_matter(members: int, samples: int, seed: int, data: st.DataObject) -> None:
     logits, y = random_logits(members, samples, 3, seed=seed)
     cuts = tuple(sorted(data.draw(st.sets(st.integers(1, samples), max_size=4))))

@@ -107,7 +107,7 @@ def test_low_precision_logits_equal_the_reference(dtype: torch.dtype) -> None:
 
 
 @given(logits_and_cuts(), st.permutations(range(4)))
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_batches_and_the_order_of_members_do_not_matter(case: Case, order: list[int]) -> None:
     logits, y, cuts = case
     for build in ALL.values():
@@ -116,7 +116,7 @@ def test_batches_and_the_order_of_members_do_not_matter(case: Case, order: list[
 
 
 @given(logits_and_cuts())
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_the_scores_stay_in_their_range(case: Case) -> None:
     logits, y, _ = case
     most = min(len(logits), logits.shape[-1])
