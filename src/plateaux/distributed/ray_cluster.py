@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 import ray
+from ray._private import ray_constants
+from ray._raylet import AuthenticationMode, Config, get_authentication_mode
 from ray.exceptions import RayTaskError
+from ray.job_config import JobConfig
 
 from plateaux.core.errors import PlateauxError, RunError, first_line
+from plateaux.distributed.subprocesses import protected_children
 
+AUTH_MODE = "RAY_AUTH_MODE"
 OBJECT_STORE_BYTES = 256 << 20  # shared memory of a cluster that is started here
 
 
@@ -32,19 +39,74 @@ def cluster_address(address: str | None) -> str | None:
 
 
 def connect(address: str | None) -> bool:
-    """Join a cluster, or start one on this machine; return False if this process was connected already."""
+    """Join a cluster, or start one on this machine; return False if this process was connected already.
+
+    A cluster without token authentication is refused: whoever can reach its ports can run code on it. A cluster that
+    is started here listens on the loopback interface only.
+    """
+    require_token_authentication()
     if ray.is_initialized():
         return False
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     address = cluster_address(address)
-    quiet: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
-    local = {} if address else {"include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
+    options: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
+    if not address:
+        options |= {"include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
+    if not (address or "").startswith("ray://"):  # a client of another driver, which adds no folders to the path
+        options["job_config"] = _job_config()
     try:
-        ray.init(address or "local", **local, **quiet)
+        with protected_children(), nullcontext() if address else _loopback_only():
+            ray.init(address or "local", **options)
     except Exception as error:  # Ray raises built-in exceptions too
         problem = f"Cannot connect to the Ray cluster at {address}" if address else "Cannot start a Ray cluster here"
         raise RunError(f"{problem}: {first_line(error)}. Check `ray status`, or set another executor.address") from None
     return True
+
+
+def require_token_authentication() -> None:
+    """Turn on token authentication in this process; raise RunError if the environment or the caller turned it off."""
+    mode = os.environ.get(AUTH_MODE, "token")
+    if mode.lower() != "token":
+        raise RunError(
+            f"{AUTH_MODE}={mode}: a Ray cluster without token authentication runs the code of anyone who can reach its "
+            f"ports. Set {AUTH_MODE}=token, on all nodes of the cluster, and run this again"
+        )
+    if not ray.is_initialized():
+        os.environ[AUTH_MODE] = "token"
+        Config.initialize("")  # Ray reads the variable once, when it is imported
+    elif get_authentication_mode() != AuthenticationMode.TOKEN:
+        raise RunError(
+            "This process is connected to a Ray cluster without token authentication, which runs the code of anyone "
+            f"who can reach its ports. Call ray.shutdown(), set {AUTH_MODE}=token on all nodes, and connect again"
+        )
+
+
+@contextmanager
+def _loopback_only() -> Iterator[None]:
+    """Let a cluster that is started in this block listen on the loopback interface only.
+
+    Ray does so by itself on macOS and Windows. On Linux it replaces a loopback address by that of the machine, unless
+    clusters of several machines are turned off.
+    """
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+def _job_config() -> JobConfig:
+    """Return the settings of a job whose workers import from the current folder only if this process does.
+
+    Ray puts the current folder first on the path of all workers, unless the job has a working directory.
+    """
+    if {"", os.getcwd()} & set(sys.path):
+        return JobConfig()
+    script_folder = os.path.dirname(os.path.realpath(sys.argv[0]))
+    config = JobConfig(_py_driver_sys_path=[script_folder] if script_folder in sys.path else [])
+    config._runtime_env_has_working_dir = lambda: True
+    return config
 
 
 def disconnect() -> None:
