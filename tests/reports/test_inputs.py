@@ -76,7 +76,7 @@ def copy_run(root: Path, to: Path) -> Path:
 
 
 def test_a_complete_run_has_every_figure_of_a_run(full_run: Path) -> None:
-    built = report([full_run])
+    built = report([full_run], sample_images=True)
     names = {name for name, _ in built.figures()}
     assert names >= {
         "accuracy_bars", "over_size_accuracy", "over_size_nll", "training", "reliability", "roc", "sam_sets", "gallery",

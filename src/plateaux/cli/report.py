@@ -31,6 +31,9 @@ def report(
         str | None, typer.Option(help="Include only these figures, such as accuracy_bars,training.")
     ] = None,
     max_runs: Annotated[int, typer.Option(min=0, help="Number of runs that are shown individually.")] = MAX_RUNS,
+    sample_images: Annotated[
+        bool, typer.Option("--sample-images", help="Show samples of the data set, with predictions of the members.")
+    ] = False,
     trust: Trust = None,
     as_json: AsJson = False,
 ) -> None:
@@ -46,6 +49,7 @@ def report(
     if kind not in FORMATS:
         raise RecipeError(f"There is no report format {kind!r}; {suggest(kind, FORMATS)}")
     options: dict[str, Any] = {"max_runs": max_runs, "only_figures": split_names(only_figures or "")}
+    options["sample_images"] = sample_images
     has_figures = kind != "csv" or figures_dir is not None
     built = build_report(paths, figures=has_figures, components=Components(trust=tuple(trust or ())), **options)
     write_atomic(out, _text(built, kind, out, figures_dir))

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
+import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from plateaux.core.estimate import Estimate
@@ -158,6 +161,20 @@ def printable(text: str) -> str:
     ('loss␛[2J', 'a�b')
     """
     return text if text.isprintable() else text.translate(_VISIBLE)
+
+
+def hide_folders(text: str, *folders: str | Path) -> str:
+    """Return a text without the folders of this machine: a path below a known folder becomes relative to it.
+
+    Known are these folders, the current folder, the home folder, the Python path, and the folder of Python itself.
+    """
+    places = {*map(str, folders), os.getcwd(), os.path.expanduser("~")}
+    known = {os.path.abspath(folder).rstrip("/") for folder in (*places, *sys.path, sys.prefix, sys.base_prefix)} - {""}
+    for folder in sorted(known, key=len, reverse=True):  # the longest first, which may be inside others
+        text = text.replace(f"{folder}/", "")
+    for folder in sorted(places, key=len, reverse=True):
+        text = text.replace(folder, os.path.basename(folder)) if os.path.isabs(folder) else text
+    return text
 
 
 def escape_markdown(text: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from hashlib import blake2b
 
 
 def num_cores() -> int:
@@ -26,6 +27,11 @@ def local_processes() -> int:
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
-def node_name() -> str:
-    """Return the name of the node of this process, as the cluster calls it."""
-    return os.environ.get("PLATEAUX_NODE") or platform.node()
+def host_id() -> str:
+    """Return an id of this machine without its name: run folders are published."""
+    return blake2b(platform.node().encode(), digest_size=4).hexdigest()
+
+
+def node_id() -> str:
+    """Return an id of the node of this process: that of the cluster, or of this machine."""
+    return os.environ.get("PLATEAUX_NODE") or host_id()

@@ -37,9 +37,9 @@ class RayWorker:
         import ray
 
         address = ray.util.get_node_ip_address()
-        os.environ["PLATEAUX_NODE"] = f"{address} {ray.get_runtime_context().get_node_id()[:6]}"
+        os.environ["PLATEAUX_NODE"] = ray.get_runtime_context().get_node_id()[:8]  # as in `ray list nodes`
         with socket.socket() as server:
-            server.bind(("", 0))
+            server.bind((address, 0))
             port = server.getsockname()[1]
         return {"node": os.environ["PLATEAUX_NODE"], "pid": os.getpid(), "address": address, "port": port}
 

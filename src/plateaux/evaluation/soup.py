@@ -75,7 +75,6 @@ def soup(
     options.require("soup", "members", "device")
     components = Components(data, model, loss, trust=tuple(trust))
     evaluator = Evaluator(Run.open(run), components=components, options=options)
-    root = evaluator.run.store.root
     if len({architecture_hash(evaluator.recipe, number, components) for number in evaluator.numbers}) > 1:
         raise RunError("The members differ in architecture; a soup needs equal networks. Choose some: --members 0,2")
     if evaluator.recipe.model.lora is not None:
@@ -97,7 +96,8 @@ def soup(
         barrier = interpolate(trees[0], tree, network.loss, points=5).barrier
         logger.info("loss barrier between members %d and %d: %.3f nats", evaluator.numbers[0], number, barrier)
         check_barrier(barrier, max_barrier, same_start)
-    selection: dict[str, Any] = {"kind": f"{strategy} soup", "of": str(root), "split": split}
+    name = Path(str(evaluator.run.store.root)).resolve().name  # a run folder does not name folders of this machine
+    selection: dict[str, Any] = {"kind": f"{strategy} soup", "of": name, "split": split}
     selection |= {"ids": network.ids.tolist(), "fingerprint": network.fingerprint}
     if strategy == "greedy":
         chosen = greedy(trees, network.accuracy, accept=accept)
@@ -113,7 +113,7 @@ def soup(
     info = evaluator.run.info
     made = Run.begin(out, _single_member_recipe(evaluator), RunInfo(info.data, model=info.model))
     made.put_shared(evaluator.run.shared())
-    store_weights(made, [mean], [f"{selection['kind']} of members {selection['members']} of {root}"])
+    store_weights(made, [mean], [f"{selection['kind']} of members {selection['members']} of {name}"])
     made.store.put_json(SELECTION, selection)
     return made
 

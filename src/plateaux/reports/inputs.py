@@ -100,7 +100,8 @@ def _read_run(path: str | Path) -> ReportInputs:
     run = Run.open(path)
     logs = [_read_log(run, number) for number in range(run.recipe.members)]
     name = Path(path).resolve().name
-    section = RunSection(name, {}, 0, results_from_run(run), logs, run.recipe.to_dict(), run)
+    results = [replace(each, run=name) for each in results_from_run(run)]  # without the folders of this machine
+    section = RunSection(name, {}, 0, results, logs, run.recipe.to_dict(), run)
     return ReportInputs(name, [section])
 
 
@@ -145,7 +146,9 @@ def _with_unique_names(sections: Sequence[RunSection]) -> list[RunSection]:
     keys = [key for key in known if key.partition(".")[0] not in IGNORED_SECTIONS]
     varying = [key for key in keys if len({str(each.get(key)) for each in flat}) > 1]
     short = {key: _short_key(key, varying) for key in varying}
-    conditions = [{short[key]: each[key] for key in varying if each.get(key) is not None} for each in flat]
+    conditions = [
+        {short[key]: _without_folder(each[key]) for key in varying if each.get(key) is not None} for each in flat
+    ]
     seeds = [each.get("seed") for each in flat]
     unique: list[RunSection] = []
     seeds_by_label: dict[str, list[Any]] = {}
@@ -157,6 +160,11 @@ def _with_unique_names(sections: Sequence[RunSection]) -> list[RunSection]:
         unique.append(_with_condition(section, condition, len(earlier)))
         earlier.append(seed)
     return unique
+
+
+def _without_folder(value: Any) -> Any:
+    """Return the last part of an absolute path, which would tell the folders of this machine, else the value."""
+    return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
 
 
 def _with_condition(section: RunSection, condition: Mapping[str, Any], repetition: int) -> RunSection:

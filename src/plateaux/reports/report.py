@@ -34,6 +34,7 @@ FAMILIES = (
     "sharpness_diversity", "accuracy_bars", "over_size", "severity", "against", "reliability", "roc", "training",
     "sam_sets", "gallery", "landscape",
 )  # fmt: skip
+SAMPLE_IMAGES = "gallery"  # the family that shows samples, which may be private: only on request
 SIZE_METRICS = ("accuracy", "nll")  # drawn against the ensemble size
 Plan = tuple[str, Callable[[], ReportFigure | None]]
 """The family of a figure, and the function that draws it."""
@@ -76,10 +77,16 @@ def report(
     only_figures: Sequence[str] = (),
     components: Components = NO_COMPONENTS,
     figures: bool = True,
+    sample_images: bool = False,
 ) -> Report:
     """Return the report of run folders and studies."""
     return compose(
-        read_inputs(paths), max_runs=max_runs, only_figures=only_figures, components=components, figures=figures
+        read_inputs(paths),
+        max_runs=max_runs,
+        only_figures=only_figures,
+        components=components,
+        figures=figures,
+        sample_images=sample_images,
     )
 
 
@@ -90,12 +97,18 @@ def compose(
     only_figures: Sequence[str] = (),
     components: Components = NO_COMPONENTS,
     figures: bool = True,
+    sample_images: bool = False,
 ) -> Report:
-    """Return the report of given inputs; `only_figures` limits it to some families of figures."""
+    """Return the report of given inputs; `only_figures` limits it to some families of figures.
+
+    Samples of the data set are shown only with `sample_images`, or if `only_figures` names their figure.
+    """
     families = tuple(only_figures or inputs.figures or FAMILIES)
     for name in families:
         if name not in FAMILIES:
             raise RecipeError(f"There is no figure {name!r}; {suggest(name, FAMILIES)}")
+    if not sample_images and SAMPLE_IMAGES not in only_figures:
+        families = tuple(name for name in families if name != SAMPLE_IMAGES)
     results = inputs.results
     is_single = len(inputs.sections) == 1
     drawn = _draw(_plan_all_runs(inputs, results), families if figures else ())

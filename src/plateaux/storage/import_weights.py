@@ -49,9 +49,10 @@ def import_weights(
         file, prefix = split_file(spec)
         load_weights(module, file, prefix)
         modules.append(module)
-    info = RunInfo(DataInfo.from_splits(splits), imported_from=tuple(files), model=components.model_name)
+    names = [_without_folder(spec) for spec in files]  # a run folder does not name folders of this machine
+    info = RunInfo(DataInfo.from_splits(splits), imported_from=tuple(names), model=components.model_name)
     run = Run.begin(out, recipe, info)
-    store_weights(run, [module.state_dict() for module in modules], [f"imported from {file}" for file in files])
+    store_weights(run, [module.state_dict() for module in modules], [f"imported from {name}" for name in names])
     return run
 
 
@@ -62,6 +63,11 @@ def store_weights(run: Run, trees: Sequence[TensorTree], origins: Sequence[str])
             name = run.put_weights(number, tree, epoch=0)
             progress = MemberProgress(epoch=run.recipe.train.epochs, finished=True, weights=name, weights_source=origin)
             run.commit(number, progress)
+
+
+def _without_folder(spec: str) -> str:
+    file, prefix = split_file(spec)
+    return Path(file).name + (f":{prefix}" if prefix else "")
 
 
 def split_file(spec: str) -> tuple[str, str]:

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from hashlib import blake2b
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 from uuid import uuid4
 
 from plateaux.core.errors import RunError, StorageError
+from plateaux.core.process_info import host_id
 from plateaux.storage.remote_fs import RemoteFS
 
 LEASE_S = 30.0  # validity of a lease
@@ -109,7 +110,8 @@ class Lease:
     def _refusal(self) -> str:
         with suppress(FileNotFoundError):
             owner = read_owner(self._fs, self._object) or {}
-            process = f"pid {owner.get('pid')} on {owner.get('host')}"
+            is_here = owner.get("host") == _process_id(0)["host"]
+            process = f"pid {owner.get('pid')} on {'this' if is_here else 'another'} machine"
             advice = (
                 "wait for it to finish, or stop it and retry"
                 if self._fs.can_swap
@@ -137,9 +139,10 @@ def is_held(owner: dict[str, Any] | None) -> bool:
 
 
 def _process_id(pid: int) -> dict[str, Any]:
-    """Return a unique identifier of a process: host and PID namespace, PID, and start time."""
+    """Return a unique identifier of a process: a hash of host and PID namespace, PID, and start time."""
     namespace, started = "", ""
     with suppress(OSError, IndexError):
         namespace = os.readlink("/proc/self/ns/pid")
         started = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    return {"host": f"{platform.node()} {namespace}".strip(), "pid": pid, "started": started}
+    host = blake2b(f"{host_id()} {namespace}".encode(), digest_size=8).hexdigest()  # not its name: runs are published
+    return {"host": host, "pid": pid, "started": started}

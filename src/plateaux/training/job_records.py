@@ -21,7 +21,8 @@ from pydantic import AfterValidator
 
 from plateaux.core.bounded import Count, Finite
 from plateaux.core.errors import Interrupted, StorageError
-from plateaux.core.process_info import node_name
+from plateaux.core.formatting import hide_folders
+from plateaux.core.process_info import node_id
 from plateaux.core.progress import MemberUpdate, Message, Progress, ProgressEvent
 from plateaux.storage.json_shapes import read_shape
 from plateaux.storage.run import Run
@@ -92,7 +93,7 @@ class JobRecorder:
         self.name = f"jobs/{members}-{job.kind}-{job.stop}-{uuid4().hex[:12]}.json"
         now = time.time()
         self.record = JobRecord(
-            str(job), job.kind, job.members, job.attempt, job.start, job.stop, node_name(), os.getpid(), now, now
+            str(job), job.kind, job.members, job.attempt, job.start, job.stop, node_id(), os.getpid(), now, now
         )
         self._last_write = 0.0
 
@@ -106,7 +107,7 @@ class JobRecorder:
         self._progress(event)
         record = self.record
         if isinstance(event, Message):
-            self.record = replace(record, log=(*record.log, event.text)[-MAX_LOG_LINES:])
+            self.record = replace(record, log=(*record.log, self._public(event.text))[-MAX_LOG_LINES:])
         elif isinstance(event, MemberUpdate):
             known = record.progress.get(event.member)
             update = event if known is None else known.merge(event)
@@ -116,8 +117,12 @@ class JobRecorder:
 
     def finish(self, outcome: Outcome, problem: str = "") -> None:
         """Record how the job ended."""
-        self.record = replace(self.record, outcome=outcome, ended=time.time(), problem=problem)
+        self.record = replace(self.record, outcome=outcome, ended=time.time(), problem=self._public(problem))
         self._write()
+
+    def _public(self, text: str) -> str:
+        """Return a text without the folders of this machine; tracebacks and messages contain some."""
+        return hide_folders(text, str(self._run.store.root))
 
     def _write(self) -> None:
         if self._enabled:

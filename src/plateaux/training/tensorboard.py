@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from plateaux.core.errors import RecipeError
+from plateaux.core.process_info import host_id
 
 
 class TensorBoardLogger:
@@ -19,7 +22,8 @@ class TensorBoardLogger:
             raise RecipeError(
                 'run.tensorboard = true needs TensorBoard: pip install "plateaux[track]", or leave it out'
             ) from None
-        self._writer = SummaryWriter(str(folder))
+        with _without_host_name():
+            self._writer = SummaryWriter(str(folder))
 
     def add(self, epoch: int, line: Mapping[str, Any]) -> None:
         """Write the metrics of one epoch."""
@@ -27,3 +31,14 @@ class TensorBoardLogger:
             if isinstance(value, float):
                 self._writer.add_scalar(name.replace(" ", "/"), value, epoch)
         self._writer.flush()
+
+
+@contextmanager
+def _without_host_name() -> Iterator[None]:
+    """Keep the name of this machine out of the names of event files; TensorBoard has no option for it."""
+    original = socket.gethostname
+    socket.gethostname = host_id
+    try:
+        yield
+    finally:
+        socket.gethostname = original
