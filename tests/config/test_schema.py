@@ -73,6 +73,24 @@ def test_a_list_has_one_value_per_member_unless_the_option_accepts_lists() -> No
         member_options(factory, {"rho": [1, 2, 3]}, 0, 2)
 
 
+def test_a_factory_without_annotations_receives_one_value_per_member() -> None:
+    def bare(*, width=8, blocks=(1, 2), depth=None):  # type: ignore[no-untyped-def]
+        return {}
+
+    options = {"width": [8, 16], "blocks": [3, 4], "depth": [1, 2]}
+    assert member_options(bare, options, 1, 2) == {"width": 16, "blocks": [3, 4], "depth": 2}
+    assert check("model", bare, {"width": 16, "blocks": [3, 4]}) == {"width": 16, "blocks": [3, 4]}
+    with pytest.raises(RecipeError, match=r"width lists 3 values.*annotate it in the signature"):
+        member_options(bare, {"width": [1, 2, 3]}, 0, 2)
+
+
+def test_an_option_annotated_with_any_receives_a_list_as_it_is() -> None:
+    def anything(*, value: Any = None) -> dict[str, Any]:
+        return {}
+
+    assert member_options(anything, {"value": [1, 2]}, 0, 2) == {"value": [1, 2]}
+
+
 def test_unknown_options_are_returned_unchanged() -> None:
     assert member_options(factory, {"what": [1, 2, 3]}, 0, 2) == {"what": [1, 2, 3]}
 

@@ -166,6 +166,22 @@ def test_a_member_that_diverges_does_not_stop_the_others_on_a_mesh(tmp_path: Pat
     assert distance([mine], [its]) == 0
 
 
+def test_all_processes_of_a_mesh_continue_without_a_failed_member(tmp_path: Path) -> None:
+    options = {"optimizer": {"lr": [0.1, 1e30, 0.1]}, "run": {"log_every": 1, "min_members": 2}}
+    row = recipe("sharpbalance", executor={"name": "mesh"}, **options)
+    said = mesh(2).run("laws.meshes:problem_here", row.to_dict(), str(tmp_path / "mesh"))
+    assert "another process" in said[0]
+    assert "became NaN or infinite" in said[1]
+    with pytest.raises(DivergedError):
+        train(recipe("sharpbalance", **options), tmp_path / "loop", **GIVEN.keywords())
+    runs = [Run.open(tmp_path / name) for name in ("mesh", "loop")]
+    for run in runs:
+        assert run.store.get_json("sam_sets/1/summary.json")["without"] == [1]
+        assert [each.finished for each in run.all_progress()] == [True, False, True]
+    for number in (0, 2):
+        assert distance(*([run.weights(number)] for run in runs)) == 0
+
+
 @pytest.mark.parametrize("method", [name for name in JOINT if not METHODS[name].ordered])
 def test_joint_methods_are_rejected_on_too_many_processes(method: str, tmp_path: Path) -> None:
     row = recipe(method, members=1, executor={"name": "mesh"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import random
@@ -200,6 +201,19 @@ def test_training_on_features_equals_training_on_images(tmp_path: Path) -> None:
     for number in range(2):
         torch.testing.assert_close(*[run.weights(number) for run in runs], rtol=1e-4, atol=1e-5)
     assert runs[0].info.data == runs[1].info.data
+
+
+def test_a_process_that_trains_from_cached_features_holds_the_backbone_once(tmp_path: Path) -> None:
+    counts: list[int] = []
+
+    def count(_: object) -> None:
+        gc.collect()
+        counts.append(sum(isinstance(each, Backbone) for each in gc.get_objects()))
+
+    gc.collect()
+    before = sum(isinstance(each, Backbone) for each in gc.get_objects())
+    train(recipe(tmp_path / "cache"), tmp_path / "run", **GIVEN.keywords(), progress=count)
+    assert max(counts) - before == 1
 
 
 def test_every_epoch_selects_one_cached_augmentation_per_sample(tmp_path: Path) -> None:

@@ -144,6 +144,20 @@ def test_an_epoch_of_one_step_can_be_stopped(tmp_path: Path) -> None:
     assert weights(train(what, tmp_path / "again")) == weights(train(what, tmp_path / "full"))
 
 
+def test_a_stop_before_the_first_checkpoint_does_not_claim_that_there_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C while the processes of a pool start: no member has trained a step."""
+
+    def stop(*_: Any, **__: Any) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr("plateaux.distributed.process_pool._assign_job", stop)
+    message = r"^Stopped\. Run the same command again to resume\. These members have no checkpoint yet .*: 0, 1$"
+    with pytest.raises(Interrupted, match=message):
+        train(recipe("executor.processes=2"), tmp_path / "run")
+
+
 def test_epochs_of_one_step_are_also_checkpointed_by_time(tmp_path: Path) -> None:
     what = recipe(
         "data.batch_size=48", "run.checkpoint_every_epochs=1000", "run.checkpoint_every_minutes=1e-9", "train.epochs=3"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache, partial
 from inspect import Parameter, signature
-from typing import Any, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, create_model
 
@@ -14,6 +14,8 @@ from plateaux.core.errors import RecipeError, suggest
 
 PROVIDED = frozenset({"loss", "shape", "classes", "params", "epochs"})
 """Arguments that the engine passes to a factory. They are never options of a recipe."""
+UNANNOTATED = Annotated[Any, "no annotation"]
+"""The type of an option that its factory does not annotate: any value, but a list has one value per member."""
 
 
 OUT_OF_RANGE = frozenset({"greater_than", "greater_than_equal", "less_than", "less_than_equal", "finite_number"})
@@ -78,17 +80,33 @@ def member_options(
     """Return the options of one member. A list has one value per member, unless the option itself accepts it."""
     known = fields(factory)
     return {
-        name: member_value(name, value, number, members)
-        if name in known and _is_per_member(value, known[name][0])
-        else value
+        name: _own_value(name, value, number, members, *known[name]) if name in known else value
         for name, value in options.items()
     }
 
 
-def _is_per_member(value: Any, annotation: Any) -> bool:
-    """Return whether a value is a list with one value per member: a list that the option itself does not accept."""
+def _own_value(name: str, value: Any, number: int, members: int, annotation: Any, default: Any) -> Any:
+    if not _is_per_member(value, annotation, default):
+        return value
+    try:
+        return member_value(name, value, number, members)
+    except RecipeError as error:
+        if annotation != UNANNOTATED:
+            raise
+        raise RecipeError(
+            f"{error}. If {name} itself is a list, annotate it in the signature, such as {name}: list[int]"
+        ) from None
+
+
+def _is_per_member(value: Any, annotation: Any, default: Any) -> bool:
+    """Return whether a value is a list with one value per member: a list that the option itself does not accept.
+
+    An option without an annotation accepts a list only if its default is one.
+    """
     if not isinstance(value, list | tuple):
         return False
+    if annotation == UNANNOTATED:
+        return not isinstance(default, list | tuple)
     try:
         TypeAdapter(annotation, config=ConfigDict(arbitrary_types_allowed=True)).validate_python(value)
     except ValidationError as problem:
@@ -137,5 +155,5 @@ def _read_fields(factory: Callable[..., Any], is_dataset: bool) -> Mapping[str, 
         if name in hidden or parameter.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD):
             continue
         default = ... if parameter.default is Parameter.empty else parameter.default
-        options[name] = (hints.get(name, Any), default)
+        options[name] = (hints.get(name, UNANNOTATED), default)
     return options

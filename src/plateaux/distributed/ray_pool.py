@@ -69,7 +69,7 @@ class RayWorkerPool:
                 self._stop()
             self.step(run_job)
         if self._is_stopping:
-            raise Interrupted("Stopped; all members wrote a checkpoint. Run the same command again to continue")
+            raise Interrupted("Stopped. Run the same command again to resume")
 
     def step(self, run_job: Any) -> None:
         """Start actors, assign waiting jobs, and handle the results that arrive within a moment."""

@@ -17,11 +17,13 @@ from plateaux.core.errors import RecipeError
 from plateaux.core.executor import Executor
 from plateaux.core.member import pruning_masks
 from plateaux.core.outputs import supports_vmap
-from plateaux.core.runtime import FORMATS
+from plateaux.core.runtime import FORMATS, param_dtype
 from plateaux.core.types import TensorTree
 from plateaux.data.sources import DataSplits
+from plateaux.models.backbone import Backbone
 from plateaux.models.surgery import dropout_layers
 from plateaux.optim.weight_averaging import AveragedWeights
+from plateaux.storage.feature_cache import FeatureSource
 from plateaux.training.state import GradScaler, SharedLRScheduler, TrainState
 
 
@@ -36,7 +38,8 @@ def build_train_states(
     components: Components = NO_COMPONENTS,
 ) -> list[TrainState]:
     """Return the training states of members before their first step."""
-    modules = build_members(recipe, data, numbers, components)
+    backbone = _cached_backbone(recipe, data, executor, device)
+    modules = build_members(recipe, data, numbers, components, backbone=backbone)
     shared_schedulers: dict[str, SharedLRScheduler] = {}
     return [
         _build_train_state(
@@ -51,6 +54,17 @@ def build_train_states(
         )
         for number, module in zip(numbers, modules, strict=True)
     ]
+
+
+def _cached_backbone(recipe: Recipe, data: DataSplits, executor: Executor, device: torch.device) -> Backbone | None:
+    """Return the backbone of the feature cache if the members can use it too, so that a process holds it once.
+
+    Members of another dtype or on another device need a copy; LoRA and synchronized BatchNorm change their backbone.
+    """
+    if not isinstance(data.train, FeatureSource) or recipe.model.lora is not None or executor.is_sharded:
+        return None
+    is_same = param_dtype(recipe.train.precision) == torch.float32 and data.train.spec.device == device
+    return data.train.backbone if is_same else None
 
 
 def shared_lr_schedulers(states: Sequence[TrainState]) -> tuple[SharedLRScheduler, ...]:

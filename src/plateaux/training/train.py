@@ -14,12 +14,14 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 from plateaux.config.builders.data import build_training_data
 from plateaux.config.builders.model import build_member
 from plateaux.config.builders.training import build_executor, build_method
 from plateaux.config.components import Components, Model
 from plateaux.config.recipe import Recipe
-from plateaux.core.errors import DataError, PlateauxError, RecipeError, RunError
+from plateaux.core.errors import DataError, Interrupted, PlateauxError, RecipeError, RunError
 from plateaux.core.executor import Executor, Failure, all_reduce_max
 from plateaux.core.method import LossFn
 from plateaux.core.process_info import is_rank_zero
@@ -84,12 +86,13 @@ def train(
     if parent is not None and is_rank_zero():
         branching.branch_from(run, parent, components)
     executor.barrier()
-    if recipe.model.cache_features:
-        data = with_cached_features(run.resolved_recipe(), build_training_data(recipe, components), components)
-        prepare_features(training_sources(recipe, data), executor)
+    _prepare_features(run, recipe, executor, components)
     run_job = JobRunner(str(out), run.resolved_recipe(), components)
     with closing(executor):
-        failures = _run_jobs(run, executor, run_job, components, progress)
+        try:
+            failures = _run_jobs(run, executor, run_job, components, progress)
+        except Interrupted as stop:
+            raise Interrupted(f"{stop}{_without_checkpoint(run)}") from None
     if failures:
         raise _combine_failures(failures)
     _clean_up(run, executor)
@@ -99,31 +102,45 @@ def train(
 def _run_jobs(
     run: Run, executor: Executor, run_job: JobRunner, components: Components, progress: Progress
 ) -> list[Failure]:
-    """Launch the missing jobs until none are left or none can run; return the failures that were not retried."""
-    attempts, failed_jobs = 1, list[Failure]()
+    """Launch the missing jobs until none are left or none can run; return the failures that were not retried.
+
+    Processes of a mesh make the same decisions: each learns which members failed, here or in another process.
+    """
+    attempts, has_failed = 1, False
+    failed_jobs, failed_members = list[Failure](), set[int]()
     while True:
-        failed_members = {number for failure in failed_jobs for number in failure.job.members}
         jobs = pending_jobs(run, **components.keywords(), without=failed_members)
         logger.debug("pending jobs: %s", ", ".join(map(str, jobs)) or "none")
         executor.barrier()  # all processes must plan before one starts, because a data partition changes the plan
         if not jobs:
             break
         failures = executor.launch(jobs, run_job, progress)
-        has_failed = all_reduce_max(executor, int(bool(failures)))  # all have written before one plans again
+        in_failed_jobs = _union(executor, {n for failure in failures for n in failure.job.members}, run.recipe.members)
         if failures and attempts < MAX_ATTEMPTS and any(failure.died for failure in failures):
             attempts += 1
             died = sum(failure.died for failure in failures)
             progress(Message(f"{died} process(es) died; planning the remaining jobs again"))
-        elif failures:
+        elif in_failed_jobs:
+            has_failed = True
             failed_jobs += failures
+            # Others of the same job may have completed it.
+            incomplete = pending_jobs(run, **components.keywords(), without=failed_members)
+            failed_members |= in_failed_jobs & {number for job in incomplete for number in job.members}
             if run.recipe.run.min_members is None:
                 break
-        elif has_failed:
-            raise RunError(
-                "Members of another process failed. The members of this process are finished or have a checkpoint; "
-                "run the same command again to resume"
-            )
+    if has_failed and not failed_jobs:
+        raise RunError(
+            "Members of another process failed. The members of this process are finished or have a checkpoint; "
+            "run the same command again to resume"
+        )
     return failed_jobs
+
+
+def _union(executor: Executor, members: set[int], total: int) -> set[int]:
+    """Return the members that any process names; all processes have written their files when this returns."""
+    named = torch.zeros(total, dtype=torch.int64, device=executor.device)
+    named[list(members)] = 1
+    return set(executor.all_reduce({"named": named}, "max", group="world")["named"].nonzero().flatten().tolist())
 
 
 def _open(
@@ -152,6 +169,20 @@ def _open(
                 run.with_autotune(AutotuneInfo.from_dict(tuned))
     executor.barrier()
     return replace(Run.open(out), recipe=recipe)
+
+
+def _prepare_features(run: Run, recipe: Recipe, executor: Executor, components: Components) -> None:
+    """Compute the backbone features that training reads. The backbone is freed; a job holds its own."""
+    if recipe.model.cache_features:
+        data = with_cached_features(run.resolved_recipe(), build_training_data(recipe, components), components)
+        prepare_features(training_sources(recipe, data), executor)
+
+
+def _without_checkpoint(run: Run) -> str:
+    """Return a sentence on the members that lose their progress, if any."""
+    numbers = [number for number, each in enumerate(run.all_progress()) if not (each.checkpoints or each.finished)]
+    listed = ", ".join(map(str, numbers))
+    return f". These members have no checkpoint yet and start from the beginning: {listed}" if numbers else ""
 
 
 def _combine_failures(failures: list[Failure]) -> PlateauxError:

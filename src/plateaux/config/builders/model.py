@@ -139,11 +139,20 @@ def _build_network(
 
 
 def build_members(
-    recipe: Recipe, data: DataSplits, numbers: Sequence[int], components: Components = NO_COMPONENTS
+    recipe: Recipe,
+    data: DataSplits,
+    numbers: Sequence[int],
+    components: Components = NO_COMPONENTS,
+    *,
+    backbone: Backbone | None = None,
 ) -> list[nn.Module]:
-    """Return the networks of some members. Frozen parts are one module that all of them share."""
+    """Return the networks of some members. Frozen parts are one module that all of them share.
+
+    An existing `backbone` is not built again.
+    """
     prefixes = _frozen_prefixes(recipe)
-    backbone = build_backbone(recipe, data, components) if recipe.model.backbone else None
+    if backbone is None and recipe.model.backbone:
+        backbone = build_backbone(recipe, data, components)
     has_lora = recipe.model.lora is not None
     # Shared weights must not depend on which members are built in this process, so they have their own seed.
     has_shared = bool(recipe.model.freeze) or has_lora
