@@ -49,7 +49,7 @@ ray = pytest.importorskip("ray", reason='Ray is not installed: pip install "plat
 
 from ray.cluster_utils import Cluster  # noqa: E402
 
-from plateaux.distributed.ray_cluster import Resources, map_reduce  # noqa: E402
+from plateaux.distributed.ray_cluster import Resources, map_reduce, require_token_authentication  # noqa: E402
 from plateaux.distributed.ray_pool import RayWorkerPool  # noqa: E402
 
 HERE = Path(__file__).parents[1]  # the folder of the helpers
@@ -114,6 +114,21 @@ def processes(mark: str, call: bytes = b"") -> list[int]:
     return found
 
 
+def listening(pids: list[int]) -> list[str]:
+    """Return the addresses on which these processes accept connections, as the kernel writes them."""
+    addresses = {}
+    for kind in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{kind}").read_text().splitlines()[1:]:
+            words = line.split()
+            if words[3] == "0A":  # LISTEN
+                addresses[f"socket:[{words[9]}]"] = words[1].partition(":")[0]
+    sockets = set[str]()
+    for pid in pids:
+        with suppress(OSError):
+            sockets |= {os.readlink(file) for file in Path(f"/proc/{pid}/fd").iterdir()}
+    return [addresses[each] for each in sockets & addresses.keys()]
+
+
 @pytest.fixture(scope="module")
 def server() -> Iterator[Flaky]:
     with serving() as made:
@@ -128,11 +143,15 @@ def nodes(server: Flaky) -> Iterator[Nodes]:
         patch.setenv("PYTHONPATH", paths)
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("PLATEAUX_MARK", mark)
+        patch.setenv("RAY_AUTH_MODE", "token")
+        patch.setenv("RAY_AUTH_TOKEN", uuid4().hex)
+        require_token_authentication()  # Ray was imported before the variables were set
         for name in ("COVERAGE_PROCESS_CONFIG", "COVERAGE_PROCESS_START"):  # Ray's own processes are many, and not ours
             patch.delenv(name, raising=False)
         for kind in (plateaux.method, plateaux.metric, plateaux.dataset, plateaux.executor, plateaux.model):
             kind.names()  # before there are threads, which must not look for plug-ins at the same time
         made = Nodes(2, mark)
+        patch.setattr(sys.modules[__name__], "GIVEN", replace(GIVEN, trust=(*GIVEN.trust, made.address)))
         assert processes(mark)
         yield made
         ray.shutdown()
@@ -339,12 +358,14 @@ def test_a_job_whose_process_dies_too_often_fails(nodes: Nodes, tmp_path: Path) 
     assert [each.finished for each in Run.open(tmp_path / "run").all_progress()] == [False, True]
 
 
-def driver(row: Recipe, out: Path, *, env: Mapping[str, str] | None = None, **changes: Any) -> subprocess.Popen[str]:
+def driver(
+    row: Recipe, out: Path, *, env: Mapping[str, str] | None = None, cwd: Path | None = None, **changes: Any
+) -> subprocess.Popen[str]:
     file = out.parent / "recipe.toml"
     file.write_text(row.replaced(executor=changes).to_toml())
-    call = [sys.executable, "-m", "plateaux", "train", str(file), "--out", str(out), "--no-evaluate"]
-    allowed = ["--trust", "rayable", "--trust", "cases"]
-    return subprocess.Popen([*call, *allowed], stderr=subprocess.PIPE, text=True, env=env)
+    call = [sys.executable, "-P", "-m", "plateaux", "train", str(file), "--out", str(out), "--no-evaluate"]
+    allowed = [word for name in GIVEN.trust for word in ("--trust", name)]
+    return subprocess.Popen([*call, *allowed], stderr=subprocess.PIPE, text=True, env=env, cwd=cwd)
 
 
 def test_a_stopped_or_killed_driver_trains_no_member_twice(nodes: Nodes, tmp_path: Path) -> None:
@@ -375,14 +396,24 @@ def test_a_stopped_or_killed_driver_trains_no_member_twice(nodes: Nodes, tmp_pat
     assert distance(weights(locally(row, tmp_path)), weights(Run.open(out))) == 0
 
 
-def test_a_local_cluster_ends_with_the_command(tmp_path: Path) -> None:
-    row, mark = recipe(tmp_path, {"name": "sam", "rho": 0.1}, members=1, epochs=1), uuid4().hex
+def test_a_local_cluster_listens_on_loopback_and_ends_with_the_command(tmp_path: Path) -> None:
+    """It also imports nothing from the current folder, which Ray puts on the path of its workers."""
+    row, mark = recipe(tmp_path, {"name": "sam", "rho": 0.1}, members=1, epochs=1, pause=0.2), uuid4().hex
+    hostile = tmp_path / "hostile"
+    hostile.mkdir()
+    for name in ("torch", "json", "numpy", "ray", "rayable"):
+        (hostile / f"{name}.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'a').write({name!r} + ' ')")
     paths = os.pathsep.join([str(HERE.parent / "src"), str(HERE), os.environ.get("PYTHONPATH", "")])
     env = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    with driver(row, tmp_path / "run", env={**env, "PYTHONPATH": paths, "PLATEAUX_MARK": mark}, name="ray") as command:
-        wait_until(lambda: len(processes(mark)) > 2)  # the command, and a cluster
+    env |= {"PYTHONPATH": paths, "PLATEAUX_MARK": mark}
+    with driver(row, tmp_path / "run", env=env, cwd=hostile, name="ray") as command:
+        wait_until(lambda: counted(tmp_path / "steps") or command.poll() is not None)
+        found = listening(processes(mark))
         words = command.communicate(timeout=300)[1]
     assert command.returncode == 0, words
+    assert not (tmp_path / "imported").exists(), (tmp_path / "imported").read_text()
+    assert len(found) > 3
+    assert {address for address in found if not address.endswith("0100007F")} == set()  # 127.0.0.1, byte by byte
     wait_until(lambda: not processes(mark), seconds=30)
     assert distance(weights(locally(row, tmp_path)), weights(Run.open(tmp_path / "run"))) == 0
 
@@ -522,6 +553,22 @@ def test_the_example_cluster_files_can_be_read() -> None:
 def test_a_missing_ray_is_reported_with_its_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("plateaux.distributed.executors.ray.find_spec", lambda _: None)
     with pytest.raises(RecipeError, match=r"plateaux\[ray\]"):
+        RayExecutor(None, 1, 0, 0, 1, 1).launch([], echo, print)
+
+
+@pytest.mark.parametrize("mode", ["disabled", "DISABLED", "k8s"])
+def test_a_cluster_without_token_authentication_is_refused(monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+    monkeypatch.setenv("RAY_AUTH_MODE", mode)
+    monkeypatch.setattr(ray, "init", lambda *_, **__: pytest.fail("connected"))
+    with pytest.raises(RunError, match="Set RAY_AUTH_MODE=token"):
+        RayExecutor(None, 1, 0, 0, 1, 1).launch([], echo, print)
+
+
+def test_a_connection_without_token_authentication_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    monkeypatch.setattr("plateaux.distributed.ray_cluster.get_authentication_mode", lambda: "disabled")
+    with pytest.raises(RunError, match="without token authentication"):
         RayExecutor(None, 1, 0, 0, 1, 1).launch([], echo, print)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import ray
 from ray._private import ray_constants
-from ray._raylet import AuthenticationMode, Config, get_authentication_mode
+from ray._raylet import AuthenticationMode, Config, get_authentication_mode  # type: ignore[attr-defined]
 from ray.exceptions import RayTaskError
 from ray.job_config import JobConfig
 
