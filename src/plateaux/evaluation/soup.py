@@ -88,8 +88,8 @@ def soup(
     for number, tree in zip(evaluator.numbers, trees, strict=True):
         if not is_finite([values for values in tree.values() if values.is_floating_point()]):
             raise RunError(
-                f"The weights of member {number} of {evaluator.run.store.root} contain NaN or infinity, so their mean would too. Train it "
-                "again, or leave it out: --members"
+                f"The weights of member {number} of {evaluator.run.store.root} contain NaN or infinity, so their mean "
+                "would too. Train it again, or leave it out: --members"
             )
     same_start = evaluator.recipe.model.weights is not None
     for number, tree in zip(evaluator.numbers[1:], trees[1:], strict=True):
