@@ -208,10 +208,10 @@ def test_a_process_that_trains_from_cached_features_holds_the_backbone_once(tmp_
 
     def count(_: object) -> None:
         gc.collect()
-        counts.append(sum(isinstance(each, Backbone) for each in gc.get_objects()))
+        counts.append(sum(type(each) is Backbone for each in gc.get_objects()))
 
     gc.collect()
-    before = sum(isinstance(each, Backbone) for each in gc.get_objects())
+    before = sum(type(each) is Backbone for each in gc.get_objects())
     train(recipe(tmp_path / "cache"), tmp_path / "run", **GIVEN.keywords(), progress=count)
     assert max(counts) - before == 1
 
