@@ -29,7 +29,7 @@ batch_size = 16
 [model]
 name = "given"
 [train]
-epochs = 2
+epochs = 1
 [executor]
 threads = 1
 """)

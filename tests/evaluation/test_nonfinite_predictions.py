@@ -103,6 +103,20 @@ def test_cached_logits_with_nan_are_refused(run: Run) -> None:
     assert plateaux.evaluate(run, options=EvalOptions(no_cache=True))["accuracy"].ensemble.value > 0
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"shape": (5,)}, r"inputs of shape \[5\] and 3 classes\. Expected: \[2\] and 3 classes"),
+        ({"classes": 4}, r"inputs of shape \[2\] and 4 classes\. Expected: \[2\] and 3 classes"),
+        ({"test": InMemorySource(torch.zeros(9, 7), torch.arange(9) % 3)}, r"A test input .* \[7\]\. Expected: \[2\]"),
+        ({"test": InMemorySource(torch.zeros(9, 2), torch.arange(9) - 1)}, "Sample 0 of 'blobs.test' has label -1"),
+    ],
+)
+def test_data_of_another_run_are_refused(run: Run, change: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        plateaux.evaluate(run, data=replace(build_data(RECIPE), **change))
+
+
 def outputs(values: Tensor) -> list[BatchOutputs]:
     ids = torch.arange(values.shape[1])
     return [BatchOutputs({logits: values}, Batch(ids, ids, ids), 0, len(ids))]

@@ -7,7 +7,7 @@ when it reads them. An error says what was found, what is expected, and the usua
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -72,6 +72,23 @@ def check_data(data: DataSplits, *, custom_loss: bool = False) -> DataCheck:
     ]
     summary = DataSummary(inputs, _summarize(train.y), data.classes, found, len(train.ids), len(train.y))
     return DataCheck(summary, tuple(remark for remark in remarks if remark), _nonfinite_ids(train, inputs))
+
+
+def check_evaluation_data(data: DataSplits, shape: Sequence[int], classes: int) -> None:
+    """Raise DataError if a model for inputs of this shape and these classes cannot be evaluated on a data set.
+
+    Only samples in memory are checked; other sources check what they read.
+    """
+    if tuple(data.shape) != tuple(shape) or data.classes != classes:
+        raise DataError(
+            f"{data.name!r} has inputs of shape {list(data.shape)} and {data.classes} classes. Expected: {list(shape)} "
+            f"and {classes} classes, as the run was trained with. The usual cause is data= of another run"
+        )
+    for split, source in (("train", data.train), ("test", data.test)):
+        if isinstance(source, InMemorySource) and len(source):
+            examined = _examine(source)
+            _check_shape(examined, split, data)
+            check_label_range(examined.y, range(len(source)), data.classes, f"{data.name}.{split}")
 
 
 def _examine(source: Source) -> _Examined:

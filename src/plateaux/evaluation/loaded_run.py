@@ -16,6 +16,7 @@ from plateaux.core.executor import Executor, all_reduce_max
 from plateaux.core.member import MemberModule
 from plateaux.core.process_info import local_processes
 from plateaux.core.runtime import FORMATS, autocast, configure_runtime, get_device
+from plateaux.data.checks import check_evaluation_data
 from plateaux.data.sources import DataSplits, Source
 from plateaux.distributed.executors.local import SINGLE_PROCESS
 from plateaux.evaluation.loading import data_splits_info, load_members
@@ -48,7 +49,10 @@ class LoadedRun:
                 "processes, or distribute the samples: --set executor.data_parallel=N"
             )
         self.device = get_device(options.device or self.executor.device)
-        self.data_info = run.info.data if components.data is None else DataInfo.from_splits(components.data)
+        self.data_info = run.info.data
+        if components.data is not None:
+            check_evaluation_data(components.data, run.info.data.shape, run.info.data.classes)
+            self.data_info = DataInfo.from_splits(components.data)
 
     def close(self) -> None:
         """Release what the executor holds, such as worker processes."""
