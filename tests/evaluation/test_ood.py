@@ -135,7 +135,8 @@ def test_a_resize_is_reported_in_the_table_with_both_sample_counts(run: Path, lo
         """Digits of another size."""
         data = dataset.get("digits")()
         images = ResizedSource(data.test, (3, 12, 12)).fetch(torch.arange(50))[0]
-        return from_tensors((images, torch.zeros(50)), (images, torch.zeros(50)), classes=10)
+        samples = images, torch.zeros(50, dtype=torch.int64)
+        return from_tensors(samples, samples, classes=10)
 
     for _ in range(2):  # with forward passes, and from the cache
         log_lines.clear()
