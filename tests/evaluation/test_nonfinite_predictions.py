@@ -163,7 +163,7 @@ def test_a_nan_input_in_training_is_blamed_on_the_input_and_once(tmp_path: Path,
 
 def test_a_loss_that_diverges_on_finite_inputs_is_still_blamed_on_the_learning_rate(tmp_path: Path) -> None:
     with pytest.raises(plateaux.PlateauxError, match=r"Lower optimizer\.lr"):
-        plateaux.train(RECIPE.replaced(optimizer={"lr": 1e30}, train={"epochs": 5}), tmp_path)
+        plateaux.train(RECIPE.replaced(optimizer={"lr": 1e9}, train={"epochs": 20}), tmp_path)
 
 
 def network(shape: Any, classes: Any) -> nn.Module:

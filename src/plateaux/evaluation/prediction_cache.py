@@ -139,7 +139,8 @@ class PredictionWriter:
         if self._is_off:
             return
         if self._rows is None:
-            if logits not in batch.outputs or batch.batch.y.ndim != 1:
+            y = batch.batch.y
+            if logits not in batch.outputs or y.ndim != 1 or y.is_floating_point():  # labels are class numbers
                 self._is_off = True
                 return
             if self._bytes(batch) > self.max_bytes:  # features are larger than logits

@@ -29,7 +29,7 @@ class CachedImages(Source):
         if not store.has(name):
             _generate(inner, store, name)
         metadata, flat = store.get_array(name)
-        first, _ = inner.fetch(torch.zeros(1, dtype=torch.int64))
+        first, _ = inner.inner.fetch(torch.zeros(1, dtype=torch.int64))  # corruptions preserve the shape
         shape = (len(inner), *getattr(first, "shape", (0,))[1:])
         if metadata.get("shape") != json.dumps(list(shape)) or flat.dtype != np.uint8:
             raise StorageError(f"{store.root / name} has other images than expected; delete it to generate them again")
