@@ -12,7 +12,7 @@ from pydantic import Field
 
 MAX_COUNT = 2**31 - 1
 MAX_SIZE = 1_000_000
-MAX_NUMBER = 1e9
+MAX_NUMBER = 1e30  # far below the largest float32
 
 Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 """A number of samples, steps, or epochs, at least 1."""
