@@ -78,27 +78,6 @@ def test_a_full_disk_at_any_write_is_reported_and_training_resumes_to_the_same_w
         assert weights(root) == expected, number
 
 
-def test_a_full_disk_ends_every_command_with_exit_code_4(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    root = tmp_path / "run"
-    train(Recipe.from_dict({**RECIPE, "data": {**RECIPE["data"], "validation_split": 0.2}}), root)  # type: ignore[dict-item]
-    commands = [
-        ["evaluate", str(root)],
-        ["calibrate", str(root)],
-        ["landscape", str(root), "--probes", "trace", "--limit", "8"],
-        ["soup", str(root), "--out", str(tmp_path / "soup"), "--split", "validation"],
-        ["predict", str(root), "--out", str(tmp_path / "predictions.csv")],
-        ["report", str(root), "--out", str(tmp_path / "report.json")],
-        ["train", "quickstart", "--out", str(tmp_path / "new")],
-    ]
-    for words in commands:
-        with monkeypatch.context() as patch:
-            fail_at(patch, 1)
-            result = CliRunner().invoke(app, words)
-        assert result.exception is None or isinstance(result.exception, SystemExit), (words, result.exception)
-        assert result.exit_code == 4, (words, result.output)
-        assert "The disk is full" in result.stderr, words
-
-
 def test_two_writers_end_with_one_set_of_weights(tmp_path: Path, expected: list[bytes]) -> None:
     recipe, root = tmp_path / "recipe.toml", tmp_path / "run"
     recipe.write_text(Recipe.from_dict(RECIPE).to_toml())

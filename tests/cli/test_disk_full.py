@@ -37,18 +37,18 @@ class FullFile(io.FileIO):
 def fill_disk(monkeypatch: pytest.MonkeyPatch, after: int) -> list[str]:
     """Fail all writes after the given number of files; return the names of the written files."""
     written: list[str] = []
-    original = atomic.open_atomic
+    original = atomic.replace_when_complete
 
     @contextmanager
-    def open_full(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
-        written.append(path.name)
+    def open_full(partial: Path, name: str, folder: int, *, durable: bool = True) -> Iterator[IO[bytes]]:
+        written.append(name)
         if len(written) > after:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        with original(path, durable=durable) as file:
+        with original(partial, name, folder, durable=durable) as file:
             yield file
 
-    monkeypatch.setattr(atomic, "open_atomic", open_full)
-    monkeypatch.setattr(local_store, "open_atomic", open_full)
+    monkeypatch.setattr(atomic, "replace_when_complete", open_full)
+    monkeypatch.setattr(local_store, "replace_when_complete", open_full)
     return written
 
 
@@ -99,11 +99,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("size", [1, 100_000])
 def test_torch_reports_a_full_disk_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     @contextmanager
-    def open_full(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
+    def open_full(partial: Path, name: str, folder: int, *, durable: bool = True) -> Iterator[IO[bytes]]:
         with FullFile(tmp_path / "partial", "wb") as file:
             yield file  # type: ignore[misc]
 
-    monkeypatch.setattr(local_store, "open_atomic", open_full)
+    monkeypatch.setattr(local_store, "replace_when_complete", open_full)
     with pytest.raises(StorageError, match=r"The disk is full: cannot write .*state\.pt"):
         LocalStore(tmp_path).put_state("state.pt", {"weight": torch.zeros(size)})
 

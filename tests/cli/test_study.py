@@ -236,8 +236,8 @@ def test_the_machine_chooses_once_for_all_runs_that_are_compared(tmp_path: Path)
 
 
 def test_a_run_that_diverges_does_not_hold_up_the_others(tmp_path: Path) -> None:
-    with pytest.raises(DivergedError, match=r"lr=1e\+30"):
-        conducted(study(grid={"optimizer.lr": [1e30, 0.1]}), tmp_path)
+    with pytest.raises(DivergedError, match=r"lr=1000000000"):
+        conducted(study(grid={"optimizer.lr": [1e9, 0.1]}), tmp_path)
     assert {each.condition["lr"] for each in results_from_study(tmp_path)} == {0.1}
 
 
