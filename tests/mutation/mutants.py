@@ -24,15 +24,17 @@ class Mutant(NamedTuple):
 
 TESTS: dict[str, tuple[str, ...]] = {
     "losses": ("optim/test_losses.py", "methods/test_joint_methods.py"),
-    "updates": ("optim/test_sam.py", "training/test_step.py"),
+    "joint methods": ("methods/test_joint_methods.py",),
+    "updates": ("optim/test_sam.py",),
     "averaging": ("training/test_averaged_weights.py",),
     "scores": ("optim/test_sample_scores.py",),
     "gradient norms": ("optim/test_grad_norms.py",),
     "tensor trees": ("core/test_tensor_tree.py",),
-    "step": ("training/test_step.py", "laws/test_one_and_all.py"),
-    "accuracy": ("evaluation/metrics/test_torchmetrics.py", "evaluation/metrics/test_every_metric.py"),
+    "step": ("training/test_step.py",),
+    "accuracy": ("evaluation/metrics/test_accuracy.py",),
     "proper scores": ("evaluation/metrics/test_proper_scores.py",),
-    "calibration error": ("evaluation/metrics/test_calibration.py", "evaluation/test_confidence.py"),
+    "calibration error": ("evaluation/metrics/test_calibration.py",),
+    "confidence": ("evaluation/test_confidence.py", "evaluation/metrics/test_calibration.py"),
     "disagreement": ("evaluation/metrics/test_disagreement.py",),
     "entropy": ("evaluation/metrics/test_entropy.py",),
     "variance": ("evaluation/metrics/test_variance.py",),
@@ -40,15 +42,14 @@ TESTS: dict[str, tuple[str, ...]] = {
     "error overlap": ("evaluation/metrics/test_error_overlap.py",),
     "per class": ("evaluation/metrics/test_per_class.py",),
     "selective metrics": ("evaluation/metrics/test_selective.py",),
-    "statistics": (
-        "core/stats/test_intervals.py",
-        "core/stats/test_ranking.py",
-        "evaluation/metrics/test_proper_scores.py",
-        "evaluation/metrics/test_disagreement.py",
-    ),
-    "combination": ("ensembles/test_combine.py", "ensembles/test_log_probs.py"),
+    "estimates": ("evaluation/metrics/test_proper_scores.py", "evaluation/metrics/test_disagreement.py"),
+    "intervals": ("core/stats/test_intervals.py",),
+    "ranking": ("core/stats/test_ranking.py",),
+    "combination": ("ensembles/test_combine.py",),
+    "log probabilities": ("ensembles/test_log_probs.py", "ensembles/test_combine.py"),
     "ood": ("ensembles/test_ood_scores.py",),
-    "selection": ("ensembles/test_selection.py", "ensembles/test_soup.py"),
+    "selection": ("ensembles/test_selection.py",),
+    "soup": ("ensembles/test_soup.py",),
     "temperature": ("ensembles/test_temperature.py",),
     "conformal": ("ensembles/test_conformal.py",),
     "rejection": ("ensembles/test_selective.py",),
@@ -59,20 +60,34 @@ TESTS: dict[str, tuple[str, ...]] = {
     "fisher": ("loss_landscape/probes/test_fisher.py",),
     "relative flatness": ("loss_landscape/probes/test_relative_flatness.py",),
     "per sample": ("loss_landscape/probes/test_per_sample.py",),
-    "curvature": (
-        "loss_landscape/test_curvature.py",
-        "loss_landscape/test_lanczos.py",
-        "loss_landscape/probes/test_hessian.py",
+    "curvature": ("loss_landscape/test_curvature.py",),
+    "lanczos": ("loss_landscape/test_lanczos.py",),
+    "hessian": ("loss_landscape/probes/test_hessian.py",),
+    "rules": ("data/partition/test_rules.py",),
+    "top k": ("data/partition/test_topk.py", "data/partition/test_rules.py"),
+    "masks": ("data/partition/test_masks.py",),
+    "partition": tuple(
+        f"training/test_partition.py::test_{name}"
+        for name in (
+            "samples_are_scored_in_evaluation_mode",
+            "scores_are_squared_gradient_norms",
+            "sam_sets_equal_those_of_the_reference_implementation",
+            "files_of_other_samples_are_rejected",
+            "rule_all_is_sam_and_rule_none_is_sgd_bit_for_bit",
+            "samples_can_be_partitioned_repeatedly",
+        )
     ),
-    "rules": ("data/partition/test_rules.py", "data/partition/test_topk.py", "data/partition/test_masks.py"),
-    "partition": ("training/test_partition.py",),
-    "pruning": ("models/test_pruning.py", "training/test_checkpoint.py"),
+    "pruning": ("models/test_pruning.py",),
+    "checkpoint": ("training/test_checkpoint.py",),
     "modes": (
         "training/test_averaged_weights.py",
-        "training/test_partition.py",
-        "evaluation/test_soup_and_selection.py",
+        "training/test_partition.py::test_samples_are_scored_in_evaluation_mode",
     ),
-    "executors": ("distributed/executors/test_executors.py", "laws/test_executors_agree.py"),
+    "local executor": ("distributed/executors/test_executors.py",),
+    "mesh": (
+        "distributed/executors/test_executors.py",
+        "laws/test_executors_agree.py::test_a_data_axis_equals_the_loop_in_float64",
+    ),
     "batchnorm": ("distributed/test_sync_batchnorm.py",),
 }
 
@@ -101,17 +116,17 @@ _LINES: dict[tuple[str, str], list[tuple[str, str]]] = {
         ('return (target.mean(1) - prior).abs().sum(-1) / 2', 'return (target.mean(1) - prior).abs().sum(-1)'),
         ('return source.detach().mean((0, 1))', 'return source.mean((0, 1))'),
     ],
-    ("losses", "methods/a2d.py"): [
+    ("joint methods", "methods/a2d.py"): [
         ('"unlabeled": outputs[:, size:], "labeled": outputs[:, :size]', '"unlabeled": outputs[:, :size], "labeled": outputs[:, size:]'),
         ('penalty if disagree_on == "labeled" else penalty.mean(1, keepdim=True)', 'penalty if disagree_on == "labeled" else penalty.sum(1, keepdim=True)'),
         ('frozen=training == "sequential")', 'frozen=False)'),
         ('pair_weights = mean_over_others if training == "joint" else mean_over_previous', 'pair_weights = mean_over_others'),
     ],
-    ("losses", "methods/divdis.py"): [
+    ("joint methods", "methods/divdis.py"): [
         ('(diversity_weight * penalty + regularizer_weight * collapse)[:, None]', '(diversity_weight * penalty)[:, None]'),
         ('collapse = regularizers[regularizer](target, p[:, :size])', 'collapse = regularizers[regularizer](target, target)'),
     ],
-    ("losses", "methods/sed.py"): [
+    ("joint methods", "methods/sed.py"): [
         ('diversity_weight * sample_hardness(logits, batch, floor=floor) * penalty', 'diversity_weight * penalty'),
         ('return sorted(order[:count].tolist())', 'return list(range(count))'),
     ],
@@ -207,7 +222,7 @@ _LINES: dict[tuple[str, str], list[tuple[str, str]]] = {
         ('squares = correct * (1 - confidence) ** 2 + ties.incorrect * confidence**2', 'squares = correct * (1 - confidence) ** 2'),
         ('"confidence": mean(confidence, squares, count)', '"confidence": mean(confidence, squares, samples)'),
     ],
-    ("calibration error", "evaluation/confidence.py"): [
+    ("confidence", "evaluation/confidence.py"): [
         ('return torch.bucketize(p.double().contiguous(), edges, right=True)', 'return torch.bucketize(p.double().contiguous(), edges, right=False)'),
         ('return (samples - ties.end) * bins // samples', 'return (samples - ties.start - 1) * bins // samples'),
         ('return torch.where(correct, neg_log, -neg_log)', 'return torch.where(correct, -neg_log, neg_log)'),
@@ -257,26 +272,26 @@ _LINES: dict[tuple[str, str], list[tuple[str, str]]] = {
         ('return Estimate(value, (without.squares / (count * (count - 1))) ** 0.5)', 'return Estimate(value, (without.squares / count) ** 0.5)'),
         ('area += float((rate * (weight + ties.size / count)).sum())', 'area += float((rate * weight).sum())'),
     ],
-    ("statistics", "core/stats/estimates.py"): [
+    ("estimates", "core/stats/estimates.py"): [
         ('* count / max(count - 1, 1)', '* 1'),
         ('return Estimate(value, (variance / count) ** 0.5)', 'return Estimate(value, variance**0.5)'),
         ('(max(fraction * (1 - fraction), 0.0) / count) ** 0.5', '(max(fraction * fraction, 0.0) / count) ** 0.5'),
         ('variance = max(aa - 2 * r * ab + r * r * bb, 0.0)', 'variance = max(aa + r * r * bb, 0.0)'),
         ('(variance / count) ** 0.5 / (b / count)', '(variance / count) ** 0.5'),
     ],
-    ("statistics", "core/stats/intervals.py"): [
+    ("intervals", "core/stats/intervals.py"): [
         ('error = float(numbers.std(ddof=1)) / math.sqrt(count)', 'error = float(numbers.std()) / math.sqrt(count)'),
         ('math.sqrt((count - 1) / count * float(', 'math.sqrt(float('),
         ('error = math.sqrt(float((residuals**2).sum()) / (count - 2) / spread)', 'error = math.sqrt(float((residuals**2).sum()) / (count - 1) / spread)'),
         ('t_quantile(1 - (1 - level) / 2 / simultaneous, freedom)', 't_quantile(1 - (1 - level) / 2, freedom)'),
     ],
-    ("statistics", "core/stats/ranking.py"): [
+    ("ranking", "core/stats/ranking.py"): [
         ('return np.searchsorted(order, scores, "left") + np.searchsorted(order, scores, "right")', 'return 2 * np.searchsorted(order, scores, "left")'),
         ('needed = ceil(Fraction(str(float(tpr))) * len(high))', 'needed = ceil(tpr * len(high) + 1e-9)'),
         ('share = float(np.mean(low >= threshold))', 'share = float(np.mean(low > threshold))'),
         ('false = len(negatives) - np.searchsorted(negatives, positives, "left")', 'false = len(negatives) - np.searchsorted(negatives, positives, "right")'),
     ],
-    ("combination", "ensembles/log_probs.py"): [
+    ("log probabilities", "ensembles/log_probs.py"): [
         ('pooled = members.logsumexp(0) - math.log(len(logits))', 'pooled = members.mean(0).log_softmax(-1)'),
         ('.mean(0).log_softmax(-1)[None]])', '.mean(0)[None]])'),
         ('(logits if logits.dtype == torch.float64 else logits.float()).log_softmax(-1)', 'logits.float().log_softmax(-1)'),
@@ -297,7 +312,7 @@ _LINES: dict[tuple[str, str], list[tuple[str, str]]] = {
         ('loss((total + _probabilities(log_p, member)) / draw)', 'loss(_probabilities(log_p, member))'),
         ('- 2 * p.gather(-1, y[:, None])[:, 0] + 1).mean())', '- p.gather(-1, y[:, None])[:, 0] + 1).mean())'),
     ],
-    ("selection", "ensembles/soup.py"): [
+    ("soup", "ensembles/soup.py"): [
         ('total.add_(tensor.double(), alpha=weight)', 'total.add_(tensor.double(), alpha=weights[0])'),
         ('order = sorted(range(len(trees)), key=lambda i: -single_scores[i])', 'order = sorted(range(len(trees)), key=lambda i: single_scores[i])'),
         ('rises = [loss - ((1 - t) * ends[0] + t * ends[1])', 'rises = [loss - ends[0]'),
@@ -400,7 +415,7 @@ _LINES: dict[tuple[str, str], list[tuple[str, str]]] = {
         ('count / (count - 1)).sqrt())', '1).sqrt())'),
         ('if count < 2 or surface.module.training:', 'if count < 2:'),
     ],
-    ("curvature", "loss_landscape/lanczos.py"): [
+    ("lanczos", "loss_landscape/lanczos.py"): [
         ('{"largest": values, "smallest": -values, "magnitude": values.abs()}', '{"largest": values.abs(), "smallest": -values, "magnitude": values.abs()}'),
         ('return pairs.values, pairs.weights[0].square()', 'return pairs.values, pairs.weights[0].abs()'),
         ('/ (2 * torch.pi) ** 0.5', '/ torch.pi**0.5'),
@@ -408,7 +423,7 @@ _LINES: dict[tuple[str, str], list[tuple[str, str]]] = {
         ('self.projected[: len(selected), : len(selected)] = pairs.values[selected].diag()', 'pass'),
         ('return bits.mul_(2).sub_(1)', 'return bits'),
     ],
-    ("curvature", "loss_landscape/probes/hessian.py"): [
+    ("hessian", "loss_landscape/probes/hessian.py"): [
         ('yield inside + matrix.product_and_forms(outside)[1].sum(-1)', 'yield inside + matrix.product_and_forms(v)[1].sum(-1)'),
         ('residual = float(torch.linalg.vector_norm(product - value * vector))', 'residual = float(torch.linalg.vector_norm(product))'),
         ('third = mc_samples // 3', 'third = mc_samples // 2'),
@@ -423,13 +438,13 @@ _LINES: dict[tuple[str, str], list[tuple[str, str]]] = {
         ('return (chunk >= 0 for chunk in scores.chunks())', 'return (np.ones(chunk.shape, np.bool_) for chunk in scores.chunks())'),
         ('            start += chunk.shape[1]', '            start += 0'),
     ],
-    ("rules", "data/partition/topk.py"): [
+    ("top k", "data/partition/topk.py"): [
         ('remaining[i] -= sums[buckets[i] - 1] if buckets[i] else 0', 'pass'),
         ('remaining[i] -= len(tied)', 'pass'),
         ('if highest else sort_keys', 'if not highest else sort_keys'),
         ('selected = sort_keys < top_k.thresholds[:, None]', 'selected = sort_keys <= top_k.thresholds[:, None]'),
     ],
-    ("rules", "data/partition/masks.py"): [
+    ("masks", "data/partition/masks.py"): [
         ('(ids & 7).astype(np.uint8)) & np.uint8(1)', '(7 - (ids & 7)).astype(np.uint8)) & np.uint8(1)'),
         ('either = sizes[:, None] + sizes - both', 'either = sizes[:, None] + sizes'),
         ('(counts.cumsum(1) - (counts + trained) / 2)', '(counts.cumsum(1) - trained / 2)'),
@@ -461,7 +476,7 @@ _LINES: dict[tuple[str, str], list[tuple[str, str]]] = {
     ("pruning", "config/builders/model.py"): [
         ('prune(module, config.sparsity, keep=(*end_layers(module), *backbone_name))', 'prune(module, config.sparsity, keep=backbone_name)'),
     ],
-    ("pruning", "training/checkpoint.py"): [
+    ("checkpoint", "training/checkpoint.py"): [
         ('    _check_masks(state)\n', ''),
     ],
     ("modes", "models/modes.py"): [
@@ -469,13 +484,13 @@ _LINES: dict[tuple[str, str], list[tuple[str, str]]] = {
         ('layer.training, layer.momentum = True, None', 'layer.training = True'),
         ('    for layer, _ in modes:\n        layer.training = False', '    for layer, _ in modes[:1]:\n        layer.training = False'),
     ],
-    ("executors", "distributed/executors/local.py"): [
+    ("local executor", "distributed/executors/local.py"): [
         ('module.buffers[name].copy_(stack[position])', 'pass'),
         ('return torch.stack([rows[i] for i in range(len(modules))])', 'return torch.stack(list(rows.values()))'),
         ('is_shared = all(batch.x is batches[0].x for batch in batches)', 'is_shared = True'),
         ('alike.setdefault(architecture, []).append(position)', 'alike.setdefault(0, []).append(position)'),
     ],
-    ("executors", "distributed/executors/mesh.py"): [
+    ("mesh", "distributed/executors/mesh.py"): [
         ('return range(total * rank // ranks, total * (rank + 1) // ranks)', 'return range(total // ranks * rank, total // ranks * (rank + 1))'),
         ('blocks[rank] = block\n', 'pass\n'),
         ('return self.data_rank == 0', 'return True'),

@@ -142,3 +142,14 @@ def test_the_state_stays_small_with_many_classes() -> None:
     logits, y = torch.randn(2, 8, 1000), torch.zeros(8, dtype=torch.int64)
     sums = registry.metric.get("brier_parts")().update(logits, Batch(y, y, y))
     assert sum(tensor.nbytes for tensor in sums.values()) < 2e6
+
+
+def test_nll_and_brier_are_those_of_the_definition_in_nats() -> None:
+    logits, y = random_logits(2, 40, 5)
+    for row, p in probabilities(logits).items():
+        losses = -np.log(p[np.arange(40), y.numpy()])
+        found = evaluate("nll", logits, y)[row]
+        assert found.value == pytest.approx(losses.mean(), rel=1e-6)
+        assert found.stderr == pytest.approx(losses.std(ddof=1) / 40**0.5, rel=1e-6)
+        distances = ((p - np.eye(5)[y.numpy()]) ** 2).sum(1)
+        assert evaluate("brier", logits, y)[row].value == pytest.approx(distances.mean(), rel=1e-6)
