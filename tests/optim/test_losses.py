@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -92,3 +94,20 @@ def test_what_is_not_trained_yet_is_refused_with_a_sentence(name: str) -> None:
 def test_a_wrong_name_is_told_the_nearest_right_one() -> None:
     with pytest.raises(RecipeError, match="cross_entropy"):
         get_loss("crossentropy")
+
+
+@pytest.mark.parametrize(
+    ("options", "unweighted"),
+    [({}, True), ({"label_smoothing": 0.1}, False), ({"class_weights": (1.0, 2.0)}, False)],
+)
+def test_only_plain_cross_entropy_has_the_closed_form_gradient(options: dict[str, Any], unweighted: bool) -> None:
+    """The scores of SharpBalance use softmax - one-hot exactly where it is the gradient of the loss."""
+    loss = cross_entropy(**options)
+    logits, batch = (
+        torch.randn(1, 4, 2, requires_grad=True),
+        Batch(torch.zeros(4, 1), torch.tensor([0, 1, 1, 0]), torch.arange(4)),
+    )
+    (gradient,) = torch.autograd.grad(loss(logits, batch).sum(), logits)
+    closed_form = logits.detach().softmax(-1) - torch.nn.functional.one_hot(batch.y, 2)
+    assert loss.is_unweighted is unweighted
+    assert torch.allclose(gradient, closed_form, atol=1e-6) is unweighted
