@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import traceback
 from collections import Counter
@@ -21,6 +22,7 @@ from plateaux.cli.main import app
 IS_LONG = bool(os.environ.get("PLATEAUX_LONG"))
 EXIT_CODES = {0, 1, 2, 3, 4, 5, 6, 75}  # the table in README.md
 HANG_S = 20.0  # of CPU time, so that a busy machine does not count
+CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\u200e\u200f\u061c\ud800-\udfff]")
 FINDINGS = ("tracebacks", "hangs", "silent differences", "files touched outside", "code executed")
 COUNTS: Counter[str] = Counter()
 
@@ -38,11 +40,11 @@ def chosen(cases: Sequence[Item], count: int, seed: int = 0) -> list[Item]:
     return random.Random(seed).sample(list(cases), count)
 
 
-def attack(words: Sequence[str]) -> tuple[int, str, str]:
+def attack(words: Sequence[str], *, in_terminal: bool = False) -> tuple[int, str, str]:
     """Run a command in this process; return its exit code, output, and problem ("" if there is none).
 
-    A command has a problem if it raises, prints a traceback, returns an undocumented exit code, fails without a
-    message, or takes longer than 20 s of CPU time.
+    A command has a problem if it raises, prints a traceback, returns an undocumented exit code, prints control
+    characters (in a terminal, colors are such), fails without a message, or takes longer than 20 s of CPU time.
     """
     COUNTS["inputs"] += 1
     try:
@@ -60,6 +62,8 @@ def attack(words: Sequence[str]) -> tuple[int, str, str]:
         problem = f"printed a traceback: {output[-1500:]}"
     elif result.exit_code not in EXIT_CODES:
         problem = f"exit code {result.exit_code}"
+    elif not in_terminal and (control := CONTROL.search(output)):
+        problem = f"printed the control character {control[0]!r}"
     elif result.exit_code and not output.strip():
         problem = f"exit code {result.exit_code} without a message"
     COUNTS["tracebacks"] += bool(problem)

@@ -33,6 +33,7 @@ Script = Callable[..., subprocess.CompletedProcess[str]]
 
 # Hundreds of training runs over lines that other tests cover too; measuring coverage here would add 50 % of time.
 WITHOUT_COVERAGE = (
+    "attacks",
     "laws",
     "distributed/test_process_pool.py",
     "integration/test_kill.py",

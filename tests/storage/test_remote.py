@@ -255,6 +255,15 @@ def test_the_lease_of_another_machine_is_valid_until_it_expires(store: Store) ->
         assert store.is_locked("m")
         change_lease(store, "m", host="elsewhere", until=time.time() - lease.CLOCK_SLACK_S - 1)
         assert not store.is_locked("m")
+        for content in (
+            b"nonsense",
+            b"[]",
+            b'{"owner": 1, "until": []}',
+            b"[" * 100_000,
+            b'{"owner": "", "until": "x"}',
+        ):
+            store.put("m/.lease", content)
+            assert not store.is_locked("m")
         store.put("m/.lease", b"nonsense")
         assert not store.is_locked("m")
 

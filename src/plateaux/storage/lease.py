@@ -12,14 +12,17 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 from uuid import uuid4
 
+from plateaux.core.bounded import Count, Finite
 from plateaux.core.errors import RunError, StorageError
 from plateaux.core.process_info import host_id
+from plateaux.storage.json_shapes import parse_json, read_shape
 from plateaux.storage.remote_fs import RemoteFS
 
 LEASE_S = 30.0  # validity of a lease
@@ -121,12 +124,25 @@ class Lease:
         return f"{self._fs.address}/{self.prefix} is locked by another process; run this again"
 
 
+@dataclass(frozen=True, slots=True)
+class LeaseOwner:
+    """The content of a lease."""
+
+    owner: str
+    until: Finite  # Unix time
+    host: str = ""
+    pid: Count = 0
+    started: str = ""
+
+
 def read_owner(fs: RemoteFS, name: str) -> dict[str, Any] | None:
     """Return the content of a lease, or None if it cannot be parsed."""
+    content = fs.read(name)
     try:
-        content = json.loads(fs.read(name))
-        return content if {"owner", "until"} <= content.keys() else None
-    except (ValueError, AttributeError):
+        tree = parse_json(content, name)
+        read_shape(LeaseOwner, tree, name)
+        return dict(tree)
+    except StorageError:
         return None
 
 

@@ -1,0 +1,187 @@
+"""Untrusted recipes, studies, and run folders under an audit hook, in a folder full of hostile modules."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attacking import COUNTS, EXIT_CODES, IS_LONG
+
+import plateaux
+
+TESTS = Path(__file__).parents[1]
+# Standard modules that a started process imports first, packages that commands import, and names in untrusted files.
+HOSTILE_MODULES = (
+    "torch", "json", "sitecustomize", "usercustomize", "toy_probes", "numpy", "plateaux", "multiprocessing", "pickle",
+    "socket", "typing", "re", "matplotlib", "rich", "typer", "pydantic", "tomllib", "safetensors", "evil", "conftest",
+    "runpy", "encodings", "jinja2", "PIL", "ray", "fsspec", "tensorboard", "random", "threading", "ctypes",
+)  # fmt: skip
+RECIPE = """
+members = 2
+[data]
+name = "moons"
+samples = 60
+test_samples = 30
+validation_split = 0.3
+[model]
+name = "mlp"
+hidden_sizes = [4]
+[train]
+epochs = 1
+"""
+STUDY = """
+[base]
+members = 1
+data = {name = "moons", samples = 60, test_samples = 30}
+model = {name = "mlp", hidden_sizes = [4]}
+train = {epochs = 1}
+[grid]
+"optimizer.lr" = [0.1]
+[evaluate]
+metrics = ["accuracy"]
+"""
+# Changes of the recipe that name code, a module of the folder, an address, or a file of somebody else.
+NAMES = (
+    'data.name="evil:load"', 'model.name="evil:net"', 'model.name="torch:Tensor"', 'method.name="evil:method"',
+    'loss.name="evil:loss"', 'executor.name="evil:executor"', 'probe.probes=["toy_probes:loss"]',
+    'train.select="best:evil:metric"', 'optimizer.name="evil:SGD"', 'optimizer.name="__class__"',
+    'lr_scheduler=[{name="evil:cosine"}]', 'lr_scheduler=[{name="os:system"}]', 'model.name="os:system"',
+    'model.name="subprocess:call"', 'data.name="builtins:eval"', 'model.weights="weights.pkl"',
+    'model.name="timm:evil"',
+    'data.unlabeled="evil:load"', 'run.feature_cache="s3://evil/x"', 'data.root="http://evil"',
+)  # fmt: skip
+REMOVED = ("COVERAGE_", "PYTHONSAFEPATH", "TORCHINDUCTOR_")  # set by the process of the tests
+FOREIGN = (
+    "evil:",
+    "toy_probes:",
+    "os:",
+    "builtins:",
+    "subprocess:",
+    "torch:",
+    "evil.toml",
+    "evil-study",
+    "ray.toml",
+    "pkl",
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Return a current folder in which every import leaves a marker, with an untrusted recipe, study, and run."""
+    here = tmp_path / "here"
+    here.mkdir()
+    marker = f"import os\nopen({str(tmp_path / 'marker')!r}, 'a').write(__name__ + chr(10))\n"
+    code = marker + "def load(**_): open(__file__ + '.called', 'w')\nnet = method = loss = executor = metric = load\n"
+    for name in HOSTILE_MODULES:
+        (here / f"{name}.py").write_text(code)
+    (here / "recipe.toml").write_text(RECIPE)
+    (here / "study.toml").write_text(STUDY)
+    (here / "evil.toml").write_text(RECIPE.replace('"mlp"\nhidden_sizes = [4]', '"evil:net"'))
+    (here / "ray.toml").write_text(f'{RECIPE}[executor]\nname = "ray"\naddress = "10.0.0.1:6379"\n')
+    (here / "evil-study.toml").write_text(STUDY.replace('["accuracy"]', '["evil:metric"]'))
+    (here / "weights.pkl").write_bytes(b"cos\nsystem\n(S'touch pickled'\ntR.")
+    (here / "results.json").write_text('{"format": 2, "conditions": [], "runs": {}}')
+    plateaux.calibrate(plateaux.train(plateaux.Recipe.parse(RECIPE), here / "run"))
+    shutil.copytree(here / "run", here / "evil-run")
+    (here / "evil-run" / "recipe.toml").write_text((here / "evil.toml").read_text())
+    return here
+
+
+def commands(out: Path) -> list[list[str]]:
+    """Return command lines: every command on a harmless run, and on what names code of somebody else."""
+    runs = [
+        ["status", "{run}"], ["plan", "{run}"], ["evaluate", "{run}", "--metrics", "accuracy,nll"],
+        ["evaluate", "{run}", "--metrics", "evil:metric"], ["evaluate", "{run}", "--ood", "far=evil:load"],
+        ["evaluate", "{run}", "--calibrated", "--exclude-calibration-ids"], ["predict", "{run}", "-o", f"{out}/p.csv"],
+        ["calibrate", "{run}"], ["landscape", "{run}", "--probes", "average_l2(samples=8)"],
+        ["landscape", "{run}", "--probes", "toy_probes:loss"], ["soup", "{run}", "-o", f"{out}/soup"],
+        ["select", "{run}", "-o", f"{out}/select.json"], ["report", "{run}", "-o", f"{out}/r.html"],
+    ]  # fmt: skip
+    lines = [[word.format(run=run) for word in words] for words in runs for run in (f"{out}/run", f"{out}/evil-run")]
+    lines += [["train", "recipe.toml", "--out", f"{out}/new"], ["train", "evil.toml", "--out", f"{out}/evil"]]
+    lines += [["train", "ray.toml", "--out", f"{out}/evil"], ["recipe", "check", "ray.toml"]]
+    lines += [
+        ["study", "study.toml", "--out", f"{out}/study"],
+        ["study", "evil-study.toml", "--out", f"{out}/evil-study"],
+    ]
+    lines += [["report", "results.json", "-o", f"{out}/s.md"], ["claims", "-o", f"{out}/claims.md"], ["list", "probes"]]
+    words = ["import-weights", "-o", f"{out}/i", "--model", "mlp", "--data", "moons", "--weights"]
+    lines += [[*words, "weights.pkl"], ["recipe", "schema"]]
+    for number, change in enumerate(NAMES):
+        lines.append(["recipe", "check", "recipe.toml", "--set", change])
+        lines.append(["train", "recipe.toml", "--out", f"{out}/train{number}", "--no-evaluate", "--set", change])
+    return lines
+
+
+def snapshot(folder: Path, *, without: Path) -> dict[str, str]:
+    """Return a hash of every file below a folder, except below `without`."""
+    files = (path for path in folder.rglob("*") if path.is_file() and not path.is_relative_to(without))
+    return {str(path): sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def environment(tmp_path: Path) -> dict[str, str]:
+    """Return an environment whose home and temporary folder are inside of the test's folder."""
+    for name in ("home", "temporary"):
+        (tmp_path / name).mkdir(exist_ok=True)
+    env = {name: value for name, value in os.environ.items() if not name.startswith(REMOVED)}
+    env |= {"HOME": str(tmp_path / "home"), "TMPDIR": str(tmp_path / "temporary"), "PYTHONDONTWRITEBYTECODE": "1"}
+    return env | {"PYTHONPATH": str(Path(plateaux.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+
+
+def test_untrusted_files_execute_and_touch_nothing(folder: Path, tmp_path: Path) -> None:
+    out, env = tmp_path / "out", environment(tmp_path)
+    out.mkdir()
+    for name in ("run", "evil-run"):
+        shutil.move(folder / name, out / name)
+    before, lines = snapshot(tmp_path, without=out), commands(out)
+    allowed = [str(out), env["TMPDIR"], env["HOME"]]
+    words = [str(TESTS / "auditing.py"), json.dumps(lines), json.dumps(allowed), str(out / "audit.json")]
+    ended = subprocess.run([sys.executable, *words], cwd=folder, env=env, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    audit: dict[str, Any] = json.loads((out / "audit.json").read_text())
+    changed = set(snapshot(tmp_path, without=out).items()) ^ set(before.items())
+    touched = sorted({path for path, _ in changed if not path.startswith((env["TMPDIR"], env["HOME"]))})
+    COUNTS["inputs"] += len(lines)
+    COUNTS["tracebacks"] += sum(bool(error) for _, error, _ in audit["ended"])
+    COUNTS["files touched outside"] += len({*touched, *audit["writes"]})
+    COUNTS["code executed"] += len(audit["code"]) + (tmp_path / "marker").exists()
+    results = [(words, *result) for words, result in zip(lines, audit["ended"], strict=True)]
+    assert [result for result in results if result[1] not in EXIT_CODES or result[2]] == []
+    lines_with_names = [each for each in results if any(name in " ".join(each[0]) for name in FOREIGN)]
+    named = [each for each in lines_with_names if each[0][0] != "recipe" and "unlabeled" not in each[0][-1]]
+    assert len(named) > len(NAMES)
+    assert [result for result in named if result[1] == 0] == []
+    assert not (tmp_path / "marker").exists()
+    assert not list(tmp_path.rglob("pickled"))
+    started = [each for each in audit["processes"] if "'fc-list'" not in each]  # matplotlib lists the fonts
+    found = [*audit["code"], *audit["writes"], *audit["network"], *started, *touched]
+    assert found == []
+
+
+STARTED = {
+    "pool": ["train", "recipe.toml", "--processes", "2", "--no-evaluate"],
+    "study on a mesh": ["study", "study.toml", "--executor", "mesh", "--processes", "1"],
+    "workers": ["train", "recipe.toml", "--no-evaluate", "--set", "data.num_workers=1"],
+    "mesh": ["train", "recipe.toml", "--executor", "mesh", "--processes", "2", "--no-evaluate"],
+}
+
+
+@pytest.mark.parametrize("words", [*STARTED.values()] if IS_LONG else [STARTED["pool"], STARTED["study on a mesh"]])
+def test_started_processes_run_no_code_of_the_current_folder(folder: Path, tmp_path: Path, words: list[str]) -> None:
+    COUNTS["inputs"] += 1
+    script = tmp_path / "plateaux"  # as pip installs it
+    script.write_text("from plateaux.cli import main\nmain()\n")
+    command = [sys.executable, str(script), *words, "--out", str(tmp_path / "out")]
+    env = environment(tmp_path)
+    ended = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    executed = (tmp_path / "marker").read_text().split() if (tmp_path / "marker").exists() else []
+    COUNTS["code executed"] += bool(executed)
+    assert executed == []
