@@ -181,7 +181,7 @@ def test_started_processes_run_no_code_of_the_current_folder(folder: Path, tmp_p
     command = [sys.executable, str(script), *words, "--out", str(tmp_path / "out")]
     env = environment(tmp_path)
     ended = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stderr[-2000:]
     executed = (tmp_path / "marker").read_text().split() if (tmp_path / "marker").exists() else []
     COUNTS["code executed"] += bool(executed)
     assert executed == []
+    assert ended.returncode == 0, ended.stderr[-2000:]
