@@ -175,6 +175,8 @@ STARTED = {
 }
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("words", [*STARTED.values()] if IS_LONG else [STARTED["pool"], STARTED["study on a mesh"]])
 def test_started_processes_run_no_code_of_the_current_folder(folder: Path, tmp_path: Path, words: list[str]) -> None:
     COUNTS["inputs"] += 1
