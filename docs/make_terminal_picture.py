@@ -20,7 +20,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from plateaux.cli import common
+from plateaux.cli import common, progress
 from plateaux.cli.progress import member_table
 from plateaux.core.progress import MemberUpdate, Progress, ProgressEvent
 
@@ -55,10 +55,10 @@ font-size: {char_height}px; line-height: {line_height}px; }}
 def main() -> None:
     """Run the quickstart in an empty folder and write the picture."""
     console = Console(record=True, force_terminal=True, width=104, height=40, file=io.StringIO(), legacy_windows=False)
-    for module in (cli, common):
-        module.Console = lambda **_: console
-        module.CONSOLE = console
-    cli.live_progress = _live_progress
+    common.is_terminal = lambda: True
+    common.output_console = lambda: console
+    cli.error_console = common.error_console = lambda: console
+    progress.live_progress = _live_progress
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         for command in COMMANDS:

@@ -16,7 +16,7 @@ from plateaux.cli.main import KINDS, app
 from plateaux.core import registry, tensor_tree
 from plateaux.storage.run import Run
 
-SLOW = {"torch", "numpy", "safetensors", "matplotlib", "ray"}
+SLOW = {"torch", "numpy", "safetensors", "matplotlib", "ray", "rich"}
 COMMANDS = sorted(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
 HELP_OF_ALL = """
 import sys

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
 from plateaux.cli.common import AsJson, print_result
 from plateaux.storage.atomic import write_atomic
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from plateaux.studies.claims.claim import ClaimEntry
 
 
@@ -52,6 +53,8 @@ def claims(
 
 def table(entries: Sequence[ClaimEntry]) -> Table:
     """Return the table of claims: one row for every case of every claim."""
+    from rich.table import Table
+
     from plateaux.studies.claims.page import format_values
 
     shown = Table("claim", "what it says", "case", "the paper's effect", "here (95 % interval)", "verdict")

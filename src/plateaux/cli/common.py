@@ -1,7 +1,7 @@
 """Shared by all commands: options, exit codes, logging, and output as tables or JSON.
 
-Importing this package must not import torch, numpy, or pydantic, so that `--help` and `status` start fast: the body of
-a command imports what it needs, or uses the names in `plateaux`, which are imported at their first use.
+Importing this package must not import torch, numpy, pydantic, or rich, so that `--help` and `status` start fast: the
+body of a command imports what it needs, or uses the names in `plateaux`, which are imported at their first use.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import wraps
+from functools import cache, wraps
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from plateaux.core import errors
-from plateaux.core.console import PlainConsole
 from plateaux.core.formatting import format_duration, split_names
 from plateaux.core.progress import Progress, ProgressEvent, WorkDone, log_messages
 from plateaux.distributed.subprocesses import run_torchrun
@@ -28,6 +27,7 @@ from plateaux.storage.atomic import explain_os_error
 
 if TYPE_CHECKING:
     from plateaux.config.recipe import Recipe
+    from plateaux.core.console import PlainConsole
     from plateaux.evaluation.results import MetricResult
 
 CODES: tuple[tuple[type[Exception], int], ...] = (
@@ -46,7 +46,26 @@ Trust = Annotated[
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...; by default the best available.")]
 Members = Annotated[str | None, typer.Option(help="Use only these members, such as 0,2.")]
 
-CONSOLE = PlainConsole(stderr=True)
+
+@cache
+def error_console() -> PlainConsole:
+    """Return the console on standard error. Its library is imported now: JSON does not need it."""
+    from plateaux.core.console import PlainConsole
+
+    return PlainConsole(stderr=True)
+
+
+def output_console() -> PlainConsole:
+    """Return a console on standard output."""
+    from plateaux.core.console import PlainConsole
+
+    return PlainConsole()
+
+
+def is_terminal() -> bool:
+    """Return whether standard output is a terminal, or an environment variable says so."""
+    may_be = sys.stdout.isatty() or "FORCE_COLOR" in os.environ or "TTY_COMPATIBLE" in os.environ
+    return may_be and output_console().is_terminal
 
 
 def handle_errors(command: Callable[..., None]) -> Callable[..., None]:
@@ -57,13 +76,14 @@ def handle_errors(command: Callable[..., None]) -> Callable[..., None]:
         try:
             command(*args, **kwargs)
         except errors.PlateauxError as problem:
-            CONSOLE.print(str(problem), style="red", soft_wrap=True)
+            error_console().print(str(problem), style="red", soft_wrap=True)
             raise typer.Exit(next(code for kind, code in CODES if isinstance(problem, kind))) from None
         except OSError as problem:
             if problem.errno == errno.EPIPE:  # the reader of a pipe has ended; typer exits quietly
                 raise
             path = "" if problem.filename is None else problem.filename
-            CONSOLE.print(explain_os_error("use", path or "the output", problem), style="red", soft_wrap=True)
+            text = explain_os_error("use", path or "the output", problem)
+            error_console().print(text, style="red", soft_wrap=True)
             raise typer.Exit(STORAGE_CODE) from None
 
     return run
@@ -71,19 +91,18 @@ def handle_errors(command: Callable[..., None]) -> Callable[..., None]:
 
 def print_result(as_json: bool, plain: Any, shown: Callable[[], list[Any]]) -> None:
     """Print tables on a terminal, JSON otherwise."""
-    console = PlainConsole()
-    if as_json or not console.is_terminal:
+    if as_json or not is_terminal():
         typer.echo(json.dumps(plain, indent=2))
         return
     for each in shown():
-        console.print(each)
+        output_console().print(each)
 
 
 def metric_tables(results: Sequence[MetricResult]) -> list[Any]:
     """Return the tables of metrics, in the width of this terminal."""
     from plateaux.evaluation.tables import tables
 
-    return [*tables(results, PlainConsole().width)]
+    return [*tables(results, output_console().width)]
 
 
 class ConsoleHandler(logging.Handler):
@@ -91,7 +110,7 @@ class ConsoleHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         prefix = "" if record.levelno <= logging.INFO else f"{record.levelname.lower()}: "
-        CONSOLE.print(prefix + record.getMessage(), soft_wrap=True)
+        error_console().print(prefix + record.getMessage(), soft_wrap=True)
 
 
 def configure_logging(verbose: int = 0, *, quiet: bool = False) -> None:
@@ -107,7 +126,7 @@ def configure_logging(verbose: int = 0, *, quiet: bool = False) -> None:
 @contextmanager
 def progress_bar(what: str, unit: str = "samples") -> Iterator[Progress]:
     """Show the progress of long-running work, with an estimate of the time left, on a terminal."""
-    with CONSOLE.status(what) as status:
+    with error_console().status(what) as status:
         started, last = time.monotonic(), 0.0
 
         def show(event: ProgressEvent) -> None:

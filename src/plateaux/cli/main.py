@@ -15,23 +15,21 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 import plateaux
 from plateaux.cli import claims, evaluate, landscape, report, study, theory, verify
 from plateaux.cli.common import (
-    CONSOLE,
     AsJson,
     Changes,
     Trust,
     configure_logging,
+    error_console,
     handle_errors,
     metric_tables,
     print_result,
     torchrun,
     trusted_names,
 )
-from plateaux.cli.progress import live_progress, member_table
 from plateaux.config.builtin import builtin_recipes, recipe_file
 from plateaux.core import errors, registry
 from plateaux.core.formatting import format_duration, format_size
@@ -128,6 +126,8 @@ def train(
 
     In Python: `plateaux.train(plateaux.Recipe.load("recipe.toml"), out="runs/demo")`
     """
+    from plateaux.cli.progress import live_progress
+
     overrides = [*(changes or []), *_executor(executor, mode, processes, devices, address)]
     overrides += [f"run.min_members={min_members}"] if min_members is not None else []
     file = recipe_file(recipe)
@@ -136,7 +136,7 @@ def train(
     root = out or Path("runs") / Path(recipe).stem
     if loaded.executor.name == "mesh" and "RANK" not in os.environ:
         raise typer.Exit(torchrun(loaded.executor.processes))
-    with located_errors(file, overrides), live_progress(CONSOLE) as progress:
+    with located_errors(file, overrides), live_progress(error_console()) as progress:
         plateaux.train(
             loaded,
             root,
@@ -193,6 +193,10 @@ def status(run: Path, as_json: AsJson = False) -> None:
     held = [f"{format_size(shared)} shared by all members, stored once"] if shared else []
 
     def table() -> list[Any]:
+        from rich.table import Table
+
+        from plateaux.cli.progress import member_table
+
         shown = Table("member", "state", "epoch", "weights", "time", "on disk")
         for r in rows:
             at = f"{r['epoch']}/{r['epochs']}" + (f" + {r['step']} steps" if r["step"] else "")
@@ -251,6 +255,8 @@ def list_(
     )
 
     def table() -> list[Any]:
+        from rich.table import Table
+
         shown = Table("name", "description")
         for name, text in descriptions.items():
             shown.add_row(name, text)

@@ -7,10 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
-from plateaux.cli.common import CONSOLE, AsJson, Trust, print_result
-from plateaux.cli.progress import live_progress
+from plateaux.cli.common import AsJson, Trust, error_console, print_result
 from plateaux.core.errors import RecipeError
 from plateaux.core.formatting import format_duration
 
@@ -40,6 +38,7 @@ def study(
 
     In Python: `StudyRunner(Study.load("study.toml"), "runs/study").run()`
     """
+    from plateaux.cli.progress import live_progress
     from plateaux.config.components import Components
     from plateaux.studies.comparison import Comparison
     from plateaux.studies.cost_estimate import CostEstimate
@@ -63,7 +62,7 @@ def study(
         _print_costs(CostEstimate(runner).all(), as_json)
         return
     if not results_only:
-        with live_progress(CONSOLE) as progress:
+        with live_progress(error_console()) as progress:
             runner = StudyRunner(loaded, root, progress=progress, **options)
             _check_filter(runner, filter_)
             runner.run()
@@ -84,6 +83,8 @@ def _print_costs(runs: list[RunCost], as_json: bool) -> None:
     plain = {"runs": [asdict(run) for run in runs], "passes": passes, "seconds": seconds}
 
     def lines() -> list[Any]:
+        from rich.table import Table
+
         table = Table(pad_edge=False)
         for name in ("run", "", "members", "epochs", "passes", "time"):
             table.add_column(name, justify="left" if name in ("run", "") else "right")

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
 from plateaux.cli.common import AsJson, print_result, progress_bar
 from plateaux.core.formatting import format_duration
 from plateaux.core.optional import optional_import
 from plateaux.storage.atomic import write_atomic
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 def theory(
@@ -49,6 +51,8 @@ def theory(
 
 def _differences(rows: list[list[str]]) -> Table:
     """Show where the formulas differ from the simulation, and so from each other."""
+    from rich.table import Table
+
     header = ["figure", "settings", "diverging"]
     columns = ["diversity printed", "diversity corrected", "bound printed", "bound corrected"]
     table = Table(*header, *columns, title="formula above simulation, the furthest of each figure", padding=(0, 0))
@@ -58,6 +62,8 @@ def _differences(rows: list[list[str]]) -> Table:
 
 
 def _verdicts(claims: list[dict[str, Any]]) -> Table:
+    from rich.table import Table
+
     table = Table("claim", "what it says", "as printed", "as corrected", title="claims")
     for each in claims:
         verdicts = [each[formula]["verdict"] for formula in ("printed", "corrected")]

@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import blake2b
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -313,6 +312,8 @@ RunLike = Run | str | Path
 
 def own_version() -> str:
     """Return the installed version of this package."""
+    from importlib.metadata import PackageNotFoundError, version
+
     try:
         return version("plateaux")
     except PackageNotFoundError:
