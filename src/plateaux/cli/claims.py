@@ -1,7 +1,5 @@
 """The command `plateaux claims`."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -51,7 +49,7 @@ def claims(
     print_result(as_json, [each.to_dict() for each in entries], lambda: [table(entries), *last])
 
 
-def table(entries: Sequence[ClaimEntry]) -> Table:
+def table(entries: Sequence["ClaimEntry"]) -> "Table":
     """Return the table of claims: one row for every case of every claim."""
     from rich.table import Table
 

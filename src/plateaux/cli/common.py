@@ -1,7 +1,8 @@
 """Shared by all commands: options, exit codes, logging, and output as tables or JSON.
 
 Importing this package must not import torch, numpy, pydantic, or rich, so that `--help` and `status` start fast: the
-body of a command imports what it needs, or uses the names in `plateaux`, which are imported at their first use.
+body of a command imports what it needs, or uses the names in `plateaux`, which are imported at their first use. For the
+same reason, modules with commands do not postpone annotations: Typer would evaluate their text twice at every start.
 """
 
 from __future__ import annotations

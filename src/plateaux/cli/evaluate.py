@@ -1,7 +1,5 @@
 """Commands on trained runs: evaluate, calibrate, predict, soup, select."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The command `plateaux landscape`: probes and plots of the loss landscape around every member of a run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -90,6 +88,6 @@ def landscape(
     )
 
 
-def _describe_figure(run: Path, figure: LandscapeFigure) -> dict[str, Any]:
+def _describe_figure(run: Path, figure: "LandscapeFigure") -> dict[str, Any]:
     files = [str(run / "landscape" / f"{figure.name}.{extension}") for extension in ("png", "svg", "json")]
     return {"name": figure.name, "caption": figure.caption, "files": files}

@@ -1,7 +1,5 @@
 """The command `plateaux report`."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -63,7 +61,7 @@ def report(
     print_result(as_json, plain, lambda: [*lines, last])
 
 
-def _text(report: Report, kind: str, out: Path, figures: Path | None) -> str:
+def _text(report: "Report", kind: str, out: Path, figures: Path | None) -> str:
     from plateaux.reports.export import to_csv, to_html, to_json, to_markdown
 
     if kind == "md":

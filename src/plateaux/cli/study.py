@@ -1,7 +1,5 @@
 """The command `plateaux study`."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -72,13 +70,13 @@ def study(
     print_result(as_json, plain, lambda: [table.to_rich() for table in tables] or ["no run has finished"])
 
 
-def _check_filter(runner: StudyRunner, pattern: str) -> None:
+def _check_filter(runner: "StudyRunner", pattern: str) -> None:
     if not runner.wanted:
         names = "\n  ".join(str(trial) for trial in runner.trials[:10])
         raise RecipeError(f"--filter {pattern}: no condition matches. The conditions are\n  {names}")
 
 
-def _print_costs(runs: list[RunCost], as_json: bool) -> None:
+def _print_costs(runs: list["RunCost"], as_json: bool) -> None:
     passes, seconds = sum(run.passes for run in runs), sum(run.seconds for run in runs)
     plain = {"runs": [asdict(run) for run in runs], "passes": passes, "seconds": seconds}
 

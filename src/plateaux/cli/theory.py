@@ -1,7 +1,5 @@
 """The command `plateaux theory`."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path
@@ -49,7 +47,7 @@ def theory(
     print_result(as_json, plain, lambda: [_differences(deviations(experiment)), _verdicts(recorded["claims"]), last])
 
 
-def _differences(rows: list[list[str]]) -> Table:
+def _differences(rows: list[list[str]]) -> "Table":
     """Show where the formulas differ from the simulation, and so from each other."""
     from rich.table import Table
 
@@ -61,7 +59,7 @@ def _differences(rows: list[list[str]]) -> Table:
     return table
 
 
-def _verdicts(claims: list[dict[str, Any]]) -> Table:
+def _verdicts(claims: list[dict[str, Any]]) -> "Table":
     from rich.table import Table
 
     table = Table("claim", "what it says", "as printed", "as corrected", title="claims")
