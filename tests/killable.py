@@ -197,9 +197,9 @@ def die_at(event: int, number: signal.Signals, *, group: bool) -> None:
         touch(lambda: os.ftruncate(handle, os.fstat(handle).st_size // 2))
         fsync(handle)
 
-    def dying_replace(source: Any, target: Any) -> None:
+    def dying_replace(source: Any, target: Any, **options: Any) -> None:
         touch()
-        replace(source, target)
+        replace(source, target, **options)
         touch()
 
     def dying_unlink(path: Any, **options: Any) -> None:

@@ -40,7 +40,7 @@ def replace_when_complete(partial: Path, name: str, folder: int, *, durable: boo
 
 def _flush_to_disk(name: str, folder: int) -> None:
     """Flush a file by name, because a library may have replaced the file that was opened by another one."""
-    file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+    file = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
     try:
         os.fsync(file)
     finally:
