@@ -14,6 +14,7 @@ from pathlib import Path
 
 # Before torch is imported, and inherited by every process that a test starts.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("PYTHONFAULTHANDLER", "1")  # a process that crashes prints where
 
 import hypothesis
 import numpy as np
