@@ -29,6 +29,7 @@ from plateaux.loss_landscape.loss_surface import LossSurface
 from plateaux.loss_landscape.probe import Probe, get_probes
 from plateaux.loss_landscape.run_probes import ProbeSession, ProgressMeter, probe_landscape
 from plateaux.loss_landscape.session import ProbeBatch, ProbeOptions, make_loss_surface, probe_mode, sample_ids
+from plateaux.storage.digests import check_json_digest
 from plateaux.training.checks import check
 from plateaux.training.train import train
 
@@ -156,7 +157,8 @@ def test_the_same_probe_overwrites_its_file_and_another_limit_adds_one(runs: dic
     run_probes(runs["mlp"], "toy_probes:loss(scale=3)", limit=5)
     files = list((runs["mlp"] / "metrics").glob("toy_probes_loss_scale_3_*.json"))
     assert len(files) == 2
-    assert json.loads(json.dumps(result.to_dict())) in [json.loads(file.read_text()) for file in files]
+    stored = [check_json_digest(json.loads(file.read_text())) for file in files]
+    assert json.loads(json.dumps(result.to_dict())) in stored
 
 
 # Modes.

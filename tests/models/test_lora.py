@@ -174,7 +174,7 @@ def test_layers_that_cannot_be_adapted_are_rejected(module: nn.Module, options: 
     ("model_part", "words"),
     [
         ({"lora": {"rank": 2}}, r"\[model\] lora lacks 'target_modules'"),
-        ({"lora": {"rank": 0, "target_modules": ["1"]}}, "rank must be at least 1"),
+        ({"lora": {"rank": 0, "target_modules": ["1"]}}, r"lora\.rank = 0: Input should be greater than or equal to 1"),
         ({"lora": {"rnk": 1, "target_modules": ["1"]}}, r"\[model\] lora has no key 'rnk'; did you mean 'rank'"),
         ({"lora": {"target_modules": []}}, r"lora.target_modules = \[\]: "),
         ({"lora": {"target_modules": ["1"]}, "freeze": ["1"]}, "remove model.freeze"),
