@@ -169,7 +169,7 @@ class Study:
         run = plateaux.train(recipe, folder, unlabeled=self.unlabelled)
         seconds = sum(progress.seconds for progress in run.all_progress())
         found = {**self._asked(folder), "seconds of training": seconds}
-        self.store.put_json("results.json", {**self.results(), f"{name}/{repetition}": found})
+        self.store.put_json("results.json", {**self.results(), f"{name}/{repetition}": found}, has_digest=False)
         print(f"{name} #{repetition}: " + ", ".join(f"{k} {found[k]:.3f}" for k in list(found)[:4]), flush=True)
 
     @torch.no_grad()
@@ -201,7 +201,9 @@ class Study:
         return found
 
     def results(self) -> dict[str, Numbers]:
-        found: dict[str, Numbers] = self.store.get_json("results.json") if self.store.has("results.json") else {}
+        if not self.store.has("results.json"):
+            return {}
+        found: dict[str, Numbers] = self.store.get_json("results.json", has_digest=False)
         return found
 
     def numbers(self, condition: str, what: str) -> list[float]:

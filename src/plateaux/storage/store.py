@@ -118,9 +118,12 @@ class Store(Protocol):
             with Path(file.name).open("rb") as written:  # the safetensors library replaces the file by another one
                 return digest_file(written)
 
-    def put_json(self, name: str, value: Any, *, skip_unchanged: bool = False) -> str:
-        """Write a value as JSON and return its digest. With `skip_unchanged`, equal content is not written again."""
-        value = with_json_digest(value) if isinstance(value, dict) else value
+    def put_json(self, name: str, value: Any, *, skip_unchanged: bool = False, has_digest: bool = True) -> str:
+        """Write a value as JSON and return its digest. With `skip_unchanged`, equal content is not written again.
+
+        Without `has_digest`, an object does not carry its digest: for published files, which people edit.
+        """
+        value = with_json_digest(value) if has_digest and isinstance(value, dict) else value
         content = (json.dumps(value, indent=2) + "\n").encode()
         if not skip_unchanged or not self.has(name) or self.get(name) != content:
             self.put(name, content)
