@@ -152,9 +152,9 @@ def test_a_single_member_warns_and_trains_with_plain_gradients(tmp_path: Path) -
     ("change", "message"),
     [
         ({"method": {"partition_epoch": 4}}, "between 0 and 3"),
-        ({"method": {"repartition_every": 0}}, "at least 1 epoch"),
+        ({"method": {"repartition_every": 0}}, "repartition_every = 0: Input should be greater than or equal to 1"),
         ({"method": {"rule": "papr"}}, "paper"),
-        ({"method": {"top_k": 1.5}}, "0 to 1"),
+        ({"method": {"top_k": 1.5}}, r"top_k = 1\.5: Input should be less than or equal to 1"),
         ({"method": {"top_k": [0.1, 0.2, 0.3]}}, "only rho may differ"),
         ({"train": {"epochs": 4, "early_stopping_patience": 2}}, "need all members at the data partition"),
     ],
