@@ -25,7 +25,7 @@ from plateaux.studies.results import (
     results_from_study,
 )
 
-RUN_FOLDER = re.compile(r"runs/[\w-]{1,100}")  # results of somebody else must not name another folder
+RUN_FOLDER = re.compile(r"runs/[\w-]{1,100}")  # an untrusted results file must not name another folder
 IGNORED_SECTIONS = ("seed", "executor", "run", "probe")  # recipe keys that are not part of a condition
 
 
