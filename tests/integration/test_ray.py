@@ -129,6 +129,12 @@ def listening(pids: list[int]) -> list[str]:
     return [addresses[each] for each in sockets & addresses.keys()]
 
 
+def import_path() -> str:
+    """Return a PYTHONPATH with this tree. It has no empty entry, because Python reads that as the current folder."""
+    entries = (str(HERE.parent / "src"), str(HERE), os.environ.get("PYTHONPATH"))
+    return os.pathsep.join(entry for entry in entries if entry)
+
+
 @pytest.fixture(scope="module")
 def server() -> Iterator[Flaky]:
     with serving() as made:
@@ -138,9 +144,8 @@ def server() -> Iterator[Flaky]:
 @pytest.fixture(scope="module")
 def nodes(server: Flaky) -> Iterator[Nodes]:
     mark = uuid4().hex
-    paths = os.pathsep.join([str(HERE.parent / "src"), str(HERE), os.environ.get("PYTHONPATH", "")])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", paths)
+        patch.setenv("PYTHONPATH", import_path())
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("PLATEAUX_MARK", mark)
         patch.setenv("RAY_AUTH_MODE", "token")
@@ -403,9 +408,8 @@ def test_a_local_cluster_listens_on_loopback_and_ends_with_the_command(tmp_path:
     hostile.mkdir()
     for name in ("torch", "json", "numpy", "ray", "rayable"):
         (hostile / f"{name}.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'a').write({name!r} + ' ')")
-    paths = os.pathsep.join([str(HERE.parent / "src"), str(HERE), os.environ.get("PYTHONPATH", "")])
     env = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    env |= {"PYTHONPATH": paths, "PLATEAUX_MARK": mark}
+    env |= {"PYTHONPATH": import_path(), "PLATEAUX_MARK": mark}
     with driver(row, tmp_path / "run", env=env, cwd=hostile, name="ray") as command:
         wait_until(lambda: counted(tmp_path / "steps") or command.poll() is not None)
         found = listening(processes(mark))
