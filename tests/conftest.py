@@ -80,7 +80,8 @@ def _reset_global_state() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_default_dtype(torch.float32)
-    torch.use_deterministic_algorithms(False)
+    if torch.are_deterministic_algorithms_enabled():
+        torch.use_deterministic_algorithms(False)
 
 
 @pytest.fixture

@@ -95,9 +95,11 @@ def _partition_samples(run: Run, job: Job, components: Components, progress: Pro
 def _deterministic(enabled: bool) -> Iterator[None]:
     import torch
 
-    was_enabled = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(enabled or was_enabled)
+    if not enabled or torch.are_deterministic_algorithms_enabled():
+        yield  # nothing changes: the function below imports the compiler of torch, which takes seconds
+        return
+    torch.use_deterministic_algorithms(True)
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(was_enabled)
+        torch.use_deterministic_algorithms(False)
