@@ -9,16 +9,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from sklearn.metrics import log_loss
 
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RecipeError, RunError
 from plateaux.core.registry import dataset
 from plateaux.core.row_names import MEAN_PROBABILITY, row_name
+from plateaux.ensembles import conformal, selective
+from plateaux.ensembles.temperature import ORDERS, Order, apply
 from plateaux.evaluation.calibration import Calibration, CalibrationOptions, calibrate, evaluate_calibration
 from plateaux.evaluation.evaluate import evaluate
+from plateaux.evaluation.evaluator import Evaluator
 from plateaux.evaluation.loading import load
 from plateaux.evaluation.options import EvalOptions
 from plateaux.evaluation.predict import predict
+from plateaux.evaluation.predictions import MemberOutputs, error_probability, predict_all
+from plateaux.evaluation.splits import eval_split
 from plateaux.storage.local_store import LocalStore
 from plateaux.storage.run import Run
 from plateaux.training.train import train
@@ -51,16 +57,43 @@ def test_what_was_fitted_is_stored_with_the_ids_it_was_fitted_on(run: Path) -> N
 def test_temperatures_lower_the_loss_on_the_samples_they_were_fitted_on(run: Path) -> None:
     made = calibrate(run)
     (raw,) = evaluate(run, split="validation", metrics=["nll"])
-    from plateaux.evaluation.evaluator import Evaluator
-    from plateaux.evaluation.predictions import predict_all
-    from plateaux.evaluation.splits import eval_splits
-
-    panel = Evaluator(Run.open(run))
-    said = predict_all(panel, eval_splits(panel.recipe, panel.data_info, ["validation"])[0])
+    said = outputs_of(run, "validation")
     # Calibrating first promises nothing for the pool: doubt is then added twice.
     log_p = made.log_p(said.logits, "pool then calibrate")
     loss = -float(log_p[torch.arange(300), said.y].mean())
     assert loss <= raw.rows[MEAN_PROBABILITY].value + 1e-9
+
+
+def outputs_of(run: Path, split: str) -> MemberOutputs:
+    evaluator = Evaluator(Run.open(run))
+    return predict_all(evaluator, eval_split(evaluator.recipe, evaluator.data_info, split))
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_sets_and_threshold_are_fitted_on_the_outputs_of_the_chosen_order(run: Path, order: Order) -> None:
+    fitted = calibrate(run, fit=CalibrationOptions(order=order, alphas=[0.1], target_risk=0.1))
+    outputs = outputs_of(run, "validation")
+    log_p = apply(outputs.logits, fitted.temperatures[order])
+    wrong = log_p.argmax(-1) != outputs.y
+    assert fitted.sets == (conformal.fit(log_p, outputs.y, outputs.ids, 0.1, "aps"),)
+    assert fitted.threshold == selective.fit(error_probability(log_p), wrong, 0.1, bound="clopper-pearson")
+
+
+def test_losses_before_and_after_calibration_equal_scikit_learn(run: Path) -> None:
+    fitted = calibrate(run)
+    (found,) = evaluate_calibration(run)
+    outputs = outputs_of(run, "test")
+    labels = range(10)
+    temperatures = fitted.temperatures["calibrate then pool"].values
+    assert len(set(temperatures)) == 3
+    for number, logits in enumerate(outputs.logits.double()):
+        for when, t in (("before", 1.0), ("after", temperatures[number])):
+            truth = log_loss(outputs.y, (logits / t).softmax(-1), labels=labels)
+            assert found.rows[row_name(f"member {number}", f"nll {when}")].value == pytest.approx(truth, abs=1e-9)
+    mean = outputs.logits.double().softmax(-1).mean(0)
+    assert found.rows[MEAN_PROBABILITY.with_part("nll before")].value == pytest.approx(
+        log_loss(outputs.y, mean, labels=labels), abs=1e-9
+    )
 
 
 def test_numbers_on_the_samples_of_the_fit_are_refused(run: Path) -> None:

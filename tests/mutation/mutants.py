@@ -30,7 +30,14 @@ TESTS: dict[str, tuple[str, ...]] = {
     "scores": ("optim/test_sample_scores.py",),
     "gradient norms": ("optim/test_grad_norms.py",),
     "tensor trees": ("core/test_tensor_tree.py",),
-    "step": ("training/test_step.py",),
+    "step": (
+        "training/test_step.py",
+        "optim/test_sam.py",
+        "training/test_averaged_weights.py",
+        "training/test_train.py",
+        "laws/test_golden.py",
+        "laws/test_executors_agree.py",
+    ),
     "accuracy": ("evaluation/metrics/test_accuracy.py",),
     "proper scores": ("evaluation/metrics/test_proper_scores.py",),
     "calibration error": ("evaluation/metrics/test_calibration.py",),
@@ -42,7 +49,11 @@ TESTS: dict[str, tuple[str, ...]] = {
     "error overlap": ("evaluation/metrics/test_error_overlap.py",),
     "per class": ("evaluation/metrics/test_per_class.py",),
     "selective metrics": ("evaluation/metrics/test_selective.py",),
-    "estimates": ("evaluation/metrics/test_proper_scores.py", "evaluation/metrics/test_disagreement.py"),
+    "estimates": (
+        "evaluation/metrics/test_proper_scores.py",
+        "evaluation/metrics/test_disagreement.py",
+        "core/stats/test_intervals.py",
+    ),
     "intervals": ("core/stats/test_intervals.py",),
     "ranking": ("core/stats/test_ranking.py",),
     "combination": ("ensembles/test_combine.py",),
@@ -263,7 +274,7 @@ _LINES: dict[tuple[str, str], list[tuple[str, str]]] = {
     ("per class", "evaluation/metrics/per_class.py"): [
         ('f1 = 2 * hits / total\n    return', 'f1 = hits / total\n    return'),
         ('recall, samples = counts.hits[occurs] / counts.labeled[occurs]', 'recall, samples = counts.hits[occurs] / counts.predicted[occurs].clamp(min=1)'),
-        ('zeros.scatter_add(1, y * classes + pred,', 'zeros.scatter_add(1, pred * classes + y,'),
+        ('zeros.scatter_add(1, y * classes + pred,', 'zeros.scatter_add(1, y * classes + y,'),
         ('decrease[:, None] - decrease', 'decrease[:, None]'),
     ],
     ("selective metrics", "evaluation/metrics/selective.py"): [

@@ -483,6 +483,16 @@ def test_layers_without_a_rule_are_handled_sample_by_sample_with_one_warning(nam
     torch.testing.assert_close(again, norms, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("stubborn", [False, True], ids=["vmap", "loop"])
+def test_pruned_weights_of_a_layer_without_a_rule_do_not_count(stubborn: bool) -> None:
+    module = nn.Sequential(nn.Linear(4, 6), Bent(stubborn=stubborn), nn.Linear(6, 5)).double().eval()
+    module[1].register_buffer("scale_mask", torch.arange(6) < 3, persistent=False)
+    batch = batch_of(torch.randn(20, 4).double(), 5)
+    with pytest.warns(UserWarning, match="Bent has no rule"):
+        norms = squared_norms(MemberModule(module), batch)
+    assert off(norms, gradient_norms(module, batch)) < 1e-10
+
+
 def test_a_forward_pass_that_changes_later_is_detected() -> None:
     module = nn.Sequential(nn.Linear(4, 6), Meddling(), nn.Linear(6, 5)).double().eval()
     original, module[1].forward = module[1].forward, lambda x: torch.sin(module[1].inner(x))

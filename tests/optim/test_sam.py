@@ -328,7 +328,9 @@ CHOSEN = torch.tensor([True, False, False, True, True, False, True, False])
 @pytest.mark.parametrize("step", ["split", "shared"])
 @pytest.mark.parametrize("net", ["mlp", "conv"])
 @pytest.mark.parametrize(
-    "chosen", [CHOSEN, ~CHOSEN, CHOSEN & False, CHOSEN | True], ids=["half", "rest", "none", "all"]
+    "chosen",
+    [CHOSEN, ~CHOSEN, CHOSEN & (torch.arange(8) < 4), CHOSEN | (torch.arange(8) < 5), CHOSEN & False, CHOSEN | True],
+    ids=["half", "rest", "quarter", "three quarters", "none", "all"],
 )
 def test_a_careful_step_is_that_of_its_definition(step: str, net: str, chosen: Tensor) -> None:
     own = corner(net)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import GIVEN, distance, recipe, stop_after, trained, weights
+from cases import GIVEN, distance, make_state, recipe, stop_after, trained, weights
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, update_bn
 
@@ -15,11 +15,15 @@ from plateaux.config.builders.data import bn_update_batches, build_data
 from plateaux.config.builders.model import build_member
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import Interrupted
+from plateaux.core.method import Method, Objective
 from plateaux.core.types import TensorTree
 from plateaux.evaluation.evaluate import evaluate
+from plateaux.optim.losses import cross_entropy
+from plateaux.optim.sam import plain_gradient
 from plateaux.optim.weight_averaging import AveragedWeights
 from plateaux.storage.run import Run
 from plateaux.training import trainer
+from plateaux.training.averaged_weights import averaged_params
 from plateaux.training.train import train
 
 CPU = torch.device("cpu")
@@ -85,6 +89,19 @@ def test_batchnorm_statistics_are_recomputed_like_in_torch(tmp_path: Path, monke
     assert any("running_var" in name for name in weights_in_file)
     for name, tensor in weights_in_file.items():
         torch.testing.assert_close(tensor, truth[name], rtol=1e-5, atol=1e-6)
+
+
+def test_buffers_other_than_batchnorm_statistics_are_averaged() -> None:
+    module = nn.Linear(2, 2)
+    module.register_buffer("center", torch.zeros(2))
+    state = make_state(module, Method(Objective(cross_entropy()), plain_gradient))
+    state.average = AveragedWeights(start=1)
+    for value in (1.0, 2.0, 6.0):
+        module.center.fill_(value)
+        state.apply_gradient({name: torch.zeros_like(p) for name, p in module.named_parameters()})
+    with averaged_params(state, lambda: []):
+        assert module.center.tolist() == [3.0, 3.0]
+    assert module.center.tolist() == [6.0, 6.0]
 
 
 @pytest.mark.parametrize("net", ["mlp", "conv_bn"])

@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from plateaux.core.stats.estimates import proportion
 from plateaux.core.stats.intervals import (
     CostPoint,
     at_cost,
     at_equal_cost,
     bootstrap_interval,
+    interval_from_stderr,
     jackknife_interval,
     paired_t_interval,
     rank_correlation,
@@ -21,6 +23,7 @@ from plateaux.core.stats.intervals import (
     t_interval,
     t_quantile,
 )
+from plateaux.core.types import Estimate
 
 SIMULATIONS = 4000
 
@@ -67,6 +70,22 @@ def test_an_interval_over_repetitions_equals_scipy() -> None:
     found = t_interval(numbers, level=0.9)
     assert (found.low, found.high) == pytest.approx(truth)
     assert (found.count, found.over) == (4, "repetitions")
+
+
+def test_simultaneous_intervals_are_those_of_bonferroni() -> None:
+    numbers = [0.71, 0.74, 0.69, 0.72]
+    truth = stats.t.interval(1 - 0.1 / 5, 3, np.mean(numbers), stats.sem(numbers))
+    found = t_interval(numbers, level=0.9, simultaneous=5)
+    assert (found.low, found.high) == pytest.approx(truth)
+    mean = Estimate(float(np.mean(numbers)), float(stats.sem(numbers)))
+    assert interval_from_stderr(mean, 4, level=0.9, simultaneous=5).low == pytest.approx(truth[0])
+
+
+@pytest.mark.parametrize("hits", [0, 3, 9, 10])
+def test_the_standard_error_of_a_proportion_is_binomial(hits: int) -> None:
+    found = proportion(hits, 10)
+    assert found.value == hits / 10
+    assert found.stderr == pytest.approx(stats.binom(10, hits / 10).std() / 10)
 
 
 def test_one_repetition_has_no_interval() -> None:

@@ -12,6 +12,7 @@ from plateaux.core.member import MemberModule
 from plateaux.core.stats.ranking import spearman
 from plateaux.core.types import Batch
 from plateaux.loss_landscape.loss_surface import LossSurface
+from plateaux.loss_landscape.per_sample import mean_over_draws
 from plateaux.loss_landscape.probes.per_sample import gradient_norm, input_curvature, input_curvatures, rank_agreement
 
 
@@ -67,6 +68,16 @@ def test_the_standard_error_of_a_quantile_matches_repetition(monkeypatch: pytest
         )
         result.append(gradient_norm(quantiles=(0.9,)).run(surface)["90 %"])
     assert np.mean([v.stderr for v in result]) == pytest.approx(np.std([v.value for v in result]), rel=0.15)
+
+
+def test_the_standard_error_over_samples_excludes_the_variance_of_draws() -> None:
+    generator = torch.Generator().manual_seed(0)
+    estimates = []
+    for _ in range(200):  # every sample has its own mean, of variance 1; every draw adds noise of variance 4
+        own, noise = (torch.randn(rows, 100, generator=generator) for rows in (1, 4))
+        estimates.append(mean_over_draws(own + 2 * noise))
+    assert sum(100 * (each.stderr or 0) ** 2 for each in estimates) / 200 == pytest.approx(1.0, abs=0.1)
+    assert sum((each.mc_stderr or 0) ** 2 for each in estimates) / 200 == pytest.approx(4 / 4 / 100, rel=0.15)
 
 
 def test_input_curvature_is_the_squared_norm_of_the_input_hessian() -> None:

@@ -15,7 +15,7 @@ from plateaux.core import registry, tensor_tree
 from plateaux.core.errors import RecipeError
 from plateaux.core.member import MemberModule
 from plateaux.core.types import Batch
-from plateaux.loss_landscape.apgd import Ball, _random_point, checkpoints, run_apgd
+from plateaux.loss_landscape.apgd import Ball, Iterate, _finish, _random_point, checkpoints, run_apgd
 from plateaux.loss_landscape.groups import group_gradient, group_losses, split_groups
 from plateaux.loss_landscape.loss_surface import LossSurface
 from plateaux.loss_landscape.perturbations import perturbation_scale
@@ -55,6 +55,18 @@ def test_the_linf_worst_case_of_a_diagonal_quadratic_is_a_corner(adaptive: bool)
     report = worst_linf(radius=0.3, adaptive=adaptive).run(quadratics.bowl(w, curvature, slopes))
     assert report[""].value == pytest.approx(float(corner), rel=1e-12)
     assert report["converged"].value == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("largest", ["initial", "best", "last"])
+def test_the_result_is_the_largest_of_the_first_the_best_and_the_last_loss(largest: str) -> None:
+    surface = quadratics.bowl(quadratics.vector(0), quadratics.matrix(0), quadratics.vector(9)[None])
+    initial, direction = group_gradient(surface, surface.batches)
+    u = tensor_tree.scale(direction, -0.01 if largest == "initial" else 0.01)
+    best = Iterate(tensor_tree.scale(direction, 0.02), initial + (5.0 if largest == "best" else -5.0), direction)
+    found = _finish(surface, surface.batches, Ball(1.0), u, best, initial, initial)
+    wanted = {"initial": tensor_tree.scale(u, 0.0), "best": best.u, "last": u}[largest]
+    assert float(tensor_tree.norm(tensor_tree.add(found.best_u, tensor_tree.scale(wanted, -1.0)))) == 0
+    assert (found.best_loss > initial) == (largest != "initial")
 
 
 @pytest.mark.parametrize("norm", PROBES)
