@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
+
 import pytest
 from attacking import COUNTS, FINDINGS
+
+BY_TEST: dict[str, Counter[str]] = {}
 
 
 @pytest.fixture(autouse=True)
@@ -12,8 +17,17 @@ def _no_colors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
 
 
+@pytest.fixture(autouse=True)
+def _count(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Count what every test tried and found."""
+    before = COUNTS.copy()
+    yield
+    BY_TEST.setdefault(request.node.nodeid.split("[")[0].rpartition("/")[2], Counter()).update(COUNTS - before)
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print one line with the numbers of `docs/reliability.md`."""
-    if COUNTS:
-        found = ", ".join(f"{name} {COUNTS[name]:,}" for name in FINDINGS)
-        terminalreporter.write_line(f"attacks: inputs {COUNTS['inputs']:,}, {found}")
+    """Print the numbers of `docs/reliability.md`: a line for every test, and one for all."""
+    for name, counts in [*BY_TEST.items(), ("all attacks", COUNTS)]:
+        found = ", ".join(f"{finding} {counts[finding]:,}" for finding in FINDINGS)
+        if counts:
+            terminalreporter.write_line(f"{name}: inputs {counts['inputs']:,}, {found}")

@@ -1,4 +1,4 @@
-"""Faults of the machine: a full disk at every write, two writers, a stopped lock holder, and clock jumps."""
+"""Faults of the machine: a full disk at every write, a read-only folder, two writers, clock jumps, a killed worker."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from typer.testing import CliRunner
+from waiting import wait_until
 
 from plateaux import Recipe, train
 from plateaux.cli.main import app
@@ -123,10 +127,56 @@ def test_a_clock_jump_does_not_change_the_weights(
     assert weights(tmp_path / "run") == expected
 
 
-def test_a_read_only_run_folder_is_reported(tmp_path: Path) -> None:
-    if os.geteuid() == 0:
-        pytest.skip("root writes to read-only folders")
+def test_a_read_only_run_folder_is_reported(tmp_path: Path, expected: list[bytes]) -> None:
     root = tmp_path / "run"
     root.mkdir(mode=0o555)
-    with pytest.raises(StorageError, match="Permission denied"):
+    for folder in (tmp_path, *tmp_path.parents[:3]):
+        folder.chmod(0o755)  # another user must be able to reach it
+    with _unprivileged(), pytest.raises(StorageError, match="Permission denied"):
         train(Recipe.from_dict(RECIPE), root)
+    assert list(root.iterdir()) == []
+
+
+@contextmanager
+def _unprivileged() -> Iterator[None]:
+    """Act as a user who is not root: root writes to read-only folders. All modules must have been imported."""
+    user = os.geteuid()
+    os.seteuid(65534 if user == 0 else user)
+    try:
+        yield
+    finally:
+        os.seteuid(user)
+
+
+def test_a_mesh_whose_worker_is_killed_ends_and_resumes_to_the_same_weights(tmp_path: Path) -> None:
+    long = Recipe.from_dict({**RECIPE, "train": {"epochs": 50}, "run": {"checkpoint_every_minutes": 1e-9}})
+    recipe, root, mark = tmp_path / "recipe.toml", tmp_path / "run", uuid4().hex
+    recipe.write_text(long.to_toml())
+    command = [sys.executable, "-m", "plateaux", "train", str(recipe), "--out", str(root), "--no-evaluate"]
+    command += ["--executor", "mesh", "--processes", "2"]
+    env = {**os.environ, "PLATEAUX_MARK": mark}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env, text=True) as process:
+        wait_until(lambda: _has_checkpoints(root) or process.poll() is not None)
+        assert process.poll() is None, process.communicate()
+        os.kill(_workers(mark)[0], signal.SIGKILL)
+        _, text = process.communicate(timeout=300)
+    assert process.returncode not in (0, None), text
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env, timeout=600)
+    assert done.returncode == 0, done.stderr
+    train(long, tmp_path / "whole")
+    assert weights(root) == weights(tmp_path / "whole")
+
+
+def _has_checkpoints(root: Path) -> bool:
+    return all((root / "members" / str(number) / "progress.json").exists() for number in range(2))
+
+
+def _workers(mark: str) -> list[int]:
+    """Return the processes of the mesh that a command with this mark has started."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            env = (folder / "environ").read_bytes().split(b"\0")
+            if f"PLATEAUX_MARK={mark}".encode() in env and any(entry.startswith(b"LOCAL_RANK=") for entry in env):
+                found.append(int(folder.name))
+    return sorted(found)

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from attacking import COUNTS
 from typer.testing import CliRunner
 
 from plateaux import Recipe, calibrate, evaluate, train
@@ -104,6 +105,7 @@ def is_named(name: str) -> bool:
 
 
 def call(*words: str) -> tuple[int, str]:
+    COUNTS["inputs"] += 1
     result = CliRunner().invoke(app, list(words))
     assert result.exception is None or isinstance(result.exception, SystemExit), (words, result.exception)
     assert result.exit_code in CODES, (words, result.output)
@@ -147,6 +149,7 @@ def test_a_damaged_file_is_refused_or_changes_nothing(
     call("predict", str(root), "--out", str(tmp_path / "predictions.csv"))
     code, text = call("evaluate", str(root), *metrics, "--json")
     if code == 0:
+        COUNTS["silent differences"] += values(text) != expected
         assert values(text) == expected, "a silent difference"
     assert {file: file.read_bytes() for file in outside.iterdir()} == before
 
