@@ -36,7 +36,7 @@ TESTS: dict[str, tuple[str, ...]] = {
         "training/test_averaged_weights.py",
         "training/test_train.py",
         "laws/test_golden.py",
-        "laws/test_executors_agree.py",
+        "laws/test_executors_agree.py::test_offload_equals_the_loop_bit_for_bit",
     ),
     "accuracy": ("evaluation/metrics/test_accuracy.py",),
     "proper scores": ("evaluation/metrics/test_proper_scores.py",),

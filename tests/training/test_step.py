@@ -150,6 +150,19 @@ def test_every_forward_pass_opens_its_own_autocast(monkeypatch: pytest.MonkeyPat
     assert opened == ["bf16"] * 4
 
 
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_losses_are_computed_in_float32(precision: str) -> None:
+    seen: list[torch.dtype] = []
+
+    def recording_loss(outputs: Tensor, batch: Batch) -> Tensor:
+        seen.append(outputs.dtype)
+        return LOSS(outputs, batch)
+
+    own = corner("mlp", dtype=torch.float32)
+    steps(make_state(own.module, sam(recording_loss, rho=0.5)), [own.batch], precision=precision)
+    assert seen == [torch.float32] * 2
+
+
 @pytest.mark.parametrize("clip", [None, 0.1])
 @pytest.mark.parametrize("name", FAMILY)
 def test_an_overflow_skips_the_step_and_halves_the_scale(name: str, clip: float | None) -> None:
@@ -308,6 +321,15 @@ def test_pruned_weights_stay_zero(method: str, mode: str, tmp_path: Path) -> Non
         zero = {key: value == 0 for key, value in start.items() if value.ndim > 1}
         assert [int(mask.sum()) for mask in zero.values()] == [0, 18, 0]  # half of 6 x 6; the first and last stay dense
         assert all(torch.equal(end[key] == 0, mask) for key, mask in zero.items())
+
+
+def test_pruned_weights_stay_zero_with_an_optimizer_that_moves_them() -> None:
+    module, mask = nn.Linear(3, 2, bias=False).double(), torch.arange(6).view(2, 3) % 2 == 0
+    member = make_state(module, sam(LOSS, rho=0.5), masks={"weight": mask})
+    member.optimizer.register_step_post_hook(lambda *_: module.weight.data.add_(1.0))
+    batch = Batch(torch.randn(6, 3, dtype=torch.float64), torch.arange(6) % 2, torch.arange(6))
+    steps(member, [batch])
+    assert torch.equal(module.weight == 0, ~mask)
 
 
 def test_pruned_weights_do_not_count_in_the_perturbation_norm() -> None:
