@@ -27,6 +27,7 @@ DESCRIPTIONS = {
     "studies": "grids of recipes, comparisons, claims",
     "training": "planner and jobs, trainer, step, checkpoints, data partition",
     "loss_landscape": "loss surface, curvature, slices, plots",
+    "deploy": "predictors, input contract",
     "evaluation": "evaluator, prediction cache, calibration, OOD detection",
     "storage": "run folder, object store, leases, caches, imported weights",
     "config": "recipe, search space, builders",

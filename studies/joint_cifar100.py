@@ -38,7 +38,7 @@ from plateaux.data.corruptions.corrupt import CORRUPTIONS, Corrupted
 from plateaux.data.files import data_root
 from plateaux.data.sources import InMemorySource, Source
 from plateaux.distributed.executors.local import SINGLE_PROCESS
-from plateaux.ensembles.ood_scores import compare, max_probability, pds
+from plateaux.ensembles.ood_scores import OOD_SCORES, compare
 from plateaux.ensembles.soup import uniform
 from plateaux.evaluation.splits import ResizedSource
 from plateaux.storage.feature_cache import FeatureSource, prepare_features, through_backbone
@@ -193,7 +193,7 @@ class Study:
             out[f"C-{severity}"] = torch.cat([tables[n][:-1] for n in tables if n.endswith(f" {severity}")], 1)
         for name, table in out.items():
             found |= {f"AUROC {score}, {name}": v for score, v in told_apart(tables["test"][:-1], table).items()}
-            found[f"#unique, {name}"], found[f"PDS, {name}"] = unique(table), float(pds(table).mean())
+            found[f"#unique, {name}"], found[f"PDS, {name}"] = unique(table), float(OOD_SCORES["pds"](table).mean())
         for size in range(2, len(heads) + 1):
             casts = list(combinations(range(len(heads)), size))
             apart = [told_apart(tables["test"][list(cast)], out["C-1"][list(cast)])["PDS"] for cast in casts]
@@ -224,7 +224,7 @@ def answers(name: str, rows: Tensor, y: Tensor) -> Numbers:
         f"accuracy of the oracle, {name}": float(single.max()),
         f"accuracy of a member, {name}": float(single.mean()),
         f"#unique, {name}": unique(table),
-        f"PDS, {name}": float(pds(table).mean()),
+        f"PDS, {name}": float(OOD_SCORES["pds"](table).mean()),
         f"disagreement, {name}": sum(pairs) / len(pairs),
     }
 
@@ -237,7 +237,7 @@ def unique(table: Tensor) -> float:
 
 def told_apart(inside: Tensor, outside: Tensor) -> dict[str, float]:
     """Return the AUROC of two scores: one less the largest mean probability (BMA), and PDS."""
-    scores = {"BMA": max_probability, "PDS": pds}
+    scores = {"BMA": OOD_SCORES["max_probability"], "PDS": OOD_SCORES["pds"]}
     found = compare(*({n: score(t).numpy() for n, score in scores.items()} for t in (inside, outside)))
     return {name: each["auroc"].value for name, each in found.items()}
 

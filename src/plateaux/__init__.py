@@ -22,6 +22,8 @@ if _typing.TYPE_CHECKING:
     from plateaux.core.registry import dataset, executor, method, metric, model, probe
     from plateaux.core.types import Batch, Estimate, TensorTree
     from plateaux.data.sources import DataSplits, from_dataset, from_tensors
+    from plateaux.deploy.loading import load_predictor
+    from plateaux.deploy.predictor import Predictor
     from plateaux.ensembles.ensemble import Ensemble
     from plateaux.evaluation.calibration import Calibration, CalibrationOptions, calibrate, evaluate_calibration
     from plateaux.evaluation.evaluate import evaluate
@@ -29,7 +31,8 @@ if _typing.TYPE_CHECKING:
     from plateaux.evaluation.loading import load
     from plateaux.evaluation.ood import detect_ood
     from plateaux.evaluation.options import EvalOptions
-    from plateaux.evaluation.predict import Predictions, predict
+    from plateaux.evaluation.predict import predict
+    from plateaux.evaluation.prediction_records import Predictions
     from plateaux.evaluation.results import MetricResult
     from plateaux.evaluation.robustness import robustness
     from plateaux.evaluation.selection import EnsembleSelection, load_selection, select_members
@@ -66,6 +69,7 @@ __all__ = [
     "PartitionStatus",
     "PlateauxError",
     "Predictions",
+    "Predictor",
     "Probe",
     "ProbeOptions",
     "Recipe",
@@ -82,6 +86,7 @@ __all__ = [
     "from_tensors",
     "import_weights",
     "load",
+    "load_predictor",
     "load_selection",
     "method",
     "metric",
@@ -106,6 +111,8 @@ _MODULES = {
     "core.registry": ("dataset", "executor", "method", "metric", "model", "probe"),
     "core.types": ("Batch", "Estimate", "TensorTree"),
     "data.sources": ("DataSplits", "from_dataset", "from_tensors"),
+    "deploy.loading": ("load_predictor",),
+    "deploy.predictor": ("Predictor",),
     "ensembles.ensemble": ("Ensemble",),
     "evaluation.calibration": ("Calibration", "CalibrationOptions", "calibrate", "evaluate_calibration"),
     "evaluation.evaluate": ("evaluate",),
@@ -113,7 +120,8 @@ _MODULES = {
     "evaluation.loading": ("load",),
     "evaluation.ood": ("detect_ood",),
     "evaluation.options": ("EvalOptions",),
-    "evaluation.predict": ("Predictions", "predict"),
+    "evaluation.predict": ("predict",),
+    "evaluation.prediction_records": ("Predictions",),
     "evaluation.results": ("MetricResult",),
     "evaluation.robustness": ("robustness",),
     "evaluation.selection": ("EnsembleSelection", "load_selection", "select_members"),

@@ -96,7 +96,7 @@ def test_doubt_is_fitted_judged_and_put_to_use(run: str, tmp_path: Path) -> None
     code, out, message = call("predict", run, "-o", str(tmp_path / "answers.csv"))
     assert code == 0, message
     lines = (tmp_path / "answers.csv").read_text().splitlines()
-    assert lines[0] == "id,class,label,probability,error_probability,ood,set,abstain"
+    assert lines[0] == "name,label,label_name,probability,entropy,mutual_information,ood_score,prediction_set,abstain"
     assert len(lines) == 1 + json.loads(out)["predictions"]
     assert call("calibrate", run, "--order", "calibrate")[0] == 0
     assert call("calibrate", run, "--order", "both")[0] == 2

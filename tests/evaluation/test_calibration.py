@@ -75,7 +75,7 @@ def test_sets_and_threshold_are_fitted_on_the_outputs_of_the_chosen_order(run: P
     outputs = outputs_of(run, "validation")
     log_p = apply(outputs.logits, fitted.temperatures[order])
     wrong = log_p.argmax(-1) != outputs.y
-    assert fitted.sets == (conformal.fit(log_p, outputs.y, outputs.ids, 0.1, "aps"),)
+    assert fitted.sets == (conformal.fit(log_p, outputs.y, outputs.ids, 0.1, "lac"),)
     assert fitted.threshold == selective.fit(error_probability(log_p), wrong, 0.1, bound="clopper-pearson")
 
 
@@ -153,42 +153,54 @@ def test_answers_before_calibration_are_the_ensembles_probabilities(tmp_path: Pa
     assert any("not calibrated" in words for words in log_lines)
     x, _ = dataset.get("digits")().test.fetch(torch.arange(599))
     p = load(tmp_path).predict(x)
-    assert torch.equal(answers.classes, p.argmax(-1))
-    assert torch.allclose(answers.probability.float(), p.amax(-1), atol=1e-6)
-    assert torch.allclose(answers.error_probability + answers.probability, torch.ones(599, dtype=torch.float64))
-    assert answers.sets is None
-    assert "set" not in answers.rows()[0]
+    assert answers.label.tolist() == p.argmax(-1).tolist()
+    assert np.allclose(answers.probabilities, p.numpy(), atol=1e-6)
+    assert np.array_equal(answers.probability, answers.probabilities.max(1))
+    assert answers.prediction_set is None
+    assert answers.abstain is None
+    assert not answers.calibrated
+    assert "not calibrated" in answers.remark
+    record = answers.to_records()[0]
+    assert (record["prediction_set"], record["abstain"]) == (None, None)
+    assert record["label_name"] == str(record["label"])
 
 
 def test_answers_are_written_in_three_forms_that_say_the_same(run: Path, tmp_path: Path) -> None:
     calibrate(run, fit=CalibrationOptions(target_risk=0.02))
     answers = predict(run, alpha=0.05)
-    assert answers.sets is not None
+    assert answers.prediction_set is not None
     assert answers.abstain is not None
+    assert answers.calibrated
+    assert answers.remark == ""
     for suffix in (".csv", ".jsonl", ".npz"):
         answers.write(tmp_path / f"a{suffix}")
     table = list(csv.DictReader((tmp_path / "a.csv").open()))
     lines = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
     arrays = np.load(tmp_path / "a.npz")
-    assert len(table) == len(lines) == len(arrays["class"]) == 599
+    assert len(table) == len(lines) == len(arrays["label"]) == 599
     for i in (0, 17, 598):
-        assert int(table[i]["class"]) == lines[i]["class"] == arrays["class"][i]
-        assert [int(c) for c in table[i]["set"].split()] == lines[i]["set"] == list(np.flatnonzero(arrays["set"][i]))
+        assert int(table[i]["label"]) == lines[i]["label"] == arrays["label"][i]
+        assert table[i]["name"] == lines[i]["name"] == arrays["name"][i] == str(i)
+        classes = {str(c) for c in np.flatnonzero(arrays["prediction_set"][i])}
+        assert set(table[i]["prediction_set"].split("|")) - {""} == set(lines[i]["prediction_set"]) == classes
         assert (table[i]["abstain"] == "True") == lines[i]["abstain"] == arrays["abstain"][i]
-        assert table[i]["label"] == lines[i]["label"]
+        assert table[i]["label_name"] == lines[i]["label_name"] == arrays["class_names"][arrays["label"][i]]
+        assert lines[i]["entropy"] == arrays["entropy"][i]
+    frame = answers.to_frame()
+    assert list(frame["label"]) == answers.label.tolist()
     with pytest.raises(RecipeError, match=r"\.csv, \.jsonl, \.npz"):
         answers.write(tmp_path / "a.txt")
 
 
 def test_answers_for_another_set_and_wrong_words(run: Path, log_lines: list[str]) -> None:
     calibrate(run)
-    assert len(predict(run, split="digits", options=EvalOptions(limit=20)).ids) == 20
+    assert len(predict(run, split="digits", options=EvalOptions(limit=20))) == 20
     with pytest.raises(RecipeError, match="There is no OOD score called 'smoke'"):
         predict(run, ood_score="smoke")
     with pytest.raises(RecipeError, match=r"calibrated for 0\.1, 0\.05"):
         predict(run, alpha=0.2)
     log_lines.clear()
-    assert predict(run, options=EvalOptions(members=[0, 1])).sets is None
+    assert predict(run, options=EvalOptions(members=[0, 1])).prediction_set is None
     assert any("is for all members" in words for words in log_lines)
 
 

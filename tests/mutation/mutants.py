@@ -313,10 +313,10 @@ _LINES: dict[tuple[str, str], list[tuple[str, str]]] = {
         ('weights[used].log().to(log_p)', 'weights[used].to(log_p)'),
     ],
     ("ood", "ensembles/ood_scores.py"): [
-        ('return -_to_float64(logits).logsumexp(-1).mean(0)', 'return -_to_float64(logits).mean(0).logsumexp(-1)'),
-        ('return -_to_float64(logits).mean(0).amax(-1)', 'return -_to_float64(logits).amax(-1).mean(0)'),
+        ('return -logits.logsumexp(-1).mean(0)', 'return -logits.mean(0).logsumexp(-1)'),
+        ('return -logits.mean(0).amax(-1)', 'return -logits.amax(-1).mean(0)'),
         ('max(len(p) - 1, 1)', 'len(p)'),
-        ('return -_log_mean(_log_p(logits)).exp().amax(-1)', 'return _log_mean(_log_p(logits)).exp().amax(-1)'),
+        ('return -log_mean(log_probs(logits)).exp().amax(-1)', 'return log_mean(log_probs(logits)).exp().amax(-1)'),
     ],
     ("selection", "ensembles/selection.py"): [
         ('if losses and not candidates[best] < losses[-1]:', 'if losses and candidates[best] > losses[-1]:'),

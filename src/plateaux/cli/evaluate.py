@@ -141,7 +141,10 @@ def calibrate(
     alpha: Annotated[
         list[float] | None, typer.Option(help="Miscoverage of the conformal sets; by default 0.1 and 0.05.")
     ] = None,
-    conformal: Annotated[Literal["lac", "aps", "raps"], typer.Option(help="The conformal score.")] = "aps",
+    conformal: Annotated[Literal["lac", "aps", "raps"], typer.Option(help="The conformal score.")] = "lac",
+    randomized: Annotated[
+        bool, typer.Option(help="Randomize sets of aps and raps by sample id: smaller, but none for new inputs.")
+    ] = True,
     target_risk: Annotated[
         float, typer.Option(help="The error rate allowed among samples that are not rejected.")
     ] = 0.05,
@@ -163,6 +166,7 @@ def calibrate(
     fit = plateaux.CalibrationOptions(
         alphas=alpha or (0.1, 0.05),
         conformal=conformal,
+        randomized=randomized,
         target_risk=target_risk,
         bound=bound,
         order="pool then calibrate" if order == "pool" else "calibrate then pool",
@@ -209,7 +213,7 @@ def predict(
 ) -> None:
     """Write predictions: class, probability, OOD score, conformal set, whether to abstain.
 
-    In Python: `plateaux.predict("runs/demo", split="test").rows()`
+    In Python: `plateaux.predict("runs/demo", split="test").to_records()`
     """
     options = EvalOptions(members=parse_numbers(members), limit=limit, device=device, cache_logits=cache_logits)
     with progress_bar("predicting") as progress:
@@ -223,10 +227,10 @@ def predict(
             progress=progress,
         )
     predictions.write(out)
-    text = f"{out}: {len(predictions.ids):,} predictions"
+    text = f"{out}: {len(predictions):,} predictions"
     if predictions.abstain is not None:
         text += f", {int(predictions.abstain.sum()):,} of them rejected (abstain)"
-    print_result(as_json, {"file": str(out), "predictions": len(predictions.ids)}, lambda: [text])
+    print_result(as_json, {"file": str(out), "predictions": len(predictions)}, lambda: [text])
 
 
 def soup(

@@ -9,11 +9,11 @@ declares the two missing operators, which are never called here.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from plateaux.core.errors import RecipeError
 
@@ -36,6 +36,15 @@ def optional_import(name: str, *, extra: str) -> ModuleType:
         return _import(name)
     except ModuleNotFoundError as error:
         raise RecipeError(_missing(name, extra, error)) from error
+
+
+def pandas_frame(records: Sequence[Mapping[str, Any]]) -> Any:
+    """Return records as a pandas DataFrame, if pandas is installed."""
+    try:
+        import pandas  # type: ignore[import-untyped]
+    except ImportError:
+        raise RecipeError("to_frame needs pandas, which is not installed; run: pip install pandas") from None
+    return pandas.DataFrame(records)
 
 
 def _import(name: str) -> ModuleType:

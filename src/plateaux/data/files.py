@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import os
-import warnings
 import zlib
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from plateaux.core.errors import DataError, RecipeError, first_line
+from plateaux.core.errors import DataError, RecipeError
+from plateaux.data.images import decode_image
 from plateaux.data.sources import InMemorySource
-
-MAX_PIXELS = 89_478_485  # of an image file: Pillow's own limit, above which it only warns
 
 
 def data_root(root: str | None) -> Path:
@@ -105,47 +102,7 @@ class ImageFiles:
 
 def decode(path: Path, *, size: int | None = None) -> Tensor:
     """Decode an image file to uint8 `[3, H, W]`."""
-    image_module = _pillow()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", image_module.DecompressionBombWarning)  # refused below
-            opened = image_module.open(path)
-        with opened:
-            _check_pixels(opened.size, path)
-            image = opened.convert("RGB")
-    except image_module.DecompressionBombError as error:
-        raise _too_large(path, first_line(error)) from None
-    except (OSError, ValueError, SyntaxError) as error:
-        raise DataError(f"{path} cannot be decoded as an image ({error}). Replace the file or remove it.") from error
-    if size is not None and image.size != (size, size):
-        scale = size / min(image.size)
-        width, height = (max(size, round(side * scale)) for side in image.size)
-        left, top = (width - size) // 2, (height - size) // 2
-        image = image.resize((width, height), image_module.Resampling.BILINEAR)
-        image = image.crop((left, top, left + size, top + size))
-    return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
-
-
-def _check_pixels(size: tuple[int, int], path: Path) -> None:
-    """Refuse an image before it is decoded if it would fill the memory."""
-    width, height = size
-    if width * height > MAX_PIXELS:
-        raise _too_large(path, f"{width:,} x {height:,} pixels")
-
-
-def _too_large(path: Path, found: str) -> DataError:
-    return DataError(
-        f"{path} is too large to decode: {found}. Expected: at most {MAX_PIXELS:,} pixels. The usual cause is a scan "
-        "or a file made to exhaust the memory; resize it or remove it"
-    )
-
-
-def _pillow() -> Any:
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise DataError("Decoding image files needs Pillow. Install it: pip install 'plateaux[vision]'") from error
-    return Image
+    return torch.from_numpy(decode_image(path, size=size))
 
 
 def interleave_classes(groups: Sequence[Sequence[str]]) -> tuple[list[str], list[int]]:

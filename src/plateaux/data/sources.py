@@ -16,6 +16,7 @@ from torch import Tensor
 from plateaux.core.arrays import Array, ArrayInputs, to_inputs, to_labels
 from plateaux.core.errors import DataError, PlateauxError, first_line
 from plateaux.core.types import Inputs, derive_seed, map_tensors
+from plateaux.data.preprocessing import NO_PREPROCESSING, Preprocessing
 from plateaux.data.samples import check_label_range, collate, describe_sample, hash_labels, hash_sample, sample_ids
 
 HASHED_SAMPLES = 16  # of a data set that has no fingerprint of its own
@@ -75,6 +76,7 @@ class DataSplits:
     labels: tuple[str, ...] = ()  # class names
     remarks: tuple[str, ...] = ()  # differences from the published set: "20,000 of 50,000 train images"
     unlabeled: UnlabeledData | None = None  # as configured in the recipe
+    preprocessing: Preprocessing = NO_PREPROCESSING  # how raw inputs became these samples
 
 
 class InMemorySource(Source):

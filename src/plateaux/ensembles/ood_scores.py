@@ -14,11 +14,15 @@ p_m(c) is the probability of class c by member m of M, P(c) the mean over member
 
 Members that agree, or a single member, have a mutual information and variance of exactly 0 and a PDS of exactly 1:
 such a score does not distinguish samples, and its AUROC is 0.5.
+
+The functions compute in the dtype of the logits. `OOD_SCORES` compute in float64: in float32 all probabilities above
+1 - 6e-8 are equal, and confident networks produce many of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import wraps
 from typing import Any
 
 import numpy as np
@@ -40,49 +44,49 @@ DEFINITION = (
 
 def max_probability(logits: Tensor) -> Tensor:
     """Return the negated mean probability of the most likely class `[B]`."""
-    return -_log_mean(_log_p(logits)).exp().amax(-1)
+    return -log_mean(log_probs(logits)).exp().amax(-1)
 
 
 def entropy(logits: Tensor) -> Tensor:
     """Return the entropy of the mean probability, in nats `[B]`."""
-    parts: Tensor = torch.special.entr(_log_mean(_log_p(logits)).exp())
+    parts: Tensor = torch.special.entr(log_mean(log_probs(logits)).exp())
     return parts.sum(-1)
 
 
 def mutual_information(logits: Tensor) -> Tensor:
     """Return the mutual information between the class and the member, in nats `[B]`."""
-    log_p = _log_p(logits)
+    log_p = log_probs(logits)
     p = log_p.exp()
     # A class with probability 0 contributes 0, although its logarithm is infinite.
-    terms = torch.where(p == 0, 0.0, p * (log_p - _log_mean(log_p)))
+    terms = torch.where(p == 0, 0.0, p * (log_p - log_mean(log_p)))
     return terms.sum(-1).mean(0).clamp_min(0)
 
 
 def pds(logits: Tensor) -> Tensor:
     """Return the Predictive Diversity Score: the sum over classes of the largest probability of any member `[B]`."""
-    p = _log_p(logits).exp()
+    p = log_probs(logits).exp()
     # Relative to the first member, so that rounding does not make members that agree look diverse.
     return 1 + (p - p[0]).amax(0).sum(-1)
 
 
 def variance(logits: Tensor) -> Tensor:
     """Return the variance of the members' probabilities, summed over classes `[B]`."""
-    p = _log_p(logits).exp()
+    p = log_probs(logits).exp()
     difference = p - p[0]  # as in pds
     return (difference - difference.mean(0)).square().sum((0, 2)) / max(len(p) - 1, 1)
 
 
 def energy(logits: Tensor) -> Tensor:
     """Return the energy score: the negated mean over members of the log-sum-exp of the logits `[B]`."""
-    return -_to_float64(logits).logsumexp(-1).mean(0)
+    return -logits.logsumexp(-1).mean(0)
 
 
 def max_logit(logits: Tensor) -> Tensor:
     """Return the negated largest mean logit `[B]`."""
-    return -_to_float64(logits).mean(0).amax(-1)
+    return -logits.mean(0).amax(-1)
 
 
-OOD_SCORES: Mapping[str, Callable[[Tensor], Tensor]] = {
+OOD_FORMULAS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "max_probability": max_probability,
     "entropy": entropy,
     "mutual_information": mutual_information,
@@ -118,18 +122,22 @@ def _detection_metrics(name: str, inside: NDArray[Any], outside: NDArray[Any]) -
     }
 
 
-def _to_float64(logits: Tensor) -> Tensor:
-    if logits.dim() != 3 or not logits.shape[0] or not logits.shape[2]:
-        raise ValueError(f"Logits have shape {list(logits.shape)}. [members, samples, classes] is needed.")
-    # In float32 all probabilities above 1 - 6e-8 are equal, and confident networks produce many of them.
-    return logits.double()
-
-
-def _log_p(logits: Tensor) -> Tensor:
-    return log_probs(_to_float64(logits))
-
-
-def _log_mean(log_p: Tensor) -> Tensor:
-    """Return the log of the mean probability `[B, C]`; exact where all members agree."""
+def log_mean(log_p: Tensor) -> Tensor:
+    """Return the log of the mean probability `[B, C]` of log-probabilities `[M, B, C]`; exact where all are equal."""
     largest = log_p.amax(0).clamp_min(torch.finfo(log_p.dtype).min)
     return largest + (log_p - largest).exp().mean(0).log()
+
+
+def _in_float64(formula: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    @wraps(formula)
+    def score(logits: Tensor) -> Tensor:
+        if logits.dim() != 3 or not logits.shape[0] or not logits.shape[2]:
+            raise ValueError(f"Logits have shape {list(logits.shape)}. [members, samples, classes] is needed.")
+        return formula(logits.double())
+
+    return score
+
+
+OOD_SCORES: Mapping[str, Callable[[Tensor], Tensor]] = {
+    name: _in_float64(formula) for name, formula in OOD_FORMULAS.items()
+}

@@ -60,6 +60,14 @@ class Calibration:
         """Return the ensemble's calibrated log-probabilities `[N, C]`."""
         return apply(logits, self.temperatures[order or self.order])
 
+    def conformal(self, alpha: float | None = None) -> Conformal:
+        """Return the conformal sets of a level that was fitted; None: the first."""
+        for fitted in self.sets:
+            if alpha is None or fitted.alpha == alpha:
+                return fitted
+        allowed = ", ".join(f"{fitted.alpha:g}" for fitted in self.sets)
+        raise RecipeError(f"alpha = {alpha}: the run is calibrated for {allowed}; use one of these, or calibrate again")
+
     def to_dict(self) -> dict[str, Any]:
         return {
             "split": self.split,
@@ -135,6 +143,8 @@ class CalibrationOptions:
     Args:
         alphas: Miscoverage levels of the conformal sets: 0.1 for sets that contain the label in 90 % of the cases.
         conformal: The conformal score: "lac", "aps" or "raps".
+        randomized: Randomize the sets of "aps" and "raps" by the id of the sample: smaller, but new inputs without an
+            id then have no sets. Sets that are not randomized are never empty.
         target_risk: The error rate allowed among the samples that are not rejected.
         bound: The upper confidence bound that controls the risk: "clopper-pearson", "hoeffding", or "none" for a
             threshold without a guarantee.
@@ -142,7 +152,8 @@ class CalibrationOptions:
     """
 
     alphas: Sequence[float] = (0.1, 0.05)
-    conformal: conformal_sets.Kind = "aps"
+    conformal: conformal_sets.Kind = "lac"
+    randomized: bool = True
     target_risk: float = 0.05
     bound: selective.Bound = "clopper-pearson"
     order: Order = "pool then calibrate"
@@ -198,7 +209,12 @@ def calibrate(
         "calibrate then pool": calibrate_then_pool(outputs.logits, outputs.y),
     }
     log_p = apply(outputs.logits, temperatures[fit.order])
-    sets = tuple(conformal_sets.fit(log_p, outputs.y, outputs.ids, alpha, fit.conformal) for alpha in fit.alphas)
+    kind, randomized = fit.conformal, fit.randomized
+    never_empty = kind != "lac" and not randomized
+    sets = tuple(
+        conformal_sets.fit(log_p, outputs.y, outputs.ids, alpha, kind, randomized=randomized, never_empty=never_empty)
+        for alpha in fit.alphas
+    )
     incorrect = log_p.argmax(-1) != outputs.y
     threshold = selective.fit(error_probability(log_p), incorrect, fit.target_risk, bound=fit.bound)
     fingerprint, hashes = evaluator.split_fingerprint(target), tuple(evaluator.hashes)

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any, overload
 
 from plateaux.core.console import PlainConsole
-from plateaux.core.errors import RecipeError, suggest
+from plateaux.core.errors import suggest
+from plateaux.core.optional import pandas_frame
 from plateaux.core.text_table import Table
 from plateaux.evaluation.results import MetricResult
 from plateaux.evaluation.tables import result_tables, tables
@@ -61,11 +62,7 @@ class Evaluation(Sequence[MetricResult]):
 
     def to_frame(self) -> Any:
         """Return the records as a pandas DataFrame, if pandas is installed."""
-        try:
-            import pandas  # type: ignore[import-untyped]
-        except ModuleNotFoundError:
-            raise RecipeError("to_frame needs pandas, which is not installed; run: pip install pandas") from None
-        return pandas.DataFrame(self.to_records())
+        return pandas_frame(self.to_records())
 
     def __repr__(self) -> str:
         console = PlainConsole(file=io.StringIO(), width=100, color_system=None)

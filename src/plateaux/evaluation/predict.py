@@ -1,103 +1,28 @@
-"""Predictions for samples: class, probability, OOD score, conformal set, and whether to abstain."""
+"""Predictions for the samples of a split: class, probability, uncertainty, OOD score, conformal set, abstention."""
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
-
-import numpy as np
-import torch
-from torch import Tensor
+from collections.abc import Sequence
+from dataclasses import replace
 
 from plateaux.config.components import Components, Model
 from plateaux.core.errors import RecipeError, RunError
-from plateaux.core.formatting import escape_csv, json_safe
 from plateaux.core.method import LossFn
 from plateaux.core.progress import Progress, log_messages
 from plateaux.core.registry import dataset
 from plateaux.data.sources import DataSplits
-from plateaux.ensembles.conformal import Conformal
-from plateaux.ensembles.log_probs import log_probabilities
+from plateaux.ensembles.answers import Answers, AnswerSettings, is_randomized
 from plateaux.ensembles.ood_scores import OOD_SCORES
 from plateaux.evaluation.calibration import Calibration
 from plateaux.evaluation.evaluator import Evaluator
 from plateaux.evaluation.options import DEFAULT_OPTIONS, EvalOptions
-from plateaux.evaluation.predictions import error_probability, predict_all
+from plateaux.evaluation.prediction_records import NOT_CALIBRATED, Predictions, Uncertainty, class_names
+from plateaux.evaluation.predictions import predict_all
 from plateaux.evaluation.splits import eval_split, ood_split
-from plateaux.storage.atomic import write_atomic
 from plateaux.storage.run import Run, RunLike
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Predictions:
-    """The predictions of an ensemble, one row per sample."""
-
-    ids: Tensor  # [N]
-    classes: Tensor  # [N] the most likely class
-    probability: Tensor  # [N] of that class
-    error_probability: Tensor  # [N] 1 - probability: the ensemble's estimate that the prediction is incorrect
-    ood: Tensor  # [N] larger: more out-of-distribution
-    sets: Tensor | None  # [N, C] conformal sets; None: the run is not calibrated
-    abstain: Tensor | None  # [N]
-    labels: tuple[str, ...] = ()  # names of the classes
-    metadata: str = ""
-
-    def rows(self) -> list[dict[str, Any]]:
-        """Return one dictionary per sample."""
-        rows = []
-        for i, number in enumerate(self.classes.tolist()):
-            row: dict[str, Any] = {"id": int(self.ids[i]), "class": number}
-            if self.labels:
-                row["label"] = self.labels[number]
-            scores = {"probability": self.probability, "error_probability": self.error_probability, "ood": self.ood}
-            row |= {name: float(values[i]) for name, values in scores.items()}
-            if self.sets is not None and self.abstain is not None:
-                row["set"] = torch.nonzero(self.sets[i])[:, 0].tolist()
-                row["abstain"] = bool(self.abstain[i])
-            rows.append(row)
-        return rows
-
-    def write(self, file: Path) -> None:
-        """Write a .csv, .jsonl or .npz file atomically."""
-        kinds: dict[str, Callable[[], bytes]] = {".csv": self._csv, ".jsonl": self._jsonl, ".npz": self._npz}
-        if file.suffix not in kinds:
-            raise RecipeError(
-                f"{file}: predictions are written as {', '.join(kinds)}; end the file name in one of these"
-            )
-        write_atomic(file, kinds[file.suffix]())
-
-    def _csv(self) -> bytes:
-        rows = [{**row, **({"set": " ".join(map(str, row["set"]))} if "set" in row else {})} for row in self.rows()]
-        text = io.StringIO()
-        writer = csv.DictWriter(text, list(rows[0]) if rows else ["id"], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows({name: escape_csv(value) for name, value in row.items()} for row in rows)
-        return text.getvalue().encode()
-
-    def _jsonl(self) -> bytes:
-        return "".join(json.dumps(json_safe(row), allow_nan=False) + "\n" for row in self.rows()).encode()
-
-    def _npz(self) -> bytes:
-        columns = {
-            "ids": self.ids,
-            "class": self.classes,
-            "probability": self.probability,
-            "error_probability": self.error_probability,
-            "ood": self.ood,
-            "set": self.sets,
-            "abstain": self.abstain,
-        }
-        content = io.BytesIO()
-        np.savez_compressed(content, **{name: t.numpy() for name, t in columns.items() if t is not None})  # type: ignore[arg-type]
-        return content.getvalue()
 
 
 def predict(
@@ -142,23 +67,39 @@ def predict(
         logger.warning("%s: images were resized from %s", split, resized)
     outputs = predict_all(evaluator, target, progress=progress)
     calibration = _matching_calibration(evaluator, all_members=options.members is None)
-    rows = log_probabilities(outputs.logits.double())
-    log_p = rows[-2 if len(rows) > 1 else 0] if calibration is None else calibration.log_p(outputs.logits)
-    sets = abstain = None
-    if calibration is not None:
-        sets = _sets_with_alpha(calibration, alpha).sets(log_p, outputs.ids)
-        abstain = ~calibration.threshold.accepts(error_probability(log_p))
-    best = log_p.max(-1)
+    settings = AnswerSettings(ood_score) if calibration is None else answer_settings(calibration, ood_score, alpha)
+    randomized = None
+    if settings.conformal is not None and is_randomized(settings.conformal):
+        settings, randomized = replace(settings, conformal=None), settings.conformal
+    answers = dict(zip(settings.outputs, Answers(settings)(outputs.logits), strict=True))
+    sets = answers.get("prediction_set")
+    if calibration is not None and randomized is not None:
+        sets = randomized.sets(calibration.log_p(outputs.logits), outputs.ids)
+    abstain = answers.get("abstain")
     return Predictions(
-        outputs.ids,
-        best.indices,
-        best.values.exp(),
-        error_probability(log_p),
-        OOD_SCORES[ood_score](outputs.logits),
-        sets,
-        abstain,
-        evaluator.data_info.labels,
-        f"{split}, ood: {ood_score}",
+        answers["label"].numpy(),
+        answers["probability"].numpy(),
+        answers["probabilities"].numpy(),
+        Uncertainty(answers["entropy"].numpy(), answers["mutual_information"].numpy()),
+        answers["ood_score"].numpy(),
+        None if sets is None else sets.numpy(),
+        None if abstain is None else abstain.numpy(),
+        class_names(evaluator.data_info.labels, evaluator.data_info.classes),
+        tuple(str(number) for number in outputs.ids.tolist()),
+        ood_score,
+        calibration is not None,
+        NOT_CALIBRATED if calibration is None else "",
+    )
+
+
+def answer_settings(calibration: Calibration, ood_score: str, alpha: float | None) -> AnswerSettings:
+    """Return what is computed from logits with a calibration, for one of its fitted levels."""
+    threshold = calibration.threshold.at
+    return AnswerSettings(
+        ood_score,
+        calibration.temperatures[calibration.order],
+        calibration.conformal(alpha),
+        -1.0 if threshold is None else threshold,  # an error probability is at least 0, so all are rejected
     )
 
 
@@ -174,11 +115,3 @@ def _matching_calibration(evaluator: Evaluator, *, all_members: bool) -> Calibra
         raise RunError("The weights of the run have changed since it was calibrated; run `plateaux calibrate` again")
     logger.info("the calibration is for all members, so it is not used for some of them")
     return None
-
-
-def _sets_with_alpha(calibration: Calibration, alpha: float | None) -> Conformal:
-    for fitted in calibration.sets:
-        if alpha is None or fitted.alpha == alpha:
-            return fitted
-    allowed = ", ".join(f"{fitted.alpha:g}" for fitted in calibration.sets)
-    raise RecipeError(f"alpha = {alpha}: the run is calibrated for {allowed}; use one of these, or calibrate again")

@@ -12,6 +12,7 @@ from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RecipeError
 from plateaux.core.method import LossFn
 from plateaux.core.types import TensorTree
+from plateaux.data.checks import check_data
 from plateaux.data.sources import DataSplits
 from plateaux.models.surgery import load_weights
 from plateaux.storage.run import MemberProgress, Run
@@ -50,7 +51,13 @@ def import_weights(
         load_weights(module, file, prefix)
         modules.append(module)
     names = [_without_folder(spec) for spec in files]  # a run folder does not name folders of this machine
-    info = RunInfo(DataInfo.from_splits(splits), imported_from=tuple(names), model=components.model_name)
+    info = RunInfo(
+        DataInfo.from_splits(splits),
+        imported_from=tuple(names),
+        model=components.model_name,
+        inputs=check_data(splits, custom_loss=components.loss is not None).summary,
+        preprocessing=splits.preprocessing,
+    )
     run = Run.begin(out, recipe, info)
     store_weights(run, [module.state_dict() for module in modules], [f"imported from {name}" for name in names])
     return run

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from plateaux.config.recipe import diff
 from plateaux.core.bounded import Count, Finite, PositiveCount
+from plateaux.data.preprocessing import NO_PREPROCESSING, Preprocessing
 from plateaux.data.summary import DataSummary
 from plateaux.storage.json_shapes import read_shape
 
@@ -127,6 +128,7 @@ class RunInfo:
     calibration_digest: str | None = None  # None: not calibrated
     model: str | None = None  # qualified name of a model that was passed in Python; None: the recipe names it
     inputs: DataSummary | None = None  # what was found in the training samples; None: they were not checked
+    preprocessing: Preprocessing | None = None  # how raw inputs became the samples; None: not at all
     model_code: ModelCode | None = None  # None: the model is built into Plateaux
     accepted_changes: tuple[tuple[str, ...], ...] = ()  # of data or model code, by --accept-changes, oldest first
 
@@ -145,7 +147,15 @@ class RunInfo:
         """Return the description of this run with the data and the model of `new`, and a record of what changed."""
         accepted = (*self.accepted_changes, tuple(self.changes(new)))
         code, name = new.model_code, new.model
-        return replace(self, data=new.data, inputs=new.inputs, model=name, model_code=code, accepted_changes=accepted)
+        return replace(
+            self,
+            data=new.data,
+            inputs=new.inputs,
+            preprocessing=new.preprocessing,
+            model=name,
+            model_code=code,
+            accepted_changes=accepted,
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values."""
@@ -158,6 +168,8 @@ class RunInfo:
             tree["model"] = self.model
         if self.inputs is not None:
             tree["inputs"] = _to_plain(asdict(self.inputs))
+        if self.preprocessing not in (None, NO_PREPROCESSING):
+            tree["preprocessing"] = _to_plain(asdict(self.preprocessing))
         if self.model_code is not None:
             tree["model_code"] = _to_plain(asdict(self.model_code))
         if self.accepted_changes:

@@ -48,7 +48,8 @@ def check_data_and_model(
     )
     code = None if is_built_in(factory) else ModelCode(source_hash(factory, networks), describe_layers(networks))
     info = DataInfo.from_splits(data)
-    return RunInfo(info, model=components.model_name, inputs=checked.summary, model_code=code)
+    name, steps = components.model_name, data.preprocessing
+    return RunInfo(info, model=name, inputs=checked.summary, preprocessing=steps, model_code=code)
 
 
 def check_model(

@@ -16,6 +16,7 @@ from plateaux.data.files import (
     missing_data_error,
     per_channel,
 )
+from plateaux.data.preprocessing import Preprocessing
 from plateaux.data.sources import DatasetSource, DataSplits
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp"}
@@ -63,6 +64,7 @@ def image_folder(
         mean=per_channel(mean, (0.485, 0.456, 0.406), 3),
         std=per_channel(std, (0.229, 0.224, 0.225), 3),
         labels=tuple(classes),
+        preprocessing=Preprocessing(resize=size),
     )
 
 

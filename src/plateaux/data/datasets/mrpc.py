@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from plateaux.core.errors import DataError, RecipeError
-from plateaux.core.optional import optional_import
 from plateaux.core.ranges import Count
 from plateaux.core.registry import dataset
 from plateaux.data.files import data_root, limited_count, missing_data_error, try_read
+from plateaux.data.preprocessing import Preprocessing, WordPiece
 from plateaux.data.sources import DataSplits, InMemorySource
 
 FILES = ("msr_paraphrase_train.txt", "msr_paraphrase_test.txt")
@@ -49,15 +48,16 @@ def mrpc(
         raise missing_data_error("mrpc", expected=f"MRPC/{FILES[0]} and MRPC/{FILES[1]}", folder=base, url=PAGE)
     (pairs, y), (test_pairs, test_y) = (_read_pairs(folder / name) for name in FILES)
     counts = {"train": len(y), "test": len(test_y)}
-    tokenizer = _build_tokenizer(_read_vocabulary(_find_vocabulary(base, vocabulary)))
+    tokenizer = WordPiece(_read_vocabulary(_find_vocabulary(base, vocabulary)), length)
     return DataSplits(
         "mrpc",
-        train=_build_source(tokenizer, pairs, y, length, limit),
-        test=_build_source(tokenizer, test_pairs, test_y, length, test_limit),
+        train=_build_source(tokenizer, pairs, y, limit),
+        test=_build_source(tokenizer, test_pairs, test_y, test_limit),
         classes=2,
         shape=(length,),
         labels=("different", "paraphrase"),
         remarks=tuple(f"{n:,} of {PUBLISHED[s]:,} {s} pairs" for s, n in counts.items() if n != PUBLISHED[s]),
+        preprocessing=Preprocessing(tokenizer=tokenizer),
     )
 
 
@@ -83,11 +83,11 @@ def _find_vocabulary(base: Path, name: str) -> Path:
     return path
 
 
-def _read_vocabulary(path: Path) -> list[str]:
-    """Return the tokens in the order of their ids."""
+def _read_vocabulary(path: Path) -> str:
+    """Return the tokens in the order of their ids, one per line."""
     if path.suffix != ".safetensors":
-        lines: list[str] = try_read(path, lambda file: file.read_text(encoding="utf-8").split("\n"))
-        return lines[:-1] if lines[-1] == "" else lines
+        lines: str = try_read(path, lambda file: file.read_text(encoding="utf-8"))
+        return lines.removesuffix("\n")
     try:
         with safe_open(path, framework="pt") as file:
             text: str | None = (file.metadata() or {}).get("vocab")
@@ -97,25 +97,10 @@ def _read_vocabulary(path: Path) -> list[str]:
         raise DataError(
             f"{path} has no 'vocab' in its metadata. Set data.vocabulary to a text file with one token per line."
         )
-    return text.split("\n")
+    return text
 
 
-def _build_tokenizer(vocabulary: list[str]) -> Any:
-    missing = [token for token in ("[PAD]", "[UNK]", "[CLS]", "[SEP]") if token not in vocabulary]
-    if missing:
-        raise DataError(
-            f"The vocabulary of {len(vocabulary)} tokens has no {', '.join(missing)}. Use a BERT vocabulary."
-        )
-    token_ids = {token: i for i, token in enumerate(vocabulary)}
-    return optional_import("transformers", extra="text").BertTokenizer(vocab=token_ids, do_lower_case=True)
-
-
-def _build_source(tokenizer: Any, pairs: list[Pair], y: Tensor, length: int, limit: int | None) -> InMemorySource:
+def _build_source(tokenizer: WordPiece, pairs: list[Pair], y: Tensor, limit: int | None) -> InMemorySource:
     count = limited_count(len(pairs), limit)
-    first, second = ([pair[side] for pair in pairs[:count]] for side in (0, 1))
-    encoded = tokenizer(
-        first, second, padding="max_length", truncation="longest_first", max_length=length, return_tensors="pt"
-    )
-    return InMemorySource(
-        {name: encoded[name] for name in ("input_ids", "attention_mask", "token_type_ids")}, y[:count].clone()
-    )
+    encoded = tokenizer.encode(pairs[:count])
+    return InMemorySource({name: torch.from_numpy(values) for name, values in encoded.items()}, y[:count].clone())

@@ -1,0 +1,72 @@
+"""Decode, resize, and crop images with Pillow to NumPy arrays. Importing this module does not import torch."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from plateaux.core.errors import DataError, first_line
+
+MAX_PIXELS = 89_478_485  # of an image file: Pillow's own limit, above which it only warns
+
+Pixels = NDArray[np.uint8]
+
+
+def decode_image(source: Path | bytes, *, size: int | None = None, channels: int = 3, name: str = "") -> Pixels:
+    """Decode an image file, or its bytes, to uint8 `[channels, H, W]`; see `to_pixels`."""
+    image_module = _pillow()
+    shown = name or (str(source) if isinstance(source, Path) else "The image")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", image_module.DecompressionBombWarning)  # refused below
+            opened = image_module.open(source if isinstance(source, Path) else io.BytesIO(source))
+        with opened:
+            _check_pixels(opened.size, shown)
+            return to_pixels(opened, size=size, channels=channels)
+    except image_module.DecompressionBombError as error:
+        raise _too_large(shown, first_line(error)) from None
+    except (OSError, ValueError, SyntaxError) as error:
+        raise DataError(f"{shown} cannot be decoded as an image ({error}). Replace the file or remove it.") from error
+
+
+def to_pixels(image: Any, *, size: int | None = None, channels: int = 3) -> Pixels:
+    """Convert a Pillow image to uint8 `[channels, H, W]`: grayscale for 1 channel, RGB for 3, RGBA for 4.
+
+    With `size`, the shorter side is resized to it and the center square is cropped.
+    """
+    image = image.convert({1: "L", 3: "RGB", 4: "RGBA"}[channels])
+    if size is not None and image.size != (size, size):
+        scale = size / min(image.size)
+        width, height = (max(size, round(side * scale)) for side in image.size)
+        left, top = (width - size) // 2, (height - size) // 2
+        image = image.resize((width, height), _pillow().Resampling.BILINEAR)
+        image = image.crop((left, top, left + size, top + size))
+    pixels = np.array(image, dtype=np.uint8)
+    return np.ascontiguousarray(pixels[None] if channels == 1 else pixels.transpose(2, 0, 1))
+
+
+def _check_pixels(size: tuple[int, int], name: str) -> None:
+    """Refuse an image before it is decoded if it would fill the memory."""
+    width, height = size
+    if width * height > MAX_PIXELS:
+        raise _too_large(name, f"{width:,} x {height:,} pixels")
+
+
+def _too_large(name: str, found: str) -> DataError:
+    return DataError(
+        f"{name} is too large to decode: {found}. Expected: at most {MAX_PIXELS:,} pixels. The usual cause is a scan "
+        "or a file made to exhaust the memory; resize it or remove it"
+    )
+
+
+def _pillow() -> Any:
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise DataError("Decoding image files needs Pillow. Install it: pip install 'plateaux[vision]'") from error
+    return Image

@@ -1,0 +1,83 @@
+"""A predictor takes anything a user has and returns `Predictions`. Importing this module does not import torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from plateaux.core.errors import DataError, RecipeError
+from plateaux.deploy.contract import InputContract
+from plateaux.deploy.inputs import PreparedInputs, prepare
+from plateaux.evaluation.prediction_records import Predictions, Uncertainty, class_names, concatenate
+
+MAX_BATCH = 64  # inputs of one forward pass
+
+Arrays = Mapping[str, NDArray[Any]]
+
+
+class Backend(Protocol):
+    """Computes the answers for prepared inputs."""
+
+    def __call__(self, arrays: Arrays) -> Mapping[str, NDArray[Any]]:
+        """Return the answers by name, with one row per input."""
+
+
+class Predictor:
+    """An ensemble with its input contract and its calibration. Threads may share it.
+
+    `predictor(x)` takes a NumPy array, a tensor, a Pillow image, the path or the bytes of an image file, a text, or
+    named texts or arrays; one of them, a batch, or a list.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        contract: InputContract,
+        *,
+        ood_score: str,
+        calibrated: bool,
+        remark: str = "",
+        max_batch: int = MAX_BATCH,
+    ) -> None:
+        if max_batch < 1:
+            raise RecipeError(f"max_batch = {max_batch}: give a number of at least 1")
+        self.backend, self.contract, self.max_batch = backend, contract, max_batch
+        self.ood_score, self.calibrated, self.remark = ood_score, calibrated, remark
+        self.class_names = class_names(contract.labels, contract.classes)
+
+    def __call__(self, x: Any) -> Predictions:
+        """Return the predictions for one input, a batch, or a list of inputs; there is always one row per input."""
+        return self.predict_prepared(prepare(x, self.contract))
+
+    def predict_prepared(self, inputs: PreparedInputs) -> Predictions:
+        """Return the predictions for inputs that `prepare` returned."""
+        rows = range(0, len(inputs), self.max_batch)
+        parts = [{name: a[row : row + self.max_batch] for name, a in inputs.arrays.items()} for row in rows]
+        found = concatenate([self._predict(part) for part in parts])
+        return replace(found, names=inputs.names)
+
+    def _predict(self, arrays: Arrays) -> Predictions:
+        answers = self.backend(arrays)
+        if not np.isfinite(answers["probability"]).all():
+            raise DataError(
+                "The ensemble returned NaN for an input that satisfies its contract. The usual cause is a member whose "
+                "weights are NaN, or values so large that they overflow"
+            )
+        return Predictions(
+            answers["label"].astype(np.int64),
+            answers["probability"].astype(np.float64),
+            answers["probabilities"].astype(np.float64),
+            Uncertainty(answers["entropy"].astype(np.float64), answers["mutual_information"].astype(np.float64)),
+            answers["ood_score"].astype(np.float64),
+            answers.get("prediction_set"),
+            answers.get("abstain"),
+            self.class_names,
+            (),
+            self.ood_score,
+            self.calibrated,
+            self.remark,
+        )
