@@ -22,6 +22,7 @@ if _typing.TYPE_CHECKING:
     from plateaux.core.registry import dataset, executor, method, metric, model, probe
     from plateaux.core.types import Batch, Estimate, TensorTree
     from plateaux.data.sources import DataSplits, from_dataset, from_tensors
+    from plateaux.deploy.batch import BatchOptions, BatchResult, predict_files
     from plateaux.deploy.loading import load_predictor
     from plateaux.deploy.predictor import Predictor
     from plateaux.ensembles.ensemble import Ensemble
@@ -49,6 +50,8 @@ if _typing.TYPE_CHECKING:
 
 __all__ = [
     "Batch",
+    "BatchOptions",
+    "BatchResult",
     "Calibration",
     "CalibrationOptions",
     "DataPartition",
@@ -94,6 +97,7 @@ __all__ = [
     "pending_jobs",
     "plan",
     "predict",
+    "predict_files",
     "probe",
     "probe_landscape",
     "robustness",
@@ -111,6 +115,7 @@ _MODULES = {
     "core.registry": ("dataset", "executor", "method", "metric", "model", "probe"),
     "core.types": ("Batch", "Estimate", "TensorTree"),
     "data.sources": ("DataSplits", "from_dataset", "from_tensors"),
+    "deploy.batch": ("BatchOptions", "BatchResult", "predict_files"),
     "deploy.loading": ("load_predictor",),
     "deploy.predictor": ("Predictor",),
     "ensembles.ensemble": ("Ensemble",),

@@ -1,4 +1,4 @@
-"""Commands on trained runs: evaluate, calibrate, predict, soup, select."""
+"""Commands on trained runs: evaluate, calibrate, soup, select."""
 
 import os
 from collections.abc import Iterator
@@ -194,43 +194,6 @@ def calibrate(
         ]
 
     print_result(as_json, calibration.to_dict(), lines)
-
-
-def predict(
-    run: Path,
-    out: Annotated[Path, typer.Option("--out", "-o", help="The file to write: .csv, .jsonl or .npz.")],
-    split: Annotated[
-        str, typer.Option(help="test, validation, train, corrupted:KIND:SEVERITY, or another dataset.")
-    ] = "test",
-    ood_score: Annotated[str, typer.Option(help="The OOD score to compute.")] = "max_probability",
-    alpha: Annotated[float | None, typer.Option(help="Which of the fitted conformal sets to write.")] = None,
-    members: Members = None,
-    limit: Limit = None,
-    cache_logits: CacheLogits = "float32",
-    trust: Trust = None,
-    device: Device = None,
-    as_json: AsJson = False,
-) -> None:
-    """Write predictions: class, probability, OOD score, conformal set, whether to abstain.
-
-    In Python: `plateaux.predict("runs/demo", split="test").to_records()`
-    """
-    options = EvalOptions(members=parse_numbers(members), limit=limit, device=device, cache_logits=cache_logits)
-    with progress_bar("predicting") as progress:
-        predictions = plateaux.predict(
-            run,
-            split=split,
-            ood_score=ood_score,
-            alpha=alpha,
-            trust=trust or (),
-            options=options,
-            progress=progress,
-        )
-    predictions.write(out)
-    text = f"{out}: {len(predictions):,} predictions"
-    if predictions.abstain is not None:
-        text += f", {int(predictions.abstain.sum()):,} of them rejected (abstain)"
-    print_result(as_json, {"file": str(out), "predictions": len(predictions)}, lambda: [text])
 
 
 def soup(

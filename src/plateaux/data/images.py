@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from plateaux.core.errors import DataError, first_line
 
 MAX_PIXELS = 89_478_485  # of an image file: Pillow's own limit, above which it only warns
+SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp"}  # of image files
 
 Pixels = NDArray[np.uint8]
 

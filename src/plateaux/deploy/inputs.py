@@ -7,7 +7,7 @@ Arrays of the model's dtype and shape are the last step: images are decoded, res
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -62,9 +62,12 @@ def _prepare_list(x: Sequence[Any], contract: InputContract) -> PreparedInputs:
     if tokenizer is not None and all(isinstance(item, str | tuple | list) for item in x):
         is_pair = isinstance(x, tuple) and len(x) == len(tokenizer.texts) and all(isinstance(t, str) for t in x)
         return PreparedInputs(_tokenize([x] if is_pair and len(x) > 1 else x, tokenizer))
-    parts = [prepare(item, contract) for item in x]
-    arrays = {name: np.concatenate([part.arrays[name] for part in parts]) for name in parts[0].arrays}
-    return PreparedInputs(arrays, _names(x))
+    return replace(concatenate_inputs([prepare(item, contract) for item in x]), names=_names(x))
+
+
+def concatenate_inputs(parts: Sequence[PreparedInputs]) -> PreparedInputs:
+    """Return several inputs as one batch, without names."""
+    return PreparedInputs({name: np.concatenate([part.arrays[name] for part in parts]) for name in parts[0].arrays})
 
 
 def _names(items: Sequence[Any]) -> tuple[str, ...]:

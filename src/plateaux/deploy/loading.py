@@ -85,6 +85,7 @@ def load_predictor(
     return Predictor(
         ModuleBackend(ensemble, settings, threads=threads),
         contract,
+        outputs=settings.outputs,
         ood_score=settings.ood_score,
         calibrated=settings.temperatures is not None,
         remark=remark,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -38,6 +38,7 @@ class Predictor:
         backend: Backend,
         contract: InputContract,
         *,
+        outputs: Sequence[str],
         ood_score: str,
         calibrated: bool,
         remark: str = "",
@@ -46,7 +47,7 @@ class Predictor:
         if max_batch < 1:
             raise RecipeError(f"max_batch = {max_batch}: give a number of at least 1")
         self.backend, self.contract, self.max_batch = backend, contract, max_batch
-        self.ood_score, self.calibrated, self.remark = ood_score, calibrated, remark
+        self.outputs, self.ood_score, self.calibrated, self.remark = tuple(outputs), ood_score, calibrated, remark
         self.class_names = class_names(contract.labels, contract.classes)
 
     def __call__(self, x: Any) -> Predictions:
@@ -60,6 +61,12 @@ class Predictor:
         found = concatenate([self._predict(part) for part in parts])
         return replace(found, names=inputs.names)
 
+    def empty(self) -> Predictions:
+        """Return predictions without a row."""
+        classes = self.contract.classes
+        shapes = {"probabilities": (0, classes), "prediction_set": (0, classes)}
+        return self._to_predictions({name: np.zeros(shapes.get(name, (0,))) for name in self.outputs})
+
     def _predict(self, arrays: Arrays) -> Predictions:
         answers = self.backend(arrays)
         if not np.isfinite(answers["probability"]).all():
@@ -67,14 +74,18 @@ class Predictor:
                 "The ensemble returned NaN for an input that satisfies its contract. The usual cause is a member whose "
                 "weights are NaN, or values so large that they overflow"
             )
+        return self._to_predictions(answers)
+
+    def _to_predictions(self, answers: Arrays) -> Predictions:
+        sets, abstain = answers.get("prediction_set"), answers.get("abstain")
         return Predictions(
             answers["label"].astype(np.int64),
             answers["probability"].astype(np.float64),
             answers["probabilities"].astype(np.float64),
             Uncertainty(answers["entropy"].astype(np.float64), answers["mutual_information"].astype(np.float64)),
             answers["ood_score"].astype(np.float64),
-            answers.get("prediction_set"),
-            answers.get("abstain"),
+            None if sets is None else sets.astype(np.bool_),
+            None if abstain is None else abstain.astype(np.bool_),
             self.class_names,
             (),
             self.ood_score,

@@ -5,10 +5,7 @@ Importing this module does not import torch, so that a service can answer withou
 
 from __future__ import annotations
 
-import csv
-import io
-import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -16,9 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from plateaux.core.errors import RecipeError
-from plateaux.core.formatting import escape_csv, json_safe
 from plateaux.core.optional import pandas_frame
+from plateaux.evaluation.prediction_files import check_suffix, encode
 from plateaux.storage.atomic import write_atomic
 
 NOT_CALIBRATED = (
@@ -51,14 +47,15 @@ class Predictions:
     ood_score_name: str = "max_probability"
     calibrated: bool = False
     remark: str = ""  # why fields are None
+    errors: tuple[str | None, ...] = ()  # [N] why an input has no prediction; its label is -1, other values are NaN
 
     def __len__(self) -> int:
         return len(self.label)
 
     @property
     def label_name(self) -> list[str]:
-        """The names of the predicted classes."""
-        return [self.class_names[number] for number in self.label.tolist()]
+        """The names of the predicted classes; empty for an input without a prediction."""
+        return [self.class_names[number] if number >= 0 else "" for number in self.label.tolist()]
 
     @property
     def prediction_set_names(self) -> list[list[str]] | None:
@@ -72,20 +69,46 @@ class Predictions:
         ]
 
     def to_records(self, *, probabilities: bool = True) -> list[dict[str, Any]]:
-        """Return one dictionary per input, with plain Python values; what was not calibrated is None."""
-        sets, records = self.prediction_set_names, []
-        for i, (number, name) in enumerate(zip(self.label.tolist(), self.label_name, strict=True)):
-            record: dict[str, Any] = {"name": self.names[i]} if self.names else {}
-            record |= {"label": number, "label_name": name, "probability": float(self.probability[i])}
-            if probabilities:
-                record["probabilities"] = dict(zip(self.class_names, self.probabilities[i].tolist(), strict=True))
-            record["entropy"] = float(self.uncertainty.entropy[i])
-            record["mutual_information"] = float(self.uncertainty.mutual_information[i])
-            record["ood_score"] = float(self.ood_score[i])
-            record["prediction_set"] = None if sets is None else sets[i]
-            record["abstain"] = None if self.abstain is None else bool(self.abstain[i])
+        """Return one dictionary per input, with plain Python values; what was not calibrated is None.
+
+        Of an input without a prediction, everything but its name and error is None.
+        """
+        columns = self.to_columns()
+        chances = columns.pop("probabilities")
+        records = []
+        for i in range(len(self)):
+            record = {name: values[i] for name, values in columns.items()}
+            if self.errors and self.errors[i] is not None:
+                record = {name: value if name in ("name", "error") else None for name, value in record.items()}
+            elif probabilities:
+                record["probabilities"] = dict(zip(self.class_names, chances[i], strict=True))
             records.append(record)
         return records
+
+    def to_columns(self) -> dict[str, list[Any]]:
+        """Return the columns of a table with plain Python values."""
+        columns: dict[str, list[Any]] = {"name": list(self.names)} if self.names else {}
+        columns |= {
+            "label": self.label.tolist(),
+            "label_name": self.label_name,
+            "probability": self.probability.tolist(),
+            "entropy": self.uncertainty.entropy.tolist(),
+            "mutual_information": self.uncertainty.mutual_information.tolist(),
+            "ood_score": self.ood_score.tolist(),
+            "prediction_set": [None] * len(self)
+            if self.prediction_set is None
+            else list(self.prediction_set_names or ()),
+            "abstain": [None] * len(self) if self.abstain is None else self.abstain.tolist(),
+        }
+        if self.errors:
+            columns["error"] = list(self.errors)
+        return columns | {"probabilities": self.probabilities.tolist()}
+
+    def to_arrays(self) -> dict[str, NDArray[Any]]:
+        """Return the numeric columns as arrays; what was not calibrated is left out."""
+        arrays = {name: getattr(self, name) for name in ARRAYS}
+        arrays |= {item.name: getattr(self.uncertainty, item.name) for item in fields(Uncertainty)}
+        return {name: values for name, values in arrays.items() if values is not None}
 
     def to_frame(self) -> Any:
         """Return a pandas DataFrame with one row per input."""
@@ -97,45 +120,14 @@ class Predictions:
             name: None if (values := getattr(self, name)) is None else values[rows] for name in ARRAYS
         }
         parts = (self.uncertainty.entropy[rows], self.uncertainty.mutual_information[rows])
-        names = tuple(np.array(self.names, dtype=object)[rows]) if self.names else ()
-        return replace(self, **kept, uncertainty=Uncertainty(*parts), names=names)
+        names, errors = (
+            tuple(np.array(values, dtype=object)[rows]) if values else () for values in (self.names, self.errors)
+        )
+        return replace(self, **kept, uncertainty=Uncertainty(*parts), names=names, errors=errors)
 
     def write(self, file: Path) -> None:
-        """Write a .csv, .jsonl or .npz file atomically."""
-        kinds: dict[str, Callable[[], bytes]] = {".csv": self.to_csv, ".jsonl": self.to_jsonl, ".npz": self.to_npz}
-        if file.suffix not in kinds:
-            raise RecipeError(
-                f"{file}: predictions are written as {', '.join(kinds)}; end the file name in one of these"
-            )
-        write_atomic(file, kinds[file.suffix]())
-
-    def to_csv(self) -> bytes:
-        """Return a table; the classes of a prediction set are separated by `|`, what is None is empty."""
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        for number, row in enumerate(self._flat_records()):
-            if not number:
-                writer.writerow(row)
-            writer.writerow([escape_csv(value) for value in row.values()])
-        return text.getvalue().encode()
-
-    def to_jsonl(self) -> bytes:
-        """Return one JSON object per line."""
-        return "".join(json.dumps(json_safe(row), allow_nan=False) + "\n" for row in self.to_records()).encode()
-
-    def to_npz(self) -> bytes:
-        """Return the arrays as an .npz file."""
-        columns = {name: getattr(self, name) for name in ARRAYS}
-        columns |= {item.name: getattr(self.uncertainty, item.name) for item in fields(Uncertainty)}
-        columns |= {"class_names": np.array(self.class_names), "name": np.array(self.names) if self.names else None}
-        content = io.BytesIO()
-        np.savez_compressed(content, **{name: values for name, values in columns.items() if values is not None})
-        return content.getvalue()
-
-    def _flat_records(self) -> Iterator[dict[str, Any]]:
-        for record in self.to_records(probabilities=False):
-            classes = record["prediction_set"]
-            yield record | {"prediction_set": None if classes is None else "|".join(classes)}
+        """Write a .csv, .jsonl, .parquet or .npz file atomically."""
+        write_atomic(file, encode(self, check_suffix(file)))
 
 
 ARRAYS = ("label", "probability", "probabilities", "ood_score", "prediction_set", "abstain")
@@ -154,7 +146,27 @@ def concatenate(parts: Sequence[Predictions]) -> Predictions:
         *(np.concatenate([getattr(part.uncertainty, item.name) for part in parts]) for item in fields(Uncertainty))
     )
     names = tuple(name for part in parts for name in part.names)
-    return replace(first, **joined, uncertainty=uncertainty, names=names)
+    errors = tuple(error for part in parts for error in part.errors)
+    return replace(first, **joined, uncertainty=uncertainty, names=names, errors=errors)
+
+
+def with_errors(found: Predictions, errors: Mapping[int, str]) -> Predictions:
+    """Return predictions with a row for each input without one; `errors` has their positions among all inputs."""
+    total = len(found) + len(errors)
+    rows = np.array([position for position in range(total) if position not in errors], dtype=np.int64)
+
+    def spread(values: NDArray[Any] | None, missing: Any) -> NDArray[Any] | None:
+        if values is None:
+            return None
+        result = np.full((total, *values.shape[1:]), missing, dtype=values.dtype)
+        result[rows] = values
+        return result
+
+    fill: dict[str, Any] = {"label": -1, "prediction_set": False, "abstain": True}
+    spreads: dict[str, Any] = {name: spread(getattr(found, name), fill.get(name, np.nan)) for name in ARRAYS}
+    parts = [spread(getattr(found.uncertainty, item.name), np.nan) for item in fields(Uncertainty)]
+    texts = tuple(errors.get(position) for position in range(total))
+    return replace(found, **spreads, uncertainty=Uncertainty(*parts), errors=texts)  # type: ignore[arg-type]
 
 
 def class_names(labels: Sequence[str], classes: int) -> tuple[str, ...]:

@@ -16,10 +16,9 @@ from plateaux.data.files import (
     missing_data_error,
     per_channel,
 )
+from plateaux.data.images import SUFFIXES
 from plateaux.data.preprocessing import Preprocessing
 from plateaux.data.sources import DatasetSource, DataSplits
-
-SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp"}
 
 
 @dataset
