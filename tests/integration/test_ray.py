@@ -21,6 +21,7 @@ from threading import Thread
 from typing import Any
 from uuid import uuid4
 
+import numpy as np
 import pytest
 import rayable
 import torch
@@ -36,6 +37,7 @@ from plateaux.config.recipe import Recipe
 from plateaux.core.errors import PlateauxError, RecipeError, RunError
 from plateaux.core.progress import MemberUpdate, ProgressEvent, WorkDone
 from plateaux.core.runtime import configure_runtime
+from plateaux.deploy.batch import BatchOptions
 from plateaux.distributed.executors.ray import RayExecutor
 from plateaux.distributed.executors.ray import ray as on_ray
 from plateaux.distributed.ray_worker import RayWorker
@@ -399,6 +401,26 @@ def test_a_stopped_or_killed_driver_trains_no_member_twice(nodes: Nodes, tmp_pat
     assert third.returncode == 0, words
     assert 0 <= steps() - 2 * 6 * STEPS <= 2 * STEPS  # at most what two members had done since their checkpoints
     assert distance(weights(locally(row, tmp_path)), weights(Run.open(out))) == 0
+
+
+def test_predictions_survive_a_lost_node_with_equal_bytes(nodes: Nodes, tmp_path: Path) -> None:
+    recipe = {"members": 2, "data": {"name": "digits"}, "model": {"name": "mlp"}, "train": {"epochs": 1}}
+    run = plateaux.train(plateaux.Recipe.from_dict(recipe), tmp_path / "run")
+    count = 20_000 if LONG else 600
+    pixels = np.random.default_rng(0).integers(0, 256, (count, 1, 8, 8), dtype=np.uint8)
+    np.save(tmp_path / "x.npy", pixels)
+    plateaux.predict_files(run, tmp_path / "x.npy", tmp_path / "local.csv", batch=BatchOptions(part_size=60), threads=1)
+    lost = []
+
+    def lose(event: ProgressEvent) -> None:
+        if isinstance(event, WorkDone) and not lost:
+            lost.append(event.done)
+            nodes.lose(0)
+
+    batch = BatchOptions(part_size=60, executor="ray", address=nodes.address)
+    result = plateaux.predict_files(run, tmp_path / "x.npy", tmp_path / "ray.csv", batch=batch, progress=lose)
+    assert (result.inputs, result.failed, lost) == (count, 0, [60])
+    assert (tmp_path / "ray.csv").read_bytes() == (tmp_path / "local.csv").read_bytes()
 
 
 def test_a_local_cluster_listens_on_loopback_and_ends_with_the_command(tmp_path: Path) -> None:
