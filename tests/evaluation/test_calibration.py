@@ -188,7 +188,7 @@ def test_answers_are_written_in_three_forms_that_say_the_same(run: Path, tmp_pat
         assert lines[i]["entropy"] == arrays["entropy"][i]
     frame = answers.to_frame()
     assert list(frame["label"]) == answers.label.tolist()
-    with pytest.raises(RecipeError, match=r"\.csv, \.jsonl, \.npz"):
+    with pytest.raises(RecipeError, match=r"\.csv, \.jsonl, \.parquet, \.npz"):
         answers.write(tmp_path / "a.txt")
 
 

@@ -137,7 +137,7 @@ def test_every_function_on_a_run_takes_a_run_object_and_a_path(tmp_path: Path) -
         "evaluate": lambda run: evaluate(run, metrics="accuracy").to_records(),
         "calibrate": lambda run: calibrate(run).to_dict(),
         "evaluate_calibration": lambda run: plateaux.evaluate_calibration(run).to_records(),
-        "predict": lambda run: plateaux.predict(run).rows(),
+        "predict": lambda run: plateaux.predict(run).to_records(),
         "detect_ood": lambda run: plateaux.detect_ood(run, {"far": ["digits"]}).to_records(),
         "select_members": lambda run: plateaux.select_members([run], size=1).to_dict(),
         "probe_landscape": lambda run: [

@@ -20,7 +20,7 @@ PACKAGE = ROOT / "src" / "plateaux"
 SOURCES = [*sorted(PACKAGE.rglob("*.py")), *sorted((ROOT / "benchmarks").glob("*.py"))]
 
 RETIRED_NAMES = """
-Answers Ask Book Bucket CarryOut Chapter Chosen Conduct Course Crew Drawing Edge Feed Finding Given Grid Ground Hand
+Ask Book Bucket CarryOut Chapter Chosen Conduct Course Crew Drawing Edge Feed Finding Given Grid Ground Hand
 Headed Heard Keeper Learner Measure Measurement Meeting Moment Needs Pace Panel Planned Reckoned Rendezvous Resident
 Runner Said Say Scene Seen Sheet Shelf Sign Slot Streamed Tally Tell Way absent adopt alarm alarms answers_of
 as_trained asks awake bagging bell carry_out careful cast casts choose_members climb colour colours convention

@@ -122,12 +122,12 @@ def test_cached_logits_under_another_name_are_noticed(run: Path) -> None:
 
 
 def test_a_deleted_calibration_is_not_taken_for_an_uncalibrated_run(run: Path) -> None:
-    assert predict(run).rows()[0]["abstain"] is not None
+    assert predict(run).to_records()[0]["abstain"] is not None
     (run / "calibration.json").unlink()
     with pytest.raises(StorageError, match=r"was calibrated, but calibration\.json is missing"):
         predict(run)
     calibrate(run)
-    assert predict(run).rows()[0]["abstain"] is not None
+    assert predict(run).to_records()[0]["abstain"] is not None
 
 
 def test_a_changed_number_in_a_json_file_is_noticed(run: Path) -> None:

@@ -51,6 +51,7 @@ def predict(
     """Predict new inputs, or a split: class, probability, uncertainty, OOD score, conformal set, whether to abstain.
 
     A job that was stopped continues when the same command is run again.
+
     In Python: `plateaux.predict_files("runs/demo", "photos/", "answers.csv")`
     """
     shared: dict[str, Any] = {"trust": trust or (), "ood_score": ood_score, "alpha": alpha}

@@ -137,8 +137,8 @@ def predict_files(
     opened = Run.open(run)
     location, columns = str(opened.store.root), tuple(batch.columns)
     job = BatchJob(location, suffix, columns, model, tuple(trust), device, threads, ood_score, alpha)
-    given = [inputs] if isinstance(inputs, str | Path) else inputs
-    refs = list_inputs([str(item) for item in given], InputContract.from_run(opened), columns)
+    paths = [inputs] if isinstance(inputs, str | Path) else inputs
+    refs = list_inputs([str(item) for item in paths], InputContract.from_run(opened), columns)
     parts = [BatchPart(number, some) for number, some in split_parts(refs, batch.part_size)]
     folder = out.with_name(f"{out.name}.parts") if out.suffix else out
     check_plan(folder, _describe(opened, job, refs, batch.part_size))

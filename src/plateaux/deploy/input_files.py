@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, cast
+from typing import IO, Any
 
 import numpy as np
 
@@ -47,8 +47,8 @@ def list_inputs(inputs: Sequence[str], contract: InputContract, columns: Sequenc
     """Return the inputs that paths, folders, patterns, and URLs name: in the given order, those of a folder sorted."""
     refs: list[InputRef] = []
     reader = InputReader(contract, columns)
-    for given in inputs:
-        for file in _expand(given, contract):
+    for argument in inputs:
+        for file in _expand(argument, contract):
             suffix = PurePosixPath(file).suffix.lower()
             if suffix not in ROW_FILES:
                 refs.append(InputRef(file))
@@ -62,40 +62,40 @@ def list_inputs(inputs: Sequence[str], contract: InputContract, columns: Sequenc
     return refs
 
 
-def _expand(given: str, contract: InputContract) -> list[str]:
+def _expand(argument: str, contract: InputContract) -> list[str]:
     """Return the files that one argument names."""
     wanted = SUFFIXES if contract.is_image else set(ROW_FILES)
-    if "://" in given:
-        return _expand_url(given, wanted)
-    path = Path(given).expanduser()
+    if "://" in argument:
+        return _expand_url(argument, wanted)
+    path = Path(argument).expanduser()
     if path.is_dir():
         found = sorted(str(file) for file in path.rglob("*") if file.suffix.lower() in wanted and file.is_file())
         if not found:
-            raise DataError(f"{given}: the folder contains no files that end in {', '.join(sorted(wanted))}")
+            raise DataError(f"{argument}: the folder contains no files that end in {', '.join(sorted(wanted))}")
         return found
     if path.exists():
         return [_check_file(str(path), contract)]
     found = sorted(file for file in glob.glob(str(path), recursive=True) if Path(file).is_file())
     if not found:
         kind = "no file matches the pattern" if glob.has_magic(str(path)) else "there is no such file or folder"
-        raise DataError(f"{given}: {kind}. Expected: files, folders, patterns, or URLs")
+        raise DataError(f"{argument}: {kind}. Expected: files, folders, patterns, or URLs")
     return [_check_file(file, contract) for file in found]
 
 
-def _expand_url(given: str, wanted: set[str]) -> list[str]:
+def _expand_url(argument: str, wanted: set[str]) -> list[str]:
     try:
-        files, path = _filesystem(given)
+        files, path = _filesystem(argument)
         if glob.has_magic(path):
             found = files.glob(path)
         elif files.isdir(path):
             found = [file for file in files.find(path) if PurePosixPath(file).suffix.lower() in wanted]
         else:
-            return [given]
+            return [argument]
         return [files.unstrip_protocol(file) for file in sorted(found)]
     except RecipeError:
         raise
     except Exception as error:  # of the client of the file system
-        raise DataError(f"{given} cannot be listed: {type(error).__name__}: {first_line(error)}") from None
+        raise DataError(f"{argument} cannot be listed: {type(error).__name__}: {first_line(error)}") from None
 
 
 def _check_file(file: str, contract: InputContract) -> str:
@@ -234,7 +234,8 @@ class _Numbers:
 def _rows(array: np.ndarray[Any, Any]) -> Sequence[Any]:
     if array.ndim == 0:
         raise DataError("it is a single number, not an array with one row per input")
-    return cast("Sequence[Any]", array)
+    rows: Sequence[Any] = array  # type: ignore[assignment]
+    return rows
 
 
 def _read_csv(text: IO[str], delimiter: str) -> tuple[list[str], list[list[str]]]:

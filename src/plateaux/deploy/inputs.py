@@ -41,7 +41,7 @@ class PreparedInputs:
 def prepare(x: Any, contract: InputContract) -> PreparedInputs:
     """Return the arrays of one input or of a batch: array, tensor, image, path, bytes, text, or a list of these."""
     if isinstance(x, Mapping):
-        return PreparedInputs(_prepare_named(x, contract))
+        return PreparedInputs(_prepare_mapping(x, contract))
     is_text = contract.preprocessing.tokenizer is not None
     is_nested = isinstance(x, list | tuple) and bool(x) and isinstance(x[0], int | float | list)  # an array as lists
     if isinstance(x, list | tuple) and (is_text or not is_nested):
@@ -120,7 +120,7 @@ def _is_unit_range(summary: TensorSummary) -> bool:
     return is_float and summary.low is not None and summary.low >= 0 and (summary.high or 0) <= 1
 
 
-def _prepare_named(x: Mapping[str, Any], contract: InputContract) -> dict[str, Array]:
+def _prepare_mapping(x: Mapping[str, Any], contract: InputContract) -> dict[str, Array]:
     tokenizer = contract.preprocessing.tokenizer
     if tokenizer is not None and set(x) == set(tokenizer.texts):
         columns = [[x[name]] if isinstance(x[name], str) else list(x[name]) for name in tokenizer.texts]
