@@ -356,7 +356,7 @@ _LINES: dict[tuple[str, str], list[tuple[str, str]]] = {
     ("calibration of runs", "evaluation/calibration.py"): [
         ('return outputs.take(~fitted)', 'return outputs'),
         ('incorrect = log_p.argmax(-1) != outputs.y', 'incorrect = outputs.logits[0].argmax(-1) != outputs.y'),
-        ('log_p = apply(outputs.logits, temperatures[fit.order])', 'log_p = apply(outputs.logits, temperatures["pool then calibrate"])'),
+        ('log_p = calibrated_log_p(outputs.logits, temperatures[fit.order], cascade)', 'log_p = calibrated_log_p(outputs.logits, temperatures["pool then calibrate"], cascade)'),
         ('if calibration.hashes != tuple(evaluator.hashes):', 'if False:'),
         ('(outputs.logits[position].double() / temperatures[position])', '(outputs.logits[position].double() / temperatures[0])'),
         ('_nll(before[-2], outputs.y)', '_nll(before[-1], outputs.y)'),
